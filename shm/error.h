@@ -1,0 +1,32 @@
+/*
+ * Errors: one doctrine.
+ *
+ * A function returns 0 (or a count) or a negative errno value, and on failure leaves a sentence in
+ * the calling thread's detail text: what was asked, what was found, what to do. Outcomes a caller
+ * can act on are codes; a breach of our own invariants is an assertion, always on. What another
+ * process, a socket or a device can write is never asserted on: it is an outcome.
+ *
+ *   -ENOENT      no such name                       -EEXIST      the name is taken
+ *   -ESTALE      the array behind a handle is gone  -EDQUOT      a limit, or no memory left
+ *   -ECONNRESET  the broker is lost                 -ETIMEDOUT   a timeout ran out
+ *   -EINVAL      a bad argument                     -ENODEV      no such device
+ *   -EOWNERDEAD  the producer died                  -EPROTO      protocol breach or other version
+ *   -EPERM       refused                            -EINTR       a signal came while waiting
+ */
+#ifndef CW_SHM_ERROR_H
+#define CW_SHM_ERROR_H
+
+#include <errno.h>
+
+#define CW_DETAIL_MAX 512
+
+/* Stores the formatted sentence as this thread's detail text and returns code, which is negative. */
+int cw_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The detail text of this thread's last failure; never NULL. */
+const char *cw_detail(void);
+
+/* An assertion on our own state: never compiled out. Prints the place and aborts. */
+_Noreturn void cw_assert_failed(const char *expression, const char *file, int line);
+#define CW_ASSERT(expr) ((expr) ? (void)0 : cw_assert_failed(#expr, __FILE__, __LINE__))
+
+#endif

@@ -1,0 +1,39 @@
+/*
+ * Fence: a 64-bit word in shared memory that orders the work of one stream of one process before that
+ * of others. On host memory it is written and waited for by CPUs; on a GPU by streams (later).
+ *
+ * Rules (DESIGN.md): one writer, values begin at 1 and only rise, a fence is never used again. The writer
+ * also publishes the highest value that it has enqueued; who waits for more than that waits on the CPU.
+ * Poison: when the writer is dead the broker notes the last completed value, then stores CW_FENCE_POISON,
+ * and stores it again until no late write can land. What was complete stays good.
+ */
+#ifndef CW_SHM_FENCE_H
+#define CW_SHM_FENCE_H
+
+#include "atomic.h"
+#include "wait.h"
+
+#define CW_FENCE_POISON (1ull << 63)
+
+struct cw_fence { /* 64 bytes, shared */
+    cw_a64 value;     /* completed up to here, or >= CW_FENCE_POISON */
+    cw_a64 enqueued;  /* submitted up to here */
+    cw_a64 completed; /* last completed value, noted before poison */
+    struct cw_sleeper waiter; /* futex word of those that wait on the CPU */
+    uint64_t reserved[4];
+};
+_Static_assert(sizeof(struct cw_fence) == 64, "layout");
+
+void cw_fence_init(struct cw_fence *fence);
+/* Writer: announces work up to value (F1), before it is submitted. value must rise. */
+void cw_fence_enqueue(struct cw_fence *fence, uint64_t value);
+/* Writer: completes value (F2) and wakes CPU waiters. */
+void cw_fence_complete(struct cw_fence *fence, uint64_t value);
+/* Is value reached? 1 yes, 0 not yet, -EOWNERDEAD: the writer died before it. Never blocks. */
+int cw_fence_poll(struct cw_fence *fence, uint64_t value);
+/* Waits on the CPU; timeout_ns < 0: for ever. 0, -EOWNERDEAD, -ETIMEDOUT, -EINTR. Blocks. */
+int cw_fence_wait(struct cw_fence *fence, uint64_t value, int64_t timeout_ns);
+/* Broker: marks the fence of a dead writer; may be repeated. Returns the last completed value. */
+uint64_t cw_fence_poison(struct cw_fence *fence);
+
+#endif

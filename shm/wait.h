@@ -27,11 +27,14 @@ struct cw_sleeper { /* shared; written by the sleeping side, cleared by the wake
 void cw_sleeper_here(struct cw_sleeper *self);
 /* May it pay to spin for other? It is on another core than ours, and not asleep. */
 bool cw_sleeper_spin_pays(const struct cw_sleeper *other);
-/* Announces sleep (W1). The caller then looks at its condition and calls sleep or cancel. */
+/* Announces sleep (W1). The caller then looks at its condition and sleeps only if it still does not hold. */
 void cw_sleeper_announce(struct cw_sleeper *self);
+/* Takes the announcement back: only where one thread alone ever sleeps on this word, else it would
+ * silence the others' wake-up. Without it the next waker makes one system call for nobody. */
 void cw_sleeper_cancel(struct cw_sleeper *self);
 /*
- * Sleeps on the futex until woken, a signal, or timeout_ns (< 0: for ever). Blocks.
+ * Sleeps on the futex until woken, a signal, or timeout_ns (< 0: for ever). Blocks. Several threads and
+ * processes may sleep on one word; only a waker clears it, and wakes them all.
  * Returns 0 (woken, or the word had changed), -ETIMEDOUT, -EINTR.
  */
 int cw_sleeper_sleep(struct cw_sleeper *self, int64_t timeout_ns);

@@ -1,0 +1,100 @@
+/*
+ * Block words: the state machine of block.h, one function an edge.
+ *
+ * The owner carves, takers rescue, the broker wants and retires. Every edge is one store or one CAS, so no
+ * death leaves half of one. A word that other processes damaged makes an edge fail; it never makes
+ * anyone loop: the CAS loops below are bounded by CW_BLOCK_TRIES.
+ */
+#include "block.h"
+
+#include "error.h"
+
+#define CW_BLOCK_TRIES 64
+
+static uint64_t word_of(uint64_t gen, uint64_t bits) {
+    return gen << CW_BLOCK_GEN_SHIFT | bits;
+}
+
+uint64_t cw_block_table_bytes(uint32_t capacity) {
+    return sizeof(struct cw_block_table) + (uint64_t)capacity * sizeof(struct cw_block);
+}
+
+uint64_t cw_block_carve(struct cw_block *block, uint64_t offset_bytes, uint64_t length_bytes) {
+    /* B8: nobody may take a FREE block; the owner alone leaves that state. Acquire pairs with B4. */
+    uint64_t gen = cw_block_gen(CW_LOAD(B8, &block->word, acquire));
+    CW_STORE(B9, &block->offset_bytes, offset_bytes, relaxed);
+    CW_STORE(B9, &block->length_bytes, length_bytes, relaxed);
+    CW_STORE(B9, &block->write_fence, 0, relaxed);
+    CW_STORE(B9, &block->write_value, 0, relaxed);
+    /* B7: publishes offset and length; pairs with B1 in takers and with the adopter's load. */
+    CW_STORE(B7, &block->word, word_of(gen, CW_BLOCK_LIVE), release);
+    return gen;
+}
+
+void cw_block_free_local(struct cw_block *block) {
+    uint64_t word = CW_LOAD(B8, &block->word, acquire);
+    CW_STORE(B7, &block->word, word_of(cw_block_gen(word) + 1, CW_BLOCK_FREE), release);
+}
+
+int cw_block_check(struct cw_block *block, uint64_t gen) {
+    for (int tries = 0; tries < CW_BLOCK_TRIES; tries++) {
+        /* B1: after our slot was stored (L1); pairs with B3 and the scan after it (L2): either the broker
+         * sees our slot, or we see that it retires. */
+        uint64_t word = CW_LOAD(B1, &block->word, seq_cst);
+        if (cw_block_gen(word) != gen)
+            return -ESTALE;
+        switch (cw_block_state(word)) {
+        case CW_BLOCK_LIVE:
+            return 0;
+        case CW_BLOCK_RETIRING:
+            /* B2: competes with B4: who wins the word decides, and both know it. */
+            CW_CAS(B2, &block->word, &word, word_of(gen, CW_BLOCK_LIVE | CW_BLOCK_WANTED), acq_rel);
+            break;
+        case CW_BLOCK_FREE:
+        default:
+            return -ESTALE;
+        }
+    }
+    return cw_fail(-ESTALE, "the block's word never settled: its slab's table is damaged");
+}
+
+bool cw_block_drop_tells(struct cw_block *block) {
+    /* B5: after our slot was cleared (L3); pairs with B6 and the scan after it (L2): either the broker sees
+     * the slot empty, or we see that it wants to know. */
+    return (CW_LOAD(B5, &block->word, seq_cst) & CW_BLOCK_WANTED) != 0;
+}
+
+/* Moves the word of generation gen from one pattern of state bits to another; one CAS decides. */
+#define EDGE(label, block, gen, from, to, order)                                                   \
+    ({                                                                                             \
+        uint64_t expected = word_of((gen), (from));                                                \
+        CW_CAS(label, &(block)->word, &expected, word_of((gen) + ((to) == CW_BLOCK_FREE), (to)),   \
+               order);                                                                             \
+    })
+
+bool cw_block_want(struct cw_block *block, uint64_t gen) {
+    /* B6: before the scan (L2); pairs with B5. A word that is WANTED already (or RETIRING) is as good. */
+    if (EDGE(B6, block, gen, CW_BLOCK_LIVE, CW_BLOCK_LIVE | CW_BLOCK_WANTED, seq_cst))
+        return true;
+    uint64_t word = CW_LOAD(B10, &block->word, seq_cst);
+    return cw_block_gen(word) == gen && (word & CW_BLOCK_WANTED) != 0;
+}
+
+bool cw_block_unwant(struct cw_block *block, uint64_t gen) {
+    /* B11: spares droppers from telling; a dropper that still sees WANTED tells for nothing. */
+    return EDGE(B11, block, gen, CW_BLOCK_LIVE | CW_BLOCK_WANTED, CW_BLOCK_LIVE, acq_rel);
+}
+
+bool cw_block_retire(struct cw_block *block, uint64_t gen) {
+    /* B3: before the second scan (L2); pairs with B1. */
+    return EDGE(B3, block, gen, CW_BLOCK_LIVE | CW_BLOCK_WANTED, CW_BLOCK_RETIRING, seq_cst);
+}
+
+bool cw_block_commit(struct cw_block *block, uint64_t gen) {
+    /* B4: competes with B2. Release: the last user's drop, which we saw, comes before the owner's reuse. */
+    return EDGE(B4, block, gen, CW_BLOCK_RETIRING, CW_BLOCK_FREE, acq_rel);
+}
+
+bool cw_block_restore(struct cw_block *block, uint64_t gen) {
+    return EDGE(B12, block, gen, CW_BLOCK_RETIRING, CW_BLOCK_LIVE | CW_BLOCK_WANTED, acq_rel);
+}

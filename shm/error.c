@@ -1,0 +1,28 @@
+/*
+ * Error texts: one buffer a thread, and the assertion that never returns.
+ * Owner: each thread its own buffer; nothing is shared.
+ */
+#include "error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static _Thread_local char detail_text[CW_DETAIL_MAX];
+
+int cw_fail(int code, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(detail_text, sizeof detail_text, format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+const char *cw_detail(void) {
+    return detail_text;
+}
+
+_Noreturn void cw_assert_failed(const char *expression, const char *file, int line) {
+    fprintf(stderr, "causeway: assertion failed: %s (%s:%d)\n", expression, file, line);
+    abort();
+}

@@ -1,0 +1,74 @@
+/*
+ * Fence words on the CPU: see fence.h for the rules.
+ *
+ * One writer a fence (a stream of one process); any number of readers; the broker poisons when the writer is
+ * dead. A waiter sleeps on the fence's own futex word; several may, so a waker wakes them all.
+ */
+#include "fence.h"
+
+#include "error.h"
+
+void cw_fence_init(struct cw_fence *fence) {
+    CW_STORE(F0, &fence->value, 0, relaxed);
+    CW_STORE(F0, &fence->enqueued, 0, relaxed);
+    CW_STORE(F0, &fence->completed, 0, relaxed);
+    CW_STORE(F0, &fence->waiter.asleep, 0, relaxed);
+    CW_STORE(F0, &fence->waiter.core, 0, relaxed);
+}
+
+void cw_fence_enqueue(struct cw_fence *fence, uint64_t value) {
+    /* F1: published before the work is submitted, so that who is told of value finds it here. */
+    CW_ASSERT(value > CW_LOAD(F1, &fence->enqueued, relaxed) && value < CW_FENCE_POISON);
+    CW_STORE(F1, &fence->enqueued, value, release);
+}
+
+void cw_fence_complete(struct cw_fence *fence, uint64_t value) {
+    CW_ASSERT(value < CW_FENCE_POISON);
+    /* F2: publishes the work up to value; pairs with F3. seq_cst for the look at the waiters (W2). */
+    CW_STORE(F2, &fence->value, value, seq_cst);
+    cw_sleeper_wake(&fence->waiter);
+}
+
+int cw_fence_poll(struct cw_fence *fence, uint64_t value) {
+    /* F3: pairs with F2, and after W1 with F2 again: a waiter that announced itself sees the value or
+     * is seen. */
+    uint64_t now = CW_LOAD(F3, &fence->value, seq_cst);
+    if (now < CW_FENCE_POISON)
+        return now >= value;
+    /* F4: noted before the poison (F5), which we have seen. */
+    return CW_LOAD(F4, &fence->completed, acquire) >= value ? 1 : -EOWNERDEAD;
+}
+
+int cw_fence_wait(struct cw_fence *fence, uint64_t value, int64_t timeout_ns) {
+    int64_t end_ns = timeout_ns < 0 ? 0 : cw_now_ns() + timeout_ns;
+    int64_t spin_end_ns = cw_now_ns() + CW_SPIN_NS;
+    for (;;) {
+        int done = cw_fence_poll(fence, value);
+        if (done)
+            return done > 0 ? 0 : cw_fail(done, "the producer died before it completed %llu",
+                                          (unsigned long long)value);
+        int64_t now_ns = cw_now_ns();
+        if (timeout_ns >= 0 && now_ns >= end_ns)
+            return cw_fail(-ETIMEDOUT, "the fence did not reach %llu in %.3f s",
+                           (unsigned long long)value, (double)timeout_ns / 1e9);
+        if (now_ns < spin_end_ns) {
+            CW_PAUSE();
+            continue;
+        }
+        cw_sleeper_announce(&fence->waiter);
+        if (cw_fence_poll(fence, value) != 0)
+            continue; /* no cancel: others may sleep on this word */
+        if (cw_sleeper_sleep(&fence->waiter, timeout_ns < 0 ? -1 : end_ns - now_ns) == -EINTR)
+            return -EINTR;
+    }
+}
+
+uint64_t cw_fence_poison(struct cw_fence *fence) {
+    /* F5: the completed value is noted first; a repeated call finds the poison and keeps the note. */
+    uint64_t now = CW_LOAD(F5, &fence->value, acquire);
+    if (now < CW_FENCE_POISON)
+        CW_STORE(F5, &fence->completed, now, release);
+    CW_STORE(F5, &fence->value, CW_FENCE_POISON, seq_cst);
+    cw_sleeper_wake(&fence->waiter);
+    return CW_LOAD(F5, &fence->completed, relaxed);
+}

@@ -1,0 +1,76 @@
+/*
+ * Waiting and waking: see wait.h for the invariant.
+ *
+ * Each sleeper word belongs to the side that sleeps on it; the waking side only clears it. A sleeper that
+ * dies leaves it set, which costs the next waker one system call; a waker's death is seen by whoever
+ * watches that process.
+ */
+#include "wait.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+int64_t cw_now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+void cw_sleeper_here(struct cw_sleeper *self) {
+    uint32_t core = (uint32_t)sched_getcpu() + 1;
+    /* W5: advice only, no ordering; a store is saved where nothing changed, to leave the line shared. */
+    if (CW_LOAD(W5, &self->core, relaxed) != core)
+        CW_STORE(W5, &self->core, core, relaxed);
+}
+
+bool cw_sleeper_spin_pays(const struct cw_sleeper *other) {
+    /* W6: advice only: a wrong answer costs time and never correctness. */
+    uint32_t core = CW_LOAD(W6, (cw_a32 *)&other->core, relaxed);
+    if (CW_LOAD(W6, (cw_a32 *)&other->asleep, relaxed))
+        return false;
+    return core != 0 && core != (uint32_t)sched_getcpu() + 1;
+}
+
+void cw_sleeper_announce(struct cw_sleeper *self) {
+    /* W1: before we look at the condition for the last time; pairs with W2 in cw_sleeper_claim; else both
+     * sides look before the other's store is visible, and the wake-up is lost. */
+    CW_STORE(W1, &self->asleep, 1, seq_cst);
+}
+
+void cw_sleeper_cancel(struct cw_sleeper *self) {
+    /* W3: we are awake; a waker that still sees 1 makes one system call for nobody. */
+    CW_STORE(W3, &self->asleep, 0, relaxed);
+}
+
+bool cw_sleeper_claim(struct cw_sleeper *other) {
+    /* W2: after the effect was published (seq_cst); pairs with W1. */
+    if (!CW_LOAD(W2, &other->asleep, seq_cst))
+        return false;
+    /* W4: several wakers may see the 1; who takes it makes the system call. Release, so that the sleeper
+     * which finds 0 in its futex call has seen our effect. */
+    return CW_XCHG(W4, &other->asleep, 0, acq_rel) != 0;
+}
+
+int cw_sleeper_sleep(struct cw_sleeper *self, int64_t timeout_ns) {
+    struct timespec limit, *timeout = NULL;
+    if (timeout_ns >= 0) {
+        limit.tv_sec = timeout_ns / 1000000000;
+        limit.tv_nsec = timeout_ns % 1000000000;
+        timeout = &limit;
+    }
+    long result = syscall(SYS_futex, &self->asleep, FUTEX_WAIT, 1, timeout, NULL, 0);
+    int code = result == 0 ? 0 : -errno;
+    return code == -ETIMEDOUT || code == -EINTR ? code : 0;
+}
+
+bool cw_sleeper_wake(struct cw_sleeper *other) {
+    if (!cw_sleeper_claim(other))
+        return false;
+    syscall(SYS_futex, &other->asleep, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    return true;
+}

@@ -1,18 +1,52 @@
-# causeway: see README.md
+# causeway: the targets are listed by `make help`.
+#
+# How the folders become programs (add a file, and it is built and run; no list to extend):
+#   shm/*.c ipc/*.c     libcwshm.a, libcauseway.a, libcauseway.so
+#   broker/*.c          causewayd; all but main.c also as libcwbroker.a, for tests
+#   tools/*.c           causeway
+#   tests/{unit,stress,crash}/*.c   a file with a main() is a program, all others of its folder are linked into
+#                       each program of it; programs named *_helper.c or *_victim.c are built but not run by themselves
+#   (a comment `LDLIBS: -lX` in a program's file adds libraries to its link)
+#   tests/fuzz/*.c      libFuzzer programs (clang)
+#   tests/*/rules.mk    whatever else a folder needs: it may add programs to TEST_PROGRAMS as PART:PATH
+#   docs/examples/*.c   built against causeway.h and libcauseway.so alone, and run
+#   tools/bench/*.c *.py  benchmarks
 BUILD   ?= build
 CC      ?= gcc
+CLANG   ?= clang
 OPT     ?= -O2 -g
-CFLAGS  += -std=gnu11 $(OPT) -fPIC -pthread -fvisibility=hidden -Wall -Wextra -Wshadow -Wpointer-arith \
-           -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wwrite-strings -Werror $(SANITIZE)
+PREFIX  ?= /usr/local
+PYTHON  ?= python3
+TIMEOUT ?= 120
+
+CFLAGS  += -std=gnu11 $(OPT) -fPIC -pthread -Wall -Wextra -Wshadow -Wpointer-arith -Wstrict-prototypes \
+           -Wmissing-prototypes -Wvla -Wwrite-strings -Werror $(SANITIZE)
 CPPFLAGS += -D_GNU_SOURCE -I.
 LDFLAGS += -pthread $(SANITIZE)
+VERSION := $(shell sed -n 's/^.define CW_VERSION *"\(.*\)"/\1/p' ipc/causeway.h)
+VENV    ?= $(BUILD)/venv
+VPY     := $(VENV)/bin/python
 
 SHM_SRC    := $(wildcard shm/*.c)
 IPC_SRC    := $(wildcard ipc/*.c)
 BROKER_SRC := $(wildcard broker/*.c)
+TOOLS_SRC  := $(wildcard tools/*.c)
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
+with_main = $(shell grep -lE '^(int )?main.(int|void)' $(1) /dev/null)
 
-all: $(BUILD)/libcauseway.so $(BUILD)/causewayd $(BUILD)/causeway
+PROGRAMS := $(if $(BROKER_SRC),$(BUILD)/causewayd) $(if $(TOOLS_SRC),$(BUILD)/causeway)
+
+all: $(BUILD)/libcauseway.so $(BUILD)/libcauseway.a $(PROGRAMS)
+
+help:
+	@echo "make                  build everything that is written in C"
+	@echo "make test             set up, build, run all tests (from a fresh clone)"
+	@echo "make demo             set up, build, run the demonstration (from a fresh clone)"
+	@echo "make install          PREFIX=$(PREFIX) DESTDIR="
+	@echo "make wheel            dist/*.whl, checked with auditwheel and in an empty environment"
+	@echo "make lint asan tsan fuzz soak bench test-pythons clean"
+
+# ---- libraries and programs ------------------------------------------------------------------------
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
@@ -20,12 +54,139 @@ $(BUILD)/%.o: %.c
 
 $(BUILD)/libcwshm.a: $(call obj,$(SHM_SRC))
 	rm -f $@ && ar rcs $@ $^
-$(BUILD)/libcauseway.so: $(call obj,$(IPC_SRC)) $(BUILD)/libcwshm.a
-	$(CC) -shared -Wl,-soname,libcauseway.so -o $@ $^ $(LDFLAGS)
 $(BUILD)/libcauseway.a: $(call obj,$(IPC_SRC) $(SHM_SRC))
 	rm -f $@ && ar rcs $@ $^
-$(BUILD)/causewayd: $(call obj,$(BROKER_SRC)) $(BUILD)/libcwshm.a
-	$(CC) -o $@ $^ $(LDFLAGS) -l:libinih.a
+$(BUILD)/libcwbroker.a: $(call obj,$(filter-out broker/main.c,$(BROKER_SRC)))
+	rm -f $@ && ar rcs $@ $^
 
--include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
-.PHONY: all
+# Only what causeway.h declares is seen from outside.
+$(BUILD)/libcauseway.map: ipc/causeway.h
+	@mkdir -p $(@D)
+	(echo 'CAUSEWAY_0 { global:'; grep -oE '\bcw_[a-z_0-9]+\(' $< | tr '(' ';' | sort -u; echo 'local: *; };') >$@
+$(BUILD)/libcauseway.so.0: $(call obj,$(IPC_SRC)) $(BUILD)/libcwshm.a $(BUILD)/libcauseway.map
+	$(CC) -shared -Wl,-soname,libcauseway.so.0 -Wl,--version-script,$(BUILD)/libcauseway.map -Wl,-z,defs -Wl,-z,nodelete \
+	    -o $@ $(filter %.o %.a,$^) $(LDFLAGS)
+$(BUILD)/libcauseway.so: $(BUILD)/libcauseway.so.0
+	ln -sf libcauseway.so.0 $@
+
+$(BUILD)/causewayd: $(call obj,$(BROKER_SRC)) $(BUILD)/libcauseway.a
+	$(CC) -o $@ $^ $(LDFLAGS) -l:libinih.a
+$(BUILD)/causeway: $(call obj,$(TOOLS_SRC)) $(BUILD)/libcauseway.a
+	$(CC) -o $@ $^ $(LDFLAGS) -l:libjansson.a
+
+# ---- set-up: system packages, virtual environment, the package in it ---------------------------------
+
+$(BUILD)/setup-%.stamp: tools/setup.sh
+	@mkdir -p $(@D)
+	sh tools/setup.sh $*
+	@touch $@
+
+$(VENV)/made.stamp: | $(BUILD)/setup-build.stamp
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "causeway needs Python 3.10 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(VPY) -m pip install -q --disable-pip-version-check --upgrade pip
+	@touch $@
+$(VENV)/deps-%.stamp: tools/requirements/%.txt $(VENV)/made.stamp
+	$(VPY) -m pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+include tools/python.mk
+
+# ---- tests -----------------------------------------------------------------------------------------
+
+C_PARTS := unit stress crash
+TEST_PROGRAMS :=
+BENCH_PROGRAMS :=
+
+define c_part
+$(1)_MAIN := $$(call with_main,$$(wildcard tests/$(1)/*.c))
+$(1)_HELP := $$(call obj,$$(filter-out $$($(1)_MAIN),$$(wildcard tests/$(1)/*.c)))
+TEST_BUILT += $$(patsubst %.c,$(BUILD)/%,$$($(1)_MAIN))
+TEST_PROGRAMS += $$(patsubst %.c,$(1):$(BUILD)/%,$$(filter-out %_helper.c %_victim.c,$$($(1)_MAIN)))
+$(BUILD)/tests/$(1)/%: $(BUILD)/tests/$(1)/%.o $$($(1)_HELP) $(BUILD)/libcwbroker.a $(BUILD)/libcauseway.a
+	$$(CC) -o $$@ $$^ $$(LDFLAGS) -lcmocka -l:libinih.a $$$$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tests/$(1)/$$*.c)
+endef
+$(foreach part,$(C_PARTS),$(eval $(call c_part,$(part))))
+.SECONDARY:
+
+EXAMPLES := $(patsubst %.c,$(BUILD)/%,$(wildcard docs/examples/*.c))
+TEST_PROGRAMS += $(addprefix example:,$(EXAMPLES))
+$(BUILD)/docs/examples/%: docs/examples/%.c $(BUILD)/libcauseway.so
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -Iipc -Wall -Wextra -Werror $(SANITIZE) -o $@ $< -L$(BUILD) -lcauseway -Wl,-rpath,$(abspath $(BUILD))
+
+FUZZERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/*.c))
+FUZZ_FLAGS := -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined
+$(BUILD)/tests/fuzz/%: tests/fuzz/%.c $(SHM_SRC) $(IPC_SRC) $(filter-out broker/main.c,$(BROKER_SRC)) $(wildcard shm/*.h ipc/*.h broker/*.h)
+	@mkdir -p $(@D)
+	$(CLANG) $(CPPFLAGS) -std=gnu11 -pthread -Wall -Wextra $(FUZZ_FLAGS) -o $@ $(filter %.c,$^) -l:libinih.a
+
+-include $(wildcard tests/*/rules.mk)
+
+test-programs: all $(TEST_BUILT) $(EXAMPLES) $(foreach p,$(TEST_PROGRAMS),$(lastword $(subst :, ,$(p))))
+
+RUN := $(VPY) tests/run.py --build $(BUILD) --timeout $(TIMEOUT)
+HAVE_CLANG := command -v $(CLANG) >/dev/null
+
+test: $(BUILD)/setup-test.stamp
+	@$(MAKE) --no-print-directory -j$$(nproc) test-programs
+	@$(MAKE) --no-print-directory test-run
+test-run: $(PACKAGE) $(VENV)/deps-test.stamp
+	@$(RUN) tidy:tests/tidy.py $(TEST_PROGRAMS) \
+	    "compilers:tests/compilers.sh" \
+	    $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "py:pytest tests/py" "doc:doctest causeway"
+test-c: test-programs $(VENV)/made.stamp
+	@$(RUN) $(TEST_PROGRAMS)
+test-py: $(PACKAGE) $(VENV)/deps-test.stamp
+	@$(RUN) "py:pytest tests/py"
+fuzz: $(BUILD)/setup-test.stamp $(VENV)/made.stamp
+	@$(RUN) --timeout 100000 "fuzz:tests/fuzz.sh $(or $(FUZZ_SECONDS),60)"
+soak: $(BUILD)/setup-test.stamp $(PACKAGE) $(VENV)/deps-test.stamp test-programs
+	@CAUSEWAY_SOAK=1 $(RUN) --timeout 36000 $(filter stress:% crash:% model:%,$(TEST_PROGRAMS)) "py:pytest tests/py"
+
+# AddressSanitizer and UndefinedBehaviorSanitizer, C and Python; ThreadSanitizer for threads over one mapping.
+asan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
+	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/asan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer' \
+	    SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=undefined' SANITIZED_PARTS='$(C_PARTS) example' SANITIZED_PY=1
+tsan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
+	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/tsan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer' \
+	    SANITIZE='-fsanitize=thread' SANITIZED_PARTS='unit stress'
+sanitized: test-programs $(if $(SANITIZED_PY),$(SITE))
+	@$(RUN) --timeout 600 $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
+	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py")
+
+bench: all $(BUILD)/setup-test.stamp $(PACKAGE) $(VENV)/deps-demo.stamp $(patsubst %.c,$(BUILD)/%,$(wildcard tools/bench/*.c))
+	@sh tools/bench.sh $(BUILD) $(VPY)
+$(BUILD)/tools/bench/%: $(BUILD)/tools/bench/%.o $(BUILD)/libcauseway.a
+	$(CC) -o $@ $^ $(LDFLAGS) -lck -lm
+
+demo: $(BUILD)/setup-build.stamp all
+	@$(MAKE) --no-print-directory demo-run
+demo-run: $(PACKAGE) $(VENV)/deps-demo.stamp
+	@PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) docs/examples/demo.py --out $(BUILD)
+
+lint: $(BUILD)/setup-lint.stamp $(VENV)/deps-lint.stamp $(PACKAGE)
+	@sh tests/lint.sh $(BUILD) $(VENV)
+
+# ---- install ---------------------------------------------------------------------------------------
+
+D = $(DESTDIR)$(PREFIX)
+install: all
+	install -d $(D)/bin $(D)/lib/pkgconfig $(D)/include $(D)/lib/systemd/user
+	install -m 755 $(PROGRAMS) $(D)/bin
+	install -m 755 $(BUILD)/libcauseway.so.0 $(D)/lib/libcauseway.so.$(VERSION)
+	ln -sf libcauseway.so.$(VERSION) $(D)/lib/libcauseway.so.0
+	ln -sf libcauseway.so.0 $(D)/lib/libcauseway.so
+	install -m 644 $(BUILD)/libcauseway.a $(D)/lib
+	install -m 644 ipc/causeway.h $(D)/include
+	sed 's|@PREFIX@|$(PREFIX)|;s|@VERSION@|$(VERSION)|' tools/causeway.pc.in >$(D)/lib/pkgconfig/causeway.pc
+	sed 's|@PREFIX@|$(PREFIX)|' tools/causewayd.service.in >$(D)/lib/systemd/user/causewayd.service
+	for page in docs/man/*.[1-9]; do [ ! -f $$page ] || install -D -m 644 $$page $(D)/share/man/man$${page##*.}/$${page##*/}; done
+
+clean:
+	rm -rf $(BUILD)/* dist
+
+-include $(wildcard $(foreach d,shm ipc broker tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
+.PHONY: all help test test-run test-c test-py test-programs test-pythons fuzz soak asan tsan sanitized bench demo demo-run \
+        lint install wheel clean
+.DEFAULT_GOAL := all

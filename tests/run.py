@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""Runs the test programs one after another, prints a line for each, and one line of counts at the end.
+
+An argument is PART:PROGRAM (an executable or a script, with its own arguments), or for Python
+PART:pytest FOLDER, PART:pytest-asan FOLDER, PART:doctest PACKAGE. A program that prints TAP lines
+("ok 1 - name", "not ok 2 - name", "ok 3 # SKIP why") counts by these; any other is one test by its exit status:
+0 passed, 77 skipped, else failed. cmocka programs are asked for TAP.
+
+Every program gets an own CAUSEWAY_DIR and time limit. When it has ended, what it left behind is killed: the
+runner is the subreaper, so every orphan becomes its child. The full output stands in BUILD/test-logs.
+The last line is `N passed, N failed, N skipped`; the exit status is 0 only if nothing failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+SKIP_STATUS = 77
+TAP_LINE = re.compile(r"^(not ok|ok) +\d+\b(.*)$")
+PYTHON_LIMIT_S = 420.0
+
+
+@dataclass
+class Counts:
+    """Numbers of tests, and the names of those that failed or were skipped."""
+
+    passed: int = 0
+    failed: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+    def add(self, other: Counts) -> None:
+        """Adds the counts of other."""
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {len(self.failed)} failed, {len(self.skipped)} skipped"
+
+
+def counts_of_tap(output: str, status: int) -> Counts:
+    """Counts by TAP lines if there are any, else by the exit status."""
+    counts = Counts()
+    seen = False
+    for line in output.splitlines():
+        match = TAP_LINE.match(line)
+        if not match:
+            continue
+        seen = True
+        name = match[2].strip(" -")
+        if match[1] == "not ok":
+            counts.failed.append(name)
+        elif re.search(r"# *skip", name, re.IGNORECASE):
+            counts.skipped.append(name)
+        else:
+            counts.passed += 1
+    if not seen and status == SKIP_STATUS:
+        counts.skipped.append(output.strip().splitlines()[-1] if output.strip() else "no reason given")
+    elif not seen and status == 0:
+        counts.passed = 1
+    elif status not in (0, SKIP_STATUS) and not counts.failed:
+        counts.failed.append(f"exit status {status}")
+    return counts
+
+
+def counts_of_pytest(report: Path, status: int) -> Counts:
+    """Counts of a junit report. A run without a report is one failure."""
+    counts = Counts()
+    if not report.exists():
+        return Counts(failed=[f"pytest ended with status {status} and without a report"])
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{case.get('classname', '')}.{case.get('name', '')}".strip(".")
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            counts.failed.append(name)
+        elif skipped is not None:
+            counts.skipped.append(f"{name}: {skipped.get('message', '')}")
+        else:
+            counts.passed += 1
+    if status not in (0, 5) and not counts.failed:  # 5: pytest found no tests
+        counts.failed.append(f"pytest ended with status {status}")
+    return counts
+
+
+def reap_orphans() -> int:
+    """Kills the processes that the last program left behind and returns how many there were."""
+    killed = 0
+    for _ in range(200):
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        if not children:
+            break
+        for pid in children:
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+                killed += os.waitpid(int(pid), 0)[1] == signal.SIGKILL
+            except (ProcessLookupError, ChildProcessError):
+                pass
+    return killed
+
+
+class Runner:
+    """Runs programs and keeps the counts of each part."""
+
+    def __init__(self, build: Path, limit_s: float) -> None:
+        self.build = build.resolve()
+        self.limit_s = limit_s
+        self.logs = self.build / "test-logs"
+        shutil.rmtree(self.logs, ignore_errors=True)
+        self.logs.mkdir(parents=True)
+        self.parts: dict[str, Counts] = {}
+
+    def environment(self, folder: str) -> dict[str, str]:
+        """What a program sees: the built broker and command, a folder of its own, TAP from cmocka."""
+        env = dict(os.environ)
+        for name in [n for n in env if n.startswith("CAUSEWAY_") and n != "CAUSEWAY_SOAK"]:
+            del env[name]
+        path = f"{self.build}:{Path(sys.executable).parent}:{env.get('PATH', '/usr/bin:/bin')}"
+        env.update(
+            CAUSEWAY_DIR=folder,
+            CAUSEWAY_BROKER=str(self.build / "causewayd"),
+            CAUSEWAY_BUILD=str(self.build),
+            CMOCKA_MESSAGE_OUTPUT="TAP",
+            PATH=path,
+            PYTHONFAULTHANDLER="1",
+            PYTHONDONTWRITEBYTECODE="1",
+            UBSAN_OPTIONS="print_stacktrace=1",
+            TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1",
+        )
+        return env
+
+    def command(self, words: list[str], env: dict[str, str], report: Path) -> tuple[list[str], float]:
+        """The command line of a program, and its time limit in seconds."""
+        limit_s = self.limit_s
+        if words[0] in ("pytest", "pytest-asan", "doctest"):
+            limit_s = max(limit_s, PYTHON_LIMIT_S)
+            options = ["-q", "-ra", "-p", "no:cacheprovider", "--timeout=120", f"--junitxml={report}"]
+            if words[0] == "doctest":
+                options += ["--doctest-modules", "--pyargs"]
+            if words[0] == "pytest-asan":
+                preload_sanitizer(env, self.build)
+            return [sys.executable, "-m", "pytest", *options, *words[1:]], limit_s
+        if words[0].endswith(".py"):
+            return [sys.executable, *words], limit_s
+        return (["sh", *words] if words[0].endswith(".sh") else words), limit_s
+
+    def run(self, part: str, words: list[str]) -> None:
+        """Runs one program, prints its line, adds its counts."""
+        name = f"{part}: {Path(words[0]).name} {' '.join(words[1:])}".strip()
+        log = self.logs / (re.sub(r"[^A-Za-z0-9_.-]+", "-", name) + ".log")
+        folder = tempfile.mkdtemp(prefix="causeway-test-")
+        env = self.environment(folder)
+        report = log.with_suffix(".xml")
+        command, limit_s = self.command(words, env, report)
+        began = time.monotonic()
+        with open(log, "wb") as out:
+            child = subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            try:
+                status = child.wait(limit_s)
+                timed_out = False
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                status = child.wait()
+                timed_out = True
+        left = reap_orphans()
+        shutil.rmtree(folder, ignore_errors=True)
+        output = log.read_text(errors="replace")
+        is_python = words[0] in ("pytest", "pytest-asan", "doctest")
+        counts = counts_of_pytest(report, status) if is_python else counts_of_tap(output, status)
+        if timed_out:
+            counts.failed.append(f"ran past {limit_s:.0f} s")
+        self.parts.setdefault(part, Counts()).add(counts)
+        orphans = f"; {left} processes left behind" if left else ""
+        print(f"{'FAIL' if counts.failed else 'ok':4} {time.monotonic() - began:6.1f} s  {name}: {counts}{orphans}", flush=True)
+        for failure in counts.failed:
+            print(f"       failed: {failure}")
+        for skip in counts.skipped:
+            print(f"       skipped: {skip}")
+        if counts.failed:
+            tail = output.splitlines()[-60:]
+            print("\n".join("       | " + line for line in tail), flush=True)
+
+    def finish(self) -> int:
+        """Prints the summary and returns the exit status."""
+        total = Counts()
+        print()
+        for part, counts in self.parts.items():
+            print(f"{part:10} {counts}")
+            total.add(counts)
+        print(total, flush=True)
+        return 1 if total.failed or not total.passed else 0
+
+
+def preload_sanitizer(env: dict[str, str], build: Path) -> None:
+    """AddressSanitizer's runtime must come first in a program that was built without it. Python never frees all."""
+    library = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    cxx = subprocess.run(["gcc", "-print-file-name=libstdc++.so.6"], capture_output=True, text=True, check=True)
+    env["LD_PRELOAD"] = f"{library.stdout.strip()} {cxx.stdout.strip()}"
+    env["ASAN_OPTIONS"] = "detect_leaks=0:allocator_may_return_null=1"
+    env["PYTHONPATH"] = str(build / "site")
+    env["CAUSEWAY_ASAN"] = "1"
+
+
+def main() -> int:
+    """Parses the command line and runs all programs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=Path, required=True, help="the build folder")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one program")
+    parser.add_argument("programs", nargs="+", metavar="PART:PROGRAM")
+    args = parser.parse_args()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    runner = Runner(args.build, args.timeout)
+    for item in args.programs:
+        part, _, program = item.partition(":")
+        runner.run(part, shlex.split(program))
+    return runner.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

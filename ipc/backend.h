@@ -1,10 +1,10 @@
 /*
- * Device backend: what a kind of memory must provide, so that slabs, arrays and copies need not know
- * whether they lie in host or in GPU memory. The host backend (host.c) is the first one.
+ * Device backend: what a kind of memory must provide, so that slabs, arrays and copies need not
+ * know whether they lie in host or in GPU memory. The host backend (host.c) is the first one.
  *
- * Preconditions, once for all: sizes and offsets were checked by the caller against the slab; fds are valid
- * and stay the caller's unless said otherwise; calls may come from any thread, and block for as long
- * as the device takes. Every function returns 0 or a negative errno with a detail text.
+ * Preconditions, once for all: sizes and offsets were checked by the caller against the slab; fds
+ * are valid and stay the caller's unless said otherwise; calls may come from any thread, and block
+ * for as long as the device takes. Every function returns 0 or a negative errno with a detail text.
  */
 #ifndef CW_IPC_BACKEND_H
 #define CW_IPC_BACKEND_H
@@ -12,10 +12,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct cw_mapping {   /* one slab's data in this process */
-    void *base;       /* host address or device pointer */
+struct cw_mapping { /* one slab's data in this process */
+    void *base;     /* host address or device pointer */
     size_t size_bytes;
-    void *opaque;     /* the backend's own, e.g. an allocation handle */
+    void *opaque; /* the backend's own, e.g. an allocation handle */
 };
 
 struct cw_backend {
@@ -39,7 +39,8 @@ struct cw_backend {
 };
 
 extern const struct cw_backend cw_backend_host;
-/* The backend of a device name ("cpu", "cuda:N") and its ordinal. -ENODEV with the remedy, -EINVAL. */
+/* The backend of a device name ("cpu", "cuda:N") and its ordinal. -ENODEV with the remedy, -EINVAL.
+ */
 int cw_backend_find(const char *device, const struct cw_backend **backend, int *ordinal);
 
 #endif

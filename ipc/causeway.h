@@ -3,17 +3,16 @@
  *
  * The one public header of libcauseway. Plain C, so that CFFI reads the same text.
  *
- * Results: 0 (or what is said) or a negative errno value; cw_error() then has a sentence for this thread.
- *   -ENOENT no such name; -EEXIST the name is taken; -ESTALE the array behind a handle is gone;
- *   -EDQUOT a limit or no memory left; -ECONNRESET the broker is lost; -ETIMEDOUT; -EINVAL a bad argument;
- *   -ENODEV no such device; -EPROTO a breach of protocol or another version; -EPERM refused;
- *   -EINTR a signal came while waiting; -EAGAIN nothing there (where said).
- * Outputs come last and are set on success alone.
- * Threads: every function may be called from any thread, unless said otherwise.
- * Fork: a client does not work in a forked child; cw_client_forked() tells, and the child connects anew.
- *   Arrays inherited over fork stay mapped and stay held (the parent's leases are doubled at fork) as long
- *   as the child or a child of it lives.
- * Time: timeout_ns < 0 means for ever, 0 means not at all.
+ * Results: 0 (or what is said) or a negative errno value; cw_error() then has a sentence for this
+ * thread. -ENOENT no such name; -EEXIST the name is taken; -ESTALE the array behind a handle is
+ * gone; -EDQUOT a limit or no memory left; -ECONNRESET the broker is lost; -ETIMEDOUT; -EINVAL a
+ * bad argument; -ENODEV no such device; -EPROTO a breach of protocol or another version; -EPERM
+ * refused; -EINTR a signal came while waiting; -EAGAIN nothing there (where said). Outputs come
+ * last and are set on success alone. Threads: every function may be called from any thread, unless
+ * said otherwise. Fork: a client does not work in a forked child; cw_client_forked() tells, and the
+ * child connects anew. Arrays inherited over fork stay mapped and stay held (the parent's leases
+ * are doubled at fork) as long as the child or a child of it lives. Time: timeout_ns < 0 means for
+ * ever, 0 means not at all.
  */
 #ifndef CAUSEWAY_H
 #define CAUSEWAY_H
@@ -25,19 +24,19 @@
 extern "C" {
 #endif
 
-#define CW_VERSION        "0.1.0"
-#define CW_NDIM_MAX       64
-#define CW_NAME_MAX       200  /* bytes of a name */
-#define CW_NAMESPACE_MAX  64   /* bytes of a namespace */
-#define CW_DTYPE_MAX      2048 /* bytes of a dtype's text */
+#define CW_VERSION       "0.1.0"
+#define CW_NDIM_MAX      64
+#define CW_NAME_MAX      200  /* bytes of a name */
+#define CW_NAMESPACE_MAX 64   /* bytes of a namespace */
+#define CW_DTYPE_MAX     2048 /* bytes of a dtype's text */
 
 typedef struct cw_client cw_client;   /* a connection to the broker; reference counted */
 typedef struct cw_array cw_array;     /* one lease on one array, mapped */
 typedef struct cw_channel cw_channel; /* one end of a two-way channel between two processes */
 
-/* What the bytes of an array mean. Strides in bytes; strides[i] for C or Fortran order are computed when
- * strides is NULL (C order). dtype is NumPy's: a typestr ("<f8") or, for structured types, the literal of the
- * NPY format's 'descr' (NEP 1). The pointers are borrowed. */
+/* What the bytes of an array mean. Strides in bytes; strides[i] for C or Fortran order are computed
+ * when strides is NULL (C order). dtype is NumPy's: a typestr ("<f8") or, for structured types, the
+ * literal of the NPY format's 'descr' (NEP 1). The pointers are borrowed. */
 typedef struct cw_layout {
     uint32_t ndim;
     uint32_t itemsize;      /* bytes of one element */
@@ -46,7 +45,8 @@ typedef struct cw_layout {
     const char *dtype;      /* terminated text */
 } cw_layout;
 
-/* A handle: names an array for another process of the same broker. 48 bytes, to be carried by any means. */
+/* A handle: names an array for another process of the same broker. 48 bytes, to be carried by any
+ * means. */
 typedef struct cw_handle {
     uint64_t instance; /* run of the broker */
     uint64_t token;    /* transit lease, 0 when the carrier holds the array itself */
@@ -56,7 +56,8 @@ typedef struct cw_handle {
     uint64_t size_bytes;
 } cw_handle;
 
-/* The sentence for this thread's last failure: what was asked, what was found, what to do. Never NULL. */
+/* The sentence for this thread's last failure: what was asked, what was found, what to do. Never
+ * NULL. */
 const char *cw_error(void);
 /* Version of the library that runs. */
 const char *cw_version(void);
@@ -66,9 +67,10 @@ const char *cw_version(void);
 enum cw_connect_flags { CW_CONNECT_NO_START = 1 /* do not start a broker when none runs */ };
 /*
  * Connects to the broker whose socket is at address (NULL: the user's own: $CAUSEWAY_DIR, else
- * $XDG_RUNTIME_DIR/causeway, else /tmp/causeway-UID), and starts one there if none runs. name_space NULL:
- * $CAUSEWAY_NAMESPACE, else "". Blocks, 10 s at most. The caller owns *out: cw_client_unref().
- * -EPERM when the folder is not ours, -EPROTO another version, -ECONNRESET none could be reached.
+ * $XDG_RUNTIME_DIR/causeway, else /tmp/causeway-UID), and starts one there if none runs. name_space
+ * NULL: $CAUSEWAY_NAMESPACE, else "". Blocks, 10 s at most. The caller owns *out:
+ * cw_client_unref(). -EPERM when the folder is not ours, -EPROTO another version, -ECONNRESET none
+ * could be reached.
  */
 int cw_connect(const char *address, const char *name_space, uint32_t flags, cw_client **out);
 void cw_client_ref(cw_client *client);
@@ -93,34 +95,37 @@ enum cw_array_flags {
     CW_KEEP = 8      /* cw_array_put: the name outlives the user's last client */
 };
 /*
- * Allocates an unnamed array on device ("cpu"). The caller owns *out: cw_array_close(). Asks the broker only when
- * a new slab is needed. -EDQUOT, -EINVAL, -ENODEV, -ECONNRESET.
+ * Allocates an unnamed array on device ("cpu"). The caller owns *out: cw_array_close(). Asks the
+ * broker only when a new slab is needed. -EDQUOT, -EINVAL, -ENODEV, -ECONNRESET.
  */
 int cw_array_new(cw_client *client, const char *device, const cw_layout *layout, uint32_t flags,
                  cw_array **out);
 /*
- * Adopts shared memory of somebody else (a file in /dev/shm, a memfd) as an array, without a copy. fd stays the
- * caller's. Weaker than our own memory: if its owner shrinks it, who reads gets a SIGBUS. -EINVAL if fd is
- * not shared memory or too small.
+ * Adopts shared memory of somebody else (a file in /dev/shm, a memfd) as an array, without a copy.
+ * fd stays the caller's. Weaker than our own memory: if its owner shrinks it, who reads gets a
+ * SIGBUS. -EINVAL if fd is not shared memory or too small.
  */
 int cw_array_adopt(cw_client *client, int fd, uint64_t offset_bytes, const cw_layout *layout,
                    cw_array **out);
-/* Names an array. Who held the old one keeps it. -EEXIST (taken, without CW_REPLACE), -EINVAL (bad name),
- * -EDQUOT. A view of the array with another layout may be named: layout NULL means the array's own,
- * offset_bytes is where it begins within the array. */
+/* Names an array. Who held the old one keeps it. -EEXIST (taken, without CW_REPLACE), -EINVAL (bad
+ * name), -EDQUOT. A view of the array with another layout may be named: layout NULL means the
+ * array's own, offset_bytes is where it begins within the array. */
 int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
                  uint64_t offset_bytes);
-/* The array under a name. When its slab is mapped already it asks nobody and makes no system call. -ENOENT. */
+/* The array under a name. When its slab is mapped already it asks nobody and makes no system call.
+ * -ENOENT. */
 int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out);
 /* Waits until the name is there. Blocks. -ETIMEDOUT, -EINTR, -ECONNRESET. */
 int cw_wait(cw_client *client, const char *name, int64_t timeout_ns);
 /* Removes a name. -ENOENT. */
 int cw_remove(cw_client *client, const char *name);
-/* All names of the client's namespace that begin with prefix ("" for all), each terminated, one behind the other;
- * *count of them. The caller owns *names: cw_free(). */
+/* All names of the client's namespace that begin with prefix ("" for all), each terminated, one
+ * behind the other; *count of them. The caller owns *names: cw_free(). */
 int cw_names(cw_client *client, const char *prefix, char **names, uint64_t *count);
-/* Is this a name? 0 or -EINVAL with the rule that it breaks. Grammar: 1 to 200 bytes of UTF-8; parts divided by
- * '/', none of them empty, "." or ".."; no control characters (so no NUL), no leading or trailing '/'. */
+/* Is this a name? 0 or -EINVAL with the rule that it breaks. Grammar: 1 to 200 bytes of UTF-8;
+ * parts divided by
+ * '/', none of them empty, "." or ".."; no control characters (so no NUL), no leading or trailing
+ * '/'. */
 int cw_name_check(const char *name);
 void cw_free(void *memory);
 
@@ -135,23 +140,28 @@ void cw_array_layout(const cw_array *array, cw_layout *out);
 const char *cw_array_device(const cw_array *array);
 /* The client that it belongs to; borrowed. */
 cw_client *cw_array_client(const cw_array *array);
-/* 1 when no lease of ours stands on it (the client came over a fork): take one with cw_array_renew(). */
+/* 1 when no lease of ours stands on it (the client came over a fork): take one with
+ * cw_array_renew(). */
 int cw_array_inherited(const cw_array *array);
-/* In a forked child: takes a lease of the child's own client on an inherited array. The mapping stays. -ESTALE. */
+/* In a forked child: takes a lease of the child's own client on an inherited array. The mapping
+ * stays. -ESTALE. */
 int cw_array_renew(cw_array *array, cw_client *client);
 /*
- * A handle for another process. transit 1: the broker holds the array until the handle is first opened or
- * transit_seconds ran out; 0: the caller keeps its own lease until the other side has opened it.
+ * A handle for another process. transit 1: the broker holds the array until the handle is first
+ * opened or transit_seconds ran out; 0: the caller keeps its own lease until the other side has
+ * opened it.
  */
 int cw_array_export(cw_array *array, int transit, cw_handle *out);
 /* Opens a handle: takes a lease and ends the transit. layout is how to see the bytes. -ESTALE. */
-int cw_array_open(cw_client *client, const cw_handle *handle, const cw_layout *layout, uint32_t flags,
-                  cw_array **out);
+int cw_array_open(cw_client *client, const cw_handle *handle, const cw_layout *layout,
+                  uint32_t flags, cw_array **out);
 /* Ends a transit that will never be opened. */
 int cw_handle_discard(cw_client *client, const cw_handle *handle);
-/* Copies host memory into an array at offset_bytes, or out of it. -EINVAL beyond its end. Blocks. */
+/* Copies host memory into an array at offset_bytes, or out of it. -EINVAL beyond its end. Blocks.
+ */
 int cw_array_write(cw_array *array, uint64_t offset_bytes, const void *source, uint64_t size_bytes);
-int cw_array_read(const cw_array *array, uint64_t offset_bytes, void *destination, uint64_t size_bytes);
+int cw_array_read(const cw_array *array, uint64_t offset_bytes, void *destination,
+                  uint64_t size_bytes);
 
 /* ---- devices ---- */
 
@@ -162,10 +172,10 @@ int cw_devices(char **names, uint64_t *count);
 
 typedef struct cw_name_info {
     char name[201];
-    uint32_t owner_pid;   /* who put it */
-    uint32_t holders;     /* clients that hold a lease on it */
-    uint32_t references;  /* the broker's own: names, transits, forks */
-    uint64_t created_ns;  /* CLOCK_REALTIME */
+    uint32_t owner_pid;  /* who put it */
+    uint32_t holders;    /* clients that hold a lease on it */
+    uint32_t references; /* the broker's own: names, transits, forks */
+    uint64_t created_ns; /* CLOCK_REALTIME */
     uint64_t nbytes;
     uint32_t keep;
     uint32_t slab;
@@ -188,10 +198,11 @@ uint64_t cw_channel_bytes(uint64_t ring_bytes);
 /* Formats memory as a channel, before the other side opens it. -EINVAL. */
 int cw_channel_format(void *memory, uint64_t memory_bytes, uint64_t ring_bytes);
 /*
- * Opens side 0 or 1. The memory must stay mapped as long as the channel is open. bell: where this side
- * sleeps when it waits, 64 bytes of shared zeroed memory that many channels may share (NULL: the channel's own);
- * peer_bell: the other side's, in this process's address space (NULL: the channel's own).
- * One thread at a time sends, one at a time receives. cw_channel_close() ends it (the memory stays).
+ * Opens side 0 or 1. The memory must stay mapped as long as the channel is open. bell: where this
+ * side sleeps when it waits, 64 bytes of shared zeroed memory that many channels may share (NULL:
+ * the channel's own); peer_bell: the other side's, in this process's address space (NULL: the
+ * channel's own). One thread at a time sends, one at a time receives. cw_channel_close() ends it
+ * (the memory stays).
  */
 int cw_channel_open(void *memory, uint64_t memory_bytes, uint64_t ring_bytes, int side, void *bell,
                     void *peer_bell, cw_channel **out);
@@ -201,11 +212,12 @@ uint32_t cw_channel_max(const cw_channel *channel);
 /* Sends; blocks while the ring is full. -EMSGSIZE, -ETIMEDOUT, -EINTR, -EPROTO. */
 int cw_channel_send(cw_channel *channel, uint32_t type, const void *data, uint32_t size_bytes,
                     int64_t timeout_ns);
-/* Receives; *data is in place and valid until the next receive or close. -ETIMEDOUT, -EINTR, -EPROTO. */
+/* Receives; *data is in place and valid until the next receive or close. -ETIMEDOUT, -EINTR,
+ * -EPROTO. */
 int cw_channel_recv(cw_channel *channel, int64_t timeout_ns, uint32_t *type, const void **data,
                     uint32_t *size_bytes);
-/* Waits until one of the channels (which share one bell) has a message, or the bell is rung: returns its index,
- * -EAGAIN when the bell was rung without a message, -ETIMEDOUT, -EINTR. */
+/* Waits until one of the channels (which share one bell) has a message, or the bell is rung:
+ * returns its index, -EAGAIN when the bell was rung without a message, -ETIMEDOUT, -EINTR. */
 int cw_channels_wait(cw_channel *const *channels, uint32_t count, void *bell, int64_t timeout_ns);
 /* Wakes who sleeps at a bell. */
 void cw_bell_ring(void *bell);

@@ -2,14 +2,15 @@
  * Wire: what client and broker say to each other, byte by byte. docs/PROTOCOL.md tells the same.
  *
  * One message format, two carriers. The socket (AF_UNIX, SOCK_SEQPACKET, one message a datagram)
- * carries what comes with descriptors: HELLO, SLAB_ADD, SLAB_OPEN, SEGMENT_OPEN, LEASE_TABLE, FORK. The
- * lane (two rings in the session segment) carries all else; there the ring's record type is the
+ * carries what comes with descriptors: HELLO, SLAB_ADD, SLAB_OPEN, SEGMENT_OPEN, LEASE_TABLE, FORK.
+ * The lane (two rings in the session segment) carries all else; there the ring's record type is the
  * message's op. All integers little-endian, all structures packed by natural alignment.
  *
  * A request has an id, chosen by the client, that rises; its reply carries the same id and op |
- * CW_OP_REPLY. Ops marked "no reply" have none. A reply with status < 0 (negative errno) has a sentence
- * (UTF-8, not terminated) as its body. The broker validates every field of a copy; a breach of form
- * (a size that does not fit, an unknown op) drops the client, a wish that cannot be met is an error reply.
+ * CW_OP_REPLY. Ops marked "no reply" have none. A reply with status < 0 (negative errno) has a
+ * sentence (UTF-8, not terminated) as its body. The broker validates every field of a copy; a
+ * breach of form (a size that does not fit, an unknown op) drops the client, a wish that cannot be
+ * met is an error reply.
  */
 #ifndef CW_IPC_WIRE_H
 #define CW_IPC_WIRE_H
@@ -18,7 +19,7 @@
 
 #define CW_PROTOCOL_VERSION 1u
 #define CW_HELLO_MAGIC      0x6361757365776179ull /* "causeway" */
-#define CW_MESSAGE_MAX      8192u /* bytes of any message, header included */
+#define CW_MESSAGE_MAX      8192u                 /* bytes of any message, header included */
 #define CW_OP_REPLY         0x8000u
 
 enum cw_op {
@@ -28,31 +29,33 @@ enum cw_op {
     CW_OP_SLAB_OPEN,    /* reply fds: data, block table */
     CW_OP_SEGMENT_OPEN, /* reply fds: the segment */
     CW_OP_LEASE_TABLE,  /* reply fds: one more lease table (CW_SEGMENT_LEASES) */
-    CW_OP_FORK,         /* fds in: read end of a lifeline. All leases of the caller's tables, as they stand,
-                           are held once more until every copy of the lifeline's write end is closed. */
+    CW_OP_FORK, /* fds in: read end of a lifeline. All leases of the caller's tables, as they stand,
+                   are held once more until every copy of the lifeline's write end is closed. */
     /* lane */
     CW_OP_PUT = 32,
     CW_OP_REMOVE,
-    CW_OP_WAIT,          /* replies when the name is there (at once, or later) */
-    CW_OP_CANCEL,        /* ends a WAIT: it replies -ECANCELED unless already answered; no reply itself */
+    CW_OP_WAIT,   /* replies when the name is there (at once, or later) */
+    CW_OP_CANCEL, /* ends a WAIT: it replies -ECANCELED unless already answered; no reply itself */
     CW_OP_TRANSIT_BEGIN, /* no reply */
     CW_OP_TRANSIT_END,   /* no reply */
-    CW_OP_DROP,          /* no reply: a lease on a wanted block, or the owner's last on a published one, ended */
-    CW_OP_SLAB_CLOSE,    /* no reply: the owner gives up a slab, all of whose blocks are free */
-    CW_OP_SLAB_ADOPT,    /* reply: an orphan slab of at least so many free bytes, now the caller's, or -ENOENT */
-    CW_OP_HOLDERS,       /* reply: pids that hold a block */
-    CW_OP_STOP,          /* reply, then the broker ends */
-    CW_OP_BYE,           /* no reply: the client ends its session on purpose; its leases end now */
-    CW_OP_PING,          /* reply: nothing */
+    CW_OP_DROP, /* no reply: a lease on a wanted block, or the owner's last on a published one,
+                   ended */
+    CW_OP_SLAB_CLOSE, /* no reply: the owner gives up a slab, all of whose blocks are free */
+    CW_OP_SLAB_ADOPT, /* reply: an orphan slab of at least so many free bytes, now the caller's, or
+                         -ENOENT */
+    CW_OP_HOLDERS,    /* reply: pids that hold a block */
+    CW_OP_STOP,       /* reply, then the broker ends */
+    CW_OP_BYE,        /* no reply: the client ends its session on purpose; its leases end now */
+    CW_OP_PING,       /* reply: nothing */
 };
 
 struct cw_message {
     uint32_t size_bytes; /* of the whole message */
     uint16_t op;
-    uint16_t flags;      /* 0 */
+    uint16_t flags; /* 0 */
     uint64_t id;
-    int32_t status;      /* in replies: 0 or negative errno */
-    uint32_t reserved;   /* 0 */
+    int32_t status;    /* in replies: 0 or negative errno */
+    uint32_t reserved; /* 0 */
 };
 
 struct cw_hello { /* request body */
@@ -66,12 +69,13 @@ struct cw_hello_reply {
     uint64_t instance; /* of the broker: random, never 0 */
     uint64_t root_bytes, session_bytes;
 };
-/* A refused HELLO replies with status -EPERM (other user), -EPROTO (version), -EDQUOT (max_clients) and the
- * sentence, then the broker closes. */
+/* A refused HELLO replies with status -EPERM (other user), -EPROTO (version), -EDQUOT (max_clients)
+ * and the sentence, then the broker closes. */
 
 enum cw_device_kind { CW_DEVICE_HOST = 1, CW_DEVICE_CUDA = 2 };
 enum cw_slab_flags {
-    CW_SLAB_FOREIGN = 1, /* the data is somebody else's shared memory (adopted by fd), maybe unsealed */
+    CW_SLAB_FOREIGN =
+        1, /* the data is somebody else's shared memory (adopted by fd), maybe unsealed */
 };
 struct cw_slab_info { /* SLAB_ADD body; SLAB_OPEN and SLAB_ADOPT reply it */
     uint32_t slab;    /* 0 in SLAB_ADD */
@@ -89,7 +93,7 @@ struct cw_slab_request { /* SLAB_OPEN, SLAB_CLOSE (slab); SLAB_ADOPT (free_bytes
     uint64_t free_bytes;
 };
 struct cw_segment_request { /* SEGMENT_OPEN body */
-    uint32_t kind; /* CW_SEGMENT_INDEX or CW_SEGMENT_RECORDS */
+    uint32_t kind;          /* CW_SEGMENT_INDEX or CW_SEGMENT_RECORDS */
     uint32_t reserved;
     uint64_t which; /* index id, or number of the record segment */
 };
@@ -113,11 +117,11 @@ struct cw_cancel {
     uint64_t id; /* of the WAIT */
 };
 struct cw_block_ref { /* TRANSIT_BEGIN (token), TRANSIT_END (token alone counts), DROP, HOLDERS */
-    uint64_t token; /* session << 32 | counter of that session; 0 where none */
+    uint64_t token;   /* session << 32 | counter of that session; 0 where none */
     uint32_t slab, block;
     uint64_t gen;
 };
-struct cw_holders { /* HOLDERS reply; then count (at most 64 listed) pids, uint32_t each */
+struct cw_holders {   /* HOLDERS reply; then count (at most 64 listed) pids, uint32_t each */
     uint32_t holders; /* clients that hold a lease on it */
     uint32_t listed;
     uint32_t references; /* of the broker's own: names, transits, forks */

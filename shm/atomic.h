@@ -1,9 +1,9 @@
 /*
  * Atomic operations on shared words, each with a label.
  *
- * Every atomic in shared memory goes through these macros. The label (R1, L2, ...) is the row of the
- * operation in docs/MEMORY-MODEL.md and says with which other row it pairs. In a normal build the
- * label vanishes. With CW_MODEL defined (tests/model) the same source runs under an exhaustive
+ * Every atomic in shared memory goes through these macros. The label (R1, L2, ...) is the row of
+ * the operation in docs/MEMORY-MODEL.md and says with which other row it pairs. In a normal build
+ * the label vanishes. With CW_MODEL defined (tests/model) the same source runs under an exhaustive
  * scheduler with store buffers, which may weaken one label at a time and must then find a failure.
  *
  * Orders: relaxed, acquire, release, acq_rel, seq_cst. seq_cst stands on BOTH sides wherever each

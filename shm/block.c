@@ -1,9 +1,9 @@
 /*
  * Block words: the state machine of block.h, one function an edge.
  *
- * The owner carves, takers rescue, the broker wants and retires. Every edge is one store or one CAS, so no
- * death leaves half of one. A word that other processes damaged makes an edge fail; it never makes
- * anyone loop: the CAS loops below are bounded by CW_BLOCK_TRIES.
+ * The owner carves, takers rescue, the broker wants and retires. Every edge is one store or one
+ * CAS, so no death leaves half of one. A word that other processes damaged makes an edge fail; it
+ * never makes anyone loop: the CAS loops below are bounded by CW_BLOCK_TRIES.
  */
 #include "block.h"
 
@@ -20,7 +20,8 @@ uint64_t cw_block_table_bytes(uint32_t capacity) {
 }
 
 uint64_t cw_block_carve(struct cw_block *block, uint64_t offset_bytes, uint64_t length_bytes) {
-    /* B8: nobody may take a FREE block; the owner alone leaves that state. Acquire pairs with B4. */
+    /* B8: nobody may take a FREE block; the owner alone leaves that state. Acquire pairs with B4.
+     */
     uint64_t gen = cw_block_gen(CW_LOAD(B8, &block->word, acquire));
     CW_STORE(B9, &block->offset_bytes, offset_bytes, relaxed);
     CW_STORE(B9, &block->length_bytes, length_bytes, relaxed);
@@ -38,8 +39,8 @@ void cw_block_free_local(struct cw_block *block) {
 
 int cw_block_check(struct cw_block *block, uint64_t gen) {
     for (int tries = 0; tries < CW_BLOCK_TRIES; tries++) {
-        /* B1: after our slot was stored (L1); pairs with B3 and the scan after it (L2): either the broker
-         * sees our slot, or we see that it retires. */
+        /* B1: after our slot was stored (L1); pairs with B3 and the scan after it (L2): either the
+         * broker sees our slot, or we see that it retires. */
         uint64_t word = CW_LOAD(B1, &block->word, seq_cst);
         if (cw_block_gen(word) != gen)
             return -ESTALE;
@@ -59,8 +60,8 @@ int cw_block_check(struct cw_block *block, uint64_t gen) {
 }
 
 bool cw_block_drop_tells(struct cw_block *block) {
-    /* B5: after our slot was cleared (L3); pairs with B6 and the scan after it (L2): either the broker sees
-     * the slot empty, or we see that it wants to know. */
+    /* B5: after our slot was cleared (L3); pairs with B6 and the scan after it (L2): either the
+     * broker sees the slot empty, or we see that it wants to know. */
     return (CW_LOAD(B5, &block->word, seq_cst) & CW_BLOCK_WANTED) != 0;
 }
 
@@ -73,7 +74,8 @@ bool cw_block_drop_tells(struct cw_block *block) {
     })
 
 bool cw_block_want(struct cw_block *block, uint64_t gen) {
-    /* B6: before the scan (L2); pairs with B5. A word that is WANTED already (or RETIRING) is as good. */
+    /* B6: before the scan (L2); pairs with B5. A word that is WANTED already (or RETIRING) is as
+     * good. */
     if (EDGE(B6, block, gen, CW_BLOCK_LIVE, CW_BLOCK_LIVE | CW_BLOCK_WANTED, seq_cst))
         return true;
     uint64_t word = CW_LOAD(B10, &block->word, seq_cst);
@@ -91,7 +93,8 @@ bool cw_block_retire(struct cw_block *block, uint64_t gen) {
 }
 
 bool cw_block_commit(struct cw_block *block, uint64_t gen) {
-    /* B4: competes with B2. Release: the last user's drop, which we saw, comes before the owner's reuse. */
+    /* B4: competes with B2. Release: the last user's drop, which we saw, comes before the owner's
+     * reuse. */
     return EDGE(B4, block, gen, CW_BLOCK_RETIRING, CW_BLOCK_FREE, acq_rel);
 }
 

@@ -3,10 +3,11 @@
  *
  * A slab is a data fd and a block table (a segment). The table is written by the slab's owner (its
  * maker, or who adopted it), by takers of leases (rescue only) and by the broker (retirement).
- * Nobody's data decides what the broker's own memory does: it copies a word, checks it, uses the copy.
+ * Nobody's data decides what the broker's own memory does: it copies a word, checks it, uses the
+ * copy.
  *
- * Block word: bits 0..1 state, bit 2 WANTED, bits 8..63 generation. The generation rises by one when
- * the block is freed; a handle names slab, block and generation, and is stale when it moved.
+ * Block word: bits 0..1 state, bit 2 WANTED, bits 8..63 generation. The generation rises by one
+ * when the block is freed; a handle names slab, block and generation, and is stale when it moved.
  *
  *        carve (owner)                   retire (broker)
  *   FREE ------------> LIVE [+WANTED] ------------------> RETIRING --commit (broker)--> FREE, gen+1
@@ -15,23 +16,23 @@
  *    +-------------------+            restore (broker)
  *     (owner; never published)
  *
- * WANTED: the broker holds no reference to the block (no name, no transit, no fork): whoever drops a
- * lease on it must tell the broker, which then looks whether it was the last one.
+ * WANTED: the broker holds no reference to the block (no name, no transit, no fork): whoever drops
+ * a lease on it must tell the broker, which then looks whether it was the last one.
  *
  * Taking a lease (any process): store the lease slot (L1 seq_cst), then load the word (B1 seq_cst):
  *     generation moved or FREE  -> clear the slot: stale
  *     RETIRING                  -> CAS to LIVE|WANTED (B2): who wins the word decides; load again
  *     LIVE                      -> the lease stands
- * Retiring (broker): see WANTED set and no reference; scan all lease tables; if nobody holds it, store
- *     RETIRING (B3 seq_cst CAS from LIVE), scan again (L2 seq_cst loads), and if still nobody holds it,
- *     CAS RETIRING -> FREE|gen+1 (B4), else restore. Two scans, because a lease may move from a table
- *     not yet scanned to one already scanned; after B3 no lease can be taken unseen.
- * Dropping (any process): clear the slot (L3 seq_cst), then load the word (B5 seq_cst): WANTED -> tell
- *     the broker. Setting WANTED (broker): set it (B6 seq_cst), then scan (L2).
+ * Retiring (broker): see WANTED set and no reference; scan all lease tables; if nobody holds it,
+ * store RETIRING (B3 seq_cst CAS from LIVE), scan again (L2 seq_cst loads), and if still nobody
+ * holds it, CAS RETIRING -> FREE|gen+1 (B4), else restore. Two scans, because a lease may move from
+ * a table not yet scanned to one already scanned; after B3 no lease can be taken unseen. Dropping
+ * (any process): clear the slot (L3 seq_cst), then load the word (B5 seq_cst): WANTED -> tell the
+ * broker. Setting WANTED (broker): set it (B6 seq_cst), then scan (L2).
  *
- * Deaths: owner in the middle of a carve: entry and word are published by one store of the word (B7), so
- * the block is LIVE or never was. A taker: its slots die with its table. The broker: all is over; a
- * word left RETIRING can still be rescued by takers, and by a restarted broker.
+ * Deaths: owner in the middle of a carve: entry and word are published by one store of the word
+ * (B7), so the block is LIVE or never was. A taker: its slots die with its table. The broker: all
+ * is over; a word left RETIRING can still be rescued by takers, and by a restarted broker.
  */
 #ifndef CW_SHM_BLOCK_H
 #define CW_SHM_BLOCK_H
@@ -48,9 +49,9 @@ enum cw_block_state { CW_BLOCK_FREE = 0, CW_BLOCK_LIVE = 1, CW_BLOCK_RETIRING = 
 
 struct cw_block { /* 64 bytes, shared */
     cw_a64 word;
-    cw_a64 offset_bytes;   /* within the slab's data */
+    cw_a64 offset_bytes; /* within the slab's data */
     cw_a64 length_bytes;
-    cw_a64 write_fence;    /* fence of the last write, 0 none (GPU; see fence.h) */
+    cw_a64 write_fence; /* fence of the last write, 0 none (GPU; see fence.h) */
     cw_a64 write_value;
     cw_a64 reserved[3];
 };
@@ -58,10 +59,10 @@ _Static_assert(sizeof(struct cw_block) == 64, "layout");
 
 struct cw_block_table { /* a CW_SEGMENT_BLOCKS segment */
     struct cw_segment_header header;
-    uint32_t capacity;     /* entries; set once, checked against the segment's size by importers */
+    uint32_t capacity; /* entries; set once, checked against the segment's size by importers */
     uint32_t reserved0;
-    uint64_t slab_bytes;   /* size of the data, as the maker declared it */
-    cw_a32 closed;         /* broker: 1 when the slab was given up: unmap when nothing of it is held */
+    uint64_t slab_bytes; /* size of the data, as the maker declared it */
+    cw_a32 closed; /* broker: 1 when the slab was given up: unmap when nothing of it is held */
     uint32_t reserved1;
     uint64_t reserved2[5];
     struct cw_block blocks[];
@@ -83,15 +84,16 @@ uint64_t cw_block_carve(struct cw_block *block, uint64_t offset_bytes, uint64_t 
 /* Owner: frees a block that no other process ever learned of. */
 void cw_block_free_local(struct cw_block *block);
 
-/* Taker, after its slot is stored: does the lease on generation gen stand? Rescues a retiring block.
- * Returns 0 or -ESTALE. Never blocks. */
+/* Taker, after its slot is stored: does the lease on generation gen stand? Rescues a retiring
+ * block. Returns 0 or -ESTALE. Never blocks. */
 int cw_block_check(struct cw_block *block, uint64_t gen);
 /* Dropper, after its slot is cleared: must the broker be told? */
 bool cw_block_drop_tells(struct cw_block *block);
 
 /* Broker. want: sets WANTED on a LIVE block of generation gen. unwant: clears it (a new reference).
- * retire: LIVE|WANTED -> RETIRING. commit: RETIRING -> FREE, gen+1. restore: RETIRING -> LIVE|WANTED.
- * Each returns false when the word is otherwise (somebody else won, or the table is damaged). */
+ * retire: LIVE|WANTED -> RETIRING. commit: RETIRING -> FREE, gen+1. restore: RETIRING ->
+ * LIVE|WANTED. Each returns false when the word is otherwise (somebody else won, or the table is
+ * damaged). */
 bool cw_block_want(struct cw_block *block, uint64_t gen);
 bool cw_block_unwant(struct cw_block *block, uint64_t gen);
 bool cw_block_retire(struct cw_block *block, uint64_t gen);

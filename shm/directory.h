@@ -1,22 +1,23 @@
 /*
  * Directory: keys to records, written by the broker alone, read by every client without a lock.
  *
- * Three kinds of segments, all read-only to clients (future-write seal): the root (struct cw_directory_root,
- * inside the monitor page), one index, and record segments.
- *   index    open addressing with linear probing; a slot is two words: the key's hash (never 0) and a
- *            reference. Reference 0 is empty (end of the probe), CW_REF_TOMB is a tombstone (go on).
- *   records  units of 256 bytes; a record takes 1 to 16 consecutive units and never moves. Its seq word is
- *            odd while the broker writes it (seqlock); a freed record has state 0.
- * Growing: more records add a segment; an index too full (or too full of tombstones) is built anew in
- * a new segment, and the root names that. The old index stays as it is for who still reads it.
+ * Three kinds of segments, all read-only to clients (future-write seal): the root (struct
+ * cw_directory_root, inside the monitor page), one index, and record segments. index    open
+ * addressing with linear probing; a slot is two words: the key's hash (never 0) and a reference.
+ * Reference 0 is empty (end of the probe), CW_REF_TOMB is a tombstone (go on). records  units of
+ * 256 bytes; a record takes 1 to 16 consecutive units and never moves. Its seq word is odd while
+ * the broker writes it (seqlock); a freed record has state 0. Growing: more records add a segment;
+ * an index too full (or too full of tombstones) is built anew in a new segment, and the root names
+ * that. The old index stays as it is for who still reads it.
  *
- * Reading: index id from the root (D1), probe, reference (D2), record under its seq (D3, D4): copy it out
- * word by word, check the seq again, compare the key in the copy. A miss counts only if the root still
- * names the index that was probed; else again. Retries are bounded by CW_DIRECTORY_RETRIES, then -ECONNRESET:
- * a broker that died in the middle of a write must not hang its readers.
+ * Reading: index id from the root (D1), probe, reference (D2), record under its seq (D3, D4): copy
+ * it out word by word, check the seq again, compare the key in the copy. A miss counts only if the
+ * root still names the index that was probed; else again. Retries are bounded by
+ * CW_DIRECTORY_RETRIES, then -ECONNRESET: a broker that died in the middle of a write must not hang
+ * its readers.
  *
- * What is read is the broker's and trusted to be in form, but a reader still bounds every offset: the
- * broker may have been killed at any point.
+ * What is read is the broker's and trusted to be in form, but a reader still bounds every offset:
+ * the broker may have been killed at any point.
  */
 #ifndef CW_SHM_DIRECTORY_H
 #define CW_SHM_DIRECTORY_H
@@ -25,22 +26,22 @@
 #include "atomic.h"
 #include "segment.h"
 
-#define CW_KEY_MAX              288u /* namespace (64) + '\0' + name (200), rounded up */
-#define CW_META_MAX             3584u
-#define CW_RECORD_UNIT          256u
-#define CW_RECORD_MAX           4096u /* 16 units */
-#define CW_RECORD_SEGMENTS      64u   /* segment i holds CW_RECORD_FIRST_UNITS << min(i, 11) units */
-#define CW_RECORD_FIRST_UNITS   1024u
-#define CW_INDEX_FIRST_SLOTS    1024u
-#define CW_REF_TOMB             1ull
-#define CW_DIRECTORY_RETRIES    100000u
+#define CW_KEY_MAX            288u /* namespace (64) + '\0' + name (200), rounded up */
+#define CW_META_MAX           3584u
+#define CW_RECORD_UNIT        256u
+#define CW_RECORD_MAX         4096u /* 16 units */
+#define CW_RECORD_SEGMENTS    64u   /* segment i holds CW_RECORD_FIRST_UNITS << min(i, 11) units */
+#define CW_RECORD_FIRST_UNITS 1024u
+#define CW_INDEX_FIRST_SLOTS  1024u
+#define CW_REF_TOMB           1ull
+#define CW_DIRECTORY_RETRIES  100000u
 
-struct cw_directory_root { /* shared, inside the root segment; broker writes */
-    cw_a64 index_id;          /* which index is the current one; 1, 2, ... (D1) */
-    cw_a64 index_slots;       /* its size, a power of two; stored before index_id */
-    cw_a64 record_segments;   /* how many record segments exist */
-    cw_a64 names;             /* records in use */
-    cw_a64 changes;           /* rises with each put and remove */
+struct cw_directory_root {  /* shared, inside the root segment; broker writes */
+    cw_a64 index_id;        /* which index is the current one; 1, 2, ... (D1) */
+    cw_a64 index_slots;     /* its size, a power of two; stored before index_id */
+    cw_a64 record_segments; /* how many record segments exist */
+    cw_a64 names;           /* records in use */
+    cw_a64 changes;         /* rises with each put and remove */
 };
 
 struct cw_index_slot {
@@ -48,23 +49,25 @@ struct cw_index_slot {
     cw_a64 ref; /* 0 empty, 1 tombstone, else 2 + (segment << 32 | unit) */
 };
 
-struct cw_record { /* shared; broker writes. The body is read and written as relaxed 64-bit words. */
-    cw_a64 seq;         /* odd: being written */
-    cw_a64 body[];      /* struct cw_entry, then key, then meta */
+struct cw_record { /* shared; broker writes. The body is read and written as relaxed 64-bit words.
+                    */
+    cw_a64 seq;    /* odd: being written */
+    cw_a64 body[]; /* struct cw_entry, then key, then meta */
 };
 
 enum cw_entry_flags { CW_ENTRY_KEEP = 1 };
 
-struct cw_entry { /* the fixed part of a record's body; plain memory, a private copy or built by the broker */
-    uint64_t id;          /* rises with each put: which put this is */
+struct cw_entry { /* the fixed part of a record's body; plain memory, a private copy or built by the
+                     broker */
+    uint64_t id;  /* rises with each put: which put this is */
     uint32_t slab, block; /* where the array lies */
     uint64_t gen;
     uint64_t offset_bytes; /* of the array within its block */
     uint64_t size_bytes;
-    uint64_t created_ns;   /* CLOCK_REALTIME */
-    uint32_t owner_pid;    /* who put it */
+    uint64_t created_ns; /* CLOCK_REALTIME */
+    uint32_t owner_pid;  /* who put it */
     uint32_t owner_session;
-    uint32_t flags;        /* enum cw_entry_flags */
+    uint32_t flags; /* enum cw_entry_flags */
     uint16_t key_bytes;
     uint16_t meta_bytes;
 };
@@ -76,9 +79,11 @@ struct cw_found { /* a reader's private copy of one record */
     uint8_t meta[CW_META_MAX];
 };
 
-/* How a reader gets segments that it has not mapped yet: returns 0 and the mapping, or a negative code.
- * May block (a request to the broker). kind is CW_SEGMENT_INDEX (which: index id) or _RECORDS (which: number). */
-typedef int cw_directory_fetch(void *context, uint32_t kind, uint64_t which, struct cw_segment *out);
+/* How a reader gets segments that it has not mapped yet: returns 0 and the mapping, or a negative
+ * code. May block (a request to the broker). kind is CW_SEGMENT_INDEX (which: index id) or _RECORDS
+ * (which: number). */
+typedef int cw_directory_fetch(void *context, uint32_t kind, uint64_t which,
+                               struct cw_segment *out);
 
 struct cw_directory_reader { /* private to one process; the caller serialises its use */
     struct cw_directory_root *root;
@@ -98,25 +103,28 @@ void cw_directory_reader_deinit(struct cw_directory_reader *r);
  * Returns 0, -ENOENT, -ECONNRESET (retries ran out), or what fetch returned. */
 int cw_directory_find(struct cw_directory_reader *r, const char *key, size_t key_bytes,
                       struct cw_found *out);
-/* Walks all records: *cursor starts at 0 and is advanced. Returns 1 (a record), 0 (the end), or negative.
- * Records put or removed meanwhile may or may not appear; one that stands throughout appears once. */
+/* Walks all records: *cursor starts at 0 and is advanced. Returns 1 (a record), 0 (the end),
+ * -EAGAIN (the index was built anew meanwhile: start over with cursor 0), or another negative code.
+ * Records put or removed meanwhile may or may not appear; one that stands throughout appears once.
+ */
 int cw_directory_next(struct cw_directory_reader *r, uint64_t *cursor, struct cw_found *out);
 
 /* ---- the broker's side ---- */
 struct cw_directory_writer; /* private to the broker */
-/* Makes the first index and record segment. names_max bounds the records. instance marks segments. */
+/* Makes the first index and record segment. names_max bounds the records. instance marks segments.
+ */
 int cw_directory_writer_new(struct cw_directory_root *root, uint64_t names_max, uint64_t instance,
                             struct cw_directory_writer **out);
 void cw_directory_writer_free(struct cw_directory_writer *w);
 /*
- * Puts entry under key; entry->key_bytes and meta_bytes are set from the arguments, id by the writer.
- * With an old record under that key: *replaced = true and *old its fixed part; readers see the old or the
- * new one, whole, and never a moment without.
- * Returns 0, -EEXIST (taken, and replace is false; *old is set), -EDQUOT (names_max, or memory).
+ * Puts entry under key; entry->key_bytes and meta_bytes are set from the arguments, id by the
+ * writer. With an old record under that key: *replaced = true and *old its fixed part; readers see
+ * the old or the new one, whole, and never a moment without. Returns 0, -EEXIST (taken, and replace
+ * is false; *old is set), -EDQUOT (names_max, or memory).
  */
 int cw_directory_put(struct cw_directory_writer *w, const char *key, size_t key_bytes,
-                     const struct cw_entry *entry, const void *meta, size_t meta_bytes, bool replace,
-                     bool *replaced, struct cw_entry *old);
+                     const struct cw_entry *entry, const void *meta, size_t meta_bytes,
+                     bool replace, bool *replaced, struct cw_entry *old);
 /* Returns 0 and the removed record's fixed part, or -ENOENT. */
 int cw_directory_remove(struct cw_directory_writer *w, const char *key, size_t key_bytes,
                         struct cw_entry *old);
@@ -126,7 +134,8 @@ int cw_directory_lookup(struct cw_directory_writer *w, const char *key, size_t k
 /* Removes every record for which drop() returns true; calls it once for each. */
 void cw_directory_sweep(struct cw_directory_writer *w,
                         bool (*drop)(void *context, const struct cw_entry *entry), void *context);
-/* The segment to hand to a reader; its fd stays the writer's. Returns -ENOENT when there is none such. */
+/* The segment to hand to a reader; its fd stays the writer's. Returns -ENOENT when there is none
+ * such. */
 int cw_directory_segment(struct cw_directory_writer *w, uint32_t kind, uint64_t which,
                          const struct cw_segment **out);
 

@@ -20,7 +20,8 @@
 
 #define CW_DETAIL_MAX 512
 
-/* Stores the formatted sentence as this thread's detail text and returns code, which is negative. */
+/* Stores the formatted sentence as this thread's detail text and returns code, which is negative.
+ */
 int cw_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The detail text of this thread's last failure; never NULL. */
 const char *cw_detail(void);

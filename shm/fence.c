@@ -1,8 +1,9 @@
 /*
  * Fence words on the CPU: see fence.h for the rules.
  *
- * One writer a fence (a stream of one process); any number of readers; the broker poisons when the writer is
- * dead. A waiter sleeps on the fence's own futex word; several may, so a waker wakes them all.
+ * One writer a fence (a stream of one process); any number of readers; the broker poisons when the
+ * writer is dead. A waiter sleeps on the fence's own futex word; several may, so a waker wakes them
+ * all.
  */
 #include "fence.h"
 
@@ -24,14 +25,15 @@ void cw_fence_enqueue(struct cw_fence *fence, uint64_t value) {
 
 void cw_fence_complete(struct cw_fence *fence, uint64_t value) {
     CW_ASSERT(value < CW_FENCE_POISON);
-    /* F2: publishes the work up to value; pairs with F3. seq_cst for the look at the waiters (W2). */
+    /* F2: publishes the work up to value; pairs with F3. seq_cst for the look at the waiters (W2).
+     */
     CW_STORE(F2, &fence->value, value, seq_cst);
     cw_sleeper_wake(&fence->waiter);
 }
 
 int cw_fence_poll(struct cw_fence *fence, uint64_t value) {
-    /* F3: pairs with F2, and after W1 with F2 again: a waiter that announced itself sees the value or
-     * is seen. */
+    /* F3: pairs with F2, and after W1 with F2 again: a waiter that announced itself sees the value
+     * or is seen. */
     uint64_t now = CW_LOAD(F3, &fence->value, seq_cst);
     if (now < CW_FENCE_POISON)
         return now >= value;
@@ -45,8 +47,9 @@ int cw_fence_wait(struct cw_fence *fence, uint64_t value, int64_t timeout_ns) {
     for (;;) {
         int done = cw_fence_poll(fence, value);
         if (done)
-            return done > 0 ? 0 : cw_fail(done, "the producer died before it completed %llu",
-                                          (unsigned long long)value);
+            return done > 0 ? 0
+                            : cw_fail(done, "the producer died before it completed %llu",
+                                      (unsigned long long)value);
         int64_t now_ns = cw_now_ns();
         if (timeout_ns >= 0 && now_ns >= end_ns)
             return cw_fail(-ETIMEDOUT, "the fence did not reach %llu in %.3f s",
@@ -64,7 +67,8 @@ int cw_fence_wait(struct cw_fence *fence, uint64_t value, int64_t timeout_ns) {
 }
 
 uint64_t cw_fence_poison(struct cw_fence *fence) {
-    /* F5: the completed value is noted first; a repeated call finds the poison and keeps the note. */
+    /* F5: the completed value is noted first; a repeated call finds the poison and keeps the note.
+     */
     uint64_t now = CW_LOAD(F5, &fence->value, acquire);
     if (now < CW_FENCE_POISON)
         CW_STORE(F5, &fence->completed, now, release);

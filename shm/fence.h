@@ -1,11 +1,12 @@
 /*
- * Fence: a 64-bit word in shared memory that orders the work of one stream of one process before that
- * of others. On host memory it is written and waited for by CPUs; on a GPU by streams (later).
+ * Fence: a 64-bit word in shared memory that orders the work of one stream of one process before
+ * that of others. On host memory it is written and waited for by CPUs; on a GPU by streams (later).
  *
- * Rules (DESIGN.md): one writer, values begin at 1 and only rise, a fence is never used again. The writer
- * also publishes the highest value that it has enqueued; who waits for more than that waits on the CPU.
- * Poison: when the writer is dead the broker notes the last completed value, then stores CW_FENCE_POISON,
- * and stores it again until no late write can land. What was complete stays good.
+ * Rules (DESIGN.md): one writer, values begin at 1 and only rise, a fence is never used again. The
+ * writer also publishes the highest value that it has enqueued; who waits for more than that waits
+ * on the CPU. Poison: when the writer is dead the broker notes the last completed value, then
+ * stores CW_FENCE_POISON, and stores it again until no late write can land. What was complete stays
+ * good.
  */
 #ifndef CW_SHM_FENCE_H
 #define CW_SHM_FENCE_H
@@ -15,10 +16,10 @@
 
 #define CW_FENCE_POISON (1ull << 63)
 
-struct cw_fence { /* 64 bytes, shared */
-    cw_a64 value;     /* completed up to here, or >= CW_FENCE_POISON */
-    cw_a64 enqueued;  /* submitted up to here */
-    cw_a64 completed; /* last completed value, noted before poison */
+struct cw_fence {             /* 64 bytes, shared */
+    cw_a64 value;             /* completed up to here, or >= CW_FENCE_POISON */
+    cw_a64 enqueued;          /* submitted up to here */
+    cw_a64 completed;         /* last completed value, noted before poison */
     struct cw_sleeper waiter; /* futex word of those that wait on the CPU */
     uint64_t reserved[4];
 };

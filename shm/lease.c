@@ -1,6 +1,7 @@
 /*
  * Lease slots: three one-word operations; block.h tells why each is seq_cst.
- * The client writes, the broker reads; the client's death empties the table (the broker forgets it).
+ * The client writes, the broker reads; the client's death empties the table (the broker forgets
+ * it).
  */
 #include "lease.h"
 
@@ -14,8 +15,8 @@ void cw_lease_take(struct cw_lease_table *table, uint32_t index, uint32_t slab, 
 
 void cw_lease_drop(struct cw_lease_table *table, uint32_t index) {
     CW_ASSERT(index < CW_LEASE_TABLE_SLOTS);
-    /* L3: before the block's word is loaded (B5); pairs with L2 after B6. Our last reads and writes of the
-     * array come before it (release), so that its next owner's do not meet them. */
+    /* L3: before the block's word is loaded (B5); pairs with L2 after B6. Our last reads and writes
+     * of the array come before it (release), so that its next owner's do not meet them. */
     CW_STORE(L3, &table->slots[index], 0, seq_cst);
 }
 

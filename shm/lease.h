@@ -2,11 +2,12 @@
  * Lease table: what one client holds, in memory that the broker can read.
  *
  * A slot is one word: 0, or (slab << 32) | (block + 1). It protects that block, whatever its
- * generation: while a slot names it, the broker does not free it. There is no count that somebody could
- * forget to lower: death empties the table.
+ * generation: while a slot names it, the broker does not free it. There is no count that somebody
+ * could forget to lower: death empties the table.
  *
- * The client alone writes its slots (one process; its threads hold the client's lock); the broker reads
- * them. Stores are seq_cst (L1 take, L3 drop), the broker's loads too (L2): see block.h for why.
+ * The client alone writes its slots (one process; its threads hold the client's lock); the broker
+ * reads them. Stores are seq_cst (L1 take, L3 drop), the broker's loads too (L2): see block.h for
+ * why.
  */
 #ifndef CW_SHM_LEASE_H
 #define CW_SHM_LEASE_H
@@ -29,7 +30,8 @@ static inline uint32_t cw_lease_block(uint64_t slot) {
     return (uint32_t)slot - 1;
 }
 
-/* Client: stores the slot (L1), before the block's word is checked. index < CW_LEASE_TABLE_SLOTS. */
+/* Client: stores the slot (L1), before the block's word is checked. index < CW_LEASE_TABLE_SLOTS.
+ */
 void cw_lease_take(struct cw_lease_table *table, uint32_t index, uint32_t slab, uint32_t block);
 /* Client: clears the slot (L3), before the block's word is looked at. */
 void cw_lease_drop(struct cw_lease_table *table, uint32_t index);

@@ -1,9 +1,9 @@
 /*
  * Is there memory? The checks before a segment is allocated in full.
  *
- * Past a memory cgroup's limit the kernel kills, past RLIMIT_FSIZE it signals; neither returns an error
- * (FACTS.md). So the room is looked for first. Others allocate at the same time: a margin is kept, and
- * what remains of the race is said in the README.
+ * Past a memory cgroup's limit the kernel kills, past RLIMIT_FSIZE it signals; neither returns an
+ * error (FACTS.md). So the room is looked for first. Others allocate at the same time: a margin is
+ * kept, and what remains of the race is said in the README.
  */
 #include "segment.h"
 
@@ -40,7 +40,8 @@ static uint64_t read_number(const char *folder, const char *name) {
     return strtoull(text, NULL, 10);
 }
 
-/* What "name value" lines of memory.stat say: page cache that the kernel gives back under pressure. */
+/* What "name value" lines of memory.stat say: page cache that the kernel gives back under pressure.
+ */
 static uint64_t read_reclaimable(const char *folder, bool v2) {
     char path[PATH_MAX + 32], text[8192];
     snprintf(path, sizeof path, "%s/memory.stat", folder);
@@ -131,25 +132,28 @@ int cw_memory_check(uint64_t size_bytes) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
         size_bytes > limit.rlim_cur)
-        return cw_fail(-EDQUOT,
-                       "%llu bytes of shared memory were asked for, RLIMIT_FSIZE allows %llu a file: "
-                       "raise it (ulimit -f)",
-                       (unsigned long long)size_bytes, (unsigned long long)limit.rlim_cur);
+        return cw_fail(
+            -EDQUOT,
+            "%llu bytes of shared memory were asked for, RLIMIT_FSIZE allows %llu a file: "
+            "raise it (ulimit -f)",
+            (unsigned long long)size_bytes, (unsigned long long)limit.rlim_cur);
     if (size_bytes < CW_PAGE * 64 && size_bytes != 0)
         return 0; /* less than the margin is for: not worth reading a dozen files */
     uint64_t needed = size_bytes + CW_MEMORY_MARGIN_BYTES;
     uint64_t available = memory_available();
     if (needed < size_bytes || needed > available)
-        return cw_fail(-EDQUOT,
-                       "%llu bytes of shared memory were asked for, the machine has %llu available: "
-                       "free some, or ask for less",
-                       (unsigned long long)size_bytes, (unsigned long long)available);
+        return cw_fail(
+            -EDQUOT,
+            "%llu bytes of shared memory were asked for, the machine has %llu available: "
+            "free some, or ask for less",
+            (unsigned long long)size_bytes, (unsigned long long)available);
     char where[PATH_MAX] = "";
     uint64_t room = cgroups_least(where);
     if (needed > room)
-        return cw_fail(-EDQUOT,
-                       "%llu bytes of shared memory were asked for, the memory cgroup %.200s has room for "
-                       "%llu: raise its limit, or ask for less",
-                       (unsigned long long)size_bytes, where, (unsigned long long)room);
+        return cw_fail(
+            -EDQUOT,
+            "%llu bytes of shared memory were asked for, the memory cgroup %.200s has room for "
+            "%llu: raise its limit, or ask for less",
+            (unsigned long long)size_bytes, where, (unsigned long long)room);
     return 0;
 }

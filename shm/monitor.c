@@ -17,13 +17,15 @@ static const struct {
 };
 static const struct {
     const char *name, *what;
-} counters[] = {
+} counters[] =
+    {
 #define X(name, what) {#name, what},
-    CW_COUNTERS(X)
+        CW_COUNTERS(X)
 #undef X
-}, gauges[] = {
+},
+  gauges[] = {
 #define X(name, what) {#name, what},
-    CW_GAUGES(X)
+      CW_GAUGES(X)
 #undef X
 };
 

@@ -2,8 +2,8 @@
  * Monitor page: the root segment. The broker writes it, everybody of the user may read it, without
  * asking: `causeway status` works from it alone, also when the broker hangs.
  *
- * How a monitor finds it: the lock file in the socket folder holds one line "PID FD INSTANCE\n", and
- * /proc/PID/fd/FD is the segment. It ends with the broker; nothing is left in a file system.
+ * How a monitor finds it: the lock file in the socket folder holds one line "PID FD INSTANCE\n",
+ * and /proc/PID/fd/FD is the segment. It ends with the broker; nothing is left in a file system.
  */
 #ifndef CW_SHM_MONITOR_H
 #define CW_SHM_MONITOR_H
@@ -94,10 +94,11 @@ _Static_assert(sizeof(struct cw_monitor_client) == 128, "layout");
 
 struct cw_root { /* the root segment */
     struct cw_segment_header header;
-    uint32_t protocol;      /* CW_PROTOCOL_VERSION */
+    uint32_t protocol; /* CW_PROTOCOL_VERSION */
     uint32_t pid;
-    uint64_t started_ns;    /* CLOCK_REALTIME */
-    cw_a64 heartbeat_ns;    /* CLOCK_MONOTONIC of the loop's last turn (0 while it sleeps: idle is no hang) */
+    uint64_t started_ns; /* CLOCK_REALTIME */
+    cw_a64 heartbeat_ns; /* CLOCK_MONOTONIC of the loop's last turn (0 while it sleeps: idle is no
+                            hang) */
     struct cw_sleeper broker; /* asleep: clients that publish a request then ring their doorbell */
     _Alignas(64) struct cw_directory_root directory;
     _Alignas(64) cw_a64 limits[CW_LIMIT_COUNT];

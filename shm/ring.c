@@ -1,9 +1,9 @@
 /*
  * The ring: see ring.h for its invariants I1 to I5.
  *
- * The producer's struct and the consumer's struct are private to one process and one thread at a time;
- * the ring itself is shared. No death needs a repair: a record is there once its header is, and space is
- * free once the head moved.
+ * The producer's struct and the consumer's struct are private to one process and one thread at a
+ * time; the ring itself is shared. No death needs a repair: a record is there once its header is,
+ * and space is free once the head moved.
  */
 #include "ring.h"
 
@@ -50,24 +50,28 @@ void cw_ring_init(struct cw_ring *ring, uint64_t capacity_bytes) {
     CW_STORE(R0, header_at(ring, capacity_bytes, 0), 0, relaxed);
 }
 
-void cw_ring_producer_init(struct cw_ring_producer *p, struct cw_ring *ring, uint64_t capacity_bytes) {
+void cw_ring_producer_init(struct cw_ring_producer *p, struct cw_ring *ring,
+                           uint64_t capacity_bytes) {
     assert_capacity(capacity_bytes);
     *p = (struct cw_ring_producer){.ring = ring, .capacity_bytes = capacity_bytes};
 }
 
-void cw_ring_consumer_init(struct cw_ring_consumer *c, struct cw_ring *ring, uint64_t capacity_bytes) {
+void cw_ring_consumer_init(struct cw_ring_consumer *c, struct cw_ring *ring,
+                           uint64_t capacity_bytes) {
     assert_capacity(capacity_bytes);
     *c = (struct cw_ring_consumer){.ring = ring, .capacity_bytes = capacity_bytes};
 }
 
-/* Bytes that must be free for this record: padding to the end, the record, the zero word behind it (I3). */
+/* Bytes that must be free for this record: padding to the end, the record, the zero word behind it
+ * (I3). */
 static uint64_t room_needed(const struct cw_ring_producer *p, uint64_t record, uint64_t *padding) {
     uint64_t to_end = p->capacity_bytes - (p->tail & (p->capacity_bytes - 1));
     *padding = record > to_end ? to_end : 0;
     return *padding + record + HEADER_BYTES;
 }
 
-/* Does it fit behind the head that we know? A head that lies ahead of the tail or too far behind is a lie. */
+/* Does it fit behind the head that we know? A head that lies ahead of the tail or too far behind is
+ * a lie. */
 static int fits(const struct cw_ring_producer *p, uint64_t needed) {
     uint64_t used = p->tail - p->head;
     if (used > p->capacity_bytes || (p->head & 7))
@@ -78,11 +82,13 @@ static int fits(const struct cw_ring_producer *p, uint64_t needed) {
 
 int cw_ring_reserve(struct cw_ring_producer *p, uint32_t length_bytes, void **payload) {
     if (length_bytes > cw_ring_max_payload(p->capacity_bytes))
-        return cw_fail(-EMSGSIZE, "a record of %u bytes was to be written, this ring takes at most %u",
+        return cw_fail(-EMSGSIZE,
+                       "a record of %u bytes was to be written, this ring takes at most %u",
                        length_bytes, cw_ring_max_payload(p->capacity_bytes));
     uint64_t padding, needed = room_needed(p, record_bytes(length_bytes), &padding);
     if (fits(p, needed) != 0) {
-        /* R6: pairs with R3: the consumer's reads of the old record come before our writes over it. */
+        /* R6: pairs with R3: the consumer's reads of the old record come before our writes over it.
+         */
         p->head = CW_LOAD(R6, &p->ring->head, acquire);
         int code = fits(p, needed);
         if (code)
@@ -105,8 +111,9 @@ void cw_ring_commit(struct cw_ring_producer *p, uint32_t type, uint32_t length_b
     CW_ASSERT(type != CW_RING_PADDING);
     /* R0: the next header is 0 before this record appears (I1); R1 orders it. */
     CW_STORE(R0, header_at(p->ring, p->capacity_bytes, p->tail + size), 0, relaxed);
-    /* R1: publishes payload and zero word; pairs with R2 in cw_ring_peek, else the reader may see an old
-     * payload. seq_cst for W2, the look at the consumer's sleep word that follows; pairs with R4. */
+    /* R1: publishes payload and zero word; pairs with R2 in cw_ring_peek, else the reader may see
+     * an old payload. seq_cst for W2, the look at the consumer's sleep word that follows; pairs
+     * with R4. */
     CW_STORE(R1, header_at(p->ring, p->capacity_bytes, p->tail), header_word(type, length_bytes),
              seq_cst);
     p->tail += size;
@@ -126,8 +133,8 @@ int cw_ring_write(struct cw_ring_producer *p, uint32_t type, const void *payload
 
 bool cw_ring_has_room(struct cw_ring_producer *p, uint32_t length_bytes) {
     uint64_t padding, needed = room_needed(p, record_bytes(length_bytes), &padding);
-    /* R5: after we announced that we sleep (W1); pairs with R3, else the consumer's look at our sleep
-     * word and our look at its head miss each other. */
+    /* R5: after we announced that we sleep (W1); pairs with R3, else the consumer's look at our
+     * sleep word and our look at its head miss each other. */
     p->head = CW_LOAD(R5, &p->ring->head, seq_cst);
     return fits(p, needed) != -EAGAIN; /* a lie counts as room: the write then reports it */
 }
@@ -149,7 +156,8 @@ static bool header_parse(const struct cw_ring_consumer *c, uint64_t word, uint32
 
 int cw_ring_peek(struct cw_ring_consumer *c, uint32_t *type, const void **payload,
                  uint32_t *length_bytes) {
-    /* At most one padding lies before a record: two turns are enough, more would be a hostile producer. */
+    /* At most one padding lies before a record: two turns are enough, more would be a hostile
+     * producer. */
     for (int turn = 0; turn < 2; turn++) {
         cw_a64 *header = header_at(c->ring, c->capacity_bytes, c->head);
         /* R2: pairs with R1: what lies behind a header that we see is whole. */
@@ -172,13 +180,13 @@ int cw_ring_peek(struct cw_ring_consumer *c, uint32_t *type, const void **payloa
 void cw_ring_consume(struct cw_ring_consumer *c) {
     c->head += c->advance;
     c->advance = 0;
-    /* R3: our reads come before the producer's next writes there; pairs with R6. seq_cst for the look
-     * at the producer's sleep word that follows (W2); pairs with R5. */
+    /* R3: our reads come before the producer's next writes there; pairs with R6. seq_cst for the
+     * look at the producer's sleep word that follows (W2); pairs with R5. */
     CW_STORE(R3, &c->ring->head, c->head, seq_cst);
 }
 
 bool cw_ring_has_record(struct cw_ring_consumer *c) {
-    /* R4: after we announced that we sleep (W1); pairs with R1, else the producer's look at our sleep word
-     * and our look at its header miss each other. */
+    /* R4: after we announced that we sleep (W1); pairs with R1, else the producer's look at our
+     * sleep word and our look at its header miss each other. */
     return CW_LOAD(R4, header_at(c->ring, c->capacity_bytes, c->head), seq_cst) != 0;
 }

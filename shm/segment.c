@@ -1,9 +1,9 @@
 /*
  * Segments: sealed memfds, see segment.h.
  *
- * The struct cw_segment owns descriptor and mapping. Steps: check that there is memory, memfd_create,
- * fallocate, map, write the header, seal. A process that dies anywhere between leaves nothing, since the
- * memory has no name.
+ * The struct cw_segment owns descriptor and mapping. Steps: check that there is memory,
+ * memfd_create, fallocate, map, write the header, seal. A process that dies anywhere between leaves
+ * nothing, since the memory has no name.
  */
 #include "segment.h"
 
@@ -64,7 +64,8 @@ static int seal(int fd, int seals) {
 int cw_segment_create(const char *label, uint64_t size_bytes, uint32_t kind, uint64_t instance,
                       unsigned flags, struct cw_segment *out) {
     if (size_bytes == 0 || size_bytes > INT64_MAX - CW_PAGE)
-        return cw_fail(-EINVAL, "a segment of %llu bytes cannot be", (unsigned long long)size_bytes);
+        return cw_fail(-EINVAL, "a segment of %llu bytes cannot be",
+                       (unsigned long long)size_bytes);
     size_bytes = round_to_page(size_bytes);
     int code = cw_memory_check(size_bytes);
     if (code)
@@ -94,7 +95,8 @@ int cw_segment_create(const char *label, uint64_t size_bytes, uint32_t kind, uin
         };
     /* The future-write seal comes after our own writable mapping: it forbids only later ones. */
     code = seal(segment.fd, F_SEAL_SHRINK | F_SEAL_GROW |
-                                (flags & CW_SEGMENT_READERS_ONLY ? F_SEAL_FUTURE_WRITE : 0) | F_SEAL_SEAL);
+                                (flags & CW_SEGMENT_READERS_ONLY ? F_SEAL_FUTURE_WRITE : 0) |
+                                F_SEAL_SEAL);
     if (code)
         goto close_segment;
     *out = segment;
@@ -105,8 +107,8 @@ close_segment:
     return code;
 }
 
-/* Is fd sealed shared memory of this size? F_GET_SEALS first: it never blocks, whatever fd is, and only
- * shared memory answers it; after that fstat cannot block either. */
+/* Is fd sealed shared memory of this size? F_GET_SEALS first: it never blocks, whatever fd is, and
+ * only shared memory answers it; after that fstat cannot block either. */
 static int check_fd(int fd, uint64_t size_bytes) {
     int seals = fcntl(fd, F_GET_SEALS);
     struct stat status;
@@ -122,13 +124,14 @@ static int check_fd(int fd, uint64_t size_bytes) {
 
 static int check_header(const struct cw_segment *segment, uint32_t kind) {
     struct cw_segment_header header = *(const volatile struct cw_segment_header *)segment->base;
-    if (header.magic != CW_SEGMENT_MAGIC || header.version != CW_SEGMENT_VERSION || header.kind != kind ||
-        header.size_bytes != segment->size_bytes)
-        return cw_fail(-EPROTO,
-                       "a segment of kind %u, version %u and %llu bytes was expected, its header says %u, "
-                       "%u and %llu",
-                       kind, CW_SEGMENT_VERSION, (unsigned long long)segment->size_bytes, header.kind,
-                       header.version, (unsigned long long)header.size_bytes);
+    if (header.magic != CW_SEGMENT_MAGIC || header.version != CW_SEGMENT_VERSION ||
+        header.kind != kind || header.size_bytes != segment->size_bytes)
+        return cw_fail(
+            -EPROTO,
+            "a segment of kind %u, version %u and %llu bytes was expected, its header says %u, "
+            "%u and %llu",
+            kind, CW_SEGMENT_VERSION, (unsigned long long)segment->size_bytes, header.kind,
+            header.version, (unsigned long long)header.size_bytes);
     return 0;
 }
 
@@ -138,10 +141,11 @@ int cw_segment_open(int fd, uint64_t size_bytes, uint32_t kind, bool writable, u
     int code = check_fd(fd, segment.size_bytes);
     if (code)
         goto close_segment;
-    void *base = mmap(NULL, segment.size_bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
-                      fd, 0);
+    void *base = mmap(NULL, segment.size_bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ,
+                      MAP_SHARED, fd, 0);
     if (base == MAP_FAILED) {
-        code = cw_fail(errno == EPERM ? -EPERM : -EDQUOT, "mapping %llu bytes of shared memory failed: %m",
+        code = cw_fail(errno == EPERM ? -EPERM : -EDQUOT,
+                       "mapping %llu bytes of shared memory failed: %m",
                        (unsigned long long)segment.size_bytes);
         goto close_segment;
     }

@@ -40,15 +40,16 @@ struct cw_segment_header { /* 64 bytes, at offset 0 of every segment */
 _Static_assert(sizeof(struct cw_segment_header) == 64, "layout");
 
 struct cw_segment {
-    int fd;      /* -1 when not held */
-    void *base;  /* NULL when not mapped */
+    int fd;     /* -1 when not held */
+    void *base; /* NULL when not mapped */
     size_t size_bytes;
 };
 
 enum cw_segment_flags {
-    CW_SEGMENT_READERS_ONLY = 1, /* after mapping it writable here, forbid every later writable map */
-    CW_SEGMENT_RAW = 2,          /* plain memory without a header (a slab's data) */
-    CW_SEGMENT_UNMAPPED = 4,     /* allocate and seal, do not map (implies RAW) */
+    CW_SEGMENT_READERS_ONLY =
+        1,                   /* after mapping it writable here, forbid every later writable map */
+    CW_SEGMENT_RAW = 2,      /* plain memory without a header (a slab's data) */
+    CW_SEGMENT_UNMAPPED = 4, /* allocate and seal, do not map (implies RAW) */
 };
 
 /*

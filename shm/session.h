@@ -6,9 +6,9 @@
  *   CW_SESSION_REPLIES            ring broker -> client (replies), CW_LANE_BYTES
  *   CW_SESSION_LEASES             the first lease table
  *
- * The broker trusts nothing in it: it copies, checks the copy, uses the copy. If the client dies, the
- * broker first consumes the whole records still in the request ring, then reads the lease tables, then
- * closes the segment.
+ * The broker trusts nothing in it: it copies, checks the copy, uses the copy. If the client dies,
+ * the broker first consumes the whole records still in the request ring, then reads the lease
+ * tables, then closes the segment.
  */
 #ifndef CW_SHM_SESSION_H
 #define CW_SHM_SESSION_H
@@ -21,9 +21,9 @@
 
 struct cw_session {
     struct cw_segment_header header;
-    uint32_t session;  /* id, never used again within this run of the broker */
+    uint32_t session; /* id, never used again within this run of the broker */
     uint32_t reserved0;
-    cw_a64 reclaimed;  /* broker: rises when blocks of this client's slabs came back (state FREE) */
+    cw_a64 reclaimed; /* broker: rises when blocks of this client's slabs came back (state FREE) */
     cw_a64 closed_slabs; /* broker: rises when a slab that this client opened was given up */
     uint64_t reserved[5];
 };

@@ -1,9 +1,9 @@
 /*
  * Waiting and waking: see wait.h for the invariant.
  *
- * Each sleeper word belongs to the side that sleeps on it; the waking side only clears it. A sleeper that
- * dies leaves it set, which costs the next waker one system call; a waker's death is seen by whoever
- * watches that process.
+ * Each sleeper word belongs to the side that sleeps on it; the waking side only clears it. A
+ * sleeper that dies leaves it set, which costs the next waker one system call; a waker's death is
+ * seen by whoever watches that process.
  */
 #include "wait.h"
 
@@ -23,7 +23,8 @@ int64_t cw_now_ns(void) {
 
 void cw_sleeper_here(struct cw_sleeper *self) {
     uint32_t core = (uint32_t)sched_getcpu() + 1;
-    /* W5: advice only, no ordering; a store is saved where nothing changed, to leave the line shared. */
+    /* W5: advice only, no ordering; a store is saved where nothing changed, to leave the line
+     * shared. */
     if (CW_LOAD(W5, &self->core, relaxed) != core)
         CW_STORE(W5, &self->core, core, relaxed);
 }
@@ -37,8 +38,8 @@ bool cw_sleeper_spin_pays(const struct cw_sleeper *other) {
 }
 
 void cw_sleeper_announce(struct cw_sleeper *self) {
-    /* W1: before we look at the condition for the last time; pairs with W2 in cw_sleeper_claim; else both
-     * sides look before the other's store is visible, and the wake-up is lost. */
+    /* W1: before we look at the condition for the last time; pairs with W2 in cw_sleeper_claim;
+     * else both sides look before the other's store is visible, and the wake-up is lost. */
     CW_STORE(W1, &self->asleep, 1, seq_cst);
 }
 
@@ -51,8 +52,8 @@ bool cw_sleeper_claim(struct cw_sleeper *other) {
     /* W2: after the effect was published (seq_cst); pairs with W1. */
     if (!CW_LOAD(W2, &other->asleep, seq_cst))
         return false;
-    /* W4: several wakers may see the 1; who takes it makes the system call. Release, so that the sleeper
-     * which finds 0 in its futex call has seen our effect. */
+    /* W4: several wakers may see the 1; who takes it makes the system call. Release, so that the
+     * sleeper which finds 0 in its futex call has seen our effect. */
     return CW_XCHG(W4, &other->asleep, 0, acq_rel) != 0;
 }
 

@@ -2,14 +2,15 @@
  * Waiting: spin for about the price of one wake-up while the other side runs on another core, else
  * sleep. A system call to wake only where someone sleeps.
  *
- * Invariant: a sleeper stores asleep=1 (W1, seq_cst), looks at its condition once more (seq_cst load)
- * and only then sleeps; a waker makes the condition true (seq_cst store) and then loads asleep (W2,
- * seq_cst). In the single order of these four, one of the two sees the other: no wake-up is lost.
+ * Invariant: a sleeper stores asleep=1 (W1, seq_cst), looks at its condition once more (seq_cst
+ * load) and only then sleeps; a waker makes the condition true (seq_cst store) and then loads
+ * asleep (W2, seq_cst). In the single order of these four, one of the two sees the other: no
+ * wake-up is lost.
  *
- * Between clients the sleeper sleeps on the word itself (shared futex); towards the broker it sleeps
- * in poll or epoll on an eventfd. A sleeper that dies leaves asleep=1: the next waker pays one system
- * call for nobody and clears it. A waker that dies before W2 wakes nobody: whoever waits for a process
- * also watches that process's death.
+ * Between clients the sleeper sleeps on the word itself (shared futex); towards the broker it
+ * sleeps in poll or epoll on an eventfd. A sleeper that dies leaves asleep=1: the next waker pays
+ * one system call for nobody and clears it. A waker that dies before W2 wakes nobody: whoever waits
+ * for a process also watches that process's death.
  */
 #ifndef CW_SHM_WAIT_H
 #define CW_SHM_WAIT_H
@@ -19,23 +20,24 @@
 #define CW_SPIN_NS 50000u /* about one wake-up of a sleeping core (FACTS.md: 41 to 52 us) */
 
 struct cw_sleeper { /* shared; written by the sleeping side, cleared by the waker */
-    cw_a32 asleep; /* 1: sleeps, or is about to */
-    cw_a32 core;   /* core it last ran on + 1; 0 unknown */
+    cw_a32 asleep;  /* 1: sleeps, or is about to */
+    cw_a32 core;    /* core it last ran on + 1; 0 unknown */
 };
 
 /* Publishes the core that the caller runs on. Cheap (no system call). */
 void cw_sleeper_here(struct cw_sleeper *self);
 /* May it pay to spin for other? It is on another core than ours, and not asleep. */
 bool cw_sleeper_spin_pays(const struct cw_sleeper *other);
-/* Announces sleep (W1). The caller then looks at its condition and sleeps only if it still does not hold. */
+/* Announces sleep (W1). The caller then looks at its condition and sleeps only if it still does not
+ * hold. */
 void cw_sleeper_announce(struct cw_sleeper *self);
 /* Takes the announcement back: only where one thread alone ever sleeps on this word, else it would
  * silence the others' wake-up. Without it the next waker makes one system call for nobody. */
 void cw_sleeper_cancel(struct cw_sleeper *self);
 /*
- * Sleeps on the futex until woken, a signal, or timeout_ns (< 0: for ever). Blocks. Several threads and
- * processes may sleep on one word; only a waker clears it, and wakes them all.
- * Returns 0 (woken, or the word had changed), -ETIMEDOUT, -EINTR.
+ * Sleeps on the futex until woken, a signal, or timeout_ns (< 0: for ever). Blocks. Several threads
+ * and processes may sleep on one word; only a waker clears it, and wakes them all. Returns 0
+ * (woken, or the word had changed), -ETIMEDOUT, -EINTR.
  */
 int cw_sleeper_sleep(struct cw_sleeper *self, int64_t timeout_ns);
 /* After the effect was published: was someone asleep (W2)? Clears the word; the caller wakes. */

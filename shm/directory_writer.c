@@ -1,0 +1,373 @@
+/*
+ * Directory, the broker's side: see directory.h for the protocol.
+ *
+ * One thread of the broker owns the writer. Readers look at every moment, so each change ends in
+ * one store of one reference: a record is written whole before a slot names it, and its units are
+ * used again only under an odd sequence. The broker's death leaves the directory as it was after
+ * the last whole store; readers of a half-written record give up after bounded retries.
+ */
+#include "directory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "error.h"
+
+#define UNITS_MAX (CW_RECORD_MAX / CW_RECORD_UNIT)
+
+struct free_list { /* records of one size, given back */
+    uint64_t *refs;
+    size_t count, room;
+};
+
+struct cw_directory_writer {
+    struct cw_directory_root *root;
+    uint64_t names_max, instance;
+    uint64_t names, put_id;
+    struct cw_segment index;
+    uint64_t slots, used; /* used: live and tombstones */
+    struct cw_segment records[CW_RECORD_SEGMENTS];
+    unsigned record_segments;
+    uint64_t next_unit, end_unit; /* never used units of the last record segment */
+    struct free_list free_lists[UNITS_MAX + 1];
+};
+
+static struct cw_index_slot *slot_at(const struct cw_segment *index, uint64_t number) {
+    return (struct cw_index_slot *)((uint8_t *)index->base + sizeof(struct cw_segment_header)) +
+           number;
+}
+
+static struct cw_record *record_at(struct cw_directory_writer *w, uint64_t ref) {
+    return (struct cw_record *)((uint8_t *)w->records[(ref - 2) >> 32].base +
+                                (uint64_t)(uint32_t)(ref - 2) * CW_RECORD_UNIT);
+}
+
+/* Our own records: nobody else writes them, so plain words are enough. */
+static struct cw_entry record_entry(struct cw_directory_writer *w, uint64_t ref) {
+    struct cw_entry entry;
+    memcpy(&entry, (const void *)record_at(w, ref)->body, sizeof entry);
+    return entry;
+}
+
+static const char *record_key(struct cw_directory_writer *w, uint64_t ref) {
+    return (const char *)record_at(w, ref)->body + sizeof(struct cw_entry);
+}
+
+static uint64_t units_for(uint64_t key_bytes, uint64_t meta_bytes) {
+    uint64_t bytes = sizeof(struct cw_record) + sizeof(struct cw_entry) +
+                     ((key_bytes + 7) & ~7ull) + ((meta_bytes + 7) & ~7ull);
+    return (bytes + CW_RECORD_UNIT - 1) / CW_RECORD_UNIT;
+}
+
+static int free_list_push(struct free_list *list, uint64_t ref) {
+    if (list->count == list->room) {
+        size_t room = list->room ? list->room * 2 : 64;
+        uint64_t *refs = realloc(list->refs, room * sizeof *refs);
+        if (!refs)
+            return cw_fail(-EDQUOT, "no memory for the directory's list of free records");
+        list->refs = refs;
+        list->room = room;
+    }
+    list->refs[list->count++] = ref;
+    return 0;
+}
+
+/* Gives units back. For want of memory they stay unused until the broker ends: a loss, not a fault.
+ */
+static void units_free(struct cw_directory_writer *w, uint64_t ref, uint64_t units) {
+    if (units)
+        (void)free_list_push(&w->free_lists[units], ref);
+}
+
+static int records_grow(struct cw_directory_writer *w) {
+    if (w->record_segments == CW_RECORD_SEGMENTS)
+        return cw_fail(-EDQUOT, "the directory's %u record segments are full", CW_RECORD_SEGMENTS);
+    unsigned number = w->record_segments;
+    uint64_t units = (uint64_t)CW_RECORD_FIRST_UNITS << (number < 11 ? number : 11);
+    int code = cw_segment_create("records", units * CW_RECORD_UNIT, CW_SEGMENT_RECORDS, w->instance,
+                                 CW_SEGMENT_READERS_ONLY, &w->records[number]);
+    if (code)
+        return code;
+    while (w->next_unit <
+           w->end_unit) { /* what is left of the last segment serves smaller records */
+        uint64_t left = w->end_unit - w->next_unit;
+        uint64_t piece = left < UNITS_MAX ? left : UNITS_MAX;
+        units_free(w, 2 + ((uint64_t)(number - 1) << 32 | w->next_unit), piece);
+        w->next_unit += piece;
+    }
+    w->record_segments++;
+    w->next_unit = 1; /* unit 0 holds the segment's header */
+    w->end_unit = units;
+    CW_STORE(D8, &w->root->record_segments, w->record_segments, release);
+    return 0;
+}
+
+/* A reference to so many units: one given back, else never used ones, else a piece of a larger one.
+ */
+static int units_take(struct cw_directory_writer *w, uint64_t units, uint64_t *ref) {
+    struct free_list *exact = &w->free_lists[units];
+    if (exact->count) {
+        *ref = exact->refs[--exact->count];
+        return 0;
+    }
+    for (uint64_t larger = units + 1; larger <= UNITS_MAX; larger++) {
+        struct free_list *list = &w->free_lists[larger];
+        if (list->count) {
+            *ref = list->refs[--list->count];
+            units_free(w, *ref + units, larger - units);
+            return 0;
+        }
+    }
+    if (w->next_unit + units > w->end_unit) {
+        int code = records_grow(w);
+        if (code)
+            return code;
+    }
+    *ref = 2 + ((uint64_t)(w->record_segments - 1) << 32 | w->next_unit);
+    w->next_unit += units;
+    return 0;
+}
+
+static void store_words(cw_a64 *to, const void *from, size_t bytes) {
+    for (size_t done = 0; done < bytes; done += 8) {
+        uint64_t word = 0;
+        memcpy(&word, (const char *)from + done, bytes - done < 8 ? bytes - done : 8);
+        /* D6: release, so that who sees this word also sees the odd sequence before it; pairs with
+         * D5. */
+        CW_STORE(D6, &to[done / 8], word, release);
+    }
+}
+
+/* Writes a record whole, under an odd sequence: readers that still hold an old reference see that.
+ */
+static void record_write(struct cw_record *record, const struct cw_entry *entry, const char *key,
+                         const void *meta) {
+    uint64_t seq = CW_LOAD(D6, &record->seq, relaxed) | 1;
+    CW_STORE(D6, &record->seq, seq, release);
+    cw_a64 *body = record->body;
+    store_words(body, entry, sizeof *entry);
+    body += sizeof *entry / 8;
+    store_words(body, key, entry->key_bytes);
+    body += ((size_t)entry->key_bytes + 7) / 8;
+    store_words(body, meta, entry->meta_bytes);
+    /* D6: the even sequence comes after every word; pairs with D3. */
+    CW_STORE(D6, &record->seq, seq + 1, release);
+}
+
+static void record_erase(struct cw_record *record) {
+    static const struct cw_entry none;
+    record_write(record, &none, NULL, NULL);
+}
+
+static uint64_t record_units(struct cw_directory_writer *w, uint64_t ref) {
+    struct cw_entry entry = record_entry(w, ref);
+    return units_for(entry.key_bytes, entry.meta_bytes);
+}
+
+/* The slot of a key, or NULL; *place is where it may be put. */
+static struct cw_index_slot *slot_find(struct cw_directory_writer *w, const char *key,
+                                       size_t key_bytes, uint64_t hash,
+                                       struct cw_index_slot **place) {
+    *place = NULL;
+    for (uint64_t n = 0; n < w->slots; n++) {
+        struct cw_index_slot *slot = slot_at(&w->index, (hash + n) & (w->slots - 1));
+        uint64_t ref = CW_LOAD(D2, &slot->ref, relaxed);
+        if (ref <= CW_REF_TOMB) {
+            if (!*place)
+                *place = slot;
+            if (ref == 0)
+                return NULL;
+            continue;
+        }
+        if (CW_LOAD(D7, &slot->hash, relaxed) == hash &&
+            record_entry(w, ref).key_bytes == key_bytes &&
+            memcmp(record_key(w, ref), key, key_bytes) == 0)
+            return slot;
+    }
+    return NULL;
+}
+
+static void slot_set(struct cw_index_slot *slot, uint64_t hash, uint64_t ref) {
+    CW_STORE(D7, &slot->hash, hash, relaxed);
+    /* D2: publishes hash and record; pairs with D2 in readers. */
+    CW_STORE(D2, &slot->ref, ref, release);
+}
+
+static uint64_t key_hash(struct cw_directory_writer *w, uint64_t ref) {
+    return cw_directory_hash(record_key(w, ref), record_entry(w, ref).key_bytes);
+}
+
+/* Builds the index anew with this many slots, without tombstones, and names it in the root. */
+static int index_rebuild(struct cw_directory_writer *w, uint64_t slots) {
+    struct cw_segment fresh;
+    int code = cw_segment_create(
+        "index", sizeof(struct cw_segment_header) + slots * sizeof(struct cw_index_slot),
+        CW_SEGMENT_INDEX, w->instance, CW_SEGMENT_READERS_ONLY, &fresh);
+    if (code)
+        return code;
+    for (uint64_t i = 0; i < w->slots; i++) {
+        uint64_t ref = CW_LOAD(D2, &slot_at(&w->index, i)->ref, relaxed);
+        if (ref <= CW_REF_TOMB)
+            continue;
+        uint64_t hash = key_hash(w, ref), n = hash & (slots - 1);
+        while (CW_LOAD(D2, &slot_at(&fresh, n)->ref, relaxed) != 0)
+            n = (n + 1) & (slots - 1);
+        slot_set(slot_at(&fresh, n), hash, ref);
+    }
+    cw_segment_close(&w->index); /* readers keep their own mappings of it */
+    w->index = fresh;
+    w->slots = slots;
+    w->used = w->names;
+    CW_STORE(D8, &w->root->index_slots, slots, relaxed);
+    /* D1: names the index only now that it is filled; pairs with D1 in readers. */
+    CW_STORE(D1, &w->root->index_id, CW_LOAD(D1, &w->root->index_id, relaxed) + 1, release);
+    return 0;
+}
+
+/* Keeps at least 30 % of the slots empty, so that probes end soon. */
+static int index_make_room(struct cw_directory_writer *w) {
+    if ((w->used + 1) * 10 <= w->slots * 7)
+        return 0;
+    uint64_t slots = w->slots;
+    while ((w->names + 1) * 2 > slots)
+        slots *= 2;
+    return index_rebuild(w, slots);
+}
+
+int cw_directory_writer_new(struct cw_directory_root *root, uint64_t names_max, uint64_t instance,
+                            struct cw_directory_writer **out) {
+    struct cw_directory_writer *w = calloc(1, sizeof *w);
+    if (!w)
+        return cw_fail(-EDQUOT, "no memory for the directory");
+    w->root = root;
+    w->names_max = names_max;
+    w->instance = instance;
+    w->index.fd = -1;
+    for (unsigned i = 0; i < CW_RECORD_SEGMENTS; i++)
+        w->records[i].fd = -1;
+    int code = index_rebuild(w, CW_INDEX_FIRST_SLOTS);
+    if (code == 0)
+        code = records_grow(w);
+    if (code) {
+        cw_directory_writer_free(w);
+        return code;
+    }
+    *out = w;
+    return 0;
+}
+
+void cw_directory_writer_free(struct cw_directory_writer *w) {
+    if (!w)
+        return;
+    cw_segment_close(&w->index);
+    for (unsigned i = 0; i < CW_RECORD_SEGMENTS; i++)
+        cw_segment_close(&w->records[i]);
+    for (unsigned i = 0; i <= UNITS_MAX; i++)
+        free(w->free_lists[i].refs);
+    free(w);
+}
+
+static void count_change(struct cw_directory_writer *w) {
+    CW_STORE(D8, &w->root->names, w->names, relaxed);
+    CW_ADD(D8, &w->root->changes, 1, release);
+}
+
+/* Ends an old record, once no slot names it. */
+static void record_release(struct cw_directory_writer *w, uint64_t ref) {
+    uint64_t units = record_units(w, ref);
+    record_erase(record_at(w, ref));
+    units_free(w, ref, units);
+}
+
+int cw_directory_put(struct cw_directory_writer *w, const char *key, size_t key_bytes,
+                     const struct cw_entry *entry, const void *meta, size_t meta_bytes,
+                     bool replace, bool *replaced, struct cw_entry *old) {
+    CW_ASSERT(key_bytes > 0 && key_bytes <= CW_KEY_MAX && meta_bytes <= CW_META_MAX);
+    uint64_t hash = cw_directory_hash(key, key_bytes);
+    int code = index_make_room(w);
+    if (code)
+        return code;
+    struct cw_index_slot *place, *slot = slot_find(w, key, key_bytes, hash, &place);
+    uint64_t old_ref = slot ? CW_LOAD(D2, &slot->ref, relaxed) : 0;
+    if (slot) {
+        *old = record_entry(w, old_ref);
+        if (!replace)
+            return -EEXIST;
+    } else if (w->names >= w->names_max) {
+        return cw_fail(-EDQUOT, "the directory holds %llu names, max_names allows no more",
+                       (unsigned long long)w->names);
+    }
+    uint64_t ref;
+    code = units_take(w, units_for(key_bytes, meta_bytes), &ref);
+    if (code)
+        return code;
+    struct cw_entry fresh = *entry;
+    fresh.key_bytes = (uint16_t)key_bytes;
+    fresh.meta_bytes = (uint16_t)meta_bytes;
+    fresh.id = ++w->put_id;
+    record_write(record_at(w, ref), &fresh, key, meta);
+    *replaced = slot != NULL;
+    if (slot) {
+        slot_set(slot, hash, ref);
+        record_release(w, old_ref);
+    } else {
+        w->used += CW_LOAD(D2, &place->ref, relaxed) == 0;
+        w->names++;
+        slot_set(place, hash, ref);
+    }
+    count_change(w);
+    return 0;
+}
+
+static void slot_remove(struct cw_directory_writer *w, struct cw_index_slot *slot) {
+    uint64_t ref = CW_LOAD(D2, &slot->ref, relaxed);
+    CW_STORE(D2, &slot->ref, CW_REF_TOMB, release);
+    record_release(w, ref);
+    w->names--;
+    count_change(w);
+}
+
+int cw_directory_remove(struct cw_directory_writer *w, const char *key, size_t key_bytes,
+                        struct cw_entry *old) {
+    struct cw_index_slot *place,
+        *slot = slot_find(w, key, key_bytes, cw_directory_hash(key, key_bytes), &place);
+    if (!slot)
+        return -ENOENT;
+    *old = record_entry(w, CW_LOAD(D2, &slot->ref, relaxed));
+    slot_remove(w, slot);
+    return 0;
+}
+
+int cw_directory_lookup(struct cw_directory_writer *w, const char *key, size_t key_bytes,
+                        struct cw_entry *out) {
+    struct cw_index_slot *place,
+        *slot = slot_find(w, key, key_bytes, cw_directory_hash(key, key_bytes), &place);
+    if (!slot)
+        return -ENOENT;
+    *out = record_entry(w, CW_LOAD(D2, &slot->ref, relaxed));
+    return 0;
+}
+
+void cw_directory_sweep(struct cw_directory_writer *w,
+                        bool (*drop)(void *context, const struct cw_entry *entry), void *context) {
+    for (uint64_t i = 0; i < w->slots; i++) {
+        struct cw_index_slot *slot = slot_at(&w->index, i);
+        uint64_t ref = CW_LOAD(D2, &slot->ref, relaxed);
+        if (ref <= CW_REF_TOMB)
+            continue;
+        struct cw_entry entry = record_entry(w, ref);
+        if (drop(context, &entry))
+            slot_remove(w, slot);
+    }
+}
+
+int cw_directory_segment(struct cw_directory_writer *w, uint32_t kind, uint64_t which,
+                         const struct cw_segment **out) {
+    if (kind == CW_SEGMENT_INDEX && which == CW_LOAD(D1, &w->root->index_id, relaxed))
+        *out = &w->index;
+    else if (kind == CW_SEGMENT_RECORDS && which < w->record_segments)
+        *out = &w->records[which];
+    else
+        return -ENOENT;
+    return 0;
+}

@@ -1,0 +1,43 @@
+"""The compiled library: `ffi`, `lib`, and how its results become exceptions.
+
+>>> from causeway._lib import lib, check
+>>> check(0)
+0
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Any
+
+from causeway import _causeway as _module  # type: ignore[attr-defined]
+from causeway.errors import from_status
+
+__all__ = ["check", "failure", "ffi", "lib", "on_broker_lost"]
+
+ffi: Any = _module.ffi
+lib: Any = _module.lib
+
+_lost_hooks: list[Callable[[], None]] = []
+
+
+def on_broker_lost(hook: Callable[[], None]) -> None:
+    """Calls hook() whenever a call found that the broker is gone, before `BrokerLost` is raised."""
+    _lost_hooks.append(hook)
+
+
+def failure(status: int) -> Exception:
+    """The exception for a negative status. Call it in the thread that got it, before anything else."""
+    sentence = ffi.string(lib.cw_error()).decode("utf-8", "replace")
+    if status == -errno.ECONNRESET:
+        for hook in _lost_hooks:
+            hook()
+    return from_status(status, sentence)
+
+
+def check(status: int) -> int:
+    """Returns status, or raises what it means when it is negative."""
+    if status < 0:
+        raise failure(status)
+    return status

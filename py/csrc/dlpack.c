@@ -1,0 +1,157 @@
+/*
+ * dlpack.c: the module causeway._dlpack, which wraps memory of ours in DLPack capsules.
+ *
+ * One function, capsule(). The struct inside the capsule owns one reference to a Python object (the lease of
+ * the memory), which its deleter gives back. Invariant: exactly one of the two calls the deleter, the
+ * consumer that renamed the capsule or the capsule's own destructor. The deleter may come from any thread,
+ * with or without the GIL. In a process that dies nothing is left to repair: leases end with the process.
+ *
+ * Limited API of Python 3.10, so that one binary serves all versions from there on.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+/* The structures of DLPack 1.0, as its specification lays them out. */
+struct dl_tensor {
+    void *data;
+    int32_t device_type, device_id;
+    int32_t ndim;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides; /* strides in elements */
+    uint64_t byte_offset;
+};
+struct dl_managed { /* "dltensor" */
+    struct dl_tensor tensor;
+    void *context;
+    void (*deleter)(struct dl_managed *self);
+};
+struct dl_managed_versioned { /* "dltensor_versioned" */
+    uint32_t major, minor;
+    void *context;
+    void (*deleter)(struct dl_managed_versioned *self);
+    uint64_t flags;
+    struct dl_tensor tensor;
+};
+
+static const char LEGACY[] = "dltensor", VERSIONED[] = "dltensor_versioned";
+
+static void owner_release(void *owner) {
+    if (!Py_IsInitialized())
+        return; /* the interpreter is gone, and with it every lease */
+    PyGILState_STATE state = PyGILState_Ensure();
+    Py_DECREF((PyObject *)owner);
+    PyGILState_Release(state);
+}
+
+static void legacy_delete(struct dl_managed *self) {
+    owner_release(self->context);
+    free(self);
+}
+
+static void versioned_delete(struct dl_managed_versioned *self) {
+    owner_release(self->context);
+    free(self);
+}
+
+static void capsule_destroy(PyObject *capsule) {
+    PyObject *type, *value, *trace; /* an exception may be under way */
+
+    PyErr_Fetch(&type, &value, &trace);
+    if (PyCapsule_IsValid(capsule, VERSIONED)) {
+        struct dl_managed_versioned *managed = PyCapsule_GetPointer(capsule, VERSIONED);
+        managed->deleter(managed);
+    } else if (PyCapsule_IsValid(capsule, LEGACY)) {
+        struct dl_managed *managed = PyCapsule_GetPointer(capsule, LEGACY);
+        managed->deleter(managed);
+    }
+    PyErr_Restore(type, value, trace);
+}
+
+/* Copies a tuple of ints to out; 0, or -1 with an exception. */
+static int dims_read(PyObject *tuple, Py_ssize_t ndim, int64_t *out) {
+    for (Py_ssize_t i = 0; i < ndim; i++) {
+        PyObject *item = PyTuple_GetItem(tuple, i);
+        if (!item)
+            return -1;
+        out[i] = PyLong_AsLongLong(item);
+        if (out[i] == -1 && PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
+static PyObject *wrap(void *managed, const char *name, PyObject *owner) {
+    PyObject *capsule = PyCapsule_New(managed, name, capsule_destroy);
+
+    if (capsule)
+        Py_INCREF(owner);
+    else
+        free(managed);
+    return capsule;
+}
+
+PyDoc_STRVAR(capsule_doc,
+             "capsule(owner, address, shape, strides, code, bits, flags, versioned)\n--\n\n"
+             "A DLPack capsule over host memory at address, which owner keeps alive.\n"
+             "strides count elements. flags and the name \"dltensor_versioned\" hold when versioned is true.");
+
+static PyObject *capsule_new(PyObject *module, PyObject *args) {
+    PyObject *owner, *shape, *strides;
+    unsigned long long address, flags;
+    unsigned char code, bits;
+    int versioned;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OKO!O!bbKp", &owner, &address, &PyTuple_Type, &shape, &PyTuple_Type,
+                          &strides, &code, &bits, &flags, &versioned))
+        return NULL;
+    Py_ssize_t ndim = PyTuple_Size(shape);
+    if (ndim != PyTuple_Size(strides) || ndim > 64) {
+        PyErr_SetString(PyExc_ValueError, "shape and strides differ in length, or are too long");
+        return NULL;
+    }
+    size_t head = versioned ? sizeof(struct dl_managed_versioned) : sizeof(struct dl_managed);
+    uint8_t *memory = calloc(1, head + 2 * (size_t)ndim * sizeof(int64_t));
+    if (!memory)
+        return PyErr_NoMemory();
+    int64_t *dims = (int64_t *)(memory + head);
+    if (dims_read(shape, ndim, dims) || dims_read(strides, ndim, dims + ndim)) {
+        free(memory);
+        return NULL;
+    }
+    struct dl_tensor tensor = {
+        .data = (void *)(uintptr_t)address,
+        .device_type = 1, /* the host */
+        .ndim = (int32_t)ndim,
+        .code = code,
+        .bits = bits,
+        .lanes = 1,
+        .shape = dims,
+        .strides = dims + ndim,
+    };
+    if (versioned) {
+        struct dl_managed_versioned *managed = (struct dl_managed_versioned *)memory;
+        *managed = (struct dl_managed_versioned){1, 0, owner, versioned_delete, flags, tensor};
+        return wrap(managed, VERSIONED, owner);
+    }
+    struct dl_managed *managed = (struct dl_managed *)memory;
+    *managed = (struct dl_managed){tensor, owner, legacy_delete};
+    return wrap(managed, LEGACY, owner);
+}
+
+static PyMethodDef methods[] = {
+    {"capsule", capsule_new, METH_VARARGS, capsule_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "_dlpack", .m_size = 0, .m_methods = methods,
+};
+
+PyMODINIT_FUNC PyInit__dlpack(void);
+PyMODINIT_FUNC PyInit__dlpack(void) {
+    return PyModule_Create(&definition);
+}

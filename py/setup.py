@@ -1,0 +1,66 @@
+"""Builds the wheel: the package, its extension, and the programs causewayd and causeway beside it.
+
+The C parts come from a build folder that make has filled; CAUSEWAY_BUILD_DIR names it (absolute). The extension is
+linked against libcauseway.a there, so the wheel needs nothing else of ours on the machine. One wheel serves Python
+3.10 and later (abi3).
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from setuptools import Distribution, setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = Path(os.environ.get("CAUSEWAY_BUILD_DIR", ROOT / "build"))
+PROGRAMS = ["causewayd", "causeway"]
+
+
+class BuildWithPrograms(build_py):
+    """Puts the programs into the package, where causeway._programs finds them."""
+
+    def run(self) -> None:
+        """Copies the package, then the programs."""
+        super().run()
+        target = Path(self.build_lib) / "causeway" / "bin"
+        target.mkdir(parents=True, exist_ok=True)
+        for name in PROGRAMS:
+            if (BUILD / name).exists():
+                shutil.copy2(BUILD / name, target / name)
+
+
+class BinaryDistribution(Distribution):
+    """A distribution that is for one platform even before its extension is known."""
+
+    def has_ext_modules(self) -> bool:
+        """Says that it is."""
+        return True
+
+
+def version() -> str:
+    """The version that causeway.h states."""
+    header = (ROOT / "ipc" / "causeway.h").read_text()
+    found = re.search(r'define CW_VERSION\s+"([^"]+)"', header)
+    assert found, "causeway.h states no CW_VERSION"
+    return found[1]
+
+
+setup(
+    version=version(),
+    long_description=(ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else "",
+    long_description_content_type="text/markdown",
+    packages=["causeway"],
+    package_data={"causeway": ["py.typed", "*.pyi"]},
+    cffi_modules=["causeway_build.py:ffibuilder"],
+    entry_points={
+        "console_scripts": [
+            "causeway = causeway._programs:causeway",
+            "causewayd = causeway._programs:causewayd",
+        ]
+    },
+    cmdclass={"build_py": BuildWithPrograms},
+    distclass=BinaryDistribution,
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)

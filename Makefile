@@ -10,9 +10,11 @@
 #   tests/fuzz/*.c      libFuzzer programs (clang)
 #   tests/*/rules.mk    whatever else a folder needs: it may add programs to TEST_PROGRAMS as PART:PATH
 #   docs/examples/*.c   built against causeway.h and libcauseway.so alone, and run
-#   tools/bench/*.c *.py  benchmarks
+#   tools/bench/*.c     benchmarks, by the same rule; with tools/bench/*.py they are what `make bench` runs
 BUILD   ?= build
-CC      ?= gcc
+ifeq ($(origin CC),default)
+CC := gcc
+endif
 CLANG   ?= clang
 OPT     ?= -O2 -g
 PREFIX  ?= /usr/local
@@ -155,10 +157,17 @@ sanitized: test-programs $(if $(SANITIZED_PY),$(SITE))
 	@$(RUN) --timeout 600 $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
 	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py")
 
-bench: all $(BUILD)/setup-test.stamp $(PACKAGE) $(VENV)/deps-demo.stamp $(patsubst %.c,$(BUILD)/%,$(wildcard tools/bench/*.c))
-	@sh tools/bench.sh $(BUILD) $(VPY)
-$(BUILD)/tools/bench/%: $(BUILD)/tools/bench/%.o $(BUILD)/libcauseway.a
-	$(CC) -o $@ $^ $(LDFLAGS) -lck -lm
+BENCH_MAIN := $(call with_main,$(wildcard tools/bench/*.c))
+BENCH_HELP := $(call obj,$(filter-out $(BENCH_MAIN),$(wildcard tools/bench/*.c)))
+BENCHES    := $(patsubst %.c,$(BUILD)/%,$(BENCH_MAIN))
+bench: $(BUILD)/setup-test.stamp
+	@$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
+	@$(MAKE) --no-print-directory bench-run
+bench-programs: $(BENCHES)
+bench-run: $(PACKAGE) $(VENV)/deps-demo.stamp
+	@sh tools/bench/run.sh $(BUILD) $(VPY)
+$(BUILD)/tools/bench/%: $(BUILD)/tools/bench/%.o $(BENCH_HELP) $(BUILD)/libcauseway.a
+	$(CC) -o $@ $^ $(LDFLAGS) $$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tools/bench/$*.c) -l:libck.a -lm
 
 demo: $(BUILD)/setup-build.stamp all
 	@$(MAKE) --no-print-directory demo-run
@@ -186,7 +195,9 @@ install: all
 clean:
 	rm -rf $(BUILD)/* dist
 
+print-%:
+	@echo '$($*)'
 -include $(wildcard $(foreach d,shm ipc broker tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
-.PHONY: all help test test-run test-c test-py test-programs test-pythons fuzz soak asan tsan sanitized bench demo demo-run \
+.PHONY: all help test test-run test-c test-py test-programs test-pythons fuzz soak asan tsan sanitized bench bench-programs bench-run demo demo-run \
         lint install wheel clean
 .DEFAULT_GOAL := all

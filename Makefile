@@ -175,7 +175,7 @@ demo-run: $(PACKAGE) $(VENV)/deps-demo.stamp
 	@PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) docs/examples/demo.py --out $(BUILD)
 
 lint: $(BUILD)/setup-lint.stamp $(VENV)/deps-lint.stamp $(PACKAGE)
-	@sh tests/lint.sh $(BUILD) $(VENV)
+	@$(RUN) --timeout 900 lint:tests/lint.sh
 
 # ---- install ---------------------------------------------------------------------------------------
 
@@ -191,6 +191,24 @@ install: all
 	sed 's|@PREFIX@|$(PREFIX)|;s|@VERSION@|$(VERSION)|' tools/causeway.pc.in >$(D)/lib/pkgconfig/causeway.pc
 	sed 's|@PREFIX@|$(PREFIX)|' tools/causewayd.service.in >$(D)/lib/systemd/user/causewayd.service
 	for page in docs/man/*.[1-9]; do [ ! -f $$page ] || install -D -m 644 $$page $(D)/share/man/man$${page##*.}/$${page##*/}; done
+
+# One wheel for Python 3.10 and later: library, broker and command inside, nothing else of ours needed.
+wheel: $(BUILD)/setup-build.stamp $(VENV)/deps-wheel.stamp
+	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=$(BUILD)/release VENV=$(VENV) OPT=-O2 $(BUILD)/release/wheel/made.stamp
+	rm -rf dist && mkdir dist
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel show $(BUILD)/release/wheel/causeway-*.whl
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel repair --plat auto -w dist $(BUILD)/release/wheel/causeway-*.whl
+	sh tests/wheel.sh $(PYTHON) dist/causeway-*.whl
+
+# The Python tests under every Python that is found. The wheel is one; each gets its own environment.
+PYTHONS ?= $(foreach v,3.10 3.11 3.12 3.13,$(shell command -v python$(v)))
+test-pythons: $(BUILD)/setup-test.stamp test-programs $(RAW_WHEEL)
+	@set -e; for python in $(PYTHONS); do \
+	    name=$$($$python -c 'import sys; print("py%d.%d" % sys.version_info[:2])'); venv=$(BUILD)/venv-$$name; \
+	    [ -x $$venv/bin/python ] || $$python -m venv $$venv; \
+	    $$venv/bin/python -m pip install -q --disable-pip-version-check -r tools/requirements/test.txt; \
+	    $$venv/bin/python -m pip $(PIP_LOCAL) $(BUILD)/wheel/causeway-*.whl; \
+	    $$venv/bin/python tests/run.py --build $(BUILD) "$$name:pytest tests/py"; done
 
 clean:
 	rm -rf $(BUILD)/* dist

@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+"""The house rules as a test: size, direction of includes, words, layout, and docs that name what the code has.
+
+Prints TAP. Each rule is a function that yields sentences, one for each breach: PATH:LINE: what is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+
+# Files that may be longer, and why.
+LONG_FILES = {
+    "LICENSE": "the licence's own text",
+}
+# Functions that may be longer, and why.
+LONG_FUNCTIONS: dict[str, str] = {}
+
+TOP = {
+    ".ci", ".clang-format", ".clang-tidy", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile",
+    "README.md", "broker", "docs", "ipc", "py", "shm", "tests", "tools",
+}  # fmt: skip
+
+# What the code of a folder may include, by folder of the included file.
+MAY_INCLUDE = {
+    "shm": {"shm"},
+    "ipc": {"shm", "ipc"},
+    "broker": {"shm", "ipc", "broker"},
+    "tools": {"shm", "tools", "ipc/causeway.h", "ipc/address.h"},
+    "py": {"py", "ipc/causeway.h"},
+    "docs": {"ipc/causeway.h"},
+}
+# Headers that one place alone may name.
+ONE_PLACE = {
+    "cuda.h": r"ipc/backend_cuda\.c",
+    "liburing.h": r"broker/bridge/.*",
+}
+
+WORDS = re.compile(
+    r"\b(TODO|FIXME|XXX|HACK|WIP|stub|stubbed|placeholder|lorem|for now|temporary hack|not implemented yet"
+    r"|coming soon|work/main)\b",
+    re.IGNORECASE,
+)
+RAW_ATOMIC = re.compile(r"\b(__atomic_\w+|__sync_\w+|atomic_(load|store|exchange|fetch|compare|thread_fence)\w*)\s*\(")
+LABELLED = re.compile(r"\bCW_(?:LOAD|STORE|XCHG|ADD|CAS)\([A-Z]+[0-9]+)\s*,")
+
+
+def files() -> list[Path]:
+    """All files of the project: tracked, and new ones that git does not ignore."""
+    command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if listed.returncode == 0:
+        names = [name for name in listed.stdout.split("\0") if name]
+        return sorted(p for p in (ROOT / name for name in names) if p.is_file())
+    return sorted(p for p in ROOT.rglob("*") if p.is_file() and p.relative_to(ROOT).parts[0] != "build")
+
+
+def text_of(path: Path) -> str:
+    """The text of a file; empty for what is not text."""
+    data = path.read_bytes()
+    return "" if b"\0" in data else data.decode("utf-8", "replace")
+
+
+FILES = files()
+NAMES = {path: path.relative_to(ROOT).as_posix() for path in FILES}
+TEXTS = {path: text_of(path) for path in FILES}
+
+
+def sources(*folders: str, suffixes: tuple[str, ...] = (".c", ".h")) -> Iterator[tuple[str, str]]:
+    """Names and texts of the C files below the folders."""
+    for path, name in NAMES.items():
+        if path.suffix in suffixes and name.split("/")[0] in folders:
+            yield name, TEXTS[path]
+
+
+def numbered(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers, from 1."""
+    yield from enumerate(text.splitlines(), 1)
+
+
+def few_files_are_long() -> Iterator[str]:
+    """No file is over the limit without a reason."""
+    for path, name in NAMES.items():
+        count = TEXTS[path].count("\n")
+        if count > LINES_MAX and name not in LONG_FILES and path.suffix != ".md":
+            yield f"{name}: {count} lines, more than {LINES_MAX}: split it, or list it in LONG_FILES with the reason"
+    for name in LONG_FILES:
+        if not (ROOT / name).exists():
+            yield f"LONG_FILES names {name}, which is not there"
+
+
+def few_functions_are_long() -> Iterator[str]:
+    """No function is over the limit without a reason."""
+    for name, text in sources("shm", "ipc", "broker", "tools", "py"):
+        start, function = 0, ""
+        for number, line in numbered(text):
+            head = re.match(r"^[a-zA-Z_].*?(\w+)\(", line)
+            if head and not line.startswith(("#", "typedef")) and not line.rstrip().endswith(";"):
+                start, function = number, head[1]
+            if line == "}" and function:
+                if number - start > FUNCTION_LINES_MAX and f"{name}:{function}" not in LONG_FUNCTIONS:
+                    yield f"{name}:{start}: {function} has {number - start} lines, more than {FUNCTION_LINES_MAX}"
+                function = ""
+
+
+def includes_point_one_way() -> Iterator[str]:
+    """shm <- ipc <- broker; tools use shm and causeway.h; Python sees causeway.h alone."""
+    for name, text in sources(*MAY_INCLUDE):
+        folder = name.split("/")[0]
+        for number, line in numbered(text):
+            match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+            if not match:
+                continue
+            beside = (ROOT / name).parent / match[1]
+            target = beside.resolve() if beside.exists() else ROOT / match[1]
+            if folder == "docs" and match[1] == "causeway.h":
+                continue
+            inner = target.relative_to(ROOT).as_posix() if target.is_relative_to(ROOT) else match[1]
+            allowed = MAY_INCLUDE[folder]
+            if inner not in allowed and inner.split("/")[0] not in allowed:
+                yield f"{name}:{number}: includes {inner}; {folder}/ may include {', '.join(sorted(allowed))}"
+
+
+def special_headers_have_one_place() -> Iterator[str]:
+    """One file names <cuda.h>, one folder <liburing.h>."""
+    for name, text in sources("shm", "ipc", "broker", "tools", "py"):
+        for number, line in numbered(text):
+            match = re.match(r"\s*#\s*include\s+<([^>]+)>", line)
+            if match and match[1] in ONE_PLACE and not re.fullmatch(ONE_PLACE[match[1]], name):
+                yield f"{name}:{number}: <{match[1]}> belongs to {ONE_PLACE[match[1]]}"
+
+
+def no_leftover_words() -> Iterator[str]:
+    """Nothing unfinished is marked by a word, since nothing is left unfinished; no path of a machine."""
+    for path, name in NAMES.items():
+        if path == Path(__file__).resolve():
+            continue
+        for number, line in numbered(TEXTS[path]):
+            match = WORDS.search(line)
+            if match:
+                yield f"{name}:{number}: the word {match[0]!r}"
+
+
+def the_top_folder_is_as_designed() -> Iterator[str]:
+    """A newcomer finds nothing unexpected at the door."""
+    for name in sorted({name.split("/")[0] for name in NAMES.values()} - TOP):
+        yield f"{name}: not part of the layout; if it belongs there, add it to TOP"
+    for name in sorted(TOP):
+        if not (ROOT / name).exists():
+            yield f"{name}: missing"
+
+
+def docs_name_every_limit_and_counter() -> Iterator[str]:
+    """What can be set or read is documented."""
+    docs = "\n".join(
+        TEXTS[p] for p, name in NAMES.items() if name.startswith("docs/") and p.suffix in (".md", ".1", ".5", ".7", ".8")
+    ).replace("\\-", "-")
+    header = (ROOT / "shm" / "monitor.h").read_text()
+    for kind in ("LIMITS", "COUNTERS", "GAUGES"):
+        body = re.search(rf"#define CW_{kind}\(X\)(.*?)\n\n", header, re.DOTALL)
+        for word in re.findall(r"X\((\w+),", body[1] if body else ""):
+            if not re.search(rf"\b{word}\b", docs):
+                yield f"docs: {word} (CW_{kind} in shm/monitor.h) stands in no document"
+
+
+def atomics_have_labels_and_labels_have_rows() -> Iterator[str]:
+    """Shared words are touched through shm/atomic.h, and docs/MEMORY-MODEL.md has a row for each label."""
+    model = ROOT / "docs" / "MEMORY-MODEL.md"
+    rows = model.read_text() if model.exists() else ""
+    for name, text in sources("shm", "ipc", "broker", "tools", "py"):
+        if name == "shm/atomic.h":
+            continue
+        for number, line in numbered(text):
+            raw = RAW_ATOMIC.search(line)
+            if raw:
+                yield f"{name}:{number}: {raw[1]} without a label; use the macros of shm/atomic.h"
+            for label in LABELLED.findall(line):
+                if not re.search(rf"\b{label}\b", rows):
+                    yield f"{name}:{number}: label {label} has no row in docs/MEMORY-MODEL.md"
+
+
+def sources_say_what_they_are() -> Iterator[str]:
+    """A C file opens with a comment, a Python file with a docstring, a script with a comment."""
+    for path, name in NAMES.items():
+        text = TEXTS[path]
+        if path.suffix in (".c", ".h") and not text.startswith("/*"):
+            yield f"{name}:1: opens without a comment on what it is"
+        if path.suffix == ".py" and not re.match(r'(#.*\n)*\s*r?"""', text):
+            yield f"{name}:1: opens without a docstring"
+        if path.suffix == ".sh" and not re.match(r"#!.*\n# ", text):
+            yield f"{name}:2: opens without a comment on what it is"
+
+
+def text_is_clean() -> Iterator[str]:
+    """No trailing blanks, no carriage returns, a newline at the end, nothing large, no links into a build."""
+    for path, name in NAMES.items():
+        text = TEXTS[path]
+        if path.stat().st_size > 1 << 20:
+            yield f"{name}: {path.stat().st_size} bytes, more than 1 MiB"
+        if text and not text.endswith("\n"):
+            yield f"{name}: no newline at the end"
+        for number, line in numbered(text):
+            if line != line.rstrip() and path.suffix != ".md":
+                yield f"{name}:{number}: blanks at the end of the line"
+
+
+RULES = [
+    few_files_are_long,
+    few_functions_are_long,
+    includes_point_one_way,
+    special_headers_have_one_place,
+    no_leftover_words,
+    the_top_folder_is_as_designed,
+    docs_name_every_limit_and_counter,
+    atomics_have_labels_and_labels_have_rows,
+    sources_say_what_they_are,
+    text_is_clean,
+]
+
+
+def main() -> int:
+    """Applies every rule and prints TAP."""
+    status = 0
+    for number, rule in enumerate(RULES, 1):
+        breaches = list(rule())
+        print(f"{'not ok' if breaches else 'ok'} {number} - {rule.__name__.replace('_', ' ')}")
+        for breach in breaches:
+            print(f"# {breach}")
+        status |= bool(breaches)
+    print(f"1..{len(RULES)}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

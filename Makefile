@@ -45,7 +45,7 @@ help:
 	@echo "make test             set up, build, run all tests (from a fresh clone)"
 	@echo "make demo             set up, build, run the demonstration (from a fresh clone)"
 	@echo "make install          PREFIX=$(PREFIX) DESTDIR="
-	@echo "make wheel            dist/*.whl, checked with auditwheel and in an empty environment"
+	@echo "make wheel            $(BUILD)/dist/*.whl, checked with auditwheel and in an empty environment"
 	@echo "make lint asan tsan fuzz soak bench test-pythons clean"
 
 # ---- libraries and programs ------------------------------------------------------------------------
@@ -195,13 +195,13 @@ install: all
 # One wheel for Python 3.10 and later: library, broker and command inside, nothing else of ours needed.
 wheel: $(BUILD)/setup-build.stamp $(VENV)/deps-wheel.stamp
 	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=$(BUILD)/release VENV=$(VENV) OPT=-O2 $(BUILD)/release/wheel/made.stamp
-	rm -rf dist && mkdir dist
+	rm -rf $(BUILD)/dist && mkdir $(BUILD)/dist
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel show $(BUILD)/release/wheel/causeway-*.whl
-	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel repair --plat auto -w dist $(BUILD)/release/wheel/causeway-*.whl
-	sh tests/wheel.sh $(PYTHON) dist/causeway-*.whl
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel repair --plat auto -w $(BUILD)/dist $(BUILD)/release/wheel/causeway-*.whl
+	sh tests/wheel.sh $(PYTHON) $(BUILD)/dist/causeway-*.whl
 
 # The Python tests under every Python that is found. The wheel is one; each gets its own environment.
-PYTHONS ?= $(foreach v,3.10 3.11 3.12 3.13,$(shell command -v python$(v)))
+PYTHONS ?= $$(sh tools/pythons.sh)
 test-pythons: $(BUILD)/setup-test.stamp test-programs $(RAW_WHEEL)
 	@set -e; for python in $(PYTHONS); do \
 	    name=$$($$python -c 'import sys; print("py%d.%d" % sys.version_info[:2])'); venv=$(BUILD)/venv-$$name; \
@@ -211,7 +211,7 @@ test-pythons: $(BUILD)/setup-test.stamp test-programs $(RAW_WHEEL)
 	    $$venv/bin/python tests/run.py --build $(BUILD) "$$name:pytest tests/py"; done
 
 clean:
-	rm -rf $(BUILD)/* dist
+	rm -rf $(BUILD)/*
 
 print-%:
 	@echo '$($*)'

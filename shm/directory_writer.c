@@ -8,6 +8,7 @@
  */
 #include "directory.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -84,7 +85,9 @@ static int records_grow(struct cw_directory_writer *w) {
         return cw_fail(-EDQUOT, "the directory's %u record segments are full", CW_RECORD_SEGMENTS);
     unsigned number = w->record_segments;
     uint64_t units = (uint64_t)CW_RECORD_FIRST_UNITS << (number < 11 ? number : 11);
-    int code = cw_segment_create("records", units * CW_RECORD_UNIT, CW_SEGMENT_RECORDS, w->instance,
+    char label[32]; /* by which a monitor finds the segment in /proc without asking */
+    snprintf(label, sizeof label, "records-%u", number);
+    int code = cw_segment_create(label, units * CW_RECORD_UNIT, CW_SEGMENT_RECORDS, w->instance,
                                  CW_SEGMENT_READERS_ONLY, &w->records[number]);
     if (code)
         return code;
@@ -200,8 +203,11 @@ static uint64_t key_hash(struct cw_directory_writer *w, uint64_t ref) {
 /* Builds the index anew with this many slots, without tombstones, and names it in the root. */
 static int index_rebuild(struct cw_directory_writer *w, uint64_t slots) {
     struct cw_segment fresh;
+    char label[32];
+    snprintf(label, sizeof label, "index-%llu",
+             (unsigned long long)CW_LOAD(D1, &w->root->index_id, relaxed) + 1);
     int code = cw_segment_create(
-        "index", sizeof(struct cw_segment_header) + slots * sizeof(struct cw_index_slot),
+        label, sizeof(struct cw_segment_header) + slots * sizeof(struct cw_index_slot),
         CW_SEGMENT_INDEX, w->instance, CW_SEGMENT_READERS_ONLY, &fresh);
     if (code)
         return code;

@@ -10,7 +10,7 @@ import re
 import shutil
 from pathlib import Path
 
-from setuptools import Distribution, setup
+from setuptools import Distribution, Extension, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,12 +54,14 @@ setup(
     packages=["causeway"],
     package_data={"causeway": ["py.typed", "*.pyi"]},
     cffi_modules=["causeway_build.py:ffibuilder"],
-    entry_points={
-        "console_scripts": [
-            "causeway = causeway._programs:causeway",
-            "causewayd = causeway._programs:causewayd",
-        ]
-    },
+    ext_modules=[
+        Extension(
+            "causeway._dlpack",
+            sources=["csrc/dlpack.c"],
+            define_macros=[("Py_LIMITED_API", "0x030a0000")],
+            py_limited_api=True,
+        )
+    ],
     cmdclass={"build_py": BuildWithPrograms},
     distclass=BinaryDistribution,
     options={"bdist_wheel": {"py_limited_api": "cp310"}},

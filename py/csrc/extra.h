@@ -18,6 +18,9 @@ static int cwpy_status(void);
 /* The layout as bytes (ndim, itemsize, nbytes, shape, strides, dtype), to be the key of a cache. Writes at most
  * size_bytes and returns the length that it would take, 0 when the layout cannot be. */
 static uint64_t cwpy_layout(const cw_array *array, void *buffer, uint64_t size_bytes);
+/* The lowest byte of an array in this process, and how many bytes lie from there to behind its highest one. Element 0
+ * lies above it where strides are negative. */
+static void *cwpy_memory(const cw_array *array, uint64_t *span_bytes);
 /* cdef ends */
 
 static __thread int cwpy_last_status;
@@ -52,6 +55,22 @@ static uint64_t cwpy_layout(const cw_array *array, void *buffer, uint64_t size_b
     memcpy(at + 16 + dims, layout.strides, dims);
     memcpy(at + 16 + 2 * dims, layout.dtype, text);
     return length;
+}
+
+static void *cwpy_memory(const cw_array *array, uint64_t *span_bytes) {
+    cw_layout layout;
+    int64_t low = 0, high = 0;
+
+    cw_array_layout(array, &layout);
+    *span_bytes = 0;
+    for (uint32_t i = 0; i < layout.ndim; i++) {
+        if (layout.shape[i] == 0)
+            return cw_array_data(array);
+        int64_t reach = (layout.shape[i] - 1) * layout.strides[i];
+        *(reach < 0 ? &low : &high) += reach; /* the library has checked that nothing overflows */
+    }
+    *span_bytes = (uint64_t)(high - low) + layout.itemsize;
+    return (uint8_t *)cw_array_data(array) + low;
 }
 
 #endif

@@ -1,0 +1,76 @@
+"""causeway: arrays shared by name between processes, without copies, and a Pool on them.
+
+>>> import numpy as np, causeway as cw
+>>> w = cw.put("weights", np.ones((2, 3)))     # in one process
+>>> np.asarray(cw.get("weights")).sum()        # in any other
+6.0
+>>> cw.remove("weights")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from causeway.array import Array
+from causeway.client import Connection, connect
+from causeway.create import asarray, empty, full, zeros
+from causeway.device import devices
+from causeway.errors import (
+    BrokerLost,
+    DeviceError,
+    Error,
+    LimitExceeded,
+    NameNotFound,
+    NameTaken,
+    ProducerDied,
+    RemoteError,
+    Stale,
+    Timeout,
+    WorkerDied,
+)
+from causeway.name import get, names, put, remove, wait
+
+if TYPE_CHECKING:
+    from causeway.pool import Pool
+
+__all__ = [
+    "Array",
+    "BrokerLost",
+    "Connection",
+    "DeviceError",
+    "Error",
+    "LimitExceeded",
+    "NameNotFound",
+    "NameTaken",
+    "Pool",
+    "ProducerDied",
+    "RemoteError",
+    "Stale",
+    "Timeout",
+    "WorkerDied",
+    "asarray",
+    "connect",
+    "devices",
+    "empty",
+    "full",
+    "get",
+    "names",
+    "put",
+    "remove",
+    "wait",
+    "zeros",
+]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Pool":  # imported when first used: it needs multiprocessing
+        from causeway.pool import Pool
+
+        globals()["Pool"] = Pool
+        return Pool
+    raise AttributeError(f"module 'causeway' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

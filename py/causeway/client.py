@@ -1,0 +1,217 @@
+"""Connections to the broker. A process has one default connection, made when it is first needed.
+
+No broker running: the first call starts one. After a fork the child makes its own connection at first use,
+to the same broker and namespace. After `BrokerLost` the next call connects anew.
+
+>>> import causeway as cw
+>>> with cw.connect(namespace="docs") as connection:
+...     _ = cw.put("x", [1, 2, 3])
+...     cw.names()
+['x']
+>>> cw.names()
+[]
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+from typing import Any
+
+from causeway._lib import check, ffi, lib, on_broker_lost
+
+__all__ = ["Connection", "connect", "current"]
+
+
+class Connection:
+    """One connection of this process to the broker. `connect` makes it.
+
+    As a context manager it ends at the end of the block, and the connection that was the default before is the
+    default again. Arrays that came over it stay valid.
+    """
+
+    __slots__ = ("_pointer", "_previous", "_settings", "pid")
+
+    def __init__(self, address: str | None, namespace: str | None, flags: int = 0) -> None:
+        out = ffi.new("cw_client **")
+        check(
+            lib.cw_connect(
+                ffi.NULL if address is None else os.fsencode(address),
+                ffi.NULL if namespace is None else namespace.encode(),
+                flags,
+                out,
+            )
+        )
+        self._pointer: Any = ffi.gc(out[0], lib.cw_client_unref)
+        self._settings = (address, namespace)
+        self._previous: Connection | None = None
+        self.pid = os.getpid()
+
+    @property
+    def pointer(self) -> Any:
+        """The `cw_client *`. Who calls the library keeps this very object for as long as the call lasts."""
+        pointer = self._pointer
+        if pointer is None:
+            raise ValueError("the connection is closed; make a new one with causeway.connect()")
+        return pointer
+
+    @property
+    def address(self) -> str:
+        """Path of the broker's socket."""
+        return os.fsdecode(ffi.string(lib.cw_client_address(self.pointer)))
+
+    @property
+    def namespace(self) -> str:
+        """The namespace in which names are looked up."""
+        return ffi.string(lib.cw_client_namespace(self.pointer)).decode()
+
+    @property
+    def broker_pid(self) -> int:
+        """Process id of the broker."""
+        return lib.cw_client_broker_pid(self.pointer)
+
+    @property
+    def instance(self) -> int:
+        """Which run of the broker this is: a random number."""
+        return lib.cw_client_instance(self.pointer)
+
+    @property
+    def settings(self) -> tuple[str | None, str | None]:
+        """(address, namespace) as they were asked for; `connect(*settings)` connects alike."""
+        return self._settings
+
+    @property
+    def lost(self) -> bool:
+        """Whether the broker is known to be gone."""
+        return self._pointer is not None and lib.cw_client_check(self._pointer) < 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._pointer is None
+
+    def close(self) -> None:
+        """Ends the connection, once no array that came over it is held any more. May be repeated."""
+        global _default
+        with _lock:
+            if _default is self:
+                previous = self._previous
+                while previous is not None and previous.closed:
+                    previous = previous._previous
+                _default = previous
+            self._previous = None
+            self._pointer = None
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._pointer is None:
+            return "<causeway.Connection closed>"
+        return (
+            f"<causeway.Connection address={self.address!r} namespace={self.namespace!r} "
+            f"broker_pid={self.broker_pid}{' lost' if self.lost else ''}>"
+        )
+
+
+_lock = threading.RLock()
+_default: Connection | None = None
+_settings: tuple[str | None, str | None] = (None, None)  # how to make the default one anew
+_others: dict[str, Connection] = {}  # by address: connections made to open handles of other brokers
+_parents: list[Any] = []  # what came over a fork and is the parent's: neither used nor closed here
+
+
+def connect(address: str | os.PathLike[str] | None = None, namespace: str | None = None) -> Connection:
+    """Connects to a broker and makes this connection the process's default.
+
+    Args:
+        address: path of the broker's socket; None for the user's own broker ($CAUSEWAY_DIR, else
+            $XDG_RUNTIME_DIR/causeway, else /tmp/causeway-UID), which is started if it does not run.
+        namespace: keeps the names of unrelated runs apart; 0 to 64 of the characters A-Z a-z 0-9 _ . -
+            None for $CAUSEWAY_NAMESPACE, else "". Child processes that do not come by fork read the
+            environment: set the variable where they shall use the namespace too.
+
+    Returns:
+        Connection: may be used with `with`.
+
+    Raises:
+        ValueError: a bad namespace.
+        BrokerLost: no broker could be reached or started.
+        Error: the socket's folder is not ours, or the broker speaks another version.
+
+    >>> import causeway as cw
+    >>> with cw.connect(namespace="run-7") as connection:
+    ...     connection.namespace
+    'run-7'
+    """
+    global _default, _settings
+    if namespace is not None and "\0" in namespace:
+        raise ValueError(f"a namespace holds no NUL character: {namespace!r}")
+    with _lock:
+        made = Connection(None if address is None else os.fspath(address), namespace)
+        made._previous = _default
+        _default = made
+        _settings = made._settings
+        return made
+
+
+def current() -> Connection:
+    """The process's default connection; made now if there is none."""
+    global _default
+    found = _default
+    if found is not None:
+        return found
+    with _lock:
+        if _default is None:
+            _default = Connection(*_settings)
+        return _default
+
+
+def for_instance(instance: int, address: str) -> Connection:
+    """A connection to that run of the broker: the default one, or else one to address.
+
+    Where the broker there is another run by now, the caller finds the handle stale.
+    """
+    found = _default
+    if found is not None and not found.closed and found.instance == instance:
+        return found
+    with _lock:
+        known = _others.get(address)
+        if known is not None and known.instance == instance:
+            return known
+        if _default is None and _settings == (None, None):
+            found = current()
+            if found.instance == instance or found.address == address:
+                return found
+        known = Connection(address, None, lib.CW_CONNECT_NO_START)
+        _others[address] = known
+        return known
+
+
+def _forget_lost() -> None:
+    global _default
+    with _lock:
+        if _default is not None and _default.lost:
+            _default = None
+        for address in [address for address, known in _others.items() if known.lost]:
+            del _others[address]
+
+
+def _after_fork_in_child() -> None:
+    global _default, _lock
+    _lock = threading.RLock()
+    if _default is not None:
+        _parents.append(_default)
+    _parents.extend(_others.values())
+    _others.clear()
+    _default = None
+
+
+on_broker_lost(_forget_lost)
+os.register_at_fork(after_in_child=_after_fork_in_child)

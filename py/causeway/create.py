@@ -1,0 +1,291 @@
+"""Making arrays: empty, zeros, full, asarray.
+
+>>> import causeway as cw
+>>> cw.full((2, 2), 7, "i2").numpy()
+array([[7, 7],
+       [7, 7]], dtype=int16)
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from causeway import array as arrays
+from causeway import client, dtypes, layouts, views
+from causeway._lib import check, ffi, lib
+from causeway.array import Array
+from causeway.device import resolve
+from causeway.layouts import Layout
+from causeway.views import Lease
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
+
+__all__ = ["asarray", "empty", "full", "zeros"]
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    try:
+        found = (operator.index(shape),)
+    except TypeError:
+        found = tuple(operator.index(n) for n in shape)
+    if any(n < 0 for n in found):
+        raise ValueError(f"no axis can have a negative length: {found}")
+    return found
+
+
+def _layout(shape: Any, dtype: DTypeLike, order: str) -> Layout:
+    if order not in ("C", "F"):
+        raise ValueError(f"order is 'C' or 'F', not {order!r}")
+    found, kind = _shape(shape), np.dtype(dtype)
+    if kind.subdtype is not None:
+        kind, inner = kind.subdtype
+        found += inner
+    if kind.itemsize == 0 and kind.kind in "SU":
+        kind = np.dtype(f"{kind.kind}1")  # as NumPy does
+    layout = Layout(found, kind, None, order)
+    if layout.nbytes > sys.maxsize:
+        raise ValueError(f"an array of shape {found} and dtype {kind} is larger than any memory")
+    return layout
+
+
+def empty(
+    shape: int | tuple[int, ...], dtype: DTypeLike = float, *, device: str = "cpu", order: str = "C"
+) -> Array:
+    """A new array; its contents are what was there before.
+
+    Args:
+        shape: one length or a tuple of them.
+        dtype: any dtype without Python objects.
+        device: "cpu".
+        order: "C" or "F".
+
+    Returns:
+        Array: unnamed; it lives until the last process lets it go.
+
+    Raises:
+        LimitExceeded: a limit of the broker, or no memory left.
+        DeviceError: there is no such device.
+        TypeError: the dtype holds objects.
+        ValueError: a negative or too large shape.
+
+    >>> import causeway as cw
+    >>> cw.empty((2, 3), "f4").shape
+    (2, 3)
+    """
+    return arrays.new(_layout(shape, dtype, order), device=resolve(device))
+
+
+def zeros(
+    shape: int | tuple[int, ...], dtype: DTypeLike = float, *, device: str = "cpu", order: str = "C"
+) -> Array:
+    """A new array of zeros; see `empty`.
+
+    >>> import causeway as cw
+    >>> cw.zeros(3).numpy()
+    array([0., 0., 0.])
+    """
+    return arrays.new(_layout(shape, dtype, order), zero=True, device=resolve(device))
+
+
+def full(
+    shape: int | tuple[int, ...],
+    fill_value: ArrayLike,
+    dtype: DTypeLike = None,
+    *,
+    device: str = "cpu",
+    order: str = "C",
+) -> Array:
+    """A new array filled with a value; dtype None takes the value's. See `empty`.
+
+    >>> import causeway as cw
+    >>> cw.full(2, 1.5).numpy()
+    array([1.5, 1.5])
+    """
+    value = np.asarray(fill_value)
+    made = empty(shape, value.dtype if dtype is None else dtype, device=device, order=order)
+    np.copyto(made.numpy(), value, casting="unsafe")
+    return made
+
+
+def asarray(
+    obj: Any,
+    dtype: DTypeLike = None,
+    *,
+    shape: int | tuple[int, ...] | None = None,
+    order: str = "K",
+    copy: bool | None = None,
+    device: str = "cpu",
+) -> Array:
+    """An array of ours with obj's contents; copies only what is not ours yet.
+
+    What is ours: an `Array`, a NumPy view of one, a `multiprocessing.shared_memory.SharedMemory` (whose memory is
+    taken over as it is, also when it is unlinked later).
+
+    Args:
+        obj: array-like, Array or SharedMemory.
+        dtype: convert to this; of a SharedMemory how to read it (unsigned bytes).
+        shape: of a SharedMemory, the shape to see; None for all of it in one dimension.
+        order: of a copy; "K" keeps the order in memory, "C", "F" or "A" as in NumPy.
+        copy: True copies always, False never.
+        device: "cpu".
+
+    Returns:
+        Array: unnamed, unless obj is an Array that serves as it is, which is then returned itself.
+
+    Raises:
+        ValueError: copy=False, and it needs a copy.
+        TypeError: the dtype holds objects.
+        LimitExceeded: a limit of the broker, or no memory left.
+
+    >>> import causeway as cw
+    >>> w = cw.asarray([[1, 2], [3, 4]], "i4")
+    >>> cw.asarray(w) is w
+    True
+    >>> cw.asarray(w.numpy()[1]).numpy().tolist()
+    [3, 4]
+    """
+    if order not in ("C", "F", "A", "K"):
+        raise ValueError(f"order is 'C', 'F', 'A' or 'K', not {order!r}")
+    resolve(device)
+    if _is_shared_memory(obj):
+        return _from_shared_memory(obj, dtype, shape, order, copy)
+    if shape is not None:
+        raise ValueError("shape is for a SharedMemory alone; reshape the array instead")
+    values = obj.numpy() if isinstance(obj, Array) else _values(obj)
+    kind = values.dtype if dtype is None else np.dtype(dtype)
+    serves = kind == values.dtype and (
+        order in ("K", "A")
+        or (order == "C" and values.flags.c_contiguous)
+        or (order == "F" and values.flags.f_contiguous)
+    )
+    if not copy and serves:
+        found = _without_copy(obj, values, copy is False)
+        if found is not None:
+            return found
+    if copy is False:
+        _refuse(values, kind, serves)
+    return _copied(values, kind, order)
+
+
+def _values(obj: Any) -> np.ndarray[Any, Any]:
+    if (
+        hasattr(obj, "__dlpack__")
+        and not hasattr(obj, "__array__")
+        and not hasattr(obj, "__array_interface__")
+    ):
+        return np.from_dlpack(obj)
+    return np.asarray(obj)
+
+
+def _refuse(values: np.ndarray[Any, Any], kind: np.dtype[Any], serves: bool) -> None:
+    if serves:
+        raise ValueError(
+            "copy=False, but this memory is neither causeway's nor a SharedMemory's, so that others could not "
+            "see it; leave copy out, or make the array with causeway.empty() from the start"
+        )
+    raise ValueError(f"copy=False, but from {values.dtype} to {kind} in that order there is no way without a copy")
+
+
+def _copied(values: np.ndarray[Any, Any], kind: np.dtype[Any], order: str) -> Array:
+    layout = layouts.like(values, order)
+    if kind != values.dtype:
+        if kind.itemsize == 0 or kind.subdtype is not None:
+            values = values.astype(kind)
+            layout = layouts.like(values, order)
+        else:
+            steps = layouts.like(np.empty_like(values, dtype=kind, order=order), order).strides  # type: ignore[call-overload]
+            layout = Layout(values.shape, kind, steps)
+    made = arrays.new(layout)
+    np.copyto(made.numpy(), values, casting="unsafe")
+    return made
+
+
+def _without_copy(obj: Any, values: np.ndarray[Any, Any], insist: bool) -> Array | None:
+    """An Array on the memory of values if it is ours, or (insist) if it lies in /dev/shm."""
+    if isinstance(obj, Array):
+        return _here(obj, insist)
+    lease = views.find(values)
+    if lease is not None:
+        offset = values.__array_interface__["data"][0] - lease.address if values.size else 0
+        found = arrays.make(lease, Layout(values.shape, values.dtype, values.strides), offset)
+        return _here(found, insist)
+    if not insist or not values.size:
+        return None
+    place = views.shared_memory_of(values)
+    if place is None:
+        return None
+    path, begin = place
+    low = views.bounds(values)[0]
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        span = views.bounds(values)[1] - low
+        raw = _adopt(fd, begin, Layout((span,), np.dtype(np.uint8)))
+    finally:
+        os.close(fd)
+    offset = values.__array_interface__["data"][0] - low
+    return arrays.make(raw, Layout(values.shape, values.dtype, values.strides), offset)
+
+
+def _here(found: Array, insist: bool) -> Array | None:
+    """found for the connection that this process has now; None when only a copy can get there."""
+    lease = found._open_lease()
+    connection = client.current()
+    pointer = arrays.usable(lease)
+    if lib.cw_array_client(pointer) == connection.pointer:
+        return found
+    if lib.cw_client_instance(lib.cw_array_client(pointer)) == connection.instance:
+        handle = ffi.new("cw_handle *")
+        check(lib.cw_array_export(pointer, 1, handle))
+        out = ffi.new("cw_array **")
+        raw = Layout((lease.span()[1],), np.dtype(np.uint8))
+        flags = lib.CW_READONLY if lease.readonly else 0
+        check(lib.cw_array_open(connection.pointer, handle, raw.c, flags, out))
+        layout = found._layout_now()
+        return arrays.make(Lease(out[0]), layout, found._offset, found._name)
+    if insist:
+        raise ValueError(
+            "copy=False, but this array belongs to another broker than the one that this process speaks with "
+            f"now ({connection.address}); leave copy out"
+        )
+    return None
+
+
+def _is_shared_memory(obj: object) -> bool:
+    module = sys.modules.get("multiprocessing.shared_memory")  # who has one has imported it
+    return module is not None and isinstance(obj, module.SharedMemory)
+
+
+def _from_shared_memory(obj: Any, dtype: DTypeLike, shape: Any, order: str, copy: bool | None) -> Array:
+    kind = np.dtype(np.uint8 if dtype is None else dtype)
+    dtypes.encode(kind)  # refuses what cannot be shared before anything is measured
+    if shape is None:
+        if kind.itemsize == 0 or obj.size % kind.itemsize:
+            raise ValueError(
+                f"SharedMemory {obj.name!r} of {obj.size} bytes is no whole number of {kind}; give shape="
+            )
+        shape = obj.size // kind.itemsize
+    layout = _layout(shape, kind, "F" if order == "F" else "C")
+    if layout.nbytes > obj.size:
+        raise ValueError(
+            f"SharedMemory {obj.name!r} has {obj.size} bytes, and an array of shape {layout.shape} and dtype "
+            f"{layout.dtype} needs {layout.nbytes}"
+        )
+    if copy:
+        values = np.ndarray(layout.shape, layout.dtype, obj.buf, 0, layout.strides)
+        return _copied(values, values.dtype, "K")
+    fd = getattr(obj, "_fd", -1)
+    if fd < 0:
+        raise ValueError(f"SharedMemory {obj.name!r} is closed; attach to it again and put that")
+    return arrays.make(_adopt(fd, 0, layout), layout)
+
+
+def _adopt(fd: int, offset: int, layout: Layout) -> Lease:
+    out = ffi.new("cw_array **")
+    check(lib.cw_array_adopt(client.current().pointer, fd, offset, layout.c, out))
+    return Lease(out[0])

@@ -1,0 +1,67 @@
+"""Devices: where the memory of an array lies.
+
+Names are "cpu", and "cuda" or "cuda:N" for the GPU of that number in this process.
+
+>>> import causeway as cw
+>>> "cpu" in cw.devices()
+True
+"""
+
+from __future__ import annotations
+
+import re
+
+from causeway._lib import check, ffi, lib
+from causeway.errors import DeviceError
+
+__all__ = ["devices", "resolve"]
+
+_NAME = re.compile(r"cpu|cuda(:[0-9]{1,4})?")
+
+
+def devices() -> list[str]:
+    """The devices that arrays can lie on, "cpu" first.
+
+    >>> import causeway as cw
+    >>> cw.devices()[0]
+    'cpu'
+    """
+    texts, count = ffi.new("char **"), ffi.new("uint64_t *")
+    check(lib.cw_devices(texts, count))
+    return [name.decode() for name in terminated(texts[0], count[0])]
+
+
+def terminated(texts: object, count: int) -> list[bytes]:
+    """Takes count terminated texts, one behind the other, and frees them."""
+    found = []
+    try:
+        at = texts
+        for _ in range(count):
+            found.append(ffi.string(at))
+            at += len(found[-1]) + 1  # type: ignore[operator]
+    finally:
+        lib.cw_free(texts)
+    return found
+
+
+def resolve(device: str | None) -> str:
+    """The full name of a device that exists here; None means "cpu".
+
+    Raises:
+        TypeError, ValueError: no name of a device.
+        DeviceError: there is no such device.
+    """
+    if device is None or device == "cpu":
+        return "cpu"
+    if not isinstance(device, str):
+        raise TypeError(f"device is a text as 'cpu' or 'cuda:0', not {type(device).__name__}")
+    if not _NAME.fullmatch(device):
+        raise ValueError(f"{device!r} is no device; write 'cpu' or 'cuda:N'")
+    found = devices()
+    full = "cuda:0" if device == "cuda" else device
+    if full not in found:
+        raise DeviceError(
+            f"there is no device {device!r} here, only {', '.join(found)}; "
+            "use device='cpu', or install the GPU's driver and make it visible to this process"
+        )
+    return full

@@ -1,0 +1,220 @@
+"""Names: arrays that any process of the same user finds.
+
+A name is 1 to 200 bytes of UTF-8; parts divided by "/", none of them empty, "." or ".."; no control characters.
+
+>>> import causeway as cw
+>>> _ = cw.put("model/weights", [1.0, 2.0])
+>>> cw.get("model/weights").numpy()
+array([1., 2.])
+>>> cw.names("model/")
+['model/weights']
+>>> cw.remove("model/weights")
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import time
+from typing import Any
+
+from causeway import array as arrays
+from causeway import client, create
+from causeway._lib import check, failure, ffi, lib
+from causeway.array import Array
+from causeway.device import resolve, terminated
+from causeway.errors import Timeout
+from causeway.views import Lease
+
+__all__ = ["get", "names", "put", "remove", "wait"]
+
+_new_array = Array.__new__
+_get = lib.cwpy_get
+_NULL = ffi.NULL
+
+
+def _encode(name: str) -> bytes:
+    """A name as the library takes it. Its grammar is the library's to check."""
+    if type(name) is not str and not isinstance(name, str):
+        raise TypeError(f"a name is a str, not {type(name).__name__}")
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"the name {name!r} is no text that UTF-8 can tell") from None
+    if b"\0" in encoded:
+        raise ValueError(f"a name holds no NUL character: {name!r}")
+    return encoded
+
+
+def _deadline(timeout: float | None) -> float:
+    """Seconds of time.monotonic() at which patience ends."""
+    if timeout is None:
+        return math.inf
+    if not isinstance(timeout, (int, float)) and not hasattr(timeout, "__float__"):
+        raise TypeError(f"timeout is a number of seconds or None, not {type(timeout).__name__}")
+    seconds = float(timeout)
+    if math.isnan(seconds):
+        raise ValueError("timeout is not a number")
+    return time.monotonic() + seconds
+
+
+def put(
+    name: str, array: Any, *, replace: bool = True, keep: bool = False, copy: bool | None = None
+) -> Array:
+    """Gives an array a name under which every process of this user finds it.
+
+    Copies only what is not ours yet: an `Array`, a NumPy view of one and a `SharedMemory` are named as they are.
+
+    Args:
+        name: see this module's text for the grammar.
+        array: anything array-like, an Array (or part of one), or a SharedMemory (its bytes).
+        replace: a taken name is replaced, at once and whole; who holds the old array keeps it.
+        keep: the name stays until it is removed; else it goes with the user's last process (and a minute).
+        copy: True copies always, False never.
+
+    Returns:
+        Array: a handle on what was put, with this name.
+
+    Raises:
+        NameTaken: replace=False, and the name exists.
+        LimitExceeded: too many names or bytes, or no memory left.
+        ValueError: a bad name; copy=False, and it needs a copy.
+        TypeError: the dtype holds objects.
+
+    >>> import causeway as cw
+    >>> w = cw.put("x", [[1, 2], [3, 4]])
+    >>> w.name, w.shape
+    ('x', (2, 2))
+    >>> cw.put("x", [5], replace=False)
+    Traceback (most recent call last):
+        ...
+    causeway.errors.NameTaken: ...
+    """
+    encoded = _encode(name)
+    check(lib.cw_name_check(encoded))
+    found = create.asarray(array, copy=copy)
+    layout = found._layout_now()
+    lease = found._open_lease()
+    flags = (lib.CW_REPLACE if replace else 0) | (lib.CW_KEEP if keep else 0)
+    check(lib.cw_array_put(lease.pointer, encoded, flags, layout.c, found._offset - layout.origin))
+    if isinstance(array, Array) and array._name is None:
+        array._name = name
+    return arrays.make(lease, layout, found._offset, name, found._memory)
+
+
+def get(
+    name: str, timeout: float | None = 0, *, readonly: bool = False, device: str | None = None
+) -> Array:
+    """The array under a name, without a copy.
+
+    Args:
+        name: the name.
+        timeout: seconds to wait for it; 0 not at all, None for ever.
+        readonly: map the memory read-only; a write by force is then a SIGSEGV.
+        device: where it shall lie; None for where it is.
+
+    Returns:
+        Array: a handle; close it, use it in a `with`, or just let it go.
+
+    Raises:
+        NameNotFound: no such name (timeout=0).
+        Timeout: it did not appear in time.
+        DeviceError: there is no such device.
+        BrokerLost: the broker is gone.
+        ValueError: a bad name.
+
+    >>> import causeway as cw
+    >>> _ = cw.put("x", [1, 2, 3])
+    >>> with cw.get("x", readonly=True) as x:
+    ...     int(x.numpy().sum())
+    6
+    """
+    if device is not None and device != "cpu":
+        resolve(device)
+    encoded = _encode(name)
+    connection = client._default or client.current()
+    flags = 2 if readonly else 0  # CW_READONLY
+    pointer = _get(connection.pointer, encoded, flags)
+    if pointer == _NULL:
+        status = lib.cwpy_status()
+        if status != -errno.ENOENT or timeout == 0:
+            raise failure(status)
+        pointer = _get_later(name, encoded, flags, timeout)
+    made = _new_array(Array)
+    made._lease = Lease(pointer)
+    made._layout = None
+    made._offset = 0
+    made._name = name
+    made._memory = None
+    return made
+
+
+def _get_later(name: str, encoded: bytes, flags: int, timeout: float | None) -> Any:
+    deadline = _deadline(timeout)
+    while True:
+        _wait_until(name, encoded, deadline, timeout)
+        pointer = _get(client.current().pointer, encoded, flags)
+        if pointer != _NULL:
+            return pointer
+        status = lib.cwpy_status()
+        if status != -errno.ENOENT:  # else it came and went
+            raise failure(status)
+
+
+def _wait_until(name: str, encoded: bytes, deadline: float, timeout: float | None) -> None:
+    """Waits. Signals are served between the calls: Ctrl-C works."""
+    while True:
+        left = deadline - time.monotonic()
+        left_ns = -1 if left == math.inf or left > 1e9 else max(0, int(left * 1e9))
+        status = lib.cw_wait(client.current().pointer, encoded, left_ns)
+        if status == -errno.ETIMEDOUT:
+            raise Timeout(f"no array was put under the name {name!r} within {timeout} s; is its maker running?")
+        if status != -errno.EINTR:
+            check(status)
+            return
+
+
+def wait(name: str, timeout: float | None = None) -> None:
+    """Waits until an array has that name.
+
+    Args:
+        name: the name.
+        timeout: seconds; None for ever.
+
+    Raises:
+        Timeout: it did not appear in time.
+        BrokerLost: the broker is gone.
+        ValueError: a bad name.
+
+    >>> import causeway as cw
+    >>> _ = cw.put("ready", 1)
+    >>> cw.wait("ready", timeout=1)
+    """
+    _wait_until(name, _encode(name), _deadline(timeout), timeout)
+
+
+def remove(name: str) -> None:
+    """Takes a name away. Who holds the array keeps it.
+
+    Raises:
+        NameNotFound: no such name.
+        ValueError: a bad name.
+
+    >>> import causeway as cw
+    >>> _ = cw.put("y", 1)
+    >>> cw.remove("y")
+    """
+    check(lib.cw_remove(client.current().pointer, _encode(name)))
+
+
+def names(prefix: str = "") -> list[str]:
+    """All names of this namespace that begin with prefix, sorted.
+
+    >>> import causeway as cw
+    >>> _ = cw.put("run/b", 1), cw.put("run/a", 2)
+    >>> cw.names("run/")
+    ['run/a', 'run/b']
+    """
+    texts, count = ffi.new("char **"), ffi.new("uint64_t *")
+    check(lib.cw_names(client.current().pointer, _encode(prefix), texts, count))
+    return sorted(name.decode() for name in terminated(texts[0], count[0]))

@@ -1,0 +1,102 @@
+"""Views: NumPy arrays over memory of ours, and the lease that each of them keeps.
+
+Invariant: every view ends its chain of `base` at a `Lease`. The lease on the memory ends when the last of them
+is gone, whatever was closed before.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+
+from causeway._lib import ffi, lib
+
+__all__ = ["Lease", "bounds", "find", "shared_memory_of"]
+
+
+class Lease:
+    """One lease on one array, mapped: owns a `cw_array *`."""
+
+    __slots__ = ("__weakref__", "pointer")
+
+    def __init__(self, pointer: Any) -> None:
+        self.pointer = pointer
+
+    def __del__(self, close: Any = lib.cw_array_close) -> None:
+        close(self.pointer)
+
+    @property
+    def readonly(self) -> bool:
+        """Whether it is mapped read-only: a write would be a SIGSEGV."""
+        return bool(lib.cw_array_readonly(self.pointer))
+
+    def span(self) -> tuple[int, int]:
+        """The address of the lowest byte in this process, and the bytes from there to behind the highest one."""
+        nbytes = ffi.new("uint64_t *")
+        low = lib.cwpy_memory(self.pointer, nbytes)
+        return int(ffi.cast("uintptr_t", low)), nbytes[0]
+
+    @property
+    def address(self) -> int:
+        """The address of the lowest byte in this process."""
+        return self.span()[0]
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        address, nbytes = self.span()
+        return {"version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, self.readonly)}
+
+    def memory(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """All the bytes, as a view that keeps this lease. NumPy cannot make it writable if it is read-only."""
+        return np.asarray(self)
+
+
+def _chain(array: Any) -> Any:
+    """What an ndarray's memory belongs to in the end."""
+    owner = array
+    while True:
+        if isinstance(owner, np.ndarray):
+            step = owner.base
+        elif isinstance(owner, memoryview):
+            step = owner.obj
+        elif type(owner).__name__ == "_buffer_wrapper":  # how CPython keeps what __buffer__() returned
+            step = next((x for x in gc.get_referents(owner) if isinstance(x, memoryview)), None)
+        else:
+            return owner
+        if step is None:
+            return owner
+        owner = step
+
+
+def find(array: np.ndarray[Any, Any]) -> Lease | None:
+    """The lease that a NumPy array stands on, None if its memory is not ours."""
+    owner = _chain(array)
+    return owner if isinstance(owner, Lease) else None
+
+
+def bounds(array: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """The addresses of an array's first byte and of the one behind its last."""
+    low = high = array.__array_interface__["data"][0]
+    if not array.size:
+        return low, low
+    for n, step in zip(array.shape, array.strides, strict=True):
+        low, high = low + min(0, (n - 1) * step), high + max(0, (n - 1) * step)
+    return low, high + array.itemsize
+
+
+def shared_memory_of(array: np.ndarray[Any, Any]) -> tuple[str, int] | None:
+    """The file in /dev/shm that holds all of an array, and where its memory begins there; else None."""
+    low, high = bounds(array)
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        for line in maps:
+            parts = line.rstrip("\n").split(maxsplit=5)
+            begin, end = (int(part, 16) for part in parts[0].split("-"))
+            if not begin <= low < end:
+                continue
+            shared = len(parts) == 6 and parts[1].endswith("s") and parts[5].startswith("/dev/shm/")
+            if not shared or high > end or parts[5].endswith(" (deleted)"):
+                return None
+            return parts[5], int(parts[2], 16) + low - begin
+    return None

@@ -172,7 +172,7 @@ $(BUILD)/tools/bench/%: $(BUILD)/tools/bench/%.o $(BENCH_HELP) $(BUILD)/libcause
 demo: $(BUILD)/setup-build.stamp all
 	@$(MAKE) --no-print-directory demo-run
 demo-run: $(PACKAGE) $(VENV)/deps-demo.stamp
-	@PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) docs/examples/demo.py --out $(BUILD)
+	@PATH="$(abspath $(VENV))/bin:$$PATH" PYTHONDONTWRITEBYTECODE=1 $(VPY) docs/examples/demo/demo.py --out $(BUILD)
 
 lint: $(BUILD)/setup-lint.stamp $(VENV)/deps-lint.stamp $(PACKAGE)
 	@$(RUN) --timeout 900 lint:tests/lint.sh

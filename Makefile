@@ -123,6 +123,12 @@ $(BUILD)/tests/fuzz/%: tests/fuzz/%.c $(SHM_SRC) $(IPC_SRC) $(filter-out broker/
 	@mkdir -p $(@D)
 	$(CLANG) $(CPPFLAGS) -std=gnu11 -pthread -Wall -Wextra $(FUZZ_FLAGS) -o $@ $(filter %.c,$^) -l:libinih.a
 
+ifneq ($(wildcard tests/model/Makefile),)
+TEST_PROGRAMS += model:$(BUILD)/tests/model
+$(BUILD)/tests/model: always
+	@$(MAKE) --no-print-directory -C tests/model BUILD=$(abspath $(BUILD)) $(abspath $@)
+endif
+always:
 -include $(wildcard tests/*/rules.mk)
 
 test-programs: all $(TEST_BUILT) $(EXAMPLES) $(foreach p,$(TEST_PROGRAMS),$(lastword $(subst :, ,$(p))))
@@ -216,6 +222,6 @@ clean:
 print-%:
 	@echo '$($*)'
 -include $(wildcard $(foreach d,shm ipc broker tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
-.PHONY: all help test test-run test-c test-py test-programs test-pythons fuzz soak asan tsan sanitized bench bench-programs bench-run demo demo-run \
+.PHONY: all help always test test-run test-c test-py test-programs test-pythons fuzz soak asan tsan sanitized bench bench-programs bench-run demo demo-run \
         lint install wheel clean
 .DEFAULT_GOAL := all

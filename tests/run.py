@@ -69,7 +69,9 @@ def counts_of_tap(output: str, status: int) -> Counts:
         else:
             counts.passed += 1
     if not seen and status == SKIP_STATUS:
-        counts.skipped.append(output.strip().splitlines()[-1] if output.strip() else "no reason given")
+        counts.skipped.append(
+            output.strip().splitlines()[-1] if output.strip() else "no reason given"
+        )
     elif not seen and status == 0:
         counts.passed = 1
     elif status not in (0, SKIP_STATUS) and not counts.failed:
@@ -142,12 +144,21 @@ class Runner:
         )
         return env
 
-    def command(self, words: list[str], env: dict[str, str], report: Path) -> tuple[list[str], float]:
+    def command(
+        self, words: list[str], env: dict[str, str], report: Path
+    ) -> tuple[list[str], float]:
         """The command line of a program, and its time limit in seconds."""
         limit_s = self.limit_s
         if words[0] in ("pytest", "pytest-asan", "doctest"):
             limit_s = max(limit_s, PYTHON_LIMIT_S)
-            options = ["-q", "-ra", "-p", "no:cacheprovider", "--timeout=120", f"--junitxml={report}"]
+            options = [
+                "-q",
+                "-ra",
+                "-p",
+                "no:cacheprovider",
+                "--timeout=120",
+                f"--junitxml={report}",
+            ]
             if words[0] == "doctest":
                 options += ["--doctest-modules", "--pyargs"]
             if words[0] == "pytest-asan":
@@ -168,7 +179,12 @@ class Runner:
         began = time.monotonic()
         with open(log, "wb") as out:
             child = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
             try:
                 status = child.wait(limit_s)
@@ -186,7 +202,8 @@ class Runner:
             counts.failed.append(f"ran past {limit_s:.0f} s")
         self.parts.setdefault(part, Counts()).add(counts)
         orphans = f"; {left} processes left behind" if left else ""
-        print(f"{'FAIL' if counts.failed else 'ok':4} {time.monotonic() - began:6.1f} s  {name}: {counts}{orphans}", flush=True)
+        verdict, seconds = "FAIL" if counts.failed else "ok", time.monotonic() - began
+        print(f"{verdict:4} {seconds:6.1f} s  {name}: {counts}{orphans}", flush=True)
         for failure in counts.failed:
             print(f"       failed: {failure}")
         for skip in counts.skipped:
@@ -208,8 +225,12 @@ class Runner:
 
 def preload_sanitizer(env: dict[str, str], build: Path) -> None:
     """AddressSanitizer's runtime must come first in a program that was built without it. Python never frees all."""
-    library = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    cxx = subprocess.run(["gcc", "-print-file-name=libstdc++.so.6"], capture_output=True, text=True, check=True)
+    library = subprocess.run(
+        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    )
+    cxx = subprocess.run(
+        ["gcc", "-print-file-name=libstdc++.so.6"], capture_output=True, text=True, check=True
+    )
     env["LD_PRELOAD"] = f"{library.stdout.strip()} {cxx.stdout.strip()}"
     env["ASAN_OPTIONS"] = "detect_leaks=0:allocator_may_return_null=1"
     env["PYTHONPATH"] = str(build / "site")
@@ -218,7 +239,9 @@ def preload_sanitizer(env: dict[str, str], build: Path) -> None:
 
 def main() -> int:
     """Parses the command line and runs all programs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--build", type=Path, required=True, help="the build folder")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one program")
     parser.add_argument("programs", nargs="+", metavar="PART:PROGRAM")

@@ -49,8 +49,10 @@ WORDS = re.compile(
     r"|coming soon|work/main)\b",
     re.IGNORECASE,
 )
-RAW_ATOMIC = re.compile(r"\b(__atomic_\w+|__sync_\w+|atomic_(load|store|exchange|fetch|compare|thread_fence)\w*)\s*\(")
-LABELLED = re.compile(r"\bCW_(?:LOAD|STORE|XCHG|ADD|CAS)\([A-Z]+[0-9]+)\s*,")
+RAW_ATOMIC = re.compile(
+    r"\b(__atomic_\w+|__sync_\w+|atomic_(load|store|exchange|fetch|compare|thread_fence)\w*)\s*\("
+)
+LABELLED = re.compile(r"\bCW_(?:LOAD|STORE|XCHG|ADD|CAS)\(\s*([A-Z]+[0-9]+)\s*,")
 
 
 def files() -> list[Path]:
@@ -60,7 +62,9 @@ def files() -> list[Path]:
     if listed.returncode == 0:
         names = [name for name in listed.stdout.split("\0") if name]
         return sorted(p for p in (ROOT / name for name in names) if p.is_file())
-    return sorted(p for p in ROOT.rglob("*") if p.is_file() and p.relative_to(ROOT).parts[0] != "build")
+    return sorted(
+        p for p in ROOT.rglob("*") if p.is_file() and p.relative_to(ROOT).parts[0] != "build"
+    )
 
 
 def text_of(path: Path) -> str:
@@ -106,7 +110,10 @@ def few_functions_are_long() -> Iterator[str]:
             if head and not line.startswith(("#", "typedef")) and not line.rstrip().endswith(";"):
                 start, function = number, head[1]
             if line == "}" and function:
-                if number - start > FUNCTION_LINES_MAX and f"{name}:{function}" not in LONG_FUNCTIONS:
+                if (
+                    number - start > FUNCTION_LINES_MAX
+                    and f"{name}:{function}" not in LONG_FUNCTIONS
+                ):
                     yield f"{name}:{start}: {function} has {number - start} lines, more than {FUNCTION_LINES_MAX}"
                 function = ""
 
@@ -161,7 +168,9 @@ def the_top_folder_is_as_designed() -> Iterator[str]:
 def docs_name_every_limit_and_counter() -> Iterator[str]:
     """What can be set or read is documented."""
     docs = "\n".join(
-        TEXTS[p] for p, name in NAMES.items() if name.startswith("docs/") and p.suffix in (".md", ".1", ".5", ".7", ".8")
+        TEXTS[p]
+        for p, name in NAMES.items()
+        if name.startswith("docs/") and p.suffix in (".md", ".1", ".5", ".7", ".8")
     ).replace("\\-", "-")
     header = (ROOT / "shm" / "monitor.h").read_text()
     for kind in ("LIMITS", "COUNTERS", "GAUGES"):

@@ -2,11 +2,13 @@
 
     python demo.py [--out FOLDER] [--workers N]
 
-1. Puts the diabetes data of scikit-learn (442 patients, 10 measurements) under a name, searches C and gamma of a support
-   vector regression with causeway.Pool, and compares every score with GridSearchCV of scikit-learn, number for number.
-2. Puts the scores under a name too; another program (plot.py) reads data and scores by name and draws a picture.
-3. Runs the same search, then a search over the same rows tiled to 256 MiB, in each arrangement, and prints times and
-   peak memory.
+1. Puts the diabetes data of scikit-learn (442 patients, 10 measurements) under a name, searches
+   C and gamma of a support vector regression with causeway.Pool, and compares every score with
+   GridSearchCV of scikit-learn, number for number.
+2. Puts the scores under a name too; another program (plot.py) reads data and scores by name and
+   draws a picture.
+3. Runs the same search, then a search over the same rows tiled to 256 MiB, in each arrangement,
+   and prints times and peak memory.
 
 Ends with status 1 if a score differs anywhere.
 """
@@ -39,6 +41,12 @@ import causeway as cw
 
 HERE = Path(__file__).resolve().parent
 MIB = 1 << 20
+NOTES = """
+seconds      from the first byte of data to the last score: making the data, starting workers, handing over
+peak memory  the sum of PSS over the process and its workers, sampled ten times a second: shared pages count
+             once; about 100 MiB are Python and scikit-learn
+inherited    costs nothing either, but works only for data that were there before the workers were forked
+"""
 
 
 def search(workers: int) -> work.Floats:
@@ -48,7 +56,8 @@ def search(workers: int) -> work.Floats:
     cw.put("demo/svr/y", data.target)
     tasks = work.tasks("svr")
     with cw.Pool(workers) as pool:
-        scores = list(tqdm(pool.imap(evaluate_named, tasks, chunksize=9), total=len(tasks), desc="causeway.Pool", unit="fit"))
+        found = pool.imap(evaluate_named, tasks, chunksize=9)
+        scores = list(tqdm(found, desc="causeway.Pool", total=len(tasks), unit="fit"))
     return np.array(scores).reshape(work.shape("svr"))
 
 
@@ -56,8 +65,15 @@ def reference() -> work.Floats:
     """The same scores by scikit-learn alone."""
     data = load_diabetes()
     grid = {"C": work.SVR_C, "gamma": work.SVR_GAMMA}
-    found = GridSearchCV(SVR(), grid, cv=KFold(work.SVR_FOLDS), refit=False).fit(data.data, data.target).cv_results_
-    by_fold = [found[f"split{fold}_test_score"].reshape(work.shape("svr")[:2]) for fold in range(work.SVR_FOLDS)]
+    found = (
+        GridSearchCV(SVR(), grid, cv=KFold(work.SVR_FOLDS), refit=False)
+        .fit(data.data, data.target)
+        .cv_results_
+    )
+    by_fold = [
+        found[f"split{fold}_test_score"].reshape(work.shape("svr")[:2])
+        for fold in range(work.SVR_FOLDS)
+    ]
     return np.stack(by_fold, axis=2)
 
 
@@ -69,7 +85,10 @@ def draw(picture: Path) -> None:
 def measure(arrangement: str, name: str, workers: int) -> tuple[float, int, list[float]]:
     """Runs one arrangement in a process of its own: seconds, peak bytes, scores."""
     command = [sys.executable, HERE / "arrangements.py", arrangement, name, str(workers)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, Peak([process.pid]) as peak:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        Peak([process.pid]) as peak,
+    ):
         output, _ = process.communicate()
     if process.returncode:
         sys.exit(f"demo: {' '.join(map(str, command))} failed with status {process.returncode}")
@@ -80,30 +99,38 @@ def measure(arrangement: str, name: str, workers: int) -> tuple[float, int, list
 def compare(name: str, title: str, workers: int) -> bool:
     """Measures every arrangement on one search, prints the table, and tells whether all scores agree."""
     results = {}
-    for arrangement in tqdm(ARRANGEMENTS, desc=title, unit="run", leave=False):
+    for arrangement in tqdm(ARRANGEMENTS, desc=name, unit="run", leave=False):
         results[arrangement] = measure(arrangement, name, workers)
     print(f"\n{title}\n")
     print(f"  {'':46}{'seconds':>9}{'peak memory':>14}{'scores':>12}")
     expected = results["serial"][2]
     for arrangement, (seconds, peak_bytes, scores) in results.items():
         same = "equal" if scores == expected else "DIFFERENT"
-        print(f"  {ARRANGEMENTS[arrangement][0]:46}{seconds:>9.2f}{peak_bytes / MIB:>10.0f} MiB{same:>12}")
+        print(
+            f"  {ARRANGEMENTS[arrangement][0]:46}{seconds:>9.2f}{peak_bytes / MIB:>10.0f} MiB{same:>12}"
+        )
     return all(scores == expected for _, _, scores in results.values())
 
 
 def main() -> int:
     """Runs everything and returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for the picture")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes of a Pool")
+    parser.add_argument(
+        "--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes of a Pool"
+    )
     args = parser.parse_args()
     began = time.perf_counter()
 
     scores = search(args.workers)
     equal = np.array_equal(scores, reference())
     best = np.unravel_index(scores.mean(axis=2).argmax(), scores.shape[:2])
-    print(f"{scores.size} scores, {'equal to' if equal else 'DIFFERENT from'} scikit-learn's GridSearchCV, number for number")
-    print(f"best: C = {work.SVR_C[best[0]]:.3g}, gamma = {work.SVR_GAMMA[best[1]]:.3g}, mean R² = {scores.mean(axis=2)[best]:.4f}")
+    verdict = "equal to" if equal else "DIFFERENT from"
+    print(f"{scores.size} scores, {verdict} scikit-learn's GridSearchCV, number for number")
+    c, gamma, mean = work.SVR_C[best[0]], work.SVR_GAMMA[best[1]], scores.mean(axis=2)[best]
+    print(f"best: C = {c:.3g}, gamma = {gamma:.3g}, mean R² = {mean:.4f}")
 
     cw.put("demo/svr/scores", scores)
     cw.put("demo/svr/C", work.SVR_C)
@@ -113,18 +140,20 @@ def main() -> int:
     draw(picture)
     print(f"picture, drawn by another program from the names alone: {picture}")
 
-    rows = work.tiled_rows()
-    equal &= compare("svr", f"SVR over the diabetes data: 442 rows, {len(work.tasks('svr'))} fits, {args.workers} workers", args.workers)
-    equal &= compare(
-        "tiled",
-        f"Linear SVR by gradient descent over the same rows TILED to 256 MiB ({rows} rows; for time and memory, the\n"
-        f"scores mean nothing): {len(work.tasks('tiled'))} fits, {args.workers} workers",
-        args.workers,
+    fits, tiled_fits = len(work.tasks("svr")), len(work.tasks("tiled"))
+    title = f"SVR over the diabetes data: 442 rows, {fits} fits, {args.workers} workers"
+    equal &= compare("svr", title, args.workers)
+    title = (
+        f"Linear SVR by gradient descent over the same rows TILED to 256 MiB: {work.tiled_rows()} rows,\n"
+        f"{tiled_fits} fits, {args.workers} workers (for time and memory: the scores of repeated rows mean nothing)"
     )
-    print("\nPeak memory is the sum of PSS over the process and its workers: shared pages count once. 90 to 100 MiB of each")
-    print("process are Python and scikit-learn. Times hold everything from making the data to the last score.\n")
+    equal &= compare("tiled", title, args.workers)
+    print(NOTES)
     print("$ causeway ls", flush=True)
-    command = shutil.which("causeway", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}") or "causeway"
+    command = (
+        shutil.which("causeway", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+        or "causeway"
+    )
     subprocess.run([command, "ls"], check=True)
     for name in cw.names("demo/"):
         cw.remove(name)

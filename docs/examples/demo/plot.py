@@ -1,6 +1,6 @@
 """A program of its own, which shares nothing with the search but names: reads data and scores, draws a picture.
 
-    python plot.py PICTURE.png
+python plot.py PICTURE.png
 """
 
 from __future__ import annotations
@@ -38,13 +38,19 @@ def main() -> None:
         left.text(j, i, f"{mean[i, j]:.2f}", ha="center", va="center", fontsize=8,
                   color="black" if mean[i, j] > 0.3 else "white")  # fmt: skip
     left.scatter(best[1], best[0], s=600, facecolors="none", edgecolors="red", linewidths=2)
-    left.set(xlabel="gamma", ylabel="C", title=f"SVR on diabetes ({len(x)} rows): mean R² of {scores.shape[2]} folds")
+    left.set(
+        xlabel="gamma",
+        ylabel="C",
+        title=f"SVR on diabetes ({len(x)} rows): mean R² of {scores.shape[2]} folds",
+    )
     figure.colorbar(image, ax=left, label="mean R²")
 
     model = SVR(C=float(c[best[0]]), gamma=float(gamma[best[1]]))
     predicted = cross_val_predict(model, x, y, cv=KFold(work.SVR_FOLDS))
     right.scatter(y, predicted, s=10, alpha=0.6)
-    right.plot([y.min(), y.max()], [y.min(), y.max()], color="red", linewidth=1, label="prediction = truth")
+    right.plot(
+        [y.min(), y.max()], [y.min(), y.max()], color="red", linewidth=1, label="prediction = truth"
+    )
     right.set(xlabel="disease progression, measured", ylabel="predicted on held-out rows",
               title=f"Best: C = {model.C:.3g}, gamma = {model.gamma:.3g}, R² = {mean[best]:.3f}")  # fmt: skip
     right.legend()

@@ -45,9 +45,16 @@ class Task(NamedTuple):
 
 def tasks(search: str) -> list[Task]:
     """All tasks of a search, candidates in the order of the grid, folds innermost."""
-    grid = (SVR_C, SVR_GAMMA, SVR_FOLDS) if search == "svr" else (TILED_ALPHA, TILED_EPSILON, TILED_FOLDS)
+    grid = (
+        (SVR_C, SVR_GAMMA, SVR_FOLDS)
+        if search == "svr"
+        else (TILED_ALPHA, TILED_EPSILON, TILED_FOLDS)
+    )
     first, second, folds = grid
-    return [Task(search, float(a), float(b), fold) for a, b, fold in product(first, second, range(folds))]
+    return [
+        Task(search, float(a), float(b), fold)
+        for a, b, fold in product(first, second, range(folds))
+    ]
 
 
 def shape(search: str) -> tuple[int, int, int]:
@@ -85,7 +92,9 @@ def evaluate(task: Task, x: Floats, y: Floats) -> float:
         model = SVR(C=task.first, gamma=task.second).fit(x[train], y[train])
         return float(model.score(x[held_out], y[held_out]))
     begin, end = (len(x) * k // TILED_FOLDS for k in (task.fold, task.fold + 1))
-    model = SGDRegressor("epsilon_insensitive", alpha=task.first, epsilon=task.second, shuffle=False)
+    model = SGDRegressor(
+        "epsilon_insensitive", alpha=task.first, epsilon=task.second, shuffle=False
+    )
     for start, stop in [*blocks(0, begin), *blocks(end, len(x))]:
         model.partial_fit(x[start:stop], y[start:stop])
     predicted = np.concatenate([model.predict(x[start:stop]) for start, stop in blocks(begin, end)])

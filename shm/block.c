@@ -61,8 +61,10 @@ int cw_block_check(struct cw_block *block, uint64_t gen) {
 
 bool cw_block_drop_tells(struct cw_block *block) {
     /* B5: after our slot was cleared (L3); pairs with B6 and the scan after it (L2): either the
-     * broker sees the slot empty, or we see that it wants to know. */
-    return (CW_LOAD(B5, &block->word, seq_cst) & CW_BLOCK_WANTED) != 0;
+     * broker sees the slot empty, or we see that it wants to know. RETIRING counts as wanted: its
+     * second scan may have met our slot, and then it restores the block and waits to be told. */
+    uint64_t word = CW_LOAD(B5, &block->word, seq_cst);
+    return (word & CW_BLOCK_WANTED) != 0 || cw_block_state(word) == CW_BLOCK_RETIRING;
 }
 
 /* Moves the word of generation gen from one pattern of state bits to another; one CAS decides. */

@@ -177,6 +177,8 @@ class Runner:
         report = log.with_suffix(".xml")
         command, limit_s = self.command(words, env, report)
         began = time.monotonic()
+        if not shutil.which(command[0]):
+            command = ["sh", "-c", "echo 'not ok 1 - it was not built'"]
         with open(log, "wb") as out:
             child = subprocess.Popen(
                 command,

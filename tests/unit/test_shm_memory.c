@@ -1,0 +1,204 @@
+/*
+ * The promises of cw_memory_check: where memory ends there is an error with the limit named, and
+ * neither a signal (RLIMIT_FSIZE) nor a kill (a memory cgroup).
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "shm/error.h"
+#include "shm/segment.h"
+#include "tests/support.h"
+
+#define MIB ((uint64_t)1 << 20)
+
+static void little_memory_is_there(void **state) {
+    (void)state;
+    assert_int_equal(cw_memory_check(0), 0);
+    assert_int_equal(cw_memory_check(4096), 0);
+    assert_int_equal(cw_memory_check(1 * MIB), 0);
+}
+
+static void more_than_the_machine_has_is_refused_with_a_sentence(void **state) {
+    (void)state;
+    const uint64_t sizes[] = {1ull << 46, 1ull << 62, UINT64_MAX, UINT64_MAX - MIB};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        assert_int_equal(cw_memory_check(sizes[i]), -EDQUOT);
+        assert_non_null(strstr(cw_detail(), "available"));
+    }
+}
+
+static int below_rlimit_fsize(void *context) {
+    (void)context;
+    struct rlimit limit;
+    getrlimit(RLIMIT_FSIZE, &limit);
+    limit.rlim_cur = 1 * MIB;
+    setrlimit(RLIMIT_FSIZE, &limit);
+    struct cw_segment segment;
+    if (cw_segment_create("test", 1 * MIB, CW_SEGMENT_SESSION, 0, 0, &segment) != 0)
+        return 1;
+    if (cw_segment_create("test", 1 * MIB + 1, CW_SEGMENT_SESSION, 0, 0, &segment) != -EDQUOT)
+        return 2;
+    if (!strstr(cw_detail(), "RLIMIT_FSIZE"))
+        return 3;
+    limit.rlim_cur = 4096; /* below the size that the other checks skip */
+    setrlimit(RLIMIT_FSIZE, &limit);
+    if (cw_segment_create("test", 8192, CW_SEGMENT_SESSION, 0, 0, &segment) != -EDQUOT)
+        return 4;
+    return 0;
+}
+
+static void past_rlimit_fsize_is_an_error_and_no_signal(void **state) {
+    (void)state;
+    assert_int_equal(in_child(below_rlimit_fsize, NULL), 0);
+}
+
+static int without_descriptors(void *context) {
+    (void)context;
+    struct rlimit limit = {0};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = 0;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    struct cw_segment segment;
+    return cw_segment_create("test", 4096, CW_SEGMENT_SESSION, 0, 0, &segment) == -EDQUOT ? 0 : 1;
+}
+
+static void no_descriptor_left_is_a_limit(void **state) {
+    (void)state;
+    assert_int_equal(in_child(without_descriptors, NULL), 0);
+}
+
+static int without_address_space(void *context) {
+    (void)context;
+    struct rlimit limit;
+    getrlimit(RLIMIT_AS, &limit);
+    limit.rlim_cur = 64 * MIB;
+    setrlimit(RLIMIT_AS, &limit);
+    struct cw_segment segment;
+    int code = cw_segment_create("test", 96 * MIB, CW_SEGMENT_SESSION, 0, 0, &segment);
+    return code == -EDQUOT ? 0 : 1;
+}
+
+static void no_address_space_left_is_a_limit(void **state) {
+    (void)state;
+    if (CW_TEST_SANITIZED)
+        skip(); /* a sanitizer's own maps are larger than any limit */
+    assert_int_equal(in_child(without_address_space, NULL), 0);
+}
+
+/* ---- a memory cgroup of our own ---- */
+
+struct cgroup {
+    char folder[512];
+    const char *limit; /* the limit's file */
+};
+
+static bool write_text(const char *folder, const char *name, const char *text) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    bool done = write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+    close(fd);
+    return done;
+}
+
+/* Our own place in the hierarchy: v1's memory controller, else v2. */
+static bool cgroup_base(struct cgroup *group) {
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    char line[400];
+    bool found = false;
+    while (file && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = 0;
+        char *names = strchr(line, ':'), *path = names ? strchr(names + 1, ':') : NULL;
+        if (!path)
+            continue;
+        *path++ = 0;
+        bool v1 = strcmp(names + 1, "memory") == 0;
+        if (!v1 && names[1] != 0)
+            continue;
+        char base[480];
+        snprintf(base, sizeof base, "/sys/fs/cgroup%s%s", v1 ? "/memory" : "", path);
+        if (access(base, W_OK) != 0)
+            snprintf(base, sizeof base, "/sys/fs/cgroup%s", v1 ? "/memory" : "");
+        snprintf(group->folder, sizeof group->folder, "%s/cw-test-%d", base, (int)getpid());
+        group->limit = v1 ? "memory.limit_in_bytes" : "memory.max";
+        found = true;
+        if (v1)
+            break;
+    }
+    if (file)
+        fclose(file);
+    return found;
+}
+
+static bool cgroup_open(struct cgroup *group, uint64_t limit_bytes) {
+    char text[32];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)limit_bytes);
+    if (!cgroup_base(group) || mkdir(group->folder, 0755) != 0)
+        return false;
+    if (write_text(group->folder, group->limit, text))
+        return true;
+    rmdir(group->folder);
+    return false;
+}
+
+static int inside_a_memory_cgroup(void *context) {
+    const struct cgroup *group = context;
+    if (!write_text(group->folder, "cgroup.procs", "0"))
+        return 77;
+    struct cw_segment segment;
+    if (cw_segment_create("test", 96 * MIB, CW_SEGMENT_SESSION, 0, 0, &segment) != -EDQUOT)
+        return 1;
+    if (!strstr(cw_detail(), "cw-test-"))
+        return 2; /* the sentence names the cgroup */
+    /* Pieces, until it says no: an error and never the kernel's kill. */
+    int made = 0;
+    while (made < 100) {
+        int code = cw_segment_create("test", 4 * MIB, CW_SEGMENT_SESSION, 0, 0, &segment);
+        if (code == -EDQUOT)
+            break;
+        if (code)
+            return 3;
+        made++;
+    }
+    return made >= 4 && made < 24 ? 0 : 4;
+}
+
+static void past_a_memory_cgroups_limit_is_an_error_and_no_kill(void **state) {
+    (void)state;
+    if (CW_TEST_SANITIZED)
+        skip(); /* a sanitizer's own memory is not what this limit is for */
+    struct cgroup group;
+    if (!cgroup_open(&group, 96 * MIB)) {
+        print_message("skipped: no memory cgroup can be made here\n");
+        skip();
+    }
+    int status = in_child(inside_a_memory_cgroup, &group);
+    for (int i = 0; i < 100 && rmdir(group.folder) != 0 && errno == EBUSY; i++)
+        usleep(10000);
+    if (status == 77) {
+        print_message("skipped: a process may not be moved into a memory cgroup here\n");
+        skip();
+    }
+    assert_int_equal(status, 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(little_memory_is_there),
+        cmocka_unit_test(more_than_the_machine_has_is_refused_with_a_sentence),
+        cmocka_unit_test(past_rlimit_fsize_is_an_error_and_no_signal),
+        cmocka_unit_test(no_descriptor_left_is_a_limit),
+        cmocka_unit_test(no_address_space_left_is_a_limit),
+        cmocka_unit_test(past_a_memory_cgroups_limit_is_an_error_and_no_kill),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -120,6 +120,13 @@ static uint64_t cgroups_least(char *where) {
     return least;
 }
 
+uint64_t cw_memory_cgroup_room(char *where, size_t where_bytes) {
+    char folder[PATH_MAX] = "";
+    uint64_t room = cgroups_least(folder);
+    snprintf(where, where_bytes, "%s", folder);
+    return room;
+}
+
 static uint64_t memory_available(void) {
     char text[8192];
     if (!read_text("/proc/meminfo", text, sizeof text))

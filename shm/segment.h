@@ -60,6 +60,9 @@ enum cw_segment_flags {
  */
 #define CW_MEMORY_MARGIN_BYTES (16u << 20)
 int cw_memory_check(uint64_t size_bytes);
+/* The least room in any memory cgroup above this process, and that cgroup's folder; UINT64_MAX
+ * without a limit. */
+uint64_t cw_memory_cgroup_room(char *where, size_t where_bytes);
 
 /*
  * Makes, allocates in full, seals and maps a segment; size_bytes is rounded up to a page.

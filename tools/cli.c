@@ -1,0 +1,198 @@
+/*
+ * Options, errors and the connection: what every subcommand needs. One thread; nothing outlives the
+ * process.
+ */
+#include "tools/cli.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/monitor.h"
+#include "tools/output.h"
+
+struct option_row {
+    const char *name;
+    unsigned bit;
+    const char *value; /* what stands for its value, NULL when it takes none */
+    const char *help;
+};
+
+static const struct option_row option_rows[] = {
+    {"json", CLI_JSON, NULL, "print JSON"},
+    {"namespace", CLI_NAMESPACE, "NS", "the namespace (default: $CAUSEWAY_NAMESPACE, else none)"},
+    {"all", CLI_ALL, NULL, "the names of all namespaces"},
+    {"timeout", CLI_TIMEOUT_OPTION, "SECONDS", "give up after so long (default: never)"},
+    {"yes", CLI_YES, NULL, "do not ask"},
+    {"force", CLI_FORCE, NULL, "also end a broker that does not answer"},
+    {"keep", CLI_KEEP, NULL, "keep the name until it is removed"},
+    {"no-replace", CLI_NO_REPLACE, NULL, "fail if the name is taken"},
+};
+#define OPTION_ROWS (sizeof option_rows / sizeof *option_rows)
+#define HELP_VALUE  1000
+
+static void print_help(const struct cli_command *command) {
+    printf("Usage: causeway %s %s%s%s\n\n%s\n", command->name,
+           command->options & ~(unsigned)CLI_RAW_ARGUMENTS ? "[OPTIONS]" : "",
+           command->options & ~(unsigned)CLI_RAW_ARGUMENTS && *command->arguments ? " " : "",
+           command->arguments, command->summary);
+    if (command->details)
+        printf("\n%s", command->details);
+    printf("\nOptions:\n");
+    for (size_t i = 0; i < OPTION_ROWS; i++) {
+        const struct option_row *row = &option_rows[i];
+        char text[40];
+        if (!(command->options & row->bit))
+            continue;
+        snprintf(text, sizeof text, "--%s%s%s", row->name, row->value ? " " : "",
+                 row->value ? row->value : "");
+        printf("  %-20s %s\n", text, row->help);
+    }
+    printf("  %-20s %s\n\nExit codes: see causeway --help.\n", "--help", "print this");
+}
+
+/* Seconds, as people write them. Returns false for what is none. */
+static bool parse_seconds(const char *text, int64_t *out_ns) {
+    char *end;
+    errno = 0;
+    double seconds = strtod(text, &end);
+    if (end == text || *end || errno || !isfinite(seconds) || seconds < 0 || seconds > 1e9)
+        return false;
+    *out_ns = (int64_t)(seconds * 1e9);
+    return true;
+}
+
+static int take_option(const struct option_row *row, const char *value, struct cli *out) {
+    out->options |= row->bit;
+    if (row->bit == CLI_NAMESPACE)
+        out->name_space = value;
+    if (row->bit == CLI_TIMEOUT_OPTION && !parse_seconds(value, &out->timeout_ns))
+        return cli_error(CLI_USAGE, "--timeout takes a number of seconds, not '%s'", value);
+    return -1;
+}
+
+static int check_count(const struct cli_command *command, const struct cli *cli) {
+    if (cli->count >= command->least && (command->most < 0 || cli->count <= command->most))
+        return -1;
+    return cli_error(CLI_USAGE, "%s %s: %d argument%s given; usage: causeway %s %s", command->name,
+                     cli->count < command->least ? "needs more" : "takes fewer", cli->count,
+                     cli->count == 1 ? "" : "s", command->name, command->arguments);
+}
+
+int cli_parse(const struct cli_command *command, int argc, char **argv, struct cli *out) {
+    *out = (struct cli){.timeout_ns = -1};
+    if (command->options & CLI_RAW_ARGUMENTS) {
+        out->count = argc - 1;
+        out->arguments = argv + 1;
+        return -1;
+    }
+    struct option options[OPTION_ROWS + 2] = {0};
+    int used = 0;
+    for (size_t i = 0; i < OPTION_ROWS; i++) {
+        if (command->options & option_rows[i].bit)
+            options[used++] = (struct option){
+                option_rows[i].name, option_rows[i].value ? required_argument : no_argument, NULL,
+                (int)i + 1};
+    }
+    options[used] = (struct option){"help", no_argument, NULL, HELP_VALUE};
+    opterr = 0;
+    optind = 1;
+    for (;;) {
+        int at = optind, found = getopt_long(argc, argv, ":h", options, NULL);
+        if (found == -1)
+            break;
+        if (found == 'h' || found == HELP_VALUE) {
+            print_help(command);
+            return CLI_OK;
+        }
+        if (found == ':')
+            return cli_error(CLI_USAGE, "%s: option %s needs a value", command->name, argv[at]);
+        if (found == '?')
+            return cli_error(CLI_USAGE, "%s: no such option: %s (see causeway %s --help)",
+                             command->name, argv[optind > at ? optind - 1 : at], command->name);
+        int code = take_option(&option_rows[found - 1], optarg, out);
+        if (code >= 0)
+            return code;
+    }
+    out->count = argc - optind;
+    out->arguments = argv + optind;
+    return check_count(command, out);
+}
+
+static void print_message(const char *prefix, const char *format, va_list arguments) {
+    char text[2048];
+    vsnprintf(text, sizeof text, format, arguments);
+    char *safe = output_safe(text);
+    fflush(stdout);
+    fprintf(stderr, "%s%s\n", prefix, safe);
+    free(safe);
+}
+
+int cli_error(int code, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    print_message("causeway: ", format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+void cli_note(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    print_message("", format, arguments);
+    va_end(arguments);
+}
+
+static int exit_code_of(int result) {
+    switch (-result) {
+    case ECONNRESET:
+        return CLI_NO_BROKER;
+    case ENOENT:
+    case ESTALE:
+        return CLI_NO_NAME;
+    case ETIMEDOUT:
+        return CLI_TIMEOUT;
+    case EEXIST:
+        return CLI_NAME_TAKEN;
+    case EDQUOT:
+        return CLI_LIMIT;
+    default:
+        return CLI_FAILED;
+    }
+}
+
+int cli_result(int result) {
+    if (result >= 0)
+        return CLI_OK;
+    return cli_error(exit_code_of(result), "%s", cw_error());
+}
+
+int cli_finish(int code) {
+    errno = 0;
+    if (!fflush(stdout) && !ferror(stdout))
+        return code;
+    if (errno == EPIPE || errno == 0)
+        return code;
+    return cli_error(CLI_FAILED, "writing the output failed: %s", strerror(errno));
+}
+
+int cli_connect(const struct cli *cli, bool start, cw_client **out) {
+    return cli_connect_to(cli->name_space, start, out);
+}
+
+int cli_connect_to(const char *name_space, bool start, cw_client **out) {
+    if (!start) {
+        /* The lock file tells at once and for certain; connecting to nobody would only time out. */
+        struct monitor monitor;
+        int code = monitor_open(&monitor);
+        if (code == -ENOENT)
+            return cli_error(CLI_NO_BROKER, "%s", cw_error());
+        if (code == 0)
+            monitor_close(&monitor);
+    }
+    return cli_result(cw_connect(NULL, name_space, start ? 0 : CW_CONNECT_NO_START, out));
+}

@@ -1,0 +1,96 @@
+/*
+ * The causeway command: what its subcommands share. One file a subcommand (cmd_NAME.c), one table
+ * (main.c), one parser for the options of all of them (cli.c).
+ *
+ * Results: a subcommand returns an exit code (enum cli_exit), documented in --help and causeway(1).
+ * What people asked for goes to stdout, everything else (errors, notes, questions) to stderr.
+ * No subcommand but `put` (and `broker` itself) ever starts a broker.
+ */
+#ifndef CW_TOOLS_CLI_H
+#define CW_TOOLS_CLI_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ipc/causeway.h"
+
+enum cli_exit {
+    CLI_OK = 0,
+    CLI_FAILED = 1,
+    CLI_USAGE = 2,
+    CLI_NO_BROKER = 3, /* none runs, or it was lost on the way */
+    CLI_NO_NAME = 4,
+    CLI_TIMEOUT = 5,
+    CLI_NAME_TAKEN = 6,
+    CLI_LIMIT = 7, /* a limit of the broker, or no memory left */
+};
+
+enum cli_option { /* which options a subcommand takes; --help goes without saying */
+                  CLI_JSON = 1,
+                  CLI_NAMESPACE = 2,
+                  CLI_ALL = 4,
+                  CLI_TIMEOUT_OPTION = 8,
+                  CLI_YES = 16,
+                  CLI_FORCE = 32,
+                  CLI_KEEP = 64,
+                  CLI_NO_REPLACE = 128,
+                  CLI_RAW_ARGUMENTS = 256, /* all arguments belong to another program */
+};
+
+struct cli {                /* a parsed command line */
+    unsigned options;       /* of enum cli_option: those that were given */
+    const char *name_space; /* NULL: not given */
+    int64_t timeout_ns;     /* < 0: for ever */
+    int count;
+    char **arguments;
+};
+
+struct cli_command {
+    const char *name;
+    const char *arguments; /* as the usage line shows them */
+    const char *summary;   /* one line */
+    const char *details;   /* further lines of --help, or NULL */
+    unsigned options;      /* of enum cli_option: those that it takes */
+    int least, most;       /* how many arguments; most < 0: any number */
+    int (*run)(const struct cli *cli);
+};
+
+int cmd_broker(const struct cli *cli);
+int cmd_status(const struct cli *cli);
+int cmd_ls(const struct cli *cli);
+int cmd_stat(const struct cli *cli);
+int cmd_put(const struct cli *cli);
+int cmd_get(const struct cli *cli);
+int cmd_rm(const struct cli *cli);
+int cmd_wait(const struct cli *cli);
+int cmd_stop(const struct cli *cli);
+int cmd_doctor(const struct cli *cli);
+
+/*
+ * Parses arguments (argv[0] is the subcommand's name). Returns -1 and *out, or the exit code with
+ * which to end: CLI_OK after --help was printed, CLI_USAGE after the mistake was.
+ */
+int cli_parse(const struct cli_command *command, int argc, char **argv, struct cli *out);
+
+/* Prints "causeway: " and the sentence to stderr, control characters made harmless. Returns code.
+ */
+int cli_error(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The same for a note that is no error. */
+void cli_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Prints cw_error() and returns the exit code that belongs to a result of causeway.h. */
+int cli_result(int result);
+/* Flushes stdout. A reader that went away (`| head`) is no error: it had enough. */
+int cli_finish(int code);
+
+/* Connects to the broker that runs; start: starts one if none does. namespace as the options say.
+ * Returns CLI_OK and *out (cw_client_unref), or the exit code after the error was printed. */
+int cli_connect(const struct cli *cli, bool start, cw_client **out);
+/* The same with a namespace of its own (NULL: the environment's). */
+int cli_connect_to(const char *name_space, bool start, cw_client **out);
+
+/* The causewayd that this command runs: $CAUSEWAY_BROKER, beside this program, ../bin, then PATH. 0
+ * or -ENOENT. */
+int cli_broker_path(char *path, size_t path_bytes);
+
+#endif

@@ -1,0 +1,34 @@
+/*
+ * Doctor: checks of this machine, each with what was found and, where something is amiss, the
+ * remedy. One group of checks a file.
+ */
+#ifndef CW_TOOLS_DOCTOR_H
+#define CW_TOOLS_DOCTOR_H
+
+#include <jansson.h>
+
+#include "tools/output.h"
+
+enum doctor_level {
+    DOCTOR_OK,
+    DOCTOR_INFO,    /* no fault; good to know, or for later */
+    DOCTOR_WARNING, /* works, with less than there could be */
+    DOCTOR_MISSING, /* causeway does not work here */
+};
+
+struct doctor {
+    json_t *checks; /* what was found, in order */
+    int worst;      /* enum doctor_level */
+};
+
+/* Adds one result. remedy: what to do, or NULL. */
+void doctor_add(struct doctor *doctor, enum doctor_level level, const char *check,
+                const char *remedy, const char *format, ...) __attribute__((format(printf, 5, 6)));
+/* The first line of a file, without its end; false if it cannot be read. */
+bool doctor_read(const char *path, char *text, size_t text_bytes);
+
+void doctor_kernel(struct doctor *doctor); /* doctor_kernel.c: what the kernel lets us do */
+void doctor_limits(struct doctor *doctor); /* doctor_limits.c: memory and resource limits */
+void doctor_place(struct doctor *doctor);  /* doctor_place.c: socket folder and brokers */
+
+#endif

@@ -1,0 +1,112 @@
+/*
+ * causeway: the command line. This table and one file a subcommand are all there is.
+ *
+ * One thread, short-lived. SIGPIPE is ignored: a reader that goes away ends the output, not the
+ * program.
+ */
+#include <locale.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tools/cli.h"
+
+static const struct cli_command commands[] = {
+    {"broker", "[ARGUMENTS...]",
+     "Run the broker, causewayd, with these arguments (see causewayd(8)).", NULL, CLI_RAW_ARGUMENTS,
+     0, -1, cmd_broker},
+    {"status", "", "Show the broker, its clients, counters and limits.",
+     "Reads the monitor page alone and asks nobody: works also when the broker is stopped or "
+     "hangs,\n"
+     "and then says so.\n",
+     CLI_JSON, 0, 0, cmd_status},
+    {"ls", "[PREFIX]", "List names: device, shape, dtype, size, owner, holders, age.", NULL,
+     CLI_JSON | CLI_NAMESPACE | CLI_ALL, 0, 1, cmd_ls},
+    {"stat", "NAME", "Show all that is known about one name.", NULL, CLI_JSON | CLI_NAMESPACE, 1, 1,
+     cmd_stat},
+    {"put", "NAME FILE.npy", "Put the array of a file under a name (FILE - reads stdin).",
+     "Starts a broker if none runs. A taken name is replaced, at once and whole. A name lives as "
+     "long\n"
+     "as the user has a client, and a minute more, unless --keep is given.\n",
+     CLI_JSON | CLI_NAMESPACE | CLI_KEEP | CLI_NO_REPLACE, 2, 2, cmd_put},
+    {"get", "NAME FILE.npy", "Write an array into a file (FILE - writes stdout).",
+     "C and Fortran order are kept; strided views are written in C order.\n",
+     CLI_JSON | CLI_NAMESPACE, 2, 2, cmd_get},
+    {"rm", "NAME...", "Remove names. Who holds an array keeps it.", NULL, CLI_NAMESPACE, 1, -1,
+     cmd_rm},
+    {"wait", "NAME", "Wait until a name is there.", "Waits also for a broker to be started.\n",
+     CLI_NAMESPACE | CLI_TIMEOUT_OPTION, 1, 1, cmd_wait},
+    {"stop", "", "Stop the broker; says first what would be lost.",
+     "Asks on a terminal. Without one, and with something to lose, --yes is needed.\n",
+     CLI_JSON | CLI_YES | CLI_FORCE, 0, 0, cmd_stop},
+    {"doctor", "", "Check what this machine offers, what is missing, and the remedy.", NULL,
+     CLI_JSON, 0, 0, cmd_doctor},
+};
+#define COMMANDS (sizeof commands / sizeof *commands)
+
+static void print_help(void) {
+    printf("Usage: causeway COMMAND [OPTIONS] [ARGUMENTS]\n\n"
+           "Arrays shared by name between the processes of this machine.\n\nCommands:\n");
+    for (size_t i = 0; i < COMMANDS; i++)
+        printf("  %-8s %s\n", commands[i].name, commands[i].summary);
+    printf(
+        "\n`causeway COMMAND --help` tells its options. `causeway --version` tells the version.\n\n"
+        "Exit codes:\n"
+        "  %d  done\n"
+        "  %d  failed; for doctor: something needed is missing\n"
+        "  %d  wrong usage\n"
+        "  %d  no broker runs, or it was lost\n"
+        "  %d  no such name\n"
+        "  %d  the timeout ran out\n"
+        "  %d  the name is taken (put --no-replace)\n"
+        "  %d  a limit was reached, or no memory is left\n\n"
+        "Environment:\n"
+        "  CAUSEWAY_DIR        folder of the socket (else $XDG_RUNTIME_DIR/causeway, else\n"
+        "                      /tmp/causeway-UID)\n"
+        "  CAUSEWAY_NAMESPACE  the namespace\n"
+        "  CAUSEWAY_BROKER     the causewayd to start\n",
+        CLI_OK, CLI_FAILED, CLI_USAGE, CLI_NO_BROKER, CLI_NO_NAME, CLI_TIMEOUT, CLI_NAME_TAKEN,
+        CLI_LIMIT);
+}
+
+static const struct cli_command *find_command(const char *name) {
+    for (size_t i = 0; i < COMMANDS; i++) {
+        if (!strcmp(commands[i].name, name))
+            return &commands[i];
+    }
+    return NULL;
+}
+
+static int run(int argc, char **argv) {
+    if (argc < 2)
+        return cli_error(CLI_USAGE, "a command is missing (see causeway --help)");
+    const char *name = argv[1];
+    if (!strcmp(name, "--help") || !strcmp(name, "-h") || (!strcmp(name, "help") && argc == 2)) {
+        print_help();
+        return CLI_OK;
+    }
+    if (!strcmp(name, "--version")) {
+        printf("causeway %s\n", cw_version());
+        return CLI_OK;
+    }
+    if (!strcmp(name, "help"))
+        name = argv[2];
+    const struct cli_command *command = find_command(name);
+    if (!command && name[0] == '-')
+        return cli_error(CLI_USAGE, "no such option: %s (see causeway --help)", name);
+    if (!command)
+        return cli_error(CLI_USAGE, "no such command: %s (see causeway --help)", name);
+    static char help_word[] = "--help";
+    char *help[] = {argv[1], help_word, NULL};
+    struct cli cli;
+    bool asked_help = name != argv[1];
+    int code = cli_parse(command, asked_help ? 2 : argc - 1, asked_help ? help : argv + 1, &cli);
+    return code >= 0 ? code : command->run(&cli);
+}
+
+int main(int argc, char **argv) {
+    signal(SIGPIPE, SIG_IGN);
+    /* For the widths of characters alone: numbers are written the same everywhere. */
+    setlocale(LC_CTYPE, "C.UTF-8");
+    return cli_finish(run(argc, argv));
+}

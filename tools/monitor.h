@@ -1,0 +1,54 @@
+/*
+ * Monitor: the broker seen from outside, without asking it. Finds the lock file in the socket
+ * folder, opens the root segment through /proc/PID/fd and maps it read-only. Works when the broker
+ * is stopped or hangs.
+ *
+ * What the page says is the broker's own word; a monitor copies words and bounds what it counts.
+ * The mapping stays readable when the broker dies.
+ */
+#ifndef CW_TOOLS_MONITOR_H
+#define CW_TOOLS_MONITOR_H
+
+#include "ipc/address.h"
+#include "shm/monitor.h"
+#include "shm/segment.h"
+
+struct monitor {
+    struct cw_address address;
+    struct cw_lock_line lock;
+    int pidfd; /* of the broker; -1 where the kernel has none */
+    struct cw_segment segment;
+    struct cw_root *root; /* read-only mapping */
+};
+
+enum monitor_state {
+    MONITOR_IDLE,    /* sleeps until somebody asks */
+    MONITOR_RUNNING, /* in a turn of its loop */
+    MONITOR_HANGS,   /* in one turn of its loop for longer than MONITOR_HANG_SECONDS */
+    MONITOR_STOPPED, /* by a signal (SIGSTOP, a debugger) */
+    MONITOR_GONE,    /* died since it was opened */
+};
+#define MONITOR_HANG_SECONDS 1.0
+
+/*
+ * Opens the user's own broker. Returns 0; -ENOENT: none runs, cw_error() says where one was looked
+ * for; -EPERM: the folder is not ours, or /proc/PID/fd is closed to us; -EPROTO: another version.
+ * address is filled whenever the result is not -EINVAL. The caller closes what was opened.
+ */
+int monitor_open(struct monitor *out);
+void monitor_close(struct monitor *monitor);
+
+/* How it is; *still_seconds: since when its heartbeat stands, < 0 where nobody can say. */
+enum monitor_state monitor_look(const struct monitor *monitor, double *still_seconds);
+const char *monitor_state_text(enum monitor_state state);
+
+/* The namespaces that hold names, sorted, each once; *out: count terminated strings, the caller
+ * frees each and the array. Reads the directory through /proc. 0 or negative. */
+int monitor_namespaces(struct monitor *monitor, char ***out, size_t *count);
+
+static inline uint64_t monitor_word(cw_a64 *word) {
+    return CW_LOAD(MON, word,
+                   relaxed); /* figures of one moment each; nothing depends on their order */
+}
+
+#endif

@@ -1,0 +1,251 @@
+"""Blocks: how large arguments and results cross from one process to another.
+
+The sender copies a buffer once into a *block*, an array of its own slabs, and names it in the message. The
+receiver takes a lease on it and builds its object as a view on it, its own to write. The sender keeps its own lease,
+so that it can use the block again (its pages are there already, in both processes) once the receiver has said
+that the last view is gone.
+
+The receiver says so in the block's first word, so that a finaliser, which may run at any moment, needs
+neither lock nor message:
+
+    LENT      the receiver has it, or will have
+    RETURNED  the last view is gone: the sender may use it again
+    LEFT      the last view is gone, but a process forked meanwhile may still look at it: the sender lets go
+
+Each word has one writer at a time: the sender until the message is sent, the receiver afterwards. x86-64 makes
+stores visible in order, so whatever a view wrote or read is done when the word says RETURNED.
+
+Deaths: a lease ends with its holder. A receiver that dies never returns: the sender drops what it had lent to it
+(and the broker takes the memory back when no lease is left). A sender that dies loses its lease only: what
+the receiver has opened stays.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from causeway import client
+from causeway._lib import check, ffi, lib
+from causeway.layouts import Layout
+
+__all__ = ["HANDLE_BYTES", "THRESHOLD_BYTES", "Block", "BlockStore", "open_block"]
+
+THRESHOLD_BYTES = 64 << 10  # smaller buffers travel inside the message
+HANDLE_BYTES = 48
+LENT, RETURNED, LEFT = 1, 2, 3
+_HEADER_BYTES = 64
+_LOOK_AT = 32  # lent blocks that one search for memory looks at
+
+_forks = 0  # how often this process has forked
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(before=_count_fork)
+
+
+@functools.lru_cache(maxsize=256)
+def _bytes_layout(nbytes: int) -> Layout:
+    return Layout((nbytes,), np.dtype("u1"))
+
+
+class Block:
+    """One piece of memory that the sender owns."""
+
+    __slots__ = ("_word", "address", "array", "capacity", "connection", "handle", "receiver")
+
+    def __init__(self, connection: client.Connection, capacity: int) -> None:
+        layout = _bytes_layout(capacity + _HEADER_BYTES)
+        out = ffi.new("cw_array **")
+        check(lib.cw_array_new(connection.pointer, b"cpu", layout.c, 0, out))
+        self.array: Any = ffi.gc(out[0], lib.cw_array_close)
+        handle = ffi.new("cw_handle *")
+        check(lib.cw_array_export(self.array, 0, handle))
+        self.handle: bytes = ffi.buffer(handle)[:]
+        base = lib.cw_array_data(self.array)
+        self._word = ffi.cast("uint32_t *", base)
+        self.address = int(ffi.cast("uintptr_t", base)) + _HEADER_BYTES
+        self.capacity = capacity
+        self.connection = connection
+        self.receiver: object = None
+
+    @property
+    def state(self) -> int:
+        """LENT, RETURNED or LEFT."""
+        return int(self._word[0])
+
+    def lend(self) -> None:
+        """Before its message is sent."""
+        self._word[0] = LENT
+
+    def memory(self, nbytes: int) -> Any:
+        """Its first bytes, to be written. Valid while the block is held."""
+        return ffi.buffer(ffi.cast("char *", self.address), nbytes)
+
+    def close(self) -> None:
+        """Ends the sender's lease. May be repeated."""
+        array, self.array = self.array, None
+        if array is not None:
+            ffi.release(array)
+
+
+class BlockStore:
+    """The blocks of one sender: free ones, and those that were lent and may come back.
+
+    Args:
+        limit_bytes: how much it keeps, free or lent, beyond what is under way.
+
+    Any thread may call it. A forked child must not.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._lock = threading.Lock()
+        self._free: list[Block] = []
+        self._lent: deque[Block] = deque()
+        self._free_bytes = 0
+        self._lent_bytes = 0
+
+    def take(self, nbytes: int) -> Block:
+        """A block of at least nbytes.
+
+        Raises:
+            LimitExceeded: no memory left, or a limit of the broker.
+            BrokerLost: the broker is gone.
+        """
+        connection = client.current()
+        with self._lock:
+            self._look()
+            best: Block | None = None
+            for block in self._free:
+                if block.connection is not connection:
+                    continue
+                if nbytes <= block.capacity <= 2 * nbytes and (best is None or block.capacity < best.capacity):
+                    best = block
+            if best is not None:
+                self._free.remove(best)
+                self._free_bytes -= best.capacity
+                return best
+        return Block(connection, _rounded(nbytes))
+
+    def untake(self, blocks: list[Block]) -> None:
+        """These were taken and never sent."""
+        with self._lock:
+            for block in blocks:
+                self._keep(block)
+
+    def lent(self, blocks: list[Block], receiver: object) -> None:
+        """The receiver has opened these: from now on only its word is looked at."""
+        if not blocks:
+            return
+        with self._lock:
+            for block in blocks:
+                block.receiver = receiver
+                self._lent.append(block)
+                self._lent_bytes += block.capacity
+            while self._lent_bytes > self._limit and self._lent:
+                block = self._lent.popleft()
+                self._lent_bytes -= block.capacity
+                if block.state == RETURNED:
+                    self._keep(block)
+                else:
+                    block.close()
+
+    def lost(self, receiver: object) -> None:
+        """The receiver died: nothing that was lent to it comes back."""
+        with self._lock:
+            staying: deque[Block] = deque()
+            for block in self._lent:
+                if block.receiver is receiver:
+                    self._lent_bytes -= block.capacity
+                    block.close()
+                else:
+                    staying.append(block)
+            self._lent = staying
+
+    def close(self) -> None:
+        """Ends all leases of the sender. Receivers keep what they have opened."""
+        with self._lock:
+            for block in [*self._free, *self._lent]:
+                block.close()
+            self._free.clear()
+            self._lent.clear()
+            self._free_bytes = self._lent_bytes = 0
+
+    def _look(self) -> None:
+        for _ in range(min(len(self._lent), _LOOK_AT)):
+            block = self._lent.popleft()
+            state = block.state
+            if state == RETURNED:
+                self._lent_bytes -= block.capacity
+                self._keep(block)
+            elif state == LEFT:
+                self._lent_bytes -= block.capacity
+                block.close()
+            else:
+                self._lent.append(block)
+
+    def _keep(self, block: Block) -> None:
+        if block.connection.lost:
+            block.close()
+            return
+        self._free.append(block)
+        self._free_bytes += block.capacity
+        while self._free_bytes > self._limit and len(self._free) > 1:
+            oldest = self._free.pop(0)
+            self._free_bytes -= oldest.capacity
+            oldest.close()
+
+
+def _rounded(nbytes: int) -> int:
+    """A size that later requests of about this size can use: eighths of a power of two, header included.
+
+    >>> _rounded(64 << 20) + 64 == 72 << 20, _rounded((64 << 20) - 64) + 64 == 64 << 20
+    (True, True)
+    """
+    whole = nbytes + _HEADER_BYTES
+    step = max(4096, 1 << max((whole - 1).bit_length() - 4, 0))
+    return -(-whole // step) * step - _HEADER_BYTES
+
+
+class _Return:
+    """Called when the last view on an opened block is gone. Takes no lock."""
+
+    __slots__ = ("array", "forks", "pid", "word")
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.word = ffi.cast("uint32_t *", lib.cw_array_data(array))
+        self.forks = _forks
+        self.pid = os.getpid()
+
+    def __call__(self, _pointer: Any) -> None:
+        if os.getpid() == self.pid:
+            self.word[0] = RETURNED if self.forks == _forks else LEFT
+        ffi.release(self.array)
+
+
+def open_block(handle: bytes, nbytes: int) -> Any:
+    """The first nbytes of a block that another process lent, as a writable buffer that holds the lease.
+
+    Raises:
+        Stale: the sender died before it could be opened.
+    """
+    raw = ffi.new("cw_handle *")
+    ffi.buffer(raw)[:] = handle
+    out = ffi.new("cw_array **")
+    check(lib.cw_array_open(client.current().pointer, raw, _bytes_layout(raw.size_bytes).c, 0, out))
+    array = ffi.gc(out[0], lib.cw_array_close)
+    if nbytes + _HEADER_BYTES > lib.cw_array_nbytes(array):
+        raise ValueError(f"a message names {nbytes} bytes in a block of {lib.cw_array_nbytes(array)}")
+    base = ffi.cast("char *", lib.cw_array_data(array)) + _HEADER_BYTES
+    return ffi.buffer(ffi.gc(base, _Return(array)), nbytes)

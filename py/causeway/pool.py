@@ -1,0 +1,265 @@
+"""`Pool`: worker processes behind the interface of `multiprocessing.pool.Pool`.
+
+>>> import causeway as cw
+>>> with cw.Pool(2) as pool:
+...     pool.map(abs, [-1, -2, 3])
+[1, 2, 3]
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import warnings
+from collections.abc import Callable, Iterable
+from multiprocessing.pool import MaybeEncodingError, RemoteTraceback
+from types import TracebackType
+from typing import Any
+
+from causeway import _pool_wire as wire
+from causeway._pool_cpus import usable_cpus
+from causeway._pool_engine import RUN, Engine
+from causeway._pool_jobs import (
+    AsyncResult,
+    IMapIterator,
+    IMapUnorderedIterator,
+    MapResult,
+    Source,
+    Task,
+)
+
+__all__ = ["AsyncResult", "IMapIterator", "MapResult", "MaybeEncodingError", "Pool", "RemoteTraceback"]
+
+_Callback = Callable[[Any], object] | None
+_ErrorCallback = Callable[[BaseException], object] | None
+
+
+class Pool:
+    """A pool of worker processes, to be used as `multiprocessing.Pool`.
+
+    What differs: NumPy arrays of 64 KiB and more travel through shared memory, in one copy, and are the worker's
+    own to write; a `causeway.Array` travels as a handle on the same memory. What standard pickle refuses in
+    a task (lambdas, local functions) goes by cloudpickle. Whatever ends a worker ends its own task alone, with
+    `WorkerDied`, and another worker takes its place; an initializer that raises, raises at the caller.
+
+    Args:
+        processes: how many workers; None for the CPUs that affinity and cgroup leave to this process.
+        initializer: called as initializer(*initargs) in each worker before its first task.
+        initargs: its arguments.
+        maxtasksperchild: a worker is replaced after so many tasks (chunks of a map count as one).
+        context: a multiprocessing context, or the name of a start method: "fork", "spawn", "forkserver". None
+            for multiprocessing's own choice.
+
+    Raises:
+        ValueError: processes or maxtasksperchild below 1.
+        TypeError: initializer cannot be called.
+        BrokerLost, LimitExceeded: there is no broker, or no memory.
+
+    >>> import causeway as cw
+    >>> with cw.Pool(2) as pool:
+    ...     pool.starmap(pow, [(2, 3), (3, 2)])
+    [8, 9]
+    """
+
+    def __init__(
+        self,
+        processes: int | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: Iterable[Any] = (),
+        maxtasksperchild: int | None = None,
+        context: Any = None,
+    ) -> None:
+        if processes is None:
+            processes = usable_cpus()
+        if processes < 1:
+            raise ValueError("Number of processes must be at least 1")
+        if maxtasksperchild is not None and (not isinstance(maxtasksperchild, int) or maxtasksperchild <= 0):
+            raise ValueError("maxtasksperchild must be a positive int or None")
+        if initializer is not None and not callable(initializer):
+            raise TypeError("initializer must be a callable")
+        if context is None or isinstance(context, str):
+            context = multiprocessing.get_context(context)
+        self._processes = processes
+        self._engine = Engine(processes, initializer, tuple(initargs), maxtasksperchild, context)
+
+    # ---- one call
+
+    def apply(
+        self, func: Callable[..., Any], args: Iterable[Any] = (), kwds: dict[str, Any] | None = None
+    ) -> Any:
+        """func(*args, **kwds) in a worker; waits for the result.
+
+        Raises:
+            WorkerDied: the worker died.
+            ValueError: the pool is not running.
+            Whatever func raises; its cause is the worker's traceback.
+        """
+        return self.apply_async(func, args, kwds).get()
+
+    def apply_async(
+        self,
+        func: Callable[..., Any],
+        args: Iterable[Any] = (),
+        kwds: dict[str, Any] | None = None,
+        callback: _Callback = None,
+        error_callback: _ErrorCallback = None,
+    ) -> AsyncResult:
+        """Like `apply`, but returns at once.
+
+        Args:
+            func: the function, args and kwds: its arguments.
+            args: positional arguments.
+            kwds: named arguments.
+            callback: called with the result, in a thread of its own, before the result counts as ready.
+            error_callback: called with the exception.
+        """
+        self._engine.check_running()
+        result = AsyncResult(self._engine, self, func, callback, error_callback)
+        self._engine.submit(result, Task(result, 0, wire.APPLY, (tuple(args), kwds or {}), 0, 1))
+        return result
+
+    # ---- lists
+
+    def map(self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = None) -> list[Any]:
+        """[func(x) for x in iterable], on all workers, in order.
+
+        Args:
+            func: called with one item.
+            iterable: read as a whole before the first task begins.
+            chunksize: items that a worker takes at one go; None for a quarter of its even share.
+
+        >>> import causeway as cw
+        >>> with cw.Pool(2) as pool:
+        ...     pool.map(str, range(4), chunksize=2)
+        ['0', '1', '2', '3']
+        """
+        return self.map_async(func, iterable, chunksize).get()  # type: ignore[no-any-return]
+
+    def map_async(
+        self,
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int | None = None,
+        callback: _Callback = None,
+        error_callback: _ErrorCallback = None,
+    ) -> MapResult:
+        """Like `map`, but returns at once."""
+        return self._map(func, iterable, chunksize, callback, error_callback, star=False)
+
+    def starmap(
+        self, func: Callable[..., Any], iterable: Iterable[Iterable[Any]], chunksize: int | None = None
+    ) -> list[Any]:
+        """[func(*x) for x in iterable], on all workers, in order; see `map`."""
+        return self.starmap_async(func, iterable, chunksize).get()  # type: ignore[no-any-return]
+
+    def starmap_async(
+        self,
+        func: Callable[..., Any],
+        iterable: Iterable[Iterable[Any]],
+        chunksize: int | None = None,
+        callback: _Callback = None,
+        error_callback: _ErrorCallback = None,
+    ) -> MapResult:
+        """Like `starmap`, but returns at once."""
+        return self._map(func, iterable, chunksize, callback, error_callback, star=True)
+
+    def _map(
+        self,
+        func: Callable[..., Any],
+        iterable: Iterable[Any],
+        chunksize: int | None,
+        callback: _Callback,
+        error_callback: _ErrorCallback,
+        star: bool,
+    ) -> MapResult:
+        self._engine.check_running()
+        items = tuple(iterable)
+        if chunksize is None:
+            chunksize = -(-len(items) // (self._processes * 4))
+        elif chunksize < 1:
+            raise ValueError(f"Chunksize must be 1+, not {chunksize}")
+        result = MapResult(self._engine, self, func, len(items), chunksize, callback, error_callback)
+        if items:
+            self._engine.submit(result, Source(result, items, chunksize, star))
+        else:
+            result.finish_empty()
+        return result
+
+    # ---- iterators
+
+    def imap(
+        self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int = 1
+    ) -> IMapIterator:
+        """Like `map`, but an iterator over the results, in order; its next() takes a timeout.
+
+        Args:
+            func: called with one item.
+            iterable: read in a thread of its own, a few tasks a worker ahead of what is done.
+            chunksize: items that a worker takes at one go.
+        """
+        return self._imap(IMapIterator, func, iterable, chunksize)
+
+    def imap_unordered(
+        self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int = 1
+    ) -> IMapIterator:
+        """Like `imap`, but results come as soon as they are there."""
+        return self._imap(IMapUnorderedIterator, func, iterable, chunksize)
+
+    def _imap(
+        self,
+        kind: type[IMapIterator],
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int,
+    ) -> IMapIterator:
+        self._engine.check_running()
+        if chunksize < 1:
+            raise ValueError(f"Chunksize must be 1+, not {chunksize:n}")
+        result = kind(self._engine, self, func)
+        if isinstance(iterable, (list, tuple, range)):
+            items = tuple(iterable)
+            if items:
+                self._engine.submit(result, Source(result, items, chunksize, star=False))
+            result.input_ended(-(-len(items) // chunksize))
+        else:
+            self._engine.feed(result, iterable, chunksize)
+        return result
+
+    # ---- its end
+
+    def close(self) -> None:
+        """Takes no more work; the workers end when what was given is done. May be repeated."""
+        self._engine.close()
+
+    def terminate(self) -> None:
+        """Ends the workers at once. Calls that have not ended raise `Error`. May be repeated."""
+        self._engine.terminate()
+
+    def join(self) -> None:
+        """Waits for the workers to end. ValueError before close() or terminate()."""
+        if self._engine.state == RUN:
+            raise ValueError("Pool is still running")
+        self._engine.join()
+
+    def __enter__(self) -> Pool:
+        self._engine.check_running()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.terminate()
+
+    def __del__(self, warn: Any = warnings.warn, getpid: Any = os.getpid) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is None or engine.pid != getpid() or engine.state != RUN:
+            return
+        warn(f"unclosed running multiprocessing pool {self!r}", ResourceWarning, source=self)
+        engine.abandoned = True
+        engine.wake()
+
+    def __reduce__(self) -> Any:
+        raise NotImplementedError("pool objects cannot be passed between processes or pickled")
+
+    def __repr__(self) -> str:
+        return f"<causeway.Pool state={self._engine.state} pool_size={self._processes}>"

@@ -67,7 +67,31 @@ class ProducerDied(Error):
 
 
 class WorkerDied(Error):
-    """The Pool's worker that ran this task died."""
+    """The Pool's worker that ran this task died.
+
+    Attributes:
+        pid: of the worker.
+        exitcode: as `multiprocessing.Process.exitcode`: what it ended with, or minus the signal that killed it.
+        signal: the signal that killed it, else None.
+        function: name of the task's function.
+        index: which item of the call's input the task began with (0 for apply).
+    """
+
+    def __init__(
+        self,
+        sentence: str = "",
+        *,
+        pid: int | None = None,
+        exitcode: int | None = None,
+        function: str | None = None,
+        index: int | None = None,
+    ) -> None:
+        super().__init__(sentence)
+        self.pid = pid
+        self.exitcode = exitcode
+        self.signal = -exitcode if exitcode is not None and exitcode < 0 else None
+        self.function = function
+        self.index = index
 
 
 class RemoteError(Error):

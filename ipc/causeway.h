@@ -109,7 +109,8 @@ int cw_array_adopt(cw_client *client, int fd, uint64_t offset_bytes, const cw_la
                    cw_array **out);
 /* Names an array. Who held the old one keeps it. -EEXIST (taken, without CW_REPLACE), -EINVAL (bad
  * name), -EDQUOT. A view of the array with another layout may be named: layout NULL means the
- * array's own, offset_bytes is where it begins within the array. */
+ * array's own; offset_bytes leads from the array's lowest byte (cw_array_data, unless strides are
+ * negative) to the view's element 0. */
 int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
                  uint64_t offset_bytes);
 /* The array under a name. When its slab is mapped already it asks nobody and makes no system call.
@@ -131,7 +132,9 @@ void cw_free(void *memory);
 
 /* Ends the lease. Pointers into it become invalid. NULL is allowed. */
 void cw_array_close(cw_array *array);
+/* Address of element 0: the array's lowest byte, or where strides are negative that much above. */
 void *cw_array_data(const cw_array *array);
+/* Bytes from the lowest to the highest that the array spans. */
 uint64_t cw_array_nbytes(const cw_array *array);
 int cw_array_readonly(const cw_array *array);
 /* The layout; its pointers are borrowed from array. */
@@ -217,7 +220,8 @@ int cw_channel_send(cw_channel *channel, uint32_t type, const void *data, uint32
 int cw_channel_recv(cw_channel *channel, int64_t timeout_ns, uint32_t *type, const void **data,
                     uint32_t *size_bytes);
 /* Waits until one of the channels (which share one bell) has a message, or the bell is rung:
- * returns its index, -EAGAIN when the bell was rung without a message, -ETIMEDOUT, -EINTR. */
+ * returns its index, -EAGAIN when the bell was rung without a message, -ETIMEDOUT, -EINTR. Ends
+ * what the last receive gave out on each of them. */
 int cw_channels_wait(cw_channel *const *channels, uint32_t count, void *bell, int64_t timeout_ns);
 /* Wakes who sleeps at a bell. */
 void cw_bell_ring(void *bell);

@@ -1,0 +1,339 @@
+/*
+ * Arrays: one lease on one block, mapped, and how its bytes are to be seen.
+ *
+ * The structs of closed arrays are kept for the next (ARRAY_POOL_MAX of them), so that a warm get
+ * allocates nothing. A struct belongs to whoever opened it; its lease and the pool belong to its
+ * client, under the client's lock. In a forked child an array is inherited: data stay readable, no
+ * lease is touched (the tables are the parent's) until cw_array_renew() gives it a lease of the
+ * child's own client. Its mapping stays with the client that made it (home), which lives as long.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "ipc/client.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14; EINVAL before, and then pages fault one by one */
+#endif
+
+#define ARRAY_POOL_MAX 1024u
+
+static bool is_forked(const cw_client *client) {
+    /* K4: stored in the child before any other thread is. */
+    return CW_LOAD(K4, (cw_a32 *)(uintptr_t)&client->forked, relaxed) != 0;
+}
+
+int cw_array_usable(const cw_array *array) {
+    if (!array)
+        return cw_fail(-EINVAL, "an array is needed, NULL was given");
+    if (is_forked(array->client))
+        return cw_fail(-EINVAL, "this array came over a fork: renew it with a client of this "
+                                "process first");
+    return cw_client_usable(array->client);
+}
+
+/* Where shape, strides and dtype go: into the struct, or beside it. */
+static int place_layout(cw_array *array, const struct cw_shape *shape) {
+    size_t axes = 2 * shape->ndim * sizeof(int64_t), text = shape->dtype_bytes + 1;
+    array->spill = NULL;
+    array->shape = array->axes;
+    array->dtype = array->text;
+    if (axes > sizeof array->axes || text > sizeof array->text) {
+        array->spill = malloc(axes + text);
+        if (!array->spill)
+            return cw_fail(-EDQUOT, "no memory for a layout of %zu bytes", axes + text);
+        array->shape = array->spill;
+        array->dtype = (char *)array->spill + axes;
+    }
+    array->ndim = shape->ndim;
+    array->itemsize = shape->itemsize;
+    array->strides = array->shape + shape->ndim;
+    memcpy(array->shape, shape->shape, axes / 2);
+    memcpy(array->strides, shape->strides, axes / 2);
+    memcpy(array->dtype, shape->dtype, text);
+    return 0;
+}
+
+int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen,
+                  uint64_t begin_bytes, uint64_t offset_bytes, uint64_t size_bytes,
+                  const struct cw_shape *shape, bool readonly, cw_array **out) {
+    cw_array *array = client->array_pool;
+    if (array) {
+        client->array_pool = array->next;
+        client->array_pool_count--;
+    } else {
+        array = malloc(sizeof *array);
+        if (!array)
+            return cw_fail(-EDQUOT, "no memory for an array's description");
+    }
+    int code = place_layout(array, shape);
+    if (code) {
+        free(array);
+        return code;
+    }
+    array->client = array->home = client;
+    array->slab = array->home_slab = slab;
+    array->block = block;
+    array->gen = gen;
+    array->offset_bytes = offset_bytes;
+    array->size_bytes = size_bytes;
+    array->readonly = readonly;
+    array->bytes =
+        (uint8_t *)(readonly ? slab->ro.base : slab->rw.base) + begin_bytes + offset_bytes;
+    array->data = array->bytes + shape->origin_bytes;
+    cw_client_ref(client);
+    client->arrays++;
+    *out = array;
+    return 0;
+}
+
+/* The block's range, as its table says, if it lies in the slab. */
+static int check_range(const struct cw_slab *slab, uint32_t block, uint64_t offset_bytes,
+                       uint64_t size_bytes, uint64_t *begin) {
+    struct cw_block *entry = &slab->table->blocks[block];
+    /* B9: written before B7, whose word we have seen. Other processes can write here: copies are
+     * checked. */
+    uint64_t start = CW_LOAD(B9, &entry->offset_bytes, relaxed);
+    uint64_t length = CW_LOAD(B9, &entry->length_bytes, relaxed);
+    if (start > slab->size_bytes || length > slab->size_bytes - start || offset_bytes > length ||
+        size_bytes > length - offset_bytes)
+        return cw_fail(
+            -EPROTO,
+            "%llu bytes at %llu do not lie in block %u (%llu bytes at %llu) of a slab of "
+            "%llu",
+            (unsigned long long)size_bytes, (unsigned long long)offset_bytes, block,
+            (unsigned long long)length, (unsigned long long)start,
+            (unsigned long long)slab->size_bytes);
+    *begin = start;
+    return 0;
+}
+
+int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_t gen,
+                    uint64_t offset_bytes, uint64_t size_bytes, const struct cw_shape *shape,
+                    bool readonly, cw_array **out) {
+    struct cw_slab *slab;
+    uint64_t begin = 0;
+    int code = cw_slab_get(client, slab_id, &slab);
+    if (code)
+        return code;
+    if (block >= slab->capacity)
+        return cw_fail(-EPROTO, "block %u of a slab of %u blocks", block, slab->capacity);
+    code = cw_lease_hold(client, slab, block, gen);
+    if (code)
+        return code == -ESTALE ? cw_fail(code,
+                                         "the array (slab %u, block %u) is gone: its last "
+                                         "holder closed it",
+                                         slab_id, block)
+                               : code;
+    code = check_range(slab, block, offset_bytes, size_bytes, &begin);
+    if (code == 0)
+        code = cw_slab_map(client, slab, readonly);
+    if (code == 0)
+        code = cw_array_make(client, slab, block, gen, begin, offset_bytes, size_bytes, shape,
+                             readonly, out);
+    if (code)
+        cw_lease_release(client, slab, block, gen);
+    return code;
+}
+
+/* Fresh memory is allocated but not in our page table: one call instead of a fault a page. */
+static void populate(cw_array *array) {
+    uintptr_t begin = (uintptr_t)array->bytes & ~(uintptr_t)(CW_PAGE - 1);
+    if (array->size_bytes >= CW_LARGE_BYTES)
+        madvise((void *)begin, (uintptr_t)array->bytes + array->size_bytes - begin,
+                MADV_POPULATE_WRITE);
+}
+
+int cw_array_new(cw_client *client, const char *device, const cw_layout *layout, uint32_t flags,
+                 cw_array **out) {
+    const struct cw_backend *backend;
+    int ordinal;
+    struct cw_shape shape;
+    if (!client || !out)
+        return cw_fail(-EINVAL, "a client and a place for the array are needed, NULL was given");
+    if (flags & ~(uint32_t)CW_ZERO)
+        return cw_fail(-EINVAL, "flags 0x%x: cw_array_new knows CW_ZERO alone", flags);
+    int code = cw_client_usable(client);
+    if (code == 0)
+        code = cw_backend_find(device, &backend, &ordinal);
+    if (code == 0)
+        code = cw_layout_resolve(layout, &shape);
+    if (code)
+        return code;
+    struct cw_slab *slab;
+    uint32_t block;
+    uint64_t gen;
+    bool clean;
+    cw_array *array;
+    code = cw_heap_take(client, shape.span_bytes, &slab, &block, &gen, &clean);
+    if (code)
+        return code;
+    pthread_mutex_lock(&client->lock);
+    code = cw_array_make(client, slab, block, gen, slab->locals[block].extent->offset_bytes, 0,
+                         shape.span_bytes, &shape, false, &array);
+    if (code)
+        cw_lease_release(client, slab, block, gen);
+    pthread_mutex_unlock(&client->lock);
+    if (code)
+        return code;
+    if (clean)
+        populate(array);
+    else if (flags & CW_ZERO)
+        backend->zero(array->bytes, array->size_bytes);
+    *out = array;
+    return 0;
+}
+
+int cw_array_adopt(cw_client *client, int fd, uint64_t offset_bytes, const cw_layout *layout,
+                   cw_array **out) {
+    struct cw_shape shape;
+    uint64_t end_bytes, gen;
+    struct cw_slab *slab;
+    if (!client || !out)
+        return cw_fail(-EINVAL, "a client and a place for the array are needed, NULL was given");
+    int code = cw_client_usable(client);
+    if (code == 0)
+        code = cw_layout_resolve(layout, &shape);
+    if (code)
+        return code;
+    if (__builtin_add_overflow(offset_bytes, shape.span_bytes, &end_bytes) || end_bytes == 0)
+        return cw_fail(-EINVAL, "%llu bytes at %llu: nothing to adopt",
+                       (unsigned long long)shape.span_bytes, (unsigned long long)offset_bytes);
+    code = cw_heap_adopt_foreign(client, fd, end_bytes, &slab, &gen);
+    if (code)
+        return code;
+    pthread_mutex_lock(&client->lock);
+    code =
+        cw_array_make(client, slab, 0, gen, 0, offset_bytes, shape.span_bytes, &shape, false, out);
+    if (code)
+        cw_lease_release(client, slab, 0, gen);
+    pthread_mutex_unlock(&client->lock);
+    return code;
+}
+
+/* The struct's end: to the pool, or freed. The caller holds the lock of client, whose pool it is.
+ */
+static void recycle(cw_client *client, cw_array *array) {
+    free(array->spill);
+    if (client->array_pool_count == ARRAY_POOL_MAX) {
+        free(array);
+        return;
+    }
+    array->next = client->array_pool;
+    client->array_pool = array;
+    client->array_pool_count++;
+}
+
+void cw_array_close(cw_array *array) {
+    if (!array)
+        return;
+    cw_client *client = array->client, *home = array->home;
+    pthread_mutex_lock(&client->lock);
+    client->arrays--;
+    if (is_forked(client))
+        cw_fork_settled(client);
+    else
+        cw_lease_release(client, array->slab, array->block, array->gen);
+    recycle(client, array);
+    pthread_mutex_unlock(&client->lock);
+    if (home != client)
+        cw_client_unref(home);
+    cw_client_unref(client);
+}
+
+void *cw_array_data(const cw_array *array) {
+    return array->data;
+}
+
+uint64_t cw_array_nbytes(const cw_array *array) {
+    return array->size_bytes;
+}
+
+int cw_array_readonly(const cw_array *array) {
+    return array->readonly;
+}
+
+void cw_array_layout(const cw_array *array, cw_layout *out) {
+    *out = (cw_layout){.ndim = array->ndim,
+                       .itemsize = array->itemsize,
+                       .shape = array->shape,
+                       .strides = array->strides,
+                       .dtype = array->dtype};
+}
+
+const char *cw_array_device(const cw_array *array) {
+    return array->client->heap.backend->name;
+}
+
+cw_client *cw_array_client(const cw_array *array) {
+    return array->client;
+}
+
+int cw_array_inherited(const cw_array *array) {
+    return is_forked(array->client);
+}
+
+int cw_array_renew(cw_array *array, cw_client *client) {
+    if (!array || !client)
+        return cw_fail(-EINVAL, "an array and a client are needed, NULL was given");
+    if (!is_forked(array->client))
+        return 0;
+    int code = cw_client_usable(client);
+    if (code)
+        return code;
+    cw_client *old = array->client;
+    if (old->instance != client->instance)
+        return cw_fail(-ESTALE, "the array was held at another run of the broker");
+    struct cw_slab *slab;
+    pthread_mutex_lock(&client->lock);
+    code = cw_slab_get(client, array->slab->id, &slab);
+    if (code == 0 && array->block >= slab->capacity)
+        code = cw_fail(-EPROTO, "block %u of a slab of %u blocks", array->block, slab->capacity);
+    if (code == 0)
+        code = cw_lease_hold(client, slab, array->block, array->gen);
+    if (code == 0)
+        client->arrays++;
+    pthread_mutex_unlock(&client->lock);
+    if (code)
+        return code;
+    cw_client_ref(client);
+    array->client = client;
+    array->slab = slab;
+    pthread_mutex_lock(&old->lock);
+    old->arrays--;
+    cw_fork_settled(old);
+    pthread_mutex_unlock(&old->lock);
+    if (old != array->home)
+        cw_client_unref(old); /* a fork of a fork: home has its own reference */
+    return 0;
+}
+
+static int check_access(const cw_array *array, const void *host, uint64_t offset_bytes,
+                        uint64_t size_bytes) {
+    if (!array || (!host && size_bytes))
+        return cw_fail(-EINVAL, "an array and host memory are needed, NULL was given");
+    if (offset_bytes > array->size_bytes || size_bytes > array->size_bytes - offset_bytes)
+        return cw_fail(-EINVAL, "%llu bytes at %llu reach beyond the array's end at %llu",
+                       (unsigned long long)size_bytes, (unsigned long long)offset_bytes,
+                       (unsigned long long)array->size_bytes);
+    return 0;
+}
+
+int cw_array_write(cw_array *array, uint64_t offset_bytes, const void *source,
+                   uint64_t size_bytes) {
+    int code = check_access(array, source, offset_bytes, size_bytes);
+    if (code)
+        return code;
+    if (array->readonly)
+        return cw_fail(-EINVAL, "the array is mapped read-only");
+    return array->client->heap.backend->copy(array->bytes + offset_bytes, source, size_bytes);
+}
+
+int cw_array_read(const cw_array *array, uint64_t offset_bytes, void *destination,
+                  uint64_t size_bytes) {
+    int code = check_access(array, destination, offset_bytes, size_bytes);
+    if (code)
+        return code;
+    return array->client->heap.backend->copy(destination, array->bytes + offset_bytes, size_bytes);
+}

@@ -1,0 +1,299 @@
+/*
+ * The client, inside: everything that one connection to the broker has in this process.
+ *
+ * Locks, in the order in which they may be taken:
+ *   clients (fork.c)   the list of all clients of the process
+ *   client->lock       slabs, leases, allocator, directory reader, array structs
+ *   client->sock_lock  one request at a time over the socket
+ *   client->lane_lock  both ends of the lane, the list of calls under way
+ * Nobody waits for the broker with lane_lock held, but for room in the request ring; there it
+ * drains the replies meanwhile, so that both sides cannot wait for each other.
+ *
+ * After fork the child's copy is dead: forked is set, nothing of it is written that the parent
+ * shares, and only mappings and the inherited socket are kept (a parent whose child lives on is not
+ * dead to the broker).
+ */
+#ifndef CW_IPC_CLIENT_H
+#define CW_IPC_CLIENT_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <sys/uio.h>
+
+#include "ipc/backend.h"
+#include "ipc/carve.h"
+#include "ipc/causeway.h"
+#include "ipc/layout.h"
+#include "ipc/wire.h"
+#include "shm/block.h"
+#include "shm/error.h"
+#include "shm/monitor.h"
+#include "shm/session.h"
+
+#define CW_LEASE_TABLES_MAX  256u
+#define CW_IDLE_SLABS_MAX    256u   /* mappings kept of slabs that nothing is held of */
+#define CW_SLAB_BLOCKS_MAX   16384u /* block numbers of a shared slab */
+#define CW_SLAB_BLOCK_BYTES  512u   /* a shared slab has a number for so many bytes */
+#define CW_LARGE_SLAB_BLOCKS 16u    /* block numbers of a large array's own slab */
+#define CW_LARGE_ALIGN_BYTES 4096u  /* of blocks from CW_LARGE_BYTES on */
+#define CW_LARGE_BYTES       (1ull << 20)
+#define CW_CHECK_INTERVAL_NS 250000000  /* how old the knowledge may be that the broker lives */
+#define CW_PATIENCE_NS       1000000000 /* a request ends by a signal after so long */
+#define CW_FDS_MAX           4u         /* descriptors of one message */
+
+/* What this process holds of one block. */
+struct cw_local {
+    uint32_t count;           /* arrays on it; while > 0 the slot holds the lease */
+    uint32_t slot;            /* table * CW_LEASE_TABLE_SLOTS + index */
+    struct cw_extent *extent; /* in our own slabs: where it lies */
+};
+
+struct cw_slab {
+    uint32_t id;
+    uint32_t capacity; /* blocks */
+    uint64_t size_bytes;
+    uint32_t flags; /* enum cw_slab_flags */
+    uint32_t device_kind;
+    struct cw_segment table_segment;
+    struct cw_block_table *table;
+    struct cw_mapping rw, ro; /* base NULL: not mapped that way */
+    struct cw_local *locals;  /* capacity of them */
+    uint32_t held;            /* blocks with a lease of ours */
+    struct cw_slab *hash_next;
+    struct cw_slab *idle_prev, *idle_next;
+    bool idle;
+    /* own slabs */
+    bool own, carved; /* carved: arena is in use */
+    bool cached;      /* entirely free, counted in cached_bytes */
+    struct cw_arena arena;
+    uint32_t blocks_used; /* numbers from here on were never given out */
+    uint32_t blocks_free; /* numbers in the stack below */
+    uint32_t *blocks;
+    struct cw_slab *own_next;
+};
+
+#define CW_SLAB_BUCKETS 1024u
+
+struct cw_slabs {
+    struct cw_slab *buckets[CW_SLAB_BUCKETS];
+    struct cw_slab *idle_first, *idle_last; /* least recently used first */
+    uint32_t idle_count;
+    struct cw_slab *own;
+    uint64_t closed_seen; /* session->closed_slabs as last looked at */
+};
+
+struct cw_leases {
+    struct cw_lease_table *tables[CW_LEASE_TABLES_MAX];
+    struct cw_segment segments[CW_LEASE_TABLES_MAX]; /* of all but the first */
+    uint32_t tables_count;
+    uint32_t *free; /* stack of free slots */
+    uint32_t free_count;
+    uint32_t held;
+};
+
+struct cw_heap { /* allocation on one backend */
+    const struct cw_backend *backend;
+    struct cw_carver carver;
+    struct cw_carver foreign; /* somebody else's memory: one block a slab, never carved */
+    uint64_t next_slab_bytes;
+    uint64_t cached_bytes, cache_limit_bytes; /* entirely free slabs that are kept */
+    struct cw_extent *pending;                /* published, dropped, not yet back */
+    uint64_t reclaimed_seen;                  /* session->reclaimed as last looked at */
+};
+
+/* A request over the lane that waits for its reply. On its thread's stack. */
+struct cw_call {
+    uint64_t id;
+    cw_a32 word; /* enum cw_call_word; futex of the waiting thread */
+    int32_t status;
+    uint32_t reply_room, reply_bytes;
+    void *reply;
+    char detail[CW_DETAIL_MAX];
+    struct cw_call *next;
+};
+
+struct cw_lane {
+    struct cw_ring_producer requests;
+    struct cw_ring_consumer replies;
+    uint64_t next_id;
+    struct cw_call *calls;
+    struct cw_call *receiver; /* whose thread waits for the broker, on behalf of all */
+};
+
+struct cw_client {
+    cw_a32 references;
+    cw_a32 lost;   /* the broker is gone; never taken back */
+    cw_a32 forked; /* this is a child's copy */
+    cw_a64 checked_ns;
+    cw_a32 reason_state;        /* 0 none, 1 being written, 2 reason may be read */
+    char reason[CW_DETAIL_MAX]; /* why the broker dropped us, in its words */
+    char *address, *log_path;
+    char name_space[CW_NAMESPACE_MAX + 1];
+    uint32_t session;
+    int broker_pid;
+    uint64_t instance;
+    int sock, doorbell, bell;
+    struct cw_segment root_segment, session_segment;
+    struct cw_root *root;
+    struct cw_session *shared;
+
+    pthread_mutex_t lock;
+    struct cw_directory_reader directory;
+    struct cw_slabs slabs;
+    struct cw_leases leases;
+    struct cw_heap heap;
+    cw_array *array_pool; /* closed structs, kept for the next */
+    uint32_t array_pool_count;
+    uint64_t arrays; /* open ones */
+    uint32_t transits;
+    uint32_t monitor_row; /* ours in the monitor page, as last found */
+
+    pthread_mutex_t sock_lock;
+    uint64_t sock_id;
+
+    pthread_mutex_t lane_lock;
+    struct cw_lane lane;
+
+    /* fork.c */
+    struct cw_client *list_prev, *list_next;
+    int lifeline[2];    /* parent, while it forks */
+    int lifeline_child; /* child: open while inherited arrays are left that were not renewed */
+    bool fork_locked;
+};
+
+struct cw_array {
+    cw_client *client;    /* whose lease it is; one reference */
+    cw_client *home;      /* whose mapping data points into; a reference if it is not client */
+    struct cw_slab *slab; /* of client */
+    struct cw_slab *home_slab;
+    uint32_t block;
+    uint64_t gen;
+    uint64_t offset_bytes; /* of the lowest byte within the block */
+    uint64_t size_bytes;   /* the span */
+    uint8_t *bytes;        /* the lowest byte */
+    uint8_t *data;         /* element 0 */
+    uint32_t ndim, itemsize;
+    bool readonly;
+    int64_t *shape, *strides;
+    char *dtype;
+    void *spill; /* where they lie if they do not fit below */
+    int64_t axes[2 * 6];
+    char text[40];
+    cw_array *next; /* in the pool */
+};
+
+/* ---- client.c ---- */
+/* 0, -ECONNRESET (lost), -EINVAL (forked). Asks the socket at most every CW_CHECK_INTERVAL_NS. */
+int cw_client_usable(cw_client *client);
+/* Notes that the broker is gone and returns -ECONNRESET with the sentence. */
+int cw_client_lost(cw_client *client);
+/* Keeps the broker's last words. */
+void cw_client_reason(cw_client *client, const char *text, uint32_t text_bytes);
+/* Is the socket at its end? No lock, does not block. */
+bool cw_client_hung_up(const cw_client *client);
+
+/* ---- socket.c: requests with descriptors ---- */
+struct cw_fds {
+    int fd[CW_FDS_MAX];
+    uint32_t count;
+};
+void cw_fds_close(struct cw_fds *fds);
+/*
+ * One request and its reply. send: descriptors that stay the caller's, or NULL. reply: exactly
+ * reply_bytes on success. received: exactly received->count descriptors on success, the caller's; 0
+ * of them otherwise. Blocks. The caller holds sock_lock. interruptible: a signal may end it after
+ * CW_PATIENCE_NS.
+ */
+int cw_socket_call_locked(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes,
+                          const struct cw_fds *send, void *reply, uint32_t reply_bytes,
+                          struct cw_fds *received, bool interruptible);
+int cw_socket_call(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes,
+                   const struct cw_fds *send, void *reply, uint32_t reply_bytes,
+                   struct cw_fds *received, bool interruptible);
+
+/* ---- lane.c: all other requests ---- */
+void cw_lane_init(cw_client *client);
+/* A request without a reply. Blocks while the ring is full. 0 or -ECONNRESET. */
+int cw_lane_post(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes);
+/*
+ * A request and its reply; parts are the body. *reply_bytes: in the room at reply, out what came.
+ * timeout_ns < 0: for ever. Returns the reply's status (its sentence is then this thread's detail),
+ * -ETIMEDOUT, -EINTR, -ECONNRESET. At -ETIMEDOUT and -EINTR the request stands at the broker; *id
+ * names it.
+ */
+enum cw_call_mode {
+    CW_CALL_BRIEF, /* the broker answers at once: a signal ends it only after CW_PATIENCE_NS */
+    CW_CALL_LONG,  /* it may take long: a signal ends it, and it is cancelled at the broker */
+};
+int cw_lane_call(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
+                 void *reply, uint32_t *reply_bytes, enum cw_call_mode mode, int64_t timeout_ns);
+
+/* ---- lease.c; the caller holds client->lock ---- */
+int cw_leases_init(cw_client *client);
+void cw_leases_deinit(cw_client *client);
+/* Takes one more hold on generation gen of a block. 0, -ESTALE, -EDQUOT, -ECONNRESET. */
+int cw_lease_hold(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen);
+/* For a block that is still FREE and about to be carved: only the slot is stored. */
+int cw_lease_hold_new(cw_client *client, struct cw_slab *slab, uint32_t block);
+/* Gives one hold back. The last one tells the broker where it must, and frees our own private
+ * blocks. */
+void cw_lease_release(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen);
+
+/* ---- slab.c; the caller holds client->lock ---- */
+/* The slab, with its table mapped: from the cache, or from the broker. -ESTALE when it is gone. */
+int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out);
+/* Maps the data that way if it is not. */
+int cw_slab_map(cw_client *client, struct cw_slab *slab, bool readonly);
+/* Hands a new slab to the broker. data and table stay the caller's on failure; on success both are
+ * taken over, and the slab is own. capacity: of the table. */
+int cw_slab_add(cw_client *client, const struct cw_slab_info *info, int data_fd,
+                struct cw_segment *table, struct cw_slab **out);
+/* Puts an idle slab where it may be unmapped, and takes it back out. */
+void cw_slab_rest(cw_client *client, struct cw_slab *slab);
+void cw_slab_wake(cw_client *client, struct cw_slab *slab);
+/* Forgets a slab: unmaps all. Nothing of it is held. */
+void cw_slab_free(cw_client *client, struct cw_slab *slab);
+void cw_slabs_deinit(cw_client *client);
+
+/* ---- heap.c; the caller holds client->lock unless said otherwise ---- */
+void cw_heap_init(struct cw_heap *heap, const struct cw_backend *backend);
+/* Carves a block and holds it. *clean: it reads as zeros. The caller does NOT hold client->lock. */
+int cw_heap_take(cw_client *client, uint64_t size_bytes, struct cw_slab **slab, uint32_t *block,
+                 uint64_t *gen, bool *clean);
+/* A private block of ours ended: its bytes are free. */
+void cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block);
+/* A published block of ours is held by us no more: it comes back when the broker frees it. */
+void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block);
+/* Takes back what the broker freed. */
+void cw_heap_collect(cw_client *client);
+/* Makes a slab with one block of somebody else's memory, and holds that block. Without
+ * client->lock. */
+int cw_heap_adopt_foreign(cw_client *client, int fd, uint64_t size_bytes, struct cw_slab **slab,
+                          uint64_t *gen);
+
+/* ---- array.c ---- */
+/* An array struct on a block that is held already and begins at begin_bytes of its slab; that hold
+ * becomes the array's. The caller holds the lock. */
+int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen,
+                  uint64_t begin_bytes, uint64_t offset_bytes, uint64_t size_bytes,
+                  const struct cw_shape *shape, bool readonly, cw_array **out);
+/* Holds a block, maps its slab and makes an array on it; checks that the range lies in the block.
+ */
+int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_t gen,
+                    uint64_t offset_bytes, uint64_t size_bytes, const struct cw_shape *shape,
+                    bool readonly, cw_array **out);
+/* 0, or -EINVAL when the array is not this process's to use for requests. */
+int cw_array_usable(const cw_array *array);
+
+/* ---- fork.c ---- */
+void cw_fork_register(cw_client *client);
+void cw_fork_unregister(cw_client *client);
+/* An inherited array was renewed or closed. */
+void cw_fork_settled(cw_client *client);
+
+/* ---- start.c ---- */
+/* Starts a broker for the folder, detached. *pid: the process, to see whether it lives. Blocks for
+ * some ms. */
+int cw_start_broker(const char *folder, int *pid);
+
+#endif

@@ -1,0 +1,118 @@
+/*
+ * Handles: an array named for another process, carried by any means.
+ *
+ * A handle with a token stands for a transit lease at the broker: the client makes the token, so
+ * that beginning one needs no reply. Opening takes a lease first and ends the transit then: at no
+ * moment is the array held by nobody. What a handle says is checked against the slab's table; its
+ * slab and block may be anything.
+ */
+#include "ipc/client.h"
+
+/* Our row of the monitor page; NULL if the broker shows none. */
+static const struct cw_monitor_client *own_row(cw_client *client) {
+    struct cw_monitor_client *rows = client->root->clients;
+    for (uint32_t i = 0; i < CW_MONITOR_CLIENTS; i++) {
+        uint32_t at = (client->monitor_row + i) % CW_MONITOR_CLIENTS;
+        /* S5: a number to show, no order is needed. */
+        if (CW_LOAD(S5, &rows[at].session, relaxed) == client->session) {
+            client->monitor_row = at;
+            return &rows[at];
+        }
+    }
+    return NULL;
+}
+
+/* Above the limit the broker ignores a new transit: so we look first. */
+static int check_transits(cw_client *client) {
+    const struct cw_monitor_client *row = own_row(client);
+    uint64_t limit = CW_LOAD(S5, &client->root->limits[CW_LIMIT_max_client_transits], relaxed);
+    if (row && CW_LOAD(S5, (cw_a64 *)(uintptr_t)&row->transits, relaxed) >= limit)
+        return cw_fail(-EDQUOT,
+                       "%llu handles of this client are under way (limit max_client_transits): "
+                       "open or discard some",
+                       (unsigned long long)limit);
+    return 0;
+}
+
+int cw_array_export(cw_array *array, int transit, cw_handle *out) {
+    int code = cw_array_usable(array);
+    if (code)
+        return code;
+    if (!out)
+        return cw_fail(-EINVAL, "a place for the handle is needed, NULL was given");
+    cw_client *client = array->client;
+    cw_handle handle = {.instance = client->instance,
+                        .slab = array->slab->id,
+                        .block = array->block,
+                        .gen = array->gen,
+                        .offset_bytes = array->offset_bytes,
+                        .size_bytes = array->size_bytes};
+    pthread_mutex_lock(&client->lock);
+    struct cw_extent *extent = array->slab->locals[array->block].extent;
+    if (extent)
+        extent->published = true;
+    if (transit)
+        code = check_transits(client);
+    if (transit && code == 0)
+        handle.token = (uint64_t)client->session << 32 | ++client->transits;
+    pthread_mutex_unlock(&client->lock);
+    if (code)
+        return code;
+    if (transit) {
+        struct cw_block_ref ref = {
+            .token = handle.token, .slab = handle.slab, .block = handle.block, .gen = handle.gen};
+        code = cw_lane_post(client, CW_OP_TRANSIT_BEGIN, &ref, sizeof ref);
+        if (code)
+            return code;
+    }
+    *out = handle;
+    return 0;
+}
+
+static int end_transit(cw_client *client, uint64_t token) {
+    struct cw_block_ref ref = {.token = token};
+    return token ? cw_lane_post(client, CW_OP_TRANSIT_END, &ref, sizeof ref) : 0;
+}
+
+static int check_handle(cw_client *client, const cw_handle *handle) {
+    if (!client || !handle)
+        return cw_fail(-EINVAL, "a client and a handle are needed, NULL was given");
+    int code = cw_client_usable(client);
+    if (code)
+        return code;
+    if (handle->instance != client->instance)
+        return cw_fail(
+            -ESTALE, "the handle was made at another run of the broker (%016llx, ours is %016llx)",
+            (unsigned long long)handle->instance, (unsigned long long)client->instance);
+    return 0;
+}
+
+int cw_array_open(cw_client *client, const cw_handle *handle, const cw_layout *layout,
+                  uint32_t flags, cw_array **out) {
+    struct cw_shape shape;
+    int code = check_handle(client, handle);
+    if (code == 0 && !out)
+        code = cw_fail(-EINVAL, "a place for the array is needed, NULL was given");
+    if (code == 0 && flags & ~(uint32_t)CW_READONLY)
+        code = cw_fail(-EINVAL, "flags 0x%x: cw_array_open knows CW_READONLY alone", flags);
+    if (code == 0)
+        code = cw_layout_resolve(layout, &shape);
+    if (code)
+        return code;
+    cw_handle copy = *handle;
+    if (shape.span_bytes > copy.size_bytes)
+        return cw_fail(-EINVAL, "a layout of %llu bytes does not fit a handle of %llu",
+                       (unsigned long long)shape.span_bytes, (unsigned long long)copy.size_bytes);
+    pthread_mutex_lock(&client->lock);
+    code = cw_array_attach(client, copy.slab, copy.block, copy.gen, copy.offset_bytes,
+                           copy.size_bytes, &shape, flags & CW_READONLY, out);
+    pthread_mutex_unlock(&client->lock);
+    if (code == 0)
+        end_transit(client, copy.token); /* a lost broker shows at the next call */
+    return code;
+}
+
+int cw_handle_discard(cw_client *client, const cw_handle *handle) {
+    int code = check_handle(client, handle);
+    return code ? code : end_transit(client, handle->token);
+}

@@ -1,0 +1,429 @@
+/*
+ * The heap: slabs that this client owns, and blocks carved out of them.
+ *
+ * A block of ours is private (no other process can know of it: freed at once, nobody is asked) or
+ * published (named, exported, or there at a fork): then the broker decides when it is free, by its
+ * word going FREE, and the block waits in the pending list until we see that. session->reclaimed
+ * tells when a look pays.
+ *
+ * Slabs: the first is small and each further one twice as large; an array larger than a quarter of
+ * the next slab gets one of its own, which then serves only arrays of at least a quarter of it.
+ * Slabs that are entirely free are kept up to cache_limit_bytes, since making one costs a second a
+ * GiB. Before a new one is made the broker is asked for the slabs of dead makers.
+ *
+ * Owner: client->lock; only the making of a slab's memory, which takes long, is done without it. If
+ * this process dies its slabs become orphans, which the next client of the user adopts.
+ */
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "ipc/client.h"
+
+#define ADOPT_TRIES 8u
+
+static uint64_t cache_limit(void) {
+    const char *text = getenv("CAUSEWAY_CACHE_BYTES");
+    if (text && *text) {
+        char *end;
+        unsigned long long value = strtoull(text, &end, 10);
+        if (*end == 0)
+            return value;
+    }
+    uint64_t eighth = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 8;
+    return eighth < (1ull << 30) ? eighth : 1ull << 30;
+}
+
+void cw_heap_init(struct cw_heap *heap, const struct cw_backend *backend) {
+    heap->backend = backend;
+    heap->next_slab_bytes = backend->slab_min_bytes;
+    heap->cache_limit_bytes = cache_limit();
+}
+
+static void close_slab(cw_client *client, struct cw_slab *slab) {
+    struct cw_slab_request request = {.slab = slab->id};
+    if (slab->cached)
+        client->heap.cached_bytes -= slab->size_bytes;
+    cw_lane_post(client, CW_OP_SLAB_CLOSE, &request, sizeof request);
+    cw_slab_free(client, slab);
+}
+
+static bool unused(const struct cw_slab *slab) {
+    return slab->carved && slab->arena.free_bytes == slab->arena.size_bytes;
+}
+
+/* A slab that may have become entirely free: it is kept, or given up. */
+static void settle(cw_client *client, struct cw_slab *slab) {
+    struct cw_heap *heap = &client->heap;
+    if (!unused(slab) || slab->cached)
+        return;
+    if (slab->size_bytes > heap->cache_limit_bytes - heap->cached_bytes) {
+        close_slab(client, slab);
+        return;
+    }
+    slab->cached = true;
+    heap->cached_bytes += slab->size_bytes;
+}
+
+/* Gives up all that is kept. Returns whether there was anything. */
+static bool cache_drop(cw_client *client) {
+    bool any = false;
+    for (struct cw_slab *next, *slab = client->slabs.own; slab; slab = next) {
+        next = slab->own_next;
+        if (slab->cached) {
+            close_slab(client, slab);
+            any = true;
+        }
+    }
+    return any;
+}
+
+static void give(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
+    slab->locals[extent->block].extent = NULL;
+    slab->blocks[slab->blocks_free++] = extent->block;
+    slab->arena.full = false;
+    cw_carve_give(extent);
+    settle(client, slab);
+}
+
+void cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block) {
+    give(client, slab, slab->locals[block].extent);
+}
+
+void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block) {
+    struct cw_extent *extent = slab->locals[block].extent;
+    if (extent->pending)
+        return;
+    extent->pending = true;
+    extent->prev = NULL;
+    extent->next = client->heap.pending;
+    if (extent->next)
+        extent->next->prev = extent;
+    client->heap.pending = extent;
+}
+
+/* Did the broker free it? */
+static bool came_back(const struct cw_slab *slab, const struct cw_extent *extent) {
+    /* B8: pairs with B4: the last user's reads and writes come before our reuse. */
+    uint64_t word = CW_LOAD(B8, &slab->table->blocks[extent->block].word, acquire);
+    return cw_block_gen(word) != extent->gen && cw_block_state(word) == CW_BLOCK_FREE &&
+           slab->locals[extent->block].count == 0;
+}
+
+void cw_heap_collect(cw_client *client) {
+    struct cw_heap *heap = &client->heap;
+    /* S3: advice; a block that is missed now is seen when the number moves next. Acquire, so that
+     * the words that it tells of are at least as new. */
+    uint64_t reclaimed = CW_LOAD(S3, &client->shared->reclaimed, acquire);
+    if (reclaimed == heap->reclaimed_seen)
+        return;
+    heap->reclaimed_seen = reclaimed;
+    for (struct cw_extent *next, *extent = heap->pending; extent; extent = next) {
+        struct cw_slab *slab = extent->arena->user;
+        next = extent->next;
+        if (!came_back(slab, extent))
+            continue;
+        *(extent->prev ? &extent->prev->next : &heap->pending) = extent->next;
+        if (extent->next)
+            extent->next->prev = extent->prev;
+        if (slab->flags & CW_SLAB_FOREIGN)
+            close_slab(client, slab);
+        else
+            give(client, slab, extent);
+    }
+}
+
+/* Prepares an own slab to be carved. */
+static int carve_begin(struct cw_slab *slab, struct cw_carver *carver, bool clean) {
+    uint64_t odd = slab->size_bytes % CW_CARVE_UNIT, usable = slab->size_bytes - odd;
+    if (slab->flags & CW_SLAB_FOREIGN && odd)
+        usable += CW_CARVE_UNIT; /* one block, whole: only the books are rounded up */
+    slab->blocks = malloc(slab->capacity * sizeof *slab->blocks);
+    if (!slab->blocks || usable == 0 || !cw_arena_init(&slab->arena, carver, slab, usable, clean))
+        return cw_fail(-EDQUOT, "no memory to divide slab %u", slab->id);
+    slab->carved = true;
+    if (slab->capacity == CW_LARGE_SLAB_BLOCKS)
+        slab->arena.least_bytes = slab->size_bytes / 4;
+    return 0;
+}
+
+/* Carves from what we own. NULL slab: no room. */
+static int carve(cw_client *client, uint64_t size_bytes, struct cw_slab **out, uint32_t *block,
+                 uint64_t *gen, bool *clean) {
+    uint64_t align = size_bytes >= CW_LARGE_BYTES ? CW_LARGE_ALIGN_BYTES : CW_CARVE_UNIT;
+    if (align < client->heap.backend->align_bytes)
+        align = client->heap.backend->align_bytes;
+    *out = NULL;
+    struct cw_extent *extent =
+        cw_carve_take(&client->heap.carver, size_bytes ? size_bytes : 1, align);
+    if (!extent)
+        return 0;
+    struct cw_slab *slab = extent->arena->user;
+    uint32_t number = slab->blocks_free ? slab->blocks[slab->blocks_free - 1] : slab->blocks_used;
+    int code = cw_lease_hold_new(client, slab, number);
+    if (code) {
+        cw_carve_give(extent);
+        return code;
+    }
+    if (slab->blocks_free)
+        slab->blocks_free--;
+    else
+        slab->blocks_used++;
+    slab->arena.full = slab->blocks_free == 0 && slab->blocks_used == slab->capacity;
+    if (slab->cached) {
+        slab->cached = false;
+        client->heap.cached_bytes -= slab->size_bytes;
+    }
+    extent->block = number;
+    extent->published = extent->pending = false;
+    extent->gen =
+        cw_block_carve(&slab->table->blocks[number], extent->offset_bytes, extent->length_bytes);
+    slab->locals[number].extent = extent;
+    *out = slab;
+    *block = number;
+    *gen = extent->gen;
+    *clean = extent->clean;
+    return 0;
+}
+
+/* The size of the slab that an array of this size calls for, and how many blocks it has. */
+static uint64_t plan_slab(struct cw_heap *heap, uint64_t size_bytes, uint32_t *capacity) {
+    uint64_t next = heap->next_slab_bytes;
+    if (heap->next_slab_bytes < heap->backend->slab_max_bytes)
+        heap->next_slab_bytes *= 2;
+    if (size_bytes > next / 4) {
+        *capacity = CW_LARGE_SLAB_BLOCKS;
+        return (size_bytes + CW_PAGE - 1) & ~(uint64_t)(CW_PAGE - 1);
+    }
+    uint64_t blocks = next / CW_SLAB_BLOCK_BYTES;
+    *capacity = blocks < CW_SLAB_BLOCKS_MAX ? (uint32_t)blocks : CW_SLAB_BLOCKS_MAX;
+    return next;
+}
+
+/* A block table with nothing in it. */
+static int make_table(uint32_t capacity, uint64_t slab_bytes, struct cw_segment *out) {
+    int code =
+        cw_segment_create("blocks", cw_block_table_bytes(capacity), CW_SEGMENT_BLOCKS, 0, 0, out);
+    if (code)
+        return code;
+    struct cw_block_table *table = out->base;
+    table->capacity = capacity;
+    table->slab_bytes = slab_bytes;
+    return 0;
+}
+
+/* Makes a slab for an array of this size. Without the lock, but for the end. */
+static int make_slab(cw_client *client, uint64_t size_bytes) {
+    struct cw_heap *heap = &client->heap;
+    uint32_t capacity;
+    pthread_mutex_lock(&client->lock);
+    uint64_t slab_bytes = plan_slab(heap, size_bytes, &capacity);
+    pthread_mutex_unlock(&client->lock);
+    int fd;
+    int code = heap->backend->slab_create(0, slab_bytes, &fd);
+    if (code)
+        return code;
+    struct cw_segment table;
+    code = make_table(capacity, slab_bytes, &table);
+    if (code)
+        goto close_data;
+    struct cw_slab_info info = {
+        .device_kind = heap->backend->device_kind, .size_bytes = slab_bytes, .blocks = capacity};
+    struct cw_slab *slab;
+    pthread_mutex_lock(&client->lock);
+    code = cw_slab_add(client, &info, fd, &table, &slab);
+    if (code == 0) {
+        code = carve_begin(slab, &heap->carver, true);
+        if (code)
+            close_slab(client, slab);
+        pthread_mutex_unlock(&client->lock);
+        return code;
+    }
+    pthread_mutex_unlock(&client->lock);
+    cw_segment_close(&table);
+close_data:
+    close(fd);
+    return code;
+}
+
+struct found_block {
+    uint64_t offset_bytes, length_bytes, gen;
+    uint32_t number;
+};
+
+static int by_offset(const void *left, const void *right) {
+    const struct found_block *a = left, *b = right;
+    return a->offset_bytes < b->offset_bytes ? -1 : a->offset_bytes > b->offset_bytes;
+}
+
+/* Copies the live entries of an adopted slab's table, in the order of their addresses. -1: one
+ * cannot be. */
+static int64_t read_entries(struct cw_slab *slab, struct found_block *found) {
+    int64_t count = 0;
+    for (uint32_t i = slab->capacity; i-- > 0;) {
+        struct cw_block *entry = &slab->table->blocks[i];
+        /* B8: pairs with B7 of the dead owner: offset and length are as new as the word. */
+        uint64_t word = CW_LOAD(B8, &entry->word, acquire);
+        if (cw_block_state(word) == CW_BLOCK_FREE) {
+            slab->blocks[slab->blocks_free++] = i;
+            continue;
+        }
+        found[count++] = (struct found_block){
+            .offset_bytes = CW_LOAD(B9, &entry->offset_bytes, relaxed),
+            .length_bytes = CW_LOAD(B9, &entry->length_bytes, relaxed),
+            .gen = cw_block_gen(word),
+            .number = i,
+        };
+    }
+    slab->blocks_used = slab->capacity;
+    qsort(found, (size_t)count, sizeof *found, by_offset);
+    uint64_t end = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if ((found[i].offset_bytes | found[i].length_bytes) % CW_CARVE_UNIT ||
+            found[i].length_bytes == 0 || found[i].offset_bytes < end ||
+            found[i].offset_bytes > slab->arena.size_bytes ||
+            found[i].length_bytes > slab->arena.size_bytes - found[i].offset_bytes)
+            return -1;
+        end = found[i].offset_bytes + found[i].length_bytes;
+    }
+    return count;
+}
+
+/* Builds the free space of an adopted slab from its table: what is live waits until the broker
+ * frees it. A table that a dead maker damaged is left alone: nothing is carved from that slab
+ * again. */
+static int rebuild(cw_client *client, struct cw_slab *slab) {
+    struct cw_heap *heap = &client->heap;
+    int code = carve_begin(slab, &heap->carver, false);
+    struct found_block *found = malloc(slab->capacity * sizeof *found);
+    int64_t count = code == 0 && found ? read_entries(slab, found) : -1;
+    if (count < 0 && slab->carved)
+        slab->arena.full = true;
+    /* From the highest address down: each claim finds its range in the first extent. */
+    for (int64_t i = count; i-- > 0;) {
+        struct cw_extent *extent =
+            cw_arena_claim(&slab->arena, found[i].offset_bytes, found[i].length_bytes);
+        if (!extent) {
+            slab->arena.full = true;
+            break;
+        }
+        extent->block = found[i].number;
+        extent->gen = found[i].gen;
+        extent->published = true;
+        slab->locals[extent->block].extent = extent;
+        cw_heap_await(client, slab, extent->block);
+    }
+    free(found);
+    heap->reclaimed_seen--; /* some may have come back between the copy and now: look once */
+    if (count >= 0 && !slab->arena.full)
+        settle(client, slab);
+    return code;
+}
+
+/* Takes over a dead maker's slab with at least so much free. -ENOENT: there is none. Without the
+ * lock. */
+static int adopt_slab(cw_client *client, uint64_t size_bytes) {
+    /* S4: advice: whether it pays to ask. */
+    if (CW_LOAD(S4, &client->root->gauges[CW_GAUGE_orphan_slabs], relaxed) == 0)
+        return -ENOENT;
+    struct cw_slab_request request = {.device_kind = client->heap.backend->device_kind,
+                                      .free_bytes = size_bytes};
+    struct iovec part = {&request, sizeof request};
+    struct cw_slab_info info;
+    uint32_t info_bytes = sizeof info;
+    int code =
+        cw_lane_call(client, CW_OP_SLAB_ADOPT, &part, 1, &info, &info_bytes, CW_CALL_BRIEF, -1);
+    if (code)
+        return code;
+    if (info_bytes != sizeof info)
+        return cw_fail(-EPROTO, "the broker answered SLAB_ADOPT with %u bytes", info_bytes);
+    struct cw_slab *slab;
+    pthread_mutex_lock(&client->lock);
+    code = cw_slab_get(client, info.slab, &slab);
+    if (code == 0 && slab->own)
+        code = cw_fail(-EPROTO, "the broker let us adopt our own slab %u", info.slab);
+    if (code == 0)
+        code = cw_slab_map(client, slab, false);
+    if (code == 0) {
+        cw_slab_wake(client, slab);
+        slab->own = true;
+        slab->own_next = client->slabs.own;
+        client->slabs.own = slab;
+        code = rebuild(client, slab);
+    }
+    pthread_mutex_unlock(&client->lock);
+    return code;
+}
+
+int cw_heap_take(cw_client *client, uint64_t size_bytes, struct cw_slab **slab, uint32_t *block,
+                 uint64_t *gen, bool *clean) {
+    bool adopting = true, dropped = false;
+    for (unsigned tries = 0; tries < 2 * ADOPT_TRIES; tries++) {
+        pthread_mutex_lock(&client->lock);
+        cw_heap_collect(client);
+        int code = carve(client, size_bytes, slab, block, gen, clean);
+        pthread_mutex_unlock(&client->lock);
+        if (code || *slab)
+            return code;
+        if (adopting) {
+            code = tries < ADOPT_TRIES ? adopt_slab(client, size_bytes) : -ENOENT;
+            if (code && code != -ENOENT)
+                return code;
+            adopting = code == 0;
+            if (adopting)
+                continue;
+        }
+        code = make_slab(client, size_bytes);
+        if (code == -EDQUOT && !dropped) {
+            /* At a limit: what we keep for speed goes first. */
+            dropped = true;
+            pthread_mutex_lock(&client->lock);
+            bool any = cache_drop(client);
+            pthread_mutex_unlock(&client->lock);
+            if (any)
+                continue;
+        }
+        if (code)
+            return code;
+    }
+    return cw_fail(-EDQUOT,
+                   "no room for %llu bytes although slabs were made: other threads took it",
+                   (unsigned long long)size_bytes);
+}
+
+int cw_heap_adopt_foreign(cw_client *client, int fd, uint64_t size_bytes, struct cw_slab **out,
+                          uint64_t *gen) {
+    struct cw_segment table;
+    int code = make_table(1, size_bytes, &table);
+    if (code)
+        return code;
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    struct cw_slab_info info = {.device_kind = client->heap.backend->device_kind,
+                                .size_bytes = size_bytes,
+                                .blocks = 1,
+                                .flags = CW_SLAB_FOREIGN};
+    pthread_mutex_lock(&client->lock);
+    code = copy < 0 ? cw_fail(-EDQUOT, "no descriptor left for adopted memory: %m")
+                    : cw_slab_add(client, &info, copy, &table, out);
+    if (code) {
+        pthread_mutex_unlock(&client->lock);
+        cw_segment_close(&table);
+        if (copy >= 0)
+            close(copy);
+        return code;
+    }
+    code = carve_begin(*out, &client->heap.foreign, false);
+    if (code == 0)
+        code = cw_lease_hold_new(client, *out, 0);
+    if (code)
+        close_slab(client, *out);
+    else {
+        struct cw_extent *extent = cw_arena_claim(&(*out)->arena, 0, (*out)->arena.size_bytes);
+        CW_ASSERT(extent); /* the one extent there is, whole: nothing to allocate */
+        extent->published = true;
+        *gen = extent->gen = cw_block_carve(&(*out)->table->blocks[0], 0, size_bytes);
+        (*out)->locals[0].extent = extent;
+    }
+    pthread_mutex_unlock(&client->lock);
+    return code;
+}

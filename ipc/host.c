@@ -1,0 +1,91 @@
+/*
+ * Host backend: slabs are memfds, allocated in full and sealed; mapping them is mmap.
+ *
+ * No state; from any thread. Memory of somebody else (CW_SLAB_FOREIGN) may be unsealed: its size is
+ * looked at when it is mapped, and a later shrink by its owner is a SIGBUS for who reads.
+ */
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ipc/backend.h"
+#include "ipc/wire.h"
+#include "shm/error.h"
+#include "shm/segment.h"
+
+static int host_device_count(int *out) {
+    *out = 1;
+    return 0;
+}
+
+static int host_slab_create(int device, uint64_t size_bytes, int *fd) {
+    (void)device;
+    struct cw_segment segment;
+    int code =
+        cw_segment_create("slab", size_bytes, 0, 0, CW_SEGMENT_RAW | CW_SEGMENT_UNMAPPED, &segment);
+    if (code == 0)
+        *fd = segment.fd;
+    return code;
+}
+
+/* Shared memory of this size? F_GET_SEALS first: only shared memory answers it, and then fstat
+ * cannot block. */
+static int check_fd(int fd, uint64_t size_bytes, uint32_t slab_flags) {
+    int seals = fcntl(fd, F_GET_SEALS);
+    struct stat status;
+    if (seals < 0)
+        return cw_fail(-EINVAL,
+                       "the descriptor is not shared memory (a memfd, or a file in /dev/shm)");
+    if (!(slab_flags & CW_SLAB_FOREIGN) && !(seals & F_SEAL_SHRINK))
+        return cw_fail(-EPROTO, "a slab that is not sealed against shrinking was refused");
+    if (fstat(fd, &status) < 0 || (uint64_t)status.st_size < size_bytes)
+        return cw_fail(-EINVAL, "shared memory of %llu bytes is needed, it has %llu",
+                       (unsigned long long)size_bytes, (unsigned long long)status.st_size);
+    return 0;
+}
+
+static int host_slab_map(int device, int fd, uint64_t size_bytes, uint32_t slab_flags, int readonly,
+                         struct cw_mapping *out) {
+    (void)device;
+    int code = check_fd(fd, size_bytes, slab_flags);
+    if (code)
+        return code;
+    void *base =
+        mmap(NULL, size_bytes, readonly ? PROT_READ : PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED)
+        return cw_fail(errno == EACCES || errno == EPERM ? -EPERM : -EDQUOT,
+                       "mapping %llu bytes failed: %m", (unsigned long long)size_bytes);
+    *out = (struct cw_mapping){.base = base, .size_bytes = size_bytes};
+    return 0;
+}
+
+static void host_slab_unmap(struct cw_mapping *mapping) {
+    munmap(mapping->base, mapping->size_bytes);
+    *mapping = (struct cw_mapping){.base = NULL};
+}
+
+static int host_copy(void *destination, const void *source, size_t size_bytes) {
+    memcpy(destination, source, size_bytes);
+    return 0;
+}
+
+static int host_zero(void *destination, size_t size_bytes) {
+    memset(destination, 0, size_bytes);
+    return 0;
+}
+
+const struct cw_backend cw_backend_host = {
+    .name = "cpu",
+    .device_kind = CW_DEVICE_HOST,
+    .slab_min_bytes = 2ull << 20,
+    .slab_max_bytes = 64ull << 20,
+    .align_bytes = 64,
+    .device_count = host_device_count,
+    .slab_create = host_slab_create,
+    .slab_map = host_slab_map,
+    .slab_unmap = host_slab_unmap,
+    .copy = host_copy,
+    .zero = host_zero,
+};

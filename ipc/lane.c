@@ -1,0 +1,296 @@
+/*
+ * The lane: requests and replies over the two rings of the session.
+ *
+ * Any thread may call. Requests are written under lane_lock. Of all threads that wait for replies
+ * one is the receiver: it spins a little, then sleeps in poll on {bell, socket}, and takes replies
+ * out for everybody. The others sleep on the futex in their struct cw_call, so that a signal
+ * interrupts each of them (Ctrl-C). When the receiver has its own reply it hands its part to the
+ * next.
+ *
+ * Invariants: while calls wait and the broker lives there is a receiver, or one was promoted. A
+ * call is in the list exactly as long as its function runs. The broker's death ends the socket: the
+ * receiver sees that and wakes all.
+ */
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ipc/client.h"
+
+enum cw_call_word {
+    CALL_WAITS = 0,
+    CALL_DONE,     /* status and reply are there */
+    CALL_PROMOTED, /* its thread is to become the receiver (or the broker is gone) */
+};
+
+#define ROOM_SLEEP_NS 200000 /* between looks for room in a full request ring */
+
+void cw_lane_init(cw_client *client) {
+    cw_ring_producer_init(&client->lane.requests, cw_session_requests(client->session_segment.base),
+                          CW_LANE_BYTES);
+    cw_ring_consumer_init(&client->lane.replies, cw_session_replies(client->session_segment.base),
+                          CW_LANE_BYTES);
+}
+
+/* Rings the broker's doorbell. A full counter rings too. */
+static void ring_doorbell(cw_client *client) {
+    uint64_t one = 1;
+    ssize_t count;
+    do
+        count = write(client->doorbell, &one, sizeof one);
+    while (count < 0 && errno == EINTR);
+}
+
+static void call_wake(struct cw_call *call, enum cw_call_word word) {
+    /* K1: publishes status and reply; pairs with K2, else the caller may see an old reply. */
+    CW_STORE(K1, &call->word, word, release);
+    syscall(SYS_futex, &call->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+static uint32_t call_word(struct cw_call *call) {
+    /* K2: pairs with K1. */
+    return CW_LOAD(K2, &call->word, acquire);
+}
+
+/* A reply whose size is checked: to the call that waits for it. Unknown ids were given up. */
+static void deliver(cw_client *client, const struct cw_message *head, const void *body,
+                    uint32_t body_bytes) {
+    struct cw_call *call = client->lane.calls;
+    while (call && (call->id != head->id || call_word(call) == CALL_DONE))
+        call = call->next;
+    if (!call)
+        return;
+    call->status = head->status;
+    if (head->status < 0) {
+        uint32_t length = body_bytes < CW_DETAIL_MAX - 1 ? body_bytes : CW_DETAIL_MAX - 1;
+        memcpy(call->detail, body, length);
+        call->detail[length] = 0;
+    } else {
+        call->reply_bytes = body_bytes < call->reply_room ? body_bytes : call->reply_room;
+        if (call->reply_bytes)
+            memcpy(call->reply, body, call->reply_bytes);
+    }
+    call_wake(call, CALL_DONE);
+}
+
+/* Takes all replies out of the ring. The caller holds lane_lock. -EPROTO: the ring is damaged. */
+static int drain(cw_client *client) {
+    struct cw_ring_consumer *replies = &client->lane.replies;
+    uint32_t type, length;
+    const void *payload;
+    int code;
+    while ((code = cw_ring_peek(replies, &type, &payload, &length)) == 1) {
+        struct cw_message head;
+        if (length >= sizeof head) {
+            memcpy(&head, payload, sizeof head);
+            if (head.size_bytes == length)
+                deliver(client, &head, (const uint8_t *)payload + sizeof head,
+                        length - (uint32_t)sizeof head);
+        }
+        cw_ring_consume(replies);
+        if (cw_sleeper_claim(&replies->ring->producer))
+            ring_doorbell(client);
+    }
+    return code;
+}
+
+/* The next of the waiting becomes the receiver. The caller holds lane_lock. */
+static void promote(cw_client *client) {
+    struct cw_lane *lane = &client->lane;
+    lane->receiver = NULL;
+    for (struct cw_call *call = lane->calls; call; call = call->next)
+        if (call_word(call) == CALL_WAITS) {
+            lane->receiver = call;
+            call_wake(call, CALL_PROMOTED);
+            return;
+        }
+}
+
+static void call_enter(cw_client *client, struct cw_call *call) {
+    call->next = client->lane.calls;
+    client->lane.calls = call;
+}
+
+static void call_leave(cw_client *client, struct cw_call *call) {
+    struct cw_call **at = &client->lane.calls;
+    while (*at != call)
+        at = &(*at)->next;
+    *at = call->next;
+    if (client->lane.receiver == call)
+        promote(client);
+}
+
+/* Writes a request. The caller holds lane_lock. While the ring is full it takes replies out, since
+ * the broker stops reading requests where it cannot answer; the broker sleeps no longer than it
+ * takes to see them. */
+static int write_request(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
+                         uint32_t count) {
+    struct cw_message head = {.size_bytes = sizeof head, .op = op, .id = id};
+    uint8_t *place;
+    for (uint32_t i = 0; i < count; i++)
+        head.size_bytes += (uint32_t)parts[i].iov_len;
+    CW_ASSERT(head.size_bytes <= CW_MESSAGE_MAX);
+    for (;;) {
+        if (CW_LOAD(K3, &client->lost, relaxed))
+            return cw_client_lost(client);
+        int code = cw_ring_reserve(&client->lane.requests, head.size_bytes, (void **)&place);
+        if (code == 0)
+            break;
+        if (code != -EAGAIN || drain(client) < 0 || cw_client_hung_up(client))
+            return cw_client_lost(client);
+        struct timespec pause = {.tv_nsec = ROOM_SLEEP_NS};
+        nanosleep(&pause, NULL);
+    }
+    memcpy(place, &head, sizeof head);
+    place += sizeof head;
+    for (uint32_t i = 0; i < count; i++) {
+        if (parts[i].iov_len)
+            memcpy(place, parts[i].iov_base, parts[i].iov_len);
+        place += parts[i].iov_len;
+    }
+    cw_ring_commit(&client->lane.requests, op, head.size_bytes);
+    /* W2: after the request was published (R1, seq_cst); pairs with W1 in the broker. We only look:
+     * the page is the broker's, and it clears the word itself when it wakes. */
+    if (CW_LOAD(W2, &client->root->broker.asleep, seq_cst))
+        ring_doorbell(client);
+    return 0;
+}
+
+int cw_lane_post(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes) {
+    struct iovec part = {(void *)(uintptr_t)body, body_bytes};
+    pthread_mutex_lock(&client->lane_lock);
+    int code = write_request(client, op, ++client->lane.next_id, &part, 1);
+    pthread_mutex_unlock(&client->lane_lock);
+    return code;
+}
+
+/* How a wait ended: 0 (look again), -EINTR, -ETIMEDOUT. */
+static int wait_as_follower(struct cw_call *call, int64_t left_ns) {
+    struct timespec limit = {.tv_sec = left_ns / 1000000000, .tv_nsec = left_ns % 1000000000};
+    long result = syscall(SYS_futex, &call->word, FUTEX_WAIT_PRIVATE, CALL_WAITS,
+                          left_ns < 0 ? NULL : &limit, NULL, 0);
+    return result < 0 && (errno == EINTR || errno == ETIMEDOUT) ? -errno : 0;
+}
+
+/* Sleeps until the broker rings, dies, or the time is over. Enters and leaves with lane_lock held.
+ */
+static int wait_as_receiver(cw_client *client, struct cw_call *call, int64_t left_ns) {
+    struct cw_sleeper *self = &client->lane.replies.ring->consumer;
+    cw_sleeper_announce(self);
+    if (call_word(call) == CALL_DONE || cw_ring_has_record(&client->lane.replies)) {
+        cw_sleeper_cancel(self);
+        return 0;
+    }
+    pthread_mutex_unlock(&client->lane_lock);
+    struct pollfd pollers[2] = {{.fd = client->bell, .events = POLLIN},
+                                {.fd = client->sock, .events = POLLRDHUP}};
+    struct timespec limit = {.tv_sec = left_ns / 1000000000, .tv_nsec = left_ns % 1000000000};
+    int count = ppoll(pollers, 2, left_ns < 0 ? NULL : &limit, NULL);
+    int code = count < 0 ? -errno : count == 0 ? -ETIMEDOUT : 0;
+    pthread_mutex_lock(&client->lane_lock);
+    cw_sleeper_cancel(self);
+    if (count > 0 && pollers[0].revents) {
+        char rings[256];
+        ssize_t got = read(client->bell, rings, sizeof rings);
+        (void)got; /* non-blocking: however often it rang, the ring is looked at next */
+    }
+    if (count > 0 && pollers[1].revents && drain(client) >= 0 && call_word(call) != CALL_DONE)
+        cw_client_lost(client);
+    return code;
+}
+
+/* Spins for the price of one wake-up while the broker runs on another core. lane_lock is held, and
+ * given up between looks. */
+static void spin(cw_client *client, struct cw_call *call) {
+    /* W6: advice only. Unlike between clients a broker that sleeps now has just been rung: it wakes
+     * where it last ran. */
+    uint32_t core = CW_LOAD(W6, &client->root->broker.core, relaxed);
+    if (core == 0 || core == (uint32_t)sched_getcpu() + 1)
+        return;
+    int64_t end_ns = cw_now_ns() + CW_SPIN_NS;
+    while (call_word(call) == CALL_WAITS && cw_now_ns() < end_ns) {
+        pthread_mutex_unlock(&client->lane_lock);
+        for (int i = 0; i < 32; i++)
+            CW_PAUSE();
+        pthread_mutex_lock(&client->lane_lock);
+        if (drain(client) < 0)
+            return;
+    }
+}
+
+/* Waits for the reply. Enters and leaves with lane_lock held. 0 when done. */
+static int call_wait(cw_client *client, struct cw_call *call, enum cw_call_mode mode,
+                     int64_t timeout_ns) {
+    int64_t begun_ns = cw_now_ns(), left_ns = -1;
+    bool spun = false;
+    for (;;) {
+        if (drain(client) < 0)
+            return cw_client_lost(client);
+        if (call_word(call) == CALL_DONE)
+            return 0;
+        if (CW_LOAD(K3, &client->lost, relaxed))
+            return cw_client_lost(client);
+        if (timeout_ns >= 0) {
+            left_ns = begun_ns + timeout_ns - cw_now_ns();
+            if (left_ns <= 0)
+                return cw_fail(-ETIMEDOUT, "nothing came in %.3f s", (double)timeout_ns / 1e9);
+        }
+        int code;
+        if (!client->lane.receiver || client->lane.receiver == call) {
+            client->lane.receiver = call;
+            if (!spun) {
+                spun = true;
+                spin(client, call);
+                continue;
+            }
+            code = wait_as_receiver(client, call, left_ns);
+        } else {
+            pthread_mutex_unlock(&client->lane_lock);
+            code = wait_as_follower(call, left_ns);
+            pthread_mutex_lock(&client->lane_lock);
+        }
+        if (code == -EINTR && call_word(call) != CALL_DONE &&
+            (mode == CW_CALL_LONG || cw_now_ns() - begun_ns > CW_PATIENCE_NS))
+            return cw_fail(-EINTR, "a signal came while waiting for the broker");
+    }
+}
+
+/* Takes a request back at the broker and waits for what became of it: answered meanwhile, or
+ * cancelled. */
+static int call_cancel(cw_client *client, struct cw_call *call, int code) {
+    struct cw_cancel cancel = {.id = call->id};
+    struct iovec part = {&cancel, sizeof cancel};
+    char sentence[CW_DETAIL_MAX];
+    strcpy(sentence, cw_detail());
+    if (write_request(client, CW_OP_CANCEL, ++client->lane.next_id, &part, 1) == 0 &&
+        call_wait(client, call, CW_CALL_BRIEF, -1) == 0 && call->status != -ECANCELED)
+        return 0;
+    return cw_fail(code, "%s", sentence);
+}
+
+int cw_lane_call(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
+                 void *reply, uint32_t *reply_bytes, enum cw_call_mode mode, int64_t timeout_ns) {
+    struct cw_call call = {.reply = reply, .reply_room = reply_bytes ? *reply_bytes : 0};
+    pthread_mutex_lock(&client->lane_lock);
+    call.id = ++client->lane.next_id;
+    call_enter(client, &call);
+    int code = write_request(client, op, call.id, parts, count);
+    if (code == 0) {
+        code = call_wait(client, &call, mode, timeout_ns);
+        if (mode == CW_CALL_LONG && (code == -EINTR || code == -ETIMEDOUT))
+            code = call_cancel(client, &call, code);
+    }
+    call_leave(client, &call);
+    pthread_mutex_unlock(&client->lane_lock);
+    if (code)
+        return code;
+    if (call.status < 0)
+        return cw_fail(call.status, "%s", call.detail);
+    if (reply_bytes)
+        *reply_bytes = call.reply_bytes;
+    return 0;
+}

@@ -1,0 +1,327 @@
+/*
+ * Names: put, get, wait, remove, list, stat.
+ *
+ * Reading a name asks nobody: the directory is shared memory that the broker writes. A record that
+ * is found names a block; the lease is taken after that, and if the block went meanwhile (the name
+ * was replaced), the name is looked up again. Changing a name is a request over the lane.
+ *
+ * What a record says was written by another client: it is checked as everything else.
+ */
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/client.h"
+#include "ipc/meta.h"
+
+#define GET_TRIES 1000u /* names replaced under us, one after the other */
+
+struct key {
+    uint32_t length;
+    char text[CW_KEY_MAX];
+};
+_Static_assert(CW_NAMESPACE_MAX + 1 + CW_NAME_MAX + 1 <= CW_KEY_MAX, "a key fits");
+
+/* Checks client and name and makes the key. */
+static int make_key(cw_client *client, const char *name, struct key *key) {
+    if (!client)
+        return cw_fail(-EINVAL, "a client is needed, NULL was given");
+    int code = cw_client_usable(client);
+    if (code == 0)
+        code = cw_name_check(name);
+    if (code)
+        return code;
+    size_t space = strlen(client->name_space) + 1, length = strlen(name);
+    memcpy(key->text, client->name_space, space);
+    memcpy(key->text + space, name, length);
+    key->length = (uint32_t)(space + length);
+    return 0;
+}
+
+static int no_such_name(cw_client *client, const char *name) {
+    return cw_fail(-ENOENT, "no array has the name \"%s\"%s%s%s", name,
+                   *client->name_space ? " in the namespace \"" : "", client->name_space,
+                   *client->name_space ? "\"" : "");
+}
+
+static int find(cw_client *client, const char *name, const struct key *key,
+                struct cw_found *found) {
+    int code = cw_directory_find(&client->directory, key->text, key->length, found);
+    if (code == -ENOENT)
+        return no_such_name(client, name);
+    return code == -ECONNRESET ? cw_client_lost(client) : code;
+}
+
+int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out) {
+    struct key key;
+    struct cw_found found;
+    struct cw_shape shape;
+    if (!out || flags & ~(uint32_t)CW_READONLY)
+        return cw_fail(-EINVAL, out ? "cw_get knows the flag CW_READONLY alone"
+                                    : "a place for the array is needed, NULL was given");
+    int code = make_key(client, name, &key);
+    if (code)
+        return code;
+    pthread_mutex_lock(&client->lock);
+    for (unsigned tries = 0; tries < GET_TRIES; tries++) {
+        code = find(client, name, &key, &found);
+        if (code == 0)
+            code =
+                cw_meta_decode(found.meta, found.entry.meta_bytes, found.entry.size_bytes, &shape);
+        if (code == 0)
+            code = cw_array_attach(client, found.entry.slab, found.entry.block, found.entry.gen,
+                                   found.entry.offset_bytes, found.entry.size_bytes, &shape,
+                                   flags & CW_READONLY, out);
+        if (code != -ESTALE)
+            break;
+        sched_yield();
+    }
+    pthread_mutex_unlock(&client->lock);
+    return code;
+}
+
+/* The layout to be put, and where its lowest byte lies within the array. */
+static int put_view(const cw_array *array, const cw_layout *layout, uint64_t offset_bytes,
+                    struct cw_shape *shape, uint64_t *low_bytes) {
+    cw_layout own;
+    if (!layout) {
+        if (offset_bytes)
+            return cw_fail(-EINVAL, "an offset needs a layout of its own");
+        cw_array_layout(array, &own);
+    }
+    int code = cw_layout_resolve(layout ? layout : &own, shape);
+    if (code)
+        return code;
+    uint64_t element = layout ? offset_bytes : shape->origin_bytes;
+    if (element < shape->origin_bytes || element - shape->origin_bytes > array->size_bytes ||
+        shape->span_bytes > array->size_bytes - (element - shape->origin_bytes))
+        return cw_fail(-EINVAL,
+                       "a view of %llu bytes with element 0 at %llu (and %llu bytes below it) does "
+                       "not lie in an array of %llu",
+                       (unsigned long long)shape->span_bytes, (unsigned long long)element,
+                       (unsigned long long)shape->origin_bytes,
+                       (unsigned long long)array->size_bytes);
+    *low_bytes = element - shape->origin_bytes;
+    return 0;
+}
+
+int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
+                 uint64_t offset_bytes) {
+    struct key key;
+    struct cw_shape shape;
+    uint8_t meta[CW_META_BYTES_MAX];
+    uint64_t low_bytes = 0;
+    if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP))
+        return cw_fail(-EINVAL, "flags 0x%x: cw_array_put knows CW_REPLACE and CW_KEEP", flags);
+    int code = cw_array_usable(array);
+    if (code == 0)
+        code = make_key(array->client, name, &key);
+    if (code == 0)
+        code = put_view(array, layout, offset_bytes, &shape, &low_bytes);
+    if (code)
+        return code;
+    cw_client *client = array->client;
+    uint32_t meta_bytes = cw_meta_encode(&shape, meta);
+    struct cw_put put = {.slab = array->slab->id,
+                         .block = array->block,
+                         .gen = array->gen,
+                         .offset_bytes = array->offset_bytes + low_bytes,
+                         .size_bytes = shape.span_bytes,
+                         .flags = (flags & CW_REPLACE ? CW_PUT_REPLACE : 0u) |
+                                  (flags & CW_KEEP ? CW_PUT_KEEP : 0u),
+                         .key_bytes = (uint16_t)key.length,
+                         .meta_bytes = (uint16_t)meta_bytes};
+    struct iovec parts[] = {{&put, sizeof put}, {key.text, key.length}, {meta, meta_bytes}};
+    pthread_mutex_lock(&client->lock);
+    struct cw_extent *extent = array->slab->locals[array->block].extent;
+    if (extent)
+        extent->published = true;
+    pthread_mutex_unlock(&client->lock);
+    code = cw_lane_call(client, CW_OP_PUT, parts, 3, NULL, NULL, CW_CALL_BRIEF, -1);
+    if (code == 0) {
+        /* What the name meant before may be back already. */
+        pthread_mutex_lock(&client->lock);
+        cw_heap_collect(client);
+        pthread_mutex_unlock(&client->lock);
+    }
+    return code;
+}
+
+/* A request that names a key alone. */
+static int key_call(cw_client *client, uint16_t op, const struct key *key, enum cw_call_mode mode,
+                    int64_t timeout_ns) {
+    struct cw_key body = {.key_bytes = key->length};
+    struct iovec parts[] = {{&body, sizeof body}, {(void *)(uintptr_t)key->text, key->length}};
+    return cw_lane_call(client, op, parts, 2, NULL, NULL, mode, timeout_ns);
+}
+
+int cw_wait(cw_client *client, const char *name, int64_t timeout_ns) {
+    struct key key;
+    struct cw_found found;
+    int code = make_key(client, name, &key);
+    if (code)
+        return code;
+    pthread_mutex_lock(&client->lock);
+    code = find(client, name, &key, &found);
+    pthread_mutex_unlock(&client->lock);
+    if (code != -ENOENT)
+        return code;
+    if (timeout_ns == 0)
+        return cw_fail(-ETIMEDOUT, "the name \"%s\" is not there", name);
+    code = key_call(client, CW_OP_WAIT, &key, CW_CALL_LONG, timeout_ns);
+    if (code == -ETIMEDOUT)
+        return cw_fail(code, "the name \"%s\" did not come in %.3f s", name,
+                       (double)timeout_ns / 1e9);
+    return code;
+}
+
+int cw_remove(cw_client *client, const char *name) {
+    struct key key;
+    int code = make_key(client, name, &key);
+    if (code)
+        return code;
+    code = key_call(client, CW_OP_REMOVE, &key, CW_CALL_BRIEF, -1);
+    return code == -ENOENT ? no_such_name(client, name) : code;
+}
+
+struct list {
+    char *text;
+    size_t used, room;
+    uint64_t count;
+};
+
+static int list_add(struct list *list, const char *name, size_t length) {
+    if (list->room - list->used < length + 1) {
+        size_t room = 2 * list->room + length + 256;
+        char *grown = realloc(list->text, room);
+        if (!grown)
+            return cw_fail(-EDQUOT, "no memory for a list of %llu names",
+                           (unsigned long long)list->count);
+        list->text = grown;
+        list->room = room;
+    }
+    memcpy(list->text + list->used, name, length);
+    list->text[list->used + length] = 0;
+    list->used += length + 1;
+    list->count++;
+    return 0;
+}
+
+/* All names with this key prefix. -EAGAIN: the directory was rebuilt in the middle. The lock is
+ * held. */
+static int list_names(cw_client *client, const struct key *prefix, struct list *list) {
+    struct cw_found found;
+    uint64_t cursor = 0;
+    size_t space = strlen(client->name_space) + 1;
+    int code;
+    list->used = list->count = 0;
+    while ((code = cw_directory_next(&client->directory, &cursor, &found)) == 1) {
+        size_t length = found.entry.key_bytes;
+        if (length < prefix->length || length > CW_KEY_MAX ||
+            memcmp(found.key, prefix->text, prefix->length) != 0)
+            continue;
+        code = list_add(list, found.key + space, length - space);
+        if (code)
+            return code;
+    }
+    return code == -ECONNRESET ? cw_client_lost(client) : code;
+}
+
+int cw_names(cw_client *client, const char *prefix, char **names, uint64_t *count) {
+    if (!client || !names || !count)
+        return cw_fail(-EINVAL, "a client and places for the list are needed, NULL was given");
+    int code = cw_client_usable(client);
+    if (code)
+        return code;
+    size_t space = strlen(client->name_space) + 1, length = prefix ? strlen(prefix) : 0;
+    struct list list = {.text = malloc(256), .room = 256};
+    if (!list.text)
+        return cw_fail(-EDQUOT, "no memory for a list of names");
+    struct key key;
+    if (length <= CW_NAME_MAX) { /* no name begins with more */
+        memcpy(key.text, client->name_space, space);
+        if (length)
+            memcpy(key.text + space, prefix, length);
+        key.length = (uint32_t)(space + length);
+        pthread_mutex_lock(&client->lock);
+        for (unsigned tries = 0; tries < GET_TRIES; tries++) {
+            code = list_names(client, &key, &list);
+            if (code != -EAGAIN)
+                break;
+        }
+        pthread_mutex_unlock(&client->lock);
+    }
+    if (code) {
+        free(list.text);
+        return code;
+    }
+    *names = list.text;
+    *count = list.count;
+    return 0;
+}
+
+/* Who holds the record's block, as the broker counts. */
+static int ask_holders(cw_client *client, const struct cw_entry *entry, struct cw_holders *out) {
+    struct {
+        struct cw_holders head;
+        uint32_t pids[64];
+    } reply;
+    uint32_t reply_bytes = sizeof reply;
+    struct cw_block_ref ref = {.slab = entry->slab, .block = entry->block, .gen = entry->gen};
+    struct iovec part = {&ref, sizeof ref};
+    int code =
+        cw_lane_call(client, CW_OP_HOLDERS, &part, 1, &reply, &reply_bytes, CW_CALL_BRIEF, -1);
+    if (code)
+        return code;
+    if (reply_bytes < sizeof reply.head)
+        return cw_fail(-EPROTO, "the broker answered HOLDERS with %u bytes", reply_bytes);
+    *out = reply.head;
+    return 0;
+}
+
+int cw_name_stat(cw_client *client, const char *name, cw_name_info *out) {
+    struct key key;
+    struct cw_found found;
+    struct cw_shape shape;
+    struct cw_holders holders = {.holders = 0};
+    if (!out)
+        return cw_fail(-EINVAL, "a place for the answer is needed, NULL was given");
+    int code = make_key(client, name, &key);
+    for (unsigned tries = 0; code == 0 && tries < GET_TRIES; tries++) {
+        pthread_mutex_lock(&client->lock);
+        code = find(client, name, &key, &found);
+        pthread_mutex_unlock(&client->lock);
+        if (code == 0)
+            code =
+                cw_meta_decode(found.meta, found.entry.meta_bytes, found.entry.size_bytes, &shape);
+        if (code)
+            break;
+        code = ask_holders(client, &found.entry, &holders);
+        if (code != -ESTALE && code != -ENOENT)
+            break;
+        code = 0; /* the name was replaced meanwhile */
+        if (tries + 1 == GET_TRIES)
+            return cw_fail(-ESTALE, "the name \"%s\" is replaced faster than it can be looked at",
+                           name);
+    }
+    if (code)
+        return code;
+    memset(out, 0, sizeof *out);
+    strcpy(out->name, name);
+    out->owner_pid = found.entry.owner_pid;
+    out->holders = holders.holders;
+    out->references = holders.references;
+    out->created_ns = found.entry.created_ns;
+    out->nbytes = found.entry.size_bytes;
+    out->keep = (found.entry.flags & CW_ENTRY_KEEP) != 0;
+    out->slab = found.entry.slab;
+    out->ndim = shape.ndim;
+    memcpy(out->shape, shape.shape, shape.ndim * sizeof *shape.shape);
+    memcpy(out->dtype, shape.dtype, shape.dtype_bytes + 1);
+    strcpy(out->device, client->heap.backend->name);
+    return 0;
+}
+
+void cw_free(void *memory) {
+    free(memory);
+}

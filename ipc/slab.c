@@ -1,0 +1,234 @@
+/*
+ * Slabs as this process sees them: a cache of mappings by id.
+ *
+ * A slab is opened once (its block table mapped, its data mapped when first needed, writable and
+ * read-only apart) and its descriptors closed, so that many slabs do not exhaust this process's
+ * table of descriptors. Slabs that nothing is held of stay mapped, least recently used first to go,
+ * until there are CW_IDLE_SLABS_MAX of them or the broker says that they were given up.
+ *
+ * Owner: client->lock. The block table is shared memory that other processes write: its words are
+ * checked when they are used. If the maker dies nothing changes here; if the broker dies mappings
+ * stay as they are.
+ */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "ipc/client.h"
+
+static struct cw_slab **bucket(cw_client *client, uint32_t id) {
+    return &client->slabs.buckets[(id * 2654435769u) >> 22];
+}
+_Static_assert(CW_SLAB_BUCKETS == 1u << (32 - 22), "the hash above gives ten bits");
+
+static struct cw_slab *find(cw_client *client, uint32_t id) {
+    struct cw_slab *slab = *bucket(client, id);
+    while (slab && slab->id != id)
+        slab = slab->hash_next;
+    return slab;
+}
+
+void cw_slab_wake(cw_client *client, struct cw_slab *slab) {
+    struct cw_slabs *slabs = &client->slabs;
+    if (!slab->idle)
+        return;
+    *(slab->idle_prev ? &slab->idle_prev->idle_next : &slabs->idle_first) = slab->idle_next;
+    *(slab->idle_next ? &slab->idle_next->idle_prev : &slabs->idle_last) = slab->idle_prev;
+    slabs->idle_count--;
+    slab->idle = false;
+}
+
+static bool is_closed(const struct cw_slab *slab) {
+    /* S1: advice of the broker, no ordering: nothing of the slab is held. */
+    return CW_LOAD(S1, &slab->table->closed, relaxed) != 0;
+}
+
+void cw_slab_rest(cw_client *client, struct cw_slab *slab) {
+    struct cw_slabs *slabs = &client->slabs;
+    if (slab->own || slab->held || slab->idle)
+        return;
+    slab->idle_prev = slabs->idle_last;
+    slab->idle_next = NULL;
+    *(slabs->idle_last ? &slabs->idle_last->idle_next : &slabs->idle_first) = slab;
+    slabs->idle_last = slab;
+    slabs->idle_count++;
+    slab->idle = true;
+    while (slabs->idle_count > CW_IDLE_SLABS_MAX)
+        cw_slab_free(client, slabs->idle_first);
+    /* S2: advice, as S1: the closed words are looked at only when their number moved. */
+    uint64_t closed = CW_LOAD(S2, &client->shared->closed_slabs, relaxed);
+    if (closed == slabs->closed_seen)
+        return;
+    slabs->closed_seen = closed;
+    for (struct cw_slab *next, *at = slabs->idle_first; at; at = next) {
+        next = at->idle_next;
+        if (is_closed(at))
+            cw_slab_free(client, at);
+    }
+}
+
+void cw_slab_free(cw_client *client, struct cw_slab *slab) {
+    CW_ASSERT(slab->held == 0);
+    cw_slab_wake(client, slab);
+    struct cw_slab **at = bucket(client, slab->id);
+    while (*at != slab)
+        at = &(*at)->hash_next;
+    *at = slab->hash_next;
+    if (slab->own) {
+        at = &client->slabs.own;
+        while (*at != slab)
+            at = &(*at)->own_next;
+        *at = slab->own_next;
+    }
+    if (slab->carved)
+        cw_arena_deinit(&slab->arena);
+    const struct cw_backend *backend = client->heap.backend;
+    if (slab->rw.base)
+        backend->slab_unmap(&slab->rw);
+    if (slab->ro.base)
+        backend->slab_unmap(&slab->ro);
+    cw_segment_close(&slab->table_segment);
+    free(slab->blocks);
+    free(slab->locals);
+    free(slab);
+}
+
+void cw_slabs_deinit(cw_client *client) {
+    for (uint32_t i = 0; i < CW_SLAB_BUCKETS; i++)
+        for (struct cw_slab *slab; (slab = client->slabs.buckets[i]);) {
+            slab->held = 0; /* the session is over: what a child inherited ends too */
+            cw_slab_free(client, slab);
+        }
+}
+
+/* A struct for a slab whose table is mapped; takes table over on success. */
+static int slab_new(cw_client *client, const struct cw_slab_info *info, struct cw_segment *table,
+                    struct cw_slab **out) {
+    struct cw_slab *slab = calloc(1, sizeof *slab);
+    struct cw_local *locals = calloc(info->blocks, sizeof *locals);
+    if (!slab || !locals) {
+        free(slab);
+        free(locals);
+        return cw_fail(-EDQUOT, "no memory for a slab of %u blocks", info->blocks);
+    }
+    slab->id = info->slab;
+    slab->capacity = info->blocks;
+    slab->size_bytes = info->size_bytes;
+    slab->flags = info->flags;
+    slab->device_kind = info->device_kind;
+    slab->table_segment = *table;
+    slab->table = table->base;
+    slab->locals = locals;
+    slab->hash_next = *bucket(client, slab->id);
+    *bucket(client, slab->id) = slab;
+    *out = slab;
+    return 0;
+}
+
+static int check_info(cw_client *client, const struct cw_slab_info *info, uint32_t id) {
+    if (info->device_kind != client->heap.backend->device_kind)
+        return cw_fail(
+            -ENODEV, "the array lies on a device of kind %u, this process reaches host memory only",
+            info->device_kind);
+    if (info->slab != id || info->size_bytes == 0 || info->blocks == 0 ||
+        info->blocks > CW_BLOCKS_MAX)
+        return cw_fail(-EPROTO, "the broker described slab %u as %u: %llu bytes, %u blocks", id,
+                       info->slab, (unsigned long long)info->size_bytes, info->blocks);
+    return 0;
+}
+
+/* Asks the broker for a slab: what it is, and descriptors of its data and table. */
+static int request_slab(cw_client *client, uint32_t id, struct cw_slab_info *info,
+                        struct cw_fds *fds) {
+    struct cw_slab_request request = {.slab = id};
+    fds->count = 2;
+    int code = cw_socket_call(client, CW_OP_SLAB_OPEN, &request, sizeof request, NULL, info,
+                              sizeof *info, fds, true);
+    if (code)
+        return code == -ENOENT ? cw_fail(-ESTALE, "the array's memory (slab %u) is gone", id)
+                               : code;
+    code = check_info(client, info, id);
+    if (code)
+        cw_fds_close(fds);
+    return code;
+}
+
+static int map_data(cw_client *client, struct cw_slab *slab, int fd, bool readonly) {
+    return client->heap.backend->slab_map(0, fd, slab->size_bytes, slab->flags, readonly,
+                                          readonly ? &slab->ro : &slab->rw);
+}
+
+int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out) {
+    *out = find(client, id);
+    if (*out)
+        return 0;
+    struct cw_slab_info info;
+    struct cw_fds fds;
+    struct cw_segment table;
+    int code = request_slab(client, id, &info, &fds);
+    if (code)
+        return code;
+    code = cw_segment_open(fds.fd[1], cw_block_table_bytes(info.blocks), CW_SEGMENT_BLOCKS, true, 0,
+                           &table);
+    if (code)
+        goto close_data;
+    cw_segment_close_fd(&table);
+    code = slab_new(client, &info, &table, out);
+    if (code) {
+        cw_segment_close(&table);
+        goto close_data;
+    }
+    /* Most slabs are opened to be written or read at once: the descriptor is here now. A failure
+     * shows when the mapping is needed. */
+    map_data(client, *out, fds.fd[0], false);
+    cw_slab_rest(client, *out);
+close_data:
+    close(fds.fd[0]);
+    return code;
+}
+
+int cw_slab_map(cw_client *client, struct cw_slab *slab, bool readonly) {
+    if ((readonly ? slab->ro : slab->rw).base)
+        return 0;
+    struct cw_slab_info info;
+    struct cw_fds fds;
+    int code = request_slab(client, slab->id, &info, &fds);
+    if (code)
+        return code;
+    if (info.size_bytes != slab->size_bytes)
+        code = cw_fail(-EPROTO, "slab %u changed its size", slab->id);
+    else
+        code = map_data(client, slab, fds.fd[0], readonly);
+    cw_fds_close(&fds);
+    return code;
+}
+
+int cw_slab_add(cw_client *client, const struct cw_slab_info *info, int data_fd,
+                struct cw_segment *table, struct cw_slab **out) {
+    struct cw_fds fds = {.fd = {data_fd, table->fd}, .count = 2};
+    struct cw_slab_info known;
+    int code = cw_socket_call(client, CW_OP_SLAB_ADD, info, sizeof *info, &fds, &known,
+                              sizeof known, NULL, false);
+    if (code)
+        return code;
+    struct cw_slab_info mine = *info;
+    mine.slab = known.slab;
+    code = slab_new(client, &mine, table, out);
+    if (code == 0) {
+        code = map_data(client, *out, data_fd, false);
+        if (code) {
+            (*out)->table_segment = (struct cw_segment){.fd = -1}; /* stays the caller's */
+            cw_slab_free(client, *out);
+        }
+    }
+    if (code) {
+        struct cw_slab_request request = {.slab = known.slab};
+        cw_lane_post(client, CW_OP_SLAB_CLOSE, &request, sizeof request);
+        return code;
+    }
+    cw_segment_close_fd(&(*out)->table_segment);
+    close(data_fd);
+    (*out)->own = true;
+    (*out)->own_next = client->slabs.own;
+    client->slabs.own = *out;
+    return 0;
+}

@@ -10,7 +10,7 @@
 
 static _Thread_local char detail_text[CW_DETAIL_MAX];
 
-int cw_fail(int code, const char *format, ...) {
+int cw_fail_detail(int code, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(detail_text, sizeof detail_text, format, arguments);

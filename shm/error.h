@@ -22,7 +22,14 @@
 
 /* Stores the formatted sentence as this thread's detail text and returns code, which is negative.
  */
-int cw_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+int cw_fail_detail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* A macro, so that compilers and analysers see which code comes back. */
+#define cw_fail(code, ...)                                                                         \
+    ({                                                                                             \
+        int cw_fail_code = (code);                                                                 \
+        cw_fail_detail(cw_fail_code, __VA_ARGS__);                                                 \
+        cw_fail_code;                                                                              \
+    })
 /* The detail text of this thread's last failure; never NULL. */
 const char *cw_detail(void);
 

@@ -179,7 +179,7 @@ demo-run: $(PACKAGE) $(VENV)/deps-demo.stamp
 	@PATH="$(abspath $(VENV))/bin:$$PATH" PYTHONDONTWRITEBYTECODE=1 $(VPY) docs/examples/demo/demo.py --out $(BUILD)
 
 lint: $(BUILD)/setup-lint.stamp $(VENV)/deps-lint.stamp $(PACKAGE)
-	@$(RUN) --timeout 900 lint:tests/lint.sh
+	@$(RUN) --timeout 900 lint:tests/lint.sh tidy:tests/tidy.py
 
 # ---- install ---------------------------------------------------------------------------------------
 

@@ -30,16 +30,15 @@ if [ "${1:-}" = --tidy ]; then
     exit
 fi
 
-check "clang-format" sh -c 'find shm ipc broker tools tests py docs -name "*.[ch]" -print0 | xargs -0 -r clang-format --dry-run -Werror'
+check "clang-format" sh -c 'find shm ipc broker tools tests py/csrc docs -name "*.[ch]" -print0 | xargs -0 -r clang-format --dry-run -Werror'
 check "clang-tidy" each sh "$0" --tidy
 check "cppcheck" cppcheck --quiet --std=c11 -j "$(nproc)" --enable=warning,portability --inline-suppr --error-exitcode=1 \
     --suppress=missingIncludeSystem --suppress=normalCheckLevelMaxBranches -D_GNU_SOURCE -I. shm ipc broker tools
-check "ruff check" ruff check --no-cache --config py/pyproject.toml py tests docs tools
-check "ruff format" ruff format --no-cache --check --config py/pyproject.toml py tests docs tools
+check "ruff check" ruff check --no-cache --config py/pyproject.toml py/*.py py/causeway tests docs tools
+check "ruff format" ruff format --no-cache --check --config py/pyproject.toml py/*.py py/causeway tests docs tools
 check "mypy" mypy --cache-dir "${CAUSEWAY_BUILD:?}/mypy" --config-file py/pyproject.toml py/causeway
 if command -v shellcheck >/dev/null; then
     check "shellcheck" sh -c 'find tests tools .ci -type f \( -name "*.sh" -o -path .ci/run \) -print0 | xargs -0 shellcheck'
 fi
-check "tidy" python3 tests/tidy.py
 echo "1..$number"
 exit $status

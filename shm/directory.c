@@ -144,12 +144,11 @@ static int probe(struct cw_directory_reader *r, const char *key, size_t key_byte
         code = record_copy(record, room_bytes, out);
         if (code == 0 && out->entry.key_bytes == key_bytes && memcmp(out->key, key, key_bytes) == 0)
             return 0;
-        if (code != 0 && code != -ENOENT)
-            return code;
-        /* Another key: the slot moved on under us, unless two keys share all 64 bits of the hash.
-         */
-        if (CW_LOAD(D2, &slot->ref, acquire) != ref)
-            return -EAGAIN;
+        if (code == 0 && cw_directory_hash(out->key, out->entry.key_bytes) == hash)
+            continue; /* two keys share all 64 bits of the hash */
+        /* A slot names whole records of its own hash alone: it moved on under us. That it names the
+         * same reference again proves nothing, since records are used again at once. */
+        return code == 0 || code == -ENOENT ? -EAGAIN : code;
     }
     /* A miss counts only in the current index. */
     return CW_LOAD(D1, &r->root->index_id, acquire) == r->index_id ? -ENOENT : -EAGAIN;
@@ -191,6 +190,12 @@ int cw_directory_next(struct cw_directory_reader *r, uint64_t *cursor, struct cw
             code = reader_record(r, ref, &record, &room_bytes);
             if (code == 0)
                 code = record_copy(record, room_bytes, out);
+            /* As in probe: an erased record, or one of another slot's key, means that the slot
+             * moved on under us; the name in it may stand all the time. */
+            if (code == -ENOENT ||
+                (code == 0 && cw_directory_hash(out->key, out->entry.key_bytes) !=
+                                  CW_LOAD(D7, &slot->hash, relaxed)))
+                code = -EAGAIN;
         }
         if (code == -EAGAIN && retry++ < CW_DIRECTORY_RETRIES) {
             CW_PAUSE();

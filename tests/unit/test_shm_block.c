@@ -74,8 +74,11 @@ static void a_lease_stands_on_a_live_block_of_its_generation_alone(void **state)
 static void dropping_tells_only_where_the_broker_wants_to_know(void **state) {
     (void)state;
     struct cw_block live = block_with(LIVE), wanted = block_with(WANTED);
+    struct cw_block retiring = block_with(RETIRING), gone = block_with(FREE);
     assert_false(cw_block_drop_tells(&live));
     assert_true(cw_block_drop_tells(&wanted));
+    assert_true(cw_block_drop_tells(&retiring));
+    assert_false(cw_block_drop_tells(&gone));
 }
 
 typedef bool edge(struct cw_block *block, uint64_t gen);

@@ -1,0 +1,147 @@
+"""A broker of its own for each test module, and a look afterwards: no process and no file is left."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import causeway as cw
+from causeway import client
+
+LEFT_BY_DESIGN = (".log", ".lock")
+
+
+def processes_with(setting: str) -> list[int]:
+    """Processes that were started with a setting in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                environment = (entry / "environ").read_bytes()
+                state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            except OSError:
+                continue
+            if setting.encode() in environment.split(b"\0") and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def describe(pid: int) -> str:
+    """A process's number and command."""
+    try:
+        return f"{pid} {Path(f'/proc/{pid}/cmdline').read_bytes().replace(bytes(1), b' ').decode()}"
+    except OSError:
+        return str(pid)
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether a condition comes true in time."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def disconnect() -> None:
+    """Ends all connections of this process."""
+    gc.collect()
+    while client._default is not None:
+        client._default.close()
+    client._others.clear()
+    client._settings = (None, None)
+
+
+def broker_pid(folder: Path) -> int:
+    """The pid that the lock file tells, 0 if none runs."""
+    for lock in folder.glob("*.lock"):
+        words = lock.read_text().split()
+        if words and Path(f"/proc/{words[0]}").exists():
+            return int(words[0])
+    return 0
+
+
+def stop_broker(folder: Path) -> None:
+    """Ends the broker of a folder, as an administrator would."""
+    pid = broker_pid(folder)
+    if pid:
+        os.kill(pid, signal.SIGTERM)
+        assert eventually(lambda: broker_pid(folder) == 0), f"the broker {pid} did not end on SIGTERM"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def broker_folder() -> Iterator[Path]:
+    """The socket folder of this module's broker, which the first call starts."""
+    folder = Path(tempfile.mkdtemp(prefix="cwpy-"))
+    old = {name: os.environ.pop(name, None) for name in ("CAUSEWAY_DIR", "CAUSEWAY_NAMESPACE")}
+    os.environ["CAUSEWAY_DIR"] = str(folder)
+    disconnect()
+    memory = set(os.listdir("/dev/shm"))
+    yield folder
+    multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    disconnect()
+    stop_broker(folder)
+    setting = f"CAUSEWAY_DIR={folder}"
+    trackers = {multiprocessing.resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]
+    eventually(lambda: not set(processes_with(setting)) - trackers, 5)
+    left = set(processes_with(setting)) - trackers
+    names = [describe(pid) for pid in left]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    files = [name for name in os.listdir(folder) if not name.endswith(LEFT_BY_DESIGN)]
+    for name, value in old.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    shutil.rmtree(folder)
+    assert not names, f"processes left behind: {names}"
+    assert not files, f"files left behind: {files}"
+    assert not set(os.listdir("/dev/shm")) - memory, "shared memory left behind"
+
+
+@pytest.fixture(autouse=True)
+def clean_names() -> Iterator[None]:
+    """Each test begins and ends without names."""
+    yield
+    try:
+        for name in cw.names():
+            cw.remove(name)
+    except cw.BrokerLost:
+        pass
+
+
+Script = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    """Runs a text as a program of its own; returns what it printed."""
+
+    def run(text: str, *arguments: str, check: bool = True, **options: object) -> subprocess.CompletedProcess[str]:
+        file = tmp_path / f"script{len(list(tmp_path.iterdir()))}.py"
+        file.write_text(textwrap.dedent(text))
+        done = subprocess.run(  # type: ignore[call-overload]
+            [sys.executable, str(file), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            **{"check": False, **options},
+        )
+        assert not check or done.returncode == 0, done.stderr
+        return done  # type: ignore[no-any-return]
+
+    return run

@@ -1,0 +1,27 @@
+"""Every example in a docstring of the package runs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import causeway as cw
+
+MODULES = ["causeway"] + [
+    f"causeway.{module.name}" for module in pkgutil.iter_modules(cw.__path__) if module.name not in ("_causeway", "_dlpack")
+]
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_of(name):
+    failed, _ = doctest.testmod(importlib.import_module(name), optionflags=FLAGS)
+    assert not failed
+
+
+def test_every_public_name_has_an_example():
+    for name in ("asarray", "connect", "devices", "empty", "full", "get", "names", "put", "remove", "wait", "zeros"):
+        assert ">>>" in getattr(cw, name).__doc__, name

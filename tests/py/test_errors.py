@@ -1,0 +1,203 @@
+"""Errors: each outcome has its class, and each sentence says what was asked, what was found and what to do."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import causeway as cw
+from causeway import client
+from causeway.errors import from_status
+
+
+def test_the_classes_are_what_they_replace():
+    assert issubclass(cw.NameNotFound, KeyError)
+    assert issubclass(cw.LimitExceeded, MemoryError)
+    assert issubclass(cw.Timeout, TimeoutError) and issubclass(cw.Timeout, multiprocessing.TimeoutError)
+    classes = [
+        cw.BrokerLost, cw.DeviceError, cw.LimitExceeded, cw.NameNotFound, cw.NameTaken, cw.ProducerDied, cw.RemoteError,
+        cw.Stale, cw.Timeout, cw.WorkerDied,
+    ]  # fmt: skip
+    for kind in classes:
+        assert issubclass(kind, cw.Error)
+        error = kind("a sentence")
+        assert str(error) == "a sentence"
+        assert str(pickle.loads(pickle.dumps(error))) == "a sentence"
+
+
+def test_codes_that_nobody_expects_are_errors_still():
+    assert type(from_status(-5, "x")) is cw.Error
+    assert "EIO" in str(from_status(-5, ""))
+
+
+BAD_NAMES = ["", "/", "a/", "/a", "a//b", ".", "..", "a/./b", "a/../b", "a\nb", "a\0b", "x" * 201, "ä" * 101, "\udc80", "\x7f"]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_malformed_names(name):
+    for call in (
+        lambda: cw.put(name, [1]), lambda: cw.get(name), lambda: cw.wait(name, timeout=0.1), lambda: cw.remove(name),
+        lambda: cw.get(name, timeout=1),
+    ):  # fmt: skip
+        with pytest.raises(ValueError) as caught:
+            call()
+        assert len(str(caught.value)) > 10
+
+
+@pytest.mark.parametrize("name", ["a", "x" * 200, "ä" * 100, "a/b/c", "a b", "...", ".a", "名前", "a:b@c"])
+def test_well_formed_names(name):
+    cw.put(name, [1])
+    assert cw.names() == [name] and cw.get(name).name == name
+
+
+@pytest.mark.parametrize("name", [None, 5, b"bytes", ["x"]])
+def test_names_of_other_types(name):
+    for call in (lambda: cw.put(name, [1]), lambda: cw.get(name), lambda: cw.wait(name, 0.1), lambda: cw.remove(name)):
+        with pytest.raises(TypeError, match="str"):
+            call()
+
+
+def test_a_bad_name_is_told_before_anything_is_copied():
+    with pytest.raises(ValueError):
+        cw.put("/bad", np.zeros(10))
+
+
+def test_objects_are_refused_with_a_remedy():
+    for value in (np.array([object()]), np.array(["a", None], object), np.zeros(2, [("x", "O")]), [{}, {}]):
+        with pytest.raises(TypeError, match=r"objects.*(convert|pickle)"):
+            cw.put("x", value)
+    with pytest.raises(TypeError, match="objects"):
+        cw.empty(3, object)
+    if hasattr(np.dtypes if hasattr(np, "dtypes") else np, "StringDType"):
+        with pytest.raises(TypeError):
+            cw.asarray(np.array(["a", "b"], np.dtypes.StringDType()))
+
+
+def test_dtypes_that_text_cannot_tell():
+    with pytest.raises(ValueError, match="2048"):
+        cw.empty(1, [(f"a rather long name of a field {i}", "f8") for i in range(100)])
+
+
+def test_bad_shapes_orders_timeouts():
+    for call in (
+        lambda: cw.empty(-1), lambda: cw.empty((2, -3)), lambda: cw.empty(3, order="Z"), lambda: cw.asarray([1], order="Z"),
+        lambda: cw.get("x", timeout=float("nan")), lambda: cw.empty((2**40, 2**40)), lambda: cw.empty((1,) * 65),
+        lambda: cw.connect(namespace="a/b"), lambda: cw.connect(namespace="x" * 65), lambda: cw.connect(namespace="a\0"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError):
+            call()
+    for call in (lambda: cw.empty("3"), lambda: cw.empty(1.5), lambda: cw.get("x", timeout="1"), lambda: cw.empty(3, "nope")):
+        with pytest.raises(TypeError):
+            call()
+
+
+def test_more_than_memory_is_a_limit():
+    with pytest.raises(cw.LimitExceeded) as caught:
+        cw.empty(2**46, "u1")
+    assert isinstance(caught.value, MemoryError)
+    assert cw.zeros(10).shape == (10,)
+
+
+def test_file_size_limit_is_an_error_and_no_signal(script):
+    done = script("""
+        import resource, causeway as cw
+        cw.names()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        try:
+            cw.zeros(64 << 20, "u1")
+        except cw.LimitExceeded as error:
+            print("limit", error)
+    """)
+    assert done.stdout.startswith("limit")
+
+
+def test_a_folder_that_is_not_ours(script, tmp_path):
+    folder = tmp_path / "open"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    env = {**os.environ, "CAUSEWAY_DIR": str(folder)}
+    done = script("import causeway as cw\ntry: cw.names()\nexcept cw.Error as error: print(error)", env=env)
+    assert str(folder) in done.stdout
+
+
+def test_a_script_in_a_pipe_ends(script):
+    done = script("import causeway as cw; cw.put('x', [1]); print('done')")
+    assert done.stdout == "done\n" and done.stderr == ""
+
+
+def test_interpreter_shutdown_is_quiet(script):
+    done = script("""
+        import threading, causeway as cw, numpy as np
+        w = cw.put("x", np.arange(10)); v = w.numpy(); d = np.from_dlpack(w); m = cw.get("x")[1:]
+        class Late:
+            def __del__(self): self.w.close()
+        late = Late(); late.w = cw.get("x"); late.me = late
+        threading.Thread(target=lambda: cw.wait("never"), daemon=True).start()
+    """)
+    assert done.stderr == "" and done.returncode == 0
+
+
+def test_broker_killed():
+    w = cw.put("x", np.arange(10))
+    view = w.numpy()
+    data = pickle.dumps(w)
+    connection = client.current()
+    first = connection.instance
+    os.kill(connection.broker_pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(cw.BrokerLost, match=r"\.log"):
+        while time.monotonic() - began < 5:
+            cw.get("x")
+            time.sleep(0.01)
+    assert time.monotonic() - began < 1.5
+    assert connection.lost
+    assert view.sum() == 45 and w.numpy().sum() == 45
+    assert cw.names() == []
+    assert client.current().instance != first
+    with pytest.raises(cw.Stale):
+        pickle.loads(data)
+    again = cw.put("x", w)
+    assert again.tolist() == list(range(10))
+    with pytest.raises(ValueError, match="another broker"):
+        cw.put("y", w, copy=False)
+    with pytest.raises(cw.BrokerLost):
+        pickle.dumps(w)
+    assert cw.names() == ["x"]
+
+
+def test_broker_killed_while_somebody_waits(script):
+    code = """
+        import threading, time, os, signal, causeway as cw
+        from causeway import client
+        pid = client.current().broker_pid
+        threading.Timer(0.3, lambda: os.kill(pid, signal.SIGKILL)).start()
+        began = time.monotonic()
+        try:
+            cw.wait("never")
+        except cw.BrokerLost:
+            print("lost", time.monotonic() - began < 1.3)
+        print(cw.names())
+    """
+    assert script(code).stdout == "lost True\n[]\n"
+
+
+def test_killed_clients_leave_nothing(script):
+    w = cw.put("x", np.arange(10))
+    for _ in range(3):
+        done = script(
+            """
+            import causeway as cw, os, numpy as np
+            x = cw.get("x"); y = cw.put("mine", np.zeros(1000)); z = cw.empty(1000)
+            os.kill(os.getpid(), 9)
+        """,
+            check=False,
+        )
+        assert done.returncode == -9
+    assert w.tolist() == list(range(10))
+    assert cw.get("mine").shape == (1000,)

@@ -260,7 +260,7 @@ class Array:
         values = source.numpy() if isinstance(source, Array) else np.asarray(source)
         if values.shape != target.shape:
             raise ValueError(f"an array of shape {values.shape} cannot be copied into one of shape {target.shape}")
-        np.copyto(target, values, casting="same_kind")
+        copy_values(target, values, casting="same_kind")
         return self
 
     def copy(self) -> Array:
@@ -273,7 +273,7 @@ class Array:
         """
         values = self.numpy()
         made = new(layouts.like(values))
-        np.copyto(made.numpy(), values)
+        copy_values(made.numpy(), values)
         return made
 
     def to(self, device: str) -> Array:
@@ -427,6 +427,15 @@ def make(
     made._name = name
     made._memory = memory
     return made
+
+
+def copy_values(target: NDArray[Any], source: NDArray[Any], casting: Any = "same_kind") -> None:
+    """Copies between arrays of one shape. Of structured dtypes the bytes between the fields come along too, so that
+    nothing of what the memory held before is seen there.
+    """
+    if target.dtype.names is not None and target.dtype == source.dtype and target.itemsize:
+        target, source = target.view(f"V{target.itemsize}"), source.view(f"V{source.itemsize}")
+    np.copyto(target, source, casting=casting)
 
 
 def new(layout: Layout, *, zero: bool = False, device: str = "cpu") -> Array:

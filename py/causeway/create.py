@@ -202,7 +202,7 @@ def _copied(values: np.ndarray[Any, Any], kind: np.dtype[Any], order: str) -> Ar
             steps = layouts.like(np.empty_like(values, dtype=kind, order=order), order).strides  # type: ignore[call-overload]
             layout = Layout(values.shape, kind, steps)
     made = arrays.new(layout)
-    np.copyto(made.numpy(), values, casting="unsafe")
+    arrays.copy_values(made.numpy(), values, casting="unsafe")
     return made
 
 
@@ -282,7 +282,7 @@ def _from_shared_memory(obj: Any, dtype: DTypeLike, shape: Any, order: str, copy
     fd = getattr(obj, "_fd", -1)
     if fd < 0:
         raise ValueError(f"SharedMemory {obj.name!r} is closed; attach to it again and put that")
-    return arrays.make(_adopt(fd, 0, layout), layout)
+    return arrays.make(_adopt(fd, 0, layout), layout) if layout.nbytes else arrays.new(layout)
 
 
 def _adopt(fd: int, offset: int, layout: Layout) -> Lease:

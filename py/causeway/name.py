@@ -96,7 +96,7 @@ def put(
     layout = found._layout_now()
     lease = found._open_lease()
     flags = (lib.CW_REPLACE if replace else 0) | (lib.CW_KEEP if keep else 0)
-    check(lib.cw_array_put(lease.pointer, encoded, flags, layout.c, found._offset - layout.origin))
+    check(lib.cw_array_put(lease.pointer, encoded, flags, layout.c, found._offset))
     if isinstance(array, Array) and array._name is None:
         array._name = name
     return arrays.make(lease, layout, found._offset, name, found._memory)

@@ -198,6 +198,9 @@ int cw_directory_next(struct cw_directory_reader *r, uint64_t *cursor, struct cw
                 code = -EAGAIN;
         }
         if (code == -EAGAIN && retry++ < CW_DIRECTORY_RETRIES) {
+            /* An index that is no longer the current one stays as it was: no use to look again. */
+            if (CW_LOAD(D1, &r->root->index_id, acquire) != r->index_id)
+                return -EAGAIN;
             CW_PAUSE();
             continue;
         }

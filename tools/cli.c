@@ -78,9 +78,10 @@ static int take_option(const struct option_row *row, const char *value, struct c
 static int check_count(const struct cli_command *command, const struct cli *cli) {
     if (cli->count >= command->least && (command->most < 0 || cli->count <= command->most))
         return -1;
-    return cli_error(CLI_USAGE, "%s %s: %d argument%s given; usage: causeway %s %s", command->name,
-                     cli->count < command->least ? "needs more" : "takes fewer", cli->count,
-                     cli->count == 1 ? "" : "s", command->name, command->arguments);
+    return cli_error(CLI_USAGE, "%s: %d argument%s given, too %s; usage: causeway %s %s",
+                     command->name, cli->count, cli->count == 1 ? "" : "s",
+                     cli->count < command->least ? "few" : "many", command->name,
+                     command->arguments);
 }
 
 int cli_parse(const struct cli_command *command, int argc, char **argv, struct cli *out) {
@@ -110,7 +111,8 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, struct c
             return CLI_OK;
         }
         if (found == ':')
-            return cli_error(CLI_USAGE, "%s: option %s needs a value", command->name, argv[at]);
+            return cli_error(CLI_USAGE, "%s: option %s needs a value", command->name,
+                             argv[optind - 1]);
         if (found == '?')
             return cli_error(CLI_USAGE, "%s: no such option: %s (see causeway %s --help)",
                              command->name, argv[optind > at ? optind - 1 : at], command->name);

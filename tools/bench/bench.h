@@ -49,5 +49,4 @@ long bench_option(int argc, char **argv, const char *name, long fallback);
 /* Ends the program with a message when result is negative. */
 void bench_need(int result, const char *what);
 
-
 #endif

@@ -34,7 +34,7 @@ MAY_INCLUDE = {
     "shm": {"shm"},
     "ipc": {"shm", "ipc"},
     "broker": {"shm", "ipc", "broker"},
-    "tools": {"shm", "tools", "ipc/causeway.h", "ipc/address.h"},
+    "tools": {"shm", "tools", "ipc/causeway.h", "ipc/address.h", "ipc/wire.h"},
     "py": {"py", "ipc/causeway.h"},
     "docs": {"ipc/causeway.h"},
 }

@@ -95,7 +95,7 @@ static bool ck_take(struct side *side, struct message *message) {
 
 static bool ck_ready(struct side *side) {
     struct ck_half *half = &side->shared->ck[side->in];
-    atomic_thread_fence(memory_order_seq_cst);
+    ck_pr_fence_memory();
     return ck_ring_size(&half->ring) != 0;
 }
 
@@ -143,7 +143,7 @@ static void ck_adaptive_send(struct side *side, const struct message *message) {
     ck_send(side, message);
     /* Its enqueue is a release store: without this fence the look at the sleep word may come first.
      */
-    atomic_thread_fence(memory_order_seq_cst);
+    ck_pr_fence_memory();
     cw_sleeper_wake(&side->shared->ck[side->out].consumer);
 }
 
@@ -166,15 +166,14 @@ static void ck_spin_take(struct side *side, struct message *message) {
 
 static void word_send(struct side *side, const struct message *message) {
     (void)message;
-    atomic_store_explicit(&side->shared->word[side->out][0], ++side->sequence,
-                          memory_order_release);
+    CW_STORE(BENCH, &side->shared->word[side->out][0], ++side->sequence, release);
 }
 
 static void word_take(struct side *side, struct message *message) {
     /* The pinger has sent number n and waits for n back; the echo waits for n+1, which it then
      * returns. */
     uint64_t want = side->out == 0 ? side->sequence : side->sequence + 1;
-    while (atomic_load_explicit(&side->shared->word[side->in][0], memory_order_acquire) != want)
+    while (CW_LOAD(BENCH, &side->shared->word[side->in][0], acquire) != want)
         CW_PAUSE();
     message->word[0] = want;
 }

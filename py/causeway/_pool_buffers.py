@@ -129,7 +129,9 @@ class BlockStore:
             for block in self._free:
                 if block.connection is not connection:
                     continue
-                if nbytes <= block.capacity <= 2 * nbytes and (best is None or block.capacity < best.capacity):
+                if nbytes <= block.capacity <= 2 * nbytes and (
+                    best is None or block.capacity < best.capacity
+                ):
                     best = block
             if best is not None:
                 self._free.remove(best)
@@ -246,6 +248,8 @@ def open_block(handle: bytes, nbytes: int) -> Any:
     check(lib.cw_array_open(client.current().pointer, raw, _bytes_layout(raw.size_bytes).c, 0, out))
     array = ffi.gc(out[0], lib.cw_array_close)
     if nbytes + _HEADER_BYTES > lib.cw_array_nbytes(array):
-        raise ValueError(f"a message names {nbytes} bytes in a block of {lib.cw_array_nbytes(array)}")
+        raise ValueError(
+            f"a message names {nbytes} bytes in a block of {lib.cw_array_nbytes(array)}"
+        )
     base = ffi.cast("char *", lib.cw_array_data(array)) + _HEADER_BYTES
     return ffi.buffer(ffi.gc(base, _Return(array)), nbytes)

@@ -67,7 +67,11 @@ class Channel:
         memory = ffi.cast("void *", address)
         if side == PARENT:
             check(lib.cw_channel_format(memory, plane.channel_bytes, plane.ring_bytes))
-        check(lib.cw_channel_open(memory, plane.channel_bytes, plane.ring_bytes, side, mine, peers, out))
+        check(
+            lib.cw_channel_open(
+                memory, plane.channel_bytes, plane.ring_bytes, side, mine, peers, out
+            )
+        )
         self.pointer: Any = ffi.gc(out[0], lib.cw_channel_close)
         self.max_bytes: int = lib.cw_channel_max(self.pointer)
         self._kind = ffi.new("uint32_t *")

@@ -1,10 +1,10 @@
-"""The engine of a Pool: its workers, which task goes to which, results, deaths.
+"""The engine of a Pool: which task goes to which worker, results, deaths.
 
 Threads of the parent
     callers     submit: they encode and send while a worker is idle, else the task waits in `_pending`
     helper      receives results, hands the worker its next task, sees to deaths, replaces workers, ends all
-    watcher     sleeps on the workers' pidfds, tells the helper who died
-    callbacks   runs the callbacks; started when there is one
+    watcher     (_pool_crew) sleeps on the workers' pidfds, tells the helper who died
+    callbacks   (_pool_callbacks) runs the callbacks; started when there is one
     feeders     one for each imap over an iterator of unknown length: reads it
 
 A worker has one task at a time, so that a slow task holds nobody back and a death costs the tasks of one
@@ -19,57 +19,33 @@ from __future__ import annotations
 
 import os
 import pickle
-import queue
-import select
-import signal
 import sys
 import threading
-import time
 import types
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 from multiprocessing import util
-from multiprocessing.pool import MaybeEncodingError, RemoteTraceback
-from multiprocessing.process import BaseProcess
 from typing import Any
 
+from causeway import _pool_outcomes as outcomes
 from causeway import _pool_wire as wire
-from causeway import _pool_worker
 from causeway._pool_buffers import BlockStore
-from causeway._pool_channel import PARENT, Bell, Channel, Plane, Waiter, wait
+from causeway._pool_callbacks import Callbacks
+from causeway._pool_channel import Waiter, wait
+from causeway._pool_crew import BUSY, DEAD, IDLE, LEAVING, STARTING, Crew, Worker
 from causeway._pool_jobs import IMapIterator, Job, Source, Task, name_of
-from causeway.create import zeros
-from causeway.errors import Error, WorkerDied
+from causeway.errors import Error
 
 __all__ = ["CLOSE", "RUN", "TERMINATE", "Engine"]
 
 RUN, CLOSE, TERMINATE = "RUN", "CLOSE", "TERMINATE"
-STARTING, IDLE, BUSY, LEAVING, DEAD = "starting", "idle", "busy", "leaving", "dead"
 
-_RING_BYTES = 256 << 10
 _KEEP_BYTES = 512 << 20  # memory for arguments that the parent keeps
 _START_DEATHS_MAX = 3
-_GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
+_READ_AHEAD = 4  # tasks for each worker that imap reads ahead of what is done
 _REFERENCES = (types.FunctionType, types.BuiltinFunctionType, type)
 _REFERENCE_BYTES_MAX = 1024
-
-
-class Worker:
-    """One worker process, as the parent sees it."""
-
-    __slots__ = ("channel", "parcel", "pid", "pidfd", "process", "slot", "state", "task", "tasks_done")
-
-    def __init__(self, slot: int, channel: Channel, process: BaseProcess) -> None:
-        self.slot = slot
-        self.channel = channel
-        self.process = process
-        self.pid = 0
-        self.pidfd = -1
-        self.state = STARTING
-        self.task: Task | None = None
-        self.parcel: wire.Parcel | None = None  # set once the task is sent
-        self.tasks_done = 0
 
 
 class Engine:
@@ -86,15 +62,8 @@ class Engine:
         self.pid = os.getpid()
         self.processes = processes
         self.state = RUN
-        self._start = (initializer, initargs)
+        self.abandoned = False  # set without a lock by the Pool's finaliser
         self._maxtasks = maxtasksperchild
-        self._context = context
-        self._parent = _pool_worker.ParentId()
-        self._plane = Plane(processes, _RING_BYTES)
-        self._memory = zeros(self._plane.nbytes, "u1")
-        self._view = self._memory.numpy()  # keeps it mapped as long as this object lives
-        self._address: int = self._view.__array_interface__["data"][0]
-        self._bell = Bell(self._address)
         self._store = BlockStore(_KEEP_BYTES)
         self._encoders: list[wire.Encoder] = []
 
@@ -105,39 +74,22 @@ class Engine:
         self._feeders = 0
         self._error: BaseException | None = None  # why nothing works any more
         self._start_deaths = 0
-        self.abandoned = False  # set without a lock by the Pool's finaliser
 
-        self._workers: list[Worker | None] = [None] * processes
-        self._dead: deque[Worker] = deque()
-        self._watched: dict[int, Worker] = {}
-        self._epoll = select.epoll()
-        self._quit = os.eventfd(0, os.EFD_CLOEXEC)
-        self._epoll.register(self._quit, select.EPOLLIN)
-        self._callbacks: queue.SimpleQueue[tuple[Callable[[], object], Job] | None] = queue.SimpleQueue()
-        self._callback_thread: threading.Thread | None = None
+        self._callbacks = Callbacks()
+        self._crew = Crew(processes, context, initializer, initargs)
         self._helper = threading.Thread(target=self._serve, name="causeway-pool", daemon=True)
-        self._watcher = threading.Thread(target=self._watch, name="causeway-pool-deaths", daemon=True)
-        self._begin()
-
-    def _begin(self) -> None:
-        try:
-            for slot in range(self.processes):
-                self._start_worker(slot)
-        except BaseException:
-            for worker in self._living():
-                worker.process.kill()
-                worker.process.join()
-            raise
+        self._crew.start_all()
         self._at_exit = util.Finalize(None, self.terminate, exitpriority=15)
         self._helper.start()
-        self._watcher.start()
 
     # ---- what the Pool calls, on callers' threads
 
     def check_running(self) -> None:
         """ValueError if the Pool takes no more work; what broke it if something did."""
         if os.getpid() != self.pid:
-            raise ValueError(f"Pool not running in this process: it belongs to the process {self.pid}")
+            raise ValueError(
+                f"Pool not running in this process: it belongs to the process {self.pid}"
+            )
         if self._error is not None:
             raise self._error
         if self.state != RUN:
@@ -173,9 +125,12 @@ class Engine:
         with self._lock:
             self._jobs.add(job)
             self._feeders += 1
-        limit = 4 * self.processes
+        limit = _READ_AHEAD * self.processes
         threading.Thread(
-            target=self._feed, args=(job, iterable, chunksize, limit), name="causeway-pool-input", daemon=True
+            target=self._feed,
+            args=(job, iterable, chunksize, limit),
+            name="causeway-pool-input",
+            daemon=True,
         ).start()
 
     def close(self) -> None:
@@ -183,7 +138,7 @@ class Engine:
         with self._lock:
             if self.state == RUN:
                 self.state = CLOSE
-        self._bell.ring()
+        self._crew.bell.ring()
 
     def terminate(self) -> None:
         """Ends the workers now, and with them all that is not done."""
@@ -191,36 +146,30 @@ class Engine:
             return
         with self._lock:
             self.state = TERMINATE
-        for worker in self._living():
-            worker.process.terminate()
-        self._bell.ring()
+        self._crew.terminate()
+        self._crew.bell.ring()
         if threading.current_thread() is not self._helper:
             self._helper.join()
 
     def join(self) -> None:
         """Waits until all workers have ended and all callbacks have run."""
-        for thread in (self._helper, self._callback_thread):
-            if thread is not None and thread is not threading.current_thread():
-                thread.join()
+        if threading.current_thread() is not self._helper:
+            self._helper.join()
+        self._callbacks.join()
 
     def wake(self) -> None:
         """Makes the helper look around. Takes no lock."""
-        self._bell.ring()
+        self._crew.bell.ring()
 
     def job_done(self, job: Job) -> None:
         """All tasks of a job have ended: runs its callback, then tells who waits."""
-        callback = job.call_back()
         with self._lock:
             self._jobs.discard(job)
-            if callback is not None and self._callback_thread is None:
-                self._callback_thread = threading.Thread(
-                    target=self._call_back, name="causeway-pool-callbacks", daemon=True
-                )
-                self._callback_thread.start()
+        callback = job.call_back()
         if callback is None:
             job.settle()
         else:
-            self._callbacks.put((callback, job))
+            self._callbacks.run(callback, job.settle)
 
     # ---- tasks on their way out
 
@@ -278,7 +227,7 @@ class Engine:
                 self._idle.append(worker)
             if back:
                 self._pending.appendleft(task)
-        self._bell.ring()
+        self._crew.bell.ring()
 
     def _feed(self, job: IMapIterator, iterable: Iterable[Any], chunksize: int, limit: int) -> None:
         number = first = 0
@@ -303,7 +252,7 @@ class Engine:
         finally:
             with self._lock:
                 self._feeders -= 1
-            self._bell.ring()
+            self._crew.bell.ring()
 
     # ---- the helper
 
@@ -320,23 +269,20 @@ class Engine:
         living: list[Worker] = []
         waiter = Waiter([])
         while True:
-            now = self._living()
+            now = self._crew.living()
             if now != living:
                 living = now
                 waiter = Waiter([worker.channel for worker in living])
-            wait(waiter, self._bell)
+            wait(waiter, self._crew.bell)
             for worker in living:
                 self._receive(worker)
-            while self._dead:
-                self._bury(self._dead.popleft())
+            while self._crew.dead:
+                self._bury(self._crew.dead.popleft())
             if self.abandoned or self.state == TERMINATE or self._error is not None:
                 return
             self._pump()
             if self.state == CLOSE and self._dismiss():
                 return
-
-    def _living(self) -> list[Worker]:
-        return [worker for worker in self._workers if worker is not None]
 
     def _receive(self, worker: Worker) -> None:
         """Takes all messages that a worker has sent."""
@@ -351,10 +297,12 @@ class Engine:
                 self._start_deaths = 0
                 self._release(worker)
             elif kind == wire.START_FAILED:
-                _, error = _decode(wire.read(data), "the initializer's exception")
+                _, error = outcomes.decode(wire.read(data), "the initializer's exception")
                 self._error = error
             else:
-                raise Error(f"a Pool's worker (pid {worker.pid}) sent a message of unknown kind {kind}")
+                raise Error(
+                    f"a Pool's worker (pid {worker.pid}) sent a message of unknown kind {kind}"
+                )
 
     def _take_result(self, worker: Worker, data: Any) -> None:
         task, parcel = worker.task, worker.parcel
@@ -371,9 +319,9 @@ class Engine:
         self._release(worker)
         self._pump()  # the worker goes on while we unpickle
         if message is None:
-            success, value = False, _undecodable(lost, name_of(task.job.function), None)
+            success, value = False, outcomes.undecodable(lost, name_of(task.job.function))
         else:
-            success, value = _decode(message, name_of(task.job.function))
+            success, value = outcomes.decode(message, name_of(task.job.function))
         task.job.task_done(task, success, value)
 
     def _release(self, worker: Worker) -> None:
@@ -398,79 +346,33 @@ class Engine:
                 return False
             while self._idle:
                 self._send_exit(self._idle.pop())
-        return not self._living()
+        return not self._crew.living()
 
-    # ---- births and deaths
-
-    def _start_worker(self, slot: int) -> None:
-        channel = Channel(self._address + self._plane.offset(slot), self._plane, PARENT, self._bell)
-        by_fork = self._context.get_start_method() == "fork"
-        memory = self._address if by_fork else self._memory
-        process = self._context.Process(
-            target=_pool_worker.main, args=(memory, slot, self._plane, self._parent, *self._start)
-        )
-        process.name = process.name.replace("Process", "PoolWorker")
-        process.daemon = True
-        worker = Worker(slot, channel, process)
-        process.start()
-        worker.pid = process.pid or 0
-        self._workers[slot] = worker
-        try:
-            worker.pidfd = os.pidfd_open(worker.pid)
-        except ProcessLookupError:  # dead and reaped already
-            self._dead.append(worker)
-            self._bell.ring()
-            return
-        self._watched[worker.pidfd] = worker
-        self._epoll.register(worker.pidfd, select.EPOLLIN)
-
-    def _watch(self) -> None:
-        while True:
-            for fd, _ in self._epoll.poll():
-                if fd == self._quit:
-                    return
-                worker = self._watched.pop(fd, None)
-                self._epoll.unregister(fd)
-                if worker is not None:
-                    self._dead.append(worker)
-            self._bell.ring()
+    # ---- deaths, and the end
 
     def _bury(self, worker: Worker) -> None:
         """Sees to a worker that has died: its last words, its task, its successor."""
-        worker.process.join(timeout=_GRACE_SECONDS)
+        self._crew.reap(worker)
         self._receive(worker)
-        with self._lock:
+        with self._lock:  # a caller that sends looks at the state under it
             was, worker.state = worker.state, DEAD
             if worker in self._idle:
                 self._idle.remove(worker)
             task, parcel = worker.task, worker.parcel
-            if parcel is not None:
-                worker.task = worker.parcel = None
-        self._discard(worker, parcel)
-        if parcel is not None and task is not None:
-            task.job.task_done(task, False, _death(worker, task))
+            self._crew.discard(worker)
+        self._store.lost(worker)
+        if task is not None and parcel is not None:  # else it was not sent, and waits again
+            for block in parcel.blocks:
+                block.close()
+            task.job.task_done(task, False, outcomes.death(worker.pid, worker.exitcode, task))
         if was == STARTING:
             self._start_deaths += 1
             if self._start_deaths >= _START_DEATHS_MAX and self._error is None:
-                self._error = _start_death(worker, self._start_deaths)
+                self._error = outcomes.start_death(worker.pid, worker.exitcode, self._start_deaths)
         with self._lock:
-            needed = self.state == RUN or (self.state == CLOSE and bool(self._pending or self._feeders))
+            needed = self.state == RUN or (self.state == CLOSE and (self._pending or self._feeders))
         if needed and self._error is None and not self.abandoned:
-            self._start_worker(worker.slot)
-
-    def _discard(self, worker: Worker, parcel: wire.Parcel | None) -> None:
-        """Lets go of all that belongs to a dead worker."""
-        self._store.lost(worker)
-        if parcel is not None:
-            for block in parcel.blocks:
-                block.close()
-        if self._workers[worker.slot] is worker:
-            self._workers[worker.slot] = None
-        with self._lock:  # a caller that sends looks at the state under it
-            worker.channel.close()
-        if worker.pidfd >= 0:
-            os.close(worker.pidfd)
-            worker.pidfd = -1
+            self._crew.start(worker.slot)
 
     def _end(self) -> None:
         """Ends every worker, then every job that is not done."""
@@ -478,111 +380,27 @@ class Engine:
             closed = self.state == CLOSE and self._error is None and not self.abandoned
             self.state = TERMINATE
             self._pending.clear()
-        living = self._living()
-        for worker in living:
-            worker.process.terminate()
-        deadline = time.monotonic() + _GRACE_SECONDS
-        for worker in living:
-            worker.process.join(timeout=max(0.0, deadline - time.monotonic()))
-            if worker.process.exitcode is None:
-                worker.process.kill()
-                worker.process.join()
-        os.eventfd_write(self._quit, 1)
-        self._watcher.join()
-        for worker in living:
-            self._last_words(worker)
+        for worker in self._crew.end_all():
+            try:
+                self._receive(worker)  # what it had published still counts
+            except Exception as error:
+                self._error = self._error or error
+            with self._lock:
+                self._crew.discard(worker)
         with self._lock:
             jobs = list(self._jobs)
             self._jobs.clear()
         for job in jobs:
             job.abort(self._end_error())
-        self._callbacks.put(None)
+        self._callbacks.end()
         self._store.close()
-        self._epoll.close()
-        os.close(self._quit)
         self._at_exit.cancel()
         if closed:
             self.state = CLOSE
 
-    def _last_words(self, worker: Worker) -> None:
-        """What an ended worker had published still counts."""
-        try:
-            self._receive(worker)
-        except Exception as error:
-            self._error = self._error or error
-        with self._lock:
-            worker.state = DEAD
-        self._discard(worker, worker.parcel)
-
     def _end_error(self) -> BaseException:
         if self._error is not None:
             return self._error
-        return Error("the Pool was terminated before this call had ended; nothing of it will come any more")
-
-    def _call_back(self) -> None:
-        while True:
-            entry = self._callbacks.get()
-            if entry is None:
-                return
-            callback, job = entry
-            try:
-                callback()
-            except BaseException as error:
-                sys.excepthook(type(error), error, error.__traceback__)
-            job.settle()
-            del entry, callback, job
-
-
-def _decode(message: wire.Message, what: str) -> tuple[bool, Any]:
-    """Success, and the result or the exception with its remote traceback as the cause."""
-    text = bytes(message.lead).decode("utf-8", "replace")
-    try:
-        value = wire.loads(message)
-    except BaseException as error:
-        return False, _undecodable(error, what, text)
-    if message.call:
-        return True, value
-    if not isinstance(value, BaseException):
-        value = Error(f"{what} failed with something that is no exception: {value!r}")
-    value.__cause__ = RemoteTraceback(f'\n"""\n{text}"""')
-    return False, value
-
-
-def _undecodable(error: BaseException, what: str, text: str | None) -> MaybeEncodingError:
-    found = MaybeEncodingError(error, f"<what {what} sent, which cannot be unpickled here>")
-    found.__cause__ = RemoteTraceback(f'\n"""\n{text}"""') if text else error
-    return found
-
-
-def _how(exitcode: int | None) -> str:
-    if exitcode is None:
-        return "is gone"
-    if exitcode < 0:
-        try:
-            return f"was killed by {signal.Signals(-exitcode).name}"
-        except ValueError:
-            return f"was killed by signal {-exitcode}"
-    return f"ended with exit code {exitcode}"
-
-
-def _death(worker: Worker, task: Task) -> WorkerDied:
-    what = name_of(task.job.function)
-    items = "" if task.call == wire.APPLY else f", items {task.first} to {task.first + task.count - 1}"
-    return WorkerDied(
-        f"the Pool's worker {worker.pid} {_how(worker.process.exitcode)} while it ran {what}{items}; "
-        "other tasks are not affected",
-        pid=worker.pid,
-        exitcode=worker.process.exitcode,
-        function=what,
-        index=task.first,
-    )
-
-
-def _start_death(worker: Worker, times: int) -> WorkerDied:
-    return WorkerDied(
-        f"{times} workers of the Pool died one after the other while they started, the last one "
-        f"(pid {worker.pid}) {_how(worker.process.exitcode)}; see what it printed. With spawn and forkserver the "
-        "script's own work must stand under if __name__ == '__main__'",
-        pid=worker.pid,
-        exitcode=worker.process.exitcode,
-    )
+        return Error(
+            "the Pool was terminated before this call had ended; nothing of it will come any more"
+        )

@@ -20,7 +20,16 @@ from causeway.errors import Timeout
 if TYPE_CHECKING:
     from causeway._pool_engine import Engine
 
-__all__ = ["AsyncResult", "IMapIterator", "IMapUnorderedIterator", "Job", "MapResult", "Source", "Task", "name_of"]
+__all__ = [
+    "AsyncResult",
+    "IMapIterator",
+    "IMapUnorderedIterator",
+    "Job",
+    "MapResult",
+    "Source",
+    "Task",
+    "name_of",
+]
 
 
 def name_of(function: Any) -> str:
@@ -136,7 +145,9 @@ class AsyncResult(Job):
         """
         self.wait(timeout)
         if not self._settled:
-            raise Timeout(f"the result of {name_of(self.function)} was not there after {timeout} s; it may still come")
+            raise Timeout(
+                f"the result of {name_of(self.function)} was not there after {timeout} s; it may still come"
+            )
         if self._success:
             return self._value
         raise self._value
@@ -164,7 +175,9 @@ class AsyncResult(Job):
 
     def call_back(self) -> Callable[[], object] | None:
         """The callback or error callback with its argument."""
-        chosen: Callable[[Any], object] | None = self._callback if self._success else self._error_callback
+        chosen: Callable[[Any], object] | None = (
+            self._callback if self._success else self._error_callback
+        )
         if chosen is None:
             return None
         return lambda: chosen(self._value)
@@ -249,7 +262,9 @@ class IMapIterator(Job):
                     raise StopIteration
                 if self._abort is not None:
                     raise self._abort
-                raise Timeout(f"the next result of {name_of(self.function)} was not there after {timeout} s")
+                raise Timeout(
+                    f"the next result of {name_of(self.function)} was not there after {timeout} s"
+                )
             success, value = self._ready.popleft()
         if success:
             return value
@@ -300,7 +315,9 @@ class IMapIterator(Job):
     def begin(self, limit: int) -> bool:
         """Waits until fewer than limit tasks are under way, then counts one more. False: the Pool has ended."""
         with self._changed:
-            self._changed.wait_for(lambda: self._begun - self._done < limit or self._abort is not None)
+            self._changed.wait_for(
+                lambda: self._begun - self._done < limit or self._abort is not None
+            )
             if self._abort is not None:
                 return False
             self._begun += 1

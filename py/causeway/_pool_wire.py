@@ -40,7 +40,9 @@ TASK, EXIT, READY, RESULT, START_FAILED = range(1, 6)
 # How a task calls its function.
 APPLY, MAP, STARMAP = range(3)
 
-_HEADER = struct.Struct("<QBBHIIQ")  # task, call or success, flags, 0, blocks, lead bytes, body bytes
+_HEADER = struct.Struct(
+    "<QBBHIIQ"
+)  # task, call or success, flags, 0, blocks, lead bytes, body bytes
 _BLOCK = struct.Struct(f"<{HANDLE_BYTES}sQII")  # handle, bytes, flags, 0
 _IN_BLOCK = 1  # header: the rest of the message lies in the one block that follows
 _BY_PICKLE = 1  # block: a buffer of pickle protocol 5, in the order of the stream
@@ -75,11 +77,13 @@ class Encoder:
         self._store = store
         self._max_bytes = max_bytes
         self._transit = transit
-        self._table: dict[type, Callable[[Any], Any]] = {}
+        self._table: dict[Any, Callable[[Any], Any]] = {}
         self._table_of = (-1, -1)
         self._begin()
 
-    def encode(self, task: int, call: int, lead: bytes, body: Any, *, cloud: bool = False) -> Parcel:
+    def encode(
+        self, task: int, call: int, lead: bytes, body: Any, *, cloud: bool = False
+    ) -> Parcel:
         """A message with body pickled; cloud: by cloudpickle where standard pickle refuses.
 
         Raises:
@@ -116,10 +120,11 @@ class Encoder:
                 ffi.buffer(carried)[:] = handle
                 lib.cw_handle_discard(current().pointer, carried)
 
-    def _reductions(self) -> dict[type, Callable[[Any], Any]]:
-        known, extra = copyreg.dispatch_table, ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    def _reductions(self) -> dict[Any, Callable[[Any], Any]]:
+        known: dict[Any, Any] = copyreg.dispatch_table
+        extra: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
         if self._table_of != (len(known), len(extra)):
-            own = {np.ndarray: self._reduce_ndarray, Array: self._reduce_array}
+            own: dict[Any, Any] = {np.ndarray: self._reduce_ndarray, Array: self._reduce_array}
             self._table = {**known, **extra, **own}
             self._table_of = (len(known), len(extra))
         return self._table
@@ -179,7 +184,12 @@ class Encoder:
             return values.__reduce__()
         in_fortran_order = values.flags.f_contiguous and not values.flags.c_contiguous
         number = self._put(values, 0)
-        return _array_from_block, (number, values.shape, values.dtype, "F" if in_fortran_order else "C")
+        return _array_from_block, (
+            number,
+            values.shape,
+            values.dtype,
+            "F" if in_fortran_order else "C",
+        )
 
     def _reduce_array(self, array: Array) -> Any:
         reduced = array.reduce(self._transit)
@@ -204,7 +214,9 @@ class Encoder:
                 at += len(part)
             header = _HEADER.pack(task, call, _IN_BLOCK, 0, count, len(lead), len(pickled))
             data = header + _BLOCK.pack(block.handle, nbytes, 0, 0)
-        parcel = Parcel(data, self._blocks, [] if self._transit else [array for array, _ in self._arrays])
+        parcel = Parcel(
+            data, self._blocks, [] if self._transit else [array for array, _ in self._arrays]
+        )
         for block in parcel.blocks:
             block.lend()
         self._begin()
@@ -239,7 +251,9 @@ def read(data: Any) -> Message:
         rest = memoryview(open_block(handle, nbytes))
     begin = count * _BLOCK.size
     if begin + lead_bytes + body_bytes != len(rest):
-        raise ValueError(f"a message of {len(rest)} bytes says that it has {begin + lead_bytes + body_bytes}")
+        raise ValueError(
+            f"a message of {len(rest)} bytes says that it has {begin + lead_bytes + body_bytes}"
+        )
     body = rest[begin + lead_bytes :]
     message = Message(task, call, rest[begin : begin + lead_bytes], body)
     for i in range(count):
@@ -275,4 +289,5 @@ def _array_from_block(
     buffers = _incoming.buffers
     if buffers is None:
         raise pickle.UnpicklingError("a part of a Pool's message was taken out of it")
-    return np.ndarray(shape, dtype, buffers[number], order=order)
+    made: np.ndarray[Any, Any] = np.ndarray(shape, dtype, buffers[number], order=order)
+    return made

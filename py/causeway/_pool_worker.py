@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from multiprocessing.pool import MaybeEncodingError
+from multiprocessing.pool import MaybeEncodingError  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +195,9 @@ def main(
             try:
                 parcel = worker.encoder.encode(0, 0, _traceback(error), error)
             except Exception as refusal:
-                parcel = worker.encoder.encode(0, 0, _traceback(error), _encoding_error(refusal, error))
+                parcel = worker.encoder.encode(
+                    0, 0, _traceback(error), _encoding_error(refusal, error)
+                )
             channel.send(wire.START_FAILED, parcel.data)
             sys.exit(1)
     channel.send(wire.READY, b"")

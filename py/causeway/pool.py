@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from multiprocessing.pool import MaybeEncodingError, RemoteTraceback
+from multiprocessing.pool import MaybeEncodingError, RemoteTraceback  # type: ignore[attr-defined]
 from types import TracebackType
 from typing import Any
 
@@ -28,7 +28,14 @@ from causeway._pool_jobs import (
     Task,
 )
 
-__all__ = ["AsyncResult", "IMapIterator", "MapResult", "MaybeEncodingError", "Pool", "RemoteTraceback"]
+__all__ = [
+    "AsyncResult",
+    "IMapIterator",
+    "MapResult",
+    "MaybeEncodingError",
+    "Pool",
+    "RemoteTraceback",
+]
 
 _Callback = Callable[[Any], object] | None
 _ErrorCallback = Callable[[BaseException], object] | None
@@ -73,7 +80,9 @@ class Pool:
             processes = usable_cpus()
         if processes < 1:
             raise ValueError("Number of processes must be at least 1")
-        if maxtasksperchild is not None and (not isinstance(maxtasksperchild, int) or maxtasksperchild <= 0):
+        if maxtasksperchild is not None and (
+            not isinstance(maxtasksperchild, int) or maxtasksperchild <= 0
+        ):
             raise ValueError("maxtasksperchild must be a positive int or None")
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
@@ -120,7 +129,9 @@ class Pool:
 
     # ---- lists
 
-    def map(self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = None) -> list[Any]:
+    def map(
+        self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = None
+    ) -> list[Any]:
         """[func(x) for x in iterable], on all workers, in order.
 
         Args:
@@ -147,7 +158,10 @@ class Pool:
         return self._map(func, iterable, chunksize, callback, error_callback, star=False)
 
     def starmap(
-        self, func: Callable[..., Any], iterable: Iterable[Iterable[Any]], chunksize: int | None = None
+        self,
+        func: Callable[..., Any],
+        iterable: Iterable[Iterable[Any]],
+        chunksize: int | None = None,
     ) -> list[Any]:
         """[func(*x) for x in iterable], on all workers, in order; see `map`."""
         return self.starmap_async(func, iterable, chunksize).get()  # type: ignore[no-any-return]
@@ -178,7 +192,9 @@ class Pool:
             chunksize = -(-len(items) // (self._processes * 4))
         elif chunksize < 1:
             raise ValueError(f"Chunksize must be 1+, not {chunksize}")
-        result = MapResult(self._engine, self, func, len(items), chunksize, callback, error_callback)
+        result = MapResult(
+            self._engine, self, func, len(items), chunksize, callback, error_callback
+        )
         if items:
             self._engine.submit(result, Source(result, items, chunksize, star))
         else:
@@ -246,7 +262,10 @@ class Pool:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.terminate()
 

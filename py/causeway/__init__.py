@@ -2,7 +2,7 @@
 
 >>> import numpy as np, causeway as cw
 >>> w = cw.put("weights", np.ones((2, 3)))     # in one process
->>> np.asarray(cw.get("weights")).sum()        # in any other
+>>> float(np.asarray(cw.get("weights")).sum()) # in any other
 6.0
 >>> cw.remove("weights")
 """

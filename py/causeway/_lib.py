@@ -11,7 +11,7 @@ import errno
 from collections.abc import Callable
 from typing import Any
 
-from causeway import _causeway as _module  # type: ignore[attr-defined]
+from causeway import _causeway as _module
 from causeway.errors import from_status
 
 __all__ = ["check", "failure", "ffi", "lib", "on_broker_lost"]

@@ -18,7 +18,10 @@ def _become(name: str) -> NoReturn:
     try:
         os.execv(program, [name, *sys.argv[1:]])
     except OSError as error:
-        print(f"{name}: cannot run {program}: {error.strerror}; install causeway again", file=sys.stderr)
+        print(
+            f"{name}: cannot run {program}: {error.strerror}; install causeway again",
+            file=sys.stderr,
+        )
         sys.exit(127)
 
 

@@ -4,7 +4,7 @@
 >>> w = cw.put("weights", np.arange(6, dtype="f4").reshape(2, 3))
 >>> w
 <causeway.Array name='weights' shape=(2, 3) dtype=float32 strides=(12, 4) ndim=2 size=6 nbytes=24 device='cpu'>
->>> np.asarray(w).sum()
+>>> float(np.asarray(w).sum())
 15.0
 """
 
@@ -23,7 +23,7 @@ from causeway._lib import check, ffi, lib
 from causeway.device import resolve
 from causeway.errors import Stale
 from causeway.layouts import Layout
-from causeway.views import Lease
+from causeway.views import Lease, check_basic, copy_values
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -57,7 +57,9 @@ class Array:
     _offset: int
 
     def __init__(self) -> None:
-        raise TypeError("causeway.Array is made by causeway.put, get, empty, zeros, full and asarray")
+        raise TypeError(
+            "causeway.Array is made by causeway.put, get, empty, zeros, full and asarray"
+        )
 
     # ---- what it is
 
@@ -118,7 +120,7 @@ class Array:
     @property
     def device(self) -> str:
         """Where the memory lies: "cpu"."""
-        return ffi.string(lib.cw_array_device(self._open_lease().pointer)).decode()
+        return str(ffi.string(lib.cw_array_device(self._open_lease().pointer)), "ascii")
 
     @property
     def name(self) -> str | None:
@@ -174,13 +176,18 @@ class Array:
         memory = self._memory
         if memory is None:
             memory = self._memory = self._open_lease().memory()
-        return np.ndarray(layout.shape, layout.dtype, memory, self._offset, layout.strides)
+        found: NDArray[Any] = np.ndarray(
+            layout.shape, layout.dtype, memory, self._offset, layout.strides
+        )
+        return found
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         found = self.numpy()
         if dtype is not None and np.dtype(dtype) != found.dtype:
             if copy is False:
-                raise ValueError(f"from {found.dtype} to {np.dtype(dtype)} there is no way without a copy")
+                raise ValueError(
+                    f"from {found.dtype} to {np.dtype(dtype)} there is no way without a copy"
+                )
             return found.astype(dtype)
         return found.copy(order="K") if copy else found
 
@@ -204,7 +211,9 @@ class Array:
         def __buffer__(self, flags: int) -> memoryview:
             found = self.numpy()
             if found.dtype.names is not None:
-                raise BufferError("structured arrays keep their dtype through causeway.Array.numpy() alone")
+                raise BufferError(
+                    "structured arrays keep their dtype through causeway.Array.numpy() alone"
+                )
             try:
                 return memoryview(found)
             except ValueError as error:
@@ -232,7 +241,9 @@ class Array:
         if stream is not None:
             raise ValueError("host memory has no stream: stream must be None")
         if dl_device is not None and tuple(dl_device) != dlpack.HOST:
-            raise BufferError(f"the array lies on the host, device (1, 0), not on {tuple(dl_device)}")
+            raise BufferError(
+                f"the array lies on the host, device (1, 0), not on {tuple(dl_device)}"
+            )
         if copy:
             source = self.copy()
         return dlpack.export(
@@ -259,7 +270,9 @@ class Array:
         target = self.numpy()
         values = source.numpy() if isinstance(source, Array) else np.asarray(source)
         if values.shape != target.shape:
-            raise ValueError(f"an array of shape {values.shape} cannot be copied into one of shape {target.shape}")
+            raise ValueError(
+                f"an array of shape {values.shape} cannot be copied into one of shape {target.shape}"
+            )
         copy_values(target, values, casting="same_kind")
         return self
 
@@ -318,12 +331,16 @@ class Array:
 
     def _part(self, found: NDArray[Any]) -> Array:
         lease = self._open_lease()
-        offset = found.__array_interface__["data"][0] - lease.address if found.size else self._offset
-        return make(lease, Layout(found.shape, found.dtype, found.strides), offset, None, self._memory)
+        offset = (
+            found.__array_interface__["data"][0] - lease.address if found.size else self._offset
+        )
+        return make(
+            lease, Layout(found.shape, found.dtype, found.strides), offset, None, self._memory
+        )
 
     def __getitem__(self, key: _BasicKey | tuple[_BasicKey, ...]) -> Array:
         for part in key if isinstance(key, tuple) else (key,):
-            _check_basic(part)
+            check_basic(part)
         found = self.numpy()
         if isinstance(key, str):
             return self._part(found[key])
@@ -357,7 +374,10 @@ class Array:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._memory = None
         self._lease = None
@@ -378,7 +398,7 @@ class Array:
         """
         out = ffi.new("cw_handle *")
         check(lib.cw_array_export(usable(self._open_lease()), int(transit), out))
-        return ffi.buffer(out)[:]
+        return bytes(ffi.buffer(out))
 
     def reduce(self, transit: bool = True) -> tuple[Any, tuple[Any, ...]]:
         """What `__reduce__` returns; see `handle` for transit."""
@@ -402,16 +422,6 @@ class Array:
         return self.reduce()
 
 
-def _check_basic(part: object) -> None:
-    if part is None or part is Ellipsis or isinstance(part, (slice, str)):
-        return
-    if isinstance(part, (bool, np.bool_)) or not hasattr(part, "__index__") or isinstance(part, (np.ndarray, Array)):
-        raise TypeError(
-            f"a causeway.Array is indexed by ints, slices, ... and None, not by {type(part).__name__}; "
-            "for all that NumPy can do write array.numpy()[...]"
-        )
-
-
 def make(
     lease: Lease,
     layout: Layout | None,
@@ -427,15 +437,6 @@ def make(
     made._name = name
     made._memory = memory
     return made
-
-
-def copy_values(target: NDArray[Any], source: NDArray[Any], casting: Any = "same_kind") -> None:
-    """Copies between arrays of one shape. Of structured dtypes the bytes between the fields come along too, so that
-    nothing of what the memory held before is seen there.
-    """
-    if target.dtype.names is not None and target.dtype == source.dtype and target.itemsize:
-        target, source = target.view(f"V{target.itemsize}"), source.view(f"V{source.itemsize}")
-    np.copyto(target, source, casting=casting)
 
 
 def new(layout: Layout, *, zero: bool = False, device: str = "cpu") -> Array:
@@ -477,9 +478,13 @@ def open_handle(
         raise ValueError(f"a handle has {ffi.sizeof('cw_handle')} bytes, not {len(handle)}")
     ffi.memmove(carried, handle, len(handle))
     layout = Layout(tuple(shape), dtypes.decode(dtype), tuple(strides))
-    connection = client.for_instance(carried.instance, ffi.string(ffi.from_buffer(address)).decode())
+    connection = client.for_instance(
+        carried.instance, ffi.string(ffi.from_buffer(address)).decode()
+    )
     if connection.instance != carried.instance:
-        raise Stale("the array behind this handle went with the broker that held it; put it again and send it anew")
+        raise Stale(
+            "the array behind this handle went with the broker that held it; put it again and send it anew"
+        )
     raw = Layout((carried.size_bytes,), np.dtype(np.uint8))
     flags = lib.CW_READONLY if readonly else 0
     check(lib.cw_array_open(connection.pointer, carried, raw.c, flags, out))

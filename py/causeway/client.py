@@ -64,17 +64,17 @@ class Connection:
     @property
     def namespace(self) -> str:
         """The namespace in which names are looked up."""
-        return ffi.string(lib.cw_client_namespace(self.pointer)).decode()
+        return str(ffi.string(lib.cw_client_namespace(self.pointer)), "ascii")
 
     @property
     def broker_pid(self) -> int:
         """Process id of the broker."""
-        return lib.cw_client_broker_pid(self.pointer)
+        return int(lib.cw_client_broker_pid(self.pointer))
 
     @property
     def instance(self) -> int:
         """Which run of the broker this is: a random number."""
-        return lib.cw_client_instance(self.pointer)
+        return int(lib.cw_client_instance(self.pointer))
 
     @property
     def settings(self) -> tuple[str | None, str | None]:
@@ -107,7 +107,10 @@ class Connection:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -127,7 +130,9 @@ _others: dict[str, Connection] = {}  # by address: connections made to open hand
 _parents: list[Any] = []  # what came over a fork and is the parent's: neither used nor closed here
 
 
-def connect(address: str | os.PathLike[str] | None = None, namespace: str | None = None) -> Connection:
+def connect(
+    address: str | os.PathLike[str] | None = None, namespace: str | None = None
+) -> Connection:
     """Connects to a broker and makes this connection the process's default.
 
     Args:

@@ -30,10 +30,8 @@ __all__ = ["asarray", "empty", "full", "zeros"]
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
-    try:
-        found = (operator.index(shape),)
-    except TypeError:
-        found = tuple(operator.index(n) for n in shape)
+    lengths = (shape,) if hasattr(shape, "__index__") else shape
+    found = tuple(operator.index(n) for n in lengths)
     if any(n < 0 for n in found):
         raise ValueError(f"no axis can have a negative length: {found}")
     return found
@@ -96,7 +94,7 @@ def zeros(
 def full(
     shape: int | tuple[int, ...],
     fill_value: ArrayLike,
-    dtype: DTypeLike = None,
+    dtype: DTypeLike | None = None,
     *,
     device: str = "cpu",
     order: str = "C",
@@ -115,7 +113,7 @@ def full(
 
 def asarray(
     obj: Any,
-    dtype: DTypeLike = None,
+    dtype: DTypeLike | None = None,
     *,
     shape: int | tuple[int, ...] | None = None,
     order: str = "K",
@@ -189,7 +187,9 @@ def _refuse(values: np.ndarray[Any, Any], kind: np.dtype[Any], serves: bool) -> 
             "copy=False, but this memory is neither causeway's nor a SharedMemory's, so that others could not "
             "see it; leave copy out, or make the array with causeway.empty() from the start"
         )
-    raise ValueError(f"copy=False, but from {values.dtype} to {kind} in that order there is no way without a copy")
+    raise ValueError(
+        f"copy=False, but from {values.dtype} to {kind} in that order there is no way without a copy"
+    )
 
 
 def _copied(values: np.ndarray[Any, Any], kind: np.dtype[Any], order: str) -> Array:
@@ -202,7 +202,7 @@ def _copied(values: np.ndarray[Any, Any], kind: np.dtype[Any], order: str) -> Ar
             steps = layouts.like(np.empty_like(values, dtype=kind, order=order), order).strides  # type: ignore[call-overload]
             layout = Layout(values.shape, kind, steps)
     made = arrays.new(layout)
-    arrays.copy_values(made.numpy(), values, casting="unsafe")
+    views.copy_values(made.numpy(), values, casting="unsafe")
     return made
 
 
@@ -261,7 +261,9 @@ def _is_shared_memory(obj: object) -> bool:
     return module is not None and isinstance(obj, module.SharedMemory)
 
 
-def _from_shared_memory(obj: Any, dtype: DTypeLike, shape: Any, order: str, copy: bool | None) -> Array:
+def _from_shared_memory(
+    obj: Any, dtype: DTypeLike | None, shape: Any, order: str, copy: bool | None
+) -> Array:
     kind = np.dtype(np.uint8 if dtype is None else dtype)
     dtypes.encode(kind)  # refuses what cannot be shared before anything is measured
     if shape is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from causeway import _dlpack  # type: ignore[attr-defined]
+from causeway import _dlpack
 from causeway.views import Lease
 
 __all__ = ["HOST", "export"]
@@ -42,7 +42,9 @@ def export(
             f"DLPack has no dtype for {dtype}; take causeway.Array.numpy(), or convert to a native number"
         )
     if any(step % dtype.itemsize for step in array.strides):
-        raise BufferError("DLPack tells strides in whole elements, which these are not; copy the array first")
+        raise BufferError(
+            "DLPack tells strides in whole elements, which these are not; copy the array first"
+        )
     versioned = max_version is not None and max_version[0] >= 1
     readonly = not array.flags.writeable
     if readonly and not versioned:

@@ -34,9 +34,9 @@ def _describe(dtype: np.dtype[Any]) -> Any:
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         return (_describe(base), shape)
-    if dtype.names is None:
+    if dtype.names is None or dtype.fields is None:
         return dtype.str
-    fields = [dtype.fields[name] for name in dtype.names]  # type: ignore[index]
+    fields: list[Any] = [dtype.fields[name] for name in dtype.names]
     found: dict[str, Any] = {
         "names": list(dtype.names),
         "formats": [_describe(field[0]) for field in fields],
@@ -63,7 +63,7 @@ def encode(dtype: np.dtype[Any]) -> str:
             "convert to a fixed dtype (for text array.astype('U') or 'S'), or send a pickle of it"
         )
     if dtype.names is None and dtype.subdtype is None:
-        text = dtype.str
+        text = str(dtype.str)
     else:
         text = ""
         try:
@@ -90,7 +90,7 @@ def encode(dtype: np.dtype[Any]) -> str:
     return text
 
 
-def _build(found: Any) -> np.dtype[Any]:
+def _build(found: Any) -> Any:
     if isinstance(found, str):
         if not _TYPESTR.fullmatch(found):
             raise ValueError(f"{found!r} is no typestr")
@@ -100,7 +100,8 @@ def _build(found: Any) -> np.dtype[Any]:
     if isinstance(found, tuple) and len(found) == 2:
         return np.dtype((_build(found[0]), found[1]))
     if isinstance(found, dict):
-        return np.dtype({**found, "formats": [_build(one) for one in found["formats"]]})
+        fields: Any = {**found, "formats": [_build(one) for one in found["formats"]]}
+        return np.dtype(fields)
     raise ValueError("neither text, list, tuple nor dict")
 
 
@@ -114,11 +115,15 @@ def decode(text: str) -> np.dtype[Any]:
     if known is not None:
         return known
     try:
-        found = _build(ast.literal_eval(text) if text[:1] in ("[", "{", "(") else text)
+        found: np.dtype[Any] = _build(
+            ast.literal_eval(text) if text[:1] in ("[", "{", "(") else text
+        )
         if found.hasobject:
             raise ValueError("it holds objects")
     except (ValueError, TypeError, SyntaxError, KeyError, MemoryError, RecursionError) as error:
-        raise Error(f"another process described an array with a dtype that cannot be: {text[:200]!r} ({error})")
+        raise Error(
+            f"another process described an array with a dtype that cannot be: {text[:200]!r} ({error})"
+        ) from None
     if len(_cache) >= _CACHE_MAX:
         _cache.clear()
     _cache[text] = found

@@ -56,7 +56,9 @@ class Layout:
         """Bytes from the lowest byte to element 0: more than 0 where strides are negative."""
         if not self.size:
             return 0
-        return sum((n - 1) * -step for n, step in zip(self.shape, self.strides, strict=True) if step < 0)
+        return sum(
+            (n - 1) * -step for n, step in zip(self.shape, self.strides, strict=True) if step < 0
+        )
 
     @property
     def span(self) -> int:
@@ -71,7 +73,9 @@ class Layout:
         """The `cw_layout *`, which lives as long as this object."""
         if self._c is None:
             if self.ndim > lib.CW_NDIM_MAX:
-                raise ValueError(f"an array has at most {lib.CW_NDIM_MAX} dimensions, not {self.ndim}")
+                raise ValueError(
+                    f"an array has at most {lib.CW_NDIM_MAX} dimensions, not {self.ndim}"
+                )
             shape = ffi.new("int64_t[]", self.shape or (1,))
             strides = ffi.new("int64_t[]", self.strides or (1,))
             text = ffi.new("char[]", dtypes.encode(self.dtype).encode())
@@ -84,7 +88,11 @@ class Layout:
 
     def same(self, other: Layout) -> bool:
         """Whether the two mean the same."""
-        return self.shape == other.shape and self.strides == other.strides and self.dtype == other.dtype
+        return (
+            self.shape == other.shape
+            and self.strides == other.strides
+            and self.dtype == other.dtype
+        )
 
     def is_contiguous(self, order: str) -> bool:
         """Whether the elements lie without gaps in C order ("C") or Fortran order ("F")."""
@@ -142,7 +150,9 @@ def of(pointer: Any) -> Layout:
     dims = struct.unpack_from(f"={2 * ndim}q", key, 16)
     dtype = dtypes.decode(key[16 + 16 * ndim :].decode("utf-8", "replace"))
     if dtype.itemsize != itemsize or min(dims[:ndim], default=0) < 0:
-        raise Error(f"another process described an array of {dtype} with {itemsize} bytes an element")
+        raise Error(
+            f"another process described an array of {dtype} with {itemsize} bytes an element"
+        )
     made = Layout(dims[:ndim], dtype, dims[ndim:])
     if len(_cache) >= _CACHE_MAX:
         _cache.clear()

@@ -33,9 +33,9 @@ _get = lib.cwpy_get
 _NULL = ffi.NULL
 
 
-def _encode(name: str) -> bytes:
+def _encode(name: object) -> bytes:
     """A name as the library takes it. Its grammar is the library's to check."""
-    if type(name) is not str and not isinstance(name, str):
+    if not isinstance(name, str):
         raise TypeError(f"a name is a str, not {type(name).__name__}")
     try:
         encoded = name.encode()
@@ -50,7 +50,7 @@ def _deadline(timeout: float | None) -> float:
     """Seconds of time.monotonic() at which patience ends."""
     if timeout is None:
         return math.inf
-    if not isinstance(timeout, (int, float)) and not hasattr(timeout, "__float__"):
+    if not hasattr(timeout, "__float__"):
         raise TypeError(f"timeout is a number of seconds or None, not {type(timeout).__name__}")
     seconds = float(timeout)
     if math.isnan(seconds):
@@ -168,7 +168,9 @@ def _wait_until(name: str, encoded: bytes, deadline: float, timeout: float | Non
         left_ns = -1 if left == math.inf or left > 1e9 else max(0, int(left * 1e9))
         status = lib.cw_wait(client.current().pointer, encoded, left_ns)
         if status == -errno.ETIMEDOUT:
-            raise Timeout(f"no array was put under the name {name!r} within {timeout} s; is its maker running?")
+            raise Timeout(
+                f"no array was put under the name {name!r} within {timeout} s; is its maker running?"
+            )
         if status != -errno.EINTR:
             check(status)
             return

@@ -13,7 +13,7 @@ import numpy as np
 
 from causeway._lib import ffi, lib
 
-__all__ = ["Lease", "bounds", "find", "shared_memory_of"]
+__all__ = ["Lease", "bounds", "check_basic", "copy_values", "find", "shared_memory_of"]
 
 
 class Lease:
@@ -46,7 +46,12 @@ class Lease:
     @property
     def __array_interface__(self) -> dict[str, Any]:
         address, nbytes = self.span()
-        return {"version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, self.readonly)}
+        return {
+            "version": 3,
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, self.readonly),
+        }
 
     def memory(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """All the bytes, as a view that keeps this lease. NumPy cannot make it writable if it is read-only."""
@@ -56,12 +61,15 @@ class Lease:
 def _chain(array: Any) -> Any:
     """What an ndarray's memory belongs to in the end."""
     owner = array
+    step: Any
     while True:
         if isinstance(owner, np.ndarray):
             step = owner.base
         elif isinstance(owner, memoryview):
             step = owner.obj
-        elif type(owner).__name__ == "_buffer_wrapper":  # how CPython keeps what __buffer__() returned
+        elif (
+            type(owner).__name__ == "_buffer_wrapper"
+        ):  # how CPython keeps what __buffer__() returned
             step = next((x for x in gc.get_referents(owner) if isinstance(x, memoryview)), None)
         else:
             return owner
@@ -100,3 +108,28 @@ def shared_memory_of(array: np.ndarray[Any, Any]) -> tuple[str, int] | None:
                 return None
             return parts[5], int(parts[2], 16) + low - begin
     return None
+
+
+def copy_values(
+    target: np.ndarray[Any, Any], source: np.ndarray[Any, Any], casting: Any = "same_kind"
+) -> None:
+    """Copies between arrays of one shape. Of structured dtypes the bytes between the fields come along too, so that
+    nothing of what the memory held before is seen there.
+    """
+    if target.dtype.names is not None and target.dtype == source.dtype and target.itemsize:
+        target, source = target.view(f"V{target.itemsize}"), source.view(f"V{source.itemsize}")
+    np.copyto(target, source, casting=casting)
+
+
+def check_basic(part: object) -> None:
+    """Refuses what is no part of a basic index, with the remedy."""
+    if part is None or part is Ellipsis or isinstance(part, (slice, str)):
+        return
+    whole = isinstance(part, (int, np.integer)) or (
+        hasattr(part, "__index__") and not hasattr(part, "__array__")
+    )
+    if isinstance(part, bool) or not whole:
+        raise TypeError(
+            f"a causeway.Array is indexed by ints, slices, ... and None, not by {type(part).__name__}; "
+            "for all that NumPy can do write array.numpy()[...]"
+        )

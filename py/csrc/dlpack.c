@@ -1,10 +1,11 @@
 /*
  * dlpack.c: the module causeway._dlpack, which wraps memory of ours in DLPack capsules.
  *
- * One function, capsule(). The struct inside the capsule owns one reference to a Python object (the lease of
- * the memory), which its deleter gives back. Invariant: exactly one of the two calls the deleter, the
- * consumer that renamed the capsule or the capsule's own destructor. The deleter may come from any thread,
- * with or without the GIL. In a process that dies nothing is left to repair: leases end with the process.
+ * One function, capsule(). The struct inside the capsule owns one reference to a Python object (the
+ * lease of the memory), which its deleter gives back. Invariant: exactly one of the two calls the
+ * deleter, the consumer that renamed the capsule or the capsule's own destructor. The deleter may
+ * come from any thread, with or without the GIL. In a process that dies nothing is left to repair:
+ * leases end with the process.
  *
  * Limited API of Python 3.10, so that one binary serves all versions from there on.
  */
@@ -96,7 +97,8 @@ static PyObject *wrap(void *managed, const char *name, PyObject *owner) {
 PyDoc_STRVAR(capsule_doc,
              "capsule(owner, address, shape, strides, code, bits, flags, versioned)\n--\n\n"
              "A DLPack capsule over host memory at address, which owner keeps alive.\n"
-             "strides count elements. flags and the name \"dltensor_versioned\" hold when versioned is true.");
+             "strides count elements. flags and the name \"dltensor_versioned\" hold when "
+             "versioned is true.");
 
 static PyObject *capsule_new(PyObject *module, PyObject *args) {
     PyObject *owner, *shape, *strides;
@@ -105,8 +107,8 @@ static PyObject *capsule_new(PyObject *module, PyObject *args) {
     int versioned;
 
     (void)module;
-    if (!PyArg_ParseTuple(args, "OKO!O!bbKp", &owner, &address, &PyTuple_Type, &shape, &PyTuple_Type,
-                          &strides, &code, &bits, &flags, &versioned))
+    if (!PyArg_ParseTuple(args, "OKO!O!bbKp", &owner, &address, &PyTuple_Type, &shape,
+                          &PyTuple_Type, &strides, &code, &bits, &flags, &versioned))
         return NULL;
     Py_ssize_t ndim = PyTuple_Size(shape);
     if (ndim != PyTuple_Size(strides) || ndim > 64) {
@@ -148,7 +150,10 @@ static PyMethodDef methods[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "_dlpack", .m_size = 0, .m_methods = methods,
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_dlpack",
+    .m_size = 0,
+    .m_methods = methods,
 };
 
 PyMODINIT_FUNC PyInit__dlpack(void);

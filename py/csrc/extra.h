@@ -1,8 +1,8 @@
 /*
  * extra.h: what the Python package needs beside causeway.h so that a warm get() is a single call.
  *
- * Included by the CFFI module alone. The text between the marks is also the cdef. Every function may be
- * called from any thread; the status of the last cwpy_get() is kept per thread.
+ * Included by the CFFI module alone. The text between the marks is also the cdef. Every function
+ * may be called from any thread; the status of the last cwpy_get() is kept per thread.
  */
 #ifndef CAUSEWAY_PY_EXTRA_H
 #define CAUSEWAY_PY_EXTRA_H
@@ -15,11 +15,12 @@
 /* cw_get() by its result: NULL on failure, and then cwpy_status() has the code. */
 static cw_array *cwpy_get(cw_client *client, const char *name, uint32_t flags);
 static int cwpy_status(void);
-/* The layout as bytes (ndim, itemsize, nbytes, shape, strides, dtype), to be the key of a cache. Writes at most
- * size_bytes and returns the length that it would take, 0 when the layout cannot be. */
+/* The layout as bytes (ndim, itemsize, nbytes, shape, strides, dtype), to be the key of a cache.
+ * Writes at most size_bytes and returns the length that it would take, 0 when the layout cannot be.
+ */
 static uint64_t cwpy_layout(const cw_array *array, void *buffer, uint64_t size_bytes);
-/* The lowest byte of an array in this process, and how many bytes lie from there to behind its highest one. Element 0
- * lies above it where strides are negative. */
+/* The lowest byte of an array in this process, and how many bytes lie from there to behind its
+ * highest one. Element 0 lies above it where strides are negative. */
 static void *cwpy_memory(const cw_array *array, uint64_t *span_bytes);
 /* cdef ends */
 

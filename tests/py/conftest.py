@@ -80,7 +80,9 @@ def stop_broker(folder: Path) -> None:
     pid = broker_pid(folder)
     if pid:
         os.kill(pid, signal.SIGTERM)
-        assert eventually(lambda: broker_pid(folder) == 0), f"the broker {pid} did not end on SIGTERM"
+        assert eventually(lambda: broker_pid(folder) == 0), (
+            f"the broker {pid} did not end on SIGTERM"
+        )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -131,7 +133,9 @@ Script = Callable[..., subprocess.CompletedProcess[str]]
 def script(tmp_path: Path) -> Script:
     """Runs a text as a program of its own; returns what it printed."""
 
-    def run(text: str, *arguments: str, check: bool = True, **options: object) -> subprocess.CompletedProcess[str]:
+    def run(
+        text: str, *arguments: str, check: bool = True, **options: object
+    ) -> subprocess.CompletedProcess[str]:
         file = tmp_path / f"script{len(list(tmp_path.iterdir()))}.py"
         file.write_text(textwrap.dedent(text))
         done = subprocess.run(  # type: ignore[call-overload]

@@ -45,7 +45,9 @@ def test_numpy_never_copies():
     assert (w.numpy() + w).sum() == 10
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="a class in Python has no buffers before 3.12")
+@pytest.mark.skipif(
+    sys.version_info < (3, 12), reason="a class in Python has no buffers before 3.12"
+)
 def test_buffer_protocol():
     w = cw.asarray(np.arange(6, dtype="i2").reshape(2, 3))
     view = memoryview(w)
@@ -147,7 +149,9 @@ def test_fields_are_handles_too():
     assert w["y"].strides == (12,)
 
 
-@pytest.mark.parametrize("key", [[0, 1], np.array([0]), np.array([True, False]), True, (0, [1]), np.True_, 1.5])
+@pytest.mark.parametrize(
+    "key", [[0, 1], np.array([0]), np.array([True, False]), True, (0, [1]), np.True_, 1.5]
+)
 def test_advanced_indexing_names_the_remedy(key):
     with pytest.raises(TypeError, match=r"numpy\(\)\[\.\.\.\]"):
         cw.zeros((2, 2))[key]

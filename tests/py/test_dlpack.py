@@ -66,6 +66,8 @@ DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8",
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_numpy_takes_it_without_a_copy(dtype):
+    if dtype == "?" and NUMPY < (1, 25):
+        pytest.skip("this NumPy takes no bools by DLPack")
     x = np.arange(24).reshape(2, 3, 4).astype(dtype)
     w = cw.asarray(x)
     found = np.from_dlpack(w)
@@ -73,7 +75,9 @@ def test_numpy_takes_it_without_a_copy(dtype):
     assert np.shares_memory(found, w.numpy())
 
 
-@pytest.mark.parametrize("key", [np.s_[::-1], np.s_[:, ::2], np.s_[1], np.s_[0, 0], np.s_[0:0], np.s_[...]])
+@pytest.mark.parametrize(
+    "key", [np.s_[::-1], np.s_[:, ::2], np.s_[1], np.s_[0, 0], np.s_[0:0], np.s_[...]]
+)
 def test_strides(key):
     x = np.arange(24.0).reshape(4, 6)
     assert np.array_equal(np.from_dlpack(Only(cw.asarray(x)[key])), x[key])
@@ -96,7 +100,12 @@ def test_capsule_forms():
     capsule = w.__dlpack__(max_version=(1, 0), dl_device=(1, 0))
     it = content(capsule)
     assert (it.major, it.minor, it.flags) == (1, 0, 0)
-    assert (it.tensor.ndim, it.tensor.shape[0], it.tensor.strides[0], it.tensor.bits) == (1, 2, 1, 64)
+    assert (it.tensor.ndim, it.tensor.shape[0], it.tensor.strides[0], it.tensor.bits) == (
+        1,
+        2,
+        1,
+        64,
+    )
     assert (it.tensor.device_type, it.tensor.device_id, it.tensor.lanes) == (1, 0, 1)
 
 
@@ -157,7 +166,9 @@ def test_capsules_that_nobody_takes_let_go():
     assert cw.zeros(1000, "i8").numpy().__array_interface__["data"][0] != address
     del capsules
     gc.collect()
-    assert any(cw.zeros(1000, "i8").numpy().__array_interface__["data"][0] == address for _ in range(20))
+    assert any(
+        cw.zeros(1000, "i8").numpy().__array_interface__["data"][0] == address for _ in range(20)
+    )
 
 
 def test_arrays_of_others_come_in():

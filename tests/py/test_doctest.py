@@ -11,7 +11,9 @@ import pytest
 import causeway as cw
 
 MODULES = ["causeway"] + [
-    f"causeway.{module.name}" for module in pkgutil.iter_modules(cw.__path__) if module.name not in ("_causeway", "_dlpack")
+    f"causeway.{module.name}"
+    for module in pkgutil.iter_modules(cw.__path__)
+    if module.name not in ("_causeway", "_dlpack")
 ]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -23,5 +25,17 @@ def test_examples_of(name):
 
 
 def test_every_public_name_has_an_example():
-    for name in ("asarray", "connect", "devices", "empty", "full", "get", "names", "put", "remove", "wait", "zeros"):
+    for name in (
+        "asarray",
+        "connect",
+        "devices",
+        "empty",
+        "full",
+        "get",
+        "names",
+        "put",
+        "remove",
+        "wait",
+        "zeros",
+    ):
         assert ">>>" in getattr(cw, name).__doc__, name

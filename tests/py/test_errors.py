@@ -19,7 +19,9 @@ from causeway.errors import from_status
 def test_the_classes_are_what_they_replace():
     assert issubclass(cw.NameNotFound, KeyError)
     assert issubclass(cw.LimitExceeded, MemoryError)
-    assert issubclass(cw.Timeout, TimeoutError) and issubclass(cw.Timeout, multiprocessing.TimeoutError)
+    assert issubclass(cw.Timeout, TimeoutError) and issubclass(
+        cw.Timeout, multiprocessing.TimeoutError
+    )
     classes = [
         cw.BrokerLost, cw.DeviceError, cw.LimitExceeded, cw.NameNotFound, cw.NameTaken, cw.ProducerDied, cw.RemoteError,
         cw.Stale, cw.Timeout, cw.WorkerDied,
@@ -36,7 +38,23 @@ def test_codes_that_nobody_expects_are_errors_still():
     assert "EIO" in str(from_status(-5, ""))
 
 
-BAD_NAMES = ["", "/", "a/", "/a", "a//b", ".", "..", "a/./b", "a/../b", "a\nb", "a\0b", "x" * 201, "ä" * 101, "\udc80", "\x7f"]
+BAD_NAMES = [
+    "",
+    "/",
+    "a/",
+    "/a",
+    "a//b",
+    ".",
+    "..",
+    "a/./b",
+    "a/../b",
+    "a\nb",
+    "a\0b",
+    "x" * 201,
+    "ä" * 101,
+    "\udc80",
+    "\x7f",
+]
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
@@ -50,7 +68,9 @@ def test_malformed_names(name):
         assert len(str(caught.value)) > 10
 
 
-@pytest.mark.parametrize("name", ["a", "x" * 200, "ä" * 100, "a/b/c", "a b", "...", ".a", "名前", "a:b@c"])
+@pytest.mark.parametrize(
+    "name", ["a", "x" * 200, "ä" * 100, "a/b/c", "a b", "...", ".a", "名前", "a:b@c"]
+)
 def test_well_formed_names(name):
     cw.put(name, [1])
     assert cw.names() == [name] and cw.get(name).name == name
@@ -58,7 +78,12 @@ def test_well_formed_names(name):
 
 @pytest.mark.parametrize("name", [None, 5, b"bytes", ["x"]])
 def test_names_of_other_types(name):
-    for call in (lambda: cw.put(name, [1]), lambda: cw.get(name), lambda: cw.wait(name, 0.1), lambda: cw.remove(name)):
+    for call in (
+        lambda: cw.put(name, [1]),
+        lambda: cw.get(name),
+        lambda: cw.wait(name, 0.1),
+        lambda: cw.remove(name),
+    ):
         with pytest.raises(TypeError, match="str"):
             call()
 
@@ -69,7 +94,12 @@ def test_a_bad_name_is_told_before_anything_is_copied():
 
 
 def test_objects_are_refused_with_a_remedy():
-    for value in (np.array([object()]), np.array(["a", None], object), np.zeros(2, [("x", "O")]), [{}, {}]):
+    for value in (
+        np.array([object()]),
+        np.array(["a", None], object),
+        np.zeros(2, [("x", "O")]),
+        [{}, {}],
+    ):
         with pytest.raises(TypeError, match=r"objects.*(convert|pickle)"):
             cw.put("x", value)
     with pytest.raises(TypeError, match="objects"):
@@ -92,7 +122,12 @@ def test_bad_shapes_orders_timeouts():
     ):  # fmt: skip
         with pytest.raises(ValueError):
             call()
-    for call in (lambda: cw.empty("3"), lambda: cw.empty(1.5), lambda: cw.get("x", timeout="1"), lambda: cw.empty(3, "nope")):
+    for call in (
+        lambda: cw.empty("3"),
+        lambda: cw.empty(1.5),
+        lambda: cw.get("x", timeout="1"),
+        lambda: cw.empty(3, "nope"),
+    ):
         with pytest.raises(TypeError):
             call()
 
@@ -122,7 +157,9 @@ def test_a_folder_that_is_not_ours(script, tmp_path):
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
     env = {**os.environ, "CAUSEWAY_DIR": str(folder)}
-    done = script("import causeway as cw\ntry: cw.names()\nexcept cw.Error as error: print(error)", env=env)
+    done = script(
+        "import causeway as cw\ntry: cw.names()\nexcept cw.Error as error: print(error)", env=env
+    )
     assert str(folder) in done.stdout
 
 

@@ -83,7 +83,11 @@ def test_inherited_arrays_can_be_put_sliced_pickled_and_closed():
 
     assert in_child(work) == 0
     w[9] = 90
-    assert cw.get("b").numpy()[0] == 90 and cw.get("a").numpy()[9] == 90 and cw.get("c").numpy()[8] == 90
+    assert (
+        cw.get("b").numpy()[0] == 90
+        and cw.get("a").numpy()[9] == 90
+        and cw.get("c").numpy()[8] == 90
+    )
 
 
 def test_what_the_parent_closes_stays_with_the_child():

@@ -59,8 +59,14 @@ def test_a_name_outlives_its_maker(script):
 )  # fmt: skip
 def test_every_dtype_without_objects(dtype):
     dtype = np.dtype(dtype)
-    x = np.frombuffer(np.random.default_rng(1).bytes(dtype.itemsize * 6), "u1").view(f"V{dtype.itemsize}")
-    x = x.astype(f"V{dtype.itemsize}").view(dtype).reshape(2, 3) if dtype.kind not in "?" else np.ones((2, 3), "?")
+    x = np.frombuffer(np.random.default_rng(1).bytes(dtype.itemsize * 6), "u1").view(
+        f"V{dtype.itemsize}"
+    )
+    x = (
+        x.astype(f"V{dtype.itemsize}").view(dtype).reshape(2, 3)
+        if dtype.kind not in "?"
+        else np.ones((2, 3), "?")
+    )
     cw.put("d", x)
     found = cw.get("d")
     assert found.dtype == dtype and found.dtype.isalignedstruct == dtype.isalignedstruct
@@ -121,7 +127,10 @@ def test_put_of_ours_does_not_copy():
         cw.put("foreign", np.zeros(3), copy=False)
 
 
-@pytest.mark.parametrize("key", [np.s_[::-1], np.s_[:, ::-2], np.s_[2, :], np.s_[::-1, ::-1, 1:], np.s_[1, 2, 3], np.s_[3:1]])
+@pytest.mark.parametrize(
+    "key",
+    [np.s_[::-1], np.s_[:, ::-2], np.s_[2, :], np.s_[::-1, ::-1, 1:], np.s_[1, 2, 3], np.s_[3:1]],
+)
 def test_parts_can_be_named(key):
     x = np.arange(60).reshape(3, 4, 5)
     w = cw.asarray(x)
@@ -138,7 +147,18 @@ def test_parts_can_be_named(key):
 
 
 def test_put_takes_anything_like_an_array():
-    for value in (5, 2.5, True, [1, 2], (3.0, 4), [[1], [2]], b"bytes", "text", range(4), np.float32(3)):
+    for value in (
+        5,
+        2.5,
+        True,
+        [1, 2],
+        (3.0, 4),
+        [[1], [2]],
+        b"bytes",
+        "text",
+        range(4),
+        np.float32(3),
+    ):
         assert np.array_equal(cw.put("v", value), np.asarray(value))
     assert cw.put("v", bytearray(b"abc")).shape == np.asarray(bytearray(b"abc")).shape
 
@@ -212,7 +232,9 @@ def test_many_threads_wait_for_different_names():
     assert found == {i: i for i in range(8)}
 
 
-@pytest.mark.parametrize("call", ["cw.wait('never')", "cw.get('never', timeout=None)", "cw.wait('never', timeout=60)"])
+@pytest.mark.parametrize(
+    "call", ["cw.wait('never')", "cw.get('never', timeout=None)", "cw.wait('never', timeout=60)"]
+)
 def test_control_c_ends_a_wait(call, tmp_path):
     code = f"import causeway as cw\ncw.names()\nprint('up', flush=True)\ntry:\n    {call}\nexcept KeyboardInterrupt:\n    print('out', cw.names())"
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -56,7 +56,9 @@ def test_it_is_a_handle(protocol, dumps):
     assert found.numpy()[3, 4] == 5 and found.strides == w.strides and found.dtype == w.dtype
 
 
-@pytest.mark.parametrize("key", [np.s_[2:5], np.s_[::-1], np.s_[1:, ::-2], np.s_[..., None], np.s_[3, 2], np.s_[4:2]])
+@pytest.mark.parametrize(
+    "key", [np.s_[2:5], np.s_[::-1], np.s_[1:, ::-2], np.s_[..., None], np.s_[3, 2], np.s_[4:2]]
+)
 def test_parts_travel(key):
     x = np.arange(60).reshape(6, 10)
     w = cw.asarray(x)
@@ -66,9 +68,18 @@ def test_parts_travel(key):
 
 
 def test_structured_fortran_zero_size_0d_readonly():
-    for x in (np.zeros(3, [("a", "i4"), ("b", "f8", 2)]), np.asfortranarray(np.ones((3, 4))), np.zeros((0, 3)), np.array(5)):
+    for x in (
+        np.zeros(3, [("a", "i4"), ("b", "f8", 2)]),
+        np.asfortranarray(np.ones((3, 4))),
+        np.zeros((0, 3)),
+        np.array(5),
+    ):
         found = pickle.loads(pickle.dumps(cw.asarray(x)))
-        assert found.dtype == x.dtype and found.strides == x.strides and np.array_equal(found.numpy(), x)
+        assert (
+            found.dtype == x.dtype
+            and found.strides == x.strides
+            and np.array_equal(found.numpy(), x)
+        )
     cw.put("r", [1])
     found = pickle.loads(pickle.dumps(cw.get("r", readonly=True)))
     assert found.readonly and found.name == "r"
@@ -184,8 +195,16 @@ def test_executor():
 
 def test_by_hand_over_a_pipe_to_an_unrelated_program():
     w = cw.asarray(np.arange(10))
-    code = "import pickle, sys; w = pickle.load(sys.stdin.buffer); w[0] = 100; print(w.numpy().sum())"
-    done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(w), capture_output=True, check=True, timeout=60)
+    code = (
+        "import pickle, sys; w = pickle.load(sys.stdin.buffer); w[0] = 100; print(w.numpy().sum())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=pickle.dumps(w),
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
     assert done.stdout == b"145\n" and w.numpy()[0] == 100
 
 

@@ -23,7 +23,11 @@ NUMBERS = st.one_of(
     hnp.complex_number_dtypes(), hnp.datetime64_dtypes(), hnp.byte_string_dtypes(min_len=1), hnp.unicode_string_dtypes(min_len=1),
 )  # fmt: skip
 SCALARS = NUMBERS
-ANY = st.one_of(SCALARS, hnp.array_dtypes(SCALARS, allow_subarrays=True), hnp.nested_dtypes(SCALARS, max_leaves=6))
+ANY = st.one_of(
+    SCALARS,
+    hnp.array_dtypes(SCALARS, allow_subarrays=True),
+    hnp.nested_dtypes(SCALARS, max_leaves=6),
+)
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=6)
 
 
@@ -84,7 +88,14 @@ def test_put_and_get(x):
 @given(arrays())
 def test_pickle_and_copies(x):
     w = cw.asarray(x)
-    for found in (pickle.loads(pickle.dumps(w)), copy.copy(w), copy.deepcopy(w), w.copy(), w.T.T, w[...]):
+    for found in (
+        pickle.loads(pickle.dumps(w)),
+        copy.copy(w),
+        copy.deepcopy(w),
+        w.copy(),
+        w.T.T,
+        w[...],
+    ):
         assert same(found, x)
 
 
@@ -92,8 +103,11 @@ def test_pickle_and_copies(x):
 def test_slices_are_numpys(data, x):
     w = cw.asarray(x)
     for _ in range(2):
-        key = data.draw(hnp.basic_indices(x.shape, allow_newaxis=True, allow_ellipsis=True, max_dims=8))
-        x, w = x[key] if np.ndim(x[key]) else np.asarray(x[key]), w[key]
+        key = data.draw(
+            hnp.basic_indices(x.shape, allow_newaxis=True, allow_ellipsis=True, max_dims=8)
+        )
+        whole = key if isinstance(key, tuple) else (key,)
+        x, w = x[whole if any(part is Ellipsis for part in whole) else (*whole, ...)], w[key]
         assert same(w, x)
         cw.put("part", w)
         assert same(cw.get("part"), x)
@@ -108,7 +122,10 @@ def test_layouts_are_numpys(shape, order, dtype):
     if x.size:
         assert w.strides == x.strides
     layout = layouts.Layout(x.shape, x.dtype, x.strides)
-    assert layout.is_contiguous("C") == x.flags.c_contiguous and layout.is_contiguous("F") == x.flags.f_contiguous
+    assert (
+        layout.is_contiguous("C") == x.flags.c_contiguous
+        and layout.is_contiguous("F") == x.flags.f_contiguous
+    )
 
 
 @given(arrays(), st.sampled_from("CFAK"))
@@ -121,7 +138,9 @@ def test_orders_are_numpys(x, order):
         assert np.asarray(w).flags.f_contiguous == expected.flags.f_contiguous
 
 
-@given(st.integers(0, 40), st.integers(-50, 50), st.integers(-50, 50), st.integers(-5, 5).filter(bool))
+@given(
+    st.integers(0, 40), st.integers(-50, 50), st.integers(-50, 50), st.integers(-5, 5).filter(bool)
+)
 def test_origin_and_span(n, start, stop, step):
     x = np.zeros(n, "i4")[start:stop:step]
     layout = layouts.Layout(x.shape, x.dtype, x.strides)

@@ -1,0 +1,12 @@
+"""The module of csrc/dlpack.c."""
+
+def capsule(
+    owner: object,
+    address: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    code: int,
+    bits: int,
+    flags: int,
+    versioned: bool,
+) -> object: ...

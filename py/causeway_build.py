@@ -64,6 +64,8 @@ def make() -> FFI:
             str(HERE / "csrc" / "extra.h"),
         ],
         define_macros=[("Py_LIMITED_API", "0x030a0000"), ("_GNU_SOURCE", None)],
+        # Nothing of the library inside is seen from outside, and it is never unloaded: it has fork handlers.
+        extra_link_args=["-Wl,--exclude-libs,ALL", "-Wl,-z,nodelete"],
         libraries=["pthread", "dl"],
         py_limited_api=True,
     )

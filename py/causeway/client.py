@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from causeway._lib import check, ffi, lib, on_broker_lost
+from causeway.errors import BrokerLost
 
 __all__ = ["Connection", "connect", "current"]
 
@@ -183,6 +184,7 @@ def for_instance(instance: int, address: str) -> Connection:
 
     Where the broker there is another run by now, the caller finds the handle stale.
     """
+    global _default
     found = _default
     if found is not None and not found.closed and found.instance == instance:
         return found
@@ -190,10 +192,14 @@ def for_instance(instance: int, address: str) -> Connection:
         known = _others.get(address)
         if known is not None and known.instance == instance:
             return known
-        if _default is None and _settings == (None, None):
-            found = current()
-            if found.instance == instance or found.address == address:
-                return found
+        if _default is None:
+            try:
+                _default = Connection(*_settings, flags=lib.CW_CONNECT_NO_START)
+            except BrokerLost:
+                pass  # it may run elsewhere: address tells
+            else:
+                if _default.instance == instance:
+                    return _default
         known = Connection(address, None, lib.CW_CONNECT_NO_START)
         _others[address] = known
         return known

@@ -169,7 +169,7 @@ bench: $(BUILD)/setup-test.stamp
 	@$(MAKE) --no-print-directory bench-run
 bench-programs: $(BENCHES)
 bench-run: $(PACKAGE) $(VENV)/deps-demo.stamp
-	@sh tools/bench/run.sh $(BUILD) $(VPY)
+	@$(VPY) tools/bench/run.py --build $(BUILD)
 $(BUILD)/tools/bench/%: $(BUILD)/tools/bench/%.o $(BENCH_HELP) $(BUILD)/libcauseway.a
 	$(CC) -o $@ $^ $(LDFLAGS) $$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tools/bench/$*.c) -l:libck.a -lm
 

@@ -3,6 +3,7 @@
  */
 #include "tools/bench/bench.h"
 
+#include <dirent.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,17 +71,32 @@ double bench_cpu_seconds(void) {
            (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
 }
 
-double bench_cpu_seconds_of(int pid) {
-    /* schedstat counts in ns; stat's ticks of 10 ms would hide what an idle process takes. */
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/schedstat", pid);
+/* schedstat counts in ns; stat's ticks of 10 ms would hide what an idle process takes. */
+static double thread_cpu_seconds(int pid, const char *thread) {
+    char path[96];
+    snprintf(path, sizeof path, "/proc/%d/task/%.20s/schedstat", pid, thread);
     FILE *file = fopen(path, "re");
     if (!file)
-        return -1;
+        return 0;
     unsigned long long run_ns = 0;
     int fields = fscanf(file, "%llu", &run_ns);
     fclose(file);
-    return fields == 1 ? (double)run_ns * 1e-9 : -1;
+    return fields == 1 ? (double)run_ns * 1e-9 : 0;
+}
+
+double bench_cpu_seconds_of(int pid) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task", pid);
+    DIR *threads = opendir(path);
+    if (!threads)
+        return -1;
+    double total = 0;
+    for (struct dirent *entry; (entry = readdir(threads));) {
+        if (entry->d_name[0] != '.')
+            total += thread_cpu_seconds(pid, entry->d_name);
+    }
+    closedir(threads);
+    return total;
 }
 
 uint64_t bench_resident_bytes(int pid) {

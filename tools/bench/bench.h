@@ -35,7 +35,7 @@ void bench_report_value(const char *bench, const char *name, const char *how, co
 
 /* CPU seconds (user and system) of this process so far. */
 double bench_cpu_seconds(void);
-/* CPU seconds of another process so far; < 0 when it cannot be read. */
+/* CPU seconds of all threads that another process has now; < 0 when it cannot be read. */
 double bench_cpu_seconds_of(int pid);
 /* Resident bytes of a process; 0 when they cannot be read. */
 uint64_t bench_resident_bytes(int pid);

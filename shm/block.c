@@ -76,17 +76,17 @@ bool cw_block_drop_tells(struct cw_block *block) {
     })
 
 bool cw_block_want(struct cw_block *block, uint64_t gen) {
-    /* B6: before the scan (L2); pairs with B5. A word that is WANTED already (or RETIRING) is as
-     * good. */
-    if (EDGE(B6, block, gen, CW_BLOCK_LIVE, CW_BLOCK_LIVE | CW_BLOCK_WANTED, seq_cst))
+    /* B6: before the scan (L2); pairs with B5. A word that is WANTED already is as good: it became
+     * so by an earlier B6. */
+    uint64_t word = word_of(gen, CW_BLOCK_LIVE);
+    if (CW_CAS(B6, &block->word, &word, word_of(gen, CW_BLOCK_LIVE | CW_BLOCK_WANTED), seq_cst))
         return true;
-    uint64_t word = CW_LOAD(B10, &block->word, seq_cst);
     return cw_block_gen(word) == gen && (word & CW_BLOCK_WANTED) != 0;
 }
 
 bool cw_block_unwant(struct cw_block *block, uint64_t gen) {
-    /* B11: spares droppers from telling; a dropper that still sees WANTED tells for nothing. */
-    return EDGE(B11, block, gen, CW_BLOCK_LIVE | CW_BLOCK_WANTED, CW_BLOCK_LIVE, acq_rel);
+    /* B10: spares droppers from telling; a dropper that still sees WANTED tells for nothing. */
+    return EDGE(B10, block, gen, CW_BLOCK_LIVE | CW_BLOCK_WANTED, CW_BLOCK_LIVE, acq_rel);
 }
 
 bool cw_block_retire(struct cw_block *block, uint64_t gen) {
@@ -101,5 +101,5 @@ bool cw_block_commit(struct cw_block *block, uint64_t gen) {
 }
 
 bool cw_block_restore(struct cw_block *block, uint64_t gen) {
-    return EDGE(B12, block, gen, CW_BLOCK_RETIRING, CW_BLOCK_LIVE | CW_BLOCK_WANTED, acq_rel);
+    return EDGE(B11, block, gen, CW_BLOCK_RETIRING, CW_BLOCK_LIVE | CW_BLOCK_WANTED, acq_rel);
 }

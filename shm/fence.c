@@ -2,8 +2,7 @@
  * Fence words on the CPU: see fence.h for the rules.
  *
  * One writer a fence (a stream of one process); any number of readers; the broker poisons when the
- * writer is dead. A waiter sleeps on the fence's own futex word; several may, so a waker wakes them
- * all.
+ * writer is dead. Several may wait: they sleep at the fence's bell.
  */
 #include "fence.h"
 
@@ -13,8 +12,9 @@ void cw_fence_init(struct cw_fence *fence) {
     CW_STORE(F0, &fence->value, 0, relaxed);
     CW_STORE(F0, &fence->enqueued, 0, relaxed);
     CW_STORE(F0, &fence->completed, 0, relaxed);
-    CW_STORE(F0, &fence->waiter.asleep, 0, relaxed);
-    CW_STORE(F0, &fence->waiter.core, 0, relaxed);
+    CW_STORE(F0, &fence->waiters.sleeper.asleep, 0, relaxed);
+    CW_STORE(F0, &fence->waiters.sleeper.core, 0, relaxed);
+    CW_STORE(F0, &fence->waiters.rings, 0, relaxed);
 }
 
 void cw_fence_enqueue(struct cw_fence *fence, uint64_t value) {
@@ -25,20 +25,20 @@ void cw_fence_enqueue(struct cw_fence *fence, uint64_t value) {
 
 void cw_fence_complete(struct cw_fence *fence, uint64_t value) {
     CW_ASSERT(value < CW_FENCE_POISON);
-    /* F2: publishes the work up to value; pairs with F3. seq_cst for the look at the waiters (W2).
+    /* F2: publishes the work up to value; pairs with F3. seq_cst for the look at the waiters (W9).
      */
     CW_STORE(F2, &fence->value, value, seq_cst);
-    cw_sleeper_wake(&fence->waiter);
+    cw_bell_wake(&fence->waiters);
 }
 
 int cw_fence_poll(struct cw_fence *fence, uint64_t value) {
-    /* F3: pairs with F2, and after W1 with F2 again: a waiter that announced itself sees the value
+    /* F3: pairs with F2, and after W8 with F2 again: a waiter that announced itself sees the value
      * or is seen. */
     uint64_t now = CW_LOAD(F3, &fence->value, seq_cst);
     if (now < CW_FENCE_POISON)
         return now >= value;
-    /* F4: noted before the poison (F5), which we have seen. */
-    return CW_LOAD(F4, &fence->completed, acquire) >= value ? 1 : -EOWNERDEAD;
+    /* F4: noted before the poison (F5), which we have seen: F3 orders it. */
+    return CW_LOAD(F4, &fence->completed, relaxed) >= value ? 1 : -EOWNERDEAD;
 }
 
 int cw_fence_wait(struct cw_fence *fence, uint64_t value, int64_t timeout_ns) {
@@ -58,21 +58,25 @@ int cw_fence_wait(struct cw_fence *fence, uint64_t value, int64_t timeout_ns) {
             CW_PAUSE();
             continue;
         }
-        cw_sleeper_announce(&fence->waiter);
+        uint32_t rings = cw_bell_announce(&fence->waiters);
         if (cw_fence_poll(fence, value) != 0)
-            continue; /* no cancel: others may sleep on this word */
-        if (cw_sleeper_sleep(&fence->waiter, timeout_ns < 0 ? -1 : end_ns - now_ns) == -EINTR)
+            continue;
+        if (cw_bell_sleep(&fence->waiters, rings, timeout_ns < 0 ? -1 : end_ns - now_ns) == -EINTR)
             return -EINTR;
     }
 }
 
 uint64_t cw_fence_poison(struct cw_fence *fence) {
-    /* F5: the completed value is noted first; a repeated call finds the poison and keeps the note.
+    /* F6: the completed value is noted first; a repeated call finds the poison and keeps the note.
+     * Nobody else writes either word: the writer is dead, and that it is came through the kernel.
      */
-    uint64_t now = CW_LOAD(F5, &fence->value, acquire);
+    uint64_t now = CW_LOAD(F6, &fence->value, relaxed);
     if (now < CW_FENCE_POISON)
-        CW_STORE(F5, &fence->completed, now, release);
-    CW_STORE(F5, &fence->value, CW_FENCE_POISON, seq_cst);
-    cw_sleeper_wake(&fence->waiter);
-    return CW_LOAD(F5, &fence->completed, relaxed);
+        CW_STORE(F6, &fence->completed, now, relaxed);
+    /* F5: publishes the note and the dead writer's work; pairs with F3. It needs no look at the
+     * waiters: the bell is roused in any case, the writer may have died in the middle of a wake-up.
+     */
+    CW_STORE(F5, &fence->value, CW_FENCE_POISON, release);
+    cw_bell_rouse(&fence->waiters);
+    return CW_LOAD(F6, &fence->completed, relaxed);
 }

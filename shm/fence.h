@@ -16,12 +16,12 @@
 
 #define CW_FENCE_POISON (1ull << 63)
 
-struct cw_fence {             /* 64 bytes, shared */
-    cw_a64 value;             /* completed up to here, or >= CW_FENCE_POISON */
-    cw_a64 enqueued;          /* submitted up to here */
-    cw_a64 completed;         /* last completed value, noted before poison */
-    struct cw_sleeper waiter; /* futex word of those that wait on the CPU */
-    uint64_t reserved[4];
+struct cw_fence {           /* 64 bytes, shared */
+    cw_a64 value;           /* completed up to here, or >= CW_FENCE_POISON */
+    cw_a64 enqueued;        /* submitted up to here */
+    cw_a64 completed;       /* last completed value, noted before poison */
+    struct cw_bell waiters; /* where those sleep that wait on the CPU */
+    uint64_t reserved[3];
 };
 _Static_assert(sizeof(struct cw_fence) == 64, "layout");
 

@@ -57,16 +57,20 @@ bool cw_sleeper_claim(struct cw_sleeper *other) {
     return CW_XCHG(W4, &other->asleep, 0, acq_rel) != 0;
 }
 
-int cw_sleeper_sleep(struct cw_sleeper *self, int64_t timeout_ns) {
+static int futex_sleep(cw_a32 *word, uint32_t value, int64_t timeout_ns) {
     struct timespec limit, *timeout = NULL;
     if (timeout_ns >= 0) {
         limit.tv_sec = timeout_ns / 1000000000;
         limit.tv_nsec = timeout_ns % 1000000000;
         timeout = &limit;
     }
-    long result = syscall(SYS_futex, &self->asleep, FUTEX_WAIT, 1, timeout, NULL, 0);
+    long result = syscall(SYS_futex, word, FUTEX_WAIT, value, timeout, NULL, 0);
     int code = result == 0 ? 0 : -errno;
     return code == -ETIMEDOUT || code == -EINTR ? code : 0;
+}
+
+int cw_sleeper_sleep(struct cw_sleeper *self, int64_t timeout_ns) {
+    return futex_sleep(&self->asleep, 1, timeout_ns);
 }
 
 bool cw_sleeper_wake(struct cw_sleeper *other) {
@@ -74,4 +78,38 @@ bool cw_sleeper_wake(struct cw_sleeper *other) {
         return false;
     syscall(SYS_futex, &other->asleep, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     return true;
+}
+
+uint32_t cw_bell_announce(struct cw_bell *bell) {
+    /* W7: pairs with W11: who reads the new number announces itself after W10 cleared the word. An
+     * old number only makes the sleep end at once. */
+    uint32_t rings = CW_LOAD(W7, &bell->rings, acquire);
+    /* W8: before we look at the condition for the last time; pairs with W9. */
+    CW_STORE(W8, &bell->sleeper.asleep, 1, seq_cst);
+    return rings;
+}
+
+int cw_bell_sleep(struct cw_bell *bell, uint32_t rings, int64_t timeout_ns) {
+    return futex_sleep(&bell->rings, rings, timeout_ns);
+}
+
+static void bell_move(struct cw_bell *bell) {
+    /* W10: before the number moves (W11). It may clear the word of one who has just announced
+     * itself and read the old number: the number has moved for that one too. */
+    CW_STORE(W10, &bell->sleeper.asleep, 0, relaxed);
+    /* W11: release, for W10 and for the effect; pairs with W7. */
+    CW_ADD(W11, &bell->rings, 1, release);
+    syscall(SYS_futex, &bell->rings, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+bool cw_bell_wake(struct cw_bell *bell) {
+    /* W9: after the effect was published (seq_cst); pairs with W8. */
+    if (!CW_LOAD(W9, &bell->sleeper.asleep, seq_cst))
+        return false;
+    bell_move(bell);
+    return true;
+}
+
+void cw_bell_rouse(struct cw_bell *bell) {
+    bell_move(bell);
 }

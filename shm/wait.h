@@ -8,9 +8,14 @@
  * wake-up is lost.
  *
  * Between clients the sleeper sleeps on the word itself (shared futex); towards the broker it
- * sleeps in poll or epoll on an eventfd. A sleeper that dies leaves asleep=1: the next waker pays
- * one system call for nobody and clears it. A waker that dies before W2 wakes nobody: whoever waits
- * for a process also watches that process's death.
+ * sleeps in poll or epoll on an eventfd. One thread alone sleeps on such a word; where several do,
+ * a bell is needed: else one of them, announcing itself anew, hides from another that the word was
+ * cleared, and its wake-up is lost (the model check found this).
+ *
+ * A sleeper that dies leaves asleep=1: the next waker pays one system call for nobody and clears
+ * it. A waker that dies before W2, or between clearing the word and its system call, wakes nobody:
+ * whoever waits for a process also watches that process's death, and who notices it rouses the
+ * bell, whatever the word says.
  */
 #ifndef CW_SHM_WAIT_H
 #define CW_SHM_WAIT_H
@@ -31,19 +36,35 @@ bool cw_sleeper_spin_pays(const struct cw_sleeper *other);
 /* Announces sleep (W1). The caller then looks at its condition and sleeps only if it still does not
  * hold. */
 void cw_sleeper_announce(struct cw_sleeper *self);
-/* Takes the announcement back: only where one thread alone ever sleeps on this word, else it would
- * silence the others' wake-up. Without it the next waker makes one system call for nobody. */
+/* Takes the announcement back. Without it the next waker makes one system call for nobody. */
 void cw_sleeper_cancel(struct cw_sleeper *self);
 /*
- * Sleeps on the futex until woken, a signal, or timeout_ns (< 0: for ever). Blocks. Several threads
- * and processes may sleep on one word; only a waker clears it, and wakes them all. Returns 0
- * (woken, or the word had changed), -ETIMEDOUT, -EINTR.
+ * Sleeps on the futex until woken, a signal, or timeout_ns (< 0: for ever). Blocks. One thread
+ * alone sleeps on one word. Returns 0 (woken, or the word had changed), -ETIMEDOUT, -EINTR.
  */
 int cw_sleeper_sleep(struct cw_sleeper *self, int64_t timeout_ns);
 /* After the effect was published: was someone asleep (W2)? Clears the word; the caller wakes. */
 bool cw_sleeper_claim(struct cw_sleeper *other);
 /* claim, and a futex wake if so. Returns true if a system call was made. */
 bool cw_sleeper_wake(struct cw_sleeper *other);
+
+struct cw_bell { /* 16 bytes, shared; zeros are a bell that nobody waits at */
+    struct cw_sleeper
+        sleeper;  /* asleep: somebody waits here; never cancelled, only wakers clear it */
+    cw_a32 rings; /* the futex: rises with each wake-up */
+    uint32_t reserved;
+};
+
+/* Announces sleep (W8) and returns the number to sleep on. The caller then looks at its condition.
+ */
+uint32_t cw_bell_announce(struct cw_bell *bell);
+/* Sleeps until the bell rings; any number of threads and processes may. As cw_sleeper_sleep(). */
+int cw_bell_sleep(struct cw_bell *bell, uint32_t rings, int64_t timeout_ns);
+/* After the effect was published: wakes all who sleep here. Returns true if a system call was made.
+ */
+bool cw_bell_wake(struct cw_bell *bell);
+/* The same, also where nobody seems to sleep: for who noticed a death. */
+void cw_bell_rouse(struct cw_bell *bell);
 
 /* CLOCK_MONOTONIC in ns. */
 int64_t cw_now_ns(void);

@@ -97,8 +97,8 @@ struct cw_root { /* the root segment */
     uint32_t protocol; /* CW_PROTOCOL_VERSION */
     uint32_t pid;
     uint64_t started_ns; /* CLOCK_REALTIME */
-    cw_a64 heartbeat_ns; /* CLOCK_MONOTONIC of the loop's last turn (0 while it sleeps: idle is no
-                            hang) */
+    cw_a64 heartbeat_ns; /* CLOCK_MONOTONIC of the loop's last turn. While broker.asleep is 1 it may
+                            stand: idle is no hang */
     struct cw_sleeper broker; /* asleep: clients that publish a request then ring their doorbell */
     _Alignas(64) struct cw_directory_root directory;
     _Alignas(64) cw_a64 limits[CW_LIMIT_COUNT];

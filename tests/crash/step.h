@@ -29,6 +29,23 @@ void step_done(void);
 pid_t step_fork(void (*body)(void *context), void *context);
 /* Steps the child n instructions further, *steps counts those that were made. */
 enum step_end step_by(pid_t pid, uint64_t n, uint64_t *steps);
+/*
+ * The path of an operation: the address of each of its instructions, as one run went. With it a
+ * child is brought to its n-th instruction by a breakpoint at the last instruction before that
+ * which the path meets for the first time, and by steps from there. A run that takes another path
+ * is still killed somewhere in the operation.
+ */
+struct step_path {
+    uint64_t *at; /* addresses */
+    bool *first;  /* met for the first time */
+    uint64_t count, room;
+};
+/* Steps a child to its second mark and notes the path. */
+enum step_end step_trace(pid_t pid, struct step_path *path);
+void step_path_deinit(struct step_path *path);
+/* Brings a child that stands at its first mark to the n-th instruction. */
+enum step_end step_to(pid_t pid, const struct step_path *path, uint64_t n);
+
 /* Kills the child and reaps it. */
 void step_kill(pid_t pid);
 /* This process and its children on one core from now on. */

@@ -117,23 +117,66 @@ static void a_sleeper_in_another_process_is_woken(void **state) {
     munmap(shared, 4096);
 }
 
-static void *wait_thread(void *shared) {
-    wait_for_condition(shared);
+struct belfry {
+    struct cw_bell bell;
+    cw_a32 condition, awake;
+};
+
+static void *wait_at_bell(void *context) {
+    struct belfry *belfry = context;
+    while (!atomic_load(&belfry->condition)) {
+        uint32_t rings = cw_bell_announce(&belfry->bell);
+        if (atomic_load(&belfry->condition))
+            break;
+        cw_bell_sleep(&belfry->bell, rings, -1);
+    }
+    atomic_fetch_add(&belfry->awake, 1);
     return NULL;
 }
 
-static void one_wake_wakes_all_that_sleep_on_a_word(void **state) {
+static void a_bell_wakes_all_that_sleep_at_it(void **state) {
     (void)state;
-    struct shared shared = {0};
-    pthread_t threads[4];
-    for (int i = 0; i < 4; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, wait_thread, &shared), 0);
-    usleep(20000);
-    atomic_store(&shared.condition, 1);
-    cw_sleeper_wake(&shared.sleeper);
-    for (int i = 0; i < 4; i++)
-        pthread_join(threads[i], NULL);
-    assert_int_equal(atomic_load(&shared.awake), 4);
+    for (int round = 0; round < 50; round++) {
+        struct belfry belfry = {0};
+        pthread_t threads[4];
+        for (int i = 0; i < 4; i++)
+            assert_int_equal(pthread_create(&threads[i], NULL, wait_at_bell, &belfry), 0);
+        usleep(round % 2 ? 0 : 2000);
+        atomic_store(&belfry.condition, 1);
+        cw_bell_wake(&belfry.bell);
+        for (int i = 0; i < 4; i++)
+            pthread_join(threads[i], NULL);
+        assert_int_equal(atomic_load(&belfry.awake), 4);
+    }
+}
+
+static void a_bell_where_nobody_waits_costs_no_system_call(void **state) {
+    (void)state;
+    struct cw_bell bell = {0};
+    assert_false(cw_bell_wake(&bell));
+    (void)cw_bell_announce(&bell);
+    assert_true(cw_bell_wake(&bell));
+    assert_false(cw_bell_wake(&bell));
+}
+
+static void a_ring_between_announcement_and_sleep_is_not_lost(void **state) {
+    (void)state;
+    struct cw_bell bell = {0};
+    uint32_t rings = cw_bell_announce(&bell);
+    assert_true(cw_bell_wake(&bell));
+    (void)cw_bell_announce(&bell); /* another sleeper's, which must not hide it */
+    assert_int_equal(cw_bell_sleep(&bell, rings, -1), 0);
+}
+
+static void a_bell_is_roused_whatever_its_word_says(void **state) {
+    (void)state;
+    struct cw_bell bell = {0};
+    uint32_t rings = cw_bell_announce(&bell);
+    atomic_store(&bell.sleeper.asleep, 0); /* a waker that died before its system call */
+    assert_false(cw_bell_wake(&bell));
+    assert_int_equal(cw_bell_sleep(&bell, rings, 1000000), -ETIMEDOUT);
+    cw_bell_rouse(&bell);
+    assert_int_equal(cw_bell_sleep(&bell, rings, -1), 0);
 }
 
 static void a_sleeper_that_died_costs_one_call_once(void **state) {
@@ -192,7 +235,10 @@ int main(void) {
         cmocka_unit_test(a_sleep_ends_at_its_timeout),
         cmocka_unit_test(a_signal_ends_a_sleep),
         cmocka_unit_test(a_sleeper_in_another_process_is_woken),
-        cmocka_unit_test(one_wake_wakes_all_that_sleep_on_a_word),
+        cmocka_unit_test(a_bell_wakes_all_that_sleep_at_it),
+        cmocka_unit_test(a_bell_where_nobody_waits_costs_no_system_call),
+        cmocka_unit_test(a_ring_between_announcement_and_sleep_is_not_lost),
+        cmocka_unit_test(a_bell_is_roused_whatever_its_word_says),
         cmocka_unit_test(a_sleeper_that_died_costs_one_call_once),
         cmocka_unit_test(spinning_pays_only_for_an_awake_side_on_another_core),
         cmocka_unit_test(the_clock_only_rises),

@@ -13,7 +13,7 @@
 
 static const struct cli_command commands[] = {
     {"broker", "[ARGUMENTS...]",
-     "Run the broker, causewayd, with these arguments (see causewayd(8)).", NULL, CLI_RAW_ARGUMENTS,
+     "Run the broker, causewayd, with these arguments (see causewayd(1)).", NULL, CLI_RAW_ARGUMENTS,
      0, -1, cmd_broker},
     {"status", "", "Show the broker, its clients, counters and limits.",
      "Reads the monitor page alone and asks nobody: works also when the broker is stopped or "

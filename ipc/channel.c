@@ -7,24 +7,15 @@
  * own, or one that many channels share), a sender that finds the ring full sleeps on the ring's
  * producer word. Both spin first, while the other side runs on another core.
  *
- * A bell is not a plain cw_sleeper, since several threads may sleep at one: nobody who wakes may
- * clear a word that another still needs. So sleepers only set asleep, wakers only clear it, and the
- * futex is a counter: sleeper: read rings; asleep = 1 (C1, seq_cst); look at the condition; sleep
- * while rings is unchanged waker:   publish; look at asleep (C2, seq_cst); if set: clear it, rings
- * + 1, wake all Either the waker sees asleep, or the sleeper sees what was published; and a wake
- * between the sleeper's look and its sleep has moved rings.
+ * A bell is a cw_bell (shm/wait.h), since several threads may sleep at one, and a word for rings
+ * that carry no message.
  *
  * A dead peer leaves at most a set asleep (one system call for nobody) and whole records. Who waits
  * for a process watches that process too. What the peer wrote is checked where it is read
  * (-EPROTO).
  */
-#include <linux/futex.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "ipc/causeway.h"
 #include "shm/error.h"
@@ -39,10 +30,10 @@ struct channel_head { /* 64 bytes, shared */
 };
 
 struct bell { /* 64 bytes, shared; zeros are a bell */
-    struct cw_sleeper sleeper;
-    cw_a32 rings;
+    struct cw_bell sleepers;
     cw_a32 rung; /* cw_bell_ring() without anybody having seen it yet */
-    uint64_t reserved[6];
+    uint32_t reserved0;
+    uint64_t reserved[5];
 };
 _Static_assert(sizeof(struct channel_head) == 64 && sizeof(struct bell) == 64, "layout");
 
@@ -145,48 +136,27 @@ uint32_t cw_channel_max(const cw_channel *channel) {
 
 /* ---- bells ---- */
 
-/* After a message was published (R1, seq_cst): wakes who sleeps at the bell. */
-static void bell_wake(struct bell *bell) {
-    /* C2: pairs with C1. */
-    if (!CW_LOAD(C2, &bell->sleeper.asleep, seq_cst))
-        return;
-    /* C3: before rings moves, so that who sets it again afterwards reads the new number or looks in
-     * vain. */
-    CW_STORE(C3, &bell->sleeper.asleep, 0, seq_cst);
-    CW_ADD(C4, &bell->rings, 1, seq_cst);
-    syscall(SYS_futex, &bell->rings, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
-
 void cw_bell_ring(void *memory) {
     struct bell *bell = memory;
-    /* C5: the condition of those that wait for a ring; seq_cst before the look at asleep (C2). */
-    CW_STORE(C5, &bell->rung, 1, seq_cst);
-    bell_wake(bell);
+    /* C1: the condition of those that wait for a ring; pairs with C3. Who reads the bell's number
+     * before it moves (W11) does not sleep, who reads it after sees this. */
+    CW_STORE(C1, &bell->rung, 1, release);
+    /* Whoever noticed a death rings here: the dead may have cleared the word without waking. */
+    cw_bell_rouse(&bell->sleepers);
 }
 
 /* Was it rung? One waiter gets each ring. */
 static bool bell_rung(struct bell *bell) {
-    /* C5: after C1. */
-    return CW_LOAD(C5, &bell->rung, seq_cst) && CW_XCHG(C5, &bell->rung, 0, seq_cst);
+    /* C2: saves the exchange where nothing rang. C3: what came before the ring is seen; pairs with
+     * C1. */
+    return CW_LOAD(C2, &bell->rung, relaxed) && CW_XCHG(C3, &bell->rung, 0, acquire);
 }
 
-/* Begins to sleep: the number that sleep() compares. The caller looks at its condition in between.
- */
-static uint32_t bell_announce(struct bell *bell) {
-    /* C4: read before C1: a wake that clears our C1 moves the number after it. */
-    uint32_t rings = CW_LOAD(C4, &bell->rings, seq_cst);
-    /* C1: pairs with C2. */
-    CW_STORE(C1, &bell->sleeper.asleep, 1, seq_cst);
-    return rings;
-}
-
+/* 0: woken, the number had moved, or the time is over: the caller looks. */
 static int bell_sleep(struct bell *bell, uint32_t rings, int64_t left_ns) {
-    struct timespec limit = {.tv_sec = left_ns / 1000000000, .tv_nsec = left_ns % 1000000000};
-    long result =
-        syscall(SYS_futex, &bell->rings, FUTEX_WAIT, rings, left_ns < 0 ? NULL : &limit, NULL, 0);
-    if (result < 0 && errno == EINTR)
+    if (cw_bell_sleep(&bell->sleepers, rings, left_ns) == -EINTR)
         return cw_fail(-EINTR, "a signal came while waiting for a message");
-    return 0; /* woken, the number had moved, or the time is over: the caller looks */
+    return 0;
 }
 
 static int64_t end_of(int64_t timeout_ns) {
@@ -226,14 +196,14 @@ int cw_channel_send(cw_channel *channel, uint32_t type, const void *data, uint32
     }
     if (code)
         return code;
-    bell_wake(channel->peer_bell);
+    cw_bell_wake(&channel->peer_bell->sleepers);
     return 0;
 }
 
 /* Spins while the other side runs on another core. True: a message is there. */
 static bool spin_for_message(cw_channel *channel) {
-    cw_sleeper_here(&channel->bell->sleeper);
-    if (!cw_sleeper_spin_pays(&channel->peer_bell->sleeper))
+    cw_sleeper_here(&channel->bell->sleepers.sleeper);
+    if (!cw_sleeper_spin_pays(&channel->peer_bell->sleepers.sleeper))
         return false;
     int64_t end_ns = cw_now_ns() + CW_SPIN_NS;
     do {
@@ -262,7 +232,7 @@ int cw_channel_recv(cw_channel *channel, int64_t timeout_ns, uint32_t *type, con
         code = time_left(end_ns, &left_ns);
         if (code)
             return code;
-        uint32_t rings = bell_announce(channel->bell);
+        uint32_t rings = cw_bell_announce(&channel->bell->sleepers);
         if (!cw_ring_has_record(&channel->in))
             code = bell_sleep(channel->bell, rings, left_ns);
         if (code)
@@ -293,7 +263,7 @@ static int first_ready(cw_channel *const *channels, uint32_t count) {
 
 static bool any_spin_pays(cw_channel *const *channels, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
-        if (cw_sleeper_spin_pays(&channels[i]->peer_bell->sleeper))
+        if (cw_sleeper_spin_pays(&channels[i]->peer_bell->sleepers.sleeper))
             return true;
     return false;
 }
@@ -306,7 +276,7 @@ int cw_channels_wait(cw_channel *const *channels, uint32_t count, void *memory,
     for (uint32_t i = 0; i < count; i++)
         end_message(channels[i]);
     int64_t end_ns = end_of(timeout_ns), left_ns, spin_end_ns = 0;
-    cw_sleeper_here(&bell->sleeper);
+    cw_sleeper_here(&bell->sleepers.sleeper);
     if (timeout_ns != 0 && any_spin_pays(channels, count))
         spin_end_ns = cw_now_ns() + CW_SPIN_NS;
     for (;;) {
@@ -322,7 +292,7 @@ int cw_channels_wait(cw_channel *const *channels, uint32_t count, void *memory,
         int code = time_left(end_ns, &left_ns);
         if (code)
             return code;
-        uint32_t rings = bell_announce(bell);
+        uint32_t rings = cw_bell_announce(&bell->sleepers);
         if ((ready = first_ready(channels, count)) >= 0)
             return ready;
         if (bell_rung(bell))

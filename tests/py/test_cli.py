@@ -72,7 +72,7 @@ def npy(tmp_path: Path) -> Path:
 
 def test_help_tells_commands_and_exit_codes() -> None:
     text = run("--help").stdout
-    for name in "broker status ls stat put get rm wait stop doctor".split():
+    for name in ["broker", "status", "ls", "stat", "put", "get", "rm", "wait", "stop", "doctor"]:
         assert f"\n  {name} " in text
         if name != "broker":  # its arguments are the broker's own
             assert f"causeway {name}" in run(name, "--help").stdout
@@ -353,7 +353,16 @@ def test_ls_is_aligned_and_safe() -> None:
     for name in names:
         cw.put(name, np.zeros((3, 4)))
     lines = run("ls").stdout.splitlines()
-    assert lines[0].split() == "NAME DEVICE SHAPE DTYPE BYTES OWNER HOLDERS AGE".split()
+    assert lines[0].split() == [
+        "NAME",
+        "DEVICE",
+        "SHAPE",
+        "DTYPE",
+        "BYTES",
+        "OWNER",
+        "HOLDERS",
+        "AGE",
+    ]
     assert len(lines) == 1 + len(names)
     assert "\u202e" not in "".join(lines)
     assert any("\\xe2\\x80\\xae" in line for line in lines)
@@ -383,7 +392,11 @@ def test_namespaces_are_apart(npy: Path) -> None:
         assert [row["name"] for row in run_json("ls")] == ["a"]
         assert [row["name"] for row in run_json("ls", "--namespace", "one")] == ["a"]
         rows = run_json("ls", "--all")
-        assert [(r["namespace"], r["name"]) for r in rows] == [("", "a"), ("one", "a"), ("two", "b")]
+        assert [(r["namespace"], r["name"]) for r in rows] == [
+            ("", "a"),
+            ("one", "a"),
+            ("two", "b"),
+        ]
         assert run("ls", "--all").stdout.startswith("NAMESPACE")
         run("ls", "--namespace", "bad space", expect=FAILED)
     finally:
@@ -396,7 +409,11 @@ def test_ls_into_a_reader_that_had_enough() -> None:
     for i in range(3000):
         cw.put(f"many/{i}", array)
     done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; '{COMMAND}' ls | head -1; '{COMMAND}' ls --json | head -1"],
+        [
+            "bash",
+            "-c",
+            f"set -o pipefail; '{COMMAND}' ls | head -1; '{COMMAND}' ls --json | head -1",
+        ],
         capture_output=True,
         text=True,
         timeout=60,
@@ -521,7 +538,11 @@ def test_broker_runs_the_broker_with_its_arguments(elsewhere: Path) -> None:
     ) as broker:
         assert eventually(lambda: broker_pid(elsewhere) == broker.pid)
         second = subprocess.run(
-            [COMMAND, "broker", "--foreground"], capture_output=True, text=True, check=False, timeout=20
+            [COMMAND, "broker", "--foreground"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
         )
         assert second.returncode != OK
         assert str(broker.pid) in second.stderr

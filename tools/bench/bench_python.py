@@ -24,7 +24,9 @@ MIB = 1 << 20
 RESULT: np.ndarray | None = None  # in each worker: the result that it gives back
 
 
-def report(bench: str, name: str, how: str, unit: str, samples: list[float], cpu: float | None) -> None:
+def report(
+    bench: str, name: str, how: str, unit: str, samples: list[float], cpu: float | None
+) -> None:
     """Prints one row."""
     tenths = statistics.quantiles(samples, n=10) if len(samples) > 1 else [samples[0]] * 9
     row = {
@@ -239,7 +241,11 @@ def bench_idle(seconds: float) -> None:
             time.sleep(1)
             pids = family()
             if "causeway" in name:
-                pids.append(int(next(Path(os.environ["CAUSEWAY_DIR"]).glob("*.lock")).read_text().split()[0]))
+                pids.append(
+                    int(
+                        next(Path(os.environ["CAUSEWAY_DIR"]).glob("*.lock")).read_text().split()[0]
+                    )
+                )
             used, begun = sum(map(cpu_seconds_of, pids)), time.perf_counter()
             time.sleep(seconds)
             share = (sum(map(cpu_seconds_of, pids)) - used) / (time.perf_counter() - begun)

@@ -99,19 +99,25 @@ class Results:
 
 def target(what: str, promised: str, found: float | None, text: str, met: bool) -> Target:
     """A line of the table."""
-    return Target(what, promised, "not measured" if found is None else text, None if found is None else met)
+    return Target(
+        what, promised, "not measured" if found is None else text, None if found is None else met
+    )
 
 
 def at_most(what: str, limit: float, found: float | None, unit: str) -> Target:
     """A promise of at most so much."""
     text = "" if found is None else f"{number(found)} {unit}"
-    return target(what, f"at most {limit:g} {unit}", found, text, found is not None and found <= limit)
+    return target(
+        what, f"at most {limit:g} {unit}", found, text, found is not None and found <= limit
+    )
 
 
 def at_least(what: str, limit: float, found: float | None, unit: str) -> Target:
     """A promise of at least so much."""
     text = "" if found is None else f"{number(found)} {unit}"
-    return target(what, f"at least {limit:g} {unit}", found, text, found is not None and found >= limit)
+    return target(
+        what, f"at least {limit:g} {unit}", found, text, found is not None and found >= limit
+    )
 
 
 def targets(results: Results) -> list[Target]:
@@ -199,7 +205,9 @@ def table(found: list[Target]) -> str:
     return "\n".join(lines)
 
 
-def document(rows: list[Row], found: list[Target], behind: list[str], failures: list[str], load: str) -> str:
+def document(
+    rows: list[Row], found: list[Target], behind: list[str], failures: list[str], load: str
+) -> str:
     """The file for docs/benchmarks."""
     words, _ = machine()
     lines = [
@@ -239,7 +247,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=ROOT / "build")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks")
-    parser.add_argument("--only", default="", help="run the programs whose name holds this; write nothing")
+    parser.add_argument(
+        "--only", default="", help="run the programs whose name holds this; write nothing"
+    )
     options = parser.parse_args()
     os.environ.setdefault("CAUSEWAY_BROKER", str((options.build / "causewayd").resolve()))
     load = " ".join(f"{value:.2f}" for value in os.getloadavg())

@@ -98,7 +98,9 @@ struct cw_heap { /* allocation on one backend */
     uint64_t next_slab_bytes;
     uint64_t cached_bytes, cache_limit_bytes; /* entirely free slabs that are kept */
     struct cw_extent *pending;                /* published, dropped, not yet back */
-    uint64_t reclaimed_seen;                  /* session->reclaimed as last looked at */
+    uint64_t pending_count;
+    uint64_t reclaimed_seen; /* session->reclaimed as last looked at */
+    uint64_t owed;           /* blocks that came back, still in the pending list */
 };
 
 /* A request over the lane that waits for its reply. On its thread's stack. */
@@ -264,8 +266,8 @@ int cw_heap_take(cw_client *client, uint64_t size_bytes, struct cw_slab **slab, 
 void cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* A published block of ours is held by us no more: it comes back when the broker frees it. */
 void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block);
-/* Takes back what the broker freed. */
-void cw_heap_collect(cw_client *client);
+/* Takes back what the broker freed: when a look pays, or now. */
+void cw_heap_collect(cw_client *client, bool now);
 /* Makes a slab with one block of somebody else's memory, and holds that block. Without
  * client->lock. */
 int cw_heap_adopt_foreign(cw_client *client, int fd, uint64_t size_bytes, struct cw_slab **slab,

@@ -13,8 +13,8 @@ static const struct cw_monitor_client *own_row(cw_client *client) {
     struct cw_monitor_client *rows = client->root->clients;
     for (uint32_t i = 0; i < CW_MONITOR_CLIENTS; i++) {
         uint32_t at = (client->monitor_row + i) % CW_MONITOR_CLIENTS;
-        /* S5: a number to show, no order is needed. */
-        if (CW_LOAD(S5, &rows[at].session, relaxed) == client->session) {
+        /* M1: a number to show, no order is needed. */
+        if (CW_LOAD(M1, &rows[at].session, relaxed) == client->session) {
             client->monitor_row = at;
             return &rows[at];
         }
@@ -25,8 +25,8 @@ static const struct cw_monitor_client *own_row(cw_client *client) {
 /* Above the limit the broker ignores a new transit: so we look first. */
 static int check_transits(cw_client *client) {
     const struct cw_monitor_client *row = own_row(client);
-    uint64_t limit = CW_LOAD(S5, &client->root->limits[CW_LIMIT_max_client_transits], relaxed);
-    if (row && CW_LOAD(S5, (cw_a64 *)(uintptr_t)&row->transits, relaxed) >= limit)
+    uint64_t limit = CW_LOAD(M1, &client->root->limits[CW_LIMIT_max_client_transits], relaxed);
+    if (row && CW_LOAD(M1, (cw_a64 *)(uintptr_t)&row->transits, relaxed) >= limit)
         return cw_fail(-EDQUOT,
                        "%llu handles of this client are under way (limit max_client_transits): "
                        "open or discard some",

@@ -20,7 +20,8 @@
 
 #include "ipc/client.h"
 
-#define ADOPT_TRIES 8u
+#define ADOPT_TRIES   8u
+#define COLLECT_SHARE 16u /* a look at all pending blocks pays when one in so many came back */
 
 static uint64_t cache_limit(void) {
     const char *text = getenv("CAUSEWAY_CACHE_BYTES");
@@ -100,6 +101,7 @@ void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block) {
     if (extent->next)
         extent->next->prev = extent;
     client->heap.pending = extent;
+    client->heap.pending_count++;
 }
 
 /* Did the broker free it? */
@@ -110,15 +112,15 @@ static bool came_back(const struct cw_slab *slab, const struct cw_extent *extent
            slab->locals[extent->block].count == 0;
 }
 
-void cw_heap_collect(cw_client *client) {
+void cw_heap_collect(cw_client *client, bool now) {
     struct cw_heap *heap = &client->heap;
-    /* S3: advice; a block that is missed now is seen when the number moves next. Acquire, so that
-     * the words that it tells of are at least as new. */
-    uint64_t reclaimed = CW_LOAD(S3, &client->shared->reclaimed, acquire);
-    if (reclaimed == heap->reclaimed_seen)
-        return;
+    /* S1: rises by one for each block, after its word went FREE (B4): what it tells of is there. */
+    uint64_t reclaimed = CW_LOAD(S1, &client->shared->reclaimed, acquire);
+    heap->owed += reclaimed - heap->reclaimed_seen;
     heap->reclaimed_seen = reclaimed;
-    for (struct cw_extent *next, *extent = heap->pending; extent; extent = next) {
+    if (heap->owed == 0 || (!now && heap->owed * COLLECT_SHARE < heap->pending_count))
+        return;
+    for (struct cw_extent *next, *extent = heap->pending; extent && heap->owed; extent = next) {
         struct cw_slab *slab = extent->arena->user;
         next = extent->next;
         if (!came_back(slab, extent))
@@ -126,11 +128,15 @@ void cw_heap_collect(cw_client *client) {
         *(extent->prev ? &extent->prev->next : &heap->pending) = extent->next;
         if (extent->next)
             extent->next->prev = extent->prev;
+        heap->pending_count--;
+        heap->owed--;
         if (slab->flags & CW_SLAB_FOREIGN)
             close_slab(client, slab);
         else
             give(client, slab, extent);
     }
+    if (!heap->pending || heap->owed)
+        heap->owed = 0; /* all was looked at: the rest was never in the list */
 }
 
 /* Prepares an own slab to be carved. */
@@ -314,7 +320,7 @@ static int rebuild(cw_client *client, struct cw_slab *slab) {
         cw_heap_await(client, slab, extent->block);
     }
     free(found);
-    heap->reclaimed_seen--; /* some may have come back between the copy and now: look once */
+    heap->owed++; /* some may have come back between the copy and now: look once */
     if (count >= 0 && !slab->arena.full)
         settle(client, slab);
     return code;
@@ -323,8 +329,8 @@ static int rebuild(cw_client *client, struct cw_slab *slab) {
 /* Takes over a dead maker's slab with at least so much free. -ENOENT: there is none. Without the
  * lock. */
 static int adopt_slab(cw_client *client, uint64_t size_bytes) {
-    /* S4: advice: whether it pays to ask. */
-    if (CW_LOAD(S4, &client->root->gauges[CW_GAUGE_orphan_slabs], relaxed) == 0)
+    /* M1: advice: whether it pays to ask. */
+    if (CW_LOAD(M1, &client->root->gauges[CW_GAUGE_orphan_slabs], relaxed) == 0)
         return -ENOENT;
     struct cw_slab_request request = {.device_kind = client->heap.backend->device_kind,
                                       .free_bytes = size_bytes};
@@ -360,8 +366,12 @@ int cw_heap_take(cw_client *client, uint64_t size_bytes, struct cw_slab **slab, 
     bool adopting = true, dropped = false;
     for (unsigned tries = 0; tries < 2 * ADOPT_TRIES; tries++) {
         pthread_mutex_lock(&client->lock);
-        cw_heap_collect(client);
+        cw_heap_collect(client, false);
         int code = carve(client, size_bytes, slab, block, gen, clean);
+        if (code == 0 && !*slab) {
+            cw_heap_collect(client, true);
+            code = carve(client, size_bytes, slab, block, gen, clean);
+        }
         pthread_mutex_unlock(&client->lock);
         if (code || *slab)
             return code;

@@ -141,7 +141,7 @@ int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_lay
     if (code == 0) {
         /* What the name meant before may be back already. */
         pthread_mutex_lock(&client->lock);
-        cw_heap_collect(client);
+        cw_heap_collect(client, false);
         pthread_mutex_unlock(&client->lock);
     }
     return code;

@@ -38,8 +38,8 @@ void cw_slab_wake(cw_client *client, struct cw_slab *slab) {
 }
 
 static bool is_closed(const struct cw_slab *slab) {
-    /* S1: advice of the broker, no ordering: nothing of the slab is held. */
-    return CW_LOAD(S1, &slab->table->closed, relaxed) != 0;
+    /* S2: advice of the broker, no ordering: nothing of the slab is held. */
+    return CW_LOAD(S2, &slab->table->closed, relaxed) != 0;
 }
 
 void cw_slab_rest(cw_client *client, struct cw_slab *slab) {
@@ -54,7 +54,7 @@ void cw_slab_rest(cw_client *client, struct cw_slab *slab) {
     slab->idle = true;
     while (slabs->idle_count > CW_IDLE_SLABS_MAX)
         cw_slab_free(client, slabs->idle_first);
-    /* S2: advice, as S1: the closed words are looked at only when their number moved. */
+    /* S2: advice: the closed words are looked at only when their number moved. */
     uint64_t closed = CW_LOAD(S2, &client->shared->closed_slabs, relaxed);
     if (closed == slabs->closed_seen)
         return;

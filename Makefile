@@ -150,15 +150,18 @@ fuzz: $(BUILD)/setup-test.stamp $(VENV)/made.stamp
 soak: $(BUILD)/setup-test.stamp $(PACKAGE) $(VENV)/deps-test.stamp test-programs
 	@CAUSEWAY_SOAK=1 $(RUN) --timeout 36000 $(filter stress:% crash:% model:%,$(TEST_PROGRAMS)) "py:pytest tests/py"
 
+# gcc guesses at lengths and paths wrongly once sanitizers have rewritten the code.
+QUIET := -Wno-format-truncation -Wno-maybe-uninitialized
 # AddressSanitizer and UndefinedBehaviorSanitizer, C and Python; ThreadSanitizer for threads over one mapping.
 asan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
-	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/asan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer' \
+	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/asan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer $(QUIET)' \
 	    SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=undefined' SANITIZED_PARTS='$(C_PARTS) example' SANITIZED_PY=1
 tsan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
-	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/tsan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer' \
+	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/tsan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer $(QUIET)' \
 	    SANITIZE='-fsanitize=thread' SANITIZED_PARTS='unit stress'
-sanitized: test-programs $(if $(SANITIZED_PY),$(SITE))
-	@$(RUN) --timeout 600 $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
+sanitized:
+	@built=; $(MAKE) --no-print-directory -k test-programs $(if $(SANITIZED_PY),$(SITE)) || built=build:/bin/false; \
+	$(RUN) --timeout 600 $$built $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
 	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py")
 
 BENCH_MAIN := $(call with_main,$(wildcard tools/bench/*.c))

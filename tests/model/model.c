@@ -1,0 +1,157 @@
+/*
+ * The model check: every scenario as the source is, then with each operation made weaker, one at a
+ * time. `make test` runs it; it is deterministic.
+ *
+ *   model            all; exit 1 if a litmus test or a scenario fails, or a weaker operation is not
+ * noticed model -v [NAME]  also times and the steps of what fails; only scenarios whose name begins
+ * so
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "scenarios.h"
+#include "shm/atomic.h"
+
+#define SCENARIOS_MAX 48u
+#define LITMUS_BIT    63u
+
+static const struct model_scenario *scenarios[SCENARIOS_MAX];
+static uint64_t scenario_states[SCENARIOS_MAX];
+static unsigned scenario_count;
+static bool verbose;
+static const char *only; /* names begin so; NULL: all */
+
+static const char *const access_names[] = {"load", "store", "read-modify-write"};
+static const char *const order_names[] = {"relaxed", "acquire", "release", "acq_rel", "seq_cst"};
+
+static void add(const struct model_scenario *list) {
+    for (; list->name; list++) {
+        if (only && strncmp(list->name, only, strlen(only)) != 0)
+            continue;
+        if (scenario_count == SCENARIOS_MAX)
+            abort();
+        scenarios[scenario_count++] = list;
+    }
+}
+
+static bool run_litmus(void) {
+    bool good = true;
+    struct model_result result;
+    printf("The memory model itself\n");
+    for (const struct model_litmus *l = model_litmus; l->scenario.name; l++) {
+        model_explore(&l->scenario, LITMUS_BIT, NULL, MODEL_AS_IS, &result);
+        bool fits = result.failed == l->allowed;
+        good = good && fits;
+        printf("  %-44s %-9s %6llu states  %s\n", l->scenario.name,
+               result.failed ? "found" : "not found", (unsigned long long)result.states,
+               fits ? "ok" : "WRONG");
+    }
+    return good;
+}
+
+static bool run_baseline(void) {
+    bool good = true;
+    struct model_result result;
+    printf("The source as it is\n");
+    for (unsigned s = 0; s < scenario_count; s++) {
+        struct timespec from, to;
+        clock_gettime(CLOCK_MONOTONIC, &from);
+        model_explore(scenarios[s], s, NULL, MODEL_AS_IS, &result);
+        clock_gettime(CLOCK_MONOTONIC, &to);
+        scenario_states[s] = result.states;
+        printf("  %-44s %8llu executions %8llu states %4u steps  %s", scenarios[s]->name,
+               (unsigned long long)result.executions, (unsigned long long)result.states,
+               result.depth, result.failed ? "FAILED: " : "ok: ");
+        printf("%s", result.failed ? result.reason : scenarios[s]->promise);
+        if (verbose)
+            printf(" (%.2f s)",
+                   (double)(to.tv_sec - from.tv_sec) + (double)(to.tv_nsec - from.tv_nsec) / 1e9);
+        printf("\n");
+        fflush(stdout);
+        if (result.failed) {
+            good = false;
+            model_print_trace(stdout);
+        }
+    }
+    return good;
+}
+
+static bool can_weaken(const struct model_label *label, enum model_weak weak) {
+    switch (weak) {
+    case MODEL_NOT_SEQ_CST:
+        return label->order == CW_MO_seq_cst;
+    case MODEL_NOT_ACQUIRE:
+        return label->order == CW_MO_acq_rel ||
+               (label->order == CW_MO_acquire && label->access != MODEL_STORE);
+    case MODEL_NOT_RELEASE:
+        return label->order == CW_MO_acq_rel ||
+               (label->order == CW_MO_release && label->access != MODEL_LOAD);
+    case MODEL_AS_IS:
+    default:
+        return false;
+    }
+}
+
+/* The scenario, smallest first, that notices; -1: none. */
+static int notice(const struct model_label *label, enum model_weak weak,
+                  struct model_result *result) {
+    uint64_t left = label->scenarios & ~(1ull << LITMUS_BIT);
+    while (left) {
+        unsigned best = SCENARIOS_MAX;
+        for (unsigned s = 0; s < scenario_count; s++)
+            if ((left >> s & 1) &&
+                (best == SCENARIOS_MAX || scenario_states[s] < scenario_states[best]))
+                best = s;
+        left &= ~(1ull << best);
+        model_explore(scenarios[best], best, label, weak, result);
+        if (result->failed)
+            return (int)best;
+    }
+    return -1;
+}
+
+static bool run_weakened(void) {
+    static const char *const to[][3] = {[MODEL_NOT_SEQ_CST] = {"acquire", "release", "acq_rel"},
+                                        [MODEL_NOT_ACQUIRE] = {"relaxed", "", "release"},
+                                        [MODEL_NOT_RELEASE] = {"", "relaxed", "acquire"}};
+    bool good = true;
+    struct model_result result;
+    printf("One operation weaker\n");
+    for (unsigned i = 0; i < model_label_count; i++) {
+        const struct model_label *label = &model_labels[i];
+        if (label->scenarios == 1ull << LITMUS_BIT)
+            continue;
+        for (int weak = MODEL_NOT_SEQ_CST; weak <= MODEL_NOT_RELEASE; weak++) {
+            if (!can_weaken(label, (enum model_weak)weak))
+                continue;
+            int by = notice(label, (enum model_weak)weak, &result);
+            printf("  %-4s %-17s %-7s -> %-7s  ", label->name, access_names[label->access],
+                   order_names[label->order], to[weak][label->access]);
+            if (by >= 0)
+                printf("noticed by %s: %s\n", scenarios[by]->name, result.reason);
+            else
+                printf("NOT NOTICED\n");
+            fflush(stdout);
+            if (by >= 0 && verbose)
+                model_print_trace(stdout);
+            good = good && by >= 0;
+        }
+    }
+    return good;
+}
+
+int main(int argc, char **argv) {
+    verbose = argc > 1 && strcmp(argv[1], "-v") == 0;
+    only = verbose && argc > 2 ? argv[2] : NULL;
+    add(model_ring_scenarios);
+    add(model_sleep_scenarios);
+    add(model_lease_scenarios);
+    add(model_fence_scenarios);
+    add(model_channel_scenarios);
+    bool good = run_litmus();
+    good = run_baseline() && good;
+    good = good && run_weakened();
+    printf("%s\n", good ? "model: ok" : "model: FAILED");
+    return good ? 0 : 1;
+}

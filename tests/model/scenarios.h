@@ -1,0 +1,20 @@
+/* The scenarios, a file a protocol. Each list ends with a NULL name. */
+#ifndef CW_TESTS_MODEL_SCENARIOS_H
+#define CW_TESTS_MODEL_SCENARIOS_H
+
+#include "model.h"
+
+extern const struct model_scenario model_ring_scenarios[];
+extern const struct model_scenario model_sleep_scenarios[];
+extern const struct model_scenario model_lease_scenarios[];
+extern const struct model_scenario model_channel_scenarios[];
+extern const struct model_scenario model_fence_scenarios[];
+
+/* Litmus tests: does the memory model itself allow what it should and nothing else? */
+struct model_litmus {
+    struct model_scenario scenario; /* fails in an execution with the outcome that the name tells */
+    bool allowed;                   /* by the language: then the search must find it */
+};
+extern const struct model_litmus model_litmus[];
+
+#endif

@@ -1,0 +1,118 @@
+/*
+ * The broker as a whole: everything is built here in order, and unwound in reverse.
+ *
+ *   limits -> place (folder, lock, log) -> loop -> root segment -> directory -> closers -> socket
+ *
+ * The socket comes last: who can connect finds all else ready. One process, one thread (and the
+ * closers'). If it dies, clients see their sockets end; what they mapped stays.
+ */
+#include "broker/broker.h"
+
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "broker/closer.h"
+#include "broker/config.h"
+#include "broker/custody.h"
+#include "broker/fork.h"
+#include "broker/log.h"
+#include "broker/loop.h"
+#include "broker/monitor.h"
+#include "broker/names.h"
+#include "broker/place.h"
+#include "broker/session.h"
+#include "broker/transit.h"
+#include "ipc/causeway.h"
+
+uint64_t cwd_fds_held(struct cwd_broker *b) {
+    return b->fds + cwd_closer_pending(b->closer) + cwd_closer_pending(b->wild_closer);
+}
+
+static uint64_t random_instance(void) {
+    uint64_t instance = 0;
+    if (getrandom(&instance, sizeof instance, 0) != (ssize_t)sizeof instance || instance == 0)
+        instance = (uint64_t)cw_now_ns() << 20 | (uint64_t)getpid();
+    return instance;
+}
+
+static int make_root(struct cwd_broker *b) {
+    int code = cw_segment_create("root", sizeof(struct cw_root), CW_SEGMENT_ROOT, b->instance,
+                                 CW_SEGMENT_READERS_ONLY, &b->root_segment);
+    if (code)
+        return code;
+    b->root = b->root_segment.base;
+    cwd_monitor_init(b);
+    code = cw_directory_writer_new(&b->root->directory, CWD_LIMIT(b, max_names), b->instance,
+                                   &b->directory);
+    if (code == 0)
+        code = cwd_closer_new(&b->closer);
+    if (code == 0)
+        code = cwd_closer_new(&b->wild_closer);
+    return code;
+}
+
+int cwd_broker_init(struct cwd_broker *b, const struct cwd_options *options,
+                    enum cwd_exit *exit_code) {
+    bool fds_lowered;
+    *b = (struct cwd_broker){.folder_fd = -1,
+                             .lock_fd = -1,
+                             .listen_fd = -1,
+                             .epoll_fd = -1,
+                             .signal_fd = -1,
+                             .root_segment = {.fd = -1},
+                             .idle_exit_ns = options->idle_exit_ns,
+                             .instance = random_instance()};
+    *exit_code = CWD_EXIT_USAGE;
+    int code = cwd_config_load(options->config_file, &b->limits);
+    if (code)
+        return code;
+    cwd_limits_settle(&b->limits, &fds_lowered);
+    code = cwd_place_lock(b, options, exit_code);
+    if (code)
+        goto unwind;
+    *exit_code = CWD_EXIT_FAILED;
+    code = cwd_loop_init(b);
+    if (code == 0)
+        code = make_root(b);
+    if (code == 0)
+        code = cwd_place_listen(b);
+    if (code == 0)
+        code = cwd_loop_add(b, b->listen_fd, CWD_EVENT_LISTEN, 0, EPOLLIN);
+    if (code)
+        goto unwind;
+    b->accepting = true;
+    cwd_log("causewayd %s listens at %s, instance %llu", CW_VERSION, b->address.socket_path,
+            (unsigned long long)b->instance);
+    if (fds_lowered)
+        cwd_log("max_fds is %llu: RLIMIT_NOFILE allows no more (ulimit -Hn)",
+                (unsigned long long)CWD_LIMIT(b, max_fds));
+    *exit_code = CWD_EXIT_OK;
+    return 0;
+
+unwind:
+    cwd_broker_deinit(b);
+    return code;
+}
+
+void cwd_broker_deinit(struct cwd_broker *b) {
+    if (b->root && b->closer && b->wild_closer) {
+        b->stopping = true;
+        cwd_names_deinit(b);
+        cwd_transits_deinit(b);
+        cwd_ghosts_deinit(b);
+        cwd_sessions_deinit(b);
+        cwd_slabs_deinit(b);
+        cwd_reclaim_deinit(b);
+    }
+    cwd_place_leave(b);
+    cwd_closer_free(b->wild_closer);
+    cwd_closer_free(b->closer);
+    b->closer = b->wild_closer = NULL;
+    cw_directory_writer_free(b->directory);
+    b->directory = NULL;
+    cw_segment_close(&b->root_segment);
+    b->root = NULL;
+    cwd_loop_deinit(b);
+}

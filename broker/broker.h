@@ -1,0 +1,104 @@
+/*
+ * The broker: one struct that owns all, built in order and unwound in reverse (broker.c).
+ *
+ * Everything in it belongs to the one thread of the loop (loop.c), but for the closers' queues.
+ * Words used throughout: session (one client's connection), slab (two descriptors in custody),
+ * reference (the broker's own hold on a block: a name, a transit, a fork), suspect (a block that
+ * perhaps nobody holds any more).
+ */
+#ifndef CW_BROKER_BROKER_H
+#define CW_BROKER_BROKER_H
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "broker/limits.h"
+#include "broker/reclaim.h"
+#include "ipc/address.h"
+#include "shm/monitor.h"
+
+struct cwd_closer;
+struct cwd_session;
+struct cwd_slab;
+struct cwd_transit;
+struct cwd_early_end;
+struct cwd_wait_group;
+struct cwd_ghost;
+
+/* Exit codes of the program, as --help tells them. */
+enum cwd_exit {
+    CWD_EXIT_OK = 0,
+    CWD_EXIT_FAILED = 1,
+    CWD_EXIT_USAGE = 2,
+    CWD_EXIT_RUNS = 3,  /* another broker runs */
+    CWD_EXIT_FOLDER = 4 /* the socket folder cannot be trusted or made */
+};
+
+struct cwd_options {
+    const char *place;       /* for cw_address_find; NULL: the user's own */
+    const char *config_file; /* NULL: the usual ones */
+    int64_t idle_exit_ns;    /* < 0: never */
+    bool foreground;
+};
+
+struct cwd_broker {
+    struct cwd_limits limits;
+    int64_t idle_exit_ns;
+    uint64_t instance; /* random, never 0 */
+
+    /* place.c */
+    struct cw_address address;
+    int folder_fd, lock_fd, listen_fd;
+
+    /* broker.c */
+    struct cw_segment root_segment;
+    struct cw_root *root;
+    struct cw_directory_writer *directory;
+    struct cwd_closer *closer;      /* of memory and other descriptors that we know */
+    struct cwd_closer *wild_closer; /* of what we did not expect */
+
+    /* loop.c */
+    int epoll_fd, signal_fd;
+    int64_t now_ns; /* CLOCK_MONOTONIC at the begin of this turn */
+    int64_t accept_after_ns;
+    bool accepting, stopping;
+    const char *stop_reason;
+
+    /* session.c */
+    struct cwd_session *sessions; /* by id; all that have not ended */
+    struct cwd_session *ended;    /* to be freed at the end of the turn */
+    uint32_t next_session;
+    uint32_t clients;    /* sessions that said HELLO and have not ended */
+    uint32_t connecting; /* sessions that did not say HELLO yet */
+    int64_t last_client_ns;
+
+    /* custody.c */
+    struct cwd_slab *slabs;   /* by id */
+    struct cwd_slab *suspect; /* orphans that are perhaps empty */
+    uint32_t next_slab, orphans;
+    uint64_t bytes; /* of data and tables in custody */
+    uint64_t fds;   /* descriptors held for clients: see cwd_fds_held() */
+
+    struct cwd_reclaim reclaim;        /* reclaim.c */
+    uint64_t kept_names;               /* names.c: with CW_ENTRY_KEEP */
+    struct cwd_transit *transits;      /* transit.c: by token */
+    struct cwd_transit *transit_first; /* in the order of their limits */
+    struct cwd_early_end *early_ends;  /* by token */
+    struct cwd_wait_group *waits;      /* waits.c: by key */
+    uint32_t waiting;
+    struct cwd_ghost *ghosts; /* fork.c: by id */
+    uint32_t next_ghost;
+};
+
+/* Descriptors held, those included that a closer has not closed yet. */
+uint64_t cwd_fds_held(struct cwd_broker *broker);
+
+/* Builds everything up to a listening socket. Returns 0 or a negative code; *exit_code then says
+ * how the program ends. The options are borrowed during the call. */
+int cwd_broker_init(struct cwd_broker *broker, const struct cwd_options *options,
+                    enum cwd_exit *exit_code);
+/* Unwinds what init built, also half of it. May be repeated. */
+void cwd_broker_deinit(struct cwd_broker *broker);
+
+#endif

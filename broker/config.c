@@ -1,0 +1,91 @@
+/*
+ * Configuration: see config.h. Runs once, before anything else exists; keeps no state.
+ */
+#include "broker/config.h"
+
+#include <ctype.h>
+#include <ini.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "shm/error.h"
+
+struct reading {
+    const char *path;
+    struct cwd_limits *limits;
+    int code;
+};
+
+static int on_value(void *context, const char *section, const char *name, const char *value) {
+    struct reading *reading = context;
+    if (reading->code)
+        return 1; /* the first error is the one to tell */
+    if (strcmp(section, "limits") != 0)
+        reading->code =
+            cw_fail(-EINVAL, "%.300s: there is no section [%.64s]; [limits] is the only one",
+                    reading->path, section);
+    else
+        reading->code = cwd_limits_set(reading->limits, name, value, reading->path);
+    return 1;
+}
+
+/* must_exist: the user named it. */
+static int read_file(const char *path, bool must_exist, struct cwd_limits *limits) {
+    FILE *file = fopen(path, "re");
+    if (!file) {
+        if (errno == ENOENT && !must_exist)
+            return 0;
+        return cw_fail(-EINVAL, "reading the configuration %.300s failed: %m", path);
+    }
+    struct reading reading = {.path = path, .limits = limits};
+    int line = ini_parse_file(file, on_value, &reading);
+    fclose(file);
+    if (reading.code)
+        return reading.code;
+    if (line > 0)
+        return cw_fail(-EINVAL,
+                       "%.300s: line %d is neither [limits], nor key = value, nor a comment", path,
+                       line);
+    return line == 0 ? 0 : cw_fail(-EINVAL, "reading the configuration %.300s failed", path);
+}
+
+static int read_environment(struct cwd_limits *limits) {
+    for (unsigned i = 0; i < CW_LIMIT_COUNT; i++) {
+        char variable[64];
+        snprintf(variable, sizeof variable, "CAUSEWAY_%s", cw_limit_name(i));
+        for (char *at = variable; *at; at++)
+            *at = (char)toupper((unsigned char)*at);
+        const char *text = getenv(variable);
+        int code = text ? cwd_limits_set(limits, cw_limit_name(i), text, variable) : 0;
+        if (code)
+            return code;
+    }
+    return 0;
+}
+
+int cwd_config_load(const char *file, struct cwd_limits *out) {
+    struct cwd_limits limits;
+    char path[PATH_MAX];
+    cwd_limits_init(&limits);
+    int code = read_file("/etc/causeway.conf", false, &limits);
+    if (code)
+        return code;
+    const char *named = file ? file : getenv("CAUSEWAY_CONFIG");
+    const char *home = getenv("HOME"), *config = getenv("XDG_CONFIG_HOME");
+    if (named && *named)
+        code = read_file(named, true, &limits);
+    else if (config && *config == '/' &&
+             (size_t)snprintf(path, sizeof path, "%s/causeway/causeway.conf", config) < sizeof path)
+        code = read_file(path, false, &limits);
+    else if (home && *home == '/' &&
+             (size_t)snprintf(path, sizeof path, "%s/.config/causeway/causeway.conf", home) <
+                 sizeof path)
+        code = read_file(path, false, &limits);
+    if (code == 0)
+        code = read_environment(&limits);
+    if (code == 0)
+        *out = limits;
+    return code;
+}

@@ -1,0 +1,17 @@
+/*
+ * Configuration: from files and environment to limits.
+ *
+ * The later the stronger: defaults, /etc/causeway.conf, the user's file (--config, else
+ * $CAUSEWAY_CONFIG, else ~/.config/causeway/causeway.conf), the environment (CAUSEWAY_MAX_CLIENTS
+ * and so on). Files are INI with one section, [limits]. A file that was named and is not there, an
+ * unknown section or key, and a bad value are errors.
+ */
+#ifndef CW_BROKER_CONFIG_H
+#define CW_BROKER_CONFIG_H
+
+#include "broker/limits.h"
+
+/* file: what --config gave, or NULL. Returns 0 or -EINVAL with file, line and reason. */
+int cwd_config_load(const char *file, struct cwd_limits *out);
+
+#endif

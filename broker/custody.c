@@ -1,0 +1,345 @@
+/*
+ * Custody: see custody.h. The loop's thread owns all. What the maker declared is checked against
+ * what the descriptors show before anything is mapped; from then on the broker uses its own copies.
+ * The maker's death makes an orphan; the broker's death frees what no client has mapped.
+ */
+#include "broker/custody.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "broker/broker.h"
+#include "broker/closer.h"
+#include "broker/fdclass.h"
+#include "broker/log.h"
+#include "broker/monitor.h"
+#include "broker/session.h"
+
+void cwd_fd_discard(struct cwd_broker *b, int fd) {
+    cwd_closer_push(cwd_fd_class(fd) == CWD_FD_OTHER ? b->wild_closer : b->closer, fd);
+}
+
+struct cwd_slab *cwd_slab_find(struct cwd_broker *b, uint32_t id) {
+    struct cwd_slab *slab;
+    HASH_FIND(hh, b->slabs, &id, sizeof id, slab);
+    return slab;
+}
+
+/* ---- taking in ---- */
+
+static int check_data(const struct cw_slab_info *info, int fd) {
+    enum cwd_fd_class class = cwd_fd_class(fd);
+    if (info->device_kind == CW_DEVICE_CUDA)
+        return class == CWD_FD_GPU ? 0
+                                   : cw_fail(-EPROTO, "the data of a GPU slab must come as the "
+                                                      "driver's descriptor; this is none");
+    struct cwd_fd_memory memory;
+    if (class != CWD_FD_MEMORY)
+        return cw_fail(-EPROTO, "the data of a host slab must be shared memory; this descriptor "
+                                "is none");
+    int code = cwd_fd_memory(fd, &memory);
+    if (code)
+        return code;
+    if (memory.size_bytes < info->size_bytes)
+        return cw_fail(-EINVAL, "a slab of %llu bytes was announced, its data has %llu",
+                       (unsigned long long)info->size_bytes, (unsigned long long)memory.size_bytes);
+    if (!(info->flags & CW_SLAB_FOREIGN) && !(memory.seals & F_SEAL_SHRINK))
+        return cw_fail(-EPROTO, "the data of a host slab must be sealed against shrinking, or be "
+                                "announced as foreign");
+    return 0;
+}
+
+/* Maps the table. Only a sealed memfd of small pages: no fault in it can then fail for a mount's or
+ * a pool's sake. */
+static int open_table(const struct cw_slab_info *info, int fd, struct cw_segment *out) {
+    struct cwd_fd_memory memory;
+    uint64_t bytes = cw_block_table_bytes(info->blocks);
+    if (cwd_fd_class(fd) != CWD_FD_MEMORY)
+        return cw_fail(-EPROTO, "a block table must be shared memory; this descriptor is none");
+    int code = cwd_fd_memory(fd, &memory);
+    if (code)
+        return code;
+    if (!memory.is_memfd)
+        return cw_fail(-EPROTO, "a block table must be a memfd of ordinary pages");
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0)
+        return cw_fail(-EDQUOT, "no descriptor is left for a block table: %m");
+    return cw_segment_open(own, bytes, CW_SEGMENT_BLOCKS, true, 0, out);
+}
+
+static int check_numbers(const struct cw_slab_info *info) {
+    if (info->device_kind != CW_DEVICE_HOST && info->device_kind != CW_DEVICE_CUDA)
+        return cw_fail(-EINVAL, "there is no device kind %u", info->device_kind);
+    if (info->blocks < 1 || info->blocks > CW_BLOCKS_MAX)
+        return cw_fail(-EINVAL, "a block table of %u entries was announced: 1 to %u are possible",
+                       info->blocks, CW_BLOCKS_MAX);
+    if (info->size_bytes < 1 || info->size_bytes > INT64_MAX / 2)
+        return cw_fail(-EINVAL, "a slab of %llu bytes cannot be",
+                       (unsigned long long)info->size_bytes);
+    if (info->flags & ~(uint32_t)CW_SLAB_FOREIGN)
+        return cw_fail(-EINVAL, "slab flags 0x%x are not known", info->flags);
+    return 0;
+}
+
+/* May owner be charged with one more slab of these bytes? */
+static int check_limits(struct cwd_broker *b, struct cwd_session *owner, uint64_t bytes,
+                        uint64_t more_bytes) {
+    if (owner->slabs >= CWD_LIMIT(b, max_client_slabs))
+        return cwd_limit_refuse(b, CW_LIMIT_max_client_slabs,
+                                "one more than %u slabs of this "
+                                "client was asked for",
+                                owner->slabs);
+    if (more_bytes > CWD_LIMIT(b, max_user_bytes) ||
+        b->bytes > CWD_LIMIT(b, max_user_bytes) - more_bytes)
+        return cwd_limit_refuse(b, CW_LIMIT_max_user_bytes,
+                                "a slab of %llu bytes was asked for, %llu are in use",
+                                (unsigned long long)bytes, (unsigned long long)b->bytes);
+    if (more_bytes > CWD_LIMIT(b, max_bytes) || b->bytes > CWD_LIMIT(b, max_bytes) - more_bytes)
+        return cwd_limit_refuse(b, CW_LIMIT_max_bytes,
+                                "a slab of %llu bytes was asked for, %llu are in use",
+                                (unsigned long long)bytes, (unsigned long long)b->bytes);
+    return 0;
+}
+
+static int check_new(struct cwd_broker *b, struct cwd_session *owner,
+                     const struct cw_slab_info *info) {
+    if (HASH_COUNT(b->slabs) >= CWD_LIMIT(b, max_slabs))
+        return cwd_limit_refuse(b, CW_LIMIT_max_slabs, "one more than %u slabs was asked for",
+                                HASH_COUNT(b->slabs));
+    if (cwd_fds_held(b) + 2 > CWD_LIMIT(b, max_fds))
+        return cwd_limit_refuse(b, CW_LIMIT_max_fds,
+                                "a slab needs 2 descriptors more than the %llu that are held",
+                                (unsigned long long)cwd_fds_held(b));
+    uint64_t charge = info->size_bytes + cw_block_table_bytes(info->blocks);
+    return check_limits(b, owner, info->size_bytes, charge);
+}
+
+static void charge(struct cwd_slab *slab, struct cwd_session *owner) {
+    slab->owner = owner;
+    slab->info.owner_session = owner->id;
+    owner->slabs++;
+    owner->bytes += slab->charge_bytes;
+}
+
+static uint32_t next_id(struct cwd_broker *b) {
+    do
+        b->next_slab++;
+    while (b->next_slab == 0 || cwd_slab_find(b, b->next_slab));
+    return b->next_slab;
+}
+
+int cwd_slab_add(struct cwd_broker *b, struct cwd_session *owner, const struct cw_slab_info *info,
+                 const int fds[2], struct cw_slab_info *out) {
+    struct cw_segment table = {.fd = -1};
+    int code = check_numbers(info);
+    if (code == 0)
+        code = check_new(b, owner, info);
+    if (code == 0)
+        code = check_data(info, fds[0]);
+    if (code == 0)
+        code = open_table(info, fds[1], &table);
+    cwd_fd_discard(b, fds[1]); /* the segment has its own */
+    if (code)
+        goto discard_data;
+    struct cw_block_table *mapped = table.base;
+    uint32_t capacity = *(volatile uint32_t *)&mapped->capacity;
+    uint64_t slab_bytes = *(volatile uint64_t *)&mapped->slab_bytes;
+    if (capacity != info->blocks || slab_bytes != info->size_bytes) {
+        code = cw_fail(-EINVAL,
+                       "a block table for %u blocks and %llu bytes was announced, its "
+                       "header says %u and %llu",
+                       info->blocks, (unsigned long long)info->size_bytes, capacity,
+                       (unsigned long long)slab_bytes);
+        goto close_table;
+    }
+    struct cwd_slab *slab = calloc(1, sizeof *slab);
+    CW_ASSERT(slab);
+    slab->id = next_id(b);
+    slab->info = *info;
+    slab->info.slab = slab->id;
+    slab->info.reserved = 0;
+    slab->capacity = capacity;
+    slab->data_fd = fds[0];
+    slab->data_is_known = info->device_kind == CW_DEVICE_HOST;
+    slab->segment = table;
+    slab->table = mapped;
+    slab->charge_bytes = info->size_bytes + table.size_bytes;
+    charge(slab, owner);
+    b->bytes += slab->charge_bytes;
+    b->fds += 2;
+    HASH_ADD(hh, b->slabs, id, sizeof slab->id, slab);
+    CWD_COUNT(b, slabs_added);
+    *out = slab->info;
+    return 0;
+
+close_table:
+    cw_segment_close(&table);
+discard_data:
+    cwd_fd_discard(b, fds[0]);
+    return code;
+}
+
+/* ---- giving back ---- */
+
+static void slab_close(struct cwd_broker *b, struct cwd_slab *slab) {
+    struct cwd_session *session;
+    CW_ASSERT(!slab->owner && slab->refs == 0);
+    cwd_reclaim_forget_slab(b, slab->id);
+    /* S2: tells who still has it mapped; they look when their session's count moved. */
+    CW_STORE(S2, &slab->table->closed, 1, release);
+    for (session = b->sessions; session; session = session->hh.next)
+        if (session->shared)
+            CW_ADD(S2, &session->shared->closed_slabs, 1, release);
+    if (slab->suspected)
+        DL_DELETE(b->suspect, slab);
+    HASH_DEL(b->slabs, slab);
+    b->orphans--;
+    b->bytes -= slab->charge_bytes;
+    b->fds -= 2;
+    cwd_closer_push(slab->data_is_known ? b->closer : b->wild_closer, slab->data_fd);
+    cwd_closer_push(b->closer, slab->segment.fd);
+    slab->segment.fd = -1;
+    cw_segment_close(&slab->segment);
+    free(slab);
+    CWD_COUNT(b, slabs_closed);
+}
+
+void cwd_slab_suspect(struct cwd_broker *b, struct cwd_slab *slab) {
+    if (slab->suspected || slab->owner)
+        return;
+    slab->suspected = true;
+    DL_APPEND(b->suspect, slab);
+}
+
+static bool block_is_alive(struct cwd_slab *slab, uint32_t block) {
+    /* B13: only a look; a word that a client changes meanwhile is that client's fault. */
+    return cw_block_state(CW_LOAD(B13, &slab->table->blocks[block].word, acquire)) != CW_BLOCK_FREE;
+}
+
+static bool anything_alive(struct cwd_slab *slab) {
+    if (slab->refs || block_is_alive(slab, slab->live_hint))
+        return true;
+    for (uint32_t i = 0; i < slab->capacity; i++)
+        if (block_is_alive(slab, i)) {
+            slab->live_hint = i;
+            return true;
+        }
+    return false;
+}
+
+void cwd_slabs_sweep(struct cwd_broker *b) {
+    struct cwd_slab *slab, *next;
+    DL_FOREACH_SAFE(b->suspect, slab, next) {
+        DL_DELETE(b->suspect, slab);
+        slab->suspected = false;
+        if (!slab->owner && !anything_alive(slab))
+            slab_close(b, slab);
+    }
+}
+
+void cwd_slab_block_freed(struct cwd_broker *b, struct cwd_slab *slab) {
+    if (slab->owner)
+        /* S1: after B4; the owner loads it and then looks at the words that it waits for. */
+        CW_ADD(S1, &slab->owner->shared->reclaimed, 1, release);
+    else
+        cwd_slab_suspect(b, slab);
+}
+
+void cwd_slab_orphan(struct cwd_broker *b, struct cwd_slab *slab) {
+    CW_ASSERT(slab->owner && slab->owner->slabs > 0);
+    slab->owner->slabs--;
+    slab->owner->bytes -= slab->charge_bytes;
+    slab->owner = NULL;
+    slab->info.owner_session = 0;
+    b->orphans++;
+    /* Blocks that the owner never published, or whose last drop it had no time to tell. */
+    for (uint32_t i = 0; i < slab->capacity; i++)
+        cwd_reclaim_suspect(b, slab->id, i);
+    cwd_slab_suspect(b, slab);
+}
+
+void cwd_slabs_orphan_of(struct cwd_broker *b, struct cwd_session *owner) {
+    struct cwd_slab *slab, *next;
+    if (owner->slabs == 0)
+        return;
+    HASH_ITER(hh, b->slabs, slab, next) {
+        if (slab->owner == owner)
+            cwd_slab_orphan(b, slab);
+    }
+}
+
+void cwd_slabs_deinit(struct cwd_broker *b) {
+    struct cwd_slab *slab, *next;
+    HASH_ITER(hh, b->slabs, slab, next) {
+        HASH_DEL(b->slabs, slab);
+        cw_segment_close(&slab->segment);
+        cwd_closer_push(slab->data_is_known ? b->closer : b->wild_closer, slab->data_fd);
+        free(slab);
+    }
+    b->suspect = NULL;
+}
+
+/* ---- adoption ---- */
+
+struct extent {
+    uint64_t begin, end;
+};
+
+static int compare_extents(const void *left, const void *right) {
+    const struct extent *l = left, *r = right;
+    return l->begin < r->begin ? -1 : l->begin > r->begin;
+}
+
+/* The largest piece that no live block covers, as far as the table can be believed. */
+static uint64_t largest_gap(struct cwd_slab *slab, bool *entry_left) {
+    uint64_t size = slab->info.size_bytes, at = 0, largest = 0;
+    uint32_t count = 0;
+    struct extent *extents = malloc(slab->capacity * sizeof *extents);
+    if (!extents)
+        return 0;
+    for (uint32_t i = 0; i < slab->capacity; i++) {
+        if (!block_is_alive(slab, i))
+            continue;
+        /* B13: numbers that a client wrote; they decide nothing of ours. */
+        uint64_t offset = CW_LOAD(B13, &slab->table->blocks[i].offset_bytes, relaxed);
+        uint64_t length = CW_LOAD(B13, &slab->table->blocks[i].length_bytes, relaxed);
+        offset = offset < size ? offset : size;
+        length = length < size - offset ? length : size - offset;
+        extents[count++] = (struct extent){offset, offset + length};
+    }
+    *entry_left = count < slab->capacity;
+    qsort(extents, count, sizeof *extents, compare_extents);
+    for (uint32_t i = 0; i < count; i++) {
+        if (extents[i].begin > at && extents[i].begin - at > largest)
+            largest = extents[i].begin - at;
+        at = extents[i].end > at ? extents[i].end : at;
+    }
+    free(extents);
+    return size - at > largest ? size - at : largest;
+}
+
+int cwd_slab_adopt(struct cwd_broker *b, struct cwd_session *owner,
+                   const struct cw_slab_request *wish, struct cw_slab_info *out) {
+    struct cwd_slab *slab, *next;
+    bool entry_left = false;
+    if (b->orphans == 0)
+        return cw_fail(-ENOENT, "no slab is without an owner");
+    if (owner->slabs >= CWD_LIMIT(b, max_client_slabs))
+        return check_limits(b, owner, wish->free_bytes, 0);
+    HASH_ITER(hh, b->slabs, slab, next) {
+        if (slab->owner || slab->info.device_kind != wish->device_kind ||
+            (slab->info.flags & CW_SLAB_FOREIGN) || slab->info.size_bytes < wish->free_bytes)
+            continue;
+        if (largest_gap(slab, &entry_left) < wish->free_bytes || !entry_left)
+            continue;
+        b->orphans--;
+        charge(slab, owner);
+        CWD_COUNT(b, slabs_adopted);
+        *out = slab->info;
+        return 0;
+    }
+    return cw_fail(-ENOENT, "no slab without an owner has %llu bytes free in one piece",
+                   (unsigned long long)wish->free_bytes);
+}

@@ -1,0 +1,61 @@
+/*
+ * Custody: slabs, which are two descriptors to the broker: data, and block table.
+ *
+ *   owned    a client carves blocks out of it
+ *   orphan   its owner is dead or gave it up; adopted by the next client that needs memory, or
+ *            closed when nothing of it is alive
+ * The broker maps the table, never the data.
+ */
+#ifndef CW_BROKER_CUSTODY_H
+#define CW_BROKER_CUSTODY_H
+
+#include "broker/table.h"
+#include "ipc/wire.h"
+#include "shm/block.h"
+
+struct cwd_broker;
+struct cwd_session;
+
+struct cwd_slab {
+    uint32_t id;
+    struct cw_slab_info info; /* as the maker declared it, checked */
+    uint32_t capacity;        /* our own copy: the table's is shared */
+    int data_fd;
+    bool data_is_known; /* its close cannot be blocked by a file system */
+    struct cw_segment segment;
+    struct cw_block_table *table;
+    uint64_t charge_bytes;     /* data and table */
+    struct cwd_session *owner; /* NULL: orphan */
+    uint32_t refs;             /* references on its blocks */
+    uint32_t live_hint;        /* a block that was alive when we last looked */
+    bool suspected;
+    struct cwd_slab *prev, *next; /* in broker.suspect */
+    UT_hash_handle hh;
+};
+
+struct cwd_slab *cwd_slab_find(struct cwd_broker *broker, uint32_t id);
+
+/* Takes two descriptors into custody for owner; takes both over, also on failure. Returns 0,
+ * -EDQUOT (a limit), -EINVAL (numbers that cannot be), -EPROTO (descriptors of the wrong kind). */
+int cwd_slab_add(struct cwd_broker *broker, struct cwd_session *owner,
+                 const struct cw_slab_info *info, const int fds[2], struct cw_slab_info *out);
+/* An orphan with one free piece of that size becomes owner's. 0, -ENOENT, -EDQUOT. */
+int cwd_slab_adopt(struct cwd_broker *broker, struct cwd_session *owner,
+                   const struct cw_slab_request *wish, struct cw_slab_info *out);
+/* The owner gives it up or is gone: it becomes an orphan, its blocks are suspected. */
+void cwd_slab_orphan(struct cwd_broker *broker, struct cwd_slab *slab);
+/* All slabs of a session that ends. */
+void cwd_slabs_orphan_of(struct cwd_broker *broker, struct cwd_session *owner);
+/* A block of it was taken back. */
+void cwd_slab_block_freed(struct cwd_broker *broker, struct cwd_slab *slab);
+/* Perhaps nothing of this orphan is alive any more. */
+void cwd_slab_suspect(struct cwd_broker *broker, struct cwd_slab *slab);
+/* Closes the suspected orphans in which nothing is alive. */
+void cwd_slabs_sweep(struct cwd_broker *broker);
+/* Closes all. */
+void cwd_slabs_deinit(struct cwd_broker *broker);
+
+/* Closes a descriptor that a client gave us, by the helper. */
+void cwd_fd_discard(struct cwd_broker *broker, int fd);
+
+#endif

@@ -1,0 +1,139 @@
+/*
+ * Ghosts: see fork.h. The loop's thread owns them. A ghost outlives the session that made it: its
+ * lifeline alone ends it. A slot that names what is not alive adds nothing.
+ */
+#include "broker/fork.h"
+
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "broker/broker.h"
+#include "broker/custody.h"
+#include "broker/fdclass.h"
+#include "broker/loop.h"
+#include "broker/session.h"
+
+struct ghost_hold {
+    uint32_t slab, block;
+    uint64_t gen;
+};
+
+struct cwd_ghost {
+    uint32_t id;
+    int lifeline;
+    uint32_t session; /* who is charged, while it lives */
+    struct ghost_hold *holds;
+    uint32_t count;
+    UT_hash_handle hh;
+};
+
+static int compare_slots(const void *left, const void *right) {
+    uint64_t l = *(const uint64_t *)left, r = *(const uint64_t *)right;
+    return l < r ? -1 : l > r;
+}
+
+/* The slots of all tables, sorted; the caller frees *out. */
+static int gather_slots(struct cwd_session *session, uint64_t **out, uint32_t *count) {
+    uint64_t *slots = malloc((size_t)session->tables * CW_LEASE_TABLE_SLOTS * sizeof *slots);
+    uint32_t found = 0;
+    if (!slots)
+        return cw_fail(-EDQUOT, "no memory to double the leases of a fork");
+    for (uint32_t t = 0; t < session->tables; t++)
+        for (uint32_t i = 0; i < CW_LEASE_TABLE_SLOTS; i++) {
+            uint64_t slot = cw_lease_read(cwd_session_table(session, t), i);
+            if (slot)
+                slots[found++] = slot;
+        }
+    qsort(slots, found, sizeof *slots, compare_slots);
+    *out = slots;
+    *count = found;
+    return 0;
+}
+
+static void hold_slots(struct cwd_broker *b, struct cwd_ghost *ghost, const uint64_t *slots,
+                       uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        if (i && slots[i] == slots[i - 1])
+            continue;
+        uint32_t block = cw_lease_block(slots[i]);
+        struct cwd_slab *slab = cwd_slab_find(b, cw_lease_slab(slots[i]));
+        if (!slab || block >= slab->capacity)
+            continue;
+        /* B13: the generation that lives there now; cwd_ref_take looks whether it lives. */
+        uint64_t gen = cw_block_gen(CW_LOAD(B13, &slab->table->blocks[block].word, acquire));
+        if (cwd_ref_take(b, slab, block, gen) == 0)
+            ghost->holds[ghost->count++] = (struct ghost_hold){slab->id, block, gen};
+    }
+}
+
+int cwd_ghost_new(struct cwd_broker *b, struct cwd_session *session, int lifeline) {
+    uint64_t *slots;
+    uint32_t count;
+    if (cwd_fd_class(lifeline) != CWD_FD_PIPE)
+        return cw_fail(-EPROTO, "a lifeline is a pipe; another descriptor came");
+    if (cwd_fds_held(b) + 1 > CWD_LIMIT(b, max_fds))
+        return cwd_limit_refuse(b, CW_LIMIT_max_fds,
+                                "a fork needs 1 descriptor more than the %llu that are held",
+                                (unsigned long long)cwd_fds_held(b));
+    if (session->lifelines >= CWD_LIMIT(b, max_fds) / 4)
+        return cwd_limit_refuse(b, CW_LIMIT_max_fds,
+                                "one more lifeline than the %u of this client was asked for; one "
+                                "client may have a quarter of the descriptors",
+                                session->lifelines);
+    int code = gather_slots(session, &slots, &count);
+    if (code)
+        return code;
+    struct cwd_ghost *ghost = calloc(1, sizeof *ghost), *other;
+    CW_ASSERT(ghost);
+    ghost->holds = calloc(count ? count : 1, sizeof *ghost->holds);
+    CW_ASSERT(ghost->holds);
+    do {
+        ghost->id = ++b->next_ghost;
+        HASH_FIND(hh, b->ghosts, &ghost->id, sizeof ghost->id, other);
+    } while (other);
+    ghost->lifeline = lifeline;
+    ghost->session = session->id;
+    /* Nothing but HUP is watched: what somebody writes into the pipe does not wake us. */
+    code = cwd_loop_add(b, lifeline, CWD_EVENT_LIFELINE, ghost->id, 0);
+    if (code) {
+        free(ghost->holds);
+        free(ghost);
+    } else {
+        hold_slots(b, ghost, slots, count);
+        HASH_ADD(hh, b->ghosts, id, sizeof ghost->id, ghost);
+        session->lifelines++;
+        b->fds++;
+    }
+    free(slots);
+    return code;
+}
+
+static void ghost_end(struct cwd_broker *b, struct cwd_ghost *ghost) {
+    struct cwd_session *session = cwd_session_find(b, ghost->session);
+    if (session)
+        session->lifelines--;
+    HASH_DEL(b->ghosts, ghost);
+    for (uint32_t i = 0; i < ghost->count; i++)
+        cwd_ref_drop(b, ghost->holds[i].slab, ghost->holds[i].block, ghost->holds[i].gen);
+    close(ghost->lifeline); /* a pipe: never blocks */
+    b->fds--;
+    free(ghost->holds);
+    free(ghost);
+    b->reclaim.urgent = true;
+    b->last_client_ns = b->now_ns;
+}
+
+void cwd_ghost_on_lifeline(struct cwd_broker *b, uint32_t id) {
+    struct cwd_ghost *ghost;
+    HASH_FIND(hh, b->ghosts, &id, sizeof id, ghost);
+    if (ghost)
+        ghost_end(b, ghost);
+}
+
+void cwd_ghosts_deinit(struct cwd_broker *b) {
+    struct cwd_ghost *ghost, *next;
+    HASH_ITER(hh, b->ghosts, ghost, next) {
+        ghost_end(b, ghost);
+    }
+}

@@ -1,0 +1,18 @@
+/*
+ * Log: what the broker has to say, to standard error (--foreground) or to a file of limited size.
+ */
+#ifndef CW_BROKER_LOG_H
+#define CW_BROKER_LOG_H
+
+#include "ipc/address.h"
+
+/* When the file has grown to this it becomes NAME.1 (the one before it is lost) and begins anew. */
+#define CWD_LOG_MAX_BYTES (256u << 10)
+
+/* From here on lines go to address->log_name in the folder. Returns 0 or a negative code. */
+int cwd_log_open(const struct cw_address *address, int folder_fd);
+void cwd_log_close(void);
+/* One line, with time and pid before it. */
+void cwd_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#endif

@@ -1,0 +1,263 @@
+/*
+ * The loop: see loop.h. It owns epoll, the signals and the time of a turn.
+ *
+ * No lost wake-up: the loop announces its sleep in the root segment (W1) and looks at all lanes
+ * again (R4); a client commits (R1) and then loads the announcement. The root is read-only to
+ * clients, so only the loop takes the announcement back.
+ */
+#include "broker/loop.h"
+
+#include <signal.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "broker/broker.h"
+#include "broker/custody.h"
+#include "broker/fork.h"
+#include "broker/log.h"
+#include "broker/monitor.h"
+#include "broker/names.h"
+#include "broker/requests.h"
+#include "broker/session.h"
+#include "broker/socket.h"
+#include "broker/transit.h"
+
+#define EVENTS_MAX       64
+#define CONNECTING_MAX   64u /* connections without HELLO at once */
+#define ACCEPT_PAUSE_NS  100000000
+#define ACCEPTS_PER_TURN 16
+
+int cwd_loop_add(struct cwd_broker *b, int fd, enum cwd_event event, uint32_t id, uint32_t events) {
+    struct epoll_event wanted = {.events = events, .data.u64 = cwd_loop_data(event, id)};
+    if (epoll_ctl(b->epoll_fd, EPOLL_CTL_ADD, fd, &wanted) < 0)
+        return cw_fail(-EDQUOT, "watching a descriptor failed: %m");
+    return 0;
+}
+
+int cwd_loop_init(struct cwd_broker *b) {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    sigprocmask(SIG_BLOCK, &signals, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+    b->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    b->signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (b->epoll_fd < 0 || b->signal_fd < 0)
+        return cw_fail(-errno, "epoll or signalfd failed: %m");
+    b->now_ns = b->last_client_ns = cw_now_ns();
+    return cwd_loop_add(b, b->signal_fd, CWD_EVENT_SIGNAL, 0, EPOLLIN);
+}
+
+void cwd_loop_deinit(struct cwd_broker *b) {
+    if (b->epoll_fd >= 0)
+        close(b->epoll_fd);
+    if (b->signal_fd >= 0)
+        close(b->signal_fd);
+    b->epoll_fd = b->signal_fd = -1;
+}
+
+/* ---- accepting ---- */
+
+/* Listens or does not: without HELLOs in time, or descriptors, new connections wait in the backlog.
+ */
+static void accept_switch(struct cwd_broker *b) {
+    bool want = b->connecting < CONNECTING_MAX && b->now_ns >= b->accept_after_ns;
+    if (want == b->accepting)
+        return;
+    struct epoll_event event = {.events = want ? EPOLLIN : 0,
+                                .data.u64 = cwd_loop_data(CWD_EVENT_LISTEN, 0)};
+    epoll_ctl(b->epoll_fd, EPOLL_CTL_MOD, b->listen_fd, &event);
+    b->accepting = want;
+}
+
+static void on_listen(struct cwd_broker *b) {
+    for (int i = 0; i < ACCEPTS_PER_TURN && b->connecting < CONNECTING_MAX; i++) {
+        int sock = accept4(b->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (sock >= 0) {
+            cwd_session_accept(b, sock);
+            continue;
+        }
+        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+            cwd_log("accepting a connection failed: %m; trying again in 0.1 s");
+            b->accept_after_ns = b->now_ns + ACCEPT_PAUSE_NS;
+        }
+        return; /* EAGAIN: none left; others concern a connection that is gone */
+    }
+}
+
+static void on_signal(struct cwd_broker *b) {
+    struct signalfd_siginfo info;
+    while (read(b->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
+        b->stopping = true;
+        b->stop_reason = info.ssi_signo == SIGTERM ? "SIGTERM" : "SIGINT";
+    }
+}
+
+static void on_event(struct cwd_broker *b, const struct epoll_event *event) {
+    enum cwd_event kind = (enum cwd_event)(event->data.u64 >> 32);
+    uint32_t id = (uint32_t)event->data.u64;
+    struct cwd_session *session = NULL;
+    if (kind == CWD_EVENT_SOCKET || kind == CWD_EVENT_PIDFD)
+        session = cwd_session_find(b, id);
+    switch (kind) {
+    case CWD_EVENT_LISTEN:
+        on_listen(b);
+        break;
+    case CWD_EVENT_SIGNAL:
+        on_signal(b);
+        break;
+    case CWD_EVENT_SOCKET:
+        if (session)
+            cwd_socket_on_event(b, session, event->events);
+        break;
+    case CWD_EVENT_PIDFD:
+        if (session)
+            cwd_session_on_pidfd(b, session);
+        break;
+    case CWD_EVENT_DOORBELL:
+        break; /* every lane is looked at in each turn */
+    case CWD_EVENT_LIFELINE:
+        cwd_ghost_on_lifeline(b, id);
+        break;
+    }
+}
+
+/* ---- lanes ---- */
+
+/* Serves every lane once. Returns whether there was anything. */
+static bool serve_lanes(struct cwd_broker *b) {
+    struct cwd_session *session, *next;
+    bool worked = false;
+    HASH_ITER(hh, b->sessions, session, next) {
+        if (session->state != CWD_OPEN)
+            continue;
+        if (cwd_requests_serve(b, session))
+            worked = true;
+    }
+    /* After all were served: a PUT of one may have answered the wait of another. */
+    for (session = b->sessions; session; session = session->hh.next)
+        if (session->wake)
+            cwd_session_wake(session);
+    return worked;
+}
+
+static bool any_lane_ready(struct cwd_broker *b) {
+    struct cwd_session *session;
+    for (session = b->sessions; session; session = session->hh.next)
+        if (session->state == CWD_OPEN && cwd_requests_ready(session))
+            return true;
+    return false;
+}
+
+static bool any_client_spins(struct cwd_broker *b) {
+    struct cwd_session *session;
+    for (session = b->sessions; session; session = session->hh.next)
+        if (session->state == CWD_OPEN && cw_sleeper_spin_pays(&session->replies.ring->consumer))
+            return true;
+    return false;
+}
+
+/* Looks at the lanes for about the price of one wake-up. Returns whether something came. */
+static bool spin(struct cwd_broker *b) {
+    if (!any_client_spins(b))
+        return false;
+    int64_t limit_ns = cw_now_ns() + CW_SPIN_NS;
+    do {
+        for (int i = 0; i < 32; i++) {
+            if (any_lane_ready(b))
+                return true;
+            CW_PAUSE();
+        }
+    } while (cw_now_ns() < limit_ns);
+    return false;
+}
+
+/* ---- time ---- */
+
+/* Does what time asks for; returns when it asks next, or INT64_MAX. */
+static int64_t serve_time(struct cwd_broker *b) {
+    int64_t due_ns = cwd_transits_expire(b), next_ns = cwd_sessions_expire(b);
+    due_ns = next_ns < due_ns ? next_ns : due_ns;
+    next_ns = cwd_names_expire(b);
+    due_ns = next_ns < due_ns ? next_ns : due_ns;
+    if (b->accept_after_ns > b->now_ns && b->accept_after_ns < due_ns)
+        due_ns = b->accept_after_ns;
+    if (cwd_reclaim_due(b) <= b->now_ns) {
+        cwd_reclaim_run(b);
+        cwd_slabs_sweep(b);
+    } else if (!b->reclaim.count) {
+        cwd_slabs_sweep(b);
+    }
+    next_ns = cwd_reclaim_due(b);
+    due_ns = next_ns < due_ns ? next_ns : due_ns;
+    if (b->idle_exit_ns >= 0 && b->clients == 0 && b->connecting == 0 && cwd_names_count(b) == 0 &&
+        !b->ghosts && !b->transits) {
+        next_ns = b->last_client_ns + b->idle_exit_ns;
+        if (b->now_ns >= next_ns) {
+            b->stopping = true;
+            b->stop_reason = "idle";
+        }
+        due_ns = next_ns < due_ns ? next_ns : due_ns;
+    }
+    return due_ns;
+}
+
+/* Milliseconds to wait, rounded up, so that we do not wake a moment too early. */
+static int wait_ms(int64_t due_ns, int64_t now_ns) {
+    if (due_ns == INT64_MAX)
+        return -1;
+    if (due_ns <= now_ns)
+        return 0;
+    int64_t ms = (due_ns - now_ns + 999999) / 1000000;
+    return ms < 3600000 ? (int)ms : 3600000;
+}
+
+/* Waits for events: not at all after a turn with work, else a little awake, then asleep. */
+static int wait_events(struct cwd_broker *b, struct epoll_event *events, bool worked,
+                       int64_t due_ns) {
+    int timeout_ms = worked ? 0 : wait_ms(due_ns, cw_now_ns());
+    if (timeout_ms == 0)
+        return epoll_wait(b->epoll_fd, events, EVENTS_MAX, 0);
+    cw_sleeper_announce(&b->root->broker);
+    if (any_lane_ready(b))
+        timeout_ms = 0;
+    else
+        cwd_monitor_heartbeat(b, cw_now_ns()); /* stands from here on: asleep says that it may */
+    int count = epoll_wait(b->epoll_fd, events, EVENTS_MAX, timeout_ms);
+    cw_sleeper_cancel(&b->root->broker);
+    if (timeout_ms != 0)
+        CWD_COUNT(b, wakeups);
+    return count;
+}
+
+void cwd_loop_run(struct cwd_broker *b) {
+    struct epoll_event events[EVENTS_MAX];
+    bool worked = true, spin_next = false;
+    int64_t due_ns = 0;
+    while (!b->stopping) {
+        accept_switch(b);
+        if (!worked && spin_next) {
+            spin_next = false; /* once after work, not for ever */
+            worked = spin(b);
+        }
+        int count = wait_events(b, events, worked, due_ns);
+        b->now_ns = cw_now_ns();
+        cwd_monitor_heartbeat(b, b->now_ns);
+        cw_sleeper_here(&b->root->broker);
+        for (int i = 0; i < count; i++)
+            on_event(b, &events[i]);
+        worked = serve_lanes(b);
+        spin_next = spin_next || worked;
+        due_ns = serve_time(b);
+        cwd_sessions_free_ended(b);
+        cwd_monitor_update(b);
+    }
+    serve_lanes(b); /* what was asked before is still answered */
+    cwd_monitor_heartbeat(b, 0);
+}

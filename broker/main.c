@@ -1,0 +1,159 @@
+/*
+ * causewayd: the broker. Reads its arguments, detaches unless told not to, builds the broker
+ * (broker.c), runs its loop (loop.c), unwinds. --help tells arguments, limits and exit codes.
+ */
+#include <ctype.h>
+#include <getopt.h>
+#include <limits.h>
+#include <malloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "broker/broker.h"
+#include "broker/detach.h"
+#include "broker/log.h"
+#include "broker/loop.h"
+#include "ipc/causeway.h"
+#include "ipc/wire.h"
+#include "shm/error.h"
+
+#define IDLE_EXIT_DETACHED_NS 60000000000
+#define IDLE_EXIT_MOST_S      (10 * 366 * 86400)
+
+static void print_help(void) {
+    puts(
+        "Usage: causewayd [OPTION]...\n"
+        "Keeps shared arrays of one user: memory, names, leases. Clients start one when they need\n"
+        "it. Without --foreground it detaches, and returns when it listens.\n"
+        "\n"
+        "  --foreground         stay in the foreground, log to standard error\n"
+        "  --idle-exit SECONDS  end when for so long no client was connected and no name, no\n"
+        "                       handle under way and no forked child held anything\n"
+        "                       (default: 60 when detached, never in the foreground)\n"
+        "  --dir FOLDER         socket folder, or the path of a socket, FOLDER/NAME.sock\n"
+        "                       (default: $CAUSEWAY_DIR, else $XDG_RUNTIME_DIR/causeway,\n"
+        "                       else /tmp/causeway-UID)\n"
+        "  --config FILE        configuration (default: $CAUSEWAY_CONFIG, else\n"
+        "                       ~/.config/causeway/causeway.conf; /etc/causeway.conf is read\n"
+        "                       before it)\n"
+        "  --version            print the version and end\n"
+        "  --help               print this and end\n"
+        "\n"
+        "Limits, as KEY = NUMBER under [limits] in the configuration, or in the environment as\n"
+        "CAUSEWAY_KEY in capitals, which is the stronger (0 bytes: half of the memory):\n");
+    for (unsigned i = 0; i < CW_LIMIT_COUNT; i++)
+        printf("  %-22s %-9llu %s\n", cw_limit_name(i), (unsigned long long)cw_limit_default(i),
+               cw_limit_what(i));
+    puts("\n"
+         "Exit codes: 0 ended as asked (or detached and listening); 1 it could not run; 2 wrong\n"
+         "arguments or configuration; 3 a broker runs already, its pid is told; 4 the socket\n"
+         "folder cannot be trusted or made. SIGTERM and SIGINT end it cleanly.");
+}
+
+static int parse_seconds(const char *text, int64_t *out_ns) {
+    char *end;
+    errno = 0;
+    long long seconds = strtoll(text, &end, 10);
+    if (!isdigit((unsigned char)*text) || errno || *end || seconds > IDLE_EXIT_MOST_S)
+        return cw_fail(-EINVAL, "--idle-exit takes whole seconds, not \"%.64s\"", text);
+    *out_ns = seconds * 1000000000;
+    return 0;
+}
+
+/* Returns 1 when the program is to go on, else its exit code in *exit_code. */
+static int parse_arguments(int argc, char **argv, struct cwd_options *options, int *exit_code) {
+    static const struct option names[] = {
+        {"foreground", no_argument, NULL, 'f'},
+        {"idle-exit", required_argument, NULL, 'i'},
+        {"dir", required_argument, NULL, 'd'},
+        {"config", required_argument, NULL, 'c'},
+        {"version", no_argument, NULL, 'V'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
+    };
+    bool idle_given = false;
+    int found;
+    *exit_code = CWD_EXIT_OK;
+    while ((found = getopt_long(argc, argv, "", names, NULL)) >= 0) {
+        switch (found) {
+        case 'f':
+            options->foreground = true;
+            break;
+        case 'i':
+            idle_given = true;
+            if (parse_seconds(optarg, &options->idle_exit_ns) != 0) {
+                fprintf(stderr, "causewayd: %s\n", cw_detail());
+                *exit_code = CWD_EXIT_USAGE;
+                return 0;
+            }
+            break;
+        case 'd':
+            options->place = optarg;
+            break;
+        case 'c':
+            options->config_file = optarg;
+            break;
+        case 'V':
+            printf("causewayd %s (protocol %u)\n", CW_VERSION, CW_PROTOCOL_VERSION);
+            return 0;
+        case 'h':
+            print_help();
+            return 0;
+        default:
+            *exit_code = CWD_EXIT_USAGE;
+            return 0;
+        }
+    }
+    if (optind < argc) {
+        fprintf(stderr, "causewayd: \"%.64s\" is no argument of causewayd; see --help\n",
+                argv[optind]);
+        *exit_code = CWD_EXIT_USAGE;
+        return 0;
+    }
+    if (!idle_given)
+        options->idle_exit_ns = options->foreground ? -1 : IDLE_EXIT_DETACHED_NS;
+    return 1;
+}
+
+/* Paths are the caller's: the detached broker has another working directory. */
+static const char *absolute(const char *path) {
+    char folder[PATH_MAX], *joined;
+    if (!path || *path == '/' || !*path || !getcwd(folder, sizeof folder))
+        return path;
+    return asprintf(&joined, "%s/%s", folder, path) < 0 ? path : joined;
+}
+
+int main(int argc, char **argv) {
+    static struct cwd_broker broker;
+    struct cwd_options options = {.idle_exit_ns = -1};
+    enum cwd_exit code;
+    int exit_code, verdict_fd = -1;
+    if (!parse_arguments(argc, argv, &options, &exit_code))
+        return exit_code;
+    mallopt(M_ARENA_MAX, 1); /* one thread allocates: arenas for more would only take memory */
+    if (!options.foreground) {
+        options.place = absolute(options.place);
+        options.config_file = absolute(options.config_file);
+        const char *folder = getenv("CAUSEWAY_DIR");
+        if (folder && *folder && setenv("CAUSEWAY_DIR", absolute(folder), 1) < 0)
+            return CWD_EXIT_FAILED;
+        verdict_fd = cwd_detach();
+        if (verdict_fd < 0) {
+            fprintf(stderr, "causewayd: %s\n", cw_detail());
+            return CWD_EXIT_FAILED;
+        }
+    }
+    if (cwd_broker_init(&broker, &options, &code) != 0) {
+        if (options.foreground)
+            fprintf(stderr, "causewayd: %s\n", cw_detail());
+        cwd_detach_tell(verdict_fd, code, cw_detail());
+        return code;
+    }
+    cwd_detach_tell(verdict_fd, CWD_EXIT_OK, "");
+    cwd_loop_run(&broker);
+    cwd_log("ends: %s", broker.stop_reason ? broker.stop_reason : "no reason");
+    cwd_broker_deinit(&broker);
+    return CWD_EXIT_OK;
+}

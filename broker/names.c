@@ -1,0 +1,179 @@
+/*
+ * Names: see names.h. The loop's thread is the directory's one writer; readers look at every moment
+ * (shm/directory.h). The reference on the new array is taken before the name shows it, the one on
+ * the old array given back after no name shows it.
+ */
+#include "broker/names.h"
+
+#include <string.h>
+#include <time.h>
+
+#include "broker/broker.h"
+#include "broker/custody.h"
+#include "broker/log.h"
+#include "broker/monitor.h"
+#include "broker/session.h"
+#include "broker/waits.h"
+#include "ipc/causeway.h"
+#include "ipc/layout.h"
+
+int cwd_key_check(const char *key, size_t key_bytes) {
+    char text[CW_KEY_MAX + 1];
+    if (key_bytes == 0 || key_bytes > CW_KEY_MAX)
+        return cw_fail(-EINVAL, "a key of %zu bytes cannot be", key_bytes);
+    memcpy(text, key, key_bytes);
+    text[key_bytes] = 0;
+    size_t name_at = strlen(text) + 1;
+    if (name_at > key_bytes || strlen(text + name_at) != key_bytes - name_at)
+        return cw_fail(-EINVAL, "a key is a namespace, one NUL and a name");
+    int code = cw_namespace_check(text);
+    return code ? code : cw_name_check(text + name_at);
+}
+
+static uint64_t realtime_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Does the array lie within its block, and the block within its slab? */
+static int check_range(struct cwd_slab *slab, const struct cw_put *put) {
+    struct cw_block *block = &slab->table->blocks[put->block];
+    /* B13: after the word was seen alive (B1), which orders these (B7); copied once. */
+    uint64_t offset = CW_LOAD(B13, &block->offset_bytes, relaxed);
+    uint64_t length = CW_LOAD(B13, &block->length_bytes, relaxed);
+    if (offset > slab->info.size_bytes || length > slab->info.size_bytes - offset ||
+        put->offset_bytes > length || put->size_bytes > length - put->offset_bytes)
+        return cw_fail(-EINVAL,
+                       "an array of %llu bytes at %llu was to be named, its block has %llu bytes",
+                       (unsigned long long)put->size_bytes, (unsigned long long)put->offset_bytes,
+                       (unsigned long long)length);
+    return 0;
+}
+
+static int check_names_left(struct cwd_broker *b, const char *key, size_t key_bytes) {
+    uint64_t names = cwd_names_count(b);
+    if (names < CWD_LIMIT(b, max_names) || cwd_name_exists(b, key, key_bytes))
+        return 0;
+    return cwd_limit_refuse(b, CW_LIMIT_max_names,
+                            "a name more than the %llu that exist was asked "
+                            "for",
+                            (unsigned long long)names);
+}
+
+static const char *name_of(const char *key, size_t key_bytes, int *length) {
+    size_t at = strnlen(key, key_bytes) + 1;
+    *length = (int)(key_bytes - at);
+    return key + at;
+}
+
+static void name_gone(struct cwd_broker *b, const struct cw_entry *old) {
+    if (old->flags & CW_ENTRY_KEEP)
+        b->kept_names--;
+    cwd_ref_drop(b, old->slab, old->block, old->gen);
+}
+
+int cwd_name_put(struct cwd_broker *b, struct cwd_session *session, const struct cw_put *put,
+                 const char *key, const void *meta) {
+    struct cw_entry old;
+    bool replaced = false;
+    int code = cwd_key_check(key, put->key_bytes);
+    if (code == 0)
+        code = check_names_left(b, key, put->key_bytes);
+    if (code)
+        return code;
+    struct cwd_slab *slab = cwd_slab_find(b, put->slab);
+    if (!slab)
+        return cw_fail(-ESTALE, "the array is gone: there is no slab %u", put->slab);
+    code = cwd_ref_take(b, slab, put->block, put->gen);
+    if (code)
+        return code;
+    struct cw_entry entry = {.slab = put->slab,
+                             .block = put->block,
+                             .gen = put->gen,
+                             .offset_bytes = put->offset_bytes,
+                             .size_bytes = put->size_bytes,
+                             .created_ns = realtime_ns(),
+                             .owner_pid = (uint32_t)session->pid,
+                             .owner_session = session->id,
+                             .flags = put->flags & CW_PUT_KEEP ? CW_ENTRY_KEEP : 0};
+    code = check_range(slab, put);
+    if (code == 0)
+        code = cw_directory_put(b->directory, key, put->key_bytes, &entry, meta, put->meta_bytes,
+                                (put->flags & CW_PUT_REPLACE) != 0, &replaced, &old);
+    if (code) {
+        int length;
+        const char *name = name_of(key, put->key_bytes, &length);
+        if (code == -EEXIST)
+            cw_fail(code,
+                    "the name \"%.*s\" is taken, by process %u: replace it, or choose another",
+                    length, name, old.owner_pid);
+        cwd_ref_drop(b, put->slab, put->block, put->gen);
+        return code;
+    }
+    if (put->flags & CW_PUT_KEEP)
+        b->kept_names++;
+    if (replaced)
+        name_gone(b, &old);
+    CWD_COUNT(b, puts);
+    cwd_waits_answer(b, key, put->key_bytes);
+    return 0;
+}
+
+int cwd_name_remove(struct cwd_broker *b, const char *key, size_t key_bytes) {
+    struct cw_entry old;
+    int code = cwd_key_check(key, key_bytes);
+    if (code)
+        return code;
+    if (cw_directory_remove(b->directory, key, key_bytes, &old) != 0) {
+        int length;
+        const char *name = name_of(key, key_bytes, &length);
+        return cw_fail(-ENOENT, "there is no name \"%.*s\" in namespace \"%.64s\"", length, name,
+                       key);
+    }
+    name_gone(b, &old);
+    CWD_COUNT(b, removes);
+    return 0;
+}
+
+int cwd_name_exists(struct cwd_broker *b, const char *key, size_t key_bytes) {
+    struct cw_entry entry;
+    return cw_directory_lookup(b->directory, key, key_bytes, &entry) == 0;
+}
+
+uint64_t cwd_names_count(struct cwd_broker *b) {
+    return CW_LOAD(D8, &b->root->directory.names, relaxed);
+}
+
+struct sweep {
+    struct cwd_broker *broker;
+    bool all;
+};
+
+static bool sweep_one(void *context, const struct cw_entry *entry) {
+    struct sweep *sweep = context;
+    if (!sweep->all && (entry->flags & CW_ENTRY_KEEP))
+        return false;
+    name_gone(sweep->broker, entry);
+    return true;
+}
+
+int64_t cwd_names_expire(struct cwd_broker *b) {
+    uint64_t names = cwd_names_count(b);
+    if (b->clients || names == b->kept_names)
+        return INT64_MAX;
+    int64_t due_ns = b->last_client_ns + (int64_t)CWD_LIMIT(b, names_linger_seconds) * 1000000000;
+    if (b->now_ns < due_ns)
+        return due_ns;
+    struct sweep sweep = {.broker = b};
+    cw_directory_sweep(b->directory, sweep_one, &sweep);
+    cwd_log("%llu names ended, since their user has no client any more",
+            (unsigned long long)(names - cwd_names_count(b)));
+    return INT64_MAX;
+}
+
+void cwd_names_deinit(struct cwd_broker *b) {
+    struct sweep sweep = {.broker = b, .all = true};
+    if (b->directory)
+        cw_directory_sweep(b->directory, sweep_one, &sweep);
+}

@@ -1,0 +1,32 @@
+/*
+ * Names: keys (namespace, NUL, name) to arrays; the directory of shm/ with a reference for each
+ * entry. They live as long as the user has a client, and names_linger_seconds more; kept ones until
+ * they are removed.
+ */
+#ifndef CW_BROKER_NAMES_H
+#define CW_BROKER_NAMES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ipc/wire.h"
+
+struct cwd_broker;
+struct cwd_session;
+
+/* Is this a key? 0 or -EINVAL with the rule. key need not be terminated. */
+int cwd_key_check(const char *key, size_t key_bytes);
+/* 0, -EINVAL, -EEXIST, -ESTALE, -EDQUOT. Answers who waits for the name. */
+int cwd_name_put(struct cwd_broker *broker, struct cwd_session *session, const struct cw_put *put,
+                 const char *key, const void *meta);
+/* 0, -EINVAL, -ENOENT. */
+int cwd_name_remove(struct cwd_broker *broker, const char *key, size_t key_bytes);
+/* Is the name there? */
+int cwd_name_exists(struct cwd_broker *broker, const char *key, size_t key_bytes);
+uint64_t cwd_names_count(struct cwd_broker *broker);
+/* Ends the names whose user has been without a client for too long. Returns when to ask again. */
+int64_t cwd_names_expire(struct cwd_broker *broker);
+/* Gives all references back. */
+void cwd_names_deinit(struct cwd_broker *broker);
+
+#endif

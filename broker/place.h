@@ -1,0 +1,20 @@
+/*
+ * Place: the broker's socket and lock in the socket folder (ipc/address.h).
+ *
+ * One lock decides who is the broker: the flock on the lock file, held as long as the process
+ * lives. Who holds it may take over a stale socket.
+ */
+#ifndef CW_BROKER_PLACE_H
+#define CW_BROKER_PLACE_H
+
+#include "broker/broker.h"
+
+/* Folder, lock, log. *exit_code says why not. */
+int cwd_place_lock(struct cwd_broker *broker, const struct cwd_options *options,
+                   enum cwd_exit *exit_code);
+/* Makes the socket and listens; then writes the lock file's line. */
+int cwd_place_listen(struct cwd_broker *broker);
+/* Removes the socket, empties the lock file, gives the lock back. May be repeated. */
+void cwd_place_leave(struct cwd_broker *broker);
+
+#endif

@@ -1,0 +1,293 @@
+/*
+ * References and reclaim: see reclaim.h, and shm/block.h for the protocol of the words.
+ *
+ * The loop's thread owns all of it. Block words and lease tables can be written by any client at
+ * any time: they are read once, checked, and the CAS edges of block.h decide. A damaged word makes
+ * an edge fail; the block is then forgotten.
+ */
+#include "broker/reclaim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "broker/broker.h"
+#include "broker/custody.h"
+#include "broker/monitor.h"
+#include "broker/session.h"
+#include "broker/table.h"
+#include "shm/block.h"
+
+#define SUSPECTS_MAX 65536u   /* then they are looked at at once */
+#define PAUSE_FACTOR 4        /* pause after a scan, in durations of it */
+#define PAUSE_MAX_NS 20000000 /* deaths must be through within 100 ms */
+
+struct hold_key {
+    uint64_t slot, gen;
+};
+
+struct cwd_hold {
+    struct hold_key key;
+    uint32_t refs;
+    bool waits;
+    struct cwd_hold *prev, *next; /* in reclaim.waiting */
+    UT_hash_handle hh;
+};
+
+static struct cwd_hold *hold_find(struct cwd_broker *b, uint64_t slot, uint64_t gen) {
+    struct hold_key key = {slot, gen};
+    struct cwd_hold *hold;
+    HASH_FIND(hh, b->reclaim.holds, &key, sizeof key, hold);
+    return hold;
+}
+
+static struct cwd_hold *hold_make(struct cwd_broker *b, uint64_t slot, uint64_t gen) {
+    struct cwd_hold *hold = hold_find(b, slot, gen);
+    if (hold)
+        return hold;
+    hold = calloc(1, sizeof *hold);
+    CW_ASSERT(hold);
+    hold->key = (struct hold_key){slot, gen};
+    HASH_ADD(hh, b->reclaim.holds, key, sizeof hold->key, hold);
+    return hold;
+}
+
+static void hold_settle(struct cwd_broker *b, struct cwd_hold *hold) {
+    if (hold->refs || hold->waits)
+        return;
+    HASH_DEL(b->reclaim.holds, hold);
+    free(hold);
+}
+
+static void wait_begin(struct cwd_broker *b, uint64_t slot, uint64_t gen) {
+    struct cwd_hold *hold = hold_make(b, slot, gen);
+    if (!hold->waits)
+        DL_APPEND(b->reclaim.waiting, hold);
+    hold->waits = true;
+}
+
+static void wait_end(struct cwd_broker *b, struct cwd_hold *hold) {
+    if (hold && hold->waits) {
+        DL_DELETE(b->reclaim.waiting, hold);
+        hold->waits = false;
+        hold_settle(b, hold);
+    }
+}
+
+int cwd_ref_take(struct cwd_broker *b, struct cwd_slab *slab, uint32_t block, uint64_t gen) {
+    if (block >= slab->capacity || cw_block_check(&slab->table->blocks[block], gen) != 0)
+        return cw_fail(-ESTALE, "the array is gone: slab %u has no block %u of generation %llu",
+                       slab->info.slab, block, (unsigned long long)gen);
+    struct cwd_hold *hold = hold_make(b, cw_lease_slot(slab->info.slab, block), gen);
+    hold->refs++;
+    slab->refs++;
+    wait_end(b, hold);
+    (void)cw_block_unwant(&slab->table->blocks[block], gen);
+    return 0;
+}
+
+void cwd_ref_drop(struct cwd_broker *b, uint32_t slab_id, uint32_t block, uint64_t gen) {
+    struct cwd_hold *hold = hold_find(b, cw_lease_slot(slab_id, block), gen);
+    struct cwd_slab *slab = cwd_slab_find(b, slab_id);
+    CW_ASSERT(hold && hold->refs > 0 && slab && slab->refs > 0);
+    slab->refs--;
+    if (--hold->refs > 0)
+        return;
+    hold_settle(b, hold);
+    cwd_reclaim_suspect(b, slab_id, block);
+    if (!slab->owner)
+        cwd_slab_suspect(b, slab);
+}
+
+uint32_t cwd_ref_count(struct cwd_broker *b, uint32_t slab, uint32_t block, uint64_t gen) {
+    struct cwd_hold *hold = hold_find(b, cw_lease_slot(slab, block), gen);
+    return hold ? hold->refs : 0;
+}
+
+static void suspect_push(struct cwd_reclaim *r, uint64_t slot, uint64_t gen) {
+    if (r->count == r->room) {
+        uint32_t room = r->room ? r->room * 2 : 256;
+        struct cwd_suspect *suspects = realloc(r->suspects, room * sizeof *suspects);
+        CW_ASSERT(suspects);
+        r->suspects = suspects;
+        r->room = room;
+    }
+    r->suspects[r->count++] = (struct cwd_suspect){.slot = slot, .gen = gen};
+}
+
+void cwd_reclaim_suspect(struct cwd_broker *b, uint32_t slab_id, uint32_t block) {
+    struct cwd_slab *slab = cwd_slab_find(b, slab_id);
+    if (!slab || block >= slab->capacity)
+        return;
+    struct cw_block *place = &slab->table->blocks[block];
+    /* B13: a look that decides nothing: the edges below compare the word again. */
+    uint64_t word = CW_LOAD(B13, &place->word, acquire), gen = cw_block_gen(word);
+    enum cw_block_state state = cw_block_state(word);
+    uint64_t slot = cw_lease_slot(slab_id, block);
+    if (state != CW_BLOCK_LIVE && state != CW_BLOCK_RETIRING)
+        return;
+    /* We leave nothing in RETIRING: a client wrote that. */
+    if (state == CW_BLOCK_RETIRING && !cw_block_restore(place, gen))
+        return;
+    struct cwd_hold *hold = hold_find(b, slot, gen);
+    if (hold && hold->refs)
+        return;
+    if (!cw_block_want(place, gen))
+        return;
+    suspect_push(&b->reclaim, slot, gen);
+    if (b->reclaim.count >= SUSPECTS_MAX)
+        cwd_reclaim_run(b);
+}
+
+void cwd_reclaim_suspect_waiting(struct cwd_broker *b) {
+    struct cwd_hold *hold, *next;
+    DL_FOREACH_SAFE(b->reclaim.waiting, hold, next) {
+        uint64_t slot = hold->key.slot;
+        struct cwd_slab *slab = cwd_slab_find(b, cw_lease_slab(slot));
+        if (slab && cw_block_want(&slab->table->blocks[cw_lease_block(slot)], hold->key.gen))
+            suspect_push(&b->reclaim, slot, hold->key.gen);
+        else
+            wait_end(b, hold);
+    }
+}
+
+static int compare_suspects(const void *left, const void *right) {
+    const struct cwd_suspect *l = left, *r = right;
+    if (l->slot != r->slot)
+        return l->slot < r->slot ? -1 : 1;
+    return l->gen < r->gen ? -1 : l->gen > r->gen;
+}
+
+static struct cwd_suspect *suspect_find(struct cwd_reclaim *r, uint64_t slot) {
+    uint32_t low = 0, high = r->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (r->suspects[middle].slot < slot)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < r->count && r->suspects[low].slot == slot ? &r->suspects[low] : NULL;
+}
+
+/* Marks every suspect that some lease table names (L2). */
+static void scan(struct cwd_broker *b) {
+    struct cwd_reclaim *r = &b->reclaim;
+    struct cwd_session *session;
+    CWD_COUNT(b, scans);
+    for (session = b->sessions; session; session = session->hh.next) {
+        for (uint32_t t = 0; t < session->tables && !session->leases_ended; t++) {
+            struct cw_lease_table *table = cwd_session_table(session, t);
+            for (uint32_t i = 0; i < CW_LEASE_TABLE_SLOTS; i++) {
+                uint64_t slot = cw_lease_read(table, i);
+                struct cwd_suspect *suspect = slot ? suspect_find(r, slot) : NULL;
+                if (suspect)
+                    suspect->held = true;
+            }
+        }
+    }
+}
+
+/* Sorts; keeps one entry a block, and none that has references (again). Two generations of one
+ * block cannot both be alive: the edges refuse the old one. */
+static void suspects_tidy(struct cwd_broker *b) {
+    struct cwd_reclaim *r = &b->reclaim;
+    uint32_t kept = 0;
+    qsort(r->suspects, r->count, sizeof *r->suspects, compare_suspects);
+    for (uint32_t i = 0; i < r->count; i++) {
+        struct cwd_suspect *s = &r->suspects[i];
+        if (i + 1 < r->count && r->suspects[i + 1].slot == s->slot)
+            continue; /* the last one has the newest generation */
+        if (cwd_slab_find(b, cw_lease_slab(s->slot)) &&
+            !cwd_ref_count(b, cw_lease_slab(s->slot), cw_lease_block(s->slot), s->gen))
+            r->suspects[kept++] = *s;
+    }
+    r->count = kept;
+}
+
+static struct cw_block *suspect_block(struct cwd_broker *b, const struct cwd_suspect *s,
+                                      struct cwd_slab **slab) {
+    *slab = cwd_slab_find(b, cw_lease_slab(s->slot));
+    CW_ASSERT(*slab && cw_lease_block(s->slot) < (*slab)->capacity);
+    return &(*slab)->table->blocks[cw_lease_block(s->slot)];
+}
+
+/* First look: who is held waits; the others are marked RETIRING, and stay in the list. */
+static void retire_unheld(struct cwd_broker *b) {
+    struct cwd_reclaim *r = &b->reclaim;
+    struct cwd_slab *slab;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < r->count; i++) {
+        struct cwd_suspect s = r->suspects[i];
+        if (s.held) {
+            wait_begin(b, s.slot, s.gen);
+            continue;
+        }
+        if (cw_block_retire(suspect_block(b, &s, &slab), s.gen))
+            r->suspects[kept++] = s;
+        else
+            wait_end(b, hold_find(b, s.slot, s.gen));
+    }
+    r->count = kept;
+}
+
+/* Second look: who is held after all goes back, the others are free. */
+static void commit_unheld(struct cwd_broker *b) {
+    struct cwd_reclaim *r = &b->reclaim;
+    struct cwd_slab *slab;
+    for (uint32_t i = 0; i < r->count; i++) {
+        struct cwd_suspect s = r->suspects[i];
+        struct cw_block *block = suspect_block(b, &s, &slab);
+        if (s.held) {
+            (void)cw_block_restore(block, s.gen); /* false: a taker was quicker, which is as good */
+            wait_begin(b, s.slot, s.gen);
+        } else if (cw_block_commit(block, s.gen)) {
+            wait_end(b, hold_find(b, s.slot, s.gen));
+            CWD_COUNT(b, blocks_reclaimed);
+            cwd_slab_block_freed(b, slab);
+        } else {
+            wait_begin(b, s.slot, s.gen); /* rescued by a taker between the looks */
+        }
+    }
+    r->count = 0;
+}
+
+void cwd_reclaim_run(struct cwd_broker *b) {
+    struct cwd_reclaim *r = &b->reclaim;
+    int64_t begun_ns = cw_now_ns();
+    r->urgent = false;
+    suspects_tidy(b);
+    if (!r->count)
+        return;
+    scan(b);
+    retire_unheld(b);
+    if (r->count) {
+        scan(b);
+        commit_unheld(b);
+    }
+    int64_t ended_ns = cw_now_ns(), pause_ns = (ended_ns - begun_ns) * PAUSE_FACTOR;
+    r->not_before_ns = ended_ns + (pause_ns < PAUSE_MAX_NS ? pause_ns : PAUSE_MAX_NS);
+}
+
+int64_t cwd_reclaim_due(const struct cwd_broker *b) {
+    if (!b->reclaim.count)
+        return INT64_MAX;
+    return b->reclaim.urgent ? 0 : b->reclaim.not_before_ns;
+}
+
+void cwd_reclaim_forget_slab(struct cwd_broker *b, uint32_t slab) {
+    struct cwd_hold *hold, *next;
+    DL_FOREACH_SAFE(b->reclaim.waiting, hold, next) {
+        if (cw_lease_slab(hold->key.slot) == slab)
+            wait_end(b, hold);
+    }
+}
+
+void cwd_reclaim_deinit(struct cwd_broker *b) {
+    struct cwd_hold *hold, *next;
+    HASH_ITER(hh, b->reclaim.holds, hold, next) {
+        HASH_DEL(b->reclaim.holds, hold);
+        free(hold);
+    }
+    free(b->reclaim.suspects);
+    b->reclaim = (struct cwd_reclaim){0};
+}

@@ -1,0 +1,60 @@
+/*
+ * References and reclaim: which blocks the broker holds, and how blocks that nobody holds come
+ * back.
+ *
+ * A hold is kept for each (slab, block, generation) that has references, or that waits: it is
+ * WANTED, somebody had a lease on it when we last looked, and whoever drops that lease tells us.
+ * Who is killed between dropping and telling tells nobody; so at each session's end everything that
+ * waits is suspected again.
+ *
+ *   suspect -> WANTED -> scan: held  -> waits
+ *                              free  -> RETIRING -> scan: held -> back to LIVE, waits
+ *                                                         free -> FREE, generation + 1
+ * Suspects are gathered through a turn of the loop and looked at in one batch: one scan of all
+ * lease tables for all of them. Everything between RETIRING and its end happens in one call.
+ */
+#ifndef CW_BROKER_RECLAIM_H
+#define CW_BROKER_RECLAIM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct cwd_broker;
+struct cwd_slab;
+struct cwd_hold;
+
+struct cwd_suspect {
+    uint64_t slot; /* as in a lease table: slab and block */
+    uint64_t gen;
+    bool held;
+};
+
+struct cwd_reclaim {
+    struct cwd_hold *holds;   /* by slab, block, generation */
+    struct cwd_hold *waiting; /* list of those that wait */
+    struct cwd_suspect *suspects;
+    uint32_t count, room;
+    int64_t not_before_ns; /* scans take a fifth of the time at most */
+    bool urgent;           /* a session ended: look now */
+};
+
+/* Takes one reference on a block that lives. Returns 0, or -ESTALE with the sentence. */
+int cwd_ref_take(struct cwd_broker *broker, struct cwd_slab *slab, uint32_t block, uint64_t gen);
+/* Gives one back that was taken. The last one makes the block a suspect. */
+void cwd_ref_drop(struct cwd_broker *broker, uint32_t slab, uint32_t block, uint64_t gen);
+/* How many references there are. */
+uint32_t cwd_ref_count(struct cwd_broker *broker, uint32_t slab, uint32_t block, uint64_t gen);
+
+/* Perhaps nobody holds this block. Anything may be claimed: it is looked at, not believed. */
+void cwd_reclaim_suspect(struct cwd_broker *broker, uint32_t slab, uint32_t block);
+/* Suspects everything that waits. */
+void cwd_reclaim_suspect_waiting(struct cwd_broker *broker);
+/* Looks at all suspects and takes back what nobody holds. */
+void cwd_reclaim_run(struct cwd_broker *broker);
+/* When to run next: 0 now, INT64_MAX never, else CLOCK_MONOTONIC ns. */
+int64_t cwd_reclaim_due(const struct cwd_broker *broker);
+/* A slab goes: forgets what waits in it. */
+void cwd_reclaim_forget_slab(struct cwd_broker *broker, uint32_t slab);
+void cwd_reclaim_deinit(struct cwd_broker *broker);
+
+#endif

@@ -1,0 +1,304 @@
+/*
+ * Requests: see requests.h. The loop's thread alone.
+ *
+ * A record is copied out of the ring before anything of it is looked at; what is checked and used
+ * is the copy. A breach of form drops the client; a wish that cannot be met is answered.
+ */
+#include "broker/requests.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "broker/broker.h"
+#include "broker/custody.h"
+#include "broker/log.h"
+#include "broker/monitor.h"
+#include "broker/names.h"
+#include "broker/session.h"
+#include "broker/transit.h"
+#include "broker/waits.h"
+
+#define BUDGET       64 /* requests of one client in one turn */
+#define COST_SCAN    32 /* what counts as so many of them: it looks through tables */
+#define DRAIN_MAX    (CW_LANE_BYTES / 16)
+#define HOLDERS_MOST 64
+
+struct request { /* our own copy */
+    struct cw_message head;
+    union {
+        uint8_t bytes[CW_MESSAGE_MAX - sizeof(struct cw_message)];
+        struct cw_put put;
+        struct cw_key key;
+        struct cw_cancel cancel;
+        struct cw_block_ref ref;
+        struct cw_slab_request slab;
+    } body;
+    uint32_t body_bytes;
+};
+
+struct result {
+    bool none; /* no reply, or a later one */
+    int status;
+    uint32_t body_bytes;
+    union {
+        struct cw_slab_info slab;
+        struct {
+            struct cw_holders head;
+            uint32_t pids[HOLDERS_MOST];
+        } holders;
+    } body;
+};
+
+typedef int serve(struct cwd_broker *, struct cwd_session *, struct request *, struct result *);
+
+static int serve_put(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                     struct result *result) {
+    const struct cw_put *put = &r->body.put;
+    (void)result;
+    if (r->body_bytes != sizeof *put + put->key_bytes + put->meta_bytes ||
+        put->meta_bytes > CW_META_MAX || (put->flags & ~(uint32_t)(CW_PUT_REPLACE | CW_PUT_KEEP)))
+        return -EBADMSG;
+    const char *key = (const char *)r->body.bytes + sizeof *put;
+    return cwd_name_put(b, s, put, key, key + put->key_bytes);
+}
+
+static bool key_fits(const struct request *r) {
+    return r->body.key.key_bytes <= CW_KEY_MAX &&
+           r->body_bytes == sizeof r->body.key + r->body.key.key_bytes;
+}
+
+static int serve_remove(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                        struct result *result) {
+    (void)s, (void)result;
+    if (!key_fits(r))
+        return -EBADMSG;
+    return cwd_name_remove(b, (const char *)r->body.bytes + sizeof r->body.key,
+                           r->body.key.key_bytes);
+}
+
+static int serve_wait(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                      struct result *result) {
+    if (!key_fits(r))
+        return -EBADMSG;
+    int code = cwd_wait_begin(b, s, r->head.id, (const char *)r->body.bytes + sizeof r->body.key,
+                              r->body.key.key_bytes);
+    result->none = code == 0; /* waits.c answers */
+    return code;
+}
+
+static int serve_cancel(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                        struct result *result) {
+    result->none = true;
+    cwd_wait_cancel(b, s, r->body.cancel.id);
+    return 0;
+}
+
+static int serve_transit_begin(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                               struct result *result) {
+    result->none = true;
+    return cwd_transit_begin(b, s, &r->body.ref) ? -EBADMSG : 0;
+}
+
+static int serve_transit_end(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                             struct result *result) {
+    result->none = true;
+    cwd_transit_end(b, s, r->body.ref.token);
+    return 0;
+}
+
+static int serve_drop(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                      struct result *result) {
+    (void)s;
+    result->none = true;
+    cwd_reclaim_suspect(b, r->body.ref.slab, r->body.ref.block);
+    return 0;
+}
+
+static int serve_slab_close(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                            struct result *result) {
+    struct cwd_slab *slab = cwd_slab_find(b, r->body.slab.slab);
+    result->none = true;
+    if (slab && slab->owner == s)
+        cwd_slab_orphan(b, slab);
+    s->changed = true;
+    return 0;
+}
+
+static int serve_slab_adopt(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                            struct result *result) {
+    result->body_bytes = sizeof result->body.slab;
+    return cwd_slab_adopt(b, s, &r->body.slab, &result->body.slab);
+}
+
+static bool session_holds(struct cwd_session *session, uint64_t slot) {
+    for (uint32_t t = 0; t < session->tables; t++)
+        for (uint32_t i = 0; i < CW_LEASE_TABLE_SLOTS; i++)
+            if (cw_lease_read(cwd_session_table(session, t), i) == slot)
+                return true;
+    return false;
+}
+
+static int serve_holders(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                         struct result *result) {
+    const struct cw_block_ref *ref = &r->body.ref;
+    struct cwd_slab *slab = cwd_slab_find(b, ref->slab);
+    struct cw_holders *head = &result->body.holders.head;
+    struct cwd_session *other;
+    (void)s;
+    if (!slab || ref->block >= slab->capacity ||
+        cw_block_check(&slab->table->blocks[ref->block], ref->gen) != 0)
+        return cw_fail(-ESTALE, "the array is gone: slab %u has no block %u of generation %llu",
+                       ref->slab, ref->block, (unsigned long long)ref->gen);
+    *head = (struct cw_holders){
+        .references = cwd_ref_count(b, ref->slab, ref->block, ref->gen),
+        .owner_pid = slab->owner ? (uint32_t)slab->owner->pid : 0,
+    };
+    for (other = b->sessions; other; other = other->hh.next) {
+        if (!session_holds(other, cw_lease_slot(ref->slab, ref->block)))
+            continue;
+        head->holders++;
+        if (head->listed < HOLDERS_MOST)
+            result->body.holders.pids[head->listed++] = (uint32_t)other->pid;
+    }
+    result->body_bytes = (uint32_t)(sizeof *head + head->listed * sizeof(uint32_t));
+    return 0;
+}
+
+static int serve_stop(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                      struct result *result) {
+    (void)r, (void)result;
+    cwd_log("client %u (pid %d) asked the broker to end", s->id, (int)s->pid);
+    b->stopping = true;
+    b->stop_reason = "a client's wish";
+    return 0;
+}
+
+static int serve_bye(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                     struct result *result) {
+    (void)r;
+    result->none = true;
+    cwd_session_end(b, s);
+    return 0;
+}
+
+static int serve_ping(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                      struct result *result) {
+    (void)b, (void)s, (void)r, (void)result;
+    return 0;
+}
+
+static const struct operation {
+    serve *serve;
+    uint32_t body_least, body_most;
+    int cost;
+} operations[] = {
+#define EXACT(type) sizeof(struct type), sizeof(struct type)
+    [CW_OP_PUT] = {serve_put, sizeof(struct cw_put), CW_MESSAGE_MAX, 1},
+    [CW_OP_REMOVE] = {serve_remove, sizeof(struct cw_key), CW_MESSAGE_MAX, 1},
+    [CW_OP_WAIT] = {serve_wait, sizeof(struct cw_key), CW_MESSAGE_MAX, 1},
+    [CW_OP_CANCEL] = {serve_cancel, EXACT(cw_cancel), 1},
+    [CW_OP_TRANSIT_BEGIN] = {serve_transit_begin, EXACT(cw_block_ref), 1},
+    [CW_OP_TRANSIT_END] = {serve_transit_end, EXACT(cw_block_ref), 1},
+    [CW_OP_DROP] = {serve_drop, EXACT(cw_block_ref), 1},
+    [CW_OP_SLAB_CLOSE] = {serve_slab_close, EXACT(cw_slab_request), COST_SCAN},
+    [CW_OP_SLAB_ADOPT] = {serve_slab_adopt, EXACT(cw_slab_request), COST_SCAN},
+    [CW_OP_HOLDERS] = {serve_holders, EXACT(cw_block_ref), COST_SCAN},
+    [CW_OP_STOP] = {serve_stop, 0, 0, 1},
+    [CW_OP_BYE] = {serve_bye, 0, 0, 1},
+    [CW_OP_PING] = {serve_ping, 0, 0, 1},
+#undef EXACT
+};
+
+/* Copies a record and checks its form. */
+static const struct operation *parse(uint32_t type, const void *payload, uint32_t length,
+                                     struct request *out) {
+    if (length < sizeof out->head || length > CW_MESSAGE_MAX)
+        return NULL;
+    memcpy(&out->head, payload, sizeof out->head);
+    out->body_bytes = length - (uint32_t)sizeof out->head;
+    if (out->head.size_bytes != length || out->head.op != type || out->head.flags != 0 ||
+        type >= sizeof operations / sizeof *operations || !operations[type].serve ||
+        out->body_bytes < operations[type].body_least ||
+        out->body_bytes > operations[type].body_most)
+        return NULL;
+    memcpy(out->body.bytes, (const uint8_t *)payload + sizeof out->head, out->body_bytes);
+    return &operations[type];
+}
+
+static void breach(struct cwd_broker *b, struct cwd_session *session, const char *what,
+                   uint32_t type, uint32_t length) {
+    char reason[160];
+    snprintf(reason, sizeof reason, "%s (type %u, %u bytes)", what, type, length);
+    cwd_session_drop(b, session, reason);
+}
+
+/* One request. Returns its cost; 0: there was none, or the session is over. */
+static int serve_one(struct cwd_broker *b, struct cwd_session *session) {
+    struct request request;
+    struct result result = {.none = false};
+    uint32_t type = 0, length = 0;
+    const void *payload;
+    int found = cw_ring_peek(&session->requests, &type, &payload, &length);
+    if (found == 0)
+        return 0;
+    if (found < 0) {
+        breach(b, session, "its request ring holds what is no record", type, length);
+        return 0;
+    }
+    const struct operation *operation = parse(type, payload, length, &request);
+    if (!operation) {
+        breach(b, session, "a request's form is none of the protocol's", type, length);
+        return 0;
+    }
+    result.status = operation->serve(b, session, &request, &result);
+    if (result.status == -EBADMSG) {
+        breach(b, session, "a request's numbers do not fit it", type, length);
+        return 0;
+    }
+    if (session->ended)
+        return 0;
+    /* The index advances after the effect: who took over from us would see the request again. */
+    cw_ring_consume(&session->requests);
+    if (cw_sleeper_claim(&session->requests.ring->producer))
+        session->wake = true;
+    if (!result.none) {
+        const char *sentence = result.status < 0 ? cw_detail() : NULL;
+        cwd_session_reply(b, session, request.head.op, request.head.id, result.status,
+                          sentence ? (const void *)sentence : &result.body,
+                          sentence ? (uint32_t)strlen(sentence) : result.body_bytes);
+    }
+    return session->ended || session->state == CWD_DROPPED ? 0 : operation->cost;
+}
+
+bool cwd_requests_serve(struct cwd_broker *b, struct cwd_session *session) {
+    bool worked = session->ready ? cwd_waits_flush(b, session) : false;
+    for (int budget = BUDGET; budget > 0;) {
+        if (!cw_ring_has_record(&session->requests))
+            break;
+        if (!cwd_session_has_room(session))
+            break;
+        int cost = serve_one(b, session);
+        if (cost == 0)
+            break;
+        worked = true;
+        budget -= cost;
+        if (b->stopping)
+            break;
+    }
+    return worked;
+}
+
+bool cwd_requests_ready(struct cwd_session *session) {
+    if (!session->ready && !cw_ring_has_record(&session->requests))
+        return false;
+    if (cwd_session_has_room(session))
+        return true;
+    cw_sleeper_announce(&session->replies.ring->producer);
+    return cwd_session_has_room(session);
+}
+
+void cwd_requests_drain(struct cwd_broker *b, struct cwd_session *session) {
+    for (unsigned i = 0; i < DRAIN_MAX; i++)
+        if (serve_one(b, session) == 0)
+            return;
+}

@@ -1,0 +1,151 @@
+/*
+ * Transits: see transit.h. The loop's thread owns them. All have the same length of life, so the
+ * list in the order of their begin is the order of their limits.
+ */
+#include "broker/transit.h"
+
+#include <stdlib.h>
+
+#include "broker/broker.h"
+#include "broker/custody.h"
+#include "broker/monitor.h"
+#include "broker/session.h"
+
+#define TRANSITS_MAX      (1u << 20) /* in all, those of dead clients included */
+#define EARLY_ENDS_MAX    (1u << 16)
+#define EARLY_PER_SESSION 4096u
+
+struct cwd_transit {
+    uint64_t token;
+    struct cw_block_ref ref;
+    int64_t limit_ns;
+    struct cwd_transit *prev, *next;
+    UT_hash_handle hh;
+};
+
+struct cwd_early_end {
+    uint64_t token;
+    uint32_t sender;
+    UT_hash_handle hh;
+};
+
+static uint32_t token_session(uint64_t token) {
+    return (uint32_t)(token >> 32);
+}
+
+static struct cwd_transit *transit_find(struct cwd_broker *b, uint64_t token) {
+    struct cwd_transit *transit;
+    HASH_FIND(hh, b->transits, &token, sizeof token, transit);
+    return transit;
+}
+
+static struct cwd_early_end *early_find(struct cwd_broker *b, uint64_t token) {
+    struct cwd_early_end *early;
+    HASH_FIND(hh, b->early_ends, &token, sizeof token, early);
+    return early;
+}
+
+static void early_free(struct cwd_broker *b, struct cwd_early_end *early) {
+    struct cwd_session *sender = cwd_session_find(b, early->sender);
+    if (sender)
+        sender->early_ends--;
+    HASH_DEL(b->early_ends, early);
+    free(early);
+}
+
+static void transit_free(struct cwd_broker *b, struct cwd_transit *transit) {
+    struct cwd_session *session = cwd_session_find(b, token_session(transit->token));
+    if (session) {
+        session->transits--;
+        session->changed = true;
+    }
+    HASH_DEL(b->transits, transit);
+    DL_DELETE(b->transit_first, transit);
+    cwd_ref_drop(b, transit->ref.slab, transit->ref.block, transit->ref.gen);
+    free(transit);
+}
+
+int cwd_transit_begin(struct cwd_broker *b, struct cwd_session *session,
+                      const struct cw_block_ref *ref) {
+    if (token_session(ref->token) != session->id || transit_find(b, ref->token))
+        return cw_fail(-EPROTO, "a transit began with a token that is another's or in use");
+    struct cwd_early_end *early = early_find(b, ref->token);
+    if ((uint32_t)ref->token > session->last_transit)
+        session->last_transit = (uint32_t)ref->token;
+    if (early) { /* it ended before we knew that it began */
+        early_free(b, early);
+        CWD_COUNT(b, transits_begun);
+        CWD_COUNT(b, transits_ended);
+        cwd_reclaim_suspect(b, ref->slab, ref->block);
+        return 0;
+    }
+    if (session->transits >= CWD_LIMIT(b, max_client_transits) ||
+        HASH_COUNT(b->transits) >= TRANSITS_MAX) {
+        CWD_COUNT(b, limits_hit);
+        return 0;
+    }
+    struct cwd_slab *slab = cwd_slab_find(b, ref->slab);
+    if (!slab || cwd_ref_take(b, slab, ref->block, ref->gen) != 0)
+        return 0;
+    struct cwd_transit *transit = calloc(1, sizeof *transit);
+    CW_ASSERT(transit);
+    transit->token = ref->token;
+    transit->ref = *ref;
+    transit->limit_ns = b->now_ns + (int64_t)CWD_LIMIT(b, transit_seconds) * 1000000000;
+    HASH_ADD(hh, b->transits, token, sizeof transit->token, transit);
+    DL_APPEND(b->transit_first, transit);
+    session->transits++;
+    session->changed = true;
+    CWD_COUNT(b, transits_begun);
+    return 0;
+}
+
+void cwd_transit_end(struct cwd_broker *b, struct cwd_session *session, uint64_t token) {
+    struct cwd_transit *transit = transit_find(b, token);
+    if (transit) {
+        transit_free(b, transit);
+        CWD_COUNT(b, transits_ended);
+        return;
+    }
+    struct cwd_session *beginner = cwd_session_find(b, token_session(token));
+    if (!beginner || beginner->state != CWD_OPEN || (uint32_t)token <= beginner->last_transit)
+        return; /* it ended before, by its limit or by another opening */
+    if (early_find(b, token) || session->early_ends >= EARLY_PER_SESSION ||
+        HASH_COUNT(b->early_ends) >= EARLY_ENDS_MAX)
+        return; /* the limit ends it, later */
+    struct cwd_early_end *early = calloc(1, sizeof *early);
+    CW_ASSERT(early);
+    early->token = token;
+    early->sender = session->id;
+    HASH_ADD(hh, b->early_ends, token, sizeof early->token, early);
+    session->early_ends++;
+}
+
+int64_t cwd_transits_expire(struct cwd_broker *b) {
+    while (b->transit_first && b->transit_first->limit_ns <= b->now_ns) {
+        transit_free(b, b->transit_first);
+        CWD_COUNT(b, transits_expired);
+    }
+    return b->transit_first ? b->transit_first->limit_ns : INT64_MAX;
+}
+
+void cwd_transits_forget(struct cwd_broker *b, struct cwd_session *session) {
+    struct cwd_early_end *early, *next;
+    HASH_ITER(hh, b->early_ends, early, next) {
+        if (early->sender == session->id || token_session(early->token) == session->id)
+            early_free(b, early);
+    }
+}
+
+uint32_t cwd_transit_count(struct cwd_broker *b) {
+    return HASH_COUNT(b->transits);
+}
+
+void cwd_transits_deinit(struct cwd_broker *b) {
+    struct cwd_early_end *early, *next;
+    while (b->transit_first)
+        transit_free(b, b->transit_first);
+    HASH_ITER(hh, b->early_ends, early, next) {
+        early_free(b, early);
+    }
+}

@@ -1,0 +1,31 @@
+/*
+ * Transits: references for handles under way. A client begins one when it exports a handle, and who
+ * opens (or discards) the handle ends it; else its limit does. They outlive the client that began
+ * them: the handle may still lie in a pipe.
+ *
+ * BEGIN and END come from the rings of two clients. BEGIN was written before the handle was handed
+ * on, but may be read after END: an END whose BEGIN is still to come is remembered, and meets it.
+ */
+#ifndef CW_BROKER_TRANSIT_H
+#define CW_BROKER_TRANSIT_H
+
+#include <stdint.h>
+
+#include "ipc/wire.h"
+
+struct cwd_broker;
+struct cwd_session;
+
+/* The token is session's own and new; else -EPROTO. What cannot begin (a limit, a block that is
+ * gone) does not, and returns 0: the handle is then stale for who opens it. */
+int cwd_transit_begin(struct cwd_broker *broker, struct cwd_session *session,
+                      const struct cw_block_ref *ref);
+void cwd_transit_end(struct cwd_broker *broker, struct cwd_session *session, uint64_t token);
+/* Ends those past their limit; returns when the next is, or INT64_MAX. */
+int64_t cwd_transits_expire(struct cwd_broker *broker);
+/* A session ends: its transits stay, uncharged; remembered ENDs from it or for it go. */
+void cwd_transits_forget(struct cwd_broker *broker, struct cwd_session *session);
+uint32_t cwd_transit_count(struct cwd_broker *broker);
+void cwd_transits_deinit(struct cwd_broker *broker);
+
+#endif

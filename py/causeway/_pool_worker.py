@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import select
+import signal
 import sys
 import threading
 import traceback
@@ -81,33 +82,39 @@ class _Worker:
 
     def serve(self) -> None:
         """Runs tasks until told to end."""
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.interrupt)
         while True:
-            try:
-                received = self.channel.receive()
-                if received is None:
-                    continue
-                # Whatever we sent before, the parent has opened it before it sent this.
-                opened, self.unopened = self.unopened, []
-                self.store.lent(opened, None)
-                if received[0] == wire.EXIT:
-                    return
-                self.running = True
-                self.run(received[1])
-                del received
-                self.running = False
-            except KeyboardInterrupt:
-                if self.running:
-                    sys.exit(_INTERRUPTED)
-                # Between tasks: a Ctrl-C is the parent's to decide about.
+            received = self.channel.receive()
+            if received is None:
+                continue
+            # Whatever we sent before, the parent has opened it before it sent this.
+            opened, self.unopened = self.unopened, []
+            self.store.lent(opened, None)
+            if received[0] == wire.EXIT:
+                return
+            self.run(received[1])
+            del received
+
+    def interrupt(self, number: int, frame: Any) -> None:
+        """SIGINT: ends a task that runs, and the worker with it. Between tasks it is the parent's to decide."""
+        if self.running:
+            self.running = False
+            raise KeyboardInterrupt
 
     def run(self, data: Any) -> None:
         """Runs one task and sends its result."""
         try:
+            self.running = True
             value = self.call(data)
+            self.running = False
             success = True
-        except (SystemExit, KeyboardInterrupt):
+        except KeyboardInterrupt:
+            sys.exit(_INTERRUPTED)
+        except SystemExit:
             raise
         except BaseException as error:
+            self.running = False
             value, success = error, False
         self.answer(success, value)
         value = None  # else the exception, its traceback and this frame would keep each other, and the arguments

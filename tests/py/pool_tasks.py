@@ -1,0 +1,225 @@
+"""Functions for the workers of the Pool's tests: spawn and forkserver find them by this module's name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import causeway as cw
+
+initialized: list[Any] = []
+
+
+def square(x: Any) -> Any:
+    return x * x
+
+
+def add(x: Any, y: Any = 0, *, z: Any = 0) -> Any:
+    return x + y + z
+
+
+def same(x: Any) -> Any:
+    return x
+
+
+def pid(_: Any = None) -> int:
+    return os.getpid()
+
+
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def slow_square(x: int) -> int:
+    time.sleep(0.05 if x % 3 == 0 else 0)
+    return x * x
+
+
+class Fault(Exception):
+    """An exception with more than a sentence."""
+
+    def __init__(self, sentence: str, number: int) -> None:
+        super().__init__(sentence, number)
+        self.number = number
+
+
+def fail(x: Any) -> Any:
+    raise Fault(f"no {x}", 7)
+
+
+def fail_at_three(x: int) -> int:
+    if x == 3:
+        raise Fault("three", 3)
+    return x
+
+
+def fail_holding(values: np.ndarray[Any, Any]) -> None:
+    raise Fault(f"{len(values)} values", 1)
+
+
+def kill_at_three(x: int) -> int:
+    if x == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def killed(_: Any = None) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_hard(code: int) -> None:
+    os._exit(code)
+
+
+def exit_softly(code: int) -> None:
+    sys.exit(code)
+
+
+def interrupted(_: Any = None) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
+
+
+def fork_and_be_killed(_: Any = None) -> None:
+    """Leaves a child that keeps multiprocessing's sentinel open."""
+    if os.fork() == 0:
+        time.sleep(5)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class CannotBePickled:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not to be pickled")
+
+
+class CannotBeRead:
+    """Pickles, and raises when it is unpickled in another process."""
+
+    def __reduce__(self) -> Any:
+        return read_only_in, (os.getpid(),)
+
+
+def read_only_in(home: int) -> CannotBeRead:
+    if os.getpid() != home:
+        raise RuntimeError("not to be unpickled here")
+    return CannotBeRead()
+
+
+class FaultThatCannotBeRead(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(a)
+
+
+class FaultThatCannotBePickled(Exception):
+    def __init__(self) -> None:
+        super().__init__(lambda: 1)
+
+
+def unpicklable_result(_: Any = None) -> Any:
+    return lambda: 42
+
+
+def stubborn_result(_: Any = None) -> Any:
+    return CannotBePickled()
+
+
+def unreadable_result(_: Any = None) -> Any:
+    return CannotBeRead()
+
+
+def unreadable_fault(_: Any = None) -> None:
+    raise FaultThatCannotBeRead(1, 2)
+
+
+def unpicklable_fault(_: Any = None) -> None:
+    raise FaultThatCannotBePickled
+
+
+class Outcome(BaseException):
+    """Not an Exception, as those of some test frameworks."""
+
+
+def base_fault(_: Any = None) -> None:
+    raise Outcome("base")
+
+
+def remember(*values: Any) -> None:
+    initialized.extend(values)
+
+
+def remembered(_: Any = None) -> list[Any]:
+    return initialized
+
+
+def note_start(path: str) -> None:
+    with open(path, "a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+def refuse_to_start(sentence: str) -> None:
+    raise Fault(sentence, 5)
+
+
+def die_at_start(_: Any = None) -> None:
+    os._exit(3)
+
+
+def die_at_first_start(path: str) -> None:
+    if not Path(path).exists():
+        Path(path).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def describe(values: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    return (
+        values.shape, values.dtype, values.flags.c_contiguous, values.flags.f_contiguous,
+        values.flags.writeable, values.tobytes(),
+    )  # fmt: skip
+
+
+def overwrite(values: np.ndarray[Any, Any]) -> Any:
+    values[...] = 0
+    return values.sum()
+
+
+def doubled(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return values * 2
+
+
+def kept(values: np.ndarray[Any, Any]) -> int:
+    initialized.append(values)
+    return len(initialized)
+
+
+def kept_are_whole(expected: Any) -> bool:
+    return all((array == i).all() for i, array in enumerate(initialized))
+
+
+def fill(array: cw.Array, value: float) -> str | None:
+    array[...] = value
+    return array.name
+
+
+def new_array(n: int) -> cw.Array:
+    return cw.full(n, 5.0)
+
+
+def arrays_and_a_lambda(n: int) -> Any:
+    return [cw.full(n, 5.0), np.zeros(n), lambda: 1]
+
+
+def sum_of(array: Any) -> float:
+    return float(np.asarray(array).sum())
+
+
+def leave_mark(path: str) -> None:
+    Path(path).touch()
+    time.sleep(60)

@@ -1,36 +1,38 @@
 /*
- * Starting a broker, detached from the process that needs one.
+ * Starting a broker where none answers.
  *
  * The program: $CAUSEWAY_BROKER, else causewayd beside this library (the same folder, or ../bin),
- * else by PATH. The process: forked twice, so that it is nobody's child, in a session of its own,
- * with all descriptors closed but /dev/null as 0, 1 and 2 (so `script | cat` ends), in "/", with
- * default signals. Between fork and exec only what is safe there is called: the parent may have any
- * number of threads. The fork is a bare clone without an exit signal: no fork handlers run, the
- * host program sees no SIGCHLD and no child of its own.
+ * else by PATH. It detaches by itself (a session of its own, standard descriptors closed) and its
+ * first process ends when the broker listens, or could not, or found that one runs already; it says
+ * why on its standard error, which is a pipe to us. Two clients may do this at once: the broker's
+ * lock decides, and both then connect.
  *
- * If two clients do this at once, both brokers run for a moment, and their lock file decides.
+ * The child is made by a bare clone without an exit signal: no fork handlers run, and the host
+ * program sees no SIGCHLD and no child of its own. Between clone and exec only what is safe there
+ * is called: the process may have any number of threads.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "ipc/client.h"
 
-#define PROGRAM "causewayd"
+#define PROGRAM        "causewayd"
+#define START_LIMIT_NS 8000000000
 
 extern char **environ;
 
-struct verdict { /* what the new process says over the pipe */
-    int pid;
-    int error; /* errno of exec; 0 when only the pid is told */
-};
+#define EXIT_RUNS    3 /* as causewayd --help says */
+#define EXIT_NO_EXEC 127
 
 static bool is_program(const char *path) {
     return access(path, X_OK) == 0;
@@ -106,67 +108,80 @@ static void default_signals(void) {
     sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-/* The grandchild: becomes the broker. report is the pipe's write end. */
-_Noreturn static void become_broker(const char *path, char *const argv[], int report) {
-    /* Out of the way of 0 to 3 first; in the end the pipe is 3 (closed by exec) and nothing lies above. */
-    int high = fcntl(report, F_DUPFD, 10), null = open("/dev/null", O_RDWR);
-    if (high < 0 || null < 0 || dup2(null, 0) < 0 || dup2(0, 1) < 0 || dup2(0, 2) < 0 ||
-        dup2(high, 3) < 0 || fcntl(3, F_SETFD, FD_CLOEXEC) < 0 || chdir("/") < 0)
-        _exit(1);
-    close_from(4);
+/* The child: becomes the program. errors is the pipe's write end. */
+_Noreturn static void become_broker(const char *path, char *const argv[], int errors) {
+    /* Out of the way of 0 to 2 first. */
+    int high = fcntl(errors, F_DUPFD, 3), null = open("/dev/null", O_RDWR);
+    if (high < 0 || null < 0 || dup2(null, 0) < 0 || dup2(0, 1) < 0 || dup2(high, 2) < 0)
+        _exit(EXIT_NO_EXEC);
+    close_from(3);
     default_signals();
-    struct verdict verdict = {.pid = (int)syscall(SYS_getpid)};
-    ssize_t count = write(3, &verdict, sizeof verdict);
     execve(path, argv, environ);
-    verdict.error = errno;
-    count = write(3, &verdict, sizeof verdict);
-    (void)count; /* a parent that does not listen any more needs no verdict */
-    _exit(127);
+    _exit(EXIT_NO_EXEC);
 }
 
-/* Reads until the pipe closes: by exec, or with the process. */
-static struct verdict read_verdict(int fd) {
-    struct verdict verdict = {.pid = 0}, next;
-    ssize_t count;
-    while ((count = read(fd, &next, sizeof next)) != 0) {
-        if (count == (ssize_t)sizeof next)
-            verdict = next;
-        else if (count > 0 || errno != EINTR)
+/* What the program says until its end, or until the time is over; one line of it. */
+static void read_errors(int fd, char *text, size_t text_bytes) {
+    int64_t end_ns = cw_now_ns() + START_LIMIT_NS;
+    size_t length = 0;
+    for (;;) {
+        char buffer[256];
+        int64_t left_ns = end_ns - cw_now_ns();
+        struct pollfd poller = {.fd = fd, .events = POLLIN};
+        int ready = left_ns > 0 ? poll(&poller, 1, (int)(left_ns / 1000000) + 1) : 0;
+        if (ready < 0 && errno == EINTR)
+            continue;
+        ssize_t count = ready > 0 ? read(fd, buffer, sizeof buffer) : 0;
+        if (count <= 0)
             break;
+        size_t room = text_bytes - 1 - length, kept = (size_t)count < room ? (size_t)count : room;
+        memcpy(text + length, buffer, kept);
+        length += kept;
     }
-    return verdict;
+    text[length] = 0;
+    text[strcspn(text, "\n")] = 0;
 }
 
-int cw_start_broker(const char *place, int *pid) {
-    char path[PATH_MAX];
+/* The program's exit code; 0 when somebody else in this process waited for it, or it does not end.
+ */
+static int wait_for_exit(pid_t child) {
+    int64_t end_ns = cw_now_ns() + START_LIMIT_NS;
+    struct timespec pause = {.tv_nsec = 1000000};
+    int status;
+    for (;;) {
+        pid_t ended = waitpid(child, &status, __WCLONE | WNOHANG);
+        if (ended == child)
+            return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
+        if ((ended < 0 && errno != EINTR) || cw_now_ns() > end_ns)
+            return 0;
+        nanosleep(&pause, NULL);
+    }
+}
+
+int cw_start_broker(const char *place) {
+    char path[PATH_MAX], text[256];
     int code = find_program(path);
     if (code)
         return code;
-    char *argv[] = {(char[]){PROGRAM}, (char[]){"--detached"}, (char[]){"--socket"},
-                    (char *)(uintptr_t)place, NULL};
-    int report[2];
-    if (pipe2(report, O_CLOEXEC) < 0)
+    char *argv[] = {(char[]){PROGRAM}, (char[]){"--dir"}, (char *)(uintptr_t)place, NULL};
+    int errors[2];
+    if (pipe2(errors, O_CLOEXEC) < 0)
         return cw_fail(-EDQUOT, "no pipe could be made to start a broker: %m");
     pid_t child = bare_fork();
-    if (child == 0) {
-        setsid();
-        pid_t grandchild = bare_fork();
-        if (grandchild == 0)
-            become_broker(path, argv, report[1]);
-        _exit(grandchild < 0);
-    }
+    if (child == 0)
+        become_broker(path, argv, errors[1]);
     code = child < 0 ? cw_fail(-EDQUOT, "no process could be made for a broker: %m") : 0;
-    close(report[1]);
-    struct verdict verdict = read_verdict(report[0]);
-    close(report[0]);
-    if (child > 0)
-        while (waitpid(child, NULL, __WCLONE) < 0 && errno == EINTR)
-            ;
+    close(errors[1]);
+    text[0] = 0;
+    if (code == 0)
+        read_errors(errors[0], text, sizeof text);
+    close(errors[0]);
     if (code)
         return code;
-    if (verdict.pid == 0 || verdict.error)
-        return cw_fail(-ECONNRESET, "the broker %.300s could not be started: %s", path,
-                       verdict.error ? strerror(verdict.error) : "the new process failed");
-    *pid = verdict.pid;
-    return 0;
+    int exit_code = wait_for_exit(child);
+    if (exit_code == 0 || exit_code == EXIT_RUNS)
+        return 0;
+    return cw_fail(-ECONNRESET, "no broker runs, and %.150s %s (exit code %d): %s", path,
+                   exit_code == EXIT_NO_EXEC ? "could not be executed" : "could not start one",
+                   exit_code, text[0] ? text : "it did not say why");
 }

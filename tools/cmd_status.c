@@ -115,11 +115,11 @@ static void print_state(const struct monitor *monitor, enum monitor_state state,
         printf("running\n");
         break;
     case MONITOR_HANGS:
-        printf("HANGS: its heartbeat stands still since %s\n", span);
+        printf("HANGS: its heartbeat has stood still for %s\n", span);
         break;
     case MONITOR_STOPPED:
         printf("STOPPED by a signal (kill -CONT %d lets it go on)", (int)monitor->lock.pid);
-        printf(still_seconds < 0 ? "\n" : "; its heartbeat stands still since %s\n", span);
+        printf(still_seconds < 0 ? "\n" : "; its heartbeat has stood still for %s\n", span);
         break;
     case MONITOR_GONE:
         printf("GONE: it died; what it said last follows\n");

@@ -289,7 +289,7 @@ BAD_FILES = {
         "header of 4294967295 bytes",
     ),
     "no such dtype": (npy_bytes(plain_header("'<q7'"), data=bytes(16)), "dtype"),
-    "code": (npy_bytes(plain_header("__import__('os')"), data=bytes(16)), "damaged"),
+    "code": (npy_bytes(plain_header("__import__('os')"), data=bytes(16)), "dtype"),
     "a negative axis": (npy_bytes(plain_header(shape="(-2,)"), data=bytes(16)), "damaged"),
     "more bytes than there are": (npy_bytes(plain_header(shape="(2**62,)")), "damaged"),
     "more bytes than can be counted": (
@@ -488,7 +488,7 @@ def test_status_of_a_stopped_broker_does_not_hang(elsewhere: Path, npy: Path) ->
         assert answer["broker"]["state"] == "stopped"
         assert answer["gauges"]["names"] == 1
         assert answer["broker"]["heartbeat_age_seconds"] is not None
-        assert "STOPPED" in text and "stands still" in text
+        assert "STOPPED" in text and "stood still" in text
         assert "--force" in run("stop", "--yes", expect=FAILED).stderr
         assert "warning  broker" in run("doctor").stdout
     finally:

@@ -25,6 +25,9 @@ from causeway.errors import BrokerLost
 __all__ = ["Connection", "connect", "current"]
 
 
+Settings = tuple[str | None, str | None]  # address and namespace, None where the environment decides
+
+
 class Connection:
     """One connection of this process to the broker. `connect` makes it.
 
@@ -34,7 +37,8 @@ class Connection:
 
     __slots__ = ("_pointer", "_previous", "_settings", "pid")
 
-    def __init__(self, address: str | None, namespace: str | None, flags: int = 0) -> None:
+    def __init__(self, settings: Settings, flags: int = 0) -> None:
+        address, namespace = settings
         out = ffi.new("cw_client **")
         check(
             lib.cw_connect(
@@ -45,7 +49,7 @@ class Connection:
             )
         )
         self._pointer: Any = ffi.gc(out[0], lib.cw_client_unref)
-        self._settings = (address, namespace)
+        self._settings = settings
         self._previous: Connection | None = None
         self.pid = os.getpid()
 
@@ -78,7 +82,7 @@ class Connection:
         return int(lib.cw_client_instance(self.pointer))
 
     @property
-    def settings(self) -> tuple[str | None, str | None]:
+    def settings(self) -> Settings:
         """(address, namespace) as they were asked for; `connect(*settings)` connects alike."""
         return self._settings
 
@@ -94,13 +98,15 @@ class Connection:
 
     def close(self) -> None:
         """Ends the connection, once no array that came over it is held any more. May be repeated."""
-        global _default
+        global _default, _settings
         with _lock:
-            if _default is self:
+            # Also when the default was made anew from these settings, after the broker was lost.
+            if _default is self or _settings is self._settings:
                 previous = self._previous
                 while previous is not None and previous.closed:
                     previous = previous._previous
                 _default = previous
+                _settings = _ENVIRONMENT if previous is None else previous._settings
             self._previous = None
             self._pointer = None
 
@@ -126,7 +132,8 @@ class Connection:
 
 _lock = threading.RLock()
 _default: Connection | None = None
-_settings: tuple[str | None, str | None] = (None, None)  # how to make the default one anew
+_ENVIRONMENT: Settings = (None, None)
+_settings = _ENVIRONMENT  # how to make the default one anew
 _others: dict[str, Connection] = {}  # by address: connections made to open handles of other brokers
 _parents: list[Any] = []  # what came over a fork and is the parent's: neither used nor closed here
 
@@ -160,7 +167,7 @@ def connect(
     if namespace is not None and "\0" in namespace:
         raise ValueError(f"a namespace holds no NUL character: {namespace!r}")
     with _lock:
-        made = Connection(None if address is None else os.fspath(address), namespace)
+        made = Connection((None if address is None else os.fspath(address), namespace))
         made._previous = _default
         _default = made
         _settings = made._settings
@@ -175,7 +182,7 @@ def current() -> Connection:
         return found
     with _lock:
         if _default is None:
-            _default = Connection(*_settings)
+            _default = Connection(_settings)
         return _default
 
 
@@ -194,13 +201,13 @@ def for_instance(instance: int, address: str) -> Connection:
             return known
         if _default is None:
             try:
-                _default = Connection(*_settings, flags=lib.CW_CONNECT_NO_START)
+                _default = Connection(_settings, lib.CW_CONNECT_NO_START)
             except BrokerLost:
                 pass  # it may run elsewhere: address tells
             else:
                 if _default.instance == instance:
                     return _default
-        known = Connection(address, None, lib.CW_CONNECT_NO_START)
+        known = Connection((address, None), lib.CW_CONNECT_NO_START)
         _others[address] = known
         return known
 

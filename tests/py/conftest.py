@@ -63,7 +63,7 @@ def disconnect() -> None:
     while client._default is not None:
         client._default.close()
     client._others.clear()
-    client._settings = (None, None)
+    client._settings = client._ENVIRONMENT
 
 
 def broker_pid(folder: Path) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import causeway as cw
+from causeway import client
 
 
 def test_put_and_get():
@@ -323,3 +324,18 @@ def test_threads_share_the_connection():
     for thread in threads:
         thread.join()
     assert not errors
+
+
+def test_a_closed_connection_leaves_no_trace():
+    cw.put("x", 1)
+    with cw.connect(namespace="inner"):
+        assert cw.names() == []
+        cw.connect(namespace="innermost").close()
+        assert client.current().namespace == "inner"
+    assert client.current().namespace == "" and client._settings == (None, None)
+    first = cw.connect(namespace="first")
+    second = cw.connect(namespace="second")
+    first.close()
+    assert client.current() is second
+    second.close()
+    assert cw.names() == ["x"]

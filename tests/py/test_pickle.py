@@ -77,7 +77,7 @@ def test_structured_fortran_zero_size_0d_readonly():
         found = pickle.loads(pickle.dumps(cw.asarray(x)))
         assert (
             found.dtype == x.dtype
-            and found.strides == x.strides
+            and (found.strides == x.strides or not x.size)
             and np.array_equal(found.numpy(), x)
         )
     cw.put("r", [1])

@@ -33,11 +33,11 @@ static int check_data(const struct cw_slab_info *info, int fd) {
     enum cwd_fd_class class = cwd_fd_class(fd);
     if (info->device_kind == CW_DEVICE_CUDA)
         return class == CWD_FD_GPU ? 0
-                                   : cw_fail(-EPROTO, "the data of a GPU slab must come as the "
+                                   : cw_fail(-EINVAL, "the data of a GPU slab must come as the "
                                                       "driver's descriptor; this is none");
     struct cwd_fd_memory memory;
     if (class != CWD_FD_MEMORY)
-        return cw_fail(-EPROTO, "the data of a host slab must be shared memory; this descriptor "
+        return cw_fail(-EINVAL, "the data of a host slab must be shared memory; this descriptor "
                                 "is none");
     int code = cwd_fd_memory(fd, &memory);
     if (code)
@@ -46,7 +46,7 @@ static int check_data(const struct cw_slab_info *info, int fd) {
         return cw_fail(-EINVAL, "a slab of %llu bytes was announced, its data has %llu",
                        (unsigned long long)info->size_bytes, (unsigned long long)memory.size_bytes);
     if (!(info->flags & CW_SLAB_FOREIGN) && !(memory.seals & F_SEAL_SHRINK))
-        return cw_fail(-EPROTO, "the data of a host slab must be sealed against shrinking, or be "
+        return cw_fail(-EINVAL, "the data of a host slab must be sealed against shrinking, or be "
                                 "announced as foreign");
     return 0;
 }

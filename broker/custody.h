@@ -36,7 +36,8 @@ struct cwd_slab {
 struct cwd_slab *cwd_slab_find(struct cwd_broker *broker, uint32_t id);
 
 /* Takes two descriptors into custody for owner; takes both over, also on failure. Returns 0,
- * -EDQUOT (a limit), -EINVAL (numbers that cannot be), -EPROTO (descriptors of the wrong kind). */
+ * -EDQUOT (a limit), -EINVAL (numbers that cannot be, data that is no memory), -EPROTO (a block
+ * table that is none). */
 int cwd_slab_add(struct cwd_broker *broker, struct cwd_session *owner,
                  const struct cw_slab_info *info, const int fds[2], struct cw_slab_info *out);
 /* An orphan with one free piece of that size becomes owner's. 0, -ENOENT, -EDQUOT. */

@@ -20,7 +20,6 @@
 #define MESSAGES_PER_TURN 16
 
 static void take_fds(struct cwd_broker *b, struct msghdr *message, struct cwd_mail *mail) {
-    mail->fd_count = 0;
     for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part; part = CMSG_NXTHDR(message, part)) {
         if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
             continue;
@@ -51,6 +50,7 @@ static enum outcome receive(struct cwd_broker *b, struct cwd_session *session,
                              .msg_iovlen = 2,
                              .msg_control = control.bytes,
                              .msg_controllen = sizeof control.bytes};
+    mail->fd_count = 0; /* also where nothing is received, but an error (ECONNRESET) */
     ssize_t count = recvmsg(session->sock, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (count < 0)
         return errno == EAGAIN || errno == EINTR ? NOTHING : END;

@@ -265,7 +265,8 @@ static void judge(int status) {
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
         return;
     printf("# a process ended with status %#x\n", (unsigned)status);
-    fail("a client found something wrong");
+    usleep(100000);
+    fail(world_alive(&world) ? "a client found something wrong" : "the broker ended");
 }
 
 static void reap_until(pid_t wanted) {
@@ -273,8 +274,10 @@ static void reap_until(pid_t wanted) {
     pid_t pid;
     do {
         pid = waitpid(-1, &status, wanted ? 0 : WNOHANG);
-        if (pid > 0 && pid == world.broker)
+        if (pid > 0 && pid == world.broker) {
+            printf("# the broker's status is %#x\n", (unsigned)status);
             fail("the broker ended");
+        }
         if (pid > 0)
             judge(status);
     } while (pid > 0 && pid != wanted);

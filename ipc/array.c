@@ -9,13 +9,8 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "ipc/client.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Linux 5.14; EINVAL before, and then pages fault one by one */
-#endif
 
 #define ARRAY_POOL_MAX 1024u
 
@@ -137,14 +132,6 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
     return code;
 }
 
-/* Fresh memory is allocated but not in our page table: one call instead of a fault a page. */
-static void populate(cw_array *array) {
-    uintptr_t begin = (uintptr_t)array->bytes & ~(uintptr_t)(CW_PAGE - 1);
-    if (array->size_bytes >= CW_LARGE_BYTES)
-        madvise((void *)begin, (uintptr_t)array->bytes + array->size_bytes - begin,
-                MADV_POPULATE_WRITE);
-}
-
 int cw_array_new(cw_client *client, const char *device, const cw_layout *layout, uint32_t flags,
                  cw_array **out) {
     const struct cw_backend *backend;
@@ -177,9 +164,7 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     pthread_mutex_unlock(&client->lock);
     if (code)
         return code;
-    if (clean)
-        populate(array);
-    else if (flags & CW_ZERO)
+    if (!clean && flags & CW_ZERO)
         backend->zero(array->bytes, array->size_bytes);
     *out = array;
     return 0;

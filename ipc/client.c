@@ -12,7 +12,6 @@
  */
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -26,8 +25,7 @@
 
 #define CONNECT_LIMIT_NS 10000000000
 #define CONNECT_PAUSE_NS 2000000
-#define STARTED_DEAD_NS                                                                            \
-    1000000000 /* how long after our broker ended another one may still answer */
+#define START_AGAIN_NS   1000000000 /* the one that ran may have ended before it answered */
 
 const char *cw_error(void) {
     return cw_detail();
@@ -294,8 +292,7 @@ static int nobody_answers(const struct cw_address *address, const char *why) {
 /* Connects, and starts a broker first where there is none. */
 static int connect_or_start(const struct cw_address *address, int folder_fd, uint32_t flags,
                             int *sock) {
-    int64_t begun_ns = cw_now_ns(), dead_ns = 0;
-    int started = 0;
+    int64_t begun_ns = cw_now_ns(), started_ns = 0;
     for (;;) {
         int code = connect_once(address, folder_fd, sock);
         if (code != -ECONNREFUSED)
@@ -303,17 +300,15 @@ static int connect_or_start(const struct cw_address *address, int folder_fd, uin
         if (flags & CW_CONNECT_NO_START)
             return nobody_answers(address, "no broker answers");
         int64_t now_ns = cw_now_ns();
-        if (!started) {
-            code = cw_start_broker(address->socket_path, &started);
-            if (code)
-                return code;
-        } else if (!dead_ns && kill(started, 0) < 0)
-            dead_ns = now_ns; /* it failed, or another one won the race and answers soon */
-        else if (dead_ns && now_ns - dead_ns > STARTED_DEAD_NS)
-            return nobody_answers(address, "the broker that was started ended at once; none "
-                                           "answers");
         if (now_ns - begun_ns > CONNECT_LIMIT_NS)
             return nobody_answers(address, "a broker was started, but none answers");
+        if (!started_ns || now_ns - started_ns > START_AGAIN_NS) {
+            code = cw_start_broker(address->socket_path);
+            if (code)
+                return code;
+            started_ns = cw_now_ns();
+            continue;
+        }
         struct timespec pause = {.tv_nsec = CONNECT_PAUSE_NS};
         nanosleep(&pause, NULL);
     }

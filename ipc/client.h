@@ -294,8 +294,8 @@ void cw_fork_unregister(cw_client *client);
 void cw_fork_settled(cw_client *client);
 
 /* ---- start.c ---- */
-/* Starts a broker for the folder, detached. *pid: the process, to see whether it lives. Blocks for
- * some ms. */
-int cw_start_broker(const char *folder, int *pid);
+/* Starts a broker at place (a socket's path), detached. 0: one was started, or runs already. Blocks
+ * until it listens. -ECONNRESET with its reason, -EDQUOT. */
+int cw_start_broker(const char *place);
 
 #endif

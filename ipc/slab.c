@@ -204,31 +204,34 @@ int cw_slab_map(cw_client *client, struct cw_slab *slab, bool readonly) {
 
 int cw_slab_add(cw_client *client, const struct cw_slab_info *info, int data_fd,
                 struct cw_segment *table, struct cw_slab **out) {
+    const struct cw_backend *backend = client->heap.backend;
     struct cw_fds fds = {.fd = {data_fd, table->fd}, .count = 2};
-    struct cw_slab_info known;
-    int code = cw_socket_call(client, CW_OP_SLAB_ADD, info, sizeof *info, &fds, &known,
-                              sizeof known, NULL, false);
+    struct cw_slab_info known, mine = *info;
+    struct cw_mapping rw;
+    /* Mapped first: what cannot be mapped is not worth anybody's custody. */
+    int code = backend->slab_map(0, data_fd, info->size_bytes, info->flags, false, &rw);
     if (code)
         return code;
-    struct cw_slab_info mine = *info;
+    code = cw_socket_call(client, CW_OP_SLAB_ADD, info, sizeof *info, &fds, &known, sizeof known,
+                          NULL, false);
+    if (code)
+        goto unmap_data;
     mine.slab = known.slab;
     code = slab_new(client, &mine, table, out);
-    if (code == 0) {
-        code = map_data(client, *out, data_fd, false);
-        if (code) {
-            (*out)->table_segment = (struct cw_segment){.fd = -1}; /* stays the caller's */
-            cw_slab_free(client, *out);
-        }
-    }
     if (code) {
         struct cw_slab_request request = {.slab = known.slab};
         cw_lane_post(client, CW_OP_SLAB_CLOSE, &request, sizeof request);
-        return code;
+        goto unmap_data;
     }
-    cw_segment_close_fd(&(*out)->table_segment);
-    close(data_fd);
+    (*out)->rw = rw;
     (*out)->own = true;
     (*out)->own_next = client->slabs.own;
     client->slabs.own = *out;
+    cw_segment_close_fd(&(*out)->table_segment);
+    close(data_fd);
     return 0;
+
+unmap_data:
+    backend->slab_unmap(&rw);
+    return code;
 }

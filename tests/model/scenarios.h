@@ -8,6 +8,7 @@ extern const struct model_scenario model_ring_scenarios[];
 extern const struct model_scenario model_sleep_scenarios[];
 extern const struct model_scenario model_lease_scenarios[];
 extern const struct model_scenario model_channel_scenarios[];
+extern const struct model_scenario model_directory_scenarios[];
 extern const struct model_scenario model_fence_scenarios[];
 
 /* Litmus tests: does the memory model itself allow what it should and nothing else? */

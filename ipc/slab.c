@@ -42,16 +42,22 @@ static bool is_closed(const struct cw_slab *slab) {
     return CW_LOAD(S2, &slab->table->closed, relaxed) != 0;
 }
 
-void cw_slab_rest(cw_client *client, struct cw_slab *slab) {
+/* Into the list of what may be unmapped. Frees nothing: the caller is about to use the slab. */
+static void idle_add(cw_client *client, struct cw_slab *slab) {
     struct cw_slabs *slabs = &client->slabs;
-    if (slab->own || slab->held || slab->idle)
-        return;
     slab->idle_prev = slabs->idle_last;
     slab->idle_next = NULL;
     *(slabs->idle_last ? &slabs->idle_last->idle_next : &slabs->idle_first) = slab;
     slabs->idle_last = slab;
     slabs->idle_count++;
     slab->idle = true;
+}
+
+void cw_slab_rest(cw_client *client, struct cw_slab *slab) {
+    struct cw_slabs *slabs = &client->slabs;
+    if (slab->own || slab->held || slab->idle)
+        return;
+    idle_add(client, slab);
     while (slabs->idle_count > CW_IDLE_SLABS_MAX)
         cw_slab_free(client, slabs->idle_first);
     /* S2: advice: the closed words are looked at only when their number moved. */
@@ -180,7 +186,7 @@ int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out) {
     /* Most slabs are opened to be written or read at once: the descriptor is here now. A failure
      * shows when the mapping is needed. */
     map_data(client, *out, fds.fd[0], false);
-    cw_slab_rest(client, *out);
+    idle_add(client, *out); /* it may be closed already: that shows when its block is stale */
 close_data:
     close(fds.fd[0]);
     return code;

@@ -97,9 +97,10 @@ int cw_ring_reserve(struct cw_ring_producer *p, uint32_t length_bytes, void **pa
     if (padding) {
         /* R0: the next header, still invisible, is 0 before the padding before it appears (I1). */
         CW_STORE(R0, header_at(p->ring, p->capacity_bytes, p->tail + padding), 0, relaxed);
-        /* R1: as in commit. */
-        CW_STORE(R1, header_at(p->ring, p->capacity_bytes, p->tail),
-                 header_word(CW_RING_PADDING, (uint32_t)(padding - HEADER_BYTES)), seq_cst);
+        /* R7: after the zero behind it; pairs with R2. The record that follows is what wakes (R1).
+         */
+        CW_STORE(R7, header_at(p->ring, p->capacity_bytes, p->tail),
+                 header_word(CW_RING_PADDING, (uint32_t)(padding - HEADER_BYTES)), release);
         p->tail += padding;
     }
     *payload = (uint8_t *)header_at(p->ring, p->capacity_bytes, p->tail) + HEADER_BYTES;

@@ -97,10 +97,10 @@ int cw_ring_reserve(struct cw_ring_producer *p, uint32_t length_bytes, void **pa
     if (padding) {
         /* R0: the next header, still invisible, is 0 before the padding before it appears (I1). */
         CW_STORE(R0, header_at(p->ring, p->capacity_bytes, p->tail + padding), 0, relaxed);
-        /* R7: after the zero behind it; pairs with R2. The record that follows is what wakes (R1).
-         */
+        /* R7: after the zero behind it; pairs with R2. seq_cst as R1, and for the same reason: it
+         * is the padding's header at which a consumer that goes to sleep looks last (R4). */
         CW_STORE(R7, header_at(p->ring, p->capacity_bytes, p->tail),
-                 header_word(CW_RING_PADDING, (uint32_t)(padding - HEADER_BYTES)), release);
+                 header_word(CW_RING_PADDING, (uint32_t)(padding - HEADER_BYTES)), seq_cst);
         p->tail += padding;
     }
     *payload = (uint8_t *)header_at(p->ring, p->capacity_bytes, p->tail) + HEADER_BYTES;

@@ -95,8 +95,8 @@ static void futex_consume(void) {
 #define REQUESTS 2u
 
 static void ring_doorbell(void) {
-    /* W2: as a client does: after the effect, and it only looks. */
-    if (CW_LOAD(W2, &broker.asleep, seq_cst))
+    /* W12: as ipc/lane.c does: after the effect, and it only looks. */
+    if (CW_LOAD(W12, &broker.asleep, seq_cst))
         model_signal(DOORBELL);
 }
 

@@ -141,22 +141,16 @@ void raw_broker_remove(struct raw_broker *broker) {
 }
 
 const char *raw_broker_said(struct raw_broker *broker) {
-    static char text[16384];
-    static size_t length;
-    static pid_t whose;
-    if (whose != broker->pid) {
-        whose = broker->pid;
-        length = 0;
-    }
     struct pollfd poller = {.fd = broker->errors, .events = POLLIN};
-    while (length < sizeof text - 1 && poll(&poller, 1, 0) > 0) {
-        ssize_t count = read(broker->errors, text + length, sizeof text - 1 - length);
+    while (broker->said_bytes < sizeof broker->said - 1 && poll(&poller, 1, 0) > 0) {
+        ssize_t count = read(broker->errors, broker->said + broker->said_bytes,
+                             sizeof broker->said - 1 - broker->said_bytes);
         if (count <= 0)
             break;
-        length += (size_t)count;
+        broker->said_bytes += (size_t)count;
     }
-    text[length] = 0;
-    return text;
+    broker->said[broker->said_bytes] = 0;
+    return broker->said;
 }
 
 uint64_t raw_counter(const struct raw_broker *broker, enum cw_counter which) {

@@ -28,6 +28,8 @@ struct raw_broker {
     struct cw_segment root_segment;
     struct cw_root *root;
     int errors; /* its standard error, to be read */
+    char said[8192];
+    size_t said_bytes;
 };
 /* Makes a fresh folder. */
 void raw_broker_folder(struct raw_broker *broker);
@@ -44,7 +46,7 @@ bool raw_broker_start(struct raw_broker *broker, const char *const *arguments,
 int raw_broker_reap(struct raw_broker *broker, int timeout_ms);
 /* Kills it if it runs, removes the folder. */
 void raw_broker_remove(struct raw_broker *broker);
-/* What it said on standard error so far; static buffer. */
+/* What it said on standard error so far. */
 const char *raw_broker_said(struct raw_broker *broker);
 uint64_t raw_counter(const struct raw_broker *broker, enum cw_counter which);
 uint64_t raw_gauge(const struct raw_broker *broker, enum cw_gauge which);

@@ -127,6 +127,8 @@ static pid_t begin(uint64_t *reclaimed) {
     *reclaimed = world_counter(&world, CW_COUNTER_blocks_reclaimed);
     if (current->drop_first)
         assert_int_equal(neighbour_ask(&neighbour, NEIGHBOUR_DROP_X), 0);
+    /* The broker sleeps, so that the path to its doorbell is the same in every run. */
+    assert_true(WORLD_UNTIL(atomic_load(&world.root->broker.asleep), 1000));
     return pid;
 }
 

@@ -104,7 +104,8 @@ class Crew:
         """A worker for a slot that is free."""
         channel = Channel(self._address + self._plane.offset(slot), self._plane, PARENT, self.bell)
         by_fork = self._context.get_start_method() == "fork"
-        memory = self._address if by_fork else self._memory
+        # The parent holds the plane anyway: without a transit lease nothing stays of a worker that never opens it.
+        memory = self._address if by_fork else self._memory.reduce(transit=False)
         process = self._context.Process(
             target=_pool_worker.main, args=(memory, slot, self._plane, self._parent, *self._start)
         )
@@ -128,9 +129,12 @@ class Crew:
         return [worker for worker in self._workers if worker is not None]
 
     def reap(self, worker: Worker) -> None:
-        """Learns how a dead worker ended."""
-        worker.process.join(timeout=_GRACE_SECONDS)
+        """Learns how a dead worker ended. By forkserver it is told a moment later."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while worker.process.exitcode is None and time.monotonic() < deadline:
+            time.sleep(0.002)
         worker.exitcode = worker.process.exitcode
+        worker.process.join(timeout=0)  # so that multiprocessing forgets it
 
     def discard(self, worker: Worker) -> None:
         """Lets go of a dead worker; its slot is free."""
@@ -153,10 +157,10 @@ class Crew:
         self.terminate()
         deadline = time.monotonic() + _GRACE_SECONDS
         for worker in there:
-            worker.process.join(timeout=max(0.0, deadline - time.monotonic()))
-            if worker.process.exitcode is None:
+            if not _ended(worker, deadline - time.monotonic()):
                 worker.process.kill()
-                worker.process.join()
+                _ended(worker, None)
+            self.reap(worker)
         os.eventfd_write(self._quit, 1)
         self._watcher.join()
         self._epoll.close()
@@ -173,3 +177,12 @@ class Crew:
                 if worker is not None:
                     self.dead.append(worker)
             self.bell.ring()
+
+
+def _ended(worker: Worker, seconds: float | None) -> bool:
+    """Waits for a worker's end. Its sentinel would stay open as long as a child of the worker lives."""
+    if worker.pidfd < 0:
+        return True
+    poll = select.poll()
+    poll.register(worker.pidfd, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else max(0, int(seconds * 1000))))

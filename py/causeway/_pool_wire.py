@@ -261,7 +261,7 @@ def read(data: Any) -> Message:
         buffer = open_block(handle, nbytes)
         message.buffers.append(buffer)
         if block_flags & _BY_PICKLE:
-            message.by_pickle.append(buffer)
+            message.by_pickle.append(memoryview(buffer))
     return message
 
 

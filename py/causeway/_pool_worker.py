@@ -173,7 +173,7 @@ def _encoding_error(error: Exception, value: Any) -> MaybeEncodingError:
 
 
 def main(
-    memory: Array | int,
+    memory: tuple[Callable[..., Array], tuple[Any, ...]] | int,
     slot: int,
     plane: Plane,
     parent: ParentId,
@@ -183,14 +183,18 @@ def main(
     """What a worker process runs.
 
     Args:
-        memory: the plane: an array, or its address where it came by fork.
+        memory: the plane: how to open it, or its address where it came by fork.
         slot: which channel on it.
         plane: how it is laid out.
         parent: the process to end with.
         initializer: called with initargs before the first task.
     """
     parent.watch()
-    address = memory if isinstance(memory, int) else memory.numpy().__array_interface__["data"][0]
+    if isinstance(memory, int):
+        address = memory
+    else:
+        opened = memory[0](*memory[1]).numpy()  # mapped for as long as this function runs
+        address = opened.__array_interface__["data"][0]
     channel = Channel(address + plane.offset(slot), plane, WORKER, Bell(address))
     worker = _Worker(channel)
     if initializer is not None:

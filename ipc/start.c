@@ -149,7 +149,8 @@ static int wait_for_exit(pid_t child) {
     struct timespec pause = {.tv_nsec = 1000000};
     int status;
     for (;;) {
-        pid_t ended = waitpid(child, &status, __WCLONE | WNOHANG);
+        /* __WALL: no clone child any more once it has executed a program. */
+        pid_t ended = waitpid(child, &status, __WALL | WNOHANG);
         if (ended == child)
             return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
         if ((ended < 0 && errno != EINTR) || cw_now_ns() > end_ns)

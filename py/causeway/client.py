@@ -8,7 +8,8 @@ to the same broker and namespace. After `BrokerLost` the next call connects anew
 ...     _ = cw.put("x", [1, 2, 3])
 ...     cw.names()
 ['x']
->>> cw.names()
+>>> with cw.connect(namespace="others"):
+...     cw.names()
 []
 """
 

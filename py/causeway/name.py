@@ -85,7 +85,7 @@ def put(
     >>> w = cw.put("x", [[1, 2], [3, 4]])
     >>> w.name, w.shape
     ('x', (2, 2))
-    >>> cw.put("x", [5], replace=False)
+    >>> cw.put("x", [5], replace=False)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
     causeway.errors.NameTaken: ...

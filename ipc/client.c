@@ -232,8 +232,10 @@ static int say_hello(cw_client *client) {
         return cw_fail(-errno, "pidfd_open failed: %m (Linux 5.3 or newer is needed)");
     struct cw_fds send = {.fd = {pidfd}, .count = 1}, received = {.count = 4};
     struct cw_hello_reply reply;
+    client->sock_until_ns = cw_now_ns() + CONNECT_LIMIT_NS; /* a stopped broker accepts, too */
     int code = cw_socket_call(client, CW_OP_HELLO, &hello, sizeof hello, &send, &reply,
                               sizeof reply, &received, true);
+    client->sock_until_ns = 0;
     close(pidfd);
     if (code)
         return code;

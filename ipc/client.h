@@ -152,6 +152,7 @@ struct cw_client {
 
     pthread_mutex_t sock_lock;
     uint64_t sock_id;
+    int64_t sock_until_ns; /* > 0: a request over the socket is given up then (HELLO alone) */
 
     pthread_mutex_t lane_lock;
     struct cw_lane lane;

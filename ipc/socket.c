@@ -19,13 +19,25 @@ void cw_fds_close(struct cw_fds *fds) {
     fds->count = 0;
 }
 
+/* How long poll may wait, in ms; -1 for ever. */
+static int poll_ms(const cw_client *client) {
+    if (client->sock_until_ns <= 0)
+        return -1;
+    int64_t left_ns = client->sock_until_ns - cw_now_ns();
+    return left_ns > 0 ? (int)(left_ns / 1000000) + 1 : 0;
+}
+
 /* Waits until the socket is ready. A signal ends it only after CW_PATIENCE_NS, if at all. */
 static int wait_ready(cw_client *client, short events, bool interruptible, int64_t begun_ns) {
     for (;;) {
         struct pollfd poller = {.fd = client->sock, .events = events};
-        int count = poll(&poller, 1, -1);
+        int count = poll(&poller, 1, poll_ms(client));
         if (count > 0)
             return 0; /* also at its end: the call that follows says so */
+        if (count == 0)
+            return cw_fail(-ECONNRESET,
+                           "a broker listens, but does not answer: it is stopped or "
+                           "hangs; causeway status tells, causeway stop --force ends it");
         if (count < 0 && errno != EINTR)
             return cw_fail(-errno, "poll on the broker's socket failed: %m");
         if (interruptible && cw_now_ns() - begun_ns > CW_PATIENCE_NS)

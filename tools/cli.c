@@ -186,15 +186,30 @@ int cli_connect(const struct cli *cli, bool start, cw_client **out) {
     return cli_connect_to(cli->name_space, start, out);
 }
 
+/* Is there a broker that may answer? The lock file tells at once, where connecting would time out.
+ * CLI_OK, or the exit code after the error was printed. */
+static int check_broker(bool start) {
+    struct monitor monitor;
+    double still_seconds;
+    int code = monitor_open(&monitor);
+    if (code == -ENOENT && !start)
+        return cli_error(CLI_NO_BROKER, "%s", cw_error());
+    if (code)
+        return CLI_OK; /* connecting will say more */
+    enum monitor_state state = monitor_look(&monitor, &still_seconds);
+    int pid = (int)monitor.lock.pid;
+    monitor_close(&monitor);
+    if (state == MONITOR_STOPPED || state == MONITOR_HANGS)
+        return cli_error(CLI_FAILED,
+                         "the broker (pid %d) does not answer, it %s; causeway status tells more, "
+                         "causeway stop --force ends it",
+                         pid, state == MONITOR_STOPPED ? "is stopped by a signal" : "hangs");
+    return CLI_OK;
+}
+
 int cli_connect_to(const char *name_space, bool start, cw_client **out) {
-    if (!start) {
-        /* The lock file tells at once and for certain; connecting to nobody would only time out. */
-        struct monitor monitor;
-        int code = monitor_open(&monitor);
-        if (code == -ENOENT)
-            return cli_error(CLI_NO_BROKER, "%s", cw_error());
-        if (code == 0)
-            monitor_close(&monitor);
-    }
+    int code = check_broker(start);
+    if (code)
+        return code;
     return cli_result(cw_connect(NULL, name_space, start ? 0 : CW_CONNECT_NO_START, out));
 }

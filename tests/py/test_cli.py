@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 import shutil
@@ -14,47 +12,27 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from cli_support import (
+    COMMAND,
+    FAILED,
+    LIMIT,
+    NAME_TAKEN,
+    NO_BROKER,
+    NO_NAME,
+    OK,
+    TIMEOUT,
+    USAGE,
+    broker_pid,
+    run,
+    run_json,
+    suspend,
+)
 from conftest import eventually
 
 import causeway as cw
-from causeway import _programs
-
-COMMAND = os.environ.get("CAUSEWAY_COMMAND") or _programs.path("causeway")
-OK, FAILED, USAGE, NO_BROKER, NO_NAME, TIMEOUT, NAME_TAKEN, LIMIT = range(8)
-
-
-def run(
-    *arguments: str, expect: int = OK, env: dict[str, str] | None = None, **options: Any
-) -> subprocess.CompletedProcess[str]:
-    """Runs the command; the exit code must be the expected one."""
-    done = subprocess.run(
-        [COMMAND, *arguments],
-        env={**os.environ, **(env or {})},
-        timeout=30,
-        check=False,
-        **{"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, **options},
-    )
-    assert done.returncode == expect, (arguments, done)
-    return done
-
-
-def run_json(*arguments: str, **options: Any) -> Any:
-    """Runs the command with --json and reads what it printed."""
-    return json.loads(run(*arguments, "--json", **options).stdout)
-
-
-def broker_pid(folder: Path) -> int:
-    """The pid of the broker that runs there, 0 if none does. One that nobody reaped yet does not run."""
-    try:
-        pid = int((folder / "causewayd-v1.lock").read_text().split()[0])
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (OSError, IndexError, ValueError):
-        return 0
-    return 0 if state in "ZX" else pid
 
 
 @pytest.fixture
@@ -184,67 +162,6 @@ def test_wait_sees_a_broker_and_a_name_that_come_later(elsewhere: Path, npy: Pat
 
 # ---- put and get
 
-ARRAYS = {
-    "float": np.linspace(0, 1, 1000),
-    "big endian": np.arange(7, dtype=">i4"),
-    "bool": np.array([[True, False]]),
-    "complex": np.arange(4, dtype="c16"),
-    "text": np.array(["ä", "bcd"]),
-    "bytes": np.array([b"x", b"yz"]),
-    "time": np.array(["2026-01-01", "2026-01-02"], dtype="M8[ns]"),
-    "structured": np.array([(1, (2.5, "x"))], [("a", "<i2"), ("b", [("c", "<f8"), ("d", "U3")])]),
-    "sub-array": np.zeros(3, [("m", "<f4", (2, 3)), ("n", "u1", 4)]),
-    "padded": np.zeros(2, np.dtype([("a", "u1"), ("b", "<f8")], align=True)),
-    "titled": np.zeros(2, [(("a title, with ) and '", "a"), "<f8")]),
-    "unicode fields": np.zeros(2, [("größe", "<f8"), ("幅", "<i4")]),
-    "scalar": np.array(3.5),
-    "empty": np.zeros((3, 0, 2)),
-    "fortran": np.asfortranarray(np.arange(24.0).reshape(2, 3, 4)),
-    "large": np.random.default_rng(1).integers(0, 255, 5_000_000, "u1"),
-    "many axes": np.zeros((1,) * 32),
-}
-
-
-@pytest.mark.parametrize("key", ARRAYS)
-def test_a_file_comes_back_as_it_was(key: str, tmp_path: Path) -> None:
-    array = ARRAYS[key]
-    with pytest.warns(UserWarning) if "unicode" in key else contextlib.nullcontext():
-        np.save(tmp_path / "in.npy", array)
-    run("put", "a", str(tmp_path / "in.npy"))
-    seen = cw.get("a").numpy()
-    assert seen.dtype == array.dtype
-    np.testing.assert_array_equal(seen, array)
-    run("get", "a", str(tmp_path / "out.npy"))
-    back = np.load(tmp_path / "out.npy")
-    assert back.dtype == array.dtype
-    assert back.shape == array.shape
-    assert back.flags.f_contiguous == array.flags.f_contiguous
-    assert back.flags.c_contiguous == array.flags.c_contiguous
-    np.testing.assert_array_equal(back, array)
-    assert ((tmp_path / "out.npy").stat().st_size - array.nbytes) % 64 == 0
-
-
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-def test_all_versions_of_the_format_are_read(version: tuple[int, int], tmp_path: Path) -> None:
-    array = np.arange(6).reshape(2, 3)
-    with open(tmp_path / "in.npy", "wb") as file:
-        np.lib.format.write_array(file, array, version=version)
-    run("put", "a", str(tmp_path / "in.npy"))
-    np.testing.assert_array_equal(cw.get("a").numpy(), array)
-
-
-def test_a_strided_view_is_written_in_c_order(tmp_path: Path) -> None:
-    array = np.arange(4 * 6 * 5, dtype="<i4").reshape(4, 6, 5)
-    base = cw.put("base", array)
-    for number, view in enumerate(
-        [base[::2], base[:, ::-1], base[::-2, 1:4, ::-1], base[:, :, 2], base[3]]
-    ):
-        cw.put("view", view)
-        run("get", "view", str(tmp_path / f"{number}.npy"))
-        back = np.load(tmp_path / f"{number}.npy")
-        np.testing.assert_array_equal(back, view.numpy())
-        assert back.flags.c_contiguous
-
 
 def test_pipes_carry_files_both_ways(npy: Path) -> None:
     with open(npy, "rb") as file:
@@ -273,57 +190,6 @@ def test_get_replaces_a_file_whole_or_not_at_all(npy: Path, tmp_path: Path) -> N
     done = run("get", "a", "/dev/full", expect=FAILED)
     assert "No space left" in done.stderr
     assert sorted(os.listdir(tmp_path)) == ["link.npy", "small.npy", "target.npy"]
-
-
-def npy_bytes(header: str, version: int = 1, data: bytes = b"") -> bytes:
-    """An .npy file with any header."""
-    text = header.encode("utf-8")
-    length = len(text).to_bytes(2 if version == 1 else 4, "little")
-    return b"\x93NUMPY" + bytes([version, 0]) + length + text + data
-
-
-def plain_header(descr: str = "'<f8'", order: str = "False", shape: str = "(2,)") -> str:
-    return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}\n"
-
-
-BAD_FILES = {
-    "a text": (b"hello, world, this is a text", "no .npy file"),
-    "nothing": (b"", "cut off"),
-    "half a header": (npy_bytes(plain_header())[:30], "cut off"),
-    "half of the data": (npy_bytes(plain_header(), data=b"12345678"), "cut off"),
-    "objects": (npy_bytes(plain_header("'|O'"), data=bytes(16)), "Python objects"),
-    "objects in a field": (npy_bytes(plain_header("[('a', '|O')]"), data=bytes(16)), "objects"),
-    "version 9": (npy_bytes(plain_header(), version=9), "version 9"),
-    "an endless header": (
-        b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + b" " * 100,
-        "header of 4294967295 bytes",
-    ),
-    "no such dtype": (npy_bytes(plain_header("'<q7'"), data=bytes(16)), "dtype"),
-    "code": (npy_bytes(plain_header("__import__('os')"), data=bytes(16)), "dtype"),
-    "a negative axis": (npy_bytes(plain_header(shape="(-2,)"), data=bytes(16)), "damaged"),
-    "more bytes than there are": (npy_bytes(plain_header(shape="(2**62,)")), "damaged"),
-    "more bytes than can be counted": (
-        npy_bytes(plain_header(shape="(4611686018427387904, 4611686018427387904)")),
-        "63 bits",
-    ),
-    "too many axes": (npy_bytes(plain_header(shape="(" + "1, " * 65 + ")")), "64 axes"),
-    "a key twice": (npy_bytes("{'shape': (), 'shape': ()}"), "repeated"),
-    "a key missing": (npy_bytes("{'shape': (), }"), "lacks"),
-    "more than the dictionary": (npy_bytes(plain_header() + "x"), "goes on"),
-    "an open string": (npy_bytes("{'descr': '<f8"), "damaged"),
-    "an open list": (npy_bytes("{'descr': [('a', '<f8'"), "damaged"),
-    "nested too deep": (npy_bytes(plain_header("[('a', " * 200 + "'<f8'" + ")]" * 200)), "deep"),
-}
-
-
-@pytest.mark.parametrize("key", BAD_FILES)
-def test_a_bad_file_is_refused_with_a_reason(key: str, tmp_path: Path) -> None:
-    content, reason = BAD_FILES[key]
-    (tmp_path / "bad.npy").write_bytes(content)
-    done = run("put", "bad", str(tmp_path / "bad.npy"), expect=FAILED)
-    assert reason in done.stderr
-    assert "bad" not in cw.names()
-    run("put", "bad", "-", expect=FAILED, input=content, text=False, stdin=None)
 
 
 def test_put_of_a_folder_or_of_nothing_fails(tmp_path: Path) -> None:
@@ -489,7 +355,7 @@ def test_status_tells_broker_clients_counters_and_limits() -> None:
 def test_status_of_a_stopped_broker_does_not_hang(elsewhere: Path, npy: Path) -> None:
     run("put", "a", str(npy), "--keep")
     pid = broker_pid(elsewhere)
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     try:
         begun = time.monotonic()
         answer = run_json("status")
@@ -501,6 +367,8 @@ def test_status_of_a_stopped_broker_does_not_hang(elsewhere: Path, npy: Path) ->
         assert "STOPPED" in text and "stood still" in text
         assert "--force" in run("stop", "--yes", expect=FAILED).stderr
         assert "warning  broker" in run("doctor").stdout
+        assert "does not answer" in run("ls", expect=FAILED).stderr
+        assert "does not answer" in run("put", "b", str(npy), expect=FAILED).stderr
     finally:
         os.kill(pid, signal.SIGCONT)
     assert eventually(lambda: run_json("status")["broker"]["state"] in ("idle", "running"))
@@ -535,7 +403,7 @@ def test_stop_asks_on_a_terminal(elsewhere: Path, npy: Path) -> None:
 def test_stop_by_force_ends_a_stopped_broker(elsewhere: Path, npy: Path) -> None:
     run("put", "a", str(npy), "--keep")
     pid = broker_pid(elsewhere)
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     assert run_json("stop", "--yes", "--force")["forced"] is True
     run("status", expect=NO_BROKER)
     run("put", "a", str(npy))  # what it left behind is taken over

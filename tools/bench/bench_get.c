@@ -69,8 +69,8 @@ static void set_measure(struct set *set, unsigned spots, unsigned batch) {
 }
 
 int main(int argc, char **argv) {
-    unsigned rounds = (unsigned)bench_option(argc, argv, "rounds", 101);
-    unsigned batch = (unsigned)bench_option(argc, argv, "batch", 2000);
+    unsigned rounds = (unsigned)bench_option(argc, argv, "rounds", 1001);
+    unsigned batch = (unsigned)bench_option(argc, argv, "batch", 200);
     static struct set few, many;
     set_open(&few, FEW);
     set_open(&many, MANY);

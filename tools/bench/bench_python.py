@@ -71,22 +71,40 @@ def family() -> list[int]:
     return found
 
 
+def all_cpu() -> float:
+    """CPU seconds of this process, everything that it started, and the broker."""
+    return sum(map(cpu_seconds_of, [*family(), *broker()]))
+
+
+def broker() -> list[int]:
+    """The pid of the broker of these measurements, once it runs."""
+    found = []
+    for lock in Path(os.environ["CAUSEWAY_DIR"]).glob("*.lock"):
+        found += [int(word) for word in lock.read_text().split()[:1]]
+    return found
+
+
 def alternate(
-    rounds: int, batch: int, candidates: list[tuple[str, Callable[[], None]]]
+    rounds: int,
+    batch: int,
+    candidates: list[tuple[str, Callable[[], None]]],
+    meter: Callable[[], float],
+    pause: float = 0,
 ) -> dict[str, tuple[list[float], float]]:
-    """Seconds of one call of each, in turn; and the CPU seconds of this process for all of them."""
+    """Seconds of one call of each, in turn, after a pause; and the CPU seconds that meter counts."""
     found: dict[str, tuple[list[float], float]] = {}
     for name, call in candidates:  # warm
         call()
         found[name] = ([], 0.0)
     for _ in range(rounds):
         for name, call in candidates:
-            used, begun = cpu_seconds(), time.perf_counter()
+            time.sleep(pause)
+            used, begun = meter(), time.perf_counter()
             for _ in range(batch):
                 call()
             samples, cpu = found[name]
             samples.append((time.perf_counter() - begun) / batch)
-            found[name] = (samples, cpu + cpu_seconds() - used)
+            found[name] = (samples, cpu + meter() - used)
     return found
 
 
@@ -129,6 +147,7 @@ def bench_get(rounds: int) -> None:
             ("causeway get, ndarray, close", ours_array),
             ("SharedMemory attach, ndarray, close", theirs_array),
         ],
+        cpu_seconds,
     )
     for name, (samples, cpu) in rows.items():
         report("python get", name, "", "us", [s * 1e6 for s in samples], cpu)
@@ -195,7 +214,12 @@ def bench_pool(rounds: int, size: int) -> None:
             else:
                 assert np.array_equal(back[::4093], source[::4093] + (1.0 if work is add else 0.0))
 
-        for title, work in (("new result", swap), ("echo", echo), ("x + 1", add)):
+        for title, work, pause in (
+            ("new result", swap, 0),
+            ("new result, after 0.1 s", swap, 0.1),
+            ("echo", echo, 0),
+            ("x + 1", add, 0),
+        ):
             rows = alternate(
                 rounds,
                 1,
@@ -203,9 +227,12 @@ def bench_pool(rounds: int, size: int) -> None:
                     (f"causeway.Pool, {title}", lambda work=work: call(ours, work)),
                     (f"multiprocessing.Pool, {title}", lambda work=work: call(theirs, work)),
                 ],
+                all_cpu,
+                pause,
             )
             for name, (samples, cpu) in rows.items():
-                report("pool 64 MiB", name, "adaptive", "ms", [s * 1e3 for s in samples], cpu)
+                how = "sleeps" if pause or name.startswith("multi") else "adaptive"
+                report("pool 64 MiB", name, how, "ms", [s * 1e3 for s in samples], cpu)
         rows = alternate(
             rounds,
             1,
@@ -213,9 +240,11 @@ def bench_pool(rounds: int, size: int) -> None:
                 ("causeway.Pool, no-op", lambda: _map_nothing(ours)),
                 ("multiprocessing.Pool, no-op", lambda: _map_nothing(theirs)),
             ],
+            all_cpu,
         )
         for name, (samples, cpu) in rows.items():
-            report("pool task", name, "adaptive", "us", [s * 1e6 / 1000 for s in samples], cpu)
+            how = "sleeps" if name.startswith("multi") else "adaptive"
+            report("pool task", name, how, "us", [s * 1e6 / 1000 for s in samples], cpu)
 
 
 def _map_nothing(pool: object) -> None:
@@ -239,16 +268,9 @@ def bench_idle(seconds: float) -> None:
         with make() as pool:  # type: ignore[attr-defined]
             pool.map(nothing, range(10))
             time.sleep(1)
-            pids = family()
-            if "causeway" in name:
-                pids.append(
-                    int(
-                        next(Path(os.environ["CAUSEWAY_DIR"]).glob("*.lock")).read_text().split()[0]
-                    )
-                )
-            used, begun = sum(map(cpu_seconds_of, pids)), time.perf_counter()
+            used, begun = all_cpu(), time.perf_counter()
             time.sleep(seconds)
-            share = (sum(map(cpu_seconds_of, pids)) - used) / (time.perf_counter() - begun)
+            share = (all_cpu() - used) / (time.perf_counter() - begun)
         report("idle", name, "sleeps", "%", [100 * share], None)
 
 

@@ -134,14 +134,14 @@ def targets(results: Results) -> list[Target]:
         at_most("100,000 names by 100 names", 1.3, ratio("get", many, few), "x"),
         at_least("Python get+close: SharedMemory attach by ours", 5, ratio("python get", "SharedMemory attach+close", "causeway get+close"), "x"),
         at_least("put of 256 MiB by memcpy into mapped memory", 0.8, ratio("put", "put 256 MiB, slab there already", "memcpy 256 MiB into mapped, touched memory"), "x"),
-        at_least("64 MiB to a worker and back: multiprocessing.Pool by ours", 10, ratio("pool 64 MiB", "multiprocessing.Pool, new result", "causeway.Pool, new result"), "x"),
+        at_least("64 MiB to a worker and back: multiprocessing.Pool (sleeps) by ours (adaptive)", 10, ratio("pool 64 MiB", "multiprocessing.Pool, new result", "causeway.Pool, new result"), "x"),
         at_most("idle broker: CPU", 0.1, median("idle", "broker: CPU over 10 s"), "%"),
         at_most("idle Pool (parent, workers, broker): CPU", 0.1, median("idle", "causeway.Pool(2): CPU while idle"), "%"),
         at_most("broker: resident with 100 names", 8, median("idle", "broker: resident, 100 names"), "MiB"),
     ]  # fmt: skip
 
 
-# Ours, theirs; more is better for rates. All pairs wait in the same way.
+# Ours, theirs; more is better for rates. Pairs wait in the same way, but for the Pools (adaptive against sleeping).
 RIVALS = [
     ("ring", "our ring, adaptive wait", "two words, spin loop, no payload"),
     ("ring", "our ring, adaptive wait", "ck_ring, the same adaptive wait"),
@@ -158,6 +158,11 @@ RIVALS = [
     ("python get", "causeway get+close", "SharedMemory attach+close"),
     ("python get", "causeway get, ndarray, close", "SharedMemory attach, ndarray, close"),
     ("pool 64 MiB", "causeway.Pool, new result", "multiprocessing.Pool, new result"),
+    (
+        "pool 64 MiB",
+        "causeway.Pool, new result, after 0.1 s",
+        "multiprocessing.Pool, new result, after 0.1 s",
+    ),
     ("pool 64 MiB", "causeway.Pool, echo", "multiprocessing.Pool, echo"),
     ("pool 64 MiB", "causeway.Pool, x + 1", "multiprocessing.Pool, x + 1"),
     ("pool task", "causeway.Pool, no-op", "multiprocessing.Pool, no-op"),
@@ -175,7 +180,7 @@ def slower(results: Results) -> list[str]:
             continue
         if row.unit.endswith("/s"):
             ratio = 1 / ratio
-        if ratio > 1.02:
+        if ratio > 1.05:  # less is within the spread
             found.append(f"{ours}: {number(ratio)} times {theirs}")
     return found
 

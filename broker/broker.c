@@ -47,9 +47,9 @@ static int make_root(struct cwd_broker *b) {
     code = cw_directory_writer_new(&b->root->directory, CWD_LIMIT(b, max_names), b->instance,
                                    &b->directory);
     if (code == 0)
-        code = cwd_closer_new(&b->closer);
+        code = cwd_closer_new(b->closed_fd, &b->closer);
     if (code == 0)
-        code = cwd_closer_new(&b->wild_closer);
+        code = cwd_closer_new(b->closed_fd, &b->wild_closer);
     return code;
 }
 
@@ -61,6 +61,7 @@ int cwd_broker_init(struct cwd_broker *b, const struct cwd_options *options,
                              .listen_fd = -1,
                              .epoll_fd = -1,
                              .signal_fd = -1,
+                             .closed_fd = -1,
                              .root_segment = {.fd = -1},
                              .idle_exit_ns = options->idle_exit_ns,
                              .instance = random_instance()};

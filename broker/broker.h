@@ -60,6 +60,7 @@ struct cwd_broker {
 
     /* loop.c */
     int epoll_fd, signal_fd;
+    int closed_fd;  /* rung by the closers: figures have changed */
     int64_t now_ns; /* CLOCK_MONOTONIC at the begin of this turn */
     int64_t accept_after_ns;
     bool accepting, stopping;

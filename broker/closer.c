@@ -20,6 +20,7 @@ struct cwd_closer {
     pthread_mutex_t lock;
     pthread_cond_t filled, ended_cond;
     pthread_t thread;
+    int done_fd;
     bool running, stop, ended;
     int *fds; /* queue: first .. first + count */
     uint32_t first, count, room;
@@ -43,6 +44,10 @@ static void *closer_main(void *context) {
         CW_ADD(M1, &c->done, 1, relaxed);
         CW_ADD(M1, &c->pending, -1, relaxed);
         pthread_mutex_lock(&c->lock);
+        uint64_t one = 1;
+        /* Full: it was told often enough. At the process's end nobody listens any more. */
+        ssize_t told = c->count ? 0 : write(c->done_fd, &one, sizeof one);
+        (void)told;
     }
     c->ended = true;
     pthread_cond_signal(&c->ended_cond);
@@ -64,10 +69,11 @@ static int start_thread(struct cwd_closer *c) {
     return -code;
 }
 
-int cwd_closer_new(struct cwd_closer **out) {
+int cwd_closer_new(int done_fd, struct cwd_closer **out) {
     struct cwd_closer *c = calloc(1, sizeof *c);
     if (!c)
         return cw_fail(-EDQUOT, "no memory for the closing helper");
+    c->done_fd = done_fd;
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);

@@ -12,7 +12,9 @@
 
 struct cwd_closer;
 
-int cwd_closer_new(struct cwd_closer **out);
+/* When all that was pushed is closed it writes 1 into the eventfd done_fd, which stays the
+ * caller's. */
+int cwd_closer_new(int done_fd, struct cwd_closer **out);
 /* Takes fd over. Never blocks, never fails: where memory or threads run out it closes here, and may
  * block then. */
 void cwd_closer_push(struct cwd_closer *closer, int fd);

@@ -213,9 +213,14 @@ void cwd_slab_suspect(struct cwd_broker *b, struct cwd_slab *slab) {
     DL_APPEND(b->suspect, slab);
 }
 
+/* A word that the protocol never makes (a damaged table) is nobody's block: no edge could ever free
+ * it, and the slab would stay for ever. */
 static bool block_is_alive(struct cwd_slab *slab, uint32_t block) {
     /* B13: only a look; a word that a client changes meanwhile is that client's fault. */
-    return cw_block_state(CW_LOAD(B13, &slab->table->blocks[block].word, acquire)) != CW_BLOCK_FREE;
+    uint64_t word = CW_LOAD(B13, &slab->table->blocks[block].word, acquire);
+    uint64_t bits = word & ((1ull << CW_BLOCK_GEN_SHIFT) - 1);
+    return bits == CW_BLOCK_LIVE || bits == (CW_BLOCK_LIVE | CW_BLOCK_WANTED) ||
+           bits == CW_BLOCK_RETIRING;
 }
 
 static bool anything_alive(struct cwd_slab *slab) {

@@ -16,8 +16,9 @@
 #include "broker/monitor.h"
 #include "shm/error.h"
 
-#define FDS_SPARE 64 /* kept for what is not counted: the loop's own, log, segments on their way   \
-                      */
+#define FDS_SPARE                                                                                  \
+    64 /* kept for what is not counted: the loop's own, log, segments on their way                 \
+        */
 
 static const struct {
     uint64_t least, most;

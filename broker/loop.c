@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -48,10 +49,12 @@ int cwd_loop_init(struct cwd_broker *b) {
     signal(SIGXFSZ, SIG_IGN);
     b->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     b->signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (b->epoll_fd < 0 || b->signal_fd < 0)
-        return cw_fail(-errno, "epoll or signalfd failed: %m");
+    b->closed_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (b->epoll_fd < 0 || b->signal_fd < 0 || b->closed_fd < 0)
+        return cw_fail(-errno, "epoll, signalfd or eventfd failed: %m");
     b->now_ns = b->last_client_ns = cw_now_ns();
-    return cwd_loop_add(b, b->signal_fd, CWD_EVENT_SIGNAL, 0, EPOLLIN);
+    int code = cwd_loop_add(b, b->closed_fd, CWD_EVENT_CLOSED, 0, EPOLLIN | EPOLLET);
+    return code ? code : cwd_loop_add(b, b->signal_fd, CWD_EVENT_SIGNAL, 0, EPOLLIN);
 }
 
 void cwd_loop_deinit(struct cwd_broker *b) {
@@ -59,7 +62,9 @@ void cwd_loop_deinit(struct cwd_broker *b) {
         close(b->epoll_fd);
     if (b->signal_fd >= 0)
         close(b->signal_fd);
-    b->epoll_fd = b->signal_fd = -1;
+    if (b->closed_fd >= 0)
+        close(b->closed_fd);
+    b->epoll_fd = b->signal_fd = b->closed_fd = -1;
 }
 
 /* ---- accepting ---- */
@@ -121,7 +126,8 @@ static void on_event(struct cwd_broker *b, const struct epoll_event *event) {
             cwd_session_on_pidfd(b, session);
         break;
     case CWD_EVENT_DOORBELL:
-        break; /* every lane is looked at in each turn */
+    case CWD_EVENT_CLOSED:
+        break; /* lanes and figures are looked at in each turn */
     case CWD_EVENT_LIFELINE:
         cwd_ghost_on_lifeline(b, id);
         break;

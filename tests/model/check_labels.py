@@ -73,13 +73,19 @@ def main() -> int:
         return 0
     if "--required" in sys.argv:
         access = {"load": "MODEL_LOAD", "store": "MODEL_STORE"}
-        for label, operation in sorted({(r[0], access.get(r[2], "MODEL_RMW")) for r in found if r[3] == "seq_cst"}):
+        for label, operation in sorted(
+            {(r[0], access.get(r[2], "MODEL_RMW")) for r in found if r[3] == "seq_cst"}
+        ):
             print(f'{{"{label}", {operation}}},')
         return 0
     rows = documented()
     wrong = [f"not in {DOCUMENT.name}: {' '.join(row)}" for row in sorted(found - set(rows))]
     wrong += [f"only in {DOCUMENT.name}: {' '.join(row)}" for row in sorted(set(rows) - found)]
-    wrong += [f"twice in {DOCUMENT.name}: {' '.join(row)}" for row in sorted(set(rows)) if rows.count(row) > 1]
+    wrong += [
+        f"twice in {DOCUMENT.name}: {' '.join(row)}"
+        for row in sorted(set(rows))
+        if rows.count(row) > 1
+    ]
     print("\n".join(wrong) if wrong else f"{len(found)} atomic operations, all documented")
     return 1 if wrong else 0
 

@@ -21,7 +21,7 @@ static const struct model_scenario *scenarios[SCENARIOS_MAX];
 static uint64_t scenario_states[SCENARIOS_MAX];
 static unsigned scenario_count;
 static bool verbose, traces;
-static bool thorough; /* look whether what is listed as not needed really is not */
+static bool thorough;    /* look whether what is listed as not needed really is not */
 static const char *only; /* names begin so; NULL: all */
 
 static const char *const access_names[] = {"load", "store", "read-modify-write"};

@@ -17,10 +17,8 @@
 #define RECORDS  4u
 #define PEEKS    5u
 
-static struct {
-    struct cw_ring ring;
-    _Alignas(64) uint8_t records[CAPACITY];
-} memory;
+static _Alignas(64) uint8_t memory[sizeof(struct cw_ring) + CAPACITY];
+static struct cw_ring *const ring = (struct cw_ring *)(void *)memory;
 static struct cw_ring_producer producer;
 static struct cw_ring_consumer consumer;
 static struct { uint8_t written, used, consumed; /* by calls that returned */ } ghost;
@@ -33,10 +31,10 @@ static void init(void) {
     static const uint64_t nothing[2];
     uint32_t type, length;
     const void *payload;
-    memset(&memory, 0xee, sizeof memory); /* what an earlier use left */
-    cw_ring_init(&memory.ring, CAPACITY);
-    cw_ring_producer_init(&producer, &memory.ring, CAPACITY);
-    cw_ring_consumer_init(&consumer, &memory.ring, CAPACITY);
+    memset(memory, 0xee, sizeof memory); /* what an earlier use left */
+    cw_ring_init(ring, CAPACITY);
+    cw_ring_producer_init(&producer, ring, CAPACITY);
+    cw_ring_consumer_init(&consumer, ring, CAPACITY);
     while (producer.tail < START) {
         if (cw_ring_write(&producer, 9, nothing, producer.tail == 0 ? 16 : 8) != 0 ||
             cw_ring_peek(&consumer, &type, &payload, &length) != 1)
@@ -44,7 +42,7 @@ static void init(void) {
         cw_ring_consume(&consumer);
     }
     for (unsigned i = 0; i < CAPACITY; i += 8)
-        model_plain(memory.records + i);
+        model_plain(ring->records + i);
 }
 
 static void produce(void) {
@@ -88,8 +86,8 @@ static void consume(void) {
  * given back. */
 static void rest(void) {
     struct cw_ring_consumer next;
-    cw_ring_consumer_init(&next, &memory.ring, CAPACITY);
-    next.head = memory.ring.head;
+    cw_ring_consumer_init(&next, ring, CAPACITY);
+    next.head = ring->head;
     unsigned number = ghost.consumed;
     /* A dead consumer may have stored its head without having returned from the call. */
     if (model_died(1) && ghost.used > ghost.consumed && next.head == consumer.head)

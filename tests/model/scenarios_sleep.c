@@ -13,11 +13,9 @@
 
 #define CAPACITY 64u
 
-struct lane {
-    struct cw_ring ring;
-    _Alignas(64) uint8_t records[CAPACITY];
-};
-static struct lane requests, replies;
+static _Alignas(64) uint8_t memory[2][sizeof(struct cw_ring) + CAPACITY];
+static struct cw_ring *const requests = (struct cw_ring *)(void *)memory[0];
+static struct cw_ring *const replies = (struct cw_ring *)(void *)memory[1];
 static struct cw_sleeper broker;
 static struct cw_ring_producer request_in, reply_in;
 static struct cw_ring_consumer request_out, reply_out;
@@ -26,15 +24,14 @@ static struct { uint8_t asked, served, answered; } ghost;
 enum { DOORBELL, BELL };
 
 static void init(void) {
-    memset(&requests, 0, sizeof requests);
-    memset(&replies, 0, sizeof replies);
+    memset(memory, 0, sizeof memory);
     memset(&broker, 0, sizeof broker);
-    cw_ring_init(&requests.ring, CAPACITY);
-    cw_ring_init(&replies.ring, CAPACITY);
-    cw_ring_producer_init(&request_in, &requests.ring, CAPACITY);
-    cw_ring_consumer_init(&request_out, &requests.ring, CAPACITY);
-    cw_ring_producer_init(&reply_in, &replies.ring, CAPACITY);
-    cw_ring_consumer_init(&reply_out, &replies.ring, CAPACITY);
+    cw_ring_init(requests, CAPACITY);
+    cw_ring_init(replies, CAPACITY);
+    cw_ring_producer_init(&request_in, requests, CAPACITY);
+    cw_ring_consumer_init(&request_out, requests, CAPACITY);
+    cw_ring_producer_init(&reply_in, replies, CAPACITY);
+    cw_ring_consumer_init(&reply_out, replies, CAPACITY);
 }
 
 /* The ring has room for nothing more: two records of the three that will be. */
@@ -66,27 +63,27 @@ static void futex_produce(void) {
     for (unsigned i = 2; i < RECORDS; i++) {
         void *place;
         while (cw_ring_reserve(&request_in, 16, &place) != 0) {
-            cw_sleeper_announce(&requests.ring.producer);
+            cw_sleeper_announce(&requests->producer);
             if (cw_ring_has_room(&request_in, 16))
-                cw_sleeper_cancel(&requests.ring.producer);
+                cw_sleeper_cancel(&requests->producer);
             else
-                cw_sleeper_sleep(&requests.ring.producer, -1);
+                cw_sleeper_sleep(&requests->producer, -1);
         }
         cw_ring_commit(&request_in, i + 1, 16);
-        cw_sleeper_wake(&requests.ring.consumer);
+        cw_sleeper_wake(&requests->consumer);
     }
 }
 
 static void futex_consume(void) {
     for (unsigned i = 0; i < RECORDS; i++) {
         while (!take(&request_out, i)) {
-            cw_sleeper_announce(&requests.ring.consumer);
+            cw_sleeper_announce(&requests->consumer);
             if (cw_ring_has_record(&request_out))
-                cw_sleeper_cancel(&requests.ring.consumer);
+                cw_sleeper_cancel(&requests->consumer);
             else
-                cw_sleeper_sleep(&requests.ring.consumer, -1);
+                cw_sleeper_sleep(&requests->consumer, -1);
         }
-        cw_sleeper_wake(&requests.ring.producer);
+        cw_sleeper_wake(&requests->producer);
     }
 }
 
@@ -112,10 +109,10 @@ static void client(void) {
         while (!take(&reply_out, i)) {
             if (lost)
                 return; /* BrokerLost */
-            cw_sleeper_announce(&replies.ring.consumer);
+            cw_sleeper_announce(&replies->consumer);
             if (!cw_ring_has_record(&reply_out))
                 lost = model_wait(1u << BELL, 2) & MODEL_ENDED(1);
-            cw_sleeper_cancel(&replies.ring.consumer);
+            cw_sleeper_cancel(&replies->consumer);
         }
         ghost.answered++;
     }
@@ -128,7 +125,7 @@ static void serve_all(void) {
             model_fail("no room");
         cw_ring_commit(&reply_in, ghost.served + 1u, 0);
         ghost.served++;
-        if (cw_sleeper_claim(&replies.ring.consumer))
+        if (cw_sleeper_claim(&replies->consumer))
             model_signal(BELL);
     }
 }

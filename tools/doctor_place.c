@@ -104,7 +104,7 @@ static int live_pid(int folder, const char *name) {
     struct cw_address address = {.socket_path = ""};
     struct cw_lock_line line;
     char path[64], link[64];
-    snprintf(address.lock_name, sizeof address.lock_name, "%s", name);
+    snprintf(address.lock_name, sizeof address.lock_name, "%.*s", CW_ADDRESS_NAME_MAX - 1, name);
     if (cw_address_read_lock(&address, folder, &line))
         return 0;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)line.pid, line.root_fd);

@@ -12,8 +12,8 @@
 #include "shm/error.h"
 #include "tools/npy_text.h"
 
-static const char magic[] = "\x93NUMPY";
 #define MAGIC_BYTES 6u
+static const unsigned char magic[MAGIC_BYTES] = {0x93, 'N', 'U', 'M', 'P', 'Y'};
 
 enum seen { SEEN_DESCR = 1, SEEN_ORDER = 2, SEEN_SHAPE = 4, SEEN_ALL = 7 };
 

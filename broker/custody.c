@@ -325,6 +325,17 @@ static uint64_t largest_gap(struct cwd_slab *slab, bool *entry_left) {
     return size - at > largest ? size - at : largest;
 }
 
+/* Is the table's header still what it was? A dead client may have written anything there, and who
+ * maps it would refuse. */
+static bool header_is_whole(struct cwd_slab *slab) {
+    struct cw_block_table head;
+    memcpy(&head, slab->table, sizeof head);
+    return head.header.magic == CW_SEGMENT_MAGIC && head.header.version == CW_SEGMENT_VERSION &&
+           head.header.kind == CW_SEGMENT_BLOCKS &&
+           head.header.size_bytes == slab->segment.size_bytes && head.capacity == slab->capacity &&
+           head.slab_bytes == slab->info.size_bytes;
+}
+
 int cwd_slab_adopt(struct cwd_broker *b, struct cwd_session *owner,
                    const struct cw_slab_request *wish, struct cw_slab_info *out) {
     struct cwd_slab *slab, *next;
@@ -335,7 +346,8 @@ int cwd_slab_adopt(struct cwd_broker *b, struct cwd_session *owner,
         return check_limits(b, owner, wish->free_bytes, 0);
     HASH_ITER(hh, b->slabs, slab, next) {
         if (slab->owner || slab->info.device_kind != wish->device_kind ||
-            (slab->info.flags & CW_SLAB_FOREIGN) || slab->info.size_bytes < wish->free_bytes)
+            (slab->info.flags & CW_SLAB_FOREIGN) || slab->info.size_bytes < wish->free_bytes ||
+            !header_is_whole(slab))
             continue;
         if (largest_gap(slab, &entry_left) < wish->free_bytes || !entry_left)
             continue;

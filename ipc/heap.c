@@ -358,6 +358,12 @@ static int adopt_slab(cw_client *client, uint64_t size_bytes) {
         code = rebuild(client, slab);
     }
     pthread_mutex_unlock(&client->lock);
+    if (code == -EPROTO) {
+        /* The dead maker left a table that is none: its slab is of no use, ours will do. */
+        request.slab = info.slab;
+        cw_lane_post(client, CW_OP_SLAB_CLOSE, &request, sizeof request);
+        code = -ENOENT;
+    }
     return code;
 }
 

@@ -46,21 +46,22 @@ static inline uint64_t chance_below(struct chance *chance, uint64_t below) {
     return chance_next(chance) % below;
 }
 
-/* The seed of this run, printed once. */
+/* The seed of this run, printed once, the same in all files and children of a program. */
 static inline uint64_t chance_seed(void) {
-    static uint64_t seed;
-    if (!seed) {
-        const char *text = getenv("CAUSEWAY_TEST_SEED");
+    const char *text = getenv("CAUSEWAY_TEST_SEED");
+    char fresh[32];
+    if (!text) {
         struct timespec now;
         clock_gettime(CLOCK_REALTIME, &now);
-        seed = text ? strtoull(text, NULL, 0)
-                    : (uint64_t)now.tv_nsec * 1000003u + (uint64_t)now.tv_sec +
-                          ((uint64_t)getpid() << 40);
-        seed += !seed;
-        printf("# CAUSEWAY_TEST_SEED=%llu repeats this run\n", (unsigned long long)seed);
+        uint64_t seed =
+            (uint64_t)now.tv_nsec * 1000003u + (uint64_t)now.tv_sec + ((uint64_t)getpid() << 40);
+        snprintf(fresh, sizeof fresh, "%llu", (unsigned long long)(seed + !seed));
+        setenv("CAUSEWAY_TEST_SEED", fresh, 1);
+        text = fresh;
+        printf("# CAUSEWAY_TEST_SEED=%s repeats this run\n", text);
         fflush(stdout);
     }
-    return seed;
+    return strtoull(text, NULL, 0);
 }
 
 static inline struct chance chance_init(uint64_t stream) {

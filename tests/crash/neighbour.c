@@ -19,6 +19,8 @@
 #include "ipc/causeway.h"
 #include "tests/support.h"
 
+#define GROWN 60 /* arrays */
+
 static cw_client *client; /* in the child alone */
 
 static bool all_bytes(const cw_array *array, uint64_t size_bytes, int byte) {
@@ -74,19 +76,36 @@ static int live(void) {
     return code;
 }
 
-static int clean(void) {
+static int sweep(void) {
     char *names;
     uint64_t count;
-    int code = cw_names(client, "", &names, &count);
+    int code = cw_names(client, "nonsense/", &names, &count);
     if (code)
         return code;
     const char *name = names;
-    for (uint64_t i = 0; i < count; i++, name += strlen(name) + 1) {
-        int gone = cw_remove(client, name);
-        if (gone && gone != -ENOENT)
-            code = gone;
-    }
+    for (uint64_t i = 0; i < count && !code; i++, name += strlen(name) + 1)
+        code = cw_remove(client, name);
     cw_free(names);
+    return code;
+}
+
+/* Also out of slabs that it adopts meanwhile. */
+static int grow(void) {
+    cw_array *arrays[GROWN];
+    const int64_t sizes[] = {3000, 70000, 900000};
+    int code = 0, made = 0;
+    for (; made < GROWN && !code; made++) {
+        cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &sizes[made % 3], .dtype = "|u1"};
+        code = cw_array_new(client, "cpu", &layout, 0, &arrays[made]);
+        if (code)
+            break;
+        memset(cw_array_data(arrays[made]), made, cw_array_nbytes(arrays[made]));
+    }
+    while (made-- > 0) {
+        if (!all_bytes(arrays[made], (uint64_t)sizes[made % 3], made))
+            code = -EBADMSG;
+        cw_array_close(arrays[made]);
+    }
     return code;
 }
 
@@ -108,8 +127,10 @@ static int serve(enum neighbour_wish wish) {
         return cw_remove(client, "x");
     case NEIGHBOUR_LOOK_Y:
         return look_at_y();
-    case NEIGHBOUR_CLEAN:
-        return clean();
+    case NEIGHBOUR_GROW:
+        return grow();
+    case NEIGHBOUR_SWEEP:
+        return sweep();
     case NEIGHBOUR_QUIT:
         break;
     }

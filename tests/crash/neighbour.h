@@ -23,7 +23,8 @@ enum neighbour_wish {
     NEIGHBOUR_NEW_X = 'n',  /* puts a new array as "x" and keeps no lease on it */
     NEIGHBOUR_DROP_X = 'x', /* removes "x" */
     NEIGHBOUR_LOOK_Y = 'y', /* "y" is whole or not there; removes it. 1 when it was there */
-    NEIGHBOUR_CLEAN = 'c',  /* removes all names */
+    NEIGHBOUR_GROW = 'g',   /* allocates, checks and gives back more than its slabs have room for */
+    NEIGHBOUR_SWEEP = 's',  /* removes all names that begin with "nonsense/" */
     NEIGHBOUR_QUIT = 'q',
 };
 

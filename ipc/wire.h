@@ -23,19 +23,18 @@
  *               empty it (a buffer of any size); POLLHUP: the broker is gone.
  *   drop        who is dropped gets one last message on the socket (op CW_OP_REPLY alone, id 0,
  *               status, sentence: why), then end of file. Its leases stay until it is dead.
- *   leases      an owner holds a slot on each block that it uses, stored BEFORE the block is carved,
- *               published or not: a block without slot and reference is anybody's to report, and
- *               the broker then takes it back.
- *   LEASE_TABLE reply body: struct cw_segment_reply; header at 0, struct cw_lease_table at CW_PAGE.
- *   SLAB_ADD    reply body: struct cw_slab_info, with slab and owner_session filled in.
- *   SLAB_ADOPT  free_bytes in one piece; foreign slabs are never given. SLAB_OPEN gets the fds.
- *   SLAB_CLOSE  blocks that are still alive do not matter: the slab then becomes an orphan.
- *   FORK        reply without body. The fd is the read end of a pipe.
- *   TRANSIT_*   a session's counters rise in the order of its BEGINs. An END that overtakes its BEGIN
- *               (they come from two rings) is remembered. Above max_client_transits a BEGIN does
- *               nothing: the sender sees the number in its row of the monitor page, and asks first.
- *   PUT         -ESTALE: slab or generation is gone; -EINVAL: key, or beyond the block's end.
- *   BYE         the broker closes the socket; no reply.
+ *   leases      an owner holds a slot on each block that it uses, stored BEFORE the block is
+ * carved, published or not: a block without slot and reference is anybody's to report, and the
+ * broker then takes it back. LEASE_TABLE reply body: struct cw_segment_reply; header at 0, struct
+ * cw_lease_table at CW_PAGE. SLAB_ADD    reply body: struct cw_slab_info, with slab and
+ * owner_session filled in. SLAB_ADOPT  free_bytes in one piece; foreign slabs are never given.
+ * SLAB_OPEN gets the fds. SLAB_CLOSE  blocks that are still alive do not matter: the slab then
+ * becomes an orphan. FORK        reply without body. The fd is the read end of a pipe. TRANSIT_* a
+ * session's counters rise in the order of its BEGINs. An END that overtakes its BEGIN (they come
+ * from two rings) is remembered. Above max_client_transits a BEGIN does nothing: the sender sees
+ * the number in its row of the monitor page, and asks first. PUT         -ESTALE: slab or
+ * generation is gone; -EINVAL: key, or beyond the block's end. BYE         the broker closes the
+ * socket; no reply.
  */
 #ifndef CW_IPC_WIRE_H
 #define CW_IPC_WIRE_H

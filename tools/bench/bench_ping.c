@@ -102,8 +102,8 @@ static pid_t spawn(int core, void (*echo)(void *, uint64_t), void *memory, uint6
 }
 
 int main(int argc, char **argv) {
-    unsigned rounds = (unsigned)bench_option(argc, argv, "rounds", 101);
-    unsigned batch = (unsigned)bench_option(argc, argv, "batch", 500);
+    unsigned rounds = (unsigned)bench_option(argc, argv, "rounds", 501);
+    unsigned batch = (unsigned)bench_option(argc, argv, "batch", 100);
     int cores[2], sockets[2];
     bool two = bench_two_cores(cores);
     CW_ASSERT(!socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets));

@@ -281,8 +281,8 @@ static void side_init(struct side *side, struct shared *shared, int out, int pip
 }
 
 int main(int argc, char **argv) {
-    unsigned rounds = (unsigned)bench_option(argc, argv, "rounds", 201);
-    unsigned batch = (unsigned)bench_option(argc, argv, "batch", 1000);
+    unsigned rounds = (unsigned)bench_option(argc, argv, "rounds", 2001);
+    unsigned batch = (unsigned)bench_option(argc, argv, "batch", 100);
     unsigned rounds_slept = (unsigned)bench_option(argc, argv, "rounds-slept", 201);
     int cores[2], pipes[2][2];
     if (!bench_two_cores(cores)) {

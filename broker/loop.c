@@ -69,10 +69,9 @@ void cwd_loop_deinit(struct cwd_broker *b) {
 
 /* ---- accepting ---- */
 
-/* Listens or does not: without HELLOs in time, or descriptors, new connections wait in the backlog.
- */
+/* Listens or does not: without descriptors, new connections wait in the backlog for a moment. */
 static void accept_switch(struct cwd_broker *b) {
-    bool want = b->connecting < CONNECTING_MAX && b->now_ns >= b->accept_after_ns;
+    bool want = b->now_ns >= b->accept_after_ns;
     if (want == b->accepting)
         return;
     struct epoll_event event = {.events = want ? EPOLLIN : 0,
@@ -82,7 +81,9 @@ static void accept_switch(struct cwd_broker *b) {
 }
 
 static void on_listen(struct cwd_broker *b) {
-    for (int i = 0; i < ACCEPTS_PER_TURN && b->connecting < CONNECTING_MAX; i++) {
+    for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
+        if (b->connecting >= CONNECTING_MAX)
+            cwd_sessions_make_room(b);
         int sock = accept4(b->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (sock >= 0) {
             cwd_session_accept(b, sock);
@@ -119,7 +120,7 @@ static void on_event(struct cwd_broker *b, const struct epoll_event *event) {
         break;
     case CWD_EVENT_SOCKET:
         if (session)
-            cwd_socket_on_event(b, session, event->events);
+            cwd_socket_on_event(b, session);
         break;
     case CWD_EVENT_PIDFD:
         if (session)

@@ -262,14 +262,22 @@ void cwd_session_drop(struct cwd_broker *b, struct cwd_session *session, const c
     }
     session->state = CWD_DROPPED;
     cwd_waits_cancel_all(b, session);
-    /* Only our half is shut: the client's own close (EPOLLHUP, which is always told) must be seen.
-     */
+    /* Only our half is shut: what it still sends is thrown away, so that it does not hang in a send
+     * before it sees the end; and its own close must be seen. */
     shutdown(session->sock, SHUT_WR);
-    struct epoll_event none = {.events = 0,
-                               .data.u64 = cwd_loop_data(CWD_EVENT_SOCKET, session->id)};
-    epoll_ctl(b->epoll_fd, EPOLL_CTL_MOD, session->sock, &none);
     session->wake = true;
     cwd_session_wake(session);
+}
+
+void cwd_sessions_make_room(struct cwd_broker *b) {
+    struct cwd_session *session = b->sessions; /* in the order in which they came */
+    while (session && session->state != CWD_CONNECTING)
+        session = session->hh.next;
+    if (!session)
+        return;
+    cwd_socket_on_event(b, session);
+    if (!session->ended && session->state == CWD_CONNECTING)
+        cwd_session_drop(b, session, "it said no HELLO, and others wait to connect");
 }
 
 int64_t cwd_sessions_expire(struct cwd_broker *b) {

@@ -81,6 +81,8 @@ void cwd_session_drop(struct cwd_broker *broker, struct cwd_session *session, co
 /* Ends it now, with everything that it holds. May be repeated. The struct stays until the turn's
  * end. */
 void cwd_session_end(struct cwd_broker *broker, struct cwd_session *session);
+/* Too many connections said no HELLO yet: the oldest of them says it now, or ends. */
+void cwd_sessions_make_room(struct cwd_broker *broker);
 /* Ends connections that did not say HELLO in time. Returns the next such limit, or INT64_MAX. */
 int64_t cwd_sessions_expire(struct cwd_broker *broker);
 /* Frees what ended in this turn. */

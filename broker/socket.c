@@ -77,14 +77,9 @@ static void discard_fds(struct cwd_broker *b, struct cwd_mail *mail) {
     mail->fd_count = 0;
 }
 
-void cwd_socket_on_event(struct cwd_broker *b, struct cwd_session *session, uint32_t events) {
+void cwd_socket_on_event(struct cwd_broker *b, struct cwd_session *session) {
     struct cwd_mail mail;
     const char *reason = "";
-    if (session->state == CWD_DROPPED) {
-        if (events & (EPOLLHUP | EPOLLERR))
-            cwd_session_on_socket_end(b, session);
-        return;
-    }
     for (int i = 0; i < MESSAGES_PER_TURN; i++) {
         enum outcome outcome = receive(b, session, &mail, &reason);
         if (outcome == NOTHING)
@@ -93,6 +88,10 @@ void cwd_socket_on_event(struct cwd_broker *b, struct cwd_session *session, uint
             discard_fds(b, &mail);
             cwd_session_on_socket_end(b, session);
             return;
+        }
+        if (session->state == CWD_DROPPED) {
+            discard_fds(b, &mail);
+            continue;
         }
         if (outcome == BREACH)
             cwd_session_drop(b, session, reason);

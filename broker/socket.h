@@ -22,8 +22,8 @@ struct cwd_mail { /* one message from a client, our own copy */
     uint32_t fd_count;
 };
 
-/* epoll told something about the session's socket. */
-void cwd_socket_on_event(struct cwd_broker *broker, struct cwd_session *session, uint32_t events);
+/* epoll told something about the session's socket; what it is, receiving shows. */
+void cwd_socket_on_event(struct cwd_broker *broker, struct cwd_session *session);
 /* Sends a reply; the descriptors stay ours. A client that does not read is dropped. status < 0: the
  * body is the sentence of this thread's last failure. Returns whether it was sent. */
 bool cwd_socket_reply(struct cwd_broker *broker, struct cwd_session *session,

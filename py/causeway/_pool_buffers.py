@@ -244,8 +244,11 @@ def open_block(handle: bytes, nbytes: int) -> Any:
     """
     raw = ffi.new("cw_handle *")
     ffi.buffer(raw)[:] = handle
+    connection = client.current()
+    if connection.instance != raw.instance:  # the broker was lost, and one side knows it already
+        connection = client.for_instance(raw.instance, connection.address)
     out = ffi.new("cw_array **")
-    check(lib.cw_array_open(client.current().pointer, raw, _bytes_layout(raw.size_bytes).c, 0, out))
+    check(lib.cw_array_open(connection.pointer, raw, _bytes_layout(raw.size_bytes).c, 0, out))
     array = ffi.gc(out[0], lib.cw_array_close)
     if nbytes + _HEADER_BYTES > lib.cw_array_nbytes(array):
         raise ValueError(

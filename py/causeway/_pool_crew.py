@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from causeway import _pool_worker
+from causeway import _pool_worker, client
 from causeway._pool_channel import PARENT, Bell, Channel, Plane
 from causeway._pool_jobs import Task
 from causeway._pool_wire import Parcel
@@ -73,6 +73,7 @@ class Crew:
         self._context = context
         self._start = (initializer, initargs)
         self._parent = _pool_worker.ParentId()
+        self._settings = client.current().settings
         self._plane = Plane(size, _RING_BYTES)
         self._memory = zeros(self._plane.nbytes, "u1")
         self._view = self._memory.numpy()  # keeps it mapped as long as this object lives
@@ -107,7 +108,8 @@ class Crew:
         # The parent holds the plane anyway: without a transit lease nothing stays of a worker that never opens it.
         memory = self._address if by_fork else self._memory.reduce(transit=False)
         process = self._context.Process(
-            target=_pool_worker.main, args=(memory, slot, self._plane, self._parent, *self._start)
+            target=_pool_worker.main,
+            args=(memory, slot, self._plane, self._parent, self._settings, *self._start),
         )
         process.name = process.name.replace("Process", "PoolWorker")
         process.daemon = True

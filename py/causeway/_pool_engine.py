@@ -372,7 +372,10 @@ class Engine:
         with self._lock:
             needed = self.state == RUN or (self.state == CLOSE and (self._pending or self._feeders))
         if needed and self._error is None and not self.abandoned:
-            self._crew.start(worker.slot)
+            try:
+                self._crew.start(worker.slot)
+            except Exception as error:  # no process or no broker any more
+                self._error = error
 
     def _end(self) -> None:
         """Ends every worker, then every job that is not done."""

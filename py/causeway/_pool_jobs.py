@@ -169,7 +169,7 @@ class AsyncResult(Job):
             if self._settled:
                 return
             self._settled = True
-        self.owner = None
+        self.owner = self.engine = None  # type: ignore[assignment]
         self._callback = self._error_callback = None
         self._latch.release()
 
@@ -308,7 +308,7 @@ class IMapIterator(Job):
 
     def settle(self) -> None:
         """All is done."""
-        self.owner = None
+        self.owner = self.engine = None  # type: ignore[assignment]
 
     # ---- how its input is read
 

@@ -32,7 +32,12 @@ def decode(message: wire.Message, what: str) -> tuple[bool, Any]:
 
 
 def undecodable(error: BaseException, what: str, text: str = "") -> BaseException:
-    """The exception for a result or an exception that cannot be unpickled here; text: its own traceback."""
+    """The exception for a result or an exception that cannot be unpickled here; text: its own traceback.
+
+    What is ours (its memory is gone, the broker is gone) is told as it is.
+    """
+    if isinstance(error, Error) and not text:
+        return error
     found: BaseException = MaybeEncodingError(
         error, f"<what {what} sent, which cannot be unpickled here>"
     )

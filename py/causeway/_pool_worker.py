@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from causeway import _pool_wire as wire
+from causeway import client
 from causeway._pool_buffers import Block, BlockStore
 from causeway._pool_channel import WORKER, Bell, Channel, Plane
 from causeway.array import Array
@@ -177,6 +178,7 @@ def main(
     slot: int,
     plane: Plane,
     parent: ParentId,
+    settings: tuple[str | None, str | None],
     initializer: Callable[..., object] | None,
     initargs: tuple[Any, ...],
 ) -> None:
@@ -187,12 +189,15 @@ def main(
         slot: which channel on it.
         plane: how it is laid out.
         parent: the process to end with.
+        settings: how the parent is connected to the broker; None is told by the environment.
         initializer: called with initargs before the first task.
     """
     parent.watch()
     if isinstance(memory, int):
         address = memory
     else:
+        if settings != (None, None):
+            client.connect(*settings)
         opened = memory[0](*memory[1]).numpy()  # mapped for as long as this function runs
         address = opened.__array_interface__["data"][0]
     channel = Channel(address + plane.offset(slot), plane, WORKER, Bell(address))

@@ -223,3 +223,7 @@ def sum_of(array: Any) -> float:
 def leave_mark(path: str) -> None:
     Path(path).touch()
     time.sleep(60)
+
+
+def sum_of_named(name: str) -> float:
+    return sum_of(cw.get(name))

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pool_tasks as tasks
 import pytest
-from conftest import Script, eventually
+from conftest import Script, broker_pid, eventually
 
 import causeway as cw
 from causeway._pool_cpus import usable_cpus
@@ -487,6 +487,26 @@ def test_nothing_is_left_when_the_parent_is_killed(method: str, script: Script, 
         assert eventually(lambda p=pids: all(gone(pid) for pid in p), 1.0)  # type: ignore[misc]
 
 
+def test_the_pool_outlives_its_broker(method: str, broker_folder: Path) -> None:
+    big = np.arange(40_000.0)
+    with cw.Pool(2, context=method) as pool:
+        assert (pool.apply(tasks.doubled, (big,)) == big * 2).all()
+        # A worker that starts without fork needs the broker.
+        assert eventually(lambda: all(w.state != "starting" for w in pool._engine._crew.living()), LONG)
+        os.kill(broker_pid(broker_folder), signal.SIGKILL)
+        assert pool.map(tasks.square, range(4), chunksize=1) == [0, 1, 4, 9]
+
+        def works() -> bool:
+            try:
+                cw.put("pool/alive", big)
+                return all((array == big * 2).all() for array in pool.map(tasks.doubled, [big] * 4))
+            except (cw.BrokerLost, cw.Stale) as error:
+                print(error)
+                return False
+
+        assert eventually(works)
+
+
 # ---- its end
 
 
@@ -601,6 +621,34 @@ def test_ctrl_c_in_the_parent_works(script: Script) -> None:
     """)
     assert done.stdout.split() == ["interrupted", "True"]
     assert "Traceback" not in done.stderr
+
+
+def test_pools_leave_no_thread_and_no_descriptor(method: str) -> None:
+    def use() -> None:
+        with cw.Pool(2, context=method) as pool:
+            seen: list[int] = []
+            pool.map_async(tasks.square, range(8), callback=seen.extend).wait()
+            assert list(pool.imap(tasks.square, iter(range(20)))) == [x * x for x in range(20)]
+            with pytest.raises(cw.WorkerDied):
+                pool.apply(tasks.killed)
+            pool.close()
+            pool.join()
+
+    use()
+    gc.collect()
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for _ in range(4):
+        use()
+    gc.collect()
+    assert eventually(lambda: threading.active_count() <= threads)
+    assert eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
+
+
+def test_workers_look_names_up_in_the_parents_namespace(method: str) -> None:
+    with cw.connect(namespace="pool-test"):
+        cw.put("x", [1.0, 2.0])
+        with cw.Pool(1, context=method) as pool:
+            assert pool.apply(tasks.sum_of_named, ("x",)) == 3.0
 
 
 def test_bad_arguments_are_refused() -> None:

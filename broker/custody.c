@@ -140,9 +140,11 @@ int cwd_slab_add(struct cwd_broker *b, struct cwd_session *owner, const struct c
         code = check_data(info, fds[0]);
     if (code == 0)
         code = open_table(info, fds[1], &table);
-    cwd_fd_discard(b, fds[1]); /* the segment has its own */
-    if (code)
+    if (code) {
+        cwd_fd_discard(b, fds[1]);
         goto discard_data;
+    }
+    close(fds[1]); /* a memfd of which the segment has its own descriptor: this takes no time */
     struct cw_block_table *mapped = table.base;
     uint32_t capacity = *(volatile uint32_t *)&mapped->capacity;
     uint64_t slab_bytes = *(volatile uint64_t *)&mapped->slab_bytes;

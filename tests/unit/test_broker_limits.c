@@ -1,0 +1,216 @@
+/*
+ * Limits: each has its own error, which names it, its number, and the ways to change it.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+#include <ctype.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/support.h"
+#include "tests/unit/raw_client.h"
+
+#define SLAB_BYTES (1u << 20)
+
+static struct raw_mail mail;
+static struct raw_broker broker;
+
+static void broker_with(enum cw_limit limit, uint64_t number) {
+    char setting[80];
+    const char *const environment[] = {setting, NULL};
+    snprintf(setting, sizeof setting, "CAUSEWAY_%s=%llu", cw_limit_name(limit),
+             (unsigned long long)number);
+    for (char *at = setting; *at && *at != '='; at++)
+        *at = (char)toupper((unsigned char)*at);
+    assert_true(raw_broker_start(&broker, NULL, environment));
+}
+
+/* The sentence names limit, number, key and variable; the refusal was counted. */
+static void assert_says(const char *sentence, enum cw_limit limit, uint64_t number) {
+    char allows[80], variable[80];
+    snprintf(allows, sizeof allows, "%s allows %llu", cw_limit_name(limit),
+             (unsigned long long)number);
+    snprintf(variable, sizeof variable, "CAUSEWAY_%s", cw_limit_name(limit));
+    for (char *at = variable; *at; at++)
+        *at = (char)toupper((unsigned char)*at);
+    if (!strstr(sentence, allows) || !strstr(sentence, variable) ||
+        !strstr(sentence, "[limits] in causeway.conf"))
+        fail_msg("not the sentence of %s: %s", cw_limit_name(limit), sentence);
+    assert_true(RAW_UNTIL(raw_counter(&broker, CW_COUNTER_limits_hit) > 0));
+}
+
+static struct raw_client client_open(void) {
+    struct raw_client client;
+    assert_int_equal(raw_connect(&broker, &client), 0);
+    return client;
+}
+
+static void max_clients(void **state) {
+    (void)state;
+    broker_with(CW_LIMIT_max_clients, 2);
+    struct raw_client one = client_open(), two = client_open(), three;
+    assert_int_equal(raw_connect(&broker, &three), -EDQUOT);
+    assert_says(three.sentence, CW_LIMIT_max_clients, 2);
+    raw_bye(&two); /* and there is room again */
+    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_clients) == 1));
+    two = client_open();
+    raw_bye(&two);
+    raw_bye(&one);
+    raw_broker_remove(&broker);
+}
+
+static void max_names(void **state) {
+    (void)state;
+    broker_with(CW_LIMIT_max_names, 2);
+    struct raw_client client = client_open();
+    struct raw_slab slab;
+    assert_int_equal(raw_slab_add(&client, SLAB_BYTES, 16, &slab), 0);
+    uint64_t gen = raw_carve(&client, &slab, 0, 0, 4096);
+    assert_int_equal(raw_put(&client, slab.id, 0, gen, 1, "a", 0), 0);
+    assert_int_equal(raw_put(&client, slab.id, 0, gen, 1, "b", 0), 0);
+    assert_int_equal(raw_put(&client, slab.id, 0, gen, 1, "c", 0), -EDQUOT);
+    assert_says(client.sentence, CW_LIMIT_max_names, 2);
+    assert_int_equal(raw_put(&client, slab.id, 0, gen, 2, "b", CW_PUT_REPLACE), 0);
+    assert_int_equal(raw_remove(&client, "a"), 0);
+    assert_int_equal(raw_put(&client, slab.id, 0, gen, 1, "c", 0), 0);
+    raw_slab_close(&slab);
+    raw_bye(&client);
+    raw_broker_remove(&broker);
+}
+
+/* As many slabs as may be, and one more. */
+static void slabs_up_to(enum cw_limit limit, uint64_t number, unsigned fit) {
+    broker_with(limit, number);
+    struct raw_client client = client_open();
+    struct raw_slab slab;
+    for (unsigned i = 0; i < fit; i++) {
+        assert_int_equal(raw_slab_add(&client, SLAB_BYTES, 16, &slab), 0);
+        raw_slab_close(&slab);
+    }
+    assert_int_equal(raw_slab_add(&client, SLAB_BYTES, 16, &slab), -EDQUOT);
+    assert_says(client.sentence, limit, number);
+    assert_int_equal(raw_ping(&client), 0);
+    assert_int_equal(raw_gauge(&broker, CW_GAUGE_slabs), fit);
+    raw_bye(&client);
+    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_fds) == 0));
+    client = client_open(); /* what was refused left nothing charged */
+    for (unsigned i = 0; i < fit; i++) {
+        assert_int_equal(raw_slab_add(&client, SLAB_BYTES, 16, &slab), 0);
+        raw_slab_close(&slab);
+    }
+    raw_bye(&client);
+    raw_broker_remove(&broker);
+}
+
+static void max_slabs(void **state) {
+    (void)state;
+    slabs_up_to(CW_LIMIT_max_slabs, 3, 3);
+}
+
+static void max_client_slabs(void **state) {
+    (void)state;
+    slabs_up_to(CW_LIMIT_max_client_slabs, 2, 2);
+}
+
+static void max_bytes(void **state) {
+    (void)state;
+    /* max_user_bytes is as large, and is looked at first: it is set apart here. */
+    static const char *const environment[] = {"CAUSEWAY_MAX_BYTES=2200000",
+                                              "CAUSEWAY_MAX_USER_BYTES=1000000000", NULL};
+    struct raw_slab slab;
+    assert_true(raw_broker_start(&broker, NULL, environment));
+    struct raw_client client = client_open();
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(raw_slab_add(&client, SLAB_BYTES, 16, &slab), 0);
+        raw_slab_close(&slab);
+    }
+    assert_int_equal(raw_slab_add(&client, SLAB_BYTES, 16, &slab), -EDQUOT);
+    assert_says(client.sentence, CW_LIMIT_max_bytes, 2200000);
+    raw_bye(&client);
+    raw_broker_remove(&broker);
+}
+
+static void max_user_bytes(void **state) {
+    (void)state;
+    slabs_up_to(CW_LIMIT_max_user_bytes, 2200000, 2);
+}
+
+static void max_fds(void **state) {
+    (void)state;
+    slabs_up_to(CW_LIMIT_max_fds, 32, (32 - 4) / 2);
+}
+
+static void max_client_leases(void **state) {
+    (void)state;
+    broker_with(CW_LIMIT_max_client_leases, 3 * CW_LEASE_TABLE_SLOTS);
+    struct raw_client client = client_open();
+    for (int i = 0; i < 2; i++) {
+        struct cw_segment_reply reply;
+        struct cw_segment table;
+        assert_int_equal(raw_exchange(&client, CW_OP_LEASE_TABLE, NULL, 0, NULL, 0, &mail), 0);
+        memcpy(&reply, mail.body, sizeof reply);
+        assert_int_equal(
+            cw_segment_open(mail.fds[0], reply.size_bytes, CW_SEGMENT_LEASES, true, 0, &table), 0);
+        cw_segment_close(&table);
+    }
+    assert_int_equal(raw_exchange(&client, CW_OP_LEASE_TABLE, NULL, 0, NULL, 0, &mail), -EDQUOT);
+    assert_says(client.sentence, CW_LIMIT_max_client_leases, 3 * CW_LEASE_TABLE_SLOTS);
+    raw_bye(&client);
+    raw_broker_remove(&broker);
+}
+
+static void max_client_transits(void **state) {
+    (void)state;
+    broker_with(CW_LIMIT_max_client_transits, 2);
+    struct raw_client client = client_open();
+    struct raw_slab slab;
+    assert_int_equal(raw_slab_add(&client, SLAB_BYTES, 16, &slab), 0);
+    uint64_t gen = raw_carve(&client, &slab, 0, 0, 4096);
+    uint64_t first = raw_transit_begin(&client, slab.id, 0, gen);
+    raw_transit_begin(&client, slab.id, 0, gen);
+    raw_transit_begin(&client, slab.id, 0, gen); /* does nothing; the row shows that it would */
+    assert_int_equal(raw_ping(&client), 0);
+    assert_int_equal(raw_gauge(&broker, CW_GAUGE_transits), 2);
+    assert_int_equal(CW_LOAD(M1, &broker.root->clients[0].transits, relaxed), 2);
+    assert_int_equal(raw_counter(&broker, CW_COUNTER_limits_hit), 1);
+    raw_transit_end(&client, first);
+    raw_transit_begin(&client, slab.id, 0, gen);
+    assert_int_equal(raw_ping(&client), 0);
+    assert_int_equal(raw_gauge(&broker, CW_GAUGE_transits), 2);
+    raw_slab_close(&slab);
+    raw_bye(&client);
+    raw_broker_remove(&broker);
+}
+
+static void max_client_waits(void **state) {
+    (void)state;
+    broker_with(CW_LIMIT_max_client_waits, 2);
+    struct raw_client client = client_open();
+    raw_wait(&client, "a");
+    raw_wait(&client, "b");
+    uint64_t id = raw_wait(&client, "c");
+    assert_int_equal(raw_reply(&client, &mail, RAW_TIMEOUT_MS), 1);
+    assert_int_equal(mail.head.id, id);
+    assert_int_equal(mail.head.status, -EDQUOT);
+    assert_says(client.sentence, CW_LIMIT_max_client_waits, 2);
+    raw_bye(&client);
+    raw_broker_remove(&broker);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(max_clients),      cmocka_unit_test(max_names),
+        cmocka_unit_test(max_slabs),        cmocka_unit_test(max_client_slabs),
+        cmocka_unit_test(max_bytes),        cmocka_unit_test(max_user_bytes),
+        cmocka_unit_test(max_fds),          cmocka_unit_test(max_client_leases),
+        cmocka_unit_test(max_client_waits), cmocka_unit_test(max_client_transits),
+    };
+    signal(SIGPIPE, SIG_IGN);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

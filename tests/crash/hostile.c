@@ -52,6 +52,7 @@ static pid_t start(int (*act)(void)) {
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         signal(SIGPIPE, SIG_IGN);
+        faults_end_us();
         _exit(act());
     }
     return pid;

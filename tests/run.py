@@ -98,6 +98,25 @@ def counts_of_pytest(report: Path, status: int) -> Counts:
     return counts
 
 
+def wait_and_reap(child: subprocess.Popen[bytes], limit_s: float) -> tuple[int, bool]:
+    """Waits for child and returns its exit status and whether it ran past its limit.
+
+    Orphans that end meanwhile are reaped at once: a program may wait for its broker to be gone, and a zombie is not.
+    """
+    end = time.monotonic() + limit_s
+    timed_out = False
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == child.pid:
+            child.returncode = os.waitstatus_to_exitcode(status)
+            return child.returncode, timed_out
+        if pid == 0:
+            time.sleep(0.01)
+        if not timed_out and time.monotonic() > end:
+            timed_out = True
+            os.killpg(child.pid, signal.SIGKILL)
+
+
 def reap_orphans() -> int:
     """Kills the processes that the last program left behind and returns how many there were."""
     killed = 0
@@ -188,13 +207,7 @@ class Runner:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            try:
-                status = child.wait(limit_s)
-                timed_out = False
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGKILL)
-                status = child.wait()
-                timed_out = True
+            status, timed_out = wait_and_reap(child, limit_s)
         left = reap_orphans()
         shutil.rmtree(folder, ignore_errors=True)
         output = log.read_text(errors="replace")

@@ -152,4 +152,10 @@ struct cw_holders {   /* HOLDERS reply; then count (at most 64 listed) pids, uin
     uint32_t owner_pid;  /* of the slab; 0 orphan */
 };
 
+_Static_assert(sizeof(struct cw_message) == 24 && sizeof(struct cw_hello) == 48 &&
+                   sizeof(struct cw_hello_reply) == 32 && sizeof(struct cw_slab_info) == 48 &&
+                   sizeof(struct cw_slab_request) == 16 && sizeof(struct cw_put) == 40 &&
+                   sizeof(struct cw_block_ref) == 24 && sizeof(struct cw_holders) == 16,
+               "layout");
+
 #endif

@@ -276,13 +276,16 @@ class Engine:
             wait(waiter, self._crew.bell)
             for worker in living:
                 self._receive(worker)
-            while self._crew.dead:
+            while self._crew.dead and not self._must_end():
                 self._bury(self._crew.dead.popleft())
-            if self.abandoned or self.state == TERMINATE or self._error is not None:
+            if self._must_end():
                 return
             self._pump()
             if self.state == CLOSE and self._dismiss():
                 return
+
+    def _must_end(self) -> bool:
+        return self.abandoned or self.state == TERMINATE or self._error is not None
 
     def _receive(self, worker: Worker) -> None:
         """Takes all messages that a worker has sent."""

@@ -31,6 +31,10 @@ __all__ = [
     "name_of",
 ]
 
+# A signal that comes after Python has looked for signals and before it sleeps does not end the sleep: so that
+# Ctrl-C works in any case, who waits for ever looks up now and then.
+_SLICE_SECONDS = 1.0
+
 
 def name_of(function: Any) -> str:
     """How errors call a function."""
@@ -128,7 +132,8 @@ class AsyncResult(Job):
         if self._settled:
             return
         if timeout is None:
-            self._latch.acquire()
+            while not self._latch.acquire(timeout=_SLICE_SECONDS):
+                pass
         elif not self._latch.acquire(timeout=max(timeout, 0)):
             return
         self._latch.release()
@@ -254,7 +259,12 @@ class IMapIterator(Job):
             Timeout: no result by then; it may be asked for again.
         """
         with self._changed:
-            if not self._ready:
+            if timeout is None:
+                while not self._ready and not self._changed.wait_for(
+                    self._has_news, _SLICE_SECONDS
+                ):
+                    pass
+            elif not self._ready:
                 self._changed.wait_for(self._has_news, timeout)
             if not self._ready:
                 if self._length == self._next:

@@ -80,6 +80,7 @@ class _Worker:
         self.functions: dict[bytes, Callable[..., Any]] = {}
         self.unopened: list[Block] = []  # of results that the parent may not have opened yet
         self.running = False
+        self.pid = os.getpid()
 
     def serve(self) -> None:
         """Runs tasks until told to end."""
@@ -117,6 +118,8 @@ class _Worker:
         except BaseException as error:
             self.running = False
             value, success = error, False
+        if os.getpid() != self.pid:  # the task has forked, and this is the child
+            os._exit(0)
         self.answer(success, value)
         value = None  # else the exception, its traceback and this frame would keep each other, and the arguments
 
@@ -192,6 +195,21 @@ def main(
         settings: how the parent is connected to the broker; None is told by the environment.
         initializer: called with initargs before the first task.
     """
+    try:
+        _main(memory, slot, plane, parent, settings, initializer, initargs)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+
+
+def _main(
+    memory: tuple[Callable[..., Array], tuple[Any, ...]] | int,
+    slot: int,
+    plane: Plane,
+    parent: ParentId,
+    settings: tuple[str | None, str | None],
+    initializer: Callable[..., object] | None,
+    initargs: tuple[Any, ...],
+) -> None:
     parent.watch()
     if isinstance(memory, int):
         address = memory

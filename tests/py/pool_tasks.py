@@ -227,3 +227,13 @@ def leave_mark(path: str) -> None:
 
 def sum_of_named(name: str) -> float:
     return sum_of(cw.get(name))
+
+
+def fork_and_return(x: int) -> int:
+    """Both parent and child return from the task."""
+    os.fork()
+    return x
+
+
+def large(nbytes: int) -> np.ndarray[Any, Any]:
+    return np.ones(nbytes, "u1")

@@ -65,6 +65,12 @@ def gone(pid: int) -> bool:
         return True
 
 
+def all_have_started(pool: cw.Pool) -> bool:
+    return all(worker.state == "idle" for worker in pool._engine._crew._workers if worker) and all(
+        pool._engine._crew._workers
+    )
+
+
 # ---- the methods give what multiprocessing.Pool's give
 
 
@@ -197,9 +203,13 @@ def test_callbacks_run_before_the_result_is_ready(forked: cw.Pool) -> None:
     assert threading.current_thread().name not in threads
 
 
-def test_a_callback_may_use_the_pool_and_may_raise(forked: cw.Pool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_callback_may_use_the_pool_and_may_raise(
+    forked: cw.Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen: list[Any] = []
-    result = forked.apply_async(tasks.square, (3,), callback=lambda v: seen.append(forked.apply(tasks.square, (v,))))
+    result = forked.apply_async(
+        tasks.square, (3,), callback=lambda v: seen.append(forked.apply(tasks.square, (v,)))
+    )
     assert result.get(LONG) == 9
     assert seen == [81]
 
@@ -321,7 +331,13 @@ def test_arguments_that_cannot_be_sent_raise_at_get(forked: cw.Pool) -> None:
 
 @pytest.mark.parametrize(
     ("task", "argument", "exitcode"),
-    [("killed", None, -9), ("exit_hard", 4, 4), ("exit_hard", 0, 0), ("exit_softly", 5, 5), ("exit_softly", 0, 0)],
+    [
+        ("killed", None, -9),
+        ("exit_hard", 4, 4),
+        ("exit_hard", 0, 0),
+        ("exit_softly", 5, 5),
+        ("exit_softly", 0, 0),
+    ],
 )
 def test_a_worker_that_ends_in_a_task_raises_there_and_is_replaced(
     pool: cw.Pool, task: str, argument: Any, exitcode: int
@@ -407,10 +423,21 @@ def test_a_death_is_seen_although_a_child_of_the_worker_lives(forked: cw.Pool) -
     assert forked.apply(tasks.square, (3,)) == 9
 
 
-def test_an_interrupted_worker_ends_and_is_replaced(forked: cw.Pool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_child_that_a_task_forks_answers_nothing(forked: cw.Pool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for i in range(10):
+            assert forked.apply(tasks.fork_and_return, (i,)) == i
+    assert forked.map(tasks.square, range(20), chunksize=1) == [x * x for x in range(20)]
+
+
+def test_an_interrupted_worker_ends_and_is_replaced(
+    forked: cw.Pool, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(cw.WorkerDied) as caught:
         forked.apply_async(tasks.interrupted).get(LONG)
     assert caught.value.exitcode == 130
+    assert eventually(lambda: all_have_started(forked), LONG)
     for pid in {worker.pid for worker in forked._engine._crew.living()}:
         os.kill(pid, signal.SIGINT)  # between tasks it is the parent's business
     assert forked.map(tasks.square, range(5)) == [0, 1, 4, 9, 16]
@@ -460,7 +487,9 @@ def test_workers_are_replaced_after_maxtasksperchild(method: str) -> None:
         pool.join()
 
 
-def test_nothing_is_left_when_the_parent_is_killed(method: str, script: Script, broker_folder: Path) -> None:
+def test_nothing_is_left_when_the_parent_is_killed(
+    method: str, script: Script, broker_folder: Path
+) -> None:
     text = f"""
         import os, sys, time
         sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -492,7 +521,7 @@ def test_the_pool_outlives_its_broker(method: str, broker_folder: Path) -> None:
     with cw.Pool(2, context=method) as pool:
         assert (pool.apply(tasks.doubled, (big,)) == big * 2).all()
         # A worker that starts without fork needs the broker.
-        assert eventually(lambda: all(w.state != "starting" for w in pool._engine._crew.living()), LONG)
+        assert eventually(lambda: all_have_started(pool), LONG)
         os.kill(broker_pid(broker_folder), signal.SIGKILL)
         assert pool.map(tasks.square, range(4), chunksize=1) == [0, 1, 4, 9]
 

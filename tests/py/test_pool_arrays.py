@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pool_tasks as tasks
 import pytest
-from conftest import Script, disconnect, eventually
+from conftest import Script, disconnect, eventually, stop_broker
 
 import causeway as cw
 from causeway import _pool_buffers as buffers
@@ -90,7 +90,9 @@ def test_every_array_arrives_as_with_the_standard_pool(pool: cw.Pool) -> None:
     with multiprocessing.get_context("fork").Pool(1) as standard:
         expected = standard.map(tasks.describe, arrays)
     assert pool.map(tasks.describe, arrays, chunksize=3) == expected
-    arrays.append(np.arange(40_000, dtype=">i4"))  # the standard pool turns it into the native order
+    arrays.append(
+        np.arange(40_000, dtype=">i4")
+    )  # the standard pool turns it into the native order
     for given, got in zip(arrays, pool.map(tasks.same, arrays, chunksize=1), strict=True):
         assert got.dtype == given.dtype and got.shape == given.shape
         assert got.tobytes() == given.tobytes()
@@ -110,8 +112,18 @@ def test_small_arrays_and_objects_travel_inside_the_message(pool: cw.Pool) -> No
 @pytest.mark.parametrize("nbytes", [0, 1, 60_000, 65_535, 65_536, 70_000, 262_144, 5 * MIB])
 def test_messages_of_every_size_arrive(forked: cw.Pool, nbytes: int) -> None:
     text = os.urandom(nbytes)
-    for value in (text, bytearray(text), array.array("B", text), np.frombuffer(text, "u1"), [text, text[::-1]]):
-        assert forked.apply(tasks.same, (value,)) == value if not isinstance(value, np.ndarray) else True
+    for value in (
+        text,
+        bytearray(text),
+        array.array("B", text),
+        np.frombuffer(text, "u1"),
+        [text, text[::-1]],
+    ):
+        assert (
+            forked.apply(tasks.same, (value,)) == value
+            if not isinstance(value, np.ndarray)
+            else True
+        )
     found = forked.apply(tasks.same, (np.frombuffer(text, "u1"),))
     assert found.tobytes() == text
 
@@ -119,7 +131,11 @@ def test_messages_of_every_size_arrive(forked: cw.Pool, nbytes: int) -> None:
 def test_subclasses_and_buffers_of_others_arrive(forked: cw.Pool) -> None:
     masked = np.ma.masked_greater(np.arange(50_000), 40_000)
     found = forked.apply(tasks.same, (masked,))
-    assert type(found) is type(masked) and (found.mask == masked.mask).all() and found.sum() == masked.sum()
+    assert (
+        type(found) is type(masked)
+        and (found.mask == masked.mask).all()
+        and found.sum() == masked.sum()
+    )
     records = np.zeros(9000, [("a", "i8"), ("b", "f8")]).view(np.recarray)
     assert type(forked.apply(tasks.same, (records,))) is np.recarray
     wrapped = pickle.PickleBuffer(bytearray(b"x" * 200_000))
@@ -185,7 +201,9 @@ def test_many_arrays_in_one_message_arrive(forked: cw.Pool) -> None:
 
 def test_large_arguments_of_local_functions_arrive(forked: cw.Pool) -> None:
     weights = np.arange(50_000.0)
-    assert forked.map(lambda x: float(weights.sum()) + x, range(3)) == [weights.sum() + x for x in range(3)]
+    assert forked.map(lambda x: float(weights.sum()) + x, range(3)) == [
+        weights.sum() + x for x in range(3)
+    ]
 
 
 # ---- causeway.Array
@@ -195,7 +213,10 @@ def test_an_array_of_ours_travels_as_a_handle(pool: cw.Pool) -> None:
     w = cw.zeros(100_000)
     assert pool.apply(tasks.fill, (w, 3.0)) is None
     assert (w.numpy() == 3).all()
-    assert pool.starmap(tasks.fill, [(w[i * 10 : i * 10 + 10], float(i)) for i in range(20)], 3) == [None] * 20
+    assert (
+        pool.starmap(tasks.fill, [(w[i * 10 : i * 10 + 10], float(i)) for i in range(20)], 3)
+        == [None] * 20
+    )
     assert w.numpy()[:200].reshape(20, 10).tolist() == [[float(i)] * 10 for i in range(20)]
     named = cw.put("pool/named", np.arange(10.0))
     assert pool.map(tasks.sum_of, [named, named[2:4], named.T]) == [45.0, 5.0, 45.0]
@@ -256,7 +277,9 @@ def test_pools_leave_no_memory_behind() -> None:
     gc.collect()
     disconnect()
     cw.names()
-    assert eventually(lambda: gauges()["bytes"] <= before["bytes"] and gauges()["slabs"] <= before["slabs"]), (
+    assert eventually(
+        lambda: gauges()["bytes"] <= before["bytes"] and gauges()["slabs"] <= before["slabs"]
+    ), (
         before,
         gauges(),
     )
@@ -297,6 +320,36 @@ def test_a_block_comes_back_with_the_last_view(forked: cw.Pool) -> None:
     assert store.take(400_000) is parcel.blocks[0]
 
 
+def test_a_limit_is_told_to_the_caller_and_the_pool_goes_on(script: Script, tmp_path: Path) -> None:
+    (folder := tmp_path / "small").mkdir(mode=0o700)
+    limits = {"CAUSEWAY_DIR": str(folder), "CAUSEWAY_MAX_USER_BYTES": str(64 * MIB)}
+    done = script(
+        f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import numpy as np
+        import causeway as cw
+        import pool_tasks as tasks
+
+        if __name__ == "__main__":
+            with cw.Pool(2, context="fork") as pool:
+                for call in (
+                    lambda: pool.apply(tasks.large, (100 << 20,)),
+                    lambda: pool.apply(tasks.sum_of, (np.ones(100 << 20, "u1"),)),
+                ):
+                    try:
+                        call()
+                    except cw.LimitExceeded as error:
+                        print("max_user_bytes" in str(error))
+                assert (pool.apply(tasks.same, (np.ones(1 << 20, "u1"),)) == 1).all()
+                print(pool.map(tasks.square, [3]))
+        """,
+        env={**os.environ, **limits},
+    )
+    stop_broker(folder)
+    assert done.stdout.split() == ["True", "True", "[9]"], (done.stdout, done.stderr)
+
+
 def test_a_message_that_cannot_be_is_refused() -> None:
     encoder = wire.Encoder(buffers.BlockStore(MIB), 60_000, transit=False)
     data = bytearray(encoder.encode(1, 0, b"", [1, 2]).data)
@@ -318,7 +371,10 @@ def test_there_and_back_is_ten_times_faster_than_the_standard_pool() -> None:
             del found
         return sorted(took)[len(took) // 2]
 
-    with cw.Pool(1, context="fork") as ours, multiprocessing.get_context("fork").Pool(1) as standard:
+    with (
+        cw.Pool(1, context="fork") as ours,
+        multiprocessing.get_context("fork").Pool(1) as standard,
+    ):
         seconds(ours, 3)
         assert seconds(ours, 7) * 10 < seconds(standard, 3)
 
@@ -326,7 +382,8 @@ def test_there_and_back_is_ten_times_faster_than_the_standard_pool() -> None:
 def test_the_dead_leave_nothing_in_the_broker(script: Script) -> None:
     cw.names()
     before = gauges()
-    done = script(f"""
+    done = script(
+        f"""
         import os, sys, time
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         import numpy as np
@@ -342,7 +399,9 @@ def test_the_dead_leave_nothing_in_the_broker(script: Script) -> None:
             pool.map_async(tasks.new_array, [100_000] * 20, chunksize=1)
             time.sleep(0.1)
             os.kill(os.getpid(), 9)
-    """, check=False)
+    """,
+        check=False,
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     same: Callable[[], bool] = lambda: all(  # noqa: E731
         gauges()[name] <= before[name] for name in ("clients", "transits", "bytes", "slabs")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import time
 
@@ -238,3 +239,44 @@ def test_killed_clients_leave_nothing(script):
         assert done.returncode == -9
     assert w.tolist() == list(range(10))
     assert cw.get("mine").shape == (1000,)
+
+
+LIMITS = {
+    "MAX_NAMES=20": "for i in range(1000): cw.put(f'n{i}', i)",
+    "MAX_BYTES=64000000": "held = [cw.zeros(8_000_000, 'u1') for _ in range(100)]",
+    "MAX_USER_BYTES=64000000": "held = [cw.zeros(8_000_000, 'u1') for _ in range(100)]",
+    "MAX_SLABS=3": "held = [cw.zeros(50_000_000, 'u1') for _ in range(10)]",
+    "MAX_CLIENT_SLABS=3": "held = [cw.zeros(50_000_000, 'u1') for _ in range(10)]",
+    "MAX_FDS=32": "held = [cw.connect() for _ in range(30)]",
+    "MAX_CLIENTS=3": "held = [cw.connect() for _ in range(10)]",
+    "MAX_CLIENT_LEASES=4096": "held = [cw.zeros(1) for _ in range(5000)]",
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_each_limit_is_a_limit_exceeded_and_all_goes_on(limit, script, tmp_path):
+    folder = tmp_path / "b"
+    folder.mkdir(mode=0o700)
+    name, value = limit.split("=")
+    done = script(
+        f"""
+        import os, signal, causeway as cw
+        from causeway import client
+        pid = client.current().broker_pid
+        keep = cw.put("before", [1, 2, 3])
+        try:
+            {LIMITS[limit]}
+            print("no limit")
+        except cw.LimitExceeded as error:
+            print("limit", error)
+        held = None
+        assert cw.get("before").tolist() == [1, 2, 3]
+        cw.put("before", [4])
+        os.kill(pid, signal.SIGTERM)
+        """,
+        env={**os.environ, "CAUSEWAY_DIR": str(folder), f"CAUSEWAY_{name}": value},
+    )
+    told = (
+        "max_(user_)?bytes" if name == "MAX_BYTES" else name.lower()
+    )  # all bytes may be one user's
+    assert re.match(f"limit .*{told}", done.stdout), done.stdout

@@ -222,3 +222,27 @@ def test_threads_pickle_at_once():
     for thread in threads:
         thread.join()
     assert sums == [4950] * 400
+
+
+def test_a_handle_finds_its_broker_where_the_receiver_has_another(script, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    cw.put("here", 1)
+    done = script(f"""
+        import multiprocessing, os, signal, causeway as cw
+
+        def work(w):
+            w[0] = 7
+            assert cw.names() == ["here"], cw.names()
+
+        if __name__ == "__main__":
+            with cw.connect({str(other / "its.sock")!r}) as connection:
+                pid = connection.broker_pid
+                w = cw.put("there", [1, 2])
+                with multiprocessing.get_context("spawn").Pool(1) as pool:
+                    cw.connect().close()
+                    pool.apply(work, (w,))
+                print(w.tolist(), cw.names())
+            os.kill(pid, signal.SIGTERM)
+    """)
+    assert done.stdout == "[7, 2] ['there']\n"

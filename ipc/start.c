@@ -7,9 +7,10 @@
  * why on its standard error, which is a pipe to us. Two clients may do this at once: the broker's
  * lock decides, and both then connect.
  *
- * The child is made by a bare clone without an exit signal: no fork handlers run, and the host
- * program sees no SIGCHLD and no child of its own. Between clone and exec only what is safe there
- * is called: the process may have any number of threads.
+ * The program is a child's child. The child, made by a bare clone without an exit signal, executes
+ * nothing (which would make it a child like any other) and hands the exit code on: no fork handlers
+ * run, and the host program sees no SIGCHLD and no child of its own. Between clone and exec only
+ * what is safe there is called: the process may have any number of threads.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -115,9 +116,21 @@ _Noreturn static void become_broker(const char *path, char *const argv[], int er
     if (high < 0 || null < 0 || dup2(null, 0) < 0 || dup2(0, 1) < 0 || dup2(high, 2) < 0)
         _exit(EXIT_NO_EXEC);
     close_from(3);
-    default_signals();
     execve(path, argv, environ);
     _exit(EXIT_NO_EXEC);
+}
+
+/* The child: runs the program in a child of its own and ends with its exit code. */
+_Noreturn static void run_program(const char *path, char *const argv[], int errors) {
+    int status;
+    default_signals();
+    pid_t program = bare_fork();
+    if (program == 0)
+        become_broker(path, argv, errors);
+    close_from(0); /* its end is to be the end of the pipe */
+    while (program > 0 && waitpid(program, &status, __WALL) < 0 && errno == EINTR)
+        continue;
+    _exit(program > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE);
 }
 
 /* What the program says until its end, or until the time is over; one line of it. */
@@ -149,8 +162,7 @@ static int wait_for_exit(pid_t child) {
     struct timespec pause = {.tv_nsec = 1000000};
     int status;
     for (;;) {
-        /* __WALL: no clone child any more once it has executed a program. */
-        pid_t ended = waitpid(child, &status, __WALL | WNOHANG);
+        pid_t ended = waitpid(child, &status, __WCLONE | WNOHANG);
         if (ended == child)
             return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
         if ((ended < 0 && errno != EINTR) || cw_now_ns() > end_ns)
@@ -168,9 +180,13 @@ int cw_start_broker(const char *place) {
     int errors[2];
     if (pipe2(errors, O_CLOEXEC) < 0)
         return cw_fail(-EDQUOT, "no pipe could be made to start a broker: %m");
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* no handler of ours runs in the child */
     pid_t child = bare_fork();
     if (child == 0)
-        become_broker(path, argv, errors[1]);
+        run_program(path, argv, errors[1]);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     code = child < 0 ? cw_fail(-EDQUOT, "no process could be made for a broker: %m") : 0;
     close(errors[1]);
     text[0] = 0;

@@ -22,6 +22,12 @@
 
 #define SECOND 1000000000ll
 
+/* A forked child of a program with threads is no leak of theirs. */
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void) {
+    return "report_thread_leaks=0";
+}
+
 #define OK(call)                                                                                   \
     do {                                                                                           \
         int code_ = (call);                                                                        \

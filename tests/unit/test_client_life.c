@@ -420,12 +420,12 @@ static void a_signal_ends_the_wait_for_a_hung_broker(void **state) {
 
 static int start_at_once(void *context) {
     cw_client *mine;
-    struct pipes *pipes = context;
+    struct pipes *pipes = context; /* two: to begin, and to end */
     CHILD(hear(pipes->to_child[0]));
     CHILD(cw_connect(NULL, NULL, 0, &mine) == 0);
     uint64_t instance = cw_client_instance(mine);
     CHILD(write(pipes->to_parent[1], &instance, sizeof instance) == sizeof instance);
-    CHILD(hear(pipes->to_child[0]));
+    CHILD(hear(pipes[1].to_child[0]));
     cw_client_unref(mine);
     return 0;
 }
@@ -433,33 +433,36 @@ static int start_at_once(void *context) {
 static void clients_that_start_at_once_find_one_broker(void **state) {
     (void)state;
     enum { CHILDREN = 6 };
-    struct pipes pipes;
-    pipes_open(&pipes);
+    struct pipes pipes[2];
+    pipes_open(&pipes[0]);
+    pipes_open(&pipes[1]);
     pid_t children[CHILDREN];
     fflush(NULL);
     for (int i = 0; i < CHILDREN; i++)
         if ((children[i] = fork()) == 0)
-            _exit(start_at_once(&pipes));
+            _exit(start_at_once(pipes));
     for (int i = 0; i < CHILDREN; i++)
-        assert_true(tell(pipes.to_child[1]));
+        assert_true(tell(pipes[0].to_child[1]));
     uint64_t first = 0, instance;
     for (int i = 0; i < CHILDREN; i++) {
-        assert_int_equal(read(pipes.to_parent[0], &instance, sizeof instance), sizeof instance);
+        assert_int_equal(read(pipes[0].to_parent[0], &instance, sizeof instance), sizeof instance);
         if (first)
             assert_int_equal(instance, first);
         first = instance;
     }
     for (int i = 0; i < CHILDREN; i++)
-        assert_true(tell(pipes.to_child[1]));
+        assert_true(tell(pipes[1].to_child[1]));
     for (int i = 0; i < CHILDREN; i++) {
         int status;
         waitpid(children[i], &status, 0);
         assert_int_equal(status, 0);
     }
-    pipes_close(&pipes);
+    pipes_close(&pipes[0]);
+    pipes_close(&pipes[1]);
 }
 
 int main(void) {
+    chance_seed(); /* before there are threads */
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
     const struct CMUnitTest tests[] = {
         TEST(a_wait_ends_when_the_name_comes),

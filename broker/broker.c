@@ -98,6 +98,7 @@ unwind:
 }
 
 void cwd_broker_deinit(struct cwd_broker *b) {
+    cwd_place_withdraw(b);
     if (b->root && b->closer && b->wild_closer) {
         b->stopping = true;
         cwd_names_deinit(b);

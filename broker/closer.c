@@ -14,7 +14,7 @@
 #include "shm/atomic.h"
 #include "shm/error.h"
 
-#define STACK_BYTES (64u << 10)
+#define STACK_BYTES (256u << 10) /* of addresses; a sanitizer needs more than 64 KiB of them */
 
 struct cwd_closer {
     pthread_mutex_t lock;

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -51,7 +52,7 @@ static int keep_only(int fd) {
             return cw_fail(-errno, "moving a descriptor failed: %m");
     }
     fcntl(3, F_SETFD, FD_CLOEXEC);
-    if (close_range(4, ~0u, 0) < 0)
+    if (syscall(SYS_close_range, 4, ~0u, 0) < 0)
         for (int i = 4; i < 65536; i++)
             close(i);
     return 3;

@@ -116,6 +116,7 @@ static void ghost_end(struct cwd_broker *b, struct cwd_ghost *ghost) {
     HASH_DEL(b->ghosts, ghost);
     for (uint32_t i = 0; i < ghost->count; i++)
         cwd_ref_drop(b, ghost->holds[i].slab, ghost->holds[i].block, ghost->holds[i].gen);
+    cwd_loop_remove(b, ghost->lifeline);
     close(ghost->lifeline); /* a pipe: never blocks */
     b->fds--;
     free(ghost->holds);

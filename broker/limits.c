@@ -16,9 +16,8 @@
 #include "broker/monitor.h"
 #include "shm/error.h"
 
-#define FDS_SPARE                                                                                  \
-    64 /* kept for what is not counted: the loop's own, log, segments on their way                 \
-        */
+/* Kept for what is not counted: the loop's own, log, connections on their way, segments. */
+#define FDS_SPARE 128
 
 static const struct {
     uint64_t least, most;

@@ -38,6 +38,10 @@ int cwd_loop_add(struct cwd_broker *b, int fd, enum cwd_event event, uint32_t id
     return 0;
 }
 
+void cwd_loop_remove(struct cwd_broker *b, int fd) {
+    (void)epoll_ctl(b->epoll_fd, EPOLL_CTL_DEL, fd, NULL); /* ENOENT: it was not watched */
+}
+
 int cwd_loop_init(struct cwd_broker *b) {
     sigset_t signals;
     sigemptyset(&signals);

@@ -17,19 +17,25 @@
 #include "broker/log.h"
 #include "shm/error.h"
 
-#define BACKLOG 128
+#define BACKLOG    128
+#define LOCK_LOOKS 100 /* 10 ms apart */
 
-/* Another broker holds the lock: says so, with its pid if its line is there in a moment. */
-static int say_it_runs(struct cwd_broker *b) {
+/* Takes the lock. Held by another: a broker with a line listens; without one it begins or ends, and
+ * is given a moment to show which. */
+static int take_lock(struct cwd_broker *b) {
     struct cw_lock_line line;
-    const struct timespec moment = {.tv_nsec = 20000000};
-    for (int i = 0; i < 25; i++) {
+    const struct timespec moment = {.tv_nsec = 10000000};
+    for (int i = 0; i < LOCK_LOOKS; i++) {
+        if (flock(b->lock_fd, LOCK_EX | LOCK_NB) == 0)
+            return 0;
+        if (errno != EWOULDBLOCK)
+            return cw_fail(-errno, "locking %.200s failed: %m", b->address.lock_path);
         if (cw_address_read_lock(&b->address, b->folder_fd, &line) == 0)
             return cw_fail(-EEXIST, "a broker runs already: pid %d, socket %.200s", (int)line.pid,
                            b->address.socket_path);
         nanosleep(&moment, NULL);
     }
-    return cw_fail(-EEXIST, "a broker holds %.200s already, and does not listen yet",
+    return cw_fail(-EEXIST, "a broker holds %.200s already, and does not listen",
                    b->address.lock_path);
 }
 
@@ -46,13 +52,12 @@ int cwd_place_lock(struct cwd_broker *b, const struct cwd_options *options,
                         O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     if (b->lock_fd < 0)
         return cw_fail(-errno, "opening %.200s failed: %m", b->address.lock_path);
-    if (flock(b->lock_fd, LOCK_EX | LOCK_NB) < 0) {
-        if (errno != EWOULDBLOCK)
-            return cw_fail(-errno, "locking %.200s failed: %m", b->address.lock_path);
+    code = take_lock(b);
+    if (code) {
         close(b->lock_fd);
-        b->lock_fd = -1; /* not ours: leave() must not touch it */
-        *exit_code = CWD_EXIT_RUNS;
-        return say_it_runs(b);
+        b->lock_fd = -1; /* not ours: leaving must not touch it */
+        *exit_code = code == -EEXIST ? CWD_EXIT_RUNS : CWD_EXIT_FAILED;
+        return code;
     }
     if (ftruncate(b->lock_fd, 0) < 0)
         return cw_fail(-errno, "emptying %.200s failed: %m", b->address.lock_path);
@@ -94,18 +99,22 @@ int cwd_place_listen(struct cwd_broker *b) {
     return write_line(b);
 }
 
-void cwd_place_leave(struct cwd_broker *b) {
+void cwd_place_withdraw(struct cwd_broker *b) {
+    if (b->lock_fd >= 0 && ftruncate(b->lock_fd, 0) < 0)
+        cwd_log("emptying %.200s failed: %m", b->address.lock_path);
     if (b->listen_fd >= 0) {
         (void)unlinkat(b->folder_fd, b->address.socket_name, 0);
         close(b->listen_fd);
     }
-    if (b->lock_fd >= 0) {
-        if (ftruncate(b->lock_fd, 0) < 0)
-            cwd_log("emptying %.200s failed: %m", b->address.lock_path);
-        close(b->lock_fd);
-    }
+    b->listen_fd = -1;
+}
+
+void cwd_place_leave(struct cwd_broker *b) {
+    cwd_place_withdraw(b);
     cwd_log_close();
+    if (b->lock_fd >= 0)
+        close(b->lock_fd);
     if (b->folder_fd >= 0)
         close(b->folder_fd);
-    b->listen_fd = b->lock_fd = b->folder_fd = -1;
+    b->lock_fd = b->folder_fd = -1;
 }

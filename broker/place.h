@@ -14,7 +14,10 @@ int cwd_place_lock(struct cwd_broker *broker, const struct cwd_options *options,
                    enum cwd_exit *exit_code);
 /* Makes the socket and listens; then writes the lock file's line. */
 int cwd_place_listen(struct cwd_broker *broker);
-/* Removes the socket, empties the lock file, gives the lock back. May be repeated. */
+/* Empties the lock file and removes the socket: nobody finds us any more. Before clients are let
+ * go, so that they do not come back to us. */
+void cwd_place_withdraw(struct cwd_broker *broker);
+/* withdraw, and gives the lock back: the next broker may begin. May be repeated. */
 void cwd_place_leave(struct cwd_broker *broker);
 
 #endif

@@ -196,7 +196,7 @@ static const struct operation {
     [CW_OP_PUT] = {serve_put, sizeof(struct cw_put), CW_MESSAGE_MAX, 1},
     [CW_OP_REMOVE] = {serve_remove, sizeof(struct cw_key), CW_MESSAGE_MAX, 1},
     [CW_OP_WAIT] = {serve_wait, sizeof(struct cw_key), CW_MESSAGE_MAX, 1},
-    [CW_OP_CANCEL] = {serve_cancel, EXACT(cw_cancel), 1},
+    [CW_OP_CANCEL] = {serve_cancel, EXACT(cw_cancel), COST_SCAN},
     [CW_OP_TRANSIT_BEGIN] = {serve_transit_begin, EXACT(cw_block_ref), 1},
     [CW_OP_TRANSIT_END] = {serve_transit_end, EXACT(cw_block_ref), 1},
     [CW_OP_DROP] = {serve_drop, EXACT(cw_block_ref), 1},
@@ -260,7 +260,7 @@ static int serve_one(struct cwd_broker *b, struct cwd_session *session) {
     /* The index advances after the effect: who took over from us would see the request again. */
     cw_ring_consume(&session->requests);
     if (cw_sleeper_claim(&session->requests.ring->producer))
-        session->wake = true;
+        session->wake = session->room_came = true;
     if (!result.none) {
         const char *sentence = result.status < 0 ? cw_detail() : NULL;
         cwd_session_reply(b, session, request.head.op, request.head.id, result.status,

@@ -143,6 +143,7 @@ int cwd_session_add_table(struct cwd_broker *b, struct cwd_session *session,
 
 static void close_fd(struct cwd_broker *b, int *fd) {
     if (*fd >= 0) {
+        cwd_loop_remove(b, *fd);
         close(*fd); /* socket, pidfd, eventfd, pipe: the kernel's own, none of them blocks */
         b->fds--;
     }
@@ -225,7 +226,7 @@ static void end_if_dead(struct cwd_broker *b, struct cwd_session *session) {
 
 void cwd_session_on_pidfd(struct cwd_broker *b, struct cwd_session *session) {
     session->pid_dead = true;
-    epoll_ctl(b->epoll_fd, EPOLL_CTL_DEL, session->pidfd, NULL);
+    cwd_loop_remove(b, session->pidfd); /* it would tell for ever */
     end_if_dead(b, session);
 }
 
@@ -330,9 +331,10 @@ void cwd_session_reply(struct cwd_broker *b, struct cwd_session *session, uint16
 void cwd_session_wake(struct cwd_session *session) {
     if (!session->wake || session->bell < 0)
         return;
-    session->wake = false;
     uint64_t one = 1;
-    if (cw_sleeper_claim(&session->replies.ring->consumer))
+    bool room_came = session->room_came;
+    session->wake = session->room_came = false;
+    if (cw_sleeper_claim(&session->replies.ring->consumer) || room_came)
         /* Full: the client has wake-ups to read already. Its end closed: it is gone. */
         if (write(session->bell, &one, sizeof one) < 0)
             return;

@@ -43,7 +43,8 @@ struct cwd_session {
     struct cw_session *shared;
     struct cw_ring_consumer requests;
     struct cw_ring_producer replies;
-    bool wake; /* replies were written: look whether the client sleeps */
+    bool wake;      /* replies were written: look whether the client sleeps */
+    bool room_came; /* it slept for room in the request ring: wake it in any case */
 
     uint32_t tables;                /* lease tables, the first included */
     struct cw_segment *more_tables; /* tables - 1 of them */

@@ -424,6 +424,41 @@ static void a_stopped_client_with_full_rings_disturbs_nobody(void **state) {
     assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_clients) == 1));
 }
 
+/* epoll watches what is behind a descriptor: what we keep of it must not keep the broker awake. */
+static void descriptors_that_are_kept_do_not_keep_it_awake(void **state) {
+    (void)state;
+    struct raw_client client = client_open();
+    int ends[2], said[2];
+    assert_int_equal(pipe(ends), 0);
+    assert_int_equal(raw_exchange(&client, CW_OP_FORK, NULL, 0, ends, 1, &mail), 0);
+    close(ends[1]); /* the lifeline ends; its read end stays here */
+    raw_bye(&client);
+    /* A client that dies, whose pidfd is kept by another process, by way of the very same open
+     * file. */
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, said), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        int own = raw_pidfd(getpid()), sock = raw_dial(&broker);
+        bool well = raw_say_hello(sock, 1, 1, own) == 0 &&
+                    raw_receive(sock, &mail, RAW_TIMEOUT_MS) == 1 && mail.head.status == 0 &&
+                    raw_send(said[1], "x", 1, &own, 1) == 0;
+        _exit(well ? 0 : 1);
+    }
+    int status;
+    waitpid(pid, &status, 0);
+    assert_int_equal(status, 0);
+    assert_true(RAW_UNTIL(raw_counter(&broker, CW_COUNTER_clients_died) == 1));
+    for (uint64_t wakes = 100; wakes > 2;) { /* at rest in the end */
+        uint64_t before = raw_counter(&broker, CW_COUNTER_wakeups);
+        usleep(100000);
+        wakes = raw_counter(&broker, CW_COUNTER_wakeups) - before;
+        if (wakes > 1000)
+            fail_msg("%llu wake-ups in 0.1 s", (unsigned long long)wakes);
+    }
+    assert_true(CW_LOAD(W2, &honest.root->broker.asleep, relaxed) == 1);
+    close(said[0]), close(said[1]), close(ends[0]); /* the pidfd was in said all the time */
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, start, finish)
     const struct CMUnitTest tests[] = {
@@ -438,6 +473,7 @@ int main(void) {
         TEST(a_reply_ring_that_lies_drops_its_client),
         TEST(silent_connections_keep_nobody_out),
         TEST(a_hello_of_noise_is_refused),
+        TEST(descriptors_that_are_kept_do_not_keep_it_awake),
         TEST(a_stopped_client_with_full_rings_disturbs_nobody),
     };
     signal(SIGPIPE, SIG_IGN);

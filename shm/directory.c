@@ -38,7 +38,7 @@ void cw_directory_reader_deinit(struct cw_directory_reader *r) {
 static int reader_index(struct cw_directory_reader *r) {
     /* D1: pairs with D1 in the writer, which names an index only once it is filled. */
     uint64_t id = CW_LOAD(D1, &r->root->index_id, acquire);
-    if (id == r->index_id)
+    if (id == r->index_id && r->index.base)
         return 0;
     struct cw_segment fresh = {.fd = -1};
     int code = r->fetch(r->context, CW_SEGMENT_INDEX, id, &fresh);

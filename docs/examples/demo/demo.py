@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 # One thread for each process, in every arrangement: parallel is only what the arrangement makes so.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -43,6 +44,7 @@ HERE = Path(__file__).resolve().parent
 MIB = 1 << 20
 NOTES = """
 seconds      from the first byte of data to the last score: making the data, starting workers, handing over
+CPU s        processor time of the process and its workers
 peak memory  the sum of PSS over the process and its workers, sampled ten times a second: shared pages count
              once; about 100 MiB are Python and scikit-learn
 inherited    costs nothing either, but works only for data that were there before the workers were forked
@@ -82,8 +84,17 @@ def draw(picture: Path) -> None:
     subprocess.run([sys.executable, HERE / "plot.py", picture], check=True)
 
 
-def measure(arrangement: str, name: str, workers: int) -> tuple[float, int, list[float]]:
-    """Runs one arrangement in a process of its own: seconds, peak bytes, scores."""
+class Result(NamedTuple):
+    """What one arrangement took and gave."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+    scores: list[float]
+
+
+def measure(arrangement: str, name: str, workers: int) -> Result:
+    """Runs one arrangement in a process of its own."""
     command = [sys.executable, HERE / "arrangements.py", arrangement, name, str(workers)]
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
@@ -93,23 +104,25 @@ def measure(arrangement: str, name: str, workers: int) -> tuple[float, int, list
     if process.returncode:
         sys.exit(f"demo: {' '.join(map(str, command))} failed with status {process.returncode}")
     answer = json.loads(output.splitlines()[-1])
-    return answer["seconds"], peak.peak_bytes, answer["scores"]
+    return Result(answer["seconds"], answer["cpu"], peak.peak_bytes, answer["scores"])
 
 
 def compare(name: str, title: str, workers: int) -> bool:
-    """Measures every arrangement on one search, prints the table, and tells whether all scores agree."""
-    results = {}
-    for arrangement in tqdm(ARRANGEMENTS, desc=name, unit="run", leave=False):
-        results[arrangement] = measure(arrangement, name, workers)
+    """Measures every arrangement on one search and prints the table. Do all scores agree?"""
+    results = {
+        arrangement: measure(arrangement, name, workers)
+        for arrangement in tqdm(ARRANGEMENTS, desc=name, unit="run", leave=False)
+    }
     print(f"\n{title}\n")
-    print(f"  {'':46}{'seconds':>9}{'peak memory':>14}{'scores':>12}")
-    expected = results["serial"][2]
-    for arrangement, (seconds, peak_bytes, scores) in results.items():
-        same = "equal" if scores == expected else "DIFFERENT"
+    print(f"  {'':44}{'seconds':>9}{'CPU s':>8}{'peak memory':>13}{'scores':>11}")
+    expected = results["serial"].scores
+    for arrangement, result in results.items():
+        same = "equal" if result.scores == expected else "DIFFERENT"
         print(
-            f"  {ARRANGEMENTS[arrangement][0]:46}{seconds:>9.2f}{peak_bytes / MIB:>10.0f} MiB{same:>12}"
+            f"  {ARRANGEMENTS[arrangement][0]:44}{result.seconds:>9.2f}{result.cpu_seconds:>8.2f}"
+            f"{result.peak_bytes / MIB:>9.0f} MiB{same:>11}"
         )
-    return all(scores == expected for _, _, scores in results.values())
+    return all(result.scores == expected for result in results.values())
 
 
 def main() -> int:

@@ -30,7 +30,7 @@ SVR_FOLDS = 5
 TILED_BYTES = 256 << 20
 TILED_ALPHA = np.logspace(-6, -3, 4)
 TILED_EPSILON = np.array([0.1, 1.0, 10.0])
-TILED_FOLDS = 4
+TILED_FOLDS = 3
 BLOCK_ROWS = 1 << 16
 
 

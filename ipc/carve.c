@@ -198,6 +198,7 @@ void cw_carve_give(struct cw_extent *extent) {
     CW_ASSERT(extent->carved);
     extent->arena->free_bytes += extent->length_bytes;
     extent->carved = extent->clean = extent->published = extent->pending = false;
+    extent->told = false;
     if (extent->after && !extent->after->carved) {
         bin_remove(extent->after);
         join_after(extent);

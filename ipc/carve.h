@@ -32,6 +32,7 @@ struct cw_extent {
     bool clean;     /* never written since the arena was made: reads as zeros */
     bool published; /* the user's: another process may know of it */
     bool pending;   /* the user's: in the list of those that wait to come back */
+    bool told;      /* the user's: the broker was told once that a lease on it ended */
 };
 
 struct cw_arena {

@@ -181,7 +181,7 @@ static int carve(cw_client *client, uint64_t size_bytes, struct cw_slab **out, u
         client->heap.cached_bytes -= slab->size_bytes;
     }
     extent->block = number;
-    extent->published = extent->pending = false;
+    extent->published = extent->pending = extent->told = false;
     extent->gen =
         cw_block_carve(&slab->table->blocks[number], extent->offset_bytes, extent->length_bytes);
     slab->locals[number].extent = extent;

@@ -148,7 +148,8 @@ struct cw_client {
     uint32_t array_pool_count;
     uint64_t arrays; /* open ones */
     uint32_t transits;
-    uint32_t monitor_row; /* ours in the monitor page, as last found */
+    uint64_t transits_unsure; /* begun since the monitor page surely counted all */
+    uint32_t monitor_row;     /* ours in the monitor page, as last found */
 
     pthread_mutex_t sock_lock;
     uint64_t sock_id;

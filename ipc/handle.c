@@ -22,11 +22,33 @@ static const struct cw_monitor_client *own_row(cw_client *client) {
     return NULL;
 }
 
-/* Above the limit the broker ignores a new transit: so we look first. */
-static int check_transits(cw_client *client) {
+static uint64_t transits_shown(cw_client *client) {
     const struct cw_monitor_client *row = own_row(client);
+    return row ? CW_LOAD(M1, (cw_a64 *)(uintptr_t)&row->transits, relaxed) : 0;
+}
+
+/* Above the limit the broker ignores a new transit, and its number in the monitor page comes late:
+ * so what was begun since it was surely up to date is added, and near the limit we wait until it
+ * is. Without the lock. */
+static int check_transits(cw_client *client) {
     uint64_t limit = CW_LOAD(M1, &client->root->limits[CW_LIMIT_max_client_transits], relaxed);
-    if (row && CW_LOAD(M1, (cw_a64 *)(uintptr_t)&row->transits, relaxed) >= limit)
+    pthread_mutex_lock(&client->lock);
+    bool sure = transits_shown(client) + client->transits_unsure < limit;
+    client->transits_unsure++;
+    pthread_mutex_unlock(&client->lock);
+    if (sure)
+        return 0;
+    /* The first reply comes after all that we began, the second after the page was written. */
+    int code = cw_ping(client);
+    if (code == 0)
+        code = cw_ping(client);
+    if (code)
+        return code;
+    pthread_mutex_lock(&client->lock);
+    client->transits_unsure = 1;
+    bool room = transits_shown(client) < limit;
+    pthread_mutex_unlock(&client->lock);
+    if (!room)
         return cw_fail(-EDQUOT,
                        "%llu handles of this client are under way (limit max_client_transits): "
                        "open or discard some",
@@ -47,24 +69,24 @@ int cw_array_export(cw_array *array, int transit, cw_handle *out) {
                         .gen = array->gen,
                         .offset_bytes = array->offset_bytes,
                         .size_bytes = array->size_bytes};
+    if (transit)
+        code = check_transits(client);
+    if (code)
+        return code;
     pthread_mutex_lock(&client->lock);
     struct cw_extent *extent = array->slab->locals[array->block].extent;
     if (extent)
         extent->published = true;
-    if (transit)
-        code = check_transits(client);
-    if (transit && code == 0)
-        handle.token = (uint64_t)client->session << 32 | ++client->transits;
-    pthread_mutex_unlock(&client->lock);
-    if (code)
-        return code;
     if (transit) {
+        /* Under the lock: a session's tokens rise in the order of its BEGINs. */
+        handle.token = (uint64_t)client->session << 32 | ++client->transits;
         struct cw_block_ref ref = {
             .token = handle.token, .slab = handle.slab, .block = handle.block, .gen = handle.gen};
         code = cw_lane_post(client, CW_OP_TRANSIT_BEGIN, &ref, sizeof ref);
-        if (code)
-            return code;
     }
+    pthread_mutex_unlock(&client->lock);
+    if (code)
+        return code;
     *out = handle;
     return 0;
 }

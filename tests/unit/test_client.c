@@ -458,6 +458,44 @@ static void new_zeroed_memory_is_zero_also_when_used_before(void **state) {
     cw_client_unref(client);
 }
 
+static void limits_are_errors_of_their_own(void **state) {
+    (void)state;
+    setenv("CAUSEWAY_MAX_CLIENT_SLABS", "5", 1);
+    setenv("CAUSEWAY_MAX_NAMES", "20", 1);
+    setenv("CAUSEWAY_MAX_CLIENT_TRANSITS", "50", 1);
+    cw_client *client = client_open(); /* its broker has these limits */
+    unsetenv("CAUSEWAY_MAX_CLIENT_SLABS");
+    unsetenv("CAUSEWAY_MAX_NAMES");
+    unsetenv("CAUSEWAY_MAX_CLIENT_TRANSITS");
+    cw_array *arrays[6];
+    for (int i = 0; i < 5; i++)
+        assert_non_null(arrays[i] = bytes_new(client, 17 << 20, i));
+    assert_null(bytes_new(client, 17 << 20, 5));
+    assert_non_null(strstr(cw_error(), "max_client_slabs"));
+    for (int i = 0; i < 5; i++)
+        cw_array_close(arrays[i]);
+    cw_array *array = bytes_new(client, 40 << 20, 1); /* what was kept for speed made room */
+    assert_non_null(array);
+    char name[32];
+    for (int i = 0; i < 20; i++) {
+        snprintf(name, sizeof name, "name/%d", i);
+        OK(cw_array_put(array, name, 0, NULL, 0));
+    }
+    assert_int_equal(cw_array_put(array, "one more", 0, NULL, 0), -EDQUOT);
+    assert_non_null(strstr(cw_error(), "max_names"));
+    OK(cw_array_put(array, name, CW_REPLACE, NULL, 0));
+    cw_handle handles[50], handle;
+    for (int i = 0; i < 50; i++)
+        OK(cw_array_export(array, 1, &handles[i]));
+    assert_int_equal(cw_array_export(array, 1, &handle), -EDQUOT);
+    assert_non_null(strstr(cw_error(), "max_client_transits"));
+    OK(cw_array_export(array, 0, &handle));
+    OK(cw_handle_discard(client, &handles[7]));
+    OK(cw_array_export(array, 1, &handle));
+    cw_array_close(array);
+    cw_client_unref(client);
+}
+
 static int make_and_die(void *context) {
     cw_client *mine;
     (void)context;
@@ -509,6 +547,7 @@ int main(void) {
         TEST(replaced_arrays_give_their_memory_back),
         TEST(free_slabs_beyond_the_cache_are_given_up),
         TEST(new_zeroed_memory_is_zero_also_when_used_before),
+        TEST(limits_are_errors_of_their_own),
         TEST(a_dead_makers_slab_is_adopted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

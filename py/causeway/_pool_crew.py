@@ -130,6 +130,10 @@ class Crew:
         """The workers that were not discarded."""
         return [worker for worker in self._workers if worker is not None]
 
+    def has_died(self, worker: Worker) -> bool:
+        """Whether a worker is dead already, seen to or not."""
+        return _ended(worker, 0)
+
     def reap(self, worker: Worker) -> None:
         """Learns how a dead worker ended. By forkserver it is told a moment later."""
         deadline = time.monotonic() + _GRACE_SECONDS

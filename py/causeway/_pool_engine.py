@@ -35,7 +35,7 @@ from causeway._pool_callbacks import Callbacks
 from causeway._pool_channel import Waiter, wait
 from causeway._pool_crew import BUSY, DEAD, IDLE, LEAVING, STARTING, Crew, Worker
 from causeway._pool_jobs import IMapIterator, Job, Source, Task, name_of
-from causeway.errors import Error
+from causeway.errors import Error, Stale
 
 __all__ = ["CLOSE", "RUN", "TERMINATE", "Engine"]
 
@@ -313,6 +313,10 @@ class Engine:
             raise Error(f"a Pool's worker (pid {worker.pid}) sent a result without having a task")
         try:
             message = wire.read(data)
+        except Stale as error:
+            if self._crew.has_died(worker):
+                return  # what it lent went with it: the task is lost, as _bury will tell
+            message, lost = None, error
         except Exception as error:
             message, lost = None, error
         worker.task = worker.parcel = None

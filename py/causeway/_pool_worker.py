@@ -233,6 +233,8 @@ def _main(
                     0, 0, _traceback(error), _encoding_error(refusal, error)
                 )
             channel.send(wire.START_FAILED, parcel.data)
+            while channel.receive() is None:  # until the parent, which reads it first, ends us
+                pass
             sys.exit(1)
     channel.send(wire.READY, b"")
     worker.serve()

@@ -313,11 +313,9 @@ class Engine:
             raise Error(f"a Pool's worker (pid {worker.pid}) sent a result without having a task")
         try:
             message = wire.read(data)
-        except Stale as error:
-            if self._crew.has_died(worker):
-                return  # what it lent went with it: the task is lost, as _bury will tell
-            message, lost = None, error
         except Exception as error:
+            if isinstance(error, Stale) and self._crew.has_died(worker):
+                return  # what it lent went with it: the task is lost, as _bury will tell
             message, lost = None, error
         worker.task = worker.parcel = None
         worker.tasks_done += 1

@@ -39,6 +39,9 @@ int cw_meta_decode(const void *buffer, uint32_t buffer_bytes, uint64_t size_byte
     if (meta.version != CW_META_VERSION)
         return cw_fail(-EPROTO, "metadata of version %u, this library reads version %u",
                        meta.version, CW_META_VERSION);
+    if (meta.flags || meta.reserved)
+        return cw_fail(-EPROTO, "metadata with flags that version %u does not know",
+                       CW_META_VERSION);
     size_t axes = meta.ndim * sizeof(int64_t);
     if (meta.ndim > CW_NDIM_MAX || meta.dtype_bytes == 0 || meta.dtype_bytes > CW_DTYPE_MAX ||
         buffer_bytes != sizeof meta + 2 * axes + meta.dtype_bytes)

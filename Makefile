@@ -117,11 +117,11 @@ $(BUILD)/docs/examples/%: docs/examples/%.c $(BUILD)/libcauseway.so
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -Iipc -Wall -Wextra -Werror $(SANITIZE) -o $@ $< -L$(BUILD) -lcauseway -Wl,-rpath,$(abspath $(BUILD))
 
+# Built by tests/fuzz.sh in a folder of their own, everything instrumented.
 FUZZERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/*.c))
-FUZZ_FLAGS := -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined
-$(BUILD)/tests/fuzz/%: tests/fuzz/%.c $(SHM_SRC) $(IPC_SRC) $(filter-out broker/main.c,$(BROKER_SRC)) $(wildcard shm/*.h ipc/*.h broker/*.h)
-	@mkdir -p $(@D)
-	$(CLANG) $(CPPFLAGS) -std=gnu11 -pthread -Wall -Wextra $(FUZZ_FLAGS) -o $@ $(filter %.c,$^) -l:libinih.a
+$(BUILD)/tests/fuzz/%: $(BUILD)/tests/fuzz/%.o $(BUILD)/libcwbroker.a $(BUILD)/libcauseway.a
+	$(CC) -o $@ $^ $(LDFLAGS) -fsanitize=fuzzer -l:libinih.a
+fuzzers: $(FUZZERS)
 
 ifneq ($(wildcard tests/model/Makefile),)
 TEST_PROGRAMS += model:$(BUILD)/tests/model
@@ -224,5 +224,5 @@ print-%:
 	@echo '$($*)'
 -include $(wildcard $(foreach d,shm ipc broker tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
 .PHONY: all help always test test-c test-py test-programs test-pythons fuzz soak asan tsan sanitized bench bench-programs bench-run demo demo-run \
-        lint install wheel clean
+        lint install wheel clean fuzzers
 .DEFAULT_GOAL := all

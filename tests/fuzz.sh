@@ -1,23 +1,27 @@
 #!/bin/sh
-# Builds and runs each libFuzzer program for some seconds: fuzz.sh SECONDS. Prints TAP; the seed stands in the log.
+# Builds and runs each libFuzzer program for some seconds: fuzz.sh SECONDS. Prints TAP; the seed stands in the log, the
+# corpus grows in the build folder.
 set -u
 seconds=${1:-60}
-build=${CAUSEWAY_BUILD:?}
+build=${CAUSEWAY_BUILD:?}/fuzz
 status=0
 number=0
+if command -v clang >/dev/null; then
+    make -s -k -j"$(nproc)" BUILD="$build" CC=clang OPT='-O1 -g' fuzzers \
+        SANITIZE='-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined' || status=1
+fi
 for source in tests/fuzz/*.c; do
     number=$((number + 1))
     name=$(basename "$source" .c)
     program="$build/tests/fuzz/$name"
-    corpus="$build/tests/fuzz/corpus-$name"
+    corpus="$build/corpus/$name"
     if ! command -v clang >/dev/null; then
         echo "ok $number - $name # SKIP no clang"
         continue
     fi
     mkdir -p "$corpus"
-    if make -s BUILD="$build" "$program" 2>&1 &&
-        "$program" -max_total_time="$seconds" -timeout=10 -artifact_prefix="$build/tests/fuzz/$name-" "$corpus" >"$corpus.log" 2>&1; then
-        grep -hE 'Done|DONE|Seed' "$corpus.log"
+    if "$program" -max_total_time="$seconds" -timeout=10 -artifact_prefix="$build/$name-" "$corpus" >"$corpus.log" 2>&1; then
+        grep -hE 'Seed:|DONE' "$corpus.log"
         echo "ok $number - $name"
     else
         tail -n 60 "$corpus.log"

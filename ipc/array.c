@@ -280,16 +280,28 @@ int cw_array_renew(cw_array *array, cw_client *client) {
     if (code == 0)
         client->arrays++;
     pthread_mutex_unlock(&client->lock);
+    if (code == -ESTALE)
+        return cw_fail(code,
+                       "the inherited array is gone: its broker did not hold it for the fork");
     if (code)
         return code;
     cw_client_ref(client);
-    array->client = client;
-    array->slab = slab;
     pthread_mutex_lock(&old->lock);
-    old->arrays--;
-    cw_fork_settled(old);
+    bool first = array->client == old; /* not renewed by another thread meanwhile */
+    if (first) {
+        array->client = client;
+        array->slab = slab;
+        old->arrays--;
+        cw_fork_settled(old);
+    }
     pthread_mutex_unlock(&old->lock);
-    if (old != array->home)
+    if (!first) {
+        pthread_mutex_lock(&client->lock);
+        client->arrays--;
+        cw_lease_release(client, slab, array->block, array->gen);
+        pthread_mutex_unlock(&client->lock);
+        cw_client_unref(client);
+    } else if (old != array->home)
         cw_client_unref(old); /* a fork of a fork: home has its own reference */
     return 0;
 }

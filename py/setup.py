@@ -27,8 +27,9 @@ class BuildWithPrograms(build_py):
         target = Path(self.build_lib) / "causeway" / "bin"
         target.mkdir(parents=True, exist_ok=True)
         for name in PROGRAMS:
-            if (BUILD / name).exists():
-                shutil.copy2(BUILD / name, target / name)
+            if not (BUILD / name).exists():
+                raise SystemExit(f"{BUILD / name} is missing: run make first, or set CAUSEWAY_BUILD_DIR")
+            shutil.copy2(BUILD / name, target / name)
 
 
 class BinaryDistribution(Distribution):

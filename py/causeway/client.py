@@ -26,7 +26,9 @@ from causeway.errors import BrokerLost
 __all__ = ["Connection", "connect", "current"]
 
 
-Settings = tuple[str | None, str | None]  # address and namespace, None where the environment decides
+Settings = tuple[
+    str | None, str | None
+]  # address and namespace, None where the environment decides
 
 
 class Connection:
@@ -36,7 +38,7 @@ class Connection:
     default again. Arrays that came over it stay valid.
     """
 
-    __slots__ = ("_pointer", "_previous", "_settings", "pid")
+    __slots__ = ("_entered", "_pointer", "_previous", "_settings", "pid")
 
     def __init__(self, settings: Settings, flags: int = 0) -> None:
         address, namespace = settings
@@ -51,7 +53,8 @@ class Connection:
         )
         self._pointer: Any = ffi.gc(out[0], lib.cw_client_unref)
         self._settings = settings
-        self._previous: Connection | None = None
+        self._previous: Connection | None = None  # the default before; it is again after close()
+        self._entered = False
         self.pid = os.getpid()
 
     @property
@@ -112,6 +115,7 @@ class Connection:
             self._pointer = None
 
     def __enter__(self) -> Connection:
+        self._entered = True
         return self
 
     def __exit__(
@@ -169,6 +173,10 @@ def connect(
         raise ValueError(f"a namespace holds no NUL character: {namespace!r}")
     with _lock:
         made = Connection((None if address is None else os.fspath(address), namespace))
+        if _default is not None and not _default._entered:
+            _default._previous = (
+                None  # who connects again and again without closing keeps two, not all
+            )
         made._previous = _default
         _default = made
         _settings = made._settings

@@ -339,3 +339,16 @@ def test_a_closed_connection_leaves_no_trace():
     assert client.current() is second
     second.close()
     assert cw.names() == ["x"]
+
+
+def test_connecting_again_and_again_keeps_few(script):
+    done = script("""
+        import os, causeway as cw
+        cw.connect()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(50):
+            cw.connect(namespace="again")
+            cw.put("x", 1)
+        print(len(os.listdir("/proc/self/fd")) - before < 20)
+    """)
+    assert done.stdout == "True\n"

@@ -202,8 +202,11 @@ class Engine:
         try:
             parcel = encoder.encode(task.number, task.call, lead, body, cloud=True)
         except BaseException as error:
-            self._unhand(worker, task, back=not isinstance(error, Exception))
-            if not isinstance(error, Exception):
+            # A Ctrl-C is the caller's and leaves the task for another thread to send; all else is the task's own.
+            ours = isinstance(error, KeyboardInterrupt)
+            ours = ours and threading.current_thread() is threading.main_thread()
+            self._unhand(worker, task, back=ours)
+            if ours:
                 raise
             task.job.task_done(task, False, error)
             return

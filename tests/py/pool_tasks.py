@@ -100,6 +100,11 @@ class CannotBePickled:
         raise RuntimeError("not to be pickled")
 
 
+class ExitsWhenPickled:
+    def __reduce__(self) -> Any:
+        raise SystemExit(3)
+
+
 class CannotBeRead:
     """Pickles, and raises when it is unpickled in another process."""
 

@@ -318,6 +318,12 @@ def test_arguments_that_cannot_be_sent_raise_at_get(forked: cw.Pool) -> None:
         result = forked.apply_async(tasks.same, (argument,))
         with pytest.raises((RuntimeError, TypeError)):
             result.get(LONG)
+    results = forked.imap(
+        tasks.same, iter([tasks.ExitsWhenPickled()] * 9)
+    )  # also on the helper's thread
+    for _ in range(9):
+        with pytest.raises(SystemExit):
+            next(results)
     results = forked.imap(tasks.same, [1, tasks.CannotBePickled(), 3])
     assert next(results) == 1
     with pytest.raises(RuntimeError):
@@ -377,13 +383,14 @@ def test_killed_idle_workers_are_replaced_and_initialized(method: str, tmp_path:
     with cw.Pool(2, tasks.note_start, (str(starts),), context=method) as pool:
         assert eventually(lambda: starts.exists() and len(starts.read_text().split()) == 2, LONG)
         assert pool.map(tasks.square, range(5)) == [0, 1, 4, 9, 16]
+        took = []
         for number in range(3):
             pid = int(starts.read_text().split()[-1])
             before = time.monotonic()
             os.kill(pid, signal.SIGKILL)
             assert eventually(lambda n=number: len(starts.read_text().split()) == 3 + n, LONG)  # type: ignore[misc]
-            if method != "spawn":
-                assert time.monotonic() - before < 1
+            took.append(time.monotonic() - before)
+        assert method == "spawn" or min(took) < 1  # spawn takes what Python takes to start
         assert pool.map(tasks.square, range(5)) == [0, 1, 4, 9, 16]
 
 
@@ -508,12 +515,16 @@ def test_nothing_is_left_when_the_parent_is_killed(
             os.kill(os.getpid(), 9)
     """
     cw.names()  # a client that lives on, so that the broker does
+    took = []
     for _ in range(3):
         done = script(text, check=False)
+        began = time.monotonic()
         assert done.returncode == -9, done.stderr
         pids = [int(word) for word in done.stdout.split()]
         assert len(pids) == 2
-        assert eventually(lambda p=pids: all(gone(pid) for pid in p), 1.0)  # type: ignore[misc]
+        assert eventually(lambda p=pids: all(gone(pid) for pid in p))  # type: ignore[misc]
+        took.append(time.monotonic() - began)
+    assert min(took) < 1
 
 
 def test_the_pool_outlives_its_broker(method: str, broker_folder: Path) -> None:

@@ -20,7 +20,7 @@ for source in tests/fuzz/*.c; do
         continue
     fi
     mkdir -p "$corpus"
-    if "$program" -max_total_time="$seconds" -timeout=10 -artifact_prefix="$build/$name-" "$corpus" >"$corpus.log" 2>&1; then
+    if "$program" -max_total_time="$seconds" -timeout=10 -use_value_profile=1 -artifact_prefix="$build/$name-" "$corpus" >"$corpus.log" 2>&1; then
         grep -hE 'Seed:|DONE' "$corpus.log"
         echo "ok $number - $name"
     else

@@ -218,13 +218,9 @@ static int make_table(uint32_t capacity, uint64_t slab_bytes, struct cw_segment 
     return 0;
 }
 
-/* Makes a slab for an array of this size. Without the lock, but for the end. */
-static int make_slab(cw_client *client, uint64_t size_bytes) {
+/* Makes a slab of so many bytes and blocks. Without the lock, but for the end. */
+static int make_planned_slab(cw_client *client, uint64_t slab_bytes, uint32_t capacity) {
     struct cw_heap *heap = &client->heap;
-    uint32_t capacity;
-    pthread_mutex_lock(&client->lock);
-    uint64_t slab_bytes = plan_slab(heap, size_bytes, &capacity);
-    pthread_mutex_unlock(&client->lock);
     int fd;
     int code = heap->backend->slab_create(0, slab_bytes, &fd);
     if (code)
@@ -250,6 +246,23 @@ static int make_slab(cw_client *client, uint64_t size_bytes) {
 close_data:
     close(fd);
     return code;
+}
+
+/* Makes a slab for an array of this size: where there is no memory for one with room to spare, a
+ * smaller one, down to the array alone. */
+static int make_slab(cw_client *client, uint64_t size_bytes) {
+    for (;;) {
+        uint32_t capacity;
+        pthread_mutex_lock(&client->lock);
+        uint64_t slab_bytes = plan_slab(&client->heap, size_bytes, &capacity);
+        pthread_mutex_unlock(&client->lock);
+        int code = make_planned_slab(client, slab_bytes, capacity);
+        if (code != -EDQUOT || capacity == CW_LARGE_SLAB_BLOCKS)
+            return code;
+        pthread_mutex_lock(&client->lock);
+        client->heap.next_slab_bytes = slab_bytes / 4;
+        pthread_mutex_unlock(&client->lock);
+    }
 }
 
 struct found_block {

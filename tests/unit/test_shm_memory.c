@@ -8,12 +8,11 @@
 #include <cmocka.h>
 
 #include <errno.h>
-#include <fcntl.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 
 #include "shm/error.h"
 #include "shm/segment.h"
+#include "tests/cgroup.h"
 #include "tests/support.h"
 
 #define MIB ((uint64_t)1 << 20)
@@ -94,65 +93,9 @@ static void no_address_space_left_is_a_limit(void **state) {
 
 /* ---- a memory cgroup of our own ---- */
 
-struct cgroup {
-    char folder[512];
-    const char *limit; /* the limit's file */
-};
-
-static bool write_text(const char *folder, const char *name, const char *text) {
-    char path[600];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return false;
-    bool done = write(fd, text, strlen(text)) == (ssize_t)strlen(text);
-    close(fd);
-    return done;
-}
-
-/* Our own place in the hierarchy: v1's memory controller, else v2. */
-static bool cgroup_base(struct cgroup *group) {
-    FILE *file = fopen("/proc/self/cgroup", "re");
-    char line[400];
-    bool found = false;
-    while (file && fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\n")] = 0;
-        char *names = strchr(line, ':'), *path = names ? strchr(names + 1, ':') : NULL;
-        if (!path)
-            continue;
-        *path++ = 0;
-        bool v1 = strcmp(names + 1, "memory") == 0;
-        if (!v1 && names[1] != 0)
-            continue;
-        char base[480];
-        snprintf(base, sizeof base, "/sys/fs/cgroup%s%s", v1 ? "/memory" : "", path);
-        if (access(base, W_OK) != 0)
-            snprintf(base, sizeof base, "/sys/fs/cgroup%s", v1 ? "/memory" : "");
-        snprintf(group->folder, sizeof group->folder, "%s/cw-test-%d", base, (int)getpid());
-        group->limit = v1 ? "memory.limit_in_bytes" : "memory.max";
-        found = true;
-        if (v1)
-            break;
-    }
-    if (file)
-        fclose(file);
-    return found;
-}
-
-static bool cgroup_open(struct cgroup *group, uint64_t limit_bytes) {
-    char text[32];
-    snprintf(text, sizeof text, "%llu", (unsigned long long)limit_bytes);
-    if (!cgroup_base(group) || mkdir(group->folder, 0755) != 0)
-        return false;
-    if (write_text(group->folder, group->limit, text))
-        return true;
-    rmdir(group->folder);
-    return false;
-}
-
 static int inside_a_memory_cgroup(void *context) {
-    const struct cgroup *group = context;
-    if (!write_text(group->folder, "cgroup.procs", "0"))
+    struct cgroup *group = context;
+    if (!cgroup_join(group, 0))
         return 77;
     struct cw_segment segment;
     if (cw_segment_create("test", 96 * MIB, CW_SEGMENT_SESSION, 0, 0, &segment) != -EDQUOT)
@@ -182,8 +125,7 @@ static void past_a_memory_cgroups_limit_is_an_error_and_no_kill(void **state) {
         skip();
     }
     int status = in_child(inside_a_memory_cgroup, &group);
-    for (int i = 0; i < 100 && rmdir(group.folder) != 0 && errno == EBUSY; i++)
-        usleep(10000);
+    cgroup_close(&group);
     if (status == 77) {
         print_message("skipped: a process may not be moved into a memory cgroup here\n");
         skip();

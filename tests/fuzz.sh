@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds and runs each libFuzzer program for some seconds: fuzz.sh SECONDS. Prints TAP; the seed stands in the log, the
-# corpus grows in the build folder.
+# corpus grows in the build folder; it begins with the seeds in tests/fuzz/corpus.
 set -u
 seconds=${1:-60}
 build=${CAUSEWAY_BUILD:?}/fuzz
@@ -19,8 +19,10 @@ for source in tests/fuzz/*.c; do
         echo "ok $number - $name # SKIP no clang"
         continue
     fi
+    seeds="tests/fuzz/corpus/$name"
+    [ -d "$seeds" ] || seeds=
     mkdir -p "$corpus"
-    if "$program" -max_total_time="$seconds" -timeout=10 -use_value_profile=1 -artifact_prefix="$build/$name-" "$corpus" >"$corpus.log" 2>&1; then
+    if "$program" -max_total_time="$seconds" -timeout=10 -use_value_profile=1 -artifact_prefix="$build/$name-" "$corpus" ${seeds:+"$seeds"} >"$corpus.log" 2>&1; then
         grep -hE 'Seed:|DONE' "$corpus.log"
         echo "ok $number - $name"
     else

@@ -106,6 +106,13 @@ static int serve_transit_end(struct cwd_broker *b, struct cwd_session *s, struct
     return 0;
 }
 
+static int serve_transit_anchor(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                                struct result *result) {
+    result->none = true;
+    cwd_transit_anchor(b, s, &r->body.ref);
+    return 0;
+}
+
 static int serve_drop(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                       struct result *result) {
     (void)s;
@@ -206,6 +213,7 @@ static const struct operation {
     [CW_OP_STOP] = {serve_stop, 0, 0, 1},
     [CW_OP_BYE] = {serve_bye, 0, 0, 1},
     [CW_OP_PING] = {serve_ping, 0, 0, 1},
+    [CW_OP_TRANSIT_ANCHOR] = {serve_transit_anchor, EXACT(cw_block_ref), 1},
 #undef EXACT
 };
 

@@ -1,6 +1,6 @@
 /*
- * Transits: see transit.h. The loop's thread owns them. All have the same length of life, so the
- * list in the order of their begin is the order of their limits.
+ * Transits: see transit.h. The loop's thread owns them. All have the same length of life, and one
+ * that lives on goes to the end of the list: its order is the order of the limits.
  */
 #include "broker/transit.h"
 
@@ -18,6 +18,7 @@
 struct cwd_transit {
     uint64_t token;
     struct cw_block_ref ref;
+    struct cw_block_ref anchor; /* token 0: none */
     int64_t limit_ns;
     struct cwd_transit *prev, *next;
     UT_hash_handle hh;
@@ -31,6 +32,10 @@ struct cwd_early_end {
 
 static uint32_t token_session(uint64_t token) {
     return (uint32_t)(token >> 32);
+}
+
+static int64_t transit_life_ns(struct cwd_broker *b) {
+    return (int64_t)CWD_LIMIT(b, transit_seconds) * 1000000000;
 }
 
 static struct cwd_transit *transit_find(struct cwd_broker *b, uint64_t token) {
@@ -91,7 +96,7 @@ int cwd_transit_begin(struct cwd_broker *b, struct cwd_session *session,
     CW_ASSERT(transit);
     transit->token = ref->token;
     transit->ref = *ref;
-    transit->limit_ns = b->now_ns + (int64_t)CWD_LIMIT(b, transit_seconds) * 1000000000;
+    transit->limit_ns = b->now_ns + transit_life_ns(b);
     HASH_ADD(hh, b->transits, token, sizeof transit->token, transit);
     DL_APPEND(b->transit_first, transit);
     session->transits++;
@@ -121,9 +126,34 @@ void cwd_transit_end(struct cwd_broker *b, struct cwd_session *session, uint64_t
     session->early_ends++;
 }
 
+void cwd_transit_anchor(struct cwd_broker *b, struct cwd_session *session,
+                        const struct cw_block_ref *ref) {
+    struct cwd_transit *transit = transit_find(b, ref->token);
+    bool itself = transit && transit->ref.slab == ref->slab && transit->ref.block == ref->block;
+    if (transit && token_session(ref->token) == session->id && !itself)
+        transit->anchor = *ref;
+}
+
+static bool anchor_alive(struct cwd_broker *b, const struct cw_block_ref *anchor) {
+    struct cwd_slab *slab = anchor->token ? cwd_slab_find(b, anchor->slab) : NULL;
+    if (!slab || anchor->block >= slab->capacity)
+        return false;
+    /* B13: a look at the word; one that a client damaged keeps what that client could hold anyway.
+     */
+    uint64_t word = CW_LOAD(B13, &slab->table->blocks[anchor->block].word, acquire);
+    return cw_block_gen(word) == anchor->gen && cw_block_state(word) != CW_BLOCK_FREE;
+}
+
 int64_t cwd_transits_expire(struct cwd_broker *b) {
     while (b->transit_first && b->transit_first->limit_ns <= b->now_ns) {
-        transit_free(b, b->transit_first);
+        struct cwd_transit *transit = b->transit_first;
+        if (anchor_alive(b, &transit->anchor)) {
+            transit->limit_ns = b->now_ns + transit_life_ns(b);
+            DL_DELETE(b->transit_first, transit);
+            DL_APPEND(b->transit_first, transit);
+            continue;
+        }
+        transit_free(b, transit);
         CWD_COUNT(b, transits_expired);
     }
     return b->transit_first ? b->transit_first->limit_ns : INT64_MAX;

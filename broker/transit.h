@@ -5,6 +5,9 @@
  *
  * BEGIN and END come from the rings of two clients. BEGIN was written before the handle was handed
  * on, but may be read after END: an END whose BEGIN is still to come is remembered, and meets it.
+ *
+ * A transit may be tied to another block, its anchor: an item that waits in a queue, to the queue.
+ * At its limit it then lives on for as long again if the anchor is alive, whoever died meanwhile.
  */
 #ifndef CW_BROKER_TRANSIT_H
 #define CW_BROKER_TRANSIT_H
@@ -21,7 +24,11 @@ struct cwd_session;
 int cwd_transit_begin(struct cwd_broker *broker, struct cwd_session *session,
                       const struct cw_block_ref *ref);
 void cwd_transit_end(struct cwd_broker *broker, struct cwd_session *session, uint64_t token);
-/* Ends those past their limit; returns when the next is, or INT64_MAX. */
+/* Ties a transit that the session began to ref's block. One that ended already is no matter. */
+void cwd_transit_anchor(struct cwd_broker *broker, struct cwd_session *session,
+                        const struct cw_block_ref *ref);
+/* Ends those past their limit, but for those whose anchor is alive; returns when the next is, or
+ * INT64_MAX. */
 int64_t cwd_transits_expire(struct cwd_broker *broker);
 /* A session ends: its transits stay, uncharged; remembered ENDs from it or for it go. */
 void cwd_transits_forget(struct cwd_broker *broker, struct cwd_session *session);

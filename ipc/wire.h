@@ -71,6 +71,8 @@ enum cw_op {
     CW_OP_STOP,       /* reply, then the broker ends */
     CW_OP_BYE,        /* no reply: the client ends its session on purpose; its leases end now */
     CW_OP_PING,       /* reply: nothing */
+    CW_OP_TRANSIT_ANCHOR, /* no reply: the transit does not end by its limit while the block named
+                             beside its token is alive (an item of a queue, and the queue) */
 };
 
 struct cw_message {
@@ -140,7 +142,8 @@ struct cw_key { /* REMOVE, WAIT; then key_bytes of key */
 struct cw_cancel {
     uint64_t id; /* of the WAIT */
 };
-struct cw_block_ref { /* TRANSIT_BEGIN (token), TRANSIT_END (token alone counts), DROP, HOLDERS */
+struct cw_block_ref { /* TRANSIT_BEGIN (token), TRANSIT_END (token alone counts), DROP, HOLDERS,
+                         TRANSIT_ANCHOR (token of the transit, the block to which it is tied) */
     uint64_t token;   /* session << 32 | counter of that session; 0 where none */
     uint32_t slab, block;
     uint64_t gen;

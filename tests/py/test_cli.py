@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -334,6 +335,14 @@ def test_wait_returns_when_the_name_is_there() -> None:
     run("wait", "never", "--timeout", "0.2", expect=TIMEOUT)
 
 
+def test_wait_ends_when_the_broker_is_lost(elsewhere: Path, npy: Path) -> None:
+    run("put", "a", str(npy), "--keep")
+    with subprocess.Popen([COMMAND, "wait", "never"], stderr=subprocess.PIPE, text=True) as waiting:
+        assert eventually(lambda: run_json("status")["gauges"]["waiting"] == 1)
+        os.kill(broker_pid(elsewhere), signal.SIGKILL)
+        assert waiting.wait(5) == NO_BROKER
+
+
 # ---- the broker
 
 
@@ -454,6 +463,17 @@ def test_doctor_names_the_remedy(elsewhere: Path) -> None:
     elsewhere.chmod(0o700)
     assert run_json("doctor", env={"SLURM_JOB_ID": "77"})["works"] is True
     assert "77" in run("doctor", env={"SLURM_JOB_ID": "77"}).stdout
+
+
+def test_doctor_names_limits_that_stand_in_the_way(elsewhere: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 1000; ulimit -n 100; '{COMMAND}' doctor --json"],
+        capture_output=True,
+        check=True,
+        timeout=30,
+    )
+    levels = {check["check"]: check["level"] for check in json.loads(done.stdout)["checks"]}
+    assert levels["file size"] == levels["open files"] == "warning"
 
 
 def test_a_broker_of_another_batch_job_is_told_apart(elsewhere: Path, npy: Path) -> None:

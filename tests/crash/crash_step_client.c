@@ -115,9 +115,15 @@ static void child(void *unused) {
     step_done();
 }
 
+/* Until the broker sleeps: then its figures are those of all that was asked. */
+static void settle(void) {
+    assert_true(WORLD_UNTIL(atomic_load(&world.root->broker.asleep), 1000));
+}
+
 /* The state before each kill: "x" is there, the neighbour is the only client. */
 static pid_t begin(uint64_t *reclaimed) {
     assert_int_equal(neighbour_ask(&neighbour, NEIGHBOUR_NEW_X), 0);
+    settle();
     slabs = world_gauge(&world, CW_GAUGE_slabs);
     pid_t pid = step_fork(child, NULL);
     if (pid < 0) {
@@ -127,8 +133,7 @@ static pid_t begin(uint64_t *reclaimed) {
     *reclaimed = world_counter(&world, CW_COUNTER_blocks_reclaimed);
     if (current->drop_first)
         assert_int_equal(neighbour_ask(&neighbour, NEIGHBOUR_DROP_X), 0);
-    /* The broker sleeps, so that the path to its doorbell is the same in every run. */
-    assert_true(WORLD_UNTIL(atomic_load(&world.root->broker.asleep), 1000));
+    settle(); /* and so that the path to its doorbell is the same in every run */
     return pid;
 }
 

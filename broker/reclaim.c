@@ -157,7 +157,8 @@ static int compare_suspects(const void *left, const void *right) {
     return l->gen < r->gen ? -1 : l->gen > r->gen;
 }
 
-static struct cwd_suspect *suspect_find(struct cwd_reclaim *r, uint64_t slot) {
+/* Marks what is suspected of this block; of a damaged one there may be several generations. */
+static void suspects_mark(struct cwd_reclaim *r, uint64_t slot) {
     uint32_t low = 0, high = r->count;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
@@ -166,7 +167,8 @@ static struct cwd_suspect *suspect_find(struct cwd_reclaim *r, uint64_t slot) {
         else
             high = middle;
     }
-    return low < r->count && r->suspects[low].slot == slot ? &r->suspects[low] : NULL;
+    for (; low < r->count && r->suspects[low].slot == slot; low++)
+        r->suspects[low].held = true;
 }
 
 /* Marks every suspect that some lease table names (L2). */
@@ -179,24 +181,24 @@ static void scan(struct cwd_broker *b) {
             struct cw_lease_table *table = cwd_session_table(session, t);
             for (uint32_t i = 0; i < CW_LEASE_TABLE_SLOTS; i++) {
                 uint64_t slot = cw_lease_read(table, i);
-                struct cwd_suspect *suspect = slot ? suspect_find(r, slot) : NULL;
-                if (suspect)
-                    suspect->held = true;
+                if (slot)
+                    suspects_mark(r, slot);
             }
         }
     }
 }
 
-/* Sorts; keeps one entry a block, and none that has references (again). Two generations of one
- * block cannot both be alive: the edges refuse the old one. */
+/* Sorts; keeps one entry of each, and none that has references (again). Of one block several
+ * generations may stand here, where a client wrote over the word: the edges refuse all but the one
+ * that is there now, and which that is the numbers do not tell. */
 static void suspects_tidy(struct cwd_broker *b) {
     struct cwd_reclaim *r = &b->reclaim;
     uint32_t kept = 0;
     qsort(r->suspects, r->count, sizeof *r->suspects, compare_suspects);
     for (uint32_t i = 0; i < r->count; i++) {
         struct cwd_suspect *s = &r->suspects[i];
-        if (i + 1 < r->count && r->suspects[i + 1].slot == s->slot)
-            continue; /* the last one has the newest generation */
+        if (i + 1 < r->count && compare_suspects(s, &r->suspects[i + 1]) == 0)
+            continue;
         if (cwd_slab_find(b, cw_lease_slab(s->slot)) &&
             !cwd_ref_count(b, cw_lease_slab(s->slot), cw_lease_block(s->slot), s->gen))
             r->suspects[kept++] = *s;

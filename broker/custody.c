@@ -65,7 +65,8 @@ static int open_table(const struct cw_slab_info *info, int fd, struct cw_segment
         return cw_fail(-EPROTO, "a block table must be a memfd of ordinary pages");
     int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0)
-        return cw_fail(-EDQUOT, "no descriptor is left for a block table: %m");
+        return cw_fail(-EDQUOT, "no descriptor is left for a block table: %m; raise the broker's "
+                                "limit (ulimit -n) and start it again");
     return cw_segment_open(own, bytes, CW_SEGMENT_BLOCKS, true, 0, out);
 }
 
@@ -91,13 +92,14 @@ static int check_limits(struct cwd_broker *b, struct cwd_session *owner, uint64_
                                 "one more than %u slabs of this "
                                 "client was asked for",
                                 owner->slabs);
+    /* The user's share follows this one where it is not set: so this one is named first. */
+    if (more_bytes > CWD_LIMIT(b, max_bytes) || b->bytes > CWD_LIMIT(b, max_bytes) - more_bytes)
+        return cwd_limit_refuse(b, CW_LIMIT_max_bytes,
+                                "a slab of %llu bytes was asked for, %llu are in use",
+                                (unsigned long long)bytes, (unsigned long long)b->bytes);
     if (more_bytes > CWD_LIMIT(b, max_user_bytes) ||
         b->bytes > CWD_LIMIT(b, max_user_bytes) - more_bytes)
         return cwd_limit_refuse(b, CW_LIMIT_max_user_bytes,
-                                "a slab of %llu bytes was asked for, %llu are in use",
-                                (unsigned long long)bytes, (unsigned long long)b->bytes);
-    if (more_bytes > CWD_LIMIT(b, max_bytes) || b->bytes > CWD_LIMIT(b, max_bytes) - more_bytes)
-        return cwd_limit_refuse(b, CW_LIMIT_max_bytes,
                                 "a slab of %llu bytes was asked for, %llu are in use",
                                 (unsigned long long)bytes, (unsigned long long)b->bytes);
     return 0;

@@ -50,8 +50,10 @@ static int check_transits(cw_client *client) {
     pthread_mutex_unlock(&client->lock);
     if (!room)
         return cw_fail(-EDQUOT,
-                       "%llu handles of this client are under way (limit max_client_transits): "
-                       "open or discard some",
+                       "a handle more than the %llu of this client that are under way was asked "
+                       "for; max_client_transits allows no more: open or discard some, or set "
+                       "max_client_transits under [limits] in causeway.conf, or "
+                       "CAUSEWAY_MAX_CLIENT_TRANSITS, and start the broker again",
                        (unsigned long long)limit);
     return 0;
 }

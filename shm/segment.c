@@ -37,7 +37,8 @@ static int memfd_open(const char *label) {
         fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return cw_fail(errno == EMFILE || errno == ENFILE || errno == ENOMEM ? -EDQUOT : -errno,
-                       "memfd_create(%s) failed: %m", name);
+                       "memfd_create(%s) failed: %m%s", name,
+                       errno == EMFILE ? "; raise the limit (ulimit -n)" : "");
     return fd;
 }
 

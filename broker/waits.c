@@ -37,7 +37,7 @@ static struct cwd_wait_group *group_find(struct cwd_broker *b, const char *key, 
 
 static void leave_group(struct cwd_broker *b, struct cwd_wait *wait) {
     struct cwd_wait_group *group = wait->group;
-    CW_ASSERT(group && group->waits);
+    CW_ASSERT(group->waits);
     DL_DELETE(group->waits, wait);
     wait->group = NULL;
     b->waiting--;

@@ -155,8 +155,8 @@ static int write_request(cw_client *client, uint16_t op, uint64_t id, const stru
     cw_sleeper_here(
         &client->lane.replies.ring->consumer); /* for the broker: whether spinning pays */
     cw_ring_commit(&client->lane.requests, op, head.size_bytes);
-    /* W12: after the request was published (R1, seq_cst); pairs with W1 in the broker. We only look:
-     * the page is the broker's, and it clears the word itself when it wakes. */
+    /* W12: after the request was published (R1, seq_cst); pairs with W1 in the broker. We only
+     * look: the page is the broker's, and it clears the word itself when it wakes. */
     if (CW_LOAD(W12, &client->root->broker.asleep, seq_cst))
         ring_doorbell(client);
     return 0;

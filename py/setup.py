@@ -28,7 +28,9 @@ class BuildWithPrograms(build_py):
         target.mkdir(parents=True, exist_ok=True)
         for name in PROGRAMS:
             if not (BUILD / name).exists():
-                raise SystemExit(f"{BUILD / name} is missing: run make first, or set CAUSEWAY_BUILD_DIR")
+                raise SystemExit(
+                    f"{BUILD / name} is missing: run make first, or set CAUSEWAY_BUILD_DIR"
+                )
             shutil.copy2(BUILD / name, target / name)
 
 

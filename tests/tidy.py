@@ -72,7 +72,8 @@ def files() -> list[Path]:
 def text_of(path: Path) -> str:
     """The text of a file; empty for what is not text."""
     data = path.read_bytes()
-    if b"\0" in data or "corpus" in path.parts:  # a fuzzer's input is no text, whatever it looks like
+    # A fuzzer's input is no text, whatever it looks like.
+    if b"\0" in data or "corpus" in path.parts:
         return ""
     return data.decode("utf-8", "replace")
 

@@ -67,9 +67,9 @@ def encode(dtype: np.dtype[Any]) -> str:
     else:
         text = ""
         try:
-            candidate = repr(dtype.descr)
-            if not dtype.isalignedstruct and np.lib.format.descr_to_dtype(dtype.descr) == dtype:
-                text = candidate
+            descr: Any = dtype.descr  # NumPy's hints for the two do not agree
+            if not dtype.isalignedstruct and np.lib.format.descr_to_dtype(descr) == dtype:
+                text = repr(descr)
         except (ValueError, TypeError):
             pass
         text = text or repr(_describe(dtype))

@@ -285,7 +285,8 @@ def test_a_forced_write_to_readonly_memory_is_a_sigsegv(script):
         check=False,
     )
     assert done.stdout == "6\n"
-    assert done.returncode == -signal.SIGSEGV or "SEGV" in done.stderr  # a sanitizer catches it first
+    # A sanitizer catches it first.
+    assert done.returncode == -signal.SIGSEGV or "SEGV" in done.stderr
     assert cw.get("x").tolist() == [0, 1, 2, 3]
 
 

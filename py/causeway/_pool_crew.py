@@ -69,7 +69,9 @@ class Crew:
         context: Any,
         initializer: Callable[..., object] | None,
         initargs: tuple[Any, ...],
+        daemon: bool,
     ) -> None:
+        self._daemon = daemon
         self._context = context
         self._start = (initializer, initargs)
         self._parent = _pool_worker.ParentId()
@@ -112,7 +114,7 @@ class Crew:
             args=(memory, slot, self._plane, self._parent, self._settings, *self._start),
         )
         process.name = process.name.replace("Process", "PoolWorker")
-        process.daemon = True
+        process.daemon = self._daemon
         worker = Worker(slot, channel, process)
         process.start()
         worker.pid = process.pid

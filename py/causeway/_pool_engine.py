@@ -58,6 +58,7 @@ class Engine:
         initargs: tuple[Any, ...],
         maxtasksperchild: int | None,
         context: Any,
+        daemon: bool = True,
     ) -> None:
         self.pid = os.getpid()
         self.processes = processes
@@ -76,7 +77,7 @@ class Engine:
         self._start_deaths = 0
 
         self._callbacks = Callbacks()
-        self._crew = Crew(processes, context, initializer, initargs)
+        self._crew = Crew(processes, context, initializer, initargs, daemon)
         self._helper = threading.Thread(target=self._serve, name="causeway-pool", daemon=True)
         self._crew.start_all()
         self._at_exit = util.Finalize(None, self.terminate, exitpriority=15)
@@ -132,6 +133,33 @@ class Engine:
             name="causeway-pool-input",
             daemon=True,
         ).start()
+
+    def withdraw(self, job: Job | None = None) -> list[Task | Source]:
+        """Takes back the work that waits for a worker: of one job, which hears of the Pool's end no more, or of all."""
+        with self._lock:
+            waiting = list(self._pending)
+            self._pending.clear()
+            self._pending.extend(work for work in waiting if job is not None and work.job is not job)
+            taken = [work for work in waiting if job is None or work.job is job]
+            if job is not None:
+                self._jobs.discard(job)
+        self._crew.bell.ring()
+        return taken
+
+    def kill(self) -> None:
+        """Sends SIGKILL to all workers: the tasks that they run are lost. Any thread."""
+        for worker in self._crew.living():
+            worker.process.kill()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why nothing works any more, if so."""
+        return self._error
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """The thread for callbacks."""
+        return self._callbacks
 
     def close(self) -> None:
         """No more work; workers end when all is done."""
@@ -189,7 +217,10 @@ class Engine:
                     self._pending.popleft()
                 worker = self._idle.pop()
                 worker.state, worker.task, worker.parcel = BUSY, task, None
-            self._hand(worker, task)
+            if task.job.begins(task):
+                self._hand(worker, task)
+            else:
+                self._unhand(worker, task, back=False)
 
     def _hand(self, worker: Worker, task: Task) -> None:
         """Encodes a task and sends it to the worker that was taken for it."""

@@ -73,6 +73,10 @@ class Job:
         self.function = function
         self.lead = engine.pickled_reference(function)
 
+    def begins(self, task: Task) -> bool:
+        """A worker is free for a task: False if it is not wanted any more. Called without a lock of the engine's."""
+        return True
+
     def task_done(self, task: Task, success: bool, value: Any) -> None:
         """One task has ended; value is its result or the exception."""
         raise NotImplementedError
@@ -352,10 +356,10 @@ class IMapUnorderedIterator(IMapIterator):
 class Source:
     """Cuts a job's items into tasks, one when it is asked for one."""
 
-    __slots__ = ("_at", "_call", "_chunksize", "_items", "_job", "_numbers")
+    __slots__ = ("_at", "_call", "_chunksize", "_items", "_numbers", "job")
 
     def __init__(self, job: Job, items: tuple[Any, ...], chunksize: int, star: bool) -> None:
-        self._job = job
+        self.job = job
         self._items = items
         self._chunksize = chunksize
         self._call = STARMAP if star else MAP
@@ -372,4 +376,4 @@ class Source:
         first = self._at
         chunk = self._items[first : first + self._chunksize]
         self._at = first + len(chunk)
-        return Task(self._job, next(self._numbers), self._call, chunk, first, len(chunk))
+        return Task(self.job, next(self._numbers), self._call, chunk, first, len(chunk))

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from causeway.array import Array
@@ -31,6 +32,7 @@ from causeway.errors import (
 from causeway.name import get, names, put, remove, wait
 
 if TYPE_CHECKING:
+    from causeway.executor import Executor
     from causeway.pool import Pool
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "Connection",
     "DeviceError",
     "Error",
+    "Executor",
     "LimitExceeded",
     "NameNotFound",
     "NameTaken",
@@ -63,13 +66,18 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    if name == "Pool":  # imported when first used: it needs multiprocessing
-        from causeway.pool import Pool
+# Imported when first used: they need multiprocessing.
+_LATER = {
+    "Executor": "causeway.executor",
+    "Pool": "causeway.pool",
+}
 
-        globals()["Pool"] = Pool
-        return Pool
-    raise AttributeError(f"module 'causeway' has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'causeway' has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    return found
 
 
 def __dir__() -> list[str]:

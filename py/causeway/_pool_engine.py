@@ -139,7 +139,9 @@ class Engine:
         with self._lock:
             waiting = list(self._pending)
             self._pending.clear()
-            self._pending.extend(work for work in waiting if job is not None and work.job is not job)
+            self._pending.extend(
+                work for work in waiting if job is not None and work.job is not job
+            )
             taken = [work for work in waiting if job is None or work.job is job]
             if job is not None:
                 self._jobs.discard(job)

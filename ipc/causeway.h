@@ -226,6 +226,72 @@ int cw_channels_wait(cw_channel *const *channels, uint32_t count, void *bell, in
 /* Wakes who sleeps at a bell. */
 void cw_bell_ring(void *bell);
 
+/* ---- queues: any number of writers and readers in any number of processes ---- */
+
+/* One end of a queue, both for putting and for taking. */
+typedef struct cw_queue cw_queue;
+
+/* What was taken. Zeros are an empty one; it is used again by the next cw_queue_get(). */
+typedef struct cw_item {
+    void *data; /* size_bytes of it; the item's. There is room for cw_queue_max(), and it stays */
+    uint64_t size_bytes, room_bytes;
+    cw_array **arrays; /* count of them, as plain bytes; who sets one to NULL takes it over */
+    uint32_t count, room;
+} cw_item;
+
+typedef struct cw_queue_info {
+    uint64_t items;      /* in it now */
+    uint64_t bytes;      /* of these, as they were charged */
+    uint64_t put, taken; /* since it was made */
+    uint64_t lost;       /* of the taken: their memory was gone with a reader that died */
+    uint64_t unfinished; /* put, and not yet said to be done */
+    uint64_t max_items, max_bytes;
+    uint64_t memory_bytes; /* of the memory in which small items lie now */
+} cw_queue_info;
+
+/*
+ * Makes a queue of at most max_items items and max_bytes bytes (0: no limit but memory's). It lives
+ * in the array *out, a plain one: whoever has that array, by a handle or over a fork, can open the
+ * queue, and it ends with the last of them. The caller owns *out. -EDQUOT, -ECONNRESET.
+ */
+int cw_queue_new(cw_client *client, uint64_t max_items, uint64_t max_bytes, cw_array **out);
+/*
+ * Opens the queue in an array, which must stay open as long. Any thread may use it. After a fork
+ * the child renews the array and opens the queue anew; the parent's cw_queue is not for it.
+ * -EPROTO: no queue is there. -EPERM: the process runs in another pid or time namespace than the
+ * queue's maker, so that nobody could tell who died.
+ */
+int cw_queue_open(cw_array *array, cw_queue **out);
+/* Nobody may be using it. What is in the queue stays. NULL is allowed. */
+void cw_queue_close(cw_queue *queue);
+/* The most bytes of data of one item; more belongs into an array that goes with it. */
+uint64_t cw_queue_max(const cw_queue *queue);
+/*
+ * Puts an item: bytes, and handles (exported with transit 1) that go with it. extra_bytes is what
+ * the item is charged beside size_bytes. On success the handles belong to the queue, which keeps
+ * what is behind them until the item is taken, whoever dies. Blocks while the queue is full. A
+ * writer that dies in it has put its item whole or not at all, and blocks nobody. -EMSGSIZE: can
+ * never fit. -EDQUOT: no memory for so many items. -ETIMEDOUT, -EINTR, -ECONNRESET, -EPROTO.
+ */
+int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const cw_handle *handles,
+                 uint32_t count, uint64_t extra_bytes, int64_t timeout_ns);
+/*
+ * Takes the next item, in the order in which they were put. What the item held before is ended.
+ * Blocks while the queue is empty. A reader that dies in it leaves its item to the next reader; if
+ * it died in the moment between, when what went with the item was its own alone, the item is
+ * counted as lost and passed over. Returns how many arrays go with it. -ETIMEDOUT, -EINTR,
+ * -ECONNRESET, -EPROTO.
+ */
+int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns);
+/* Frees what an item holds; it is empty then. */
+void cw_item_deinit(cw_item *item);
+/* Numbers, as they are at some moment of the call. Does not block. */
+void cw_queue_look_at(cw_queue *queue, cw_queue_info *out);
+/* An item that was taken is done with. -EINVAL: more often than there were items. */
+int cw_queue_task_done(cw_queue *queue);
+/* Waits until each item that was put is done with. Blocks. -ETIMEDOUT, -EINTR. */
+int cw_queue_wait_done(cw_queue *queue, int64_t timeout_ns);
+
 #ifdef __cplusplus
 }
 #endif

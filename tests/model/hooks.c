@@ -14,6 +14,7 @@
 #include "threads.h"
 #include "shm/atomic.h"
 #include "shm/error.h"
+#include "shm/task.h"
 
 struct model_label model_labels[MODEL_LABELS];
 unsigned model_label_count;
@@ -142,6 +143,7 @@ long cw_model_syscall(long number, ...) {
     void *word = va_arg(arguments, void *);
     int operation = va_arg(arguments, int);
     model_current->op.expected = va_arg(arguments, uint32_t);
+    model_current->timed = va_arg(arguments, void *) != NULL;
     va_end(arguments);
     model_current->op.word = memory_word(word, 4);
     model_current->label = (operation & FUTEX_CMD_MASK) == FUTEX_WAIT ? "futex wait" : "futex wake";
@@ -175,6 +177,23 @@ const char *cw_detail(void) {
 
 void cw_assert_failed(const char *expression, const char *file, int line) {
     model_fail("%s:%d: assertion: %s", file, line, expression);
+}
+
+/* A task is a thread of the scenario. Its death comes through the kernel. */
+uint64_t cw_task_self(void) {
+    return model_current ? (uint64_t)(model_current - model_threads) + 1 : MODEL_THREADS + 1;
+}
+
+bool cw_task_runs(uint64_t task) {
+    unsigned thread = (unsigned)task - 1;
+    if (thread >= MODEL_THREADS)
+        model_fail("a turn names task %u", thread + 1);
+    if (!model_died(thread)) {
+        model_point();
+        return true;
+    }
+    model_wait(0, 1u << thread);
+    return false;
 }
 
 /* ---- what scenarios call ---- */

@@ -157,6 +157,7 @@ static const struct {
     {"D2", MODEL_STORE, MODEL_NOT_RELEASE, "a reader that meets an old record looks again"},
     {"D2", MODEL_LOAD, MODEL_NOT_ACQUIRE, "a reader that meets an old record looks again"},
     {"D4", MODEL_LOAD, MODEL_NOT_ACQUIRE, "D5 stands between the words and D4"},
+    {"Q6", MODEL_RMW, MODEL_NOT_RELEASE, "for a third one, who takes the turn and cleared nothing"},
     {"D8", MODEL_RMW, MODEL_NOT_RELEASE, "numbers for monitors"},
 };
 
@@ -213,6 +214,7 @@ int main(int argc, char **argv) {
     add(model_fence_scenarios);
     add(model_channel_scenarios);
     add(model_directory_scenarios);
+    add(model_queue_scenarios);
     bool good = run_litmus();
     good = run_baseline() && good;
     good = (only || met_all()) && good;

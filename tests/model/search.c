@@ -234,6 +234,21 @@ static unsigned count_choices(void) {
     return count;
 }
 
+/* Nobody can go on, and somebody has died: the time of those runs out who sleep with a limit. Where
+ * nobody died all wake-ups must come by themselves, as if there were no limits. */
+static bool time_passes(void) {
+    bool passed = false;
+    for (unsigned t = 0; any_died && t < MODEL_THREADS; t++) {
+        if (model_threads[t].state != THREAD_ASLEEP || !model_threads[t].timed)
+            continue;
+        model_threads[t].state = THREAD_READY;
+        model_threads[t].step = STEP_POINT;
+        asleep_on[t] = 0;
+        passed = true;
+    }
+    return passed;
+}
+
 static void trace_add(unsigned t, const char *what) {
     const struct thread *thread = &model_threads[t];
     static const char *const kinds[] = {"load", "store", "xchg", "add", "cas"};
@@ -327,6 +342,8 @@ static void execute(struct model_result *result) {
         if (depth >= known && seen_before(state_hash()))
             break;
         unsigned count = count_choices();
+        if (count == 0 && time_passes())
+            count = count_choices();
         if (count == 0) {
             finish();
             result->ends++;

@@ -28,6 +28,7 @@ struct thread {
     unsigned events, threads; /* what STEP_SIGNAL and STEP_WAIT name */
     uint64_t result;
     bool stored;
+    bool timed;       /* a futex wait that ends by itself */
     uint64_t history; /* hash of all results so far */
     uint64_t now_ns;  /* its clock, which jumps */
     jmp_buf here, base;

@@ -1,0 +1,370 @@
+/*
+ * The promises of causeway.h about queues, with a broker.
+ */
+#include "tests/unit/client_support.h"
+
+#include <sys/time.h>
+
+#include "shm/task.h"
+
+static cw_client *client;
+static cw_array *array;
+static cw_queue *queue;
+
+static void make(uint64_t max_items, uint64_t max_bytes) {
+    client = client_open();
+    OK(cw_queue_new(client, max_items, max_bytes, &array));
+    OK(cw_queue_open(array, &queue));
+}
+
+static void unmake(void) {
+    cw_queue_close(queue);
+    cw_array_close(array);
+    cw_client_unref(client);
+}
+
+static int put(uint64_t number, uint64_t bytes, int64_t timeout_ns) {
+    uint64_t data[2048] = {number};
+    for (uint64_t i = 1; i < bytes / 8; i++)
+        data[i] = number * 31 + i;
+    return cw_queue_put(queue, data, bytes, NULL, 0, 0, timeout_ns);
+}
+
+static bool is(const cw_item *item, uint64_t number, uint64_t bytes) {
+    const uint64_t *data = item->data;
+    if (item->size_bytes != bytes || data[0] != number)
+        return false;
+    for (uint64_t i = 1; i < bytes / 8; i++)
+        if (data[i] != number * 31 + i)
+            return false;
+    return true;
+}
+
+static cw_queue_info look(void) {
+    cw_queue_info info;
+    cw_queue_look_at(queue, &info);
+    return info;
+}
+
+static void items_come_in_order(void **state) {
+    (void)state;
+    make(0, 0);
+    cw_item item = {.data = NULL};
+    assert_int_equal(cw_queue_get(queue, &item, 0), -ETIMEDOUT);
+    uint64_t taken = 0;
+    for (uint64_t n = 0; n < 3000; n++) {
+        OK(put(n, 8 + n % 7 * 40, 0));
+        if (n % 3 == 0) {
+            OK(cw_queue_get(queue, &item, 0));
+            assert_true(is(&item, taken, 8 + taken % 7 * 40));
+            taken++;
+        }
+    }
+    assert_int_equal(look().items, 3000 - taken);
+    for (; taken < 3000; taken++) {
+        OK(cw_queue_get(queue, &item, 0));
+        assert_true(is(&item, taken, 8 + taken % 7 * 40));
+    }
+    assert_int_equal(look().bytes, 0);
+    assert_int_equal(cw_queue_get(queue, &item, SECOND / 100), -ETIMEDOUT);
+    cw_item_deinit(&item);
+    unmake();
+}
+
+static void many_items_before_the_first_is_read(void **state) {
+    (void)state;
+    make(0, 0);
+    cw_item item = {.data = NULL};
+    for (int round = 0; round < 2; round++) {
+        for (uint64_t n = 0; n < 200000; n++)
+            OK(put(n, 64, 0));
+        assert_int_equal(look().items, 200000);
+        for (uint64_t n = 0; n < 200000; n++) {
+            OK(cw_queue_get(queue, &item, 0));
+            assert_true(is(&item, n, 64));
+        }
+    }
+    assert_int_equal(put(1, 16 << 10, 0), 0);
+    assert_int_equal(cw_queue_put(queue, &item, (16 << 10) + 1, NULL, 0, 0, 0), -EMSGSIZE);
+    OK(cw_queue_get(queue, &item, 0));
+    assert_true(is(&item, 1, 16 << 10));
+    cw_item_deinit(&item);
+    EVENTUALLY(gauge(client, CW_GAUGE_transits) == 1); /* the ring that is in use */
+    unmake();
+}
+
+static void it_is_bounded_in_items(void **state) {
+    (void)state;
+    make(3, 0);
+    cw_item item = {.data = NULL};
+    for (uint64_t n = 0; n < 3; n++)
+        OK(put(n, 8, 0));
+    assert_int_equal(put(3, 8, 0), -ETIMEDOUT);
+    assert_int_equal(put(3, 8, SECOND / 100), -ETIMEDOUT);
+    OK(cw_queue_get(queue, &item, 0));
+    OK(put(3, 8, 0));
+    assert_int_equal(put(4, 8, 0), -ETIMEDOUT);
+    for (uint64_t n = 1; n < 4; n++) {
+        OK(cw_queue_get(queue, &item, 0));
+        assert_true(is(&item, n, 8));
+    }
+    cw_item_deinit(&item);
+    unmake();
+}
+
+static void it_is_bounded_in_bytes(void **state) {
+    (void)state;
+    make(0, 1000);
+    cw_item item = {.data = NULL};
+    OK(put(0, 600, 0));
+    assert_int_equal(put(1, 408, 0), -ETIMEDOUT);
+    OK(put(1, 400, 0));
+    assert_int_equal(put(2, 8, 0), -ETIMEDOUT);
+    assert_int_equal(put(2, 1008, 0), -EMSGSIZE);
+    assert_int_equal(cw_queue_put(queue, "x", 1, NULL, 0, UINT64_MAX, 0), -EMSGSIZE);
+    OK(cw_queue_get(queue, &item, 0));
+    assert_int_equal(look().bytes, 400);
+    OK(put(2, 600, 0));
+    assert_int_equal(look().bytes, 1000);
+    cw_item_deinit(&item);
+    unmake();
+}
+
+static void *put_later(void *unused) {
+    (void)unused;
+    usleep(50000);
+    return (void *)(intptr_t)put(7, 64, 0);
+}
+
+static void *get_later(void *unused) {
+    (void)unused;
+    cw_item item = {.data = NULL};
+    usleep(50000);
+    int code = cw_queue_get(queue, &item, 0);
+    cw_item_deinit(&item);
+    return (void *)(intptr_t)code;
+}
+
+static void waits_end_when_there_is_something(void **state) {
+    (void)state;
+    make(1, 0);
+    cw_item item = {.data = NULL};
+    pthread_t thread;
+    void *result;
+    pthread_create(&thread, NULL, put_later, NULL);
+    OK(cw_queue_get(queue, &item, -1));
+    assert_true(is(&item, 7, 64));
+    pthread_join(thread, &result);
+    assert_null(result);
+    OK(put(1, 8, 0));
+    pthread_create(&thread, NULL, get_later, NULL);
+    OK(put(2, 8, 10 * SECOND));
+    pthread_join(thread, &result);
+    assert_null(result);
+    cw_item_deinit(&item);
+    unmake();
+}
+
+static void on_signal(int number) {
+    (void)number;
+}
+
+static void a_signal_ends_a_wait(void **state) {
+    (void)state;
+    make(1, 0);
+    cw_item item = {.data = NULL};
+    struct sigaction action = {.sa_handler = on_signal};
+    sigaction(SIGALRM, &action, NULL);
+    struct itimerval soon = {.it_value.tv_usec = 30000};
+    setitimer(ITIMER_REAL, &soon, NULL);
+    assert_int_equal(cw_queue_get(queue, &item, 10 * SECOND), -EINTR);
+    OK(put(1, 8, 0));
+    setitimer(ITIMER_REAL, &soon, NULL);
+    assert_int_equal(put(2, 8, 10 * SECOND), -EINTR);
+    assert_int_equal(look().items, 1);
+    unmake();
+}
+
+static int put_array(int64_t count, int value) {
+    cw_array *made = bytes_new(client, count, value);
+    cw_handle handle;
+    OK(cw_array_export(made, 1, &handle));
+    int code = cw_queue_put(queue, "x", 1, &handle, 1, (uint64_t)count, 0);
+    if (code)
+        cw_handle_discard(client, &handle);
+    cw_array_close(made); /* the queue holds it now */
+    return code;
+}
+
+static void arrays_travel_by_handle(void **state) {
+    (void)state;
+    make(0, 1 << 20);
+    cw_item item = {.data = NULL};
+    for (int n = 0; n < 8; n++)
+        OK(put_array(100000, n + 1));
+    assert_int_equal(look().bytes, 8 * 100001);
+    EVENTUALLY(gauge(client, CW_GAUGE_transits) == 8);
+    for (int n = 0; n < 8; n++) {
+        assert_int_equal(cw_queue_get(queue, &item, 0), 1);
+        assert_int_equal(item.count, 1);
+        assert_true(bytes_are(item.arrays[0], 100000, n + 1));
+    }
+    cw_item_deinit(&item);
+    EVENTUALLY(gauge(client, CW_GAUGE_transits) == 0);
+    unmake();
+}
+
+static void an_item_outlives_its_writer_and_every_limit(void **state) {
+    (void)state;
+    setenv("CAUSEWAY_TRANSIT_SECONDS", "1", 1);
+    make(0, 0);
+    unsetenv("CAUSEWAY_TRANSIT_SECONDS");
+    pid_t child = fork();
+    if (child == 0) {
+        cw_client *own;
+        CHILD(cw_connect(NULL, NULL, 0, &own) == 0);
+        CHILD(cw_array_renew(array, own) == 0);
+        client = own;
+        CHILD(cw_queue_open(array, &queue) == 0);
+        for (uint64_t n = 0; n < 3000; n++) /* grows */
+            CHILD(put(n, 64, 0) == 0);
+        CHILD(put_array(100000, 5) == 0);
+        cw_ping(own);
+        kill(getpid(), SIGKILL);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    assert_int_equal(WTERMSIG(status), SIGKILL);
+    usleep(2500000); /* two limits */
+    cw_item item = {.data = NULL};
+    for (uint64_t n = 0; n < 3000; n++) {
+        OK(cw_queue_get(queue, &item, 0));
+        assert_true(is(&item, n, 64));
+    }
+    assert_int_equal(cw_queue_get(queue, &item, 0), 1);
+    assert_true(bytes_are(item.arrays[0], 100000, 5));
+    cw_item_deinit(&item);
+    OK(put_array(100000, 6));
+    unmake();
+    client = client_open();
+    EVENTUALLY(gauge(client, CW_GAUGE_transits) == 0); /* they end with the queue */
+    cw_client_unref(client);
+}
+
+static void an_item_whose_memory_is_gone_is_passed_over(void **state) {
+    (void)state;
+    make(0, 0);
+    cw_item item = {.data = NULL};
+    cw_array *made = bytes_new(client, 100000, 1);
+    cw_handle handle;
+    OK(cw_array_export(made, 1, &handle));
+    OK(cw_queue_put(queue, "x", 1, &handle, 1, 0, 0));
+    OK(cw_handle_discard(client, &handle)); /* as a reader does that dies behind it */
+    cw_array_close(made);
+    OK(put(5, 8, 0));
+    EVENTUALLY(gauge(client, CW_GAUGE_transits) == 0);
+    uint64_t before = counter(client, CW_COUNTER_blocks_reclaimed);
+    EVENTUALLY(before + 1 >= 1 && counter(client, CW_COUNTER_blocks_reclaimed) >= 1);
+    OK(cw_queue_get(queue, &item, 0));
+    assert_true(is(&item, 5, 8));
+    assert_int_equal(look().lost, 1);
+    assert_int_equal(look().unfinished, 1);
+    cw_item_deinit(&item);
+    unmake();
+}
+
+static void *done_later(void *unused) {
+    (void)unused;
+    usleep(50000);
+    return (void *)(intptr_t)cw_queue_task_done(queue);
+}
+
+static void join_waits_for_all_that_was_put(void **state) {
+    (void)state;
+    make(0, 0);
+    cw_item item = {.data = NULL};
+    OK(cw_queue_wait_done(queue, 0));
+    assert_int_equal(cw_queue_task_done(queue), -EINVAL);
+    OK(put(1, 8, 0));
+    OK(put(2, 8, 0));
+    assert_int_equal(cw_queue_wait_done(queue, SECOND / 100), -ETIMEDOUT);
+    OK(cw_queue_get(queue, &item, 0));
+    OK(cw_queue_task_done(queue));
+    assert_int_equal(cw_queue_wait_done(queue, 0), -ETIMEDOUT);
+    OK(cw_queue_get(queue, &item, 0));
+    pthread_t thread;
+    pthread_create(&thread, NULL, done_later, NULL);
+    OK(cw_queue_wait_done(queue, 10 * SECOND));
+    pthread_join(thread, NULL);
+    assert_int_equal(cw_queue_task_done(queue), -EINVAL);
+    cw_item_deinit(&item);
+    unmake();
+}
+
+static void other_memory_is_refused(void **state) {
+    (void)state;
+    make(0, 0);
+    cw_queue *other;
+    cw_array *bytes = bytes_new(client, 100, 0);
+    assert_int_equal(cw_queue_open(bytes, &other), -EPROTO);
+    cw_array_close(bytes);
+    bytes = bytes_new(client, (int64_t)cw_array_nbytes(array), 0);
+    assert_int_equal(cw_queue_open(bytes, &other), -EPROTO);
+    cw_array_close(bytes);
+    /* Whatever somebody wrote into the queue's memory: an error, and no harm. */
+    struct chance chance = chance_init(1);
+    uint8_t *memory = cw_array_data(array);
+    for (int round = 0; round < 2000; round++) {
+        cw_item item = {.data = NULL};
+        put(1, 64, 0);
+        for (int i = 0; i < 4; i++) {
+            uint64_t at = 64 + chance_below(&chance, i % 2 ? 640 : cw_array_nbytes(array) - 64);
+            if (at >= 128 + 24 && at < 128 + 32)
+                continue;
+            memory[at] = (uint8_t)chance_next(&chance);
+        }
+        for (int i = 0; i < 4; i++) {
+            put(2, 64, 0);
+            cw_queue_get(queue, &item, 0);
+        }
+        cw_item_deinit(&item);
+    }
+    unmake();
+}
+
+static void tasks_are_told_apart(void **state) {
+    (void)state;
+    uint64_t self = cw_task_self();
+    assert_true(self != 0 && self == cw_task_self() && cw_task_runs(self));
+    assert_false(cw_task_runs(self ^ 1ull << 30)); /* our number, another start */
+    pid_t child = fork();
+    if (child == 0)
+        _exit(cw_task_self() == self);
+    siginfo_t info;
+    waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT);
+    assert_int_equal(info.si_status, 0);
+    assert_false(cw_task_runs((uint64_t)child | self >> 22 << 22)); /* a zombie is dead */
+    waitpid(child, NULL, 0);
+    assert_false(cw_task_runs((uint64_t)child | self >> 22 << 22));
+    assert_true(cw_task_world() != 0);
+}
+
+int main(void) {
+    chance_seed(); /* before there are threads */
+#define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tasks_are_told_apart),
+        TEST(items_come_in_order),
+        TEST(many_items_before_the_first_is_read),
+        TEST(it_is_bounded_in_items),
+        TEST(it_is_bounded_in_bytes),
+        TEST(waits_end_when_there_is_something),
+        TEST(a_signal_ends_a_wait),
+        TEST(arrays_travel_by_handle),
+        TEST(an_item_outlives_its_writer_and_every_limit),
+        TEST(an_item_whose_memory_is_gone_is_passed_over),
+        TEST(join_waits_for_all_that_was_put),
+        TEST(other_memory_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -136,12 +136,9 @@ int main(int argc, char **argv) {
     if (!options.foreground) {
         options.place = absolute(options.place);
         options.config_file = absolute(options.config_file);
-        static const char *const paths[] = {"CAUSEWAY_DIR", "CAUSEWAY_CONFIG"};
-        for (unsigned i = 0; i < sizeof paths / sizeof *paths; i++) {
-            const char *path = getenv(paths[i]);
-            if (path && *path && setenv(paths[i], absolute(path), 1) < 0)
-                return CWD_EXIT_FAILED;
-        }
+        const char *config = getenv("CAUSEWAY_CONFIG");
+        if (config && *config && setenv("CAUSEWAY_CONFIG", absolute(config), 1) < 0)
+            return CWD_EXIT_FAILED;
         verdict_fd = cwd_detach();
         if (verdict_fd < 0) {
             fprintf(stderr, "causewayd: %s\n", cw_detail());

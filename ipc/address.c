@@ -57,20 +57,16 @@ static bool ends_in_sock(const char *place) {
     return length > 5 && strcmp(place + length - 5, ".sock") == 0;
 }
 
-/* Splits a socket's path into folder and stem. */
+/* Splits a socket's whole path into folder and stem. */
 static int split_socket_path(const char *place, char *folder, size_t folder_bytes, char *stem,
                              size_t stem_bytes) {
-    const char *slash = strrchr(place, '/');
-    const char *name = slash ? slash + 1 : place;
+    const char *slash = strrchr(place, '/'), *name = slash + 1;
     int name_length = (int)strlen(name) - 5;
-    int folder_length = slash ? (int)(slash - place) : 1;
-    const char *folder_text = slash ? place : ".";
-    if (slash == place)
-        folder_length = 1; /* the root */
+    int folder_length = slash == place ? 1 : (int)(slash - place); /* 1: the root */
     if (name_length < 1 || (size_t)name_length >= stem_bytes ||
         (size_t)folder_length >= folder_bytes)
         return cw_fail(-EINVAL, "the socket path %.200s is too long, or names no file", place);
-    snprintf(folder, folder_bytes, "%.*s", folder_length, folder_text);
+    snprintf(folder, folder_bytes, "%.*s", folder_length, place);
     snprintf(stem, stem_bytes, "%.*s", name_length, name);
     return 0;
 }
@@ -81,22 +77,46 @@ static void join(char *path, size_t path_bytes, char *name, const struct cw_addr
     snprintf(path, path_bytes, "%s/%s", address->folder, name);
 }
 
+/* A relative path would name another folder, and another broker, after the next chdir and in each
+ * process that is told of it. */
+static int make_absolute(const char *place, char *out, size_t out_bytes) {
+    char here[PATH_MAX] = "";
+    if (place[0] != '/' && (!getcwd(here, sizeof here) || here[0] != '/'))
+        return cw_fail(-EINVAL, "the address %.200s is relative, and the working folder is gone",
+                       place);
+    const char *slash = place[0] == '/' || here[1] == 0 ? "" : "/";
+    int count = snprintf(out, out_bytes, "%s%s%s", here, slash, place);
+    return count > 0 && (size_t)count < out_bytes
+               ? 0
+               : cw_fail(-EINVAL, "the address of %zu bytes is too long for a path",
+                         strlen(here) + strlen(slash) + strlen(place));
+}
+
 int cw_address_find(const char *place, struct cw_address *out) {
-    char stem[CW_ADDRESS_NAME_MAX - 8], job[64];
+    char stem[CW_ADDRESS_NAME_MAX - 8], job[64], whole[PATH_MAX];
     struct cw_address found;
     if (place && !*place)
         return cw_fail(-EINVAL, "an empty address names no broker");
+    if (place) {
+        int code = make_absolute(place, whole, sizeof whole);
+        if (code)
+            return code;
+        place = whole;
+    }
     if (place && ends_in_sock(place)) {
         int code = split_socket_path(place, found.folder, sizeof found.folder, stem, sizeof stem);
         if (code)
             return code;
     } else {
-        if (place && strlen(place) >= sizeof found.folder)
-            return cw_fail(-EINVAL, "the folder's path of %zu bytes is too long", strlen(place));
         if (place)
-            strcpy(found.folder, place);
+            memcpy(found.folder, whole, sizeof whole);
         else if (!find_folder(found.folder, sizeof found.folder))
             return cw_fail(-EINVAL, "CAUSEWAY_DIR or XDG_RUNTIME_DIR is too long for a path");
+        if (found.folder[0] != '/')
+            return cw_fail(-EINVAL,
+                           "CAUSEWAY_DIR is %.200s, which is another folder wherever the working "
+                           "folder is another: give the whole path",
+                           found.folder);
         find_job(job, sizeof job);
         snprintf(stem, sizeof stem, "causewayd-v%u%s", CW_PROTOCOL_VERSION, job);
     }
@@ -126,7 +146,9 @@ static int check_folder(const char *folder, int fd) {
 
 int cw_address_open_folder(const struct cw_address *address, bool create, int *fd) {
     if (create && mkdir(address->folder, 0700) < 0 && errno != EEXIST)
-        return cw_fail(errno == EACCES || errno == EROFS ? -EPERM : -errno,
+        return cw_fail(errno == EACCES || errno == EROFS ? -EPERM
+                       : errno == ENOENT                 ? -ECONNRESET /* ENOENT is for names */
+                                                         : -errno,
                        "making the socket folder %.200s failed: %m; set CAUSEWAY_DIR to a folder "
                        "that can be made",
                        address->folder);

@@ -39,7 +39,9 @@ struct cw_address { /* plain data; nothing to release */
 /*
  * Fills *out. place: NULL for the user's own folder, a path that ends in ".sock" for that very
  * socket (lock and log lie beside it, with the same stem), any other path for that folder.
- * Touches no file but $XDG_RUNTIME_DIR. Returns 0 or -EINVAL (too long, or empty).
+ * A relative place is made absolute; a relative $CAUSEWAY_DIR is refused, since each process would
+ * look for it from its own working folder. Touches no file but $XDG_RUNTIME_DIR. Returns 0 or
+ * -EINVAL (too long, empty, or relative in the environment).
  */
 int cw_address_find(const char *place, struct cw_address *out);
 

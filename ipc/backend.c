@@ -44,6 +44,8 @@ int cw_backend_find(const char *device, const struct cw_backend **backend, int *
 }
 
 int cw_devices(char **names, uint64_t *count) {
+    if (!names || !count)
+        return cw_fail(-EINVAL, "places for the list are needed, NULL was given");
     *names = strdup(cw_backend_host.name);
     if (!*names)
         return cw_fail(-EDQUOT, "no memory for a list of devices");

@@ -432,7 +432,8 @@ int cw_heap_adopt_foreign(cw_client *client, int fd, uint64_t size_bytes, struct
                                 .blocks = 1,
                                 .flags = CW_SLAB_FOREIGN};
     pthread_mutex_lock(&client->lock);
-    code = copy < 0 ? cw_fail(-EDQUOT, "no descriptor left for adopted memory: %m")
+    code = copy < 0 ? cw_fail(errno == EBADF ? -EINVAL : -EDQUOT,
+                              "descriptor %d could not be doubled for adoption: %m", fd)
                     : cw_slab_add(client, &info, copy, &table, out);
     if (code) {
         pthread_mutex_unlock(&client->lock);

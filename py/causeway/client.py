@@ -149,7 +149,7 @@ def connect(
     """Connects to a broker and makes this connection the process's default.
 
     Args:
-        address: path of the broker's socket; None for the user's own broker ($CAUSEWAY_DIR, else
+        address: path of the broker's socket, or of its folder; None for the user's own broker ($CAUSEWAY_DIR, else
             $XDG_RUNTIME_DIR/causeway, else /tmp/causeway-UID), which is started if it does not run.
         namespace: keeps the names of unrelated runs apart; 0 to 64 of the characters A-Z a-z 0-9 _ . -
             None for $CAUSEWAY_NAMESPACE, else "". Child processes that do not come by fork read the
@@ -171,8 +171,12 @@ def connect(
     global _default, _settings
     if namespace is not None and "\0" in namespace:
         raise ValueError(f"a namespace holds no NUL character: {namespace!r}")
+    if address is not None and not os.fspath(address):
+        raise ValueError("an empty address names no broker")
     with _lock:
-        made = Connection((None if address is None else os.fspath(address), namespace))
+        # Made anew from these settings, perhaps in another working folder.
+        place = None if address is None else os.path.abspath(os.fsdecode(address))
+        made = Connection((place, namespace))
         if _default is not None and not _default._entered:
             _default._previous = (
                 None  # who connects again and again without closing keeps two, not all

@@ -164,6 +164,43 @@ def test_a_folder_that_is_not_ours(script, tmp_path):
     assert str(folder) in done.stdout
 
 
+def test_a_folder_that_cannot_be_made(script):
+    with pytest.raises(cw.BrokerLost, match="making the socket folder /nonexistent/x failed"):
+        cw.connect("/nonexistent/x")
+    with pytest.raises(ValueError, match="empty address"):
+        cw.connect("")
+    env = {**os.environ, "CAUSEWAY_DIR": "here"}
+    done = script("import causeway as cw; cw.names()", env=env, check=False)
+    assert "ValueError: CAUSEWAY_DIR is here, which" in done.stderr
+
+
+def test_a_relative_address_is_the_same_broker_in_another_folder(script, tmp_path):
+    (tmp_path / "b").mkdir(mode=0o700)
+    code = f"""
+        import os, pickle, signal, causeway as cw
+        os.chdir({str(tmp_path)!r})
+        connection = cw.connect("b")
+        w = cw.put("x", [1, 2])
+        os.chdir("/")
+        child = os.fork()
+        if not child:
+            os._exit(cw.names() != ["x"])
+        assert os.waitpid(child, 0)[1] == 0
+        assert connection.address == {str(tmp_path / "b" / "causewayd-v1.sock")!r}
+        os.kill(connection.broker_pid, signal.SIGTERM)
+        try: cw.wait("never")
+        except cw.BrokerLost: pass
+        cw.names()
+        again = cw.client.current()
+        print(again.address == connection.address)
+        os.kill(again.broker_pid, signal.SIGTERM)
+    """
+    env = {
+        name: value for name, value in os.environ.items() if not name.endswith(("JOBID", "JOB_ID"))
+    }
+    assert script(code, env=env).stdout == "True\n"
+
+
 def test_a_script_in_a_pipe_ends(script):
     done = script("import causeway as cw; cw.put('x', [1]); print('done')")
     assert done.stdout == "done\n" and done.stderr == ""

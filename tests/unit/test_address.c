@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "broker/log.h"
+#include "ipc/causeway.h"
 #include "tests/support.h"
 #include "tests/unit/raw_client.h"
 
@@ -71,14 +72,28 @@ static void a_place_is_a_folder_or_a_socket(void **state) {
     assert_int_equal(cw_address_find("/a/b/mine.sock", &address), 0);
     assert_string_equal(address.folder, "/a/b");
     assert_string_equal(address.lock_path, "/a/b/mine.lock");
+    char here[PATH_MAX], expected[PATH_MAX + 16];
+    assert_non_null(getcwd(here, sizeof here));
     assert_int_equal(cw_address_find("mine.sock", &address), 0);
-    assert_string_equal(address.folder, ".");
+    assert_string_equal(address.folder, here);
+    snprintf(expected, sizeof expected, "%s/a/b", here);
+    assert_int_equal(cw_address_find("a/b", &address), 0);
+    assert_string_equal(address.folder, expected);
     assert_int_equal(cw_address_find("", &address), -EINVAL);
     memset(longest, 'x', sizeof longest - 1);
     longest[sizeof longest - 1] = 0;
     assert_int_equal(cw_address_find(longest, &address), -EINVAL);
     strcpy(longest + 200, ".sock");
     assert_int_equal(cw_address_find(longest, &address), -EINVAL);
+}
+
+static void a_relative_folder_in_the_environment_is_refused(void **state) {
+    (void)state;
+    struct cw_address address;
+    setenv("CAUSEWAY_DIR", "here", 1);
+    assert_int_equal(cw_address_find(NULL, &address), -EINVAL);
+    assert_non_null(strstr(cw_error(), "whole path"));
+    unsetenv("CAUSEWAY_DIR");
 }
 
 static void a_lock_file_of_noise_names_no_broker(void **state) {
@@ -167,6 +182,7 @@ int main(void) {
         cmocka_unit_test(the_folder_is_found_in_its_order),
         cmocka_unit_test(each_batch_job_has_its_own),
         cmocka_unit_test(a_place_is_a_folder_or_a_socket),
+        cmocka_unit_test(a_relative_folder_in_the_environment_is_refused),
         cmocka_unit_test(a_lock_file_of_noise_names_no_broker),
         cmocka_unit_test(a_log_has_a_limited_size),
         cmocka_unit_test(a_detached_broker_holds_no_pipe_of_its_starter),

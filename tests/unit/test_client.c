@@ -367,6 +367,7 @@ static void foreign_memory_is_shared_without_a_copy(void **state) {
     cw_array *array, *got;
     OK(cw_array_adopt(client, fd, 1000, &layout, &array));
     assert_int_equal(cw_array_adopt(client, fd, 1001, &layout, &got), -EINVAL);
+    assert_int_equal(cw_array_adopt(client, -1, 0, &layout, &got), -EINVAL);
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     assert_int_equal(cw_array_adopt(client, null, 0, &layout, &got), -EINVAL);
     close(null);

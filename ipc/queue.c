@@ -330,6 +330,8 @@ int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const c
     uint64_t charge = size_bytes + extra_bytes;
     struct cw_queue_place place;
     int code = check_put(queue, data, size_bytes, handles, count, charge);
+    if (code == 0 && count)
+        code = cw_client_usable(queue->client); /* else nobody would keep what goes with it */
     if (code)
         return code;
     struct cw_queue_core *core = &queue->head->core;

@@ -34,6 +34,7 @@ from causeway.name import get, names, put, remove, wait
 if TYPE_CHECKING:
     from causeway.executor import Executor
     from causeway.pool import Pool
+    from causeway.queue import JoinableQueue, Queue, SimpleQueue
 
 __all__ = [
     "Array",
@@ -42,12 +43,15 @@ __all__ = [
     "DeviceError",
     "Error",
     "Executor",
+    "JoinableQueue",
     "LimitExceeded",
     "NameNotFound",
     "NameTaken",
     "Pool",
     "ProducerDied",
+    "Queue",
     "RemoteError",
+    "SimpleQueue",
     "Stale",
     "Timeout",
     "WorkerDied",
@@ -69,7 +73,10 @@ __version__ = "0.1.0"
 # Imported when first used: they need multiprocessing.
 _LATER = {
     "Executor": "causeway.executor",
+    "JoinableQueue": "causeway.queue",
     "Pool": "causeway.pool",
+    "Queue": "causeway.queue",
+    "SimpleQueue": "causeway.queue",
 }
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ["bench_ring", "bench_ping", "bench_get", "bench_put", "bench_idle"]
-PYTHON = ["bench_python.py"]
+PYTHON = ["bench_python.py", "bench_queue.py"]
 
 
 @dataclass
@@ -135,6 +135,9 @@ def targets(results: Results) -> list[Target]:
         at_least("Python get+close: SharedMemory attach by ours", 5, ratio("python get", "SharedMemory attach+close", "causeway get+close"), "x"),
         at_least("put of 256 MiB by memcpy into mapped memory", 0.8, ratio("put", "put 256 MiB, slab there already", "memcpy 256 MiB into mapped, touched memory"), "x"),
         at_least("64 MiB to a worker and back: multiprocessing.Pool (sleeps) by ours (adaptive)", 10, ratio("pool 64 MiB", "multiprocessing.Pool, new result", "causeway.Pool, new result"), "x"),
+        at_least("Queue, 64-byte items a second, one writer, one reader: ours (adaptive) by multiprocessing.Queue (sleeps)", 5, ratio("queue 64 B", "causeway.Queue()", "multiprocessing.Queue()"), "x"),
+        at_least("Queue, 16 MiB NumPy arrays, bytes a second: the same", 20, ratio("queue 16 MiB", "causeway.Queue(4), ndarray", "multiprocessing.Queue(4), ndarray"), "x"),
+        at_least("Queue, 16 MiB causeway.Arrays, bytes a second: the same", 20, ratio("queue 16 MiB", "causeway.Queue(4), causeway.Array", "multiprocessing.Queue(4), ndarray"), "x"),
         at_most("idle broker: CPU", 0.1, median("idle", "broker: CPU over 10 s"), "%"),
         at_most("idle Pool (parent, workers, broker): CPU", 0.1, median("idle", "causeway.Pool(2): CPU while idle"), "%"),
         at_most("broker: resident with 100 names", 8, median("idle", "broker: resident, 100 names"), "MiB"),
@@ -166,6 +169,10 @@ RIVALS = [
     ("pool 64 MiB", "causeway.Pool, echo", "multiprocessing.Pool, echo"),
     ("pool 64 MiB", "causeway.Pool, x + 1", "multiprocessing.Pool, x + 1"),
     ("pool task", "causeway.Pool, no-op", "multiprocessing.Pool, no-op"),
+    ("queue 64 B", "causeway.Queue()", "multiprocessing.Queue()"),
+    ("queue 64 B", "causeway.Queue(1000)", "multiprocessing.Queue(1000)"),
+    ("queue 64 B", "causeway.SimpleQueue", "multiprocessing.SimpleQueue"),
+    ("queue 16 MiB", "causeway.Queue(4), ndarray", "multiprocessing.Queue(4), ndarray"),
     ("idle", "causeway.Pool(2): CPU while idle", "multiprocessing.Pool(2): CPU while idle"),
 ]
 

@@ -1,0 +1,158 @@
+"""Queues, side by side with multiprocessing's in one run: one writer, one reader.
+
+Prints one JSON line a measurement, as the other benchmarks do. The candidates alternate; a sample is the rate from the
+first item that arrives to the last one; what arrives is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import multiprocessing
+import os
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import causeway as cw
+
+CONTEXT = multiprocessing.get_context("fork")
+Make = Callable[[], Any]
+
+
+def report(
+    bench: str, name: str, how: str, unit: str, samples: list[float], cpu: float | None
+) -> None:
+    """Prints one row."""
+    tenths = statistics.quantiles(samples, n=10)
+    row = {
+        "bench": bench,
+        "name": name,
+        "how": how,
+        "unit": unit,
+        "median": statistics.median(samples),
+        "p10": tenths[0],
+        "p90": tenths[8],
+        "samples": len(samples),
+        "cpu_seconds": cpu,
+    }
+    print(json.dumps(row), flush=True)
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of the writers that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def write(queue: Any, item: Any, count: int) -> None:
+    """A writer's process."""
+    for _ in range(count):
+        queue.put(item)
+
+
+def rate(make: Make, item: Any, count: int, good: Callable[[Any], bool]) -> float:
+    """Items a second."""
+    queue = make()
+    writer = CONTEXT.Process(target=write, args=(queue, item, count))
+    writer.start()
+    found = queue.get()
+    begun = time.perf_counter()
+    for _ in range(count - 1):
+        found = queue.get()
+    taken = time.perf_counter() - begun
+    assert good(found)
+    del found
+    writer.join()
+    return (count - 1) / taken
+
+
+def compare(
+    bench: str,
+    unit: str,
+    factor: float,
+    rounds: int,
+    candidates: list[tuple[str, str, Make, Any, int, Callable[[Any], bool]]],
+) -> None:
+    """Alternates the candidates: name, how they wait, queue, item, items, check."""
+    samples: dict[str, list[float]] = {name: [] for name, *_ in candidates}
+    used: dict[str, float] = dict.fromkeys(samples, 0.0)
+    for _ in range(rounds):
+        for name, _how, make, item, count, good in candidates:
+            before = cpu_seconds()
+            samples[name].append(rate(make, item, count, good) * factor)
+            used[name] += cpu_seconds() - before
+    for name, how, *_ in candidates:
+        report(bench, name, how, unit, samples[name], used[name])
+
+
+def bench_small(rounds: int) -> None:
+    """Items of 64 bytes, as fast as both ends can."""
+    item = os.urandom(64)
+    ours, theirs = functools.partial(cw.Queue, 1000), functools.partial(multiprocessing.Queue, 1000)
+
+    def good(found: Any) -> bool:
+        return bool(found == item)
+
+    compare(
+        "queue 64 B", "1/s", 1, rounds,
+        [
+            ("causeway.Queue(1000)", "adaptive", ours, item, 100_000, good),
+            ("multiprocessing.Queue(1000)", "sleeps", theirs, item, 20_000, good),
+            ("causeway.Queue()", "adaptive", cw.Queue, item, 100_000, good),
+            ("multiprocessing.Queue()", "sleeps", multiprocessing.Queue, item, 20_000, good),
+            ("causeway.SimpleQueue", "adaptive", cw.SimpleQueue, item, 100_000, good),
+            ("multiprocessing.SimpleQueue", "sleeps", multiprocessing.SimpleQueue, item, 20_000, good),
+        ],
+    )  # fmt: skip
+
+
+def bench_arrays(rounds: int) -> None:
+    """Arrays of 16 MiB: NumPy's (one copy each) and ours (none)."""
+    array = np.random.default_rng().random(2 << 20)
+    shared = cw.asarray(array)
+    ours, theirs = functools.partial(cw.Queue, 4), functools.partial(multiprocessing.Queue, 4)
+
+    def good(found: Any) -> bool:
+        return bool((np.asarray(found) == array).all())
+
+    compare(
+        "queue 16 MiB", "GB/s", array.nbytes / 1e9, rounds,
+        [
+            ("causeway.Queue(4), ndarray", "adaptive", ours, array, 60, good),
+            ("multiprocessing.Queue(4), ndarray", "sleeps", theirs, array, 10, good),
+            ("causeway.Queue(4), causeway.Array", "adaptive", ours, shared, 500, good),
+        ],
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Runs all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="causeway-bench-") as folder:
+        os.environ["CAUSEWAY_DIR"] = folder
+        bench_small(options.rounds)
+        bench_arrays(options.rounds)
+        stop(Path(folder))
+
+
+def stop(folder: Path) -> None:
+    """Ends the broker of these measurements."""
+    for lock in folder.glob("*.lock"):
+        pid = int(lock.read_text().split()[0])
+        os.kill(pid, 15)
+        while Path(f"/proc/{pid}").exists():
+            time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main()

@@ -48,9 +48,10 @@ def undecodable(error: BaseException, what: str, text: str = "") -> BaseExceptio
 def death(pid: int, exitcode: int | None, task: Task) -> WorkerDied:
     """The exception for a task whose worker died."""
     what = name_of(task.job.function)
-    items = (
-        f", items {task.first} to {task.first + task.count - 1}" if task.call != wire.APPLY else ""
-    )
+    items = ""
+    if task.call != wire.APPLY:
+        last = task.first + task.count - 1
+        items = f", item {last}" if task.count == 1 else f", items {task.first} to {last}"
     return WorkerDied(
         f"the Pool's worker {pid} {_how(exitcode)} while it ran {what}{items}; other tasks are not affected",
         pid=pid,

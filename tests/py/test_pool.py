@@ -373,7 +373,7 @@ def test_a_death_costs_the_tasks_of_its_chunk_alone(forked: cw.Pool) -> None:
     assert others.get(LONG) == [x * x for x in range(30)]
     results = forked.imap(tasks.kill_at_three, range(6))
     assert [next(results) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(cw.WorkerDied):
+    with pytest.raises(cw.WorkerDied, match="item 3;"):
         next(results)
     assert list(results) == [4, 5]
 

@@ -109,7 +109,7 @@ int cw_address_find(const char *place, struct cw_address *out) {
             return code;
     } else {
         if (place)
-            memcpy(found.folder, whole, sizeof whole);
+            strcpy(found.folder, whole);
         else if (!find_folder(found.folder, sizeof found.folder))
             return cw_fail(-EINVAL, "CAUSEWAY_DIR or XDG_RUNTIME_DIR is too long for a path");
         if (found.folder[0] != '/')

@@ -94,7 +94,7 @@ static int make_absolute(const char *place, char *out, size_t out_bytes) {
 
 int cw_address_find(const char *place, struct cw_address *out) {
     char stem[CW_ADDRESS_NAME_MAX - 8], job[64], whole[PATH_MAX];
-    struct cw_address found;
+    struct cw_address found = {.folder = ""};
     if (place && !*place)
         return cw_fail(-EINVAL, "an empty address names no broker");
     if (place) {

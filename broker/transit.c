@@ -162,8 +162,14 @@ int64_t cwd_transits_expire(struct cwd_broker *b) {
 void cwd_transits_forget(struct cwd_broker *b, struct cwd_session *session) {
     struct cwd_early_end *early, *next;
     HASH_ITER(hh, b->early_ends, early, next) {
-        if (early->sender == session->id || token_session(early->token) == session->id)
+        if (token_session(early->token) == session->id)
             early_free(b, early);
+        else if (early->sender != session->id)
+            continue;
+        else if (HASH_COUNT(b->early_ends) > EARLY_ENDS_MAX / 2)
+            early_free(b, early); /* who sends and dies again and again does not fill the table */
+        else
+            early->sender = 0; /* its BEGIN is still on its way, and else would have no end */
     }
 }
 

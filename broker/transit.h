@@ -30,7 +30,7 @@ void cwd_transit_anchor(struct cwd_broker *broker, struct cwd_session *session,
 /* Ends those past their limit, but for those whose anchor is alive; returns when the next is, or
  * INT64_MAX. */
 int64_t cwd_transits_expire(struct cwd_broker *broker);
-/* A session ends: its transits stay, uncharged; remembered ENDs from it or for it go. */
+/* A session ends: its transits stay, uncharged; remembered ENDs for it go, those from it stay. */
 void cwd_transits_forget(struct cwd_broker *broker, struct cwd_session *session);
 uint32_t cwd_transit_count(struct cwd_broker *broker);
 void cwd_transits_deinit(struct cwd_broker *broker);

@@ -274,6 +274,20 @@ class Executor(futures.Executor):
             raise _broken(engine.error)
         return engine
 
+    def is_usable(self) -> bool:
+        """Whether `submit` would take a task in this process.
+
+        >>> import causeway as cw
+        >>> executor = cw.Executor(1)
+        >>> executor.shutdown()
+        >>> executor.is_usable()
+        False
+        """
+        engine = self._engine
+        if self._is_shut_down or _exiting:
+            return False
+        return engine is None or (engine.pid == os.getpid() and engine.error is None)
+
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
         """fn(*args, **kwargs) in a worker.
 

@@ -1,0 +1,244 @@
+"""joblib's backend: the same results as with others, arrays shared, nothing hangs; and joblib's own tests over it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import time
+from pathlib import Path
+
+import joblib_tasks as tasks
+import numpy as np
+import pytest
+from conftest import Script, eventually
+
+joblib = pytest.importorskip("joblib")
+from joblib import Parallel, delayed, parallel_config  # noqa: E402
+
+import causeway as cw  # noqa: E402
+import causeway.joblib  # noqa: E402
+
+
+@pytest.fixture(autouse=True, scope="module")
+def workers_end(broker_folder):
+    yield
+    causeway.joblib.shutdown()
+    # joblib's own tests use loky beside ours, whose processes would stay.
+    loky = pytest.importorskip("joblib.externals.loky")
+    loky.get_reusable_executor(max_workers=1).shutdown(wait=True, kill_workers=True)
+    tracker = importlib.import_module("joblib.externals.loky.backend.resource_tracker")
+    tracker._resource_tracker._stop()
+
+
+@pytest.fixture
+def two():
+    with parallel_config("causeway", n_jobs=2):
+        yield
+
+
+def test_a_grid_search_gives_the_scores_of_the_other_backends(script: Script):
+    pytest.importorskip("sklearn")
+    done = script(  # loky's processes end with it
+        """
+        import causeway.joblib
+        from joblib import parallel_config
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import GridSearchCV, cross_val_score
+        from sklearn.svm import SVC
+
+        if __name__ == "__main__":
+            features, labels = load_digits(return_X_y=True)
+            features, labels = features[:600], labels[:600]
+            found = {}
+            for backend in ("sequential", "loky", "causeway"):
+                with parallel_config(backend, n_jobs=2):
+                    search = GridSearchCV(SVC(), {"C": [0.1, 1, 10], "gamma": [1e-3, 1e-4]}, n_jobs=-1)
+                    search.fit(features, labels)
+                    scores = cross_val_score(SVC(), features, labels, n_jobs=2)
+                    means = search.cv_results_["mean_test_score"].tolist()
+                    found[backend] = (means, scores.tolist(), search.best_params_)
+            print(found["sequential"] == found["loky"] == found["causeway"])
+        """
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_an_array_is_put_once_and_seen_by_all_tasks_read_only(two, monkeypatch):
+    puts = []
+    monkeypatch.setattr(causeway.joblib, "asarray", lambda x: puts.append(x.shape) or cw.asarray(x))
+    values = np.arange(500_000.0)
+    found = Parallel()(delayed(tasks.seen)(values, i) for i in range(20))
+    assert found == [(values.sum() + i, False, True) for i in range(20)]
+    assert puts == [values.shape]
+    fortran = np.asfortranarray(values.reshape(1000, 500))
+    Parallel()(delayed(tasks.seen)(array, 0) for array in [fortran, fortran[:, 100:400]] * 5)
+    assert puts[1:] == [(1000, 500), (1000, 300)]
+    with pytest.raises(ValueError, match="read-only"):
+        Parallel()(delayed(tasks.write)(values, i) for i in range(2))
+
+
+def test_small_arrays_and_those_of_objects_are_the_tasks_own(two):
+    small = np.zeros(1000)
+    assert Parallel()(delayed(tasks.write)(small, i) for i in range(4)) == [1] * 4
+    large = np.zeros(500_000)
+    assert Parallel(max_nbytes=None)(delayed(tasks.write)(large, i) for i in range(4)) == [1] * 4
+    assert not small.any() and not large.any()
+
+
+@pytest.mark.parametrize(("mode", "own"), [("c", True), ("r+", False)])
+def test_mmap_mode_tells_whether_tasks_share_what_they_write(two, mode, own):
+    large = np.zeros(500_000)
+    found = Parallel(mmap_mode=mode)(delayed(tasks.write)(large, i) for i in range(4))
+    assert found == [1] * 4 if own else max(found) == 4
+    assert not large.any()
+
+
+def test_what_is_shared_goes_with_its_original_and_at_the_calls_end():
+    arrays = causeway.joblib._SharedArrays(readonly=True)
+    first, second = np.zeros(1000), np.zeros(1000)
+    assert arrays.share(first) is arrays.share(first)
+    assert arrays.share(first[:10]) is arrays.share(first[:10]) is not arrays.share(first)
+    arrays.share(second)
+    del first
+    assert len(arrays._owners) == 1
+    arrays.clear()
+    assert not arrays._owners
+
+
+def test_an_exception_is_raised_with_the_tasks_traceback(two):
+    with pytest.raises(tasks.Fault) as caught:
+        Parallel()(delayed(tasks.fail_at_three)(i) for i in range(10))
+    assert "in fail_at_three" in str(caught.value.__cause__)
+    assert Parallel()(delayed(abs)(-i) for i in range(3)) == [0, 1, 2]
+
+
+def test_a_killed_worker_raises_and_the_next_call_works(two):
+    begun = time.monotonic()
+    with pytest.raises(cw.WorkerDied):
+        Parallel()(delayed(tasks.kill_at_three)(i) for i in range(20))
+    assert Parallel()(delayed(abs)(-i) for i in range(3)) == [0, 1, 2]
+    assert time.monotonic() - begun < 30
+
+
+def test_a_timeout_ends_the_call(two):
+    begun = time.monotonic()
+    with pytest.raises(Exception) as caught:  # noqa: B017 (it is joblib's to say which)
+        Parallel(timeout=1)(delayed(time.sleep)(30) for _ in range(4))
+    assert "Timeout" in type(caught.value).__name__
+    assert time.monotonic() - begun < 25
+
+
+@pytest.mark.parametrize("how", ["generator", "generator_unordered"])
+def test_results_come_as_a_generator(two, how):
+    found = Parallel(return_as=how)(delayed(abs)(-i) for i in range(20))
+    assert sorted(found) == list(range(20))
+
+
+def test_loops_within_tasks_run_in_the_tasks_own_process(two):
+    for pids in Parallel()(delayed(tasks.inner)(3) for _ in range(4)):
+        assert len(set(pids)) == 1 and pids[0] != os.getpid()
+
+
+def test_workers_stay_for_the_next_call_and_end_when_asked(two):
+    one = set(Parallel()(delayed(tasks.pid)(i) for i in range(20)))
+    assert one & set(Parallel()(delayed(tasks.pid)(i) for i in range(20)))
+    causeway.joblib.shutdown()
+    assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in one))
+
+
+def test_inner_threads_are_limited():
+    with parallel_config("causeway", n_jobs=2, inner_max_num_threads=1):
+        assert set(Parallel()(delayed(tasks.threads_allowed)(i) for i in range(4))) == {"1"}
+
+
+def test_threads_may_each_run_a_loop():
+    found: list[list[int]] = []
+
+    def run(number: int) -> None:
+        with parallel_config("causeway", n_jobs=2):
+            found.append(Parallel()(delayed(abs)(-i) for i in range(number)))
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in (3, 30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [list(range(3)), list(range(30))]
+
+
+def test_n_jobs_counts_as_joblib_counts_it():
+    backend = causeway.joblib.CausewayBackend(nesting_level=0)
+    cpus = backend.effective_n_jobs(-1)
+    assert cpus >= 1 and backend.effective_n_jobs(3) == 3 and backend.effective_n_jobs(None) == 1
+    assert backend.effective_n_jobs(-2) == max(cpus - 1, 1)
+    with pytest.raises(ValueError):
+        backend.effective_n_jobs(0)
+
+
+def test_a_script_needs_no_guard_and_its_own_classes_travel(script: Script):
+    done = script(
+        """
+        import joblib, causeway.joblib
+
+        class Fault(Exception):
+            pass
+
+        class Point:
+            def __init__(self, x):
+                self.x = x
+
+        def double(x):
+            if x == 7:
+                raise Fault("seven")
+            return Point(2 * x)
+
+        with joblib.parallel_config("causeway", n_jobs=2):
+            found = joblib.Parallel()(joblib.delayed(double)(x) for x in range(5))
+            print([point.x for point in found], all(type(point) is Point for point in found))
+            try:
+                joblib.Parallel()(joblib.delayed(double)(x) for x in range(10))
+            except Fault as error:
+                print(error, "in double" in str(error.__cause__))
+        """
+    )
+    assert done.stdout == "[0, 2, 4, 6, 8] True\nseven True\n"
+    assert not done.stderr
+
+
+# joblib's own tests of backends, those that need nothing of a backend's insides. Left out: those that expect
+# np.memmap or loky's classes, that start scripts with a backend's name, or that want two generators of one backend
+# to be refused (ours serves both).
+BOTH = [{"return_as": "generator", "n_jobs": 2}, {"return_as": "generator_unordered", "n_jobs": 2}]
+THEIRS = [
+    ("simple_parallel", {"n_jobs": 2, "verbose": 2}),
+    ("background_thread_parallelism", {}),
+    ("parallel_as_context_manager", {}),
+    ("parallel_timeout_success", {}),
+    ("parallel_timeout_fail", {}),
+    ("error_in_task_iterator", {}),
+    ("dispatch_multiprocessing", {}),
+    ("batching_auto_subprocesses", {}),
+    ("nested_exception_dispatch", {}),
+    ("invalid_njobs", {}),
+    ("njobs_converted_to_int", {"n_jobs": "2"}),
+    ("nested_backend_in_sequential", {"n_jobs": 2, "context": parallel_config}),
+    ("nested_backend_in_sequential", {"n_jobs": None, "context": parallel_config}),
+    ("no_blas_crash_or_freeze_with_subprocesses", {}),
+    ("abort_backend", {"n_jobs": 2}),
+    *[("deadlock_with_generator", how) for how in BOTH],
+    *[("multiple_generator_call", how) for how in BOTH],
+    *[("multiple_generator_call_managed", how) for how in BOTH],
+    ("lambda_expression", {}),
+    ("backend_batch_statistics_reset", {}),
+    ("nested_parallelism_limit", {"context": parallel_config}),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), THEIRS, ids=lambda value: str(value)[:40])
+def test_joblibs_own(name, arguments):
+    theirs = pytest.importorskip("joblib.test.test_parallel")
+    test = getattr(theirs, f"test_{name}", None)
+    if test is None:
+        pytest.skip(f"this joblib has no test_{name}")
+    test(backend="causeway", **arguments)

@@ -140,14 +140,12 @@ class Encoder:
         import cloudpickle
 
         class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-            pass
+            # Of the class: cloudpickle's has one, which a pickler reads when it is made, and then no more.
+            dispatch_table = {**cloudpickle.Pickler.dispatch_table, **self._reductions()}
 
-        table = {**cloudpickle.Pickler.dispatch_table, **self._reductions()}
         out = io.BytesIO()
-        pickler = Pickler(out, protocol=5, buffer_callback=self._put_buffer)
-        pickler.dispatch_table = table
         try:
-            pickler.dump(body)
+            Pickler(out, protocol=5, buffer_callback=self._put_buffer).dump(body)
         except _REFUSALS:
             raise refusal from None
         return out.getvalue()

@@ -379,7 +379,20 @@ def test_there_and_back_is_ten_times_faster_than_the_standard_pool() -> None:
         assert seconds(ours, 7) * 10 < seconds(standard, 3)
 
 
+@pytest.fixture
+def short_transits(broker_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A broker that ends what nobody opens after two seconds instead of five minutes."""
+    disconnect()
+    stop_broker(broker_folder)
+    monkeypatch.setenv("CAUSEWAY_TRANSIT_SECONDS", "2")
+    yield
+    disconnect()
+    stop_broker(broker_folder)
+
+
+@pytest.mark.usefixtures("short_transits")
 def test_the_dead_leave_nothing_in_the_broker(script: Script) -> None:
+    """Results that a killed parent had not opened yet go when their transit leases end."""
     cw.names()
     before = gauges()
     done = script(

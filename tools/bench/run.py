@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ["bench_ring", "bench_ping", "bench_get", "bench_put", "bench_idle"]
-PYTHON = ["bench_python.py", "bench_queue.py"]
+PYTHON = ["bench_python.py", "bench_queue.py", "bench_executor.py"]
 
 
 @dataclass
@@ -173,6 +173,17 @@ RIVALS = [
     ("queue 64 B", "causeway.Queue(1000)", "multiprocessing.Queue(1000)"),
     ("queue 64 B", "causeway.SimpleQueue", "multiprocessing.SimpleQueue"),
     ("queue 16 MiB", "causeway.Queue(4), ndarray", "multiprocessing.Queue(4), ndarray"),
+    *[
+        ("executor", f"causeway.Executor, {what}", f"ProcessPoolExecutor, {what}")
+        for what in (
+            "submit and result",
+            "submits at once",
+            "map",
+            "submit and result, after 0.1 s",
+        )
+    ],
+    ("joblib", "causeway, no-op, batches of 1", "loky, no-op, batches of 1"),
+    ("joblib", "causeway, 40 tasks on 61 MiB", "loky, 40 tasks on 61 MiB"),
     ("idle", "causeway.Pool(2): CPU while idle", "multiprocessing.Pool(2): CPU while idle"),
 ]
 

@@ -407,7 +407,7 @@ def test_a_stopped_reader_holds_up_nobody(context: Any) -> None:
 
 
 def test_the_queue_outlives_its_maker_and_its_broker(broker_folder: Any) -> None:
-    from conftest import broker_pid
+    from conftest import broker_pid, disconnect
 
     q = cw.Queue()
     q.put("small")
@@ -417,6 +417,7 @@ def test_the_queue_outlives_its_maker_and_its_broker(broker_folder: Any) -> None
     assert [q.get(), q.get()] == ["small", "also small"]
     with pytest.raises(standard.Empty):
         q.get(timeout=0.05)
+    disconnect()  # what comes next meets a new broker, and not this one's last quarter of a second
 
 
 # ---- fork, signals, ends

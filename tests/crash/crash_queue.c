@@ -15,6 +15,7 @@
 
 #include "shm/queue.h"
 #include "shm/task.h"
+#include "tests/crash/every.h"
 #include "tests/crash/step.h"
 #include "tests/support.h"
 
@@ -127,50 +128,11 @@ static void taken_or_not(void) {
     goes_on(before - items, items, false);
 }
 
-struct operation {
-    void (*prepare)(void);
-    void (*run)(void);
-    void (*check)(void);
-};
-
-static void child(void *context) {
-    const struct operation *operation = context;
+static void enter(void) {
     cw_task_self(); /* once a thread; it reads a file */
-    step_ready();
-    operation->run();
-    step_done();
 }
 
-static void at_every_instruction(void **state) {
-    struct operation *operation = *state;
-    operation->prepare();
-    operation->run(); /* once here: what is bound lazily is bound before the first fork */
-    for (uint64_t n = 0;; n++) {
-        operation->prepare();
-        pid_t pid = step_fork(child, operation);
-        if (pid < 0) {
-            print_message("skipped: ptrace is not allowed here\n");
-            skip();
-        }
-        uint64_t steps = 0;
-        enum step_end end = step_by(pid, n, &steps);
-        step_kill(pid);
-        assert_int_not_equal(end, STEP_BROKEN);
-        operation->check();
-        if (end == STEP_OVER) {
-            assert_true(n > 100);
-            print_message("# killed at each of %d instructions\n", (int)n);
-            return;
-        }
-    }
-}
-
-#define TEST(name, prepare, run, check)                                                            \
-    {                                                                                              \
-#name, at_every_instruction, NULL, NULL, &(struct operation) {                             \
-            prepare, run, check                                                                    \
-        }                                                                                          \
-    }
+#define TEST(name, prepare, run, check) EVERY_TEST(name, prepare, enter, run, check, 100)
 
 int main(void) {
     step_pin();

@@ -15,6 +15,7 @@
 #include "shm/block.h"
 #include "shm/lease.h"
 #include "shm/ring.h"
+#include "tests/crash/every.h"
 #include "tests/crash/step.h"
 #include "tests/support.h"
 
@@ -37,12 +38,6 @@ static struct cw_ring_producer producer; /* as they stood when the child was for
 static struct cw_ring_consumer consumer;
 static uint32_t length; /* of the record that is written */
 static char payload[64];
-
-struct operation {
-    void (*prepare)(void);
-    void (*run)(void);
-    void (*check)(void);
-};
 
 /* ---- rings ---- */
 
@@ -271,45 +266,7 @@ static void freed_or_not(void) {
                 word == (uint64_t)(GEN + 1) << CW_BLOCK_GEN_SHIFT);
 }
 
-/* ---- the loop ---- */
-
-static void child(void *context) {
-    const struct operation *operation = context;
-    step_ready();
-    operation->run();
-    step_done();
-}
-
-static void at_every_instruction(void **state) {
-    struct operation *operation = *state;
-    operation->prepare();
-    operation->run(); /* once here: what is bound lazily is bound before the first fork */
-    for (uint64_t n = 0;; n++) {
-        operation->prepare();
-        pid_t pid = step_fork(child, operation);
-        if (pid < 0) {
-            print_message("skipped: ptrace is not allowed here\n");
-            skip();
-        }
-        uint64_t steps = 0;
-        enum step_end end = step_by(pid, n, &steps);
-        step_kill(pid);
-        assert_int_not_equal(end, STEP_BROKEN);
-        operation->check();
-        if (end == STEP_OVER) {
-            assert_true(n > 5);
-            print_message("# killed at each of %d instructions\n", (int)n);
-            return;
-        }
-    }
-}
-
-#define TEST(name, prepare, run, check)                                                            \
-    {                                                                                              \
-#name, at_every_instruction, NULL, NULL, &(struct operation) {                             \
-            prepare, run, check                                                                    \
-        }                                                                                          \
-    }
+#define TEST(name, prepare, run, check) EVERY_TEST(name, prepare, NULL, run, check, 5)
 
 int main(void) {
     step_pin();

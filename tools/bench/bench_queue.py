@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import multiprocessing
 import os
 import resource
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,30 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench_python import report
 
 import causeway as cw
 
 CONTEXT = multiprocessing.get_context("fork")
 Make = Callable[[], Any]
-
-
-def report(
-    bench: str, name: str, how: str, unit: str, samples: list[float], cpu: float | None
-) -> None:
-    """Prints one row."""
-    tenths = statistics.quantiles(samples, n=10)
-    row = {
-        "bench": bench,
-        "name": name,
-        "how": how,
-        "unit": unit,
-        "median": statistics.median(samples),
-        "p10": tenths[0],
-        "p90": tenths[8],
-        "samples": len(samples),
-        "cpu_seconds": cpu,
-    }
-    print(json.dumps(row), flush=True)
 
 
 def cpu_seconds() -> float:

@@ -50,9 +50,10 @@ help:
 
 # ---- libraries and programs ------------------------------------------------------------------------
 
+# `make V=1` shows the whole commands.
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+	@$(if $(V),set -x,echo '  CC      $<'); $(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/libcwshm.a: $(call obj,$(SHM_SRC))
 	rm -f $@ && ar rcs $@ $^

@@ -261,6 +261,8 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one program")
     parser.add_argument("programs", nargs="+", metavar="PART:PROGRAM")
     args = parser.parse_args()
+    # A shell that starts us in the background ignores SIGINT for us, and so for every program here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     runner = Runner(args.build, args.timeout)
     for item in args.programs:

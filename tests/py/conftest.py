@@ -21,6 +21,9 @@ import pytest
 import causeway as cw
 from causeway import client
 
+# A shell that starts us in the background ignores SIGINT for us, and so for every test of Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 LEFT_BY_DESIGN = (".log", ".lock")
 
 

@@ -292,6 +292,121 @@ int cw_queue_task_done(cw_queue *queue);
 /* Waits until each item that was put is done with. Blocks. -ETIMEDOUT, -EINTR. */
 int cw_queue_wait_done(cw_queue *queue, int64_t timeout_ns);
 
+/* ---- pools: tasks of one process to whichever of its workers takes them first ---- */
+
+typedef struct cw_pool cw_pool;     /* the parent's end */
+typedef struct cw_worker cw_worker; /* a worker's end */
+
+#define CW_POOL_DATA_MAX       4096 /* bytes of a task or an answer; more belongs into an array */
+#define CW_POOL_WORKERS_MAX    4095
+#define CW_POOL_CELLS_MAX      65536
+#define CW_POOL_FUNCTION_MAX   2048 /* bytes of a function that is sent once */
+#define CW_POOL_FUNCTION_SLOTS 128
+
+/* A task, or its answer. Its data lies in a cell, in place: the parent's from cw_pool_reserve() to
+ * cw_pool_submit() and from cw_pool_collect() to cw_pool_free(), the worker's in between. */
+typedef struct cw_task {
+    uint32_t cell;
+    uint32_t worker;     /* collect, bury: whose */
+    void *data;          /* room for CW_POOL_DATA_MAX */
+    uint32_t size_bytes; /* of data; the other side may lie, but never beyond CW_POOL_DATA_MAX */
+    uint32_t kind;       /* the caller's */
+    uint64_t function;   /* a number that stands for the function; the caller's, 0: none */
+    uint32_t slot;       /* where its bytes lie: cw_pool_function() */
+    uint32_t function_bytes;
+} cw_task;
+
+/* What a worker says of itself; all from its own memory, so a hostile one may lie. */
+typedef struct cw_worker_info {
+    uint32_t state;    /* what cw_worker_tell() said last; 0 at the start */
+    uint64_t tasks;    /* answered */
+    uint64_t busy_ns;  /* from taking to answering */
+    uint64_t bytes_in; /* of the tasks' data and what goes with it */
+    uint64_t bytes_out;
+} cw_worker_info;
+
+/* Bytes of memory for a pool: workers from 1 to CW_POOL_WORKERS_MAX, cells (tasks under way) from
+ * workers to CW_POOL_CELLS_MAX. 0 beyond. */
+uint64_t cw_pool_bytes(uint32_t workers, uint32_t cells);
+/*
+ * Formats memory (zeroed or used, at a multiple of 64, at least cw_pool_bytes()) and opens the
+ * parent's end; the memory stays mapped as long. One thread at a time calls the functions that take
+ * a cw_pool, unless said otherwise: the caller's lock. The caller owns *out. -EINVAL, -EDQUOT.
+ */
+int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
+                cw_pool **out);
+/* Nobody may be using it. The memory stays. NULL is allowed. */
+void cw_pool_delete(cw_pool *pool);
+/* Where the bytes of a function lie, CW_POOL_FUNCTION_MAX, slot from 0 to CW_POOL_FUNCTION_SLOTS
+ * - 1. The caller writes them before a task names them and leaves them while one does. */
+void *cw_pool_function(cw_pool *pool, uint32_t slot);
+/* A free cell in *out. -EAGAIN: all are under way. */
+int cw_pool_reserve(cw_pool *pool, cw_task *out);
+/* Gives a cell back. */
+void cw_pool_free(cw_pool *pool, uint32_t cell);
+/* Makes a filled task (cell, size_bytes, kind, function, slot, function_bytes) ready for whoever
+ * takes it first. Wakes nobody: cw_pool_wake() does, once for many. -EAGAIN: no place just now. */
+int cw_pool_submit(cw_pool *pool, const cw_task *task);
+/* Wakes as many workers as there are tasks that nobody looks for, at most so many. */
+void cw_pool_wake(cw_pool *pool, uint32_t most);
+/* Takes a ready task back: its cell is the caller's. -EBUSY: a worker has taken it. */
+int cw_pool_withdraw(cw_pool *pool, uint32_t cell);
+/* Which worker has taken a submitted task, -1 while none has, and for how long (0: has just). */
+int cw_pool_taker(cw_pool *pool, uint32_t cell, int64_t *elapsed_ns);
+/* The next answer; its cell is the caller's. -EAGAIN: none. -EPROTO: a worker broke the rules. */
+int cw_pool_collect(cw_pool *pool, cw_task *out);
+/* Counts a thread in (1) that will wait for answers, or out (-1): it then collects what is there.
+ * While none is counted in, answers wake the helper. */
+void cw_pool_listen(cw_pool *pool, int change);
+/* What cw_pool_wait() compares with: rises with each cw_pool_tell(). Any thread. */
+uint32_t cw_pool_news(cw_pool *pool, int helper);
+/* Ends the waits of all listeners, or of the helper. Any thread. */
+void cw_pool_tell(cw_pool *pool, int helper);
+/*
+ * Waits until there is an answer, or news are no more what they were. A listener spins for spin_ns
+ * first; the helper (helper 1, one thread) leaves answers to listeners while there are any. Any
+ * thread, without the caller's lock. 0: look. -ETIMEDOUT, -EINTR. Blocks.
+ */
+int cw_pool_wait(cw_pool *pool, int helper, uint32_t was, int64_t spin_ns, int64_t timeout_ns);
+/* 1: workers leave when no task is ready; 0 takes it back. */
+void cw_pool_close(cw_pool *pool, int closing);
+/* Tells one worker to leave after its task. */
+void cw_pool_dismiss(cw_pool *pool, uint32_t worker);
+/* Tasks that are ready and not taken, at some moment of the call. */
+uint64_t cw_pool_ready(cw_pool *pool);
+/*
+ * A worker's process is dead, and cw_pool_collect() has been called until -EAGAIN. Returns, call by
+ * call, what it had: 1 a task that it had answered, 0 one that it had taken and not answered (the
+ * data may be half overwritten); the cells are the caller's. -EAGAIN: no more, its number is free
+ * for another worker.
+ */
+int cw_pool_bury(cw_pool *pool, uint32_t worker, cw_task *out);
+/* What a worker says of itself. */
+void cw_pool_look_at(cw_pool *pool, uint32_t worker, cw_worker_info *out);
+/* What a worker left in its own 4 KiB, before it told its state; borrowed. */
+const void *cw_pool_words(cw_pool *pool, uint32_t worker);
+
+/*
+ * Opens a worker's end in a process that has the same memory mapped: one process with one thread a
+ * number (0 to workers - 1). spinners: how many workers may spin for tasks at the same time, for 50
+ * us at most; 0: none does. -EINVAL, -EPROTO (no pool of these sizes is there), -EDQUOT.
+ */
+int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
+                   uint32_t number, uint32_t spinners, cw_worker **out);
+void cw_worker_close(cw_worker *worker);
+/* Takes the next task. Blocks. -ESHUTDOWN: the worker is to leave. -EINTR. -EPROTO. */
+int cw_worker_take(cw_worker *worker, cw_task *out);
+/* The bytes of a task's function, in place. */
+const void *cw_worker_function(cw_worker *worker, const cw_task *task);
+/* Answers the task: data of size_bytes and kind as they stand. extra_in and extra_out: bytes that
+ * went with task and answer beside their data. */
+void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
+                      uint64_t extra_out);
+/* CW_POOL_DATA_MAX bytes of the worker's own, for what it has to say before cw_worker_tell(). */
+void *cw_worker_words(cw_worker *worker);
+/* States what it is (the caller's numbers) and wakes the parent's helper. */
+void cw_worker_tell(cw_worker *worker, uint32_t state);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,369 @@
+/*
+ * Pools: where the parts of a dispatch (shm/dispatch.h; read that first) lie in one piece of
+ * memory, and what the cells hold.
+ *
+ *   struct head | words | workers | cells | queue | done rings | data of the cells | data of the
+ *   workers | functions
+ *
+ * The data of a cell belong to who the cell belongs to; a worker's own data and figures are its
+ * own; head and functions are the parent's. What the other side wrote is copied and checked:
+ * numbers of cells and sizes never lead outside.
+ *
+ * Deaths: see shm/dispatch.h. A worker that dies while it writes an answer leaves a task that is
+ * half overwritten: who wants to run it again has kept it.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/causeway.h"
+#include "shm/dispatch.h"
+#include "shm/error.h"
+
+#define POOL_MAGIC 0x6377706f6f6c3031ull /* "cwpool01" */
+/* Beside each other the data of cells would fall into the same lines of a cache. */
+#define DATA_STRIDE (CW_POOL_DATA_MAX + 64u)
+
+struct head { /* 64 bytes, shared; written once */
+    uint64_t magic;
+    uint32_t workers, cells;
+    uint64_t reserved[6];
+};
+
+struct cell_meta { /* struct cw_cell's meta */
+    uint32_t kind, size_bytes;
+    uint64_t function;
+    uint32_t slot, function_bytes;
+    uint64_t reserved[3];
+};
+_Static_assert(sizeof(struct head) == 64 &&
+                   sizeof(struct cell_meta) == sizeof(((struct cw_cell *)0)->meta),
+               "layout");
+
+enum figure { FIGURE_TASKS, FIGURE_BUSY_NS, FIGURE_BYTES_IN, FIGURE_BYTES_OUT };
+
+struct parts { /* where all of it lies */
+    struct head *head;
+    struct cw_dispatch_view view;
+    uint8_t *cell_data, *worker_data, *functions;
+};
+struct cw_pool {
+    struct cw_dispatch_parent parent;
+    struct parts parts;
+};
+struct cw_worker {
+    struct parts parts;
+    uint32_t number;
+    uint64_t figures[4];
+};
+
+static uint64_t place(uint64_t *at, uint64_t size_bytes) {
+    uint64_t begin = (*at + 63) & ~63ull;
+    *at = begin + size_bytes;
+    return begin;
+}
+
+/* Lays the parts out over base (NULL: only to count). Returns the bytes of all. */
+static uint64_t lay_out(uint8_t *base, uint32_t workers, uint32_t cells, struct parts *out) {
+    uint64_t at = 0, queue_len = 1;
+    while (queue_len < cells)
+        queue_len *= 2;
+    uint64_t head = place(&at, sizeof(struct head));
+    uint64_t words = place(&at, sizeof(struct cw_dispatch_words));
+    uint64_t crew = place(&at, (uint64_t)workers * sizeof(struct cw_dispatch_worker));
+    uint64_t cell = place(&at, (uint64_t)cells * sizeof(struct cw_cell));
+    uint64_t queue = place(&at, queue_len * sizeof(cw_a32));
+    uint64_t done = place(&at, workers * queue_len * sizeof(cw_a32));
+    uint64_t cell_data = place(&at, (uint64_t)cells * DATA_STRIDE);
+    uint64_t worker_data = place(&at, (uint64_t)workers * DATA_STRIDE);
+    uint64_t functions = place(&at, (uint64_t)CW_POOL_FUNCTION_SLOTS * CW_POOL_FUNCTION_MAX);
+    if (base)
+        *out = (struct parts){.head = (void *)(base + head),
+                              .view = {.words = (void *)(base + words),
+                                       .workers = (void *)(base + crew),
+                                       .cells = (void *)(base + cell),
+                                       .queue = (void *)(base + queue),
+                                       .done = (void *)(base + done),
+                                       .worker_count = workers,
+                                       .cell_count = cells,
+                                       .queue_len = (uint32_t)queue_len},
+                              .cell_data = base + cell_data,
+                              .worker_data = base + worker_data,
+                              .functions = base + functions};
+    return at;
+}
+
+uint64_t cw_pool_bytes(uint32_t workers, uint32_t cells) {
+    if (workers < 1 || workers > CW_POOL_WORKERS_MAX || cells < workers ||
+        cells > CW_POOL_CELLS_MAX)
+        return 0;
+    return lay_out(NULL, workers, cells, NULL);
+}
+
+static int check_memory(const void *memory, uint64_t memory_bytes, uint32_t workers,
+                        uint32_t cells) {
+    uint64_t needed = cw_pool_bytes(workers, cells);
+    if (needed == 0)
+        return cw_fail(-EINVAL,
+                       "a pool has 1 to %u workers and, for their tasks, as many cells or more, at "
+                       "most %u; %u workers and %u cells were asked for",
+                       CW_POOL_WORKERS_MAX, CW_POOL_CELLS_MAX, workers, cells);
+    if (!memory || (uintptr_t)memory % 64)
+        return cw_fail(-EINVAL, "a pool's memory begins at a multiple of 64");
+    if (memory_bytes < needed)
+        return cw_fail(-EINVAL,
+                       "a pool of %u workers and %u cells takes %llu bytes, %llu were "
+                       "given",
+                       workers, cells, (unsigned long long)needed,
+                       (unsigned long long)memory_bytes);
+    return 0;
+}
+
+/* ---- the parent's end ---- */
+
+int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
+                cw_pool **out) {
+    int code = check_memory(memory, memory_bytes, workers, cells);
+    if (code)
+        return code;
+    if (!out)
+        return cw_fail(-EINVAL, "a place for the pool is needed, NULL was given");
+    cw_pool *pool = calloc(1, sizeof *pool);
+    if (!pool)
+        return cw_fail(-EDQUOT, "no memory for a pool");
+    struct cw_dispatch_parent *parent = &pool->parent;
+    parent->free = calloc(cells, sizeof *parent->free);
+    parent->pos = calloc(cells, sizeof *parent->pos);
+    parent->seen = calloc(workers, sizeof *parent->seen);
+    if (!parent->free || !parent->pos || !parent->seen) {
+        cw_pool_delete(pool);
+        return cw_fail(-EDQUOT, "no memory for a pool of %u cells", cells);
+    }
+    lay_out(memory, workers, cells, &pool->parts);
+    memset(memory, 0, (size_t)(pool->parts.cell_data - (uint8_t *)memory));
+    parent->view = pool->parts.view;
+    parent->view.spinners = CW_DISPATCH_SPINNERS; /* whoever spins is counted */
+    parent->free_count = cells;
+    for (uint32_t i = 0; i < cells; i++) {
+        parent->free[i] = cells - 1 - i;
+        parent->pos[i] = CW_DISPATCH_NOWHERE;
+    }
+    *pool->parts.head = (struct head){.magic = POOL_MAGIC, .workers = workers, .cells = cells};
+    *out = pool;
+    return 0;
+}
+
+void cw_pool_delete(cw_pool *pool) {
+    if (!pool)
+        return;
+    free(pool->parent.free);
+    free(pool->parent.pos);
+    free(pool->parent.seen);
+    free(pool);
+}
+
+void *cw_pool_function(cw_pool *pool, uint32_t slot) {
+    CW_ASSERT(slot < CW_POOL_FUNCTION_SLOTS);
+    return pool->parts.functions + (uint64_t)slot * CW_POOL_FUNCTION_MAX;
+}
+
+static struct cell_meta *meta_of(const struct parts *parts, uint32_t cell) {
+    return (struct cell_meta *)(void *)parts->view.cells[cell].meta;
+}
+
+static void *data_of(const struct parts *parts, uint32_t cell) {
+    return parts->cell_data + (uint64_t)cell * DATA_STRIDE;
+}
+
+/* What stands in a cell, copied and checked. */
+static void read_task(const struct parts *parts, uint32_t cell, cw_task *out) {
+    struct cell_meta meta = *(volatile struct cell_meta *)meta_of(parts, cell);
+    *out = (cw_task){.cell = cell,
+                     .data = data_of(parts, cell),
+                     .size_bytes =
+                         meta.size_bytes <= CW_POOL_DATA_MAX ? meta.size_bytes : CW_POOL_DATA_MAX,
+                     .kind = meta.kind,
+                     .function = meta.function,
+                     .slot = meta.slot,
+                     .function_bytes = meta.function_bytes};
+}
+
+int cw_pool_reserve(cw_pool *pool, cw_task *out) {
+    int cell = cw_dispatch_reserve(&pool->parent);
+    if (cell < 0)
+        return cell;
+    *out = (cw_task){.cell = (uint32_t)cell, .data = data_of(&pool->parts, (uint32_t)cell)};
+    return 0;
+}
+
+void cw_pool_free(cw_pool *pool, uint32_t cell) {
+    cw_dispatch_free(&pool->parent, cell);
+}
+
+int cw_pool_submit(cw_pool *pool, const cw_task *task) {
+    CW_ASSERT(task->size_bytes <= CW_POOL_DATA_MAX && task->slot < CW_POOL_FUNCTION_SLOTS &&
+              task->function_bytes <= CW_POOL_FUNCTION_MAX);
+    *meta_of(&pool->parts, task->cell) = (struct cell_meta){.kind = task->kind,
+                                                            .size_bytes = task->size_bytes,
+                                                            .function = task->function,
+                                                            .slot = task->slot,
+                                                            .function_bytes = task->function_bytes};
+    return cw_dispatch_submit(&pool->parent, task->cell);
+}
+
+void cw_pool_wake(cw_pool *pool, uint32_t most) {
+    cw_dispatch_wake(&pool->parent.view, most);
+}
+
+int cw_pool_withdraw(cw_pool *pool, uint32_t cell) {
+    return cw_dispatch_withdraw(&pool->parent, cell);
+}
+
+int cw_pool_taker(cw_pool *pool, uint32_t cell, int64_t *elapsed_ns) {
+    return cw_dispatch_taker(&pool->parent, cell, elapsed_ns);
+}
+
+int cw_pool_collect(cw_pool *pool, cw_task *out) {
+    uint32_t worker;
+    int cell = cw_dispatch_collect(&pool->parent, &worker);
+    if (cell < 0)
+        return cell;
+    read_task(&pool->parts, (uint32_t)cell, out);
+    out->worker = worker;
+    return 0;
+}
+
+void cw_pool_listen(cw_pool *pool, int change) {
+    cw_dispatch_listen(&pool->parent, change);
+}
+
+uint32_t cw_pool_news(cw_pool *pool, int helper) {
+    return cw_dispatch_news(&pool->parts.view, helper != 0);
+}
+
+void cw_pool_tell(cw_pool *pool, int helper) {
+    cw_dispatch_tell(&pool->parts.view, helper != 0);
+}
+
+int cw_pool_wait(cw_pool *pool, int helper, uint32_t was, int64_t spin_ns, int64_t timeout_ns) {
+    return cw_dispatch_wait(&pool->parent, helper != 0, was, spin_ns, timeout_ns);
+}
+
+void cw_pool_close(cw_pool *pool, int closing) {
+    cw_dispatch_close(&pool->parent, closing != 0);
+}
+
+void cw_pool_dismiss(cw_pool *pool, uint32_t worker) {
+    CW_ASSERT(worker < pool->parts.view.worker_count);
+    cw_dispatch_order(&pool->parent, worker, CW_ORDER_LEAVE);
+}
+
+uint64_t cw_pool_ready(cw_pool *pool) {
+    return cw_dispatch_ready(&pool->parent.view);
+}
+
+int cw_pool_bury(cw_pool *pool, uint32_t worker, cw_task *out) {
+    CW_ASSERT(worker < pool->parts.view.worker_count);
+    bool answered;
+    int cell = cw_dispatch_bury(&pool->parent, worker, &answered);
+    if (cell >= 0) {
+        read_task(&pool->parts, (uint32_t)cell, out);
+        out->worker = worker;
+        return answered;
+    }
+    /* T28: it is dead, and its successor not yet there. */
+    CW_STORE(T28, &pool->parts.view.workers[worker].state, 0, relaxed);
+    return cell;
+}
+
+void cw_pool_look_at(cw_pool *pool, uint32_t worker, cw_worker_info *out) {
+    CW_ASSERT(worker < pool->parts.view.worker_count);
+    struct cw_dispatch_worker *from = &pool->parts.view.workers[worker];
+    /* T30: figures only. */
+    *out = (cw_worker_info){
+        /* T29: pairs with T28: what it left in its words. */
+        .state = CW_LOAD(T29, &from->state, acquire),
+        .tasks = CW_LOAD(T30, &from->figures[FIGURE_TASKS], relaxed),
+        .busy_ns = CW_LOAD(T30, &from->figures[FIGURE_BUSY_NS], relaxed),
+        .bytes_in = CW_LOAD(T30, &from->figures[FIGURE_BYTES_IN], relaxed),
+        .bytes_out = CW_LOAD(T30, &from->figures[FIGURE_BYTES_OUT], relaxed),
+    };
+}
+
+const void *cw_pool_words(cw_pool *pool, uint32_t worker) {
+    CW_ASSERT(worker < pool->parts.view.worker_count);
+    return pool->parts.worker_data + (uint64_t)worker * DATA_STRIDE;
+}
+
+/* ---- a worker's end ---- */
+
+int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
+                   uint32_t number, uint32_t spinners, cw_worker **out) {
+    int code = check_memory(memory, memory_bytes, workers, cells);
+    if (code)
+        return code;
+    if (!out || number >= workers)
+        return cw_fail(-EINVAL, "a pool of %u workers has no worker %u", workers, number);
+    struct parts parts;
+    lay_out(memory, workers, cells, &parts);
+    struct head head = *(volatile struct head *)parts.head;
+    if (head.magic != POOL_MAGIC || head.workers != workers || head.cells != cells)
+        return cw_fail(-EPROTO, "the memory is not formatted as a pool of %u workers and %u cells",
+                       workers, cells);
+    cw_worker *worker = calloc(1, sizeof *worker);
+    if (!worker)
+        return cw_fail(-EDQUOT, "no memory for a worker");
+    worker->parts = parts;
+    worker->parts.view.spinners = spinners < CW_DISPATCH_SPINNERS ? spinners : CW_DISPATCH_SPINNERS;
+    worker->number = number;
+    for (int i = 0; i < 4; i++) /* T30: who had the number before us has counted there */
+        worker->figures[i] = CW_LOAD(T30, &parts.view.workers[number].figures[i], relaxed);
+    *out = worker;
+    return 0;
+}
+
+void cw_worker_close(cw_worker *worker) {
+    free(worker);
+}
+
+int cw_worker_take(cw_worker *worker, cw_task *out) {
+    int cell = cw_dispatch_take(&worker->parts.view, worker->number);
+    if (cell < 0)
+        return cell;
+    read_task(&worker->parts, (uint32_t)cell, out);
+    out->worker = worker->number;
+    return 0;
+}
+
+const void *cw_worker_function(cw_worker *worker, const cw_task *task) {
+    CW_ASSERT(task->slot < CW_POOL_FUNCTION_SLOTS);
+    return worker->parts.functions + (uint64_t)task->slot * CW_POOL_FUNCTION_MAX;
+}
+
+static void count(cw_worker *worker, enum figure figure, uint64_t more) {
+    worker->figures[figure] += more;
+    CW_STORE(T30, &worker->parts.view.workers[worker->number].figures[figure],
+             worker->figures[figure], relaxed);
+}
+
+void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
+                      uint64_t extra_out) {
+    CW_ASSERT(task->size_bytes <= CW_POOL_DATA_MAX);
+    struct cell_meta *meta = meta_of(&worker->parts, task->cell);
+    uint64_t in_bytes = meta->size_bytes;
+    meta->kind = task->kind;
+    meta->size_bytes = task->size_bytes;
+    count(worker, FIGURE_TASKS, 1);
+    count(worker, FIGURE_BUSY_NS,
+          (uint64_t)cw_dispatch_elapsed_ns(&worker->parts.view, task->cell));
+    count(worker, FIGURE_BYTES_IN, in_bytes + extra_in);
+    count(worker, FIGURE_BYTES_OUT, task->size_bytes + extra_out);
+    cw_dispatch_answer(&worker->parts.view, worker->number, task->cell);
+}
+
+void *cw_worker_words(cw_worker *worker) {
+    return worker->parts.worker_data + (uint64_t)worker->number * DATA_STRIDE;
+}
+
+void cw_worker_tell(cw_worker *worker, uint32_t state) {
+    cw_dispatch_state(&worker->parts.view, worker->number, state);
+}

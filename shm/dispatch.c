@@ -1,0 +1,404 @@
+/*
+ * Dispatch: see dispatch.h for the words, who owns them, and what each death leaves behind.
+ *
+ * The parent's own counts are private; `seen` is read by its waiting threads while another one
+ * collects, so it is atomic, as advice: who reads an old value looks once more for nothing.
+ */
+#include "dispatch.h"
+
+#include "error.h"
+
+#define WORKER_SHIFT 4
+#define POS_SHIFT    16
+#define STATE_MASK   0xfull
+#define WORKER_MASK  0xfffull
+
+static uint64_t word_of(enum cw_cell_state state, uint32_t worker_plus_1, uint64_t pos) {
+    return pos << POS_SHIFT | (uint64_t)worker_plus_1 << WORKER_SHIFT | (uint64_t)state;
+}
+
+static enum cw_cell_state state_of(uint64_t word) {
+    return (enum cw_cell_state)(word & STATE_MASK);
+}
+
+static uint32_t worker_of(uint64_t word) { /* + 1; 0: nobody */
+    return (uint32_t)(word >> WORKER_SHIFT & WORKER_MASK);
+}
+
+/* ---- the queue ---- */
+
+static uint64_t tail_of(const struct cw_dispatch_view *view) {
+    /* T4: after T19 or W1; pairs with T3: else a task stays READY beside a worker that has just
+     * stopped looking. Acquire: the queue's entry (T5) and the cell behind it. */
+    return CW_LOAD(T4, &view->words->tail, seq_cst);
+}
+
+static uint64_t head_of(const struct cw_dispatch_view *view) {
+    /* T7: acquire; pairs with T8: whoever moved head has seen that the place before it is taken. */
+    return CW_LOAD(T7, &view->words->head, acquire);
+}
+
+/* The place at head is not READY any more: head moves on, whoever finds it. */
+static void pass_by(const struct cw_dispatch_view *view, uint64_t head) {
+    /* T8: release; pairs with T7 in the parent, which uses the queue's place again. */
+    CW_CAS(T8, &view->words->head, &head, head + 1, acq_rel);
+}
+
+/* The first task that is READY, taken for worker w. -EAGAIN: none. -EPROTO. */
+static int take_first(const struct cw_dispatch_view *view, uint32_t w) {
+    for (;;) {
+        uint64_t head = head_of(view);
+        if (head >= tail_of(view))
+            return -EAGAIN;
+        /* T5: relaxed: T4 ordered it. If head has moved on it may be a later place's; then the
+         * word below is another one. */
+        uint32_t number = CW_LOAD(T5, &view->queue[head & (view->queue_len - 1)], relaxed);
+        if (number >= view->cell_count)
+            return cw_fail(-EPROTO, "a dispatch queue names the cell %u of %u", number,
+                           view->cell_count);
+        struct cw_cell *cell = &view->cells[number];
+        uint64_t word = word_of(CW_CELL_READY, 0, head);
+        /* T6: one of those who compete wins, and its number stands there. Acquire: pairs with T1,
+         * what lies in the cell. */
+        bool taken = CW_CAS(T6, &cell->word, &word, word_of(CW_CELL_TAKEN, w + 1, head), acq_rel);
+        pass_by(view, head);
+        if (!taken)
+            continue;
+        /* T10: advice for who looks how long a task runs; the parent put 0 there before T1. */
+        CW_STORE(T10, &cell->taken_ns, (uint64_t)cw_now_ns(), relaxed);
+        return (int)number;
+    }
+}
+
+/* ---- spinners ---- */
+
+static int spinner_enter(const struct cw_dispatch_view *view, uint32_t w) {
+    for (uint32_t i = 0; i < view->spinners; i++) {
+        uint32_t nobody = 0;
+        /* T17: advice. T18: no order is needed: who leaves looks at tail again in any case. */
+        if (CW_LOAD(T17, &view->words->spinner[i], relaxed) == 0 &&
+            CW_CAS(T18, &view->words->spinner[i], &nobody, w + 1, acq_rel))
+            return (int)i;
+    }
+    return -EAGAIN;
+}
+
+static void spinner_leave(const struct cw_dispatch_view *view, int place) {
+    /* T19: before tail is looked at (T4); pairs with T3 and then T20. */
+    CW_STORE(T19, &view->words->spinner[place], 0, seq_cst);
+}
+
+static uint32_t spinners_now(const struct cw_dispatch_view *view) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < view->spinners; i++)
+        /* T20: after T3; pairs with T19 and then T4. */
+        count += CW_LOAD(T20, &view->words->spinner[i], seq_cst) != 0;
+    return count;
+}
+
+uint64_t cw_dispatch_ready(const struct cw_dispatch_view *view) {
+    uint64_t tail = tail_of(view), head = head_of(view);
+    return tail > head ? tail - head : 0;
+}
+
+void cw_dispatch_wake(const struct cw_dispatch_view *view, uint32_t most) {
+    uint64_t ready = cw_dispatch_ready(view);
+    uint32_t spinners = ready ? spinners_now(view) : 0;
+    if (ready <= spinners)
+        return;
+    if (most > ready - spinners)
+        most = (uint32_t)(ready - spinners);
+    for (uint32_t w = 0; w < view->worker_count && most > 0; w++)
+        most -= cw_sleeper_wake(&view->workers[w].sleeper);
+}
+
+/* ---- the worker's side ---- */
+
+static bool ordered_to_leave(const struct cw_dispatch_view *view, uint32_t w) {
+    /* T22: after W1; pairs with T21. */
+    return CW_LOAD(T22, &view->workers[w].order, seq_cst) == CW_ORDER_LEAVE;
+}
+
+static bool is_closing(const struct cw_dispatch_view *view) {
+    /* T24: after W1; pairs with T23. */
+    return CW_LOAD(T24, &view->words->closing, seq_cst) != 0;
+}
+
+/* Spins for a task, if there is a place. A cell's number or -EAGAIN, -EPROTO. */
+static int spin_for_task(const struct cw_dispatch_view *view, uint32_t w) {
+    int place = spinner_enter(view, w), code = -EAGAIN;
+    if (place < 0)
+        return -EAGAIN;
+    int64_t end_ns = cw_now_ns() + CW_SPIN_NS;
+    do {
+        for (int i = 0; i < 64 && code == -EAGAIN; i++) {
+            CW_PAUSE();
+            if (head_of(view) < tail_of(view))
+                code = take_first(view, w);
+        }
+    } while (code == -EAGAIN && cw_now_ns() < end_ns);
+    spinner_leave(view, place);
+    if (code >= 0)
+        cw_dispatch_wake(view, 1); /* the parent may have counted on us for the next one too */
+    return code;
+}
+
+int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w) {
+    struct cw_sleeper *self = &view->workers[w].sleeper;
+    for (;;) {
+        if (ordered_to_leave(view, w))
+            return -ESHUTDOWN;
+        int code = take_first(view, w);
+        if (code == -EAGAIN) {
+            if (is_closing(view))
+                return -ESHUTDOWN;
+            code = spin_for_task(view, w);
+        }
+        if (code != -EAGAIN)
+            return code;
+        cw_sleeper_announce(self);
+        bool look = head_of(view) < tail_of(view) || is_closing(view) || ordered_to_leave(view, w);
+        code = look ? 0 : cw_sleeper_sleep(self, -1);
+        cw_sleeper_cancel(self);
+        if (code == -EINTR)
+            return cw_fail(-EINTR, "a signal came while waiting for a task");
+    }
+}
+
+void cw_dispatch_answer(const struct cw_dispatch_view *view, uint32_t w, uint32_t cell) {
+    struct cw_dispatch_worker *self = &view->workers[w];
+    struct cw_dispatch_words *words = view->words;
+    /* T11: our own word since T6. */
+    uint64_t taken = CW_LOAD(T11, &view->cells[cell].word, relaxed);
+    uint64_t word = word_of(CW_CELL_DONE, w + 1, taken >> POS_SHIFT);
+    /* T9: release, for the answer; pairs with T16. From here on the answer counts. */
+    CW_STORE(T9, &view->cells[cell].word, word, release);
+    uint64_t done = CW_LOAD(T11, &self->done, relaxed);
+    /* T2: ordered by T12. */
+    CW_STORE(T2, &view->done[(uint64_t)w * view->queue_len + (done & (view->queue_len - 1))], cell,
+             relaxed);
+    /* T12: before we look whether somebody listens (T13), or sleeps (W9); pairs with T15 or W8, and
+     * then T14: else an answer lies there and nobody looks. Release: T2. */
+    CW_STORE(T12, &self->done, done + 1, seq_cst);
+    /* T13: after T12; pairs with T15 and then T14. */
+    if (CW_LOAD(T13, &words->listeners, seq_cst))
+        cw_bell_wake(&words->answers);
+    else
+        cw_bell_wake(&words->helper);
+}
+
+void cw_dispatch_state(const struct cw_dispatch_view *view, uint32_t w, uint32_t state) {
+    /* T28: release; pairs with T29: what it left beside it. */
+    CW_STORE(T28, &view->workers[w].state, state, release);
+    cw_dispatch_tell(view, true);
+}
+
+/* ---- the parent's side ---- */
+
+int cw_dispatch_reserve(struct cw_dispatch_parent *parent) {
+    if (parent->free_count == 0)
+        return -EAGAIN;
+    return (int)parent->free[--parent->free_count];
+}
+
+void cw_dispatch_free(struct cw_dispatch_parent *parent, uint32_t cell) {
+    CW_ASSERT(parent->free_count < parent->view.cell_count &&
+              parent->pos[cell] == CW_DISPATCH_NOWHERE);
+    parent->free[parent->free_count++] = cell;
+}
+
+int cw_dispatch_submit(struct cw_dispatch_parent *parent, uint32_t cell) {
+    const struct cw_dispatch_view *view = &parent->view;
+    uint64_t pos = parent->tail, head;
+    while (pos - (head = head_of(view)) >= view->queue_len) {
+        uint32_t first = CW_LOAD(T5, &view->queue[head & (view->queue_len - 1)], relaxed);
+        if (first < view->cell_count &&
+            /* T16: as below; only the parent makes a word READY. */
+            CW_LOAD(T16, &view->cells[first].word, acquire) == word_of(CW_CELL_READY, 0, head))
+            return -EAGAIN;
+        pass_by(view, head);
+    }
+    CW_STORE(T10, &view->cells[cell].taken_ns, 0, relaxed);
+    /* T1: release, for what lies in the cell; pairs with T6. A worker that still holds an older
+     * place's number must not take what is not filled yet. */
+    CW_STORE(T1, &view->cells[cell].word, word_of(CW_CELL_READY, 0, pos), release);
+    CW_STORE(T5, &view->queue[pos & (view->queue_len - 1)], cell, relaxed);
+    parent->pos[cell] = pos;
+    parent->tail = pos + 1;
+    /* T3: before we look at the spinners (T20) and sleepers (W2); pairs with T19 or W1, and then
+     * T4. */
+    CW_STORE(T3, &view->words->tail, pos + 1, seq_cst);
+    return 0;
+}
+
+int cw_dispatch_withdraw(struct cw_dispatch_parent *parent, uint32_t cell) {
+    uint64_t pos = parent->pos[cell];
+    CW_ASSERT(pos != CW_DISPATCH_NOWHERE);
+    uint64_t word = word_of(CW_CELL_READY, 0, pos);
+    /* T6: against the workers. */
+    if (!CW_CAS(T6, &parent->view.cells[cell].word, &word, word_of(CW_CELL_FREE, 0, pos), acq_rel))
+        return -EBUSY;
+    parent->pos[cell] = CW_DISPATCH_NOWHERE;
+    return 0;
+}
+
+int64_t cw_dispatch_elapsed_ns(const struct cw_dispatch_view *view, uint32_t cell) {
+    uint64_t taken_ns = CW_LOAD(T10, &view->cells[cell].taken_ns, relaxed);
+    return taken_ns ? cw_now_ns() - (int64_t)taken_ns : 0;
+}
+
+int cw_dispatch_taker(const struct cw_dispatch_parent *parent, uint32_t cell, int64_t *elapsed_ns) {
+    uint64_t word = CW_LOAD(T16, &parent->view.cells[cell].word, acquire);
+    *elapsed_ns = cw_dispatch_elapsed_ns(&parent->view, cell);
+    return (int)worker_of(word) - 1;
+}
+
+static uint64_t done_of(const struct cw_dispatch_view *view, uint32_t w) {
+    /* T14: after T15 or W8; pairs with T12. Acquire: T2. */
+    return CW_LOAD(T14, &view->workers[w].done, seq_cst);
+}
+
+static uint64_t seen_of(const struct cw_dispatch_parent *parent, uint32_t w) {
+    return __atomic_load_n(&parent->seen[w], __ATOMIC_RELAXED);
+}
+
+int cw_dispatch_collect(struct cw_dispatch_parent *parent, uint32_t *by) {
+    const struct cw_dispatch_view *view = &parent->view;
+    for (uint32_t w = 0; w < view->worker_count; w++) {
+        uint64_t seen = seen_of(parent, w);
+        if (seen == done_of(view, w))
+            continue;
+        uint32_t cell =
+            CW_LOAD(T2, &view->done[(uint64_t)w * view->queue_len + (seen & (view->queue_len - 1))],
+                    relaxed);
+        __atomic_store_n(&parent->seen[w], seen + 1, __ATOMIC_RELAXED);
+        if (cell >= view->cell_count || parent->pos[cell] == CW_DISPATCH_NOWHERE ||
+            /* T16: acquire; pairs with T9: the answer. */
+            CW_LOAD(T16, &view->cells[cell].word, acquire) !=
+                word_of(CW_CELL_DONE, w + 1, parent->pos[cell]))
+            return cw_fail(-EPROTO,
+                           "worker %u says that it has answered the cell %u, whose task "
+                           "it did not have",
+                           w, cell);
+        parent->pos[cell] = CW_DISPATCH_NOWHERE;
+        *by = w;
+        return (int)cell;
+    }
+    return -EAGAIN;
+}
+
+bool cw_dispatch_has_answer(const struct cw_dispatch_parent *parent) {
+    for (uint32_t w = 0; w < parent->view.worker_count; w++)
+        if (seen_of(parent, w) != done_of(&parent->view, w))
+            return true;
+    return false;
+}
+
+void cw_dispatch_listen(struct cw_dispatch_parent *parent, int change) {
+    cw_a32 *listeners = &parent->view.words->listeners;
+    /* T15: one thread at a time stores. Before we look at the answers (T14); pairs with T12 and
+     * then T13. */
+    uint32_t now = CW_LOAD(T15, listeners, relaxed);
+    CW_STORE(T15, listeners, now + (uint32_t)change, seq_cst);
+}
+
+uint32_t cw_dispatch_news(const struct cw_dispatch_view *view, bool helper) {
+    /* T27: acquire; pairs with T25: what the news are about. */
+    return CW_LOAD(T27, &view->words->news[helper], acquire);
+}
+
+static struct cw_bell *bell_of(const struct cw_dispatch_view *view, bool helper) {
+    return helper ? &view->words->helper : &view->words->answers;
+}
+
+void cw_dispatch_tell(const struct cw_dispatch_view *view, bool helper) {
+    /* T25: before we look who sleeps (W9); pairs with W8 and then T26. */
+    CW_ADD(T25, &view->words->news[helper], 1, seq_cst);
+    cw_bell_wake(bell_of(view, helper));
+}
+
+/* Is there something to see? The helper leaves answers to the listeners. */
+static bool must_look(const struct cw_dispatch_parent *parent, bool helper, uint32_t was) {
+    /* T26: after W8; pairs with T25. */
+    if (CW_LOAD(T26, &parent->view.words->news[helper], seq_cst) != was)
+        return true;
+    /* T13: a listener that leaves (T15) collects what it finds after that. */
+    if (helper && CW_LOAD(T13, &parent->view.words->listeners, seq_cst))
+        return false;
+    return cw_dispatch_has_answer(parent);
+}
+
+static bool spin_for_answer(const struct cw_dispatch_parent *parent, bool helper, uint32_t was,
+                            int64_t spin_ns) {
+    int64_t end_ns = cw_now_ns() + spin_ns;
+    do
+        for (int i = 0; i < 64; i++) {
+            if (must_look(parent, helper, was))
+                return true;
+            CW_PAUSE();
+        }
+    while (cw_now_ns() < end_ns);
+    return false;
+}
+
+int cw_dispatch_wait(const struct cw_dispatch_parent *parent, bool helper, uint32_t was,
+                     int64_t spin_ns, int64_t timeout_ns) {
+    struct cw_bell *bell = bell_of(&parent->view, helper);
+    if (must_look(parent, helper, was))
+        return 0;
+    int64_t end_ns = timeout_ns < 0 ? -1 : cw_now_ns() + timeout_ns, left_ns = -1;
+    if (spin_ns > 0 && timeout_ns != 0 && spin_for_answer(parent, helper, was, spin_ns))
+        return 0;
+    cw_dispatch_wake(&parent->view, 1); /* who was woken, or spins, may be stopped */
+    for (;;) {
+        if (end_ns >= 0 && (left_ns = end_ns - cw_now_ns()) <= 0)
+            return cw_fail(-ETIMEDOUT, "the time ran out");
+        uint32_t rings = cw_bell_announce(bell);
+        if (must_look(parent, helper, was))
+            return 0;
+        int code = cw_bell_sleep(bell, rings, left_ns);
+        if (must_look(parent, helper, was))
+            return 0;
+        if (code == -EINTR)
+            return cw_fail(-EINTR, "a signal came while waiting for an answer");
+    }
+}
+
+static void rouse(const struct cw_dispatch_view *view, uint32_t w) {
+    cw_sleeper_wake(&view->workers[w].sleeper);
+}
+
+void cw_dispatch_close(struct cw_dispatch_parent *parent, bool closing) {
+    /* T23: before we look who sleeps (W2); pairs with W1 and then T24. */
+    CW_STORE(T23, &parent->view.words->closing, closing, seq_cst);
+    for (uint32_t w = 0; closing && w < parent->view.worker_count; w++)
+        rouse(&parent->view, w);
+}
+
+void cw_dispatch_order(struct cw_dispatch_parent *parent, uint32_t w, enum cw_worker_order order) {
+    /* T21: before we look whether it sleeps (W2); pairs with W1 and then T22. */
+    CW_STORE(T21, &parent->view.workers[w].order, order, seq_cst);
+    rouse(&parent->view, w);
+}
+
+int cw_dispatch_bury(struct cw_dispatch_parent *parent, uint32_t w, bool *answered) {
+    const struct cw_dispatch_view *view = &parent->view;
+    for (uint32_t i = 0; i < CW_DISPATCH_SPINNERS; i++) {
+        uint32_t dead = w + 1;
+        CW_CAS(T18, &view->words->spinner[i], &dead, 0, acq_rel);
+    }
+    for (uint32_t cell = 0; cell < view->cell_count; cell++) {
+        if (parent->pos[cell] == CW_DISPATCH_NOWHERE)
+            continue;
+        uint64_t word = CW_LOAD(T16, &view->cells[cell].word, acquire);
+        if (worker_of(word) != w + 1)
+            continue;
+        *answered = state_of(word) == CW_CELL_DONE;
+        parent->pos[cell] = CW_DISPATCH_NOWHERE;
+        return (int)cell;
+    }
+    cw_sleeper_cancel(&view->workers[w].sleeper);
+    CW_STORE(T21, &view->workers[w].order, CW_ORDER_NONE, seq_cst);
+    cw_dispatch_wake(view, UINT32_MAX);
+    return -EAGAIN;
+}

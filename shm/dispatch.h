@@ -1,0 +1,177 @@
+/*
+ * Dispatch: tasks of one process, the parent, to whichever of its workers takes them first, and the
+ * answers back. A task lies in a *cell*; what its bytes mean is the caller's (ipc/dispatch.c).
+ *
+ * How many compete: the parent alone submits and collects (its threads one at a time: the caller's
+ * lock). Any number of workers take, each a process with one thread here. One word a cell decides
+ * between them by a compare-and-swap and names the winner:
+ *
+ *            submit                  take (CAS)                 answer
+ *   FREE ------------> READY|pos ----------------> TAKEN|w|pos ---------> DONE|w|pos
+ *    ^  ^                  | withdraw (CAS)            | w dies               | collect
+ *    |  +------------------+                           v                      |
+ *    +---------------------------------------------- bury --------------------+
+ *
+ * pos is the task's place in the order of submission; it only rises, so that a word never comes
+ * twice and who compares an old one fails. A task is bound when a worker takes it and not before: a
+ * slow task holds back nobody, and who dies takes the one task along that its word names.
+ *
+ *   queue[pos % queue_len]   the cell of that place. head <= pos < tail: READY, unless taken or
+ *                            withdrawn and not yet passed by. Who finds the first place no longer
+ *                            READY moves head on, whoever took it: no death leaves head behind.
+ *   done of worker w         cells in the order in which w answered them; one producer (w), one
+ *                            consumer (the parent). Never full: it has a place for every cell, and
+ * a cell is used again only after its entry was read. It is notice alone: what counts is the cell's
+ * word.
+ *
+ * Waiting. A worker that finds nothing spins if one of the few places for spinners is free (they
+ * are words that name it), then sleeps on its own word. The parent wakes a sleeper only if more
+ * tasks are READY than workers spin. So no task may be left to a spinner that goes away:
+ *
+ *   parent : tail (T3); looks at the spinners (T20); looks who sleeps (W2)
+ *   worker : leaves its spinner's place (T19); looks at tail (T4). With a task in hand and others
+ *            READY it wakes a sleeper in its turn; with none it announces sleep (W1), looks at tail
+ *            (T4) once more, and sleeps
+ *
+ * All seq_cst: in their single order one sees the other. Threads of the parent that wait for
+ * answers count themselves as listeners and sleep at one bell; where nobody listens the worker
+ * wakes the parent's helper at another one:
+ *
+ *   worker   : done (T12); looks whether somebody listens (T13); wakes that bell (W9)
+ *   listener : counts itself (T15), announces sleep (W8), looks at done (T14), sleeps. Leaving, it
+ *              uncounts itself (T15), looks at done (T14), and collects what is there
+ *   helper   : announces sleep (W8), looks at done (T14), sleeps
+ *
+ * Deaths
+ *   worker before it takes (CAS)       the task is READY for others
+ *   worker after the CAS               head is moved by others; bury: the task is lost, it alone
+ *   worker after DONE, before its entry bury finds the word: the answer counts
+ *   worker after its entry, no wake-up who watches it (a pidfd) rings; bury collects
+ *   worker that spins, or was woken    its place names it, bury clears it and wakes others
+ *   worker that is stopped meanwhile   a listener that goes to sleep wakes another (rouse)
+ *   parent                             workers watch its pidfd and end; nothing here is repaired
+ *   broker                             has no part in this
+ *
+ * What another process wrote is checked where it is read: a cell's number, a worker's; -EPROTO.
+ */
+#ifndef CW_SHM_DISPATCH_H
+#define CW_SHM_DISPATCH_H
+
+#include "wait.h"
+
+#define CW_DISPATCH_SPINNERS    8u
+#define CW_DISPATCH_CELLS_MAX   65536u
+#define CW_DISPATCH_WORKERS_MAX 4095u
+
+enum cw_cell_state { CW_CELL_FREE, CW_CELL_READY, CW_CELL_TAKEN, CW_CELL_DONE };
+enum cw_worker_order { CW_ORDER_NONE, CW_ORDER_LEAVE };
+
+struct cw_cell {      /* 64 bytes, shared; the parent's until READY, the taker's until DONE */
+    cw_a64 word;      /* state: bits 0..3, worker + 1: 4..15, pos: 16..63 */
+    cw_a64 taken_ns;  /* CLOCK_MONOTONIC; of the taking, or 0 */
+    uint64_t meta[6]; /* the caller's */
+};
+struct cw_dispatch_worker { /* 128 bytes, shared */
+    struct cw_sleeper sleeper;
+    cw_a32 order; /* the parent's: enum cw_worker_order */
+    cw_a32 state; /* the worker's; meaning by the caller, 0 at the start */
+    cw_a64 done;  /* answers so far */
+    uint64_t reserved0[5];
+    cw_a64 figures[8]; /* the worker's, for the caller */
+};
+struct cw_dispatch_words { /* shared */
+    _Alignas(64) cw_a64 tail;
+    _Alignas(64) cw_a64 head;
+    _Alignas(64) cw_a32 spinner[CW_DISPATCH_SPINNERS]; /* worker + 1; 0: nobody */
+    _Alignas(64) cw_a32 closing;
+    cw_a32 listeners;
+    struct cw_bell answers; /* threads of the parent that listen */
+    struct cw_bell helper;
+    cw_a32 news[2]; /* for listeners, for the helper: rises when there is something else to see */
+    uint64_t reserved;
+};
+_Static_assert(sizeof(struct cw_cell) == 64 && sizeof(struct cw_dispatch_worker) == 128 &&
+                   sizeof(struct cw_dispatch_words) == 256,
+               "layout");
+
+struct cw_dispatch_view { /* private: where the shared parts lie */
+    struct cw_dispatch_words *words;
+    struct cw_dispatch_worker *workers;
+    struct cw_cell *cells;
+    cw_a32 *queue; /* queue_len */
+    cw_a32 *done;  /* worker w: from w * queue_len */
+    uint32_t worker_count, cell_count;
+    uint32_t queue_len; /* a power of two, at least cell_count */
+    uint32_t spinners;  /* how many may spin: 0 to CW_DISPATCH_SPINNERS */
+};
+struct cw_dispatch_parent { /* private to the parent; one thread at a time */
+    struct cw_dispatch_view view;
+    uint64_t tail;
+    uint32_t *free; /* cell_count numbers, a stack */
+    uint32_t free_count;
+    uint64_t *pos;  /* of each cell's task; CW_DISPATCH_NOWHERE when it has none */
+    uint64_t *seen; /* of each worker: answers collected */
+};
+#define CW_DISPATCH_NOWHERE UINT64_MAX
+
+/* ---- the worker's side; w is its own number ---- */
+
+/*
+ * Takes a task: the cell's number, which is this worker's until cw_dispatch_answer(). Blocks.
+ * -ESHUTDOWN: nothing is READY and the parent closes, or this worker is to leave (then whatever is
+ * READY). -EINTR: a signal came while it slept. -EPROTO.
+ */
+int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w);
+/* For how long the caller's task runs. */
+int64_t cw_dispatch_elapsed_ns(const struct cw_dispatch_view *view, uint32_t cell);
+/* Publishes the answer that lies in the cell, and wakes who waits for it. Never blocks. */
+void cw_dispatch_answer(const struct cw_dispatch_view *view, uint32_t w, uint32_t cell);
+/* States what the worker is, and tells the helper. */
+void cw_dispatch_state(const struct cw_dispatch_view *view, uint32_t w, uint32_t state);
+
+/* ---- the parent's side; one thread at a time, unless said otherwise ---- */
+
+/* A free cell, for the caller to fill. -EAGAIN: none. It goes back with cw_dispatch_free(). */
+int cw_dispatch_reserve(struct cw_dispatch_parent *parent);
+void cw_dispatch_free(struct cw_dispatch_parent *parent, uint32_t cell);
+/* Makes a filled cell's task READY; who can be spared for it is woken by cw_dispatch_wake(), once
+ * for many. 0, or -EAGAIN: the queue is full of tasks that were withdrawn behind a READY one. */
+int cw_dispatch_submit(struct cw_dispatch_parent *parent, uint32_t cell);
+/* Wakes sleepers for the tasks that are READY beyond what spinners will take, at most so many. */
+void cw_dispatch_wake(const struct cw_dispatch_view *view, uint32_t most);
+/* Takes a task back: 0, the cell is the caller's; -EBUSY: a worker has taken it. */
+int cw_dispatch_withdraw(struct cw_dispatch_parent *parent, uint32_t cell);
+/* Who has taken a cell's task: its number, -1: nobody yet; for how long (0: has just). */
+int cw_dispatch_taker(const struct cw_dispatch_parent *parent, uint32_t cell, int64_t *elapsed_ns);
+/* Tasks that are READY, at some moment of the call. Any thread. */
+uint64_t cw_dispatch_ready(const struct cw_dispatch_view *view);
+/* The next answer's cell, which is the caller's again, and who gave it. -EAGAIN: none. -EPROTO. */
+int cw_dispatch_collect(struct cw_dispatch_parent *parent, uint32_t *w);
+/* Is there an answer, as far as was collected? Any thread. */
+bool cw_dispatch_has_answer(const struct cw_dispatch_parent *parent);
+/* Counts a thread in (+1) or out (-1) as a listener. After counting out, collect. */
+void cw_dispatch_listen(struct cw_dispatch_parent *parent, int change);
+/* The number that cw_dispatch_wait() compares with. Any thread. */
+uint32_t cw_dispatch_news(const struct cw_dispatch_view *view, bool helper);
+/* Lets it rise, and ends the waits of all listeners or of the helper. Any thread, any party. */
+void cw_dispatch_tell(const struct cw_dispatch_view *view, bool helper);
+/*
+ * Waits until there is an answer, or news are no more what they were. A listener may spin for
+ * spin_ns first; the helper, one thread, leaves answers to listeners while there are any. Any
+ * thread, several at a time. 0: look; -ETIMEDOUT; -EINTR. Blocks.
+ */
+int cw_dispatch_wait(const struct cw_dispatch_parent *parent, bool helper, uint32_t was,
+                     int64_t spin_ns, int64_t timeout_ns);
+/* From now on workers leave when nothing is READY; false takes it back. Wakes them. */
+void cw_dispatch_close(struct cw_dispatch_parent *parent, bool closing);
+/* Tells one worker to leave after its task. */
+void cw_dispatch_order(struct cw_dispatch_parent *parent, uint32_t w, enum cw_worker_order order);
+/*
+ * A worker is dead, and all its entries are collected: clears what names it and wakes others for
+ * what it may have been woken for. Then its number may be given to another. Cells with an answer
+ * and no entry, and cells that it had taken, come out by repeated calls: the cell's number, with
+ * *answered; they are the caller's again. -EAGAIN: no more.
+ */
+int cw_dispatch_bury(struct cw_dispatch_parent *parent, uint32_t w, bool *answered);
+
+#endif

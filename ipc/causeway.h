@@ -353,7 +353,7 @@ void cw_pool_wake(cw_pool *pool, uint32_t most);
 int cw_pool_withdraw(cw_pool *pool, uint32_t cell);
 /* Which worker has taken a submitted task, -1 while none has, and for how long (0: has just). */
 int cw_pool_taker(cw_pool *pool, uint32_t cell, int64_t *elapsed_ns);
-/* The next answer; its cell is the caller's. -EAGAIN: none. -EPROTO: a worker broke the rules. */
+/* The next answer; its cell is the caller's. -EAGAIN: none. -EPROTO: out->worker broke the rules. */
 int cw_pool_collect(cw_pool *pool, cw_task *out);
 /* Counts a thread in (1) that will wait for answers, or out (-1): it then collects what is there.
  * While none is counted in, answers wake the helper. */

@@ -223,13 +223,12 @@ int cw_pool_taker(cw_pool *pool, uint32_t cell, int64_t *elapsed_ns) {
 }
 
 int cw_pool_collect(cw_pool *pool, cw_task *out) {
-    uint32_t worker;
+    uint32_t worker = 0;
     int cell = cw_dispatch_collect(&pool->parent, &worker);
-    if (cell < 0)
-        return cell;
-    read_task(&pool->parts, (uint32_t)cell, out);
+    if (cell >= 0)
+        read_task(&pool->parts, (uint32_t)cell, out);
     out->worker = worker;
-    return 0;
+    return cell < 0 ? cell : 0;
 }
 
 void cw_pool_listen(cw_pool *pool, int change) {
@@ -331,6 +330,9 @@ int cw_worker_take(cw_worker *worker, cw_task *out) {
         return cell;
     read_task(&worker->parts, (uint32_t)cell, out);
     out->worker = worker->number;
+    if (out->slot >= CW_POOL_FUNCTION_SLOTS || out->function_bytes > CW_POOL_FUNCTION_MAX)
+        return cw_fail(-EPROTO, "a task names %u bytes of the function in place %u of %u",
+                       out->function_bytes, out->slot, CW_POOL_FUNCTION_SLOTS);
     return 0;
 }
 

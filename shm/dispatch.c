@@ -8,6 +8,13 @@
 
 #include "error.h"
 
+#ifndef SPIN_LOOKS /* looks between two looks at the clock; the model check has its own */
+#define SPIN_LOOKS 64
+#endif
+/* Who waits while something is READY looks again after so long, doubling. */
+#define LOOK_FIRST_NS 1000000
+#define LOOK_MOST_NS  100000000
+
 #define WORKER_SHIFT 4
 #define POS_SHIFT    16
 #define STATE_MASK   0xfull
@@ -34,22 +41,29 @@ static uint64_t tail_of(const struct cw_dispatch_view *view) {
 }
 
 static uint64_t head_of(const struct cw_dispatch_view *view) {
-    /* T7: acquire; pairs with T8: whoever moved head has seen that the place before it is taken. */
-    return CW_LOAD(T7, &view->words->head, acquire);
+    /* T7: relaxed: an old one names a place that is passed by, and the word there is another one.
+     */
+    return CW_LOAD(T7, &view->words->head, relaxed);
 }
 
 /* The place at head is not READY any more: head moves on, whoever finds it. */
 static void pass_by(const struct cw_dispatch_view *view, uint64_t head) {
-    /* T8: release; pairs with T7 in the parent, which uses the queue's place again. */
-    CW_CAS(T8, &view->words->head, &head, head + 1, acq_rel);
+    /* T8: one of those who found it; nothing is handed over by it. */
+    CW_CAS(T8, &view->words->head, &head, head + 1, release);
 }
 
 /* The first task that is READY, taken for worker w. -EAGAIN: none. -EPROTO. */
 static int take_first(const struct cw_dispatch_view *view, uint32_t w) {
     for (;;) {
         uint64_t head = head_of(view);
-        if (head >= tail_of(view))
+        uint64_t tail = tail_of(view);
+        if (head >= tail)
             return -EAGAIN;
+        /* Behind T4 head is at least what the parent saw when it submitted. */
+        if (tail - head > view->queue_len && (head = head_of(view)) < tail &&
+            tail - head > view->queue_len)
+            return cw_fail(-EPROTO, "a dispatch queue of %u places has %llu tasks", view->queue_len,
+                           (unsigned long long)(tail - head));
         /* T5: relaxed: T4 ordered it. If head has moved on it may be a later place's; then the
          * word below is another one. */
         uint32_t number = CW_LOAD(T5, &view->queue[head & (view->queue_len - 1)], relaxed);
@@ -75,9 +89,9 @@ static int take_first(const struct cw_dispatch_view *view, uint32_t w) {
 static int spinner_enter(const struct cw_dispatch_view *view, uint32_t w) {
     for (uint32_t i = 0; i < view->spinners; i++) {
         uint32_t nobody = 0;
-        /* T17: advice. T18: no order is needed: who leaves looks at tail again in any case. */
+        /* T17: advice. T18: the place is ours alone; who does not see it yet wakes one too many. */
         if (CW_LOAD(T17, &view->words->spinner[i], relaxed) == 0 &&
-            CW_CAS(T18, &view->words->spinner[i], &nobody, w + 1, acq_rel))
+            CW_CAS(T18, &view->words->spinner[i], &nobody, w + 1, release))
             return (int)i;
     }
     return -EAGAIN;
@@ -112,6 +126,12 @@ void cw_dispatch_wake(const struct cw_dispatch_view *view, uint32_t most) {
         most -= cw_sleeper_wake(&view->workers[w].sleeper);
 }
 
+/* Wakes all who sleep, whatever their words say: a waker may have cleared a word and then died. */
+static void rouse_all(const struct cw_dispatch_view *view) {
+    for (uint32_t w = 0; w < view->worker_count; w++)
+        cw_sleeper_rouse(&view->workers[w].sleeper);
+}
+
 /* ---- the worker's side ---- */
 
 static bool ordered_to_leave(const struct cw_dispatch_view *view, uint32_t w) {
@@ -120,7 +140,8 @@ static bool ordered_to_leave(const struct cw_dispatch_view *view, uint32_t w) {
 }
 
 static bool is_closing(const struct cw_dispatch_view *view) {
-    /* T24: after W1; pairs with T23. */
+    /* T24: after W1; pairs with T23. Also before a look for tasks: what was submitted before the
+     * close is then seen. */
     return CW_LOAD(T24, &view->words->closing, seq_cst) != 0;
 }
 
@@ -131,7 +152,7 @@ static int spin_for_task(const struct cw_dispatch_view *view, uint32_t w) {
         return -EAGAIN;
     int64_t end_ns = cw_now_ns() + CW_SPIN_NS;
     do {
-        for (int i = 0; i < 64 && code == -EAGAIN; i++) {
+        for (int i = 0; i < SPIN_LOOKS && code == -EAGAIN; i++) {
             CW_PAUSE();
             if (head_of(view) < tail_of(view))
                 code = take_first(view, w);
@@ -146,11 +167,14 @@ static int spin_for_task(const struct cw_dispatch_view *view, uint32_t w) {
 int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w) {
     struct cw_sleeper *self = &view->workers[w].sleeper;
     for (;;) {
-        if (ordered_to_leave(view, w))
+        if (ordered_to_leave(view, w)) {
+            cw_dispatch_wake(view, 1); /* we may have been woken, or counted on, for a task */
             return -ESHUTDOWN;
+        }
+        bool closing = is_closing(view);
         int code = take_first(view, w);
         if (code == -EAGAIN) {
-            if (is_closing(view))
+            if (closing)
                 return -ESHUTDOWN;
             code = spin_for_task(view, w);
         }
@@ -160,8 +184,10 @@ int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w) {
         bool look = head_of(view) < tail_of(view) || is_closing(view) || ordered_to_leave(view, w);
         code = look ? 0 : cw_sleeper_sleep(self, -1);
         cw_sleeper_cancel(self);
-        if (code == -EINTR)
+        if (code == -EINTR) {
+            cw_dispatch_wake(view, 1); /* the same */
             return cw_fail(-EINTR, "a signal came while waiting for a task");
+        }
     }
 }
 
@@ -211,10 +237,13 @@ int cw_dispatch_submit(struct cw_dispatch_parent *parent, uint32_t cell) {
     const struct cw_dispatch_view *view = &parent->view;
     uint64_t pos = parent->tail, head;
     while (pos - (head = head_of(view)) >= view->queue_len) {
+        if (pos - head > view->queue_len)
+            return cw_fail(-EPROTO, "a dispatch queue's head is %llu while %llu tasks went in",
+                           (unsigned long long)head, (unsigned long long)pos);
         uint32_t first = CW_LOAD(T5, &view->queue[head & (view->queue_len - 1)], relaxed);
         if (first < view->cell_count &&
-            /* T16: as below; only the parent makes a word READY. */
-            CW_LOAD(T16, &view->cells[first].word, acquire) == word_of(CW_CELL_READY, 0, head))
+            /* T34: a look: only we make a word READY. */
+            CW_LOAD(T34, &view->cells[first].word, relaxed) == word_of(CW_CELL_READY, 0, head))
             return -EAGAIN;
         pass_by(view, head);
     }
@@ -235,8 +264,8 @@ int cw_dispatch_withdraw(struct cw_dispatch_parent *parent, uint32_t cell) {
     uint64_t pos = parent->pos[cell];
     CW_ASSERT(pos != CW_DISPATCH_NOWHERE);
     uint64_t word = word_of(CW_CELL_READY, 0, pos);
-    /* T6: against the workers. */
-    if (!CW_CAS(T6, &parent->view.cells[cell].word, &word, word_of(CW_CELL_FREE, 0, pos), acq_rel))
+    /* T31: against the workers (T6); what lies in the cell is our own. */
+    if (!CW_CAS(T31, &parent->view.cells[cell].word, &word, word_of(CW_CELL_FREE, 0, pos), release))
         return -EBUSY;
     parent->pos[cell] = CW_DISPATCH_NOWHERE;
     return 0;
@@ -248,7 +277,8 @@ int64_t cw_dispatch_elapsed_ns(const struct cw_dispatch_view *view, uint32_t cel
 }
 
 int cw_dispatch_taker(const struct cw_dispatch_parent *parent, uint32_t cell, int64_t *elapsed_ns) {
-    uint64_t word = CW_LOAD(T16, &parent->view.cells[cell].word, acquire);
+    /* T34: a look. */
+    uint64_t word = CW_LOAD(T34, &parent->view.cells[cell].word, relaxed);
     *elapsed_ns = cw_dispatch_elapsed_ns(&parent->view, cell);
     return (int)worker_of(word) - 1;
 }
@@ -259,30 +289,49 @@ static uint64_t done_of(const struct cw_dispatch_view *view, uint32_t w) {
 }
 
 static uint64_t seen_of(const struct cw_dispatch_parent *parent, uint32_t w) {
-    return __atomic_load_n(&parent->seen[w], __ATOMIC_RELAXED);
+    /* T37: private to the parent. Another thread may collect meanwhile: then we look for nothing.
+     */
+    return CW_LOAD(T37, &parent->seen[w], relaxed);
 }
 
-int cw_dispatch_collect(struct cw_dispatch_parent *parent, uint32_t *by) {
+static void see(struct cw_dispatch_parent *parent, uint32_t w, uint64_t done) {
+    CW_STORE(T37, &parent->seen[w], done, relaxed);
+}
+
+/* The next answer of one worker. */
+static int collect_of(struct cw_dispatch_parent *parent, uint32_t w) {
     const struct cw_dispatch_view *view = &parent->view;
-    for (uint32_t w = 0; w < view->worker_count; w++) {
-        uint64_t seen = seen_of(parent, w);
-        if (seen == done_of(view, w))
-            continue;
-        uint32_t cell =
-            CW_LOAD(T2, &view->done[(uint64_t)w * view->queue_len + (seen & (view->queue_len - 1))],
-                    relaxed);
-        __atomic_store_n(&parent->seen[w], seen + 1, __ATOMIC_RELAXED);
-        if (cell >= view->cell_count || parent->pos[cell] == CW_DISPATCH_NOWHERE ||
-            /* T16: acquire; pairs with T9: the answer. */
-            CW_LOAD(T16, &view->cells[cell].word, acquire) !=
-                word_of(CW_CELL_DONE, w + 1, parent->pos[cell]))
-            return cw_fail(-EPROTO,
-                           "worker %u says that it has answered the cell %u, whose task "
-                           "it did not have",
-                           w, cell);
-        parent->pos[cell] = CW_DISPATCH_NOWHERE;
-        *by = w;
-        return (int)cell;
+    uint64_t seen = seen_of(parent, w), done = done_of(view, w);
+    if (seen == done)
+        return -EAGAIN;
+    if (done - seen > view->cell_count) {
+        see(parent, w, done); /* what it really has answered comes out when it is buried */
+        return cw_fail(-EPROTO, "worker %u says that it has given %llu answers more, to %u cells",
+                       w, (unsigned long long)(done - seen), view->cell_count);
+    }
+    uint32_t cell = CW_LOAD(
+        T2, &view->done[(uint64_t)w * view->queue_len + (seen & (view->queue_len - 1))], relaxed);
+    see(parent, w, seen + 1);
+    if (cell >= view->cell_count || parent->pos[cell] == CW_DISPATCH_NOWHERE ||
+        /* T16: acquire; pairs with T9: the answer. */
+        CW_LOAD(T16, &view->cells[cell].word, acquire) !=
+            word_of(CW_CELL_DONE, w + 1, parent->pos[cell]))
+        return cw_fail(-EPROTO,
+                       "worker %u says that it has answered the cell %u, whose task it did not "
+                       "have",
+                       w, cell);
+    parent->pos[cell] = CW_DISPATCH_NOWHERE;
+    return (int)cell;
+}
+
+int cw_dispatch_collect(struct cw_dispatch_parent *parent, uint32_t *w) {
+    uint32_t count = parent->view.worker_count;
+    for (uint32_t i = 0; i < count; i++) {
+        *w = parent->look_at; /* in turn: a quick worker does not hide the others */
+        parent->look_at = *w + 1 < count ? *w + 1 : 0;
+        int code = collect_of(parent, *w);
+        if (code != -EAGAIN)
+            return code;
     }
     return -EAGAIN;
 }
@@ -312,18 +361,20 @@ static struct cw_bell *bell_of(const struct cw_dispatch_view *view, bool helper)
 }
 
 void cw_dispatch_tell(const struct cw_dispatch_view *view, bool helper) {
-    /* T25: before we look who sleeps (W9); pairs with W8 and then T26. */
-    CW_ADD(T25, &view->words->news[helper], 1, seq_cst);
-    cw_bell_wake(bell_of(view, helper));
+    /* T25: before the bell's number moves (W11); pairs with T26 and T27: what the news are about.
+     */
+    CW_ADD(T25, &view->words->news[helper], 1, release);
+    /* Whatever the word says: the news may be a death, in the middle of a wake-up. */
+    cw_bell_rouse(bell_of(view, helper));
 }
 
 /* Is there something to see? The helper leaves answers to the listeners. */
 static bool must_look(const struct cw_dispatch_parent *parent, bool helper, uint32_t was) {
-    /* T26: after W8; pairs with T25. */
-    if (CW_LOAD(T26, &parent->view.words->news[helper], seq_cst) != was)
+    /* T26: after W8; pairs with T25, before W11: else W11 ends our sleep. */
+    if (CW_LOAD(T26, &parent->view.words->news[helper], acquire) != was)
         return true;
-    /* T13: a listener that leaves (T15) collects what it finds after that. */
-    if (helper && CW_LOAD(T13, &parent->view.words->listeners, seq_cst))
+    /* T32: a listener that leaves (T15) collects what it finds after that. */
+    if (helper && CW_LOAD(T32, &parent->view.words->listeners, seq_cst))
         return false;
     return cw_dispatch_has_answer(parent);
 }
@@ -332,7 +383,7 @@ static bool spin_for_answer(const struct cw_dispatch_parent *parent, bool helper
                             int64_t spin_ns) {
     int64_t end_ns = cw_now_ns() + spin_ns;
     do
-        for (int i = 0; i < 64; i++) {
+        for (int i = 0; i < SPIN_LOOKS; i++) {
             if (must_look(parent, helper, was))
                 return true;
             CW_PAUSE();
@@ -349,18 +400,24 @@ int cw_dispatch_wait(const struct cw_dispatch_parent *parent, bool helper, uint3
     int64_t end_ns = timeout_ns < 0 ? -1 : cw_now_ns() + timeout_ns, left_ns = -1;
     if (spin_ns > 0 && timeout_ns != 0 && spin_for_answer(parent, helper, was, spin_ns))
         return 0;
-    cw_dispatch_wake(&parent->view, 1); /* who was woken, or spins, may be stopped */
-    for (;;) {
+    for (int64_t look_ns = LOOK_FIRST_NS;;) {
         if (end_ns >= 0 && (left_ns = end_ns - cw_now_ns()) <= 0)
             return cw_fail(-ETIMEDOUT, "the time ran out");
         uint32_t rings = cw_bell_announce(bell);
         if (must_look(parent, helper, was))
             return 0;
-        int code = cw_bell_sleep(bell, rings, left_ns);
+        /* Who spins, was woken or is about to wake another may be stopped, by a debugger or for
+         * want of a core. */
+        bool briefly = cw_dispatch_ready(&parent->view) > 0 && (left_ns < 0 || left_ns > look_ns);
+        int code = cw_bell_sleep(bell, rings, briefly ? look_ns : left_ns);
         if (must_look(parent, helper, was))
             return 0;
         if (code == -EINTR)
             return cw_fail(-EINTR, "a signal came while waiting for an answer");
+        if (briefly && code == -ETIMEDOUT && cw_dispatch_ready(&parent->view) > 0) {
+            rouse_all(&parent->view);
+            look_ns = look_ns * 2 < LOOK_MOST_NS ? look_ns * 2 : LOOK_MOST_NS;
+        }
     }
 }
 
@@ -381,24 +438,45 @@ void cw_dispatch_order(struct cw_dispatch_parent *parent, uint32_t w, enum cw_wo
     rouse(&parent->view, w);
 }
 
+/* Did the worker have this cell's task? Also if its word makes no sense: nobody else will answer.
+ */
+static bool had(const struct cw_dispatch_view *view, uint32_t w, uint64_t word, uint64_t pos) {
+    enum cw_cell_state state = state_of(word);
+    uint32_t taker = worker_of(word);
+    bool sound = word >> POS_SHIFT == word_of(CW_CELL_FREE, 0, pos) >> POS_SHIFT &&
+                 (state == CW_CELL_READY ? taker == 0
+                                         : (state == CW_CELL_TAKEN || state == CW_CELL_DONE) &&
+                                               taker >= 1 && taker <= view->worker_count);
+    return !sound || taker == w + 1;
+}
+
 int cw_dispatch_bury(struct cw_dispatch_parent *parent, uint32_t w, bool *answered) {
     const struct cw_dispatch_view *view = &parent->view;
-    for (uint32_t i = 0; i < CW_DISPATCH_SPINNERS; i++) {
-        uint32_t dead = w + 1;
-        CW_CAS(T18, &view->words->spinner[i], &dead, 0, acq_rel);
-    }
     for (uint32_t cell = 0; cell < view->cell_count; cell++) {
-        if (parent->pos[cell] == CW_DISPATCH_NOWHERE)
+        uint64_t pos = parent->pos[cell];
+        if (pos == CW_DISPATCH_NOWHERE)
             continue;
-        uint64_t word = CW_LOAD(T16, &view->cells[cell].word, acquire);
-        if (worker_of(word) != w + 1)
+        /* T33: the death orders it. */
+        uint64_t word = CW_LOAD(T33, &view->cells[cell].word, relaxed);
+        if (!had(view, w, word, pos))
             continue;
-        *answered = state_of(word) == CW_CELL_DONE;
+        *answered = word == word_of(CW_CELL_DONE, w + 1, pos);
         parent->pos[cell] = CW_DISPATCH_NOWHERE;
         return (int)cell;
     }
+    see(parent, w, done_of(view, w)); /* an entry without an answer is none for who comes after */
+    for (uint32_t i = 0; i < CW_DISPATCH_SPINNERS; i++) {
+        uint32_t dead = w + 1;
+        /* T35: the death orders it; all are roused below, whoever still counts on this place. */
+        CW_CAS(T35, &view->words->spinner[i], &dead, 0, release);
+    }
     cw_sleeper_cancel(&view->workers[w].sleeper);
-    CW_STORE(T21, &view->workers[w].order, CW_ORDER_NONE, seq_cst);
+    /* T36: what starts the next worker of this number orders it. */
+    CW_STORE(T36, &view->workers[w].order, CW_ORDER_NONE, relaxed);
+    /* It may have cleared a word and then died: whoever sleeps there looks again. */
+    rouse_all(view);
+    cw_bell_rouse(&view->words->answers);
+    cw_bell_rouse(&view->words->helper);
     cw_dispatch_wake(view, UINT32_MAX);
     return -EAGAIN;
 }

@@ -46,9 +46,12 @@
  *   worker before it takes (CAS)       the task is READY for others
  *   worker after the CAS               head is moved by others; bury: the task is lost, it alone
  *   worker after DONE, before its entry bury finds the word: the answer counts
- *   worker after its entry, no wake-up who watches it (a pidfd) rings; bury collects
+ *   worker after its entry, no wake-up who watches it (a pidfd) tells the helper; bury rings
+ *   worker in the middle of a wake-up  the sleeper's word is clear, so nobody would wake it again:
+ *                                      bury and tell wake all who sleep, whatever their words say
  *   worker that spins, or was woken    its place names it, bury clears it and wakes others
- *   worker that is stopped meanwhile   a listener that goes to sleep wakes another (rouse)
+ *   worker that is stopped meanwhile   who waits while something is READY looks again after a
+ *                                      millisecond, and wakes all
  *   parent                             workers watch its pidfd and end; nothing here is repaired
  *   broker                             has no part in this
  *
@@ -109,8 +112,9 @@ struct cw_dispatch_parent { /* private to the parent; one thread at a time */
     uint64_t tail;
     uint32_t *free; /* cell_count numbers, a stack */
     uint32_t free_count;
-    uint64_t *pos;  /* of each cell's task; CW_DISPATCH_NOWHERE when it has none */
-    uint64_t *seen; /* of each worker: answers collected */
+    uint64_t *pos;    /* of each cell's task; CW_DISPATCH_NOWHERE when it has none */
+    cw_a64 *seen;     /* of each worker: answers collected; waiting threads read it */
+    uint32_t look_at; /* the worker whose answers are collected next */
 };
 #define CW_DISPATCH_NOWHERE UINT64_MAX
 
@@ -135,7 +139,8 @@ void cw_dispatch_state(const struct cw_dispatch_view *view, uint32_t w, uint32_t
 int cw_dispatch_reserve(struct cw_dispatch_parent *parent);
 void cw_dispatch_free(struct cw_dispatch_parent *parent, uint32_t cell);
 /* Makes a filled cell's task READY; who can be spared for it is woken by cw_dispatch_wake(), once
- * for many. 0, or -EAGAIN: the queue is full of tasks that were withdrawn behind a READY one. */
+ * for many. 0, or -EAGAIN: the queue is full of tasks that were withdrawn behind a READY one.
+ * -EPROTO. */
 int cw_dispatch_submit(struct cw_dispatch_parent *parent, uint32_t cell);
 /* Wakes sleepers for the tasks that are READY beyond what spinners will take, at most so many. */
 void cw_dispatch_wake(const struct cw_dispatch_view *view, uint32_t most);
@@ -145,7 +150,8 @@ int cw_dispatch_withdraw(struct cw_dispatch_parent *parent, uint32_t cell);
 int cw_dispatch_taker(const struct cw_dispatch_parent *parent, uint32_t cell, int64_t *elapsed_ns);
 /* Tasks that are READY, at some moment of the call. Any thread. */
 uint64_t cw_dispatch_ready(const struct cw_dispatch_view *view);
-/* The next answer's cell, which is the caller's again, and who gave it. -EAGAIN: none. -EPROTO. */
+/* The next answer's cell, which is the caller's again, and who gave it. -EAGAIN: none. -EPROTO: *w
+ * broke the rules. */
 int cw_dispatch_collect(struct cw_dispatch_parent *parent, uint32_t *w);
 /* Is there an answer, as far as was collected? Any thread. */
 bool cw_dispatch_has_answer(const struct cw_dispatch_parent *parent);
@@ -153,7 +159,8 @@ bool cw_dispatch_has_answer(const struct cw_dispatch_parent *parent);
 void cw_dispatch_listen(struct cw_dispatch_parent *parent, int change);
 /* The number that cw_dispatch_wait() compares with. Any thread. */
 uint32_t cw_dispatch_news(const struct cw_dispatch_view *view, bool helper);
-/* Lets it rise, and ends the waits of all listeners or of the helper. Any thread, any party. */
+/* Lets it rise, and ends the waits of all listeners or of the helper; a system call in any case.
+ * Any thread, any party. */
 void cw_dispatch_tell(const struct cw_dispatch_view *view, bool helper);
 /*
  * Waits until there is an answer, or news are no more what they were. A listener may spin for

@@ -80,6 +80,10 @@ bool cw_sleeper_wake(struct cw_sleeper *other) {
     return true;
 }
 
+void cw_sleeper_rouse(struct cw_sleeper *other) {
+    syscall(SYS_futex, &other->asleep, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
 uint32_t cw_bell_announce(struct cw_bell *bell) {
     /* W7: pairs with W11: who reads the new number announces itself after W10 cleared the word. An
      * old number only makes the sleep end at once. */

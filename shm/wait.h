@@ -47,6 +47,8 @@ int cw_sleeper_sleep(struct cw_sleeper *self, int64_t timeout_ns);
 bool cw_sleeper_claim(struct cw_sleeper *other);
 /* claim, and a futex wake if so. Returns true if a system call was made. */
 bool cw_sleeper_wake(struct cw_sleeper *other);
+/* A futex wake whatever the word says: for who noticed a death. The sleeper looks again. */
+void cw_sleeper_rouse(struct cw_sleeper *other);
 
 struct cw_bell { /* 16 bytes, shared; zeros are a bell that nobody waits at */
     struct cw_sleeper

@@ -335,6 +335,9 @@ uint64_t cw_pool_bytes(uint32_t workers, uint32_t cells);
  */
 int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
                 cw_pool **out);
+/* Only workers with numbers below this one are looked at from now on (all at first): none with a
+ * higher number lives, or has left anything. */
+void cw_pool_use(cw_pool *pool, uint32_t workers);
 /* Nobody may be using it. The memory stays. NULL is allowed. */
 void cw_pool_delete(cw_pool *pool);
 /* Where the bytes of a function lie, CW_POOL_FUNCTION_MAX, slot from 0 to CW_POOL_FUNCTION_SLOTS

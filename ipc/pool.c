@@ -152,6 +152,11 @@ int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t 
     return 0;
 }
 
+void cw_pool_use(cw_pool *pool, uint32_t workers) {
+    CW_ASSERT(workers >= 1 && workers <= pool->parts.view.worker_count);
+    __atomic_store_n(&pool->parent.view.worker_count, workers, __ATOMIC_RELAXED);
+}
+
 void cw_pool_delete(cw_pool *pool) {
     if (!pool)
         return;

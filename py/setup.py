@@ -63,7 +63,19 @@ setup(
             sources=["csrc/dlpack.c"],
             define_macros=[("Py_LIMITED_API", "0x030a0000")],
             py_limited_api=True,
-        )
+        ),
+        Extension(
+            "causeway._dispatch",
+            sources=[f"csrc/dispatch{part}.c" for part in ("", "_plain", "_parent", "_worker")],
+            include_dirs=[str(ROOT), "csrc"],
+            depends=["csrc/dispatch.h", str(ROOT / "ipc" / "causeway.h")],
+            extra_objects=[str(BUILD / "libcauseway.a")],
+            define_macros=[("Py_LIMITED_API", "0x030a0000"), ("_GNU_SOURCE", None)],
+            # Never unloaded: it has a fork handler.
+            extra_link_args=["-Wl,--exclude-libs,ALL", "-Wl,-z,nodelete"],
+            libraries=["pthread"],
+            py_limited_api=True,
+        ),
     ],
     cmdclass={"build_py": BuildWithPrograms},
     distclass=BinaryDistribution,

@@ -26,6 +26,7 @@ from causeway.errors import (
     ProducerDied,
     RemoteError,
     Stale,
+    TaskTimeout,
     Timeout,
     WorkerDied,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "RemoteError",
     "SimpleQueue",
     "Stale",
+    "TaskTimeout",
     "Timeout",
     "WorkerDied",
     "asarray",

@@ -8,7 +8,8 @@ that the last view is gone.
 The receiver says so in the block's first word, so that a finaliser, which may run at any moment, needs
 neither lock nor message:
 
-    LENT      the receiver has it, or will have
+    LENT      the receiver will have it
+    OPENED    the receiver has it
     RETURNED  the last view is gone: the sender may use it again
     LEFT      the last view is gone, but a process forked meanwhile may still look at it: the sender lets go
 
@@ -38,7 +39,7 @@ __all__ = ["HANDLE_BYTES", "THRESHOLD_BYTES", "Block", "BlockStore", "open_block
 
 THRESHOLD_BYTES = 64 << 10  # smaller buffers travel inside the message
 HANDLE_BYTES = 48
-LENT, RETURNED, LEFT = 1, 2, 3
+LENT, RETURNED, LEFT, OPENED = 1, 2, 3, 4
 _HEADER_BYTES = 64
 _LOOK_AT = 32  # lent blocks that one search for memory looks at
 
@@ -80,7 +81,7 @@ class Block:
 
     @property
     def state(self) -> int:
-        """LENT, RETURNED or LEFT."""
+        """LENT, OPENED, RETURNED or LEFT."""
         return int(self._word[0])
 
     def lend(self) -> None:
@@ -146,7 +147,7 @@ class BlockStore:
                 self._keep(block)
 
     def lent(self, blocks: list[Block], receiver: object) -> None:
-        """The receiver has opened these: from now on only its word is looked at."""
+        """These were sent: from now on only the receiver's word is looked at."""
         if not blocks:
             return
         with self._lock:
@@ -154,8 +155,13 @@ class BlockStore:
                 block.receiver = receiver
                 self._lent.append(block)
                 self._lent_bytes += block.capacity
-            while self._lent_bytes > self._limit and self._lent:
+            for _ in range(len(self._lent)):
+                if self._lent_bytes <= self._limit:
+                    break
                 block = self._lent.popleft()
+                if block.state == LENT:  # let go now, it would be gone before it is opened
+                    self._lent.append(block)
+                    continue
                 self._lent_bytes -= block.capacity
                 if block.state == RETURNED:
                     self._keep(block)
@@ -254,5 +260,6 @@ def open_block(handle: bytes, nbytes: int) -> Any:
         raise ValueError(
             f"a message names {nbytes} bytes in a block of {lib.cw_array_nbytes(array)}"
         )
+    ffi.cast("uint32_t *", lib.cw_array_data(array))[0] = OPENED
     base = ffi.cast("char *", lib.cw_array_data(array)) + _HEADER_BYTES
     return ffi.buffer(ffi.gc(base, _Return(array)), nbytes)

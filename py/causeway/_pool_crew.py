@@ -1,8 +1,9 @@
-"""The crew of a Pool: its worker processes, the channels to them, and the watch over their lives.
+"""The crew of a Pool: its worker processes, and the watch over their lives.
 
-A worker lives in a slot of the plane (see _pool_channel); its successor takes the same slot, once it is dead
-and what it had published is read. The watcher thread sleeps on the workers' pidfds (a sentinel of
-multiprocessing stays open while a child of the worker lives) and rings the helper's bell.
+A worker lives in a slot of the plane (see _pool_plane); its successor takes the same slot, once it is dead and what it
+had is seen to. The watcher thread sleeps on the workers' pidfds (a sentinel of multiprocessing stays open while a
+child of the worker lives) and tells the helper. What workers print to a captured stderr comes by a pipe, which the
+watcher passes on and of which it keeps the end.
 """
 
 from __future__ import annotations
@@ -16,17 +17,14 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from causeway import _pool_worker, client
-from causeway._pool_channel import PARENT, Bell, Channel, Plane
-from causeway._pool_jobs import Task
-from causeway._pool_wire import Parcel
+from causeway import _dispatch, _pool_worker, client
+from causeway._pool_options import Options
+from causeway._pool_plane import Plane, spin_seconds, spinners
+from causeway._pool_stderr import Capture
 from causeway.create import zeros
 
-__all__ = ["BUSY", "DEAD", "IDLE", "LEAVING", "STARTING", "Crew", "Worker"]
+__all__ = ["Crew", "Worker"]
 
-STARTING, IDLE, BUSY, LEAVING, DEAD = "starting", "idle", "busy", "leaving", "dead"
-
-_RING_BYTES = 256 << 10
 _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 
 
@@ -34,55 +32,69 @@ class Worker:
     """One worker process, as the parent sees it.
 
     Attributes:
-        task: what it was given.
-        parcel: set once the task is sent.
+        ready: it has started, and takes tasks.
+        told_to_leave: it is to end, though nothing is wrong with it.
+        overran: the time limit that its task had passed when it was killed for that.
+        stderr: what it prints, if that is captured.
     """
 
     __slots__ = (
-        "channel", "exitcode", "parcel", "pid", "pidfd", "process", "slot", "state", "task", "tasks_done",
+        "exitcode", "overran", "pid", "pidfd", "process", "ready", "slot", "stderr", "told_to_leave",
     )  # fmt: skip
 
-    def __init__(self, slot: int, channel: Channel, process: BaseProcess) -> None:
+    def __init__(self, slot: int, process: BaseProcess, stderr: Capture | None) -> None:
         self.slot = slot
-        self.channel = channel
         self.process = process
         self.pid = 0
         self.pidfd = -1
         self.exitcode: int | None = None
-        self.state = STARTING
-        self.task: Task | None = None
-        self.parcel: Parcel | None = None
-        self.tasks_done = 0
+        self.ready = False
+        self.told_to_leave = False
+        self.overran: float | None = None
+        self.stderr = stderr
 
 
 class Crew:
-    """Starts workers, knows which live, ends them. The helper thread owns it, apart from terminate().
+    """Starts workers, knows which live, ends them. The helper thread owns it, apart from what says otherwise.
 
     Attributes:
+        size: how many workers there shall be.
+        plane: the memory that is shared with them.
+        dispatch: the parent's end of it.
         dead: workers that have died, for the helper to see to.
-        bell: where the helper sleeps.
     """
 
     def __init__(
         self,
         size: int,
         context: Any,
-        initializer: Callable[..., object] | None,
-        initargs: tuple[Any, ...],
+        options: Options,
         daemon: bool,
+        deliver: Callable[[list[Any]], None],
     ) -> None:
+        self.size = size
+        self.plane = Plane(size)
         self._daemon = daemon
         self._context = context
-        self._start = (initializer, initargs)
+        self._options = options
         self._parent = _pool_worker.ParentId()
         self._settings = client.current().settings
-        self._plane = Plane(size, _RING_BYTES)
-        self._memory = zeros(self._plane.nbytes, "u1")
+        self._spinners = spinners()
+        self._memory = zeros(self.plane.nbytes, "u1")
         self._view = self._memory.numpy()  # keeps it mapped as long as this object lives
         self._address: int = self._view.__array_interface__["data"][0]
-        self.bell = Bell(self._address)
+        self.dispatch = _dispatch.Dispatch(
+            self._address,
+            self.plane.nbytes,
+            self.plane.workers,
+            self.plane.cells,
+            spin_seconds(),
+            deliver,
+        )
+        self._used = size  # slots below it are looked at
+        self.dispatch.use(size)
         self.dead: deque[Worker] = deque()
-        self._workers: list[Worker | None] = [None] * size
+        self._workers: list[Worker | None] = [None] * self.plane.workers
         self._watched: dict[int, Worker] = {}
         self._epoll = select.epoll()
         self._quit = os.eventfd(0, os.EFD_CLOEXEC)
@@ -94,8 +106,7 @@ class Crew:
     def start_all(self) -> None:
         """The first workers; none is left if one cannot be started."""
         try:
-            for slot in range(len(self._workers)):
-                self.start(slot)
+            self.fill()
         except BaseException:
             for worker in self.living():
                 worker.process.kill()
@@ -103,19 +114,36 @@ class Crew:
             raise
         self._watcher.start()
 
-    def start(self, slot: int) -> None:
+    def fill(self, most: int | None = None) -> None:
+        """Starts workers until there are as many as there shall be, or most."""
+        wanted = self.size if most is None else min(most, self.size)
+        missing = wanted - sum(
+            1 for worker in self._workers if worker is not None and not worker.told_to_leave
+        )
+        for slot in range(self.size):
+            if missing <= 0:
+                return
+            if self._workers[slot] is None:
+                self._start(slot)
+                missing -= 1
+
+    def _start(self, slot: int) -> None:
         """A worker for a slot that is free."""
-        channel = Channel(self._address + self._plane.offset(slot), self._plane, PARENT, self.bell)
         by_fork = self._context.get_start_method() == "fork"
         # The parent holds the plane anyway: without a transit lease nothing stays of a worker that never opens it.
         memory = self._address if by_fork else self._memory.reduce(transit=False)
+        stderr = Capture() if self._options.capture_stderr else None
+        place = _pool_worker.Place(
+            slot, self.plane, self._spinners, self._parent, self._settings, stderr and stderr.path
+        )
+        options = self._options
         process = self._context.Process(
             target=_pool_worker.main,
-            args=(memory, slot, self._plane, self._parent, self._settings, *self._start),
+            args=(memory, place, options.initializer, options.initargs, options.maxtasks),
         )
         process.name = process.name.replace("Process", "PoolWorker")
         process.daemon = self._daemon
-        worker = Worker(slot, channel, process)
+        worker = Worker(slot, process, stderr)
         process.start()
         worker.pid = process.pid
         self._workers[slot] = worker
@@ -123,18 +151,39 @@ class Crew:
             worker.pidfd = os.pidfd_open(worker.pid)
         except ProcessLookupError:  # dead and reaped already
             self.dead.append(worker)
-            self.bell.ring()
+            self.dispatch.tell(True)
             return
         self._watched[worker.pidfd] = worker
         self._epoll.register(worker.pidfd, select.EPOLLIN)
+        if stderr is not None:
+            self._watched[stderr.fd] = worker
+            self._epoll.register(stderr.fd, select.EPOLLIN)
 
     def living(self) -> list[Worker]:
-        """The workers that were not discarded."""
+        """The workers that were not discarded. Any thread."""
         return [worker for worker in self._workers if worker is not None]
 
-    def has_died(self, worker: Worker) -> bool:
-        """Whether a worker is dead already, seen to or not."""
-        return _ended(worker, 0)
+    def at(self, slot: int) -> Worker | None:
+        """The worker in a slot. Any thread."""
+        return self._workers[slot]
+
+    def look_at_starting(self) -> list[tuple[Worker, bytes | None]]:
+        """Workers that have become ready since, or, with their message, whose initializer has failed."""
+        found: list[tuple[Worker, bytes | None]] = []
+        for worker in self.living():
+            if worker.ready:
+                continue
+            state = self.dispatch.look_at(worker.slot)[0]
+            if state == _pool_worker.READY:
+                worker.ready = True
+                found.append((worker, None))
+            elif state == _pool_worker.FAILED:
+                found.append((worker, self.dispatch.words(worker.slot)))
+        return found
+
+    def has_died(self, worker: Worker | None) -> bool:
+        """Whether a worker is dead already, seen to or not. Any thread."""
+        return worker is None or _ended(worker, 0)
 
     def reap(self, worker: Worker) -> None:
         """Learns how a dead worker ended. By forkserver it is told a moment later."""
@@ -143,16 +192,61 @@ class Crew:
             time.sleep(0.002)
         worker.exitcode = worker.process.exitcode
         worker.process.join(timeout=0)  # so that multiprocessing forgets it
+        if not worker.ready:
+            worker.ready = self.dispatch.look_at(worker.slot)[0] == _pool_worker.READY
+        if worker.stderr is not None:
+            worker.stderr.pass_on()
 
     def discard(self, worker: Worker) -> None:
         """Lets go of a dead worker; its slot is free."""
-        worker.state = DEAD
-        worker.channel.close()
         if self._workers[worker.slot] is worker:
             self._workers[worker.slot] = None
         if worker.pidfd >= 0:
             os.close(worker.pidfd)
             worker.pidfd = -1
+        if worker.stderr is not None:
+            self._watched.pop(worker.stderr.fd, None)
+            worker.stderr.close()
+
+    def overran(self, slot: int, limit: float) -> None:
+        """Kills a worker whose task runs longer than the limit."""
+        worker = self._workers[slot]
+        if worker is not None and worker.overran is None:
+            worker.overran = limit
+            worker.process.kill()
+
+    def resize(self, size: int) -> None:
+        """Changes how many workers there shall be; the helper starts what is missing. Any thread."""
+        if not 1 <= size <= self.plane.workers:
+            raise ValueError(
+                f"a Pool that was made with room for {self.plane.workers} workers cannot have {size}; "
+                "make one with more"
+            )
+        self._used = max(self._used, size)
+        self.dispatch.use(self._used)
+        self.size = size
+        for worker in self.living():
+            if worker.slot >= size and not worker.told_to_leave:
+                worker.told_to_leave = True
+                self.dispatch.dismiss(worker.slot)
+
+    def figures(self) -> list[dict[str, Any]]:
+        """What the workers of each slot have done so far. Any thread."""
+        found = []
+        for slot, worker in enumerate(self._workers):
+            _, tasks, busy_ns, bytes_in, bytes_out = self.dispatch.look_at(slot)
+            if worker is not None or tasks:
+                found.append(
+                    {
+                        "worker": slot,
+                        "pid": worker.pid if worker is not None else None,
+                        "tasks": tasks,
+                        "seconds": busy_ns / 1e9,
+                        "bytes_in": bytes_in,
+                        "bytes_out": bytes_out,
+                    }
+                )
+        return found
 
     def terminate(self) -> None:
         """Sends SIGTERM to all. Any thread."""
@@ -177,14 +271,21 @@ class Crew:
 
     def _watch(self) -> None:
         while True:
+            died = False
             for fd, _ in self._epoll.poll():
                 if fd == self._quit:
                     return
-                worker = self._watched.pop(fd, None)
+                worker = self._watched.get(fd)
+                if worker is not None and worker.stderr is not None and fd == worker.stderr.fd:
+                    worker.stderr.pass_on()
+                    continue
+                self._watched.pop(fd, None)
                 self._epoll.unregister(fd)
                 if worker is not None:
                     self.dead.append(worker)
-            self.bell.ring()
+                    died = True
+            if died:
+                self.dispatch.tell(True)
 
 
 def _ended(worker: Worker, seconds: float | None) -> bool:

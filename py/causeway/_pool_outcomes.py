@@ -7,11 +7,14 @@ from multiprocessing.pool import (  # type: ignore[attr-defined]
     MaybeEncodingError,
     RemoteTraceback,
 )
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from causeway import _pool_wire as wire
-from causeway._pool_jobs import Task, name_of
-from causeway.errors import Error, WorkerDied
+from causeway._pool_jobs import name_of
+from causeway.errors import Error, TaskTimeout, WorkerDied
+
+if TYPE_CHECKING:
+    from causeway._pool_crew import Worker
 
 __all__ = ["decode", "death", "start_death", "undecodable"]
 
@@ -45,31 +48,47 @@ def undecodable(error: BaseException, what: str, text: str = "") -> BaseExceptio
     return found
 
 
-def death(pid: int, exitcode: int | None, task: Task) -> WorkerDied:
-    """The exception for a task whose worker died."""
-    what = name_of(task.job.function)
+def death(worker: Worker, function: Any, span: tuple[int, int] | None) -> WorkerDied:
+    """The exception for a task whose worker died.
+
+    Args:
+        worker: the worker, reaped.
+        function: what the task called.
+        span: which items it had: the first and how many; None for a single call.
+    """
+    what = name_of(function)
     items = ""
-    if task.call != wire.APPLY:
-        last = task.first + task.count - 1
-        items = f", item {last}" if task.count == 1 else f", items {task.first} to {last}"
-    return WorkerDied(
-        f"the Pool's worker {pid} {_how(exitcode)} while it ran {what}{items}; other tasks are not affected",
-        pid=pid,
-        exitcode=exitcode,
+    if span is not None:
+        first, count = span
+        items = f", item {first}" if count == 1 else f", items {first} to {first + count - 1}"
+    kind, how = WorkerDied, f"{_how(worker.exitcode)} while it ran"
+    if worker.overran is not None:
+        kind, how = TaskTimeout, f"was killed, since the task_timeout of {worker.overran} s was over, in"
+    return kind(
+        f"the Pool's worker {worker.pid} {how} {what}{items}; other tasks are not affected{_printed(worker)}",
+        pid=worker.pid,
+        exitcode=worker.exitcode,
         function=what,
-        index=task.first,
+        index=0 if span is None else span[0],
+        stderr=None if worker.stderr is None else worker.stderr.text,
     )
 
 
-def start_death(pid: int, exitcode: int | None, times: int) -> WorkerDied:
+def start_death(worker: Worker, times: int) -> WorkerDied:
     """The exception for workers that die before they can do anything."""
     return WorkerDied(
-        f"{times} workers of the Pool died one after the other while they started, the last one (pid {pid}) "
-        f"{_how(exitcode)}; see what it printed. With spawn and forkserver the script's own work must stand "
-        'under if __name__ == "__main__"',
-        pid=pid,
-        exitcode=exitcode,
+        f"{times} workers of the Pool died one after the other while they started, the last one (pid {worker.pid}) "
+        f"{_how(worker.exitcode)}; see what it printed. With spawn and forkserver the script's own work must stand "
+        f'under if __name__ == "__main__"{_printed(worker)}',
+        pid=worker.pid,
+        exitcode=worker.exitcode,
+        stderr=None if worker.stderr is None else worker.stderr.text,
     )
+
+
+def _printed(worker: Worker) -> str:
+    text = worker.stderr.text.strip() if worker.stderr is not None else ""
+    return f". Its stderr ended with:\n{text}" if text else ""
 
 
 def _how(exitcode: int | None) -> str:

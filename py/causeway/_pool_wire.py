@@ -5,8 +5,7 @@ of a failure) and a body, which is a pickle. Large buffers lie in blocks: those 
 of our own (any order of axes in one copy, and writable at the other end, as the standard library has it),
 those of all else by pickle protocol 5. What is too long for the ring goes into one more block as a whole.
 
-    parent -> worker   TASK, EXIT
-    worker -> parent   READY, RESULT, START_FAILED
+Small and plain tasks and answers go without one: their pickle is all there is (py/csrc/dispatch.h).
 
 What standard pickle refuses in a task is pickled by cloudpickle; a result that it refuses is a
 MaybeEncodingError, as in the standard library. What causeway.Array needs travels as a handle.
@@ -25,20 +24,28 @@ from typing import Any
 
 import numpy as np
 
+from causeway import _dispatch
 from causeway._lib import ffi, lib
 from causeway._pool_buffers import HANDLE_BYTES, THRESHOLD_BYTES, Block, BlockStore, open_block
 from causeway.array import Array
 from causeway.client import current
 
 __all__ = [
-    "APPLY", "EXIT", "MAP", "READY", "RESULT", "STARMAP", "START_FAILED", "TASK",
-    "Encoder", "Message", "Parcel", "loads", "read",
+    "ANSWER_MESSAGE", "ANSWER_NONE", "ANSWER_VALUE", "APPLY", "MAP", "MESSAGE", "STARMAP",
+    "Encoder", "Message", "Parcel", "loads", "plain_loads", "read",
 ]  # fmt: skip
 
-# What a message is (the channel's type word).
-TASK, EXIT, READY, RESULT, START_FAILED = range(1, 6)
-# How a task calls its function.
-APPLY, MAP, STARMAP = range(3)
+# How a task calls its function, and what it is: a plain pickle, or a message that says how. As in csrc/dispatch.h.
+APPLY, MAP, STARMAP, MESSAGE = range(1, 5)
+# What an answer is.
+ANSWER_NONE, ANSWER_VALUE, ANSWER_MESSAGE = range(1, 4)
+plain_loads = pickle.loads
+
+_SCALARS = (
+    np.float64, np.int64, np.bool_, np.float32, np.int32, np.uint8, np.uint32, np.uint64, np.int8, np.int16,
+    np.uint16, np.float16, np.complex64, np.complex128, np.str_, np.bytes_,
+)  # fmt: skip
+_dispatch.set_numpy(np.ndarray, _SCALARS)
 
 _HEADER = struct.Struct(
     "<QBBHIIQ"
@@ -224,7 +231,7 @@ class Encoder:
 class Message:
     """A message as it was received. Its blocks are open; its lead and body are valid until the next one comes."""
 
-    __slots__ = ("body", "buffers", "by_pickle", "call", "lead", "task")
+    __slots__ = ("block_bytes", "body", "buffers", "by_pickle", "call", "lead", "task")
 
     def __init__(self, task: int, call: int, lead: Any, body: Any) -> None:
         self.task = task
@@ -233,6 +240,7 @@ class Message:
         self.body = body
         self.buffers: list[Any] = []
         self.by_pickle: list[Any] = []
+        self.block_bytes = 0
 
 
 def read(data: Any) -> Message:
@@ -258,6 +266,7 @@ def read(data: Any) -> Message:
         handle, nbytes, block_flags, _ = _BLOCK.unpack_from(rest, i * _BLOCK.size)
         buffer = open_block(handle, nbytes)
         message.buffers.append(buffer)
+        message.block_bytes += nbytes
         if block_flags & _BY_PICKLE:
             message.by_pickle.append(memoryview(buffer))
     return message

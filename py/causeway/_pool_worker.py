@@ -1,6 +1,7 @@
-"""The worker of a Pool: takes tasks from its channel, runs them, sends results.
+"""The worker of a Pool: takes tasks from the plane, runs them, answers.
 
-The process belongs to the parent's Pool. It ends when it is told to (EXIT), and within moments of the parent's death,
+The loop and what is plain are in C (_dispatch.WorkerEnd); here is what it asks for. The process belongs to the
+parent's Pool. It ends when it is told to, and within moments of the parent's death,
 which a thread watches through the parent's pidfd (PR_SET_PDEATHSIG would follow the thread that made us).
 It holds nothing that others need: what it had is known to the broker.
 """
@@ -19,17 +20,18 @@ from multiprocessing.pool import MaybeEncodingError  # type: ignore[attr-defined
 from pathlib import Path
 from typing import Any
 
+from causeway import _dispatch, client
 from causeway import _pool_wire as wire
-from causeway import client
-from causeway._pool_buffers import Block, BlockStore
-from causeway._pool_channel import WORKER, Bell, Channel, Plane
+from causeway._pool_buffers import BlockStore
+from causeway._pool_plane import Plane
 from causeway.array import Array
 from causeway.errors import BrokerLost, LimitExceeded
 
-__all__ = ["ParentId", "main"]
+__all__ = ["FAILED", "READY", "ParentId", "Place", "main"]
+
+READY, FAILED = 1, 2  # what a worker tells of itself; FAILED goes with a message
 
 _KEEP_BYTES = 128 << 20  # memory for results that a worker keeps
-_FUNCTIONS_MAX = 1000
 _INTERRUPTED = 130  # exit code after SIGINT in a task, as shells have it
 _ORPHANED = 1
 
@@ -72,92 +74,105 @@ def _end_with(pidfd: int) -> None:
     os._exit(_ORPHANED)
 
 
-class _Worker:
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.store = BlockStore(_KEEP_BYTES)
-        self.encoder = wire.Encoder(self.store, channel.max_bytes, transit=True)
-        self.functions: dict[bytes, Callable[..., Any]] = {}
-        self.unopened: list[Block] = []  # of results that the parent may not have opened yet
-        self.running = False
-        self.pid = os.getpid()
+class Place:
+    """Where a worker belongs: what all start methods carry to it.
 
-    def serve(self) -> None:
-        """Runs tasks until told to end."""
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self.interrupt)
-        while True:
-            received = self.channel.receive()
-            if received is None:
-                continue
-            # Whatever we sent before, the parent has opened it before it sent this.
-            opened, self.unopened = self.unopened, []
-            self.store.lent(opened, None)
-            if received[0] == wire.EXIT:
-                return
-            self.run(received[1])
-            del received
+    Attributes:
+        slot: which one of the plane.
+        spinners: how many workers may spin at a time.
+        parent: the process to end with.
+        settings: how the parent is connected to the broker; None is told by the environment.
+        stderr: what to open as stderr, None to leave it.
+    """
 
-    def interrupt(self, number: int, frame: Any) -> None:
-        """SIGINT: ends a task that runs, and the worker with it. Between tasks it is the parent's to decide."""
-        if self.running:
-            self.running = False
-            raise KeyboardInterrupt
+    def __init__(
+        self,
+        slot: int,
+        plane: Plane,
+        spinners: int,
+        parent: ParentId,
+        settings: tuple[str | None, str | None],
+        stderr: str | None,
+    ) -> None:
+        self.slot = slot
+        self.plane = plane
+        self.spinners = spinners
+        self.parent = parent
+        self.settings = settings
+        self.stderr = stderr
 
-    def run(self, data: Any) -> None:
-        """Runs one task and sends its result."""
-        try:
-            self.running = True
-            value = self.call(data)
-            self.running = False
-            success = True
-        except KeyboardInterrupt:
-            sys.exit(_INTERRUPTED)
-        except SystemExit:
-            raise
-        except BaseException as error:
-            self.running = False
-            value, success = error, False
-        if os.getpid() != self.pid:  # the task has forked, and this is the child
-            os._exit(0)
-        self.answer(success, value)
-        value = None  # else the exception, its traceback and this frame would keep each other, and the arguments
+    def open(self, address: int) -> Any:
+        """The worker's end of the plane that is mapped at address."""
+        plane = self.plane
+        return _dispatch.WorkerEnd(
+            address, plane.nbytes, plane.workers, plane.cells, self.slot, self.spinners
+        )
 
-    def call(self, data: Any) -> Any:
+
+class _Handler:
+    """What the worker's end calls for all that is not plain."""
+
+    def __init__(self, end: Any) -> None:
+        self._end = end
+        self._store = BlockStore(_KEEP_BYTES)
+        self._encoder = wire.Encoder(self._store, _dispatch.DATA_MAX, transit=True)
+
+    def load_function(self, pickled: bytes) -> Any:
+        """A function that is new here."""
+        return pickle.loads(pickled)
+
+    def run_message(self, data: memoryview, function: Any) -> Any:
         """Unpickles a task and calls its function. The arguments live no longer than this call."""
         message = wire.read(data)
-        if message.lead:
-            key = bytes(message.lead)
-            function = self.functions.get(key)
-            if function is None:
-                if len(self.functions) >= _FUNCTIONS_MAX:
-                    self.functions.clear()
-                function = self.functions[key] = pickle.loads(key)
-            args = wire.loads(message)
-        else:
+        self._end.extra_in = message.block_bytes
+        if function is None:
             function, args = wire.loads(message)
+        else:
+            args = wire.loads(message)
         message.buffers.clear()
         message.by_pickle.clear()
         if message.call == wire.APPLY:
-            positional, named = args
+            positional, named = args if len(args) > 1 else (args[0], {})
             del args
             return function(*positional, **named)
         if message.call == wire.MAP:
             return [function(item) for item in args]
         return [function(*item) for item in args]
 
-    def answer(self, success: bool, value: Any) -> None:
-        """Sends a result, or instead of it why it cannot be sent."""
-        lead = b"" if success else _traceback(value)
+    def encode_value(self, value: Any) -> tuple[bytes, int]:
+        """A result as a message, or instead of it why it cannot be sent; and the bytes beside it."""
         try:
-            parcel = self.encoder.encode(0, int(success), lead, value)
+            parcel = self._encoder.encode(0, 1, b"", value)
         except (LimitExceeded, BrokerLost) as error:
-            parcel = self.encoder.encode(0, 0, lead or _traceback(error), _bare(error))
+            parcel = self._encoder.encode(0, 0, _traceback(error), _bare(error))
         except Exception as error:
-            wrapped = _encoding_error(error, value)
-            parcel = self.encoder.encode(0, 0, lead or _traceback(error), wrapped)
-        self.unopened = parcel.blocks
-        self.channel.send(wire.RESULT, parcel.data)
+            parcel = self._encoder.encode(0, 0, _traceback(error), _encoding_error(error, value))
+        return self._sent(parcel)
+
+    def encode_exception(self, error: BaseException) -> tuple[bytes, int]:
+        """An exception of the task's as a message. What ends the process goes on its way."""
+        if isinstance(error, KeyboardInterrupt):
+            sys.exit(_INTERRUPTED)
+        if isinstance(error, SystemExit):
+            raise error
+        lead = _traceback(error)
+        try:
+            parcel = self._encoder.encode(0, 0, lead, error)
+        except (LimitExceeded, BrokerLost) as refusal:
+            parcel = self._encoder.encode(0, 0, lead, _bare(refusal))
+        except Exception as refusal:
+            parcel = self._encoder.encode(0, 0, lead, _encoding_error(refusal, error))
+        return self._sent(parcel)
+
+    def _sent(self, parcel: wire.Parcel) -> tuple[bytes, int]:
+        self._store.lent(parcel.blocks, None)
+        return parcel.data, sum(block.capacity for block in parcel.blocks)
+
+    def interrupt(self, number: int, frame: Any) -> None:
+        """SIGINT: ends a task that runs, and the worker with it. Between tasks it is the parent's to decide."""
+        if self._end.running:
+            self._end.running = False
+            raise KeyboardInterrupt
 
 
 def _traceback(error: BaseException) -> bytes:
@@ -178,63 +193,63 @@ def _encoding_error(error: Exception, value: Any) -> MaybeEncodingError:
 
 def main(
     memory: tuple[Callable[..., Array], tuple[Any, ...]] | int,
-    slot: int,
-    plane: Plane,
-    parent: ParentId,
-    settings: tuple[str | None, str | None],
+    place: Place,
     initializer: Callable[..., object] | None,
     initargs: tuple[Any, ...],
+    maxtasks: int | None,
 ) -> None:
     """What a worker process runs.
 
     Args:
         memory: the plane: how to open it, or its address where it came by fork.
-        slot: which channel on it.
-        plane: how it is laid out.
-        parent: the process to end with.
-        settings: how the parent is connected to the broker; None is told by the environment.
+        place: which part of it is this worker's, and more.
         initializer: called with initargs before the first task.
+        initargs: its arguments.
+        maxtasks: how many tasks it runs; None for any number.
     """
     try:
-        _main(memory, slot, plane, parent, settings, initializer, initargs)
+        _main(memory, place, initializer, initargs, maxtasks)
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
 
 
 def _main(
     memory: tuple[Callable[..., Array], tuple[Any, ...]] | int,
-    slot: int,
-    plane: Plane,
-    parent: ParentId,
-    settings: tuple[str | None, str | None],
+    place: Place,
     initializer: Callable[..., object] | None,
     initargs: tuple[Any, ...],
+    maxtasks: int | None,
 ) -> None:
-    parent.watch()
+    place.parent.watch()
+    if place.stderr is not None:
+        _replace_stderr(place.stderr)
     if isinstance(memory, int):
         address = memory
     else:
-        if settings != (None, None):
-            client.connect(*settings)
+        if place.settings != (None, None):
+            client.connect(*place.settings)
         opened = memory[0](*memory[1]).numpy()  # mapped for as long as this function runs
         address = opened.__array_interface__["data"][0]
-    channel = Channel(address + plane.offset(slot), plane, WORKER, Bell(address))
-    worker = _Worker(channel)
+    end = place.open(address)
+    handler = _Handler(end)
     if initializer is not None:
         try:
             initializer(*initargs)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            try:
-                parcel = worker.encoder.encode(0, 0, _traceback(error), error)
-            except Exception as refusal:
-                parcel = worker.encoder.encode(
-                    0, 0, _traceback(error), _encoding_error(refusal, error)
-                )
-            channel.send(wire.START_FAILED, parcel.data)
-            while channel.receive() is None:  # until the parent, which reads it first, ends us
-                pass
+            message, _ = handler.encode_exception(error)
+            end.tell(FAILED, message)
+            signal.pause()  # until the parent, which reads it first, ends us
             sys.exit(1)
-    channel.send(wire.READY, b"")
-    worker.serve()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, handler.interrupt)
+    end.tell(READY, b"")
+    end.serve(handler, maxtasks or 0)
+
+
+def _replace_stderr(path: str) -> None:
+    """What is written to stderr from now on goes to the parent, who passes it on."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(fd, 2)
+    os.close(fd)

@@ -26,6 +26,7 @@ __all__ = [
     "ProducerDied",
     "RemoteError",
     "Stale",
+    "TaskTimeout",
     "Timeout",
     "WorkerDied",
 ]
@@ -75,6 +76,7 @@ class WorkerDied(Error):
         signal: the signal that killed it, else None.
         function: name of the task's function.
         index: which item of the call's input the task began with (0 for apply).
+        stderr: the end of what the worker had printed there, where the Pool captures it; else None.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class WorkerDied(Error):
         exitcode: int | None = None,
         function: str | None = None,
         index: int | None = None,
+        stderr: str | None = None,
     ) -> None:
         super().__init__(sentence)
         self.pid = pid
@@ -92,6 +95,7 @@ class WorkerDied(Error):
         self.signal = -exitcode if exitcode is not None and exitcode < 0 else None
         self.function = function
         self.index = index
+        self.stderr = stderr
 
 
 class RemoteError(Error):
@@ -100,6 +104,10 @@ class RemoteError(Error):
 
 class Timeout(Error, TimeoutError, multiprocessing.TimeoutError):
     """The time given ran out."""
+
+
+class TaskTimeout(WorkerDied, Timeout):
+    """The task ran longer than the Pool's `task_timeout`: its worker was ended and replaced."""
 
 
 _BY_ERRNO: dict[int, type[Exception]] = {

@@ -1,9 +1,9 @@
 """`Executor`: worker processes behind the interface of `concurrent.futures.Executor`.
 
 It is another face of the engine below `Pool`: tasks, large arrays and deaths are as there. A *job* here is one
-`submit` with its future, or one `map`. A future begins (and can no longer be cancelled) when a worker is free for
-it. Results are set by the engine's helper thread; done-callbacks run in the engine's thread for callbacks, so that a
-slow one holds up no result.
+`submit`, which is its future, or one `map`. A future begins (and can no longer be cancelled) when a worker has taken
+it. Who waits for a result collects it on its own thread; done-callbacks run in the engine's thread for callbacks, so
+that a slow one holds up no result.
 
 >>> import causeway as cw
 >>> with cw.Executor(2) as executor:
@@ -27,15 +27,18 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
+from causeway import _pool_stats
 from causeway import _pool_wire as wire
 from causeway._pool_cpus import usable_cpus
 from causeway._pool_engine import RUN, Engine
-from causeway._pool_jobs import IMapIterator, Job, Source, Task
+from causeway._pool_jobs import IMapIterator, Job, Task
+from causeway._pool_options import Options
 from causeway.errors import Error, Timeout, WorkerDied
 
 __all__ = ["Executor", "ExecutorBroken", "ExecutorTimeout", "ExecutorWorkerDied"]
 
 _T = TypeVar("_T")
+_PENDING, _CANCELLED, _FINISHED = "PENDING", "CANCELLED", "FINISHED"  # states of a Future
 
 
 class ExecutorWorkerDied(WorkerDied, BrokenProcessPool):
@@ -57,19 +60,6 @@ def _nothing() -> None:
     pass
 
 
-class _Future(futures.Future[Any]):
-    """A future whose callbacks run in the engine's thread for them where the engine sets the result."""
-
-    _engine: Engine | None = None
-
-    def _invoke_callbacks(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None and self._done_callbacks:  # type: ignore[attr-defined]
-            engine.callbacks.run(super()._invoke_callbacks, _nothing)  # type: ignore[misc]
-        else:
-            super()._invoke_callbacks()  # type: ignore[misc]
-
-
 def _as_told(error: BaseException) -> BaseException:
     """A worker's death as the executor's users expect it; all else as it is."""
     if type(error) is not WorkerDied:
@@ -80,6 +70,7 @@ def _as_told(error: BaseException) -> BaseException:
         exitcode=error.exitcode,
         function=error.function,
         index=error.index,
+        stderr=error.stderr,
     )
 
 
@@ -91,66 +82,144 @@ def _broken(cause: BaseException) -> ExecutorBroken:
     return found
 
 
-class _Submitted(Job):
-    """One call of `submit`."""
+_guard = threading.Lock()
 
-    _beginning = threading.Lock()
 
-    def __init__(self, engine: Engine, owner: Executor, function: Callable[..., Any]) -> None:
-        super().__init__(engine, owner, function)
-        self.future = _Future()
-        self._begun: bool | None = None  # False: it was cancelled, and those who wait know
+class _Future(futures.Future[Any], Job):
+    """One call of `submit`: the future and the engine's job in one.
 
-    def begins(self, task: Task) -> bool:
-        """Whether the future was not cancelled; from now on it cannot be."""
-        if self._begin():
-            return True
-        self._forget()
-        return False
+    Its condition is made when somebody asks for it, since most futures never need one; `_guard` decides between who
+    asks and who sets the result. It runs, and can no longer be cancelled, when a worker has taken it. Done-callbacks
+    run in the engine's thread for them where the engine sets the result.
+    """
 
-    def _begin(self) -> bool:
-        with self._beginning:
-            if self._begun is None:
-                self._begun = self.future.set_running_or_notify_cancel()
-            return self._begun
+    def __init__(
+        self, engine: Engine, owner: Executor, function: Callable[..., Any], call: Any
+    ) -> None:
+        self._state = _PENDING
+        self._result = self._exception = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
+        self._made: threading.Condition | None = None
+        self._call = call
+        self._cell = -1
+        self._by_engine = False
+        Job.__init__(self, engine, owner, function)
 
-    def _forget(self) -> None:
+    @property
+    def _condition(self) -> threading.Condition:
+        with _guard:
+            if self._made is None:
+                self._made = threading.Condition()
+            return self._made
+
+    # ---- the future
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What the call returned, or raises what it raised; see `concurrent.futures.Future`."""
+        if self._state != _FINISHED:
+            self._wait(timeout)
+        try:
+            if self._state == _FINISHED and self._exception is None:
+                return self._result
+            return super().result(0)
+        finally:
+            self = None  # type: ignore[assignment]  # else the exception's traceback would hold it
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the call raised, or None; see `concurrent.futures.Future`."""
+        self._wait(timeout)
+        return super().exception(0)
+
+    def _wait(self, timeout: float | None) -> None:
+        engine = self.engine
+        if self._state == _PENDING and engine is not None:
+            engine.wait_for(self, timeout)
+
+    @property
+    def settled(self) -> bool:  # type: ignore[override]
+        """Nothing changes any more."""
+        return self._state != _PENDING
+
+    def running(self) -> bool:
+        """Whether a worker has taken it."""
+        engine = self.engine
+        return (
+            self._state == _PENDING and engine is not None and engine.dispatch.is_taken(self._cell, self)
+        )
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        engine = self.engine
+        if self._state == _PENDING and engine is not None:
+            engine.collect()
+        return super().done()
+
+    def cancel(self) -> bool:
+        """Takes it back, unless a worker has it."""
+        engine = self.engine
+        if self._state == _PENDING and engine is not None and engine.cancel(self, self._cell):
+            self.withdrawn()
+        return self.cancelled()
+
+    def withdrawn(self) -> None:
+        """It was taken back, with others: it counts as cancelled."""
+        engine = self.engine
+        if super().cancel():
+            self.set_running_or_notify_cancel()
+            if engine is not None:
+                engine.job_done(self)
+
+    def set_result(self, result: Any) -> None:
+        """See `concurrent.futures.Future`."""
+        with _guard:
+            if self._made is None and self._state == _PENDING:
+                self._result = result
+                self._state = _FINISHED
+                return
+        super().set_result(result)
+
+    def _invoke_callbacks(self) -> None:
+        engine = self.engine
+        if engine is not None and self._by_engine and self._done_callbacks:
+            engine.callbacks.run(super()._invoke_callbacks, _nothing)  # type: ignore[misc]
+        else:
+            super()._invoke_callbacks()  # type: ignore[misc]
+
+    # ---- the job
+
+    def again(self, number: int) -> Task | None:
+        """The call once more."""
+        return Task(self, 0, wire.APPLY, self._call)
+
+    def task_done(self, number: int, success: bool, value: Any) -> None:
+        """Sets the future."""
+        self._by_engine = True
+        try:
+            if success:
+                self.set_result(value)
+            else:
+                self.set_exception(_as_told(value))
+        except futures.InvalidStateError:  # it was set, or the executor ended at this moment and said so
+            return
         engine = self.engine
         if engine is not None:
             engine.job_done(self)
 
-    def task_done(self, task: Task, success: bool, value: Any) -> None:
-        """Sets the future."""
-        future, future._engine = self.future, self.engine
-        self._forget()
-        try:
-            if success:
-                future.set_result(value)
-            else:
-                future.set_exception(_as_told(value))
-        except futures.InvalidStateError:  # the executor ended at this moment, and said so
-            pass
-
     def abort(self, error: BaseException) -> None:
         """The executor has ended; the future tells why, unless it was cancelled."""
         try:
-            if self._begin():
-                self.future.set_exception(_broken(error))
+            self.set_exception(_broken(error))
         except futures.InvalidStateError:
             pass
         self.settle()
 
-    def cancel(self) -> None:
-        """It was withdrawn: nobody will run it."""
-        if self.future.cancel():
-            self._begin()
-            self._forget()
-        else:
-            self.abort(Error("it was shut down before this call had begun"))
-
     def settle(self) -> None:
         """Lets go of the executor."""
-        self.owner = self.engine = None  # type: ignore[assignment]
+        engine = self.engine
+        if engine is not None:
+            self.owner = self.engine = self._call = None  # type: ignore[assignment]
+            engine.notify()
 
 
 class _Mapped(IMapIterator):
@@ -164,11 +233,10 @@ class _Mapped(IMapIterator):
         """The executor has ended."""
         super().abort(_broken(error))
 
-    def cancel(self, source: Source) -> None:
-        """The rest of it was withdrawn: where that begins, the iterator raises CancelledError."""
-        task = source.take()
-        self.input_ended(task.number + 1)
-        self.task_done(task, False, futures.CancelledError())
+    def cancel_from(self, number: int) -> None:
+        """The rest of it was withdrawn: there the iterator raises CancelledError."""
+        self.input_ended(number + 1)
+        self.task_done(number, False, futures.CancelledError())
 
     def _append(self, success: bool, value: Any) -> None:
         super()._append(success, value)
@@ -216,9 +284,14 @@ class Executor(futures.Executor):
             raises `ExecutorBroken`, whose cause is the exception.
         initargs: its arguments.
         max_tasks_per_child: a worker is replaced after so many tasks.
+        retries: how often a task is run again whose worker died. Never after an exception.
+        task_timeout: seconds that a task may run; then its worker is killed and replaced, and the task raises
+            `TaskTimeout`.
+        capture_stderr: workers' stderr goes through this process, which passes it on, and `WorkerDied` shows
+            the end of it.
 
     Raises:
-        ValueError: max_workers or max_tasks_per_child below 1.
+        ValueError: max_workers or max_tasks_per_child below 1, retries below 0, task_timeout not above 0.
         TypeError: initializer cannot be called; max_tasks_per_child is no integer.
 
     >>> import causeway as cw
@@ -235,22 +308,26 @@ class Executor(futures.Executor):
         initargs: Iterable[Any] = (),
         *,
         max_tasks_per_child: int | None = None,
+        retries: int = 0,
+        task_timeout: float | None = None,
+        capture_stderr: bool = False,
     ) -> None:
         if max_workers is None:
             max_workers = usable_cpus()
         if max_workers <= 0:
             raise ValueError("max_workers must be greater than 0")
-        if initializer is not None and not callable(initializer):
-            raise TypeError("initializer must be a callable")
         if max_tasks_per_child is not None:
             if not isinstance(max_tasks_per_child, int):
                 raise TypeError("max_tasks_per_child must be an integer")
             if max_tasks_per_child <= 0:
                 raise ValueError("max_tasks_per_child must be >= 1")
+        self._options = Options(
+            initializer, initargs, max_tasks_per_child, retries, task_timeout, capture_stderr
+        )
         if mp_context is None or isinstance(mp_context, str):
             mp_context = multiprocessing.get_context(mp_context)
         self._max_workers = max_workers
-        self._settings = (initializer, tuple(initargs), max_tasks_per_child, mp_context)
+        self._context = mp_context
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._is_shut_down = False
@@ -264,7 +341,9 @@ class Executor(futures.Executor):
                 raise RuntimeError("cannot schedule new futures after interpreter shutdown")
             engine = self._engine
             if engine is None:
-                engine = self._engine = Engine(self._max_workers, *self._settings, daemon=False)
+                engine = self._engine = Engine(
+                    self._max_workers, self._context, self._options, daemon=False
+                )
                 _engines.add(engine)
         if engine.pid != os.getpid():
             raise RuntimeError(
@@ -304,9 +383,10 @@ class Executor(futures.Executor):
         [3, 2, 1]
         """
         engine = self._running()
-        job = _Submitted(engine, self, fn)
-        engine.submit(job, Task(job, 0, wire.APPLY, (args, kwargs), 0, 1))
-        return job.future
+        call = (args, kwargs) if kwargs else (args,)
+        future = _Future(engine, self, fn, call)
+        future._cell = engine.submit(future, Task(future, 0, wire.APPLY, call))
+        return future
 
     def map(
         self,
@@ -347,10 +427,8 @@ class Executor(futures.Executor):
             return self._map_ahead(fn, zip(*iterables, strict=False), until, chunksize, buffersize)
         engine = self._running()
         items = tuple(zip(*iterables, strict=False))
-        job = _Mapped(engine, self, fn)
-        if items:
-            engine.submit(job, Source(job, items, chunksize, star=True))
-        job.input_ended(-(-len(items) // chunksize))
+        job = _Mapped(engine, self, fn, chunksize)
+        job.take_all(items, star=True)
         return job.results(until)
 
     def _map_ahead(
@@ -408,15 +486,42 @@ class Executor(futures.Executor):
         if engine is None or engine.pid != os.getpid():
             return
         if cancel_futures:
-            for work in engine.withdraw():
-                job = work.job
-                if isinstance(job, _Mapped) and isinstance(work, Source):
-                    job.cancel(work)
-                elif isinstance(job, _Submitted):
-                    job.cancel()
+            first: dict[_Mapped, int] = {}
+            for job, number in engine.withdraw():
+                if isinstance(job, _Future):
+                    job.withdrawn()
+                elif isinstance(job, _Mapped):
+                    begins = job.next_number if number is None else number
+                    first[job] = min(first.get(job, begins), begins)
+            for job, number in first.items():
+                job.cancel_from(number)
         engine.close()
         if wait:
             engine.join()
+
+    def resize(self, max_workers: int) -> None:
+        """Changes how many workers there are, while they work. Those that are too many leave after their task.
+
+        Raises:
+            ValueError: below 1, or more than there is room for (32, or as many as it was made with).
+
+        >>> import causeway as cw
+        >>> with cw.Executor(1) as executor:
+        ...     executor.resize(2)
+        ...     executor.submit(abs, -1).result()
+        1
+        """
+        engine = self._running()
+        engine.resize(max_workers)
+        self._max_workers = max_workers
+
+    def stats(self) -> dict[str, Any]:
+        """What was done so far; as `Pool.stats`."""
+        return _pool_stats.summary(self._engine.figures() if self._engine else [])
+
+    def print_stats(self) -> None:
+        """Prints `stats` as a table."""
+        print(_pool_stats.table(self._engine.figures() if self._engine else []))
 
     def terminate_workers(self) -> None:
         """Ends the workers at once, with SIGTERM. Futures not done raise a `BrokenProcessPool`."""

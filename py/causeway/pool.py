@@ -16,6 +16,7 @@ from multiprocessing.pool import MaybeEncodingError, RemoteTraceback  # type: ig
 from types import TracebackType
 from typing import Any
 
+from causeway import _pool_stats
 from causeway import _pool_wire as wire
 from causeway._pool_cpus import usable_cpus
 from causeway._pool_engine import RUN, Engine
@@ -24,9 +25,10 @@ from causeway._pool_jobs import (
     IMapIterator,
     IMapUnorderedIterator,
     MapResult,
-    Source,
     Task,
 )
+from causeway._pool_options import Options
+from causeway._pool_progress import Progress
 
 __all__ = [
     "AsyncResult",
@@ -56,9 +58,14 @@ class Pool:
         maxtasksperchild: a worker is replaced after so many tasks (chunks of a map count as one).
         context: a multiprocessing context, or the name of a start method: "fork", "spawn", "forkserver". None
             for multiprocessing's own choice.
+        retries: how often a task is run again whose worker died. Never after an exception.
+        task_timeout: seconds that a task may run (one chunk of a map); then its worker is killed and replaced,
+            and the task raises `TaskTimeout`.
+        capture_stderr: workers' stderr goes through this process, which passes it on, and `WorkerDied` shows
+            the end of it.
 
     Raises:
-        ValueError: processes or maxtasksperchild below 1.
+        ValueError: processes or maxtasksperchild below 1, retries below 0, task_timeout not above 0.
         TypeError: initializer cannot be called.
         BrokerLost, LimitExceeded: there is no broker, or no memory.
 
@@ -75,6 +82,10 @@ class Pool:
         initargs: Iterable[Any] = (),
         maxtasksperchild: int | None = None,
         context: Any = None,
+        *,
+        retries: int = 0,
+        task_timeout: float | None = None,
+        capture_stderr: bool = False,
     ) -> None:
         if processes is None:
             processes = usable_cpus()
@@ -84,12 +95,12 @@ class Pool:
             not isinstance(maxtasksperchild, int) or maxtasksperchild <= 0
         ):
             raise ValueError("maxtasksperchild must be a positive int or None")
-        if initializer is not None and not callable(initializer):
-            raise TypeError("initializer must be a callable")
+        options = Options(
+            initializer, initargs, maxtasksperchild, retries, task_timeout, capture_stderr
+        )
         if context is None or isinstance(context, str):
             context = multiprocessing.get_context(context)
-        self._processes = processes
-        self._engine = Engine(processes, initializer, tuple(initargs), maxtasksperchild, context)
+        self._engine = Engine(processes, context, options)
 
     # ---- one call
 
@@ -103,6 +114,11 @@ class Pool:
             ValueError: the pool is not running.
             Whatever func raises; its cause is the worker's traceback.
         """
+        engine = self._engine
+        engine.check_running()
+        found = engine.call(func, tuple(args), kwds or {})
+        if found is not None:
+            return found[0]
         return self.apply_async(func, args, kwds).get()
 
     def apply_async(
@@ -122,15 +138,22 @@ class Pool:
             callback: called with the result, in a thread of its own, before the result counts as ready.
             error_callback: called with the exception.
         """
-        self._engine.check_running()
-        result = AsyncResult(self._engine, self, func, callback, error_callback)
-        self._engine.submit(result, Task(result, 0, wire.APPLY, (tuple(args), kwds or {}), 0, 1))
+        engine = self._engine
+        engine.check_running()
+        call = (tuple(args), kwds) if kwds else (tuple(args),)
+        result = AsyncResult(engine, self, func, callback, error_callback, call)
+        engine.submit(result, Task(result, 0, wire.APPLY, call))
         return result
 
     # ---- lists
 
     def map(
-        self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = None
+        self,
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int | None = None,
+        *,
+        progress: Any = None,
     ) -> list[Any]:
         """[func(x) for x in iterable], on all workers, in order.
 
@@ -138,13 +161,16 @@ class Pool:
             func: called with one item.
             iterable: read as a whole before the first task begins.
             chunksize: items that a worker takes at one go; None for a quarter of its even share.
+            progress: True shows how far it is (by tqdm, where it is installed), or a callable like tqdm's:
+                called with total=len(iterable), it gives an object with update(n) and close().
 
         >>> import causeway as cw
         >>> with cw.Pool(2) as pool:
         ...     pool.map(str, range(4), chunksize=2)
         ['0', '1', '2', '3']
         """
-        return self.map_async(func, iterable, chunksize).get()  # type: ignore[no-any-return]
+        result = self.map_async(func, iterable, chunksize)
+        return result.get_with(Progress.of(progress, result.length))
 
     def map_async(
         self,
@@ -162,9 +188,12 @@ class Pool:
         func: Callable[..., Any],
         iterable: Iterable[Iterable[Any]],
         chunksize: int | None = None,
+        *,
+        progress: Any = None,
     ) -> list[Any]:
         """[func(*x) for x in iterable], on all workers, in order; see `map`."""
-        return self.starmap_async(func, iterable, chunksize).get()  # type: ignore[no-any-return]
+        result = self.starmap_async(func, iterable, chunksize)
+        return result.get_with(Progress.of(progress, result.length))
 
     def starmap_async(
         self,
@@ -189,14 +218,14 @@ class Pool:
         self._engine.check_running()
         items = tuple(iterable)
         if chunksize is None:
-            chunksize = -(-len(items) // (self._processes * 4))
+            chunksize = -(-len(items) // (self._engine.processes * 4))
         elif chunksize < 1:
             raise ValueError(f"Chunksize must be 1+, not {chunksize}")
         result = MapResult(
-            self._engine, self, func, len(items), chunksize, callback, error_callback
+            self._engine, self, func, items, max(chunksize, 1), star, callback, error_callback
         )
         if items:
-            self._engine.submit(result, Source(result, items, chunksize, star))
+            self._engine.submit(result, result.source)
         else:
             result.finish_empty()
         return result
@@ -204,22 +233,37 @@ class Pool:
     # ---- iterators
 
     def imap(
-        self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int = 1
+        self,
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int = 1,
+        *,
+        buffersize: int | None = None,
+        progress: Any = None,
     ) -> IMapIterator:
         """Like `map`, but an iterator over the results, in order; its next() takes a timeout.
 
         Args:
             func: called with one item.
-            iterable: read in a thread of its own, a few tasks a worker ahead of what is done.
+            iterable: read in a thread of its own, four tasks a worker ahead of what is done.
             chunksize: items that a worker takes at one go.
+            buffersize: tasks whose results were not asked for yet: the iterable is read only so far ahead, until
+                the pool is closed.
+            progress: as for `map`; counts the results that were asked for.
         """
-        return self._imap(IMapIterator, func, iterable, chunksize)
+        return self._imap(IMapIterator, func, iterable, chunksize, buffersize, progress)
 
     def imap_unordered(
-        self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int = 1
+        self,
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int = 1,
+        *,
+        buffersize: int | None = None,
+        progress: Any = None,
     ) -> IMapIterator:
         """Like `imap`, but results come as soon as they are there."""
-        return self._imap(IMapUnorderedIterator, func, iterable, chunksize)
+        return self._imap(IMapUnorderedIterator, func, iterable, chunksize, buffersize, progress)
 
     def _imap(
         self,
@@ -227,19 +271,49 @@ class Pool:
         func: Callable[[Any], Any],
         iterable: Iterable[Any],
         chunksize: int,
+        buffersize: int | None,
+        progress: Any,
     ) -> IMapIterator:
         self._engine.check_running()
         if chunksize < 1:
             raise ValueError(f"Chunksize must be 1+, not {chunksize:n}")
-        result = kind(self._engine, self, func)
-        if isinstance(iterable, (list, tuple, range)):
-            items = tuple(iterable)
-            if items:
-                self._engine.submit(result, Source(result, items, chunksize, star=False))
-            result.input_ended(-(-len(items) // chunksize))
+        if buffersize is not None and (not isinstance(buffersize, int) or buffersize < 1):
+            raise ValueError(f"buffersize must be an integer above 0 or None, not {buffersize!r}")
+        known = len(iterable) if hasattr(iterable, "__len__") else None
+        result = kind(self._engine, self, func, chunksize, Progress.of(progress, known))
+        if isinstance(iterable, (list, tuple, range)) and buffersize is None:
+            result.take_all(tuple(iterable))
         else:
-            self._engine.feed(result, iterable, chunksize)
+            self._engine.feed(result, iterable, chunksize, buffersize)
         return result
+
+    # ---- its workers
+
+    def resize(self, processes: int) -> None:
+        """Changes how many workers there are, while they work. Those that are too many leave after their task.
+
+        Raises:
+            ValueError: below 1, or more than there is room for (32, or as many as the pool was made with).
+
+        >>> import causeway as cw
+        >>> with cw.Pool(1) as pool:
+        ...     pool.resize(2)
+        ...     pool
+        <causeway.Pool state=RUN pool_size=2>
+        """
+        self._engine.check_running()
+        self._engine.resize(processes)
+
+    def stats(self) -> dict[str, Any]:
+        """What was done so far: tasks, seconds, bytes_in and bytes_out in all, and the same for each of "workers".
+
+        Seconds are those in which tasks ran; bytes are those of arguments and results as they were sent.
+        """
+        return _pool_stats.summary(self._engine.figures())
+
+    def print_stats(self) -> None:
+        """Prints `stats` as a table."""
+        print(_pool_stats.table(self._engine.figures()))
 
     # ---- its end
 
@@ -281,4 +355,4 @@ class Pool:
         raise NotImplementedError("pool objects cannot be passed between processes or pickled")
 
     def __repr__(self) -> str:
-        return f"<causeway.Pool state={self._engine.state} pool_size={self._processes}>"
+        return f"<causeway.Pool state={self._engine.state} pool_size={self._engine.processes}>"

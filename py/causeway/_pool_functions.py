@@ -1,0 +1,105 @@
+"""The functions of a Pool's tasks: sent once, then named by a number.
+
+A function that standard pickle names (module and qualified name) or that cloudpickle had to take apart is put into
+one of the plane's slots, from where each worker unpickles it when it meets its number for the first time. A number
+is never used for another function. All else that can be called (partials, bound methods, instances) has state of its
+own, and goes along with each task.
+
+A slot is used again when no job with its function is under way. Any thread; no code of the user's runs under the lock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+from causeway import _dispatch
+
+__all__ = ["Function", "Functions"]
+
+_KINDS = (types.FunctionType, types.BuiltinFunctionType, type)
+_PINNED_MAX = _dispatch.FUNCTION_SLOTS // 2
+
+
+class Function:
+    """A function in its slot."""
+
+    __slots__ = ("described", "pinned", "users")
+
+    def __init__(self, number: int, slot: int, nbytes: int) -> None:
+        self.described = (number, slot, nbytes)  # what the dispatch wants to know
+        self.users = 0
+        self.pinned = False  # it keeps its slot
+
+
+class Functions:
+    """The slots of one Pool.
+
+    Args:
+        put: writes a pickle into a slot.
+    """
+
+    def __init__(self, put: Callable[[int, bytes], None]) -> None:
+        self._put = put
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._free = list(range(_dispatch.FUNCTION_SLOTS))
+        self._by_pickle: dict[bytes, Function] = {}
+        self._pinned: dict[Any, Function] = {}  # found by name: they keep their slots
+
+    def find(self, function: Callable[..., Any]) -> Function | None:
+        """The function in its slot, for one more user; None when it goes along with each task."""
+        if type(function) not in _KINDS:
+            return None
+        found = self._pinned.get(function)
+        if found is not None:
+            return found
+        by_name = True
+        try:
+            pickled = pickle.dumps(function, protocol=5)
+        except Exception:
+            by_name, pickled = False, _by_value(function)
+        if not pickled or len(pickled) > _dispatch.FUNCTION_MAX:
+            return None
+        with self._lock:
+            found = self._by_pickle.get(pickled)
+            if found is None:
+                slot = self._take_slot()
+                if slot is None:
+                    return None
+                self._put(slot, pickled)
+                found = self._by_pickle[pickled] = Function(next(self._numbers), slot, len(pickled))
+            if by_name and len(self._pinned) < _PINNED_MAX:
+                self._pinned[function] = found
+                found.pinned = True
+            found.users += 1
+        return found
+
+    def leave(self, function: Function) -> None:
+        """One user less."""
+        if not function.pinned:
+            with self._lock:
+                function.users -= 1
+
+    def _take_slot(self) -> int | None:
+        if self._free:
+            return self._free.pop()
+        for pickled, function in self._by_pickle.items():  # the oldest first
+            if function.users == 0 and not function.pinned:
+                del self._by_pickle[pickled]
+                return function.described[1]
+        return None
+
+
+def _by_value(function: Any) -> bytes:
+    import cloudpickle
+
+    try:
+        pickled: bytes = cloudpickle.dumps(function, protocol=5)
+    except Exception:
+        return b""
+    return pickled

@@ -1,0 +1,52 @@
+/*
+ * dispatch.h: what the parts of the module causeway._dispatch share. The module is the hot path of
+ * the Pool: the parent's and the worker's end of cw_pool (ipc/causeway.h) as two Python types, so
+ * that a small task crosses without a line of Python in between.
+ *
+ * *Plain* objects are those whose pickle depends on nothing but the standard library's C pickler:
+ * None, bool, int, float, complex, str, bytes, small NumPy arrays and scalars, and tuples, lists
+ * and dicts of these. Whatever else there is goes as a message that Python encodes (_pool_wire).
+ *
+ * The GIL is the parent's lock: all calls into cw_pool but the waits are made while holding it, and
+ * no Python code runs between those that belong together.
+ *
+ * Limited API of Python 3.10, so that one binary serves all versions from there on.
+ */
+#ifndef CAUSEWAY_CSRC_DISPATCH_H
+#define CAUSEWAY_CSRC_DISPATCH_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <errno.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/causeway.h"
+
+#ifndef PyBUF_READ /* of the limited API from 3.11 on */
+#define PyBUF_READ 0x100
+#endif
+
+/* What a task is, and what an answer is: cw_task's kind. As in _pool_wire.py. */
+enum { TASK_APPLY = 1, TASK_MAP = 2, TASK_STARMAP = 3, TASK_MESSAGE = 4 };
+enum { ANSWER_NONE = 1, ANSWER_VALUE = 2, ANSWER_MESSAGE = 3 };
+
+/* Sets what plain_dumps() and plain_loads() need. 0 or -1 with an exception. */
+int plain_init(void);
+/* The NumPy types that count as plain: the array type, a tuple of scalar types. */
+PyObject *plain_numpy(PyObject *module, PyObject *args);
+/* A pickle of at most CW_POOL_DATA_MAX bytes if the object is plain, else NULL without an
+ * exception; NULL with one where pickling failed. Runs no code of the user's. */
+PyObject *plain_dumps(PyObject *object);
+/* The object in a pickle. */
+PyObject *plain_loads(const void *data, uint32_t size_bytes);
+
+/* An exception for a negative code of the library's: the class is chosen by causeway.errors. */
+PyObject *raise_failure(int code);
+
+extern PyType_Spec dispatch_spec, worker_spec;
+
+#endif

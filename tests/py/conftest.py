@@ -117,6 +117,28 @@ def broker_folder() -> Iterator[Path]:
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(("cw", "causeway"))]
 
 
+@pytest.fixture(params=["fork", "spawn", "forkserver"])
+def method(request: pytest.FixtureRequest) -> str:
+    """Each start method."""
+    return str(request.param)
+
+
+@pytest.fixture
+def pool(method: str) -> Iterator[cw.Pool]:
+    """A pool of two workers."""
+    with cw.Pool(2, context=method) as made:
+        yield made
+    made.join()
+
+
+@pytest.fixture
+def forked() -> Iterator[cw.Pool]:
+    """A pool of two workers by fork, for what does not depend on the start method."""
+    with cw.Pool(2, context="fork") as made:
+        yield made
+    made.join()
+
+
 @pytest.fixture(autouse=True)
 def clean_names() -> Iterator[None]:
     """Each test begins and ends without names."""

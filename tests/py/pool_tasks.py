@@ -13,6 +13,8 @@ import numpy as np
 
 import causeway as cw
 
+CHILD_LIVES = 8  # seconds that a child of a killed worker lives
+
 initialized: list[Any] = []
 
 
@@ -32,9 +34,21 @@ def pid(_: Any = None) -> int:
     return os.getpid()
 
 
+def pid_after_a_while(_: Any = None) -> int:
+    time.sleep(0.02)
+    return os.getpid()
+
+
 def nap(seconds: float) -> float:
     time.sleep(seconds)
     return seconds
+
+
+def wait_for(path: str) -> str:
+    """Runs until a file is there."""
+    while not Path(path).exists():
+        time.sleep(0.005)
+    return path
 
 
 def slow_square(x: int) -> int:
@@ -90,7 +104,7 @@ def interrupted(_: Any = None) -> None:
 def fork_and_be_killed(_: Any = None) -> None:
     """Leaves a child that keeps multiprocessing's sentinel open."""
     if os.fork() == 0:
-        time.sleep(5)
+        time.sleep(CHILD_LIVES)
         os._exit(0)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -33,6 +33,10 @@ struct cw_backend {
     int (*slab_map)(int device, int fd, uint64_t size_bytes, uint32_t slab_flags, int readonly,
                     struct cw_mapping *out);
     void (*slab_unmap)(struct cw_mapping *mapping);
+    /* Maps whole pages of a slab copy-on-write: what is written there is this process's alone.
+     * slab_unmap ends it. NULL where the device cannot. */
+    int (*slab_map_private)(int fd, uint64_t slab_bytes, uint32_t slab_flags, uint64_t begin_bytes,
+                            uint64_t size_bytes, struct cw_mapping *out);
     /* Copies between memory of this backend and host memory, or within it. Blocks until done. */
     int (*copy)(void *destination, const void *source, size_t size_bytes);
     int (*zero)(void *destination, size_t size_bytes);

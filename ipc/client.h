@@ -32,6 +32,7 @@
 
 #define CW_LEASE_TABLES_MAX  256u
 #define CW_IDLE_SLABS_MAX    256u   /* mappings kept of slabs that nothing is held of */
+#define CW_SPARES_MAX        16u    /* private mappings kept, of which no page was written */
 #define CW_SLAB_BLOCKS_MAX   16384u /* block numbers of a shared slab */
 #define CW_SLAB_BLOCK_BYTES  512u   /* a shared slab has a number for so many bytes */
 #define CW_LARGE_SLAB_BLOCKS 16u    /* block numbers of a large array's own slab */
@@ -70,6 +71,18 @@ struct cw_slab {
     uint32_t blocks_free; /* numbers in the stack below */
     uint32_t *blocks;
     struct cw_slab *own_next;
+};
+
+/* A private mapping that no array has, see private.c. */
+struct cw_spare {
+    const struct cw_slab *slab;
+    uint64_t begin_bytes; /* in the slab */
+    struct cw_mapping mapping;
+};
+
+struct cw_spares { /* least recently used first */
+    struct cw_spare rows[CW_SPARES_MAX];
+    uint32_t count;
 };
 
 #define CW_SLAB_BUCKETS 1024u
@@ -142,6 +155,7 @@ struct cw_client {
     pthread_mutex_t lock;
     struct cw_directory_reader directory;
     struct cw_slabs slabs;
+    struct cw_spares spares;
     struct cw_leases leases;
     struct cw_heap heap;
     cw_array *array_pool; /* closed structs, kept for the next */
@@ -178,6 +192,8 @@ struct cw_array {
     uint8_t *data;         /* element 0 */
     uint32_t ndim, itemsize;
     bool readonly;
+    struct cw_mapping own_pages; /* CW_PRIVATE: where bytes lie; else base NULL */
+    uint64_t own_pages_begin;    /* in the slab */
     int64_t *shape, *strides;
     char *dtype;
     void *spill; /* where they lie if they do not fit below */
@@ -252,6 +268,9 @@ int cw_slab_map(cw_client *client, struct cw_slab *slab, bool readonly);
  * taken over, and the slab is own. capacity: of the table. */
 int cw_slab_add(cw_client *client, const struct cw_slab_info *info, int data_fd,
                 struct cw_segment *table, struct cw_slab **out);
+/* Maps a part of it copy-on-write; both in whole pages. */
+int cw_slab_map_private(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes,
+                        uint64_t size_bytes, struct cw_mapping *out);
 /* Puts an idle slab where it may be unmapped, and takes it back out. */
 void cw_slab_rest(cw_client *client, struct cw_slab *slab);
 void cw_slab_wake(cw_client *client, struct cw_slab *slab);
@@ -282,12 +301,25 @@ int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
                   uint64_t begin_bytes, uint64_t offset_bytes, uint64_t size_bytes,
                   const struct cw_shape *shape, bool readonly, cw_array **out);
 /* Holds a block, maps its slab and makes an array on it; checks that the range lies in the block.
- */
+ * flags: CW_READONLY or CW_PRIVATE. */
 int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_t gen,
                     uint64_t offset_bytes, uint64_t size_bytes, const struct cw_shape *shape,
-                    bool readonly, cw_array **out);
+                    uint32_t flags, cw_array **out);
+/* 0, or -EINVAL: flags for opening an array that do not exist, or exclude each other. */
+int cw_open_flags_check(const char *function, uint32_t flags);
 /* 0, or -EINVAL when the array is not this process's to use for requests. */
 int cw_array_usable(const cw_array *array);
+
+/* ---- private.c ---- */
+/* A private mapping of the pages that hold a range of a slab, spare or new. The caller holds the
+ * lock. -EINVAL: not in host memory. */
+int cw_private_take(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes,
+                    uint64_t size_bytes, struct cw_mapping *out);
+/* Ends an array's private mapping, if it has one: it is spare, or gone. Without the lock; the
+ * array's lease stands. */
+void cw_private_give(cw_array *array);
+/* The slab is about to be freed. The caller holds the lock. */
+void cw_private_forget(cw_client *client, const struct cw_slab *slab);
 
 /* ---- fork.c ---- */
 void cw_fork_register(cw_client *client);

@@ -61,6 +61,22 @@ static int host_slab_map(int device, int fd, uint64_t size_bytes, uint32_t slab_
     return 0;
 }
 
+static int host_slab_map_private(int fd, uint64_t slab_bytes, uint32_t slab_flags,
+                                 uint64_t begin_bytes, uint64_t size_bytes,
+                                 struct cw_mapping *out) {
+    int code = check_fd(fd, slab_bytes, slab_flags);
+    if (code)
+        return code;
+    /* Not reserved: most of it is never written, and then takes no memory of its own. */
+    void *base = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd,
+                      (off_t)begin_bytes);
+    if (base == MAP_FAILED)
+        return cw_fail(errno == EACCES || errno == EPERM ? -EPERM : -EDQUOT,
+                       "mapping %llu bytes privately failed: %m", (unsigned long long)size_bytes);
+    *out = (struct cw_mapping){.base = base, .size_bytes = size_bytes};
+    return 0;
+}
+
 static void host_slab_unmap(struct cw_mapping *mapping) {
     munmap(mapping->base, mapping->size_bytes);
     *mapping = (struct cw_mapping){.base = NULL};
@@ -86,6 +102,7 @@ const struct cw_backend cw_backend_host = {
     .slab_create = host_slab_create,
     .slab_map = host_slab_map,
     .slab_unmap = host_slab_unmap,
+    .slab_map_private = host_slab_map_private,
     .copy = host_copy,
     .zero = host_zero,
 };

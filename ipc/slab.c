@@ -87,6 +87,7 @@ void cw_slab_free(cw_client *client, struct cw_slab *slab) {
     }
     if (slab->carved)
         cw_arena_deinit(&slab->arena);
+    cw_private_forget(client, slab);
     const struct cw_backend *backend = client->heap.backend;
     if (slab->rw.base)
         backend->slab_unmap(&slab->rw);
@@ -204,6 +205,22 @@ int cw_slab_map(cw_client *client, struct cw_slab *slab, bool readonly) {
         code = cw_fail(-EPROTO, "slab %u changed its size", slab->id);
     else
         code = map_data(client, slab, fds.fd[0], readonly);
+    cw_fds_close(&fds);
+    return code;
+}
+
+int cw_slab_map_private(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes,
+                        uint64_t size_bytes, struct cw_mapping *out) {
+    struct cw_slab_info info;
+    struct cw_fds fds;
+    int code = request_slab(client, slab->id, &info, &fds);
+    if (code)
+        return code;
+    if (info.size_bytes != slab->size_bytes)
+        code = cw_fail(-EPROTO, "slab %u changed its size", slab->id);
+    else
+        code = client->heap.backend->slab_map_private(fds.fd[0], slab->size_bytes, slab->flags,
+                                                      begin_bytes, size_bytes, out);
     cw_fds_close(&fds);
     return code;
 }

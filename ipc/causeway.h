@@ -149,9 +149,6 @@ int cw_array_readonly(const cw_array *array);
 void cw_array_layout(const cw_array *array, cw_layout *out);
 /* "cpu", or "cuda:N" by this process's mask; borrowed. */
 const char *cw_array_device(const cw_array *array);
-/* The number of its GPU in this process, -1 for host memory. cw_array_data() of a GPU array is an
- * address of the GPU: the CPU must not touch it. */
-int cw_array_gpu(const cw_array *array);
 /* The client that it belongs to; borrowed. */
 cw_client *cw_array_client(const cw_array *array);
 /* 1 when no lease of ours stands on it (the client came over a fork): take one with
@@ -178,63 +175,12 @@ int cw_array_write(cw_array *array, uint64_t offset_bytes, const void *source, u
 int cw_array_read(const cw_array *array, uint64_t offset_bytes, void *destination,
                   uint64_t size_bytes);
 
-/*
- * Copies size_bytes of source at source_bytes to target at target_bytes, from and to any device, by
- * the fastest route that there is. stream NULL: blocks until it is done. Else a CUDA stream
- * (CUstream) of this process: returns when the copy is submitted to it, in order with the arrays'
- * other users as cw_array_writing_begin() has it. -EINVAL, -ENODEV, -EDQUOT, -EOWNERDEAD.
- */
-int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
-                  uint64_t size_bytes, void *stream);
-/*
- * The same with memory of this process that is not ours: host memory (gpu -1), or GPU memory of any
- * library on the GPU of that number.
- */
-int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source, int gpu,
-                     uint64_t size_bytes, void *stream);
-int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int gpu,
-                      uint64_t size_bytes, void *stream);
-
 /* ---- devices ---- */
 
 /* Names of the devices that arrays can lie on, each terminated, one behind the other: "cpu", and a
  * "cuda:N" for each GPU that this process sees. The first call with a driver installed opens it:
  * half a second. cw_free(). */
 int cw_devices(char **names, uint64_t *count);
-
-typedef struct cw_device_info {
-    char name[64]; /* what the maker calls it */
-    char uuid[41]; /* GPU-...; the same in every process; "" for the host */
-    uint64_t memory_bytes, free_bytes;
-} cw_device_info;
-/* About one device ("cpu", "cuda:N"). -ENODEV, -EINVAL. */
-int cw_device_stat(const char *device, cw_device_info *out);
-
-/* ---- GPU work in order: arrays that streams of several processes use ---- */
-
-/*
- * Work on a GPU array that a stream is given between begin and end is put in order with that of
- * other streams, in whichever process, without the CPU: the stream waits for the last write (a
- * writer also for the reads under way), and the next user waits for this one. stream is a CUstream
- * of this process on any GPU; 0, 1 and 2 are CUDA's default streams, where begin waits on the CPU.
- * Call end on the same thread, after the work was submitted; between the two, submit to this stream
- * alone. A stream under capture is refused (-EINVAL). Host arrays: nothing to be done, 0.
- *
- * begin blocks while another writes (submits), while what it must wait for is not submitted yet,
- * and when CW_STREAM_WAITS_MAX streams of this process wait already; timeout_ns bounds it. -ETIMEDOUT
- * and -EINTR: nothing was begun. -EOWNERDEAD: who wrote last died before it was complete (nothing
- * was begun); writing_begin does not say so, since it is about to write anew.
- *
- * whole 1: all of the array is written, so that what was incomplete before does not matter.
- * end: 0, or -EOWNERDEAD when what the work waited for died meanwhile: the result is no good, and
- * whoever reads the array is told so too.
- */
-int cw_array_writing_begin(cw_array *array, void *stream, int64_t timeout_ns);
-int cw_array_writing_end(cw_array *array, void *stream, int whole);
-int cw_array_reading_begin(cw_array *array, void *stream, int64_t timeout_ns);
-int cw_array_reading_end(cw_array *array, void *stream);
-/* Waits on the CPU until the array's last write is complete. 0, -EOWNERDEAD, -ETIMEDOUT, -EINTR. */
-int cw_array_wait(cw_array *array, int64_t timeout_ns);
 
 /* ---- what the broker knows ---- */
 

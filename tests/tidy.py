@@ -42,7 +42,7 @@ MAY_INCLUDE = {
 }
 # Headers that one place alone may name.
 ONE_PLACE = {
-    "cuda.h": r"ipc/backend_cuda\.c",
+    "cuda.h": r"ipc/cuda_driver\.h|tests/fakecuda/.*",
     "liburing.h": r"broker/bridge/.*",
 }
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from causeway import _pool_worker, client
+from causeway import _pool_process, _pool_worker, client
 from causeway._pool_channel import PARENT, Bell, Channel, Plane
 from causeway._pool_jobs import Task
 from causeway._pool_wire import Parcel
@@ -109,7 +109,7 @@ class Crew:
         by_fork = self._context.get_start_method() == "fork"
         # The parent holds the plane anyway: without a transit lease nothing stays of a worker that never opens it.
         memory = self._address if by_fork else self._memory.reduce(transit=False)
-        process = self._context.Process(
+        process = _pool_process.process_class(self._context)(
             target=_pool_worker.main,
             args=(memory, slot, self._plane, self._parent, self._settings, *self._start),
         )
@@ -120,7 +120,7 @@ class Crew:
         worker.pid = process.pid
         self._workers[slot] = worker
         try:
-            worker.pidfd = os.pidfd_open(worker.pid)
+            worker.pidfd = _pool_process.open_pidfd(process)
         except ProcessLookupError:  # dead and reaped already
             self.dead.append(worker)
             self.bell.ring()
@@ -141,7 +141,7 @@ class Crew:
         deadline = time.monotonic() + _GRACE_SECONDS
         while worker.process.exitcode is None and time.monotonic() < deadline:
             time.sleep(0.002)
-        worker.exitcode = worker.process.exitcode
+        worker.exitcode = _pool_process.exitcode_of(worker.process)
         worker.process.join(timeout=0)  # so that multiprocessing forgets it
 
     def discard(self, worker: Worker) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import causeway as cw
-from causeway import client
+from causeway import _pool_server, client
 
 # A shell that starts us in the background ignores SIGINT for us, and so for every test of Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -96,6 +96,7 @@ def broker_folder() -> Iterator[Path]:
     os.environ["CAUSEWAY_DIR"] = str(folder)
     disconnect()
     yield folder
+    _pool_server.stop()
     multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
     disconnect()
     stop_broker(folder)

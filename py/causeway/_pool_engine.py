@@ -35,6 +35,7 @@ from causeway._pool_callbacks import Callbacks
 from causeway._pool_channel import Waiter, wait
 from causeway._pool_crew import BUSY, DEAD, IDLE, LEAVING, STARTING, Crew, Worker
 from causeway._pool_jobs import IMapIterator, Job, Source, Task, name_of
+from causeway._pool_shared import Shared, recurring
 from causeway.errors import Error, Stale
 
 __all__ = ["CLOSE", "RUN", "TERMINATE", "Engine"]
@@ -106,6 +107,11 @@ class Engine:
             if len(found) <= _REFERENCE_BYTES_MAX:
                 return found
         return b""
+
+    def shared_by(self, job: Job, items: tuple[Any, ...], chunksize: int) -> Shared | None:
+        """What the tasks of a job over items have in common."""
+        arrays = recurring(job.function, items, chunksize, with_function=not job.lead)
+        return Shared(self._store, arrays) if arrays else None
 
     def submit(self, job: Job, work: Task | Source) -> None:
         """Queues a job's work, and sends what idle workers can take at once."""
@@ -195,6 +201,8 @@ class Engine:
         """All tasks of a job have ended: runs its callback, then tells who waits."""
         with self._lock:
             self._jobs.discard(job)
+        if job.shared is not None:
+            job.shared.close()
         callback = job.call_back()
         if callback is None:
             job.settle()
@@ -233,7 +241,9 @@ class Engine:
         except IndexError:
             encoder = wire.Encoder(self._store, worker.channel.max_bytes, transit=False)
         try:
-            parcel = encoder.encode(task.number, task.call, lead, body, cloud=True)
+            parcel = encoder.encode(
+                task.number, task.call, lead, body, cloud=True, shared=task.job.shared
+            )
         except BaseException as error:
             # A Ctrl-C is the caller's and leaves the task for another thread to send; all else is the task's own.
             ours = isinstance(error, KeyboardInterrupt)
@@ -436,6 +446,8 @@ class Engine:
             self._jobs.clear()
         for job in jobs:
             job.abort(self._end_error())
+            if job.shared is not None:
+                job.shared.close()
         self._callbacks.end()
         self._store.close()
         self._at_exit.cancel()

@@ -19,6 +19,7 @@ from causeway.errors import Timeout
 
 if TYPE_CHECKING:
     from causeway._pool_engine import Engine
+    from causeway._pool_shared import Shared
 
 __all__ = [
     "AsyncResult",
@@ -65,6 +66,7 @@ class Job:
     Attributes:
         owner: the Pool; held until the job is done, so that it is not collected before.
         lead: the function pickled by reference, b"" when it goes along with each task's arguments.
+        shared: what its tasks have in common; None: nothing.
     """
 
     def __init__(self, engine: Engine, owner: Any, function: Callable[..., Any]) -> None:
@@ -72,6 +74,7 @@ class Job:
         self.owner = owner
         self.function = function
         self.lead = engine.pickled_reference(function)
+        self.shared: Shared | None = None
 
     def begins(self, task: Task) -> bool:
         """A worker is free for a task: False if it is not wanted any more. Called without a lock of the engine's."""
@@ -360,6 +363,7 @@ class Source:
 
     def __init__(self, job: Job, items: tuple[Any, ...], chunksize: int, star: bool) -> None:
         self.job = job
+        job.shared = job.engine.shared_by(job, items, chunksize)
         self._items = items
         self._chunksize = chunksize
         self._call = STARMAP if star else MAP

@@ -84,8 +84,7 @@ int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
     array->size_bytes = size_bytes;
     array->readonly = readonly;
     array->own_pages = (struct cw_mapping){.base = NULL};
-    array->bytes =
-        (uint8_t *)(readonly ? slab->ro.base : slab->rw.base) + begin_bytes + offset_bytes;
+    array->bytes = (uint8_t *)cw_slab_base(slab, readonly) + begin_bytes + offset_bytes;
     array->data = array->bytes + shape->origin_bytes;
     cw_client_ref(client);
     client->arrays++;
@@ -143,7 +142,7 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
                              readonly, out);
     if (code) {
         if (own_pages.base)
-            client->heap.backend->slab_unmap(&own_pages);
+            slab->backend->slab_unmap(&own_pages);
         cw_lease_release(client, slab, block, gen);
         return code;
     }
@@ -173,12 +172,15 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
         code = cw_layout_resolve(layout, &shape);
     if (code)
         return code;
+    struct cw_heap *heap;
     struct cw_slab *slab;
     uint32_t block;
     uint64_t gen;
     bool clean;
     cw_array *array;
-    code = cw_heap_take(client, shape.span_bytes, &slab, &block, &gen, &clean);
+    code = cw_heap_of(client, backend, ordinal, &heap);
+    if (code == 0)
+        code = cw_heap_take(client, heap, shape.span_bytes, &slab, &block, &gen, &clean);
     if (code)
         return code;
     pthread_mutex_lock(&client->lock);
@@ -190,9 +192,12 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     if (code)
         return code;
     if (!clean && flags & CW_ZERO)
-        backend->zero(array->bytes, array->size_bytes);
-    *out = array;
-    return 0;
+        code = backend->zero(ordinal, array->bytes, array->size_bytes);
+    if (code)
+        cw_array_close(array);
+    else
+        *out = array;
+    return code;
 }
 
 int cw_array_adopt(cw_client *client, int fd, uint64_t offset_bytes, const cw_layout *layout,
@@ -274,7 +279,12 @@ void cw_array_layout(const cw_array *array, cw_layout *out) {
 }
 
 const char *cw_array_device(const cw_array *array) {
-    return array->client->heap.backend->name;
+    return array->home_slab->device_name;
+}
+
+int cw_array_gpu(const cw_array *array) {
+    const struct cw_slab *slab = array->home_slab;
+    return slab->device_kind == CW_DEVICE_CUDA ? slab->device : -1;
 }
 
 cw_client *cw_array_client(const cw_array *array) {
@@ -330,33 +340,4 @@ int cw_array_renew(cw_array *array, cw_client *client) {
     } else if (old != array->home)
         cw_client_unref(old); /* a fork of a fork: home has its own reference */
     return 0;
-}
-
-static int check_access(const cw_array *array, const void *host, uint64_t offset_bytes,
-                        uint64_t size_bytes) {
-    if (!array || (!host && size_bytes))
-        return cw_fail(-EINVAL, "an array and host memory are needed, NULL was given");
-    if (offset_bytes > array->size_bytes || size_bytes > array->size_bytes - offset_bytes)
-        return cw_fail(-EINVAL, "%llu bytes at %llu reach beyond the array's end at %llu",
-                       (unsigned long long)size_bytes, (unsigned long long)offset_bytes,
-                       (unsigned long long)array->size_bytes);
-    return 0;
-}
-
-int cw_array_write(cw_array *array, uint64_t offset_bytes, const void *source,
-                   uint64_t size_bytes) {
-    int code = check_access(array, source, offset_bytes, size_bytes);
-    if (code)
-        return code;
-    if (array->readonly)
-        return cw_fail(-EINVAL, "the array is mapped read-only");
-    return array->client->heap.backend->copy(array->bytes + offset_bytes, source, size_bytes);
-}
-
-int cw_array_read(const cw_array *array, uint64_t offset_bytes, void *destination,
-                  uint64_t size_bytes) {
-    int code = check_access(array, destination, offset_bytes, size_bytes);
-    if (code)
-        return code;
-    return array->client->heap.backend->copy(destination, array->bytes + offset_bytes, size_bytes);
 }

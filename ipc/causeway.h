@@ -149,6 +149,9 @@ int cw_array_readonly(const cw_array *array);
 void cw_array_layout(const cw_array *array, cw_layout *out);
 /* "cpu", or "cuda:N" by this process's mask; borrowed. */
 const char *cw_array_device(const cw_array *array);
+/* The number of its GPU in this process, -1 for host memory. cw_array_data() of a GPU array is an
+ * address of the GPU: the CPU must not touch it. */
+int cw_array_gpu(const cw_array *array);
 /* The client that it belongs to; borrowed. */
 cw_client *cw_array_client(const cw_array *array);
 /* 1 when no lease of ours stands on it (the client came over a fork): take one with
@@ -175,12 +178,37 @@ int cw_array_write(cw_array *array, uint64_t offset_bytes, const void *source, u
 int cw_array_read(const cw_array *array, uint64_t offset_bytes, void *destination,
                   uint64_t size_bytes);
 
+/*
+ * Copies size_bytes of source at source_bytes to target at target_bytes, from and to any device, by
+ * the fastest route that there is. stream NULL: blocks until it is done. Else a CUDA stream
+ * (CUstream) of this process: returns when the copy is submitted to it, in order with the arrays'
+ * other users as cw_array_writing_begin() has it. -EINVAL, -ENODEV, -EDQUOT, -EOWNERDEAD.
+ */
+int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
+                  uint64_t size_bytes, void *stream);
+/*
+ * The same with memory of this process that is not ours: host memory (gpu -1), or GPU memory of any
+ * library on the GPU of that number.
+ */
+int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source, int gpu,
+                     uint64_t size_bytes, void *stream);
+int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int gpu,
+                      uint64_t size_bytes, void *stream);
+
 /* ---- devices ---- */
 
 /* Names of the devices that arrays can lie on, each terminated, one behind the other: "cpu", and a
  * "cuda:N" for each GPU that this process sees. The first call with a driver installed opens it:
  * half a second. cw_free(). */
 int cw_devices(char **names, uint64_t *count);
+
+typedef struct cw_device_info {
+    char name[64]; /* what the maker calls it */
+    char uuid[41]; /* GPU-...; the same in every process; "" for the host */
+    uint64_t memory_bytes, free_bytes;
+} cw_device_info;
+/* About one device ("cpu", "cuda:N"). -ENODEV, -EINVAL. */
+int cw_device_stat(const char *device, cw_device_info *out);
 
 /* ---- what the broker knows ---- */
 

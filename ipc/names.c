@@ -322,7 +322,8 @@ int cw_name_stat(cw_client *client, const char *name, cw_name_info *out) {
     out->ndim = shape.ndim;
     memcpy(out->shape, shape.shape, shape.ndim * sizeof *shape.shape);
     memcpy(out->dtype, shape.dtype, shape.dtype_bytes + 1);
-    strcpy(out->device, client->heap.backend->name);
+    strcpy(out->device, holders.device_kind == CW_DEVICE_CUDA ? "cuda" : "cpu");
+    cw_uuid_text(holders.device_uuid, out->device_uuid);
     return 0;
 }
 

@@ -74,7 +74,7 @@ int cw_private_take(cw_client *client, struct cw_slab *slab, uint64_t begin_byte
     struct cw_spares *spares = &client->spares;
     uint64_t first = begin_bytes / CW_PAGE * CW_PAGE;
     uint64_t length = (begin_bytes + size_bytes - first + CW_PAGE - 1) / CW_PAGE * CW_PAGE;
-    const struct cw_backend *backend = client->heap.backend;
+    const struct cw_backend *backend = slab->backend;
     if (slab->device_kind != CW_DEVICE_HOST || !backend->slab_map_private)
         return cw_fail(-EINVAL, "CW_PRIVATE needs an array in host memory: copies of single pages "
                                 "are made nowhere else");

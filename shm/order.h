@@ -50,8 +50,9 @@
 
 typedef uint64_t cw_stamp; /* fence << CW_STAMP_VALUE_BITS | value; 0: nothing */
 #define CW_STAMP_VALUE_BITS 36
-#define CW_STAMP_VALUE_MAX  ((1ull << CW_STAMP_VALUE_BITS) - 1) /* then the stream takes a new one \
-                                                                 */
+#define CW_STAMP_VALUE_MAX                                                                         \
+    ((1ull << CW_STAMP_VALUE_BITS) - 1) /* then the stream takes a new one                         \
+                                         */
 #define CW_STAMP_FENCE_MAX ((1u << 28) - 1)
 
 static inline cw_stamp cw_stamp_make(uint32_t fence, uint64_t value) {
@@ -86,5 +87,10 @@ static inline struct cw_order *cw_order_of(struct cw_block_table *table, uint32_
 static inline uint64_t cw_order_table_bytes(uint32_t capacity) {
     return cw_block_table_bytes(capacity) + (uint64_t)capacity * sizeof(struct cw_order);
 }
+
+/* Owner: empties the record of a FREE block that is about to be carved. */
+void cw_order_clear(struct cw_order *order);
+/* Owner, of a block that came back: did no stream ever use it? Then it may be carved at once. */
+bool cw_order_unused(struct cw_order *order);
 
 #endif

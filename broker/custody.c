@@ -30,8 +30,9 @@ struct cwd_slab *cwd_slab_find(struct cwd_broker *b, uint32_t id) {
 
 /* ---- taking in ---- */
 
-/* The CUDA driver as a test double has GPU memory in memfds. Said by the environment of the broker
- * alone: else a client could pass host memory off as a GPU's, which is not charged. */
+/* The CUDA driver as a test double (tests/fakecuda) exports memory as sockets, which are of no
+ * class. Said by the environment of the broker alone: else a client could pass off anything as a
+ * GPU's memory. */
 static bool test_driver(void) {
     const char *path = getenv("CAUSEWAY_CUDA_DRIVER");
     return path && *path;
@@ -40,7 +41,7 @@ static bool test_driver(void) {
 static int check_data(const struct cw_slab_info *info, int fd) {
     enum cwd_fd_class class = cwd_fd_class(fd);
     if (info->device_kind == CW_DEVICE_CUDA)
-        return class == CWD_FD_GPU || (class == CWD_FD_MEMORY && test_driver())
+        return class == CWD_FD_GPU || (class == CWD_FD_OTHER && test_driver())
                    ? 0
                    : cw_fail(-EINVAL, "the data of a GPU slab must come as the driver's "
                                       "descriptor; this is none");

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pool_tasks as tasks
-from conftest import eventually
+from waiting import eventually
 
 import causeway as cw
 

@@ -256,3 +256,47 @@ def fork_and_return(x: int) -> int:
 
 def large(nbytes: int) -> np.ndarray[Any, Any]:
     return np.ones(nbytes, "u1")
+
+
+def open_descriptors(_: Any = None) -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def nested_pool(n: int) -> list[int]:
+    with cw.Pool(2) as pool:
+        return pool.map(square, range(n), 1)
+
+
+def nested_executor(n: int) -> list[int]:
+    with cw.Executor(2) as executor:
+        return list(executor.map(square, range(n)))
+
+
+inherited: Any = None
+
+
+def use_inherited() -> Any:
+    return inherited.map(square, range(3))
+
+
+def mark_and_wait(paths: tuple[str, str]) -> None:
+    """Says that it runs, and runs until it is told to end."""
+    mark, go = paths
+    Path(mark).touch()
+    wait_for(go)
+
+
+def hold_the_interpreter(mark: str) -> None:
+    """Never comes back from C, so that no other thread of Python runs."""
+    Path(mark).touch()
+    sum(range(10**12))
+
+
+def pool_that_leaves_marks(mark: str) -> None:
+    """In an Executor's worker: has a Pool at work, and writes down all pids."""
+    with cw.Pool(2) as pool:
+        pids = pool.map(pid_after_a_while, range(8), 1)
+        pool.map_async(nap, [60] * 2, 1)
+        Path(mark + "-").write_text(" ".join(str(pid) for pid in {os.getpid(), *pids}))
+        Path(mark + "-").rename(mark)
+        time.sleep(60)

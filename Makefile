@@ -25,6 +25,11 @@ CFLAGS  += -std=gnu11 $(OPT) -fPIC -pthread -Wall -Wextra -Wshadow -Wpointer-ari
            -Wmissing-prototypes -Wvla -Wwrite-strings -Werror $(SANITIZE)
 CPPFLAGS += -D_GNU_SOURCE -I.
 LDFLAGS += -pthread $(SANITIZE)
+# cuda.h: the Toolkit's where it stands, else PyPI's. Whatever is built from here uses the same one.
+CUDA_INCLUDE ?= $(or $(shell sh tools/cuda_header.sh find),$(abspath $(BUILD))/cuda)
+CUDA_INCLUDE := $(CUDA_INCLUDE)
+export CUDA_INCLUDE
+CPPFLAGS += -isystem $(CUDA_INCLUDE)
 VERSION := $(shell sed -n 's/^.define CW_VERSION *"\(.*\)"/\1/p' ipc/causeway.h)
 VENV    ?= $(BUILD)/venv
 VPY     := $(VENV)/bin/python
@@ -51,7 +56,7 @@ help:
 # ---- libraries and programs ------------------------------------------------------------------------
 
 # `make V=1` shows the whole commands.
-$(BUILD)/%.o: %.c
+$(BUILD)/%.o: %.c | $(CUDA_INCLUDE)/cuda.h
 	@mkdir -p $(@D)
 	@$(if $(V),set -x,echo '  CC      $<'); $(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
@@ -92,6 +97,11 @@ $(VENV)/made.stamp: | $(BUILD)/setup-build.stamp
 $(VENV)/deps-%.stamp: tools/requirements/%.txt $(VENV)/made.stamp
 	$(VPY) -m pip install -q --disable-pip-version-check -r $<
 	@touch $@
+
+ifeq ($(wildcard $(CUDA_INCLUDE)/cuda.h),)
+$(CUDA_INCLUDE)/cuda.h: tools/cuda_header.sh | $(VENV)/made.stamp
+	sh tools/cuda_header.sh fetch $(CUDA_INCLUDE) "$(VPY) -m pip"
+endif
 
 include tools/python.mk
 

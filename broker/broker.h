@@ -78,8 +78,9 @@ struct cwd_broker {
     struct cwd_slab *slabs;   /* by id */
     struct cwd_slab *suspect; /* orphans that are perhaps empty */
     uint32_t next_slab, orphans;
-    uint64_t bytes; /* of data and tables in custody */
-    uint64_t fds;   /* descriptors held for clients: see cwd_fds_held() */
+    uint64_t bytes;                       /* of data and tables in custody */
+    uint64_t gpu_bytes, gpu_orphan_bytes; /* of GPU memory, as it was declared */
+    uint64_t fds;                         /* descriptors held for clients: see cwd_fds_held() */
 
     struct cwd_reclaim reclaim;        /* reclaim.c */
     uint64_t kept_names;               /* names.c: with CW_ENTRY_KEEP */

@@ -16,6 +16,7 @@
 #include "broker/log.h"
 #include "broker/monitor.h"
 #include "broker/session.h"
+#include "ipc/device.h"
 
 void cwd_fd_discard(struct cwd_broker *b, int fd) {
     cwd_closer_push(cwd_fd_class(fd) == CWD_FD_OTHER ? b->wild_closer : b->closer, fd);
@@ -29,12 +30,21 @@ struct cwd_slab *cwd_slab_find(struct cwd_broker *b, uint32_t id) {
 
 /* ---- taking in ---- */
 
+/* The CUDA driver as a test double (tests/fakecuda) exports memory as sockets, which are of no
+ * class. Said by the environment of the broker alone: else a client could pass off anything as a
+ * GPU's memory. */
+static bool test_driver(void) {
+    const char *path = getenv("CAUSEWAY_CUDA_DRIVER");
+    return path && *path;
+}
+
 static int check_data(const struct cw_slab_info *info, int fd) {
     enum cwd_fd_class class = cwd_fd_class(fd);
     if (info->device_kind == CW_DEVICE_CUDA)
-        return class == CWD_FD_GPU ? 0
-                                   : cw_fail(-EINVAL, "the data of a GPU slab must come as the "
-                                                      "driver's descriptor; this is none");
+        return class == CWD_FD_GPU || (class == CWD_FD_OTHER && test_driver())
+                   ? 0
+                   : cw_fail(-EINVAL, "the data of a GPU slab must come as the driver's "
+                                      "descriptor; this is none");
     struct cwd_fd_memory memory;
     if (class != CWD_FD_MEMORY)
         return cw_fail(-EINVAL, "the data of a host slab must be shared memory; this descriptor "
@@ -55,7 +65,7 @@ static int check_data(const struct cw_slab_info *info, int fd) {
  * a pool's sake. */
 static int open_table(const struct cw_slab_info *info, int fd, struct cw_segment *out) {
     struct cwd_fd_memory memory;
-    uint64_t bytes = cw_block_table_bytes(info->blocks);
+    uint64_t bytes = cw_slab_table_bytes(info->device_kind, info->blocks);
     if (cwd_fd_class(fd) != CWD_FD_MEMORY)
         return cw_fail(-EPROTO, "a block table must be shared memory; this descriptor is none");
     int code = cwd_fd_memory(fd, &memory);
@@ -79,6 +89,11 @@ static int check_numbers(const struct cw_slab_info *info) {
     if (info->size_bytes < 1 || info->size_bytes > INT64_MAX / 2)
         return cw_fail(-EINVAL, "a slab of %llu bytes cannot be",
                        (unsigned long long)info->size_bytes);
+    static const uint8_t none[sizeof info->device_uuid];
+    bool has_uuid = memcmp(info->device_uuid, none, sizeof none) != 0;
+    if (has_uuid != (info->device_kind == CW_DEVICE_CUDA))
+        return cw_fail(-EINVAL, has_uuid ? "a slab in host memory has no GPU's UUID"
+                                         : "a GPU slab needs the UUID of its GPU");
     if (info->flags & ~(uint32_t)CW_SLAB_FOREIGN)
         return cw_fail(-EINVAL, "slab flags 0x%x are not known", info->flags);
     return 0;
@@ -114,8 +129,15 @@ static int check_new(struct cwd_broker *b, struct cwd_session *owner,
         return cwd_limit_refuse(b, CW_LIMIT_max_fds,
                                 "a slab needs 2 descriptors more than the %llu that are held",
                                 (unsigned long long)cwd_fds_held(b));
-    uint64_t charge = info->size_bytes + cw_block_table_bytes(info->blocks);
-    return check_limits(b, owner, info->size_bytes, charge);
+    uint64_t table_bytes = cw_slab_table_bytes(info->device_kind, info->blocks);
+    if (info->device_kind != CW_DEVICE_CUDA)
+        return check_limits(b, owner, info->size_bytes, info->size_bytes + table_bytes);
+    if (info->size_bytes > CWD_LIMIT(b, max_gpu_bytes) ||
+        b->gpu_bytes > CWD_LIMIT(b, max_gpu_bytes) - info->size_bytes)
+        return cwd_limit_refuse(
+            b, CW_LIMIT_max_gpu_bytes, "%llu bytes of GPU memory were asked for, %llu are in use",
+            (unsigned long long)info->size_bytes, (unsigned long long)b->gpu_bytes);
+    return check_limits(b, owner, table_bytes, table_bytes);
 }
 
 static void charge(struct cwd_slab *slab, struct cwd_session *owner) {
@@ -123,6 +145,7 @@ static void charge(struct cwd_slab *slab, struct cwd_session *owner) {
     slab->info.owner_session = owner->id;
     owner->slabs++;
     owner->bytes += slab->charge_bytes;
+    owner->gpu_bytes += slab->gpu_bytes;
 }
 
 static uint32_t next_id(struct cwd_broker *b) {
@@ -167,11 +190,13 @@ int cwd_slab_add(struct cwd_broker *b, struct cwd_session *owner, const struct c
     slab->capacity = capacity;
     slab->data_fd = fds[0];
     slab->data_is_known = info->device_kind == CW_DEVICE_HOST;
+    slab->gpu_bytes = info->device_kind == CW_DEVICE_CUDA ? info->size_bytes : 0;
     slab->segment = table;
     slab->table = mapped;
-    slab->charge_bytes = info->size_bytes + table.size_bytes;
+    slab->charge_bytes = info->size_bytes - slab->gpu_bytes + table.size_bytes;
     charge(slab, owner);
     b->bytes += slab->charge_bytes;
+    b->gpu_bytes += slab->gpu_bytes;
     b->fds += 2;
     HASH_ADD(hh, b->slabs, id, sizeof slab->id, slab);
     CWD_COUNT(b, slabs_added);
@@ -201,6 +226,8 @@ static void slab_close(struct cwd_broker *b, struct cwd_slab *slab) {
     HASH_DEL(b->slabs, slab);
     b->orphans--;
     b->bytes -= slab->charge_bytes;
+    b->gpu_bytes -= slab->gpu_bytes;
+    b->gpu_orphan_bytes -= slab->gpu_bytes;
     b->fds -= 2;
     cwd_closer_push(slab->data_is_known ? b->closer : b->wild_closer, slab->data_fd);
     cwd_closer_push(b->closer, slab->segment.fd);
@@ -260,6 +287,8 @@ void cwd_slab_orphan(struct cwd_broker *b, struct cwd_slab *slab) {
     CW_ASSERT(slab->owner && slab->owner->slabs > 0);
     slab->owner->slabs--;
     slab->owner->bytes -= slab->charge_bytes;
+    slab->owner->gpu_bytes -= slab->gpu_bytes;
+    b->gpu_orphan_bytes += slab->gpu_bytes;
     slab->owner = NULL;
     slab->info.owner_session = 0;
     b->orphans++;
@@ -350,12 +379,14 @@ int cwd_slab_adopt(struct cwd_broker *b, struct cwd_session *owner,
         return check_limits(b, owner, wish->free_bytes, 0);
     HASH_ITER(hh, b->slabs, slab, next) {
         if (slab->owner || slab->info.device_kind != wish->device_kind ||
+            memcmp(slab->info.device_uuid, wish->device_uuid, sizeof wish->device_uuid) != 0 ||
             (slab->info.flags & CW_SLAB_FOREIGN) || slab->info.size_bytes < wish->free_bytes ||
             !header_is_whole(slab))
             continue;
         if (largest_gap(slab, &entry_left) < wish->free_bytes || !entry_left)
             continue;
         b->orphans--;
+        b->gpu_orphan_bytes -= slab->gpu_bytes;
         charge(slab, owner);
         CWD_COUNT(b, slabs_adopted);
         *out = slab->info;

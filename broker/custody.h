@@ -24,7 +24,8 @@ struct cwd_slab {
     bool data_is_known; /* its close cannot be blocked by a file system */
     struct cw_segment segment;
     struct cw_block_table *table;
-    uint64_t charge_bytes;     /* data and table */
+    uint64_t charge_bytes;     /* of host memory: data and table */
+    uint64_t gpu_bytes;        /* of GPU memory, as declared */
     struct cwd_session *owner; /* NULL: orphan */
     uint32_t refs;             /* references on its blocks */
     uint32_t live_hint;        /* a block that was alive when we last looked */

@@ -28,6 +28,7 @@ static const struct {
     [CW_LIMIT_max_fds] = {32, 1ull << 22},
     [CW_LIMIT_max_bytes] = {0, INT64_MAX},
     [CW_LIMIT_max_user_bytes] = {0, INT64_MAX},
+    [CW_LIMIT_max_gpu_bytes] = {0, INT64_MAX},
     [CW_LIMIT_max_client_slabs] = {1, 1ull << 20},
     [CW_LIMIT_max_client_leases] = {CW_LEASE_TABLE_SLOTS, 1ull << 24},
     [CW_LIMIT_max_client_transits] = {1, 1ull << 20},
@@ -83,6 +84,8 @@ void cwd_limits_settle(struct cwd_limits *limits, bool *lowered) {
         limits->value[CW_LIMIT_max_bytes] = half_of_memory();
     if (!limits->value[CW_LIMIT_max_user_bytes])
         limits->value[CW_LIMIT_max_user_bytes] = limits->value[CW_LIMIT_max_bytes];
+    if (!limits->value[CW_LIMIT_max_gpu_bytes])
+        limits->value[CW_LIMIT_max_gpu_bytes] = INT64_MAX;
     *lowered = false;
     uint64_t wanted = limits->value[CW_LIMIT_max_fds] + FDS_SPARE;
     struct rlimit files;

@@ -32,6 +32,19 @@ static void gauge(struct cwd_broker *b, enum cw_gauge which, uint64_t value) {
     CW_STORE(M1, &b->root->gauges[which], value, relaxed);
 }
 
+/* What a client says that it copied, on top of what it had said. Figures: a client that lies spoils
+ * the sum, no more. */
+static void count_routes(struct cwd_broker *b, struct cwd_session *session) {
+    for (unsigned i = 0; session->shared && i < CW_ROUTES; i++) {
+        /* X1: figures, of which the latest will do. */
+        uint64_t now = CW_LOAD(X1, &session->shared->routes[i], relaxed);
+        if (now > session->routes_seen[i])
+            CW_ADD(M1, &b->root->counters[CW_COUNTER_bytes_same_gpu + i],
+                   now - session->routes_seen[i], relaxed);
+        session->routes_seen[i] = now;
+    }
+}
+
 void cwd_monitor_update(struct cwd_broker *b) {
     struct cwd_session *session;
     gauge(b, CW_GAUGE_clients, b->clients);
@@ -40,6 +53,8 @@ void cwd_monitor_update(struct cwd_broker *b) {
     gauge(b, CW_GAUGE_orphan_slabs, b->orphans);
     gauge(b, CW_GAUGE_fds, cwd_fds_held(b));
     gauge(b, CW_GAUGE_bytes, b->bytes);
+    gauge(b, CW_GAUGE_gpu_bytes, b->gpu_bytes);
+    gauge(b, CW_GAUGE_gpu_orphan_bytes, b->gpu_orphan_bytes);
     gauge(b, CW_GAUGE_transits, cwd_transit_count(b));
     gauge(b, CW_GAUGE_waiting, b->waiting);
     CW_STORE(M1, &b->root->counters[CW_COUNTER_fds_closed],
@@ -48,9 +63,11 @@ void cwd_monitor_update(struct cwd_broker *b) {
         if (!session->changed || session->row == CWD_NO_ROW)
             continue;
         session->changed = false;
+        count_routes(b, session);
         struct cw_monitor_client *row = &b->root->clients[session->row];
         CW_STORE(M1, &row->slabs, session->slabs, relaxed);
         CW_STORE(M1, &row->bytes, session->bytes, relaxed);
+        CW_STORE(M1, &row->gpu_bytes, session->gpu_bytes, relaxed);
         CW_STORE(M1, &row->transits, session->transits, relaxed);
         CW_STORE(M1, &row->waits, session->waits, relaxed);
         CW_STORE(M1, &row->requests, session->requests_done, relaxed);
@@ -74,6 +91,7 @@ void cwd_monitor_row_open(struct cwd_broker *b, struct cwd_session *session, con
         CW_STORE(M1, &row->connected_ns, realtime_ns(), relaxed);
         CW_STORE(M1, &row->slabs, 0, relaxed);
         CW_STORE(M1, &row->bytes, 0, relaxed);
+        CW_STORE(M1, &row->gpu_bytes, 0, relaxed);
         CW_STORE(M1, &row->transits, 0, relaxed);
         CW_STORE(M1, &row->waits, 0, relaxed);
         CW_STORE(M1, &row->requests, 0, relaxed);
@@ -85,6 +103,7 @@ void cwd_monitor_row_open(struct cwd_broker *b, struct cwd_session *session, con
 }
 
 void cwd_monitor_row_close(struct cwd_broker *b, struct cwd_session *session) {
+    count_routes(b, session);
     if (session->row != CWD_NO_ROW)
         CW_STORE(M2, &b->root->clients[session->row].session, 0, release);
     session->row = CWD_NO_ROW;

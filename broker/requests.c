@@ -159,7 +159,9 @@ static int serve_holders(struct cwd_broker *b, struct cwd_session *s, struct req
     *head = (struct cw_holders){
         .references = cwd_ref_count(b, ref->slab, ref->block, ref->gen),
         .owner_pid = slab->owner ? (uint32_t)slab->owner->pid : 0,
+        .device_kind = slab->info.device_kind,
     };
+    memcpy(head->device_uuid, slab->info.device_uuid, sizeof head->device_uuid);
     for (other = b->sessions; other; other = other->hh.next) {
         if (!session_holds(other, cw_lease_slot(ref->slab, ref->block)))
             continue;

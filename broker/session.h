@@ -51,9 +51,10 @@ struct cwd_session {
 
     /* charged to it */
     uint32_t slabs, transits, waits, lifelines, early_ends;
-    uint64_t bytes, requests_done;
-    uint64_t last_transit;  /* the highest counter of its BEGINs */
-    struct cwd_wait *ready; /* answers to waits that had no room yet */
+    uint64_t bytes, gpu_bytes, requests_done;
+    uint64_t routes_seen[CW_ROUTES]; /* of its figures, what the counters have */
+    uint64_t last_transit;           /* the highest counter of its BEGINs */
+    struct cwd_wait *ready;          /* answers to waits that had no room yet */
 
     uint32_t row; /* of the monitor page */
     bool changed; /* its row is to be written */

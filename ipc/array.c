@@ -28,6 +28,15 @@ int cw_array_usable(const cw_array *array) {
     return cw_client_usable(array->client);
 }
 
+int cw_open_flags_check(const char *function, uint32_t flags) {
+    if (flags & ~(uint32_t)(CW_READONLY | CW_PRIVATE))
+        return cw_fail(-EINVAL, "flags 0x%x: %s knows CW_READONLY and CW_PRIVATE", flags, function);
+    if ((flags & (CW_READONLY | CW_PRIVATE)) == (CW_READONLY | CW_PRIVATE))
+        return cw_fail(-EINVAL, "CW_READONLY and CW_PRIVATE exclude each other: a private array is "
+                                "there to be written");
+    return 0;
+}
+
 /* Where shape, strides and dtype go: into the struct, or beside it. */
 static int place_layout(cw_array *array, const struct cw_shape *shape) {
     size_t axes = 2 * shape->ndim * sizeof(int64_t), text = shape->dtype_bytes + 1;
@@ -74,8 +83,8 @@ int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
     array->offset_bytes = offset_bytes;
     array->size_bytes = size_bytes;
     array->readonly = readonly;
-    array->bytes =
-        (uint8_t *)(readonly ? slab->ro.base : slab->rw.base) + begin_bytes + offset_bytes;
+    array->own_pages = (struct cw_mapping){.base = NULL};
+    array->bytes = (uint8_t *)cw_slab_base(slab, readonly) + begin_bytes + offset_bytes;
     array->data = array->bytes + shape->origin_bytes;
     cw_client_ref(client);
     client->arrays++;
@@ -106,9 +115,11 @@ static int check_range(const struct cw_slab *slab, uint32_t block, uint64_t offs
 
 int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_t gen,
                     uint64_t offset_bytes, uint64_t size_bytes, const struct cw_shape *shape,
-                    bool readonly, cw_array **out) {
+                    uint32_t flags, cw_array **out) {
     struct cw_slab *slab;
     uint64_t begin = 0;
+    bool readonly = flags & CW_READONLY;
+    struct cw_mapping own_pages = {.base = NULL};
     int code = cw_slab_get(client, slab_id, &slab);
     if (code)
         return code;
@@ -124,12 +135,25 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
     code = check_range(slab, block, offset_bytes, size_bytes, &begin);
     if (code == 0)
         code = cw_slab_map(client, slab, readonly);
+    if (code == 0 && flags & CW_PRIVATE && size_bytes)
+        code = cw_private_take(client, slab, begin + offset_bytes, size_bytes, &own_pages);
     if (code == 0)
         code = cw_array_make(client, slab, block, gen, begin, offset_bytes, size_bytes, shape,
                              readonly, out);
-    if (code)
+    if (code) {
+        if (own_pages.base)
+            slab->backend->slab_unmap(&own_pages);
         cw_lease_release(client, slab, block, gen);
-    return code;
+        return code;
+    }
+    if (own_pages.base) {
+        uint64_t within = (begin + offset_bytes) % CW_PAGE;
+        (*out)->own_pages = own_pages;
+        (*out)->own_pages_begin = begin + offset_bytes - within;
+        (*out)->bytes = (uint8_t *)own_pages.base + within;
+        (*out)->data = (*out)->bytes + shape->origin_bytes;
+    }
+    return 0;
 }
 
 int cw_array_new(cw_client *client, const char *device, const cw_layout *layout, uint32_t flags,
@@ -148,12 +172,15 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
         code = cw_layout_resolve(layout, &shape);
     if (code)
         return code;
+    struct cw_heap *heap;
     struct cw_slab *slab;
     uint32_t block;
     uint64_t gen;
     bool clean;
     cw_array *array;
-    code = cw_heap_take(client, shape.span_bytes, &slab, &block, &gen, &clean);
+    code = cw_heap_of(client, backend, ordinal, &heap);
+    if (code == 0)
+        code = cw_heap_take(client, heap, shape.span_bytes, &slab, &block, &gen, &clean);
     if (code)
         return code;
     pthread_mutex_lock(&client->lock);
@@ -165,9 +192,12 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     if (code)
         return code;
     if (!clean && flags & CW_ZERO)
-        backend->zero(array->bytes, array->size_bytes);
-    *out = array;
-    return 0;
+        code = backend->zero(ordinal, array->bytes, array->size_bytes);
+    if (code)
+        cw_array_close(array);
+    else
+        *out = array;
+    return code;
 }
 
 int cw_array_adopt(cw_client *client, int fd, uint64_t offset_bytes, const cw_layout *layout,
@@ -214,6 +244,7 @@ void cw_array_close(cw_array *array) {
     if (!array)
         return;
     cw_client *client = array->client, *home = array->home;
+    cw_private_give(array);
     pthread_mutex_lock(&client->lock);
     client->arrays--;
     if (is_forked(client))
@@ -248,7 +279,12 @@ void cw_array_layout(const cw_array *array, cw_layout *out) {
 }
 
 const char *cw_array_device(const cw_array *array) {
-    return array->client->heap.backend->name;
+    return array->home_slab->device_name;
+}
+
+int cw_array_gpu(const cw_array *array) {
+    const struct cw_slab *slab = array->home_slab;
+    return slab->device_kind == CW_DEVICE_CUDA ? slab->device : -1;
 }
 
 cw_client *cw_array_client(const cw_array *array) {
@@ -304,33 +340,4 @@ int cw_array_renew(cw_array *array, cw_client *client) {
     } else if (old != array->home)
         cw_client_unref(old); /* a fork of a fork: home has its own reference */
     return 0;
-}
-
-static int check_access(const cw_array *array, const void *host, uint64_t offset_bytes,
-                        uint64_t size_bytes) {
-    if (!array || (!host && size_bytes))
-        return cw_fail(-EINVAL, "an array and host memory are needed, NULL was given");
-    if (offset_bytes > array->size_bytes || size_bytes > array->size_bytes - offset_bytes)
-        return cw_fail(-EINVAL, "%llu bytes at %llu reach beyond the array's end at %llu",
-                       (unsigned long long)size_bytes, (unsigned long long)offset_bytes,
-                       (unsigned long long)array->size_bytes);
-    return 0;
-}
-
-int cw_array_write(cw_array *array, uint64_t offset_bytes, const void *source,
-                   uint64_t size_bytes) {
-    int code = check_access(array, source, offset_bytes, size_bytes);
-    if (code)
-        return code;
-    if (array->readonly)
-        return cw_fail(-EINVAL, "the array is mapped read-only");
-    return array->client->heap.backend->copy(array->bytes + offset_bytes, source, size_bytes);
-}
-
-int cw_array_read(const cw_array *array, uint64_t offset_bytes, void *destination,
-                  uint64_t size_bytes) {
-    int code = check_access(array, destination, offset_bytes, size_bytes);
-    if (code)
-        return code;
-    return array->client->heap.backend->copy(destination, array->bytes + offset_bytes, size_bytes);
 }

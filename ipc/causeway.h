@@ -92,7 +92,15 @@ enum cw_array_flags {
     CW_ZERO = 1,     /* cw_array_new: filled with zeros */
     CW_READONLY = 2, /* cw_get, cw_array_open: mapped read-only; a write is a SIGSEGV */
     CW_REPLACE = 4,  /* cw_array_put: a taken name is replaced, at once and whole */
-    CW_KEEP = 8      /* cw_array_put: the name outlives the user's last client */
+    CW_KEEP = 8,     /* cw_array_put: the name outlives the user's last client */
+    /*
+     * cw_get, cw_array_open: copy-on-write. What is written here nobody else ever sees, and it goes
+     * with the array's close; it has no name and no handle. Where nothing was written yet, later
+     * writes of others show: so nobody may write to the block as long as it is open so. Host memory
+     * alone (-EINVAL), and not with CW_READONLY (-EINVAL). A forked child has its own copy. Every
+     * page that is written takes memory of this process.
+     */
+    CW_PRIVATE = 16
 };
 /*
  * Allocates an unnamed array on device ("cpu"). The caller owns *out: cw_array_close(). Asks the
@@ -139,8 +147,11 @@ uint64_t cw_array_nbytes(const cw_array *array);
 int cw_array_readonly(const cw_array *array);
 /* The layout; its pointers are borrowed from array. */
 void cw_array_layout(const cw_array *array, cw_layout *out);
-/* "cpu"; borrowed. */
+/* "cpu", or "cuda:N" by this process's mask; borrowed. */
 const char *cw_array_device(const cw_array *array);
+/* The number of its GPU in this process, -1 for host memory. cw_array_data() of a GPU array is an
+ * address of the GPU: the CPU must not touch it. */
+int cw_array_gpu(const cw_array *array);
 /* The client that it belongs to; borrowed. */
 cw_client *cw_array_client(const cw_array *array);
 /* 1 when no lease of ours stands on it (the client came over a fork): take one with
@@ -160,16 +171,44 @@ int cw_array_open(cw_client *client, const cw_handle *handle, const cw_layout *l
                   uint32_t flags, cw_array **out);
 /* Ends a transit that will never be opened. */
 int cw_handle_discard(cw_client *client, const cw_handle *handle);
-/* Copies host memory into an array at offset_bytes, or out of it. -EINVAL beyond its end. Blocks.
- */
+/* Copies host memory into an array at offset_bytes, or out of it, on whatever device it lies.
+ * -EINVAL beyond its end. Blocks until it is done; of a GPU array, also until its last write has
+ * passed. */
 int cw_array_write(cw_array *array, uint64_t offset_bytes, const void *source, uint64_t size_bytes);
 int cw_array_read(const cw_array *array, uint64_t offset_bytes, void *destination,
                   uint64_t size_bytes);
 
+/*
+ * Copies size_bytes of source at source_bytes to target at target_bytes, from and to any device, by
+ * the fastest route that there is. stream NULL: blocks until it is done. Else a CUDA stream
+ * (CUstream) of this process: returns when the copy is submitted to it, in order with the arrays'
+ * other users as cw_array_writing_begin() has it. -EINVAL, -ENODEV, -EDQUOT, -EOWNERDEAD.
+ */
+int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
+                  uint64_t size_bytes, void *stream);
+/*
+ * The same with memory of this process that is not ours: host memory (gpu -1), or GPU memory of any
+ * library on the GPU of that number.
+ */
+int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source, int gpu,
+                     uint64_t size_bytes, void *stream);
+int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int gpu,
+                      uint64_t size_bytes, void *stream);
+
 /* ---- devices ---- */
 
-/* Names of the devices that arrays can lie on, each terminated, one behind the other. cw_free(). */
+/* Names of the devices that arrays can lie on, each terminated, one behind the other: "cpu", and a
+ * "cuda:N" for each GPU that this process sees. The first call with a driver installed opens it:
+ * half a second. cw_free(). */
 int cw_devices(char **names, uint64_t *count);
+
+typedef struct cw_device_info {
+    char name[64]; /* what the maker calls it */
+    char uuid[41]; /* GPU-...; the same in every process; "" for the host */
+    uint64_t memory_bytes, free_bytes;
+} cw_device_info;
+/* About one device ("cpu", "cuda:N"). -ENODEV, -EINVAL. */
+int cw_device_stat(const char *device, cw_device_info *out);
 
 /* ---- what the broker knows ---- */
 
@@ -185,7 +224,8 @@ typedef struct cw_name_info {
     uint32_t ndim;
     int64_t shape[64];
     char dtype[2049];
-    char device[16];
+    char device[16];      /* "cpu", or "cuda" */
+    char device_uuid[41]; /* which GPU; "" for the host */
 } cw_name_info;
 /* All about one name. -ENOENT. */
 int cw_name_stat(cw_client *client, const char *name, cw_name_info *out);

@@ -141,6 +141,7 @@ static void client_free(cw_client *client) {
         free(array);
     }
     cw_slabs_deinit(client);
+    cw_heaps_deinit(client);
     cw_leases_deinit(client);
     if (client->root)
         cw_directory_reader_deinit(&client->directory);
@@ -215,7 +216,9 @@ static int begin_session(cw_client *client, const struct cw_hello_reply *reply,
     client->shared = client->session_segment.base;
     client->broker_pid = (int)client->root->pid;
     cw_lane_init(client);
-    cw_heap_init(&client->heap, &cw_backend_host);
+    code = cw_heap_init(&client->heap, &cw_backend_host, 0);
+    if (code)
+        return code;
     cw_directory_reader_init(&client->directory, &client->root->directory, fetch_segment, client);
     return cw_leases_init(client);
 }
@@ -255,7 +258,6 @@ static cw_client *client_new(const struct cw_address *address, const char *name_
     client->sock = client->doorbell = client->bell = client->lifeline_child = -1;
     client->lifeline[0] = client->lifeline[1] = -1;
     client->root_segment.fd = client->session_segment.fd = -1;
-    client->heap.backend = &cw_backend_host;
     client->address = strdup(address->socket_path);
     client->log_path = strdup(address->log_path);
     strcpy(client->name_space, name_space);

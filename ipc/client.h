@@ -32,8 +32,8 @@
 
 #define CW_LEASE_TABLES_MAX  256u
 #define CW_IDLE_SLABS_MAX    256u   /* mappings kept of slabs that nothing is held of */
+#define CW_SPARES_MAX        16u    /* private mappings kept, of which no page was written */
 #define CW_SLAB_BLOCKS_MAX   16384u /* block numbers of a shared slab */
-#define CW_SLAB_BLOCK_BYTES  512u   /* a shared slab has a number for so many bytes */
 #define CW_LARGE_SLAB_BLOCKS 16u    /* block numbers of a large array's own slab */
 #define CW_LARGE_ALIGN_BYTES 4096u  /* of blocks from CW_LARGE_BYTES on */
 #define CW_LARGE_BYTES       (1ull << 20)
@@ -54,6 +54,10 @@ struct cw_slab {
     uint64_t size_bytes;
     uint32_t flags; /* enum cw_slab_flags */
     uint32_t device_kind;
+    uint8_t device_uuid[CW_UUID_BYTES];
+    const struct cw_backend *backend;
+    int device; /* by this process's numbers; -1: not looked for yet, or masked out */
+    char device_name[16];
     struct cw_segment table_segment;
     struct cw_block_table *table;
     struct cw_mapping rw, ro; /* base NULL: not mapped that way */
@@ -63,6 +67,7 @@ struct cw_slab {
     struct cw_slab *idle_prev, *idle_next;
     bool idle;
     /* own slabs */
+    struct cw_heap *heap;
     bool own, carved; /* carved: arena is in use */
     bool cached;      /* entirely free, counted in cached_bytes */
     struct cw_arena arena;
@@ -70,6 +75,18 @@ struct cw_slab {
     uint32_t blocks_free; /* numbers in the stack below */
     uint32_t *blocks;
     struct cw_slab *own_next;
+};
+
+/* A private mapping that no array has, see private.c. */
+struct cw_spare {
+    const struct cw_slab *slab;
+    uint64_t begin_bytes; /* in the slab */
+    struct cw_mapping mapping;
+};
+
+struct cw_spares { /* least recently used first */
+    struct cw_spare rows[CW_SPARES_MAX];
+    uint32_t count;
 };
 
 #define CW_SLAB_BUCKETS 1024u
@@ -91,16 +108,21 @@ struct cw_leases {
     uint32_t held;
 };
 
-struct cw_heap { /* allocation on one backend */
+struct cw_heap { /* allocation on one device */
     const struct cw_backend *backend;
+    int device;
+    uint8_t device_uuid[CW_UUID_BYTES];
+    uint64_t granule_bytes; /* slabs are multiples of it */
     struct cw_carver carver;
     struct cw_carver foreign; /* somebody else's memory: one block a slab, never carved */
     uint64_t next_slab_bytes;
     uint64_t cached_bytes, cache_limit_bytes; /* entirely free slabs that are kept */
     struct cw_extent *pending;                /* published, dropped, not yet back */
     uint64_t pending_count;
-    uint64_t reclaimed_seen; /* session->reclaimed as last looked at */
-    uint64_t owed;           /* blocks that came back, still in the pending list */
+    uint64_t reclaimed_seen;    /* session->reclaimed as last looked at */
+    uint64_t owed;              /* blocks that came back, still in the pending list */
+    struct cw_extent *draining; /* free, but streams may still use them (order.h) */
+    struct cw_heap *next;       /* of this client */
 };
 
 /* A request over the lane that waits for its reply. On its thread's stack. */
@@ -142,8 +164,9 @@ struct cw_client {
     pthread_mutex_t lock;
     struct cw_directory_reader directory;
     struct cw_slabs slabs;
+    struct cw_spares spares;
     struct cw_leases leases;
-    struct cw_heap heap;
+    struct cw_heap heap;  /* of host memory; behind it those of GPUs, each made when first used */
     cw_array *array_pool; /* closed structs, kept for the next */
     uint32_t array_pool_count;
     uint64_t arrays; /* open ones */
@@ -178,6 +201,8 @@ struct cw_array {
     uint8_t *data;         /* element 0 */
     uint32_t ndim, itemsize;
     bool readonly;
+    struct cw_mapping own_pages; /* CW_PRIVATE: where bytes lie; else base NULL */
+    uint64_t own_pages_begin;    /* in the slab */
     int64_t *shape, *strides;
     char *dtype;
     void *spill; /* where they lie if they do not fit below */
@@ -248,10 +273,15 @@ void cw_lease_release(cw_client *client, struct cw_slab *slab, uint32_t block, u
 int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out);
 /* Maps the data that way if it is not. */
 int cw_slab_map(cw_client *client, struct cw_slab *slab, bool readonly);
+/* Where its data begin, mapped that way. */
+void *cw_slab_base(const struct cw_slab *slab, bool readonly);
 /* Hands a new slab to the broker. data and table stay the caller's on failure; on success both are
  * taken over, and the slab is own. capacity: of the table. */
-int cw_slab_add(cw_client *client, const struct cw_slab_info *info, int data_fd,
-                struct cw_segment *table, struct cw_slab **out);
+int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_info *info,
+                int data_fd, struct cw_segment *table, struct cw_slab **out);
+/* Maps a part of it copy-on-write; both in whole pages. */
+int cw_slab_map_private(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes,
+                        uint64_t size_bytes, struct cw_mapping *out);
 /* Puts an idle slab where it may be unmapped, and takes it back out. */
 void cw_slab_rest(cw_client *client, struct cw_slab *slab);
 void cw_slab_wake(cw_client *client, struct cw_slab *slab);
@@ -260,15 +290,20 @@ void cw_slab_free(cw_client *client, struct cw_slab *slab);
 void cw_slabs_deinit(cw_client *client);
 
 /* ---- heap.c; the caller holds client->lock unless said otherwise ---- */
-void cw_heap_init(struct cw_heap *heap, const struct cw_backend *backend);
+int cw_heap_init(struct cw_heap *heap, const struct cw_backend *backend, int device);
+/* The heap of a device, made when there is none. -ENODEV, -EDQUOT. Without client->lock: it may
+ * open the driver. */
+int cw_heap_of(cw_client *client, const struct cw_backend *backend, int device,
+               struct cw_heap **out);
+void cw_heaps_deinit(cw_client *client);
 /* Carves a block and holds it. *clean: it reads as zeros. The caller does NOT hold client->lock. */
-int cw_heap_take(cw_client *client, uint64_t size_bytes, struct cw_slab **slab, uint32_t *block,
-                 uint64_t *gen, bool *clean);
+int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+                 struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean);
 /* A private block of ours ended: its bytes are free. */
 void cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* A published block of ours is held by us no more: it comes back when the broker frees it. */
 void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block);
-/* Takes back what the broker freed: when a look pays, or now. */
+/* Takes back what the broker freed, on all devices: when a look pays, or now. */
 void cw_heap_collect(cw_client *client, bool now);
 /* Makes a slab with one block of somebody else's memory, and holds that block. Without
  * client->lock. */
@@ -282,12 +317,25 @@ int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
                   uint64_t begin_bytes, uint64_t offset_bytes, uint64_t size_bytes,
                   const struct cw_shape *shape, bool readonly, cw_array **out);
 /* Holds a block, maps its slab and makes an array on it; checks that the range lies in the block.
- */
+ * flags: CW_READONLY or CW_PRIVATE. */
 int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_t gen,
                     uint64_t offset_bytes, uint64_t size_bytes, const struct cw_shape *shape,
-                    bool readonly, cw_array **out);
+                    uint32_t flags, cw_array **out);
+/* 0, or -EINVAL: flags for opening an array that do not exist, or exclude each other. */
+int cw_open_flags_check(const char *function, uint32_t flags);
 /* 0, or -EINVAL when the array is not this process's to use for requests. */
 int cw_array_usable(const cw_array *array);
+
+/* ---- private.c ---- */
+/* A private mapping of the pages that hold a range of a slab, spare or new. The caller holds the
+ * lock. -EINVAL: not in host memory. */
+int cw_private_take(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes,
+                    uint64_t size_bytes, struct cw_mapping *out);
+/* Ends an array's private mapping, if it has one: it is spare, or gone. Without the lock; the
+ * array's lease stands. */
+void cw_private_give(cw_array *array);
+/* The slab is about to be freed. The caller holds the lock. */
+void cw_private_forget(cw_client *client, const struct cw_slab *slab);
 
 /* ---- fork.c ---- */
 void cw_fork_register(cw_client *client);

@@ -64,6 +64,9 @@ int cw_array_export(cw_array *array, int transit, cw_handle *out) {
         return code;
     if (!out)
         return cw_fail(-EINVAL, "a place for the handle is needed, NULL was given");
+    if (array->own_pages.base)
+        return cw_fail(-EINVAL, "a private array has no handle: nobody else would see what is "
+                                "written to it; copy it, or hand on the handle it came by");
     cw_client *client = array->client;
     cw_handle handle = {.instance = client->instance,
                         .slab = array->slab->id,
@@ -117,8 +120,8 @@ int cw_array_open(cw_client *client, const cw_handle *handle, const cw_layout *l
     int code = check_handle(client, handle);
     if (code == 0 && !out)
         code = cw_fail(-EINVAL, "a place for the array is needed, NULL was given");
-    if (code == 0 && flags & ~(uint32_t)CW_READONLY)
-        code = cw_fail(-EINVAL, "flags 0x%x: cw_array_open knows CW_READONLY alone", flags);
+    if (code == 0)
+        code = cw_open_flags_check("cw_array_open", flags);
     if (code == 0)
         code = cw_layout_resolve(layout, &shape);
     if (code)
@@ -129,7 +132,7 @@ int cw_array_open(cw_client *client, const cw_handle *handle, const cw_layout *l
                        (unsigned long long)shape.span_bytes, (unsigned long long)copy.size_bytes);
     pthread_mutex_lock(&client->lock);
     code = cw_array_attach(client, copy.slab, copy.block, copy.gen, copy.offset_bytes,
-                           copy.size_bytes, &shape, flags & CW_READONLY, out);
+                           copy.size_bytes, &shape, flags, out);
     pthread_mutex_unlock(&client->lock);
     if (code == 0)
         end_transit(client, copy.token); /* a lost broker shows at the next call */

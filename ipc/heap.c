@@ -16,6 +16,7 @@
  */
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "ipc/client.h"
@@ -23,28 +24,82 @@
 #define ADOPT_TRIES   8u
 #define COLLECT_SHARE 16u /* a look at all pending blocks pays when one in so many came back */
 
-static uint64_t cache_limit(void) {
-    const char *text = getenv("CAUSEWAY_CACHE_BYTES");
+/* What the user says in the environment, else what the device's size suggests. */
+static uint64_t cache_limit(const struct cw_backend *backend, uint64_t suggested_bytes) {
+    const char *text = getenv(backend->device_kind == CW_DEVICE_HOST ? "CAUSEWAY_CACHE_BYTES"
+                                                                     : "CAUSEWAY_GPU_CACHE_BYTES");
     if (text && *text) {
         char *end;
         unsigned long long value = strtoull(text, &end, 10);
         if (*end == 0)
             return value;
     }
-    uint64_t eighth = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 8;
-    return eighth < (1ull << 30) ? eighth : 1ull << 30;
+    return suggested_bytes;
 }
 
-void cw_heap_init(struct cw_heap *heap, const struct cw_backend *backend) {
-    heap->backend = backend;
-    heap->next_slab_bytes = backend->slab_min_bytes;
-    heap->cache_limit_bytes = cache_limit();
+int cw_heap_init(struct cw_heap *heap, const struct cw_backend *backend, int device) {
+    uint64_t granule, cache;
+    uint8_t uuid[CW_UUID_BYTES];
+    int code = backend->device_limits(device, &granule, &cache);
+    if (code == 0)
+        code = backend->device_uuid(device, uuid);
+    if (code)
+        return code;
+    *heap = (struct cw_heap){.backend = backend,
+                             .device = device,
+                             .granule_bytes = granule,
+                             .next_slab_bytes = backend->slab_min_bytes,
+                             .cache_limit_bytes = cache_limit(backend, cache)};
+    memcpy(heap->device_uuid, uuid, sizeof uuid);
+    return 0;
+}
+
+static struct cw_heap *find_heap(cw_client *client, const struct cw_backend *backend, int device) {
+    struct cw_heap *heap = &client->heap;
+    while (heap && (heap->backend != backend || heap->device != device))
+        heap = heap->next;
+    return heap;
+}
+
+int cw_heap_of(cw_client *client, const struct cw_backend *backend, int device,
+               struct cw_heap **out) {
+    pthread_mutex_lock(&client->lock);
+    *out = find_heap(client, backend, device);
+    pthread_mutex_unlock(&client->lock);
+    if (*out)
+        return 0;
+    struct cw_heap *made = malloc(sizeof *made);
+    if (!made)
+        return cw_fail(-EDQUOT, "no memory for the books of %s:%d", backend->name, device);
+    int code = cw_heap_init(made, backend, device);
+    if (code) {
+        free(made);
+        return code;
+    }
+    pthread_mutex_lock(&client->lock);
+    *out = find_heap(client, backend, device);
+    if (!*out) {
+        made->next = client->heap.next;
+        client->heap.next = *out = made;
+        made = NULL;
+    }
+    pthread_mutex_unlock(&client->lock);
+    free(made); /* another thread was quicker */
+    return 0;
+}
+
+void cw_heaps_deinit(cw_client *client) {
+    for (struct cw_heap *next, *heap = client->heap.next; heap; heap = next) {
+        next = heap->next;
+        free(heap);
+    }
+    client->heap.next = NULL;
 }
 
 static void close_slab(cw_client *client, struct cw_slab *slab) {
     struct cw_slab_request request = {.slab = slab->id};
     if (slab->cached)
-        client->heap.cached_bytes -= slab->size_bytes;
+        slab->heap->cached_bytes -= slab->size_bytes;
     cw_lane_post(client, CW_OP_SLAB_CLOSE, &request, sizeof request);
     cw_slab_free(client, slab);
 }
@@ -55,7 +110,7 @@ static bool unused(const struct cw_slab *slab) {
 
 /* A slab that may have become entirely free: it is kept, or given up. */
 static void settle(cw_client *client, struct cw_slab *slab) {
-    struct cw_heap *heap = &client->heap;
+    struct cw_heap *heap = slab->heap;
     if (!unused(slab) || slab->cached)
         return;
     if (slab->size_bytes > heap->cache_limit_bytes - heap->cached_bytes) {
@@ -79,12 +134,39 @@ static bool cache_drop(cw_client *client) {
     return any;
 }
 
-static void give(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
+/* May the block's bytes be used anew? In GPU memory the last user's work may still be under way,
+ * also when all leases have ended. */
+static bool is_drained(cw_client *client, struct cw_slab *slab, uint32_t block) {
+    (void)client;
+    return slab->device_kind == CW_DEVICE_HOST || cw_order_unused(cw_order_of(slab->table, block));
+}
+
+static void give_drained(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
     slab->locals[extent->block].extent = NULL;
     slab->blocks[slab->blocks_free++] = extent->block;
     slab->arena.full = false;
     cw_carve_give(extent);
     settle(client, slab);
+}
+
+/* A block that is FREE: its bytes come back now, or when the last stream has passed. */
+static void give(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
+    if (is_drained(client, slab, extent->block)) {
+        give_drained(client, slab, extent);
+        return;
+    }
+    extent->next = slab->heap->draining;
+    slab->heap->draining = extent;
+}
+
+static void drain(cw_client *client, struct cw_heap *heap) {
+    struct cw_extent *list = heap->draining;
+    heap->draining = NULL;
+    while (list) {
+        struct cw_extent *next = list->next;
+        give(client, list->arena->user, list);
+        list = next;
+    }
 }
 
 void cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block) {
@@ -93,15 +175,17 @@ void cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block) {
 
 void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block) {
     struct cw_extent *extent = slab->locals[block].extent;
+    struct cw_heap *heap = slab->heap;
+    (void)client;
     if (extent->pending)
         return;
     extent->pending = true;
     extent->prev = NULL;
-    extent->next = client->heap.pending;
+    extent->next = heap->pending;
     if (extent->next)
         extent->next->prev = extent;
-    client->heap.pending = extent;
-    client->heap.pending_count++;
+    heap->pending = extent;
+    heap->pending_count++;
 }
 
 /* Did the broker free it? */
@@ -112,8 +196,7 @@ static bool came_back(const struct cw_slab *slab, const struct cw_extent *extent
            slab->locals[extent->block].count == 0;
 }
 
-void cw_heap_collect(cw_client *client, bool now) {
-    struct cw_heap *heap = &client->heap;
+static void collect(cw_client *client, struct cw_heap *heap, bool now) {
     /* S1: rises by one for each block, after its word went FREE (B4): what it tells of is there. */
     uint64_t reclaimed = CW_LOAD(S1, &client->shared->reclaimed, acquire);
     heap->owed += reclaimed - heap->reclaimed_seen;
@@ -136,7 +219,16 @@ void cw_heap_collect(cw_client *client, bool now) {
             give(client, slab, extent);
     }
     if (!heap->pending || heap->owed)
-        heap->owed = 0; /* all was looked at: the rest was never in the list */
+        heap->owed =
+            0; /* all was looked at: the rest was never in the list, or is another heap's */
+}
+
+void cw_heap_collect(cw_client *client, bool now) {
+    for (struct cw_heap *heap = &client->heap; heap; heap = heap->next) {
+        collect(client, heap, now);
+        if (heap->draining)
+            drain(client, heap);
+    }
 }
 
 /* Prepares an own slab to be carved. */
@@ -154,14 +246,13 @@ static int carve_begin(struct cw_slab *slab, struct cw_carver *carver, bool clea
 }
 
 /* Carves from what we own. NULL slab: no room. */
-static int carve(cw_client *client, uint64_t size_bytes, struct cw_slab **out, uint32_t *block,
-                 uint64_t *gen, bool *clean) {
+static int carve(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, struct cw_slab **out,
+                 uint32_t *block, uint64_t *gen, bool *clean) {
     uint64_t align = size_bytes >= CW_LARGE_BYTES ? CW_LARGE_ALIGN_BYTES : CW_CARVE_UNIT;
-    if (align < client->heap.backend->align_bytes)
-        align = client->heap.backend->align_bytes;
+    if (align < heap->backend->align_bytes)
+        align = heap->backend->align_bytes;
     *out = NULL;
-    struct cw_extent *extent =
-        cw_carve_take(&client->heap.carver, size_bytes ? size_bytes : 1, align);
+    struct cw_extent *extent = cw_carve_take(&heap->carver, size_bytes ? size_bytes : 1, align);
     if (!extent)
         return 0;
     struct cw_slab *slab = extent->arena->user;
@@ -178,10 +269,12 @@ static int carve(cw_client *client, uint64_t size_bytes, struct cw_slab **out, u
     slab->arena.full = slab->blocks_free == 0 && slab->blocks_used == slab->capacity;
     if (slab->cached) {
         slab->cached = false;
-        client->heap.cached_bytes -= slab->size_bytes;
+        heap->cached_bytes -= slab->size_bytes;
     }
     extent->block = number;
     extent->published = extent->pending = extent->told = false;
+    if (slab->device_kind == CW_DEVICE_CUDA)
+        cw_order_clear(cw_order_of(slab->table, number));
     extent->gen =
         cw_block_carve(&slab->table->blocks[number], extent->offset_bytes, extent->length_bytes);
     slab->locals[number].extent = extent;
@@ -199,17 +292,18 @@ static uint64_t plan_slab(struct cw_heap *heap, uint64_t size_bytes, uint32_t *c
         heap->next_slab_bytes *= 2;
     if (size_bytes > next / 4) {
         *capacity = CW_LARGE_SLAB_BLOCKS;
-        return (size_bytes + CW_PAGE - 1) & ~(uint64_t)(CW_PAGE - 1);
+        return (size_bytes + heap->granule_bytes - 1) / heap->granule_bytes * heap->granule_bytes;
     }
-    uint64_t blocks = next / CW_SLAB_BLOCK_BYTES;
+    uint64_t blocks = next / heap->backend->block_bytes;
     *capacity = blocks < CW_SLAB_BLOCKS_MAX ? (uint32_t)blocks : CW_SLAB_BLOCKS_MAX;
     return next;
 }
 
 /* A block table with nothing in it. */
-static int make_table(uint32_t capacity, uint64_t slab_bytes, struct cw_segment *out) {
-    int code =
-        cw_segment_create("blocks", cw_block_table_bytes(capacity), CW_SEGMENT_BLOCKS, 0, 0, out);
+static int make_table(uint32_t device_kind, uint32_t capacity, uint64_t slab_bytes,
+                      struct cw_segment *out) {
+    int code = cw_segment_create("blocks", cw_slab_table_bytes(device_kind, capacity),
+                                 CW_SEGMENT_BLOCKS, 0, 0, out);
     if (code)
         return code;
     struct cw_block_table *table = out->base;
@@ -219,21 +313,22 @@ static int make_table(uint32_t capacity, uint64_t slab_bytes, struct cw_segment 
 }
 
 /* Makes a slab of so many bytes and blocks. Without the lock, but for the end. */
-static int make_planned_slab(cw_client *client, uint64_t slab_bytes, uint32_t capacity) {
-    struct cw_heap *heap = &client->heap;
+static int make_planned_slab(cw_client *client, struct cw_heap *heap, uint64_t slab_bytes,
+                             uint32_t capacity) {
     int fd;
-    int code = heap->backend->slab_create(0, slab_bytes, &fd);
+    int code = heap->backend->slab_create(heap->device, slab_bytes, &fd);
     if (code)
         return code;
     struct cw_segment table;
-    code = make_table(capacity, slab_bytes, &table);
+    code = make_table(heap->backend->device_kind, capacity, slab_bytes, &table);
     if (code)
         goto close_data;
     struct cw_slab_info info = {
         .device_kind = heap->backend->device_kind, .size_bytes = slab_bytes, .blocks = capacity};
+    memcpy(info.device_uuid, heap->device_uuid, sizeof info.device_uuid);
     struct cw_slab *slab;
     pthread_mutex_lock(&client->lock);
-    code = cw_slab_add(client, &info, fd, &table, &slab);
+    code = cw_slab_add(client, heap, &info, fd, &table, &slab);
     if (code == 0) {
         code = carve_begin(slab, &heap->carver, true);
         if (code)
@@ -250,17 +345,17 @@ close_data:
 
 /* Makes a slab for an array of this size: where there is no memory for one with room to spare, a
  * smaller one, down to the array alone. */
-static int make_slab(cw_client *client, uint64_t size_bytes) {
+static int make_slab(cw_client *client, struct cw_heap *heap, uint64_t size_bytes) {
     for (;;) {
         uint32_t capacity;
         pthread_mutex_lock(&client->lock);
-        uint64_t slab_bytes = plan_slab(&client->heap, size_bytes, &capacity);
+        uint64_t slab_bytes = plan_slab(heap, size_bytes, &capacity);
         pthread_mutex_unlock(&client->lock);
-        int code = make_planned_slab(client, slab_bytes, capacity);
+        int code = make_planned_slab(client, heap, slab_bytes, capacity);
         if (code != -EDQUOT || capacity == CW_LARGE_SLAB_BLOCKS)
             return code;
         pthread_mutex_lock(&client->lock);
-        client->heap.next_slab_bytes = slab_bytes / 4;
+        heap->next_slab_bytes = slab_bytes / 4;
         pthread_mutex_unlock(&client->lock);
     }
 }
@@ -312,7 +407,7 @@ static int64_t read_entries(struct cw_slab *slab, struct found_block *found) {
  * frees it. A table that a dead maker damaged is left alone: nothing is carved from that slab
  * again. */
 static int rebuild(cw_client *client, struct cw_slab *slab) {
-    struct cw_heap *heap = &client->heap;
+    struct cw_heap *heap = slab->heap;
     int code = carve_begin(slab, &heap->carver, false);
     struct found_block *found = malloc(slab->capacity * sizeof *found);
     int64_t count = code == 0 && found ? read_entries(slab, found) : -1;
@@ -341,12 +436,13 @@ static int rebuild(cw_client *client, struct cw_slab *slab) {
 
 /* Takes over a dead maker's slab with at least so much free. -ENOENT: there is none. Without the
  * lock. */
-static int adopt_slab(cw_client *client, uint64_t size_bytes) {
+static int adopt_slab(cw_client *client, struct cw_heap *heap, uint64_t size_bytes) {
     /* M1: advice: whether it pays to ask. */
     if (CW_LOAD(M1, &client->root->gauges[CW_GAUGE_orphan_slabs], relaxed) == 0)
         return -ENOENT;
-    struct cw_slab_request request = {.device_kind = client->heap.backend->device_kind,
+    struct cw_slab_request request = {.device_kind = heap->backend->device_kind,
                                       .free_bytes = size_bytes};
+    memcpy(request.device_uuid, heap->device_uuid, sizeof request.device_uuid);
     struct iovec part = {&request, sizeof request};
     struct cw_slab_info info;
     uint32_t info_bytes = sizeof info;
@@ -365,6 +461,7 @@ static int adopt_slab(cw_client *client, uint64_t size_bytes) {
         code = cw_slab_map(client, slab, false);
     if (code == 0) {
         cw_slab_wake(client, slab);
+        slab->heap = heap;
         slab->own = true;
         slab->own_next = client->slabs.own;
         client->slabs.own = slab;
@@ -380,29 +477,29 @@ static int adopt_slab(cw_client *client, uint64_t size_bytes) {
     return code;
 }
 
-int cw_heap_take(cw_client *client, uint64_t size_bytes, struct cw_slab **slab, uint32_t *block,
-                 uint64_t *gen, bool *clean) {
+int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+                 struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
     bool adopting = true, dropped = false;
     for (unsigned tries = 0; tries < 2 * ADOPT_TRIES; tries++) {
         pthread_mutex_lock(&client->lock);
         cw_heap_collect(client, false);
-        int code = carve(client, size_bytes, slab, block, gen, clean);
+        int code = carve(client, heap, size_bytes, slab, block, gen, clean);
         if (code == 0 && !*slab) {
             cw_heap_collect(client, true);
-            code = carve(client, size_bytes, slab, block, gen, clean);
+            code = carve(client, heap, size_bytes, slab, block, gen, clean);
         }
         pthread_mutex_unlock(&client->lock);
         if (code || *slab)
             return code;
         if (adopting) {
-            code = tries < ADOPT_TRIES ? adopt_slab(client, size_bytes) : -ENOENT;
+            code = tries < ADOPT_TRIES ? adopt_slab(client, heap, size_bytes) : -ENOENT;
             if (code && code != -ENOENT)
                 return code;
             adopting = code == 0;
             if (adopting)
                 continue;
         }
-        code = make_slab(client, size_bytes);
+        code = make_slab(client, heap, size_bytes);
         if (code == -EDQUOT && !dropped) {
             /* At a limit: what we keep for speed goes first. */
             dropped = true;
@@ -423,18 +520,19 @@ int cw_heap_take(cw_client *client, uint64_t size_bytes, struct cw_slab **slab, 
 int cw_heap_adopt_foreign(cw_client *client, int fd, uint64_t size_bytes, struct cw_slab **out,
                           uint64_t *gen) {
     struct cw_segment table;
-    int code = make_table(1, size_bytes, &table);
+    struct cw_heap *heap = &client->heap;
+    int code = make_table(heap->backend->device_kind, 1, size_bytes, &table);
     if (code)
         return code;
     int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    struct cw_slab_info info = {.device_kind = client->heap.backend->device_kind,
+    struct cw_slab_info info = {.device_kind = heap->backend->device_kind,
                                 .size_bytes = size_bytes,
                                 .blocks = 1,
                                 .flags = CW_SLAB_FOREIGN};
     pthread_mutex_lock(&client->lock);
     code = copy < 0 ? cw_fail(errno == EBADF ? -EINVAL : -EDQUOT,
                               "descriptor %d could not be doubled for adoption: %m", fd)
-                    : cw_slab_add(client, &info, copy, &table, out);
+                    : cw_slab_add(client, heap, &info, copy, &table, out);
     if (code) {
         pthread_mutex_unlock(&client->lock);
         cw_segment_close(&table);
@@ -442,7 +540,7 @@ int cw_heap_adopt_foreign(cw_client *client, int fd, uint64_t size_bytes, struct
             close(copy);
         return code;
     }
-    code = carve_begin(*out, &client->heap.foreign, false);
+    code = carve_begin(*out, &heap->foreign, false);
     if (code == 0)
         code = cw_lease_hold_new(client, *out, 0);
     if (code)

@@ -56,10 +56,11 @@ int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out) 
     struct key key;
     struct cw_found found;
     struct cw_shape shape;
-    if (!out || flags & ~(uint32_t)CW_READONLY)
-        return cw_fail(-EINVAL, out ? "cw_get knows the flag CW_READONLY alone"
-                                    : "a place for the array is needed, NULL was given");
-    int code = make_key(client, name, &key);
+    if (!out)
+        return cw_fail(-EINVAL, "a place for the array is needed, NULL was given");
+    int code = cw_open_flags_check("cw_get", flags);
+    if (code == 0)
+        code = make_key(client, name, &key);
     if (code)
         return code;
     pthread_mutex_lock(&client->lock);
@@ -70,8 +71,8 @@ int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out) 
                 cw_meta_decode(found.meta, found.entry.meta_bytes, found.entry.size_bytes, &shape);
         if (code == 0)
             code = cw_array_attach(client, found.entry.slab, found.entry.block, found.entry.gen,
-                                   found.entry.offset_bytes, found.entry.size_bytes, &shape,
-                                   flags & CW_READONLY, out);
+                                   found.entry.offset_bytes, found.entry.size_bytes, &shape, flags,
+                                   out);
         if (code != -ESTALE)
             break;
         sched_yield();
@@ -114,6 +115,9 @@ int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_lay
     if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP))
         return cw_fail(-EINVAL, "flags 0x%x: cw_array_put knows CW_REPLACE and CW_KEEP", flags);
     int code = cw_array_usable(array);
+    if (code == 0 && array->own_pages.base)
+        code = cw_fail(-EINVAL, "a private array gets no name: nobody else would see what is "
+                                "written to it; copy it and name the copy");
     if (code == 0)
         code = make_key(array->client, name, &key);
     if (code == 0)
@@ -318,7 +322,8 @@ int cw_name_stat(cw_client *client, const char *name, cw_name_info *out) {
     out->ndim = shape.ndim;
     memcpy(out->shape, shape.shape, shape.ndim * sizeof *shape.shape);
     memcpy(out->dtype, shape.dtype, shape.dtype_bytes + 1);
-    strcpy(out->device, client->heap.backend->name);
+    strcpy(out->device, holders.device_kind == CW_DEVICE_CUDA ? "cuda" : "cpu");
+    cw_uuid_text(holders.device_uuid, out->device_uuid);
     return 0;
 }
 

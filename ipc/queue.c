@@ -254,8 +254,9 @@ int cw_queue_open(cw_array *array, cw_queue **out) {
         return cw_fail(-EINVAL, "a place for the queue is needed, NULL was given");
     struct head *head = cw_array_data(array);
     if (cw_array_nbytes(array) != HEAD_BYTES + FIRST_BYTES || cw_array_readonly(array) ||
-        (uintptr_t)head % 64 || *(volatile uint64_t *)&head->magic != QUEUE_MAGIC)
-        return cw_fail(-EPROTO, "the array of %llu bytes is no queue, or is read-only",
+        array->own_pages.base || (uintptr_t)head % 64 ||
+        *(volatile uint64_t *)&head->magic != QUEUE_MAGIC)
+        return cw_fail(-EPROTO, "the array of %llu bytes is no queue, or is read-only or private",
                        (unsigned long long)cw_array_nbytes(array));
     if (head->world != cw_task_world())
         return cw_fail(-EPERM,

@@ -10,7 +10,9 @@
  * checked when they are used. If the maker dies nothing changes here; if the broker dies mappings
  * stay as they are.
  */
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "ipc/client.h"
@@ -87,11 +89,11 @@ void cw_slab_free(cw_client *client, struct cw_slab *slab) {
     }
     if (slab->carved)
         cw_arena_deinit(&slab->arena);
-    const struct cw_backend *backend = client->heap.backend;
+    cw_private_forget(client, slab);
     if (slab->rw.base)
-        backend->slab_unmap(&slab->rw);
+        slab->backend->slab_unmap(&slab->rw);
     if (slab->ro.base)
-        backend->slab_unmap(&slab->ro);
+        slab->backend->slab_unmap(&slab->ro);
     cw_segment_close(&slab->table_segment);
     free(slab->blocks);
     free(slab->locals);
@@ -104,6 +106,15 @@ void cw_slabs_deinit(cw_client *client) {
             slab->held = 0; /* the session is over: what a child inherited ends too */
             cw_slab_free(client, slab);
         }
+}
+
+/* What cw_array_device() says. */
+static void name_device(struct cw_slab *slab, int device) {
+    slab->device = device;
+    if (slab->device_kind == CW_DEVICE_HOST || device < 0)
+        snprintf(slab->device_name, sizeof slab->device_name, "%s", slab->backend->name);
+    else
+        snprintf(slab->device_name, sizeof slab->device_name, "%s:%d", slab->backend->name, device);
 }
 
 /* A struct for a slab whose table is mapped; takes table over on success. */
@@ -121,6 +132,9 @@ static int slab_new(cw_client *client, const struct cw_slab_info *info, struct c
     slab->size_bytes = info->size_bytes;
     slab->flags = info->flags;
     slab->device_kind = info->device_kind;
+    slab->backend = cw_backend_of_kind(info->device_kind);
+    name_device(slab, -1);
+    memcpy(slab->device_uuid, info->device_uuid, sizeof slab->device_uuid);
     slab->table_segment = *table;
     slab->table = table->base;
     slab->locals = locals;
@@ -130,11 +144,12 @@ static int slab_new(cw_client *client, const struct cw_slab_info *info, struct c
     return 0;
 }
 
-static int check_info(cw_client *client, const struct cw_slab_info *info, uint32_t id) {
-    if (info->device_kind != client->heap.backend->device_kind)
-        return cw_fail(
-            -ENODEV, "the array lies on a device of kind %u, this process reaches host memory only",
-            info->device_kind);
+static int check_info(const struct cw_slab_info *info, uint32_t id) {
+    if (!cw_backend_of_kind(info->device_kind))
+        return cw_fail(-ENODEV,
+                       "the array lies on a device of kind %u, which this version of "
+                       "causeway does not know",
+                       info->device_kind);
     if (info->slab != id || info->size_bytes == 0 || info->blocks == 0 ||
         info->blocks > CW_BLOCKS_MAX)
         return cw_fail(-EPROTO, "the broker described slab %u as %u: %llu bytes, %u blocks", id,
@@ -152,15 +167,30 @@ static int request_slab(cw_client *client, uint32_t id, struct cw_slab_info *inf
     if (code)
         return code == -ENOENT ? cw_fail(-ESTALE, "the array's memory (slab %u) is gone", id)
                                : code;
-    code = check_info(client, info, id);
+    code = check_info(info, id);
     if (code)
         cw_fds_close(fds);
     return code;
 }
 
-static int map_data(cw_client *client, struct cw_slab *slab, int fd, bool readonly) {
-    return client->heap.backend->slab_map(0, fd, slab->size_bytes, slab->flags, readonly,
-                                          readonly ? &slab->ro : &slab->rw);
+/* Where a mapping of that kind is kept. A device that cannot protect has one for both. */
+static struct cw_mapping *place_of(struct cw_slab *slab, bool readonly) {
+    return readonly && slab->backend->protects ? &slab->ro : &slab->rw;
+}
+
+void *cw_slab_base(const struct cw_slab *slab, bool readonly) {
+    return (readonly && slab->backend->protects ? slab->ro : slab->rw).base;
+}
+
+static int map_data(struct cw_slab *slab, int fd, bool readonly) {
+    if (slab->device < 0) {
+        int device, code = slab->backend->device_find(slab->device_uuid, &device);
+        if (code)
+            return code;
+        name_device(slab, device);
+    }
+    return slab->backend->slab_map(slab->device, fd, slab->size_bytes, slab->flags, readonly,
+                                   place_of(slab, readonly));
 }
 
 int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out) {
@@ -173,8 +203,8 @@ int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out) {
     int code = request_slab(client, id, &info, &fds);
     if (code)
         return code;
-    code = cw_segment_open(fds.fd[1], cw_block_table_bytes(info.blocks), CW_SEGMENT_BLOCKS, true, 0,
-                           &table);
+    code = cw_segment_open(fds.fd[1], cw_slab_table_bytes(info.device_kind, info.blocks),
+                           CW_SEGMENT_BLOCKS, true, 0, &table);
     if (code)
         goto close_data;
     cw_segment_close_fd(&table);
@@ -185,7 +215,7 @@ int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out) {
     }
     /* Most slabs are opened to be written or read at once: the descriptor is here now. A failure
      * shows when the mapping is needed. */
-    map_data(client, *out, fds.fd[0], false);
+    map_data(*out, fds.fd[0], false);
     idle_add(client, *out); /* it may be closed already: that shows when its block is stale */
 close_data:
     close(fds.fd[0]);
@@ -193,7 +223,7 @@ close_data:
 }
 
 int cw_slab_map(cw_client *client, struct cw_slab *slab, bool readonly) {
-    if ((readonly ? slab->ro : slab->rw).base)
+    if (place_of(slab, readonly)->base)
         return 0;
     struct cw_slab_info info;
     struct cw_fds fds;
@@ -203,19 +233,35 @@ int cw_slab_map(cw_client *client, struct cw_slab *slab, bool readonly) {
     if (info.size_bytes != slab->size_bytes)
         code = cw_fail(-EPROTO, "slab %u changed its size", slab->id);
     else
-        code = map_data(client, slab, fds.fd[0], readonly);
+        code = map_data(slab, fds.fd[0], readonly);
     cw_fds_close(&fds);
     return code;
 }
 
-int cw_slab_add(cw_client *client, const struct cw_slab_info *info, int data_fd,
-                struct cw_segment *table, struct cw_slab **out) {
-    const struct cw_backend *backend = client->heap.backend;
+int cw_slab_map_private(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes,
+                        uint64_t size_bytes, struct cw_mapping *out) {
+    struct cw_slab_info info;
+    struct cw_fds fds;
+    int code = request_slab(client, slab->id, &info, &fds);
+    if (code)
+        return code;
+    if (info.size_bytes != slab->size_bytes)
+        code = cw_fail(-EPROTO, "slab %u changed its size", slab->id);
+    else
+        code = slab->backend->slab_map_private(fds.fd[0], slab->size_bytes, slab->flags,
+                                               begin_bytes, size_bytes, out);
+    cw_fds_close(&fds);
+    return code;
+}
+
+int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_info *info,
+                int data_fd, struct cw_segment *table, struct cw_slab **out) {
+    const struct cw_backend *backend = heap->backend;
     struct cw_fds fds = {.fd = {data_fd, table->fd}, .count = 2};
     struct cw_slab_info known, mine = *info;
     struct cw_mapping rw;
     /* Mapped first: what cannot be mapped is not worth anybody's custody. */
-    int code = backend->slab_map(0, data_fd, info->size_bytes, info->flags, false, &rw);
+    int code = backend->slab_map(heap->device, data_fd, info->size_bytes, info->flags, false, &rw);
     if (code)
         return code;
     code = cw_socket_call(client, CW_OP_SLAB_ADD, info, sizeof *info, &fds, &known, sizeof known,
@@ -230,6 +276,8 @@ int cw_slab_add(cw_client *client, const struct cw_slab_info *info, int data_fd,
         goto unmap_data;
     }
     (*out)->rw = rw;
+    name_device(*out, heap->device);
+    (*out)->heap = heap;
     (*out)->own = true;
     (*out)->own_next = client->slabs.own;
     client->slabs.own = *out;

@@ -2,7 +2,8 @@
  * Wire: what client and broker say to each other, byte by byte. docs/PROTOCOL.md tells the same.
  *
  * One message format, two carriers. The socket (AF_UNIX, SOCK_SEQPACKET, one message a datagram)
- * carries what comes with descriptors: HELLO, SLAB_ADD, SLAB_OPEN, SEGMENT_OPEN, LEASE_TABLE, FORK.
+ * carries what comes with descriptors: HELLO, SLAB_ADD, SLAB_OPEN, SEGMENT_OPEN, LEASE_TABLE, FORK,
+ * FENCES_ADD, FENCES_OPEN.
  * The lane (two rings in the session segment) carries all else; there the ring's record type is the
  * message's op. All integers little-endian, all structures packed by natural alignment.
  *
@@ -41,7 +42,7 @@
 
 #include <stdint.h>
 
-#define CW_PROTOCOL_VERSION 1u
+#define CW_PROTOCOL_VERSION 2u
 #define CW_HELLO_MAGIC      0x6361757365776179ull /* "causeway" */
 #define CW_MESSAGE_MAX      8192u                 /* bytes of any message, header included */
 #define CW_OP_REPLY         0x8000u
@@ -55,6 +56,8 @@ enum cw_op {
     CW_OP_LEASE_TABLE,  /* reply fds: one more lease table (CW_SEGMENT_LEASES) */
     CW_OP_FORK, /* fds in: read end of a lifeline. All leases of the caller's tables, as they stand,
                    are held once more until every copy of the lifeline's write end is closed. */
+    CW_OP_FENCES_ADD,  /* reply: fence page; fds: one more page of fences for the caller */
+    CW_OP_FENCES_OPEN, /* fence page (page): reply: fence page; fds: that page, of any session */
     /* lane */
     CW_OP_PUT = 32,
     CW_OP_REMOVE,
@@ -113,10 +116,11 @@ struct cw_slab_info { /* SLAB_ADD body; SLAB_OPEN and SLAB_ADOPT reply it */
     uint32_t owner_session;  /* 0: orphan; ignored in SLAB_ADD */
     uint32_t reserved;
 };
-struct cw_slab_request { /* SLAB_OPEN, SLAB_CLOSE (slab); SLAB_ADOPT (free_bytes, kind) */
+struct cw_slab_request { /* SLAB_OPEN, SLAB_CLOSE (slab); SLAB_ADOPT (the rest) */
     uint32_t slab;
     uint32_t device_kind;
     uint64_t free_bytes;
+    uint8_t device_uuid[16]; /* SLAB_ADOPT: of that device */
 };
 struct cw_segment_request { /* SEGMENT_OPEN body */
     uint32_t kind;          /* CW_SEGMENT_INDEX or CW_SEGMENT_RECORDS */
@@ -124,6 +128,11 @@ struct cw_segment_request { /* SEGMENT_OPEN body */
     uint64_t which; /* index id, or number of the record segment */
 };
 struct cw_segment_reply {
+    uint64_t size_bytes;
+};
+struct cw_fence_page { /* FENCES_OPEN body (page alone counts); FENCES_ADD and FENCES_OPEN reply */
+    uint32_t page;     /* numbers of its fences: page * CW_FENCES_PER_PAGE and up; from 1 */
+    uint32_t session;  /* whose */
     uint64_t size_bytes;
 };
 
@@ -151,14 +160,18 @@ struct cw_block_ref { /* TRANSIT_BEGIN (token), TRANSIT_END (token alone counts)
 struct cw_holders {   /* HOLDERS reply; then count (at most 64 listed) pids, uint32_t each */
     uint32_t holders; /* clients that hold a lease on it */
     uint32_t listed;
-    uint32_t references; /* of the broker's own: names, transits, forks */
-    uint32_t owner_pid;  /* of the slab; 0 orphan */
+    uint32_t references;  /* of the broker's own: names, transits, forks */
+    uint32_t owner_pid;   /* of the slab; 0 orphan */
+    uint32_t device_kind; /* where the slab lies */
+    uint32_t reserved;
+    uint8_t device_uuid[16];
 };
 
 _Static_assert(sizeof(struct cw_message) == 24 && sizeof(struct cw_hello) == 48 &&
                    sizeof(struct cw_hello_reply) == 32 && sizeof(struct cw_slab_info) == 48 &&
-                   sizeof(struct cw_slab_request) == 16 && sizeof(struct cw_put) == 40 &&
-                   sizeof(struct cw_block_ref) == 24 && sizeof(struct cw_holders) == 16,
+                   sizeof(struct cw_slab_request) == 32 && sizeof(struct cw_put) == 40 &&
+                   sizeof(struct cw_block_ref) == 24 && sizeof(struct cw_holders) == 40 &&
+                   sizeof(struct cw_fence_page) == 16,
                "layout");
 
 #endif

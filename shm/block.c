@@ -25,8 +25,6 @@ uint64_t cw_block_carve(struct cw_block *block, uint64_t offset_bytes, uint64_t 
     uint64_t gen = cw_block_gen(CW_LOAD(B8, &block->word, acquire));
     CW_STORE(B9, &block->offset_bytes, offset_bytes, relaxed);
     CW_STORE(B9, &block->length_bytes, length_bytes, relaxed);
-    CW_STORE(B9, &block->write_fence, 0, relaxed);
-    CW_STORE(B9, &block->write_value, 0, relaxed);
     /* B7: publishes offset and length; pairs with B1 in takers and with the adopter's load. */
     CW_STORE(B7, &block->word, word_of(gen, CW_BLOCK_LIVE), release);
     return gen;

@@ -51,9 +51,7 @@ struct cw_block { /* 64 bytes, shared */
     cw_a64 word;
     cw_a64 offset_bytes; /* within the slab's data */
     cw_a64 length_bytes;
-    cw_a64 write_fence; /* fence of the last write, 0 none (GPU; see fence.h) */
-    cw_a64 write_value;
-    cw_a64 reserved[3];
+    cw_a64 reserved[5]; /* who uses it on GPUs stands in order.h */
 };
 _Static_assert(sizeof(struct cw_block) == 64, "layout");
 

@@ -20,6 +20,7 @@
     X(max_fds, 16384, "descriptors held by the broker")                                            \
     X(max_bytes, 0, "bytes of slabs in custody")                                                   \
     X(max_user_bytes, 0, "bytes of slabs in custody for one user")                                 \
+    X(max_gpu_bytes, 0, "bytes of GPU memory in custody, as clients declared them; 0: no limit")   \
     X(max_client_slabs, 1024, "slabs that one client made")                                        \
     X(max_client_leases, 262144, "leases that one client holds")                                   \
     X(max_client_transits, 65536, "transit leases that one client began")                          \
@@ -48,7 +49,12 @@
     X(slabs_closed, "slabs given up")                                                              \
     X(fds_closed, "descriptors closed by the helper")                                              \
     X(limits_hit, "requests refused for a limit")                                                  \
-    X(wakeups, "times the loop slept and woke")
+    X(wakeups, "times the loop slept and woke")                                                    \
+    X(bytes_same_gpu, "bytes copied within a GPU")                                                 \
+    X(bytes_peer, "bytes copied from GPU to GPU")                                                  \
+    X(bytes_to_gpu, "bytes copied from host memory to a GPU")                                      \
+    X(bytes_from_gpu, "bytes copied from a GPU to host memory")                                    \
+    X(bytes_staged, "bytes copied from GPU to GPU through host memory")
 
 /* Gauges: X(name, what it tells), as they stand now. */
 #define CW_GAUGES(X)                                                                               \
@@ -58,6 +64,8 @@
     X(orphan_slabs, "slabs whose maker is dead and that nobody adopted yet")                       \
     X(fds, "descriptors held")                                                                     \
     X(bytes, "bytes of slabs in custody")                                                          \
+    X(gpu_bytes, "bytes of GPU memory in custody")                                                 \
+    X(gpu_orphan_bytes, "of these, of slabs without an owner: no process shows them")              \
     X(transits, "transit leases under way")                                                        \
     X(waiting, "waits under way")
 
@@ -88,7 +96,8 @@ struct cw_monitor_client { /* 128 bytes; session 0: the row is empty */
     cw_a64 connected_ns; /* CLOCK_REALTIME */
     cw_a64 slabs, bytes, transits, waits, requests;
     cw_a64 comm[4]; /* up to 32 bytes of name, as words */
-    uint64_t reserved[5];
+    cw_a64 gpu_bytes;
+    uint64_t reserved[4];
 };
 _Static_assert(sizeof(struct cw_monitor_client) == 128, "layout");
 

@@ -19,13 +19,23 @@
 
 #define CW_LANE_BYTES (64u << 10)
 
+/* Ways of bytes to or from a GPU. */
+enum cw_route {
+    CW_ROUTE_SAME,   /* within one GPU */
+    CW_ROUTE_PEER,   /* from GPU to GPU */
+    CW_ROUTE_IN,     /* from host memory to a GPU */
+    CW_ROUTE_OUT,    /* from a GPU to host memory */
+    CW_ROUTE_STAGED, /* from GPU to GPU through host memory */
+    CW_ROUTES,
+};
+
 struct cw_session {
     struct cw_segment_header header;
     uint32_t session; /* id, never used again within this run of the broker */
     uint32_t reserved0;
     cw_a64 reclaimed; /* broker: rises when blocks of this client's slabs came back (state FREE) */
-    cw_a64 closed_slabs; /* broker: rises when a slab that this client opened was given up */
-    uint64_t reserved[5];
+    cw_a64 closed_slabs;      /* broker: rises when a slab that this client opened was given up */
+    cw_a64 routes[CW_ROUTES]; /* client: bytes that it copied, by route */
 };
 _Static_assert(sizeof(struct cw_session) == 128, "layout");
 

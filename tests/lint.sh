@@ -20,7 +20,7 @@ each() { # each COMMAND...: the command once for every C file of ours, both core
     find shm ipc broker tools -name '*.c' -print0 | xargs -0 -P "$(nproc)" -n 4 "$@"
 }
 tidy_c() { # tidy_c FILES...
-    clang-tidy --quiet "$@" -- -std=gnu11 -D_GNU_SOURCE -I. 2>&1 | grep -vE '^[0-9]+ warnings? generated|^Suppressed|^Use -header-filter'
+    clang-tidy --quiet "$@" -- -std=gnu11 -D_GNU_SOURCE -I. -isystem "${CUDA_INCLUDE:?}" 2>&1 | grep -vE '^[0-9]+ warnings? generated|^Suppressed|^Use -header-filter'
     # shellcheck disable=SC2319
     [ $? = 1 ]
 }

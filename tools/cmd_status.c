@@ -13,7 +13,7 @@
 
 struct client_row { /* a private copy of a cw_monitor_client */
     uint32_t session, pid;
-    uint64_t connected_ns, slabs, bytes, transits, waits, requests;
+    uint64_t connected_ns, slabs, bytes, gpu_bytes, transits, waits, requests;
     char comm[33];
 };
 
@@ -28,6 +28,7 @@ static bool copy_client(struct cw_root *root, unsigned i, struct client_row *out
     out->connected_ns = monitor_word(&row->connected_ns);
     out->slabs = monitor_word(&row->slabs);
     out->bytes = monitor_word(&row->bytes);
+    out->gpu_bytes = monitor_word(&row->gpu_bytes);
     out->transits = monitor_word(&row->transits);
     out->waits = monitor_word(&row->waits);
     out->requests = monitor_word(&row->requests);
@@ -64,13 +65,13 @@ static json_t *json_clients(struct cw_root *root) {
             continue;
         json_array_append_new(
             clients,
-            json_pack("{s:I, s:I, s:o, s:I, s:f, s:I, s:I, s:I, s:I, s:I}", "session",
+            json_pack("{s:I, s:I, s:o, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I}", "session",
                       (json_int_t)row.session, "pid", (json_int_t)row.pid, "command",
                       output_json_text(row.comm), "connected_ns", (json_int_t)row.connected_ns,
                       "connected_seconds", output_age_seconds(row.connected_ns), "slabs",
-                      (json_int_t)row.slabs, "bytes", (json_int_t)row.bytes, "transits",
-                      (json_int_t)row.transits, "waits", (json_int_t)row.waits, "requests",
-                      (json_int_t)row.requests));
+                      (json_int_t)row.slabs, "bytes", (json_int_t)row.bytes, "gpu_bytes",
+                      (json_int_t)row.gpu_bytes, "transits", (json_int_t)row.transits, "waits",
+                      (json_int_t)row.waits, "requests", (json_int_t)row.requests));
     }
     return clients;
 }
@@ -165,8 +166,9 @@ static const char *gauge_what(unsigned i) {
 }
 
 static void print_clients(struct cw_root *root) {
-    static const char *const titles[] = {">SESSION", ">PID",      "COMMAND", ">CONNECTED", ">SLABS",
-                                         ">BYTES",   ">TRANSITS", ">WAITS",  ">REQUESTS",  NULL};
+    static const char *const titles[] = {">SESSION", ">PID",      "COMMAND",    ">CONNECTED",
+                                         ">SLABS",   ">BYTES",    ">GPU BYTES", ">TRANSITS",
+                                         ">WAITS",   ">REQUESTS", NULL};
     struct output_table table;
     struct client_row row;
     char text[OUTPUT_SHORT];
@@ -180,6 +182,7 @@ static void print_clients(struct cw_root *root) {
         output_table_add(&table, output_span(output_age_seconds(row.connected_ns), text));
         output_table_addf(&table, "%llu", (unsigned long long)row.slabs);
         output_table_add(&table, output_size(row.bytes, text));
+        output_table_add(&table, output_size(row.gpu_bytes, text));
         output_table_addf(&table, "%llu", (unsigned long long)row.transits);
         output_table_addf(&table, "%llu", (unsigned long long)row.waits);
         output_table_addf(&table, "%llu", (unsigned long long)row.requests);

@@ -13,6 +13,9 @@ neither lock nor message:
     RETURNED  the last view is gone: the sender may use it again
     LEFT      the last view is gone, but a process forked meanwhile may still look at it: the sender lets go
 
+A block that several receivers get (`_pool_shared`) has none of that: they open it copy-on-write, nobody writes to its
+word, and the sender lets go of it.
+
 Each word has one writer at a time: the sender until the message is sent, the receiver afterwards. x86-64 makes
 stores visible in order, so whatever a view wrote or read is done when the word says RETURNED.
 
@@ -35,7 +38,7 @@ from causeway import client
 from causeway._lib import check, ffi, lib
 from causeway.layouts import Layout
 
-__all__ = ["HANDLE_BYTES", "THRESHOLD_BYTES", "Block", "BlockStore", "open_block"]
+__all__ = ["HANDLE_BYTES", "THRESHOLD_BYTES", "Block", "BlockStore", "open_block", "open_private"]
 
 THRESHOLD_BYTES = 64 << 10  # smaller buffers travel inside the message
 HANDLE_BYTES = 48
@@ -248,18 +251,31 @@ def open_block(handle: bytes, nbytes: int) -> Any:
     Raises:
         Stale: the sender died before it could be opened.
     """
+    array = _open(handle, nbytes, 0)
+    ffi.cast("uint32_t *", lib.cw_array_data(array))[0] = OPENED
+    base = ffi.cast("char *", lib.cw_array_data(array)) + _HEADER_BYTES
+    return ffi.buffer(ffi.gc(base, _Return(array)), nbytes)
+
+
+def open_private(handle: bytes, nbytes: int) -> Any:
+    """As `open_block`, for a block that others get too: what is written is this buffer's alone."""
+    array = _open(handle, nbytes, lib.CW_PRIVATE)
+    base = ffi.cast("char *", lib.cw_array_data(array)) + _HEADER_BYTES
+    return ffi.buffer(ffi.gc(base, lambda _pointer: ffi.release(array)), nbytes)
+
+
+def _open(handle: bytes, nbytes: int, flags: int) -> Any:
     raw = ffi.new("cw_handle *")
     ffi.buffer(raw)[:] = handle
     connection = client.current()
     if connection.instance != raw.instance:  # the broker was lost, and one side knows it already
         connection = client.for_instance(raw.instance, connection.address)
     out = ffi.new("cw_array **")
-    check(lib.cw_array_open(connection.pointer, raw, _bytes_layout(raw.size_bytes).c, 0, out))
+    layout = _bytes_layout(raw.size_bytes)
+    check(lib.cw_array_open(connection.pointer, raw, layout.c, flags, out))
     array = ffi.gc(out[0], lib.cw_array_close)
     if nbytes + _HEADER_BYTES > lib.cw_array_nbytes(array):
         raise ValueError(
             f"a message names {nbytes} bytes in a block of {lib.cw_array_nbytes(array)}"
         )
-    ffi.cast("uint32_t *", lib.cw_array_data(array))[0] = OPENED
-    base = ffi.cast("char *", lib.cw_array_data(array)) + _HEADER_BYTES
-    return ffi.buffer(ffi.gc(base, _Return(array)), nbytes)
+    return array

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from causeway import _dispatch, _pool_worker, client
+from causeway import _dispatch, _pool_process, _pool_worker, client
 from causeway._pool_options import Options
 from causeway._pool_plane import Plane, spin_seconds, spinners
 from causeway._pool_stderr import Capture
@@ -137,7 +137,7 @@ class Crew:
             slot, self.plane, self._spinners, self._parent, self._settings, stderr and stderr.path
         )
         options = self._options
-        process = self._context.Process(
+        process = _pool_process.process_class(self._context)(
             target=_pool_worker.main,
             args=(memory, place, options.initializer, options.initargs, options.maxtasks),
         )
@@ -148,7 +148,7 @@ class Crew:
         worker.pid = process.pid
         self._workers[slot] = worker
         try:
-            worker.pidfd = os.pidfd_open(worker.pid)
+            worker.pidfd = _pool_process.open_pidfd(process)
         except ProcessLookupError:  # dead and reaped already
             self.dead.append(worker)
             self.dispatch.tell(True)
@@ -190,7 +190,7 @@ class Crew:
         deadline = time.monotonic() + _GRACE_SECONDS
         while worker.process.exitcode is None and time.monotonic() < deadline:
             time.sleep(0.002)
-        worker.exitcode = worker.process.exitcode
+        worker.exitcode = _pool_process.exitcode_of(worker.process)
         worker.process.join(timeout=0)  # so that multiprocessing forgets it
         if not worker.ready:
             worker.ready = self.dispatch.look_at(worker.slot)[0] == _pool_worker.READY

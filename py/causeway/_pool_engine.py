@@ -40,6 +40,7 @@ from causeway._pool_crew import Crew, Worker
 from causeway._pool_functions import Functions
 from causeway._pool_jobs import IMapIterator, Job, Source, Task, name_of
 from causeway._pool_options import Options
+from causeway._pool_shared import Shared, recurring
 from causeway.errors import Error, Stale
 
 __all__ = ["CLOSE", "RUN", "TERMINATE", "Engine"]
@@ -129,6 +130,11 @@ class Engine:
         if success:
             return (value,)
         raise value
+
+    def shared_by(self, job: Job, items: tuple[Any, ...], chunksize: int) -> Shared | None:
+        """What the tasks of a job over items have in common."""
+        arrays = recurring(job.function, items, chunksize, with_function=job.found is None)
+        return Shared(self._store, arrays) if arrays else None
 
     def submit(self, job: Job, work: Task | Source) -> int:
         """Submits a job's work, or what there is room for. The cell of a single plain task, else -1."""
@@ -294,6 +300,8 @@ class Engine:
         """All tasks of a job have ended: runs its callback, then tells who waits."""
         if job.found is not None:
             self.functions.leave(job.found)
+        if job.shared is not None:
+            job.shared.close()
         callback = job.call_back()
         if callback is None:
             job.settle()
@@ -395,7 +403,9 @@ class Engine:
         except IndexError:
             encoder = wire.Encoder(self._store, _dispatch.DATA_MAX, transit=False)
         try:
-            parcel = encoder.encode(task.number, task.kind, b"", body, cloud=True)
+            parcel = encoder.encode(
+                task.number, task.kind, b"", body, cloud=True, shared=job.shared
+            )
         except BaseException as error:
             # A Ctrl-C is the caller's, and leaves the task where it is; all else is the task's own.
             if (

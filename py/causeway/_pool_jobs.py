@@ -20,6 +20,7 @@ from causeway.errors import Timeout
 if TYPE_CHECKING:
     from causeway._pool_engine import Engine
     from causeway._pool_progress import Progress
+    from causeway._pool_shared import Shared
 
 __all__ = [
     "AsyncResult", "IMapIterator", "IMapUnorderedIterator", "Job", "MapResult", "Source", "Task", "name_of",
@@ -58,6 +59,7 @@ class Source:
 
     def __init__(self, job: Job, items: tuple[Any, ...], chunksize: int, star: bool) -> None:
         self.job = job
+        job.shared = job.engine.shared_by(job, items, chunksize)
         self.items = items
         self.chunksize = chunksize
         self.kind = STARMAP if star else MAP
@@ -83,9 +85,11 @@ class Job:
         found: the function in its slot, None when it goes along with each task's arguments.
         described: what the dispatch wants to know of it.
         settled: nothing changes any more.
+        shared: what its tasks have in common; None: nothing.
         tries: how often each task was lost with its worker, where that is counted.
     """
 
+    shared: Shared | None = None
     tries: dict[int, int] | None = None
     settled = False
 

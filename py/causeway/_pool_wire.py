@@ -8,7 +8,8 @@ those of all else by pickle protocol 5. What is too long for the ring goes into 
 Small and plain tasks and answers go without one: their pickle is all there is (py/csrc/dispatch.h).
 
 What standard pickle refuses in a task is pickled by cloudpickle; a result that it refuses is a
-MaybeEncodingError, as in the standard library. What causeway.Array needs travels as a handle.
+MaybeEncodingError, as in the standard library. What causeway.Array needs travels as a handle. Arrays that several
+tasks of a call have in common go into one block for all of them, see `_pool_shared`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ import numpy as np
 
 from causeway import _dispatch
 from causeway._lib import ffi, lib
-from causeway._pool_buffers import HANDLE_BYTES, THRESHOLD_BYTES, Block, BlockStore, open_block
+from causeway._pool_buffers import (
+    HANDLE_BYTES,
+    THRESHOLD_BYTES,
+    Block,
+    BlockStore,
+    open_block,
+    open_private,
+)
+from causeway._pool_shared import Shared
 from causeway.array import Array
 from causeway.client import current
 
@@ -53,6 +62,7 @@ _HEADER = struct.Struct(
 _BLOCK = struct.Struct(f"<{HANDLE_BYTES}sQII")  # handle, bytes, flags, 0
 _IN_BLOCK = 1  # header: the rest of the message lies in the one block that follows
 _BY_PICKLE = 1  # block: a buffer of pickle protocol 5, in the order of the stream
+_PRIVATE = 2  # block: others get it too, so it is opened copy-on-write
 _REFUSALS = (pickle.PicklingError, AttributeError, TypeError)
 
 
@@ -86,16 +96,33 @@ class Encoder:
         self._transit = transit
         self._table: dict[Any, Callable[[Any], Any]] = {}
         self._table_of = (-1, -1)
+        self._shared: Shared | None = None
         self._begin()
 
     def encode(
-        self, task: int, call: int, lead: bytes, body: Any, *, cloud: bool = False
+        self,
+        task: int,
+        call: int,
+        lead: bytes,
+        body: Any,
+        *,
+        cloud: bool = False,
+        shared: Shared | None = None,
     ) -> Parcel:
-        """A message with body pickled; cloud: by cloudpickle where standard pickle refuses.
+        """A message with body pickled.
+
+        Args:
+            task: its number.
+            call: how to call its function.
+            lead: what goes before the body.
+            body: any object.
+            cloud: by cloudpickle where standard pickle refuses.
+            shared: what body has in common with other messages. It is closed when all of them were opened.
 
         Raises:
             Whatever pickling raises. Nothing is held then.
         """
+        self._shared = shared
         try:
             try:
                 pickled = self._dump(body, _Pickler)
@@ -108,6 +135,8 @@ class Encoder:
         except BaseException:
             self._undo()
             raise
+        finally:
+            self._shared = None
 
     # ---- pickling
 
@@ -158,19 +187,18 @@ class Encoder:
         return out.getvalue()
 
     def _put(self, values: np.ndarray[Any, Any], flags: int) -> int:
-        """Copies values into a block, in Fortran order if they lie so, else in C order. Its number."""
-        block = self._store.take(values.nbytes)
-        self._blocks.append(block)
-        memory = block.memory(values.nbytes)
-        if values.flags.c_contiguous:
-            source = values.reshape(-1)
-        elif values.flags.f_contiguous:
-            source = values.T.reshape(-1)
+        """Brings values into a block: its number in the message."""
+        shared = self._shared
+        block = None
+        if shared is not None:
+            find = shared.block_of_buffer if flags & _BY_PICKLE else shared.block_of
+            block = find(values, _fill)
+        if block is not None:
+            flags |= _PRIVATE
         else:
-            np.copyto(np.ndarray(values.shape, values.dtype, memory), values)
-            source = None
-        if source is not None:
-            np.copyto(np.frombuffer(memory, "u1"), source.view("u1"))
+            block = self._store.take(values.nbytes)
+            self._blocks.append(block)
+            _fill(block, values)
         self._entries.append(_BLOCK.pack(block.handle, values.nbytes, flags, 0))
         return len(self._entries) - 1
 
@@ -228,6 +256,19 @@ class Encoder:
         return parcel
 
 
+def _fill(block: Block, values: np.ndarray[Any, Any]) -> None:
+    """Copies values into a block, in Fortran order if they lie so, else in C order."""
+    memory = block.memory(values.nbytes)
+    if values.flags.c_contiguous:
+        source = values.reshape(-1)
+    elif values.flags.f_contiguous:
+        source = values.T.reshape(-1)
+    else:
+        np.copyto(np.ndarray(values.shape, values.dtype, memory), values)
+        return
+    np.copyto(np.frombuffer(memory, "u1"), source.view("u1"))
+
+
 class Message:
     """A message as it was received. Its blocks are open; its lead and body are valid until the next one comes."""
 
@@ -264,7 +305,7 @@ def read(data: Any) -> Message:
     message = Message(task, call, rest[begin : begin + lead_bytes], body)
     for i in range(count):
         handle, nbytes, block_flags, _ = _BLOCK.unpack_from(rest, i * _BLOCK.size)
-        buffer = open_block(handle, nbytes)
+        buffer = (open_private if block_flags & _PRIVATE else open_block)(handle, nbytes)
         message.buffers.append(buffer)
         message.block_bytes += nbytes
         if block_flags & _BY_PICKLE:

@@ -12,14 +12,14 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import eventually
 
 import causeway as cw
-from causeway import client
+from causeway import _pool_server, client
 
 # A shell that starts us in the background ignores SIGINT for us, and so for every test of Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -48,16 +48,6 @@ def describe(pid: int) -> str:
         return f"{pid} {Path(f'/proc/{pid}/cmdline').read_bytes().replace(bytes(1), b' ').decode()}"
     except OSError:
         return str(pid)
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Whether a condition comes true in time."""
-    limit = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > limit:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def disconnect() -> None:
@@ -96,6 +86,7 @@ def broker_folder() -> Iterator[Path]:
     os.environ["CAUSEWAY_DIR"] = str(folder)
     disconnect()
     yield folder
+    _pool_server.stop()
     multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
     disconnect()
     stop_broker(folder)
@@ -115,6 +106,28 @@ def broker_folder() -> Iterator[Path]:
     assert not names, f"processes left behind: {names}"
     assert not files, f"files left behind: {files}"
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(("cw", "causeway"))]
+
+
+@pytest.fixture(params=["fork", "spawn", "forkserver"])
+def method(request: pytest.FixtureRequest) -> str:
+    """Each start method."""
+    return str(request.param)
+
+
+@pytest.fixture
+def pool(method: str) -> Iterator[cw.Pool]:
+    """A pool of two workers."""
+    with cw.Pool(2, context=method) as made:
+        yield made
+    made.join()
+
+
+@pytest.fixture
+def forked() -> Iterator[cw.Pool]:
+    """A pool of two workers by fork, for what does not depend on the start method."""
+    with cw.Pool(2, context="fork") as made:
+        yield made
+    made.join()
 
 
 @pytest.fixture(autouse=True)

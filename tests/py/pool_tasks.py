@@ -13,6 +13,8 @@ import numpy as np
 
 import causeway as cw
 
+CHILD_LIVES = 8  # seconds that a child of a killed worker lives
+
 initialized: list[Any] = []
 
 
@@ -32,9 +34,21 @@ def pid(_: Any = None) -> int:
     return os.getpid()
 
 
+def pid_after_a_while(_: Any = None) -> int:
+    time.sleep(0.02)
+    return os.getpid()
+
+
 def nap(seconds: float) -> float:
     time.sleep(seconds)
     return seconds
+
+
+def wait_for(path: str) -> str:
+    """Runs until a file is there."""
+    while not Path(path).exists():
+        time.sleep(0.005)
+    return path
 
 
 def slow_square(x: int) -> int:
@@ -90,7 +104,7 @@ def interrupted(_: Any = None) -> None:
 def fork_and_be_killed(_: Any = None) -> None:
     """Leaves a child that keeps multiprocessing's sentinel open."""
     if os.fork() == 0:
-        time.sleep(5)
+        time.sleep(CHILD_LIVES)
         os._exit(0)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -242,3 +256,47 @@ def fork_and_return(x: int) -> int:
 
 def large(nbytes: int) -> np.ndarray[Any, Any]:
     return np.ones(nbytes, "u1")
+
+
+def open_descriptors(_: Any = None) -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def nested_pool(n: int) -> list[int]:
+    with cw.Pool(2) as pool:
+        return pool.map(square, range(n), 1)
+
+
+def nested_executor(n: int) -> list[int]:
+    with cw.Executor(2) as executor:
+        return list(executor.map(square, range(n)))
+
+
+inherited: Any = None
+
+
+def use_inherited() -> Any:
+    return inherited.map(square, range(3))
+
+
+def mark_and_wait(paths: tuple[str, str]) -> None:
+    """Says that it runs, and runs until it is told to end."""
+    mark, go = paths
+    Path(mark).touch()
+    wait_for(go)
+
+
+def hold_the_interpreter(mark: str) -> None:
+    """Never comes back from C, so that no other thread of Python runs."""
+    Path(mark).touch()
+    sum(range(10**12))
+
+
+def pool_that_leaves_marks(mark: str) -> None:
+    """In an Executor's worker: has a Pool at work, and writes down all pids."""
+    with cw.Pool(2) as pool:
+        pids = pool.map(pid_after_a_while, range(8), 1)
+        pool.map_async(nap, [60] * 2, 1)
+        Path(mark + "-").write_text(" ".join(str(pid) for pid in {os.getpid(), *pids}))
+        Path(mark + "-").rename(mark)
+        time.sleep(60)

@@ -10,7 +10,6 @@ import os
 import pickle
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,30 +18,14 @@ import numpy as np
 import pool_tasks as tasks
 import pytest
 from conftest import Script, disconnect, eventually, stop_broker
+from pool_support import LONG
 
 import causeway as cw
 from causeway import _pool_buffers as buffers
 from causeway import _pool_wire as wire
 from causeway import _programs
 
-LONG = 60
 MIB = 1 << 20
-
-
-@pytest.fixture(params=["fork", "spawn", "forkserver"])
-def pool(request: pytest.FixtureRequest) -> Iterator[cw.Pool]:
-    """A pool of two workers, by each start method."""
-    with cw.Pool(2, context=request.param) as made:
-        yield made
-    made.join()
-
-
-@pytest.fixture
-def forked() -> Iterator[cw.Pool]:
-    """A pool of two workers by fork, for what does not depend on the start method."""
-    with cw.Pool(2, context="fork") as made:
-        yield made
-    made.join()
 
 
 def gauges() -> dict[str, int]:
@@ -356,27 +339,6 @@ def test_a_message_that_cannot_be_is_refused() -> None:
     data[16] += 1
     with pytest.raises(ValueError, match="says that it has"):
         wire.read(memoryview(bytes(data)))
-
-
-def test_there_and_back_is_ten_times_faster_than_the_standard_pool() -> None:
-    given = np.arange(8 * MIB, dtype="f8")  # 64 MiB
-
-    def seconds(pool: Any, rounds: int) -> float:
-        took = []
-        for _ in range(rounds):
-            began = time.perf_counter()
-            found = pool.apply(tasks.same, (given,))
-            took.append(time.perf_counter() - began)
-            assert found[-1] == given[-1]
-            del found
-        return sorted(took)[len(took) // 2]
-
-    with (
-        cw.Pool(1, context="fork") as ours,
-        multiprocessing.get_context("fork").Pool(1) as standard,
-    ):
-        seconds(ours, 3)
-        assert seconds(ours, 7) * 10 < seconds(standard, 3)
 
 
 @pytest.fixture

@@ -67,13 +67,16 @@ static void other_versions_and_wrong_pidfds_are_refused(void **state) {
     char sentence[CW_MESSAGE_MAX];
     assert_true(raw_broker_start(&broker, NULL, NULL));
     int own = raw_pidfd(getpid()), parent = raw_pidfd(getppid()), null = open("/dev/null", O_RDWR);
-    assert_int_equal(refused(&broker, 2, 7, own, sentence), -EPROTO);
-    CONTAINS(sentence, "version 1, the client 2 to 7");
-    assert_int_equal(refused(&broker, 1, 1, -1, sentence), -EPROTO);
+    assert_int_equal(refused(&broker, CW_PROTOCOL_VERSION + 1, 7, own, sentence), -EPROTO);
+    CONTAINS(sentence, "version 2, the client 3 to 7");
+    assert_int_equal(refused(&broker, CW_PROTOCOL_VERSION, CW_PROTOCOL_VERSION, -1, sentence),
+                     -EPROTO);
     CONTAINS(sentence, "pidfd");
-    assert_int_equal(refused(&broker, 1, 1, null, sentence), -EPROTO);
+    assert_int_equal(refused(&broker, CW_PROTOCOL_VERSION, CW_PROTOCOL_VERSION, null, sentence),
+                     -EPROTO);
     if (parent >= 0)
-        assert_int_equal(refused(&broker, 1, 1, parent, sentence), -EPROTO);
+        assert_int_equal(
+            refused(&broker, CW_PROTOCOL_VERSION, CW_PROTOCOL_VERSION, parent, sentence), -EPROTO);
     assert_true(RAW_UNTIL(raw_counter(&broker, CW_COUNTER_clients_refused) == 3u + (parent >= 0)));
     struct raw_client client; /* a range that holds our version is welcome */
     assert_int_equal(raw_connect(&broker, &client), 0);
@@ -108,7 +111,8 @@ static int connect_as_other(void *context) {
     if (connect(sock, (struct sockaddr *)&direct, sizeof direct) != 0)
         return 5;
     pidfd = raw_pidfd(getpid());
-    if (raw_say_hello(sock, 1, 1, pidfd) != 0 || raw_receive(sock, &mail, RAW_TIMEOUT_MS) != 1)
+    if (raw_say_hello(sock, CW_PROTOCOL_VERSION, CW_PROTOCOL_VERSION, pidfd) != 0 ||
+        raw_receive(sock, &mail, RAW_TIMEOUT_MS) != 1)
         return 6;
     return mail.head.status == -EPERM && mail.fd_count == 0 ? 0 : 7;
 }

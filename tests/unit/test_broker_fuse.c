@@ -134,7 +134,7 @@ static pid_t hostile_start(int *said) {
             .device_kind = CW_DEVICE_HOST, .size_bytes = 4096, .blocks = 16};
         int result = slow < 0 ? 1 : 0;
         /* As a pidfd. */
-        if (!result && (raw_say_hello(sock, 1, 1, slow) != 0 ||
+        if (!result && (raw_say_hello(sock, CW_PROTOCOL_VERSION, CW_PROTOCOL_VERSION, slow) != 0 ||
                         raw_receive(sock, &mail, RAW_TIMEOUT_MS) != 1 || mail.head.status >= 0))
             result = 2;
         if (!result && raw_connect(&broker, &client) != 0)

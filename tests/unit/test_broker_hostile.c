@@ -439,7 +439,7 @@ static void descriptors_that_are_kept_do_not_keep_it_awake(void **state) {
     pid_t pid = fork();
     if (pid == 0) {
         int own = raw_pidfd(getpid()), sock = raw_dial(&broker);
-        bool well = raw_say_hello(sock, 1, 1, own) == 0 &&
+        bool well = raw_say_hello(sock, CW_PROTOCOL_VERSION, CW_PROTOCOL_VERSION, own) == 0 &&
                     raw_receive(sock, &mail, RAW_TIMEOUT_MS) == 1 && mail.head.status == 0 &&
                     raw_send(said[1], "x", 1, &own, 1) == 0;
         _exit(well ? 0 : 1);

@@ -30,14 +30,10 @@ static struct cw_block block_with(uint64_t bits) {
 static void carving_publishes_place_length_and_generation(void **state) {
     (void)state;
     struct cw_block block = block_with(FREE);
-    atomic_store(&block.write_fence, 9);
-    atomic_store(&block.write_value, 9);
     assert_int_equal(cw_block_carve(&block, 4096, 123), 5);
     assert_int_equal(atomic_load(&block.word), word(5, LIVE));
     assert_int_equal(atomic_load(&block.offset_bytes), 4096);
     assert_int_equal(atomic_load(&block.length_bytes), 123);
-    assert_int_equal(atomic_load(&block.write_fence), 0);
-    assert_int_equal(atomic_load(&block.write_value), 0);
 }
 
 static void freeing_locally_makes_old_handles_stale(void **state) {

@@ -1,0 +1,255 @@
+/*
+ * Copies: bytes of arrays, between any two devices of this process, by the route that there is.
+ *
+ *   host      both ends in host memory
+ *   same      within one GPU
+ *   peer      GPU to GPU, by the copy engine of the source (a push is 7 us cheaper than a pull)
+ *   in, out   between host memory and a GPU. Slabs of ours are registered with CUDA when the first
+ *             copy of REGISTER_BYTES comes by, and stay so: three times the speed of other memory
+ *   staged    GPU to GPU where the hardware knows no way: through host memory, in pieces
+ * Bytes are counted per route in the session's segment, so that a route that should not be shows.
+ *
+ * No state of its own. The caller holds leases on the arrays. If this process dies in a copy, the
+ * target has some of the bytes: who is told of an array is told when it is complete.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/client.h"
+#include "ipc/cuda_backend.h"
+
+#define REGISTER_BYTES (1ull << 20)
+#define STAGE_BYTES    (8ull << 20)
+
+/* One end of a copy. */
+struct end {
+    uint8_t *bytes;
+    int gpu;                    /* -1: host memory */
+    struct cw_mapping *mapping; /* of a slab of ours; NULL: somebody else's memory */
+};
+
+static int check_range(const cw_array *array, uint64_t offset_bytes, uint64_t size_bytes) {
+    if (!array)
+        return cw_fail(-EINVAL, "an array is needed, NULL was given");
+    if (offset_bytes > array->size_bytes || size_bytes > array->size_bytes - offset_bytes)
+        return cw_fail(-EINVAL, "%llu bytes at %llu reach beyond the array's end at %llu",
+                       (unsigned long long)size_bytes, (unsigned long long)offset_bytes,
+                       (unsigned long long)array->size_bytes);
+    return 0;
+}
+
+static int check_target(const cw_array *array, uint64_t offset_bytes, uint64_t size_bytes) {
+    int code = check_range(array, offset_bytes, size_bytes);
+    if (code == 0 && array->readonly)
+        return cw_fail(-EINVAL, "the array is mapped read-only");
+    return code;
+}
+
+static struct end end_of(cw_array *array, uint64_t offset_bytes) {
+    struct cw_slab *slab = array->home_slab;
+    bool on_gpu = slab->device_kind == CW_DEVICE_CUDA, own_pages = array->own_pages.base != NULL;
+    return (struct end){.bytes = array->bytes + offset_bytes,
+                        .gpu = on_gpu ? slab->device : -1,
+                        .mapping = own_pages                                    ? NULL
+                                   : array->readonly && slab->backend->protects ? &slab->ro
+                                                                                : &slab->rw};
+}
+
+/* X1: figures; each process adds its own. */
+static void count(cw_client *client, enum cw_route route, uint64_t size_bytes) {
+    CW_ADD(X1, &client->shared->routes[route], size_bytes, relaxed);
+}
+
+/* Where a copy runs: a stream of the caller's, or ours. */
+struct lane {
+    struct cw_gpu *gpu;
+    CUstream stream;
+    bool ours; /* then the copy is complete when the call returns */
+};
+
+/* Opens the GPU and makes the lane's context current; leave_lane() ends it. A stream of the
+ * caller's decides on which GPU the copy runs. */
+static int enter_lane(int gpu, void *stream, struct lane *out) {
+    CUcontext context;
+    CUdevice device;
+    struct lane lane = {.ours = stream == NULL};
+    int code = cw_gpu_get(gpu, &lane.gpu);
+    if (code)
+        return code;
+    if (lane.ours) {
+        lane.stream = lane.gpu->copies;
+        *out = lane;
+        return cw_gpu_enter(lane.gpu);
+    }
+    const struct cw_cuda *cuda = lane.gpu->cuda;
+    lane.stream = stream;
+    CUresult result = cuda->cuStreamGetCtx(stream, &context);
+    if (result == CUDA_SUCCESS)
+        result = cuda->cuCtxPushCurrent(context);
+    if (result != CUDA_SUCCESS)
+        return cw_cuda_error(cuda, result, "the stream %p", stream);
+    result = cuda->cuCtxGetDevice(&device);
+    if (result == CUDA_SUCCESS && device != lane.gpu->device)
+        code = cw_gpu_get(device, &lane.gpu);
+    else if (result != CUDA_SUCCESS)
+        code = cw_cuda_error(cuda, result, "asking for the GPU of the stream %p", stream);
+    if (code)
+        cuda->cuCtxPopCurrent(&context);
+    *out = lane;
+    return code;
+}
+
+static int leave_lane(const struct lane *lane, CUresult result, uint64_t size_bytes) {
+    if (result == CUDA_SUCCESS && lane->ours)
+        result = lane->gpu->cuda->cuStreamSynchronize(lane->stream);
+    cw_gpu_leave(lane->gpu);
+    return result == CUDA_SUCCESS
+               ? 0
+               : cw_cuda_error(lane->gpu->cuda, result, "copying %llu bytes on cuda:%d",
+                               (unsigned long long)size_bytes, lane->gpu->ordinal);
+}
+
+static CUdeviceptr address(const struct end *end) {
+    return (CUdeviceptr)(uintptr_t)end->bytes;
+}
+
+/* Between host memory and a GPU, whichever is the target. */
+static int copy_host_gpu(cw_client *client, const struct end *target, const struct end *source,
+                         uint64_t size_bytes, void *stream) {
+    const struct end *host = target->gpu < 0 ? target : source;
+    const struct end *device = target->gpu < 0 ? source : target;
+    struct lane lane;
+    int code = enter_lane(device->gpu, stream, &lane);
+    if (code)
+        return code;
+    if (device->mapping && lane.gpu->ordinal != device->gpu)
+        code = cw_cuda_admit(lane.gpu, device->mapping);
+    if (code) {
+        cw_gpu_leave(lane.gpu);
+        return code;
+    }
+    if (host->mapping && size_bytes >= REGISTER_BYTES)
+        cw_cuda_register_host(lane.gpu, host->mapping);
+    CUresult result = host == source
+                          ? lane.gpu->cuda->cuMemcpyHtoDAsync(address(device), source->bytes,
+                                                              size_bytes, lane.stream)
+                          : lane.gpu->cuda->cuMemcpyDtoHAsync(target->bytes, address(device),
+                                                              size_bytes, lane.stream);
+    code = leave_lane(&lane, result, size_bytes);
+    if (code == 0)
+        count(client, host == source ? CW_ROUTE_IN : CW_ROUTE_OUT, size_bytes);
+    return code;
+}
+
+/* Where GPUs cannot reach each other. Waits for the stream, if there is one, and for the copy. */
+static int copy_staged(cw_client *client, const struct end *target, const struct end *source,
+                       uint64_t size_bytes, void *stream) {
+    uint64_t piece = size_bytes < STAGE_BYTES ? size_bytes : STAGE_BYTES;
+    struct lane lane;
+    int code = enter_lane(source->gpu, stream, &lane);
+    if (code)
+        return code;
+    struct lane waited = lane;
+    waited.ours = true;
+    code = leave_lane(&waited, CUDA_SUCCESS, size_bytes);
+    uint8_t *stage = code == 0 ? malloc(piece) : NULL;
+    if (code == 0 && !stage)
+        return cw_fail(-EDQUOT, "no memory for a stage of %llu bytes", (unsigned long long)piece);
+    for (uint64_t at = 0; code == 0 && at < size_bytes; at += piece) {
+        if (piece > size_bytes - at)
+            piece = size_bytes - at;
+        code = cw_backend_cuda.copy_out(source->gpu, stage, source->bytes + at, piece);
+        if (code == 0)
+            code = cw_backend_cuda.copy_in(target->gpu, target->bytes + at, stage, piece);
+    }
+    free(stage);
+    if (code == 0)
+        count(client, CW_ROUTE_STAGED, size_bytes);
+    return code;
+}
+
+static bool admits(const struct cw_gpu *gpu, const struct end *end) {
+    const struct cw_gpu *memory;
+    if (cw_gpu_peek(end->gpu, &memory) != 0 || !cw_gpu_reaches(gpu, memory))
+        return false;
+    return !end->mapping || cw_cuda_admit(gpu, end->mapping) == 0;
+}
+
+static int copy_gpus(cw_client *client, const struct end *target, const struct end *source,
+                     uint64_t size_bytes, void *stream) {
+    struct lane lane;
+    int code = enter_lane(source->gpu, stream, &lane);
+    if (code)
+        return code;
+    if (!admits(lane.gpu, source) || !admits(lane.gpu, target)) {
+        cw_gpu_leave(lane.gpu);
+        return copy_staged(client, target, source, size_bytes, stream);
+    }
+    CUresult result = lane.gpu->cuda->cuMemcpyDtoDAsync(address(target), address(source),
+                                                        size_bytes, lane.stream);
+    code = leave_lane(&lane, result, size_bytes);
+    if (code == 0)
+        count(client, target->gpu == source->gpu ? CW_ROUTE_SAME : CW_ROUTE_PEER, size_bytes);
+    return code;
+}
+
+static int copy(cw_client *client, const struct end *target, const struct end *source,
+                uint64_t size_bytes, void *stream) {
+    if (size_bytes == 0)
+        return 0;
+    if (target->gpu < 0 && source->gpu < 0) {
+        memmove(target->bytes, source->bytes, size_bytes);
+        return 0;
+    }
+    return target->gpu < 0 || source->gpu < 0
+               ? copy_host_gpu(client, target, source, size_bytes, stream)
+               : copy_gpus(client, target, source, size_bytes, stream);
+}
+
+/* ---- the public calls ---- */
+
+int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
+                  uint64_t size_bytes, void *stream) {
+    int code = check_target(target, target_bytes, size_bytes);
+    if (code == 0)
+        code = check_range(source, source_bytes, size_bytes);
+    if (code)
+        return code;
+    const struct end to = end_of(target, target_bytes), from = end_of(source, source_bytes);
+    return copy(target->client, &to, &from, size_bytes, stream);
+}
+
+int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source, int gpu,
+                     uint64_t size_bytes, void *stream) {
+    int code = check_target(target, target_bytes, size_bytes);
+    if (code == 0 && !source && size_bytes)
+        code = cw_fail(-EINVAL, "memory to copy from is needed, NULL was given");
+    if (code)
+        return code;
+    const struct end to = end_of(target, target_bytes);
+    const struct end from = {.bytes = (uint8_t *)(uintptr_t)source, .gpu = gpu < 0 ? -1 : gpu};
+    return copy(target->client, &to, &from, size_bytes, stream);
+}
+
+int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int gpu,
+                      uint64_t size_bytes, void *stream) {
+    int code = check_range(source, source_bytes, size_bytes);
+    if (code == 0 && !target && size_bytes)
+        code = cw_fail(-EINVAL, "memory to copy into is needed, NULL was given");
+    if (code)
+        return code;
+    const struct end from = end_of(source, source_bytes);
+    const struct end to = {.bytes = target, .gpu = gpu < 0 ? -1 : gpu};
+    return copy(source->client, &to, &from, size_bytes, stream);
+}
+
+int cw_array_write(cw_array *array, uint64_t offset_bytes, const void *source,
+                   uint64_t size_bytes) {
+    return cw_array_copy_in(array, offset_bytes, source, -1, size_bytes, NULL);
+}
+
+int cw_array_read(const cw_array *array, uint64_t offset_bytes, void *destination,
+                  uint64_t size_bytes) {
+    return cw_array_copy_out((cw_array *)(uintptr_t)array, offset_bytes, destination, -1,
+                             size_bytes, NULL);
+}

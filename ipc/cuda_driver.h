@@ -1,0 +1,49 @@
+/*
+ * The CUDA driver, opened at run time: one build runs with and without a GPU.
+ *
+ * libcuda.so.1 (or the file that $CAUSEWAY_CUDA_DRIVER names: a test double, or a driver in an odd
+ * place) is opened when the first call needs a GPU, never earlier: cuInit takes half a second, and
+ * who uses host memory alone must not pay it. This is the one file that names <cuda.h>.
+ *
+ * Invariant: the table is complete or there is none. It is filled under a lock, published once, and
+ * never changes or closes; a failure leaves nothing and the next call tries again.
+ * Owner: the process. A forked child of a process that has called cuInit cannot use CUDA (the
+ * driver does not survive a fork): every call there fails with the remedy, and none reaches the
+ * driver. If the process dies the driver frees all that no descriptor keeps.
+ */
+#ifndef CW_IPC_CUDA_DRIVER_H
+#define CW_IPC_CUDA_DRIVER_H
+
+#include <cuda.h>
+#include <stdbool.h>
+
+#include "ipc/cuda_calls.h"
+#include "shm/error.h"
+
+#define CW_CUDA_DRIVER_MIN 12000 /* as cuDriverGetVersion says it: 12.0, driver 525 */
+
+struct cw_cuda { /* the driver's calls: fields have cuda.h's names */
+#define CW_CUDA_CALL(name) __typeof__(&name) name;
+    CW_CUDA_CALLS
+#undef CW_CUDA_CALL
+    int version; /* of the driver: 13000 is CUDA 13.0 */
+};
+
+/*
+ * The driver, opened and initialised (cuInit). Blocks half a second the first time, then costs one
+ * load. -ENODEV: no driver, too old, no GPU visible; -EINVAL: CUDA was initialised before a fork.
+ * The text says what to do. *out lives as long as the process.
+ */
+int cw_cuda_open(const struct cw_cuda **out);
+/* The driver if this process has opened it and may use it, else NULL. For those that give back what
+ * they got: in a forked child there is nothing to give back. Never blocks. */
+const struct cw_cuda *cw_cuda_opened(void);
+
+/*
+ * Turns a failed call into our code and this thread's text: "WHAT: CUDA_ERROR_NAME, sentence".
+ * Out of memory: -EDQUOT; all else: -ENODEV. A macro, so that analysers see that it is negative.
+ */
+int cw_cuda_error(const struct cw_cuda *cuda, CUresult result, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#endif

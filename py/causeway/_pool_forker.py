@@ -1,0 +1,208 @@
+"""The server process: it has imported the user's modules and forks workers (_pool_server is the parent's side).
+
+Invariant: while it serves it has one thread, runs no code of the user's, and all signals are blocked, so that Ctrl-C or
+a handler of the user's is the workers' business. It keeps neither stdin, stdout nor stderr of the parent, which may be
+pipes that somebody waits to see closed. It waits for nobody: a request comes whole in one message, answers and exit
+codes fit into the sockets.
+
+A worker is a fork that goes on as a spawned process: it waits for the parent's word on its line (none comes when the
+parent has given the request up), takes its stdin, stdout, stderr, resource tracker and other descriptors, and runs what
+multiprocessing.spawn would. It ends as an interpreter does, with its exit handlers; the server ends without.
+
+Ends when the parent is dead (with its workers), or when the parent has let go of it and the last worker has ended.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import sysconfig
+from multiprocessing import resource_tracker, spawn
+from typing import Any
+
+from causeway import _pool_preload
+
+__all__ = ["ANSWER", "GO", "inherited", "main", "signature"]
+
+ANSWER = struct.Struct("<q")  # the new worker's pid, or minus an errno
+GO = b"g"
+_EXITCODE = struct.Struct("<i")
+_FDS_MAX = 253  # the kernel's limit for one message
+_ORPHANED = 1
+
+inherited: list[int] = []  # in a worker: the descriptors that were sent with it
+
+
+class _Server:
+    def __init__(self, control: socket.socket, parent: int) -> None:
+        self._control = control
+        self._parent = parent
+        self._workers: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: pid and line
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._poll.register(parent, select.POLLIN)
+        self._listening = True
+
+    def serve(self) -> tuple[int, list[int]] | None:
+        """Forks workers until all is over. In a worker it returns the request that it was made for."""
+        while self._listening or self._workers:
+            for fd, _ in self._poll.poll():
+                if fd == self._parent:
+                    for pidfd in self._workers:
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    return None
+                if fd != self._control.fileno():
+                    self._reap(fd)
+                    continue
+                request = self._receive()
+                if request is None:
+                    self._poll.unregister(self._control)
+                    self._listening = False
+                elif self._fork(*request):
+                    return request
+        return None
+
+    def _receive(self) -> tuple[int, list[int]] | None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, 1, _FDS_MAX, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            return None
+        return (data[0], fds) if data else None
+
+    def _fork(self, standard: int, fds: list[int]) -> bool:
+        """True in the worker."""
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._answer(-(error.errno or errno.EAGAIN), [])
+        else:
+            if pid == 0:
+                self._control.close()
+                os.close(self._parent)
+                for pidfd, (_, line) in self._workers.items():
+                    os.close(pidfd)
+                    line.close()
+                return True
+            pidfd = os.pidfd_open(pid)
+            self._workers[pidfd] = (pid, socket.socket(fileno=os.dup(fds[1])))
+            self._poll.register(pidfd, select.POLLIN)
+            self._answer(pid, [pidfd])
+        for fd in fds:
+            os.close(fd)
+        return False
+
+    def _answer(self, pid: int, fds: list[int]) -> None:
+        try:
+            socket.send_fds(self._control, [ANSWER.pack(pid)], fds, socket.MSG_NOSIGNAL)
+        except OSError:  # it will be seen to have gone
+            pass
+
+    def _reap(self, pidfd: int) -> None:
+        """Tells how a worker ended."""
+        pid, line = self._workers.pop(pidfd)
+        self._poll.unregister(pidfd)
+        try:
+            _, status = os.waitpid(pid, 0)
+            told = _EXITCODE.pack(os.waitstatus_to_exitcode(status))
+            line.send(told, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except OSError:  # the user's modules ignore SIGCHLD, or nobody asks any more
+            pass
+        line.close()
+        os.close(pidfd)
+
+
+def main(report: int, data: dict[str, Any]) -> int:
+    """What the server process runs, and then each of its workers; returns a worker's exit code.
+
+    Args:
+        report: a file to tell in what was imported.
+        data: of _pool_server.
+    """
+    resource_tracker._resource_tracker._fd = data["tracker"]  # type: ignore[attr-defined]
+    control = socket.socket(fileno=data["control"])
+    os.set_inheritable(control.fileno(), False)
+    os.set_inheritable(data["parent"], False)
+    os.set_inheritable(report, False)
+    preload = _pool_preload.Preload()
+    refusal = preload.run(data["preparation"], data["modules"])
+    _flush()
+    told = {"refusal": refusal, "files": _user_files(), "modules": sorted(sys.modules)}
+    os.ftruncate(report, 0)
+    os.pwrite(report, json.dumps(told).encode(), 0)
+    os.close(report)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(nothing, fd)
+    if nothing > 2:
+        os.close(nothing)
+    try:
+        control.send(GO, socket.MSG_NOSIGNAL)
+    except OSError:
+        os._exit(_ORPHANED)
+    if refusal:
+        os._exit(0)
+    request = _Server(control, data["parent"]).serve()
+    if request is None:
+        os._exit(0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    preload.renew_randomness()
+    return _begin(*request)
+
+
+def _begin(standard: int, fds: list[int]) -> int:
+    """In a new worker: becomes what multiprocessing's spawned process is."""
+    data, line, tracker, *fds = fds
+    for fd in range(3):
+        if standard & 1 << fd:
+            given = fds.pop(0)
+            os.dup2(given, fd)
+            os.close(given)
+        else:
+            os.close(fd)
+    resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
+    inherited[:] = fds
+    if os.read(line, 1) != GO:
+        os._exit(_ORPHANED)
+    return spawn._main(data, line)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            pass
+
+
+# ---- the source files of the user's
+
+
+def signature(path: str) -> list[int]:
+    """What differs when a file was edited; nothing if it is gone."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return []
+    return [found.st_mtime_ns, found.st_size, found.st_ino]
+
+
+def _user_files() -> dict[str, list[int]]:
+    """The files of the modules that are imported, without those of the standard library and installed packages."""
+    paths = sysconfig.get_paths()
+    installed = tuple(
+        os.path.join(os.path.realpath(paths[name]), "")
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    )
+    found = {}
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and not os.path.realpath(path).startswith(installed):
+            found[path] = signature(path)
+    return found

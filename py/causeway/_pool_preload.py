@@ -1,0 +1,169 @@
+"""What the server of _pool_forker imports, and whether what it has become may be forked.
+
+It imports what every worker would import by itself: the main module as multiprocessing does it, and modules that it is
+told. A forked worker shall be as good as a spawned one, so importing is refused, with the reason, when it left
+    - threads: a fork has them not, and their locks for ever. Threads whose library ends them at a fork (OpenBLAS, which
+      NumPy brings, starts one for each core when it is imported) are no hindrance: it is looked after a fork
+    - an open GPU: CUDA's driver does not work in a fork
+    - descriptors of anything but files: a socket or pipe would be shared by all workers
+    - processes
+    - random generators seeded from fresh entropy: all workers would draw the same numbers
+or when it raised. The generators of the modules random and numpy.random go to the workers as import left them if it
+seeded them (so they would be in a spawned worker), and else are seeded anew in each.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import threading
+import warnings
+from collections.abc import Callable
+from multiprocessing import process, spawn
+from typing import Any
+
+import numpy.random
+import numpy.random.bit_generator
+
+__all__ = ["Preload", "device_of"]
+
+_GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+
+
+class Preload:
+    """Imports, and remembers what a worker must know of it."""
+
+    def __init__(self) -> None:
+        self._seeded: dict[str, bool] = {"random": False, "numpy": False}
+        self._fresh = 0
+        self._state: Any = None
+
+    def run(self, preparation: dict[str, Any], modules: list[str]) -> str:
+        """Imports; returns why the process must not be forked, else "".
+
+        Args:
+            preparation: of multiprocessing.spawn.
+            modules: what else. One that cannot be imported is left to the workers.
+        """
+        before = _descriptors()
+        undo = self._watch_seeding()
+        try:
+            process.current_process()._inheriting = True  # type: ignore[attr-defined]
+            try:
+                spawn.prepare(preparation)
+            finally:
+                del process.current_process()._inheriting  # type: ignore[attr-defined]
+            for name in modules:
+                try:
+                    importlib.import_module(name)
+                except Exception:
+                    continue
+        except BaseException as error:  # also sys.exit
+            return f"importing the main module raised {error!r}"
+        finally:
+            for restore in undo:
+                restore()
+        self._state = random.getstate()
+        return self._left(before)
+
+    def renew_randomness(self) -> None:
+        """In a new worker. The module random was seeded by the fork."""
+        if self._seeded["random"]:
+            random.setstate(self._state)
+        if not self._seeded["numpy"]:
+            numpy.random.seed()
+
+    def _left(self, before: dict[int, str]) -> str:
+        """Why this process must not be forked."""
+        device = device_of(_mappings()) or device_of(_descriptors().values())
+        if device:
+            return f"importing opened the GPU {device}"
+        for fd, target in _descriptors().items():
+            if before.get(fd) != target and not target.startswith("/"):
+                return f"importing left a descriptor open that workers must not share: {target}"
+        with open(f"/proc/self/task/{threading.get_native_id()}/children") as file:
+            children = file.read().split()
+        if children:
+            return f"importing left processes running: {', '.join(children)}"
+        if self._fresh:
+            return "importing made a random generator without a seed, which workers must not share"
+        _fork_once()
+        threads = len(os.listdir("/proc/self/task"))
+        if threads > 1:
+            return f"importing left {threads - 1} threads running"
+        return ""
+
+    def _watch_seeding(self) -> list[Callable[[], None]]:
+        """Notes who seeds what; returns what ends this."""
+        undo: list[Callable[[], None]] = []
+
+        def replace(owner: Any, name: str, new: Any) -> None:
+            old = getattr(owner, name)
+            setattr(owner, name, new(old))
+            undo.append(lambda: setattr(owner, name, old))
+
+        def noting(kind: str) -> Callable[[Any], Any]:
+            def wrap(old: Any) -> Any:
+                def seed(*args: Any, **named: Any) -> Any:
+                    made = self._fresh
+                    result = old(*args, **named)
+                    self._fresh = made  # the global one is seeded anew in each worker
+                    given = (*args, *named.values())
+                    self._seeded[kind] = bool(given) and given[0] is not None
+                    return result
+
+                return seed
+
+            return wrap
+
+        def fresh_random(old: Any) -> Any:
+            def seed(self_: Any, a: Any = None, version: int = 2) -> None:
+                self._fresh += a is None
+                old(self_, a, version)
+
+            return seed
+
+        def fresh_bits(old: Any) -> Any:
+            def randbits(k: int) -> int:
+                self._fresh += 1
+                return int(old(k))
+
+            return randbits
+
+        for name in ("seed", "setstate"):
+            replace(random, name, noting("random"))
+        for name in ("seed", "set_state"):
+            replace(numpy.random, name, noting("numpy"))
+        replace(random.Random, "seed", fresh_random)
+        replace(numpy.random.bit_generator, "randbits", fresh_bits)
+        return undo
+
+
+def device_of(paths: Any) -> str:
+    """The first of some paths that is a GPU's, else ""."""
+    return next((path for path in paths if path.startswith(_GPUS)), "")
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the one of this very listing
+            continue
+    return found
+
+
+def _mappings() -> list[str]:
+    with open("/proc/self/maps") as file:
+        return [line.split(None, 5)[5].rstrip("\n") for line in file if line.count(" /")]
+
+
+def _fork_once() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there are threads is what is to be found out
+        pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)

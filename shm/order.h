@@ -1,0 +1,96 @@
+/*
+ * Order: who uses a block's memory on GPUs, and how far. One struct a block of a GPU slab, behind
+ * the block table's entries, in host memory that all who have the slab open can write.
+ *
+ * A *stamp* is one word that names a fence and a value of it: "until fence F has reached V". One
+ * word, so that a stamp is stored by one store or one CAS, and no death leaves half of one. Stamp 0
+ * is nothing. Values of a fence only rise and fences are never used again, so equal stamps mean the
+ * same work: a CAS on one cannot be fooled.
+ *
+ * The record
+ *   turn    session and thread that are inside writing (begin to end) on the CPU; 0 nobody. Who has
+ *           it is alone in writing `write` and `waited`. It covers the submitting of the work, not
+ *           the work itself.
+ *   write   the stamp of the last write: later work on the block waits for it.
+ *   waited  what that write had to wait for and had not passed when it was submitted. Poison passes
+ *           through here: if one of these died, the write has run on incomplete data.
+ *   reads   stamps of reads under way. A fence stands here once at most, with its latest value.
+ *   marks   CW_ORDER_POISONED: the broker found `write` (or one of `waited`) of a dead process, not
+ *           reached. Cleared by the next write that covers the whole array, with its turn.
+ *
+ * Reading a block (its process, any thread):
+ *   1 store a read stamp (G1 seq_cst; own fence, the value that the end will be)
+ *   2 load turn (G2 seq_cst): somebody is writing: take the stamp back, wait for the turn, again
+ *   3 load write and waited: the stream waits for these, then the user's work is submitted
+ *   4 at the end: the fence's enqueued word, the stream's write of the value; the stamp stays until
+ *     its value is reached, and whoever needs its place then takes it by CAS
+ * Writing a block:
+ *   1 take the turn by CAS (G3 seq_cst); who holds it and is dead (shm/task.h) loses it
+ *   2 load write and all reads (G4 seq_cst): the stream waits for these
+ *   3 at the end: enqueued word, stream's write of the value, then waited and write (release), then
+ *     the turn goes back (G5 release)
+ * So a reader and a writer that meet: one of them sees the other (store, then look, on both sides).
+ *
+ * No place among `reads`: the reader lets its stream wait for one that stands there and takes that
+ * place by CAS: its own value then implies the other's.
+ *
+ * Deaths: a reader's stamps stay; its fence is poisoned, and poison ends every wait. A writer
+ * inside its turn: nothing was published; whoever meets the turn clears it and marks the block
+ * poisoned, since the dead process may have submitted work. After `write`: the fence says whether
+ * it was reached. The broker: the words stay as they are, processes go on with what they have
+ * mapped. Reuse: an owner carves the block anew only when `write` and all `reads` are passed,
+ * whatever became of the leases (cw_order_passed).
+ */
+#ifndef CW_SHM_ORDER_H
+#define CW_SHM_ORDER_H
+
+#include "atomic.h"
+#include "block.h"
+#include "fence.h"
+
+typedef uint64_t cw_stamp; /* fence << CW_STAMP_VALUE_BITS | value; 0: nothing */
+#define CW_STAMP_VALUE_BITS 36
+#define CW_STAMP_VALUE_MAX                                                                         \
+    ((1ull << CW_STAMP_VALUE_BITS) - 1) /* then the stream takes a new one                         \
+                                         */
+#define CW_STAMP_FENCE_MAX ((1u << 28) - 1)
+
+static inline cw_stamp cw_stamp_make(uint32_t fence, uint64_t value) {
+    return (uint64_t)fence << CW_STAMP_VALUE_BITS | value;
+}
+static inline uint32_t cw_stamp_fence(cw_stamp stamp) {
+    return (uint32_t)(stamp >> CW_STAMP_VALUE_BITS);
+}
+static inline uint64_t cw_stamp_value(cw_stamp stamp) {
+    return stamp & CW_STAMP_VALUE_MAX;
+}
+
+#define CW_ORDER_READS    6u
+#define CW_ORDER_WAITED   6u /* a write that waits for more waits for the rest on the CPU */
+#define CW_ORDER_POISONED 1ull
+
+struct cw_order { /* 128 bytes, shared */
+    cw_a64 turn;  /* session << 32 | thread id, 0 nobody */
+    cw_a64 write; /* cw_stamp */
+    cw_a64 marks; /* CW_ORDER_... */
+    uint64_t reserved;
+    cw_a64 waited[CW_ORDER_WAITED]; /* cw_stamps */
+    cw_a64 reads[CW_ORDER_READS];   /* cw_stamps */
+};
+_Static_assert(sizeof(struct cw_order) == 128, "layout");
+
+/* The orders of a GPU slab's table stand behind its blocks. Host slabs have none. */
+static inline struct cw_order *cw_order_of(struct cw_block_table *table, uint32_t block) {
+    return (struct cw_order *)(table->blocks + table->capacity) + block;
+}
+/* Bytes of a GPU slab's table: blocks and orders. */
+static inline uint64_t cw_order_table_bytes(uint32_t capacity) {
+    return cw_block_table_bytes(capacity) + (uint64_t)capacity * sizeof(struct cw_order);
+}
+
+/* Owner: empties the record of a FREE block that is about to be carved. */
+void cw_order_clear(struct cw_order *order);
+/* Owner, of a block that came back: did no stream ever use it? Then it may be carved at once. */
+bool cw_order_unused(struct cw_order *order);
+
+#endif

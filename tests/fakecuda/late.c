@@ -1,0 +1,121 @@
+/*
+ * Writes after death: see late.h.
+ */
+#include "tests/fakecuda/late.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/fakecuda/stream.h"
+
+#define STREAMS_MAX 256
+#define STACK_BYTES (64 << 10)
+#define ALONE       __attribute__((no_sanitize("address", "thread", "undefined"), noinline))
+
+static struct fake_stream *_Atomic watched[STREAMS_MAX];
+
+/* A call of the kernel that leaves errno alone. */
+ALONE static long call(long number, long a, long b, long c) {
+    long result;
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "a"(number), "D"(a), "S"(b), "d"(c)
+                     : "rcx", "r11", "memory");
+    return result;
+}
+
+ALONE static void pause_ms(uint64_t pause) {
+    struct timespec left = {(time_t)(pause / 1000), (long)(pause % 1000 * 1000000)};
+    while (call(SYS_nanosleep, (long)&left, (long)&left, 0) == -EINTR)
+        ;
+}
+
+ALONE static void copy_bytes(volatile char *to, const volatile char *from, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        to[i] = from[i];
+}
+
+ALONE static void work_late(const struct fake_work *work) {
+    const struct fake_copy *copy = &work->copy;
+    const struct fake_fill *fill = &work->fill;
+    switch (work->kind) {
+    case FAKE_WRITE:
+        if (work->word.size_bytes == 8)
+            *(volatile uint64_t *)work->word.address = work->word.value;
+        else
+            *(volatile uint32_t *)work->word.address = (uint32_t)work->word.value;
+        break;
+    case FAKE_COPY:
+        for (size_t row = 0; row < copy->height; row++)
+            copy_bytes((char *)copy->to + row * copy->to_pitch_bytes,
+                       (char *)copy->from + row * copy->from_pitch_bytes, copy->width_bytes);
+        break;
+    case FAKE_FILL:
+        for (size_t i = 0; i < fill->count; i++)
+            copy_bytes((char *)fill->to + i * (size_t)fill->unit_bytes, (const char *)&fill->value,
+                       (size_t)fill->unit_bytes);
+        break;
+    default:
+        break;
+    }
+}
+
+ALONE static int wait_and_work(void *argument) {
+    long parent = (long)argument, pidfd = call(SYS_pidfd_open, parent, 0, 0);
+    if (pidfd < 0)
+        call(SYS_exit_group, 1, 0, 0);
+    if (!fake_config.late_keeps) {
+        call(SYS_close_range, 0, pidfd - 1, 0);
+        call(SYS_close_range, pidfd + 1, ~0u, 0);
+    }
+    struct pollfd dead = {(int)pidfd, POLLIN, 0};
+    while (call(SYS_poll, (long)&dead, 1, -1) == -EINTR)
+        ;
+    for (int i = 0; i < STREAMS_MAX; i++) {
+        struct fake_stream *stream = watched[i];
+        struct fake_work *work = stream ? stream->current : NULL;
+        for (; work; work = work->next) {
+            if (work->kind != FAKE_WRITE && work->kind != FAKE_COPY && work->kind != FAKE_FILL)
+                continue;
+            pause_ms(fake_config.late_ms);
+            work_late(work);
+        }
+    }
+    call(SYS_exit_group, 0, 0, 0);
+    return 0;
+}
+
+static void begin(void) {
+    static bool begun;
+    if (begun || !fake_config.late_ms)
+        return;
+    begun = true;
+    char *stack =
+        mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    /* No signal at its end, so that wait() of the program does not meet it. */
+    if (stack == MAP_FAILED ||
+        clone(wait_and_work, stack + STACK_BYTES, CLONE_VM, (void *)(long)getpid()) < 0)
+        fprintf(stderr, "fakecuda: nobody will write late: %m\n");
+}
+
+void fake_late_watch(struct fake_stream *stream) {
+    begin();
+    for (int i = 0; i < STREAMS_MAX; i++)
+        if (!watched[i]) {
+            watched[i] = stream;
+            return;
+        }
+}
+
+void fake_late_forget(struct fake_stream *stream) {
+    for (int i = 0; i < STREAMS_MAX; i++)
+        if (watched[i] == stream)
+            watched[i] = NULL;
+}

@@ -1,0 +1,178 @@
+"""CPython's tests of process pools (test.test_concurrent_futures), over `causeway.Executor`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import unittest
+from collections.abc import Iterator
+from concurrent import futures
+from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import in_place
+
+import causeway as cw
+
+_PRIVATE = "looks at private attributes of ProcessPoolExecutor"
+_ALONE = "ours fails this task alone, and with the error itself; see test_executor.py"
+_NO_EXIT = "here sys.exit in a worker is its death, told as such; see test_executor.py"
+LEFT_OUT = {
+    "test_max_workers_too_large": "a limit of Windows",
+    "test_killed_child": "the whole pool breaks there; ours fails the task alone (test_executor.py)",
+    "test_saturation": _PRIVATE,
+    "test_idle_process_reuse_one": _PRIVATE,
+    "test_idle_process_reuse_multiple": _PRIVATE,
+    "test_max_tasks_per_child": _PRIVATE + "; see test_executor.py",
+    "test_max_tasks_per_child_defaults_to_spawn_context": "ours works with fork too",
+    "test_python_finalization_error": _PRIVATE,
+    "test_gh105829_should_not_deadlock_if_wakeup_pipe_full": _PRIVATE,
+    "test_gh105829_should_not_deadlock_if_queue_full": _PRIVATE,
+    "test_error_at_task_unpickle": _ALONE,
+    "test_exit_during_func_exec_on_worker": _NO_EXIT,
+    "test_exit_during_result_pickle_on_worker": _NO_EXIT,
+    "test_error_during_result_pickle_on_worker": "ours raises MaybeEncodingError, as Pool does",
+    "test_error_during_result_unpickle_in_result_handler": _ALONE,
+    "test_exit_during_result_unpickle_in_result_handler": _ALONE,
+    "test_processes_terminate": _PRIVATE,
+    "test_context_manager_shutdown": _PRIVATE,
+    "test_del_shutdown": _PRIVATE,
+    "test_shutdown_no_wait": _PRIVATE,
+}
+
+
+def _modules() -> list[ModuleType]:
+    """CPython's suite: one module up to Python 3.11, a package later."""
+    whole = importlib.import_module("test.test_concurrent_futures")
+    if not hasattr(whole, "__path__"):
+        return [whole]
+    parts = (
+        "util",
+        "executor",
+        "process_pool",
+        "deadlock",
+        "init",
+        "shutdown",
+        "wait",
+        "as_completed",
+    )
+    names = [part if part in ("util", "executor") else f"test_{part}" for part in parts]
+    return [importlib.import_module(f"{whole.__name__}.{name}") for name in names]
+
+
+class _Everything:
+    def __init__(self) -> None:
+        self.modules = _modules()
+
+    def __getattr__(self, name: str) -> Any:
+        return next(vars(module)[name] for module in self.modules if name in vars(module))
+
+
+cpython = _Everything()
+
+
+class Executor(cw.Executor):
+    """With what the tests look at beside the interface."""
+
+    @property
+    def _broken(self) -> bool:
+        return not self.is_usable()
+
+    @property
+    def _executor_manager_thread(self) -> Any:
+        return mock.Mock(join=self.shutdown)  # joined to see that nothing is left
+
+
+class Process:
+    """What the tests of all kinds need."""
+
+    executor_type = Executor
+    worker_count = 3  # what the tests need; CPython's 5 take longer to start than the tests do
+
+    @property
+    def ctx(self) -> str:
+        """The start method."""
+        return multiprocessing.get_start_method()
+
+    def get_context(self) -> Any:
+        """Its context."""
+        return multiprocessing.get_context(self.ctx)
+
+
+class TestWait(cpython.WaitTests, Process, cpython.ExecutorMixin, cpython.BaseTestCase):
+    """futures.wait."""
+
+
+class TestAsCompleted(
+    cpython.AsCompletedTests, Process, cpython.ExecutorMixin, cpython.BaseTestCase
+):
+    """futures.as_completed."""
+
+
+@in_place.without(LEFT_OUT)
+class TestExecutor(
+    cpython.ProcessPoolExecutorTest, Process, cpython.ExecutorMixin, cpython.BaseTestCase
+):
+    """submit and map."""
+
+    def test_traceback(self) -> None:
+        """The cause of an exception is multiprocessing's class, not that of concurrent.futures."""
+        with mock.patch.object(futures.process, "_RemoteTraceback", RemoteTraceback):
+            super().test_traceback()
+
+
+@in_place.without(LEFT_OUT)
+class TestDeadlock(
+    cpython.ExecutorDeadlockTest, Process, cpython.ExecutorMixin, cpython.BaseTestCase
+):
+    """Nothing hangs."""
+
+    def _fail_on_deadlock(self, executor: Executor) -> None:
+        executor.kill_workers()
+        self.fail("it hangs")
+
+
+class TestInitializer(Process, cpython.InitializerMixin, cpython.BaseTestCase):
+    """The initializer."""
+
+
+class TestFailingInitializer(Process, cpython.FailingInitializerMixin, cpython.BaseTestCase):
+    """An initializer that raises."""
+
+    @contextlib.contextmanager
+    def _assert_logged(self, msg: str) -> Iterator[None]:
+        yield  # the exception itself comes, and nothing is logged
+
+
+@in_place.without(LEFT_OUT)
+class TestShutdown(
+    cpython.ProcessPoolShutdownTest, Process, cpython.ExecutorMixin, cpython.BaseTestCase
+):
+    """shutdown, and the interpreter's end."""
+
+    def setUp(self) -> None:
+        """Scripts use ours."""
+        super().setUp()
+        for module in cpython.modules:
+            if hasattr(module, "assert_python_ok"):
+                script = in_place.Script(
+                    module.assert_python_ok,
+                    "from concurrent.futures import Executor",
+                    "import multiprocessing; from causeway import Executor",
+                )
+                patch = mock.patch.object(module, "assert_python_ok", script)
+                patch.start()
+                self.addCleanup(patch.stop)
+
+    def test_cancel_futures(self) -> None:
+        """Some of its tasks must have begun at once: theirs count as begun before a worker is there."""
+        self.executor.submit(abs, 1).result()
+        super().test_cancel_futures()
+
+
+def tearDownModule() -> None:
+    """As CPython's."""
+    unittest.doModuleCleanups()

@@ -146,7 +146,7 @@ static bool is_closing(const struct cw_dispatch_view *view) {
 }
 
 /* Spins for a task, if there is a place. A cell's number or -EAGAIN, -EPROTO. */
-static int spin_for_task(const struct cw_dispatch_view *view, uint32_t w) {
+static int spin_for_task(const struct cw_dispatch_view *view, uint32_t w, bool *counted) {
     int place = spinner_enter(view, w), code = -EAGAIN;
     if (place < 0)
         return -EAGAIN;
@@ -159,36 +159,49 @@ static int spin_for_task(const struct cw_dispatch_view *view, uint32_t w) {
         }
     } while (code == -EAGAIN && cw_now_ns() < end_ns);
     spinner_leave(view, place);
-    if (code >= 0)
-        cw_dispatch_wake(view, 1); /* the parent may have counted on us for the next one too */
+    *counted = true;
     return code;
 }
 
-int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w) {
+static void awake(struct cw_sleeper *self) {
+    /* T38: before we look at tail (T4) with a task in hand; pairs with T3 and then W2: else who
+     * sees us asleep wakes us for a second task, and we look for it too early. */
+    CW_STORE(T38, &self->asleep, 0, seq_cst);
+}
+
+/* Sleeps unless there is something to see. */
+static int sleep_for_task(const struct cw_dispatch_view *view, uint32_t w) {
     struct cw_sleeper *self = &view->workers[w].sleeper;
-    for (;;) {
+    cw_sleeper_announce(self);
+    bool look = head_of(view) < tail_of(view) || is_closing(view) || ordered_to_leave(view, w);
+    int code = look ? 0 : cw_sleeper_sleep(self, -1);
+    awake(self);
+    return code == -EINTR ? cw_fail(-EINTR, "a signal came while waiting for a task") : -EAGAIN;
+}
+
+int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w) {
+    bool counted = false; /* did we stand where others saw us spin, or sleep? */
+    int code = -EAGAIN;
+    while (code == -EAGAIN) {
         if (ordered_to_leave(view, w)) {
-            cw_dispatch_wake(view, 1); /* we may have been woken, or counted on, for a task */
-            return -ESHUTDOWN;
+            code = -ESHUTDOWN;
+            break;
         }
         bool closing = is_closing(view);
-        int code = take_first(view, w);
+        code = take_first(view, w);
+        if (code == -EAGAIN && closing)
+            code = -ESHUTDOWN;
+        if (code == -EAGAIN)
+            code = spin_for_task(view, w, &counted);
         if (code == -EAGAIN) {
-            if (closing)
-                return -ESHUTDOWN;
-            code = spin_for_task(view, w);
-        }
-        if (code != -EAGAIN)
-            return code;
-        cw_sleeper_announce(self);
-        bool look = head_of(view) < tail_of(view) || is_closing(view) || ordered_to_leave(view, w);
-        code = look ? 0 : cw_sleeper_sleep(self, -1);
-        cw_sleeper_cancel(self);
-        if (code == -EINTR) {
-            cw_dispatch_wake(view, 1); /* the same */
-            return cw_fail(-EINTR, "a signal came while waiting for a task");
+            code = sleep_for_task(view, w);
+            counted = true;
         }
     }
+    /* Several tasks may have counted on us, and we have one or none. */
+    if (counted)
+        cw_dispatch_wake(view, 1);
+    return code;
 }
 
 void cw_dispatch_answer(const struct cw_dispatch_view *view, uint32_t w, uint32_t cell) {
@@ -465,12 +478,12 @@ int cw_dispatch_bury(struct cw_dispatch_parent *parent, uint32_t w, bool *answer
         return (int)cell;
     }
     see(parent, w, done_of(view, w)); /* an entry without an answer is none for who comes after */
-    for (uint32_t i = 0; i < CW_DISPATCH_SPINNERS; i++) {
+    for (uint32_t i = 0; i < view->spinners; i++) {
         uint32_t dead = w + 1;
         /* T35: the death orders it; all are roused below, whoever still counts on this place. */
         CW_CAS(T35, &view->words->spinner[i], &dead, 0, release);
     }
-    cw_sleeper_cancel(&view->workers[w].sleeper);
+    awake(&view->workers[w].sleeper);
     /* T36: what starts the next worker of this number orders it. */
     CW_STORE(T36, &view->workers[w].order, CW_ORDER_NONE, relaxed);
     /* It may have cleared a word and then died: whoever sleeps there looks again. */

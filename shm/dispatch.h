@@ -26,12 +26,14 @@
  *
  * Waiting. A worker that finds nothing spins if one of the few places for spinners is free (they
  * are words that name it), then sleeps on its own word. The parent wakes a sleeper only if more
- * tasks are READY than workers spin. So no task may be left to a spinner that goes away:
+ * tasks are READY than workers spin. So no task may be left to one that is counted on, as a spinner
+ * or as a sleeper that was woken, and has another task already, or leaves:
  *
  *   parent : tail (T3); looks at the spinners (T20); looks who sleeps (W2)
- *   worker : leaves its spinner's place (T19); looks at tail (T4). With a task in hand and others
- *            READY it wakes a sleeper in its turn; with none it announces sleep (W1), looks at tail
- *            (T4) once more, and sleeps
+ *   worker : leaves its spinner's place (T19), or announces sleep (W1) and wakes (T38); looks at
+ *            tail (T4), and takes what it finds. Whoever has been counted on since its last task
+ *            then looks once more, with its task in hand or as it leaves, and wakes a sleeper if
+ *            others are READY: who takes keeps somebody awake for the next
  *
  * All seq_cst: in their single order one sees the other. Threads of the parent that wait for
  * answers count themselves as listeners and sleep at one bell; where nobody listens the worker

@@ -14,7 +14,7 @@
 #include "scenarios.h"
 #include "shm/atomic.h"
 
-#define SCENARIOS_MAX 48u
+#define SCENARIOS_MAX 62u
 #define LITMUS_BIT    63u
 
 static const struct model_scenario *scenarios[SCENARIOS_MAX];
@@ -215,6 +215,7 @@ int main(int argc, char **argv) {
     add(model_channel_scenarios);
     add(model_directory_scenarios);
     add(model_queue_scenarios);
+    add(model_dispatch_scenarios);
     bool good = run_litmus();
     good = run_baseline() && good;
     good = (only || met_all()) && good;

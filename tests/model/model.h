@@ -82,7 +82,7 @@ struct model_label { /* one operation of the source, as it was seen */
     int order;          /* enum cw_model_order */
     uint64_t scenarios; /* bit s: scenario s used it */
 };
-#define MODEL_LABELS 128u
+#define MODEL_LABELS 192u
 extern struct model_label model_labels[MODEL_LABELS];
 extern unsigned model_label_count;
 

@@ -11,6 +11,7 @@ extern const struct model_scenario model_channel_scenarios[];
 extern const struct model_scenario model_directory_scenarios[];
 extern const struct model_scenario model_fence_scenarios[];
 extern const struct model_scenario model_queue_scenarios[];
+extern const struct model_scenario model_dispatch_scenarios[];
 
 /* Litmus tests: does the memory model itself allow what it should and nothing else? */
 struct model_litmus {

@@ -1,0 +1,586 @@
+/*
+ * Dispatch: which worker takes a task, how its answer comes back, who is woken for both, and what
+ * a dead worker leaves (shm/dispatch.c).
+ *
+ * A task is a number in a plain word beside its cell: the worker that takes it reads the number and
+ * writes another one, so that a race on what a cell holds fails. The parent's threads share a lock,
+ * as the caller of dispatch.h has one.
+ */
+#include <string.h>
+
+#include "scenarios.h"
+#include "shm/dispatch.h"
+#include "shm/error.h"
+
+#define WORKERS  2u
+#define CELLS    2u
+#define ANSWERED 100u
+#define FOR_EVER (-1)
+
+enum { LOCK };
+
+static struct cw_dispatch_words words;
+static struct cw_dispatch_worker workers[WORKERS];
+static struct cw_cell cells[CELLS];
+static cw_a32 queue[CELLS], done[WORKERS * CELLS];
+static uint32_t free_cells[CELLS];
+static uint64_t pos[CELLS];
+static cw_a64 seen[WORKERS];
+static struct cw_dispatch_parent parent;
+static uint64_t payload[CELLS], note; /* plain */
+static cw_a32 lock_word;
+
+static struct {
+    uint8_t taken[5];     /* by value: tasks that a worker has taken */
+    uint8_t collected[5]; /* by value: answers that came back */
+    uint8_t lost[5];      /* by value: tasks that went with a dead worker */
+    uint8_t withdrawn, left;
+    uint8_t waits[2]; /* of a listener, of the helper: so often it saw that it has to wait */
+} ghost;
+
+/* ---- the parts ---- */
+
+static void fresh(uint32_t cell_count, uint32_t spinners) {
+    memset(&words, 0, sizeof words);
+    memset(workers, 0, sizeof workers);
+    memset(cells, 0, sizeof cells);
+    memset(queue, 0, sizeof queue);
+    memset(done, 0, sizeof done);
+    memset(seen, 0, sizeof seen);
+    memset(payload, 0, sizeof payload);
+    atomic_store(&lock_word, 0);
+    note = 0;
+    for (uint32_t i = 0; i < CELLS; i++) {
+        free_cells[i] = cell_count - 1 - i;
+        pos[i] = CW_DISPATCH_NOWHERE;
+        model_plain(&payload[i]);
+    }
+    model_plain(&note);
+    parent = (struct cw_dispatch_parent){
+        .view = {&words, workers, cells, queue, done, WORKERS, cell_count, cell_count, spinners},
+        .free = free_cells,
+        .free_count = cell_count,
+        .pos = pos,
+        .seen = seen,
+    };
+}
+
+static void submit(uint64_t value) {
+    int cell = cw_dispatch_reserve(&parent);
+    MODEL_CHECK(cell >= 0);
+    model_plain_write(&payload[cell], value);
+    MODEL_CHECK(cw_dispatch_submit(&parent, (uint32_t)cell) == 0);
+}
+
+static void submit_and_wake(uint64_t value) {
+    submit(value);
+    cw_dispatch_wake(&parent.view, 1);
+}
+
+static int take(uint32_t w) {
+    int cell = cw_dispatch_take(&parent.view, w);
+    if (cell < 0)
+        return cell;
+    uint64_t value = model_plain_read(&payload[cell]);
+    MODEL_CHECK(value >= 1 && value <= 4 && ghost.taken[value]++ == 0);
+    model_plain_write(&payload[cell], value + ANSWERED);
+    return cell;
+}
+
+static void answer(uint32_t w, int cell) {
+    MODEL_CHECK(cell >= 0);
+    cw_dispatch_answer(&parent.view, w, (uint32_t)cell);
+}
+
+static void note_answer(int cell) {
+    uint64_t value = model_plain_read(&payload[cell]) - ANSWERED;
+    MODEL_CHECK(value >= 1 && value <= 4 && ghost.collected[value]++ == 0);
+    cw_dispatch_free(&parent, (uint32_t)cell);
+}
+
+/* All answers that are there. */
+static unsigned collect(void) {
+    uint32_t w;
+    int cell;
+    unsigned count = 0;
+    for (; (cell = cw_dispatch_collect(&parent, &w)) >= 0; count++)
+        note_answer(cell);
+    MODEL_CHECK(cell == -EAGAIN);
+    return count;
+}
+
+/* What a dead worker had. */
+static void bury(uint32_t w) {
+    bool answered;
+    int cell;
+    collect();
+    while ((cell = cw_dispatch_bury(&parent, w, &answered)) >= 0) {
+        if (answered) {
+            note_answer(cell);
+            continue;
+        }
+        uint64_t value = model_plain_read(&payload[cell]) % ANSWERED;
+        MODEL_CHECK(value >= 1 && value <= 4 && ghost.lost[value]++ == 0);
+        cw_dispatch_free(&parent, (uint32_t)cell);
+    }
+    MODEL_CHECK(cell == -EAGAIN);
+}
+
+/* The lock of the parent's threads. */
+static void lock(void) {
+    model_wait(1u << LOCK, 0);
+    CW_ADD(LOCK, &lock_word, 1, acq_rel);
+}
+
+static void unlock(void) {
+    CW_ADD(LOCK, &lock_word, 1, acq_rel);
+    model_signal(LOCK);
+}
+
+static bool is_ready(uint32_t cell) {
+    return (atomic_load(&cells[cell].word) & 0xf) == CW_CELL_READY;
+}
+
+/* Workers may sleep for ever only when nothing is READY. */
+static bool nothing_ready(void) {
+    return !is_ready(0) && !is_ready(1);
+}
+
+/* Where worker 1 is no thread but a word that says that it sleeps: it was woken, or for nothing. */
+static void woken_if_ready(void) {
+    MODEL_CHECK(nothing_ready() || atomic_load(&workers[1].sleeper.asleep) == 0);
+}
+
+/* ---- workers ---- */
+
+static void one_by_0(void) {
+    answer(0, take(0));
+}
+
+static void one_by_1(void) {
+    answer(1, take(1));
+}
+
+static void all_by_0(void) {
+    int cell;
+    while ((cell = take(0)) >= 0)
+        answer(0, cell);
+    MODEL_CHECK(cell == -ESHUTDOWN);
+}
+
+/* Worker 1 has announced that it sleeps, and is about to. Once it is woken it would look. */
+static void sleeps_1(void) {
+    cw_sleeper_sleep(&workers[1].sleeper, FOR_EVER);
+}
+
+/* ---- taking ---- */
+
+static void init_both_ready(void) {
+    fresh(2, 0);
+    submit(1);
+    submit(2);
+}
+
+static void both_answered(void) {
+    collect();
+    MODEL_CHECK(ghost.collected[1] == 1 && ghost.collected[2] == 1);
+}
+
+static void init_two_cells(void) {
+    fresh(2, 0);
+}
+
+static void init_one_sleeps(void) {
+    fresh(2, 0);
+    atomic_store(&workers[1].sleeper.asleep, 1);
+}
+
+/* Worker 0 may spin, worker 1 sleeps. */
+static void init_one_spins(void) {
+    fresh(2, 1);
+    atomic_store(&workers[1].sleeper.asleep, 1);
+}
+
+static void parent_submits_one(void) {
+    submit_and_wake(1);
+}
+
+static void parent_submits_two(void) {
+    submit_and_wake(1);
+    submit_and_wake(2);
+}
+
+/* Submits, and waits for the answers as a listener. */
+static void parent_calls(void) {
+    submit_and_wake(1);
+    cw_dispatch_listen(&parent, 1);
+    while (!ghost.collected[1]) {
+        uint32_t was = cw_dispatch_news(&parent.view, false);
+        MODEL_CHECK(cw_dispatch_wait(&parent, false, was, 0, FOR_EVER) == 0);
+        collect();
+    }
+    cw_dispatch_listen(&parent, -1);
+}
+
+static void init_one_ready(void) {
+    fresh(2, 0);
+    submit(1);
+}
+
+/* One cell, one place in the queue: both are used again. */
+static void init_one_cell(void) {
+    fresh(1, 0);
+    submit(1);
+}
+
+static void parent_takes_back(void) {
+    int code = cw_dispatch_withdraw(&parent, 0);
+    MODEL_CHECK(code == 0 || code == -EBUSY);
+    if (code)
+        return;
+    ghost.withdrawn = 1;
+    MODEL_CHECK(model_plain_read(&payload[0]) == 1);
+    cw_dispatch_free(&parent, 0);
+    submit_and_wake(2);
+}
+
+static void taken_or_withdrawn(void) {
+    collect();
+    MODEL_CHECK(ghost.collected[1] + ghost.withdrawn == 1);
+    MODEL_CHECK(ghost.collected[2] == ghost.withdrawn);
+}
+
+/* A queue of two places is full of what was withdrawn behind a task that is READY. */
+static void parent_fills_the_queue(void) {
+    MODEL_CHECK(cw_dispatch_withdraw(&parent, 1) == 0);
+    int code = cw_dispatch_submit(&parent, 1);
+    MODEL_CHECK(code == 0 || code == -EAGAIN);
+    ghost.withdrawn = code != 0;
+    if (code == 0)
+        cw_dispatch_wake(&parent.view, 1);
+}
+
+/* ---- leaving ---- */
+
+static void parent_submits_and_closes(void) {
+    submit_and_wake(1);
+    cw_dispatch_close(&parent, true);
+}
+
+static void parent_closes(void) {
+    cw_dispatch_close(&parent, true);
+}
+
+static void parent_dismisses_0(void) {
+    cw_dispatch_order(&parent, 0, CW_ORDER_LEAVE);
+}
+
+static void parent_submits_and_dismisses_0(void) {
+    submit_and_wake(1);
+    cw_dispatch_order(&parent, 0, CW_ORDER_LEAVE);
+}
+
+static void first_answered(void) {
+    collect();
+    MODEL_CHECK(ghost.collected[1] == 1);
+}
+
+/* ---- answers ---- */
+
+/* Each worker has a task. */
+static void take_in_init(uint32_t w) {
+    MODEL_CHECK(take(w) == (int)w);
+}
+
+static void init_0_has_one(void) {
+    fresh(2, 0);
+    submit(1);
+    take_in_init(0);
+}
+
+static void init_both_have_one(void) {
+    init_both_ready();
+    take_in_init(0);
+    take_in_init(1);
+}
+
+static void init_both_have_one_and_one_listens(void) {
+    init_both_have_one();
+    cw_dispatch_listen(&parent, 1);
+}
+
+static void init_0_has_one_and_one_listens(void) {
+    init_0_has_one();
+    cw_dispatch_listen(&parent, 1);
+}
+
+static void answer_by_0(void) {
+    answer(0, 0);
+}
+
+static void answer_by_1(void) {
+    answer(1, 1);
+}
+
+/* Unlocks first: the model's lock begins taken. */
+static void listener_leaves(void) {
+    cw_dispatch_listen(&parent, -1);
+    collect();
+    unlock();
+}
+
+static void listener_comes_and_leaves(void) {
+    cw_dispatch_listen(&parent, 1);
+    unlock();
+    if (!ghost.collected[1]) {
+        ghost.waits[0]++;
+        MODEL_CHECK(cw_dispatch_wait(&parent, false, 0, 0, FOR_EVER) == 0);
+    }
+    lock();
+    cw_dispatch_listen(&parent, -1);
+    collect();
+    unlock();
+}
+
+static void helper_collects(void) {
+    while (!ghost.collected[1]) {
+        ghost.waits[1]++;
+        uint32_t was = cw_dispatch_news(&parent.view, true);
+        MODEL_CHECK(cw_dispatch_wait(&parent, true, was, 0, FOR_EVER) == 0);
+        lock();
+        collect();
+        unlock();
+    }
+}
+
+static bool first_collected(void) {
+    return ghost.collected[1];
+}
+
+static bool no_answer_left(void) {
+    return !cw_dispatch_has_answer(&parent);
+}
+
+static void listener_waits_for_both(void) {
+    while (!ghost.collected[1] || !ghost.collected[2]) {
+        uint32_t was = cw_dispatch_news(&parent.view, false);
+        MODEL_CHECK(cw_dispatch_wait(&parent, false, was, 0, FOR_EVER) == 0);
+        collect();
+    }
+}
+
+/* ---- news ---- */
+
+static void worker_states(void) {
+    model_plain_write(&note, 5);
+    cw_dispatch_state(&parent.view, 0, 7);
+}
+
+static void helper_is_told(void) {
+    MODEL_CHECK(cw_dispatch_wait(&parent, true, 0, 0, FOR_EVER) == 0);
+    /* T29: as ipc/pool.c does. */
+    MODEL_CHECK(CW_LOAD(T29, &workers[0].state, acquire) == 7);
+    MODEL_CHECK(model_plain_read(&note) == 5);
+}
+
+static void helper_looks(void) {
+    if (CW_LOAD(T29, &workers[0].state, acquire) == 7)
+        MODEL_CHECK(model_plain_read(&note) == 5);
+}
+
+static void helper_tells(void) {
+    model_plain_write(&note, 5);
+    cw_dispatch_tell(&parent.view, false);
+}
+
+static void listener_is_told(void) {
+    MODEL_CHECK(cw_dispatch_wait(&parent, false, 0, 0, FOR_EVER) == 0);
+    MODEL_CHECK(model_plain_read(&note) == 5);
+}
+
+static void listener_compares_news(void) {
+    if (cw_dispatch_news(&parent.view, false) != 0)
+        MODEL_CHECK(model_plain_read(&note) == 5);
+}
+
+/* ---- deaths: of thread 0, worker 0 ---- */
+
+static void undertaker(void) {
+    model_wait(0, 1u << 0);
+    if (model_died(0))
+        bury(0);
+}
+
+static void parent_submits_one_and_buries(void) {
+    submit_and_wake(1);
+    undertaker();
+}
+
+/* One of them is woken, and wakes the other in its turn. */
+static void parent_submits_two_for_one_and_buries(void) {
+    submit(1);
+    submit(2);
+    cw_dispatch_wake(&parent.view, 1);
+    undertaker();
+}
+
+/* Each task was answered, or lost, or nobody has it: one of these. */
+static void accounted(unsigned value) {
+    unsigned ready = 0;
+    for (uint32_t i = 0; i < CELLS; i++)
+        ready += is_ready(i) && payload[i] == value;
+    MODEL_CHECK(ghost.collected[value] + ghost.lost[value] + ready == 1);
+    MODEL_CHECK(!ghost.lost[value] || model_died(0));
+}
+
+static void first_accounted(void) {
+    collect();
+    accounted(1);
+}
+
+static void both_accounted(void) {
+    first_accounted();
+    accounted(2);
+    MODEL_CHECK(ghost.lost[1] + ghost.lost[2] <= 1);
+}
+
+static void first_accounted_and_woken(void) {
+    first_accounted();
+    woken_if_ready();
+}
+
+/* After the burial, another worker of the same number. */
+static void parent_buries_and_submits(void) {
+    undertaker();
+    submit(2);
+}
+
+static void successor(void) {
+    model_wait(0, 1u << 1); /* it is started by the parent */
+    if (model_died(0))
+        while (!nothing_ready())
+            one_by_0();
+    else
+        one_by_1();
+}
+
+static void successor_answered(void) {
+    collect();
+    MODEL_CHECK(ghost.collected[1] + ghost.lost[1] == 1 && ghost.collected[2] == 1);
+}
+
+/* Who is told of a death is awake, though the dead one was about to ring the same bell. */
+static void watcher_tells(void) {
+    model_wait(0, 1u << 0);
+    cw_dispatch_tell(&parent.view, false);
+}
+
+static void watcher_tells_helper(void) {
+    model_wait(0, 1u << 0);
+    cw_dispatch_tell(&parent.view, true);
+}
+
+/* Has announced that it sleeps, and is about to: it goes on as cw_dispatch_wait() does. */
+static void listener_sleeps(void) {
+    cw_bell_sleep(&words.answers, 0, FOR_EVER);
+    MODEL_CHECK(cw_dispatch_wait(&parent, false, 0, 0, FOR_EVER) == 0);
+}
+
+static void helper_sleeps(void) {
+    cw_bell_sleep(&words.helper, 0, FOR_EVER);
+    while (cw_dispatch_news(&parent.view, true) == 0) {
+        collect();
+        MODEL_CHECK(cw_dispatch_wait(&parent, true, 0, 0, FOR_EVER) == 0);
+    }
+    if (model_died(0))
+        bury(0);
+}
+
+static void init_0_has_one_and_helper_sleeps(void) {
+    init_0_has_one();
+    atomic_store(&words.helper.sleeper.asleep, 1);
+}
+
+static void init_0_has_one_and_listener_sleeps(void) {
+    init_0_has_one_and_one_listens();
+    atomic_store(&words.answers.sleeper.asleep, 1);
+}
+
+static void init_both_have_one_and_listener_sleeps(void) {
+    init_both_have_one_and_one_listens();
+    atomic_store(&words.answers.sleeper.asleep, 1);
+}
+
+/* After the burial: nobody is left to wake who sleeps but this answer. */
+static void answer_by_1_later(void) {
+    model_wait(0, 1u << 1);
+    answer_by_1();
+}
+
+#define DISPATCH(text, says, start, dies, end, wait, ...)                                          \
+    {                                                                                              \
+        .name = text, .promise = says, .init = start, .final = end, .threads = {__VA_ARGS__},      \
+        .killable = dies, .ghost = &ghost, .ghost_bytes = sizeof ghost, .stuck = wait              \
+    }
+#define WORKER_0 (1u << 0)
+
+const struct model_scenario model_dispatch_scenarios[] = {
+    DISPATCH("dispatch, two take", "each task is taken once", init_both_ready, 0, both_answered,
+             NULL, one_by_0, one_by_1),
+    DISPATCH("dispatch, a call", "neither sleeps through the other", init_two_cells, 0, NULL, NULL,
+             one_by_0, parent_calls),
+    DISPATCH("dispatch, one spins", "it sees the task, or is woken", init_one_spins, 0, NULL, NULL,
+             one_by_0, parent_submits_one),
+    DISPATCH("dispatch, two tasks, one spins", "nobody sleeps beside a task", init_one_spins, 0,
+             woken_if_ready, NULL, one_by_0, parent_submits_two),
+    DISPATCH("dispatch, withdrawn", "taken or withdrawn, and the cell is used again",
+             init_one_ready, 0, taken_or_withdrawn, NULL, one_by_0, parent_takes_back),
+    DISPATCH("dispatch, withdrawn, one cell", "what a slow worker reads is not taken for it",
+             init_one_cell, 0, taken_or_withdrawn, NULL, one_by_0, parent_takes_back),
+    DISPATCH("dispatch, a full queue", "a place is used when it was passed by", init_both_ready, 0,
+             NULL, NULL, one_by_0, parent_fills_the_queue),
+    DISPATCH("dispatch, closed", "who goes to sleep leaves", init_two_cells, 0, NULL, NULL,
+             all_by_0, parent_closes),
+    DISPATCH("dispatch, submitted and closed", "nobody leaves beside a task", init_two_cells, 0,
+             first_answered, NULL, all_by_0, parent_submits_and_closes),
+    DISPATCH("dispatch, dismissed", "who goes to sleep leaves", init_two_cells, 0, NULL, NULL,
+             all_by_0, parent_dismisses_0),
+    DISPATCH("dispatch, dismissed beside a task", "another is woken for it", init_one_spins, 0,
+             woken_if_ready, NULL, all_by_0, parent_submits_and_dismisses_0),
+    DISPATCH("dispatch, two answers", "a listener collects both",
+             init_both_have_one_and_one_listens, 0, NULL, NULL, answer_by_0, answer_by_1,
+             listener_waits_for_both),
+    DISPATCH("dispatch, the listener leaves", "it collects, or the helper",
+             init_0_has_one_and_one_listens, 0, NULL, first_collected, answer_by_0, listener_leaves,
+             helper_collects),
+    DISPATCH("dispatch, a listener comes and leaves", "it collects, or the helper", init_0_has_one,
+             0, NULL, first_collected, answer_by_0, listener_comes_and_leaves, helper_collects),
+    DISPATCH("dispatch, a state", "the helper hears of it, and what came before", init_two_cells, 0,
+             NULL, NULL, worker_states, helper_is_told),
+    DISPATCH("dispatch, a state looked at", "what came before it is seen", init_two_cells, 0, NULL,
+             NULL, worker_states, helper_looks),
+    DISPATCH("dispatch, told", "a listener hears, and what came before", init_two_cells, 0, NULL,
+             NULL, helper_tells, listener_is_told),
+    DISPATCH("dispatch, news", "what came before them is seen", init_two_cells, 0, NULL, NULL,
+             helper_tells, listener_compares_news),
+    DISPATCH("dispatch, a worker dies", "its task is READY, lost or answered", init_one_ready,
+             WORKER_0, first_accounted, NULL, one_by_0, undertaker),
+    DISPATCH("dispatch, a worker dies that spins", "another is woken for what is READY",
+             init_one_spins, WORKER_0, first_accounted_and_woken, NULL, one_by_0,
+             parent_submits_one_and_buries),
+    DISPATCH("dispatch, a worker dies that wakes another", "the other takes what is READY",
+             init_one_sleeps, WORKER_0, both_accounted, nothing_ready, one_by_0,
+             parent_submits_two_for_one_and_buries, sleeps_1),
+    DISPATCH("dispatch, a successor", "it goes on where the dead one was", init_one_ready, WORKER_0,
+             successor_answered, NULL, one_by_0, parent_buries_and_submits, successor),
+    DISPATCH("dispatch, a worker dies at the listeners' bell", "who listens hears of the answer",
+             init_0_has_one_and_listener_sleeps, WORKER_0, NULL, NULL, answer_by_0, watcher_tells,
+             listener_sleeps),
+    DISPATCH("dispatch, a worker dies at the helper's bell", "the helper hears of the death",
+             init_0_has_one_and_helper_sleeps, WORKER_0, first_accounted, NULL, answer_by_0,
+             watcher_tells_helper, helper_sleeps),
+    DISPATCH("dispatch, buried beside a listener", "it hears of another's answer",
+             init_both_have_one_and_listener_sleeps, WORKER_0, NULL, no_answer_left, answer_by_0,
+             undertaker, listener_sleeps, answer_by_1_later),
+    {.name = NULL},
+};

@@ -72,9 +72,9 @@ static int take_first(const struct cw_dispatch_view *view, uint32_t w) {
                            view->cell_count);
         struct cw_cell *cell = &view->cells[number];
         uint64_t word = word_of(CW_CELL_READY, 0, head);
-        /* T6: one of those who compete wins, and its number stands there. Acquire: pairs with T1,
-         * what lies in the cell. */
-        bool taken = CW_CAS(T6, &cell->word, &word, word_of(CW_CELL_TAKEN, w + 1, head), acq_rel);
+        /* T6: one of those who compete wins, and its number stands there. What lies in the cell was
+         * there before tail (T3), which T4 has read. */
+        bool taken = CW_CAS(T6, &cell->word, &word, word_of(CW_CELL_TAKEN, w + 1, head), acquire);
         pass_by(view, head);
         if (!taken)
             continue;
@@ -115,8 +115,9 @@ uint64_t cw_dispatch_ready(const struct cw_dispatch_view *view) {
     return tail > head ? tail - head : 0;
 }
 
-void cw_dispatch_wake(const struct cw_dispatch_view *view, uint32_t most) {
-    uint64_t ready = cw_dispatch_ready(view);
+/* Wakes sleepers for tasks that are READY below tail beyond what spinners will take. */
+static void wake_for(const struct cw_dispatch_view *view, uint64_t tail, uint32_t most) {
+    uint64_t head = head_of(view), ready = tail > head ? tail - head : 0;
     uint32_t spinners = ready ? spinners_now(view) : 0;
     if (ready <= spinners)
         return;
@@ -124,6 +125,11 @@ void cw_dispatch_wake(const struct cw_dispatch_view *view, uint32_t most) {
         most = (uint32_t)(ready - spinners);
     for (uint32_t w = 0; w < view->worker_count && most > 0; w++)
         most -= cw_sleeper_wake(&view->workers[w].sleeper);
+}
+
+void cw_dispatch_wake(const struct cw_dispatch_view *view, uint32_t most) {
+    /* T39: our own (T3). */
+    wake_for(view, CW_LOAD(T39, &view->words->tail, relaxed), most);
 }
 
 /* Wakes all who sleep, whatever their words say: a waker may have cleared a word and then died. */
@@ -200,7 +206,7 @@ int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w) {
     }
     /* Several tasks may have counted on us, and we have one or none. */
     if (counted)
-        cw_dispatch_wake(view, 1);
+        wake_for(view, tail_of(view), 1);
     return code;
 }
 
@@ -210,7 +216,7 @@ void cw_dispatch_answer(const struct cw_dispatch_view *view, uint32_t w, uint32_
     /* T11: our own word since T6. */
     uint64_t taken = CW_LOAD(T11, &view->cells[cell].word, relaxed);
     uint64_t word = word_of(CW_CELL_DONE, w + 1, taken >> POS_SHIFT);
-    /* T9: release, for the answer; pairs with T16. From here on the answer counts. */
+    /* T9: release: whoever dies behind it has written the whole answer. From here on it counts. */
     CW_STORE(T9, &view->cells[cell].word, word, release);
     uint64_t done = CW_LOAD(T11, &self->done, relaxed);
     /* T2: ordered by T12. */
@@ -261,9 +267,9 @@ int cw_dispatch_submit(struct cw_dispatch_parent *parent, uint32_t cell) {
         pass_by(view, head);
     }
     CW_STORE(T10, &view->cells[cell].taken_ns, 0, relaxed);
-    /* T1: release, for what lies in the cell; pairs with T6. A worker that still holds an older
-     * place's number must not take what is not filled yet. */
-    CW_STORE(T1, &view->cells[cell].word, word_of(CW_CELL_READY, 0, pos), release);
+    /* T1: T3 orders it, and what lies in the cell. A worker that still holds an older place's
+     * number does not take it: the word is another one. */
+    CW_STORE(T1, &view->cells[cell].word, word_of(CW_CELL_READY, 0, pos), relaxed);
     CW_STORE(T5, &view->queue[pos & (view->queue_len - 1)], cell, relaxed);
     parent->pos[cell] = pos;
     parent->tail = pos + 1;
@@ -326,8 +332,8 @@ static int collect_of(struct cw_dispatch_parent *parent, uint32_t w) {
         T2, &view->done[(uint64_t)w * view->queue_len + (seen & (view->queue_len - 1))], relaxed);
     see(parent, w, seen + 1);
     if (cell >= view->cell_count || parent->pos[cell] == CW_DISPATCH_NOWHERE ||
-        /* T16: acquire; pairs with T9: the answer. */
-        CW_LOAD(T16, &view->cells[cell].word, acquire) !=
+        /* T16: T14 ordered it, and the answer. */
+        CW_LOAD(T16, &view->cells[cell].word, relaxed) !=
             word_of(CW_CELL_DONE, w + 1, parent->pos[cell]))
         return cw_fail(-EPROTO,
                        "worker %u says that it has answered the cell %u, whose task it did not "

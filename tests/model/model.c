@@ -158,6 +158,13 @@ static const struct {
     {"D2", MODEL_LOAD, MODEL_NOT_ACQUIRE, "a reader that meets an old record looks again"},
     {"D4", MODEL_LOAD, MODEL_NOT_ACQUIRE, "D5 stands between the words and D4"},
     {"Q6", MODEL_RMW, MODEL_NOT_RELEASE, "for a third one, who takes the turn and cleared nothing"},
+    {"T6", MODEL_RMW, MODEL_NOT_ACQUIRE,
+     "T4 has read what T3 published, after the cell was filled"},
+    {"T8", MODEL_RMW, MODEL_NOT_RELEASE, "who finds the same place passed by moves on too"},
+    {"T9", MODEL_STORE, MODEL_NOT_RELEASE, "T12 follows; for a death between it and the answer"},
+    {"T18", MODEL_RMW, MODEL_NOT_RELEASE, "who does not see it yet wakes one too many"},
+    {"T31", MODEL_RMW, MODEL_NOT_RELEASE, "what lies in the cell is the parent's own"},
+    {"T35", MODEL_RMW, MODEL_NOT_RELEASE, "all who sleep are roused after it"},
     {"D8", MODEL_RMW, MODEL_NOT_RELEASE, "numbers for monitors"},
 };
 

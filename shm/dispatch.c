@@ -254,9 +254,9 @@ void cw_dispatch_free(struct cw_dispatch_parent *parent, uint32_t cell) {
 
 int cw_dispatch_submit(struct cw_dispatch_parent *parent, uint32_t cell) {
     const struct cw_dispatch_view *view = &parent->view;
-    uint64_t pos = parent->tail, head;
-    while (pos - (head = head_of(view)) >= view->queue_len) {
-        if (pos - head > view->queue_len)
+    uint64_t pos = parent->tail;
+    for (uint64_t head; (head = head_of(view)) + view->queue_len <= pos || head > pos;) {
+        if (head > pos || pos - head > view->queue_len)
             return cw_fail(-EPROTO, "a dispatch queue's head is %llu while %llu tasks went in",
                            (unsigned long long)head, (unsigned long long)pos);
         uint32_t first = CW_LOAD(T5, &view->queue[head & (view->queue_len - 1)], relaxed);

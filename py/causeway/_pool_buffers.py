@@ -171,6 +171,11 @@ class BlockStore:
                 else:
                     block.close()
 
+    def all_opened(self) -> bool:
+        """Whether the receivers have opened all that was sent: what this process holds may go with it."""
+        with self._lock:
+            return all(block.state != LENT for block in self._lent)
+
     def lost(self, receiver: object) -> None:
         """The receiver died: nothing that was lent to it comes back."""
         with self._lock:

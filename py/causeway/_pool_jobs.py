@@ -253,7 +253,7 @@ class MapResult(AsyncResult):
         error_callback: Callable[[BaseException], object] | None,
     ) -> None:
         super().__init__(engine, owner, function, callback, error_callback)
-        self.source = Source(self, items, chunksize, star)
+        self.source: Source | None = Source(self, items, chunksize, star)
         self._chunksize = chunksize
         self.length = len(items)
         self._list: list[Any] = [None] * len(items)
@@ -286,7 +286,7 @@ class MapResult(AsyncResult):
 
     def again(self, number: int) -> Task | None:
         """A task once more."""
-        return self.source.task(number)
+        return self.source and self.source.task(number)
 
     def task_done(self, number: int, success: bool, value: Any) -> None:
         """Takes the results of one task."""
@@ -305,7 +305,7 @@ class MapResult(AsyncResult):
     def settle(self) -> None:
         """Tells who waits."""
         super().settle()
-        self.source.items = ()
+        self.source = None  # which holds this
 
 
 class IMapIterator(Job):

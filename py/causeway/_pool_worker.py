@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.pool import MaybeEncodingError  # type: ignore[attr-defined]
@@ -168,6 +169,13 @@ class _Handler:
         self._store.lent(parcel.blocks, None)
         return parcel.data, sum(block.capacity for block in parcel.blocks)
 
+    def wait_until_opened(self) -> None:
+        """Before the process ends: its last answers are held by it alone until the parent has opened them."""
+        seconds = 0.0005
+        while not self._store.all_opened():
+            time.sleep(seconds)
+            seconds = min(2 * seconds, 0.05)
+
     def interrupt(self, number: int, frame: Any) -> None:
         """SIGINT: ends a task that runs, and the worker with it. Between tasks it is the parent's to decide."""
         if self._end.running:
@@ -246,6 +254,7 @@ def _main(
         signal.signal(signal.SIGINT, handler.interrupt)
     end.tell(READY, b"")
     end.serve(handler, maxtasks or 0)
+    handler.wait_until_opened()
 
 
 def _replace_stderr(path: str) -> None:

@@ -174,7 +174,7 @@ static int put_value(cw_task *task, PyObject *value, PyObject *handler, uint64_t
     }
     if (PyErr_Occurred())
         return -1;
-    PyObject *message = PyObject_CallMethod(handler, "encode_value", "O", value);
+    PyObject *message = PyObject_CallMethod(handler, "encode_value", "(O)", value);
     int code = put_message(task, message, extra_out);
     Py_XDECREF(message);
     return code;
@@ -202,7 +202,7 @@ static int run(WorkerEnd *w, cw_task *task, PyObject *handler, uint64_t *extra_o
         return 0;
     PyObject *error = take_exception();
     PyObject *message =
-        PyObject_CallMethod(handler, "encode_exception", "O", error ? error : Py_None);
+        PyObject_CallMethod(handler, "encode_exception", "(O)", error ? error : Py_None);
     code = put_message(task, message, extra_out);
     Py_XDECREF(message);
     Py_XDECREF(error);

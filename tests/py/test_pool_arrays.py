@@ -296,7 +296,7 @@ def test_a_block_comes_back_with_the_last_view(forked: cw.Pool) -> None:
     assert bytes(message.lead) == b"lead" and message.task == 1
     part = found[5:10]
     del found, message
-    assert parcel.blocks[0].state == buffers.LENT
+    assert parcel.blocks[0].state == buffers.OPENED
     del part
     gc.collect()
     assert parcel.blocks[0].state == buffers.RETURNED

@@ -4,7 +4,7 @@ FAKECUDA_SRC := $(filter-out tests/fakecuda/test_%.c,$(wildcard tests/fakecuda/*
 
 # Every call of ipc/cuda_calls.h is in it, or it does not link (symbols.c, -z defs). It stays loaded: its threads do.
 $(FAKECUDA): $(call obj,$(FAKECUDA_SRC))
-	$(CC) -shared -o $@ $^ $(LDFLAGS) -Wl,-soname,libcuda-double.so -Wl,-z,nodelete $(if $(SANITIZE),,-Wl,-z,defs)
+	$(CC) -shared -o $@ $^ $(LDFLAGS) -Wl,-soname,libcuda-double.so -Wl,-Bsymbolic -Wl,-z,nodelete $(if $(SANITIZE),,-Wl,-z,defs)
 
 # Its own tests link it like a library.
 FAKECUDA_TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fakecuda/test_*.c))

@@ -22,7 +22,6 @@ import signal
 import socket
 import struct
 import sys
-import sysconfig
 from multiprocessing import resource_tracker, spawn
 from typing import Any
 
@@ -194,15 +193,10 @@ def signature(path: str) -> list[int]:
 
 
 def _user_files() -> dict[str, list[int]]:
-    """The files of the modules that are imported, without those of the standard library and installed packages."""
-    paths = sysconfig.get_paths()
-    installed = tuple(
-        os.path.join(os.path.realpath(paths[name]), "")
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    )
+    """The user's files that are imported."""
     found = {}
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
-        if isinstance(path, str) and not os.path.realpath(path).startswith(installed):
+        if isinstance(path, str) and _pool_preload.is_users(path):
             found[path] = signature(path)
     return found

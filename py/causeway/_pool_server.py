@@ -67,9 +67,6 @@ class Server:
     Args:
         state: what it shall have of this process, of `_state`.
         modules: to be imported besides the main module.
-
-    Raises:
-        ServerLost: it died while it started.
     """
 
     def __init__(self, state: dict[str, Any], modules: set[str]) -> None:
@@ -106,9 +103,9 @@ class Server:
         except BaseException as error:
             self.kill()
             self.reap(1)
-            if isinstance(error, ProcessLookupError):  # somebody else has reaped it
-                raise ServerLost from None
-            raise
+            if not isinstance(error, (ServerLost, ProcessLookupError)):
+                raise
+            self.refusal = "the server for them died while it imported the user's modules"
         finally:
             theirs.close()
             os.close(parent)
@@ -259,11 +256,7 @@ def find(method: str, preparation: dict[str, Any], start: Iterable[Any]) -> Serv
             _replaced.append(_servers.pop(kind))
             server = None
         if server is None:
-            try:
-                server = _servers[kind] = Server(state, modules)
-            except ServerLost:
-                util.info("the server for workers died while it started; workers come by plain spawn")  # fmt: skip
-                return None
+            server = _servers[kind] = Server(state, modules)
             if server.refusal:
                 util.info(f"workers come by plain spawn: {server.refusal}")
     return None if server.refusal else server

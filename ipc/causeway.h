@@ -202,12 +202,23 @@ int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int
  * half a second. cw_free(). */
 int cw_devices(char **names, uint64_t *count);
 
+/* Is there such a device for this process? 0, -ENODEV with the reason (no driver, too old, masked
+ * out, forked), -EINVAL: no device name. Takes no GPU memory. */
+int cw_device_check(const char *device);
+/* The number of the GPU on which memory lies, whoever made it; -1: host memory, or none that CUDA
+ * knows. -ENODEV. */
+int cw_memory_gpu(const void *address, int *gpu);
+/* Waits on the CPU for all work that a stream (CUstream; 0, 1, 2: default streams) of this process
+ * on that GPU was given; whole 1: for all streams of that GPU. */
+int cw_stream_wait(int gpu, void *stream, int whole);
+
 typedef struct cw_device_info {
     char name[64]; /* what the maker calls it */
     char uuid[41]; /* GPU-...; the same in every process; "" for the host */
     uint64_t memory_bytes, free_bytes;
 } cw_device_info;
-/* About one device ("cpu", "cuda:N"). -ENODEV, -EINVAL. */
+/* About one device ("cpu", "cuda:N"). Of a GPU it opens a context, which takes GPU memory. -ENODEV,
+ * -EINVAL. */
 int cw_device_stat(const char *device, cw_device_info *out);
 
 /* ---- what the broker knows ---- */

@@ -177,13 +177,19 @@ sanitized:
 
 BENCH_MAIN := $(call with_main,$(wildcard tools/bench/*.c))
 BENCH_HELP := $(call obj,$(filter-out $(BENCH_MAIN),$(wildcard tools/bench/*.c)))
+WORKERS    ?= 2
 BENCHES    := $(patsubst %.c,$(BUILD)/%,$(BENCH_MAIN))
 bench: $(BUILD)/setup-test.stamp
 	@$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
-	@$(MAKE) --no-print-directory bench-run
+	@$(MAKE) --no-print-directory bench-run VENV=$(BUILD)/bench-venv
 bench-programs: $(BENCHES)
-bench-run: $(PACKAGE) $(VENV)/deps-demo.stamp
-	@$(VPY) tools/bench/run.py --build $(BUILD)
+bench-run: $(PACKAGE) $(VENV)/deps-bench.stamp $(VENV)/peers.stamp
+	@$(VPY) tools/bench/run.py --build $(BUILD) --workers $(WORKERS)
+# Those that cannot be installed are not measured; the next run tries again.
+$(VENV)/peers.stamp: tools/requirements/bench-peers.txt $(VENV)/deps-bench.stamp
+	@rm -f $@; lacking=; for peer in $$(grep -v '^#' $<); do \
+	    $(VPY) -m pip install -q --disable-pip-version-check "$$peer" || lacking="$$lacking $$peer"; done; \
+	if [ -z "$$lacking" ]; then touch $@; else echo "causeway: not installed, and so not measured:$$lacking" >&2; fi
 $(BUILD)/tools/bench/%: $(BUILD)/tools/bench/%.o $(BENCH_HELP) $(BUILD)/libcauseway.a
 	$(CC) -o $@ $^ $(LDFLAGS) $$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tools/bench/$*.c) -l:libck.a -lm
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from causeway.array import Array
 from causeway.client import Connection, connect
+from causeway.constant import Constant, constant
 from causeway.create import asarray, empty, full, zeros
 from causeway.device import devices
 from causeway.errors import (
@@ -40,6 +41,7 @@ __all__ = [
     "Array",
     "BrokerLost",
     "Connection",
+    "Constant",
     "DeviceError",
     "Error",
     "Executor",
@@ -57,6 +59,7 @@ __all__ = [
     "WorkerDied",
     "asarray",
     "connect",
+    "constant",
     "devices",
     "empty",
     "full",

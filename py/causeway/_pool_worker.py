@@ -24,6 +24,7 @@ from causeway import client
 from causeway._pool_buffers import Block, BlockStore
 from causeway._pool_channel import WORKER, Bell, Channel, Plane
 from causeway.array import Array
+from causeway.constant import arguments, met, resolve, sweep
 from causeway.errors import BrokerLost, LimitExceeded
 
 __all__ = ["ParentId", "main"]
@@ -125,6 +126,8 @@ class _Worker:
 
     def call(self, data: Any) -> Any:
         """Unpickles a task and calls its function. The arguments live no longer than this call."""
+        sweep()
+        constants_before = met.count
         message = wire.read(data)
         if message.lead:
             key = bytes(message.lead)
@@ -138,6 +141,8 @@ class _Worker:
             function, args = wire.loads(message)
         message.buffers.clear()
         message.by_pickle.clear()
+        if met.count != constants_before:
+            function, args = resolve(function), _resolved(message.call, args)
         if message.call == wire.APPLY:
             positional, named = args
             del args
@@ -158,6 +163,15 @@ class _Worker:
             parcel = self.encoder.encode(0, 0, lead or _traceback(error), wrapped)
         self.unopened = parcel.blocks
         self.channel.send(wire.RESULT, parcel.data)
+
+
+def _resolved(call: int, args: Any) -> Any:
+    """A task's arguments with the objects in place of constants."""
+    if call == wire.APPLY:
+        return arguments(*args)
+    if call == wire.MAP:
+        return [resolve(item) for item in args]
+    return [[resolve(part) for part in item] for item in args]
 
 
 def _traceback(error: BaseException) -> bytes:
@@ -222,7 +236,7 @@ def _main(
     worker = _Worker(channel)
     if initializer is not None:
         try:
-            initializer(*initargs)
+            initializer(*map(resolve, initargs))
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:

@@ -68,11 +68,10 @@ ALONE static void work_late(const struct fake_work *work) {
 }
 
 ALONE static int wait_and_work(void *argument) {
-    long parent = (long)argument, pidfd = call(SYS_pidfd_open, parent, 0, 0);
-    if (pidfd < 0)
-        call(SYS_exit_group, 1, 0, 0);
+    long pidfd = (long)argument;
     if (!fake_config.late_keeps) {
-        call(SYS_close_range, 0, pidfd - 1, 0);
+        if (pidfd > 0)
+            call(SYS_close_range, 0, pidfd - 1, 0);
         call(SYS_close_range, pidfd + 1, ~0u, 0);
     }
     struct pollfd dead = {(int)pidfd, POLLIN, 0};
@@ -99,10 +98,14 @@ static void begin(void) {
     begun = true;
     char *stack =
         mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    /* Opened here: the process may be dead before the other one runs at all. */
+    long pidfd = syscall(SYS_pidfd_open, getpid(), 0);
     /* No signal at its end, so that wait() of the program does not meet it. */
-    if (stack == MAP_FAILED ||
-        clone(wait_and_work, stack + STACK_BYTES, CLONE_VM, (void *)(long)getpid()) < 0)
+    if (stack == MAP_FAILED || pidfd < 0 ||
+        clone(wait_and_work, stack + STACK_BYTES, CLONE_VM, (void *)pidfd) < 0)
         fprintf(stderr, "fakecuda: nobody will write late: %m\n");
+    if (pidfd >= 0)
+        close((int)pidfd);
 }
 
 void fake_late_watch(struct fake_stream *stream) {

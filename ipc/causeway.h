@@ -152,6 +152,8 @@ const char *cw_array_device(const cw_array *array);
 /* The number of its GPU in this process, -1 for host memory. cw_array_data() of a GPU array is an
  * address of the GPU: the CPU must not touch it. */
 int cw_array_gpu(const cw_array *array);
+/* The UUID of its GPU, the same in every process ("GPU-..."); "" for host memory. */
+void cw_array_device_uuid(const cw_array *array, char uuid[41]);
 /* The client that it belongs to; borrowed. */
 cw_client *cw_array_client(const cw_array *array);
 /* 1 when no lease of ours stands on it (the client came over a fork): take one with

@@ -19,7 +19,7 @@ from causeway.views import copy_values
 if TYPE_CHECKING:
     from causeway.array import Array
 
-__all__ = ["assign", "duplicate", "fill", "from_foreign", "from_host", "onto"]
+__all__ = ["assign", "duplicate", "fill", "from_foreign", "from_host", "lies_on_gpu", "onto"]
 
 _NO_STREAM = ffi.NULL
 
@@ -144,6 +144,15 @@ def fill(target: Array, value: Any) -> None:
     values = np.empty(layout.shape, layout.dtype)
     np.copyto(values, value, casting="unsafe")
     _write(target, values)
+
+
+def lies_on_gpu(value: Any) -> bool:
+    """Whether value is an array in GPU memory, of ours or of another library."""
+    if isinstance(value, (np.ndarray, np.generic, int, float)):
+        return False
+    if isinstance(value, arrays.Array):
+        return value._on_gpu()
+    return hasattr(value, "__cuda_array_interface__")
 
 
 def _same_numbers(target: Layout, source: Layout) -> None:

@@ -47,6 +47,13 @@ def find(address: int) -> Lease | None:
     return None
 
 
+def uuid(lease: Lease) -> str:
+    """The UUID of the GPU where memory of ours lies; "" on the host."""
+    text = ffi.new("char[41]")
+    lib.cw_array_device_uuid(lease.pointer, text)
+    return str(ffi.string(text), "ascii")
+
+
 def interface(lease: Lease, layout: Layout, offset: int) -> dict[str, Any]:
     """`__cuda_array_interface__` of an array. The work of its last writer has passed, so stream is None.
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from causeway import _gpu, client, dlpack, dtypes, layouts
+from causeway import _copies, _gpu, client, dlpack, dtypes, layouts
 from causeway._lib import check, ffi, lib
 from causeway.device import resolve
 from causeway.errors import Stale
@@ -121,6 +121,11 @@ class Array:
     def device(self) -> str:
         """Where the memory lies: "cpu", or "cuda:N" by the numbers of this process."""
         return str(ffi.string(lib.cw_array_device(self._open_lease().pointer)), "ascii")
+
+    @property
+    def device_uuid(self) -> str:
+        """The UUID of the GPU where it lies, the same in every process; "" on the host."""
+        return _gpu.uuid(self._open_lease())
 
     @property
     def name(self) -> str | None:
@@ -351,7 +356,7 @@ class Array:
         return self._part(found[whole])  # type: ignore[index]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if self._on_gpu() or (isinstance(value, Array) and value._on_gpu()):
+        if self._on_gpu() or _copies.lies_on_gpu(value):
             _copies.assign(self[key], value, spread=True)
         else:
             self.numpy()[key] = value.numpy() if isinstance(value, Array) else value
@@ -493,7 +498,3 @@ def open_handle(
     flags = lib.CW_READONLY if readonly else 0
     check(lib.cw_array_open(connection.pointer, carried, raw.c, flags, out))
     return make(Lease(out[0]), layout, offset, name)
-
-
-# Last, since it makes arrays: the two modules need each other.
-from causeway import _copies  # noqa: E402

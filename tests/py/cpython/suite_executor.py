@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing
-import unittest
 from collections.abc import Iterator
 from concurrent import futures
 from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
@@ -171,8 +170,3 @@ class TestShutdown(
         """Some of its tasks must have begun at once: theirs count as begun before a worker is there."""
         self.executor.submit(abs, 1).result()
         super().test_cancel_futures()
-
-
-def tearDownModule() -> None:
-    """As CPython's."""
-    unittest.doModuleCleanups()

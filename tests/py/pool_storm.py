@@ -39,6 +39,7 @@ import causeway as cw
 from causeway import _programs
 
 HUNG_SECONDS = 60
+HUNG = 3  # exit status
 DRIVERS = 4
 POOL_WORKERS, EXECUTOR_WORKERS = 3, 2
 KILLS_FOR_ONE_AT_ITS_START = 12
@@ -317,13 +318,14 @@ class Storm:
         if not self.errors and time.monotonic() - min(self.progress) > HUNG_SECONDS:
             print(f"hung: no progress since {HUNG_SECONDS} s: {self.progress}", file=sys.stderr)
             faulthandler.dump_traceback()
-            for pid in self.victims.started():
+            for pid in filter(_lives, self.victims.started()):
+                print(f"the worker {pid}:", file=sys.stderr, flush=True)
                 try:
                     os.kill(pid, signal.SIGUSR1)
                 except ProcessLookupError:
                     pass
-            time.sleep(1)
-            os._exit(3)
+                time.sleep(0.3)  # so that one prints at a time
+            os._exit(HUNG)
 
     def end(self) -> None:
         """Ends all, and looks at what the whole gave."""

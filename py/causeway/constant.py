@@ -67,13 +67,14 @@ _NOT_YET = object()
 class _Opened:
     """A constant's memory in this process, and the object once it was unpickled. Shared by all its handles here."""
 
-    __slots__ = ("__weakref__", "_lock", "_value", "array", "ident", "maker", "memory")
+    __slots__ = ("__weakref__", "_lock", "_value", "array", "ident", "maker", "memory", "nbytes")
 
     def __init__(self, array: Array, ident: bytes) -> None:
-        self.array = array
+        self.array: Array | None = array
         self.ident = ident
         memory: Any = array.numpy()
-        self.memory = memory
+        self.nbytes = int(memory.nbytes)
+        self.memory: Any = memory  # None: it was let go of
         self._lock = threading.RLock()
         self._value: Any = _NOT_YET
         magic, _, pid, space, started, found, *_ = _HEADER.unpack_from(memory)
@@ -83,7 +84,8 @@ class _Opened:
 
     @property
     def state(self) -> int:
-        return int(self.memory[_STATE_AT])
+        memory = self.memory
+        return CLOSED if memory is None else int(memory[_STATE_AT])
 
     def mark(self, state: int) -> None:
         """Says it to all. The maker alone does that."""
@@ -91,6 +93,8 @@ class _Opened:
 
     def value(self) -> Any:
         with self._lock:
+            if self.memory is None:
+                raise _closed()
             if self._value is _NOT_YET:
                 readonly = self.memory.view()
                 readonly.flags.writeable = False
@@ -101,6 +105,16 @@ class _Opened:
                 buffers = [memoryview(readonly[at : at + n]) for at, n in entries]
                 self._value = pickle.loads(readonly[begin : begin + nbytes], buffers=buffers)
             return self._value
+
+    def let_go(self) -> None:
+        """It was closed: nobody here may ask for it any more, whoever has a handle."""
+        if self._lock.acquire(blocking=False):  # else somebody unpickles it just now
+            try:
+                dropped = self._value, self.array, self.memory
+                self._value = self.array = self.memory = None
+            finally:
+                self._lock.release()
+            del dropped
 
     def maker_is_gone(self) -> bool:
         pid, space, started = self.maker
@@ -154,7 +168,7 @@ def _started(pid: int) -> int:
 def sweep() -> None:
     """Lets go of what this process keeps of constants whose makers are done with them, or dead."""
     global _looked
-    if not _cache:
+    if not len(_opened):
         return
     now = time.monotonic()
     with _lock:
@@ -167,7 +181,10 @@ def sweep() -> None:
             if opened.state != OPEN or (look and opened.maker_is_gone())
         ]
         dropped = [_cache.pop(ident, None) for ident in gone]
+        closed = [opened for opened in list(_opened.values()) if opened.state == CLOSED]
     del dropped  # outside of the lock, as in _open
+    for opened in closed:
+        opened.let_go()
 
 
 def _open(ident: bytes, state: tuple[Any, ...]) -> Constant[Any]:
@@ -285,7 +302,10 @@ class Constant(Generic[_T]):
     def reduce(self, transit: bool = True) -> tuple[Any, tuple[Any, ...]]:
         """What `__reduce__` returns; transit as with `Array.handle`."""
         opened = self._now()
-        state = list(opened.array.reduce(transit)[1])
+        array = opened.array
+        if array is None:
+            raise _closed()
+        state = list(array.reduce(transit)[1])
         state[5] = True  # read-only
         return _open, (opened.ident, tuple(state))
 
@@ -303,7 +323,7 @@ def _handle_on(opened: _Opened, maker: int, held: list[Any] | None = None) -> Co
     made._opened = opened
     made._maker = maker
     made._held = held or []
-    made.nbytes = opened.memory.nbytes
+    made.nbytes = opened.nbytes
     return made
 
 

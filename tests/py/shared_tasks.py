@@ -223,6 +223,22 @@ def first_of(given: dict[str, Any], i: int) -> float:
     return float(given["a"][0])
 
 
+def keep_handle(constants: list[Any]) -> None:
+    kept[:] = constants
+    assert constants[0].value["a"][5] == 0
+    time.sleep(0.01)
+
+
+def kept_handle_is_closed(nothing: Any = None) -> bool:
+    time.sleep(0.01)
+    if not kept:
+        return True
+    try:
+        return kept[0].value is None
+    except cw.Stale:
+        return bool(kept[0].closed)
+
+
 def set_kept(model: Model) -> None:
     kept[:] = [model]
 

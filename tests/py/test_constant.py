@@ -183,6 +183,21 @@ def test_a_worker_lets_go_of_what_was_closed_or_dropped(forked: cw.Pool) -> None
     assert eventually(lambda: gauges()["bytes"] <= before + 40 * MIB), (before, gauges())
 
 
+def test_closing_ends_what_a_worker_keeps_a_handle_on(forked: cw.Pool) -> None:
+    workers_of(forked, 2)
+    made = cw.constant({"a": np.zeros(MIB), "b": np.zeros(1)})
+    forked.map(tasks.keep_handle, [[made]] * 8, 1)
+    cw.empty(10)
+    before = gauges()["bytes"]
+    assert before >= made.nbytes
+    made.close()
+    assert set(forked.map(tasks.kept_handle_is_closed, range(8), 1)) <= {True}
+    again = cw.constant({"a": np.ones(MIB), "b": np.zeros(1)})
+    assert eventually(lambda: gauges()["bytes"] <= before + MIB)  # the same memory
+    assert forked.map(functools.partial(tasks.first_of, again), range(4)) == [1.0] * 4
+    again.close()
+
+
 def test_a_process_keeps_few_and_opens_the_others_anew(forked: cw.Pool) -> None:
     made = [cw.constant({"a": np.full(1000, float(i)), "b": np.zeros(1)}) for i in range(40)]
     for _ in range(2):

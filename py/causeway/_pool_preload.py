@@ -137,7 +137,10 @@ class Preload:
 
         def fresh_random(old: Any) -> Any:
             def seed(self_: Any, a: Any = None, version: int = 2) -> None:
-                self._fresh += a is None and _by_user()
+                caller = sys._getframe(1)
+                if caller.f_code.co_filename == random.__file__ and caller.f_back is not None:
+                    caller = caller.f_back  # it was Random.__init__
+                self._fresh += a is None and is_users(caller.f_code.co_filename)
                 old(self_, a, version)
 
             return seed

@@ -53,7 +53,7 @@ _REPLY_SECONDS = 30.0  # a server that does not fork in this time (stopped?) is 
 _INTERACTIVE = ("IPython", "ipykernel")
 _COMMAND = (
     "import pickle, sys; data = pickle.load(open({0}, 'rb', closefd=False)); sys.path = data['preparation']['sys_path']; "
-    "from causeway._pool_forker import main; sys.exit(main({0}, data))"
+    "from causeway._pool_forker import main; main({0}, data)"
 )
 
 
@@ -128,9 +128,11 @@ class Server:
             self.reap(1)
 
     def serves(self, state: dict[str, Any], modules: set[str]) -> bool:
-        """Whether a worker that it forks is what a plain spawn would give now."""
+        """Whether it lives, and a worker that it forks is what a plain spawn would give now. The same for its refusal."""
+        lives = bool(self.refusal) or not (self._retired or self.ended())
         return (
-            state == self.state
+            lives
+            and state == self.state
             and modules <= self._modules
             and all(_pool_forker.signature(path) == was for path, was in self._files.items())
         )
@@ -249,10 +251,6 @@ def find(method: str, preparation: dict[str, Any], start: Iterable[Any]) -> Serv
         server = _servers.get(kind)
         if server is not None and not server.serves(state, modules):
             server.retire()
-            _replaced.append(_servers.pop(kind))
-            server = None
-        if server is not None and not server.refusal and server.ended():
-            server.kill()
             _replaced.append(_servers.pop(kind))
             server = None
         if server is None:

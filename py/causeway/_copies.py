@@ -182,7 +182,8 @@ def assign(target: Array, source: Any, *, spread: bool = False) -> None:
     told = None if isinstance(source, arrays.Array) else _gpu.foreign(source)
     of = source._layout_now() if isinstance(source, arrays.Array) else told.layout if told else None
     to = target._layout_now()
-    if of is None or (isinstance(source, arrays.Array) and source.device == "cpu"):
+    on_host = isinstance(source, arrays.Array) and source.device == "cpu"
+    if of is None or (on_host and not (to.same(of) and layouts.is_gapless(of))):
         values = source.numpy() if isinstance(source, arrays.Array) else np.asarray(source)
         _assign_host(target, np.broadcast_to(values, to.shape) if spread else values)
         return

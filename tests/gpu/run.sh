@@ -6,5 +6,7 @@ set -eu
 build=$(cd "$1" && pwd)
 shift
 cd "$(dirname "$0")/../py"
+# site/bin has scripts of the Python that made it, which a copied build does not have.
+export CAUSEWAY_BROKER="$build/site/causeway/bin/causewayd"
 export CAUSEWAY_TEST_GPU=1 CAUSEWAY_BUILD="$build" PYTHONPATH="$build/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1
 exec "${PYTHON:-python3}" -m pytest -p no:cacheprovider -q -rs "$@" test_cuda*.py

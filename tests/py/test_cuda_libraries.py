@@ -181,7 +181,7 @@ def test_a_library_sees_our_memory_and_we_see_its(script, name):
         "numba": """
             from numba import cuda
             inside, out, fresh = cuda.as_cuda_array(w), lambda v: v.copy_to_host(), lambda x: cuda.to_device(x)
-            inside[1] = 7
+            inside[1].copy_to_device(np.full(20, 7, "f4"))  # a kernel would need a NumPy that Numba knows
             cuda.synchronize()
             aliased = True
         """,

@@ -42,7 +42,9 @@ def row(what: str, ours: float, peer: str, theirs: float, unit: str) -> None:
 def host_copies(size: int) -> None:
     """To a GPU and back, from memory of ours and from the driver's pinned memory."""
     stream, count = driver.stream(), 3
-    source = [cw.asarray(np.random.default_rng(i).integers(0, 255, size, "u1")) for i in range(count)]
+    source = [
+        cw.asarray(np.random.default_rng(i).integers(0, 255, size, "u1")) for i in range(count)
+    ]
     target = [cw.empty(size, "u1", device="cuda:0") for _ in range(count)]
     back = [cw.zeros(size, "u1") for _ in range(count)]
     rounds = 20 if size <= 64 * MIB else 8
@@ -54,7 +56,10 @@ def host_copies(size: int) -> None:
 
         return seconds(once, rounds)
 
-    pinned, memory = [driver.pinned(size) for _ in range(count)], [driver.memory(size) for _ in range(count)]
+    pinned, memory = (
+        [driver.pinned(size) for _ in range(count)],
+        [driver.memory(size) for _ in range(count)],
+    )
     theirs_in, theirs_out = raw("HtoD", memory, pinned), raw("DtoH", pinned, memory)
     ours_in = seconds(lambda i: target[i % count].copy_from(source[i % count]), rounds)
     ours_out = seconds(lambda i: back[i % count].copy_from(target[i % count]), rounds)
@@ -67,8 +72,20 @@ def host_copies(size: int) -> None:
     for at in memory:
         driver.free(at)
     name = f"{size // MIB} MiB"
-    row(f"host to GPU, {name}", size / ours_in / 1e9, "driver, pinned", size / theirs_in / 1e9, "GB/s")
-    row(f"GPU to host, {name}", size / ours_out / 1e9, "driver, pinned", size / theirs_out / 1e9, "GB/s")
+    row(
+        f"host to GPU, {name}",
+        size / ours_in / 1e9,
+        "driver, pinned",
+        size / theirs_in / 1e9,
+        "GB/s",
+    )
+    row(
+        f"GPU to host, {name}",
+        size / ours_out / 1e9,
+        "driver, pinned",
+        size / theirs_out / 1e9,
+        "GB/s",
+    )
     row(f"within a GPU, {name}", size / ours_same / 1e9, "driver", size / theirs_same / 1e9, "GB/s")
 
 
@@ -105,7 +122,13 @@ def imports(size: int) -> None:
         times.append(time.perf_counter() - begin)
         os.close(fd)
     raw = statistics.median(times[1:])
-    row(f"first get of a slab, {size // MIB} MiB", first * 1e6, "driver: import and map", raw * 1e6, "us")
+    row(
+        f"first get of a slab, {size // MIB} MiB",
+        first * 1e6,
+        "driver: import and map",
+        raw * 1e6,
+        "us",
+    )
     row("get of an array in a known slab", known * 1e6, "", 0.0, "us")
     for i in range(12):
         cw.remove(f"bench/{i}")
@@ -154,8 +177,20 @@ def passing(size: int) -> None:
     child.join()
     theirs = passing_torch(size, context)
     name = f"{size // MIB} MiB"
-    row(f"to another process and back, the same array, {name}", ours_same * 1e6, "torch Queue", theirs[0], "us")
-    row(f"to another process and back, another array, {name}", ours_fresh * 1e6, "torch Queue", theirs[1], "us")
+    row(
+        f"to another process and back, the same array, {name}",
+        ours_same * 1e6,
+        "torch Queue",
+        theirs[0],
+        "us",
+    )
+    row(
+        f"to another process and back, another array, {name}",
+        ours_fresh * 1e6,
+        "torch Queue",
+        theirs[1],
+        "us",
+    )
 
 
 def passing_torch(size: int, context: object) -> tuple[float, float]:
@@ -187,7 +222,7 @@ def passing_torch(size: int, context: object) -> tuple[float, float]:
 def main() -> None:
     """Runs all and prints the table."""
     driver.enter()
-    imports(64 * MIB)
+    imports(300 * MIB)  # so large that each has a slab of its own
     for size in (1 * MIB, 64 * MIB, 512 * MIB):
         host_copies(size)
     for size in (1 * MIB, 256 * MIB):

@@ -1,11 +1,14 @@
 """Draws the Pool beside its peers from the JSON of a run: picture.py RUN.json OUT.png.
 
-One panel a kind of call, one bar a peer on a logarithmic axis: the median, with p10 and p90. Shorter is better.
+One panel a kind of call, one bar a peer: the median, with p10 and p90. Shorter is better. Axes are logarithmic, but
+for panels whose bars are alike.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import sys
 import textwrap
 from pathlib import Path
@@ -16,11 +19,13 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from PIL import Image
 from targets import number
 
-# A panel is a title and its benches: the name in the JSON, and what stands beside its bars.
+# A panel is its column, a title and its benches: the name in the JSON, and what stands beside its bars.
 PANELS = [
     (
+        0,
         "Pool: one no-op",
         [
             ("pool apply", "apply"),
@@ -32,6 +37,7 @@ PANELS = [
         ],
     ),
     (
+        1,
         "Executor and joblib: one no-op",
         [
             ("executor submit and result", "submit\nand result"),
@@ -42,6 +48,7 @@ PANELS = [
         ],
     ),
     (
+        0,
         "Arrays of 64 MiB",
         [
             ("pool 64 MiB there", "argument"),
@@ -50,12 +57,19 @@ PANELS = [
         ],
     ),
     (
+        1,
         "scikit-learn's GridSearchCV through joblib",
         [
             ("joblib GridSearchCV, short fits on digits", "150 short fits\non digits"),
             ("joblib GridSearchCV, 51 MiB of pixels", "20 fits\nof 51 MiB"),
-            ("joblib GridSearchCV, short fits on digits, peak memory", "short fits\nmemory"),
-            ("joblib GridSearchCV, 51 MiB of pixels, peak memory", "51 MiB\nmemory"),
+        ],
+    ),
+    (
+        1,
+        "The same: peak memory of all processes",
+        [
+            ("joblib GridSearchCV, short fits on digits, peak memory", "150 short fits\non digits"),
+            ("joblib GridSearchCV, 51 MiB of pixels, peak memory", "20 fits\nof 51 MiB"),
         ],
     ),
 ]
@@ -76,12 +90,21 @@ def colour(name: str) -> str:
     return next((found for start, found in COLOURS if name.startswith(start)), "#cccccc")
 
 
-def text(row: dict[str, Any]) -> str:
-    """A median with its unit."""
-    value, unit = row["median"], row["unit"].replace("us", "µs")
-    if unit == "ms" and value >= 1000:
-        value, unit = value / 1000, "s"
-    return f"{number(value)} {unit}"
+def in_words(value: float, unit: str) -> str:
+    """A value with the unit that suits it."""
+    for smaller, larger in (("us", "ms"), ("ms", "s")):
+        if unit == smaller and value >= 1000:
+            value, unit = value / 1000, larger
+    return f"{number(value)} {unit}".replace("us", "µs")
+
+
+def mark_powers(axes: Axes, low: float, high: float, unit: str) -> None:
+    """Powers of ten where there are bars, with their unit."""
+    powers = range(math.ceil(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    axes.set_xticks([10.0**n for n in powers], [in_words(10.0**n, unit) for n in powers])
+    axes.set_xticks([], minor=True)
+    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
 
 
 def panel(
@@ -89,60 +112,72 @@ def panel(
 ) -> None:
     """The bars of one panel, from above."""
     at, ticks, labels = 0.0, [], []
+    shown = [row for row in rows if row["bench"] in dict(benches)]
+    unit = shown[0]["unit"]
     for bench, label in benches:
-        found = [row for row in rows if row["bench"] == bench]
+        found = [row for row in shown if row["bench"] == bench]
         found.sort(key=lambda row: not row["name"].startswith("causeway"))
-        if not found:
-            continue
         ticks.append(at + (len(found) - 1) / 2)
         labels.append(label)
         for row in found:
             middle, low, high = row["median"], row["p10"], row["p90"]
             axes.barh(at, middle, BAR, color=colour(row["name"]))
             axes.plot([low, high], [at, at], color="black", linewidth=0.8, alpha=0.7)
-            words = f" {row['name']}  {text(row)}"
+            words = f"  {row['name']}  {in_words(middle, unit)}"
+            if row is not found[0]:
+                by = middle / found[0]["median"]
+                words += f"  ({by:.0f} x)" if by >= 10 else f"  ({by:.2g} x)"
             axes.text(max(high, middle), at, words, va="center", fontsize=6.5)
             at += 1
         at += 0.8
+    low, high = min(row["p10"] for row in shown) / 2, max(row["p90"] for row in shown)
+    linear = high / low < 50
     axes.set_yticks(ticks, labels, fontsize=7.5)
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=7)
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    axes.set_xlim(low, high * (high / low) ** 0.75)  # room for the words
+    axes.tick_params(axis="both", length=0, labelsize=7)
+    axes.set_ylim(at - 0.8, -0.8)
+    if linear:
+        axes.set_xlim(0, high * 1.5)
+    else:
+        axes.set_xscale("log")
+        axes.set_xlim(low, high * (high / low) ** 0.55)  # room for the words
+    if linear:  # the words say enough
+        axes.set_xticks([])
+    else:
+        mark_powers(axes, low, high, unit)
     axes.set_title(title, fontsize=9, loc="left", fontweight="bold")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
 
 
 def draw(run: dict[str, Any], out: Path) -> None:
-    """The whole picture."""
+    """The whole picture: two columns of about the same height."""
     rows = run["rows"]
-    there = {row["bench"] for row in rows}
-    panels = [
-        (title, [bench for bench in benches if bench[0] in there]) for title, benches in PANELS
-    ]
-    panels = [(title, benches) for title, benches in panels if benches]
-    counts = [sum(row["bench"] in dict(benches) for row in rows) for _, benches in panels]
-    columns = [panels[0::2], panels[1::2]]
-    heights = [counts[0::2], counts[1::2]]
-    tall = max(sum(column) + 5 * len(column) for column in heights)
-    figure = plt.figure(figsize=(12, 0.155 * tall + 1.1), layout="constrained")
-    parts = figure.subfigures(1, len([column for column in columns if column]), squeeze=False)[0]
-    for part, column, ratios in zip(parts, columns, heights, strict=False):
-        found = part.subplots(len(column), 1, squeeze=False, height_ratios=[n + 4 for n in ratios])
-        for axes, (title, benches) in zip(found[:, 0], column, strict=True):
+    columns: list[list[tuple[str, list[tuple[str, str]], int]]] = [[], []]
+    for side, title, benches in PANELS:
+        counts = {bench: sum(row["bench"] == bench for row in rows) for bench, _ in benches}
+        found = [bench for bench in benches if counts[bench[0]]]
+        if found:
+            columns[side].append((title, found, sum(counts.values()) + len(found)))
+    columns = [column for column in columns if column]
+    tall = max(sum(size + 4 for *_, size in column) for column in columns)
+    figure = plt.figure(figsize=(12, 0.15 * tall + 0.8), layout="constrained")
+    parts = figure.subfigures(1, len(columns), squeeze=False)[0]
+    for part, column in zip(parts, columns, strict=True):
+        ratios = [size + 1 for *_, size in column]
+        all_axes = part.subplots(len(column), 1, squeeze=False, height_ratios=ratios)[:, 0]
+        for axes, (title, benches, _) in zip(all_axes, column, strict=True):
             panel(axes, title, benches, rows)
     caption = (
-        f"Median time of a call with p10 and p90, logarithmic: shorter is better. {run['workers']} workers each, turn by"
-        f" turn in one run. causeway spins for about one wake-up before it sleeps; the others sleep."
-        f" {run['machine']}. {run['date']}, {run['command']}."
+        f"Median time of a call with p10 and p90: shorter is better; in brackets, by the first of ours. Axes with marks are logarithmic."
+        f" {run['workers']} workers each, taking turns in one run. causeway spins for about one wake-up before it"
+        f" sleeps; the others sleep. {run['machine']}. {run['date']}, {run['command']}."
     )
-    figure.suptitle("\n".join(textwrap.wrap(caption, 185)), fontsize=8, x=0.01, ha="left")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=110, pil_kwargs={"optimize": True})
+    figure.suptitle("\n".join(textwrap.wrap(caption, 190)), fontsize=8, x=0.01, ha="left")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=110)
     plt.close(figure)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    Image.open(drawn).convert("RGB").quantize(48).save(out, optimize=True)
 
 
 def main() -> None:

@@ -100,6 +100,7 @@ def targets(results: Results, workers: int, cores: int) -> list[Target]:
     return [
         *_of_memory(results),
         *_of_pools(results, 20 if workers < 16 else 10),
+        *_of_starts(results),
         *_of_parent(results, workers, cores),
         *_of_others(results),
     ]
@@ -135,6 +136,14 @@ def _of_pools(results: Results, apply: int) -> list[Target]:
         at_least("64 MiB to a worker: multiprocessing.Pool by ours", 10, ratio("pool 64 MiB there", MP_POOL, POOL)),
         at_least("64 MiB to a worker and 64 MiB back: the same", 10, ratio("pool 64 MiB there and back, new result", MP_POOL, POOL)),
         at_least("one array of 64 MiB to 100 tasks: the same", 50, ratio("pool one array of 64 MiB, 100 tasks", MP_POOL, POOL)),
+    ]  # fmt: skip
+
+
+def _of_starts(results: Results) -> list[Target]:
+    fork = "causeway.Pool, fork, 16 workers"
+    return [
+        at_most(f"16 workers ready, from the second Pool on: ours by {method} by ours by fork", 1.5, results.ratio("start", f"causeway.Pool, {method}, 16 workers", fork))
+        for method in ("spawn", "forkserver")
     ]  # fmt: skip
 
 
@@ -193,7 +202,12 @@ RIVALS = [
     ("queue 64 B", "causeway.Queue(1000)", "multiprocessing.Queue(1000)"),
     ("queue 64 B", "causeway.SimpleQueue", "multiprocessing.SimpleQueue"),
     ("queue 16 MiB", "causeway.Queue(4), ndarray", "multiprocessing.Queue(4), ndarray"),
-]
+    *[
+        ("start", f"causeway.Pool, {how}, {which}16 workers", f"multiprocessing.Pool, {how}, {which}16 workers")
+        for how in ("fork", "spawn", "forkserver")
+        for which in ("", "first ")
+    ],
+]  # fmt: skip
 # In these benches, whose names begin so, each row of ours has every other row as its rival.
 PEERS = ("pool ", "executor ", "joblib ", "idle pool")
 OURS = ("causeway",)

@@ -8,7 +8,7 @@ $(FAKECUDA): $(call obj,$(FAKECUDA_SRC))
 
 # Its own tests link it like a library.
 FAKECUDA_TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fakecuda/test_*.c))
-TEST_PROGRAMS  += $(addprefix fakecuda:,$(FAKECUDA_TESTS))
+TEST_PROGRAMS  += $(addprefix unit:,$(FAKECUDA_TESTS))
 $(FAKECUDA_TESTS): $(BUILD)/%: $(BUILD)/%.o $(FAKECUDA)
 	$(CC) -o $@ $< $(LDFLAGS) -lcmocka $(abspath $(FAKECUDA)) -Wl,-rpath,'$$ORIGIN'
 # Everything that may load the double by its path finds it built.

@@ -23,6 +23,11 @@ static CUdeviceptr register_page(void) {
     return address;
 }
 
+/* A word of the page as an address of host memory. */
+static uint32_t *host_word(int at) {
+    return (uint32_t *)(uintptr_t)page + 512 + at;
+}
+
 static void until(bool (*is)(CUstream), CUstream stream) {
     while (!is(stream))
         usleep(200);
@@ -39,19 +44,18 @@ static void in_order(int fd) {
     start_on(0);
     CUdeviceptr address = register_page(), memory = make_on(0, 2 * MIB);
     CUstream stream = new_stream();
-    uint32_t words[2] = {0, 0};
     OK(cuStreamWaitValue64(stream, address, 1, CU_STREAM_WAIT_VALUE_GEQ));
     OK(cuMemsetD32Async(memory, 5, 1, stream));
-    OK(cuMemcpyDtoHAsync(&words[0], memory, 4, stream));
+    OK(cuMemcpyDtoHAsync(host_word(0), memory, 4, stream));
     OK(cuMemsetD32Async(memory, 6, 1, stream));
     OK(cuMemcpyDtoDAsync(memory + 8, memory, 4, stream));
-    OK(cuMemcpyDtoHAsync(&words[1], memory + 8, 4, stream));
+    OK(cuMemcpyDtoHAsync(host_word(1), memory + 8, 4, stream));
     OK(cuStreamWriteValue64(stream, address + 8, 9, 0));
     CUDA(cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
     CHECK(atomic_load(&page[1]) == 0);
     atomic_store(&page[0], 1);
     OK(cuStreamSynchronize(stream));
-    CHECK(words[0] == 5 && words[1] == 6 && atomic_load(&page[1]) == 9);
+    CHECK(*host_word(0) == 5 && *host_word(1) == 6 && atomic_load(&page[1]) == 9);
     OK(cuStreamQuery(stream));
     OK(cuStreamDestroy(stream));
     CUDA(cuStreamQuery(stream), CUDA_ERROR_INVALID_HANDLE);
@@ -139,7 +143,6 @@ static void wait_for_events(int fd) {
     CUdeviceptr address = register_page(), memory = make_on(0, 2 * MIB);
     CUstream first = new_stream(), second = new_stream();
     CUevent event;
-    uint32_t word = 0;
     float ms;
     OK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
     OK(cuEventQuery(event)); /* never recorded: done */
@@ -148,13 +151,13 @@ static void wait_for_events(int fd) {
     OK(cuMemsetD32Async(memory, 3, 1, first));
     OK(cuEventRecord(event, first));
     OK(cuStreamWaitEvent(second, event, 0));
-    OK(cuMemcpyDtoHAsync(&word, memory, 4, second));
+    OK(cuMemcpyDtoHAsync(host_word(0), memory, 4, second));
     CUDA(cuEventQuery(event), CUDA_ERROR_NOT_READY);
     CUDA(cuStreamQuery(second), CUDA_ERROR_NOT_READY);
     atomic_store(&page[0], 1);
     OK(cuEventSynchronize(event));
     OK(cuStreamSynchronize(second));
-    CHECK(word == 3);
+    CHECK(*host_word(0) == 3);
     CUDA(cuEventElapsedTime(&ms, event, event), CUDA_ERROR_INVALID_HANDLE);
     OK(cuEventDestroy(event));
     CUDA(cuEventRecord(event, first), CUDA_ERROR_INVALID_HANDLE);
@@ -170,17 +173,16 @@ static void default_stream(int fd) {
     start_on(0);
     CUdeviceptr address = register_page(), memory = make_on(0, 2 * MIB);
     CUstream blocking, other = new_stream();
-    uint32_t word = 0;
     OK(cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
     OK(cuStreamWaitValue64(blocking, address, 1, CU_STREAM_WAIT_VALUE_GEQ));
     OK(cuMemsetD32Async(memory, 3, 1, blocking));
-    OK(cuMemcpyDtoHAsync(&word, memory, 4, NULL));
+    OK(cuMemcpyDtoHAsync(host_word(0), memory, 4, NULL));
     CUDA(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
     OK(cuMemsetD32Async(memory + 8, 3, 1, other));
     OK(cuStreamSynchronize(other)); /* non-blocking: it waits for nobody */
     atomic_store(&page[0], 1);
     OK(cuStreamSynchronize(NULL));
-    CHECK(word == 3);
+    CHECK(*host_word(0) == 3);
 }
 
 static void the_default_stream_waits_for_blocking_streams_alone(void **state) {
@@ -251,6 +253,33 @@ static void free_while_waiting(int fd) {
 static void freeing_waits_for_streams_and_unmapping_does_not(void **state) {
     (void)state;
     scene_play("", free_while_waiting);
+}
+
+static void copy_pageable(int fd) {
+    (void)fd;
+    start_on(0);
+    CUdeviceptr address = register_page(), memory = make_on(0, 2 * MIB);
+    pthread_t thread;
+    uint32_t word = 5;
+    static char large[128 << 10];
+    held = new_stream();
+    OK(cuStreamWaitValue64(held, address, 1, CU_STREAM_WAIT_VALUE_GEQ));
+    OK(cuMemcpyHtoDAsync(memory, &word, 4, held)); /* small: it has been read already */
+    word = 6;
+    OK(cuMemcpyDtoHAsync(host_word(0), memory, 4, held)); /* registered: does not wait */
+    CUDA(cuStreamQuery(held), CUDA_ERROR_NOT_READY);
+    pthread_create(&thread, NULL, let_go, NULL);
+    OK(cuMemcpyDtoHAsync(&word, memory, 4, held));
+    CHECK(word == 5 && *host_word(0) == 5 && atomic_load(&page[0]) == 1);
+    pthread_join(thread, NULL);
+    OK(cuMemcpyHtoDAsync(memory, large, sizeof large, held));
+    memset(large, 7, sizeof large);
+    CHECK(word_at(memory + sizeof large - 4) == 0);
+}
+
+static void copies_of_pageable_memory_wait_as_the_drivers_do(void **state) {
+    (void)state;
+    scene_play("", copy_pageable);
 }
 
 static void capture(int fd) {
@@ -378,6 +407,7 @@ int main(void) {
         WITH_PAGE(the_default_stream_waits_for_blocking_streams_alone),
         WITH_PAGE(many_waiting_streams_freeze_the_others),
         WITH_PAGE(freeing_waits_for_streams_and_unmapping_does_not),
+        WITH_PAGE(copies_of_pageable_memory_wait_as_the_drivers_do),
         WITH_PAGE(a_capturing_stream_says_so),
         WITH_PAGE(kernels_and_host_functions_run_in_their_stream),
         WITH_PAGE(rows_are_copied_by_their_pitch),

@@ -386,6 +386,46 @@ static void rows_are_copied_by_their_pitch(void **state) {
     scene_play("", copy_rows);
 }
 
+static CUcontext shared_context;
+static CUdeviceptr shared_memory;
+
+/* Adds one to its own word a hundred times, in the thread's order of streams and events. */
+static void *use_streams(void *argument) {
+    CUdeviceptr word = shared_memory + (uintptr_t)argument * 64;
+    CUevent event;
+    OK(cuCtxSetCurrent(shared_context));
+    CUstream streams[2] = {new_stream(), (uintptr_t)argument % 2 ? NULL : CU_STREAM_PER_THREAD};
+    OK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    for (unsigned i = 1; i <= 100; i++) {
+        OK(cuMemsetD32Async(word, i, 1, streams[i % 2]));
+        OK(cuEventRecord(event, streams[i % 2]));
+        OK(cuStreamWaitEvent(streams[!(i % 2)], event, 0));
+    }
+    OK(cuStreamSynchronize(streams[0]));
+    CHECK(word_at(word) == 100);
+    OK(cuEventDestroy(event));
+    OK(cuStreamDestroy(streams[0]));
+    return NULL;
+}
+
+static void use_by_threads(int fd) {
+    (void)fd;
+    pthread_t threads[4];
+    shared_context = start_on(0);
+    shared_memory = make_on(0, 2 * MIB);
+    for (uintptr_t i = 0; i < 4; i++)
+        pthread_create(&threads[i], NULL, use_streams, (void *)i);
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    OK(cuCtxSynchronize());
+    OK(cuDevicePrimaryCtxRelease(0));
+}
+
+static void threads_use_one_context_at_once(void **state) {
+    (void)state;
+    scene_play("", use_by_threads);
+}
+
 static int map_page(void **state) {
     page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     return page == MAP_FAILED ? -1 : scene_setup(state);
@@ -410,6 +450,7 @@ int main(void) {
         WITH_PAGE(copies_of_pageable_memory_wait_as_the_drivers_do),
         WITH_PAGE(a_capturing_stream_says_so),
         WITH_PAGE(kernels_and_host_functions_run_in_their_stream),
+        WITH_PAGE(threads_use_one_context_at_once),
         WITH_PAGE(rows_are_copied_by_their_pitch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -255,3 +255,28 @@ def test_another_client_gets_the_memory_of_who_left(script):
         else:
             raise AssertionError((before, free()))
     """)
+
+
+def test_the_command_line_shows_and_writes_gpu_arrays(script):
+    script(
+        """
+        import json, os, subprocess, sys, numpy as np, causeway as cw
+        x = np.arange(12, dtype="i4").reshape(3, 4)
+        w = cw.put("gpu/x", cw.asarray(x, device="cuda:0"))
+        cw.put("gpu/odd", w[::-1, 1::2])
+        def run(*words):
+            return subprocess.run([os.environ["CAUSEWAY_COMMAND"], *words], capture_output=True, check=True).stdout
+        listed = {row["name"]: row for row in json.loads(run("ls", "--json"))}
+        assert listed["gpu/x"]["device"] == "cuda" and listed["gpu/x"]["device_uuid"] == w.device_uuid
+        assert w.device_uuid[:12] in run("ls").decode() and w.device_uuid in run("stat", "gpu/x").decode()
+        for name, wanted in {"gpu/x": x, "gpu/odd": x[::-1, 1::2]}.items():
+            file = os.path.join(os.environ["CAUSEWAY_DIR"], "out.npy")
+            run("get", name, file)
+            assert (np.load(file) == wanted).all()
+            os.remove(file)
+        status = json.loads(run("status", "--json"))
+        mine = [row for row in status["clients"] if row["pid"] == os.getpid()]
+        assert mine[0]["gpu_bytes"] == status["gauges"]["gpu_bytes"] - status["gauges"]["gpu_orphan_bytes"] > 0
+        """,
+        env={**os.environ, "CAUSEWAY_COMMAND": str(cuda_support.COMMAND)},
+    )

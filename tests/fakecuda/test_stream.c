@@ -204,9 +204,11 @@ static void freeze(int fd) {
     OK(cuStreamSynchronize(free_stream)); /* three let others go on */
     waiting[3] = new_stream();
     OK(cuStreamWaitValue64(waiting[3], address, 1, CU_STREAM_WAIT_VALUE_GEQ));
-    usleep(50000);
-    OK(cuMemsetD32Async(memory, 3, 1, free_stream));
-    usleep(50000);
+    for (int quiet_ms = 0; quiet_ms < 100;) { /* until a work of it stays where it is */
+        OK(cuMemsetD32Async(memory, 3, 1, free_stream));
+        for (quiet_ms = 0; quiet_ms < 100 && !idle(free_stream); quiet_ms++)
+            usleep(1000);
+    }
     CUDA(cuStreamQuery(free_stream), CUDA_ERROR_NOT_READY);
     atomic_store(&page[0], 1);
     OK(cuStreamSynchronize(free_stream));

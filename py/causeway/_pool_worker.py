@@ -168,7 +168,7 @@ class _Worker:
 def _resolved(call: int, args: Any) -> Any:
     """A task's arguments with the objects in place of constants."""
     if call == wire.APPLY:
-        return arguments(*args)
+        return arguments(args[0], args[1] if len(args) > 1 else {})
     if call == wire.MAP:
         return [resolve(item) for item in args]
     return [[resolve(part) for part in item] for item in args]

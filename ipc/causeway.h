@@ -223,6 +223,16 @@ typedef struct cw_device_info {
  * -EINVAL. */
 int cw_device_stat(const char *device, cw_device_info *out);
 
+typedef struct cw_link_info {
+    int reaches;               /* one GPU can use the other's memory (a GPU its own) */
+    int rank;                  /* of the driver: the lower, the faster; -1 unknown */
+    int atomics;               /* atomic operations work across the link */
+    uint64_t bytes_per_second; /* measured; 0: not measured */
+} cw_link_info;
+/* How the GPU from reaches the memory of the GPU to. measured 1: copies between them for some
+ * milliseconds, which takes memory and a context on both. -ENODEV, -EDQUOT. */
+int cw_link_stat(int from, int to, int measured, cw_link_info *out);
+
 /* ---- what the broker knows ---- */
 
 typedef struct cw_name_info {

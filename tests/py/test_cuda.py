@@ -280,3 +280,21 @@ def test_the_command_line_shows_and_writes_gpu_arrays(script):
         """,
         env={**os.environ, "CAUSEWAY_COMMAND": str(cuda_support.COMMAND)},
     )
+
+
+def test_the_command_line_shows_the_links(script):
+    script(
+        """
+        import json, os, subprocess, causeway as cw
+        def run(*words):
+            return subprocess.run([os.environ["CAUSEWAY_COMMAND"], *words], capture_output=True, check=True).stdout
+        told = json.loads(run("topo", "--json"))
+        count = len(cw.devices()) - 1
+        assert len(told["gpus"]) == count and len(told["links"]) == count * count
+        for link in told["links"]:
+            assert link["route"] in ("same", "peer", "staged") and (link["route"] == "same") == (link["from"] == link["to"])
+            assert (link["bytes_per_second"] > 0) == (link["route"] != "staged")
+        assert told["gpus"][0]["uuid"] in run("topo").decode()
+        """,
+        env={**os.environ, "CAUSEWAY_COMMAND": str(cuda_support.COMMAND)},
+    )

@@ -48,6 +48,7 @@ all: $(BUILD)/libcauseway.so $(BUILD)/libcauseway.a $(PROGRAMS)
 help:
 	@echo "make                  build everything that is written in C"
 	@echo "make test             set up, build, run all tests (from a fresh clone)"
+	@echo "make test-gpu         the tests of GPU memory on real GPUs"
 	@echo "make demo             set up, build, run the demonstration (from a fresh clone)"
 	@echo "make install          PREFIX=$(PREFIX) DESTDIR="
 	@echo "make wheel            $(BUILD)/dist/*.whl, checked with auditwheel and in an empty environment"
@@ -156,6 +157,9 @@ test-c: test-programs $(VENV)/made.stamp
 	@$(RUN) $(TEST_PROGRAMS)
 test-py: $(PACKAGE) $(VENV)/deps-test.stamp
 	@$(RUN) "py:pytest tests/py"
+# The same tests of GPU memory as in `make test`, on real GPUs. Elsewhere: copy the tree with BUILD and run the script.
+test-gpu: all $(SITE) $(VENV)/deps-test.stamp
+	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD)
 fuzz: $(BUILD)/setup-test.stamp $(VENV)/made.stamp
 	@$(RUN) --timeout 100000 "fuzz:tests/fuzz.sh $(or $(FUZZ_SECONDS),60)"
 soak: $(BUILD)/setup-test.stamp $(PACKAGE) $(VENV)/deps-test.stamp test-programs
@@ -177,13 +181,19 @@ sanitized:
 
 BENCH_MAIN := $(call with_main,$(wildcard tools/bench/*.c))
 BENCH_HELP := $(call obj,$(filter-out $(BENCH_MAIN),$(wildcard tools/bench/*.c)))
+WORKERS    ?= 2
 BENCHES    := $(patsubst %.c,$(BUILD)/%,$(BENCH_MAIN))
 bench: $(BUILD)/setup-test.stamp
 	@$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
-	@$(MAKE) --no-print-directory bench-run
+	@$(MAKE) --no-print-directory bench-run VENV=$(BUILD)/bench-venv
 bench-programs: $(BENCHES)
-bench-run: $(PACKAGE) $(VENV)/deps-demo.stamp
-	@$(VPY) tools/bench/run.py --build $(BUILD)
+bench-run: $(PACKAGE) $(VENV)/deps-bench.stamp $(VENV)/peers.stamp
+	@$(VPY) tools/bench/run.py --build $(BUILD) --workers $(WORKERS)
+# Those that cannot be installed are not measured; the next run tries again.
+$(VENV)/peers.stamp: tools/requirements/bench-peers.txt $(VENV)/deps-bench.stamp
+	@rm -f $@; lacking=; for peer in $$(grep -v '^#' $<); do \
+	    $(VPY) -m pip install -q --disable-pip-version-check "$$peer" || lacking="$$lacking $$peer"; done; \
+	if [ -z "$$lacking" ]; then touch $@; else echo "causeway: not installed, and so not measured:$$lacking" >&2; fi
 $(BUILD)/tools/bench/%: $(BUILD)/tools/bench/%.o $(BENCH_HELP) $(BUILD)/libcauseway.a
 	$(CC) -o $@ $^ $(LDFLAGS) $$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tools/bench/$*.c) -l:libck.a -lm
 
@@ -234,6 +244,6 @@ clean:
 print-%:
 	@echo '$($*)'
 -include $(wildcard $(foreach d,shm ipc broker tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
-.PHONY: all help always test test-c test-py test-programs test-pythons fuzz soak asan tsan sanitized bench bench-programs bench-run demo demo-run \
+.PHONY: all help always test test-c test-py test-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-programs bench-run demo demo-run \
         lint install wheel clean fuzzers
 .DEFAULT_GOAL := all

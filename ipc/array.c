@@ -282,6 +282,10 @@ const char *cw_array_device(const cw_array *array) {
     return array->home_slab->device_name;
 }
 
+void cw_array_device_uuid(const cw_array *array, char uuid[CW_UUID_TEXT]) {
+    cw_uuid_text(array->home_slab->device_uuid, uuid);
+}
+
 int cw_array_gpu(const cw_array *array) {
     const struct cw_slab *slab = array->home_slab;
     return slab->device_kind == CW_DEVICE_CUDA ? slab->device : -1;

@@ -68,6 +68,14 @@ int cw_devices(char **names, uint64_t *count) {
     return 0;
 }
 
+int cw_device_check(const char *device) {
+    const struct cw_backend *backend;
+    uint8_t uuid[CW_UUID_BYTES];
+    int ordinal;
+    int code = cw_backend_find(device, &backend, &ordinal);
+    return code ? code : backend->device_uuid(ordinal, uuid);
+}
+
 int cw_device_stat(const char *device, cw_device_info *out) {
     const struct cw_backend *backend;
     int ordinal;

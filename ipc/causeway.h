@@ -152,6 +152,8 @@ const char *cw_array_device(const cw_array *array);
 /* The number of its GPU in this process, -1 for host memory. cw_array_data() of a GPU array is an
  * address of the GPU: the CPU must not touch it. */
 int cw_array_gpu(const cw_array *array);
+/* The UUID of its GPU, the same in every process ("GPU-..."); "" for host memory. */
+void cw_array_device_uuid(const cw_array *array, char uuid[41]);
 /* The client that it belongs to; borrowed. */
 cw_client *cw_array_client(const cw_array *array);
 /* 1 when no lease of ours stands on it (the client came over a fork): take one with
@@ -202,13 +204,34 @@ int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int
  * half a second. cw_free(). */
 int cw_devices(char **names, uint64_t *count);
 
+/* Is there such a device for this process? 0, -ENODEV with the reason (no driver, too old, masked
+ * out, forked), -EINVAL: no device name. Takes no GPU memory. */
+int cw_device_check(const char *device);
+/* The number of the GPU on which memory lies, whoever made it; -1: host memory, or none that CUDA
+ * knows. -ENODEV. */
+int cw_memory_gpu(const void *address, int *gpu);
+/* Waits on the CPU for all work that a stream (CUstream; 0, 1, 2: default streams) of this process
+ * on that GPU was given; whole 1: for all streams of that GPU. */
+int cw_stream_wait(int gpu, void *stream, int whole);
+
 typedef struct cw_device_info {
     char name[64]; /* what the maker calls it */
     char uuid[41]; /* GPU-...; the same in every process; "" for the host */
     uint64_t memory_bytes, free_bytes;
 } cw_device_info;
-/* About one device ("cpu", "cuda:N"). -ENODEV, -EINVAL. */
+/* About one device ("cpu", "cuda:N"). Of a GPU it opens a context, which takes GPU memory. -ENODEV,
+ * -EINVAL. */
 int cw_device_stat(const char *device, cw_device_info *out);
+
+typedef struct cw_link_info {
+    int reaches;               /* one GPU can use the other's memory (a GPU its own) */
+    int rank;                  /* of the driver: the lower, the faster; -1 unknown */
+    int atomics;               /* atomic operations work across the link */
+    uint64_t bytes_per_second; /* measured; 0: not measured */
+} cw_link_info;
+/* How the GPU from reaches the memory of the GPU to. measured 1: copies between them for some
+ * milliseconds, which takes memory and a context on both. -ENODEV, -EDQUOT. */
+int cw_link_stat(int from, int to, int measured, cw_link_info *out);
 
 /* ---- what the broker knows ---- */
 

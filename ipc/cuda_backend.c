@@ -357,6 +357,46 @@ static int cuda_zero(int device, void *target, size_t size_bytes) {
     return finish(gpu, result, "zeroing", size_bytes);
 }
 
+/* ---- memory and streams of other libraries ---- */
+
+int cw_memory_gpu(const void *address, int *gpu) {
+    const struct cw_cuda *cuda;
+    CUmemorytype kind = 0;
+    int ordinal = -1;
+    if (!gpu)
+        return cw_fail(-EINVAL, "a place for the answer is needed, NULL was given");
+    int code = cw_cuda_open(&cuda);
+    if (code)
+        return code;
+    /* What the driver does not know is an error to it: ordinary host memory. */
+    if (cuda->cuPointerGetAttribute(&kind, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                    (CUdeviceptr)(uintptr_t)address) == CUDA_SUCCESS &&
+        kind == CU_MEMORYTYPE_DEVICE) {
+        CUresult result = cuda->cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                                      (CUdeviceptr)(uintptr_t)address);
+        if (result != CUDA_SUCCESS)
+            return cw_cuda_error(cuda, result, "asking on which GPU %p lies", address);
+    }
+    *gpu = ordinal;
+    return 0;
+}
+
+int cw_stream_wait(int gpu, void *stream, int whole) {
+    struct cw_gpu *place;
+    int code = cw_gpu_get(gpu, &place);
+    if (code == 0)
+        code = cw_gpu_enter(place);
+    if (code)
+        return code;
+    CUresult result =
+        whole ? place->cuda->cuCtxSynchronize() : place->cuda->cuStreamSynchronize(stream);
+    cw_gpu_leave(place);
+    return result == CUDA_SUCCESS
+               ? 0
+               : cw_cuda_error(place->cuda, result, "waiting for the stream %p of cuda:%d", stream,
+                               gpu);
+}
+
 const struct cw_backend cw_backend_cuda = {
     .name = "cuda",
     .device_kind = CW_DEVICE_CUDA,

@@ -27,7 +27,7 @@ static cw_a32 state; /* private: 0 not open, 1 open, 2 a child of a process that
 enum { CLOSED, OPEN, FORKED };
 
 static int forked_error(void) {
-    return cw_fail(-EINVAL, "CUDA was initialised before this process was forked, and the driver "
+    return cw_fail(-ENODEV, "CUDA was initialised before this process was forked, and the driver "
                             "does not survive a fork: start processes that use a GPU with the "
                             "start method \"spawn\" (multiprocessing.get_context(\"spawn\"))");
 }

@@ -31,8 +31,8 @@ struct cw_cuda { /* the driver's calls: fields have cuda.h's names */
 
 /*
  * The driver, opened and initialised (cuInit). Blocks half a second the first time, then costs one
- * load. -ENODEV: no driver, too old, no GPU visible; -EINVAL: CUDA was initialised before a fork.
- * The text says what to do. *out lives as long as the process.
+ * load. -ENODEV: no driver, too old, no GPU visible, or CUDA was initialised before a fork. The
+ * text says what to do. *out lives as long as the process.
  */
 int cw_cuda_open(const struct cw_cuda **out);
 /* The driver if this process has opened it and may use it, else NULL. For those that give back what

@@ -157,6 +157,10 @@ static int ring_find(cw_queue *queue, struct ring *ring, uint64_t number) {
         int code = open_bytes(queue->client, handle, &found.array);
         if (code)
             return code == -ESTALE ? cw_fail(-EPROTO, "memory that the queue names is gone") : code;
+        if (cw_array_gpu(found.array) >= 0) {
+            cw_array_close(found.array);
+            return cw_fail(-EPROTO, "the queue names memory of a GPU as a ring");
+        }
         found.bytes = cw_array_data(found.array);
     }
     *ring = found;
@@ -253,8 +257,8 @@ int cw_queue_open(cw_array *array, cw_queue **out) {
     if (!out)
         return cw_fail(-EINVAL, "a place for the queue is needed, NULL was given");
     struct head *head = cw_array_data(array);
-    if (cw_array_nbytes(array) != HEAD_BYTES + FIRST_BYTES || cw_array_readonly(array) ||
-        array->own_pages.base || (uintptr_t)head % 64 ||
+    if (cw_array_gpu(array) >= 0 || cw_array_nbytes(array) != HEAD_BYTES + FIRST_BYTES ||
+        cw_array_readonly(array) || array->own_pages.base || (uintptr_t)head % 64 ||
         *(volatile uint64_t *)&head->magic != QUEUE_MAGIC)
         return cw_fail(-EPROTO, "the array of %llu bytes is no queue, or is read-only or private",
                        (unsigned long long)cw_array_nbytes(array));

@@ -65,6 +65,7 @@ int cmd_get(const struct cli *cli);
 int cmd_rm(const struct cli *cli);
 int cmd_wait(const struct cli *cli);
 int cmd_stop(const struct cli *cli);
+int cmd_topo(const struct cli *cli);
 int cmd_doctor(const struct cli *cli);
 
 /*

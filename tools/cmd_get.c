@@ -154,12 +154,28 @@ static int write_strided(int fd, const cw_layout *layout, const char *data) {
     return code;
 }
 
-static int write_array(int fd, const cw_array *array) {
+/* The elements where the CPU sees them: *copy is to be freed. */
+static int bring_here(cw_array *array, const cw_layout *layout, char **copy, const char **data) {
+    *copy = NULL;
+    *data = cw_array_data(array);
+    if (cw_array_gpu(array) < 0)
+        return 0;
+    uint64_t span_bytes = cw_array_nbytes(array), above_bytes = 0;
+    for (uint32_t i = 0; i < layout->ndim; i++)
+        if (layout->strides[i] < 0)
+            above_bytes += (uint64_t)((layout->shape[i] - 1) * -layout->strides[i]);
+    *copy = malloc(span_bytes);
+    if (!*copy)
+        return cw_fail(-EDQUOT, "no memory for a copy of %llu bytes",
+                       (unsigned long long)span_bytes);
+    int code = cw_array_read(array, 0, *copy, span_bytes);
+    *data = *copy + above_bytes;
+    return code;
+}
+
+static int write_array(int fd, cw_array *array) {
     cw_layout layout;
     cw_array_layout(array, &layout);
-    if (strcmp(cw_array_device(array), "cpu"))
-        return cw_fail(-ENODEV, "the array lies on %s; copy it to the cpu under another name first",
-                       cw_array_device(array));
     bool c_order = is_contiguous(&layout, false);
     bool fortran_order = !c_order && is_contiguous(&layout, true);
     uint64_t header_bytes, nbytes = data_bytes(&layout);
@@ -171,9 +187,14 @@ static int write_array(int fd, const cw_array *array) {
     free(header);
     if (code || nbytes == 0)
         return code;
-    const char *data = cw_array_data(array);
-    return c_order || fortran_order ? write_all(fd, data, nbytes)
-                                    : write_strided(fd, &layout, data);
+    const char *data;
+    char *copy;
+    code = bring_here(array, &layout, &copy, &data);
+    if (code == 0)
+        code = c_order || fortran_order ? write_all(fd, data, nbytes)
+                                        : write_strided(fd, &layout, data);
+    free(copy);
+    return code;
 }
 
 static void report(const struct cli *cli, const cw_array *array) {

@@ -32,7 +32,8 @@ static void add_row(struct listing *listing, const cw_name_info *info, const cha
     if (listing->cli->options & CLI_ALL)
         output_table_add(table, *name_space ? name_space : "-");
     output_table_add(table, info->name);
-    output_table_add(table, info->device);
+    /* Numbers of GPUs differ between processes; nvidia-smi -L tells which one this is. */
+    output_table_addf(table, "%.12s", *info->device_uuid ? info->device_uuid : info->device);
     output_table_add(table, shape);
     bool is_long = strlen(info->dtype) > DTYPE_COLUMNS;
     output_table_addf(table, "%.*s%s", is_long ? DTYPE_COLUMNS - 3 : DTYPE_COLUMNS, info->dtype,

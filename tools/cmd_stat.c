@@ -20,7 +20,7 @@ static void print_info(const cw_name_info *info, const char *name_space) {
     char *shape = output_shape(info->ndim, info->shape);
     print_line("name", info->name);
     print_line("namespace", *name_space ? name_space : "-");
-    print_line("device", info->device);
+    print_line("device", *info->device_uuid ? info->device_uuid : info->device);
     print_line("shape", shape);
     print_line("dtype", info->dtype);
     output_size(info->nbytes, size);

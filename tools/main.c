@@ -39,6 +39,11 @@ static const struct cli_command commands[] = {
     {"stop", "", "Stop the broker; says first what would be lost.",
      "Asks on a terminal. Without one, and with something to lose, --yes is needed.\n",
      CLI_JSON | CLI_YES | CLI_FORCE, 0, 0, cmd_stop},
+    {"topo", "", "Show the GPUs, the routes between them, and their measured speed.",
+     "Takes some memory on each GPU while it measures. Bytes are those that clients had copied "
+     "when\n"
+     "the broker last heard of them.\n",
+     CLI_JSON, 0, 0, cmd_topo},
     {"doctor", "", "Check what this machine offers, what is missing, and the remedy.", NULL,
      CLI_JSON, 0, 0, cmd_doctor},
 };

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from causeway.array import Array
 from causeway.client import Connection, connect
+from causeway.constant import Constant, constant
 from causeway.create import asarray, empty, full, zeros
 from causeway.device import devices
 from causeway.errors import (
@@ -41,6 +42,7 @@ __all__ = [
     "Array",
     "BrokerLost",
     "Connection",
+    "Constant",
     "DeviceError",
     "Error",
     "Executor",
@@ -59,6 +61,7 @@ __all__ = [
     "WorkerDied",
     "asarray",
     "connect",
+    "constant",
     "devices",
     "empty",
     "full",

@@ -3,6 +3,7 @@
 def capsule(
     owner: object,
     address: int,
+    device: tuple[int, int],
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     code: int,

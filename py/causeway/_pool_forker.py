@@ -7,24 +7,28 @@ codes fit into the sockets.
 
 A worker is a fork that goes on as a spawned process: it waits for the parent's word on its line (none comes when the
 parent has given the request up), takes its stdin, stdout, stderr, resource tracker and other descriptors, and runs what
-multiprocessing.spawn would. It ends as an interpreter does, with its exit handlers; the server ends without.
+multiprocessing.spawn would. The exit handlers that import registered are the server's: run once, at its end, since they
+may delete what all workers use. A worker runs those that it registered itself, and ends without taking the interpreter
+down, which would flush and finalise what it shares with others, as with fork.
 
 Ends when the parent is dead (with its workers), or when the parent has let go of it and the last worker has ended.
 """
 
 from __future__ import annotations
 
+import atexit
 import errno
 import json
+import logging
 import os
 import select
 import signal
 import socket
 import struct
 import sys
-import sysconfig
+import weakref
 from multiprocessing import resource_tracker, spawn
-from typing import Any
+from typing import Any, NoReturn
 
 from causeway import _pool_preload
 
@@ -35,6 +39,7 @@ GO = b"g"
 _EXITCODE = struct.Struct("<i")
 _FDS_MAX = 253  # the kernel's limit for one message
 _ORPHANED = 1
+_EXIT_SECONDS = 1  # for the exit handlers in the server
 
 inherited: list[int] = []  # in a worker: the descriptors that were sent with it
 
@@ -117,8 +122,8 @@ class _Server:
         os.close(pidfd)
 
 
-def main(report: int, data: dict[str, Any]) -> int:
-    """What the server process runs, and then each of its workers; returns a worker's exit code.
+def main(report: int, data: dict[str, Any]) -> NoReturn:
+    """What the server process runs, and then each of its workers.
 
     Args:
         report: a file to tell in what was imported.
@@ -146,14 +151,21 @@ def main(report: int, data: dict[str, Any]) -> int:
         control.send(GO, socket.MSG_NOSIGNAL)
     except OSError:
         os._exit(_ORPHANED)
-    if refusal:
-        os._exit(0)
-    request = _Server(control, data["parent"]).serve()
+    request = None if refusal else _Server(control, data["parent"]).serve()
     if request is None:
-        os._exit(0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+        signal.alarm(_EXIT_SECONDS)
+        _leave(0)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    _forget_exit_handlers()
     preload.renew_randomness()
-    return _begin(*request)
+    code = 1
+    try:
+        code = _begin(*request)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    _leave(code)
 
 
 def _begin(standard: int, fds: list[int]) -> int:
@@ -171,6 +183,23 @@ def _begin(standard: int, fds: list[int]) -> int:
     if os.read(line, 1) != GO:
         os._exit(_ORPHANED)
     return spawn._main(data, line)
+
+
+def _forget_exit_handlers() -> None:
+    atexit._clear()
+    for known in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        known.atexit = False
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    atexit.register(logging.shutdown)
+
+
+def _leave(code: int) -> NoReturn:
+    try:
+        atexit._run_exitfuncs()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    _flush()
+    os._exit(code)
 
 
 def _flush() -> None:
@@ -194,15 +223,10 @@ def signature(path: str) -> list[int]:
 
 
 def _user_files() -> dict[str, list[int]]:
-    """The files of the modules that are imported, without those of the standard library and installed packages."""
-    paths = sysconfig.get_paths()
-    installed = tuple(
-        os.path.join(os.path.realpath(paths[name]), "")
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    )
+    """The user's files that are imported."""
     found = {}
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
-        if isinstance(path, str) and not os.path.realpath(path).startswith(installed):
+        if isinstance(path, str) and _pool_preload.is_users(path):
             found[path] = signature(path)
     return found

@@ -7,27 +7,33 @@ told. A forked worker shall be as good as a spawned one, so importing is refused
     - an open GPU: CUDA's driver does not work in a fork
     - descriptors of anything but files: a socket or pipe would be shared by all workers
     - processes
-    - random generators seeded from fresh entropy: all workers would draw the same numbers
+    - random generators that the user's modules made without a seed: all workers would draw the same numbers
 or when it raised. The generators of the modules random and numpy.random go to the workers as import left them if it
 seeded them (so they would be in a spawned worker), and else are seeded anew in each.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import random
+import sys
+import sysconfig
 import threading
 import warnings
 from collections.abc import Callable
 from multiprocessing import process, spawn
 from typing import Any
 
+import numpy
 import numpy.random
 import numpy.random.bit_generator
 
-__all__ = ["Preload", "device_of"]
+__all__ = ["Preload", "device_of", "is_users"]
 
+_STANDARD = os.path.join(os.path.realpath(sysconfig.get_paths()["stdlib"]), "")
+_INSTALLED = {"site-packages", "dist-packages"}
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
@@ -36,7 +42,8 @@ class Preload:
 
     def __init__(self) -> None:
         self._seeded: dict[str, bool] = {"random": False, "numpy": False}
-        self._fresh = 0
+        self._fresh = 0  # generators of the module random
+        self._entropy: set[int] = set()  # that generators of NumPy were seeded from
         self._state: Any = None
 
     def run(self, preparation: dict[str, Any], modules: list[str]) -> str:
@@ -72,7 +79,7 @@ class Preload:
         if self._seeded["random"]:
             random.setstate(self._state)
         if not self._seeded["numpy"]:
-            numpy.random.seed()
+            numpy.random.seed(numpy.frombuffer(os.urandom(32), numpy.uint32))  # seed() takes 0.5 ms
 
     def _left(self, before: dict[int, str]) -> str:
         """Why this process must not be forked."""
@@ -86,13 +93,24 @@ class Preload:
             children = file.read().split()
         if children:
             return f"importing left processes running: {', '.join(children)}"
-        if self._fresh:
+        if self._fresh or self._uses_entropy():
             return "importing made a random generator without a seed, which workers must not share"
         _fork_once()
         threads = len(os.listdir("/proc/self/task"))
         if threads > 1:
-            return f"importing left {threads - 1} threads running"
+            return f"importing left threads running ({threads - 1})"
         return ""
+
+    def _uses_entropy(self) -> bool:
+        """Whether a generator of NumPy's has its seed from there. (RandomState(7) asks for entropy too, in vain.)"""
+        if not self._entropy:
+            return False
+        for found in gc.get_objects():
+            if isinstance(found, numpy.random.BitGenerator):
+                seeds = getattr(found, "seed_seq", None) or getattr(found, "_seed_seq", None)
+                if getattr(seeds, "entropy", None) in self._entropy:
+                    return True
+        return False
 
     def _watch_seeding(self) -> list[Callable[[], None]]:
         """Notes who seeds what; returns what ends this."""
@@ -119,15 +137,20 @@ class Preload:
 
         def fresh_random(old: Any) -> Any:
             def seed(self_: Any, a: Any = None, version: int = 2) -> None:
-                self._fresh += a is None
+                caller = sys._getframe(1)
+                if caller.f_code.co_filename == random.__file__ and caller.f_back is not None:
+                    caller = caller.f_back  # it was Random.__init__
+                self._fresh += a is None and is_users(caller.f_code.co_filename)
                 old(self_, a, version)
 
             return seed
 
         def fresh_bits(old: Any) -> Any:
             def randbits(k: int) -> int:
-                self._fresh += 1
-                return int(old(k))
+                found = int(old(k))
+                if _by_user():
+                    self._entropy.add(found)
+                return found
 
             return randbits
 
@@ -138,6 +161,20 @@ class Preload:
         replace(random.Random, "seed", fresh_random)
         replace(numpy.random.bit_generator, "randbits", fresh_bits)
         return undo
+
+
+def is_users(path: str) -> bool:
+    """Whether a source file is the user's: not of the standard library, not an installed package's."""
+    path = os.path.realpath(path)
+    return not path.startswith(_STANDARD) and _INSTALLED.isdisjoint(path.split(os.sep))
+
+
+def _by_user() -> bool:
+    """Whether the module whose body is running is the user's."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_name != "<module>" and frame.f_back is not None:
+        frame = frame.f_back
+    return is_users(frame.f_code.co_filename)
 
 
 def device_of(paths: Any) -> str:
@@ -166,4 +203,7 @@ def _fork_once() -> None:
         pid = os.fork()
     if pid == 0:
         os._exit(0)
-    os.waitpid(pid, 0)
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:  # SIGCHLD is ignored: it has waited until the child had ended
+        pass

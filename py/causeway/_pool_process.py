@@ -104,7 +104,9 @@ class _Popen(popen_fork.Popen):
             return _pool_server.UNKNOWN_EXIT if waited else None
         try:
             told = self._line.recv(_EXITCODE.size)
-        except ConnectionResetError:  # it died before it had read GO; what was sent to us comes next
+        except (
+            ConnectionResetError
+        ):  # it died before it had read GO; what was sent to us comes next
             told = self._line.recv(_EXITCODE.size)
         if len(told) != _EXITCODE.size:
             return _pool_server.UNKNOWN_EXIT
@@ -132,7 +134,7 @@ def _readable(fd: int, seconds: float | None) -> bool:
 def _popen(process: Any) -> popen_fork.Popen:
     for _ in range(2):  # a server may die between two requests; two in a row have a reason
         told = spawn.get_preparation_data(process._name)
-        start = [process._target, *process._args]
+        start = [type(process), process._target, *process._args]
         server = _pool_server.find(process._start_method, told, start)
         if server is None:
             break

@@ -53,7 +53,7 @@ _REPLY_SECONDS = 30.0  # a server that does not fork in this time (stopped?) is 
 _INTERACTIVE = ("IPython", "ipykernel")
 _COMMAND = (
     "import pickle, sys; data = pickle.load(open({0}, 'rb', closefd=False)); sys.path = data['preparation']['sys_path']; "
-    "from causeway._pool_forker import main; sys.exit(main({0}, data))"
+    "from causeway._pool_forker import main; main({0}, data)"
 )
 
 
@@ -67,9 +67,6 @@ class Server:
     Args:
         state: what it shall have of this process, of `_state`.
         modules: to be imported besides the main module.
-
-    Raises:
-        ServerLost: it died while it started.
     """
 
     def __init__(self, state: dict[str, Any], modules: set[str]) -> None:
@@ -106,9 +103,9 @@ class Server:
         except BaseException as error:
             self.kill()
             self.reap(1)
-            if isinstance(error, ProcessLookupError):  # somebody else has reaped it
-                raise ServerLost from None
-            raise
+            if not isinstance(error, (ServerLost, ProcessLookupError)):
+                raise
+            self.refusal = "the server for them died while it imported the user's modules"
         finally:
             theirs.close()
             os.close(parent)
@@ -131,9 +128,11 @@ class Server:
             self.reap(1)
 
     def serves(self, state: dict[str, Any], modules: set[str]) -> bool:
-        """Whether a worker that it forks is what a plain spawn would give now."""
+        """Whether it lives, and a worker that it forks is what a plain spawn would give now. The same for its refusal."""
+        lives = bool(self.refusal) or not (self._retired or self.ended())
         return (
-            state == self.state
+            lives
+            and state == self.state
             and modules <= self._modules
             and all(_pool_forker.signature(path) == was for path, was in self._files.items())
         )
@@ -254,16 +253,8 @@ def find(method: str, preparation: dict[str, Any], start: Iterable[Any]) -> Serv
             server.retire()
             _replaced.append(_servers.pop(kind))
             server = None
-        if server is not None and not server.refusal and server.ended():
-            server.kill()
-            _replaced.append(_servers.pop(kind))
-            server = None
         if server is None:
-            try:
-                server = _servers[kind] = Server(state, modules)
-            except ServerLost:
-                util.info("the server for workers died while it started; workers come by plain spawn")  # fmt: skip
-                return None
+            server = _servers[kind] = Server(state, modules)
             if server.refusal:
                 util.info(f"workers come by plain spawn: {server.refusal}")
     return None if server.refusal else server

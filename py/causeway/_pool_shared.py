@@ -45,17 +45,12 @@ class Shared:
         arrays: what recurs; held until close(), so that no other object gets their identity.
     """
 
-    __slots__ = ("_arrays", "_blocks", "_lock", "_of_memory", "_store")
+    __slots__ = ("_arrays", "_blocks", "_lock", "_store")
 
     def __init__(self, store: BlockStore, arrays: Iterable[np.ndarray[Any, Any]]) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._arrays = {id(values): values for values in arrays}
-        self._of_memory = {
-            memory_of(values): values
-            for values in self._arrays.values()
-            if type(values) is not np.ndarray and values.flags.forc
-        }
         self._blocks: dict[int, Block] = {}
 
     def block_of(
@@ -66,31 +61,12 @@ class Shared:
         Raises:
             LimitExceeded, BrokerLost: there is no memory for it.
         """
-        if self._arrays.get(id(values)) is not values:
-            return None
-        return self._block(id(values), values, fill)
-
-    def block_of_buffer(
-        self, values: np.ndarray[Any, Any], fill: Callable[[Block, np.ndarray[Any, Any]], None]
-    ) -> Block | None:
-        """As `block_of`, for all the bytes of a buffer: that of a recurring array of a subclass of NumPy's."""
-        memory = memory_of(values)
-        owner = self._of_memory.get(memory)
-        if owner is None or memory_of(owner) != memory:
-            return None
-        return self._block(id(owner), values, fill)
-
-    def _block(
-        self,
-        ident: int,
-        values: np.ndarray[Any, Any],
-        fill: Callable[[Block, np.ndarray[Any, Any]], None],
-    ) -> Block | None:
+        ident = id(values)
         with self._lock:
+            if self._arrays.get(ident) is not values:
+                return None
             found = self._blocks.get(ident)
-            if found is not None and found.connection.lost:  # nobody can open it any more
-                found = None
-            if found is None and ident in self._arrays:
+            if found is None or found.connection.lost:  # then nobody can open it any more
                 found = self._store.take(values.nbytes)
                 try:
                     fill(found, values)
@@ -106,14 +82,8 @@ class Shared:
             blocks = list(self._blocks.values())
             self._blocks.clear()
             self._arrays.clear()
-            self._of_memory.clear()
         for block in blocks:
             block.close()
-
-
-def memory_of(values: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """Where an array's element 0 lies, and its bytes."""
-    return values.__array_interface__["data"][0], values.nbytes
 
 
 def recurring(
@@ -155,16 +125,16 @@ def _large_arrays(level: list[Any]) -> list[np.ndarray[Any, Any]]:
     found: list[np.ndarray[Any, Any]] = []
     for _ in range(_DEPTH):
         kinds = set(map(type, level)) - _PLAIN
-        arrays = {kind for kind in kinds if issubclass(kind, np.ndarray)}
-        if arrays:
+        if np.ndarray in kinds:
             found.extend(
                 values
                 for values in level
-                if type(values) in arrays
+                if type(values) is np.ndarray
                 and values.nbytes >= THRESHOLD_BYTES
                 and not values.dtype.hasobject
             )
-        parts = {kind: _parts_of(kind) for kind in kinds - arrays}
+            kinds.remove(np.ndarray)
+        parts = {kind: _parts_of(kind) for kind in kinds}
         open_kinds = {kind: parts_of for kind, parts_of in parts.items() if parts_of is not None}
         if not open_kinds:
             break

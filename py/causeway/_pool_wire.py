@@ -38,6 +38,7 @@ from causeway._pool_buffers import (
 from causeway._pool_shared import Shared
 from causeway.array import Array
 from causeway.client import current
+from causeway.constant import Constant
 
 __all__ = [
     "ANSWER_MESSAGE", "ANSWER_NONE", "ANSWER_VALUE", "APPLY", "MAP", "MESSAGE", "STARMAP",
@@ -143,7 +144,7 @@ class Encoder:
     def _begin(self) -> None:
         self._blocks: list[Block] = []
         self._entries: list[bytes] = []
-        self._arrays: list[tuple[Array, bytes]] = []
+        self._arrays: list[tuple[Any, bytes]] = []  # or constants, and their handles
 
     def _undo(self) -> None:
         """Takes back what an attempt that failed has put into blocks or begun at the broker."""
@@ -160,7 +161,11 @@ class Encoder:
         known: dict[Any, Any] = copyreg.dispatch_table
         extra: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
         if self._table_of != (len(known), len(extra)):
-            own: dict[Any, Any] = {np.ndarray: self._reduce_ndarray, Array: self._reduce_array}
+            own: dict[Any, Any] = {
+                np.ndarray: self._reduce_ndarray,
+                Array: self._reduce_array,
+                Constant: self._reduce_constant,
+            }
             self._table = {**known, **extra, **own}
             self._table_of = (len(known), len(extra))
         return self._table
@@ -188,11 +193,7 @@ class Encoder:
 
     def _put(self, values: np.ndarray[Any, Any], flags: int) -> int:
         """Brings values into a block: its number in the message."""
-        shared = self._shared
-        block = None
-        if shared is not None:
-            find = shared.block_of_buffer if flags & _BY_PICKLE else shared.block_of
-            block = find(values, _fill)
+        block = None if self._shared is None else self._shared.block_of(values, _fill)
         if block is not None:
             flags |= _PRIVATE
         else:
@@ -227,6 +228,11 @@ class Encoder:
     def _reduce_array(self, array: Array) -> Any:
         reduced = array.reduce(self._transit)
         self._arrays.append((array, reduced[1][0]))
+        return reduced
+
+    def _reduce_constant(self, constant: Constant[Any]) -> Any:
+        reduced = constant.reduce(self._transit)
+        self._arrays.append((constant, reduced[1][1][0]))
         return reduced
 
     # ---- the message

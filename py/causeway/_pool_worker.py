@@ -26,6 +26,7 @@ from causeway import _pool_wire as wire
 from causeway._pool_buffers import BlockStore
 from causeway._pool_plane import Plane
 from causeway.array import Array
+from causeway.constant import arguments, met, resolve, sweep
 from causeway.errors import BrokerLost, LimitExceeded
 
 __all__ = ["FAILED", "READY", "ParentId", "Place", "main"]
@@ -124,6 +125,8 @@ class _Handler:
 
     def run_message(self, data: memoryview, function: Any) -> Any:
         """Unpickles a task and calls its function. The arguments live no longer than this call."""
+        sweep()
+        constants_before = met.count
         message = wire.read(data)
         self._end.extra_in = message.block_bytes
         if function is None:
@@ -132,6 +135,8 @@ class _Handler:
             args = wire.loads(message)
         message.buffers.clear()
         message.by_pickle.clear()
+        if met.count != constants_before:
+            function, args = resolve(function), _resolved(message.call, args)
         if message.call == wire.APPLY:
             positional, named = args if len(args) > 1 else (args[0], {})
             del args
@@ -181,6 +186,15 @@ class _Handler:
         if self._end.running:
             self._end.running = False
             raise KeyboardInterrupt
+
+
+def _resolved(call: int, args: Any) -> Any:
+    """A task's arguments with the objects in place of constants."""
+    if call == wire.APPLY:
+        return arguments(args[0], args[1] if len(args) > 1 else {})
+    if call == wire.MAP:
+        return [resolve(item) for item in args]
+    return [[resolve(part) for part in item] for item in args]
 
 
 def _traceback(error: BaseException) -> bytes:
@@ -242,7 +256,7 @@ def _main(
     handler = _Handler(end)
     if initializer is not None:
         try:
-            initializer(*initargs)
+            initializer(*map(resolve, initargs))
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from causeway import client, dlpack, dtypes, layouts
+from causeway import _copies, _gpu, client, dlpack, dtypes, layouts
 from causeway._lib import check, ffi, lib
 from causeway.device import resolve
 from causeway.errors import Stale
 from causeway.layouts import Layout
-from causeway.views import Lease, check_basic, copy_values
+from causeway.views import Lease, check_basic
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -37,7 +37,7 @@ class Array:
     """A handle on an array in shared memory; `get`, `put`, `empty` and others make it.
 
     NumPy and other libraries take it without a copy: `numpy.asarray(w)`, `numpy.from_dlpack(w)`, and from
-    Python 3.12 on `memoryview(w)`. Basic indexing (`w[10:20]`) gives a handle on a part of the same memory;
+    Python 3.12 on `memoryview(w)`; what lies on a GPU `cupy.asarray(w)`, `torch.from_dlpack(w)`. Basic indexing (`w[10:20]`) gives a handle on a part of the same memory;
     `w[...] = x` writes. Pickled by whatever means it travels as a handle of about 200 bytes, and the receiver
     sees the same memory.
 
@@ -119,8 +119,13 @@ class Array:
 
     @property
     def device(self) -> str:
-        """Where the memory lies: "cpu"."""
+        """Where the memory lies: "cpu", or "cuda:N" by the numbers of this process."""
         return str(ffi.string(lib.cw_array_device(self._open_lease().pointer)), "ascii")
+
+    @property
+    def device_uuid(self) -> str:
+        """The UUID of the GPU where it lies, the same in every process; "" on the host."""
+        return _gpu.uuid(self._open_lease())
 
     @property
     def name(self) -> str | None:
@@ -135,7 +140,7 @@ class Array:
     @property
     def flags(self) -> Any:
         """NumPy's flags of the memory (c_contiguous, f_contiguous, writeable, ...)."""
-        return self.numpy().flags
+        return self._seen().flags
 
     @property
     def closed(self) -> bool:
@@ -160,11 +165,26 @@ class Array:
 
     # ---- what it holds
 
+    def _seen(self) -> NDArray[Any]:
+        """The memory as NumPy describes it. Of a GPU array nobody may look at the elements."""
+        layout = self._layout_now()
+        memory = self._memory
+        if memory is None:
+            memory = self._open_lease().memory()
+        found: NDArray[Any] = np.ndarray(
+            layout.shape, layout.dtype, memory, self._offset, layout.strides
+        )
+        return found
+
+    def _on_gpu(self) -> bool:
+        return self._memory is None and self._open_lease().gpu >= 0
+
     def numpy(self) -> NDArray[Any]:
         """The memory as a NumPy array, never copied. It stays valid after close().
 
         Raises:
             ValueError: the array is closed.
+            TypeError: it lies on a GPU; `.to("cpu").numpy()` copies it.
 
         >>> import causeway as cw
         >>> w = cw.zeros(3, "i4")
@@ -172,14 +192,12 @@ class Array:
         >>> w.numpy().tolist()
         [0, 7, 0]
         """
-        layout = self._layout_now()
-        memory = self._memory
-        if memory is None:
-            memory = self._memory = self._open_lease().memory()
-        found: NDArray[Any] = np.ndarray(
-            layout.shape, layout.dtype, memory, self._offset, layout.strides
-        )
-        return found
+        if self._memory is None:
+            lease = self._open_lease()
+            if lease.gpu >= 0:
+                raise _gpu.no_host_view(self.device)
+            self._memory = lease.memory()
+        return self._seen()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         found = self.numpy()
@@ -193,6 +211,8 @@ class Array:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
+        if self._on_gpu():
+            raise AttributeError("an array on a GPU has no __array_interface__")
         found = self.numpy()
         if found.dtype.names is not None or not found.size:
             raise AttributeError("__array_interface__ cannot tell this array; __array__ does")
@@ -206,9 +226,16 @@ class Array:
             "offset": self._offset,
         }
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        layout = self._layout_now()
+        return _gpu.interface(self._open_lease(), layout, self._offset)
+
     if sys.version_info >= (3, 12):
 
         def __buffer__(self, flags: int) -> memoryview:
+            if self._on_gpu():
+                raise BufferError(str(_gpu.no_host_view(self.device)))
             found = self.numpy()
             if found.dtype.names is not None:
                 raise BufferError(
@@ -220,8 +247,7 @@ class Array:
                 raise BufferError(str(error)) from None
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        self._open_lease()
-        return dlpack.HOST
+        return dlpack.device_of(self._open_lease())
 
     def __dlpack__(
         self,
@@ -231,30 +257,16 @@ class Array:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """A DLPack capsule: versioned if max_version says 1.0 or later, else of the older form.
-
-        Raises:
-            BufferError: DLPack cannot tell this array, or another device is asked for.
-            ValueError: the array is closed, or stream is given, which host memory has not.
-        """
-        source = self
-        if stream is not None:
-            raise ValueError("host memory has no stream: stream must be None")
-        if dl_device is not None and tuple(dl_device) != dlpack.HOST:
-            raise BufferError(
-                f"the array lies on the host, device (1, 0), not on {tuple(dl_device)}"
-            )
-        if copy:
-            source = self.copy()
-        return dlpack.export(
-            source._open_lease(), source.numpy(), max_version=max_version, copied=bool(copy)
-        )
+        """A DLPack capsule: versioned if max_version says 1.0 or later, else of the older form; see `dlpack.give`."""
+        return dlpack.give(self, stream, max_version, dl_device, copy)
 
     def copy_from(self, source: ArrayLike | Array) -> Array:
         """Copies source into this array, converting its numbers where that is safe enough ("same_kind").
 
+        Blocks until it is done.
+
         Args:
-            source: anything array-like, of the same shape.
+            source: anything array-like of the same shape, also on a GPU; from there numbers are not converted.
 
         Returns:
             Array: this one.
@@ -267,33 +279,28 @@ class Array:
         >>> cw.empty(3, "f8").copy_from([1, 2, 3]).numpy()
         array([1., 2., 3.])
         """
-        target = self.numpy()
-        values = source.numpy() if isinstance(source, Array) else np.asarray(source)
-        if values.shape != target.shape:
-            raise ValueError(
-                f"an array of shape {values.shape} cannot be copied into one of shape {target.shape}"
-            )
-        copy_values(target, values, casting="same_kind")
+        _copies.assign(self, source)
         return self
 
     def copy(self) -> Array:
-        """A new, unnamed array with the same contents; the order of the axes in memory is kept.
+        """A new, unnamed array on the same device with the same contents; the order of the axes is kept.
 
         >>> import causeway as cw
         >>> w = cw.asarray([1, 2]); c = w.copy(); c[0] = 9
         >>> w.numpy().tolist(), c.numpy().tolist()
         ([1, 2], [9, 2])
         """
-        values = self.numpy()
-        made = new(layouts.like(values))
-        copy_values(made.numpy(), values)
-        return made
+        return _copies.duplicate(self)
 
     def to(self, device: str) -> Array:
-        """This array on a device: itself when it lies there already, else a copy.
+        """This array on a device: itself when it lies there already, else a copy. Blocks until it is done.
+
+        Args:
+            device: "cpu", or "cuda:N".
 
         Raises:
             DeviceError: there is no such device.
+            LimitExceeded: no memory left there.
 
         >>> import causeway as cw
         >>> w = cw.zeros(2)
@@ -301,8 +308,7 @@ class Array:
         True
         """
         self._open_lease()
-        resolve(device)
-        return self
+        return _copies.onto(self, resolve(device))
 
     def item(self) -> Any:
         """The only element, as a Python value. ValueError if there are more."""
@@ -341,7 +347,7 @@ class Array:
     def __getitem__(self, key: _BasicKey | tuple[_BasicKey, ...]) -> Array:
         for part in key if isinstance(key, tuple) else (key,):
             check_basic(part)
-        found = self.numpy()
+        found = self._seen()
         if isinstance(key, str):
             return self._part(found[key])
         whole = key if isinstance(key, tuple) else (key,)
@@ -350,7 +356,10 @@ class Array:
         return self._part(found[whole])  # type: ignore[index]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.numpy()[key] = value.numpy() if isinstance(value, Array) else value
+        if self._on_gpu() or _copies.lies_on_gpu(value):
+            _copies.assign(self[key], value, spread=True)
+        else:
+            self.numpy()[key] = value.numpy() if isinstance(value, Array) else value
 
     def __iter__(self) -> Iterator[Array]:
         if not self.shape:
@@ -360,7 +369,7 @@ class Array:
     @property
     def T(self) -> Array:
         """A handle on the same memory with the axes reversed."""
-        return self._part(self.numpy().T)
+        return self._part(self._seen().T)
 
     # ---- its life
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from causeway import _copies, _gpu, client, dtypes, layouts, views
 from causeway import array as arrays
-from causeway import client, dtypes, layouts, views
 from causeway._lib import check, ffi, lib
 from causeway.array import Array
 from causeway.device import resolve
@@ -60,7 +60,7 @@ def empty(
     Args:
         shape: one length or a tuple of them.
         dtype: any dtype without Python objects.
-        device: "cpu".
+        device: "cpu", or "cuda:N" ("cuda": the first GPU of this process).
         order: "C" or "F".
 
     Returns:
@@ -107,7 +107,7 @@ def full(
     """
     value = np.asarray(fill_value)
     made = empty(shape, value.dtype if dtype is None else dtype, device=device, order=order)
-    np.copyto(made.numpy(), value, casting="unsafe")
+    _copies.fill(made, value)
     return made
 
 
@@ -118,20 +118,21 @@ def asarray(
     shape: int | tuple[int, ...] | None = None,
     order: str = "K",
     copy: bool | None = None,
-    device: str = "cpu",
+    device: str | None = None,
 ) -> Array:
     """An array of ours with obj's contents; copies only what is not ours yet.
 
-    What is ours: an `Array`, a NumPy view of one, a `multiprocessing.shared_memory.SharedMemory` (whose memory is
-    taken over as it is, also when it is unlinked later).
+    What is ours: an `Array`, a view of one by NumPy or a GPU library, a `multiprocessing.shared_memory.SharedMemory`
+    (whose memory is taken over as it is, also when it is unlinked later). Arrays of GPU libraries (CuPy, PyTorch,
+    Numba, JAX, PyCUDA, cuDF's columns) come in by `__cuda_array_interface__`, with one copy on their GPU.
 
     Args:
-        obj: array-like, Array or SharedMemory.
+        obj: array-like (also on a GPU), Array or SharedMemory.
         dtype: convert to this; of a SharedMemory how to read it (unsigned bytes).
         shape: of a SharedMemory, the shape to see; None for all of it in one dimension.
         order: of a copy; "K" keeps the order in memory, "C", "F" or "A" as in NumPy.
         copy: True copies always, False never.
-        device: "cpu".
+        device: where it shall lie; None for where obj lies.
 
     Returns:
         Array: unnamed, unless obj is an Array that serves as it is, which is then returned itself.
@@ -150,11 +151,63 @@ def asarray(
     """
     if order not in ("C", "F", "A", "K"):
         raise ValueError(f"order is 'C', 'F', 'A' or 'K', not {order!r}")
-    resolve(device)
+    place = None if device is None else resolve(device)
+    if shape is not None and not _is_shared_memory(obj):
+        raise ValueError("shape is for a SharedMemory alone; reshape the array instead")
+    if isinstance(obj, Array) and obj._on_gpu():
+        return _of_gpu_array(obj, dtype, copy, place)
+    told = None if isinstance(obj, Array) else _gpu.foreign(obj)
+    if told is not None:
+        return _of_foreign(told, dtype, copy, place)
+    if place is not None and place != "cpu":
+        if copy is False:
+            raise ValueError(f"copy=False, but from host memory to {place} there is no other way")
+        return _copies.from_host(np.asarray(obj, dtype), place, order)
+    return _of_host(obj, dtype, shape, order, copy)
+
+
+def _of_gpu_array(
+    obj: Array, dtype: DTypeLike | None, copy: bool | None, place: str | None
+) -> Array:
+    if dtype is not None and np.dtype(dtype) != obj.dtype:
+        raise TypeError(
+            f"from {obj.dtype} to {np.dtype(dtype)}: numbers are converted on the host alone; "
+            "copy the array with .to('cpu') first"
+        )
+    if place is None or place == obj.device:
+        found = None if copy else _here(obj, copy is False)
+        return found if found is not None else obj.copy()
+    if copy is False:
+        raise ValueError(f"copy=False, but from {obj.device} to {place} there is no other way")
+    return obj.to(place)
+
+
+def _of_foreign(
+    told: _gpu.Foreign, dtype: DTypeLike | None, copy: bool | None, place: str | None
+) -> Array:
+    if dtype is not None and np.dtype(dtype) != told.layout.dtype:
+        raise TypeError(
+            f"from {told.layout.dtype} to {np.dtype(dtype)}: numbers are converted on the host alone; "
+            "convert the array with its own library first"
+        )
+    lease = _gpu.find(told.low) if told.layout.size else None
+    stays = place is None or place == f"cuda:{told.gpu}"
+    if lease is not None and not copy and stays:
+        found = arrays.make(lease, told.layout, told.address - lease.address)
+        here = _here(found, copy is False)
+        if here is not None:
+            return here
+    if copy is False:
+        raise ValueError(
+            "copy=False, but this GPU memory is not causeway's, so that others could not see it; "
+            "leave copy out, or make the array with causeway.empty(device='cuda:0') from the start"
+        )
+    return _copies.from_foreign(told, place)
+
+
+def _of_host(obj: Any, dtype: DTypeLike | None, shape: Any, order: str, copy: bool | None) -> Array:
     if _is_shared_memory(obj):
         return _from_shared_memory(obj, dtype, shape, order, copy)
-    if shape is not None:
-        raise ValueError("shape is for a SharedMemory alone; reshape the array instead")
     values = obj.numpy() if isinstance(obj, Array) else _values(obj)
     kind = values.dtype if dtype is None else np.dtype(dtype)
     serves = kind == values.dtype and (

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 
 from causeway._lib import check, ffi, lib
-from causeway.errors import DeviceError
 
 __all__ = ["devices", "resolve"]
 
@@ -49,7 +48,7 @@ def resolve(device: str | None) -> str:
 
     Raises:
         TypeError, ValueError: no name of a device.
-        DeviceError: there is no such device.
+        DeviceError: there is no such device for this process; the text says why.
     """
     if device is None or device == "cpu":
         return "cpu"
@@ -57,11 +56,6 @@ def resolve(device: str | None) -> str:
         raise TypeError(f"device is a text as 'cpu' or 'cuda:0', not {type(device).__name__}")
     if not _NAME.fullmatch(device):
         raise ValueError(f"{device!r} is no device; write 'cpu' or 'cuda:N'")
-    found = devices()
     full = "cuda:0" if device == "cuda" else device
-    if full not in found:
-        raise DeviceError(
-            f"there is no device {device!r} here, only {', '.join(found)}; "
-            "use device='cpu', or install the GPU's driver and make it visible to this process"
-        )
+    check(lib.cw_device_check(full.encode()))
     return full

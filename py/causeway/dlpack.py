@@ -8,19 +8,61 @@ array([1.5, 2.5])
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from causeway import _dlpack
+from causeway import _dlpack, _gpu
 from causeway.views import Lease
 
-__all__ = ["HOST", "export"]
+if TYPE_CHECKING:
+    from causeway.array import Array
+
+__all__ = ["device_of", "export", "give"]
 
 HOST = (1, 0)  # kDLCPU
+CUDA = 2  # kDLCUDA
 _READ_ONLY = 1
 _IS_COPIED = 2
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+
+
+def device_of(lease: Lease) -> tuple[int, int]:
+    """DLPack's type and number of the device where memory of ours lies."""
+    gpu = lease.gpu
+    return HOST if gpu < 0 else (CUDA, gpu)
+
+
+def give(
+    array: Array,
+    stream: object,
+    max_version: tuple[int, int] | None,
+    dl_device: tuple[int, int] | None,
+    copy: bool | None,
+) -> object:
+    """`Array.__dlpack__`. The work of the array's last writer has passed, so no stream has to wait for it.
+
+    Raises:
+        BufferError: DLPack cannot tell this array, or another device is asked for than its own or the host.
+        ValueError: the array is closed, or stream is given, which host memory has not.
+    """
+    source = array
+    here = device_of(array._open_lease())
+    wanted = here if dl_device is None else tuple(dl_device)
+    if stream is not None and wanted == HOST:
+        raise ValueError("host memory has no stream: stream must be None")
+    if stream == 0:
+        raise ValueError("stream 0 could be two; say 1 (the default stream) or 2 (the thread's)")
+    if wanted != here:
+        if wanted != HOST or copy is False:
+            raise BufferError(f"the array lies on the device {here}, not on {wanted}")
+        source = array.to("cpu")
+    elif copy:
+        source = array.copy()
+    lease = source._open_lease()
+    if lease.gpu >= 0:
+        _gpu.exported(lease)
+    return export(lease, source._seen(), max_version=max_version, copied=source is not array)
 
 
 def export(
@@ -56,6 +98,7 @@ def export(
     return _dlpack.capsule(
         lease,
         array.__array_interface__["data"][0],
+        HOST if lease.gpu < 0 else (CUDA, lease.gpu),
         array.shape,
         tuple(step // dtype.itemsize for step in array.strides),
         code,

@@ -28,7 +28,7 @@ import traceback
 import weakref
 from collections.abc import Callable
 from concurrent import futures
-from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.context import SpawnContext
 from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 from typing import Any
 
@@ -42,6 +42,7 @@ from joblib.parallel import (
 )
 
 from causeway._pool_cpus import usable_cpus
+from causeway._pool_process import SpawnProcess
 from causeway.array import Array, open_handle
 from causeway.create import asarray
 from causeway.executor import Executor

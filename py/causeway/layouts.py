@@ -117,6 +117,21 @@ def contiguous(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, 
     return tuple(strides if order == "F" else reversed(strides))
 
 
+def is_gapless(layout: Layout) -> bool:
+    """Whether the elements fill the bytes that they span, each byte belonging to one of them, upwards on each axis.
+
+    >>> is_gapless(Layout((2, 3), np.dtype("f4"), (4, 8))), is_gapless(Layout((2,), np.dtype("f4"), (8,)))
+    (True, False)
+    """
+    step = layout.dtype.itemsize
+    steps = zip(layout.strides, layout.shape, strict=True)
+    for stride, n in sorted((stride, n) for stride, n in steps if n != 1):
+        if layout.size and stride != step:
+            return False
+        step *= n
+    return True
+
+
 def like(array: np.ndarray[Any, Any], order: str = "K") -> Layout:
     """The layout of a gapless copy of array. Order "K" keeps the order of the axes in memory."""
     shape, itemsize = array.shape, array.dtype.itemsize

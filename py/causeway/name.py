@@ -63,7 +63,8 @@ def put(
 ) -> Array:
     """Gives an array a name under which every process of this user finds it.
 
-    Copies only what is not ours yet: an `Array`, a NumPy view of one and a `SharedMemory` are named as they are.
+    Copies only what is not ours yet: an `Array`, a view of one and a `SharedMemory` are named as they are. An array
+    of a GPU library is copied on its GPU, and lies there.
 
     Args:
         name: see this module's text for the grammar.
@@ -111,7 +112,7 @@ def get(
         name: the name.
         timeout: seconds to wait for it; 0 not at all, None for ever.
         readonly: map the memory read-only; a write by force is then a SIGSEGV.
-        device: where it shall lie; None for where it is.
+        device: where it shall lie: a copy if it lies elsewhere. None for where it is.
 
     Returns:
         Array: a handle; close it, use it in a `with`, or just let it go.
@@ -129,8 +130,8 @@ def get(
     ...     int(x.numpy().sum())
     6
     """
-    if device is not None and device != "cpu":
-        resolve(device)
+    if device is not None:
+        device = resolve(device)
     encoded = _encode(name)
     connection = client._default or client.current()
     flags = 2 if readonly else 0  # CW_READONLY
@@ -146,7 +147,7 @@ def get(
     made._offset = 0
     made._name = name
     made._memory = None
-    return made
+    return made if device is None else made.to(device)
 
 
 def _get_later(name: str, encoded: bytes, flags: int, timeout: float | None) -> Any:

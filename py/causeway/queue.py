@@ -22,7 +22,8 @@ What differs from the standard library, and why:
 - empty(), full() and qsize() tell what was so at that moment, for all processes: an item that was put is seen at once.
 - A queue can be pickled by whatever means, also into another queue, not only to a child process. Put into itself it
   is gone after `transit_seconds`, unless it was taken.
-- After close() every method raises ValueError. Other processes and other copies of the queue are not concerned.
+- After close() every method raises `QueueClosed`: both the ValueError and the OSError that multiprocessing's methods
+  raise, some the one, some the other. Other processes and other copies of the queue are not concerned.
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class QueueClosed(ValueError, OSError):
+    """A queue was used after its close()."""
 
 
 class _Slot:
@@ -111,7 +116,7 @@ class _Shared:
             return end
         memory = self._memory
         if memory is None:
-            raise ValueError(f"Queue {self!r} is closed")
+            raise QueueClosed(f"Queue {self!r} is closed")
         self._end = end = _End(memory)
         return end
 
@@ -200,7 +205,7 @@ class _Shared:
 
     def __getstate__(self) -> Any:
         if self._memory is None:
-            raise ValueError(f"Queue {self!r} is closed")
+            raise QueueClosed(f"Queue {self!r} is closed")
         return self._memory
 
     def __setstate__(self, memory: Any) -> None:

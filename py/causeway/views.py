@@ -32,6 +32,11 @@ class Lease:
         """Whether it is mapped read-only: a write would be a SIGSEGV."""
         return bool(lib.cw_array_readonly(self.pointer))
 
+    @property
+    def gpu(self) -> int:
+        """The number of the GPU where it lies, -1 for host memory."""
+        return int(lib.cw_array_gpu(self.pointer))
+
     def span(self) -> tuple[int, int]:
         """The address of the lowest byte in this process, and the bytes from there to behind the highest one."""
         nbytes = ffi.new("uint64_t *")
@@ -54,7 +59,10 @@ class Lease:
         }
 
     def memory(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """All the bytes, as a view that keeps this lease. NumPy cannot make it writable if it is read-only."""
+        """All the bytes, as a view that keeps this lease. NumPy cannot make it writable if it is read-only.
+
+        Of GPU memory it holds nothing that the CPU may follow: it serves to compute with shapes and addresses.
+        """
         return np.asarray(self)
 
 

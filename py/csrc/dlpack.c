@@ -94,21 +94,25 @@ static PyObject *wrap(void *managed, const char *name, PyObject *owner) {
     return capsule;
 }
 
-PyDoc_STRVAR(capsule_doc,
-             "capsule(owner, address, shape, strides, code, bits, flags, versioned)\n--\n\n"
-             "A DLPack capsule over host memory at address, which owner keeps alive.\n"
-             "strides count elements. flags and the name \"dltensor_versioned\" hold when "
-             "versioned is true.");
+PyDoc_STRVAR(
+    capsule_doc,
+    "capsule(owner, address, device, shape, strides, code, bits, flags, versioned)\n--\n\n"
+    "A DLPack capsule over memory at address on a device (type, number), which owner keeps\n"
+    "alive.\n"
+    "strides count elements. flags and the name \"dltensor_versioned\" hold when "
+    "versioned is true.");
 
 static PyObject *capsule_new(PyObject *module, PyObject *args) {
     PyObject *owner, *shape, *strides;
+    int device_type, device_id;
     unsigned long long address, flags;
     unsigned char code, bits;
     int versioned;
 
     (void)module;
-    if (!PyArg_ParseTuple(args, "OKO!O!bbKp", &owner, &address, &PyTuple_Type, &shape,
-                          &PyTuple_Type, &strides, &code, &bits, &flags, &versioned))
+    if (!PyArg_ParseTuple(args, "OK(ii)O!O!bbKp", &owner, &address, &device_type, &device_id,
+                          &PyTuple_Type, &shape, &PyTuple_Type, &strides, &code, &bits, &flags,
+                          &versioned))
         return NULL;
     Py_ssize_t ndim = PyTuple_Size(shape);
     if (ndim != PyTuple_Size(strides) || ndim > 64) {
@@ -126,7 +130,8 @@ static PyObject *capsule_new(PyObject *module, PyObject *args) {
     }
     struct dl_tensor tensor = {
         .data = (void *)(uintptr_t)address,
-        .device_type = 1, /* the host */
+        .device_type = device_type,
+        .device_id = device_id,
         .ndim = (int32_t)ndim,
         .code = code,
         .bits = bits,

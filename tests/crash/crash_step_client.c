@@ -1,14 +1,14 @@
 /*
  * Killed at every instruction, as a client of a running broker: SIGKILL after each instruction of a
  * warm get with close, of the close that must tell the broker (a drop request in the ring), of
- * requests without reply (a transit begun and ended), of a ping and of a put. After each kill the
- * broker and a neighbour go on, the session is gone from the monitor page and the block that the
- * dead one held is back within 100 ms of its death.
+ * requests without reply (a transit begun and ended), of private gets, of a ping and of a put.
+ * After each kill the broker and a neighbour go on, the session is gone from the monitor page and
+ * the block that the dead one held is back within 100 ms of its death.
  *
  * Every instruction of get, close and requests without reply is tried (1 in some under a sanitizer,
- * where they are ten times as many; the first one is chosen by the seed). Ping and put wait for the
- * broker, so that their paths differ from run to run: there one in some is tried, each one with
- * CAUSEWAY_SOAK set (make soak).
+ * where they are ten times as many; the first one is chosen by the seed). Private get, ping and put
+ * wait for the broker, so that their paths differ from run to run: there one in some is tried, each
+ * one with CAUSEWAY_SOAK set (make soak).
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -57,6 +57,18 @@ static void holding(void) {
 static void get_and_close(void) {
     if (cw_get(client, "x", 0, &array) == 0)
         cw_array_close(array);
+}
+
+/* Written to, so that its mapping goes; then only read, so that it is kept. */
+static void private_get_and_close(void) {
+    for (int i = 0; i < 2; i++)
+        if (cw_get(client, "x", CW_PRIVATE, &array) == 0) {
+            volatile uint8_t *byte = cw_array_data(array);
+            uint8_t seen = *byte;
+            if (i == 0)
+                *byte = (uint8_t)(seen + 1);
+            cw_array_close(array);
+        }
 }
 
 static void close_the_last(void) {
@@ -222,6 +234,7 @@ int main(void) {
         TEST(a_warm_get_and_close, warm, get_and_close, false, true),
         TEST(the_close_that_tells_the_broker, holding, close_the_last, true, true),
         TEST(a_transit_begun_and_ended, holding, export_and_discard, false, true),
+        TEST(a_private_get_and_close, warm, private_get_and_close, false, false),
         TEST(a_ping, warm, ping, false, false),
         TEST(a_put, having_put, put, false, false),
     };

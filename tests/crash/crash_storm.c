@@ -27,9 +27,10 @@
 #define CLEAN_LOOKS 20000 /* about 1 ms each: transits have to run out first */
 
 /* Counted by all, in shared memory: kill never loses more than one. */
-enum tally { PUTS, GETS, REMOVES, HANDED, OPENED, WAITS, FORKS, CONNECTS, MISSES, TALLIES };
-static const char *const tally_names[] = {"puts",  "gets",  "removes",  "handed over", "opened",
-                                          "waits", "forks", "connects", "misses"};
+enum tally { PUTS, GETS, REMOVES, HANDED, OPENED, WAITS, FORKS, CONNECTS, MISSES, WRITES, TALLIES };
+static const char *const tally_names[] = {"puts",   "gets",          "removes", "handed over",
+                                          "opened", "waits",         "forks",   "connects",
+                                          "misses", "private writes"};
 static cw_a64 *tally;
 
 static struct world world;
@@ -124,13 +125,26 @@ static void act_put(struct worker *w) {
     hold(w, array);
 }
 
+/* Others who hold the same memory would see it if a private view were not one. */
+static void write_if_private(struct worker *w, cw_array *array, uint32_t flags) {
+    uint64_t size = cw_array_nbytes(array);
+    if (flags != CW_PRIVATE || size == 0 || chance_below(&w->chance, 3) == 0)
+        return;
+    check(array, *(uint8_t *)cw_array_data(array));
+    memset(cw_array_data(array), (int)chance_next(&w->chance), size);
+    atomic_fetch_add(&tally[WRITES], 1);
+}
+
 static void act_get(struct worker *w) {
+    static const uint32_t ways[] = {0, CW_READONLY, CW_PRIVATE};
+    uint32_t flags = ways[chance_below(&w->chance, 3)];
     cw_array *array;
-    int code =
-        cw_get(w->client, some_name(w), chance_below(&w->chance, 2) ? CW_READONLY : 0, &array);
-    if (code == 0)
+    int code = cw_get(w->client, some_name(w), flags, &array);
+    if (code == 0) {
+        write_if_private(w, array, flags);
         hold(w, array);
-    else if (!expected(code))
+    }
+    if (code && !expected(code))
         broken("get");
     atomic_fetch_add(&tally[code ? MISSES : GETS], 1);
 }
@@ -142,6 +156,8 @@ static void act_hand_over(struct worker *w) {
     if (!w->held[slot].array)
         return;
     int code = cw_array_export(w->held[slot].array, 1, &letter.handle);
+    if (code == -EINVAL) /* a private one */
+        return;
     if (code)
         broken("export");
     letter.shape = (int64_t)cw_array_nbytes(w->held[slot].array);
@@ -164,8 +180,10 @@ static void act_open(struct worker *w) {
     }
     cw_layout layout = world_bytes(&letter.shape);
     cw_array *array;
-    int code = cw_array_open(w->client, &letter.handle, &layout, 0, &array);
+    uint32_t flags = chance_below(&w->chance, 2) ? CW_PRIVATE : 0;
+    int code = cw_array_open(w->client, &letter.handle, &layout, flags, &array);
     if (code == 0) {
+        write_if_private(w, array, flags);
         hold(w, array);
         atomic_fetch_add(&tally[OPENED], 1);
     } else if (!expected(code)) {

@@ -1,8 +1,38 @@
 /*
  * Copies and fills. All of them are work on a stream; the plain ones wait for it.
+ *
+ * Host memory that is not registered is treated as the driver does: a copy into it has been done
+ * when the call returns, also an asynchronous one; a copy out of it has read it by then, at once if
+ * it is small, else when the stream comes to it. So a call can block behind a stream that waits.
  */
+#include <stdlib.h>
+#include <string.h>
+
 #include "tests/fakecuda/memory.h"
 #include "tests/fakecuda/stream.h"
+
+#define STAGED_MAX ((size_t)64 << 10)
+
+static bool pageable(bool host, uintptr_t address) {
+    if (!host)
+        return false;
+    pthread_rwlock_rdlock(&fake_ranges_lock);
+    bool known = fake_range_known(address, 1);
+    pthread_rwlock_unlock(&fake_ranges_lock);
+    return !known;
+}
+
+/* The copy's source as it is now; NULL: too large for that. */
+static void *stage(struct fake_copy *copy) {
+    if (copy->height > 1 || copy->width_bytes > STAGED_MAX)
+        return NULL;
+    void *staged = malloc(copy->width_bytes);
+    if (!staged)
+        abort();
+    memcpy(staged, (const void *)copy->from, copy->width_bytes);
+    copy->from = (uintptr_t)staged;
+    return staged;
+}
 
 static CUresult submit(fake_context *context, CUstream handle, struct fake_work work, bool wait) {
     struct fake_stream *stream = fake_stream_hold(handle, context);
@@ -20,9 +50,16 @@ static CUresult copy(fake_context *context, CUstream handle, bool wait, struct f
         return CUDA_SUCCESS;
     if (!copy.to || !copy.from)
         return CUDA_ERROR_INVALID_VALUE;
+    if (pageable(copy.to_host, copy.to))
+        wait = true;
+    if (!wait && pageable(copy.from_host, copy.from) && !(copy.staged = stage(&copy)))
+        wait = true;
     struct fake_work work = {.kind = FAKE_COPY};
     work.copy = copy;
-    return submit(context, handle, work, wait);
+    CUresult code = submit(context, handle, work, wait);
+    if (code && !wait)
+        free(copy.staged); /* it was not taken; with wait there is none */
+    return code;
 }
 
 static struct fake_copy line(uintptr_t to, bool to_host, uintptr_t from, bool from_host,

@@ -4,11 +4,11 @@ FAKECUDA_SRC := $(filter-out tests/fakecuda/test_%.c,$(wildcard tests/fakecuda/*
 
 # Every call of ipc/cuda_calls.h is in it, or it does not link (symbols.c, -z defs). It stays loaded: its threads do.
 $(FAKECUDA): $(call obj,$(FAKECUDA_SRC))
-	$(CC) -shared -o $@ $^ $(LDFLAGS) -Wl,-soname,libcuda-double.so -Wl,-z,nodelete $(if $(SANITIZE),,-Wl,-z,defs)
+	$(CC) -shared -o $@ $^ $(LDFLAGS) -Wl,-soname,libcuda-double.so -Wl,-Bsymbolic -Wl,-z,nodelete $(if $(SANITIZE),,-Wl,-z,defs)
 
 # Its own tests link it like a library.
 FAKECUDA_TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fakecuda/test_*.c))
-TEST_PROGRAMS  += $(addprefix fakecuda:,$(FAKECUDA_TESTS))
+TEST_PROGRAMS  += $(addprefix unit:,$(FAKECUDA_TESTS))
 $(FAKECUDA_TESTS): $(BUILD)/%: $(BUILD)/%.o $(FAKECUDA)
 	$(CC) -o $@ $< $(LDFLAGS) -lcmocka $(abspath $(FAKECUDA)) -Wl,-rpath,'$$ORIGIN'
 # Everything that may load the double by its path finds it built.

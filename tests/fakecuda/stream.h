@@ -35,6 +35,7 @@ struct fake_copy {
     size_t width_bytes, height;
     size_t to_pitch_bytes, from_pitch_bytes;
     bool to_host, from_host; /* it may be memory that the driver does not know */
+    void *staged;            /* the source, if it is a copy; goes with the work */
 };
 
 struct fake_fill {

@@ -263,15 +263,18 @@ CUresult cuMemUnmap(CUdeviceptr base, size_t size_bytes) {
     CALL(cuMemUnmap);
     CUresult code = CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_wrlock(&fake_ranges_lock);
+    void *empty = MAP_FAILED;
     if (filled(base, size_bytes)) {
-        mmap((void *)(uintptr_t)base, size_bytes, PROT_NONE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        empty = mmap((void *)(uintptr_t)base, size_bytes, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        code = empty == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+    }
+    if (!code) {
         for (uintptr_t at = base; at < base + size_bytes;) {
             struct fake_range *range = fake_range_find(at);
             at += range->size_bytes;
             fake_range_remove(range);
         }
-        code = CUDA_SUCCESS;
     }
     pthread_rwlock_unlock(&fake_ranges_lock);
     return code;

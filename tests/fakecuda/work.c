@@ -2,6 +2,7 @@
  * What a stream's thread does with one piece of work. It returns the error that breaks the context.
  * Memory is looked up and touched under fake_ranges_lock, taken shared, and never held in a wait.
  */
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -191,6 +192,8 @@ CUresult fake_work_run(struct fake_stream *stream, struct fake_work *work) {
 
 void fake_work_end(struct fake_work *work) {
     struct timespec now;
+    if (work->kind == FAKE_COPY)
+        free(work->copy.staged);
     if (work->kind == FAKE_AFTER)
         fake_stream_unref(work->after.stream);
     if (work->kind != FAKE_RECORD && work->kind != FAKE_EVENT)

@@ -73,16 +73,18 @@ class Part:
         while left := [name for name in self.names if (self.method, name) not in self.outcomes]:
             ended = self._process(left, max(1.0, end - time.monotonic()))
             begun = self._read()
+            if ended:
+                failed = begun or left[-1]  # the process's end counts to its last test
+                self.outcomes[self.method, failed] = ("failed", f"{ended}\n{self._tail()}")
             if begun is None:  # it has run all that it could
                 break
-            self.outcomes[self.method, begun] = ("failed", f"{ended}\n{self._tail()}")
         for name in self.names:
             self.outcomes.setdefault(
                 (self.method, name), ("failed", f"it was not run\n{self._tail()}")
             )
 
     def _process(self, names: list[str], limit_s: float) -> str:
-        """Runs a process; returns how it ended."""
+        """Runs a process; returns how it ended if it did not end well."""
         command = [sys.executable, FOLDER / "suite_run.py", self.suite, self.method, self.report]
         path = (
             f"{FOLDER}:{os.environ['PYTHONPATH']}" if os.environ.get("PYTHONPATH") else str(FOLDER)
@@ -97,7 +99,8 @@ class Part:
                 start_new_session=True,
             )
             try:
-                return f"its process ended with {child.wait(limit_s)}"
+                status = child.wait(limit_s)
+                return f"its process ended with {status}" if status else ""
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import time
 from dataclasses import dataclass
@@ -184,10 +185,88 @@ def write_into(given: Any, i: int) -> None:
 
 
 def value_of(constant: Any) -> Any:
-    assert isinstance(constant, cw.constant_type())
+    assert isinstance(constant, cw.Constant)
     return float(constant.value["a"].sum())
 
 
 def ident(given: Any, i: int) -> tuple[int, int]:
     time.sleep(0.01)
     return os.getpid(), id(given)
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def listed(values: list[Any]) -> list[Any]:
+    assert type(values) is list
+    return values
+
+
+def is_a_model(given: Any) -> bool:
+    return isinstance(given, Model)
+
+
+def value_of_first(constants: list[Any]) -> float:
+    return value_of(constants[0])
+
+
+def sum_of_array(given: dict[str, Any]) -> float:
+    return float(given["array"].numpy().sum())
+
+
+def inner_name(given: list[Any]) -> Any:
+    return given[0].value["text"]
+
+
+def first_of(given: dict[str, Any], i: int) -> float:
+    return float(given["a"][0])
+
+
+def keep_handle(constants: list[Any]) -> None:
+    kept[:] = constants
+    assert constants[0].value["a"][5] == 0
+    time.sleep(0.01)
+
+
+def kept_handle_is_closed(nothing: Any = None) -> bool:
+    time.sleep(0.01)
+    if not kept:
+        return True
+    try:
+        return kept[0].value is None
+    except cw.Stale:
+        return bool(kept[0].closed)
+
+
+def set_kept(model: Model) -> None:
+    kept[:] = [model]
+
+
+def kept_score(i: int) -> float:
+    return kept[0].score(i)
+
+
+def predict(fitted: Any, rows: Any, begin: int, end: int) -> Any:
+    return fitted.predict(rows[begin:end])
+
+
+def cached(nothing: Any = None) -> int:
+    from causeway.constant import _cache
+
+    time.sleep(0.01)
+    return len(_cache)
+
+
+def use_and_close(table: Any) -> None:
+    """In a child by fork."""
+    assert float(table.value["a"][5]) == 5.0
+    copy = pickle.loads(pickle.dumps(table))
+    assert copy.value is table.value
+    table.close()
+    assert copy.value["name"] == "table"
+
+
+class CannotBePickled:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not to be pickled")

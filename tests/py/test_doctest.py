@@ -29,6 +29,7 @@ def test_every_public_name_has_an_example():
     for name in (
         "asarray",
         "connect",
+        "constant",
         "devices",
         "empty",
         "full",

@@ -11,14 +11,12 @@ import functools
 import multiprocessing
 import os
 import resource
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_python import report
+from measure import own_broker, report
 
 import causeway as cw
 
@@ -118,20 +116,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="causeway-bench-") as folder:
-        os.environ["CAUSEWAY_DIR"] = folder
+    with own_broker():
         bench_small(options.rounds)
         bench_arrays(options.rounds)
-        stop(Path(folder))
-
-
-def stop(folder: Path) -> None:
-    """Ends the broker of these measurements."""
-    for lock in folder.glob("*.lock"):
-        pid = int(lock.read_text().split()[0])
-        os.kill(pid, 15)
-        while Path(f"/proc/{pid}").exists():
-            time.sleep(0.01)
 
 
 if __name__ == "__main__":

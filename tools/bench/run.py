@@ -1,7 +1,7 @@
 """`make bench`: runs every benchmark, prints targets and whether they are met, writes docs/benchmarks/.
 
 Each program prints one JSON line a measurement. What spins and what sleeps is said in every row, and no target
-compares one with the other.
+compares one with the other unsaid. Peers that are not installed are named, and all else is measured without them.
 """
 
 from __future__ import annotations
@@ -14,193 +14,48 @@ import platform
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+import threading
 from pathlib import Path
+from typing import Any
+
+from targets import Results, Row, Target, number, slower, targets
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ["bench_ring", "bench_ping", "bench_get", "bench_put", "bench_idle"]
-PYTHON = ["bench_python.py", "bench_queue.py", "bench_executor.py"]
-
-
-@dataclass
-class Row:
-    """One measurement: the median of its samples, in unit."""
-
-    bench: str
-    name: str
-    how: str
-    unit: str
-    median: float
-    p10: float
-    p90: float
-    samples: int
-    cpu_seconds: float | None
-
-
-@dataclass
-class Target:
-    """One line of the table: what is promised, what was found."""
-
-    what: str
-    promised: str
-    found: str
-    met: bool | None  # None: not measured
+OF_POOLS = ["bench_pool.py", "bench_pool_arrays.py", "bench_joblib.py"]
+LIMIT_SECONDS = 1800  # for one program
+PYTHON = ["bench_python.py", "bench_queue.py", "bench_start.py", *OF_POOLS]
 
 
 def run(command: list[str], rows: list[Row], failures: list[str]) -> None:
-    """Runs one program and reads its rows; what else it prints is shown."""
-    print(f"-- {Path(command[-1]).name}", flush=True)
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=1800)
-    for line in done.stdout.splitlines():
-        values = json.loads(line)
-        if "skipped" in values:
-            failures.append(f"{values['bench']}: skipped: {values['skipped']}")
-            continue
-        rows.append(Row(**values))
-        print(show(rows[-1]), flush=True)
-    if done.returncode:
-        failures.append(f"{Path(command[-1]).name} ended with {done.returncode}")
+    """Runs one program and reads its rows as they come; what else it prints is shown."""
+    name = next(Path(part).name for part in command if "bench_" in part)
+    print(f"-- {name}", flush=True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        limit = threading.Timer(LIMIT_SECONDS, child.kill)
+        limit.start()
+        for line in child.stdout or ():
+            if not line.startswith("{"):
+                print(line.rstrip(), flush=True)
+                continue
+            values = json.loads(line)
+            if "skipped" in values:
+                failures.append(f"{values['bench']}: skipped: {values['skipped']}")
+                continue
+            rows.append(Row(**values))
+            print(show(rows[-1]), flush=True)
+        limit.cancel()
+    if child.returncode:
+        failures.append(f"{name} ended with {child.returncode}")
 
 
 def show(row: Row) -> str:
     """One row as text."""
     cpu = "" if row.cpu_seconds is None else f"  cpu {row.cpu_seconds:.2f} s"
     return (
-        f"   {row.name:42} {row.how:8} {number(row.median):>9} {row.unit:5}"
+        f"   {row.bench + ': ' + row.name:70} {row.how:8} {number(row.median):>9} {row.unit:5}"
         f" ({number(row.p10)} to {number(row.p90)}, {row.samples} samples){cpu}"
     )
-
-
-def number(value: float) -> str:
-    """Three digits that count."""
-    if value == 0:
-        return "0"
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
-
-
-class Results:
-    """Rows by bench and name."""
-
-    def __init__(self, rows: list[Row]) -> None:
-        self.rows = {(row.bench, row.name): row for row in rows}
-
-    def median(self, bench: str, name: str) -> float | None:
-        """The median of a row, None if it is not there."""
-        row = self.rows.get((bench, name))
-        return row.median if row else None
-
-    def ratio(self, bench: str, one: str, other: str) -> float | None:
-        """One median by another."""
-        above, below = self.median(bench, one), self.median(bench, other)
-        return above / below if above is not None and below else None
-
-
-def target(what: str, promised: str, found: float | None, text: str, met: bool) -> Target:
-    """A line of the table."""
-    return Target(
-        what, promised, "not measured" if found is None else text, None if found is None else met
-    )
-
-
-def at_most(what: str, limit: float, found: float | None, unit: str) -> Target:
-    """A promise of at most so much."""
-    text = "" if found is None else f"{number(found)} {unit}"
-    return target(
-        what, f"at most {limit:g} {unit}", found, text, found is not None and found <= limit
-    )
-
-
-def at_least(what: str, limit: float, found: float | None, unit: str) -> Target:
-    """A promise of at least so much."""
-    text = "" if found is None else f"{number(found)} {unit}"
-    return target(
-        what, f"at least {limit:g} {unit}", found, text, found is not None and found >= limit
-    )
-
-
-def targets(results: Results) -> list[Target]:
-    """What is promised."""
-    ratio, median = results.ratio, results.median
-    words, ours = "two words, spin loop, no payload", "our ring, adaptive wait"
-    few, many = "get+close, 100 names, in turn", "get+close, 100,000 names, 100 in turn"
-    return [
-        at_most("64 B round trip, both run: our ring by a bare spin loop on two words", 2, ratio("ring", ours, words), "x"),
-        at_most("the same by ck_ring with the same adaptive wait", 1, ratio("ring", ours, "ck_ring, the same adaptive wait"), "x"),
-        at_most("the same, both spun on", 1, ratio("ring", "our ring, spun on", "ck_ring, spun on"), "x"),
-        at_most("warm get+close in C, 100 names", 1000, median("get", few), "ns"),
-        at_most("warm get+close in C, 100,000 names", 1000, median("get", many), "ns"),
-        at_most("100,000 names by 100 names", 1.3, ratio("get", many, few), "x"),
-        at_least("Python get+close: SharedMemory attach by ours", 5, ratio("python get", "SharedMemory attach+close", "causeway get+close"), "x"),
-        at_least("put of 256 MiB by memcpy into mapped memory", 0.8, ratio("put", "put 256 MiB, slab there already", "memcpy 256 MiB into mapped, touched memory"), "x"),
-        at_least("64 MiB to a worker and back: multiprocessing.Pool (sleeps) by ours (adaptive)", 10, ratio("pool 64 MiB", "multiprocessing.Pool, new result", "causeway.Pool, new result"), "x"),
-        at_least("Queue, 64-byte items a second, one writer, one reader: ours (adaptive) by multiprocessing.Queue (sleeps)", 5, ratio("queue 64 B", "causeway.Queue()", "multiprocessing.Queue()"), "x"),
-        at_least("Queue, 16 MiB NumPy arrays, bytes a second: the same", 20, ratio("queue 16 MiB", "causeway.Queue(4), ndarray", "multiprocessing.Queue(4), ndarray"), "x"),
-        at_least("Queue, 16 MiB causeway.Arrays, bytes a second: the same", 20, ratio("queue 16 MiB", "causeway.Queue(4), causeway.Array", "multiprocessing.Queue(4), ndarray"), "x"),
-        at_most("idle broker: CPU", 0.1, median("idle", "broker: CPU over 10 s"), "%"),
-        at_most("idle Pool (parent, workers, broker): CPU", 0.1, median("idle", "causeway.Pool(2): CPU while idle"), "%"),
-        at_most("broker: resident with 100 names", 8, median("idle", "broker: resident, 100 names"), "MiB"),
-    ]  # fmt: skip
-
-
-# Ours, theirs; more is better for rates. Pairs wait in the same way, but for the Pools (adaptive against sleeping).
-RIVALS = [
-    ("ring", "our ring, adaptive wait", "two words, spin loop, no payload"),
-    ("ring", "our ring, adaptive wait", "ck_ring, the same adaptive wait"),
-    ("ring", "our ring, spun on", "two words, spin loop, no payload"),
-    ("ring", "our ring, spun on", "ck_ring, spun on"),
-    ("ring", "our ring after sleep", "ck_ring after sleep, same wait"),
-    ("ring", "our ring after sleep", "pipe after sleep"),
-    ("ping after sleep", "cw_channel, 64 bytes", "socketpair, 64 bytes"),
-    ("ping after sleep", "cw_ping, the broker", "socketpair, 64 bytes"),
-    ("get", "get+close, 100,000 names, 100 in turn", "get+close, 100 names, in turn"),
-    ("get", "get+close, 100,000 names, one name", "get+close, 100 names, one name"),
-    ("put", "put 256 MiB, slab there already", "memcpy 256 MiB into mapped, touched memory"),
-    ("put", "put 256 MiB, first touch (a new slab)", "memcpy 256 MiB, first touch"),
-    ("python get", "causeway get+close", "SharedMemory attach+close"),
-    ("python get", "causeway get, ndarray, close", "SharedMemory attach, ndarray, close"),
-    ("pool 64 MiB", "causeway.Pool, new result", "multiprocessing.Pool, new result"),
-    (
-        "pool 64 MiB",
-        "causeway.Pool, new result, after 0.1 s",
-        "multiprocessing.Pool, new result, after 0.1 s",
-    ),
-    ("pool 64 MiB", "causeway.Pool, echo", "multiprocessing.Pool, echo"),
-    ("pool 64 MiB", "causeway.Pool, x + 1", "multiprocessing.Pool, x + 1"),
-    ("pool task", "causeway.Pool, no-op", "multiprocessing.Pool, no-op"),
-    ("queue 64 B", "causeway.Queue()", "multiprocessing.Queue()"),
-    ("queue 64 B", "causeway.Queue(1000)", "multiprocessing.Queue(1000)"),
-    ("queue 64 B", "causeway.SimpleQueue", "multiprocessing.SimpleQueue"),
-    ("queue 16 MiB", "causeway.Queue(4), ndarray", "multiprocessing.Queue(4), ndarray"),
-    *[
-        ("executor", f"causeway.Executor, {what}", f"ProcessPoolExecutor, {what}")
-        for what in (
-            "submit and result",
-            "submits at once",
-            "map",
-            "submit and result, after 0.1 s",
-        )
-    ],
-    ("joblib", "causeway, no-op, batches of 1", "loky, no-op, batches of 1"),
-    ("joblib", "causeway, 40 tasks on 61 MiB", "loky, 40 tasks on 61 MiB"),
-    ("idle", "causeway.Pool(2): CPU while idle", "multiprocessing.Pool(2): CPU while idle"),
-]
-
-
-def slower(results: Results) -> list[str]:
-    """Where ours takes longer than what it was measured against."""
-    found = []
-    for bench, ours, theirs in RIVALS:
-        ratio = results.ratio(bench, ours, theirs)
-        row = results.rows.get((bench, ours))
-        if ratio is None or row is None:
-            continue
-        if row.unit.endswith("/s"):
-            ratio = 1 / ratio
-        if ratio > 1.05:  # less is within the spread
-            found.append(f"{ours}: {number(ratio)} times {theirs}")
-    return found
 
 
 def machine() -> tuple[str, str]:
@@ -228,20 +83,31 @@ def table(found: list[Target]) -> str:
     return "\n".join(lines)
 
 
+def draw(run: dict[str, Any], out: Path) -> None:
+    """The picture, if matplotlib is there."""
+    from picture import draw
+
+    draw(run, out)
+
+
 def document(
-    rows: list[Row], found: list[Target], behind: list[str], failures: list[str], load: str
+    run: dict[str, Any], rows: list[Row], found: list[Target], behind: list[str], picture: Path
 ) -> str:
     """The file for docs/benchmarks."""
-    words, _ = machine()
+    shown = f"![Our Pool, Executor and joblib backend beside their peers]({picture.name})"
     lines = [
-        f"# Benchmarks, {datetime.date.today()}",
+        f"# Benchmarks, {run['date']}",
         "",
-        f"Machine: {words}. Load before the run: {load}. Command: `make bench`.",
+        f"Machine: {run['machine']}. Load before the run: {run['load']}. Pools have {run['workers']} workers.",
+        f"Command: `{run['command']}`.",
         "",
         "Medians of alternated samples, with p10 and p90; CPU seconds of both sides together, for all samples. The",
         "column *waits* says how the two sides wait for each other: `spins` (never sleeps), `adaptive` (spins for about",
-        "the price of one wake-up, then sleeps), `sleeps` (a sleeper is woken each time).",
+        "the price of one wake-up, then sleeps), `sleeps` (a sleeper is woken each time). Ours waits adaptively, most",
+        "peers sleep: what that costs stands in the column of CPU seconds. How each row is measured is said at the top of",
+        "its program in tools/bench.",
         "",
+        *([shown, ""] if picture.exists() else []),
         "## Targets",
         "",
         table(found),
@@ -261,7 +127,7 @@ def document(
             f"| {row.bench} | {row.name} | {row.how or '-'} | {number(row.median)} | {number(row.p10)}"
             f" | {number(row.p90)} | {row.unit} | {row.samples} | {cpu} |"
         )
-    lines += ["", *[f"Failed or skipped: {failure}" for failure in failures]]
+    lines += ["", *[f"Failed or skipped: {failure}" for failure in run["failures"]]]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -270,33 +136,59 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=ROOT / "build")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks")
+    parser.add_argument("--workers", type=int, default=2, help="of the pools")
+    parser.add_argument("--rounds", type=int, help="samples of each Python benchmark")
     parser.add_argument(
-        "--only", default="", help="run the programs whose name holds this; write nothing"
+        "--json", type=Path, help="where all rows go (BUILD/bench.json), for picture.py"
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        help="run the programs whose names hold one of these words (comma between them); no document",
     )
     options = parser.parse_args()
+    options.json = options.json or options.build / "bench.json"
     os.environ.setdefault("CAUSEWAY_BROKER", str((options.build / "causewayd").resolve()))
-    load = " ".join(f"{value:.2f}" for value in os.getloadavg())
+    words, name = machine()
+    about: dict[str, Any] = {
+        "date": str(datetime.date.today()),
+        "machine": words,
+        "load": " ".join(f"{value:.2f}" for value in os.getloadavg()),
+        "workers": options.workers,
+        "command": "make bench" + (f" WORKERS={options.workers}" if options.workers != 2 else ""),
+        "failures": [],
+    }
     rows: list[Row] = []
-    failures: list[str] = []
-    for name in PROGRAMS:
-        if options.only in name:
-            run([str(options.build / "tools" / "bench" / name)], rows, failures)
-    for name in PYTHON:
-        if options.only in name:
-            run([sys.executable, str(ROOT / "tools" / "bench" / name)], rows, failures)
+    for program in PROGRAMS + PYTHON:
+        if not any(word in program for word in options.only.split(",")):
+            continue
+        command = [str(options.build / "tools" / "bench" / program)]
+        if program in PYTHON:
+            command = [sys.executable, str(ROOT / "tools" / "bench" / program)]
+            command += [f"--rounds={options.rounds}"] if options.rounds else []
+            command += [f"--workers={options.workers}"] if program in OF_POOLS else []
+        run(command, rows, about["failures"])
     results = Results(rows)
-    found, behind = targets(results), slower(results)
+    found, behind = targets(results, options.workers, len(os.sched_getaffinity(0))), slower(results)
+    about["rows"] = [vars(row) for row in rows]
+    options.json.write_text(json.dumps(about))
     if not options.only:
         options.out.mkdir(parents=True, exist_ok=True)
-        path = options.out / f"{datetime.date.today()}-{machine()[1]}.md"
-        path.write_text(document(rows, found, behind, failures, load))
-        print(f"\nwritten: {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}")
-    for failure in failures:
+        path = options.out / f"{about['date']}-{name}.md"
+        picture = path.with_suffix(".png")
+        try:
+            draw(about, picture)
+        except ImportError as error:
+            about["failures"].append(f"picture: skipped: {error}")
+        path.write_text(document(about, rows, found, behind, picture))
+        print(f"\nwritten: {path}, {options.json}")
+    for failure in about["failures"]:
         print(f"failed or skipped: {failure}")
     if behind:
         print("\nslower than its rival:", *behind, sep="\n  ")
-    print(f"\n{table([line for line in found if line.met is not None])}")
-    return 1 if failures or any(line.met is False for line in found) else 0
+    print(f"\n{table([line for line in found if line.found != 'not measured'])}")
+    failed = [line for line in about["failures"] if " ended with " in line]
+    return 1 if failed or any(line.met is False for line in found) else 0
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing
-import unittest
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
@@ -168,11 +168,18 @@ class TestShutdown(
                 self.addCleanup(patch.stop)
 
     def test_cancel_futures(self) -> None:
-        """Some of its tasks must have begun at once: theirs count as begun before a worker is there."""
-        self.executor.submit(abs, 1).result()
-        super().test_cancel_futures()
+        """Some of its tasks must have begun at its shutdown: theirs have at once, ours when a worker takes them."""
+        executor, futures = self.executor, []
+        submit, shutdown = executor.submit, executor.shutdown
 
+        def kept(*call: Any) -> Any:
+            futures.append(submit(*call))
+            return futures[-1]
 
-def tearDownModule() -> None:
-    """As CPython's."""
-    unittest.doModuleCleanups()
+        def later(**settings: Any) -> None:
+            while not any(future.running() or future.done() for future in futures):
+                time.sleep(0.001)
+            shutdown(**settings)
+
+        with mock.patch.multiple(executor, submit=kept, shutdown=later):
+            super().test_cancel_futures()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import json
-import multiprocessing.util
+import multiprocessing
 import sys
 import unittest
 from typing import Any, TextIO
@@ -17,6 +17,7 @@ from typing import Any, TextIO
 TEST_LIMIT_S = (
     100  # a test that takes longer hangs: all threads' stacks are printed, and the process ends
 )
+END_LIMIT_S = 20  # the same for the interpreter's end, after the last test
 
 
 class Report(unittest.TestResult):
@@ -43,7 +44,6 @@ class Report(unittest.TestResult):
     def stopTest(self, test: unittest.TestCase) -> None:
         """It has ended."""
         super().stopTest(test)
-        faulthandler.cancel_dump_traceback_later()
         outcome = "failed" if self.texts else "passed" if self.reason is None else "skipped"
         self._write(case=self.case, outcome=outcome, text="\n".join(self.texts) or self.reason)
         self.case = ""
@@ -88,7 +88,7 @@ def main() -> None:
     suite = importlib.import_module(name)
     with open(report, "a") as out:
         unittest.defaultTestLoader.loadTestsFromNames(cases, suite).run(Report(out))
-    multiprocessing.util._cleanup_tests()  # type: ignore[attr-defined]
+    faulthandler.dump_traceback_later(END_LIMIT_S, exit=True, file=sys.__stderr__)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,224 @@
+"""Copies of arrays, within and between devices.
+
+Bytes go as they lie: a copy between devices has the layout of its source where that has no gaps. Numbers are
+converted on the host alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from causeway import _gpu, layouts
+from causeway import array as arrays
+from causeway._lib import check, ffi, lib
+from causeway.layouts import Layout
+from causeway.views import copy_values
+
+if TYPE_CHECKING:
+    from causeway.array import Array
+
+__all__ = ["assign", "duplicate", "fill", "from_foreign", "from_host", "lies_on_gpu", "onto"]
+
+_NO_STREAM = ffi.NULL
+
+
+def _low(array: Array) -> int:
+    """Where an array's lowest byte lies, counted from its lease's."""
+    return array._offset - array._layout_now().origin
+
+
+def _host_bytes(values: np.ndarray[Any, Any]) -> Any:
+    """The address of a gapless array's lowest byte."""
+    layout = Layout(values.shape, values.dtype, values.strides)
+    return ffi.cast("void *", values.__array_interface__["data"][0] - layout.origin)
+
+
+def from_host(values: np.ndarray[Any, Any], device: str, order: str = "K") -> Array:
+    """A new array on a device with the values of a host array."""
+    layout = layouts.like(values, order)
+    made = arrays.new(layout, device=device)
+    if made._open_lease().gpu < 0:
+        copy_values(made.numpy(), values, casting="unsafe")
+    else:
+        _write(made, values)
+    return made
+
+
+def _write(target: Array, values: np.ndarray[Any, Any]) -> None:
+    """Copies host values of the same shape and dtype into a gapless GPU array."""
+    layout = target._layout_now()
+    told = Layout(values.shape, values.dtype, values.strides)
+    if not layout.same(told):
+        packed: np.ndarray[Any, Any] = np.ndarray(
+            layout.shape, layout.dtype, bytearray(layout.nbytes), layout.origin, layout.strides
+        )
+        copy_values(packed, values, casting="unsafe")
+        values = packed
+    pointer = arrays.usable(target._open_lease())
+    check(
+        lib.cw_array_copy_in(
+            pointer, _low(target), _host_bytes(values), -1, layout.span, _NO_STREAM
+        )
+    )
+
+
+def from_foreign(source: _gpu.Foreign, device: str | None = None) -> Array:
+    """A new array with the contents of another library's GPU memory, on that GPU or on the device named."""
+    source.check_gapless()
+    made = arrays.new(
+        source.layout, device=device or ("cpu" if source.gpu < 0 else f"cuda:{source.gpu}")
+    )
+    _take(made, source)
+    return made
+
+
+def _take(target: Array, source: _gpu.Foreign) -> None:
+    source.ready()
+    layout = source.layout
+    pointer = arrays.usable(target._open_lease())
+    check(
+        lib.cw_array_copy_in(
+            pointer,
+            _low(target),
+            ffi.cast("void *", source.low),
+            source.gpu,
+            layout.span,
+            _NO_STREAM,
+        )
+    )
+
+
+def duplicate(source: Array, device: str | None = None) -> Array:
+    """A new array with the contents of one of ours, on its own device or another."""
+    layout = source._layout_now()
+    place = source.device if device is None else device
+    if place == "cpu" and source.device == "cpu":
+        values = source.numpy()
+        made = arrays.new(layouts.like(values))
+        copy_values(made.numpy(), values)
+        return made
+    if not layouts.is_gapless(layout):
+        return _duplicate_with_gaps(source, place)
+    made = arrays.new(layout, device=place)
+    _move(made, source)
+    return made
+
+
+def _move(target: Array, source: Array) -> None:
+    to, of = arrays.usable(target._open_lease()), arrays.usable(source._open_lease())
+    span = source._layout_now().span
+    check(lib.cw_array_copy(to, _low(target), of, _low(source), span, _NO_STREAM))
+
+
+def _duplicate_with_gaps(source: Array, place: str) -> Array:
+    """By way of the host, where the gaps go."""
+    if source.device == "cpu":
+        return from_host(source.numpy(), place)
+    layout = source._layout_now()
+    raw = np.empty(layout.span, np.uint8)
+    pointer = arrays.usable(source._open_lease())
+    check(
+        lib.cw_array_copy_out(
+            pointer, _low(source), ffi.from_buffer(raw), -1, layout.span, _NO_STREAM
+        )
+    )
+    values: np.ndarray[Any, Any] = np.ndarray(
+        layout.shape, layout.dtype, raw, layout.origin, layout.strides
+    )
+    return from_host(values, place)
+
+
+def onto(source: Array, device: str) -> Array:
+    """This array on a device: itself when it lies there already, else a copy."""
+    return source if source.device == device else duplicate(source, device)
+
+
+def fill(target: Array, value: Any) -> None:
+    """Sets every element of a new array to a value."""
+    if target._open_lease().gpu < 0:
+        np.copyto(target.numpy(), value, casting="unsafe")
+        return
+    layout = target._layout_now()
+    values = np.empty(layout.shape, layout.dtype)
+    np.copyto(values, value, casting="unsafe")
+    _write(target, values)
+
+
+def lies_on_gpu(value: Any) -> bool:
+    """Whether value is an array in GPU memory, of ours or of another library."""
+    if isinstance(value, (np.ndarray, np.generic, int, float)):
+        return False
+    if isinstance(value, arrays.Array):
+        return value._on_gpu()
+    return hasattr(value, "__cuda_array_interface__")
+
+
+def _same_numbers(target: Layout, source: Layout) -> None:
+    if target.dtype != source.dtype:
+        raise TypeError(
+            f"from {source.dtype} to {target.dtype}: numbers are converted on the host alone; convert the array "
+            "with its own library first, or copy it with .to('cpu')"
+        )
+
+
+def _same_shape(target: Layout, source: Layout) -> None:
+    if target.shape != source.shape:
+        raise ValueError(
+            f"an array of shape {source.shape} cannot be copied into one of shape {target.shape}"
+        )
+
+
+def assign(target: Array, source: Any, *, spread: bool = False) -> None:
+    """Copies source, of the same shape, into target, on whatever devices they lie.
+
+    spread: host values are spread over target by NumPy's rules.
+
+    Raises:
+        ValueError: the shapes differ, or target is read-only.
+        TypeError: the numbers would have to be converted, and not on the host.
+    """
+    told = None if isinstance(source, arrays.Array) else _gpu.foreign(source)
+    of = source._layout_now() if isinstance(source, arrays.Array) else told.layout if told else None
+    to = target._layout_now()
+    on_host = isinstance(source, arrays.Array) and source.device == "cpu"
+    if of is None or (on_host and not (to.same(of) and layouts.is_gapless(of))):
+        values = source.numpy() if isinstance(source, arrays.Array) else np.asarray(source)
+        _assign_host(target, np.broadcast_to(values, to.shape) if spread else values)
+        return
+    _same_shape(to, of)
+    _same_numbers(to, of)
+    if not (to.same(of) and layouts.is_gapless(of)):
+        if target.device != "cpu":
+            raise ValueError(
+                f"strides {of.strides} and {to.strides} differ or have gaps: on a GPU only whole arrays are "
+                "copied; make the source contiguous first"
+            )
+        here = duplicate(source, "cpu") if told is None else from_foreign(told, "cpu")
+        copy_values(target.numpy(), here.numpy())
+    elif told is None:
+        _move(target, source)
+    else:
+        _take(target, told)
+
+
+def _assign_host(target: Array, values: np.ndarray[Any, Any]) -> None:
+    layout = target._layout_now()
+    if target._open_lease().gpu < 0:
+        found = target.numpy()
+        if values.shape != found.shape:
+            _same_shape(layout, Layout(values.shape, values.dtype, values.strides))
+        copy_values(found, values, casting="same_kind")
+        return
+    _same_shape(layout, Layout(values.shape, values.dtype, values.strides))
+    if not np.can_cast(values.dtype, layout.dtype, "same_kind"):
+        raise TypeError(
+            f"numbers of {values.dtype} do not become {layout.dtype} under the rule 'same_kind'"
+        )
+    if not layouts.is_gapless(layout):
+        raise ValueError(
+            f"the GPU array of strides {layout.strides} has gaps, and is not written piece by piece; "
+            "write a contiguous part of it, or use a GPU library: cupy.asarray(w)[...] = x"
+        )
+    _write(target, values.astype(layout.dtype, copy=False))

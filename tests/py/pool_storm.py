@@ -1,0 +1,447 @@
+"""A storm of kills: workers of a Pool and of an Executor are killed at random during mixed work.
+
+    python pool_storm.py --kills 300 --seed 1 --method fork
+
+Threads give work of all kinds and check each result; the main thread kills. What is promised: every task ends, with
+its right result or with WorkerDied; WorkerDied tells of a worker that was killed, and of one message of it at most;
+an item of the queue is lost only with a reader that was killed; at the end there are as many descriptors, threads and
+processes as before, and the broker has no more bytes, slabs, transits and descriptors.
+Who makes no progress for a minute is hung: all stacks are printed, those of the workers too.
+
+Workers are known by their initializer and by their results. Three that die one after the other while they start end
+a Pool, as they should; so a worker that has not answered yet is only killed now and then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import storm_tasks as tasks
+from waiting import eventually
+
+import causeway as cw
+from causeway import _programs
+
+HUNG_SECONDS = 60
+HUNG = 3  # exit status
+DRIVERS = 4
+POOL_WORKERS, EXECUTOR_WORKERS = 3, 2
+KILLS_FOR_ONE_AT_ITS_START = 12
+
+
+class Victims:
+    """The workers: those that started, those that have answered, those that were killed."""
+
+    def __init__(self, starts: Path) -> None:
+        self._starts = starts
+        self._lock = threading.Lock()
+        self._living: dict[int, int] = {}  # pid: pidfd, of those that have answered
+        self._answered: set[int] = set()
+        self.killed: set[int] = set()
+        self.killed_at_start = 0
+
+    def answered(self, pid: int) -> None:
+        """A result came from a worker."""
+        with self._lock:
+            if pid in self._answered:
+                return
+            self._answered.add(pid)
+            try:
+                self._living[pid] = os.pidfd_open(pid)
+            except ProcessLookupError:
+                pass
+
+    def kill_one(self, chance: random.Random, at_its_start: bool) -> bool:
+        """Kills a worker that has answered, or else one that only started."""
+        with self._lock:
+            if at_its_start:
+                started = {int(line) for line in self._starts.read_text().split()}
+                pids = sorted(started - self._answered - self.killed)
+                if not pids:
+                    return False
+                pid = chance.choice(pids)
+                try:
+                    fd = os.pidfd_open(pid)
+                except ProcessLookupError:
+                    return False
+            else:
+                if not self._living:
+                    return False
+                pid = chance.choice(sorted(self._living))
+                fd = self._living.pop(pid)
+            try:
+                if _has_ended(fd):
+                    return False
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+                self.killed.add(pid)
+                self.killed_at_start += at_its_start
+                return True
+            finally:
+                os.close(fd)
+
+    def close(self) -> None:
+        """Lets go of the descriptors."""
+        with self._lock:
+            for fd in self._living.values():
+                os.close(fd)
+            self._living.clear()
+
+    def started(self) -> list[int]:
+        """The pids of all workers that there have been."""
+        return [int(line) for line in self._starts.read_text().split()]
+
+
+class Storm:
+    """The work of all threads, and what came of it."""
+
+    def __init__(self, method: str, starts: Path, maxtasksperchild: int | None) -> None:
+        self.victims = Victims(starts)
+        self.queue = cw.Queue()
+        begin = (str(starts), self.queue)
+        self.pool = cw.Pool(POOL_WORKERS, tasks.begin, begin, maxtasksperchild, method)
+        self.executor = cw.Executor(EXECUTOR_WORKERS, method, tasks.begin, begin)
+        self.over = False
+        self.lock = threading.Lock()
+        self.done: Counter[str] = Counter()
+        self.deaths: dict[int, set[Any]] = {}  # by pid: the messages that were lost with it
+        self.jobs = 0
+        self.put: set[int] = set()  # items whose writer has answered
+        self.perhaps_put: set[int] = set()  # whose writer died
+        self.got: list[int] = []
+        self.numbers = 0
+        self.errors: list[str] = []
+        self.progress = [time.monotonic()] * DRIVERS
+
+    def number(self) -> int:
+        with self.lock:
+            self.numbers += 1
+            return self.numbers
+
+    def check(self, kind: str, message: Any, get: Callable[[], Any], right: Any) -> Any:
+        """One task: its result is right, or its worker was killed. Returns the value, None of the dead."""
+        try:
+            found = get()
+        except cw.WorkerDied as error:
+            with self.lock:
+                self.deaths.setdefault(error.pid or 0, set()).add(message)
+                self.done[kind + ", died"] += 1
+            return None
+        pid, value = found
+        self.victims.answered(pid)
+        with self.lock:
+            self.done[kind] += 1
+        if not right(value) if callable(right) else value != right:
+            raise AssertionError(f"{kind}: {value!r} is not right")
+        return value
+
+    # ---- kinds of work
+
+    def map(self, chance: random.Random, job: int) -> None:
+        n, chunksize = chance.randrange(1, 30), chance.choice([None, 1, 2, 5])
+        try:
+            found = self.pool.map(tasks.square, range(n), chunksize)
+        except cw.WorkerDied as error:
+            self.check("map", (job, error.pid), _raises(error), None)
+            return
+        for i, pair in enumerate(found):
+            self.check("map", None, lambda p=pair: p, i * i)  # type: ignore[misc]
+        assert len(found) == n, f"map gave {len(found)} results for {n} items"
+
+    def imap(self, chance: random.Random, job: int) -> None:
+        n, chunksize = chance.randrange(1, 30), chance.choice([1, 1, 3])
+        items: Iterable[int] = range(n) if chance.random() < 0.5 else iter(range(n))
+        self._read(job, n, chunksize, self.pool.imap(tasks.square, items, chunksize))
+
+    def _read(self, job: int, n: int, chunksize: int, results: Any) -> None:
+        """Of a chunk whose worker died one error comes, in the place of its results."""
+        place = 0
+        while place < n:
+            chunk = place // chunksize
+            value = self.check("imap", (job, chunk), results.__next__, place * place)
+            place = place + 1 if value is not None else min(n, (chunk + 1) * chunksize)
+        try:
+            next(results)
+        except StopIteration:
+            return
+        raise AssertionError(f"imap gave more than {n} results")
+
+    def imap_unordered(self, chance: random.Random, job: int) -> None:
+        n = chance.randrange(1, 30)
+        left = {x * x for x in range(n)}
+        results = self.pool.imap_unordered(tasks.square, iter(range(n)))
+        for place in range(n):
+            value = self.check("imap_unordered", (job, place), results.__next__, left.__contains__)
+            left.discard(-1 if value is None else value)
+        lost = len(left)
+        assert list(results) == [], "imap_unordered gave more results than items"
+        assert lost <= len(self.victims.killed), f"{lost} results of imap_unordered are not there"
+
+    def callbacks(self, chance: random.Random, job: int) -> None:
+        told: Counter[int] = Counter()
+        asked = []
+        for i in range(chance.randrange(1, 12)):
+            note = lambda _, i=i: told.update([i])  # noqa: E731
+            asked.append(self.pool.apply_async(tasks.add, (i, job), {}, note, note))
+        for i, result in enumerate(asked):
+            self.check("apply_async", (job, i), lambda r=result: r.get(), i + job)  # type: ignore[misc]
+        assert all(told[i] == 1 for i in range(len(asked))), f"callbacks of {len(asked)}: {told}"
+
+    def exceptions(self, chance: random.Random, job: int) -> None:
+        try:
+            self.pool.apply(tasks.raises, (job,))
+        except LookupError as error:
+            assert str(error) == f"no {job}", error
+            with self.lock:
+                self.done["exception"] += 1
+        except cw.WorkerDied as error:
+            self.check("exception", (job, 0), _raises(error), None)
+
+    def submit(self, chance: random.Random, job: int) -> None:
+        asked = [self.executor.submit(tasks.add, i, y=job) for i in range(chance.randrange(1, 12))]
+        cancelled = {
+            i for i, future in enumerate(asked) if chance.random() < 0.1 and future.cancel()
+        }
+        for i, future in enumerate(asked):
+            if i in cancelled:
+                assert future.cancelled(), "a cancelled future is not cancelled"
+            else:
+                self.check("submit", (job, i), future.result, i + job)
+
+    def arrays(self, chance: random.Random, job: int) -> None:
+        given = [tasks.numbers(job + i) for i in range(chance.randrange(1, 5))]
+        if chance.random() < 0.5:
+            asked = [self.pool.apply_async(tasks.doubled, (array,)).get for array in given]
+        else:
+            asked = [self.executor.submit(tasks.doubled, array).result for array in given]
+        for i, get in enumerate(asked):
+            right = lambda found, i=i: bool((found == given[i] * 2).all())  # noqa: E731
+            self.check("array", (job, i), get, right)
+
+    def handles(self, chance: random.Random, job: int) -> None:
+        size = tasks.MIB // 8
+        shared = cw.zeros(size, "i8")
+        get = self.pool.apply_async(tasks.filled, (shared, job)).get
+        if self.check("handle", (job, 0), get, job * size) is not None:
+            assert (shared.numpy() == job).all(), "what a worker wrote is not there"
+        get = self.pool.apply_async(tasks.made, (job,)).get
+        self.check("made", (job, 1), get, lambda found: bool((found.numpy() == job).all()))
+
+    def queues(self, chance: random.Random, job: int) -> None:
+        asked = []
+        for i in range(chance.randrange(2, 12)):
+            put, number = chance.random() < 0.5, self.number()
+            call = (tasks.put if put else tasks.get, (number,))
+            if chance.random() < 0.5:
+                asked.append((put, number, (job, i), self.pool.apply_async(*call).get))
+            else:
+                asked.append((put, number, (job, i), self.executor.submit(call[0], number).result))
+        for put, number, message, get in asked:
+            if put:
+                value = self.check("put", message, get, number)
+                with self.lock:
+                    (self.put if value is not None else self.perhaps_put).add(number)
+                continue
+            found = self.check("get", message, get, lambda _: True)
+            with self.lock:
+                if found is not None:
+                    self.got.append(found)
+
+    KINDS = (
+        map,
+        imap,
+        imap_unordered,
+        callbacks,
+        exceptions,
+        submit,
+        arrays,
+        handles,
+        queues,
+        queues,
+    )
+
+    def drive(self, which: int, seed: int) -> None:
+        """One thread's work, until the storm is over."""
+        chance = random.Random(f"{seed} {which}")
+        try:
+            while not self.over:
+                with self.lock:
+                    self.jobs += 1
+                    job = self.jobs
+                chance.choice(self.KINDS)(self, chance, job)
+                self.progress[which] = time.monotonic()
+        except BaseException as error:
+            self.errors.append(f"{type(error).__name__}: {error}")
+            faulthandler.dump_traceback(all_threads=False)
+            raise
+
+    # ---- the main thread
+
+    def blow(self, kills: int, seed: int) -> None:
+        """Kills until there were enough."""
+        chance = random.Random(seed)
+        threads = [
+            threading.Thread(target=self.drive, args=(which, seed), daemon=True)
+            for which in range(DRIVERS)
+        ]
+        for thread in threads:
+            thread.start()
+        while len(self.victims.killed) < kills and not self.errors:
+            time.sleep(chance.uniform(0, 0.05))
+            at_its_start = len(self.victims.killed) % KILLS_FOR_ONE_AT_ITS_START == 0
+            if not self.victims.kill_one(chance, at_its_start) and at_its_start:
+                self.victims.kill_one(chance, False)
+            self.look()
+        self.over = True
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(0.01)
+            self.look()
+
+    def look(self) -> None:
+        """Ends the process if a thread makes no progress."""
+        faulthandler.dump_traceback_later(2 * HUNG_SECONDS, exit=True)
+        if not self.errors and time.monotonic() - min(self.progress) > HUNG_SECONDS:
+            print(f"hung: no progress since {HUNG_SECONDS} s: {self.progress}", file=sys.stderr)
+            faulthandler.dump_traceback()
+            for pid in filter(_lives, self.victims.started()):
+                print(f"the worker {pid}:", file=sys.stderr, flush=True)
+                try:
+                    os.kill(pid, signal.SIGUSR1)
+                except ProcessLookupError:
+                    pass
+                time.sleep(0.3)  # so that one prints at a time
+            os._exit(HUNG)
+
+    def end(self) -> None:
+        """Ends all, and looks at what the whole gave."""
+        self.pool.close()
+        self.pool.join()
+        self.executor.shutdown()
+        while not self.queue.empty():
+            found = self.queue.get(timeout=HUNG_SECONDS)
+            assert tasks.is_whole(found), f"the queue's item {found[0]} is not what was put"
+            self.got.append(found[0])
+        self.queue.close()
+        self.victims.close()
+        for pid, messages in self.deaths.items():
+            assert pid in self.victims.killed, f"the worker {pid} died without being killed"
+            assert len(messages) == 1, f"the worker {pid} took more than one message: {messages}"
+        assert len(self.got) == len(set(self.got)), "an item came twice"
+        strange = set(self.got) - self.put - self.perhaps_put
+        assert not strange, f"items came that nobody put: {strange}"
+        lost = self.put - set(self.got)
+        assert len(lost) <= self.done["get, died"], (
+            f"lost {lost} with {self.done['get, died']} readers"
+        )
+        assert eventually(lambda: not any(_lives(pid) for pid in self.victims.started()))
+
+
+def _raises(error: BaseException) -> Callable[[], Any]:
+    def get() -> Any:
+        raise error
+
+    return get
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def footprint() -> dict[str, int]:
+    """What may not grow: of this process, and of the broker when this process holds nothing."""
+    from conftest import disconnect
+
+    gc.collect()
+    disconnect()
+    cw.names()
+    status = subprocess.run(
+        [_programs.path("causeway"), "status", "--json"], capture_output=True, check=True
+    )
+    told = json.loads(status.stdout)
+    gauges = {
+        name: told["gauges"][name]
+        for name in ("clients", "names", "bytes", "slabs", "orphan_slabs", "transits", "waiting")
+    }
+    return {
+        **gauges,
+        "broker's descriptors": len(os.listdir(f"/proc/{told['broker']['pid']}/fd")),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "children": len(
+            Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        ),
+    }  # fmt: skip
+
+
+def run(kills: int, seed: int, method: str) -> Storm:
+    """One storm from the beginning to the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        (starts := Path(folder) / "starts").touch()
+        storm = Storm(method, starts, random.Random(seed).choice([None, 20]))
+        storm.blow(kills, seed)
+        if storm.errors:
+            raise AssertionError("; ".join(storm.errors))
+        storm.end()
+        faulthandler.cancel_dump_traceback_later()
+        return storm
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "little"))
+    parser.add_argument("--method", default="fork")
+    args = parser.parse_args()
+    print(f"seed {args.seed}", flush=True)
+    faulthandler.enable()
+    run(2, args.seed, args.method)  # all that stays for good is there now
+    before = footprint()
+    began = time.monotonic()
+    storm = run(args.kills, args.seed, args.method)
+    seconds, victims = time.monotonic() - began, storm.victims
+    print(
+        f"{len(victims.killed)} kills in {seconds:.1f} s, {victims.killed_at_start} at the start of a worker; "
+        f"{len(storm.deaths)} messages lost",
+        flush=True,
+    )
+    print(dict(sorted(storm.done.items())), flush=True)
+    died = sum(count for kind, count in storm.done.items() if kind.endswith("died"))
+    assert len(storm.victims.killed) >= args.kills and died > 0
+    del storm
+    after: dict[str, int] = {}
+
+    def nothing_more() -> bool:
+        after.update(footprint())
+        return all(after[name] <= count for name, count in before.items())
+
+    clean = eventually(nothing_more, 20)
+    print(f"before {before}\nafter  {after}", flush=True)
+    assert clean, "something is left"
+
+
+if __name__ == "__main__":
+    main()

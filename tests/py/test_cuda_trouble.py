@@ -1,0 +1,212 @@
+"""GPUs that are not there, full, masked out, or otherwise no good: each is told, and nothing is lost.
+
+What no machine can be brought to show runs on the test double alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cuda_support
+import pytest
+
+cuda_support.require()
+on_the_double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpus(broker_folder: Path) -> Iterator[None]:
+    """The broker and all programs of this module see the same GPUs."""
+    with cuda_support.gpus(broker_folder, memory_mib=256):
+        yield
+
+
+@pytest.fixture
+def refusal(script: Callable[..., object], tmp_path: Path) -> Callable[..., str]:
+    """Makes an array on cuda:0 in a program with these settings, and returns the error that it says."""
+
+    def told(error: str = "DeviceError", device: str = "cuda:0", **environment: object) -> str:
+        env = {**os.environ, **{name: str(value) for name, value in environment.items()}}
+        if not cuda_support.REAL:
+            env.setdefault("CAUSEWAY_FAKECUDA_DIR", str(tmp_path))
+        text = f"""
+            import causeway as cw
+            try: cw.zeros(3, device={device!r})
+            except cw.{error} as error: print(error)
+            w = cw.zeros(3)
+            w[...] = 5
+            assert w.numpy().sum() == 15
+        """
+        if error == "ValueError":
+            text = text.replace("cw.ValueError", "ValueError")
+        done = script(text, env=env)
+        assert done.stdout, done  # type: ignore[attr-defined]
+        return str(done.stdout)  # type: ignore[attr-defined]
+
+    return told
+
+
+def test_no_driver(refusal):
+    told = refusal(CAUSEWAY_CUDA_DRIVER="/nowhere/libcuda.so.1")
+    assert "no CUDA driver" in told and 'device="cpu"' in told and "CAUSEWAY_CUDA_DRIVER" in told
+
+
+def test_a_library_that_is_no_driver(refusal):
+    assert "has no cuInit" in refusal(CAUSEWAY_CUDA_DRIVER="libm.so.6")
+
+
+@on_the_double
+def test_a_driver_that_is_too_old(refusal, tmp_path):
+    told = refusal(**cuda_support.double(tmp_path, driver=11040))
+    assert "11.4" in told and "12.0" in told and "525" in told
+
+
+def test_no_gpu_visible(refusal):
+    told = refusal(CUDA_VISIBLE_DEVICES="")
+    assert "sees no GPU" in told and "CUDA_VISIBLE_DEVICES" in told
+
+
+def test_no_such_gpu(refusal):
+    told = refusal(device="cuda:77")
+    assert "no cuda:77" in told and "CUDA_VISIBLE_DEVICES" in told
+    for name in ("gpu", "cuda:", "cuda:-1", "cuda0", "CUDA:0", "cuda:0 "):
+        assert repr(name) in refusal("ValueError", name)
+
+
+@on_the_double
+def test_devices_that_share_nothing(refusal, tmp_path):
+    told = refusal(**cuda_support.double(tmp_path, no_export=1))
+    assert "descriptors" in told and 'device="cpu"' in told
+    told = refusal(**cuda_support.double(tmp_path, mode="prohibited"))
+    assert "compute mode" in told
+
+
+@on_the_double
+def test_an_instance_of_mig_is_a_device(script, tmp_path):
+    env = {**os.environ, **cuda_support.double(tmp_path / "mig", mig=1, devices=2)}
+    script(
+        """
+        import causeway as cw
+        w = cw.full(10, 4.0, device="cuda:0")
+        assert cw.devices() == ["cpu", "cuda:0"] and (w.to("cpu").numpy() == 4).all()
+        """,
+        env=env,
+    )
+
+
+@on_the_double
+def test_gpus_that_are_no_peers_copy_through_the_host(script, tmp_path):
+    env = {**os.environ, **cuda_support.double(tmp_path / "apart", no_peer="all")}
+    script(
+        """
+        import numpy as np, causeway as cw
+        x = np.random.default_rng(4).random(3_000_001)
+        a = cw.asarray(x, device="cuda:0")
+        b = a.to("cuda:1")
+        assert b.device == "cuda:1" and (b.to("cpu").numpy() == x).all()
+        c = cw.zeros(x.shape, device="cuda:0").copy_from(b[::-1].copy())
+        assert (c.to("cpu").numpy() == x[::-1]).all()
+        """,
+        env=env,
+    )
+
+
+def test_full_gpu_memory_is_told_and_nothing_is_lost(script):
+    script("""
+        import causeway as cw
+        from causeway._lib import ffi, lib, check
+        kept = cw.full(1000, 3.0, device="cuda:0")
+        info = ffi.new("cw_device_info *")
+        check(lib.cw_device_stat(b"cuda:0", info))
+        for _ in range(3):
+            try: cw.empty(info.memory_bytes, "u1", device="cuda:0")
+            except cw.LimitExceeded as error:
+                assert "cuda:0 is full" in str(error) and "CUDA_ERROR_OUT_OF_MEMORY" in str(error), error
+            else: raise AssertionError
+        assert isinstance(error if 0 else cw.LimitExceeded(""), MemoryError)
+        more = cw.full(1000, 4.0, device="cuda:0")
+        assert (kept.to("cpu").numpy() == 3).all() and (more.to("cpu").numpy() == 4).all()
+        free = info.free_bytes
+        check(lib.cw_device_stat(b"cuda:0", info))
+        assert info.free_bytes >= free - (64 << 20), (free, info.free_bytes)
+    """)
+
+
+@on_the_double
+def test_a_full_gpu_is_filled_to_the_last_slab(script):
+    script("""
+        import causeway as cw
+        kept = []
+        while True:
+            try: kept.append(cw.full(1 << 20, len(kept), "u1", device="cuda:1"))
+            except cw.LimitExceeded: break
+        assert len(kept) > 200, len(kept)
+        for i, w in enumerate(kept):
+            assert (w.to("cpu").numpy() == i % 256).all()
+        del w, kept[::2]
+        again = [cw.full(1 << 20, 9, "u1", device="cuda:1") for _ in range(90)]
+        assert all((w.to("cpu").numpy() == 9).all() for w in again)
+    """)
+
+
+def test_the_limit_on_gpu_bytes(script, tmp_path):
+    (tmp_path / "b").mkdir(mode=0o700)
+    env = {
+        **os.environ,
+        "CAUSEWAY_DIR": str(tmp_path / "b"),
+        "CAUSEWAY_MAX_GPU_BYTES": str(40 << 20),
+    }
+    script(
+        """
+        import causeway as cw
+        w = cw.full(1000, 3.0, device="cuda:0")
+        try: cw.zeros(33 << 20, "u1", device="cuda:0")
+        except cw.LimitExceeded as error: assert "max_gpu_bytes" in str(error) and str(40 << 20) in str(error), error
+        else: raise AssertionError
+        assert (w.to("cpu").numpy() == 3).all() and cw.zeros(5, device="cuda:0").shape == (5,)
+        cw._lib.check(cw._lib.lib.cw_broker_stop(cw.client.current().pointer))
+        """,
+        env=env,
+    )
+
+
+def test_a_fork_after_cuda_was_initialised(script):
+    script("""
+        import os, causeway as cw
+        w = cw.full(3, 1.0, device="cuda:0")
+        h = cw.full(3, 2.0)
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                assert (h.numpy() == 2).all()
+                for use in (lambda: cw.zeros(3, device="cuda:0"), lambda: w.to("cpu"), lambda: w[0].copy()):
+                    try: use()
+                    except cw.DeviceError as error: assert "spawn" in str(error), error
+                    else: raise AssertionError
+                w.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert (w.to("cpu").numpy() == 1).all()
+    """)
+
+
+@on_the_double
+def test_a_lost_gpu_is_told(script, tmp_path):
+    env = {**os.environ, **cuda_support.double(tmp_path / "lost", faults="copy@2=lose")}
+    script(
+        """
+        import causeway as cw
+        w = cw.full(1000, 3.0, device="cuda:0")
+        for _ in range(2):
+            try: w.to("cpu")
+            except cw.DeviceError as error: assert "CUDA_ERROR_" in str(error), error
+            else: raise AssertionError
+        assert cw.full(3, 1.0).numpy().sum() == 3
+        """,
+        env=env,
+    )

@@ -1,0 +1,6 @@
+"""CPython's own tests over ours: see cpython/suite_main.py."""
+
+import cpython_suite
+
+outcomes = cpython_suite.outcomes("suite_main")
+test_cpython = cpython_suite.tests("suite_main")

@@ -1,0 +1,546 @@
+"""Workers by spawn and forkserver: forked from one server, and yet what a plain spawn would give.
+
+The server's own reasons to refuse are in test_pool_preload.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnContext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import server_tasks as tasks
+from conftest import Script, eventually
+
+import causeway as cw
+from causeway import _pool_process, _pool_server
+
+METHODS = ["spawn", "forkserver"]
+
+
+@pytest.fixture(params=METHODS)
+def context(request: pytest.FixtureRequest) -> Any:
+    return multiprocessing.get_context(request.param)
+
+
+@pytest.fixture(autouse=True)
+def no_server() -> Iterator[None]:
+    """Each test begins and ends without."""
+    _pool_server.stop()
+    yield
+    _pool_server.stop()
+
+
+def server() -> _pool_server.Server:
+    """The one server that there is."""
+    (found,) = _pool_server._servers.values()
+    return found
+
+
+def start(context: Any, target: Callable[..., Any], *args: Any) -> Any:
+    """A worker process."""
+    process = _pool_process.process_class(context)(target=target, args=args, daemon=True)
+    process.start()
+    return process
+
+
+def parents_of_workers(context: Any, **options: Any) -> set[int]:
+    with cw.Pool(2, context=context, **options) as pool:
+        return set(pool.map(tasks.parent_pid, range(8), chunksize=1))
+
+
+# ---- one server
+
+
+def test_one_server_forks_the_workers_of_all_pools(context: Any) -> None:
+    first = parents_of_workers(context)
+    second = parents_of_workers(context)
+    assert first == second == {server().pid}
+
+
+def test_the_main_module_is_imported_once(script: Script, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    text = """
+        import multiprocessing, os, sys
+        import causeway as cw
+        with open(sys.argv[2], "a") as file:
+            print(__name__, file=file)
+        class Mine:
+            pass
+        def make(_):
+            return Mine()
+        if __name__ == "__main__":
+            for _ in range(2):
+                with cw.Pool(3, context=multiprocessing.get_context(sys.argv[1])) as pool:
+                    assert type(pool.map(make, range(6))[5]) is Mine
+    """
+    for method in METHODS:
+        script(text, method, str(seen))
+        assert seen.read_text().split() == ["__main__", "__mp_main__"]
+        seen.unlink()
+
+
+def test_a_main_module_that_was_run_by_name(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "program.py").write_text(
+        "import multiprocessing, os, causeway as cw\n"
+        "def parent(_):\n"
+        "    return os.getppid()\n"
+        "if __name__ == '__main__':\n"
+        "    with cw.Pool(2, context=multiprocessing.get_context('spawn')) as pool:\n"
+        "        print(pool.apply(parent, (1,)) not in (os.getpid(), 1))\n"
+    )
+    command = [sys.executable, "-m", "package.program"]
+    assert _run(command, cwd=tmp_path).strip() == "True"
+
+
+def test_without_a_main_module_the_server_imports_what_it_refers_to() -> None:
+    command = (
+        "import multiprocessing, colorsys, causeway as cw\n"
+        "from calendar import Calendar\n"
+        "from causeway import _pool_server\n"
+        "with cw.Pool(1, context=multiprocessing.get_context('spawn')) as pool:\n"
+        "    assert pool.apply(abs, (-3,)) == 3\n"
+        "(server,) = _pool_server._servers.values()\n"
+        "print(not server.refusal and {'colorsys', 'calendar'} <= server._modules)\n"
+    )
+    assert _run([sys.executable, "-c", command]).strip() == "True"
+
+
+def _run(command: list[str], **options: Any) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
+
+
+def test_what_was_set_for_multiprocessings_forkserver_counts() -> None:
+    context = multiprocessing.get_context("forkserver")
+    try:
+        context.set_forkserver_preload(["colorsys", "no_such_module"])
+        with cw.Pool(1, context=context) as pool:
+            assert "colorsys" in pool.apply(tasks.modules)
+        was = server()
+        with cw.Pool(1, context=context) as pool:
+            pool.apply(tasks.modules)
+        assert server() is was  # also with a module that cannot be imported
+    finally:
+        context.set_forkserver_preload(["__main__"])
+
+
+def test_a_context_with_processes_of_its_own_keeps_them() -> None:
+    class Process(multiprocessing.context.SpawnProcess):
+        pass
+
+    class Context(SpawnContext):
+        pass
+
+    Context.Process = Process
+    assert _pool_process.process_class(Context()) is Process
+    fork = multiprocessing.get_context("fork")
+    assert _pool_process.process_class(fork) is fork.Process
+
+
+def test_joblibs_workers_come_from_a_server() -> None:
+    joblib = pytest.importorskip("joblib")
+    import causeway.joblib
+
+    try:
+        with joblib.parallel_config("causeway", n_jobs=2):
+            found = joblib.Parallel()(joblib.delayed(tasks.parent_pid)(i) for i in range(8))
+        assert set(found) == {server().pid}
+    finally:
+        causeway.joblib.shutdown()
+
+
+# ---- a process as any other of multiprocessing's
+
+
+def test_exit_codes_are_told(context: Any) -> None:
+    codes = {}
+    for code in (0, 7):
+        codes[code] = start(context, tasks.end, code)
+    killed, lasting = start(context, tasks.nap), start(context, tasks.nap)
+    for code, process in codes.items():
+        process.join(30)
+        assert process.exitcode == code
+    assert lasting.is_alive()
+    assert lasting in multiprocessing.active_children()
+    killed.kill()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    lasting.terminate()
+    assert multiprocessing.connection.wait([lasting.sentinel], 30)
+    lasting.join()
+    assert lasting.exitcode == -signal.SIGTERM
+    assert lasting not in multiprocessing.active_children()
+
+
+def test_descriptors_and_locks_reach_a_worker(context: Any) -> None:
+    reader, writer = context.Pipe(duplex=False)
+    with cw.Pool(1, tasks.keep, (writer, context.Lock()), context=context) as pool:
+        assert server().pid in set(pool.map(tasks.parent_pid, range(2)))
+        pool.apply(tasks.send_back, ("here",))
+        assert reader.poll(30)
+        assert reader.recv() == "here"
+
+
+def test_too_many_descriptors_are_refused_with_the_limit() -> None:
+    context = multiprocessing.get_context("spawn")
+    many = [Connection(os.open(os.devnull, os.O_RDWR)) for _ in range(241)]
+    with pytest.raises(ValueError, match="241 descriptors in its initargs; the limit is 240"):
+        start(context, tasks.keep, *many)
+    process = start(context, tasks.keep, *many[:240])
+    process.join()
+    assert process.exitcode == 0
+    assert parents_of_workers(context) == {server().pid}
+
+
+def test_exit_handlers_of_import_run_once_and_those_of_a_worker_in_it(
+    script: Script, tmp_path: Path
+) -> None:
+    mark = tmp_path / "ended"
+    done = script(
+        """
+        import atexit, multiprocessing, os, sys, tempfile
+        import causeway as cw
+        from causeway import _pool_server
+        def ended(words):
+            with open(sys.argv[1], "a") as file:
+                print(words, os.getpid(), file=file)
+        if __name__ != "__main__":
+            folder = tempfile.TemporaryDirectory()
+            atexit.register(ended, "import")
+        def begin():
+            atexit.register(ended, "worker")
+        def shared(_):
+            return folder.name
+        if __name__ == "__main__":
+            pool = cw.Pool(2, begin, context=multiprocessing.get_context("spawn"))
+            (name,) = set(pool.map(shared, range(8)))
+            pids = [child.pid for child in multiprocessing.active_children()]
+            pool.close()
+            pool.join()
+            assert os.path.isdir(name)
+            (server,) = _pool_server._servers.values()
+            print(*pids, server.pid, name)
+        """,
+        str(mark),
+    )
+    *pids, server, folder = done.stdout.split()
+    expected = {f"worker {pid}" for pid in pids} | {f"import {server}"}
+    assert eventually(lambda: set(mark.read_text().splitlines()) == expected)
+    assert not Path(folder).exists()
+
+
+def test_the_server_keeps_no_output_of_the_parent_open(context: Any) -> None:
+    parents_of_workers(context)
+    was = server()
+    reader, writer = os.pipe()
+    saved = os.dup(1)
+    os.dup2(writer, 1)
+    os.close(writer)
+    try:
+        with cw.Pool(1, context=context) as pool:
+            pool.apply(tasks.say, ("to the new output",))
+            pool.close()
+            pool.join()
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+    with open(reader) as file:
+        assert file.read() == "to the new output\n"  # and then its end, though the server lives
+    assert server() is was
+
+
+# ---- as a plain spawn would have it now
+
+
+def test_surroundings_are_those_of_now(
+    context: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check() -> _pool_server.Server:
+        with cw.Pool(1, context=context) as pool:
+            variable, folder, argv, path, cpus = pool.apply(tasks.surroundings, ("CW_TEST",))
+        assert variable == os.environ.get("CW_TEST")
+        assert folder == os.getcwd()
+        assert argv == sys.argv
+        assert path == sys.path
+        assert cpus == os.sched_getaffinity(0)
+        return server()
+
+    seen = [check()]
+    monkeypatch.setenv("CW_TEST", "1")
+    seen.append(check())
+    monkeypatch.chdir(tmp_path)
+    seen.append(check())
+    monkeypatch.setattr(sys, "argv", ["other", "words"])
+    seen.append(check())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen.append(check())
+    all_cpus = os.sched_getaffinity(0)
+    if len(all_cpus) > 1:
+        os.sched_setaffinity(0, {min(all_cpus)})
+        try:
+            seen.append(check())
+        finally:
+            os.sched_setaffinity(0, all_cpus)
+    assert len({id(found) for found in seen}) == len(seen)
+    was = check()
+    assert check() is was
+
+
+def test_an_edited_module_is_imported_anew(
+    context: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / f"edited_{context.get_start_method()}.py"
+    text = "def value():\n    return {}\ndef begin():\n    pass\n"
+    module.write_text(text.format(1))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    edited = __import__(module.stem)
+
+    def value() -> Any:
+        with cw.Pool(1, edited.begin, context=context) as pool:
+            return pool.apply(edited.value)
+
+    assert value() == 1
+    was = server()
+    assert value() == 1
+    assert server() is was
+    module.write_text(text.format(22))
+    assert value() == 22
+
+
+def test_the_interpreter_is_the_one_that_was_set(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\nCW_TEST_WRAPPED=1 exec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    before = multiprocessing.spawn.get_executable()
+    try:
+        context.set_executable(str(wrapper))
+        with cw.Pool(1, context=context) as pool:
+            assert pool.apply(tasks.surroundings, ("CW_TEST_WRAPPED",))[0] == "1"
+    finally:
+        multiprocessing.spawn.set_executable(before)
+    with cw.Pool(1, context=context) as pool:
+        assert pool.apply(tasks.surroundings, ("CW_TEST_WRAPPED",))[0] is None
+
+
+# ---- deaths
+
+
+def test_the_servers_death_leaves_its_workers_and_the_next_start_makes_a_new_one(
+    context: Any,
+) -> None:
+    with cw.Pool(2, context=context) as pool:
+        pids = set(pool.map(tasks.parent_pid, range(8), chunksize=1))
+        was = server()
+        assert pids == {was.pid}
+        os.kill(was.pid, signal.SIGKILL)
+        assert was.ended(30)
+        assert pool.map(abs, range(-8, 0), chunksize=1) == list(range(8, 0, -1))
+        with pytest.raises(cw.WorkerDied, match="is gone") as caught:
+            pool.apply(tasks.end, (3,))
+        assert caught.value.exitcode is None  # nobody can know it
+        assert pool.map(abs, range(-8, 0), chunksize=1) == list(range(8, 0, -1))
+        assert server() is not was
+
+
+def test_a_stopped_server_is_given_up(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(context, tasks.end, 0).join()
+    was = server()
+    os.kill(was.pid, signal.SIGSTOP)
+    monkeypatch.setattr(_pool_server, "_REPLY_SECONDS", 0.1)
+    process = start(context, tasks.end, 5)
+    process.join(30)
+    assert process.exitcode == 5
+    assert was.ended(30)  # and with it the worker that it might still have made
+
+
+def test_how_a_worker_ended_is_not_waited_for_long(context: Any) -> None:
+    process = start(context, tasks.nap)
+    was = server()
+    os.kill(was.pid, signal.SIGSTOP)
+    try:
+        process.kill()
+        process.join()
+        assert process.exitcode == _pool_server.UNKNOWN_EXIT
+        assert _pool_process.exitcode_of(process) is None
+    finally:
+        os.kill(was.pid, signal.SIGCONT)
+
+
+def test_a_worker_of_a_request_that_was_given_up_never_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    start(context, tasks.end, 0).join()
+    made = []
+    fork = _pool_server.Server.fork
+
+    def lost(self: _pool_server.Server, *args: Any) -> Any:
+        pid, pidfd = fork(self, *args)
+        made.append(pidfd)
+        raise _pool_server.ServerLost
+
+    monkeypatch.setattr(_pool_server.Server, "fork", lost)
+    mark = tmp_path / "ran"
+    process = start(context, Path.touch, mark)
+    process.join()
+    assert process.exitcode == 0  # by plain spawn
+    mark.unlink()
+    assert len(made) == 2
+    for pidfd in made:
+        assert multiprocessing.connection.wait([pidfd], 30)
+        os.close(pidfd)
+    assert not mark.exists()
+
+
+def test_servers_that_die_again_and_again_give_way_to_plain_spawn(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(self: _pool_server.Server, *args: Any) -> Any:
+        self.kill()
+        raise _pool_server.ServerLost
+
+    monkeypatch.setattr(_pool_server.Server, "fork", lost)
+    assert parents_of_workers(context) == {os.getpid()}
+
+
+def test_a_server_that_dies_while_it_imports_gives_way_to_plain_spawn(script: Script) -> None:
+    done = script(
+        """
+        import multiprocessing, os
+        import causeway as cw
+        from causeway import _pool_server
+        if __name__ == "__mp_main__" and not multiprocessing.current_process().daemon:
+            if multiprocessing.process.current_process().name == "MainProcess":
+                os._exit(3)
+        if __name__ == "__main__":
+            with cw.Pool(2, context=multiprocessing.get_context("spawn")) as pool:
+                print(pool.map(abs, range(-4, 0)))
+            (server,) = _pool_server._servers.values()
+            print(server.refusal)
+        """
+    )
+    assert (
+        done.stdout
+        == "[4, 3, 2, 1]\nthe server for them died while it imported the user's modules\n"
+    )
+
+
+def test_nobody_outlives_the_parent(script: Script) -> None:
+    done = script(
+        """
+        import multiprocessing, os, signal
+        import causeway as cw
+        from causeway import _pool_process, _pool_server
+        import server_tasks as tasks
+        if __name__ == "__main__":
+            context = multiprocessing.get_context("spawn")
+            pool = cw.Pool(2, context=context)
+            pool.map(abs, range(8))
+            pids = [child.pid for child in multiprocessing.active_children()]
+            deaf = _pool_process.process_class(context)(target=tasks.nap)  # watches nobody
+            deaf.start()
+            (server,) = _pool_server._servers.values()
+            print(server.pid, deaf.pid, *pids, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    )
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 4
+    assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10)
+
+
+def test_signals_for_all_of_a_terminal_leave_the_server(context: Any) -> None:
+    parents_of_workers(context)
+    was = server()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(was.pid, number)
+    assert parents_of_workers(context) == {was.pid}
+
+
+def test_a_replaced_server_ends_with_its_last_worker(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start(context, tasks.nap)
+    was = server()
+    monkeypatch.setenv("CW_TEST", "2")
+    start(context, tasks.end, 0).join()
+    assert server() is not was
+    assert not was.ended()
+    process.terminate()
+    process.join()
+    assert process.exitcode == -signal.SIGTERM
+    assert was.ended(30)
+
+
+def test_a_fork_of_the_parent_has_a_server_of_its_own(script: Script) -> None:
+    done = script(
+        """
+        import multiprocessing, os
+        import causeway as cw
+        from causeway import _pool_server
+        import server_tasks as tasks
+        def parents():
+            with cw.Pool(2, context=multiprocessing.get_context("spawn")) as pool:
+                return set(pool.map(tasks.parent_pid, range(4)))
+        if __name__ == "__main__":
+            mine = parents()
+            child = os.fork()
+            if child == 0:
+                others = parents()
+                os._exit(not (len(others) == 1 and others.isdisjoint(mine | {os.getpid()})))
+            assert os.waitpid(child, 0)[1] == 0
+            assert parents() == mine
+            print("good")
+        """,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    )
+    assert done.stdout == "good\n"
+
+
+def test_threads_start_pools_at_once(context: Any) -> None:
+    found: list[set[int]] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(parents_of_workers(context))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [{server().pid}] * 4
+
+
+def test_no_descriptor_is_left(context: Any) -> None:
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def use() -> None:
+        parents_of_workers(context)
+        with contextlib.suppress(cw.WorkerDied), cw.Pool(1, context=context) as pool:
+            pool.apply(tasks.end, (1,))
+        gc.collect()
+
+    use()
+    before = count()
+    use()
+    use()
+    assert eventually(lambda: count() <= before)
+    _pool_server.stop()
+    assert count() < before

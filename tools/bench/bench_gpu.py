@@ -1,0 +1,237 @@
+"""GPU arrays beside what they are made of and what users pick today: `make bench-gpu`.
+
+Every figure stands beside its peer of the same run: the driver's own calls for copies and imports, torch's Queue for
+passing arrays on. Random data, buffers in rotation, every result is checked.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import gpu_driver as driver
+import numpy as np
+
+import causeway as cw
+
+sys.path.insert(0, str(Path(__file__).parent))
+MIB = 1 << 20
+ROWS: list[tuple[str, float, str, float, str]] = []
+
+
+def seconds(action: Callable[[int], object], rounds: int) -> float:
+    """The median time of one action; the first two rounds do not count."""
+    times = []
+    for i in range(rounds + 2):
+        begin = time.perf_counter()
+        action(i)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[2:])
+
+
+def row(what: str, ours: float, peer: str, theirs: float, unit: str) -> None:
+    """Notes a line of the table."""
+    ROWS.append((what, ours, peer, theirs, unit))
+
+
+def host_copies(size: int) -> None:
+    """To a GPU and back, from memory of ours and from the driver's pinned memory."""
+    stream, count = driver.stream(), 3
+    source = [
+        cw.asarray(np.random.default_rng(i).integers(0, 255, size, "u1")) for i in range(count)
+    ]
+    target = [cw.empty(size, "u1", device="cuda:0") for _ in range(count)]
+    back = [cw.zeros(size, "u1") for _ in range(count)]
+    rounds = 20 if size <= 64 * MIB else 8
+
+    def raw(kind: str, to: list[int], of: list[int]) -> float:
+        def once(i: int) -> None:
+            driver.copy(kind, to[i % count], of[i % count], size, stream)
+            driver.finish(stream)
+
+        return seconds(once, rounds)
+
+    pinned, memory = (
+        [driver.pinned(size) for _ in range(count)],
+        [driver.memory(size) for _ in range(count)],
+    )
+    theirs_in, theirs_out = raw("HtoD", memory, pinned), raw("DtoH", pinned, memory)
+    ours_in = seconds(lambda i: target[i % count].copy_from(source[i % count]), rounds)
+    ours_out = seconds(lambda i: back[i % count].copy_from(target[i % count]), rounds)
+    for of, to in zip(source, back, strict=True):
+        assert np.array_equal(of.numpy(), to.numpy())
+    other = [cw.empty(size, "u1", device="cuda:0") for _ in range(count)]
+    ours_same = seconds(lambda i: other[i % count].copy_from(target[i % count]), rounds)
+    theirs_same = raw("DtoD", memory[1:] + memory[:1], memory)
+    assert np.array_equal(other[0].to("cpu").numpy(), source[0].numpy())
+    for at in memory:
+        driver.free(at)
+    name = f"{size // MIB} MiB"
+    row(
+        f"host to GPU, {name}",
+        size / ours_in / 1e9,
+        "driver, pinned",
+        size / theirs_in / 1e9,
+        "GB/s",
+    )
+    row(
+        f"GPU to host, {name}",
+        size / ours_out / 1e9,
+        "driver, pinned",
+        size / theirs_out / 1e9,
+        "GB/s",
+    )
+    row(f"within a GPU, {name}", size / ours_same / 1e9, "driver", size / theirs_same / 1e9, "GB/s")
+
+
+CHILD = """if True:
+    import json, statistics, sys, time, causeway as cw
+    cw.zeros(1, device="cuda:0")
+    times = []
+    for i in range(12):
+        begin = time.perf_counter()
+        w = cw.get(f"bench/{i}")
+        times.append(time.perf_counter() - begin)
+        assert w[0].to("cpu").item() == i
+    known = []
+    for i in range(300):
+        begin = time.perf_counter()
+        w = cw.get("bench/3")
+        known.append(time.perf_counter() - begin)
+    print(json.dumps([statistics.median(times[1:]), statistics.median(known)]))
+"""
+
+
+def imports(size: int) -> None:
+    """The first sight of a slab, and of an array in a slab that is known."""
+    import json
+
+    kept = [cw.put(f"bench/{i}", cw.full(size, i, "u1", device="cuda:0")) for i in range(12)]
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True)
+    first, known = json.loads(done.stdout)
+    fds = [driver.export(size) for _ in range(12)]
+    times = []
+    for fd in fds:
+        begin = time.perf_counter()
+        driver.map_fd(fd, size)
+        times.append(time.perf_counter() - begin)
+        os.close(fd)
+    raw = statistics.median(times[1:])
+    row(
+        f"first get of a slab, {size // MIB} MiB",
+        first * 1e6,
+        "driver: import and map",
+        raw * 1e6,
+        "us",
+    )
+    row("get of an array in a known slab", known * 1e6, "", 0.0, "us")
+    for i in range(12):
+        cw.remove(f"bench/{i}")
+    del kept
+
+
+def answer(there: cw.Queue, back: cw.Queue) -> None:
+    """The other process of passing()."""
+    back.put(None)
+    while (w := there.get()) is not None:
+        back.put(w.shape)
+
+
+def answer_torch(there: object, back: object) -> None:
+    """The same with torch's queues."""
+    import torch
+
+    torch.zeros(1, device="cuda")
+    back.put(None)  # type: ignore[attr-defined]
+    while (w := there.get()) is not None:  # type: ignore[attr-defined]
+        back.put(tuple(w.shape))  # type: ignore[attr-defined]
+        del w
+
+
+def passing(size: int) -> None:
+    """An array to another process through a queue, and a word back; both sides hot."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    there, back = cw.Queue(), cw.Queue()
+    child = context.Process(target=answer, args=(there, back))
+    child.start()
+    back.get()
+    same = cw.full(size, 1, "u1", device="cuda:0")
+    fresh = [cw.full(size, i, "u1", device="cuda:0") for i in range(23)]
+
+    def turn(w: cw.Array) -> None:
+        there.put(w)
+        assert back.get() == (size,)
+
+    ours_same = seconds(lambda _: turn(same), 200)
+    for w in fresh:
+        turn(w)  # the slab is known
+    ours_fresh = seconds(lambda i: turn(fresh[i % len(fresh)][:]), 60)
+    there.put(None)
+    child.join()
+    theirs = passing_torch(size, context)
+    name = f"{size // MIB} MiB"
+    row(
+        f"to another process and back, the same array, {name}",
+        ours_same * 1e6,
+        "torch Queue",
+        theirs[0],
+        "us",
+    )
+    row(
+        f"to another process and back, another array, {name}",
+        ours_fresh * 1e6,
+        "torch Queue",
+        theirs[1],
+        "us",
+    )
+
+
+def passing_torch(size: int, context: object) -> tuple[float, float]:
+    """Microseconds for the same array and for another one; 0 where there is no torch."""
+    try:
+        import torch
+        import torch.multiprocessing as tm
+    except ImportError:
+        return 0.0, 0.0
+    context = tm.get_context("spawn")
+    there, back = context.Queue(), context.Queue()
+    child = context.Process(target=answer_torch, args=(there, back))
+    child.start()
+    back.get()
+    same = torch.ones(size, dtype=torch.uint8, device="cuda")
+    fresh = [torch.ones(size, dtype=torch.uint8, device="cuda") for _ in range(23)]
+    torch.cuda.synchronize()
+
+    def turn(w: object) -> None:
+        there.put(w)
+        back.get()
+
+    times = (seconds(lambda _: turn(same), 60), seconds(lambda i: turn(fresh[i % 23]), 20))
+    there.put(None)
+    child.join()
+    return times[0] * 1e6, times[1] * 1e6
+
+
+def main() -> None:
+    """Runs all and prints the table."""
+    driver.enter()
+    imports(300 * MIB)  # so large that each has a slab of its own
+    for size in (1 * MIB, 64 * MIB, 512 * MIB):
+        host_copies(size)
+    for size in (1 * MIB, 256 * MIB):
+        passing(size)
+    print(f"{'what':58} {'causeway':>10}  {'peer':24} {'figure':>10}  unit  ratio")
+    for what, ours, peer, theirs, unit in ROWS:
+        ratio = f"{ours / theirs:6.2f}" if theirs else ""
+        print(f"{what:58} {ours:10.1f}  {peer:24} {theirs:10.1f}  {unit:5} {ratio}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,324 @@
+/*
+ * A pool's memory: its sizes, its two ends, what goes through a cell, and what a worker may lie
+ * about. Whose turn it is and who sleeps is shm/dispatch.h's (test_dispatch.c).
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+#include <sys/mman.h>
+
+#include "ipc/causeway.h"
+#include "shm/dispatch.h"
+#include "shm/error.h"
+#include "tests/support.h"
+
+#define WORKERS 2u
+#define CELLS   4u
+
+static void *memory;
+static uint64_t memory_bytes;
+static cw_pool *pool;
+static cw_worker *workers[WORKERS];
+
+static int setup(void **state) {
+    (void)state;
+    memory_bytes = cw_pool_bytes(WORKERS, CELLS);
+    memory = mmap(NULL, memory_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return -1;
+    memset(memory, 0xa5, memory_bytes); /* used before */
+    if (cw_pool_new(memory, memory_bytes, WORKERS, CELLS, &pool) != 0)
+        return -1;
+    for (uint32_t i = 0; i < WORKERS; i++)
+        if (cw_worker_open(memory, memory_bytes, WORKERS, CELLS, i, 2, &workers[i]) != 0)
+            return -1;
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    for (uint32_t i = 0; i < WORKERS; i++)
+        cw_worker_close(workers[i]);
+    cw_pool_delete(pool);
+    return munmap(memory, memory_bytes);
+}
+
+/* The shared parts, as shm/dispatch.h has them, for lies. */
+static struct cw_dispatch_words *words(void) {
+    return (void *)((uint8_t *)memory + 64);
+}
+static struct cw_dispatch_worker *worker_words(uint32_t w) {
+    return (struct cw_dispatch_worker *)(void *)(words() + 1) + w;
+}
+static struct cw_cell *cell_words(uint32_t cell) {
+    return (struct cw_cell *)(void *)worker_words(WORKERS) + cell;
+}
+
+static void fails(int code, int wanted, const char *says) {
+    assert_int_equal(code, wanted);
+    if (!strstr(cw_detail(), says))
+        fail_msg("'%s' does not say '%s'", cw_detail(), says);
+}
+
+static cw_task submit(const void *data, uint32_t size_bytes) {
+    cw_task task;
+    assert_int_equal(cw_pool_reserve(pool, &task), 0);
+    memcpy(task.data, data, size_bytes);
+    task.size_bytes = size_bytes;
+    task.kind = 3;
+    task.function = 0x1122334455667788ull;
+    task.slot = 5;
+    task.function_bytes = 11;
+    assert_int_equal(cw_pool_submit(pool, &task), 0);
+    cw_pool_wake(pool, 1);
+    return task;
+}
+
+static cw_task take(uint32_t w) {
+    cw_task task;
+    assert_int_equal(cw_worker_take(workers[w], &task), 0);
+    assert_int_equal(task.worker, w);
+    return task;
+}
+
+static cw_task collect(void) {
+    cw_task task;
+    assert_int_equal(cw_pool_collect(pool, &task), 0);
+    return task;
+}
+
+static void sizes_have_limits(void **state) {
+    (void)state;
+    assert_int_equal(cw_pool_bytes(0, 1), 0);
+    assert_int_equal(cw_pool_bytes(2, 1), 0);
+    assert_int_equal(cw_pool_bytes(CW_POOL_WORKERS_MAX + 1, CW_POOL_CELLS_MAX), 0);
+    assert_int_equal(cw_pool_bytes(1, CW_POOL_CELLS_MAX + 1), 0);
+    assert_true(cw_pool_bytes(1, 1) > 0);
+    assert_true(cw_pool_bytes(CW_POOL_WORKERS_MAX, CW_POOL_CELLS_MAX) > 1ull << 30);
+    cw_pool *other;
+    fails(cw_pool_new(memory, memory_bytes, 0, 1, &other), -EINVAL, "0 workers and 1 cells were");
+    fails(cw_pool_new(memory, memory_bytes, 3, 2, &other), -EINVAL, "as many cells or more");
+    fails(cw_pool_new(memory, memory_bytes - 1, WORKERS, CELLS, &other), -EINVAL, "were given");
+    fails(cw_pool_new(NULL, memory_bytes, WORKERS, CELLS, &other), -EINVAL, "multiple of 64");
+    fails(cw_pool_new((uint8_t *)memory + 8, memory_bytes - 64, 1, 1, &other), -EINVAL,
+          "multiple of 64");
+    fails(cw_pool_new(memory, memory_bytes, WORKERS, CELLS, NULL), -EINVAL, "NULL was given");
+    cw_pool_delete(NULL);
+}
+
+static void a_worker_opens_what_the_parent_formatted(void **state) {
+    (void)state;
+    cw_worker *other;
+    fails(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, WORKERS, 0, &other), -EINVAL,
+          "has no worker 2");
+    fails(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 0, 0, NULL), -EINVAL, "no worker");
+    fails(cw_worker_open(memory, memory_bytes, 1, CELLS, 0, 0, &other), -EPROTO, "not formatted");
+    fails(cw_worker_open(memory, memory_bytes, WORKERS, 2, 0, 0, &other), -EPROTO, "not formatted");
+    fails(cw_worker_open(memory, memory_bytes, WORKERS, CELLS + 9, 0, 0, &other), -EINVAL,
+          "were given");
+    memset(memory, 0, 8);
+    fails(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 0, 0, &other), -EPROTO,
+          "not formatted");
+}
+
+static void a_task_and_its_answer_go_through_a_cell(void **state) {
+    (void)state;
+    uint8_t data[CW_POOL_DATA_MAX], back[CW_POOL_DATA_MAX];
+    memset(data, 7, sizeof data);
+    memset(back, 9, sizeof back);
+    memcpy(cw_pool_function(pool, 5), "a function", 11);
+    for (uint32_t size = 0; size <= CW_POOL_DATA_MAX; size += CW_POOL_DATA_MAX / 4) {
+        cw_task sent = submit(data, size), task = take(1);
+        assert_int_equal(task.cell, sent.cell);
+        assert_int_equal(task.size_bytes, size);
+        assert_int_equal(task.kind, 3);
+        assert_true(task.function == sent.function && task.slot == 5 && task.function_bytes == 11);
+        assert_string_equal(cw_worker_function(workers[1], &task), "a function");
+        assert_memory_equal(task.data, data, size);
+        task.size_bytes = CW_POOL_DATA_MAX - size;
+        task.kind = 8;
+        memcpy(task.data, back, task.size_bytes);
+        cw_worker_answer(workers[1], &task, 100, 1000);
+        cw_task answer = collect();
+        assert_int_equal(answer.cell, sent.cell);
+        assert_int_equal(answer.worker, 1);
+        assert_int_equal(answer.kind, 8);
+        assert_int_equal(answer.size_bytes, CW_POOL_DATA_MAX - size);
+        assert_memory_equal(answer.data, back, answer.size_bytes);
+        cw_pool_free(pool, answer.cell);
+    }
+    cw_worker_info info;
+    cw_pool_look_at(pool, 1, &info);
+    assert_int_equal(info.tasks, 5);
+    assert_int_equal(info.bytes_in, 500 + CW_POOL_DATA_MAX / 4 * (1 + 2 + 3 + 4));
+    assert_int_equal(info.bytes_out, 5000 + CW_POOL_DATA_MAX / 4 * (1 + 2 + 3 + 4));
+    cw_pool_look_at(pool, 0, &info);
+    assert_int_equal(info.tasks, 0);
+}
+
+static void cells_run_out_and_come_back(void **state) {
+    (void)state;
+    cw_task tasks[CELLS], more;
+    for (uint32_t i = 0; i < CELLS; i++)
+        tasks[i] = submit(&i, sizeof i);
+    assert_int_equal(cw_pool_ready(pool), CELLS);
+    assert_int_equal(cw_pool_reserve(pool, &more), -EAGAIN);
+    assert_int_equal(cw_pool_withdraw(pool, tasks[3].cell), 0);
+    cw_pool_free(pool, tasks[3].cell);
+    assert_int_equal(cw_pool_reserve(pool, &more), 0);
+    cw_pool_free(pool, more.cell);
+    int64_t elapsed_ns;
+    assert_int_equal(cw_pool_taker(pool, tasks[0].cell, &elapsed_ns), -1);
+    cw_task task = take(0);
+    assert_int_equal(task.cell, tasks[0].cell);
+    assert_int_equal(cw_pool_taker(pool, task.cell, &elapsed_ns), 0);
+    assert_int_equal(cw_pool_withdraw(pool, task.cell), -EBUSY);
+    assert_int_equal(cw_pool_collect(pool, &more), -EAGAIN);
+    assert_int_equal(cw_pool_bury(pool, 0, &more), 0);
+    assert_int_equal(more.cell, task.cell);
+    assert_int_equal(more.worker, 0);
+    assert_int_equal(cw_pool_bury(pool, 0, &more), -EAGAIN);
+}
+
+static void what_a_worker_says_of_itself_is_read(void **state) {
+    (void)state;
+    cw_task task;
+    cw_worker_info info;
+    uint32_t was = cw_pool_news(pool, 1);
+    strcpy(cw_worker_words(workers[1]), "ready, with a warning");
+    cw_worker_tell(workers[1], 4);
+    assert_int_equal(cw_pool_wait(pool, 1, was, 0, 0), 0);
+    cw_pool_look_at(pool, 1, &info);
+    assert_int_equal(info.state, 4);
+    assert_string_equal(cw_pool_words(pool, 1), "ready, with a warning");
+    assert_int_equal(cw_pool_bury(pool, 1, &task), -EAGAIN);
+    cw_pool_look_at(pool, 1, &info);
+    assert_int_equal(info.state, 0);
+}
+
+static void figures_go_on_with_the_next_worker(void **state) {
+    (void)state;
+    cw_worker_info info;
+    for (int i = 0; i < 2; i++) {
+        submit("ab", 2);
+        cw_task task = take(0);
+        cw_worker_answer(workers[0], &task, 0, 0);
+        task = collect();
+        cw_pool_free(pool, task.cell);
+        assert_int_equal(cw_pool_bury(pool, 0, &task), -EAGAIN);
+        cw_worker_close(workers[0]);
+        assert_int_equal(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 0, 99, &workers[0]),
+                         0);
+    }
+    cw_pool_look_at(pool, 0, &info);
+    assert_int_equal(info.tasks, 2);
+    assert_int_equal(info.bytes_out, 4);
+}
+
+static void workers_leave_when_told(void **state) {
+    (void)state;
+    cw_task task;
+    submit("a", 1);
+    cw_pool_dismiss(pool, 0);
+    assert_int_equal(cw_worker_take(workers[0], &task), -ESHUTDOWN);
+    cw_pool_close(pool, 1);
+    task = take(1);
+    cw_worker_answer(workers[1], &task, 0, 0);
+    assert_int_equal(cw_worker_take(workers[1], &task), -ESHUTDOWN);
+}
+
+/* ---- lies ---- */
+
+static void sizes_in_a_cell_never_lead_outside(void **state) {
+    (void)state;
+    submit("a", 1);
+    cw_task task = take(0);
+    struct cw_cell *cell = cell_words(task.cell);
+    cw_worker_answer(workers[0], &task, 0, 0);
+    cell->meta[0] = UINT64_MAX; /* kind and size */
+    assert_int_equal(collect().size_bytes, CW_POOL_DATA_MAX);
+    cw_pool_free(pool, task.cell);
+    for (int i = 0; i < 2; i++) {
+        cw_task sent = submit("a", 1);
+        cell = cell_words(sent.cell);
+        cell->meta[2] = i ? (uint64_t)(CW_POOL_FUNCTION_MAX + 1) << 32 : CW_POOL_FUNCTION_SLOTS;
+        fails(cw_worker_take(workers[1], &task), -EPROTO, "a task names");
+        assert_int_equal(cw_pool_bury(pool, 1, &task), 0); /* it ends with that worker */
+        cw_pool_free(pool, task.cell);
+        assert_int_equal(cw_pool_bury(pool, 1, &task), -EAGAIN);
+    }
+}
+
+static void who_answers_what_it_did_not_have_is_named(void **state) {
+    (void)state;
+    cw_task task;
+    submit("a", 1);
+    task = take(0);
+    atomic_store(&worker_words(1)->done, 1);
+    fails(cw_pool_collect(pool, &task), -EPROTO, "worker 1 says that it has answered");
+    assert_int_equal(task.worker, 1);
+    atomic_store(&worker_words(1)->done, CELLS + 2);
+    fails(cw_pool_collect(pool, &task), -EPROTO, "worker 1 says that it has given");
+    assert_int_equal(task.worker, 1);
+    assert_int_equal(cw_pool_collect(pool, &task), -EAGAIN);
+    atomic_store(&words()->head, 77);
+    assert_int_equal(cw_pool_reserve(pool, &task), 0);
+    task.size_bytes = task.slot = task.function_bytes = 0;
+    fails(cw_pool_submit(pool, &task), -EPROTO, "head is 77");
+}
+
+/* Whatever a worker writes into the shared words: an error, and no harm. */
+static void any_words_do_no_harm(void **state) {
+    (void)state;
+    struct chance chance = chance_init(1);
+    uint8_t *from = (uint8_t *)words(), *to = (uint8_t *)cell_words(CELLS);
+    to += 4 * CELLS * (1 + WORKERS); /* queue and done rings; a little more for their alignment */
+    for (int round = 0; round < 5000; round++) {
+        cw_task task;
+        if (cw_pool_reserve(pool, &task) == 0) {
+            task = (cw_task){.cell = task.cell, .data = task.data};
+            if (cw_pool_submit(pool, &task) != 0)
+                cw_pool_free(pool, task.cell);
+        }
+        for (int i = 0; i < 3; i++)
+            from[chance_below(&chance, (uint64_t)(to - from))] = (uint8_t)chance_next(&chance);
+        cw_pool_close(pool, 1); /* nobody sleeps here */
+        for (uint32_t w = 0; w < WORKERS; w++) {
+            if (cw_worker_take(workers[w], &task) == 0) {
+                assert_true(task.cell < CELLS && task.size_bytes <= CW_POOL_DATA_MAX);
+                task.size_bytes = 8;
+                cw_worker_answer(workers[w], &task, 0, 0);
+            }
+        }
+        for (int i = 0; i < 9; i++)
+            if (cw_pool_collect(pool, &task) == 0)
+                cw_pool_free(pool, task.cell);
+        if (round % 16)
+            continue;
+        for (uint32_t w = 0; w < WORKERS; w++)
+            for (int code; (code = cw_pool_bury(pool, w, &task)) != -EAGAIN;) {
+                assert_true(code == 0 || code == 1);
+                cw_pool_free(pool, task.cell);
+            }
+    }
+}
+
+int main(void) {
+    chance_seed();
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(sizes_have_limits),
+        TEST(a_worker_opens_what_the_parent_formatted),
+        TEST(a_task_and_its_answer_go_through_a_cell),
+        TEST(cells_run_out_and_come_back),
+        TEST(what_a_worker_says_of_itself_is_read),
+        TEST(figures_go_on_with_the_next_worker),
+        TEST(workers_leave_when_told),
+        TEST(sizes_in_a_cell_never_lead_outside),
+        TEST(who_answers_what_it_did_not_have_is_named),
+        TEST(any_words_do_no_harm),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -53,7 +53,9 @@ _START_DEATHS_MAX = 3
 _READ_AHEAD = 4  # tasks for each worker that imap reads ahead of what is done
 _REFILL = 4  # a map is cut further when a quarter of the cells is free
 _NO_ROOM, _NOT_PLAIN, _SHUT = -1, -3, -4  # of _dispatch's submit calls
-_SLICE_SECONDS = 1.0  # a signal may come just before the sleep: who waits for ever looks up now and then
+_SLICE_SECONDS = (
+    1.0  # a signal may come just before the sleep: who waits for ever looks up now and then
+)
 
 
 class Engine:
@@ -108,7 +110,9 @@ class Engine:
         if self.state != RUN:
             raise ValueError("Pool not running")
 
-    def call(self, function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
         """One call, waited for. (value,), or None where it must go as a job (nothing was begun then)."""
         if self._pending or self.options.retries:
             return None
@@ -592,7 +596,7 @@ class Engine:
         """Sees to a worker that has died: its last words, its task, its successor."""
         crew = self._crew
         crew.reap(worker)
-        for job, number, slot, _, what, _, held in self.dispatch.bury(worker.slot):
+        for job, number, _slot, _, what, _, held in self.dispatch.bury(worker.slot):
             if job is None:
                 self.dispatch.fail(number, outcomes.death(worker, what, None))
                 continue

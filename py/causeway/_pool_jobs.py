@@ -395,7 +395,12 @@ class IMapIterator(Job):
     def task_done(self, number: int, success: bool, value: Any) -> None:
         """Takes the results of one task; those of a failed one are one exception."""
         with self._lock:
-            if number < self._next and self.ordered or number in self._early or number in self._done:
+            if (
+                number < self._next
+                and self.ordered
+                or number in self._early
+                or number in self._done
+            ):
                 return
             if self.ordered:
                 self._early[number] = (success, value)

@@ -63,7 +63,10 @@ def death(worker: Worker, function: Any, span: tuple[int, int] | None) -> Worker
         items = f", item {first}" if count == 1 else f", items {first} to {first + count - 1}"
     kind, how = WorkerDied, f"{_how(worker.exitcode)} while it ran"
     if worker.overran is not None:
-        kind, how = TaskTimeout, f"was killed, since the task_timeout of {worker.overran} s was over, in"
+        kind, how = (
+            TaskTimeout,
+            f"was killed, since the task_timeout of {worker.overran} s was over, in",
+        )
     return kind(
         f"the Pool's worker {worker.pid} {how} {what}{items}; other tasks are not affected{_printed(worker)}",
         pid=worker.pid,

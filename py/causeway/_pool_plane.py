@@ -12,7 +12,9 @@ from causeway import _dispatch
 
 __all__ = ["PARENT_SPIN_SECONDS", "Plane", "spin_seconds", "spinners"]
 
-PARENT_SPIN_SECONDS = 100e-6  # the wake-up of a sleeping worker (FACTS: about 50 us) and a short task
+PARENT_SPIN_SECONDS = (
+    100e-6  # the wake-up of a sleeping worker (FACTS: about 50 us) and a short task
+)
 _CELLS_MIN, _CELLS_MAX, _CELLS_EACH = 256, 4096, 64
 _ROOM_MIN = 32  # workers that a Pool can be resized to, at least
 _CPUS_PER_SPINNER = 4

@@ -42,9 +42,7 @@ class Progress:
         if wanted is True:
             return cls(_default(total))
         if not callable(wanted):
-            raise TypeError(
-                f"progress must be True, False or a callable like tqdm, not {wanted!r}"
-            )
+            raise TypeError(f"progress must be True, False or a callable like tqdm, not {wanted!r}")
         return cls(wanted(total=total))
 
     def reach(self, count: int) -> None:

@@ -145,7 +145,9 @@ class _Future(futures.Future[Any], Job):
         """Whether a worker has taken it."""
         engine = self.engine
         return (
-            self._state == _PENDING and engine is not None and engine.dispatch.is_taken(self._cell, self)
+            self._state == _PENDING
+            and engine is not None
+            and engine.dispatch.is_taken(self._cell, self)
         )
 
     def done(self) -> bool:
@@ -200,7 +202,9 @@ class _Future(futures.Future[Any], Job):
                 self.set_result(value)
             else:
                 self.set_exception(_as_told(value))
-        except futures.InvalidStateError:  # it was set, or the executor ended at this moment and said so
+        except (
+            futures.InvalidStateError
+        ):  # it was set, or the executor ended at this moment and said so
             return
         engine = self.engine
         if engine is not None:

@@ -2,12 +2,13 @@
 
 A `Shared` belongs to one call over items that were all there when it began. Which arrays recur is found by a look at
 the items and at the function's state, before the first task is sent: by identity, in tuples, lists, dictionaries,
-partials, closures and objects without pickling code of their own, without running code of the user's. So an array that code of the user's fills
-anew for each pickle is never taken for the same. The look is bounded; what it does not find travels as ever,
-a copy for each task.
+partials, closures and objects without pickling code of their own. It runs no code of the user's, so that an array
+which such code fills anew for each pickle is never taken for the same. The look is bounded; what it does not find
+travels as ever, a copy for each task.
 
 The first task that has a recurring array brings it into a block, all tasks name that block, and workers open it
-copy-on-write: each task may write to its own, and nobody sees it.
+copy-on-write: each task may write to its own, and nobody sees it. (Items that a worker takes at one go are one task:
+they have one array, as with `multiprocessing.Pool`.)
 
 Invariant: nobody writes to such a block after its first task was sent. It has many receivers, of which none can
 say that it was the last, so unlike other blocks it is never used again by its sender: the call's end ends the

@@ -31,7 +31,7 @@ import numpy as np
 
 from causeway._pool_buffers import THRESHOLD_BYTES, Block, BlockStore
 
-__all__ = ["Shared", "recurring"]
+__all__ = ["Shared", "large_in", "recurring"]
 
 _LOOK_AT = 4096  # objects at each depth that the search looks at
 _DEPTH = 4  # items, their elements, those of the elements, ...
@@ -117,8 +117,13 @@ def recurring(
         counts[ident] = counts.get(ident, 0) + 1
     many = {ident: values for ident, values in found.items() if counts[ident] > 1}
     if with_function:
-        many.update((id(values), values) for values in _large_arrays([function]))
+        many.update((id(values), values) for values in large_in(function))
     return list(many.values())
+
+
+def large_in(function: Any) -> list[np.ndarray[Any, Any]]:
+    """The large arrays that a function takes along when it is pickled, in a partial or a closure."""
+    return _large_arrays([function])
 
 
 def _large_arrays(level: list[Any]) -> list[np.ndarray[Any, Any]]:

@@ -305,10 +305,22 @@ void cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block);
 void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* Takes back what the broker freed, on all devices: when a look pays, or now. */
 void cw_heap_collect(cw_client *client, bool now);
+/* Prepares an own slab to be carved; clean: it reads as zeros. */
+int cw_heap_divide(struct cw_slab *slab, struct cw_carver *carver, bool clean);
+/* May a free block's bytes be used anew? In GPU memory the last user's work may still be under way,
+ * also when all leases have ended. */
+bool cw_heap_drained(struct cw_slab *slab, uint32_t block);
+/* A slab that may have become entirely free: it is kept, or given up. */
+void cw_heap_settle(cw_client *client, struct cw_slab *slab);
 /* Makes a slab with one block of somebody else's memory, and holds that block. Without
  * client->lock. */
 int cw_heap_adopt_foreign(cw_client *client, int fd, uint64_t size_bytes, struct cw_slab **slab,
                           uint64_t *gen);
+
+/* ---- adopt.c ---- */
+/* Takes over a dead maker's slab with at least so much free. -ENOENT: there is none. Without the
+ * lock. */
+int cw_heap_adopt(cw_client *client, struct cw_heap *heap, uint64_t size_bytes);
 
 /* ---- array.c ---- */
 /* An array struct on a block that is held already and begins at begin_bytes of its slab; that hold

@@ -108,8 +108,7 @@ static bool unused(const struct cw_slab *slab) {
     return slab->carved && slab->arena.free_bytes == slab->arena.size_bytes;
 }
 
-/* A slab that may have become entirely free: it is kept, or given up. */
-static void settle(cw_client *client, struct cw_slab *slab) {
+void cw_heap_settle(cw_client *client, struct cw_slab *slab) {
     struct cw_heap *heap = slab->heap;
     if (!unused(slab) || slab->cached)
         return;
@@ -134,10 +133,7 @@ static bool cache_drop(cw_client *client) {
     return any;
 }
 
-/* May the block's bytes be used anew? In GPU memory the last user's work may still be under way,
- * also when all leases have ended. */
-static bool is_drained(cw_client *client, struct cw_slab *slab, uint32_t block) {
-    (void)client;
+bool cw_heap_drained(struct cw_slab *slab, uint32_t block) {
     return slab->device_kind == CW_DEVICE_HOST || cw_order_unused(cw_order_of(slab->table, block));
 }
 
@@ -146,12 +142,12 @@ static void give_drained(cw_client *client, struct cw_slab *slab, struct cw_exte
     slab->blocks[slab->blocks_free++] = extent->block;
     slab->arena.full = false;
     cw_carve_give(extent);
-    settle(client, slab);
+    cw_heap_settle(client, slab);
 }
 
 /* A block that is FREE: its bytes come back now, or when the last stream has passed. */
 static void give(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
-    if (is_drained(client, slab, extent->block)) {
+    if (cw_heap_drained(slab, extent->block)) {
         give_drained(client, slab, extent);
         return;
     }
@@ -231,8 +227,7 @@ void cw_heap_collect(cw_client *client, bool now) {
     }
 }
 
-/* Prepares an own slab to be carved. */
-static int carve_begin(struct cw_slab *slab, struct cw_carver *carver, bool clean) {
+int cw_heap_divide(struct cw_slab *slab, struct cw_carver *carver, bool clean) {
     uint64_t odd = slab->size_bytes % CW_CARVE_UNIT, usable = slab->size_bytes - odd;
     if (slab->flags & CW_SLAB_FOREIGN && odd)
         usable += CW_CARVE_UNIT; /* one block, whole: only the books are rounded up */
@@ -330,7 +325,7 @@ static int make_planned_slab(cw_client *client, struct cw_heap *heap, uint64_t s
     pthread_mutex_lock(&client->lock);
     code = cw_slab_add(client, heap, &info, fd, &table, &slab);
     if (code == 0) {
-        code = carve_begin(slab, &heap->carver, true);
+        code = cw_heap_divide(slab, &heap->carver, true);
         if (code)
             close_slab(client, slab);
         pthread_mutex_unlock(&client->lock);
@@ -360,123 +355,6 @@ static int make_slab(cw_client *client, struct cw_heap *heap, uint64_t size_byte
     }
 }
 
-struct found_block {
-    uint64_t offset_bytes, length_bytes, gen;
-    uint32_t number;
-};
-
-static int by_offset(const void *left, const void *right) {
-    const struct found_block *a = left, *b = right;
-    return a->offset_bytes < b->offset_bytes ? -1 : a->offset_bytes > b->offset_bytes;
-}
-
-/* Copies the live entries of an adopted slab's table, in the order of their addresses. -1: one
- * cannot be. */
-static int64_t read_entries(struct cw_slab *slab, struct found_block *found) {
-    int64_t count = 0;
-    for (uint32_t i = slab->capacity; i-- > 0;) {
-        struct cw_block *entry = &slab->table->blocks[i];
-        /* B8: pairs with B7 of the dead owner: offset and length are as new as the word. */
-        uint64_t word = CW_LOAD(B8, &entry->word, acquire);
-        if (cw_block_state(word) == CW_BLOCK_FREE) {
-            slab->blocks[slab->blocks_free++] = i;
-            continue;
-        }
-        found[count++] = (struct found_block){
-            .offset_bytes = CW_LOAD(B9, &entry->offset_bytes, relaxed),
-            .length_bytes = CW_LOAD(B9, &entry->length_bytes, relaxed),
-            .gen = cw_block_gen(word),
-            .number = i,
-        };
-    }
-    slab->blocks_used = slab->capacity;
-    qsort(found, (size_t)count, sizeof *found, by_offset);
-    uint64_t end = 0;
-    for (int64_t i = 0; i < count; i++) {
-        if ((found[i].offset_bytes | found[i].length_bytes) % CW_CARVE_UNIT ||
-            found[i].length_bytes == 0 || found[i].offset_bytes < end ||
-            found[i].offset_bytes > slab->arena.size_bytes ||
-            found[i].length_bytes > slab->arena.size_bytes - found[i].offset_bytes)
-            return -1;
-        end = found[i].offset_bytes + found[i].length_bytes;
-    }
-    return count;
-}
-
-/* Builds the free space of an adopted slab from its table: what is live waits until the broker
- * frees it. A table that a dead maker damaged is left alone: nothing is carved from that slab
- * again. */
-static int rebuild(cw_client *client, struct cw_slab *slab) {
-    struct cw_heap *heap = slab->heap;
-    int code = carve_begin(slab, &heap->carver, false);
-    struct found_block *found = malloc(slab->capacity * sizeof *found);
-    int64_t count = code == 0 && found ? read_entries(slab, found) : -1;
-    if (count < 0 && slab->carved)
-        slab->arena.full = true;
-    /* From the highest address down: each claim finds its range in the first extent. */
-    for (int64_t i = count; i-- > 0;) {
-        struct cw_extent *extent =
-            cw_arena_claim(&slab->arena, found[i].offset_bytes, found[i].length_bytes);
-        if (!extent) {
-            slab->arena.full = true;
-            break;
-        }
-        extent->block = found[i].number;
-        extent->gen = found[i].gen;
-        extent->published = true;
-        slab->locals[extent->block].extent = extent;
-        cw_heap_await(client, slab, extent->block);
-    }
-    free(found);
-    heap->owed++; /* some may have come back between the copy and now: look once */
-    if (count >= 0 && !slab->arena.full)
-        settle(client, slab);
-    return code;
-}
-
-/* Takes over a dead maker's slab with at least so much free. -ENOENT: there is none. Without the
- * lock. */
-static int adopt_slab(cw_client *client, struct cw_heap *heap, uint64_t size_bytes) {
-    /* M1: advice: whether it pays to ask. */
-    if (CW_LOAD(M1, &client->root->gauges[CW_GAUGE_orphan_slabs], relaxed) == 0)
-        return -ENOENT;
-    struct cw_slab_request request = {.device_kind = heap->backend->device_kind,
-                                      .free_bytes = size_bytes};
-    memcpy(request.device_uuid, heap->device_uuid, sizeof request.device_uuid);
-    struct iovec part = {&request, sizeof request};
-    struct cw_slab_info info;
-    uint32_t info_bytes = sizeof info;
-    int code =
-        cw_lane_call(client, CW_OP_SLAB_ADOPT, &part, 1, &info, &info_bytes, CW_CALL_BRIEF, -1);
-    if (code)
-        return code;
-    if (info_bytes != sizeof info)
-        return cw_fail(-EPROTO, "the broker answered SLAB_ADOPT with %u bytes", info_bytes);
-    struct cw_slab *slab;
-    pthread_mutex_lock(&client->lock);
-    code = cw_slab_get(client, info.slab, &slab);
-    if (code == 0 && slab->own)
-        code = cw_fail(-EPROTO, "the broker let us adopt our own slab %u", info.slab);
-    if (code == 0)
-        code = cw_slab_map(client, slab, false);
-    if (code == 0) {
-        cw_slab_wake(client, slab);
-        slab->heap = heap;
-        slab->own = true;
-        slab->own_next = client->slabs.own;
-        client->slabs.own = slab;
-        code = rebuild(client, slab);
-    }
-    pthread_mutex_unlock(&client->lock);
-    if (code == -EPROTO) {
-        /* The dead maker left a table that is none: its slab is of no use, ours will do. */
-        request.slab = info.slab;
-        cw_lane_post(client, CW_OP_SLAB_CLOSE, &request, sizeof request);
-        code = -ENOENT;
-    }
-    return code;
-}
-
 int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
                  struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
     bool adopting = true, dropped = false;
@@ -492,7 +370,7 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
         if (code || *slab)
             return code;
         if (adopting) {
-            code = tries < ADOPT_TRIES ? adopt_slab(client, heap, size_bytes) : -ENOENT;
+            code = tries < ADOPT_TRIES ? cw_heap_adopt(client, heap, size_bytes) : -ENOENT;
             if (code && code != -ENOENT)
                 return code;
             adopting = code == 0;
@@ -540,7 +418,7 @@ int cw_heap_adopt_foreign(cw_client *client, int fd, uint64_t size_bytes, struct
             close(copy);
         return code;
     }
-    code = carve_begin(*out, &heap->foreign, false);
+    code = cw_heap_divide(*out, &heap->foreign, false);
     if (code == 0)
         code = cw_lease_hold_new(client, *out, 0);
     if (code)

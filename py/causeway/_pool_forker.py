@@ -27,6 +27,7 @@ import socket
 import struct
 import sys
 import weakref
+from collections.abc import Callable
 from multiprocessing import resource_tracker, spawn
 from typing import Any, NoReturn
 
@@ -45,7 +46,10 @@ inherited: list[int] = []  # in a worker: the descriptors that were sent with it
 
 
 class _Server:
-    def __init__(self, control: socket.socket, parent: int) -> None:
+    def __init__(
+        self, control: socket.socket, parent: int, before_fork: Callable[[], None]
+    ) -> None:
+        self._before_fork = before_fork
         self._control = control
         self._parent = parent
         self._workers: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: pid and line
@@ -82,6 +86,7 @@ class _Server:
 
     def _fork(self, standard: int, fds: list[int]) -> bool:
         """True in the worker."""
+        self._before_fork()
         try:
             pid = os.fork()
         except OSError as error:
@@ -151,21 +156,22 @@ def main(report: int, data: dict[str, Any]) -> NoReturn:
         control.send(GO, socket.MSG_NOSIGNAL)
     except OSError:
         os._exit(_ORPHANED)
-    request = None if refusal else _Server(control, data["parent"]).serve()
+    exit_ = _Exit()
+    server = _Server(control, data["parent"], preload.renew_randomness)
+    request = None if refusal else server.serve()
     if request is None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
         signal.alarm(_EXIT_SECONDS)
-        _leave(0)
+        exit_.leave(0)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    _forget_exit_handlers()
-    preload.renew_randomness()
+    preload.restore_randomness()
     code = 1
     try:
         code = _begin(*request)
     except BaseException:
         sys.excepthook(*sys.exc_info())
-    _leave(code)
+    exit_.leave(code)
 
 
 def _begin(standard: int, fds: list[int]) -> int:
@@ -185,21 +191,36 @@ def _begin(standard: int, fds: list[int]) -> int:
     return spawn._main(data, line)
 
 
-def _forget_exit_handlers() -> None:
-    atexit._clear()
-    for known in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        known.atexit = False
-    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-    atexit.register(logging.shutdown)
+class _Exit:
+    """Ends the process. Made when all is imported: exit handlers run in turn, the last one first, and a worker
+    stops at what was registered before. (To take those away in each new worker would touch many pages.)
+    """
 
+    def __init__(self) -> None:
+        self._server = os.getpid()
+        self._code = 0
+        self._imported = list(weakref.finalize._registry)  # type: ignore[attr-defined]
+        atexit.register(self._stop)
 
-def _leave(code: int) -> NoReturn:
-    try:
-        atexit._run_exitfuncs()
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    _flush()
-    os._exit(code)
+    def leave(self, code: int) -> NoReturn:
+        """Runs the exit handlers that are this process's own, then ends."""
+        self._code = code
+        try:
+            atexit._run_exitfuncs()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        _flush()
+        os._exit(code)
+
+    def _stop(self) -> None:
+        if os.getpid() == self._server:
+            return
+        for finalizer in self._imported:
+            finalizer.atexit = False
+        weakref.finalize._exitfunc()  # type: ignore[attr-defined]
+        logging.shutdown()
+        _flush()
+        os._exit(self._code)
 
 
 def _flush() -> None:

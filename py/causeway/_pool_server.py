@@ -286,7 +286,7 @@ def _state(method: str, preparation: dict[str, Any]) -> dict[str, Any]:
         "preparation": told,
         "main": main,
         "preload": preload,
-        "environment": dict(os.environ),
+        "environment": os.environ._data.copy(),  # type: ignore[attr-defined]  # dict(os.environ) takes 0.1 ms
         "executable": spawn.get_executable(),
         "flags": util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
         "cpus": os.sched_getaffinity(0),

@@ -2,12 +2,13 @@
 
 A `Shared` belongs to one call over items that were all there when it began. Which arrays recur is found by a look at
 the items and at the function's state, before the first task is sent: by identity, in tuples, lists, dictionaries,
-partials, closures and objects without pickling code of their own, without running code of the user's. So an array that code of the user's fills
-anew for each pickle is never taken for the same. The look is bounded; what it does not find travels as ever,
-a copy for each task.
+partials, closures and objects without pickling code of their own. It runs no code of the user's, so that an array
+which such code fills anew for each pickle is never taken for the same. The look is bounded; what it does not find
+travels as ever, a copy for each task.
 
 The first task that has a recurring array brings it into a block, all tasks name that block, and workers open it
-copy-on-write: each task may write to its own, and nobody sees it.
+copy-on-write: each task may write to its own, and nobody sees it. (Items that a worker takes at one go are one task:
+they have one array, as with `multiprocessing.Pool`.)
 
 Invariant: nobody writes to such a block after its first task was sent. It has many receivers, of which none can
 say that it was the last, so unlike other blocks it is never used again by its sender: the call's end ends the
@@ -30,7 +31,7 @@ import numpy as np
 
 from causeway._pool_buffers import THRESHOLD_BYTES, Block, BlockStore
 
-__all__ = ["Shared", "recurring"]
+__all__ = ["Shared", "large_in", "recurring"]
 
 _LOOK_AT = 4096  # objects at each depth that the search looks at
 _DEPTH = 4  # items, their elements, those of the elements, ...
@@ -116,8 +117,13 @@ def recurring(
         counts[ident] = counts.get(ident, 0) + 1
     many = {ident: values for ident, values in found.items() if counts[ident] > 1}
     if with_function:
-        many.update((id(values), values) for values in _large_arrays([function]))
+        many.update((id(values), values) for values in large_in(function))
     return list(many.values())
+
+
+def large_in(function: Any) -> list[np.ndarray[Any, Any]]:
+    """The large arrays that a function takes along when it is pickled, in a partial or a closure."""
+    return _large_arrays([function])
 
 
 def _large_arrays(level: list[Any]) -> list[np.ndarray[Any, Any]]:

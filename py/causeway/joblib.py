@@ -18,14 +18,9 @@ it needs no `if __name__ == "__main__"`; what the script defines goes to them by
 
 from __future__ import annotations
 
-import copyreg
-import io
 import multiprocessing.spawn
 import os
-import pickle
 import threading
-import traceback
-import weakref
 from collections.abc import Callable
 from concurrent import futures
 from multiprocessing.context import SpawnContext
@@ -33,7 +28,6 @@ from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 from typing import Any
 
 import joblib
-import numpy as np
 from joblib.parallel import (
     AutoBatchingMixin,
     FallbackToBackend,
@@ -41,205 +35,15 @@ from joblib.parallel import (
     SequentialBackend,
 )
 
+from causeway._joblib_batches import Batches, Failed, SharedArrays, run
 from causeway._pool_cpus import usable_cpus
 from causeway._pool_process import SpawnProcess
-from causeway.array import Array, open_handle
-from causeway.create import asarray
 from causeway.executor import Executor
 
 __all__ = ["CausewayBackend", "shutdown"]
 
 _MAX_NBYTES = 1 << 20
 _IDLE_SECONDS = 300.0
-_REFUSALS = (pickle.PicklingError, AttributeError, TypeError)
-
-
-# ---- arrays that many tasks get
-
-
-class _SharedArrays:
-    """The arrays of one call, each put into shared memory once. They go when their originals do, or at the call's end.
-
-    Args:
-        readonly: whether tasks map them read-only.
-    """
-
-    def __init__(self, readonly: bool) -> None:
-        self._readonly = readonly
-        self._owners: dict[int, tuple[weakref.ref[Any], dict[Any, Array]]] = {}
-
-    def share(self, values: np.ndarray[Any, Any]) -> Array:
-        """The shared array with the contents of values; the same for the same part of the same memory."""
-        owner = values
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
-        ident, owners = id(owner), self._owners
-        entry = owners.get(ident)
-        if entry is None or entry[0]() is not owner:
-            entry = owners[ident] = (weakref.ref(owner, lambda _: owners.pop(ident, None)), {})
-        address = values.__array_interface__["data"][0]
-        key = (address, values.shape, values.strides, values.dtype)
-        found = entry[1].get(key)
-        if found is None:
-            found = asarray(values)
-            if self._readonly and not found.readonly:
-                state = list(found.reduce(transit=False)[1])
-                state[5] = True
-                found = open_handle(*state)
-            entry[1][key] = found
-        return found
-
-    def clear(self) -> None:
-        """The call has ended."""
-        self._owners.clear()
-
-
-class _Opened(threading.local):
-    arrays: list[Any] | None = None
-
-
-_opened = _Opened()
-
-
-def _array_of_batch(number: int) -> Any:
-    if _opened.arrays is None:
-        raise pickle.UnpicklingError("a part of a batch was taken out of it")
-    return _opened.arrays[number]
-
-
-# ---- batches on their way to a worker, and their results back
-
-
-class _Pickler(pickle.Pickler):
-    pass
-
-
-class _Batches:
-    """Pickles batches of tasks.
-
-    Args:
-        arrays: where large arrays go.
-        min_bytes: how large they are; None: none is shared.
-        mode: joblib's mmap_mode.
-    """
-
-    def __init__(self, arrays: _SharedArrays, min_bytes: int | None, mode: str | None) -> None:
-        self._arrays = arrays
-        self._min_bytes = min_bytes
-        self._mode = mode
-
-    def arguments(self, batch: Callable[[], Any]) -> tuple[Any, ...]:
-        """What `_run` gets, for a batch."""
-        found: list[tuple[Array, str | None]] = []
-
-        def reduce_ndarray(values: np.ndarray[Any, Any]) -> Any:
-            small = self._min_bytes is None or values.nbytes < max(self._min_bytes, 1)
-            if small or values.dtype.hasobject:
-                return np.ndarray.__reduce_ex__(values, 5)
-            found.append((self._arrays.share(values), self._mode))
-            return _array_of_batch, (len(found) - 1,)
-
-        def reduce_array(array: Array) -> Any:
-            found.append((array, None))
-            return _array_of_batch, (len(found) - 1,)
-
-        own: dict[Any, Any] = {
-            np.ndarray: reduce_ndarray,
-            np.memmap: reduce_ndarray,
-            Array: reduce_array,
-        }
-        buffers: list[pickle.PickleBuffer] = []
-        out = io.BytesIO()
-        by_value = False
-        pickler = _Pickler(out, protocol=5, buffer_callback=buffers.append)
-        pickler.dispatch_table = {**copyreg.dispatch_table, **own}
-        refusal = None
-        try:
-            pickler.dump(batch)
-            by_value = b"__main__" in out.getvalue()  # the workers have another one
-        except _REFUSALS as error:
-            by_value, refusal = True, error
-        if by_value:
-            found.clear()
-            buffers.clear()
-            out = io.BytesIO()
-            _pickle_by_value(batch, out, own, buffers, refusal)
-        return out.getvalue(), buffers, found, by_value
-
-
-def _pickle_by_value(
-    batch: Any,
-    out: io.BytesIO,
-    own: dict[Any, Any],
-    buffers: list[pickle.PickleBuffer],
-    refusal: Exception | None,
-) -> None:
-    import cloudpickle
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        # Of the class: cloudpickle's has one, and it is read when a pickler is made.
-        dispatch_table = {**cloudpickle.Pickler.dispatch_table, **own}
-
-    try:
-        Pickler(out, protocol=5, buffer_callback=buffers.append).dump(batch)
-    except _REFUSALS:
-        if refusal is None:
-            raise
-        raise refusal from None
-
-
-class _ByValue:
-    """A result whose classes may exist in the worker alone."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __reduce__(self) -> Any:
-        import cloudpickle
-
-        buffers: list[pickle.PickleBuffer] = []
-        data = cloudpickle.dumps(self.value, protocol=5, buffer_callback=buffers.append)
-        return _read, (data, buffers)
-
-
-def _read(data: bytes, buffers: list[Any]) -> Any:
-    return pickle.loads(data, buffers=buffers)
-
-
-class _Failed:
-    """An exception that came by value, and its traceback there."""
-
-    def __init__(self, error: Exception, text: str) -> None:
-        self.error = error
-        self.text = text
-
-
-def _run(
-    data: bytes, buffers: list[Any], arrays: list[tuple[Array, str | None]], by_value: bool
-) -> Any:
-    """Runs a batch in a worker."""
-    before = _opened.arrays
-    _opened.arrays = [_seen(array, mode) for array, mode in arrays]
-    try:
-        batch = pickle.loads(data, buffers=buffers)
-    finally:
-        _opened.arrays = before
-    del arrays
-    if not by_value:
-        return batch()
-    try:
-        return _ByValue(batch())
-    except Exception as error:
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        error.__traceback__ = None
-        return _ByValue(_Failed(error, text))
-
-
-def _seen(array: Array, mode: str | None) -> Any:
-    """An array as a task sees it; mode None: it was an Array."""
-    if mode is None:
-        return array
-    return array.copy().numpy() if mode == "c" else array.numpy()
 
 
 # ---- workers
@@ -358,9 +162,16 @@ class CausewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         self._context = context
         self._executor: Executor | None = None
         self._kind: Any = None
-        self._arrays = _SharedArrays(readonly=True)
-        self._batches = _Batches(self._arrays, None, None)
+        self._arrays = SharedArrays(readonly=True)
+        self._batches = Batches(self._arrays, None, None)
         self._options: dict[str, Any] = {}
+        self._nested: Any = None
+
+    def get_nested_backend(self) -> Any:
+        """What loops within tasks use: the same for all batches of a call."""
+        if self._nested is None:
+            self._nested = super().get_nested_backend()
+        return self._nested
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         """How many workers n_jobs means: negative ones count from all CPUs of this process."""
@@ -385,12 +196,13 @@ class CausewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         self._options = {**self.backend_kwargs, **options}
         mode = self._options.get("mmap_mode", "r")
         min_bytes = self._options.get("max_nbytes", _MAX_NBYTES) if mode is not None else None
-        self._arrays = _SharedArrays(readonly=mode in ("r", "c"))
-        self._batches = _Batches(self._arrays, min_bytes, mode)
+        self._arrays = SharedArrays(readonly=mode in ("r", "c"))
+        self._batches = Batches(self._arrays, min_bytes, mode)
         self._kind, self._executor = _workers.take(
             n_jobs, self._prepare_worker_env(n_jobs=n_jobs), self._context
         )
         self.parallel = parallel
+        self._nested = None
         return n_jobs
 
     def submit(
@@ -401,7 +213,7 @@ class CausewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         """Hands a batch to a worker."""
         if self._executor is None:
             raise RuntimeError("this call of Parallel has ended or was aborted")
-        future = self._executor.submit(_run, *self._batches.arguments(func))
+        future = self._executor.submit(run, *self._batches.arguments(func))
         if callback is not None:
             future.add_done_callback(callback)
         return future
@@ -411,7 +223,7 @@ class CausewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
     def retrieve_result_callback(self, future: futures.Future[Any]) -> Any:
         """A batch's results; raises what a task raised."""
         found = future.result()
-        if type(found) is _Failed:
+        if type(found) is Failed:
             raise found.error from RemoteTraceback(f'\n"""\n{found.text}"""')
         return found
 

@@ -66,7 +66,7 @@ def test_a_grid_search_gives_the_scores_of_the_other_backends(script: Script):
 
 def test_an_array_is_put_once_and_seen_by_all_tasks_read_only(two, monkeypatch):
     puts = []
-    monkeypatch.setattr(causeway.joblib, "asarray", lambda x: puts.append(x.shape) or cw.asarray(x))
+    monkeypatch.setattr(causeway._joblib_batches, "asarray", lambda x: puts.append(x.shape) or cw.asarray(x))
     values = np.arange(500_000.0)
     found = Parallel()(delayed(tasks.seen)(values, i) for i in range(20))
     assert found == [(values.sum() + i, False, True) for i in range(20)]
@@ -95,7 +95,7 @@ def test_mmap_mode_tells_whether_tasks_share_what_they_write(two, mode, own):
 
 
 def test_what_is_shared_goes_with_its_original_and_at_the_calls_end():
-    arrays = causeway.joblib._SharedArrays(readonly=True)
+    arrays = causeway._joblib_batches.SharedArrays(readonly=True)
     first, second = np.zeros(1000), np.zeros(1000)
     assert arrays.share(first) is arrays.share(first)
     assert arrays.share(first[:10]) is arrays.share(first[:10]) is not arrays.share(first)

@@ -42,6 +42,7 @@ def test_what_a_callback_raises_is_printed_and_nothing_else(
     assert capsys.readouterr().err.count(f"\n{kind.__name__}: in a callback\n") == 6
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.xfail(strict=True, reason="the thread for callbacks ends with its hook")
 def test_a_hook_for_exceptions_that_raises_stops_no_callback(
     forked: cw.Pool, monkeypatch: pytest.MonkeyPatch

@@ -200,6 +200,61 @@ static void a_child_has_its_own_copy(void **state) {
     cw_client_unref(client);
 }
 
+#define THREADS 4
+#define ROUNDS  (CW_TEST_SANITIZED ? 100 : 400)
+#define SHARED  3
+
+struct reader {
+    cw_client *client;
+    const cw_handle *handles;
+    int number;
+    atomic_int faults;
+};
+
+static void *read_and_write(void *context) {
+    struct reader *reader = context;
+    struct chance chance = chance_init((uint64_t)reader->number);
+    for (int i = 0; i < ROUNDS; i++) {
+        int which = (int)chance_below(&chance, SHARED);
+        cw_array *view = open_as(reader->client, &reader->handles[which], CW_PRIVATE);
+        if (!bytes_are(view, (int64_t)cw_array_nbytes(view), which + 1))
+            atomic_fetch_add(&reader->faults, 1);
+        if (chance_below(&chance, 2)) {
+            memset(cw_array_data(view), 100 + reader->number, cw_array_nbytes(view));
+            if (!bytes_are(view, (int64_t)cw_array_nbytes(view), 100 + reader->number))
+                atomic_fetch_add(&reader->faults, 1);
+        }
+        cw_array_close(view);
+    }
+    return NULL;
+}
+
+static void threads_open_the_same_arrays(void **state) {
+    (void)state;
+    cw_client *client = client_open();
+    cw_array *arrays[SHARED];
+    cw_handle handles[SHARED];
+    struct reader readers[THREADS];
+    pthread_t threads[THREADS];
+    for (int i = 0; i < SHARED; i++) {
+        arrays[i] = bytes_new(client, 100000 * (i + 1), i + 1);
+        OK(cw_array_export(arrays[i], 0, &handles[i]));
+    }
+    for (int i = 0; i < THREADS; i++) {
+        readers[i] = (struct reader){.client = client, .handles = handles, .number = i};
+        assert_int_equal(pthread_create(&threads[i], NULL, read_and_write, &readers[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(atomic_load(&readers[i].faults), 0);
+    }
+    for (int i = 0; i < SHARED; i++) {
+        assert_true(bytes_are(arrays[i], 100000 * (i + 1), i + 1));
+        cw_array_close(arrays[i]);
+    }
+    cw_client_unref(client);
+}
+
 static int make_and_die(void *context) {
     cw_client *mine;
     CHILD(cw_connect(NULL, NULL, 0, &mine) == 0);
@@ -269,6 +324,7 @@ int main(void) {
         TEST(few_mappings_are_kept),
         TEST(a_slab_that_goes_takes_its_spares),
         TEST(a_child_has_its_own_copy),
+        TEST(threads_open_the_same_arrays),
         TEST(a_view_outlives_its_maker_and_the_broker),
         TEST(names_handles_and_bad_flags_are_refused),
     };

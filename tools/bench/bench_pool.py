@@ -223,11 +223,14 @@ def bench_idle(seconds: float, workers: int) -> None:
                 skipped("idle pool", f"{kind.name}: did not start")
         time.sleep(1.5)
         pids = {kind: [*family(pid), *broker(folder)] for kind, pid, folder in running}
-        before = {kind: (cpu_of(pids[kind]), time.perf_counter()) for kind in pids}
+        begun = time.perf_counter()
+        before = {pid: cpu_of([pid]) for mine in pids.values() for pid in mine}
         time.sleep(seconds)
-        for kind, (used, begun) in before.items():
-            taken = (cpu_of(pids[kind]) - used) / (time.perf_counter() - begun)
-            report("idle pool", kind.name, "sleeps", "%", [100 * taken])
+        for kind, mine in pids.items():
+            used = sum(max(cpu_of([pid]) - before[pid], 0) for pid in mine)  # one may have ended
+            report(
+                "idle pool", kind.name, "sleeps", "%", [100 * used / (time.perf_counter() - begun)]
+            )
 
 
 def main() -> None:

@@ -1,0 +1,242 @@
+"""Batches of joblib's tasks on their way to a worker and back: pickled here, run there, large arrays shared.
+
+The parent pickles on the thread that submits, under joblib's lock for dispatching: one batch at a time.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+import threading
+import traceback
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from joblib.parallel import BatchedCalls
+
+from causeway.array import Array, open_handle
+from causeway.create import asarray
+
+__all__ = ["Batches", "Failed", "SharedArrays", "run"]
+
+_REFUSALS = (pickle.PicklingError, AttributeError, TypeError)
+
+
+# ---- arrays that many tasks get
+
+
+class SharedArrays:
+    """The arrays of one call, each put into shared memory once. They go when their originals do, or at the call's end.
+
+    Args:
+        readonly: whether tasks map them read-only.
+    """
+
+    def __init__(self, readonly: bool) -> None:
+        self._readonly = readonly
+        self._owners: dict[int, tuple[weakref.ref[Any], dict[Any, Array]]] = {}
+
+    def share(self, values: np.ndarray[Any, Any]) -> Array:
+        """The shared array with the contents of values; the same for the same part of the same memory."""
+        owner = values
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        ident, owners = id(owner), self._owners
+        entry = owners.get(ident)
+        if entry is None or entry[0]() is not owner:
+            entry = owners[ident] = (weakref.ref(owner, lambda _: owners.pop(ident, None)), {})
+        address = values.__array_interface__["data"][0]
+        key = (address, values.shape, values.strides, values.dtype)
+        found = entry[1].get(key)
+        if found is None:
+            found = asarray(values)
+            if self._readonly and not found.readonly:
+                state = list(found.reduce(transit=False)[1])
+                state[5] = True
+                found = open_handle(*state)
+            entry[1][key] = found
+        return found
+
+    def clear(self) -> None:
+        """The call has ended."""
+        self._owners.clear()
+
+
+class _Opened(threading.local):
+    arrays: list[Any] | None = None
+
+
+_opened = _Opened()
+
+
+def _array_of_batch(number: int) -> Any:
+    if _opened.arrays is None:
+        raise pickle.UnpicklingError("a part of a batch was taken out of it")
+    return _opened.arrays[number]
+
+
+# ---- batches on their way to a worker, and their results back
+
+
+class _Pickler(pickle.Pickler):
+    pass
+
+
+class Batches:
+    """Pickles batches of tasks.
+
+    Args:
+        arrays: where large arrays go.
+        min_bytes: how large they are; None: none is shared.
+        mode: joblib's mmap_mode.
+    """
+
+    def __init__(self, arrays: SharedArrays, min_bytes: int | None, mode: str | None) -> None:
+        self._arrays = arrays
+        self._min_bytes = min_bytes
+        self._mode = mode
+        self._nested: tuple[Any, Any, bytes] = (None, None, b"")
+
+    def _parts(self, batch: Callable[[], Any]) -> tuple[Any, bytes]:
+        """A batch's calls, and what they find as joblib's setting, pickled: that is the same for all batches."""
+        if type(batch) is not BatchedCalls:
+            return batch, b""
+        reduced: Any = batch.__reduce__()
+        calls, (backend, n_jobs), *_ = reduced[1]
+        before = self._nested
+        if before[0] is not backend or before[1] != n_jobs or backend is None:
+            self._nested = before = (backend, n_jobs, pickle.dumps((backend, n_jobs), 5))
+        return calls, before[2]
+
+    def arguments(self, batch: Callable[[], Any]) -> tuple[Any, ...]:
+        """What `run` gets, for a batch."""
+        work, nested = self._parts(batch)
+        found: list[tuple[Array, str | None]] = []
+
+        def reduce_ndarray(values: np.ndarray[Any, Any]) -> Any:
+            small = self._min_bytes is None or values.nbytes < max(self._min_bytes, 1)
+            if small or values.dtype.hasobject:
+                return np.ndarray.__reduce_ex__(values, 5)
+            found.append((self._arrays.share(values), self._mode))
+            return _array_of_batch, (len(found) - 1,)
+
+        def reduce_array(array: Array) -> Any:
+            found.append((array, None))
+            return _array_of_batch, (len(found) - 1,)
+
+        own: dict[Any, Any] = {
+            np.ndarray: reduce_ndarray,
+            np.memmap: reduce_ndarray,
+            Array: reduce_array,
+        }
+        buffers: list[pickle.PickleBuffer] = []
+        out = io.BytesIO()
+        by_value = False
+        pickler = _Pickler(out, protocol=5, buffer_callback=buffers.append)
+        pickler.dispatch_table = {**copyreg.dispatch_table, **own}
+        refusal = None
+        try:
+            pickler.dump(work)
+            by_value = b"__main__" in out.getvalue()  # the workers have another one
+        except _REFUSALS as error:
+            by_value, refusal = True, error
+        if by_value:
+            found.clear()
+            buffers.clear()
+            out = io.BytesIO()
+            _pickle_by_value(work, out, own, buffers, refusal)
+        return out.getvalue(), buffers, found, by_value, nested
+
+
+def _pickle_by_value(
+    work: Any,
+    out: io.BytesIO,
+    own: dict[Any, Any],
+    buffers: list[pickle.PickleBuffer],
+    refusal: Exception | None,
+) -> None:
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        # Of the class: cloudpickle's has one, and it is read when a pickler is made.
+        dispatch_table = {**cloudpickle.Pickler.dispatch_table, **own}
+
+    try:
+        Pickler(out, protocol=5, buffer_callback=buffers.append).dump(work)
+    except _REFUSALS:
+        if refusal is None:
+            raise
+        raise refusal from None
+
+
+class _ByValue:
+    """A result whose classes may exist in the worker alone."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __reduce__(self) -> Any:
+        import cloudpickle
+
+        buffers: list[pickle.PickleBuffer] = []
+        data = cloudpickle.dumps(self.value, protocol=5, buffer_callback=buffers.append)
+        return _read, (data, buffers)
+
+
+def _read(data: bytes, buffers: list[Any]) -> Any:
+    return pickle.loads(data, buffers=buffers)
+
+
+class Failed:
+    """An exception that came by value, and its traceback there."""
+
+    def __init__(self, error: Exception, text: str) -> None:
+        self.error = error
+        self.text = text
+
+
+_nested: tuple[bytes, Any] = (b"", None)  # in a worker: the setting that came last
+
+
+def _batch_of(calls: Any, nested: bytes) -> Callable[[], Any]:
+    global _nested
+    if not nested:
+        return calls  # type: ignore[no-any-return]
+    if _nested[0] != nested:
+        _nested = (nested, pickle.loads(nested))
+    return BatchedCalls(calls, _nested[1])  # type: ignore[no-any-return]
+
+
+def run(
+    data: bytes,
+    buffers: list[Any],
+    arrays: list[tuple[Array, str | None]],
+    by_value: bool,
+    nested: bytes,
+) -> Any:
+    """Runs a batch in a worker."""
+    before = _opened.arrays
+    _opened.arrays = [_seen(array, mode) for array, mode in arrays]
+    try:
+        batch = _batch_of(pickle.loads(data, buffers=buffers), nested)
+    finally:
+        _opened.arrays = before
+    del arrays
+    if not by_value:
+        return batch()
+    try:
+        return _ByValue(batch())
+    except Exception as error:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        error.__traceback__ = None
+        return _ByValue(Failed(error, text))
+
+
+def _seen(array: Array, mode: str | None) -> Any:
+    """An array as a task sees it; mode None: it was an Array."""
+    if mode is None:
+        return array
+    return array.copy().numpy() if mode == "c" else array.numpy()

@@ -21,8 +21,9 @@ from __future__ import annotations
 import multiprocessing.spawn
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
+from contextlib import contextmanager
 from multiprocessing.context import SpawnContext
 from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 from typing import Any
@@ -36,6 +37,7 @@ from joblib.parallel import (
 )
 
 from causeway._joblib_batches import Batches, Failed, SharedArrays, run
+from causeway._joblib_calls import Batch, Call
 from causeway._pool_cpus import usable_cpus
 from causeway._pool_process import SpawnProcess
 from causeway.executor import Executor
@@ -165,6 +167,7 @@ class CausewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         self._arrays = SharedArrays(readonly=True)
         self._batches = Batches(self._arrays, None, None)
         self._options: dict[str, Any] = {}
+        self._call: Call | None = None
         self._nested: Any = None
 
     def get_nested_backend(self) -> Any:
@@ -203,26 +206,37 @@ class CausewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         )
         self.parallel = parallel
         self._nested = None
+        # Who gets results one by one, or waits for a limited time, does not wait here.
+        waits = not getattr(parallel, "return_generator", False) and parallel.timeout is None
+        self._call = Call(self._executor) if waits else None
         return n_jobs
 
     def submit(
-        self,
-        func: Callable[[], Any],
-        callback: Callable[[futures.Future[Any]], object] | None = None,
-    ) -> futures.Future[Any]:
+        self, func: Callable[[], Any], callback: Callable[[Any], object] | None = None
+    ) -> Batch | futures.Future[Any]:
         """Hands a batch to a worker."""
         if self._executor is None:
             raise RuntimeError("this call of Parallel has ended or was aborted")
-        future = self._executor.submit(run, *self._batches.arguments(func))
+        arguments = self._batches.arguments(func)
+        if self._call is not None and callback is not None:
+            return self._call.submit(run, arguments, callback)
+        future = self._executor.submit(run, *arguments)
         if callback is not None:
             future.add_done_callback(callback)
         return future
 
     apply_async = submit  # its name up to joblib 1.4
 
-    def retrieve_result_callback(self, future: futures.Future[Any]) -> Any:
+    @contextmanager
+    def retrieval_context(self) -> Iterator[None]:
+        """joblib looks for results every 10 ms from here on: instead, the caller's thread sees to them here."""
+        if self._call is not None:
+            self._call.serve(lambda: getattr(self.parallel, "_aborting", False))
+        yield
+
+    def retrieve_result_callback(self, batch: Batch | futures.Future[Any]) -> Any:
         """A batch's results; raises what a task raised."""
-        found = future.result()
+        found = batch.result()
         if type(found) is Failed:
             raise found.error from RemoteTraceback(f'\n"""\n{found.text}"""')
         return found

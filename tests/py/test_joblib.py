@@ -66,7 +66,9 @@ def test_a_grid_search_gives_the_scores_of_the_other_backends(script: Script):
 
 def test_an_array_is_put_once_and_seen_by_all_tasks_read_only(two, monkeypatch):
     puts = []
-    monkeypatch.setattr(causeway._joblib_batches, "asarray", lambda x: puts.append(x.shape) or cw.asarray(x))
+    monkeypatch.setattr(
+        causeway._joblib_batches, "asarray", lambda x: puts.append(x.shape) or cw.asarray(x)
+    )
     values = np.arange(500_000.0)
     found = Parallel()(delayed(tasks.seen)(values, i) for i in range(20))
     assert found == [(values.sum() + i, False, True) for i in range(20)]
@@ -119,6 +121,30 @@ def test_a_killed_worker_raises_and_the_next_call_works(two):
         Parallel()(delayed(tasks.kill_at_three)(i) for i in range(20))
     assert Parallel()(delayed(abs)(-i) for i in range(3)) == [0, 1, 2]
     assert time.monotonic() - begun < 30
+
+
+def test_a_call_for_a_list_reads_its_input_on_the_callers_thread_alone(two):
+    threads = set()
+
+    def calls():
+        for number in range(300):
+            threads.add(threading.get_ident())
+            yield delayed(abs)(-number)
+
+    assert Parallel(batch_size=1)(calls()) == list(range(300))
+    assert threads == {threading.get_ident()}
+
+
+def test_an_input_that_raises_ends_the_call_and_the_next_one_works(two):
+    def calls():
+        for number in range(50):
+            if number == 40:
+                raise RuntimeError("no more input")
+            yield delayed(abs)(-number)
+
+    with pytest.raises(RuntimeError, match="no more input"):
+        Parallel(batch_size=1)(calls())
+    assert Parallel()(delayed(abs)(-number) for number in range(20)) == list(range(20))
 
 
 def test_a_timeout_ends_the_call(two):

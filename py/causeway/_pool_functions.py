@@ -1,9 +1,9 @@
 """The functions of a Pool's tasks: sent once, then named by a number.
 
-A function that standard pickle names (module and qualified name) or that cloudpickle had to take apart is put into
-one of the plane's slots, from where each worker unpickles it when it meets its number for the first time. A number
-is never used for another function. All else that can be called (partials, bound methods, instances) has state of its
-own, and goes along with each task.
+A function that standard pickle names (module and qualified name), or a lambda or local function that takes nothing
+along but small plain values, is put into one of the plane's slots, from where each worker unpickles it when it meets
+its number for the first time. A number is never used for another function. All else that can be called has state of
+its own (partials, bound methods, closures over arrays), and goes along with each task.
 
 A slot is used again when no job with its function is under way. Any thread; no code of the user's runs under the lock.
 """
@@ -22,6 +22,21 @@ from causeway import _dispatch
 __all__ = ["Function", "Functions"]
 
 _KINDS = (types.FunctionType, types.BuiltinFunctionType, type)
+_PLAIN = frozenset(
+    {
+        bool,
+        bytes,
+        complex,
+        float,
+        int,
+        str,
+        type(None),
+        type,
+        types.ModuleType,
+        types.BuiltinFunctionType,
+    }
+)
+_DEPTH_MAX, _ELEMENTS_MAX = 4, 64
 _PINNED_MAX = _dispatch.FUNCTION_SLOTS // 2
 
 
@@ -62,7 +77,7 @@ class Functions:
         try:
             pickled = pickle.dumps(function, protocol=5)
         except Exception:
-            by_name, pickled = False, _by_value(function)
+            by_name, pickled = False, _by_value(function) if takes_little(function) else b""
         if not pickled or len(pickled) > _dispatch.FUNCTION_MAX:
             return None
         with self._lock:
@@ -93,6 +108,45 @@ class Functions:
                 del self._by_pickle[pickled]
                 return function.described[1]
         return None
+
+
+def takes_little(value: Any, depth: int = 0) -> bool:
+    """Whether a value, and with functions all that they take along, is small and plain. Runs no code of the user's.
+
+    >>> takes_little(lambda x: x + 1), takes_little(lambda x, y=[object()]: x)
+    (True, False)
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return kind not in (str, bytes) or len(value) <= _dispatch.FUNCTION_MAX
+    if depth >= _DEPTH_MAX:
+        return False
+    if kind in (tuple, list):
+        return len(value) <= _ELEMENTS_MAX and all(takes_little(item, depth + 1) for item in value)
+    if kind is dict:
+        return len(value) <= _ELEMENTS_MAX and all(
+            takes_little(item, depth + 1) for pair in value.items() for item in pair
+        )
+    if kind is not types.FunctionType:
+        return False
+    try:
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+    except ValueError:  # one of them is not set yet
+        return False
+    names = _names_in(value.__code__)
+    found = [value.__globals__[name] for name in names if name in value.__globals__]
+    return all(
+        takes_little(item, depth + 1)
+        for item in (*cells, *found, value.__defaults__, value.__kwdefaults__, value.__dict__)
+    )
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names_in(constant)
+    return names
 
 
 def _by_value(function: Any) -> bytes:

@@ -276,3 +276,5 @@ def _replace_stderr(path: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     os.dup2(fd, 2)
     os.close(fd)
+    # What the parent had put in its place (a notebook, a test's capture) came along by fork.
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115

@@ -154,7 +154,7 @@ int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t 
 
 void cw_pool_use(cw_pool *pool, uint32_t workers) {
     CW_ASSERT(workers >= 1 && workers <= pool->parts.view.worker_count);
-    __atomic_store_n(&pool->parent.view.worker_count, workers, __ATOMIC_RELAXED);
+    cw_dispatch_use(&pool->parent, workers);
 }
 
 void cw_pool_delete(cw_pool *pool) {

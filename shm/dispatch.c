@@ -1,130 +1,20 @@
 /*
- * Dispatch: see dispatch.h for the words, who owns them, and what each death leaves behind.
+ * Dispatch, the parent's side: submits, collects, waits, buries. See dispatch.h for the words, who
+ * owns them, and what each death leaves behind.
  *
  * The parent's own counts are private; `seen` is read by its waiting threads while another one
  * collects, so it is atomic, as advice: who reads an old value looks once more for nothing.
  */
-#include "dispatch.h"
-
+#include "dispatch_words.h"
 #include "error.h"
 
-#ifndef SPIN_LOOKS /* looks between two looks at the clock; the model check has its own */
-#define SPIN_LOOKS 64
-#endif
 /* Who waits while something is READY looks again after so long, doubling. */
 #define LOOK_FIRST_NS 1000000
 #define LOOK_MOST_NS  100000000
 
-#define WORKER_SHIFT 4
-#define POS_SHIFT    16
-#define STATE_MASK   0xfull
-#define WORKER_MASK  0xfffull
-
-static uint64_t word_of(enum cw_cell_state state, uint32_t worker_plus_1, uint64_t pos) {
-    return pos << POS_SHIFT | (uint64_t)worker_plus_1 << WORKER_SHIFT | (uint64_t)state;
-}
-
-static enum cw_cell_state state_of(uint64_t word) {
-    return (enum cw_cell_state)(word & STATE_MASK);
-}
-
-static uint32_t worker_of(uint64_t word) { /* + 1; 0: nobody */
-    return (uint32_t)(word >> WORKER_SHIFT & WORKER_MASK);
-}
-
-/* ---- the queue ---- */
-
-static uint64_t tail_of(const struct cw_dispatch_view *view) {
-    /* T4: after T19 or W1; pairs with T3: else a task stays READY beside a worker that has just
-     * stopped looking. Acquire: the queue's entry (T5) and the cell behind it. */
-    return CW_LOAD(T4, &view->words->tail, seq_cst);
-}
-
-static uint64_t head_of(const struct cw_dispatch_view *view) {
-    /* T7: relaxed: an old one names a place that is passed by, and the word there is another one.
-     */
-    return CW_LOAD(T7, &view->words->head, relaxed);
-}
-
-/* The place at head is not READY any more: head moves on, whoever finds it. */
-static void pass_by(const struct cw_dispatch_view *view, uint64_t head) {
-    /* T8: one of those who found it; nothing is handed over by it. */
-    CW_CAS(T8, &view->words->head, &head, head + 1, release);
-}
-
-/* The first task that is READY, taken for worker w. -EAGAIN: none. -EPROTO. */
-static int take_first(const struct cw_dispatch_view *view, uint32_t w) {
-    for (;;) {
-        uint64_t head = head_of(view);
-        uint64_t tail = tail_of(view);
-        if (head >= tail)
-            return -EAGAIN;
-        /* Behind T4 head is at least what the parent saw when it submitted. */
-        if (tail - head > view->queue_len && (head = head_of(view)) < tail &&
-            tail - head > view->queue_len)
-            return cw_fail(-EPROTO, "a dispatch queue of %u places has %llu tasks", view->queue_len,
-                           (unsigned long long)(tail - head));
-        /* T5: relaxed: T4 ordered it. If head has moved on it may be a later place's; then the
-         * word below is another one. */
-        uint32_t number = CW_LOAD(T5, &view->queue[head & (view->queue_len - 1)], relaxed);
-        if (number >= view->cell_count)
-            return cw_fail(-EPROTO, "a dispatch queue names the cell %u of %u", number,
-                           view->cell_count);
-        struct cw_cell *cell = &view->cells[number];
-        uint64_t word = word_of(CW_CELL_READY, 0, head);
-        /* T6: one of those who compete wins, and its number stands there. What lies in the cell was
-         * there before tail (T3), which T4 has read. */
-        bool taken = CW_CAS(T6, &cell->word, &word, word_of(CW_CELL_TAKEN, w + 1, head), acquire);
-        pass_by(view, head);
-        if (!taken)
-            continue;
-        /* T10: advice for who looks how long a task runs; the parent put 0 there before T1. */
-        CW_STORE(T10, &cell->taken_ns, (uint64_t)cw_now_ns(), relaxed);
-        return (int)number;
-    }
-}
-
-/* ---- spinners ---- */
-
-static int spinner_enter(const struct cw_dispatch_view *view, uint32_t w) {
-    for (uint32_t i = 0; i < view->spinners; i++) {
-        uint32_t nobody = 0;
-        /* T17: advice. T18: the place is ours alone; who does not see it yet wakes one too many. */
-        if (CW_LOAD(T17, &view->words->spinner[i], relaxed) == 0 &&
-            CW_CAS(T18, &view->words->spinner[i], &nobody, w + 1, release))
-            return (int)i;
-    }
-    return -EAGAIN;
-}
-
-static void spinner_leave(const struct cw_dispatch_view *view, int place) {
-    /* T19: before tail is looked at (T4); pairs with T3 and then T20. */
-    CW_STORE(T19, &view->words->spinner[place], 0, seq_cst);
-}
-
-static uint32_t spinners_now(const struct cw_dispatch_view *view) {
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < view->spinners; i++)
-        /* T20: after T3; pairs with T19 and then T4. */
-        count += CW_LOAD(T20, &view->words->spinner[i], seq_cst) != 0;
-    return count;
-}
-
 uint64_t cw_dispatch_ready(const struct cw_dispatch_view *view) {
     uint64_t tail = tail_of(view), head = head_of(view);
     return tail > head ? tail - head : 0;
-}
-
-/* Wakes sleepers for tasks that are READY below tail beyond what spinners will take. */
-static void wake_for(const struct cw_dispatch_view *view, uint64_t tail, uint32_t most) {
-    uint64_t head = head_of(view), ready = tail > head ? tail - head : 0;
-    uint32_t spinners = ready ? spinners_now(view) : 0;
-    if (ready <= spinners)
-        return;
-    if (most > ready - spinners)
-        most = (uint32_t)(ready - spinners);
-    for (uint32_t w = 0; w < view->worker_count && most > 0; w++)
-        most -= cw_sleeper_wake(&view->workers[w].sleeper);
 }
 
 void cw_dispatch_wake(const struct cw_dispatch_view *view, uint32_t most) {
@@ -134,111 +24,14 @@ void cw_dispatch_wake(const struct cw_dispatch_view *view, uint32_t most) {
 
 /* Wakes all who sleep, whatever their words say: a waker may have cleared a word and then died. */
 static void rouse_all(const struct cw_dispatch_view *view) {
-    for (uint32_t w = 0; w < view->worker_count; w++)
+    uint32_t count = workers_in_use(view);
+    for (uint32_t w = 0; w < count; w++)
         cw_sleeper_rouse(&view->workers[w].sleeper);
 }
 
-/* ---- the worker's side ---- */
-
-static bool ordered_to_leave(const struct cw_dispatch_view *view, uint32_t w) {
-    /* T22: after W1; pairs with T21. */
-    return CW_LOAD(T22, &view->workers[w].order, seq_cst) == CW_ORDER_LEAVE;
+void cw_dispatch_use(struct cw_dispatch_parent *parent, uint32_t workers) {
+    CW_STORE(T40, &parent->view.worker_count, workers, relaxed);
 }
-
-static bool is_closing(const struct cw_dispatch_view *view) {
-    /* T24: after W1; pairs with T23. Also before a look for tasks: what was submitted before the
-     * close is then seen. */
-    return CW_LOAD(T24, &view->words->closing, seq_cst) != 0;
-}
-
-/* Spins for a task, if there is a place. A cell's number or -EAGAIN, -EPROTO. */
-static int spin_for_task(const struct cw_dispatch_view *view, uint32_t w, bool *counted) {
-    int place = spinner_enter(view, w), code = -EAGAIN;
-    if (place < 0)
-        return -EAGAIN;
-    int64_t end_ns = cw_now_ns() + CW_SPIN_NS;
-    do {
-        for (int i = 0; i < SPIN_LOOKS && code == -EAGAIN; i++) {
-            CW_PAUSE();
-            if (head_of(view) < tail_of(view))
-                code = take_first(view, w);
-        }
-    } while (code == -EAGAIN && cw_now_ns() < end_ns);
-    spinner_leave(view, place);
-    *counted = true;
-    return code;
-}
-
-static void awake(struct cw_sleeper *self) {
-    /* T38: before we look at tail (T4) with a task in hand; pairs with T3 and then W2: else who
-     * sees us asleep wakes us for a second task, and we look for it too early. */
-    CW_STORE(T38, &self->asleep, 0, seq_cst);
-}
-
-/* Sleeps unless there is something to see. */
-static int sleep_for_task(const struct cw_dispatch_view *view, uint32_t w) {
-    struct cw_sleeper *self = &view->workers[w].sleeper;
-    cw_sleeper_announce(self);
-    bool look = head_of(view) < tail_of(view) || is_closing(view) || ordered_to_leave(view, w);
-    int code = look ? 0 : cw_sleeper_sleep(self, -1);
-    awake(self);
-    return code == -EINTR ? cw_fail(-EINTR, "a signal came while waiting for a task") : -EAGAIN;
-}
-
-int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w) {
-    bool counted = false; /* did we stand where others saw us spin, or sleep? */
-    int code = -EAGAIN;
-    while (code == -EAGAIN) {
-        if (ordered_to_leave(view, w)) {
-            code = -ESHUTDOWN;
-            break;
-        }
-        bool closing = is_closing(view);
-        code = take_first(view, w);
-        if (code == -EAGAIN && closing)
-            code = -ESHUTDOWN;
-        if (code == -EAGAIN)
-            code = spin_for_task(view, w, &counted);
-        if (code == -EAGAIN) {
-            code = sleep_for_task(view, w);
-            counted = true;
-        }
-    }
-    /* Several tasks may have counted on us, and we have one or none. */
-    if (counted)
-        wake_for(view, tail_of(view), 1);
-    return code;
-}
-
-void cw_dispatch_answer(const struct cw_dispatch_view *view, uint32_t w, uint32_t cell) {
-    struct cw_dispatch_worker *self = &view->workers[w];
-    struct cw_dispatch_words *words = view->words;
-    /* T11: our own word since T6. */
-    uint64_t taken = CW_LOAD(T11, &view->cells[cell].word, relaxed);
-    uint64_t word = word_of(CW_CELL_DONE, w + 1, taken >> POS_SHIFT);
-    /* T9: release: whoever dies behind it has written the whole answer. From here on it counts. */
-    CW_STORE(T9, &view->cells[cell].word, word, release);
-    uint64_t done = CW_LOAD(T11, &self->done, relaxed);
-    /* T2: ordered by T12. */
-    CW_STORE(T2, &view->done[(uint64_t)w * view->queue_len + (done & (view->queue_len - 1))], cell,
-             relaxed);
-    /* T12: before we look whether somebody listens (T13), or sleeps (W9); pairs with T15 or W8, and
-     * then T14: else an answer lies there and nobody looks. Release: T2. */
-    CW_STORE(T12, &self->done, done + 1, seq_cst);
-    /* T13: after T12; pairs with T15 and then T14. */
-    if (CW_LOAD(T13, &words->listeners, seq_cst))
-        cw_bell_wake(&words->answers);
-    else
-        cw_bell_wake(&words->helper);
-}
-
-void cw_dispatch_state(const struct cw_dispatch_view *view, uint32_t w, uint32_t state) {
-    /* T28: release; pairs with T29: what it left beside it. */
-    CW_STORE(T28, &view->workers[w].state, state, release);
-    cw_dispatch_tell(view, true);
-}
-
-/* ---- the parent's side ---- */
 
 int cw_dispatch_reserve(struct cw_dispatch_parent *parent) {
     if (parent->free_count == 0)
@@ -290,11 +83,6 @@ int cw_dispatch_withdraw(struct cw_dispatch_parent *parent, uint32_t cell) {
     return 0;
 }
 
-int64_t cw_dispatch_elapsed_ns(const struct cw_dispatch_view *view, uint32_t cell) {
-    uint64_t taken_ns = CW_LOAD(T10, &view->cells[cell].taken_ns, relaxed);
-    return taken_ns ? cw_now_ns() - (int64_t)taken_ns : 0;
-}
-
 int cw_dispatch_taker(const struct cw_dispatch_parent *parent, uint32_t cell, int64_t *elapsed_ns) {
     /* T34: a look. */
     uint64_t word = CW_LOAD(T34, &parent->view.cells[cell].word, relaxed);
@@ -344,7 +132,9 @@ static int collect_of(struct cw_dispatch_parent *parent, uint32_t w) {
 }
 
 int cw_dispatch_collect(struct cw_dispatch_parent *parent, uint32_t *w) {
-    uint32_t count = parent->view.worker_count;
+    uint32_t count = workers_in_use(&parent->view);
+    if (parent->look_at >= count)
+        parent->look_at = 0;
     for (uint32_t i = 0; i < count; i++) {
         *w = parent->look_at; /* in turn: a quick worker does not hide the others */
         parent->look_at = *w + 1 < count ? *w + 1 : 0;
@@ -356,7 +146,8 @@ int cw_dispatch_collect(struct cw_dispatch_parent *parent, uint32_t *w) {
 }
 
 bool cw_dispatch_has_answer(const struct cw_dispatch_parent *parent) {
-    for (uint32_t w = 0; w < parent->view.worker_count; w++)
+    uint32_t count = workers_in_use(&parent->view);
+    for (uint32_t w = 0; w < count; w++)
         if (seen_of(parent, w) != done_of(&parent->view, w))
             return true;
     return false;
@@ -447,7 +238,8 @@ static void rouse(const struct cw_dispatch_view *view, uint32_t w) {
 void cw_dispatch_close(struct cw_dispatch_parent *parent, bool closing) {
     /* T23: before we look who sleeps (W2); pairs with W1 and then T24. */
     CW_STORE(T23, &parent->view.words->closing, closing, seq_cst);
-    for (uint32_t w = 0; closing && w < parent->view.worker_count; w++)
+    uint32_t count = workers_in_use(&parent->view);
+    for (uint32_t w = 0; closing && w < count; w++)
         rouse(&parent->view, w);
 }
 
@@ -465,7 +257,7 @@ static bool had(const struct cw_dispatch_view *view, uint32_t w, uint64_t word, 
     bool sound = word >> POS_SHIFT == word_of(CW_CELL_FREE, 0, pos) >> POS_SHIFT &&
                  (state == CW_CELL_READY ? taker == 0
                                          : (state == CW_CELL_TAKEN || state == CW_CELL_DONE) &&
-                                               taker >= 1 && taker <= view->worker_count);
+                                               taker >= 1 && taker <= workers_in_use(view));
     return !sound || taker == w + 1;
 }
 

@@ -103,9 +103,10 @@ struct cw_dispatch_view { /* private: where the shared parts lie */
     struct cw_dispatch_words *words;
     struct cw_dispatch_worker *workers;
     struct cw_cell *cells;
-    cw_a32 *queue; /* queue_len */
-    cw_a32 *done;  /* worker w: from w * queue_len */
-    uint32_t worker_count, cell_count;
+    cw_a32 *queue;       /* queue_len */
+    cw_a32 *done;        /* worker w: from w * queue_len */
+    cw_a32 worker_count; /* who has a number from here on does not live, and has left nothing */
+    uint32_t cell_count;
     uint32_t queue_len; /* a power of two, at least cell_count */
     uint32_t spinners;  /* how many may spin: 0 to CW_DISPATCH_SPINNERS */
 };
@@ -137,6 +138,9 @@ void cw_dispatch_state(const struct cw_dispatch_view *view, uint32_t w, uint32_t
 
 /* ---- the parent's side; one thread at a time, unless said otherwise ---- */
 
+/* Only workers below this number are looked at from now on: none above lives, or has left anything.
+ */
+void cw_dispatch_use(struct cw_dispatch_parent *parent, uint32_t workers);
 /* A free cell, for the caller to fill. -EAGAIN: none. It goes back with cw_dispatch_free(). */
 int cw_dispatch_reserve(struct cw_dispatch_parent *parent);
 void cw_dispatch_free(struct cw_dispatch_parent *parent, uint32_t cell);

@@ -20,7 +20,9 @@ FUNCTION_LINES_MAX = 70
 # Files that may be longer, and why.
 LONG_FILES = {
     "ipc/queue.c": "an item's way through a queue, from one end to the other",
+    "tests/model/scenarios_dispatch.c": "the scenarios of one protocol",
     "tests/unit/test_client.c": "the promises of one interface, one after another",
+    "tests/unit/test_dispatch.c": "the promises of one noun, one after another",
     "tests/unit/test_shm_directory.c": "the promises of one noun, one after another",
 }
 # Functions that may be longer, and why.

@@ -18,12 +18,12 @@
 
 struct model_label model_labels[MODEL_LABELS];
 unsigned model_label_count;
-static unsigned scenario_bit;
+static unsigned scenario_number;
 static const struct model_label *weak_label;
 static enum model_weak weak_how;
 
-void model_labels_set(unsigned bit, const struct model_label *label, enum model_weak weak) {
-    scenario_bit = bit;
+void model_labels_set(unsigned number, const struct model_label *label, enum model_weak weak) {
+    scenario_number = number;
     weak_label = label;
     weak_how = weak;
 }
@@ -39,8 +39,8 @@ static int weakened(const char *label, enum model_access access, int order) {
     if (i == MODEL_LABELS)
         abort();
     if (i == model_label_count)
-        model_labels[model_label_count++] = (struct model_label){label, access, order, 0};
-    model_labels[i].scenarios |= 1ull << scenario_bit;
+        model_labels[model_label_count++] = (struct model_label){label, access, order, {0}};
+    model_labels[i].scenarios[scenario_number] = true;
     if (weak_label != &model_labels[i])
         return order;
     switch (weak_how) {

@@ -14,8 +14,8 @@
 #include "scenarios.h"
 #include "shm/atomic.h"
 
-#define SCENARIOS_MAX 62u
-#define LITMUS_BIT    63u
+#define SCENARIOS_MAX (MODEL_SCENARIOS - 1)
+#define LITMUS        (MODEL_SCENARIOS - 1)
 
 static const struct model_scenario *scenarios[SCENARIOS_MAX];
 static uint64_t scenario_states[SCENARIOS_MAX];
@@ -42,7 +42,7 @@ static bool run_litmus(void) {
     struct model_result result;
     printf("The memory model itself\n");
     for (const struct model_litmus *l = model_litmus; l->scenario.name; l++) {
-        model_explore(&l->scenario, LITMUS_BIT, NULL, MODEL_AS_IS, &result);
+        model_explore(&l->scenario, LITMUS, NULL, MODEL_AS_IS, &result);
         bool fits = result.failed == l->allowed;
         good = good && fits;
         printf("  %-44s %-9s %6llu states  %s\n", l->scenario.name,
@@ -122,19 +122,20 @@ static bool can_weaken(const struct model_label *label, enum model_weak weak) {
 /* The scenario, smallest first, that notices; -1: none. */
 static int notice(const struct model_label *label, enum model_weak weak,
                   struct model_result *result) {
-    uint64_t left = label->scenarios & ~(1ull << LITMUS_BIT);
-    while (left) {
+    bool left[MODEL_SCENARIOS];
+    memcpy(left, label->scenarios, sizeof left);
+    for (;;) {
         unsigned best = SCENARIOS_MAX;
         for (unsigned s = 0; s < scenario_count; s++)
-            if ((left >> s & 1) &&
-                (best == SCENARIOS_MAX || scenario_states[s] < scenario_states[best]))
+            if (left[s] && (best == SCENARIOS_MAX || scenario_states[s] < scenario_states[best]))
                 best = s;
-        left &= ~(1ull << best);
+        if (best == SCENARIOS_MAX)
+            return -1;
+        left[best] = false;
         model_explore(scenarios[best], best, label, weak, result);
         if (result->failed)
             return (int)best;
     }
-    return -1;
 }
 
 /* Orders that no scenario needs, and why they stand. A seq_cst may not be here. */
@@ -176,6 +177,14 @@ static const char *unneeded_why(const struct model_label *label, enum model_weak
     return NULL;
 }
 
+/* Not in litmus tests alone. */
+static bool in_a_scenario(const struct model_label *label) {
+    for (unsigned s = 0; s < scenario_count; s++)
+        if (label->scenarios[s])
+            return true;
+    return false;
+}
+
 static bool run_weakened(void) {
     static const char *const to[][3] = {[MODEL_NOT_SEQ_CST] = {"acquire", "release", "acq_rel"},
                                         [MODEL_NOT_ACQUIRE] = {"relaxed", "", "release"},
@@ -185,7 +194,7 @@ static bool run_weakened(void) {
     printf("One operation weaker\n");
     for (unsigned i = 0; i < model_label_count; i++) {
         const struct model_label *label = &model_labels[i];
-        if (label->scenarios == 1ull << LITMUS_BIT)
+        if (!in_a_scenario(label))
             continue;
         for (int weak = MODEL_NOT_SEQ_CST; weak <= MODEL_NOT_RELEASE; weak++) {
             if (!can_weaken(label, (enum model_weak)weak))

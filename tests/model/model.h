@@ -76,11 +76,12 @@ enum model_weak {
     MODEL_NOT_RELEASE, /* store: relaxed, read-modify-write: acquire */
 };
 
-struct model_label { /* one operation of the source, as it was seen */
+#define MODEL_SCENARIOS 112u /* the last stands for the litmus tests */
+struct model_label {         /* one operation of the source, as it was seen */
     const char *name;
     enum model_access access;
-    int order;          /* enum cw_model_order */
-    uint64_t scenarios; /* bit s: scenario s used it */
+    int order;                       /* enum cw_model_order */
+    bool scenarios[MODEL_SCENARIOS]; /* which of them used it */
 };
 #define MODEL_LABELS 192u
 extern struct model_label model_labels[MODEL_LABELS];
@@ -94,8 +95,8 @@ struct model_result {
     uint64_t ends;       /* executions that came to their end */
     unsigned depth;      /* longest */
 };
-/* Explores a scenario; scenario_bit is noted with the labels. weak_label: its name, or NULL. */
-void model_explore(const struct model_scenario *scenario, unsigned scenario_bit,
+/* Explores a scenario; its number is noted with the labels. weak_label: its name, or NULL. */
+void model_explore(const struct model_scenario *scenario, unsigned number,
                    const struct model_label *weak_label, enum model_weak weak,
                    struct model_result *result);
 /* Prints the steps of the last failing execution. */

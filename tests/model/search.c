@@ -363,11 +363,11 @@ static void execute(struct model_result *result) {
         result->depth = depth;
 }
 
-void model_explore(const struct model_scenario *which, unsigned bit,
+void model_explore(const struct model_scenario *which, unsigned number,
                    const struct model_label *label, enum model_weak weak,
                    struct model_result *result) {
     scenario = which;
-    model_labels_set(bit, label, weak);
+    model_labels_set(number, label, weak);
     path_length = 0;
     memset(result, 0, sizeof *result);
     seen_clear();

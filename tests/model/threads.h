@@ -43,7 +43,6 @@ extern struct thread *model_current; /* NULL: init, final or the search itself r
 uint64_t model_step(enum step_kind kind);
 
 /* What is explored now: which labels to note, which one to weaken. */
-void model_labels_set(unsigned scenario_bit, const struct model_label *weak_label,
-                      enum model_weak weak);
+void model_labels_set(unsigned number, const struct model_label *weak_label, enum model_weak weak);
 
 #endif

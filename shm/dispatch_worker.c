@@ -1,0 +1,153 @@
+/*
+ * Dispatch, the worker's side: takes tasks and answers them. See dispatch.h for the words, who owns
+ * them, and what each death leaves behind.
+ */
+#include "dispatch_words.h"
+#include "error.h"
+
+/* The first task that is READY, taken for worker w. -EAGAIN: none. -EPROTO. */
+static int take_first(const struct cw_dispatch_view *view, uint32_t w) {
+    for (;;) {
+        uint64_t head = head_of(view);
+        uint64_t tail = tail_of(view);
+        if (head >= tail)
+            return -EAGAIN;
+        /* Behind T4 head is at least what the parent saw when it submitted. */
+        if (tail - head > view->queue_len && (head = head_of(view)) < tail &&
+            tail - head > view->queue_len)
+            return cw_fail(-EPROTO, "a dispatch queue of %u places has %llu tasks", view->queue_len,
+                           (unsigned long long)(tail - head));
+        /* T5: relaxed: T4 ordered it. If head has moved on it may be a later place's; then the
+         * word below is another one. */
+        uint32_t number = CW_LOAD(T5, &view->queue[head & (view->queue_len - 1)], relaxed);
+        if (number >= view->cell_count)
+            return cw_fail(-EPROTO, "a dispatch queue names the cell %u of %u", number,
+                           view->cell_count);
+        struct cw_cell *cell = &view->cells[number];
+        uint64_t word = word_of(CW_CELL_READY, 0, head);
+        /* T6: one of those who compete wins, and its number stands there. What lies in the cell was
+         * there before tail (T3), which T4 has read. */
+        bool taken = CW_CAS(T6, &cell->word, &word, word_of(CW_CELL_TAKEN, w + 1, head), acquire);
+        pass_by(view, head);
+        if (!taken)
+            continue;
+        /* T10: advice for who looks how long a task runs; the parent put 0 there before T1. */
+        CW_STORE(T10, &cell->taken_ns, (uint64_t)cw_now_ns(), relaxed);
+        return (int)number;
+    }
+}
+
+/* ---- waiting ---- */
+
+static int spinner_enter(const struct cw_dispatch_view *view, uint32_t w) {
+    for (uint32_t i = 0; i < view->spinners; i++) {
+        uint32_t nobody = 0;
+        /* T17: advice. T18: the place is ours alone; who does not see it yet wakes one too many. */
+        if (CW_LOAD(T17, &view->words->spinner[i], relaxed) == 0 &&
+            CW_CAS(T18, &view->words->spinner[i], &nobody, w + 1, release))
+            return (int)i;
+    }
+    return -EAGAIN;
+}
+
+static void spinner_leave(const struct cw_dispatch_view *view, int place) {
+    /* T19: before tail is looked at (T4); pairs with T3 and then T20. */
+    CW_STORE(T19, &view->words->spinner[place], 0, seq_cst);
+}
+
+static bool ordered_to_leave(const struct cw_dispatch_view *view, uint32_t w) {
+    /* T22: after W1; pairs with T21. */
+    return CW_LOAD(T22, &view->workers[w].order, seq_cst) == CW_ORDER_LEAVE;
+}
+
+static bool is_closing(const struct cw_dispatch_view *view) {
+    /* T24: after W1; pairs with T23. Also before a look for tasks: what was submitted before the
+     * close is then seen. */
+    return CW_LOAD(T24, &view->words->closing, seq_cst) != 0;
+}
+
+/* Spins for a task, if there is a place. A cell's number or -EAGAIN, -EPROTO. */
+static int spin_for_task(const struct cw_dispatch_view *view, uint32_t w, bool *counted) {
+    int place = spinner_enter(view, w), code = -EAGAIN;
+    if (place < 0)
+        return -EAGAIN;
+    int64_t end_ns = cw_now_ns() + CW_SPIN_NS;
+    do {
+        for (int i = 0; i < SPIN_LOOKS && code == -EAGAIN; i++) {
+            CW_PAUSE();
+            if (head_of(view) < tail_of(view))
+                code = take_first(view, w);
+        }
+    } while (code == -EAGAIN && cw_now_ns() < end_ns);
+    spinner_leave(view, place);
+    *counted = true;
+    return code;
+}
+
+/* Sleeps unless there is something to see. */
+static int sleep_for_task(const struct cw_dispatch_view *view, uint32_t w) {
+    struct cw_sleeper *self = &view->workers[w].sleeper;
+    cw_sleeper_announce(self);
+    bool look = head_of(view) < tail_of(view) || is_closing(view) || ordered_to_leave(view, w);
+    int code = look ? 0 : cw_sleeper_sleep(self, -1);
+    awake(self);
+    return code == -EINTR ? cw_fail(-EINTR, "a signal came while waiting for a task") : -EAGAIN;
+}
+
+int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w) {
+    bool counted = false; /* did we stand where others saw us spin, or sleep? */
+    int code = -EAGAIN;
+    while (code == -EAGAIN) {
+        if (ordered_to_leave(view, w)) {
+            code = -ESHUTDOWN;
+            break;
+        }
+        bool closing = is_closing(view);
+        code = take_first(view, w);
+        if (code == -EAGAIN && closing)
+            code = -ESHUTDOWN;
+        if (code == -EAGAIN)
+            code = spin_for_task(view, w, &counted);
+        if (code == -EAGAIN) {
+            code = sleep_for_task(view, w);
+            counted = true;
+        }
+    }
+    /* Several tasks may have counted on us, and we have one or none. */
+    if (counted)
+        wake_for(view, tail_of(view), 1);
+    return code;
+}
+
+int64_t cw_dispatch_elapsed_ns(const struct cw_dispatch_view *view, uint32_t cell) {
+    uint64_t taken_ns = CW_LOAD(T10, &view->cells[cell].taken_ns, relaxed);
+    return taken_ns ? cw_now_ns() - (int64_t)taken_ns : 0;
+}
+
+void cw_dispatch_answer(const struct cw_dispatch_view *view, uint32_t w, uint32_t cell) {
+    struct cw_dispatch_worker *self = &view->workers[w];
+    struct cw_dispatch_words *words = view->words;
+    /* T11: our own word since T6. */
+    uint64_t taken = CW_LOAD(T11, &view->cells[cell].word, relaxed);
+    uint64_t word = word_of(CW_CELL_DONE, w + 1, taken >> POS_SHIFT);
+    /* T9: release: whoever dies behind it has written the whole answer. From here on it counts. */
+    CW_STORE(T9, &view->cells[cell].word, word, release);
+    uint64_t done = CW_LOAD(T11, &self->done, relaxed);
+    /* T2: ordered by T12. */
+    CW_STORE(T2, &view->done[(uint64_t)w * view->queue_len + (done & (view->queue_len - 1))], cell,
+             relaxed);
+    /* T12: before we look whether somebody listens (T13), or sleeps (W9); pairs with T15 or W8, and
+     * then T14: else an answer lies there and nobody looks. Release: T2. */
+    CW_STORE(T12, &self->done, done + 1, seq_cst);
+    /* T13: after T12; pairs with T15 and then T14. */
+    if (CW_LOAD(T13, &words->listeners, seq_cst))
+        cw_bell_wake(&words->answers);
+    else
+        cw_bell_wake(&words->helper);
+}
+
+void cw_dispatch_state(const struct cw_dispatch_view *view, uint32_t w, uint32_t state) {
+    /* T28: release; pairs with T29: what it left beside it. */
+    CW_STORE(T28, &view->workers[w].state, state, release);
+    cw_dispatch_tell(view, true);
+}

@@ -134,7 +134,12 @@ class Crew:
         memory = self._address if by_fork else self._memory.reduce(transit=False)
         stderr = Capture() if self._options.capture_stderr else None
         place = _pool_worker.Place(
-            slot, self.plane, self._spinners, self._parent, self._settings, stderr and stderr.path
+            slot,
+            self.plane,
+            self._spinners,
+            self._parent,
+            self._settings,
+            None if stderr is None else stderr.path,
         )
         options = self._options
         process = _pool_process.process_class(self._context)(

@@ -84,14 +84,13 @@ class Job:
         function: what its tasks call.
         found: the function in its slot, None when it goes along with each task's arguments.
         described: what the dispatch wants to know of it.
-        settled: nothing changes any more.
         shared: what its tasks have in common; None: nothing.
         tries: how often each task was lost with its worker, where that is counted.
     """
 
     shared: Shared | None = None
     tries: dict[int, int] | None = None
-    settled = False
+    _settled = False
 
     def __init__(self, engine: Engine, owner: Any, function: Callable[..., Any]) -> None:
         self.engine = engine
@@ -99,6 +98,11 @@ class Job:
         self.function = function
         self.found = engine.functions.find(function)
         self.described = self.found.described if self.found is not None else None
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing changes any more."""
+        return self._settled
 
     def span(self, number: int) -> tuple[int, int] | None:
         """Which items a task has: the first and how many; None for a single call."""
@@ -220,7 +224,7 @@ class AsyncResult(Job):
         with self._settling:
             if self.settled:
                 return
-            self.settled = True
+            self._settled = True
             self.owner = self.engine = None  # type: ignore[assignment]
             self._callback = self._error_callback = self._args = None
         engine.notify()
@@ -275,9 +279,13 @@ class MapResult(AsyncResult):
         found: list[Any] = self.get()
         return found
 
-    def finish_empty(self) -> None:
-        """There was nothing to do."""
-        super().task_done(0, True, self._list)
+    def begin(self) -> None:
+        """Submits all of it."""
+        source = self.source
+        if source is not None and self._left:
+            self.engine.submit(self, source)
+        else:
+            super().task_done(0, True, self._list)  # there is nothing to do
 
     def span(self, number: int) -> tuple[int, int] | None:
         """Which items a task has."""
@@ -286,7 +294,8 @@ class MapResult(AsyncResult):
 
     def again(self, number: int) -> Task | None:
         """A task once more."""
-        return self.source and self.source.task(number)
+        source = self.source
+        return None if source is None else source.task(number)
 
     def task_done(self, number: int, success: bool, value: Any) -> None:
         """Takes the results of one task."""
@@ -390,7 +399,8 @@ class IMapIterator(Job):
 
     def again(self, number: int) -> Task | None:
         """A task once more."""
-        return self._given.get(number) or (self._source and self._source.task(number))
+        source = self._source
+        return self._given.get(number) if source is None else source.task(number)
 
     def task_done(self, number: int, success: bool, value: Any) -> None:
         """Takes the results of one task; those of a failed one are one exception."""
@@ -415,7 +425,7 @@ class IMapIterator(Job):
             self._given.pop(number, None)
             self._room.notify_all()
         self._look_for_end()
-        self.engine and self.engine.notify()
+        self.engine.notify()
 
     def _look_for_end(self) -> None:
         with self._lock:
@@ -443,7 +453,7 @@ class IMapIterator(Job):
 
     def settle(self) -> None:
         """All is done."""
-        self.settled = True
+        self._settled = True
         engine = self.engine
         self.owner = self._source = None
         engine.notify()

@@ -106,7 +106,7 @@ class _Future(futures.Future[Any], Job):
         self._by_engine = False
         Job.__init__(self, engine, owner, function)
 
-    @property
+    @property  # type: ignore[override]
     def _condition(self) -> threading.Condition:
         with _guard:
             if self._made is None:
@@ -137,7 +137,7 @@ class _Future(futures.Future[Any], Job):
             engine.wait_for(self, timeout)
 
     @property
-    def settled(self) -> bool:  # type: ignore[override]
+    def settled(self) -> bool:
         """Nothing changes any more."""
         return self._state != _PENDING
 
@@ -229,9 +229,9 @@ class _Future(futures.Future[Any], Job):
 class _Mapped(IMapIterator):
     """One call of `map`."""
 
-    def task_done(self, task: Task, success: bool, value: Any) -> None:
+    def task_done(self, number: int, success: bool, value: Any) -> None:
         """Takes the results of one task."""
-        super().task_done(task, success, value if success else _as_told(value))
+        super().task_done(number, success, value if success else _as_told(value))
 
     def abort(self, error: BaseException) -> None:
         """The executor has ended."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from multiprocessing.pool import MaybeEncodingError, RemoteTraceback  # type: ignore[attr-defined]
 from types import TracebackType
 from typing import Any
@@ -224,10 +224,7 @@ class Pool:
         result = MapResult(
             self._engine, self, func, items, max(chunksize, 1), star, callback, error_callback
         )
-        if items:
-            self._engine.submit(result, result.source)
-        else:
-            result.finish_empty()
+        result.begin()
         return result
 
     # ---- iterators
@@ -279,7 +276,7 @@ class Pool:
             raise ValueError(f"Chunksize must be 1+, not {chunksize:n}")
         if buffersize is not None and (not isinstance(buffersize, int) or buffersize < 1):
             raise ValueError(f"buffersize must be an integer above 0 or None, not {buffersize!r}")
-        known = len(iterable) if hasattr(iterable, "__len__") else None
+        known = len(iterable) if isinstance(iterable, Sized) else None
         result = kind(self._engine, self, func, chunksize, Progress.of(progress, known))
         if isinstance(iterable, (list, tuple, range)) and buffersize is None:
             result.take_all(tuple(iterable))

@@ -217,6 +217,34 @@ static void figures_go_on_with_the_next_worker(void **state) {
     assert_int_equal(info.bytes_out, 4);
 }
 
+static void only_numbers_in_use_are_looked_at(void **state) {
+    (void)state;
+    cw_task task;
+    submit("a", 1);
+    task = take(1);
+    cw_worker_answer(workers[1], &task, 0, 0);
+    task = collect(); /* worker 0 is looked at next */
+    cw_pool_free(pool, task.cell);
+    submit("b", 1);
+    task = take(0);
+    cw_worker_answer(workers[0], &task, 0, 0);
+    cw_pool_use(pool, 1);
+    task = collect();
+    assert_int_equal(task.worker, 0);
+    cw_pool_free(pool, task.cell);
+    assert_int_equal(cw_pool_bury(pool, 1, &task), -EAGAIN);
+    cw_pool_use(pool, 2);
+    submit("c", 1);
+    submit("d", 1);
+    task = take(1);
+    cw_worker_answer(workers[1], &task, 0, 0);
+    assert_int_equal(collect().worker, 1);
+    task = take(0);
+    cw_worker_answer(workers[0], &task, 0, 0);
+    cw_pool_use(pool, 1); /* whoever was to be looked at next */
+    assert_int_equal(collect().worker, 0);
+}
+
 static void workers_leave_when_told(void **state) {
     (void)state;
     cw_task task;
@@ -315,6 +343,7 @@ int main(void) {
         TEST(cells_run_out_and_come_back),
         TEST(what_a_worker_says_of_itself_is_read),
         TEST(figures_go_on_with_the_next_worker),
+        TEST(only_numbers_in_use_are_looked_at),
         TEST(workers_leave_when_told),
         TEST(sizes_in_a_cell_never_lead_outside),
         TEST(who_answers_what_it_did_not_have_is_named),

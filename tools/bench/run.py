@@ -21,7 +21,7 @@ from typing import Any
 from targets import Results, Row, Target, number, slower, targets
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = ["bench_ring", "bench_ping", "bench_get", "bench_put", "bench_idle"]
+PROGRAMS = ["bench_ring", "bench_dispatch", "bench_ping", "bench_get", "bench_put", "bench_idle"]
 OF_POOLS = ["bench_pool.py", "bench_pool_arrays.py", "bench_joblib.py"]
 LIMIT_SECONDS = 1800  # for one program
 PYTHON = ["bench_python.py", "bench_queue.py", "bench_start.py", *OF_POOLS]

@@ -40,7 +40,7 @@ static int weakened(const char *label, enum model_access access, int order) {
         abort();
     if (i == model_label_count)
         model_labels[model_label_count++] = (struct model_label){label, access, order, 0};
-    model_labels[i].scenarios |= 1ull << scenario_bit;
+    model_labels[i].scenarios |= (unsigned __int128)1 << scenario_bit;
     if (weak_label != &model_labels[i])
         return order;
     switch (weak_how) {

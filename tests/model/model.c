@@ -14,8 +14,8 @@
 #include "scenarios.h"
 #include "shm/atomic.h"
 
-#define SCENARIOS_MAX 62u
-#define LITMUS_BIT    63u
+#define SCENARIOS_MAX 126u
+#define LITMUS_BIT    127u
 
 static const struct model_scenario *scenarios[SCENARIOS_MAX];
 static uint64_t scenario_states[SCENARIOS_MAX];
@@ -122,14 +122,14 @@ static bool can_weaken(const struct model_label *label, enum model_weak weak) {
 /* The scenario, smallest first, that notices; -1: none. */
 static int notice(const struct model_label *label, enum model_weak weak,
                   struct model_result *result) {
-    uint64_t left = label->scenarios & ~(1ull << LITMUS_BIT);
+    unsigned __int128 left = label->scenarios & ~((unsigned __int128)1 << LITMUS_BIT);
     while (left) {
         unsigned best = SCENARIOS_MAX;
         for (unsigned s = 0; s < scenario_count; s++)
             if ((left >> s & 1) &&
                 (best == SCENARIOS_MAX || scenario_states[s] < scenario_states[best]))
                 best = s;
-        left &= ~(1ull << best);
+        left &= ~((unsigned __int128)1 << best);
         model_explore(scenarios[best], best, label, weak, result);
         if (result->failed)
             return (int)best;
@@ -154,6 +154,8 @@ static const struct {
     {"B11", MODEL_RMW, MODEL_NOT_ACQUIRE, "the broker alone acts on what it reads"},
     {"B11", MODEL_RMW, MODEL_NOT_RELEASE, "the block stays as it was"},
     {"F1", MODEL_STORE, MODEL_NOT_RELEASE, "nothing on the CPU reads what was enqueued"},
+    {"G8", MODEL_RMW, MODEL_NOT_ACQUIRE, "what stood under the stamp is not looked at"},
+    {"G8", MODEL_RMW, MODEL_NOT_RELEASE, "no work was done under the stamp"},
     {"D2", MODEL_STORE, MODEL_NOT_RELEASE, "a reader that meets an old record looks again"},
     {"D2", MODEL_LOAD, MODEL_NOT_ACQUIRE, "a reader that meets an old record looks again"},
     {"D4", MODEL_LOAD, MODEL_NOT_ACQUIRE, "D5 stands between the words and D4"},
@@ -185,7 +187,7 @@ static bool run_weakened(void) {
     printf("One operation weaker\n");
     for (unsigned i = 0; i < model_label_count; i++) {
         const struct model_label *label = &model_labels[i];
-        if (label->scenarios == 1ull << LITMUS_BIT)
+        if (label->scenarios == (unsigned __int128)1 << LITMUS_BIT)
             continue;
         for (int weak = MODEL_NOT_SEQ_CST; weak <= MODEL_NOT_RELEASE; weak++) {
             if (!can_weaken(label, (enum model_weak)weak))
@@ -219,6 +221,7 @@ int main(int argc, char **argv) {
     add(model_sleep_scenarios);
     add(model_lease_scenarios);
     add(model_fence_scenarios);
+    add(model_order_scenarios);
     add(model_channel_scenarios);
     add(model_directory_scenarios);
     add(model_queue_scenarios);

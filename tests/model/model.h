@@ -80,7 +80,7 @@ struct model_label { /* one operation of the source, as it was seen */
     const char *name;
     enum model_access access;
     int order;          /* enum cw_model_order */
-    uint64_t scenarios; /* bit s: scenario s used it */
+    unsigned __int128 scenarios; /* bit s: scenario s used it */
 };
 #define MODEL_LABELS 192u
 extern struct model_label model_labels[MODEL_LABELS];

@@ -6,6 +6,8 @@
  */
 #include "order.h"
 
+#include "error.h"
+
 void cw_order_clear(struct cw_order *order) {
     /* G0: the block is FREE and its owner is about to carve it: B7 publishes. */
     CW_STORE(G0, &order->turn, 0, relaxed);
@@ -23,4 +25,101 @@ bool cw_order_unused(struct cw_order *order) {
     for (unsigned i = 0; i < CW_ORDER_READS; i++)
         any |= CW_LOAD(G6, &order->reads[i], relaxed);
     return any == 0;
+}
+
+bool cw_order_read_note(struct cw_order *order, cw_stamp stamp, unsigned *place, cw_stamp *before) {
+    for (unsigned i = 0; i < CW_ORDER_READS; i++) {
+        /* G7: our own stamp, or somebody's that we leave alone. */
+        cw_stamp now = CW_LOAD(G7, &order->reads[i], relaxed);
+        if (now && cw_stamp_fence(now) == cw_stamp_fence(stamp) &&
+            CW_CAS(G1, &order->reads[i], &now, stamp, seq_cst)) {
+            *place = i;
+            *before = now;
+            return true;
+        }
+    }
+    for (unsigned i = 0; i < CW_ORDER_READS; i++)
+        if (cw_order_read_replace(order, i, 0, stamp)) {
+            *place = i;
+            *before = 0;
+            return true;
+        }
+    return false;
+}
+
+bool cw_order_read_replace(struct cw_order *order, unsigned place, cw_stamp passed,
+                           cw_stamp stamp) {
+    /* G1: before the look at the turn (G2); pairs with G3 and G4: either the writer sees that we
+     * read, or we see that it writes. */
+    return CW_CAS(G1, &order->reads[place], &passed, stamp, seq_cst);
+}
+
+void cw_order_read_undo(struct cw_order *order, unsigned place, cw_stamp stamp, cw_stamp before) {
+    /* G8: nothing was done under it. Where the place changed meanwhile the stamp is gone anyway. */
+    CW_CAS(G8, &order->reads[place], &stamp, before, acq_rel);
+}
+
+uint64_t cw_order_turn(struct cw_order *order) {
+    /* G2: after G1; pairs with G3, and with G5: what the last writer left is seen. */
+    return CW_LOAD(G2, &order->turn, seq_cst);
+}
+
+void cw_order_see(struct cw_order *order, struct cw_order_seen *out) {
+    /* G9: ordered by G2 or G3, which read what G5 stored. */
+    out->write = CW_LOAD(G9, &order->write, relaxed);
+    out->marks = CW_LOAD(G9, &order->marks, relaxed);
+    for (unsigned i = 0; i < CW_ORDER_WAITED; i++)
+        out->waited[i] = CW_LOAD(G9, &order->waited[i], relaxed);
+    /* G4: after G3; pairs with G1. */
+    for (unsigned i = 0; i < CW_ORDER_READS; i++)
+        out->reads[i] = CW_LOAD(G4, &order->reads[i], seq_cst);
+}
+
+bool cw_order_turn_take(struct cw_order *order, uint64_t who, uint64_t *holder) {
+    *holder = 0;
+    /* G3: before the look at the reads (G4); pairs with G1 and G2. */
+    return CW_CAS(G3, &order->turn, holder, who, seq_cst);
+}
+
+void cw_order_written(struct cw_order *order, cw_stamp stamp, const cw_stamp *waited,
+                      unsigned waited_count, uint64_t marks) {
+    CW_ASSERT(waited_count <= CW_ORDER_WAITED);
+    for (unsigned i = 0; i < CW_ORDER_WAITED; i++)
+        CW_STORE(G10, &order->waited[i], i < waited_count ? waited[i] : 0, relaxed);
+    CW_STORE(G10, &order->marks, marks, relaxed);
+    CW_STORE(G10, &order->write, stamp, relaxed);
+}
+
+void cw_order_turn_give(struct cw_order *order) {
+    /* G5: publishes G10; pairs with G2 and G3. */
+    CW_STORE(G5, &order->turn, 0, release);
+}
+
+void cw_order_bury(struct cw_order *order, uint32_t session,
+                   int (*died)(void *context, cw_stamp stamp), void *context) {
+    /* G11: the dead store no more; what others store meanwhile wins the word. */
+    uint64_t turn = CW_LOAD(G11, &order->turn, acquire), marks = 0;
+    cw_stamp write = CW_LOAD(G11, &order->write, acquire);
+    for (unsigned i = 0; i < CW_ORDER_WAITED; i++) {
+        cw_stamp stamp = CW_LOAD(G11, &order->waited[i], acquire);
+        int state = stamp ? died(context, stamp) : 0;
+        if (state < 0)
+            marks = CW_ORDER_POISONED;
+        if (state)
+            CW_CAS(G12, &order->waited[i], &stamp, 0, acq_rel);
+    }
+    int state = write ? died(context, write) : 0;
+    if (state < 0 || turn >> 32 == session)
+        marks = CW_ORDER_POISONED;
+    if (marks)
+        CW_STORE(G12, &order->marks, marks, release);
+    if (state)
+        CW_CAS(G12, &order->write, &write, 0, acq_rel);
+    for (unsigned i = 0; i < CW_ORDER_READS; i++) {
+        cw_stamp stamp = CW_LOAD(G11, &order->reads[i], acquire);
+        if (stamp && died(context, stamp))
+            CW_CAS(G12, &order->reads[i], &stamp, 0, acq_rel);
+    }
+    if (turn >> 32 == session && turn)
+        CW_CAS(G12, &order->turn, &turn, 0, acq_rel);
 }

@@ -8,8 +8,8 @@
  * same work: a CAS on one cannot be fooled.
  *
  * The record
- *   turn    session and thread that are inside writing (begin to end) on the CPU; 0 nobody. Who has
- *           it is alone in writing `write` and `waited`. It covers the submitting of the work, not
+ *   turn    who is inside writing (begin to end) on the CPU: its session and a number; 0 nobody.
+ * Who has it is alone in writing `write` and `waited`. It covers the submitting of the work, not
  *           the work itself.
  *   write   the stamp of the last write: later work on the block waits for it.
  *   waited  what that write had to wait for and had not passed when it was submitted. Poison passes
@@ -25,7 +25,7 @@
  *   4 at the end: the fence's enqueued word, the stream's write of the value; the stamp stays until
  *     its value is reached, and whoever needs its place then takes it by CAS
  * Writing a block:
- *   1 take the turn by CAS (G3 seq_cst); who holds it and is dead (shm/task.h) loses it
+ *   1 take the turn by CAS (G3 seq_cst); of a dead session the broker clears it
  *   2 load write and all reads (G4 seq_cst): the stream waits for these
  *   3 at the end: enqueued word, stream's write of the value, then waited and write (release), then
  *     the turn goes back (G5 release)
@@ -70,7 +70,7 @@ static inline uint64_t cw_stamp_value(cw_stamp stamp) {
 #define CW_ORDER_POISONED 1ull
 
 struct cw_order { /* 128 bytes, shared */
-    cw_a64 turn;  /* session << 32 | thread id, 0 nobody */
+    cw_a64 turn;  /* session << 32 | number of the writing in it, 0 nobody */
     cw_a64 write; /* cw_stamp */
     cw_a64 marks; /* CW_ORDER_... */
     uint64_t reserved;
@@ -88,9 +88,40 @@ static inline uint64_t cw_order_table_bytes(uint32_t capacity) {
     return cw_block_table_bytes(capacity) + (uint64_t)capacity * sizeof(struct cw_order);
 }
 
+/* A private copy of a record, or of what of it was asked for. */
+struct cw_order_seen {
+    uint64_t turn, marks;
+    cw_stamp write, waited[CW_ORDER_WAITED], reads[CW_ORDER_READS];
+};
+
 /* Owner: empties the record of a FREE block that is about to be carved. */
 void cw_order_clear(struct cw_order *order);
 /* Owner, of a block that came back: did no stream ever use it? Then it may be carved at once. */
 bool cw_order_unused(struct cw_order *order);
+
+/* Reader: notes a read (G1). *before is what stood at *place: 0, or this fence's earlier stamp.
+ * False: no place is free. */
+bool cw_order_read_note(struct cw_order *order, cw_stamp stamp, unsigned *place, cw_stamp *before);
+/* The same at a place whose stamp has passed, or that stamp now implies. False: it changed. */
+bool cw_order_read_replace(struct cw_order *order, unsigned place, cw_stamp passed, cw_stamp stamp);
+/* Takes a stamp back that leads to no work. */
+void cw_order_read_undo(struct cw_order *order, unsigned place, cw_stamp stamp, cw_stamp before);
+/* Whose turn it is to write (G2); after cw_order_read_note(). */
+uint64_t cw_order_turn(struct cw_order *order);
+/* Copies the record; after the turn was taken, or was seen to be nobody's. */
+void cw_order_see(struct cw_order *order, struct cw_order_seen *out);
+
+/* Writer: takes the turn (G3). False: *holder has it. */
+bool cw_order_turn_take(struct cw_order *order, uint64_t who, uint64_t *holder);
+/* Writer, with the turn: what was written, and what it had to wait for. */
+void cw_order_written(struct cw_order *order, cw_stamp stamp, const cw_stamp *waited,
+                      unsigned waited_count, uint64_t marks);
+/* Writer: gives the turn back, and publishes what cw_order_written() stored (G5). */
+void cw_order_turn_give(struct cw_order *order);
+
+/* Broker: forgets the fences of one dead session, whose poison is final. died(context, stamp): its
+ * fence is one of them: 0 no, 1 yes and the value was reached, -1 yes and it was not. */
+void cw_order_bury(struct cw_order *order, uint32_t session,
+                   int (*died)(void *context, cw_stamp stamp), void *context);
 
 #endif

@@ -31,7 +31,7 @@ from itertools import islice
 from multiprocessing import util
 from typing import Any
 
-from causeway import _dispatch
+from causeway import _dispatch, _pool_process
 from causeway import _pool_outcomes as outcomes
 from causeway import _pool_wire as wire
 from causeway._pool_buffers import BlockStore
@@ -534,6 +534,7 @@ class Engine:
     # ---- the helper
 
     def _serve(self) -> None:
+        _pool_process.hurry()  # results must not wait while a server for workers starts
         try:
             self._serve_until_ended()
         except BaseException as error:  # a fault of ours: nobody may wait for ever because of it

@@ -20,6 +20,7 @@ import select
 import signal
 import socket
 import struct
+import threading
 from multiprocessing import context as contexts
 from multiprocessing import popen_fork, popen_spawn_posix, reduction, spawn, util
 from multiprocessing.process import BaseProcess
@@ -27,7 +28,9 @@ from typing import Any
 
 from causeway import _pool_forker, _pool_server
 
-__all__ = ["ForkServerProcess", "SpawnProcess", "exitcode_of", "open_pidfd", "process_class"]
+__all__ = [
+    "ForkServerProcess", "SpawnProcess", "exitcode_of", "hurry", "open_pidfd", "process_class",
+]  # fmt: skip
 
 _STATUS_SECONDS = 2.0  # from a worker's end until the server has told how
 _FDS_MAX = 240  # of one worker; the kernel takes 253 in one message
@@ -131,11 +134,20 @@ def _readable(fd: int, seconds: float | None) -> bool:
     return bool(poll.poll(None if seconds is None else seconds * 1000))
 
 
+_thread = threading.local()
+
+
+def hurry() -> None:
+    """Processes that this thread starts never wait until a server is ready."""
+    _thread.hurries = True
+
+
 def _popen(process: Any) -> popen_fork.Popen:
     for _ in range(2):  # a server may die between two requests; two in a row have a reason
         told = spawn.get_preparation_data(process._name)
         start = [type(process), process._target, *process._args]
-        server = _pool_server.find(process._start_method, told, start)
+        wait = not getattr(_thread, "hurries", False)
+        server = _pool_server.find(process._start_method, told, start, wait)
         if server is None:
             break
         try:

@@ -15,6 +15,9 @@ the standard library and of installed packages do not count); and when it lacks 
 start. stdin, stdout and stderr are passed with each request. Signal mask, umask, nice value and resource limits are
 those of the server's start.
 
+Who makes a Pool waits for the server. A worker's successor does not (_pool_process.hurry): it comes by plain spawn while there is
+no server ready that would do, and the next one by the server that was started meanwhile.
+
 No server serves when importing left what must not be shared by a fork (_pool_preload): then workers come by plain
 spawn, and multiprocessing's logger says why, once. This holds until one of the things above differs.
 
@@ -49,7 +52,8 @@ from causeway import _pool_forker
 __all__ = ["UNKNOWN_EXIT", "Server", "ServerLost", "find", "stop"]
 
 UNKNOWN_EXIT = 256  # no process ends with it: the exit code is not known, since the server is gone
-_REPLY_SECONDS = 30.0  # a server that does not fork in this time (stopped?) is given up
+_REPLY_SECONDS = 5.0  # a server that does not fork in this time (stopped?) is given up
+_MOMENT_SECONDS = 0.05
 _INTERACTIVE = ("IPython", "ipykernel")
 _COMMAND = (
     "import pickle, sys; data = pickle.load(open({0}, 'rb', closefd=False)); sys.path = data['preparation']['sys_path']; "
@@ -62,7 +66,7 @@ class ServerLost(Exception):
 
 
 class Server:
-    """One server process. Made: it is ready, or `refusal` says why there is none.
+    """One server process. Once it has told what it is (`learn`), it forks workers, or `refusal` says why it does not.
 
     Args:
         state: what it shall have of this process, of `_state`.
@@ -72,6 +76,7 @@ class Server:
     def __init__(self, state: dict[str, Any], modules: set[str]) -> None:
         self.state = state
         self.refusal = ""
+        self._learned = False
         self._files: dict[str, list[int]] = {}
         self._modules = set(modules)  # also those that cannot be imported
         self._lock = threading.RLock()
@@ -97,39 +102,47 @@ class Server:
                 [executable, *state["flags"], "-c", _COMMAND.format(self._report)],
                 [theirs.fileno(), parent, self._report, tracker],
             )
-            theirs.close()
             self.pidfd = os.pidfd_open(self.pid)
-            self._learn()
-        except BaseException as error:
+        except BaseException:
             self.kill()
-            self.reap(1)
-            if not isinstance(error, (ServerLost, ProcessLookupError)):
-                raise
-            self.refusal = "the server for them died while it imported the user's modules"
+            raise
         finally:
             theirs.close()
             os.close(parent)
-            os.close(self._report)
 
-    def _learn(self) -> None:
-        """Waits until it has imported all, however long that takes, and reads what it tells of it."""
-        self._await_answer(None)
+    def learn(self, wait: bool) -> bool:
+        """Whether it has imported all, which may take long; wait: for as long as it takes."""
+        if self._learned:
+            return True
         try:
-            if not self._control.recv(1, socket.MSG_DONTWAIT):
-                raise ServerLost
+            if not self._await_answer(None if wait else 0):
+                return False
+        except BaseException:  # Ctrl-C: who waits has it
+            self.kill()
+            raise
+        self._learned = True
+        try:
+            told = self._control.recv(1, socket.MSG_DONTWAIT)
         except OSError:  # its end came without a word
-            raise ServerLost from None
-        report = json.loads(os.pread(self._report, os.fstat(self._report).st_size, 0))
-        self.refusal = report["refusal"]
-        self._files = report["files"]
-        self._modules.update(report["modules"])
+            told = b""
+        if told:
+            report = json.loads(os.pread(self._report, os.fstat(self._report).st_size, 0))
+            self.refusal = report["refusal"]
+            self._files = report["files"]
+            self._modules.update(report["modules"])
+        else:
+            self.refusal = "the server for them died while it imported the user's modules"
+        os.close(self._report)
         if self.refusal:
+            util.info(f"workers come by plain spawn: {self.refusal}")
             self.retire()
             self.reap(1)
+        return True
 
     def serves(self, state: dict[str, Any], modules: set[str]) -> bool:
         """Whether it lives, and a worker that it forks is what a plain spawn would give now. The same for its refusal."""
-        lives = bool(self.refusal) or not (self._retired or self.ended())
+        ended = self._retired or (self._learned and self.ended())
+        lives = bool(self.refusal) or not ended
         return (
             lives
             and state == self.state
@@ -225,6 +238,8 @@ class Server:
         return True
 
     def __del__(self) -> None:
+        if not self._learned:
+            os.close(self._report)
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
@@ -235,18 +250,23 @@ _servers: dict[tuple[str, bool], Server] = {}
 _replaced: list[Server] = []
 
 
-def find(method: str, preparation: dict[str, Any], start: Iterable[Any]) -> Server | None:
-    """The server for a new worker, started if need be; None where workers must come by plain spawn.
+def find(
+    method: str, preparation: dict[str, Any], start: Iterable[Any], wait: bool = True
+) -> Server | None:
+    """The server for a new worker, started if need be; None where it must come by plain spawn.
 
     Args:
         method: "spawn" or "forkserver".
         preparation: what multiprocessing tells the worker.
         start: functions and classes that the worker needs before its first task.
+        wait: until a server has imported all; else a worker that is needed meanwhile comes by plain spawn.
     """
     state = _state(method, preparation)
     modules = _modules(method, preparation, start)
     kind = (method, state["main"])
-    with _lock:
+    if not _lock.acquire(timeout=-1 if wait else _MOMENT_SECONDS):  # another thread waits
+        return None
+    try:
         _replaced[:] = [server for server in _replaced if not server.reap()]
         server = _servers.get(kind)
         if server is not None and not server.serves(state, modules):
@@ -255,9 +275,11 @@ def find(method: str, preparation: dict[str, Any], start: Iterable[Any]) -> Serv
             server = None
         if server is None:
             server = _servers[kind] = Server(state, modules)
-            if server.refusal:
-                util.info(f"workers come by plain spawn: {server.refusal}")
-    return None if server.refusal else server
+        if not server.learn(wait) or server.refusal:
+            return None
+        return server
+    finally:
+        _lock.release()
 
 
 def stop() -> None:

@@ -106,8 +106,8 @@ class _Future(futures.Future[Any], Job):
         self._by_engine = False
         Job.__init__(self, engine, owner, function)
 
-    @property  # type: ignore[override]
-    def _condition(self) -> threading.Condition:
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
         with _guard:
             if self._made is None:
                 self._made = threading.Condition()

@@ -159,6 +159,8 @@ static const struct {
     {"D2", MODEL_LOAD, MODEL_NOT_ACQUIRE, "a reader that meets an old record looks again"},
     {"D4", MODEL_LOAD, MODEL_NOT_ACQUIRE, "D5 stands between the words and D4"},
     {"Q6", MODEL_RMW, MODEL_NOT_RELEASE, "for a third one, who takes the turn and cleared nothing"},
+    {"G8", MODEL_RMW, MODEL_NOT_ACQUIRE, "what stood under the stamp is not looked at"},
+    {"G8", MODEL_RMW, MODEL_NOT_RELEASE, "no work was done under the stamp"},
     {"T6", MODEL_RMW, MODEL_NOT_ACQUIRE,
      "T4 has read what T3 published, after the cell was filled"},
     {"T8", MODEL_RMW, MODEL_NOT_RELEASE, "who finds the same place passed by moves on too"},
@@ -231,6 +233,7 @@ int main(int argc, char **argv) {
     add(model_channel_scenarios);
     add(model_directory_scenarios);
     add(model_queue_scenarios);
+    add(model_order_scenarios);
     add(model_dispatch_scenarios);
     bool good = run_litmus();
     good = run_baseline() && good;

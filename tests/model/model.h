@@ -76,7 +76,7 @@ enum model_weak {
     MODEL_NOT_RELEASE, /* store: relaxed, read-modify-write: acquire */
 };
 
-#define MODEL_SCENARIOS 112u /* the last stands for the litmus tests */
+#define MODEL_SCENARIOS 160u /* the last stands for the litmus tests */
 struct model_label {         /* one operation of the source, as it was seen */
     const char *name;
     enum model_access access;

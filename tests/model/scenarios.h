@@ -10,6 +10,7 @@ extern const struct model_scenario model_lease_scenarios[];
 extern const struct model_scenario model_channel_scenarios[];
 extern const struct model_scenario model_directory_scenarios[];
 extern const struct model_scenario model_fence_scenarios[];
+extern const struct model_scenario model_order_scenarios[];
 extern const struct model_scenario model_queue_scenarios[];
 extern const struct model_scenario model_dispatch_scenarios[];
 

@@ -18,6 +18,11 @@ def parent_pid(_: Any = None) -> int:
     return os.getppid()
 
 
+def write_parent_pid(path: str) -> None:
+    with open(path, "w") as file:
+        print(os.getppid(), file=file)
+
+
 def surroundings(name: str) -> tuple[Any, ...]:
     """What a process is told and inherits."""
     return (

@@ -355,7 +355,37 @@ def test_the_servers_death_leaves_its_workers_and_the_next_start_makes_a_new_one
             pool.apply(tasks.end, (3,))
         assert caught.value.exitcode is None  # nobody can know it
         assert pool.map(abs, range(-8, 0), chunksize=1) == list(range(8, 0, -1))
-        assert server() is not was
+    assert was.pid not in parents_of_workers(context)
+    assert server() is not was
+
+
+def test_a_thread_in_a_hurry_does_not_wait_for_a_server(context: Any, tmp_path: Path) -> None:
+    found = []
+
+    def parent_of_worker() -> int:
+        file = tmp_path / str(len(list(tmp_path.iterdir())))
+        start(context, tasks.write_parent_pid, str(file)).join()
+        return int(file.read_text())
+
+    def hurried() -> None:
+        _pool_process.hurry()
+        found.append(parent_of_worker())
+        server().learn(wait=True)
+        found.append(parent_of_worker())
+
+    def hurried_once() -> None:
+        _pool_process.hurry()
+        found.append(parent_of_worker())
+
+    def run(target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target)
+        thread.start()
+        thread.join()
+
+    with _pool_server._lock:  # as if another thread waited
+        run(hurried_once)
+    run(hurried)
+    assert found == [os.getpid(), os.getpid(), server().pid]
 
 
 def test_a_stopped_server_is_given_up(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:

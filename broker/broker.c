@@ -17,6 +17,7 @@
 #include "broker/config.h"
 #include "broker/custody.h"
 #include "broker/fork.h"
+#include "broker/fences.h"
 #include "broker/log.h"
 #include "broker/loop.h"
 #include "broker/monitor.h"
@@ -64,6 +65,7 @@ int cwd_broker_init(struct cwd_broker *b, const struct cwd_options *options,
                              .closed_fd = -1,
                              .root_segment = {.fd = -1},
                              .idle_exit_ns = options->idle_exit_ns,
+                             .poison_ns = INT64_MAX,
                              .instance = random_instance()};
     *exit_code = CWD_EXIT_USAGE;
     int code = cwd_config_load(options->config_file, &b->limits);
@@ -105,6 +107,7 @@ void cwd_broker_deinit(struct cwd_broker *b) {
         cwd_transits_deinit(b);
         cwd_ghosts_deinit(b);
         cwd_sessions_deinit(b);
+        cwd_fences_deinit(b);
         cwd_slabs_deinit(b);
         cwd_reclaim_deinit(b);
     }

@@ -23,6 +23,7 @@ struct cwd_session;
 struct cwd_slab;
 struct cwd_transit;
 struct cwd_early_end;
+struct cwd_fence_page;
 struct cwd_wait_group;
 struct cwd_ghost;
 
@@ -89,6 +90,9 @@ struct cwd_broker {
     struct cwd_early_end *early_ends;  /* by token */
     struct cwd_wait_group *waits;      /* waits.c: by key */
     uint32_t waiting;
+    struct cwd_fence_page *fence_pages; /* fences.c: by number */
+    uint32_t next_fence_page;
+    int64_t poison_ns;        /* when to poison the buried again; INT64_MAX: nobody is */
     struct cwd_ghost *ghosts; /* fork.c: by id */
     uint32_t next_ghost;
 };

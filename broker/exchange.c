@@ -8,6 +8,7 @@
 
 #include "broker/broker.h"
 #include "broker/custody.h"
+#include "broker/fences.h"
 #include "broker/fork.h"
 #include "broker/session.h"
 #include "broker/socket.h"
@@ -18,6 +19,7 @@ struct answer {
     union {
         struct cw_slab_info slab;
         struct cw_segment_reply segment;
+        struct cw_fence_page fences;
     } body;
     uint32_t body_bytes;
     bool close_fds; /* once they are sent */
@@ -95,6 +97,34 @@ static int fork_leases(struct cwd_broker *b, struct cwd_session *session, struct
     return code;
 }
 
+static int fences_add(struct cwd_broker *b, struct cwd_session *session, struct cwd_mail *mail,
+                      struct answer *answer) {
+    const struct cw_segment *segment;
+    (void)mail;
+    int code = cwd_fences_add(b, session, &answer->body.fences, &segment);
+    if (code)
+        return code;
+    answer->fds[0] = segment->fd;
+    answer->fd_count = 1;
+    answer->body_bytes = sizeof answer->body.fences;
+    return 0;
+}
+
+static int fences_open(struct cwd_broker *b, struct cwd_session *session, struct cwd_mail *mail,
+                       struct answer *answer) {
+    struct cw_fence_page request;
+    const struct cw_segment *segment;
+    (void)session;
+    memcpy(&request, mail->body, sizeof request);
+    int code = cwd_fences_open(b, request.page, &answer->body.fences, &segment);
+    if (code)
+        return code;
+    answer->fds[0] = segment->fd;
+    answer->fd_count = 1;
+    answer->body_bytes = sizeof answer->body.fences;
+    return 0;
+}
+
 static const struct {
     int (*serve)(struct cwd_broker *, struct cwd_session *, struct cwd_mail *, struct answer *);
     uint32_t body_bytes;
@@ -104,6 +134,8 @@ static const struct {
     [CW_OP_SEGMENT_OPEN] = {segment_open, sizeof(struct cw_segment_request)},
     [CW_OP_LEASE_TABLE] = {lease_table, 0},
     [CW_OP_FORK] = {fork_leases, 0},
+    [CW_OP_FENCES_ADD] = {fences_add, 0},
+    [CW_OP_FENCES_OPEN] = {fences_open, sizeof(struct cw_fence_page)},
 };
 
 void cwd_exchange(struct cwd_broker *b, struct cwd_session *session, struct cwd_mail *mail) {

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "broker/broker.h"
+#include "broker/fences.h"
 #include "broker/custody.h"
 #include "broker/fork.h"
 #include "broker/log.h"
@@ -194,6 +195,8 @@ static bool spin(struct cwd_broker *b) {
 /* Does what time asks for; returns when it asks next, or INT64_MAX. */
 static int64_t serve_time(struct cwd_broker *b) {
     int64_t due_ns = cwd_transits_expire(b), next_ns = cwd_sessions_expire(b);
+    due_ns = next_ns < due_ns ? next_ns : due_ns;
+    next_ns = cwd_fences_serve(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;
     next_ns = cwd_names_expire(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;

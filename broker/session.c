@@ -16,6 +16,7 @@
 
 #include "broker/broker.h"
 #include "broker/custody.h"
+#include "broker/fences.h"
 #include "broker/fork.h"
 #include "broker/log.h"
 #include "broker/loop.h"
@@ -177,6 +178,7 @@ void cwd_session_end(struct cwd_broker *b, struct cwd_session *session) {
         leases_end(b, session);
         cwd_slabs_orphan_of(b, session);
         cwd_transits_forget(b, session);
+        cwd_fences_end(b, session);
         /* Who died between dropping a lease and telling us: everything that waits is looked at. */
         cwd_reclaim_suspect_waiting(b);
         b->reclaim.urgent = true;
@@ -228,6 +230,7 @@ static void end_if_dead(struct cwd_broker *b, struct cwd_session *session) {
 
 void cwd_session_on_pidfd(struct cwd_broker *b, struct cwd_session *session) {
     session->pid_dead = true;
+    cwd_fences_bury(b, session); /* its children may still have the socket, but nobody submits */
     cwd_loop_remove(b, session->pidfd); /* it would tell for ever */
     end_if_dead(b, session);
 }

@@ -50,7 +50,7 @@ struct cwd_session {
     struct cw_segment *more_tables; /* tables - 1 of them */
 
     /* charged to it */
-    uint32_t slabs, transits, waits, lifelines, early_ends;
+    uint32_t slabs, transits, waits, lifelines, early_ends, fence_pages;
     uint64_t bytes, gpu_bytes, requests_done;
     uint64_t routes_seen[CW_ROUTES]; /* of its figures, what the counters have */
     uint64_t last_transit;           /* the highest counter of its BEGINs */

@@ -33,9 +33,7 @@
 #include "ipc/client.h"
 #include "shm/order.h"
 
-#define CW_FENCES_PER_PAGE  64u
 #define CW_STREAM_WAITS_MAX 4u
-#define CW_POISON_NS        1000000000 /* the broker repeats the poison for so long */
 
 /* Has the work behind this stamp passed? 1 yes, 0 not yet, -EOWNERDEAD: its process died before.
  * Opens the fence's page when it is not mapped: may ask the broker the first time. The caller does

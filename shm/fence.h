@@ -14,7 +14,9 @@
 #include "atomic.h"
 #include "wait.h"
 
-#define CW_FENCE_POISON (1ull << 63)
+#define CW_FENCE_POISON    (1ull << 63)
+#define CW_FENCES_PER_PAGE 64u        /* a page: a segment's header, and fences from CW_PAGE on */
+#define CW_POISON_NS       1000000000 /* poison is repeated for so long after the writer's end */
 
 struct cw_fence {           /* 64 bytes, shared */
     cw_a64 value;           /* completed up to here, or >= CW_FENCE_POISON */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import multiprocessing
 import time
@@ -100,6 +101,13 @@ class Process:
     def get_context(self) -> Any:
         """Its context."""
         return multiprocessing.get_context(self.ctx)
+
+    def tearDown(self) -> None:
+        """Threads that only garbage holds are gone: Python 3.11.2 takes a second and much work over each of these."""
+        self.executor.shutdown(wait=True)
+        self.executor = mock.Mock()
+        gc.collect()
+        super().tearDown()  # type: ignore[misc]
 
 
 class TestWait(cpython.WaitTests, Process, cpython.ExecutorMixin, cpython.BaseTestCase):

@@ -419,7 +419,8 @@ void cw_pool_wake(cw_pool *pool, uint32_t most);
 int cw_pool_withdraw(cw_pool *pool, uint32_t cell);
 /* Which worker has taken a submitted task, -1 while none has, and for how long (0: has just). */
 int cw_pool_taker(cw_pool *pool, uint32_t cell, int64_t *elapsed_ns);
-/* The next answer; its cell is the caller's. -EAGAIN: none. -EPROTO: out->worker broke the rules. */
+/* The next answer; its cell is the caller's. -EAGAIN: none. -EPROTO: out->worker broke the rules.
+ */
 int cw_pool_collect(cw_pool *pool, cw_task *out);
 /* Counts a thread in (1) that will wait for answers, or out (-1): it then collects what is there.
  * While none is counted in, answers wake the helper. */
@@ -468,6 +469,9 @@ const void *cw_worker_function(cw_worker *worker, const cw_task *task);
  * went with task and answer beside their data. */
 void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
                       uint64_t extra_out);
+/* Sees to it that answers are collected though nobody listens; cw_worker_take() does so itself. To
+ * be called by who takes no more. Spins for some microseconds. */
+void cw_worker_settle(cw_worker *worker);
 /* CW_POOL_DATA_MAX bytes of the worker's own, for what it has to say before cw_worker_tell(). */
 void *cw_worker_words(cw_worker *worker);
 /* States what it is (the caller's numbers) and wakes the parent's helper. */

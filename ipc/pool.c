@@ -12,6 +12,7 @@
  * Deaths: see shm/dispatch.h. A worker that dies while it writes an answer leaves a task that is
  * half overwritten: who wants to run it again has kept it.
  */
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,6 +23,7 @@
 #define POOL_MAGIC 0x6377706f6f6c3031ull /* "cwpool01" */
 /* Beside each other the data of cells would fall into the same lines of a cache. */
 #define DATA_STRIDE (CW_POOL_DATA_MAX + 64u)
+#define SETTLE_NS   10000 /* for a caller that has submitted and is about to listen */
 
 struct head { /* 64 bytes, shared; written once */
     uint64_t magic;
@@ -53,6 +55,7 @@ struct cw_pool {
 struct cw_worker {
     struct parts parts;
     uint32_t number;
+    bool owes; /* answers that nobody was told of */
     uint64_t figures[4];
 };
 
@@ -248,7 +251,20 @@ void cw_pool_tell(cw_pool *pool, int helper) {
     cw_dispatch_tell(&pool->parts.view, helper != 0);
 }
 
+/* It pays to spin for workers that run on other cores. */
+static bool spin_pays(cw_pool *pool) {
+    struct cw_dispatch_view *view = &pool->parent.view;
+    cw_sleeper_here(&view->words->answers.sleeper);
+    uint32_t count = cw_dispatch_in_use(view);
+    for (uint32_t w = 0; w < count; w++)
+        if (cw_sleeper_spin_pays(&view->workers[w].sleeper))
+            return true;
+    return false;
+}
+
 int cw_pool_wait(cw_pool *pool, int helper, uint32_t was, int64_t spin_ns, int64_t timeout_ns) {
+    if (helper || (spin_ns > 0 && !spin_pays(pool)))
+        spin_ns = 0;
     return cw_dispatch_wait(&pool->parent, helper != 0, was, spin_ns, timeout_ns);
 }
 
@@ -329,7 +345,21 @@ void cw_worker_close(cw_worker *worker) {
     free(worker);
 }
 
+void cw_worker_settle(cw_worker *worker) {
+    struct cw_dispatch_view *view = &worker->parts.view;
+    if (!worker->owes)
+        return;
+    if (!cw_sleeper_elsewhere(&view->words->answers.sleeper))
+        sched_yield(); /* the caller cannot go on while we spin */
+    cw_dispatch_settle(view, worker->number, SETTLE_NS);
+    worker->owes = false;
+}
+
 int cw_worker_take(cw_worker *worker, cw_task *out) {
+    struct cw_dispatch_view *view = &worker->parts.view;
+    cw_worker_settle(worker);
+    cw_sleeper_here(&view->workers[worker->number].sleeper);
+    view->must_sleep = !cw_sleeper_elsewhere(&view->words->answers.sleeper);
     int cell = cw_dispatch_take(&worker->parts.view, worker->number);
     if (cell < 0)
         return cell;
@@ -364,7 +394,8 @@ void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
           (uint64_t)cw_dispatch_elapsed_ns(&worker->parts.view, task->cell));
     count(worker, FIGURE_BYTES_IN, in_bytes + extra_in);
     count(worker, FIGURE_BYTES_OUT, task->size_bytes + extra_out);
-    cw_dispatch_answer(&worker->parts.view, worker->number, task->cell);
+    if (!cw_dispatch_publish(&worker->parts.view, worker->number, task->cell))
+        worker->owes = true;
 }
 
 void *cw_worker_words(cw_worker *worker) {

@@ -12,6 +12,10 @@
 #define LOOK_FIRST_NS 1000000
 #define LOOK_MOST_NS  100000000
 
+uint32_t cw_dispatch_in_use(const struct cw_dispatch_view *view) {
+    return workers_in_use(view);
+}
+
 uint64_t cw_dispatch_ready(const struct cw_dispatch_view *view) {
     uint64_t tail = tail_of(view), head = head_of(view);
     return tail > head ? tail - head : 0;
@@ -103,6 +107,8 @@ static uint64_t seen_of(const struct cw_dispatch_parent *parent, uint32_t w) {
 
 static void see(struct cw_dispatch_parent *parent, uint32_t w, uint64_t done) {
     CW_STORE(T37, &parent->seen[w], done, relaxed);
+    /* T41: advice for the worker. */
+    CW_STORE(T41, &parent->view.workers[w].collected, done, relaxed);
 }
 
 /* The next answer of one worker. */

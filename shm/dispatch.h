@@ -78,10 +78,11 @@ struct cw_cell {      /* 64 bytes, shared; the parent's until READY, the taker's
 };
 struct cw_dispatch_worker { /* 128 bytes, shared */
     struct cw_sleeper sleeper;
-    cw_a32 order; /* the parent's: enum cw_worker_order */
-    cw_a32 state; /* the worker's; meaning by the caller, 0 at the start */
-    cw_a64 done;  /* answers so far */
-    uint64_t reserved0[5];
+    cw_a32 order;     /* the parent's: enum cw_worker_order */
+    cw_a32 state;     /* the worker's; meaning by the caller, 0 at the start */
+    cw_a64 done;      /* answers so far */
+    cw_a64 collected; /* the parent's: of these; advice */
+    uint64_t reserved0[4];
     cw_a64 figures[8]; /* the worker's, for the caller */
 };
 struct cw_dispatch_words { /* shared */
@@ -109,6 +110,7 @@ struct cw_dispatch_view { /* private: where the shared parts lie */
     uint32_t cell_count;
     uint32_t queue_len; /* a power of two, at least cell_count */
     uint32_t spinners;  /* how many may spin: 0 to CW_DISPATCH_SPINNERS */
+    bool must_sleep;    /* a worker: not to spin just now */
 };
 struct cw_dispatch_parent { /* private to the parent; one thread at a time */
     struct cw_dispatch_view view;
@@ -131,7 +133,13 @@ struct cw_dispatch_parent { /* private to the parent; one thread at a time */
 int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w);
 /* For how long the caller's task runs. */
 int64_t cw_dispatch_elapsed_ns(const struct cw_dispatch_view *view, uint32_t cell);
-/* Publishes the answer that lies in the cell, and wakes who waits for it. Never blocks. */
+/* Publishes the answer that lies in the cell, and wakes who listens. False: nobody does, and the
+ * helper was not told; cw_dispatch_settle() comes soon. Never blocks. */
+bool cw_dispatch_publish(const struct cw_dispatch_view *view, uint32_t w, uint32_t cell);
+/* Tells the helper of answers that nobody has collected or listens for, once nothing else was to do
+ * for wait_ns: a caller that submits and then listens is about to do so. Spins. */
+void cw_dispatch_settle(const struct cw_dispatch_view *view, uint32_t w, int64_t wait_ns);
+/* Both at once. */
 void cw_dispatch_answer(const struct cw_dispatch_view *view, uint32_t w, uint32_t cell);
 /* States what the worker is, and tells the helper. */
 void cw_dispatch_state(const struct cw_dispatch_view *view, uint32_t w, uint32_t state);
@@ -154,6 +162,8 @@ void cw_dispatch_wake(const struct cw_dispatch_view *view, uint32_t most);
 int cw_dispatch_withdraw(struct cw_dispatch_parent *parent, uint32_t cell);
 /* Who has taken a cell's task: its number, -1: nobody yet; for how long (0: has just). */
 int cw_dispatch_taker(const struct cw_dispatch_parent *parent, uint32_t cell, int64_t *elapsed_ns);
+/* Workers below this number are looked at. Any thread. */
+uint32_t cw_dispatch_in_use(const struct cw_dispatch_view *view);
 /* Tasks that are READY, at some moment of the call. Any thread. */
 uint64_t cw_dispatch_ready(const struct cw_dispatch_view *view);
 /* The next answer's cell, which is the caller's again, and who gave it. -EAGAIN: none. -EPROTO: *w

@@ -68,7 +68,7 @@ static bool is_closing(const struct cw_dispatch_view *view) {
 
 /* Spins for a task, if there is a place. A cell's number or -EAGAIN, -EPROTO. */
 static int spin_for_task(const struct cw_dispatch_view *view, uint32_t w, bool *counted) {
-    int place = spinner_enter(view, w), code = -EAGAIN;
+    int place = view->must_sleep ? -EAGAIN : spinner_enter(view, w), code = -EAGAIN;
     if (place < 0)
         return -EAGAIN;
     int64_t end_ns = cw_now_ns() + CW_SPIN_NS;
@@ -124,9 +124,13 @@ int64_t cw_dispatch_elapsed_ns(const struct cw_dispatch_view *view, uint32_t cel
     return taken_ns ? cw_now_ns() - (int64_t)taken_ns : 0;
 }
 
-void cw_dispatch_answer(const struct cw_dispatch_view *view, uint32_t w, uint32_t cell) {
+static bool has_listeners(const struct cw_dispatch_view *view) {
+    /* T13: after T12; pairs with T15 and then T14. */
+    return CW_LOAD(T13, &view->words->listeners, seq_cst) != 0;
+}
+
+bool cw_dispatch_publish(const struct cw_dispatch_view *view, uint32_t w, uint32_t cell) {
     struct cw_dispatch_worker *self = &view->workers[w];
-    struct cw_dispatch_words *words = view->words;
     /* T11: our own word since T6. */
     uint64_t taken = CW_LOAD(T11, &view->cells[cell].word, relaxed);
     uint64_t word = word_of(CW_CELL_DONE, w + 1, taken >> POS_SHIFT);
@@ -139,11 +143,35 @@ void cw_dispatch_answer(const struct cw_dispatch_view *view, uint32_t w, uint32_
     /* T12: before we look whether somebody listens (T13), or sleeps (W9); pairs with T15 or W8, and
      * then T14: else an answer lies there and nobody looks. Release: T2. */
     CW_STORE(T12, &self->done, done + 1, seq_cst);
-    /* T13: after T12; pairs with T15 and then T14. */
-    if (CW_LOAD(T13, &words->listeners, seq_cst))
-        cw_bell_wake(&words->answers);
+    if (!has_listeners(view))
+        return false;
+    cw_bell_wake(&view->words->answers);
+    return true;
+}
+
+/* Has the parent seen all our answers? */
+static bool is_collected(const struct cw_dispatch_view *view, uint32_t w) {
+    struct cw_dispatch_worker *self = &view->workers[w];
+    /* T41: advice: who reads an old number wakes the helper for nothing. */
+    return CW_LOAD(T41, &self->collected, relaxed) == CW_LOAD(T11, &self->done, relaxed);
+}
+
+void cw_dispatch_settle(const struct cw_dispatch_view *view, uint32_t w, int64_t wait_ns) {
+    int64_t end_ns = wait_ns > 0 ? cw_now_ns() + wait_ns : 0;
+    while (wait_ns > 0 && !has_listeners(view) && !is_collected(view, w) &&
+           cw_dispatch_ready(view) == 0 && cw_now_ns() < end_ns)
+        CW_PAUSE();
+    if (is_collected(view, w))
+        return;
+    if (has_listeners(view))
+        cw_bell_wake(&view->words->answers);
     else
-        cw_bell_wake(&words->helper);
+        cw_bell_wake(&view->words->helper);
+}
+
+void cw_dispatch_answer(const struct cw_dispatch_view *view, uint32_t w, uint32_t cell) {
+    if (!cw_dispatch_publish(view, w, cell))
+        cw_dispatch_settle(view, w, 0);
 }
 
 void cw_dispatch_state(const struct cw_dispatch_view *view, uint32_t w, uint32_t state) {

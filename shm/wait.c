@@ -37,6 +37,11 @@ bool cw_sleeper_spin_pays(const struct cw_sleeper *other) {
     return core != 0 && core != (uint32_t)sched_getcpu() + 1;
 }
 
+bool cw_sleeper_elsewhere(const struct cw_sleeper *other) {
+    uint32_t core = CW_LOAD(W6, (cw_a32 *)&other->core, relaxed);
+    return core != (uint32_t)sched_getcpu() + 1;
+}
+
 void cw_sleeper_announce(struct cw_sleeper *self) {
     /* W1: before we look at the condition for the last time; pairs with W2 in cw_sleeper_claim;
      * else both sides look before the other's store is visible, and the wake-up is lost. */

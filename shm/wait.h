@@ -33,6 +33,8 @@ struct cw_sleeper { /* shared; written by the sleeping side, cleared by the wake
 void cw_sleeper_here(struct cw_sleeper *self);
 /* May it pay to spin for other? It is on another core than ours, and not asleep. */
 bool cw_sleeper_spin_pays(const struct cw_sleeper *other);
+/* Did other last run on another core than the caller, or nobody knows where? */
+bool cw_sleeper_elsewhere(const struct cw_sleeper *other);
 /* Announces sleep (W1). The caller then looks at its condition and sleeps only if it still does not
  * hold. */
 void cw_sleeper_announce(struct cw_sleeper *self);

@@ -235,6 +235,7 @@ static PyObject *worker_serve(PyObject *self, PyObject *args) {
         cw_worker_answer(w->worker, &task, w->extra_in, extra_out);
         w->extra_in = 0;
     }
+    cw_worker_settle(w->worker);
     Py_RETURN_NONE;
 }
 

@@ -70,8 +70,7 @@ static struct cw_fence *fence_of(const struct cwd_fence_page *page, uint32_t ind
 
 static void poison(struct cwd_fence_page *page) {
     for (uint32_t i = 0; i < CW_FENCES_PER_PAGE; i++)
-        if (cw_fence_poll(fence_of(page, i), CW_STAMP_VALUE_MAX) != -EOWNERDEAD)
-            cw_fence_poison(fence_of(page, i)); /* for the first time, or over a late write */
+        cw_fence_poison(fence_of(page, i)); /* for the first time, or over a late write */
 }
 
 void cwd_fences_bury(struct cwd_broker *b, struct cwd_session *session) {

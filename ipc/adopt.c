@@ -26,14 +26,14 @@ static int by_offset(const void *left, const void *right) {
 
 /* Copies the live entries of an adopted slab's table, in the order of their addresses. -1: one
  * cannot be. */
-static int64_t read_entries(struct cw_slab *slab, struct found_block *found) {
+static int64_t read_entries(cw_client *client, struct cw_slab *slab, struct found_block *found) {
     int64_t count = 0;
     for (uint32_t i = slab->capacity; i-- > 0;) {
         struct cw_block *entry = &slab->table->blocks[i];
         /* B8: pairs with B7 of the dead owner: offset and length are as new as the word. */
         uint64_t word = CW_LOAD(B8, &entry->word, acquire);
         bool is_free = cw_block_state(word) == CW_BLOCK_FREE;
-        if (is_free && cw_heap_drained(slab, i)) {
+        if (is_free && cw_heap_drained(client, slab, i)) {
             slab->blocks[slab->blocks_free++] = i;
             continue;
         }
@@ -66,7 +66,7 @@ static int rebuild(cw_client *client, struct cw_slab *slab) {
     struct cw_heap *heap = slab->heap;
     int code = cw_heap_divide(slab, &heap->carver, false);
     struct found_block *found = malloc(slab->capacity * sizeof *found);
-    int64_t count = code == 0 && found ? read_entries(slab, found) : -1;
+    int64_t count = code == 0 && found ? read_entries(client, slab, found) : -1;
     if (count < 0 && slab->carved)
         slab->arena.full = true;
     /* From the highest address down: each claim finds its range in the first extent. */

@@ -233,6 +233,32 @@ typedef struct cw_link_info {
  * milliseconds, which takes memory and a context on both. -ENODEV, -EDQUOT. */
 int cw_link_stat(int from, int to, int measured, cw_link_info *out);
 
+/* ---- GPU work in order: arrays that streams of several processes use ---- */
+
+/*
+ * Work on a GPU array that a stream is given between begin and end is put in order with that of
+ * other streams, in whichever process, without the CPU: the stream waits for the last write (a
+ * writer also for the reads under way), and the next user waits for this one. stream is a CUstream
+ * of this process on any GPU; 0, 1 and 2 are CUDA's default streams, where begin waits on the CPU.
+ * Call end on the same thread, after the work was submitted; between the two, submit to this stream
+ * alone. A stream under capture is refused (-EINVAL). Host arrays: nothing to be done, 0.
+ *
+ * begin blocks while another writes (submits), while what it must wait for is not submitted yet,
+ * and when CW_STREAM_WAITS_MAX streams of this process wait already; timeout_ns bounds it.
+ * -ETIMEDOUT and -EINTR: nothing was begun. -EOWNERDEAD: who wrote last died before it was complete
+ * (nothing was begun); writing_begin does not say so, since it is about to write anew.
+ *
+ * whole 1: all of the array is written, so that what was incomplete before does not matter.
+ * end: 0, or -EOWNERDEAD when what the work waited for died meanwhile: the result is no good, and
+ * whoever reads the array is told so too.
+ */
+int cw_array_writing_begin(cw_array *array, void *stream, int64_t timeout_ns);
+int cw_array_writing_end(cw_array *array, void *stream, int whole);
+int cw_array_reading_begin(cw_array *array, void *stream, int64_t timeout_ns);
+int cw_array_reading_end(cw_array *array, void *stream);
+/* Waits on the CPU until the array's last write is complete. 0, -EOWNERDEAD, -ETIMEDOUT, -EINTR. */
+int cw_array_wait(cw_array *array, int64_t timeout_ns);
+
 /* ---- what the broker knows ---- */
 
 typedef struct cw_name_info {

@@ -22,6 +22,7 @@
 
 #include "ipc/address.h"
 #include "ipc/client.h"
+#include "ipc/fence.h"
 
 #define CONNECT_LIMIT_NS 10000000000
 #define CONNECT_PAUSE_NS 2000000
@@ -168,6 +169,7 @@ void cw_client_unref(cw_client *client) {
     if (!client || CW_ADD(K6, &client->references, -1u, acq_rel) != 1)
         return;
     cw_fork_unregister(client);
+    cw_fences_deinit(client);
     if (!cw_client_forked(client) && !CW_LOAD(K3, &client->lost, relaxed))
         cw_lane_post(client, CW_OP_BYE, NULL, 0);
     client_free(client);

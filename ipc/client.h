@@ -166,6 +166,7 @@ struct cw_client {
     struct cw_slabs slabs;
     struct cw_spares spares;
     struct cw_leases leases;
+    struct cw_fences *fences; /* fence.h; NULL until first used */
     struct cw_heap heap;  /* of host memory; behind it those of GPUs, each made when first used */
     cw_array *array_pool; /* closed structs, kept for the next */
     uint32_t array_pool_count;
@@ -309,7 +310,7 @@ void cw_heap_collect(cw_client *client, bool now);
 int cw_heap_divide(struct cw_slab *slab, struct cw_carver *carver, bool clean);
 /* May a free block's bytes be used anew? In GPU memory the last user's work may still be under way,
  * also when all leases have ended. */
-bool cw_heap_drained(struct cw_slab *slab, uint32_t block);
+bool cw_heap_drained(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* A slab that may have become entirely free: it is kept, or given up. */
 void cw_heap_settle(cw_client *client, struct cw_slab *slab);
 /* Makes a slab with one block of somebody else's memory, and holds that block. Without

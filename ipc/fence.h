@@ -35,6 +35,47 @@
 
 #define CW_STREAM_WAITS_MAX 4u
 
+#define CW_FENCE_BUCKETS 64u
+
+struct cw_page_of_fences { /* never unmapped */
+    uint32_t number;
+    bool registered; /* with CUDA */
+    struct cw_segment segment;
+    struct cw_fence *fences;
+    struct cw_page_of_fences *next;
+};
+
+struct cw_stream; /* stream.c */
+
+struct cw_fences { /* of one client */
+    pthread_mutex_t lock;
+    struct cw_page_of_fences *pages[CW_FENCE_BUCKETS];
+    struct cw_page_of_fences *own; /* where our next fence comes from */
+    uint32_t own_used;
+    struct cw_stream *streams;
+};
+
+/* How long somebody waits on the CPU: spins for a while, then naps of growing length. */
+struct cw_patience {
+    int64_t spin_end_ns, end_ns, nap_ns, timeout_ns;
+};
+void cw_patience_begin(struct cw_patience *patience, int64_t timeout_ns);
+/* Lets some time pass. 0, -ETIMEDOUT (what did not happen), -EINTR, -ECONNRESET. */
+int cw_patience_spend(cw_client *client, struct cw_patience *patience, const char *what);
+
+/* The client's books, made when first asked for. Without client->lock. */
+int cw_fences_of(cw_client *client, struct cw_fences **out);
+/* A new fence of ours. The fences' lock is held. */
+int cw_fence_take(cw_client *client, struct cw_fences *fences, uint32_t *number,
+                  struct cw_page_of_fences **page);
+/* The fence of a stamp. -ENOENT: its session is dead and buried. The fences' lock is held. */
+int cw_fence_find(cw_client *client, struct cw_fences *fences, cw_stamp stamp,
+                  struct cw_page_of_fences **page, struct cw_fence **out);
+/* cw_stamp_poll() with the fences' lock held. */
+int cw_stamp_look(cw_client *client, struct cw_fences *fences, cw_stamp stamp);
+/* cw_stamp_wait() with what is left of a patience. */
+int cw_stamp_await(cw_client *client, cw_stamp stamp, struct cw_patience *patience);
+
 /* Has the work behind this stamp passed? 1 yes, 0 not yet, -EOWNERDEAD: its process died before.
  * Opens the fence's page when it is not mapped: may ask the broker the first time. The caller does
  * NOT hold client->lock. */
@@ -48,35 +89,10 @@ int cw_stamp_wait(cw_client *client, cw_stamp stamp, int64_t timeout_ns);
  * opened at the next call without the lock.
  */
 bool cw_order_passed(cw_client *client, struct cw_slab *slab, uint32_t block);
-/* The same before the memory is forgotten: a block with work of ours under way that is dropped.
- * Ends all that belongs to the client's streams. */
+/* Waits on the CPU until nobody's work on the array is under way, complete or dead: before a copy
+ * by the CPU's hand. 0, -ETIMEDOUT, -EINTR, -ECONNRESET. */
+int cw_array_settle(cw_array *array, int64_t timeout_ns);
+/* Before the session ends: waits for what our streams were given, 10 s at most. */
 void cw_fences_deinit(cw_client *client);
-
-/* ---- public: these go into causeway.h together with their functions (the Python package is linked
- * against all that stands there) ---- */
-
-/*
- * Work on a GPU array that a stream is given between begin and end is put in order with that of
- * other streams, in whichever process, without the CPU: the stream waits for the last write (a
- * writer also for the reads under way), and the next user waits for this one. stream is a CUstream
- * of this process on any GPU; 0, 1 and 2 are CUDA's default streams, where begin waits on the CPU.
- * Call end on the same thread, after the work was submitted; between the two, submit to this stream
- * alone. A stream under capture is refused (-EINVAL). Host arrays: nothing to be done, 0.
- *
- * begin blocks while another writes (submits), while what it must wait for is not submitted yet,
- * and when CW_STREAM_WAITS_MAX streams of this process wait already; timeout_ns bounds it.
- * -ETIMEDOUT and -EINTR: nothing was begun. -EOWNERDEAD: who wrote last died before it was complete
- * (nothing was begun); writing_begin does not say so, since it is about to write anew.
- *
- * whole 1: all of the array is written, so that what was incomplete before does not matter.
- * end: 0, or -EOWNERDEAD when what the work waited for died meanwhile: the result is no good, and
- * whoever reads the array is told so too.
- */
-int cw_array_writing_begin(cw_array *array, void *stream, int64_t timeout_ns);
-int cw_array_writing_end(cw_array *array, void *stream, int whole);
-int cw_array_reading_begin(cw_array *array, void *stream, int64_t timeout_ns);
-int cw_array_reading_end(cw_array *array, void *stream);
-/* Waits on the CPU until the array's last write is complete. 0, -EOWNERDEAD, -ETIMEDOUT, -EINTR. */
-int cw_array_wait(cw_array *array, int64_t timeout_ns);
 
 #endif

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "ipc/client.h"
+#include "ipc/fence.h"
 
 #define ADOPT_TRIES   8u
 #define COLLECT_SHARE 16u /* a look at all pending blocks pays when one in so many came back */
@@ -133,8 +134,8 @@ static bool cache_drop(cw_client *client) {
     return any;
 }
 
-bool cw_heap_drained(struct cw_slab *slab, uint32_t block) {
-    return slab->device_kind == CW_DEVICE_HOST || cw_order_unused(cw_order_of(slab->table, block));
+bool cw_heap_drained(cw_client *client, struct cw_slab *slab, uint32_t block) {
+    return slab->device_kind == CW_DEVICE_HOST || cw_order_passed(client, slab, block);
 }
 
 static void give_drained(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
@@ -147,7 +148,7 @@ static void give_drained(cw_client *client, struct cw_slab *slab, struct cw_exte
 
 /* A block that is FREE: its bytes come back now, or when the last stream has passed. */
 static void give(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
-    if (cw_heap_drained(slab, extent->block)) {
+    if (cw_heap_drained(client, slab, extent->block)) {
         give_drained(client, slab, extent);
         return;
     }

@@ -35,10 +35,18 @@ int cw_fence_poll(struct cw_fence *fence, uint64_t value) {
     /* F3: pairs with F2, and after W8 with F2 again: a waiter that announced itself sees the value
      * or is seen. */
     uint64_t now = CW_LOAD(F3, &fence->value, seq_cst);
-    if (now < CW_FENCE_POISON)
-        return now >= value;
-    /* F4: noted before the poison (F5), which we have seen: F3 orders it. */
-    return CW_LOAD(F4, &fence->completed, relaxed) >= value ? 1 : -EOWNERDEAD;
+    /* F4: pairs with F6: the dead writer's work. Noted before the poison (F5), so who saw that sees
+     * it. The note decides, whatever a late write has put over the poison meanwhile: who was
+     * released by the poison did not wait for it. */
+    uint64_t note = CW_LOAD(F4, &fence->completed, acquire);
+    if (note >= CW_FENCE_POISON)
+        return note - CW_FENCE_POISON >= value ? 1 : -EOWNERDEAD;
+    return now < CW_FENCE_POISON ? now >= value : -EOWNERDEAD;
+}
+
+bool cw_fence_submitted(struct cw_fence *fence, uint64_t value) {
+    /* F7: pairs with F1. */
+    return CW_LOAD(F7, &fence->enqueued, acquire) >= value;
 }
 
 int cw_fence_wait(struct cw_fence *fence, uint64_t value, int64_t timeout_ns) {
@@ -67,16 +75,20 @@ int cw_fence_wait(struct cw_fence *fence, uint64_t value, int64_t timeout_ns) {
 }
 
 uint64_t cw_fence_poison(struct cw_fence *fence) {
-    /* F6: the completed value is noted first; a repeated call finds the poison and keeps the note.
-     * Nobody else writes either word: the writer is dead, and that it is came through the kernel.
-     */
+    /* F6: the completed value is noted once, before the first poison. Nobody else writes the note:
+     * the writer is dead, and that it is came through the kernel. What lands in value later comes
+     * from a device. */
     uint64_t now = CW_LOAD(F6, &fence->value, relaxed);
-    if (now < CW_FENCE_POISON)
-        CW_STORE(F6, &fence->completed, now, relaxed);
+    uint64_t note = CW_LOAD(F6, &fence->completed, relaxed);
+    if (note < CW_FENCE_POISON) {
+        note = CW_FENCE_POISON + (now < CW_FENCE_POISON ? now : 0);
+        CW_STORE(F6, &fence->completed, note, release);
+    } else if (now >= CW_FENCE_POISON)
+        return note - CW_FENCE_POISON; /* nothing has landed since */
     /* F5: publishes the note and the dead writer's work; pairs with F3. It needs no look at the
      * waiters: the bell is roused in any case, the writer may have died in the middle of a wake-up.
      */
     CW_STORE(F5, &fence->value, CW_FENCE_POISON, release);
     cw_bell_rouse(&fence->waiters);
-    return CW_LOAD(F6, &fence->completed, relaxed);
+    return note - CW_FENCE_POISON;
 }

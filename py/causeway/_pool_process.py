@@ -2,7 +2,8 @@
 
 A `SpawnProcess` or `ForkServerProcess` of this module is multiprocessing's in all that it shows (attributes,
 active_children, join, exit codes) and in what the worker sees; only its making differs (_pool_server), and where no
-server serves it is made by plain spawn.
+server serves it is made by plain spawn. What the worker sees otherwise than with a plain spawn: os.getppid() is the server,
+and what the main module does when it is imported was done once, before.
 
 Owner: the parent process holds a pidfd and its end of the worker's *line*, a socket whose other end the worker and
 the server hold. The parent says on it that the worker may run, the server how it ended; the worker sees there

@@ -6,7 +6,7 @@ Threads give work of all kinds and check each result; the main thread kills. Wha
 its right result or with WorkerDied; WorkerDied tells of a worker that was killed, and of one message of it at most;
 an item of the queue is lost only with a reader that was killed; at the end there are as many descriptors, threads and
 processes as before, and the broker has no more bytes, slabs, transits and descriptors.
-Who makes no progress for a minute is hung: all stacks are printed, those of the workers too.
+Who makes no progress for a while is hung: all stacks are printed, those of the workers too.
 
 Workers are known by their initializer and by their results. Three that die one after the other while they start end
 a Pool, as they should; so a worker that has not answered yet is only killed now and then.
@@ -38,7 +38,8 @@ from waiting import eventually
 import causeway as cw
 from causeway import _programs
 
-HUNG_SECONDS = 60
+HUNG_SECONDS = 45
+SAY_SECONDS = 20
 HUNG = 3  # exit status
 DRIVERS = 4
 POOL_WORKERS, EXECUTOR_WORKERS = 3, 2
@@ -68,32 +69,26 @@ class Victims:
                 pass
 
     def kill_one(self, chance: random.Random, at_its_start: bool) -> bool:
-        """Kills a worker that has answered, or else one that only started."""
+        """Kills a worker that has answered, or one that only started; False if none of these lives."""
         with self._lock:
             if at_its_start:
-                started = {int(line) for line in self._starts.read_text().split()}
-                pids = sorted(started - self._answered - self.killed)
-                if not pids:
-                    return False
-                pid = chance.choice(pids)
-                try:
-                    fd = os.pidfd_open(pid)
-                except ProcessLookupError:
-                    return False
+                candidates = set(self.started()) - self._answered - self.killed
             else:
-                if not self._living:
-                    return False
-                pid = chance.choice(sorted(self._living))
-                fd = self._living.pop(pid)
-            try:
-                if _has_ended(fd):
-                    return False
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-                self.killed.add(pid)
-                self.killed_at_start += at_its_start
-                return True
-            finally:
-                os.close(fd)
+                candidates = set(self._living)
+            for pid in chance.sample(sorted(candidates), len(candidates)):
+                try:
+                    fd = os.pidfd_open(pid) if at_its_start else self._living.pop(pid)
+                except ProcessLookupError:
+                    continue
+                try:
+                    if not _has_ended(fd):
+                        signal.pidfd_send_signal(fd, signal.SIGKILL)
+                        self.killed.add(pid)
+                        self.killed_at_start += at_its_start
+                        return True
+                finally:
+                    os.close(fd)
+        return False
 
     def close(self) -> None:
         """Lets go of the descriptors."""
@@ -139,7 +134,7 @@ class Storm:
             found = get()
         except cw.WorkerDied as error:
             with self.lock:
-                self.deaths.setdefault(error.pid or 0, set()).add(message)
+                self.deaths.setdefault(error.pid or 0, set()).add((kind, *message))
                 self.done[kind + ", died"] += 1
             return None
         pid, value = found
@@ -301,7 +296,11 @@ class Storm:
         ]
         for thread in threads:
             thread.start()
+        said = time.monotonic()
         while len(self.victims.killed) < kills and not self.errors:
+            if time.monotonic() - said > SAY_SECONDS:
+                said = time.monotonic()
+                print(f"{len(self.victims.killed)} kills, {self.jobs} jobs", flush=True)
             time.sleep(chance.uniform(0, 0.05))
             at_its_start = len(self.victims.killed) % KILLS_FOR_ONE_AT_ITS_START == 0
             if not self.victims.kill_one(chance, at_its_start) and at_its_start:
@@ -314,7 +313,7 @@ class Storm:
 
     def look(self) -> None:
         """Ends the process if a thread makes no progress."""
-        faulthandler.dump_traceback_later(2 * HUNG_SECONDS, exit=True)
+        faulthandler.dump_traceback_later(HUNG_SECONDS + 5, exit=True)
         if not self.errors and time.monotonic() - min(self.progress) > HUNG_SECONDS:
             print(f"hung: no progress since {HUNG_SECONDS} s: {self.progress}", file=sys.stderr)
             faulthandler.dump_traceback()
@@ -401,12 +400,11 @@ def run(kills: int, seed: int, method: str) -> Storm:
     """One storm from the beginning to the end."""
     with tempfile.TemporaryDirectory() as folder:
         (starts := Path(folder) / "starts").touch()
-        storm = Storm(method, starts, random.Random(seed).choice([None, 20]))
+        storm = Storm(method, starts, random.Random(seed).choice([None, 50]))
         storm.blow(kills, seed)
         if storm.errors:
             raise AssertionError("; ".join(storm.errors))
         storm.end()
-        faulthandler.cancel_dump_traceback_later()
         return storm
 
 
@@ -418,6 +416,8 @@ def main() -> None:
     args = parser.parse_args()
     print(f"seed {args.seed}", flush=True)
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    faulthandler.dump_traceback_later(HUNG_SECONDS, exit=True)
     run(2, args.seed, args.method)  # all that stays for good is there now
     before = footprint()
     began = time.monotonic()
@@ -432,6 +432,7 @@ def main() -> None:
     died = sum(count for kind, count in storm.done.items() if kind.endswith("died"))
     assert len(storm.victims.killed) >= args.kills and died > 0
     del storm
+    faulthandler.dump_traceback_later(HUNG_SECONDS + 20, exit=True)
     after: dict[str, int] = {}
 
     def nothing_more() -> bool:

@@ -559,13 +559,13 @@ def test_threads_start_pools_at_once(context: Any) -> None:
 
 def test_no_descriptor_is_left(context: Any) -> None:
     def count() -> int:
+        gc.collect()
         return len(os.listdir("/proc/self/fd"))
 
     def use() -> None:
         parents_of_workers(context)
         with contextlib.suppress(cw.WorkerDied), cw.Pool(1, context=context) as pool:
             pool.apply(tasks.end, (1,))
-        gc.collect()
 
     use()
     before = count()

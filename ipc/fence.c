@@ -1,0 +1,185 @@
+/*
+ * Fences: pages, stamps, and waiting for them. See fence.h for the rules; stream.c has the streams.
+ *
+ * State of a client: the pages that it has mapped, under its fences' lock. Pages are shared memory:
+ * a value is copied and compared, nothing else is done with it. A page once mapped stays mapped and
+ * registered with CUDA until the process ends, so that pointers into it need no lock.
+ */
+#include "ipc/fence.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+#define SPIN_NS        50000
+#define NAP_FIRST_NS   20000
+#define NAP_LONGEST_NS 500000
+
+int cw_fences_of(cw_client *client, struct cw_fences **out) {
+    pthread_mutex_lock(&client->lock);
+    if (!client->fences) {
+        client->fences = calloc(1, sizeof *client->fences);
+        if (client->fences)
+            pthread_mutex_init(&client->fences->lock, NULL);
+    }
+    *out = client->fences;
+    pthread_mutex_unlock(&client->lock);
+    return *out ? 0 : cw_fail(-EDQUOT, "no memory for the books of fences");
+}
+
+/* ---- pages ---- */
+
+static struct cw_page_of_fences *find_page(struct cw_fences *fences, uint32_t number) {
+    struct cw_page_of_fences *page = fences->pages[number % CW_FENCE_BUCKETS];
+    while (page && page->number != number)
+        page = page->next;
+    return page;
+}
+
+/* Asks the broker for a page, by its number or (0) a new one. The lock is held. */
+static int fetch_page(cw_client *client, struct cw_fences *fences, uint32_t number,
+                      struct cw_page_of_fences **out) {
+    struct cw_fence_page request = {.page = number}, info;
+    struct cw_fds fds = {.count = 1};
+    struct cw_page_of_fences *page = calloc(1, sizeof *page);
+    if (!page)
+        return cw_fail(-EDQUOT, "no memory for a page of fences");
+    int code = cw_socket_call(client, number ? CW_OP_FENCES_OPEN : CW_OP_FENCES_ADD, &request,
+                              number ? sizeof request : 0, NULL, &info, sizeof info, &fds, true);
+    if (code == 0)
+        code = cw_segment_open(fds.fd[0], CW_PAGE + CW_FENCES_PER_PAGE * sizeof(struct cw_fence),
+                               CW_SEGMENT_FENCES, true, 0, &page->segment);
+    if (code) {
+        free(page);
+        return code;
+    }
+    cw_segment_close_fd(&page->segment);
+    page->number = info.page;
+    page->fences = (struct cw_fence *)((uint8_t *)page->segment.base + CW_PAGE);
+    page->next = fences->pages[page->number % CW_FENCE_BUCKETS];
+    fences->pages[page->number % CW_FENCE_BUCKETS] = page;
+    *out = page;
+    return 0;
+}
+
+int cw_fence_take(cw_client *client, struct cw_fences *fences, uint32_t *number,
+                  struct cw_page_of_fences **out) {
+    if (!fences->own || fences->own_used == CW_FENCES_PER_PAGE) {
+        int code = fetch_page(client, fences, 0, &fences->own);
+        if (code)
+            return code;
+        fences->own_used = 0;
+    }
+    *out = fences->own;
+    *number = fences->own->number * CW_FENCES_PER_PAGE + fences->own_used++;
+    return 0;
+}
+
+int cw_fence_find(cw_client *client, struct cw_fences *fences, cw_stamp stamp,
+                  struct cw_page_of_fences **page, struct cw_fence **out) {
+    uint32_t fence = cw_stamp_fence(stamp), number = fence / CW_FENCES_PER_PAGE;
+    *page = find_page(fences, number);
+    if (!*page) {
+        int code = number ? fetch_page(client, fences, number, page) : -ENOENT;
+        if (code)
+            return code;
+    }
+    *out = &(*page)->fences[fence % CW_FENCES_PER_PAGE];
+    return 0;
+}
+
+/* ---- stamps ---- */
+
+int cw_stamp_look(cw_client *client, struct cw_fences *fences, cw_stamp stamp) {
+    struct cw_page_of_fences *page;
+    struct cw_fence *fence;
+    int code = cw_fence_find(client, fences, stamp, &page, &fence);
+    if (code == -ENOENT)
+        return -EOWNERDEAD; /* its session is dead and buried */
+    return code ? code : cw_fence_poll(fence, cw_stamp_value(stamp));
+}
+
+int cw_stamp_poll(cw_client *client, cw_stamp stamp) {
+    struct cw_fences *fences;
+    int code = cw_fences_of(client, &fences);
+    if (code)
+        return code;
+    pthread_mutex_lock(&fences->lock);
+    code = cw_stamp_look(client, fences, stamp);
+    pthread_mutex_unlock(&fences->lock);
+    return code;
+}
+
+void cw_patience_begin(struct cw_patience *patience, int64_t timeout_ns) {
+    int64_t now_ns = cw_now_ns();
+    *patience = (struct cw_patience){.spin_end_ns = now_ns + SPIN_NS,
+                                     .end_ns = timeout_ns < 0 ? INT64_MAX : now_ns + timeout_ns,
+                                     .nap_ns = NAP_FIRST_NS,
+                                     .timeout_ns = timeout_ns};
+}
+
+int cw_patience_spend(cw_client *client, struct cw_patience *patience, const char *what) {
+    int64_t now_ns = cw_now_ns();
+    if (now_ns >= patience->end_ns)
+        return cw_fail(-ETIMEDOUT, "%s did not come to an end in %.3f s", what,
+                       (double)patience->timeout_ns / 1e9);
+    if (now_ns < patience->spin_end_ns) {
+        CW_PAUSE();
+        return 0;
+    }
+    /* A stream stores its value without waking anybody, so we look again by ourselves. Without a
+     * broker nobody would tell of a death. */
+    int code = cw_client_usable(client);
+    if (code)
+        return code;
+    struct timespec nap = {.tv_nsec = patience->nap_ns};
+    if (nanosleep(&nap, NULL) < 0)
+        return -EINTR;
+    if (patience->nap_ns < NAP_LONGEST_NS)
+        patience->nap_ns *= 2;
+    return 0;
+}
+
+int cw_stamp_wait(cw_client *client, cw_stamp stamp, int64_t timeout_ns) {
+    struct cw_patience patience;
+    cw_patience_begin(&patience, timeout_ns);
+    return cw_stamp_await(client, stamp, &patience);
+}
+
+int cw_stamp_await(cw_client *client, cw_stamp stamp, struct cw_patience *patience) {
+    for (;;) {
+        int state = cw_stamp_poll(client, stamp);
+        if (state > 0)
+            return 0;
+        if (state < 0)
+            return state;
+        int code = cw_patience_spend(client, patience, "work on the array");
+        if (code)
+            return code;
+    }
+}
+
+/* ---- the heap's question ---- */
+
+bool cw_order_passed(cw_client *client, struct cw_slab *slab, uint32_t block) {
+    struct cw_order *order = cw_order_of(slab->table, block);
+    struct cw_order_seen seen;
+    if (cw_order_unused(order))
+        return true;
+    if (!client->fences) {
+        client->fences = calloc(1, sizeof *client->fences);
+        if (!client->fences)
+            return false; /* asked again */
+        pthread_mutex_init(&client->fences->lock, NULL);
+    }
+    struct cw_fences *fences = client->fences;
+    cw_order_see(order, &seen);
+    bool passed = cw_order_turn(order) == 0;
+    pthread_mutex_lock(&fences->lock);
+    for (unsigned i = 0; i <= CW_ORDER_READS && passed; i++) {
+        cw_stamp stamp = i < CW_ORDER_READS ? seen.reads[i] : seen.write;
+        int state = stamp ? cw_stamp_look(client, fences, stamp) : 1;
+        passed = state > 0 || state == -EOWNERDEAD;
+    }
+    pthread_mutex_unlock(&fences->lock);
+    return passed;
+}

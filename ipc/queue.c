@@ -83,6 +83,7 @@ struct cw_queue {
     cw_array *array; /* borrowed */
     struct head *head;
     struct ring put_ring, get_ring;
+    uint64_t readers_at; /* a position that the readers have reached; of who has the writers' turn */
 };
 
 /* ---- positions ---- */
@@ -304,7 +305,12 @@ static int find_room(cw_queue *queue, uint64_t bytes, uint64_t *position) {
     int code = ring_find(queue, ring, ring_of(*position));
     if (code)
         return code;
+    /* Where the readers stood when it was last looked at: they only go on. */
+    uint64_t before = *position - queue->readers_at;
+    if (before <= ring->size_bytes && bytes + sizeof(struct record) <= ring->size_bytes - before)
+        return 0;
     cw_queue_look(&queue->head->core.get, &readers);
+    queue->readers_at = readers.position;
     uint64_t used = *position & OFFSET_MASK, at = ring_of(readers.position);
     if (at == ring->number)
         used = (*position - readers.position) & OFFSET_MASK;

@@ -10,6 +10,9 @@
 #include "task.h"
 
 #define LOOK_FIRST_NS 500000
+#ifndef SPIN_PAUSES /* the model check has its own */
+#define SPIN_PAUSES 8
+#endif
 #define JOIN_LOOK_NS  500000000
 
 struct waiting {
@@ -130,6 +133,10 @@ enum verdict { GO, WAIT, DAMAGED };
 static enum verdict put_verdict(struct cw_queue_core *queue, uint64_t bytes,
                                 struct cw_queue_place *ours) {
     struct cw_queue_place theirs;
+    if (!queue->max_items && !queue->max_bytes) { /* the readers' line stays with the readers */
+        cw_queue_look(&queue->put, ours);
+        return GO;
+    }
     cw_queue_look(&queue->get, &theirs); /* first: the number of items can then only look larger */
     cw_queue_look(&queue->put, ours);
     uint64_t items = ours->count - theirs.count, held = ours->bytes - theirs.bytes;
@@ -178,7 +185,8 @@ static enum verdict spin(struct cw_queue_core *queue, const struct side *side, u
     int64_t end_ns = cw_now_ns() + CW_SPIN_NS;
     do {
         for (int i = 0; i < 32 && verdict == WAIT; i++) {
-            CW_PAUSE();
+            for (int pause = 0; pause < SPIN_PAUSES; pause++)
+                CW_PAUSE(); /* each look takes the line from who is about to publish there */
             verdict = side->look(queue, bytes, place);
         }
     } while (verdict == WAIT && cw_now_ns() < end_ns);

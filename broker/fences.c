@@ -110,12 +110,14 @@ static int died(void *context, cw_stamp stamp) {
 /* Takes the page's stamps out of every GPU slab's table, and closes it. */
 static void settle(struct cwd_broker *b, struct cwd_fence_page *page) {
     struct cwd_slab *slab;
+    for (uint32_t i = 0; i < CW_FENCES_PER_PAGE; i++)
+        cw_fence_finish(fence_of(page, i));
     for (slab = b->slabs; slab; slab = slab->hh.next) {
         if (slab->info.device_kind != CW_DEVICE_CUDA)
             continue;
         struct cw_order *orders = (struct cw_order *)(slab->table->blocks + slab->capacity);
         for (uint32_t i = 0; i < slab->capacity; i++)
-            cw_order_bury(&orders[i], page->session, died, page);
+            cw_order_bury(&orders[i], died, page);
     }
     HASH_DEL(b->fence_pages, page);
     cw_segment_close(&page->segment);

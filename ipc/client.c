@@ -169,7 +169,8 @@ void cw_client_unref(cw_client *client) {
     if (!client || CW_ADD(K6, &client->references, -1u, acq_rel) != 1)
         return;
     cw_fork_unregister(client);
-    cw_fences_deinit(client);
+    if (!cw_fences_deinit(client))
+        return; /* GPU work of ours goes on: the session ends with the process */
     if (!cw_client_forked(client) && !CW_LOAD(K3, &client->lost, relaxed))
         cw_lane_post(client, CW_OP_BYE, NULL, 0);
     client_free(client);

@@ -17,6 +17,7 @@
 
 #include "ipc/client.h"
 #include "ipc/cuda_backend.h"
+#include "ipc/fence.h"
 
 #define REGISTER_BYTES (1ull << 20)
 #define STAGE_BYTES    (8ull << 20)
@@ -206,6 +207,32 @@ static int copy(cw_client *client, const struct end *target, const struct end *s
                : copy_gpus(client, target, source, size_bytes, stream);
 }
 
+/* ---- in order with the arrays' other users ---- */
+
+/* What a copy waits for, and how others wait for it. Without a stream the CPU waits before, and all
+ * is done when the call returns. */
+static int begin(cw_array *target, cw_array *source, void *stream) {
+    int code = 0;
+    if (source)
+        code = stream ? cw_array_reading_begin(source, stream, -1) : cw_array_wait(source, -1);
+    if (code == 0 && target) {
+        code = stream ? cw_array_writing_begin(target, stream, -1) : cw_array_settle(target, -1);
+        if (code && stream && source)
+            (void)cw_array_reading_end(source, stream); /* nothing was submitted */
+    }
+    return code;
+}
+
+/* code: of the copy. */
+static int end(cw_array *target, cw_array *source, void *stream, int code) {
+    int ended;
+    if (stream && target && (ended = cw_array_writing_end(target, stream, 0)) && code == 0)
+        code = ended;
+    if (stream && source && (ended = cw_array_reading_end(source, stream)) && code == 0)
+        code = ended;
+    return code;
+}
+
 /* ---- the public calls ---- */
 
 int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
@@ -216,7 +243,10 @@ int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uin
     if (code)
         return code;
     const struct end to = end_of(target, target_bytes), from = end_of(source, source_bytes);
-    return copy(target->client, &to, &from, size_bytes, stream);
+    code = begin(target, source, stream);
+    if (code)
+        return code;
+    return end(target, source, stream, copy(target->client, &to, &from, size_bytes, stream));
 }
 
 int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source, int gpu,
@@ -228,7 +258,10 @@ int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source
         return code;
     const struct end to = end_of(target, target_bytes);
     const struct end from = {.bytes = (uint8_t *)(uintptr_t)source, .gpu = gpu < 0 ? -1 : gpu};
-    return copy(target->client, &to, &from, size_bytes, stream);
+    code = begin(target, NULL, stream);
+    if (code)
+        return code;
+    return end(target, NULL, stream, copy(target->client, &to, &from, size_bytes, stream));
 }
 
 int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int gpu,
@@ -240,7 +273,10 @@ int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int
         return code;
     const struct end from = end_of(source, source_bytes);
     const struct end to = {.bytes = target, .gpu = gpu < 0 ? -1 : gpu};
-    return copy(source->client, &to, &from, size_bytes, stream);
+    code = begin(NULL, source, stream);
+    if (code)
+        return code;
+    return end(NULL, source, stream, copy(source->client, &to, &from, size_bytes, stream));
 }
 
 int cw_array_write(cw_array *array, uint64_t offset_bytes, const void *source,

@@ -98,6 +98,14 @@ int cw_stamp_look(cw_client *client, struct cw_fences *fences, cw_stamp stamp) {
     return code ? code : cw_fence_poll(fence, cw_stamp_value(stamp));
 }
 
+/* Can nothing of a dead process's land any more? */
+static bool is_final(cw_client *client, struct cw_fences *fences, cw_stamp stamp) {
+    struct cw_page_of_fences *page;
+    struct cw_fence *fence;
+    int code = cw_fence_find(client, fences, stamp, &page, &fence);
+    return code == -ENOENT || (code == 0 && cw_fence_is_final(fence));
+}
+
 int cw_stamp_poll(cw_client *client, cw_stamp stamp) {
     struct cw_fences *fences;
     int code = cw_fences_of(client, &fences);
@@ -158,6 +166,16 @@ int cw_stamp_await(cw_client *client, cw_stamp stamp, struct cw_patience *patien
     }
 }
 
+bool cw_stamp_is_final(cw_client *client, cw_stamp stamp) {
+    struct cw_fences *fences;
+    if (cw_fences_of(client, &fences) != 0)
+        return false;
+    pthread_mutex_lock(&fences->lock);
+    bool final = is_final(client, fences, stamp);
+    pthread_mutex_unlock(&fences->lock);
+    return final;
+}
+
 /* ---- the heap's question ---- */
 
 bool cw_order_passed(cw_client *client, struct cw_slab *slab, uint32_t block) {
@@ -178,7 +196,8 @@ bool cw_order_passed(cw_client *client, struct cw_slab *slab, uint32_t block) {
     for (unsigned i = 0; i <= CW_ORDER_READS && passed; i++) {
         cw_stamp stamp = i < CW_ORDER_READS ? seen.reads[i] : seen.write;
         int state = stamp ? cw_stamp_look(client, fences, stamp) : 1;
-        passed = state > 0 || state == -EOWNERDEAD;
+        /* Of the dead: not before nothing of them can land any more. */
+        passed = state > 0 || (state == -EOWNERDEAD && is_final(client, fences, stamp));
     }
     pthread_mutex_unlock(&fences->lock);
     return passed;

@@ -1,5 +1,5 @@
 /*
- * Fences of this process: one a CUDA stream, and how streams wait for those of other processes.
+ * Fences of this process, and how its streams wait for those of other processes.
  *
  * Pages of fences (CW_SEGMENT_FENCES: header, then CW_FENCES_PER_PAGE fences at CW_PAGE) are made
  * by the broker, one session's each, so that it can poison them. A fence's number is
@@ -9,17 +9,18 @@
  * while any stream waits.
  *
  * The four rules
- *   1 One writer. A stream has one fence, found by the stream's id (cuStreamGetId: handles are
- *     reused, ids are not). Values begin at 1 and only rise.
- *   2 A stream waits only for what is submitted: if the fence's enqueued word is below the stamp's
- *     value, the CPU waits until it is not. At most CW_STREAM_WAITS_MAX streams of a process wait
- *     on the GPU at once; a further one waits on the CPU.
- *   3 Poison: when a fence's process is dead the broker stores poison, which ends every wait. After
- *     each wait, and at the next call that touches the array, the stamps are looked at again: not
- *     reached means -EOWNERDEAD. What a write had waited for is looked at as well (order.h).
- *   4 Nothing of ours stands in the default stream (0, 1 and 2 as handles): waits for its sake are
- *     done by the CPU, and its work is stamped through a stream of ours that waits for an event.
- *     In a stream that is being captured every call here is -EINVAL.
+ *   1 One writer. A fence belongs to one stream, known by its id (cuStreamGetId: handles are
+ *     reused, ids are not), which has one for each section that it has open at once (stream.h).
+ *     Values begin at 1 and only rise. When the stream is gone (another has its handle) and all
+ * that it did has passed, the other one goes on with its fences: still one writer at a time. 2 A
+ * stream waits only for what is submitted: if the fence's enqueued word is below the stamp's value,
+ * the CPU waits until it is not. At most CW_STREAM_WAITS_MAX streams of a process wait on the GPU
+ * at once; a further one waits on the CPU. 3 Poison: when a fence's process is dead the broker
+ * stores poison, which ends every wait. After each wait, and at the next call that touches the
+ * array, the stamps are looked at again: not reached means -EOWNERDEAD. What a write had waited for
+ * is looked at as well (order.h). 4 Nothing of ours stands in the default stream (0, 1 and 2 as
+ * handles): waits for its sake are done by the CPU, and its work is stamped through a stream of
+ * ours that waits for an event. In a stream that is being captured every call here is -EINVAL.
  *
  * Owner: the client, under its fences' own lock, which is never held while anything waits. Dies the
  * process: the broker notes and poisons; what it had submitted may still run, and its memory comes
@@ -82,6 +83,8 @@ int cw_stamp_await(cw_client *client, cw_stamp stamp, struct cw_patience *patien
 int cw_stamp_poll(cw_client *client, cw_stamp stamp);
 /* Waits for it on the CPU. 0, -EOWNERDEAD, -ETIMEDOUT, -EINTR, -ECONNRESET. */
 int cw_stamp_wait(cw_client *client, cw_stamp stamp, int64_t timeout_ns);
+/* Of a stamp whose process is dead: can nothing of it land any more? Without client->lock. */
+bool cw_stamp_is_final(cw_client *client, cw_stamp stamp);
 /*
  * May the owner carve this block anew? True when its last write and all reads have passed or belong
  * to the dead (whose poison is final). Called by the heap with client->lock held, so it never asks
@@ -92,7 +95,8 @@ bool cw_order_passed(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* Waits on the CPU until nobody's work on the array is under way, complete or dead: before a copy
  * by the CPU's hand. 0, -ETIMEDOUT, -EINTR, -ECONNRESET. */
 int cw_array_settle(cw_array *array, int64_t timeout_ns);
-/* Before the session ends: waits for what our streams were given, 10 s at most. */
-void cw_fences_deinit(cw_client *client);
+/* Before the session ends: waits for what our streams were given, 10 s at most. False: it is still
+ * under way, and the session must not end, or others would take its work for a dead one's. */
+bool cw_fences_deinit(cw_client *client);
 
 #endif

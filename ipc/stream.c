@@ -1,49 +1,28 @@
 /*
- * Streams: the fence that each CUDA stream of this process has, and work on arrays put in order.
- * See fence.h for the rules and order.h for the record of a block.
+ * Streams and their sections: see stream.h, and fence.h for the rules.
  *
- * A stream's *phase* is the time from its first begin to its last end: work that is begun inside it
- * is complete when one value is reached, which the last end submits. So values rise whatever the
- * order of ends, and a stream may use many arrays at once.
- *
- * What a stream was made to wait for is kept until it has passed: a write tells it in its record
- * (waited), so that whoever reads the result hears of a death behind it.
- *
- * Owner: the fences' lock, never held while anything waits. If this process dies in the middle its
- * stamps stay, its turn too, and the broker takes both out.
+ * State of the process: how many of its streams wait on the GPU, under a lock of its own, in
+ * whichever client; all else belongs to a client's fences. Deaths: stream.h.
  */
+#include "ipc/stream.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "ipc/cuda_backend.h"
-#include "ipc/fence.h"
-
-#define DEPENDENCIES_MAX 64u /* stamps that one stream keeps; for more, the CPU waits */
-#define END_PATIENCE_NS  10000000000
-
-struct cw_stream {
-    void *handle; /* CUstream; 0, 1, 2: default streams */
-    uint64_t id;  /* of cuStreamGetId; handles are used again */
-    struct cw_gpu *gpu;
-    CUcontext context;
-    CUstream proxy;  /* of a default stream: ours, which waits for its events */
-    uint32_t number; /* of its fence */
-    struct cw_fence *fence;
-    CUdeviceptr address; /* of the fence's value, for the GPU */
-    uint64_t last;       /* value submitted */
-    uint32_t open;       /* begins without their end */
-    bool waits;          /* counted in waiting_streams */
-    bool died;           /* of what it waited for: to be told */
-    uint32_t dependency_count;
-    cw_stamp dependencies[DEPENDENCIES_MAX];
-    struct cw_stream *next;
-};
+#define END_PATIENCE_NS 10000000000
 
 /* Streams of this process that have a wait on the GPU, in whichever client. */
 static pthread_mutex_t waiting_lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned waiting_streams;
+
+uint32_t cw_this_thread(void) {
+    static __thread uint32_t thread; /* a forked child uses none of this */
+    if (!thread)
+        thread = (uint32_t)syscall(SYS_gettid);
+    return thread;
+}
 
 static bool is_default(const void *handle) {
     return (uintptr_t)handle <= 2;
@@ -134,30 +113,25 @@ static int check_capture(const struct cw_stream *stream) {
     return result == CUDA_SUCCESS ? 0 : failed(stream, result, "asking for a capture in");
 }
 
-/* Gives a stream its fence, and a default stream its proxy. The lock is held. */
-static int start_stream(cw_client *client, struct cw_fences *fences, struct cw_stream *stream) {
-    struct cw_page_of_fences *page;
-    int code = cw_fence_take(client, fences, &stream->number, &page);
-    if (code == 0)
-        code = enter(stream);
+/* Ours beside a default stream, in which nothing of ours may stand. */
+static int make_proxy(struct cw_stream *stream) {
+    int code = enter(stream);
     if (code)
         return code;
-    stream->fence = &page->fences[stream->number % CW_FENCES_PER_PAGE];
-    code = gpu_address(stream->gpu->cuda, page, stream->fence, &stream->address);
-    if (code == 0 && is_default(stream->handle)) {
-        CUresult result = stream->gpu->cuda->cuStreamCreate(&stream->proxy, CU_STREAM_NON_BLOCKING);
-        if (result != CUDA_SUCCESS)
-            code = failed(stream, result, "making a stream beside");
-    }
+    CUresult result = stream->gpu->cuda->cuStreamCreate(&stream->proxy, CU_STREAM_NON_BLOCKING);
     leave(stream);
-    return code;
+    return result == CUDA_SUCCESS ? 0 : failed(stream, result, "making a stream beside");
 }
 
-static bool is_spent(const struct cw_stream *stream) {
-    return stream->last >= CW_STAMP_VALUE_MAX - 1;
+/* Is nothing of it open or under way? */
+static bool is_quiet(const struct cw_stream *stream) {
+    for (const struct cw_section *at = stream->sections; at; at = at->next)
+        if (at->array || (at->last && cw_fence_poll(at->fence, at->last) <= 0))
+            return false;
+    return true;
 }
 
-/* The stream of a handle. The lock is held. */
+/* The stream of a handle. */
 static int find_stream(cw_client *client, struct cw_fences *fences, int gpu, void *handle,
                        struct cw_stream **out) {
     struct cw_stream looked = {.handle = handle};
@@ -166,35 +140,111 @@ static int find_stream(cw_client *client, struct cw_fences *fences, int gpu, voi
         code = check_capture(&looked);
     if (code)
         return code;
-    struct cw_stream **at = &fences->streams, *found;
-    while ((found = *at) &&
-           (found->handle != handle || (is_default(handle) && found->id != looked.id)))
-        at = &found->next;
-    if (found && found->id == looked.id && !is_spent(found)) {
-        *out = found;
-        return 0;
-    }
-    if (found && !is_spent(found) && found->open == 0 && found->context == looked.context &&
-        cw_fence_poll(found->fence, found->last) > 0) {
-        /* Another stream had this handle and is gone, and all that it did has passed: its fence
-         * has no writer any more. */
-        found->id = looked.id;
-        *out = found;
-        return 0;
-    }
+    for (struct cw_stream *at = fences->streams; at; at = at->next)
+        if (at->handle == handle && at->id == looked.id) {
+            *out = at;
+            return 0;
+        }
+    /* Another stream had this handle and is gone, and all that it did has passed: its fences have
+     * no writer any more. */
+    for (struct cw_stream *at = fences->streams; at; at = at->next)
+        if (at->handle == handle && !is_default(handle) && at->context == looked.context &&
+            is_quiet(at)) {
+            cw_stream_prune(client, fences, at);
+            at->died = false;
+            at->id = looked.id;
+            *out = at;
+            return 0;
+        }
     struct cw_stream *made = malloc(sizeof *made);
     if (!made)
         return cw_fail(-EDQUOT, "no memory for a stream's books");
     *made = looked;
-    code = start_stream(client, fences, made);
+    code = is_default(handle) ? make_proxy(made) : 0;
     if (code) {
         free(made);
         return code;
     }
-    /* In front of what it follows: the old one's stamps are still asked for by their numbers. */
     made->next = fences->streams;
     fences->streams = *out = made;
     return 0;
+}
+
+/* ---- sections ---- */
+
+/* A section of the stream that is not open, its fence registered. */
+static int free_section(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,
+                        struct cw_section **out) {
+    struct cw_page_of_fences *page;
+    unsigned count = 0;
+    for (struct cw_section *at = stream->sections; at; at = at->next) {
+        if (!at->array && at->last < CW_STAMP_VALUE_MAX - 1) {
+            *out = at;
+            return 0;
+        }
+        count += at->array != NULL;
+    }
+    if (count >= CW_SECTIONS_MAX)
+        return cw_fail(-EINVAL, "the stream %p has %u begins without their end: that is the most",
+                       stream->handle, count);
+    struct cw_section *made = malloc(sizeof *made);
+    if (!made)
+        return cw_fail(-EDQUOT, "no memory for the books of a fence");
+    *made = (struct cw_section){.stream = stream};
+    int code = cw_fence_take(client, fences, &made->number, &page);
+    if (code == 0)
+        code = enter(stream);
+    if (code == 0) {
+        made->fence = &page->fences[made->number % CW_FENCES_PER_PAGE];
+        code = gpu_address(stream->gpu->cuda, page, made->fence, &made->address);
+        leave(stream);
+    }
+    if (code) {
+        free(made);
+        return code;
+    }
+    made->next = stream->sections;
+    stream->sections = *out = made;
+    return 0;
+}
+
+int cw_section_open(cw_client *client, struct cw_fences *fences, cw_array *array, void *handle,
+                    bool writing, struct cw_section **out) {
+    struct cw_stream *stream;
+    int code = find_stream(client, fences, array->home_slab->device, handle, &stream);
+    if (code == 0)
+        code = cw_stream_tell(client, fences, stream);
+    if (code == 0)
+        code = free_section(client, fences, stream, out);
+    if (code == 0) {
+        (*out)->array = array;
+        (*out)->writing = writing;
+        (*out)->thread = cw_this_thread();
+    }
+    return code;
+}
+
+int cw_section_find(struct cw_fences *fences, const cw_array *array, void *handle, bool writing,
+                    struct cw_section **out) {
+    for (struct cw_stream *stream = fences->streams; stream; stream = stream->next)
+        for (*out = stream->handle == handle ? stream->sections : NULL; *out; *out = (*out)->next)
+            if ((*out)->array == array && (*out)->writing == writing)
+                return 0;
+    return cw_fail(-EINVAL, "no %s of the array was begun on the stream %p",
+                   writing ? "writing" : "reading", handle);
+}
+
+struct cw_section *cw_section_of(struct cw_fences *fences, uint32_t fence) {
+    for (struct cw_stream *stream = fences->streams; stream; stream = stream->next)
+        for (struct cw_section *at = stream->sections; at; at = at->next)
+            if (at->number == fence && at->array)
+                return at;
+    return NULL;
+}
+
+void cw_section_cancel(struct cw_section *section) {
+    CW_ASSERT(section->array);
+    section->array = NULL;
 }
 
 /* ---- what a stream waits for ---- */
@@ -208,8 +258,7 @@ static void set_waits(struct cw_stream *stream, bool waits) {
     stream->waits = waits;
 }
 
-/* Forgets what has passed, and notes what died. The lock is held. */
-static void prune(cw_client *client, struct cw_fences *fences, struct cw_stream *stream) {
+void cw_stream_prune(cw_client *client, struct cw_fences *fences, struct cw_stream *stream) {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < stream->dependency_count; i++) {
         int state = cw_stamp_look(client, fences, stream->dependencies[i]);
@@ -228,7 +277,7 @@ static bool may_wait(cw_client *client, struct cw_fences *fences, struct cw_stre
         return true;
     for (struct cw_stream *other = fences->streams; other; other = other->next)
         if (other->waits)
-            prune(client, fences, other);
+            cw_stream_prune(client, fences, other);
     pthread_mutex_lock(&waiting_lock);
     bool room = waiting_streams < CW_STREAM_WAITS_MAX;
     waiting_streams += room;
@@ -244,7 +293,7 @@ static int submit_wait(cw_client *client, struct cw_fences *fences, struct cw_st
     struct cw_fence *fence;
     CUdeviceptr address;
     if (is_default(stream->handle) || !stream->gpu->stream_ops ||
-        stream->dependency_count == DEPENDENCIES_MAX || !may_wait(client, fences, stream))
+        stream->dependency_count == CW_DEPENDENCIES_MAX || !may_wait(client, fences, stream))
         return 0;
     int code = cw_fence_find(client, fences, stamp, &page, &fence);
     if (code == 0)
@@ -266,35 +315,52 @@ static int submit_wait(cw_client *client, struct cw_fences *fences, struct cw_st
     return 1;
 }
 
-/* Lets the stream, or the CPU, wait for a stamp. 0, -EOWNERDEAD, -ETIMEDOUT, -EINTR. Without the
- * lock. */
-static int stream_wait(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,
-                       cw_stamp stamp, struct cw_patience *patience) {
-    if (!stamp || cw_stamp_fence(stamp) == stream->number)
+bool cw_stream_owns(const struct cw_stream *stream, uint32_t fence) {
+    for (const struct cw_section *at = stream->sections; at; at = at->next)
+        if (at->number == fence)
+            return true;
+    return false;
+}
+
+/* Is it this thread that would have to end what the stamp stands for? */
+static int check_own_wait(struct cw_fences *fences, cw_stamp stamp) {
+    const struct cw_section *section = cw_section_of(fences, cw_stamp_fence(stamp));
+    if (!section || section->thread != cw_this_thread() || cw_section_stamp(section) != stamp)
         return 0;
+    return cw_fail(-EINVAL,
+                   "this thread is %s the array on the stream %p, and would wait for itself: end "
+                   "that first, or use the same stream",
+                   section->writing ? "writing" : "reading", section->stream->handle);
+}
+
+int cw_stream_wait_for(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,
+                       cw_stamp stamp, struct cw_patience *patience) {
     for (;;) {
         struct cw_page_of_fences *page;
         struct cw_fence *fence;
         pthread_mutex_lock(&fences->lock);
-        int state = cw_stamp_look(client, fences, stamp);
-        if (state == 0 && cw_fence_find(client, fences, stamp, &page, &fence) == 0 &&
-            cw_fence_submitted(fence, cw_stamp_value(stamp))) {
-            int code = submit_wait(client, fences, stream, stamp);
+        if (!stamp || cw_stream_owns(stream, cw_stamp_fence(stamp))) {
             pthread_mutex_unlock(&fences->lock);
-            if (code)
-                return code > 0 ? 0 : code;
-            return cw_stamp_await(client, stamp, patience);
+            return 0;
         }
+        int state = cw_stamp_look(client, fences, stamp);
+        bool submitted = state == 0 && cw_fence_find(client, fences, stamp, &page, &fence) == 0 &&
+                         cw_fence_submitted(fence, cw_stamp_value(stamp));
+        int code = submitted    ? submit_wait(client, fences, stream, stamp)
+                   : state == 0 ? check_own_wait(fences, stamp)
+                                : 0;
         pthread_mutex_unlock(&fences->lock);
-        if (state)
-            return state > 0 ? 0 : state;
-        int code = cw_patience_spend(client, patience, "the submitting of work on the array");
+        if (state || code)
+            return state > 0 || code > 0 ? 0 : state ? state : code;
+        if (submitted)
+            return cw_stamp_await(client, stamp, patience);
+        code = cw_patience_spend(client, patience, "the submitting of work on the array");
         if (code)
             return code;
     }
 }
 
-/* ---- the end of a phase ---- */
+/* ---- the end of a section ---- */
 
 struct completion { /* where streams cannot write values: a host function does */
     struct cw_fence *fence;
@@ -307,14 +373,14 @@ static void complete(void *argument) {
     free(done);
 }
 
-static CUresult write_value(struct cw_stream *stream, CUstream target, uint64_t value) {
-    const struct cw_cuda *cuda = stream->gpu->cuda;
-    if (stream->gpu->stream_ops)
-        return cuda->cuStreamWriteValue64(target, stream->address, value, 0);
+static CUresult write_value(const struct cw_section *section, CUstream target, uint64_t value) {
+    const struct cw_cuda *cuda = section->stream->gpu->cuda;
+    if (section->stream->gpu->stream_ops)
+        return cuda->cuStreamWriteValue64(target, section->address, value, 0);
     struct completion *done = malloc(sizeof *done);
     if (!done)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *done = (struct completion){stream->fence, value};
+    *done = (struct completion){section->fence, value};
     CUresult result = cuda->cuLaunchHostFunc(target, complete, done);
     if (result != CUDA_SUCCESS)
         free(done);
@@ -335,44 +401,34 @@ static CUresult follow(struct cw_stream *stream) {
     return result;
 }
 
-/* Submits the phase's value. The lock is held. */
-static int submit(struct cw_stream *stream) {
-    uint64_t value = stream->last + 1;
+int cw_section_submit(struct cw_section *section) {
+    struct cw_stream *stream = section->stream;
+    uint64_t value = section->last + 1;
     int code = enter(stream);
     CUresult result = CUDA_SUCCESS;
+    CW_ASSERT(section->array);
     if (code == 0) {
         if (stream->proxy)
             result = follow(stream);
         if (result == CUDA_SUCCESS)
-            result = write_value(stream, stream->proxy ? stream->proxy : stream->handle, value);
+            result = write_value(section, stream->proxy ? stream->proxy : stream->handle, value);
         leave(stream);
     }
     if (code == 0 && result != CUDA_SUCCESS)
         code = failed(stream, result, "submitting a fence's value to");
-    stream->last = value;
+    section->array = NULL;
+    section->last = value;
     if (code) {
         /* The stream will never reach it: nobody may wait for that. */
-        cw_fence_poison(stream->fence);
-        stream->last = CW_STAMP_VALUE_MAX; /* its next use takes a new fence */
+        cw_fence_poison(section->fence);
+        section->last = CW_STAMP_VALUE_MAX; /* the next section takes a new fence */
     } else
-        cw_fence_enqueue(stream->fence, value);
+        cw_fence_enqueue(section->fence, value);
     return code;
 }
 
-static int end_phase(struct cw_stream *stream) {
-    CW_ASSERT(stream->open > 0);
-    return --stream->open == 0 ? submit(stream) : 0;
-}
-
-/* Ends what was begun and led to no work. Where nothing else is open the value is not used. */
-static void cancel(struct cw_stream *stream) {
-    CW_ASSERT(stream->open > 0);
-    stream->open--;
-}
-
-/* Was somebody it waited for found dead? Told once. The lock is held. */
-static int tell_death(cw_client *client, struct cw_fences *fences, struct cw_stream *stream) {
-    prune(client, fences, stream);
+int cw_stream_tell(cw_client *client, struct cw_fences *fences, struct cw_stream *stream) {
+    cw_stream_prune(client, fences, stream);
     if (!stream->died)
         return 0;
     stream->died = false;
@@ -382,328 +438,31 @@ static int tell_death(cw_client *client, struct cw_fences *fences, struct cw_str
                    stream->handle);
 }
 
-static int poisoned(void) {
-    return cw_fail(-EOWNERDEAD, "the process that wrote the array last died before its work was "
-                                "complete, or what it computed with came from such a one; write "
-                                "the whole array anew");
-}
+/* ---- the end ---- */
 
-/* ---- public ---- */
-
-/* What every call begins with. *order NULL: a host array, nothing to be done. */
-static int open_call(cw_array *array, struct cw_fences **fences, struct cw_order **order) {
-    int code = cw_array_usable(array);
-    *order = NULL;
-    if (code || array->slab->device_kind != CW_DEVICE_CUDA)
-        return code;
-    code = cw_fences_of(array->client, fences);
-    if (code == 0)
-        *order = cw_order_of(array->slab->table, array->block);
-    return code;
-}
-
-static uint64_t own_turn(const cw_array *array) {
-    static __thread uint32_t thread; /* 0 after a fork is not needed: nothing of it works there */
-    if (!thread)
-        thread = (uint32_t)syscall(SYS_gettid);
-    return (uint64_t)array->client->session << 32 | thread;
-}
-
-static int begin_phase(cw_array *array, struct cw_fences *fences, void *handle,
-                       struct cw_stream **stream, cw_stamp *stamp) {
-    cw_client *client = array->client;
-    pthread_mutex_lock(&fences->lock);
-    int code = find_stream(client, fences, array->home_slab->device, handle, stream);
-    if (code == 0)
-        code = tell_death(client, fences, *stream);
-    if (code == 0) {
-        (*stream)->open++;
-        *stamp = cw_stamp_make((*stream)->number, (*stream)->last + 1);
-    }
-    pthread_mutex_unlock(&fences->lock);
-    return code;
-}
-
-static void cancel_phase(struct cw_fences *fences, struct cw_stream *stream) {
-    pthread_mutex_lock(&fences->lock);
-    cancel(stream);
-    pthread_mutex_unlock(&fences->lock);
-}
-
-/* Notes the read, when nobody is writing. */
-static int note_read(cw_array *array, struct cw_order *order, cw_stamp stamp,
-                     struct cw_patience *patience, unsigned *place, cw_stamp *before) {
-    struct cw_order_seen seen;
-    for (;;) {
-        bool noted = cw_order_read_note(order, stamp, place, before);
-        if (!noted) {
-            cw_order_see(order, &seen);
-            for (unsigned i = 0; i < CW_ORDER_READS && !noted; i++)
-                if (cw_stamp_poll(array->client, seen.reads[i]) != 0) {
-                    noted = cw_order_read_replace(order, i, seen.reads[i], stamp);
-                    *place = i;
-                    *before = 0;
-                }
-        }
-        uint64_t turn = noted ? cw_order_turn(order) : 0;
-        if (noted && !turn)
-            return 0;
-        if (noted)
-            cw_order_read_undo(order, *place, stamp, *before);
-        if (turn == own_turn(array))
-            return cw_fail(-EINVAL, "this thread is writing the array, and would wait for itself");
-        int code = cw_patience_spend(array->client, patience, "another's use of the array");
-        if (code)
-            return code;
-    }
-}
-
-static int wait_for_write(cw_array *array, struct cw_fences *fences, struct cw_order *order,
-                          struct cw_stream *stream, struct cw_patience *patience) {
-    struct cw_order_seen seen;
-    cw_client *client = array->client;
-    cw_order_see(order, &seen);
-    if (seen.marks & CW_ORDER_POISONED)
-        return poisoned();
-    for (unsigned i = 0; i <= CW_ORDER_WAITED; i++) {
-        cw_stamp stamp = i < CW_ORDER_WAITED ? seen.waited[i] : seen.write;
-        int code = stream_wait(client, fences, stream, stamp, patience);
-        if (code == -EOWNERDEAD)
-            return poisoned();
-        if (code)
-            return code;
-    }
-    return 0;
-}
-
-int cw_array_reading_begin(cw_array *array, void *handle, int64_t timeout_ns) {
-    struct cw_fences *fences;
-    struct cw_order *order;
-    struct cw_stream *stream;
-    struct cw_patience patience;
-    cw_stamp stamp, before;
-    unsigned place;
-    int code = open_call(array, &fences, &order);
-    if (code || !order)
-        return code;
-    cw_patience_begin(&patience, timeout_ns);
-    code = begin_phase(array, fences, handle, &stream, &stamp);
-    if (code)
-        return code;
-    code = note_read(array, order, stamp, &patience, &place, &before);
-    if (code == 0) {
-        code = wait_for_write(array, fences, order, stream, &patience);
-        if (code)
-            cw_order_read_undo(order, place, stamp, before);
-    }
-    if (code)
-        cancel_phase(fences, stream);
-    return code;
-}
-
-/* The stream of a call's end; it was begun. The lock is held. */
-static int find_begun(const cw_array *array, struct cw_fences *fences, void *handle,
-                      struct cw_stream **out) {
-    for (*out = fences->streams; *out; *out = (*out)->next)
-        if ((*out)->handle == handle && (*out)->open &&
-            (!is_default(handle) || (*out)->id == (uint64_t)array->home_slab->device))
-            return 0;
-    return cw_fail(-EINVAL, "nothing was begun on the stream %p", handle);
-}
-
-int cw_array_reading_end(cw_array *array, void *handle) {
-    struct cw_fences *fences;
-    struct cw_order *order;
-    struct cw_stream *stream;
-    int code = open_call(array, &fences, &order);
-    if (code || !order)
-        return code;
-    pthread_mutex_lock(&fences->lock);
-    code = find_begun(array, fences, handle, &stream);
-    if (code == 0)
-        code = end_phase(stream);
-    if (code == 0)
-        code = tell_death(array->client, fences, stream);
-    pthread_mutex_unlock(&fences->lock);
-    return code;
-}
-
-static int take_turn(cw_array *array, struct cw_order *order, struct cw_patience *patience) {
-    uint64_t holder, who = own_turn(array);
-    while (!cw_order_turn_take(order, who, &holder)) {
-        if (holder == who)
-            return cw_fail(-EINVAL, "this thread is writing the array already");
-        int code = cw_patience_spend(array->client, patience, "another's writing of the array");
-        if (code)
-            return code;
-    }
-    return 0;
-}
-
-int cw_array_writing_begin(cw_array *array, void *handle, int64_t timeout_ns) {
-    struct cw_fences *fences;
-    struct cw_order *order;
-    struct cw_stream *stream;
-    struct cw_patience patience;
-    struct cw_order_seen seen;
-    cw_stamp stamp;
-    int code = open_call(array, &fences, &order);
-    if (code == 0 && array->readonly)
-        return cw_fail(-EINVAL, "the array is mapped read-only");
-    if (code || !order)
-        return code;
-    cw_patience_begin(&patience, timeout_ns);
-    code = begin_phase(array, fences, handle, &stream, &stamp);
-    if (code)
-        return code;
-    code = take_turn(array, order, &patience);
-    if (code) {
-        cancel_phase(fences, stream);
-        return code;
-    }
-    cw_order_see(order, &seen);
-    for (unsigned i = 0; i <= CW_ORDER_READS && code == 0; i++) {
-        cw_stamp earlier = i < CW_ORDER_READS ? seen.reads[i] : seen.write;
-        code = stream_wait(array->client, fences, stream, earlier, &patience);
-        if (code == -EOWNERDEAD)
-            code = 0; /* it does nothing any more, and its result is written over */
-    }
-    if (code) {
-        cw_order_turn_give(order);
-        cancel_phase(fences, stream);
-    }
-    return code;
-}
-
-/* What readers of the result must look at besides its own stamp: what the stream still waits for.
- * Where that is more than a record holds the CPU waits for the rest. The lock is held, and given up
- * meanwhile. */
-static int settle_dependencies(cw_client *client, struct cw_fences *fences,
-                               struct cw_stream *stream) {
-    prune(client, fences, stream);
-    while (stream->dependency_count > CW_ORDER_WAITED) {
-        cw_stamp oldest = stream->dependencies[0];
-        pthread_mutex_unlock(&fences->lock);
-        int code = cw_stamp_wait(client, oldest, -1);
-        pthread_mutex_lock(&fences->lock);
-        if (code && code != -EOWNERDEAD)
-            return code;
-        prune(client, fences, stream);
-    }
-    return 0;
-}
-
-/* Did the block hold incomplete data before this write? The turn is ours. */
-static bool was_poisoned(cw_client *client, struct cw_fences *fences, struct cw_order *order) {
-    struct cw_order_seen seen;
-    cw_order_see(order, &seen);
-    bool dead = seen.marks & CW_ORDER_POISONED;
-    for (unsigned i = 0; i <= CW_ORDER_WAITED; i++) {
-        cw_stamp stamp = i < CW_ORDER_WAITED ? seen.waited[i] : seen.write;
-        dead = dead || (stamp && cw_stamp_look(client, fences, stamp) < 0);
-    }
-    return dead;
-}
-
-int cw_array_writing_end(cw_array *array, void *handle, int whole) {
-    struct cw_fences *fences;
-    struct cw_order *order;
-    struct cw_stream *stream;
-    int code = open_call(array, &fences, &order);
-    if (code || !order)
-        return code;
-    cw_client *client = array->client;
-    if (cw_order_turn(order) != own_turn(array))
-        return cw_fail(-EINVAL, "this thread is not writing the array");
-    pthread_mutex_lock(&fences->lock);
-    code = find_begun(array, fences, handle, &stream);
-    if (code) {
-        pthread_mutex_unlock(&fences->lock);
-        return code;
-    }
-    cw_stamp stamp = cw_stamp_make(stream->number, stream->last + 1);
-    int settled = settle_dependencies(client, fences, stream);
-    bool dead = !whole && was_poisoned(client, fences, order);
-    cw_stamp waited[CW_ORDER_WAITED];
-    unsigned count =
-        stream->dependency_count < CW_ORDER_WAITED ? stream->dependency_count : CW_ORDER_WAITED;
-    memcpy(waited, stream->dependencies, count * sizeof *waited);
-    code = end_phase(stream);
-    if (code == 0)
-        code = settled;
-    if (code == 0)
-        code = tell_death(client, fences, stream);
-    cw_order_written(order, stamp, waited, count, dead || code ? CW_ORDER_POISONED : 0);
-    cw_order_turn_give(order);
-    pthread_mutex_unlock(&fences->lock);
-    return code;
-}
-
-int cw_array_wait(cw_array *array, int64_t timeout_ns) {
-    struct cw_fences *fences;
-    struct cw_order *order;
-    struct cw_order_seen seen;
-    struct cw_patience patience;
-    int code = open_call(array, &fences, &order);
-    if (code || !order)
-        return code;
-    cw_patience_begin(&patience, timeout_ns);
-    while (cw_order_turn(order)) {
-        if (cw_order_turn(order) == own_turn(array))
-            return cw_fail(-EINVAL, "this thread is writing the array, and would wait for itself");
-        code = cw_patience_spend(array->client, &patience, "another's writing of the array");
-        if (code)
-            return code;
-    }
-    cw_order_see(order, &seen);
-    if (seen.marks & CW_ORDER_POISONED)
-        return poisoned();
-    for (unsigned i = 0; i <= CW_ORDER_WAITED; i++) {
-        cw_stamp stamp = i < CW_ORDER_WAITED ? seen.waited[i] : seen.write;
-        code = stamp ? cw_stamp_await(array->client, stamp, &patience) : 0;
-        if (code)
-            return code == -EOWNERDEAD ? poisoned() : code;
-    }
-    return 0;
-}
-
-int cw_array_settle(cw_array *array, int64_t timeout_ns) {
-    struct cw_fences *fences;
-    struct cw_order *order;
-    struct cw_order_seen seen;
-    struct cw_patience patience;
-    int code = open_call(array, &fences, &order);
-    if (code || !order || cw_order_unused(order))
-        return code;
-    cw_patience_begin(&patience, timeout_ns);
-    while (code == 0 && cw_order_turn(order))
-        code = cw_patience_spend(array->client, &patience, "another's writing of the array");
-    cw_order_see(order, &seen);
-    for (unsigned i = 0; i <= CW_ORDER_READS && code == 0; i++) {
-        cw_stamp stamp = i < CW_ORDER_READS ? seen.reads[i] : seen.write;
-        code = stamp ? cw_stamp_await(array->client, stamp, &patience) : 0;
-        if (code == -EOWNERDEAD)
-            code = 0;
-    }
-    return code;
-}
-
-void cw_fences_deinit(cw_client *client) {
+bool cw_fences_deinit(cw_client *client) {
     struct cw_fences *fences = client->fences;
     int64_t end_ns = cw_now_ns() + END_PATIENCE_NS;
     if (!fences || cw_client_forked(client))
-        return;
-    /* The session's end poisons its fences: what was submitted shall have been reached before. */
+        return true;
     for (struct cw_stream *stream = fences->streams; stream; stream = stream->next) {
         struct timespec nap = {.tv_nsec = 100000};
-        while (stream->last && cw_fence_poll(stream->fence, stream->last) == 0 &&
-               cw_now_ns() < end_ns)
+        while (!is_quiet(stream)) {
+            if (cw_now_ns() >= end_ns)
+                return false;
             nanosleep(&nap, NULL);
+        }
+        cw_stream_prune(client, fences, stream);
         set_waits(stream, false);
     }
     for (struct cw_stream *next, *stream = fences->streams; stream; stream = next) {
         next = stream->next;
-        free(stream);
+        for (struct cw_section *following, *at = stream->sections; at; at = following) {
+            following = at->next;
+            free(at);
+        }
+        free(stream); /* a proxy stays: the driver's, as all that belongs to a context */
     }
     fences->streams = NULL;
+    return true;
 }

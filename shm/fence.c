@@ -12,6 +12,7 @@ void cw_fence_init(struct cw_fence *fence) {
     CW_STORE(F0, &fence->value, 0, relaxed);
     CW_STORE(F0, &fence->enqueued, 0, relaxed);
     CW_STORE(F0, &fence->completed, 0, relaxed);
+    CW_STORE(F0, &fence->final, 0, relaxed);
     CW_STORE(F0, &fence->waiters.sleeper.asleep, 0, relaxed);
     CW_STORE(F0, &fence->waiters.sleeper.core, 0, relaxed);
     CW_STORE(F0, &fence->waiters.rings, 0, relaxed);
@@ -91,4 +92,13 @@ uint64_t cw_fence_poison(struct cw_fence *fence) {
     CW_STORE(F5, &fence->value, CW_FENCE_POISON, release);
     cw_bell_rouse(&fence->waiters);
     return note - CW_FENCE_POISON;
+}
+
+void cw_fence_finish(struct cw_fence *fence) {
+    /* F8: after the last poison; what landed before comes before whoever reads it. */
+    CW_STORE(F8, &fence->final, 1, release);
+}
+
+bool cw_fence_is_final(struct cw_fence *fence) {
+    return CW_LOAD(F8, &fence->final, acquire) != 0;
 }

@@ -23,7 +23,8 @@ struct cw_fence {     /* 64 bytes, shared */
     cw_a64 enqueued;  /* submitted up to here */
     cw_a64 completed; /* 0; or CW_FENCE_POISON + the last completed value: its writer is dead */
     struct cw_bell waiters; /* where those sleep that wait on the CPU */
-    uint64_t reserved[3];
+    cw_a64 final;           /* 1: the writer is dead, and nothing of it can land any more */
+    uint64_t reserved[2];
 };
 _Static_assert(sizeof(struct cw_fence) == 64, "layout");
 
@@ -44,5 +45,8 @@ int cw_fence_wait(struct cw_fence *fence, uint64_t value, int64_t timeout_ns);
  * notes: a value that lands later counts as not reached, since the poison may have released who
  * waited for it. */
 uint64_t cw_fence_poison(struct cw_fence *fence);
+/* Broker: nothing that the dead writer had submitted can land any more (F8). */
+void cw_fence_finish(struct cw_fence *fence);
+bool cw_fence_is_final(struct cw_fence *fence);
 
 #endif

@@ -95,31 +95,29 @@ void cw_order_turn_give(struct cw_order *order) {
     CW_STORE(G5, &order->turn, 0, release);
 }
 
-void cw_order_bury(struct cw_order *order, uint32_t session,
-                   int (*died)(void *context, cw_stamp stamp), void *context) {
-    /* G11: the dead store no more; what others store meanwhile wins the word. */
-    uint64_t turn = CW_LOAD(G11, &order->turn, acquire), marks = 0;
-    cw_stamp write = CW_LOAD(G11, &order->write, acquire);
-    for (unsigned i = 0; i < CW_ORDER_WAITED; i++) {
-        cw_stamp stamp = CW_LOAD(G11, &order->waited[i], acquire);
-        int state = stamp ? died(context, stamp) : 0;
-        if (state < 0)
-            marks = CW_ORDER_POISONED;
-        if (state)
-            CW_CAS(G12, &order->waited[i], &stamp, 0, acq_rel);
-    }
-    int state = write ? died(context, write) : 0;
-    if (state < 0 || turn >> 32 == session)
-        marks = CW_ORDER_POISONED;
-    if (marks)
-        CW_STORE(G12, &order->marks, marks, release);
+/* Takes a stamp of the dead out; one that was not reached leaves CW_STAMP_DEAD, or nothing where
+ * nobody asks what became of it. */
+static void bury_stamp(cw_a64 *word, cw_stamp left, int (*died)(void *context, cw_stamp stamp),
+                       void *context) {
+    /* G11: the dead store no more; what others store meanwhile wins the word (G12). */
+    cw_stamp stamp = CW_LOAD(G11, word, acquire);
+    int state = stamp ? died(context, stamp) : 0;
     if (state)
-        CW_CAS(G12, &order->write, &write, 0, acq_rel);
-    for (unsigned i = 0; i < CW_ORDER_READS; i++) {
-        cw_stamp stamp = CW_LOAD(G11, &order->reads[i], acquire);
-        if (stamp && died(context, stamp))
-            CW_CAS(G12, &order->reads[i], &stamp, 0, acq_rel);
-    }
-    if (turn >> 32 == session && turn)
+        CW_CAS(G12, word, &stamp, state < 0 ? left : 0, acq_rel);
+}
+
+void cw_order_bury(struct cw_order *order, int (*died)(void *context, cw_stamp stamp),
+                   void *context) {
+    uint64_t turn = CW_LOAD(G11, &order->turn, acquire);
+    for (unsigned i = 0; i < CW_ORDER_WAITED; i++)
+        bury_stamp(&order->waited[i], CW_STAMP_DEAD, died, context);
+    for (unsigned i = 0; i < CW_ORDER_READS; i++)
+        bury_stamp(&order->reads[i], 0, died, context);
+    if (turn && died(context, turn)) {
+        /* Died inside its turn, and perhaps in the midst of work: nobody else writes this word
+         * before the turn is given back. */
+        CW_STORE(G12, &order->write, CW_STAMP_DEAD, release);
         CW_CAS(G12, &order->turn, &turn, 0, acq_rel);
+    } else
+        bury_stamp(&order->write, CW_STAMP_DEAD, died, context);
 }

@@ -8,15 +8,17 @@
  * same work: a CAS on one cannot be fooled.
  *
  * The record
- *   turn    who is inside writing (begin to end) on the CPU: its session and a number; 0 nobody.
- * Who has it is alone in writing `write` and `waited`. It covers the submitting of the work, not
- *           the work itself.
+ *   turn    who is inside writing (begin to end) on the CPU: the stamp that its end will publish,
+ *           so that whoever meets it can see whether its process is dead; 0 nobody. Who has it is
+ *           alone in writing `write` and `waited`. It covers the submitting of the work, not the
+ *           work itself.
  *   write   the stamp of the last write: later work on the block waits for it.
  *   waited  what that write had to wait for and had not passed when it was submitted. Poison passes
  *           through here: if one of these died, the write has run on incomplete data.
  *   reads   stamps of reads under way. A fence stands here once at most, with its latest value.
- *   marks   CW_ORDER_POISONED: the broker found `write` (or one of `waited`) of a dead process, not
- *           reached. Cleared by the next write that covers the whole array, with its turn.
+ *   marks   CW_ORDER_POISONED: a writer learned before its end that it computed with incomplete
+ *           data, or wrote a part of an array that was so. Cleared by the next write that covers
+ * the whole array.
  *
  * Reading a block (its process, any thread):
  *   1 store a read stamp (G1 seq_cst; own fence, the value that the end will be)
@@ -25,20 +27,22 @@
  *   4 at the end: the fence's enqueued word, the stream's write of the value; the stamp stays until
  *     its value is reached, and whoever needs its place then takes it by CAS
  * Writing a block:
- *   1 take the turn by CAS (G3 seq_cst); of a dead session the broker clears it
+ *   1 take the turn by CAS (G3 seq_cst); of a dead process the broker clears it
  *   2 load write and all reads (G4 seq_cst): the stream waits for these
  *   3 at the end: enqueued word, stream's write of the value, then waited and write (release), then
  *     the turn goes back (G5 release)
  * So a reader and a writer that meet: one of them sees the other (store, then look, on both sides).
  *
- * No place among `reads`: the reader lets its stream wait for one that stands there and takes that
- * place by CAS: its own value then implies the other's.
+ * No place among `reads`: the reader takes that of one that has passed, by CAS, and waits on the
+ * CPU until there is one.
  *
  * Deaths: a reader's stamps stay; its fence is poisoned, and poison ends every wait. A writer
- * inside its turn: nothing was published; whoever meets the turn clears it and marks the block
- * poisoned, since the dead process may have submitted work. After `write`: the fence says whether
- * it was reached. The broker: the words stay as they are, processes go on with what they have
- * mapped. Reuse: an owner carves the block anew only when `write` and all `reads` are passed,
+ * inside its turn: nothing was published, but it may have submitted work: readers who meet the turn
+ * are told, writers wait. After `write`: the fence says whether it was reached. When nothing of the
+ * dead can land any more the broker takes its stamps out (cw_order_bury): a write that was not
+ * reached becomes CW_STAMP_DEAD, which tells readers the same. The broker: the words stay as they
+ * are, processes go on with what they have mapped. Reuse: an owner carves the block anew only when
+ * `write` and all `reads` have passed, or nothing of their dead processes can land any more,
  * whatever became of the leases (cw_order_passed).
  */
 #ifndef CW_SHM_ORDER_H
@@ -54,6 +58,7 @@ typedef uint64_t cw_stamp; /* fence << CW_STAMP_VALUE_BITS | value; 0: nothing *
     ((1ull << CW_STAMP_VALUE_BITS) - 1) /* then the stream takes a new one                         \
                                          */
 #define CW_STAMP_FENCE_MAX ((1u << 28) - 1)
+#define CW_STAMP_DEAD      1ull /* of fence 0, which nobody has: never reached, its process is dead */
 
 static inline cw_stamp cw_stamp_make(uint32_t fence, uint64_t value) {
     return (uint64_t)fence << CW_STAMP_VALUE_BITS | value;
@@ -70,7 +75,7 @@ static inline uint64_t cw_stamp_value(cw_stamp stamp) {
 #define CW_ORDER_POISONED 1ull
 
 struct cw_order { /* 128 bytes, shared */
-    cw_a64 turn;  /* session << 32 | number of the writing in it, 0 nobody */
+    cw_a64 turn;  /* cw_stamp of the writing that is inside, 0 nobody */
     cw_a64 write; /* cw_stamp */
     cw_a64 marks; /* CW_ORDER_... */
     uint64_t reserved;
@@ -119,9 +124,10 @@ void cw_order_written(struct cw_order *order, cw_stamp stamp, const cw_stamp *wa
 /* Writer: gives the turn back, and publishes what cw_order_written() stored (G5). */
 void cw_order_turn_give(struct cw_order *order);
 
-/* Broker: forgets the fences of one dead session, whose poison is final. died(context, stamp): its
- * fence is one of them: 0 no, 1 yes and the value was reached, -1 yes and it was not. */
-void cw_order_bury(struct cw_order *order, uint32_t session,
-                   int (*died)(void *context, cw_stamp stamp), void *context);
+/* Broker: takes out the fences of the dead, of whom nothing can land any more. died(context,
+ * stamp): its fence is one of these: 0 no, 1 yes and the value was reached, -1 yes and it was not.
+ * A write that was not reached, or that waited for one, becomes CW_STAMP_DEAD. */
+void cw_order_bury(struct cw_order *order, int (*died)(void *context, cw_stamp stamp),
+                   void *context);
 
 #endif

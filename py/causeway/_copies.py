@@ -12,7 +12,7 @@ import numpy as np
 
 from causeway import _gpu, layouts
 from causeway import array as arrays
-from causeway._lib import check, ffi, lib
+from causeway._lib import check_again, ffi, lib
 from causeway.layouts import Layout
 from causeway.views import copy_values
 
@@ -57,10 +57,14 @@ def _write(target: Array, values: np.ndarray[Any, Any]) -> None:
         copy_values(packed, values, casting="unsafe")
         values = packed
     pointer = arrays.usable(target._open_lease())
-    check(
-        lib.cw_array_copy_in(
-            pointer, _low(target), _host_bytes(values), -1, layout.span, _NO_STREAM
-        )
+    check_again(
+        lib.cw_array_copy_in,
+        pointer,
+        _low(target),
+        _host_bytes(values),
+        -1,
+        layout.span,
+        _NO_STREAM,
     )
 
 
@@ -78,15 +82,14 @@ def _take(target: Array, source: _gpu.Foreign) -> None:
     source.ready()
     layout = source.layout
     pointer = arrays.usable(target._open_lease())
-    check(
-        lib.cw_array_copy_in(
-            pointer,
-            _low(target),
-            ffi.cast("void *", source.low),
-            source.gpu,
-            layout.span,
-            _NO_STREAM,
-        )
+    check_again(
+        lib.cw_array_copy_in,
+        pointer,
+        _low(target),
+        ffi.cast("void *", source.low),
+        source.gpu,
+        layout.span,
+        _NO_STREAM,
     )
 
 
@@ -109,7 +112,7 @@ def duplicate(source: Array, device: str | None = None) -> Array:
 def _move(target: Array, source: Array) -> None:
     to, of = arrays.usable(target._open_lease()), arrays.usable(source._open_lease())
     span = source._layout_now().span
-    check(lib.cw_array_copy(to, _low(target), of, _low(source), span, _NO_STREAM))
+    check_again(lib.cw_array_copy, to, _low(target), of, _low(source), span, _NO_STREAM)
 
 
 def _duplicate_with_gaps(source: Array, place: str) -> Array:
@@ -119,10 +122,14 @@ def _duplicate_with_gaps(source: Array, place: str) -> Array:
     layout = source._layout_now()
     raw = np.empty(layout.span, np.uint8)
     pointer = arrays.usable(source._open_lease())
-    check(
-        lib.cw_array_copy_out(
-            pointer, _low(source), ffi.from_buffer(raw), -1, layout.span, _NO_STREAM
-        )
+    check_again(
+        lib.cw_array_copy_out,
+        pointer,
+        _low(source),
+        ffi.from_buffer(raw),
+        -1,
+        layout.span,
+        _NO_STREAM,
     )
     values: np.ndarray[Any, Any] = np.ndarray(
         layout.shape, layout.dtype, raw, layout.origin, layout.strides
@@ -185,7 +192,9 @@ def assign(target: Array, source: Any, *, spread: bool = False) -> None:
     on_host = isinstance(source, arrays.Array) and source.device == "cpu"
     if of is None or (on_host and not (to.same(of) and layouts.is_gapless(of))):
         values = source.numpy() if isinstance(source, arrays.Array) else np.asarray(source)
-        _assign_host(target, np.broadcast_to(values, to.shape) if spread else values)
+        if spread:  # what an assignment to a part does in NumPy
+            values = np.broadcast_to(values, to.shape).astype(to.dtype)
+        _assign_host(target, values)
         return
     _same_shape(to, of)
     _same_numbers(to, of)

@@ -14,7 +14,7 @@ from typing import Any
 from causeway import _causeway as _module
 from causeway.errors import from_status
 
-__all__ = ["check", "failure", "ffi", "lib", "on_broker_lost"]
+__all__ = ["check", "check_again", "failure", "ffi", "lib", "on_broker_lost"]
 
 ffi: Any = _module.ffi
 lib: Any = _module.lib
@@ -41,3 +41,10 @@ def check(status: int) -> int:
     if status < 0:
         raise failure(status)
     return status
+
+
+def check_again(call: Callable[..., int], *arguments: Any) -> int:
+    """check() of a call that a signal ends before it did anything: the signal is served, and it is called again."""
+    while (status := call(*arguments)) == -errno.EINTR:
+        pass
+    return check(status)

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Iterator
 from types import EllipsisType, TracebackType
@@ -18,8 +17,9 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from causeway import _copies, _gpu, client, dlpack, dtypes, layouts
+from causeway import _copies, _gpu, _order, client, dlpack, dtypes, layouts
 from causeway._lib import check, ffi, lib
+from causeway._values import Values
 from causeway.device import resolve
 from causeway.errors import Stale
 from causeway.layouts import Layout
@@ -33,7 +33,7 @@ __all__ = ["Array"]
 _BasicKey = SupportsIndex | slice | EllipsisType | None | str
 
 
-class Array:
+class Array(Values):
     """A handle on an array in shared memory; `get`, `put`, `empty` and others make it.
 
     NumPy and other libraries take it without a copy: `numpy.asarray(w)`, `numpy.from_dlpack(w)`, and from
@@ -310,28 +310,40 @@ class Array:
         self._open_lease()
         return _copies.onto(self, resolve(device))
 
-    def item(self) -> Any:
-        """The only element, as a Python value. ValueError if there are more."""
-        return self.numpy().item()
+    # ---- work of GPU streams on it
 
-    def tolist(self) -> Any:
-        """The elements as nested lists of Python values."""
-        return self.numpy().tolist()
+    def writing(
+        self, stream: Any = None, *, timeout: float | None = None, whole: bool = False
+    ) -> _order.Writing:
+        """In this `with` a GPU stream may be given work that writes the array; it follows the work of all others.
 
-    def __float__(self) -> float:
-        return float(self.numpy())
+        The stream waits for the last write and for the reads under way, in whichever process, and the next user waits
+        for what it was given. The CPU waits only where that work is not submitted yet, and for default streams. On the
+        host nothing happens.
 
-    def __int__(self) -> int:
-        return int(self.numpy())
+        Args:
+            stream: a number or a stream of a GPU library; None for the current one.
+            timeout: seconds that the CPU waits at most; None for ever.
+            whole: every element is written, so that it does not matter if the last writer died.
 
-    def __complex__(self) -> complex:
-        return complex(self.numpy())
+        Raises:
+            ProducerDied: somebody on whose work this one builds died before it was complete.
+            Timeout: another process did not submit its work in time.
+            ValueError: the array is read-only, or the stream is being captured.
+        """
+        return _order.Writing(self, stream, timeout, whole)
 
-    def __index__(self) -> int:
-        return operator.index(self.numpy()[()]) if not self.shape else operator.index(self.numpy())
+    def reading(self, stream: Any = None, *, timeout: float | None = None) -> _order.Reading:
+        """The same for work that reads the array: it waits for the last write, and the next writer for it.
 
-    def __bool__(self) -> bool:
-        return bool(self.numpy())
+        Raises:
+            ProducerDied: who wrote it last died before it was complete.
+        """
+        return _order.Reading(self, stream, timeout)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits on the CPU until the last write is complete. Raises as `reading`."""
+        _order.wait(self, timeout)
 
     # ---- parts of it
 

@@ -1,0 +1,154 @@
+"""Work of GPU streams in order: `Array.writing`, `Array.reading`, `Array.wait`.
+
+A stream is told by its number (a CUstream), by an object of CuPy, PyTorch, Numba or whatever has `__cuda_stream__`,
+or not at all: then it is the current one of the library that this process uses.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from causeway import array as arrays
+from causeway._lib import check, ffi, lib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from causeway.array import Array
+
+__all__ = ["Reading", "Writing", "stream_number", "wait"]
+
+_DEFAULT = 1  # CU_STREAM_LEGACY
+
+
+def _of_cupy(module: Any) -> int | None:
+    return int(module.cuda.get_current_stream().ptr)
+
+
+def _of_torch(module: Any) -> int | None:
+    if not module.cuda.is_available() or not module.cuda.is_initialized():
+        return None
+    return int(module.cuda.current_stream().cuda_stream)
+
+
+# Numba and JAX have no current stream that one could ask for: Numba launches on the default stream unless told, JAX
+# on streams of its own, whose results are complete when it hands them out.
+_ASKED: dict[str, Callable[[Any], int | None]] = {"cupy": _of_cupy, "torch": _of_torch}
+
+
+def _current() -> int:
+    found: dict[str, int] = {}
+    for name, ask in _ASKED.items():
+        module = sys.modules.get(name)
+        number = ask(module) if module is not None else None
+        if number is not None:
+            found[name] = number or _DEFAULT
+    if len(set(found.values())) > 1:
+        told = ", ".join(f"{name} {number:#x}" for name, number in found.items())
+        raise ValueError(
+            f"the libraries of this process have different current streams ({told}); give stream="
+        )
+    return next(iter(found.values()), _DEFAULT)
+
+
+def stream_number(stream: Any) -> int:
+    """The CUstream of whatever tells a stream; None for the current one.
+
+    Raises:
+        TypeError: it tells none.
+        ValueError: CuPy and PyTorch are both in use, with different current streams.
+    """
+    if stream is None:
+        return _current()
+    if isinstance(stream, int):
+        return stream
+    told = getattr(stream, "__cuda_stream__", None)
+    if told is not None:
+        return int((told() if callable(told) else told)[1])
+    for name in ("ptr", "cuda_stream", "handle"):  # CuPy, PyTorch, Numba and PyCUDA
+        number = getattr(stream, name, None)
+        if number is not None:
+            return int(getattr(number, "value", number) or 0)
+    raise TypeError(f"stream is a number or a stream of a GPU library, not {type(stream).__name__}")
+
+
+def _patiently(call: Callable[[int], int], timeout: float | None) -> None:
+    """Repeats a call that signals end, with the time that is left."""
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    while True:
+        left = end - time.monotonic()
+        status = call(-1 if left > 1e9 else max(0, int(left * 1e9)))
+        if status != -errno.EINTR:
+            check(status)
+            return
+
+
+class _Use:
+    """Work on an array by one stream, from `with` to its end."""
+
+    __slots__ = ("_array", "_pointer", "_stream", "_timeout")
+
+    def __init__(self, array: Array, stream: Any, timeout: float | None) -> None:
+        self._array = array
+        self._pointer = arrays.usable(array._open_lease())
+        self._stream = ffi.cast("void *", stream_number(stream) if array._on_gpu() else 0)
+        self._timeout = timeout
+
+    def _begin(self, left_ns: int) -> int:
+        raise NotImplementedError
+
+    def _end(self) -> int:
+        raise NotImplementedError
+
+    def __enter__(self) -> Array:
+        _patiently(self._begin, self._timeout)
+        return self._array
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        status = self._end()
+        if kind is None:
+            check(status)
+
+
+class Reading(_Use):
+    """`Array.reading`."""
+
+    __slots__ = ()
+
+    def _begin(self, left_ns: int) -> int:
+        return int(lib.cw_array_reading_begin(self._pointer, self._stream, left_ns))
+
+    def _end(self) -> int:
+        return int(lib.cw_array_reading_end(self._pointer, self._stream))
+
+
+class Writing(_Use):
+    """`Array.writing`."""
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, array: Array, stream: Any, timeout: float | None, whole: bool) -> None:
+        super().__init__(array, stream, timeout)
+        self._whole = whole
+
+    def _begin(self, left_ns: int) -> int:
+        return int(lib.cw_array_writing_begin(self._pointer, self._stream, left_ns))
+
+    def _end(self) -> int:
+        return int(lib.cw_array_writing_end(self._pointer, self._stream, int(self._whole)))
+
+
+def wait(array: Array, timeout: float | None = None) -> None:
+    """`Array.wait`."""
+    pointer = arrays.usable(array._open_lease())
+    _patiently(lambda left_ns: int(lib.cw_array_wait(pointer, left_ns)), timeout)

@@ -1,0 +1,377 @@
+"""GPU work of several processes in order: who waits for whom, without the CPU, and what a death does to it.
+
+The work of a stream is held up by a host function that waits for a file, so that every test knows what is under way.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cuda_support
+import pytest
+
+cuda_support.require()
+on_the_double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpus(broker_folder: Path) -> Iterator[None]:
+    """The broker and all programs of this module see the same GPUs."""
+    with cuda_support.gpus(broker_folder):
+        yield
+
+
+LIBRARY = """
+import ctypes, os, signal, subprocess, sys, time, numpy as np, causeway as cw
+cuda = ctypes.CDLL(os.environ.get("CAUSEWAY_CUDA_DRIVER", "libcuda.so.1"))
+HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+kept = []
+def call(name, *arguments):
+    status = getattr(cuda, name)(*arguments)
+    assert status == 0, (name, status)
+class Stream:
+    def __init__(self):
+        context, self.handle = ctypes.c_void_p(), ctypes.c_void_p()
+        call("cuInit", 0)
+        call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        call("cuCtxSetCurrent", context)
+        call("cuStreamCreate", ctypes.byref(self.handle), 1)
+    def hold(self, name):
+        "What comes after this in the stream waits until a file is there."
+        def wait(_):
+            while not os.path.exists(name): time.sleep(0.001)
+        kept.append(HOST(wait))
+        call("cuLaunchHostFunc", self.handle, kept[-1], None)
+    def fill(self, at, value):
+        call("cuMemsetD8Async", ctypes.c_uint64(at), ctypes.c_ubyte(value), ctypes.c_size_t(1000), self.handle)
+    def fetch(self, at):
+        "A copy on the GPU: one to ordinary host memory would make the CPU wait."
+        copy = cw.empty(1000, "u1", device="cuda:0")
+        call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(low(copy)), ctypes.c_uint64(at), ctypes.c_size_t(1000), self.handle)
+        return Fetched(copy)
+    def idle(self):
+        return cuda.cuStreamQuery(self.handle) == 0
+    def finish(self):
+        call("cuStreamSynchronize", self.handle)
+class Fetched:
+    def __init__(self, copy): self.copy = copy
+    def __eq__(self, value): return self.copy.to("cpu").numpy() == value
+def low(w):
+    return w._open_lease().address
+def touch(name):
+    open(name, "w").close()
+def other(text):
+    "Another process with all this; it says when it comes to say()."
+    return subprocess.Popen([sys.executable, "-c", LIBRARY + text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def say(word="ready"):
+    print(word, flush=True)
+def heard(child, word="ready"):
+    line = child.stdout.readline()
+    assert line == word + "\\n", line
+def ended(child):
+    assert child.wait(30) == 0
+"""
+
+
+@pytest.fixture
+def program(script: Callable[..., object], tmp_path: Path) -> Callable[..., object]:
+    """Runs a text with LIBRARY before it, in a folder of its own."""
+
+    def run(text: str, **options: object) -> object:
+        before = f"LIBRARY = {LIBRARY!r}\nimport os\nos.chdir({str(tmp_path)!r})\nexec(LIBRARY)\n"
+        return script(before + textwrap.dedent(text), **options)
+
+    return run
+
+
+def test_a_reader_waits_for_the_writer_of_another_process_on_the_gpu(program):
+    program("""
+        w = cw.put("w", cw.zeros(1000, "u1", device="cuda:0"))
+        at, s = low(w), Stream()
+        with w.writing(s):
+            s.hold("go")
+            s.fill(at, 7)
+        child = other('''if True:
+            w = cw.get("w"); at = low(w); s = Stream()
+            with w.reading(s):
+                got = s.fetch(at)
+            assert not os.path.exists("go") and not s.idle()  # the CPU is through, the GPU waits
+            say()
+            s.finish()
+            assert (got == 7).all(), got
+        ''')
+        heard(child)
+        assert not s.idle()
+        touch("go")
+        ended(child)
+        w.wait(timeout=10)
+    """)
+
+
+def test_a_writer_waits_for_the_readers_of_other_processes(program):
+    program("""
+        w = cw.put("w", cw.full(1000, 3, "u1", device="cuda:0"))
+        at = low(w)
+        readers = [other('''if True:
+            w = cw.get("w"); at = low(w); s = Stream()
+            with w.reading(s):
+                s.hold("go")
+                got = s.fetch(at)
+            say()
+            s.finish()
+            assert (got == 3).all(), got
+        ''') for _ in range(3)]
+        for child in readers: heard(child)
+        s = Stream()
+        with w.writing(s):
+            s.fill(at, 9)
+        assert not s.idle()
+        touch("go")
+        for child in readers: ended(child)
+        w.wait()
+        assert (w.to("cpu").numpy() == 9).all()
+    """)
+
+
+def test_many_handoffs_between_two_processes(program):
+    program("""
+        w = cw.put("w", cw.zeros(1000, "u1", device="cuda:0"))
+        at, s = low(w), Stream()
+        child = other('''if True:
+            w = cw.get("w"); at = low(w); s = Stream()
+            for i in range(100):
+                sys.stdin.readline()
+                with w.reading(s):
+                    got = s.fetch(at)
+                say()
+                s.finish()
+                assert (got == i).all(), (i, got)
+        ''')
+        for i in range(100):
+            with w.writing(s, whole=True):
+                s.fill(at, i)
+            child.stdin.write("go\\n"); child.stdin.flush()
+            heard(child)
+        ended(child)
+    """)
+
+
+def test_a_copy_waits_for_what_is_under_way(program):
+    program("""
+        import threading
+        w = cw.zeros(1000, "u1", device="cuda:0")
+        at, s = low(w), Stream()
+        with w.writing(s):
+            s.hold("go")
+            s.fill(at, 5)
+        threading.Timer(0.2, touch, ["go"]).start()
+        assert (w.to("cpu").numpy() == 5).all()
+        os.remove("go")
+        with w.reading(s):
+            s.hold("go")
+            got = s.fetch(at)
+        threading.Timer(0.2, touch, ["go"]).start()
+        w[...] = 6
+        s.finish()
+        assert (got == 5).all() and (w.to("cpu").numpy() == 6).all()
+    """)
+
+
+PRODUCER = """if True:
+    w = cw.get("w"); at = low(w); s = Stream()
+    with w.writing(s, whole=True):
+        s.fill(at, 1)
+    w.wait()
+    if {begun}:
+        with w.writing(s):
+            s.hold("never")
+            s.fill(at, 2)
+    say()
+    time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_producer_that_is_killed(program, begun):
+    program(f"""
+        w = cw.put("w", cw.zeros(1000, "u1", device="cuda:0"))
+        at, s = low(w), Stream()
+        child = other({PRODUCER.format(begun=begun)!r})
+        heard(child)
+        if {begun}:
+            with w.reading(s, timeout=10):  # submitted: the stream waits
+                got = s.fetch(at)
+            assert not s.idle()
+        child.kill(); child.wait()
+        s.finish()  # poison ends the wait
+        def dies(use):
+            for _ in range(500):
+                try: use()
+                except cw.ProducerDied as error: return error
+                time.sleep(0.01)
+            raise AssertionError
+        if {begun}:
+            dies(lambda: w.wait(timeout=10))
+            dies(lambda: w.reading(s).__enter__())
+            with w.writing(s, whole=True):  # written anew it is good again
+                s.fill(at, 4)
+            w.wait()
+            assert (w.to("cpu").numpy() == 4).all()
+        else:
+            time.sleep(1.5)  # the dead one's fences are forgotten
+            w.wait(timeout=10)
+            with w.reading(s):
+                got = s.fetch(at)
+            s.finish()
+            assert (got == 1).all()
+    """)
+
+
+def test_what_was_computed_from_incomplete_data_is_told_to_its_readers(program):
+    program(f"""
+        w = cw.put("w", cw.zeros(1000, "u1", device="cuda:0"))
+        y = cw.put("y", cw.zeros(1000, "u1", device="cuda:0"))
+        child = other({PRODUCER.format(begun=True)!r})
+        heard(child)
+        s = Stream()
+        with w.reading(s, timeout=10), y.writing(s):
+            s.fill(low(y), 8)
+        assert not s.idle()
+        child.kill(); child.wait()
+        s.finish()
+        reader = other('''if True:
+            y = cw.get("y")
+            try: y.wait(timeout=10)
+            except cw.ProducerDied: say()
+        ''')
+        heard(reader)
+        ended(reader)
+        time.sleep(1.5)
+        try: y.wait(timeout=10)
+        except cw.ProducerDied: pass
+        else: raise AssertionError
+    """)
+
+
+def test_memory_is_not_used_again_before_its_last_use(program):
+    program("""
+        w = cw.full(3 << 20, 3, "u1", device="cuda:0")
+        at, s = low(w), Stream()
+        with w.reading(s):
+            s.hold("go")
+            got = s.fetch(at)
+        w.close()
+        del w
+        others = [cw.full(3 << 20, 9, "u1", device="cuda:0") for _ in range(5)]
+        assert at not in [low(o) for o in others]
+        touch("go")
+        s.finish()
+        assert (got == 3).all()
+        del others[:]
+        time.sleep(0.01)
+        again = [cw.full(3 << 20, 9, "u1", device="cuda:0") for _ in range(9)]
+        assert at in [low(o) for o in again]
+    """)
+
+
+def test_what_is_refused_and_what_times_out(program):
+    program("""
+        w = cw.put("w", cw.zeros(1000, "u1", device="cuda:0"))
+        at, s = low(w), Stream()
+        def refused(error, words, use):
+            try: use()
+            except error as said: assert words in str(said), said
+            else: raise AssertionError(words)
+        with w.writing(s):
+            refused(ValueError, "this thread is writing", lambda: w.reading(s).__enter__())
+            refused(ValueError, "this thread is writing", lambda: w.writing(s).__enter__())
+            refused(ValueError, "this thread is writing", lambda: w.wait())
+            child = other('''if True:
+                w = cw.get("w"); s = Stream()
+                for use in (w.reading, w.writing):
+                    try: use(s, timeout=0.1).__enter__()
+                    except cw.Timeout: say()
+                try: w.wait(timeout=0.1)
+                except cw.Timeout: say()
+            ''')
+            for _ in range(3): heard(child)
+            ended(child)
+        w.wait()
+        refused(ValueError, "nothing was begun", lambda: w.reading(s).__exit__(None, None, None))
+        refused(ValueError, "not writing", lambda: w.writing(s).__exit__(None, None, None))
+        refused(TypeError, "a stream", lambda: w.reading("s"))
+        read = cw.get("w", readonly=True)
+        refused(ValueError, "read-only", lambda: read.writing(s).__enter__())
+        with cw.zeros(3).writing(), cw.zeros(3).reading(): pass  # nothing to be done on the host
+        for default in (0, 1, 2):
+            with w.writing(default): pass
+            with w.reading(default): pass
+        w.wait(timeout=10)
+        call("cuStreamBeginCapture_v2", s.handle, 2)
+        refused(ValueError, "captured", lambda: w.reading(s).__enter__())
+        graph = ctypes.c_void_p()
+        call("cuStreamEndCapture", s.handle, ctypes.byref(graph))
+        with w.reading(s): pass
+    """)
+
+
+@on_the_double
+def test_a_gpu_whose_streams_cannot_wait(program, tmp_path):
+    program(
+        """
+        w = cw.put("v", cw.zeros(1000, "u1", device="cuda:0"))
+        at, s = low(w), Stream()
+        with w.writing(s):
+            s.hold("go")
+            s.fill(at, 7)
+        child = other('''if True:
+            w = cw.get("v"); at = low(w); s = Stream()
+            say()
+            with w.reading(s):
+                got = s.fetch(at)
+            assert os.path.exists("go")  # the CPU waited
+            s.finish()
+            assert (got == 7).all(), got
+        ''')
+        heard(child)
+        time.sleep(0.1)
+        touch("go")
+        ended(child)
+        """,
+        env={**os.environ, **cuda_support.double(tmp_path / "old", no_wait64=1)},
+    )
+
+
+def test_at_most_four_streams_wait_on_the_gpu(program):
+    program("""
+        import threading
+        w = cw.put("w", cw.zeros(1000, "u1", device="cuda:0"))
+        at, s = low(w), Stream()
+        child = other('''if True:
+            w = cw.get("w"); at = low(w); s = Stream()
+            with w.writing(s):
+                s.hold("go")
+                s.fill(at, 7)
+            say()
+            s.finish()
+        ''')
+        heard(child)
+        streams = [Stream() for _ in range(4)]
+        for stream in streams:
+            with w.reading(stream, timeout=10):
+                pass
+        assert not any(stream.idle() for stream in streams)
+        try: w.reading(s, timeout=0.2).__enter__()
+        except cw.Timeout: pass
+        else: raise AssertionError("a fifth stream")
+        free, scratch = Stream(), cw.zeros(1000, "u1", device="cuda:0")
+        free.fill(low(scratch), 1)
+        free.finish()  # others go on
+        touch("go")
+        for stream in streams: stream.finish()
+        with w.reading(s, timeout=10): pass
+        ended(child)
+    """)

@@ -13,6 +13,7 @@ static uint64_t work[2];
 static struct {
     uint8_t completed; /* by calls that returned */
     uint8_t noted;     /* what the broker found, + 1 */
+    uint8_t told;      /* bit N: somebody was told that N was lost */
 } ghost;
 
 static void init(void) {
@@ -45,6 +46,8 @@ static void await(unsigned value) {
     int code = cw_fence_wait(&fence, value, -1);
     MODEL_CHECK(code == 0 || code == -EOWNERDEAD);
     MODEL_CHECK(code == 0 || before < value); /* what was complete stays good */
+    if (code)
+        ghost.told |= (uint8_t)(1u << value);
     for (unsigned i = 0; code == 0 && i < value; i++)
         MODEL_CHECK(model_plain_read(&work[i]) == i + 100);
 }
@@ -75,6 +78,9 @@ static void bury_once(void) {
 static void noted(void) {
     if (model_died(WRITER))
         MODEL_CHECK(ghost.noted > ghost.completed && ghost.noted <= ghost.completed + 2);
+    /* What is noted as complete nobody is told to be lost. */
+    for (unsigned value = 1; value <= 2; value++)
+        MODEL_CHECK(!(ghost.told >> value & 1) || ghost.noted - 1u < value);
 }
 
 #define FENCE(text, says, dies, ...)                                                               \

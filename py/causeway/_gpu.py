@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from causeway import dtypes
-from causeway._lib import check, ffi, lib
+from causeway._lib import check, check_again, ffi, lib
 from causeway.layouts import Layout, contiguous, is_gapless
 from causeway.views import Lease
 
@@ -55,10 +55,11 @@ def uuid(lease: Lease) -> str:
 
 
 def interface(lease: Lease, layout: Layout, offset: int) -> dict[str, Any]:
-    """`__cuda_array_interface__` of an array. The work of its last writer has passed, so stream is None.
+    """`__cuda_array_interface__` of an array. Waits until its last writer's work has passed, so stream is None.
 
     Raises:
         AttributeError: it has none: host memory, or fields.
+        ProducerDied: who wrote it last died before it was complete.
     """
     if lease.gpu < 0:
         raise AttributeError(
@@ -66,6 +67,7 @@ def interface(lease: Lease, layout: Layout, offset: int) -> dict[str, Any]:
         )
     if layout.dtype.names is not None:
         raise AttributeError("__cuda_array_interface__ cannot tell structured dtypes")
+    check_again(lib.cw_array_wait, lease.pointer, -1)
     low, _ = exported(lease).span()
     return {
         "version": 3,

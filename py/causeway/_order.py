@@ -1,5 +1,9 @@
 """Work of GPU streams in order: `Array.writing`, `Array.reading`, `Array.wait`.
 
+A stream that is given work inside such a `with` waits for the last write (a writer also for the reads under way), in
+whichever process, and the next user waits for it. The CPU waits only where that work is not submitted yet, for default
+streams, and when four streams of this process wait already. On the host nothing happens.
+
 A stream is told by its number (a CUstream), by an object of CuPy, PyTorch, Numba or whatever has `__cuda_stream__`,
 or not at all: then it is the current one of the library that this process uses.
 """

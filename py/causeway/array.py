@@ -57,9 +57,7 @@ class Array(Values):
     _offset: int
 
     def __init__(self) -> None:
-        raise TypeError(
-            "causeway.Array is made by causeway.put, get, empty, zeros, full and asarray"
-        )
+        raise TypeError("an Array is made by causeway.put, get, empty, zeros, full and asarray")
 
     # ---- what it is
 
@@ -115,7 +113,7 @@ class Array(Values):
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
-        return self._layout_now().dtype.itemsize
+        return self.dtype.itemsize
 
     @property
     def device(self) -> str:
@@ -315,34 +313,24 @@ class Array(Values):
     def writing(
         self, stream: Any = None, *, timeout: float | None = None, whole: bool = False
     ) -> _order.Writing:
-        """In this `with` a GPU stream may be given work that writes the array; it follows the work of all others.
-
-        The stream waits for the last write and for the reads under way, in whichever process, and the next user waits
-        for what it was given. The CPU waits only where that work is not submitted yet, and for default streams. On the
-        host nothing happens.
+        """In this `with` a GPU stream may be given work that writes the array, in order with all others' work.
 
         Args:
-            stream: a number or a stream of a GPU library; None for the current one.
-            timeout: seconds that the CPU waits at most; None for ever.
+            stream: a number or a stream of a GPU library; None for the current one. See `causeway._order`.
+            timeout: seconds that the CPU waits at most, where it has to; None for ever. Then `Timeout`.
             whole: every element is written, so that it does not matter if the last writer died.
 
         Raises:
             ProducerDied: somebody on whose work this one builds died before it was complete.
-            Timeout: another process did not submit its work in time.
-            ValueError: the array is read-only, or the stream is being captured.
         """
         return _order.Writing(self, stream, timeout, whole)
 
     def reading(self, stream: Any = None, *, timeout: float | None = None) -> _order.Reading:
-        """The same for work that reads the array: it waits for the last write, and the next writer for it.
-
-        Raises:
-            ProducerDied: who wrote it last died before it was complete.
-        """
+        """The same for work that reads the array."""
         return _order.Reading(self, stream, timeout)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits on the CPU until the last write is complete. Raises as `reading`."""
+        """Waits on the CPU until the last write is complete, timeout seconds at most. Raises as `writing`."""
         _order.wait(self, timeout)
 
     # ---- parts of it

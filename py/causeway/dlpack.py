@@ -40,7 +40,7 @@ def give(
     dl_device: tuple[int, int] | None,
     copy: bool | None,
 ) -> object:
-    """`Array.__dlpack__`. The work of the array's last writer has passed, so no stream has to wait for it.
+    """`Array.__dlpack__`. The consumer's stream is made to wait for the array's last writer; without one the CPU waits.
 
     Raises:
         BufferError: DLPack cannot tell this array, or another device is asked for than its own or the host.
@@ -62,6 +62,11 @@ def give(
     lease = source._open_lease()
     if lease.gpu >= 0:
         _gpu.exported(lease)
+        if stream is None or stream == -1:
+            source.wait()
+        else:
+            with source.reading(stream):  # the consumer's stream waits for the last write
+                pass
     return export(lease, source._seen(), max_version=max_version, copied=source is not array)
 
 

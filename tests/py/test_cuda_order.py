@@ -280,14 +280,16 @@ def test_memory_is_not_used_again_before_its_last_use(program):
 def test_what_is_refused_and_what_times_out(program):
     program("""
         w = cw.put("w", cw.zeros(1000, "u1", device="cuda:0"))
-        at, s = low(w), Stream()
+        at, s, second = low(w), Stream(), Stream()
         def refused(error, words, use):
             try: use()
             except error as said: assert words in str(said), said
             else: raise AssertionError(words)
         with w.writing(s):
-            refused(ValueError, "this thread is writing", lambda: w.reading(s).__enter__())
-            refused(ValueError, "this thread is writing", lambda: w.writing(s).__enter__())
+            with w.reading(s): pass  # a stream's own work is in order
+            refused(ValueError, "this thread is writing", lambda: w.reading(second).__enter__())
+            refused(ValueError, "this thread is writing", lambda: w.writing(second).__enter__())
+            refused(ValueError, "writing the array already", lambda: w.writing(s).__enter__())
             refused(ValueError, "this thread is writing", lambda: w.wait())
             child = other('''if True:
                 w = cw.get("w"); s = Stream()
@@ -300,8 +302,8 @@ def test_what_is_refused_and_what_times_out(program):
             for _ in range(3): heard(child)
             ended(child)
         w.wait()
-        refused(ValueError, "nothing was begun", lambda: w.reading(s).__exit__(None, None, None))
-        refused(ValueError, "not writing", lambda: w.writing(s).__exit__(None, None, None))
+        refused(ValueError, "was begun", lambda: w.reading(s).__exit__(None, None, None))
+        refused(ValueError, "was begun", lambda: w.writing(s).__exit__(None, None, None))
         refused(TypeError, "a stream", lambda: w.reading("s"))
         read = cw.get("w", readonly=True)
         refused(ValueError, "read-only", lambda: read.writing(s).__enter__())

@@ -2,11 +2,13 @@ from collections.abc import Callable
 from typing import Any
 
 DATA_MAX: int
+WORDS_MAX: int
 FUNCTION_MAX: int
 FUNCTION_SLOTS: int
 CELLS_MAX: int
 WORKERS_MAX: int
 
+def watch(pidfd: int, status: int, /) -> None: ...
 def pool_bytes(workers: int, cells: int, /) -> int: ...
 def set_numpy(array: type, scalars: tuple[type, ...], /) -> None: ...
 

@@ -49,6 +49,14 @@ class Callbacks:
             try:
                 callback()
             except BaseException as error:
-                sys.excepthook(type(error), error, error.__traceback__)
+                _show(error)
             then()
             del entry, callback, then
+
+
+def _show(error: BaseException) -> None:
+    """Shows an exception by the user's hook; what the hook raises is shown by Python's own."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException as another:
+        sys.__excepthook__(type(another), another, another.__traceback__)

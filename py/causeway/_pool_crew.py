@@ -111,6 +111,8 @@ class Crew:
             for worker in self.living():
                 worker.process.kill()
                 worker.process.join()
+                self.discard(worker)
+            self._end_watch()
             raise
         self._watcher.start()
 
@@ -270,9 +272,12 @@ class Crew:
             self.reap(worker)
         os.eventfd_write(self._quit, 1)
         self._watcher.join()
+        self._end_watch()
+        return there
+
+    def _end_watch(self) -> None:
         self._epoll.close()
         os.close(self._quit)
-        return there
 
     def _watch(self) -> None:
         while True:

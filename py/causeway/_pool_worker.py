@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import os
 import pickle
-import select
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -57,7 +55,7 @@ class ParentId:
             os._exit(_ORPHANED)
         if not self.alive():
             os._exit(_ORPHANED)
-        threading.Thread(target=_end_with, args=(fd,), name="causeway-parent", daemon=True).start()
+        _dispatch.watch(fd, _ORPHANED)  # a thread of C: a task may hold the interpreter for ever
 
 
 def _start_time(pid: int) -> str:
@@ -66,14 +64,6 @@ def _start_time(pid: int) -> str:
     except OSError:
         return ""
     return text.rpartition(")")[2].split()[19]
-
-
-def _end_with(pidfd: int) -> None:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    while not poll.poll():
-        pass
-    os._exit(_ORPHANED)
 
 
 class Place:
@@ -117,7 +107,7 @@ class _Handler:
     def __init__(self, end: Any) -> None:
         self._end = end
         self._store = BlockStore(_KEEP_BYTES)
-        self._encoder = wire.Encoder(self._store, _dispatch.DATA_MAX, transit=True)
+        self._encoder = wire.Encoder(self._store, _dispatch.WORDS_MAX, transit=True)
 
     def load_function(self, pickled: bytes) -> Any:
         """A function that is new here."""
@@ -175,11 +165,15 @@ class _Handler:
         return parcel.data, sum(block.capacity for block in parcel.blocks)
 
     def wait_until_opened(self) -> None:
-        """Before the process ends: its last answers are held by it alone until the parent has opened them."""
-        seconds = 0.0005
+        """Until the parent has opened what it alone holds: else its death could take answers along that were given."""
+        spins, seconds = 200, 0.0001
         while not self._store.all_opened():
-            time.sleep(seconds)
-            seconds = min(2 * seconds, 0.05)
+            if spins:
+                spins -= 1
+                os.sched_yield()
+            else:
+                time.sleep(seconds)
+                seconds = min(2 * seconds, 0.05)
 
     def interrupt(self, number: int, frame: Any) -> None:
         """SIGINT: ends a task that runs, and the worker with it. Between tasks it is the parent's to decide."""

@@ -4,6 +4,11 @@
  */
 #include "dispatch.h"
 
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
 PyObject *raise_failure(int code) {
     PyObject *errors = PyImport_ImportModule("causeway.errors");
     PyObject *made =
@@ -23,7 +28,46 @@ static PyObject *pool_bytes(PyObject *module, PyObject *args) {
     return PyLong_FromUnsignedLongLong(cw_pool_bytes(workers, cells));
 }
 
+struct watched {
+    int pidfd, status;
+};
+
+static void *end_with(void *argument) {
+    struct watched watched = *(struct watched *)argument;
+    free(argument);
+    struct pollfd poll_fd = {.fd = watched.pidfd, .events = POLLIN};
+    while (poll(&poll_fd, 1, -1) <= 0)
+        ;
+    _exit(watched.status);
+}
+
+/* A thread of its own, that no task can hold up, ends this process when another one has ended. */
+static PyObject *watch(PyObject *module, PyObject *args) {
+    (void)module;
+    struct watched watched, *argument;
+    if (!PyArg_ParseTuple(args, "ii", &watched.pidfd, &watched.status))
+        return NULL;
+    argument = malloc(sizeof *argument);
+    if (!argument)
+        return PyErr_NoMemory();
+    *argument = watched;
+    sigset_t all, before; /* signals are the main thread's */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    int code = pthread_create(&thread, NULL, end_with, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (code) {
+        free(argument);
+        errno = code;
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    pthread_detach(thread);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
+    {"watch", watch, METH_VARARGS, "(pidfd, status): ends this process when that one ends."},
     {"pool_bytes", pool_bytes, METH_VARARGS, "Bytes of memory for so many workers and cells."},
     {"set_numpy", plain_numpy, METH_VARARGS, "Tells the array type and a tuple of scalar types."},
     {NULL, NULL, 0, NULL},
@@ -47,6 +91,7 @@ PyMODINIT_FUNC PyInit__dispatch(void) {
     if (module && (plain_init() || add_type(module, "Dispatch", &dispatch_spec) ||
                    add_type(module, "WorkerEnd", &worker_spec) ||
                    PyModule_AddIntConstant(module, "DATA_MAX", CW_POOL_DATA_MAX) ||
+                   PyModule_AddIntConstant(module, "WORDS_MAX", WORDS_MAX) ||
                    PyModule_AddIntConstant(module, "FUNCTION_MAX", CW_POOL_FUNCTION_MAX) ||
                    PyModule_AddIntConstant(module, "FUNCTION_SLOTS", CW_POOL_FUNCTION_SLOTS) ||
                    PyModule_AddIntConstant(module, "CELLS_MAX", CW_POOL_CELLS_MAX) ||

@@ -34,6 +34,9 @@
 enum { TASK_APPLY = 1, TASK_MAP = 2, TASK_STARMAP = 3, TASK_MESSAGE = 4 };
 enum { ANSWER_NONE = 1, ANSWER_VALUE = 2, ANSWER_MESSAGE = 3 };
 
+/* What a worker leaves in its own memory: its length, then so many bytes at most. */
+#define WORDS_MAX (CW_POOL_DATA_MAX - sizeof(uint32_t))
+
 /* Sets what plain_dumps() and plain_loads() need. 0 or -1 with an exception. */
 int plain_init(void);
 /* The NumPy types that count as plain: the array type, a tuple of scalar types. */

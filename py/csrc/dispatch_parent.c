@@ -640,8 +640,11 @@ static PyObject *dispatch_words(PyObject *self, PyObject *args) {
         return NULL;
     if (worker >= ((Dispatch *)self)->workers)
         return PyErr_Format(PyExc_ValueError, "there is no worker %u", worker);
-    return PyBytes_FromStringAndSize(cw_pool_words(((Dispatch *)self)->pool, worker),
-                                     CW_POOL_DATA_MAX);
+    const char *place = cw_pool_words(((Dispatch *)self)->pool, worker);
+    uint32_t length;
+    memcpy(&length, place, sizeof length);
+    return PyBytes_FromStringAndSize(place + sizeof length,
+                                     length <= WORDS_MAX ? length : WORDS_MAX);
 }
 
 static PyObject *dispatch_put_function(PyObject *self, PyObject *args) {

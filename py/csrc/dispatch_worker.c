@@ -229,11 +229,20 @@ static PyObject *worker_serve(PyObject *self, PyObject *args) {
             break;
         if (code)
             return raise_failure(code);
+        if (PyErr_CheckSignals()) /* one that came while no task ran is not meant for this one */
+            return NULL;
         uint64_t extra_out = 0;
         if (run(w, &task, handler, &extra_out))
             return NULL;
         cw_worker_answer(w->worker, &task, w->extra_in, extra_out);
         w->extra_in = 0;
+        if (extra_out) { /* this process alone holds it until the parent has opened it */
+            cw_worker_settle(w->worker);
+            PyObject *opened = PyObject_CallMethod(handler, "wait_until_opened", NULL);
+            if (!opened)
+                return NULL;
+            Py_DECREF(opened);
+        }
     }
     cw_worker_settle(w->worker);
     Py_RETURN_NONE;
@@ -245,10 +254,13 @@ static PyObject *worker_tell(PyObject *self, PyObject *args) {
     Py_ssize_t nbytes;
     if (!PyArg_ParseTuple(args, "Iy#", &state, &words, &nbytes))
         return NULL;
-    if (nbytes > CW_POOL_DATA_MAX)
+    if (nbytes > WORDS_MAX)
         return PyErr_Format(PyExc_ValueError, "a worker's words have at most %d bytes, not %zd",
-                            CW_POOL_DATA_MAX, nbytes);
-    memcpy(cw_worker_words(((WorkerEnd *)self)->worker), words, (size_t)nbytes);
+                            (int)WORDS_MAX, nbytes);
+    char *place = cw_worker_words(((WorkerEnd *)self)->worker);
+    uint32_t length = (uint32_t)nbytes;
+    memcpy(place, &length, sizeof length);
+    memcpy(place + sizeof length, words, (size_t)nbytes);
     cw_worker_tell(((WorkerEnd *)self)->worker, state);
     Py_RETURN_NONE;
 }

@@ -43,7 +43,6 @@ def test_what_a_callback_raises_is_printed_and_nothing_else(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.xfail(strict=True, reason="the thread for callbacks ends with its hook")
 def test_a_hook_for_exceptions_that_raises_stops_no_callback(
     forked: cw.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +200,6 @@ def test_a_pool_outlives_the_thread_that_made_it(method: str) -> None:
 # ---- pools in pools: workers of a Pool are daemons, as the standard library's, and may have no children
 
 
-@pytest.mark.xfail(strict=True, reason="descriptors stay of a Pool that could not start")
 @pytest.mark.parametrize("make", [tasks.nested_pool, tasks.nested_executor])
 def test_a_pools_worker_may_have_no_pool_and_says_so(
     method: str, make: Callable[[int], Any]

@@ -265,7 +265,6 @@ def test_workers_end_within_a_second_of_their_killed_parent(
     raise AssertionError("three times workers lived for more than a second after their parent")
 
 
-@pytest.mark.xfail(strict=True, reason="a thread of Python watches the parent")
 def test_a_worker_that_never_lets_go_of_the_interpreter_ends_with_its_killed_parent(
     tmp_path: Path,
 ) -> None:

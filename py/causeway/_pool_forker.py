@@ -2,7 +2,8 @@
 
 Invariant: while it serves it has one thread, runs no code of the user's, and all signals are blocked, so that Ctrl-C or
 a handler of the user's is the workers' business. It keeps neither stdin, stdout nor stderr of the parent, which may be
-pipes that somebody waits to see closed. It waits for nobody: a request comes whole in one message, answers and exit
+pipes that somebody waits to see closed, and not the pipe of the parent's resource tracker, which lives as long as
+anybody has that (a worker has it; the server while it imports, and to its end if it does not serve). It waits for nobody: a request comes whole in one message, answers and exit
 codes fit into the sockets.
 
 A worker is a fork that goes on as a spawned process: it waits for the parent's word on its line (none comes when the
@@ -141,6 +142,8 @@ def main(report: int, data: dict[str, Any]) -> NoReturn:
     os.set_inheritable(report, False)
     preload = _pool_preload.Preload()
     refusal = preload.run(data["preparation"], data["modules"])
+    if not refusal:
+        _let_go_of_tracker()
     _flush()
     told = {"refusal": refusal, "files": _user_files(), "modules": sorted(sys.modules)}
     os.ftruncate(report, 0)
@@ -172,6 +175,12 @@ def main(report: int, data: dict[str, Any]) -> NoReturn:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     exit_.leave(code)
+
+
+def _let_go_of_tracker() -> None:
+    tracker: Any = resource_tracker._resource_tracker
+    os.close(tracker._fd)
+    tracker._fd = None
 
 
 def _begin(standard: int, fds: list[int]) -> int:

@@ -7,6 +7,7 @@ told. A forked worker shall be as good as a spawned one, so importing is refused
     - an open GPU: CUDA's driver does not work in a fork
     - descriptors of anything but files: a socket or pipe would be shared by all workers
     - processes
+    - semaphores or shared memory of multiprocessing's that its resource tracker knows: each spawned worker makes its own
     - random generators that the user's modules made without a seed: all workers would draw the same numbers
 or when it raised. The generators of the modules random and numpy.random go to the workers as import left them if it
 seeded them (so they would be in a spawned worker), and else are seeded anew in each.
@@ -23,7 +24,7 @@ import sysconfig
 import threading
 import warnings
 from collections.abc import Callable
-from multiprocessing import process, spawn
+from multiprocessing import process, resource_tracker, spawn
 from typing import Any
 
 import numpy
@@ -44,6 +45,7 @@ class Preload:
         self._seeded: dict[str, bool] = {"random": False, "numpy": False}
         self._fresh = 0  # generators of the module random
         self._entropy: set[int] = set()  # that generators of NumPy were seeded from
+        self._tracked: set[tuple[str, str]] = set()  # names and kinds
         self._state: Any = None
 
     def run(self, preparation: dict[str, Any], modules: list[str]) -> str:
@@ -54,7 +56,7 @@ class Preload:
             modules: what else. One that cannot be imported is left to the workers.
         """
         before = _descriptors()
-        undo = self._watch_seeding()
+        undo = self._watch()
         try:
             process.current_process()._inheriting = True  # type: ignore[attr-defined]
             try:
@@ -96,6 +98,9 @@ class Preload:
             children = file.read().split()
         if children:
             return f"importing left processes running: {', '.join(children)}"
+        if self._tracked:
+            names = ", ".join(f"{kind} {name}" for name, kind in sorted(self._tracked))
+            return f"importing left what workers must not share: {names}"
         if self._fresh or self._uses_entropy():
             return "importing made a random generator without a seed, which workers must not share"
         _fork_once()
@@ -115,8 +120,8 @@ class Preload:
                     return True
         return False
 
-    def _watch_seeding(self) -> list[Callable[[], None]]:
-        """Notes who seeds what; returns what ends this."""
+    def _watch(self) -> list[Callable[[], None]]:
+        """Notes who seeds what, and what the resource tracker is told; returns what ends this."""
         undo: list[Callable[[], None]] = []
 
         def replace(owner: Any, name: str, new: Any) -> None:
@@ -157,6 +162,17 @@ class Preload:
 
             return randbits
 
+        def noting_names(old: Any) -> Any:
+            def send(cmd: str, name: str, rtype: str) -> None:
+                old(cmd, name, rtype)
+                if cmd == "REGISTER":
+                    self._tracked.add((name, rtype))
+                else:
+                    self._tracked.discard((name, rtype))
+
+            return send
+
+        replace(resource_tracker._resource_tracker, "_send", noting_names)
         for name in ("seed", "setstate"):
             replace(random, name, noting("random"))
         for name in ("seed", "set_state"):

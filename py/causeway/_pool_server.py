@@ -29,6 +29,10 @@ Deaths
                    parent's word on its line
     a worker       the server reaps it and tells its exit code on its line
 A server that was replaced ends with its last worker.
+
+The resource tracker of multiprocessing ends when nobody has its pipe any more, and who ends it waits for that: later
+Pythons at the interpreter's exit. So a server that serves has it not, each worker gets it with its request; one that
+still imports when the interpreter exits is killed.
 """
 
 from __future__ import annotations
@@ -365,4 +369,12 @@ def _after_fork_in_child() -> None:
     _replaced.clear()
 
 
+def _kill_importing() -> None:
+    """At the interpreter's exit. Takes no lock, which a thread may hold that waits for the import."""
+    for server in [*_servers.values(), *_replaced]:
+        if not server._learned:
+            server.kill()
+
+
 os.register_at_fork(after_in_child=_after_fork_in_child)
+util.Finalize(None, _kill_importing, exitpriority=0)

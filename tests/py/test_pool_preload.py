@@ -61,13 +61,27 @@ def run(script: Script, head: str) -> tuple[list[list[str]], str]:
             "importing made a random generator without a seed",
         ),
         (
+            "import multiprocessing\nmine = multiprocessing.get_context('spawn').Lock()",
+            "importing left what workers must not share: semaphore /mp-",
+        ),
+        (
             "import multiprocessing\n"
             "if multiprocessing.process.current_process().name == 'MainProcess' != __name__ and __name__ != '__main__':\n"
             "    raise KeyError('here')",
             "importing the main module raised KeyError('here')",
         ),
     ],
-    ids=["thread", "socket", "pipe", "process", "generator", "RandomState", "Random", "exception"],
+    ids=[
+        "thread",
+        "socket",
+        "pipe",
+        "process",
+        "generator",
+        "RandomState",
+        "Random",
+        "lock",
+        "exception",
+    ],
 )
 def test_plain_spawn_where_importing_left_what_a_fork_must_not_share(
     script: Script, head: str, reason: str

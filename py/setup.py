@@ -66,7 +66,7 @@ setup(
         ),
         Extension(
             "causeway._dispatch",
-            sources=[f"csrc/dispatch{part}.c" for part in ("", "_plain", "_parent", "_worker")],
+            sources=[f"csrc/dispatch{part}.c" for part in ("", "_plain", "_parent", "_worker", "_queue")],
             include_dirs=[str(ROOT), "csrc"],
             depends=["csrc/dispatch.h", str(ROOT / "ipc" / "causeway.h")],
             extra_objects=[str(BUILD / "libcauseway.a")],

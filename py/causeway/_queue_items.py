@@ -35,15 +35,13 @@ from causeway.errors import Error
 from causeway.layouts import Layout
 from causeway.views import Lease
 
-__all__ = ["PLAIN", "Outgoing", "decode", "encode"]
+__all__ = ["Outgoing", "decode", "encode"]
 
 KEPT_BYTES = 256 << 20  # how much a writer keeps of the blocks that its readers still have
 
 _HEADER = struct.Struct("<II")  # descriptors, 1: the last one is a block with the pickle
 _DESCRIPTOR = struct.Struct("<QII")  # bytes, kind, 0
 _BUFFER, _BUFFER_BY_PICKLE, _ARRAY, _ARRAY_READONLY = range(4)
-# What pickles to itself, with nothing inside that could be large or ours.
-PLAIN = frozenset((bytes, str, int, float, complex, bool, type(None)))
 
 
 class Outgoing:
@@ -203,12 +201,14 @@ def encode(obj: Any, max_bytes: int) -> Outgoing:
 
 
 def decode(item: Any) -> Any:
-    """The object in a `cw_item *` that arrays go with; they are taken out of it.
+    """The object in a `cw_item *`; arrays that go with it are taken out of it.
 
     Raises:
         Whatever unpickling raises; the item is lost then.
     """
     view = memoryview(ffi.buffer(item.data, item.size_bytes))
+    if not item.count:
+        return pickle.loads(view)
     count, spilled = _HEADER.unpack_from(view)
     if count != item.count:
         raise ValueError(f"an item of {item.count} arrays says that it has {count}")

@@ -34,20 +34,22 @@ import os
 import queue as _standard
 import time
 import types
-from pickle import dumps, loads
 from typing import Any
 
+from causeway import _dispatch, client
 from causeway import _queue_items as items
 from causeway import array as arrays
-from causeway import client
 from causeway._lib import check, failure, ffi, lib
 from causeway.array import Array
 from causeway.views import Lease
 
 __all__ = ["JoinableQueue", "Queue", "SimpleQueue"]
 
-_NULL = ffi.NULL
 _queue_put, _queue_get = lib.cw_queue_put, lib.cw_queue_get
+_ADDRESSES = tuple(
+    int(ffi.cast("uintptr_t", ffi.addressof(lib, name)))
+    for name in ("cw_queue_put", "cw_queue_get")
+)
 _forks = 0  # how often this process is the child of a fork
 
 
@@ -64,25 +66,29 @@ class QueueClosed(ValueError, OSError):
 
 
 class _Slot:
-    """A `cw_item *` to take into, and its data as a buffer that pickle reads up to its end mark."""
+    """A `cw_item *` to take into, where it lies, and what the library said when it gave no plain object."""
 
-    __slots__ = ("data", "item")
+    __slots__ = ("address", "item", "status")
 
     def __init__(self) -> None:
         self.item: Any = ffi.gc(ffi.new("cw_item *"), lib.cw_item_deinit)
-        self.data: Any = None  # the library allocates it when the first item comes
+        self.address = int(ffi.cast("uintptr_t", self.item))
+        self.status = 0
 
 
 class _End:
     """The queue as this process has it open."""
 
-    __slots__ = ("forks", "idle", "max_bytes", "pointer")
+    __slots__ = ("forks", "idle", "max_bytes", "plain", "pointer")
 
     def __init__(self, memory: Array) -> None:
         out = ffi.new("cw_queue **")
         check(lib.cw_queue_open(arrays.usable(memory._open_lease()), out))
         self.pointer: Any = ffi.gc(out[0], lib.cw_queue_close)
         self.max_bytes: int = lib.cw_queue_max(out[0])
+        self.plain = _dispatch.QueueEnd(
+            *_ADDRESSES, int(ffi.cast("uintptr_t", out[0])), self.max_bytes
+        )
         self.idle: list[_Slot] = []  # those that no thread uses now
         self.forks = _forks
 
@@ -124,13 +130,8 @@ class _Shared:
         end = self._end
         if end is None or end.forks != _forks:
             end = self._open()
-        if type(obj) in items.PLAIN:
-            data = dumps(obj, 5)
-            if len(data) <= end.max_bytes and not _queue_put(
-                end.pointer, data, len(data), _NULL, 0, 0, 0
-            ):
-                return
-        self._put_slowly(end, obj, timeout_ns)
+        if not end.plain.put(obj):
+            self._put_slowly(end, obj, timeout_ns)
 
     def _put_slowly(self, end: _End, obj: Any, timeout_ns: int) -> None:
         """Whatever the object is, and however long it takes."""
@@ -162,29 +163,25 @@ class _Shared:
             slot = idle.pop()
         except IndexError:
             slot = _Slot()
-        status = _queue_get(end.pointer, slot.item, timeout_ns)
-        if status < 0:
-            status = self._get_slowly(end, slot, status, timeout_ns)
         try:
-            if status:
-                return items.decode(slot.item)
-            data = slot.data
-            if data is None:
-                data = slot.data = ffi.buffer(slot.item.data, end.max_bytes)
-            return loads(data)
+            found = end.plain.get(slot, slot.address, timeout_ns)
+            if found is not slot:
+                return found
+            if slot.status < 0:
+                self._get_slowly(end, slot, slot.status, timeout_ns)
+            return items.decode(slot.item)
         finally:
             idle.append(slot)
 
-    def _get_slowly(self, end: _End, slot: _Slot, status: int, timeout_ns: int) -> int:
-        """After a first attempt: waits on over signals, or raises."""
+    def _get_slowly(self, end: _End, slot: _Slot, status: int, timeout_ns: int) -> None:
+        """After a first attempt: waits on over signals until an item is in the slot, or raises."""
         give_up = time.monotonic_ns() + timeout_ns if timeout_ns > 0 else 0
         while status == -errno.EINTR:  # its handler has run, and has not raised
             status = _queue_get(end.pointer, slot.item, timeout_ns)
             if give_up:
                 timeout_ns = max(0, give_up - time.monotonic_ns())
         if status >= 0:
-            return status
-        end.idle.append(slot)
+            return
         if status == -errno.ETIMEDOUT:
             raise _standard.Empty
         raise failure(status)

@@ -88,14 +88,15 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
 
 PyMODINIT_FUNC PyInit__dispatch(void) {
     PyObject *module = PyModule_Create(&definition);
-    if (module && (plain_init() || add_type(module, "Dispatch", &dispatch_spec) ||
-                   add_type(module, "WorkerEnd", &worker_spec) ||
-                   PyModule_AddIntConstant(module, "DATA_MAX", CW_POOL_DATA_MAX) ||
-                   PyModule_AddIntConstant(module, "WORDS_MAX", WORDS_MAX) ||
-                   PyModule_AddIntConstant(module, "FUNCTION_MAX", CW_POOL_FUNCTION_MAX) ||
-                   PyModule_AddIntConstant(module, "FUNCTION_SLOTS", CW_POOL_FUNCTION_SLOTS) ||
-                   PyModule_AddIntConstant(module, "CELLS_MAX", CW_POOL_CELLS_MAX) ||
-                   PyModule_AddIntConstant(module, "WORKERS_MAX", CW_POOL_WORKERS_MAX)))
+    if (module &&
+        (plain_init() || add_type(module, "Dispatch", &dispatch_spec) ||
+         add_type(module, "WorkerEnd", &worker_spec) || add_type(module, "QueueEnd", &queue_spec) ||
+         PyModule_AddIntConstant(module, "DATA_MAX", CW_POOL_DATA_MAX) ||
+         PyModule_AddIntConstant(module, "WORDS_MAX", WORDS_MAX) ||
+         PyModule_AddIntConstant(module, "FUNCTION_MAX", CW_POOL_FUNCTION_MAX) ||
+         PyModule_AddIntConstant(module, "FUNCTION_SLOTS", CW_POOL_FUNCTION_SLOTS) ||
+         PyModule_AddIntConstant(module, "CELLS_MAX", CW_POOL_CELLS_MAX) ||
+         PyModule_AddIntConstant(module, "WORKERS_MAX", CW_POOL_WORKERS_MAX)))
         Py_CLEAR(module);
     return module;
 }

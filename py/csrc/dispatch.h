@@ -50,6 +50,6 @@ PyObject *plain_loads(const void *data, uint32_t size_bytes);
 /* An exception for a negative code of the library's: the class is chosen by causeway.errors. */
 PyObject *raise_failure(int code);
 
-extern PyType_Spec dispatch_spec, worker_spec;
+extern PyType_Spec dispatch_spec, worker_spec, queue_spec;
 
 #endif

@@ -28,7 +28,16 @@ static bool is_default(const void *handle) {
     return (uintptr_t)handle <= 2;
 }
 
+static int captured(const struct cw_stream *stream) {
+    return cw_fail(-EINVAL,
+                   "the stream %p is being captured into a graph: arrays are put in order before "
+                   "the capture, and for each launch of the graph",
+                   stream->handle);
+}
+
 static int failed(const struct cw_stream *stream, CUresult result, const char *what) {
+    if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) /* the driver does not even tell its id */
+        return captured(stream);
     return cw_cuda_error(stream->gpu->cuda, result, "%s the stream %p of cuda:%d", what,
                          stream->handle, stream->gpu->ordinal);
 }
@@ -106,10 +115,7 @@ static int check_capture(const struct cw_stream *stream) {
     CUresult result = stream->gpu->cuda->cuStreamIsCapturing(stream->handle, &status);
     leave(stream);
     if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || status != CU_STREAM_CAPTURE_STATUS_NONE)
-        return cw_fail(-EINVAL,
-                       "the stream %p is being captured into a graph: arrays are put in order "
-                       "before the capture, and for each launch of the graph",
-                       stream->handle);
+        return captured(stream);
     return result == CUDA_SUCCESS ? 0 : failed(stream, result, "asking for a capture in");
 }
 

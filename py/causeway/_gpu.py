@@ -120,7 +120,13 @@ class Foreign:
         return int(self.address) - self.layout.origin
 
     def ready(self) -> None:
-        """Waits until what its maker had begun on it has passed, as the interface's rule for streams says."""
+        """Waits until what its maker had begun on it has passed, as the interface's rule for streams says.
+
+        JAX names no stream although its work may not even be submitted: it is asked to wait.
+        """
+        submitted = getattr(self.owner, "block_until_ready", None)
+        if submitted is not None:
+            submitted()
         if self.layout.size and (self.whole or self.stream is not None):
             stream = ffi.cast("void *", self.stream or 0)
             check(lib.cw_stream_wait(self.gpu, stream, int(self.whole)))

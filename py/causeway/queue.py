@@ -46,10 +46,8 @@ from causeway.views import Lease
 __all__ = ["JoinableQueue", "Queue", "SimpleQueue"]
 
 _queue_put, _queue_get = lib.cw_queue_put, lib.cw_queue_get
-_ADDRESSES = tuple(
-    int(ffi.cast("uintptr_t", ffi.addressof(lib, name)))
-    for name in ("cw_queue_put", "cw_queue_get")
-)
+_put_address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "cw_queue_put")))
+_get_address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "cw_queue_get")))
 _forks = 0  # how often this process is the child of a fork
 
 
@@ -87,7 +85,7 @@ class _End:
         self.pointer: Any = ffi.gc(out[0], lib.cw_queue_close)
         self.max_bytes: int = lib.cw_queue_max(out[0])
         self.plain = _dispatch.QueueEnd(
-            *_ADDRESSES, int(ffi.cast("uintptr_t", out[0])), self.max_bytes
+            _put_address, _get_address, int(ffi.cast("uintptr_t", out[0])), self.max_bytes
         )
         self.idle: list[_Slot] = []  # those that no thread uses now
         self.forks = _forks

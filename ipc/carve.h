@@ -33,6 +33,7 @@ struct cw_extent {
     bool published; /* the user's: another process may know of it */
     bool pending;   /* the user's: in the list of those that wait to come back */
     bool told;      /* the user's: the broker was told once that a lease on it ended */
+    bool lent;      /* the user's: a loan, which no arena has (loan.c) */
 };
 
 struct cw_arena {

@@ -197,6 +197,22 @@ int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source
 int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int gpu,
                       uint64_t size_bytes, void *stream);
 
+/* ---- loans: arrays that another allocator carves out of an array of ours ---- */
+
+/*
+ * The array of bytes at an address that lies in an array of this process (cw_array_new()): for
+ * allocators of other libraries that have their memory from us. It has a lease of its own, so that
+ * it can be named and passed on, and its memory stays as long as anyone holds it. *loan is its
+ * number: until cw_loan_next() tells that it ended, the caller leaves the memory as it is and does
+ * not use it for something else. The same range gives the same loan as long as it lasts. The caller
+ * owns *out. -ENOENT: no array of ours is there. -EDQUOT: the slab has no block numbers left.
+ */
+int cw_array_at(cw_client *client, const void *address, uint64_t size_bytes, cw_array **out,
+                uint64_t *loan);
+/* A loan that nobody holds any more, and on whose memory no stream is at work; each is told once.
+ * -EAGAIN: none. Does not block. */
+int cw_loan_next(cw_client *client, uint64_t *loan);
+
 /* ---- devices ---- */
 
 /* Names of the devices that arrays can lie on, each terminated, one behind the other: "cpu", and a

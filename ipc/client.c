@@ -142,6 +142,7 @@ static void client_free(cw_client *client) {
         free(array);
     }
     cw_slabs_deinit(client);
+    cw_loans_deinit(client);
     cw_heaps_deinit(client);
     cw_leases_deinit(client);
     if (client->root)

@@ -34,7 +34,7 @@
 #define CW_IDLE_SLABS_MAX    256u   /* mappings kept of slabs that nothing is held of */
 #define CW_SPARES_MAX        16u    /* private mappings kept, of which no page was written */
 #define CW_SLAB_BLOCKS_MAX   16384u /* block numbers of a shared slab */
-#define CW_LARGE_SLAB_BLOCKS 16u    /* block numbers of a large array's own slab */
+#define CW_LARGE_SLAB_BLOCKS 64u    /* block numbers of a large array's own slab */
 #define CW_LARGE_ALIGN_BYTES 4096u  /* of blocks from CW_LARGE_BYTES on */
 #define CW_LARGE_BYTES       (1ull << 20)
 #define CW_CHECK_INTERVAL_NS 250000000  /* how old the knowledge may be that the broker lives */
@@ -166,7 +166,8 @@ struct cw_client {
     struct cw_slabs slabs;
     struct cw_spares spares;
     struct cw_leases leases;
-    struct cw_fences *fences; /* fence.h; NULL until first used */
+    struct cw_fences *fences;            /* fence.h; NULL until first used */
+    struct cw_loan *loans, *loans_ended; /* loan.c */
     struct cw_heap heap;  /* of host memory; behind it those of GPUs, each made when first used */
     cw_array *array_pool; /* closed structs, kept for the next */
     uint32_t array_pool_count;
@@ -317,6 +318,11 @@ void cw_heap_settle(cw_client *client, struct cw_slab *slab);
  * client->lock. */
 int cw_heap_adopt_foreign(cw_client *client, int fd, uint64_t size_bytes, struct cw_slab **slab,
                           uint64_t *gen);
+
+/* ---- loan.c; the caller holds client->lock ---- */
+/* A loan's block is free, and no stream is at work on it: to be told. May free the slab. */
+void cw_loan_end(cw_client *client, struct cw_slab *slab, struct cw_extent *extent);
+void cw_loans_deinit(cw_client *client);
 
 /* ---- adopt.c ---- */
 /* Takes over a dead maker's slab with at least so much free. -ENOENT: there is none. Without the

@@ -142,6 +142,10 @@ static void give_drained(cw_client *client, struct cw_slab *slab, struct cw_exte
     slab->locals[extent->block].extent = NULL;
     slab->blocks[slab->blocks_free++] = extent->block;
     slab->arena.full = false;
+    if (extent->lent) {
+        cw_loan_end(client, slab, extent);
+        return;
+    }
     cw_carve_give(extent);
     cw_heap_settle(client, slab);
 }

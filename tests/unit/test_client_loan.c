@@ -1,0 +1,201 @@
+/*
+ * The promises of loans: pieces of an array of ours that another allocator has given away.
+ */
+#include <sys/wait.h>
+
+#include "tests/unit/client_support.h"
+
+#define POOL (1 << 20)
+
+static bool ended(cw_client *client, uint64_t expected) {
+    uint64_t number;
+    int code = cw_loan_next(client, &number);
+    if (code == -EAGAIN)
+        return false;
+    assert_int_equal(code, 0);
+    assert_int_equal(number, expected);
+    return true;
+}
+
+static uint8_t *address_of(const cw_array *array) {
+    return cw_array_data(array);
+}
+
+static void a_piece_is_seen_by_others_and_told_when_all_let_go(void **state) {
+    (void)state;
+    cw_client *client = client_open(), *other = client_open();
+    cw_array *pool = bytes_new(client, POOL, 1), *piece, *got;
+    uint64_t number;
+    OK(cw_array_at(client, address_of(pool) + 8192, 3000, &piece, &number));
+    assert_ptr_equal(cw_array_data(piece), address_of(pool) + 8192);
+    assert_int_equal(cw_array_nbytes(piece), 3000);
+    OK(cw_array_put(piece, "piece", 0, NULL, 0));
+    OK(cw_get(other, "piece", 0, &got));
+    address_of(pool)[8192] = 7;
+    assert_int_equal(address_of(got)[0], 7);
+    memset(cw_array_data(got), 9, 3000);
+    assert_int_equal(address_of(pool)[8192 + 2999], 9);
+    assert_int_equal(address_of(pool)[8192 + 3000], 1);
+    cw_array_close(piece);
+    assert_false(ended(client, number));
+    OK(cw_remove(client, "piece"));
+    OK(cw_ping(client));
+    assert_false(ended(client, number)); /* other looks at it */
+    cw_array_close(got);
+    EVENTUALLY(ended(client, number));
+    assert_false(ended(client, number));
+    cw_array_close(pool);
+    cw_client_unref(other);
+    cw_client_unref(client);
+}
+
+static void one_range_has_one_loan_as_long_as_it_lasts(void **state) {
+    (void)state;
+    cw_client *client = client_open();
+    cw_array *pool = bytes_new(client, POOL, 1), *first, *second, *third;
+    uint64_t one, two, three;
+    OK(cw_array_at(client, address_of(pool) + 640, 100, &first, &one));
+    OK(cw_array_at(client, address_of(pool) + 640, 100, &second, &two));
+    assert_int_equal(one, two);
+    OK(cw_array_at(client, address_of(pool) + 640, 200, &third, &three));
+    assert_int_not_equal(one, three);
+    cw_array_close(first);
+    assert_false(ended(client, one));
+    cw_array_close(second);
+    assert_true(ended(client, one)); /* nobody else ever knew of it */
+    OK(cw_array_at(client, address_of(pool) + 640, 100, &first, &two));
+    assert_int_not_equal(one, two);
+    cw_array_close(first);
+    assert_true(ended(client, two));
+    cw_array_close(third);
+    assert_true(ended(client, three));
+    cw_array_close(pool);
+    cw_client_unref(client);
+}
+
+static void the_memory_stays_when_the_pool_is_closed_too_early(void **state) {
+    (void)state;
+    cw_client *client = client_open();
+    cw_array *pool = bytes_new(client, POOL, 5), *piece, *next;
+    uint64_t number;
+    OK(cw_array_at(client, address_of(pool) + POOL / 2, 5000, &piece, &number));
+    uint8_t *was = address_of(pool);
+    cw_array_close(pool);
+    next = bytes_new(client, POOL, 6);
+    assert_ptr_not_equal(cw_array_data(next), was);
+    assert_true(bytes_are(piece, 5000, 5));
+    cw_array_close(next);
+    cw_array_close(piece);
+    assert_true(ended(client, number));
+    next = bytes_new(client, POOL, 6);
+    assert_ptr_equal(cw_array_data(next), was);
+    cw_array_close(next);
+    cw_client_unref(client);
+}
+
+static void what_is_not_ours_is_no_loan(void **state) {
+    (void)state;
+    cw_client *client = client_open();
+    cw_array *pool = bytes_new(client, 1000, 1), *array = NULL;
+    uint64_t number = 77;
+    char here[64];
+    assert_int_equal(cw_array_at(client, here, 64, &array, &number), -ENOENT);
+    assert_int_equal(cw_array_at(client, address_of(pool), 4000, &array, &number), -ENOENT);
+    assert_int_equal(cw_array_at(client, address_of(pool) + 8192, 64, &array, &number), -ENOENT);
+    assert_int_equal(cw_array_at(client, NULL, 64, &array, &number), -ENOENT);
+    assert_int_equal(cw_array_at(client, address_of(pool), UINT64_MAX - 4, &array, &number),
+                     -EINVAL);
+    assert_int_equal(cw_array_at(client, address_of(pool), 0, &array, &number), -EINVAL);
+    assert_null(array);
+    assert_int_equal(number, 77);
+    assert_int_equal(cw_loan_next(client, &number), -EAGAIN);
+    cw_array_close(pool);
+    cw_client_unref(client);
+}
+
+/* Odd places are rounded for the books alone. */
+static void pieces_of_any_place_and_size(void **state) {
+    (void)state;
+    cw_client *client = client_open(), *other = client_open();
+    cw_array *pool = bytes_new(client, POOL, 1);
+    for (int i = 0; i < 200; i++) {
+        cw_array *piece, *got;
+        uint64_t number, size = (uint64_t)(1 + i * 7), at = (uint64_t)i * 4099;
+        cw_handle handle;
+        OK(cw_array_at(client, address_of(pool) + at, size, &piece, &number));
+        memset(cw_array_data(piece), i, size);
+        OK(cw_array_export(piece, 1, &handle));
+        cw_array_close(piece);
+        int64_t count = (int64_t)size;
+        const cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &count, .dtype = "|u1"};
+        OK(cw_array_open(other, &handle, &layout, 0, &got));
+        assert_true(bytes_are(got, count, i));
+        cw_array_close(got);
+        EVENTUALLY(ended(client, number));
+    }
+    cw_array_close(pool);
+    cw_client_unref(other);
+    cw_client_unref(client);
+}
+
+static void numbers_of_a_slab_run_out_with_an_error(void **state) {
+    (void)state;
+    cw_client *client = client_open();
+    cw_array *pool = bytes_new(client, 64 << 20, 1); /* has a slab of its own */
+    cw_array *pieces[CW_LARGE_SLAB_BLOCKS], *one_more = NULL;
+    uint64_t number;
+    for (uint32_t i = 1; i < CW_LARGE_SLAB_BLOCKS; i++)
+        OK(cw_array_at(client, address_of(pool) + i * 4096, 4096, &pieces[i], &number));
+    assert_int_equal(cw_array_at(client, address_of(pool), 64, &one_more, &number), -EDQUOT);
+    assert_non_null(strstr(cw_error(), "block numbers"));
+    cw_array_close(pieces[1]);
+    OK(cw_array_at(client, address_of(pool), 64, &one_more, &number));
+    cw_array_close(one_more);
+    for (uint32_t i = 2; i < CW_LARGE_SLAB_BLOCKS; i++)
+        cw_array_close(pieces[i]);
+    cw_array_close(pool);
+    cw_client_unref(client);
+}
+
+/* The outer block goes with its holder, the piece stays; then the slab is the next client's. */
+static void a_piece_outlives_its_lender(void **state) {
+    (void)state;
+    cw_client *client = client_open();
+    int child = fork();
+    if (child == 0) {
+        cw_client *own;
+        CHILD(cw_connect(NULL, NULL, 0, &own) == 0);
+        cw_array *pool = bytes_new(own, POOL, 3), *piece;
+        uint64_t number;
+        CHILD(cw_array_at(own, address_of(pool) + 65536, 70000, &piece, &number) == 0);
+        CHILD(cw_array_put(piece, "left", 0, NULL, 0) == 0);
+        raise(SIGKILL);
+    }
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    cw_array *got;
+    OK(cw_get(client, "left", 0, &got));
+    EVENTUALLY(gauge(client, CW_GAUGE_orphan_slabs) == 1);
+    cw_array *mine = bytes_new(client, POOL / 2, 4), *more = bytes_new(client, POOL / 4, 5);
+    assert_int_equal(gauge(client, CW_GAUGE_orphan_slabs), 0);
+    assert_true(bytes_are(got, 70000, 3));
+    OK(cw_remove(client, "left"));
+    cw_array_close(got);
+    assert_true(bytes_are(mine, POOL / 2, 4) && bytes_are(more, POOL / 4, 5));
+    cw_array_close(mine);
+    cw_array_close(more);
+    cw_client_unref(client);
+}
+
+int main(void) {
+#define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
+    const struct CMUnitTest tests[] = {
+        TEST(a_piece_is_seen_by_others_and_told_when_all_let_go),
+        TEST(one_range_has_one_loan_as_long_as_it_lasts),
+        TEST(the_memory_stays_when_the_pool_is_closed_too_early),
+        TEST(what_is_not_ours_is_no_loan),
+        TEST(pieces_of_any_place_and_size),
+        TEST(numbers_of_a_slab_run_out_with_an_error),
+        TEST(a_piece_outlives_its_lender),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -14,6 +14,7 @@ from setuptools import Distribution, Extension, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent.parent
+DISPATCH_PARTS = ("", "_plain", "_parent", "_submit", "_collect", "_calls", "_worker", "_queue")
 BUILD = Path(os.environ.get("CAUSEWAY_BUILD_DIR", ROOT / "build"))
 PROGRAMS = ["causewayd", "causeway"]
 
@@ -66,9 +67,9 @@ setup(
         ),
         Extension(
             "causeway._dispatch",
-            sources=[f"csrc/dispatch{part}.c" for part in ("", "_plain", "_parent", "_worker", "_queue")],
+            sources=[f"csrc/dispatch{part}.c" for part in DISPATCH_PARTS],
             include_dirs=[str(ROOT), "csrc"],
-            depends=["csrc/dispatch.h", str(ROOT / "ipc" / "causeway.h")],
+            depends=["csrc/dispatch.h", "csrc/dispatch_parent.h", str(ROOT / "ipc" / "causeway.h")],
             extra_objects=[str(BUILD / "libcauseway.a")],
             define_macros=[("Py_LIMITED_API", "0x030a0000"), ("_GNU_SOURCE", None)],
             # Never unloaded: it has a fork handler.

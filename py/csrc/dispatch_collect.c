@@ -1,0 +1,173 @@
+/*
+ * dispatch_collect.c: how `Dispatch` collects answers and waits for them, and what it does at a
+ * worker's death; see dispatch_parent.c.
+ */
+#include "dispatch_parent.h"
+
+/* Sees to one answer: a call of this process's threads takes it, or it goes to the list. */
+static int take_answer(Dispatch *d, const cw_task *task, struct call *mine, PyObject **list) {
+    struct entry entry = dispatch_disown(d, task->cell);
+    int code = 0;
+    PyObject *data = PyBytes_FromStringAndSize(task->data, task->size_bytes);
+    if (entry.call && data) {
+        entry.call->kind = task->kind;
+        entry.call->data = data;
+        entry.call->ended = 1;
+        if (entry.call != mine)
+            cw_pool_tell(d->pool, 0);
+    } else if (entry.owner && data) {
+        code = dispatch_append(list,
+                               dispatch_told(&entry, task->worker, task->kind, data, task->cell));
+    } else { /* nobody wants it any more */
+        code = data ? 0 : -1;
+        Py_XDECREF(data);
+        Py_XDECREF(entry.held);
+    }
+    cw_pool_free(d->pool, task->cell);
+    return code;
+}
+
+/* Collects all answers. *list: those of others, NULL when there are none. */
+static int drain(Dispatch *d, struct call *mine, PyObject **list) {
+    cw_task task;
+    int code;
+    while ((code = cw_pool_collect(d->pool, &task)) == 0)
+        if (take_answer(d, &task, mine, list))
+            return -1;
+    if (code == -EAGAIN)
+        return 0;
+    raise_failure(code);
+    return -1;
+}
+
+/* Gives a list of answers to the engine. Takes the list over. */
+static int deliver(Dispatch *d, PyObject *list) {
+    if (!list)
+        return 0;
+    PyObject *done = d->deliver ? PyObject_CallFunctionObjArgs(d->deliver, list, NULL) : NULL;
+    Py_DECREF(list);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
+static int collect(Dispatch *d, struct call *mine) {
+    PyObject *list = NULL;
+    if (drain(d, mine, &list)) {
+        Py_XDECREF(list);
+        return -1;
+    }
+    return deliver(d, list);
+}
+
+PyObject *dispatch_collect(PyObject *self, PyObject *unused) {
+    (void)unused;
+    Dispatch *d = (Dispatch *)self;
+    if (d->pool && collect(d, NULL))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* Waits as a listener and collects. 1, 0: the time ran out, -1 with an exception. */
+int dispatch_listen_once(Dispatch *d, uint32_t was, int64_t timeout_ns, struct call *mine) {
+    int code;
+    cw_pool_listen(d->pool, 1);
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_pool_wait(d->pool, 0, was, d->spin_ns, timeout_ns);
+    Py_END_ALLOW_THREADS;
+    cw_pool_listen(d->pool, -1);
+    if (collect(d, mine))
+        return -1;
+    if (code == -EINTR)
+        return PyErr_CheckSignals() ? -1 : 1;
+    if (code && code != -ETIMEDOUT) {
+        raise_failure(code);
+        return -1;
+    }
+    return code == 0;
+}
+
+/* Seconds to ns; < 0 and None: for ever. */
+static int read_timeout(PyObject *seconds, int64_t *ns) {
+    *ns = -1;
+    if (seconds == Py_None)
+        return 0;
+    double value = PyFloat_AsDouble(seconds);
+    if (value == -1.0 && PyErr_Occurred())
+        return -1;
+    *ns = value <= 0 ? 0 : value > 9e9 ? -1 : (int64_t)(value * 1e9);
+    return 0;
+}
+
+PyObject *dispatch_listen(PyObject *self, PyObject *args) {
+    PyObject *seconds;
+    unsigned was;
+    int64_t timeout_ns;
+    if (!PyArg_ParseTuple(args, "IO", &was, &seconds) || read_timeout(seconds, &timeout_ns))
+        return NULL;
+    int code = dispatch_listen_once((Dispatch *)self, was, timeout_ns, NULL);
+    return code < 0 ? NULL : PyBool_FromLong(code);
+}
+
+PyObject *dispatch_help(PyObject *self, PyObject *args) {
+    Dispatch *d = (Dispatch *)self;
+    PyObject *seconds;
+    unsigned was;
+    int64_t timeout_ns;
+    int code;
+    if (!PyArg_ParseTuple(args, "IO", &was, &seconds) || read_timeout(seconds, &timeout_ns))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_pool_wait(d->pool, 1, was, 0, timeout_ns);
+    Py_END_ALLOW_THREADS;
+    if (code && code != -ETIMEDOUT && code != -EINTR)
+        return raise_failure(code);
+    if (collect(d, NULL))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* ---- deaths ---- */
+
+/* What a call had lost: (None, token, worker, 0, function, cell, None). */
+static PyObject *lost_call(const struct call *call, const cw_task *task) {
+    return Py_BuildValue("OKIIOIO", Py_None, (unsigned long long)(uintptr_t)call, task->worker, 0,
+                         call->function, task->cell, Py_None);
+}
+
+/*
+ * What a dead worker had, after all that it had sent was collected. Answers that it had just given
+ * are delivered; what is lost is returned, as `deliver` would be given it, with None for the data.
+ * For calls the owner is None, the number is what `fail` takes, and the data are the function.
+ */
+PyObject *dispatch_bury(PyObject *self, PyObject *args) {
+    Dispatch *d = (Dispatch *)self;
+    unsigned worker;
+    if (!PyArg_ParseTuple(args, "I", &worker))
+        return NULL;
+    if (worker >= d->workers)
+        return PyErr_Format(PyExc_ValueError, "there is no worker %u", worker);
+    if (collect(d, NULL))
+        return NULL;
+    PyObject *lost = PyList_New(0), *list = NULL;
+    cw_task task;
+    int code = 0;
+    while (lost && (code = cw_pool_bury(d->pool, worker, &task)) >= 0) {
+        if (code == 1) {
+            code = take_answer(d, &task, NULL, &list);
+        } else {
+            struct entry entry = dispatch_disown(d, task.cell);
+            cw_pool_free(d->pool, task.cell);
+            if (entry.call)
+                code = dispatch_append(&lost, lost_call(entry.call, &task));
+            else if (entry.owner) {
+                Py_INCREF(Py_None);
+                code = dispatch_append(&lost, dispatch_told(&entry, worker, 0, Py_None, task.cell));
+            }
+        }
+        if (code)
+            Py_CLEAR(lost);
+    }
+    if (deliver(d, list))
+        Py_CLEAR(lost);
+    return lost;
+}

@@ -226,6 +226,17 @@ int cw_device_check(const char *device);
 /* The number of the GPU on which memory lies, whoever made it; -1: host memory, or none that CUDA
  * knows. -ENODEV. */
 int cw_memory_gpu(const void *address, int *gpu);
+/*
+ * Memory for the allocator of a GPU library: size_bytes > 0 of them on a GPU, known by the address.
+ * The client holds it until cw_memory_release(), whose stream (CUstream) is the one that was given
+ * the last work on it: the bytes are not used again before that has passed, nor while another
+ * process holds them. -EDQUOT, -ENODEV; -EINVAL: not such an address.
+ */
+int cw_memory_new(cw_client *client, int gpu, uint64_t size_bytes, void **out);
+int cw_memory_release(cw_client *client, const void *address, void *stream);
+/* The array of ours, as bytes, in which an address of GPU memory lies that this process holds; one
+ * more lease on it. The caller owns *out. -ENOENT. */
+int cw_memory_array(cw_client *client, const void *address, cw_array **out);
 /* Waits on the CPU for all work that a stream (CUstream; 0, 1, 2: default streams) of this process
  * on that GPU was given; whole 1: for all streams of that GPU. */
 int cw_stream_wait(int gpu, void *stream, int whole);

@@ -6,12 +6,12 @@ address when it comes back, so that no copy is made of what is shared already.
 
 from __future__ import annotations
 
-import weakref
+import errno
 from typing import Any
 
 import numpy as np
 
-from causeway import dtypes
+from causeway import client, dtypes
 from causeway._lib import check, check_again, ffi, lib
 from causeway.layouts import Layout, contiguous, is_gapless
 from causeway.views import Lease
@@ -19,7 +19,6 @@ from causeway.views import Lease
 __all__ = ["Foreign", "find", "foreign", "interface", "no_host_view"]
 
 _DLPACK_CUDA = 2
-_exported: weakref.WeakValueDictionary[tuple[int, int, int], Lease] = weakref.WeakValueDictionary()
 
 
 def no_host_view(device: str) -> TypeError:
@@ -30,21 +29,14 @@ def no_host_view(device: str) -> TypeError:
     )
 
 
-def exported(lease: Lease) -> Lease:
-    """Notes that other libraries may have this memory from now on."""
-    low, span = lease.span()
-    _exported[low, span, id(lease)] = lease
-    return lease
-
-
 def find(address: int) -> Lease | None:
-    """The lease on GPU memory of ours that holds an address, None if there is none."""
-    for low, span, identity in list(_exported):
-        if low <= address < low + span:
-            lease = _exported.get((low, span, identity))
-            if lease is not None:
-                return lease
-    return None
+    """A lease on GPU memory of ours that holds an address, None if there is none."""
+    out = ffi.new("cw_array **")
+    status = lib.cw_memory_array(client.current().pointer, ffi.cast("void *", address), out)
+    if status == -errno.ENOENT:
+        return None
+    check(status)
+    return Lease(out[0])
 
 
 def uuid(lease: Lease) -> str:
@@ -68,7 +60,7 @@ def interface(lease: Lease, layout: Layout, offset: int) -> dict[str, Any]:
     if layout.dtype.names is not None:
         raise AttributeError("__cuda_array_interface__ cannot tell structured dtypes")
     check_again(lib.cw_array_wait, lease.pointer, -1)
-    low, _ = exported(lease).span()
+    low, _ = lease.span()
     return {
         "version": 3,
         "shape": layout.shape,

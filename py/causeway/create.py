@@ -190,13 +190,16 @@ def _of_foreign(
             f"from {told.layout.dtype} to {np.dtype(dtype)}: numbers are converted on the host alone; "
             "convert the array with its own library first"
         )
-    lease = _gpu.find(told.low) if told.layout.size else None
     stays = place is None or place == f"cuda:{told.gpu}"
-    if lease is not None and not copy and stays:
+    lease = _gpu.find(told.low) if told.layout.size and stays and not copy else None
+    if lease is not None:
         found = arrays.make(lease, told.layout, told.address - lease.address)
-        here = _here(found, copy is False)
-        if here is not None:
-            return here
+        if told.stream is not None and not told.readonly:
+            with found.writing(told.stream):  # what its library had begun on it comes first
+                pass
+        else:
+            told.ready()
+        return found
     if copy is False:
         raise ValueError(
             "copy=False, but this GPU memory is not causeway's, so that others could not see it; "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from causeway import _dlpack, _gpu
+from causeway import _dlpack
 from causeway.views import Lease
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ def give(
         source = array.copy()
     lease = source._open_lease()
     if lease.gpu >= 0:
-        _gpu.exported(lease)
         if stream is None or stream == -1:
             source.wait()
         else:

@@ -5,6 +5,7 @@ On the double a class of ours stands for the library; on real GPUs each library 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,8 +53,6 @@ class View:
 
 def library(text: str) -> str:
     """A program that has LIBRARY before it."""
-    import textwrap
-
     return LIBRARY + textwrap.dedent(text)
 
 
@@ -192,8 +191,6 @@ def test_a_library_sees_our_memory_and_we_see_its(script, name):
             aliased = False
         """,
     }
-    import textwrap
-
     script(
         "import numpy as np, causeway as cw\n"
         "x = np.random.default_rng(6).random((50, 20)).astype('f4')\n"
@@ -212,4 +209,68 @@ def test_a_library_sees_our_memory_and_we_see_its(script, name):
         del inside
         """),
         env={**__import__("os").environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+    )
+
+
+def test_memory_of_an_allocator_is_shared_without_a_copy(script):
+    script(
+        library("""
+        import subprocess, sys
+        from causeway import _causeway
+        from causeway._lib import ffi, lib, check
+        connection = cw.connect()
+        torch_like = ctypes.CDLL(_causeway.__file__)
+        torch_like.causeway_torch_malloc.restype = ctypes.c_void_p
+        torch_like.causeway_torch_malloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+        torch_like.causeway_torch_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+        lib.cwpy_torch_use(cw.client.current().pointer)
+        at = torch_like.causeway_torch_malloc(4000, 0, None)
+        class Tensor:
+            __cuda_array_interface__ = {"shape": (10, 100), "typestr": "<f4", "strides": None, "data": (at, False),
+                                        "version": 3, "stream": 1}
+        w = cw.put("tensor", Tensor())
+        w[...] = 7
+        assert cw.asarray(Tensor(), copy=False).__cuda_array_interface__["data"][0] == at
+        other = "import causeway as cw; w = cw.get('tensor'); assert (w.to('cpu').numpy() == 7).all(); w[3] = 8"
+        subprocess.run([sys.executable, "-c", other], check=True)
+        assert (cw.asarray(Tensor(), device="cpu").numpy()[3] == 8).all()
+        torch_like.causeway_torch_free(at, 4000, 0, None)
+        more = [torch_like.causeway_torch_malloc(4000, 0, None) for _ in range(20)]
+        assert at not in more  # it has a name
+        assert (w.to("cpu").numpy()[3] == 8).all()
+        w.close(); cw.remove("tensor")
+        for address in more: torch_like.causeway_torch_free(address, 4000, 0, None)
+        assert lib.cw_memory_release(cw.client.current().pointer, ffi.cast("void *", at), ffi.NULL) < 0
+        """)
+    )
+
+
+@on_real_gpus
+@pytest.mark.parametrize("name", ["cupy", "torch", "numba"])
+def test_a_library_allocates_from_us(script, name):
+    pytest.importorskip(name if name != "numba" else "numba.cuda")
+    ways = {
+        "cupy": "import cupy, causeway.cupy\ncauseway.cupy.use()\nmake = cupy.asarray\nhost = cupy.asnumpy\n",
+        "torch": "import torch, causeway.torch\ncauseway.torch.use()\n"
+        "make = lambda x: torch.as_tensor(x, device='cuda')\nhost = lambda t: t.cpu().numpy()\n",
+        "numba": "from numba import cuda\nimport causeway.numba\ncauseway.numba.use()\n"
+        "make = cuda.to_device\nhost = lambda d: d.copy_to_host()\n",
+    }
+    script(
+        "import numpy as np, causeway as cw, subprocess, sys\n"
+        + ways[name]
+        + textwrap.dedent("""
+        for i in range(50):
+            x = np.random.default_rng(i).random((30, 50)).astype("f4")
+            mine = make(x)
+            shared = cw.put("x", mine, copy=False)
+            assert (shared.to("cpu").numpy() == x).all()
+            shared[0] = i
+            x[0] = i
+            assert (host(mine) == x).all()
+            del mine
+            assert (cw.get("x").to("cpu").numpy() == x).all()
+        other = "import causeway as cw; w = cw.get('x'); assert (w.to('cpu').numpy()[0] == 49).all()"
+        subprocess.run([sys.executable, "-c", other], check=True)
+        """)
     )

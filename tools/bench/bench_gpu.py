@@ -142,6 +142,39 @@ def answer(there: cw.Queue, back: cw.Queue) -> None:
         back.put(w.shape)
 
 
+PING = """if True:
+    import sys, causeway as cw, gpu_driver as driver
+    driver.enter()
+    s = driver.stream()
+    there, back = cw.get("ping/there"), cw.get("ping/back")
+    for _ in range(int(sys.argv[1])):
+        with there.reading(s.value), back.writing(s.value, whole=True):
+            pass
+    driver.finish(s)
+"""
+
+
+def ping(rounds: int) -> None:
+    """Two processes' streams wait for each other's writes in turn; the CPUs only submit."""
+    there = cw.put("ping/there", cw.zeros(64, "u1", device="cuda:0"))
+    back = cw.put("ping/back", cw.zeros(64, "u1", device="cuda:0"))
+    stream = driver.stream()
+    with there.writing(stream.value, whole=True):
+        pass
+    child = subprocess.Popen([sys.executable, "-c", PING, str(rounds)])
+    times = []
+    for _ in range(rounds - 1):
+        begin = time.perf_counter()
+        with back.reading(stream.value), there.writing(stream.value, whole=True):
+            pass
+        times.append(time.perf_counter() - begin)
+    driver.finish(stream)
+    child.wait()
+    row("one reading and one writing, submitted", statistics.median(times) * 1e6, "", 0.0, "us")
+    for name in ("ping/there", "ping/back"):
+        cw.remove(name)
+
+
 def answer_torch(there: object, back: object) -> None:
     """The same with torch's queues."""
     import torch
@@ -227,6 +260,7 @@ def main() -> None:
         host_copies(size)
     for size in (1 * MIB, 256 * MIB):
         passing(size)
+    ping(500)
     print(f"{'what':58} {'causeway':>10}  {'peer':24} {'figure':>10}  unit  ratio")
     for what, ours, peer, theirs, unit in ROWS:
         ratio = f"{ours / theirs:6.2f}" if theirs else ""

@@ -19,9 +19,8 @@ from typing import Any
 
 from causeway import _dispatch, _pool_process, _pool_worker, client
 from causeway._pool_options import Options
-from causeway._pool_plane import Plane, spin_seconds, spinners
+from causeway._pool_plane import Memory, Plane, spin_seconds, spinners
 from causeway._pool_stderr import Capture
-from causeway.create import zeros
 
 __all__ = ["Crew", "Worker"]
 
@@ -78,13 +77,11 @@ class Crew:
         self._context = context
         self._options = options
         self._parent = _pool_worker.ParentId()
-        self._settings = client.current().settings
+        self._settings = client.settings()
         self._spinners = spinners()
-        self._memory = zeros(self.plane.nbytes, "u1")
-        self._view = self._memory.numpy()  # keeps it mapped as long as this object lives
-        self._address: int = self._view.__array_interface__["data"][0]
+        self._memory = Memory(self.plane.nbytes)
         self.dispatch = _dispatch.Dispatch(
-            self._address,
+            self._memory.address,
             self.plane.nbytes,
             self.plane.workers,
             self.plane.cells,
@@ -131,9 +128,6 @@ class Crew:
 
     def _start(self, slot: int) -> None:
         """A worker for a slot that is free."""
-        by_fork = self._context.get_start_method() == "fork"
-        # The parent holds the plane anyway: without a transit lease nothing stays of a worker that never opens it.
-        memory = self._address if by_fork else self._memory.reduce(transit=False)
         stderr = Capture() if self._options.capture_stderr else None
         place = _pool_worker.Place(
             slot,
@@ -146,7 +140,7 @@ class Crew:
         options = self._options
         process = _pool_process.process_class(self._context)(
             target=_pool_worker.main,
-            args=(memory, place, options.initializer, options.initargs, options.maxtasks),
+            args=(self._memory, place, options.initializer, options.initargs, options.maxtasks),
         )
         process.name = process.name.replace("Process", "PoolWorker")
         process.daemon = self._daemon

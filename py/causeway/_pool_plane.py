@@ -1,16 +1,26 @@
 """The plane of a Pool: the memory through which a parent and its workers pass tasks and answers.
 
-It is one array of the parent, laid out by `cw_pool` (ipc/causeway.h); worker processes have it mapped by fork, or
-open it as any other array. Here is how large it is, and who may spin on this machine.
+It is laid out by `cw_pool` (ipc/causeway.h) in a memfd of the Pool's own: no broker is needed to start a worker, whatever
+the start method, and it has no name that could stay: it goes with the last process that has it. Here is the memory, how
+large it is, and who may spin on this machine.
 """
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
+import weakref
+from collections.abc import Callable
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
 
 from causeway import _dispatch
+from causeway.errors import LimitExceeded
 
-__all__ = ["PARENT_SPIN_SECONDS", "Plane", "spin_seconds", "spinners"]
+__all__ = ["PARENT_SPIN_SECONDS", "Memory", "Plane", "spin_seconds", "spinners"]
 
 PARENT_SPIN_SECONDS = (
     100e-6  # the wake-up of a sleeping worker (FACTS: about 50 us) and a short task
@@ -43,6 +53,59 @@ class Plane:
                 f"a Pool has at most {_dispatch.WORKERS_MAX} workers, {self.workers} were asked for"
             )
         return nbytes
+
+
+class Memory:
+    """The memory of one plane, mapped as long as this object lives. Pickled to a new worker, it is mapped there too.
+
+    The parent keeps the descriptor, for workers to come; a worker's mapping needs none. All of it is allocated at once
+    and its size is sealed: nobody who touches it later can be killed for want of it.
+
+    Attributes:
+        address: where it is mapped; at a page.
+
+    Raises:
+        LimitExceeded: no such memory can be had.
+    """
+
+    __slots__ = ("__weakref__", "_fd", "_mapping", "address", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        fd = os.memfd_create("causeway-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        weakref.finalize(
+            self, os.close, fd
+        ).atexit = False  # a Pool that ends then may still need it
+        try:
+            os.posix_fallocate(fd, 0, nbytes)
+        except OSError as error:
+            raise LimitExceeded(
+                f"{nbytes} bytes of shared memory for the Pool's tasks: {error.strerror}; "
+                "make it with fewer workers, or raise the limit (ulimit -f, the memory of the container)"
+            ) from error
+        fcntl.fcntl(
+            fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        )
+        self._fd = fd
+        self._map(fd, nbytes)
+
+    def _map(self, fd: int, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._mapping = mmap.mmap(fd, nbytes)
+        self.address: int = np.frombuffer(self._mapping, "u1").__array_interface__["data"][0]
+
+    def __reduce__(self) -> tuple[Callable[..., Memory], tuple[Any, int]]:
+        return _received, (reduction.DupFd(self._fd), self.nbytes)
+
+
+def _received(descriptor: Any, nbytes: int) -> Memory:
+    """In a new worker: the memory of the parent's plane."""
+    made = Memory.__new__(Memory)
+    fd = descriptor.detach()
+    try:
+        made._map(fd, nbytes)
+    finally:
+        os.close(fd)
+    return made
 
 
 def _cpus() -> int:

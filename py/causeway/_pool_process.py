@@ -74,7 +74,7 @@ class _Popen(popen_fork.Popen):
         del self._told
         if len(self._fds) > _FDS_MAX:
             raise ValueError(
-                f"a worker was to be given {len(self._fds)} descriptors in its initargs; the limit is {_FDS_MAX}"
+                f"a worker was to be given {len(self._fds)} descriptors (those in its initargs, one of the Pool's); the limit is {_FDS_MAX}"
             )
         data = os.memfd_create("causeway-pool-start", os.MFD_CLOEXEC)
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

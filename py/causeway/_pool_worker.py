@@ -22,8 +22,7 @@ from typing import Any
 from causeway import _dispatch, client
 from causeway import _pool_wire as wire
 from causeway._pool_buffers import BlockStore
-from causeway._pool_plane import Plane
-from causeway.array import Array
+from causeway._pool_plane import Memory, Plane
 from causeway.constant import arguments, met, resolve, sweep
 from causeway.errors import BrokerLost, LimitExceeded
 
@@ -73,7 +72,7 @@ class Place:
         slot: which one of the plane.
         spinners: how many workers may spin at a time.
         parent: the process to end with.
-        settings: how the parent is connected to the broker; None is told by the environment.
+        settings: how the parent connects to the broker; None is told by the environment.
         stderr: what to open as stderr, None to leave it.
     """
 
@@ -208,7 +207,7 @@ def _encoding_error(error: Exception, value: Any) -> MaybeEncodingError:
 
 
 def main(
-    memory: tuple[Callable[..., Array], tuple[Any, ...]] | int,
+    memory: Memory,
     place: Place,
     initializer: Callable[..., object] | None,
     initargs: tuple[Any, ...],
@@ -217,7 +216,7 @@ def main(
     """What a worker process runs.
 
     Args:
-        memory: the plane: how to open it, or its address where it came by fork.
+        memory: the plane.
         place: which part of it is this worker's, and more.
         initializer: called with initargs before the first task.
         initargs: its arguments.
@@ -230,7 +229,7 @@ def main(
 
 
 def _main(
-    memory: tuple[Callable[..., Array], tuple[Any, ...]] | int,
+    memory: Memory,
     place: Place,
     initializer: Callable[..., object] | None,
     initargs: tuple[Any, ...],
@@ -239,14 +238,9 @@ def _main(
     place.parent.watch()
     if place.stderr is not None:
         _replace_stderr(place.stderr)
-    if isinstance(memory, int):
-        address = memory
-    else:
-        if place.settings != (None, None):
-            client.connect(*place.settings)
-        opened = memory[0](*memory[1]).numpy()  # mapped for as long as this function runs
-        address = opened.__array_interface__["data"][0]
-    end = place.open(address)
+    if place.settings != client.ENVIRONMENT:
+        client.use(place.settings)
+    end = place.open(memory.address)
     handler = _Handler(end)
     if initializer is not None:
         try:

@@ -110,7 +110,7 @@ class Connection:
                 while previous is not None and previous.closed:
                     previous = previous._previous
                 _default = previous
-                _settings = _ENVIRONMENT if previous is None else previous._settings
+                _settings = ENVIRONMENT if previous is None else previous._settings
             self._previous = None
             self._pointer = None
 
@@ -137,8 +137,8 @@ class Connection:
 
 _lock = threading.RLock()
 _default: Connection | None = None
-_ENVIRONMENT: Settings = (None, None)
-_settings = _ENVIRONMENT  # how to make the default one anew
+ENVIRONMENT: Settings = (None, None)
+_settings = ENVIRONMENT  # how to make the default one anew
 _others: dict[str, Connection] = {}  # by address: connections made to open handles of other brokers
 _parents: list[Any] = []  # what came over a fork and is the parent's: neither used nor closed here
 
@@ -197,6 +197,20 @@ def current() -> Connection:
         if _default is None:
             _default = Connection(_settings)
         return _default
+
+
+def settings() -> Settings:
+    """How the default connection was made, or will be when it is first needed."""
+    return _settings
+
+
+def use(settings: Settings) -> None:
+    """The default connection shall be made so, when it is next needed; connects to nobody."""
+    global _default, _settings
+    with _lock:
+        if _default is not None and _default._settings != settings:
+            _default = None
+        _settings = settings
 
 
 def for_instance(instance: int, address: str) -> Connection:

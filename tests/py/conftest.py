@@ -56,7 +56,7 @@ def disconnect() -> None:
     while client._default is not None:
         client._default.close()
     client._others.clear()
-    client._settings = client._ENVIRONMENT
+    client._settings = client.ENVIRONMENT
 
 
 def broker_pid(folder: Path) -> int:

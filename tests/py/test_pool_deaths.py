@@ -10,10 +10,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pool_tasks as tasks
 import pytest
-from conftest import broker_pid, eventually
+from conftest import eventually
 from pool_support import LONG, gone, workers_of
 
 import causeway as cw
@@ -126,22 +125,3 @@ def test_workers_that_die_at_every_start_stop_the_pool(method: str) -> None:
 def test_a_worker_killed_at_its_start_is_replaced(tmp_path: Path) -> None:
     with cw.Pool(1, tasks.die_at_first_start, (str(tmp_path / "mark"),), context="fork") as pool:
         assert pool.map_async(tasks.square, range(3)).get(LONG) == [0, 1, 4]
-
-
-def test_the_pool_outlives_its_broker(method: str, broker_folder: Path) -> None:
-    big = np.arange(40_000.0)
-    with cw.Pool(2, context=method) as pool:
-        assert (pool.apply(tasks.doubled, (big,)) == big * 2).all()
-        workers_of(pool, 2)  # all have started: without fork that needs the broker
-        os.kill(broker_pid(broker_folder), signal.SIGKILL)
-        assert pool.map(tasks.square, range(4), chunksize=1) == [0, 1, 4, 9]
-
-        def works() -> bool:
-            try:
-                cw.put("pool/alive", big)
-                return all((array == big * 2).all() for array in pool.map(tasks.doubled, [big] * 4))
-            except (cw.BrokerLost, cw.Stale) as error:
-                print(error)
-                return False
-
-        assert eventually(works)

@@ -199,7 +199,7 @@ def test_descriptors_and_locks_reach_a_worker(context: Any) -> None:
 def test_too_many_descriptors_are_refused_with_the_limit() -> None:
     context = multiprocessing.get_context("spawn")
     many = [Connection(os.open(os.devnull, os.O_RDWR)) for _ in range(241)]
-    with pytest.raises(ValueError, match="241 descriptors in its initargs; the limit is 240"):
+    with pytest.raises(ValueError, match="241 descriptors .*; the limit is 240"):
         start(context, tasks.keep, *many)
     process = start(context, tasks.keep, *many[:240])
     process.join()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from causeway import _gpu, layouts
+from causeway import _gpu, _order, layouts
 from causeway import array as arrays
 from causeway._lib import check_again, ffi, lib
 from causeway.layouts import Layout
@@ -93,7 +93,7 @@ def _take(target: Array, source: _gpu.Foreign) -> None:
     )
 
 
-def duplicate(source: Array, device: str | None = None) -> Array:
+def duplicate(source: Array, device: str | None = None, stream: Any = None) -> Array:
     """A new array with the contents of one of ours, on its own device or another."""
     layout = source._layout_now()
     place = source.device if device is None else device
@@ -105,14 +105,18 @@ def duplicate(source: Array, device: str | None = None) -> Array:
     if not layouts.is_gapless(layout):
         return _duplicate_with_gaps(source, place)
     made = arrays.new(layout, device=place)
-    _move(made, source)
+    _move(made, source, stream)
     return made
 
 
-def _move(target: Array, source: Array) -> None:
+def _move(target: Array, source: Array, stream: Any = None) -> None:
+    """By a stream only between GPUs: who would keep host memory until it is done?"""
     to, of = arrays.usable(target._open_lease()), arrays.usable(source._open_lease())
     span = source._layout_now().span
-    check_again(lib.cw_array_copy, to, _low(target), of, _low(source), span, _NO_STREAM)
+    number = _NO_STREAM
+    if stream is not None and target._on_gpu() and source._on_gpu():
+        number = ffi.cast("void *", _order.stream_number(stream) or 1)
+    check_again(lib.cw_array_copy, to, _low(target), of, _low(source), span, number)
 
 
 def _duplicate_with_gaps(source: Array, place: str) -> Array:
@@ -137,9 +141,9 @@ def _duplicate_with_gaps(source: Array, place: str) -> Array:
     return from_host(values, place)
 
 
-def onto(source: Array, device: str) -> Array:
+def onto(source: Array, device: str, stream: Any = None) -> Array:
     """This array on a device: itself when it lies there already, else a copy."""
-    return source if source.device == device else duplicate(source, device)
+    return source if source.device == device else duplicate(source, device, stream)
 
 
 def fill(target: Array, value: Any) -> None:
@@ -177,7 +181,7 @@ def _same_shape(target: Layout, source: Layout) -> None:
         )
 
 
-def assign(target: Array, source: Any, *, spread: bool = False) -> None:
+def assign(target: Array, source: Any, *, spread: bool = False, stream: Any = None) -> None:
     """Copies source, of the same shape, into target, on whatever devices they lie.
 
     spread: host values are spread over target by NumPy's rules.
@@ -207,7 +211,7 @@ def assign(target: Array, source: Any, *, spread: bool = False) -> None:
         here = duplicate(source, "cpu") if told is None else from_foreign(told, "cpu")
         copy_values(target.numpy(), here.numpy())
     elif told is None:
-        _move(target, source)
+        _move(target, source, stream)
     else:
         _take(target, told)
 

@@ -258,13 +258,12 @@ class Array(Values):
         """A DLPack capsule: versioned if max_version says 1.0 or later, else of the older form; see `dlpack.give`."""
         return dlpack.give(self, stream, max_version, dl_device, copy)
 
-    def copy_from(self, source: ArrayLike | Array) -> Array:
+    def copy_from(self, source: ArrayLike | Array, *, stream: Any = None) -> Array:
         """Copies source into this array, converting its numbers where that is safe enough ("same_kind").
-
-        Blocks until it is done.
 
         Args:
             source: anything array-like of the same shape, also on a GPU; from there numbers are not converted.
+            stream: between GPU arrays of ours, the copy is given to this stream and goes on; else it blocks until done.
 
         Returns:
             Array: this one.
@@ -277,7 +276,7 @@ class Array(Values):
         >>> cw.empty(3, "f8").copy_from([1, 2, 3]).numpy()
         array([1., 2., 3.])
         """
-        _copies.assign(self, source)
+        _copies.assign(self, source, stream=stream)
         return self
 
     def copy(self) -> Array:
@@ -290,11 +289,12 @@ class Array(Values):
         """
         return _copies.duplicate(self)
 
-    def to(self, device: str) -> Array:
-        """This array on a device: itself when it lies there already, else a copy. Blocks until it is done.
+    def to(self, device: str, *, stream: Any = None) -> Array:
+        """This array on a device: itself when it lies there already, else a copy.
 
         Args:
             device: "cpu", or "cuda:N".
+            stream: as in `copy_from`.
 
         Raises:
             DeviceError: there is no such device.
@@ -306,7 +306,7 @@ class Array(Values):
         True
         """
         self._open_lease()
-        return _copies.onto(self, resolve(device))
+        return _copies.onto(self, resolve(device), stream)
 
     # ---- work of GPU streams on it
 

@@ -377,3 +377,20 @@ def test_at_most_four_streams_wait_on_the_gpu(program):
         with w.reading(s, timeout=10): pass
         ended(child)
     """)
+
+
+def test_a_copy_that_a_stream_was_given_goes_on_without_us(program):
+    program("""
+        w = cw.zeros(1000, "u1", device="cuda:0")
+        s, second = Stream(), Stream()
+        with w.writing(s):
+            s.hold("go")
+            s.fill(low(w), 7)
+        copy = cw.zeros(1000, "u1", device="cuda:0").copy_from(w, stream=second.handle.value)
+        far = copy.to(cw.devices()[-1], stream=second.handle.value)
+        assert not second.idle()
+        touch("go")
+        assert (far.to("cpu").numpy() == 7).all() and (copy.to("cpu").numpy() == 7).all()
+        copy[...] = 8
+        assert (far is copy or (far.to("cpu").numpy() == 7).all()) and (w.to("cpu").numpy() == 7).all()
+    """)

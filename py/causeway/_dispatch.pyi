@@ -20,6 +20,7 @@ class Dispatch:
     under_way: int
     def __init__(
         self,
+        memory: object,
         address: int,
         nbytes: int,
         workers: int,

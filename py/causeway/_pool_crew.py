@@ -81,6 +81,7 @@ class Crew:
         self._spinners = spinners()
         self._memory = Memory(self.plane.nbytes)
         self.dispatch = _dispatch.Dispatch(
+            self._memory,
             self._memory.address,
             self.plane.nbytes,
             self.plane.workers,

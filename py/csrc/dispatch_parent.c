@@ -6,13 +6,42 @@
  * calls belong to this process and are touched under the GIL alone.
  *
  * Who collects gives what belongs to others to `deliver`, a function of the engine's, as a list of
- * (owner, number, worker, kind, data). A thread whose call another thread has collected is told by
- * the listeners' news.
+ * (owner, number, worker, kind, data, cell, held), and again while it is interrupted by a signal's
+ * handler: what it is done with it takes out of the list. Messages that nobody waits for any more
+ * are given with None for the owner, since what goes with them must be opened; so is, with kind 0,
+ * what a worker did that cannot be. A thread whose call another thread has collected is told by the
+ * listeners' news.
  *
  * Deaths: of a worker, see `bury`; a call that was lost gets its exception by `fail`. A thread that
- * leaves its call (Ctrl-C) takes its entry's call away: the answer is dropped when it comes.
+ * leaves its call (Ctrl-C) takes the task back, or its entry's call away: then the answer is
+ * dropped when it comes.
+ *
+ * No entry of d->entries or d->calls is looked at after what may run Python code: allocating
+ * objects may (a collection of garbage, and with it other threads).
  */
 #include "dispatch_parent.h"
+
+#include <pthread.h>
+
+static unsigned forks; /* between the first process and this one */
+
+static void count_fork(void) {
+    forks++;
+}
+
+static int watch_forks(void) {
+    static int watching;
+    if (!watching && pthread_atfork(NULL, NULL, count_fork) == 0)
+        watching = 1;
+    return watching ? 0 : -1;
+}
+
+int dispatch_is_ours(Dispatch *d) {
+    if (d->pool && d->forks == forks)
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "Pool not running in this process: another one has made it");
+    return -1;
+}
 
 static int dispatch_init(PyObject *self, PyObject *args, PyObject *kwds) {
     Dispatch *d = (Dispatch *)self;
@@ -20,10 +49,14 @@ static int dispatch_init(PyObject *self, PyObject *args, PyObject *kwds) {
     unsigned long long address, nbytes;
     unsigned workers, cells;
     double spin_seconds;
-    PyObject *deliver;
-    if (!PyArg_ParseTuple(args, "KKIIdO", &address, &nbytes, &workers, &cells, &spin_seconds,
-                          &deliver))
+    PyObject *memory, *deliver;
+    if (!PyArg_ParseTuple(args, "OKKIIdO", &memory, &address, &nbytes, &workers, &cells,
+                          &spin_seconds, &deliver))
         return -1;
+    if (watch_forks()) {
+        PyErr_NoMemory();
+        return -1;
+    }
     int code = cw_pool_new((void *)(uintptr_t)address, nbytes, workers, cells, &d->pool);
     if (code) {
         raise_failure(code);
@@ -34,8 +67,11 @@ static int dispatch_init(PyObject *self, PyObject *args, PyObject *kwds) {
         PyErr_NoMemory();
         return -1;
     }
+    Py_INCREF(memory);
+    d->memory = memory;
     Py_INCREF(deliver);
     d->deliver = deliver;
+    d->forks = forks;
     d->cells = cells;
     d->workers = workers;
     d->spin_ns = (int64_t)(spin_seconds * 1e9);
@@ -69,6 +105,7 @@ static void dispatch_dealloc(PyObject *self) {
     PyObject_GC_UnTrack(self);
     dispatch_clear(self);
     cw_pool_delete(d->pool);
+    Py_XDECREF(d->memory); /* not when cleared: what is cleared after us may still call */
     free(d->entries);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
@@ -194,21 +231,23 @@ static PyObject *dispatch_put_function(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"submit", dispatch_submit, METH_VARARGS,
-     "(owner, number, kind, function, data): the cell, or -1."},
+     "(work, owner, number, kind, function, data, held): the cell, or -1; sets work.sent."},
     {"submit_plain", dispatch_submit_plain, METH_VARARGS,
-     "(owner, number, kind, function, object): the cell; -1: no room; -3: not plain."},
+     "(work, owner, number, kind, function, object): the cell; -1: no room; -3: not plain; sets "
+     "work.sent."},
     {"submit_chunks", dispatch_submit_chunks, METH_VARARGS,
-     "(owner, number, kind, function, items, chunksize, most): (sent, 0 or why it stopped)."},
+     "(work, owner, number, kind, function, items, chunksize, most): (sent, 0 or why it stopped); "
+     "sets work.sent."},
     {"withdraw", dispatch_withdraw, METH_VARARGS,
      "(cell, owner): what it was, as delivered; None: it was taken."},
     {"withdraw_all", dispatch_withdraw_all, METH_O,
      "(owner or None): a list of what was not taken, as delivered."},
     {"collect", dispatch_collect, METH_NOARGS, "Delivers the answers that are there."},
-    {"listen", dispatch_listen, METH_VARARGS,
-     "(news, seconds): waits, delivers; False: no time left."},
+    {"listen", dispatch_listen, METH_VARARGS, "(news, seconds): waits, delivers."},
     {"help", dispatch_help, METH_VARARGS, "(news, seconds): the helper's wait; delivers."},
     {"call", dispatch_call, METH_VARARGS,
-     "(kind, described, function, object): (True, value), (None, message); None: not plain, or no "
+     "(kind, described, function, object, messages): (True, value), or (None, None) and a message; "
+     "None: not plain, or no "
      "room."},
     {"fail", dispatch_fail, METH_VARARGS, "(token or 0, exception): ends one call, or all."},
     {"bury", dispatch_bury, METH_VARARGS,
@@ -243,7 +282,7 @@ static PyType_Slot slots[] = {
     {Py_tp_methods, methods},
     {Py_tp_members, members},
     {Py_tp_doc,
-     "Dispatch(address, nbytes, workers, cells, spin_seconds, deliver): the parent's end."},
+     "Dispatch(memory, address, nbytes, workers, cells, spin_seconds, deliver): the parent's end."},
     {0, NULL},
 };
 PyType_Spec dispatch_spec = {

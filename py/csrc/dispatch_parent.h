@@ -9,6 +9,8 @@
 struct call {
     struct call *next;
     PyObject *function; /* borrowed: for who has to tell of a death */
+    uint64_t token;     /* names it to `fail`; never used again */
+    uint32_t cell;
     int ended;
     uint32_t kind;
     PyObject *data;  /* the answer's bytes */
@@ -22,14 +24,21 @@ struct entry {
 };
 typedef struct {
     PyObject_HEAD cw_pool *pool;
+    PyObject *memory; /* keeps the plane mapped as long as this lives; knows none of us */
     PyObject *deliver;
     struct entry *entries;
     struct call *calls;
     uint32_t cells, workers;
     int64_t spin_ns;
     Py_ssize_t under_way;
-    char shut; /* takes no more */
+    uint64_t tokens; /* given so far */
+    unsigned forks;  /* of the process that it belongs to */
+    char shut;       /* takes no more */
 } Dispatch;
+
+/* Whether this process has made it; else -1 with a ValueError: a child has the parent's memory, but
+ * none of its tasks. */
+int dispatch_is_ours(Dispatch *d);
 
 /* ---- dispatch_submit.c ---- */
 
@@ -51,7 +60,9 @@ PyObject *dispatch_withdraw_all(PyObject *self, PyObject *owner);
 
 /* ---- dispatch_collect.c ---- */
 
-/* Waits as a listener and collects. 1, 0: the time ran out, -1 with an exception. */
+/* Gives a list of answers to the engine. Takes the list over. An exception that is set stays. */
+int dispatch_deliver(Dispatch *d, PyObject *list);
+/* Waits as a listener and collects. 0, or -1 with an exception. */
 int dispatch_listen_once(Dispatch *d, uint32_t was, int64_t timeout_ns, struct call *mine);
 PyObject *dispatch_collect(PyObject *self, PyObject *unused);
 PyObject *dispatch_listen(PyObject *self, PyObject *args);

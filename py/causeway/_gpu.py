@@ -7,11 +7,12 @@ address when it comes back, so that no copy is made of what is shared already.
 from __future__ import annotations
 
 import errno
+import sys
 from typing import Any
 
 import numpy as np
 
-from causeway import client, dtypes
+from causeway import _order, client, dtypes
 from causeway._lib import check, check_again, ffi, lib
 from causeway.layouts import Layout, contiguous, is_gapless
 from causeway.views import Lease
@@ -19,6 +20,7 @@ from causeway.views import Lease
 __all__ = ["Foreign", "find", "foreign", "interface", "no_host_view"]
 
 _DLPACK_CUDA = 2
+_LEGACY_STREAM = 1
 
 
 def no_host_view(device: str) -> TypeError:
@@ -47,7 +49,8 @@ def uuid(lease: Lease) -> str:
 
 
 def interface(lease: Lease, layout: Layout, offset: int) -> dict[str, Any]:
-    """`__cuda_array_interface__` of an array. Waits until its last writer's work has passed, so stream is None.
+    """`__cuda_array_interface__` of an array. Inside `writing` or `reading` it names that stream, which the consumer then
+    follows; else it waits until the last writer's work has passed, and stream is None.
 
     Raises:
         AttributeError: it has none: host memory, or fields.
@@ -59,7 +62,9 @@ def interface(lease: Lease, layout: Layout, offset: int) -> dict[str, Any]:
         )
     if layout.dtype.names is not None:
         raise AttributeError("__cuda_array_interface__ cannot tell structured dtypes")
-    check_again(lib.cw_array_wait, lease.pointer, -1)
+    stream = _order.begun(lease)
+    if stream is None:
+        check_again(lib.cw_array_wait, lease.pointer, -1)
     low, _ = lease.span()
     return {
         "version": 3,
@@ -67,7 +72,7 @@ def interface(lease: Lease, layout: Layout, offset: int) -> dict[str, Any]:
         "typestr": layout.dtype.str,
         "data": (low + offset if layout.size else 0, lease.readonly),
         "strides": None if layout.is_contiguous("C") else layout.strides,
-        "stream": None,
+        "stream": stream,
     }
 
 
@@ -92,6 +97,10 @@ class Foreign:
         self.address, self.readonly = told["data"]
         self.stream = told.get("stream")
         self.whole = told.get("version", 0) < 3
+        if self.whole and type(owner).__module__.partition(".")[0] == "torch":
+            # PyTorch tells no stream, and orders a tensor's work by the current one.
+            number = sys.modules["torch"].cuda.current_stream(owner.device).cuda_stream
+            self.stream, self.whole = number or _LEGACY_STREAM, False
         if self.stream == 0:
             raise ValueError(
                 "__cuda_array_interface__ names the stream 0, which could be two; "

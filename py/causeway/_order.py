@@ -14,6 +14,7 @@ import errno
 import math
 import sys
 import time
+import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from causeway.array import Array
+    from causeway.views import Lease
 
-__all__ = ["Reading", "Writing", "stream_number", "wait"]
+__all__ = ["Reading", "Writing", "begun", "stream_number", "wait"]
 
 _DEFAULT = 1  # CU_STREAM_LEGACY
+
+
+# Streams that were begun on, by what they work on: whoever views it inside the `with` follows these.
+_open: weakref.WeakKeyDictionary[Lease, list[int]] = weakref.WeakKeyDictionary()
+
+
+def begun(lease: Lease) -> int | None:
+    """The stream that works on memory of ours inside a `with` of this process; None if there is none."""
+    numbers = _open.get(lease)
+    return numbers[-1] or _DEFAULT if numbers else None
 
 
 def _of_cupy(module: Any) -> int | None:
@@ -95,12 +107,14 @@ def _patiently(call: Callable[[int], int], timeout: float | None) -> None:
 class _Use:
     """Work on an array by one stream, from `with` to its end."""
 
-    __slots__ = ("_array", "_pointer", "_stream", "_timeout")
+    __slots__ = ("_array", "_lease", "_number", "_pointer", "_stream", "_timeout")
 
     def __init__(self, array: Array, stream: Any, timeout: float | None) -> None:
         self._array = array
         self._pointer = arrays.usable(array._open_lease())
-        self._stream = ffi.cast("void *", stream_number(stream) if array._on_gpu() else 0)
+        self._number = stream_number(stream) if array._on_gpu() else 0
+        self._lease: Lease | None = None
+        self._stream = ffi.cast("void *", self._number)
         self._timeout = timeout
 
     def _begin(self, left_ns: int) -> int:
@@ -111,6 +125,8 @@ class _Use:
 
     def __enter__(self) -> Array:
         _patiently(self._begin, self._timeout)
+        self._lease = self._array._open_lease()
+        _open.setdefault(self._lease, []).append(self._number)
         return self._array
 
     def __exit__(
@@ -119,6 +135,9 @@ class _Use:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._lease is not None:
+            _open[self._lease].remove(self._number)
+            self._lease = None
         status = self._end()
         if kind is None:
             check(status)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from causeway import _dlpack
+from causeway import _dlpack, _order
 from causeway.views import Lease
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ def give(
         source = array.copy()
     lease = source._open_lease()
     if lease.gpu >= 0:
-        if stream is None or stream == -1:
+        if _order.begun(lease) is not None:
+            pass  # inside `writing` or `reading`: the stream has been made to wait
+        elif stream is None or stream == -1:
             source.wait()
         else:
             with source.reading(stream):  # the consumer's stream waits for the last write

@@ -111,6 +111,24 @@ def test_a_reader_waits_for_the_writer_of_another_process_on_the_gpu(program):
     """)
 
 
+def test_a_view_inside_names_the_stream_and_outside_waits(program):
+    program("""
+        import threading
+        w = cw.zeros(1000, "u1", device="cuda:0")
+        s = Stream()
+        with w.writing(s):
+            assert w.__cuda_array_interface__["stream"] == s.handle.value
+            w.__dlpack__(stream=1); w.__dlpack__(stream=-1)
+            s.hold("go")
+            s.fill(low(w), 7)
+        threading.Timer(0.2, touch, ["go"]).start()
+        assert w.__cuda_array_interface__["stream"] is None
+        assert s.idle()
+        with w.reading():
+            assert w.__cuda_array_interface__["stream"] == 1
+    """)
+
+
 def test_a_writer_waits_for_the_readers_of_other_processes(program):
     program("""
         w = cw.put("w", cw.full(1000, 3, "u1", device="cuda:0"))

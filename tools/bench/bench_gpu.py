@@ -6,6 +6,7 @@ passing arrays on. Random data, buffers in rotation, every result is checked.
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import subprocess
@@ -89,6 +90,87 @@ def host_copies(size: int) -> None:
     row(f"within a GPU, {name}", size / ours_same / 1e9, "driver", size / theirs_same / 1e9, "GB/s")
 
 
+def routes() -> dict[str, int]:
+    """Bytes by route, as the broker counts them."""
+    cw.put("bench/look", 1)  # it reads a client's figures when it hears of it
+    program = Path(cw.__file__).parent / "bin" / "causeway"
+    told = subprocess.run([program, "status", "--json"], capture_output=True, check=True).stdout
+    counters = json.loads(told)["counters"]
+    return {name: counters[name] for name in counters if name.startswith("bytes_")}
+
+
+def peer_copies(size: int, theirs_nccl: float) -> None:
+    """From one GPU to another: beside the driver with peer access, and beside NCCL. A wrong route fails the run."""
+    count, rounds = 3, 200 if size <= MIB else 20
+    source = [
+        cw.asarray(np.random.default_rng(i).integers(0, 255, size, "u1"), device="cuda:0")
+        for i in range(count)
+    ]
+    target = [cw.empty(size, "u1", device="cuda:1") for _ in range(count)]
+    before = routes()
+    ours = seconds(lambda i: target[i % count].copy_from(source[i % count]), rounds)
+    after = routes()
+    assert after["bytes_peer"] - before["bytes_peer"] == size * (rounds + 2), (before, after)
+    assert after["bytes_staged"] == before["bytes_staged"]
+    for of, to in zip(source, target, strict=True):
+        assert np.array_equal(of.to("cpu").numpy(), to.to("cpu").numpy())
+    near, far = driver.peers(size, count)
+    stream = driver.stream()
+
+    def raw(i: int) -> None:
+        driver.copy("DtoD", far[i % count], near[i % count], size, stream)
+        driver.finish(stream)
+
+    theirs = seconds(raw, rounds)
+    for at in near + far:
+        driver.free(at)
+    name = f"{size // 1024} KiB" if size < MIB else f"{size // MIB} MiB"
+    row(
+        f"GPU to GPU, {name}", size / ours / 1e9, "driver, peer access", size / theirs / 1e9, "GB/s"
+    )
+    if theirs_nccl:
+        row(f"GPU to GPU, {name}", ours * 1e6, "NCCL send and recv", theirs_nccl * 1e6, "us")
+
+
+def nccl_rank(rank: int, sizes: list[int], out: object) -> None:
+    """One of the two processes of nccl()."""
+    import torch
+    import torch.distributed as dist
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", NCCL_NVLS_ENABLE="0")
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=2)
+    for size in sizes:
+        x = torch.randint(0, 255, (size,), dtype=torch.uint8, device="cuda")
+
+        def once(_: int, x: object = x) -> None:
+            (dist.send if rank == 0 else dist.recv)(x, 1 - rank)
+            torch.cuda.synchronize()
+
+        dist.barrier()
+        taken = seconds(once, 30)
+        if rank == 0:
+            out.put((size, taken))  # type: ignore[attr-defined]
+    dist.destroy_process_group()
+
+
+def nccl(sizes: list[int]) -> dict[int, float]:
+    """Seconds of an NCCL send and receive between two processes; empty where there is no PyTorch."""
+    try:
+        import torch.multiprocessing as tm
+    except ImportError:
+        return {}
+    context = tm.get_context("spawn")
+    out = context.SimpleQueue()
+    ranks = [context.Process(target=nccl_rank, args=(rank, sizes, out)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    found = dict(out.get() for _ in sizes)
+    for process in ranks:
+        process.join()
+    return found
+
+
 CHILD = """if True:
     import json, statistics, sys, time, causeway as cw
     cw.zeros(1, device="cuda:0")
@@ -109,8 +191,6 @@ CHILD = """if True:
 
 def imports(size: int) -> None:
     """The first sight of a slab, and of an array in a slab that is known."""
-    import json
-
     kept = [cw.put(f"bench/{i}", cw.full(size, i, "u1", device="cuda:0")) for i in range(12)]
     done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True)
     first, known = json.loads(done.stdout)
@@ -260,6 +340,11 @@ def main() -> None:
         host_copies(size)
     for size in (1 * MIB, 256 * MIB):
         passing(size)
+    if "cuda:1" in cw.devices():
+        sizes = [4 << 10, 64 << 10, 1 * MIB, 64 * MIB, 1024 * MIB]
+        theirs = nccl(sizes)
+        for size in sizes:
+            peer_copies(size, theirs.get(size, 0.0))
     ping(500)
     print(f"{'what':58} {'causeway':>10}  {'peer':24} {'figure':>10}  unit  ratio")
     for what, ours, peer, theirs, unit in ROWS:

@@ -87,6 +87,23 @@ def copy(kind: str, target: int, source: int, size_bytes: int, on: ctypes.c_void
     )
 
 
+def peers(size_bytes: int, count: int) -> tuple[list[int], list[int]]:
+    """Memory on the GPUs 0 and 1, each with access to the other's; GPU 0 is current afterwards."""
+    contexts = []
+    for gpu in (0, 1):
+        enter(gpu)
+        context = ctypes.c_void_p()
+        call("cuCtxGetCurrent", ctypes.byref(context))
+        contexts.append(context)
+    found = []
+    for mine, other in (contexts[::-1], contexts):
+        call("cuCtxSetCurrent", mine)
+        status = _cuda.cuCtxEnablePeerAccess(other, 0)
+        assert status in (0, 704), status  # done, or done before
+        found.append([memory(size_bytes) for _ in range(count)])
+    return found[1], found[0]
+
+
 def export(size_bytes: int, gpu: int = 0) -> int:
     """A descriptor of new memory that processes can share."""
     properties = _Properties(1, FD, _Location(1, gpu), None)

@@ -14,6 +14,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from waiting import eventually
@@ -112,6 +113,20 @@ def broker_folder() -> Iterator[Path]:
 def method(request: pytest.FixtureRequest) -> str:
     """Each start method."""
     return str(request.param)
+
+
+@pytest.fixture(params=["spawn", "forkserver"])
+def context(request: pytest.FixtureRequest) -> Any:
+    """The contexts whose workers come from a server."""
+    return multiprocessing.get_context(request.param)
+
+
+@pytest.fixture
+def no_server() -> Iterator[None]:
+    """The test begins and ends without a server of workers."""
+    _pool_server.stop()
+    yield
+    _pool_server.stop()
 
 
 @pytest.fixture

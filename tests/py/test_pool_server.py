@@ -1,6 +1,6 @@
 """Workers by spawn and forkserver: forked from one server, and yet what a plain spawn would give.
 
-The server's own reasons to refuse are in test_pool_preload.py.
+The processes themselves are in test_pool_process.py, the server's own reasons to refuse in test_pool_preload.py.
 """
 
 from __future__ import annotations
@@ -13,51 +13,19 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnContext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import server_tasks as tasks
 from conftest import Script, eventually
+from server_support import parents_of_workers, server, start
 
 import causeway as cw
-from causeway import _pool_process, _pool_server
+from causeway import _pool_server
 
 METHODS = ["spawn", "forkserver"]
-
-
-@pytest.fixture(params=METHODS)
-def context(request: pytest.FixtureRequest) -> Any:
-    return multiprocessing.get_context(request.param)
-
-
-@pytest.fixture(autouse=True)
-def no_server() -> Iterator[None]:
-    """Each test begins and ends without."""
-    _pool_server.stop()
-    yield
-    _pool_server.stop()
-
-
-def server() -> _pool_server.Server:
-    """The one server that there is."""
-    (found,) = _pool_server._servers.values()
-    return found
-
-
-def start(context: Any, target: Callable[..., Any], *args: Any) -> Any:
-    """A worker process."""
-    process = _pool_process.process_class(context)(target=target, args=args, daemon=True)
-    process.start()
-    return process
-
-
-def parents_of_workers(context: Any, **options: Any) -> set[int]:
-    with cw.Pool(2, context=context, **options) as pool:
-        return set(pool.map(tasks.parent_pid, range(8), chunksize=1))
+pytestmark = pytest.mark.usefixtures("no_server")
 
 
 # ---- one server
@@ -139,19 +107,6 @@ def test_what_was_set_for_multiprocessings_forkserver_counts() -> None:
         context.set_forkserver_preload(["__main__"])
 
 
-def test_a_context_with_processes_of_its_own_keeps_them() -> None:
-    class Process(multiprocessing.context.SpawnProcess):
-        pass
-
-    class Context(SpawnContext):
-        pass
-
-    Context.Process = Process
-    assert _pool_process.process_class(Context()) is Process
-    fork = multiprocessing.get_context("fork")
-    assert _pool_process.process_class(fork) is fork.Process
-
-
 def test_joblibs_workers_come_from_a_server() -> None:
     joblib = pytest.importorskip("joblib")
     import causeway.joblib
@@ -162,106 +117,6 @@ def test_joblibs_workers_come_from_a_server() -> None:
         assert set(found) == {server().pid}
     finally:
         causeway.joblib.shutdown()
-
-
-# ---- a process as any other of multiprocessing's
-
-
-def test_exit_codes_are_told(context: Any) -> None:
-    codes = {}
-    for code in (0, 7):
-        codes[code] = start(context, tasks.end, code)
-    killed, lasting = start(context, tasks.nap), start(context, tasks.nap)
-    for code, process in codes.items():
-        process.join(30)
-        assert process.exitcode == code
-    assert lasting.is_alive()
-    assert lasting in multiprocessing.active_children()
-    killed.kill()
-    killed.join()
-    assert killed.exitcode == -signal.SIGKILL
-    lasting.terminate()
-    assert multiprocessing.connection.wait([lasting.sentinel], 30)
-    lasting.join()
-    assert lasting.exitcode == -signal.SIGTERM
-    assert lasting not in multiprocessing.active_children()
-
-
-def test_descriptors_and_locks_reach_a_worker(context: Any) -> None:
-    reader, writer = context.Pipe(duplex=False)
-    with cw.Pool(1, tasks.keep, (writer, context.Lock()), context=context) as pool:
-        assert server().pid in set(pool.map(tasks.parent_pid, range(2)))
-        pool.apply(tasks.send_back, ("here",))
-        assert reader.poll(30)
-        assert reader.recv() == "here"
-
-
-def test_too_many_descriptors_are_refused_with_the_limit() -> None:
-    context = multiprocessing.get_context("spawn")
-    many = [Connection(os.open(os.devnull, os.O_RDWR)) for _ in range(241)]
-    with pytest.raises(ValueError, match="241 descriptors .*; the limit is 240"):
-        start(context, tasks.keep, *many)
-    process = start(context, tasks.keep, *many[:240])
-    process.join()
-    assert process.exitcode == 0
-    assert parents_of_workers(context) == {server().pid}
-
-
-def test_exit_handlers_of_import_run_once_and_those_of_a_worker_in_it(
-    script: Script, tmp_path: Path
-) -> None:
-    mark = tmp_path / "ended"
-    done = script(
-        """
-        import atexit, multiprocessing, os, sys, tempfile
-        import causeway as cw
-        from causeway import _pool_server
-        def ended(words):
-            with open(sys.argv[1], "a") as file:
-                print(words, os.getpid(), file=file)
-        if __name__ != "__main__":
-            folder = tempfile.TemporaryDirectory()
-            atexit.register(ended, "import")
-        def begin():
-            atexit.register(ended, "worker")
-        def shared(_):
-            return folder.name
-        if __name__ == "__main__":
-            pool = cw.Pool(2, begin, context=multiprocessing.get_context("spawn"))
-            (name,) = set(pool.map(shared, range(8)))
-            pids = [child.pid for child in multiprocessing.active_children()]
-            pool.close()
-            pool.join()
-            assert os.path.isdir(name)
-            (server,) = _pool_server._servers.values()
-            print(*pids, server.pid, name)
-        """,
-        str(mark),
-    )
-    *pids, server, folder = done.stdout.split()
-    expected = {f"worker {pid}" for pid in pids} | {f"import {server}"}
-    assert eventually(lambda: set(mark.read_text().splitlines()) == expected)
-    assert not Path(folder).exists()
-
-
-def test_the_server_keeps_no_output_of_the_parent_open(context: Any) -> None:
-    parents_of_workers(context)
-    was = server()
-    reader, writer = os.pipe()
-    saved = os.dup(1)
-    os.dup2(writer, 1)
-    os.close(writer)
-    try:
-        with cw.Pool(1, context=context) as pool:
-            pool.apply(tasks.say, ("to the new output",))
-            pool.close()
-            pool.join()
-    finally:
-        os.dup2(saved, 1)
-        os.close(saved)
-    with open(reader) as file:
-        assert file.read() == "to the new output\n"  # and then its end, though the server lives
-    assert server() is was
 
 
 # ---- as a plain spawn would have it now
@@ -359,35 +214,6 @@ def test_the_servers_death_leaves_its_workers_and_the_next_start_makes_a_new_one
     assert server() is not was
 
 
-def test_a_thread_in_a_hurry_does_not_wait_for_a_server(context: Any, tmp_path: Path) -> None:
-    found = []
-
-    def parent_of_worker() -> int:
-        file = tmp_path / str(len(list(tmp_path.iterdir())))
-        start(context, tasks.write_parent_pid, str(file)).join()
-        return int(file.read_text())
-
-    def hurried() -> None:
-        _pool_process.hurry()
-        found.append(parent_of_worker())
-        server().learn(wait=True)
-        found.append(parent_of_worker())
-
-    def hurried_once() -> None:
-        _pool_process.hurry()
-        found.append(parent_of_worker())
-
-    def run(target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target)
-        thread.start()
-        thread.join()
-
-    with _pool_server._lock:  # as if another thread waited
-        run(hurried_once)
-    run(hurried)
-    assert found == [os.getpid(), os.getpid(), server().pid]
-
-
 def test_a_stopped_server_is_given_up(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     start(context, tasks.end, 0).join()
     was = server()
@@ -397,45 +223,6 @@ def test_a_stopped_server_is_given_up(context: Any, monkeypatch: pytest.MonkeyPa
     process.join(30)
     assert process.exitcode == 5
     assert was.ended(30)  # and with it the worker that it might still have made
-
-
-def test_how_a_worker_ended_is_not_waited_for_long(context: Any) -> None:
-    process = start(context, tasks.nap)
-    was = server()
-    os.kill(was.pid, signal.SIGSTOP)
-    try:
-        process.kill()
-        process.join()
-        assert process.exitcode == _pool_server.UNKNOWN_EXIT
-        assert _pool_process.exitcode_of(process) is None
-    finally:
-        os.kill(was.pid, signal.SIGCONT)
-
-
-def test_a_worker_of_a_request_that_was_given_up_never_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    context = multiprocessing.get_context("spawn")
-    start(context, tasks.end, 0).join()
-    made = []
-    fork = _pool_server.Server.fork
-
-    def lost(self: _pool_server.Server, *args: Any) -> Any:
-        pid, pidfd = fork(self, *args)
-        made.append(pidfd)
-        raise _pool_server.ServerLost
-
-    monkeypatch.setattr(_pool_server.Server, "fork", lost)
-    mark = tmp_path / "ran"
-    process = start(context, Path.touch, mark)
-    process.join()
-    assert process.exitcode == 0  # by plain spawn
-    mark.unlink()
-    assert len(made) == 2
-    for pidfd in made:
-        assert multiprocessing.connection.wait([pidfd], 30)
-        os.close(pidfd)
-    assert not mark.exists()
 
 
 def test_servers_that_die_again_and_again_give_way_to_plain_spawn(

@@ -67,7 +67,7 @@ class Pool:
     Raises:
         ValueError: processes or maxtasksperchild below 1, retries below 0, task_timeout not above 0.
         TypeError: initializer cannot be called.
-        BrokerLost, LimitExceeded: there is no broker, or no memory.
+        LimitExceeded: no memory for tasks. (The broker is connected to when a task needs it.)
 
     >>> import causeway as cw
     >>> with cw.Pool(2) as pool:

@@ -163,8 +163,8 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     struct cw_shape shape;
     if (!client || !out)
         return cw_fail(-EINVAL, "a client and a place for the array are needed, NULL was given");
-    if (flags & ~(uint32_t)CW_ZERO)
-        return cw_fail(-EINVAL, "flags 0x%x: cw_array_new knows CW_ZERO alone", flags);
+    if (flags & ~(uint32_t)(CW_ZERO | CW_POOL))
+        return cw_fail(-EINVAL, "flags 0x%x: cw_array_new knows CW_ZERO and CW_POOL", flags);
     int code = cw_client_usable(client);
     if (code == 0)
         code = cw_backend_find(device, &backend, &ordinal);
@@ -184,6 +184,7 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     if (code)
         return code;
     pthread_mutex_lock(&client->lock);
+    slab->locals[block].extent->pool = flags & CW_POOL;
     code = cw_array_make(client, slab, block, gen, slab->locals[block].extent->offset_bytes, 0,
                          shape.span_bytes, &shape, false, &array);
     if (code)

@@ -34,6 +34,7 @@ struct cw_extent {
     bool pending;   /* the user's: in the list of those that wait to come back */
     bool told;      /* the user's: the broker was told once that a lease on it ended */
     bool lent;      /* the user's: a loan, which no arena has (loan.c) */
+    bool pool;      /* the user's: loans lie in it */
 };
 
 struct cw_arena {

@@ -100,7 +100,8 @@ enum cw_array_flags {
      * alone (-EINVAL), and not with CW_READONLY (-EINVAL). A forked child has its own copy. Every
      * page that is written takes memory of this process.
      */
-    CW_PRIVATE = 16
+    CW_PRIVATE = 16,
+    CW_POOL = 32 /* cw_array_new: another allocator carves it; its pieces are lent, see below */
 };
 /*
  * Allocates an unnamed array on device ("cpu"). The caller owns *out: cw_array_close(). Asks the
@@ -200,12 +201,12 @@ int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int
 /* ---- loans: arrays that another allocator carves out of an array of ours ---- */
 
 /*
- * The array of bytes at an address that lies in an array of this process (cw_array_new()): for
+ * The array of bytes at an address that lies in an array with CW_POOL of this client: for
  * allocators of other libraries that have their memory from us. It has a lease of its own, so that
  * it can be named and passed on, and its memory stays as long as anyone holds it. *loan is its
  * number: until cw_loan_next() tells that it ended, the caller leaves the memory as it is and does
  * not use it for something else. The same range gives the same loan as long as it lasts. The caller
- * owns *out. -ENOENT: no array of ours is there. -EDQUOT: the slab has no block numbers left.
+ * owns *out. -ENOENT: no pool is there. -EDQUOT: the slab has no block numbers left.
  */
 int cw_array_at(cw_client *client, const void *address, uint64_t size_bytes, cw_array **out,
                 uint64_t *loan);
@@ -226,16 +227,8 @@ int cw_device_check(const char *device);
 /* The number of the GPU on which memory lies, whoever made it; -1: host memory, or none that CUDA
  * knows. -ENODEV. */
 int cw_memory_gpu(const void *address, int *gpu);
-/*
- * Memory for the allocator of a GPU library: size_bytes > 0 of them on a GPU, known by the address.
- * The client holds it until cw_memory_release(), whose stream (CUstream) is the one that was given
- * the last work on it: the bytes are not used again before that has passed, nor while another
- * process holds them. -EDQUOT, -ENODEV; -EINVAL: not such an address.
- */
-int cw_memory_new(cw_client *client, int gpu, uint64_t size_bytes, void **out);
-int cw_memory_release(cw_client *client, const void *address, void *stream);
 /* The array of ours, as bytes, in which an address of GPU memory lies that this process holds; one
- * more lease on it. The caller owns *out. -ENOENT. */
+ * more lease on it. Of pools see cw_array_at(). The caller owns *out. -ENOENT. */
 int cw_memory_array(cw_client *client, const void *address, cw_array **out);
 /* Waits on the CPU for all work that a stream (CUstream; 0, 1, 2: default streams) of this process
  * on that GPU was given; whole 1: for all streams of that GPU. */

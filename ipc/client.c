@@ -141,7 +141,6 @@ static void client_free(cw_client *client) {
         client->array_pool = array->next;
         free(array);
     }
-    cw_memory_deinit(client);
     cw_slabs_deinit(client);
     cw_loans_deinit(client);
     cw_heaps_deinit(client);

@@ -89,8 +89,7 @@ struct cw_spares { /* least recently used first */
     uint32_t count;
 };
 
-#define CW_SLAB_BUCKETS    1024u
-#define CW_ALLOCATION_BITS 10
+#define CW_SLAB_BUCKETS 1024u
 
 struct cw_slabs {
     struct cw_slab *buckets[CW_SLAB_BUCKETS];
@@ -167,7 +166,6 @@ struct cw_client {
     struct cw_slabs slabs;
     struct cw_spares spares;
     struct cw_leases leases;
-    struct cw_allocation *allocations[1u << CW_ALLOCATION_BITS]; /* memory.c: by address */
     struct cw_fences *fences;            /* fence.h; NULL until first used */
     struct cw_loan *loans, *loans_ended; /* loan.c */
     struct cw_heap heap;  /* of host memory; behind it those of GPUs, each made when first used */
@@ -357,9 +355,6 @@ int cw_private_take(cw_client *client, struct cw_slab *slab, uint64_t begin_byte
 void cw_private_give(cw_array *array);
 /* The slab is about to be freed. The caller holds the lock. */
 void cw_private_forget(cw_client *client, const struct cw_slab *slab);
-
-/* ---- memory.c ---- */
-void cw_memory_deinit(cw_client *client);
 
 /* ---- fork.c ---- */
 void cw_fork_register(cw_client *client);

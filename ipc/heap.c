@@ -272,7 +272,7 @@ static int carve(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, s
         heap->cached_bytes -= slab->size_bytes;
     }
     extent->block = number;
-    extent->published = extent->pending = extent->told = false;
+    extent->published = extent->pending = extent->told = extent->pool = false;
     if (slab->device_kind == CW_DEVICE_CUDA)
         cw_order_clear(cw_order_of(slab->table, number));
     extent->gen =

@@ -62,7 +62,7 @@ static struct cw_slab *find_slab(cw_client *client, uintptr_t address, uint64_t 
 static struct cw_extent *find_outer(const struct cw_slab *slab, uint64_t begin, uint64_t size) {
     for (struct cw_extent *extent = slab->arena.first; extent; extent = extent->after)
         if (begin < extent->offset_bytes + extent->length_bytes)
-            return extent->carved && slab->locals[extent->block].count &&
+            return extent->carved && extent->pool && slab->locals[extent->block].count &&
                            begin + size <= extent->offset_bytes + extent->length_bytes
                        ? extent
                        : NULL;
@@ -84,7 +84,7 @@ static int make(cw_client *client, struct cw_slab *slab, uint64_t begin, uint64_
                 struct cw_loan **out) {
     struct cw_extent *outer = find_outer(slab, begin, size);
     if (!outer)
-        return cw_fail(-ENOENT, "these %llu bytes do not lie in one array of this process",
+        return cw_fail(-ENOENT, "these %llu bytes do not lie in one pool of this process",
                        (unsigned long long)size);
     if (slab->blocks_free == 0 && slab->blocks_used == slab->capacity)
         return cw_fail(-EDQUOT,

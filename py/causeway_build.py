@@ -1,4 +1,5 @@
-"""CFFI build of causeway._causeway: its cdef is the text of ipc/causeway.h and of csrc/extra.h.
+"""CFFI build of causeway._causeway: its cdef is the text of ipc/causeway.h, csrc/extra.h and
+csrc/hooks.h.
 
 CFFI reads plain declarations: what only the preprocessor understands is stripped here. The C
 compiler then sees the headers themselves, so the two cannot disagree.
@@ -42,7 +43,7 @@ def declarations(header: str) -> str:
 
 
 def extra_declarations(source: str) -> str:
-    """The prototypes between the two `cdef` marks of csrc/extra.h."""
+    """The prototypes between the two `cdef` marks of csrc/extra.h or csrc/hooks.h."""
     text = source.split("/* cdef begins */")[1].split("/* cdef ends */")[0]
     return re.sub(r"^static ", "", declarations(text), flags=re.M)
 
@@ -53,15 +54,18 @@ def make() -> FFI:
     ffi = FFI()
     ffi.cdef(declarations((header_dir() / "ipc" / "causeway.h").read_text()))
     ffi.cdef(extra_declarations(extra))
+    ffi.cdef(extra_declarations((HERE / "csrc" / "hooks.h").read_text()))
     ffi.set_source(
         "causeway._causeway",
-        '#include "ipc/causeway.h"\n#include "extra.h"\n',
+        '#include "ipc/causeway.h"\n#include "extra.h"\n#include "hooks.h"\n',
+        sources=["csrc/hooks.c"],
         include_dirs=[str(header_dir()), str(HERE / "csrc")],
         extra_objects=[str(build_dir() / "libcauseway.a")],
         depends=[
             str(build_dir() / "libcauseway.a"),
             str(header_dir() / "ipc" / "causeway.h"),
             str(HERE / "csrc" / "extra.h"),
+            str(HERE / "csrc" / "hooks.h"),
         ],
         define_macros=[("Py_LIMITED_API", "0x030a0000"), ("_GNU_SOURCE", None)],
         # Nothing of the library inside is seen from outside, and it is never unloaded: it has fork handlers.

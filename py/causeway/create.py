@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from causeway import _copies, _gpu, client, dtypes, layouts, views
+from causeway import _copies, _gpu, _loans, client, dtypes, layouts, views
 from causeway import array as arrays
 from causeway._lib import check, ffi, lib
 from causeway.array import Array
@@ -122,7 +122,8 @@ def asarray(
 ) -> Array:
     """An array of ours with obj's contents; copies only what is not ours yet.
 
-    What is ours: an `Array`, a view of one by NumPy or a GPU library, a `multiprocessing.shared_memory.SharedMemory`
+    What is ours: an `Array`, a view of one by NumPy or a GPU library, an array of a GPU library that allocates from us
+    (`causeway.cupy.use()`, `causeway.torch.use()`, `causeway.numba.use()`), a `multiprocessing.shared_memory.SharedMemory`
     (whose memory is taken over as it is, also when it is unlinked later). Arrays of GPU libraries (CuPy, PyTorch,
     Numba, JAX, PyCUDA, cuDF's columns) come in by `__cuda_array_interface__`, with one copy on their GPU.
 
@@ -191,7 +192,9 @@ def _of_foreign(
             "convert the array with its own library first"
         )
     stays = place is None or place == f"cuda:{told.gpu}"
-    lease = _gpu.find(told.low) if told.layout.size and stays and not copy else None
+    lease = None
+    if told.layout.size and stays and not copy:
+        lease = _gpu.find(told.low) or _loans.lend(told, insist=copy is False)
     if lease is not None:
         found = arrays.make(lease, told.layout, told.address - lease.address)
         if told.stream is not None and not told.readonly:
@@ -203,7 +206,8 @@ def _of_foreign(
     if copy is False:
         raise ValueError(
             "copy=False, but this GPU memory is not causeway's, so that others could not see it; "
-            "leave copy out, or make the array with causeway.empty(device='cuda:0') from the start"
+            "leave copy out, or make the array with causeway.empty(device='cuda:0') from the start, or let its "
+            "library allocate from causeway: causeway.cupy.use(), causeway.torch.use(), causeway.numba.use()"
         )
     return _copies.from_foreign(told, place)
 

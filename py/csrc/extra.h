@@ -7,9 +7,7 @@
 #ifndef CAUSEWAY_PY_EXTRA_H
 #define CAUSEWAY_PY_EXTRA_H
 
-#include <stdio.h>
 #include <string.h>
-#include <sys/types.h>
 
 #include "ipc/causeway.h"
 
@@ -24,42 +22,9 @@ static uint64_t cwpy_layout(const cw_array *array, void *buffer, uint64_t size_b
 /* The lowest byte of an array in this process, and how many bytes lie from there to behind its
  * highest one. Element 0 lies above it where strides are negative. */
 static void *cwpy_memory(const cw_array *array, uint64_t *span_bytes);
-/* Whose memory causeway_torch_malloc() hands out. */
-static void cwpy_torch_use(cw_client *client);
 /* cdef ends */
 
 static __thread int cwpy_last_status;
-static cw_client *cwpy_torch_client; /* set once, kept for ever */
-
-static void cwpy_torch_use(cw_client *client) {
-    if (client)
-        cw_client_ref(client);
-    cwpy_torch_client = client;
-}
-
-/*
- * PyTorch's pluggable allocator, found in this library by name. It cannot be told of a failure but
- * by NULL, which it takes for memory: so the sentence goes to stderr.
- */
-__attribute__((visibility("default"))) void *causeway_torch_malloc(ssize_t size_bytes, int gpu,
-                                                                   void *stream);
-__attribute__((visibility("default"))) void causeway_torch_free(void *address, ssize_t size_bytes,
-                                                                int gpu, void *stream);
-
-void *causeway_torch_malloc(ssize_t size_bytes, int gpu, void *stream) {
-    void *address = NULL;
-
-    (void)stream;
-    if (size_bytes > 0 && cw_memory_new(cwpy_torch_client, gpu, (uint64_t)size_bytes, &address) < 0)
-        fprintf(stderr, "causeway: no memory for PyTorch: %s\n", cw_error());
-    return address;
-}
-
-void causeway_torch_free(void *address, ssize_t size_bytes, int gpu, void *stream) {
-    (void)size_bytes, (void)gpu;
-    if (address && cw_memory_release(cwpy_torch_client, address, stream) < 0)
-        fprintf(stderr, "causeway: PyTorch's memory: %s\n", cw_error());
-}
 
 static cw_array *cwpy_get(cw_client *client, const char *name, uint32_t flags) {
     cw_array *array = NULL;

@@ -7,6 +7,15 @@
 
 #define POOL (1 << 20)
 
+static cw_array *pool_new(cw_client *client, int64_t count, int value) {
+    cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &count, .dtype = "|u1"};
+    cw_array *array = NULL;
+    if (cw_array_new(client, "cpu", &layout, CW_POOL, &array) != 0)
+        return NULL;
+    memset(cw_array_data(array), value, (size_t)count);
+    return array;
+}
+
 static bool ended(cw_client *client, uint64_t expected) {
     uint64_t number;
     int code = cw_loan_next(client, &number);
@@ -24,7 +33,7 @@ static uint8_t *address_of(const cw_array *array) {
 static void a_piece_is_seen_by_others_and_told_when_all_let_go(void **state) {
     (void)state;
     cw_client *client = client_open(), *other = client_open();
-    cw_array *pool = bytes_new(client, POOL, 1), *piece, *got;
+    cw_array *pool = pool_new(client, POOL, 1), *piece, *got;
     uint64_t number;
     OK(cw_array_at(client, address_of(pool) + 8192, 3000, &piece, &number));
     assert_ptr_equal(cw_array_data(piece), address_of(pool) + 8192);
@@ -52,7 +61,7 @@ static void a_piece_is_seen_by_others_and_told_when_all_let_go(void **state) {
 static void one_range_has_one_loan_as_long_as_it_lasts(void **state) {
     (void)state;
     cw_client *client = client_open();
-    cw_array *pool = bytes_new(client, POOL, 1), *first, *second, *third;
+    cw_array *pool = pool_new(client, POOL, 1), *first, *second, *third;
     uint64_t one, two, three;
     OK(cw_array_at(client, address_of(pool) + 640, 100, &first, &one));
     OK(cw_array_at(client, address_of(pool) + 640, 100, &second, &two));
@@ -76,7 +85,7 @@ static void one_range_has_one_loan_as_long_as_it_lasts(void **state) {
 static void the_memory_stays_when_the_pool_is_closed_too_early(void **state) {
     (void)state;
     cw_client *client = client_open();
-    cw_array *pool = bytes_new(client, POOL, 5), *piece, *next;
+    cw_array *pool = pool_new(client, POOL, 5), *piece, *next;
     uint64_t number;
     OK(cw_array_at(client, address_of(pool) + POOL / 2, 5000, &piece, &number));
     uint8_t *was = address_of(pool);
@@ -96,13 +105,16 @@ static void the_memory_stays_when_the_pool_is_closed_too_early(void **state) {
 static void what_is_not_ours_is_no_loan(void **state) {
     (void)state;
     cw_client *client = client_open();
-    cw_array *pool = bytes_new(client, 1000, 1), *array = NULL;
+    cw_array *pool = pool_new(client, 1000, 1), *array = NULL;
     uint64_t number = 77;
     char here[64];
     assert_int_equal(cw_array_at(client, here, 64, &array, &number), -ENOENT);
     assert_int_equal(cw_array_at(client, address_of(pool), 4000, &array, &number), -ENOENT);
     assert_int_equal(cw_array_at(client, address_of(pool) + 8192, 64, &array, &number), -ENOENT);
     assert_int_equal(cw_array_at(client, NULL, 64, &array, &number), -ENOENT);
+    cw_array *plain = bytes_new(client, 1000, 1);
+    assert_int_equal(cw_array_at(client, address_of(plain), 64, &array, &number), -ENOENT);
+    cw_array_close(plain);
     assert_int_equal(cw_array_at(client, address_of(pool), UINT64_MAX - 4, &array, &number),
                      -EINVAL);
     assert_int_equal(cw_array_at(client, address_of(pool), 0, &array, &number), -EINVAL);
@@ -117,7 +129,7 @@ static void what_is_not_ours_is_no_loan(void **state) {
 static void pieces_of_any_place_and_size(void **state) {
     (void)state;
     cw_client *client = client_open(), *other = client_open();
-    cw_array *pool = bytes_new(client, POOL, 1);
+    cw_array *pool = pool_new(client, POOL, 1);
     for (int i = 0; i < 200; i++) {
         cw_array *piece, *got;
         uint64_t number, size = (uint64_t)(1 + i * 7), at = (uint64_t)i * 4099;
@@ -141,7 +153,7 @@ static void pieces_of_any_place_and_size(void **state) {
 static void numbers_of_a_slab_run_out_with_an_error(void **state) {
     (void)state;
     cw_client *client = client_open();
-    cw_array *pool = bytes_new(client, 64 << 20, 1); /* has a slab of its own */
+    cw_array *pool = pool_new(client, 64 << 20, 1); /* has a slab of its own */
     cw_array *pieces[CW_LARGE_SLAB_BLOCKS], *one_more = NULL;
     uint64_t number;
     for (uint32_t i = 1; i < CW_LARGE_SLAB_BLOCKS; i++)
@@ -165,7 +177,7 @@ static void a_piece_outlives_its_lender(void **state) {
     if (child == 0) {
         cw_client *own;
         CHILD(cw_connect(NULL, NULL, 0, &own) == 0);
-        cw_array *pool = bytes_new(own, POOL, 3), *piece;
+        cw_array *pool = pool_new(own, POOL, 3), *piece;
         uint64_t number;
         CHILD(cw_array_at(own, address_of(pool) + 65536, 70000, &piece, &number) == 0);
         CHILD(cw_array_put(piece, "left", 0, NULL, 0) == 0);

@@ -83,7 +83,8 @@ struct cw_queue {
     cw_array *array; /* borrowed */
     struct head *head;
     struct ring put_ring, get_ring;
-    uint64_t readers_at; /* a position that the readers have reached; of who has the writers' turn */
+    uint64_t
+        readers_at; /* a position that the readers have reached; of who has the writers' turn */
 };
 
 /* ---- positions ---- */

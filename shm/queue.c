@@ -13,7 +13,7 @@
 #ifndef SPIN_PAUSES /* the model check has its own */
 #define SPIN_PAUSES 8
 #endif
-#define JOIN_LOOK_NS  500000000
+#define JOIN_LOOK_NS 500000000
 
 struct waiting {
     int64_t end_ns;  /* < 0: for ever */

@@ -438,6 +438,12 @@ typedef struct cw_worker_info {
  * workers to CW_POOL_CELLS_MAX. 0 beyond. */
 uint64_t cw_pool_bytes(uint32_t workers, uint32_t cells);
 /*
+ * Memory for a pool that no broker knows: a memfd of at least so many bytes, zeroed, allocated in
+ * full, its size sealed. It goes with the last process that has it open or mapped. The caller maps
+ * and closes *out_fd. -EINVAL (0 bytes), -EDQUOT (the limit is named).
+ */
+int cw_pool_allocate(uint64_t memory_bytes, int *out_fd);
+/*
  * Formats memory (zeroed or used, at a multiple of 64, at least cw_pool_bytes()) and opens the
  * parent's end; the memory stays mapped as long. One thread at a time calls the functions that take
  * a cw_pool, unless said otherwise: the caller's lock. The caller owns *out. -EINVAL, -EDQUOT.

@@ -19,6 +19,7 @@
 #include "ipc/causeway.h"
 #include "shm/dispatch.h"
 #include "shm/error.h"
+#include "shm/segment.h"
 
 #define POOL_MAGIC 0x6377706f6f6c3031ull /* "cwpool01" */
 /* Beside each other the data of cells would fall into the same lines of a cache. */
@@ -100,6 +101,14 @@ uint64_t cw_pool_bytes(uint32_t workers, uint32_t cells) {
         cells > CW_POOL_CELLS_MAX)
         return 0;
     return lay_out(NULL, workers, cells, NULL);
+}
+
+int cw_pool_allocate(uint64_t memory_bytes, int *out_fd) {
+    struct cw_segment segment;
+    int code = cw_segment_create("pool", memory_bytes, 0, 0, CW_SEGMENT_UNMAPPED, &segment);
+    if (code == 0)
+        *out_fd = segment.fd;
+    return code;
 }
 
 static int check_memory(const void *memory, uint64_t memory_bytes, uint32_t workers,

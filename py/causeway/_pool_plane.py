@@ -7,7 +7,6 @@ large it is, and who may spin on this machine.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import weakref
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from causeway import _dispatch
-from causeway.errors import LimitExceeded
 
 __all__ = ["PARENT_SPIN_SECONDS", "Memory", "Plane", "spin_seconds", "spinners"]
 
@@ -58,8 +56,8 @@ class Plane:
 class Memory:
     """The memory of one plane, mapped as long as this object lives. Pickled to a new worker, it is mapped there too.
 
-    The parent keeps the descriptor, for workers to come; a worker's mapping needs none. All of it is allocated at once
-    and its size is sealed: nobody who touches it later can be killed for want of it.
+    The parent keeps the descriptor, for workers to come; a worker's mapping needs none. All of it is allocated at once,
+    after the limits were looked at, and its size is sealed: nobody who touches it later is killed for want of it.
 
     Attributes:
         address: where it is mapped; at a page.
@@ -71,22 +69,10 @@ class Memory:
     __slots__ = ("__weakref__", "_fd", "_mapping", "address", "nbytes")
 
     def __init__(self, nbytes: int) -> None:
-        fd = os.memfd_create("causeway-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        weakref.finalize(
-            self, os.close, fd
-        ).atexit = False  # a Pool that ends then may still need it
-        try:
-            os.posix_fallocate(fd, 0, nbytes)
-        except OSError as error:
-            raise LimitExceeded(
-                f"{nbytes} bytes of shared memory for the Pool's tasks: {error.strerror}; "
-                "make it with fewer workers, or raise the limit (ulimit -f, the memory of the container)"
-            ) from error
-        fcntl.fcntl(
-            fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        )
-        self._fd = fd
-        self._map(fd, nbytes)
+        self._fd = _dispatch.pool_allocate(nbytes)
+        closing = weakref.finalize(self, os.close, self._fd)
+        closing.atexit = False  # a Pool that ends then may still need it
+        self._map(self._fd, nbytes)
 
     def _map(self, fd: int, nbytes: int) -> None:
         self.nbytes = nbytes

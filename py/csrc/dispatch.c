@@ -28,6 +28,16 @@ static PyObject *pool_bytes(PyObject *module, PyObject *args) {
     return PyLong_FromUnsignedLongLong(cw_pool_bytes(workers, cells));
 }
 
+static PyObject *pool_allocate(PyObject *module, PyObject *args) {
+    (void)module;
+    unsigned long long nbytes;
+    int fd;
+    if (!PyArg_ParseTuple(args, "K", &nbytes))
+        return NULL;
+    int code = cw_pool_allocate(nbytes, &fd);
+    return code ? raise_failure(code) : PyLong_FromLong(fd);
+}
+
 struct watched {
     int pidfd, status;
 };
@@ -69,6 +79,8 @@ static PyObject *watch(PyObject *module, PyObject *args) {
 static PyMethodDef functions[] = {
     {"watch", watch, METH_VARARGS, "(pidfd, status): ends this process when that one ends."},
     {"pool_bytes", pool_bytes, METH_VARARGS, "Bytes of memory for so many workers and cells."},
+    {"pool_allocate", pool_allocate, METH_VARARGS,
+     "A descriptor of so many bytes of memory, which the caller closes."},
     {"set_numpy", plain_numpy, METH_VARARGS, "Tells the array type and a tuple of scalar types."},
     {NULL, NULL, 0, NULL},
 };

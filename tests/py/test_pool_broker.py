@@ -96,8 +96,8 @@ def test_the_memory_for_tasks_goes_with_the_pool(method: str) -> None:
         descriptors = 0
         for name in os.listdir("/proc/self/fd"):
             path = f"/proc/self/fd/{name}"
-            descriptors += os.path.exists(path) and "causeway-pool " in os.readlink(path)
-        return descriptors + Path("/proc/self/maps").read_text().count("memfd:causeway-pool ")
+            descriptors += os.path.exists(path) and "cw-pool " in os.readlink(path)
+        return descriptors + Path("/proc/self/maps").read_text().count("memfd:cw-pool ")
 
     def use() -> int:
         with cw.Pool(2, context=method) as pool:
@@ -121,4 +121,4 @@ def test_too_little_memory_for_tasks_is_told(script: Script) -> None:
             print(error)
         """
     )
-    assert "bytes of shared memory for the Pool's tasks: File too large; " in done.stdout
+    assert "RLIMIT_FSIZE" in done.stdout

@@ -7,7 +7,9 @@
 #include <stddef.h>
 #include <cmocka.h>
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include "ipc/causeway.h"
 #include "shm/dispatch.h"
@@ -106,6 +108,22 @@ static void sizes_have_limits(void **state) {
           "multiple of 64");
     fails(cw_pool_new(memory, memory_bytes, WORKERS, CELLS, NULL), -EINVAL, "NULL was given");
     cw_pool_delete(NULL);
+}
+
+static void its_memory_is_whole_and_stays_so(void **state) {
+    (void)state;
+    int fd = -1;
+    fails(cw_pool_allocate(0, &fd), -EINVAL, "0 bytes");
+    fails(cw_pool_allocate(1ull << 60, &fd), -EDQUOT, "shared memory were asked for");
+    assert_int_equal(fd, -1);
+    assert_int_equal(cw_pool_allocate(memory_bytes, &fd), 0);
+    struct stat status;
+    assert_int_equal(fstat(fd, &status), 0);
+    assert_true((uint64_t)status.st_size >= memory_bytes);
+    assert_int_equal(status.st_blocks * 512, status.st_size);
+    assert_int_equal(ftruncate(fd, 0), -1);
+    assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+    assert_int_equal(close(fd), 0);
 }
 
 static void a_worker_opens_what_the_parent_formatted(void **state) {
@@ -338,6 +356,7 @@ int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(sizes_have_limits),
+        TEST(its_memory_is_whole_and_stays_so),
         TEST(a_worker_opens_what_the_parent_formatted),
         TEST(a_task_and_its_answer_go_through_a_cell),
         TEST(cells_run_out_and_come_back),

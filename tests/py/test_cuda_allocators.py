@@ -1,0 +1,252 @@
+"""GPU libraries that allocate from causeway: what they make is shared without a copy, and stays while anyone has it.
+
+On the double stand-ins (gpu_standins) have the libraries' allocator interfaces; on real GPUs the libraries themselves
+are used, where they are there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cuda_support
+import pytest
+from conftest import stop_broker
+
+cuda_support.require()
+on_the_double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double")
+LIBRARIES = ("cupy", "torch", "numba")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpus(broker_folder: Path) -> Iterator[None]:
+    """The broker and all programs of this module see the same GPUs."""
+    with cuda_support.gpus(broker_folder, memory_mib=512):
+        yield
+
+
+# For each library: make(host values), host(array), free() of what its allocator keeps.
+WAYS = {
+    "cupy": """
+        import cupy, causeway.cupy as hook
+        make, host = cupy.asarray, (lambda a: a.host()) if STANDIN else cupy.asnumpy
+        full = cupy.cuda.memory.OutOfMemoryError
+        """,
+    "torch": """
+        import torch, causeway.torch as hook
+        make, host = lambda x: torch.as_tensor(x, device="cuda"), lambda a: a.host() if STANDIN else a.cpu().numpy()
+        full = torch.OutOfMemoryError
+        """,
+    "numba": """
+        from numba import cuda
+        from numba.cuda.cudadrv import driver
+        import causeway.numba as hook
+        make, host = cuda.to_device, lambda a: a.host() if STANDIN else a.copy_to_host()
+        full = driver.CudaAPIError
+        """,
+}
+OTHER = """
+def other(text):
+    "Runs a text in another process that knows nothing of the library."
+    subprocess.run([sys.executable, "-c", "import numpy as np, causeway as cw\\n" + text], check=True)
+def at(a):
+    return a.__cuda_array_interface__["data"][0]
+"""
+
+Run = Callable[..., object]
+
+
+@pytest.fixture
+def program(script: Callable[..., object]) -> Run:
+    """Runs a text with one library, or its stand-in."""
+
+    def run(name: str, text: str, **options: object) -> object:
+        if cuda_support.REAL:
+            pytest.importorskip("numba.cuda" if name == "numba" else name)
+        begin = f"STANDIN = {not cuda_support.REAL}\nimport gc, subprocess, sys, numpy as np, causeway as cw\n"
+        begin += "from causeway import _loans\nfrom causeway._lib import lib\n"
+        if not cuda_support.REAL:
+            begin += f"import gpu_standins; gpu_standins.install({name!r})\n"
+        path = f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
+        body = textwrap.dedent(WAYS[name]) + OTHER + textwrap.dedent(text)
+        return script(begin + body, env={**os.environ, "PYTHONPATH": path, **options})
+
+    return run
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_what_a_library_makes_is_shared_without_a_copy(program, name):
+    program(
+        name,
+        """
+        use = hook.use()
+        for i in range(40):
+            x = np.random.default_rng(i).random((30, 50)).astype("f4")
+            mine = make(x)
+            shared = cw.put("x", mine, copy=False)
+            assert at(shared) == at(mine) and shared.device == "cuda:0"
+            other(f"w = cw.get('x'); x = np.random.default_rng({i}).random((30, 50)).astype('f4');"
+                  f"assert (w.to('cpu').numpy() == x).all(); w[0] = {i}") if i % 20 == 0 else shared.__setitem__(0, i)
+            x[0] = i
+            assert (host(mine) == x).all()
+            del mine
+            assert (cw.get("x").to("cpu").numpy() == x).all()
+        use.end()
+        """,
+    )
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_memory_is_not_used_again_while_others_have_it(program, name):
+    program(
+        name,
+        """
+        import time
+        use = hook.use()
+        x = np.arange(100_000, dtype="i4")
+        mine = make(x)
+        place = at(mine)
+        cw.put("kept", mine)
+        holder = subprocess.Popen(
+            [sys.executable, "-c", "import sys, causeway as cw; w = cw.get('kept'); print(1, flush=True); sys.stdin.read();"
+             "assert (w.to('cpu').numpy() == range(100_000)).all()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        holder.stdout.readline()
+        cw.remove("kept")
+        del mine
+        gc.collect()
+        others = [make(-x) for _ in range(10)]
+        assert place not in [at(a) for a in others]
+        assert _loans._kept
+        holder.communicate()
+        assert holder.returncode == 0
+        del others
+        end = time.monotonic() + 10
+        while _loans._kept:  # the broker hears of the holder's end, and the library has its array back
+            _loans.collect()
+            time.sleep(0.01)
+            assert time.monotonic() < end
+        """,
+    )
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_part_that_was_shared_outlives_the_process(program, name):
+    program(
+        name,
+        """
+        if sys.argv[1:] == ["make"]:
+            import os, signal
+            hook.use()
+            kept = [make(np.full(5000, i, "f8")) for i in range(5)]
+            cw.put("left", kept[3]).wait()  # else it could die before its work is complete
+            os.kill(os.getpid(), signal.SIGKILL)
+        made = subprocess.run([sys.executable, __file__, "make"])
+        assert made.returncode == -9
+        assert (cw.get("left").to("cpu").numpy() == 3).all()
+        mine = [cw.full(5000, 9, "f8", device="cuda:0") for _ in range(20)]
+        assert (cw.get("left").to("cpu").numpy() == 3).all()
+        """,
+    )
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_pool_gets_what_a_library_made_as_a_handle(program, name):
+    program(
+        name,
+        """
+        def double(w):
+            x = w.to("cpu").numpy()
+            w[...] = 2 * x
+            return int(x.sum())
+        if __name__ == "__main__":
+            hook.use()
+            given = [make(np.full((100, 10), i, "i4")) for i in range(4)]
+            with cw.Pool(2, context="spawn") as pool:
+                assert pool.map(double, [cw.asarray(a, copy=False) for a in given]) == [0, 1000, 2000, 3000]
+            for i, a in enumerate(given):
+                assert (host(a) == 2 * i).all(), i
+        """,
+    )
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_after_its_end_the_library_allocates_as_before(program, name):
+    program(
+        name,
+        """
+        with hook.use() as use:
+            inside = make(np.ones(1000))
+            assert lib.cwpy_hook_bytes() > 0
+        use.end()  # once more does nothing
+        before = lib.cwpy_hook_bytes()
+        outside = make(np.full(1000, 2.0))
+        assert lib.cwpy_hook_bytes() == before
+        assert (host(inside) == 1).all() and (host(outside) == 2).all()
+        try: cw.put("o", outside, copy=False)
+        except ValueError as error: assert "use()" in str(error), error
+        else: raise AssertionError
+        assert (cw.put("o", outside).to("cpu").numpy() == 2).all()
+        with hook.use():
+            assert at(cw.asarray(inside, copy=False)) == at(inside)
+        """,
+    )
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_full_memory_is_the_librarys_own_error(program, name):
+    program(
+        name,
+        """
+        hook.use()
+        small = make(np.ones(1000))
+        if STANDIN:
+            large = np.zeros(600 << 20, "u1")
+            tries = [lambda: make(large)]
+        elif hook.__name__ == "causeway.cupy":
+            tries = [lambda: cupy.empty(1 << 40, "u1")]
+        elif hook.__name__ == "causeway.torch":
+            tries = [lambda: torch.empty(1 << 40, dtype=torch.uint8, device="cuda")]
+        else:
+            tries = [lambda: cuda.device_array(1 << 40, "u1")]
+        for use in tries:
+            try: use()
+            except full as error: pass
+            else: raise AssertionError
+        assert (host(small) == 1).all()
+        assert (cw.put("small", make(np.full(10, 3.0)), copy=False).to("cpu").numpy() == 3).all()
+        """,
+    )
+
+
+@pytest.fixture
+def own_broker() -> Iterator[str]:
+    """A folder for a broker with limits of its own."""
+    folder = tempfile.mkdtemp(prefix="cwgpu-")
+    yield folder
+    stop_broker(Path(folder))
+    shutil.rmtree(folder)
+
+
+@on_the_double
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_limit_of_the_broker_is_the_librarys_own_error_too(program, name, own_broker):
+    program(
+        name,
+        """
+        hook.use()
+        small = make(np.ones(1000))
+        try:
+            kept = [make(np.zeros(40 << 20, "u1")) for _ in range(20)]
+        except full: pass
+        else: raise AssertionError
+        kept = None
+        gc.collect()
+        assert (host(make(np.ones(1000))) == 1).all()
+        """,
+        CAUSEWAY_DIR=own_broker,
+        CAUSEWAY_MAX_GPU_BYTES=str(200 << 20),
+    )

@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 
 #include "ipc/causeway.h"
@@ -103,6 +104,17 @@ static cw_array *get(cw_client *client, const char *what) {
     return array;
 }
 
+/* A child that ends with this process. */
+static pid_t fork_tied(void) {
+    pid_t parent = getpid(), child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+            _exit(1);
+    }
+    return child;
+}
+
 /* ---- the producer ---- */
 
 static void write_all(cw_array *array, CUstream stream, uint32_t value) {
@@ -113,9 +125,11 @@ static void write_all(cw_array *array, CUstream stream, uint32_t value) {
 
 static void live_on(void) {
     pid_t child = fork();
-    if (child == 0)
+    if (child == 0) {
+        alarm(2 * ROUND_NS / 1000000000); /* nobody is left who would end it */
         for (;;)
             pause();
+    }
     atomic_store(&board->child, child);
 }
 
@@ -341,7 +355,7 @@ static void play(struct chance *chance, int round, const pid_t consumers[2]) {
     atomic_store(&board->ready, 0);
     atomic_store(&board->child, 0);
     round_now = round;
-    pid_t producer = fork();
+    pid_t producer = fork_tied();
     if (producer == 0)
         produce();
     while (!atomic_load(&board->ready)) {
@@ -376,7 +390,7 @@ static void run_job(int job, int rounds) {
     board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     board->job = job;
     for (int i = 0; i < 2; i++) {
-        consumers[i] = fork();
+        consumers[i] = fork_tied();
         if (consumers[i] == 0)
             consume(i, rounds);
     }
@@ -433,7 +447,7 @@ int main(int argc, char **argv) {
     free_bytes = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     uint64_t before = measure(), after = 0;
     for (int job = 0; job < jobs; job++)
-        if (fork() == 0)
+        if (fork_tied() == 0)
             run_job(job, (rounds + jobs - 1 - job) / jobs);
     int failed = 0, status;
     for (int job = 0; job < jobs; job++) {

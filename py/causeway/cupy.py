@@ -1,10 +1,10 @@
 """CuPy's arrays in causeway's memory: `use()`.
 
-    import cupy, causeway as cw, causeway.cupy
+import cupy, causeway as cw, causeway.cupy
 
-    causeway.cupy.use()
-    x = cupy.arange(1_000_000)      # lies in a slab of causeway's
-    cw.put("x", x)                  # shared with no copy
+causeway.cupy.use()
+x = cupy.arange(1_000_000)      # lies in a slab of causeway's
+cw.put("x", x)                  # shared with no copy
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ def use() -> _hooks.Use:
 
     _hooks.begin()
     before = cupy.cuda.get_allocator()
-    pool = cupy.cuda.MemoryPool(
-        cupy.cuda.PythonFunctionAllocator(_allocate, _hooks.free).malloc
-    )
+    pool = cupy.cuda.MemoryPool(cupy.cuda.PythonFunctionAllocator(_allocate, _hooks.free).malloc)
     cupy.cuda.set_allocator(pool.malloc)
 
     def end() -> None:

@@ -1,11 +1,11 @@
 """Numba's device arrays in causeway's memory: `use()`.
 
-    from numba import cuda
-    import causeway as cw, causeway.numba
+from numba import cuda
+import causeway as cw, causeway.numba
 
-    causeway.numba.use()
-    x = cuda.device_array(1000)     # lies in a slab of causeway's
-    cw.put("x", x)                  # shared with no copy
+causeway.numba.use()
+x = cuda.device_array(1000)     # lies in a slab of causeway's
+cw.put("x", x)                  # shared with no copy
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _manager() -> Any:
     from numba import cuda
     from numba.cuda.cudadrv import driver
 
-    class Manager(driver.NumbaCUDAMemoryManager):  # type: ignore[misc,name-defined]
+    class Manager(driver.NumbaCUDAMemoryManager):  # type: ignore[misc]
         """Device memory from causeway while it is in use, else as Numba has it."""
 
         def memalloc(self, size: int) -> Any:

@@ -1,10 +1,10 @@
 """PyTorch's tensors in causeway's memory: `use()`.
 
-    import torch, causeway as cw, causeway.torch
+import torch, causeway as cw, causeway.torch
 
-    with causeway.torch.use():
-        x = torch.zeros(1000, 1000, device="cuda")      # lies in a slab of causeway's
-    cw.put("x", x)                                      # shared with no copy
+with causeway.torch.use():
+    x = torch.zeros(1000, 1000, device="cuda")      # lies in a slab of causeway's
+cw.put("x", x)                                      # shared with no copy
 """
 
 from __future__ import annotations

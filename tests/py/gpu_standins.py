@@ -151,10 +151,7 @@ class MemoryPool:
         """So many bytes, of what is kept if there is any."""
         size = -(-size // 512) * 512
         kept = self.kept.setdefault(size, [])
-        if kept:
-            memory = kept.pop()
-        else:
-            memory = self._more(size)
+        memory = kept.pop() if kept else self._more(size)
         piece = Piece(memory.ptr)
         weakref.finalize(piece, kept.append, memory)
         return MemoryPointer(piece, 0)

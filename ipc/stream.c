@@ -79,6 +79,19 @@ static int gpu_address(const struct cw_cuda *cuda, struct cw_page_of_fences *pag
                : cw_cuda_error(cuda, result, "asking for a fence's address on the GPU");
 }
 
+/* Asked first: most calls about a stream end a capture that is under way. */
+static int check_capture(const struct cw_stream *stream) {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    int code = enter(stream);
+    if (code)
+        return code;
+    CUresult result = stream->gpu->cuda->cuStreamIsCapturing(stream->handle, &status);
+    leave(stream);
+    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || status != CU_STREAM_CAPTURE_STATUS_NONE)
+        return captured(stream);
+    return result == CUDA_SUCCESS ? 0 : failed(stream, result, "asking for a capture in");
+}
+
 /* Which GPU, context and id a handle has. gpu: of the array, for default streams. */
 static int identify(int gpu, struct cw_stream *stream) {
     int code = cw_gpu_get(gpu, &stream->gpu);
@@ -86,6 +99,9 @@ static int identify(int gpu, struct cw_stream *stream) {
         return code;
     const struct cw_cuda *cuda = stream->gpu->cuda;
     stream->context = stream->gpu->context;
+    code = check_capture(stream);
+    if (code)
+        return code;
     if (is_default(stream->handle)) {
         stream->id = (uint64_t)gpu;
         return 0;
@@ -105,18 +121,6 @@ static int identify(int gpu, struct cw_stream *stream) {
         return failed(stream, result, "asking for");
     stream->id = id;
     return device == stream->gpu->device ? 0 : cw_gpu_get(device, &stream->gpu);
-}
-
-static int check_capture(const struct cw_stream *stream) {
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    int code = enter(stream);
-    if (code)
-        return code;
-    CUresult result = stream->gpu->cuda->cuStreamIsCapturing(stream->handle, &status);
-    leave(stream);
-    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || status != CU_STREAM_CAPTURE_STATUS_NONE)
-        return captured(stream);
-    return result == CUDA_SUCCESS ? 0 : failed(stream, result, "asking for a capture in");
 }
 
 /* Ours beside a default stream, in which nothing of ours may stand. */
@@ -142,8 +146,6 @@ static int find_stream(cw_client *client, struct cw_fences *fences, int gpu, voi
                        struct cw_stream **out) {
     struct cw_stream looked = {.handle = handle};
     int code = identify(gpu, &looked);
-    if (code == 0)
-        code = check_capture(&looked);
     if (code)
         return code;
     for (struct cw_stream *at = fences->streams; at; at = at->next)

@@ -171,9 +171,9 @@ static int copy_staged(cw_client *client, const struct end *target, const struct
 
 static bool admits(const struct cw_gpu *gpu, const struct end *end) {
     const struct cw_gpu *memory;
-    if (cw_gpu_peek(end->gpu, &memory) != 0 || !cw_gpu_reaches(gpu, memory))
-        return false;
-    return !end->mapping || cw_cuda_admit(gpu, end->mapping) == 0;
+    if (end->mapping)
+        return cw_cuda_admit(gpu, end->mapping) == 0;
+    return cw_gpu_peek(end->gpu, &memory) == 0 && cw_gpu_reaches(gpu, memory);
 }
 
 static int copy_gpus(cw_client *client, const struct end *target, const struct end *source,

@@ -166,14 +166,6 @@ def lies_on_gpu(value: Any) -> bool:
     return hasattr(value, "__cuda_array_interface__")
 
 
-def _same_numbers(target: Layout, source: Layout) -> None:
-    if target.dtype != source.dtype:
-        raise TypeError(
-            f"from {source.dtype} to {target.dtype}: numbers are converted on the host alone; convert the array "
-            "with its own library first, or copy it with .to('cpu')"
-        )
-
-
 def _same_shape(target: Layout, source: Layout) -> None:
     if target.shape != source.shape:
         raise ValueError(
@@ -190,34 +182,47 @@ def assign(target: Array, source: Any, *, spread: bool = False, stream: Any = No
         ValueError: the shapes differ, or target is read-only.
         TypeError: the numbers would have to be converted, and not on the host.
     """
-    told = None if isinstance(source, arrays.Array) else _gpu.foreign(source)
-    of = source._layout_now() if isinstance(source, arrays.Array) else told.layout if told else None
     to = target._layout_now()
-    on_host = isinstance(source, arrays.Array) and source.device == "cpu"
-    if of is None or (on_host and not (to.same(of) and layouts.is_gapless(of))):
-        values = source.numpy() if isinstance(source, arrays.Array) else np.asarray(source)
-        if spread:  # what an assignment to a part does in NumPy
-            values = np.broadcast_to(values, to.shape).astype(to.dtype)
-        _assign_host(target, values)
+    if isinstance(source, arrays.Array):
+        of = source._layout_now()
+        if to.same(of) and layouts.is_gapless(of):
+            _move(target, source, stream)
+        elif source._on_gpu():
+            _check_bytes(target, of)
+            copy_values(target.numpy(), duplicate(source, "cpu").numpy())
+        else:
+            _assign_host(target, source.numpy(), spread)
         return
-    _same_shape(to, of)
-    _same_numbers(to, of)
-    if not (to.same(of) and layouts.is_gapless(of)):
-        if target.device != "cpu":
-            raise ValueError(
-                f"strides {of.strides} and {to.strides} differ or have gaps: on a GPU only whole arrays are "
-                "copied; make the source contiguous first"
-            )
-        here = duplicate(source, "cpu") if told is None else from_foreign(told, "cpu")
-        copy_values(target.numpy(), here.numpy())
-    elif told is None:
-        _move(target, source, stream)
-    else:
+    told = _gpu.foreign(source)
+    if told is None:
+        _assign_host(target, np.asarray(source), spread)
+    elif to.same(told.layout) and layouts.is_gapless(to):
         _take(target, told)
+    else:
+        _check_bytes(target, told.layout)
+        copy_values(target.numpy(), from_foreign(told, "cpu").numpy())
 
 
-def _assign_host(target: Array, values: np.ndarray[Any, Any]) -> None:
+def _check_bytes(target: Array, of: Layout) -> None:
+    """Refuses what cannot go from a GPU into target as bytes."""
+    to = target._layout_now()
+    _same_shape(to, of)
+    if to.dtype != of.dtype:
+        raise TypeError(
+            f"from {of.dtype} to {to.dtype}: numbers are converted on the host alone; convert the array with its own "
+            "library first, or copy it with .to('cpu')"
+        )
+    if target._on_gpu():
+        raise ValueError(
+            f"strides {of.strides} and {to.strides} differ or have gaps: on a GPU only whole arrays are copied; make "
+            "the source contiguous first"
+        )
+
+
+def _assign_host(target: Array, values: np.ndarray[Any, Any], spread: bool) -> None:
     layout = target._layout_now()
+    if spread:  # what an assignment to a part does in NumPy
+        values = np.broadcast_to(values, layout.shape).astype(layout.dtype)
     if target._open_lease().gpu < 0:
         found = target.numpy()
         if values.shape != found.shape:

@@ -29,7 +29,17 @@ _BUFFER_BYTES = 16 + 16 * 64 + 2048
 class Layout:
     """Shape, strides in bytes and dtype. Never changes."""
 
-    __slots__ = ("_borrowed", "_c", "dtype", "ndim", "shape", "size", "strides")
+    __slots__ = (
+        "_borrowed",
+        "_c",
+        "_gapless",
+        "_span",
+        "dtype",
+        "ndim",
+        "shape",
+        "size",
+        "strides",
+    )
 
     def __init__(
         self,
@@ -44,6 +54,8 @@ class Layout:
         self.size = math.prod(shape)
         self.strides = contiguous(shape, dtype.itemsize, order) if strides is None else strides
         self._c: Any = None
+        self._gapless: bool | None = None
+        self._span: int | None = None
         self._borrowed: Any = None
 
     @property
@@ -63,10 +75,11 @@ class Layout:
     @property
     def span(self) -> int:
         """Bytes from the lowest one to behind the highest one."""
-        if not self.size:
-            return 0
-        reach = sum((n - 1) * abs(step) for n, step in zip(self.shape, self.strides, strict=True))
-        return reach + self.dtype.itemsize
+        if self._span is None:
+            steps = zip(self.shape, self.strides, strict=True)
+            reach = sum((n - 1) * abs(step) for n, step in steps) if self.size else 0
+            self._span = reach + self.dtype.itemsize if self.size else 0
+        return self._span
 
     @property
     def c(self) -> Any:
@@ -123,13 +136,14 @@ def is_gapless(layout: Layout) -> bool:
     >>> is_gapless(Layout((2, 3), np.dtype("f4"), (4, 8))), is_gapless(Layout((2,), np.dtype("f4"), (8,)))
     (True, False)
     """
-    step = layout.dtype.itemsize
-    steps = zip(layout.strides, layout.shape, strict=True)
-    for stride, n in sorted((stride, n) for stride, n in steps if n != 1):
-        if layout.size and stride != step:
-            return False
-        step *= n
-    return True
+    if layout._gapless is None:
+        step, gapless = layout.dtype.itemsize, True
+        steps = zip(layout.strides, layout.shape, strict=True)
+        for stride, n in sorted((stride, n) for stride, n in steps if n != 1):
+            gapless = gapless and (stride == step or not layout.size)
+            step *= n
+        layout._gapless = gapless
+    return layout._gapless
 
 
 def like(array: np.ndarray[Any, Any], order: str = "K") -> Layout:

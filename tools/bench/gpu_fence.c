@@ -1,0 +1,217 @@
+/*
+ * Two processes hand work to each other's streams and back, on one GPU or on two: by fences, by
+ * bare flags in host memory (what the hardware can do: the streams know all rounds beforehand), and
+ * by CUDA's IPC events (what the driver offers). `make bench-gpu` runs it.
+ *
+ *   gpu_fence [ROUNDS]
+ *
+ * With fences and events each round is submitted when the other side's was, as a program would do
+ * that decides by the data; the CPUs tell each other by a word.
+ */
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ipc/causeway.h"
+#include "ipc/cuda_device.h"
+#include "shm/wait.h"
+
+#define WARM      200
+#define AT_ONCE   200 /* rounds before the streams are waited for */
+#define PAGE      4096
+#define HANDLE_OF 64
+
+struct board { /* shared by both processes; the first page is registered with CUDA */
+    _Alignas(64) uint64_t flags[2][8];
+    _Alignas(PAGE) _Atomic int ready;
+    _Atomic int posted[2];
+    char events[2][HANDLE_OF];
+};
+static struct board *board;
+static int me;
+static const struct cw_cuda *cuda;
+static struct cw_gpu *gpu;
+static CUstream stream;
+static CUresult (*get_event)(CUipcEventHandle *, CUevent);
+static CUresult (*open_event)(CUevent *, CUipcEventHandle);
+
+static void fail(const char *what, int code) {
+    fprintf(stderr, "gpu_fence: %s: %d, %s\n", what, code, cw_error());
+    exit(1);
+}
+
+#define OK(call)                                                                                   \
+    do {                                                                                           \
+        int ok_code = (int)(call);                                                                 \
+        if (ok_code)                                                                               \
+            fail(#call, ok_code);                                                                  \
+    } while (0)
+
+static void meet(void) {
+    static int times;
+    int step = ++times;
+    atomic_fetch_add(&board->ready, 1);
+    while (atomic_load(&board->ready) < 2 * step)
+        usleep(50);
+}
+
+/* Tells the other side that ours is submitted, or waits for its word. */
+static void post(int round) {
+    atomic_store(&board->posted[me], round);
+}
+static void await(int round) {
+    while (atomic_load(&board->posted[!me]) < round)
+        CW_PAUSE();
+}
+
+static void finish_some(int round) {
+    if (round % AT_ONCE == 0)
+        OK(cuda->cuStreamSynchronize(stream));
+}
+
+static double by_flags(int first, int rounds) {
+    CUdeviceptr mine, theirs;
+    OK(cuda->cuMemHostGetDevicePointer(&mine, &board->flags[me], 0));
+    OK(cuda->cuMemHostGetDevicePointer(&theirs, &board->flags[!me], 0));
+    int64_t begun_ns = cw_now_ns();
+    for (int i = first; i < first + rounds; i++) {
+        if (me)
+            OK(cuda->cuStreamWaitValue64(stream, theirs, (uint64_t)i, CU_STREAM_WAIT_VALUE_GEQ));
+        OK(cuda->cuStreamWriteValue64(stream, mine, (uint64_t)i, 0));
+        if (!me)
+            OK(cuda->cuStreamWaitValue64(stream, theirs, (uint64_t)i, CU_STREAM_WAIT_VALUE_GEQ));
+        finish_some(i);
+    }
+    OK(cuda->cuStreamSynchronize(stream));
+    return (double)(cw_now_ns() - begun_ns) / rounds / 1e3;
+}
+
+static void write_one(cw_array *array) {
+    OK(cw_array_writing_begin(array, stream, -1));
+    OK(cw_array_writing_end(array, stream, 1));
+}
+
+static void read_one(cw_array *array) {
+    OK(cw_array_reading_begin(array, stream, -1));
+    OK(cw_array_reading_end(array, stream));
+}
+
+static double by_fences(cw_array *mine, cw_array *theirs, int first, int rounds) {
+    int64_t begun_ns = cw_now_ns();
+    for (int i = first; i < first + rounds; i++) {
+        if (me) {
+            await(i);
+            read_one(theirs);
+        }
+        write_one(mine);
+        post(i);
+        if (!me) {
+            await(i);
+            read_one(theirs);
+        }
+        finish_some(i);
+    }
+    OK(cuda->cuStreamSynchronize(stream));
+    return (double)(cw_now_ns() - begun_ns) / rounds / 1e3;
+}
+
+static double by_events(CUevent mine, CUevent theirs, int first, int rounds) {
+    int64_t begun_ns = cw_now_ns();
+    for (int i = first; i < first + rounds; i++) {
+        if (me) {
+            await(i);
+            OK(cuda->cuStreamWaitEvent(stream, theirs, 0));
+        }
+        OK(cuda->cuEventRecord(mine, stream));
+        post(i);
+        if (!me) {
+            await(i);
+            OK(cuda->cuStreamWaitEvent(stream, theirs, 0));
+        }
+        OK(cuda->cuStreamSynchronize(stream)); /* one event: it may not be recorded again before */
+    }
+    return (double)(cw_now_ns() - begun_ns) / rounds / 1e3;
+}
+
+static bool make_events(CUevent *mine, CUevent *theirs) {
+    CUipcEventHandle handle;
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    if (!library)
+        return false; /* the test double has none */
+    *(void **)&get_event = dlsym(library, "cuIpcGetEventHandle");
+    *(void **)&open_event = dlsym(library, "cuIpcOpenEventHandle");
+    OK(cuda->cuEventCreate(mine, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS));
+    OK(get_event(&handle, *mine));
+    memcpy(board->events[me], &handle, HANDLE_OF);
+    meet();
+    memcpy(&handle, board->events[!me], HANDLE_OF);
+    OK(open_event(theirs, handle));
+    return true;
+}
+
+static void play(int rounds, double out[3], int *gpus) {
+    cw_client *client;
+    cw_array *mine, *theirs;
+    CUevent my_event, their_event;
+    int64_t shape = 1024;
+    cw_layout layout = {.ndim = 1, .itemsize = 4, .shape = &shape, .dtype = "<u4"};
+    char device[16];
+    OK(cw_gpu_count(gpus));
+    int ordinal = *gpus > 1 ? me : 0;
+    OK(cw_gpu_get(ordinal, &gpu));
+    cuda = gpu->cuda;
+    OK(cw_gpu_enter(gpu));
+    OK(cuda->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(cuda->cuMemHostRegister(board, PAGE,
+                               CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE));
+    OK(cw_connect(NULL, NULL, 0, &client));
+    snprintf(device, sizeof device, "cuda:%d", ordinal);
+    OK(cw_array_new(client, device, &layout, 0, &mine));
+    OK(cw_array_put(mine, me ? "bench/fence/1" : "bench/fence/0", CW_REPLACE, NULL, 0));
+    OK(cw_wait(client, me ? "bench/fence/0" : "bench/fence/1", -1));
+    OK(cw_get(client, me ? "bench/fence/0" : "bench/fence/1", 0, &theirs));
+    meet();
+    by_flags(1, WARM);
+    out[0] = by_flags(1 + WARM, rounds);
+    by_fences(mine, theirs, 1, WARM);
+    meet();
+    out[1] = by_fences(mine, theirs, 1 + WARM, rounds);
+    if (make_events(&my_event, &their_event)) {
+        meet();
+        by_events(my_event, their_event, 1 + WARM + rounds, WARM);
+        out[2] = by_events(my_event, their_event, 1 + 2 * WARM + rounds, rounds / 10 + 1);
+    }
+    meet();
+    if (!me) {
+        OK(cw_remove(client, "bench/fence/0"));
+        OK(cw_remove(client, "bench/fence/1"));
+    }
+}
+
+int main(int argc, char **argv) {
+    int rounds = argc > 1 ? atoi(argv[1]) : 4000, gpus = 0, status;
+    double us[3] = {0};
+    board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pid_t other = fork();
+    me = other == 0;
+    play(rounds, us, &gpus);
+    if (me)
+        _exit(0);
+    waitpid(other, &status, 0);
+    if (status || rounds <= 0)
+        fail("the other process", status);
+    printf("streams of two processes on %s, there and back, %d rounds:\n",
+           gpus > 1 ? "two GPUs" : "one GPU", rounds);
+    printf("  bare flags, all submitted beforehand   %8.1f us\n", us[0]);
+    printf("  fences: writing and reading            %8.1f us   %.2f of the flags\n", us[1],
+           us[1] / us[0]);
+    if (us[2] > 0)
+        printf("  IPC events                             %8.1f us   %.1f times the fences\n", us[2],
+               us[2] / us[1]);
+    return 0;
+}

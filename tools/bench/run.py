@@ -135,7 +135,9 @@ def main() -> int:
     """Runs all; 1 if a program failed or a target is not met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=ROOT / "build")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks")
+    parser.add_argument(
+        "--out", type=Path, help="where the document goes (docs/benchmarks; with --only nowhere)"
+    )
     parser.add_argument("--workers", type=int, default=2, help="of the pools")
     parser.add_argument("--rounds", type=int, help="samples of each Python benchmark")
     parser.add_argument(
@@ -144,18 +146,21 @@ def main() -> int:
     parser.add_argument(
         "--only",
         default="",
-        help="run the programs whose names hold one of these words (comma between them); no document",
+        help="run the programs whose names hold one of these words (comma between them)",
     )
     options = parser.parse_args()
     options.json = options.json or options.build / "bench.json"
     os.environ.setdefault("CAUSEWAY_BROKER", str((options.build / "causewayd").resolve()))
     words, name = machine()
+    command_line = "make bench" + (f" WORKERS={options.workers}" if options.workers != 2 else "")
+    if options.only:
+        command_line = f"tools/bench/run.py --only {options.only} --workers {options.workers}"
     about: dict[str, Any] = {
         "date": str(datetime.date.today()),
         "machine": words,
         "load": " ".join(f"{value:.2f}" for value in os.getloadavg()),
         "workers": options.workers,
-        "command": "make bench" + (f" WORKERS={options.workers}" if options.workers != 2 else ""),
+        "command": command_line,
         "failures": [],
     }
     rows: list[Row] = []
@@ -172,7 +177,9 @@ def main() -> int:
     found, behind = targets(results, options.workers, len(os.sched_getaffinity(0))), slower(results)
     about["rows"] = [vars(row) for row in rows]
     options.json.write_text(json.dumps(about))
-    if not options.only:
+    if options.out is None and not options.only:
+        options.out = ROOT / "docs" / "benchmarks"
+    if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         path = options.out / f"{about['date']}-{name}.md"
         picture = path.with_suffix(".png")

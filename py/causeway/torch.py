@@ -17,6 +17,7 @@ __all__ = ["use"]
 
 _allocators: list[Any] = []  # one, for good: PyTorch calls it as long as a tensor lives
 _pools: dict[int, Any] = {}  # by GPU; a pool keeps what was freed for its next use
+_open: list[Any] = []  # contexts under way: PyTorch's end when they are let go of, ours by end() alone
 
 
 def _pool(torch: Any, gpu: int) -> Any:
@@ -65,4 +66,10 @@ def use(device: Any = None) -> _hooks.Use:
     _hooks.begin()
     context = torch.cuda.use_mem_pool(_pool(torch, gpu), gpu)
     context.__enter__()
-    return _hooks.Use(lambda: context.__exit__(None, None, None))
+    _open.append(context)
+
+    def end() -> None:
+        _open.remove(context)
+        context.__exit__(None, None, None)
+
+    return _hooks.Use(end)

@@ -275,8 +275,10 @@ def torch() -> types.ModuleType:
     @contextlib.contextmanager
     def use_mem_pool(pool: MemPool, device: int) -> Any:
         pools.append(pool)
-        yield
-        pools.pop()
+        try:
+            yield
+        finally:
+            pools.remove(pool)
 
     def as_tensor(values: Any, device: str = "cuda") -> Tensor:
         values = np.array(values, order="C")

@@ -1,4 +1,4 @@
-"""The module that CFFI compiles: the functions of ipc/causeway.h and csrc/extra.h."""
+"""The module that CFFI compiles: the functions of ipc/causeway.h, csrc/extra.h and csrc/hooks.h."""
 
 from typing import Any
 

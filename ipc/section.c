@@ -68,7 +68,10 @@ static int judge_turn(cw_client *client, struct cw_fences *fences, const struct 
                         "itself: end that first, or use the same stream",
                         section->stream->handle);
     else if (!section) {
-        int state = cw_stamp_look(client, fences, turn);
+        /* The highest value: it may have died behind its last submit, its work complete, and what
+         * that had waited for untold. */
+        int state =
+            cw_stamp_look(client, fences, cw_stamp_make(cw_stamp_fence(turn), CW_STAMP_VALUE_MAX));
         found = state == -EOWNERDEAD ? TURN_DEAD : state < 0 ? state : TURN_TAKEN;
     }
     pthread_mutex_unlock(&fences->lock);

@@ -169,7 +169,7 @@ static void produce(void) {
     atomic_store(&board->ready, 1);
     for (uint32_t value = LOOP_BEGIN; board->moment == ANY_TIME; value++) {
         write_all(x, stream, value);
-        if (value % 8 == 0) /* what is queued is what may land late */
+        if (value % 2 == 0) /* what is queued may land late, but not later than CW_POISON_NS */
             ok(cw_array_wait(x, LIMIT_NS), "cw_array_wait");
     }
     for (;;)
@@ -230,8 +230,9 @@ static bool compute(struct consumer *c, cw_array *x, cw_array *y, bool *told) {
         return false;
     ok(code, "cw_array_reading_begin of x");
     code = cw_array_writing_begin(y, c->stream, LIMIT_NS);
-    *told = code == -EOWNERDEAD;
-    if (!*told) {
+    bool begun = code != -EOWNERDEAD;
+    *told = !begun;
+    if (begun) {
         ok(code, "cw_array_writing_begin of y");
         test_add(c->stream, at(y), at(x), at(x), WORDS);
         code = cw_array_writing_end(y, c->stream, 1);
@@ -243,7 +244,7 @@ static bool compute(struct consumer *c, cw_array *x, cw_array *y, bool *told) {
     if (ended != -EOWNERDEAD)
         ok(ended, "cw_array_reading_end of x");
     *told = *told || ended == -EOWNERDEAD;
-    return true;
+    return begun;
 }
 
 static void judge(bool told, uint32_t value, uint32_t factor, const char *what) {
@@ -333,6 +334,7 @@ static void consume(int which, int rounds) {
             remove_names(&c);
         }
     }
+    await(&board->round, rounds + 1, "the end of the job");
     cw_client_unref(c.client);
     _exit(0);
 }
@@ -350,7 +352,7 @@ static void play(struct chance *chance, int round, const pid_t consumers[2]) {
     int64_t end_ns = test_now_ns() + ROUND_NS;
     board->moment = (enum moment)chance_below(chance, MOMENTS);
     board->forks = chance_below(chance, 2);
-    board->late_ms = (unsigned[]){0, 1, 20}[chance_below(chance, 3)];
+    board->late_ms = (unsigned[]){0, 1, 5}[chance_below(chance, 3)];
     atomic_store(&board->computed, 0);
     atomic_store(&board->ready, 0);
     atomic_store(&board->child, 0);
@@ -396,6 +398,7 @@ static void run_job(int job, int rounds) {
     }
     for (int round = 1; round <= rounds; round++)
         play(&chance, round, consumers);
+    atomic_store(&board->round, rounds + 1);
     for (int i = 0; i < 2; i++) {
         int status;
         while (waitpid(consumers[i], &status, 0) < 0)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from causeway import _dispatch, _pool_process, _pool_worker, client
+from causeway import _dispatch, _pool_main, _pool_process, _pool_worker, client
 from causeway._pool_options import Options
 from causeway._pool_plane import Memory, Plane, spin_seconds, spinners
 from causeway._pool_stderr import Capture
@@ -61,6 +61,7 @@ class Crew:
         plane: the memory that is shared with them.
         dispatch: the parent's end of it.
         dead: workers that have died, for the helper to see to.
+        main: the notebook's `__main__`; None where there is none.
     """
 
     def __init__(
@@ -75,6 +76,8 @@ class Crew:
         self.plane = Plane(size)
         self._daemon = daemon
         self._context = context
+        self._by_fork = context.get_start_method() == "fork"
+        self.main = _pool_main.notebook(self._by_fork)
         self._options = options
         self._parent = _pool_worker.ParentId()
         self._settings = client.settings()
@@ -139,14 +142,19 @@ class Crew:
             None if stderr is None else stderr.path,
         )
         options = self._options
+        initializer, initargs = options.initializer, options.initargs
+        if not self._by_fork:
+            initializer, initargs = _pool_main.start_arguments(self.main, initializer, initargs)
         process = _pool_process.process_class(self._context)(
             target=_pool_worker.main,
-            args=(self._memory, place, options.initializer, options.initargs, options.maxtasks),
+            args=(self._memory, place, initializer, initargs, options.maxtasks),
         )
         process.name = process.name.replace("Process", "PoolWorker")
         process.daemon = self._daemon
         worker = Worker(slot, process, stderr)
         process.start()
+        if self.main is not None:
+            self.main.worker_started()
         worker.pid = process.pid
         self._workers[slot] = worker
         try:

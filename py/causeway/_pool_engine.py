@@ -81,7 +81,7 @@ class Engine:
         self._callbacks = Callbacks()
         self._crew = Crew(processes, context, options, daemon, self._deliver)
         self.dispatch = self._crew.dispatch
-        self.functions = Functions(self.dispatch.put_function)
+        self.functions = Functions(self.dispatch.put_function, self._crew.main)
         self._helper = threading.Thread(target=self._serve, name="causeway-pool", daemon=True)
         self._crew.start_all()
         self._at_exit = util.Finalize(None, self.terminate, exitpriority=15)
@@ -405,7 +405,9 @@ class Engine:
         try:
             encoder = self._encoders.pop()
         except IndexError:
-            encoder = wire.Encoder(self._store, _dispatch.DATA_MAX, transit=False)
+            encoder = wire.Encoder(
+                self._store, _dispatch.DATA_MAX, transit=False, main=self._crew.main
+            )
         try:
             parcel = encoder.encode(
                 task.number, task.kind, b"", body, cloud=True, shared=job.shared

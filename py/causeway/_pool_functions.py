@@ -2,7 +2,8 @@
 
 A function that standard pickle names (module and qualified name), or a lambda or local function that takes nothing
 along but small plain values, is put into one of the plane's slots, from where each worker unpickles it when it meets
-its number for the first time. A number is never used for another function. All else that can be called has state of
+its number for the first time. A number is never used for another function. In a notebook the name must mean the
+same to the workers (_pool_main), which is looked at with each call. All else that can be called has state of
 its own (partials, bound methods, closures over arrays), and goes along with each task.
 
 A slot is used again when no job with its function is under way. Any thread; no code of the user's runs under the lock.
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from causeway import _dispatch
+from causeway._pool_main import Main, names_in, of_main
 
 __all__ = ["Function", "Functions"]
 
@@ -56,10 +58,12 @@ class Functions:
 
     Args:
         put: writes a pickle into a slot.
+        main: the notebook's `__main__`; None where there is none.
     """
 
-    def __init__(self, put: Callable[[int, bytes], None]) -> None:
+    def __init__(self, put: Callable[[int, bytes], None], main: Main | None) -> None:
         self._put = put
+        self._main = main
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._free = list(range(_dispatch.FUNCTION_SLOTS))
@@ -73,11 +77,11 @@ class Functions:
         found = self._pinned.get(function)
         if found is not None:
             return found
-        by_name = True
-        try:
-            pickled = pickle.dumps(function, protocol=5)
-        except Exception:
-            by_name, pickled = False, _by_value(function) if takes_little(function) else b""
+        main = self._main if of_main(function) else None
+        pickled = b"" if main is not None and not main.has(function) else _by_name(function)
+        pin = bool(pickled) and main is None
+        if not pickled and takes_little(function):
+            pickled = _by_value(function, self._main)
         if not pickled or len(pickled) > _dispatch.FUNCTION_MAX:
             return None
         with self._lock:
@@ -88,7 +92,7 @@ class Functions:
                     return None
                 self._put(slot, pickled)
                 found = self._by_pickle[pickled] = Function(next(self._numbers), slot, len(pickled))
-            if by_name and len(self._pinned) < _PINNED_MAX:
+            if pin and len(self._pinned) < _PINNED_MAX:
                 self._pinned[function] = found
                 found.pinned = True
             found.users += 1
@@ -133,7 +137,7 @@ def takes_little(value: Any, depth: int = 0) -> bool:
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
     except ValueError:  # one of them is not set yet
         return False
-    names = _names_in(value.__code__)
+    names = names_in(value.__code__)
     found = [value.__globals__[name] for name in names if name in value.__globals__]
     return all(
         takes_little(item, depth + 1)
@@ -141,19 +145,17 @@ def takes_little(value: Any, depth: int = 0) -> bool:
     )
 
 
-def _names_in(code: types.CodeType) -> set[str]:
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names_in(constant)
-    return names
-
-
-def _by_value(function: Any) -> bytes:
-    import cloudpickle
-
+def _by_name(function: Any) -> bytes:
     try:
-        pickled: bytes = cloudpickle.dumps(function, protocol=5)
+        return pickle.dumps(function, protocol=5)
     except Exception:
         return b""
-    return pickled
+
+
+def _by_value(function: Any, main: Main | None) -> bytes:
+    from causeway import _pool_by_value
+
+    try:
+        return _pool_by_value.dumps(function, main, {})
+    except Exception:
+        return b""

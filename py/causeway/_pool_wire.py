@@ -7,8 +7,9 @@ those of all else by pickle protocol 5. What is too long for the ring goes into 
 
 Small and plain tasks and answers go without one: their pickle is all there is (py/csrc/dispatch.h).
 
-What standard pickle refuses in a task is pickled by cloudpickle; a result that it refuses is a
-MaybeEncodingError, as in the standard library. What causeway.Array needs travels as a handle. Arrays that several
+What standard pickle refuses in a task, and in a notebook all, is pickled by cloudpickle (_pool_by_value). A result that
+it refuses is tried once more with the classes of `__main__` by their names, and else is a MaybeEncodingError, as in the
+standard library. What causeway.Array needs travels as a handle. Arrays that several
 tasks of a call have in common go into one block for all of them, see `_pool_shared`.
 """
 
@@ -35,6 +36,7 @@ from causeway._pool_buffers import (
     open_block,
     open_private,
 )
+from causeway._pool_main import Main
 from causeway._pool_shared import Shared
 from causeway.array import Array
 from causeway.client import current
@@ -88,13 +90,18 @@ class Encoder:
     Args:
         store: where blocks come from.
         max_bytes: the longest message that the ring takes.
+        main: the notebook's `__main__`, of the parent; None where there is none.
         transit: False: what the parcel holds keeps its arrays until they are opened; True: the broker does.
     """
 
-    def __init__(self, store: BlockStore, max_bytes: int, transit: bool) -> None:
+    def __init__(
+        self, store: BlockStore, max_bytes: int, transit: bool, main: Main | None = None
+    ) -> None:
         self._store = store
         self._max_bytes = max_bytes
         self._transit = transit
+        self._main = main
+        self._pickler: Any = _Pickler
         self._table: dict[Any, Callable[[Any], Any]] = {}
         self._table_of = (-1, -1)
         self._shared: Shared | None = None
@@ -125,13 +132,10 @@ class Encoder:
         """
         self._shared = shared
         try:
-            try:
-                pickled = self._dump(body, _Pickler)
-            except _REFUSALS as refusal:
-                self._undo()
-                if not cloud:
-                    raise
-                pickled = self._dump_by_cloudpickle(body, refusal)
+            if cloud and self._main is not None:
+                pickled = self._dump_by_value(body)
+            else:
+                pickled = self._dump_by_name(body, cloud)
             return self._finish(task, call, lead, pickled)
         except BaseException:
             self._undo()
@@ -177,19 +181,30 @@ class Encoder:
         pickler.dump(body)
         return out.getvalue()
 
-    def _dump_by_cloudpickle(self, body: Any, refusal: Exception) -> bytes:
-        import cloudpickle
+    def _dump_by_name(self, body: Any, cloud: bool) -> bytes:
+        """By standard pickle; what that refuses by another one, and its refusal is what is told."""
+        try:
+            return self._dump(body, self._pickler)
+        except _REFUSALS as refusal:
+            self._undo()
+            try:
+                return self._dump_by_value(body) if cloud else self._dump_return(body)
+            except _REFUSALS:
+                raise refusal from None
 
-        class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-            # Of the class: cloudpickle's has one, which a pickler reads when it is made, and then no more.
-            dispatch_table = {**cloudpickle.Pickler.dispatch_table, **self._reductions()}
+    def _dump_by_value(self, body: Any) -> bytes:
+        from causeway import _pool_by_value
 
         out = io.BytesIO()
-        try:
-            Pickler(out, protocol=5, buffer_callback=self._put_buffer).dump(body)
-        except _REFUSALS:
-            raise refusal from None
+        _pool_by_value.Pickler(out, self._reductions(), self._main, self._put_buffer).dump(body)
         return out.getvalue()
+
+    def _dump_return(self, body: Any) -> bytes:
+        from causeway import _pool_by_value
+
+        pickled = self._dump(body, _pool_by_value.ReturnPickler)
+        self._pickler = _pool_by_value.ReturnPickler  # there will be more
+        return pickled
 
     def _put(self, values: np.ndarray[Any, Any], flags: int) -> int:
         """Brings values into a block: its number in the message."""

@@ -17,9 +17,6 @@ from pool_support import LONG
 
 import causeway as cw
 
-BY_NAME = "what __main__ defines goes to the workers by name alone"
-
-
 # ---- lambdas and what is local
 
 
@@ -66,10 +63,7 @@ def test_an_instance_of_a_local_class_comes_back_as_one(pool: cw.Pool) -> None:
     assert found == [2, 3]
 
 
-def test_the_initializer_may_be_a_lambda(method: str, request: pytest.FixtureRequest) -> None:
-    if method != "fork":
-        reason = "the initializer goes by multiprocessing's pickle alone"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_the_initializer_may_be_a_lambda(method: str) -> None:
     values = [1, 2]
     with cw.Pool(1, lambda: tasks.remember(*values), context=method) as pool:
         assert pool.apply(tasks.remembered) == [1, 2]
@@ -229,10 +223,8 @@ def test_a_notebooks_lambdas_see_its_variables(notebook: Callable[..., list[str]
 
 
 def test_a_notebooks_functions_from_before_the_pool_work(
-    notebook: Callable[..., list[str]], method: str, request: pytest.FixtureRequest
+    notebook: Callable[..., list[str]],
 ) -> None:
-    if method != "fork":
-        request.applymarker(pytest.mark.xfail(strict=True, reason=BY_NAME))
     assert (
         notebook(
             "def square(x):\n    return x * x",
@@ -244,7 +236,6 @@ def test_a_notebooks_functions_from_before_the_pool_work(
     )
 
 
-@pytest.mark.parametrize("method", ["fork"])
 def test_a_notebooks_initializer_sets_what_tasks_read(notebook: Callable[..., list[str]]) -> None:
     assert notebook(
         "def start(value):\n    global shared\n    shared = value",
@@ -254,7 +245,6 @@ def test_a_notebooks_initializer_sets_what_tasks_read(notebook: Callable[..., li
     ) == ["[100, 101, 102]"]
 
 
-@pytest.mark.xfail(strict=True, reason=BY_NAME)
 def test_a_notebooks_functions_are_those_of_now(notebook: Callable[..., list[str]]) -> None:
     assert notebook(
         MAKE,
@@ -272,7 +262,6 @@ def test_a_notebooks_functions_are_those_of_now(notebook: Callable[..., list[str
     ) == ["[0, 1, 4, 9]", "[0, -1, -4, -9]", "[1, 0, -3, -8]", "[2, 3, 4, 5]", "3 [3] [3]"]
 
 
-@pytest.mark.xfail(strict=True, reason=BY_NAME)
 def test_a_notebooks_function_defined_anew_is_not_mistaken_for_the_old_one(
     notebook: Callable[..., list[str]],
 ) -> None:
@@ -285,7 +274,6 @@ def test_a_notebooks_function_defined_anew_is_not_mistaken_for_the_old_one(
     ) == ["[0, 1, 4, 9]", "[0, -1, -2, -3]"]
 
 
-@pytest.mark.xfail(strict=True, reason=BY_NAME)
 def test_a_notebooks_classes_and_exceptions_go_there_and_back(
     notebook: Callable[..., list[str]],
 ) -> None:
@@ -307,3 +295,137 @@ def test_a_notebooks_classes_and_exceptions_go_there_and_back(
             print(*error.args)
         """,
     ) == ["[2, 3]", "of the notebook 1"]
+
+
+def test_what_a_notebooks_function_reads_is_that_of_now_however_it_is_reached(
+    notebook: Callable[..., list[str]],
+) -> None:
+    assert notebook(
+        "import functools",
+        """
+        def twice(function):
+            @functools.wraps(function)
+            def wrapper(*args):
+                return 2 * function(*args)
+            return wrapper
+        """,
+        "def helper(x):\n    return x + offset",
+        "@twice\ndef decorated(x):\n    return helper(x)",
+        """
+        class Model:
+            factor = 10
+            @staticmethod
+            def scaled(x):
+                return helper(x)
+            @classmethod
+            def made(cls, x):
+                return cls.factor * cls.scaled(x)
+            @property
+            def value(self):
+                return helper(0)
+            def predict(self, x):
+                return self.made(x) + self.value
+        """,
+        "class Child(Model):\n    pass",
+        "@functools.lru_cache(10)\ndef cached(n):\n    return n * offset if n < 2 else cached(n - 1) + helper(n)",
+        "model = Child()",
+        "def use(x):\n    return model.predict(x)",
+        "calls = [decorated, Model.scaled, Child.made, model.predict, use, functools.partial(helper, 1)]",
+        "offset = 1",
+        MAKE,
+        "print([pool.apply(f, () if i == 5 else (1,)) for i, f in enumerate(calls)], pool.apply(cached, (3,)))",
+        "offset = 2",
+        "print([pool.apply(f, () if i == 5 else (1,)) for i, f in enumerate(calls)], pool.apply(cached, (3,)))",
+        "def helper(x):\n    return x",
+        "print([pool.apply(f, () if i == 5 else (1,)) for i, f in enumerate(calls)], pool.apply(cached, (3,)))",
+    ) == [
+        "[4, 2, 20, 21, 21, 2] 8",
+        "[6, 3, 30, 32, 32, 3] 11",
+        "[2, 1, 10, 10, 10, 3] 7",  # the partial has the old one
+    ]
+
+
+def test_a_notebooks_numbers_are_told_apart_even_at_the_same_address(
+    notebook: Callable[..., list[str]],
+) -> None:
+    assert notebook(
+        "offset = 0.5",
+        "def add(x):\n    return x + offset",
+        MAKE,
+        """
+        found = []
+        for i in range(100):
+            offset = i + 0.5
+            found.append(pool.apply(add, (0,)))
+        print(found == [i + 0.5 for i in range(100)])
+        """,
+    ) == ["True"]
+
+
+def test_a_notebooks_tasks_find_what_the_initializer_set_also_when_they_were_defined_anew(
+    notebook: Callable[..., list[str]],
+) -> None:
+    assert notebook(
+        "class Setting:\n    def __init__(self, value):\n        self.value = value",
+        "cache = {}",
+        "def start(setting):\n    global shared\n    shared = setting.value\n    cache['key'] = shared + 1",
+        "pool = cw.Pool(1, start, (Setting(100),), context=method)",
+        "def use(x):\n    return x + shared",
+        "print(pool.map(use, range(3), 1), pool.apply(lambda: shared))",
+        "def use(x):\n    return x - shared",
+        "print(pool.map(use, range(3), 1))",
+    ) == ["[100, 101, 102] 100", "[-100, -99, -98]"]
+
+
+def test_a_notebooks_workers_that_start_later_run_no_other_text(
+    notebook: Callable[..., list[str]],
+) -> None:
+    assert notebook(
+        "import os, signal",
+        "def f():\n    return 1",
+        "first = f",
+        "pool = cw.Pool(1, context=method)",
+        "print(pool.apply(f))",
+        "def f():\n    return 2",
+        """
+        try:
+            pool.apply(os.kill, (pool.apply(os.getpid), signal.SIGKILL))
+        except cw.WorkerDied:
+            print(pool.apply(f))
+        """,
+        "f = first",
+        "print(pool.apply(f), pool.apply(first))",
+        "del f",
+        "print(pool.apply(first))",
+    ) == ["1", "2", "1 1", "1"]
+
+
+def test_the_executor_follows_the_same_rule_in_a_notebook(
+    notebook: Callable[..., list[str]],
+) -> None:
+    assert notebook(
+        "def square(x):\n    return x * x",
+        "pool = cw.Executor(2, method, lambda: square(2))",
+        "print(list(pool.map(square, range(3))), pool.submit(square, 3).result())",
+        "def square(x):\n    return -x",
+        "print(list(pool.map(square, range(3))), pool.submit(square, 3).result())",
+        "pool.terminate = pool.shutdown",
+    ) == ["[0, 1, 4] 9", "[0, -1, -2] -3"]
+
+
+def test_a_program_from_the_command_line_is_as_a_notebook(method: str) -> None:
+    text = textwrap.dedent(
+        """
+        import sys, causeway as cw
+        def square(x):
+            return x * x
+        with cw.Pool(2, context=sys.argv[1]) as pool:
+            print(pool.map(square, range(4)))
+            def square(x):
+                return -x
+            print(pool.map(square, range(4)))
+        """
+    )
+    command = [sys.executable, "-c", text, method]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False)
+    assert (done.stdout, done.stderr) == ("[0, 1, 4, 9]\n[0, -1, -2, -3]\n", "")

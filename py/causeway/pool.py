@@ -51,9 +51,16 @@ class Pool:
     a task (lambdas, local functions) goes by cloudpickle. Whatever ends a worker ends its own task alone, with
     `WorkerDied`, and another worker takes its place; an initializer that raises, raises at the caller.
 
+    A worker of a Pool is a daemon, as the standard library's, and may have no processes of its own: a Pool or
+    Executor made in one raises AssertionError. Workers of an `Executor` may have both, and those end with it.
+
+    In a notebook, functions and classes of its cells are those of the moment of the call: they go by value, unless
+    the workers came by fork and nothing that they read was bound anew since.
+
     Args:
         processes: how many workers; None for the CPUs that affinity and cgroup leave to this process.
-        initializer: called as initializer(*initargs) in each worker before its first task.
+        initializer: called as initializer(*initargs) in each worker before its first task. A lambda or local
+            function goes by cloudpickle.
         initargs: its arguments.
         maxtasksperchild: a worker is replaced after so many tasks (chunks of a map count as one).
         context: a multiprocessing context, or the name of a start method: "fork", "spawn", "forkserver". None

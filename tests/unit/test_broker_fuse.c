@@ -152,8 +152,8 @@ static pid_t hostile_start(int *said) {
         if (!result && raw_exchange(&client, CW_OP_SLAB_ADD, &info, sizeof info, data_slow, 2,
                                     &mail) != -EINVAL)
             result = 6;
-        info =
-            (struct cw_slab_info){.device_kind = CW_DEVICE_CUDA, .size_bytes = 4096, .blocks = 16};
+        info = (struct cw_slab_info){
+            .device_kind = CW_DEVICE_CUDA, .device_uuid = {1}, .size_bytes = 4096, .blocks = 16};
         if (!result && raw_exchange(&client, CW_OP_SLAB_ADD, &info, sizeof info, data_slow, 2,
                                     &mail) != -EINVAL)
             result = 7;

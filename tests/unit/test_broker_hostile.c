@@ -224,6 +224,7 @@ static void slabs_that_lie_are_refused(void **state) {
     info.device_kind = 7;
     assert_int_equal(slab_offer(&client, &info, data, table), -EINVAL);
     info.device_kind = CW_DEVICE_CUDA; /* memory is not a GPU's descriptor */
+    info.device_uuid[0] = 1;
     assert_int_equal(slab_offer(&client, &info, data, table), -EINVAL);
     info = good;
     info.flags = 0xff00;

@@ -27,17 +27,26 @@ class Dispatch:
         workers: int,
         cells: int,
         spin_seconds: float,
-        deliver: Callable[[list[Told]], None],
+        deliver: Callable[[list[Told], int], None],
         /,
     ) -> None: ...
     def submit(
-        self, owner: Any, number: int, kind: int, function: Described, data: bytes, held: Any, /
+        self,
+        work: Any,
+        owner: Any,
+        number: int,
+        kind: int,
+        function: Described,
+        data: bytes,
+        held: Any,
+        /,
     ) -> int: ...
     def submit_plain(
-        self, owner: Any, number: int, kind: int, function: Described, obj: Any, /
+        self, work: Any, owner: Any, number: int, kind: int, function: Described, obj: Any, /
     ) -> int: ...
     def submit_chunks(
         self,
+        work: Any,
         owner: Any,
         number: int,
         kind: int,
@@ -50,10 +59,16 @@ class Dispatch:
     def withdraw(self, cell: int, owner: Any, /) -> Told | None: ...
     def withdraw_all(self, owner: Any, /) -> list[Told]: ...
     def collect(self) -> None: ...
-    def listen(self, news: int, seconds: float | None, /) -> bool: ...
+    def listen(self, news: int, seconds: float | None, /) -> None: ...
     def help(self, news: int, seconds: float | None, /) -> None: ...
     def call(
-        self, kind: int, described: Described, function: Any, obj: Any, /
+        self,
+        kind: int,
+        described: Described,
+        function: Any,
+        obj: Any,
+        messages: list[bytes],
+        /,
     ) -> tuple[bool | None, Any] | None: ...
     def fail(self, token: int, error: BaseException, /) -> None: ...
     def bury(self, worker: int, /) -> list[Told]: ...

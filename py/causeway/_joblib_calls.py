@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from causeway import _pool_wire as wire
-from causeway._pool_jobs import AsyncResult, Task
-from causeway.executor import _as_told
+from causeway._executor_errors import as_told
+from causeway._pool_jobs import Task
+from causeway._pool_results import AsyncResult
 
 if TYPE_CHECKING:
     from causeway._pool_engine import Engine
@@ -49,7 +50,7 @@ class Batch(AsyncResult):
         """What it returned, or raises what it raised. Only once it has ended."""
         if self._success:
             return self._value
-        raise _as_told(self._value)
+        raise as_told(self._value)
 
 
 class Call:

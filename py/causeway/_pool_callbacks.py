@@ -18,21 +18,28 @@ class Callbacks:
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[_Callback, _Callback] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._ended = False
+        self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
 
     def run(self, callback: _Callback, then: _Callback) -> None:
-        """Runs callback, and then the other one, even where callback raises."""
+        """Runs callback, and then the other one, even where callback raises. May be repeated: callback knows."""
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._serve, name="causeway-pool-callbacks", daemon=True
-                )
-                self._thread.start()
-        self._queue.put((callback, then))
+            if not self._ended:
+                if self._thread is None:
+                    thread = threading.Thread(
+                        target=self._serve, name="causeway-pool-callbacks", daemon=True
+                    )
+                    thread.start()
+                    self._thread = thread
+                self._queue.put((callback, then))
+                return
+        _run(callback, then)  # of an answer that was still on its way when the Pool had ended
 
     def end(self) -> None:
-        """No more callbacks come."""
-        self._queue.put(None)
+        """No more callbacks come, but for what is delivered just now."""
+        with self._lock:
+            self._ended = True
+            self._queue.put(None)
 
     def join(self) -> None:
         """Waits until all have run."""
@@ -45,13 +52,16 @@ class Callbacks:
             entry = self._queue.get()
             if entry is None:
                 return
-            callback, then = entry
-            try:
-                callback()
-            except BaseException as error:
-                _show(error)
-            then()
-            del entry, callback, then
+            _run(*entry)
+            del entry
+
+
+def _run(callback: _Callback, then: _Callback) -> None:
+    try:
+        callback()
+    except BaseException as error:
+        _show(error)
+    then()
 
 
 def _show(error: BaseException) -> None:

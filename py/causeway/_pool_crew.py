@@ -34,11 +34,14 @@ class Worker:
         ready: it has started, and takes tasks.
         told_to_leave: it is to end, though nothing is wrong with it.
         overran: the time limit that its task had passed when it was killed for that.
+        overran_task: that task: its job (None: a call's) and number.
+        fault: what it did that cannot be, for which it was killed.
         stderr: what it prints, if that is captured.
     """
 
     __slots__ = (
-        "exitcode", "overran", "pid", "pidfd", "process", "ready", "slot", "stderr", "told_to_leave",
+        "exitcode", "fault", "overran", "overran_task", "pid", "pidfd", "process", "ready", "slot", "stderr",
+        "told_to_leave",
     )  # fmt: skip
 
     def __init__(self, slot: int, process: BaseProcess, stderr: Capture | None) -> None:
@@ -50,6 +53,8 @@ class Worker:
         self.ready = False
         self.told_to_leave = False
         self.overran: float | None = None
+        self.overran_task: tuple[Any, int] | None = None
+        self.fault: str | None = None
         self.stderr = stderr
 
 
@@ -70,7 +75,7 @@ class Crew:
         context: Any,
         options: Options,
         daemon: bool,
-        deliver: Callable[[list[Any]], None],
+        deliver: Callable[[list[Any], int], None],
     ) -> None:
         self.size = size
         self.plane = Plane(size)
@@ -215,14 +220,23 @@ class Crew:
             os.close(worker.pidfd)
             worker.pidfd = -1
         if worker.stderr is not None:
-            self._watched.pop(worker.stderr.fd, None)
+            if self._watched.pop(worker.stderr.fd, None) is not None and not self._epoll.closed:
+                # Closing does not do it: children that were forked meanwhile have the pipe too.
+                self._epoll.unregister(worker.stderr.fd)
             worker.stderr.close()
 
-    def overran(self, slot: int, limit: float) -> None:
+    def overran(self, slot: int, limit: float, task: tuple[Any, int]) -> None:
         """Kills a worker whose task runs longer than the limit."""
         worker = self._workers[slot]
         if worker is not None and worker.overran is None:
-            worker.overran = limit
+            worker.overran, worker.overran_task = limit, task
+            worker.process.kill()
+
+    def broke(self, slot: int, fault: str) -> None:
+        """Kills a worker that did what cannot be. Any thread."""
+        worker = self._workers[slot]
+        if worker is not None and worker.fault is None:
+            worker.fault = fault
             worker.process.kill()
 
     def resize(self, size: int) -> None:
@@ -292,9 +306,10 @@ class Crew:
                 if worker is not None and worker.stderr is not None and fd == worker.stderr.fd:
                     worker.stderr.pass_on()
                     continue
-                self._watched.pop(fd, None)
-                self._epoll.unregister(fd)
-                if worker is not None:
+                # Else it was discarded meanwhile, and the number may be a new worker's.
+                if worker is not None and _ended(worker, 0):
+                    self._watched.pop(fd, None)
+                    self._epoll.unregister(fd)
                     self.dead.append(worker)
                     died = True
             if died:

@@ -31,28 +31,28 @@ from itertools import islice
 from multiprocessing import util
 from typing import Any
 
-from causeway import _dispatch, _pool_process
 from causeway import _pool_outcomes as outcomes
+from causeway import _pool_process
 from causeway import _pool_wire as wire
 from causeway._pool_buffers import BlockStore
 from causeway._pool_callbacks import Callbacks
 from causeway._pool_crew import Crew, Worker
 from causeway._pool_functions import Functions
-from causeway._pool_jobs import IMapIterator, Job, Source, Task, name_of
+from causeway._pool_imap import IMapIterator
+from causeway._pool_incoming import Incoming, drop
+from causeway._pool_jobs import Job, Source, Task, name_of
 from causeway._pool_options import Options
+from causeway._pool_outgoing import Outgoing
 from causeway._pool_shared import Shared, recurring
-from causeway.errors import Error, Stale
+from causeway.errors import Error
 
 __all__ = ["CLOSE", "RUN", "TERMINATE", "Engine"]
 
 RUN, CLOSE, TERMINATE = "RUN", "CLOSE", "TERMINATE"
 
 _KEEP_BYTES = 512 << 20  # memory for arguments that the parent keeps
-_AHEAD_BYTES = 256 << 20  # of large arguments on their way; one for each worker in any case
 _START_DEATHS_MAX = 3
 _READ_AHEAD = 4  # tasks for each worker that imap reads ahead of what is done
-_REFILL = 4  # a map is cut further when a quarter of the cells is free
-_NO_ROOM, _NOT_PLAIN, _SHUT = -1, -3, -4  # of _dispatch's submit calls
 _SLICE_SECONDS = (
     1.0  # a signal may come just before the sleep: who waits for ever looks up now and then
 )
@@ -67,25 +67,33 @@ class Engine:
         self.abandoned = False  # set without a lock by the Pool's finaliser
         self.options = options
         self._store = BlockStore(_KEEP_BYTES)
-        self._encoders: list[wire.Encoder] = []
-
-        self._lock = threading.Lock()
-        self._pending: deque[Task | Source] = deque()
-        self._pumping = self._pump_again = False
+        self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
+        self._over = self._helper_ended = False
+        self._deferred: deque[Callable[[], object]] = deque()  # for the helper to do
         self._feeding: set[IMapIterator] = set()
-        self._ahead_bytes = self._ahead_count = 0
         self._waiters: set[int] = set()  # threads that wait for a job
         self._error: BaseException | None = None  # why nothing works any more
         self._start_deaths = 0
 
         self._callbacks = Callbacks()
-        self._crew = Crew(processes, context, options, daemon, self._deliver)
+        incoming = Incoming(self._fail)
+        self._crew = Crew(processes, context, options, daemon, incoming.deliver)
         self.dispatch = self._crew.dispatch
+        self._outgoing = Outgoing(self._crew, self._store, self._refusal)
+        incoming.connect(self._crew, self._outgoing)
         self.functions = Functions(self.dispatch.put_function, self._crew.main)
         self._helper = threading.Thread(target=self._serve, name="causeway-pool", daemon=True)
         self._crew.start_all()
         self._at_exit = util.Finalize(None, self.terminate, exitpriority=15)
-        self._helper.start()
+        try:
+            self._helper.start()
+        except BaseException:
+            self.abandoned = True
+            if self._helper.ident is None:  # it will never run
+                self._end()
+            else:
+                self.wake()
+            raise
 
     # ---- what the Pool calls, on callers' threads
 
@@ -114,26 +122,34 @@ class Engine:
         self, function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
         """One call, waited for. (value,), or None where it must go as a job (nothing was begun then)."""
-        if self._pending or self.options.retries:
+        if self._outgoing or self.options.retries:
             return None
         found = self.functions.find(function)
         if found is None:
             return None
+        messages: list[bytes] = []
         try:
             answer = self.dispatch.call(
-                wire.APPLY, found.described, function, (args, named) if named else (args,)
+                wire.APPLY, found.described, function, (args, named) if named else (args,), messages
             )
+            if answer is None:
+                return None
+            plain, value = answer
+            if plain:
+                return (value,)
+            success, value = _decoded(function, messages)
+        except BaseException:
+            for data in messages:  # it was interrupted before they were opened
+                drop(data)
+            raise
         finally:
-            self.functions.leave(found)
-        if answer is None:
-            return None
-        plain, value = answer
-        if plain:
-            return (value,)
-        success, value = self._decode(function, value)
+            self.functions.unuse(found)
         if success:
             return (value,)
-        raise value
+        try:
+            raise value
+        finally:
+            del value  # the exception's traceback holds this frame, and it the arguments
 
     def shared_by(self, job: Job, items: tuple[Any, ...], chunksize: int) -> Shared | None:
         """What the tasks of a job over items have in common."""
@@ -142,15 +158,13 @@ class Engine:
 
     def submit(self, job: Job, work: Task | Source) -> int:
         """Submits a job's work, or what there is room for. The cell of a single plain task, else -1."""
-        if type(work) is Task and not self._pending and job.described is not None:
+        if type(work) is Task and not self._outgoing and job.described is not None:
             cell: int = self.dispatch.submit_plain(
-                job, work.number, work.kind, job.described, work.args
+                None, job, work.number, work.kind, job.described, work.args
             )
             if cell >= 0:
                 return cell
-        with self._lock:
-            self._pending.append(work)
-        self._pump()
+        self._outgoing.put(work)
         return -1
 
     def feed(
@@ -168,34 +182,24 @@ class Engine:
 
     def wait_for(self, job: Job, timeout: float | None) -> None:
         """Waits until a job has settled, or timeout seconds."""
+        self.wait_until(lambda: job.settled, timeout)
+
+    def wait_until(self, seen: Callable[[], bool], timeout: float | None) -> bool:
+        """Waits for answers, and sees to them, until seen() is true, or timeout seconds. Whether it is."""
         until = None if timeout is None else time.monotonic() + timeout
         me = threading.get_ident()
-        self._waiters.add(me)
+        self._waiters.add(me)  # before seen() is asked: who changes it tells us
         try:
             while True:
                 was = self.dispatch.news(False)
-                if job.settled:
-                    return
-                left = _SLICE_SECONDS if until is None else max(0.0, until - time.monotonic())
-                self.dispatch.listen(was, left)
-                if left == 0.0:
-                    return
+                if seen():
+                    return True
+                left = _SLICE_SECONDS if until is None else until - time.monotonic()
+                self.dispatch.listen(was, min(max(left, 0.0), _SLICE_SECONDS))
+                if left <= 0:
+                    return seen()
         finally:
             self._waiters.discard(me)
-
-    def listen(self, was: int, timeout: float | None) -> None:
-        """Waits for answers or news, and sees to them."""
-        me = threading.get_ident()
-        self._waiters.add(me)
-        try:
-            self.dispatch.listen(was, _SLICE_SECONDS if timeout is None else timeout)
-        finally:
-            self._waiters.discard(me)
-
-    def news(self) -> int:
-        """The number that `listen` compares with."""
-        was: int = self.dispatch.news(False)
-        return was
 
     def notify(self) -> None:
         """Something has changed for who waits, in another thread than this one."""
@@ -210,40 +214,15 @@ class Engine:
 
     def withdraw(self, job: Job | None = None) -> list[tuple[Job, int | None]]:
         """Takes back what no worker has taken: of one job or of all. (job, task), None: all from a task on."""
-        with self._lock:
-            waiting = list(self._pending)
-            self._pending.clear()
-            self._pending.extend(
-                work for work in waiting if job is not None and work.job is not job
-            )
-        taken: list[tuple[Job, int | None]] = []
-        for owner, number, *_, held in self.dispatch.withdraw_all(job):
-            self._unhold(held)
-            taken.append((owner, number))
-        for work in waiting:
-            if job is None or work.job is job:
-                taken.append((work.job, work.number if isinstance(work, Task) else None))
+        if os.getpid() != self.pid:
+            return []
+        taken = self._outgoing.withdraw(job)
         self.wake()
         return taken
 
     def cancel(self, job: Job, cell: int) -> bool:
-        """Takes back a job of one task. False: a worker has it, or had it."""
-        found = self.dispatch.withdraw(cell, job) if cell >= 0 else None
-        if found is not None:
-            self._unhold(found[-1])
-            return True
-        with self._lock:
-            for work in self._pending:
-                if work.job is job:
-                    self._pending.remove(work)
-                    return True
-        return any(number is not None for _, number in self._withdraw_sent(job))
-
-    def _withdraw_sent(self, job: Job) -> list[tuple[Job, int]]:
-        found = self.dispatch.withdraw_all(job)
-        for told in found:
-            self._unhold(told[-1])
-        return [(told[0], told[1]) for told in found]
+        """Takes back a job of one task. False: a worker has it, or had it, or is about to."""
+        return os.getpid() == self.pid and self._outgoing.cancel(job, cell)
 
     def kill(self) -> None:
         """Sends SIGKILL to all workers: the tasks that they run are lost. Any thread."""
@@ -296,158 +275,29 @@ class Engine:
             self._helper.join()
         self._callbacks.join()
 
+    def defer(self, work: Callable[[], object]) -> None:
+        """Lets the helper do something, which no signal's handler interrupts."""
+        self._deferred.append(work)
+        if self._helper_ended:
+            self._do_deferred()
+        else:
+            self.wake()
+
     def wake(self) -> None:
         """Makes the helper look around. Takes no lock."""
         self.dispatch.tell(True)
 
     def job_done(self, job: Job) -> None:
-        """All tasks of a job have ended: runs its callback, then tells who waits."""
-        if job.found is not None:
-            self.functions.leave(job.found)
+        """All tasks of a job have ended: runs its callback, then tells who waits. May be repeated."""
+        self.functions.leave(job)
         if job.shared is not None:
             job.shared.close()
-        callback = job.call_back()
-        if callback is None:
+        if job.calls_back:
+            self._callbacks.run(job.call_back, job.settle)
+        else:
             job.settle()
-        else:
-            self._callbacks.run(callback, job.settle)
 
-    # ---- tasks on their way out
-
-    def _pump(self) -> None:
-        """Sends what waits, as far as there is room. One thread does it, for all."""
-        with self._lock:
-            if self._pumping:
-                self._pump_again = True
-                return
-            if not self._pending:
-                return
-            self._pumping = True
-        try:
-            while True:
-                while self._pending and self._send_first():
-                    pass
-                with self._lock:
-                    if not self._pump_again:
-                        self._pumping = False
-                        return
-                    self._pump_again = False
-        except BaseException:
-            with self._lock:
-                self._pumping = self._pump_again = False
-            self.wake()
-            raise
-
-    def _send_first(self) -> bool:
-        """Sends what waits first; False when there is no room for it."""
-        try:
-            work = self._pending[0]
-        except IndexError:
-            return False
-        if self.state == TERMINATE or self._error is not None:
-            self._take_first(work)
-            work.job.abort(self._end_error())
-            return True
-        if isinstance(work, Task):
-            cell = self._send(work)
-        else:
-            cell = self._send_chunks(work)
-            if cell >= 0 and not work.empty:
-                return True
-        if cell == _NO_ROOM:
-            return False
-        self._take_first(work)
-        if cell == _SHUT:
-            work.job.abort(self._end_error())
-        return True
-
-    def _take_first(self, work: Task | Source) -> None:
-        with self._lock:
-            if self._pending and self._pending[0] is work:
-                self._pending.popleft()
-
-    def _send_chunks(self, work: Source) -> int:
-        """As many chunks as there is room for. 0, or why it stopped."""
-        cells = self._crew.plane.cells
-        if self.dispatch.under_way > cells - cells // _REFILL and self.dispatch.ready() > 0:
-            return _NO_ROOM
-        job = work.job
-        if job.described is not None:
-            sent, why = self.dispatch.submit_chunks(
-                job, work.number, work.kind, job.described, work.items, work.chunksize, cells
-            )
-            work.number += sent
-            if why != _NOT_PLAIN:
-                return int(why)
-        cell = self._send_message(work.task(work.number))
-        if cell >= 0:
-            work.number += 1
-        return cell
-
-    def _send(self, task: Task) -> int:
-        job = task.job
-        if job.described is not None:
-            cell: int = self.dispatch.submit_plain(
-                job, task.number, task.kind, job.described, task.args
-            )
-            if cell != _NOT_PLAIN:
-                return cell
-        return self._send_message(task)
-
-    def _send_message(self, task: Task) -> int:
-        """Encodes a task and sends it. A task that cannot be encoded has failed, and counts as sent."""
-        if self._ahead_bytes > _AHEAD_BYTES and self._ahead_count > self._crew.size:
-            return _NO_ROOM
-        if self.dispatch.under_way >= self._crew.plane.cells:
-            return _NO_ROOM
-        job = task.job
-        body = task.args if job.described is not None else (job.function, task.args)
-        try:
-            encoder = self._encoders.pop()
-        except IndexError:
-            encoder = wire.Encoder(
-                self._store, _dispatch.DATA_MAX, transit=False, main=self._crew.main
-            )
-        try:
-            parcel = encoder.encode(
-                task.number, task.kind, b"", body, cloud=True, shared=job.shared
-            )
-        except BaseException as error:
-            # A Ctrl-C is the caller's, and leaves the task where it is; all else is the task's own.
-            if (
-                isinstance(error, KeyboardInterrupt)
-                and threading.current_thread() is threading.main_thread()
-            ):
-                raise
-            job.task_done(task.number, False, error)
-            return 0
-        finally:
-            self._encoders.append(encoder)
-        held = _Held(parcel)
-        with self._lock:
-            self._ahead_bytes += held.nbytes
-            self._ahead_count += 1
-        try:
-            cell: int = self.dispatch.submit(
-                job, task.number, wire.MESSAGE, job.described, parcel.data, held
-            )
-        except BaseException:
-            self._unhold(held)
-            raise
-        if cell < 0:
-            self._unhold(held)
-        return cell
-
-    def _unhold(self, held: _Held | None) -> None:
-        """What went with a task that was not sent, or was taken back."""
-        if held is not None:
-            self._count_back(held)
-            self._store.untake(held.parcel.blocks)
-
-    def _count_back(self, held: _Held) -> None:
-        with self._lock:
-            self._ahead_bytes -= held.nbytes
-            self._ahead_count -= 1
+    # ---- iterables
 
     def _feed(
         self, job: IMapIterator, iterable: Iterable[Any], chunksize: int, buffersize: int | None
@@ -479,60 +329,6 @@ class Engine:
                 self._feeding.discard(job)
             self.wake()
 
-    # ---- what comes back
-
-    def _deliver(self, told: list[Any]) -> None:
-        """Gives answers to their jobs. Called by whatever thread has collected them."""
-        interrupted: KeyboardInterrupt | None = None
-        rest = iter(told)
-        answer = None
-        while True:
-            try:
-                if interrupted is not None and answer is not None:
-                    self._take(answer)
-                for answer in rest:  # noqa: B007
-                    self._take(answer)
-                break
-            except KeyboardInterrupt as error:
-                interrupted = error
-        if self._pending:
-            self._pump()
-        if interrupted is not None:
-            raise interrupted
-
-    def _take(self, answer: Any) -> None:
-        """One answer. May be called for the same one again."""
-        job, number, slot, kind, data, _, held = answer
-        if kind == wire.ANSWER_MESSAGE:
-            try:
-                success, value = self._decode(job.function, data)
-            except Stale as error:
-                worker = self._crew.at(slot)
-                if worker is not None and self._crew.has_died(worker):
-                    self._crew.reap(worker)
-                    value = outcomes.death(worker, job.function, job.span(number))
-                else:
-                    value = outcomes.undecodable(error, name_of(job.function))
-                success = False
-        elif kind == wire.ANSWER_NONE:
-            success, value = True, None
-        else:
-            success, value = True, wire.plain_loads(data)
-        if held is not None and held.end():
-            self._count_back(held)
-            self._store.lent(held.parcel.blocks, self._crew.at(slot))
-        job.task_done(number, success, value)
-
-    def _decode(self, function: Any, data: bytes) -> tuple[bool, Any]:
-        """What a message says. Stale: its sender died, and what went with it."""
-        try:
-            message = wire.read(data)
-        except Stale:
-            raise
-        except Exception as error:
-            return False, outcomes.undecodable(error, name_of(function))
-        return outcomes.decode(message, name_of(function))
-
     # ---- the helper
 
     def _serve(self) -> None:
@@ -552,9 +348,10 @@ class Engine:
             while crew.dead and not self._must_end():
                 self._bury(crew.dead.popleft())
             self._look_at_starting()
+            self._do_deferred()
             if self._must_end():
                 return
-            self._pump()
+            self._outgoing.pump()
             if self.state == RUN:
                 self._fill()
             elif self.state == CLOSE and self._dismiss():
@@ -564,21 +361,43 @@ class Engine:
     def _must_end(self) -> bool:
         return self.abandoned or self.state == TERMINATE or self._error is not None
 
+    def _do_deferred(self) -> None:
+        while True:
+            try:
+                work = self._deferred.popleft()
+            except IndexError:
+                return
+            work()
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing works any more. Any thread."""
+        self._error = self._error or error
+        self.wake()
+
+    def _refusal(self) -> BaseException | None:
+        """Why nothing is sent any more, if so."""
+        if self._over or self.state == TERMINATE or self._error is not None:
+            return self._end_error()
+        return None
+
     def _look_at_starting(self) -> None:
         for worker, failure in self._crew.look_at_starting():
             if failure is None:
                 self._start_deaths = 0
             else:
-                _, error = outcomes.decode(wire.read(failure), "the initializer's exception")
-                self._error = error
+                _, self._error = _decoded("the initializer's exception", [failure])
                 worker.process.terminate()
 
     def _dismiss(self) -> bool:
         """Closing: workers leave when nothing is left to do. True when all have gone."""
-        with self._lock:
-            left = bool(self._pending or self._feeding)
+        left = bool(self._outgoing or self._feeding)
         self.dispatch.close(not left)
-        return not left and not self._crew.living() and not self.dispatch.ready()
+        if self._crew.living():
+            return False
+        if left or self.dispatch.ready():  # submitted just before the end, to nobody
+            self._fill(1)
+            return False
+        return True
 
     def _end_overdue(self) -> float | None:
         """Kills workers whose task runs too long. Seconds until the next may."""
@@ -586,11 +405,12 @@ class Engine:
         if limit is None:
             return None
         soonest = limit
-        for _, _, slot, seconds, _ in self.dispatch.running():
+        self.dispatch.collect()  # what has ended runs no more
+        for job, number, slot, seconds, _ in self.dispatch.running():
             if seconds < limit:
                 soonest = min(soonest, limit - seconds)
             else:
-                self._crew.overran(slot, limit)
+                self._crew.overran(slot, limit, (job, number))
         return max(soonest, 0.001) if self.dispatch.under_way else limit
 
     # ---- deaths, and the end
@@ -603,10 +423,7 @@ class Engine:
             if job is None:
                 self.dispatch.fail(number, outcomes.death(worker, what, None))
                 continue
-            if held is not None and held.end():
-                self._count_back(held)
-                for block in held.parcel.blocks:
-                    block.close()
+            self._outgoing.lose(held)
             self._lost(worker, job, number)
         self._store.lost(worker)
         started = worker.ready
@@ -615,11 +432,9 @@ class Engine:
             self._start_deaths += 1
             if self._start_deaths >= _START_DEATHS_MAX and self._error is None:
                 self._error = outcomes.start_death(worker, self._start_deaths)
-        if self.state == CLOSE and not self._must_end():
-            with self._lock:
-                left = bool(self._pending or self._feeding)
-            if left or self.dispatch.ready():
-                self._fill(1)
+        left = self._outgoing or self._feeding or self.dispatch.ready()
+        if left and self.state == CLOSE and not self._must_end():
+            self._fill(1)
 
     def _fill(self, most: int | None = None) -> None:
         try:
@@ -630,37 +445,48 @@ class Engine:
 
     def _lost(self, worker: Worker, job: Job, number: int) -> None:
         """A task went with its worker: it is run again, or has failed."""
-        if self.options.retries and not worker.overran:
-            if job.tries is None:
-                job.tries = {}
-            tries = job.tries[number] = job.tries.get(number, 0) + 1
-            task = job.again(number)
-            if task is not None and tries <= self.options.retries:
-                with self._lock:
-                    self._pending.appendleft(task)
-                return
-        job.task_done(number, False, outcomes.death(worker, job.function, job.span(number)))
+        task = None
+        if worker.overran is None:
+            if self.options.retries:
+                if job.tries is None:
+                    job.tries = {}
+                tries = job.tries[number] = job.tries.get(number, 0) + 1
+                task = job.again(number) if tries <= self.options.retries else None
+        elif worker.overran_task != (job, number):
+            task = job.again(
+                number
+            )  # the other one had just ended when the worker was killed for it
+        if task is not None:
+            self._outgoing.put_back(task)
+        else:
+            job.task_done(number, False, outcomes.death(worker, job.function, job.span(number)))
 
     def _end(self) -> None:
         """Ends every worker, then every job that is not done."""
         with self._lock:
             closed = self.state == CLOSE and self._error is None and not self.abandoned
             self.state = TERMINATE
-            waiting = list(self._pending) + [Task(job, 0, 0, None) for job in self._feeding]
-            self._pending.clear()
+            self._over = True
+            aborted: list[Job] = list(self._feeding)
         self.dispatch.shut()
-        for worker in self._crew.end_all():
+        aborted.extend(work.job for work in self._outgoing.take_all())
+        try:
+            dead = self._crew.end_all()
+        except Exception as error:
+            self._error, dead = self._error or error, self._crew.living()
+        for worker in dead:
             try:
                 for job, number, *_ in self.dispatch.bury(worker.slot):
                     self._abort(job, number)
             except Exception as error:
                 self._error = self._error or error
             self._crew.discard(worker)
-        for job, _, *_ in self.dispatch.withdraw_all(None):
+        aborted.extend(job for job, *_ in self.dispatch.withdraw_all(None))
+        for job in aborted:
             job.abort(self._end_error())
         self.dispatch.fail(0, self._end_error())
-        for work in waiting:
-            work.job.abort(self._end_error())
+        self._helper_ended = True
+        self._do_deferred()
         self._callbacks.end()
         self._store.close()
         self._at_exit.cancel()
@@ -682,16 +508,12 @@ class Engine:
         )
 
 
-class _Held:
-    """A parcel that goes with a task, and stays until the task has ended."""
-
-    __slots__ = ("_ended", "nbytes", "parcel")
-
-    def __init__(self, parcel: wire.Parcel) -> None:
-        self.parcel = parcel
-        self.nbytes = sum(block.capacity for block in parcel.blocks)
-        self._ended = threading.Lock()
-
-    def end(self) -> bool:
-        """True for the first who asks."""
-        return self._ended.acquire(blocking=False)
+def _decoded(what: Any, messages: list[bytes]) -> tuple[bool, Any]:
+    """What a message says, which is taken out of the list once it was opened."""
+    name = what if isinstance(what, str) else name_of(what)
+    try:
+        message = wire.read(messages[0])
+    except Exception as error:
+        return False, outcomes.undecodable(error, name)
+    messages.clear()
+    return outcomes.decode(message, name, interruptible=True)

@@ -16,10 +16,13 @@ import pickle
 import threading
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from causeway import _dispatch
 from causeway._pool_main import Main, names_in, of_main
+
+if TYPE_CHECKING:
+    from causeway._pool_jobs import Job
 
 __all__ = ["Function", "Functions"]
 
@@ -64,7 +67,7 @@ class Functions:
     def __init__(self, put: Callable[[int, bytes], None], main: Main | None) -> None:
         self._put = put
         self._main = main
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
         self._numbers = itertools.count(1)
         self._free = list(range(_dispatch.FUNCTION_SLOTS))
         self._by_pickle: dict[bytes, Function] = {}
@@ -72,7 +75,7 @@ class Functions:
 
     def find(self, function: Callable[..., Any]) -> Function | None:
         """The function in its slot, for one more user; None when it goes along with each task."""
-        if type(function) not in _KINDS:
+        if type(function) not in _KINDS or _has_state(function):
             return None
         found = self._pinned.get(function)
         if found is not None:
@@ -98,11 +101,19 @@ class Functions:
             found.users += 1
         return found
 
-    def leave(self, function: Function) -> None:
+    def unuse(self, function: Function) -> None:
         """One user less."""
         if not function.pinned:
             with self._lock:
                 function.users -= 1
+
+    def leave(self, job: Job) -> None:
+        """A job has ended, and uses its function no more. May be repeated."""
+        if job.found is not None:
+            with self._lock:
+                found, job.found = job.found, None
+                if found is not None and not found.pinned:
+                    found.users -= 1
 
     def _take_slot(self) -> int | None:
         if self._free:
@@ -112,6 +123,13 @@ class Functions:
                 del self._by_pickle[pickled]
                 return function.described[1]
         return None
+
+
+def _has_state(function: Any) -> bool:
+    """Whether it is a method of an object in C: what that holds may be another thing at the next call."""
+    if type(function) is not types.BuiltinFunctionType:
+        return False
+    return not isinstance(function.__self__, (types.ModuleType, type, type(None)))
 
 
 def takes_little(value: Any, depth: int = 0) -> bool:

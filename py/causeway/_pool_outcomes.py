@@ -19,12 +19,20 @@ if TYPE_CHECKING:
 __all__ = ["decode", "death", "start_death", "undecodable"]
 
 
-def decode(message: wire.Message, what: str) -> tuple[bool, Any]:
-    """Success, and the result or the exception with its remote traceback as the cause."""
+def decode(message: wire.Message, what: str, *, interruptible: bool = False) -> tuple[bool, Any]:
+    """Success, and the result or the exception with its remote traceback as the cause.
+
+    Args:
+        message: with its blocks open.
+        what: what sent it.
+        interruptible: a KeyboardInterrupt while it is unpickled is raised, and not told as the message's own.
+    """
     text = bytes(message.lead).decode("utf-8", "replace")
     try:
         value = wire.loads(message)
     except BaseException as error:
+        if interruptible and isinstance(error, KeyboardInterrupt):
+            raise
         return False, undecodable(error, what, text)
     if message.call:
         return True, value
@@ -62,6 +70,8 @@ def death(worker: Worker, function: Any, span: tuple[int, int] | None) -> Worker
         first, count = span
         items = f", item {first}" if count == 1 else f", items {first} to {first + count - 1}"
     kind, how = WorkerDied, f"{_how(worker.exitcode)} while it ran"
+    if worker.fault is not None:
+        how = f"was killed, since it has damaged the Pool's memory ({worker.fault}), while it ran"
     if worker.overran is not None:
         kind, how = (
             TaskTimeout,

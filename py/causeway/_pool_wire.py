@@ -44,7 +44,7 @@ from causeway.constant import Constant
 
 __all__ = [
     "ANSWER_MESSAGE", "ANSWER_NONE", "ANSWER_VALUE", "APPLY", "MAP", "MESSAGE", "STARMAP",
-    "Encoder", "Message", "Parcel", "loads", "plain_loads", "read",
+    "Encoder", "Message", "Parcel", "has_blocks", "loads", "plain_loads", "read",
 ]  # fmt: skip
 
 # How a task calls its function, and what it is: a plain pickle, or a message that says how. As in csrc/dispatch.h.
@@ -332,6 +332,12 @@ def read(data: Any) -> Message:
         if block_flags & _BY_PICKLE:
             message.by_pickle.append(memoryview(buffer))
     return message
+
+
+def has_blocks(data: Any) -> bool:
+    """Whether memory beside it goes with a message."""
+    _, _, flags, _, count, *_ = _HEADER.unpack_from(data)
+    return bool(count or flags & _IN_BLOCK)
 
 
 class _Incoming(threading.local):

@@ -22,248 +22,28 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
 from causeway import _pool_stats
 from causeway import _pool_wire as wire
+from causeway._executor_errors import (
+    ExecutorBroken,
+    ExecutorTimeout,
+    ExecutorWorkerDied,
+    broken,
+)
+from causeway._executor_future import Future
+from causeway._executor_map import Mapped
 from causeway._pool_cpus import usable_cpus
 from causeway._pool_engine import RUN, Engine
-from causeway._pool_jobs import IMapIterator, Job, Task
+from causeway._pool_jobs import Task
 from causeway._pool_options import Options
-from causeway.errors import Error, Timeout, WorkerDied
 
 __all__ = ["Executor", "ExecutorBroken", "ExecutorTimeout", "ExecutorWorkerDied"]
 
 _T = TypeVar("_T")
-_PENDING, _CANCELLED, _FINISHED = "PENDING", "CANCELLED", "FINISHED"  # states of a Future
-
-
-class ExecutorWorkerDied(WorkerDied, BrokenProcessPool):
-    """The worker that ran this task died. The executor and its other tasks go on.
-
-    It is a `BrokenProcessPool` too, so that code written for `ProcessPoolExecutor` still catches it.
-    """
-
-
-class ExecutorBroken(Error, BrokenProcessPool):
-    """The executor does nothing any more: its initializer raised, or its workers cannot start; see `__cause__`."""
-
-
-class ExecutorTimeout(Timeout, futures.TimeoutError):
-    """The time given to `map` ran out."""
-
-
-def _nothing() -> None:
-    pass
-
-
-def _as_told(error: BaseException) -> BaseException:
-    """A worker's death as the executor's users expect it; all else as it is."""
-    if type(error) is not WorkerDied:
-        return error
-    return ExecutorWorkerDied(
-        str(error),
-        pid=error.pid,
-        exitcode=error.exitcode,
-        function=error.function,
-        index=error.index,
-        stderr=error.stderr,
-    )
-
-
-def _broken(cause: BaseException) -> ExecutorBroken:
-    found = ExecutorBroken(
-        f"the executor does nothing any more: {type(cause).__name__}: {cause}; make a new one"
-    )
-    found.__cause__ = cause
-    return found
-
-
-_guard = threading.Lock()
-
-
-class _Future(futures.Future[Any], Job):
-    """One call of `submit`: the future and the engine's job in one.
-
-    Its condition is made when somebody asks for it, since most futures never need one; `_guard` decides between who
-    asks and who sets the result. It runs, and can no longer be cancelled, when a worker has taken it. Done-callbacks
-    run in the engine's thread for them where the engine sets the result.
-    """
-
-    def __init__(
-        self, engine: Engine, owner: Executor, function: Callable[..., Any], call: Any
-    ) -> None:
-        self._state = _PENDING
-        self._result = self._exception = None
-        self._waiters: list[Any] = []
-        self._done_callbacks: list[Any] = []
-        self._made: threading.Condition | None = None
-        self._call = call
-        self._cell = -1
-        self._by_engine = False
-        Job.__init__(self, engine, owner, function)
-
-    @property
-    def _condition(self) -> threading.Condition:  # type: ignore[override]
-        with _guard:
-            if self._made is None:
-                self._made = threading.Condition()
-            return self._made
-
-    # ---- the future
-
-    def result(self, timeout: float | None = None) -> Any:
-        """What the call returned, or raises what it raised; see `concurrent.futures.Future`."""
-        if self._state != _FINISHED:
-            self._wait(timeout)
-        try:
-            if self._state == _FINISHED and self._exception is None:
-                return self._result
-            return super().result(0)
-        finally:
-            self = None  # type: ignore[assignment]  # else the exception's traceback would hold it
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the call raised, or None; see `concurrent.futures.Future`."""
-        self._wait(timeout)
-        return super().exception(0)
-
-    def _wait(self, timeout: float | None) -> None:
-        engine = self.engine
-        if self._state == _PENDING and engine is not None:
-            engine.wait_for(self, timeout)
-
-    @property
-    def settled(self) -> bool:
-        """Nothing changes any more."""
-        return self._state != _PENDING
-
-    def running(self) -> bool:
-        """Whether a worker has taken it."""
-        engine = self.engine
-        return (
-            self._state == _PENDING
-            and engine is not None
-            and engine.dispatch.is_taken(self._cell, self)
-        )
-
-    def done(self) -> bool:
-        """Whether it has ended."""
-        engine = self.engine
-        if self._state == _PENDING and engine is not None:
-            engine.collect()
-        return super().done()
-
-    def cancel(self) -> bool:
-        """Takes it back, unless a worker has it."""
-        engine = self.engine
-        if self._state == _PENDING and engine is not None and engine.cancel(self, self._cell):
-            self.withdrawn()
-        return self.cancelled()
-
-    def withdrawn(self) -> None:
-        """It was taken back, with others: it counts as cancelled."""
-        engine = self.engine
-        if super().cancel():
-            self.set_running_or_notify_cancel()
-            if engine is not None:
-                engine.job_done(self)
-
-    def set_result(self, result: Any) -> None:
-        """See `concurrent.futures.Future`."""
-        with _guard:
-            if self._made is None and self._state == _PENDING:
-                self._result = result
-                self._state = _FINISHED
-                return
-        super().set_result(result)
-
-    def _invoke_callbacks(self) -> None:
-        engine = self.engine
-        if engine is not None and self._by_engine and self._done_callbacks:
-            engine.callbacks.run(super()._invoke_callbacks, _nothing)  # type: ignore[misc]
-        else:
-            super()._invoke_callbacks()  # type: ignore[misc]
-
-    # ---- the job
-
-    def again(self, number: int) -> Task | None:
-        """The call once more."""
-        return Task(self, 0, wire.APPLY, self._call)
-
-    def task_done(self, number: int, success: bool, value: Any) -> None:
-        """Sets the future."""
-        self._by_engine = True
-        try:
-            if success:
-                self.set_result(value)
-            else:
-                self.set_exception(_as_told(value))
-        except (
-            futures.InvalidStateError
-        ):  # it was set, or the executor ended at this moment and said so
-            return
-        engine = self.engine
-        if engine is not None:
-            engine.job_done(self)
-
-    def abort(self, error: BaseException) -> None:
-        """The executor has ended; the future tells why, unless it was cancelled."""
-        try:
-            self.set_exception(_broken(error))
-        except futures.InvalidStateError:
-            pass
-        self.settle()
-
-    def settle(self) -> None:
-        """Lets go of the executor."""
-        engine = self.engine
-        if engine is not None:
-            self.owner = self.engine = self._call = None  # type: ignore[assignment]
-            engine.notify()
-
-
-class _Mapped(IMapIterator):
-    """One call of `map`."""
-
-    def task_done(self, number: int, success: bool, value: Any) -> None:
-        """Takes the results of one task."""
-        super().task_done(number, success, value if success else _as_told(value))
-
-    def abort(self, error: BaseException) -> None:
-        """The executor has ended."""
-        super().abort(_broken(error))
-
-    def cancel_from(self, number: int) -> None:
-        """The rest of it was withdrawn: there the iterator raises CancelledError."""
-        self.input_ended(number + 1)
-        self.task_done(number, False, futures.CancelledError())
-
-    def _append(self, success: bool, value: Any) -> None:
-        super()._append(success, value)
-        if success:
-            value.clear()  # the caller alone holds the results from now on
-
-    def results(self, until: float | None) -> Iterator[Any]:
-        """Results in order; when they are not asked for any more, what was not begun is not begun."""
-        engine = self.engine
-        try:
-            while True:
-                left = None if until is None else max(0.0, until - time.monotonic())
-                try:
-                    found = [self.next(left)]
-                except StopIteration:
-                    return
-                except Timeout as error:
-                    raise ExecutorTimeout(str(error)) from None
-                yield found.pop()
-        finally:
-            if engine is not None and self.engine is not None:
-                engine.withdraw(self)
-                self.owner = None
 
 
 def _call_each(function: Callable[..., Any], chunk: tuple[tuple[Any, ...], ...]) -> list[Any]:
@@ -354,7 +134,7 @@ class Executor(futures.Executor):
                 f"this executor belongs to the process {engine.pid}; make one in this process ({os.getpid()})"
             )
         if engine.error is not None:
-            raise _broken(engine.error)
+            raise broken(engine.error)
         return engine
 
     def is_usable(self) -> bool:
@@ -388,7 +168,7 @@ class Executor(futures.Executor):
         """
         engine = self._running()
         call = (args, kwargs) if kwargs else (args,)
-        future = _Future(engine, self, fn, call)
+        future = Future(engine, self, fn, call)
         future._cell = engine.submit(future, Task(future, 0, wire.APPLY, call))
         return future
 
@@ -431,7 +211,7 @@ class Executor(futures.Executor):
             return self._map_ahead(fn, zip(*iterables, strict=False), until, chunksize, buffersize)
         engine = self._running()
         items = tuple(zip(*iterables, strict=False))
-        job = _Mapped(engine, self, fn, chunksize)
+        job = Mapped(engine, self, fn, chunksize)
         job.take_all(items, star=True)
         return job.results(until)
 
@@ -490,11 +270,11 @@ class Executor(futures.Executor):
         if engine is None or engine.pid != os.getpid():
             return
         if cancel_futures:
-            first: dict[_Mapped, int] = {}
+            first: dict[Mapped, int] = {}
             for job, number in engine.withdraw():
-                if isinstance(job, _Future):
+                if isinstance(job, Future):
                     job.withdrawn()
-                elif isinstance(job, _Mapped):
+                elif isinstance(job, Mapped):
                     begins = job.next_number if number is None else number
                     first[job] = min(first.get(job, begins), begins)
             for job, number in first.items():

@@ -20,15 +20,11 @@ from causeway import _pool_stats
 from causeway import _pool_wire as wire
 from causeway._pool_cpus import usable_cpus
 from causeway._pool_engine import RUN, Engine
-from causeway._pool_jobs import (
-    AsyncResult,
-    IMapIterator,
-    IMapUnorderedIterator,
-    MapResult,
-    Task,
-)
+from causeway._pool_imap import IMapIterator, IMapUnorderedIterator
+from causeway._pool_jobs import Task
 from causeway._pool_options import Options
 from causeway._pool_progress import Progress
+from causeway._pool_results import AsyncResult, MapResult
 
 __all__ = [
     "AsyncResult",

@@ -4,23 +4,45 @@
  */
 #include "dispatch_parent.h"
 
+#define LOOK_NS                                                                                    \
+    1000000000 /* a signal may come just before the sleep: who waits looks up now and then */
+
+/* The thread leaves its call. What no worker has taken yet is taken back. */
 static void forget_call(Dispatch *d, struct call *call) {
     for (struct call **at = &d->calls; *at; at = &(*at)->next)
         if (*at == call) {
             *at = call->next;
             break;
         }
-    for (uint32_t i = 0; i < d->cells && !call->ended; i++)
-        if (d->entries[i].call == call)
-            d->entries[i].call = NULL;
+    if (d->entries[call->cell].call != call)
+        return;
+    if (cw_pool_withdraw(d->pool, call->cell) == 0) {
+        dispatch_disown(d, call->cell);
+        cw_pool_free(d->pool, call->cell);
+    } else {
+        d->entries[call->cell].call = NULL;
+    }
 }
 
-/* The value of a call's answer; a message as (None, bytes) for the caller to decode. */
+/* An answer that the thread which waited for it cannot take any more. */
+static void drop_answer(Dispatch *d, struct call *call) {
+    if (!call->data || call->kind != ANSWER_MESSAGE)
+        return;
+    PyObject *type, *value, *trace, *list = NULL;
+    PyErr_Fetch(&type, &value, &trace);
+    dispatch_append(&list, Py_BuildValue("OiIIOIO", Py_None, 0, 0, ANSWER_MESSAGE, call->data,
+                                         call->cell, Py_None));
+    PyErr_Restore(type, value, trace);
+    dispatch_deliver(d, list);
+}
+
+/* The value of a call's answer; (None, None) for a message, which was put into the caller's list.
+ */
 static PyObject *value_of(struct call *call) {
     if (call->kind == ANSWER_NONE)
         return Py_BuildValue("OO", Py_True, Py_None);
     if (call->kind == ANSWER_MESSAGE)
-        return Py_BuildValue("OO", Py_None, call->data);
+        return Py_BuildValue("OO", Py_None, Py_None);
     char *data;
     Py_ssize_t nbytes;
     PyBytes_AsStringAndSize(call->data, &data, &nbytes);
@@ -30,30 +52,35 @@ static PyObject *value_of(struct call *call) {
 
 PyObject *dispatch_call(PyObject *self, PyObject *args) {
     Dispatch *d = (Dispatch *)self;
-    PyObject *function, *described, *object;
+    PyObject *function, *described, *object, *messages;
     unsigned kind;
-    if (!PyArg_ParseTuple(args, "IOOO", &kind, &described, &function, &object))
+    if (!PyArg_ParseTuple(args, "IOOOO!", &kind, &described, &function, &object, &PyList_Type,
+                          &messages))
         return NULL;
     long cell = dispatch_submit_object(d, kind, described, object);
     if (cell == -2)
         return NULL;
     if (cell < 0)
         Py_RETURN_NONE;
-    struct call call = {.next = d->calls, .function = function};
+    struct call call = {
+        .next = d->calls, .function = function, .token = ++d->tokens, .cell = (uint32_t)cell};
     d->calls = &call;
     d->entries[cell] = (struct entry){.call = &call};
     cw_pool_wake(d->pool, 1);
-    int code = 1;
-    while (!call.ended && code > 0) {
+    int code = 0;
+    while (!call.ended && code == 0) {
         uint32_t was = cw_pool_news(d->pool, 0);
-        code = dispatch_listen_once(d, was, -1, &call);
+        code = dispatch_listen_once(d, was, LOOK_NS, &call);
     }
     forget_call(d, &call);
     PyObject *result = NULL;
     if (call.ended && call.error)
         PyErr_SetObject((PyObject *)Py_TYPE(call.error), call.error);
-    else if (call.ended && call.data && code >= 0)
+    else if (call.data && code == 0 &&
+             (call.kind != ANSWER_MESSAGE || PyList_Append(messages, call.data) == 0))
         result = value_of(&call);
+    else
+        drop_answer(d, &call);
     Py_XDECREF(call.data);
     Py_XDECREF(call.error);
     return result;
@@ -75,7 +102,7 @@ PyObject *dispatch_fail(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "KO", &token, &error))
         return NULL;
     for (struct call *call = d->calls; call; call = call->next)
-        if (token == 0 || (uintptr_t)call == token)
+        if (token == 0 || call->token == token)
             fail(call, error);
     cw_pool_tell(d->pool, 0);
     Py_RETURN_NONE;

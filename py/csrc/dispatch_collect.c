@@ -18,13 +18,24 @@ static int take_answer(Dispatch *d, const cw_task *task, struct call *mine, PyOb
     } else if (entry.owner && data) {
         code = dispatch_append(list,
                                dispatch_told(&entry, task->worker, task->kind, data, task->cell));
-    } else { /* nobody wants it any more */
+    } else if (data && task->kind == ANSWER_MESSAGE) { /* nobody wants it any more */
+        Py_INCREF(Py_None);
+        entry.owner = Py_None;
+        code = dispatch_append(list,
+                               dispatch_told(&entry, task->worker, task->kind, data, task->cell));
+    } else {
         code = data ? 0 : -1;
         Py_XDECREF(data);
+        Py_XDECREF(entry.owner);
         Py_XDECREF(entry.held);
     }
     cw_pool_free(d->pool, task->cell);
     return code;
+}
+
+/* A worker has done what cannot be: (None, 0, worker, 0, why, 0, None). */
+static PyObject *broken(uint32_t worker) {
+    return Py_BuildValue("OiIIsIO", Py_None, 0, worker, 0, cw_error(), 0, Py_None);
 }
 
 /* Collects all answers. *list: those of others, NULL when there are none. */
@@ -36,40 +47,58 @@ static int drain(Dispatch *d, struct call *mine, PyObject **list) {
             return -1;
     if (code == -EAGAIN)
         return 0;
+    if (code == -EPROTO) /* what else there is, is for the next time: it might go on for ever */
+        return dispatch_append(list, broken(task.worker));
     raise_failure(code);
     return -1;
 }
 
-/* Gives a list of answers to the engine. Takes the list over. */
-static int deliver(Dispatch *d, PyObject *list) {
+#define FAULTS_MAX 8 /* exceptions in a row before the engine is told that it cannot go on */
+
+int dispatch_deliver(Dispatch *d, PyObject *list) {
+    PyObject *type, *value, *trace;
     if (!list)
-        return 0;
-    PyObject *done = d->deliver ? PyObject_CallFunctionObjArgs(d->deliver, list, NULL) : NULL;
-    Py_DECREF(list);
+        return PyErr_Occurred() ? -1 : 0;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *done = NULL;
+    for (long faults = 0; d->deliver && !done && faults <= FAULTS_MAX;) {
+        Py_ssize_t left = PyList_Size(list);
+        done = PyObject_CallFunction(d->deliver, "Ol", list, faults);
+        if (done)
+            break;
+        faults = PyList_Size(list) < left ? 1 : faults + 1;
+        if (type)
+            PyErr_Clear();
+        else
+            PyErr_Fetch(&type, &value, &trace);
+    }
     Py_XDECREF(done);
-    return done ? 0 : -1;
+    Py_DECREF(list);
+    if (type)
+        PyErr_Restore(type, value, trace);
+    return type ? -1 : 0;
 }
 
 static int collect(Dispatch *d, struct call *mine) {
     PyObject *list = NULL;
-    if (drain(d, mine, &list)) {
-        Py_XDECREF(list);
+    if (dispatch_is_ours(d))
         return -1;
-    }
-    return deliver(d, list);
+    drain(d, mine, &list);
+    return dispatch_deliver(d, list); /* also where something went wrong behind these */
 }
 
 PyObject *dispatch_collect(PyObject *self, PyObject *unused) {
     (void)unused;
     Dispatch *d = (Dispatch *)self;
-    if (d->pool && collect(d, NULL))
+    if (collect(d, NULL))
         return NULL;
     Py_RETURN_NONE;
 }
 
-/* Waits as a listener and collects. 1, 0: the time ran out, -1 with an exception. */
 int dispatch_listen_once(Dispatch *d, uint32_t was, int64_t timeout_ns, struct call *mine) {
     int code;
+    if (dispatch_is_ours(d))
+        return -1;
     cw_pool_listen(d->pool, 1);
     Py_BEGIN_ALLOW_THREADS;
     code = cw_pool_wait(d->pool, 0, was, d->spin_ns, timeout_ns);
@@ -77,13 +106,11 @@ int dispatch_listen_once(Dispatch *d, uint32_t was, int64_t timeout_ns, struct c
     cw_pool_listen(d->pool, -1);
     if (collect(d, mine))
         return -1;
-    if (code == -EINTR)
-        return PyErr_CheckSignals() ? -1 : 1;
-    if (code && code != -ETIMEDOUT) {
+    if (code && code != -ETIMEDOUT && code != -EINTR) {
         raise_failure(code);
         return -1;
     }
-    return code == 0;
+    return code ? PyErr_CheckSignals() : 0;
 }
 
 /* Seconds to ns; < 0 and None: for ever. */
@@ -104,8 +131,9 @@ PyObject *dispatch_listen(PyObject *self, PyObject *args) {
     int64_t timeout_ns;
     if (!PyArg_ParseTuple(args, "IO", &was, &seconds) || read_timeout(seconds, &timeout_ns))
         return NULL;
-    int code = dispatch_listen_once((Dispatch *)self, was, timeout_ns, NULL);
-    return code < 0 ? NULL : PyBool_FromLong(code);
+    if (dispatch_listen_once((Dispatch *)self, was, timeout_ns, NULL))
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 PyObject *dispatch_help(PyObject *self, PyObject *args) {
@@ -114,7 +142,8 @@ PyObject *dispatch_help(PyObject *self, PyObject *args) {
     unsigned was;
     int64_t timeout_ns;
     int code;
-    if (!PyArg_ParseTuple(args, "IO", &was, &seconds) || read_timeout(seconds, &timeout_ns))
+    if (!PyArg_ParseTuple(args, "IO", &was, &seconds) || read_timeout(seconds, &timeout_ns) ||
+        dispatch_is_ours(d))
         return NULL;
     Py_BEGIN_ALLOW_THREADS;
     code = cw_pool_wait(d->pool, 1, was, 0, timeout_ns);
@@ -130,7 +159,8 @@ PyObject *dispatch_help(PyObject *self, PyObject *args) {
 
 /* What a call had lost: (None, token, worker, 0, function, cell, None). */
 static PyObject *lost_call(const struct call *call, const cw_task *task) {
-    return Py_BuildValue("OKIIOIO", Py_None, (unsigned long long)(uintptr_t)call, task->worker, 0,
+    Py_INCREF(call->function); /* the call may end while we build */
+    return Py_BuildValue("OKIINIO", Py_None, (unsigned long long)call->token, task->worker, 0,
                          call->function, task->cell, Py_None);
 }
 
@@ -167,7 +197,7 @@ PyObject *dispatch_bury(PyObject *self, PyObject *args) {
         if (code)
             Py_CLEAR(lost);
     }
-    if (deliver(d, list))
+    if (dispatch_deliver(d, list))
         Py_CLEAR(lost);
     return lost;
 }

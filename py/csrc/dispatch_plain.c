@@ -109,6 +109,9 @@ PyObject *plain_dumps(PyObject *object) {
     PyObject *pickled = PyObject_CallFunctionObjArgs(dumps, object, protocol, NULL);
     if (pickled && PyBytes_Size(pickled) > CW_POOL_DATA_MAX)
         Py_CLEAR(pickled);
+    /* What has failed is told by who encodes it as a message, to whom it concerns. */
+    if (!pickled && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception))
+        PyErr_Clear();
     return pickled;
 }
 

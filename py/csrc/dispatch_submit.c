@@ -20,10 +20,22 @@ static int read_function(PyObject *function, cw_task *task) {
     return -1;
 }
 
+/* Notes how many of a work's tasks are sent: here, where no signal's handler comes in between. */
+static int note_sent(PyObject *work, uint64_t sent) {
+    if (work == Py_None)
+        return 0;
+    PyObject *number = PyLong_FromUnsignedLongLong(sent);
+    int code = number ? PyObject_SetAttrString(work, "sent", number) : -1;
+    Py_XDECREF(number);
+    return code;
+}
+
 /* Fills a cell and submits it. The cell's number; -1: no room now; -2: an exception; -4: shut. */
 static long submit(Dispatch *d, uint32_t kind, PyObject *function, const void *data,
                    Py_ssize_t nbytes) {
     cw_task task;
+    if (dispatch_is_ours(d))
+        return -2;
     if (d->shut)
         return -4;
     if (cw_pool_reserve(d->pool, &task))
@@ -35,9 +47,12 @@ static long submit(Dispatch *d, uint32_t kind, PyObject *function, const void *d
     memcpy(task.data, data, (size_t)nbytes);
     task.size_bytes = (uint32_t)nbytes;
     task.kind = kind;
-    if (cw_pool_submit(d->pool, &task)) {
+    int code = cw_pool_submit(d->pool, &task);
+    if (code) {
         cw_pool_free(d->pool, task.cell);
-        return -1;
+        if (code != -EAGAIN)
+            raise_failure(code);
+        return code == -EAGAIN ? -1 : -2;
     }
     d->under_way++;
     return (long)task.cell;
@@ -79,13 +94,13 @@ int dispatch_append(PyObject **list, PyObject *entry) {
 
 PyObject *dispatch_submit(PyObject *self, PyObject *args) {
     Dispatch *d = (Dispatch *)self;
-    PyObject *owner, *function, *held;
+    PyObject *work, *owner, *function, *held;
     unsigned long long number;
     unsigned kind;
     const char *data;
     Py_ssize_t nbytes;
-    if (!PyArg_ParseTuple(args, "OKIOy#O", &owner, &number, &kind, &function, &data, &nbytes,
-                          &held))
+    if (!PyArg_ParseTuple(args, "OOKIOy#O", &work, &owner, &number, &kind, &function, &data,
+                          &nbytes, &held))
         return NULL;
     if (nbytes > CW_POOL_DATA_MAX)
         return PyErr_Format(PyExc_ValueError, "a task's message has at most %d bytes, not %zd",
@@ -96,6 +111,8 @@ PyObject *dispatch_submit(PyObject *self, PyObject *args) {
     if (cell >= 0) {
         own(d, cell, owner, number, held);
         cw_pool_wake(d->pool, 1);
+        if (note_sent(work, number + 1))
+            return NULL;
     }
     return PyLong_FromLong(cell);
 }
@@ -116,10 +133,10 @@ long dispatch_submit_object(Dispatch *d, uint32_t kind, PyObject *function, PyOb
 
 PyObject *dispatch_submit_plain(PyObject *self, PyObject *args) {
     Dispatch *d = (Dispatch *)self;
-    PyObject *owner, *function, *object;
+    PyObject *work, *owner, *function, *object;
     unsigned long long number;
     unsigned kind;
-    if (!PyArg_ParseTuple(args, "OKIOO", &owner, &number, &kind, &function, &object))
+    if (!PyArg_ParseTuple(args, "OOKIOO", &work, &owner, &number, &kind, &function, &object))
         return NULL;
     long cell = dispatch_submit_object(d, kind, function, object);
     if (cell == -2)
@@ -127,6 +144,8 @@ PyObject *dispatch_submit_plain(PyObject *self, PyObject *args) {
     if (cell >= 0) {
         own(d, cell, owner, number, NULL);
         cw_pool_wake(d->pool, 1);
+        if (note_sent(work, number + 1))
+            return NULL;
     }
     return PyLong_FromLong(cell);
 }
@@ -134,12 +153,12 @@ PyObject *dispatch_submit_plain(PyObject *self, PyObject *args) {
 /* Chunks of items, a task each, from chunk `number` on: as many as there is room for and most. */
 PyObject *dispatch_submit_chunks(PyObject *self, PyObject *args) {
     Dispatch *d = (Dispatch *)self;
-    PyObject *owner, *function, *items;
+    PyObject *work, *owner, *function, *items;
     unsigned long long number;
     unsigned kind;
     Py_ssize_t chunksize, most;
-    if (!PyArg_ParseTuple(args, "OKIOO!nn", &owner, &number, &kind, &function, &PyTuple_Type,
-                          &items, &chunksize, &most))
+    if (!PyArg_ParseTuple(args, "OOKIOO!nn", &work, &owner, &number, &kind, &function,
+                          &PyTuple_Type, &items, &chunksize, &most))
         return NULL;
     Py_ssize_t size = PyTuple_Size(items), sent = 0;
     long cell = 0;
@@ -154,6 +173,10 @@ PyObject *dispatch_submit_chunks(PyObject *self, PyObject *args) {
         if (cell < 0)
             break;
         own(d, cell, owner, number, NULL);
+        if (note_sent(work, number + 1)) {
+            cell = -2;
+            break;
+        }
     }
     if (sent)
         cw_pool_wake(d->pool, (uint32_t)sent);
@@ -166,7 +189,7 @@ PyObject *dispatch_withdraw(PyObject *self, PyObject *args) {
     Dispatch *d = (Dispatch *)self;
     PyObject *owner;
     unsigned long cell;
-    if (!PyArg_ParseTuple(args, "kO", &cell, &owner))
+    if (!PyArg_ParseTuple(args, "kO", &cell, &owner) || dispatch_is_ours(d))
         return NULL;
     if (cell >= d->cells || d->entries[cell].owner != owner ||
         cw_pool_withdraw(d->pool, (uint32_t)cell))
@@ -180,7 +203,7 @@ PyObject *dispatch_withdraw(PyObject *self, PyObject *args) {
 /* Takes back all that no worker has taken yet, or what of it belongs to one owner. */
 PyObject *dispatch_withdraw_all(PyObject *self, PyObject *owner) {
     Dispatch *d = (Dispatch *)self;
-    PyObject *found = PyList_New(0);
+    PyObject *found = dispatch_is_ours(d) ? NULL : PyList_New(0);
     for (uint32_t i = 0; found && i < d->cells; i++) {
         if (!d->entries[i].owner || (owner != Py_None && d->entries[i].owner != owner) ||
             cw_pool_withdraw(d->pool, i))

@@ -1,0 +1,206 @@
+"""`Future`: what `Executor.submit` returns."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from typing import TYPE_CHECKING, Any
+
+from causeway import _pool_wire as wire
+from causeway._executor_errors import as_told, broken
+from causeway._pool_jobs import Job, Task
+
+if TYPE_CHECKING:
+    from causeway._pool_engine import Engine
+    from causeway.executor import Executor
+
+__all__ = ["Future"]
+
+_PENDING, _FINISHED = "PENDING", "FINISHED"  # states of a Future
+_LOGGER = logging.getLogger("concurrent.futures")
+
+_guard = threading.Lock()
+
+
+def _renew_guard() -> None:
+    global _guard
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_guard)  # another thread of the parent may have had it
+
+
+def _nothing() -> None:
+    pass
+
+
+class Future(futures.Future[Any], Job):
+    """One call of `submit`: the future and the engine's job in one.
+
+    Its condition is made when somebody asks for it, since most futures never need one; `_guard` decides between who
+    asks and who sets the result. It runs, and can no longer be cancelled, when a worker has taken it. Done-callbacks
+    run in the engine's thread for them where the engine sets the result.
+    """
+
+    def __init__(
+        self, engine: Engine, owner: Executor, function: Callable[..., Any], call: Any
+    ) -> None:
+        self._state = _PENDING
+        self._result = self._exception = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
+        self._made: threading.Condition | None = None
+        self._call = call
+        self._cell = -1
+        self._by_engine = False
+        Job.__init__(self, engine, owner, function)
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        with _guard:
+            if self._made is None:
+                self._made = threading.Condition()
+            return self._made
+
+    # ---- the future
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What the call returned, or raises what it raised; see `concurrent.futures.Future`."""
+        if self._state != _FINISHED:
+            self._wait(timeout)
+        try:
+            if self._state == _FINISHED and self._exception is None:
+                return self._result
+            return super().result(0)
+        finally:
+            self = None  # type: ignore[assignment]  # else the exception's traceback would hold it
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the call raised, or None; see `concurrent.futures.Future`."""
+        self._wait(timeout)
+        return super().exception(0)
+
+    def _wait(self, timeout: float | None) -> None:
+        engine = self.engine
+        if self._state == _PENDING and engine is not None:
+            engine.wait_for(self, timeout)
+
+    @property
+    def settled(self) -> bool:
+        """Nothing changes any more."""
+        return self._state != _PENDING
+
+    def running(self) -> bool:
+        """Whether a worker has taken it."""
+        engine = self.engine
+        return (
+            self._state == _PENDING
+            and engine is not None
+            and engine.dispatch.is_taken(self._cell, self)
+        )
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        engine = self.engine
+        if self._state == _PENDING and engine is not None:
+            engine.collect()
+        return super().done()
+
+    def cancel(self) -> bool:
+        """Takes it back, unless a worker has it."""
+        engine = self.engine
+        if self._state == _PENDING and engine is not None and engine.cancel(self, self._cell):
+            self.withdrawn()
+        return self.cancelled()
+
+    def withdrawn(self) -> None:
+        """It was taken back, with others: it counts as cancelled."""
+        engine = self.engine
+        if super().cancel():
+            self.set_running_or_notify_cancel()
+            if engine is not None:
+                engine.job_done(self)
+
+    def set_result(self, result: Any) -> None:
+        """See `concurrent.futures.Future`."""
+        with _guard:
+            if self._made is None and self._state == _PENDING:
+                self._result = result
+                self._state = _FINISHED
+                return
+        super().set_result(result)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """See `concurrent.futures.Future`."""
+        with _guard:
+            if self._made is None and self._state == _PENDING:
+                self._exception = exception
+                self._state = _FINISHED
+                return
+        super().set_exception(exception)
+
+    def _invoke_callbacks(self) -> None:
+        engine = self.engine
+        if engine is not None and self._by_engine and self._done_callbacks:
+            engine.callbacks.run(self._run_callbacks, _nothing)
+        else:
+            self._run_callbacks()
+
+    def _run_callbacks(self) -> None:
+        """Each once."""
+        while self._done_callbacks:
+            callback = self._done_callbacks.pop(0)
+            try:
+                callback(self)
+            except Exception:
+                _LOGGER.exception("exception calling callback for %r", self)
+
+    # ---- the job
+
+    def again(self, number: int) -> Task | None:
+        """The call once more."""
+        return Task(self, 0, wire.APPLY, self._call)
+
+    def task_done(self, number: int, success: bool, value: Any) -> None:
+        """Sets the future."""
+        engine = self.engine
+        if (
+            engine is not None
+            and self._made is not None
+            and threading.current_thread() is threading.main_thread()
+        ):
+            # A Ctrl-C in the middle would leave some who wait for it untold.
+            engine.defer(lambda: self._end(success, value))
+        else:
+            self._end(success, value)
+
+    def _end(self, success: bool, value: Any) -> None:
+        self._by_engine = True
+        try:
+            if success:
+                self.set_result(value)
+            else:
+                self.set_exception(as_told(value))
+        except futures.InvalidStateError:
+            pass  # it was set, or the executor ended at this moment and said so
+        engine = self.engine
+        if engine is not None:
+            engine.job_done(self)
+
+    def abort(self, error: BaseException) -> None:
+        """The executor has ended; the future tells why, unless it was cancelled."""
+        try:
+            self.set_exception(broken(error))
+        except futures.InvalidStateError:
+            pass
+        self.settle()
+
+    def settle(self) -> None:
+        """Lets go of the executor."""
+        engine = self.engine
+        if engine is not None:
+            self.owner = self.engine = self._call = None  # type: ignore[assignment]
+            engine.notify()

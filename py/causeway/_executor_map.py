@@ -1,0 +1,55 @@
+"""What `Executor.map` waits for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any
+
+from causeway._executor_errors import ExecutorTimeout, as_told, broken
+from causeway._pool_imap import IMapIterator
+from causeway.errors import Timeout
+
+__all__ = ["Mapped"]
+
+
+class Mapped(IMapIterator):
+    """One call of `map`."""
+
+    def task_done(self, number: int, success: bool, value: Any) -> None:
+        """Takes the results of one task."""
+        super().task_done(number, success, value if success else as_told(value))
+        if success:
+            value.clear()  # the caller alone holds the results from now on
+
+    def abort(self, error: BaseException) -> None:
+        """The executor has ended."""
+        super().abort(broken(error))
+
+    def cancel_from(self, number: int) -> None:
+        """The rest of it was withdrawn: there the iterator raises CancelledError."""
+        self.input_ended(number + 1)
+        self.task_done(number, False, futures.CancelledError())
+
+    def results(self, until: float | None) -> Iterator[Any]:
+        """Results in order; when they are not asked for any more, what was not begun is not begun."""
+        engine = self.engine
+        try:
+            while True:
+                left = None if until is None else max(0.0, until - time.monotonic())
+                try:
+                    found = [self.next(left)]
+                except StopIteration:
+                    return
+                except Timeout as error:
+                    raise ExecutorTimeout(str(error)) from None
+                yield found.pop()
+        finally:
+            for _, number in engine.withdraw(self):
+                # What is left ends with what workers have of it; till then they need its function.
+                if number is None:
+                    self.input_ended(self.next_number)
+                else:
+                    self.task_done(number, False, futures.CancelledError())
+            self.owner = None

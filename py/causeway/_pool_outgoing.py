@@ -1,0 +1,277 @@
+"""Tasks on their way out: what waits in the parent, and how it is sent.
+
+What there is no room for waits here: all cells are under way, or so many bytes. One thread at a time sends (*pumps*),
+for all. A Ctrl-C may end that thread's work at any line: then the helper goes on, and what was sent is known from
+`work.sent`, which the dispatch sets as it sends, so that nothing is sent twice.
+
+The lock guards what is shared; no code of the user's runs under it. A finaliser may take it, on a thread that has it:
+so it is one that lets its thread in again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from causeway import _dispatch
+from causeway import _pool_wire as wire
+from causeway._pool_jobs import Job, Source, Task
+
+if TYPE_CHECKING:
+    from causeway._pool_buffers import BlockStore
+    from causeway._pool_crew import Crew
+
+__all__ = ["Held", "Outgoing"]
+
+_AHEAD_BYTES = 256 << 20  # of large arguments on their way; one for each worker in any case
+_REFILL = 4  # a map is cut further when a quarter of the cells is free
+_NO_ROOM, _NOT_PLAIN, _SHUT = -1, -3, -4  # of _dispatch's submit calls
+
+
+class Held:
+    """A parcel that goes with a task, and stays until the task has ended.
+
+    Attributes:
+        under_way: it counts among what is on its way.
+    """
+
+    __slots__ = ("nbytes", "parcel", "under_way")
+
+    def __init__(self, parcel: wire.Parcel) -> None:
+        self.parcel = parcel
+        self.nbytes = sum(block.capacity for block in parcel.blocks)
+        self.under_way = False
+
+
+class Outgoing:
+    """What waits to be sent, and who sends it.
+
+    Args:
+        crew: whose workers take it.
+        store: where large arguments go.
+        refusal: why nothing is sent any more; None as long as it is.
+    """
+
+    def __init__(
+        self, crew: Crew, store: BlockStore, refusal: Callable[[], BaseException | None]
+    ) -> None:
+        self._crew = crew
+        self._dispatch = crew.dispatch
+        self._store = store
+        self._refusal = refusal
+        self._encoders: list[wire.Encoder] = []
+        self._lock = threading.RLock()
+        self._pending: deque[Task | Source] = deque()
+        self._pumping: object = None  # who sends
+        self._pump_again = False
+        self._sending: Task | Source | None = None
+        self._ahead_bytes = self._ahead_count = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._pending)
+
+    def put(self, work: Task | Source) -> None:
+        """Behind all that waits; sends what there is room for."""
+        with self._lock:
+            self._pending.append(work)
+        self.pump()
+
+    def put_back(self, task: Task) -> None:
+        """Before all that waits: a task that was sent before, and was lost."""
+        task.sent = 0
+        with self._lock:
+            self._pending.appendleft(task)
+
+    def take_all(self) -> list[Task | Source]:
+        """All that waits, which it does no more."""
+        with self._lock:
+            waiting, self._pending = list(self._pending), deque()
+        return waiting
+
+    def withdraw(self, job: Job | None) -> list[tuple[Job, int | None]]:
+        """Takes back what no worker has taken: of one job or of all. (job, task), None: all from a task on."""
+        with self._lock:
+            mine: list[Task | Source] = []
+            others: deque[Task | Source] = deque()
+            for work in self._pending:
+                is_mine = (job is None or work.job is job) and not self._is_being_sent(work)
+                (mine if is_mine else others).append(work)
+            self._pending = others
+        taken: list[tuple[Job, int | None]] = []
+        for owner, number, *_, held in self._dispatch.withdraw_all(job):
+            self.unhold(held)
+            taken.append((owner, number))
+        for work in mine:
+            taken.append((work.job, work.number if isinstance(work, Task) else None))
+        return taken
+
+    def cancel(self, job: Job, cell: int) -> bool:
+        """Takes back a job of one task. False: a worker has it, or had it, or is about to."""
+        found = self._dispatch.withdraw(cell, job) if cell >= 0 else None
+        if found is not None:
+            self.unhold(found[-1])
+            return True
+        with self._lock:
+            for work in self._pending:
+                if work.job is job and not self._is_being_sent(work):
+                    self._pending.remove(work)
+                    return True
+        found_all = self._dispatch.withdraw_all(job)
+        for told in found_all:
+            self.unhold(told[-1])
+        return bool(found_all)
+
+    def _is_being_sent(self, work: Task | Source) -> bool:
+        return isinstance(work, Task) and (work is self._sending or work.sent > 0)
+
+    # ---- sending
+
+    def pump(self) -> None:
+        """Sends what waits, as far as there is room. One thread does it, for all."""
+        me = object()
+        try:
+            with self._lock:
+                if self._pumping is not None:
+                    self._pump_again = True
+                    return
+                if not self._pending:
+                    return
+                self._pumping = me
+            while True:
+                while self._send_first():
+                    pass
+                with self._lock:
+                    if not self._pump_again:
+                        self._sending = self._pumping = None
+                        return
+                    self._pump_again = False
+        except BaseException:
+            if self._pumping is me:
+                self._sending = self._pumping = None
+                self._dispatch.tell(True)  # the helper goes on
+            raise
+
+    def _send_first(self) -> bool:
+        """Sends what waits first; False when nothing waits, or there is no room for it."""
+        with self._lock:
+            if not self._pending:
+                return False
+            work = self._sending = self._pending[0]
+        if work.all_sent:  # who sent it was interrupted
+            self._forget(work)
+            return True
+        refusal = self._refusal()
+        if refusal is None:
+            cell = self._send(work) if isinstance(work, Task) else self._send_chunks(work)
+            if cell == _NO_ROOM:
+                return False
+            if cell >= 0 and not work.all_sent:
+                return True
+            refusal = self._refusal() if cell == _SHUT else None
+        self._forget(work)
+        if refusal is not None:
+            work.job.abort(refusal)
+        return True
+
+    def _forget(self, work: Task | Source) -> None:
+        with self._lock:
+            if self._pending and self._pending[0] is work:
+                self._pending.popleft()
+            elif work in self._pending:  # a task that was lost has come before it
+                self._pending.remove(work)
+
+    def _send_chunks(self, work: Source) -> int:
+        """As many chunks as there is room for. 0, or why it stopped."""
+        cells = self._crew.plane.cells
+        if self._dispatch.under_way > cells - cells // _REFILL and self._dispatch.ready() > 0:
+            return _NO_ROOM
+        job = work.job
+        if job.described is not None:
+            _, why = self._dispatch.submit_chunks(
+                work, job, work.sent, work.kind, job.described, work.items, work.chunksize, cells
+            )
+            if why != _NOT_PLAIN:
+                return why
+        return self._send_message(work, work.task(work.sent))
+
+    def _send(self, task: Task) -> int:
+        job = task.job
+        if job.described is not None:
+            cell = self._dispatch.submit_plain(
+                task, job, task.number, task.kind, job.described, task.args
+            )
+            if cell != _NOT_PLAIN:
+                return cell
+        return self._send_message(task, task)
+
+    def _send_message(self, work: Task | Source, task: Task) -> int:
+        """Encodes a task of some work and sends it. A task that cannot be encoded has failed, and counts as sent."""
+        if self._ahead_bytes > _AHEAD_BYTES and self._ahead_count > self._crew.size:
+            return _NO_ROOM
+        if self._dispatch.under_way >= self._crew.plane.cells:
+            return _NO_ROOM
+        job, number = task.job, task.number
+        body = task.args if job.described is not None else (job.function, task.args)
+        try:
+            encoder = self._encoders.pop()
+        except IndexError:
+            encoder = wire.Encoder(
+                self._store, _dispatch.DATA_MAX, transit=False, main=self._crew.main
+            )
+        try:
+            parcel = encoder.encode(number, task.kind, b"", body, cloud=True, shared=job.shared)
+        except BaseException as error:
+            # A Ctrl-C is the caller's, and leaves the task where it is; all else is the task's own.
+            if (
+                isinstance(error, KeyboardInterrupt)
+                and threading.current_thread() is threading.main_thread()
+            ):
+                raise
+            job.task_done(number, False, error)
+            work.sent = number + 1
+            return 0
+        finally:
+            self._encoders.append(encoder)
+        held = Held(parcel)
+        cell = _NO_ROOM
+        try:
+            with self._lock:
+                held.under_way = True
+                self._ahead_bytes += held.nbytes
+                self._ahead_count += 1
+            cell = self._dispatch.submit(
+                work, job, number, wire.MESSAGE, job.described, parcel.data, held
+            )
+            return cell
+        finally:
+            if cell < 0 and work.sent <= number:
+                self.unhold(held)
+
+    # ---- what went with tasks
+
+    def unhold(self, held: Held | None) -> None:
+        """What went with a task that was not sent, or was taken back."""
+        if held is not None and self._count_back(held):
+            self._store.untake(held.parcel.blocks)
+
+    def release(self, held: Held | None, receiver: object) -> None:
+        """What went with a task that has ended; a second time changes nothing."""
+        if held is not None and self._count_back(held):
+            self._store.lent(held.parcel.blocks, receiver)
+
+    def lose(self, held: Held | None) -> None:
+        """What went with a task that was lost with its worker."""
+        if held is not None and self._count_back(held):
+            for block in held.parcel.blocks:
+                block.close()
+
+    def _count_back(self, held: Held) -> bool:
+        with self._lock:
+            if not held.under_way:
+                return False
+            held.under_way = False
+            self._ahead_bytes -= held.nbytes
+            self._ahead_count -= 1
+        return True

@@ -1,0 +1,140 @@
+"""A Ctrl-C at any moment of what the main thread does for others: nobody waits for ever because of it."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pool_tasks as tasks
+import pytest
+from waiting import eventually
+
+import causeway as cw
+from causeway.pool import MaybeEncodingError
+
+LONG = 20
+# CPython looks for signals when a function begins, after a call, and in a loop.
+_LOOKS = {"RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "FOR_ITER"}
+_PARTS = ("_pool_", "/executor.py", "/_executor_")
+_FINALISERS = ("_pool_buffers.py", "__call__")
+_PLACES_MAX = 1500
+
+
+class CtrlC:
+    """Raises KeyboardInterrupt at one place of the engine's code: the number-th where CPython looks for signals."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self._last: dict[FrameType, str] = {}
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        name, function = frame.f_code.co_filename, frame.f_code.co_name
+        if not any(part in name for part in _PARTS):
+            return None
+        if name.endswith(_FINALISERS[0]) and function == _FINALISERS[1]:
+            return None  # what it raises there, Python only prints
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._look
+
+    def _look(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "return":
+            self._last.pop(frame, None)
+        if event == "opcode":
+            before = self._last.get(frame)
+            self._last[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            if before in _LOOKS:
+                self.left -= 1
+                if self.left == 0:
+                    raise KeyboardInterrupt
+        return self._look
+
+
+def interrupted(number: int, call: Any) -> bool:
+    """Runs call, with a Ctrl-C at one place. False: it ended before it came there."""
+    interrupter = CtrlC(number)
+    sys.settrace(interrupter)
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return interrupter.left <= 0
+
+
+def everywhere(once: Any) -> None:
+    """once(number) for every place, until the call is through before it comes there."""
+    number, through = 1, 0
+    while through < 3 and number < _PLACES_MAX:
+        through = 0 if once(number) else through + 1
+        number += 1 if number < 60 else 3
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="looks for signals at every opcode")
+def test_a_ctrl_c_while_delivering_for_others_loses_nothing(forked: cw.Pool) -> None:
+    big = np.arange(20_000.0)
+
+    def once(number: int) -> bool:
+        heard: list[Any] = []
+        one = forked.apply_async(tasks.nap, (0.001,), callback=heard.append)
+        bad = forked.apply_async(tasks.fail, (number,), error_callback=heard.append)
+        some = forked.map_async(tasks.square, range(20), chunksize=3)
+        arrays = forked.map_async(tasks.same, [big, big + 1], chunksize=1)
+        row = forked.imap(tasks.square, range(9), chunksize=2)
+        loose = forked.imap_unordered(tasks.square, range(9), chunksize=2)
+        last = forked.apply_async(tasks.nap, (0.003,))
+        hit = interrupted(number, last.wait)
+        assert one.get(LONG) == 0.001, number
+        with pytest.raises(tasks.Fault):
+            bad.get(LONG)
+        assert some.get(LONG) == [x * x for x in range(20)], number
+        try:
+            first, second = arrays.get(LONG)
+            assert (first == big).all() and (second == big + 1).all(), number
+        except MaybeEncodingError as error:  # told, and not wrong
+            assert "while its blocks were opened" in str(error), number
+        assert [row.next(LONG) for _ in range(9)] == [x * x for x in range(9)], number
+        assert sorted(loose.next(LONG) for _ in range(9)) == [x * x for x in range(9)], number
+        assert len(heard) == 2, number
+        return hit
+
+    everywhere(once)
+    assert forked.apply(tasks.square, (3,)) == 9
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="looks for signals at every opcode")
+def test_a_ctrl_c_while_sending_for_others_sends_each_task_once(forked: cw.Pool) -> None:
+    def once(number: int) -> bool:
+        before = forked.stats()["tasks"]
+        waiting = forked.map_async(
+            tasks.square, range(700), chunksize=1
+        )  # more than there is room for
+        hit = interrupted(number, waiting.wait)
+        assert waiting.get(LONG) == [x * x for x in range(700)], number
+        assert forked.stats()["tasks"] - before == 700, number
+        return hit
+
+    everywhere(once)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="looks for signals at every opcode")
+def test_a_ctrl_c_anywhere_leaves_the_executor_working() -> None:
+    with cw.Executor(2, mp_context="fork") as executor:
+
+        def once(number: int) -> bool:
+            futures = [executor.submit(tasks.nap, 0.001) for _ in range(3)]
+            bad = executor.submit(tasks.fail, 1)
+            heard: list[Any] = []
+            futures[0].add_done_callback(heard.append)
+            bad.add_done_callback(heard.append)
+            hit = interrupted(number, lambda: executor.submit(tasks.nap, 0.003).result())
+            assert [future.result(LONG) for future in futures] == [0.001] * 3, number
+            assert isinstance(bad.exception(LONG), tasks.Fault), number
+            executor.submit(abs, 1).add_done_callback(heard.append)
+            assert eventually(lambda: len(heard) == 3, LONG), number
+            return hit
+
+        everywhere(once)

@@ -40,6 +40,11 @@ static bool test_driver(void) {
 
 static int check_data(const struct cw_slab_info *info, int fd) {
     enum cwd_fd_class class = cwd_fd_class(fd);
+    if (info->device_kind == CW_DEVICE_CUDA && info->flags & CW_SLAB_FOREIGN)
+        return class == CWD_FD_MEMORY
+                   ? 0
+                   : cw_fail(-EINVAL, "borrowed GPU memory must come as a ticket in shared memory; "
+                                      "this descriptor is none");
     if (info->device_kind == CW_DEVICE_CUDA)
         return class == CWD_FD_GPU || (class == CWD_FD_OTHER && test_driver())
                    ? 0
@@ -120,6 +125,12 @@ static int check_limits(struct cwd_broker *b, struct cwd_session *owner, uint64_
     return 0;
 }
 
+/* GPU memory that is held by the custody itself: not what was borrowed. */
+static uint64_t gpu_bytes_of(const struct cw_slab_info *info) {
+    bool held = info->device_kind == CW_DEVICE_CUDA && !(info->flags & CW_SLAB_FOREIGN);
+    return held ? info->size_bytes : 0;
+}
+
 static int check_new(struct cwd_broker *b, struct cwd_session *owner,
                      const struct cw_slab_info *info) {
     if (HASH_COUNT(b->slabs) >= CWD_LIMIT(b, max_slabs))
@@ -132,8 +143,9 @@ static int check_new(struct cwd_broker *b, struct cwd_session *owner,
     uint64_t table_bytes = cw_slab_table_bytes(info->device_kind, info->blocks);
     if (info->device_kind != CW_DEVICE_CUDA)
         return check_limits(b, owner, info->size_bytes, info->size_bytes + table_bytes);
-    if (info->size_bytes > CWD_LIMIT(b, max_gpu_bytes) ||
-        b->gpu_bytes > CWD_LIMIT(b, max_gpu_bytes) - info->size_bytes)
+    uint64_t gpu_bytes = gpu_bytes_of(info);
+    if (gpu_bytes > CWD_LIMIT(b, max_gpu_bytes) ||
+        b->gpu_bytes > CWD_LIMIT(b, max_gpu_bytes) - gpu_bytes)
         return cwd_limit_refuse(
             b, CW_LIMIT_max_gpu_bytes, "%llu bytes of GPU memory were asked for, %llu are in use",
             (unsigned long long)info->size_bytes, (unsigned long long)b->gpu_bytes);
@@ -189,11 +201,12 @@ int cwd_slab_add(struct cwd_broker *b, struct cwd_session *owner, const struct c
     slab->info.reserved = 0;
     slab->capacity = capacity;
     slab->data_fd = fds[0];
-    slab->data_is_known = info->device_kind == CW_DEVICE_HOST;
-    slab->gpu_bytes = info->device_kind == CW_DEVICE_CUDA ? info->size_bytes : 0;
+    slab->data_is_known = info->device_kind == CW_DEVICE_HOST || info->flags & CW_SLAB_FOREIGN;
+    slab->gpu_bytes = gpu_bytes_of(info);
     slab->segment = table;
     slab->table = mapped;
-    slab->charge_bytes = info->size_bytes - slab->gpu_bytes + table.size_bytes;
+    slab->charge_bytes =
+        (info->device_kind == CW_DEVICE_HOST ? info->size_bytes : 0) + table.size_bytes;
     charge(slab, owner);
     b->bytes += slab->charge_bytes;
     b->gpu_bytes += slab->gpu_bytes;

@@ -216,7 +216,7 @@ int cw_array_adopt(cw_client *client, int fd, uint64_t offset_bytes, const cw_la
     if (__builtin_add_overflow(offset_bytes, shape.span_bytes, &end_bytes) || end_bytes == 0)
         return cw_fail(-EINVAL, "%llu bytes at %llu: nothing to adopt",
                        (unsigned long long)shape.span_bytes, (unsigned long long)offset_bytes);
-    code = cw_heap_adopt_foreign(client, fd, end_bytes, &slab, &gen);
+    code = cw_heap_adopt_foreign(client, &client->heap, fd, end_bytes, 1, &slab, &gen);
     if (code)
         return code;
     pthread_mutex_lock(&client->lock);

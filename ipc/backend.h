@@ -16,12 +16,15 @@
 #include "ipc/causeway.h"
 #include "ipc/device.h"
 
+enum cw_borrowed { CW_BORROWED_OWN = 1, CW_BORROWED_OPENED = 2 };
+
 struct cw_mapping { /* one slab's data in this process */
     void *base;     /* host address or device pointer */
     size_t size_bytes;
     int device;        /* where it lies, by this process's numbers */
     uint64_t reachers; /* GPU memory: bit i: device i may use it. Host memory: 1 when registered
                         * with CUDA. Under the CUDA backend's lock */
+    int borrowed;      /* GPU memory of somebody else (borrow.c): in its owner, or opened; else 0 */
 };
 
 struct cw_backend {

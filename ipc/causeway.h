@@ -210,6 +210,13 @@ int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int
  */
 int cw_array_at(cw_client *client, const void *address, uint64_t size_bytes, cw_array **out,
                 uint64_t *loan);
+/*
+ * The same of GPU memory of somebody else's cudaMalloc, by a legacy handle. Weaker than memory of
+ * ours: whoever is the same user may open it, and it dies with this process. The caller neither
+ * frees nor reuses it before the loan has ended. -EINVAL: the driver gives no handle for it.
+ */
+int cw_array_borrow(cw_client *client, const void *address, uint64_t size_bytes, cw_array **out,
+                    uint64_t *loan);
 /* A loan that nobody holds any more, and on whose memory no stream is at work; each is told once.
  * -EAGAIN: none. Does not block. */
 int cw_loan_next(cw_client *client, uint64_t *loan);

@@ -314,10 +314,10 @@ int cw_heap_divide(struct cw_slab *slab, struct cw_carver *carver, bool clean);
 bool cw_heap_drained(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* A slab that may have become entirely free: it is kept, or given up. */
 void cw_heap_settle(cw_client *client, struct cw_slab *slab);
-/* Makes a slab with one block of somebody else's memory, and holds that block. Without
- * client->lock. */
-int cw_heap_adopt_foreign(cw_client *client, int fd, uint64_t size_bytes, struct cw_slab **slab,
-                          uint64_t *gen);
+/* Makes a slab of somebody else's memory with a table of so many entries; block 0 is all of it, and
+ * held. Without client->lock. */
+int cw_heap_adopt_foreign(cw_client *client, struct cw_heap *heap, int fd, uint64_t size_bytes,
+                          uint32_t capacity, struct cw_slab **slab, uint64_t *gen);
 
 /* ---- loan.c; the caller holds client->lock ---- */
 /* A loan's block is free, and no stream is at work on it: to be told. May free the slab. */

@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "ipc/backend.h"
+#include "ipc/wire.h"
 
 #define CACHE_SHARE 32 /* of a GPU's memory: what one client keeps of entirely free slabs */
 #define CACHE_MOST  (1ull << 30)
@@ -183,8 +184,10 @@ static int cuda_slab_map(int device, int fd, uint64_t size_bytes, uint32_t slab_
                          struct cw_mapping *out) {
     struct cw_gpu *gpu;
     CUmemGenericAllocationHandle handle;
-    (void)slab_flags, (void)readonly;
+    (void)readonly;
     int code = cw_gpu_get(device, &gpu);
+    if (code == 0 && slab_flags & CW_SLAB_FOREIGN)
+        return cw_borrowed_map(gpu, fd, size_bytes, out);
     if (code)
         return code;
     if (size_bytes % gpu->granule_bytes)
@@ -229,8 +232,16 @@ static bool quiesce(const struct cw_mapping *mapping) {
 }
 
 static bool end_mapping(const struct cw_cuda *cuda, const struct cw_mapping *mapping) {
+    struct cw_gpu *gpu;
+    if (mapping->borrowed == CW_BORROWED_OWN)
+        return true; /* its owner's own memory */
     if (!quiesce(mapping))
         return false;
+    if (mapping->borrowed) {
+        if (cw_gpu_get(mapping->device, &gpu) == 0)
+            cw_borrowed_unmap(gpu, mapping);
+        return true;
+    }
     CUdeviceptr base = (CUdeviceptr)(uintptr_t)mapping->base;
     /* When these fail the context is lost, or the driver has shut down before us: both have ended
      * the mapping already. */
@@ -281,7 +292,8 @@ int cw_cuda_admit(const struct cw_gpu *gpu, struct cw_mapping *mapping) {
     if (code)
         return code;
     pthread_mutex_lock(&lock);
-    bool known = mapping->reachers >> gpu->ordinal & 1, can = known || cw_gpu_reaches(gpu, memory);
+    bool known = mapping->reachers >> gpu->ordinal & 1;
+    bool can = known || (!mapping->borrowed && cw_gpu_reaches(gpu, memory));
     if (can && !known)
         result = admit(gpu, mapping);
     pthread_mutex_unlock(&lock);

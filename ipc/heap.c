@@ -146,6 +146,10 @@ static void give_drained(cw_client *client, struct cw_slab *slab, struct cw_exte
         cw_loan_end(client, slab, extent);
         return;
     }
+    if (slab->flags & CW_SLAB_FOREIGN) {
+        close_slab(client, slab);
+        return;
+    }
     cw_carve_give(extent);
     cw_heap_settle(client, slab);
 }
@@ -214,10 +218,7 @@ static void collect(cw_client *client, struct cw_heap *heap, bool now) {
             extent->next->prev = extent->prev;
         heap->pending_count--;
         heap->owed--;
-        if (slab->flags & CW_SLAB_FOREIGN)
-            close_slab(client, slab);
-        else
-            give(client, slab, extent);
+        give(client, slab, extent);
     }
     if (!heap->pending || heap->owed)
         heap->owed =
@@ -400,18 +401,18 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
                    (unsigned long long)size_bytes);
 }
 
-int cw_heap_adopt_foreign(cw_client *client, int fd, uint64_t size_bytes, struct cw_slab **out,
-                          uint64_t *gen) {
+int cw_heap_adopt_foreign(cw_client *client, struct cw_heap *heap, int fd, uint64_t size_bytes,
+                          uint32_t capacity, struct cw_slab **out, uint64_t *gen) {
     struct cw_segment table;
-    struct cw_heap *heap = &client->heap;
-    int code = make_table(heap->backend->device_kind, 1, size_bytes, &table);
+    int code = make_table(heap->backend->device_kind, capacity, size_bytes, &table);
     if (code)
         return code;
     int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     struct cw_slab_info info = {.device_kind = heap->backend->device_kind,
                                 .size_bytes = size_bytes,
-                                .blocks = 1,
+                                .blocks = capacity,
                                 .flags = CW_SLAB_FOREIGN};
+    memcpy(info.device_uuid, heap->device_uuid, sizeof info.device_uuid);
     pthread_mutex_lock(&client->lock);
     code = copy < 0 ? cw_fail(errno == EBADF ? -EINVAL : -EDQUOT,
                               "descriptor %d could not be doubled for adoption: %m", fd)
@@ -434,6 +435,7 @@ int cw_heap_adopt_foreign(cw_client *client, int fd, uint64_t size_bytes, struct
         extent->published = true;
         *gen = extent->gen = cw_block_carve(&(*out)->table->blocks[0], 0, size_bytes);
         (*out)->locals[0].extent = extent;
+        (*out)->blocks_used = 1;
     }
     pthread_mutex_unlock(&client->lock);
     return code;

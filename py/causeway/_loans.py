@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from causeway._gpu import Foreign
     from causeway.client import Connection
 
-__all__ = ["collect", "lend"]
+__all__ = ["borrow", "collect", "lend"]
 
 _lock = threading.Lock()
 _kept: dict[int, tuple[Any, list[Any]]] = {}  # by loan: its client, and what must not go before it
@@ -34,16 +34,34 @@ def lend(told: Foreign, insist: bool) -> Lease | None:
         LimitExceeded: (insist) too many pieces of the same slab are lent.
     """
     collect()
-    connection = client.current()
-    out, number = ffi.new("cw_array **"), ffi.new("uint64_t *")
-    low = ffi.cast("void *", told.low)
-    status = lib.cw_array_at(connection.pointer, low, told.layout.span, out, number)
+    status, lease = _open(lib.cw_array_at, told)
     if status == -errno.ENOENT or (status == -errno.EDQUOT and not insist):
         return None
     check(status)
+    return lease
+
+
+def borrow(told: Foreign) -> Lease:
+    """A lease on another library's array that lies in memory of its own, by a legacy handle of CUDA's.
+
+    Raises:
+        ValueError: the driver gives no handle for such memory.
+    """
+    status, lease = _open(lib.cw_array_borrow, told)
+    check(status)
+    assert lease is not None
+    return lease
+
+
+def _open(call: Any, told: Foreign) -> tuple[int, Lease | None]:
+    connection = client.current()
+    out, number = ffi.new("cw_array **"), ffi.new("uint64_t *")
+    status = call(connection.pointer, ffi.cast("void *", told.low), told.layout.span, out, number)
+    if status < 0:
+        return status, None
     lease = Lease(out[0])
     _keep(connection, number[0], told.owner)
-    return lease
+    return status, lease
 
 
 def _keep(connection: Connection, number: int, owner: Any) -> None:

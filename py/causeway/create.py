@@ -132,7 +132,9 @@ def asarray(
         dtype: convert to this; of a SharedMemory how to read it (unsigned bytes).
         shape: of a SharedMemory, the shape to see; None for all of it in one dimension.
         order: of a copy; "K" keeps the order in memory, "C", "F" or "A" as in NumPy.
-        copy: True copies always, False never.
+        copy: True copies always, False never: memory that a GPU library allocated itself is then borrowed by a
+            legacy handle of CUDA's, which is weaker than memory of ours. Any process of the same user could open it,
+            it is gone with this process, and obj is kept until nobody else has it.
         device: where it shall lie; None for where obj lies.
 
     Returns:
@@ -195,6 +197,8 @@ def _of_foreign(
     lease = None
     if told.layout.size and stays and not copy:
         lease = _gpu.find(told.low) or _loans.lend(told, insist=copy is False)
+        if lease is None and copy is False:
+            lease = _loans.borrow(told)
     if lease is not None:
         found = arrays.make(lease, told.layout, told.address - lease.address)
         if told.stream is not None and not told.readonly:
@@ -203,12 +207,8 @@ def _of_foreign(
         else:
             told.ready()
         return found
-    if copy is False:
-        raise ValueError(
-            "copy=False, but this GPU memory is not causeway's, so that others could not see it; "
-            "leave copy out, or make the array with causeway.empty(device='cuda:0') from the start, or let its "
-            "library allocate from causeway: causeway.cupy.use(), causeway.torch.use(), causeway.numba.use()"
-        )
+    if copy is False and told.layout.size:
+        raise ValueError(f"copy=False, but from cuda:{told.gpu} to {place} there is no other way")
     return _copies.from_foreign(told, place)
 
 

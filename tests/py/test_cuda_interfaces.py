@@ -187,3 +187,68 @@ def test_a_tensor_is_ordered_by_the_current_stream_of_its_library(program):
         w = cw.asarray(x)  # the copy follows the tensor's work, which waits for the timer
         assert (w.to("cpu").numpy() == 5).all()
         """)
+
+
+def test_memory_of_a_librarys_own_is_borrowed_when_no_copy_may_be_made(program):
+    program("""
+        from causeway import _loans
+        import gc, time
+        x = np.arange(300.0)
+        foreign = libs.make(libs.CupyArray, x)
+        w = cw.put("lent", foreign, copy=False)
+        assert w.__cuda_array_interface__["data"][0] == foreign.address
+        other = '''if True:
+            import numpy as np, causeway as cw
+            w = cw.get("lent")
+            assert w.device == "cuda:0" and (w.to("cpu").numpy() == range(300)).all()
+            w[:100] = np.full(100, 5.0)
+            '''
+        subprocess.run([sys.executable, "-c", other], check=True)
+        assert (foreign.host()[:100] == 5).all() and (foreign.host()[100:] == x[100:]).all()
+        again = cw.asarray(foreign, copy=False)
+        again[0] = 8
+        assert w[0].to("cpu").item() == 8
+        del foreign, w, again
+        gc.collect()
+        assert _loans._kept and cw.get("lent")[0].to("cpu").item() == 8  # its memory is not freed
+        cw.remove("lent")
+        gc.collect()
+        end = time.monotonic() + 10
+        while _loans._kept:
+            _loans.collect()
+            assert time.monotonic() < end
+        second = libs.make(libs.CupyArray, -x)
+        assert (cw.put("second", second, copy=False).to("cpu").numpy() == -x).all()
+        """)
+
+
+def test_borrowed_memory_dies_with_its_owner(program):
+    program("""
+        import os, signal
+        if sys.argv[1:] == ["lend"]:
+            cw.put("gone", libs.make(libs.CupyArray, np.ones(100)), copy=False).wait()
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert subprocess.run([sys.executable, __file__, "lend"]).returncode == -9
+        try: cw.get("gone")
+        except cw.DeviceError as error: assert "dies with the process" in str(error), error
+        else: raise AssertionError
+        assert (cw.full(100, 3, device="cuda:0").to("cpu").numpy() == 3).all()
+        """)
+
+
+def test_what_has_no_legacy_handle_is_not_borrowed(program):
+    program("""
+        w = cw.full(100, 3.0, device="cuda:0")
+        address = w.__cuda_array_interface__["data"][0]
+        class Beyond:
+            __cuda_array_interface__ = {"shape": (1 << 40,), "typestr": "|u1", "strides": None, "version": 3, "data": None}
+        foreign = libs.make(libs.CupyArray, np.ones(100))
+        Beyond.__cuda_array_interface__["data"] = (foreign.address, False)
+        try: cw.asarray(Beyond(), copy=False)
+        except ValueError as error: assert "beyond" in str(error), error
+        else: raise AssertionError
+        try: cw.asarray(foreign, device="cpu", copy=False)
+        except ValueError as error: assert "no other way" in str(error)
+        else: raise AssertionError
+        assert cw.asarray(foreign, device="cuda:0", copy=False).__cuda_array_interface__["data"][0] == foreign.address
+        """)

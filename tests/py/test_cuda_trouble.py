@@ -195,6 +195,41 @@ def test_a_fork_after_cuda_was_initialised(script):
     """)
 
 
+def test_a_fork_after_another_library_initialised_cuda(script):
+    script("""
+        import ctypes, os, causeway as cw
+        cuda = ctypes.CDLL(os.environ.get("CAUSEWAY_CUDA_DRIVER", "libcuda.so.1"))
+        assert cuda.cuInit(0) == 0
+        child = os.fork()
+        if not child:
+            try: cw.zeros(3, device="cuda:0")
+            except cw.DeviceError as error: os._exit("spawn" not in str(error))
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        assert cw.zeros(3, device="cuda:0").device == "cuda:0"
+    """)
+
+
+@on_the_double
+def test_a_second_process_on_an_exclusive_gpu(script, tmp_path):
+    env = {**os.environ, **cuda_support.double(tmp_path / "alone", mode="exclusive")}
+    script(
+        """
+        import subprocess, sys, causeway as cw
+        w = cw.put("mine", cw.zeros(3, device="cuda:0"))
+        other = '''if True:
+            import causeway as cw
+            try: cw.get("mine")
+            except cw.DeviceError as error: print(error)
+        '''
+        told = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True).stdout
+        assert "compute mode" in told, told
+        assert (w.to("cpu").numpy() == 0).all()
+        """,
+        env=env,
+    )
+
+
 @on_the_double
 def test_a_lost_gpu_is_told(script, tmp_path):
     env = {**os.environ, **cuda_support.double(tmp_path / "lost", faults="copy@2=lose")}

@@ -248,3 +248,22 @@ def test_a_limit_of_the_broker_is_the_librarys_own_error_too(program, name, own_
         CAUSEWAY_DIR=own_broker,
         CAUSEWAY_MAX_GPU_BYTES=str(200 << 20),
     )
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_what_a_library_allocated_itself_can_be_borrowed(program, name):
+    program(
+        name,
+        """
+        x = np.random.default_rng(5).random(5000)
+        mine, beside = make(x), make(-x)
+        shared = cw.put("lent", mine, copy=False)
+        assert at(shared) == at(mine)
+        other("w = cw.get('lent'); assert (w.to('cpu').numpy() == np.random.default_rng(5).random(5000)).all(); w[0] = 3")
+        assert host(mine)[0] == 3 and (host(beside) == -x).all()
+        del mine, shared
+        gc.collect()
+        others = [make(np.zeros(5000)) for _ in range(10)]
+        assert cw.get("lent")[0].to("cpu").item() == 3
+        """,
+    )

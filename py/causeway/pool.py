@@ -39,6 +39,13 @@ _Callback = Callable[[Any], object] | None
 _ErrorCallback = Callable[[BaseException], object] | None
 
 
+def _get(result: MapResult, progress: Any) -> list[Any]:
+    try:
+        return result.get_with(Progress.of(progress, result.length))
+    finally:
+        del result  # else an exception's traceback would hold it
+
+
 class Pool:
     """A pool of worker processes, to be used as `multiprocessing.Pool`.
 
@@ -172,8 +179,7 @@ class Pool:
         ...     pool.map(str, range(4), chunksize=2)
         ['0', '1', '2', '3']
         """
-        result = self.map_async(func, iterable, chunksize)
-        return result.get_with(Progress.of(progress, result.length))
+        return _get(self.map_async(func, iterable, chunksize), progress)
 
     def map_async(
         self,
@@ -195,8 +201,7 @@ class Pool:
         progress: Any = None,
     ) -> list[Any]:
         """[func(*x) for x in iterable], on all workers, in order; see `map`."""
-        result = self.starmap_async(func, iterable, chunksize)
-        return result.get_with(Progress.of(progress, result.length))
+        return _get(self.starmap_async(func, iterable, chunksize), progress)
 
     def starmap_async(
         self,

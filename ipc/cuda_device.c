@@ -161,11 +161,13 @@ int cw_gpu_find(const uint8_t uuid[CW_UUID_BYTES], int *ordinal) {
     char text[CW_UUID_TEXT];
     const char *mask = getenv("CUDA_VISIBLE_DEVICES");
     cw_uuid_text(uuid, text);
-    return cw_fail(-ENODEV,
-                   "the array lies on the GPU %s, which this process does not see "
-                   "(CUDA_VISIBLE_DEVICES is %s%s%s): let a process that sees it copy it with "
-                   ".to(\"cpu\"), or name both GPUs in CUDA_VISIBLE_DEVICES here",
-                   text, mask ? "\"" : "", mask ? mask : "not set", mask ? "\"" : "");
+    return cw_fail(
+        -ENODEV,
+        "the array lies on the GPU %s, which this process does not see "
+        "(CUDA_VISIBLE_DEVICES is %s%s%s): get(name, device=\"cpu\") copies it, and so does "
+        ".to(\"cpu\") in a process that sees it; or name both GPUs in "
+        "CUDA_VISIBLE_DEVICES here",
+        text, mask ? "\"" : "", mask ? mask : "not set", mask ? "\"" : "");
 }
 
 bool cw_gpu_reaches(const struct cw_gpu *device, const struct cw_gpu *memory) {

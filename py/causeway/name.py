@@ -18,8 +18,8 @@ import math
 import time
 from typing import Any
 
+from causeway import _hidden, client, create
 from causeway import array as arrays
-from causeway import client, create
 from causeway._lib import check, failure, ffi, lib
 from causeway.array import Array
 from causeway.device import resolve, terminated
@@ -112,7 +112,8 @@ def get(
         name: the name.
         timeout: seconds to wait for it; 0 not at all, None for ever.
         readonly: map the memory read-only; a write by force is then a SIGSEGV.
-        device: where it shall lie: a copy if it lies elsewhere. None for where it is.
+        device: where it shall lie: a copy if it lies elsewhere, also on a GPU that CUDA_VISIBLE_DEVICES hides here
+            (another process is then started for the copy). None for where it is.
 
     Returns:
         Array: a handle; close it, use it in a `with`, or just let it go.
@@ -138,6 +139,8 @@ def get(
     pointer = _get(connection.pointer, encoded, flags)
     if pointer == _NULL:
         status = lib.cwpy_status()
+        if status == -errno.ENODEV and device is not None:
+            return _hidden.fetch(name, encoded).to(device)
         if status != -errno.ENOENT or timeout == 0:
             raise failure(status)
         pointer = _get_later(name, encoded, flags, timeout)

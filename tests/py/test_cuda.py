@@ -298,3 +298,23 @@ def test_the_command_line_shows_the_links(script):
         """,
         env={**os.environ, "CAUSEWAY_COMMAND": str(cuda_support.COMMAND)},
     )
+
+
+@two
+def test_an_array_on_a_hidden_gpu_can_be_copied(script):
+    script("""
+        import os, subprocess, sys, numpy as np, causeway as cw
+        x = np.random.default_rng(8).random((50, 7))
+        w = cw.put("far", cw.asarray(x, device="cuda:1"))
+        masked = '''if True:
+            import numpy as np, causeway as cw
+            x = np.random.default_rng(8).random((50, 7))
+            near = cw.get("far", device="cpu")
+            assert near.device == "cpu" and (near.numpy() == x).all()
+            here = cw.get("far", device="cuda:0")
+            assert here.device == "cuda:0" and (here.to("cpu").numpy() == x).all()
+            here[...] = 0  # a copy
+        '''
+        subprocess.run([sys.executable, "-c", masked], check=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": "0"})
+        assert (w.to("cpu").numpy() == x).all()
+    """)

@@ -40,7 +40,8 @@
 
 struct cw_page_of_fences { /* never unmapped */
     uint32_t number;
-    bool registered; /* with CUDA */
+    bool registered;   /* with CUDA */
+    uint64_t gpu_base; /* where GPUs find it, the same for all of them */
     struct cw_segment segment;
     struct cw_fence *fences;
     struct cw_page_of_fences *next;

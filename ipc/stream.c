@@ -56,13 +56,18 @@ static void leave(const struct cw_stream *stream) {
 
 /* Lets GPUs write a page. The context is current, the lock is held. */
 static int register_page(const struct cw_cuda *cuda, struct cw_page_of_fences *page) {
-    if (page->registered)
-        return 0;
+    CUdeviceptr base = 0;
     CUresult result =
         cuda->cuMemHostRegister(page->segment.base, page->segment.size_bytes,
                                 CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE);
     if (result != CUDA_SUCCESS)
         return cw_cuda_error(cuda, result, "registering a page of fences");
+    result = cuda->cuMemHostGetDevicePointer(&base, page->segment.base, 0);
+    if (result != CUDA_SUCCESS) {
+        cuda->cuMemHostUnregister(page->segment.base); /* no stream waits for it yet */
+        return cw_cuda_error(cuda, result, "asking for the address of fences on the GPU");
+    }
+    page->gpu_base = base;
     page->registered = true;
     return 0;
 }
@@ -70,13 +75,11 @@ static int register_page(const struct cw_cuda *cuda, struct cw_page_of_fences *p
 /* The address of a fence's value for a GPU. The context is current, the lock is held. */
 static int gpu_address(const struct cw_cuda *cuda, struct cw_page_of_fences *page,
                        struct cw_fence *fence, CUdeviceptr *out) {
-    int code = register_page(cuda, page);
-    if (code)
-        return code;
-    CUresult result = cuda->cuMemHostGetDevicePointer(out, &fence->value, 0);
-    return result == CUDA_SUCCESS
-               ? 0
-               : cw_cuda_error(cuda, result, "asking for a fence's address on the GPU");
+    int code = page->registered ? 0 : register_page(cuda, page);
+    if (code == 0)
+        *out =
+            page->gpu_base + (uint64_t)((uint8_t *)&fence->value - (uint8_t *)page->segment.base);
+    return code;
 }
 
 /* Asked first: most calls about a stream end a capture that is under way. */
@@ -141,11 +144,35 @@ static bool is_quiet(const struct cw_stream *stream) {
     return true;
 }
 
+/* The stream that had this handle last, if it still has it: the usual case, in two calls of the
+ * driver. NULL: to be asked for in full. -EINVAL: a capture. */
+static struct cw_stream *recall(struct cw_fences *fences, void *handle, int *code) {
+    struct cw_stream *found = is_default(handle) ? NULL : fences->streams;
+    while (found && found->handle != handle)
+        found = found->next;
+    if (!found || enter(found) != 0)
+        return NULL;
+    const struct cw_cuda *cuda = found->gpu->cuda;
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    unsigned long long id = 0;
+    CUresult result = cuda->cuStreamIsCapturing(handle, &status);
+    if (result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE)
+        *code = captured(found);
+    else if (result == CUDA_SUCCESS)
+        result = cuda->cuStreamGetId(handle, &id);
+    leave(found);
+    return result == CUDA_SUCCESS && id == found->id ? found : NULL;
+}
+
 /* The stream of a handle. */
 static int find_stream(cw_client *client, struct cw_fences *fences, int gpu, void *handle,
                        struct cw_stream **out) {
     struct cw_stream looked = {.handle = handle};
-    int code = identify(gpu, &looked);
+    int code = 0;
+    *out = recall(fences, handle, &code);
+    if (*out || code)
+        return code;
+    code = identify(gpu, &looked);
     if (code)
         return code;
     for (struct cw_stream *at = fences->streams; at; at = at->next)

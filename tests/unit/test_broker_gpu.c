@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -124,6 +125,42 @@ static void gpu_bytes_are_accounted_apart_and_limited(void **state) {
     raw_broker_remove(&broker);
 }
 
+static void borrowed_memory_comes_as_a_ticket_and_is_charged_to_nobody(void **state) {
+    (void)state;
+    assert_true(raw_broker_start(&broker, NULL, with_double));
+    struct raw_client client = client_open();
+    struct cw_segment table, wrong;
+    struct cw_slab_info info = gpu_slab(1);
+    info.flags = CW_SLAB_FOREIGN;
+    assert_int_equal(offer(&client, &info, &wrong), -EINVAL); /* a socket */
+    assert_non_null(strstr(client.sentence, "ticket"));
+    table = make_table();
+    int ticket = memfd_create("ticket", MFD_CLOEXEC);
+    int fds[2] = {ticket, table.fd};
+    assert_int_equal(raw_exchange(&client, CW_OP_SLAB_ADD, &info, sizeof info, fds, 2, &mail), 0);
+    memcpy(&info, mail.body, sizeof info);
+    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_bytes) == table.size_bytes));
+    assert_int_equal(raw_gauge(&broker, CW_GAUGE_gpu_bytes), 0);
+    /* Nobody ever adopts it, and it goes when nobody holds anything of it. */
+    raw_lease(&client, 0, info.slab, 0);
+    cw_block_carve(((struct cw_block_table *)table.base)->blocks, 0, 4096);
+    struct raw_client other = client_open();
+    struct cw_slab_request wish = {.slab = info.slab};
+    raw_post(&client, CW_OP_SLAB_CLOSE, 0, &wish, sizeof wish);
+    assert_int_equal(raw_ping(&client), 0);
+    wish = (struct cw_slab_request){
+        .device_kind = CW_DEVICE_CUDA, .free_bytes = 64, .device_uuid = {1}};
+    assert_int_equal(raw_call(&other, CW_OP_SLAB_ADOPT, &wish, sizeof wish, &mail), -ENOENT);
+    assert_int_equal(raw_gauge(&broker, CW_GAUGE_gpu_orphan_bytes), 0);
+    raw_bye(&client);
+    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_slabs) == 0));
+    raw_bye(&other);
+    close(ticket);
+    cw_segment_close(&table);
+    cw_segment_close(&wrong);
+    raw_broker_remove(&broker);
+}
+
 static void an_orphan_is_adopted_by_who_needs_that_gpu(void **state) {
     (void)state;
     assert_true(raw_broker_start(&broker, NULL, with_double));
@@ -224,6 +261,7 @@ int main(void) {
         cmocka_unit_test(only_the_drivers_descriptors_are_gpu_memory),
         cmocka_unit_test(a_gpu_slab_has_a_uuid_and_a_host_slab_none),
         cmocka_unit_test(gpu_bytes_are_accounted_apart_and_limited),
+        cmocka_unit_test(borrowed_memory_comes_as_a_ticket_and_is_charged_to_nobody),
         cmocka_unit_test(an_orphan_is_adopted_by_who_needs_that_gpu),
         cmocka_unit_test(the_fences_of_the_dead_are_poisoned_and_forgotten),
     };

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from causeway._pool_crew import Crew
     from causeway._pool_outgoing import Outgoing
 
-__all__ = ["Incoming"]
+__all__ = ["Incoming", "decoded", "drop"]
 
 _FAULTS_MAX = 8  # in a row, as csrc/dispatch_collect.c counts
 # What has become of a message, beside the kinds of answers: its blocks are being opened, are open, were open when
@@ -131,3 +131,14 @@ def drop(data: bytes) -> None:
         wire.read(data)
     except Exception:  # it is gone already
         pass
+
+
+def decoded(what: Any, messages: list[bytes]) -> tuple[bool, Any]:
+    """What a message says, which is taken out of the list once it was opened. what: the function, or how to call it."""
+    name = what if isinstance(what, str) else name_of(what)
+    try:
+        message = wire.read(messages[0])
+    except Exception as error:
+        return False, outcomes.undecodable(error, name)
+    messages.clear()
+    return outcomes.decode(message, name, interruptible=True)

@@ -30,8 +30,8 @@ static bool is_default(const void *handle) {
 
 static int captured(const struct cw_stream *stream) {
     return cw_fail(-EINVAL,
-                   "the stream %p is being captured into a graph: arrays are put in order before "
-                   "the capture, and for each launch of the graph",
+                   "the stream %p is being captured: put arrays in order before, and for "
+                   "each launch of the graph",
                    stream->handle);
 }
 
@@ -103,12 +103,10 @@ static int identify(int gpu, struct cw_stream *stream) {
     const struct cw_cuda *cuda = stream->gpu->cuda;
     stream->context = stream->gpu->context;
     code = check_capture(stream);
-    if (code)
-        return code;
-    if (is_default(stream->handle)) {
+    if (code == 0 && is_default(stream->handle))
         stream->id = (uint64_t)gpu;
-        return 0;
-    }
+    if (code || is_default(stream->handle))
+        return code;
     CUdevice device;
     unsigned long long id;
     CUresult result = cuda->cuStreamGetCtx(stream->handle, &stream->context);

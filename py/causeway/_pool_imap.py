@@ -43,6 +43,7 @@ class IMapIterator(Job):
         self._handed: set[int] = set()  # of an unordered one: which
         self._count = 0  # tasks done
         self._begun = 0
+        self._counts_taken = progress is not None  # or its input is fed
         self._taken = 0  # items that were asked for
         self._length: int | None = None  # tasks in all, once known
         self._abort: BaseException | None = None
@@ -60,6 +61,18 @@ class IMapIterator(Job):
         Raises:
             Timeout: no result by then; it may be asked for again.
         """
+        if not self._counts_taken:
+            try:
+                success, value = self._ready.popleft()
+            except IndexError:
+                pass
+            else:
+                if success:
+                    return value
+                try:
+                    raise value
+                finally:
+                    del value, self  # else the exception's traceback would hold them
         until = None if timeout is None else time.monotonic() + timeout
         late = False
         while not self._has_next():
@@ -72,7 +85,7 @@ class IMapIterator(Job):
         with self._lock:
             # Another thread may have taken it meanwhile: then this one waits again.
             found = self._ready.popleft() if self._hand_out() else None
-            if found is not None:
+            if found is not None and self._counts_taken:
                 self._taken += 1
                 self._room.notify_all()
         if found is None:
@@ -123,8 +136,9 @@ class IMapIterator(Job):
             if not self._has_come(number):
                 self._come[number] = results
                 self._count += 1
-            self._given.pop(number, None)
-            self._room.notify_all()
+            if self._counts_taken:
+                self._given.pop(number, None)
+                self._room.notify_all()
         self._look_for_end()
         self.engine.notify()
 
@@ -140,18 +154,27 @@ class IMapIterator(Job):
 
     def _hand_out(self) -> bool:
         """Makes the next task's results ready, if they have come. Whether some are ready."""
+        come = self._come
         while not self._ready:
-            number = self._next if self.ordered else next(iter(self._come), -1)
-            results = self._come.get(number)
+            number = self._next if self.ordered else next(iter(come), -1)
+            results = come.get(number)
             if results is None:
                 return False
-            ready = deque(results)
+            ready, first = deque(results), self._next
+            until = first + 1
             if not self.ordered:
                 self._handed.add(number)
-            # All at once: no signal's handler comes in between.
+            while self.ordered and until in come:
+                ready.extend(come[until])
+                until += 1
+            # At once: no signal's handler comes in between. What it leaves of the rest is not looked at again.
             self._ready = ready
-            self._next += 1
-            del self._come[number]
+            self._next = until
+            if not self.ordered:
+                del come[number]
+            else:
+                for number in range(first, until):
+                    del come[number]
         return True
 
     def _look_for_end(self) -> None:
@@ -195,6 +218,7 @@ class IMapIterator(Job):
             of_results: what counts is not that a task is done, but that its results were asked for.
         """
         with self._lock:
+            self._counts_taken = True
             while self._abort is None and not self._has_room(limit, of_results):
                 self._room.wait()
             if self._abort is not None:

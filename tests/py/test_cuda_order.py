@@ -412,3 +412,75 @@ def test_a_copy_that_a_stream_was_given_goes_on_without_us(program):
         copy[...] = 8
         assert (far is copy or (far.to("cpu").numpy() == 7).all()) and (w.to("cpu").numpy() == 7).all()
     """)
+
+
+def test_what_one_stream_uses_at_once_is_given_on_one_by_one(program):
+    program("""
+        w = cw.put("w", cw.zeros(1000, "u1", device="cuda:0"))
+        out = cw.put("out", cw.zeros(1000, "u1", device="cuda:0"))
+        at, s = low(out), Stream()
+        with w.reading(s), w.reading(s):
+            for i in (3, 4):
+                with out.writing(s, whole=True):
+                    s.fill(at, i)
+                ended(other(f'''if True:
+                    out = cw.get("out"); s = Stream()
+                    with out.reading(s, timeout=20):
+                        got = s.fetch(low(out))
+                    s.finish()
+                    assert (got == {i}).all(), got
+                '''))
+            with out.writing(s), out.reading(s):
+                s.fill(at, 5)
+        assert (out.to("cpu").numpy() == 5).all()
+    """)
+
+
+def test_a_thread_that_would_wait_for_itself_is_told(program):
+    program("""
+        w = cw.zeros(1000, "u1", device="cuda:0")
+        s, other_stream = Stream(), Stream()
+        for mine, then in ((w.writing, w.reading), (w.writing, w.writing), (w.reading, w.writing)):
+            with mine(s):
+                try: then(other_stream, timeout=20).__enter__()
+                except ValueError as error: assert "would wait for itself" in str(error), error
+                else: raise AssertionError((mine, then))
+        with w.writing(s):
+            try: w.writing(s).__enter__()
+            except ValueError as error: assert "already" in str(error), error
+            else: raise AssertionError
+        with w.writing(other_stream, timeout=20): pass
+    """)
+
+
+def test_who_dies_inside_its_writing_and_leaves_a_child_that_lives_on(program):
+    program("""
+        w = cw.put("w", cw.zeros(1000, "u1", device="cuda:0"))
+        good = cw.put("good", cw.full(1000, 9, "u1", device="cuda:0"))
+        child = other('''if True:
+            w = cw.get("w"); s = Stream()
+            with w.writing(s, whole=True):
+                s.fill(low(w), 1)
+                pid = os.fork()
+                if pid == 0:
+                    time.sleep(100)
+                    os._exit(0)
+                say(str(pid))
+                time.sleep(100)
+        ''')
+        pid, s = int(child.stdout.readline()), Stream()
+        child.kill()
+        child.wait()
+        for use in (lambda: w.wait(), lambda: w.reading(s).__enter__(), lambda: w.to("cpu")):
+            try: use()
+            except cw.ProducerDied as error: assert "died" in str(error), error
+            else: raise AssertionError
+        assert (good.to("cpu").numpy() == 9).all()
+        try: w.writing(s, timeout=20).__enter__()
+        except cw.ProducerDied as error: assert "a forked child of it lives on" in str(error), error
+        else: raise AssertionError
+        os.kill(pid, signal.SIGKILL)
+        with w.writing(s, whole=True):  # when nothing can land any more
+            s.fill(low(w), 2)
+        assert (w.to("cpu").numpy() == 2).all()
+    """)

@@ -1,8 +1,7 @@
 /*
  * Streams and their sections: see stream.h, and fence.h for the rules.
  *
- * State of the process: how many of its streams wait on the GPU, under a lock of its own, in
- * whichever client; all else belongs to a client's fences. Deaths: stream.h.
+ * State of the process: how many of its streams wait on the GPU; all else is a client's.
  */
 #include "ipc/stream.h"
 
@@ -100,15 +99,15 @@ static int identify(int gpu, struct cw_stream *stream) {
     int code = cw_gpu_get(gpu, &stream->gpu);
     if (code)
         return code;
-    const struct cw_cuda *cuda = stream->gpu->cuda;
     stream->context = stream->gpu->context;
     code = check_capture(stream);
     if (code == 0 && is_default(stream->handle))
         stream->id = (uint64_t)gpu;
     if (code || is_default(stream->handle))
         return code;
+    const struct cw_cuda *cuda = stream->gpu->cuda;
     CUdevice device;
-    unsigned long long id;
+    unsigned long long id = 0;
     CUresult result = cuda->cuStreamGetCtx(stream->handle, &stream->context);
     if (result == CUDA_SUCCESS)
         result = cuda->cuCtxPushCurrent(stream->context);
@@ -118,9 +117,9 @@ static int identify(int gpu, struct cw_stream *stream) {
     if (result == CUDA_SUCCESS)
         result = cuda->cuCtxGetDevice(&device);
     leave(stream);
+    stream->id = id;
     if (result != CUDA_SUCCESS)
         return failed(stream, result, "asking for");
-    stream->id = id;
     return device == stream->gpu->device ? 0 : cw_gpu_get(device, &stream->gpu);
 }
 

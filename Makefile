@@ -158,10 +158,11 @@ test-c: test-programs $(VENV)/made.stamp
 test-py: $(PACKAGE) $(VENV)/deps-test.stamp
 	@$(RUN) "py:pytest tests/py"
 # The same tests of GPU memory as in `make test`, on real GPUs. Elsewhere: copy the tree with BUILD and run the script.
-test-gpu: all $(SITE) $(VENV)/deps-test.stamp
+test-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
 	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD)
 # GPU arrays beside the driver, torch and NCCL, on the GPUs that are there.
-bench-gpu: all $(SITE) $(VENV)/deps-test.stamp
+bench-gpu: all $(SITE) $(VENV)/deps-test.stamp $(BUILD)/tools/bench/gpu_fence
+	CAUSEWAY_BROKER=$(abspath $(BUILD))/causewayd $(BUILD)/tools/bench/gpu_fence
 	PYTHONPATH=$(abspath $(BUILD))/site CAUSEWAY_BROKER=$(abspath $(BUILD))/causewayd $(VPY) tools/bench/bench_gpu.py
 fuzz: $(BUILD)/setup-test.stamp $(VENV)/made.stamp
 	@$(RUN) --timeout 100000 "fuzz:tests/fuzz.sh $(or $(FUZZ_SECONDS),60)"

@@ -41,7 +41,7 @@ void test_cuda_choose(const char *program, const char *folder) {
     for (int up = 0; up < 3; up++) /* BUILD/tests/gpu/PROGRAM */
         *strrchr(build, '/') = 0;
     snprintf(path, sizeof path, "%.4000s/causewayd", build);
-    setenv("CAUSEWAY_BROKER", path, 1);
+    setenv("CAUSEWAY_BROKER", path, 0);
     if (test_cuda_is_real())
         return;
     snprintf(path, sizeof path, "%.4000s/tests/fakecuda/libcuda-double.so", build);

@@ -64,14 +64,15 @@ def put(
     """Gives an array a name under which every process of this user finds it.
 
     Copies only what is not ours yet: an `Array`, a view of one and a `SharedMemory` are named as they are. An array
-    of a GPU library is copied on its GPU, and lies there.
+    of a GPU library is copied on its GPU, and lies there, unless that library allocates from causeway
+    (`causeway.cupy.use()`, `causeway.torch.use()`, `causeway.numba.use()`).
 
     Args:
         name: see this module's text for the grammar.
         array: anything array-like, an Array (or part of one), or a SharedMemory (its bytes).
         replace: a taken name is replaced, at once and whole; who holds the old array keeps it.
         keep: the name stays until it is removed; else it goes with the user's last process (and a minute).
-        copy: True copies always, False never.
+        copy: True copies always, False never; what that means for memory of a GPU library's own see `asarray`.
 
     Returns:
         Array: a handle on what was put, with this name.

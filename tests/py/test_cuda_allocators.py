@@ -267,3 +267,42 @@ def test_what_a_library_allocated_itself_can_be_borrowed(program, name):
         assert cw.get("lent")[0].to("cpu").item() == 3
         """,
     )
+
+
+@pytest.mark.parametrize("name", ("cupy", "numba"))
+def test_a_new_broker_serves_after_the_old_one_is_gone(program, name, own_broker):
+    program(
+        name,
+        """
+        import time
+        hook.use()
+        before = make(np.ones(100_000))
+        cw.put("before", before)
+        lib.cw_broker_stop(cw.client.current().pointer)
+        while not cw.client.current().lost:
+            time.sleep(0.01)
+        kept = [make(np.full(10 << 20, i, "u1")) for i in range(4)]
+        assert (host(before) == 1).all()
+        assert (cw.put("after", kept[3], copy=False).to("cpu").numpy() == 3).all()
+        other("assert (cw.get('after').to('cpu').numpy() == 3).all()")
+        """,
+        CAUSEWAY_DIR=own_broker,
+    )
+
+
+def test_a_forked_child_is_told_to_be_spawned(program):
+    program(
+        "cupy",
+        """
+        import os
+        hook.use()
+        mine = make(np.ones(1000))
+        child = os.fork()
+        if child == 0:
+            try: hook.use()
+            except cw.DeviceError as error: os._exit(7 if "spawn" in str(error) else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert (host(mine) == 1).all()
+        """,
+    )

@@ -9,7 +9,6 @@
  * that decides by the data; the CPUs tell each other by a word.
  */
 #include <dlfcn.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +18,7 @@
 
 #include "ipc/causeway.h"
 #include "ipc/cuda_device.h"
-#include "shm/wait.h"
+#include "shm/fence.h"
 
 #define WARM      200
 #define AT_ONCE   200 /* rounds before the streams are waited for */
@@ -28,8 +27,7 @@
 
 struct board { /* shared by both processes; the first page is registered with CUDA */
     _Alignas(64) uint64_t flags[2][8];
-    _Alignas(PAGE) _Atomic int ready;
-    _Atomic int posted[2];
+    _Alignas(PAGE) struct cw_fence ready[2], posted[2]; /* of the CPUs, not of streams */
     char events[2][HANDLE_OF];
 };
 static struct board *board;
@@ -53,20 +51,17 @@ static void fail(const char *what, int code) {
     } while (0)
 
 static void meet(void) {
-    static int times;
-    int step = ++times;
-    atomic_fetch_add(&board->ready, 1);
-    while (atomic_load(&board->ready) < 2 * step)
-        usleep(50);
+    static uint64_t times;
+    cw_fence_complete(&board->ready[me], ++times);
+    OK(cw_fence_wait(&board->ready[!me], times, -1));
 }
 
 /* Tells the other side that ours is submitted, or waits for its word. */
 static void post(int round) {
-    atomic_store(&board->posted[me], round);
+    cw_fence_complete(&board->posted[me], (uint64_t)round);
 }
 static void await(int round) {
-    while (atomic_load(&board->posted[!me]) < round)
-        CW_PAUSE();
+    OK(cw_fence_wait(&board->posted[!me], (uint64_t)round, -1));
 }
 
 static void finish_some(int round) {

@@ -131,7 +131,7 @@ const struct cw_cuda *cw_cuda_opened(void) {
     return CW_LOAD(V1, &state, acquire) == OPEN ? &table : NULL;
 }
 
-int cw_cuda_error(const struct cw_cuda *cuda, CUresult result, const char *format, ...) {
+int cw_cuda_tell(const struct cw_cuda *cuda, CUresult result, const char *format, ...) {
     const char *name = NULL, *sentence = NULL;
     char what[256];
     va_list arguments;

@@ -43,7 +43,12 @@ const struct cw_cuda *cw_cuda_opened(void);
  * Turns a failed call into our code and this thread's text: "WHAT: CUDA_ERROR_NAME, sentence".
  * Out of memory: -EDQUOT; all else: -ENODEV. A macro, so that analysers see that it is negative.
  */
-int cw_cuda_error(const struct cw_cuda *cuda, CUresult result, const char *format, ...)
+#define cw_cuda_error(cuda, result, ...)                                                           \
+    ({                                                                                             \
+        int cw_cuda_code = cw_cuda_tell((cuda), (result), __VA_ARGS__);                            \
+        cw_cuda_code < 0 ? cw_cuda_code : -ENODEV;                                                 \
+    })
+int cw_cuda_tell(const struct cw_cuda *cuda, CUresult result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 #endif

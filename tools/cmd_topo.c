@@ -116,9 +116,9 @@ int cmd_topo(const struct cli *cli) {
         cw_free(names);
     if (result == 0 && listed < 2)
         result = cw_device_check("cuda:0"); /* says why there is none */
-    if (result)
+    if (result || listed < 2)
         return cli_result(result);
-    int count = listed - 1 > GPUS_MAX ? GPUS_MAX : (int)listed - 1;
+    int count = listed - 1 > GPUS_MAX ? GPUS_MAX : (int)(listed - 1);
     cw_device_info *devices = calloc((size_t)count, sizeof *devices);
     cw_link_info *links = calloc((size_t)count * (size_t)count, sizeof *links);
     CW_ASSERT(devices && links);

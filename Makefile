@@ -161,8 +161,8 @@ test-py: $(PACKAGE) $(VENV)/deps-test.stamp
 test-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
 	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD)
 # GPU arrays beside the driver, torch and NCCL, on the GPUs that are there.
-bench-gpu: all $(SITE) $(VENV)/deps-test.stamp $(BUILD)/tools/bench/gpu_fence
-	CAUSEWAY_BROKER=$(abspath $(BUILD))/causewayd $(BUILD)/tools/bench/gpu_fence
+bench-gpu: all $(SITE) $(VENV)/deps-test.stamp $(BUILD)/tests/gpu/bench_fence
+	CAUSEWAY_BROKER=$(abspath $(BUILD))/causewayd $(BUILD)/tests/gpu/bench_fence
 	PYTHONPATH=$(abspath $(BUILD))/site CAUSEWAY_BROKER=$(abspath $(BUILD))/causewayd $(VPY) tools/bench/bench_gpu.py
 fuzz: $(BUILD)/setup-test.stamp $(VENV)/made.stamp
 	@$(RUN) --timeout 100000 "fuzz:tests/fuzz.sh $(or $(FUZZ_SECONDS),60)"

@@ -3,7 +3,7 @@
  * bare flags in host memory (what the hardware can do: the streams know all rounds beforehand), and
  * by CUDA's IPC events (what the driver offers). `make bench-gpu` runs it.
  *
- *   gpu_fence [ROUNDS]
+ *   bench_fence [ROUNDS]
  *
  * With fences and events each round is submitted when the other side's was, as a program would do
  * that decides by the data; the CPUs tell each other by a word.
@@ -39,7 +39,7 @@ static CUresult (*get_event)(CUipcEventHandle *, CUevent);
 static CUresult (*open_event)(CUevent *, CUipcEventHandle);
 
 static void fail(const char *what, int code) {
-    fprintf(stderr, "gpu_fence: %s: %d, %s\n", what, code, cw_error());
+    fprintf(stderr, "bench_fence: %s: %d, %s\n", what, code, cw_error());
     exit(1);
 }
 

@@ -100,24 +100,24 @@ void cw_order_turn_give(struct cw_order *order) {
 static void bury_stamp(cw_a64 *word, cw_stamp left, int (*died)(void *context, cw_stamp stamp),
                        void *context) {
     /* G11: the dead store no more; what others store meanwhile wins the word (G12). */
-    cw_stamp stamp = CW_LOAD(G11, word, acquire);
+    cw_stamp stamp = CW_LOAD(G11, word, relaxed);
     int state = stamp ? died(context, stamp) : 0;
     if (state)
-        CW_CAS(G12, word, &stamp, state < 0 ? left : 0, acq_rel);
+        CW_CAS(G12, word, &stamp, state < 0 ? left : 0, release);
 }
 
 void cw_order_bury(struct cw_order *order, int (*died)(void *context, cw_stamp stamp),
                    void *context) {
-    uint64_t turn = CW_LOAD(G11, &order->turn, acquire);
+    uint64_t turn = CW_LOAD(G11, &order->turn, relaxed);
     for (unsigned i = 0; i < CW_ORDER_WAITED; i++)
         bury_stamp(&order->waited[i], CW_STAMP_DEAD, died, context);
     for (unsigned i = 0; i < CW_ORDER_READS; i++)
         bury_stamp(&order->reads[i], 0, died, context);
     if (turn && died(context, turn)) {
         /* Died inside its turn, and perhaps in the midst of work: nobody else writes this word
-         * before the turn is given back. */
-        CW_STORE(G12, &order->write, CW_STAMP_DEAD, release);
-        CW_CAS(G12, &order->turn, &turn, 0, acq_rel);
+         * before the turn is given back, which publishes it. */
+        CW_STORE(G12, &order->write, CW_STAMP_DEAD, relaxed);
+        CW_CAS(G12, &order->turn, &turn, 0, release);
     } else
         bury_stamp(&order->write, CW_STAMP_DEAD, died, context);
 }

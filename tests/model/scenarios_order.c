@@ -84,6 +84,57 @@ static void writes_if_free(void) {
     ghost.written = 1;
 }
 
+/* ---- the dead: their write was not reached, or they died inside their turn ---- */
+
+#define LOST cw_stamp_make(4, 9)
+
+static int is_lost(void *context, cw_stamp stamp) {
+    (void)context;
+    return stamp == LOST ? -1 : 0;
+}
+
+static void leave_a_lost_write(void) {
+    cw_stamp waited = LOST;
+    uint64_t holder;
+    cw_order_clear(&order);
+    MODEL_CHECK(cw_order_turn_take(&order, LOST, &holder));
+    cw_order_written(&order, LOST, &waited, 1, 0);
+    cw_order_turn_give(&order);
+}
+
+static void leave_a_turn(void) {
+    uint64_t holder;
+    cw_order_clear(&order);
+    MODEL_CHECK(cw_order_turn_take(&order, LOST, &holder));
+}
+
+static void buries(void) {
+    cw_order_bury(&order, is_lost, NULL);
+}
+
+/* Writes all anew, when the turn is nobody's. */
+static void writes_anew(void) {
+    struct cw_order_seen seen;
+    uint64_t holder;
+    if (!cw_order_turn_take(&order, OTHERS, &holder))
+        return;
+    cw_order_see(&order, &seen);
+    MODEL_CHECK(seen.write == LOST || seen.write == CW_STAMP_DEAD);
+    cw_order_written(&order, OTHERS, NULL, 0, 0);
+    cw_order_turn_give(&order);
+    ghost.written = 1;
+}
+
+/* Who comes after all. */
+static void no_stamp_of_the_dead_is_left(void) {
+    struct cw_order_seen seen;
+    cw_order_see(&order, &seen);
+    MODEL_CHECK(cw_order_turn(&order) == 0);
+    MODEL_CHECK(seen.write == (ghost.written ? OTHERS : CW_STAMP_DEAD));
+    MODEL_CHECK(!ghost.written || seen.waited[0] == 0);
+    MODEL_CHECK(seen.waited[0] != LOST);
+}
+
 static void one_saw_the_other(void) {
     MODEL_CHECK(!(ghost.read_old && ghost.wrote_blindly));
 }
@@ -98,5 +149,19 @@ const struct model_scenario model_order_scenarios[] = {
     ORDER("order, reader and writer", "one of them sees the other", reads, writes),
     ORDER("order, two writers", "the second sees what the first left", NULL, writes_if_free,
           writes_too),
+    {.name = "order, a lost write is buried",
+     .promise = "a new write survives it, and what is lost stays so",
+     .init = leave_a_lost_write,
+     .final = no_stamp_of_the_dead_is_left,
+     .threads = {writes_anew, buries},
+     .ghost = &ghost,
+     .ghost_bytes = sizeof ghost},
+    {.name = "order, a turn is buried",
+     .promise = "who takes the turn next sees that the data are lost",
+     .init = leave_a_turn,
+     .final = no_stamp_of_the_dead_is_left,
+     .threads = {writes_anew, buries},
+     .ghost = &ghost,
+     .ghost_bytes = sizeof ghost},
     {.name = NULL},
 };

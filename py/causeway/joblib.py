@@ -13,7 +13,8 @@ read-only; "c" a copy of their own; "r+" or "w+" the shared memory, to be writte
 
 A worker that dies raises `causeway.WorkerDied` at the caller. Parallel loops within tasks run in threads, and below
 those one after the other, as with loky. Workers are started by spawn without running the script again, so that
-it needs no `if __name__ == "__main__"`; what the script defines goes to them by value (cloudpickle).
+it needs no `if __name__ == "__main__"`; what the script defines goes to them by value (cloudpickle). joblib's
+initializer and initargs run in each worker before its first task; workers stay for calls with the same objects.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from joblib.parallel import (
 
 from causeway._joblib_batches import Batches, Failed, SharedArrays, run
 from causeway._joblib_calls import Batch, Call
+from causeway._pool_by_value import ByValue
 from causeway._pool_cpus import usable_cpus
 from causeway._pool_process import SpawnProcess
 from causeway.executor import Executor
@@ -81,14 +83,21 @@ class _Context(SpawnContext):
     Process = _Process
 
 
-def _prepare(environment: dict[str, str]) -> None:
-    """In a worker: how many threads numerical libraries may use, those that are loaded and those to come."""
+def _prepare(environment: dict[str, str], start: tuple[Any, tuple[Any, ...]]) -> None:
+    """In a worker: how many threads numerical libraries may use, those that are loaded and those to come.
+
+    Then it calls joblib's initializer, if there is one: start is that and its arguments.
+    """
     os.environ.update(environment)
     try:
         from threadpoolctl import threadpool_limits
     except ImportError:
-        return
-    threadpool_limits(int(environment["OMP_NUM_THREADS"]))
+        pass
+    else:
+        threadpool_limits(int(environment["OMP_NUM_THREADS"]))
+    initializer, initargs = start
+    if initializer is not None:
+        initializer(*initargs)
 
 
 class _Workers:
@@ -99,18 +108,26 @@ class _Workers:
         self._idle: tuple[Any, Executor] | None = None
         self._timer: threading.Timer | None = None
 
-    def take(self, n_jobs: int, environment: dict[str, str], context: Any) -> tuple[Any, Executor]:
-        """An executor and its kind, to give back."""
-        kind = (n_jobs, tuple(sorted(environment.items())), str(context))
+    def take(
+        self,
+        n_jobs: int,
+        environment: dict[str, str],
+        context: Any,
+        start: tuple[Any, tuple[Any, ...]],
+    ) -> tuple[Any, Executor]:
+        """An executor and its kind, to give back. start: the initializer, and its arguments."""
+        objects = (id(start[0]), *map(id, start[1]))  # they live as long as the executor
+        kind = (n_jobs, tuple(sorted(environment.items())), str(context), objects)
         kept = self._take_idle()
         if kept is not None:
             executor = kept[1]
             if kept[0] == kind and executor.is_usable():
                 return kept
             executor.shutdown(wait=False)
-        if context is None:
-            context = _Context()
-        return kind, Executor(n_jobs, context, _prepare, (environment,))
+        if context is not None:
+            return kind, Executor(n_jobs, context, _prepare, (environment, start))
+        by_value = ByValue(start, None)  # the workers have nothing of the main script
+        return kind, Executor(n_jobs, _Context(), _prepare, (environment, by_value))
 
     def give_back(self, kind: Any, executor: Executor) -> None:
         """It is not used any more."""
@@ -201,8 +218,9 @@ class CausewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         min_bytes = self._options.get("max_nbytes", _MAX_NBYTES) if mode is not None else None
         self._arrays = SharedArrays(readonly=mode in ("r", "c"))
         self._batches = Batches(self._arrays, min_bytes, mode)
+        start = self._options.get("initializer"), tuple(self._options.get("initargs", ()))
         self._kind, self._executor = _workers.take(
-            n_jobs, self._prepare_worker_env(n_jobs=n_jobs), self._context
+            n_jobs, self._prepare_worker_env(n_jobs=n_jobs), self._context, start
         )
         self.parallel = parallel
         self._nested = None

@@ -1,8 +1,7 @@
-"""joblib's backend: the same results as with others, arrays shared, nothing hangs; and joblib's own tests over it."""
+"""joblib's backend: the same results as with others, arrays shared, nothing hangs."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 import time
@@ -24,11 +23,6 @@ import causeway.joblib  # noqa: E402
 def workers_end(broker_folder):
     yield
     causeway.joblib.shutdown()
-    # joblib's own tests use loky beside ours, whose processes would stay.
-    loky = pytest.importorskip("joblib.externals.loky")
-    loky.get_reusable_executor(max_workers=1).shutdown(wait=True, kill_workers=True)
-    tracker = importlib.import_module("joblib.externals.loky.backend.resource_tracker")
-    tracker._resource_tracker._stop()
 
 
 @pytest.fixture
@@ -232,39 +226,26 @@ def test_a_script_needs_no_guard_and_its_own_classes_travel(script: Script):
     assert not done.stderr
 
 
-# joblib's own tests of backends, those that need nothing of a backend's insides. Left out: those that expect
-# np.memmap or loky's classes, that start scripts with a backend's name, or that want two generators of one backend
-# to be refused (ours serves both).
-BOTH = [{"return_as": "generator", "n_jobs": 2}, {"return_as": "generator_unordered", "n_jobs": 2}]
-THEIRS = [
-    ("simple_parallel", {"n_jobs": 2, "verbose": 2}),
-    ("background_thread_parallelism", {}),
-    ("parallel_as_context_manager", {}),
-    ("parallel_timeout_success", {}),
-    ("parallel_timeout_fail", {}),
-    ("error_in_task_iterator", {}),
-    ("dispatch_multiprocessing", {}),
-    ("batching_auto_subprocesses", {}),
-    ("nested_exception_dispatch", {}),
-    ("invalid_njobs", {}),
-    ("njobs_converted_to_int", {"n_jobs": "2"}),
-    ("nested_backend_in_sequential", {"n_jobs": 2, "context": parallel_config}),
-    ("nested_backend_in_sequential", {"n_jobs": None, "context": parallel_config}),
-    ("no_blas_crash_or_freeze_with_subprocesses", {}),
-    ("abort_backend", {"n_jobs": 2}),
-    *[("deadlock_with_generator", how) for how in BOTH],
-    *[("multiple_generator_call", how) for how in BOTH],
-    *[("multiple_generator_call_managed", how) for how in BOTH],
-    ("lambda_expression", {}),
-    ("backend_batch_statistics_reset", {}),
-    ("nested_parallelism_limit", {"context": parallel_config}),
-]
+def test_an_initializer_runs_in_each_worker_and_workers_stay_for_the_same_one(script: Script):
+    done = script(
+        """
+        import joblib, os, causeway.joblib
 
+        def call(values):
+            found = joblib.Parallel(2, backend="causeway", initializer=start, initargs=(values,))(
+                joblib.delayed(look)(i) for i in range(20)
+            )
+            return {pid for pid, _ in found}, [value for _, value in found]
 
-@pytest.mark.parametrize(("name", "arguments"), THEIRS, ids=lambda value: str(value)[:40])
-def test_joblibs_own(name, arguments):
-    theirs = pytest.importorskip("joblib.test.test_parallel")
-    test = getattr(theirs, f"test_{name}", None)
-    if test is None:
-        pytest.skip(f"this joblib has no test_{name}")
-    test(backend="causeway", **arguments)
+        def look(_):
+            return os.getpid(), os.environ.get("STARTED")
+
+        def start(values):
+            os.environ["STARTED"] = values
+
+        one, two = "one", "two"
+        (first, a), (second, b), (third, c) = call(one), call(one), call(two)
+        print(set(a), set(b), set(c), len(first | second) <= 2, bool(first & third))
+        """
+    )
+    assert done.stdout == "{'one'} {'one'} {'two'} True False\n", done.stderr

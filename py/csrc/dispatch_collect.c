@@ -4,6 +4,11 @@
  */
 #include "dispatch_parent.h"
 
+#include <time.h>
+
+#define BURST_NS       1000000 /* woken again within this time */
+#define BURST_PAUSE_NS 200000
+
 /* Sees to one answer: a call of this process's threads takes it, or it goes to the list. */
 static int take_answer(Dispatch *d, const cw_task *task, struct call *mine, PyObject **list) {
     struct entry entry = dispatch_disown(d, task->cell);
@@ -136,6 +141,19 @@ PyObject *dispatch_listen(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/*
+ * The helper was woken. In a burst that nobody listens to, each answer would wake it, and make the
+ * thread that submits give the GIL up: so who is woken again at once lets some more come first.
+ */
+static void let_more_come(Dispatch *d) {
+    struct timespec now, pause = {.tv_nsec = BURST_PAUSE_NS};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    int64_t now_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    if (now_ns - d->helped_ns < BURST_NS)
+        nanosleep(&pause, NULL);
+    d->helped_ns = now_ns;
+}
+
 PyObject *dispatch_help(PyObject *self, PyObject *args) {
     Dispatch *d = (Dispatch *)self;
     PyObject *seconds;
@@ -147,6 +165,8 @@ PyObject *dispatch_help(PyObject *self, PyObject *args) {
         return NULL;
     Py_BEGIN_ALLOW_THREADS;
     code = cw_pool_wait(d->pool, 1, was, 0, timeout_ns);
+    if (code == 0 && cw_pool_news(d->pool, 1) == was)
+        let_more_come(d);
     Py_END_ALLOW_THREADS;
     if (code && code != -ETIMEDOUT && code != -EINTR)
         return raise_failure(code);

@@ -31,9 +31,10 @@ typedef struct {
     uint32_t cells, workers;
     int64_t spin_ns;
     Py_ssize_t under_way;
-    uint64_t tokens; /* given so far */
-    unsigned forks;  /* of the process that it belongs to */
-    char shut;       /* takes no more */
+    uint64_t tokens;   /* given so far */
+    int64_t helped_ns; /* when the helper was last woken */
+    unsigned forks;    /* of the process that it belongs to */
+    char shut;         /* takes no more */
 } Dispatch;
 
 /* Whether this process has made it; else -1 with a ValueError: a child has the parent's memory, but

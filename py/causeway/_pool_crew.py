@@ -101,6 +101,7 @@ class Crew:
         self.dispatch.use(size)
         self.dead: deque[Worker] = deque()
         self._workers: list[Worker | None] = [None] * self.plane.workers
+        self._buried: dict[int, Worker] = {}  # the last one of each slot
         self._watched: dict[int, Worker] = {}
         self._epoll = select.epoll()
         self._quit = os.eventfd(0, os.EFD_CLOEXEC)
@@ -182,6 +183,14 @@ class Crew:
         """The worker in a slot. Any thread."""
         return self._workers[slot]
 
+    def dead_sender(self, slot: int) -> Worker | None:
+        """Who has sent something from a slot and died before it was opened: its worker, or the one before. Any thread."""
+        worker = self._workers[slot]
+        if worker is None or not _ended(worker, 0):
+            return self._buried.get(slot)
+        self.reap(worker)
+        return worker
+
     def look_at_starting(self) -> list[tuple[Worker, bytes | None]]:
         """Workers that have become ready since, or, with their message, whose initializer has failed."""
         found: list[tuple[Worker, bytes | None]] = []
@@ -195,10 +204,6 @@ class Crew:
             elif state == _pool_worker.FAILED:
                 found.append((worker, self.dispatch.words(worker.slot)))
         return found
-
-    def has_died(self, worker: Worker | None) -> bool:
-        """Whether a worker is dead already, seen to or not. Any thread."""
-        return worker is None or _ended(worker, 0)
 
     def reap(self, worker: Worker) -> None:
         """Learns how a dead worker ended. By forkserver it is told a moment later."""
@@ -214,6 +219,7 @@ class Crew:
 
     def discard(self, worker: Worker) -> None:
         """Lets go of a dead worker; its slot is free."""
+        self._buried[worker.slot] = worker
         if self._workers[worker.slot] is worker:
             self._workers[worker.slot] = None
         if worker.pidfd >= 0:

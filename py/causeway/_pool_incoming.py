@@ -112,9 +112,8 @@ class Incoming:
 
     def _stale(self, error: Stale, job: Any, number: int, slot: int) -> BaseException:
         """What an answer needs is gone: with its worker, or else."""
-        worker = self._crew.at(slot)
-        if worker is not None and self._crew.has_died(worker):
-            self._crew.reap(worker)
+        worker = self._crew.dead_sender(slot)
+        if worker is not None:
             return outcomes.death(worker, job.function, job.span(number))
         return outcomes.undecodable(error, name_of(job.function))
 

@@ -110,7 +110,7 @@ def document(
         *([shown, ""] if picture.exists() else []),
         "## Targets",
         "",
-        table(found),
+        table([line for line in found if line.found != "not measured"]),
         "",
         "## What is slower than its rival",
         "",

@@ -217,6 +217,8 @@ CAUSES = {
     ("ring", "two words, spin loop, no payload"): "a record is framed, copied and checked; two words carry nothing",
     ("get", "get+close, 100 names, in turn"): "100,000 names do not fit into the nearest cache",
     ("get", "get+close, 100 names, one name"): "100,000 names do not fit into the nearest cache",
+    ("start", "multiprocessing.Pool, fork, 16 workers"): "memory for the tasks is made, and each worker says that it is ready",
+    ("start", "multiprocessing.Pool, fork, first 16 workers"): "the first Pool of a process imports the package's modules",
     ("idle pool", MP_POOL): "within what a wake-up a second of the helper thread takes",
     ("idle pool", MP_EXECUTOR): "within what a wake-up a second of the helper thread takes",
     ("idle pool", "loky"): "within what a wake-up a second of the helper thread takes",

@@ -109,7 +109,9 @@ class Functions:
 
     def leave(self, job: Job) -> None:
         """A job has ended, and uses its function no more. May be repeated."""
-        if job.found is not None:
+        if job.found is not None and job.found.pinned:
+            job.found = None
+        elif job.found is not None:
             with self._lock:
                 found, job.found = job.found, None
                 if found is not None and not found.pinned:

@@ -16,6 +16,8 @@
 #include "ipc/causeway.h"
 #include "ipc/device.h"
 
+#define CW_LARGE_SLAB_BLOCKS 64u /* large_blocks of the host */
+
 enum cw_borrowed { CW_BORROWED_OWN = 1, CW_BORROWED_OPENED = 2 };
 
 struct cw_mapping { /* one slab's data in this process */
@@ -34,7 +36,8 @@ struct cw_backend {
     uint64_t slab_max_bytes; /* up to here */
     uint32_t align_bytes;    /* of every block */
     uint32_t block_bytes;    /* a shared slab has a block number for so many bytes */
-    bool protects;           /* a read-only mapping can be told from a writable one */
+    uint32_t large_blocks; /* block numbers of a large array's own slab; on GPUs for loans in it */
+    bool protects;         /* a read-only mapping can be told from a writable one */
 
     /* How many devices of this kind there are for this process (host: 1). */
     int (*device_count)(int *out);

@@ -114,8 +114,8 @@ int cw_array_borrow(cw_client *client, const void *address, uint64_t size_bytes,
         code = write_ticket(&ticket, &fd);
     if (code)
         return code;
-    code = cw_heap_adopt_foreign(client, heap, fd, ticket.size_bytes, CW_LARGE_SLAB_BLOCKS, &slab,
-                                 &gen);
+    code = cw_heap_adopt_foreign(client, heap, fd, ticket.size_bytes, cw_backend_cuda.large_blocks,
+                                 &slab, &gen);
     close(fd);
     if (code)
         return code;

@@ -34,7 +34,6 @@
 #define CW_IDLE_SLABS_MAX    256u   /* mappings kept of slabs that nothing is held of */
 #define CW_SPARES_MAX        16u    /* private mappings kept, of which no page was written */
 #define CW_SLAB_BLOCKS_MAX   16384u /* block numbers of a shared slab */
-#define CW_LARGE_SLAB_BLOCKS 64u    /* block numbers of a large array's own slab */
 #define CW_LARGE_ALIGN_BYTES 4096u  /* of blocks from CW_LARGE_BYTES on */
 #define CW_LARGE_BYTES       (1ull << 20)
 #define CW_CHECK_INTERVAL_NS 250000000  /* how old the knowledge may be that the broker lives */

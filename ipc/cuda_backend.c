@@ -416,6 +416,7 @@ const struct cw_backend cw_backend_cuda = {
     .slab_max_bytes = 1ull << 30,
     .align_bytes = 512,
     .block_bytes = 8192,
+    .large_blocks = 1024,
     .protects = false,
     .device_count = cw_gpu_count,
     .device_uuid = cuda_device_uuid,

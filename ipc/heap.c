@@ -241,7 +241,7 @@ int cw_heap_divide(struct cw_slab *slab, struct cw_carver *carver, bool clean) {
     if (!slab->blocks || usable == 0 || !cw_arena_init(&slab->arena, carver, slab, usable, clean))
         return cw_fail(-EDQUOT, "no memory to divide slab %u", slab->id);
     slab->carved = true;
-    if (slab->capacity == CW_LARGE_SLAB_BLOCKS)
+    if (slab->capacity == slab->backend->large_blocks)
         slab->arena.least_bytes = slab->size_bytes / 4;
     return 0;
 }
@@ -292,7 +292,7 @@ static uint64_t plan_slab(struct cw_heap *heap, uint64_t size_bytes, uint32_t *c
     if (heap->next_slab_bytes < heap->backend->slab_max_bytes)
         heap->next_slab_bytes *= 2;
     if (size_bytes > next / 4) {
-        *capacity = CW_LARGE_SLAB_BLOCKS;
+        *capacity = heap->backend->large_blocks;
         return (size_bytes + heap->granule_bytes - 1) / heap->granule_bytes * heap->granule_bytes;
     }
     uint64_t blocks = next / heap->backend->block_bytes;
@@ -353,7 +353,7 @@ static int make_slab(cw_client *client, struct cw_heap *heap, uint64_t size_byte
         uint64_t slab_bytes = plan_slab(heap, size_bytes, &capacity);
         pthread_mutex_unlock(&client->lock);
         int code = make_planned_slab(client, heap, slab_bytes, capacity);
-        if (code != -EDQUOT || capacity == CW_LARGE_SLAB_BLOCKS)
+        if (code != -EDQUOT || capacity == heap->backend->large_blocks)
             return code;
         pthread_mutex_lock(&client->lock);
         heap->next_slab_bytes = slab_bytes / 4;

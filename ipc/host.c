@@ -131,6 +131,7 @@ const struct cw_backend cw_backend_host = {
     .slab_max_bytes = 64ull << 20,
     .align_bytes = 64,
     .block_bytes = 512,
+    .large_blocks = CW_LARGE_SLAB_BLOCKS,
     .protects = true,
     .device_count = host_device_count,
     .device_uuid = host_device_uuid,

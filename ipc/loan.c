@@ -87,6 +87,8 @@ static int make(cw_client *client, struct cw_slab *slab, uint64_t begin, uint64_
         return cw_fail(-ENOENT, "these %llu bytes do not lie in one pool of this process",
                        (unsigned long long)size);
     if (slab->blocks_free == 0 && slab->blocks_used == slab->capacity)
+        cw_heap_collect(client, true); /* some loan may have come back; the outer block is held */
+    if (slab->blocks_free == 0 && slab->blocks_used == slab->capacity)
         return cw_fail(-EDQUOT,
                        "all %u block numbers of the slab are in use: no more pieces of it can be "
                        "shared until others let go of some",

@@ -17,7 +17,7 @@ __all__ = ["use"]
 
 _allocators: list[Any] = []  # one, for good: PyTorch calls it as long as a tensor lives
 _pools: dict[int, Any] = {}  # by GPU; a pool keeps what was freed for its next use
-_open: list[Any] = []  # contexts under way: PyTorch's end when they are let go of, ours by end() alone
+_open: list[Any] = []  # contexts under way, which would end if nobody had them
 
 
 def _pool(torch: Any, gpu: int) -> Any:

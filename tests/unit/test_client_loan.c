@@ -198,6 +198,81 @@ static void a_piece_outlives_its_lender(void **state) {
     cw_client_unref(client);
 }
 
+#define LENDERS 3
+#define LOANS   400
+
+struct lender {
+    cw_client *client, *other;
+    uint8_t *at;
+    bool failed;
+    uint64_t numbers[LOANS];
+};
+
+/* Lends ranges of its own, some of them also to another client; looks that nobody else's come in.
+ */
+static void *lend(void *context) {
+    struct lender *lender = context;
+    for (int i = 0; i < LOANS && !lender->failed; i++) {
+        cw_array *piece, *got = NULL;
+        cw_handle handle;
+        int64_t count = 64 + i % 7 * 100;
+        const cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &count, .dtype = "|u1"};
+        uint8_t *at = lender->at + i % 5 * 1024;
+        int code;
+        while ((code = cw_array_at(lender->client, at, (uint64_t)count, &piece,
+                                   &lender->numbers[i])) == -EDQUOT)
+            usleep(50); /* all numbers of the slab are in use: some are on their way back */
+        if (code != 0) {
+            lender->failed = true;
+            break;
+        }
+        memset(cw_array_data(piece), i, (size_t)count);
+        if (i % 2)
+            lender->failed = cw_array_export(piece, 1, &handle) != 0;
+        cw_array_close(piece);
+        if (i % 2 && !lender->failed)
+            lender->failed = cw_array_open(lender->other, &handle, &layout, 0, &got) != 0 ||
+                             !bytes_are(got, count, i);
+        cw_array_close(got);
+    }
+    return NULL;
+}
+
+static void threads_lend_and_each_loan_is_told_once(void **state) {
+    (void)state;
+    static struct lender lenders[LENDERS];
+    static uint8_t told[LENDERS * LOANS + 64], made[LENDERS * LOANS + 64];
+    cw_client *client = client_open(), *other = client_open();
+    cw_array *pool = pool_new(client, POOL, 1), *piece;
+    uint64_t number, first;
+    OK(cw_array_at(client, address_of(pool), 64, &piece, &first)); /* where the numbers begin */
+    pthread_t threads[LENDERS];
+    for (int i = 0; i < LENDERS; i++) {
+        lenders[i] = (struct lender){
+            .client = client, .other = other, .at = address_of(pool) + (i + 1) * 65536};
+        assert_int_equal(pthread_create(&threads[i], NULL, lend, &lenders[i]), 0);
+    }
+    for (int i = 0; i < 2000; i++)
+        if (cw_loan_next(client, &number) == 0)
+            told[number - first]++;
+    for (int i = 0; i < LENDERS; i++) {
+        pthread_join(threads[i], NULL);
+        assert_false(lenders[i].failed);
+        for (int n = 0; n < LOANS; n++)
+            made[lenders[i].numbers[n] - first] = 1;
+    }
+    cw_array_close(piece);
+    made[0] = 1;
+    int64_t end_ns = test_now_ns() + 10 * SECOND;
+    while (memcmp(made, told, sizeof made) != 0 && test_now_ns() < end_ns)
+        if (cw_loan_next(client, &number) == 0)
+            told[number - first]++;
+    assert_memory_equal(made, told, sizeof made);
+    cw_array_close(pool);
+    cw_client_unref(other);
+    cw_client_unref(client);
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
     const struct CMUnitTest tests[] = {
@@ -208,6 +283,7 @@ int main(void) {
         TEST(pieces_of_any_place_and_size),
         TEST(numbers_of_a_slab_run_out_with_an_error),
         TEST(a_piece_outlives_its_lender),
+        TEST(threads_lend_and_each_loan_is_told_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

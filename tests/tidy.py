@@ -22,6 +22,7 @@ LONG_FILES = {
     "ipc/causeway.h": "the one public header",
     "ipc/queue.c": "an item's way through a queue, from one end to the other",
     "tests/model/scenarios_dispatch.c": "the scenarios of one protocol",
+    "tests/py/gpu_standins.py": "stand-ins of six libraries, one after another",
     "tests/unit/test_client.c": "the promises of one interface, one after another",
     "tests/unit/test_dispatch.c": "the promises of one noun, one after another",
     "tests/unit/test_shm_directory.c": "the promises of one noun, one after another",

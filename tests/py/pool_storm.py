@@ -81,13 +81,16 @@ class Victims:
                 except ProcessLookupError:
                     continue
                 try:
-                    if not _has_ended(fd):
-                        signal.pidfd_send_signal(fd, signal.SIGKILL)
-                        self.killed.add(pid)
-                        self.killed_at_start += at_its_start
-                        return True
+                    if _has_ended(fd):
+                        continue
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+                except ProcessLookupError:  # another kill had just reached it
+                    continue
                 finally:
                     os.close(fd)
+                self.killed.add(pid)
+                self.killed_at_start += at_its_start
+                return True
         return False
 
     def close(self) -> None:

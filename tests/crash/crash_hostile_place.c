@@ -130,7 +130,11 @@ static void a_folder_of_another_user_or_open_to_others_is_refused(void **state) 
 
 static int other_versions(void) {
     static struct raw_mail mail;
-    const uint32_t versions[][2] = {{0, 0}, {2, 2}, {2, UINT32_MAX}, {UINT32_MAX, UINT32_MAX}};
+    const uint32_t versions[][2] = {{0, 0},
+                                    {0, CW_PROTOCOL_VERSION - 1},
+                                    {CW_PROTOCOL_VERSION + 1, CW_PROTOCOL_VERSION + 1},
+                                    {CW_PROTOCOL_VERSION + 1, UINT32_MAX},
+                                    {UINT32_MAX, UINT32_MAX}};
     for (size_t i = 0; i < sizeof versions / sizeof *versions; i++) {
         int sock = raw_dial(&hostile_broker);
         ACT(sock >= 0);

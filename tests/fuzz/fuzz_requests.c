@@ -350,7 +350,8 @@ static void come(struct world *w, pid_t *pid) {
     *w = (struct world){.client = {.root_segment = {.fd = -1}, .session_segment = {.fd = -1}}};
     w->client.sock = dial_as_the_dead(pid);
     int pidfd = raw_pidfd(*pid);
-    must(raw_say_hello(w->client.sock, 1, 1, pidfd) == 0, "no HELLO");
+    must(raw_say_hello(w->client.sock, CW_PROTOCOL_VERSION, CW_PROTOCOL_VERSION, pidfd) == 0,
+         "no HELLO");
     close(pidfd);
     must(raw_receive(w->client.sock, &mail, RAW_TIMEOUT_MS) == 1, "no answer to a HELLO");
     must(mail.head.status == 0 && open_session(&w->client, &mail) == 0, "HELLO was refused");

@@ -241,7 +241,11 @@ def ping(rounds: int) -> None:
     stream = driver.stream()
     with there.writing(stream.value, whole=True):
         pass
-    child = subprocess.Popen([sys.executable, "-c", PING, str(rounds)])
+    here = str(Path(__file__).resolve().parent)  # where the child finds gpu_driver
+    path = os.pathsep.join([here, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    child = subprocess.Popen(
+        [sys.executable, "-c", PING, str(rounds)], env={**os.environ, "PYTHONPATH": path}
+    )
     times = []
     for _ in range(rounds - 1):
         begin = time.perf_counter()
@@ -249,7 +253,8 @@ def ping(rounds: int) -> None:
             pass
         times.append(time.perf_counter() - begin)
     driver.finish(stream)
-    child.wait()
+    if child.wait():
+        raise SystemExit("the other process of ping() has failed")
     row("one reading and one writing, submitted", statistics.median(times) * 1e6, "", 0.0, "us")
     for name in ("ping/there", "ping/back"):
         cw.remove(name)

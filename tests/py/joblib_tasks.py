@@ -52,5 +52,10 @@ def pid(_: Any = None) -> int:
     return os.getpid()
 
 
+def pid_after_a_while(_: Any = None) -> int:
+    time.sleep(0.02)
+    return os.getpid()
+
+
 def threads_allowed(_: Any = None) -> str | None:
     return os.environ.get("OMP_NUM_THREADS")

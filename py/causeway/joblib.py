@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
-from multiprocessing.context import SpawnContext
+from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 from typing import Any
 
@@ -41,7 +41,6 @@ from causeway._joblib_batches import Batches, Failed, SharedArrays, run
 from causeway._joblib_calls import Batch, Call
 from causeway._pool_by_value import ByValue
 from causeway._pool_cpus import usable_cpus
-from causeway._pool_process import SpawnProcess
 from causeway.executor import Executor
 
 __all__ = ["CausewayBackend", "shutdown"]

@@ -39,7 +39,7 @@ class Plane:
     __slots__ = ("cells", "workers")
 
     def __init__(self, processes: int) -> None:
-        self.workers = min(max(processes, _ROOM_MIN), max(processes, _dispatch.WORKERS_MAX))
+        self.workers = max(processes, _ROOM_MIN)
         self.cells = min(max(_CELLS_MIN, _CELLS_EACH * processes), max(_CELLS_MAX, self.workers))
 
     @property

@@ -333,12 +333,19 @@ static int finish(const struct cw_gpu *gpu, CUresult result, const char *what, s
                                                   what, size_bytes, gpu->ordinal);
 }
 
+/* Enters a GPU to work on so many bytes: 1, and finish() leaves it; 0: there are none. */
+static int begin(int device, size_t size_bytes, struct cw_gpu **gpu) {
+    int code = cw_gpu_get(device, gpu);
+    if (code || size_bytes == 0)
+        return code;
+    code = cw_gpu_enter(*gpu);
+    return code ? code : 1;
+}
+
 static int cuda_copy_in(int device, void *target, const void *host, size_t size_bytes) {
     struct cw_gpu *gpu;
-    int code = cw_gpu_get(device, &gpu);
-    if (code == 0 && size_bytes)
-        code = cw_gpu_enter(gpu);
-    if (code || size_bytes == 0)
+    int code = begin(device, size_bytes, &gpu);
+    if (code <= 0)
         return code;
     CUresult result =
         gpu->cuda->cuMemcpyHtoDAsync((CUdeviceptr)(uintptr_t)target, host, size_bytes, gpu->copies);
@@ -347,10 +354,8 @@ static int cuda_copy_in(int device, void *target, const void *host, size_t size_
 
 static int cuda_copy_out(int device, void *host, const void *source, size_t size_bytes) {
     struct cw_gpu *gpu;
-    int code = cw_gpu_get(device, &gpu);
-    if (code == 0 && size_bytes)
-        code = cw_gpu_enter(gpu);
-    if (code || size_bytes == 0)
+    int code = begin(device, size_bytes, &gpu);
+    if (code <= 0)
         return code;
     CUresult result =
         gpu->cuda->cuMemcpyDtoHAsync(host, (CUdeviceptr)(uintptr_t)source, size_bytes, gpu->copies);
@@ -359,10 +364,8 @@ static int cuda_copy_out(int device, void *host, const void *source, size_t size
 
 static int cuda_zero(int device, void *target, size_t size_bytes) {
     struct cw_gpu *gpu;
-    int code = cw_gpu_get(device, &gpu);
-    if (code == 0 && size_bytes)
-        code = cw_gpu_enter(gpu);
-    if (code || size_bytes == 0)
+    int code = begin(device, size_bytes, &gpu);
+    if (code <= 0)
         return code;
     CUresult result =
         gpu->cuda->cuMemsetD8Async((CUdeviceptr)(uintptr_t)target, 0, size_bytes, gpu->copies);

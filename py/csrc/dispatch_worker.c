@@ -161,9 +161,14 @@ static int put_value(cw_task *task, PyObject *value, PyObject *handler, uint64_t
         task->size_bytes = 0;
         return 0;
     }
-    PyObject *pickled = plain_dumps(value);
     char *data;
-    Py_ssize_t nbytes;
+    Py_ssize_t nbytes = small_dump(value, task->data, CW_POOL_DATA_MAX);
+    if (nbytes >= 0) {
+        task->size_bytes = (uint32_t)nbytes;
+        task->kind = ANSWER_VALUE;
+        return 0;
+    }
+    PyObject *pickled = plain_dumps(value);
     if (pickled) {
         PyBytes_AsStringAndSize(pickled, &data, &nbytes);
         memcpy(task->data, data, (size_t)nbytes);

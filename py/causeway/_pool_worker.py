@@ -95,9 +95,16 @@ class Place:
 
     def open(self, address: int) -> Any:
         """The worker's end of the plane that is mapped at address."""
-        plane = self.plane
+        plane, group = self.plane, 0
         return _dispatch.WorkerEnd(
-            address, plane.nbytes, plane.workers, plane.cells, self.slot, self.spinners
+            address,
+            plane.nbytes,
+            plane.workers,
+            plane.cells,
+            plane.groups,
+            self.slot,
+            group,
+            self.spinners,
         )
 
 

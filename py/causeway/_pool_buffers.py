@@ -291,7 +291,7 @@ class BlockLease(Lease):
         self._pid = os.getpid()
 
     @property
-    def pointer(self) -> Any:  # type: ignore[override]
+    def pointer(self) -> Any:
         """The `cw_array *`, for whoever may tell others of it."""
         self._known = True
         return self.own

@@ -277,7 +277,9 @@ class Encoder:
         length = HEADER.size + len(rest) + len(lead) + len(pickled)
         lengths = (count, len(lead), len(pickled))
         if length <= self._max_bytes:
-            data = b"".join((HEADER.pack(task, call, self._flags, 0, *lengths), rest, lead, pickled))
+            data = b"".join(
+                (HEADER.pack(task, call, self._flags, 0, *lengths), rest, lead, pickled)
+            )
         else:
             nbytes = length - HEADER.size
             block = self._take(nbytes)

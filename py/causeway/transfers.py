@@ -29,7 +29,7 @@ _DEPTH = 4
 _made = [False]  # whether this process has ever made an Out; most have not, and pay nothing
 _begin = itemgetter(0)
 _TooHard: Any = getattr(np, "exceptions", np).TooHardError
-_OVERLAP_WORK = 100_000  # steps to find out whether two strided arrays share an element
+_OVERLAP_WORK: Any = 100_000  # steps to find out whether two strided arrays share an element
 
 
 class _Transfer:

@@ -108,7 +108,9 @@ def test_a_task_that_raises_leaves_out_as_it_was(pool: cw.Pool) -> None:
         pool.apply(tasks.bump_and_raise, (cw.InOut(x),))
     assert not x.any()
     pool.apply(tasks.bump, (cw.InOut(x),))
-    results = [pool.apply_async(f, (cw.InOut(a),)) for f, a in ((tasks.bump, y), (tasks.bump_and_raise, x))]
+    results = [
+        pool.apply_async(f, (cw.InOut(a),)) for f, a in ((tasks.bump, y), (tasks.bump_and_raise, x))
+    ]
     results[0].get(LONG)
     results[1].wait(LONG)
     assert (x == 1).all() and (y == 1).all()
@@ -185,7 +187,9 @@ def test_they_are_for_arguments_alone(forked: cw.Pool) -> None:
         forked.apply(tasks.give_in, (3,))
 
 
-def test_an_array_that_became_read_only_fails_its_task_alone(forked: cw.Pool, tmp_path: Path) -> None:
+def test_an_array_that_became_read_only_fails_its_task_alone(
+    forked: cw.Pool, tmp_path: Path
+) -> None:
     x, y = np.zeros(5), np.zeros(5)
     begun, go = str(tmp_path / "begun"), str(tmp_path / "go")
     result = forked.apply_async(tasks.bump_and_wait, (cw.InOut(x), begun, go))

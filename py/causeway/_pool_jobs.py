@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from causeway._dispatch import Outcome
 from causeway._pool_wire import MAP, STARMAP
+from causeway.transfers import check_distinct
 
 if TYPE_CHECKING:
     from causeway._pool_engine import Engine
@@ -68,6 +69,7 @@ class Source:
     __slots__ = ("chunksize", "items", "job", "kind", "sent")
 
     def __init__(self, job: Job, items: tuple[Any, ...], chunksize: int, star: bool) -> None:
+        check_distinct(items)
         self.job = job
         job.shared = job.engine.shared_by(job, items, chunksize)
         self.items = items

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from causeway import _dispatch
 from causeway import _pool_wire as wire
+from causeway._pool_given import TaskEncoder
 from causeway._pool_jobs import Job, Outcome, Source, Task, job_of
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Outgoing:
         self._dispatch = crew.dispatch
         self._store = store
         self._refusal = refusal
-        self._encoders: list[wire.Encoder] = []
+        self._encoders: list[TaskEncoder] = []
         self._lock = threading.RLock()
         self.pending: deque[Task | Source | Outcome] = deque()
         self._pumping: object = None  # who sends
@@ -243,7 +244,7 @@ class Outgoing:
         try:
             encoder = self._encoders.pop()
         except IndexError:
-            encoder = wire.Encoder(
+            encoder = TaskEncoder(
                 self._store, _dispatch.DATA_MAX, transit=False, main=self._crew.main
             )
         try:
@@ -277,6 +278,16 @@ class Outgoing:
 
     # ---- what went with tasks
 
+    def land(self, held: Held | None) -> None:
+        """A task has succeeded: its results go into the caller's arrays. May be repeated until it is released.
+
+        Raises:
+            ValueError: one of them cannot be written any more.
+        """
+        if held is not None and held.under_way:
+            for landing in held.parcel.landings:
+                landing.land()
+
     def unhold(self, held: Held | None) -> None:
         """What went with a task that was not sent, or was taken back."""
         if held is not None and self._count_back(held):
@@ -298,6 +309,8 @@ class Outgoing:
             if not held.under_way:
                 return False
             held.under_way = False
+            for landing in held.parcel.landings:
+                landing.end()
             self._ahead_bytes -= held.nbytes
             self._ahead_count -= 1
         return True

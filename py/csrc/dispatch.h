@@ -50,6 +50,8 @@ PyObject *plain_loads(const void *data, uint32_t size_bytes);
 
 /* ---- dispatch_small.c ---- */
 
+#define SMALL_MAX 1024 /* bytes that are worth to be tried on the stack */
+
 /* The pickle of a very small plain object, in so many bytes at most: its length, or -1 where it is
  * left to the pickler. Without an exception; runs no Python code. */
 Py_ssize_t small_dump(PyObject *object, void *out, Py_ssize_t most);

@@ -1,8 +1,8 @@
 /*
  * dispatch_begin.c: the quick way of one call, as `submit` and `apply_async` make most of them: a
- * function that keeps its slot, plain arguments, no callback. One call from Python makes the
- * Outcome, pickles and submits the task; its end is seen to in dispatch_outcome.c. Whatever is
- * otherwise goes by _pool_engine.submit.
+ * function that keeps its slot, plain arguments, no callback, workers of one group. One call from
+ * Python makes the Outcome, pickles and submits the task; its end is seen to in dispatch_outcome.c.
+ * Whatever is otherwise goes by _pool_engine.submit.
  *
  * What there is no cell for waits, pickled, in the engine's `pending`, in one order with what waits
  * there for Python to send (_pool_outgoing). C takes quick ones from its front and nothing else,
@@ -17,8 +17,7 @@
 
 #include <time.h>
 
-#define COLLECT_EACH 32   /* tasks begun */
-#define SMALL_MAX    1024 /* bytes of a pickle that is made on the stack */
+#define COLLECT_EACH 32 /* tasks begun */
 #define LOOK_NS                                                                                    \
     1000000000 /* a signal may come just before the sleep: who waits looks up now and then */
 
@@ -156,7 +155,7 @@ int dispatch_pump_quick(Dispatch *d) {
         char *data;
         Py_ssize_t nbytes;
         PyBytes_AsStringAndSize(outcome->pickled, &data, &nbytes);
-        long cell = dispatch_put(d, TASK_APPLY, outcome->described, data, nbytes);
+        long cell = dispatch_put(d, 0, TASK_APPLY, outcome->described, data, nbytes);
         failed = cell == -2;
         if (cell < 0)
             break;
@@ -170,7 +169,7 @@ int dispatch_pump_quick(Dispatch *d) {
     if (!failed)
         PyErr_Restore(type, value, trace);
     if (sent)
-        cw_pool_wake(d->pool, sent);
+        cw_pool_wake(d->pool, 0, sent);
     return failed ? -1 : waiting == ANOTHER || (waiting == QUICK_ONE && d->shut);
 }
 
@@ -226,10 +225,10 @@ static int submit(Dispatch *d, Outcome *outcome, const void *data, Py_ssize_t nb
         if (d->shut || waiting == ANOTHER)
             return 0;
         if (waiting == NOTHING)
-            outcome->cell = dispatch_put(d, TASK_APPLY, outcome->described, data, nbytes);
+            outcome->cell = dispatch_put(d, 0, TASK_APPLY, outcome->described, data, nbytes);
         if (outcome->cell >= 0) {
             dispatch_own(d, outcome->cell, (PyObject *)outcome, 0, NULL);
-            cw_pool_wake(d->pool, 1);
+            cw_pool_wake(d->pool, 0, 1);
             return ++d->begun >= COLLECT_EACH && collect_in_passing(d) ? -1 : 1;
         }
         if (outcome->cell != -1)
@@ -264,7 +263,7 @@ PyObject *dispatch_begin(PyObject *self, PyObject *const *args, Py_ssize_t count
         return NULL;
     }
     int named = PyDict_Check(args[5]) && PyDict_Size(args[5]) > 0;
-    if (!d->pinned || d->shut)
+    if (!d->pinned || d->shut || d->groups > 1) /* whose group is to be chosen */
         Py_RETURN_NONE;
     if (dispatch_is_ours(d)) {
         PyErr_Clear(); /* the caller says it better */

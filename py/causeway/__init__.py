@@ -32,6 +32,7 @@ from causeway.errors import (
     WorkerDied,
 )
 from causeway.name import get, names, put, remove, wait
+from causeway.stream import current_stream
 
 if TYPE_CHECKING:
     from causeway.executor import Executor
@@ -62,6 +63,7 @@ __all__ = [
     "asarray",
     "connect",
     "constant",
+    "current_stream",
     "devices",
     "empty",
     "full",

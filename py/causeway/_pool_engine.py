@@ -29,6 +29,7 @@ from causeway import _pool_wire as wire
 from causeway._pool_buffers import BlockStore
 from causeway._pool_callbacks import Callbacks
 from causeway._pool_crew import Crew
+from causeway._pool_devices import Devices
 from causeway._pool_functions import Functions
 from causeway._pool_helper import Helper
 from causeway._pool_imap import IMapIterator
@@ -36,6 +37,7 @@ from causeway._pool_incoming import Incoming, decoded, drop
 from causeway._pool_jobs import Job, Source, Task
 from causeway._pool_options import Options
 from causeway._pool_outgoing import Outgoing
+from causeway._pool_place import Placement
 from causeway._pool_shared import Shared, recurring
 from causeway.errors import Error
 
@@ -54,7 +56,14 @@ _SLICE_SECONDS = (
 class Engine:
     """Runs jobs on worker processes. `Pool` and `Executor` are its faces."""
 
-    def __init__(self, processes: int, context: Any, options: Options, daemon: bool = True) -> None:
+    def __init__(
+        self,
+        processes: int,
+        context: Any,
+        options: Options,
+        daemon: bool = True,
+        devices: Devices | None = None,
+    ) -> None:
         self.pid = os.getpid()
         self.state = RUN
         self.abandoned = False  # set without a lock by the Pool's finaliser
@@ -68,9 +77,11 @@ class Engine:
 
         self._callbacks = Callbacks()
         incoming = Incoming(self.fail)
-        self._crew = Crew(processes, context, options, daemon, incoming.deliver)
+        self._crew = Crew(processes, context, options, daemon, incoming.deliver, devices)
+        self.devices = devices
         self.dispatch = self._crew.dispatch
-        self._outgoing = Outgoing(self._crew, self._store, self._refusal)
+        self._placement = Placement(self._crew)
+        self._outgoing = Outgoing(self._crew, self._store, self._placement, self._refusal)
         incoming.connect(self._crew, self._outgoing)
         self.functions = Functions(self.dispatch.put_function, self._crew.main)
         self._helper = Helper(self, self._crew, self._outgoing, self._store)
@@ -113,7 +124,8 @@ class Engine:
         messages: list[bytes] = []
         try:
             answer = self.dispatch.call(
-                wire.APPLY, found.described, function, (args, named) if named else (args,), messages
+                wire.APPLY, found.described, function, (args, named) if named else (args,), messages,
+                self._placement.idlest(),
             )
             if answer is None:
                 return None
@@ -143,7 +155,7 @@ class Engine:
         """Submits a job's work, or what there is room for. The cell of a single plain task, else -1."""
         if type(work) is Task and not self._outgoing and job.described is not None:
             cell: int = self.dispatch.submit_plain(
-                None, job, work.number, work.kind, job.described, work.args
+                None, job, work.number, work.kind, job.described, work.args, self._placement.idlest()
             )
             if cell >= 0:
                 return cell

@@ -22,6 +22,7 @@ from causeway._pool_jobs import Job, Source, Task
 if TYPE_CHECKING:
     from causeway._pool_buffers import BlockStore
     from causeway._pool_crew import Crew
+    from causeway._pool_place import Placement
 
 __all__ = ["Held", "Outgoing"]
 
@@ -51,13 +52,19 @@ class Outgoing:
     Args:
         crew: whose workers take it.
         store: where large arguments go.
+        placement: knows to which group of workers a task goes.
         refusal: why nothing is sent any more; None as long as it is.
     """
 
     def __init__(
-        self, crew: Crew, store: BlockStore, refusal: Callable[[], BaseException | None]
+        self,
+        crew: Crew,
+        store: BlockStore,
+        placement: Placement,
+        refusal: Callable[[], BaseException | None],
     ) -> None:
         self._crew = crew
+        self._placement = placement
         self._dispatch = crew.dispatch
         self._store = store
         self._refusal = refusal
@@ -189,18 +196,37 @@ class Outgoing:
             return _NO_ROOM
         job = work.job
         if job.described is not None:
-            _, why = self._dispatch.submit_chunks(
-                work, job, work.sent, work.kind, job.described, work.items, work.chunksize, cells
-            )
-            if why != _NOT_PLAIN:
-                return why
+            one_group = self._crew.plane.groups == 1
+            most = cells if one_group else 1  # the next one may go elsewhere
+            while True:
+                _, why = self._dispatch.submit_chunks(
+                    work,
+                    job,
+                    work.sent,
+                    work.kind,
+                    job.described,
+                    work.items,
+                    work.chunksize,
+                    most,
+                    self._placement.idlest(),
+                )
+                if why == _NOT_PLAIN:
+                    break
+                if why or one_group or work.all_sent:
+                    return why
         return self._send_message(work, work.task(work.sent))
 
     def _send(self, task: Task) -> int:
         job = task.job
         if job.described is not None:
             cell = self._dispatch.submit_plain(
-                task, job, task.number, task.kind, job.described, task.args
+                task,
+                job,
+                task.number,
+                task.kind,
+                job.described,
+                task.args,
+                self._placement.idlest(),
             )
             if cell != _NOT_PLAIN:
                 return cell
@@ -217,8 +243,13 @@ class Outgoing:
         try:
             encoder = self._encoders.pop()
         except IndexError:
+            devices = self._crew.devices
             encoder = wire.Encoder(
-                self._store, _dispatch.DATA_MAX, transit=False, main=self._crew.main
+                self._store,
+                _dispatch.DATA_MAX,
+                transit=False,
+                main=self._crew.main,
+                to_own_gpu=devices is not None and not devices.peer,
             )
         try:
             parcel = encoder.encode(number, task.kind, b"", body, cloud=True, shared=job.shared)
@@ -242,7 +273,14 @@ class Outgoing:
                 self._ahead_bytes += held.nbytes
                 self._ahead_count += 1
             cell = self._dispatch.submit(
-                work, job, number, wire.MESSAGE, job.described, parcel.data, held
+                work,
+                job,
+                number,
+                wire.MESSAGE,
+                job.described,
+                parcel.data,
+                held,
+                self._placement.group_of(parcel.held),
             )
             return cell
         finally:

@@ -34,18 +34,20 @@ class Plane:
     Attributes:
         workers: how many there can be at most.
         cells: tasks that are under way at most; others wait in the parent.
+        groups: of workers; each has a queue.
     """
 
-    __slots__ = ("cells", "workers")
+    __slots__ = ("cells", "groups", "workers")
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, processes: int, groups: int = 1) -> None:
+        self.groups = groups
         self.workers = max(processes, _ROOM_MIN)
         self.cells = min(max(_CELLS_MIN, _CELLS_EACH * processes), max(_CELLS_MAX, self.workers))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole."""
-        nbytes: int = _dispatch.pool_bytes(self.workers, self.cells)
+        nbytes: int = _dispatch.pool_bytes(self.workers, self.cells, self.groups)
         if not nbytes:
             raise ValueError(
                 f"a Pool has at most {_dispatch.WORKERS_MAX} workers, {self.workers} were asked for"

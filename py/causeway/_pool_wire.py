@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from causeway import _dispatch
+from causeway import _dispatch, _pool_own_gpu
 from causeway._lib import ffi, lib
 from causeway._pool_buffers import (
     HANDLE_BYTES,
@@ -92,15 +92,22 @@ class Encoder:
         max_bytes: the longest message that the ring takes.
         main: the notebook's `__main__`, of the parent; None where there is none.
         transit: False: what the parcel holds keeps its arrays until they are opened; True: the broker does.
+        to_own_gpu: arrays on a GPU are on the worker's own one when its task gets them.
     """
 
     def __init__(
-        self, store: BlockStore, max_bytes: int, transit: bool, main: Main | None = None
+        self,
+        store: BlockStore,
+        max_bytes: int,
+        transit: bool,
+        main: Main | None = None,
+        to_own_gpu: bool = False,
     ) -> None:
         self._store = store
         self._max_bytes = max_bytes
         self._transit = transit
         self._main = main
+        self._to_own_gpu = to_own_gpu
         self._pickler: Any = _Pickler
         self._table: dict[Any, Callable[[Any], Any]] = {}
         self._table_of = (-1, -1)
@@ -243,6 +250,8 @@ class Encoder:
     def _reduce_array(self, array: Array) -> Any:
         reduced = array.reduce(self._transit)
         self._arrays.append((array, reduced[1][0]))
+        if self._to_own_gpu and array._on_gpu():
+            return _pool_own_gpu.arrived, reduced[1]
         return reduced
 
     def _reduce_constant(self, constant: Constant[Any]) -> Any:

@@ -32,7 +32,6 @@ extern "C" {
 
 typedef struct cw_client cw_client;   /* a connection to the broker; reference counted */
 typedef struct cw_array cw_array;     /* one lease on one array, mapped */
-typedef struct cw_channel cw_channel; /* one end of a two-way channel between two processes */
 
 /* What the bytes of an array mean. Strides in bytes; strides[i] for C or Fortran order are computed
  * when strides is NULL (C order). dtype is NumPy's: a typestr ("<f8") or, for structured types, the
@@ -330,38 +329,6 @@ int cw_name_stat(cw_client *client, const char *name, cw_name_info *out);
 int cw_broker_stop(cw_client *client);
 /* Round trip to the broker. */
 int cw_ping(cw_client *client);
-
-/* ---- channels: two rings between two processes, in memory that both have mapped ---- */
-
-/* Bytes of memory that a channel with rings of ring_bytes (a power of two, at least 4096) takes. */
-uint64_t cw_channel_bytes(uint64_t ring_bytes);
-/* Formats memory as a channel, before the other side opens it. -EINVAL. */
-int cw_channel_format(void *memory, uint64_t memory_bytes, uint64_t ring_bytes);
-/*
- * Opens side 0 or 1. The memory must stay mapped as long as the channel is open. bell: where this
- * side sleeps when it waits, 64 bytes of shared zeroed memory that many channels may share (NULL:
- * the channel's own); peer_bell: the other side's, in this process's address space (NULL: the
- * channel's own). One thread at a time sends, one at a time receives. cw_channel_close() ends it
- * (the memory stays).
- */
-int cw_channel_open(void *memory, uint64_t memory_bytes, uint64_t ring_bytes, int side, void *bell,
-                    void *peer_bell, cw_channel **out);
-void cw_channel_close(cw_channel *channel);
-/* The largest message. */
-uint32_t cw_channel_max(const cw_channel *channel);
-/* Sends; blocks while the ring is full. -EMSGSIZE, -ETIMEDOUT, -EINTR, -EPROTO. */
-int cw_channel_send(cw_channel *channel, uint32_t type, const void *data, uint32_t size_bytes,
-                    int64_t timeout_ns);
-/* Receives; *data is in place and valid until the next receive or close. -ETIMEDOUT, -EINTR,
- * -EPROTO. */
-int cw_channel_recv(cw_channel *channel, int64_t timeout_ns, uint32_t *type, const void **data,
-                    uint32_t *size_bytes);
-/* Waits until one of the channels (which share one bell) has a message, or the bell is rung:
- * returns its index, -EAGAIN when the bell was rung without a message, -ETIMEDOUT, -EINTR. Ends
- * what the last receive gave out on each of them. */
-int cw_channels_wait(cw_channel *const *channels, uint32_t count, void *bell, int64_t timeout_ns);
-/* Wakes who sleeps at a bell. */
-void cw_bell_ring(void *bell);
 
 /* ---- queues: any number of writers and readers in any number of processes ---- */
 

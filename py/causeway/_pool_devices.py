@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -155,17 +156,24 @@ def start(
     Raises:
         ValueError: by "fork" workers cannot use a GPU. And what find() raises.
     """
-    found = find(devices, processes, peer=peer, sms=sms)
-    if context is None and found is not None:
-        context = "spawn"
-    if context is None or isinstance(context, str):
+    if isinstance(context, str):
         context = multiprocessing.get_context(context)
-    if found is not None and context.get_start_method() == "fork":
-        raise ValueError(
-            'a Pool with devices= starts its workers by "spawn" or "forkserver", not by "fork": CUDA does not survive a '
-            "fork, and this process has opened it"
-        )
+    by_fork = context is not None and context.get_start_method() == "fork"
+    if by_fork and devices is not None and devices != "auto":
+        raise _by_fork()
+    found = find(devices, processes, peer=peer, sms=sms)
+    if found is not None and by_fork:
+        raise _by_fork()
+    if context is None:
+        context = multiprocessing.get_context("spawn" if found is not None else None)
     return context, found
+
+
+def _by_fork() -> ValueError:
+    return ValueError(
+        'a Pool with devices= starts its workers by "spawn" or "forkserver", not by "fork": CUDA does not survive a '
+        "fork, and the caller may have used it"
+    )
 
 
 def find(devices: Any, processes: int | None, *, peer: bool = False, sms: Any = None) -> Devices | None:
@@ -274,8 +282,7 @@ def _device(name: str, visible: list[Device]) -> Device:
     for device in visible:
         if device.name == name:
             return device
-    if not name.startswith("cuda"):
+    if not re.fullmatch(r"cuda:[0-9]{1,4}", name):
         raise ValueError(f"{name!r} is no device; {_SPELLING}")
-    status = lib.cw_device_check(name.encode())  # says which there are
-    check(status)
+    check(lib.cw_device_check(name.encode()))  # says which there are
     raise DeviceError(f"this process does not see {name}")

@@ -33,13 +33,19 @@ class OwnGpu:
 
     Attributes:
         broken: its context is: no more tasks.
+        usable: begin() has made sure of it, and it is not broken.
     """
 
-    __slots__ = ("broken", "told")
+    __slots__ = ("_begun", "broken", "told")
 
     def __init__(self, told: Description) -> None:
         self.told = told
         self.broken = False
+        self._begun = False
+
+    @property
+    def usable(self) -> bool:
+        return self._begun and not self.broken
 
     def begin(self) -> None:
         """Before the initializer.
@@ -60,6 +66,7 @@ class OwnGpu:
             )
         if told.sms is not None:
             self._take_part(told.sms)
+        self._begun = True
 
     def _take_part(self, sms: int) -> None:
         stream, got = ffi.new("void **"), ffi.new("uint32_t *")

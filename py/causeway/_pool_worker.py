@@ -177,7 +177,7 @@ class _Handler:
             sys.exit(_INTERRUPTED)
         if isinstance(error, SystemExit):
             raise error
-        if isinstance(error, DeviceError) and self._gpu is not None and not self._gpu.broken:
+        if isinstance(error, DeviceError) and self._gpu is not None and self._gpu.usable:
             error = self._looked_at(error)  # it came while arguments or results were copied
         lead = _traceback(error)
         try:

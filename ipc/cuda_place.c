@@ -211,9 +211,15 @@ static int part_of(const struct cw_gpu *gpu, uint32_t asked, uint32_t part, void
 int cw_device_part(int ordinal, uint32_t multiprocessors, uint32_t part, void **stream,
                    uint32_t *got) {
     struct cw_gpu *gpu;
+    CUcontext current = NULL;
     if (!stream || !got || multiprocessors == 0)
         return cw_fail(-EINVAL, "a part of a GPU has one multiprocessor at least, and places for "
                                 "the answers are needed");
     int code = cw_gpu_get(ordinal, &gpu);
-    return code ? code : part_of(gpu, multiprocessors, part, stream, got);
+    if (code == 0)
+        code = part_of(gpu, multiprocessors, part, stream, got);
+    /* Who uses the stream next may be the first to use CUDA on this thread. */
+    if (code == 0 && gpu->cuda->cuCtxGetCurrent(&current) == CUDA_SUCCESS && !current)
+        code = cw_gpu_enter(gpu);
+    return code;
 }

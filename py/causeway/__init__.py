@@ -33,6 +33,7 @@ from causeway.errors import (
 )
 from causeway.name import get, names, put, remove, wait
 from causeway.stream import current_stream
+from causeway.transfers import In, InOut, Out
 
 if TYPE_CHECKING:
     from causeway.executor import Executor
@@ -47,10 +48,13 @@ __all__ = [
     "DeviceError",
     "Error",
     "Executor",
+    "In",
+    "InOut",
     "JoinableQueue",
     "LimitExceeded",
     "NameNotFound",
     "NameTaken",
+    "Out",
     "Pool",
     "ProducerDied",
     "Queue",

@@ -27,6 +27,7 @@ from causeway._pool_stderr import Capture
 __all__ = ["Crew", "Worker"]
 
 _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
+_START_SECONDS = 10.0  # that tasks wait for the first worker of each group
 
 
 class Worker:
@@ -76,6 +77,8 @@ class Crew:
         devices: the groups, if the Pool has devices; else there is one.
         wanted: how many workers each group shall have.
         main: the notebook's `__main__`; None where there is none.
+        started: tasks may be sent. With several groups the first ones wait until each has a worker that takes them: else
+            those that are ready first would take what lies on the others' GPUs.
     """
 
     def __init__(
@@ -90,6 +93,8 @@ class Crew:
         self.devices = devices
         self.wanted = [size] if devices is None else [group.count for group in devices.groups]
         self.plane = Plane(size, len(self.wanted))
+        self.started = len(self.wanted) == 1
+        self._start_until = time.monotonic() + _START_SECONDS
         self._daemon = daemon
         self._context = context
         self._by_fork = context.get_start_method() == "fork"
@@ -239,6 +244,16 @@ class Crew:
             elif state == _pool_worker.FAILED:
                 found.append((worker, self.dispatch.words(worker.slot)))
         return found
+
+    def look_at_start(self) -> float | None:
+        """Whether tasks may be sent now: see `started`. Seconds until they may at the latest; None: they may."""
+        if not self.started:
+            left = self._start_until - time.monotonic()
+            ready = {worker.group for worker in self.living() if worker.ready}
+            if len(ready) < len(self.wanted) and left > 0:
+                return left
+            self.started = True
+        return None
 
     def reap(self, worker: Worker) -> None:
         """Learns how a dead worker ended. By forkserver it is told a moment later."""

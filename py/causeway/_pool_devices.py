@@ -85,9 +85,10 @@ class Devices:
         visible: all GPUs of this process, whether they have workers or not.
         peer: whether tasks get views on arrays of other GPUs than their worker's, not copies.
         sms: multiprocessors of each worker; None: all.
+        by_gpu: the group on each GPU that has one, by the GPU's number here.
     """
 
-    __slots__ = ("_by_ordinal", "groups", "peer", "sms", "visible")
+    __slots__ = ("by_gpu", "groups", "peer", "sms", "visible")
 
     def __init__(
         self, groups: list[Group], visible: list[Device], peer: bool = False, sms: int | None = None
@@ -97,7 +98,9 @@ class Devices:
         self.peer = peer
         self.sms = sms
         numbers = {group.device.key: number for number, group in enumerate(groups)}
-        self._by_ordinal = [numbers.get(device.key) for device in visible]
+        self.by_gpu = {
+            gpu: numbers[device.key] for gpu, device in enumerate(visible) if device.key in numbers
+        }
         if len(groups) > GROUPS_MAX:
             raise ValueError(f"a Pool has at most {GROUPS_MAX} devices, {len(groups)} were given")
         for group in groups:
@@ -115,10 +118,6 @@ class Devices:
     def count(self) -> int:
         """Workers in all."""
         return sum(group.count for group in self.groups)
-
-    def number_on(self, gpu: int) -> int | None:
-        """The group on the GPU of this number here; None: it has no workers, or gpu is -1, the host."""
-        return self._by_ordinal[gpu] if 0 <= gpu < len(self._by_ordinal) else None
 
     def resize(self, processes: int) -> list[int]:
         """From now on so many workers, shared out evenly: the first groups have one more. Those of each group.

@@ -116,7 +116,7 @@ class Engine:
         self, function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
         """One call, waited for. (value,), or None where it must go as a job (nothing was begun then)."""
-        if self._outgoing or self.options.retries:
+        if self._outgoing or self.options.retries or not self._crew.started:
             return None
         found = self.functions.find(function)
         if found is None:
@@ -153,7 +153,8 @@ class Engine:
 
     def submit(self, job: Job, work: Task | Source) -> int:
         """Submits a job's work, or what there is room for. The cell of a single plain task, else -1."""
-        if type(work) is Task and not self._outgoing and job.described is not None:
+        fits = type(work) is Task and job.described is not None and self._crew.started
+        if fits and not self._outgoing:
             cell: int = self.dispatch.submit_plain(
                 None, job, work.number, work.kind, job.described, work.args, self._placement.idlest()
             )

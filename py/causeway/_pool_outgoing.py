@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from causeway import _dispatch
 from causeway import _pool_wire as wire
+from causeway._pool_given import TaskEncoder
 from causeway._pool_jobs import Job, Source, Task
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Outgoing:
         self._dispatch = crew.dispatch
         self._store = store
         self._refusal = refusal
-        self._encoders: list[wire.Encoder] = []
+        self._encoders: list[TaskEncoder] = []
         self._lock = threading.RLock()
         self._pending: deque[Task | Source] = deque()
         self._pumping: object = None  # who sends
@@ -161,7 +162,7 @@ class Outgoing:
             raise
 
     def _send_first(self) -> bool:
-        """Sends what waits first; False when nothing waits, or there is no room for it."""
+        """Sends what waits first; False when nothing waits, or there is no room for it, or nobody to take it yet."""
         with self._lock:
             if not self._pending:
                 return False
@@ -170,6 +171,8 @@ class Outgoing:
             self._forget(work)
             return True
         refusal = self._refusal()
+        if refusal is None and not self._crew.started:
+            return False
         if refusal is None:
             cell = self._send(work) if isinstance(work, Task) else self._send_chunks(work)
             if cell == _NO_ROOM:
@@ -244,12 +247,13 @@ class Outgoing:
             encoder = self._encoders.pop()
         except IndexError:
             devices = self._crew.devices
-            encoder = wire.Encoder(
+            encoder = TaskEncoder(
                 self._store,
                 _dispatch.DATA_MAX,
                 transit=False,
                 main=self._crew.main,
-                to_own_gpu=devices is not None and not devices.peer,
+                groups=None if devices is None else devices.by_gpu,
+                peer=devices is not None and devices.peer,
             )
         try:
             parcel = encoder.encode(number, task.kind, b"", body, cloud=True, shared=job.shared)
@@ -289,6 +293,16 @@ class Outgoing:
 
     # ---- what went with tasks
 
+    def land(self, held: Held | None) -> None:
+        """A task has succeeded: its results go into the caller's arrays. May be repeated until it is released.
+
+        Raises:
+            ValueError: one of them cannot be written any more.
+        """
+        if held is not None and held.under_way:
+            for landing in held.parcel.landings:
+                landing.land()
+
     def unhold(self, held: Held | None) -> None:
         """What went with a task that was not sent, or was taken back."""
         if held is not None and self._count_back(held):
@@ -310,6 +324,8 @@ class Outgoing:
             if not held.under_way:
                 return False
             held.under_way = False
+            for landing in held.parcel.landings:
+                landing.end()
             self._ahead_bytes -= held.nbytes
             self._ahead_count -= 1
         return True

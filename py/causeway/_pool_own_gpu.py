@@ -5,7 +5,7 @@ answer says that the work is done, and a kernel that breaks the CUDA context fai
 `DeviceError` and CUDA's name for it, and no later one. A broken context cannot be mended: the worker then ends once its answer
 has been taken, and the parent starts another. Where the process has opened no context, there is nothing to wait for.
 
-Owner: the worker's process; its main thread, apart from `arrived`. Its death frees what it had on the GPU; arrays of
+Owner: the worker's process; its main thread. Its death frees what it had on the GPU; arrays of
 causeway stay.
 """
 
@@ -15,15 +15,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from causeway import array as arrays
 from causeway._lib import check, failure, ffi, lib
 from causeway._pool_devices import key_of
 from causeway._pool_environment import Description
-from causeway.array import Array
 from causeway.errors import DeviceError
 from causeway.stream import Stream, set_current
 
-__all__ = ["OWN", "OwnGpu", "arrived"]
+__all__ = ["OWN", "OwnGpu"]
 
 OWN = "cuda:0"
 
@@ -115,11 +113,3 @@ class _Guarded:
             raise
         gpu.settle()
         return value
-
-
-def arrived(*state: Any) -> Array:
-    """In a worker: an array that came with a task. One on another GPU is copied to the worker's own; its copy is the task's."""
-    found = arrays.open_handle(*state)
-    if found.device in ("cpu", OWN):
-        return found
-    return found.to(OWN)

@@ -38,7 +38,7 @@ class Placement:
         for array in held:
             if type(array) is not Array or array.closed:
                 continue
-            group = devices.number_on(array._open_lease().gpu)
+            group = devices.by_gpu.get(array._open_lease().gpu)
             if group is not None:
                 nbytes[group] = nbytes.get(group, 0) + array.nbytes
         if not nbytes:

@@ -34,12 +34,16 @@ class Plane:
     Attributes:
         workers: how many there can be at most.
         cells: tasks that are under way at most; others wait in the parent.
-        groups: of workers; each has a queue.
+        groups: of workers, each with a queue of its own.
     """
 
     __slots__ = ("cells", "groups", "workers")
 
     def __init__(self, processes: int, groups: int = 1) -> None:
+        if groups > _dispatch.GROUPS_MAX:
+            raise ValueError(
+                f"a Pool has at most {_dispatch.GROUPS_MAX} groups of workers, {groups} were asked for"
+            )
         self.groups = groups
         self.workers = max(processes, _ROOM_MIN)
         self.cells = min(max(_CELLS_MIN, _CELLS_EACH * processes), max(_CELLS_MAX, self.workers))
@@ -101,7 +105,7 @@ def _cpus() -> int:
 
 
 def spinners() -> int:
-    """How many idle workers may spin for a task at a time, some 50 us each: none on a single CPU."""
+    """How many idle workers of a group may spin for a task at a time, some 50 us each: none on a single CPU."""
     cpus = _cpus()
     return 0 if cpus < 2 else max(1, cpus // _CPUS_PER_SPINNER)
 

@@ -22,10 +22,12 @@ from typing import Any
 
 from causeway import _dispatch, client
 from causeway import _pool_wire as wire
+from causeway._pool_arguments import Arguments
 from causeway._pool_buffers import BlockStore
 from causeway._pool_environment import Description
-from causeway._pool_own_gpu import OwnGpu
+from causeway._pool_own_gpu import OWN, OwnGpu
 from causeway._pool_plane import Memory, Plane
+from causeway._pool_staging import Device
 from causeway.constant import arguments, met, resolve, sweep
 from causeway.errors import BrokerLost, DeviceError, LimitExceeded
 
@@ -123,11 +125,12 @@ class ContextBroken(Exception):
 class _Handler:
     """What the worker's end calls for all that is not plain."""
 
-    def __init__(self, end: Any, gpu: OwnGpu | None = None) -> None:
+    def __init__(self, end: Any, gpu: OwnGpu | None, group: int) -> None:
         self._end = end
         self._gpu = gpu
         self._store = BlockStore(_KEEP_BYTES)
         self._encoder = wire.Encoder(self._store, _dispatch.WORDS_MAX, transit=True)
+        self._arguments = Arguments(None if gpu is None else Device(OWN, group))
 
     def load_function(self, pickled: bytes) -> Any:
         """A function that is new here."""
@@ -139,8 +142,18 @@ class _Handler:
     def run_message(self, data: memoryview, function: Any) -> Any:
         """Unpickles a task and calls its function. The arguments live no longer than this call."""
         sweep()
+        try:
+            value = self._call(data, function)
+        except BaseException:
+            self._arguments.raised()
+            raise
+        for result in self._arguments.returned():
+            result.copy()
+        return value
+
+    def _call(self, data: memoryview, function: Any) -> Any:
         constants_before = met.count
-        message = wire.read(data)
+        message = self._arguments.read(data)
         self._end.extra_in = message.block_bytes
         came_along = function is None
         if came_along:
@@ -291,7 +304,7 @@ def _main(
         client.use(place.settings)
     end = place.open(memory.address)
     gpu = None if place.device is None else OwnGpu(place.device)
-    handler = _Handler(end, gpu)
+    handler = _Handler(end, gpu, place.group)
     if initializer is not None or gpu is not None:
         try:
             _begin(gpu, initializer, initargs)

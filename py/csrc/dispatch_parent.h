@@ -28,9 +28,11 @@ typedef struct {
     PyObject *deliver;
     struct entry *entries;
     struct call *calls;
-    uint32_t cells, workers;
+    uint32_t cells, workers, groups;
     int64_t spin_ns;
     Py_ssize_t under_way;
+    uint32_t load[CW_POOL_GROUPS_MAX]; /* the same for each group */
+    uint8_t *group_of;                 /* of each cell that is under way */
     uint64_t tokens;   /* given so far */
     int64_t helped_ns; /* when the helper was last woken */
     unsigned forks;    /* of the process that it belongs to */
@@ -43,9 +45,12 @@ int dispatch_is_ours(Dispatch *d);
 
 /* ---- dispatch_submit.c ---- */
 
-/* Pickles a plain object, fills a cell and submits it. The cell's number; -1: no room now; -2: an
- * exception; -3: not plain; -4: shut. */
-long dispatch_submit_object(Dispatch *d, uint32_t kind, PyObject *function, PyObject *object);
+/* Pickles a plain object, fills a cell and submits it to a group. The cell's number; -1: no room
+ * now; -2: an exception; -3: not plain; -4: shut. */
+long dispatch_submit_object(Dispatch *d, uint32_t group, uint32_t kind, PyObject *function,
+                            PyObject *object);
+/* Whether there is such a group; else -1 with a ValueError. */
+int dispatch_has_group(Dispatch *d, unsigned group);
 /* The entry of a cell, whose references go over; the cell has none any more. */
 struct entry dispatch_disown(Dispatch *d, uint32_t cell);
 /* (owner, number, worker, kind, data, cell, held); takes the references of entry and data over. */

@@ -21,25 +21,36 @@ on_the_double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test dou
 
 # What programs of this module begin with.
 HEAD = """
-import collections, json, os, subprocess, sys, threading, time
+import collections, contextlib, json, os, subprocess, sys, threading, time
 import multiprocessing as mp
 import numpy as np
 import causeway as cw
 
 GPUS = int(os.environ["CAUSEWAY_TEST_GPUS"])
 
-def counters():
+def status():
     told = subprocess.run([os.environ["CAUSEWAY_COMMAND"], "status", "--json"], capture_output=True, check=True)
-    return json.loads(told.stdout)["counters"]
+    return json.loads(told.stdout)
 
 class Moved:
-    '''Bytes that went by each route within the `with`.'''
+    '''Bytes that went by each route within the `with`, at whose end no client lives that has come meanwhile.'''
     def __enter__(self):
-        self.before = counters()
+        cw.names()
+        self.before = status()
         return self
     def __exit__(self, *_):
-        now = counters()
-        self.routes = {name: now[name] - was for name, was in self.before.items() if name.startswith("bytes_")}
+        while len(status()["clients"]) > len(self.before["clients"]):
+            time.sleep(0.01)
+        now, was = status()["counters"], self.before["counters"]
+        self.routes = {name: now[name] - was[name] for name in now if name.startswith("bytes_")}
+
+@contextlib.contextmanager
+def pool_on(devices="cuda", **options):
+    '''A Pool that is closed and waited for.'''
+    with cw.Pool(devices=devices, **options) as pool:
+        yield pool
+        pool.close()
+        pool.join()
 
 def own():
     '''The UUID of this process's first GPU.'''
@@ -78,29 +89,26 @@ def program(script):
 @several
 def test_tasks_go_where_their_arrays_lie_and_no_byte_moves(program):
     program("""
-        def double(w):
+        def look(w):
             assert w.device == "cuda:0", w.device
-            return own(), w.device_uuid, os.getpid()
-        if __name__ == "__main__":
-            given = [cw.full(100_000, i, device=f"cuda:{i % GPUS}") for i in range(8 * GPUS)]
-            with cw.Pool(devices="cuda") as pool:
-                pool.map(wait, range(GPUS))                 # all have started
-                with Moved() as moved:
-                    back = pool.map(double, given)
-                assert not any(moved.routes.values()), moved.routes
-                for w, (mine, its, _) in zip(given, back, strict=True):
-                    assert mine == its == w.device_uuid, "it ran where the array lies"
-                with Moved() as moved:                      # also deep in the arguments, and in every kind of call
-                    assert pool.apply(nested, ({"a": [given[-1]]}, 3)) == given[-1].device_uuid
-                    assert pool.apply_async(nested, (given[1],), {"more": 1}).get() == given[1].device_uuid
-                    assert pool.starmap(nested, [(w, 1) for w in given]) == [w.device_uuid for w in given]
-                    assert list(pool.imap(nested, given)) == [w.device_uuid for w in given]
-                assert not any(moved.routes.values()), moved.routes
+            return own(), w.device_uuid
         def nested(x, more=0):
             while not isinstance(x, cw.Array):
                 x = x["a"] if isinstance(x, dict) else x[0]
             assert x.device == "cuda:0"
             return x.device_uuid
+        if __name__ == "__main__":
+            given = [cw.full(100_000, i, device=f"cuda:{i % GPUS}") for i in range(2 * GPUS)]
+            where = [w.device_uuid for w in given]
+            with Moved() as moved, pool_on("cuda") as pool:
+                assert pool.map(look, given) == [(w, w) for w in where], "it ran where the array lies"
+                # In every kind of call, and deep in the arguments.
+                assert pool.apply(nested, ({"a": [given[-1]]}, 3)) == where[-1]
+                assert pool.apply_async(nested, (given[1],), {"more": 1}).get() == where[1]
+                assert pool.starmap(nested, [(w, 1) for w in given]) == where
+                assert list(pool.imap(nested, given)) == where
+                assert pool.map(lambda w: w.device_uuid, given) == where
+            assert not any(moved.routes.values()), moved.routes
     """)
 
 
@@ -112,13 +120,11 @@ def test_the_most_bytes_decide_and_the_rest_is_copied(program):
             return own(), float(a.to("cpu").numpy().sum() + b.to("cpu").numpy().sum())
         if __name__ == "__main__":
             small, large = cw.full(1000, 1.0, device="cuda:0"), cw.full(9000, 2.0, device="cuda:1")
-            with cw.Pool(devices="cuda") as pool:
-                pool.map(wait, range(GPUS))
-                for args in ((small, large), (large, small)):
-                    with Moved() as moved:
-                        assert pool.apply(add, args) == (large.device_uuid, 19000.0)
-                    assert moved.routes["bytes_peer"] + moved.routes["bytes_staged"] == 8000, moved.routes
-            assert (small.to("cpu").numpy() == 1).all(), "the copy was the task's own"
+            for args in ((small, large), (large, small)):
+                with Moved() as moved, pool_on("cuda") as pool:
+                    assert pool.apply(add, args) == (large.device_uuid, 19000.0)
+                assert moved.routes["bytes_peer"] + moved.routes["bytes_staged"] == 8000, moved.routes
+            assert (small.to("cpu").numpy() == 1).all()
     """)
 
 
@@ -131,12 +137,14 @@ def test_a_copy_of_a_peers_array_is_the_tasks_own_and_a_view_is_not(program):
             return was, own()
         if __name__ == "__main__":
             w = cw.full(5000, 1.0, device="cuda:1")
-            with cw.Pool(devices="cuda:0") as pool:
-                assert pool.apply(put, (w, 5))[0] == "cuda:0" and (w.to("cpu").numpy() == 1).all()
-            with cw.Pool(devices="cuda:0", peer=True) as pool:
-                with Moved() as moved:
-                    assert pool.apply(put, (w, 5))[0] == "cuda:1"
-                assert moved.routes["bytes_peer"] == 0 and (w.to("cpu").numpy() == 5).all()
+            with Moved() as moved, pool_on("cuda:0") as pool:
+                assert pool.apply(put, (w, 5))[0] == "cuda:0"
+            assert moved.routes["bytes_peer"] + moved.routes["bytes_staged"] == 40_000
+            assert (w.to("cpu").numpy() == 1).all()
+            with Moved() as moved, pool_on("cuda:0", peer=True) as pool:
+                assert pool.apply(put, (w, 5))[0] == "cuda:1"
+            assert moved.routes["bytes_peer"] == moved.routes["bytes_staged"] == 0
+            assert (w.to("cpu").numpy() == 5).all()
     """)
 
 
@@ -298,14 +306,12 @@ def test_a_gpu_with_too_much_to_do_has_tasks_taken_from_it(program):
     program("""
         def work(w):
             time.sleep(0.05)
-            return own(), float(w.to("cpu").numpy()[0])
+            return own(), w.device
         if __name__ == "__main__":
             given = [cw.full(1000, i, device="cuda:0") for i in range(16 * GPUS)]
-            with cw.Pool(devices="cuda") as pool:
-                pool.map(wait, range(GPUS))
-                with Moved() as moved:
-                    done = pool.map(work, given)
-            assert [value for _, value in done] == list(range(16 * GPUS))
+            with Moved() as moved, pool_on("cuda") as pool:
+                done = pool.map(work, given)
+            assert {device for _, device in done} == {"cuda:0"}
             elsewhere = sum(uuid != given[0].device_uuid for uuid, _ in done)
             assert len({uuid for uuid, _ in done}) == GPUS and elsewhere > GPUS, done
             assert moved.routes["bytes_peer"] + moved.routes["bytes_staged"] == 8000 * elsewhere, "what was taken was copied"

@@ -20,9 +20,7 @@ from causeway.errors import DeviceError
 __all__ = ["GROUPS_MAX", "Device", "Devices", "Group", "find", "key_of", "start"]
 
 GROUPS_MAX = 64  # as ipc/causeway.h has it: CW_POOL_GROUPS_MAX
-_SPELLING = (
-    'devices= is "cuda", "auto", "cuda:N", a list of names, or a dict from names to numbers of workers'
-)
+_SPELLING = 'devices= is "cuda", "auto", "cuda:N", a list of names, or a dict from names to numbers of workers'
 
 
 class Device:
@@ -175,7 +173,9 @@ def _by_fork() -> ValueError:
     )
 
 
-def find(devices: Any, processes: int | None, *, peer: bool = False, sms: Any = None) -> Devices | None:
+def find(
+    devices: Any, processes: int | None, *, peer: bool = False, sms: Any = None
+) -> Devices | None:
     """What devices= says; None where a Pool has none: devices is None, or "auto" and there is no GPU.
 
     Args:
@@ -216,7 +216,9 @@ def _wanted(devices: Any) -> list[tuple[str, int]]:
     elif isinstance(devices, Sequence) and not isinstance(devices, bytes):
         named = [(name, 1) for name in devices]
         if "cuda" in devices:
-            raise ValueError('in a list "cuda" could be one GPU or all; write "cuda:0", or devices="cuda" for all')
+            raise ValueError(
+                'in a list "cuda" could be one GPU or all; write "cuda:0", or devices="cuda" for all'
+            )
     else:
         raise TypeError(f"{_SPELLING}, not {type(devices).__name__}")
     if not named:
@@ -225,7 +227,9 @@ def _wanted(devices: Any) -> list[tuple[str, int]]:
         if not isinstance(name, str):
             raise TypeError(f"{_SPELLING}; {name!r} is no name")
         if name == "cpu":
-            raise ValueError('"cpu" is no device for workers of a GPU; a Pool without devices= runs on the CPU')
+            raise ValueError(
+                '"cpu" is no device for workers of a GPU; a Pool without devices= runs on the CPU'
+            )
         if name == "auto" and len(named) + (not isinstance(devices, str)) > 1:
             raise ValueError('"auto" stands alone: devices="auto"')
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:

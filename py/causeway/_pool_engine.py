@@ -124,7 +124,11 @@ class Engine:
         messages: list[bytes] = []
         try:
             answer = self.dispatch.call(
-                wire.APPLY, found.described, function, (args, named) if named else (args,), messages,
+                wire.APPLY,
+                found.described,
+                function,
+                (args, named) if named else (args,),
+                messages,
                 self._placement.idlest(),
             )
             if answer is None:
@@ -153,10 +157,16 @@ class Engine:
 
     def submit(self, job: Job, work: Task | Source) -> int:
         """Submits a job's work, or what there is room for. The cell of a single plain task, else -1."""
-        fits = type(work) is Task and job.described is not None and self._crew.started
-        if fits and not self._outgoing:
+        at_once = self._crew.started and not self._outgoing
+        if at_once and type(work) is Task and job.described is not None:
             cell: int = self.dispatch.submit_plain(
-                None, job, work.number, work.kind, job.described, work.args, self._placement.idlest()
+                None,
+                job,
+                work.number,
+                work.kind,
+                job.described,
+                work.args,
+                self._placement.idlest(),
             )
             if cell >= 0:
                 return cell

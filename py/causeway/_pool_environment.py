@@ -84,7 +84,14 @@ def describe(devices: Devices, group: int, part: int, sys: Path = _SYS) -> Descr
     cpus = None if near is None else share_of(near, part % mine.count, mine.count)
     peers = mask_of(device, devices.visible)[1:]
     return Description(
-        device.name, device.uuid, peers, cpus, node_near(device.bus, sys), part, devices.peer, devices.sms
+        device.name,
+        device.uuid,
+        peers,
+        cpus,
+        node_near(device.bus, sys),
+        part,
+        devices.peer,
+        devices.sms,
     )
 
 

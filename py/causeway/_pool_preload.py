@@ -89,7 +89,9 @@ class Preload:
     def _left(self, before: dict[int, str]) -> str:
         """Why this process must not be forked."""
         mappings = _mappings()
-        device = device_of(mappings) or device_of(_descriptors().values()) or _other_driver(mappings)
+        device = (
+            device_of(mappings) or device_of(_descriptors().values()) or _other_driver(mappings)
+        )
         if device:
             return f"importing opened the GPU {device}"
         for fd, target in _descriptors().items():

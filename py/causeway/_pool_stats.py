@@ -20,7 +20,8 @@ def summary(workers: list[dict[str, Any]]) -> dict[str, Any]:
     if workers and "device" in workers[0]:
         names = dict.fromkeys(worker["device"] for worker in workers)
         found["devices"] = {
-            name: _sums([worker for worker in workers if worker["device"] == name]) for name in names
+            name: _sums([worker for worker in workers if worker["device"] == name])
+            for name in names
         }
     return {**found, "workers": workers}
 

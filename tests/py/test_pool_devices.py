@@ -23,7 +23,12 @@ from causeway._pool_environment import Description, Name
 
 def gpu(number: int, kind: str = "GPU") -> Device:
     """One of the GPUs of this module."""
-    return Device(f"cuda:{number}", f"{kind}-0000000{number}-aaaa-bbbb-cccc-dddddddddddd", f"0000:{number}0:00.0", 132)
+    return Device(
+        f"cuda:{number}",
+        f"{kind}-0000000{number}-aaaa-bbbb-cccc-dddddddddddd",
+        f"0000:{number}0:00.0",
+        132,
+    )
 
 
 @pytest.fixture
@@ -51,7 +56,9 @@ def test_it_names_gpus_in_several_ways(find):
     assert find("cuda:2") == find(["cuda:2"]) == find({"cuda:2": 1}) == [("cuda:2", 1)]
     assert find(gpu(3).uuid) == find(gpu(3).uuid.upper().replace("GPU", "GPU")) == [("cuda:3", 1)]
     assert find({"cuda": 2}) == [(f"cuda:{i}", 2) for i in range(4)]
-    assert find(("cuda:1", "cuda:0")) == [("cuda:1", 1), ("cuda:0", 1)], "groups go in the order of devices="
+    assert find(("cuda:1", "cuda:0")) == [("cuda:1", 1), ("cuda:0", 1)], (
+        "groups go in the order of devices="
+    )
     assert find({"cuda:1": 3, "cuda:0": 1}) == [("cuda:1", 3), ("cuda:0", 1)]
 
 
@@ -62,7 +69,9 @@ def test_a_name_twice_means_two_workers(find):
 def test_none_and_auto_without_a_gpu_leave_the_pool_as_it_is(find):
     assert find(None) is None and find(None, 7) is None
     assert find("auto", gpus=0) is None and find("auto", 7, gpus=0) is None
-    assert find("auto", gpus=0, sms=8, peer=True) is None, "what is meant for GPUs does not matter then"
+    assert find("auto", gpus=0, sms=8, peer=True) is None, (
+        "what is meant for GPUs does not matter then"
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +121,9 @@ def test_sms_is_checked_against_the_gpu(find):
     for sms in (0, -8, 1.5, "8", True):
         with pytest.raises(ValueError, match="sms is a number of multiprocessors"):
             find("cuda", sms=sms)
-    with pytest.raises(ValueError, match=r"5 workers of sms=33 need 165 multiprocessors of cuda:0, which has 132"):
+    with pytest.raises(
+        ValueError, match=r"5 workers of sms=33 need 165 multiprocessors of cuda:0, which has 132"
+    ):
         find({"cuda": 5}, sms=33)
 
 
@@ -157,7 +168,9 @@ def test_instances_of_mig_are_those_that_the_mask_names(monkeypatch):
 
 def test_workers_are_shared_out_evenly_when_their_number_changes():
     made = Devices([Group(gpu(i), 1) for i in range(3)], [gpu(i) for i in range(3)], sms=33)
-    assert made.resize(3) == [1, 1, 1] and made.resize(5) == [2, 2, 1] and made.resize(12) == [4, 4, 4]
+    assert (
+        made.resize(3) == [1, 1, 1] and made.resize(5) == [2, 2, 1] and made.resize(12) == [4, 4, 4]
+    )
     with pytest.raises(ValueError, match="at least one worker on each, 2 were asked for"):
         made.resize(2)
     with pytest.raises(ValueError, match="5 workers of sms=33"):
@@ -168,7 +181,9 @@ def test_workers_are_shared_out_evenly_when_their_number_changes():
 # ---- where a worker is
 
 
-def machine(folder: Path, bus: str, cpus: str, node: str, siblings: dict[int, str] | None = None) -> Path:
+def machine(
+    folder: Path, bus: str, cpus: str, node: str, siblings: dict[int, str] | None = None
+) -> Path:
     """A sysfs with one GPU."""
     place = folder / "bus/pci/devices" / bus
     place.mkdir(parents=True)
@@ -198,7 +213,9 @@ def test_a_machine_that_does_not_tell_where_a_gpu_is(tmp_path):
     assert _pool_environment.node_near("0000:01:00.0", sys_) is None
     assert _pool_environment.node_near("", sys_) is None
     sys_ = machine(tmp_path, "0000:02:00.0", "0-1", "0")
-    assert _pool_environment.cores_near("0000:02:00.0", {0, 1}, sys_) == [[0], [1]], "no topology: each is a core"
+    assert _pool_environment.cores_near("0000:02:00.0", {0, 1}, sys_) == [[0], [1]], (
+        "no topology: each is a core"
+    )
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 5, 8, 9])
@@ -206,23 +223,33 @@ def test_workers_of_one_gpu_share_its_cores(parts):
     cores = [[i, i + 8] for i in range(8)]
     shares = [_pool_environment.share_of(cores, part, parts) for part in range(parts)]
     if parts <= 8:
-        assert sorted(cpu for share in shares for cpu in share) == list(range(16)), "each in one share"
+        assert sorted(cpu for share in shares for cpu in share) == list(range(16)), (
+            "each in one share"
+        )
         assert max(map(len, shares)) - min(map(len, shares)) <= 2
-        assert all((cpu + 8) % 16 in share for share in shares for cpu in share), "a core is not divided"
+        assert all((cpu + 8) % 16 in share for share in shares for cpu in share), (
+            "a core is not divided"
+        )
     else:
         assert shares == [list(range(16))] * parts
 
 
 def test_a_description_is_put_together(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
-    devices = Devices([Group(gpu(1), 2), Group(gpu(0), 1)], [gpu(0), gpu(1), gpu(2)], peer=True, sms=16)
+    devices = Devices(
+        [Group(gpu(1), 2), Group(gpu(0), 1)], [gpu(0), gpu(1), gpu(2)], peer=True, sms=16
+    )
     sys_ = machine(tmp_path, gpu(1).bus, "0-1", "3")
     first, second = (_pool_environment.describe(devices, 0, part, sys_) for part in (0, 1))
     assert (first.name, first.uuid, first.cpus, first.node) == ("cuda:1", gpu(1).uuid, [0], 3)
     assert second.cpus == [1] and (second.part, second.peer, second.sms) == (1, True, 16)
     assert first.variables == {"CUDA_VISIBLE_DEVICES": ",".join(gpu(i).uuid for i in (1, 0, 2))}
     other = _pool_environment.describe(devices, 1, 0, sys_)
-    assert other.cpus is None and other.node is None and other.variables["CUDA_VISIBLE_DEVICES"].startswith(gpu(0).uuid)
+    assert (
+        other.cpus is None
+        and other.node is None
+        and other.variables["CUDA_VISIBLE_DEVICES"].startswith(gpu(0).uuid)
+    )
 
 
 def test_memory_comes_from_a_node_where_the_kernel_lets_it():
@@ -261,12 +288,16 @@ def test_a_name_brings_its_environment_along():
         "assert type(name) is str and 'causeway' not in sys.modules\n"
         "print(name, os.environ['CUDA_VISIBLE_DEVICES'], sorted(os.sched_getaffinity(0)))"
     )
-    told = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(name), capture_output=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(name), capture_output=True, check=True
+    )
     assert told.stdout.decode().strip() == f"SpawnPoolWorker-1 GPU-b,GPU-a {mine[:1]}"
 
 
 def test_cores_that_were_taken_away_do_not_keep_a_worker_from_starting():
     name = Name.with_environment("x", described([100_000]))
     code = "import os, pickle, sys; pickle.load(sys.stdin.buffer); print(os.environ['CUDA_VISIBLE_DEVICES'])"
-    told = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(name), capture_output=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(name), capture_output=True, check=True
+    )
     assert told.stdout.decode().strip() == "GPU-b,GPU-a"

@@ -100,11 +100,7 @@ class Encoder:
     """
 
     def __init__(
-        self,
-        store: BlockStore,
-        max_bytes: int,
-        transit: bool,
-        main: Main | None = None,
+        self, store: BlockStore, max_bytes: int, transit: bool, main: Main | None = None
     ) -> None:
         self._store = store
         self._max_bytes = max_bytes

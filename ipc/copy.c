@@ -135,6 +135,8 @@ static int copy_host_gpu(cw_client *client, const struct end *target, const stru
         cw_gpu_leave(lane.gpu);
         return code;
     }
+    if (lane.ours && host == target)
+        lane.stream = lane.gpu->departures;
     if (host->mapping && size_bytes >= REGISTER_BYTES)
         cw_cuda_register_host(lane.gpu, host->mapping);
     CUresult result = host == source

@@ -89,7 +89,7 @@ int cw_gpu_peek(int ordinal, const struct cw_gpu **out) {
     return 0;
 }
 
-/* Retains the context and makes our stream. The GPU's lock is held. */
+/* Retains the context and makes our streams. The GPU's lock is held. */
 static int start_context(struct cw_gpu *gpu) {
     const struct cw_cuda *cuda = gpu->cuda;
     CUmemAllocationProp memory = {
@@ -97,7 +97,7 @@ static int start_context(struct cw_gpu *gpu) {
         .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gpu->device}};
     CUcontext context;
-    CUstream copies;
+    CUstream copies, departures;
     size_t granule = 0;
     CUresult result = cuda->cuMemGetAllocationGranularity(&granule, &memory,
                                                           CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
@@ -115,6 +115,8 @@ static int start_context(struct cw_gpu *gpu) {
     result = cuda->cuCtxPushCurrent(context);
     if (result == CUDA_SUCCESS) {
         result = cuda->cuStreamCreate(&copies, CU_STREAM_NON_BLOCKING);
+        if (result == CUDA_SUCCESS)
+            result = cuda->cuStreamCreate(&departures, CU_STREAM_NON_BLOCKING);
         cuda->cuCtxPopCurrent(&(CUcontext){NULL});
     }
     if (result != CUDA_SUCCESS) {
@@ -123,6 +125,7 @@ static int start_context(struct cw_gpu *gpu) {
     }
     gpu->granule_bytes = granule;
     gpu->copies = copies;
+    gpu->departures = departures;
     gpu->context = context;
     return 0;
 }

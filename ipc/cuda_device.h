@@ -33,6 +33,7 @@ struct cw_gpu {
     uint64_t granule_bytes; /* slabs are multiples of it */
     CUstream copies;        /* ours, non-blocking: what has no stream of its own runs here */
     cw_a32 fault; /* CUresult, 0 none: the driver has given the context up for good (broken.h) */
+    CUstream departures; /* but copies to the host here, beside those that come */
 };
 
 /* How many GPUs this process sees. Opens the driver. Blocks the first time. 0, or what

@@ -41,6 +41,9 @@ int cw_cuda_open(const struct cw_cuda **out);
 /* The driver if this process has opened it and may use it, else NULL. For those that give back what
  * they got: in a forked child there is nothing to give back. Never blocks. */
 const struct cw_cuda *cw_cuda_opened(void);
+/* A call of the driver's that not all have, by its name; NULL: this one lacks it. After
+ * cw_cuda_open(). */
+void *cw_cuda_symbol(const char *name);
 
 /* Has any call of ours failed so that a context may be broken for good? One load. */
 bool cw_cuda_suspected(void);

@@ -34,6 +34,8 @@ from causeway.errors import (
     WorkerDied,
 )
 from causeway.name import get, names, put, remove, wait
+from causeway.stream import current_stream
+from causeway.transfers import In, InOut, Out
 
 if TYPE_CHECKING:
     from causeway.executor import Executor
@@ -48,10 +50,13 @@ __all__ = [
     "DeviceError",
     "Error",
     "Executor",
+    "In",
+    "InOut",
     "JoinableQueue",
     "LimitExceeded",
     "NameNotFound",
     "NameTaken",
+    "Out",
     "Pool",
     "ProducerDied",
     "Queue",
@@ -65,6 +70,7 @@ __all__ = [
     "connect",
     "constant",
     "copy",
+    "current_stream",
     "devices",
     "empty",
     "full",

@@ -189,8 +189,25 @@ int cw_array_read(const cw_array *array, uint64_t offset_bytes, void *destinatio
 int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
                   uint64_t size_bytes, void *stream);
 /*
- * The same with memory of this process that is not ours: host memory (gpu -1), or GPU memory of any
- * library on the GPU of that number.
+ * Many copies as one piece of work: put in order once, given to the driver by one call where it has
+ * that, and told to others when all of them were submitted. They may run in any order, so no target
+ * overlaps another's bytes. All arrays of one client. stream NULL: blocks until all are done; else
+ * host arrays among them stay open until the stream is past. On -EINVAL, -EDQUOT and -EOWNERDEAD
+ * nothing was copied; when the driver fails in the midst (-ENODEV) all targets are marked, and
+ * whoever reads one gets -EOWNERDEAD until it is written anew.
+ */
+#define CW_PAIRS_MAX 1000000u
+typedef struct cw_pair {
+    cw_array *target;
+    uint64_t target_bytes; /* where in it, from its lowest byte */
+    cw_array *source;
+    uint64_t source_bytes;
+    uint64_t size_bytes;
+} cw_pair;
+int cw_array_copy_many(const cw_pair *pairs, uint64_t count, void *stream);
+/*
+ * The same as cw_array_copy() with memory of this process that is not ours: host memory (gpu -1),
+ * or GPU memory of any library on the GPU of that number.
  */
 int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source, int gpu,
                      uint64_t size_bytes, void *stream);
@@ -304,6 +321,23 @@ int cw_array_writing_begin(cw_array *array, void *stream, int64_t timeout_ns);
 int cw_array_writing_end(cw_array *array, void *stream, int whole);
 int cw_array_reading_begin(cw_array *array, void *stream, int64_t timeout_ns);
 int cw_array_reading_end(cw_array *array, void *stream);
+/*
+ * The same for work on several arrays: one wait for all that they need and one value at its end,
+ * which is what the GPU's time goes into. No deadlock with whoever begins on some of the same
+ * arrays in one call, in whatever order. An array that is given twice, or parts of one, count once
+ * (writing, if one is). Host arrays: nothing to be done for them. *out is ended once, by
+ * cw_work_end(); until then the arrays stay open. NULL as work: nothing to be ended. On failure
+ * nothing was begun.
+ */
+typedef struct cw_use {
+    cw_array *array;
+    int writing; /* else it is read */
+    int whole;   /* writing: all of it */
+} cw_use;
+typedef struct cw_section cw_work;
+int cw_work_begin(const cw_use *uses, uint32_t count, void *stream, int64_t timeout_ns,
+                  cw_work **out);
+int cw_work_end(cw_work *work);
 /* Waits on the CPU until the array's last write is complete. 0, -EOWNERDEAD, -ETIMEDOUT, -EINTR. */
 int cw_array_wait(cw_array *array, int64_t timeout_ns);
 

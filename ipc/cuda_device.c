@@ -151,6 +151,27 @@ int cw_gpu_get(int ordinal, struct cw_gpu **out) {
     return code;
 }
 
+struct cw_gpu *cw_gpu_started(int ordinal) {
+    pthread_mutex_lock(&list_lock);
+    bool known = ordinal < gpu_count;
+    pthread_mutex_unlock(&list_lock);
+    return known ? &gpus[ordinal] : NULL;
+}
+
+int cw_gpu_check(const struct cw_gpu *gpu) {
+    /* V3: a fact about this process, no order is needed. */
+    CUresult fault = (CUresult)CW_LOAD(V3, (cw_a32 *)(uintptr_t)&gpu->fault, relaxed);
+    const char *name = NULL;
+    if (fault == CUDA_SUCCESS)
+        return 0;
+    if (gpu->cuda->cuGetErrorName(fault, &name) != CUDA_SUCCESS || !name)
+        name = "an error without a name";
+    return cw_fail(-ENODEV,
+                   "this process's context on cuda:%d is broken by %s: nothing on that GPU works "
+                   "here any more, start the process anew",
+                   gpu->ordinal, name);
+}
+
 int cw_gpu_find(const uint8_t uuid[CW_UUID_BYTES], int *ordinal) {
     int count;
     int code = cw_gpu_count(&count);

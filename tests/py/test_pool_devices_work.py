@@ -5,7 +5,6 @@ Each test is a program of its own, on four GPUs of the test double or on those o
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
 from functools import partial

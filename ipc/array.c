@@ -84,8 +84,9 @@ int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
     array->size_bytes = size_bytes;
     array->readonly = readonly;
     array->own_pages = (struct cw_mapping){.base = NULL};
-    array->bytes = (uint8_t *)cw_slab_base(slab, readonly) + begin_bytes + offset_bytes;
-    array->data = array->bytes + shape->origin_bytes;
+    uint8_t *base = cw_slab_base(slab, readonly);
+    array->bytes = base ? base + begin_bytes + offset_bytes : NULL; /* NULL: CW_DISTANT */
+    array->data = base ? array->bytes + shape->origin_bytes : NULL;
     cw_client_ref(client);
     client->arrays++;
     *out = array;
@@ -134,7 +135,7 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
                                : code;
     code = check_range(slab, block, offset_bytes, size_bytes, &begin);
     if (code == 0)
-        code = cw_slab_map(client, slab, readonly);
+        code = flags & CW_DISTANT ? 0 : cw_slab_map(client, slab, readonly);
     if (code == 0 && flags & CW_PRIVATE && size_bytes)
         code = cw_private_take(client, slab, begin + offset_bytes, size_bytes, &own_pages);
     if (code == 0)

@@ -116,6 +116,14 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
  */
 int cw_array_adopt(cw_client *client, int fd, uint64_t offset_bytes, const cw_layout *layout,
                    cw_array **out);
+/*
+ * A copy on a device of the array under a name, also where this process cannot reach its memory: on
+ * a GPU that CUDA_VISIBLE_DEVICES hides, or in a child of a process that used CUDA. causeway-mover
+ * copies, which the broker starts when it is first needed (about a second). Blocks until the last
+ * write to the array is complete, and the copy. The caller owns *out. -ENOENT; -ENODEV: no such
+ * device, or what the mover says; -EDQUOT, -EINTR, -EOWNERDEAD, -ECONNRESET.
+ */
+int cw_get_copy(cw_client *client, const char *name, const char *device, cw_array **out);
 /* Names an array. Who held the old one keeps it. -EEXIST (taken, without CW_REPLACE), -EINVAL (bad
  * name), -EDQUOT. A view of the array with another layout may be named: layout NULL means the
  * array's own; offset_bytes leads from the array's lowest byte (cw_array_data, unless strides are

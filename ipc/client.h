@@ -334,8 +334,9 @@ int cw_heap_adopt(cw_client *client, struct cw_heap *heap, uint64_t size_bytes);
 int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen,
                   uint64_t begin_bytes, uint64_t offset_bytes, uint64_t size_bytes,
                   const struct cw_shape *shape, bool readonly, cw_array **out);
+#define CW_DISTANT (1u << 31) /* its memory is not mapped: only its lease, layout and order count */
 /* Holds a block, maps its slab and makes an array on it; checks that the range lies in the block.
- * flags: CW_READONLY or CW_PRIVATE. */
+ * flags: CW_READONLY, CW_PRIVATE or CW_DISTANT. */
 int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_t gen,
                     uint64_t offset_bytes, uint64_t size_bytes, const struct cw_shape *shape,
                     uint32_t flags, cw_array **out);
@@ -343,6 +344,10 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
 int cw_open_flags_check(const char *function, uint32_t flags);
 /* 0, or -EINVAL when the array is not this process's to use for requests. */
 int cw_array_usable(const cw_array *array);
+
+/* ---- names.c ---- */
+/* cw_get() with CW_DISTANT. */
+int cw_get_distant(cw_client *client, const char *name, cw_array **out);
 
 /* ---- private.c ---- */
 /* A private mapping of the pages that hold a range of a slab, spare or new. The caller holds the

@@ -1,4 +1,4 @@
-"""Builds the wheel: the package, its extension, and the programs causewayd and causeway beside it.
+"""Builds the wheel: the package, its extension, and the programs causewayd, causeway-mover and causeway beside it.
 
 The C parts come from a build folder that make has filled; CAUSEWAY_BUILD_DIR names it (absolute). The extension is
 linked against libcauseway.a there, so the wheel needs nothing else of ours on the machine. One wheel serves Python
@@ -16,7 +16,7 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent.parent
 DISPATCH_PARTS = ("", "_plain", "_parent", "_submit", "_collect", "_calls", "_worker", "_queue")
 BUILD = Path(os.environ.get("CAUSEWAY_BUILD_DIR", ROOT / "build"))
-PROGRAMS = ["causewayd", "causeway"]
+PROGRAMS = ["causewayd", "causeway-mover", "causeway"]
 
 
 class BuildWithPrograms(build_py):

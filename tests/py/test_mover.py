@@ -1,0 +1,85 @@
+"""causeway-mover: what a process cannot copy itself; and copies through host memory."""
+
+from __future__ import annotations
+
+import cuda_support
+import pytest
+from mover_support import movers, world
+
+cuda_support.require()
+two = pytest.mark.skipif(cuda_support.REAL and cuda_support.real_gpus() < 2, reason="no second GPU")
+double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double's faults")
+pytestmark = two
+
+# Two GPUs that cannot reach each other; on real ones the way is forced.
+APART = {"no_peer": "all", "CAUSEWAY_ROUTE": "staged" if cuda_support.REAL else ""}
+
+
+def test_gpus_without_a_way_to_each_other_copy_through_the_host(tmp_path):
+    with world(tmp_path / "b", **APART) as run:
+        run("""
+            for size in (1, 1000, (4 << 20) // 8, (4 << 20) // 8 + 1, 3_000_001):
+                x = random(size)
+                a = cw.asarray(x, device="cuda:0")
+                before = staged()
+                b = a.to("cuda:1")
+                assert b.device == "cuda:1" and (b.to("cpu").numpy() == x).all(), size
+                assert staged() - before == x.nbytes
+                c = b.to("cuda:0")
+                assert (c.to("cpu").numpy() == x).all()
+            assert figure("mover_starts") == 0  # this process sees both
+        """)
+        assert not movers(tmp_path / "b")
+
+
+def test_the_mover_copies_between_gpus(tmp_path):
+    with world(tmp_path / "b", no_peer="all", CAUSEWAY_ROUTE="mover") as run:
+        run("""
+            for size in (1, 1000, 3_000_001):
+                x = random(size)
+                a = cw.asarray(x, device="cuda:0")
+                b = a.to("cuda:1")
+                assert (b.to("cpu").numpy() == x).all()
+                b[...] = x + 1
+                a.copy_from(b)
+                assert (a.to("cpu").numpy() == x + 1).all()
+            assert figure("mover_starts") == 1 and figure("jobs_done") == 6
+            assert staged() == 2 * 8 * (1 + 1000 + 3_000_001)
+        """)
+        assert len(movers(tmp_path / "b")) == 1
+
+
+def test_an_array_on_a_hidden_gpu_comes_by_the_mover(tmp_path):
+    with world(tmp_path / "b", no_peer="all") as run:
+        run("""
+            x = random((50, 7))
+            w = cw.put("far", cw.asarray(x, device="cuda:1"))
+            part = cw.put("part", w[10:20])
+            other = '''if True:
+                import numpy as np, causeway as cw
+                x = np.random.default_rng(1).random((50, 7))
+                for device in ("cpu", "cuda:0"):
+                    here = cw.get("far", device=device)
+                    assert here.device == device and (here.to("cpu").numpy() == x).all()
+                    here[...] = 0  # a copy
+                    assert (cw.get("part", device=device).to("cpu").numpy() == x[10:20]).all()
+            '''
+            subprocess.run([sys.executable, "-c", other], check=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": "0"})
+            assert (w.to("cpu").numpy() == x).all()
+            assert figure("jobs_done") == 4 and figure("mover_starts") == 1
+        """)
+
+
+def test_a_forked_child_copies_gpu_arrays_by_the_mover(tmp_path):
+    with world(tmp_path / "b") as run:
+        run("""
+            x = random(1000)
+            w = cw.put("far", cw.asarray(x, device="cuda:0"))
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    os._exit(not (cw.get("far", device="cpu").numpy() == x).all())
+                finally:
+                    os._exit(2)
+            assert os.waitpid(pid, 0)[1] == 0
+        """)

@@ -199,6 +199,20 @@ static void abandon(struct stage *stage, const struct cw_gpu *to, struct landing
     }
 }
 
+/* Waits for a copy. The source's context may be broken, which an event of the target's does not
+ * tell. */
+static CUresult await(const struct stage *stage, CUevent end) {
+    const struct cw_cuda *cuda = stage->from->cuda;
+    CUresult result = cuda->cuEventSynchronize(end), source = CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS)
+        source = cuda->cuCtxPushCurrent(stage->from->context);
+    if (result == CUDA_SUCCESS && source == CUDA_SUCCESS) {
+        source = cuda->cuStreamQuery(stage->out);
+        cw_gpu_leave(stage->from);
+    }
+    return result != CUDA_SUCCESS || source == CUDA_ERROR_NOT_READY ? result : source; /* others' copies go on */
+}
+
 int cw_stage_copy(struct cw_gpu *to, CUdeviceptr target, struct cw_gpu *from, CUdeviceptr source,
                   uint64_t size_bytes, CUstream stream) {
     const struct cw_cuda *cuda = from->cuda;
@@ -223,7 +237,7 @@ int cw_stage_copy(struct cw_gpu *to, CUdeviceptr target, struct cw_gpu *from, CU
         abandon(stage, to, landing);
     pthread_mutex_unlock(&stage->lock);
     if (result == CUDA_SUCCESS) {
-        result = stream ? cuda->cuStreamWaitEvent(stream, end, 0) : cuda->cuEventSynchronize(end);
+        result = stream ? cuda->cuStreamWaitEvent(stream, end, 0) : await(stage, end);
         cuda->cuEventDestroy(end);
     }
     return result == CUDA_SUCCESS

@@ -8,7 +8,6 @@ from mover_support import movers, world
 
 cuda_support.require()
 two = pytest.mark.skipif(cuda_support.REAL and cuda_support.real_gpus() < 2, reason="no second GPU")
-double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double's faults")
 pytestmark = two
 
 # Two GPUs that cannot reach each other; on real ones the way is forced.
@@ -83,3 +82,42 @@ def test_a_forked_child_copies_gpu_arrays_by_the_mover(tmp_path):
                     os._exit(2)
             assert os.waitpid(pid, 0)[1] == 0
         """)
+
+
+def test_a_staged_copy_is_given_to_a_stream(tmp_path):
+    with world(tmp_path / "b", **APART, faults="copy=delay:30000") as run:
+        run("""
+            import ctypes
+            cuda = ctypes.CDLL(os.environ.get("CAUSEWAY_CUDA_DRIVER", "libcuda.so.1"))
+            a = cw.asarray(random(4_000_001), device="cuda:0")
+            b = cw.empty(a.shape, a.dtype, device="cuda:1")
+            context, stream = ctypes.c_void_p(), ctypes.c_void_p()
+            assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+            assert cuda.cuCtxSetCurrent(context) == 0
+            assert cuda.cuStreamCreate(ctypes.byref(stream), 1) == 0
+            for seed in range(3):
+                x = random(4_000_001, seed)
+                a.copy_from(x)  # after the copy before, which reads it
+                b.copy_from(a, stream=stream.value)
+                if cuda.cuStreamQuery(stream) != 0:
+                    print("under way")
+                b.wait()
+                assert (b.to("cpu").numpy() == x).all(), seed
+            begun = staged()
+            b.copy_from(a, stream=stream.value)
+            with a.writing(stream.value):
+                pass  # the stream itself comes after the copy
+            assert cuda.cuStreamSynchronize(stream) == 0
+            assert (b.to("cpu").numpy() == x).all() and staged() - begun == x.nbytes
+        """)
+
+
+def test_an_unknown_route_is_refused(tmp_path):
+    with world(tmp_path / "b", CAUSEWAY_ROUTE="teleport") as run:
+        run("""
+            a = cw.zeros(3, device="cuda:0")
+            try: a.to("cuda:1")
+            except ValueError as error: assert "teleport" in str(error) and "staged" in str(error)
+            else: raise AssertionError
+        """)
+

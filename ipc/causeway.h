@@ -262,11 +262,15 @@ typedef struct cw_link_info {
     int reaches;               /* one GPU can use the other's memory (a GPU its own) */
     int rank;                  /* of the driver: the lower, the faster; -1 unknown */
     int atomics;               /* atomic operations work across the link */
-    uint64_t bytes_per_second; /* measured; 0: not measured */
+    int route;                 /* 1 the same GPU, 2 its copy engine, 3 staged: through the host */
+    uint64_t bytes_per_second; /* by that route, measured; 0: not measured */
 } cw_link_info;
-/* How the GPU from reaches the memory of the GPU to. measured 1: copies between them for some
+/* How bytes get from the GPU from to the GPU to. measured 1: copies between them for some
  * milliseconds, which takes memory and a context on both. -ENODEV, -EDQUOT. */
 int cw_link_stat(int from, int to, int measured, cw_link_info *out);
+/* The same as the broker knows it, who keeps it for the node. Where nobody has measured yet this
+ * call does. -ENODEV, -EDQUOT, -ECONNRESET. */
+int cw_link_known(cw_client *client, int from, int to, cw_link_info *out);
 
 /* ---- GPU work in order: arrays that streams of several processes use ---- */
 

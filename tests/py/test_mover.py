@@ -121,3 +121,25 @@ def test_an_unknown_route_is_refused(tmp_path):
             else: raise AssertionError
         """)
 
+
+
+def test_routes_are_measured_once_and_kept_by_the_broker(tmp_path):
+    forced = {"no_peer": "0-1", "devices": 3} if not cuda_support.REAL else {}
+    with world(tmp_path / "b", **forced) as run:
+        run("""
+            def topo():
+                return json.loads(subprocess.run([os.environ["CAUSEWAY_COMMAND"], "topo", "--json"], check=True, capture_output=True).stdout)
+            cw.put("here", 1)  # a broker runs
+            told, again = topo(), topo()
+            assert [link["bytes_per_second"] for link in told["links"]] == [link["bytes_per_second"] for link in again["links"]]
+            ways = {(link["from"], link["to"]): link for link in told["links"]}
+            assert all(link["bytes_per_second"] > 0 for link in told["links"])
+            if "CAUSEWAY_CUDA_DRIVER" in os.environ:
+                assert {pair: link["route"] for pair, link in ways.items()} == {
+                    (i, j): "same" if i == j else "staged" if {i, j} == {0, 1} else "peer" for i in range(3) for j in range(3)
+                }
+            # Another mask has other numbers, and the same ways.
+            os.environ["CUDA_VISIBLE_DEVICES"] = "1,0"
+            other = {(link["from"], link["to"]): link for link in topo()["links"]}
+            assert other[0, 1]["bytes_per_second"] == ways[1, 0]["bytes_per_second"] and len(other) == 4
+        """)

@@ -100,7 +100,14 @@ enum cw_array_flags {
      * page that is written takes memory of this process.
      */
     CW_PRIVATE = 16,
-    CW_POOL = 32 /* cw_array_new: another allocator carves it; its pieces are lent, see below */
+    CW_POOL = 32, /* cw_array_new: another allocator carves it; its pieces are lent, see below */
+    /*
+     * cw_array_new, on a GPU: when an allocation of this process there would fail, the array's bytes
+     * go to host memory, those first that were used last the longest time ago, and come back at the
+     * next use. Not while it is used, and never again once another process may know of it (a name, a
+     * handle, a fork). See cw_array_pin() for its address.
+     */
+    CW_EVICTABLE = 64
 };
 /*
  * Allocates an unnamed array on device ("cpu"). The caller owns *out: cw_array_close(). Asks the
@@ -196,6 +203,10 @@ int cw_array_read(const cw_array *array, uint64_t offset_bytes, void *destinatio
  */
 int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
                   uint64_t size_bytes, void *stream);
+/* As a stream of cw_array_copy(): one of the library's own, where the target lies on a GPU; else
+ * NULL is meant. A host array that is the source must stay open until the copy is complete, which
+ * cw_array_wait() of the target tells. */
+#define CW_STREAM_OWN ((void *)-1)
 /*
  * The same with memory of this process that is not ours: host memory (gpu -1), or GPU memory of any
  * library on the GPU of that number.
@@ -204,6 +215,17 @@ int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source
                      uint64_t size_bytes, void *stream);
 int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int gpu,
                       uint64_t size_bytes, void *stream);
+
+/*
+ * Brings an array with CW_EVICTABLE back if it is away, and keeps it where it is until as many
+ * cw_array_unpin(): only so long cw_array_data() holds. Calls that work on the array do this by
+ * themselves, and the sections from begin to end. The copy back is put in order as the work of a
+ * stream. Other arrays: nothing to be done, 0. -EDQUOT: no room for it; it stays away, whole.
+ */
+int cw_array_pin(cw_array *array);
+void cw_array_unpin(cw_array *array);
+/* 1 while the bytes of an array with CW_EVICTABLE are in host memory. */
+int cw_array_away(const cw_array *array);
 
 /* ---- loans: arrays that another allocator carves out of an array of ours ---- */
 

@@ -116,6 +116,7 @@ struct cw_heap { /* allocation on one device */
     struct cw_carver foreign; /* somebody else's memory: one block a slab, never carved */
     uint64_t next_slab_bytes;
     uint64_t cached_bytes, cache_limit_bytes; /* entirely free slabs that are kept */
+    bool hoards; /* keep what becomes free beyond the limit: it is about to be used */
     struct cw_extent *pending;                /* published, dropped, not yet back */
     uint64_t pending_count;
     uint64_t reclaimed_seen;    /* session->reclaimed as last looked at */
@@ -167,6 +168,9 @@ struct cw_client {
     struct cw_leases leases;
     struct cw_fences *fences;            /* fence.h; NULL until first used */
     struct cw_loan *loans, *loans_ended; /* loan.c */
+    struct cw_evictable *evictables;     /* evict.h */
+    pthread_cond_t moved;                /* one of them has left or come back */
+    uint64_t uses, evictions;
     struct cw_heap heap;  /* of host memory; behind it those of GPUs, each made when first used */
     cw_array *array_pool; /* closed structs, kept for the next */
     uint32_t array_pool_count;
@@ -202,6 +206,9 @@ struct cw_array {
     uint8_t *data;         /* element 0 */
     uint32_t ndim, itemsize;
     bool readonly;
+    uint64_t origin_bytes;       /* of element 0, from the lowest byte */
+    struct cw_evictable *evict;  /* evict.h; NULL: it stays where it is. While its bytes are away
+                                  * slab, home_slab, bytes and data are NULL */
     struct cw_mapping own_pages; /* CW_PRIVATE: where bytes lie; else base NULL */
     uint64_t own_pages_begin;    /* in the slab */
     int64_t *shape, *strides;

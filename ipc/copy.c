@@ -282,6 +282,20 @@ static int stream_for_mover(const struct end *target, const struct end *source, 
     return code;
 }
 
+/* CW_STREAM_OWN: a stream of ours on the GPU that has an end of the copy; none where both ends are
+ * host memory, or where nobody could tell when the host's end is complete. */
+static int own_stream(const struct end *target, const struct end *source, void **stream) {
+    struct cw_gpu *gpu;
+    *stream = NULL;
+    if (target->gpu < 0)
+        return 0;
+    (void)source;
+    int code = cw_gpu_get(target->gpu, &gpu);
+    if (code == 0)
+        *stream = gpu->ahead;
+    return code;
+}
+
 int cw_copy_unordered(cw_array *target, cw_array *source, uint64_t size_bytes) {
     const struct end to = end_of(target, 0), from = end_of(source, 0);
     return copy(target->client, &to, &from, size_bytes, NULL, true);
@@ -289,15 +303,17 @@ int cw_copy_unordered(cw_array *target, cw_array *source, uint64_t size_bytes) {
 
 /* ---- the public calls ---- */
 
-int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
-                  uint64_t size_bytes, void *stream) {
+static int copy_arrays(cw_array *target, uint64_t target_bytes, cw_array *source,
+                       uint64_t source_bytes, uint64_t size_bytes, void *stream) {
     int code = check_target(target, target_bytes, size_bytes);
     if (code == 0)
         code = check_range(source, source_bytes, size_bytes);
     if (code)
         return code;
     const struct end to = end_of(target, target_bytes), from = end_of(source, source_bytes);
-    if (!stream)
+    if (stream == CW_STREAM_OWN)
+        code = own_stream(&to, &from, &stream);
+    if (code == 0 && !stream)
         code = stream_for_mover(&to, &from, &stream);
     if (code == 0)
         code = begin(target, source, stream);
@@ -306,8 +322,22 @@ int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uin
     return end(target, source, stream, copy(target->client, &to, &from, size_bytes, stream, false));
 }
 
-int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source, int gpu,
-                     uint64_t size_bytes, void *stream) {
+int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
+                  uint64_t size_bytes, void *stream) {
+    int code = cw_array_pin(target);
+    if (code)
+        return code;
+    code = cw_array_pin(source);
+    if (code == 0) {
+        code = copy_arrays(target, target_bytes, source, source_bytes, size_bytes, stream);
+        cw_array_unpin(source);
+    }
+    cw_array_unpin(target);
+    return code;
+}
+
+static int copy_in(cw_array *target, uint64_t target_bytes, const void *source, int gpu,
+                   uint64_t size_bytes, void *stream) {
     int code = check_target(target, target_bytes, size_bytes);
     if (code == 0 && !source && size_bytes)
         code = cw_fail(-EINVAL, "memory to copy from is needed, NULL was given");
@@ -321,8 +351,18 @@ int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source
     return end(target, NULL, stream, copy(target->client, &to, &from, size_bytes, stream, false));
 }
 
-int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int gpu,
-                      uint64_t size_bytes, void *stream) {
+int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source, int gpu,
+                     uint64_t size_bytes, void *stream) {
+    int code = cw_array_pin(target);
+    if (code)
+        return code;
+    code = copy_in(target, target_bytes, source, gpu, size_bytes, stream);
+    cw_array_unpin(target);
+    return code;
+}
+
+static int copy_out(cw_array *source, uint64_t source_bytes, void *target, int gpu,
+                    uint64_t size_bytes, void *stream) {
     int code = check_range(source, source_bytes, size_bytes);
     if (code == 0 && !target && size_bytes)
         code = cw_fail(-EINVAL, "memory to copy into is needed, NULL was given");
@@ -334,6 +374,16 @@ int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int
     if (code)
         return code;
     return end(NULL, source, stream, copy(source->client, &to, &from, size_bytes, stream, false));
+}
+
+int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int gpu,
+                      uint64_t size_bytes, void *stream) {
+    int code = cw_array_pin(source);
+    if (code)
+        return code;
+    code = copy_out(source, source_bytes, target, gpu, size_bytes, stream);
+    cw_array_unpin(source);
+    return code;
 }
 
 int cw_array_write(cw_array *array, uint64_t offset_bytes, const void *source,

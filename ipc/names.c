@@ -113,8 +113,8 @@ static int put_view(const cw_array *array, const cw_layout *layout, uint64_t off
     return 0;
 }
 
-int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
-                 uint64_t offset_bytes) {
+static int put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
+               uint64_t offset_bytes) {
     struct key key;
     struct cw_shape shape;
     uint8_t meta[CW_META_BYTES_MAX];
@@ -155,6 +155,16 @@ int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_lay
         cw_heap_collect(client, false);
         pthread_mutex_unlock(&client->lock);
     }
+    return code;
+}
+
+int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
+                 uint64_t offset_bytes) {
+    int code = cw_array_pin(array); /* once others may know of it, it stays */
+    if (code)
+        return code;
+    code = put(array, name, flags, layout, offset_bytes);
+    cw_array_unpin(array);
     return code;
 }
 

@@ -45,6 +45,8 @@ for again in range(2):
         assert not w.away and sum(w.away for w in all) == 2
 all[3].close(); all[4].close()
 assert holds(all[1], 1) and holds(all[2], 2)
+for seed in (0, 1, 2, 5, 6):
+    assert holds(all[seed], seed)
 assert not any(w.away for w in all if not w.closed)  # there is room for five
 """
         )

@@ -33,10 +33,10 @@
  *
  * Groups. A task stays in its group's queue while at most CW_DISPATCH_STEAL_BEYOND tasks are READY
  * there for each worker of the group; what is beyond that, a worker of another group may take that
- * finds nothing in its own queue. Which worker is in which group is written down by the parent
- * before it starts the worker (assign), or by the worker when it opens, and deleted when it is
- * buried: no count that a dead one would have to lower. A group without workers has the bound 0:
- * nothing of it can be stranded.
+ * finds nothing in its own queue, and has not for a moment (CW_DISPATCH_PATIENCE_NS). Which worker
+ * is in which group is written down by the parent before it starts the worker (assign), or by the
+ * worker when it opens, and deleted when it is buried: no count that a dead one would have to
+ * lower. A group without workers has the bound 0: nothing of it can be stranded.
  *
  * Waiting. A worker that finds nothing spins if one of its group's few places for spinners is free
  * (they are words that name it), then sleeps on its own word. The parent wakes a sleeper of the
@@ -52,7 +52,7 @@
  * The same across groups: who submits beyond the bound also wakes a sleeper of another group; who
  * goes to sleep looks at all queues after it has announced it; who was counted on looks at all
  * queues with its task in hand, and wakes one who may steal if there is something to steal. In a
- * burial the bound falls (T42): those who may steal now are woken.
+ * burial the bound falls (T47): those who may steal now are woken.
  *
  * All seq_cst: in their single order one sees the other. Threads of the parent that wait for
  * answers count themselves as listeners and sleep at one bell; where nobody listens the worker
@@ -98,9 +98,15 @@
 #define CW_DISPATCH_CELLS_MAX   65536u
 #define CW_DISPATCH_WORKERS_MAX 4095u
 #define CW_DISPATCH_GROUPS_MAX  64u
+#ifndef CW_DISPATCH_STEAL_BEYOND /* the model check has its own */
 /* READY tasks of a group for each of its workers that no other group takes. Two: one that the
  * worker takes next, one whose inputs are on their way to it meanwhile. */
 #define CW_DISPATCH_STEAL_BEYOND 2u
+#endif
+/* So long a worker has found nothing in its own queue before it takes another group's: a task that
+ * it takes from there costs more (what it needs lies elsewhere), and that group may only have been
+ * kept from running for a moment. */
+#define CW_DISPATCH_PATIENCE_NS 5000000
 
 enum cw_cell_state { CW_CELL_FREE, CW_CELL_READY, CW_CELL_TAKEN, CW_CELL_DONE };
 enum cw_worker_order { CW_ORDER_NONE, CW_ORDER_LEAVE };
@@ -153,6 +159,8 @@ struct cw_dispatch_view { /* private: where the shared parts lie */
     uint32_t spinners; /* how many of a group may spin: 0 to CW_DISPATCH_SPINNERS */
     uint32_t group;    /* a worker's own */
     bool must_sleep;   /* a worker: not to spin just now */
+    int64_t *idle_ns;  /* a worker: since when it has found nothing of its own, 0: it has; NULL: it
+                          has no patience, and takes others' tasks at once */
 };
 struct cw_dispatch_parent { /* private to the parent; one thread at a time */
     struct cw_dispatch_view view;

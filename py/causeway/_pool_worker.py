@@ -116,6 +116,7 @@ class _Handler:
         self._store = BlockStore(_KEEP_BYTES)
         self._encoder = wire.Encoder(self._store, _dispatch.WORDS_MAX, transit=True)
         self._arguments = Arguments()
+        self._leaving = Leaving(end, self._failed_to_leave)
 
     def load_function(self, pickled: bytes) -> Any:
         """A function that is new here."""
@@ -126,16 +127,17 @@ class _Handler:
         sweep()
         try:
             value = self._call(data, function)
-        except BaseException:
-            self._arguments.raised()
-            raise
-        for result in self._arguments.returned():
-            result.copy()
+        finally:
+            results = self._arguments.returned()
+        if results:
+            token = self._end.defer()
+            self._leaving.put(results, token, None if value is None else self.encode_value(value))
+            return None
         return value
 
     def _call(self, data: memoryview, function: Any) -> Any:
         constants_before = met.count
-        message = self._arguments.read(data)
+        message = self._arguments.read(data, self._end.place)
         self._end.extra_in = message.block_bytes
         if function is None:
             function, args = wire.loads(message)

@@ -12,11 +12,30 @@ GROUPS_MAX: int
 def watch(pidfd: int, status: int, /) -> None: ...
 def pool_bytes(workers: int, cells: int, groups: int, /) -> int: ...
 def pool_allocate(nbytes: int, /) -> int: ...
+def small_dump(obj: Any, /) -> bytes | None: ...
+def small_load(pickled: bytes, /) -> tuple[Any, ...]: ...
 def set_numpy(array: type, scalars: tuple[type, ...], /) -> None: ...
 
 Described = tuple[int, int, int] | None
 # (owner, number, worker, kind, data, cell, held)
 Told = tuple[Any, int, int, int, Any, int, Any]
+
+class Outcome:
+    engine: Any
+    owner: Any
+    function: Any
+    found: Any
+    described: Described
+    settled: bool
+    _call: Any
+    _state: str
+    _result: Any
+    _exception: BaseException | None
+    _made: Any
+    _cell: int
+    _success: bool
+    _ended: bool
+    def finish(self, value: Any, exception: BaseException | None, /) -> bool: ...
 
 class Dispatch:
     under_way: int
@@ -68,6 +87,21 @@ class Dispatch:
         group: int = 0,
         /,
     ) -> tuple[int, int]: ...
+    def share(
+        self, pinned: dict[Any, Any], kinds: tuple[type, ...], pending: Any, waiters: set[int], /
+    ) -> None: ...
+    def begin(
+        self,
+        kind: type,
+        engine: Any,
+        owner: Any,
+        function: Any,
+        args: tuple[Any, ...],
+        named: dict[str, Any] | None,
+        /,
+    ) -> Any: ...
+    def wait(self, outcome: Outcome, seconds: float | None, /) -> None: ...
+    def pump(self) -> bool: ...
     def withdraw(self, cell: int, owner: Any, /) -> Told | None: ...
     def withdraw_all(self, owner: Any, /) -> list[Told]: ...
     def collect(self) -> None: ...

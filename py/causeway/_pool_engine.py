@@ -2,7 +2,7 @@
 
 Threads of the parent
     callers     submit on their own threads; who waits for a result listens for answers and sees to all that come,
-                its own and others'
+                its own and others'; who submits many sees to plain answers in passing
     helper      (_pool_helper) sees to answers while nobody listens, to deaths, time limits, the end
     watcher     (_pool_crew) sleeps on the workers' pidfds, tells the helper who died
     callbacks   (_pool_callbacks) runs the callbacks; started when there is one
@@ -33,7 +33,7 @@ from causeway._pool_functions import Functions
 from causeway._pool_helper import Helper
 from causeway._pool_imap import IMapIterator
 from causeway._pool_incoming import Incoming, decoded, drop
-from causeway._pool_jobs import Job, Source, Task
+from causeway._pool_jobs import Job, Outcome, Source, Task
 from causeway._pool_options import Options
 from causeway._pool_outgoing import Outgoing
 from causeway._pool_shared import Shared, recurring
@@ -49,6 +49,10 @@ _READ_AHEAD = 4  # tasks for each worker that imap reads ahead of what is done
 _SLICE_SECONDS = (
     1.0  # a signal may come just before the sleep: who waits for ever looks up now and then
 )
+
+
+def _nothing_begins(*_: Any) -> None:
+    """The quick way of a Pool that takes no more work: the other way says why."""
 
 
 class Engine:
@@ -73,6 +77,12 @@ class Engine:
         self._outgoing = Outgoing(self._crew, self._store, self._refusal)
         incoming.connect(self._crew, self._outgoing)
         self.functions = Functions(self.dispatch.put_function, self._crew.main)
+        self.dispatch.share(
+            self.functions.pinned, self.functions.kinds, self._outgoing.pending, self._waiters
+        )
+        # (class, self, owner, function, args, kwargs): an Outcome of that class, submitted; None: it must go by
+        # submit(), and nothing was done.
+        self.begin: Callable[..., Any] = self.dispatch.begin
         self._helper = Helper(self, self._crew, self._outgoing, self._store)
         self._crew.start_all()
         self._at_exit = util.Finalize(None, self.terminate, exitpriority=15)
@@ -163,9 +173,12 @@ class Engine:
             daemon=True,
         ).start()
 
-    def wait_for(self, job: Job, timeout: float | None) -> None:
+    def wait_for(self, job: Job | Outcome, timeout: float | None) -> None:
         """Waits until a job has settled, or timeout seconds."""
-        self.wait_until(lambda: job.settled, timeout)
+        if isinstance(job, Outcome):
+            self.dispatch.wait(job, timeout)
+        else:
+            self.wait_until(lambda: job.settled, timeout)
 
     def wait_until(self, seen: Callable[[], bool], timeout: float | None) -> bool:
         """Waits for answers, and sees to them, until seen() is true, or timeout seconds. Whether it is."""
@@ -234,6 +247,7 @@ class Engine:
     def close(self) -> None:
         """No more work; workers end when all is done."""
         with self._lock:
+            self.begin = _nothing_begins
             if self.state == RUN:
                 self.state = CLOSE
             feeding = list(self._feeding)
@@ -246,6 +260,7 @@ class Engine:
         if os.getpid() != self.pid:
             return
         with self._lock:
+            self.begin = _nothing_begins
             self.state = TERMINATE
         self._crew.terminate()
         self.wake()
@@ -320,6 +335,7 @@ class Engine:
 
     def fail(self, error: BaseException) -> None:
         """Nothing works any more. Any thread."""
+        self.begin = _nothing_begins
         self._error = self._error or error
         self.wake()
 
@@ -327,6 +343,7 @@ class Engine:
         """Nothing is sent from now on: whether it was closed and all is done, and the jobs whose input is read."""
         with self._lock:
             closed = self.state == CLOSE and self._error is None and not self.abandoned
+            self.begin = _nothing_begins
             self.state = TERMINATE
             self._over = True
             feeding: list[Job] = list(self._feeding)

@@ -181,7 +181,7 @@ class Helper:
         """Ends every worker, then every job that is not done."""
         engine = self._engine
         closed, aborted = engine.begin_end()
-        aborted.extend(work.job for work in self._outgoing.take_all())
+        aborted.extend(self._outgoing.take_all())
         try:
             dead = self._crew.end_all()
         except Exception as error:

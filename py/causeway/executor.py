@@ -166,6 +166,11 @@ class Executor(futures.Executor):
         ...     executor.submit(sorted, [3, 1, 2], reverse=True).result(timeout=60)
         [3, 2, 1]
         """
+        running = self._engine
+        if running is not None:
+            begun: Future | None = running.begin(Future, running, self, fn, args, kwargs)
+            if begun is not None:
+                return begun
         engine = self._running()
         call = (args, kwargs) if kwargs else (args,)
         future = Future(engine, self, fn, call)

@@ -149,6 +149,10 @@ class Pool:
             error_callback: called with the exception.
         """
         engine = self._engine
+        if callback is None and error_callback is None and type(args) is tuple:
+            begun: AsyncResult | None = engine.begin(AsyncResult, engine, self, func, args, kwds)
+            if begun is not None:
+                return begun
         engine.check_running()
         call = (tuple(args), kwds) if kwds else (tuple(args),)
         result = AsyncResult(engine, self, func, callback, error_callback, call)

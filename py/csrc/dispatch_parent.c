@@ -82,6 +82,11 @@ static int dispatch_init(PyObject *self, PyObject *args, PyObject *kwds) {
 static int dispatch_traverse(PyObject *self, visitproc visit, void *arg) {
     Dispatch *d = (Dispatch *)self;
     Py_VISIT(d->deliver);
+    Py_VISIT(d->pinned);
+    Py_VISIT(d->kinds);
+    Py_VISIT(d->pending);
+    Py_VISIT(d->waiters);
+    Py_VISIT(d->late);
     for (uint32_t i = 0; d->entries && i < d->cells; i++)
         Py_VISIT(d->entries[i].owner);
     for (uint32_t i = 0; d->entries && i < d->cells; i++)
@@ -93,6 +98,11 @@ static int dispatch_traverse(PyObject *self, visitproc visit, void *arg) {
 static int dispatch_clear(PyObject *self) {
     Dispatch *d = (Dispatch *)self;
     Py_CLEAR(d->deliver);
+    Py_CLEAR(d->pinned);
+    Py_CLEAR(d->kinds);
+    Py_CLEAR(d->pending);
+    Py_CLEAR(d->waiters);
+    Py_CLEAR(d->late);
     for (uint32_t i = 0; d->entries && i < d->cells; i++)
         Py_CLEAR(d->entries[i].owner);
     for (uint32_t i = 0; d->entries && i < d->cells; i++)
@@ -265,6 +275,14 @@ static PyMethodDef methods[] = {
     {"submit_chunks", dispatch_submit_chunks, METH_VARARGS,
      "(work, owner, number, kind, function, items, chunksize, most, group=0): (sent, 0 or why it "
      "stopped); sets work.sent."},
+    {"share", dispatch_share, METH_VARARGS,
+     "(pinned, kinds, pending, waiters): what the engine keeps and the quick way looks at."},
+    {"begin", (PyCFunction)(void (*)(void))dispatch_begin, METH_FASTCALL,
+     "(class, engine, owner, function, args, kwargs): the Outcome, submitted; None: no quick one."},
+    {"wait", (PyCFunction)(void (*)(void))dispatch_wait, METH_FASTCALL,
+     "(outcome, seconds): until it has ended, or so long; delivers."},
+    {"pump", dispatch_pump, METH_NOARGS,
+     "Sends quick ones that wait first: whether what is first now is another one."},
     {"withdraw", dispatch_withdraw, METH_VARARGS,
      "(cell, owner): what it was, as delivered; None: it was taken."},
     {"withdraw_all", dispatch_withdraw_all, METH_O,

@@ -249,6 +249,28 @@ typedef struct cw_device_info {
  * -EINVAL. */
 int cw_device_stat(const char *device, cw_device_info *out);
 
+typedef struct cw_device_place {
+    char name[64];
+    char uuid[41]; /* as CUDA_VISIBLE_DEVICES takes it: GPU-..., or MIG-... of a part of a GPU */
+    char bus[32];  /* where it is plugged in, as sysfs has it: "0000:4e:00.0"; "" unknown */
+    uint32_t multiprocessors;
+} cw_device_place;
+/* Which GPU a "cuda:N" is, and where; takes no GPU memory. -ENODEV, -EINVAL (also for "cpu"). */
+int cw_device_place_of(const char *device, cw_device_place *out);
+/* Waits on the CPU for all work of this process on a GPU; at once where the process has no context
+ * there. -ENODEV: the context is broken, by which error the sentence says; nothing of this process
+ * works on that GPU any more. */
+int cw_device_settle(int gpu);
+/*
+ * A part of a GPU's multiprocessors for this process: the GPU is cut into parts of so many (at
+ * least; the driver rounds up), and the one of this number, from 0 on, is taken. *stream, a
+ * CUstream that lives as long as the process: work that is given to it runs on the part alone.
+ * *got: how many it has. Opens a
+ * context, and makes it current on this thread if none is. -ENODEV: the driver has no green
+ * contexts (CUDA 12.5 or later has), or the GPU cannot be cut; -EDQUOT: it has no such part.
+ */
+int cw_device_part(int gpu, uint32_t multiprocessors, uint32_t part, void **stream, uint32_t *got);
+
 typedef struct cw_link_info {
     int reaches;               /* one GPU can use the other's memory (a GPU its own) */
     int rank;                  /* of the driver: the lower, the faster; -1 unknown */

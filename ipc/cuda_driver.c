@@ -22,6 +22,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct cw_cuda table;
+static void *opened; /* the driver's library; constant once the table is published */
 static cw_a32 state; /* private: 0 not open, 1 open, 2 a child of a process that had it open */
 
 enum { CLOSED, OPEN, FORKED };
@@ -99,6 +100,7 @@ static int open_driver(void) {
                        "no CUDA driver here (%s): use device=\"cpu\", or install NVIDIA's driver, "
                        "or name its library in CAUSEWAY_CUDA_DRIVER",
                        dlerror());
+    opened = library;
     int code = load_calls(library, path, &table);
     if (code == 0)
         code = start(&table, path);
@@ -129,6 +131,10 @@ int cw_cuda_open(const struct cw_cuda **out) {
 
 const struct cw_cuda *cw_cuda_opened(void) {
     return CW_LOAD(V1, &state, acquire) == OPEN ? &table : NULL;
+}
+
+void *cw_cuda_symbol(const char *name) {
+    return cw_cuda_opened() ? dlsym(opened, name) : NULL;
 }
 
 int cw_cuda_tell(const struct cw_cuda *cuda, CUresult result, const char *format, ...) {

@@ -38,6 +38,9 @@ int cw_cuda_open(const struct cw_cuda **out);
 /* The driver if this process has opened it and may use it, else NULL. For those that give back what
  * they got: in a forked child there is nothing to give back. Never blocks. */
 const struct cw_cuda *cw_cuda_opened(void);
+/* A call of the driver's that not all have, by its name; NULL: this one lacks it. After
+ * cw_cuda_open(). */
+void *cw_cuda_symbol(const char *name);
 
 /*
  * Turns a failed call into our code and this thread's text: "WHAT: CUDA_ERROR_NAME, sentence".

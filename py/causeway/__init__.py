@@ -32,6 +32,7 @@ from causeway.errors import (
     WorkerDied,
 )
 from causeway.name import get, names, put, remove, wait
+from causeway.stream import current_stream
 from causeway.transfers import In, InOut, Out
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ __all__ = [
     "asarray",
     "connect",
     "constant",
+    "current_stream",
     "devices",
     "empty",
     "full",

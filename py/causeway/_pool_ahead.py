@@ -11,8 +11,9 @@ that place, or to nobody. Nothing is ever bound to this worker: looking changes 
 What is dropped, when: as long as a task runs, the worker takes no other. So what is kept and is not among the next tasks, by
 a look that began and ended within one running task, was taken by others.
 
-Bounds: TASKS_AHEAD tasks, and `limit_bytes` of the GPU's memory in all. What does not fit is brought when its task is
-taken. If memory runs out, what is kept is given back first (`give_way`).
+Bounds: TASKS_AHEAD tasks, and one part of SHARE of the GPU's memory in all. What does not fit is brought when its task is
+taken. If memory runs out, what is kept is given back first (`give_way`). Several workers of one GPU do not look ahead: all
+would bring the same tasks, and one copies anyway while the others compute.
 
 Owner: the thread, for the copy that it makes; the lock, for what is kept. Errors here are nobody's: who takes the task
 makes the copy itself, and tells. If the process dies, its leases end, and nothing else knew of it. A source that
@@ -33,7 +34,7 @@ from causeway.views import Lease
 __all__ = ["SHARE", "TASKS_AHEAD", "Ahead"]
 
 TASKS_AHEAD = 2
-SHARE = 8  # of the GPU's memory: one part of so many is the limit for all its workers
+SHARE = 8  # one part of so many of the GPU's memory
 _LOOK_SECONDS, _LOOK_MOST_SECONDS = 0.0005, 0.02  # between looks for tasks that have come since
 _IDLE_SECONDS = 0.1  # a worker without a task keeps nothing for longer
 
@@ -54,10 +55,10 @@ class Ahead:
     Args:
         end: the worker's end.
         device: its GPU.
-        limit_bytes: of memory there.
+        limit_bytes: of memory there; None: one part of SHARE.
     """
 
-    def __init__(self, end: Any, device: Device, limit_bytes: int) -> None:
+    def __init__(self, end: Any, device: Device, limit_bytes: int | None = None) -> None:
         self._end = end
         self._device = device
         self._limit = limit_bytes
@@ -89,6 +90,8 @@ class Ahead:
         with self._changed:
             self._running = True
             if self._thread is None:
+                if self._limit is None:
+                    self._limit = self._device.memory_bytes // SHARE
                 self._thread = threading.Thread(
                     target=self._run, name="causeway-pool-ahead", daemon=True
                 )
@@ -181,7 +184,7 @@ class Ahead:
         with self._changed:
             kept = self._kept.get(place)
             known = kept is not None and number in kept.leases
-            if self._working != place or known or self._bytes + nbytes > self._limit:
+            if self._working != place or known or self._bytes + nbytes > (self._limit or 0):
                 return False
             if kept is None:
                 kept = self._kept[place] = _Kept()

@@ -29,6 +29,7 @@ from causeway import _pool_wire as wire
 from causeway._pool_buffers import BlockStore
 from causeway._pool_callbacks import Callbacks
 from causeway._pool_crew import Crew
+from causeway._pool_devices import Devices
 from causeway._pool_functions import Functions
 from causeway._pool_helper import Helper
 from causeway._pool_imap import IMapIterator
@@ -36,6 +37,7 @@ from causeway._pool_incoming import Incoming, decoded, drop
 from causeway._pool_jobs import Job, Outcome, Source, Task
 from causeway._pool_options import Options
 from causeway._pool_outgoing import Outgoing
+from causeway._pool_place import Placement
 from causeway._pool_shared import Shared, recurring
 from causeway.errors import Error
 
@@ -58,7 +60,14 @@ def _nothing_begins(*_: Any) -> None:
 class Engine:
     """Runs jobs on worker processes. `Pool` and `Executor` are its faces."""
 
-    def __init__(self, processes: int, context: Any, options: Options, daemon: bool = True) -> None:
+    def __init__(
+        self,
+        processes: int,
+        context: Any,
+        options: Options,
+        daemon: bool = True,
+        devices: Devices | None = None,
+    ) -> None:
         self.pid = os.getpid()
         self.state = RUN
         self.abandoned = False  # set without a lock by the Pool's finaliser
@@ -72,9 +81,11 @@ class Engine:
 
         self._callbacks = Callbacks()
         incoming = Incoming(self.fail)
-        self._crew = Crew(processes, context, options, daemon, incoming.deliver)
+        self._crew = Crew(processes, context, options, daemon, incoming.deliver, devices)
+        self.devices = devices
         self.dispatch = self._crew.dispatch
-        self._outgoing = Outgoing(self._crew, self._store, self._refusal)
+        self._placement = Placement(self._crew)
+        self._outgoing = Outgoing(self._crew, self._store, self._placement, self._refusal)
         incoming.connect(self._crew, self._outgoing)
         self.functions = Functions(self.dispatch.put_function, self._crew.main)
         self.dispatch.share(
@@ -115,7 +126,7 @@ class Engine:
         self, function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
         """One call, waited for. (value,), or None where it must go as a job (nothing was begun then)."""
-        if self._outgoing or self.options.retries:
+        if self._outgoing or self.options.retries or not self._crew.started:
             return None
         found = self.functions.find(function)
         if found is None:
@@ -123,7 +134,12 @@ class Engine:
         messages: list[bytes] = []
         try:
             answer = self.dispatch.call(
-                wire.APPLY, found.described, function, (args, named) if named else (args,), messages
+                wire.APPLY,
+                found.described,
+                function,
+                (args, named) if named else (args,),
+                messages,
+                self._placement.idlest(),
             )
             if answer is None:
                 return None
@@ -151,9 +167,16 @@ class Engine:
 
     def submit(self, job: Job, work: Task | Source) -> int:
         """Submits a job's work, or what there is room for. The cell of a single plain task, else -1."""
-        if type(work) is Task and not self._outgoing and job.described is not None:
+        at_once = self._crew.started and not self._outgoing
+        if at_once and type(work) is Task and job.described is not None:
             cell: int = self.dispatch.submit_plain(
-                None, job, work.number, work.kind, job.described, work.args
+                None,
+                job,
+                work.number,
+                work.kind,
+                job.described,
+                work.args,
+                self._placement.idlest(),
             )
             if cell >= 0:
                 return cell

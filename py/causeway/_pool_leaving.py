@@ -1,7 +1,7 @@
 """Results on their way out: a worker's next task runs while they leave the GPU.
 
 When a task's function has returned and its GPU work is complete, its results are handed to a thread, which copies them
-into the parent's blocks and then answers the task (`WorkerEnd.defer`). Meanwhile the worker takes the next one.
+into the parent's blocks and then answers the task (`defer` in csrc/dispatch_defer.c). Meanwhile the worker takes the next one.
 
 Invariant: a task is answered after the last byte of its results lies in the parent's memory, and once. What its function
 returned was pickled before the next task began, so that no task sees what a later one does to it.
@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
-
 from causeway._pool_staging import Result
 
 __all__ = ["RESULTS_LEAVING", "Leaving"]
@@ -34,12 +32,14 @@ class Leaving:
     """The results of a worker that leave.
 
     Args:
-        end: the worker's end.
+        answer: answers a task by the token that defer() gave for it.
         tell: an exception as a message.
     """
 
-    def __init__(self, end: Any, tell: Callable[[BaseException], Message]) -> None:
-        self._end = end
+    def __init__(
+        self, answer: Callable[[int, Message], None], tell: Callable[[Exception], Message]
+    ) -> None:
+        self._answer = answer
         self._tell = tell
         self._changed = threading.Condition()
         self._queue: list[tuple[list[Result], int, Message]] = []
@@ -64,6 +64,12 @@ class Leaving:
             self._queue.append((results, token, message))
             self._changed.notify_all()
 
+    def wait(self) -> None:
+        """Until all is answered."""
+        with self._changed:
+            while self._queue:
+                self._changed.wait()
+
     def _run(self) -> None:
         while True:
             with self._changed:
@@ -76,10 +82,7 @@ class Leaving:
             except Exception as error:
                 message = self._tell(error)
             results.clear()  # the parent may have its blocks back
-            if message is None:
-                self._end.answer(token, None)
-            else:
-                self._end.answer_message(token, message)
+            self._answer(token, message)
             with self._changed:
                 self._queue.pop(0)
                 self._changed.notify_all()

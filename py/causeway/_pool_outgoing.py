@@ -24,6 +24,7 @@ from causeway._pool_jobs import Job, Outcome, Source, Task, job_of
 if TYPE_CHECKING:
     from causeway._pool_buffers import BlockStore
     from causeway._pool_crew import Crew
+    from causeway._pool_place import Placement
 
 __all__ = ["Held", "Outgoing"]
 
@@ -53,13 +54,19 @@ class Outgoing:
     Args:
         crew: whose workers take it.
         store: where large arguments go.
+        placement: knows to which group of workers a task goes.
         refusal: why nothing is sent any more; None as long as it is.
     """
 
     def __init__(
-        self, crew: Crew, store: BlockStore, refusal: Callable[[], BaseException | None]
+        self,
+        crew: Crew,
+        store: BlockStore,
+        placement: Placement,
+        refusal: Callable[[], BaseException | None],
     ) -> None:
         self._crew = crew
+        self._placement = placement
         self._dispatch = crew.dispatch
         self._store = store
         self._refusal = refusal
@@ -163,7 +170,7 @@ class Outgoing:
             raise
 
     def _send_first(self) -> bool:
-        """Sends what waits first; False when nothing waits, or there is no room for it."""
+        """Sends what waits first; False when nothing waits, or there is no room for it, or nobody to take it yet."""
         with self._lock:
             if not self.pending:
                 return False
@@ -181,6 +188,8 @@ class Outgoing:
             self._forget(work)
             return True
         refusal = self._refusal()
+        if refusal is None and not self._crew.started:
+            return False
         if refusal is None:
             cell = self._send(work) if isinstance(work, Task) else self._send_chunks(work)
             if cell == _NO_ROOM:
@@ -216,18 +225,37 @@ class Outgoing:
             return _NO_ROOM
         job = work.job
         if job.described is not None:
-            _, why = self._dispatch.submit_chunks(
-                work, job, work.sent, work.kind, job.described, work.items, work.chunksize, cells
-            )
-            if why != _NOT_PLAIN:
-                return why
+            one_group = self._crew.plane.groups == 1
+            most = cells if one_group else 1  # the next one may go elsewhere
+            while True:
+                _, why = self._dispatch.submit_chunks(
+                    work,
+                    job,
+                    work.sent,
+                    work.kind,
+                    job.described,
+                    work.items,
+                    work.chunksize,
+                    most,
+                    self._placement.idlest(),
+                )
+                if why == _NOT_PLAIN:
+                    break
+                if why or one_group or work.all_sent:
+                    return why
         return self._send_message(work, work.task(work.sent))
 
     def _send(self, task: Task) -> int:
         job = task.job
         if job.described is not None:
             cell = self._dispatch.submit_plain(
-                task, job, task.number, task.kind, job.described, task.args
+                task,
+                job,
+                task.number,
+                task.kind,
+                job.described,
+                task.args,
+                self._placement.idlest(),
             )
             if cell != _NOT_PLAIN:
                 return cell
@@ -244,8 +272,14 @@ class Outgoing:
         try:
             encoder = self._encoders.pop()
         except IndexError:
+            devices = self._crew.devices
             encoder = TaskEncoder(
-                self._store, _dispatch.DATA_MAX, transit=False, main=self._crew.main
+                self._store,
+                _dispatch.DATA_MAX,
+                transit=False,
+                main=self._crew.main,
+                groups=None if devices is None else devices.by_gpu,
+                peer=devices is not None and devices.peer,
             )
         try:
             parcel = encoder.encode(number, task.kind, b"", body, cloud=True, shared=job.shared)
@@ -269,7 +303,14 @@ class Outgoing:
                 self._ahead_bytes += held.nbytes
                 self._ahead_count += 1
             cell = self._dispatch.submit(
-                work, job, number, wire.MESSAGE, job.described, parcel.data, held
+                work,
+                job,
+                number,
+                wire.MESSAGE,
+                job.described,
+                parcel.data,
+                held,
+                self._placement.group_of(parcel.held),
             )
             return cell
         finally:

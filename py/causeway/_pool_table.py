@@ -86,7 +86,7 @@ def peek(data: bytes) -> list[Entry]:
         return entries_in(rest, count)
     (whole,) = entries_in(rest, 1)
     lease = open_silently(whole.handle, whole.offset + whole.nbytes)
-    return entries_in(memoryview(lease.memory())[whole.offset :], count)
+    return entries_in(lease.memory().data[whole.offset :], count)
 
 
 def split(rest: Any, count: int, lead_bytes: int, body_bytes: int) -> tuple[Any, Any]:

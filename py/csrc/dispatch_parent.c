@@ -63,7 +63,8 @@ static int dispatch_init(PyObject *self, PyObject *args, PyObject *kwds) {
         return -1;
     }
     d->entries = calloc(cells, sizeof *d->entries);
-    if (!d->entries) {
+    d->group_of = calloc(cells, sizeof *d->group_of);
+    if (!d->entries || !d->group_of) {
         PyErr_NoMemory();
         return -1;
     }
@@ -118,6 +119,7 @@ static void dispatch_dealloc(PyObject *self) {
     cw_pool_delete(d->pool);
     Py_XDECREF(d->memory); /* not when cleared: what is cleared after us may still call */
     free(d->entries);
+    free(d->group_of);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
@@ -191,6 +193,14 @@ static PyObject *dispatch_ready(PyObject *self, PyObject *args) {
     for (uint32_t i = 0; i < d->groups; i++)
         count += cw_pool_ready(d->pool, i);
     return PyLong_FromUnsignedLongLong(count);
+}
+
+static PyObject *dispatch_load(PyObject *self, PyObject *args) {
+    Dispatch *d = (Dispatch *)self;
+    unsigned group;
+    if (!PyArg_ParseTuple(args, "I", &group) || dispatch_has_group(d, group))
+        return NULL;
+    return PyLong_FromUnsignedLong(d->load[group]);
 }
 
 /* [(owner, number, worker, seconds, cell)] of the tasks that workers have; owner None for calls. */
@@ -306,6 +316,8 @@ static PyMethodDef methods[] = {
      "(worker, group): it is about to be started, in that group."},
     {"ready", dispatch_ready, METH_VARARGS,
      "(group=None): tasks that nobody has taken, of one group or of all."},
+    {"load", dispatch_load, METH_VARARGS,
+     "(group): tasks under way that were given to it, whoever has taken them."},
     {"running", dispatch_running, METH_NOARGS, "[(owner, number, worker, seconds, cell)]."},
     {"is_taken", dispatch_is_taken, METH_VARARGS, "(cell, owner)"},
     {"look_at", dispatch_look_at, METH_VARARGS,

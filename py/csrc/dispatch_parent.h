@@ -45,10 +45,12 @@ typedef struct {
     uint32_t cells, workers, groups;
     int64_t spin_ns;
     Py_ssize_t under_way;
-    uint64_t tokens;   /* given so far */
-    int64_t helped_ns; /* when the helper was last woken */
-    unsigned forks;    /* of the process that it belongs to */
-    char shut;         /* takes no more */
+    uint32_t load[CW_POOL_GROUPS_MAX]; /* the same for each group */
+    uint8_t *group_of;                 /* of each cell that is under way */
+    uint64_t tokens;                   /* given so far */
+    int64_t helped_ns;                 /* when the helper was last woken */
+    unsigned forks;                    /* of the process that it belongs to */
+    char shut;                         /* takes no more */
     /* The engine's own, told by `share`: */
     PyObject *pinned;  /* dict: functions that keep their slot, to _pool_functions.Function */
     PyObject *kinds;   /* tuple: types of functions */

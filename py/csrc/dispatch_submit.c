@@ -62,6 +62,8 @@ long dispatch_put(Dispatch *d, uint32_t group, uint32_t kind, PyObject *function
         return code == -EAGAIN ? -1 : -2;
     }
     d->under_way++;
+    d->load[group]++;
+    d->group_of[task.cell] = (uint8_t)group;
     return (long)task.cell;
 }
 
@@ -76,6 +78,7 @@ struct entry dispatch_disown(Dispatch *d, uint32_t cell) {
     struct entry entry = d->entries[cell];
     d->entries[cell] = (struct entry){.owner = NULL};
     d->under_way--;
+    d->load[d->group_of[cell]]--;
     return entry;
 }
 

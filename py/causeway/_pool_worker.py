@@ -222,7 +222,9 @@ class _Handler:
                 self._end.answer(token, None)
             else:
                 self._end.answer_message(token, message)
-        except ContextBroken:  # by a later task: it was answered, and the main thread ends the process
+        except (
+            ContextBroken
+        ):  # by a later task: it was answered, and the main thread ends the process
             pass
 
     def _looked_at(self, error: DeviceError) -> DeviceError:

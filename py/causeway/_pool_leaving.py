@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+
 from causeway._pool_staging import Result
 
 __all__ = ["RESULTS_LEAVING", "Leaving"]

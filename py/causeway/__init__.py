@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from causeway._copies import copy
+from causeway._order import work
 from causeway.array import Array
 from causeway.client import Connection, connect
 from causeway.constant import Constant, constant
@@ -67,6 +69,7 @@ __all__ = [
     "asarray",
     "connect",
     "constant",
+    "copy",
     "current_stream",
     "devices",
     "empty",
@@ -76,6 +79,7 @@ __all__ = [
     "put",
     "remove",
     "wait",
+    "work",
     "zeros",
 ]
 __version__ = "0.1.0"

@@ -171,9 +171,13 @@ def share_of(cores: list[list[int]], part: int, parts: int) -> list[int]:
 
 # ---- how it gets there
 
+# JAX and TensorFlow take most of the memory of every GPU that they see when they start, other workers' GPUs included.
+_DEFAULTS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 _CODE = """
 import os
 os.environ.update({variables!r})
+for name, value in {defaults!r}.items():
+    os.environ.setdefault(name, value)
 if {cpus!r}:
     try:
         os.sched_setaffinity(0, {cpus!r})
@@ -192,7 +196,9 @@ class Name(str):
     def with_environment(name: str, description: Description) -> Name:
         """A name that sets what a description says."""
         made = Name(name)
-        made._code = _CODE.format(variables=description.variables, cpus=description.cpus)
+        made._code = _CODE.format(
+            variables=description.variables, defaults=_DEFAULTS, cpus=description.cpus
+        )
         return made
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:

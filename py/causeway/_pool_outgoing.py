@@ -90,38 +90,22 @@ class Outgoing:
             waiting, self._pending = list(self._pending), deque()
         return waiting
 
-    def withdraw(self, job: Job | None) -> list[tuple[Job, int | None]]:
-        """Takes back what no worker has taken: of one job or of all. (job, task), None: all from a task on."""
+    def withdraw(self, job: Job | None, taken: list[Task | Source]) -> None:
+        """Takes back what waits of a job, or all that waits, but for what is being sent just now."""
         with self._lock:
-            mine: list[Task | Source] = []
-            others: deque[Task | Source] = deque()
-            for work in self._pending:
-                is_mine = (job is None or work.job is job) and not self._is_being_sent(work)
-                (mine if is_mine else others).append(work)
-            self._pending = others
-        taken: list[tuple[Job, int | None]] = []
-        for owner, number, *_, held in self._dispatch.withdraw_all(job):
-            self.unhold(held)
-            taken.append((owner, number))
-        for work in mine:
-            taken.append((work.job, work.number if isinstance(work, Task) else None))
-        return taken
+            taken.extend(
+                [
+                    work
+                    for work in self._pending
+                    if (job is None or work.job is job) and not self._is_being_sent(work)
+                ]
+            )
+            self.forget(taken)
 
-    def cancel(self, job: Job, cell: int) -> bool:
-        """Takes back a job of one task. False: a worker has it, or had it, or is about to."""
-        found = self._dispatch.withdraw(cell, job) if cell >= 0 else None
-        if found is not None:
-            self.unhold(found[-1])
-            return True
-        with self._lock:
-            for work in self._pending:
-                if work.job is job and not self._is_being_sent(work):
-                    self._pending.remove(work)
-                    return True
-        found_all = self._dispatch.withdraw_all(job)
-        for told in found_all:
-            self.unhold(told[-1])
-        return bool(found_all)
+    def forget(self, works: list[Task | Source]) -> None:
+        """They wait no more. May be repeated."""
+        for work in works:
+            self._forget(work)
 
     def _is_being_sent(self, work: Task | Source) -> bool:
         return isinstance(work, Task) and (work is self._sending or work.sent > 0)

@@ -30,8 +30,8 @@ extern "C" {
 #define CW_NAMESPACE_MAX 64   /* bytes of a namespace */
 #define CW_DTYPE_MAX     2048 /* bytes of a dtype's text */
 
-typedef struct cw_client cw_client;   /* a connection to the broker; reference counted */
-typedef struct cw_array cw_array;     /* one lease on one array, mapped */
+typedef struct cw_client cw_client; /* a connection to the broker; reference counted */
+typedef struct cw_array cw_array;   /* one lease on one array, mapped */
 
 /* What the bytes of an array mean. Strides in bytes; strides[i] for C or Fortran order are computed
  * when strides is NULL (C order). dtype is NumPy's: a typestr ("<f8") or, for structured types, the
@@ -189,8 +189,25 @@ int cw_array_read(const cw_array *array, uint64_t offset_bytes, void *destinatio
 int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
                   uint64_t size_bytes, void *stream);
 /*
- * The same with memory of this process that is not ours: host memory (gpu -1), or GPU memory of any
- * library on the GPU of that number.
+ * Many copies as one piece of work: put in order once, given to the driver by one call where it has
+ * that, and told to others when all of them were submitted. They may run in any order, so no target
+ * overlaps another's bytes. All arrays of one client. stream NULL: blocks until all are done; else
+ * host arrays among them stay open until the stream is past. On -EINVAL, -EDQUOT and -EOWNERDEAD
+ * nothing was copied; when the driver fails in the midst (-ENODEV) all targets are marked, and
+ * whoever reads one gets -EOWNERDEAD until it is written anew.
+ */
+#define CW_PAIRS_MAX 1000000u
+typedef struct cw_pair {
+    cw_array *target;
+    uint64_t target_bytes; /* where in it, from its lowest byte */
+    cw_array *source;
+    uint64_t source_bytes;
+    uint64_t size_bytes;
+} cw_pair;
+int cw_array_copy_many(const cw_pair *pairs, uint64_t count, void *stream);
+/*
+ * The same as cw_array_copy() with memory of this process that is not ours: host memory (gpu -1),
+ * or GPU memory of any library on the GPU of that number.
  */
 int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source, int gpu,
                      uint64_t size_bytes, void *stream);
@@ -249,6 +266,28 @@ typedef struct cw_device_info {
  * -EINVAL. */
 int cw_device_stat(const char *device, cw_device_info *out);
 
+typedef struct cw_device_place {
+    char name[64];
+    char uuid[41]; /* as CUDA_VISIBLE_DEVICES takes it: GPU-..., or MIG-... of a part of a GPU */
+    char bus[32];  /* where it is plugged in, as sysfs has it: "0000:4e:00.0"; "" unknown */
+    uint32_t multiprocessors;
+} cw_device_place;
+/* Which GPU a "cuda:N" is, and where; takes no GPU memory. -ENODEV, -EINVAL (also for "cpu"). */
+int cw_device_place_of(const char *device, cw_device_place *out);
+/* Waits on the CPU for all work of this process on a GPU; at once where the process has no context
+ * there. -ENODEV: the context is broken, by which error the sentence says; nothing of this process
+ * works on that GPU any more. */
+int cw_device_settle(int gpu);
+/*
+ * A part of a GPU's multiprocessors for this process: the GPU is cut into parts of so many (at
+ * least; the driver rounds up), and the one of this number, from 0 on, is taken. *stream, a
+ * CUstream that lives as long as the process: work that is given to it runs on the part alone.
+ * *got: how many it has. Opens a
+ * context, and makes it current on this thread if none is. -ENODEV: the driver has no green
+ * contexts (CUDA 12.5 or later has), or the GPU cannot be cut; -EDQUOT: it has no such part.
+ */
+int cw_device_part(int gpu, uint32_t multiprocessors, uint32_t part, void **stream, uint32_t *got);
+
 typedef struct cw_link_info {
     int reaches;               /* one GPU can use the other's memory (a GPU its own) */
     int rank;                  /* of the driver: the lower, the faster; -1 unknown */
@@ -282,6 +321,23 @@ int cw_array_writing_begin(cw_array *array, void *stream, int64_t timeout_ns);
 int cw_array_writing_end(cw_array *array, void *stream, int whole);
 int cw_array_reading_begin(cw_array *array, void *stream, int64_t timeout_ns);
 int cw_array_reading_end(cw_array *array, void *stream);
+/*
+ * The same for work on several arrays: one wait for all that they need and one value at its end,
+ * which is what the GPU's time goes into. No deadlock with whoever begins on some of the same
+ * arrays in one call, in whatever order. An array that is given twice, or parts of one, count once
+ * (writing, if one is). Host arrays: nothing to be done for them. *out is ended once, by
+ * cw_work_end(); until then the arrays stay open. NULL as work: nothing to be ended. On failure
+ * nothing was begun.
+ */
+typedef struct cw_use {
+    cw_array *array;
+    int writing; /* else it is read */
+    int whole;   /* writing: all of it */
+} cw_use;
+typedef struct cw_section cw_work;
+int cw_work_begin(const cw_use *uses, uint32_t count, void *stream, int64_t timeout_ns,
+                  cw_work **out);
+int cw_work_end(cw_work *work);
 /* Waits on the CPU until the array's last write is complete. 0, -EOWNERDEAD, -ETIMEDOUT, -EINTR. */
 int cw_array_wait(cw_array *array, int64_t timeout_ns);
 
@@ -375,7 +431,8 @@ int cw_queue_task_done(cw_queue *queue);
 /* Waits until each item that was put is done with. Blocks. -ETIMEDOUT, -EINTR. */
 int cw_queue_wait_done(cw_queue *queue, int64_t timeout_ns);
 
-/* ---- pools: tasks of one process to whichever of its workers takes them first ---- */
+/* ---- pools: tasks of one process to its workers, which are in groups; within a group whoever
+ * takes a task first has it ---- */
 
 typedef struct cw_pool cw_pool;     /* the parent's end */
 typedef struct cw_worker cw_worker; /* a worker's end */
@@ -383,15 +440,20 @@ typedef struct cw_worker cw_worker; /* a worker's end */
 #define CW_POOL_DATA_MAX       4096 /* bytes of a task or an answer; more belongs into an array */
 #define CW_POOL_WORKERS_MAX    4095
 #define CW_POOL_CELLS_MAX      65536
+#define CW_POOL_GROUPS_MAX     64
 #define CW_POOL_FUNCTION_MAX   2048 /* bytes of a function that is sent once */
 #define CW_POOL_FUNCTION_SLOTS 128
 
 /* A task, or its answer. Its data lies in a cell, in place: the parent's from cw_pool_reserve() to
- * cw_pool_submit() and from cw_pool_collect() to cw_pool_free(), the worker's in between. */
+ * cw_pool_submit() and from cw_pool_collect() to cw_pool_free(), the worker's in between. Where
+ * workers peek, it is written by cw_task_write() alone. */
 typedef struct cw_task {
     uint32_t cell;
-    uint32_t worker;     /* collect, bury: whose */
-    void *data;          /* room for CW_POOL_DATA_MAX */
+    uint32_t worker; /* collect, bury: whose */
+    uint32_t group;  /* submit: in whose queue; otherwise: of which group the task is */
+    uint32_t begun;  /* bury: 0: the worker had done no more than to take it */
+    uint64_t place;  /* take, peek, collect, bury: a number of the task's own; never used again */
+    void *data;      /* room for CW_POOL_DATA_MAX */
     uint32_t size_bytes; /* of data; the other side may lie, but never beyond CW_POOL_DATA_MAX */
     uint32_t kind;       /* the caller's */
     uint64_t function;   /* a number that stands for the function; the caller's, 0: none */
@@ -409,8 +471,10 @@ typedef struct cw_worker_info {
 } cw_worker_info;
 
 /* Bytes of memory for a pool: workers from 1 to CW_POOL_WORKERS_MAX, cells (tasks under way) from
- * workers to CW_POOL_CELLS_MAX. 0 beyond. */
-uint64_t cw_pool_bytes(uint32_t workers, uint32_t cells);
+ * workers to CW_POOL_CELLS_MAX, groups from 1 to CW_POOL_GROUPS_MAX. 0 beyond. */
+uint64_t cw_pool_bytes(uint32_t workers, uint32_t cells, uint32_t groups);
+/* Writes a task's data, or its answer's, so that others may look at it meanwhile. */
+void cw_task_write(const cw_task *task, const void *data, uint32_t size_bytes);
 /*
  * Memory for a pool that no broker knows: a memfd of at least so many bytes, zeroed, allocated in
  * full, its size sealed. It goes with the last process that has it open or mapped. The caller maps
@@ -423,7 +487,10 @@ int cw_pool_allocate(uint64_t memory_bytes, int *out_fd);
  * a cw_pool, unless said otherwise: the caller's lock. The caller owns *out. -EINVAL, -EDQUOT.
  */
 int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
-                cw_pool **out);
+                uint32_t groups, cw_pool **out);
+/* A worker is about to be started in this group, where it stays until it is buried. A group without
+ * workers has its tasks taken by others, so this comes before its first task. */
+void cw_pool_assign(cw_pool *pool, uint32_t worker, uint32_t group);
 /* Only workers with numbers below this one are looked at from now on (all at first): none with a
  * higher number lives, or has left anything. */
 void cw_pool_use(cw_pool *pool, uint32_t workers);
@@ -436,11 +503,16 @@ void *cw_pool_function(cw_pool *pool, uint32_t slot);
 int cw_pool_reserve(cw_pool *pool, cw_task *out);
 /* Gives a cell back. */
 void cw_pool_free(cw_pool *pool, uint32_t cell);
-/* Makes a filled task (cell, size_bytes, kind, function, slot, function_bytes) ready for whoever
- * takes it first. Wakes nobody: cw_pool_wake() does, once for many. -EAGAIN: no place just now. */
+/*
+ * Makes a filled task (cell, group, size_bytes, kind, function, slot, function_bytes) ready for
+ * whichever worker of the group takes it first. While a group has more than two ready tasks for
+ * each of its workers, idle workers of other groups take them. Wakes nobody: cw_pool_wake() does,
+ * once for many. -EAGAIN: no place just now.
+ */
 int cw_pool_submit(cw_pool *pool, const cw_task *task);
-/* Wakes as many workers as there are tasks that nobody looks for, at most so many. */
-void cw_pool_wake(cw_pool *pool, uint32_t most);
+/* Wakes as many workers of a group as it has tasks that nobody looks for, at most so many, and as
+ * many of others for what these may take. */
+void cw_pool_wake(cw_pool *pool, uint32_t group, uint32_t most);
 /* Takes a ready task back: its cell is the caller's. -EBUSY: a worker has taken it. */
 int cw_pool_withdraw(cw_pool *pool, uint32_t cell);
 /* Which worker has taken a submitted task, -1 while none has, and for how long (0: has just). */
@@ -465,13 +537,13 @@ int cw_pool_wait(cw_pool *pool, int helper, uint32_t was, int64_t spin_ns, int64
 void cw_pool_close(cw_pool *pool, int closing);
 /* Tells one worker to leave after its task. */
 void cw_pool_dismiss(cw_pool *pool, uint32_t worker);
-/* Tasks that are ready and not taken, at some moment of the call. */
-uint64_t cw_pool_ready(cw_pool *pool);
+/* Tasks of a group that are ready and not taken, at some moment of the call. */
+uint64_t cw_pool_ready(cw_pool *pool, uint32_t group);
 /*
  * A worker's process is dead, and cw_pool_collect() has been called until -EAGAIN. Returns, call by
  * call, what it had: 1 a task that it had answered, 0 one that it had taken and not answered (the
- * data may be half overwritten); the cells are the caller's. -EAGAIN: no more, its number is free
- * for another worker.
+ * data may be half overwritten; out->begun); the cells are the caller's. -EAGAIN: no more, its
+ * number is free for another worker, of any group.
  */
 int cw_pool_bury(cw_pool *pool, uint32_t worker, cw_task *out);
 /* What a worker says of itself. */
@@ -480,23 +552,33 @@ void cw_pool_look_at(cw_pool *pool, uint32_t worker, cw_worker_info *out);
 const void *cw_pool_words(cw_pool *pool, uint32_t worker);
 
 /*
- * Opens a worker's end in a process that has the same memory mapped: one process with one thread a
- * number (0 to workers - 1). spinners: how many workers may spin for tasks at the same time, for 50
- * us at most; 0: none does. -EINVAL, -EPROTO (no pool of these sizes is there), -EDQUOT.
+ * Opens a worker's end in a process that has the same memory mapped: one process a number (0 to
+ * workers - 1), for the life of which it is in one group. spinners: how many workers of a group may
+ * spin for tasks at the same time, for 50 us at most; 0: none does. -EINVAL, -EPROTO (no pool of
+ * these sizes is there), -EDQUOT.
  */
 int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
-                   uint32_t number, uint32_t spinners, cw_worker **out);
+                   uint32_t groups, uint32_t number, uint32_t group, uint32_t spinners,
+                   cw_worker **out);
 void cw_worker_close(cw_worker *worker);
-/* Takes the next task. Blocks. -ESHUTDOWN: the worker is to leave. -EINTR. -EPROTO. */
+/* Takes the next task; those that it has not answered stay its own. One thread of the process.
+ * Blocks. -ESHUTDOWN: the worker is to leave. -EINTR. -EPROTO. */
 int cw_worker_take(cw_worker *worker, cw_task *out);
+/*
+ * Copies the nth (from 0) ready task of the worker's own group into buffer, which has room for
+ * CW_POOL_DATA_MAX, and out, without taking it: whoever takes it later has it, perhaps at once. Any
+ * thread. Never blocks. -EAGAIN: there is none. -EPROTO.
+ */
+int cw_worker_peek(cw_worker *worker, uint32_t nth, void *buffer, cw_task *out);
 /* The bytes of a task's function, in place. */
 const void *cw_worker_function(cw_worker *worker, const cw_task *task);
-/* Answers the task: data of size_bytes and kind as they stand. extra_in and extra_out: bytes that
- * went with task and answer beside their data. */
+/* Answers a task: data of size_bytes and kind as they stand. extra_in and extra_out: bytes that
+ * went with task and answer beside their data. In any order, any thread; another one than that
+ * which takes calls cw_worker_settle() then. */
 void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
                       uint64_t extra_out);
 /* Sees to it that answers are collected though nobody listens; cw_worker_take() does so itself. To
- * be called by who takes no more. Spins for some microseconds. */
+ * be called by who takes no more. Any thread. Spins for some microseconds. */
 void cw_worker_settle(cw_worker *worker);
 /* CW_POOL_DATA_MAX bytes of the worker's own, for what it has to say before cw_worker_tell(). */
 void *cw_worker_words(cw_worker *worker);

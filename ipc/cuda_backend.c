@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "ipc/backend.h"
+#include "ipc/broken.h"
 #include "ipc/wire.h"
 
 #define CACHE_SHARE 32 /* of a GPU's memory: what one client keeps of entirely free slabs */
@@ -408,8 +409,8 @@ int cw_stream_wait(int gpu, void *stream, int whole) {
     cw_gpu_leave(place);
     return result == CUDA_SUCCESS
                ? 0
-               : cw_cuda_error(place->cuda, result, "waiting for the stream %p of cuda:%d", stream,
-                               gpu);
+               : cw_broken_serve(cw_cuda_error(
+                     place->cuda, result, "waiting for the stream %p of cuda:%d", stream, gpu));
 }
 
 const struct cw_backend cw_backend_cuda = {

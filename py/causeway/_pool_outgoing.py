@@ -1,7 +1,8 @@
 """Tasks on their way out: what waits in the parent, and how it is sent.
 
 What there is no room for waits here: all cells are under way, or so many bytes. One thread at a time sends (*pumps*),
-for all. A Ctrl-C may end that thread's work at any line: then the helper goes on, and what was sent is known from
+for all; quick calls, which stand in the same row, are sent by the dispatch (csrc/dispatch_begin.c) whenever they are
+first, by whatever thread has freed a cell. A Ctrl-C may end that thread's work at any line: then the helper goes on, and what was sent is known from
 `work.sent`, which the dispatch sets as it sends, so that nothing is sent twice.
 
 The lock guards what is shared; no code of the user's runs under it. A finaliser may take it, on a thread that has it:
@@ -13,15 +14,17 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from causeway import _dispatch
 from causeway import _pool_wire as wire
-from causeway._pool_jobs import Job, Source, Task
+from causeway._pool_given import TaskEncoder
+from causeway._pool_jobs import Job, Outcome, Source, Task, job_of
 
 if TYPE_CHECKING:
     from causeway._pool_buffers import BlockStore
     from causeway._pool_crew import Crew
+    from causeway._pool_place import Placement
 
 __all__ = ["Held", "Outgoing"]
 
@@ -31,18 +34,13 @@ _NO_ROOM, _NOT_PLAIN, _SHUT = -1, -3, -4  # of _dispatch's submit calls
 
 
 class Held:
-    """A parcel that goes with a task, and stays until the task has ended.
+    """A parcel that goes with a task, and stays until the task has ended."""
 
-    Attributes:
-        under_way: it counts among what is on its way.
-    """
-
-    __slots__ = ("nbytes", "parcel", "under_way")
+    __slots__ = ("nbytes", "parcel")
 
     def __init__(self, parcel: wire.Parcel) -> None:
         self.parcel = parcel
         self.nbytes = sum(block.capacity for block in parcel.blocks)
-        self.under_way = False
 
 
 class Outgoing:
@@ -51,64 +49,78 @@ class Outgoing:
     Args:
         crew: whose workers take it.
         store: where large arguments go.
+        placement: knows to which group of workers a task goes.
         refusal: why nothing is sent any more; None as long as it is.
     """
 
     def __init__(
-        self, crew: Crew, store: BlockStore, refusal: Callable[[], BaseException | None]
+        self,
+        crew: Crew,
+        store: BlockStore,
+        placement: Placement,
+        refusal: Callable[[], BaseException | None],
     ) -> None:
         self._crew = crew
+        self._placement = placement
         self._dispatch = crew.dispatch
         self._store = store
         self._refusal = refusal
-        self._encoders: list[wire.Encoder] = []
+        self._encoders: list[TaskEncoder] = []
         self._lock = threading.RLock()
-        self._pending: deque[Task | Source] = deque()
+        self.pending: deque[Task | Source | Outcome] = deque()
         self._pumping: object = None  # who sends
         self._pump_again = False
-        self._sending: Task | Source | None = None
-        self._ahead_bytes = self._ahead_count = 0
+        self._sending: Task | Source | None = None  # never a quick one: those are sent at one go
+        self._ahead: dict[Held, int] = {}  # under way: their bytes
 
     def __bool__(self) -> bool:
-        return bool(self._pending)
+        return bool(self.pending)
 
     def put(self, work: Task | Source) -> None:
         """Behind all that waits; sends what there is room for."""
         with self._lock:
-            self._pending.append(work)
+            self.pending.append(work)
         self.pump()
 
     def put_back(self, task: Task) -> None:
         """Before all that waits: a task that was sent before, and was lost."""
         task.sent = 0
         with self._lock:
-            self._pending.appendleft(task)
+            self.pending.appendleft(task)
 
-    def take_all(self) -> list[Task | Source]:
-        """All that waits, which it does no more."""
+    def take_all(self) -> list[Job]:
+        """The jobs of all that waits, which it does no more. Once the dispatch is shut."""
         with self._lock:
-            waiting, self._pending = list(self._pending), deque()
+            waiting = [job_of(work) for work in self.pending]
+            self.pending.clear()
         return waiting
 
-    def withdraw(self, job: Job | None, taken: list[Task | Source]) -> None:
+    def withdraw(self, job: Job | None, taken: list[Task | Source | Outcome]) -> None:
         """Takes back what waits of a job, or all that waits, but for what is being sent just now."""
         with self._lock:
-            taken.extend(
-                [
-                    work
-                    for work in self._pending
-                    if (job is None or work.job is job) and not self._is_being_sent(work)
-                ]
-            )
-            self.forget(taken)
+            for work in list(self.pending):
+                if job is None or job_of(work) is job:
+                    taken.append(work)  # before it waits no more: a Ctrl-C may come in between
+                    if not self._take_out(work):
+                        taken.pop()
 
-    def forget(self, works: list[Task | Source]) -> None:
+    def forget(self, works: list[Task | Source | Outcome]) -> None:
         """They wait no more. May be repeated."""
         for work in works:
             self._forget(work)
 
-    def _is_being_sent(self, work: Task | Source) -> bool:
-        return isinstance(work, Task) and (work is self._sending or work.sent > 0)
+    def _take_out(self, work: Task | Source | Outcome) -> bool:
+        """Takes something out of the row, unless it is being sent or was."""
+        if isinstance(work, Task) and self._is_being_sent(work):
+            return False
+        try:
+            self.pending.remove(work)
+        except ValueError:
+            return False
+        return True
+
+    def _is_being_sent(self, work: Task) -> bool:
+        return work is self._sending or work.sent > 0
 
     # ---- sending
 
@@ -120,7 +132,7 @@ class Outgoing:
                 if self._pumping is not None:
                     self._pump_again = True
                     return
-                if not self._pending:
+                if not self.pending:
                     return
                 self._pumping = me
             while True:
@@ -138,15 +150,26 @@ class Outgoing:
             raise
 
     def _send_first(self) -> bool:
-        """Sends what waits first; False when nothing waits, or there is no room for it."""
+        """Sends what waits first; False when nothing waits, or there is no room for it, or nobody to take it yet."""
         with self._lock:
-            if not self._pending:
+            if not self.pending:
                 return False
-            work = self._sending = self._pending[0]
+            try:
+                work = self.pending[0]
+            except IndexError:  # a quick one that was sent meanwhile
+                return False
+            if isinstance(work, Outcome):
+                self._sending = None
+            else:
+                self._sending = work
+        if isinstance(work, Outcome):
+            return self._send_quick(work)
         if work.all_sent:  # who sent it was interrupted
             self._forget(work)
             return True
         refusal = self._refusal()
+        if refusal is None and not self._crew.started:
+            return False
         if refusal is None:
             cell = self._send(work) if isinstance(work, Task) else self._send_chunks(work)
             if cell == _NO_ROOM:
@@ -159,12 +182,21 @@ class Outgoing:
             work.job.abort(refusal)
         return True
 
-    def _forget(self, work: Task | Source) -> None:
+    def _send_quick(self, work: Outcome) -> bool:
+        refusal = self._refusal()
+        if refusal is None:
+            return self._dispatch.pump()
+        self._forget(work)
+        job: Any = work
+        job.abort(refusal)
+        return True
+
+    def _forget(self, work: Task | Source | Outcome) -> None:
         with self._lock:
-            if self._pending and self._pending[0] is work:
-                self._pending.popleft()
-            elif work in self._pending:  # a task that was lost has come before it
-                self._pending.remove(work)
+            if self.pending and self.pending[0] is work:
+                self.pending.popleft()
+            elif work in self.pending:  # a task that was lost has come before it
+                self.pending.remove(work)
 
     def _send_chunks(self, work: Source) -> int:
         """As many chunks as there is room for. 0, or why it stopped."""
@@ -173,18 +205,37 @@ class Outgoing:
             return _NO_ROOM
         job = work.job
         if job.described is not None:
-            _, why = self._dispatch.submit_chunks(
-                work, job, work.sent, work.kind, job.described, work.items, work.chunksize, cells
-            )
-            if why != _NOT_PLAIN:
-                return why
+            one_group = self._crew.plane.groups == 1
+            most = cells if one_group else 1  # the next one may go elsewhere
+            while True:
+                _, why = self._dispatch.submit_chunks(
+                    work,
+                    job,
+                    work.sent,
+                    work.kind,
+                    job.described,
+                    work.items,
+                    work.chunksize,
+                    most,
+                    self._placement.idlest(),
+                )
+                if why == _NOT_PLAIN:
+                    break
+                if why or one_group or work.all_sent:
+                    return why
         return self._send_message(work, work.task(work.sent))
 
     def _send(self, task: Task) -> int:
         job = task.job
         if job.described is not None:
             cell = self._dispatch.submit_plain(
-                task, job, task.number, task.kind, job.described, task.args
+                task,
+                job,
+                task.number,
+                task.kind,
+                job.described,
+                task.args,
+                self._placement.idlest(),
             )
             if cell != _NOT_PLAIN:
                 return cell
@@ -192,7 +243,7 @@ class Outgoing:
 
     def _send_message(self, work: Task | Source, task: Task) -> int:
         """Encodes a task of some work and sends it. A task that cannot be encoded has failed, and counts as sent."""
-        if self._ahead_bytes > _AHEAD_BYTES and self._ahead_count > self._crew.size:
+        if len(self._ahead) > self._crew.size and sum(self._ahead.values()) > _AHEAD_BYTES:
             return _NO_ROOM
         if self._dispatch.under_way >= self._crew.plane.cells:
             return _NO_ROOM
@@ -201,8 +252,14 @@ class Outgoing:
         try:
             encoder = self._encoders.pop()
         except IndexError:
-            encoder = wire.Encoder(
-                self._store, _dispatch.DATA_MAX, transit=False, main=self._crew.main
+            devices = self._crew.devices
+            encoder = TaskEncoder(
+                self._store,
+                _dispatch.DATA_MAX,
+                transit=False,
+                main=self._crew.main,
+                groups=None if devices is None else devices.by_gpu,
+                peer=devices is not None and devices.peer,
             )
         try:
             parcel = encoder.encode(number, task.kind, b"", body, cloud=True, shared=job.shared)
@@ -222,11 +279,16 @@ class Outgoing:
         cell = _NO_ROOM
         try:
             with self._lock:
-                held.under_way = True
-                self._ahead_bytes += held.nbytes
-                self._ahead_count += 1
+                self._ahead[held] = held.nbytes
             cell = self._dispatch.submit(
-                work, job, number, wire.MESSAGE, job.described, parcel.data, held
+                work,
+                job,
+                number,
+                wire.MESSAGE,
+                job.described,
+                parcel.data,
+                held,
+                self._placement.group_of(parcel.held),
             )
             return cell
         finally:
@@ -234,6 +296,16 @@ class Outgoing:
                 self.unhold(held)
 
     # ---- what went with tasks
+
+    def land(self, held: Held | None) -> None:
+        """A task has succeeded: its results go into the caller's arrays. May be repeated until it is released.
+
+        Raises:
+            ValueError: one of them cannot be written any more.
+        """
+        if held is not None and held in self._ahead:
+            for landing in held.parcel.landings:
+                landing.land()
 
     def unhold(self, held: Held | None) -> None:
         """What went with a task that was not sent, or was taken back."""
@@ -253,9 +325,8 @@ class Outgoing:
 
     def _count_back(self, held: Held) -> bool:
         with self._lock:
-            if not held.under_way:
+            if held not in self._ahead:
                 return False
-            held.under_way = False
-            self._ahead_bytes -= held.nbytes
-            self._ahead_count -= 1
-        return True
+            for landing in held.parcel.landings:
+                landing.end()
+            return self._ahead.pop(held, None) is not None

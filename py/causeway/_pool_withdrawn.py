@@ -6,7 +6,7 @@ from collections import deque
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from causeway._pool_jobs import Job, Source, Task
+from causeway._pool_jobs import Job, Outcome, Source, Task, job_of
 
 if TYPE_CHECKING:
     from causeway._dispatch import Dispatch
@@ -31,7 +31,7 @@ class Withdrawn:
     def __init__(self, dispatch: Dispatch, outgoing: Outgoing) -> None:
         self._dispatch = dispatch
         self._outgoing = outgoing
-        self._waiting: list[Task | Source] = []
+        self._waiting: list[Task | Source | Outcome] = []
         self._sent: deque[Any] = deque()  # as the dispatch tells of them
 
     def take(self, job: Job | None, cell: int) -> None:
@@ -51,4 +51,5 @@ class Withdrawn:
             self._outgoing.unhold(held)
             job.withdrawn(number)
         for work in self._waiting:
-            work.job.withdrawn(work.number if isinstance(work, Task) else None)
+            number = None if isinstance(work, Source) else getattr(work, "number", 0)
+            job_of(work).withdrawn(number)

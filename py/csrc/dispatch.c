@@ -22,10 +22,10 @@ PyObject *raise_failure(int code) {
 
 static PyObject *pool_bytes(PyObject *module, PyObject *args) {
     (void)module;
-    unsigned workers, cells;
-    if (!PyArg_ParseTuple(args, "II", &workers, &cells))
+    unsigned workers, cells, groups;
+    if (!PyArg_ParseTuple(args, "III", &workers, &cells, &groups))
         return NULL;
-    return PyLong_FromUnsignedLongLong(cw_pool_bytes(workers, cells));
+    return PyLong_FromUnsignedLongLong(cw_pool_bytes(workers, cells, groups));
 }
 
 static PyObject *pool_allocate(PyObject *module, PyObject *args) {
@@ -76,9 +76,32 @@ static PyObject *watch(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* For tests: the two by themselves. */
+static PyObject *dump_small(PyObject *module, PyObject *object) {
+    (void)module;
+    char data[CW_POOL_DATA_MAX];
+    Py_ssize_t nbytes = small_dump(object, data, sizeof data);
+    if (nbytes >= 0)
+        return PyBytes_FromStringAndSize(data, nbytes);
+    Py_RETURN_NONE;
+}
+
+static PyObject *load_small(PyObject *module, PyObject *args) {
+    (void)module;
+    const char *data;
+    Py_ssize_t nbytes;
+    if (!PyArg_ParseTuple(args, "y#", &data, &nbytes))
+        return NULL;
+    PyObject *found = small_load(data, (uint32_t)nbytes);
+    return found ? Py_BuildValue("(N)", found) : Py_BuildValue("()");
+}
+
 static PyMethodDef functions[] = {
+    {"small_dump", dump_small, METH_O, "The pickle of a very small plain object, or None."},
+    {"small_load", load_small, METH_VARARGS, "(pickle): (object,), or () where it is another one."},
     {"watch", watch, METH_VARARGS, "(pidfd, status): ends this process when that one ends."},
-    {"pool_bytes", pool_bytes, METH_VARARGS, "Bytes of memory for so many workers and cells."},
+    {"pool_bytes", pool_bytes, METH_VARARGS,
+     "Bytes of memory for so many workers, cells and groups."},
     {"pool_allocate", pool_allocate, METH_VARARGS,
      "A descriptor of so many bytes of memory, which the caller closes."},
     {"set_numpy", plain_numpy, METH_VARARGS, "Tells the array type and a tuple of scalar types."},
@@ -95,20 +118,24 @@ static struct PyModuleDef definition = {
 
 static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
     PyObject *type = PyType_FromSpec(spec);
+    if (spec == &outcome_spec)
+        outcome_type = (PyTypeObject *)type;
     return type ? PyModule_AddObject(module, name, type) : -1;
 }
 
 PyMODINIT_FUNC PyInit__dispatch(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module &&
-        (plain_init() || add_type(module, "Dispatch", &dispatch_spec) ||
+        (plain_init() || outcome_init() || add_type(module, "Outcome", &outcome_spec) ||
+         add_type(module, "Dispatch", &dispatch_spec) ||
          add_type(module, "WorkerEnd", &worker_spec) || add_type(module, "QueueEnd", &queue_spec) ||
          PyModule_AddIntConstant(module, "DATA_MAX", CW_POOL_DATA_MAX) ||
          PyModule_AddIntConstant(module, "WORDS_MAX", WORDS_MAX) ||
          PyModule_AddIntConstant(module, "FUNCTION_MAX", CW_POOL_FUNCTION_MAX) ||
          PyModule_AddIntConstant(module, "FUNCTION_SLOTS", CW_POOL_FUNCTION_SLOTS) ||
          PyModule_AddIntConstant(module, "CELLS_MAX", CW_POOL_CELLS_MAX) ||
-         PyModule_AddIntConstant(module, "WORKERS_MAX", CW_POOL_WORKERS_MAX)))
+         PyModule_AddIntConstant(module, "WORKERS_MAX", CW_POOL_WORKERS_MAX) ||
+         PyModule_AddIntConstant(module, "GROUPS_MAX", CW_POOL_GROUPS_MAX)))
         Py_CLEAR(module);
     return module;
 }

@@ -607,8 +607,8 @@ int cw_worker_peek(cw_worker *worker, uint32_t nth, void *buffer, cw_task *out);
 /* The bytes of a task's function, in place. */
 const void *cw_worker_function(cw_worker *worker, const cw_task *task);
 /* Answers a task: data of size_bytes and kind as they stand. extra_in and extra_out: bytes that
- * went with task and answer beside their data. In any order, any thread; another one than that
- * which takes calls cw_worker_settle() then. */
+ * went with task and answer beside their data. In any order; any thread, one at a time: the
+ * caller's lock. Another one than that which takes calls cw_worker_settle() then. */
 void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
                       uint64_t extra_out);
 /* Sees to it that answers are collected though nobody listens; cw_worker_take() does so itself. To

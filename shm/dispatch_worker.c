@@ -26,9 +26,12 @@ static int take_first(const struct cw_dispatch_view *view, uint32_t group, uint3
         uint64_t tail = tail_of(view, group);
         if (head >= tail)
             return -EAGAIN;
-        /* Behind T4 head is at least what the parent saw when it submitted. */
-        if (tail - head > view->queue_len && (head = head_of(view, group)) < tail &&
-            tail - head > view->queue_len)
+        /* We may have been overtaken in between. Behind T4 head is at least what the parent saw
+         * when it submitted. At or beyond the tail that we know nothing may be passed by: who
+         * submits there has not done so yet. */
+        if (tail - head > view->queue_len && (head = head_of(view, group)) >= tail)
+            return -EAGAIN;
+        if (tail - head > view->queue_len)
             return cw_fail(-EPROTO, "a dispatch queue of %u places has %llu tasks", view->queue_len,
                            (unsigned long long)(tail - head));
         /* T5: relaxed: T4 ordered it. If head has moved on it may be a later place's; then the

@@ -34,9 +34,10 @@ class Description:
         peer: whether tasks get views on arrays of other GPUs.
         sms: how many multiprocessors it shall have; None: all.
         part: which of the GPU's workers it is, from 0 on.
+        workers: how many there are.
     """
 
-    __slots__ = ("cpus", "name", "node", "part", "peer", "peers", "sms", "uuid")
+    __slots__ = ("cpus", "name", "node", "part", "peer", "peers", "sms", "uuid", "workers")
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Description:
         part: int,
         peer: bool,
         sms: int | None,
+        workers: int,
     ) -> None:
         self.name = name
         self.uuid = uuid
@@ -57,6 +59,7 @@ class Description:
         self.part = part
         self.peer = peer
         self.sms = sms
+        self.workers = workers
 
     @property
     def variables(self) -> dict[str, str]:
@@ -92,6 +95,7 @@ def describe(devices: Devices, group: int, part: int, sys: Path = _SYS) -> Descr
         part,
         devices.peer,
         devices.sms,
+        mine.count,
     )
 
 

@@ -264,7 +264,7 @@ int cw_array_at(cw_client *client, const void *address, uint64_t size_bytes, cw_
 int cw_array_borrow(cw_client *client, const void *address, uint64_t size_bytes, cw_array **out,
                     uint64_t *loan);
 /* A loan that nobody holds any more, and on whose memory no stream is at work; each is told once.
- * -EAGAIN: none. Does not block. */
+ * Once the broker is gone: one that this process does not hold. -EAGAIN: none. Does not block. */
 int cw_loan_next(cw_client *client, uint64_t *loan);
 
 /* ---- devices ---- */

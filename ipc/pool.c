@@ -48,6 +48,8 @@ _Static_assert(sizeof(struct head) == 64 && offsetof(struct cell_meta, function)
                    sizeof(struct cell_meta) == sizeof(((struct cw_cell *)0)->meta),
                "layout");
 
+#define META_BYTES offsetof(struct cell_meta, reserved)
+
 enum figure { FIGURE_TASKS, FIGURE_BUSY_NS, FIGURE_BYTES_IN, FIGURE_BYTES_OUT };
 
 struct parts { /* where all of it lies */
@@ -214,7 +216,7 @@ static uint32_t group_of(const struct cw_dispatch_view *view, uint64_t place) {
 /* What stands in a cell, copied and checked. */
 static void read_task(const struct parts *parts, uint32_t cell, uint64_t place, cw_task *out) {
     struct cell_meta meta;
-    cw_dispatch_read(&meta, meta_of(parts, cell), sizeof meta);
+    cw_dispatch_read(&meta, meta_of(parts, cell), META_BYTES);
     *out = (cw_task){.cell = cell,
                      .data = data_of(parts, cell),
                      .place = place,
@@ -253,7 +255,7 @@ int cw_pool_submit(cw_pool *pool, const cw_task *task) {
                              .function = task->function,
                              .slot = task->slot,
                              .function_bytes = task->function_bytes};
-    cw_dispatch_write(meta_of(&pool->parts, task->cell), &meta, sizeof meta);
+    cw_dispatch_write(meta_of(&pool->parts, task->cell), &meta, META_BYTES);
     return cw_dispatch_submit(&pool->parent, task->group, task->cell);
 }
 
@@ -467,11 +469,12 @@ void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
     CW_ASSERT(task->size_bytes <= CW_POOL_DATA_MAX);
     const struct cw_dispatch_view *view = &worker->parts.view;
     struct cell_meta meta;
-    cw_dispatch_read(&meta, meta_of(&worker->parts, task->cell), sizeof meta);
+    cw_a64 *kind_and_size = meta_of(&worker->parts, task->cell);
+    cw_dispatch_read(&meta, kind_and_size, offsetof(struct cell_meta, function));
     uint64_t in_bytes = meta.size_bytes;
     meta.kind = task->kind;
     meta.size_bytes = task->size_bytes;
-    cw_dispatch_write(meta_of(&worker->parts, task->cell), &meta, 8);
+    cw_dispatch_write(kind_and_size, &meta, offsetof(struct cell_meta, function));
     count(worker, FIGURE_TASKS, 1);
     count(worker, FIGURE_BUSY_NS, (uint64_t)cw_dispatch_elapsed_ns(view, task->cell));
     count(worker, FIGURE_BYTES_IN, in_bytes + extra_in);

@@ -310,10 +310,10 @@ def test_without_its_broker_a_library_gets_back_what_was_lent(program, name, own
         lib.cw_broker_stop(connection.pointer)
         while not connection.lost:
             time.sleep(0.01)
-        make(np.ones(10))
+        make(np.ones(10))  # looks what has come back
         assert len(_loans._kept) == 1 and kept.shape == (1000,)
         kept.close()
-        make(np.ones(10))
+        _loans.collect()
         assert not _loans._kept
         """,
         CAUSEWAY_DIR=own_broker,

@@ -41,6 +41,9 @@ class Mapped(IMapIterator):
         engine = self.engine
         try:
             while True:
+                ready = self._ready
+                while ready and ready[0][0]:  # nobody else takes them; next() raises what failed
+                    yield ready.popleft()[1]
                 left = None if until is None else max(0.0, until - time.monotonic())
                 try:
                     found = [self.next(left)]

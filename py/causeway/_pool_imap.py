@@ -139,7 +139,9 @@ class IMapIterator(Job):
             if self._counts_taken:
                 self._given.pop(number, None)
                 self.room.notify_all()
-        self._look_for_end()
+            ended = not self._settled and self._length is not None and self._count >= self._length
+        if ended:
+            self.engine.job_done(self)
         self.engine.notify()
 
     def _has_come(self, number: int) -> bool:

@@ -92,7 +92,9 @@ def ends() -> Iterator[Ends]:
     yield Ends()
 
 
-def serve(end: Any, functions: dict[bytes, Callable[[Any], Any]], most: int = 0) -> threading.Thread:
+def serve(
+    end: Any, functions: dict[bytes, Callable[[Any], Any]], most: int = 0
+) -> threading.Thread:
     """Serves on a thread; its handler is thread.handler."""
     handler = Handler(end, functions)
     thread = threading.Thread(target=end.serve, args=(handler, most))

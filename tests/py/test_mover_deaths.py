@@ -168,6 +168,53 @@ def test_a_client_killed_while_the_mover_writes_for_it(tmp_path):
 
 
 @double
+def test_who_writes_anew_what_a_dead_client_had_copied_waits_for_the_mover(tmp_path):
+    # The copy goes on for longer than the poison of the dead needs to be final.
+    mover = wrapper(tmp_path, "copy=delay:1100000", times=1000)
+    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
+        run(
+            """
+            source = cw.put("source", cw.asarray(random(1000), device="cuda:0"))
+            target = cw.put("target", cw.zeros(1000, device="cuda:1"))
+            def die():
+                while figure("mover_starts") == 0: time.sleep(0.01)
+                time.sleep(0.3)
+                os.kill(os.getpid(), signal.SIGKILL)
+            threading.Thread(target=die).start()
+            target.copy_from(source)
+            """,
+            check=False,
+        )
+        run("""
+            target = cw.get("target")
+            with target.writing(1, whole=True): pass
+            assert figure("jobs_done") == 1  # it is over
+            target.copy_from(np.ones(1000))
+            time.sleep(0.5)
+            assert (target.to("cpu").numpy() == 1).all()
+        """)
+
+
+@double
+def test_a_copy_that_fails_in_the_midst_marks_its_target(tmp_path):
+    mover = wrapper(tmp_path, "copy@40=ILLEGAL_ADDRESS")
+    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
+        run("""
+            source = cw.asarray(random(2_000_001), device="cuda:0")
+            target = cw.zeros(2_000_001, device="cuda:1")
+            try: target.copy_from(source)
+            except cw.DeviceError: pass
+            else: raise AssertionError
+            try: target.wait()
+            except cw.ProducerDied: pass
+            else: raise AssertionError("nobody was told")
+            with target.writing(1, whole=True): pass
+            target.copy_from(source)
+            assert (target.to("cpu").numpy() == random(2_000_001)).all()
+        """)
+
+
+@double
 def test_a_broker_killed_while_the_mover_works(tmp_path):
     mover = wrapper(tmp_path, "copy=delay:300000", times=1000)
     folder = tmp_path / "b"

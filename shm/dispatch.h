@@ -36,7 +36,8 @@
  * finds nothing in its own queue, and has not for a moment (CW_DISPATCH_PATIENCE_NS). Which worker
  * is in which group is written down by the parent before it starts the worker (assign), or by the
  * worker when it opens, and deleted when it is buried: no count that a dead one would have to
- * lower. A group without workers has the bound 0: nothing of it can be stranded.
+ * lower. A group without workers has the bound 0, and nobody waits: nothing of it can be
+ * stranded.
  *
  * Waiting. A worker that finds nothing spins if one of its group's few places for spinners is free
  * (they are words that name it), then sleeps on its own word. The parent wakes a sleeper of the

@@ -284,7 +284,7 @@ class Pool:
             iterable: read in a thread of its own, four tasks a worker ahead of what is done.
             chunksize: items that a worker takes at one go.
             buffersize: tasks whose results were not asked for yet: the iterable is read only so far ahead, until
-                the pool is closed.
+                the pool is closed. Once the iterator is dropped, no more of it is read.
             progress: as for `map`; counts the results that were asked for.
         """
         return self._imap(IMapIterator, func, iterable, chunksize, buffersize, progress)

@@ -207,6 +207,9 @@ static void who_has_just_run_out_waits_before_it_steals(void **state) {
     assert_int_equal(idle_ns, 0); /* until it has one of its own */
     takes_nothing(2);
     take(0, 3);
+    bury(0, 1);
+    bury(1, 0);
+    take(2, 4); /* nobody is left to wait for */
 }
 
 static void a_worker_is_of_the_group_it_was_assigned_to(void **state) {

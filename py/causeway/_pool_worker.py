@@ -131,7 +131,9 @@ class _Handler:
         self._end = end
         self._gpu = gpu
         self._store = BlockStore(_KEEP_BYTES)
-        self._encoder = wire.Encoder(self._store, _dispatch.WORDS_MAX, transit=True)
+        self._encoder = wire.Encoder(
+            self._store, _dispatch.WORDS_MAX, transit=True, foreign=gpu is not None
+        )
         own = None if gpu is None else Device(OWN, group)
         ahead = None if gpu is None or own is None or gpu.told.workers > 1 else Ahead(end, own)
         self._arguments = Arguments(own, ahead)

@@ -88,6 +88,8 @@ class Pool:
     GPU than the worker's is copied there before func gets it, so what func writes into an argument reaches the caller's array
     only if they lay on one GPU: return it, or give `causeway.InOut`. By default `map` takes items one by one then.
 
+    Tensors of PyTorch and arrays of CuPy that lie on a GPU go by handle too.
+
     After each call of func the worker waits for all that it has begun on its GPU. If that has broken the CUDA
     context, the task raises `DeviceError` with CUDA's name for it, and the worker is replaced. Memory
     that is full is an exception of the task's.

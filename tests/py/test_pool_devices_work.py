@@ -278,6 +278,44 @@ def test_a_gpu_with_too_much_to_do_has_tasks_taken_from_it(program):
     """)
 
 
+@several
+def test_the_first_tasks_wait_until_each_gpu_has_a_worker(program):
+    program("""
+        def start(last):
+            if own() == last: time.sleep(1)
+        def look(w):
+            return own()
+        if __name__ == "__main__":
+            given = [cw.full(1000, i, device=f"cuda:{GPUS - 1}") for i in range(8)]
+            last = given[0].device_uuid
+            with Moved() as moved, pool_on("cuda", initializer=start, initargs=(last,)) as pool:
+                results = [pool.apply_async(look, (w,)) for w in given]
+                assert [r.get() for r in results] == [last] * 8
+            assert not any(moved.routes.values()), moved.routes
+    """)
+
+
+def test_a_pool_that_is_closed_or_ended_before_its_workers_have_started(program):
+    program("""
+        if __name__ == "__main__":
+            pool = cw.Pool(devices="cuda")
+            result = pool.map_async(abs, range(-50, 0))
+            pool.close()
+            pool.join()
+            assert result.get() == list(range(50, 0, -1))
+            pool = cw.Pool(devices="cuda")
+            result = pool.map_async(abs, range(-50, 0))
+            pool.terminate()
+            pool.join()
+            try: result.get(timeout=60)
+            except cw.Error as error: assert "terminated" in str(error)
+            else: assert result.successful()
+            with cw.Executor(devices="cuda") as executor:
+                futures = [executor.submit(time.sleep, 0.01) for _ in range(50)]
+                assert all(f.cancel() or f.result() is None for f in futures)
+    """)
+
+
 def test_an_executor_does_the_same(program):
     program("""
         def look(w, named=0):

@@ -133,6 +133,31 @@ def test_a_workers_own_gpu_is_its_first_one_and_the_others_come_behind(program):
     """)
 
 
+def test_a_worker_runs_on_its_share_of_the_cores_near_its_gpu(program):
+    program("""
+        from causeway import _pool_environment
+        from causeway._lib import lib
+        def look(_):
+            time.sleep(0.2)
+            mode = ctypes.c_int(-1)
+            asked = ctypes.CDLL(None).syscall(239, ctypes.byref(mode), None, 0, None, 0)      # get_mempolicy
+            allowed = asked == 0 and lib.cwpy_prefer_node(0) == 0
+            return os.getpid(), tuple(sorted(os.sched_getaffinity(0))), mode.value if allowed else None
+        if __name__ == "__main__":
+            mine = sorted(os.sched_getaffinity(0))
+            _pool_environment.cores_near = lambda bus, usable, sys: [[cpu] for cpu in mine[:4]]
+            _pool_environment.node_near = lambda bus, sys: 0
+            with cw.Pool(devices={"cuda:0": 2}) as pool:
+                seen = {pid: (cpus, mode) for pid, cpus, mode in pool.map(look, range(8))}
+            shares = sorted(cpus for cpus, _ in seen.values())
+            assert len(seen) == 2
+            if len(mine) > 1:
+                assert sorted(shares[0] + shares[1]) == mine[:4] and abs(len(shares[0]) - len(shares[1])) <= 1, shares
+            assert {mode for _, mode in seen.values()} <= {1, None}, "MPOL_PREFERRED, where the container lets it"
+            assert sorted(os.sched_getaffinity(0)) == mine
+    """)
+
+
 @several
 def test_numbers_are_by_the_callers_mask(program):
     program(

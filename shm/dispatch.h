@@ -67,7 +67,7 @@
  * Peeking. A worker may copy what lies in READY cells of its group without taking them, to have
  * their inputs ready. The words in a cell are written one by one with release (T43: the parent's
  * task, the taker's answer), and read one by one with acquire (T44) between two looks at the cell's
- * word (T45, T46): who reads a word that was written after the cell was taken sees that the cell
+ * word (T45): who reads a word that was written after the cell was taken sees that the cell
  * was taken. A copy that was not READY throughout is thrown away. Nobody waits, nothing is bound,
  * and a death of either side leaves nothing.
  *

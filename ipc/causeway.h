@@ -100,7 +100,14 @@ enum cw_array_flags {
      * page that is written takes memory of this process.
      */
     CW_PRIVATE = 16,
-    CW_POOL = 32 /* cw_array_new: another allocator carves it; its pieces are lent, see below */
+    CW_POOL = 32, /* cw_array_new: another allocator carves it; its pieces are lent, see below */
+    /*
+     * cw_array_new, on a GPU: when an allocation of this process there would fail, the array's
+     * bytes go to host memory, those first that were used last the longest time ago, and come back
+     * at the next use. Not while it is used, and never again once another process may know of it (a
+     * name, a handle, a fork). See cw_array_pin() for its address.
+     */
+    CW_EVICTABLE = 64
 };
 /*
  * Allocates an unnamed array on device ("cpu"). The caller owns *out: cw_array_close(). Asks the
@@ -115,6 +122,14 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
  */
 int cw_array_adopt(cw_client *client, int fd, uint64_t offset_bytes, const cw_layout *layout,
                    cw_array **out);
+/*
+ * A copy on a device of the array under a name, also where this process cannot reach its memory: on
+ * a GPU that CUDA_VISIBLE_DEVICES hides, or in a child of a process that used CUDA. causeway-mover
+ * copies, which the broker starts when it is first needed (about a second). Blocks until the last
+ * write to the array is complete, and the copy. The caller owns *out. -ENOENT; -ENODEV: no such
+ * device, or what the mover says; -EDQUOT, -EINTR, -EOWNERDEAD, -ECONNRESET.
+ */
+int cw_get_copy(cw_client *client, const char *name, const char *device, cw_array **out);
 /* Names an array. Who held the old one keeps it. -EEXIST (taken, without CW_REPLACE), -EINVAL (bad
  * name), -EDQUOT. A view of the array with another layout may be named: layout NULL means the
  * array's own; offset_bytes leads from the array's lowest byte (cw_array_data, unless strides are
@@ -188,6 +203,10 @@ int cw_array_read(const cw_array *array, uint64_t offset_bytes, void *destinatio
  */
 int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
                   uint64_t size_bytes, void *stream);
+/* As a stream of cw_array_copy(): one of the library's own, where the target lies on a GPU; else
+ * NULL is meant. A host array that is the source must stay open until the copy is complete, which
+ * cw_array_wait() of the target tells. */
+#define CW_STREAM_OWN ((void *)-1)
 /*
  * Many copies as one piece of work: put in order once, given to the driver by one call where it has
  * that, and told to others when all of them were submitted. They may run in any order, so no target
@@ -214,6 +233,17 @@ int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source
 int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int gpu,
                       uint64_t size_bytes, void *stream);
 
+/*
+ * Brings an array with CW_EVICTABLE back if it is away, and keeps it where it is until as many
+ * cw_array_unpin(): only so long cw_array_data() holds. Calls that work on the array do this by
+ * themselves, and the sections from begin to end. The copy back is put in order as the work of a
+ * stream. Other arrays: nothing to be done, 0. -EDQUOT: no room for it; it stays away, whole.
+ */
+int cw_array_pin(cw_array *array);
+void cw_array_unpin(cw_array *array);
+/* 1 while the bytes of an array with CW_EVICTABLE are in host memory. */
+int cw_array_away(const cw_array *array);
+
 /* ---- loans: arrays that another allocator carves out of an array of ours ---- */
 
 /*
@@ -234,7 +264,7 @@ int cw_array_at(cw_client *client, const void *address, uint64_t size_bytes, cw_
 int cw_array_borrow(cw_client *client, const void *address, uint64_t size_bytes, cw_array **out,
                     uint64_t *loan);
 /* A loan that nobody holds any more, and on whose memory no stream is at work; each is told once.
- * -EAGAIN: none. Does not block. */
+ * Once the broker is gone: one that this process does not hold. -EAGAIN: none. Does not block. */
 int cw_loan_next(cw_client *client, uint64_t *loan);
 
 /* ---- devices ---- */
@@ -292,11 +322,15 @@ typedef struct cw_link_info {
     int reaches;               /* one GPU can use the other's memory (a GPU its own) */
     int rank;                  /* of the driver: the lower, the faster; -1 unknown */
     int atomics;               /* atomic operations work across the link */
-    uint64_t bytes_per_second; /* measured; 0: not measured */
+    int route;                 /* 1 the same GPU, 2 its copy engine, 3 staged: through the host */
+    uint64_t bytes_per_second; /* by that route, measured; 0: not measured */
 } cw_link_info;
-/* How the GPU from reaches the memory of the GPU to. measured 1: copies between them for some
+/* How bytes get from the GPU from to the GPU to. measured 1: copies between them for some
  * milliseconds, which takes memory and a context on both. -ENODEV, -EDQUOT. */
 int cw_link_stat(int from, int to, int measured, cw_link_info *out);
+/* The same as the broker knows it, who keeps it for the node. Where nobody has measured yet this
+ * call does. -ENODEV, -EDQUOT, -ECONNRESET. */
+int cw_link_known(cw_client *client, int from, int to, cw_link_info *out);
 
 /* ---- GPU work in order: arrays that streams of several processes use ---- */
 
@@ -573,8 +607,8 @@ int cw_worker_peek(cw_worker *worker, uint32_t nth, void *buffer, cw_task *out);
 /* The bytes of a task's function, in place. */
 const void *cw_worker_function(cw_worker *worker, const cw_task *task);
 /* Answers a task: data of size_bytes and kind as they stand. extra_in and extra_out: bytes that
- * went with task and answer beside their data. In any order, any thread; another one than that
- * which takes calls cw_worker_settle() then. */
+ * went with task and answer beside their data. In any order; any thread, one at a time: the
+ * caller's lock. Another one than that which takes calls cw_worker_settle() then. */
 void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
                       uint64_t extra_out);
 /* Sees to it that answers are collected though nobody listens; cw_worker_take() does so itself. To

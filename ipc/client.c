@@ -158,6 +158,7 @@ static void client_free(cw_client *client) {
     pthread_mutex_destroy(&client->lock);
     pthread_mutex_destroy(&client->sock_lock);
     pthread_mutex_destroy(&client->lane_lock);
+    pthread_cond_destroy(&client->moved);
     free(client->address);
     free(client->log_path);
     free(client);
@@ -270,6 +271,7 @@ static cw_client *client_new(const struct cw_address *address, const char *name_
     pthread_mutex_init(&client->lock, NULL);
     pthread_mutex_init(&client->sock_lock, NULL);
     pthread_mutex_init(&client->lane_lock, NULL);
+    pthread_cond_init(&client->moved, NULL);
     if (client->address && client->log_path)
         return client;
     client_free(client);

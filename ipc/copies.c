@@ -9,6 +9,7 @@
 #include "ipc/broken.h"
 #include "ipc/cuda_backend.h"
 #include "ipc/fence.h"
+#include "ipc/job.h"
 #include "ipc/section.h"
 
 struct range { /* for N3 */
@@ -161,6 +162,9 @@ static int begin(const struct batch *b, cw_work **work) {
 /* Both on GPUs, in memory that the stream's GPU reaches: one of many in one call. */
 static bool list(struct batch *b, const cw_pair *pair) {
     struct cw_slab *to = pair->target->home_slab, *from = pair->source->home_slab;
+    enum cw_wish wish = CW_WISH_NONE;
+    if (to->device != from->device && (cw_route_wish(&wish) != 0 || wish != CW_WISH_NONE))
+        return false;
     if (to->device_kind != CW_DEVICE_CUDA || from->device_kind != CW_DEVICE_CUDA ||
         cw_cuda_admit(b->gpu, &to->rw) != 0 || cw_cuda_admit(b->gpu, &from->rw) != 0)
         return false;
@@ -274,16 +278,9 @@ static int run_on_host(const struct batch *b) {
     return code;
 }
 
-int cw_array_copy_many(const cw_pair *pairs, uint64_t count, void *stream) {
+static int copy_many(const cw_pair *pairs, uint64_t count, void *stream) {
     struct batch b = {.pairs = pairs, .count = count};
     cw_work *work;
-    if (count == 0)
-        return 0;
-    if (!pairs)
-        return cw_fail(-EINVAL, "pairs of arrays are needed, NULL was given");
-    if (count > CW_PAIRS_MAX)
-        return cw_fail(-EINVAL, "%llu copies in one call, %u are the most: make several calls",
-                       (unsigned long long)count, CW_PAIRS_MAX);
     int code = check(pairs, count);
     if (code == 0)
         code = choose_stream(&b, stream);
@@ -303,4 +300,35 @@ int cw_array_copy_many(const cw_pair *pairs, uint64_t count, void *stream) {
     if (b.ours && code == 0)
         code = cw_stream_wait(b.gpu->ordinal, b.stream, 0);
     return cw_broken_serve(code);
+}
+
+/* Ends the pins of both ends of so many pairs. */
+static void unpin(const cw_pair *pairs, uint64_t count) {
+    for (uint64_t i = 0; i < count; i++) {
+        cw_array_unpin(pairs[i].target);
+        cw_array_unpin(pairs[i].source);
+    }
+}
+
+int cw_array_copy_many(const cw_pair *pairs, uint64_t count, void *stream) {
+    int code = 0;
+    if (count == 0)
+        return 0;
+    if (!pairs)
+        return cw_fail(-EINVAL, "pairs of arrays are needed, NULL was given");
+    if (count > CW_PAIRS_MAX)
+        return cw_fail(-EINVAL, "%llu copies in one call, %u are the most: make several calls",
+                       (unsigned long long)count, CW_PAIRS_MAX);
+    for (uint64_t i = 0; i < count && code == 0; i++) {
+        code = cw_array_pin(pairs[i].target);
+        if (code == 0 && (code = cw_array_pin(pairs[i].source)) != 0)
+            cw_array_unpin(pairs[i].target);
+        if (code)
+            unpin(pairs, i);
+    }
+    if (code)
+        return code;
+    code = copy_many(pairs, count, stream);
+    unpin(pairs, count);
+    return code;
 }

@@ -316,10 +316,25 @@ void cw_cuda_register_host(const struct cw_gpu *gpu, struct cw_mapping *mapping)
     pthread_mutex_unlock(&lock);
 }
 
+/* A GPU whose context is open; NULL: none is. */
+static const struct cw_gpu *any_open(void) {
+    const struct cw_gpu *gpu;
+    int count = 0;
+    if (cw_gpu_count(&count) != 0)
+        return NULL;
+    for (int i = 0; i < count; i++)
+        if (cw_gpu_peek(i, &gpu) == 0 && gpu->context)
+            return gpu;
+    return NULL;
+}
+
 void cw_backend_forget_host(struct cw_mapping *mapping) {
     const struct cw_cuda *cuda = mapping->reachers ? cw_cuda_opened() : NULL;
-    if (cuda)
+    const struct cw_gpu *gpu = cuda ? any_open() : NULL;
+    if (gpu && cw_gpu_enter(gpu) == 0) { /* without a context the driver refuses */
         cuda->cuMemHostUnregister(mapping->base);
+        cw_gpu_leave(gpu);
+    }
     mapping->reachers = 0;
 }
 

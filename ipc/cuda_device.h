@@ -32,6 +32,7 @@ struct cw_gpu {
     CUcontext context;
     uint64_t granule_bytes; /* slabs are multiples of it */
     CUstream copies;        /* ours, non-blocking: what has no stream of its own runs here */
+    CUstream ahead;         /* the same, for what nobody waits for on the CPU */
     cw_a32 fault; /* CUresult, 0 none: the driver has given the context up for good (broken.h) */
     CUstream departures; /* but copies to the host here, beside those that come */
 };

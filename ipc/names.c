@@ -52,15 +52,13 @@ static int find(cw_client *client, const char *name, const struct key *key,
     return code == -ECONNRESET ? cw_client_lost(client) : code;
 }
 
-int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out) {
+static int get(cw_client *client, const char *name, uint32_t flags, cw_array **out) {
     struct key key;
     struct cw_found found;
     struct cw_shape shape;
     if (!out)
         return cw_fail(-EINVAL, "a place for the array is needed, NULL was given");
-    int code = cw_open_flags_check("cw_get", flags);
-    if (code == 0)
-        code = make_key(client, name, &key);
+    int code = make_key(client, name, &key);
     if (code)
         return code;
     pthread_mutex_lock(&client->lock);
@@ -79,6 +77,15 @@ int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out) 
     }
     pthread_mutex_unlock(&client->lock);
     return code;
+}
+
+int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out) {
+    int code = cw_open_flags_check("cw_get", flags);
+    return code ? code : get(client, name, flags, out);
+}
+
+int cw_get_distant(cw_client *client, const char *name, cw_array **out) {
+    return get(client, name, CW_DISTANT, out);
 }
 
 /* The layout to be put, and where its lowest byte lies within the array. */
@@ -106,8 +113,8 @@ static int put_view(const cw_array *array, const cw_layout *layout, uint64_t off
     return 0;
 }
 
-int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
-                 uint64_t offset_bytes) {
+static int put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
+               uint64_t offset_bytes) {
     struct key key;
     struct cw_shape shape;
     uint8_t meta[CW_META_BYTES_MAX];
@@ -148,6 +155,16 @@ int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_lay
         cw_heap_collect(client, false);
         pthread_mutex_unlock(&client->lock);
     }
+    return code;
+}
+
+int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
+                 uint64_t offset_bytes) {
+    int code = cw_array_pin(array); /* once others may know of it, it stays */
+    if (code)
+        return code;
+    code = put(array, name, flags, layout, offset_bytes);
+    cw_array_unpin(array);
     return code;
 }
 

@@ -42,7 +42,7 @@
 
 #include <stdint.h>
 
-#define CW_PROTOCOL_VERSION 2u
+#define CW_PROTOCOL_VERSION 3u
 #define CW_HELLO_MAGIC      0x6361757365776179ull /* "causeway" */
 #define CW_MESSAGE_MAX      8192u                 /* bytes of any message, header included */
 #define CW_OP_REPLY         0x8000u
@@ -79,6 +79,12 @@ enum cw_op {
     CW_OP_PING,       /* reply: nothing */
     CW_OP_TRANSIT_ANCHOR, /* no reply: the transit does not end by its limit while the block named
                              beside its token is alive (an item of a queue, and the queue) */
+    CW_OP_COPY,       /* a job for causeway-mover. Replies when it is done; CANCEL ends it while the
+                         mover has not taken it */
+    CW_OP_MOVER_NEXT, /* of the broker's own mover alone: replies with a job when there is one */
+    CW_OP_MOVER_DONE, /* no reply: a job has ended, well or with a sentence */
+    CW_OP_LINK,       /* reply: what is known of the way between two GPUs, or -ENOENT */
+    CW_OP_LINK_KEEP,  /* no reply: what somebody measured */
 };
 
 struct cw_message {
@@ -171,6 +177,38 @@ struct cw_holders {   /* HOLDERS reply; then count (at most 64 listed) pids, uin
     uint8_t device_uuid[16];
 };
 
+struct cw_place { /* bytes of a block */
+    uint32_t slab, block;
+    uint64_t gen;
+    uint64_t offset_bytes; /* in the block */
+};
+struct cw_copy { /* COPY body */
+    struct cw_place source, target;
+    uint64_t size_bytes;
+};
+struct cw_job { /* MOVER_NEXT reply */
+    uint64_t job;
+    struct cw_copy copy;
+};
+struct cw_job_end { /* MOVER_DONE body; then text_bytes of a sentence */
+    uint64_t job;
+    int32_t status; /* 0 or negative errno: what the client hears */
+    uint32_t text_bytes;
+};
+enum cw_link_route { CW_LINK_SAME = 1, CW_LINK_PEER, CW_LINK_STAGED };
+struct cw_link { /* LINK body (from and to count); its reply; LINK_KEEP body */
+    uint8_t from_uuid[16], to_uuid[16]; /* bytes go from that GPU to this one */
+    uint32_t route;                     /* enum cw_link_route */
+    int32_t rank;                       /* as the driver has it; -1 unknown */
+    uint32_t atomics;                   /* 1: they work across it */
+    uint32_t reserved;
+    uint64_t bytes_per_second; /* by that route; 0 not measured */
+};
+
+_Static_assert(sizeof(struct cw_place) == 24 && sizeof(struct cw_copy) == 56 &&
+                   sizeof(struct cw_job) == 64 && sizeof(struct cw_job_end) == 16 &&
+                   sizeof(struct cw_link) == 56,
+               "layout");
 _Static_assert(sizeof(struct cw_message) == 24 && sizeof(struct cw_hello) == 48 &&
                    sizeof(struct cw_hello_reply) == 32 && sizeof(struct cw_slab_info) == 48 &&
                    sizeof(struct cw_slab_request) == 32 && sizeof(struct cw_put) == 40 &&

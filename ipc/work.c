@@ -24,7 +24,7 @@ static struct cw_order *order_of(const cw_array *array) {
 
 /* ---- one array ---- */
 
-static int begin(cw_array *array, void *stream, bool writing, int64_t timeout_ns) {
+static int begin_pinned(cw_array *array, void *stream, bool writing, int64_t timeout_ns) {
     struct cw_fences *fences;
     struct cw_section *section;
     const cw_use use = {.array = array, .writing = writing};
@@ -37,6 +37,17 @@ static int begin(cw_array *array, void *stream, bool writing, int64_t timeout_ns
     return cw_broken_serve(code);
 }
 
+/* An evictable array stays where it is until the end. */
+static int begin(cw_array *array, void *stream, bool writing, int64_t timeout_ns) {
+    int code = cw_array_pin(array);
+    if (code)
+        return code;
+    code = begin_pinned(array, stream, writing, timeout_ns);
+    if (code)
+        cw_array_unpin(array);
+    return code;
+}
+
 static int end(cw_array *array, void *stream, bool writing, bool whole) {
     struct cw_fences *fences;
     struct cw_section *section;
@@ -45,11 +56,14 @@ static int end(cw_array *array, void *stream, bool writing, bool whole) {
         return code;
     pthread_mutex_lock(&fences->lock);
     code = cw_section_find(fences, array, stream, writing, &section);
-    if (code == 0) {
+    bool found = code == 0;
+    if (found) {
         section->held->whole = whole;
         code = cw_section_end(array->client, fences, section, false);
     }
     pthread_mutex_unlock(&fences->lock);
+    if (found)
+        cw_array_unpin(array);
     return cw_broken_serve(code);
 }
 
@@ -120,17 +134,28 @@ static int collect(const cw_use *given, uint32_t count, cw_use *uses, uint32_t *
     return 0;
 }
 
-int cw_work_begin(const cw_use *given, uint32_t count, void *stream, int64_t timeout_ns,
-                  cw_work **out) {
+/* Evictable arrays stay where they are. */
+static int pin_all(const cw_use *uses, uint32_t count) {
+    int code = 0;
+    uint32_t pinned = 0;
+    while (pinned < count && (code = cw_array_pin(uses[pinned].array)) == 0)
+        pinned++;
+    while (code && pinned > 0)
+        cw_array_unpin(uses[--pinned].array);
+    return code;
+}
+
+static void unpin_all(const cw_use *uses, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        cw_array_unpin(uses[i].array);
+}
+
+static int begin_work(const cw_use *given, uint32_t count, void *stream, int64_t timeout_ns,
+                      cw_work **out) {
     cw_use few[8], *uses = few;
     struct cw_fences *fences;
     struct cw_section *section = NULL;
     uint32_t kept;
-    if (!out || (count && !given))
-        return cw_fail(-EINVAL, "arrays and a place for the work are needed, NULL was given");
-    *out = NULL;
-    if (count == 0)
-        return 0;
     if (count > sizeof few / sizeof *few && !(uses = malloc(count * sizeof *uses)))
         return cw_fail(-EDQUOT, "no memory for the books of %u arrays", count);
     int code = collect(given, count, uses, &kept);
@@ -140,11 +165,45 @@ int cw_work_begin(const cw_use *given, uint32_t count, void *stream, int64_t tim
         if (code == 0)
             code = cw_section_begin(client, fences, uses, kept, true, stream, timeout_ns, &section);
     }
+    if (code == 0 && kept)
+        (void)pin_all(uses, kept); /* once each, until the end: they are here, so it cannot fail */
     if (uses != few)
         free(uses);
     if (code == 0)
         *out = section;
     return cw_broken_serve(code);
+}
+
+int cw_work_begin(const cw_use *given, uint32_t count, void *stream, int64_t timeout_ns,
+                  cw_work **out) {
+    if (!out || (count && !given))
+        return cw_fail(-EINVAL, "arrays and a place for the work are needed, NULL was given");
+    *out = NULL;
+    if (count == 0)
+        return 0;
+    int code = pin_all(given, count);
+    if (code)
+        return code;
+    code = begin_work(given, count, stream, timeout_ns, out);
+    unpin_all(given, count);
+    return code;
+}
+
+/* The evictable ones of a piece of work, to be unpinned when its lock is not held. The lock is
+ * held. */
+static cw_use *pinned_of(const cw_work *work, uint32_t *count) {
+    cw_use *uses = NULL;
+    *count = 0;
+    for (uint32_t i = 0; i < work->held_count; i++) {
+        if (!work->held[i].array->evict)
+            continue;
+        if (!uses)
+            uses = malloc(work->held_count * sizeof *uses);
+        if (!uses)
+            return NULL; /* they stay where they are */
+        uses[(*count)++] = (cw_use){.array = (cw_array *)(uintptr_t)work->held[i].array};
+    }
+    return uses;
 }
 
 static int end_work(cw_work *work, bool failed) {
@@ -157,10 +216,14 @@ static int end_work(cw_work *work, bool failed) {
         code = cw_fences_of(client, &fences);
     if (code)
         return code;
+    uint32_t pinned;
     pthread_mutex_lock(&fences->lock);
+    cw_use *uses = pinned_of(work, &pinned);
     code =
         work->open ? cw_section_end(client, fences, work, failed) : cw_gpu_check(work->stream->gpu);
     pthread_mutex_unlock(&fences->lock);
+    unpin_all(uses, pinned);
+    free(uses);
     return cw_broken_serve(code);
 }
 
@@ -179,11 +242,15 @@ int cw_work_fail(cw_work *work, int code) {
 
 static int await(cw_array *array, bool uses, int64_t timeout_ns) {
     struct cw_fences *fences;
-    int code = open_call(array, &fences);
-    if (code || !fences || cw_order_unused(order_of(array)))
+    int code = cw_array_pin(array);
+    if (code)
         return code;
-    return cw_broken_serve(
-        cw_order_await(array->client, fences, order_of(array), uses, timeout_ns));
+    code = open_call(array, &fences);
+    if (code == 0 && fences && !cw_order_unused(order_of(array)))
+        code = cw_broken_serve(
+            cw_order_await(array->client, fences, order_of(array), uses, timeout_ns));
+    cw_array_unpin(array);
+    return code;
 }
 
 int cw_array_wait(cw_array *array, int64_t timeout_ns) {

@@ -1,4 +1,4 @@
-"""Builds the wheel: the package, its extension, and the programs causewayd and causeway beside it.
+"""Builds the wheel: the package, its extension, and the programs causewayd, causeway-mover and causeway beside it.
 
 The C parts come from a build folder that make has filled; CAUSEWAY_BUILD_DIR names it (absolute). The extension is
 linked against libcauseway.a there, so the wheel needs nothing else of ours on the machine. One wheel serves Python
@@ -19,7 +19,7 @@ DISPATCH_PARTS = (
     "_worker", "_defer", "_queue",
 )  # fmt: skip
 BUILD = Path(os.environ.get("CAUSEWAY_BUILD_DIR", ROOT / "build"))
-PROGRAMS = ["causewayd", "causeway"]
+PROGRAMS = ["causewayd", "causeway-mover", "causeway"]
 
 
 class BuildWithPrograms(build_py):

@@ -6,6 +6,7 @@ converted on the host alone.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from causeway import _gpu, _order, layouts
 from causeway import array as arrays
 from causeway._lib import check_again, ffi, lib
 from causeway.layouts import Layout
-from causeway.views import copy_values
+from causeway.views import Lease, copy_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from causeway.array import Array
 
 __all__ = [
+    "ahead",
+    "arrived",
     "assign",
     "copy",
     "duplicate",
@@ -168,6 +171,44 @@ def fill(target: Array, value: Any) -> None:
     values = np.empty(layout.shape, layout.dtype)
     np.copyto(values, value, casting="unsafe")
     _write(target, values)
+
+
+# What a copy that goes on reads on the host, by the lease of its target.
+_sources: weakref.WeakKeyDictionary[Lease, Lease] = weakref.WeakKeyDictionary()
+
+
+def ahead(source: Array, device: str) -> Array:
+    """This array on a device, copied by a stream of ours that nobody waits for."""
+    if source.device == device:
+        if source.evictable:
+            pointer = arrays.usable(source._open_lease())
+            check_again(lib.cw_array_pin, pointer)
+            lib.cw_array_unpin(pointer)
+        return source
+    layout = source._layout_now()
+    if device == "cpu" or not layouts.is_gapless(layout):
+        return duplicate(source, device)
+    made = arrays.new(layout, device=device)
+    to, of = made._open_lease(), source._open_lease()
+    stream = ffi.cast("void *", -1)
+    check_again(
+        lib.cw_array_copy,
+        arrays.usable(to),
+        _low(made),
+        arrays.usable(of),
+        _low(source),
+        layout.span,
+        stream,
+    )
+    if of.gpu < 0:
+        # Should the target go first, the copy reads what is there: nobody sees it any more.
+        _sources[to] = of
+    return made
+
+
+def arrived(lease: Lease) -> None:
+    """What was copied here is complete: its source may go."""
+    _sources.pop(lease, None)
 
 
 def lies_on_gpu(value: Any) -> bool:

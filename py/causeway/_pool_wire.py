@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 APPLY, MAP, STARMAP, MESSAGE = range(1, 5)
 # What an answer is.
 ANSWER_NONE, ANSWER_VALUE, ANSWER_MESSAGE = range(1, 4)
-plain_loads = pickle.loads
+plain_loads = _dispatch.plain_loads
 
 _SCALARS = (
     np.float64, np.int64, np.bool_, np.float32, np.int32, np.uint8, np.uint32, np.uint64, np.int8, np.int16,

@@ -83,6 +83,6 @@ bench)
 *)
     [ $# -gt 0 ] || "$build/tests/gpu/fence_deaths" "${DEATHS:-1000}" 8
     # shellcheck disable=SC2046 # names without spaces
-    pytests "$@" $(cd "$tests/py" && ls test_cuda*.py)
+    pytests "$@" $(cd "$tests/py" && ls test_cuda*.py test_mover*.py test_evict*.py)
     ;;
 esac

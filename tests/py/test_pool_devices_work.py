@@ -5,62 +5,18 @@ Each test is a program of its own, on four GPUs of the test double or on those o
 
 from __future__ import annotations
 
-import os
 import subprocess
-import textwrap
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import cuda_support
+import device_pools
 import pytest
 
 cuda_support.require()
-GPUS = cuda_support.real_gpus() if cuda_support.REAL else 4
-several = pytest.mark.skipif(GPUS < 2, reason="no second GPU")
+several = pytest.mark.skipif(device_pools.GPUS < 2, reason="no second GPU")
 on_the_double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double")
-
-# What programs of this module begin with.
-HEAD = """
-import collections, contextlib, json, os, subprocess, sys, threading, time
-import multiprocessing as mp
-import numpy as np
-import causeway as cw
-
-GPUS = int(os.environ["CAUSEWAY_TEST_GPUS"])
-
-def status():
-    told = subprocess.run([os.environ["CAUSEWAY_COMMAND"], "status", "--json"], capture_output=True, check=True)
-    return json.loads(told.stdout)
-
-class Moved:
-    '''Bytes that went by each route within the `with`, at whose end no client lives that has come meanwhile.'''
-    def __enter__(self):
-        cw.names()
-        self.before = status()
-        return self
-    def __exit__(self, *_):
-        while len(status()["clients"]) > len(self.before["clients"]):
-            time.sleep(0.01)
-        now, was = status()["counters"], self.before["counters"]
-        self.routes = {name: now[name] - was[name] for name in now if name.startswith("bytes_")}
-
-@contextlib.contextmanager
-def pool_on(devices="cuda", **options):
-    '''A Pool that is closed and waited for.'''
-    with cw.Pool(devices=devices, **options) as pool:
-        yield pool
-        pool.close()
-        pool.join()
-
-def own():
-    '''The UUID of this process's first GPU.'''
-    return cw.empty(1, device="cuda").device_uuid
-
-def wait(a=None):
-    '''Long enough that all workers have begun.'''
-    time.sleep(0.2)
-    return own(), os.getpid()
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,18 +28,8 @@ def gpus(broker_folder: Path) -> Iterator[None]:
 
 @pytest.fixture
 def program(script):
-    """Runs a text after HEAD; its main part stands under `if __name__ == "__main__":`."""
-
-    def run(text: str, **options: object) -> str:
-        environment = {
-            **os.environ,
-            "CAUSEWAY_COMMAND": str(cuda_support.COMMAND),
-            "CAUSEWAY_TEST_GPUS": str(GPUS),
-            **options.pop("env", {}),  # type: ignore[dict-item]
-        }
-        return str(script(HEAD + textwrap.dedent(text), env=environment, **options).stdout)
-
-    return run
+    """Runs a text after what device_pools has."""
+    return partial(device_pools.run, script)
 
 
 @several
@@ -212,6 +158,20 @@ def _uuid(index: int) -> str:
     command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
     told = subprocess.run(command, capture_output=True, text=True, check=True)
     return told.stdout.split()[index]
+
+
+def test_libraries_are_told_not_to_take_all_memory_of_every_gpu(program):
+    program(
+        """
+        def look():
+            return os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"], os.environ["TF_FORCE_GPU_ALLOW_GROWTH"]
+        if __name__ == "__main__":
+            with cw.Pool(devices="cuda:0") as pool:
+                assert pool.apply(look) == ("false", "whatever the user wants")
+            assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in os.environ
+        """,
+        env={"TF_FORCE_GPU_ALLOW_GROWTH": "whatever the user wants"},
+    )
 
 
 def test_a_script_that_sets_its_own_mask_does_not_take_it_from_the_workers(script):

@@ -154,14 +154,21 @@ static CUresult empty_piece(struct stage *stage, const struct cw_gpu *to, struct
     return result;
 }
 
+/* How large the pieces of a copy are. */
+static uint64_t piece_bytes(uint64_t size_bytes) {
+    uint64_t share = (size_bytes / CW_STAGE_SHARE + 0xffff) & ~0xffffull;
+    return share < CW_STAGE_LEAST_BYTES   ? CW_STAGE_LEAST_BYTES
+           : share > CW_STAGE_CHUNK_BYTES ? CW_STAGE_CHUNK_BYTES
+                                          : share;
+}
+
 /* Submits all pieces. The lock is held. */
 static CUresult submit(struct stage *stage, const struct cw_gpu *to, struct landing *landing,
                        CUdeviceptr target, CUdeviceptr source, uint64_t size_bytes) {
+    const uint64_t most = piece_bytes(size_bytes);
     CUresult result = CUDA_SUCCESS;
-    for (uint64_t at = 0; at < size_bytes && result == CUDA_SUCCESS; at += CW_STAGE_CHUNK_BYTES) {
-        uint64_t piece = size_bytes - at;
-        if (piece > CW_STAGE_CHUNK_BYTES)
-            piece = CW_STAGE_CHUNK_BYTES;
+    for (uint64_t at = 0; at < size_bytes && result == CUDA_SUCCESS; at += most) {
+        uint64_t piece = size_bytes - at < most ? size_bytes - at : most;
         unsigned i = stage->next++ % CW_STAGE_CHUNKS;
         result = fill_piece(stage, i, source + at, piece);
         if (result == CUDA_SUCCESS)
@@ -199,20 +206,34 @@ static void abandon(struct stage *stage, const struct cw_gpu *to, struct landing
     }
 }
 
-/* Waits for a copy. The source's context may be broken, which an event of the target's does not
- * tell. */
-static CUresult await(const struct stage *stage, CUevent end) {
+/* Asks a stage's stream whether its context still works: an event of the target's does not tell
+ * that the source's is broken. */
+static CUresult ask_source(const struct stage *stage) {
     const struct cw_cuda *cuda = stage->from->cuda;
-    CUresult result = cuda->cuEventSynchronize(end), source = CUDA_SUCCESS;
-    if (result == CUDA_SUCCESS)
-        source = cuda->cuCtxPushCurrent(stage->from->context);
-    if (result == CUDA_SUCCESS && source == CUDA_SUCCESS) {
-        source = cuda->cuStreamQuery(stage->out);
-        cw_gpu_leave(stage->from);
-    }
-    return result != CUDA_SUCCESS || source == CUDA_ERROR_NOT_READY
-               ? result
-               : source; /* others' copies go on */
+    CUresult result = cuda->cuCtxPushCurrent(stage->from->context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = cuda->cuStreamQuery(stage->out);
+    cw_gpu_leave(stage->from);
+    return result == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : result; /* others' copies go on */
+}
+
+/* Waits for a copy. */
+static CUresult await(const struct stage *stage, const struct cw_gpu *to, CUevent end) {
+    CUresult result = to->cuda->cuCtxPushCurrent(to->context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = to->cuda->cuEventSynchronize(end);
+    to->cuda->cuEventDestroy(end);
+    cw_gpu_leave(to);
+    return result == CUDA_SUCCESS ? ask_source(stage) : result;
+}
+
+/* Lets a stream, whose context is current, go on behind a copy. */
+static CUresult precede(const struct cw_cuda *cuda, CUstream stream, CUevent end) {
+    CUresult result = cuda->cuStreamWaitEvent(stream, end, 0);
+    cuda->cuEventDestroy(end); /* the driver keeps it until it is reached */
+    return result;
 }
 
 int cw_stage_copy(struct cw_gpu *to, CUdeviceptr target, struct cw_gpu *from, CUdeviceptr source,
@@ -238,10 +259,8 @@ int cw_stage_copy(struct cw_gpu *to, CUdeviceptr target, struct cw_gpu *from, CU
     if (result != CUDA_SUCCESS)
         abandon(stage, to, landing);
     pthread_mutex_unlock(&stage->lock);
-    if (result == CUDA_SUCCESS) {
-        result = stream ? cuda->cuStreamWaitEvent(stream, end, 0) : await(stage, end);
-        cuda->cuEventDestroy(end);
-    }
+    if (result == CUDA_SUCCESS)
+        result = stream ? precede(cuda, stream, end) : await(stage, to, end);
     return result == CUDA_SUCCESS
                ? 0
                : cw_cuda_error(cuda, result,

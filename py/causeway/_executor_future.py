@@ -70,10 +70,11 @@ class Future(futures.Future[Any], Outcome, Job):
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         made: threading.Condition | None = self._made
         if made is None:
+            new = threading.Condition()  # not under the guard, which a finaliser may come to take
             with _guard:
                 made = self._made
                 if made is None:
-                    made = self._made = threading.Condition()
+                    made = self._made = new
         return made
 
     # ---- the future

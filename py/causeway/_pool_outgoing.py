@@ -258,6 +258,7 @@ class Outgoing:
                 _dispatch.DATA_MAX,
                 transit=False,
                 main=self._crew.main,
+                foreign=devices is not None,
                 groups=None if devices is None else devices.by_gpu,
                 peer=devices is not None and devices.peer,
             )

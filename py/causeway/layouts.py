@@ -73,8 +73,8 @@ class Layout:
     def origin(self) -> int:
         """Bytes from the lowest byte to element 0: more than 0 where strides are negative."""
         if self._origin is None:
-            steps = zip(self.shape, self.strides, strict=True) if self.size else ()
-            self._origin = sum((n - 1) * -step for n, step in steps if step < 0)
+            steps = zip(self.shape, self.strides, strict=True)
+            self._origin = sum((n - 1) * -step for n, step in steps if step < 0) if self.size else 0
         return self._origin
 
     @property

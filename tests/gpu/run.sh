@@ -65,6 +65,8 @@ with_folder() { # a folder of its own, which goes at the end
 bench() {
     export CAUSEWAY_DIR="$folder"
     "$python" "$tests/../tools/bench/bench_gpu.py" "$@"
+    "$python" "$tests/../tools/bench/bench_gpu_staged.py"
+    "$python" "$tests/../tools/bench/bench_gpu_pool.py"
 }
 
 mode=${1:-}
@@ -83,6 +85,6 @@ bench)
 *)
     [ $# -gt 0 ] || "$build/tests/gpu/fence_deaths" "${DEATHS:-1000}" 8
     # shellcheck disable=SC2046 # names without spaces
-    pytests "$@" $(cd "$tests/py" && ls test_cuda*.py test_mover*.py test_evict*.py)
+    pytests "$@" $(cd "$tests/py" && ls test_cuda*.py test_mover*.py test_evict*.py test_pool_devices*.py test_transfers_gpu.py test_overlap*.py test_gpu_examples.py)
     ;;
 esac

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import stat
 import subprocess
+import time
 from pathlib import Path
 
 import cuda_support
@@ -60,9 +62,9 @@ def status(folder: Path) -> dict[str, dict[str, int]]:
 
 
 @double
-@pytest.mark.parametrize("moment", [1, 2, 3, 4, 5, 7, 8])
+@pytest.mark.parametrize("moment", [1, 2, 3, 8, 9, 61, 62])
 def test_a_mover_killed_in_a_copy_is_started_again_and_the_copy_repeated(tmp_path, moment):
-    # Four pieces, each out and in: moment 8 is the last one's way in.
+    # 31 pieces, each out and in: moment 62 is the last one's way in.
     mover = wrapper(tmp_path, f"copy@{moment}=kill", times=2)
     with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
         run(
@@ -98,14 +100,15 @@ def test_movers_killed_again_and_again(tmp_path):
             folder, stop = os.environ["CAUSEWAY_DIR"], threading.Event()
             sys.path.insert(0, os.environ["TESTS"])
             from mover_support import movers
+            real = os.environ.get("CAUSEWAY_TEST_GPU") == "1"  # there it takes a second to begin
             def kill():
-                while not stop.wait(0.02 + 0.1 * np.random.random()):
+                while not stop.wait((1.5 if real else 0.02) + (1 if real else 0.1) * np.random.random()):
                     for pid in movers(folder):
                         os.kill(pid, signal.SIGKILL)
             thread = threading.Thread(target=kill)
             thread.start()
             try:
-                for seed in range(12):
+                for seed in range(6 if real else 12):
                     x = random(1_000_003, seed)
                     b = cw.asarray(x, device="cuda:0").to("cuda:1")
                     assert (b.to("cpu").numpy() == x).all(), seed
@@ -116,6 +119,79 @@ def test_movers_killed_again_and_again(tmp_path):
             """,
             TESTS=str(Path(__file__).parent),
         )
+
+
+STORM = """
+rng = np.random.default_rng(os.getpid())
+hub = cw.get("hub")
+while True:
+    x = rng.random(int(rng.integers(1, 300_000)))
+    try:
+        a = cw.asarray(x, device="cuda:0")
+        b = a.to("cuda:1")
+        if not (b.to("cpu").numpy() == x).all():
+            os._exit(9)
+        hub.copy_from(cw.full(1000, float(rng.random()), device="cuda:0"))
+    except cw.ProducerDied:  # whoever had the hub before
+        pass
+    except cw.DeviceError as error:
+        if "ended 3 times" not in str(error):  # we kill faster than they start
+            raise
+"""
+
+
+@double
+def test_a_storm_of_deaths_of_clients_and_movers(tmp_path):
+    folder, kills = tmp_path / "b", 2000 if os.environ.get("CAUSEWAY_SOAK") else 40
+    chance = random.Random(1)
+    with world(folder, **MOVED) as run:
+        keeper = run.begin("""
+            hub = cw.put("hub", cw.zeros(1000, device="cuda:1"))
+            cw.asarray(random(1000), device="cuda:0").to("cuda:1")
+            print("ready", flush=True)
+            sys.stdin.read()
+        """)
+        assert keeper.stdout.readline() == "ready\n"
+        before = status(folder)["gauges"]
+        clients = [run.begin(STORM) for _ in range(3)]
+        for _ in range(kills):
+            time.sleep(chance.random() * 0.3)  # time to begin, and to be in the midst of something
+            victim = chance.randrange(5)
+            if victim >= len(clients):
+                for pid in movers(folder):
+                    os.kill(pid, signal.SIGKILL)
+                continue
+            clients[victim].kill()
+            _, told = clients[victim].communicate()
+            assert clients[victim].returncode == -signal.SIGKILL, told
+            clients[victim] = run.begin(STORM)
+        for client in clients:
+            client.kill()
+            _, told = client.communicate()
+            assert client.returncode == -signal.SIGKILL, told
+
+        def settled() -> bool:
+            now = status(folder)["gauges"]
+            return (
+                now["jobs"] == 0
+                and now["clients"] <= 2
+                and all(
+                    now[name] <= before[name]
+                    for name in ("slabs", "orphan_slabs", "gpu_bytes", "bytes")
+                )
+            )
+
+        assert eventually(settled), (before, status(folder)["gauges"])
+        counted = status(folder)["counters"]
+        assert counted["jobs_done"] > kills and counted["mover_starts"] > kills // 10, counted
+        run("""
+            hub = cw.get("hub")
+            with hub.writing(1, whole=True): pass
+            hub.copy_from(np.ones(1000))
+            assert (hub.to("cpu").numpy() == 1).all()
+        """)
+        keeper.communicate("")
+        assert keeper.returncode == 0
 
 
 @double
@@ -163,6 +239,53 @@ def test_a_client_killed_while_the_mover_writes_for_it(tmp_path):
             target.copy_from(np.ones(1000))
             assert (target.to("cpu").numpy() == 1).all()
             assert (cw.get("source").to("cpu").numpy() == random(1000)).all()
+        """)
+
+
+@double
+def test_who_writes_anew_what_a_dead_client_had_copied_waits_for_the_mover(tmp_path):
+    # The copy goes on for longer than the poison of the dead needs to be final.
+    mover = wrapper(tmp_path, "copy=delay:1100000", times=1000)
+    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
+        run(
+            """
+            source = cw.put("source", cw.asarray(random(1000), device="cuda:0"))
+            target = cw.put("target", cw.zeros(1000, device="cuda:1"))
+            def die():
+                while figure("mover_starts") == 0: time.sleep(0.01)
+                time.sleep(0.3)
+                os.kill(os.getpid(), signal.SIGKILL)
+            threading.Thread(target=die).start()
+            target.copy_from(source)
+            """,
+            check=False,
+        )
+        run("""
+            target = cw.get("target")
+            with target.writing(1, whole=True): pass
+            assert figure("jobs_done") == 1  # it is over
+            target.copy_from(np.ones(1000))
+            time.sleep(0.5)
+            assert (target.to("cpu").numpy() == 1).all()
+        """)
+
+
+@double
+def test_a_copy_that_fails_in_the_midst_marks_its_target(tmp_path):
+    mover = wrapper(tmp_path, "copy@40=ILLEGAL_ADDRESS")
+    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
+        run("""
+            source = cw.asarray(random(2_000_001), device="cuda:0")
+            target = cw.zeros(2_000_001, device="cuda:1")
+            try: target.copy_from(source)
+            except cw.DeviceError: pass
+            else: raise AssertionError
+            try: target.wait()
+            except cw.ProducerDied: pass
+            else: raise AssertionError("nobody was told")
+            with target.writing(1, whole=True): pass
+            target.copy_from(source)
+            assert (target.to("cpu").numpy() == random(2_000_001)).all()
         """)
 
 

@@ -40,7 +40,10 @@ class Layout:
         "shape",
         "size",
         "strides",
+        "told",
     )
+
+    told: tuple[Any, bytes] | None  # how an item of a queue says it (`_queue_items`), the last time
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class Layout:
         self._origin: int | None = None
         self._span: int | None = None
         self._borrowed: Any = None
+        self.told = None
 
     @property
     def nbytes(self) -> int:

@@ -284,6 +284,7 @@ def test_a_child_of_a_process_that_has_opened_cuda_is_told_so(program):
     """)
 
 
+@several
 def test_a_main_module_that_takes_the_mask_and_cuda_for_itself(script):
     """It does both when it is imported, in each worker too: the wrong GPU is not used silently."""
     done = script(

@@ -187,7 +187,8 @@ def _uuid(index: int) -> str:
     return told.stdout.split()[index]
 
 
-def test_libraries_are_told_not_to_take_all_memory_of_every_gpu(program):
+def test_libraries_are_told_not_to_take_all_memory_of_every_gpu(program, monkeypatch):
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
     program(
         """
         def look():

@@ -262,8 +262,8 @@ def test_a_ctrl_c_at_any_moment_leaves_no_array_behind(forked: cw.Pool) -> None:
             signal.pthread_kill,
             (threading.main_thread().ident, signal.SIGINT),
         )
-        timer.start()
         with contextlib.suppress(KeyboardInterrupt):
+            timer.start()
             forked.map(tasks.bump, map(cw.InOut, xs), chunksize=1)
             timer.join()
             time.sleep(0.01)

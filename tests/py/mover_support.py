@@ -20,6 +20,7 @@ class Run:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
+        self.begun: list[subprocess.Popen[str]] = []
 
     def __call__(
         self, text: str, check: bool = True, **more: str
@@ -38,7 +39,7 @@ class Run:
 
     def begin(self, text: str) -> subprocess.Popen[str]:
         """Starts one."""
-        return subprocess.Popen(
+        started = subprocess.Popen(
             [sys.executable, "-c", PRELUDE + textwrap.dedent(text)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -46,6 +47,8 @@ class Run:
             text=True,
             env=self.environment,
         )
+        self.begun.append(started)
+        return started
 
 
 # What a program begins with: what its mover is, and what went by which way.
@@ -102,9 +105,15 @@ def world(folder: Path, **settings: object) -> Iterator[Run]:
         **variables,
     }
 
-    yield Run(environment)
-    for lock in folder.glob("*.lock"):
-        words = lock.read_text().split()
-        if words:
-            os.kill(int(words[0]), signal.SIGTERM)
+    run = Run(environment)
+    try:
+        yield run
+    finally:
+        for started in run.begun:
+            with started:
+                started.kill()
+        for lock in folder.glob("*.lock"):
+            words = lock.read_text().split()
+            if words and Path(f"/proc/{words[0]}").exists():
+                os.kill(int(words[0]), signal.SIGTERM)
     assert eventually(lambda: not movers(folder)), "a mover outlived its broker"

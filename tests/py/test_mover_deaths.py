@@ -110,7 +110,11 @@ def test_movers_killed_again_and_again(tmp_path):
             try:
                 for seed in range(6 if real else 12):
                     x = random(1_000_003, seed)
-                    b = cw.asarray(x, device="cuda:0").to("cuda:1")
+                    a, b = cw.asarray(x, device="cuda:0"), None
+                    while b is None:
+                        try: b = a.to("cuda:1")
+                        except cw.DeviceError as error:  # on a busy machine they are killed before they begin
+                            assert "before it took a job" in str(error), error
                     assert (b.to("cpu").numpy() == x).all(), seed
             finally:
                 stop.set()
@@ -135,7 +139,7 @@ while True:
     except cw.ProducerDied:  # whoever had the hub before
         pass
     except cw.DeviceError as error:
-        if "ended 3 times" not in str(error):  # we kill faster than they start
+        if "before it took a job" not in str(error):  # we kill faster than they start
             raise
 """
 

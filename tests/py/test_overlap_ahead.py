@@ -196,6 +196,7 @@ def test_what_cannot_be_brought_is_told_to_who_takes_it(program):
     """)
 
 
+@pytest.mark.skipif(cuda_support.REAL and cuda_support.real_gpus() < 2, reason="no second GPU")
 def test_arrays_on_the_own_gpu_are_taken_as_they_are_and_others_are_copied(program):
     program("""
         device = Slow("cuda:0", 0)

@@ -57,16 +57,14 @@ class Busy:
     def words_for(self, seconds: float) -> int:
         """How many words take so long."""
         words = 1 << 12
+        self.run(words)  # the first launch loads the module
         while True:
-            begin = time.perf_counter()
-            self.run(words)
-            took = time.perf_counter() - begin
-            if took > min(seconds, 0.004) / 2 or words >= self._most:
-                break
+            took = min(self._seconds(words) for _ in range(3))
+            if took >= seconds / 2 or words >= self._most:
+                return max(1, int(words * seconds / took))
             words *= 2
-        times = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            self.run(words)
-            times.append(time.perf_counter() - begin)
-        return max(1, int(words * seconds / min(times)))
+
+    def _seconds(self, words: int) -> float:
+        begin = time.perf_counter()
+        self.run(words)
+        return time.perf_counter() - begin

@@ -151,6 +151,7 @@ def get(
     made._offset = 0
     made._name = name
     made._memory = None
+    made._told = None
     return made if device is None else made.to(device)
 
 

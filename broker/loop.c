@@ -52,6 +52,7 @@ int cwd_loop_init(struct cwd_broker *b) {
     signal(SIGPIPE, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
+    signal(SIGCHLD, SIG_DFL); /* ignored by our starter, we would never hear how the mover ended */
     b->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     b->signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     b->closed_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

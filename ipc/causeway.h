@@ -7,7 +7,8 @@
  * thread. -ENOENT no such name; -EEXIST the name is taken; -ESTALE the array behind a handle is
  * gone; -EDQUOT a limit or no memory left; -ECONNRESET the broker is lost; -ETIMEDOUT; -EINVAL a
  * bad argument; -ENODEV no such device; -EPROTO a breach of protocol or another version; -EPERM
- * refused; -EINTR a signal came while waiting; -EAGAIN nothing there (where said). Outputs come
+ * refused; -EINTR a signal came while waiting; -EAGAIN nothing there (where said); -EREMOTEIO
+ * another node could not be reached, or refused. Outputs come
  * last and are set on success alone. Threads: every function may be called from any thread, unless
  * said otherwise. Fork: a client does not work in a forked child; cw_client_forked() tells, and the
  * child connects anew. Arrays inherited over fork stay mapped and stay held (the parent's leases
@@ -101,7 +102,8 @@ enum cw_array_flags {
      * page that is written takes memory of this process.
      */
     CW_PRIVATE = 16,
-    CW_POOL = 32 /* cw_array_new: another allocator carves it; its pieces are lent, see below */
+    CW_POOL = 32, /* cw_array_new: another allocator carves it; its pieces are lent, see below */
+    CW_REMOTE_READ = 64 /* cw_array_put: every peer of this node may read it */
 };
 /*
  * Allocates an unnamed array on device ("cpu"). The caller owns *out: cw_array_close(). Asks the
@@ -122,8 +124,16 @@ int cw_array_adopt(cw_client *client, int fd, uint64_t offset_bytes, const cw_la
  * negative) to the view's element 0. */
 int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
                  uint64_t offset_bytes);
-/* The array under a name. When its slab is mapped already it asks nobody and makes no system call.
- * -ENOENT. */
+/*
+ * The array under a name. When its slab is mapped already it asks nobody and makes no system call.
+ * -ENOENT.
+ *
+ * A name "//NODE/NAME" is one of another node, here and in cw_array_put(), cw_wait(), cw_remove()
+ * and cw_names(). Getting it fetches the array once into memory of this node, where all clients
+ * share it, mapped read-only (a *replica*), and blocks until it is there, whole and checked; what
+ * was fetched is fetched again only when the name means another array at its node. What is written
+ * into the array there later does not show here. -EREMOTEIO, -EINTR.
+ */
 int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out);
 /* Waits until the name is there. Blocks. -ETIMEDOUT, -EINTR, -ECONNRESET. */
 int cw_wait(cw_client *client, const char *name, int64_t timeout_ns);

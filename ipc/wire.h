@@ -76,6 +76,11 @@ enum cw_op {
     CW_OP_PING,       /* reply: nothing */
     CW_OP_TRANSIT_ANCHOR, /* no reply: the transit does not end by its limit while the block named
                              beside its token is alive (an item of a queue, and the queue) */
+    /* Other nodes (docs/PROTOCOL.md, "Jobs"): the broker hands what a client wants to the bridge,
+     * and the bridge's answer to the client. */
+    CW_OP_REMOTE = 64, /* remote, key, meta: reply when the bridge has done it; may be cancelled */
+    CW_OP_JOB_NEXT,    /* of the bridge: reply: job, then what the client sent: when there is one */
+    CW_OP_JOB_DONE,    /* of the bridge, no reply: job done, then a sentence or a body */
 };
 
 struct cw_message {
@@ -136,7 +141,11 @@ struct cw_fence_page { /* FENCES_OPEN body (page alone counts); FENCES_ADD and F
     uint64_t size_bytes;
 };
 
-enum cw_put_flags { CW_PUT_REPLACE = 1, CW_PUT_KEEP = 2 };
+enum cw_put_flags {
+    CW_PUT_REPLACE = 1,
+    CW_PUT_KEEP = 2,
+    CW_PUT_REMOTE_READ = 4, /* peers of the bridge may read it, whatever else they may */
+};
 struct cw_put { /* then key_bytes of key, then meta_bytes of meta */
     uint32_t slab, block;
     uint64_t gen;
@@ -167,6 +176,51 @@ struct cw_holders {   /* HOLDERS reply; then count (at most 64 listed) pids, uin
     uint8_t device_uuid[16];
 };
 
+enum cw_remote_verb {
+    CW_REMOTE_GET = 1, /* the array is to stand under its remote name, as a replica */
+    CW_REMOTE_WAIT,    /* the name is to be there */
+    CW_REMOTE_PUT,     /* the array behind the handle, seen as meta says, gets the name */
+    CW_REMOTE_REMOVE,
+    CW_REMOTE_NAMES, /* the key is a prefix. reply: remote names */
+    CW_REMOTE_PEERS, /* no key. reply: remote names: lines of text about each peer */
+    CW_REMOTE_VERBS
+};
+struct cw_remote { /* REMOTE; then key_bytes of key (namespace, NUL, "//node/name"), then meta */
+    uint32_t verb;
+    uint32_t flags; /* PUT: enum cw_put_flags */
+    uint16_t key_bytes, meta_bytes;
+    uint32_t reserved;    /* 0 */
+    uint8_t token[16];    /* PUT: random; the same put, repeated, has the same */
+    uint64_t instance;    /* PUT: which array, as a handle has it; the caller holds it */
+    uint32_t slab, block; /* until the reply */
+    uint64_t gen, offset_bytes, size_bytes;
+};
+struct cw_remote_names { /* reply to NAMES and PEERS: an array of bytes, its transit the caller's */
+    uint64_t count;
+    uint64_t instance, token;
+    uint32_t slab, block;
+    uint64_t gen, offset_bytes, size_bytes; /* as a handle has it; size 0: nothing, no array */
+};
+struct cw_job_request { /* JOB_NEXT */
+    uint32_t role;      /* enum cw_role */
+    uint32_t reserved;
+};
+enum cw_role { CW_ROLE_BRIDGE = 1 };
+struct cw_job {     /* JOB_NEXT reply; then the body of the client's request */
+    uint64_t job;   /* its number, never used again */
+    uint32_t session; /* whose */
+    uint32_t cancelled; /* 1: a job that was handed over before is not wanted any more; no body */
+};
+struct cw_job_done { /* JOB_DONE; then a sentence (status < 0), or the body of the client's reply */
+    uint64_t job;
+    int32_t status;
+    uint32_t reserved;
+};
+
+_Static_assert(sizeof(struct cw_remote) == 72 && sizeof(struct cw_remote_names) == 56 &&
+                   sizeof(struct cw_job_request) == 8 && sizeof(struct cw_job) == 16 &&
+                   sizeof(struct cw_job_done) == 16,
+               "layout");
 _Static_assert(sizeof(struct cw_message) == 24 && sizeof(struct cw_hello) == 48 &&
                    sizeof(struct cw_hello_reply) == 32 && sizeof(struct cw_slab_info) == 48 &&
                    sizeof(struct cw_slab_request) == 32 && sizeof(struct cw_put) == 40 &&

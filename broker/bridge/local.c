@@ -1,0 +1,79 @@
+/*
+ * Memory and names of this node: see parts.h. A helper thread does what may take long (a slab of
+ * gigabytes is allocated in full, at about 1 s/GiB); libcauseway may be called from any thread.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "broker/bridge/parts.h"
+#include "ipc/meta.h"
+#include "ipc/name_key.h"
+
+#define AT_ONCE_BYTES (64u << 10) /* so small an array is made by the loop itself */
+
+struct making {
+    struct cwb_work work;
+    cw_client *client;
+    uint64_t size_bytes;
+    cw_array *array;
+    cwb_on_array *on_done;
+    void *owner;
+};
+
+static int make(cw_client *client, uint64_t size_bytes, cw_array **out) {
+    int64_t length = (int64_t)size_bytes;
+    cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &length, .dtype = "|u1"};
+    return cw_array_new(client, "cpu", &layout, 0, out);
+}
+
+static void run_making(struct cwb_work *work) {
+    struct making *m = (struct making *)work;
+    cwb_work_set(work, make(m->client, m->size_bytes, &m->array));
+}
+
+static void made(struct cwb_work *work) {
+    struct making *m = (struct making *)work;
+    if (work->code)
+        cw_fail(work->code, "%s", work->detail);
+    m->on_done(m->owner, work->code, m->array);
+    free(m);
+}
+
+void cwb_local_new(struct cwb_bridge *bridge, uint64_t size_bytes, cwb_on_array *on_done,
+                   void *owner) {
+    cw_array *array = NULL;
+    if (size_bytes <= AT_ONCE_BYTES) {
+        int code = make(bridge->client, size_bytes, &array);
+        on_done(owner, code, array);
+        return;
+    }
+    struct making *m = calloc(1, sizeof *m);
+    CW_ASSERT(m);
+    *m = (struct making){.work = {.run = run_making, .done = made},
+                         .client = bridge->client,
+                         .size_bytes = size_bytes,
+                         .on_done = on_done,
+                         .owner = owner};
+    cwb_work_begin(bridge->works, &m->work);
+}
+
+void cwb_local_put(struct cwb_bridge *bridge, cw_array *array, const char *key, uint32_t key_bytes,
+                   const void *meta, uint32_t meta_bytes, uint64_t size_bytes, uint32_t flags,
+                   cwb_on_code *on_done, void *owner) {
+    struct cw_name_key name = {.length = key_bytes};
+    struct cw_shape shape;
+    (void)bridge;
+    memcpy(name.text, key, key_bytes);
+    int code = cw_meta_decode(meta, meta_bytes, size_bytes, &shape);
+    cw_layout layout = {.ndim = shape.ndim,
+                        .itemsize = shape.itemsize,
+                        .shape = shape.shape,
+                        .strides = shape.strides,
+                        .dtype = shape.dtype};
+    if (code == 0) /* the broker answers at once: no helper is needed */
+        code = cw_name_key_put(array, &name,
+                               (flags & CW_PUT_REPLACE ? CW_REPLACE : 0u) |
+                                   (flags & CW_PUT_KEEP ? CW_KEEP : 0u),
+                               &layout, shape.origin_bytes);
+    on_done(owner, code);
+}

@@ -3,6 +3,7 @@
 # How the folders become programs (add a file, and it is built and run; no list to extend):
 #   shm/*.c ipc/*.c     libcwshm.a, libcauseway.a, libcauseway.so
 #   broker/*.c          causewayd; all but main.c also as libcwbroker.a, for tests
+#   broker/mover/*.c    causeway-mover
 #   tools/*.c           causeway
 #   tests/{unit,stress,crash}/*.c   a file with a main() is a program, all others of its folder are linked into
 #                       each program of it; programs named *_helper.c or *_victim.c are built but not run by themselves
@@ -37,11 +38,12 @@ VPY     := $(VENV)/bin/python
 SHM_SRC    := $(wildcard shm/*.c)
 IPC_SRC    := $(wildcard ipc/*.c)
 BROKER_SRC := $(wildcard broker/*.c)
+MOVER_SRC  := $(wildcard broker/mover/*.c)
 TOOLS_SRC  := $(wildcard tools/*.c)
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 with_main = $(shell grep -lE '^(int )?main.(int|void)' $(1) /dev/null)
 
-PROGRAMS := $(if $(BROKER_SRC),$(BUILD)/causewayd) $(if $(TOOLS_SRC),$(BUILD)/causeway)
+PROGRAMS := $(if $(BROKER_SRC),$(BUILD)/causewayd $(BUILD)/causeway-mover) $(if $(TOOLS_SRC),$(BUILD)/causeway)
 
 all: $(BUILD)/libcauseway.so $(BUILD)/libcauseway.a $(PROGRAMS)
 
@@ -80,6 +82,8 @@ $(BUILD)/libcauseway.so: $(BUILD)/libcauseway.so.0
 
 $(BUILD)/causewayd: $(call obj,$(BROKER_SRC)) $(BUILD)/libcauseway.a
 	$(CC) -o $@ $^ $(LDFLAGS) -l:libinih.a
+$(BUILD)/causeway-mover: $(call obj,$(MOVER_SRC)) $(BUILD)/libcauseway.a
+	$(CC) -o $@ $^ $(LDFLAGS)
 $(BUILD)/causeway: $(call obj,$(TOOLS_SRC)) $(BUILD)/libcauseway.a
 	$(CC) -o $@ $^ $(LDFLAGS) -l:libjansson.a
 
@@ -247,7 +251,7 @@ clean:
 
 print-%:
 	@echo '$($*)'
--include $(wildcard $(foreach d,shm ipc broker tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
+-include $(wildcard $(foreach d,shm ipc broker broker/mover tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
 .PHONY: all help always test test-c test-py test-gpu bench-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-programs bench-run demo demo-run \
         lint install wheel clean fuzzers
 .DEFAULT_GOAL := all

@@ -18,6 +18,8 @@
 #include "broker/custody.h"
 #include "broker/fork.h"
 #include "broker/fences.h"
+#include "broker/jobs.h"
+#include "broker/links.h"
 #include "broker/log.h"
 #include "broker/loop.h"
 #include "broker/monitor.h"
@@ -67,6 +69,7 @@ int cwd_broker_init(struct cwd_broker *b, const struct cwd_options *options,
                              .idle_exit_ns = options->idle_exit_ns,
                              .poison_ns = INT64_MAX,
                              .instance = random_instance()};
+    cwd_mover_init(b);
     *exit_code = CWD_EXIT_USAGE;
     int code = cwd_config_load(options->config_file, &b->limits);
     if (code)
@@ -103,6 +106,9 @@ void cwd_broker_deinit(struct cwd_broker *b) {
     cwd_place_withdraw(b);
     if (b->root && b->closer && b->wild_closer) {
         b->stopping = true;
+        cwd_mover_deinit(b);
+        cwd_jobs_deinit(b);
+        cwd_links_deinit(b);
         cwd_names_deinit(b);
         cwd_transits_deinit(b);
         cwd_ghosts_deinit(b);

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "broker/limits.h"
+#include "broker/mover.h"
 #include "broker/reclaim.h"
 #include "ipc/address.h"
 #include "shm/monitor.h"
@@ -26,6 +27,8 @@ struct cwd_early_end;
 struct cwd_fence_page;
 struct cwd_wait_group;
 struct cwd_ghost;
+struct cwd_job;
+struct cwd_link;
 
 /* Exit codes of the program, as --help tells them. */
 enum cwd_exit {
@@ -95,6 +98,11 @@ struct cwd_broker {
     int64_t poison_ns;        /* when to poison the buried again; INT64_MAX: nobody is */
     struct cwd_ghost *ghosts; /* fork.c: by id */
     uint32_t next_ghost;
+    struct cwd_job *jobs; /* jobs.c: those that wait, and those that the mover has */
+    uint64_t next_job;
+    uint32_t job_count;
+    struct cwd_mover mover; /* mover.c */
+    struct cwd_link *links; /* links.c: by both UUIDs */
 };
 
 /* Descriptors held, those included that a closer has not closed yet. */

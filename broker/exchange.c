@@ -25,6 +25,15 @@ struct answer {
     bool close_fds; /* once they are sent */
 };
 
+/* The answer is a segment's descriptor, which stays the broker's, and a body of so many bytes. */
+static int lend_segment(struct answer *answer, const struct cw_segment *segment,
+                        uint32_t body_bytes) {
+    answer->fds[0] = segment->fd;
+    answer->fd_count = 1;
+    answer->body_bytes = body_bytes;
+    return 0;
+}
+
 static int slab_add(struct cwd_broker *b, struct cwd_session *session, struct cwd_mail *mail,
                     struct answer *answer) {
     struct cw_slab_info info;
@@ -63,11 +72,8 @@ static int segment_open(struct cwd_broker *b, struct cwd_session *session, struc
     if (cw_directory_segment(b->directory, request.kind, request.which, &segment) != 0)
         return cw_fail(-ENOENT, "the directory has no segment %llu of kind %u",
                        (unsigned long long)request.which, request.kind);
-    answer->fds[0] = segment->fd;
-    answer->fd_count = 1;
     answer->body.segment.size_bytes = segment->size_bytes;
-    answer->body_bytes = sizeof answer->body.segment;
-    return 0;
+    return lend_segment(answer, segment, sizeof answer->body.segment);
 }
 
 static int lease_table(struct cwd_broker *b, struct cwd_session *session, struct cwd_mail *mail,
@@ -77,12 +83,9 @@ static int lease_table(struct cwd_broker *b, struct cwd_session *session, struct
     int code = cwd_session_add_table(b, session, &segment);
     if (code)
         return code;
-    answer->fds[0] = segment->fd;
-    answer->fd_count = 1;
     answer->close_fds = true;
     answer->body.segment.size_bytes = segment->size_bytes;
-    answer->body_bytes = sizeof answer->body.segment;
-    return 0;
+    return lend_segment(answer, segment, sizeof answer->body.segment);
 }
 
 static int fork_leases(struct cwd_broker *b, struct cwd_session *session, struct cwd_mail *mail,
@@ -102,12 +105,7 @@ static int fences_add(struct cwd_broker *b, struct cwd_session *session, struct 
     const struct cw_segment *segment;
     (void)mail;
     int code = cwd_fences_add(b, session, &answer->body.fences, &segment);
-    if (code)
-        return code;
-    answer->fds[0] = segment->fd;
-    answer->fd_count = 1;
-    answer->body_bytes = sizeof answer->body.fences;
-    return 0;
+    return code ? code : lend_segment(answer, segment, sizeof answer->body.fences);
 }
 
 static int fences_open(struct cwd_broker *b, struct cwd_session *session, struct cwd_mail *mail,
@@ -117,12 +115,7 @@ static int fences_open(struct cwd_broker *b, struct cwd_session *session, struct
     (void)session;
     memcpy(&request, mail->body, sizeof request);
     int code = cwd_fences_open(b, request.page, &answer->body.fences, &segment);
-    if (code)
-        return code;
-    answer->fds[0] = segment->fd;
-    answer->fd_count = 1;
-    answer->body_bytes = sizeof answer->body.fences;
-    return 0;
+    return code ? code : lend_segment(answer, segment, sizeof answer->body.fences);
 }
 
 static const struct {

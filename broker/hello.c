@@ -62,7 +62,9 @@ static int check_pidfd(const struct cwd_session *session, const struct cwd_mail 
     return 0;
 }
 
-static int check_room(struct cwd_broker *b) {
+static int check_room(struct cwd_broker *b, const struct cwd_session *session) {
+    if (session->pid == b->mover.pid)
+        return 0; /* at the limit clients need it no less */
     if (b->clients >= CWD_LIMIT(b, max_clients))
         return cwd_limit_refuse(b, CW_LIMIT_max_clients,
                                 "a client more than the %u that are connected asked to connect",
@@ -83,7 +85,7 @@ void cwd_hello(struct cwd_broker *b, struct cwd_session *session, struct cwd_mai
     if (code == 0)
         code = check_pidfd(session, mail);
     if (code == 0)
-        code = check_room(b);
+        code = check_room(b, session);
     if (code == 0)
         code = cwd_session_open(b, session, mail->fds[0], &bell_read);
     if (code) {

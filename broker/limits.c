@@ -33,6 +33,7 @@ static const struct {
     [CW_LIMIT_max_client_leases] = {CW_LEASE_TABLE_SLOTS, 1ull << 24},
     [CW_LIMIT_max_client_transits] = {1, 1ull << 20},
     [CW_LIMIT_max_client_waits] = {1, 1ull << 20},
+    [CW_LIMIT_max_client_jobs] = {1, 4096},
     [CW_LIMIT_max_client_unread] = {1, 200},
     [CW_LIMIT_transit_seconds] = {1, 366ull * 86400},
     [CW_LIMIT_names_linger_seconds] = {0, 366ull * 86400},

@@ -54,6 +54,10 @@ static void rotate(void) {
         close(before);
 }
 
+int cwd_log_fd(void) {
+    return log_state.fd > 0 ? log_state.fd : STDERR_FILENO;
+}
+
 void cwd_log(const char *format, ...) {
     char line[1024];
     struct timespec now;
@@ -72,7 +76,7 @@ void cwd_log(const char *format, ...) {
         if ((unsigned char)line[i] < ' ')
             line[i] = '?';
     line[length++] = '\n';
-    int fd = log_state.fd > 0 ? log_state.fd : STDERR_FILENO;
+    int fd = cwd_log_fd();
     if (write(fd, line, length) > 0)
         log_state.size_bytes += length;
     if (log_state.fd > 0 && log_state.size_bytes > CWD_LOG_MAX_BYTES)

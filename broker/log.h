@@ -14,5 +14,7 @@ int cwd_log_open(const struct cw_address *address, int folder_fd);
 void cwd_log_close(void);
 /* One line, with time and pid before it. */
 void cwd_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Where lines go; borrowed. */
+int cwd_log_fd(void);
 
 #endif

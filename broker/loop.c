@@ -137,6 +137,9 @@ static void on_event(struct cwd_broker *b, const struct epoll_event *event) {
     case CWD_EVENT_LIFELINE:
         cwd_ghost_on_lifeline(b, id);
         break;
+    case CWD_EVENT_MOVER:
+        cwd_mover_on_exit(b);
+        break;
     }
 }
 
@@ -210,7 +213,7 @@ static int64_t serve_time(struct cwd_broker *b) {
     }
     next_ns = cwd_reclaim_due(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;
-    if (b->idle_exit_ns >= 0 && b->clients == 0 && b->connecting == 0 && cwd_names_count(b) == 0 &&
+    if (b->idle_exit_ns >= 0 && cwd_mover_others(b) == 0 && b->connecting == 0 && cwd_names_count(b) == 0 &&
         !b->ghosts && !b->transits) {
         next_ns = b->last_client_ns + b->idle_exit_ns;
         if (b->now_ns >= next_ns) {

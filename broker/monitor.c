@@ -57,6 +57,7 @@ void cwd_monitor_update(struct cwd_broker *b) {
     gauge(b, CW_GAUGE_gpu_orphan_bytes, b->gpu_orphan_bytes);
     gauge(b, CW_GAUGE_transits, cwd_transit_count(b));
     gauge(b, CW_GAUGE_waiting, b->waiting);
+    gauge(b, CW_GAUGE_jobs, b->job_count);
     CW_STORE(M1, &b->root->counters[CW_COUNTER_fds_closed],
              cwd_closer_done(b->closer) + cwd_closer_done(b->wild_closer), relaxed);
     for (session = b->sessions; session; session = session->hh.next) {

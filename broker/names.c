@@ -160,7 +160,7 @@ static bool sweep_one(void *context, const struct cw_entry *entry) {
 
 int64_t cwd_names_expire(struct cwd_broker *b) {
     uint64_t names = cwd_names_count(b);
-    if (b->clients || names == b->kept_names)
+    if (cwd_mover_others(b) || names == b->kept_names)
         return INT64_MAX;
     int64_t due_ns = b->last_client_ns + (int64_t)CWD_LIMIT(b, names_linger_seconds) * 1000000000;
     if (b->now_ns < due_ns)

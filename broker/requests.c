@@ -11,6 +11,8 @@
 
 #include "broker/broker.h"
 #include "broker/custody.h"
+#include "broker/jobs.h"
+#include "broker/links.h"
 #include "broker/log.h"
 #include "broker/monitor.h"
 #include "broker/names.h"
@@ -32,6 +34,9 @@ struct request { /* our own copy */
         struct cw_cancel cancel;
         struct cw_block_ref ref;
         struct cw_slab_request slab;
+        struct cw_copy copy;
+        struct cw_job_end end;
+        struct cw_link link;
     } body;
     uint32_t body_bytes;
 };
@@ -42,6 +47,7 @@ struct result {
     uint32_t body_bytes;
     union {
         struct cw_slab_info slab;
+        struct cw_link link;
         struct {
             struct cw_holders head;
             uint32_t pids[HOLDERS_MOST];
@@ -90,6 +96,8 @@ static int serve_cancel(struct cwd_broker *b, struct cwd_session *s, struct requ
                         struct result *result) {
     result->none = true;
     cwd_wait_cancel(b, s, r->body.cancel.id);
+    cwd_job_cancel(b, s, r->body.cancel.id);
+    cwd_mover_cancel(b, s, r->body.cancel.id);
     return 0;
 }
 
@@ -173,6 +181,46 @@ static int serve_holders(struct cwd_broker *b, struct cwd_session *s, struct req
     return 0;
 }
 
+static int serve_copy(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                      struct result *result) {
+    int code = cwd_job_begin(b, s, r->head.id, &r->body.copy);
+    result->none = code == 0; /* jobs.c answers */
+    if (code == 0)
+        cwd_mover_serve(b);
+    return code;
+}
+
+static int serve_mover_next(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                            struct result *result) {
+    int code = cwd_mover_next(b, s, r->head.id);
+    result->none = code == 0; /* mover.c answers */
+    return code;
+}
+
+static int serve_mover_done(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                            struct result *result) {
+    const struct cw_job_end *end = &r->body.end;
+    result->none = true;
+    if (!cwd_mover_is(b, s) || r->body_bytes != sizeof *end + end->text_bytes)
+        return -EBADMSG;
+    s->changed = true; /* the bytes that it copied */
+    return cwd_job_done(b, end, (const char *)r->body.bytes + sizeof *end);
+}
+
+static int serve_link(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                      struct result *result) {
+    (void)s;
+    result->body_bytes = sizeof result->body.link;
+    return cwd_link_find(b, &r->body.link, &result->body.link);
+}
+
+static int serve_link_keep(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                           struct result *result) {
+    (void)s;
+    result->none = true;
+    return cwd_link_keep(b, &r->body.link);
+}
+
 static int serve_stop(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                       struct result *result) {
     (void)r, (void)result;
@@ -216,6 +264,11 @@ static const struct operation {
     [CW_OP_BYE] = {serve_bye, 0, 0, 1},
     [CW_OP_PING] = {serve_ping, 0, 0, 1},
     [CW_OP_TRANSIT_ANCHOR] = {serve_transit_anchor, EXACT(cw_block_ref), 1},
+    [CW_OP_COPY] = {serve_copy, EXACT(cw_copy), 1},
+    [CW_OP_MOVER_NEXT] = {serve_mover_next, 0, 0, 1},
+    [CW_OP_MOVER_DONE] = {serve_mover_done, sizeof(struct cw_job_end), CW_MESSAGE_MAX, 1},
+    [CW_OP_LINK] = {serve_link, EXACT(cw_link), 1},
+    [CW_OP_LINK_KEEP] = {serve_link_keep, EXACT(cw_link), 1},
 #undef EXACT
 };
 
@@ -282,6 +335,8 @@ static int serve_one(struct cwd_broker *b, struct cwd_session *session) {
 
 bool cwd_requests_serve(struct cwd_broker *b, struct cwd_session *session) {
     bool worked = session->ready ? cwd_waits_flush(b, session) : false;
+    if (session->answers && cwd_jobs_flush(b, session))
+        worked = true;
     for (int budget = BUDGET; budget > 0;) {
         if (!cw_ring_has_record(&session->requests))
             break;
@@ -299,7 +354,7 @@ bool cwd_requests_serve(struct cwd_broker *b, struct cwd_session *session) {
 }
 
 bool cwd_requests_ready(struct cwd_session *session) {
-    if (!session->ready && !cw_ring_has_record(&session->requests))
+    if (!session->ready && !session->answers && !cw_ring_has_record(&session->requests))
         return false;
     if (cwd_session_has_room(session))
         return true;

@@ -18,6 +18,7 @@
 #include "broker/custody.h"
 #include "broker/fences.h"
 #include "broker/fork.h"
+#include "broker/jobs.h"
 #include "broker/log.h"
 #include "broker/loop.h"
 #include "broker/monitor.h"
@@ -175,6 +176,7 @@ void cwd_session_end(struct cwd_broker *b, struct cwd_session *session) {
     } else {
         cwd_monitor_row_close(b, session);
         cwd_waits_cancel_all(b, session);
+        cwd_jobs_forget(b, session);
         leases_end(b, session);
         cwd_slabs_orphan_of(b, session);
         cwd_transits_forget(b, session);
@@ -186,6 +188,7 @@ void cwd_session_end(struct cwd_broker *b, struct cwd_session *session) {
         b->last_client_ns = b->now_ns;
     }
     HASH_DEL(b->sessions, session);
+    cwd_mover_session_ended(b, session);
     close_fd(b, &session->sock);
     close_fd(b, &session->pidfd);
     close_fd(b, &session->doorbell);

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "ipc/client.h"
+#include "ipc/evict.h"
 #include "ipc/name_key.h"
 
 #define ARRAY_POOL_MAX 1024u
@@ -85,8 +86,11 @@ int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
     array->size_bytes = size_bytes;
     array->readonly = readonly;
     array->own_pages = (struct cw_mapping){.base = NULL};
-    array->bytes = (uint8_t *)cw_slab_base(slab, readonly) + begin_bytes + offset_bytes;
-    array->data = array->bytes + shape->origin_bytes;
+    array->origin_bytes = shape->origin_bytes;
+    array->evict = NULL;
+    uint8_t *base = cw_slab_base(slab, readonly);
+    array->bytes = base ? base + begin_bytes + offset_bytes : NULL; /* NULL: CW_DISTANT */
+    array->data = base ? array->bytes + shape->origin_bytes : NULL;
     cw_client_ref(client);
     client->arrays++;
     *out = array;
@@ -135,7 +139,7 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
                                : code;
     code = check_range(slab, block, offset_bytes, size_bytes, &begin);
     if (code == 0)
-        code = cw_slab_map(client, slab, readonly);
+        code = flags & CW_DISTANT ? 0 : cw_slab_map(client, slab, readonly);
     if (code == 0 && flags & CW_PRIVATE && size_bytes)
         code = cw_private_take(client, slab, begin + offset_bytes, size_bytes, &own_pages);
     if (code == 0)
@@ -164,13 +168,20 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     struct cw_shape shape;
     if (!client || !out)
         return cw_fail(-EINVAL, "a client and a place for the array are needed, NULL was given");
-    if (flags & ~(uint32_t)(CW_ZERO | CW_POOL))
-        return cw_fail(-EINVAL, "flags 0x%x: cw_array_new knows CW_ZERO and CW_POOL", flags);
+    if (flags & ~(uint32_t)(CW_ZERO | CW_POOL | CW_EVICTABLE))
+        return cw_fail(-EINVAL,
+                       "flags 0x%x: cw_array_new knows CW_ZERO, CW_POOL and CW_EVICTABLE", flags);
     int code = cw_client_usable(client);
     if (code == 0)
         code = cw_backend_find(device, &backend, &ordinal);
     if (code == 0)
         code = cw_layout_resolve(layout, &shape);
+    if (code == 0 && flags & CW_EVICTABLE &&
+        (flags & CW_POOL || backend->device_kind != CW_DEVICE_CUDA))
+        code = cw_fail(-EINVAL, "%s", flags & CW_POOL
+                                          ? "memory that another allocator carves stays where it is"
+                                          : "host memory is where evictable arrays go: the array "
+                                            "must lie on a GPU");
     if (code)
         return code;
     struct cw_heap *heap;
@@ -195,6 +206,8 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
         return code;
     if (!clean && flags & CW_ZERO)
         code = backend->zero(ordinal, array->bytes, array->size_bytes);
+    if (code == 0 && flags & CW_EVICTABLE)
+        code = cw_evict_admit(array);
     if (code)
         cw_array_close(array);
     else
@@ -246,12 +259,13 @@ void cw_array_close(cw_array *array) {
     if (!array)
         return;
     cw_client *client = array->client, *home = array->home;
+    bool has_lease = !array->evict || cw_evict_end(array);
     cw_private_give(array);
     pthread_mutex_lock(&client->lock);
     client->arrays--;
     if (is_forked(client))
         cw_fork_settled(client);
-    else
+    else if (has_lease)
         cw_lease_release(client, array->slab, array->block, array->gen);
     recycle(client, array);
     pthread_mutex_unlock(&client->lock);
@@ -285,14 +299,16 @@ void cw_array_layout(const cw_array *array, cw_layout *out) {
 }
 
 const char *cw_array_device(const cw_array *array) {
-    return array->home_slab->device_name;
+    return array->evict ? array->evict->device_name : array->home_slab->device_name;
 }
 
 void cw_array_device_uuid(const cw_array *array, char uuid[CW_UUID_TEXT]) {
-    cw_uuid_text(array->home_slab->device_uuid, uuid);
+    cw_uuid_text(array->evict ? array->evict->device_uuid : array->home_slab->device_uuid, uuid);
 }
 
 int cw_array_gpu(const cw_array *array) {
+    if (array->evict)
+        return array->evict->device;
     const struct cw_slab *slab = array->home_slab;
     return slab->device_kind == CW_DEVICE_CUDA ? slab->device : -1;
 }
@@ -314,6 +330,9 @@ int cw_array_renew(cw_array *array, cw_client *client) {
     if (code)
         return code;
     cw_client *old = array->client;
+    if (array->evict)
+        return cw_fail(-EINVAL, "an evictable array is its maker's alone: it does not come over a "
+                                "fork; start processes by \"spawn\", and give them plain arrays");
     if (old->instance != client->instance)
         return cw_fail(-ESTALE, "the array was held at another run of the broker");
     struct cw_slab *slab;

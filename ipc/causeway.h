@@ -31,9 +31,8 @@ extern "C" {
 #define CW_NAMESPACE_MAX 64   /* bytes of a namespace */
 #define CW_DTYPE_MAX     2048 /* bytes of a dtype's text */
 
-typedef struct cw_client cw_client;   /* a connection to the broker; reference counted */
-typedef struct cw_array cw_array;     /* one lease on one array, mapped */
-typedef struct cw_channel cw_channel; /* one end of a two-way channel between two processes */
+typedef struct cw_client cw_client; /* a connection to the broker; reference counted */
+typedef struct cw_array cw_array;   /* one lease on one array, mapped */
 
 /* What the bytes of an array mean. Strides in bytes; strides[i] for C or Fortran order are computed
  * when strides is NULL (C order). dtype is NumPy's: a typestr ("<f8") or, for structured types, the
@@ -103,7 +102,14 @@ enum cw_array_flags {
      */
     CW_PRIVATE = 16,
     CW_POOL = 32, /* cw_array_new: another allocator carves it; its pieces are lent, see below */
-    CW_REMOTE_READ = 64 /* cw_array_put: every peer of this node may read it */
+    /*
+     * cw_array_new, on a GPU: when an allocation of this process there would fail, the array's bytes
+     * go to host memory, those first that were used last the longest time ago, and come back at the
+     * next use. Not while it is used, and never again once another process may know of it (a name, a
+     * handle, a fork). See cw_array_pin() for its address.
+     */
+    CW_EVICTABLE = 64,
+    CW_REMOTE_READ = 128 /* cw_array_put: every peer of this node may read it */
 };
 /*
  * Allocates an unnamed array on device ("cpu"). The caller owns *out: cw_array_close(). Asks the
@@ -118,6 +124,14 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
  */
 int cw_array_adopt(cw_client *client, int fd, uint64_t offset_bytes, const cw_layout *layout,
                    cw_array **out);
+/*
+ * A copy on a device of the array under a name, also where this process cannot reach its memory: on
+ * a GPU that CUDA_VISIBLE_DEVICES hides, or in a child of a process that used CUDA. causeway-mover
+ * copies, which the broker starts when it is first needed (about a second). Blocks until the last
+ * write to the array is complete, and the copy. The caller owns *out. -ENOENT; -ENODEV: no such
+ * device, or what the mover says; -EDQUOT, -EINTR, -EOWNERDEAD, -ECONNRESET.
+ */
+int cw_get_copy(cw_client *client, const char *name, const char *device, cw_array **out);
 /* Names an array. Who held the old one keeps it. -EEXIST (taken, without CW_REPLACE), -EINVAL (bad
  * name), -EDQUOT. A view of the array with another layout may be named: layout NULL means the
  * array's own; offset_bytes leads from the array's lowest byte (cw_array_data, unless strides are
@@ -199,6 +213,10 @@ int cw_array_read(const cw_array *array, uint64_t offset_bytes, void *destinatio
  */
 int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
                   uint64_t size_bytes, void *stream);
+/* As a stream of cw_array_copy(): one of the library's own, where the target lies on a GPU; else
+ * NULL is meant. A host array that is the source must stay open until the copy is complete, which
+ * cw_array_wait() of the target tells. */
+#define CW_STREAM_OWN ((void *)-1)
 /*
  * The same with memory of this process that is not ours: host memory (gpu -1), or GPU memory of any
  * library on the GPU of that number.
@@ -207,6 +225,17 @@ int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source
                      uint64_t size_bytes, void *stream);
 int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int gpu,
                       uint64_t size_bytes, void *stream);
+
+/*
+ * Brings an array with CW_EVICTABLE back if it is away, and keeps it where it is until as many
+ * cw_array_unpin(): only so long cw_array_data() holds. Calls that work on the array do this by
+ * themselves, and the sections from begin to end. The copy back is put in order as the work of a
+ * stream. Other arrays: nothing to be done, 0. -EDQUOT: no room for it; it stays away, whole.
+ */
+int cw_array_pin(cw_array *array);
+void cw_array_unpin(cw_array *array);
+/* 1 while the bytes of an array with CW_EVICTABLE are in host memory. */
+int cw_array_away(const cw_array *array);
 
 /* ---- loans: arrays that another allocator carves out of an array of ours ---- */
 
@@ -264,11 +293,15 @@ typedef struct cw_link_info {
     int reaches;               /* one GPU can use the other's memory (a GPU its own) */
     int rank;                  /* of the driver: the lower, the faster; -1 unknown */
     int atomics;               /* atomic operations work across the link */
-    uint64_t bytes_per_second; /* measured; 0: not measured */
+    int route;                 /* 1 the same GPU, 2 its copy engine, 3 staged: through the host */
+    uint64_t bytes_per_second; /* by that route, measured; 0: not measured */
 } cw_link_info;
-/* How the GPU from reaches the memory of the GPU to. measured 1: copies between them for some
+/* How bytes get from the GPU from to the GPU to. measured 1: copies between them for some
  * milliseconds, which takes memory and a context on both. -ENODEV, -EDQUOT. */
 int cw_link_stat(int from, int to, int measured, cw_link_info *out);
+/* The same as the broker knows it, who keeps it for the node. Where nobody has measured yet this
+ * call does. -ENODEV, -EDQUOT, -ECONNRESET. */
+int cw_link_known(cw_client *client, int from, int to, cw_link_info *out);
 
 /* ---- GPU work in order: arrays that streams of several processes use ---- */
 
@@ -319,38 +352,6 @@ int cw_name_stat(cw_client *client, const char *name, cw_name_info *out);
 int cw_broker_stop(cw_client *client);
 /* Round trip to the broker. */
 int cw_ping(cw_client *client);
-
-/* ---- channels: two rings between two processes, in memory that both have mapped ---- */
-
-/* Bytes of memory that a channel with rings of ring_bytes (a power of two, at least 4096) takes. */
-uint64_t cw_channel_bytes(uint64_t ring_bytes);
-/* Formats memory as a channel, before the other side opens it. -EINVAL. */
-int cw_channel_format(void *memory, uint64_t memory_bytes, uint64_t ring_bytes);
-/*
- * Opens side 0 or 1. The memory must stay mapped as long as the channel is open. bell: where this
- * side sleeps when it waits, 64 bytes of shared zeroed memory that many channels may share (NULL:
- * the channel's own); peer_bell: the other side's, in this process's address space (NULL: the
- * channel's own). One thread at a time sends, one at a time receives. cw_channel_close() ends it
- * (the memory stays).
- */
-int cw_channel_open(void *memory, uint64_t memory_bytes, uint64_t ring_bytes, int side, void *bell,
-                    void *peer_bell, cw_channel **out);
-void cw_channel_close(cw_channel *channel);
-/* The largest message. */
-uint32_t cw_channel_max(const cw_channel *channel);
-/* Sends; blocks while the ring is full. -EMSGSIZE, -ETIMEDOUT, -EINTR, -EPROTO. */
-int cw_channel_send(cw_channel *channel, uint32_t type, const void *data, uint32_t size_bytes,
-                    int64_t timeout_ns);
-/* Receives; *data is in place and valid until the next receive or close. -ETIMEDOUT, -EINTR,
- * -EPROTO. */
-int cw_channel_recv(cw_channel *channel, int64_t timeout_ns, uint32_t *type, const void **data,
-                    uint32_t *size_bytes);
-/* Waits until one of the channels (which share one bell) has a message, or the bell is rung:
- * returns its index, -EAGAIN when the bell was rung without a message, -ETIMEDOUT, -EINTR. Ends
- * what the last receive gave out on each of them. */
-int cw_channels_wait(cw_channel *const *channels, uint32_t count, void *bell, int64_t timeout_ns);
-/* Wakes who sleeps at a bell. */
-void cw_bell_ring(void *bell);
 
 /* ---- queues: any number of writers and readers in any number of processes ---- */
 
@@ -418,7 +419,8 @@ int cw_queue_task_done(cw_queue *queue);
 /* Waits until each item that was put is done with. Blocks. -ETIMEDOUT, -EINTR. */
 int cw_queue_wait_done(cw_queue *queue, int64_t timeout_ns);
 
-/* ---- pools: tasks of one process to whichever of its workers takes them first ---- */
+/* ---- pools: tasks of one process to its workers, which are in groups; within a group whoever
+ * takes a task first has it ---- */
 
 typedef struct cw_pool cw_pool;     /* the parent's end */
 typedef struct cw_worker cw_worker; /* a worker's end */
@@ -426,15 +428,20 @@ typedef struct cw_worker cw_worker; /* a worker's end */
 #define CW_POOL_DATA_MAX       4096 /* bytes of a task or an answer; more belongs into an array */
 #define CW_POOL_WORKERS_MAX    4095
 #define CW_POOL_CELLS_MAX      65536
+#define CW_POOL_GROUPS_MAX     64
 #define CW_POOL_FUNCTION_MAX   2048 /* bytes of a function that is sent once */
 #define CW_POOL_FUNCTION_SLOTS 128
 
 /* A task, or its answer. Its data lies in a cell, in place: the parent's from cw_pool_reserve() to
- * cw_pool_submit() and from cw_pool_collect() to cw_pool_free(), the worker's in between. */
+ * cw_pool_submit() and from cw_pool_collect() to cw_pool_free(), the worker's in between. Where
+ * workers peek, it is written by cw_task_write() alone. */
 typedef struct cw_task {
     uint32_t cell;
-    uint32_t worker;     /* collect, bury: whose */
-    void *data;          /* room for CW_POOL_DATA_MAX */
+    uint32_t worker; /* collect, bury: whose */
+    uint32_t group;  /* submit: in whose queue; otherwise: of which group the task is */
+    uint32_t begun;  /* bury: 0: the worker had done no more than to take it */
+    uint64_t place;  /* take, peek, collect, bury: a number of the task's own; never used again */
+    void *data;      /* room for CW_POOL_DATA_MAX */
     uint32_t size_bytes; /* of data; the other side may lie, but never beyond CW_POOL_DATA_MAX */
     uint32_t kind;       /* the caller's */
     uint64_t function;   /* a number that stands for the function; the caller's, 0: none */
@@ -452,8 +459,10 @@ typedef struct cw_worker_info {
 } cw_worker_info;
 
 /* Bytes of memory for a pool: workers from 1 to CW_POOL_WORKERS_MAX, cells (tasks under way) from
- * workers to CW_POOL_CELLS_MAX. 0 beyond. */
-uint64_t cw_pool_bytes(uint32_t workers, uint32_t cells);
+ * workers to CW_POOL_CELLS_MAX, groups from 1 to CW_POOL_GROUPS_MAX. 0 beyond. */
+uint64_t cw_pool_bytes(uint32_t workers, uint32_t cells, uint32_t groups);
+/* Writes a task's data, or its answer's, so that others may look at it meanwhile. */
+void cw_task_write(const cw_task *task, const void *data, uint32_t size_bytes);
 /*
  * Memory for a pool that no broker knows: a memfd of at least so many bytes, zeroed, allocated in
  * full, its size sealed. It goes with the last process that has it open or mapped. The caller maps
@@ -466,7 +475,10 @@ int cw_pool_allocate(uint64_t memory_bytes, int *out_fd);
  * a cw_pool, unless said otherwise: the caller's lock. The caller owns *out. -EINVAL, -EDQUOT.
  */
 int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
-                cw_pool **out);
+                uint32_t groups, cw_pool **out);
+/* A worker is about to be started in this group, where it stays until it is buried. A group without
+ * workers has its tasks taken by others, so this comes before its first task. */
+void cw_pool_assign(cw_pool *pool, uint32_t worker, uint32_t group);
 /* Only workers with numbers below this one are looked at from now on (all at first): none with a
  * higher number lives, or has left anything. */
 void cw_pool_use(cw_pool *pool, uint32_t workers);
@@ -479,11 +491,16 @@ void *cw_pool_function(cw_pool *pool, uint32_t slot);
 int cw_pool_reserve(cw_pool *pool, cw_task *out);
 /* Gives a cell back. */
 void cw_pool_free(cw_pool *pool, uint32_t cell);
-/* Makes a filled task (cell, size_bytes, kind, function, slot, function_bytes) ready for whoever
- * takes it first. Wakes nobody: cw_pool_wake() does, once for many. -EAGAIN: no place just now. */
+/*
+ * Makes a filled task (cell, group, size_bytes, kind, function, slot, function_bytes) ready for
+ * whichever worker of the group takes it first. While a group has more than two ready tasks for
+ * each of its workers, idle workers of other groups take them. Wakes nobody: cw_pool_wake() does,
+ * once for many. -EAGAIN: no place just now.
+ */
 int cw_pool_submit(cw_pool *pool, const cw_task *task);
-/* Wakes as many workers as there are tasks that nobody looks for, at most so many. */
-void cw_pool_wake(cw_pool *pool, uint32_t most);
+/* Wakes as many workers of a group as it has tasks that nobody looks for, at most so many, and as
+ * many of others for what these may take. */
+void cw_pool_wake(cw_pool *pool, uint32_t group, uint32_t most);
 /* Takes a ready task back: its cell is the caller's. -EBUSY: a worker has taken it. */
 int cw_pool_withdraw(cw_pool *pool, uint32_t cell);
 /* Which worker has taken a submitted task, -1 while none has, and for how long (0: has just). */
@@ -508,13 +525,13 @@ int cw_pool_wait(cw_pool *pool, int helper, uint32_t was, int64_t spin_ns, int64
 void cw_pool_close(cw_pool *pool, int closing);
 /* Tells one worker to leave after its task. */
 void cw_pool_dismiss(cw_pool *pool, uint32_t worker);
-/* Tasks that are ready and not taken, at some moment of the call. */
-uint64_t cw_pool_ready(cw_pool *pool);
+/* Tasks of a group that are ready and not taken, at some moment of the call. */
+uint64_t cw_pool_ready(cw_pool *pool, uint32_t group);
 /*
  * A worker's process is dead, and cw_pool_collect() has been called until -EAGAIN. Returns, call by
  * call, what it had: 1 a task that it had answered, 0 one that it had taken and not answered (the
- * data may be half overwritten); the cells are the caller's. -EAGAIN: no more, its number is free
- * for another worker.
+ * data may be half overwritten; out->begun); the cells are the caller's. -EAGAIN: no more, its
+ * number is free for another worker, of any group.
  */
 int cw_pool_bury(cw_pool *pool, uint32_t worker, cw_task *out);
 /* What a worker says of itself. */
@@ -523,23 +540,33 @@ void cw_pool_look_at(cw_pool *pool, uint32_t worker, cw_worker_info *out);
 const void *cw_pool_words(cw_pool *pool, uint32_t worker);
 
 /*
- * Opens a worker's end in a process that has the same memory mapped: one process with one thread a
- * number (0 to workers - 1). spinners: how many workers may spin for tasks at the same time, for 50
- * us at most; 0: none does. -EINVAL, -EPROTO (no pool of these sizes is there), -EDQUOT.
+ * Opens a worker's end in a process that has the same memory mapped: one process a number (0 to
+ * workers - 1), for the life of which it is in one group. spinners: how many workers of a group may
+ * spin for tasks at the same time, for 50 us at most; 0: none does. -EINVAL, -EPROTO (no pool of
+ * these sizes is there), -EDQUOT.
  */
 int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
-                   uint32_t number, uint32_t spinners, cw_worker **out);
+                   uint32_t groups, uint32_t number, uint32_t group, uint32_t spinners,
+                   cw_worker **out);
 void cw_worker_close(cw_worker *worker);
-/* Takes the next task. Blocks. -ESHUTDOWN: the worker is to leave. -EINTR. -EPROTO. */
+/* Takes the next task; those that it has not answered stay its own. One thread of the process.
+ * Blocks. -ESHUTDOWN: the worker is to leave. -EINTR. -EPROTO. */
 int cw_worker_take(cw_worker *worker, cw_task *out);
+/*
+ * Copies the nth (from 0) ready task of the worker's own group into buffer, which has room for
+ * CW_POOL_DATA_MAX, and out, without taking it: whoever takes it later has it, perhaps at once. Any
+ * thread. Never blocks. -EAGAIN: there is none. -EPROTO.
+ */
+int cw_worker_peek(cw_worker *worker, uint32_t nth, void *buffer, cw_task *out);
 /* The bytes of a task's function, in place. */
 const void *cw_worker_function(cw_worker *worker, const cw_task *task);
-/* Answers the task: data of size_bytes and kind as they stand. extra_in and extra_out: bytes that
- * went with task and answer beside their data. */
+/* Answers a task: data of size_bytes and kind as they stand. extra_in and extra_out: bytes that
+ * went with task and answer beside their data. In any order, any thread; another one than that
+ * which takes calls cw_worker_settle() then. */
 void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
                       uint64_t extra_out);
 /* Sees to it that answers are collected though nobody listens; cw_worker_take() does so itself. To
- * be called by who takes no more. Spins for some microseconds. */
+ * be called by who takes no more. Any thread. Spins for some microseconds. */
 void cw_worker_settle(cw_worker *worker);
 /* CW_POOL_DATA_MAX bytes of the worker's own, for what it has to say before cw_worker_tell(). */
 void *cw_worker_words(cw_worker *worker);

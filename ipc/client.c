@@ -3,6 +3,8 @@
  *
  * Connecting: the folder is checked, the socket connected (a broker started first if none answers),
  * and one message exchanged: our pidfd for the root segment, our session segment and two eventfds.
+ * A broker that ends (because it was idle, or told to) resets who connected a moment before, or was
+ * not answered yet; nothing was lost then, and the next broker is asked, within the same limit.
  * From then on the socket's end is how we learn that the broker died; that is looked for where we
  * sleep, and every CW_CHECK_INTERVAL_NS otherwise, so that a warm get costs no system call. What is
  * mapped stays readable.
@@ -156,6 +158,7 @@ static void client_free(cw_client *client) {
     pthread_mutex_destroy(&client->lock);
     pthread_mutex_destroy(&client->sock_lock);
     pthread_mutex_destroy(&client->lane_lock);
+    pthread_cond_destroy(&client->moved);
     free(client->address);
     free(client->log_path);
     free(client);
@@ -268,6 +271,7 @@ static cw_client *client_new(const struct cw_address *address, const char *name_
     pthread_mutex_init(&client->lock, NULL);
     pthread_mutex_init(&client->sock_lock, NULL);
     pthread_mutex_init(&client->lane_lock, NULL);
+    pthread_cond_init(&client->moved, NULL);
     if (client->address && client->log_path)
         return client;
     client_free(client);
@@ -292,6 +296,11 @@ static int connect_once(const struct cw_address *address, int folder_fd, int *so
                    address->socket_path, strerror(-code));
 }
 
+static void connect_pause(void) {
+    struct timespec pause = {.tv_nsec = CONNECT_PAUSE_NS};
+    nanosleep(&pause, NULL);
+}
+
 static int nobody_answers(const struct cw_address *address, const char *why) {
     return cw_fail(-ECONNRESET, "%s at %s; a broker's log would be %s", why, address->socket_path,
                    address->log_path);
@@ -299,8 +308,8 @@ static int nobody_answers(const struct cw_address *address, const char *why) {
 
 /* Connects, and starts a broker first where there is none. */
 static int connect_or_start(const struct cw_address *address, int folder_fd, uint32_t flags,
-                            int *sock) {
-    int64_t begun_ns = cw_now_ns(), started_ns = 0;
+                            int64_t begun_ns, int *sock) {
+    int64_t started_ns = 0;
     for (;;) {
         int code = connect_once(address, folder_fd, sock);
         if (code != -ECONNREFUSED)
@@ -317,13 +326,33 @@ static int connect_or_start(const struct cw_address *address, int folder_fd, uin
             started_ns = cw_now_ns();
             continue;
         }
-        struct timespec pause = {.tv_nsec = CONNECT_PAUSE_NS};
-        nanosleep(&pause, NULL);
+        connect_pause();
     }
+}
+
+/* One connection and its HELLO. A client, or an error; *ended if the socket ended without one. */
+static int connect_client(const struct cw_address *address, const char *name_space, int folder_fd,
+                          uint32_t flags, int64_t begun_ns, bool *ended, cw_client **out) {
+    cw_client *client = client_new(address, name_space);
+    if (!client)
+        return cw_fail(-EDQUOT, "no memory for a client");
+    int code = connect_or_start(address, folder_fd, flags, begun_ns, &client->sock);
+    if (code == 0)
+        code = say_hello(client);
+    if (code == 0)
+        *out = client;
+    else {
+        /* K3: this thread stored it. */
+        *ended = code == -ECONNRESET && CW_LOAD(K3, &client->lost, relaxed);
+        client_free(client);
+    }
+    return code;
 }
 
 int cw_connect(const char *place, const char *name_space, uint32_t flags, cw_client **out) {
     struct cw_address address;
+    int64_t begun_ns = cw_now_ns();
+    bool ended;
     int folder_fd;
     if (!out || flags & ~(uint32_t)CW_CONNECT_NO_START)
         return cw_fail(-EINVAL, out ? "cw_connect knows the flag CW_CONNECT_NO_START alone"
@@ -340,22 +369,17 @@ int cw_connect(const char *place, const char *name_space, uint32_t flags, cw_cli
     code = cw_address_open_folder(&address, !(flags & CW_CONNECT_NO_START), &folder_fd);
     if (code)
         return code == -ENOENT ? nobody_answers(&address, "no broker answers") : code;
-    cw_client *client = client_new(&address, name_space);
-    if (!client)
-        code = cw_fail(-EDQUOT, "no memory for a client");
-    else
-        code = connect_or_start(&address, folder_fd, flags, &client->sock);
+    for (;;) {
+        ended = false;
+        code = connect_client(&address, name_space, folder_fd, flags, begun_ns, &ended, out);
+        if (!ended || cw_now_ns() - begun_ns > CONNECT_LIMIT_NS)
+            break;
+        connect_pause(); /* it was about to end: the next one is asked */
+    }
     close(folder_fd);
     if (code == 0)
-        code = say_hello(client);
-    if (code) {
-        if (client)
-            client_free(client);
-        return code;
-    }
-    cw_fork_register(client);
-    *out = client;
-    return 0;
+        cw_fork_register(*out);
+    return code;
 }
 
 /* ---- small requests ---- */

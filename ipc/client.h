@@ -116,6 +116,7 @@ struct cw_heap { /* allocation on one device */
     struct cw_carver foreign; /* somebody else's memory: one block a slab, never carved */
     uint64_t next_slab_bytes;
     uint64_t cached_bytes, cache_limit_bytes; /* entirely free slabs that are kept */
+    bool hoards; /* keep what becomes free beyond the limit: it is about to be used */
     struct cw_extent *pending;                /* published, dropped, not yet back */
     uint64_t pending_count;
     uint64_t reclaimed_seen;    /* session->reclaimed as last looked at */
@@ -167,6 +168,9 @@ struct cw_client {
     struct cw_leases leases;
     struct cw_fences *fences;            /* fence.h; NULL until first used */
     struct cw_loan *loans, *loans_ended; /* loan.c */
+    struct cw_evictable *evictables;     /* evict.h */
+    pthread_cond_t moved;                /* one of them has left or come back */
+    uint64_t uses, evictions;
     struct cw_heap heap;  /* of host memory; behind it those of GPUs, each made when first used */
     cw_array *array_pool; /* closed structs, kept for the next */
     uint32_t array_pool_count;
@@ -202,6 +206,9 @@ struct cw_array {
     uint8_t *data;         /* element 0 */
     uint32_t ndim, itemsize;
     bool readonly;
+    uint64_t origin_bytes;       /* of element 0, from the lowest byte */
+    struct cw_evictable *evict;  /* evict.h; NULL: it stays where it is. While its bytes are away
+                                  * slab, home_slab, bytes and data are NULL */
     struct cw_mapping own_pages; /* CW_PRIVATE: where bytes lie; else base NULL */
     uint64_t own_pages_begin;    /* in the slab */
     int64_t *shape, *strides;
@@ -334,8 +341,9 @@ int cw_heap_adopt(cw_client *client, struct cw_heap *heap, uint64_t size_bytes);
 int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen,
                   uint64_t begin_bytes, uint64_t offset_bytes, uint64_t size_bytes,
                   const struct cw_shape *shape, bool readonly, cw_array **out);
+#define CW_DISTANT (1u << 31) /* its memory is not mapped: only its lease, layout and order count */
 /* Holds a block, maps its slab and makes an array on it; checks that the range lies in the block.
- * flags: CW_READONLY or CW_PRIVATE. */
+ * flags: CW_READONLY, CW_PRIVATE or CW_DISTANT. */
 int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_t gen,
                     uint64_t offset_bytes, uint64_t size_bytes, const struct cw_shape *shape,
                     uint32_t flags, cw_array **out);
@@ -343,6 +351,10 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
 int cw_open_flags_check(const char *function, uint32_t flags);
 /* 0, or -EINVAL when the array is not this process's to use for requests. */
 int cw_array_usable(const cw_array *array);
+
+/* ---- names.c ---- */
+/* cw_get() with CW_DISTANT. */
+int cw_get_distant(cw_client *client, const char *name, cw_array **out);
 
 /* ---- private.c ---- */
 /* A private mapping of the pages that hold a range of a slab, spare or new. The caller holds the

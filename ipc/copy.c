@@ -6,7 +6,11 @@
  *   peer      GPU to GPU, by the copy engine of the source (a push is 7 us cheaper than a pull)
  *   in, out   between host memory and a GPU. Slabs of ours are registered with CUDA when the first
  *             copy of REGISTER_BYTES comes by, and stay so: three times the speed of other memory
- *   staged    GPU to GPU where the hardware knows no way: through host memory, in pieces
+ *   staged    GPU to GPU where the hardware knows no way: through host memory (stage.h), in this
+ *             process where it sees both GPUs, since its contexts and mappings are there already
+ *             and the copy can be given to a stream; else by causeway-mover (job.h)
+ * CAUSEWAY_ROUTE in the environment forces a way between two GPUs, for tests and measurements:
+ * "staged", or "mover".
  * Bytes are counted per route in the session's segment, so that a route that should not be shows.
  *
  * No state of its own. The caller holds leases on the arrays. If this process dies in a copy, the
@@ -18,15 +22,18 @@
 #include "ipc/client.h"
 #include "ipc/cuda_backend.h"
 #include "ipc/fence.h"
+#include "ipc/job.h"
+#include "ipc/stage.h"
 
 #define REGISTER_BYTES (1ull << 20)
-#define STAGE_BYTES    (8ull << 20)
 
 /* One end of a copy. */
 struct end {
     uint8_t *bytes;
     int gpu;                    /* -1: host memory */
     struct cw_mapping *mapping; /* of a slab of ours; NULL: somebody else's memory */
+    cw_array *array;            /* and offset in it: of a mapping, for the mover */
+    uint64_t offset_bytes;
 };
 
 static int check_range(const cw_array *array, uint64_t offset_bytes, uint64_t size_bytes) {
@@ -53,7 +60,9 @@ static struct end end_of(cw_array *array, uint64_t offset_bytes) {
                         .gpu = on_gpu ? slab->device : -1,
                         .mapping = own_pages                                    ? NULL
                                    : array->readonly && slab->backend->protects ? &slab->ro
-                                                                                : &slab->rw};
+                                                                                : &slab->rw,
+                        .array = array,
+                        .offset_bytes = offset_bytes};
 }
 
 /* X1: figures; each process adds its own. */
@@ -84,7 +93,11 @@ static int enter_lane(int gpu, void *stream, struct lane *out) {
     }
     const struct cw_cuda *cuda = lane.gpu->cuda;
     lane.stream = stream;
+    code = cw_gpu_enter(lane.gpu); /* asked without any context, the driver refuses */
+    if (code)
+        return code;
     CUresult result = cuda->cuStreamGetCtx(stream, &context);
+    cw_gpu_leave(lane.gpu);
     if (result == CUDA_SUCCESS)
         result = cuda->cuCtxPushCurrent(context);
     if (result != CUDA_SUCCESS)
@@ -142,31 +155,40 @@ static int copy_host_gpu(cw_client *client, const struct end *target, const stru
     return code;
 }
 
-/* Where GPUs cannot reach each other. Waits for the stream, if there is one, and for the copy. */
+/* Where GPUs cannot reach each other, and this process sees both: stage.h. */
 static int copy_staged(cw_client *client, const struct end *target, const struct end *source,
                        uint64_t size_bytes, void *stream) {
-    uint64_t piece = size_bytes < STAGE_BYTES ? size_bytes : STAGE_BYTES;
+    struct cw_gpu *from, *to;
+    struct lane lane = {.ours = true};
+    int code = cw_gpu_get(source->gpu, &from);
+    if (code == 0)
+        code = cw_gpu_get(target->gpu, &to);
+    if (code == 0 && stream) {
+        code = enter_lane(source->gpu, stream, &lane);
+        if (code)
+            return code;
+    }
+    if (code == 0)
+        code = cw_stage_copy(to, address(target), from, address(source), size_bytes, lane.stream);
+    if (!lane.ours)
+        cw_gpu_leave(lane.gpu);
+    if (code == 0)
+        count(client, CW_ROUTE_STAGED, size_bytes);
+    return code;
+}
+
+/* By causeway-mover, which counts the bytes itself. Waits for the stream, and for the copy. */
+static int copy_by_mover(const struct end *target, const struct end *source, uint64_t size_bytes,
+                         void *stream) {
     struct lane lane;
     int code = enter_lane(source->gpu, stream, &lane);
     if (code)
         return code;
-    struct lane waited = lane;
-    waited.ours = true;
-    code = leave_lane(&waited, CUDA_SUCCESS, size_bytes);
-    uint8_t *stage = code == 0 ? malloc(piece) : NULL;
-    if (code == 0 && !stage)
-        return cw_fail(-EDQUOT, "no memory for a stage of %llu bytes", (unsigned long long)piece);
-    for (uint64_t at = 0; code == 0 && at < size_bytes; at += piece) {
-        if (piece > size_bytes - at)
-            piece = size_bytes - at;
-        code = cw_backend_cuda.copy_out(source->gpu, stage, source->bytes + at, piece);
-        if (code == 0)
-            code = cw_backend_cuda.copy_in(target->gpu, target->bytes + at, stage, piece);
-    }
-    free(stage);
-    if (code == 0)
-        count(client, CW_ROUTE_STAGED, size_bytes);
-    return code;
+    lane.ours = true; /* what was given to it before comes first */
+    code = leave_lane(&lane, CUDA_SUCCESS, size_bytes);
+    return code ? code
+                : cw_job_copy(target->array, target->offset_bytes, source->array,
+                              source->offset_bytes, size_bytes);
 }
 
 static bool admits(const struct cw_gpu *gpu, const struct end *end) {
@@ -177,9 +199,19 @@ static bool admits(const struct cw_gpu *gpu, const struct end *end) {
 }
 
 static int copy_gpus(cw_client *client, const struct end *target, const struct end *source,
-                     uint64_t size_bytes, void *stream) {
+                     uint64_t size_bytes, void *stream, bool in_mover) {
     struct lane lane;
-    int code = enter_lane(source->gpu, stream, &lane);
+    enum cw_wish wish = CW_WISH_NONE;
+    int code = source->gpu == target->gpu ? 0 : cw_route_wish(&wish);
+    if (code)
+        return code;
+    if (wish == CW_WISH_MOVER && in_mover)
+        wish = CW_WISH_STAGED;
+    if (wish == CW_WISH_MOVER && source->mapping && target->mapping)
+        return copy_by_mover(target, source, size_bytes, stream);
+    if (wish != CW_WISH_NONE)
+        return copy_staged(client, target, source, size_bytes, stream);
+    code = enter_lane(source->gpu, stream, &lane);
     if (code)
         return code;
     if (!admits(lane.gpu, source) || !admits(lane.gpu, target)) {
@@ -195,7 +227,7 @@ static int copy_gpus(cw_client *client, const struct end *target, const struct e
 }
 
 static int copy(cw_client *client, const struct end *target, const struct end *source,
-                uint64_t size_bytes, void *stream) {
+                uint64_t size_bytes, void *stream, bool in_mover) {
     if (size_bytes == 0)
         return 0;
     if (target->gpu < 0 && source->gpu < 0) {
@@ -204,7 +236,7 @@ static int copy(cw_client *client, const struct end *target, const struct end *s
     }
     return target->gpu < 0 || source->gpu < 0
                ? copy_host_gpu(client, target, source, size_bytes, stream)
-               : copy_gpus(client, target, source, size_bytes, stream);
+               : copy_gpus(client, target, source, size_bytes, stream, in_mover);
 }
 
 /* ---- in order with the arrays' other users ---- */
@@ -233,24 +265,79 @@ static int end(cw_array *target, cw_array *source, void *stream, int code) {
     return code;
 }
 
+/* A copy by the mover is put in order by a stream of ours: the target is this process's to write
+ * until the mover is done, and if this process dies before, it is known to be incomplete. */
+static int stream_for_mover(const struct end *target, const struct end *source, void **stream) {
+    enum cw_wish wish = CW_WISH_NONE;
+    struct cw_gpu *gpu;
+    if (target->gpu < 0 || source->gpu < 0 || target->gpu == source->gpu || !target->mapping ||
+        !source->mapping)
+        return 0;
+    int code = cw_route_wish(&wish);
+    if (code || wish != CW_WISH_MOVER)
+        return code;
+    code = cw_gpu_get(target->gpu, &gpu);
+    if (code == 0)
+        *stream = gpu->copies;
+    return code;
+}
+
+/* CW_STREAM_OWN: a stream of ours on the GPU that has an end of the copy; none where both ends are
+ * host memory, or where nobody could tell when the host's end is complete. */
+static int own_stream(const struct end *target, const struct end *source, void **stream) {
+    struct cw_gpu *gpu;
+    *stream = NULL;
+    if (target->gpu < 0)
+        return 0;
+    (void)source;
+    int code = cw_gpu_get(target->gpu, &gpu);
+    if (code == 0)
+        *stream = gpu->ahead;
+    return code;
+}
+
+int cw_copy_unordered(cw_array *target, cw_array *source, uint64_t size_bytes) {
+    const struct end to = end_of(target, 0), from = end_of(source, 0);
+    return copy(target->client, &to, &from, size_bytes, NULL, true);
+}
+
 /* ---- the public calls ---- */
 
-int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
-                  uint64_t size_bytes, void *stream) {
+static int copy_arrays(cw_array *target, uint64_t target_bytes, cw_array *source,
+                       uint64_t source_bytes, uint64_t size_bytes, void *stream) {
     int code = check_target(target, target_bytes, size_bytes);
     if (code == 0)
         code = check_range(source, source_bytes, size_bytes);
     if (code)
         return code;
     const struct end to = end_of(target, target_bytes), from = end_of(source, source_bytes);
-    code = begin(target, source, stream);
+    if (stream == CW_STREAM_OWN)
+        code = own_stream(&to, &from, &stream);
+    if (code == 0 && !stream)
+        code = stream_for_mover(&to, &from, &stream);
+    if (code == 0)
+        code = begin(target, source, stream);
     if (code)
         return code;
-    return end(target, source, stream, copy(target->client, &to, &from, size_bytes, stream));
+    return end(target, source, stream, copy(target->client, &to, &from, size_bytes, stream, false));
 }
 
-int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source, int gpu,
-                     uint64_t size_bytes, void *stream) {
+int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
+                  uint64_t size_bytes, void *stream) {
+    int code = cw_array_pin(target);
+    if (code)
+        return code;
+    code = cw_array_pin(source);
+    if (code == 0) {
+        code = copy_arrays(target, target_bytes, source, source_bytes, size_bytes, stream);
+        cw_array_unpin(source);
+    }
+    cw_array_unpin(target);
+    return code;
+}
+
+static int copy_in(cw_array *target, uint64_t target_bytes, const void *source, int gpu,
+                   uint64_t size_bytes, void *stream) {
     int code = check_target(target, target_bytes, size_bytes);
     if (code == 0 && !source && size_bytes)
         code = cw_fail(-EINVAL, "memory to copy from is needed, NULL was given");
@@ -261,11 +348,21 @@ int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source
     code = begin(target, NULL, stream);
     if (code)
         return code;
-    return end(target, NULL, stream, copy(target->client, &to, &from, size_bytes, stream));
+    return end(target, NULL, stream, copy(target->client, &to, &from, size_bytes, stream, false));
 }
 
-int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int gpu,
-                      uint64_t size_bytes, void *stream) {
+int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source, int gpu,
+                     uint64_t size_bytes, void *stream) {
+    int code = cw_array_pin(target);
+    if (code)
+        return code;
+    code = copy_in(target, target_bytes, source, gpu, size_bytes, stream);
+    cw_array_unpin(target);
+    return code;
+}
+
+static int copy_out(cw_array *source, uint64_t source_bytes, void *target, int gpu,
+                    uint64_t size_bytes, void *stream) {
     int code = check_range(source, source_bytes, size_bytes);
     if (code == 0 && !target && size_bytes)
         code = cw_fail(-EINVAL, "memory to copy into is needed, NULL was given");
@@ -276,7 +373,17 @@ int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int
     code = begin(NULL, source, stream);
     if (code)
         return code;
-    return end(NULL, source, stream, copy(source->client, &to, &from, size_bytes, stream));
+    return end(NULL, source, stream, copy(source->client, &to, &from, size_bytes, stream, false));
+}
+
+int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int gpu,
+                      uint64_t size_bytes, void *stream) {
+    int code = cw_array_pin(source);
+    if (code)
+        return code;
+    code = copy_out(source, source_bytes, target, gpu, size_bytes, stream);
+    cw_array_unpin(source);
+    return code;
 }
 
 int cw_array_write(cw_array *array, uint64_t offset_bytes, const void *source,

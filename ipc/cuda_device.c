@@ -97,7 +97,7 @@ static int start_context(struct cw_gpu *gpu) {
         .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gpu->device}};
     CUcontext context;
-    CUstream copies;
+    CUstream copies, ahead;
     size_t granule = 0;
     CUresult result = cuda->cuMemGetAllocationGranularity(&granule, &memory,
                                                           CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
@@ -115,6 +115,11 @@ static int start_context(struct cw_gpu *gpu) {
     result = cuda->cuCtxPushCurrent(context);
     if (result == CUDA_SUCCESS) {
         result = cuda->cuStreamCreate(&copies, CU_STREAM_NON_BLOCKING);
+        if (result == CUDA_SUCCESS) {
+            result = cuda->cuStreamCreate(&ahead, CU_STREAM_NON_BLOCKING);
+            if (result != CUDA_SUCCESS)
+                cuda->cuStreamDestroy(copies);
+        }
         cuda->cuCtxPopCurrent(&(CUcontext){NULL});
     }
     if (result != CUDA_SUCCESS) {
@@ -123,6 +128,7 @@ static int start_context(struct cw_gpu *gpu) {
     }
     gpu->granule_bytes = granule;
     gpu->copies = copies;
+    gpu->ahead = ahead;
     gpu->context = context;
     return 0;
 }

@@ -33,6 +33,7 @@ struct cw_gpu {
     CUcontext context;
     uint64_t granule_bytes; /* slabs are multiples of it */
     CUstream copies;        /* ours, non-blocking: what has no stream of its own runs here */
+    CUstream ahead;         /* the same, for what nobody waits for on the CPU */
 };
 
 /* How many GPUs this process sees. Opens the driver. Blocks the first time. 0, or what

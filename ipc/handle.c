@@ -58,7 +58,7 @@ static int check_transits(cw_client *client) {
     return 0;
 }
 
-int cw_array_export(cw_array *array, int transit, cw_handle *out) {
+static int export(cw_array *array, int transit, cw_handle *out) {
     int code = cw_array_usable(array);
     if (code)
         return code;
@@ -94,6 +94,15 @@ int cw_array_export(cw_array *array, int transit, cw_handle *out) {
         return code;
     *out = handle;
     return 0;
+}
+
+int cw_array_export(cw_array *array, int transit, cw_handle *out) {
+    int code = cw_array_pin(array); /* once others may know of it, it stays */
+    if (code)
+        return code;
+    code = export(array, transit, out);
+    cw_array_unpin(array);
+    return code;
 }
 
 static int end_transit(cw_client *client, uint64_t token) {

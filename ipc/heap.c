@@ -15,14 +15,18 @@
  * this process dies its slabs become orphans, which the next client of the user adopts.
  */
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "ipc/client.h"
+#include "ipc/evict.h"
 #include "ipc/fence.h"
 
 #define ADOPT_TRIES   8u
+#define CLOSE_NS      1000000000
 #define COLLECT_SHARE 16u /* a look at all pending blocks pays when one in so many came back */
 
 /* What the user says in the environment, else what the device's size suggests. */
@@ -113,7 +117,7 @@ void cw_heap_settle(cw_client *client, struct cw_slab *slab) {
     struct cw_heap *heap = slab->heap;
     if (!unused(slab) || slab->cached)
         return;
-    if (slab->size_bytes > heap->cache_limit_bytes - heap->cached_bytes) {
+    if (!heap->hoards && slab->size_bytes + heap->cached_bytes > heap->cache_limit_bytes) {
         close_slab(client, slab);
         return;
     }
@@ -121,17 +125,41 @@ void cw_heap_settle(cw_client *client, struct cw_slab *slab) {
     heap->cached_bytes += slab->size_bytes;
 }
 
-/* Gives up all that is kept. Returns whether there was anything. */
-static bool cache_drop(cw_client *client) {
-    bool any = false;
+/* Gives up all that is kept. Returns how many slabs that were. */
+static uint32_t cache_drop(cw_client *client) {
+    uint32_t count = 0;
     for (struct cw_slab *next, *slab = client->slabs.own; slab; slab = next) {
         next = slab->own_next;
         if (slab->cached) {
             close_slab(client, slab);
-            any = true;
+            count++;
         }
     }
-    return any;
+    return count;
+}
+
+/* Waits until the broker has closed the descriptors of slabs that were given up: before that their
+ * memory is not free. closed: how many it had closed before. Gives up waiting after CLOSE_NS: then
+ * the next attempt fails, and says why. */
+static void await_closed(cw_client *client, uint64_t closed, uint32_t slabs) {
+    int64_t end_ns = cw_now_ns() + CLOSE_NS;
+    struct timespec nap = {.tv_nsec = 1000000};
+    /* M1: a figure, of which the latest will do. */
+    while (CW_LOAD(M1, &client->root->counters[CW_COUNTER_fds_closed], relaxed) <
+               closed + 2ull * slabs &&
+           cw_now_ns() < end_ns && cw_client_usable(client) == 0)
+        nanosleep(&nap, NULL);
+}
+
+/* At a limit: what we keep for speed goes. Returns whether there was anything. Without the lock. */
+static bool make_room(cw_client *client) {
+    uint64_t closed = CW_LOAD(M1, &client->root->counters[CW_COUNTER_fds_closed], relaxed);
+    pthread_mutex_lock(&client->lock);
+    uint32_t count = cache_drop(client);
+    pthread_mutex_unlock(&client->lock);
+    if (count)
+        await_closed(client, closed, count);
+    return count > 0;
 }
 
 bool cw_heap_drained(cw_client *client, struct cw_slab *slab, uint32_t block) {
@@ -385,13 +413,20 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
         }
         code = make_slab(client, heap, size_bytes);
         if (code == -EDQUOT && !dropped) {
-            /* At a limit: what we keep for speed goes first. */
             dropped = true;
-            pthread_mutex_lock(&client->lock);
-            bool any = cache_drop(client);
-            pthread_mutex_unlock(&client->lock);
-            if (any)
+            if (make_room(client))
                 continue;
+        }
+        if (code == -EDQUOT && heap->backend->device_kind == CW_DEVICE_CUDA) {
+            char sentence[CW_DETAIL_MAX];
+            snprintf(sentence, sizeof sentence, "%s", cw_detail());
+            int evicted = cw_evict_one(client, heap);
+            if (evicted == 0) {
+                dropped = false; /* perhaps its slab is empty now */
+                tries = ADOPT_TRIES; /* as often as there are arrays that may leave */
+                continue;
+            }
+            return evicted == -ENOENT ? cw_fail(code, "%s", sentence) : evicted;
         }
         if (code)
             return code;

@@ -85,20 +85,27 @@ int cw_name_key_find(cw_client *client, const struct cw_name_key *key, struct cw
     return code == -ECONNRESET ? cw_client_lost(client) : code;
 }
 
-int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out) {
+static int get(cw_client *client, const char *name, uint32_t flags, cw_array **out) {
     struct cw_name_key key;
     struct cw_found found;
     if (!out)
         return cw_fail(-EINVAL, "a place for the array is needed, NULL was given");
-    int code = cw_open_flags_check("cw_get", flags);
-    if (code == 0)
-        code = make_key(client, name, &key);
+    int code = make_key(client, name, &key);
     if (code)
         return code;
     if (cw_remote_name(name))
         return cw_remote_get(client, &key, flags, out);
     code = cw_name_key_get(client, &key, flags, &found, out);
     return code == -ENOENT ? no_such_name(client, name) : code;
+}
+
+int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out) {
+    int code = cw_open_flags_check("cw_get", flags);
+    return code ? code : get(client, name, flags, out);
+}
+
+int cw_get_distant(cw_client *client, const char *name, cw_array **out) {
+    return get(client, name, CW_DISTANT, out);
 }
 
 /* The layout to be put, and where its lowest byte lies within the array. */
@@ -163,8 +170,8 @@ int cw_name_key_put(cw_array *array, const struct cw_name_key *key, uint32_t fla
     return code;
 }
 
-int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
-                 uint64_t offset_bytes) {
+static int put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
+               uint64_t offset_bytes) {
     struct cw_name_key key;
     if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP | CW_REMOTE_READ))
         return cw_fail(-EINVAL, "flags 0x%x: cw_array_put knows CW_REPLACE, CW_KEEP and "
@@ -181,6 +188,16 @@ int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_lay
     if (cw_remote_name(name))
         return cw_remote_put(array, &key, flags, layout, offset_bytes);
     return cw_name_key_put(array, &key, flags, layout, offset_bytes);
+}
+
+int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
+                 uint64_t offset_bytes) {
+    int code = cw_array_pin(array); /* once others may know of it, it stays */
+    if (code)
+        return code;
+    code = put(array, name, flags, layout, offset_bytes);
+    cw_array_unpin(array);
+    return code;
 }
 
 /* A request that names a key alone. */
@@ -331,6 +348,17 @@ static int ask_holders(cw_client *client, const struct cw_entry *entry, struct c
         return cw_fail(-EPROTO, "the broker answered HOLDERS with %u bytes", reply_bytes);
     *out = reply.head;
     return 0;
+}
+
+int cw_name_key_holders(cw_client *client, const struct cw_name_key *key, uint32_t *holders) {
+    struct cw_found found;
+    struct cw_holders reply;
+    int code = cw_name_key_find(client, key, &found);
+    if (code == 0)
+        code = ask_holders(client, &found.entry, &reply);
+    if (code == 0)
+        *holders = reply.holders;
+    return code;
 }
 
 int cw_name_stat(cw_client *client, const char *name, cw_name_info *out) {

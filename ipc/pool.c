@@ -2,17 +2,22 @@
  * Pools: where the parts of a dispatch (shm/dispatch.h; read that first) lie in one piece of
  * memory, and what the cells hold.
  *
- *   struct head | words | workers | cells | queue | done rings | data of the cells | data of the
- *   workers | functions
+ *   struct head | words | groups | workers | cells | queues | done rings | data of the cells | data
+ *   of the workers | functions
  *
  * The data of a cell belong to who the cell belongs to; a worker's own data and figures are its
  * own; head and functions are the parent's. What the other side wrote is copied and checked:
  * numbers of cells and sizes never lead outside.
  *
+ * A worker's process may answer from several threads: `lock` is theirs, of this process alone.
+ *
  * Deaths: see shm/dispatch.h. A worker that dies while it writes an answer leaves a task that is
- * half overwritten: who wants to run it again has kept it.
+ * half overwritten: who wants to run it again has kept it. A child that a task has forked never
+ * answers, so it does not matter who held the lock.
  */
+#include <pthread.h>
 #include <sched.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,15 +26,16 @@
 #include "shm/error.h"
 #include "shm/segment.h"
 
-#define POOL_MAGIC 0x6377706f6f6c3031ull /* "cwpool01" */
+#define POOL_MAGIC 0x6377706f6f6c3032ull /* "cwpool02" */
 /* Beside each other the data of cells would fall into the same lines of a cache. */
 #define DATA_STRIDE (CW_POOL_DATA_MAX + 64u)
+#define PEEKS_MAX   4     /* copies of tasks that are taken meanwhile */
 #define SETTLE_NS   10000 /* for a caller that has submitted and is about to listen */
 
 struct head { /* 64 bytes, shared; written once */
     uint64_t magic;
-    uint32_t workers, cells;
-    uint64_t reserved[6];
+    uint32_t workers, cells, groups, reserved0;
+    uint64_t reserved1[5];
 };
 
 struct cell_meta { /* struct cw_cell's meta */
@@ -38,7 +44,8 @@ struct cell_meta { /* struct cw_cell's meta */
     uint32_t slot, function_bytes;
     uint64_t reserved[3];
 };
-_Static_assert(sizeof(struct head) == 64 &&
+_Static_assert(sizeof(struct head) == 64 && offsetof(struct cell_meta, function) == 8 &&
+                   CW_POOL_GROUPS_MAX == CW_DISPATCH_GROUPS_MAX &&
                    sizeof(struct cell_meta) == sizeof(((struct cw_cell *)0)->meta),
                "layout");
 
@@ -56,7 +63,8 @@ struct cw_pool {
 struct cw_worker {
     struct parts parts;
     uint32_t number;
-    bool owes; /* answers that nobody was told of */
+    pthread_mutex_t lock; /* of those who answer; what follows is theirs */
+    bool owes;            /* answers that nobody was told of */
     uint64_t figures[4];
 };
 
@@ -67,15 +75,17 @@ static uint64_t place(uint64_t *at, uint64_t size_bytes) {
 }
 
 /* Lays the parts out over base (NULL: only to count). Returns the bytes of all. */
-static uint64_t lay_out(uint8_t *base, uint32_t workers, uint32_t cells, struct parts *out) {
+static uint64_t lay_out(uint8_t *base, uint32_t workers, uint32_t cells, uint32_t groups,
+                        struct parts *out) {
     uint64_t at = 0, queue_len = 1;
     while (queue_len < cells)
         queue_len *= 2;
     uint64_t head = place(&at, sizeof(struct head));
     uint64_t words = place(&at, sizeof(struct cw_dispatch_words));
+    uint64_t group = place(&at, (uint64_t)groups * sizeof(struct cw_dispatch_group));
     uint64_t crew = place(&at, (uint64_t)workers * sizeof(struct cw_dispatch_worker));
     uint64_t cell = place(&at, (uint64_t)cells * sizeof(struct cw_cell));
-    uint64_t queue = place(&at, queue_len * sizeof(cw_a32));
+    uint64_t queue = place(&at, groups * queue_len * sizeof(cw_a32));
     uint64_t done = place(&at, workers * queue_len * sizeof(cw_a32));
     uint64_t cell_data = place(&at, (uint64_t)cells * DATA_STRIDE);
     uint64_t worker_data = place(&at, (uint64_t)workers * DATA_STRIDE);
@@ -83,24 +93,26 @@ static uint64_t lay_out(uint8_t *base, uint32_t workers, uint32_t cells, struct 
     if (base)
         *out = (struct parts){.head = (void *)(base + head),
                               .view = {.words = (void *)(base + words),
+                                       .groups = (void *)(base + group),
                                        .workers = (void *)(base + crew),
                                        .cells = (void *)(base + cell),
                                        .queue = (void *)(base + queue),
                                        .done = (void *)(base + done),
                                        .worker_count = workers,
                                        .cell_count = cells,
-                                       .queue_len = (uint32_t)queue_len},
+                                       .queue_len = (uint32_t)queue_len,
+                                       .group_count = groups},
                               .cell_data = base + cell_data,
                               .worker_data = base + worker_data,
                               .functions = base + functions};
     return at;
 }
 
-uint64_t cw_pool_bytes(uint32_t workers, uint32_t cells) {
+uint64_t cw_pool_bytes(uint32_t workers, uint32_t cells, uint32_t groups) {
     if (workers < 1 || workers > CW_POOL_WORKERS_MAX || cells < workers ||
-        cells > CW_POOL_CELLS_MAX)
+        cells > CW_POOL_CELLS_MAX || groups < 1 || groups > CW_POOL_GROUPS_MAX)
         return 0;
-    return lay_out(NULL, workers, cells, NULL);
+    return lay_out(NULL, workers, cells, groups, NULL);
 }
 
 int cw_pool_allocate(uint64_t memory_bytes, int *out_fd) {
@@ -111,21 +123,23 @@ int cw_pool_allocate(uint64_t memory_bytes, int *out_fd) {
     return code;
 }
 
-static int check_memory(const void *memory, uint64_t memory_bytes, uint32_t workers,
-                        uint32_t cells) {
-    uint64_t needed = cw_pool_bytes(workers, cells);
+static int check_memory(const void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
+                        uint32_t groups) {
+    uint64_t needed = cw_pool_bytes(workers, cells, groups);
     if (needed == 0)
         return cw_fail(-EINVAL,
-                       "a pool has 1 to %u workers and, for their tasks, as many cells or more, at "
-                       "most %u; %u workers and %u cells were asked for",
-                       CW_POOL_WORKERS_MAX, CW_POOL_CELLS_MAX, workers, cells);
+                       "a pool has 1 to %u workers, 1 to %u groups of them and, for their tasks, "
+                       "as many cells as workers or more, at most %u; %u workers, %u groups and %u "
+                       "cells were asked for",
+                       CW_POOL_WORKERS_MAX, CW_POOL_GROUPS_MAX, CW_POOL_CELLS_MAX, workers, groups,
+                       cells);
     if (!memory || (uintptr_t)memory % 64)
         return cw_fail(-EINVAL, "a pool's memory begins at a multiple of 64");
     if (memory_bytes < needed)
         return cw_fail(-EINVAL,
-                       "a pool of %u workers and %u cells takes %llu bytes, %llu were "
-                       "given",
-                       workers, cells, (unsigned long long)needed,
+                       "a pool of %u workers in %u groups and %u cells takes %llu bytes, %llu "
+                       "were given",
+                       workers, groups, cells, (unsigned long long)needed,
                        (unsigned long long)memory_bytes);
     return 0;
 }
@@ -133,8 +147,8 @@ static int check_memory(const void *memory, uint64_t memory_bytes, uint32_t work
 /* ---- the parent's end ---- */
 
 int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
-                cw_pool **out) {
-    int code = check_memory(memory, memory_bytes, workers, cells);
+                uint32_t groups, cw_pool **out) {
+    int code = check_memory(memory, memory_bytes, workers, cells, groups);
     if (code)
         return code;
     if (!out)
@@ -143,23 +157,25 @@ int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t 
     if (!pool)
         return cw_fail(-EDQUOT, "no memory for a pool");
     struct cw_dispatch_parent *parent = &pool->parent;
+    parent->tail = calloc(groups, sizeof *parent->tail);
     parent->free = calloc(cells, sizeof *parent->free);
-    parent->pos = calloc(cells, sizeof *parent->pos);
+    parent->place = calloc(cells, sizeof *parent->place);
     parent->seen = calloc(workers, sizeof *parent->seen);
-    if (!parent->free || !parent->pos || !parent->seen) {
+    if (!parent->tail || !parent->free || !parent->place || !parent->seen) {
         cw_pool_delete(pool);
         return cw_fail(-EDQUOT, "no memory for a pool of %u cells", cells);
     }
-    lay_out(memory, workers, cells, &pool->parts);
+    lay_out(memory, workers, cells, groups, &pool->parts);
     memset(memory, 0, (size_t)(pool->parts.cell_data - (uint8_t *)memory));
     parent->view = pool->parts.view;
     parent->view.spinners = CW_DISPATCH_SPINNERS; /* whoever spins is counted */
     parent->free_count = cells;
     for (uint32_t i = 0; i < cells; i++) {
         parent->free[i] = cells - 1 - i;
-        parent->pos[i] = CW_DISPATCH_NOWHERE;
+        parent->place[i] = CW_DISPATCH_NOWHERE;
     }
-    *pool->parts.head = (struct head){.magic = POOL_MAGIC, .workers = workers, .cells = cells};
+    *pool->parts.head =
+        (struct head){.magic = POOL_MAGIC, .workers = workers, .cells = cells, .groups = groups};
     *out = pool;
     return 0;
 }
@@ -172,8 +188,9 @@ void cw_pool_use(cw_pool *pool, uint32_t workers) {
 void cw_pool_delete(cw_pool *pool) {
     if (!pool)
         return;
+    free(pool->parent.tail);
     free(pool->parent.free);
-    free(pool->parent.pos);
+    free(pool->parent.place);
     free(pool->parent.seen);
     free(pool);
 }
@@ -183,8 +200,8 @@ void *cw_pool_function(cw_pool *pool, uint32_t slot) {
     return pool->parts.functions + (uint64_t)slot * CW_POOL_FUNCTION_MAX;
 }
 
-static struct cell_meta *meta_of(const struct parts *parts, uint32_t cell) {
-    return (struct cell_meta *)(void *)parts->view.cells[cell].meta;
+static cw_a64 *meta_of(const struct parts *parts, uint32_t cell) {
+    return parts->view.cells[cell].meta;
 }
 
 static void *data_of(const struct parts *parts, uint32_t cell) {
@@ -192,16 +209,24 @@ static void *data_of(const struct parts *parts, uint32_t cell) {
 }
 
 /* What stands in a cell, copied and checked. */
-static void read_task(const struct parts *parts, uint32_t cell, cw_task *out) {
-    struct cell_meta meta = *(volatile struct cell_meta *)meta_of(parts, cell);
+static void read_task(const struct parts *parts, uint32_t cell, uint64_t place, cw_task *out) {
+    struct cell_meta meta;
+    cw_dispatch_read(&meta, meta_of(parts, cell), sizeof meta);
     *out = (cw_task){.cell = cell,
                      .data = data_of(parts, cell),
+                     .place = place,
+                     .group = (uint32_t)(place % parts->view.group_count),
                      .size_bytes =
                          meta.size_bytes <= CW_POOL_DATA_MAX ? meta.size_bytes : CW_POOL_DATA_MAX,
                      .kind = meta.kind,
                      .function = meta.function,
                      .slot = meta.slot,
                      .function_bytes = meta.function_bytes};
+}
+
+void cw_task_write(const cw_task *task, const void *data, uint32_t size_bytes) {
+    CW_ASSERT(size_bytes <= CW_POOL_DATA_MAX);
+    cw_dispatch_write(task->data, data, size_bytes);
 }
 
 int cw_pool_reserve(cw_pool *pool, cw_task *out) {
@@ -219,16 +244,24 @@ void cw_pool_free(cw_pool *pool, uint32_t cell) {
 int cw_pool_submit(cw_pool *pool, const cw_task *task) {
     CW_ASSERT(task->size_bytes <= CW_POOL_DATA_MAX && task->slot < CW_POOL_FUNCTION_SLOTS &&
               task->function_bytes <= CW_POOL_FUNCTION_MAX);
-    *meta_of(&pool->parts, task->cell) = (struct cell_meta){.kind = task->kind,
-                                                            .size_bytes = task->size_bytes,
-                                                            .function = task->function,
-                                                            .slot = task->slot,
-                                                            .function_bytes = task->function_bytes};
-    return cw_dispatch_submit(&pool->parent, task->cell);
+    CW_ASSERT(task->group < pool->parts.view.group_count);
+    struct cell_meta meta = {.kind = task->kind,
+                             .size_bytes = task->size_bytes,
+                             .function = task->function,
+                             .slot = task->slot,
+                             .function_bytes = task->function_bytes};
+    cw_dispatch_write(meta_of(&pool->parts, task->cell), &meta, sizeof meta);
+    return cw_dispatch_submit(&pool->parent, task->group, task->cell);
 }
 
-void cw_pool_wake(cw_pool *pool, uint32_t most) {
-    cw_dispatch_wake(&pool->parent.view, most);
+void cw_pool_wake(cw_pool *pool, uint32_t group, uint32_t most) {
+    CW_ASSERT(group < pool->parts.view.group_count);
+    cw_dispatch_wake(&pool->parent, group, most);
+}
+
+void cw_pool_assign(cw_pool *pool, uint32_t worker, uint32_t group) {
+    CW_ASSERT(worker < pool->parts.view.worker_count && group < pool->parts.view.group_count);
+    cw_dispatch_assign(&pool->parent, worker, group);
 }
 
 int cw_pool_withdraw(cw_pool *pool, uint32_t cell) {
@@ -241,9 +274,10 @@ int cw_pool_taker(cw_pool *pool, uint32_t cell, int64_t *elapsed_ns) {
 
 int cw_pool_collect(cw_pool *pool, cw_task *out) {
     uint32_t worker = 0;
-    int cell = cw_dispatch_collect(&pool->parent, &worker);
+    uint64_t place;
+    int cell = cw_dispatch_collect(&pool->parent, &worker, &place);
     if (cell >= 0)
-        read_task(&pool->parts, (uint32_t)cell, out);
+        read_task(&pool->parts, (uint32_t)cell, place, out);
     out->worker = worker;
     return cell < 0 ? cell : 0;
 }
@@ -286,18 +320,20 @@ void cw_pool_dismiss(cw_pool *pool, uint32_t worker) {
     cw_dispatch_order(&pool->parent, worker, CW_ORDER_LEAVE);
 }
 
-uint64_t cw_pool_ready(cw_pool *pool) {
-    return cw_dispatch_ready(&pool->parent.view);
+uint64_t cw_pool_ready(cw_pool *pool, uint32_t group) {
+    CW_ASSERT(group < pool->parts.view.group_count);
+    return cw_dispatch_ready(&pool->parent.view, group);
 }
 
 int cw_pool_bury(cw_pool *pool, uint32_t worker, cw_task *out) {
     CW_ASSERT(worker < pool->parts.view.worker_count);
-    bool answered;
-    int cell = cw_dispatch_bury(&pool->parent, worker, &answered);
+    struct cw_dispatch_end end;
+    int cell = cw_dispatch_bury(&pool->parent, worker, &end);
     if (cell >= 0) {
-        read_task(&pool->parts, (uint32_t)cell, out);
+        read_task(&pool->parts, (uint32_t)cell, end.place, out);
         out->worker = worker;
-        return answered;
+        out->begun = end.begun;
+        return end.answered;
     }
     /* T28: it is dead, and its successor not yet there. */
     CW_STORE(T28, &pool->parts.view.workers[worker].state, 0, relaxed);
@@ -326,21 +362,32 @@ const void *cw_pool_words(cw_pool *pool, uint32_t worker) {
 /* ---- a worker's end ---- */
 
 int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
-                   uint32_t number, uint32_t spinners, cw_worker **out) {
-    int code = check_memory(memory, memory_bytes, workers, cells);
+                   uint32_t groups, uint32_t number, uint32_t group, uint32_t spinners,
+                   cw_worker **out) {
+    int code = check_memory(memory, memory_bytes, workers, cells, groups);
     if (code)
         return code;
     if (!out || number >= workers)
         return cw_fail(-EINVAL, "a pool of %u workers has no worker %u", workers, number);
+    if (group >= groups)
+        return cw_fail(-EINVAL, "a pool of %u groups has no group %u", groups, group);
     struct parts parts;
-    lay_out(memory, workers, cells, &parts);
+    lay_out(memory, workers, cells, groups, &parts);
     struct head head = *(volatile struct head *)parts.head;
-    if (head.magic != POOL_MAGIC || head.workers != workers || head.cells != cells)
-        return cw_fail(-EPROTO, "the memory is not formatted as a pool of %u workers and %u cells",
-                       workers, cells);
+    if (head.magic != POOL_MAGIC || head.workers != workers || head.cells != cells ||
+        head.groups != groups)
+        return cw_fail(-EPROTO,
+                       "the memory is not formatted as a pool of %u workers in %u groups and %u "
+                       "cells",
+                       workers, groups, cells);
+    parts.view.group = group;
+    code = cw_dispatch_join(&parts.view, number);
+    if (code)
+        return code;
     cw_worker *worker = calloc(1, sizeof *worker);
     if (!worker)
         return cw_fail(-EDQUOT, "no memory for a worker");
+    pthread_mutex_init(&worker->lock, NULL);
     worker->parts = parts;
     worker->parts.view.spinners = spinners < CW_DISPATCH_SPINNERS ? spinners : CW_DISPATCH_SPINNERS;
     worker->number = number;
@@ -351,17 +398,23 @@ int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32
 }
 
 void cw_worker_close(cw_worker *worker) {
+    if (!worker)
+        return;
+    pthread_mutex_destroy(&worker->lock);
     free(worker);
 }
 
 void cw_worker_settle(cw_worker *worker) {
-    struct cw_dispatch_view *view = &worker->parts.view;
-    if (!worker->owes)
+    const struct cw_dispatch_view *view = &worker->parts.view;
+    pthread_mutex_lock(&worker->lock);
+    bool owed = worker->owes;
+    worker->owes = false; /* whoever answers meanwhile owes that himself */
+    pthread_mutex_unlock(&worker->lock);
+    if (!owed)
         return;
     if (!cw_sleeper_elsewhere(&view->words->answers.sleeper))
         sched_yield(); /* the caller cannot go on while we spin */
     cw_dispatch_settle(view, worker->number, SETTLE_NS);
-    worker->owes = false;
 }
 
 int cw_worker_take(cw_worker *worker, cw_task *out) {
@@ -369,15 +422,35 @@ int cw_worker_take(cw_worker *worker, cw_task *out) {
     cw_worker_settle(worker);
     cw_sleeper_here(&view->workers[worker->number].sleeper);
     view->must_sleep = !cw_sleeper_elsewhere(&view->words->answers.sleeper);
-    int cell = cw_dispatch_take(&worker->parts.view, worker->number);
+    uint64_t place;
+    int cell = cw_dispatch_take(view, worker->number, &place);
     if (cell < 0)
         return cell;
-    read_task(&worker->parts, (uint32_t)cell, out);
+    read_task(&worker->parts, (uint32_t)cell, place, out);
     out->worker = worker->number;
     if (out->slot >= CW_POOL_FUNCTION_SLOTS || out->function_bytes > CW_POOL_FUNCTION_MAX)
         return cw_fail(-EPROTO, "a task names %u bytes of the function in place %u of %u",
                        out->function_bytes, out->slot, CW_POOL_FUNCTION_SLOTS);
     return 0;
+}
+
+int cw_worker_peek(cw_worker *worker, uint32_t nth, void *buffer, cw_task *out) {
+    const struct parts *parts = &worker->parts;
+    for (int i = 0; i < PEEKS_MAX; i++) {
+        uint64_t place;
+        int cell = cw_dispatch_peek(&parts->view, nth, &place);
+        if (cell < 0)
+            return cell;
+        cw_task task;
+        read_task(parts, (uint32_t)cell, place, &task);
+        cw_dispatch_read(buffer, task.data, task.size_bytes);
+        if (!cw_dispatch_is_still(&parts->view, (uint32_t)cell, place))
+            continue;
+        *out = task;
+        out->data = buffer;
+        return 0;
+    }
+    return -EAGAIN; /* they are taken faster than we look */
 }
 
 const void *cw_worker_function(cw_worker *worker, const cw_task *task) {
@@ -394,17 +467,22 @@ static void count(cw_worker *worker, enum figure figure, uint64_t more) {
 void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
                       uint64_t extra_out) {
     CW_ASSERT(task->size_bytes <= CW_POOL_DATA_MAX);
-    struct cell_meta *meta = meta_of(&worker->parts, task->cell);
-    uint64_t in_bytes = meta->size_bytes;
-    meta->kind = task->kind;
-    meta->size_bytes = task->size_bytes;
+    const struct cw_dispatch_view *view = &worker->parts.view;
+    struct cell_meta meta;
+    cw_dispatch_read(&meta, meta_of(&worker->parts, task->cell), sizeof meta);
+    uint64_t in_bytes = meta.size_bytes;
+    meta.kind = task->kind;
+    meta.size_bytes = task->size_bytes;
+    cw_dispatch_write(meta_of(&worker->parts, task->cell), &meta, 8);
+    uint64_t busy_ns = (uint64_t)cw_dispatch_elapsed_ns(view, task->cell);
+    pthread_mutex_lock(&worker->lock);
     count(worker, FIGURE_TASKS, 1);
-    count(worker, FIGURE_BUSY_NS,
-          (uint64_t)cw_dispatch_elapsed_ns(&worker->parts.view, task->cell));
+    count(worker, FIGURE_BUSY_NS, busy_ns);
     count(worker, FIGURE_BYTES_IN, in_bytes + extra_in);
     count(worker, FIGURE_BYTES_OUT, task->size_bytes + extra_out);
-    if (!cw_dispatch_publish(&worker->parts.view, worker->number, task->cell))
+    if (!cw_dispatch_publish(view, worker->number, task->cell))
         worker->owes = true;
+    pthread_mutex_unlock(&worker->lock);
 }
 
 void *cw_worker_words(cw_worker *worker) {

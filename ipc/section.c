@@ -181,7 +181,7 @@ static int wait_for_write(cw_client *client, struct cw_fences *fences, struct cw
     }
 }
 
-int cw_array_reading_begin(cw_array *array, void *handle, int64_t timeout_ns) {
+static int reading_begin(cw_array *array, void *handle, int64_t timeout_ns) {
     struct cw_fences *fences;
     struct cw_order *order;
     struct cw_section *section;
@@ -207,6 +207,16 @@ int cw_array_reading_begin(cw_array *array, void *handle, int64_t timeout_ns) {
     return code;
 }
 
+int cw_array_reading_begin(cw_array *array, void *handle, int64_t timeout_ns) {
+    int code = cw_array_pin(array); /* until the end */
+    if (code)
+        return code;
+    code = reading_begin(array, handle, timeout_ns);
+    if (code)
+        cw_array_unpin(array);
+    return code;
+}
+
 int cw_array_reading_end(cw_array *array, void *handle) {
     struct cw_fences *fences;
     struct cw_order *order;
@@ -216,11 +226,14 @@ int cw_array_reading_end(cw_array *array, void *handle) {
         return code;
     pthread_mutex_lock(&fences->lock);
     code = cw_section_find(fences, array, handle, false, &section);
+    bool found = code == 0;
     if (code == 0)
         code = cw_section_submit(section);
     if (code == 0)
         code = cw_stream_tell(array->client, fences, section->stream);
     pthread_mutex_unlock(&fences->lock);
+    if (found)
+        cw_array_unpin(array);
     return code;
 }
 
@@ -240,7 +253,7 @@ static int wait_for_use(cw_client *client, struct cw_fences *fences, struct cw_s
     return code;
 }
 
-int cw_array_writing_begin(cw_array *array, void *handle, int64_t timeout_ns) {
+static int writing_begin(cw_array *array, void *handle, int64_t timeout_ns) {
     struct cw_fences *fences;
     struct cw_order *order;
     struct cw_section *section;
@@ -269,6 +282,16 @@ int cw_array_writing_begin(cw_array *array, void *handle, int64_t timeout_ns) {
         cw_order_turn_give(order);
         cancel_section(fences, section);
     }
+    return code;
+}
+
+int cw_array_writing_begin(cw_array *array, void *handle, int64_t timeout_ns) {
+    int code = cw_array_pin(array);
+    if (code)
+        return code;
+    code = writing_begin(array, handle, timeout_ns);
+    if (code)
+        cw_array_unpin(array);
     return code;
 }
 
@@ -339,12 +362,13 @@ int cw_array_writing_end(cw_array *array, void *handle, int whole) {
     cw_order_written(order, stamp, waited, count, dead || code ? CW_ORDER_POISONED : 0);
     cw_order_turn_give(order);
     pthread_mutex_unlock(&fences->lock);
+    cw_array_unpin(array);
     return code;
 }
 
 /* ---- on the CPU ---- */
 
-int cw_array_wait(cw_array *array, int64_t timeout_ns) {
+static int wait_written(cw_array *array, int64_t timeout_ns) {
     struct cw_fences *fences;
     struct cw_order *order;
     struct cw_patience patience;
@@ -363,7 +387,7 @@ int cw_array_wait(cw_array *array, int64_t timeout_ns) {
     return wait_for_write(array->client, fences, order, NULL, &patience);
 }
 
-int cw_array_settle(cw_array *array, int64_t timeout_ns) {
+static int settle(cw_array *array, int64_t timeout_ns) {
     struct cw_fences *fences;
     struct cw_order *order;
     struct cw_order_seen seen;
@@ -386,5 +410,23 @@ int cw_array_settle(cw_array *array, int64_t timeout_ns) {
     for (unsigned i = 0; i <= CW_ORDER_READS && code == 0; i++)
         code = wait_for_use(client, fences, NULL, i < CW_ORDER_READS ? seen.reads[i] : seen.write,
                             &patience);
+    return code;
+}
+
+int cw_array_wait(cw_array *array, int64_t timeout_ns) {
+    int code = cw_array_pin(array);
+    if (code)
+        return code;
+    code = wait_written(array, timeout_ns);
+    cw_array_unpin(array);
+    return code;
+}
+
+int cw_array_settle(cw_array *array, int64_t timeout_ns) {
+    int code = cw_array_pin(array);
+    if (code)
+        return code;
+    code = settle(array, timeout_ns);
+    cw_array_unpin(array);
     return code;
 }

@@ -108,7 +108,11 @@ static int identify(int gpu, struct cw_stream *stream) {
     const struct cw_cuda *cuda = stream->gpu->cuda;
     CUdevice device;
     unsigned long long id = 0;
+    code = enter(stream); /* asked without any context, the driver refuses */
+    if (code)
+        return code;
     CUresult result = cuda->cuStreamGetCtx(stream->handle, &stream->context);
+    leave(stream);
     if (result == CUDA_SUCCESS)
         result = cuda->cuCtxPushCurrent(stream->context);
     if (result != CUDA_SUCCESS)

@@ -42,7 +42,7 @@
 
 #include <stdint.h>
 
-#define CW_PROTOCOL_VERSION 2u
+#define CW_PROTOCOL_VERSION 3u
 #define CW_HELLO_MAGIC      0x6361757365776179ull /* "causeway" */
 #define CW_MESSAGE_MAX      8192u                 /* bytes of any message, header included */
 #define CW_OP_REPLY         0x8000u
@@ -76,11 +76,16 @@ enum cw_op {
     CW_OP_PING,       /* reply: nothing */
     CW_OP_TRANSIT_ANCHOR, /* no reply: the transit does not end by its limit while the block named
                              beside its token is alive (an item of a queue, and the queue) */
-    /* Other nodes (docs/PROTOCOL.md, "Jobs"): the broker hands what a client wants to the bridge,
-     * and the bridge's answer to the client. */
-    CW_OP_REMOTE = 64, /* remote, key, meta: reply when the bridge has done it; may be cancelled */
-    CW_OP_JOB_NEXT,    /* of the bridge: reply: job, then what the client sent: when there is one */
-    CW_OP_JOB_DONE,    /* of the bridge, no reply: job done, then a sentence or a body */
+    CW_OP_COPY,       /* a job for causeway-mover. Replies when it is done; CANCEL ends it while the
+                         mover has not taken it */
+    CW_OP_MOVER_NEXT, /* of the broker's own mover alone: replies with a job when there is one */
+    CW_OP_MOVER_DONE, /* no reply: a job has ended, well or with a sentence */
+    CW_OP_LINK,       /* reply: what is known of the way between two GPUs, or -ENOENT */
+    CW_OP_LINK_KEEP,  /* no reply: what somebody measured */
+    CW_OP_REMOTE,      /* a job for causeway-bridge. Replies when it is done; CANCEL ends it */
+    CW_OP_REMOTE_NEXT, /* of the broker's own bridge alone: replies with a job when there is one */
+    CW_OP_REMOTE_DONE, /* no reply: a job has ended, well or with a sentence */
+    CW_OP_CHANGES,     /* of the bridge alone: replies when the count of changes is another */
 };
 
 struct cw_message {
@@ -201,25 +206,55 @@ struct cw_remote_names { /* reply to NAMES and PEERS: an array of bytes, its tra
     uint32_t slab, block;
     uint64_t gen, offset_bytes, size_bytes; /* as a handle has it; size 0: nothing, no array */
 };
-struct cw_job_request { /* JOB_NEXT */
-    uint32_t role;      /* enum cw_role */
-    uint32_t reserved;
+struct cw_remote_job { /* REMOTE_NEXT reply; then the body of the client's request */
+    uint64_t job;
+    uint32_t session;   /* whose it is */
+    uint32_t cancelled; /* 1: a job that the bridge has is not wanted any more; no body */
 };
-enum cw_role { CW_ROLE_BRIDGE = 1 };
-struct cw_job {     /* JOB_NEXT reply; then the body of the client's request */
-    uint64_t job;   /* its number, never used again */
-    uint32_t session; /* whose */
-    uint32_t cancelled; /* 1: a job that was handed over before is not wanted any more; no body */
-};
-struct cw_job_done { /* JOB_DONE; then a sentence (status < 0), or the body of the client's reply */
+struct cw_remote_end { /* REMOTE_DONE; then a sentence (status < 0), or the client's reply */
     uint64_t job;
     int32_t status;
     uint32_t reserved;
 };
+struct cw_changes { /* CHANGES, and its reply: the directory's count of changes */
+    uint64_t seen;
+};
 
 _Static_assert(sizeof(struct cw_remote) == 72 && sizeof(struct cw_remote_names) == 56 &&
-                   sizeof(struct cw_job_request) == 8 && sizeof(struct cw_job) == 16 &&
-                   sizeof(struct cw_job_done) == 16,
+                   sizeof(struct cw_remote_job) == 16 && sizeof(struct cw_remote_end) == 16 &&
+                   sizeof(struct cw_changes) == 8,
+               "layout");
+struct cw_place { /* bytes of a block */
+    uint32_t slab, block;
+    uint64_t gen;
+    uint64_t offset_bytes; /* in the block */
+};
+struct cw_copy { /* COPY body */
+    struct cw_place source, target;
+    uint64_t size_bytes;
+};
+struct cw_job { /* MOVER_NEXT reply */
+    uint64_t job;
+    struct cw_copy copy;
+};
+struct cw_job_end { /* MOVER_DONE body; then text_bytes of a sentence */
+    uint64_t job;
+    int32_t status; /* 0 or negative errno: what the client hears */
+    uint32_t text_bytes;
+};
+enum cw_link_route { CW_LINK_SAME = 1, CW_LINK_PEER, CW_LINK_STAGED };
+struct cw_link {                           /* LINK body (from and to count); its reply; LINK_KEEP body */
+    uint8_t from_uuid[16], to_uuid[16];    /* bytes go from that GPU to this one */
+    uint32_t route;                        /* enum cw_link_route */
+    int32_t rank;                          /* as the driver has it; -1 unknown */
+    uint32_t atomics;                      /* 1: they work across it */
+    uint32_t reserved;
+    uint64_t bytes_per_second;             /* by that route; 0 not measured */
+};
+
+_Static_assert(sizeof(struct cw_place) == 24 && sizeof(struct cw_copy) == 56 &&
+                   sizeof(struct cw_job) == 64 && sizeof(struct cw_job_end) == 16 &&
+                   sizeof(struct cw_link) == 56,
                "layout");
 _Static_assert(sizeof(struct cw_message) == 24 && sizeof(struct cw_hello) == 48 &&
                    sizeof(struct cw_hello_reply) == 32 && sizeof(struct cw_slab_info) == 48 &&

@@ -1,4 +1,4 @@
-"""Builds the wheel: the package, its extension, and the programs causewayd and causeway beside it.
+"""Builds the wheel: the package, its extension, and the programs causewayd, causeway-mover and causeway beside it.
 
 The C parts come from a build folder that make has filled; CAUSEWAY_BUILD_DIR names it (absolute). The extension is
 linked against libcauseway.a there, so the wheel needs nothing else of ours on the machine. One wheel serves Python
@@ -14,9 +14,11 @@ from setuptools import Distribution, Extension, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent.parent
-DISPATCH_PARTS = ("", "_plain", "_parent", "_submit", "_collect", "_calls", "_worker", "_queue")
+DISPATCH_PARTS = (
+    "", "_plain", "_parent", "_submit", "_collect", "_calls", "_worker", "_defer", "_queue",
+)  # fmt: skip
 BUILD = Path(os.environ.get("CAUSEWAY_BUILD_DIR", ROOT / "build"))
-PROGRAMS = ["causewayd", "causeway"]
+PROGRAMS = ["causewayd", "causeway-mover", "causeway"]
 
 
 class BuildWithPrograms(build_py):
@@ -69,7 +71,7 @@ setup(
             "causeway._dispatch",
             sources=[f"csrc/dispatch{part}.c" for part in DISPATCH_PARTS],
             include_dirs=[str(ROOT), "csrc"],
-            depends=["csrc/dispatch.h", "csrc/dispatch_parent.h", str(ROOT / "ipc" / "causeway.h")],
+            depends=[*map(str, Path("csrc").glob("dispatch*.h")), str(ROOT / "ipc" / "causeway.h")],
             extra_objects=[str(BUILD / "libcauseway.a")],
             define_macros=[("Py_LIMITED_API", "0x030a0000"), ("_GNU_SOURCE", None)],
             # Never unloaded: it has a fork handler.

@@ -16,14 +16,27 @@ uint32_t cw_dispatch_in_use(const struct cw_dispatch_view *view) {
     return workers_in_use(view);
 }
 
-uint64_t cw_dispatch_ready(const struct cw_dispatch_view *view) {
-    uint64_t tail = tail_of(view), head = head_of(view);
-    return tail > head ? tail - head : 0;
+uint64_t cw_dispatch_ready(const struct cw_dispatch_view *view, uint32_t group) {
+    return ready_of(view, group);
 }
 
-void cw_dispatch_wake(const struct cw_dispatch_view *view, uint32_t most) {
-    /* T39: our own (T3). */
-    wake_for(view, CW_LOAD(T39, &view->words->tail, relaxed), most);
+static bool any_ready(const struct cw_dispatch_view *view) {
+    for (uint32_t group = 0; group < view->group_count; group++)
+        if (ready_of(view, group) > 0)
+            return true;
+    return false;
+}
+
+void cw_dispatch_assign(struct cw_dispatch_parent *parent, uint32_t w, uint32_t group) {
+    CW_ASSERT(group < parent->view.group_count);
+    /* T42: before it is started. */
+    CW_STORE(T42, &parent->view.workers[w].group, group + 1, seq_cst);
+}
+
+void cw_dispatch_wake(struct cw_dispatch_parent *parent, uint32_t group, uint32_t most) {
+    cw_dispatch_wake_own(&parent->view, group, parent->tail[group], most);
+    if (parent->view.group_count > 1)
+        cw_dispatch_wake_thieves(&parent->view, group, most);
 }
 
 /* Wakes all who sleep, whatever their words say: a waker may have cleared a word and then died. */
@@ -45,45 +58,48 @@ int cw_dispatch_reserve(struct cw_dispatch_parent *parent) {
 
 void cw_dispatch_free(struct cw_dispatch_parent *parent, uint32_t cell) {
     CW_ASSERT(parent->free_count < parent->view.cell_count &&
-              parent->pos[cell] == CW_DISPATCH_NOWHERE);
+              parent->place[cell] == CW_DISPATCH_NOWHERE);
     parent->free[parent->free_count++] = cell;
 }
 
-int cw_dispatch_submit(struct cw_dispatch_parent *parent, uint32_t cell) {
+int cw_dispatch_submit(struct cw_dispatch_parent *parent, uint32_t group, uint32_t cell) {
     const struct cw_dispatch_view *view = &parent->view;
-    uint64_t pos = parent->tail;
-    for (uint64_t head; (head = head_of(view)) + view->queue_len <= pos || head > pos;) {
+    CW_ASSERT(group < view->group_count);
+    uint64_t pos = parent->tail[group], place = place_of(view, group, pos);
+    for (uint64_t head; (head = head_of(view, group)) + view->queue_len <= pos || head > pos;) {
         if (head > pos || pos - head > view->queue_len)
             return cw_fail(-EPROTO, "a dispatch queue's head is %llu while %llu tasks went in",
                            (unsigned long long)head, (unsigned long long)pos);
-        uint32_t first = CW_LOAD(T5, &view->queue[head & (view->queue_len - 1)], relaxed);
+        uint32_t first = CW_LOAD(T5, entry_of(view, group, head), relaxed);
         if (first < view->cell_count &&
             /* T34: a look: only we make a word READY. */
-            CW_LOAD(T34, &view->cells[first].word, relaxed) == word_of(CW_CELL_READY, 0, head))
+            CW_LOAD(T34, &view->cells[first].word, relaxed) ==
+                word_of(CW_CELL_READY, 0, place_of(view, group, head)))
             return -EAGAIN;
-        pass_by(view, head);
+        pass_by(view, group, head);
     }
     CW_STORE(T10, &view->cells[cell].taken_ns, 0, relaxed);
     /* T1: T3 orders it, and what lies in the cell. A worker that still holds an older place's
      * number does not take it: the word is another one. */
-    CW_STORE(T1, &view->cells[cell].word, word_of(CW_CELL_READY, 0, pos), relaxed);
-    CW_STORE(T5, &view->queue[pos & (view->queue_len - 1)], cell, relaxed);
-    parent->pos[cell] = pos;
-    parent->tail = pos + 1;
+    CW_STORE(T1, &view->cells[cell].word, word_of(CW_CELL_READY, 0, place), relaxed);
+    CW_STORE(T5, entry_of(view, group, pos), cell, relaxed);
+    parent->place[cell] = place;
+    parent->tail[group] = pos + 1;
     /* T3: before we look at the spinners (T20) and sleepers (W2); pairs with T19 or W1, and then
      * T4. */
-    CW_STORE(T3, &view->words->tail, pos + 1, seq_cst);
+    CW_STORE(T3, &view->groups[group].tail, pos + 1, seq_cst);
     return 0;
 }
 
 int cw_dispatch_withdraw(struct cw_dispatch_parent *parent, uint32_t cell) {
-    uint64_t pos = parent->pos[cell];
-    CW_ASSERT(pos != CW_DISPATCH_NOWHERE);
-    uint64_t word = word_of(CW_CELL_READY, 0, pos);
+    uint64_t place = parent->place[cell];
+    CW_ASSERT(place != CW_DISPATCH_NOWHERE);
+    uint64_t word = word_of(CW_CELL_READY, 0, place);
     /* T31: against the workers (T6); what lies in the cell is our own. */
-    if (!CW_CAS(T31, &parent->view.cells[cell].word, &word, word_of(CW_CELL_FREE, 0, pos), release))
+    if (!CW_CAS(T31, &parent->view.cells[cell].word, &word, word_of(CW_CELL_FREE, 0, place),
+                release))
         return -EBUSY;
-    parent->pos[cell] = CW_DISPATCH_NOWHERE;
+    parent->place[cell] = CW_DISPATCH_NOWHERE;
     return 0;
 }
 
@@ -112,7 +128,7 @@ static void see(struct cw_dispatch_parent *parent, uint32_t w, uint64_t done) {
 }
 
 /* The next answer of one worker. */
-static int collect_of(struct cw_dispatch_parent *parent, uint32_t w) {
+static int collect_of(struct cw_dispatch_parent *parent, uint32_t w, uint64_t *place) {
     const struct cw_dispatch_view *view = &parent->view;
     uint64_t seen = seen_of(parent, w), done = done_of(view, w);
     if (seen == done)
@@ -125,26 +141,27 @@ static int collect_of(struct cw_dispatch_parent *parent, uint32_t w) {
     uint32_t cell = CW_LOAD(
         T2, &view->done[(uint64_t)w * view->queue_len + (seen & (view->queue_len - 1))], relaxed);
     see(parent, w, seen + 1);
-    if (cell >= view->cell_count || parent->pos[cell] == CW_DISPATCH_NOWHERE ||
+    if (cell >= view->cell_count || parent->place[cell] == CW_DISPATCH_NOWHERE ||
         /* T16: T14 ordered it, and the answer. */
         CW_LOAD(T16, &view->cells[cell].word, relaxed) !=
-            word_of(CW_CELL_DONE, w + 1, parent->pos[cell]))
+            word_of(CW_CELL_DONE, w + 1, parent->place[cell]))
         return cw_fail(-EPROTO,
                        "worker %u says that it has answered the cell %u, whose task it did not "
                        "have",
                        w, cell);
-    parent->pos[cell] = CW_DISPATCH_NOWHERE;
+    *place = parent->place[cell];
+    parent->place[cell] = CW_DISPATCH_NOWHERE;
     return (int)cell;
 }
 
-int cw_dispatch_collect(struct cw_dispatch_parent *parent, uint32_t *w) {
+int cw_dispatch_collect(struct cw_dispatch_parent *parent, uint32_t *w, uint64_t *place) {
     uint32_t count = workers_in_use(&parent->view);
     if (parent->look_at >= count)
         parent->look_at = 0;
     for (uint32_t i = 0; i < count; i++) {
         *w = parent->look_at; /* in turn: a quick worker does not hide the others */
         parent->look_at = *w + 1 < count ? *w + 1 : 0;
-        int code = collect_of(parent, *w);
+        int code = collect_of(parent, *w, place);
         if (code != -EAGAIN)
             return code;
     }
@@ -224,13 +241,13 @@ int cw_dispatch_wait(const struct cw_dispatch_parent *parent, bool helper, uint3
             return 0;
         /* Who spins, was woken or is about to wake another may be stopped, by a debugger or for
          * want of a core. */
-        bool briefly = cw_dispatch_ready(&parent->view) > 0 && (left_ns < 0 || left_ns > look_ns);
+        bool briefly = any_ready(&parent->view) && (left_ns < 0 || left_ns > look_ns);
         int code = cw_bell_sleep(bell, rings, briefly ? look_ns : left_ns);
         if (must_look(parent, helper, was))
             return 0;
         if (code == -EINTR)
             return cw_fail(-EINTR, "a signal came while waiting for an answer");
-        if (briefly && code == -ETIMEDOUT && cw_dispatch_ready(&parent->view) > 0) {
+        if (briefly && code == -ETIMEDOUT && any_ready(&parent->view)) {
             rouse_all(&parent->view);
             look_ns = look_ns * 2 < LOOK_MOST_NS ? look_ns * 2 : LOOK_MOST_NS;
         }
@@ -257,43 +274,52 @@ void cw_dispatch_order(struct cw_dispatch_parent *parent, uint32_t w, enum cw_wo
 
 /* Did the worker have this cell's task? Also if its word makes no sense: nobody else will answer.
  */
-static bool had(const struct cw_dispatch_view *view, uint32_t w, uint64_t word, uint64_t pos) {
+static bool had(const struct cw_dispatch_view *view, uint32_t w, uint64_t word, uint64_t place) {
     enum cw_cell_state state = state_of(word);
     uint32_t taker = worker_of(word);
-    bool sound = word >> POS_SHIFT == word_of(CW_CELL_FREE, 0, pos) >> POS_SHIFT &&
+    bool sound = word >> PLACE_SHIFT == word_of(CW_CELL_FREE, 0, place) >> PLACE_SHIFT &&
                  (state == CW_CELL_READY ? taker == 0
                                          : (state == CW_CELL_TAKEN || state == CW_CELL_DONE) &&
                                                taker >= 1 && taker <= workers_in_use(view));
     return !sound || taker == w + 1;
 }
 
-int cw_dispatch_bury(struct cw_dispatch_parent *parent, uint32_t w, bool *answered) {
+int cw_dispatch_bury(struct cw_dispatch_parent *parent, uint32_t w, struct cw_dispatch_end *end) {
     const struct cw_dispatch_view *view = &parent->view;
     for (uint32_t cell = 0; cell < view->cell_count; cell++) {
-        uint64_t pos = parent->pos[cell];
-        if (pos == CW_DISPATCH_NOWHERE)
+        uint64_t place = parent->place[cell];
+        if (place == CW_DISPATCH_NOWHERE)
             continue;
         /* T33: the death orders it. */
         uint64_t word = CW_LOAD(T33, &view->cells[cell].word, relaxed);
-        if (!had(view, w, word, pos))
+        if (!had(view, w, word, place))
             continue;
-        *answered = word == word_of(CW_CELL_DONE, w + 1, pos);
-        parent->pos[cell] = CW_DISPATCH_NOWHERE;
+        bool begun = CW_LOAD(T10, &view->cells[cell].taken_ns, relaxed) != 0;
+        *end = (struct cw_dispatch_end){.place = place,
+                                        .answered = word == word_of(CW_CELL_DONE, w + 1, place),
+                                        .begun = begun};
+        parent->place[cell] = CW_DISPATCH_NOWHERE;
         return (int)cell;
     }
     see(parent, w, done_of(view, w)); /* an entry without an answer is none for who comes after */
-    for (uint32_t i = 0; i < view->spinners; i++) {
-        uint32_t dead = w + 1;
-        /* T35: the death orders it; all are roused below, whoever still counts on this place. */
-        CW_CAS(T35, &view->words->spinner[i], &dead, 0, release);
-    }
+    for (uint32_t group = 0; group < view->group_count; group++)
+        for (uint32_t i = 0; i < view->spinners; i++) {
+            uint32_t dead = w + 1;
+            /* T35: the death orders it; all are roused below, whoever still counts on it. */
+            CW_CAS(T35, &view->groups[group].spinner[i], &dead, 0, release);
+        }
     awake(&view->workers[w].sleeper);
     /* T36: what starts the next worker of this number orders it. */
     CW_STORE(T36, &view->workers[w].order, CW_ORDER_NONE, relaxed);
+    /* T42: before we look who sleeps (W2); pairs with W1 and then T42: its group's bound falls. */
+    CW_STORE(T42, &view->workers[w].group, 0, seq_cst);
+    for (uint32_t group = 0; view->group_count > 1 && group < view->group_count; group++)
+        cw_dispatch_wake_thieves(view, group, UINT32_MAX);
     /* It may have cleared a word and then died: whoever sleeps there looks again. */
     rouse_all(view);
     cw_bell_rouse(&view->words->answers);
     cw_bell_rouse(&view->words->helper);
-    cw_dispatch_wake(view, UINT32_MAX);
+    for (uint32_t group = 0; group < view->group_count; group++)
+        cw_dispatch_wake_own(view, group, parent->tail[group], UINT32_MAX);
     return -EAGAIN;
 }

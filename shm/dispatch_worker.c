@@ -5,30 +5,45 @@
 #include "dispatch_words.h"
 #include "error.h"
 
-/* The first task that is READY, taken for worker w. -EAGAIN: none. -EPROTO. */
-static int take_first(const struct cw_dispatch_view *view, uint32_t w) {
+int cw_dispatch_join(const struct cw_dispatch_view *view, uint32_t w) {
+    cw_a32 *group = &view->workers[w].group;
+    /* T46: what started us orders it. */
+    uint32_t was = CW_LOAD(T46, group, relaxed);
+    if (was != 0 && was != view->group + 1)
+        return cw_fail(-EINVAL, "worker %u is in group %u, not in group %u", w, was - 1,
+                       view->group);
+    /* T42: before we look at tail (T4); pairs with T3 and then T42: who does not see yet that we
+     * are of the group does not wake us for what we see ourselves. */
+    CW_STORE(T42, group, view->group + 1, seq_cst);
+    return 0;
+}
+
+/* The first task of a group that is READY, taken for worker w. -EAGAIN: none. -EPROTO. */
+static int take_first(const struct cw_dispatch_view *view, uint32_t group, uint32_t w,
+                      uint64_t *place) {
     for (;;) {
-        uint64_t head = head_of(view);
-        uint64_t tail = tail_of(view);
+        uint64_t head = head_of(view, group);
+        uint64_t tail = tail_of(view, group);
         if (head >= tail)
             return -EAGAIN;
         /* Behind T4 head is at least what the parent saw when it submitted. */
-        if (tail - head > view->queue_len && (head = head_of(view)) < tail &&
+        if (tail - head > view->queue_len && (head = head_of(view, group)) < tail &&
             tail - head > view->queue_len)
             return cw_fail(-EPROTO, "a dispatch queue of %u places has %llu tasks", view->queue_len,
                            (unsigned long long)(tail - head));
         /* T5: relaxed: T4 ordered it. If head has moved on it may be a later place's; then the
          * word below is another one. */
-        uint32_t number = CW_LOAD(T5, &view->queue[head & (view->queue_len - 1)], relaxed);
+        uint32_t number = CW_LOAD(T5, entry_of(view, group, head), relaxed);
         if (number >= view->cell_count)
             return cw_fail(-EPROTO, "a dispatch queue names the cell %u of %u", number,
                            view->cell_count);
         struct cw_cell *cell = &view->cells[number];
-        uint64_t word = word_of(CW_CELL_READY, 0, head);
+        *place = place_of(view, group, head);
+        uint64_t word = word_of(CW_CELL_READY, 0, *place);
         /* T6: one of those who compete wins, and its number stands there. What lies in the cell was
          * there before tail (T3), which T4 has read. */
-        bool taken = CW_CAS(T6, &cell->word, &word, word_of(CW_CELL_TAKEN, w + 1, head), acquire);
-        pass_by(view, head);
+        bool taken = CW_CAS(T6, &cell->word, &word, word_of(CW_CELL_TAKEN, w + 1, *place), acquire);
+        pass_by(view, group, head);
         if (!taken)
             continue;
         /* T10: advice for who looks how long a task runs; the parent put 0 there before T1. */
@@ -37,22 +52,41 @@ static int take_first(const struct cw_dispatch_view *view, uint32_t w) {
     }
 }
 
+/* One that another group has too many of. */
+static int steal(const struct cw_dispatch_view *view, uint32_t w, uint64_t *place) {
+    int code = -EAGAIN;
+    for (uint32_t i = 1; i < view->group_count && code == -EAGAIN; i++) {
+        uint32_t group = (view->group + i) % view->group_count;
+        if (cw_dispatch_excess(view, group) > 0)
+            code = take_first(view, group, w, place);
+    }
+    return code;
+}
+
+static bool may_steal(const struct cw_dispatch_view *view) {
+    for (uint32_t i = 1; i < view->group_count; i++)
+        if (cw_dispatch_excess(view, (view->group + i) % view->group_count) > 0)
+            return true;
+    return false;
+}
+
 /* ---- waiting ---- */
 
 static int spinner_enter(const struct cw_dispatch_view *view, uint32_t w) {
+    cw_a32 *spinner = view->groups[view->group].spinner;
     for (uint32_t i = 0; i < view->spinners; i++) {
         uint32_t nobody = 0;
         /* T17: advice. T18: the place is ours alone; who does not see it yet wakes one too many. */
-        if (CW_LOAD(T17, &view->words->spinner[i], relaxed) == 0 &&
-            CW_CAS(T18, &view->words->spinner[i], &nobody, w + 1, release))
+        if (CW_LOAD(T17, &spinner[i], relaxed) == 0 &&
+            CW_CAS(T18, &spinner[i], &nobody, w + 1, release))
             return (int)i;
     }
     return -EAGAIN;
 }
 
-static void spinner_leave(const struct cw_dispatch_view *view, int place) {
+static void spinner_leave(const struct cw_dispatch_view *view, int spinner) {
     /* T19: before tail is looked at (T4); pairs with T3 and then T20. */
-    CW_STORE(T19, &view->words->spinner[place], 0, seq_cst);
+    CW_STORE(T19, &view->groups[view->group].spinner[spinner], 0, seq_cst);
 }
 
 static bool ordered_to_leave(const struct cw_dispatch_view *view, uint32_t w) {
@@ -67,19 +101,22 @@ static bool is_closing(const struct cw_dispatch_view *view) {
 }
 
 /* Spins for a task, if there is a place. A cell's number or -EAGAIN, -EPROTO. */
-static int spin_for_task(const struct cw_dispatch_view *view, uint32_t w, bool *counted) {
-    int place = view->must_sleep ? -EAGAIN : spinner_enter(view, w), code = -EAGAIN;
-    if (place < 0)
+static int spin_for_task(const struct cw_dispatch_view *view, uint32_t w, uint64_t *place,
+                         bool *counted) {
+    int spinner = view->must_sleep ? -EAGAIN : spinner_enter(view, w), code = -EAGAIN;
+    if (spinner < 0)
         return -EAGAIN;
     int64_t end_ns = cw_now_ns() + CW_SPIN_NS;
     do {
         for (int i = 0; i < SPIN_LOOKS && code == -EAGAIN; i++) {
             CW_PAUSE();
-            if (head_of(view) < tail_of(view))
-                code = take_first(view, w);
+            if (head_of(view, view->group) < tail_of(view, view->group))
+                code = take_first(view, view->group, w, place);
         }
+        if (code == -EAGAIN)
+            code = steal(view, w, place);
     } while (code == -EAGAIN && cw_now_ns() < end_ns);
-    spinner_leave(view, place);
+    spinner_leave(view, spinner);
     *counted = true;
     return code;
 }
@@ -88,13 +125,21 @@ static int spin_for_task(const struct cw_dispatch_view *view, uint32_t w, bool *
 static int sleep_for_task(const struct cw_dispatch_view *view, uint32_t w) {
     struct cw_sleeper *self = &view->workers[w].sleeper;
     cw_sleeper_announce(self);
-    bool look = head_of(view) < tail_of(view) || is_closing(view) || ordered_to_leave(view, w);
+    bool look = head_of(view, view->group) < tail_of(view, view->group) || may_steal(view) ||
+                is_closing(view) || ordered_to_leave(view, w);
     int code = look ? 0 : cw_sleeper_sleep(self, -1);
     awake(self);
     return code == -EINTR ? cw_fail(-EINTR, "a signal came while waiting for a task") : -EAGAIN;
 }
 
-int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w) {
+/* Several tasks may have counted on us, and we have one or none. */
+static void wake_another(const struct cw_dispatch_view *view) {
+    cw_dispatch_wake_own(view, view->group, tail_of(view, view->group), 1);
+    for (uint32_t i = 1; i < view->group_count; i++)
+        cw_dispatch_wake_thieves(view, (view->group + i) % view->group_count, 1);
+}
+
+int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w, uint64_t *place) {
     bool counted = false; /* did we stand where others saw us spin, or sleep? */
     int code = -EAGAIN;
     while (code == -EAGAIN) {
@@ -103,19 +148,20 @@ int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w) {
             break;
         }
         bool closing = is_closing(view);
-        code = take_first(view, w);
+        code = take_first(view, view->group, w, place);
+        if (code == -EAGAIN)
+            code = steal(view, w, place);
         if (code == -EAGAIN && closing)
             code = -ESHUTDOWN;
         if (code == -EAGAIN)
-            code = spin_for_task(view, w, &counted);
+            code = spin_for_task(view, w, place, &counted);
         if (code == -EAGAIN) {
             code = sleep_for_task(view, w);
             counted = true;
         }
     }
-    /* Several tasks may have counted on us, and we have one or none. */
     if (counted)
-        wake_for(view, tail_of(view), 1);
+        wake_another(view);
     return code;
 }
 
@@ -133,7 +179,7 @@ bool cw_dispatch_publish(const struct cw_dispatch_view *view, uint32_t w, uint32
     struct cw_dispatch_worker *self = &view->workers[w];
     /* T11: our own word since T6. */
     uint64_t taken = CW_LOAD(T11, &view->cells[cell].word, relaxed);
-    uint64_t word = word_of(CW_CELL_DONE, w + 1, taken >> POS_SHIFT);
+    uint64_t word = word_of(CW_CELL_DONE, w + 1, taken >> PLACE_SHIFT);
     /* T9: release: whoever dies behind it has written the whole answer. From here on it counts. */
     CW_STORE(T9, &view->cells[cell].word, word, release);
     uint64_t done = CW_LOAD(T11, &self->done, relaxed);
@@ -159,7 +205,7 @@ static bool is_collected(const struct cw_dispatch_view *view, uint32_t w) {
 void cw_dispatch_settle(const struct cw_dispatch_view *view, uint32_t w, int64_t wait_ns) {
     int64_t end_ns = wait_ns > 0 ? cw_now_ns() + wait_ns : 0;
     while (wait_ns > 0 && !has_listeners(view) && !is_collected(view, w) &&
-           cw_dispatch_ready(view) == 0 && cw_now_ns() < end_ns)
+           ready_of(view, view->group) == 0 && cw_now_ns() < end_ns)
         CW_PAUSE();
     if (is_collected(view, w))
         return;
@@ -167,11 +213,6 @@ void cw_dispatch_settle(const struct cw_dispatch_view *view, uint32_t w, int64_t
         cw_bell_wake(&view->words->answers);
     else
         cw_bell_wake(&view->words->helper);
-}
-
-void cw_dispatch_answer(const struct cw_dispatch_view *view, uint32_t w, uint32_t cell) {
-    if (!cw_dispatch_publish(view, w, cell))
-        cw_dispatch_settle(view, w, 0);
 }
 
 void cw_dispatch_state(const struct cw_dispatch_view *view, uint32_t w, uint32_t state) {

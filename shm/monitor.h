@@ -25,6 +25,7 @@
     X(max_client_leases, 262144, "leases that one client holds")                                   \
     X(max_client_transits, 65536, "transit leases that one client began")                          \
     X(max_client_waits, 1024, "names that one client waits for")                                   \
+    X(max_client_jobs, 64, "copies by causeway-mover that one client has under way")               \
     X(max_client_unread, 64, "messages with descriptors that one client has not read")             \
     X(transit_seconds, 300, "seconds until a transit lease ends by itself")                        \
     X(names_linger_seconds, 60, "seconds that names outlive the user's last client")
@@ -54,7 +55,10 @@
     X(bytes_peer, "bytes copied from GPU to GPU")                                                  \
     X(bytes_to_gpu, "bytes copied from host memory to a GPU")                                      \
     X(bytes_from_gpu, "bytes copied from a GPU to host memory")                                    \
-    X(bytes_staged, "bytes copied from GPU to GPU through host memory")
+    X(bytes_staged, "bytes copied from GPU to GPU through host memory")                            \
+    X(jobs_done, "copies that causeway-mover did")                                                 \
+    X(jobs_repeated, "copies begun anew since the mover died in them")                             \
+    X(mover_starts, "times that a mover was started")
 
 /* Gauges: X(name, what it tells), as they stand now. */
 #define CW_GAUGES(X)                                                                               \
@@ -67,7 +71,8 @@
     X(gpu_bytes, "bytes of GPU memory in custody")                                                 \
     X(gpu_orphan_bytes, "of these, of slabs without an owner: no process shows them")              \
     X(transits, "transit leases under way")                                                        \
-    X(waiting, "waits under way")
+    X(waiting, "waits under way")                                                                  \
+    X(jobs, "copies that wait for causeway-mover, or that it does")
 
 enum cw_limit {
 #define X(name, def, what) CW_LIMIT_##name,

@@ -6,8 +6,9 @@ PART:pytest FOLDER, PART:pytest-asan FOLDER, PART:doctest PACKAGE. A program tha
 ("ok 1 - name", "not ok 2 - name", "ok 3 # SKIP why") counts by these; any other is one test by its exit status:
 0 passed, 77 skipped, else failed. cmocka programs are asked for TAP.
 
-Every program gets an own CAUSEWAY_DIR and time limit. When it has ended, what it left behind is killed: the
-runner is the subreaper, so every orphan becomes its child. The full output stands in BUILD/test-logs.
+Every program gets an own CAUSEWAY_DIR and time limit. When it has ended, its folder's broker is told to end, which
+would do so by itself a minute later; what else it left behind is killed and counted: the runner is the subreaper, so
+every orphan becomes its child. The full output stands in BUILD/test-logs.
 The last line is `N passed, N failed, N skipped`; the exit status is 0 only if nothing failed.
 """
 
@@ -32,6 +33,7 @@ PR_SET_CHILD_SUBREAPER = 36
 SKIP_STATUS = 77
 TAP_LINE = re.compile(r"^(not ok|ok) +\d+\b(.*)$")
 PYTHON_LIMIT_S = 420.0
+BROKER_END_S = 10.0
 
 
 @dataclass
@@ -117,17 +119,35 @@ def wait_and_reap(child: subprocess.Popen[bytes], limit_s: float) -> tuple[int, 
             os.killpg(child.pid, signal.SIGKILL)
 
 
+def children() -> list[int]:
+    """Our children, those that we adopted among them."""
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+def end_broker(folder: str) -> None:
+    """Ends the broker of a folder if it runs. One that does not obey is left to reap_orphans, and so is counted."""
+    for lock in Path(folder).glob("*.lock"):
+        words = lock.read_text().split()
+        pid = int(words[0]) if words and words[0].isdigit() else 0
+        if pid not in children():
+            continue
+        end = time.monotonic() + BROKER_END_S
+        os.kill(pid, signal.SIGTERM)
+        while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
+            time.sleep(0.005)
+
+
 def reap_orphans() -> int:
     """Kills the processes that the last program left behind and returns how many there were."""
     killed = 0
     for _ in range(200):
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        if not children:
+        left = children()
+        if not left:
             break
-        for pid in children:
+        for pid in left:
             try:
-                os.kill(int(pid), signal.SIGKILL)
-                killed += os.waitpid(int(pid), 0)[1] == signal.SIGKILL
+                os.kill(pid, signal.SIGKILL)
+                killed += os.waitpid(pid, 0)[1] == signal.SIGKILL
             except (ProcessLookupError, ChildProcessError):
                 pass
     return killed
@@ -208,6 +228,7 @@ class Runner:
                 start_new_session=True,
             )
             status, timed_out = wait_and_reap(child, limit_s)
+        end_broker(folder)
         left = reap_orphans()
         shutil.rmtree(folder, ignore_errors=True)
         output = log.read_text(errors="replace")
@@ -216,7 +237,7 @@ class Runner:
         if timed_out:
             counts.failed.append(f"ran past {limit_s:.0f} s")
         self.parts.setdefault(part, Counts()).add(counts)
-        orphans = f"; {left} processes left behind" if left else ""
+        orphans = f"; processes left behind: {left}" if left else ""
         verdict, seconds = "FAIL" if counts.failed else "ok", time.monotonic() - began
         print(f"{verdict:4} {seconds:6.1f} s  {name}: {counts}{orphans}", flush=True)
         for failure in counts.failed:

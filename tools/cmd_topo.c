@@ -1,6 +1,6 @@
 /*
  * causeway topo: the GPUs that this process sees, the routes between them with their measured
- * speed, and the bytes that went by each route since the broker began.
+ * speed (measured by whoever asks first, and kept by the broker; without one each time), and the bytes that went by each route since the broker began.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -25,18 +25,20 @@ static const struct {
     {CW_COUNTER_bytes_staged, "GPU to GPU through the host"},
 };
 
-static const char *route_name(int from, int to, const cw_link_info *link) {
-    return from == to ? "same" : link->reaches ? "peer" : "staged";
+static const char *route_name(const cw_link_info *link) {
+    static const char *const names[] = {"unknown", "same", "peer", "staged"};
+    return names[link->route > 0 && link->route <= 3 ? link->route : 0];
 }
 
-/* Asks for every link. links: count * count. */
-static int look(int count, cw_device_info *devices, cw_link_info *links) {
+/* Asks for every link. links: count * count. client NULL: no broker runs. */
+static int look(cw_client *client, int count, cw_device_info *devices, cw_link_info *links) {
     char name[16];
     for (int i = 0; i < count; i++) {
         snprintf(name, sizeof name, "cuda:%d", i);
         int result = cw_device_stat(name, &devices[i]);
         for (int j = 0; j < count && result == 0; j++)
-            result = cw_link_stat(i, j, 1, &links[i * count + j]);
+            result = client ? cw_link_known(client, i, j, &links[i * count + j])
+                            : cw_link_stat(i, j, 1, &links[i * count + j]);
         if (result)
             return result;
     }
@@ -65,7 +67,7 @@ static void print_json(int count, const cw_device_info *devices, const cw_link_i
         json_array_append_new(
             list,
             json_pack("{s:i, s:i, s:s, s:i, s:b, s:I}", "from", i / count, "to", i % count, "route",
-                      route_name(i / count, i % count, &links[i]), "rank", links[i].rank, "atomics",
+                      route_name(&links[i]), "rank", links[i].rank, "atomics",
                       links[i].atomics, "bytes_per_second", (json_int_t)links[i].bytes_per_second));
     output_json(json_pack("{s:o, s:o, s:o}", "gpus", gpus, "links", list, "bytes",
                           monitor ? json_bytes(monitor) : json_null()));
@@ -89,11 +91,8 @@ static void print_matrix(int count, const cw_device_info *devices, const cw_link
         output_table_add(&table, output_size(devices[i].free_bytes, size));
         for (int j = 0; j < count; j++) {
             const cw_link_info *link = &links[i * count + j];
-            if (link->reaches)
-                output_table_addf(&table, "%s %.0f GB/s", route_name(i, j, link),
-                                  (double)link->bytes_per_second / 1e9);
-            else
-                output_table_add(&table, "staged");
+            output_table_addf(&table, "%s %.0f GB/s", route_name(link),
+                              (double)link->bytes_per_second / 1e9);
         }
     }
     output_table_print(&table, "");
@@ -122,7 +121,11 @@ int cmd_topo(const struct cli *cli) {
     cw_device_info *devices = calloc((size_t)count, sizeof *devices);
     cw_link_info *links = calloc((size_t)count * (size_t)count, sizeof *links);
     CW_ASSERT(devices && links);
-    result = look(count, devices, links);
+    cw_client *client = NULL;
+    if (cw_connect(NULL, NULL, CW_CONNECT_NO_START, &client) != 0)
+        client = NULL;
+    result = look(client, count, devices, links);
+    cw_client_unref(client);
     struct monitor monitor;
     bool runs =
         result == 0 && monitor_open(&monitor) == 0; /* without a broker there are no bytes */

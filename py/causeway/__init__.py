@@ -32,6 +32,7 @@ from causeway.errors import (
     WorkerDied,
 )
 from causeway.name import get, names, put, remove, wait
+from causeway.transfers import In, InOut, Out
 
 if TYPE_CHECKING:
     from causeway.executor import Executor
@@ -46,10 +47,13 @@ __all__ = [
     "DeviceError",
     "Error",
     "Executor",
+    "In",
+    "InOut",
     "JoinableQueue",
     "LimitExceeded",
     "NameNotFound",
     "NameTaken",
+    "Out",
     "Pool",
     "ProducerDied",
     "Queue",

@@ -7,9 +7,10 @@ FUNCTION_MAX: int
 FUNCTION_SLOTS: int
 CELLS_MAX: int
 WORKERS_MAX: int
+GROUPS_MAX: int
 
 def watch(pidfd: int, status: int, /) -> None: ...
-def pool_bytes(workers: int, cells: int, /) -> int: ...
+def pool_bytes(workers: int, cells: int, groups: int, /) -> int: ...
 def pool_allocate(nbytes: int, /) -> int: ...
 def set_numpy(array: type, scalars: tuple[type, ...], /) -> None: ...
 
@@ -26,6 +27,7 @@ class Dispatch:
         nbytes: int,
         workers: int,
         cells: int,
+        groups: int,
         spin_seconds: float,
         deliver: Callable[[list[Told], int], None],
         /,
@@ -39,10 +41,19 @@ class Dispatch:
         function: Described,
         data: bytes,
         held: Any,
+        group: int = 0,
         /,
     ) -> int: ...
     def submit_plain(
-        self, work: Any, owner: Any, number: int, kind: int, function: Described, obj: Any, /
+        self,
+        work: Any,
+        owner: Any,
+        number: int,
+        kind: int,
+        function: Described,
+        obj: Any,
+        group: int = 0,
+        /,
     ) -> int: ...
     def submit_chunks(
         self,
@@ -54,6 +65,7 @@ class Dispatch:
         items: tuple[Any, ...],
         chunksize: int,
         most: int,
+        group: int = 0,
         /,
     ) -> tuple[int, int]: ...
     def withdraw(self, cell: int, owner: Any, /) -> Told | None: ...
@@ -68,6 +80,7 @@ class Dispatch:
         function: Any,
         obj: Any,
         messages: list[bytes],
+        group: int = 0,
         /,
     ) -> tuple[bool | None, Any] | None: ...
     def fail(self, token: int, error: BaseException, /) -> None: ...
@@ -78,7 +91,8 @@ class Dispatch:
     def dismiss(self, worker: int, /) -> None: ...
     def news(self, helper: bool, /) -> int: ...
     def tell(self, helper: bool, /) -> None: ...
-    def ready(self) -> int: ...
+    def assign(self, worker: int, group: int, /) -> None: ...
+    def ready(self, group: int | None = None, /) -> int: ...
     def running(self) -> list[tuple[Any, int, int, float, int]]: ...
     def is_taken(self, cell: int, owner: Any, /) -> bool: ...
     def look_at(self, worker: int, /) -> tuple[int, int, int, int, int]: ...
@@ -88,11 +102,29 @@ class Dispatch:
 class WorkerEnd:
     running: bool
     extra_in: int
+    place: int  # of the task that runs
     def __init__(
-        self, address: int, nbytes: int, workers: int, cells: int, number: int, spinners: int, /
+        self,
+        address: int,
+        nbytes: int,
+        workers: int,
+        cells: int,
+        groups: int,
+        number: int,
+        group: int,
+        spinners: int,
+        /,
     ) -> None: ...
     def serve(self, handler: Any, most: int, /) -> None: ...
     def tell(self, state: int, words: bytes, /) -> None: ...
+    # The nth ready task of the own group: its place, and its message (empty if it is plain).
+    def peek(self, nth: int, /) -> tuple[int, bytes] | None: ...
+    # In run_message: what it returns is not the answer. A token for answer() or answer_message().
+    def defer(self) -> int: ...
+    # As if the function had returned this value; any thread. The token's task ends with it.
+    def answer(self, token: int, value: Any, /) -> None: ...
+    # With a message of the handler's: (data, bytes beside it), as encode_exception() makes.
+    def answer_message(self, token: int, message: tuple[bytes, int], /) -> None: ...
 
 class QueueEnd:
     def __init__(self, put: int, get: int, queue: int, data_max: int, /) -> None: ...

@@ -37,13 +37,17 @@ import numpy as np
 from causeway import client
 from causeway._lib import check, ffi, lib
 from causeway.layouts import Layout
+from causeway.views import Lease
 
-__all__ = ["HANDLE_BYTES", "THRESHOLD_BYTES", "Block", "BlockStore", "open_block", "open_private"]
+__all__ = [
+    "HANDLE_BYTES", "HEADER_BYTES", "THRESHOLD_BYTES", "Block", "BlockLease", "BlockStore", "open_block", "open_lease",
+    "open_private", "open_silently",
+]  # fmt: skip
 
 THRESHOLD_BYTES = 64 << 10  # smaller buffers travel inside the message
 HANDLE_BYTES = 48
 LENT, RETURNED, LEFT, OPENED = 1, 2, 3, 4
-_HEADER_BYTES = 64
+HEADER_BYTES = 64
 _LOOK_AT = 32  # lent blocks that one search for memory looks at
 
 _forks = 0  # how often this process has forked
@@ -68,7 +72,7 @@ class Block:
     __slots__ = ("_word", "address", "array", "capacity", "connection", "handle", "receiver")
 
     def __init__(self, connection: client.Connection, capacity: int) -> None:
-        layout = _bytes_layout(capacity + _HEADER_BYTES)
+        layout = _bytes_layout(capacity + HEADER_BYTES)
         out = ffi.new("cw_array **")
         check(lib.cw_array_new(connection.pointer, b"cpu", layout.c, 0, out))
         self.array: Any = ffi.gc(out[0], lib.cw_array_close)
@@ -77,7 +81,7 @@ class Block:
         self.handle: bytes = ffi.buffer(handle)[:]
         base = lib.cw_array_data(self.array)
         self._word = ffi.cast("uint32_t *", base)
-        self.address = int(ffi.cast("uintptr_t", base)) + _HEADER_BYTES
+        self.address = int(ffi.cast("uintptr_t", base)) + HEADER_BYTES
         self.capacity = capacity
         self.connection = connection
         self.receiver: object = None
@@ -228,9 +232,9 @@ def _rounded(nbytes: int) -> int:
     >>> _rounded(64 << 20) + 64 == 72 << 20, _rounded((64 << 20) - 64) + 64 == 64 << 20
     (True, True)
     """
-    whole = nbytes + _HEADER_BYTES
+    whole = nbytes + HEADER_BYTES
     step = max(4096, 1 << max((whole - 1).bit_length() - 4, 0))
-    return -(-whole // step) * step - _HEADER_BYTES
+    return -(-whole // step) * step - HEADER_BYTES
 
 
 class _Return:
@@ -258,18 +262,84 @@ def open_block(handle: bytes, nbytes: int) -> Any:
     """
     array = _open(handle, nbytes, 0)
     ffi.cast("uint32_t *", lib.cw_array_data(array))[0] = OPENED
-    base = ffi.cast("char *", lib.cw_array_data(array)) + _HEADER_BYTES
+    base = ffi.cast("char *", lib.cw_array_data(array)) + HEADER_BYTES
     return ffi.buffer(ffi.gc(base, _Return(array)), nbytes)
 
 
 def open_private(handle: bytes, nbytes: int) -> Any:
     """As `open_block`, for a block that others get too: what is written is this buffer's alone."""
     array = _open(handle, nbytes, lib.CW_PRIVATE)
-    base = ffi.cast("char *", lib.cw_array_data(array)) + _HEADER_BYTES
+    base = ffi.cast("char *", lib.cw_array_data(array)) + HEADER_BYTES
     return ffi.buffer(ffi.gc(base, lambda _pointer: ffi.release(array)), nbytes)
 
 
+class BlockLease(Lease):
+    """A lease on a block that another process lent, for an array on it.
+
+    When it ends the sender may use the block again, unless somebody else may have been told of it: whoever hands the
+    array on, or names it, needs `pointer`.
+    """
+
+    __slots__ = ("_forks", "_known", "_pid", "_word", "own")
+
+    def __init__(self, pointer: Any) -> None:
+        self.own = pointer
+        self._word = ffi.cast("uint32_t *", lib.cw_array_data(pointer))
+        self._word[0] = OPENED
+        self._known = False
+        self._forks = _forks
+        self._pid = os.getpid()
+
+    @property
+    def pointer(self) -> Any:
+        """The `cw_array *`, for whoever may tell others of it."""
+        self._known = True
+        return self.own
+
+    def __del__(self, close: Any = lib.cw_array_close, getpid: Any = os.getpid) -> None:
+        if getpid() == self._pid:
+            stays = self._known or self._forks != _forks
+            self._word[0] = LEFT if stays else RETURNED
+        close(self.own)
+
+    @property
+    def readonly(self) -> bool:
+        """Whether it is mapped read-only."""
+        return bool(lib.cw_array_readonly(self.own))
+
+    @property
+    def gpu(self) -> int:
+        """-1: it lies on the host."""
+        return -1
+
+    def span(self) -> tuple[int, int]:
+        """The address of the lowest byte in this process, and the bytes from there to behind the highest one."""
+        nbytes = ffi.new("uint64_t *")
+        low = lib.cwpy_memory(self.own, nbytes)
+        return int(ffi.cast("uintptr_t", low)), nbytes[0]
+
+
+def open_lease(handle: bytes, nbytes: int) -> BlockLease:
+    """As `open_block`, for an array that lies in the block, HEADER_BYTES behind its beginning."""
+    return BlockLease(_opened(handle, HEADER_BYTES + nbytes, 0))
+
+
+def open_silently(handle: bytes, end: int, flags: int = 0) -> Lease:
+    """A lease on an array of another process's of which at least the bytes before end are there. A block's sender is not
+    told: it may use the block again whenever the one to whom it lent it says so.
+
+    Raises:
+        Stale: it is gone.
+    """
+    return Lease(_opened(handle, end, flags))
+
+
 def _open(handle: bytes, nbytes: int, flags: int) -> Any:
+    return ffi.gc(_opened(handle, HEADER_BYTES + nbytes, flags), lib.cw_array_close)
+
+
+def _opened(handle: bytes, end: int, flags: int) -> Any:
+    """An array, as bytes; the caller's to close."""
     raw = ffi.new("cw_handle *")
     ffi.buffer(raw)[:] = handle
     connection = client.current()
@@ -278,9 +348,8 @@ def _open(handle: bytes, nbytes: int, flags: int) -> Any:
     out = ffi.new("cw_array **")
     layout = _bytes_layout(raw.size_bytes)
     check(lib.cw_array_open(connection.pointer, raw, layout.c, flags, out))
-    array = ffi.gc(out[0], lib.cw_array_close)
-    if nbytes + _HEADER_BYTES > lib.cw_array_nbytes(array):
-        raise ValueError(
-            f"a message names {nbytes} bytes in a block of {lib.cw_array_nbytes(array)}"
-        )
-    return array
+    if end > lib.cw_array_nbytes(out[0]):
+        has = lib.cw_array_nbytes(out[0])
+        lib.cw_array_close(out[0])
+        raise ValueError(f"a message names the bytes up to {end} of memory that has {has}")
+    return out[0]

@@ -94,6 +94,7 @@ class Crew:
             self.plane.nbytes,
             self.plane.workers,
             self.plane.cells,
+            self.plane.groups,
             spin_seconds(),
             deliver,
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from causeway._pool_wire import MAP, STARMAP
+from causeway.transfers import check_distinct
 
 if TYPE_CHECKING:
     from causeway._pool_engine import Engine
@@ -62,6 +63,7 @@ class Source:
     __slots__ = ("chunksize", "items", "job", "kind", "sent")
 
     def __init__(self, job: Job, items: tuple[Any, ...], chunksize: int, star: bool) -> None:
+        check_distinct(items)
         self.job = job
         job.shared = job.engine.shared_by(job, items, chunksize)
         self.items = items

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from causeway import _dispatch
 from causeway import _pool_wire as wire
+from causeway._pool_given import TaskEncoder
 from causeway._pool_jobs import Job, Source, Task
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Outgoing:
         self._dispatch = crew.dispatch
         self._store = store
         self._refusal = refusal
-        self._encoders: list[wire.Encoder] = []
+        self._encoders: list[TaskEncoder] = []
         self._lock = threading.RLock()
         self._pending: deque[Task | Source] = deque()
         self._pumping: object = None  # who sends
@@ -217,7 +218,7 @@ class Outgoing:
         try:
             encoder = self._encoders.pop()
         except IndexError:
-            encoder = wire.Encoder(
+            encoder = TaskEncoder(
                 self._store, _dispatch.DATA_MAX, transit=False, main=self._crew.main
             )
         try:
@@ -251,6 +252,16 @@ class Outgoing:
 
     # ---- what went with tasks
 
+    def land(self, held: Held | None) -> None:
+        """A task has succeeded: its results go into the caller's arrays. May be repeated until it is released.
+
+        Raises:
+            ValueError: one of them cannot be written any more.
+        """
+        if held is not None and held.under_way:
+            for landing in held.parcel.landings:
+                landing.land()
+
     def unhold(self, held: Held | None) -> None:
         """What went with a task that was not sent, or was taken back."""
         if held is not None and self._count_back(held):
@@ -272,6 +283,8 @@ class Outgoing:
             if not held.under_way:
                 return False
             held.under_way = False
+            for landing in held.parcel.landings:
+                landing.end()
             self._ahead_bytes -= held.nbytes
             self._ahead_count -= 1
         return True

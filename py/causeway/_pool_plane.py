@@ -34,18 +34,24 @@ class Plane:
     Attributes:
         workers: how many there can be at most.
         cells: tasks that are under way at most; others wait in the parent.
+        groups: of workers, each with a queue of its own.
     """
 
-    __slots__ = ("cells", "workers")
+    __slots__ = ("cells", "groups", "workers")
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, processes: int, groups: int = 1) -> None:
+        if groups > _dispatch.GROUPS_MAX:
+            raise ValueError(
+                f"a Pool has at most {_dispatch.GROUPS_MAX} groups of workers, {groups} were asked for"
+            )
+        self.groups = groups
         self.workers = max(processes, _ROOM_MIN)
         self.cells = min(max(_CELLS_MIN, _CELLS_EACH * processes), max(_CELLS_MAX, self.workers))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole."""
-        nbytes: int = _dispatch.pool_bytes(self.workers, self.cells)
+        nbytes: int = _dispatch.pool_bytes(self.workers, self.cells, self.groups)
         if not nbytes:
             raise ValueError(
                 f"a Pool has at most {_dispatch.WORKERS_MAX} workers, {self.workers} were asked for"
@@ -99,7 +105,7 @@ def _cpus() -> int:
 
 
 def spinners() -> int:
-    """How many idle workers may spin for a task at a time, some 50 us each: none on a single CPU."""
+    """How many idle workers of a group may spin for a task at a time, some 50 us each: none on a single CPU."""
     cpus = _cpus()
     return 0 if cpus < 2 else max(1, cpus // _CPUS_PER_SPINNER)
 

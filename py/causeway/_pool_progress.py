@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import Any
 
 __all__ = ["Progress"]
@@ -54,17 +53,6 @@ class Progress:
     def close(self) -> None:
         """It is over."""
         self._bar.close()
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _in_notebook() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from causeway._pool_jobs import Job, Source, Task, name_of
@@ -172,7 +173,7 @@ class MapResult(AsyncResult):
     def get_with(self, progress: Progress | None) -> list[Any]:
         """As get(), telling progress how far it is."""
         if progress is not None:
-            with progress:
+            with closing(progress):
                 while not self.settled:
                     self.wait(progress.seconds)
                     progress.reach(self.items_done)

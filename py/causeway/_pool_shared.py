@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from causeway._pool_buffers import THRESHOLD_BYTES, Block, BlockStore
+from causeway.transfers import In
 
 __all__ = ["Shared", "large_in", "recurring"]
 
@@ -189,6 +190,10 @@ def _names_in(code: types.CodeType) -> Iterable[str]:
             yield from _names_in(constant)
 
 
+def _of_in(value: Any) -> Iterable[Any]:
+    return (value.array,)
+
+
 def _of_object(value: Any) -> Iterable[Any]:
     return list(vars(value).values())
 
@@ -197,6 +202,7 @@ _CONTAINERS: dict[type, Callable[[Any], Iterable[Any]]] = {
     tuple: _itself,
     list: _itself,
     dict: dict.values,
+    In: _of_in,
     functools.partial: _of_partial,
     types.MethodType: _of_method,
     types.FunctionType: _of_function,

@@ -1,7 +1,7 @@
 """Messages of a Pool: what parent and workers say to each other, and how objects become bytes and come back.
 
-A message is a header, descriptors of the blocks that go with it, a *lead* (the function of a task, the traceback
-of a failure) and a body, which is a pickle. Large buffers lie in blocks: those of NumPy arrays by a reduction
+A message is a header, a table of the memory that goes with it (`_pool_table`), a *lead* (the function of a task, the
+traceback of a failure) and a body, which is a pickle. Large buffers lie in blocks: those of NumPy arrays by a reduction
 of our own (any order of axes in one copy, and writable at the other end, as the standard library has it),
 those of all else by pickle protocol 5. What is too long for the ring goes into one more block as a whole.
 
@@ -10,7 +10,8 @@ Small and plain tasks and answers go without one: their pickle is all there is (
 What standard pickle refuses in a task, and in a notebook all, is pickled by cloudpickle (_pool_by_value). A result that
 it refuses is tried once more with the classes of `__main__` by their names, and else is a MaybeEncodingError, as in the
 standard library. What causeway.Array needs travels as a handle. Arrays that several
-tasks of a call have in common go into one block for all of them, see `_pool_shared`.
+tasks of a call have in common go into one block for all of them, see `_pool_shared`. What becomes an array on the
+worker's GPU is put in by `_pool_given`, and taken out by `_pool_arguments`.
 """
 
 from __future__ import annotations
@@ -18,18 +19,17 @@ from __future__ import annotations
 import copyreg
 import io
 import pickle
-import struct
 import threading
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from causeway import _dispatch
+from causeway import _dispatch, _pool_table
 from causeway._lib import ffi, lib
 from causeway._pool_buffers import (
-    HANDLE_BYTES,
+    HEADER_BYTES,
     THRESHOLD_BYTES,
     Block,
     BlockStore,
@@ -38,14 +38,19 @@ from causeway._pool_buffers import (
 )
 from causeway._pool_main import Main
 from causeway._pool_shared import Shared
+from causeway._pool_table import BY_PICKLE as _BY_PICKLE
+from causeway._pool_table import GIVEN, HEADER, IN_BLOCK, PRIVATE, Entry, entries_in
 from causeway.array import Array
 from causeway.client import current
 from causeway.constant import Constant
 
 __all__ = [
     "ANSWER_MESSAGE", "ANSWER_NONE", "ANSWER_VALUE", "APPLY", "MAP", "MESSAGE", "STARMAP",
-    "Encoder", "Message", "Parcel", "has_blocks", "loads", "plain_loads", "read",
+    "Encoder", "Message", "Parcel", "fill", "has_blocks", "loads", "part", "plain_loads", "read",
 ]  # fmt: skip
+
+if TYPE_CHECKING:
+    from causeway._pool_landing import Landing
 
 # How a task calls its function, and what it is: a plain pickle, or a message that says how. As in csrc/dispatch.h.
 APPLY, MAP, STARMAP, MESSAGE = range(1, 5)
@@ -59,25 +64,25 @@ _SCALARS = (
 )  # fmt: skip
 _dispatch.set_numpy(np.ndarray, _SCALARS)
 
-_HEADER = struct.Struct(
-    "<QBBHIIQ"
-)  # task, call or success, flags, 0, blocks, lead bytes, body bytes
-_BLOCK = struct.Struct(f"<{HANDLE_BYTES}sQII")  # handle, bytes, flags, 0
-_IN_BLOCK = 1  # header: the rest of the message lies in the one block that follows
-_BY_PICKLE = 1  # block: a buffer of pickle protocol 5, in the order of the stream
-_PRIVATE = 2  # block: others get it too, so it is opened copy-on-write
 _REFUSALS = (pickle.PicklingError, AttributeError, TypeError)
 
 
 class Parcel:
-    """An encoded message and what must be held until the other side has opened it."""
+    """An encoded message and what must be held until the other side has opened it.
 
-    __slots__ = ("blocks", "data", "held")
+    Attributes:
+        landings: where results go that come back in its blocks; of a task's message.
+    """
 
-    def __init__(self, data: bytes, blocks: list[Block], held: list[Any]) -> None:
+    __slots__ = ("blocks", "data", "held", "landings")
+
+    def __init__(
+        self, data: bytes, blocks: list[Block], held: list[Any], landings: list[Landing]
+    ) -> None:
         self.data = data
         self.blocks = blocks
         self.held = held
+        self.landings = landings
 
 
 class _Pickler(pickle.Pickler):
@@ -149,11 +154,15 @@ class Encoder:
         self._blocks: list[Block] = []
         self._entries: list[bytes] = []
         self._arrays: list[tuple[Any, bytes]] = []  # or constants, and their handles
+        self._landings: list[Landing] = []
+        self._flags = 0  # of the header
 
     def _undo(self) -> None:
         """Takes back what an attempt that failed has put into blocks or begun at the broker."""
-        blocks, arrays = self._blocks, self._arrays
+        blocks, arrays, landings = self._blocks, self._arrays, self._landings
         self._begin()
+        for landing in landings:
+            landing.end()
         self._store.untake(blocks)
         if self._transit:
             for _array, handle in arrays:
@@ -165,14 +174,16 @@ class Encoder:
         known: dict[Any, Any] = copyreg.dispatch_table
         extra: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
         if self._table_of != (len(known), len(extra)):
-            own: dict[Any, Any] = {
-                np.ndarray: self._reduce_ndarray,
-                Array: self._reduce_array,
-                Constant: self._reduce_constant,
-            }
-            self._table = {**known, **extra, **own}
+            self._table = {**known, **extra, **self._own_reductions()}
             self._table_of = (len(known), len(extra))
         return self._table
+
+    def _own_reductions(self) -> dict[Any, Any]:
+        return {
+            np.ndarray: self._reduce_ndarray,
+            Array: self._reduce_array,
+            Constant: self._reduce_constant,
+        }
 
     def _dump(self, body: Any, kind: Any) -> bytes:
         out = io.BytesIO()
@@ -208,14 +219,23 @@ class Encoder:
 
     def _put(self, values: np.ndarray[Any, Any], flags: int) -> int:
         """Brings values into a block: its number in the message."""
-        block = None if self._shared is None else self._shared.block_of(values, _fill)
+        block = None if self._shared is None else self._shared.block_of(values, fill)
         if block is not None:
-            flags |= _PRIVATE
+            flags |= PRIVATE
         else:
-            block = self._store.take(values.nbytes)
-            self._blocks.append(block)
-            _fill(block, values)
-        self._entries.append(_BLOCK.pack(block.handle, values.nbytes, flags, 0))
+            block = self._take(values.nbytes)
+            fill(block, values)
+        return self._enter(block, values.nbytes, flags)
+
+    def _take(self, nbytes: int) -> Block:
+        """A block that goes with this message alone."""
+        block = self._store.take(nbytes)
+        self._blocks.append(block)
+        return block
+
+    def _enter(self, block: Block, nbytes: int, flags: int) -> int:
+        """Puts a block into the table: its number there."""
+        self._entries.append(_pool_table.pack(block.handle, HEADER_BYTES, nbytes, flags))
         return len(self._entries) - 1
 
     def _put_buffer(self, buffer: pickle.PickleBuffer) -> bool:
@@ -254,30 +274,30 @@ class Encoder:
 
     def _finish(self, task: int, call: int, lead: bytes, pickled: bytes) -> Parcel:
         count, rest = len(self._entries), b"".join(self._entries)
-        length = _HEADER.size + len(rest) + len(lead) + len(pickled)
+        length = HEADER.size + len(rest) + len(lead) + len(pickled)
+        lengths = (count, len(lead), len(pickled))
         if length <= self._max_bytes:
-            header = _HEADER.pack(task, call, 0, 0, count, len(lead), len(pickled))
-            data = b"".join((header, rest, lead, pickled))
+            data = b"".join(
+                (HEADER.pack(task, call, self._flags, 0, *lengths), rest, lead, pickled)
+            )
         else:
-            nbytes = length - _HEADER.size
-            block = self._store.take(nbytes)
-            self._blocks.append(block)
+            nbytes = length - HEADER.size
+            block = self._take(nbytes)
             memory, at = memoryview(block.memory(nbytes)), 0
             for part in (rest, lead, pickled):
                 memory[at : at + len(part)] = part
                 at += len(part)
-            header = _HEADER.pack(task, call, _IN_BLOCK, 0, count, len(lead), len(pickled))
-            data = header + _BLOCK.pack(block.handle, nbytes, 0, 0)
-        parcel = Parcel(
-            data, self._blocks, [] if self._transit else [array for array, _ in self._arrays]
-        )
+            header = HEADER.pack(task, call, self._flags | IN_BLOCK, 0, *lengths)
+            data = header + _pool_table.pack(block.handle, HEADER_BYTES, nbytes, 0)
+        held = [] if self._transit else [array for array, _ in self._arrays]
+        parcel = Parcel(data, self._blocks, held, self._landings)
         for block in parcel.blocks:
             block.lend()
         self._begin()
         return parcel
 
 
-def _fill(block: Block, values: np.ndarray[Any, Any]) -> None:
+def fill(block: Block, values: np.ndarray[Any, Any]) -> None:
     """Copies values into a block, in Fortran order if they lie so, else in C order."""
     memory = block.memory(values.nbytes)
     if values.flags.c_contiguous:
@@ -305,39 +325,42 @@ class Message:
         self.block_bytes = 0
 
 
-def read(data: Any) -> Message:
+def read(data: Any, given: Callable[[int, Entry], Any] | None = None) -> Message:
     """Takes a message apart and opens its blocks.
+
+    Args:
+        data: the message.
+        given: opens what becomes an array on the worker's device; only tasks have such.
 
     Raises:
         Stale: its sender died, and blocks went with it.
         ValueError: the message cannot be.
     """
-    task, call, flags, _, count, lead_bytes, body_bytes = _HEADER.unpack_from(data)
-    rest = data[_HEADER.size :]
-    if flags & _IN_BLOCK:
-        handle, nbytes, _, _ = _BLOCK.unpack_from(rest)
-        rest = memoryview(open_block(handle, nbytes))
-    begin = count * _BLOCK.size
-    if begin + lead_bytes + body_bytes != len(rest):
-        raise ValueError(
-            f"a message of {len(rest)} bytes says that it has {begin + lead_bytes + body_bytes}"
-        )
-    body = rest[begin + lead_bytes :]
-    message = Message(task, call, rest[begin : begin + lead_bytes], body)
-    for i in range(count):
-        handle, nbytes, block_flags, _ = _BLOCK.unpack_from(rest, i * _BLOCK.size)
-        buffer = (open_private if block_flags & _PRIVATE else open_block)(handle, nbytes)
+    task, call, flags, _, count, lead_bytes, body_bytes = HEADER.unpack_from(data)
+    rest = data[HEADER.size :]
+    if flags & IN_BLOCK:
+        (whole,) = entries_in(rest, 1)
+        rest = memoryview(open_block(whole.handle, whole.nbytes))
+    lead, body = _pool_table.split(rest, count, lead_bytes, body_bytes)
+    message = Message(task, call, lead, body)
+    for number, entry in enumerate(entries_in(rest, count)):
+        message.block_bytes += entry.nbytes
+        if entry.flags & GIVEN:
+            if given is None:
+                raise ValueError("a message has an entry that only a task can have")
+            message.buffers.append(given(number, entry))
+            continue
+        buffer = (open_private if entry.flags & PRIVATE else open_block)(entry.handle, entry.nbytes)
         message.buffers.append(buffer)
-        message.block_bytes += nbytes
-        if block_flags & _BY_PICKLE:
+        if entry.flags & _BY_PICKLE:
             message.by_pickle.append(memoryview(buffer))
     return message
 
 
 def has_blocks(data: Any) -> bool:
     """Whether memory beside it goes with a message."""
-    _, _, flags, _, count, *_ = _HEADER.unpack_from(data)
-    return bool(count or flags & _IN_BLOCK)
+    _, _, flags, _, count, *_ = HEADER.unpack_from(data)
+    return bool(count or flags & IN_BLOCK)
 
 
 class _Incoming(threading.local):
@@ -358,11 +381,20 @@ def loads(message: Message) -> Any:
         _incoming.buffers = before
 
 
-def _array_from_block(
-    number: int, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any
-) -> np.ndarray[Any, Any]:
+def part(number: int) -> Any:
+    """What is open of the message that is being unpickled in this thread.
+
+    Raises:
+        UnpicklingError: none is.
+    """
     buffers = _incoming.buffers
     if buffers is None:
         raise pickle.UnpicklingError("a part of a Pool's message was taken out of it")
-    made: np.ndarray[Any, Any] = np.ndarray(shape, dtype, buffers[number], order=order)
+    return buffers[number]
+
+
+def _array_from_block(
+    number: int, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any
+) -> np.ndarray[Any, Any]:
+    made: np.ndarray[Any, Any] = np.ndarray(shape, dtype, part(number), order=order)
     return made

@@ -21,6 +21,7 @@ from typing import Any
 
 from causeway import _dispatch, client
 from causeway import _pool_wire as wire
+from causeway._pool_arguments import Arguments
 from causeway._pool_buffers import BlockStore
 from causeway._pool_plane import Memory, Plane
 from causeway.constant import arguments, met, resolve, sweep
@@ -94,9 +95,16 @@ class Place:
 
     def open(self, address: int) -> Any:
         """The worker's end of the plane that is mapped at address."""
-        plane = self.plane
+        plane, group = self.plane, 0
         return _dispatch.WorkerEnd(
-            address, plane.nbytes, plane.workers, plane.cells, self.slot, self.spinners
+            address,
+            plane.nbytes,
+            plane.workers,
+            plane.cells,
+            plane.groups,
+            self.slot,
+            group,
+            self.spinners,
         )
 
 
@@ -107,6 +115,7 @@ class _Handler:
         self._end = end
         self._store = BlockStore(_KEEP_BYTES)
         self._encoder = wire.Encoder(self._store, _dispatch.WORDS_MAX, transit=True)
+        self._arguments = Arguments()
 
     def load_function(self, pickled: bytes) -> Any:
         """A function that is new here."""
@@ -115,8 +124,18 @@ class _Handler:
     def run_message(self, data: memoryview, function: Any) -> Any:
         """Unpickles a task and calls its function. The arguments live no longer than this call."""
         sweep()
+        try:
+            value = self._call(data, function)
+        except BaseException:
+            self._arguments.raised()
+            raise
+        for result in self._arguments.returned():
+            result.copy()
+        return value
+
+    def _call(self, data: memoryview, function: Any) -> Any:
         constants_before = met.count
-        message = wire.read(data)
+        message = self._arguments.read(data)
         self._end.extra_in = message.block_bytes
         if function is None:
             function, args = wire.loads(message)

@@ -23,10 +23,10 @@ import numpy as np
 from causeway import array as arrays
 from causeway import dtypes
 from causeway._lib import check, ffi, lib
-from causeway._pool_buffers import _HEADER_BYTES as BLOCK_HEADER_BYTES
+from causeway._pool_buffers import HEADER_BYTES as BLOCK_HEADER_BYTES
 from causeway._pool_buffers import Block, BlockStore
 from causeway._pool_buffers import _Return as Return
-from causeway._pool_wire import _BY_PICKLE as BY_PICKLE
+from causeway._pool_table import BY_PICKLE
 from causeway._pool_wire import Encoder
 from causeway._pool_wire import _incoming as incoming
 from causeway.array import Array

@@ -141,7 +141,7 @@ def get(
     if pointer == _NULL:
         status = lib.cwpy_status()
         if status == -errno.ENODEV and device is not None:
-            return _hidden.fetch(name, encoded).to(device)
+            return _hidden.fetch(encoded, device)
         if status != -errno.ENOENT or timeout == 0:
             raise failure(status)
         pointer = _get_later(name, encoded, flags, timeout)

@@ -22,10 +22,10 @@ PyObject *raise_failure(int code) {
 
 static PyObject *pool_bytes(PyObject *module, PyObject *args) {
     (void)module;
-    unsigned workers, cells;
-    if (!PyArg_ParseTuple(args, "II", &workers, &cells))
+    unsigned workers, cells, groups;
+    if (!PyArg_ParseTuple(args, "III", &workers, &cells, &groups))
         return NULL;
-    return PyLong_FromUnsignedLongLong(cw_pool_bytes(workers, cells));
+    return PyLong_FromUnsignedLongLong(cw_pool_bytes(workers, cells, groups));
 }
 
 static PyObject *pool_allocate(PyObject *module, PyObject *args) {
@@ -78,7 +78,8 @@ static PyObject *watch(PyObject *module, PyObject *args) {
 
 static PyMethodDef functions[] = {
     {"watch", watch, METH_VARARGS, "(pidfd, status): ends this process when that one ends."},
-    {"pool_bytes", pool_bytes, METH_VARARGS, "Bytes of memory for so many workers and cells."},
+    {"pool_bytes", pool_bytes, METH_VARARGS,
+     "Bytes of memory for so many workers, cells and groups."},
     {"pool_allocate", pool_allocate, METH_VARARGS,
      "A descriptor of so many bytes of memory, which the caller closes."},
     {"set_numpy", plain_numpy, METH_VARARGS, "Tells the array type and a tuple of scalar types."},
@@ -108,7 +109,8 @@ PyMODINIT_FUNC PyInit__dispatch(void) {
          PyModule_AddIntConstant(module, "FUNCTION_MAX", CW_POOL_FUNCTION_MAX) ||
          PyModule_AddIntConstant(module, "FUNCTION_SLOTS", CW_POOL_FUNCTION_SLOTS) ||
          PyModule_AddIntConstant(module, "CELLS_MAX", CW_POOL_CELLS_MAX) ||
-         PyModule_AddIntConstant(module, "WORKERS_MAX", CW_POOL_WORKERS_MAX)))
+         PyModule_AddIntConstant(module, "WORKERS_MAX", CW_POOL_WORKERS_MAX) ||
+         PyModule_AddIntConstant(module, "GROUPS_MAX", CW_POOL_GROUPS_MAX)))
         Py_CLEAR(module);
     return module;
 }

@@ -53,11 +53,11 @@ static PyObject *value_of(struct call *call) {
 PyObject *dispatch_call(PyObject *self, PyObject *args) {
     Dispatch *d = (Dispatch *)self;
     PyObject *function, *described, *object, *messages;
-    unsigned kind;
-    if (!PyArg_ParseTuple(args, "IOOOO!", &kind, &described, &function, &object, &PyList_Type,
-                          &messages))
+    unsigned kind, group = 0;
+    if (!PyArg_ParseTuple(args, "IOOOO!|I", &kind, &described, &function, &object, &PyList_Type,
+                          &messages, &group))
         return NULL;
-    long cell = dispatch_submit_object(d, kind, described, object);
+    long cell = dispatch_submit_object(d, group, kind, described, object);
     if (cell == -2)
         return NULL;
     if (cell < 0)
@@ -66,7 +66,7 @@ PyObject *dispatch_call(PyObject *self, PyObject *args) {
         .next = d->calls, .function = function, .token = ++d->tokens, .cell = (uint32_t)cell};
     d->calls = &call;
     d->entries[cell] = (struct entry){.call = &call};
-    cw_pool_wake(d->pool, 1);
+    cw_pool_wake(d->pool, group, 1);
     int code = 0;
     while (!call.ended && code == 0) {
         uint32_t was = cw_pool_news(d->pool, 0);

@@ -177,16 +177,17 @@ PyObject *dispatch_help(PyObject *self, PyObject *args) {
 
 /* ---- deaths ---- */
 
-/* What a call had lost: (None, token, worker, 0, function, cell, None). */
+/* What a call had lost: (None, token, worker, begun, function, cell, None). */
 static PyObject *lost_call(const struct call *call, const cw_task *task) {
     Py_INCREF(call->function); /* the call may end while we build */
-    return Py_BuildValue("OKIINIO", Py_None, (unsigned long long)call->token, task->worker, 0,
-                         call->function, task->cell, Py_None);
+    return Py_BuildValue("OKIINIO", Py_None, (unsigned long long)call->token, task->worker,
+                         task->begun, call->function, task->cell, Py_None);
 }
 
 /*
  * What a dead worker had, after all that it had sent was collected. Answers that it had just given
- * are delivered; what is lost is returned, as `deliver` would be given it, with None for the data.
+ * are delivered; what is lost is returned, as `deliver` would be given it, with None for the data
+ * and for the kind whether the worker had begun it: 1, or 0 if it had done no more than to take it.
  * For calls the owner is None, the number is what `fail` takes, and the data are the function.
  */
 PyObject *dispatch_bury(PyObject *self, PyObject *args) {
@@ -211,7 +212,8 @@ PyObject *dispatch_bury(PyObject *self, PyObject *args) {
                 code = dispatch_append(&lost, lost_call(entry.call, &task));
             else if (entry.owner) {
                 Py_INCREF(Py_None);
-                code = dispatch_append(&lost, dispatch_told(&entry, worker, 0, Py_None, task.cell));
+                code = dispatch_append(
+                    &lost, dispatch_told(&entry, worker, task.begun, Py_None, task.cell));
             }
         }
         if (code)

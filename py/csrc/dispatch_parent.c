@@ -47,17 +47,17 @@ static int dispatch_init(PyObject *self, PyObject *args, PyObject *kwds) {
     Dispatch *d = (Dispatch *)self;
     (void)kwds;
     unsigned long long address, nbytes;
-    unsigned workers, cells;
+    unsigned workers, cells, groups;
     double spin_seconds;
     PyObject *memory, *deliver;
-    if (!PyArg_ParseTuple(args, "OKKIIdO", &memory, &address, &nbytes, &workers, &cells,
+    if (!PyArg_ParseTuple(args, "OKKIIIdO", &memory, &address, &nbytes, &workers, &cells, &groups,
                           &spin_seconds, &deliver))
         return -1;
     if (watch_forks()) {
         PyErr_NoMemory();
         return -1;
     }
-    int code = cw_pool_new((void *)(uintptr_t)address, nbytes, workers, cells, &d->pool);
+    int code = cw_pool_new((void *)(uintptr_t)address, nbytes, workers, cells, groups, &d->pool);
     if (code) {
         raise_failure(code);
         return -1;
@@ -74,6 +74,7 @@ static int dispatch_init(PyObject *self, PyObject *args, PyObject *kwds) {
     d->forks = forks;
     d->cells = cells;
     d->workers = workers;
+    d->groups = groups;
     d->spin_ns = (int64_t)(spin_seconds * 1e9);
     return 0;
 }
@@ -153,9 +154,33 @@ static PyObject *dispatch_tell(PyObject *self, PyObject *helper) {
     Py_RETURN_NONE;
 }
 
-static PyObject *dispatch_ready(PyObject *self, PyObject *unused) {
-    (void)unused;
-    return PyLong_FromUnsignedLongLong(cw_pool_ready(((Dispatch *)self)->pool));
+static PyObject *dispatch_assign(PyObject *self, PyObject *args) {
+    Dispatch *d = (Dispatch *)self;
+    unsigned worker, group;
+    if (!PyArg_ParseTuple(args, "II", &worker, &group) || dispatch_has_group(d, group))
+        return NULL;
+    if (worker >= d->workers)
+        return PyErr_Format(PyExc_ValueError, "there is no worker %u", worker);
+    cw_pool_assign(d->pool, worker, group);
+    Py_RETURN_NONE;
+}
+
+static PyObject *dispatch_ready(PyObject *self, PyObject *args) {
+    Dispatch *d = (Dispatch *)self;
+    PyObject *group = Py_None;
+    uint64_t count = 0;
+    if (!PyArg_ParseTuple(args, "|O", &group))
+        return NULL;
+    if (group != Py_None) {
+        unsigned long number = PyLong_AsUnsignedLong(group);
+        if (PyErr_Occurred() ||
+            dispatch_has_group(d, number < UINT32_MAX ? (unsigned)number : UINT32_MAX))
+            return NULL;
+        return PyLong_FromUnsignedLongLong(cw_pool_ready(d->pool, (uint32_t)number));
+    }
+    for (uint32_t i = 0; i < d->groups; i++)
+        count += cw_pool_ready(d->pool, i);
+    return PyLong_FromUnsignedLongLong(count);
 }
 
 /* [(owner, number, worker, seconds, cell)] of the tasks that workers have; owner None for calls. */
@@ -231,13 +256,15 @@ static PyObject *dispatch_put_function(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"submit", dispatch_submit, METH_VARARGS,
-     "(work, owner, number, kind, function, data, held): the cell, or -1; sets work.sent."},
-    {"submit_plain", dispatch_submit_plain, METH_VARARGS,
-     "(work, owner, number, kind, function, object): the cell; -1: no room; -3: not plain; sets "
+     "(work, owner, number, kind, function, data, held, group=0): the cell, or -1; sets "
      "work.sent."},
-    {"submit_chunks", dispatch_submit_chunks, METH_VARARGS,
-     "(work, owner, number, kind, function, items, chunksize, most): (sent, 0 or why it stopped); "
+    {"submit_plain", dispatch_submit_plain, METH_VARARGS,
+     "(work, owner, number, kind, function, object, group=0): the cell; -1: no room; -3: not "
+     "plain; "
      "sets work.sent."},
+    {"submit_chunks", dispatch_submit_chunks, METH_VARARGS,
+     "(work, owner, number, kind, function, items, chunksize, most, group=0): (sent, 0 or why it "
+     "stopped); sets work.sent."},
     {"withdraw", dispatch_withdraw, METH_VARARGS,
      "(cell, owner): what it was, as delivered; None: it was taken."},
     {"withdraw_all", dispatch_withdraw_all, METH_O,
@@ -246,9 +273,8 @@ static PyMethodDef methods[] = {
     {"listen", dispatch_listen, METH_VARARGS, "(news, seconds): waits, delivers."},
     {"help", dispatch_help, METH_VARARGS, "(news, seconds): the helper's wait; delivers."},
     {"call", dispatch_call, METH_VARARGS,
-     "(kind, described, function, object, messages): (True, value), or (None, None) and a message; "
-     "None: not plain, or no "
-     "room."},
+     "(kind, described, function, object, messages, group=0): (True, value), or (None, None) and a "
+     "message; None: not plain, or no room."},
     {"fail", dispatch_fail, METH_VARARGS, "(token or 0, exception): ends one call, or all."},
     {"bury", dispatch_bury, METH_VARARGS,
      "(worker): delivers what it had answered, returns what is lost."},
@@ -258,7 +284,10 @@ static PyMethodDef methods[] = {
     {"dismiss", dispatch_dismiss, METH_VARARGS, "(worker): it leaves after its task."},
     {"news", dispatch_news, METH_O, "(helper): the number that listen or help compare with."},
     {"tell", dispatch_tell, METH_O, "(helper): ends the waits of listeners, or of the helper."},
-    {"ready", dispatch_ready, METH_NOARGS, "Tasks that nobody has taken."},
+    {"assign", dispatch_assign, METH_VARARGS,
+     "(worker, group): it is about to be started, in that group."},
+    {"ready", dispatch_ready, METH_VARARGS,
+     "(group=None): tasks that nobody has taken, of one group or of all."},
     {"running", dispatch_running, METH_NOARGS, "[(owner, number, worker, seconds, cell)]."},
     {"is_taken", dispatch_is_taken, METH_VARARGS, "(cell, owner)"},
     {"look_at", dispatch_look_at, METH_VARARGS,
@@ -281,8 +310,9 @@ static PyType_Slot slots[] = {
     {Py_tp_clear, dispatch_clear},
     {Py_tp_methods, methods},
     {Py_tp_members, members},
-    {Py_tp_doc,
-     "Dispatch(memory, address, nbytes, workers, cells, spin_seconds, deliver): the parent's end."},
+    {Py_tp_doc, "Dispatch(memory, address, nbytes, workers, cells, groups, spin_seconds, deliver): "
+                "the parent's "
+                "end."},
     {0, NULL},
 };
 PyType_Spec dispatch_spec = {

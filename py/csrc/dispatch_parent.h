@@ -28,7 +28,7 @@ typedef struct {
     PyObject *deliver;
     struct entry *entries;
     struct call *calls;
-    uint32_t cells, workers;
+    uint32_t cells, workers, groups;
     int64_t spin_ns;
     Py_ssize_t under_way;
     uint64_t tokens;   /* given so far */
@@ -43,9 +43,12 @@ int dispatch_is_ours(Dispatch *d);
 
 /* ---- dispatch_submit.c ---- */
 
-/* Pickles a plain object, fills a cell and submits it. The cell's number; -1: no room now; -2: an
- * exception; -3: not plain; -4: shut. */
-long dispatch_submit_object(Dispatch *d, uint32_t kind, PyObject *function, PyObject *object);
+/* Pickles a plain object, fills a cell and submits it to a group. The cell's number; -1: no room
+ * now; -2: an exception; -3: not plain; -4: shut. */
+long dispatch_submit_object(Dispatch *d, uint32_t group, uint32_t kind, PyObject *function,
+                            PyObject *object);
+/* Whether there is such a group; else -1 with a ValueError. */
+int dispatch_has_group(Dispatch *d, unsigned group);
 /* The entry of a cell, whose references go over; the cell has none any more. */
 struct entry dispatch_disown(Dispatch *d, uint32_t cell);
 /* (owner, number, worker, kind, data, cell, held); takes the references of entry and data over. */

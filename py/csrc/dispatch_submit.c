@@ -30,11 +30,18 @@ static int note_sent(PyObject *work, uint64_t sent) {
     return code;
 }
 
+int dispatch_has_group(Dispatch *d, unsigned group) {
+    if (group < d->groups)
+        return 0;
+    PyErr_Format(PyExc_ValueError, "there are %u groups, and no group %u", d->groups, group);
+    return -1;
+}
+
 /* Fills a cell and submits it. The cell's number; -1: no room now; -2: an exception; -4: shut. */
-static long submit(Dispatch *d, uint32_t kind, PyObject *function, const void *data,
+static long submit(Dispatch *d, uint32_t group, uint32_t kind, PyObject *function, const void *data,
                    Py_ssize_t nbytes) {
     cw_task task;
-    if (dispatch_is_ours(d))
+    if (dispatch_is_ours(d) || dispatch_has_group(d, group))
         return -2;
     if (d->shut)
         return -4;
@@ -44,8 +51,9 @@ static long submit(Dispatch *d, uint32_t kind, PyObject *function, const void *d
         cw_pool_free(d->pool, task.cell);
         return -2;
     }
-    memcpy(task.data, data, (size_t)nbytes);
     task.size_bytes = (uint32_t)nbytes;
+    cw_task_write(&task, data, task.size_bytes);
+    task.group = group;
     task.kind = kind;
     int code = cw_pool_submit(d->pool, &task);
     if (code) {
@@ -96,21 +104,21 @@ PyObject *dispatch_submit(PyObject *self, PyObject *args) {
     Dispatch *d = (Dispatch *)self;
     PyObject *work, *owner, *function, *held;
     unsigned long long number;
-    unsigned kind;
+    unsigned kind, group = 0;
     const char *data;
     Py_ssize_t nbytes;
-    if (!PyArg_ParseTuple(args, "OOKIOy#O", &work, &owner, &number, &kind, &function, &data,
-                          &nbytes, &held))
+    if (!PyArg_ParseTuple(args, "OOKIOy#O|I", &work, &owner, &number, &kind, &function, &data,
+                          &nbytes, &held, &group))
         return NULL;
     if (nbytes > CW_POOL_DATA_MAX)
         return PyErr_Format(PyExc_ValueError, "a task's message has at most %d bytes, not %zd",
                             CW_POOL_DATA_MAX, nbytes);
-    long cell = submit(d, kind, function, data, nbytes);
+    long cell = submit(d, group, kind, function, data, nbytes);
     if (cell == -2)
         return NULL;
     if (cell >= 0) {
         own(d, cell, owner, number, held);
-        cw_pool_wake(d->pool, 1);
+        cw_pool_wake(d->pool, group, 1);
         if (note_sent(work, number + 1))
             return NULL;
     }
@@ -118,7 +126,8 @@ PyObject *dispatch_submit(PyObject *self, PyObject *args) {
 }
 
 /* Pickles and submits a plain object. As submit(); -3: not plain. */
-long dispatch_submit_object(Dispatch *d, uint32_t kind, PyObject *function, PyObject *object) {
+long dispatch_submit_object(Dispatch *d, uint32_t group, uint32_t kind, PyObject *function,
+                            PyObject *object) {
     PyObject *pickled = plain_dumps(object);
     if (!pickled)
         return PyErr_Occurred() ? -2 : -3;
@@ -126,7 +135,7 @@ long dispatch_submit_object(Dispatch *d, uint32_t kind, PyObject *function, PyOb
     Py_ssize_t nbytes;
     long cell = PyBytes_AsStringAndSize(pickled, &data, &nbytes)
                     ? -2
-                    : submit(d, kind, function, data, nbytes);
+                    : submit(d, group, kind, function, data, nbytes);
     Py_DECREF(pickled);
     return cell;
 }
@@ -135,15 +144,16 @@ PyObject *dispatch_submit_plain(PyObject *self, PyObject *args) {
     Dispatch *d = (Dispatch *)self;
     PyObject *work, *owner, *function, *object;
     unsigned long long number;
-    unsigned kind;
-    if (!PyArg_ParseTuple(args, "OOKIOO", &work, &owner, &number, &kind, &function, &object))
+    unsigned kind, group = 0;
+    if (!PyArg_ParseTuple(args, "OOKIOO|I", &work, &owner, &number, &kind, &function, &object,
+                          &group))
         return NULL;
-    long cell = dispatch_submit_object(d, kind, function, object);
+    long cell = dispatch_submit_object(d, group, kind, function, object);
     if (cell == -2)
         return NULL;
     if (cell >= 0) {
         own(d, cell, owner, number, NULL);
-        cw_pool_wake(d->pool, 1);
+        cw_pool_wake(d->pool, group, 1);
         if (note_sent(work, number + 1))
             return NULL;
     }
@@ -155,10 +165,10 @@ PyObject *dispatch_submit_chunks(PyObject *self, PyObject *args) {
     Dispatch *d = (Dispatch *)self;
     PyObject *work, *owner, *function, *items;
     unsigned long long number;
-    unsigned kind;
+    unsigned kind, group = 0;
     Py_ssize_t chunksize, most;
-    if (!PyArg_ParseTuple(args, "OOKIOO!nn", &work, &owner, &number, &kind, &function,
-                          &PyTuple_Type, &items, &chunksize, &most))
+    if (!PyArg_ParseTuple(args, "OOKIOO!nn|I", &work, &owner, &number, &kind, &function,
+                          &PyTuple_Type, &items, &chunksize, &most, &group))
         return NULL;
     Py_ssize_t size = PyTuple_Size(items), sent = 0;
     long cell = 0;
@@ -168,7 +178,7 @@ PyObject *dispatch_submit_chunks(PyObject *self, PyObject *args) {
         PyObject *chunk = PyTuple_GetSlice(items, first, last);
         if (!chunk)
             return NULL;
-        cell = dispatch_submit_object(d, kind, function, chunk);
+        cell = dispatch_submit_object(d, group, kind, function, chunk);
         Py_DECREF(chunk);
         if (cell < 0)
             break;
@@ -179,7 +189,7 @@ PyObject *dispatch_submit_chunks(PyObject *self, PyObject *args) {
         }
     }
     if (sent)
-        cw_pool_wake(d->pool, (uint32_t)sent);
+        cw_pool_wake(d->pool, group, (uint32_t)sent);
     if (cell == -2)
         return NULL;
     return Py_BuildValue("nl", sent, cell < 0 ? cell : 0L);

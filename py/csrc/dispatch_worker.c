@@ -1,26 +1,15 @@
 /*
  * dispatch_worker.c: `WorkerEnd`, a worker's end of a pool: takes tasks, calls their functions,
- * answers. What is not plain goes through the handler, an object of _pool_worker.
+ * answers. What is not plain goes through the handler, an object of _pool_worker; what is answered
+ * after its function has returned, through dispatch_defer.c.
  *
  * One thread serves. A task's data are the worker's until it answers. A child that a task has
  * forked must not answer: it ends where it would.
  */
-#include "dispatch.h"
+#include "dispatch_worker.h"
 
 #include <pthread.h>
 #include <unistd.h>
-
-#define FUNCTIONS 256 /* remembered, by their number; each takes the place of an older one */
-
-typedef struct {
-    PyObject_HEAD cw_worker *worker;
-    struct {
-        uint64_t number;
-        PyObject *function;
-    } functions[FUNCTIONS];
-    unsigned long long extra_in; /* bytes beside the present task's data, told by the handler */
-    char running;                /* a task of the user's runs: a SIGINT is meant for it */
-} WorkerEnd;
 
 static int is_child; /* of a worker, by a fork in a task */
 
@@ -28,14 +17,20 @@ static void note_child(void) {
     is_child = 1;
 }
 
+void worker_end_child(void) {
+    if (is_child)
+        _exit(0);
+}
+
 static int worker_init(PyObject *self, PyObject *args, PyObject *kwds) {
     (void)kwds;
     unsigned long long address, nbytes;
-    unsigned workers, cells, number, spinners;
-    if (!PyArg_ParseTuple(args, "KKIIII", &address, &nbytes, &workers, &cells, &number, &spinners))
+    unsigned workers, cells, groups, number, group, spinners;
+    if (!PyArg_ParseTuple(args, "KKIIIIII", &address, &nbytes, &workers, &cells, &groups, &number,
+                          &group, &spinners))
         return -1;
-    int code = cw_worker_open((void *)(uintptr_t)address, nbytes, workers, cells, number, spinners,
-                              &((WorkerEnd *)self)->worker);
+    int code = cw_worker_open((void *)(uintptr_t)address, nbytes, workers, cells, groups, number,
+                              group, spinners, &((WorkerEnd *)self)->worker);
     if (code) {
         raise_failure(code);
         return -1;
@@ -51,12 +46,14 @@ static int worker_init(PyObject *self, PyObject *args, PyObject *kwds) {
 static int worker_clear(PyObject *self) {
     for (int i = 0; i < FUNCTIONS; i++)
         Py_CLEAR(((WorkerEnd *)self)->functions[i].function);
+    Py_CLEAR(((WorkerEnd *)self)->handler);
     return 0;
 }
 
 static int worker_traverse(PyObject *self, visitproc visit, void *arg) {
     for (int i = 0; i < FUNCTIONS; i++)
         Py_VISIT(((WorkerEnd *)self)->functions[i].function);
+    Py_VISIT(((WorkerEnd *)self)->handler);
     Py_VISIT(Py_TYPE(self));
     return 0;
 }
@@ -65,6 +62,7 @@ static void worker_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     worker_clear(self);
+    worker_forget_deferred((WorkerEnd *)self);
     cw_worker_close(((WorkerEnd *)self)->worker);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
@@ -72,11 +70,11 @@ static void worker_dealloc(PyObject *self) {
 }
 
 /* The function of a task, borrowed; unpickled by the handler when its number is new. */
-static PyObject *function_of(WorkerEnd *w, const cw_task *task, PyObject *handler) {
+static PyObject *function_of(WorkerEnd *w, const cw_task *task) {
     uint64_t at = task->function % FUNCTIONS;
     if (w->functions[at].function && w->functions[at].number == task->function)
         return w->functions[at].function;
-    PyObject *function = PyObject_CallMethod(handler, "load_function", "y#",
+    PyObject *function = PyObject_CallMethod(w->handler, "load_function", "y#",
                                              (const char *)cw_worker_function(w->worker, task),
                                              (Py_ssize_t)task->function_bytes);
     if (function) {
@@ -106,8 +104,8 @@ static PyObject *call_each(PyObject *function, PyObject *items, int star) {
 }
 
 /* The value of a plain task. */
-static PyObject *run_plain(WorkerEnd *w, const cw_task *task, PyObject *handler) {
-    PyObject *function = function_of(w, task, handler);
+static PyObject *run_plain(WorkerEnd *w, const cw_task *task) {
+    PyObject *function = function_of(w, task);
     PyObject *args = function ? plain_loads(task->data, task->size_bytes) : NULL, *value = NULL;
     if (!args)
         return NULL;
@@ -136,8 +134,7 @@ static PyObject *take_exception(void) {
     return value;
 }
 
-/* Puts a message of the handler's into the cell: (data, bytes beside it). */
-static int put_message(cw_task *task, PyObject *message, uint64_t *extra_out) {
+int worker_put_message(cw_task *task, PyObject *message, uint64_t *extra_out) {
     char *data;
     Py_ssize_t nbytes;
     unsigned long long extra;
@@ -148,14 +145,14 @@ static int put_message(cw_task *task, PyObject *message, uint64_t *extra_out) {
                      CW_POOL_DATA_MAX, nbytes);
         return -1;
     }
-    memcpy(task->data, data, (size_t)nbytes);
     task->size_bytes = (uint32_t)nbytes;
+    cw_task_write(task, data, task->size_bytes);
     task->kind = ANSWER_MESSAGE;
     *extra_out = extra;
     return 0;
 }
 
-static int put_value(cw_task *task, PyObject *value, PyObject *handler, uint64_t *extra_out) {
+static int put_value(WorkerEnd *w, cw_task *task, PyObject *value, uint64_t *extra_out) {
     if (value == Py_None) {
         task->kind = ANSWER_NONE;
         task->size_bytes = 0;
@@ -166,47 +163,103 @@ static int put_value(cw_task *task, PyObject *value, PyObject *handler, uint64_t
     Py_ssize_t nbytes;
     if (pickled) {
         PyBytes_AsStringAndSize(pickled, &data, &nbytes);
-        memcpy(task->data, data, (size_t)nbytes);
         task->size_bytes = (uint32_t)nbytes;
+        cw_task_write(task, data, task->size_bytes);
         task->kind = ANSWER_VALUE;
         Py_DECREF(pickled);
         return 0;
     }
     if (PyErr_Occurred())
         return -1;
-    PyObject *message = PyObject_CallMethod(handler, "encode_value", "(O)", value);
-    int code = put_message(task, message, extra_out);
+    PyObject *message = PyObject_CallMethod(w->handler, "encode_value", "(O)", value);
+    int code = worker_put_message(task, message, extra_out);
     Py_XDECREF(message);
     return code;
 }
 
-/* Runs one task and leaves its answer in the cell. -1: the worker is to end, with an exception. */
-static int run(WorkerEnd *w, cw_task *task, PyObject *handler, uint64_t *extra_out) {
-    PyObject *value;
-    w->running = 1;
-    if (task->kind == TASK_MESSAGE) {
-        PyObject *view = PyMemoryView_FromMemory(task->data, task->size_bytes, PyBUF_READ);
-        PyObject *function = task->function ? function_of(w, task, handler) : Py_None;
-        value = view && function ? PyObject_CallMethod(handler, "run_message", "OO", view, function)
-                                 : NULL;
-        Py_XDECREF(view);
-    } else {
-        value = run_plain(w, task, handler);
-    }
-    w->running = 0;
-    if (is_child)
-        _exit(0);
-    int code = value ? put_value(task, value, handler, extra_out) : -1;
-    Py_XDECREF(value);
+int worker_put_outcome(WorkerEnd *w, cw_task *task, PyObject *value, uint64_t *extra_out) {
+    int code = value ? put_value(w, task, value, extra_out) : -1;
     if (code == 0)
         return 0;
     PyObject *error = take_exception();
     PyObject *message =
-        PyObject_CallMethod(handler, "encode_exception", "(O)", error ? error : Py_None);
-    code = put_message(task, message, extra_out);
+        PyObject_CallMethod(w->handler, "encode_exception", "(O)", error ? error : Py_None);
+    code = worker_put_message(task, message, extra_out);
     Py_XDECREF(message);
     Py_XDECREF(error);
     return code;
+}
+
+int worker_answer(WorkerEnd *w, const cw_task *task, uint64_t extra_in, uint64_t extra_out,
+                  int settle) {
+    cw_worker_answer(w->worker, task, extra_in, extra_out);
+    if (!extra_out && !settle)
+        return 0;
+    Py_BEGIN_ALLOW_THREADS;
+    cw_worker_settle(w->worker);
+    Py_END_ALLOW_THREADS;
+    if (!extra_out)
+        return 0;
+    /* This process alone holds it until the parent has opened it. */
+    PyObject *opened = PyObject_CallMethod(w->handler, "wait_until_opened", NULL);
+    Py_XDECREF(opened);
+    return opened ? 0 : -1;
+}
+
+/* Calls a task's function. */
+static PyObject *call(WorkerEnd *w, const cw_task *task) {
+    PyObject *value = NULL;
+    w->running = 1;
+    if (task->kind == TASK_MESSAGE) {
+        PyObject *view = PyMemoryView_FromMemory(task->data, task->size_bytes, PyBUF_READ);
+        PyObject *function = task->function ? function_of(w, task) : Py_None;
+        value = view && function
+                    ? PyObject_CallMethod(w->handler, "run_message", "OO", view, function)
+                    : NULL;
+        Py_XDECREF(view);
+    } else {
+        value = run_plain(w, task);
+    }
+    w->running = 0;
+    worker_end_child();
+    return value;
+}
+
+/* Runs one task and answers it, unless that was deferred. -1: the worker is to end, with an
+ * exception. */
+static int run(WorkerEnd *w, cw_task *task) {
+    w->current = task;
+    w->place = task->place;
+    w->extra_in = 0;
+    PyObject *value = call(w, task);
+    w->current = NULL;
+    uint64_t extra_out = 0;
+    int code = 0;
+    if (worker_leave_deferred(w, task->place, value != NULL)) {
+        code = worker_put_outcome(w, task, value, &extra_out);
+        Py_CLEAR(value);
+        if (code == 0)
+            code = worker_answer(w, task, w->extra_in, extra_out, 0);
+    }
+    Py_XDECREF(value);
+    return code;
+}
+
+/* The next task. 0, -1 with an exception, -ESHUTDOWN. */
+static int take(WorkerEnd *w, cw_task *task) {
+    int code;
+    do {
+        Py_BEGIN_ALLOW_THREADS;
+        code = cw_worker_take(w->worker, task);
+        Py_END_ALLOW_THREADS;
+        if (code == -EINTR && PyErr_CheckSignals())
+            return -1;
+    } while (code == -EINTR);
+    if (code == 0)
+        return PyErr_CheckSignals(); /* one that came while no task ran is not meant for this one */
+    if (code != -ESHUTDOWN)
+        raise_failure(code);
+    return code == -ESHUTDOWN ? code : -1;
 }
 
 static PyObject *worker_serve(PyObject *self, PyObject *args) {
@@ -215,37 +268,37 @@ static PyObject *worker_serve(PyObject *self, PyObject *args) {
     long most;
     if (!PyArg_ParseTuple(args, "Ol", &handler, &most))
         return NULL;
+    Py_INCREF(handler);
+    Py_XDECREF(w->handler);
+    w->handler = handler;
     for (long tasks = 0; most == 0 || tasks < most; tasks++) {
         cw_task task;
-        int code;
-        do {
-            Py_BEGIN_ALLOW_THREADS;
-            code = cw_worker_take(w->worker, &task);
-            Py_END_ALLOW_THREADS;
-            if (code == -EINTR && PyErr_CheckSignals())
-                return NULL;
-        } while (code == -EINTR);
+        int code = take(w, &task);
         if (code == -ESHUTDOWN)
             break;
-        if (code)
-            return raise_failure(code);
-        if (PyErr_CheckSignals()) /* one that came while no task ran is not meant for this one */
+        if (code || run(w, &task))
             return NULL;
-        uint64_t extra_out = 0;
-        if (run(w, &task, handler, &extra_out))
-            return NULL;
-        cw_worker_answer(w->worker, &task, w->extra_in, extra_out);
-        w->extra_in = 0;
-        if (extra_out) { /* this process alone holds it until the parent has opened it */
-            cw_worker_settle(w->worker);
-            PyObject *opened = PyObject_CallMethod(handler, "wait_until_opened", NULL);
-            if (!opened)
-                return NULL;
-            Py_DECREF(opened);
-        }
     }
     cw_worker_settle(w->worker);
+    if (worker_wait_deferred(w))
+        return NULL;
     Py_RETURN_NONE;
+}
+
+/* (place, message) of the nth ready task of the own group. */
+static PyObject *worker_peek(PyObject *self, PyObject *args) {
+    unsigned nth;
+    uint64_t buffer[CW_POOL_DATA_MAX / sizeof(uint64_t)];
+    cw_task task;
+    if (!PyArg_ParseTuple(args, "I", &nth))
+        return NULL;
+    int code = cw_worker_peek(((WorkerEnd *)self)->worker, nth, buffer, &task);
+    if (code == -EAGAIN)
+        Py_RETURN_NONE;
+    if (code)
+        return raise_failure(code);
+    return Py_BuildValue("Ky#", (unsigned long long)task.place, (const char *)buffer,
+                         (Py_ssize_t)(task.kind == TASK_MESSAGE ? task.size_bytes : 0));
 }
 
 static PyObject *worker_tell(PyObject *self, PyObject *args) {
@@ -268,6 +321,16 @@ static PyObject *worker_tell(PyObject *self, PyObject *args) {
 static PyMethodDef methods[] = {
     {"serve", worker_serve, METH_VARARGS,
      "(handler, most): runs tasks, at most so many, 0 for any number."},
+    {"peek", worker_peek, METH_VARARGS,
+     "(nth): place and message of the nth ready task of the own group, or None; the message is "
+     "empty "
+     "if the task is plain."},
+    {"defer", worker_defer, METH_NOARGS,
+     "In run_message: what it returns is not the answer. A token."},
+    {"answer", worker_answer_deferred, METH_VARARGS,
+     "(token, value): as if the function had returned it. Any thread."},
+    {"answer_message", worker_answer_message, METH_VARARGS,
+     "(token, (data, bytes beside it)): with a message of the handler's. Any thread."},
     {"tell", worker_tell, METH_VARARGS, "(state, words): tells the parent's helper what it is."},
     {NULL, NULL, 0, NULL},
 };
@@ -275,6 +338,8 @@ static PyMethodDef methods[] = {
 static PyMemberDef members[] = {
     {"extra_in", T_ULONGLONG, offsetof(WorkerEnd, extra_in), 0,
      "Bytes that came beside the task's data."},
+    {"place", T_ULONGLONG, offsetof(WorkerEnd, place), READONLY,
+     "The number of the task that runs, or ran last."},
     {"running", T_BOOL, offsetof(WorkerEnd, running), 0, "Whether a task of the user's runs."},
     {NULL, 0, 0, 0, NULL},
 };
@@ -286,7 +351,8 @@ static PyType_Slot slots[] = {
     {Py_tp_clear, worker_clear},
     {Py_tp_methods, methods},
     {Py_tp_members, members},
-    {Py_tp_doc, "WorkerEnd(address, nbytes, workers, cells, number, spinners): a worker's end."},
+    {Py_tp_doc, "WorkerEnd(address, nbytes, workers, cells, groups, number, group, spinners): a "
+                "worker's end."},
     {0, NULL},
 };
 PyType_Spec worker_spec = {

@@ -29,11 +29,13 @@
 
 static struct shared {
     struct cw_dispatch_words words;
+    struct cw_dispatch_group groups[1];
     struct cw_dispatch_worker workers[WORKERS];
     struct cw_cell cells[CELLS];
     cw_a32 queue[CELLS], done[WORKERS * CELLS];
+    uint64_t tails[1];
     uint32_t free_cells[CELLS];
-    uint64_t pos[CELLS];
+    uint64_t places[CELLS];
     cw_a64 seen[WORKERS];
     struct cw_dispatch_parent parent; /* the submitter is a child of its own */
     atomic_bool killed;
@@ -46,14 +48,23 @@ static void fresh(void) {
     memset(shared, 0, sizeof *shared);
     for (uint32_t i = 0; i < CELLS; i++) {
         shared->free_cells[i] = CELLS - 1 - i;
-        shared->pos[i] = CW_DISPATCH_NOWHERE;
+        shared->places[i] = CW_DISPATCH_NOWHERE;
     }
     shared->parent = (struct cw_dispatch_parent){
-        .view = {&shared->words, shared->workers, shared->cells, shared->queue, shared->done,
-                 WORKERS, CELLS, CELLS, 0},
+        .view = {.words = &shared->words,
+                 .groups = shared->groups,
+                 .workers = shared->workers,
+                 .cells = shared->cells,
+                 .queue = shared->queue,
+                 .done = shared->done,
+                 .worker_count = WORKERS,
+                 .cell_count = CELLS,
+                 .queue_len = CELLS,
+                 .group_count = 1},
+        .tail = shared->tails,
         .free = shared->free_cells,
         .free_count = CELLS,
-        .pos = shared->pos,
+        .place = shared->places,
         .seen = shared->seen,
     };
     parent = &shared->parent;
@@ -65,7 +76,7 @@ static void submit(uint64_t value) {
     CW_ASSERT(cell >= 0);
     for (unsigned i = 0; i < 6; i++)
         shared->cells[cell].meta[i] = value + i;
-    CW_ASSERT(cw_dispatch_submit(parent, (uint32_t)cell) == 0);
+    CW_ASSERT(cw_dispatch_submit(parent, 0, (uint32_t)cell) == 0);
 }
 
 static void two_are_ready(void) {
@@ -98,21 +109,31 @@ static void two_come_once_all_sleep(void) {
         sched_yield();
     submit(1000);
     submit(2000);
-    cw_dispatch_wake(view, 1);
+    cw_dispatch_wake(parent, 0, 1);
     _exit(0);
 }
 
+static int take(uint32_t w) {
+    uint64_t place;
+    return cw_dispatch_take(view, w, &place);
+}
+
+static void answer(uint32_t w, int cell) {
+    if (!cw_dispatch_publish(view, w, (uint32_t)cell))
+        cw_dispatch_settle(view, w, 0);
+}
+
 static void take_and_answer(void) {
-    int cell = cw_dispatch_take(view, 0);
+    int cell = take(0);
     if (cell < 0)
         _exit(9);
     for (unsigned i = 0; i < 6; i++)
         shared->cells[cell].meta[i] += 5;
-    cw_dispatch_answer(view, 0, (uint32_t)cell);
+    answer(0, cell);
 }
 
 static void take_and_leave(void) {
-    if (cw_dispatch_take(view, 0) != -ESHUTDOWN)
+    if (take(0) != -ESHUTDOWN)
         _exit(9);
 }
 
@@ -124,9 +145,10 @@ static uint64_t value_of(int cell, uint64_t more) {
 
 static unsigned collect(unsigned first, unsigned *answered) {
     uint32_t w;
+    uint64_t place;
     int cell;
     unsigned count = 0;
-    for (; (cell = cw_dispatch_collect(parent, &w)) >= 0; count++) {
+    for (; (cell = cw_dispatch_collect(parent, &w, &place)) >= 0; count++) {
         uint64_t value = value_of(cell, 5);
         assert_true(value % 1000 == 0 && value / 1000 >= first);
         answered[value / 1000]++;
@@ -137,21 +159,21 @@ static unsigned collect(unsigned first, unsigned *answered) {
 }
 
 static void one_by(uint32_t w) {
-    int cell = cw_dispatch_take(view, w);
+    int cell = take(w);
     assert_true(cell >= 0);
     for (unsigned i = 0; i < 6; i++)
         shared->cells[cell].meta[i] += 5;
-    cw_dispatch_answer(view, w, (uint32_t)cell);
+    answer(w, cell);
 }
 
 /* Buries worker 0; the others take what is READY; then all goes on. */
 static void all_accounted(void) {
     unsigned answered[5] = {0}, lost = 0;
-    bool whole;
+    struct cw_dispatch_end end;
     int cell;
     collect(1, answered);
-    while ((cell = cw_dispatch_bury(parent, 0, &whole)) >= 0) {
-        if (whole)
+    while ((cell = cw_dispatch_bury(parent, 0, &end)) >= 0) {
+        if (end.answered)
             answered[value_of(cell, 5) / 1000]++;
         else
             lost++;
@@ -159,13 +181,13 @@ static void all_accounted(void) {
     }
     assert_int_equal(cell, -EAGAIN);
     assert_true(answered[1] <= 1 && answered[2] == 0 && answered[1] + lost <= 1);
-    if (cw_dispatch_ready(view))
+    if (cw_dispatch_ready(view, 0))
         assert_false(atomic_load(&shared->workers[1].sleeper.asleep));
     cw_dispatch_close(parent, true);
-    while ((cell = cw_dispatch_take(view, 1)) >= 0) {
+    while ((cell = take(1)) >= 0) {
         for (unsigned i = 0; i < 6; i++)
             shared->cells[cell].meta[i] += 5;
-        cw_dispatch_answer(view, 1, (uint32_t)cell);
+        answer(1, cell);
     }
     assert_int_equal(cell, -ESHUTDOWN);
     collect(1, answered);
@@ -195,8 +217,8 @@ static void closed(void) {
 }
 
 static void nothing_left(void) {
-    bool whole;
-    assert_int_equal(cw_dispatch_bury(parent, 0, &whole), -EAGAIN);
+    struct cw_dispatch_end end;
+    assert_int_equal(cw_dispatch_bury(parent, 0, &end), -EAGAIN);
     cw_dispatch_close(parent, false);
     unsigned answered[5] = {0};
     submit(3000);
@@ -222,7 +244,7 @@ static atomic_bool ended;
 static void crew_work(uint32_t number) {
     cw_worker *worker;
     cw_task task;
-    if (cw_worker_open(memory, memory_bytes, CREW, POOL_CELLS, number, 2, &worker) != 0)
+    if (cw_worker_open(memory, memory_bytes, CREW, POOL_CELLS, 1, number, 0, 2, &worker) != 0)
         _exit(1);
     while (cw_worker_take(worker, &task) == 0) {
         uint64_t *data = task.data;
@@ -322,7 +344,7 @@ static void crew_submit(struct tally *tally, unsigned count) {
         tally->submitted++;
         tally->under_way++;
     }
-    cw_pool_wake(pool, count);
+    cw_pool_wake(pool, 0, count);
 }
 
 static void killed_at_random_no_other_task_is_lost(void **unused) {
@@ -330,10 +352,10 @@ static void killed_at_random_no_other_task_is_lost(void **unused) {
     struct chance chance = chance_init(4);
     struct tally tally = {0};
     uint64_t all = kills = test_rounds(300);
-    memory_bytes = cw_pool_bytes(CREW, POOL_CELLS);
+    memory_bytes = cw_pool_bytes(CREW, POOL_CELLS, 1);
     memory = mmap(NULL, memory_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(memory != MAP_FAILED);
-    assert_int_equal(cw_pool_new(memory, memory_bytes, CREW, POOL_CELLS, &pool), 0);
+    assert_int_equal(cw_pool_new(memory, memory_bytes, CREW, POOL_CELLS, 1, &pool), 0);
     for (uint32_t w = 0; w < CREW; w++)
         crew_start(w);
     pthread_t killer;

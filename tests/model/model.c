@@ -230,7 +230,6 @@ int main(int argc, char **argv) {
     add(model_sleep_scenarios);
     add(model_lease_scenarios);
     add(model_fence_scenarios);
-    add(model_channel_scenarios);
     add(model_directory_scenarios);
     add(model_queue_scenarios);
     add(model_order_scenarios);

@@ -14,17 +14,20 @@
 
 #define WORKERS  2u
 #define CELLS    2u
+#define GROUPS   2u
 #define ANSWERED 100u
 #define FOR_EVER (-1)
 
 enum { LOCK };
 
 static struct cw_dispatch_words words;
+static struct cw_dispatch_group groups[GROUPS];
 static struct cw_dispatch_worker workers[WORKERS];
 static struct cw_cell cells[CELLS];
-static cw_a32 queue[CELLS], done[WORKERS * CELLS];
+static cw_a32 queue[GROUPS * CELLS], done[WORKERS * CELLS];
+static uint64_t tails[GROUPS];
 static uint32_t free_cells[CELLS];
-static uint64_t pos[CELLS];
+static uint64_t places[CELLS];
 static cw_a64 seen[WORKERS];
 static struct cw_dispatch_parent parent;
 static uint64_t payload[CELLS], note; /* plain */
@@ -42,25 +45,38 @@ static struct {
 
 static void fresh(uint32_t cell_count, uint32_t spinners) {
     memset(&words, 0, sizeof words);
+    memset(groups, 0, sizeof groups);
     memset(workers, 0, sizeof workers);
     memset(cells, 0, sizeof cells);
     memset(queue, 0, sizeof queue);
     memset(done, 0, sizeof done);
+    memset(tails, 0, sizeof tails);
     memset(seen, 0, sizeof seen);
     memset(payload, 0, sizeof payload);
     atomic_store(&lock_word, 0);
     note = 0;
     for (uint32_t i = 0; i < CELLS; i++) {
         free_cells[i] = cell_count - 1 - i;
-        pos[i] = CW_DISPATCH_NOWHERE;
+        places[i] = CW_DISPATCH_NOWHERE;
         model_plain(&payload[i]);
     }
     model_plain(&note);
     parent = (struct cw_dispatch_parent){
-        .view = {&words, workers, cells, queue, done, WORKERS, cell_count, cell_count, spinners},
+        .view = {.words = &words,
+                 .groups = groups,
+                 .workers = workers,
+                 .cells = cells,
+                 .queue = queue,
+                 .done = done,
+                 .worker_count = WORKERS,
+                 .cell_count = cell_count,
+                 .queue_len = cell_count,
+                 .group_count = 1,
+                 .spinners = spinners},
+        .tail = tails,
         .free = free_cells,
         .free_count = cell_count,
-        .pos = pos,
+        .place = places,
         .seen = seen,
     };
 }
@@ -69,16 +85,17 @@ static void submit(uint64_t value) {
     int cell = cw_dispatch_reserve(&parent);
     MODEL_CHECK(cell >= 0);
     model_plain_write(&payload[cell], value);
-    MODEL_CHECK(cw_dispatch_submit(&parent, (uint32_t)cell) == 0);
+    MODEL_CHECK(cw_dispatch_submit(&parent, 0, (uint32_t)cell) == 0);
 }
 
 static void submit_and_wake(uint64_t value) {
     submit(value);
-    cw_dispatch_wake(&parent.view, 1);
+    cw_dispatch_wake(&parent, 0, 1);
 }
 
 static int take(uint32_t w) {
-    int cell = cw_dispatch_take(&parent.view, w);
+    uint64_t place;
+    int cell = cw_dispatch_take(&parent.view, w, &place);
     if (cell < 0)
         return cell;
     uint64_t value = model_plain_read(&payload[cell]);
@@ -89,7 +106,8 @@ static int take(uint32_t w) {
 
 static void answer(uint32_t w, int cell) {
     MODEL_CHECK(cell >= 0);
-    cw_dispatch_answer(&parent.view, w, (uint32_t)cell);
+    if (!cw_dispatch_publish(&parent.view, w, (uint32_t)cell))
+        cw_dispatch_settle(&parent.view, w, 0);
 }
 
 static void note_answer(int cell) {
@@ -101,9 +119,10 @@ static void note_answer(int cell) {
 /* All answers that are there. */
 static unsigned collect(void) {
     uint32_t w;
+    uint64_t place;
     int cell;
     unsigned count = 0;
-    for (; (cell = cw_dispatch_collect(&parent, &w)) >= 0; count++)
+    for (; (cell = cw_dispatch_collect(&parent, &w, &place)) >= 0; count++)
         note_answer(cell);
     MODEL_CHECK(cell == -EAGAIN);
     return count;
@@ -111,11 +130,11 @@ static unsigned collect(void) {
 
 /* What a dead worker had. */
 static void bury(uint32_t w) {
-    bool answered;
+    struct cw_dispatch_end end;
     int cell;
     collect();
-    while ((cell = cw_dispatch_bury(&parent, w, &answered)) >= 0) {
-        if (answered) {
+    while ((cell = cw_dispatch_bury(&parent, w, &end)) >= 0) {
+        if (end.answered) {
             note_answer(cell);
             continue;
         }
@@ -253,11 +272,11 @@ static void taken_or_withdrawn(void) {
 /* A queue of two places is full of what was withdrawn behind a task that is READY. */
 static void parent_fills_the_queue(void) {
     MODEL_CHECK(cw_dispatch_withdraw(&parent, 1) == 0);
-    int code = cw_dispatch_submit(&parent, 1);
+    int code = cw_dispatch_submit(&parent, 0, 1);
     MODEL_CHECK(code == 0 || code == -EAGAIN);
     ghost.withdrawn = code != 0;
     if (code == 0)
-        cw_dispatch_wake(&parent.view, 1);
+        cw_dispatch_wake(&parent, 0, 1);
 }
 
 /* ---- leaving ---- */
@@ -420,7 +439,7 @@ static void parent_submits_one_and_buries(void) {
 static void parent_submits_two_for_one_and_buries(void) {
     submit(1);
     submit(2);
-    cw_dispatch_wake(&parent.view, 1);
+    cw_dispatch_wake(&parent, 0, 1);
     undertaker();
 }
 

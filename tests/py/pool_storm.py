@@ -8,8 +8,9 @@ an item of the queue is lost only with a reader that was killed; at the end ther
 processes as before, and the broker has no more bytes, slabs, transits and descriptors.
 Who makes no progress for a while is hung: all stacks are printed, those of the workers too.
 
-Workers are known by their initializer and by their results. Three that die one after the other while they start end
-a Pool, as they should; so a worker that has not answered yet is only killed now and then.
+Workers are known by their initializer and by their results, each by its pid and its start time: in a long storm pids
+come again. Three that die one after the other while they start end a Pool, as they should; so a worker that has not
+answered yet is only killed now and then.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import storm_tasks as tasks
+from storm_tasks import Worker
 from waiting import eventually
 
 import causeway as cw
@@ -52,21 +54,19 @@ class Victims:
     def __init__(self, starts: Path) -> None:
         self._starts = starts
         self._lock = threading.Lock()
-        self._living: dict[int, int] = {}  # pid: pidfd, of those that have answered
-        self._answered: set[int] = set()
-        self.killed: set[int] = set()
+        self._living: dict[Worker, int] = {}  # pidfds of those that have answered
+        self._answered: set[Worker] = set()
+        self.killed: set[Worker] = set()
         self.killed_at_start = 0
 
-    def answered(self, pid: int) -> None:
+    def answered(self, worker: Worker) -> None:
         """A result came from a worker."""
         with self._lock:
-            if pid in self._answered:
-                return
-            self._answered.add(pid)
-            try:
-                self._living[pid] = os.pidfd_open(pid)
-            except ProcessLookupError:
-                pass
+            if worker not in self._answered:
+                self._answered.add(worker)
+                fd = _open(worker)
+                if fd is not None:
+                    self._living[worker] = fd
 
     def kill_one(self, chance: random.Random, at_its_start: bool) -> bool:
         """Kills a worker that has answered, or one that only started; False if none of these lives."""
@@ -75,10 +75,9 @@ class Victims:
                 candidates = set(self.started()) - self._answered - self.killed
             else:
                 candidates = set(self._living)
-            for pid in chance.sample(sorted(candidates), len(candidates)):
-                try:
-                    fd = os.pidfd_open(pid) if at_its_start else self._living.pop(pid)
-                except ProcessLookupError:
+            for worker in chance.sample(sorted(candidates), len(candidates)):
+                fd = _open(worker) if at_its_start else self._living.pop(worker)
+                if fd is None:
                     continue
                 try:
                     if _has_ended(fd):
@@ -88,7 +87,7 @@ class Victims:
                     continue
                 finally:
                     os.close(fd)
-                self.killed.add(pid)
+                self.killed.add(worker)
                 self.killed_at_start += at_its_start
                 return True
         return False
@@ -100,9 +99,14 @@ class Victims:
                 os.close(fd)
             self._living.clear()
 
-    def started(self) -> list[int]:
-        """The pids of all workers that there have been."""
-        return [int(line) for line in self._starts.read_text().split()]
+    def started(self) -> list[Worker]:
+        """All workers that there have been."""
+        words = map(int, self._starts.read_text().split())
+        return [Worker(pid, start) for pid, start in zip(words, words, strict=True)]
+
+    def killed_with(self, pid: int) -> int:
+        """How many of those that were killed had a pid."""
+        return sum(worker.pid == pid for worker in self.killed)
 
 
 class Storm:
@@ -140,8 +144,8 @@ class Storm:
                 self.deaths.setdefault(error.pid or 0, set()).add((kind, *message))
                 self.done[kind + ", died"] += 1
             return None
-        pid, value = found
-        self.victims.answered(pid)
+        worker, value = found
+        self.victims.answered(Worker(*worker))
         with self.lock:
             self.done[kind] += 1
         if not right(value) if callable(right) else value != right:
@@ -320,10 +324,10 @@ class Storm:
         if not self.errors and time.monotonic() - min(self.progress) > HUNG_SECONDS:
             print(f"hung: no progress since {HUNG_SECONDS} s: {self.progress}", file=sys.stderr)
             faulthandler.dump_traceback()
-            for pid in filter(_lives, self.victims.started()):
-                print(f"the worker {pid}:", file=sys.stderr, flush=True)
+            for worker in filter(_lives, self.victims.started()):
+                print(f"the worker {worker.pid}:", file=sys.stderr, flush=True)
                 try:
-                    os.kill(pid, signal.SIGUSR1)
+                    os.kill(worker.pid, signal.SIGUSR1)
                 except ProcessLookupError:
                     pass
                 time.sleep(0.3)  # so that one prints at a time
@@ -341,8 +345,11 @@ class Storm:
         self.queue.close()
         self.victims.close()
         for pid, messages in self.deaths.items():
-            assert pid in self.victims.killed, f"the worker {pid} died without being killed"
-            assert len(messages) == 1, f"the worker {pid} took more than one message: {messages}"
+            kills = self.victims.killed_with(pid)
+            assert kills, f"the worker {pid} died without being killed"
+            assert len(messages) <= kills, (
+                f"{kills} workers {pid} took more than one message each: {messages}"
+            )
         assert len(self.got) == len(set(self.got)), "an item came twice"
         strange = set(self.got) - self.put - self.perhaps_put
         assert not strange, f"items came that nobody put: {strange}"
@@ -350,7 +357,7 @@ class Storm:
         assert len(lost) <= self.done["get, died"], (
             f"lost {lost} with {self.done['get, died']} readers"
         )
-        assert eventually(lambda: not any(_lives(pid) for pid in self.victims.started()))
+        assert eventually(lambda: not any(map(_lives, self.victims.started())))
 
 
 def _raises(error: BaseException) -> Callable[[], Any]:
@@ -366,11 +373,24 @@ def _has_ended(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _lives(pid: int) -> bool:
+def _lives(worker: Worker) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+        state, start = tasks.stat(worker.pid)
     except OSError:
         return False
+    return start == worker.start and state not in "ZX"
+
+
+def _open(worker: Worker) -> int | None:
+    """A pidfd of a worker, None if it has ended."""
+    try:
+        fd = os.pidfd_open(worker.pid)
+    except ProcessLookupError:
+        return None
+    if _lives(worker):  # after the opening, so that the pid was still this worker's
+        return fd
+    os.close(fd)
+    return None
 
 
 def footprint() -> dict[str, int]:

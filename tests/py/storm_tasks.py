@@ -1,4 +1,4 @@
-"""What workers do in the storm of kills (pool_storm.py). Each result brings its worker's pid: (pid, value)."""
+"""What workers do in the storm of kills (pool_storm.py). Each result brings its worker: (worker, value)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import queue as standard
 import signal
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,13 +18,31 @@ MIB = 1 << 20
 _queue: Any = None
 
 
+class Worker(NamedTuple):
+    """A process: its pid, which comes again, and its start in clock ticks since the boot."""
+
+    pid: int
+    start: int
+
+
+Process = tuple[int, int]  # a Worker as results bring it: a plain tuple takes the Pool's fast path
+_me: Process = (0, 0)
+
+
+def stat(pid: int) -> tuple[str, int]:
+    """State and start of a process; raises OSError if there is none."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return fields[0], int(fields[19])
+
+
 def begin(starts: str, queue: Any) -> None:
     """The initializer: the worker says that it is there, and dumps its stacks on SIGUSR1."""
-    global _queue
+    global _queue, _me
     _queue = queue
+    _me = os.getpid(), stat(os.getpid())[1]
     faulthandler.register(signal.SIGUSR1)
     with open(starts, "a") as file:
-        file.write(f"{os.getpid()}\n")
+        file.write(f"{_me[0]} {_me[1]}\n")
 
 
 def numbers(seed: int) -> np.ndarray[Any, Any]:
@@ -31,35 +50,35 @@ def numbers(seed: int) -> np.ndarray[Any, Any]:
     return np.arange(seed, seed + MIB // 8, dtype="i8")
 
 
-def square(x: int) -> tuple[int, int]:
+def square(x: int) -> tuple[Process, int]:
     if x % 7 == 0:
         time.sleep(0.002)
-    return os.getpid(), x * x
+    return _me, x * x
 
 
-def add(x: int, y: int = 0) -> tuple[int, int]:
-    return os.getpid(), x + y
+def add(x: int, y: int = 0) -> tuple[Process, int]:
+    return _me, x + y
 
 
 def raises(x: int) -> None:
     raise LookupError(f"no {x}")
 
 
-def doubled(values: Any) -> tuple[int, Any]:
+def doubled(values: Any) -> tuple[Process, Any]:
     """A NumPy array there and one back."""
-    return os.getpid(), values * 2
+    return _me, values * 2
 
 
-def filled(array: cw.Array, value: int) -> tuple[int, int]:
+def filled(array: cw.Array, value: int) -> tuple[Process, int]:
     """Writes into the caller's memory."""
     view = array.numpy()
     view[:] = value
-    return os.getpid(), int(view.sum())
+    return _me, int(view.sum())
 
 
-def made(value: int) -> tuple[int, cw.Array]:
+def made(value: int) -> tuple[Process, cw.Array]:
     """An array of ours that the worker makes."""
-    return os.getpid(), cw.full(MIB // 8, value, "i8")
+    return _me, cw.full(MIB // 8, value, "i8")
 
 
 def item(number: int) -> tuple[int, Any]:
@@ -81,17 +100,17 @@ def is_whole(found: tuple[int, Any]) -> bool:
     return bool(value == str(number))
 
 
-def put(number: int) -> tuple[int, int]:
+def put(number: int) -> tuple[Process, int]:
     _queue.put(item(number))
-    return os.getpid(), number
+    return _me, number
 
 
-def get(_: int) -> tuple[int, int | None]:
+def get(_: int) -> tuple[Process, int | None]:
     """Takes an item, None if there is none. The item itself stays here."""
     try:
         found = _queue.get(timeout=0.02)
     except standard.Empty:
-        return os.getpid(), None
+        return _me, None
     if not is_whole(found):
         raise AssertionError(f"the queue's item {found[0]} is not what was put")
-    return os.getpid(), found[0]
+    return _me, found[0]

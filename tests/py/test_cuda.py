@@ -293,7 +293,7 @@ def test_the_command_line_shows_the_links(script):
         assert len(told["gpus"]) == count and len(told["links"]) == count * count
         for link in told["links"]:
             assert link["route"] in ("same", "peer", "staged") and (link["route"] == "same") == (link["from"] == link["to"])
-            assert (link["bytes_per_second"] > 0) == (link["route"] != "staged")
+            assert link["bytes_per_second"] > 0
         assert told["gpus"][0]["uuid"] in run("topo").decode()
         """,
         env={**os.environ, "CAUSEWAY_COMMAND": str(cuda_support.COMMAND)},

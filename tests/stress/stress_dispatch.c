@@ -40,7 +40,8 @@ static void pause_sometimes(struct chance *chance) {
 static int work(uint32_t number) {
     struct chance chance = chance_init(200 + number);
     cw_worker *worker;
-    CW_ASSERT(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, number, number, &worker) == 0);
+    CW_ASSERT(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 1, number, 0, number, &worker) ==
+              0);
     cw_worker_tell(worker, 1);
     cw_task task;
     int code;
@@ -113,7 +114,7 @@ static void *call(void *context) {
             sched_yield();
             pthread_mutex_lock(&lock);
         }
-        cw_pool_wake(pool, 1);
+        cw_pool_wake(pool, 0, 1);
         while (!ended[i]) {
             uint32_t was = cw_pool_news(pool, 0);
             cw_pool_listen(pool, 1);
@@ -141,7 +142,7 @@ static void *submit_bursts(void *context) {
             count++;
             last = task;
         }
-        cw_pool_wake(pool, count);
+        cw_pool_wake(pool, 0, count);
         if (count && chance_below(&chance, 8) == 0 && cw_pool_withdraw(pool, last.cell) == 0) {
             withdrawn++;
             uint64_t number = ((uint64_t *)last.data)[0];
@@ -181,7 +182,7 @@ static void run(bool threads) {
     memset(ended, 0, CALLERS * calls + bursts);
     in_bursts_ended = withdrawn = 0;
     over = false;
-    CW_ASSERT(cw_pool_new(memory, memory_bytes, WORKERS, CELLS, &pool) == 0);
+    CW_ASSERT(cw_pool_new(memory, memory_bytes, WORKERS, CELLS, 1, &pool) == 0);
     for (uint32_t i = 0; i < WORKERS; i++) {
         if (threads) {
             start(&workers[i], work_as_thread, i);
@@ -227,7 +228,7 @@ static void run(bool threads) {
                   info.bytes_out == 72 * info.tasks);
         tasks += info.tasks;
     }
-    CW_ASSERT(tasks == CALLERS * calls + bursts - withdrawn && cw_pool_ready(pool) == 0);
+    CW_ASSERT(tasks == CALLERS * calls + bursts - withdrawn && cw_pool_ready(pool, 0) == 0);
     for (uint64_t i = 0; i < CALLERS * calls + bursts; i++)
         CW_ASSERT(ended[i]);
     cw_pool_delete(pool);
@@ -241,7 +242,7 @@ int main(void) {
     calls = test_rounds(10000);
     bursts = test_rounds(40000);
     ended = calloc(CALLERS * calls + bursts, 1);
-    memory_bytes = cw_pool_bytes(WORKERS, CELLS);
+    memory_bytes = cw_pool_bytes(WORKERS, CELLS, 1);
     memory = mmap(NULL, memory_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CW_ASSERT(ended && memory != MAP_FAILED);
     run(false);

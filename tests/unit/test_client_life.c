@@ -3,8 +3,13 @@
  */
 #include "tests/unit/client_support.h"
 
+#include <poll.h>
 #include <stdatomic.h>
+#include <sys/socket.h>
 #include <sys/time.h>
+#include <sys/un.h>
+
+#include "ipc/address.h"
 
 static void *put_later(void *context) {
     cw_client *client = context;
@@ -400,6 +405,66 @@ static void a_stopped_broker_is_lost(void **state) {
     cw_client_unref(client);
 }
 
+/* A broker that ends: it listens, and hangs up on who connects. */
+struct leaving {
+    struct cw_address address;
+    int fd;
+};
+
+static void leaving_listen(struct leaving *leaving) {
+    struct sockaddr_un place;
+    socklen_t length;
+    int folder;
+    OK(cw_address_find(NULL, &leaving->address));
+    OK(cw_address_open_folder(&leaving->address, true, &folder));
+    cw_address_sockaddr(&leaving->address, folder, &place, &length);
+    leaving->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(leaving->fd, (struct sockaddr *)&place, length), 0);
+    assert_int_equal(listen(leaving->fd, 8), 0);
+    close(folder);
+}
+
+static void *hang_up(void *context) {
+    struct leaving *leaving = context;
+    for (int i = 0; i < 3; i++) { /* before its HELLO, or with it unread */
+        int sock = accept(leaving->fd, NULL, NULL);
+        struct pollfd poller = {.fd = sock, .events = POLLIN};
+        if (i > 0)
+            (void)poll(&poller, 1, -1);
+        close(sock);
+    }
+    unlink(leaving->address.socket_path);
+    close(leaving->fd);
+    return NULL;
+}
+
+static void who_meets_a_broker_that_ends_is_given_the_next(void **state) {
+    (void)state;
+    struct leaving leaving;
+    cw_client *client = NULL;
+    pthread_t thread;
+    leaving_listen(&leaving);
+    pthread_create(&thread, NULL, hang_up, &leaving);
+    assert_int_equal(cw_connect(NULL, NULL, CW_CONNECT_NO_START, &client), -ECONNRESET);
+    assert_non_null(strstr(cw_error(), "no broker answers"));
+    assert_null(client);
+    pthread_join(thread, NULL);
+    leaving_listen(&leaving);
+    pthread_create(&thread, NULL, hang_up, &leaving);
+    OK(cw_connect(NULL, NULL, 0, &client));
+    pthread_join(thread, NULL);
+    OK(cw_ping(client));
+    for (int i = 0; i < 20; i++) { /* a real one, at whatever moment of its end */
+        kill(cw_client_broker_pid(client), SIGTERM);
+        usleep(50 * (unsigned)i);
+        cw_client *next;
+        OK(cw_connect(NULL, NULL, 0, &next));
+        cw_client_unref(client);
+        client = next;
+    }
+    cw_client_unref(client);
+}
+
 static void a_signal_ends_the_wait_for_a_hung_broker(void **state) {
     (void)state;
     cw_client *client = client_open();
@@ -474,6 +539,7 @@ int main(void) {
         TEST(forks_while_other_threads_work),
         TEST(a_killed_broker_is_noticed_and_replaced),
         TEST(a_stopped_broker_is_lost),
+        TEST(who_meets_a_broker_that_ends_is_given_the_next),
         TEST(a_signal_ends_the_wait_for_a_hung_broker),
         TEST(clients_that_start_at_once_find_one_broker),
     };

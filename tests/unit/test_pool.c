@@ -18,6 +18,7 @@
 
 #define WORKERS 2u
 #define CELLS   4u
+#define GROUPS  1u
 
 static void *memory;
 static uint64_t memory_bytes;
@@ -26,15 +27,15 @@ static cw_worker *workers[WORKERS];
 
 static int setup(void **state) {
     (void)state;
-    memory_bytes = cw_pool_bytes(WORKERS, CELLS);
+    memory_bytes = cw_pool_bytes(WORKERS, CELLS, 1);
     memory = mmap(NULL, memory_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         return -1;
     memset(memory, 0xa5, memory_bytes); /* used before */
-    if (cw_pool_new(memory, memory_bytes, WORKERS, CELLS, &pool) != 0)
+    if (cw_pool_new(memory, memory_bytes, WORKERS, CELLS, 1, &pool) != 0)
         return -1;
     for (uint32_t i = 0; i < WORKERS; i++)
-        if (cw_worker_open(memory, memory_bytes, WORKERS, CELLS, i, 2, &workers[i]) != 0)
+        if (cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 1, i, 0, 2, &workers[i]) != 0)
             return -1;
     return 0;
 }
@@ -51,8 +52,11 @@ static int teardown(void **state) {
 static struct cw_dispatch_words *words(void) {
     return (void *)((uint8_t *)memory + 64);
 }
+static struct cw_dispatch_group *group_words(uint32_t group) {
+    return (struct cw_dispatch_group *)(void *)(words() + 1) + group;
+}
 static struct cw_dispatch_worker *worker_words(uint32_t w) {
-    return (struct cw_dispatch_worker *)(void *)(words() + 1) + w;
+    return (struct cw_dispatch_worker *)(void *)(group_words(0) + GROUPS) + w;
 }
 static struct cw_cell *cell_words(uint32_t cell) {
     return (struct cw_cell *)(void *)worker_words(WORKERS) + cell;
@@ -74,7 +78,7 @@ static cw_task submit(const void *data, uint32_t size_bytes) {
     task.slot = 5;
     task.function_bytes = 11;
     assert_int_equal(cw_pool_submit(pool, &task), 0);
-    cw_pool_wake(pool, 1);
+    cw_pool_wake(pool, 0, 1);
     return task;
 }
 
@@ -93,20 +97,22 @@ static cw_task collect(void) {
 
 static void sizes_have_limits(void **state) {
     (void)state;
-    assert_int_equal(cw_pool_bytes(0, 1), 0);
-    assert_int_equal(cw_pool_bytes(2, 1), 0);
-    assert_int_equal(cw_pool_bytes(CW_POOL_WORKERS_MAX + 1, CW_POOL_CELLS_MAX), 0);
-    assert_int_equal(cw_pool_bytes(1, CW_POOL_CELLS_MAX + 1), 0);
-    assert_true(cw_pool_bytes(1, 1) > 0);
-    assert_true(cw_pool_bytes(CW_POOL_WORKERS_MAX, CW_POOL_CELLS_MAX) > 1ull << 30);
+    assert_int_equal(cw_pool_bytes(0, 1, 1), 0);
+    assert_int_equal(cw_pool_bytes(2, 1, 1), 0);
+    assert_int_equal(cw_pool_bytes(CW_POOL_WORKERS_MAX + 1, CW_POOL_CELLS_MAX, 1), 0);
+    assert_int_equal(cw_pool_bytes(1, CW_POOL_CELLS_MAX + 1, 1), 0);
+    assert_true(cw_pool_bytes(1, 1, 1) > 0);
+    assert_true(cw_pool_bytes(CW_POOL_WORKERS_MAX, CW_POOL_CELLS_MAX, 1) > 1ull << 30);
     cw_pool *other;
-    fails(cw_pool_new(memory, memory_bytes, 0, 1, &other), -EINVAL, "0 workers and 1 cells were");
-    fails(cw_pool_new(memory, memory_bytes, 3, 2, &other), -EINVAL, "as many cells or more");
-    fails(cw_pool_new(memory, memory_bytes - 1, WORKERS, CELLS, &other), -EINVAL, "were given");
-    fails(cw_pool_new(NULL, memory_bytes, WORKERS, CELLS, &other), -EINVAL, "multiple of 64");
-    fails(cw_pool_new((uint8_t *)memory + 8, memory_bytes - 64, 1, 1, &other), -EINVAL,
+    fails(cw_pool_new(memory, memory_bytes, 0, 1, 1, &other), -EINVAL,
+          "0 workers, 1 groups and 1 cells");
+    fails(cw_pool_new(memory, memory_bytes, 3, 2, 1, &other), -EINVAL,
+          "as many cells as workers or more");
+    fails(cw_pool_new(memory, memory_bytes - 1, WORKERS, CELLS, 1, &other), -EINVAL, "were given");
+    fails(cw_pool_new(NULL, memory_bytes, WORKERS, CELLS, 1, &other), -EINVAL, "multiple of 64");
+    fails(cw_pool_new((uint8_t *)memory + 8, memory_bytes - 64, 1, 1, 1, &other), -EINVAL,
           "multiple of 64");
-    fails(cw_pool_new(memory, memory_bytes, WORKERS, CELLS, NULL), -EINVAL, "NULL was given");
+    fails(cw_pool_new(memory, memory_bytes, WORKERS, CELLS, 1, NULL), -EINVAL, "NULL was given");
     cw_pool_delete(NULL);
 }
 
@@ -129,15 +135,18 @@ static void its_memory_is_whole_and_stays_so(void **state) {
 static void a_worker_opens_what_the_parent_formatted(void **state) {
     (void)state;
     cw_worker *other;
-    fails(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, WORKERS, 0, &other), -EINVAL,
+    fails(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 1, WORKERS, 0, 0, &other), -EINVAL,
           "has no worker 2");
-    fails(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 0, 0, NULL), -EINVAL, "no worker");
-    fails(cw_worker_open(memory, memory_bytes, 1, CELLS, 0, 0, &other), -EPROTO, "not formatted");
-    fails(cw_worker_open(memory, memory_bytes, WORKERS, 2, 0, 0, &other), -EPROTO, "not formatted");
-    fails(cw_worker_open(memory, memory_bytes, WORKERS, CELLS + 9, 0, 0, &other), -EINVAL,
+    fails(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 1, 0, 0, 0, NULL), -EINVAL,
+          "no worker");
+    fails(cw_worker_open(memory, memory_bytes, 1, CELLS, 1, 0, 0, 0, &other), -EPROTO,
+          "not formatted");
+    fails(cw_worker_open(memory, memory_bytes, WORKERS, 2, 1, 0, 0, 0, &other), -EPROTO,
+          "not formatted");
+    fails(cw_worker_open(memory, memory_bytes, WORKERS, CELLS + 9, 1, 0, 0, 0, &other), -EINVAL,
           "were given");
     memset(memory, 0, 8);
-    fails(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 0, 0, &other), -EPROTO,
+    fails(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 1, 0, 0, 0, &other), -EPROTO,
           "not formatted");
 }
 
@@ -181,7 +190,7 @@ static void cells_run_out_and_come_back(void **state) {
     cw_task tasks[CELLS], more;
     for (uint32_t i = 0; i < CELLS; i++)
         tasks[i] = submit(&i, sizeof i);
-    assert_int_equal(cw_pool_ready(pool), CELLS);
+    assert_int_equal(cw_pool_ready(pool, 0), CELLS);
     assert_int_equal(cw_pool_reserve(pool, &more), -EAGAIN);
     assert_int_equal(cw_pool_withdraw(pool, tasks[3].cell), 0);
     cw_pool_free(pool, tasks[3].cell);
@@ -227,8 +236,8 @@ static void figures_go_on_with_the_next_worker(void **state) {
         cw_pool_free(pool, task.cell);
         assert_int_equal(cw_pool_bury(pool, 0, &task), -EAGAIN);
         cw_worker_close(workers[0]);
-        assert_int_equal(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 0, 99, &workers[0]),
-                         0);
+        assert_int_equal(
+            cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 1, 0, 0, 99, &workers[0]), 0);
     }
     cw_pool_look_at(pool, 0, &info);
     assert_int_equal(info.tasks, 2);
@@ -309,7 +318,7 @@ static void who_answers_what_it_did_not_have_is_named(void **state) {
     fails(cw_pool_collect(pool, &task), -EPROTO, "worker 1 says that it has given");
     assert_int_equal(task.worker, 1);
     assert_int_equal(cw_pool_collect(pool, &task), -EAGAIN);
-    atomic_store(&words()->head, 77);
+    atomic_store(&group_words(0)->head, 77);
     assert_int_equal(cw_pool_reserve(pool, &task), 0);
     task.size_bytes = task.slot = task.function_bytes = 0;
     fails(cw_pool_submit(pool, &task), -EPROTO, "head is 77");
@@ -320,7 +329,8 @@ static void any_words_do_no_harm(void **state) {
     (void)state;
     struct chance chance = chance_init(1);
     uint8_t *from = (uint8_t *)words(), *to = (uint8_t *)cell_words(CELLS);
-    to += 4 * CELLS * (1 + WORKERS); /* queue and done rings; a little more for their alignment */
+    to += 4 * CELLS *
+          (GROUPS + WORKERS); /* queue and done rings; a little more for their alignment */
     for (int round = 0; round < 5000; round++) {
         cw_task task;
         if (cw_pool_reserve(pool, &task) == 0) {

@@ -38,8 +38,9 @@ static pid_t children[WORKERS_MAX];
 
 static _Noreturn void work(uint32_t workers, uint32_t number, uint32_t spinners) {
     cw_worker *worker;
-    bench_need(cw_worker_open(memory, memory_bytes, workers, CELLS, number, spinners, &worker),
-               "open a worker");
+    bench_need(
+        cw_worker_open(memory, memory_bytes, workers, CELLS, 1, number, 0, spinners, &worker),
+        "open a worker");
     cw_task task;
     int code;
     while ((code = cw_worker_take(worker, &task)) == 0) {
@@ -51,11 +52,11 @@ static _Noreturn void work(uint32_t workers, uint32_t number, uint32_t spinners)
 }
 
 static void start(uint32_t workers, const int *core, uint32_t spinners) {
-    memory_bytes = cw_pool_bytes(workers, CELLS);
+    memory_bytes = cw_pool_bytes(workers, CELLS, 1);
     memory = mmap(NULL, memory_bytes, PROT_READ | PROT_WRITE,
                   MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     CW_ASSERT(memory != MAP_FAILED);
-    bench_need(cw_pool_new(memory, memory_bytes, workers, CELLS, &pool), "make a pool");
+    bench_need(cw_pool_new(memory, memory_bytes, workers, CELLS, 1, &pool), "make a pool");
     for (uint32_t i = 0; i < workers; i++) {
         children[i] = fork();
         CW_ASSERT(children[i] >= 0);
@@ -104,7 +105,7 @@ static double round_trips(unsigned count) {
     for (uint64_t i = 1; i <= count; i++) {
         submit(i);
         cw_pool_listen(pool, 1);
-        cw_pool_wake(pool, 1);
+        cw_pool_wake(pool, 0, 1);
         CW_ASSERT(collect() == i);
         cw_pool_listen(pool, -1);
     }
@@ -175,7 +176,7 @@ static double rate(unsigned tasks, unsigned most_under_way) {
         for (; submitted < tasks && submitted - collected < most_under_way; more++)
             submit(++submitted);
         if (more)
-            cw_pool_wake(pool, more);
+            cw_pool_wake(pool, 0, more);
         cw_task task;
         unsigned got = 0;
         uint32_t was = cw_pool_news(pool, 0);

@@ -1,14 +1,11 @@
 /*
- * Round trips as users of the library get them: a request to the broker (cw_ping), and 64 bytes
- * over a channel between two processes (cw_channel_*), both with their adaptive wait. Hot, and
- * after the other side has gone to sleep; the peer is named in each row. The broker and the echoing
- * child are on the other core.
+ * A request to the broker and back (cw_ping), with its adaptive wait, beside 64 bytes over a socket
+ * pair. Hot, and after the other side has gone to sleep; the peer is named in each row. The broker
+ * and the echoing child are on the other core.
  */
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -19,35 +16,19 @@
 #include "tools/bench/bench.h"
 #include "tools/bench/scratch.h"
 
-#define RING_BYTES     (64u << 10)
 #define AFTER_SLEEP_US 500u
 #define PAYLOAD        64u
 
-static double ping_broker(cw_client *client, cw_channel *channel, int socket, unsigned count) {
-    (void)channel, (void)socket;
+static double ping_broker(cw_client *client, int socket, unsigned count) {
+    (void)socket;
     int64_t begun_ns = cw_now_ns();
     for (unsigned i = 0; i < count; i++)
         bench_need(cw_ping(client), "ping");
     return (double)(cw_now_ns() - begun_ns) / count;
 }
 
-static double ping_channel(cw_client *client, cw_channel *channel, int socket, unsigned count) {
-    (void)client, (void)socket;
-    uint64_t out[PAYLOAD / 8] = {0};
-    int64_t begun_ns = cw_now_ns();
-    for (unsigned i = 0; i < count; i++) {
-        uint32_t type, size;
-        const void *back;
-        out[7] = i;
-        bench_need(cw_channel_send(channel, 1, out, PAYLOAD, -1), "send");
-        bench_need(cw_channel_recv(channel, -1, &type, &back, &size), "receive");
-        CW_ASSERT(size == PAYLOAD && !memcmp(back, out, PAYLOAD));
-    }
-    return (double)(cw_now_ns() - begun_ns) / count;
-}
-
-static double ping_socket(cw_client *client, cw_channel *channel, int socket, unsigned count) {
-    (void)client, (void)channel;
+static double ping_socket(cw_client *client, int socket, unsigned count) {
+    (void)client;
     uint64_t out[PAYLOAD / 8] = {0}, back[PAYLOAD / 8];
     int64_t begun_ns = cw_now_ns();
     for (unsigned i = 0; i < count; i++) {
@@ -55,19 +36,6 @@ static double ping_socket(cw_client *client, cw_channel *channel, int socket, un
         CW_ASSERT(recv(socket, back, PAYLOAD, 0) == PAYLOAD);
     }
     return (double)(cw_now_ns() - begun_ns) / count;
-}
-
-static void echo_channel(void *memory, uint64_t memory_bytes) {
-    cw_channel *channel;
-    bench_need(cw_channel_open(memory, memory_bytes, RING_BYTES, 1, NULL, NULL, &channel), "open");
-    for (;;) {
-        uint32_t type, size;
-        const void *data;
-        uint64_t copy[PAYLOAD / 8];
-        bench_need(cw_channel_recv(channel, -1, &type, &data, &size), "receive");
-        memcpy(copy, data, PAYLOAD);
-        bench_need(cw_channel_send(channel, type, copy, PAYLOAD, -1), "send");
-    }
 }
 
 static void echo_socket(int socket) {
@@ -79,23 +47,19 @@ static void echo_socket(int socket) {
 
 static const struct {
     const char *name;
-    double (*ping)(cw_client *, cw_channel *, int, unsigned);
+    double (*ping)(cw_client *, int, unsigned);
 } peers[] = {
-    {"cw_channel, 64 bytes", ping_channel},
     {"cw_ping, the broker", ping_broker},
     {"socketpair, 64 bytes", ping_socket},
 };
 #define PEERS (sizeof peers / sizeof *peers)
 
-static pid_t spawn(int core, void (*echo)(void *, uint64_t), void *memory, uint64_t memory_bytes,
-                   int socket) {
+static pid_t spawn(int core, int socket) {
     pid_t child = fork();
     CW_ASSERT(child >= 0);
     if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         bench_pin(core);
-        if (echo)
-            echo(memory, memory_bytes);
         echo_socket(socket);
     }
     return child;
@@ -107,14 +71,8 @@ int main(int argc, char **argv) {
     int cores[2], sockets[2];
     bool two = bench_two_cores(cores);
     CW_ASSERT(!socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets));
-    uint64_t memory_bytes = cw_channel_bytes(RING_BYTES);
-    void *memory =
-        mmap(NULL, memory_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CW_ASSERT(memory != MAP_FAILED);
-    bench_need(cw_channel_format(memory, memory_bytes, RING_BYTES), "format");
     int other = cores[two ? 1 : 0];
-    pid_t children[2] = {spawn(other, echo_channel, memory, memory_bytes, -1),
-                         spawn(other, NULL, NULL, 0, sockets[1])};
+    pid_t child = spawn(other, sockets[1]);
     struct scratch scratch;
     scratch_open(&scratch);
     cw_client *client = scratch.client;
@@ -123,30 +81,25 @@ int main(int argc, char **argv) {
     CPU_SET(other, &set);
     CW_ASSERT(!sched_setaffinity(cw_client_broker_pid(client), sizeof set, &set));
     bench_pin(cores[0]);
-    cw_channel *channel;
-    bench_need(cw_channel_open(memory, memory_bytes, RING_BYTES, 0, NULL, NULL, &channel), "open");
-    int pids[PEERS] = {children[0], cw_client_broker_pid(client), children[1]};
+    int pids[PEERS] = {cw_client_broker_pid(client), child};
     struct bench_samples hot[PEERS] = {0}, slept[PEERS] = {0};
     for (unsigned round = 0; round < rounds; round++) {
         for (size_t i = 0; i < PEERS; i++) {
             usleep(AFTER_SLEEP_US);
             double before = bench_cpu_seconds() + bench_cpu_seconds_of(pids[i]);
-            bench_add(&slept[i], peers[i].ping(client, channel, sockets[0], 1));
+            bench_add(&slept[i], peers[i].ping(client, sockets[0], 1));
             double between = bench_cpu_seconds() + bench_cpu_seconds_of(pids[i]);
             slept[i].cpu_seconds += between - before;
-            bench_add(&hot[i], peers[i].ping(client, channel, sockets[0], batch));
+            bench_add(&hot[i], peers[i].ping(client, sockets[0], batch));
             hot[i].cpu_seconds += bench_cpu_seconds() + bench_cpu_seconds_of(pids[i]) - between;
         }
     }
     for (size_t i = 0; i < PEERS; i++) {
-        bench_report("ping", peers[i].name, i == 2 ? "sleeps" : "adaptive", "ns", &hot[i]);
+        bench_report("ping", peers[i].name, i == 1 ? "sleeps" : "adaptive", "ns", &hot[i]);
         bench_report("ping after sleep", peers[i].name, "sleeps", "ns", &slept[i]);
     }
-    cw_channel_close(channel);
-    for (int i = 0; i < 2; i++) {
-        kill(children[i], SIGKILL);
-        waitpid(children[i], NULL, 0);
-    }
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
     scratch_close(&scratch);
     return 0;
 }

@@ -190,7 +190,6 @@ RIVALS = [
     ("ring", "our ring, spun on", "ck_ring, spun on"),
     ("ring", "our ring after sleep", "ck_ring after sleep, same wait"),
     ("ring", "our ring after sleep", "pipe after sleep"),
-    ("ping after sleep", "cw_channel, 64 bytes", "socketpair, 64 bytes"),
     ("ping after sleep", "cw_ping, the broker", "socketpair, 64 bytes"),
     ("get", "get+close, 100,000 names, 100 in turn", "get+close, 100 names, in turn"),
     ("get", "get+close, 100,000 names, one name", "get+close, 100 names, one name"),

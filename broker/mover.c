@@ -1,0 +1,240 @@
+/*
+ * Mover: see mover.h. The loop's thread owns all. Starting is one posix_spawn, which takes as long
+ * as an exec does; nothing here waits for the program.
+ */
+#include "broker/mover.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "broker/broker.h"
+#include "broker/jobs.h"
+#include "broker/log.h"
+#include "broker/loop.h"
+#include "broker/monitor.h"
+#include "broker/session.h"
+
+#define PROGRAM     "causeway-mover"
+#define STARTS_MOST 3u
+
+extern char **environ;
+
+void cwd_mover_init(struct cwd_broker *b) {
+    b->mover = (struct cwd_mover){.pidfd = -1};
+}
+
+bool cwd_mover_is(const struct cwd_broker *b, const struct cwd_session *session) {
+    return session == b->mover.session;
+}
+
+uint32_t cwd_mover_others(const struct cwd_broker *b) {
+    return b->clients - (b->mover.session ? 1 : 0);
+}
+
+/* ---- starting ---- */
+
+/* $CAUSEWAY_MOVER, else beside this program. */
+static int find_program(char path[PATH_MAX]) {
+    const char *given = getenv("CAUSEWAY_MOVER");
+    if (given && *given) {
+        snprintf(path, PATH_MAX, "%s", given);
+    } else {
+        ssize_t length = readlink("/proc/self/exe", path, PATH_MAX - sizeof PROGRAM);
+        path[length > 0 ? length : 0] = 0;
+        char *slash = strrchr(path, '/');
+        if (slash)
+            strcpy(slash + 1, PROGRAM);
+    }
+    if (access(path, X_OK) == 0)
+        return 0;
+    return cw_fail(-ENODEV,
+                   "this copy needs the program " PROGRAM ", and %.300s cannot be run: %m; name it "
+                   "in CAUSEWAY_MOVER where the broker is started",
+                   path);
+}
+
+/* Our environment, without the mask: it may be a client's own, and the mover sees all GPUs. */
+static char **environment(void) {
+    static const char mask[] = "CUDA_VISIBLE_DEVICES=";
+    size_t count = 0, kept = 0;
+    while (environ[count])
+        count++;
+    char **copy = malloc((count + 1) * sizeof *copy);
+    CW_ASSERT(copy);
+    for (size_t i = 0; i < count; i++)
+        if (strncmp(environ[i], mask, sizeof mask - 1) != 0)
+            copy[kept++] = environ[i];
+    copy[kept] = NULL;
+    return copy;
+}
+
+static int spawn(struct cwd_broker *b, const char *path, pid_t *pid) {
+    posix_spawn_file_actions_t files;
+    posix_spawnattr_t how;
+    sigset_t none, all;
+    char parent[16];
+    char *argv[] = {(char[]){PROGRAM}, (char[]){"--socket"}, b->address.socket_path,
+                    (char[]){"--parent"}, parent, NULL};
+    snprintf(parent, sizeof parent, "%d", (int)getpid());
+    sigemptyset(&none);
+    sigfillset(&all);
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_adddup2(&files, cwd_log_fd(), STDERR_FILENO);
+    posix_spawn_file_actions_adddup2(&files, STDERR_FILENO, STDOUT_FILENO);
+    posix_spawnattr_init(&how);
+    posix_spawnattr_setflags(&how, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    posix_spawnattr_setsigmask(&how, &none);
+    posix_spawnattr_setsigdefault(&how, &all);
+    char **env = environment();
+    int error = posix_spawn(pid, path, &files, &how, argv, env);
+    free(env);
+    posix_spawnattr_destroy(&how);
+    posix_spawn_file_actions_destroy(&files);
+    return error ? cw_fail(-ENODEV, "starting %.300s failed: %s", path, strerror(error)) : 0;
+}
+
+static int start(struct cwd_broker *b) {
+    struct cwd_mover *mover = &b->mover;
+    char path[PATH_MAX];
+    if (mover->starts >= STARTS_MOST)
+        return cw_fail(-ENODEV,
+                       "causeway-mover ended %u times before it took a job: the broker's log says "
+                       "why",
+                       mover->starts);
+    int code = find_program(path);
+    if (code == 0)
+        code = spawn(b, path, &mover->pid);
+    if (code)
+        return code;
+    mover->starts++;
+    mover->pidfd = (int)syscall(SYS_pidfd_open, mover->pid, 0);
+    if (mover->pidfd >= 0)
+        code = cwd_loop_add(b, mover->pidfd, CWD_EVENT_MOVER, 0, EPOLLIN);
+    if (mover->pidfd < 0 || code) {
+        kill(mover->pid, SIGKILL);
+        waitpid(mover->pid, NULL, 0);
+        if (mover->pidfd >= 0)
+            close(mover->pidfd);
+        *mover = (struct cwd_mover){.pidfd = -1, .starts = mover->starts};
+        return cw_fail(-EDQUOT, "no descriptor is left to watch " PROGRAM " with: %m");
+    }
+    b->fds++;
+    CWD_COUNT(b, mover_starts);
+    cwd_log("started %s, pid %d", path, (int)mover->pid);
+    return 0;
+}
+
+/* ---- work ---- */
+
+/* Gives what waits to the threads that ask. */
+static void hand_out(struct cwd_broker *b) {
+    struct cwd_mover *mover = &b->mover;
+    struct cw_job job;
+    while (mover->session && mover->ask_count) {
+        if (!cwd_session_has_room(mover->session)) {
+            cwd_session_drop(b, mover->session, "the mover does not read its replies");
+            return;
+        }
+        if (!cwd_job_take(b, &job))
+            return;
+        cwd_session_reply(b, mover->session, CW_OP_MOVER_NEXT, mover->asks[--mover->ask_count], 0,
+                          &job, sizeof job);
+    }
+}
+
+void cwd_mover_serve(struct cwd_broker *b) {
+    if (!b->jobs || b->stopping)
+        return;
+    if (!b->mover.pid && !b->mover.session) {
+        int code = start(b);
+        if (code) {
+            cwd_log("%s", cw_detail());
+            cwd_jobs_fail(b, code);
+            b->mover.starts = 0; /* the next job tries again */
+        }
+    }
+    hand_out(b);
+}
+
+int cwd_mover_next(struct cwd_broker *b, struct cwd_session *session, uint64_t request) {
+    struct cwd_mover *mover = &b->mover;
+    if (!mover->pid || mover->pid != session->pid || (mover->session && mover->session != session))
+        return cw_fail(-EPERM, "jobs are for the mover that this broker started (pid %d)",
+                       (int)mover->pid);
+    if (mover->ask_count == CWD_MOVER_ASKS)
+        return cw_fail(-EDQUOT, "a mover asks for %u jobs at once at most", CWD_MOVER_ASKS);
+    mover->session = session;
+    mover->starts = 0;
+    mover->asks[mover->ask_count++] = request;
+    hand_out(b);
+    return 0;
+}
+
+void cwd_mover_cancel(struct cwd_broker *b, struct cwd_session *session, uint64_t request) {
+    static const char cancelled[] = "no job came";
+    struct cwd_mover *mover = &b->mover;
+    for (uint32_t i = 0; session == mover->session && i < mover->ask_count; i++) {
+        if (mover->asks[i] != request)
+            continue;
+        mover->asks[i] = mover->asks[--mover->ask_count];
+        cwd_session_reply(b, session, CW_OP_MOVER_NEXT, request, -ECANCELED, cancelled,
+                          sizeof cancelled - 1);
+        return;
+    }
+}
+
+/* ---- the end ---- */
+
+/* Gone for good: what it had is done again. */
+static void settle(struct cwd_broker *b) {
+    if (b->mover.pid || b->mover.session)
+        return;
+    cwd_jobs_repeat(b);
+    cwd_mover_serve(b);
+}
+
+void cwd_mover_on_exit(struct cwd_broker *b) {
+    struct cwd_mover *mover = &b->mover;
+    int status;
+    if (!mover->pid || waitpid(mover->pid, &status, WNOHANG) != mover->pid)
+        return;
+    if (WIFSIGNALED(status))
+        cwd_log("causeway-mover (pid %d) was killed by signal %d", (int)mover->pid,
+                WTERMSIG(status));
+    else
+        cwd_log("causeway-mover (pid %d) ended with exit code %d", (int)mover->pid,
+                WEXITSTATUS(status));
+    cwd_loop_remove(b, mover->pidfd);
+    close(mover->pidfd);
+    b->fds--;
+    mover->pidfd = -1;
+    mover->pid = 0;
+    settle(b);
+}
+
+void cwd_mover_session_ended(struct cwd_broker *b, struct cwd_session *session) {
+    if (b->mover.session != session)
+        return;
+    b->mover.session = NULL;
+    b->mover.ask_count = 0;
+    if (!b->stopping)
+        settle(b);
+}
+
+void cwd_mover_deinit(struct cwd_broker *b) {
+    if (b->mover.pidfd < 0)
+        return;
+    kill(b->mover.pid, SIGTERM); /* unless it is stuck in the driver: then the kernel, with us */
+    close(b->mover.pidfd);
+    b->mover.pidfd = -1;
+}

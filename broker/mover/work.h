@@ -1,0 +1,16 @@
+/*
+ * What the mover does with one job. No state but the client's mappings and CUDA's contexts.
+ */
+#ifndef CW_BROKER_MOVER_WORK_H
+#define CW_BROKER_MOVER_WORK_H
+
+#include "ipc/job.h"
+
+/* Does a job, whole, and lets go of both blocks. 0, or a negative errno with its sentence. */
+int cw_mover_copy(cw_client *client, const struct cw_copy *copy);
+/* No job has come for a while: unmaps all that no job uses. */
+void cw_mover_rest(cw_client *client);
+/* Do all contexts of this process still work? */
+bool cw_mover_is_sound(void);
+
+#endif

@@ -1,0 +1,49 @@
+/*
+ * Dispatch, who is woken for tasks, by the parent and by workers; see dispatch.h.
+ *
+ * With one group nobody steals: then these looks are not made at all.
+ */
+#include "dispatch_words.h"
+
+static uint32_t spinners_now(const struct cw_dispatch_view *view, uint32_t group) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < view->spinners; i++)
+        /* T20: after T3; pairs with T19 and then T4. */
+        count += CW_LOAD(T20, &view->groups[group].spinner[i], seq_cst) != 0;
+    return count;
+}
+
+/* Wakes sleepers that are of this group, or are not. */
+static void wake_sleepers(const struct cw_dispatch_view *view, uint32_t group, bool own,
+                          uint32_t most) {
+    uint32_t count = workers_in_use(view);
+    for (uint32_t w = 0; w < count && most > 0; w++)
+        if (view->group_count == 1 || is_of(view, w, group) == own)
+            most -= cw_sleeper_wake(&view->workers[w].sleeper);
+}
+
+void cw_dispatch_wake_own(const struct cw_dispatch_view *view, uint32_t group, uint64_t tail,
+                          uint32_t most) {
+    uint64_t head = head_of(view, group), ready = tail > head ? tail - head : 0;
+    uint32_t spinners = ready ? spinners_now(view, group) : 0;
+    if (ready <= spinners)
+        return;
+    if (most > ready - spinners)
+        most = (uint32_t)(ready - spinners);
+    wake_sleepers(view, group, true, most);
+}
+
+uint64_t cw_dispatch_excess(const struct cw_dispatch_view *view, uint32_t group) {
+    uint64_t ready = ready_of(view, group), bound = 0;
+    uint32_t count = workers_in_use(view);
+    for (uint32_t w = 0; w < count && bound < ready; w++)
+        if (is_of(view, w, group))
+            bound += CW_DISPATCH_STEAL_BEYOND;
+    return ready > bound ? ready - bound : 0;
+}
+
+void cw_dispatch_wake_thieves(const struct cw_dispatch_view *view, uint32_t group, uint32_t most) {
+    uint64_t excess = cw_dispatch_excess(view, group);
+    if (excess > 0)
+        wake_sleepers(view, group, false, excess < most ? (uint32_t)excess : most);
+}

@@ -1,0 +1,92 @@
+"""What the tests of causeway-mover share: a broker of their own in a folder of their own, and its mover."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cuda_support
+from waiting import eventually
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+# What a program begins with: what its mover is, and what went by which way.
+PRELUDE = """
+import json, os, signal, subprocess, sys, threading, time
+import numpy as np, causeway as cw
+
+def figure(name):
+    told = json.loads(subprocess.run([os.environ["CAUSEWAY_COMMAND"], "status", "--json"], check=True, capture_output=True).stdout)
+    return told["counters"][name]
+
+def staged():
+    cw.put("tick", 0)  # a request: the broker then reads our figures
+    return figure("bytes_staged")
+
+def random(size, seed=1):
+    return np.random.default_rng(seed).random(size)
+"""
+
+
+def movers(folder: Path) -> list[int]:
+    """The movers of the broker whose socket lies in folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if (
+            state != "Z"
+            and words[0].endswith(b"causeway-mover")
+            and len(words) > 2
+            and words[2].startswith(os.fsencode(folder))
+        ):
+            found.append(int(entry.name))
+    return found
+
+
+@contextlib.contextmanager
+def world(folder: Path, **settings: object) -> Iterator[Run]:
+    """A broker's folder and GPUs; runs programs there. Settings are the double's, or whole variables in capitals."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    variables = {name: str(value) for name, value in settings.items() if name.isupper()}
+    card = {name: value for name, value in settings.items() if not name.isupper()}
+    extra = {} if cuda_support.REAL else cuda_support.double(folder / "card", **card)
+    environment = {
+        **os.environ,
+        **extra,
+        "CAUSEWAY_COMMAND": str(cuda_support.COMMAND),
+        "CAUSEWAY_DIR": str(folder),
+        **variables,
+    }
+
+    def run(
+        text: str, check: bool = True, **more: str
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", PRELUDE + textwrap.dedent(text)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**environment, **more},
+        )
+        assert not check or done.returncode == 0, done.stderr
+        return done
+
+    yield run
+    for lock in folder.glob("*.lock"):
+        words = lock.read_text().split()
+        if words:
+            os.kill(int(words[0]), signal.SIGTERM)
+    assert eventually(lambda: not movers(folder)), "a mover outlived its broker"

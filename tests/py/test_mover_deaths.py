@@ -1,0 +1,265 @@
+"""causeway-mover, its clients and its broker killed at any moment; and what else can go wrong with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import cuda_support
+import pytest
+from mover_support import movers, world
+from waiting import eventually
+
+cuda_support.require()
+double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double's faults")
+pytestmark = pytest.mark.skipif(
+    cuda_support.REAL and cuda_support.real_gpus() < 2, reason="no second GPU"
+)
+
+REAL_MOVER = cuda_support.BUILD / "causeway-mover"
+MOVED = {"no_peer": "all", "CAUSEWAY_ROUTE": "mover"}
+
+COPY = """
+x = random(2_000_001)
+a = cw.asarray(x, device="cuda:0")
+b = a.to("cuda:1")
+assert (b.to("cpu").numpy() == x).all()
+"""
+
+
+def wrapper(folder: Path, faults: str, times: int = 1) -> str:
+    """A mover whose first starts have faults of the double's."""
+    script = folder / "mover.sh"
+    script.write_text(
+        f"""#!/bin/sh
+        echo >>{folder}/starts
+        if [ $(wc -l <{folder}/starts) -le {times} ]; then
+            export CAUSEWAY_FAKECUDA_FAULTS={faults}
+        fi
+        exec {REAL_MOVER} "$@"
+        """
+    )
+    script.chmod(stat.S_IRWXU)
+    return str(script)
+
+
+def status(folder: Path) -> dict[str, dict[str, int]]:
+    """What the broker shows of itself."""
+    shown = subprocess.run(
+        [cuda_support.COMMAND, "status", "--json"],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "CAUSEWAY_DIR": str(folder)},
+    )
+    told: dict[str, dict[str, int]] = json.loads(shown.stdout)
+    return told
+
+
+@double
+@pytest.mark.parametrize("moment", [1, 2, 3, 4, 5, 7, 8])
+def test_a_mover_killed_in_a_copy_is_started_again_and_the_copy_repeated(tmp_path, moment):
+    # Four pieces, each out and in: moment 8 is the last one's way in.
+    mover = wrapper(tmp_path, f"copy@{moment}=kill", times=2)
+    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
+        run(
+            COPY
+            + """
+            assert figure("mover_starts") == 3 and figure("jobs_repeated") == 2 and figure("jobs_done") == 1
+            """.replace("\n            ", "\n")
+        )
+
+
+@double
+@pytest.mark.parametrize("call", ["cuInit", "cuMemImportFromShareableHandle", "cuMemHostRegister", "cuStreamWaitEvent@3", "cuMemUnmap"])
+def test_a_mover_killed_before_and_after_its_copy(tmp_path, call):
+    mover = wrapper(tmp_path, f"{call}=kill")
+    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
+        run(COPY + "time.sleep(0.5)\n" + COPY)  # in between it unmaps
+        assert eventually(lambda: status(tmp_path / "b")["gauges"]["jobs"] == 0)
+
+
+def test_movers_killed_again_and_again(tmp_path):
+    with world(tmp_path / "b", **MOVED) as run:
+        run(
+            """
+            folder, stop = os.environ["CAUSEWAY_DIR"], threading.Event()
+            sys.path.insert(0, os.environ["TESTS"])
+            from mover_support import movers
+            def kill():
+                while not stop.wait(0.02 + 0.1 * np.random.random()):
+                    for pid in movers(folder):
+                        os.kill(pid, signal.SIGKILL)
+            thread = threading.Thread(target=kill)
+            thread.start()
+            try:
+                for seed in range(12):
+                    x = random(1_000_003, seed)
+                    b = cw.asarray(x, device="cuda:0").to("cuda:1")
+                    assert (b.to("cpu").numpy() == x).all(), seed
+            finally:
+                stop.set()
+                thread.join()
+            assert figure("mover_starts") > 1
+            """,
+            TESTS=str(Path(__file__).parent),
+        )
+
+
+@double
+def test_copies_that_kill_every_mover_fail(tmp_path):
+    mover = wrapper(tmp_path, "copy@1=kill", times=1000)
+    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
+        run("""
+            a = cw.zeros(10, device="cuda:0")
+            try: a.to("cuda:1")
+            except cw.DeviceError as error: assert "died 16 times" in str(error), error
+            else: raise AssertionError
+            assert (a.to("cpu").numpy() == 0).all()
+        """)
+
+
+@double
+def test_a_client_killed_while_the_mover_writes_for_it(tmp_path):
+    mover = wrapper(tmp_path, "copy=delay:400000", times=1000)
+    folder = tmp_path / "b"
+    with world(folder, **MOVED, CAUSEWAY_MOVER=mover) as run:
+        done = run(
+            """
+            source = cw.put("source", cw.asarray(random(1000), device="cuda:0"))
+            target = cw.put("target", cw.zeros(1000, device="cuda:1"))
+            def die():
+                while figure("mover_starts") == 0: time.sleep(0.01)
+                time.sleep(0.5)
+                os.kill(os.getpid(), signal.SIGKILL)
+            threading.Thread(target=die).start()
+            target.copy_from(source)
+            """,
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL
+        # The mover still has the job, whose blocks nobody may use anew; then it is done, and told to nobody.
+        assert status(folder)["gauges"]["jobs"] == 1
+        assert eventually(lambda: status(folder)["gauges"]["jobs"] == 0)
+        # Who reads the target learns that its writer died.
+        run("""
+            target = cw.get("target")
+            try: target.wait(timeout=20)
+            except cw.ProducerDied: pass
+            else: raise AssertionError
+            with target.writing(1, whole=True): pass  # written anew it is good
+            target.copy_from(np.ones(1000))
+            assert (target.to("cpu").numpy() == 1).all()
+            assert (cw.get("source").to("cpu").numpy() == random(1000)).all()
+        """)
+
+
+@double
+def test_a_broker_killed_while_the_mover_works(tmp_path):
+    mover = wrapper(tmp_path, "copy=delay:300000", times=1000)
+    folder = tmp_path / "b"
+    with world(folder, **MOVED, CAUSEWAY_MOVER=mover) as run:
+        run("""
+            a = cw.asarray(random(1000), device="cuda:0")
+            lock = [name for name in os.listdir(os.environ["CAUSEWAY_DIR"]) if name.endswith(".lock")][0]
+            pid = int(open(os.path.join(os.environ["CAUSEWAY_DIR"], lock)).read().split()[0])
+            def kill():
+                while figure("mover_starts") == 0: time.sleep(0.01)
+                time.sleep(0.3)
+                os.kill(pid, signal.SIGKILL)
+            threading.Thread(target=kill).start()
+            try: a.to("cuda:1")
+            except cw.BrokerLost: pass
+            else: raise AssertionError
+        """)
+        assert eventually(lambda: not movers(folder))
+        for lock in folder.glob("*.lock"):  # the dead broker's line
+            lock.write_text("")
+
+
+def test_a_mover_that_is_not_there_or_does_not_run(tmp_path):
+    for program, told in (
+        ("/nowhere/mover", "CAUSEWAY_MOVER"),
+        ("/bin/false", "ended 3 times"),
+    ):
+        with world(tmp_path / program.replace("/", "_"), **MOVED, CAUSEWAY_MOVER=program) as run:
+            run(f"""
+                a = cw.asarray(random(1000), device="cuda:0")
+                for _ in range(2):
+                    try: a.to("cuda:1")
+                    except cw.DeviceError as error: assert {told!r} in str(error), error
+                    else: raise AssertionError
+                assert (a.to("cpu").numpy() == random(1000)).all()
+            """)
+
+
+@double
+def test_an_error_of_the_device_is_told_and_ends_the_mover(tmp_path):
+    mover = wrapper(tmp_path, "copy@1=ILLEGAL_ADDRESS")
+    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
+        run(
+            """
+            a = cw.asarray(random(1000), device="cuda:0")
+            try: a.to("cuda:1")
+            except cw.DeviceError as error: assert "causeway-mover" in str(error) and "ILLEGAL_ADDRESS" in str(error), error
+            else: raise AssertionError
+            """
+            + COPY.replace("\n", "\n            ")
+        )
+        run('assert figure("mover_starts") == 2')
+
+
+def test_ctrl_c_ends_the_wait_for_a_mover_that_does_not_come(tmp_path):
+    script = tmp_path / "sleeps"
+    script.write_text("#!/bin/sh\nexec sleep 1000\n")
+    script.chmod(stat.S_IRWXU)
+    folder = tmp_path / "b"
+    with world(folder, **MOVED, CAUSEWAY_MOVER=str(script), CAUSEWAY_MAX_CLIENT_JOBS=1) as run:
+        run("""
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            a = cw.asarray(random(1000), device="cuda:0")
+            told = []
+            def interrupt():
+                while figure("mover_starts") == 0: time.sleep(0.01)
+                c = cw.zeros(10, device="cuda:1")
+                try: c.to("cuda:0")  # one at a time
+                except cw.LimitExceeded as error: told.append(str(error))
+                os.kill(os.getpid(), signal.SIGINT)
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            try: a.to("cuda:1")
+            except KeyboardInterrupt: pass
+            else: raise AssertionError
+            thread.join()
+            assert "CAUSEWAY_MAX_CLIENT_JOBS" in told[0], told
+            assert (a.to("cpu").numpy() == random(1000)).all()
+        """)
+        assert eventually(lambda: status(folder)["gauges"]["jobs"] == 0)
+
+
+def test_an_idle_mover_leaves_and_holds_no_memory(tmp_path):
+    folder = tmp_path / "b"
+    with world(folder, **MOVED, CAUSEWAY_MOVER_IDLE=1) as run:
+        run("""
+            def free():
+                told = json.loads(subprocess.run([os.environ["CAUSEWAY_COMMAND"], "topo", "--json"], check=True, capture_output=True).stdout)
+                return [gpu["free_bytes"] for gpu in told["gpus"]]
+            os.environ["CAUSEWAY_GPU_CACHE_BYTES"] = "0"
+            a = cw.asarray(random(20_000_000), device="cuda:0")
+            b = a.to("cuda:1")
+            full = free()
+            a.close(), b.close()
+            cw.zeros(1, device="cuda:0"), cw.zeros(1, device="cuda:1")
+            for _ in range(100):
+                now = free()
+                if all(n - f >= 100_000_000 for n, f in zip(now, full)): break
+                time.sleep(0.05)
+            else: raise AssertionError((full, now))
+        """)
+        assert eventually(lambda: not movers(folder))
+        run(COPY)
+        assert status(folder)["counters"]["mover_starts"] == 2

@@ -39,11 +39,18 @@ SHM_SRC    := $(wildcard shm/*.c)
 IPC_SRC    := $(wildcard ipc/*.c)
 BROKER_SRC := $(wildcard broker/*.c)
 MOVER_SRC  := $(wildcard broker/mover/*.c)
+BRIDGE_SRC := $(wildcard broker/bridge/*.c)
+# The bridge needs the headers of liburing and OpenSSL (tools/setup.sh); without them all else is built.
+HAVE_BRIDGE := $(shell printf '%s\n' '\#include <liburing.h>' '\#include <openssl/ssl.h>' | $(CC) -E - >/dev/null 2>&1 && echo yes)
+ifeq ($(HAVE_BRIDGE)$(filter clean help print-%,$(MAKECMDGOALS)),)
+$(info causeway-bridge is left out: liburing-dev or libssl-dev is not here, so no other node can be reached)
+endif
+BRIDGE_LIBS ?= -luring -lssl -lcrypto
 TOOLS_SRC  := $(wildcard tools/*.c)
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 with_main = $(shell grep -lE '^(int )?main.(int|void)' $(1) /dev/null)
 
-PROGRAMS := $(if $(BROKER_SRC),$(BUILD)/causewayd $(BUILD)/causeway-mover) $(if $(TOOLS_SRC),$(BUILD)/causeway)
+PROGRAMS := $(if $(BROKER_SRC),$(BUILD)/causewayd $(BUILD)/causeway-mover) $(if $(TOOLS_SRC),$(BUILD)/causeway) $(if $(HAVE_BRIDGE),$(BUILD)/causeway-bridge)
 
 all: $(BUILD)/libcauseway.so $(BUILD)/libcauseway.a $(PROGRAMS)
 
@@ -84,6 +91,8 @@ $(BUILD)/causewayd: $(call obj,$(BROKER_SRC)) $(BUILD)/libcauseway.a
 	$(CC) -o $@ $^ $(LDFLAGS) -l:libinih.a
 $(BUILD)/causeway-mover: $(call obj,$(MOVER_SRC)) $(BUILD)/libcauseway.a
 	$(CC) -o $@ $^ $(LDFLAGS)
+$(BUILD)/causeway-bridge: $(call obj,$(BRIDGE_SRC)) $(BUILD)/libcauseway.a
+	$(CC) -o $@ $^ $(LDFLAGS) $(BRIDGE_LIBS) -l:libinih.a
 $(BUILD)/causeway: $(call obj,$(TOOLS_SRC)) $(BUILD)/libcauseway.a
 	$(CC) -o $@ $^ $(LDFLAGS) -l:libjansson.a
 
@@ -251,7 +260,7 @@ clean:
 
 print-%:
 	@echo '$($*)'
--include $(wildcard $(foreach d,shm ipc broker broker/mover tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
+-include $(wildcard $(foreach d,shm ipc broker broker/mover broker/bridge tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
 .PHONY: all help always test test-c test-py test-gpu bench-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-programs bench-run demo demo-run \
         lint install wheel clean fuzzers
 .DEFAULT_GOAL := all

@@ -97,9 +97,9 @@ int cw_remote_put(cw_array *array, const struct cw_name_key *key, uint32_t flags
     return call(array->client, &remote, key, meta, meta_bytes, NULL, NULL, -1);
 }
 
-int cw_remote_names(cw_client *client, const struct cw_name_key *key, char **names,
-                    uint64_t *count) {
-    struct cw_remote remote = {.verb = CW_REMOTE_NAMES};
+static int ask_texts(cw_client *client, enum cw_remote_verb verb, const struct cw_name_key *key,
+                     char **names, uint64_t *count) {
+    struct cw_remote remote = {.verb = verb};
     struct cw_remote_names reply;
     uint32_t reply_bytes = sizeof reply;
     int code = call(client, &remote, key, NULL, 0, &reply, &reply_bytes, -1);
@@ -141,4 +141,14 @@ int cw_remote_names(cw_client *client, const struct cw_name_key *key, char **nam
     *names = text;
     *count = reply.count;
     return 0;
+}
+
+int cw_remote_names(cw_client *client, const struct cw_name_key *key, char **names,
+                    uint64_t *count) {
+    return ask_texts(client, CW_REMOTE_NAMES, key, names, count);
+}
+
+int cw_remote_peers(cw_client *client, char **texts, uint64_t *count) {
+    struct cw_name_key none = {.length = 0};
+    return ask_texts(client, CW_REMOTE_PEERS, &none, texts, count);
 }

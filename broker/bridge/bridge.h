@@ -1,5 +1,5 @@
 /*
- * The bridge: one struct that owns all, built in order and unwound in reverse (bridge.c).
+ * The bridge: one struct that owns all, built in order (bridge.c). Nothing unwinds it: its end is the process's.
  *
  * causeway-bridge is a client of the broker with a role, started by it, and keeps nothing that
  * cannot be fetched again: killed at any moment it is started anew, and the broker gives it the
@@ -69,7 +69,6 @@ struct cwb_bridge {
     char no_key[CW_DETAIL_MAX];
     struct cwb_works *works;
     cw_client *client;
-    struct cwb_watch end_watch; /* the broker's life: its pipe to us */
     struct cwb_listener listeners[CWB_LISTEN_MAX];
     uint32_t listener_count;
 
@@ -87,11 +86,10 @@ struct cwb_bridge {
     uint64_t next_source;
 };
 
-/* Builds all. 0 or a negative code with the sentence. */
+/* Builds all. 0 or a negative code with the sentence; the process then ends. */
 int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options);
-/* Runs until the broker ends. */
+/* Runs until it cannot; the end of the broker ends the process. */
 void cwb_bridge_run(struct cwb_bridge *bridge);
-void cwb_bridge_deinit(struct cwb_bridge *bridge);
 
 /* One line to standard error, which is the broker's log. */
 void cwb_log(const char *format, ...) __attribute__((format(printf, 1, 2)));

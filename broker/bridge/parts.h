@@ -130,7 +130,6 @@ void cwb_local_put(struct cwb_bridge *bridge, cw_array *array, const char *key, 
 
 /* ---- job.c: what local clients want ---- */
 int cwb_jobs_init(struct cwb_bridge *bridge);
-void cwb_jobs_deinit(struct cwb_bridge *bridge);
 /* From now on changes of names are to be told (cwb_serve_changes). */
 void cwb_jobs_watch(struct cwb_bridge *bridge);
 

@@ -216,7 +216,11 @@ $(BUILD)/tools/bench/%: $(BUILD)/tools/bench/%.o $(BENCH_HELP) $(BUILD)/libcause
 
 demo: $(BUILD)/setup-build.stamp all
 	@$(MAKE) --no-print-directory demo-run
-demo-run: $(PACKAGE) $(VENV)/deps-demo.stamp
+# CuPy, where there is a GPU; without it the demo says what it left out.
+DEMO_GPU := $(if $(wildcard /dev/nvidiactl),demo-gpu-deps)
+demo-gpu-deps: $(VENV)/deps-demo.stamp
+	-$(VPY) -c 'import cupy' 2>/dev/null || $(VPY) -m pip install -q --disable-pip-version-check -r tools/requirements/demo-gpu.txt
+demo-run: $(PACKAGE) $(VENV)/deps-demo.stamp $(DEMO_GPU)
 	@PATH="$(abspath $(VENV))/bin:$$PATH" PYTHONDONTWRITEBYTECODE=1 $(VPY) docs/examples/demo/demo.py --out $(BUILD)
 
 lint: $(BUILD)/setup-lint.stamp $(VENV)/deps-lint.stamp $(PACKAGE)
@@ -261,6 +265,6 @@ clean:
 print-%:
 	@echo '$($*)'
 -include $(wildcard $(foreach d,shm ipc broker broker/mover broker/bridge tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
-.PHONY: all help always test test-c test-py test-gpu bench-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-programs bench-run demo demo-run \
+.PHONY: all help always test test-c test-py test-gpu bench-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-programs bench-run demo demo-run demo-gpu-deps \
         lint install wheel clean fuzzers
 .DEFAULT_GOAL := all

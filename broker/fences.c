@@ -17,7 +17,6 @@
 
 #define POISON_EVERY_NS 50000000
 #define PAGE_MAX        ((CW_STAMP_FENCE_MAX + 1) / CW_FENCES_PER_PAGE)
-#define PAGES_OF_CLIENT 1024u
 
 static void describe(const struct cwd_fence_page *page, struct cw_fence_page *info) {
     *info = (struct cw_fence_page){
@@ -26,9 +25,11 @@ static void describe(const struct cwd_fence_page *page, struct cw_fence_page *in
 
 int cwd_fences_add(struct cwd_broker *b, struct cwd_session *session, struct cw_fence_page *info,
                    const struct cw_segment **out) {
-    if (session->fence_pages >= PAGES_OF_CLIENT)
-        return cw_fail(-EDQUOT, "a client has %u pages of fences (%u streams) at most",
-                       PAGES_OF_CLIENT, PAGES_OF_CLIENT * CW_FENCES_PER_PAGE);
+    if (session->fence_pages >= CWD_LIMIT(b, max_client_fence_pages))
+        return cwd_limit_refuse(b, CW_LIMIT_max_client_fence_pages,
+                                "a page of %u more fences was asked for, and the client has %u "
+                                "pages (a stream needs a fence for each begin that is open)",
+                                CW_FENCES_PER_PAGE, session->fence_pages);
     if (b->next_fence_page + 1 >= PAGE_MAX)
         return cw_fail(-EDQUOT, "the numbers of fences are used up: start the broker again");
     if (cwd_fds_held(b) + 1 > CWD_LIMIT(b, max_fds))
@@ -84,6 +85,19 @@ void cwd_fences_bury(struct cwd_broker *b, struct cwd_session *session) {
         page->buried = true;
         poison(page);
     }
+    if (b->poison_ns == INT64_MAX)
+        b->poison_ns = b->now_ns + POISON_EVERY_NS;
+}
+
+void cwd_fences_break(struct cwd_broker *b, struct cwd_session *session, uint32_t number) {
+    struct cwd_fence_page *page;
+    HASH_FIND(hh, b->fence_pages, &number, sizeof number, page);
+    if (!page || page->session != session->id || page->buried)
+        return;
+    page->buried = true;
+    page->final_ns = b->now_ns + CW_POISON_NS;
+    session->fence_pages--;
+    poison(page);
     if (b->poison_ns == INT64_MAX)
         b->poison_ns = b->now_ns + POISON_EVERY_NS;
 }

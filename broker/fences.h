@@ -2,6 +2,8 @@
  * Fences: pages of them, one session's each, and what becomes of them when it is dead.
  *
  *   open    its session lives: its streams write
+ *   broken  its session lives, but the context of the page's streams does not (FENCES_BREAK): as
+ *           buried and ended, from that word on. The session has given its turns back itself.
  *   buried  its process is dead. Poison is stored again every POISON_EVERY_NS until the socket has
  *           ended too and CW_POISON_NS have passed: late writes of a GPU may land until then. Then
  *           the stamps of these fences are taken out of all block tables (cw_order_bury), and the
@@ -35,6 +37,9 @@ int cwd_fences_open(struct cwd_broker *broker, uint32_t page, struct cw_fence_pa
                     const struct cw_segment **out);
 /* The session's process is dead: poison from now on. May be repeated. */
 void cwd_fences_bury(struct cwd_broker *broker, struct cwd_session *session);
+/* The session's word that nothing behind one of its pages will be done any more. A page that is not
+ * its own, or none: nothing happens. */
+void cwd_fences_break(struct cwd_broker *broker, struct cwd_session *session, uint32_t page);
 /* The session has ended: nothing can land later than CW_POISON_NS from now. */
 void cwd_fences_end(struct cwd_broker *broker, struct cwd_session *session);
 /* Does what is due. Returns when to come again, INT64_MAX for never. */

@@ -32,6 +32,7 @@ static const struct {
     [CW_LIMIT_max_client_slabs] = {1, 1ull << 20},
     [CW_LIMIT_max_client_leases] = {CW_LEASE_TABLE_SLOTS, 1ull << 24},
     [CW_LIMIT_max_client_transits] = {1, 1ull << 20},
+    [CW_LIMIT_max_client_fence_pages] = {1, 1ull << 20},
     [CW_LIMIT_max_client_waits] = {1, 1ull << 20},
     [CW_LIMIT_max_client_jobs] = {1, 4096},
     [CW_LIMIT_max_client_unread] = {1, 200},

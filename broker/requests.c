@@ -11,6 +11,7 @@
 
 #include "broker/broker.h"
 #include "broker/custody.h"
+#include "broker/fences.h"
 #include "broker/jobs.h"
 #include "broker/links.h"
 #include "broker/log.h"
@@ -35,6 +36,7 @@ struct request { /* our own copy */
         struct cw_cancel cancel;
         struct cw_block_ref ref;
         struct cw_slab_request slab;
+        struct cw_fence_page fences;
         struct cw_copy copy;
         struct cw_job_end end;
         struct cw_remote remote;
@@ -284,12 +286,20 @@ static int serve_ping(struct cwd_broker *b, struct cwd_session *s, struct reques
     return 0;
 }
 
+static int serve_fences_break(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                              struct result *result) {
+    result->none = true;
+    cwd_fences_break(b, s, r->body.fences.page);
+    return 0;
+}
+
 static const struct operation {
     serve *serve;
     uint32_t body_least, body_most;
     int cost;
 } operations[] = {
 #define EXACT(type) sizeof(struct type), sizeof(struct type)
+    [CW_OP_FENCES_BREAK] = {serve_fences_break, EXACT(cw_fence_page), COST_SCAN},
     [CW_OP_PUT] = {serve_put, sizeof(struct cw_put), CW_MESSAGE_MAX, 1},
     [CW_OP_REMOVE] = {serve_remove, sizeof(struct cw_key), CW_MESSAGE_MAX, 1},
     [CW_OP_WAIT] = {serve_wait, sizeof(struct cw_key), CW_MESSAGE_MAX, 1},

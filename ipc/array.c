@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/broken.h"
 #include "ipc/client.h"
 #include "ipc/evict.h"
 #include "ipc/name_key.h"
@@ -194,7 +195,7 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     if (code == 0)
         code = cw_heap_take(client, heap, shape.span_bytes, &slab, &block, &gen, &clean);
     if (code)
-        return code;
+        return cw_broken_serve(code);
     pthread_mutex_lock(&client->lock);
     slab->locals[block].extent->pool = flags & CW_POOL;
     code = cw_array_make(client, slab, block, gen, slab->locals[block].extent->offset_bytes, 0,
@@ -205,7 +206,7 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     if (code)
         return code;
     if (!clean && flags & CW_ZERO)
-        code = backend->zero(ordinal, array->bytes, array->size_bytes);
+        code = cw_broken_serve(backend->zero(ordinal, array->bytes, array->size_bytes));
     if (code == 0 && flags & CW_EVICTABLE)
         code = cw_evict_admit(array);
     if (code)

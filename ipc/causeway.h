@@ -218,8 +218,25 @@ int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uin
  * cw_array_wait() of the target tells. */
 #define CW_STREAM_OWN ((void *)-1)
 /*
- * The same with memory of this process that is not ours: host memory (gpu -1), or GPU memory of any
- * library on the GPU of that number.
+ * Many copies as one piece of work: put in order once, given to the driver by one call where it has
+ * that, and told to others when all of them were submitted. They may run in any order, so no target
+ * overlaps another's bytes. All arrays of one client. stream NULL: blocks until all are done; else
+ * host arrays among them stay open until the stream is past. On -EINVAL, -EDQUOT and -EOWNERDEAD
+ * nothing was copied; when the driver fails in the midst (-ENODEV) all targets are marked, and
+ * whoever reads one gets -EOWNERDEAD until it is written anew.
+ */
+#define CW_PAIRS_MAX 1000000u
+typedef struct cw_pair {
+    cw_array *target;
+    uint64_t target_bytes; /* where in it, from its lowest byte */
+    cw_array *source;
+    uint64_t source_bytes;
+    uint64_t size_bytes;
+} cw_pair;
+int cw_array_copy_many(const cw_pair *pairs, uint64_t count, void *stream);
+/*
+ * The same as cw_array_copy() with memory of this process that is not ours: host memory (gpu -1),
+ * or GPU memory of any library on the GPU of that number.
  */
 int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source, int gpu,
                      uint64_t size_bytes, void *stream);
@@ -289,6 +306,28 @@ typedef struct cw_device_info {
  * -EINVAL. */
 int cw_device_stat(const char *device, cw_device_info *out);
 
+typedef struct cw_device_place {
+    char name[64];
+    char uuid[41]; /* as CUDA_VISIBLE_DEVICES takes it: GPU-..., or MIG-... of a part of a GPU */
+    char bus[32];  /* where it is plugged in, as sysfs has it: "0000:4e:00.0"; "" unknown */
+    uint32_t multiprocessors;
+} cw_device_place;
+/* Which GPU a "cuda:N" is, and where; takes no GPU memory. -ENODEV, -EINVAL (also for "cpu"). */
+int cw_device_place_of(const char *device, cw_device_place *out);
+/* Waits on the CPU for all work of this process on a GPU; at once where the process has no context
+ * there. -ENODEV: the context is broken, by which error the sentence says; nothing of this process
+ * works on that GPU any more. */
+int cw_device_settle(int gpu);
+/*
+ * A part of a GPU's multiprocessors for this process: the GPU is cut into parts of so many (at
+ * least; the driver rounds up), and the one of this number, from 0 on, is taken. *stream, a
+ * CUstream that lives as long as the process: work that is given to it runs on the part alone.
+ * *got: how many it has. Opens a
+ * context, and makes it current on this thread if none is. -ENODEV: the driver has no green
+ * contexts (CUDA 12.5 or later has), or the GPU cannot be cut; -EDQUOT: it has no such part.
+ */
+int cw_device_part(int gpu, uint32_t multiprocessors, uint32_t part, void **stream, uint32_t *got);
+
 typedef struct cw_link_info {
     int reaches;               /* one GPU can use the other's memory (a GPU its own) */
     int rank;                  /* of the driver: the lower, the faster; -1 unknown */
@@ -326,6 +365,23 @@ int cw_array_writing_begin(cw_array *array, void *stream, int64_t timeout_ns);
 int cw_array_writing_end(cw_array *array, void *stream, int whole);
 int cw_array_reading_begin(cw_array *array, void *stream, int64_t timeout_ns);
 int cw_array_reading_end(cw_array *array, void *stream);
+/*
+ * The same for work on several arrays: one wait for all that they need and one value at its end,
+ * which is what the GPU's time goes into. No deadlock with whoever begins on some of the same
+ * arrays in one call, in whatever order. An array that is given twice, or parts of one, count once
+ * (writing, if one is). Host arrays: nothing to be done for them. *out is ended once, by
+ * cw_work_end(); until then the arrays stay open. NULL as work: nothing to be ended. On failure
+ * nothing was begun.
+ */
+typedef struct cw_use {
+    cw_array *array;
+    int writing; /* else it is read */
+    int whole;   /* writing: all of it */
+} cw_use;
+typedef struct cw_section cw_work;
+int cw_work_begin(const cw_use *uses, uint32_t count, void *stream, int64_t timeout_ns,
+                  cw_work **out);
+int cw_work_end(cw_work *work);
 /* Waits on the CPU until the array's last write is complete. 0, -EOWNERDEAD, -ETIMEDOUT, -EINTR. */
 int cw_array_wait(cw_array *array, int64_t timeout_ns);
 

@@ -19,7 +19,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/broken.h"
 #include "ipc/client.h"
+#include "ipc/copies.h"
 #include "ipc/cuda_backend.h"
 #include "ipc/fence.h"
 #include "ipc/job.h"
@@ -66,7 +68,7 @@ static struct end end_of(cw_array *array, uint64_t offset_bytes) {
 }
 
 /* X1: figures; each process adds its own. */
-static void count(cw_client *client, enum cw_route route, uint64_t size_bytes) {
+void cw_copy_count(cw_client *client, enum cw_route route, uint64_t size_bytes) {
     CW_ADD(X1, &client->shared->routes[route], size_bytes, relaxed);
 }
 
@@ -142,6 +144,8 @@ static int copy_host_gpu(cw_client *client, const struct end *target, const stru
         cw_gpu_leave(lane.gpu);
         return code;
     }
+    if (lane.ours && host == target)
+        lane.stream = lane.gpu->departures;
     if (host->mapping && size_bytes >= REGISTER_BYTES)
         cw_cuda_register_host(lane.gpu, host->mapping);
     CUresult result = host == source
@@ -151,7 +155,7 @@ static int copy_host_gpu(cw_client *client, const struct end *target, const stru
                                                               size_bytes, lane.stream);
     code = leave_lane(&lane, result, size_bytes);
     if (code == 0)
-        count(client, host == source ? CW_ROUTE_IN : CW_ROUTE_OUT, size_bytes);
+        cw_copy_count(client, host == source ? CW_ROUTE_IN : CW_ROUTE_OUT, size_bytes);
     return code;
 }
 
@@ -173,7 +177,7 @@ static int copy_staged(cw_client *client, const struct end *target, const struct
     if (!lane.ours)
         cw_gpu_leave(lane.gpu);
     if (code == 0)
-        count(client, CW_ROUTE_STAGED, size_bytes);
+        cw_copy_count(client, CW_ROUTE_STAGED, size_bytes);
     return code;
 }
 
@@ -222,7 +226,8 @@ static int copy_gpus(cw_client *client, const struct end *target, const struct e
                                                         size_bytes, lane.stream);
     code = leave_lane(&lane, result, size_bytes);
     if (code == 0)
-        count(client, target->gpu == source->gpu ? CW_ROUTE_SAME : CW_ROUTE_PEER, size_bytes);
+        cw_copy_count(client, target->gpu == source->gpu ? CW_ROUTE_SAME : CW_ROUTE_PEER,
+                      size_bytes);
     return code;
 }
 
@@ -237,6 +242,12 @@ static int copy(cw_client *client, const struct end *target, const struct end *s
     return target->gpu < 0 || source->gpu < 0
                ? copy_host_gpu(client, target, source, size_bytes, stream)
                : copy_gpus(client, target, source, size_bytes, stream, in_mover);
+}
+
+int cw_copy_one(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
+                uint64_t size_bytes, void *stream) {
+    const struct end to = end_of(target, target_bytes), from = end_of(source, source_bytes);
+    return copy(target->client, &to, &from, size_bytes, stream, false);
 }
 
 /* ---- in order with the arrays' other users ---- */
@@ -262,7 +273,7 @@ static int end(cw_array *target, cw_array *source, void *stream, int code) {
         code = ended;
     if (stream && source && (ended = cw_array_reading_end(source, stream)) && code == 0)
         code = ended;
-    return code;
+    return cw_broken_serve(code);
 }
 
 /* A copy by the mover is put in order by a stream of ours: the target is this process's to write

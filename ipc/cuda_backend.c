@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "ipc/backend.h"
+#include "ipc/broken.h"
 #include "ipc/wire.h"
 
 #define CACHE_SHARE 32 /* of a GPU's memory: what one client keeps of entirely free slabs */
@@ -315,10 +316,25 @@ void cw_cuda_register_host(const struct cw_gpu *gpu, struct cw_mapping *mapping)
     pthread_mutex_unlock(&lock);
 }
 
+/* A GPU whose context is open; NULL: none is. */
+static const struct cw_gpu *any_open(void) {
+    const struct cw_gpu *gpu;
+    int count = 0;
+    if (cw_gpu_count(&count) != 0)
+        return NULL;
+    for (int i = 0; i < count; i++)
+        if (cw_gpu_peek(i, &gpu) == 0 && gpu->context)
+            return gpu;
+    return NULL;
+}
+
 void cw_backend_forget_host(struct cw_mapping *mapping) {
     const struct cw_cuda *cuda = mapping->reachers ? cw_cuda_opened() : NULL;
-    if (cuda)
+    const struct cw_gpu *gpu = cuda ? any_open() : NULL;
+    if (gpu && cw_gpu_enter(gpu) == 0) { /* without a context the driver refuses */
         cuda->cuMemHostUnregister(mapping->base);
+        cw_gpu_leave(gpu);
+    }
     mapping->reachers = 0;
 }
 
@@ -408,8 +424,8 @@ int cw_stream_wait(int gpu, void *stream, int whole) {
     cw_gpu_leave(place);
     return result == CUDA_SUCCESS
                ? 0
-               : cw_cuda_error(place->cuda, result, "waiting for the stream %p of cuda:%d", stream,
-                               gpu);
+               : cw_broken_serve(cw_cuda_error(
+                     place->cuda, result, "waiting for the stream %p of cuda:%d", stream, gpu));
 }
 
 const struct cw_backend cw_backend_cuda = {

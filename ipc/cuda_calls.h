@@ -67,9 +67,11 @@
     CW_CUDA_CALL(cuStreamGetId)                                                                    \
     CW_CUDA_CALL(cuStreamGetCtx)                                                                   \
     CW_CUDA_CALL(cuStreamIsCapturing)                                                              \
+    CW_CUDA_CALL(cuThreadExchangeStreamCaptureMode)                                                \
     CW_CUDA_CALL(cuStreamWaitEvent)                                                                \
     CW_CUDA_CALL(cuStreamWriteValue64)                                                             \
     CW_CUDA_CALL(cuStreamWaitValue64)                                                              \
+    CW_CUDA_CALL(cuStreamBatchMemOp)                                                               \
     CW_CUDA_CALL(cuEventCreate)                                                                    \
     CW_CUDA_CALL(cuEventDestroy)                                                                   \
     CW_CUDA_CALL(cuEventRecord)                                                                    \
@@ -84,5 +86,10 @@
     CW_CUDA_CALL(cuIpcGetMemHandle)                                                                \
     CW_CUDA_CALL(cuIpcOpenMemHandle)                                                               \
     CW_CUDA_CALL(cuIpcCloseMemHandle)
+
+/* Calls that drivers later than 12.0 have: NULL in the table where this one has not. */
+#if CUDA_VERSION >= 13000
+#define CW_CUDA_CALLS_LATER CW_CUDA_CALL(cuMemcpyBatchAsync)
+#endif
 
 #endif

@@ -89,7 +89,7 @@ int cw_gpu_peek(int ordinal, const struct cw_gpu **out) {
     return 0;
 }
 
-/* Retains the context and makes our stream. The GPU's lock is held. */
+/* Retains the context and makes our streams. The GPU's lock is held. */
 static int start_context(struct cw_gpu *gpu) {
     const struct cw_cuda *cuda = gpu->cuda;
     CUmemAllocationProp memory = {
@@ -97,7 +97,7 @@ static int start_context(struct cw_gpu *gpu) {
         .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gpu->device}};
     CUcontext context;
-    CUstream copies, ahead;
+    CUstream copies, departures, ahead;
     size_t granule = 0;
     CUresult result = cuda->cuMemGetAllocationGranularity(&granule, &memory,
                                                           CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
@@ -115,11 +115,10 @@ static int start_context(struct cw_gpu *gpu) {
     result = cuda->cuCtxPushCurrent(context);
     if (result == CUDA_SUCCESS) {
         result = cuda->cuStreamCreate(&copies, CU_STREAM_NON_BLOCKING);
-        if (result == CUDA_SUCCESS) {
+        if (result == CUDA_SUCCESS)
+            result = cuda->cuStreamCreate(&departures, CU_STREAM_NON_BLOCKING);
+        if (result == CUDA_SUCCESS)
             result = cuda->cuStreamCreate(&ahead, CU_STREAM_NON_BLOCKING);
-            if (result != CUDA_SUCCESS)
-                cuda->cuStreamDestroy(copies);
-        }
         cuda->cuCtxPopCurrent(&(CUcontext){NULL});
     }
     if (result != CUDA_SUCCESS) {
@@ -129,6 +128,7 @@ static int start_context(struct cw_gpu *gpu) {
     gpu->granule_bytes = granule;
     gpu->copies = copies;
     gpu->ahead = ahead;
+    gpu->departures = departures;
     gpu->context = context;
     return 0;
 }
@@ -152,6 +152,27 @@ int cw_gpu_get(int ordinal, struct cw_gpu **out) {
     if (code == 0)
         *out = gpu;
     return code;
+}
+
+struct cw_gpu *cw_gpu_started(int ordinal) {
+    pthread_mutex_lock(&list_lock);
+    bool known = ordinal < gpu_count;
+    pthread_mutex_unlock(&list_lock);
+    return known ? &gpus[ordinal] : NULL;
+}
+
+int cw_gpu_check(const struct cw_gpu *gpu) {
+    /* V3: a fact about this process, no order is needed. */
+    CUresult fault = (CUresult)CW_LOAD(V3, (cw_a32 *)(uintptr_t)&gpu->fault, relaxed);
+    const char *name = NULL;
+    if (fault == CUDA_SUCCESS)
+        return 0;
+    if (gpu->cuda->cuGetErrorName(fault, &name) != CUDA_SUCCESS || !name)
+        name = "an error without a name";
+    return cw_fail(-ENODEV,
+                   "this process's context on cuda:%d is broken by %s: nothing on that GPU works "
+                   "here any more, start the process anew",
+                   gpu->ordinal, name);
 }
 
 int cw_gpu_find(const uint8_t uuid[CW_UUID_BYTES], int *ordinal) {

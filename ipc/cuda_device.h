@@ -16,8 +16,7 @@
 
 #include "ipc/cuda_driver.h"
 #include "ipc/device.h"
-
-#define CW_GPUS_MAX 64
+#include "shm/atomic.h"
 
 struct cw_gpu {
     /* read at opening, constant */
@@ -34,6 +33,8 @@ struct cw_gpu {
     uint64_t granule_bytes; /* slabs are multiples of it */
     CUstream copies;        /* ours, non-blocking: what has no stream of its own runs here */
     CUstream ahead;         /* the same, for what nobody waits for on the CPU */
+    cw_a32 fault; /* CUresult, 0 none: the driver has given the context up for good (broken.h) */
+    CUstream departures; /* but copies to the host here, beside those that come */
 };
 
 /* How many GPUs this process sees. Opens the driver. Blocks the first time. 0, or what
@@ -43,6 +44,11 @@ int cw_gpu_count(int *out);
  * cannot share memory; its compute mode forbids a second process), -EDQUOT (no GPU memory for the
  * context). Blocks the first time. */
 int cw_gpu_get(int ordinal, struct cw_gpu **out);
+/* The GPU with this ordinal, or NULL beyond the last. Opens nothing: its context, under its
+ * lock, may be NULL. */
+struct cw_gpu *cw_gpu_started(int ordinal);
+/* -ENODEV: its context in this process is broken, with the driver's name for why. One load. */
+int cw_gpu_check(const struct cw_gpu *gpu);
 /* What is known of it without a context. */
 int cw_gpu_peek(int ordinal, const struct cw_gpu **out);
 /* The ordinal of the GPU with this UUID. -ENODEV when this process's mask hides it: says which it

@@ -22,7 +22,9 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct cw_cuda table;
-static cw_a32 state; /* private: 0 not open, 1 open, 2 a child of a process that had it open */
+static void *opened;     /* the driver's library; constant once the table is published */
+static cw_a32 state;     /* private: 0 not open, 1 open, 2 a child of a process that had it open */
+static cw_a32 suspected; /* private: 1: a fatal error was seen */
 
 enum { CLOSED, OPEN, FORKED };
 
@@ -59,6 +61,20 @@ static int load_calls(void *library, const char *path, struct cw_cuda *out) {
                            CW_CUDA_DRIVER_MIN % 1000 / 10);
         memcpy(calls[i].place, &found, sizeof found);
     }
+#ifdef CW_CUDA_CALLS_LATER
+    const struct {
+        const char *name;
+        void *place;
+    } later[] = {
+#define CW_CUDA_CALL(name) {VERSIONED(name), &out->name},
+        CW_CUDA_CALLS_LATER
+#undef CW_CUDA_CALL
+    };
+    for (size_t i = 0; i < sizeof later / sizeof *later; i++) {
+        void *found = dlsym(library, later[i].name);
+        memcpy(later[i].place, &found, sizeof found);
+    }
+#endif
     return 0;
 }
 
@@ -99,6 +115,7 @@ static int open_driver(void) {
                        "no CUDA driver here (%s): use device=\"cpu\", or install NVIDIA's driver, "
                        "or name its library in CAUSEWAY_CUDA_DRIVER",
                        dlerror());
+    opened = library;
     int code = load_calls(library, path, &table);
     if (code == 0)
         code = start(&table, path);
@@ -131,6 +148,36 @@ const struct cw_cuda *cw_cuda_opened(void) {
     return CW_LOAD(V1, &state, acquire) == OPEN ? &table : NULL;
 }
 
+bool cw_cuda_is_fatal(CUresult result) {
+    switch (result) {
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_EXTERNAL_DEVICE:
+    case CUDA_ERROR_UNKNOWN:
+        return true;
+    default:
+        return false;
+    }
+}
+
+bool cw_cuda_suspected(void) {
+    return CW_LOAD(V2, &suspected, relaxed) != 0;
+}
+
+void *cw_cuda_symbol(const char *name) {
+    return cw_cuda_opened() ? dlsym(opened, name) : NULL;
+}
+
 int cw_cuda_tell(const struct cw_cuda *cuda, CUresult result, const char *format, ...) {
     const char *name = NULL, *sentence = NULL;
     char what[256];
@@ -138,6 +185,8 @@ int cw_cuda_tell(const struct cw_cuda *cuda, CUresult result, const char *format
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
+    if (cw_cuda_is_fatal(result))
+        CW_STORE(V2, &suspected, 1, relaxed); /* V2: a hint; broken.c asks the contexts */
     if (cuda->cuGetErrorName(result, &name) != CUDA_SUCCESS || !name)
         name = "an error without a name";
     if (cuda->cuGetErrorString(result, &sentence) != CUDA_SUCCESS || !sentence)

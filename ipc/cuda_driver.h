@@ -25,6 +25,9 @@
 struct cw_cuda { /* the driver's calls: fields have cuda.h's names */
 #define CW_CUDA_CALL(name) __typeof__(&name) name;
     CW_CUDA_CALLS
+#ifdef CW_CUDA_CALLS_LATER
+    CW_CUDA_CALLS_LATER
+#endif
 #undef CW_CUDA_CALL
     int version; /* of the driver: 13000 is CUDA 13.0 */
 };
@@ -38,6 +41,14 @@ int cw_cuda_open(const struct cw_cuda **out);
 /* The driver if this process has opened it and may use it, else NULL. For those that give back what
  * they got: in a forked child there is nothing to give back. Never blocks. */
 const struct cw_cuda *cw_cuda_opened(void);
+/* A call of the driver's that not all have, by its name; NULL: this one lacks it. After
+ * cw_cuda_open(). */
+void *cw_cuda_symbol(const char *name);
+
+/* Has any call of ours failed so that a context may be broken for good? One load. */
+bool cw_cuda_suspected(void);
+/* Is this an error after which nothing in that context works any more? */
+bool cw_cuda_is_fatal(CUresult result);
 
 /*
  * Turns a failed call into our code and this thread's text: "WHAT: CUDA_ERROR_NAME, sentence".

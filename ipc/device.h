@@ -12,6 +12,7 @@
 #include "ipc/wire.h"
 #include "shm/order.h"
 
+#define CW_GPUS_MAX   64 /* that one process works with */
 #define CW_UUID_BYTES 16
 #define CW_UUID_TEXT  41 /* "GPU-", 36 characters, the end */
 

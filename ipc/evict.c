@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/broken.h"
 #include "ipc/fence.h"
 #include "ipc/job.h"
 #include "ipc/stream.h"
@@ -114,7 +115,7 @@ int cw_evict_one(cw_client *client, const struct cw_heap *heap) {
     cw_array_close(old);
     int code = make_host(it->array, &host);
     if (code == 0)
-        code = cw_copy_unordered(host, it->array, it->array->size_bytes);
+        code = cw_broken_serve(cw_copy_unordered(host, it->array, it->array->size_bytes));
     pthread_mutex_lock(&client->lock);
     if (code == 0) {
         it->array->slab->heap->hoards = true; /* what it leaves free is about to be used */

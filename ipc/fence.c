@@ -10,18 +10,28 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "ipc/broken.h"
+
 #define SPIN_NS        50000
 #define NAP_FIRST_NS   20000
 #define NAP_LONGEST_NS 500000
 
-int cw_fences_of(cw_client *client, struct cw_fences **out) {
-    pthread_mutex_lock(&client->lock);
+/* The client's lock is held. */
+static struct cw_fences *books_of(cw_client *client) {
     if (!client->fences) {
         client->fences = calloc(1, sizeof *client->fences);
-        if (client->fences)
+        if (client->fences) {
             pthread_mutex_init(&client->fences->lock, NULL);
+            client->fences->client = client;
+            cw_broken_watch(client->fences);
+        }
     }
-    *out = client->fences;
+    return client->fences;
+}
+
+int cw_fences_of(cw_client *client, struct cw_fences **out) {
+    pthread_mutex_lock(&client->lock);
+    *out = books_of(client);
     pthread_mutex_unlock(&client->lock);
     return *out ? 0 : cw_fail(-EDQUOT, "no memory for the books of fences");
 }
@@ -54,6 +64,7 @@ static int fetch_page(cw_client *client, struct cw_fences *fences, uint32_t numb
     }
     cw_segment_close_fd(&page->segment);
     page->number = info.page;
+    page->gpu = -1;
     page->fences = (struct cw_fence *)((uint8_t *)page->segment.base + CW_PAGE);
     page->next = fences->pages[page->number % CW_FENCE_BUCKETS];
     fences->pages[page->number % CW_FENCE_BUCKETS] = page;
@@ -61,16 +72,19 @@ static int fetch_page(cw_client *client, struct cw_fences *fences, uint32_t numb
     return 0;
 }
 
-int cw_fence_take(cw_client *client, struct cw_fences *fences, uint32_t *number,
+int cw_fence_take(cw_client *client, struct cw_fences *fences, int gpu, uint32_t *number,
                   struct cw_page_of_fences **out) {
-    if (!fences->own || fences->own_used == CW_FENCES_PER_PAGE) {
-        int code = fetch_page(client, fences, 0, &fences->own);
+    struct cw_page_of_fences *page = fences->own[gpu].page;
+    if (!page || fences->own[gpu].used == CW_FENCES_PER_PAGE) {
+        int code = fetch_page(client, fences, 0, &page);
         if (code)
             return code;
-        fences->own_used = 0;
+        page->gpu = gpu;
+        fences->own[gpu].page = page;
+        fences->own[gpu].used = 0;
     }
-    *out = fences->own;
-    *number = fences->own->number * CW_FENCES_PER_PAGE + fences->own_used++;
+    *out = page;
+    *number = page->number * CW_FENCES_PER_PAGE + fences->own[gpu].used++;
     return 0;
 }
 
@@ -98,8 +112,7 @@ int cw_stamp_look(cw_client *client, struct cw_fences *fences, cw_stamp stamp) {
     return code ? code : cw_fence_poll(fence, cw_stamp_value(stamp));
 }
 
-/* Can nothing of a dead process's land any more? */
-static bool is_final(cw_client *client, struct cw_fences *fences, cw_stamp stamp) {
+bool cw_stamp_is_final(cw_client *client, struct cw_fences *fences, cw_stamp stamp) {
     struct cw_page_of_fences *page;
     struct cw_fence *fence;
     int code = cw_fence_find(client, fences, stamp, &page, &fence);
@@ -118,15 +131,15 @@ int cw_stamp_poll(cw_client *client, cw_stamp stamp) {
 }
 
 void cw_patience_begin(struct cw_patience *patience, int64_t timeout_ns) {
-    int64_t now_ns = cw_now_ns();
-    *patience = (struct cw_patience){.spin_end_ns = now_ns + SPIN_NS,
-                                     .end_ns = timeout_ns < 0 ? INT64_MAX : now_ns + timeout_ns,
-                                     .nap_ns = NAP_FIRST_NS,
-                                     .timeout_ns = timeout_ns};
+    *patience = (struct cw_patience){.nap_ns = NAP_FIRST_NS, .timeout_ns = timeout_ns};
 }
 
 int cw_patience_spend(cw_client *client, struct cw_patience *patience, const char *what) {
     int64_t now_ns = cw_now_ns();
+    if (!patience->spin_end_ns) {
+        patience->spin_end_ns = now_ns + SPIN_NS;
+        patience->end_ns = patience->timeout_ns < 0 ? INT64_MAX : now_ns + patience->timeout_ns;
+    }
     if (now_ns >= patience->end_ns)
         return cw_fail(-ETIMEDOUT, "%s did not come to an end in %.3f s", what,
                        (double)patience->timeout_ns / 1e9);
@@ -139,6 +152,7 @@ int cw_patience_spend(cw_client *client, struct cw_patience *patience, const cha
     int code = cw_client_usable(client);
     if (code)
         return code;
+    cw_broken_look(); /* what we wait for may be our own, and lost */
     struct timespec nap = {.tv_nsec = patience->nap_ns};
     if (nanosleep(&nap, NULL) < 0)
         return -EINTR;
@@ -166,16 +180,6 @@ int cw_stamp_await(cw_client *client, cw_stamp stamp, struct cw_patience *patien
     }
 }
 
-bool cw_stamp_is_final(cw_client *client, cw_stamp stamp) {
-    struct cw_fences *fences;
-    if (cw_fences_of(client, &fences) != 0)
-        return false;
-    pthread_mutex_lock(&fences->lock);
-    bool final = is_final(client, fences, stamp);
-    pthread_mutex_unlock(&fences->lock);
-    return final;
-}
-
 /* ---- the heap's question ---- */
 
 bool cw_order_passed(cw_client *client, struct cw_slab *slab, uint32_t block) {
@@ -183,13 +187,9 @@ bool cw_order_passed(cw_client *client, struct cw_slab *slab, uint32_t block) {
     struct cw_order_seen seen;
     if (cw_order_unused(order))
         return true;
-    if (!client->fences) {
-        client->fences = calloc(1, sizeof *client->fences);
-        if (!client->fences)
-            return false; /* asked again */
-        pthread_mutex_init(&client->fences->lock, NULL);
-    }
-    struct cw_fences *fences = client->fences;
+    struct cw_fences *fences = books_of(client);
+    if (!fences)
+        return false; /* asked again */
     cw_order_see(order, &seen);
     bool passed = cw_order_turn(order) == 0;
     pthread_mutex_lock(&fences->lock);
@@ -197,7 +197,7 @@ bool cw_order_passed(cw_client *client, struct cw_slab *slab, uint32_t block) {
         cw_stamp stamp = i < CW_ORDER_READS ? seen.reads[i] : seen.write;
         int state = stamp ? cw_stamp_look(client, fences, stamp) : 1;
         /* Of the dead: not before nothing of them can land any more. */
-        passed = state > 0 || (state == -EOWNERDEAD && is_final(client, fences, stamp));
+        passed = state > 0 || (state == -EOWNERDEAD && cw_stamp_is_final(client, fences, stamp));
     }
     pthread_mutex_unlock(&fences->lock);
     return passed;

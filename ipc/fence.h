@@ -32,6 +32,7 @@
 #define CW_IPC_FENCE_H
 
 #include "ipc/client.h"
+#include "ipc/device.h"
 #include "shm/order.h"
 
 #define CW_STREAM_WAITS_MAX 4u
@@ -40,6 +41,7 @@
 
 struct cw_page_of_fences { /* never unmapped */
     uint32_t number;
+    int gpu;           /* whose streams write it: the ordinal; -1: another process's page */
     bool registered;   /* with CUDA */
     uint64_t gpu_base; /* where GPUs find it, the same for all of them */
     struct cw_segment segment;
@@ -51,13 +53,20 @@ struct cw_stream; /* stream.c */
 
 struct cw_fences { /* of one client */
     pthread_mutex_t lock;
+    cw_client *client;
     struct cw_page_of_fences *pages[CW_FENCE_BUCKETS];
-    struct cw_page_of_fences *own; /* where our next fence comes from */
-    uint32_t own_used;
+    struct { /* for each GPU: where its streams' next fence comes from. So a page is one context's,
+              * and goes with it (broken.h) */
+        struct cw_page_of_fences *page;
+        uint32_t used;
+    } own[CW_GPUS_MAX];
+    uint64_t broken; /* bit i: the context of GPU i is, and the broker was told */
     struct cw_stream *streams;
+    struct cw_fences *next; /* of this process; broken.c */
 };
 
-/* How long somebody waits on the CPU: spins for a while, then naps of growing length. */
+/* How long somebody waits on the CPU: spins for a while, then naps of growing length. The clock is
+ * first read when there is something to wait for. */
 struct cw_patience {
     int64_t spin_end_ns, end_ns, nap_ns, timeout_ns;
 };
@@ -67,8 +76,8 @@ int cw_patience_spend(cw_client *client, struct cw_patience *patience, const cha
 
 /* The client's books, made when first asked for. Without client->lock. */
 int cw_fences_of(cw_client *client, struct cw_fences **out);
-/* A new fence of ours. The fences' lock is held. */
-int cw_fence_take(cw_client *client, struct cw_fences *fences, uint32_t *number,
+/* A new fence of ours for a stream of that GPU. The fences' lock is held. */
+int cw_fence_take(cw_client *client, struct cw_fences *fences, int gpu, uint32_t *number,
                   struct cw_page_of_fences **page);
 /* The fence of a stamp. -ENOENT: its session is dead and buried. The fences' lock is held. */
 int cw_fence_find(cw_client *client, struct cw_fences *fences, cw_stamp stamp,
@@ -84,8 +93,8 @@ int cw_stamp_await(cw_client *client, cw_stamp stamp, struct cw_patience *patien
 int cw_stamp_poll(cw_client *client, cw_stamp stamp);
 /* Waits for it on the CPU. 0, -EOWNERDEAD, -ETIMEDOUT, -EINTR, -ECONNRESET. */
 int cw_stamp_wait(cw_client *client, cw_stamp stamp, int64_t timeout_ns);
-/* Of a stamp whose process is dead: can nothing of it land any more? Without client->lock. */
-bool cw_stamp_is_final(cw_client *client, cw_stamp stamp);
+/* Of a stamp whose process is dead: can nothing of it land any more? The fences' lock is held. */
+bool cw_stamp_is_final(cw_client *client, struct cw_fences *fences, cw_stamp stamp);
 /*
  * May the owner carve this block anew? True when its last write and all reads have passed or belong
  * to the dead (whose poison is final). Called by the heap with client->lock held, so it never asks

@@ -316,7 +316,8 @@ static int carve(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, s
 
 /* The size of the slab that an array of this size calls for, and how many blocks it has. */
 static uint64_t plan_slab(struct cw_heap *heap, uint64_t size_bytes, uint32_t *capacity) {
-    uint64_t next = heap->next_slab_bytes;
+    uint64_t next =
+        heap->next_slab_bytes > heap->granule_bytes ? heap->next_slab_bytes : heap->granule_bytes;
     if (heap->next_slab_bytes < heap->backend->slab_max_bytes)
         heap->next_slab_bytes *= 2;
     if (size_bytes > next / 4) {
@@ -381,7 +382,8 @@ static int make_slab(cw_client *client, struct cw_heap *heap, uint64_t size_byte
         uint64_t slab_bytes = plan_slab(heap, size_bytes, &capacity);
         pthread_mutex_unlock(&client->lock);
         int code = make_planned_slab(client, heap, slab_bytes, capacity);
-        if (code != -EDQUOT || capacity == heap->backend->large_blocks)
+        if (code != -EDQUOT || capacity == heap->backend->large_blocks ||
+            slab_bytes == heap->granule_bytes)
             return code;
         pthread_mutex_lock(&client->lock);
         heap->next_slab_bytes = slab_bytes / 4;

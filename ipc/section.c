@@ -1,85 +1,62 @@
 /*
- * Work on arrays put in order: begin and end of reading and writing, and waiting for it on the CPU.
- * See order.h for the record of a block and fence.h for the rules.
- *
- * A turn is the stamp of the section that has it, so that whoever meets it can see whether its
- * process is dead. A reader is told so at once. A writer waits until nothing of the dead can land
- * any more (cw_fence_is_final), and is told when that takes longer than GHOST_PATIENCE_NS: a forked
- * child of the dead lives on, and keeps its GPU work alive.
- *
- * No state of its own. If this process dies between begin and end the broker takes its turn out.
+ * Sections: their begin and end, see section.h. All of it with the fences' lock held, which is
+ * given up while anything waits.
  */
-#include <string.h>
+#include "ipc/section.h"
 
-#include "ipc/stream.h"
+#include <string.h>
 
 #define GHOST_PATIENCE_NS (3 * (int64_t)CW_POISON_NS)
 
+/* Who waits, and what for. */
+struct waiter {
+    cw_client *client;
+    struct cw_fences *fences;
+    struct cw_section *section; /* NULL: the CPU */
+    struct cw_patience patience;
+    struct cw_waits waits;
+};
+
 static int poisoned(void) {
     return cw_fail(-EOWNERDEAD, "the process that wrote the array last died before its work was "
-                                "complete, or what it computed with came from such a one; write "
-                                "the whole array anew");
+                                "complete, or its GPU failed, or what it computed with came from "
+                                "such a one; write the whole array anew");
 }
 
-/* What every call begins with. *order NULL: a host array, nothing to be done. */
-static int open_call(cw_array *array, struct cw_fences **fences, struct cw_order **order) {
-    int code = cw_array_usable(array);
-    *order = NULL;
-    if (code || array->slab->device_kind != CW_DEVICE_CUDA)
-        return code;
-    code = cw_fences_of(array->client, fences);
-    if (code == 0)
-        *order = cw_order_of(array->slab->table, array->block);
+static int spend(struct waiter *w, const char *what) {
+    pthread_mutex_unlock(&w->fences->lock);
+    int code = cw_patience_spend(w->client, &w->patience, what);
+    pthread_mutex_lock(&w->fences->lock);
     return code;
-}
-
-static int open_section(cw_array *array, struct cw_fences *fences, void *handle, bool writing,
-                        struct cw_section **out) {
-    pthread_mutex_lock(&fences->lock);
-    int code = cw_section_open(array->client, fences, array, handle, writing, out);
-    pthread_mutex_unlock(&fences->lock);
-    return code;
-}
-
-static void cancel_section(struct cw_fences *fences, struct cw_section *section) {
-    pthread_mutex_lock(&fences->lock);
-    cw_section_cancel(section);
-    pthread_mutex_unlock(&fences->lock);
 }
 
 /* ---- who has the turn ---- */
 
 enum turn { TURN_FREE, TURN_SAME_STREAM, TURN_TAKEN, TURN_DEAD };
 
-/* What a turn that was met means for a stream (NULL: for the CPU). Or -EINVAL: this thread has it
- * and would wait for itself. */
-static int judge_turn(cw_client *client, struct cw_fences *fences, const struct cw_stream *stream,
-                      cw_stamp turn) {
-    int found = TURN_TAKEN;
+/* What a turn that was met means. Or -EINVAL: this thread has it and would wait for itself. */
+static int judge_turn(const struct waiter *w, cw_stamp turn) {
     if (!turn)
         return TURN_FREE;
-    pthread_mutex_lock(&fences->lock);
-    struct cw_section *section = cw_section_of(fences, cw_stamp_fence(turn));
-    if (section && section->stream == stream)
-        found = TURN_SAME_STREAM;
-    else if (section && section->thread == cw_this_thread())
-        found = cw_fail(-EINVAL,
-                        "this thread is writing the array on the stream %p, and would wait for "
-                        "itself: end that first, or use the same stream",
-                        section->stream->handle);
-    else if (!section) {
-        /* The highest value: it may have died behind its last submit, its work complete, and what
-         * that had waited for untold. */
-        int state =
-            cw_stamp_look(client, fences, cw_stamp_make(cw_stamp_fence(turn), CW_STAMP_VALUE_MAX));
-        found = state == -EOWNERDEAD ? TURN_DEAD : state < 0 ? state : TURN_TAKEN;
-    }
-    pthread_mutex_unlock(&fences->lock);
-    return found;
+    const struct cw_section *holder = cw_section_of(w->fences, cw_stamp_fence(turn));
+    if (holder && w->section && holder->stream == w->section->stream)
+        return TURN_SAME_STREAM;
+    if (holder && holder->thread == cw_this_thread())
+        return cw_fail(-EINVAL,
+                       "this thread is writing the array on the stream %p, and would wait for "
+                       "itself: end that first, or use the same stream",
+                       holder->stream->handle);
+    if (holder)
+        return TURN_TAKEN;
+    /* The highest value: it may have died behind its last submit, its work complete, and what that
+     * had waited for untold. */
+    int state = cw_stamp_look(w->client, w->fences,
+                              cw_stamp_make(cw_stamp_fence(turn), CW_STAMP_VALUE_MAX));
+    return state == -EOWNERDEAD ? TURN_DEAD : state < 0 ? state : TURN_TAKEN;
 }
 
 /* Lets time pass while a dead process's work may still land. seen_ns: when it was met first. */
-static int await_ghost(cw_client *client, struct cw_patience *patience, int64_t *seen_ns) {
+static int await_ghost(struct waiter *w, int64_t *seen_ns) {
     int64_t now_ns = cw_now_ns();
     if (!*seen_ns)
         *seen_ns = now_ns;
@@ -88,81 +65,43 @@ static int await_ghost(cw_client *client, struct cw_patience *patience, int64_t 
                        "a process that used the array is dead, but a forked child of it lives on "
                        "and keeps its GPU work alive, which may still reach the array: end the "
                        "child, or use a new array");
-    return cw_patience_spend(client, patience, "the GPU work of a dead process");
+    return spend(w, "the GPU work of a dead process");
 }
 
-static int take_turn(cw_client *client, struct cw_fences *fences, struct cw_order *order,
-                     struct cw_section *section, struct cw_patience *patience) {
+static int take_turn(struct waiter *w, struct cw_order *order) {
     uint64_t holder;
     int64_t seen_ns = 0;
-    while (!cw_order_turn_take(order, cw_section_stamp(section), &holder)) {
-        int found = judge_turn(client, fences, section->stream, holder);
+    while (!cw_order_turn_take(order, cw_section_stamp(w->section), &holder)) {
+        int found = judge_turn(w, holder);
         if (found == TURN_SAME_STREAM)
             return cw_fail(-EINVAL, "the stream %p is writing the array already",
-                           section->stream->handle);
-        int code = found < 0 ? found
-                   : found == TURN_DEAD
-                       ? await_ghost(client, patience, &seen_ns)
-                       : cw_patience_spend(client, patience, "another's writing of the array");
+                           w->section->stream->handle);
+        int code = found < 0            ? found
+                   : found == TURN_DEAD ? await_ghost(w, &seen_ns)
+                                        : spend(w, "another's writing of the array");
         if (code)
             return code;
     }
     return 0;
 }
 
-/* ---- reading ---- */
+/* ---- what has to pass before ---- */
 
-/* Takes a place for a read whose stamp has passed. */
-static bool replace_read(cw_client *client, struct cw_order *order, cw_stamp stamp,
-                         unsigned *place) {
-    struct cw_order_seen seen;
-    cw_order_see(order, &seen);
-    for (unsigned i = 0; i < CW_ORDER_READS; i++)
-        if (cw_stamp_poll(client, seen.reads[i]) > 0 &&
-            cw_order_read_replace(order, i, seen.reads[i], stamp)) {
-            *place = i;
-            return true;
-        }
-    return false;
+/* Lets the stream, or the CPU, wait for one stamp. */
+static int need(struct waiter *w, cw_stamp stamp) {
+    if (w->section)
+        return cw_stream_need(w->client, w->fences, w->section->stream, &w->waits, stamp,
+                              &w->patience);
+    if (!stamp)
+        return 0;
+    pthread_mutex_unlock(&w->fences->lock);
+    int code = cw_stamp_await(w->client, stamp, &w->patience);
+    pthread_mutex_lock(&w->fences->lock);
+    return code;
 }
 
-/* Notes the read, when nobody is writing. */
-static int note_read(cw_client *client, struct cw_fences *fences, struct cw_order *order,
-                     const struct cw_section *section, struct cw_patience *patience,
-                     unsigned *place, cw_stamp *before) {
-    cw_stamp stamp = cw_section_stamp(section);
-    for (;;) {
-        bool noted = cw_order_read_note(order, stamp, place, before);
-        if (!noted) {
-            *before = 0;
-            noted = replace_read(client, order, stamp, place);
-        }
-        int found =
-            noted ? judge_turn(client, fences, section->stream, cw_order_turn(order)) : TURN_TAKEN;
-        if (found == TURN_FREE || found == TURN_SAME_STREAM)
-            return 0;
-        if (noted)
-            cw_order_read_undo(order, *place, stamp, *before);
-        int code = found < 0 ? found
-                   : found == TURN_DEAD
-                       ? poisoned()
-                       : cw_patience_spend(client, patience, "another's use of the array");
-        if (code)
-            return code;
-    }
-}
-
-/* Lets the stream (NULL: the CPU) wait for one stamp. */
-static int wait_for_stamp(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,
-                          cw_stamp stamp, struct cw_patience *patience) {
-    if (stream)
-        return cw_stream_wait_for(client, fences, stream, stamp, patience);
-    return stamp ? cw_stamp_await(client, stamp, patience) : 0;
-}
-
-/* The same for the last write, and what that had waited for. */
-static int wait_for_write(cw_client *client, struct cw_fences *fences, struct cw_order *order,
-                          struct cw_stream *stream, struct cw_patience *patience) {
+/* The last write, and what that had waited for. */
+static int need_write(struct waiter *w, struct cw_order *order) {
     for (;;) {
         struct cw_order_seen seen, again;
         int code = 0;
@@ -170,8 +109,7 @@ static int wait_for_write(cw_client *client, struct cw_fences *fences, struct cw
         if (seen.marks & CW_ORDER_POISONED)
             return poisoned();
         for (unsigned i = 0; i <= CW_ORDER_WAITED && code == 0; i++)
-            code = wait_for_stamp(client, fences, stream,
-                                  i < CW_ORDER_WAITED ? seen.waited[i] : seen.write, patience);
+            code = need(w, i < CW_ORDER_WAITED ? seen.waited[i] : seen.write);
         if (code != -EOWNERDEAD)
             return code;
         /* Unless the broker has just taken the stamps of the dead out: then it says what is so. */
@@ -181,123 +119,140 @@ static int wait_for_write(cw_client *client, struct cw_fences *fences, struct cw
     }
 }
 
-static int reading_begin(cw_array *array, void *handle, int64_t timeout_ns) {
-    struct cw_fences *fences;
-    struct cw_order *order;
-    struct cw_section *section;
-    struct cw_patience patience;
-    cw_stamp before;
-    unsigned place;
-    int code = open_call(array, &fences, &order);
-    if (code || !order)
-        return code;
-    cw_client *client = array->client;
-    cw_patience_begin(&patience, timeout_ns);
-    code = open_section(array, fences, handle, false, &section);
-    if (code)
-        return code;
-    code = note_read(client, fences, order, section, &patience, &place, &before);
-    if (code == 0) {
-        code = wait_for_write(client, fences, order, section->stream, &patience);
-        if (code)
-            cw_order_read_undo(order, place, cw_section_stamp(section), before);
-    }
-    if (code)
-        cancel_section(fences, section);
-    return code;
-}
-
-int cw_array_reading_begin(cw_array *array, void *handle, int64_t timeout_ns) {
-    int code = cw_array_pin(array); /* until the end */
-    if (code)
-        return code;
-    code = reading_begin(array, handle, timeout_ns);
-    if (code)
-        cw_array_unpin(array);
-    return code;
-}
-
-int cw_array_reading_end(cw_array *array, void *handle) {
-    struct cw_fences *fences;
-    struct cw_order *order;
-    struct cw_section *section;
-    int code = open_call(array, &fences, &order);
-    if (code || !order)
-        return code;
-    pthread_mutex_lock(&fences->lock);
-    code = cw_section_find(fences, array, handle, false, &section);
-    bool found = code == 0;
-    if (code == 0)
-        code = cw_section_submit(section);
-    if (code == 0)
-        code = cw_stream_tell(array->client, fences, section->stream);
-    pthread_mutex_unlock(&fences->lock);
-    if (found)
-        cw_array_unpin(array);
-    return code;
-}
-
-/* ---- writing ---- */
-
-/* Lets the stream (NULL: the CPU) wait for one earlier use, and where its process is dead, until
- * none of its work can land any more. */
-static int wait_for_use(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,
-                        cw_stamp stamp, struct cw_patience *patience) {
+/* One earlier use; where its process is dead, until none of its work can land any more. */
+static int need_use(struct waiter *w, cw_stamp stamp) {
     int64_t seen_ns = 0;
-    int code = wait_for_stamp(client, fences, stream, stamp, patience);
+    int code = need(w, stamp);
     if (code != -EOWNERDEAD)
         return code;
     do
-        code = cw_stamp_is_final(client, stamp) ? 0 : await_ghost(client, patience, &seen_ns);
-    while (code == 0 && !cw_stamp_is_final(client, stamp));
+        code = cw_stamp_is_final(w->client, w->fences, stamp) ? 0 : await_ghost(w, &seen_ns);
+    while (code == 0 && !cw_stamp_is_final(w->client, w->fences, stamp));
     return code;
 }
 
-static int writing_begin(cw_array *array, void *handle, int64_t timeout_ns) {
-    struct cw_fences *fences;
-    struct cw_order *order;
-    struct cw_section *section;
-    struct cw_patience patience;
+static int need_uses(struct waiter *w, struct cw_order *order) {
     struct cw_order_seen seen;
-    int code = open_call(array, &fences, &order);
-    if (code == 0 && array->readonly)
-        return cw_fail(-EINVAL, "the array is mapped read-only");
-    if (code || !order)
-        return code;
-    cw_client *client = array->client;
-    cw_patience_begin(&patience, timeout_ns);
-    code = open_section(array, fences, handle, true, &section);
-    if (code)
-        return code;
-    code = take_turn(client, fences, order, section, &patience);
-    if (code) {
-        cancel_section(fences, section);
-        return code;
-    }
+    int code = 0;
     cw_order_see(order, &seen);
     for (unsigned i = 0; i <= CW_ORDER_READS && code == 0; i++)
-        code = wait_for_use(client, fences, section->stream,
-                            i < CW_ORDER_READS ? seen.reads[i] : seen.write, &patience);
-    if (code) {
-        cw_order_turn_give(order);
-        cancel_section(fences, section);
-    }
+        code = need_use(w, i < CW_ORDER_READS ? seen.reads[i] : seen.write);
     return code;
 }
 
-int cw_array_writing_begin(cw_array *array, void *handle, int64_t timeout_ns) {
-    int code = cw_array_pin(array);
+/* ---- one array ---- */
+
+/* Takes a place for a read whose stamp has passed. */
+static bool replace_read(const struct waiter *w, struct cw_held *held, cw_stamp stamp) {
+    struct cw_order_seen seen;
+    cw_order_see(held->order, &seen);
+    for (unsigned i = 0; i < CW_ORDER_READS; i++)
+        if (cw_stamp_look(w->client, w->fences, seen.reads[i]) > 0 &&
+            cw_order_read_replace(held->order, i, seen.reads[i], stamp)) {
+            held->place = i;
+            held->before = 0;
+            return true;
+        }
+    return false;
+}
+
+/* Notes the read, when nobody is writing. */
+static int note_read(struct waiter *w, struct cw_held *held) {
+    cw_stamp stamp = cw_section_stamp(w->section);
+    for (;;) {
+        bool noted = cw_order_read_note(held->order, stamp, &held->place, &held->before) ||
+                     replace_read(w, held, stamp);
+        int found = noted ? judge_turn(w, cw_order_turn(held->order)) : TURN_TAKEN;
+        if (found == TURN_FREE || found == TURN_SAME_STREAM)
+            return 0;
+        if (noted)
+            cw_order_read_undo(held->order, held->place, stamp, held->before);
+        int code = found < 0            ? found
+                   : found == TURN_DEAD ? poisoned()
+                                        : spend(w, "another's use of the array");
+        if (code)
+            return code;
+    }
+}
+
+static void give_back(const struct cw_section *section, const struct cw_held *held) {
+    if (held->writing)
+        cw_order_turn_give(held->order);
+    else
+        cw_order_read_undo(held->order, held->place, cw_section_stamp(section), held->before);
+}
+
+static int take(struct waiter *w, struct cw_held *held) {
+    int code = held->writing ? take_turn(w, held->order) : note_read(w, held);
     if (code)
         return code;
-    code = writing_begin(array, handle, timeout_ns);
+    code = held->writing ? need_uses(w, held->order) : need_write(w, held->order);
     if (code)
-        cw_array_unpin(array);
+        give_back(w->section, held);
     return code;
 }
 
+/* ---- begin ---- */
+
+/* A break of the context (broken.h) may have ended the section while the lock was given up. */
+static int check_open(const struct waiter *w) {
+    return w->section->open ? 0 : cw_gpu_check(w->section->stream->gpu);
+}
+
+static int take_all(struct waiter *w, const cw_use *uses, uint32_t count) {
+    struct cw_section *section = w->section;
+    int code = 0;
+    for (uint32_t i = 0; i < count && code == 0; i++) {
+        cw_array *array = uses[i].array;
+        struct cw_held held = {.array = array,
+                               .order = cw_order_of(array->slab->table, array->block),
+                               .writing = uses[i].writing != 0,
+                               .whole = uses[i].whole != 0};
+        code = take(w, &held);
+        if (code == 0 && !section->open)
+            give_back(section, &held);
+        if (code == 0 && section->open)
+            section->held[section->held_count++] = held;
+        if (code == 0)
+            code = check_open(w);
+    }
+    if (code == 0)
+        code =
+            cw_stream_submit_waits(w->client, w->fences, section->stream, &w->waits, &w->patience);
+    return code ? code : check_open(w);
+}
+
+int cw_section_begin(cw_client *client, struct cw_fences *fences, const cw_use *uses,
+                     uint32_t count, bool several, void *handle, int64_t timeout_ns,
+                     struct cw_section **out) {
+    struct waiter w;
+    w.client = client;
+    w.fences = fences;
+    w.waits.count = 0;
+    w.waits.decided = false;
+    cw_patience_begin(&w.patience, timeout_ns);
+    pthread_mutex_lock(&fences->lock);
+    int code = cw_section_open(client, fences, uses[0].array->home_slab->device, handle, count,
+                               &w.section);
+    if (code == 0) {
+        w.section->several = several;
+        code = take_all(&w, uses, count);
+    } else
+        w.section = NULL;
+    if (code && w.section && w.section->open) {
+        while (w.section->held_count)
+            give_back(w.section, &w.section->held[--w.section->held_count]);
+        cw_section_cancel(w.section);
+    }
+    pthread_mutex_unlock(&fences->lock);
+    *out = w.section;
+    return code;
+}
+
+/* ---- end ---- */
+
 /* What readers of the result must look at besides its own stamp: what the stream still waits for.
- * Where that is more than a record holds the CPU waits for the rest. The lock is held, and given up
- * meanwhile. */
+ * Where that is more than a record holds the CPU waits for the rest. */
 static int settle_dependencies(cw_client *client, struct cw_fences *fences,
                                struct cw_stream *stream) {
     cw_stream_prune(client, fences, stream);
@@ -332,26 +287,27 @@ static bool was_poisoned(cw_client *client, struct cw_fences *fences, struct cw_
     }
 }
 
-int cw_array_writing_end(cw_array *array, void *handle, int whole) {
-    struct cw_fences *fences;
-    struct cw_order *order;
-    struct cw_section *section;
-    cw_stamp waited[CW_ORDER_WAITED];
-    int code = open_call(array, &fences, &order);
-    if (code || !order)
-        return code;
-    cw_client *client = array->client;
-    pthread_mutex_lock(&fences->lock);
-    code = cw_section_find(fences, array, handle, true, &section);
-    if (code) {
-        pthread_mutex_unlock(&fences->lock);
-        return code;
-    }
+static bool has_writing(const struct cw_section *section) {
+    for (uint32_t i = 0; i < section->held_count; i++)
+        if (section->held[i].writing)
+            return true;
+    return false;
+}
+
+int cw_section_end(cw_client *client, struct cw_fences *fences, struct cw_section *section,
+                   bool failed) {
     struct cw_stream *stream = section->stream;
     cw_stamp stamp = cw_section_stamp(section);
-    int settled = settle_dependencies(client, fences, stream);
-    bool dead = !whole && was_poisoned(client, fences, order);
-    unsigned count =
+    cw_stamp waited[CW_ORDER_WAITED];
+    int settled = has_writing(section) ? settle_dependencies(client, fences, stream) : 0;
+    int code = section->open ? 0 : cw_gpu_check(stream->gpu); /* it broke meanwhile */
+    if (code)
+        return code;
+    for (uint32_t i = 0; i < section->held_count; i++) {
+        struct cw_held *held = &section->held[i];
+        held->whole = !held->writing || held->whole || !was_poisoned(client, fences, held->order);
+    }
+    uint32_t count =
         stream->dependency_count < CW_ORDER_WAITED ? stream->dependency_count : CW_ORDER_WAITED;
     memcpy(waited, stream->dependencies, count * sizeof *waited);
     code = cw_section_submit(section);
@@ -359,74 +315,34 @@ int cw_array_writing_end(cw_array *array, void *handle, int whole) {
         code = settled;
     if (code == 0)
         code = cw_stream_tell(client, fences, stream);
-    cw_order_written(order, stamp, waited, count, dead || code ? CW_ORDER_POISONED : 0);
-    cw_order_turn_give(order);
-    pthread_mutex_unlock(&fences->lock);
-    cw_array_unpin(array);
+    for (uint32_t i = 0; i < section->held_count; i++) {
+        struct cw_held *held = &section->held[i];
+        if (!held->writing)
+            continue;
+        cw_order_written(held->order, stamp, waited, count,
+                         held->whole && code == 0 && !failed ? 0 : CW_ORDER_POISONED);
+        cw_order_turn_give(held->order);
+    }
+    section->held_count = 0;
     return code;
 }
 
 /* ---- on the CPU ---- */
 
-static int wait_written(cw_array *array, int64_t timeout_ns) {
-    struct cw_fences *fences;
-    struct cw_order *order;
-    struct cw_patience patience;
-    int found, code = open_call(array, &fences, &order);
-    if (code || !order || cw_order_unused(order))
-        return code;
-    cw_patience_begin(&patience, timeout_ns);
-    while ((found = judge_turn(array->client, fences, NULL, cw_order_turn(order))) != TURN_FREE) {
-        code = found < 0 ? found
-               : found == TURN_DEAD
-                   ? poisoned()
-                   : cw_patience_spend(array->client, &patience, "another's writing of the array");
-        if (code)
-            return code;
-    }
-    return wait_for_write(array->client, fences, order, NULL, &patience);
-}
-
-static int settle(cw_array *array, int64_t timeout_ns) {
-    struct cw_fences *fences;
-    struct cw_order *order;
-    struct cw_order_seen seen;
-    struct cw_patience patience;
+int cw_order_await(cw_client *client, struct cw_fences *fences, struct cw_order *order, bool uses,
+                   int64_t timeout_ns) {
+    struct waiter w = {.client = client, .fences = fences};
     int64_t seen_ns = 0;
-    int found, code = open_call(array, &fences, &order);
-    if (code || !order || cw_order_unused(order))
-        return code;
-    cw_client *client = array->client;
-    cw_patience_begin(&patience, timeout_ns);
-    while ((found = judge_turn(client, fences, NULL, cw_order_turn(order))) != TURN_FREE) {
-        code = found < 0 ? found
-               : found == TURN_DEAD
-                   ? await_ghost(client, &patience, &seen_ns)
-                   : cw_patience_spend(client, &patience, "another's writing of the array");
-        if (code)
-            return code;
-    }
-    cw_order_see(order, &seen);
-    for (unsigned i = 0; i <= CW_ORDER_READS && code == 0; i++)
-        code = wait_for_use(client, fences, NULL, i < CW_ORDER_READS ? seen.reads[i] : seen.write,
-                            &patience);
-    return code;
-}
-
-int cw_array_wait(cw_array *array, int64_t timeout_ns) {
-    int code = cw_array_pin(array);
-    if (code)
-        return code;
-    code = wait_written(array, timeout_ns);
-    cw_array_unpin(array);
-    return code;
-}
-
-int cw_array_settle(cw_array *array, int64_t timeout_ns) {
-    int code = cw_array_pin(array);
-    if (code)
-        return code;
-    code = settle(array, timeout_ns);
-    cw_array_unpin(array);
+    int found, code = 0;
+    cw_patience_begin(&w.patience, timeout_ns);
+    pthread_mutex_lock(&fences->lock);
+    while (code == 0 && (found = judge_turn(&w, cw_order_turn(order))) != TURN_FREE)
+        code = found < 0            ? found
+               : found != TURN_DEAD ? spend(&w, "another's writing of the array")
+               : uses               ? await_ghost(&w, &seen_ns)
+                                    : poisoned();
+    if (code == 0)
+        code = uses ? need_uses(&w, order) : need_write(&w, order);
+    pthread_mutex_unlock(&fences->lock);
     return code;
 }

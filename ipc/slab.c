@@ -286,6 +286,7 @@ int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_in
     return 0;
 
 unmap_data:
+    rw.reachers = 0; /* nobody has used it: there is no work to wait for */
     backend->slab_unmap(&rw);
     return code;
 }

@@ -59,6 +59,9 @@ enum cw_op {
     CW_OP_FENCES_ADD,  /* reply: fence page; fds: one more page of fences for the caller */
     CW_OP_FENCES_OPEN, /* fence page (page): reply: fence page; fds: that page, of any session */
     /* lane */
+    CW_OP_FENCES_BREAK = 31, /* no reply: fence page (page): nothing that the caller submitted
+                                behind these fences will be done any more, for its context is
+                                broken: they are poisoned as if it were dead */
     CW_OP_PUT = 32,
     CW_OP_REMOVE,
     CW_OP_WAIT,   /* replies when the name is there (at once, or later) */
@@ -140,7 +143,8 @@ struct cw_segment_request { /* SEGMENT_OPEN body */
 struct cw_segment_reply {
     uint64_t size_bytes;
 };
-struct cw_fence_page { /* FENCES_OPEN body (page alone counts); FENCES_ADD and FENCES_OPEN reply */
+struct cw_fence_page { /* FENCES_OPEN and FENCES_BREAK body (page alone counts); FENCES_ADD and
+                          FENCES_OPEN reply */
     uint32_t page;     /* numbers of its fences: page * CW_FENCES_PER_PAGE and up; from 1 */
     uint32_t session;  /* whose */
     uint64_t size_bytes;

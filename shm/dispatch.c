@@ -311,8 +311,10 @@ int cw_dispatch_bury(struct cw_dispatch_parent *parent, uint32_t w, struct cw_di
     awake(&view->workers[w].sleeper);
     /* T36: what starts the next worker of this number orders it. */
     CW_STORE(T36, &view->workers[w].order, CW_ORDER_NONE, relaxed);
-    /* T42: before we look who sleeps (W2); pairs with W1 and then T42: its group's bound falls. */
-    CW_STORE(T42, &view->workers[w].group, 0, seq_cst);
+    /* T47: its group's bound falls. Relaxed: we count the group's workers below, and that load
+     * (T42, seq_cst) comes before we look who sleeps (W2): so who has announced it (W1) sees it
+     * too. */
+    CW_STORE(T47, &view->workers[w].group, 0, relaxed);
     for (uint32_t group = 0; view->group_count > 1 && group < view->group_count; group++)
         cw_dispatch_wake_thieves(view, group, UINT32_MAX);
     /* It may have cleared a word and then died: whoever sleeps there looks again. */

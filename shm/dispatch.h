@@ -52,7 +52,7 @@
  * The same across groups: who submits beyond the bound also wakes a sleeper of another group; who
  * goes to sleep looks at all queues after it has announced it; who was counted on looks at all
  * queues with its task in hand, and wakes one who may steal if there is something to steal. In a
- * burial the bound falls (T42): those who may steal now are woken.
+ * burial the bound falls (T47): those who may steal now are woken.
  *
  * All seq_cst: in their single order one sees the other. Threads of the parent that wait for
  * answers count themselves as listeners and sleep at one bell; where nobody listens the worker
@@ -98,9 +98,11 @@
 #define CW_DISPATCH_CELLS_MAX   65536u
 #define CW_DISPATCH_WORKERS_MAX 4095u
 #define CW_DISPATCH_GROUPS_MAX  64u
+#ifndef CW_DISPATCH_STEAL_BEYOND /* the model check has its own */
 /* READY tasks of a group for each of its workers that no other group takes. Two: one that the
  * worker takes next, one whose inputs are on their way to it meanwhile. */
 #define CW_DISPATCH_STEAL_BEYOND 2u
+#endif
 
 enum cw_cell_state { CW_CELL_FREE, CW_CELL_READY, CW_CELL_TAKEN, CW_CELL_DONE };
 enum cw_worker_order { CW_ORDER_NONE, CW_ORDER_LEAVE };

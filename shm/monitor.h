@@ -24,6 +24,7 @@
     X(max_client_slabs, 1024, "slabs that one client made")                                        \
     X(max_client_leases, 262144, "leases that one client holds")                                   \
     X(max_client_transits, 65536, "transit leases that one client began")                          \
+    X(max_client_fence_pages, 1024, "pages of 64 fences that one client has")                      \
     X(max_client_waits, 1024, "names that one client waits for")                                   \
     X(max_client_jobs, 64, "copies by causeway-mover that one client has under way")               \
     X(max_client_unread, 64, "messages with descriptors that one client has not read")             \

@@ -3,6 +3,7 @@
  */
 #include "broker/mover/work.h"
 
+#include "ipc/broken.h"
 #include "ipc/cuda_device.h"
 
 /* One end of a copy as an array of bytes; what the place says is checked against the block. */
@@ -28,7 +29,7 @@ int cw_mover_copy(cw_client *client, const struct cw_copy *copy) {
         return code;
     code = open_end(client, &copy->target, copy->size_bytes, &target);
     if (code == 0) {
-        code = cw_copy_unordered(target, source, copy->size_bytes);
+        code = cw_broken_serve(cw_copy_unordered(target, source, copy->size_bytes));
         cw_array_close(target);
     }
     cw_array_close(source);

@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from causeway._copies import copy
+from causeway._order import work
 from causeway.array import Array
 from causeway.client import Connection, connect
 from causeway.constant import Constant, constant
@@ -32,6 +34,7 @@ from causeway.errors import (
     WorkerDied,
 )
 from causeway.name import get, names, put, remove, wait
+from causeway.stream import current_stream
 from causeway.transfers import In, InOut, Out
 
 if TYPE_CHECKING:
@@ -66,6 +69,8 @@ __all__ = [
     "asarray",
     "connect",
     "constant",
+    "copy",
+    "current_stream",
     "devices",
     "empty",
     "full",
@@ -74,6 +79,7 @@ __all__ = [
     "put",
     "remove",
     "wait",
+    "work",
     "zeros",
 ]
 __version__ = "0.1.0"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from causeway import _pool_wire as wire
 from causeway._executor_errors import as_told, broken
-from causeway._pool_jobs import Job, Task
+from causeway._pool_jobs import FINISHED, Job, Outcome, Task
 
 if TYPE_CHECKING:
     from causeway._pool_engine import Engine
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Future"]
 
-_PENDING, _FINISHED = "PENDING", "FINISHED"  # states of a Future
+_PENDING = "PENDING"  # state of a Future
 _LOGGER = logging.getLogger("concurrent.futures")
 
 _guard = threading.Lock()
@@ -37,42 +37,53 @@ def _nothing() -> None:
     pass
 
 
-class Future(futures.Future[Any], Job):
+class _MadeWhenAsked:
+    """An attribute: a list of its own for each object, made when somebody asks for it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else instance.__dict__.setdefault(self._name, [])
+
+
+class Future(futures.Future[Any], Outcome, Job):
     """One call of `submit`: the future and the engine's job in one.
 
-    Its condition is made when somebody asks for it, since most futures never need one; `_guard` decides between who
-    asks and who sets the result. It runs, and can no longer be cancelled, when a worker has taken it. Done-callbacks
+    Its condition is made when somebody asks for it, since most futures never need one, and who sets the result looks
+    for it and sets it at one go (`finish`, and the dispatch where it is begun the quick way). It runs, and can no longer be cancelled, when a worker has taken it. Done-callbacks
     run in the engine's thread for them where the engine sets the result.
     """
+
+    # What the dispatch does not set where it makes one (Engine.begin).
+    _waiters: Any = _MadeWhenAsked()
+    _done_callbacks: Any = _MadeWhenAsked()
+    _by_engine = False
 
     def __init__(
         self, engine: Engine, owner: Executor, function: Callable[..., Any], call: Any
     ) -> None:
-        self._state = _PENDING
-        self._result = self._exception = None
-        self._waiters: list[Any] = []
-        self._done_callbacks: list[Any] = []
-        self._made: threading.Condition | None = None
         self._call = call
-        self._cell = -1
-        self._by_engine = False
         Job.__init__(self, engine, owner, function)
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        with _guard:
-            if self._made is None:
-                self._made = threading.Condition()
-            return self._made
+        made: threading.Condition | None = self._made
+        if made is None:
+            with _guard:
+                made = self._made
+                if made is None:
+                    made = self._made = threading.Condition()
+        return made
 
     # ---- the future
 
     def result(self, timeout: float | None = None) -> Any:
         """What the call returned, or raises what it raised; see `concurrent.futures.Future`."""
-        if self._state != _FINISHED:
+        if self._state != FINISHED:
             self._wait(timeout)
         try:
-            if self._state == _FINISHED and self._exception is None:
+            if self._state == FINISHED and self._exception is None:
                 return self._result
             return super().result(0)
         finally:
@@ -88,11 +99,6 @@ class Future(futures.Future[Any], Job):
         if self._state == _PENDING and engine is not None:
             engine.wait_for(self, timeout)
 
-    @property
-    def settled(self) -> bool:
-        """Nothing changes any more."""
-        return self._state != _PENDING
-
     def running(self) -> bool:
         """Whether a worker has taken it."""
         engine = self.engine
@@ -104,6 +110,8 @@ class Future(futures.Future[Any], Job):
 
     def done(self) -> bool:
         """Whether it has ended."""
+        if self._state == FINISHED:
+            return True
         engine = self.engine
         if self._state == _PENDING and engine is not None:
             engine.collect()
@@ -126,21 +134,13 @@ class Future(futures.Future[Any], Job):
 
     def set_result(self, result: Any) -> None:
         """See `concurrent.futures.Future`."""
-        with _guard:
-            if self._made is None and self._state == _PENDING:
-                self._result = result
-                self._state = _FINISHED
-                return
-        super().set_result(result)
+        if not self.finish(result, None):
+            super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
         """See `concurrent.futures.Future`."""
-        with _guard:
-            if self._made is None and self._state == _PENDING:
-                self._exception = exception
-                self._state = _FINISHED
-                return
-        super().set_exception(exception)
+        if not self.finish(None, exception):
+            super().set_exception(exception)
 
     def _invoke_callbacks(self) -> None:
         engine = self.engine
@@ -202,5 +202,5 @@ class Future(futures.Future[Any], Job):
         """Lets go of the executor."""
         engine = self.engine
         if engine is not None:
-            self.owner = self.engine = self._call = None  # type: ignore[assignment]
+            self.owner = self.engine = self._call = None
             engine.notify()

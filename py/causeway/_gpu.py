@@ -15,7 +15,7 @@ import numpy as np
 from causeway import _order, client, dtypes
 from causeway._lib import check, check_again, ffi, lib
 from causeway.layouts import Layout, contiguous, is_gapless
-from causeway.views import Lease
+from causeway.views import EvictableLease, Lease
 
 __all__ = ["Foreign", "find", "foreign", "interface", "no_host_view"]
 
@@ -50,7 +50,8 @@ def uuid(lease: Lease) -> str:
 
 def interface(lease: Lease, layout: Layout, offset: int) -> dict[str, Any]:
     """`__cuda_array_interface__` of an array. Inside `writing` or `reading` it names that stream, which the consumer then
-    follows; else it waits until the last writer's work has passed, and stream is None.
+    follows; else it waits until the last writer's work has passed, and stream is None. An evictable array then stays
+    where it is for good, since nobody tells when the consumer is done with its address.
 
     Raises:
         AttributeError: it has none: host memory, or fields.
@@ -64,6 +65,8 @@ def interface(lease: Lease, layout: Layout, offset: int) -> dict[str, Any]:
         raise AttributeError("__cuda_array_interface__ cannot tell structured dtypes")
     stream = _order.begun(lease)
     if stream is None:
+        if isinstance(lease, EvictableLease):
+            lease.lend()
         check_again(lib.cw_array_wait, lease.pointer, -1)
     low, _ = lease.span()
     return {

@@ -40,8 +40,7 @@ class Batch(AsyncResult):
 
     def settle(self) -> None:
         """It has ended."""
-        with self._settling:
-            call, self.call = self.call, None  # type: ignore[assignment]
+        call: Call | None = self.__dict__.pop("call", None)  # at one go: two threads may end it
         if call is not None:  # else it was settled before
             call.ended.append(self)
         super().settle()
@@ -49,8 +48,8 @@ class Batch(AsyncResult):
     def result(self) -> Any:
         """What it returned, or raises what it raised. Only once it has ended."""
         if self._success:
-            return self._value
-        raise as_told(self._value)
+            return self._result
+        raise as_told(self._result)
 
 
 class Call:

@@ -1,4 +1,4 @@
-"""Work of GPU streams in order: `Array.writing`, `Array.reading`, `Array.wait`.
+"""Work of GPU streams in order: `Array.writing`, `Array.reading`, `Array.wait`, and `work` for several arrays at once.
 
 A stream that is given work inside such a `with` waits for the last write (a writer also for the reads under way), in
 whichever process, and the next user waits for it. The CPU waits only where that work is not submitted yet, for default
@@ -22,12 +22,12 @@ from causeway import array as arrays
 from causeway._lib import check, ffi, lib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from causeway.array import Array
     from causeway.views import Lease
 
-__all__ = ["Reading", "Writing", "begun", "stream_number", "wait"]
+__all__ = ["Reading", "Work", "Writing", "begun", "stream_number", "wait", "work"]
 
 _DEFAULT = 1  # CU_STREAM_LEGACY
 
@@ -169,6 +169,108 @@ class Writing(_Use):
 
     def _end(self) -> int:
         return int(lib.cw_array_writing_end(self._pointer, self._stream, int(self._whole)))
+
+
+def _listed(given: Array | Iterable[Array]) -> list[Array]:
+    return [given] if isinstance(given, arrays.Array) else list(given)
+
+
+class Work:
+    """What `work` returns."""
+
+    __slots__ = (
+        "_arrays",
+        "_leases",
+        "_number",
+        "_open",
+        "_out",
+        "_pointers",
+        "_stream",
+        "_timeout",
+        "_uses",
+    )
+
+    def __init__(
+        self,
+        reads: list[Array],
+        writes: list[Array],
+        stream: Any,
+        timeout: float | None,
+        whole: bool,
+    ) -> None:
+        self._arrays = reads + writes
+        self._uses = ffi.new("cw_use[]", len(self._arrays) or 1)
+        for i, array in enumerate(self._arrays):
+            self._uses[i].array = arrays.usable(array._open_lease())
+            self._uses[i].writing = i >= len(reads)
+            self._uses[i].whole = i >= len(reads) and whole
+        self._leases = [array._open_lease() for array in self._arrays if array._on_gpu()]
+        self._number = stream_number(stream) if self._leases else 0
+        self._stream = ffi.cast("void *", self._number)
+        self._timeout = timeout
+        self._out = ffi.new("cw_work **")
+        self._open = False
+
+    def _begin(self, left_ns: int) -> int:
+        return int(
+            lib.cw_work_begin(self._uses, len(self._arrays), self._stream, left_ns, self._out)
+        )
+
+    def __enter__(self) -> Work:
+        if self._open:
+            raise ValueError("this work was begun already; end it first, or make another")
+        _patiently(self._begin, self._timeout)
+        self._open = True
+        for lease in self._leases:
+            _open.setdefault(lease, []).append(self._number)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for lease in self._leases:
+            _open[lease].remove(self._number)
+        self._open = False
+        status = lib.cw_work_end(self._out[0])
+        if kind is None:
+            check(status)
+
+
+def work(
+    stream: Any = None,
+    *,
+    reads: Array | Iterable[Array] = (),
+    writes: Array | Iterable[Array] = (),
+    timeout: float | None = None,
+    whole: bool = False,
+) -> Work:
+    """In this `with` a GPU stream may be given work that reads and writes several arrays, in order with all others' work.
+
+    What it means for each array is what `Array.reading` and `Array.writing` mean. Together they cost the GPU one wait
+    and one value instead of two for each array, and two processes that begin on the same arrays, in whatever order,
+    never wait for each other in a circle. Of an array that is given twice, or in parts, writing counts. Host arrays may
+    be among them: for these nothing happens. It can be entered again and again, one after the other.
+
+    Args:
+        stream: a number or a stream of a GPU library; None for the current one.
+        reads: an array or several, of one client.
+        writes: the same.
+        timeout: seconds that the CPU waits at most, where it has to; None for ever. Then `Timeout`, and nothing was begun.
+        whole: every element of what is written is, so that it does not matter if the last writer died.
+
+    Raises:
+        ProducerDied: somebody on whose work this one builds died before it was complete.
+        DeviceError: this process's context on that GPU is broken.
+
+    >>> import causeway as cw
+    >>> a, b = cw.zeros(3), cw.zeros(3)
+    >>> with cw.work(reads=a, writes=[b]):
+    ...     b[...] = a
+    """
+    return Work(_listed(reads), _listed(writes), stream, timeout, whole)
 
 
 def wait(array: Array, timeout: float | None = None) -> None:

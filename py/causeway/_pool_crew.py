@@ -18,6 +18,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from causeway import _dispatch, _pool_main, _pool_process, _pool_worker, client
+from causeway._pool_devices import Devices
+from causeway._pool_environment import Name, describe
 from causeway._pool_options import Options
 from causeway._pool_plane import Memory, Plane, spin_seconds, spinners
 from causeway._pool_stderr import Capture
@@ -25,6 +27,7 @@ from causeway._pool_stderr import Capture
 __all__ = ["Crew", "Worker"]
 
 _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
+_START_SECONDS = 10.0  # that tasks wait for the first worker of each group
 
 
 class Worker:
@@ -37,15 +40,21 @@ class Worker:
         overran_task: that task: its job (None: a call's) and number.
         fault: what it did that cannot be, for which it was killed.
         stderr: what it prints, if that is captured.
+        group: in which group it is.
+        part: which one of its group, from 0 on.
     """
 
     __slots__ = (
-        "exitcode", "fault", "overran", "overran_task", "pid", "pidfd", "process", "ready", "slot", "stderr",
-        "told_to_leave",
+        "exitcode", "fault", "group", "overran", "overran_task", "part", "pid", "pidfd", "process", "ready", "slot",
+        "stderr", "told_to_leave",
     )  # fmt: skip
 
-    def __init__(self, slot: int, process: BaseProcess, stderr: Capture | None) -> None:
+    def __init__(
+        self, slot: int, group: int, part: int, process: BaseProcess, stderr: Capture | None
+    ) -> None:
         self.slot = slot
+        self.group = group
+        self.part = part
         self.process = process
         self.pid = 0
         self.pidfd = -1
@@ -62,11 +71,14 @@ class Crew:
     """Starts workers, knows which live, ends them. The helper thread owns it, apart from what says otherwise.
 
     Attributes:
-        size: how many workers there shall be.
         plane: the memory that is shared with them.
         dispatch: the parent's end of it.
         dead: workers that have died, for the helper to see to.
+        devices: the groups, if the Pool has devices; else there is one.
+        wanted: how many workers each group shall have.
         main: the notebook's `__main__`; None where there is none.
+        started: tasks may be sent. With several groups the first ones wait until each has a worker that takes them: else
+            those that are ready first would take what lies on the others' GPUs.
     """
 
     def __init__(
@@ -76,9 +88,13 @@ class Crew:
         options: Options,
         daemon: bool,
         deliver: Callable[[list[Any], int], None],
+        devices: Devices | None = None,
     ) -> None:
-        self.size = size
-        self.plane = Plane(size)
+        self.devices = devices
+        self.wanted = [size] if devices is None else [group.count for group in devices.groups]
+        self.plane = Plane(size, len(self.wanted))
+        self.started = len(self.wanted) == 1
+        self._start_until = time.monotonic() + _START_SECONDS
         self._daemon = daemon
         self._context = context
         self._by_fork = context.get_start_method() == "fork"
@@ -103,6 +119,7 @@ class Crew:
         self.dead: deque[Worker] = deque()
         self._workers: list[Worker | None] = [None] * self.plane.workers
         self._buried: dict[int, Worker] = {}  # the last one of each slot
+        self._group_of: dict[int, int] = {}  # of the last one of each slot
         self._watched: dict[int, Worker] = {}
         self._epoll = select.epoll()
         self._quit = os.eventfd(0, os.EFD_CLOEXEC)
@@ -124,20 +141,36 @@ class Crew:
             raise
         self._watcher.start()
 
-    def fill(self, most: int | None = None) -> None:
-        """Starts workers until there are as many as there shall be, or most."""
-        wanted = self.size if most is None else min(most, self.size)
-        missing = wanted - sum(
-            1 for worker in self._workers if worker is not None and not worker.told_to_leave
-        )
-        for slot in range(self.size):
-            if missing <= 0:
-                return
-            if self._workers[slot] is None:
-                self._start(slot)
-                missing -= 1
+    @property
+    def size(self) -> int:
+        """How many workers there shall be."""
+        return sum(self.wanted)
 
-    def _start(self, slot: int) -> None:
+    def fill(self, most: int | None = None) -> None:
+        """Starts workers until there are as many as there shall be, or most of each group."""
+        for group, wanted in enumerate(self.wanted):
+            there = {worker.part for worker in self._staying(group)}
+            missing = (wanted if most is None else min(most, wanted)) - len(there)
+            for part in range(wanted):
+                slot = self._free_slot(group) if missing > 0 and part not in there else -1
+                if slot >= 0:  # else who leaves makes room
+                    self._start(slot, group, part)
+                    missing -= 1
+
+    def _staying(self, group: int) -> list[Worker]:
+        return [
+            worker
+            for worker in self._workers
+            if worker is not None and worker.group == group and not worker.told_to_leave
+        ]
+
+    def _free_slot(self, group: int) -> int:
+        """One that this group had before, so that figures of a slot are a device's; else any; -1."""
+        free = [slot for slot in range(self._used) if self._workers[slot] is None]
+        known = self._group_of
+        return min(free, key=lambda slot: known.get(slot, group) != group, default=-1)
+
+    def _start(self, slot: int, group: int, part: int) -> None:
         """A worker for a slot that is free."""
         stderr = Capture() if self._options.capture_stderr else None
         place = _pool_worker.Place(
@@ -147,6 +180,8 @@ class Crew:
             self._parent,
             self._settings,
             None if stderr is None else stderr.path,
+            group,
+            None if self.devices is None else describe(self.devices, group, part),
         )
         options = self._options
         initializer, initargs = options.initializer, options.initargs
@@ -158,7 +193,11 @@ class Crew:
         )
         process.name = process.name.replace("Process", "PoolWorker")
         process.daemon = self._daemon
-        worker = Worker(slot, process, stderr)
+        if place.device is not None:
+            process.name = Name.with_environment(process.name, place.device)
+        worker = Worker(slot, group, part, process, stderr)
+        self.dispatch.assign(slot, group)
+        self._group_of[slot] = group
         process.start()
         if self.main is not None:
             self.main.worker_started()
@@ -205,6 +244,16 @@ class Crew:
             elif state == _pool_worker.FAILED:
                 found.append((worker, self.dispatch.words(worker.slot)))
         return found
+
+    def look_at_start(self) -> float | None:
+        """Whether tasks may be sent now: see `started`. Seconds until they may at the latest; None: they may."""
+        if not self.started:
+            left = self._start_until - time.monotonic()
+            ready = {worker.group for worker in self.living() if worker.ready}
+            if len(ready) < len(self.wanted) and left > 0:
+                return left
+            self.started = True
+        return None
 
     def reap(self, worker: Worker) -> None:
         """Learns how a dead worker ended. By forkserver it is told a moment later."""
@@ -253,11 +302,12 @@ class Crew:
                 f"a Pool that was made with room for {self.plane.workers} workers cannot have {size}; "
                 "make one with more"
             )
+        wanted = [size] if self.devices is None else self.devices.resize(size)
         self._used = max(self._used, size)
         self.dispatch.use(self._used)
-        self.size = size
+        self.wanted = wanted
         for worker in self.living():
-            if worker.slot >= size and not worker.told_to_leave:
+            if worker.part >= wanted[worker.group] and not worker.told_to_leave:
                 worker.told_to_leave = True
                 self.dispatch.dismiss(worker.slot)
 
@@ -267,9 +317,13 @@ class Crew:
         for slot, worker in enumerate(self._workers):
             _, tasks, busy_ns, bytes_in, bytes_out = self.dispatch.look_at(slot)
             if worker is not None or tasks:
+                figures: dict[str, Any] = {"worker": slot}
+                if self.devices is not None:
+                    group = self.devices.groups[self._group_of[slot]]
+                    figures["device"] = group.device.name
                 found.append(
                     {
-                        "worker": slot,
+                        **figures,
                         "pid": worker.pid if worker is not None else None,
                         "tasks": tasks,
                         "seconds": busy_ns / 1e9,

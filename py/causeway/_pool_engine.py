@@ -2,7 +2,7 @@
 
 Threads of the parent
     callers     submit on their own threads; who waits for a result listens for answers and sees to all that come,
-                its own and others'
+                its own and others'; who submits many sees to plain answers in passing
     helper      (_pool_helper) sees to answers while nobody listens, to deaths, time limits, the end
     watcher     (_pool_crew) sleeps on the workers' pidfds, tells the helper who died
     callbacks   (_pool_callbacks) runs the callbacks; started when there is one
@@ -29,13 +29,15 @@ from causeway import _pool_wire as wire
 from causeway._pool_buffers import BlockStore
 from causeway._pool_callbacks import Callbacks
 from causeway._pool_crew import Crew
+from causeway._pool_devices import Devices
 from causeway._pool_functions import Functions
 from causeway._pool_helper import Helper
 from causeway._pool_imap import IMapIterator
 from causeway._pool_incoming import Incoming, decoded, drop
-from causeway._pool_jobs import Job, Source, Task
+from causeway._pool_jobs import Job, Outcome, Source, Task
 from causeway._pool_options import Options
 from causeway._pool_outgoing import Outgoing
+from causeway._pool_place import Placement
 from causeway._pool_shared import Shared, recurring
 from causeway.errors import Error
 
@@ -51,10 +53,21 @@ _SLICE_SECONDS = (
 )
 
 
+def _nothing_begins(*_: Any) -> None:
+    """The quick way of a Pool that takes no more work: the other way says why."""
+
+
 class Engine:
     """Runs jobs on worker processes. `Pool` and `Executor` are its faces."""
 
-    def __init__(self, processes: int, context: Any, options: Options, daemon: bool = True) -> None:
+    def __init__(
+        self,
+        processes: int,
+        context: Any,
+        options: Options,
+        daemon: bool = True,
+        devices: Devices | None = None,
+    ) -> None:
         self.pid = os.getpid()
         self.state = RUN
         self.abandoned = False  # set without a lock by the Pool's finaliser
@@ -68,11 +81,19 @@ class Engine:
 
         self._callbacks = Callbacks()
         incoming = Incoming(self.fail)
-        self._crew = Crew(processes, context, options, daemon, incoming.deliver)
+        self._crew = Crew(processes, context, options, daemon, incoming.deliver, devices)
+        self.devices = devices
         self.dispatch = self._crew.dispatch
-        self._outgoing = Outgoing(self._crew, self._store, self._refusal)
+        self._placement = Placement(self._crew)
+        self._outgoing = Outgoing(self._crew, self._store, self._placement, self._refusal)
         incoming.connect(self._crew, self._outgoing)
         self.functions = Functions(self.dispatch.put_function, self._crew.main)
+        self.dispatch.share(
+            self.functions.pinned, self.functions.kinds, self._outgoing.pending, self._waiters
+        )
+        # (class, self, owner, function, args, kwargs): an Outcome of that class, submitted; None: it must go by
+        # submit(), and nothing was done.
+        self.begin: Callable[..., Any] = self.dispatch.begin
         self._helper = Helper(self, self._crew, self._outgoing, self._store)
         self._crew.start_all()
         self._at_exit = util.Finalize(None, self.terminate, exitpriority=15)
@@ -105,7 +126,7 @@ class Engine:
         self, function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
         """One call, waited for. (value,), or None where it must go as a job (nothing was begun then)."""
-        if self._outgoing or self.options.retries:
+        if self._outgoing or self.options.retries or not self._crew.started:
             return None
         found = self.functions.find(function)
         if found is None:
@@ -113,7 +134,12 @@ class Engine:
         messages: list[bytes] = []
         try:
             answer = self.dispatch.call(
-                wire.APPLY, found.described, function, (args, named) if named else (args,), messages
+                wire.APPLY,
+                found.described,
+                function,
+                (args, named) if named else (args,),
+                messages,
+                self._placement.idlest(),
             )
             if answer is None:
                 return None
@@ -141,9 +167,16 @@ class Engine:
 
     def submit(self, job: Job, work: Task | Source) -> int:
         """Submits a job's work, or what there is room for. The cell of a single plain task, else -1."""
-        if type(work) is Task and not self._outgoing and job.described is not None:
+        at_once = self._crew.started and not self._outgoing
+        if at_once and type(work) is Task and job.described is not None:
             cell: int = self.dispatch.submit_plain(
-                None, job, work.number, work.kind, job.described, work.args
+                None,
+                job,
+                work.number,
+                work.kind,
+                job.described,
+                work.args,
+                self._placement.idlest(),
             )
             if cell >= 0:
                 return cell
@@ -163,9 +196,12 @@ class Engine:
             daemon=True,
         ).start()
 
-    def wait_for(self, job: Job, timeout: float | None) -> None:
+    def wait_for(self, job: Job | Outcome, timeout: float | None) -> None:
         """Waits until a job has settled, or timeout seconds."""
-        self.wait_until(lambda: job.settled, timeout)
+        if isinstance(job, Outcome):
+            self.dispatch.wait(job, timeout)
+        else:
+            self.wait_until(lambda: job.settled, timeout)
 
     def wait_until(self, seen: Callable[[], bool], timeout: float | None) -> bool:
         """Waits for answers, and sees to them, until seen() is true, or timeout seconds. Whether it is."""
@@ -234,6 +270,7 @@ class Engine:
     def close(self) -> None:
         """No more work; workers end when all is done."""
         with self._lock:
+            self.begin = _nothing_begins
             if self.state == RUN:
                 self.state = CLOSE
             feeding = list(self._feeding)
@@ -246,6 +283,7 @@ class Engine:
         if os.getpid() != self.pid:
             return
         with self._lock:
+            self.begin = _nothing_begins
             self.state = TERMINATE
         self._crew.terminate()
         self.wake()
@@ -320,6 +358,7 @@ class Engine:
 
     def fail(self, error: BaseException) -> None:
         """Nothing works any more. Any thread."""
+        self.begin = _nothing_begins
         self._error = self._error or error
         self.wake()
 
@@ -327,6 +366,7 @@ class Engine:
         """Nothing is sent from now on: whether it was closed and all is done, and the jobs whose input is read."""
         with self._lock:
             closed = self.state == CLOSE and self._error is None and not self.abandoned
+            self.begin = _nothing_begins
             self.state = TERMINATE
             self._over = True
             feeding: list[Job] = list(self._feeding)

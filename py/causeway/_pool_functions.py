@@ -62,7 +62,13 @@ class Functions:
     Args:
         put: writes a pickle into a slot.
         main: the notebook's `__main__`; None where there is none.
+
+    Attributes:
+        pinned: functions found by name: they keep their slots. Never one that has a state of its own.
+        kinds: the types of functions that can be there.
     """
+
+    kinds = _KINDS
 
     def __init__(self, put: Callable[[int, bytes], None], main: Main | None) -> None:
         self._put = put
@@ -71,13 +77,13 @@ class Functions:
         self._numbers = itertools.count(1)
         self._free = list(range(_dispatch.FUNCTION_SLOTS))
         self._by_pickle: dict[bytes, Function] = {}
-        self._pinned: dict[Any, Function] = {}  # found by name: they keep their slots
+        self.pinned: dict[Any, Function] = {}
 
     def find(self, function: Callable[..., Any]) -> Function | None:
         """The function in its slot, for one more user; None when it goes along with each task."""
         if type(function) not in _KINDS or _has_state(function):
             return None
-        found = self._pinned.get(function)
+        found = self.pinned.get(function)
         if found is not None:
             return found
         main = self._main if of_main(function) else None
@@ -95,8 +101,8 @@ class Functions:
                     return None
                 self._put(slot, pickled)
                 found = self._by_pickle[pickled] = Function(next(self._numbers), slot, len(pickled))
-            if pin and len(self._pinned) < _PINNED_MAX:
-                self._pinned[function] = found
+            if pin and len(self.pinned) < _PINNED_MAX:
+                self.pinned[function] = found
                 found.pinned = True
             found.users += 1
         return found

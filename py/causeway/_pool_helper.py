@@ -92,6 +92,7 @@ class Helper:
             while crew.dead and not engine.must_end:
                 self._bury(crew.dead.popleft())
             self._look_at_starting()
+            waits = crew.look_at_start()
             self._do_deferred()
             if engine.must_end:
                 return
@@ -100,7 +101,9 @@ class Helper:
                 self._fill()
             elif self._dismiss():
                 return
-            self._dispatch.help(was, self._end_overdue())
+            overdue = self._end_overdue()
+            seconds = [t for t in (waits, overdue) if t is not None]
+            self._dispatch.help(was, min(seconds, default=None))
 
     def _look_at_starting(self) -> None:
         for worker, failure in self._crew.look_at_starting():
@@ -181,7 +184,7 @@ class Helper:
         """Ends every worker, then every job that is not done."""
         engine = self._engine
         closed, aborted = engine.begin_end()
-        aborted.extend(work.job for work in self._outgoing.take_all())
+        aborted.extend(self._outgoing.take_all())
         try:
             dead = self._crew.end_all()
         except Exception as error:

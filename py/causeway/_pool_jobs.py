@@ -4,6 +4,9 @@ A *job* is one call of the Pool; it is cut into *tasks*, numbered from 0, of whi
 message. Tasks of a map are cut when there is room to send them, and not before. A job hears of each task at least
 once (`task_done`; a second time changes nothing, so that who was interrupted in it may begin again), from whatever
 thread collects answers, and of the end of the Pool (`abort`).
+
+A job of one task may be an `Outcome` (csrc/dispatch_outcome.c): then it is its own result, and where it was begun the
+quick way (`Engine.begin`), it stands itself where others have a Task, and hears of nothing when all goes well.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from causeway._dispatch import Outcome
 from causeway._pool_wire import MAP, STARMAP
 from causeway.transfers import check_distinct
 
@@ -19,7 +23,9 @@ if TYPE_CHECKING:
     from causeway._pool_functions import Function
     from causeway._pool_shared import Shared
 
-__all__ = ["Job", "Source", "Task", "name_of"]
+__all__ = ["FINISHED", "Job", "Outcome", "Source", "Task", "job_of", "name_of"]
+
+FINISHED = "FINISHED"  # state of an Outcome that has ended; before that it is "PENDING"
 
 
 def name_of(function: Any) -> str:
@@ -82,6 +88,11 @@ class Source:
         return Task(self.job, number, self.kind, self.items[first : first + self.chunksize])
 
 
+def job_of(work: Task | Source | Outcome) -> Any:
+    """Whose work it is."""
+    return work if isinstance(work, Outcome) else work.job
+
+
 class Job:
     """What all kinds of results have in common.
 
@@ -103,7 +114,7 @@ class Job:
         self.owner = owner
         self.function = function
         self.found: Function | None = engine.functions.find(function)
-        self.described = self.found.described if self.found is not None else None
+        self.described: Any = self.found.described if self.found is not None else None
 
     @property
     def settled(self) -> bool:

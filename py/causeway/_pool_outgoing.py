@@ -1,7 +1,8 @@
 """Tasks on their way out: what waits in the parent, and how it is sent.
 
 What there is no room for waits here: all cells are under way, or so many bytes. One thread at a time sends (*pumps*),
-for all. A Ctrl-C may end that thread's work at any line: then the helper goes on, and what was sent is known from
+for all; quick calls, which stand in the same row, are sent by the dispatch (csrc/dispatch_begin.c) whenever they are
+first, by whatever thread has freed a cell. A Ctrl-C may end that thread's work at any line: then the helper goes on, and what was sent is known from
 `work.sent`, which the dispatch sets as it sends, so that nothing is sent twice.
 
 The lock guards what is shared; no code of the user's runs under it. A finaliser may take it, on a thread that has it:
@@ -13,16 +14,17 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from causeway import _dispatch
 from causeway import _pool_wire as wire
 from causeway._pool_given import TaskEncoder
-from causeway._pool_jobs import Job, Source, Task
+from causeway._pool_jobs import Job, Outcome, Source, Task, job_of
 
 if TYPE_CHECKING:
     from causeway._pool_buffers import BlockStore
     from causeway._pool_crew import Crew
+    from causeway._pool_place import Placement
 
 __all__ = ["Held", "Outgoing"]
 
@@ -52,61 +54,65 @@ class Outgoing:
     Args:
         crew: whose workers take it.
         store: where large arguments go.
+        placement: knows to which group of workers a task goes.
         refusal: why nothing is sent any more; None as long as it is.
     """
 
     def __init__(
-        self, crew: Crew, store: BlockStore, refusal: Callable[[], BaseException | None]
+        self,
+        crew: Crew,
+        store: BlockStore,
+        placement: Placement,
+        refusal: Callable[[], BaseException | None],
     ) -> None:
         self._crew = crew
+        self._placement = placement
         self._dispatch = crew.dispatch
         self._store = store
         self._refusal = refusal
         self._encoders: list[TaskEncoder] = []
         self._lock = threading.RLock()
-        self._pending: deque[Task | Source] = deque()
+        self.pending: deque[Task | Source | Outcome] = deque()
         self._pumping: object = None  # who sends
         self._pump_again = False
-        self._sending: Task | Source | None = None
+        self._sending: Task | Source | None = None  # never a quick one: those are sent at one go
         self._ahead_bytes = self._ahead_count = 0
 
     def __bool__(self) -> bool:
-        return bool(self._pending)
+        return bool(self.pending)
 
     def put(self, work: Task | Source) -> None:
         """Behind all that waits; sends what there is room for."""
         with self._lock:
-            self._pending.append(work)
+            self.pending.append(work)
         self.pump()
 
     def put_back(self, task: Task) -> None:
         """Before all that waits: a task that was sent before, and was lost."""
         task.sent = 0
         with self._lock:
-            self._pending.appendleft(task)
+            self.pending.appendleft(task)
 
-    def take_all(self) -> list[Task | Source]:
-        """All that waits, which it does no more."""
+    def take_all(self) -> list[Job]:
+        """The jobs of all that waits, which it does no more. Once the dispatch is shut."""
         with self._lock:
-            waiting, self._pending = list(self._pending), deque()
+            waiting = [job_of(work) for work in self.pending]
+            self.pending.clear()
         return waiting
 
     def withdraw(self, job: Job | None) -> list[tuple[Job, int | None]]:
         """Takes back what no worker has taken: of one job or of all. (job, task), None: all from a task on."""
+        mine: list[tuple[Job, int | None]] = []
         with self._lock:
-            mine: list[Task | Source] = []
-            others: deque[Task | Source] = deque()
-            for work in self._pending:
-                is_mine = (job is None or work.job is job) and not self._is_being_sent(work)
-                (mine if is_mine else others).append(work)
-            self._pending = others
+            for work in list(self.pending):
+                if (job is None or job_of(work) is job) and self._take_out(work):
+                    number = None if isinstance(work, Source) else getattr(work, "number", 0)
+                    mine.append((job_of(work), number))
         taken: list[tuple[Job, int | None]] = []
         for owner, number, *_, held in self._dispatch.withdraw_all(job):
             self.unhold(held)
             taken.append((owner, number))
-        for work in mine:
-            taken.append((work.job, work.number if isinstance(work, Task) else None))
-        return taken
+        return taken + mine
 
     def cancel(self, job: Job, cell: int) -> bool:
         """Takes back a job of one task. False: a worker has it, or had it, or is about to."""
@@ -115,17 +121,26 @@ class Outgoing:
             self.unhold(found[-1])
             return True
         with self._lock:
-            for work in self._pending:
-                if work.job is job and not self._is_being_sent(work):
-                    self._pending.remove(work)
+            for work in list(self.pending):
+                if job_of(work) is job and self._take_out(work):
                     return True
         found_all = self._dispatch.withdraw_all(job)
         for told in found_all:
             self.unhold(told[-1])
         return bool(found_all)
 
-    def _is_being_sent(self, work: Task | Source) -> bool:
-        return isinstance(work, Task) and (work is self._sending or work.sent > 0)
+    def _take_out(self, work: Task | Source | Outcome) -> bool:
+        """Takes something out of the row, unless it is being sent or was."""
+        if isinstance(work, Task) and self._is_being_sent(work):
+            return False
+        try:
+            self.pending.remove(work)
+        except ValueError:
+            return False
+        return True
+
+    def _is_being_sent(self, work: Task) -> bool:
+        return work is self._sending or work.sent > 0
 
     # ---- sending
 
@@ -137,7 +152,7 @@ class Outgoing:
                 if self._pumping is not None:
                     self._pump_again = True
                     return
-                if not self._pending:
+                if not self.pending:
                     return
                 self._pumping = me
             while True:
@@ -155,15 +170,26 @@ class Outgoing:
             raise
 
     def _send_first(self) -> bool:
-        """Sends what waits first; False when nothing waits, or there is no room for it."""
+        """Sends what waits first; False when nothing waits, or there is no room for it, or nobody to take it yet."""
         with self._lock:
-            if not self._pending:
+            if not self.pending:
                 return False
-            work = self._sending = self._pending[0]
+            try:
+                work = self.pending[0]
+            except IndexError:  # a quick one that was sent meanwhile
+                return False
+            if isinstance(work, Outcome):
+                self._sending = None
+            else:
+                self._sending = work
+        if isinstance(work, Outcome):
+            return self._send_quick(work)
         if work.all_sent:  # who sent it was interrupted
             self._forget(work)
             return True
         refusal = self._refusal()
+        if refusal is None and not self._crew.started:
+            return False
         if refusal is None:
             cell = self._send(work) if isinstance(work, Task) else self._send_chunks(work)
             if cell == _NO_ROOM:
@@ -176,12 +202,21 @@ class Outgoing:
             work.job.abort(refusal)
         return True
 
-    def _forget(self, work: Task | Source) -> None:
+    def _send_quick(self, work: Outcome) -> bool:
+        refusal = self._refusal()
+        if refusal is None:
+            return self._dispatch.pump()
+        self._forget(work)
+        job: Any = work
+        job.abort(refusal)
+        return True
+
+    def _forget(self, work: Task | Source | Outcome) -> None:
         with self._lock:
-            if self._pending and self._pending[0] is work:
-                self._pending.popleft()
-            elif work in self._pending:  # a task that was lost has come before it
-                self._pending.remove(work)
+            if self.pending and self.pending[0] is work:
+                self.pending.popleft()
+            elif work in self.pending:  # a task that was lost has come before it
+                self.pending.remove(work)
 
     def _send_chunks(self, work: Source) -> int:
         """As many chunks as there is room for. 0, or why it stopped."""
@@ -190,18 +225,37 @@ class Outgoing:
             return _NO_ROOM
         job = work.job
         if job.described is not None:
-            _, why = self._dispatch.submit_chunks(
-                work, job, work.sent, work.kind, job.described, work.items, work.chunksize, cells
-            )
-            if why != _NOT_PLAIN:
-                return why
+            one_group = self._crew.plane.groups == 1
+            most = cells if one_group else 1  # the next one may go elsewhere
+            while True:
+                _, why = self._dispatch.submit_chunks(
+                    work,
+                    job,
+                    work.sent,
+                    work.kind,
+                    job.described,
+                    work.items,
+                    work.chunksize,
+                    most,
+                    self._placement.idlest(),
+                )
+                if why == _NOT_PLAIN:
+                    break
+                if why or one_group or work.all_sent:
+                    return why
         return self._send_message(work, work.task(work.sent))
 
     def _send(self, task: Task) -> int:
         job = task.job
         if job.described is not None:
             cell = self._dispatch.submit_plain(
-                task, job, task.number, task.kind, job.described, task.args
+                task,
+                job,
+                task.number,
+                task.kind,
+                job.described,
+                task.args,
+                self._placement.idlest(),
             )
             if cell != _NOT_PLAIN:
                 return cell
@@ -218,8 +272,14 @@ class Outgoing:
         try:
             encoder = self._encoders.pop()
         except IndexError:
+            devices = self._crew.devices
             encoder = TaskEncoder(
-                self._store, _dispatch.DATA_MAX, transit=False, main=self._crew.main
+                self._store,
+                _dispatch.DATA_MAX,
+                transit=False,
+                main=self._crew.main,
+                groups=None if devices is None else devices.by_gpu,
+                peer=devices is not None and devices.peer,
             )
         try:
             parcel = encoder.encode(number, task.kind, b"", body, cloud=True, shared=job.shared)
@@ -243,7 +303,14 @@ class Outgoing:
                 self._ahead_bytes += held.nbytes
                 self._ahead_count += 1
             cell = self._dispatch.submit(
-                work, job, number, wire.MESSAGE, job.described, parcel.data, held
+                work,
+                job,
+                number,
+                wire.MESSAGE,
+                job.described,
+                parcel.data,
+                held,
+                self._placement.group_of(parcel.held),
             )
             return cell
         finally:

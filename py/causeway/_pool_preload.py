@@ -88,7 +88,10 @@ class Preload:
 
     def _left(self, before: dict[int, str]) -> str:
         """Why this process must not be forked."""
-        device = device_of(_mappings()) or device_of(_descriptors().values())
+        mappings = _mappings()
+        device = (
+            device_of(mappings) or device_of(_descriptors().values()) or _other_driver(mappings)
+        )
         if device:
             return f"importing opened the GPU {device}"
         for fd, target in _descriptors().items():
@@ -199,6 +202,12 @@ def _by_user() -> bool:
 def device_of(paths: Any) -> str:
     """The first of some paths that is a GPU's, else ""."""
     return next((path for path in paths if path.startswith(_GPUS)), "")
+
+
+def _other_driver(mappings: list[str]) -> str:
+    """The driver that CAUSEWAY_CUDA_DRIVER names, if it is there: of one that is not NVIDIA's no device tells that it is in use."""
+    name = os.environ.get("CAUSEWAY_CUDA_DRIVER", "")
+    return name if name and os.path.realpath(name) in mappings else ""
 
 
 def _descriptors() -> dict[int, str]:

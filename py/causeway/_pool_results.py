@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from causeway._pool_jobs import Job, Source, Task, name_of
+from causeway._pool_jobs import FINISHED, Job, Outcome, Source, Task, name_of
 from causeway._pool_wire import APPLY
 from causeway.errors import Timeout
 
@@ -17,8 +18,20 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncResult", "MapResult"]
 
+# Decides who ends a result. One for all: it is held for some assignments. A finaliser may come to take it on a thread
+# that has it.
+_settling = threading.RLock()
 
-class AsyncResult(Job):
+
+def _renew_settling() -> None:
+    global _settling
+    _settling = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_settling)  # another thread of the parent may have had it
+
+
+class AsyncResult(Outcome, Job):
     """The result of `apply_async` and, as `MapResult`, of `map_async` and `starmap_async`.
 
     >>> import causeway as cw
@@ -26,6 +39,11 @@ class AsyncResult(Job):
     ...     pool.apply_async(pow, (2, 5)).get(timeout=60)
     32
     """
+
+    # What the dispatch does not set where it makes one (Engine.begin).
+    _callback: Callable[[Any], object] | None = None
+    _error_callback: Callable[[BaseException], object] | None = None
+    _called_back = False
 
     def __init__(
         self,
@@ -36,17 +54,11 @@ class AsyncResult(Job):
         error_callback: Callable[[BaseException], object] | None,
         args: Any = None,
     ) -> None:
-        super().__init__(engine, owner, function)
-        self._callback = callback
-        self._error_callback = error_callback
-        self._args = args
-        self._settling = (
-            threading.RLock()
-        )  # a finaliser may come to take it on a thread that has it
-        self._ended = False  # what follows stands
-        self._called_back = False
-        self._success = False
-        self._value: Any = None
+        Job.__init__(self, engine, owner, function)
+        if callback is not None or error_callback is not None:
+            self._callback = callback
+            self._error_callback = error_callback
+        self._call = args
 
     def ready(self) -> bool:
         """Whether the call has ended."""
@@ -77,37 +89,38 @@ class AsyncResult(Job):
             Timeout: it has not ended by then.
             WorkerDied: the worker that ran it died.
         """
-        self.wait(timeout)
         if not self.settled:
-            raise Timeout(
-                f"the result of {name_of(self.function)} was not there after {timeout} s; it may still come"
-            )
+            self.wait(timeout)
+            if not self.settled:
+                raise Timeout(
+                    f"the result of {name_of(self.function)} was not there after {timeout} s; it may still come"
+                )
         if self._success:
-            return self._value
+            return self._result
         try:
-            raise self._value
+            raise self._result
         finally:
             self = None  # type: ignore[assignment]  # else the exception's traceback would hold it
 
     def again(self, number: int) -> Task | None:
         """The call once more."""
-        return Task(self, 0, APPLY, self._args)
+        return Task(self, 0, APPLY, self._call)
 
     def task_done(self, number: int, success: bool, value: Any) -> None:
         """Takes the one task's result."""
-        with self._settling:
+        with _settling:
             if not self._ended:
-                self._success, self._value, self._ended = success, value, True
+                self._success, self._result, self._ended = success, value, True
         engine = self.engine
         if engine is not None:
             engine.job_done(self)
 
     def abort(self, error: BaseException) -> None:
         """Ends it with error, unless it has ended."""
-        with self._settling:
+        with _settling:
             ended = self._ended
             if not ended:
-                self._success, self._value, self._ended = False, error, True
+                self._success, self._result, self._ended = False, error, True
         engine = self.engine
         if not ended:
             self.settle()
@@ -117,12 +130,13 @@ class AsyncResult(Job):
     def settle(self) -> None:
         """Tells who waits."""
         engine = self.engine
-        with self._settling:
+        with _settling:
             if self.settled:
                 return
-            self._settled = True
-            self.owner = self.engine = None  # type: ignore[assignment]
-            self._callback = self._error_callback = self._args = None
+            self._state = FINISHED
+            self.owner = self.engine = self._call = None
+            if self._callback is not None or self._error_callback is not None:
+                self._callback = self._error_callback = None
         engine.notify()
 
     @property
@@ -137,7 +151,7 @@ class AsyncResult(Job):
         )
         if chosen is not None and not self._called_back:
             self._called_back = True
-            chosen(self._value)
+            chosen(self._result)
 
 
 class MapResult(AsyncResult):

@@ -10,12 +10,24 @@ _SUMS = ("tasks", "seconds", "bytes_in", "bytes_out")
 
 
 def summary(workers: list[dict[str, Any]]) -> dict[str, Any]:
-    """The sums over all workers, and the workers themselves.
+    """The sums over all workers, those over the workers of each device where there are any, and the workers themselves.
 
-    >>> summary([{"tasks": 2, "seconds": 0.5, "bytes_in": 8, "bytes_out": 4}])["tasks"]
-    2
+    >>> found = summary([{"device": "cuda:0", "tasks": 2, "seconds": 0.5, "bytes_in": 8, "bytes_out": 4}])
+    >>> found["tasks"], found["devices"]["cuda:0"]["tasks"]
+    (2, 2)
     """
-    return {**{name: sum(worker[name] for worker in workers) for name in _SUMS}, "workers": workers}
+    found = _sums(workers)
+    if workers and "device" in workers[0]:
+        names = dict.fromkeys(worker["device"] for worker in workers)
+        found["devices"] = {
+            name: _sums([worker for worker in workers if worker["device"] == name])
+            for name in names
+        }
+    return {**found, "workers": workers}
+
+
+def _sums(workers: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: sum(worker[name] for worker in workers) for name in _SUMS}
 
 
 def table(workers: list[dict[str, Any]]) -> str:
@@ -28,8 +40,11 @@ def table(workers: list[dict[str, Any]]) -> str:
     """
     lines = [f"{'worker':>6}{'pid':>10}{'tasks':>11}{'seconds':>11}{'MiB in':>12}{'MiB out':>12}"]
     for worker in workers:
-        lines.append(_line(str(worker["worker"]), str(worker["pid"] or "-"), worker))
-    lines.append(_line("all", "", summary(workers)))
+        line = _line(str(worker["worker"]), str(worker["pid"] or "-"), worker)
+        lines.append(f"{line}  {worker['device']}" if "device" in worker else line)
+    found = summary(workers)
+    lines.extend(_line("on", name, sums) for name, sums in found.get("devices", {}).items())
+    lines.append(_line("all", "", found))
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import util
 from multiprocessing.pool import MaybeEncodingError  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,12 @@ from causeway import _dispatch, client
 from causeway import _pool_wire as wire
 from causeway._pool_arguments import Arguments
 from causeway._pool_buffers import BlockStore
+from causeway._pool_environment import Description
+from causeway._pool_own_gpu import OWN, OwnGpu
 from causeway._pool_plane import Memory, Plane
+from causeway._pool_staging import Device
 from causeway.constant import arguments, met, resolve, sweep
-from causeway.errors import BrokerLost, LimitExceeded
+from causeway.errors import BrokerLost, DeviceError, LimitExceeded
 
 __all__ = ["FAILED", "READY", "ParentId", "Place", "main"]
 
@@ -75,6 +79,8 @@ class Place:
         parent: the process to end with.
         settings: how the parent connects to the broker; None is told by the environment.
         stderr: what to open as stderr, None to leave it.
+        group: in which group of workers it is.
+        device: its place on a GPU; None: the Pool has no devices.
     """
 
     def __init__(
@@ -85,6 +91,8 @@ class Place:
         parent: ParentId,
         settings: tuple[str | None, str | None],
         stderr: str | None,
+        group: int = 0,
+        device: Description | None = None,
     ) -> None:
         self.slot = slot
         self.plane = plane
@@ -92,10 +100,12 @@ class Place:
         self.parent = parent
         self.settings = settings
         self.stderr = stderr
+        self.group = group
+        self.device = device
 
     def open(self, address: int) -> Any:
         """The worker's end of the plane that is mapped at address."""
-        plane, group = self.plane, 0
+        plane = self.plane
         return _dispatch.WorkerEnd(
             address,
             plane.nbytes,
@@ -103,23 +113,31 @@ class Place:
             plane.cells,
             plane.groups,
             self.slot,
-            group,
+            self.group,
             self.spinners,
         )
+
+
+class ContextBroken(Exception):
+    """The worker's GPU cannot be used by this process any more."""
 
 
 class _Handler:
     """What the worker's end calls for all that is not plain."""
 
-    def __init__(self, end: Any) -> None:
+    def __init__(self, end: Any, gpu: OwnGpu | None, group: int) -> None:
         self._end = end
+        self._gpu = gpu
         self._store = BlockStore(_KEEP_BYTES)
         self._encoder = wire.Encoder(self._store, _dispatch.WORDS_MAX, transit=True)
-        self._arguments = Arguments()
+        self._arguments = Arguments(None if gpu is None else Device(OWN, group))
 
     def load_function(self, pickled: bytes) -> Any:
         """A function that is new here."""
-        return pickle.loads(pickled)
+        return self._guarded(pickle.loads(pickled))
+
+    def _guarded(self, function: Any) -> Any:
+        return function if self._gpu is None else self._gpu.guard(function)
 
     def run_message(self, data: memoryview, function: Any) -> Any:
         """Unpickles a task and calls its function. The arguments live no longer than this call."""
@@ -137,7 +155,8 @@ class _Handler:
         constants_before = met.count
         message = self._arguments.read(data)
         self._end.extra_in = message.block_bytes
-        if function is None:
+        came_along = function is None
+        if came_along:
             function, args = wire.loads(message)
         else:
             args = wire.loads(message)
@@ -145,6 +164,8 @@ class _Handler:
         message.by_pickle.clear()
         if met.count != constants_before:
             function, args = resolve(function), _resolved(message.call, args)
+        if came_along:
+            function = self._guarded(function)
         if message.call == wire.APPLY:
             positional, named = args if len(args) > 1 else (args[0], {})
             del args
@@ -169,6 +190,8 @@ class _Handler:
             sys.exit(_INTERRUPTED)
         if isinstance(error, SystemExit):
             raise error
+        if isinstance(error, DeviceError) and self._gpu is not None and self._gpu.usable:
+            error = self._looked_at(error)  # it came while arguments or results were copied
         lead = _traceback(error)
         try:
             parcel = self._encoder.encode(0, 0, lead, error)
@@ -178,12 +201,32 @@ class _Handler:
             parcel = self._encoder.encode(0, 0, lead, _encoding_error(refusal, error))
         return self._sent(parcel)
 
+    def _looked_at(self, error: DeviceError) -> DeviceError:
+        assert self._gpu is not None
+        try:
+            self._gpu.settle(error)
+        except DeviceError as broken:
+            return broken
+        return error
+
     def _sent(self, parcel: wire.Parcel) -> tuple[bytes, int]:
         self._store.lent(parcel.blocks, None)
-        return parcel.data, sum(block.capacity for block in parcel.blocks)
+        beside = sum(block.capacity for block in parcel.blocks)
+        if self._gpu is not None and self._gpu.broken:
+            beside += 1  # who says that there is something is asked to wait until it is opened, and leaves there
+        return parcel.data, beside
 
     def wait_until_opened(self) -> None:
-        """Until the parent has opened what it alone holds: else its death could take answers along that were given."""
+        """Until the parent has opened what it alone holds: else its death could take answers along that were given.
+
+        Raises:
+            ContextBroken: this worker takes no more tasks.
+        """
+        self._wait_until_opened()
+        if self._gpu is not None and self._gpu.broken:
+            raise ContextBroken
+
+    def _wait_until_opened(self) -> None:
         spins, seconds = 200, 0.0001
         while not self._store.all_opened():
             if spins:
@@ -260,10 +303,11 @@ def _main(
     if place.settings != client.ENVIRONMENT:
         client.use(place.settings)
     end = place.open(memory.address)
-    handler = _Handler(end)
-    if initializer is not None:
+    gpu = None if place.device is None else OwnGpu(place.device)
+    handler = _Handler(end, gpu, place.group)
+    if initializer is not None or gpu is not None:
         try:
-            initializer(*map(resolve, initargs))
+            _begin(gpu, initializer, initargs)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
@@ -274,8 +318,24 @@ def _main(
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, handler.interrupt)
     end.tell(READY, b"")
-    end.serve(handler, maxtasks or 0)
-    handler.wait_until_opened()
+    try:
+        end.serve(handler, maxtasks or 0)
+        handler.wait_until_opened()
+    except ContextBroken:
+        util._flush_std_streams()  # type: ignore[attr-defined]
+        os._exit(0)  # libraries would tidy up on a GPU that does not answer them
+
+
+def _begin(
+    gpu: OwnGpu | None, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
+) -> None:
+    """What comes before the first task."""
+    if gpu is not None:
+        gpu.begin()
+        if initializer is not None:
+            initializer = gpu.guard(initializer)
+    if initializer is not None:
+        initializer(*map(resolve, initargs))
 
 
 def _replace_stderr(path: str) -> None:

@@ -23,7 +23,7 @@ from causeway._values import Values
 from causeway.device import resolve
 from causeway.errors import Stale
 from causeway.layouts import Layout
-from causeway.views import Lease, check_basic
+from causeway.views import EvictableLease, Lease, check_basic
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -124,6 +124,16 @@ class Array(Values):
     def device_uuid(self) -> str:
         """The UUID of the GPU where it lies, the same in every process; "" on the host."""
         return _gpu.uuid(self._open_lease())
+
+    @property
+    def evictable(self) -> bool:
+        """Whether it was made with evictable=True."""
+        return isinstance(self._open_lease(), EvictableLease)
+
+    @property
+    def away(self) -> bool:
+        """Whether its bytes are in host memory now, since its GPU was full: the next use brings them back."""
+        return bool(lib.cw_array_away(self._open_lease().pointer))
 
     @property
     def name(self) -> str | None:
@@ -308,6 +318,28 @@ class Array(Values):
         self._open_lease()
         return _copies.onto(self, resolve(device), stream)
 
+    def prefetch(self, device: str | None = None) -> Array:
+        """This array on a device, ahead of its use there: itself when it belongs there, else a copy.
+
+        Returns at once; the copy goes on in a stream of its own. What uses the result comes after it by itself:
+        `reading` and `writing`, `wait`, every copy, and `cupy.asarray` or `torch.from_dlpack`, which wait until it is
+        there. Towards "cpu", and by causeway-mover, it blocks, as `to`.
+
+        Args:
+            device: "cuda:N" or "cpu"; None for its own: an evictable array that is away then comes back.
+
+        Raises:
+            DeviceError: there is no such device.
+            LimitExceeded: no memory left there; the array is as before.
+
+        >>> import causeway as cw
+        >>> w = cw.zeros(2)
+        >>> w.prefetch() is w
+        True
+        """
+        self._open_lease()
+        return _copies.ahead(self, self.device if device is None else resolve(device))
+
     # ---- work of GPU streams on it
 
     def writing(
@@ -332,6 +364,7 @@ class Array(Values):
     def wait(self, timeout: float | None = None) -> None:
         """Waits on the CPU until the last write is complete, timeout seconds at most. Raises as `writing`."""
         _order.wait(self, timeout)
+        _copies.arrived(self._open_lease())
 
     # ---- parts of it
 
@@ -448,13 +481,16 @@ def make(
     return made
 
 
-def new(layout: Layout, *, zero: bool = False, device: str = "cpu") -> Array:
+def new(
+    layout: Layout, *, zero: bool = False, device: str = "cpu", evictable: bool = False
+) -> Array:
     """Allocates an unnamed array."""
     out = ffi.new("cw_array **")
     connection = client.current()
-    flags = lib.CW_ZERO if zero else 0
+    flags = (lib.CW_ZERO if zero else 0) | (lib.CW_EVICTABLE if evictable else 0)
     check(lib.cw_array_new(connection.pointer, device.encode(), layout.c, flags, out))
-    return make(Lease(out[0]), layout, layout.origin)
+    lease = EvictableLease(out[0]) if evictable else Lease(out[0])
+    return make(lease, layout, layout.origin)
 
 
 def usable(lease: Lease) -> Any:

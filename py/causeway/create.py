@@ -53,7 +53,12 @@ def _layout(shape: Any, dtype: DTypeLike, order: str) -> Layout:
 
 
 def empty(
-    shape: int | tuple[int, ...], dtype: DTypeLike = float, *, device: str = "cpu", order: str = "C"
+    shape: int | tuple[int, ...],
+    dtype: DTypeLike = float,
+    *,
+    device: str = "cpu",
+    order: str = "C",
+    evictable: bool = False,
 ) -> Array:
     """A new array; its contents are what was there before.
 
@@ -62,6 +67,11 @@ def empty(
         dtype: any dtype without Python objects.
         device: "cpu", or "cuda:N" ("cuda": the first GPU of this process).
         order: "C" or "F".
+        evictable: of a GPU array: when an allocation of this process on that GPU would fail, its bytes go to host
+            memory, those first that were used last the longest time ago, and come back at the next use. Not while it
+            is used, nor while a stream works on it; and never again once it has a name, was pickled, or its address
+            was given to a library (`cupy.asarray(w)` outside of `with w.reading()` or `writing()`; of a DLPack tensor,
+            as long as that lives).
 
     Returns:
         Array: unnamed; it lives until the last process lets it go.
@@ -70,17 +80,22 @@ def empty(
         LimitExceeded: a limit of the broker, or no memory left.
         DeviceError: there is no such device.
         TypeError: the dtype holds objects.
-        ValueError: a negative or too large shape.
+        ValueError: a negative or too large shape; evictable=True in host memory.
 
     >>> import causeway as cw
     >>> cw.empty((2, 3), "f4").shape
     (2, 3)
     """
-    return arrays.new(_layout(shape, dtype, order), device=resolve(device))
+    return arrays.new(_layout(shape, dtype, order), device=resolve(device), evictable=evictable)
 
 
 def zeros(
-    shape: int | tuple[int, ...], dtype: DTypeLike = float, *, device: str = "cpu", order: str = "C"
+    shape: int | tuple[int, ...],
+    dtype: DTypeLike = float,
+    *,
+    device: str = "cpu",
+    order: str = "C",
+    evictable: bool = False,
 ) -> Array:
     """A new array of zeros; see `empty`.
 
@@ -88,7 +103,9 @@ def zeros(
     >>> cw.zeros(3).numpy()
     array([0., 0., 0.])
     """
-    return arrays.new(_layout(shape, dtype, order), zero=True, device=resolve(device))
+    return arrays.new(
+        _layout(shape, dtype, order), zero=True, device=resolve(device), evictable=evictable
+    )
 
 
 def full(
@@ -98,6 +115,7 @@ def full(
     *,
     device: str = "cpu",
     order: str = "C",
+    evictable: bool = False,
 ) -> Array:
     """A new array filled with a value; dtype None takes the value's. See `empty`.
 
@@ -106,7 +124,8 @@ def full(
     array([1.5, 1.5])
     """
     value = np.asarray(fill_value)
-    made = empty(shape, value.dtype if dtype is None else dtype, device=device, order=order)
+    kind = value.dtype if dtype is None else dtype
+    made = empty(shape, kind, device=device, order=order, evictable=evictable)
     _copies.fill(made, value)
     return made
 
@@ -119,6 +138,7 @@ def asarray(
     order: str = "K",
     copy: bool | None = None,
     device: str | None = None,
+    evictable: bool = False,
 ) -> Array:
     """An array of ours with obj's contents; copies only what is not ours yet.
 
@@ -136,6 +156,7 @@ def asarray(
             legacy handle of CUDA's, which is weaker than memory of ours. Any process of the same user could open it,
             it is gone with this process, and obj is kept until nobody else has it.
         device: where it shall lie; None for where obj lies.
+        evictable: a copy in any case, on a GPU; see `empty`.
 
     Returns:
         Array: unnamed, unless obj is an Array that serves as it is, which is then returned itself.
@@ -157,6 +178,8 @@ def asarray(
     place = None if device is None else resolve(device)
     if shape is not None and not _is_shared_memory(obj):
         raise ValueError("shape is for a SharedMemory alone; reshape the array instead")
+    if evictable:
+        return _evictable(obj, dtype, order, copy, place)
     if isinstance(obj, Array) and obj._on_gpu():
         return _of_gpu_array(obj, dtype, copy, place)
     told = None if isinstance(obj, Array) else _gpu.foreign(obj)
@@ -167,6 +190,25 @@ def asarray(
             raise ValueError(f"copy=False, but from host memory to {place} there is no other way")
         return _copies.from_host(np.asarray(obj, dtype), place, order)
     return _of_host(obj, dtype, shape, order, copy)
+
+
+def _evictable(
+    obj: Any, dtype: DTypeLike | None, order: str, copy: bool | None, place: str | None
+) -> Array:
+    if copy is False:
+        raise ValueError("copy=False, but an evictable array is always a copy, nobody else's")
+    found = asarray(obj, dtype, order=order) if isinstance(obj, Array) else None
+    if found is None and _gpu.foreign(obj) is None:
+        values = np.asarray(obj, dtype)
+        layout = layouts.like(values, order)
+        made = arrays.new(layout, device=place or "cpu", evictable=True)
+        _copies.assign(made, values)
+        return made
+    if found is None:
+        found = asarray(obj, dtype, device=place)
+    made = arrays.new(found._layout_now(), device=place or found.device, evictable=True)
+    _copies.assign(made, found)
+    return made
 
 
 def _of_gpu_array(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from causeway import _dlpack, _order
-from causeway.views import Lease
+from causeway.views import EvictableLease, Lease, Pin
 
 if TYPE_CHECKING:
     from causeway.array import Array
@@ -101,9 +101,14 @@ def export(
             "copy it first, or get the array without readonly=True"
         )
     flags = (_READ_ONLY if readonly else 0) | (_IS_COPIED if copied else 0)
+    owner: Lease | Pin = lease
+    address = array.__array_interface__["data"][0]
+    if isinstance(lease, EvictableLease):
+        owner = Pin(lease)
+        address += lease.span()[0] - lease.address
     return _dlpack.capsule(
-        lease,
-        array.__array_interface__["data"][0],
+        owner,
+        address,
         HOST if lease.gpu < 0 else (CUDA, lease.gpu),
         array.shape,
         tuple(step // dtype.itemsize for step in array.strides),

@@ -14,7 +14,6 @@ that a slow one holds up no result.
 from __future__ import annotations
 
 import atexit
-import multiprocessing
 import os
 import threading
 import time
@@ -26,7 +25,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-from causeway import _pool_stats
+from causeway import _pool_devices, _pool_stats
 from causeway import _pool_wire as wire
 from causeway._executor_errors import (
     ExecutorBroken,
@@ -73,6 +72,9 @@ class Executor(futures.Executor):
             `TaskTimeout`.
         capture_stderr: workers' stderr goes through this process, which passes it on, and `WorkerDied` shows
             the end of it.
+        devices: workers on GPUs; this, peer and sms as for `Pool`.
+        peer: tasks get arrays of other GPUs as views.
+        sms: multiprocessors for each worker.
 
     Raises:
         ValueError: max_workers or max_tasks_per_child below 1, retries below 0, task_timeout not above 0.
@@ -95,8 +97,16 @@ class Executor(futures.Executor):
         retries: int = 0,
         task_timeout: float | None = None,
         capture_stderr: bool = False,
+        devices: Any = None,
+        peer: bool = False,
+        sms: int | None = None,
     ) -> None:
-        if max_workers is None:
+        mp_context, self._devices = _pool_devices.start(
+            mp_context, devices, max_workers, peer=peer, sms=sms
+        )
+        if self._devices is not None:
+            max_workers = self._devices.count
+        elif max_workers is None:
             max_workers = usable_cpus()
         if max_workers <= 0:
             raise ValueError("max_workers must be greater than 0")
@@ -108,8 +118,6 @@ class Executor(futures.Executor):
         self._options = Options(
             initializer, initargs, max_tasks_per_child, retries, task_timeout, capture_stderr
         )
-        if mp_context is None or isinstance(mp_context, str):
-            mp_context = multiprocessing.get_context(mp_context)
         self._max_workers = max_workers
         self._context = mp_context
         self._lock = threading.Lock()
@@ -126,7 +134,11 @@ class Executor(futures.Executor):
             engine = self._engine
             if engine is None:
                 engine = self._engine = Engine(
-                    self._max_workers, self._context, self._options, daemon=False
+                    self._max_workers,
+                    self._context,
+                    self._options,
+                    daemon=False,
+                    devices=self._devices,
                 )
                 _engines.add(engine)
         if engine.pid != os.getpid():
@@ -166,6 +178,11 @@ class Executor(futures.Executor):
         ...     executor.submit(sorted, [3, 1, 2], reverse=True).result(timeout=60)
         [3, 2, 1]
         """
+        running = self._engine
+        if running is not None:
+            begun: Future | None = running.begin(Future, running, self, fn, args, kwargs)
+            if begun is not None:
+                return begun
         engine = self._running()
         call = (args, kwargs) if kwargs else (args,)
         future = Future(engine, self, fn, call)

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sized
@@ -16,7 +15,7 @@ from multiprocessing.pool import MaybeEncodingError, RemoteTraceback  # type: ig
 from types import TracebackType
 from typing import Any
 
-from causeway import _pool_stats
+from causeway import _pool_devices, _pool_stats
 from causeway import _pool_wire as wire
 from causeway._pool_cpus import usable_cpus
 from causeway._pool_engine import RUN, Engine
@@ -73,10 +72,31 @@ class Pool:
             and the task raises `TaskTimeout`.
         capture_stderr: workers' stderr goes through this process, which passes it on, and `WorkerDied` shows
             the end of it.
+        devices: workers on GPUs: "cuda", one on each GPU that this process sees; "auto", the same, or as without
+            devices if there is none; "cuda:1"; a list of names, a name twice for two workers there; a dict
+            from names to numbers of workers ({"cuda": 2}: two on each). A UUID is a name too, also of a part by MIG. See below.
+        peer: tasks get arrays of other GPUs as views, instead of copies on their own.
+        sms: multiprocessors for each worker, where several share a GPU; what is submitted to
+            `causeway.current_stream()` runs on them alone. The driver rounds up. GPUs take turns between processes
+            unless MPS runs: a part bounds what a worker takes, and it is no promise that others run beside it.
+
+    With devices a worker is a process of its own interpreter (`context`: "spawn", which is the default then, or
+    "forkserver"), to which its GPU is cuda:0, so that the default device of every library is right; the others come
+    behind it. It runs on cores near its GPU, shared out among the workers there. The GPUs are found by the CUDA driver, which
+    this process opens. A task goes to the GPU where most bytes of its `causeway.Array` arguments lie, and to another one when
+    more than two tasks a worker wait there; without such arrays, to that with the least to do. An array on another
+    GPU than the worker's is copied there before func gets it, so what func writes into an argument reaches the caller's array
+    only if they lay on one GPU: return it, or give `causeway.InOut`. By default `map` takes items one by one then.
+
+    After each call of func the worker waits for all that it has begun on its GPU. If that has broken the CUDA
+    context, the task raises `DeviceError` with CUDA's name for it, and the worker is replaced. Memory
+    that is full is an exception of the task's.
 
     Raises:
-        ValueError: processes or maxtasksperchild below 1, retries below 0, task_timeout not above 0.
-        TypeError: initializer cannot be called.
+        ValueError: processes or maxtasksperchild below 1, retries below 0, task_timeout not above 0; devices with the
+            start method "fork", with a number of processes that is not theirs, or that says nothing that can be.
+        TypeError: initializer cannot be called; devices is neither text, list nor dict.
+        DeviceError: there is no such GPU for this process.
         LimitExceeded: no memory for tasks. (The broker is connected to when a task needs it.)
 
     >>> import causeway as cw
@@ -96,8 +116,14 @@ class Pool:
         retries: int = 0,
         task_timeout: float | None = None,
         capture_stderr: bool = False,
+        devices: Any = None,
+        peer: bool = False,
+        sms: int | None = None,
     ) -> None:
-        if processes is None:
+        context, found = _pool_devices.start(context, devices, processes, peer=peer, sms=sms)
+        if found is not None:
+            processes = found.count
+        elif processes is None:
             processes = usable_cpus()
         if processes < 1:
             raise ValueError("Number of processes must be at least 1")
@@ -108,9 +134,7 @@ class Pool:
         options = Options(
             initializer, initargs, maxtasksperchild, retries, task_timeout, capture_stderr
         )
-        if context is None or isinstance(context, str):
-            context = multiprocessing.get_context(context)
-        self._engine = Engine(processes, context, options)
+        self._engine = Engine(processes, context, options, devices=found)
 
     # ---- one call
 
@@ -149,6 +173,10 @@ class Pool:
             error_callback: called with the exception.
         """
         engine = self._engine
+        if callback is None and error_callback is None and type(args) is tuple:
+            begun: AsyncResult | None = engine.begin(AsyncResult, engine, self, func, args, kwds)
+            if begun is not None:
+                return begun
         engine.check_running()
         call = (tuple(args), kwds) if kwds else (tuple(args),)
         result = AsyncResult(engine, self, func, callback, error_callback, call)
@@ -170,7 +198,8 @@ class Pool:
         Args:
             func: called with one item.
             iterable: read as a whole before the first task begins.
-            chunksize: items that a worker takes at one go; None for a quarter of its even share.
+            chunksize: items that a worker takes at one go; None for a quarter of its even share, with devices
+                for 1.
             progress: True shows how far it is (by tqdm, where it is installed), or a callable like tqdm's:
                 called with total=len(iterable), it gives an object with update(n) and close().
 
@@ -225,7 +254,9 @@ class Pool:
     ) -> MapResult:
         self._engine.check_running()
         items = tuple(iterable)
-        if chunksize is None:
+        if chunksize is None and self._engine.devices is not None:
+            chunksize = 1  # each to where its arrays lie
+        elif chunksize is None:
             chunksize = -(-len(items) // (self._engine.processes * 4))
         elif chunksize < 1:
             raise ValueError(f"Chunksize must be 1+, not {chunksize}")
@@ -297,8 +328,10 @@ class Pool:
     def resize(self, processes: int) -> None:
         """Changes how many workers there are, while they work. Those that are too many leave after their task.
 
+        With devices they are shared out evenly, whatever the pool was made with: the first devices have one more.
+
         Raises:
-            ValueError: below 1, or more than there is room for (32, or as many as the pool was made with).
+            ValueError: below 1 (a device), or more than there is room for (32, or as many as the pool was made with).
 
         >>> import causeway as cw
         >>> with cw.Pool(1) as pool:
@@ -310,7 +343,8 @@ class Pool:
         self._engine.resize(processes)
 
     def stats(self) -> dict[str, Any]:
-        """What was done so far: tasks, seconds, bytes_in and bytes_out in all, and the same for each of "workers".
+        """What was done so far: tasks, seconds, bytes_in and bytes_out in all, and the same for each of "workers", and
+        with devices also for each of "devices".
 
         Seconds are those in which tasks ran; bytes are those of arguments and results as they were sent.
         """

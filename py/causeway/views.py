@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from causeway._lib import ffi, lib
+from causeway._lib import check, ffi, lib
 
-__all__ = ["Lease", "bounds", "check_basic", "copy_values", "find", "shared_memory_of"]
+__all__ = ["EvictableLease", "Lease", "Pin", "bounds", "check_basic", "copy_values", "find", "shared_memory_of"]
 
 
 class Lease:
@@ -64,6 +64,55 @@ class Lease:
         Of GPU memory it holds nothing that the CPU may follow: it serves to compute with shapes and addresses.
         """
         return np.asarray(self)
+
+
+# Where an evictable array seems to lie for whoever computes with its shape: its memory moves.
+_NOWHERE = 1 << 20
+
+
+class EvictableLease(Lease):
+    """One lease on a GPU array that may go to host memory while nobody uses it: `Lease.span` holds only while it is
+    pinned.
+    """
+
+    __slots__ = ("_lent",)
+
+    _lent: bool
+
+    @property
+    def address(self) -> int:
+        """A number to compute offsets from, always the same."""
+        return _NOWHERE
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {
+            "version": 3,
+            "shape": (self.span()[1],),
+            "typestr": "|u1",
+            "data": (_NOWHERE, False),
+        }
+
+    def lend(self) -> None:
+        """Its address is given to somebody who cannot say when it is done: from now on it stays where it is."""
+        if not getattr(self, "_lent", False):
+            check(lib.cw_array_pin(self.pointer))
+            self._lent = True
+
+
+class Pin:
+    """Keeps an evictable array where it is, as long as this object lives."""
+
+    __slots__ = ("_lease",)
+
+    def __init__(self, lease: Lease) -> None:
+        check(lib.cw_array_pin(lease.pointer))
+        self._lease = lease
+
+    def __del__(self, unpin: Any = lib.cw_array_unpin) -> None:
+        lease = getattr(self, "_lease", None)
+        if lease is not None:
+            unpin(lease.pointer)
 
 
 def _chain(array: Any) -> Any:

@@ -76,7 +76,29 @@ static PyObject *watch(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* For tests: the two by themselves. */
+static PyObject *dump_small(PyObject *module, PyObject *object) {
+    (void)module;
+    char data[CW_POOL_DATA_MAX];
+    Py_ssize_t nbytes = small_dump(object, data, sizeof data);
+    if (nbytes >= 0)
+        return PyBytes_FromStringAndSize(data, nbytes);
+    Py_RETURN_NONE;
+}
+
+static PyObject *load_small(PyObject *module, PyObject *args) {
+    (void)module;
+    const char *data;
+    Py_ssize_t nbytes;
+    if (!PyArg_ParseTuple(args, "y#", &data, &nbytes))
+        return NULL;
+    PyObject *found = small_load(data, (uint32_t)nbytes);
+    return found ? Py_BuildValue("(N)", found) : Py_BuildValue("()");
+}
+
 static PyMethodDef functions[] = {
+    {"small_dump", dump_small, METH_O, "The pickle of a very small plain object, or None."},
+    {"small_load", load_small, METH_VARARGS, "(pickle): (object,), or () where it is another one."},
     {"watch", watch, METH_VARARGS, "(pidfd, status): ends this process when that one ends."},
     {"pool_bytes", pool_bytes, METH_VARARGS,
      "Bytes of memory for so many workers, cells and groups."},
@@ -96,13 +118,16 @@ static struct PyModuleDef definition = {
 
 static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
     PyObject *type = PyType_FromSpec(spec);
+    if (spec == &outcome_spec)
+        outcome_type = (PyTypeObject *)type;
     return type ? PyModule_AddObject(module, name, type) : -1;
 }
 
 PyMODINIT_FUNC PyInit__dispatch(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module &&
-        (plain_init() || add_type(module, "Dispatch", &dispatch_spec) ||
+        (plain_init() || outcome_init() || add_type(module, "Outcome", &outcome_spec) ||
+         add_type(module, "Dispatch", &dispatch_spec) ||
          add_type(module, "WorkerEnd", &worker_spec) || add_type(module, "QueueEnd", &queue_spec) ||
          PyModule_AddIntConstant(module, "DATA_MAX", CW_POOL_DATA_MAX) ||
          PyModule_AddIntConstant(module, "WORDS_MAX", WORDS_MAX) ||

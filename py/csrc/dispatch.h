@@ -39,6 +39,7 @@ enum { ANSWER_NONE = 1, ANSWER_VALUE = 2, ANSWER_MESSAGE = 3 };
 
 /* Sets what plain_dumps() and plain_loads() need. 0 or -1 with an exception. */
 int plain_init(void);
+int outcome_init(void);
 /* The NumPy types that count as plain: the array type, a tuple of scalar types. */
 PyObject *plain_numpy(PyObject *module, PyObject *args);
 /* A pickle of at most CW_POOL_DATA_MAX bytes if the object is plain, else NULL without an
@@ -47,9 +48,20 @@ PyObject *plain_dumps(PyObject *object);
 /* The object in a pickle. */
 PyObject *plain_loads(const void *data, uint32_t size_bytes);
 
+/* ---- dispatch_small.c ---- */
+
+#define SMALL_MAX 1024 /* bytes that are worth to be tried on the stack */
+
+/* The pickle of a very small plain object, in so many bytes at most: its length, or -1 where it is
+ * left to the pickler. Without an exception; runs no Python code. */
+Py_ssize_t small_dump(PyObject *object, void *out, Py_ssize_t most);
+/* The object in such a pickle; NULL without an exception where it is another one. */
+PyObject *small_load(const void *data, uint32_t size_bytes);
+
 /* An exception for a negative code of the library's: the class is chosen by causeway.errors. */
 PyObject *raise_failure(int code);
 
-extern PyType_Spec dispatch_spec, worker_spec, queue_spec;
+extern PyType_Spec dispatch_spec, worker_spec, queue_spec, outcome_spec;
+extern PyTypeObject *outcome_type; /* made of outcome_spec; the module's, for ever */
 
 #endif

@@ -6,13 +6,20 @@
 
 #include <time.h>
 
-#define BURST_NS       1000000 /* woken again within this time */
-#define BURST_PAUSE_NS 200000
+#define BURST_NS         1000000 /* woken again within this time */
+#define BURST_PAUSE_NS   200000
+#define BURST_PAUSES_MAX 50 /* then it looks in any case */
 
 /* Sees to one answer: a call of this process's threads takes it, or it goes to the list. */
 static int take_answer(Dispatch *d, const cw_task *task, struct call *mine, PyObject **list) {
     struct entry entry = dispatch_disown(d, task->cell);
     int code = 0;
+    if (entry.owner && outcome_take(d, &entry, task)) {
+        cw_pool_free(d->pool, task->cell);
+        return 0;
+    }
+    PyObject *type, *value, *trace; /* a KeyboardInterrupt, while it was read */
+    PyErr_Fetch(&type, &value, &trace);
     PyObject *data = PyBytes_FromStringAndSize(task->data, task->size_bytes);
     if (entry.call && data) {
         entry.call->kind = task->kind;
@@ -35,7 +42,9 @@ static int take_answer(Dispatch *d, const cw_task *task, struct call *mine, PyOb
         Py_XDECREF(entry.held);
     }
     cw_pool_free(d->pool, task->cell);
-    return code;
+    if (type)
+        PyErr_Restore(type, value, trace);
+    return type ? -1 : code;
 }
 
 /* A worker has done what cannot be: (None, 0, worker, 0, why, 0, None). */
@@ -43,8 +52,7 @@ static PyObject *broken(uint32_t worker) {
     return Py_BuildValue("OiIIsIO", Py_None, 0, worker, 0, cw_error(), 0, Py_None);
 }
 
-/* Collects all answers. *list: those of others, NULL when there are none. */
-static int drain(Dispatch *d, struct call *mine, PyObject **list) {
+int dispatch_drain(Dispatch *d, struct call *mine, PyObject **list) {
     cw_task task;
     int code;
     while ((code = cw_pool_collect(d->pool, &task)) == 0)
@@ -84,18 +92,25 @@ int dispatch_deliver(Dispatch *d, PyObject *list) {
     return type ? -1 : 0;
 }
 
-static int collect(Dispatch *d, struct call *mine) {
-    PyObject *list = NULL;
+int dispatch_collect_all(Dispatch *d, struct call *mine) {
     if (dispatch_is_ours(d))
         return -1;
-    drain(d, mine, &list);
-    return dispatch_deliver(d, list); /* also where something went wrong behind these */
+    PyObject *list = d->late;
+    d->late = NULL;
+    Py_ssize_t before = d->under_way;
+    int code = dispatch_drain(d, mine, &list);
+    int others_wait = dispatch_pump_quick(d);
+    if (others_wait > 0 && !list && code == 0 && d->under_way != before)
+        list = PyList_New(0);         /* cells are free for what is Python's to send */
+    code = dispatch_deliver(d, list); /* also where something went wrong behind these */
+    dispatch_tell_waiters(d);
+    return code;
 }
 
 PyObject *dispatch_collect(PyObject *self, PyObject *unused) {
     (void)unused;
     Dispatch *d = (Dispatch *)self;
-    if (collect(d, NULL))
+    if (dispatch_collect_all(d, NULL))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -109,7 +124,7 @@ int dispatch_listen_once(Dispatch *d, uint32_t was, int64_t timeout_ns, struct c
     code = cw_pool_wait(d->pool, 0, was, d->spin_ns, timeout_ns);
     Py_END_ALLOW_THREADS;
     cw_pool_listen(d->pool, -1);
-    if (collect(d, mine))
+    if (dispatch_collect_all(d, mine))
         return -1;
     if (code && code != -ETIMEDOUT && code != -EINTR) {
         raise_failure(code);
@@ -118,8 +133,7 @@ int dispatch_listen_once(Dispatch *d, uint32_t was, int64_t timeout_ns, struct c
     return code ? PyErr_CheckSignals() : 0;
 }
 
-/* Seconds to ns; < 0 and None: for ever. */
-static int read_timeout(PyObject *seconds, int64_t *ns) {
+int dispatch_read_timeout(PyObject *seconds, int64_t *ns) {
     *ns = -1;
     if (seconds == Py_None)
         return 0;
@@ -134,7 +148,8 @@ PyObject *dispatch_listen(PyObject *self, PyObject *args) {
     PyObject *seconds;
     unsigned was;
     int64_t timeout_ns;
-    if (!PyArg_ParseTuple(args, "IO", &was, &seconds) || read_timeout(seconds, &timeout_ns))
+    if (!PyArg_ParseTuple(args, "IO", &was, &seconds) ||
+        dispatch_read_timeout(seconds, &timeout_ns))
         return NULL;
     if (dispatch_listen_once((Dispatch *)self, was, timeout_ns, NULL))
         return NULL;
@@ -143,14 +158,24 @@ PyObject *dispatch_listen(PyObject *self, PyObject *args) {
 
 /*
  * The helper was woken. In a burst that nobody listens to, each answer would wake it, and make the
- * thread that submits give the GIL up: so who is woken again at once lets some more come first.
+ * thread that submits give the GIL up: so who is woken again at once lets some more come first, and
+ * stays out of the way as long as who submits collects, too (dispatch_begin.c).
  */
-static void let_more_come(Dispatch *d) {
+static void let_more_come(Dispatch *d, uint32_t was) {
     struct timespec now, pause = {.tv_nsec = BURST_PAUSE_NS};
     clock_gettime(CLOCK_MONOTONIC, &now);
     int64_t now_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-    if (now_ns - d->helped_ns < BURST_NS)
+    /* Relaxed: advice. */
+    uint32_t seen = __atomic_load_n(&d->own_collects, __ATOMIC_RELAXED);
+    if (now_ns - d->helped_ns < BURST_NS || seen != d->seen_collects)
         nanosleep(&pause, NULL);
+    for (int i = 0;
+         i < BURST_PAUSES_MAX && seen != d->seen_collects && cw_pool_news(d->pool, 1) == was; i++) {
+        d->seen_collects = seen;
+        nanosleep(&pause, NULL);
+        seen = __atomic_load_n(&d->own_collects, __ATOMIC_RELAXED);
+    }
+    d->seen_collects = seen;
     d->helped_ns = now_ns;
 }
 
@@ -160,17 +185,17 @@ PyObject *dispatch_help(PyObject *self, PyObject *args) {
     unsigned was;
     int64_t timeout_ns;
     int code;
-    if (!PyArg_ParseTuple(args, "IO", &was, &seconds) || read_timeout(seconds, &timeout_ns) ||
-        dispatch_is_ours(d))
+    if (!PyArg_ParseTuple(args, "IO", &was, &seconds) ||
+        dispatch_read_timeout(seconds, &timeout_ns) || dispatch_is_ours(d))
         return NULL;
     Py_BEGIN_ALLOW_THREADS;
     code = cw_pool_wait(d->pool, 1, was, 0, timeout_ns);
     if (code == 0 && cw_pool_news(d->pool, 1) == was)
-        let_more_come(d);
+        let_more_come(d, was);
     Py_END_ALLOW_THREADS;
     if (code && code != -ETIMEDOUT && code != -EINTR)
         return raise_failure(code);
-    if (collect(d, NULL))
+    if (dispatch_collect_all(d, NULL))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -197,7 +222,7 @@ PyObject *dispatch_bury(PyObject *self, PyObject *args) {
         return NULL;
     if (worker >= d->workers)
         return PyErr_Format(PyExc_ValueError, "there is no worker %u", worker);
-    if (collect(d, NULL))
+    if (dispatch_collect_all(d, NULL))
         return NULL;
     PyObject *lost = PyList_New(0), *list = NULL;
     cw_task task;
@@ -221,5 +246,6 @@ PyObject *dispatch_bury(PyObject *self, PyObject *args) {
     }
     if (dispatch_deliver(d, list))
         Py_CLEAR(lost);
+    dispatch_tell_waiters(d);
     return lost;
 }

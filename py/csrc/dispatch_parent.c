@@ -63,7 +63,8 @@ static int dispatch_init(PyObject *self, PyObject *args, PyObject *kwds) {
         return -1;
     }
     d->entries = calloc(cells, sizeof *d->entries);
-    if (!d->entries) {
+    d->group_of = calloc(cells, sizeof *d->group_of);
+    if (!d->entries || !d->group_of) {
         PyErr_NoMemory();
         return -1;
     }
@@ -82,6 +83,11 @@ static int dispatch_init(PyObject *self, PyObject *args, PyObject *kwds) {
 static int dispatch_traverse(PyObject *self, visitproc visit, void *arg) {
     Dispatch *d = (Dispatch *)self;
     Py_VISIT(d->deliver);
+    Py_VISIT(d->pinned);
+    Py_VISIT(d->kinds);
+    Py_VISIT(d->pending);
+    Py_VISIT(d->waiters);
+    Py_VISIT(d->late);
     for (uint32_t i = 0; d->entries && i < d->cells; i++)
         Py_VISIT(d->entries[i].owner);
     for (uint32_t i = 0; d->entries && i < d->cells; i++)
@@ -93,6 +99,11 @@ static int dispatch_traverse(PyObject *self, visitproc visit, void *arg) {
 static int dispatch_clear(PyObject *self) {
     Dispatch *d = (Dispatch *)self;
     Py_CLEAR(d->deliver);
+    Py_CLEAR(d->pinned);
+    Py_CLEAR(d->kinds);
+    Py_CLEAR(d->pending);
+    Py_CLEAR(d->waiters);
+    Py_CLEAR(d->late);
     for (uint32_t i = 0; d->entries && i < d->cells; i++)
         Py_CLEAR(d->entries[i].owner);
     for (uint32_t i = 0; d->entries && i < d->cells; i++)
@@ -108,6 +119,7 @@ static void dispatch_dealloc(PyObject *self) {
     cw_pool_delete(d->pool);
     Py_XDECREF(d->memory); /* not when cleared: what is cleared after us may still call */
     free(d->entries);
+    free(d->group_of);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
@@ -181,6 +193,14 @@ static PyObject *dispatch_ready(PyObject *self, PyObject *args) {
     for (uint32_t i = 0; i < d->groups; i++)
         count += cw_pool_ready(d->pool, i);
     return PyLong_FromUnsignedLongLong(count);
+}
+
+static PyObject *dispatch_load(PyObject *self, PyObject *args) {
+    Dispatch *d = (Dispatch *)self;
+    unsigned group;
+    if (!PyArg_ParseTuple(args, "I", &group) || dispatch_has_group(d, group))
+        return NULL;
+    return PyLong_FromUnsignedLong(d->load[group]);
 }
 
 /* [(owner, number, worker, seconds, cell)] of the tasks that workers have; owner None for calls. */
@@ -265,6 +285,14 @@ static PyMethodDef methods[] = {
     {"submit_chunks", dispatch_submit_chunks, METH_VARARGS,
      "(work, owner, number, kind, function, items, chunksize, most, group=0): (sent, 0 or why it "
      "stopped); sets work.sent."},
+    {"share", dispatch_share, METH_VARARGS,
+     "(pinned, kinds, pending, waiters): what the engine keeps and the quick way looks at."},
+    {"begin", (PyCFunction)(void (*)(void))dispatch_begin, METH_FASTCALL,
+     "(class, engine, owner, function, args, kwargs): the Outcome, submitted; None: no quick one."},
+    {"wait", (PyCFunction)(void (*)(void))dispatch_wait, METH_FASTCALL,
+     "(outcome, seconds): until it has ended, or so long; delivers."},
+    {"pump", dispatch_pump, METH_NOARGS,
+     "Sends quick ones that wait first: whether what is first now is another one."},
     {"withdraw", dispatch_withdraw, METH_VARARGS,
      "(cell, owner): what it was, as delivered; None: it was taken."},
     {"withdraw_all", dispatch_withdraw_all, METH_O,
@@ -288,6 +316,8 @@ static PyMethodDef methods[] = {
      "(worker, group): it is about to be started, in that group."},
     {"ready", dispatch_ready, METH_VARARGS,
      "(group=None): tasks that nobody has taken, of one group or of all."},
+    {"load", dispatch_load, METH_VARARGS,
+     "(group): tasks under way that were given to it, whoever has taken them."},
     {"running", dispatch_running, METH_NOARGS, "[(owner, number, worker, seconds, cell)]."},
     {"is_taken", dispatch_is_taken, METH_VARARGS, "(cell, owner)"},
     {"look_at", dispatch_look_at, METH_VARARGS,

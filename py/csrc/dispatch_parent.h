@@ -22,6 +22,20 @@ struct entry {
     struct call *call;
     uint64_t number;
 };
+/* Base of what a caller holds for one task (Future, AsyncResult); see dispatch_outcome.c. */
+typedef struct {
+    PyObject_HEAD PyObject *engine, *owner, *function; /* of a job; NULL reads as None */
+    PyObject *found, *described;
+    PyObject *call;  /* the task: (args,) or (args, kwargs) */
+    PyObject *state; /* text, of concurrent.futures; `outcome_pending` until it has ended */
+    PyObject *value, *exception;
+    PyObject *condition; /* somebody may wait at it, so that Python is to end the task */
+    PyObject *pickled;   /* of a quick one that waits for a cell */
+    long cell;
+    char quick; /* its answer is seen to here, if it is plain */
+    char success, ended;
+} Outcome;
+
 typedef struct {
     PyObject_HEAD cw_pool *pool;
     PyObject *memory; /* keeps the plane mapped as long as this lives; knows none of us */
@@ -31,10 +45,23 @@ typedef struct {
     uint32_t cells, workers, groups;
     int64_t spin_ns;
     Py_ssize_t under_way;
-    uint64_t tokens;   /* given so far */
-    int64_t helped_ns; /* when the helper was last woken */
-    unsigned forks;    /* of the process that it belongs to */
-    char shut;         /* takes no more */
+    uint32_t load[CW_POOL_GROUPS_MAX]; /* the same for each group */
+    uint8_t *group_of;                 /* of each cell that is under way */
+    uint64_t tokens;                   /* given so far */
+    int64_t helped_ns;                 /* when the helper was last woken */
+    unsigned forks;                    /* of the process that it belongs to */
+    char shut;                         /* takes no more */
+    /* The engine's own, told by `share`: */
+    PyObject *pinned;  /* dict: functions that keep their slot, to _pool_functions.Function */
+    PyObject *kinds;   /* tuple: types of functions */
+    PyObject *pending; /* deque: what waits for a cell (_pool_outgoing) */
+    PyObject *waiters; /* set: threads that wait for a job */
+    /* Of the quick way (dispatch_begin.c): */
+    PyObject *late; /* list of answers that are Python's, collected by who submits; or NULL */
+    uint32_t begun; /* tasks since their submitter has collected */
+    uint32_t own_collects;  /* by who submits; the helper reads it without the GIL */
+    uint32_t seen_collects; /* the helper's: of these */
+    char settled;           /* some have ended since waiters were told */
 } Dispatch;
 
 /* Whether this process has made it; else -1 with a ValueError: a child has the parent's memory, but
@@ -62,10 +89,23 @@ PyObject *dispatch_submit_chunks(PyObject *self, PyObject *args);
 PyObject *dispatch_withdraw(PyObject *self, PyObject *args);
 PyObject *dispatch_withdraw_all(PyObject *self, PyObject *owner);
 
+/* Fills a cell and submits it. The cell's number; -1: no room now; -2: an exception; -4: shut. Runs
+ * no Python code unless there is an exception. */
+long dispatch_put(Dispatch *d, uint32_t group, uint32_t kind, PyObject *function, const void *data,
+                  Py_ssize_t nbytes);
+/* Whose task is in a cell now. Takes new references. */
+void dispatch_own(Dispatch *d, long cell, PyObject *owner, uint64_t number, PyObject *held);
+
 /* ---- dispatch_collect.c ---- */
 
 /* Gives a list of answers to the engine. Takes the list over. An exception that is set stays. */
 int dispatch_deliver(Dispatch *d, PyObject *list);
+/* Collects all answers: 0, or -1 with an exception. *list: those that are to be delivered, NULL
+ * when there are none; mine: the call of this thread. */
+int dispatch_drain(Dispatch *d, struct call *mine, PyObject **list);
+/* Collects all answers and gives them to whom they belong, sends what waits for cells, tells who
+ * waits. 0, or -1 with an exception. */
+int dispatch_collect_all(Dispatch *d, struct call *mine);
 /* Waits as a listener and collects. 0, or -1 with an exception. */
 int dispatch_listen_once(Dispatch *d, uint32_t was, int64_t timeout_ns, struct call *mine);
 PyObject *dispatch_collect(PyObject *self, PyObject *unused);
@@ -77,5 +117,28 @@ PyObject *dispatch_bury(PyObject *self, PyObject *args);
 
 PyObject *dispatch_call(PyObject *self, PyObject *args);
 PyObject *dispatch_fail(PyObject *self, PyObject *args);
+
+/* Seconds to ns; < 0 and None: for ever. 0, or -1 with an exception. */
+int dispatch_read_timeout(PyObject *seconds, int64_t *ns);
+
+/* ---- dispatch_begin.c ---- */
+
+PyObject *dispatch_share(PyObject *self, PyObject *args);
+PyObject *dispatch_begin(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *dispatch_wait(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *dispatch_pump(PyObject *self, PyObject *unused);
+/* Sends what waits first, as long as it is quick and there is room: whether what is first now is
+ * Python's to send; -1: an exception. Runs no Python code. */
+int dispatch_pump_quick(Dispatch *d);
+/* Tells threads that wait, if tasks have ended that they may wait for. */
+void dispatch_tell_waiters(Dispatch *d);
+
+/* ---- dispatch_outcome.c ---- */
+
+extern PyObject *outcome_pending; /* the state of what has not ended */
+
+/* Ends a quick task with its plain answer. 1: done, and the entry is taken over; 0: it is Python's
+ * to see to, perhaps with an exception set that is not the task's. */
+int outcome_take(Dispatch *d, struct entry *entry, const cw_task *task);
 
 #endif

@@ -116,6 +116,9 @@ PyObject *plain_dumps(PyObject *object) {
 }
 
 PyObject *plain_loads(const void *data, uint32_t size_bytes) {
+    PyObject *small = small_load(data, size_bytes);
+    if (small)
+        return small;
     PyObject *view = PyMemoryView_FromMemory((char *)(uintptr_t)data, size_bytes, PyBUF_READ);
     if (!view)
         return NULL;

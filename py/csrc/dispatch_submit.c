@@ -37,9 +37,8 @@ int dispatch_has_group(Dispatch *d, unsigned group) {
     return -1;
 }
 
-/* Fills a cell and submits it. The cell's number; -1: no room now; -2: an exception; -4: shut. */
-static long submit(Dispatch *d, uint32_t group, uint32_t kind, PyObject *function, const void *data,
-                   Py_ssize_t nbytes) {
+long dispatch_put(Dispatch *d, uint32_t group, uint32_t kind, PyObject *function, const void *data,
+                  Py_ssize_t nbytes) {
     cw_task task;
     if (dispatch_is_ours(d) || dispatch_has_group(d, group))
         return -2;
@@ -63,10 +62,12 @@ static long submit(Dispatch *d, uint32_t group, uint32_t kind, PyObject *functio
         return code == -EAGAIN ? -1 : -2;
     }
     d->under_way++;
+    d->load[group]++;
+    d->group_of[task.cell] = (uint8_t)group;
     return (long)task.cell;
 }
 
-static void own(Dispatch *d, long cell, PyObject *owner, uint64_t number, PyObject *held) {
+void dispatch_own(Dispatch *d, long cell, PyObject *owner, uint64_t number, PyObject *held) {
     Py_INCREF(owner);
     Py_XINCREF(held);
     d->entries[cell] = (struct entry){.owner = owner, .held = held, .number = number};
@@ -77,6 +78,7 @@ struct entry dispatch_disown(Dispatch *d, uint32_t cell) {
     struct entry entry = d->entries[cell];
     d->entries[cell] = (struct entry){.owner = NULL};
     d->under_way--;
+    d->load[d->group_of[cell]]--;
     return entry;
 }
 
@@ -113,11 +115,11 @@ PyObject *dispatch_submit(PyObject *self, PyObject *args) {
     if (nbytes > CW_POOL_DATA_MAX)
         return PyErr_Format(PyExc_ValueError, "a task's message has at most %d bytes, not %zd",
                             CW_POOL_DATA_MAX, nbytes);
-    long cell = submit(d, group, kind, function, data, nbytes);
+    long cell = dispatch_put(d, group, kind, function, data, nbytes);
     if (cell == -2)
         return NULL;
     if (cell >= 0) {
-        own(d, cell, owner, number, held);
+        dispatch_own(d, cell, owner, number, held);
         cw_pool_wake(d->pool, group, 1);
         if (note_sent(work, number + 1))
             return NULL;
@@ -128,14 +130,16 @@ PyObject *dispatch_submit(PyObject *self, PyObject *args) {
 /* Pickles and submits a plain object. As submit(); -3: not plain. */
 long dispatch_submit_object(Dispatch *d, uint32_t group, uint32_t kind, PyObject *function,
                             PyObject *object) {
+    char small[SMALL_MAX], *data;
+    Py_ssize_t nbytes = small_dump(object, small, SMALL_MAX);
+    if (nbytes >= 0)
+        return dispatch_put(d, group, kind, function, small, nbytes);
     PyObject *pickled = plain_dumps(object);
     if (!pickled)
         return PyErr_Occurred() ? -2 : -3;
-    char *data;
-    Py_ssize_t nbytes;
     long cell = PyBytes_AsStringAndSize(pickled, &data, &nbytes)
                     ? -2
-                    : submit(d, group, kind, function, data, nbytes);
+                    : dispatch_put(d, group, kind, function, data, nbytes);
     Py_DECREF(pickled);
     return cell;
 }
@@ -152,7 +156,7 @@ PyObject *dispatch_submit_plain(PyObject *self, PyObject *args) {
     if (cell == -2)
         return NULL;
     if (cell >= 0) {
-        own(d, cell, owner, number, NULL);
+        dispatch_own(d, cell, owner, number, NULL);
         cw_pool_wake(d->pool, group, 1);
         if (note_sent(work, number + 1))
             return NULL;
@@ -182,7 +186,7 @@ PyObject *dispatch_submit_chunks(PyObject *self, PyObject *args) {
         Py_DECREF(chunk);
         if (cell < 0)
             break;
-        own(d, cell, owner, number, NULL);
+        dispatch_own(d, cell, owner, number, NULL);
         if (note_sent(work, number + 1)) {
             cell = -2;
             break;

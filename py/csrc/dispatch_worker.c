@@ -158,15 +158,16 @@ static int put_value(WorkerEnd *w, cw_task *task, PyObject *value, uint64_t *ext
         task->size_bytes = 0;
         return 0;
     }
-    PyObject *pickled = plain_dumps(value);
-    char *data;
-    Py_ssize_t nbytes;
-    if (pickled) {
+    char small[SMALL_MAX], *data = small;
+    Py_ssize_t nbytes = small_dump(value, small, SMALL_MAX);
+    PyObject *pickled = nbytes < 0 ? plain_dumps(value) : NULL;
+    if (pickled)
         PyBytes_AsStringAndSize(pickled, &data, &nbytes);
+    if (nbytes >= 0) {
         task->size_bytes = (uint32_t)nbytes;
         cw_task_write(task, data, task->size_bytes);
         task->kind = ANSWER_VALUE;
-        Py_DECREF(pickled);
+        Py_XDECREF(pickled);
         return 0;
     }
     if (PyErr_Occurred())

@@ -7,7 +7,10 @@
 #ifndef CAUSEWAY_PY_EXTRA_H
 #define CAUSEWAY_PY_EXTRA_H
 
+#include <linux/mempolicy.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "ipc/causeway.h"
 
@@ -22,6 +25,9 @@ static uint64_t cwpy_layout(const cw_array *array, void *buffer, uint64_t size_b
 /* The lowest byte of an array in this process, and how many bytes lie from there to behind its
  * highest one. Element 0 lies above it where strides are negative. */
 static void *cwpy_memory(const cw_array *array, uint64_t *span_bytes);
+/* Memory of this thread, and of those that it starts, comes from that NUMA node first, from others
+ * when it is full. 0, or -1 where the kernel or the container does not let us. */
+static int cwpy_prefer_node(int node);
 /* cdef ends */
 
 static __thread int cwpy_last_status;
@@ -35,6 +41,15 @@ static cw_array *cwpy_get(cw_client *client, const char *name, uint32_t flags) {
 
 static int cwpy_status(void) {
     return cwpy_last_status;
+}
+
+static int cwpy_prefer_node(int node) {
+    unsigned long nodes[16] = {0}, bits = 8 * sizeof nodes[0];
+
+    if (node < 0 || (unsigned)node >= 16 * bits)
+        return -1;
+    nodes[(unsigned)node / bits] = 1ul << (unsigned)node % bits;
+    return (int)syscall(SYS_set_mempolicy, MPOL_PREFERRED, nodes, 16 * bits);
 }
 
 static uint64_t cwpy_layout(const cw_array *array, void *buffer, uint64_t size_bytes) {

@@ -18,6 +18,18 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *out) {
     return CUDA_SUCCESS;
 }
 
+/* A thread's mode says which of its calls end others' captures; here none does. */
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
+    static __thread CUstreamCaptureMode now = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    CALL(cuThreadExchangeStreamCaptureMode);
+    if (!mode || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUstreamCaptureMode before = now;
+    now = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}
+
 CUresult cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
     CALL_IN(context, cuStreamBeginCapture);
     (void)mode;

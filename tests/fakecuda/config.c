@@ -178,7 +178,7 @@ static CUresult flag(const char *name, bool *out) {
 
 CUresult fake_config_load(void) {
     uint64_t devices, memory_mib, context_mib, driver, waits;
-    bool no_export, no_wait64;
+    bool no_export, no_wait64, no_batch;
     CUresult code;
     if ((code = number(PREFIX "DEVICES", 2, 0, FAKE_DEVICES_MAX, &devices)) ||
         (code = number(PREFIX "MEMORY_MIB", 1024, 2, 1 << 20, &memory_mib)) ||
@@ -189,6 +189,7 @@ CUresult fake_config_load(void) {
         (code = flag(PREFIX "LATE_KEEPS", &fake_config.late_keeps)) ||
         (code = flag(PREFIX "NO_EXPORT", &no_export)) ||
         (code = flag(PREFIX "NO_WAIT64", &no_wait64)) ||
+        (code = flag(PREFIX "NO_BATCH", &no_batch)) ||
         (code = flag(PREFIX "MIG", &fake_config.mig)))
         return code;
     fake_config.device_count = (int)devices;
@@ -198,6 +199,7 @@ CUresult fake_config_load(void) {
     fake_config.waits = (int)waits;
     fake_config.fd_export = !no_export;
     fake_config.wait64 = !no_wait64;
+    fake_config.batch = !no_batch;
     if ((code = load_uuids()) || (code = load_peers()) || (code = load_mode()) ||
         (code = load_folder()))
         return code;

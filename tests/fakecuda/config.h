@@ -23,6 +23,7 @@ struct fake_config {
     uint64_t memory_bytes;                         /* of each device */
     uint64_t context_bytes;                        /* taken by each context */
     bool fd_export;                                /* memory can be exported as a descriptor */
+    bool batch;                                    /* there is a call for many copies */
     bool wait64;                                   /* streams can wait for 64-bit words */
     bool mig;                                      /* each device is an instance of MIG */
     int mode;           /* CU_COMPUTEMODE_DEFAULT, _PROHIBITED or _EXCLUSIVE_PROCESS */

@@ -101,6 +101,25 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr fro
     return copy(context, stream, false, line(to, false, from, false, size_bytes));
 }
 
+/* Copies in any order: here the last one first, so that who counts on an order is found out. */
+CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count,
+                            CUmemcpyAttributes *attributes, size_t *first, size_t attributes_count,
+                            CUstream stream) {
+    CALL_IN(context, cuMemcpyBatchAsync);
+    if (!fake_config.batch)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (!to || !from || !sizes || !count || !attributes || !first || attributes_count != 1 ||
+        first[0] != 0 || !stream || stream == CU_STREAM_LEGACY ||
+        attributes->srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = count; i-- > 0;) {
+        CUresult code = copy(context, stream, false, line(to[i], false, from[i], false, sizes[i]));
+        if (code)
+            return code;
+    }
+    return CUDA_SUCCESS;
+}
+
 CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t size_bytes) {
     CALL_IN(context, cuMemcpyHtoD);
     return copy(context, NULL, true, line(to, false, (uintptr_t)from, true, size_bytes));

@@ -1,169 +1,10 @@
 /*
  * Dispatch: which worker takes a task, how its answer comes back, who is woken for both, and what
- * a dead worker leaves (shm/dispatch.c).
- *
- * A task is a number in a plain word beside its cell: the worker that takes it reads the number and
- * writes another one, so that a race on what a cell holds fails. The parent's threads share a lock,
- * as the caller of dispatch.h has one.
+ * a dead worker leaves (shm/dispatch.c), with one group. See dispatch_world.h for what the
+ * scenarios share, scenarios_groups.c for two groups.
  */
-#include <string.h>
-
+#include "dispatch_world.h"
 #include "scenarios.h"
-#include "shm/dispatch.h"
-#include "shm/error.h"
-
-#define WORKERS  2u
-#define CELLS    2u
-#define GROUPS   2u
-#define ANSWERED 100u
-#define FOR_EVER (-1)
-
-enum { LOCK };
-
-static struct cw_dispatch_words words;
-static struct cw_dispatch_group groups[GROUPS];
-static struct cw_dispatch_worker workers[WORKERS];
-static struct cw_cell cells[CELLS];
-static cw_a32 queue[GROUPS * CELLS], done[WORKERS * CELLS];
-static uint64_t tails[GROUPS];
-static uint32_t free_cells[CELLS];
-static uint64_t places[CELLS];
-static cw_a64 seen[WORKERS];
-static struct cw_dispatch_parent parent;
-static uint64_t payload[CELLS], note; /* plain */
-static cw_a32 lock_word;
-
-static struct {
-    uint8_t taken[5];     /* by value: tasks that a worker has taken */
-    uint8_t collected[5]; /* by value: answers that came back */
-    uint8_t lost[5];      /* by value: tasks that went with a dead worker */
-    uint8_t withdrawn, left;
-    uint8_t waits[2]; /* of a listener, of the helper: so often it saw that it has to wait */
-} ghost;
-
-/* ---- the parts ---- */
-
-static void fresh(uint32_t cell_count, uint32_t spinners) {
-    memset(&words, 0, sizeof words);
-    memset(groups, 0, sizeof groups);
-    memset(workers, 0, sizeof workers);
-    memset(cells, 0, sizeof cells);
-    memset(queue, 0, sizeof queue);
-    memset(done, 0, sizeof done);
-    memset(tails, 0, sizeof tails);
-    memset(seen, 0, sizeof seen);
-    memset(payload, 0, sizeof payload);
-    atomic_store(&lock_word, 0);
-    note = 0;
-    for (uint32_t i = 0; i < CELLS; i++) {
-        free_cells[i] = cell_count - 1 - i;
-        places[i] = CW_DISPATCH_NOWHERE;
-        model_plain(&payload[i]);
-    }
-    model_plain(&note);
-    parent = (struct cw_dispatch_parent){
-        .view = {.words = &words,
-                 .groups = groups,
-                 .workers = workers,
-                 .cells = cells,
-                 .queue = queue,
-                 .done = done,
-                 .worker_count = WORKERS,
-                 .cell_count = cell_count,
-                 .queue_len = cell_count,
-                 .group_count = 1,
-                 .spinners = spinners},
-        .tail = tails,
-        .free = free_cells,
-        .free_count = cell_count,
-        .place = places,
-        .seen = seen,
-    };
-}
-
-static void submit(uint64_t value) {
-    int cell = cw_dispatch_reserve(&parent);
-    MODEL_CHECK(cell >= 0);
-    model_plain_write(&payload[cell], value);
-    MODEL_CHECK(cw_dispatch_submit(&parent, 0, (uint32_t)cell) == 0);
-}
-
-static void submit_and_wake(uint64_t value) {
-    submit(value);
-    cw_dispatch_wake(&parent, 0, 1);
-}
-
-static int take(uint32_t w) {
-    uint64_t place;
-    int cell = cw_dispatch_take(&parent.view, w, &place);
-    if (cell < 0)
-        return cell;
-    uint64_t value = model_plain_read(&payload[cell]);
-    MODEL_CHECK(value >= 1 && value <= 4 && ghost.taken[value]++ == 0);
-    model_plain_write(&payload[cell], value + ANSWERED);
-    return cell;
-}
-
-static void answer(uint32_t w, int cell) {
-    MODEL_CHECK(cell >= 0);
-    if (!cw_dispatch_publish(&parent.view, w, (uint32_t)cell))
-        cw_dispatch_settle(&parent.view, w, 0);
-}
-
-static void note_answer(int cell) {
-    uint64_t value = model_plain_read(&payload[cell]) - ANSWERED;
-    MODEL_CHECK(value >= 1 && value <= 4 && ghost.collected[value]++ == 0);
-    cw_dispatch_free(&parent, (uint32_t)cell);
-}
-
-/* All answers that are there. */
-static unsigned collect(void) {
-    uint32_t w;
-    uint64_t place;
-    int cell;
-    unsigned count = 0;
-    for (; (cell = cw_dispatch_collect(&parent, &w, &place)) >= 0; count++)
-        note_answer(cell);
-    MODEL_CHECK(cell == -EAGAIN);
-    return count;
-}
-
-/* What a dead worker had. */
-static void bury(uint32_t w) {
-    struct cw_dispatch_end end;
-    int cell;
-    collect();
-    while ((cell = cw_dispatch_bury(&parent, w, &end)) >= 0) {
-        if (end.answered) {
-            note_answer(cell);
-            continue;
-        }
-        uint64_t value = model_plain_read(&payload[cell]) % ANSWERED;
-        MODEL_CHECK(value >= 1 && value <= 4 && ghost.lost[value]++ == 0);
-        cw_dispatch_free(&parent, (uint32_t)cell);
-    }
-    MODEL_CHECK(cell == -EAGAIN);
-}
-
-/* The lock of the parent's threads. */
-static void lock(void) {
-    model_wait(1u << LOCK, 0);
-    CW_ADD(LOCK, &lock_word, 1, acq_rel);
-}
-
-static void unlock(void) {
-    CW_ADD(LOCK, &lock_word, 1, acq_rel);
-    model_signal(LOCK);
-}
-
-static bool is_ready(uint32_t cell) {
-    return (atomic_load(&cells[cell].word) & 0xf) == CW_CELL_READY;
-}
-
-/* Workers may sleep for ever only when nothing is READY. */
-static bool nothing_ready(void) {
-    return !is_ready(0) && !is_ready(1);
-}
 
 /* Where worker 1 is no thread but a word that says that it sleeps: it was woken, or for nothing. */
 static void woken_if_ready(void) {
@@ -171,14 +12,6 @@ static void woken_if_ready(void) {
 }
 
 /* ---- workers ---- */
-
-static void one_by_0(void) {
-    answer(0, take(0));
-}
-
-static void one_by_1(void) {
-    answer(1, take(1));
-}
 
 static void all_by_0(void) {
     int cell;
@@ -424,12 +257,6 @@ static void listener_compares_news(void) {
 
 /* ---- deaths: of thread 0, worker 0 ---- */
 
-static void undertaker(void) {
-    model_wait(0, 1u << 0);
-    if (model_died(0))
-        bury(0);
-}
-
 static void parent_submits_one_and_buries(void) {
     submit_and_wake(1);
     undertaker();
@@ -441,15 +268,6 @@ static void parent_submits_two_for_one_and_buries(void) {
     submit(2);
     cw_dispatch_wake(&parent, 0, 1);
     undertaker();
-}
-
-/* Each task was answered, or lost, or nobody has it: one of these. */
-static void accounted(unsigned value) {
-    unsigned ready = 0;
-    for (uint32_t i = 0; i < CELLS; i++)
-        ready += is_ready(i) && payload[i] == value;
-    MODEL_CHECK(ghost.collected[value] + ghost.lost[value] + ready == 1);
-    MODEL_CHECK(!ghost.lost[value] || model_died(0));
 }
 
 static void first_accounted(void) {
@@ -535,13 +353,6 @@ static void answer_by_1_later(void) {
     model_wait(0, 1u << 1);
     answer_by_1();
 }
-
-#define DISPATCH(text, says, start, dies, end, wait, ...)                                          \
-    {                                                                                              \
-        .name = text, .promise = says, .init = start, .final = end, .threads = {__VA_ARGS__},      \
-        .killable = dies, .ghost = &ghost, .ghost_bytes = sizeof ghost, .stuck = wait              \
-    }
-#define WORKER_0 (1u << 0)
 
 const struct model_scenario model_dispatch_scenarios[] = {
     DISPATCH("dispatch, two take", "each task is taken once", init_both_ready, 0, both_answered,

@@ -256,6 +256,54 @@ static void the_fences_of_the_dead_are_poisoned_and_forgotten(void **state) {
     raw_broker_remove(&broker);
 }
 
+static void the_fences_of_a_broken_context_are_poisoned_while_its_process_lives(void **state) {
+    (void)state;
+    assert_true(raw_broker_start(&broker, NULL, with_double));
+    struct raw_client client = client_open(), producer = client_open();
+    struct cw_fence_page broken, whole, info;
+    struct cw_segment table;
+    struct cw_slab_info slab = gpu_slab(1);
+    assert_int_equal(offer(&client, &slab, &table), 0);
+    struct cw_order *order = cw_order_of(table.base, 3);
+    struct cw_segment one = fences_of(&producer, CW_OP_FENCES_ADD, 0, &broken);
+    struct cw_segment two = fences_of(&producer, CW_OP_FENCES_ADD, 0, &whole);
+    cw_fence_complete(first_fence(&one), 5);
+    cw_fence_complete(first_fence(&two), 5);
+    CW_STORE(G10, &order->write, cw_stamp_make(broken.page * CW_FENCES_PER_PAGE, 6), relaxed);
+    CW_STORE(G10, &order->reads[2], cw_stamp_make(whole.page * CW_FENCES_PER_PAGE, 6), relaxed);
+    /* Not by another's word, and a page that is not there is no breach. */
+    assert_int_equal(raw_post(&client, CW_OP_FENCES_BREAK, 0, &broken, sizeof broken), 0);
+    struct cw_fence_page none = {.page = whole.page + 1};
+    assert_int_equal(raw_post(&client, CW_OP_FENCES_BREAK, 0, &none, sizeof none), 0);
+    assert_int_equal(raw_ping(&client), 0);
+    assert_int_equal(cw_fence_poll(first_fence(&one), 6), 0);
+    assert_int_equal(raw_post(&producer, CW_OP_FENCES_BREAK, 0, &broken, sizeof broken), 0);
+    assert_int_equal(raw_ping(&producer), 0);
+    assert_int_equal(cw_fence_poll(first_fence(&one), 6), -EOWNERDEAD);
+    assert_int_equal(cw_fence_poll(first_fence(&one), 5), 1); /* what was complete stays good */
+    CW_STORE(F2, &first_fence(&one)->value, 6, relaxed);      /* a late write */
+    assert_int_equal(cw_fence_poll(first_fence(&one), 6), -EOWNERDEAD);
+    assert_false(cw_fence_is_final(first_fence(&one)));
+    assert_true(RAW_UNTIL(CW_LOAD(G11, &order->write, acquire) == CW_STAMP_DEAD));
+    assert_true(cw_fence_is_final(first_fence(&one)));
+    assert_int_equal(cw_fence_poll(first_fence(&two), 6), 0); /* its other GPU goes on */
+    assert_int_equal(CW_LOAD(G11, &order->reads[2], acquire),
+                     cw_stamp_make(whole.page * CW_FENCES_PER_PAGE, 6));
+    struct cw_fence_page request = {.page = broken.page};
+    assert_int_equal(
+        raw_exchange(&client, CW_OP_FENCES_OPEN, &request, sizeof request, NULL, 0, &mail),
+        -ENOENT);
+    struct cw_segment seen = fences_of(&client, CW_OP_FENCES_OPEN, whole.page, &info);
+    raw_bye(&producer); /* the end finds what is left */
+    assert_true(RAW_UNTIL(cw_fence_poll(first_fence(&two), 6) == -EOWNERDEAD));
+    cw_segment_close(&seen);
+    cw_segment_close(&one);
+    cw_segment_close(&two);
+    cw_segment_close(&table);
+    raw_bye(&client);
+    raw_broker_remove(&broker);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(only_the_drivers_descriptors_are_gpu_memory),
@@ -264,6 +312,7 @@ int main(void) {
         cmocka_unit_test(borrowed_memory_comes_as_a_ticket_and_is_charged_to_nobody),
         cmocka_unit_test(an_orphan_is_adopted_by_who_needs_that_gpu),
         cmocka_unit_test(the_fences_of_the_dead_are_poisoned_and_forgotten),
+        cmocka_unit_test(the_fences_of_a_broken_context_are_poisoned_while_its_process_lives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

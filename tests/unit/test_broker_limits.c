@@ -191,13 +191,43 @@ static void max_client_waits(void **state) {
     raw_broker_remove(&broker);
 }
 
+static void max_client_fence_pages(void **state) {
+    (void)state;
+    broker_with(CW_LIMIT_max_client_fence_pages, 2);
+    struct raw_client client = client_open();
+    struct cw_fence_page page;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(raw_exchange(&client, CW_OP_FENCES_ADD, NULL, 0, NULL, 0, &mail), 0);
+        memcpy(&page, mail.body, sizeof page);
+        close(mail.fds[0]);
+    }
+    assert_int_equal(raw_exchange(&client, CW_OP_FENCES_ADD, NULL, 0, NULL, 0, &mail), -EDQUOT);
+    assert_says(client.sentence, CW_LIMIT_max_client_fence_pages, 2);
+    struct raw_client other = client_open(); /* each client has its own */
+    assert_int_equal(raw_exchange(&other, CW_OP_FENCES_ADD, NULL, 0, NULL, 0, &mail), 0);
+    close(mail.fds[0]);
+    assert_int_equal(raw_post(&client, CW_OP_FENCES_BREAK, 0, &page, sizeof page), 0);
+    assert_int_equal(raw_ping(&client), 0); /* a page that broke counts no more */
+    assert_int_equal(raw_exchange(&client, CW_OP_FENCES_ADD, NULL, 0, NULL, 0, &mail), 0);
+    close(mail.fds[0]);
+    raw_bye(&other);
+    raw_bye(&client);
+    raw_broker_remove(&broker);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(max_clients),      cmocka_unit_test(max_names),
-        cmocka_unit_test(max_slabs),        cmocka_unit_test(max_client_slabs),
-        cmocka_unit_test(max_bytes),        cmocka_unit_test(max_user_bytes),
-        cmocka_unit_test(max_fds),          cmocka_unit_test(max_client_leases),
-        cmocka_unit_test(max_client_waits), cmocka_unit_test(max_client_transits),
+        cmocka_unit_test(max_clients),
+        cmocka_unit_test(max_names),
+        cmocka_unit_test(max_slabs),
+        cmocka_unit_test(max_client_slabs),
+        cmocka_unit_test(max_bytes),
+        cmocka_unit_test(max_user_bytes),
+        cmocka_unit_test(max_fds),
+        cmocka_unit_test(max_client_leases),
+        cmocka_unit_test(max_client_waits),
+        cmocka_unit_test(max_client_transits),
+        cmocka_unit_test(max_client_fence_pages),
     };
     signal(SIGPIPE, SIG_IGN);
     return cmocka_run_group_tests(tests, NULL, NULL);

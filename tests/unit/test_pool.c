@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -18,26 +19,37 @@
 
 #define WORKERS 2u
 #define CELLS   4u
-#define GROUPS  1u
 
 static void *memory;
 static uint64_t memory_bytes;
 static cw_pool *pool;
 static cw_worker *workers[WORKERS];
+static uint32_t groups; /* each worker is in another one, if there are two */
 
-static int setup(void **state) {
-    (void)state;
-    memory_bytes = cw_pool_bytes(WORKERS, CELLS, 1);
+static int setup_groups(uint32_t count) {
+    groups = count;
+    memory_bytes = cw_pool_bytes(WORKERS, CELLS, groups);
     memory = mmap(NULL, memory_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         return -1;
     memset(memory, 0xa5, memory_bytes); /* used before */
-    if (cw_pool_new(memory, memory_bytes, WORKERS, CELLS, 1, &pool) != 0)
+    if (cw_pool_new(memory, memory_bytes, WORKERS, CELLS, groups, &pool) != 0)
         return -1;
     for (uint32_t i = 0; i < WORKERS; i++)
-        if (cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 1, i, 0, 2, &workers[i]) != 0)
+        if (cw_worker_open(memory, memory_bytes, WORKERS, CELLS, groups, i, i % groups, 2,
+                           &workers[i]) != 0)
             return -1;
     return 0;
+}
+
+static int setup(void **state) {
+    (void)state;
+    return setup_groups(1);
+}
+
+static int setup_two_groups(void **state) {
+    (void)state;
+    return setup_groups(2);
 }
 
 static int teardown(void **state) {
@@ -56,7 +68,7 @@ static struct cw_dispatch_group *group_words(uint32_t group) {
     return (struct cw_dispatch_group *)(void *)(words() + 1) + group;
 }
 static struct cw_dispatch_worker *worker_words(uint32_t w) {
-    return (struct cw_dispatch_worker *)(void *)(group_words(0) + GROUPS) + w;
+    return (struct cw_dispatch_worker *)(void *)(group_words(0) + groups) + w;
 }
 static struct cw_cell *cell_words(uint32_t cell) {
     return (struct cw_cell *)(void *)worker_words(WORKERS) + cell;
@@ -101,6 +113,9 @@ static void sizes_have_limits(void **state) {
     assert_int_equal(cw_pool_bytes(2, 1, 1), 0);
     assert_int_equal(cw_pool_bytes(CW_POOL_WORKERS_MAX + 1, CW_POOL_CELLS_MAX, 1), 0);
     assert_int_equal(cw_pool_bytes(1, CW_POOL_CELLS_MAX + 1, 1), 0);
+    assert_int_equal(cw_pool_bytes(1, 1, 0), 0);
+    assert_int_equal(cw_pool_bytes(1, 1, CW_POOL_GROUPS_MAX + 1), 0);
+    assert_true(cw_pool_bytes(1, 1, CW_POOL_GROUPS_MAX) > cw_pool_bytes(1, 1, 1));
     assert_true(cw_pool_bytes(1, 1, 1) > 0);
     assert_true(cw_pool_bytes(CW_POOL_WORKERS_MAX, CW_POOL_CELLS_MAX, 1) > 1ull << 30);
     cw_pool *other;
@@ -109,6 +124,8 @@ static void sizes_have_limits(void **state) {
     fails(cw_pool_new(memory, memory_bytes, 3, 2, 1, &other), -EINVAL,
           "as many cells as workers or more");
     fails(cw_pool_new(memory, memory_bytes - 1, WORKERS, CELLS, 1, &other), -EINVAL, "were given");
+    fails(cw_pool_new(memory, memory_bytes, WORKERS, CELLS, 65, &other), -EINVAL,
+          "1 to 64 groups of them");
     fails(cw_pool_new(NULL, memory_bytes, WORKERS, CELLS, 1, &other), -EINVAL, "multiple of 64");
     fails(cw_pool_new((uint8_t *)memory + 8, memory_bytes - 64, 1, 1, 1, &other), -EINVAL,
           "multiple of 64");
@@ -145,6 +162,9 @@ static void a_worker_opens_what_the_parent_formatted(void **state) {
           "not formatted");
     fails(cw_worker_open(memory, memory_bytes, WORKERS, CELLS + 9, 1, 0, 0, 0, &other), -EINVAL,
           "were given");
+    fails(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 1, 0, 1, 0, &other), -EINVAL,
+          "has no group 1");
+    cw_pool_assign(pool, 1, 0);
     memset(memory, 0, 8);
     fails(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 1, 0, 0, 0, &other), -EPROTO,
           "not formatted");
@@ -272,6 +292,138 @@ static void only_numbers_in_use_are_looked_at(void **state) {
     assert_int_equal(collect().worker, 0);
 }
 
+/* ---- groups ---- */
+
+static cw_task submit_to(uint32_t group, const void *data, uint32_t size_bytes) {
+    cw_task task;
+    assert_int_equal(cw_pool_reserve(pool, &task), 0);
+    cw_task_write(&task, data, size_bytes);
+    task = (cw_task){.cell = task.cell,
+                     .data = task.data,
+                     .group = group,
+                     .size_bytes = size_bytes,
+                     .kind = 6 + group};
+    assert_int_equal(cw_pool_submit(pool, &task), 0);
+    cw_pool_wake(pool, group, 1);
+    return task;
+}
+
+static void a_task_knows_its_group_and_place(void **state) {
+    (void)state;
+    for (uint64_t i = 0; i < 10; i++)
+        for (uint32_t group = 0; group < 2; group++) {
+            submit_to(group, "a", 1);
+            assert_int_equal(cw_pool_ready(pool, group), 1);
+            assert_int_equal(cw_pool_ready(pool, 1 - group), 0);
+            cw_task task = take(group);
+            assert_int_equal(task.place, 2 * i + group);
+            assert_int_equal(task.group, group);
+            cw_worker_answer(workers[group], &task, 0, 0);
+            task = collect();
+            assert_int_equal(task.place, 2 * i + group);
+            assert_int_equal(task.group, group);
+            cw_pool_free(pool, task.cell);
+        }
+}
+
+static void a_worker_of_another_group_is_refused(void **state) {
+    (void)state;
+    cw_worker *other;
+    fails(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 2, 1, 0, 0, &other), -EINVAL,
+          "worker 1 is in group 1, not in group 0");
+    cw_task task;
+    assert_int_equal(cw_pool_bury(pool, 1, &task), -EAGAIN);
+    cw_pool_assign(pool, 1, 0);
+    fails(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 2, 1, 1, 0, &other), -EINVAL,
+          "worker 1 is in group 0, not in group 1");
+    assert_int_equal(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 2, 1, 0, 0, &other), 0);
+    cw_worker_close(other);
+}
+
+static void ready_tasks_are_seen_without_being_taken(void **state) {
+    (void)state;
+    uint8_t data[CW_POOL_DATA_MAX], found[CW_POOL_DATA_MAX];
+    cw_task task;
+    memset(data, 5, sizeof data);
+    assert_int_equal(cw_worker_peek(workers[0], 0, found, &task), -EAGAIN);
+    submit_to(0, data, sizeof data);
+    cw_task second = submit_to(0, "second", 6);
+    submit_to(1, "other", 5);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(cw_worker_peek(workers[0], 0, found, &task), 0);
+        assert_int_equal(task.size_bytes, sizeof data);
+        assert_memory_equal(found, data, sizeof data);
+        assert_int_equal(cw_worker_peek(workers[0], 1, found, &task), 0);
+        assert_true(task.size_bytes == 6 && task.cell == second.cell && task.kind == 6);
+        assert_ptr_equal(task.data, found);
+        assert_memory_equal(found, "second", 6);
+    }
+    uint64_t place = task.place;
+    assert_int_equal(cw_worker_peek(workers[0], 2, found, &task), -EAGAIN);
+    assert_int_equal(cw_worker_peek(workers[1], 0, found, &task), 0);
+    assert_true(task.group == 1 && task.kind == 7);
+    take(0);
+    assert_int_equal(cw_worker_peek(workers[0], 0, found, &task), 0);
+    assert_int_equal(task.place, place);
+    assert_int_equal(take(0).place, place);
+    assert_int_equal(cw_worker_peek(workers[0], 0, found, &task), -EAGAIN);
+}
+
+static void *answer_and_settle(void *task) {
+    cw_worker_answer(workers[0], task, 0, 0);
+    cw_worker_settle(workers[0]);
+    return NULL;
+}
+
+static void tasks_are_answered_later_and_by_other_threads(void **state) {
+    (void)state;
+    cw_task tasks[3];
+    uint32_t was = cw_pool_news(pool, 1);
+    for (uint32_t i = 0; i < 3; i++)
+        submit_to(0, "ab", 2);
+    for (uint32_t i = 0; i < 3; i++)
+        tasks[i] = take(0);
+    pthread_t threads[3];
+    for (uint32_t i = 0; i < 3; i++) {
+        tasks[i].kind = 10 + i;
+        assert_int_equal(pthread_create(&threads[i], NULL, answer_and_settle, &tasks[i]), 0);
+    }
+    unsigned kinds = 0;
+    for (uint32_t i = 0; i < 3;) { /* the helper is told of each */
+        assert_int_equal(cw_pool_wait(pool, 1, was, 0, -1), 0);
+        cw_task task;
+        while (cw_pool_collect(pool, &task) == 0) {
+            kinds += 1u << (task.kind - 10);
+            cw_pool_free(pool, task.cell);
+            i++;
+        }
+    }
+    assert_int_equal(kinds, 7);
+    for (uint32_t i = 0; i < 3; i++)
+        pthread_join(threads[i], NULL);
+    cw_worker_info info;
+    cw_pool_look_at(pool, 0, &info);
+    assert_true(info.tasks == 3 && info.bytes_in == 6 && info.bytes_out == 6);
+}
+
+static void what_was_taken_and_not_answered_is_lost(void **state) {
+    (void)state;
+    cw_task task;
+    for (uint32_t i = 0; i < 3; i++)
+        submit_to(0, "a", 1);
+    cw_task first = take(0), second = take(0), third = take(0);
+    cw_worker_answer(workers[0], &second, 0, 0);
+    task = collect();
+    assert_int_equal(task.place, second.place);
+    cell_words(third.cell)->taken_ns = 0; /* as if it had died just behind the swap */
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(cw_pool_bury(pool, 0, &task), 0);
+        assert_true(task.place == (task.begun ? first.place : third.place));
+        cw_pool_free(pool, task.cell);
+    }
+    assert_int_equal(cw_pool_bury(pool, 0, &task), -EAGAIN);
+}
+
 static void workers_leave_when_told(void **state) {
     (void)state;
     cw_task task;
@@ -330,17 +482,21 @@ static void any_words_do_no_harm(void **state) {
     struct chance chance = chance_init(1);
     uint8_t *from = (uint8_t *)words(), *to = (uint8_t *)cell_words(CELLS);
     to += 4 * CELLS *
-          (GROUPS + WORKERS); /* queue and done rings; a little more for their alignment */
+          (groups + WORKERS); /* queue and done rings; a little more for their alignment */
     for (int round = 0; round < 5000; round++) {
         cw_task task;
         if (cw_pool_reserve(pool, &task) == 0) {
-            task = (cw_task){.cell = task.cell, .data = task.data};
+            task = (cw_task){.cell = task.cell, .data = task.data, .group = (uint32_t)round % 2};
             if (cw_pool_submit(pool, &task) != 0)
                 cw_pool_free(pool, task.cell);
         }
         for (int i = 0; i < 3; i++)
             from[chance_below(&chance, (uint64_t)(to - from))] = (uint8_t)chance_next(&chance);
         cw_pool_close(pool, 1); /* nobody sleeps here */
+        uint8_t buffer[CW_POOL_DATA_MAX];
+        for (uint32_t w = 0; w < WORKERS; w++)
+            if (cw_worker_peek(workers[w], (uint32_t)round % 3, buffer, &task) == 0)
+                assert_true(task.cell < CELLS && task.size_bytes <= CW_POOL_DATA_MAX);
         for (uint32_t w = 0; w < WORKERS; w++) {
             if (cw_worker_take(workers[w], &task) == 0) {
                 assert_true(task.cell < CELLS && task.size_bytes <= CW_POOL_DATA_MAX);
@@ -376,7 +532,13 @@ int main(void) {
         TEST(workers_leave_when_told),
         TEST(sizes_in_a_cell_never_lead_outside),
         TEST(who_answers_what_it_did_not_have_is_named),
-        TEST(any_words_do_no_harm),
+#define TEST_2(name) cmocka_unit_test_setup_teardown(name, setup_two_groups, teardown)
+        TEST_2(a_task_knows_its_group_and_place),
+        TEST_2(a_worker_of_another_group_is_refused),
+        TEST_2(ready_tasks_are_seen_without_being_taken),
+        TEST_2(tasks_are_answered_later_and_by_other_threads),
+        TEST_2(what_was_taken_and_not_answered_is_lost),
+        TEST_2(any_words_do_no_harm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

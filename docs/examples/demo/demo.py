@@ -9,6 +9,7 @@
    draws a picture.
 3. Runs the same search, then a search over the same rows tiled to 256 MiB, in each arrangement,
    and prints times and peak memory.
+4. Where there are GPUs, searches another model on all of them (gpus.py).
 
 Ends with status 1 if a score differs anywhere.
 """
@@ -29,6 +30,7 @@ from typing import NamedTuple
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"
 
+import gpus
 import numpy as np
 import work
 from arrangements import ARRANGEMENTS, evaluate_named
@@ -162,6 +164,7 @@ def main() -> int:
     )
     equal &= compare("tiled", title, args.workers)
     print(NOTES)
+    equal &= gpus.show()
     print("$ causeway ls", flush=True)
     command = (
         shutil.which("causeway", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")

@@ -1,0 +1,106 @@
+"""Programs that have Pools on GPUs: what they begin with, and how they are run.
+
+Each is a program of its own, since CUDA does not survive the forks of other tests: on four GPUs of the test double, or on
+those of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Callable
+
+import cuda_support
+
+GPUS = cuda_support.real_gpus() if cuda_support.REAL else 4
+
+HEAD = """
+import collections, contextlib, ctypes, json, os, signal, subprocess, sys, threading, time
+import multiprocessing as mp
+import numpy as np
+import causeway as cw
+
+GPUS = int(os.environ["CAUSEWAY_TEST_GPUS"])
+
+def status():
+    told = subprocess.run([os.environ["CAUSEWAY_COMMAND"], "status", "--json"], capture_output=True, check=True)
+    return json.loads(told.stdout)
+
+class Moved:
+    '''Bytes that went by each route within the `with`, at whose end no client lives that has come meanwhile.'''
+    def __enter__(self):
+        cw.names()
+        self.before = status()
+        return self
+    def __exit__(self, *_):
+        while len(status()["clients"]) > len(self.before["clients"]):
+            time.sleep(0.01)
+        now, was = status()["counters"], self.before["counters"]
+        self.routes = {name: now[name] - was[name] for name in now if name.startswith("bytes_")}
+
+@contextlib.contextmanager
+def pool_on(devices="cuda", **options):
+    '''A Pool that is closed and waited for.'''
+    with cw.Pool(devices=devices, **options) as pool:
+        yield pool
+        pool.close()
+        pool.join()
+
+def own():
+    '''The UUID of this process's first GPU.'''
+    return cw.empty(1, device="cuda").device_uuid
+
+def wait(a=None):
+    '''Long enough that all workers have begun.'''
+    time.sleep(0.2)
+    return own(), os.getpid()
+
+class Driver:
+    '''The CUDA driver itself, with a kernel that writes one word wherever it is told to.'''
+    PTX = b'''.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry poke(.param .u64 p, .param .u32 value) {
+.reg .u32 %r<2>; .reg .u64 %rd<2>;
+ld.param.u64 %rd1, [p]; ld.param.u32 %r1, [value]; st.u32 [%rd1], %r1;
+ret;
+}
+.visible .entry spin(.param .u64 flag, .param .u32 value) {
+.reg .pred %q; .reg .u32 %r<4>; .reg .u64 %rd<2>;
+ld.param.u64 %rd1, [flag]; ld.param.u32 %r1, [value];
+again: ld.volatile.u32 %r2, [%rd1]; setp.ne.u32 %q, %r2, %r1; @%q bra again;
+ret;
+}
+'''
+    def __init__(self):
+        self.cuda = ctypes.CDLL(os.environ.get("CAUSEWAY_CUDA_DRIVER", "libcuda.so.1"))
+        self.context, self.module = ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("cuInit", 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
+        self.call("cuCtxSetCurrent", self.context)
+        self.call("cuModuleLoadData", ctypes.byref(self.module), self.PTX)
+    def call(self, name, *arguments):
+        status = getattr(self.cuda, name)(*arguments)
+        if status: raise RuntimeError(f"{name}: {status}")
+    def launch(self, kernel, address, value, stream=None):
+        '''Only submits it.'''
+        function = ctypes.c_void_p()
+        self.call("cuModuleGetFunction", ctypes.byref(function), self.module, kernel)
+        address, value = ctypes.c_uint64(address), ctypes.c_uint32(value)
+        pointers = (ctypes.c_void_p * 2)(ctypes.addressof(address), ctypes.addressof(value))
+        self.call("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, ctypes.c_void_p(stream), pointers, None)
+    def synchronize(self):
+        self.call("cuCtxSynchronize")
+"""
+
+
+def run(script: Callable[..., object], text: str, **options: object) -> str:
+    """Runs a text after HEAD; its main part stands under `if __name__ == "__main__":`. What it printed."""
+    environment = {
+        **os.environ,
+        "CAUSEWAY_COMMAND": str(cuda_support.COMMAND),
+        "CAUSEWAY_TEST_GPUS": str(GPUS),
+        **options.pop("env", {}),  # type: ignore[dict-item]
+    }
+    done = script(HEAD + textwrap.dedent(text), env=environment, **options)
+    return str(done.stdout)  # type: ignore[attr-defined]

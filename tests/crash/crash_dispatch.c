@@ -1,39 +1,36 @@
 /*
- * Workers killed with SIGKILL: at every instruction of taking a task and answering it, of being
- * woken for one and waking the next, of answering somebody who sleeps; and at random, three of
- * them, while a parent goes on submitting. After each death every task is READY, answered, or comes
- * out of the burial, the others take what is READY, and another worker goes on in the dead one's
- * place.
+ * Workers killed with SIGKILL at every instruction of taking a task, of the own group or another
+ * one, and answering it, of being woken for one and waking the next, of answering somebody who
+ * sleeps. After each death every task is READY, answered, or comes out of the burial, the others
+ * take what is READY, and another worker goes on in the dead one's place. At random, with
+ * processes: crash_pool.c.
  */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
 
-#include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 
-#include "ipc/causeway.h"
 #include "shm/dispatch.h"
 #include "shm/error.h"
 #include "tests/crash/every.h"
 #include "tests/crash/step.h"
 #include "tests/support.h"
 
-/* ---- at every instruction, over shared memory alone ---- */
-
 #define WORKERS 2u
 #define CELLS   2u
+#define GROUPS  2u
 
 static struct shared {
     struct cw_dispatch_words words;
-    struct cw_dispatch_group groups[1];
+    struct cw_dispatch_group groups[GROUPS];
     struct cw_dispatch_worker workers[WORKERS];
     struct cw_cell cells[CELLS];
-    cw_a32 queue[CELLS], done[WORKERS * CELLS];
-    uint64_t tails[1];
+    cw_a32 queue[GROUPS * CELLS], done[WORKERS * CELLS];
+    uint64_t tails[GROUPS];
     uint32_t free_cells[CELLS];
     uint64_t places[CELLS];
     cw_a64 seen[WORKERS];
@@ -41,7 +38,7 @@ static struct shared {
     atomic_bool killed;
 } * shared;
 static struct cw_dispatch_parent *parent;
-static const struct cw_dispatch_view *view;
+static struct cw_dispatch_view views[WORKERS]; /* of each worker */
 static pid_t submitter;
 
 static void fresh(void) {
@@ -68,7 +65,20 @@ static void fresh(void) {
         .seen = shared->seen,
     };
     parent = &shared->parent;
-    view = &parent->view;
+    for (uint32_t w = 0; w < WORKERS; w++)
+        views[w] = parent->view;
+}
+
+/* Tasks come to group 0; who is in which one, GROUPS: nobody has joined. */
+static void fresh_groups(uint32_t group_of_0, uint32_t group_of_1) {
+    const uint32_t groups[WORKERS] = {group_of_0, group_of_1};
+    fresh();
+    parent->view.group_count = GROUPS;
+    for (uint32_t w = 0; w < WORKERS; w++) {
+        views[w] = parent->view;
+        views[w].group = groups[w];
+        CW_ASSERT(cw_dispatch_join(&views[w], w) == 0);
+    }
 }
 
 static void submit(uint64_t value) {
@@ -79,17 +89,25 @@ static void submit(uint64_t value) {
     CW_ASSERT(cw_dispatch_submit(parent, 0, (uint32_t)cell) == 0);
 }
 
-static void two_are_ready(void) {
-    fresh();
+static void submit_two(void) {
     submit(1000);
     submit(2000);
 }
 
-static void two_are_ready_and_all_sleep(void) {
-    two_are_ready();
+static void all_sleep(void) {
     cw_bell_announce(&shared->words.answers);
     cw_bell_announce(&shared->words.helper);
     cw_sleeper_announce(&shared->workers[1].sleeper);
+}
+
+static void two_are_ready(void) {
+    fresh();
+    submit_two();
+}
+
+static void two_are_ready_and_all_sleep(void) {
+    two_are_ready();
+    all_sleep();
 }
 
 static void two_are_ready_and_one_listens(void) {
@@ -97,9 +115,30 @@ static void two_are_ready_and_one_listens(void) {
     cw_dispatch_listen(parent, 1);
 }
 
-/* Worker 1 seems to sleep; once worker 0 does too, or is dead, two tasks come, for one of them. */
-static void two_come_once_all_sleep(void) {
+/* Both would steal. */
+static void two_are_ready_of_another_group_and_all_sleep(void) {
+    fresh_groups(1, 1);
+    submit_two();
+    all_sleep();
+}
+
+/* Worker 1 may steal once worker 0 is dead, and not before. */
+static void two_are_ready_within_the_bound_and_all_sleep(void) {
+    fresh_groups(0, 1);
+    submit_two();
+    all_sleep();
+}
+
+static void nobody_has_joined(void) {
     fresh();
+    parent->view.group_count = GROUPS;
+    for (uint32_t w = 0; w < WORKERS; w++)
+        views[w] = parent->view;
+    submit_two();
+}
+
+/* Worker 1 seems to sleep; once worker 0 does too, or is dead, two tasks come, for one of them. */
+static void submit_once_all_sleep(void) {
     cw_sleeper_announce(&shared->workers[1].sleeper);
     fflush(NULL);
     submitter = fork();
@@ -113,23 +152,65 @@ static void two_come_once_all_sleep(void) {
     _exit(0);
 }
 
+static void two_come_once_all_sleep(void) {
+    fresh();
+    submit_once_all_sleep();
+}
+
+static void two_come_to_another_group_once_all_sleep(void) {
+    fresh_groups(1, 1);
+    submit_once_all_sleep();
+}
+
 static int take(uint32_t w) {
     uint64_t place;
-    return cw_dispatch_take(view, w, &place);
+    return cw_dispatch_take(&views[w], w, &place);
 }
 
 static void answer(uint32_t w, int cell) {
-    if (!cw_dispatch_publish(view, w, (uint32_t)cell))
-        cw_dispatch_settle(view, w, 0);
+    if (!cw_dispatch_publish(&views[w], w, (uint32_t)cell))
+        cw_dispatch_settle(&views[w], w, 0);
+}
+
+static void work_on(int cell) {
+    for (unsigned i = 0; i < 6; i++)
+        shared->cells[cell].meta[i] += 5;
 }
 
 static void take_and_answer(void) {
     int cell = take(0);
     if (cell < 0)
         _exit(9);
-    for (unsigned i = 0; i < 6; i++)
-        shared->cells[cell].meta[i] += 5;
+    work_on(cell);
     answer(0, cell);
+}
+
+static void take_two_and_answer_the_last_first(void) {
+    int first = take(0), second = take(0);
+    if (first < 0 || second < 0)
+        _exit(9);
+    work_on(second);
+    work_on(first);
+    answer(0, second);
+    answer(0, first);
+}
+
+static void join_and_take_and_answer(void) {
+    if (cw_dispatch_join(&views[0], 0) != 0)
+        _exit(9);
+    take_and_answer();
+}
+
+static void look_at_both(void) {
+    for (uint32_t nth = 0; nth < 2; nth++) {
+        uint64_t place, meta[6];
+        int cell = cw_dispatch_peek(&views[0], nth, &place);
+        if (cell != (int)nth)
+            _exit(9);
+        cw_dispatch_read(meta, shared->cells[cell].meta, sizeof meta);
+        if (!cw_dispatch_is_still(&views[0], (uint32_t)cell, place) || meta[5] != meta[0] + 5)
+            _exit(9);
+    }
 }
 
 static void take_and_leave(void) {
@@ -166,8 +247,8 @@ static void one_by(uint32_t w) {
     answer(w, cell);
 }
 
-/* Buries worker 0; the others take what is READY; then all goes on. */
-static void all_accounted(void) {
+/* Buries worker 0, which may have had so many; the others take what is READY; then all goes on. */
+static void accounted(unsigned most) {
     unsigned answered[5] = {0}, lost = 0;
     struct cw_dispatch_end end;
     int cell;
@@ -180,8 +261,8 @@ static void all_accounted(void) {
         cw_dispatch_free(parent, (uint32_t)cell);
     }
     assert_int_equal(cell, -EAGAIN);
-    assert_true(answered[1] <= 1 && answered[2] == 0 && answered[1] + lost <= 1);
-    if (cw_dispatch_ready(view, 0))
+    assert_true(answered[1] <= 1 && answered[2] <= 1 && answered[1] + answered[2] + lost <= most);
+    if (cw_dispatch_ready(&parent->view, 0))
         assert_false(atomic_load(&shared->workers[1].sleeper.asleep));
     cw_dispatch_close(parent, true);
     while ((cell = take(1)) >= 0) {
@@ -191,8 +272,8 @@ static void all_accounted(void) {
     }
     assert_int_equal(cell, -ESHUTDOWN);
     collect(1, answered);
-    assert_int_equal(answered[1] + lost, 1);
-    assert_int_equal(answered[2], 1);
+    assert_true(answered[1] <= 1 && answered[2] <= 1);
+    assert_int_equal(answered[1] + answered[2] + lost, 2);
     cw_dispatch_close(parent, false);
     assert_int_equal(parent->free_count, CELLS);
     submit(3000);
@@ -201,6 +282,18 @@ static void all_accounted(void) {
     one_by(1);
     collect(3, answered);
     assert_true(answered[3] == 1 && answered[4] == 1);
+}
+
+static void all_accounted(void) {
+    accounted(1);
+}
+
+static void both_accounted(void) {
+    accounted(2);
+}
+
+static void none_was_taken(void) {
+    accounted(0);
 }
 
 static void all_accounted_once_submitted(void) {
@@ -227,181 +320,15 @@ static void nothing_left(void) {
 }
 
 static void state(void) {
-    cw_dispatch_state(view, 0, 3);
-}
-
-/* ---- at random, with processes ---- */
-
-#define CREW       3u
-#define POOL_CELLS 6u
-
-static void *memory;
-static uint64_t memory_bytes, kills;
-static cw_pool *pool;
-static _Atomic pid_t crew[CREW]; /* 0: dead, and not replaced yet */
-static atomic_bool ended;
-
-static void crew_work(uint32_t number) {
-    cw_worker *worker;
-    cw_task task;
-    if (cw_worker_open(memory, memory_bytes, CREW, POOL_CELLS, 1, number, 0, 2, &worker) != 0)
-        _exit(1);
-    while (cw_worker_take(worker, &task) == 0) {
-        uint64_t *data = task.data;
-        for (unsigned i = 1; i < 64; i++)
-            data[i] = data[0] * i;
-        task.size_bytes = 512;
-        cw_worker_answer(worker, &task, 0, 0);
-    }
-    _exit(0);
-}
-
-static void crew_start(uint32_t number) {
-    pid_t pid = fork();
-    CW_ASSERT(pid >= 0);
-    if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        crew_work(number);
-    }
-    atomic_store(&crew[number], pid);
-}
-
-/* Kills one, waits for its end, tells who waits; as a watcher of pidfds does. */
-static void *kill_some(void *context) {
-    (void)context;
-    struct chance chance = chance_init(3);
-    while (kills > 0) {
-        if (chance_below(&chance, 3))
-            usleep((useconds_t)chance_below(&chance, 300));
-        uint32_t w = (uint32_t)chance_below(&chance, CREW);
-        pid_t pid = atomic_load(&crew[w]);
-        if (pid == 0)
-            continue;
-        int status;
-        kill(pid, SIGKILL);
-        CW_ASSERT(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status));
-        kills--;
-        atomic_store(&crew[w], 0);
-        cw_pool_tell(pool, 0);
-    }
-    atomic_store(&ended, true);
-    cw_pool_tell(pool, 0);
-    return NULL;
-}
-
-struct tally {
-    uint64_t submitted, answered, lost;
-    unsigned under_way;
-};
-
-static void crew_answer(const cw_task *task, struct tally *tally) {
-    uint64_t *data = task->data;
-    CW_ASSERT(task->size_bytes == 512 && data[0] >= 1 && data[0] <= tally->submitted);
-    for (unsigned i = 1; i < 64; i++)
-        CW_ASSERT(data[i] == data[0] * i);
-    data[0] = 0; /* once */
-    tally->answered++;
-    tally->under_way--;
-    cw_pool_free(pool, task->cell);
-}
-
-static void crew_collect(struct tally *tally) {
-    cw_task task;
-    int code;
-    while ((code = cw_pool_collect(pool, &task)) == 0)
-        crew_answer(&task, tally);
-    CW_ASSERT(code == -EAGAIN);
-}
-
-static void crew_replace(struct tally *tally) {
-    for (uint32_t w = 0; w < CREW; w++) {
-        if (atomic_load(&crew[w]) != 0)
-            continue;
-        cw_task task;
-        int code;
-        crew_collect(tally);
-        while ((code = cw_pool_bury(pool, w, &task)) >= 0) {
-            if (code == 1) {
-                crew_answer(&task, tally);
-                continue;
-            }
-            tally->lost++;
-            tally->under_way--;
-            cw_pool_free(pool, task.cell);
-        }
-        CW_ASSERT(code == -EAGAIN);
-        crew_start(w);
-    }
-}
-
-static void crew_submit(struct tally *tally, unsigned count) {
-    cw_task task;
-    for (unsigned i = 0; i < count && cw_pool_reserve(pool, &task) == 0; i++) {
-        ((uint64_t *)task.data)[0] = tally->submitted + 1;
-        task.size_bytes = 8;
-        int code = cw_pool_submit(pool, &task);
-        CW_ASSERT(code == 0);
-        tally->submitted++;
-        tally->under_way++;
-    }
-    cw_pool_wake(pool, 0, count);
-}
-
-static void killed_at_random_no_other_task_is_lost(void **unused) {
-    (void)unused;
-    struct chance chance = chance_init(4);
-    struct tally tally = {0};
-    uint64_t all = kills = test_rounds(300);
-    memory_bytes = cw_pool_bytes(CREW, POOL_CELLS, 1);
-    memory = mmap(NULL, memory_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    assert_true(memory != MAP_FAILED);
-    assert_int_equal(cw_pool_new(memory, memory_bytes, CREW, POOL_CELLS, 1, &pool), 0);
-    for (uint32_t w = 0; w < CREW; w++)
-        crew_start(w);
-    pthread_t killer;
-    assert_int_equal(pthread_create(&killer, NULL, kill_some, NULL), 0);
-    while (!atomic_load(&ended)) {
-        crew_submit(&tally, 1 + (unsigned)chance_below(&chance, POOL_CELLS));
-        if (chance_below(&chance, 16) == 0)
-            usleep(100); /* they sleep */
-        cw_pool_listen(pool, 1);
-        for (;;) {
-            uint32_t was = cw_pool_news(pool, 0);
-            crew_replace(&tally);
-            crew_collect(&tally);
-            if (tally.under_way == 0)
-                break;
-            assert_int_equal(cw_pool_wait(pool, 0, was, 0, -1), 0);
-        }
-        cw_pool_listen(pool, -1);
-    }
-    pthread_join(killer, NULL);
-    crew_replace(&tally);
-    cw_pool_close(pool, 1);
-    for (uint32_t w = 0; w < CREW; w++) {
-        int status;
-        assert_int_equal(waitpid(atomic_load(&crew[w]), &status, 0), atomic_load(&crew[w]));
-        assert_int_equal(status, 0);
-    }
-    assert_int_equal(tally.answered + tally.lost, tally.submitted);
-    assert_true(tally.lost <= all);
-    print_message("# %llu kills, %llu tasks, %llu went with their worker\n",
-                  (unsigned long long)all, (unsigned long long)tally.submitted,
-                  (unsigned long long)tally.lost);
-    cw_pool_delete(pool);
+    cw_dispatch_state(&views[0], 0, 3);
 }
 
 #define TEST(name, prepare, run, check, least) EVERY_TEST(name, prepare, NULL, run, check, least)
 
 int main(void) {
-    chance_seed(); /* before there are children */
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED)
         return 1;
-    const struct CMUnitTest at_random[] = {
-        cmocka_unit_test(killed_at_random_no_other_task_is_lost),
-    };
-    int failed = cmocka_run_group_tests(at_random, NULL, NULL);
     step_pin();
     const struct CMUnitTest tests[] = {
         TEST(a_task_is_ready_lost_or_answered, two_are_ready, take_and_answer, all_accounted, 100),
@@ -411,8 +338,20 @@ int main(void) {
              all_accounted, 100),
         TEST(who_is_woken_and_wakes_leaves_nobody_asleep, two_come_once_all_sleep, take_and_answer,
              all_accounted_once_submitted, 100),
+        TEST(a_task_of_another_group_the_same, two_are_ready_of_another_group_and_all_sleep,
+             take_and_answer, all_accounted, 100),
+        TEST(who_is_woken_for_another_group_leaves_nobody_asleep,
+             two_come_to_another_group_once_all_sleep, take_and_answer,
+             all_accounted_once_submitted, 100),
+        TEST(the_last_of_a_group_leaves_its_tasks_to_others,
+             two_are_ready_within_the_bound_and_all_sleep, take_and_answer, all_accounted, 100),
+        TEST(several_tasks_of_one_worker_are_lost_or_answered, two_are_ready_and_all_sleep,
+             take_two_and_answer_the_last_first, both_accounted, 200),
+        TEST(who_has_just_joined_the_same, nobody_has_joined, join_and_take_and_answer,
+             all_accounted, 100),
+        TEST(looking_leaves_nothing, two_are_ready, look_at_both, none_was_taken, 50),
         TEST(leaving_leaves_nothing, closed, take_and_leave, nothing_left, 10),
         TEST(a_state_leaves_nothing, closed, state, nothing_left, 10),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL) + failed;
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,8 +1,9 @@
 /*
  * A pool's memory under load: worker processes, then worker threads (which ThreadSanitizer sees),
  * and a parent with two threads that call and wait, one that submits in bursts and withdraws some,
- * and a helper. Every task is answered once, or withdrawn; nobody sleeps through a task or an
- * answer (the runner's time limit would show it).
+ * and a helper. Workers are in two groups, whose tasks they
+ * look at before they take them. Every task is answered once, or withdrawn; nobody sleeps through a
+ * task or an answer (the runner's time limit would show it).
  */
 #include <pthread.h>
 #include <sched.h>
@@ -16,6 +17,7 @@
 #define WORKERS 3u
 #define CELLS   8u
 #define CALLERS 2u
+#define GROUPS  2u
 
 static void *memory;
 static uint64_t memory_bytes;
@@ -37,21 +39,32 @@ static void pause_sometimes(struct chance *chance) {
 
 /* ---- workers ---- */
 
+static void look(cw_worker *worker, uint32_t nth) {
+    uint64_t data[CW_POOL_DATA_MAX / 8];
+    cw_task task;
+    int code = cw_worker_peek(worker, nth, data, &task);
+    CW_ASSERT(code == -EAGAIN ||
+              (code == 0 && task.size_bytes == 64 && task.kind == 1 && data[1] == data[0] * 31));
+}
+
 static int work(uint32_t number) {
     struct chance chance = chance_init(200 + number);
     cw_worker *worker;
-    CW_ASSERT(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 1, number, 0, number, &worker) ==
-              0);
+    CW_ASSERT(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, GROUPS, number, number % GROUPS,
+                             number, &worker) == 0);
     cw_worker_tell(worker, 1);
     cw_task task;
     int code;
     while ((code = cw_worker_take(worker, &task)) == 0) {
-        uint64_t *data = task.data;
+        uint64_t data[9];
+        memcpy(data, task.data, sizeof data);
         CW_ASSERT(task.size_bytes == 64 && task.kind == 1 && data[1] == data[0] * 31);
+        look(worker, (uint32_t)chance_below(&chance, 3));
         data[7] = data[0] * 37;
         pause_sometimes(&chance);
         task.kind = 2;
         task.size_bytes = 72;
+        cw_task_write(&task, data, sizeof data);
         cw_worker_answer(worker, &task, 0, 0);
     }
     CW_ASSERT(code == -ESHUTDOWN);
@@ -69,11 +82,11 @@ static void *work_as_thread(void *number) {
 static bool submit_locked(uint64_t number, cw_task *task) {
     if (cw_pool_reserve(pool, task) != 0)
         return false;
-    uint64_t *data = task->data;
-    data[0] = number;
-    data[1] = number * 31;
+    uint64_t data[8] = {number, number * 31};
+    cw_task_write(task, data, sizeof data);
     task->size_bytes = 64;
     task->kind = 1;
+    task->group = (uint32_t)(number / 3 % GROUPS);
     int code = cw_pool_submit(pool, task);
     if (code == 0)
         return true;
@@ -114,7 +127,7 @@ static void *call(void *context) {
             sched_yield();
             pthread_mutex_lock(&lock);
         }
-        cw_pool_wake(pool, 0, 1);
+        cw_pool_wake(pool, task.group, 1);
         while (!ended[i]) {
             uint32_t was = cw_pool_news(pool, 0);
             cw_pool_listen(pool, 1);
@@ -142,7 +155,8 @@ static void *submit_bursts(void *context) {
             count++;
             last = task;
         }
-        cw_pool_wake(pool, 0, count);
+        for (uint32_t group = 0; group < GROUPS; group++)
+            cw_pool_wake(pool, group, count);
         if (count && chance_below(&chance, 8) == 0 && cw_pool_withdraw(pool, last.cell) == 0) {
             withdrawn++;
             uint64_t number = ((uint64_t *)last.data)[0];
@@ -182,8 +196,9 @@ static void run(bool threads) {
     memset(ended, 0, CALLERS * calls + bursts);
     in_bursts_ended = withdrawn = 0;
     over = false;
-    CW_ASSERT(cw_pool_new(memory, memory_bytes, WORKERS, CELLS, 1, &pool) == 0);
+    CW_ASSERT(cw_pool_new(memory, memory_bytes, WORKERS, CELLS, GROUPS, &pool) == 0);
     for (uint32_t i = 0; i < WORKERS; i++) {
+        cw_pool_assign(pool, i, i % GROUPS);
         if (threads) {
             start(&workers[i], work_as_thread, i);
             continue;
@@ -228,7 +243,8 @@ static void run(bool threads) {
                   info.bytes_out == 72 * info.tasks);
         tasks += info.tasks;
     }
-    CW_ASSERT(tasks == CALLERS * calls + bursts - withdrawn && cw_pool_ready(pool, 0) == 0);
+    CW_ASSERT(tasks == CALLERS * calls + bursts - withdrawn && cw_pool_ready(pool, 0) == 0 &&
+              cw_pool_ready(pool, 1) == 0);
     for (uint64_t i = 0; i < CALLERS * calls + bursts; i++)
         CW_ASSERT(ended[i]);
     cw_pool_delete(pool);
@@ -242,7 +258,7 @@ int main(void) {
     calls = test_rounds(10000);
     bursts = test_rounds(40000);
     ended = calloc(CALLERS * calls + bursts, 1);
-    memory_bytes = cw_pool_bytes(WORKERS, CELLS, 1);
+    memory_bytes = cw_pool_bytes(WORKERS, CELLS, GROUPS);
     memory = mmap(NULL, memory_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CW_ASSERT(ended && memory != MAP_FAILED);
     run(false);

@@ -36,7 +36,7 @@ static int ep_watch(struct cwb_io *io, struct cwb_watch *watch) {
     return 0;
 }
 
-/* Watches for what the socket waits for now. first: it is new to epoll. */
+/* Watches for what the socket waits for. first: it is new to epoll. */
 static void expect(struct cwb_io *io, struct cwb_socket *socket, bool first) {
     uint32_t events = 0;
     if (socket->receiving)

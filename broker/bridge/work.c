@@ -23,7 +23,7 @@ struct cwb_works {
     struct cwb_watch watch; /* first: it is cast back */
     pthread_mutex_t lock;
     pthread_cond_t filled;
-    struct queue todo, done;
+    struct queue begun, done;
     bool stop;
     pthread_t threads[THREADS];
     unsigned count;
@@ -57,7 +57,7 @@ static void *helper(void *context) {
     struct cwb_works *works = context;
     pthread_mutex_lock(&works->lock);
     while (!works->stop) {
-        struct cwb_work *work = pop(&works->todo);
+        struct cwb_work *work = pop(&works->begun);
         if (!work) {
             pthread_cond_wait(&works->filled, &works->lock);
             continue;
@@ -91,7 +91,7 @@ int cwb_works_new(struct cwb_io *io, struct cwb_works **out) {
     struct cwb_works *works = calloc(1, sizeof *works);
     sigset_t all, before;
     CW_ASSERT(works);
-    works->todo.last = &works->todo.first;
+    works->begun.last = &works->begun.first;
     works->done.last = &works->done.first;
     pthread_mutex_init(&works->lock, NULL);
     pthread_cond_init(&works->filled, NULL);
@@ -133,7 +133,7 @@ void cwb_works_free(struct cwb_works *works) {
 
 void cwb_work_begin(struct cwb_works *works, struct cwb_work *work) {
     pthread_mutex_lock(&works->lock);
-    push(&works->todo, work);
+    push(&works->begun, work);
     pthread_cond_signal(&works->filled);
     pthread_mutex_unlock(&works->lock);
 }

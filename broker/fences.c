@@ -149,9 +149,9 @@ int64_t cwd_fences_serve(struct cwd_broker *b) {
         if (!page->buried)
             continue;
         poison(page);
-        /* Not while the mover writes for the dead: who waits for the end of its work would meet it. */
-        if (page->final_ns && b->now_ns >= page->final_ns &&
-            !cwd_jobs_moving_for(b, page->session))
+        /* Not while the mover writes for the dead: who waits for the end of its work would meet it.
+         */
+        if (page->final_ns && b->now_ns >= page->final_ns && !cwd_jobs_moving_for(b, page->session))
             settle(b, page);
         else
             more = true;

@@ -24,8 +24,8 @@ struct cwd_job {
     uint64_t request;
     bool moving, refs_held;
     unsigned tries;
-    int status;                 /* once answered */
-    char *sentence;             /* NULL: none */
+    int status;                  /* once answered */
+    char *sentence;              /* NULL: none */
     struct cwd_job *prev, *next; /* in broker.jobs, or in the client's answers */
 };
 

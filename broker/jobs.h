@@ -4,8 +4,8 @@
  *   waiting --NEXT of the mover--> moving --DONE--> answered --room in the client's ring--> gone
  *      |                             |
  *      | CANCEL, client dead         | mover dead: waiting again, from the job's beginning
- *      v                             | client dead: stays until DONE or the mover's death, unanswered
- *     gone                           v
+ *      v                             | client dead: stays until DONE or the mover's death,
+ * unanswered gone                           v
  *
  * Invariant: from its request to its end a job has a reference on its source and on its target, so
  * neither is freed or carved anew while the mover may touch them, whoever dies. A job that is
@@ -15,12 +15,12 @@
  *   client    a waiting job is dropped. A moving one goes on: its target is written by the mover
  *             until it says DONE or is dead, and the fences of the client's streams become final no
  *             earlier (fences.c), so that nobody who writes the target anew meets the mover there.
- *   mover     dead by its pidfd and its socket: the driver has ended its work on the GPUs before the
- *             pidfd tells. Its jobs are done again, by its successor, into the same targets: bytes
- *             that were written before are written again. JOB_TRIES deaths fail a job.
- *   broker    clients hear that it is lost, the mover ends with it.
- * Nobody sees a target as complete before its job is answered: the client gives nobody the array, or
- * keeps its turn to write it (ipc/copy.c), and gives it back with the answer.
+ *   mover     dead by its pidfd and its socket: the driver has ended its work on the GPUs before
+ * the pidfd tells. Its jobs are done again, by its successor, into the same targets: bytes that
+ * were written before are written again. JOB_TRIES deaths fail a job. broker    clients hear that
+ * it is lost, the mover ends with it. Nobody sees a target as complete before its job is answered:
+ * the client gives nobody the array, or keeps its turn to write it (ipc/copy.c), and gives it back
+ * with the answer.
  */
 #ifndef CW_BROKER_JOBS_H
 #define CW_BROKER_JOBS_H

@@ -1,8 +1,8 @@
 /*
  * Links: what is known of the ways between GPUs, by their UUIDs, measured once a node and kept for
  * all clients as long as the broker runs. The broker has no driver: a client that asks and finds
- * nothing measures and tells (ipc/link.c). What it tells is advice for people and for choosing among
- * ways that exist; whether one exists the driver decides, in the process that copies.
+ * nothing measures and tells (ipc/link.c). What it tells is advice for people and for choosing
+ * among ways that exist; whether one exists the driver decides, in the process that copies.
  */
 #ifndef CW_BROKER_LINKS_H
 #define CW_BROKER_LINKS_H

@@ -218,8 +218,8 @@ static int64_t serve_time(struct cwd_broker *b) {
     }
     next_ns = cwd_reclaim_due(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;
-    if (b->idle_exit_ns >= 0 && cwd_mover_others(b) == 0 && b->connecting == 0 && cwd_names_count(b) == 0 &&
-        !b->ghosts && !b->transits) {
+    if (b->idle_exit_ns >= 0 && cwd_mover_others(b) == 0 && b->connecting == 0 &&
+        cwd_names_count(b) == 0 && !b->ghosts && !b->transits) {
         next_ns = b->last_client_ns + b->idle_exit_ns;
         if (b->now_ns >= next_ns) {
             b->stopping = true;

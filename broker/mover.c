@@ -82,8 +82,12 @@ static int spawn(struct cwd_broker *b, const char *path, pid_t *pid) {
     posix_spawnattr_t how;
     sigset_t none, all;
     char parent[16];
-    char *argv[] = {(char[]){PROGRAM}, (char[]){"--socket"}, b->address.socket_path,
-                    (char[]){"--parent"}, parent, NULL};
+    char *argv[] = {(char[]){PROGRAM},
+                    (char[]){"--socket"},
+                    b->address.socket_path,
+                    (char[]){"--parent"},
+                    parent,
+                    NULL};
     snprintf(parent, sizeof parent, "%d", (int)getpid());
     sigemptyset(&none);
     sigfillset(&all);

@@ -11,8 +11,8 @@
  *
  * To the rest of the broker it is a client with a role: it opens slabs and holds leases as all do.
  * The role belongs to the process that we started, by its pid, which nobody else can have before we
- * have waited for it. It keeps no state, so that a successor begins with the jobs alone (jobs.h). It
- * ends when this process does: the kernel kills it.
+ * have waited for it. It keeps no state, so that a successor begins with the jobs alone (jobs.h).
+ * It ends when this process does: the kernel kills it.
  */
 #ifndef CW_BROKER_MOVER_H
 #define CW_BROKER_MOVER_H

@@ -170,8 +170,8 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     if (!client || !out)
         return cw_fail(-EINVAL, "a client and a place for the array are needed, NULL was given");
     if (flags & ~(uint32_t)(CW_ZERO | CW_POOL | CW_EVICTABLE))
-        return cw_fail(-EINVAL,
-                       "flags 0x%x: cw_array_new knows CW_ZERO, CW_POOL and CW_EVICTABLE", flags);
+        return cw_fail(-EINVAL, "flags 0x%x: cw_array_new knows CW_ZERO, CW_POOL and CW_EVICTABLE",
+                       flags);
     int code = cw_client_usable(client);
     if (code == 0)
         code = cw_backend_find(device, &backend, &ordinal);
@@ -179,10 +179,10 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
         code = cw_layout_resolve(layout, &shape);
     if (code == 0 && flags & CW_EVICTABLE &&
         (flags & CW_POOL || backend->device_kind != CW_DEVICE_CUDA))
-        code = cw_fail(-EINVAL, "%s", flags & CW_POOL
-                                          ? "memory that another allocator carves stays where it is"
-                                          : "host memory is where evictable arrays go: the array "
-                                            "must lie on a GPU");
+        code = cw_fail(-EINVAL, "%s",
+                       flags & CW_POOL ? "memory that another allocator carves stays where it is"
+                                       : "host memory is where evictable arrays go: the array "
+                                         "must lie on a GPU");
     if (code)
         return code;
     struct cw_heap *heap;

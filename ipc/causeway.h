@@ -103,10 +103,10 @@ enum cw_array_flags {
     CW_PRIVATE = 16,
     CW_POOL = 32, /* cw_array_new: another allocator carves it; its pieces are lent, see below */
     /*
-     * cw_array_new, on a GPU: when an allocation of this process there would fail, the array's bytes
-     * go to host memory, those first that were used last the longest time ago, and come back at the
-     * next use. Not while it is used, and never again once another process may know of it (a name, a
-     * handle, a fork). See cw_array_pin() for its address.
+     * cw_array_new, on a GPU: when an allocation of this process there would fail, the array's
+     * bytes go to host memory, those first that were used last the longest time ago, and come back
+     * at the next use. Not while it is used, and never again once another process may know of it (a
+     * name, a handle, a fork). See cw_array_pin() for its address.
      */
     CW_EVICTABLE = 64,
     CW_REMOTE_READ = 128 /* cw_array_put: every peer of this node may read it */

@@ -116,8 +116,8 @@ struct cw_heap { /* allocation on one device */
     struct cw_carver foreign; /* somebody else's memory: one block a slab, never carved */
     uint64_t next_slab_bytes;
     uint64_t cached_bytes, cache_limit_bytes; /* entirely free slabs that are kept */
-    bool hoards; /* keep what becomes free beyond the limit: it is about to be used */
-    struct cw_extent *pending;                /* published, dropped, not yet back */
+    bool hoards;               /* keep what becomes free beyond the limit: it is about to be used */
+    struct cw_extent *pending; /* published, dropped, not yet back */
     uint64_t pending_count;
     uint64_t reclaimed_seen;    /* session->reclaimed as last looked at */
     uint64_t owed;              /* blocks that came back, still in the pending list */
@@ -341,7 +341,8 @@ int cw_heap_adopt(cw_client *client, struct cw_heap *heap, uint64_t size_bytes);
 int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen,
                   uint64_t begin_bytes, uint64_t offset_bytes, uint64_t size_bytes,
                   const struct cw_shape *shape, bool readonly, cw_array **out);
-#define CW_DISTANT (1u << 31) /* its memory is not mapped: only its lease, layout and order count */
+#define CW_DISTANT (1u << 31) /* its memory is not mapped: only its lease, layout and order count  \
+                               */
 /* Holds a block, maps its slab and makes an array on it; checks that the range lies in the block.
  * flags: CW_READONLY, CW_PRIVATE or CW_DISTANT. */
 int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_t gen,

@@ -14,10 +14,11 @@
  * address that was given out); whose block is this process's alone (never named, no handle made, no
  * fork); on which no stream works, and whose last write is complete. All else stays where it is.
  *
- * Invariant: the bytes lie whole in one place that counts: the GPU block (here, leaving) or the host
- * block (away, returning). The other place is given up only after the state has changed. A copy that
- * fails changes nothing. While it returns, the copy's section has the turn to write the block, so
- * whoever uses it on a stream comes after the copy; its host block is kept until that has passed.
+ * Invariant: the bytes lie whole in one place that counts: the GPU block (here, leaving) or the
+ * host block (away, returning). The other place is given up only after the state has changed. A
+ * copy that fails changes nothing. While it returns, the copy's section has the turn to write the
+ * block, so whoever uses it on a stream comes after the copy; its host block is kept until that has
+ * passed.
  *
  * Owner: client->lock, and client->moved for who waits for a copy to end. If the process dies both
  * blocks are nobody's, and come back as all that it alone held. If the broker dies no new memory
@@ -35,12 +36,12 @@ struct cw_evictable {
     cw_array *array;
     enum cw_evict_state state;
     uint32_t pins;
-    uint32_t mover;  /* the thread that moves it: its own calls do not wait for itself */
-    uint64_t used;   /* when it was used last, by client->uses */
-    int device;      /* where it belongs */
+    uint32_t mover; /* the thread that moves it: its own calls do not wait for itself */
+    uint64_t used;  /* when it was used last, by client->uses */
+    int device;     /* where it belongs */
     char device_name[16];
     uint8_t device_uuid[CW_UUID_BYTES];
-    cw_array *host;  /* away: the bytes. Here: what they were copied from, until that has passed */
+    cw_array *host; /* away: the bytes. Here: what they were copied from, until that has passed */
     struct cw_evictable *prev, *next; /* in client->evictables */
 };
 

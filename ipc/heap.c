@@ -424,7 +424,7 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
             snprintf(sentence, sizeof sentence, "%s", cw_detail());
             int evicted = cw_evict_one(client, heap);
             if (evicted == 0) {
-                dropped = false; /* perhaps its slab is empty now */
+                dropped = false;     /* perhaps its slab is empty now */
                 tries = ADOPT_TRIES; /* as often as there are arrays that may leave */
                 continue;
             }

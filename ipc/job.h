@@ -1,6 +1,7 @@
 /*
- * Jobs: copies that causeway-mover does for this process, since it cannot reach the memory: on a GPU
- * that its mask hides, in a forked child, or where the user wishes it so (CAUSEWAY_ROUTE=mover).
+ * Jobs: copies that causeway-mover does for this process, since it cannot reach the memory: on a
+ * GPU that its mask hides, in a forked child, or where the user wishes it so
+ * (CAUSEWAY_ROUTE=mover).
  *
  * Both ends are blocks in custody. The caller holds leases on both until the call returns; the
  * broker holds both for the job as well (broker/jobs.h), so that the mover touches nothing that

@@ -105,7 +105,9 @@ int cw_link_stat(int from, int to, int measured, cw_link_info *out) {
     if (code)
         return code;
     info.reaches = cw_gpu_reaches(source, target);
-    info.route = from == to ? (int)CW_LINK_SAME : info.reaches ? (int)CW_LINK_PEER : (int)CW_LINK_STAGED;
+    info.route = from == to     ? (int)CW_LINK_SAME
+                 : info.reaches ? (int)CW_LINK_PEER
+                                : (int)CW_LINK_STAGED;
     if (info.reaches && from != to) {
         int value;
         if (source->cuda->cuDeviceGetP2PAttribute(&value, CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK,

@@ -78,8 +78,8 @@ static int make_stage(struct stage *stage, const struct cw_gpu *from) {
             munmap(memory, bytes);
         return code;
     }
-    stage->registered = from->cuda->cuMemHostRegister(memory, bytes,
-                                                      CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS;
+    stage->registered =
+        from->cuda->cuMemHostRegister(memory, bytes, CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS;
     cw_gpu_leave(from);
     stage->from = from;
     stage->memory = memory;
@@ -210,7 +210,9 @@ static CUresult await(const struct stage *stage, CUevent end) {
         source = cuda->cuStreamQuery(stage->out);
         cw_gpu_leave(stage->from);
     }
-    return result != CUDA_SUCCESS || source == CUDA_ERROR_NOT_READY ? result : source; /* others' copies go on */
+    return result != CUDA_SUCCESS || source == CUDA_ERROR_NOT_READY
+               ? result
+               : source; /* others' copies go on */
 }
 
 int cw_stage_copy(struct cw_gpu *to, CUdeviceptr target, struct cw_gpu *from, CUdeviceptr source,
@@ -242,7 +244,8 @@ int cw_stage_copy(struct cw_gpu *to, CUdeviceptr target, struct cw_gpu *from, CU
     }
     return result == CUDA_SUCCESS
                ? 0
-               : cw_cuda_error(cuda, result, "copying %llu bytes from cuda:%d to cuda:%d through "
-                                             "host memory",
+               : cw_cuda_error(cuda, result,
+                               "copying %llu bytes from cuda:%d to cuda:%d through "
+                               "host memory",
                                (unsigned long long)size_bytes, from->ordinal, to->ordinal);
 }

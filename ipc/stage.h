@@ -1,19 +1,20 @@
 /*
  * Stages: from GPU to GPU through host memory, where the hardware knows no other way.
  *
- * A stage belongs to a source GPU: CW_STAGE_CHUNKS pieces of registered host memory, used in turn. A
- * stream of the source GPU fills them, a stream of the target GPU empties them, and events put the
- * two in order, so that both directions are under way at once and the CPU only submits:
+ * A stage belongs to a source GPU: CW_STAGE_CHUNKS pieces of registered host memory, used in turn.
+ * A stream of the source GPU fills them, a stream of the target GPU empties them, and events put
+ * the two in order, so that both directions are under way at once and the CPU only submits:
  *
  *   out (source GPU)   wait empty[i]   copy to piece i     record full[i]
  *   in  (target GPU)   wait full[i]    copy from piece i   record empty[i]
  *
- * Invariant: a piece is filled only when the copy that last read it has passed, whichever target GPU
- * that was for, and read only when its filling has passed. Both are the GPUs' own order: everything
- * is submitted under the stage's lock, and a wait refers to what was submitted before it.
+ * Invariant: a piece is filled only when the copy that last read it has passed, whichever target
+ * GPU that was for, and read only when its filling has passed. Both are the GPUs' own order:
+ * everything is submitted under the stage's lock, and a wait refers to what was submitted before
+ * it.
  *
- * State of the process; any thread. Pieces, streams and events stay until it ends. If it dies in the
- * middle the driver ends both streams; what the target then holds is the caller's matter. In a
+ * State of the process; any thread. Pieces, streams and events stay until it ends. If it dies in
+ * the middle the driver ends both streams; what the target then holds is the caller's matter. In a
  * forked child nothing of CUDA can be used, and cw_gpu_get() has said so.
  */
 #ifndef CW_IPC_STAGE_H

@@ -247,13 +247,13 @@ struct cw_job_end { /* MOVER_DONE body; then text_bytes of a sentence */
     uint32_t text_bytes;
 };
 enum cw_link_route { CW_LINK_SAME = 1, CW_LINK_PEER, CW_LINK_STAGED };
-struct cw_link {                           /* LINK body (from and to count); its reply; LINK_KEEP body */
-    uint8_t from_uuid[16], to_uuid[16];    /* bytes go from that GPU to this one */
-    uint32_t route;                        /* enum cw_link_route */
-    int32_t rank;                          /* as the driver has it; -1 unknown */
-    uint32_t atomics;                      /* 1: they work across it */
+struct cw_link { /* LINK body (from and to count); its reply; LINK_KEEP body */
+    uint8_t from_uuid[16], to_uuid[16]; /* bytes go from that GPU to this one */
+    uint32_t route;                     /* enum cw_link_route */
+    int32_t rank;                       /* as the driver has it; -1 unknown */
+    uint32_t atomics;                   /* 1: they work across it */
     uint32_t reserved;
-    uint64_t bytes_per_second;             /* by that route; 0 not measured */
+    uint64_t bytes_per_second; /* by that route; 0 not measured */
 };
 
 _Static_assert(sizeof(struct cw_place) == 24 && sizeof(struct cw_copy) == 56 &&

@@ -21,6 +21,7 @@ FUNCTION_LINES_MAX = 70
 LONG_FILES = {
     "ipc/causeway.h": "the one public header",
     "ipc/queue.c": "an item's way through a queue, from one end to the other",
+    "py/causeway/array.py": "the face of one noun, docstrings for the most part",
     "tests/model/scenarios_dispatch.c": "the scenarios of one protocol",
     "tests/py/gpu_standins.py": "stand-ins of six libraries, one after another",
     "tests/unit/test_client.c": "the promises of one interface, one after another",

@@ -1,6 +1,7 @@
 /*
  * causeway topo: the GPUs that this process sees, the routes between them with their measured
- * speed (measured by whoever asks first, and kept by the broker; without one each time), and the bytes that went by each route since the broker began.
+ * speed (measured by whoever asks first, and kept by the broker; without one each time), and the
+ * bytes that went by each route since the broker began.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -64,11 +65,11 @@ static void print_json(int count, const cw_device_info *devices, const cw_link_i
                                               (json_int_t)devices[i].memory_bytes, "free_bytes",
                                               (json_int_t)devices[i].free_bytes));
     for (int i = 0; i < count * count; i++)
-        json_array_append_new(
-            list,
-            json_pack("{s:i, s:i, s:s, s:i, s:b, s:I}", "from", i / count, "to", i % count, "route",
-                      route_name(&links[i]), "rank", links[i].rank, "atomics",
-                      links[i].atomics, "bytes_per_second", (json_int_t)links[i].bytes_per_second));
+        json_array_append_new(list,
+                              json_pack("{s:i, s:i, s:s, s:i, s:b, s:I}", "from", i / count, "to",
+                                        i % count, "route", route_name(&links[i]), "rank",
+                                        links[i].rank, "atomics", links[i].atomics,
+                                        "bytes_per_second", (json_int_t)links[i].bytes_per_second));
     output_json(json_pack("{s:o, s:o, s:o}", "gpus", gpus, "links", list, "bytes",
                           monitor ? json_bytes(monitor) : json_null()));
 }

@@ -6,8 +6,8 @@
  * The broker holds both blocks until then. Nothing is kept between jobs but mappings and contexts,
  * and mappings only while jobs follow each other: a slab that is given up is not to live on here.
  *
- * Deaths: killed at any moment, the broker gives its jobs to the next one, which begins them anew. A
- * context that a job broke (a lost GPU, an error that CUDA keeps) ends it too: the job hears the
+ * Deaths: killed at any moment, the broker gives its jobs to the next one, which begins them anew.
+ * A context that a job broke (a lost GPU, an error that CUDA keeps) ends it too: the job hears the
  * error, the others are done again by the next one. It ends with the broker (the kernel kills it
  * with its parent, and its socket ends), and by itself after --idle seconds without a job.
  */
@@ -93,8 +93,8 @@ static void answer(struct mover *mover, uint64_t job, int status) {
         char text[CW_DETAIL_MAX + 32];
     } message = {.head = {.job = job, .status = status}};
     if (status)
-        message.head.text_bytes = (uint32_t)snprintf(message.text, sizeof message.text,
-                                                     "causeway-mover: %s", cw_error());
+        message.head.text_bytes =
+            (uint32_t)snprintf(message.text, sizeof message.text, "causeway-mover: %s", cw_error());
     if (cw_lane_post(mover->client, CW_OP_MOVER_DONE, &message,
                      (uint32_t)sizeof message.head + message.head.text_bytes) != 0)
         end(mover, EXIT_NO_BROKER, cw_error());
@@ -116,23 +116,24 @@ static void *work(void *context) {
 }
 
 static void print_help(void) {
-    puts("Usage: causeway-mover --socket PATH [--parent PID] [--idle SECONDS]\n"
-         "Copies arrays that their users cannot reach, between GPUs that have no way to each other\n"
-         "and from GPUs that a process does not see. causewayd starts it when it is needed, and\n"
-         "again when it was killed; it is of no use by itself.\n"
-         "\n"
-         "  --socket PATH   the broker's socket\n"
-         "  --parent PID    end when this process ends, which started it\n"
-         "  --idle SECONDS  end after so long without a job (default: $CAUSEWAY_MOVER_IDLE, else\n"
-         "                  60): its contexts take GPU memory\n"
-         "  --version       print the version and end\n"
-         "  --help          print this and end\n"
-         "\n"
-         "CAUSEWAY_ROUTE=staged or mover in its environment: GPUs that could reach each other are\n"
-         "copied between through host memory all the same.\n"
-         "\n"
-         "Exit codes: 0 idle; 2 wrong arguments; 3 the broker is gone, or refuses it; 4 a GPU's\n"
-         "context is broken.");
+    puts(
+        "Usage: causeway-mover --socket PATH [--parent PID] [--idle SECONDS]\n"
+        "Copies arrays that their users cannot reach, between GPUs that have no way to each other\n"
+        "and from GPUs that a process does not see. causewayd starts it when it is needed, and\n"
+        "again when it was killed; it is of no use by itself.\n"
+        "\n"
+        "  --socket PATH   the broker's socket\n"
+        "  --parent PID    end when this process ends, which started it\n"
+        "  --idle SECONDS  end after so long without a job (default: $CAUSEWAY_MOVER_IDLE, else\n"
+        "                  60): its contexts take GPU memory\n"
+        "  --version       print the version and end\n"
+        "  --help          print this and end\n"
+        "\n"
+        "CAUSEWAY_ROUTE=staged or mover in its environment: GPUs that could reach each other are\n"
+        "copied between through host memory all the same.\n"
+        "\n"
+        "Exit codes: 0 idle; 2 wrong arguments; 3 the broker is gone, or refuses it; 4 a GPU's\n"
+        "context is broken.");
 }
 
 static int parse_seconds(const char *text, int64_t *out_ns) {
@@ -157,12 +158,10 @@ static void die_with(long parent) {
 /* 0, or the exit code in *exit_code and -1. */
 static int parse_arguments(int argc, char **argv, const char **socket, int64_t *idle_ns,
                            int *exit_code) {
-    static const struct option names[] = {{"socket", required_argument, NULL, 's'},
-                                          {"parent", required_argument, NULL, 'p'},
-                                          {"idle", required_argument, NULL, 'i'},
-                                          {"version", no_argument, NULL, 'V'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {NULL, 0, NULL, 0}};
+    static const struct option names[] = {
+        {"socket", required_argument, NULL, 's'}, {"parent", required_argument, NULL, 'p'},
+        {"idle", required_argument, NULL, 'i'},   {"version", no_argument, NULL, 'V'},
+        {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0}};
     const char *idle = getenv("CAUSEWAY_MOVER_IDLE");
     int found;
     *exit_code = EXIT_SUCCESS;

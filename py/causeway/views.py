@@ -13,7 +13,16 @@ import numpy as np
 
 from causeway._lib import check, ffi, lib
 
-__all__ = ["EvictableLease", "Lease", "Pin", "bounds", "check_basic", "copy_values", "find", "shared_memory_of"]
+__all__ = [
+    "EvictableLease",
+    "Lease",
+    "Pin",
+    "bounds",
+    "check_basic",
+    "copy_values",
+    "find",
+    "shared_memory_of",
+]
 
 
 class Lease:

@@ -11,4 +11,4 @@ cd "$(dirname "$0")/../py"
 export CAUSEWAY_BROKER="$build/site/causeway/bin/causewayd"
 export CAUSEWAY_TEST_GPU=1 CAUSEWAY_BUILD="$build" PYTHONPATH="$build/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1
 [ $# -gt 0 ] || "$build/tests/gpu/fence_deaths" "${DEATHS:-1000}" 8
-exec "${PYTHON:-python3}" -m pytest -p no:cacheprovider -q -rs "$@" test_cuda*.py
+exec "${PYTHON:-python3}" -m pytest -p no:cacheprovider -q -rs "$@" test_cuda*.py test_mover*.py test_evict*.py

@@ -70,9 +70,7 @@ def world(folder: Path, **settings: object) -> Iterator[Run]:
         **variables,
     }
 
-    def run(
-        text: str, check: bool = True, **more: str
-    ) -> subprocess.CompletedProcess[str]:
+    def run(text: str, check: bool = True, **more: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-c", PRELUDE + textwrap.dedent(text)],
             capture_output=True,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import cuda_support
 import pytest
 from mover_support import world
@@ -88,6 +86,7 @@ with inside.reading(1):
     else: raise AssertionError
     assert not any(w.away for w in (named, sent, lent, inside, tensor))
 del capsule  # nobody has the tensor any more
+inside.wait()  # used later than that
 more = make(6)
 assert tensor.away and not any(w.away for w in (named, sent, lent, inside))
 assert lent.__cuda_array_interface__["data"][0] == address

@@ -122,7 +122,6 @@ def test_an_unknown_route_is_refused(tmp_path):
         """)
 
 
-
 def test_routes_are_measured_once_and_kept_by_the_broker(tmp_path):
     forced = {"no_peer": "0-1", "devices": 3} if not cuda_support.REAL else {}
     with world(tmp_path / "b", **forced) as run:

@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import subprocess
-import time
 from pathlib import Path
 
 import cuda_support
@@ -75,7 +74,16 @@ def test_a_mover_killed_in_a_copy_is_started_again_and_the_copy_repeated(tmp_pat
 
 
 @double
-@pytest.mark.parametrize("call", ["cuInit", "cuMemImportFromShareableHandle", "cuMemHostRegister", "cuStreamWaitEvent@3", "cuMemUnmap"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cuInit",
+        "cuMemImportFromShareableHandle",
+        "cuMemHostRegister",
+        "cuStreamWaitEvent@3",
+        "cuMemUnmap",
+    ],
+)
 def test_a_mover_killed_before_and_after_its_copy(tmp_path, call):
     mover = wrapper(tmp_path, f"{call}=kill")
     with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:

@@ -242,3 +242,8 @@ def net(*names: str, namespaces: bool = False) -> Iterator[Net]:
 def timed_out(begun: float, seconds: float) -> bool:
     """Whether so much time has passed."""
     return time.monotonic() - begun > seconds
+
+
+def program(name: str) -> str:
+    """The path of one of our programs."""
+    return _programs.path(name)

@@ -210,7 +210,8 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
     int64_t due_ns = 0, ticked_ns = 0;
     while (!bridge->stopping) {
         bridge->now_ns = cw_now_ns();
-        if (bridge->now_ns >= due_ns || bridge->now_ns - ticked_ns >= TICK_NS) {
+        if (bridge->hurry || bridge->now_ns >= due_ns || bridge->now_ns - ticked_ns >= TICK_NS) {
+            bridge->hurry = false;
             due_ns = tick(bridge);
             ticked_ns = bridge->now_ns;
         }
@@ -218,7 +219,7 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
         if (bridge->stopping)
             break;
         int64_t left_ns = due_ns - cw_now_ns();
-        bool busy = bridge->dirty != NULL;
+        bool busy = bridge->dirty != NULL || bridge->hurry;
         cwb_io_turn(bridge->io, busy || left_ns < 0 ? 0 : due_ns == INT64_MAX ? -1 : left_ns);
     }
 }

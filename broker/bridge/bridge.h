@@ -63,6 +63,7 @@ struct cwb_bridge {
     uint64_t run; /* random, never 0 */
     int64_t now_ns;
     bool stopping;
+    bool hurry; /* something changed that time decides about: look at it now */
 
     struct cwb_io *io;
     struct cwb_tls *tls; /* NULL: no key: nobody is reached, and each job is told so */

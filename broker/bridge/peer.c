@@ -91,6 +91,7 @@ void cwb_peer_await(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb
         waiter->on_link(waiter, NULL);
         return;
     }
+    bridge->hurry = true;
     waiter->until_ns = patience_ns ? bridge->now_ns + patience_ns : 0;
     LL_APPEND(peer->waiting, waiter);
     if (patience_ns == 0)
@@ -129,6 +130,7 @@ static void try_failed(struct cwb_bridge *bridge, struct cwb_peer *peer, const c
                 reason);
     snprintf(peer->error, sizeof peer->error, "%s", reason);
     peer->fails++;
+    bridge->hurry = true;
     peer->dial_after_ns =
         bridge->now_ns + (pause_ns < CWB_REDIAL_MOST_NS ? pause_ns : CWB_REDIAL_MOST_NS);
     no_link(peer);
@@ -138,6 +140,7 @@ static void try_failed(struct cwb_bridge *bridge, struct cwb_peer *peer, const c
 void cwb_peer_ended(struct cwb_link *link, bool was_open, const char *reason) {
     struct cwb_peer *peer = link->peer;
     struct cwb_bridge *bridge = link->bridge;
+    bridge->hurry = true;
     peer->bytes_in += link->bytes_in;
     peer->bytes_out += link->bytes_out;
     if (was_open) {

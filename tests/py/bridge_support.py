@@ -222,7 +222,8 @@ class Net:
         for node in self.nodes.values():
             node.stop()
         for node in self.nodes.values():
-            if node.netns:
+            if node.netns:  # the device goes at once, with the namespace it would some time later
+                ip("link", "del", f"{self.tag}v{node.name}")
                 ip("netns", "del", node.netns)
         if self.tag:
             ip("link", "del", f"{self.tag}br")

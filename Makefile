@@ -177,6 +177,7 @@ test-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
 bench-gpu: all $(SITE) $(VENV)/deps-test.stamp $(BUILD)/tests/gpu/bench_fence
 	CAUSEWAY_BROKER=$(abspath $(BUILD))/causewayd $(BUILD)/tests/gpu/bench_fence
 	PYTHONPATH=$(abspath $(BUILD))/site CAUSEWAY_BROKER=$(abspath $(BUILD))/causewayd $(VPY) tools/bench/bench_gpu.py
+	PYTHONPATH=$(abspath $(BUILD))/site CAUSEWAY_BROKER=$(abspath $(BUILD))/causewayd $(VPY) tools/bench/bench_gpu_staged.py
 fuzz: $(BUILD)/setup-test.stamp $(VENV)/made.stamp
 	@$(RUN) --timeout 100000 "fuzz:tests/fuzz.sh $(or $(FUZZ_SECONDS),60)"
 soak: $(BUILD)/setup-test.stamp $(PACKAGE) $(VENV)/deps-test.stamp test-programs

@@ -274,7 +274,7 @@ int cw_array_at(cw_client *client, const void *address, uint64_t size_bytes, cw_
 int cw_array_borrow(cw_client *client, const void *address, uint64_t size_bytes, cw_array **out,
                     uint64_t *loan);
 /* A loan that nobody holds any more, and on whose memory no stream is at work; each is told once.
- * -EAGAIN: none. Does not block. */
+ * Once the broker is gone: one that this process does not hold. -EAGAIN: none. Does not block. */
 int cw_loan_next(cw_client *client, uint64_t *loan);
 
 /* ---- devices ---- */
@@ -617,8 +617,8 @@ int cw_worker_peek(cw_worker *worker, uint32_t nth, void *buffer, cw_task *out);
 /* The bytes of a task's function, in place. */
 const void *cw_worker_function(cw_worker *worker, const cw_task *task);
 /* Answers a task: data of size_bytes and kind as they stand. extra_in and extra_out: bytes that
- * went with task and answer beside their data. In any order, any thread; another one than that
- * which takes calls cw_worker_settle() then. */
+ * went with task and answer beside their data. In any order; any thread, one at a time: the
+ * caller's lock. Another one than that which takes calls cw_worker_settle() then. */
 void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
                       uint64_t extra_out);
 /* Sees to it that answers are collected though nobody listens; cw_worker_take() does so itself. To

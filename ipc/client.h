@@ -313,6 +313,8 @@ void cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block);
 void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* Takes back what the broker freed, on all devices: when a look pays, or now. */
 void cw_heap_collect(cw_client *client, bool now);
+/* Without a broker: loans that nobody here holds are at their end (loan.c). */
+void cw_heap_end_loans(cw_client *client);
 /* Prepares an own slab to be carved; clean: it reads as zeros. */
 int cw_heap_divide(struct cw_slab *slab, struct cw_carver *carver, bool clean);
 /* May a free block's bytes be used anew? In GPU memory the last user's work may still be under way,

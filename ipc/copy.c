@@ -16,6 +16,7 @@
  * No state of its own. The caller holds leases on the arrays. If this process dies in a copy, the
  * target has some of the bytes: who is told of an array is told when it is complete.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,6 +26,7 @@
 #include "ipc/cuda_backend.h"
 #include "ipc/fence.h"
 #include "ipc/job.h"
+#include "ipc/section.h"
 #include "ipc/stage.h"
 
 #define REGISTER_BYTES (1ull << 20)
@@ -268,11 +270,23 @@ static int begin(cw_array *target, cw_array *source, void *stream) {
 
 /* code: of the copy. */
 static int end(cw_array *target, cw_array *source, void *stream, int code) {
-    int ended;
-    if (stream && target && (ended = cw_array_writing_end(target, stream, 0)) && code == 0)
-        code = ended;
-    if (stream && source && (ended = cw_array_reading_end(source, stream)) && code == 0)
-        code = ended;
+    char text[CW_DETAIL_MAX];
+    if (code) {
+        snprintf(text, sizeof text, "%s", cw_detail());
+        if (stream && target && code != -EINTR) /* -EINTR: it was never begun */
+            (void)cw_array_writing_fail(target, stream);
+        else if (stream && target)
+            (void)cw_array_writing_end(target, stream, 0);
+        if (stream && source)
+            (void)cw_array_reading_end(source, stream);
+        return cw_broken_serve(cw_fail(code, "%s", text));
+    }
+    if (stream && target)
+        code = cw_array_writing_end(target, stream, 0);
+    if (stream && source) {
+        int ended = cw_array_reading_end(source, stream);
+        code = code ? code : ended;
+    }
     return cw_broken_serve(code);
 }
 

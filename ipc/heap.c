@@ -229,6 +229,13 @@ static bool came_back(const struct cw_slab *slab, const struct cw_extent *extent
            slab->locals[extent->block].count == 0;
 }
 
+static void await_no_more(struct cw_heap *heap, struct cw_extent *extent) {
+    *(extent->prev ? &extent->prev->next : &heap->pending) = extent->next;
+    if (extent->next)
+        extent->next->prev = extent->prev;
+    heap->pending_count--;
+}
+
 static void collect(cw_client *client, struct cw_heap *heap, bool now) {
     /* S1: rises by one for each block, after its word went FREE (B4): what it tells of is there. */
     uint64_t reclaimed = CW_LOAD(S1, &client->shared->reclaimed, acquire);
@@ -241,10 +248,7 @@ static void collect(cw_client *client, struct cw_heap *heap, bool now) {
         next = extent->next;
         if (!came_back(slab, extent))
             continue;
-        *(extent->prev ? &extent->prev->next : &heap->pending) = extent->next;
-        if (extent->next)
-            extent->next->prev = extent->prev;
-        heap->pending_count--;
+        await_no_more(heap, extent);
         heap->owed--;
         give(client, slab, extent);
     }
@@ -258,6 +262,19 @@ void cw_heap_collect(cw_client *client, bool now) {
         collect(client, heap, now);
         if (heap->draining)
             drain(client, heap);
+    }
+}
+
+void cw_heap_end_loans(cw_client *client) {
+    for (struct cw_heap *heap = &client->heap; heap; heap = heap->next) {
+        for (struct cw_extent *next, *extent = heap->pending; extent; extent = next) {
+            struct cw_slab *slab = extent->arena->user;
+            next = extent->next; /* of another slab, if this ends the slab */
+            if (!extent->lent || slab->locals[extent->block].count)
+                continue;
+            await_no_more(heap, extent);
+            give(client, slab, extent);
+        }
     }
 }
 

@@ -21,8 +21,11 @@
  * Owner: client->lock. If this process dies, broker and holders go on with the loan's block as with
  * any other; the outer one comes back at once, and whoever adopts the slab finds the loan's entry
  * alone. Met together (somebody still held both) they overlap: then nothing is carved from that
- * slab until it is given up. Dies the broker: loans do not end any more; the memory stays lent,
- * since those who mapped it may look at it.
+ * slab until it is given up. Dies the broker: nobody knows any more who else holds a loan, and no
+ * name or handle leads to it. It ends with this process's last lease and the work that is under way
+ * on it, so that its memory is not lost to the library for good; who has it mapped may still look
+ * at it, and sees what the library writes there next. Work of others whose fences were never seen
+ * here cannot be waited for without a broker: then the memory stays lent.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -187,6 +190,8 @@ int cw_loan_next(cw_client *client, uint64_t *number) {
     pthread_mutex_lock(&client->lock);
     if (!client->loans_ended)
         cw_heap_collect(client, true);
+    if (!client->loans_ended && client->loans && cw_client_usable(client) == -ECONNRESET)
+        cw_heap_end_loans(client);
     struct cw_loan *loan = client->loans_ended;
     if (loan) {
         client->loans_ended = loan->next;

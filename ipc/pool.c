@@ -9,13 +9,12 @@
  * own; head and functions are the parent's. What the other side wrote is copied and checked:
  * numbers of cells and sizes never lead outside.
  *
- * A worker's process may answer from several threads: `lock` is theirs, of this process alone.
+ * A worker's process may answer from several threads, one at a time: the caller's lock. Of which
+ * answers nobody was told is `owes`, of this process alone.
  *
  * Deaths: see shm/dispatch.h. A worker that dies while it writes an answer leaves a task that is
- * half overwritten: who wants to run it again has kept it. A child that a task has forked never
- * answers, so it does not matter who held the lock.
+ * half overwritten: who wants to run it again has kept it.
  */
-#include <pthread.h>
 #include <sched.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -49,6 +48,8 @@ _Static_assert(sizeof(struct head) == 64 && offsetof(struct cell_meta, function)
                    sizeof(struct cell_meta) == sizeof(((struct cw_cell *)0)->meta),
                "layout");
 
+#define META_BYTES offsetof(struct cell_meta, reserved)
+
 enum figure { FIGURE_TASKS, FIGURE_BUSY_NS, FIGURE_BYTES_IN, FIGURE_BYTES_OUT };
 
 struct parts { /* where all of it lies */
@@ -63,8 +64,8 @@ struct cw_pool {
 struct cw_worker {
     struct parts parts;
     uint32_t number;
-    pthread_mutex_t lock; /* of those who answer; what follows is theirs */
-    bool owes;            /* answers that nobody was told of */
+    int64_t idle_ns; /* the taking thread's: see struct cw_dispatch_view */
+    cw_a32 owes;     /* answers that nobody was told of */
     uint64_t figures[4];
 };
 
@@ -208,14 +209,18 @@ static void *data_of(const struct parts *parts, uint32_t cell) {
     return parts->cell_data + (uint64_t)cell * DATA_STRIDE;
 }
 
+static uint32_t group_of(const struct cw_dispatch_view *view, uint64_t place) {
+    return view->group_count == 1 ? 0 : (uint32_t)(place % view->group_count);
+}
+
 /* What stands in a cell, copied and checked. */
 static void read_task(const struct parts *parts, uint32_t cell, uint64_t place, cw_task *out) {
     struct cell_meta meta;
-    cw_dispatch_read(&meta, meta_of(parts, cell), sizeof meta);
+    cw_dispatch_read(&meta, meta_of(parts, cell), META_BYTES);
     *out = (cw_task){.cell = cell,
                      .data = data_of(parts, cell),
                      .place = place,
-                     .group = (uint32_t)(place % parts->view.group_count),
+                     .group = group_of(&parts->view, place),
                      .size_bytes =
                          meta.size_bytes <= CW_POOL_DATA_MAX ? meta.size_bytes : CW_POOL_DATA_MAX,
                      .kind = meta.kind,
@@ -250,7 +255,7 @@ int cw_pool_submit(cw_pool *pool, const cw_task *task) {
                              .function = task->function,
                              .slot = task->slot,
                              .function_bytes = task->function_bytes};
-    cw_dispatch_write(meta_of(&pool->parts, task->cell), &meta, sizeof meta);
+    cw_dispatch_write(meta_of(&pool->parts, task->cell), &meta, META_BYTES);
     return cw_dispatch_submit(&pool->parent, task->group, task->cell);
 }
 
@@ -387,9 +392,9 @@ int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32
     cw_worker *worker = calloc(1, sizeof *worker);
     if (!worker)
         return cw_fail(-EDQUOT, "no memory for a worker");
-    pthread_mutex_init(&worker->lock, NULL);
     worker->parts = parts;
     worker->parts.view.spinners = spinners < CW_DISPATCH_SPINNERS ? spinners : CW_DISPATCH_SPINNERS;
+    worker->parts.view.idle_ns = &worker->idle_ns;
     worker->number = number;
     for (int i = 0; i < 4; i++) /* T30: who had the number before us has counted there */
         worker->figures[i] = CW_LOAD(T30, &parts.view.workers[number].figures[i], relaxed);
@@ -398,19 +403,14 @@ int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32
 }
 
 void cw_worker_close(cw_worker *worker) {
-    if (!worker)
-        return;
-    pthread_mutex_destroy(&worker->lock);
     free(worker);
 }
 
 void cw_worker_settle(cw_worker *worker) {
     const struct cw_dispatch_view *view = &worker->parts.view;
-    pthread_mutex_lock(&worker->lock);
-    bool owed = worker->owes;
-    worker->owes = false; /* whoever answers meanwhile owes that himself */
-    pthread_mutex_unlock(&worker->lock);
-    if (!owed)
+    /* T48: relaxed: our own thread's; another one that answers settles itself. T49: acquire; pairs
+     * with T48: we tell of all answers up to there, whosever they are. */
+    if (!CW_LOAD(T48, &worker->owes, relaxed) || !CW_XCHG(T49, &worker->owes, 0, acquire))
         return;
     if (!cw_sleeper_elsewhere(&view->words->answers.sleeper))
         sched_yield(); /* the caller cannot go on while we spin */
@@ -469,20 +469,19 @@ void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
     CW_ASSERT(task->size_bytes <= CW_POOL_DATA_MAX);
     const struct cw_dispatch_view *view = &worker->parts.view;
     struct cell_meta meta;
-    cw_dispatch_read(&meta, meta_of(&worker->parts, task->cell), sizeof meta);
+    cw_a64 *kind_and_size = meta_of(&worker->parts, task->cell);
+    cw_dispatch_read(&meta, kind_and_size, offsetof(struct cell_meta, function));
     uint64_t in_bytes = meta.size_bytes;
     meta.kind = task->kind;
     meta.size_bytes = task->size_bytes;
-    cw_dispatch_write(meta_of(&worker->parts, task->cell), &meta, 8);
-    uint64_t busy_ns = (uint64_t)cw_dispatch_elapsed_ns(view, task->cell);
-    pthread_mutex_lock(&worker->lock);
+    cw_dispatch_write(kind_and_size, &meta, offsetof(struct cell_meta, function));
     count(worker, FIGURE_TASKS, 1);
-    count(worker, FIGURE_BUSY_NS, busy_ns);
+    count(worker, FIGURE_BUSY_NS, (uint64_t)cw_dispatch_elapsed_ns(view, task->cell));
     count(worker, FIGURE_BYTES_IN, in_bytes + extra_in);
     count(worker, FIGURE_BYTES_OUT, task->size_bytes + extra_out);
     if (!cw_dispatch_publish(view, worker->number, task->cell))
-        worker->owes = true;
-    pthread_mutex_unlock(&worker->lock);
+        /* T48: release, after the answer (T12); pairs with T49. */
+        CW_STORE(T48, &worker->owes, 1, release);
 }
 
 void *cw_worker_words(cw_worker *worker) {

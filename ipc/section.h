@@ -32,6 +32,9 @@ int cw_section_begin(cw_client *client, struct cw_fences *fences, const cw_use *
  * others: what was written is marked. The lock is held, and given up meanwhile. */
 int cw_section_end(cw_client *client, struct cw_fences *fences, struct cw_section *section,
                    bool failed);
+/* cw_array_writing_end() of work that was begun and is not complete: readers of the array are told,
+ * until it is written anew. */
+int cw_array_writing_fail(cw_array *array, void *stream);
 /* The same of a cw_work whose work failed with code, which it returns; this thread's text stays. */
 int cw_work_fail(cw_work *work, int code);
 

@@ -154,14 +154,21 @@ static CUresult empty_piece(struct stage *stage, const struct cw_gpu *to, struct
     return result;
 }
 
+/* How large the pieces of a copy are. */
+static uint64_t piece_bytes(uint64_t size_bytes) {
+    uint64_t share = (size_bytes / CW_STAGE_SHARE + 0xffff) & ~0xffffull;
+    return share < CW_STAGE_LEAST_BYTES   ? CW_STAGE_LEAST_BYTES
+           : share > CW_STAGE_CHUNK_BYTES ? CW_STAGE_CHUNK_BYTES
+                                          : share;
+}
+
 /* Submits all pieces. The lock is held. */
 static CUresult submit(struct stage *stage, const struct cw_gpu *to, struct landing *landing,
                        CUdeviceptr target, CUdeviceptr source, uint64_t size_bytes) {
+    const uint64_t most = piece_bytes(size_bytes);
     CUresult result = CUDA_SUCCESS;
-    for (uint64_t at = 0; at < size_bytes && result == CUDA_SUCCESS; at += CW_STAGE_CHUNK_BYTES) {
-        uint64_t piece = size_bytes - at;
-        if (piece > CW_STAGE_CHUNK_BYTES)
-            piece = CW_STAGE_CHUNK_BYTES;
+    for (uint64_t at = 0; at < size_bytes && result == CUDA_SUCCESS; at += most) {
+        uint64_t piece = size_bytes - at < most ? size_bytes - at : most;
         unsigned i = stage->next++ % CW_STAGE_CHUNKS;
         result = fill_piece(stage, i, source + at, piece);
         if (result == CUDA_SUCCESS)

@@ -22,6 +22,10 @@
 
 #include "ipc/cuda_device.h"
 
+/* Pieces are smaller where a copy is small, since its first and its last piece overlap with
+ * nothing: a CW_STAGE_SHARE of it, within these bounds. */
+#define CW_STAGE_SHARE       32u
+#define CW_STAGE_LEAST_BYTES (512ull << 10)
 #define CW_STAGE_CHUNK_BYTES (4ull << 20) /* 80 us of PCIe: long beside an event's 5 us */
 #define CW_STAGE_CHUNKS      4u           /* one of jitter on either side of a double buffer */
 

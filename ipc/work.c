@@ -48,7 +48,7 @@ static int begin(cw_array *array, void *stream, bool writing, int64_t timeout_ns
     return code;
 }
 
-static int end(cw_array *array, void *stream, bool writing, bool whole) {
+static int end(cw_array *array, void *stream, bool writing, bool whole, bool failed) {
     struct cw_fences *fences;
     struct cw_section *section;
     int code = open_call(array, &fences);
@@ -59,7 +59,7 @@ static int end(cw_array *array, void *stream, bool writing, bool whole) {
     bool found = code == 0;
     if (found) {
         section->held->whole = whole;
-        code = cw_section_end(array->client, fences, section, false);
+        code = cw_section_end(array->client, fences, section, failed);
     }
     pthread_mutex_unlock(&fences->lock);
     if (found)
@@ -72,7 +72,7 @@ int cw_array_reading_begin(cw_array *array, void *stream, int64_t timeout_ns) {
 }
 
 int cw_array_reading_end(cw_array *array, void *stream) {
-    return end(array, stream, false, false);
+    return end(array, stream, false, false, false);
 }
 
 int cw_array_writing_begin(cw_array *array, void *stream, int64_t timeout_ns) {
@@ -80,7 +80,11 @@ int cw_array_writing_begin(cw_array *array, void *stream, int64_t timeout_ns) {
 }
 
 int cw_array_writing_end(cw_array *array, void *stream, int whole) {
-    return end(array, stream, true, whole);
+    return end(array, stream, true, whole, false);
+}
+
+int cw_array_writing_fail(cw_array *array, void *stream) {
+    return end(array, stream, true, false, true);
 }
 
 /* ---- several ---- */

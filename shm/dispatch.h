@@ -33,10 +33,11 @@
  *
  * Groups. A task stays in its group's queue while at most CW_DISPATCH_STEAL_BEYOND tasks are READY
  * there for each worker of the group; what is beyond that, a worker of another group may take that
- * finds nothing in its own queue. Which worker is in which group is written down by the parent
- * before it starts the worker (assign), or by the worker when it opens, and deleted when it is
- * buried: no count that a dead one would have to lower. A group without workers has the bound 0:
- * nothing of it can be stranded.
+ * finds nothing in its own queue, and has not for a moment (CW_DISPATCH_PATIENCE_NS). Which worker
+ * is in which group is written down by the parent before it starts the worker (assign), or by the
+ * worker when it opens, and deleted when it is buried: no count that a dead one would have to
+ * lower. A group without workers has the bound 0, and nobody waits: nothing of it can be
+ * stranded.
  *
  * Waiting. A worker that finds nothing spins if one of its group's few places for spinners is free
  * (they are words that name it), then sleeps on its own word. The parent wakes a sleeper of the
@@ -103,6 +104,10 @@
  * worker takes next, one whose inputs are on their way to it meanwhile. */
 #define CW_DISPATCH_STEAL_BEYOND 2u
 #endif
+/* So long a worker has found nothing in its own queue before it takes another group's: a task that
+ * it takes from there costs more (what it needs lies elsewhere), and that group may only have been
+ * kept from running for a moment. */
+#define CW_DISPATCH_PATIENCE_NS 5000000
 
 enum cw_cell_state { CW_CELL_FREE, CW_CELL_READY, CW_CELL_TAKEN, CW_CELL_DONE };
 enum cw_worker_order { CW_ORDER_NONE, CW_ORDER_LEAVE };
@@ -155,6 +160,8 @@ struct cw_dispatch_view { /* private: where the shared parts lie */
     uint32_t spinners; /* how many of a group may spin: 0 to CW_DISPATCH_SPINNERS */
     uint32_t group;    /* a worker's own */
     bool must_sleep;   /* a worker: not to spin just now */
+    int64_t *idle_ns;  /* a worker: since when it has found nothing of its own, 0: it has; NULL: it
+                          has no patience, and takes others' tasks at once */
 };
 struct cw_dispatch_parent { /* private to the parent; one thread at a time */
     struct cw_dispatch_view view;

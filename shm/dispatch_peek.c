@@ -30,21 +30,29 @@ bool cw_dispatch_is_still(const struct cw_dispatch_view *view, uint32_t cell, ui
 }
 
 void cw_dispatch_write(cw_a64 *to, const void *from, uint32_t size_bytes) {
-    for (uint32_t done = 0; done < size_bytes; done += 8) {
-        uint64_t word = 0;
-        if (size_bytes - done >= 8)
-            memcpy(&word, (const char *)from + done, 8);
-        else
-            memcpy(&word, (const char *)from + done, size_bytes - done);
+    const char *at = from;
+    for (; size_bytes >= 8; size_bytes -= 8, at += 8, to++) {
+        uint64_t word;
+        memcpy(&word, at, 8);
         /* T43: release: the cell was taken (T6) before; pairs with T44, before T45. */
-        CW_STORE(T43, &to[done / 8], word, release);
+        CW_STORE(T43, to, word, release);
+    }
+    if (size_bytes > 0) {
+        uint64_t word = 0;
+        memcpy(&word, at, size_bytes);
+        CW_STORE(T43, to, word, release);
     }
 }
 
 void cw_dispatch_read(void *to, const cw_a64 *from, uint32_t size_bytes) {
-    for (uint32_t done = 0; done < size_bytes; done += 8) {
+    char *at = to;
+    for (; size_bytes >= 8; size_bytes -= 8, at += 8, from++) {
         /* T44: pairs with T43. */
-        uint64_t word = CW_LOAD(T44, (cw_a64 *)&from[done / 8], acquire);
-        memcpy((char *)to + done, &word, size_bytes - done < 8 ? size_bytes - done : 8);
+        uint64_t word = CW_LOAD(T44, (cw_a64 *)from, acquire);
+        memcpy(at, &word, 8);
+    }
+    if (size_bytes > 0) {
+        uint64_t word = CW_LOAD(T44, (cw_a64 *)from, acquire);
+        memcpy(at, &word, size_bytes);
     }
 }

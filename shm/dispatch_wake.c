@@ -33,17 +33,19 @@ void cw_dispatch_wake_own(const struct cw_dispatch_view *view, uint32_t group, u
     wake_sleepers(view, group, true, most);
 }
 
-uint64_t cw_dispatch_excess(const struct cw_dispatch_view *view, uint32_t group) {
+uint64_t cw_dispatch_excess(const struct cw_dispatch_view *view, uint32_t group, bool *deserted) {
     uint64_t ready = ready_of(view, group), bound = 0;
     uint32_t count = workers_in_use(view);
     for (uint32_t w = 0; w < count && bound < ready; w++)
         if (is_of(view, w, group))
             bound += CW_DISPATCH_STEAL_BEYOND;
+    *deserted = bound == 0;
     return ready > bound ? ready - bound : 0;
 }
 
 void cw_dispatch_wake_thieves(const struct cw_dispatch_view *view, uint32_t group, uint32_t most) {
-    uint64_t excess = cw_dispatch_excess(view, group);
+    bool deserted;
+    uint64_t excess = cw_dispatch_excess(view, group, &deserted);
     if (excess > 0)
         wake_sleepers(view, group, false, excess < most ? (uint32_t)excess : most);
 }

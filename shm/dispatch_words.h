@@ -74,8 +74,9 @@ static inline bool is_of(const struct cw_dispatch_view *view, uint32_t w, uint32
     return CW_LOAD(T42, &view->workers[w].group, seq_cst) == group + 1;
 }
 
-/* How many of a group's tasks another group may take. */
-uint64_t cw_dispatch_excess(const struct cw_dispatch_view *view, uint32_t group);
+/* How many of a group's tasks another group may take; and, if there are any, whether the group has
+ * no workers. */
+uint64_t cw_dispatch_excess(const struct cw_dispatch_view *view, uint32_t group, bool *deserted);
 /* Wakes sleepers of a group for tasks that are READY below tail beyond what its spinners will
  * take. */
 void cw_dispatch_wake_own(const struct cw_dispatch_view *view, uint32_t group, uint64_t tail,

@@ -26,9 +26,12 @@ static int take_first(const struct cw_dispatch_view *view, uint32_t group, uint3
         uint64_t tail = tail_of(view, group);
         if (head >= tail)
             return -EAGAIN;
-        /* Behind T4 head is at least what the parent saw when it submitted. */
-        if (tail - head > view->queue_len && (head = head_of(view, group)) < tail &&
-            tail - head > view->queue_len)
+        /* We may have been overtaken in between. Behind T4 head is at least what the parent saw
+         * when it submitted. At or beyond the tail that we know nothing may be passed by: who
+         * submits there has not done so yet. */
+        if (tail - head > view->queue_len && (head = head_of(view, group)) >= tail)
+            return -EAGAIN;
+        if (tail - head > view->queue_len)
             return cw_fail(-EPROTO, "a dispatch queue of %u places has %llu tasks", view->queue_len,
                            (unsigned long long)(tail - head));
         /* T5: relaxed: T4 ordered it. If head has moved on it may be a later place's; then the
@@ -52,22 +55,47 @@ static int take_first(const struct cw_dispatch_view *view, uint32_t group, uint3
     }
 }
 
-/* One that another group has too many of. */
+/* How long it still waits for tasks of its own before it takes others'. */
+static int64_t patience_ns(const struct cw_dispatch_view *view) {
+    if (!view->idle_ns)
+        return 0;
+    int64_t now_ns = cw_now_ns();
+    if (*view->idle_ns == 0)
+        *view->idle_ns = now_ns;
+    int64_t left_ns = *view->idle_ns + CW_DISPATCH_PATIENCE_NS - now_ns;
+    return left_ns > 0 ? left_ns : 0;
+}
+
+/* After how long a task of another group may be taken, 0: now, -1: there is none; left_ns: our
+ * patience. A group without workers is waited for by nobody. */
+static int64_t steal_after_ns(const struct cw_dispatch_view *view, uint32_t group,
+                              int64_t left_ns) {
+    bool deserted;
+    if (cw_dispatch_excess(view, group, &deserted) == 0)
+        return -1;
+    return deserted ? 0 : left_ns;
+}
+
+/* One that another group has too many of, if we have waited long enough. */
 static int steal(const struct cw_dispatch_view *view, uint32_t w, uint64_t *place) {
     int code = -EAGAIN;
+    int64_t left_ns = view->group_count > 1 ? patience_ns(view) : 0;
     for (uint32_t i = 1; i < view->group_count && code == -EAGAIN; i++) {
         uint32_t group = (view->group + i) % view->group_count;
-        if (cw_dispatch_excess(view, group) > 0)
+        if (steal_after_ns(view, group, left_ns) == 0)
             code = take_first(view, group, w, place);
     }
     return code;
 }
 
-static bool may_steal(const struct cw_dispatch_view *view) {
-    for (uint32_t i = 1; i < view->group_count; i++)
-        if (cw_dispatch_excess(view, (view->group + i) % view->group_count) > 0)
-            return true;
-    return false;
+/* The soonest of all groups. */
+static int64_t soonest_steal_ns(const struct cw_dispatch_view *view) {
+    int64_t left_ns = view->group_count > 1 ? patience_ns(view) : 0, soonest_ns = -1;
+    for (uint32_t i = 1; i < view->group_count && soonest_ns != 0; i++) {
+        int64_t after_ns = steal_after_ns(view, (view->group + i) % view->group_count, left_ns);
+        soonest_ns = after_ns < 0 ? soonest_ns : after_ns;
+    }
+    return soonest_ns;
 }
 
 /* ---- waiting ---- */
@@ -121,13 +149,15 @@ static int spin_for_task(const struct cw_dispatch_view *view, uint32_t w, uint64
     return code;
 }
 
-/* Sleeps unless there is something to see. */
+/* Sleeps unless there is something to see, or until its patience ends if it may then steal: who
+ * was woken to do so does not rely on being woken again. */
 static int sleep_for_task(const struct cw_dispatch_view *view, uint32_t w) {
     struct cw_sleeper *self = &view->workers[w].sleeper;
     cw_sleeper_announce(self);
-    bool look = head_of(view, view->group) < tail_of(view, view->group) || may_steal(view) ||
+    int64_t timeout_ns = soonest_steal_ns(view);
+    bool look = head_of(view, view->group) < tail_of(view, view->group) || timeout_ns == 0 ||
                 is_closing(view) || ordered_to_leave(view, w);
-    int code = look ? 0 : cw_sleeper_sleep(self, -1);
+    int code = look ? 0 : cw_sleeper_sleep(self, timeout_ns);
     awake(self);
     return code == -EINTR ? cw_fail(-EINTR, "a signal came while waiting for a task") : -EAGAIN;
 }
@@ -160,6 +190,8 @@ int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w, uint64_t *
             counted = true;
         }
     }
+    if (code >= 0 && view->idle_ns && *place % view->group_count == view->group)
+        *view->idle_ns = 0;
     if (counted)
         wake_another(view);
     return code;

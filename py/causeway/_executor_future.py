@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Future"]
 
-_PENDING = "PENDING"  # state of a Future
+_PENDING, _CANCELLED = "PENDING", "CANCELLED"  # states of a Future; also FINISHED
 _LOGGER = logging.getLogger("concurrent.futures")
 
 _guard = threading.Lock()
@@ -70,10 +70,11 @@ class Future(futures.Future[Any], Outcome, Job):
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         made: threading.Condition | None = self._made
         if made is None:
+            new = threading.Condition()  # not under the guard, which a finaliser may come to take
             with _guard:
                 made = self._made
                 if made is None:
-                    made = self._made = threading.Condition()
+                    made = self._made = new
         return made
 
     # ---- the future
@@ -120,17 +121,25 @@ class Future(futures.Future[Any], Outcome, Job):
     def cancel(self) -> bool:
         """Takes it back, unless a worker has it."""
         engine = self.engine
-        if self._state == _PENDING and engine is not None and engine.cancel(self, self._cell):
-            self.withdrawn()
+        if self._state == _PENDING and engine is not None:
+            engine.withdraw(self, self._cell)
         return self.cancelled()
 
-    def withdrawn(self) -> None:
-        """It was taken back, with others: it counts as cancelled."""
-        engine = self.engine
-        if super().cancel():
+    def withdrawn(self, number: int | None) -> None:
+        """It was taken back: it counts as cancelled."""
+        with self._condition:
+            if self._state == _PENDING:
+                self._state = _CANCELLED
+        self._undisturbed(self._tell_cancelled)
+
+    def _tell_cancelled(self) -> None:
+        self._by_engine = True
+        if self._state == _CANCELLED:
             self.set_running_or_notify_cancel()
-            if engine is not None:
-                engine.job_done(self)
+        self._invoke_callbacks()
+        engine = self.engine
+        if engine is not None:
+            engine.job_done(self)
 
     def set_result(self, result: Any) -> None:
         """See `concurrent.futures.Future`."""
@@ -166,16 +175,18 @@ class Future(futures.Future[Any], Outcome, Job):
 
     def task_done(self, number: int, success: bool, value: Any) -> None:
         """Sets the future."""
-        engine = self.engine
-        if (
-            engine is not None
-            and self._made is not None
-            and threading.current_thread() is threading.main_thread()
-        ):
-            # A Ctrl-C in the middle would leave some who wait for it untold.
-            engine.defer(lambda: self._end(success, value))
-        else:
+        if self._made is None:
             self._end(success, value)
+        else:
+            self._undisturbed(lambda: self._end(success, value))
+
+    def _undisturbed(self, tell: Callable[[], object]) -> None:
+        """By the helper, if this is the main thread: a Ctrl-C in the middle would leave some who wait untold."""
+        engine = self.engine
+        if engine is not None and threading.current_thread() is threading.main_thread():
+            engine.defer(tell)
+        else:
+            tell()
 
     def _end(self, success: bool, value: Any) -> None:
         self._by_engine = True

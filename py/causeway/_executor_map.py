@@ -27,9 +27,13 @@ class Mapped(IMapIterator):
         """The executor has ended."""
         super().abort(broken(error))
 
-    def cancel_from(self, number: int) -> None:
-        """The rest of it was withdrawn: there the iterator raises CancelledError."""
-        self.input_ended(number + 1)
+    def withdrawn(self, number: int | None) -> None:
+        """One task was taken back, None: all that were not sent. There the iterator raises CancelledError."""
+        if self.settled:
+            return
+        if number is None:
+            number = self.next_number
+            self.input_ended(number + 1)
         self.task_done(number, False, futures.CancelledError())
 
     def results(self, until: float | None) -> Iterator[Any]:
@@ -37,6 +41,9 @@ class Mapped(IMapIterator):
         engine = self.engine
         try:
             while True:
+                ready = self._ready
+                while ready and ready[0][0]:  # nobody else takes them; next() raises what failed
+                    yield ready.popleft()[1]
                 left = None if until is None else max(0.0, until - time.monotonic())
                 try:
                     found = [self.next(left)]
@@ -46,10 +53,6 @@ class Mapped(IMapIterator):
                     raise ExecutorTimeout(str(error)) from None
                 yield found.pop()
         finally:
-            for _, number in engine.withdraw(self):
-                # What is left ends with what workers have of it; till then they need its function.
-                if number is None:
-                    self.input_ended(self.next_number)
-                else:
-                    self.task_done(number, False, futures.CancelledError())
+            # What is left ends with what workers have of it; till then they need its function.
+            engine.withdraw(self)
             self.owner = None

@@ -6,6 +6,7 @@ The parent pickles on the thread that submits, under joblib's lock for dispatchi
 from __future__ import annotations
 
 import copyreg
+import functools
 import io
 import pickle
 import threading
@@ -23,6 +24,9 @@ from causeway.create import asarray
 __all__ = ["Batches", "Failed", "SharedArrays", "run"]
 
 _REFUSALS = (pickle.PicklingError, AttributeError, TypeError)
+_AGAIN_BYTES = 64 << 10  # smaller arrays go along with each batch
+_OWN = "own"  # how a task sees an array that is shared to save memory alone: as a copy of its own
+_WORDS = {nbytes: f"u{nbytes}" for nbytes in (1, 2, 4, 8)}
 
 
 # ---- arrays that many tasks get
@@ -37,10 +41,24 @@ class SharedArrays:
 
     def __init__(self, readonly: bool) -> None:
         self._readonly = readonly
-        self._owners: dict[int, tuple[weakref.ref[Any], dict[Any, Array]]] = {}
+        # None: such a part was seen once.
+        self._owners: dict[int, tuple[weakref.ref[Any], dict[Any, Array | None]]] = {}
 
     def share(self, values: np.ndarray[Any, Any]) -> Array:
         """The shared array with the contents of values; the same for the same part of the same memory."""
+        shared, key = self._shared_parts(values)
+        found = shared.get(key)
+        if found is None:
+            found = asarray(values)
+            if self._readonly and not found.readonly:
+                state = list(found.reduce(transit=False)[1])
+                state[5] = True
+                found = open_handle(*state)
+            shared[key] = found
+        return found
+
+    def _shared_parts(self, values: np.ndarray[Any, Any]) -> tuple[dict[Any, Array | None], Any]:
+        """What is shared of the memory in which an array lies, by its parts, and which part the array is."""
         owner = values
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
@@ -49,15 +67,24 @@ class SharedArrays:
         if entry is None or entry[0]() is not owner:
             entry = owners[ident] = (weakref.ref(owner, lambda _: owners.pop(ident, None)), {})
         address = values.__array_interface__["data"][0]
-        key = (address, values.shape, values.strides, values.dtype)
-        found = entry[1].get(key)
-        if found is None:
-            found = asarray(values)
-            if self._readonly and not found.readonly:
-                state = list(found.reduce(transit=False)[1])
-                state[5] = True
-                found = open_handle(*state)
-            entry[1][key] = found
+        return entry[1], (address, values.shape, values.strides, values.dtype)
+
+    def share_again(self, values: np.ndarray[Any, Any]) -> Array | None:
+        """The same for an array that tasks get as it is when they are submitted. None the first time.
+
+        Whoever submits may change it from one task to the next: what was shared is looked at, and put anew if it differs.
+        """
+        words = _WORDS.get(values.dtype.itemsize)
+        if words is None:
+            return None
+        shared, key = self._shared_parts(values)
+        if key not in shared:
+            shared[key] = None
+            return None
+        found = shared[key]
+        # Bit by bit: nan is the same as itself, and -0.0 another than 0.0.
+        if found is None or not np.array_equal(found.numpy().view(words), values.view(words)):
+            found = shared[key] = asarray(values, copy=True)
         return found
 
     def clear(self) -> None:
@@ -82,7 +109,17 @@ def _array_of_batch(number: int) -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    pass
+    """Notes whether something is named that the workers do not have: their `__main__` is another one.
+
+    What the pickle says does not tell: scikit-learn sends the filters of warnings along, where "__main__" is a word.
+    """
+
+    main = False
+
+    def reducer_override(self, value: Any) -> Any:
+        if getattr(value, "__module__", None) == "__main__":
+            self.main = True
+        return NotImplemented
 
 
 class Batches:
@@ -118,9 +155,15 @@ class Batches:
 
         def reduce_ndarray(values: np.ndarray[Any, Any]) -> Any:
             small = self._min_bytes is None or values.nbytes < max(self._min_bytes, 1)
-            if small or values.dtype.hasobject:
+            shared = None
+            if not small and not values.dtype.hasobject:
+                shared = self._arrays.share(values), self._mode
+            elif values.nbytes >= _AGAIN_BYTES and not values.dtype.hasobject:
+                again = self._arrays.share_again(values)
+                shared = None if again is None else (again, _OWN)
+            if shared is None:
                 return np.ndarray.__reduce_ex__(values, 5)
-            found.append((self._arrays.share(values), self._mode))
+            found.append(shared)
             return _array_of_batch, (len(found) - 1,)
 
         def reduce_array(array: Array) -> Any:
@@ -140,15 +183,33 @@ class Batches:
         refusal = None
         try:
             pickler.dump(work)
-            by_value = b"__main__" in out.getvalue()  # the workers have another one
+            by_value = pickler.main
         except _REFUSALS as error:
             by_value, refusal = True, error
         if by_value:
             found.clear()
             buffers.clear()
             out = io.BytesIO()
-            _pickle_by_value(work, out, own, buffers, refusal)
+            try:
+                _pickle_by_value(work, out, own, buffers, refusal)
+            finally:
+                refusal = None  # its traceback holds this frame
         return out.getvalue(), buffers, found, by_value, nested
+
+
+@functools.cache
+def _cloud_pickler() -> Any:
+    import cloudpickle
+
+    # One class for all: a class is kept by itself until garbage is collected, and with it what its table names.
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def __init__(
+            self, out: io.BytesIO, own: dict[Any, Any], buffers: list[pickle.PickleBuffer]
+        ) -> None:
+            self.dispatch_table = {**cloudpickle.Pickler.dispatch_table, **own}
+            super().__init__(out, protocol=5, buffer_callback=buffers.append)
+
+    return Pickler
 
 
 def _pickle_by_value(
@@ -158,14 +219,8 @@ def _pickle_by_value(
     buffers: list[pickle.PickleBuffer],
     refusal: Exception | None,
 ) -> None:
-    import cloudpickle
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        # Of the class: cloudpickle's has one, and it is read when a pickler is made.
-        dispatch_table = {**cloudpickle.Pickler.dispatch_table, **own}
-
     try:
-        Pickler(out, protocol=5, buffer_callback=buffers.append).dump(work)
+        _cloud_pickler()(out, own, buffers).dump(work)
     except _REFUSALS:
         if refusal is None:
             raise
@@ -239,4 +294,6 @@ def _seen(array: Array, mode: str | None) -> Any:
     """An array as a task sees it; mode None: it was an Array."""
     if mode is None:
         return array
+    if mode == _OWN:
+        return np.array(array.numpy())
     return array.copy().numpy() if mode == "c" else array.numpy()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["borrow", "collect", "lend"]
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
 _kept: dict[int, tuple[Any, list[Any]]] = {}  # by loan: its client, and what must not go before it
 
 
@@ -78,6 +78,6 @@ def collect() -> None:
     ended = ffi.new("uint64_t *")
     gone = []  # goes after the lock: letting go runs the library's code
     with _lock:
-        for pointer in {pointer for pointer, _ in _kept.values()}:
+        for pointer in {pointer for pointer, _ in list(_kept.values())}:
             while lib.cw_loan_next(pointer, ended) == 0:
                 gone.append(_kept.pop(ended[0], None))

@@ -3,11 +3,11 @@
 On a worker without a GPU of its own an array lies in the parent's block itself, and what the function writes there is the
 result. Else it is a copy on the worker's GPU: made by the thread that looks ahead (`_pool_ahead`), or here if the task came
 too soon; when the function has returned, results leave by a thread of their own (`_pool_leaving`) while the
-next task runs.
+next task runs. An array that lies on the worker's GPU already is taken as it is.
 
-Invariant: a task's arrays are its own. Their memory stays until all work that the process has given the GPU
-while the task ran is complete: libraries launch kernels and return, and what such a kernel reads or writes must not
-become another task's. An answer that says "done" comes after the last byte of each result.
+Invariant: a task's copies are its own. The thread that runs tasks waits, before the function counts as returned, until all
+work that the process has given the GPU is complete (`_pool_own_gpu`): libraries launch kernels and return, and what such a
+kernel reads or writes must not become another task's. Only then do arguments go, and results leave.
 
 Owner: the thread that runs tasks. If the process dies, its leases end: blocks are the parent's, who sees them
 as lost with their task; GPU memory goes with its last lease.
@@ -15,18 +15,21 @@ as lost with their task; GPU memory goes with its last lease.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from causeway import _pool_table as table
 from causeway import _pool_wire as wire
-from causeway._pool_buffers import open_lease
+from causeway._pool_ahead import Ahead
+from causeway._pool_buffers import BlockLease, open_lease
 from causeway._pool_staging import Device, Result
 from causeway._pool_table import Entry
-from causeway.errors import Error
+from causeway.errors import LimitExceeded
 from causeway.views import Lease
 
 __all__ = ["Arguments"]
+
+
+_LOOKS_ON = 16  # tasks that need no copy, after one that did, until nobody looks ahead
 
 
 class Arguments:
@@ -34,22 +37,35 @@ class Arguments:
 
     Args:
         device: the worker's GPU; None if it has none.
+        ahead: what was brought there before; None: nothing is.
     """
 
-    def __init__(self, device: Device | None = None) -> None:
+    def __init__(self, device: Device | None = None, ahead: Ahead | None = None) -> None:
         self._device = device
-        self._kept: dict[int, Lease] = {}
+        self._ahead = ahead
+        self._brought: dict[int, Lease | None] = {}
         self._results: list[Result] = []
-        self._copied = False
+        self._looks = 0
 
-    def read(self, data: Any) -> wire.Message:
+    def read(self, data: Any, place: int) -> wire.Message:
         """Takes a task's message apart; what is not on the worker's GPU is copied there. Blocks.
+
+        Args:
+            data: the message.
+            place: the task's.
 
         Raises:
             LimitExceeded: no memory left there.
             Stale, DeviceError, ValueError: it cannot be had.
         """
-        return wire.read(data, self._given)
+        if self._ahead is None:
+            return wire.read(data, self._given)
+        self._brought = self._ahead.begin(place)
+        self._looks = max(0, self._looks - 1)
+        message = wire.read(data, self._given)
+        if self._looks:
+            self._ahead.look()
+        return message
 
     def _given(self, number: int, entry: Entry) -> tuple[Lease, int]:
         """The memory of an entry, and where it begins there."""
@@ -65,26 +81,25 @@ class Arguments:
         block = None
         if not flags & (table.ARRAY | table.PRIVATE):
             block = open_lease(entry.handle, entry.nbytes)
-        self._copied = True
-        lease = self._kept.pop(number, None) or device.bring(entry, block)
+        self._looks = _LOOKS_ON
+        lease = self._brought.pop(number, None) or self._bring(device, entry, block)
         if flags & table.OUT and block is not None:
             self._results.append(Result(entry, block, lease))
         return lease, 0
 
+    def _bring(self, device: Device, entry: Entry, block: BlockLease | None) -> Lease:
+        try:
+            return device.bring(entry, block)
+        except LimitExceeded:
+            if self._ahead is None:
+                raise
+            self._ahead.give_way()
+            return device.bring(entry, block)
+
     def returned(self) -> list[Result]:
-        """The function has returned: waits for its GPU work. What is to go back.
-
-        Raises:
-            DeviceError: some of that work has failed.
-        """
+        """The function has returned or raised, and its GPU work is complete: what is to go back if it has returned."""
+        if self._ahead is not None:
+            self._ahead.rest()
+        self._brought = {}
         results, self._results = self._results, []
-        copied, self._copied = self._copied, False
-        self._kept.clear()
-        if copied and self._device is not None:
-            self._device.finish()
         return results
-
-    def raised(self) -> None:
-        """The function has raised, or the task could not be read. Nothing goes back."""
-        with contextlib.suppress(Error):  # of the two, what the task itself says is told
-            self.returned()

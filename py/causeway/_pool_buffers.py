@@ -117,7 +117,7 @@ class BlockStore:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
         self._free: list[Block] = []
         self._lent: deque[Block] = deque()
         self._free_bytes = 0

@@ -6,7 +6,7 @@ Threads of the parent
     helper      (_pool_helper) sees to answers while nobody listens, to deaths, time limits, the end
     watcher     (_pool_crew) sleeps on the workers' pidfds, tells the helper who died
     callbacks   (_pool_callbacks) runs the callbacks; started when there is one
-    feeders     one for each imap over an iterator of unknown length: reads it
+    feeders     (_pool_feeder) one for each imap over an iterator of unknown length: reads it
 
 Tasks are taken by the workers from shared memory (shm/dispatch.h), and bound when they are taken. What there is no
 room for waits in the parent (_pool_outgoing). What came back is delivered by the thread that collected it
@@ -21,7 +21,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from itertools import islice
 from multiprocessing import util
 from typing import Any
 
@@ -30,6 +29,7 @@ from causeway._pool_buffers import BlockStore
 from causeway._pool_callbacks import Callbacks
 from causeway._pool_crew import Crew
 from causeway._pool_devices import Devices
+from causeway._pool_feeder import Feeder
 from causeway._pool_functions import Functions
 from causeway._pool_helper import Helper
 from causeway._pool_imap import IMapIterator
@@ -39,6 +39,7 @@ from causeway._pool_options import Options
 from causeway._pool_outgoing import Outgoing
 from causeway._pool_place import Placement
 from causeway._pool_shared import Shared, recurring
+from causeway._pool_withdrawn import Withdrawn
 from causeway.errors import Error
 
 __all__ = ["CLOSE", "RUN", "TERMINATE", "Engine"]
@@ -47,7 +48,6 @@ RUN, CLOSE, TERMINATE = "RUN", "CLOSE", "TERMINATE"
 
 _KEEP_BYTES = 512 << 20  # memory for arguments that the parent keeps
 _START_DEATHS_MAX = 3
-_READ_AHEAD = 4  # tasks for each worker that imap reads ahead of what is done
 _SLICE_SECONDS = (
     1.0  # a signal may come just before the sleep: who waits for ever looks up now and then
 )
@@ -75,7 +75,7 @@ class Engine:
         self._store = BlockStore(_KEEP_BYTES)
         self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
         self._over = False
-        self._feeding: set[IMapIterator] = set()
+        self._feeding: set[Feeder] = set()
         self._waiters: set[int] = set()  # threads that wait for a job
         self._error: BaseException | None = None  # why nothing works any more
 
@@ -187,14 +187,16 @@ class Engine:
         self, job: IMapIterator, iterable: Iterable[Any], chunksize: int, buffersize: int | None
     ) -> None:
         """Runs a job over an iterable that a thread of its own reads, some tasks ahead."""
+        feeder = Feeder(self, job, chunksize, buffersize)
         with self._lock:
-            self._feeding.add(job)
-        threading.Thread(
-            target=self._feed,
-            args=(job, iterable, chunksize, buffersize),
-            name="causeway-pool-input",
-            daemon=True,
-        ).start()
+            self._feeding.add(feeder)
+        feeder.start(iterable)
+
+    def fed(self, feeder: Feeder) -> None:
+        """An input is at its end."""
+        with self._lock:
+            self._feeding.discard(feeder)
+        self.wake()
 
     def wait_for(self, job: Job | Outcome, timeout: float | None) -> None:
         """Waits until a job has settled, or timeout seconds."""
@@ -231,17 +233,23 @@ class Engine:
         self.dispatch.collect()
         return True
 
-    def withdraw(self, job: Job | None = None) -> list[tuple[Job, int | None]]:
-        """Takes back what no worker has taken: of one job or of all. (job, task), None: all from a task on."""
-        if os.getpid() != self.pid:
-            return []
-        taken = self._outgoing.withdraw(job)
-        self.wake()
-        return taken
+    def withdraw(self, job: Job | None = None, cell: int = -1) -> None:
+        """Takes back what no worker has taken, of one job or of all, and tells the jobs so.
 
-    def cancel(self, job: Job, cell: int) -> bool:
-        """Takes back a job of one task. False: a worker has it, or had it, or is about to."""
-        return os.getpid() == self.pid and self._outgoing.cancel(job, cell)
+        Args:
+            job: whose; None: all.
+            cell: where its only task was submitted to.
+        """
+        if os.getpid() != self.pid:
+            return
+        taken = Withdrawn(self.dispatch, self._outgoing)
+        try:
+            taken.take(job, cell)
+            taken.tell()
+        except BaseException:
+            self.defer(taken.tell)
+            raise
+        self.wake()
 
     def kill(self) -> None:
         """Sends SIGKILL to all workers: the tasks that they run are lost. Any thread."""
@@ -274,8 +282,8 @@ class Engine:
             if self.state == RUN:
                 self.state = CLOSE
             feeding = list(self._feeding)
-        for job in feeding:
-            job.look_again()
+        for feeder in feeding:
+            feeder.look_again()
         self.wake()
 
     def terminate(self) -> None:
@@ -312,38 +320,6 @@ class Engine:
         else:
             job.settle()
 
-    # ---- iterables
-
-    def _feed(
-        self, job: IMapIterator, iterable: Iterable[Any], chunksize: int, buffersize: int | None
-    ) -> None:
-        limit = buffersize or _READ_AHEAD * self.processes
-        number = 0
-        try:
-            iterator = iter(())
-            started = False
-            while job.begin(limit, buffersize is not None):
-                try:
-                    if not started:
-                        iterator, started = iter(iterable), True
-                    chunk = tuple(islice(iterator, chunksize))
-                except BaseException as error:
-                    job.task_done(number, False, error)
-                    number += 1
-                    break
-                if not chunk:
-                    break
-                task = Task(job, number, wire.MAP, chunk)
-                if self.options.retries:
-                    job.give(task)
-                self.submit(job, task)
-                number += 1
-            job.input_ended(number)
-        finally:
-            with self._lock:
-                self._feeding.discard(job)
-            self.wake()
-
     # ---- its state, for the helper
 
     @property
@@ -369,9 +345,9 @@ class Engine:
             self.begin = _nothing_begins
             self.state = TERMINATE
             self._over = True
-            feeding: list[Job] = list(self._feeding)
+            feeding = [feeder.job() for feeder in self._feeding]
         self.dispatch.shut()
-        return closed, feeding
+        return closed, [job for job in feeding if job is not None]
 
     def has_ended(self, closed: bool) -> None:
         """No worker lives any more, and all jobs have ended."""

@@ -34,9 +34,10 @@ class Description:
         peer: whether tasks get views on arrays of other GPUs.
         sms: how many multiprocessors it shall have; None: all.
         part: which of the GPU's workers it is, from 0 on.
+        workers: how many there are.
     """
 
-    __slots__ = ("cpus", "name", "node", "part", "peer", "peers", "sms", "uuid")
+    __slots__ = ("cpus", "name", "node", "part", "peer", "peers", "sms", "uuid", "workers")
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Description:
         part: int,
         peer: bool,
         sms: int | None,
+        workers: int,
     ) -> None:
         self.name = name
         self.uuid = uuid
@@ -57,6 +59,7 @@ class Description:
         self.part = part
         self.peer = peer
         self.sms = sms
+        self.workers = workers
 
     @property
     def variables(self) -> dict[str, str]:
@@ -92,6 +95,7 @@ def describe(devices: Devices, group: int, part: int, sys: Path = _SYS) -> Descr
         part,
         devices.peer,
         devices.sms,
+        mine.count,
     )
 
 
@@ -167,9 +171,13 @@ def share_of(cores: list[list[int]], part: int, parts: int) -> list[int]:
 
 # ---- how it gets there
 
+# JAX and TensorFlow take most of the memory of every GPU that they see when they start, other workers' GPUs included.
+_DEFAULTS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 _CODE = """
 import os
 os.environ.update({variables!r})
+for name, value in {defaults!r}.items():
+    os.environ.setdefault(name, value)
 if {cpus!r}:
     try:
         os.sched_setaffinity(0, {cpus!r})
@@ -188,7 +196,9 @@ class Name(str):
     def with_environment(name: str, description: Description) -> Name:
         """A name that sets what a description says."""
         made = Name(name)
-        made._code = _CODE.format(variables=description.variables, cpus=description.cpus)
+        made._code = _CODE.format(
+            variables=description.variables, defaults=_DEFAULTS, cpus=description.cpus
+        )
         return made
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -36,7 +36,7 @@ class IMapIterator(Job):
         self._progress = progress
         self._source: Source | None = None
         self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
-        self._room = threading.Condition(self._lock)  # where a feeder waits
+        self.room = threading.Condition(self._lock)  # where a feeder waits
         self._come: dict[int, list[tuple[bool, Any]]] = {}  # results of tasks, not yet asked for
         self._ready: deque[tuple[bool, Any]] = deque()  # of the task that is being handed out
         self._next = 0  # the number of tasks that were handed out
@@ -87,7 +87,7 @@ class IMapIterator(Job):
             found = self._ready.popleft() if self._hand_out() else None
             if found is not None and self._counts_taken:
                 self._taken += 1
-                self._room.notify_all()
+                self.room.notify_all()
         if found is None:
             left = None if until is None else max(0.0, until - time.monotonic())
             try:
@@ -138,8 +138,10 @@ class IMapIterator(Job):
                 self._count += 1
             if self._counts_taken:
                 self._given.pop(number, None)
-                self._room.notify_all()
-        self._look_for_end()
+                self.room.notify_all()
+            ended = not self._settled and self._length is not None and self._count >= self._length
+        if ended:
+            self.engine.job_done(self)
         self.engine.notify()
 
     def _has_come(self, number: int) -> bool:
@@ -188,7 +190,7 @@ class IMapIterator(Job):
         with self._lock:
             if self._length is None or self._count < self._length:
                 self._abort = error
-            self._room.notify_all()
+            self.room.notify_all()
         engine = self.engine
         self.owner = None
         if engine is not None:
@@ -210,8 +212,8 @@ class IMapIterator(Job):
             self.engine.submit(self, self._source)
         self.input_ended(-(-len(items) // self._chunksize))
 
-    def begin(self, limit: int, of_results: bool) -> bool:
-        """Waits until less than limit tasks are under way, then counts one more. False: the Pool has ended.
+    def begin(self, limit: int, of_results: bool) -> bool | None:
+        """Counts one more task, if less than limit are under way; else None. False: the Pool has ended.
 
         Args:
             limit: how many.
@@ -219,10 +221,10 @@ class IMapIterator(Job):
         """
         with self._lock:
             self._counts_taken = True
-            while self._abort is None and not self._has_room(limit, of_results):
-                self._room.wait()
             if self._abort is not None:
                 return False
+            if not self._has_room(limit, of_results):
+                return None
             self._begun += 1
             return True
 
@@ -235,11 +237,6 @@ class IMapIterator(Job):
     def next_number(self) -> int:
         """The first task that was not sent yet."""
         return 0 if self._source is None else self._source.sent
-
-    def look_again(self) -> None:
-        """Something that `begin` looks at has changed."""
-        with self._lock:
-            self._room.notify_all()
 
     def give(self, task: Task) -> None:
         """A task that may be asked for again."""

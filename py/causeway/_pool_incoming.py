@@ -74,12 +74,13 @@ class Incoming:
             success, value = True, wire.plain_loads(data)
         else:
             success, value = self._message(told)
-        if success and held is not None:
-            try:
-                self._outgoing.land(held)
-            except ValueError as error:
-                success, value = False, error
-        self._outgoing.release(held, self._crew.at(slot))
+        if held is not None:
+            if success:
+                try:
+                    self._outgoing.land(held)
+                except ValueError as error:
+                    success, value = False, error
+            self._outgoing.release(held, self._crew.at(slot))
         job.task_done(number, success, value)
 
     def _message(self, told: list[Any]) -> tuple[bool, Any]:

@@ -133,6 +133,10 @@ class Job:
         """One task has ended; value is its result or the exception."""
         raise NotImplementedError
 
+    def withdrawn(self, number: int | None) -> None:
+        """A task was taken back before a worker had it; None: all that were not sent yet. May be repeated."""
+        raise NotImplementedError
+
     def abort(self, error: BaseException) -> None:
         """The Pool has ended: what is not done will never be."""
         raise NotImplementedError

@@ -34,18 +34,13 @@ _NO_ROOM, _NOT_PLAIN, _SHUT = -1, -3, -4  # of _dispatch's submit calls
 
 
 class Held:
-    """A parcel that goes with a task, and stays until the task has ended.
+    """A parcel that goes with a task, and stays until the task has ended."""
 
-    Attributes:
-        under_way: it counts among what is on its way.
-    """
-
-    __slots__ = ("nbytes", "parcel", "under_way")
+    __slots__ = ("nbytes", "parcel")
 
     def __init__(self, parcel: wire.Parcel) -> None:
         self.parcel = parcel
         self.nbytes = sum(block.capacity for block in parcel.blocks)
-        self.under_way = False
 
 
 class Outgoing:
@@ -76,7 +71,7 @@ class Outgoing:
         self._pumping: object = None  # who sends
         self._pump_again = False
         self._sending: Task | Source | None = None  # never a quick one: those are sent at one go
-        self._ahead_bytes = self._ahead_count = 0
+        self._ahead: dict[Held, int] = {}  # under way: their bytes
 
     def __bool__(self) -> bool:
         return bool(self.pending)
@@ -100,34 +95,19 @@ class Outgoing:
             self.pending.clear()
         return waiting
 
-    def withdraw(self, job: Job | None) -> list[tuple[Job, int | None]]:
-        """Takes back what no worker has taken: of one job or of all. (job, task), None: all from a task on."""
-        mine: list[tuple[Job, int | None]] = []
+    def withdraw(self, job: Job | None, taken: list[Task | Source | Outcome]) -> None:
+        """Takes back what waits of a job, or all that waits, but for what is being sent just now."""
         with self._lock:
             for work in list(self.pending):
-                if (job is None or job_of(work) is job) and self._take_out(work):
-                    number = None if isinstance(work, Source) else getattr(work, "number", 0)
-                    mine.append((job_of(work), number))
-        taken: list[tuple[Job, int | None]] = []
-        for owner, number, *_, held in self._dispatch.withdraw_all(job):
-            self.unhold(held)
-            taken.append((owner, number))
-        return taken + mine
+                if job is None or job_of(work) is job:
+                    taken.append(work)  # before it waits no more: a Ctrl-C may come in between
+                    if not self._take_out(work):
+                        taken.pop()
 
-    def cancel(self, job: Job, cell: int) -> bool:
-        """Takes back a job of one task. False: a worker has it, or had it, or is about to."""
-        found = self._dispatch.withdraw(cell, job) if cell >= 0 else None
-        if found is not None:
-            self.unhold(found[-1])
-            return True
-        with self._lock:
-            for work in list(self.pending):
-                if job_of(work) is job and self._take_out(work):
-                    return True
-        found_all = self._dispatch.withdraw_all(job)
-        for told in found_all:
-            self.unhold(told[-1])
-        return bool(found_all)
+    def forget(self, works: list[Task | Source | Outcome]) -> None:
+        """They wait no more. May be repeated."""
+        for work in works:
+            self._forget(work)
 
     def _take_out(self, work: Task | Source | Outcome) -> bool:
         """Takes something out of the row, unless it is being sent or was."""
@@ -263,7 +243,7 @@ class Outgoing:
 
     def _send_message(self, work: Task | Source, task: Task) -> int:
         """Encodes a task of some work and sends it. A task that cannot be encoded has failed, and counts as sent."""
-        if self._ahead_bytes > _AHEAD_BYTES and self._ahead_count > self._crew.size:
+        if len(self._ahead) > self._crew.size and sum(self._ahead.values()) > _AHEAD_BYTES:
             return _NO_ROOM
         if self._dispatch.under_way >= self._crew.plane.cells:
             return _NO_ROOM
@@ -278,6 +258,7 @@ class Outgoing:
                 _dispatch.DATA_MAX,
                 transit=False,
                 main=self._crew.main,
+                foreign=devices is not None,
                 groups=None if devices is None else devices.by_gpu,
                 peer=devices is not None and devices.peer,
             )
@@ -299,9 +280,7 @@ class Outgoing:
         cell = _NO_ROOM
         try:
             with self._lock:
-                held.under_way = True
-                self._ahead_bytes += held.nbytes
-                self._ahead_count += 1
+                self._ahead[held] = held.nbytes
             cell = self._dispatch.submit(
                 work,
                 job,
@@ -325,7 +304,7 @@ class Outgoing:
         Raises:
             ValueError: one of them cannot be written any more.
         """
-        if held is not None and held.under_way:
+        if held is not None and held in self._ahead:
             for landing in held.parcel.landings:
                 landing.land()
 
@@ -347,11 +326,8 @@ class Outgoing:
 
     def _count_back(self, held: Held) -> bool:
         with self._lock:
-            if not held.under_way:
+            if held not in self._ahead:
                 return False
-            held.under_way = False
             for landing in held.parcel.landings:
                 landing.end()
-            self._ahead_bytes -= held.nbytes
-            self._ahead_count -= 1
-        return True
+            return self._ahead.pop(held, None) is not None

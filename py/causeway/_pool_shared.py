@@ -51,7 +51,7 @@ class Shared:
 
     def __init__(self, store: BlockStore, arrays: Iterable[np.ndarray[Any, Any]]) -> None:
         self._store = store
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
         self._arrays = {id(values): values for values in arrays}
         self._blocks: dict[int, Block] = {}
 

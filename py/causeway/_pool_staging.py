@@ -79,14 +79,6 @@ class Device:
             _copy(made, 0, source, entry.offset, entry.nbytes)
         return made
 
-    def finish(self) -> None:
-        """Waits until all work that the process has given the GPU is complete.
-
-        Raises:
-            DeviceError: some of it has failed.
-        """
-        check(lib.cw_stream_wait(self.number, ffi.NULL, 1))
-
 
 def _source(entry: Entry) -> Lease:
     flags = lib.CW_READONLY if entry.flags & table.READONLY else 0

@@ -10,9 +10,9 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
-from causeway._pool_buffers import HANDLE_BYTES, HEADER_BYTES
+from causeway._pool_buffers import HANDLE_BYTES, HEADER_BYTES, open_silently
 
-__all__ = ["ELSEWHERE", "HEADER", "HEADER_BYTES", "Entry", "entries_in", "pack", "split"]
+__all__ = ["ELSEWHERE", "HEADER", "HEADER_BYTES", "Entry", "entries_in", "pack", "peek", "split"]
 
 HEADER = struct.Struct(
     "<QBBHIIQ"
@@ -66,6 +66,27 @@ def entries_in(data: Any, count: int) -> list[Entry]:
     if count * _ENTRY.size > len(data):
         raise ValueError(f"a message of {len(data)} bytes cannot have {count} entries")
     return [Entry._make(_ENTRY.unpack_from(data, i * _ENTRY.size)) for i in range(count)]
+
+
+def peek(data: bytes) -> list[Entry]:
+    """The table of a task that somebody else may take; none if it has nothing for a GPU. A table that lies in a block is
+    read there, and the block's sender is not told.
+
+    Raises:
+        Stale: it is gone.
+        ValueError: the message cannot be.
+    """
+    if len(data) < HEADER.size:
+        return []  # a plain task
+    _, _, flags, _, count, _, _ = HEADER.unpack_from(data)
+    if not flags & HAS_GIVEN:
+        return []
+    rest: Any = memoryview(data)[HEADER.size :]
+    if not flags & IN_BLOCK:
+        return entries_in(rest, count)
+    (whole,) = entries_in(rest, 1)
+    lease = open_silently(whole.handle, whole.offset + whole.nbytes)
+    return entries_in(lease.memory().data[whole.offset :], count)
 
 
 def split(rest: Any, count: int, lead_bytes: int, body_bytes: int) -> tuple[Any, Any]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from causeway import _dispatch, _pool_table
+from causeway import _dispatch, _pool_foreign, _pool_table
 from causeway._lib import ffi, lib
 from causeway._pool_buffers import (
     HEADER_BYTES,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 APPLY, MAP, STARMAP, MESSAGE = range(1, 5)
 # What an answer is.
 ANSWER_NONE, ANSWER_VALUE, ANSWER_MESSAGE = range(1, 4)
-plain_loads = pickle.loads
+plain_loads = _dispatch.plain_loads
 
 _SCALARS = (
     np.float64, np.int64, np.bool_, np.float32, np.int32, np.uint8, np.uint32, np.uint64, np.int8, np.int16,
@@ -97,18 +97,25 @@ class Encoder:
         max_bytes: the longest message that the ring takes.
         main: the notebook's `__main__`, of the parent; None where there is none.
         transit: False: what the parcel holds keeps its arrays until they are opened; True: the broker does.
+        foreign: GPU arrays of other libraries go as ours do.
     """
 
     def __init__(
-        self, store: BlockStore, max_bytes: int, transit: bool, main: Main | None = None
+        self,
+        store: BlockStore,
+        max_bytes: int,
+        transit: bool,
+        main: Main | None = None,
+        foreign: bool = False,
     ) -> None:
+        self._foreign = foreign
         self._store = store
         self._max_bytes = max_bytes
         self._transit = transit
         self._main = main
         self._pickler: Any = _Pickler
         self._table: dict[Any, Callable[[Any], Any]] = {}
-        self._table_of = (-1, -1)
+        self._table_of: Any = None
         self._shared: Shared | None = None
         self._begin()
 
@@ -173,9 +180,14 @@ class Encoder:
     def _reductions(self) -> dict[Any, Callable[[Any], Any]]:
         known: dict[Any, Any] = copyreg.dispatch_table
         extra: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-        if self._table_of != (len(known), len(extra)):
-            self._table = {**known, **extra, **self._own_reductions()}
-            self._table_of = (len(known), len(extra))
+        foreign = _pool_foreign.kinds() if self._foreign else []
+        now = (len(known), len(extra), foreign)
+        if self._table_of != now:
+            others = {**known, **extra}
+            if foreign:
+                others.update(_pool_foreign.reductions(others))
+            self._table = {**others, **self._own_reductions()}
+            self._table_of = now
         return self._table
 
     def _own_reductions(self) -> dict[Any, Any]:

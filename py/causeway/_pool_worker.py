@@ -22,9 +22,11 @@ from typing import Any
 
 from causeway import _dispatch, client
 from causeway import _pool_wire as wire
+from causeway._pool_ahead import Ahead
 from causeway._pool_arguments import Arguments
 from causeway._pool_buffers import BlockStore
 from causeway._pool_environment import Description
+from causeway._pool_leaving import Leaving
 from causeway._pool_own_gpu import OWN, OwnGpu
 from causeway._pool_plane import Memory, Plane
 from causeway._pool_staging import Device
@@ -129,8 +131,14 @@ class _Handler:
         self._end = end
         self._gpu = gpu
         self._store = BlockStore(_KEEP_BYTES)
-        self._encoder = wire.Encoder(self._store, _dispatch.WORDS_MAX, transit=True)
-        self._arguments = Arguments(None if gpu is None else Device(OWN, group))
+        self._encoder = wire.Encoder(
+            self._store, _dispatch.WORDS_MAX, transit=True, foreign=gpu is not None
+        )
+        own = None if gpu is None else Device(OWN, group)
+        ahead = None if gpu is None or own is None or gpu.told.workers > 1 else Ahead(end, own)
+        self._arguments = Arguments(own, ahead)
+        self._late_encoder = wire.Encoder(self._store, _dispatch.WORDS_MAX, transit=True)
+        self.leaving = Leaving(self._answer_late, self._failed_to_leave)
 
     def load_function(self, pickled: bytes) -> Any:
         """A function that is new here."""
@@ -144,16 +152,17 @@ class _Handler:
         sweep()
         try:
             value = self._call(data, function)
-        except BaseException:
-            self._arguments.raised()
-            raise
-        for result in self._arguments.returned():
-            result.copy()
+        finally:
+            results = self._arguments.returned()
+        if results:
+            message = None if value is None else self.encode_value(value)
+            self.leaving.put(results, self._end.defer(), message)
+            return None
         return value
 
     def _call(self, data: memoryview, function: Any) -> Any:
         constants_before = met.count
-        message = self._arguments.read(data)
+        message = self._arguments.read(data, self._end.place)
         self._end.extra_in = message.block_bytes
         came_along = function is None
         if came_along:
@@ -191,15 +200,34 @@ class _Handler:
         if isinstance(error, SystemExit):
             raise error
         if isinstance(error, DeviceError) and self._gpu is not None and self._gpu.usable:
-            error = self._looked_at(error)  # it came while arguments or results were copied
+            error = self._looked_at(error)  # it came while arguments were copied
+        return self._failed(error, self._encoder)
+
+    def _failed(self, error: BaseException, encoder: wire.Encoder) -> tuple[bytes, int]:
         lead = _traceback(error)
         try:
-            parcel = self._encoder.encode(0, 0, lead, error)
+            parcel = encoder.encode(0, 0, lead, error)
         except (LimitExceeded, BrokerLost) as refusal:
-            parcel = self._encoder.encode(0, 0, lead, _bare(refusal))
+            parcel = encoder.encode(0, 0, lead, _bare(refusal))
         except Exception as refusal:
-            parcel = self._encoder.encode(0, 0, lead, _encoding_error(refusal, error))
+            parcel = encoder.encode(0, 0, lead, _encoding_error(refusal, error))
         return self._sent(parcel)
+
+    def _failed_to_leave(self, error: Exception) -> tuple[bytes, int]:
+        """Instead of an answer whose results could not be copied; in the thread that copies them."""
+        return self._failed(error, self._late_encoder)
+
+    def _answer_late(self, token: int, message: tuple[bytes, int] | None) -> None:
+        """The answer of a task whose results have left; None is None."""
+        try:
+            if message is None:
+                self._end.answer(token, None)
+            else:
+                self._end.answer_message(token, message)
+        except (
+            ContextBroken
+        ):  # by a later task: it was answered, and the main thread ends the process
+            pass
 
     def _looked_at(self, error: DeviceError) -> DeviceError:
         assert self._gpu is not None
@@ -322,6 +350,7 @@ def _main(
         end.serve(handler, maxtasks or 0)
         handler.wait_until_opened()
     except ContextBroken:
+        handler.leaving.wait()
         util._flush_std_streams()  # type: ignore[attr-defined]
         os._exit(0)  # libraries would tidy up on a GPU that does not answer them
 

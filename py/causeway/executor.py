@@ -287,15 +287,7 @@ class Executor(futures.Executor):
         if engine is None or engine.pid != os.getpid():
             return
         if cancel_futures:
-            first: dict[Mapped, int] = {}
-            for job, number in engine.withdraw():
-                if isinstance(job, Future):
-                    job.withdrawn()
-                elif isinstance(job, Mapped):
-                    begins = job.next_number if number is None else number
-                    first[job] = min(first.get(job, begins), begins)
-            for job, number in first.items():
-                job.cancel_from(number)
+            engine.withdraw()
         engine.close()
         if wait:
             engine.join()

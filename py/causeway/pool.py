@@ -83,10 +83,12 @@ class Pool:
     With devices a worker is a process of its own interpreter (`context`: "spawn", which is the default then, or
     "forkserver"), to which its GPU is cuda:0, so that the default device of every library is right; the others come
     behind it. It runs on cores near its GPU, shared out among the workers there. The GPUs are found by the CUDA driver, which
-    this process opens. A task goes to the GPU where most bytes of its `causeway.Array` arguments lie, and to another one when
-    more than two tasks a worker wait there; without such arrays, to that with the least to do. An array on another
+    this process opens. A task goes to the GPU where most bytes of its `causeway.Array` arguments lie, and to another one that is
+    idle when more than two tasks a worker wait there; without such arrays, to that with the least to do. An array on another
     GPU than the worker's is copied there before func gets it, so what func writes into an argument reaches the caller's array
     only if they lay on one GPU: return it, or give `causeway.InOut`. By default `map` takes items one by one then.
+
+    Tensors of PyTorch and arrays of CuPy that lie on a GPU go by handle too.
 
     After each call of func the worker waits for all that it has begun on its GPU. If that has broken the CUDA
     context, the task raises `DeviceError` with CUDA's name for it, and the worker is replaced. Memory
@@ -284,7 +286,7 @@ class Pool:
             iterable: read in a thread of its own, four tasks a worker ahead of what is done.
             chunksize: items that a worker takes at one go.
             buffersize: tasks whose results were not asked for yet: the iterable is read only so far ahead, until
-                the pool is closed.
+                the pool is closed. Once the iterator is dropped, no more of it is read.
             progress: as for `map`; counts the results that were asked for.
         """
         return self._imap(IMapIterator, func, iterable, chunksize, buffersize, progress)

@@ -96,7 +96,17 @@ static PyObject *load_small(PyObject *module, PyObject *args) {
     return found ? Py_BuildValue("(N)", found) : Py_BuildValue("()");
 }
 
+static PyObject *load_plain(PyObject *module, PyObject *pickled) {
+    (void)module;
+    char *data;
+    Py_ssize_t nbytes;
+    if (PyBytes_AsStringAndSize(pickled, &data, &nbytes))
+        return NULL;
+    return plain_loads(data, (uint32_t)nbytes);
+}
+
 static PyMethodDef functions[] = {
+    {"plain_loads", load_plain, METH_O, "The object in a pickle of plain objects."},
     {"small_dump", dump_small, METH_O, "The pickle of a very small plain object, or None."},
     {"small_load", load_small, METH_VARARGS, "(pickle): (object,), or () where it is another one."},
     {"watch", watch, METH_VARARGS, "(pidfd, status): ends this process when that one ends."},

@@ -197,7 +197,7 @@ static PyObject *pinned_function(Dispatch *d, PyObject *function, PyObject **fou
 /* Collects what is there, and sends what waits for cells; for who submits. */
 static int collect_in_passing(Dispatch *d) {
     d->begun = 0;
-    __atomic_store_n(&d->own_collects, d->own_collects + 1, __ATOMIC_RELAXED);
+    d->own_collects++;
     PyObject *list = d->late, *others;
     d->late = NULL; /* who collects in another thread, in the middle of this, leaves its own */
     int code = dispatch_drain(d, NULL, &list);

@@ -165,15 +165,14 @@ static void let_more_come(Dispatch *d, uint32_t was) {
     struct timespec now, pause = {.tv_nsec = BURST_PAUSE_NS};
     clock_gettime(CLOCK_MONOTONIC, &now);
     int64_t now_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-    /* Relaxed: advice. */
-    uint32_t seen = __atomic_load_n(&d->own_collects, __ATOMIC_RELAXED);
+    uint32_t seen = d->own_collects;
     if (now_ns - d->helped_ns < BURST_NS || seen != d->seen_collects)
         nanosleep(&pause, NULL);
     for (int i = 0;
          i < BURST_PAUSES_MAX && seen != d->seen_collects && cw_pool_news(d->pool, 1) == was; i++) {
         d->seen_collects = seen;
         nanosleep(&pause, NULL);
-        seen = __atomic_load_n(&d->own_collects, __ATOMIC_RELAXED);
+        seen = d->own_collects;
     }
     d->seen_collects = seen;
     d->helped_ns = now_ns;

@@ -84,7 +84,8 @@ PyObject *worker_answer_deferred(PyObject *self, PyObject *args) {
     struct deferred *entry = begin(w, token);
     if (!entry)
         return NULL;
-    return end(w, entry, worker_put_outcome(w, &entry->task, value, &extra_out), extra_out);
+    int code = worker_put_outcome(w, &entry->task, value, &extra_out);
+    return end(w, entry, code, extra_out);
 }
 
 PyObject *worker_answer_message(PyObject *self, PyObject *args) {
@@ -97,7 +98,8 @@ PyObject *worker_answer_message(PyObject *self, PyObject *args) {
     struct deferred *entry = begin(w, token);
     if (!entry)
         return NULL;
-    return end(w, entry, worker_put_message(&entry->task, message, &extra_out), extra_out);
+    int code = worker_put_message(&entry->task, message, &extra_out);
+    return end(w, entry, code, extra_out);
 }
 
 int worker_leave_deferred(WorkerEnd *w, uint64_t place, int well) {

@@ -59,9 +59,9 @@ typedef struct {
     /* Of the quick way (dispatch_begin.c): */
     PyObject *late; /* list of answers that are Python's, collected by who submits; or NULL */
     uint32_t begun; /* tasks since their submitter has collected */
-    uint32_t own_collects;  /* by who submits; the helper reads it without the GIL */
-    uint32_t seen_collects; /* the helper's: of these */
-    char settled;           /* some have ended since waiters were told */
+    _Atomic uint32_t own_collects; /* by who submits; the helper reads it without the GIL: advice */
+    uint32_t seen_collects;        /* the helper's: of these */
+    char settled;                  /* some have ended since waiters were told */
 } Dispatch;
 
 /* Whether this process has made it; else -1 with a ValueError: a child has the parent's memory, but

@@ -38,6 +38,14 @@ static struct {
     bool full, over;
 } leaving = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
+static pthread_mutex_t answering = PTHREAD_MUTEX_INITIALIZER;
+
+static void answer(const cw_task *task) {
+    pthread_mutex_lock(&answering);
+    cw_worker_answer(leaving.worker, task, 0, 0);
+    pthread_mutex_unlock(&answering);
+}
+
 static void *leave(void *unused) {
     (void)unused;
     pthread_mutex_lock(&leaving.lock);
@@ -50,7 +58,7 @@ static void *leave(void *unused) {
         leaving.full = false;
         pthread_cond_signal(&leaving.changed);
         pthread_mutex_unlock(&leaving.lock);
-        cw_worker_answer(leaving.worker, &task, 0, 0);
+        answer(&task);
         cw_worker_settle(leaving.worker);
         pthread_mutex_lock(&leaving.lock);
     }
@@ -101,7 +109,7 @@ static void crew_work(uint32_t number) {
         if (value % 3 == 0)
             hand_over(&task, false);
         else
-            cw_worker_answer(worker, &task, 0, 0);
+            answer(&task);
     }
     cw_worker_settle(worker);
     hand_over(NULL, true);

@@ -171,6 +171,36 @@ static void listener_waits_for_both(void) {
     }
 }
 
+/* ---- a worker that is overtaken: the queue has one place, and nobody sleeps ---- */
+
+static void init_one_place(void) {
+    fresh(1, 0);
+    submit(1);
+    cw_dispatch_close(&parent, true);
+}
+
+static void one_if_any(uint32_t w) {
+    int cell = take(w);
+    MODEL_CHECK(cell >= 0 || cell == -ESHUTDOWN);
+    if (cell >= 0)
+        answer(w, cell);
+}
+
+static void one_by_0_if_any(void) {
+    one_if_any(0);
+}
+
+static void two_by_1_if_any(void) {
+    one_if_any(1);
+    one_if_any(1);
+}
+
+static void parent_submits_whenever_it_can(void) {
+    for (uint64_t value = 2; value <= 3; value++)
+        if (collect() == 1)
+            submit(value);
+}
+
 /* ---- peeking ---- */
 
 static cw_a64 data[2]; /* of the one cell: the number of the task, twice */
@@ -236,6 +266,8 @@ const struct model_scenario model_groups_scenarios[] = {
              undertaker),
     DISPATCH("dispatch, two threads of one worker", "a listener collects both", init_0_has_both, 0,
              both_answered, NULL, answer_first, answer_second, listener_waits_for_both),
+    DISPATCH("dispatch, overtaken", "what it finds old is passed by once", init_one_place, 0, NULL,
+             NULL, one_by_0_if_any, two_by_1_if_any, parent_submits_whenever_it_can),
     DISPATCH("dispatch, looked at", "what is seen is the task's, whole", init_one_to_look_at, 0,
              NULL, NULL, one_by_0_into_its_data, parent_collects_and_submits, looks),
     {.name = NULL},

@@ -44,6 +44,10 @@ def write(values: np.ndarray[Any, Any], number: int) -> float:
     return float((values == -1).sum())
 
 
+def first_word(values: np.ndarray[Any, Any]) -> int:
+    return int(values.view("u8")[0])
+
+
 def inner(n: int) -> list[Any]:
     return Parallel(n_jobs=2)(delayed(os.getpid)() for _ in range(n))
 

@@ -290,6 +290,36 @@ def test_a_new_broker_serves_after_the_old_one_is_gone(program, name, own_broker
     )
 
 
+@on_the_double
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_without_its_broker_a_library_gets_back_what_was_lent(program, name, own_broker):
+    program(
+        name,
+        """
+        import time
+        from causeway import _loans
+        hook.use()
+        mine, held = make(np.ones(100_000)), make(np.full(1000, 2.0))
+        cw.put("mine", mine, copy=False)
+        kept = cw.put("held", held, copy=False)
+        del mine, held
+        gc.collect()
+        _loans.collect()
+        assert len(_loans._kept) == 2
+        connection = cw.client.current()
+        lib.cw_broker_stop(connection.pointer)
+        while not connection.lost:
+            time.sleep(0.01)
+        _loans.collect()
+        assert len(_loans._kept) == 1 and kept.shape == (1000,)
+        kept.close()
+        _loans.collect()
+        assert not _loans._kept
+        """,
+        CAUSEWAY_DIR=own_broker,
+    )
+
+
 def test_a_forked_child_is_told_to_be_spawned(program):
     program(
         "cupy",

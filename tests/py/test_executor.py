@@ -365,3 +365,21 @@ def test_after_the_interpreters_end_has_begun_nothing_is_taken(script: Script):
     )
     assert done.stdout == "cannot schedule new futures after interpreter shutdown\n"
     assert not done.stderr
+
+
+@pytest.mark.parametrize("recurs", [False, True])
+def test_a_map_whose_results_are_dropped_anywhere_hangs_nothing(forked, recurs):
+    """A finaliser takes back what was not begun, on a thread that may be in the middle of anything."""
+    before = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)  # collects wherever something is made
+    try:
+        for i in range(30):
+            values = np.full(20_000, float(i))
+            items = [values] * 40 if recurs else [values + k for k in range(40)]
+            cycle = [forked.map(tasks.same, items)]
+            cycle.append(cycle)
+            next(cycle[0])
+            del cycle
+            assert (forked.submit(tasks.same, values).result(60) == values).all()
+    finally:
+        gc.set_threshold(*before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import threading
 import time
@@ -80,6 +82,67 @@ def test_small_arrays_and_those_of_objects_are_the_tasks_own(two):
     large = np.zeros(500_000)
     assert Parallel(max_nbytes=None)(delayed(tasks.write)(large, i) for i in range(4)) == [1] * 4
     assert not small.any() and not large.any()
+
+
+def test_what_recurs_below_max_nbytes_is_put_once_as_long_as_it_stays_the_same(two, monkeypatch):
+    puts = []
+    monkeypatch.setattr(
+        causeway._joblib_batches,
+        "asarray",
+        lambda x, copy=None: puts.append(x.shape) or cw.asarray(x, copy=copy),
+    )
+    square = np.zeros((200, 200))
+    for values in (square.reshape(-1), square[:, :190]):  # the second in no one piece
+        values = values.view()
+        puts.clear()
+        shape = values.shape
+        work = (delayed(tasks.write)(values, i) for i in range(6))
+        assert Parallel(batch_size=1)(work) == [shape[-1] if len(shape) == 2 else 1] * 6
+        assert puts == [shape] and not square.any()
+
+
+def test_what_changes_between_tasks_below_max_nbytes_is_seen_as_it_was_submitted():
+    from causeway._joblib_batches import Batches, SharedArrays, run
+
+    values, batches = np.zeros(20_000), Batches(SharedArrays(readonly=True), 1 << 20, "r")
+    numbers = (0.0, 0.0, 0.0, -0.0, np.nan, np.nan, 1.0, 1.0, 2.0)
+    submitted = []
+    for number in numbers:
+        values[:] = number
+        submitted.append(batches.arguments(functools.partial(tasks.first_word, values)))
+    assert [len(found) for _, _, found, _, _ in submitted] == [0] + [1] * 8
+    words = [int(np.array([number]).view("u8")[0]) for number in numbers]
+    assert [run(*arguments) for arguments in submitted[1:]] == words[1:]  # the first goes along
+
+
+def test_only_what_the_workers_do_not_have_goes_by_value():
+    batches = causeway._joblib_batches.Batches(
+        causeway._joblib_batches.SharedArrays(readonly=True), None, None
+    )
+
+    def by_value(*args):
+        return batches.arguments(delayed(tasks.pid)(*args))[3]
+
+    def local(x):
+        return x
+
+    mine = type("Mine", (), {"__module__": "__main__"})
+    assert not by_value("__main__") and not by_value(("default", None, Warning, "__main__", 0))
+    assert not by_value(tasks.pid) and not by_value(np.float64(1))
+    assert by_value(local) and by_value(lambda: 0)
+    assert by_value(mine()) and by_value(mine) and by_value([{"a": mine}])
+
+
+def test_a_call_leaves_nothing_shared_behind_not_even_until_garbage_is_collected(two):
+    values, calls = np.zeros(500_000), []
+    gc.collect()
+    gc.disable()
+    try:
+        Parallel()(delayed(lambda x: x.sum())(values) for _ in range(4))  # goes by value
+        calls = [thing for thing in gc.get_objects() if type(thing) is cw.Array]
+    finally:
+        gc.enable()
+    assert not calls
 
 
 @pytest.mark.parametrize(("mode", "own"), [("c", True), ("r+", False)])

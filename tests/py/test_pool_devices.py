@@ -275,7 +275,7 @@ def test_memory_comes_from_a_node_where_the_kernel_lets_it():
 
 def described(cpus: list[int] | None) -> Description:
     """The environment of a worker."""
-    return Description("cuda:1", "GPU-b", ["GPU-a"], cpus, None, 0, False, None)
+    return Description("cuda:1", "GPU-b", ["GPU-a"], cpus, None, 0, False, None, 1)
 
 
 def test_a_name_brings_its_environment_along():

@@ -101,7 +101,6 @@ def fill_it():
     while True: kept.append(jnp.zeros(1 << 33, "u1").block_until_ready())
 """,
 }
-BEFORE = 'import os\nos.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")\n'
 
 
 @pytest.fixture(params=LIBRARIES)
@@ -115,7 +114,7 @@ def library(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def program(script, library):
     """Runs a text after what device_pools has, and what this library does."""
-    return lambda text: partial(device_pools.run, script)(BEFORE + LIBRARIES[library] + text)
+    return lambda text: partial(device_pools.run, script)(LIBRARIES[library] + text)
 
 
 def test_the_default_device_is_the_workers_own(program):

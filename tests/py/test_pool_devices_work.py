@@ -160,6 +160,20 @@ def _uuid(index: int) -> str:
     return told.stdout.split()[index]
 
 
+def test_libraries_are_told_not_to_take_all_memory_of_every_gpu(program):
+    program(
+        """
+        def look():
+            return os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"], os.environ["TF_FORCE_GPU_ALLOW_GROWTH"]
+        if __name__ == "__main__":
+            with cw.Pool(devices="cuda:0") as pool:
+                assert pool.apply(look) == ("false", "whatever the user wants")
+            assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in os.environ
+        """,
+        env={"TF_FORCE_GPU_ALLOW_GROWTH": "whatever the user wants"},
+    )
+
+
 def test_a_script_that_sets_its_own_mask_does_not_take_it_from_the_workers(script):
     script("""
         import os

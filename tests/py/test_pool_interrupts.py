@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
+import functools
 import sys
-from types import FrameType
+import threading
+from concurrent import futures
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -23,12 +27,26 @@ _FINALISERS = ("_pool_buffers.py", "__call__")
 _PLACES_MAX = 1500
 
 
+@functools.cache
+def _protected(code: CodeType) -> list[tuple[int, int, int]]:
+    """Which parts of a function have a handler for exceptions: begin, end, the handler."""
+    return [(each.start, each.end, each.target) for each in dis._parse_exception_table(code)]  # type: ignore[attr-defined]
+
+
+def _handler(code: CodeType, offset: int) -> int | None:
+    return next((to for start, end, to in _protected(code) if start <= offset < end), None)
+
+
 class CtrlC:
-    """Raises KeyboardInterrupt at one place of the engine's code: the number-th where CPython looks for signals."""
+    """Raises KeyboardInterrupt at one place of the engine's code: the number-th where CPython looks for signals.
+
+    It can be raised only before the next instruction, where CPython raises it at the call itself: so places are left
+    out between which a `with` or `try` ends.
+    """
 
     def __init__(self, number: int) -> None:
         self.left = number
-        self._last: dict[FrameType, str] = {}
+        self._last: dict[FrameType, int] = {}
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
         name, function = frame.f_code.co_filename, frame.f_code.co_name
@@ -43,9 +61,14 @@ class CtrlC:
         if event == "return":
             self._last.pop(frame, None)
         if event == "opcode":
+            code, at = frame.f_code, frame.f_lasti
             before = self._last.get(frame)
-            self._last[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            if before in _LOOKS:
+            self._last[frame] = at
+            if (
+                before is not None
+                and dis.opname[code.co_code[before]] in _LOOKS
+                and _handler(code, before) == _handler(code, at)
+            ):
                 self.left -= 1
                 if self.left == 0:
                     raise KeyboardInterrupt
@@ -138,3 +161,56 @@ def test_a_ctrl_c_anywhere_leaves_the_executor_working() -> None:
             return hit
 
         everywhere(once)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="looks for signals at every opcode")
+@pytest.mark.parametrize("large", [False, True])
+def test_a_ctrl_c_while_futures_are_cancelled_leaves_none_unsettled(large: bool) -> None:
+    value = np.zeros(50_000) if large else 0.0  # a message with a block, or a plain task
+    with cw.Executor(1, mp_context="fork") as executor:
+
+        def once(number: int) -> bool:
+            busy = executor.submit(tasks.nap, 0.002)
+            waiting = [executor.submit(tasks.same, value) for _ in range(3)]
+            heard: list[Any] = []
+            told: list[Any] = []
+            for future in waiting[:2]:
+                future.add_done_callback(heard.append)
+            listener = threading.Thread(target=lambda: told.append(futures.wait(waiting, LONG)))
+            listener.start()
+            hit = interrupted(number, lambda: [future.cancel() for future in waiting])
+            for future in waiting:
+                try:
+                    future.result(LONG)
+                except futures.CancelledError:
+                    pass
+            listener.join()
+            assert not told[0].not_done, number
+            assert eventually(lambda: len(heard) == 2, LONG), number
+            assert busy.result(LONG) == 0.002, number
+            return hit
+
+        everywhere(once)
+        engine = executor._engine
+        assert engine is not None
+        assert eventually(lambda: not engine._outgoing._ahead), engine._outgoing._ahead
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="looks for signals at every opcode")
+def test_a_ctrl_c_in_a_shutdown_that_cancels_leaves_none_unsettled() -> None:
+    def once(number: int) -> bool:
+        executor = cw.Executor(1, mp_context="fork")
+        calls = [executor.submit(tasks.nap, 0.001) for _ in range(3)]
+        row = executor.map(tasks.nap, [0.001] * 400)  # more than there is room for
+        hit = interrupted(number, lambda: executor.shutdown(cancel_futures=True))
+        executor.shutdown()
+        for call in calls:
+            assert call.cancelled() or call.result(LONG) == 0.001, number
+        with contextlib.suppress(futures.CancelledError):
+            assert list(row) == [0.001] * 400, number
+        return hit
+
+    number, through = 1, 0
+    while through < 2 and number < _PLACES_MAX:
+        through = 0 if once(number) else through + 1
+        number += 7

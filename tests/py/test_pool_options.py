@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import os
@@ -221,6 +222,44 @@ def test_a_closed_pool_does_what_imap_was_given() -> None:
     pool.close()
     pool.join()
     assert len(done) == 20 and list(results) == list(range(20))
+
+
+@pytest.mark.parametrize("chunksize", [1, 3])
+def test_a_dropped_imap_with_buffersize_lets_its_pool_go(chunksize: int) -> None:
+    seen: list[int] = []
+    ended: list[bool] = []
+
+    def numbers() -> Iterator[int]:
+        try:
+            yield from counted(seen)
+        finally:
+            ended.append(True)
+
+    pool = cw.Pool(2)
+    engine = pool._engine
+    results = pool.imap(lambda x: x, numbers(), chunksize, buffersize=3)
+    assert [next(results) for _ in range(5)] == list(range(5))
+    del results
+    assert eventually(lambda: bool(ended) and not engine._feeding)
+    read = len(seen)
+    found = pool.map(abs, range(4))
+    assert found == list(range(4)) and len(seen) == read
+    unused = [each for each in engine.functions._by_pickle.values() if not each.pinned]
+    assert [each.users for each in unused] == [0]
+    with pytest.warns(ResourceWarning, match="unclosed running"):
+        del pool
+        gc.collect()
+    engine.join()
+
+
+def test_a_pool_whose_imap_alone_is_dropped_while_its_results_come_ends() -> None:
+    for _ in range(20):
+        pool = cw.Pool(1)
+        results = pool.imap(abs, itertools.count(), buffersize=2)
+        next(results)
+        del results
+        pool.close()
+        pool.join()
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "2"])

@@ -190,6 +190,28 @@ static void a_group_without_workers_keeps_nothing(void **state) {
     take(2, 2);
 }
 
+static void who_has_just_run_out_waits_before_it_steals(void **state) {
+    (void)state;
+    int64_t idle_ns = 0;
+    views[2].idle_ns = &idle_ns;
+    submit_many(0, 1, 7);
+    takes_nothing(2);
+    assert_true(idle_ns > 0); /* since now */
+    idle_ns -= CW_DISPATCH_PATIENCE_NS;
+    int64_t since_ns = idle_ns;
+    take(2, 1);
+    take(2, 2); /* it goes on at once */
+    assert_int_equal(idle_ns, since_ns);
+    submit(1, 10);
+    take(2, 10);
+    assert_int_equal(idle_ns, 0); /* until it has one of its own */
+    takes_nothing(2);
+    take(0, 3);
+    bury(0, 1);
+    bury(1, 0);
+    take(2, 4); /* nobody is left to wait for */
+}
+
 static void a_worker_is_of_the_group_it_was_assigned_to(void **state) {
     (void)state;
     struct cw_dispatch_view other = views[0];
@@ -385,6 +407,7 @@ int main(void) {
         TEST(what_is_beyond_the_bound_is_stolen_oldest_first),
         TEST(a_stolen_task_is_lost_with_the_thief),
         TEST(a_group_without_workers_keeps_nothing),
+        TEST(who_has_just_run_out_waits_before_it_steals),
         TEST(a_worker_is_of_the_group_it_was_assigned_to),
         TEST(within_the_bound_only_the_own_are_woken),
         TEST(beyond_the_bound_one_of_another_group_is_woken),

@@ -370,7 +370,10 @@ static void ready_tasks_are_seen_without_being_taken(void **state) {
 }
 
 static void *answer_and_settle(void *task) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
     cw_worker_answer(workers[0], task, 0, 0);
+    pthread_mutex_unlock(&lock);
     cw_worker_settle(workers[0]);
     return NULL;
 }

@@ -63,6 +63,11 @@ def pinned(size_bytes: int) -> int:
     return at.value
 
 
+def free_pinned(at: int) -> None:
+    """Ends what pinned() made."""
+    call("cuMemFreeHost", ctypes.c_void_p(at))
+
+
 def memory(size_bytes: int) -> int:
     """GPU memory by cuMemAlloc."""
     at = ctypes.c_uint64()

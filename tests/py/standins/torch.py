@@ -1,0 +1,142 @@
+"""A stand-in for PyTorch in programs on the test double: tensors on cuda:0 and on the host that can be passed on."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import numpy as np
+from gpu_standins import DriverMemory, read, write
+
+strided = "strided"
+
+
+class dtype:
+    """`torch.dtype`."""
+
+    def __init__(self, name: str, itemsize: int) -> None:
+        self.name, self.itemsize = name, itemsize
+
+    def __str__(self) -> str:
+        return f"torch.{self.name}"
+
+
+float32, int16, bfloat16 = dtype("float32", 4), dtype("int16", 2), dtype("bfloat16", 2)
+
+
+class Tensor:
+    """`torch.Tensor`: elements in C order unless it is a part."""
+
+    layout = strided
+
+    def __init__(
+        self, owner: Any, address: int, shape: tuple[int, ...], kind: dtype, steps: Any = None
+    ) -> None:
+        self.owner, self.address, self.shape, self.dtype = owner, address, shape, kind
+        self.requires_grad = False
+        self.device = types.SimpleNamespace(
+            type="cuda" if address else "cpu", index=0 if address else None
+        )
+        whole = np.empty(shape, f"V{kind.itemsize}").strides
+        self.steps = steps or tuple(step // kind.itemsize for step in whole)
+
+    def stride(self) -> tuple[int, ...]:
+        """Steps in elements."""
+        return self.steps
+
+    def element_size(self) -> int:
+        """Bytes of one."""
+        return self.dtype.itemsize
+
+    def numel(self) -> int:
+        """How many elements."""
+        return int(np.prod(self.shape))
+
+    def is_conj(self) -> bool:
+        """Never."""
+        return False
+
+    is_neg = is_conj
+
+    def detach(self) -> Tensor:
+        """The same memory."""
+        return Tensor(self.owner, self.address, self.shape, self.dtype, self.steps)
+
+    def requires_grad_(self) -> Tensor:
+        """Says so."""
+        self.requires_grad = True
+        return self
+
+    def view(self, kind: dtype) -> Tensor:
+        """The same bytes."""
+        return Tensor(self.owner, self.address, self.shape, kind, self.steps)
+
+    def contiguous(self) -> Tensor:
+        """A copy in C order."""
+        return tensor(self.cpu(), self.dtype)
+
+    def __getitem__(self, key: slice) -> Tensor:
+        shape = (len(range(self.shape[0])[key]), *self.shape[1:])
+        return Tensor(
+            self.owner,
+            self.address,
+            shape,
+            self.dtype,
+            (self.steps[0] * (key.step or 1), *self.steps[1:]),
+        )
+
+    def cpu(self) -> np.ndarray:
+        """Its values."""
+        if not self.address:
+            return self.owner
+        span = sum((n - 1) * step for n, step in zip(self.shape, self.steps, strict=True)) + 1
+        raw = read(self.address, (span,), _NUMPY[self.dtype.name])
+        return np.lib.stride_tricks.as_strided(
+            raw, self.shape, [s * self.dtype.itemsize for s in self.steps]
+        ).copy()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.dtype is bfloat16:
+            raise TypeError("no type string for bfloat16")
+        strides = tuple(step * self.dtype.itemsize for step in self.steps)
+        typestr = np.dtype(_NUMPY[self.dtype.name]).str
+        return {
+            "version": 2,
+            "shape": self.shape,
+            "typestr": typestr,
+            "data": (self.address, False),
+            "strides": strides,
+        }
+
+
+_NUMPY = {"float32": "f4", "int16": "i2", "bfloat16": "i2"}
+
+
+def tensor(values: Any, kind: dtype = float32, device: str = "cuda") -> Tensor:
+    """A new tensor."""
+    values = np.array(values, _NUMPY[kind.name], order="C")
+    if device == "cpu":
+        return Tensor(values, 0, values.shape, kind)
+    memory = DriverMemory(values.nbytes)
+    write(memory.ptr, values)
+    return Tensor(memory, memory.ptr, values.shape, kind)
+
+
+def from_dlpack(array: Any) -> Tensor:
+    """A tensor on memory of ours."""
+    told = array.__cuda_array_interface__
+    kind = {"<f4": float32, "<i2": int16}[told["typestr"]]
+    strides = told["strides"] or np.empty(told["shape"], told["typestr"]).strides
+    return Tensor(
+        array,
+        told["data"][0],
+        told["shape"],
+        kind,
+        tuple(step // kind.itemsize for step in strides),
+    )
+
+
+cuda = types.SimpleNamespace(
+    current_stream=lambda device: types.SimpleNamespace(cuda_stream=0), is_available=lambda: False
+)

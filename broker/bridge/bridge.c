@@ -176,8 +176,10 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     bridge->next_source = bridge->run >> 16; /* no number of one run is one of the next */
     bridge->now_ns = cw_now_ns();
     int code = cw_connect(options->place, "", CW_CONNECT_NO_START, &bridge->client);
-    if (code == 0)
+    if (code == 0) {
+        bridge->client->host_only = true;
         code = cwb_io_new(options->use_epoll, &bridge->io, &why);
+    }
     if (code == 0 && *why)
         cwb_log("%s", why);
     if (code == 0)

@@ -6,6 +6,7 @@
 #define CW_BRIDGE_PARTS_H
 
 #include "broker/bridge/link.h"
+#include "ipc/name_key.h"
 
 /* ---- link.c ---- */
 /* Makes its TLS state and begins the handshake. 0 or a negative code. */
@@ -117,6 +118,18 @@ void cwb_offered_tick(struct cwb_bridge *bridge);
 void cwb_offered_deinit(struct cwb_peer *peer);
 
 /* ---- local.c: memory and names of this node, by helper threads ---- */
+/*
+ * An array of this node, by key or by what a request says, mapped read-only; or, if it lies on a
+ * GPU, not mapped (*on_gpu): cwb_local_stage() brings its bytes. 0, -ENOENT (without a sentence),
+ * -ESTALE. Any thread.
+ */
+int cwb_local_open(struct cwb_bridge *bridge, const struct cw_name_key *key, struct cw_found *found,
+                   cw_array **out, bool *on_gpu);
+int cwb_local_open_at(struct cwb_bridge *bridge, const struct cw_remote *remote, cw_array **out,
+                      bool *on_gpu);
+/* The bytes of an array on a GPU in an array of host memory, copied by the mover once the last write
+ * is complete. source is closed. Blocks: a helper's. 0 and *out; -EOWNERDEAD, -ENODEV, -EDQUOT. */
+int cwb_local_stage(cw_array *source, uint64_t size_bytes, cw_array **out);
 /* Makes a plain array of so many bytes. on_done(owner, code, array): 0 and the array, the owner's;
  * else cw_detail(). Runs at once where that cannot take long. */
 typedef void cwb_on_array(void *owner, int code, cw_array *array);

@@ -19,7 +19,6 @@ struct putting {
     bool waits;
     uint64_t run; /* of the peer's bridge that has the offer; 0: none has */
     cw_array *array;
-    uint8_t *staged; /* of a GPU array */
     struct cwb_source *source;
     struct cwb_request *asked;
 };
@@ -34,7 +33,6 @@ static void putting_free(struct putting *p) {
         cwb_source_unref(p->source);
     } else {
         cw_array_close(p->array);
-        free(p->staged);
     }
     free(p);
 }
@@ -73,10 +71,6 @@ static void on_reply(struct cwb_request *request, const struct cwb_frame *frame)
     finish(p, frame->head.status);
 }
 
-static uint8_t *bytes_of(struct putting *p) {
-    return p->staged ? p->staged : cw_array_lowest(p->array);
-}
-
 static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     struct putting *p = (struct putting *)waiter;
     struct cwb_job *job = p->job;
@@ -105,11 +99,11 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     if (offered.size_bytes <= CWB_INLINE_MAX) {
         offered.inside = 1;
         if (offered.size_bytes)
-            memcpy(inside, bytes_of(p), offered.size_bytes);
+            memcpy(inside, cw_array_lowest(p->array), offered.size_bytes);
         offered.hash = XXH3_64bits(inside, offered.size_bytes);
         parts[3].iov_len = offered.size_bytes;
     } else if (!p->source) {
-        if (cwb_source_new(job->bridge, job->peer, p->staged ? NULL : p->array, bytes_of(p),
+        if (cwb_source_new(job->bridge, job->peer, p->array, cw_array_lowest(p->array),
                            offered.size_bytes, true, &p->source) != 0) {
             finish(p, -EDQUOT);
             return;
@@ -133,29 +127,19 @@ static void offer(struct putting *p) {
 struct opening {
     struct cwb_work work;
     struct putting *p; /* NULL: cancelled */
-    cw_client *client;
+    struct cwb_bridge *bridge;
     struct cw_remote remote;
     cw_array *array;
-    uint8_t *staged;
 };
 
 static void open_array(struct cwb_work *work) {
     struct opening *o = (struct opening *)work;
-    cw_handle handle = {.instance = o->remote.instance,
-                        .slab = o->remote.slab,
-                        .block = o->remote.block,
-                        .gen = o->remote.gen,
-                        .offset_bytes = o->remote.offset_bytes,
-                        .size_bytes = o->remote.size_bytes};
-    int64_t length = (int64_t)handle.size_bytes;
-    cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &length, .dtype = "|u1"};
-    int code = cw_array_open(o->client, &handle, &layout, CW_READONLY, &o->array);
-    if (code == 0 && cw_array_gpu(o->array) >= 0) {
-        o->staged = malloc(handle.size_bytes + 1);
-        code = o->staged ? cw_array_read(o->array, 0, o->staged, handle.size_bytes)
-                         : cw_fail(-EDQUOT, "no memory to stage a GPU array in");
-        cw_array_close(o->array);
+    bool on_gpu = false;
+    int code = cwb_local_open_at(o->bridge, &o->remote, &o->array, &on_gpu);
+    if (code == 0 && on_gpu) {
+        cw_array *source = o->array;
         o->array = NULL;
+        code = cwb_local_stage(source, o->remote.size_bytes, &o->array);
     }
     cwb_work_set(work, code);
 }
@@ -165,10 +149,8 @@ static void opened(struct cwb_work *work) {
     struct putting *p = o->p;
     if (!p) {
         cw_array_close(o->array);
-        free(o->staged);
     } else {
         p->array = o->array;
-        p->staged = o->staged;
         p->job->on_cancel = cancel;
         p->job->owner = p;
         if (work->code) {
@@ -194,7 +176,7 @@ void cwb_job_put(struct cwb_job *job) {
     p->job = job;
     *o = (struct opening){.work = {.run = open_array, .done = opened},
                           .p = p,
-                          .client = job->bridge->client,
+                          .bridge = job->bridge,
                           .remote = job->remote};
     job->owner = o;
     job->on_cancel = cancel_opening;

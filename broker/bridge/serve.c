@@ -198,27 +198,22 @@ struct staging {
     struct cwb_work work;
     struct cwb_served *served;
     struct cw_found found;
-    cw_array *array;
-    uint8_t *bytes;
+    cw_array *array; /* first the one on the GPU, then the one in host memory */
 };
 
 static void stage(struct cwb_work *work) {
     struct staging *s = (struct staging *)work;
-    uint64_t size_bytes = s->found.entry.size_bytes;
-    s->bytes = malloc(size_bytes + 1);
-    cwb_work_set(work, s->bytes ? cw_array_read(s->array, 0, s->bytes, size_bytes)
-                                : cw_fail(-EDQUOT, "no memory to stage a GPU array in"));
+    cwb_work_set(work, cwb_local_stage(s->array, s->found.entry.size_bytes, &s->array));
 }
 
 static void staged(struct cwb_work *work) {
     struct staging *s = (struct staging *)work;
-    cw_array_close(s->array);
     if (work->code) {
         cw_fail(work->code, "%s", work->detail);
-        free(s->bytes);
         cwb_served_reply(s->served, work->code, NULL, 0);
     } else {
-        answer_opened(s->served, &s->found, NULL, s->bytes, s->found.entry.size_bytes);
+        answer_opened(s->served, &s->found, s->array, cw_array_lowest(s->array),
+                      s->found.entry.size_bytes);
     }
     free(s);
 }
@@ -229,10 +224,11 @@ static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
     struct subject subject;
     struct cw_found found;
     cw_array *array = NULL;
+    bool on_gpu = false;
     subject_of(frame->key, frame->key_bytes, &subject);
     int code = look(bridge, link->peer, &subject, &found);
     if (code == 0)
-        code = cw_name_key_get(bridge->client, &subject.key, CW_READONLY, &found, &array);
+        code = cwb_local_open(bridge, &subject.key, &found, &array, &on_gpu);
     if (code == 0 && !may_read(link->peer, subject.name, &found.entry)) {
         cw_array_close(array); /* it was replaced in between */
         code = -ENOENT;
@@ -245,7 +241,7 @@ static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
     }
     if (frame->open.flags & CWB_WATCH)
         watch(link, &subject, found.entry.id);
-    if (cw_array_gpu(array) < 0) {
+    if (!on_gpu || found.entry.size_bytes == 0) {
         answer_opened(served, &found, array, cw_array_lowest(array), found.entry.size_bytes);
         return;
     }

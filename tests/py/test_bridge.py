@@ -55,15 +55,16 @@ def test_what_is_put_on_one_node_is_got_on_the_other(
     two: tuple[Node, Node], values: np.ndarray
 ) -> None:
     a, b = two
+    name = f"x{values.dtype.str}{values.size}"  # its own: that a name means another is told some time later
     with b.here():
-        cw.put("open/x", values)
+        cw.put(f"open/{name}", values)
     with a.here():
-        found = cw.get("//b/open/x").numpy()
+        found = cw.get(f"//b/open/{name}").numpy()
         assert found.dtype == values.dtype and found.shape == values.shape
         assert (found == values).all()
-        cw.put("//b/in/x", values)
+        cw.put(f"//b/in/{name}", values)
     with b.here():
-        found = cw.get("in/x").numpy()
+        found = cw.get(f"in/{name}").numpy()
         assert found.dtype == values.dtype and found.shape == values.shape
         assert (found == values).all()
         assert found.flags.f_contiguous == np.asarray(values).flags.f_contiguous

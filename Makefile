@@ -61,7 +61,7 @@ help:
 	@echo "make demo             set up, build, run the demonstration (from a fresh clone)"
 	@echo "make install          PREFIX=$(PREFIX) DESTDIR="
 	@echo "make wheel            $(BUILD)/dist/*.whl, checked with auditwheel and in an empty environment"
-	@echo "make lint asan tsan fuzz soak bench test-pythons clean"
+	@echo "make lint asan tsan fuzz soak bench bench-bridge test-pythons clean"
 
 # ---- libraries and programs ------------------------------------------------------------------------
 
@@ -197,14 +197,18 @@ sanitized:
 	$(RUN) --timeout 600 $$built $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
 	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py")
 
-BENCH_MAIN := $(call with_main,$(wildcard tools/bench/*.c))
-BENCH_HELP := $(call obj,$(filter-out $(BENCH_MAIN),$(wildcard tools/bench/*.c)))
+BENCH_SRC  := $(filter-out $(if $(HAVE_BRIDGE),,tools/bench/bench_tls.c),$(wildcard tools/bench/*.c))
+BENCH_MAIN := $(call with_main,$(BENCH_SRC))
+BENCH_HELP := $(call obj,$(filter-out $(BENCH_MAIN),$(BENCH_SRC)))
 WORKERS    ?= 2
 BENCHES    := $(patsubst %.c,$(BUILD)/%,$(BENCH_MAIN))
 bench: $(BUILD)/setup-test.stamp
 	@$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
 	@$(MAKE) --no-print-directory bench-run VENV=$(BUILD)/bench-venv
 bench-programs: $(BENCHES)
+# The bridge between two nodes on this machine, beside OpenSSL and multiprocessing.
+bench-bridge: all $(PACKAGE) $(BUILD)/tools/bench/bench_tls
+	@$(VPY) tools/bench/bench_bridge.py --build $(BUILD)
 bench-run: $(PACKAGE) $(VENV)/deps-bench.stamp $(VENV)/peers.stamp
 	@$(VPY) tools/bench/run.py --build $(BUILD) --workers $(WORKERS)
 # Those that cannot be installed are not measured; the next run tries again.
@@ -266,6 +270,6 @@ clean:
 print-%:
 	@echo '$($*)'
 -include $(wildcard $(foreach d,shm ipc broker broker/mover broker/bridge tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
-.PHONY: all help always test test-c test-py test-gpu bench-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-programs bench-run demo demo-run demo-gpu-deps \
+.PHONY: all help always test test-c test-py test-gpu bench-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-programs bench-run demo demo-run demo-gpu-deps \
         lint install wheel clean fuzzers
 .DEFAULT_GOAL := all

@@ -29,7 +29,8 @@ static int bridge_value(struct reading *reading, const char *name, const char *v
         snprintf(option, sizeof option, "--%s", name);
         return cwd_remote_option(reading->remote, option, value, reading->path);
     }
-    return cw_fail(-EINVAL, "%.300s: [bridge] has no \"%.64s\"; listen, peer and node are what it has",
+    return cw_fail(-EINVAL,
+                   "%.300s: [bridge] has no \"%.64s\"; listen, peer and node are what it has",
                    reading->path, name);
 }
 

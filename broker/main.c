@@ -35,7 +35,8 @@ static void print_help(void) {
         "  --dir FOLDER         socket folder, or the path of a socket, FOLDER/NAME.sock\n"
         "                       (default: $CAUSEWAY_DIR, else $XDG_RUNTIME_DIR/causeway,\n"
         "                       else /tmp/causeway-UID)\n"
-        "  --listen HOST:PORT   let nodes that are known here connect (any number of these; HOST may\n"
+        "  --listen HOST:PORT   let nodes that are known here connect (any number of these; HOST "
+        "may\n"
         "                       be left out: all addresses; see causeway peers --help)\n"
         "  --peer NAME=HOST:PORT  where a known node is reached, over what the file of peers says\n"
         "  --node NAME          this node's name (default: the host's)\n"
@@ -69,16 +70,11 @@ static int parse_seconds(const char *text, int64_t *out_ns) {
 /* Returns 1 when the program is to go on, else its exit code in *exit_code. */
 static int parse_arguments(int argc, char **argv, struct cwd_options *options, int *exit_code) {
     static const struct option names[] = {
-        {"foreground", no_argument, NULL, 'f'},
-        {"idle-exit", required_argument, NULL, 'i'},
-        {"dir", required_argument, NULL, 'd'},
-        {"config", required_argument, NULL, 'c'},
-        {"listen", required_argument, NULL, 'l'},
-        {"peer", required_argument, NULL, 'p'},
-        {"node", required_argument, NULL, 'n'},
-        {"version", no_argument, NULL, 'V'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
+        {"foreground", no_argument, NULL, 'f'},   {"idle-exit", required_argument, NULL, 'i'},
+        {"dir", required_argument, NULL, 'd'},    {"config", required_argument, NULL, 'c'},
+        {"listen", required_argument, NULL, 'l'}, {"peer", required_argument, NULL, 'p'},
+        {"node", required_argument, NULL, 'n'},   {"version", no_argument, NULL, 'V'},
+        {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0},
     };
     bool idle_given = false;
     int found;

@@ -27,7 +27,7 @@ int cwd_key_check(const char *key, size_t key_bytes) {
     if (name_at > key_bytes || strlen(text + name_at) != key_bytes - name_at)
         return cw_fail(-EINVAL, "a key is a namespace, one NUL and a name");
     int code = cw_namespace_check(text);
-    return code ? code : cw_name_check(text + name_at);
+    return code ? code : cw_local_name_check(text + name_at);
 }
 
 static uint64_t realtime_ns(void) {
@@ -110,8 +110,9 @@ int cwd_name_put(struct cwd_broker *b, struct cwd_session *session, const struct
                              .created_ns = realtime_ns(),
                              .owner_pid = (uint32_t)session->pid,
                              .owner_session = session->id,
-                             .flags = (put->flags & CW_PUT_KEEP ? CW_ENTRY_KEEP : 0u) |
-                                      (put->flags & CW_PUT_REMOTE_READ ? CW_ENTRY_REMOTE_READ : 0u)};
+                             .flags =
+                                 (put->flags & CW_PUT_KEEP ? CW_ENTRY_KEEP : 0u) |
+                                 (put->flags & CW_PUT_REMOTE_READ ? CW_ENTRY_REMOTE_READ : 0u)};
     if (is_replica(key, put->key_bytes))
         entry.flags |= CW_ENTRY_REPLICA;
     code = check_range(slab, put);

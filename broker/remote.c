@@ -24,7 +24,7 @@
 #define PROGRAM      "causeway-bridge"
 #define BRIDGE_TRIES 8u /* deaths of bridges in one job */
 #define STARTS_MOST  3u
-#define PAUSE_NS     500000000   /* doubled with each start in a row that came to nothing */
+#define PAUSE_NS     500000000ll /* doubled with each start in a row that came to nothing */
 #define PAUSE_MAX_NS 30000000000
 
 extern char **environ;
@@ -120,18 +120,20 @@ static void fail_waiting(struct cwd_broker *b) {
 static int start(struct cwd_broker *b) {
     struct cwd_remote *remote = &b->remote;
     char path[PATH_MAX], parent[16];
-    char *argv[8 + 2 * CWD_REMOTE_OPTIONS_MAX] = {
-        (char[]){PROGRAM}, (char[]){"run"}, (char[]){"--socket"}, b->address.socket_path,
-        (char[]){"--parent"}, parent};
+    char *argv[8 + 2 * CWD_REMOTE_OPTIONS_MAX] = {(char[]){PROGRAM},    (char[]){"run"},
+                                                  (char[]){"--socket"}, b->address.socket_path,
+                                                  (char[]){"--parent"}, parent};
     if (remote->starts >= STARTS_MOST && remote->jobs)
-        return cw_fail(-EREMOTEIO, "%s ended %u times before it was ready: the broker's log says why",
-                       PROGRAM, remote->starts);
-    if (cwd_spawn_find(PROGRAM, "CAUSEWAY_BRIDGE", path) != 0)
         return cw_fail(-EREMOTEIO,
-                       "other nodes are reached by the program " PROGRAM ", and %.300s cannot be "
-                       "run: %m; it is built where the headers of liburing and OpenSSL are, or name "
-                       "it in CAUSEWAY_BRIDGE where the broker is started",
-                       path);
+                       "%s ended %u times before it was ready: the broker's log says why", PROGRAM,
+                       remote->starts);
+    if (cwd_spawn_find(PROGRAM, "CAUSEWAY_BRIDGE", path) != 0)
+        return cw_fail(
+            -EREMOTEIO,
+            "other nodes are reached by the program " PROGRAM ", and %.300s cannot be "
+            "run: %m; it is built where the headers of liburing and OpenSSL are, or name "
+            "it in CAUSEWAY_BRIDGE where the broker is started",
+            path);
     snprintf(parent, sizeof parent, "%d", (int)getpid());
     for (uint32_t i = 0; i < remote->options.count; i++)
         argv[6 + i] = remote->options.words[i];
@@ -168,9 +170,8 @@ static void hand_out(struct cwd_broker *b) {
     }
     if (!job)
         return;
-    struct cw_remote_job head = {.job = job->number,
-                                 .session = job->client ? job->client->id : 0,
-                                 .cancelled = job->given};
+    struct cw_remote_job head = {
+        .job = job->number, .session = job->client ? job->client->id : 0, .cancelled = job->given};
     uint32_t body_bytes = job->given ? 0 : job->body_bytes;
     if (!cw_ring_has_room(&remote->session->replies,
                           (uint32_t)(sizeof(struct cw_message) + sizeof head) + body_bytes)) {
@@ -199,8 +200,7 @@ int64_t cwd_remote_serve(struct cwd_broker *b) {
             return remote->start_after_ns;
         int code = start(b);
         int64_t pause_ns = PAUSE_NS << (remote->starts < 8 ? remote->starts : 8);
-        remote->start_after_ns =
-            b->now_ns + (pause_ns < PAUSE_MAX_NS ? pause_ns : PAUSE_MAX_NS);
+        remote->start_after_ns = b->now_ns + (pause_ns < PAUSE_MAX_NS ? pause_ns : PAUSE_MAX_NS);
         if (code) {
             cwd_log("%s", cw_detail());
             fail_waiting(b);
@@ -351,8 +351,7 @@ static void settle(struct cwd_broker *b) {
         if (job->client && ++job->tries < BRIDGE_TRIES)
             continue;
         snprintf(sentence, sizeof sentence,
-                 PROGRAM " died %u times with this request: the broker's log says how",
-                 job->tries);
+                 PROGRAM " died %u times with this request: the broker's log says how", job->tries);
         answer(b, job, -EREMOTEIO, sentence, (uint32_t)strlen(sentence));
     }
     (void)cwd_remote_serve(b);
@@ -366,8 +365,7 @@ void cwd_remote_on_exit(struct cwd_broker *b) {
     if (WIFSIGNALED(status))
         cwd_log(PROGRAM " (pid %d) was killed by signal %d", (int)remote->pid, WTERMSIG(status));
     else
-        cwd_log(PROGRAM " (pid %d) ended with exit code %d", (int)remote->pid,
-                WEXITSTATUS(status));
+        cwd_log(PROGRAM " (pid %d) ended with exit code %d", (int)remote->pid, WEXITSTATUS(status));
     cwd_loop_remove(b, remote->pidfd);
     close(remote->pidfd);
     b->fds--;

@@ -12,8 +12,8 @@
  * reached by configuration, else when the first job comes; when it died it is started again, at
  * once for jobs, else after a pause that grows. It keeps no state that cannot be fetched again: its
  * names (replicas of remote arrays) go when its session ends, since nobody would keep them fresh;
- * jobs that it had are given to the next one. A put that is given twice has the same token, by which
- * the other node knows it again.
+ * jobs that it had are given to the next one. A put that is given twice has the same token, by
+ * which the other node knows it again.
  *
  * The bridge also asks to be told when any name changed (CHANGES): peers wait for names, and hold
  * replicas of what they mean.
@@ -42,10 +42,10 @@ struct cwd_remote {
     struct cwd_remote_options options;
     pid_t pid; /* 0: none runs */
     int pidfd;
-    struct cwd_session *session; /* NULL: none, or it has not asked for work yet */
-    unsigned starts;             /* in a row without one that asked for work */
-    int64_t start_after_ns;      /* not before, unless there are jobs */
-    uint64_t next_request;       /* its NEXT that waits; 0: none */
+    struct cwd_session *session;            /* NULL: none, or it has not asked for work yet */
+    unsigned starts;                        /* in a row without one that asked for work */
+    int64_t start_after_ns;                 /* not before, unless there are jobs */
+    uint64_t next_request;                  /* its NEXT that waits; 0: none */
     uint64_t changes_request, changes_seen; /* its CHANGES that waits; 0: none */
     struct cwd_remote_job *jobs;            /* waiting and given, in the order in which they came */
     uint64_t next_job;

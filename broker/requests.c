@@ -68,7 +68,8 @@ static int serve_put(struct cwd_broker *b, struct cwd_session *s, struct request
     const struct cw_put *put = &r->body.put;
     (void)result;
     if (r->body_bytes != sizeof *put + put->key_bytes + put->meta_bytes ||
-        put->meta_bytes > CW_META_MAX || (put->flags & ~(uint32_t)(CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_REMOTE_READ)))
+        put->meta_bytes > CW_META_MAX ||
+        (put->flags & ~(uint32_t)(CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_REMOTE_READ)))
         return -EBADMSG;
     const char *key = (const char *)r->body.bytes + sizeof *put;
     return cwd_name_put(b, s, put, key, key + put->key_bytes);

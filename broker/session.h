@@ -54,10 +54,10 @@ struct cwd_session {
     /* charged to it */
     uint32_t slabs, transits, waits, jobs, remotes, lifelines, early_ends, fence_pages;
     uint64_t bytes, gpu_bytes, requests_done;
-    uint64_t routes_seen[CW_ROUTES]; /* of its figures, what the counters have */
-    uint64_t last_transit;           /* the highest counter of its BEGINs */
-    struct cwd_wait *ready;          /* answers to waits that had no room yet */
-    struct cwd_job *answers;         /* to jobs, the same */
+    uint64_t routes_seen[CW_ROUTES];       /* of its figures, what the counters have */
+    uint64_t last_transit;                 /* the highest counter of its BEGINs */
+    struct cwd_wait *ready;                /* answers to waits that had no room yet */
+    struct cwd_job *answers;               /* to jobs, the same */
     struct cwd_remote_job *remote_answers; /* to what it wants of other nodes, the same */
 
     uint32_t row; /* of the monitor page */

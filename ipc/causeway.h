@@ -156,10 +156,12 @@ int cw_remove(cw_client *client, const char *name);
 /* All names of the client's namespace that begin with prefix ("" for all), each terminated, one
  * behind the other; *count of them. The caller owns *names: cw_free(). */
 int cw_names(cw_client *client, const char *prefix, char **names, uint64_t *count);
-/* Is this a name? 0 or -EINVAL with the rule that it breaks. Grammar: 1 to 200 bytes of UTF-8;
- * parts divided by
- * '/', none of them empty, "." or ".."; no control characters (so no NUL), no leading or trailing
- * '/'. */
+/*
+ * Is this a name? 0 or -EINVAL with the rule that it breaks. Grammar: 1 to 200 bytes of UTF-8;
+ * parts divided by '/', none of them empty, "." or ".."; no control characters (so no NUL), no
+ * leading or trailing '/'. Or "//NODE/NAME": NODE 1 to 63 of A-Z a-z 0-9 _ . -, at most 223 bytes
+ * in all.
+ */
 int cw_name_check(const char *name);
 void cw_free(void *memory);
 

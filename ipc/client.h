@@ -344,8 +344,9 @@ int cw_heap_adopt(cw_client *client, struct cw_heap *heap, uint64_t size_bytes);
 int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen,
                   uint64_t begin_bytes, uint64_t offset_bytes, uint64_t size_bytes,
                   const struct cw_shape *shape, bool readonly, cw_array **out);
-#define CW_DISTANT (1u << 31) /* its memory is not mapped: only its lease, layout and order count  \
-                               */
+#define CW_DISTANT                                                                                 \
+    (1u << 31) /* its memory is not mapped: only its lease, layout and order count                 \
+                */
 /* Holds a block, maps its slab and makes an array on it; checks that the range lies in the block.
  * flags: CW_READONLY, CW_PRIVATE or CW_DISTANT. */
 int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_t gen,

@@ -26,7 +26,7 @@ static int make_key(cw_client *client, const char *name, struct cw_name_key *key
         return cw_fail(-EINVAL, "a client is needed, NULL was given");
     int code = cw_client_usable(client);
     if (code == 0)
-        code = cw_remote_name(name) ? cw_remote_check(name) : cw_name_check(name);
+        code = cw_name_check(name);
     if (code)
         return code;
     size_t space = strlen(client->name_space) + 1, length = strlen(name);
@@ -59,9 +59,9 @@ static int attach(cw_client *client, const struct cw_name_key *key, uint32_t fla
         code =
             cw_meta_decode(found->meta, found->entry.meta_bytes, found->entry.size_bytes, &shape);
     if (code == 0)
-        code = cw_array_attach(client, found->entry.slab, found->entry.block, found->entry.gen,
-                               found->entry.offset_bytes, found->entry.size_bytes, &shape, flags,
-                               out);
+        code =
+            cw_array_attach(client, found->entry.slab, found->entry.block, found->entry.gen,
+                            found->entry.offset_bytes, found->entry.size_bytes, &shape, flags, out);
     return code;
 }
 
@@ -110,7 +110,7 @@ int cw_get_distant(cw_client *client, const char *name, cw_array **out) {
 
 /* The layout to be put, and where its lowest byte lies within the array. */
 int cw_put_view(const cw_array *array, const cw_layout *layout, uint64_t offset_bytes,
-                    struct cw_shape *shape, uint64_t *low_bytes) {
+                struct cw_shape *shape, uint64_t *low_bytes) {
     cw_layout own;
     if (!layout) {
         if (offset_bytes)
@@ -174,8 +174,9 @@ static int put(cw_array *array, const char *name, uint32_t flags, const cw_layou
                uint64_t offset_bytes) {
     struct cw_name_key key;
     if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP | CW_REMOTE_READ))
-        return cw_fail(-EINVAL, "flags 0x%x: cw_array_put knows CW_REPLACE, CW_KEEP and "
-                                "CW_REMOTE_READ",
+        return cw_fail(-EINVAL,
+                       "flags 0x%x: cw_array_put knows CW_REPLACE, CW_KEEP and "
+                       "CW_REMOTE_READ",
                        flags);
     int code = cw_array_usable(array);
     if (code == 0 && array->own_pages.base)
@@ -201,8 +202,8 @@ int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_lay
 }
 
 /* A request that names a key alone. */
-static int key_call(cw_client *client, uint16_t op, const struct cw_name_key *key, enum cw_call_mode mode,
-                    int64_t timeout_ns) {
+static int key_call(cw_client *client, uint16_t op, const struct cw_name_key *key,
+                    enum cw_call_mode mode, int64_t timeout_ns) {
     struct cw_key body = {.key_bytes = key->length};
     struct iovec parts[] = {{&body, sizeof body}, {(void *)(uintptr_t)key->text, key->length}};
     return cw_lane_call(client, op, parts, 2, NULL, NULL, mode, timeout_ns);
@@ -370,8 +371,9 @@ int cw_name_stat(cw_client *client, const char *name, cw_name_info *out) {
         return cw_fail(-EINVAL, "a place for the answer is needed, NULL was given");
     int code = make_key(client, name, &key);
     if (code == 0 && cw_remote_name(name))
-        return cw_fail(-EINVAL, "\"%s\" is a name of another node, whose broker alone knows all "
-                                "about it: ask there, or get the array",
+        return cw_fail(-EINVAL,
+                       "\"%s\" is a name of another node, whose broker alone knows all "
+                       "about it: ask there, or get the array",
                        name);
     for (unsigned tries = 0; code == 0 && tries < GET_TRIES; tries++) {
         pthread_mutex_lock(&client->lock);

@@ -16,20 +16,25 @@
 
 #define GET_TRIES 100u /* replicas that were let go between being fetched and being opened */
 
-int cw_remote_check(const char *name) {
+static int check_remote(const char *name) {
     size_t node = strcspn(name + 2, "/");
     if (strspn(name + 2, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-") !=
             node ||
         node == 0 || node > 63 || !name[2 + node])
-        return cw_fail(-EINVAL,
-                       "the name \"%.300s\": a name of another node is //NODE/NAME, NODE being 1 to "
-                       "63 of the characters A-Z a-z 0-9 _ . -",
-                       name);
+        return cw_fail(
+            -EINVAL,
+            "the name \"%.300s\": a name of another node is //NODE/NAME, NODE being 1 to "
+            "63 of the characters A-Z a-z 0-9 _ . -",
+            name);
     if (strlen(name) > CW_KEY_MAX - CW_NAMESPACE_MAX - 1)
         return cw_fail(-EINVAL,
                        "a name of another node of %zu bytes: with //NODE/ it has at most %u",
                        strlen(name), CW_KEY_MAX - CW_NAMESPACE_MAX - 1);
-    return cw_name_check(name + 2 + node + 1);
+    return cw_local_name_check(name + 2 + node + 1);
+}
+
+int cw_name_check(const char *name) {
+    return cw_remote_name(name) ? check_remote(name) : cw_local_name_check(name);
 }
 
 static int call(cw_client *client, struct cw_remote *remote, const struct cw_name_key *key,

@@ -13,8 +13,6 @@
 static inline bool cw_remote_name(const char *name) {
     return name && name[0] == '/' && name[1] == '/';
 }
-/* 0, or -EINVAL with the rule. */
-int cw_remote_check(const char *name);
 /* Blocks until the replica is there. Flags as cw_get(). */
 int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t flags, cw_array **out);
 /* Blocks until the array stands under its name at the other node. */

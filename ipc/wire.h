@@ -85,7 +85,7 @@ enum cw_op {
     CW_OP_MOVER_DONE, /* no reply: a job has ended, well or with a sentence */
     CW_OP_LINK,       /* reply: what is known of the way between two GPUs, or -ENOENT */
     CW_OP_LINK_KEEP,  /* no reply: what somebody measured */
-    CW_OP_REMOTE,      /* a job for causeway-bridge. Replies when it is done; CANCEL ends it */
+    CW_OP_REMOTE,     /* a job for causeway-bridge. Replies when it is done; CANCEL ends it */
     CW_OP_REMOTE_NEXT, /* of the broker's own bridge alone: replies with a job when there is one */
     CW_OP_REMOTE_DONE, /* no reply: a job has ended, well or with a sentence */
     CW_OP_CHANGES,     /* of the bridge alone: replies when the count of changes is another */

@@ -32,6 +32,8 @@ static const struct cli_command commands[] = {
     {"get", "NAME FILE.npy", "Write an array into a file (FILE - writes stdout).",
      "C and Fortran order are kept; strided views are written in C order.\n",
      CLI_JSON | CLI_NAMESPACE, 2, 2, cmd_get},
+    {"cp", "NAME NAME", "Copy an array to another name; //NODE/NAME are other nodes'.", NULL,
+     CLI_NAMESPACE | CLI_KEEP | CLI_NO_REPLACE, 2, 2, cmd_cp},
     {"rm", "NAME...", "Remove names. Who holds an array keeps it.", NULL, CLI_NAMESPACE, 1, -1,
      cmd_rm},
     {"wait", "NAME", "Wait until a name is there.", "Waits also for a broker to be started.\n",

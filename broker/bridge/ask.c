@@ -105,8 +105,9 @@ static void on_reply(struct cwb_request *request, const struct cwb_frame *frame)
     a->asked = NULL;
     if (!frame) {
         if (a->job->remote.verb == CW_REMOTE_REMOVE) {
-            cw_fail(-EREMOTEIO, "whether the name was removed is not known: the connection to %s "
-                                "ended before it answered",
+            cw_fail(-EREMOTEIO,
+                    "whether the name was removed is not known: the connection to %s "
+                    "ended before it answered",
                     a->job->peer->config.name);
             finish(a, -EREMOTEIO);
         } else {
@@ -192,8 +193,8 @@ void cwb_job_peers(struct cwb_job *job) {
                 "%s\n  state %s\n  address %s\n  version %u\n  rtt_us %lld\n  bytes_in %llu\n"
                 "  bytes_out %llu\n  streams %u\n  engine %s\n  error %s\n",
                 peer->config.name,
-                link                  ? "connected"
-                : peer->dialing       ? "connecting"
+                link                    ? "connected"
+                : peer->dialing         ? "connecting"
                 : *peer->config.address ? "unreachable"
                                         : "away",
                 *peer->config.address ? peer->config.address : "-", CWB_VERSION,

@@ -87,8 +87,8 @@ static int listen_at(struct cwb_bridge *bridge, const struct addrinfo *at, const
         close(fd);
         return code;
     }
-    *listener = (struct cwb_listener){.watch = {.fd = fd, .on_ready = on_listener},
-                                      .bridge = bridge};
+    *listener =
+        (struct cwb_listener){.watch = {.fd = fd, .on_ready = on_listener}, .bridge = bridge};
     int code = cwb_io_watch(bridge->io, &listener->watch);
     if (code)
         close(fd);

@@ -1,5 +1,6 @@
 /*
- * The bridge: one struct that owns all, built in order (bridge.c). Nothing unwinds it: its end is the process's.
+ * The bridge: one struct that owns all, built in order (bridge.c). Nothing unwinds it: its end is
+ * the process's.
  *
  * causeway-bridge is a client of the broker with a role, started by it, and keeps nothing that
  * cannot be fetched again: killed at any moment it is started anew, and the broker gives it the
@@ -26,16 +27,16 @@
 #include "broker/bridge/work.h"
 #include "ipc/causeway.h"
 
-#define CWB_UNKNOWN_MAX      256u       /* connections at once that have not shown who they are */
-#define CWB_UNKNOWN_BYTES    4096u      /* what such a one may have sent in all */
-#define CWB_UNKNOWN_NS       2000000000 /* and how long it may take */
-#define CWB_DIAL_NS          5000000000 /* to connect, TLS and HELLO included */
-#define CWB_PING_NS          1000000000
-#define CWB_SILENCE_NS       5000000000  /* nothing heard for so long: the peer is gone */
-#define CWB_RESUME_NS        10000000000 /* how long a transfer waits for a new link */
-#define CWB_REDIAL_FIRST_NS  100000000   /* pause after a try that failed, doubled each time */
-#define CWB_REDIAL_MOST_NS   5000000000
-#define CWB_LISTEN_MAX       8u
+#define CWB_UNKNOWN_MAX     256u       /* connections at once that have not shown who they are */
+#define CWB_UNKNOWN_BYTES   4096u      /* what such a one may have sent in all */
+#define CWB_UNKNOWN_NS      2000000000 /* and how long it may take */
+#define CWB_DIAL_NS         5000000000 /* to connect, TLS and HELLO included */
+#define CWB_PING_NS         1000000000
+#define CWB_SILENCE_NS      5000000000  /* nothing heard for so long: the peer is gone */
+#define CWB_RESUME_NS       10000000000 /* how long a transfer waits for a new link */
+#define CWB_REDIAL_FIRST_NS 100000000ll   /* pause after a try that failed, doubled each time */
+#define CWB_REDIAL_MOST_NS  5000000000
+#define CWB_LISTEN_MAX      8u
 
 struct cwb_job;
 struct cwb_jobs;
@@ -77,13 +78,13 @@ struct cwb_bridge {
     uint32_t peer_count;
     struct timespec peers_changed; /* the file, as it was last read */
     int64_t peers_looked_ns;
-    struct cwb_link *links;         /* all that are not freed */
-    struct cwb_link *dirty;         /* have something to send */
-    uint32_t unknown;               /* links that have not shown who they are */
-    struct cwb_jobs *jobs;          /* job.c */
-    struct cwb_replica *replicas;   /* replica.c, by key */
-    struct cwb_watched *watched;    /* serve.c: what peers want to be told of */
-    struct cwb_served *waits;       /* serve.c: names that peers wait for */
+    struct cwb_link *links;       /* all that are not freed */
+    struct cwb_link *dirty;       /* have something to send */
+    uint32_t unknown;             /* links that have not shown who they are */
+    struct cwb_jobs *jobs;        /* job.c */
+    struct cwb_replica *replicas; /* replica.c, by key */
+    struct cwb_watched *watched;  /* serve.c: what peers want to be told of */
+    struct cwb_served *waits;     /* serve.c: names that peers wait for */
     uint64_t next_source;
 };
 

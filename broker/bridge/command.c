@@ -34,8 +34,10 @@ static int print_own_key(const char *folder) {
 
 int cwb_command_keygen(int argc, char **argv) {
     static const struct option names[] = {
-        {"node", required_argument, NULL, 'n'}, {"show", no_argument, NULL, 's'},
-        {"help", no_argument, NULL, 'h'},       {NULL, 0, NULL, 0},
+        {"node", required_argument, NULL, 'n'},
+        {"show", no_argument, NULL, 's'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
     };
     char folder[PATH_MAX], host[256] = "node";
     const char *node = NULL;
@@ -84,15 +86,16 @@ int cwb_command_keygen(int argc, char **argv) {
 /* ---- peers ---- */
 
 static void peers_help(void) {
-    puts("Usage: causeway peers list\n"
-         "       causeway peers add NAME [HOST:PORT] --key FINGERPRINT\n"
-         "                          [--read PATTERN]... [--write PATTERN]...\n"
-         "       causeway peers remove NAME\n"
-         "The nodes that this one knows, kept in the file `peers` in $CAUSEWAY_NODE_DIR, else\n"
-         "~/.config/causeway; a running broker's bridge reads it again by itself. Without an\n"
-         "address a peer must connect to this node. Nothing may be read or written by a peer that\n"
-         "no pattern allows (one of the shell's, * matches a / too), but arrays that were put with\n"
-         "remote=\"read\". `add` replaces what was known under the name.");
+    puts(
+        "Usage: causeway peers list\n"
+        "       causeway peers add NAME [HOST:PORT] --key FINGERPRINT\n"
+        "                          [--read PATTERN]... [--write PATTERN]...\n"
+        "       causeway peers remove NAME\n"
+        "The nodes that this one knows, kept in the file `peers` in $CAUSEWAY_NODE_DIR, else\n"
+        "~/.config/causeway; a running broker's bridge reads it again by itself. Without an\n"
+        "address a peer must connect to this node. Nothing may be read or written by a peer that\n"
+        "no pattern allows (one of the shell's, * matches a / too), but arrays that were put with\n"
+        "remote=\"read\". `add` replaces what was known under the name.");
 }
 
 static int list_live(cw_client *client) {
@@ -149,18 +152,19 @@ static int parse_peer(int argc, char **argv, struct cwb_peer_config *config) {
             return complain(EXIT_WRONG);
     }
     if (argc - optind < 1 || argc - optind > 2 || !cwb_node_valid(argv[optind])) {
-        fprintf(stderr, "causeway: peers add takes NAME and perhaps HOST:PORT; a name is 1 to %u of "
-                        "A-Z a-z 0-9 _ . - (see causeway peers --help)\n",
+        fprintf(stderr,
+                "causeway: peers add takes NAME and perhaps HOST:PORT; a name is 1 to %u of "
+                "A-Z a-z 0-9 _ . - (see causeway peers --help)\n",
                 CWB_NODE_MAX);
         return EXIT_WRONG;
     }
     strcpy(config->name, argv[optind]);
-    if (argc - optind == 2 &&
-        cwb_config_set(config, "address", argv[optind + 1], "peers add") != 0)
+    if (argc - optind == 2 && cwb_config_set(config, "address", argv[optind + 1], "peers add") != 0)
         return complain(EXIT_WRONG);
     if (!config->pinned) {
-        fprintf(stderr, "causeway: the key of %s is missing: --key FINGERPRINT, as `causeway "
-                        "keygen` printed it there\n",
+        fprintf(stderr,
+                "causeway: the key of %s is missing: --key FINGERPRINT, as `causeway "
+                "keygen` printed it there\n",
                 config->name);
         return EXIT_WRONG;
     }

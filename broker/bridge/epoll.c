@@ -30,7 +30,8 @@ static void ep_free(struct cwb_io *io) {
 }
 
 static int ep_watch(struct cwb_io *io, struct cwb_watch *watch) {
-    struct epoll_event event = {.events = EPOLLIN, .data.u64 = (uint64_t)(uintptr_t)watch | IS_WATCH};
+    struct epoll_event event = {.events = EPOLLIN,
+                                .data.u64 = (uint64_t)(uintptr_t)watch | IS_WATCH};
     if (epoll_ctl(((struct epoll_io *)io)->fd, EPOLL_CTL_ADD, watch->fd, &event) < 0)
         return cw_fail(-EDQUOT, "watching a descriptor failed: %m");
     return 0;
@@ -79,8 +80,8 @@ static void ep_close(struct cwb_io *io, struct cwb_socket *socket) {
 
 static void send_some(struct cwb_io *io, struct cwb_socket *socket) {
     bool watched = socket->pending & CWB_SENDS;
-    ssize_t count = send(socket->fd, socket->send_bytes, socket->send_left,
-                         MSG_DONTWAIT | MSG_NOSIGNAL);
+    ssize_t count =
+        send(socket->fd, socket->send_bytes, socket->send_left, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (count < 0 && errno != EAGAIN && errno != EINTR) {
         socket->send_left = 0;
         socket->calls->on_error(socket, -errno);

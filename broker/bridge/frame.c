@@ -11,7 +11,8 @@
 #include "shm/error.h"
 
 bool cwb_node_valid(const char *node) {
-    size_t length = strspn(node, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-");
+    size_t length =
+        strspn(node, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-");
     return length > 0 && length <= CWB_NODE_MAX && !node[length] && *node != '.' && *node != '-';
 }
 
@@ -39,15 +40,15 @@ int cwb_head_check(const struct cw_message *head, bool greeted, uint32_t read_ma
         return cw_fail(-EPROTO, "a frame with op %u, which version %u does not have", head->op,
                        CWB_VERSION);
     if (greeted == (op == CWB_HELLO))
-        return cw_fail(-EPROTO, greeted ? "a second HELLO"
-                                        : "a frame with op %u before the HELLO",
+        return cw_fail(-EPROTO, greeted ? "a second HELLO" : "a frame with op %u before the HELLO",
                        head->op);
     uint32_t least = reply ? forms[op].reply : forms[op].request;
     bool exact = forms[op].exact >> reply & 1;
     if (least == 0xffff)
         return cw_fail(-EPROTO, "a reply with op %u, to which there is none", op);
     if (head->flags || head->reserved || (!reply && head->status) || head->status > 0)
-        return cw_fail(-EPROTO, "a frame with op %u whose head has flags or a status that cannot be",
+        return cw_fail(-EPROTO,
+                       "a frame with op %u whose head has flags or a status that cannot be",
                        head->op);
     if (reply && head->status < 0) {
         least = 0;
@@ -91,7 +92,7 @@ static int take_key(const uint8_t **at, uint32_t *left, uint32_t key_bytes, bool
     if (name_at > key_bytes || strlen(text + name_at) != key_bytes - name_at ||
         cw_namespace_check(text) != 0)
         return form("key");
-    if (!prefix && cw_name_check(text + name_at) != 0)
+    if (!prefix && cw_local_name_check(text + name_at) != 0)
         return form("name");
     out->key = key;
     out->key_bytes = key_bytes;
@@ -181,9 +182,9 @@ static int parse_reply(uint32_t op, const uint8_t *at, uint32_t left, struct cwb
                               out->opened.inside, out->opened.source, op == CWB_NAMES, out);
         return code == 0 && left ? form("length") : code;
     }
-    if (op == CWB_READ && (out->read.length_bytes == 0 || out->read.reserved ||
-                           out->head.size_bytes !=
-                               CWB_HEAD_BYTES + sizeof out->read + out->read.length_bytes))
+    if (op == CWB_READ &&
+        (out->read.length_bytes == 0 || out->read.reserved ||
+         out->head.size_bytes != CWB_HEAD_BYTES + sizeof out->read + out->read.length_bytes))
         return form("range");
     return 0;
 }

@@ -26,19 +26,19 @@
 #include "ipc/wire.h"
 #include "shm/directory.h"
 
-#define CWB_MAGIC        0x6567646972627763ull /* "cwbridge" */
-#define CWB_VERSION      1u
-#define CWB_NODE_MAX     63u           /* bytes of a node's name */
-#define CWB_INLINE_MAX   (16u << 10)   /* arrays up to here go inside OPEN's reply and OFFER */
-#define CWB_FRAME_MAX    (32u << 10)   /* of any frame but a READ's reply */
-#define CWB_READ_MAX     (256u << 10)  /* bytes that one READ asks for; agreed by HELLO */
-#define CWB_READ_MIN     (16u << 10)   /* the least that a HELLO may offer */
-#define CWB_REQUESTS_MAX 1024u         /* requests under way in one direction; agreed by HELLO */
-#define CWB_REQUESTS_MIN 16u
-#define CWB_REQUESTS_SPARE 16u  /* beyond those: PING, CANCEL, CHANGED */
-#define CWB_WAITS_MAX    65536u /* WAITs beside them */
-#define CWB_ARRAY_MAX    (1ull << 48)  /* bytes of an array */
-#define CWB_TOKEN_BYTES  16u
+#define CWB_MAGIC          0x6567646972627763ull /* "cwbridge" */
+#define CWB_VERSION        1u
+#define CWB_NODE_MAX       63u          /* bytes of a node's name */
+#define CWB_INLINE_MAX     (16u << 10)  /* arrays up to here go inside OPEN's reply and OFFER */
+#define CWB_FRAME_MAX      (32u << 10)  /* of any frame but a READ's reply */
+#define CWB_READ_MAX       (256u << 10) /* bytes that one READ asks for; agreed by HELLO */
+#define CWB_READ_MIN       (16u << 10)  /* the least that a HELLO may offer */
+#define CWB_REQUESTS_MAX   1024u        /* requests under way in one direction; agreed by HELLO */
+#define CWB_REQUESTS_MIN   16u
+#define CWB_REQUESTS_SPARE 16u          /* beyond those: PING, CANCEL, CHANGED */
+#define CWB_WAITS_MAX      65536u       /* WAITs beside them */
+#define CWB_ARRAY_MAX      (1ull << 48) /* bytes of an array */
+#define CWB_TOKEN_BYTES    16u
 
 enum cwb_op {
     CWB_HELLO = 1, /* the first frame of each side, no reply */
@@ -72,7 +72,7 @@ struct cwb_key { /* OPEN, WAIT, NAMES, REMOVE; then key_bytes of key */
     uint32_t key_bytes;
     uint32_t flags; /* enum cwb_open_flags; 0 but in OPEN */
 };
-struct cwb_opened { /* then meta_bytes of meta, then size_bytes of data if inside */
+struct cwb_opened {      /* then meta_bytes of meta, then size_bytes of data if inside */
     uint64_t source;     /* to READ and CLOSE; 0 if inside */
     uint64_t size_bytes; /* of the array */
     uint64_t instance;   /* of the owner's broker, and which put of it this is: two opened arrays */
@@ -107,7 +107,7 @@ struct cwb_offer { /* then key_bytes of key, meta_bytes of meta, size_bytes of d
 struct cwb_cancel {
     uint64_t id;
 };
-struct cwb_changed { /* then key_bytes of key */
+struct cwb_changed {          /* then key_bytes of key */
     uint64_t instance, entry; /* what was opened */
     uint32_t key_bytes;
     uint32_t reserved; /* 0 */
@@ -137,7 +137,7 @@ struct cwb_frame { /* a parsed frame; the pointers lead into the bytes that were
     uint32_t key_bytes;
     const uint8_t *meta;
     uint32_t meta_bytes;
-    const uint8_t *data; /* size_bytes, if inside */
+    const uint8_t *data;  /* size_bytes, if inside */
     const char *sentence; /* of a status below 0; not terminated */
     uint32_t sentence_bytes;
 };

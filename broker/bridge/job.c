@@ -138,8 +138,8 @@ static int take_apart(struct cwb_job *job, const struct arrived *arrived) {
     /* namespace, NUL, "//node/name" */
     const char *key = job->key.text, *end = key + job->key.length;
     const char *node = memchr(key, 0, job->key.length);
-    const char *slash = node && end - node > 3 ? memchr(node + 3, '/', (size_t)(end - node - 3))
-                                               : NULL;
+    const char *slash =
+        node && end - node > 3 ? memchr(node + 3, '/', (size_t)(end - node - 3)) : NULL;
     if (!slash || memcmp(node + 1, "//", 2) != 0)
         return cw_fail(-EINVAL, "a name of another node is //NODE/NAME");
     size_t space = (size_t)(node + 1 - key), name = (size_t)(end - slash - 1);

@@ -25,8 +25,7 @@ static X509 *make_certificate(EVP_PKEY *key, const char *node) {
     X509_NAME *name = X509_NAME_new();
     CW_ASSERT(certificate && serial && name);
     bool ok = X509_set_version(certificate, X509_VERSION_3) == 1 &&
-              ASN1_INTEGER_set(serial, 1) == 1 &&
-              X509_set_serialNumber(certificate, serial) == 1 &&
+              ASN1_INTEGER_set(serial, 1) == 1 && X509_set_serialNumber(certificate, serial) == 1 &&
               /* A day for clocks that are late. */
               X509_time_adj_ex(X509_getm_notBefore(certificate), -1, 0, NULL) &&
               X509_time_adj_ex(X509_getm_notAfter(certificate), VALID_DAYS, 0, NULL) &&

@@ -33,8 +33,7 @@ static void on_closed(struct cwb_socket *socket) {
 
 /* Has the other side shown a key that may come in? */
 static bool allow(struct cwb_tls_end *end, const uint8_t print[CWB_PRINT_BYTES]) {
-    struct cwb_link *link =
-        (struct cwb_link *)((char *)end - offsetof(struct cwb_link, tls));
+    struct cwb_link *link = (struct cwb_link *)((char *)end - offsetof(struct cwb_link, tls));
     struct cwb_peer *found = cwb_peer_by_print(link->bridge, print);
     if (!found || (link->peer && link->peer != found))
         return false;

@@ -82,10 +82,10 @@ struct cwb_link {
 
     uint32_t read_max, requests_max; /* agreed */
     uint64_t next_id;
-    struct cwb_request *requests; /* ours, by id */
-    uint32_t request_count;                 /* of those that were sent; WAITs do not count */
+    struct cwb_request *requests;               /* ours, by id */
+    uint32_t request_count;                     /* of those that were sent; WAITs do not count */
     struct cwb_request *backlog, **backlog_end; /* not sent yet: as many as agreed are under way */
-    struct cwb_served *served; /* theirs that wait (serve.c), by id */
+    struct cwb_served *served;                  /* theirs that wait (serve.c), by id */
     uint32_t served_count, wait_count;
     struct cwb_link *next, *prev;           /* of the bridge */
     struct cwb_link *peer_next, *peer_prev; /* of its peer, while open */

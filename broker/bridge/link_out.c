@@ -57,8 +57,7 @@ static int write_piece(struct cwb_link *link) {
     link->piece_count--;
     int code = cwb_tls_write(&link->tls, &begin, sizeof begin);
     if (code == 0)
-        code = cwb_tls_write(&link->tls,
-                             cwb_source_bytes(piece->source) + piece->read.offset_bytes,
+        code = cwb_tls_write(&link->tls, cwb_source_bytes(piece->source) + piece->read.offset_bytes,
                              piece->read.length_bytes);
     if (code == 0)
         cwb_source_passed(piece->source, piece->read.offset_bytes, piece->read.length_bytes);

@@ -34,9 +34,12 @@ static int usage(void) {
 
 static int parse_run(int argc, char **argv, struct cwb_options *options, long *parent) {
     static const struct option names[] = {
-        {"socket", required_argument, NULL, 's'}, {"parent", required_argument, NULL, 'P'},
-        {"listen", required_argument, NULL, 'l'}, {"peer", required_argument, NULL, 'p'},
-        {"node", required_argument, NULL, 'n'},   {"epoll", no_argument, NULL, 'e'},
+        {"socket", required_argument, NULL, 's'},
+        {"parent", required_argument, NULL, 'P'},
+        {"listen", required_argument, NULL, 'l'},
+        {"peer", required_argument, NULL, 'p'},
+        {"node", required_argument, NULL, 'n'},
+        {"epoll", no_argument, NULL, 'e'},
         {NULL, 0, NULL, 0},
     };
     int found;
@@ -74,7 +77,7 @@ static int parse_run(int argc, char **argv, struct cwb_options *options, long *p
 static int run(int argc, char **argv) {
     static struct cwb_bridge bridge;
     static struct cwb_options options;
-    char folder[PATH_MAX];
+    static char folder[PATH_MAX];
     long parent = 0;
     int code = parse_run(argc, argv, &options, &parent);
     if (code)

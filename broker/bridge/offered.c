@@ -140,8 +140,9 @@ static int make_room(struct cwb_peer *peer) {
         kept += offered->done;
     }
     if (pending >= PENDING_MAX)
-        return cw_fail(-EDQUOT, "%u puts of this peer are under way; one more may come when one is "
-                                "done",
+        return cw_fail(-EDQUOT,
+                       "%u puts of this peer are under way; one more may come when one is "
+                       "done",
                        pending);
     HASH_ITER(hh, peer->offered, offered, next) { /* in the order in which they came */
         if (kept < KEPT_MAX)

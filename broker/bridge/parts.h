@@ -52,7 +52,7 @@ int64_t cwb_peers_tick(struct cwb_bridge *bridge);
 struct cwb_served { /* a request of theirs that is answered later */
     uint64_t id;
     uint16_t op;
-    struct cwb_link *link; /* NULL: it ended, nobody hears the answer */
+    struct cwb_link *link;                  /* NULL: it ended, nobody hears the answer */
     void (*on_cancel)(struct cwb_served *); /* CANCEL, or its link ended: NULL: goes on */
     void *owner;
     struct cwb_served *next; /* its keeper's */
@@ -127,8 +127,9 @@ int cwb_local_open(struct cwb_bridge *bridge, const struct cw_name_key *key, str
                    cw_array **out, bool *on_gpu);
 int cwb_local_open_at(struct cwb_bridge *bridge, const struct cw_remote *remote, cw_array **out,
                       bool *on_gpu);
-/* The bytes of an array on a GPU in an array of host memory, copied by the mover once the last write
- * is complete. source is closed. Blocks: a helper's. 0 and *out; -EOWNERDEAD, -ENODEV, -EDQUOT. */
+/* The bytes of an array on a GPU in an array of host memory, copied by the mover once the last
+ * write is complete. source is closed. Blocks: a helper's. 0 and *out; -EOWNERDEAD, -ENODEV,
+ * -EDQUOT. */
 int cwb_local_stage(cw_array *source, uint64_t size_bytes, cw_array **out);
 /* Makes a plain array of so many bytes. on_done(owner, code, array): 0 and the array, the owner's;
  * else cw_detail(). Runs at once where that cannot take long. */

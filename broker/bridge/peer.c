@@ -190,8 +190,7 @@ static void resolved(struct cwb_work *work) {
     else if (fd < 0)
         try_failed(r->bridge, peer, "no socket could be made for it");
     else
-        peer->dialing =
-            cwb_link_dial(r->bridge, peer, fd, at->ai_addr, at->ai_addrlen, r->where);
+        peer->dialing = cwb_link_dial(r->bridge, peer, fd, at->ai_addr, at->ai_addrlen, r->where);
     if (r->found)
         freeaddrinfo(r->found);
     free(r);
@@ -237,9 +236,9 @@ static void adopt(struct cwb_bridge *bridge, struct cwb_peer_config *config) {
         LL_APPEND(bridge->peers, found);
         bridge->peer_count++;
     }
-    bool other_key = found->config.pinned &&
-                     (!config->pinned ||
-                      memcmp(found->config.print, config->print, CWB_PRINT_BYTES) != 0);
+    bool other_key =
+        found->config.pinned &&
+        (!config->pinned || memcmp(found->config.print, config->print, CWB_PRINT_BYTES) != 0);
     struct cwb_peer_config old = found->config;
     found->config = *config;
     *config = old; /* freed with the list */

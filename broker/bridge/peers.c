@@ -84,8 +84,9 @@ int cwb_config_set(struct cwb_peer_config *config, const char *name, const char 
                                         "hexadecimal digits, as `causeway keygen` prints it",
                                         where, config->name, value);
     }
-    return cw_fail(-EINVAL, "%.300s: peer %s: there is no \"%.64s\"; address, key, read and write "
-                            "are what a peer has",
+    return cw_fail(-EINVAL,
+                   "%.300s: peer %s: there is no \"%.64s\"; address, key, read and write "
+                   "are what a peer has",
                    where, config->name, name);
 }
 
@@ -121,11 +122,11 @@ static int on_value(void *context, const char *section, const char *name, const 
             config = &reading->configs[i];
     if (!config) {
         if (!cwb_node_valid(section) || reading->count == CWB_PEERS_MAX) {
-            reading->code =
-                cw_fail(-EINVAL,
-                        "%.300s: \"%.100s\" is no name of a node (1 to %u of A-Z a-z 0-9 _ . -), or "
-                        "one more than the %u that there may be",
-                        reading->path, section, CWB_NODE_MAX, CWB_PEERS_MAX);
+            reading->code = cw_fail(
+                -EINVAL,
+                "%.300s: \"%.100s\" is no name of a node (1 to %u of A-Z a-z 0-9 _ . -), or "
+                "one more than the %u that there may be",
+                reading->path, section, CWB_NODE_MAX, CWB_PEERS_MAX);
             return 1;
         }
         config = realloc(reading->configs, (reading->count + 1) * sizeof *config);
@@ -178,8 +179,9 @@ int cwb_peers_read(const char *folder, struct cwb_peer_config **out, uint32_t *c
     int line = ini_parse_file(file, on_value, &reading);
     fclose(file);
     if (reading.code == 0 && line)
-        reading.code = cw_fail(-EINVAL, "%.300s: line %d is neither [NAME], nor key = value, nor a "
-                                        "comment",
+        reading.code = cw_fail(-EINVAL,
+                               "%.300s: line %d is neither [NAME], nor key = value, nor a "
+                               "comment",
                                path, line);
     if (reading.code) {
         cwb_configs_free(reading.configs, reading.count);

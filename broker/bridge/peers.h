@@ -52,11 +52,11 @@ struct cwb_peer {
     /* peer.c: how it is reached now */
     struct cwb_link *links; /* open ones */
     struct cwb_link *dialing;
-    int64_t dial_after_ns; /* not before: the last try failed */
-    int64_t unlinked_ns;   /* since when it has no link; 0: never had one, or has one */
-    uint32_t fails;        /* tries that failed, one after another */
-    uint64_t run;          /* of its bridge, as of its last HELLO */
-    char error[CW_DETAIL_MAX]; /* why the last connection failed or ended; "" */
+    int64_t dial_after_ns;        /* not before: the last try failed */
+    int64_t unlinked_ns;          /* since when it has no link; 0: never had one, or has one */
+    uint32_t fails;               /* tries that failed, one after another */
+    uint64_t run;                 /* of its bridge, as of its last HELLO */
+    char error[CW_DETAIL_MAX];    /* why the last connection failed or ended; "" */
     uint64_t bytes_in, bytes_out; /* of links that are gone */
     struct cwb_waiter *waiting;   /* for a link */
     struct cwb_source *sources;   /* source.c: what it is reading, by number */

@@ -3,13 +3,14 @@
  * clients find it without asking anybody.
  *
  *   OPENING --opened--> MAKING --memory--> TAKING --whole, checked--> HELD --changed, unused, or
- *      |  (small arrays come with the answer: no TAKING)               |     the peer is away--> gone
+ *      |  (small arrays come with the answer: no TAKING)               |     the peer is away-->
+ * gone
  *      +--it fails: all jobs are told, gone                            v
  *
  * However many clients want one array, it is fetched once: they all wait for the same replica. What
  * is HELD is what the name means at its owner as far as it can be known: the owner tells of each
- * change, and while there is no link to it, nothing is HELD. Clients that have opened a replica keep
- * it in any case. If this process dies, the broker takes all replicas' names away.
+ * change, and while there is no link to it, nothing is HELD. Clients that have opened a replica
+ * keep it in any case. If this process dies, the broker takes all replicas' names away.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -18,9 +19,9 @@
 
 #include "broker/bridge/job.h"
 
-#define TRIES       3           /* of an array that is written to, or whose owner starts anew */
-#define LOOK_NS     10000000000 /* between looks at who uses replicas */
-#define UNUSED_LOOKS 6          /* let go after so many looks that found nobody */
+#define TRIES        3           /* of an array that is written to, or whose owner starts anew */
+#define LOOK_NS      10000000000 /* between looks at who uses replicas */
+#define UNUSED_LOOKS 6           /* let go after so many looks that found nobody */
 
 struct cwb_replica {
     struct cwb_waiter waiter; /* first: it is cast back */

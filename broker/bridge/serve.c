@@ -94,8 +94,7 @@ static void subject_of(const char *key, uint32_t key_bytes, struct subject *out)
 }
 
 static bool may_read(const struct cwb_peer *peer, const char *name, const struct cw_entry *entry) {
-    return (entry->flags & CW_ENTRY_REMOTE_READ) ||
-           cwb_patterns_match(&peer->config.read, name);
+    return (entry->flags & CW_ENTRY_REMOTE_READ) || cwb_patterns_match(&peer->config.read, name);
 }
 
 static int not_there(const char *name) {

@@ -100,8 +100,9 @@ void cwb_source_passed(struct cwb_source *source, uint64_t offset_bytes, uint32_
 }
 
 static int no_source(uint64_t id) {
-    return cw_fail(-ESTALE, "there is no array %llu that you read: it was closed, or this node's "
-                            "bridge was started anew",
+    return cw_fail(-ESTALE,
+                   "there is no array %llu that you read: it was closed, or this node's "
+                   "bridge was started anew",
                    (unsigned long long)id);
 }
 
@@ -193,8 +194,7 @@ int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame)
 
 void cwb_sources_tick(struct cwb_bridge *bridge) {
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
-        if (peer->links || !peer->sources ||
-            bridge->now_ns - peer->unlinked_ns < CWB_RESUME_NS)
+        if (peer->links || !peer->sources || bridge->now_ns - peer->unlinked_ns < CWB_RESUME_NS)
             continue;
         while (peer->sources)
             cwb_source_end(peer->sources);

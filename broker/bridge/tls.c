@@ -240,7 +240,8 @@ static int outcome(struct cwb_tls_end *end, int result) {
     }
     /* An alert's reason is its number and 1000: it refused our certificate. */
     if (reason == SSL_R_TLSV1_ALERT_UNKNOWN_CA || reason == SSL_R_SSLV3_ALERT_BAD_CERTIFICATE ||
-        reason == SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED || reason == SSL_R_TLSV1_ALERT_ACCESS_DENIED ||
+        reason == SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED ||
+        reason == SSL_R_TLSV1_ALERT_ACCESS_DENIED ||
         reason == SSL_R_SSLV3_ALERT_CERTIFICATE_UNKNOWN) {
         ERR_clear_error();
         return cw_fail(-EPERM, "the other side refused this node's certificate: does it have this "

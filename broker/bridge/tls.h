@@ -52,7 +52,8 @@ bool cwb_print_parse(const char *text, uint8_t print[CWB_PRINT_BYTES]);
 int cwb_tls_end_init(struct cwb_tls_end *end, struct cwb_tls *tls, bool server,
                      struct cwb_bytes *out);
 void cwb_tls_end_deinit(struct cwb_tls_end *end);
-/* Goes on with the handshake. 1 done, 0 more is needed, -EPERM refused (by either side), -EPROTO. */
+/* Goes on with the handshake. 1 done, 0 more is needed, -EPERM refused (by either side), -EPROTO.
+ */
 int cwb_tls_shake(struct cwb_tls_end *end);
 /* Reads what was fed. > 0 bytes, 0 none just now, -EPROTO, -EPERM, -ECONNRESET (its end). */
 int cwb_tls_read(struct cwb_tls_end *end, void *buffer, uint32_t room);

@@ -299,9 +299,8 @@ static int provide(struct uring_io *u) {
     u->provided = aligned_alloc(4096, ring_bytes > 4096 ? ring_bytes : 4096);
     CW_ASSERT(u->buffers && u->provided);
     memset(u->provided, 0, ring_bytes);
-    struct io_uring_buf_reg reg = {.ring_addr = (uint64_t)(uintptr_t)u->provided,
-                                   .ring_entries = BUFFERS,
-                                   .bgid = GROUP};
+    struct io_uring_buf_reg reg = {
+        .ring_addr = (uint64_t)(uintptr_t)u->provided, .ring_entries = BUFFERS, .bgid = GROUP};
     int code = io_uring_register_buf_ring(&u->ring, &reg, 0);
     if (code)
         return code;
@@ -326,8 +325,8 @@ int cwb_uring_new(struct cwb_io **out, const char **why) {
         code = io_uring_queue_init(ENTRIES, &u->ring, flags[i] | IORING_SETUP_CLAMP);
     if (code) {
         free(u);
-        snprintf(sentence, sizeof sentence,
-                 "io_uring is refused (%s), epoll serves instead; %s", strerror(-code),
+        snprintf(sentence, sizeof sentence, "io_uring is refused (%s), epoll serves instead; %s",
+                 strerror(-code),
                  code == -EPERM || code == -EACCES || code == -ENOSYS
                      ? "allow it: sysctl kernel.io_uring_disabled=0, and in a container a seccomp "
                        "profile with io_uring_setup, io_uring_enter and io_uring_register"

@@ -95,8 +95,8 @@ int cwb_works_new(struct cwb_io *io, struct cwb_works **out) {
     works->done.last = &works->done.first;
     pthread_mutex_init(&works->lock, NULL);
     pthread_cond_init(&works->filled, NULL);
-    works->watch = (struct cwb_watch){.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
-                                      .on_ready = on_ready};
+    works->watch =
+        (struct cwb_watch){.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), .on_ready = on_ready};
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the loop's */
     int code = works->watch.fd < 0 ? cw_fail(-EDQUOT, "eventfd failed: %m")

@@ -12,7 +12,7 @@
 struct cwb_io;
 struct cwb_works;
 
-struct cwb_work { /* the begin of a struct of the caller's, on the heap */
+struct cwb_work {                    /* the begin of a struct of the caller's, on the heap */
     void (*run)(struct cwb_work *);  /* a helper's thread */
     void (*done)(struct cwb_work *); /* the loop's; frees it */
     int code;                        /* run's to set: 0 or a negative errno, */

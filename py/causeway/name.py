@@ -34,7 +34,6 @@ __all__ = ["get", "names", "put", "remove", "wait"]
 _new_array = Array.__new__
 _get = lib.cwpy_get
 _NULL = ffi.NULL
-_REMOTE = b"//"  # begins the names of other nodes
 
 
 def _encode(name: object) -> bytes:
@@ -104,8 +103,7 @@ def put(
     causeway.errors.NameTaken: ...
     """
     encoded = _encode(name)
-    if not encoded.startswith(_REMOTE):
-        check(lib.cw_name_check(encoded))
+    check(lib.cw_name_check(encoded))
     found = create.asarray(array, copy=copy)
     layout = found._layout_now()
     lease = found._open_lease()
@@ -170,9 +168,7 @@ def get(
     return made if device is None else made.to(device)
 
 
-def _get_later(
-    name: str, encoded: bytes, flags: int, timeout: float | None, status: int
-) -> Any:
+def _get_later(name: str, encoded: bytes, flags: int, timeout: float | None, status: int) -> Any:
     deadline = _deadline(timeout)
     while True:
         if status == -errno.ENOENT and timeout != 0:

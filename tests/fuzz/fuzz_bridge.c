@@ -14,7 +14,8 @@ static void promise(bool kept) {
 
 static bool within(const void *at, uint64_t count, const uint8_t *body, uint32_t body_bytes) {
     const uint8_t *begin = at;
-    return count == 0 || (begin >= body && count <= body_bytes && begin - body <= body_bytes - (int64_t)count);
+    return count == 0 ||
+           (begin >= body && count <= body_bytes && begin - body <= body_bytes - (int64_t)count);
 }
 
 static void check(const struct cwb_frame *frame, const uint8_t *body, uint32_t body_bytes) {
@@ -31,7 +32,7 @@ static void check(const struct cwb_frame *frame, const uint8_t *body, uint32_t b
         name[frame->key_bytes] = 0;
         const char *rest = name + strlen(name) + 1;
         promise(rest <= name + frame->key_bytes);
-        promise(op == CWB_NAMES || cw_name_check(rest) == 0);
+        promise(op == CWB_NAMES || cw_local_name_check(rest) == 0);
     }
     if (reply && frame->head.status < 0)
         return;
@@ -63,8 +64,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         if (cwb_head_check(&head, greeted, CWB_READ_MAX) != 0)
             return 0;
         bool data_follow = head.op == (CWB_READ | CW_OP_REPLY) && head.status == 0;
-        uint32_t need = data_follow ? (uint32_t)sizeof(struct cwb_read)
-                                    : head.size_bytes - CWB_HEAD_BYTES;
+        uint32_t need =
+            data_follow ? (uint32_t)sizeof(struct cwb_read) : head.size_bytes - CWB_HEAD_BYTES;
         promise(need <= CWB_FRAME_MAX);
         data += CWB_HEAD_BYTES;
         size -= CWB_HEAD_BYTES;

@@ -121,11 +121,15 @@ class Node:
         """The pid of its bridge; 0 when none runs."""
         for entry in Path("/proc").iterdir():
             try:
-                words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+                words = (
+                    (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+                )
             except OSError:
                 continue
-            if len(words) > 3 and words[0] == b"causeway-bridge" and words[3].startswith(
-                os.fsencode(self.folder) + b"/"
+            if (
+                len(words) > 3
+                and words[0] == b"causeway-bridge"
+                and words[3].startswith(os.fsencode(self.folder) + b"/")
             ):
                 return int(entry.name)
         return 0
@@ -136,7 +140,13 @@ class Node:
         """Adds a peer."""
         place = f"{other.host}:{other.port}" if address is None else address
         self.command(
-            "peers", "add", other.name, *([place] if place else []), "--key", key or other.print, *words
+            "peers",
+            "add",
+            other.name,
+            *([place] if place else []),
+            "--key",
+            key or other.print,
+            *words,
         )
 
     def state_of(self, other: Node) -> dict[str, str]:
@@ -215,7 +225,9 @@ class Net:
         """Waits until everybody is connected with everybody."""
         for one in self.nodes.values():
             for other in self.nodes.values():
-                assert one is other or eventually(lambda a=one, b=other: a.sees(b), seconds), one.said()
+                assert one is other or eventually(lambda a=one, b=other: a.sees(b), seconds), (
+                    one.said()
+                )
 
     def close(self) -> None:
         """Ends all of it."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import bridge_support
 import numpy as np
 import pytest
-from bridge_support import Net, Node
+from bridge_support import Node
 from conftest import eventually
 
 import causeway as cw
@@ -304,3 +304,27 @@ def test_a_key_that_is_not_pinned_comes_not_in() -> None:
         assert not c.sees(b)
         a.command("peers", "remove", "b")
         assert eventually(lambda: b.sees(a, "away") or b.sees(a, "unreachable")), b.said()
+
+
+def test_the_command_reaches_other_nodes(two: tuple[Node, Node]) -> None:
+    a, b = two
+    values = bytes_of(100_000)
+    b.put("open/cp", values)
+    a.command("wait", "//b/open/cp")
+    a.command("cp", "--keep", "//b/open/cp", "mine")
+    a.command("cp", "mine", "//b/in/cp")
+    a.command("cp", "//b/open/cp", "//b/in/cp2")
+    assert "in/cp" not in a.command("ls").stdout and "mine" in a.command("ls").stdout
+    with a.here():
+        mine = cw.get("mine")
+        mine.numpy()[:] = 0  # its own memory
+        assert (cw.get("//b/open/cp").numpy() == values).all()
+        cw.remove("mine")
+    with b.here():
+        assert (cw.get("in/cp").numpy() == values).all()
+        assert (cw.get("in/cp2").numpy() == values).all()
+    assert a.command("cp", "//b/open/none", "x", check=False).returncode == 4
+    assert a.command("get", "//b/open/none", "-", check=False).returncode == 4
+    assert a.command("rm", "//b/in/cp2").returncode == 0
+    refused = a.command("cp", "//c/x", "y", check=False)
+    assert refused.returncode == 1 and "no peer" in refused.stderr

@@ -96,7 +96,12 @@ def test_a_cut_at_any_byte_gives_no_wrong_byte(world: tuple[Node, Node, Proxy]) 
     print("seed", seed)
     reached = 0
     if SOAK:
-        places = [(way, at, kind) for kind in ("get", "put") for way in (TO, FROM) for at in range(1, 8000)]
+        places = [
+            (way, at, kind)
+            for kind in ("get", "put")
+            for way in (TO, FROM)
+            for at in range(1, 8000)
+        ]
     else:
         places = [
             (way, chance.randrange(1, 6500), kind)
@@ -110,9 +115,7 @@ def test_a_cut_at_any_byte_gives_no_wrong_byte(world: tuple[Node, Node, Proxy]) 
 
 
 @pytest.mark.parametrize("kind", ["get", "put"])
-def test_a_large_array_goes_on_where_it_was_cut(
-    world: tuple[Node, Node, Proxy], kind: str
-) -> None:
+def test_a_large_array_goes_on_where_it_was_cut(world: tuple[Node, Node, Proxy], kind: str) -> None:
     a, b, proxy = world
     values = bytes_of(20_000_000, 5)
     chunk, way = 262144, FROM if kind == "get" else TO

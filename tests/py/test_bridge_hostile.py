@@ -71,7 +71,10 @@ def test_an_unknown_key_is_refused(nodes: tuple[Node, Node, Node], tmp_path: Pat
     _, b, evil = nodes
     stranger = {**evil.environment, "CAUSEWAY_NODE_DIR": str(tmp_path)}
     subprocess.run(
-        [bridge_support.program("causeway"), "keygen"], env=stranger, check=True, capture_output=True
+        [bridge_support.program("causeway"), "keygen"],
+        env=stranger,
+        check=True,
+        capture_output=True,
     )
     assert refused(tmp_path, b.port)
     assert not refused(evil.keys, b.port)

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import bridge_support
 import pytest
-from conftest import broker_pid, eventually
+from cli_support import broker_pid
+from conftest import eventually
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 WHY_NOT = bridge_support.lacking() or bridge_support.namespaces_lacking()
-pytestmark = pytest.mark.skipif(bool(WHY_NOT) or not README.exists(), reason=WHY_NOT or "no README here")
+pytestmark = pytest.mark.skipif(
+    bool(WHY_NOT) or not README.exists(), reason=WHY_NOT or "no README here"
+)
 
 
 def lines() -> list[tuple[str, str, bool]]:
@@ -35,7 +38,10 @@ def test_two_machines_in_five_minutes() -> None:
     with bridge_support.net("a", "b", namespaces=True) as made:
         bin_folder = Path(bridge_support.program("causeway")).parent
         prints: dict[str, str] = {}
-        programs = {"a": "import causeway as cw, numpy as np\n", "b": "import causeway as cw, numpy as np\n"}
+        programs = {
+            "a": "import causeway as cw, numpy as np\n",
+            "b": "import causeway as cw, numpy as np\n",
+        }
         for node in made.nodes.values():
             shutil.rmtree(node.keys)  # the text begins with nothing
             node.environment["PATH"] = f"{bin_folder}:{os.environ['PATH']}"
@@ -44,7 +50,9 @@ def test_two_machines_in_five_minutes() -> None:
                 node = made.nodes[name]
                 if is_python:
                     if name == "b" and programs["a"].count("\n") > 1:
-                        run_python(made.nodes["a"], programs.pop("a") + "import time; time.sleep(0.1)\n")
+                        run_python(
+                            made.nodes["a"], programs.pop("a") + "import time; time.sleep(0.1)\n"
+                        )
                         programs["a"] = ""
                     programs[name] += command + "\n"
                     continue

@@ -57,7 +57,7 @@ all: $(BUILD)/libcauseway.so $(BUILD)/libcauseway.a $(PROGRAMS)
 help:
 	@echo "make                  build everything that is written in C"
 	@echo "make test             set up, build, run all tests (from a fresh clone)"
-	@echo "make test-gpu         the tests of GPU memory on real GPUs; make bench-gpu: its benchmarks"
+	@echo "make test-gpu         the tests of GPU memory on real GPUs; make bench-gpu: its benchmarks; make sanitize-gpu"
 	@echo "make demo             set up, build, run the demonstration (from a fresh clone)"
 	@echo "make install          PREFIX=$(PREFIX) DESTDIR="
 	@echo "make wheel            $(BUILD)/dist/*.whl, checked with auditwheel and in an empty environment"
@@ -174,10 +174,11 @@ test-py: $(PACKAGE) $(VENV)/deps-test.stamp
 test-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
 	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD)
 # GPU arrays beside the driver, torch and NCCL, on the GPUs that are there.
-bench-gpu: all $(SITE) $(VENV)/deps-test.stamp $(BUILD)/tests/gpu/bench_fence
-	CAUSEWAY_BROKER=$(abspath $(BUILD))/causewayd $(BUILD)/tests/gpu/bench_fence
-	PYTHONPATH=$(abspath $(BUILD))/site CAUSEWAY_BROKER=$(abspath $(BUILD))/causewayd $(VPY) tools/bench/bench_gpu.py
-	PYTHONPATH=$(abspath $(BUILD))/site CAUSEWAY_BROKER=$(abspath $(BUILD))/causewayd $(VPY) tools/bench/bench_gpu_staged.py
+bench-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
+	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD) bench
+# The GPU tests in C and some others under compute-sanitizer, where it is installed.
+sanitize-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
+	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD) sanitize
 fuzz: $(BUILD)/setup-test.stamp $(VENV)/made.stamp
 	@$(RUN) --timeout 100000 "fuzz:tests/fuzz.sh $(or $(FUZZ_SECONDS),60)"
 soak: $(BUILD)/setup-test.stamp $(PACKAGE) $(VENV)/deps-test.stamp test-programs
@@ -270,6 +271,6 @@ clean:
 print-%:
 	@echo '$($*)'
 -include $(wildcard $(foreach d,shm ipc broker broker/mover broker/bridge tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
-.PHONY: all help always test test-c test-py test-gpu bench-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-programs bench-run demo demo-run demo-gpu-deps \
+.PHONY: all help always test test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-programs bench-run demo demo-run demo-gpu-deps \
         lint install wheel clean fuzzers
 .DEFAULT_GOAL := all

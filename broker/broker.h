@@ -50,6 +50,7 @@ struct cwd_options {
 
 struct cwd_broker {
     struct cwd_limits limits;
+    uint64_t turn; /* of the loop; from 1 */
     int64_t idle_exit_ns;
     uint64_t instance; /* random, never 0 */
 

@@ -274,6 +274,7 @@ void cwd_loop_run(struct cwd_broker *b) {
         cw_sleeper_here(&b->root->broker);
         for (int i = 0; i < count; i++)
             on_event(b, &events[i]);
+        b->turn++;
         worked = serve_lanes(b);
         spin_next = spin_next || worked;
         due_ns = serve_time(b);

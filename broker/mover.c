@@ -23,8 +23,9 @@
 #include "broker/monitor.h"
 #include "broker/session.h"
 
-#define PROGRAM     "causeway-mover"
-#define STARTS_MOST 3u
+#define PROGRAM    "causeway-mover"
+#define EXITS_MOST 3u  /* of movers that ended before they asked for work, in a row */
+#define KILLS_MOST 16u /* the same of those that were killed: it need not be their fault */
 
 extern char **environ;
 
@@ -110,17 +111,17 @@ static int spawn(struct cwd_broker *b, const char *path, pid_t *pid) {
 static int start(struct cwd_broker *b) {
     struct cwd_mover *mover = &b->mover;
     char path[PATH_MAX];
-    if (mover->starts >= STARTS_MOST)
+    if (mover->exits >= EXITS_MOST || mover->kills >= KILLS_MOST)
         return cw_fail(-ENODEV,
                        "causeway-mover ended %u times before it took a job: the broker's log says "
                        "why",
-                       mover->starts);
+                       mover->exits + mover->kills);
     int code = find_program(path);
     if (code == 0)
         code = spawn(b, path, &mover->pid);
     if (code)
         return code;
-    mover->starts++;
+    mover->asked = false;
     mover->pidfd = (int)syscall(SYS_pidfd_open, mover->pid, 0);
     if (mover->pidfd >= 0)
         code = cwd_loop_add(b, mover->pidfd, CWD_EVENT_MOVER, 0, EPOLLIN);
@@ -129,7 +130,7 @@ static int start(struct cwd_broker *b) {
         waitpid(mover->pid, NULL, 0);
         if (mover->pidfd >= 0)
             close(mover->pidfd);
-        *mover = (struct cwd_mover){.pidfd = -1, .starts = mover->starts};
+        *mover = (struct cwd_mover){.pidfd = -1};
         return cw_fail(-EDQUOT, "no descriptor is left to watch " PROGRAM " with: %m");
     }
     b->fds++;
@@ -164,7 +165,7 @@ void cwd_mover_serve(struct cwd_broker *b) {
         if (code) {
             cwd_log("%s", cw_detail());
             cwd_jobs_fail(b, code);
-            b->mover.starts = 0; /* the next job tries again */
+            b->mover.exits = b->mover.kills = 0; /* the next job tries again */
         }
     }
     hand_out(b);
@@ -178,7 +179,8 @@ int cwd_mover_next(struct cwd_broker *b, struct cwd_session *session, uint64_t r
     if (mover->ask_count == CWD_MOVER_ASKS)
         return cw_fail(-EDQUOT, "a mover asks for %u jobs at once at most", CWD_MOVER_ASKS);
     mover->session = session;
-    mover->starts = 0;
+    mover->asked = true;
+    mover->exits = mover->kills = 0;
     mover->asks[mover->ask_count++] = request;
     hand_out(b);
     return 0;
@@ -218,6 +220,8 @@ void cwd_mover_on_exit(struct cwd_broker *b) {
     else
         cwd_log("causeway-mover (pid %d) ended with exit code %d", (int)mover->pid,
                 WEXITSTATUS(status));
+    if (!mover->asked)
+        WIFSIGNALED(status) ? mover->kills++ : mover->exits++;
     cwd_loop_remove(b, mover->pidfd);
     close(mover->pidfd);
     b->fds--;

@@ -5,7 +5,7 @@
  *
  *   none --job--> started --its first NEXT--> at work --pidfd and socket's end--> none
  *                    |                                                              |
- *                    | pidfd, STARTS_MOST times in a row: all jobs fail             | jobs left
+ *                    | its end, EXITS_MOST in a row: all jobs fail                  | jobs left
  *                    v                                                              v
  *                  none                                                          started
  *
@@ -32,7 +32,8 @@ struct cwd_mover {
     pid_t pid; /* 0: none runs */
     int pidfd;
     struct cwd_session *session; /* NULL: none, or it has not asked for work yet */
-    unsigned starts;             /* in a row without one that asked for work */
+    bool asked;                  /* for work, since it was started */
+    unsigned exits, kills;       /* in a row of those that never asked */
     uint32_t ask_count;
     uint64_t asks[CWD_MOVER_ASKS]; /* requests that wait for a job */
 };

@@ -20,6 +20,9 @@
 #define SUSPECTS_MAX 65536u   /* then they are looked at at once */
 #define PAUSE_FACTOR 4        /* pause after a scan, in durations of it */
 #define PAUSE_MAX_NS 20000000 /* deaths must be through within 100 ms */
+#define PATIENCE_NS  40000000 /* with a client that stops reading its replies */
+#define MISSED_MAX   4        /* turns in which there was nothing to look at yet; then rarely: */
+#define MISSED_NS    2000000
 
 struct hold_key {
     uint64_t slot, gen;
@@ -103,7 +106,8 @@ uint32_t cwd_ref_count(struct cwd_broker *b, uint32_t slab, uint32_t block, uint
     return hold ? hold->refs : 0;
 }
 
-static void suspect_push(struct cwd_reclaim *r, uint64_t slot, uint64_t gen) {
+static void suspect_push(struct cwd_broker *b, uint64_t slot, uint64_t gen) {
+    struct cwd_reclaim *r = &b->reclaim;
     if (r->count == r->room) {
         uint32_t room = r->room ? r->room * 2 : 256;
         struct cwd_suspect *suspects = realloc(r->suspects, room * sizeof *suspects);
@@ -111,7 +115,9 @@ static void suspect_push(struct cwd_reclaim *r, uint64_t slot, uint64_t gen) {
         r->suspects = suspects;
         r->room = room;
     }
-    r->suspects[r->count++] = (struct cwd_suspect){.slot = slot, .gen = gen};
+    if (r->count == 0)
+        r->since_ns = b->now_ns;
+    r->suspects[r->count++] = (struct cwd_suspect){.slot = slot, .gen = gen, .turn = b->turn};
 }
 
 void cwd_reclaim_suspect(struct cwd_broker *b, uint32_t slab_id, uint32_t block) {
@@ -133,8 +139,8 @@ void cwd_reclaim_suspect(struct cwd_broker *b, uint32_t slab_id, uint32_t block)
         return;
     if (!cw_block_want(place, gen))
         return;
-    suspect_push(&b->reclaim, slot, gen);
-    if (b->reclaim.count >= SUSPECTS_MAX)
+    suspect_push(b, slot, gen);
+    if (b->reclaim.count >= SUSPECTS_MAX && b->reclaim.count >= b->reclaim.crowded)
         cwd_reclaim_run(b);
 }
 
@@ -144,7 +150,7 @@ void cwd_reclaim_suspect_waiting(struct cwd_broker *b) {
         uint64_t slot = hold->key.slot;
         struct cwd_slab *slab = cwd_slab_find(b, cw_lease_slab(slot));
         if (slab && cw_block_want(&slab->table->blocks[cw_lease_block(slot)], hold->key.gen))
-            suspect_push(&b->reclaim, slot, hold->key.gen);
+            suspect_push(b, slot, hold->key.gen);
         else
             wait_end(b, hold);
     }
@@ -197,8 +203,11 @@ static void suspects_tidy(struct cwd_broker *b) {
     qsort(r->suspects, r->count, sizeof *r->suspects, compare_suspects);
     for (uint32_t i = 0; i < r->count; i++) {
         struct cwd_suspect *s = &r->suspects[i];
-        if (i + 1 < r->count && compare_suspects(s, &r->suspects[i + 1]) == 0)
+        if (i + 1 < r->count && compare_suspects(s, &r->suspects[i + 1]) == 0) {
+            if (r->suspects[i + 1].turn < s->turn)
+                r->suspects[i + 1].turn = s->turn; /* it may have had references between */
             continue;
+        }
         if (cwd_slab_find(b, cw_lease_slab(s->slot)) &&
             !cwd_ref_count(b, cw_lease_slab(s->slot), cw_lease_block(s->slot), s->gen))
             r->suspects[kept++] = *s;
@@ -253,21 +262,72 @@ static void commit_unheld(struct cwd_broker *b) {
     r->count = 0;
 }
 
-void cwd_reclaim_run(struct cwd_broker *b) {
+/* Suspects of turns before this one may be looked at. */
+static uint64_t turn_read(const struct cwd_broker *b) {
+    uint64_t turn = UINT64_MAX;
+    if (b->now_ns - b->reclaim.since_ns > PATIENCE_NS)
+        return turn;
+    for (const struct cwd_session *s = b->sessions; s; s = s->hh.next)
+        if (s->state == CWD_OPEN && s->read_through < turn)
+            turn = s->read_through;
+    return turn;
+}
+
+/* Takes those that are too young out of the list. Returns how many, *out has them. */
+static uint32_t set_aside(struct cwd_broker *b, struct cwd_suspect **out) {
     struct cwd_reclaim *r = &b->reclaim;
-    int64_t begun_ns = cw_now_ns();
-    r->urgent = false;
-    suspects_tidy(b);
-    if (!r->count)
-        return;
+    uint64_t turn = turn_read(b);
+    uint32_t kept = 0, young = 0;
+    *out = malloc(r->count * sizeof **out);
+    CW_ASSERT(*out);
+    for (uint32_t i = 0; i < r->count; i++) {
+        if (r->suspects[i].turn < turn)
+            r->suspects[kept++] = r->suspects[i];
+        else
+            (*out)[young++] = r->suspects[i];
+    }
+    r->count = kept;
+    return young;
+}
+
+static void look_at_suspects(struct cwd_broker *b) {
+    struct cwd_reclaim *r = &b->reclaim;
     scan(b);
     retire_unheld(b);
     if (r->count) {
         scan(b);
         commit_unheld(b);
     }
+    r->count = 0;
+}
+
+void cwd_reclaim_run(struct cwd_broker *b) {
+    struct cwd_reclaim *r = &b->reclaim;
+    int64_t begun_ns = cw_now_ns();
+    struct cwd_suspect *young;
+    suspects_tidy(b);
+    if (!r->count) {
+        r->urgent = false;
+        return;
+    }
+    uint32_t count = set_aside(b, &young);
+    r->missed = r->count ? 0 : r->missed + 1;
+    if (r->count) {
+        r->urgent = false;
+        look_at_suspects(b);
+        r->since_ns = b->now_ns;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        r->suspects[i] = young[i]; /* they were in there before */
+    r->count = count;
+    r->crowded = 2 * count;
+    free(young);
     int64_t ended_ns = cw_now_ns(), pause_ns = (ended_ns - begun_ns) * PAUSE_FACTOR;
     r->not_before_ns = ended_ns + (pause_ns < PAUSE_MAX_NS ? pause_ns : PAUSE_MAX_NS);
+    if (r->missed > MISSED_MAX) {
+        r->urgent = false;
+        r->not_before_ns = ended_ns + MISSED_NS;
+    }
 }
 
 int64_t cwd_reclaim_due(const struct cwd_broker *b) {

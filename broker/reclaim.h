@@ -12,6 +12,13 @@
  *                                                         free -> FREE, generation + 1
  * Suspects are gathered through a turn of the loop and looked at in one batch: one scan of all
  * lease tables for all of them. Everything between RETIRING and its end happens in one call.
+ *
+ * Before a suspect is looked at, all rings are read that far as they were filled when it was marked
+ * WANTED. Somebody may have begun a transit and then dropped its lease without a word, as it may
+ * while the block is not WANTED: then nothing but the BEGIN in its ring says that the block is
+ * held. Behind the mark whoever drops says so, in the same ring behind its BEGIN. A client whose
+ * ring cannot be read (it takes no replies) is waited for PATIENCE_NS: it may lose what it alone
+ * had begun to pass on, and holds up nobody's memory.
  */
 #ifndef CW_BROKER_RECLAIM_H
 #define CW_BROKER_RECLAIM_H
@@ -26,6 +33,7 @@ struct cwd_hold;
 struct cwd_suspect {
     uint64_t slot; /* as in a lease table: slab and block */
     uint64_t gen;
+    uint64_t turn; /* in which it was marked */
     bool held;
 };
 
@@ -34,6 +42,9 @@ struct cwd_reclaim {
     struct cwd_hold *waiting; /* list of those that wait */
     struct cwd_suspect *suspects;
     uint32_t count, room;
+    uint32_t crowded;      /* so many are looked at at once */
+    uint32_t missed;       /* looks in a row that found all of them too young */
+    int64_t since_ns;      /* the oldest was marked then, or later */
     int64_t not_before_ns; /* scans take a fifth of the time at most */
     bool urgent;           /* a session ended: look now */
 };

@@ -388,6 +388,18 @@ static int serve_one(struct cwd_broker *b, struct cwd_session *session) {
     return session->ended || session->state == CWD_DROPPED ? 0 : operation->cost;
 }
 
+/* How far its ring was read: empty now, or a whole ring's length since the mark. */
+static void note_reading(struct cwd_broker *b, struct cwd_session *session) {
+    if (!cw_ring_has_record(&session->requests)) {
+        session->read_through = b->turn;
+    } else if (session->requests.head - session->mark_head < CW_LANE_BYTES) {
+        return;
+    } else
+        session->read_through = session->mark_turn;
+    session->mark_turn = b->turn;
+    session->mark_head = session->requests.head;
+}
+
 bool cwd_requests_serve(struct cwd_broker *b, struct cwd_session *session) {
     bool worked = session->ready ? cwd_waits_flush(b, session) : false;
     if (session->answers && cwd_jobs_flush(b, session))
@@ -407,6 +419,7 @@ bool cwd_requests_serve(struct cwd_broker *b, struct cwd_session *session) {
         if (b->stopping)
             break;
     }
+    note_reading(b, session);
     return worked;
 }
 

@@ -45,8 +45,10 @@ struct cwd_session {
     struct cw_session *shared;
     struct cw_ring_consumer requests;
     struct cw_ring_producer replies;
-    bool wake;      /* replies were written: look whether the client sleeps */
-    bool room_came; /* it slept for room in the request ring: wake it in any case */
+    bool wake;                     /* replies were written: look whether the client sleeps */
+    bool room_came;                /* it slept for room in the request ring: wake it in any case */
+    uint64_t read_through;         /* all that stood in its request ring at that turn was read */
+    uint64_t mark_turn, mark_head; /* where the ring's reading stood then: read_through's next */
 
     uint32_t tables;                /* lease tables, the first included */
     struct cw_segment *more_tables; /* tables - 1 of them */

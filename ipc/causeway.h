@@ -552,8 +552,9 @@ void cw_pool_free(cw_pool *pool, uint32_t cell);
 /*
  * Makes a filled task (cell, group, size_bytes, kind, function, slot, function_bytes) ready for
  * whichever worker of the group takes it first. While a group has more than two ready tasks for
- * each of its workers, idle workers of other groups take them. Wakes nobody: cw_pool_wake() does,
- * once for many. -EAGAIN: no place just now.
+ * each of its workers, those of other groups that have been idle for 5 ms take them; those of a
+ * group without workers are taken at once. Wakes nobody: cw_pool_wake() does, once for many.
+ * -EAGAIN: no place just now.
  */
 int cw_pool_submit(cw_pool *pool, const cw_task *task);
 /* Wakes as many workers of a group as it has tasks that nobody looks for, at most so many, and as

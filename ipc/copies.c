@@ -33,14 +33,19 @@ struct batch {
 
 /* ---- checks ---- */
 
-static int check_end(const cw_array *array, uint64_t at, uint64_t bytes, uint64_t pair) {
-    int code = cw_array_usable(array);
-    if (code == 0 && (at > array->size_bytes || bytes > array->size_bytes - at))
+static int check_end(const cw_array *array, const cw_client *client, uint64_t at, uint64_t bytes,
+                     uint64_t pair) {
+    if (!array)
+        return cw_fail(-EINVAL, "pair %llu: an array is needed, NULL was given",
+                       (unsigned long long)pair);
+    if (array->client != client)
+        return cw_fail(-EINVAL, "pair %llu: arrays of two clients", (unsigned long long)pair);
+    if (at > array->size_bytes || bytes > array->size_bytes - at)
         return cw_fail(-EINVAL,
                        "pair %llu: %llu bytes at %llu reach beyond the array's end at %llu",
                        (unsigned long long)pair, (unsigned long long)bytes, (unsigned long long)at,
                        (unsigned long long)array->size_bytes);
-    return code;
+    return 0;
 }
 
 static int by_begin(const void *a, const void *b) {
@@ -67,25 +72,19 @@ static int check_overlap(struct range *ranges, uint64_t count) {
     return 0;
 }
 
-static int check(const cw_pair *pairs, uint64_t count) {
-    struct range *ranges = malloc(2 * count * sizeof *ranges);
+static int check_pairs(const cw_pair *pairs, uint64_t count, struct range *ranges) {
+    const cw_client *client = pairs[0].target->client;
     uint64_t used = 0;
-    int code = 0;
-    if (!ranges)
-        return cw_fail(-EDQUOT, "no memory to check %llu copies", (unsigned long long)count);
-    for (uint64_t i = 0; i < count && code == 0; i++) {
+    for (uint64_t i = 0; i < count; i++) {
         const cw_pair *pair = &pairs[i];
-        code = check_end(pair->target, pair->target_bytes, pair->size_bytes, i);
+        int code = check_end(pair->target, client, pair->target_bytes, pair->size_bytes, i);
         if (code == 0)
-            code = check_end(pair->source, pair->source_bytes, pair->size_bytes, i);
-        if (code)
-            break;
-        if (pair->target->readonly)
+            code = check_end(pair->source, client, pair->source_bytes, pair->size_bytes, i);
+        if (code == 0 && pair->target->readonly)
             code = cw_fail(-EINVAL, "pair %llu: the target is mapped read-only",
                            (unsigned long long)i);
-        else if (pair->target->client != pairs[0].target->client ||
-                 pair->source->client != pairs[0].target->client)
-            code = cw_fail(-EINVAL, "pair %llu: arrays of two clients", (unsigned long long)i);
+        if (code)
+            return code;
         if (pair->size_bytes == 0)
             continue;
         uintptr_t to = (uintptr_t)pair->target->bytes + pair->target_bytes;
@@ -93,8 +92,17 @@ static int check(const cw_pair *pairs, uint64_t count) {
         ranges[used++] = (struct range){to, to + pair->size_bytes, true, i};
         ranges[used++] = (struct range){from, from + pair->size_bytes, false, i};
     }
-    if (code == 0)
-        code = check_overlap(ranges, used);
+    return check_overlap(ranges, used);
+}
+
+static int check(const cw_pair *pairs, uint64_t count) {
+    int code = cw_array_usable(pairs[0].target);
+    if (code)
+        return code;
+    struct range *ranges = malloc(2 * count * sizeof *ranges);
+    if (!ranges)
+        return cw_fail(-EDQUOT, "no memory to check %llu copies", (unsigned long long)count);
+    code = check_pairs(pairs, count, ranges);
     free(ranges);
     return code;
 }
@@ -117,13 +125,20 @@ static int choose_stream(struct batch *b, void *stream) {
     return code;
 }
 
-/* Without a stream of the caller's the CPU waits, so that ours holds nobody else up behind it. */
+static bool same_block(const cw_array *one, const cw_array *other) {
+    return one->slab == other->slab && one->block == other->block;
+}
+
+/* Without a stream of the caller's the CPU waits, so that ours holds nobody else up behind it.
+ * Parts of one array mostly follow each other. */
 static int wait_for_all(const struct batch *b) {
     int code = 0;
     for (uint64_t i = 0; i < b->count && code == 0; i++) {
-        code = cw_array_wait(b->pairs[i].source, -1);
-        if (code == 0)
-            code = cw_array_settle(b->pairs[i].target, -1);
+        const cw_pair *pair = &b->pairs[i], *last = i ? pair - 1 : NULL;
+        if (!last || !same_block(pair->source, last->source))
+            code = cw_array_wait(pair->source, -1);
+        if (code == 0 && (!last || !same_block(pair->target, last->target)))
+            code = cw_array_settle(pair->target, -1);
     }
     return code;
 }

@@ -206,20 +206,34 @@ static void abandon(struct stage *stage, const struct cw_gpu *to, struct landing
     }
 }
 
-/* Waits for a copy. The source's context may be broken, which an event of the target's does not
- * tell. */
-static CUresult await(const struct stage *stage, CUevent end) {
+/* Asks a stage's stream whether its context still works: an event of the target's does not tell
+ * that the source's is broken. */
+static CUresult ask_source(const struct stage *stage) {
     const struct cw_cuda *cuda = stage->from->cuda;
-    CUresult result = cuda->cuEventSynchronize(end), source = CUDA_SUCCESS;
-    if (result == CUDA_SUCCESS)
-        source = cuda->cuCtxPushCurrent(stage->from->context);
-    if (result == CUDA_SUCCESS && source == CUDA_SUCCESS) {
-        source = cuda->cuStreamQuery(stage->out);
-        cw_gpu_leave(stage->from);
-    }
-    return result != CUDA_SUCCESS || source == CUDA_ERROR_NOT_READY
-               ? result
-               : source; /* others' copies go on */
+    CUresult result = cuda->cuCtxPushCurrent(stage->from->context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = cuda->cuStreamQuery(stage->out);
+    cw_gpu_leave(stage->from);
+    return result == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : result; /* others' copies go on */
+}
+
+/* Waits for a copy. */
+static CUresult await(const struct stage *stage, const struct cw_gpu *to, CUevent end) {
+    CUresult result = to->cuda->cuCtxPushCurrent(to->context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = to->cuda->cuEventSynchronize(end);
+    to->cuda->cuEventDestroy(end);
+    cw_gpu_leave(to);
+    return result == CUDA_SUCCESS ? ask_source(stage) : result;
+}
+
+/* Lets a stream, whose context is current, go on behind a copy. */
+static CUresult precede(const struct cw_cuda *cuda, CUstream stream, CUevent end) {
+    CUresult result = cuda->cuStreamWaitEvent(stream, end, 0);
+    cuda->cuEventDestroy(end); /* the driver keeps it until it is reached */
+    return result;
 }
 
 int cw_stage_copy(struct cw_gpu *to, CUdeviceptr target, struct cw_gpu *from, CUdeviceptr source,
@@ -245,10 +259,8 @@ int cw_stage_copy(struct cw_gpu *to, CUdeviceptr target, struct cw_gpu *from, CU
     if (result != CUDA_SUCCESS)
         abandon(stage, to, landing);
     pthread_mutex_unlock(&stage->lock);
-    if (result == CUDA_SUCCESS) {
-        result = stream ? cuda->cuStreamWaitEvent(stream, end, 0) : await(stage, end);
-        cuda->cuEventDestroy(end);
-    }
+    if (result == CUDA_SUCCESS)
+        result = stream ? precede(cuda, stream, end) : await(stage, to, end);
     return result == CUDA_SUCCESS
                ? 0
                : cw_cuda_error(cuda, result,

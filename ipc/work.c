@@ -117,11 +117,13 @@ static uint32_t put_in_order(cw_use *uses, uint32_t count) {
 /* Those on GPUs, checked. */
 static int collect(const cw_use *given, uint32_t count, cw_use *uses, uint32_t *kept) {
     *kept = 0;
+    int code = cw_array_usable(given[0].array);
+    if (code)
+        return code;
     for (uint32_t i = 0; i < count; i++) {
         cw_array *array = given[i].array;
-        int code = cw_array_usable(array);
-        if (code)
-            return code;
+        if (!array)
+            return cw_fail(-EINVAL, "an array is needed, NULL was given (number %u)", i);
         if (array->client != given[0].array->client)
             return cw_fail(-EINVAL, "arrays of one piece of work belong to one client; those of "
                                     "two were given");

@@ -33,11 +33,11 @@
  *
  * Groups. A task stays in its group's queue while at most CW_DISPATCH_STEAL_BEYOND tasks are READY
  * there for each worker of the group; what is beyond that, a worker of another group may take that
- * finds nothing in its own queue, and has not for a moment (CW_DISPATCH_PATIENCE_NS). Which worker
- * is in which group is written down by the parent before it starts the worker (assign), or by the
- * worker when it opens, and deleted when it is buried: no count that a dead one would have to
- * lower. A group without workers has the bound 0, and nobody waits: nothing of it can be
- * stranded.
+ * finds nothing in its own queue, once this has lasted for a moment (CW_DISPATCH_PATIENCE_NS).
+ * Which worker is in which group is written down by the parent before it starts the worker
+ * (assign), or by the worker when it opens, and deleted when it is buried: no count that a dead one
+ * would have to lower. A group without workers has the bound 0, and nobody waits: nothing of it can
+ * be stranded.
  *
  * Waiting. A worker that finds nothing spins if one of its group's few places for spinners is free
  * (they are words that name it), then sleeps on its own word. The parent wakes a sleeper of the
@@ -67,7 +67,7 @@
  * Peeking. A worker may copy what lies in READY cells of its group without taking them, to have
  * their inputs ready. The words in a cell are written one by one with release (T43: the parent's
  * task, the taker's answer), and read one by one with acquire (T44) between two looks at the cell's
- * word (T45, T46): who reads a word that was written after the cell was taken sees that the cell
+ * word (T45): who reads a word that was written after the cell was taken sees that the cell
  * was taken. A copy that was not READY throughout is thrown away. Nobody waits, nothing is bound,
  * and a death of either side leaves nothing.
  *
@@ -104,9 +104,9 @@
  * worker takes next, one whose inputs are on their way to it meanwhile. */
 #define CW_DISPATCH_STEAL_BEYOND 2u
 #endif
-/* So long a worker has found nothing in its own queue before it takes another group's: a task that
- * it takes from there costs more (what it needs lies elsewhere), and that group may only have been
- * kept from running for a moment. */
+/* So long another group has had too many tasks, and a worker none of its own, before it takes one:
+ * it costs more there (what it needs lies elsewhere), and that group may be about to do it, or may
+ * only have been kept from running for an instant. */
 #define CW_DISPATCH_PATIENCE_NS 5000000
 
 enum cw_cell_state { CW_CELL_FREE, CW_CELL_READY, CW_CELL_TAKEN, CW_CELL_DONE };
@@ -157,11 +157,11 @@ struct cw_dispatch_view { /* private: where the shared parts lie */
     uint32_t cell_count;
     uint32_t queue_len; /* a power of two, at least cell_count */
     uint32_t group_count;
-    uint32_t spinners; /* how many of a group may spin: 0 to CW_DISPATCH_SPINNERS */
-    uint32_t group;    /* a worker's own */
-    bool must_sleep;   /* a worker: not to spin just now */
-    int64_t *idle_ns;  /* a worker: since when it has found nothing of its own, 0: it has; NULL: it
-                          has no patience, and takes others' tasks at once */
+    uint32_t spinners;   /* how many of a group may spin: 0 to CW_DISPATCH_SPINNERS */
+    uint32_t group;      /* a worker's own */
+    bool must_sleep;     /* a worker: not to spin just now */
+    int64_t *patient_ns; /* a worker: since when it could take others' tasks, 0: it could not; NULL:
+                            it has no patience, and takes them at once */
 };
 struct cw_dispatch_parent { /* private to the parent; one thread at a time */
     struct cw_dispatch_view view;

@@ -55,46 +55,52 @@ static int take_first(const struct cw_dispatch_view *view, uint32_t group, uint3
     }
 }
 
-/* How long it still waits for tasks of its own before it takes others'. */
+/* How long it still waits for tasks of its own before it takes those of which others have too many:
+ * from the first look that shows them. */
 static int64_t patience_ns(const struct cw_dispatch_view *view) {
-    if (!view->idle_ns)
+    if (!view->patient_ns)
         return 0;
     int64_t now_ns = cw_now_ns();
-    if (*view->idle_ns == 0)
-        *view->idle_ns = now_ns;
-    int64_t left_ns = *view->idle_ns + CW_DISPATCH_PATIENCE_NS - now_ns;
+    if (*view->patient_ns == 0)
+        *view->patient_ns = now_ns;
+    int64_t left_ns = *view->patient_ns + CW_DISPATCH_PATIENCE_NS - now_ns;
     return left_ns > 0 ? left_ns : 0;
 }
 
-/* After how long a task of another group may be taken, 0: now, -1: there is none; left_ns: our
- * patience. A group without workers is waited for by nobody. */
-static int64_t steal_after_ns(const struct cw_dispatch_view *view, uint32_t group,
-                              int64_t left_ns) {
+/* After how long a task of another group may be taken, 0: now, -1: there is none. A group without
+ * workers is waited for by nobody. */
+static int64_t steal_after_ns(const struct cw_dispatch_view *view, uint32_t group) {
     bool deserted;
     if (cw_dispatch_excess(view, group, &deserted) == 0)
         return -1;
-    return deserted ? 0 : left_ns;
+    return deserted ? 0 : patience_ns(view);
 }
 
 /* One that another group has too many of, if we have waited long enough. */
 static int steal(const struct cw_dispatch_view *view, uint32_t w, uint64_t *place) {
     int code = -EAGAIN;
-    int64_t left_ns = view->group_count > 1 ? patience_ns(view) : 0;
     for (uint32_t i = 1; i < view->group_count && code == -EAGAIN; i++) {
         uint32_t group = (view->group + i) % view->group_count;
-        if (steal_after_ns(view, group, left_ns) == 0)
+        if (steal_after_ns(view, group) == 0)
             code = take_first(view, group, w, place);
     }
     return code;
 }
 
+static void forget_patience(const struct cw_dispatch_view *view) {
+    if (view->patient_ns)
+        *view->patient_ns = 0;
+}
+
 /* The soonest of all groups. */
 static int64_t soonest_steal_ns(const struct cw_dispatch_view *view) {
-    int64_t left_ns = view->group_count > 1 ? patience_ns(view) : 0, soonest_ns = -1;
+    int64_t soonest_ns = -1;
     for (uint32_t i = 1; i < view->group_count && soonest_ns != 0; i++) {
-        int64_t after_ns = steal_after_ns(view, (view->group + i) % view->group_count, left_ns);
+        int64_t after_ns = steal_after_ns(view, (view->group + i) % view->group_count);
         soonest_ns = after_ns < 0 ? soonest_ns : after_ns;
     }
+    if (soonest_ns < 0)
+        forget_patience(view);
     return soonest_ns;
 }
 
@@ -190,8 +196,8 @@ int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w, uint64_t *
             counted = true;
         }
     }
-    if (code >= 0 && view->idle_ns && *place % view->group_count == view->group)
-        *view->idle_ns = 0;
+    if (code >= 0 && *place % view->group_count == view->group)
+        forget_patience(view);
     if (counted)
         wake_another(view);
     return code;

@@ -7,7 +7,7 @@ PART:pytest FOLDER, PART:pytest-asan FOLDER, PART:doctest PACKAGE. A program tha
 0 passed, 77 skipped, else failed. cmocka programs are asked for TAP.
 
 Every program gets an own CAUSEWAY_DIR and time limit. When it has ended, its folder's broker is told to end, which
-would do so by itself a minute later; what else it left behind is killed and counted: the runner is the subreaper, so
+would do so by itself a minute later; what else it left behind is killed and named: the runner is the subreaper, so
 every orphan becomes its child. The full output stands in BUILD/test-logs.
 The last line is `N passed, N failed, N skipped`; the exit status is 0 only if nothing failed.
 """
@@ -34,6 +34,7 @@ SKIP_STATUS = 77
 TAP_LINE = re.compile(r"^(not ok|ok) +\d+\b(.*)$")
 PYTHON_LIMIT_S = 420.0
 BROKER_END_S = 10.0
+ORPHANS_END_S = 2.0
 
 
 @dataclass
@@ -125,7 +126,7 @@ def children() -> list[int]:
 
 
 def end_broker(folder: str) -> None:
-    """Ends the broker of a folder if it runs. One that does not obey is left to reap_orphans, and so is counted."""
+    """Ends the broker of a folder if it runs. One that does not obey is left to reap_orphans."""
     for lock in Path(folder).glob("*.lock"):
         words = lock.read_text().split()
         pid = int(words[0]) if words and words[0].isdigit() else 0
@@ -137,19 +138,28 @@ def end_broker(folder: str) -> None:
             time.sleep(0.005)
 
 
-def reap_orphans() -> int:
-    """Kills the processes that the last program left behind and returns how many there were."""
-    killed = 0
-    for _ in range(200):
-        left = children()
-        if not left:
-            break
+def reap_orphans() -> list[str]:
+    """The commands of the processes that the last program left behind, which are killed.
+
+    Those are given a moment that end by themselves: a resource tracker whose process has ended, a mover whose broker has.
+    """
+    killed: list[str] = []
+    end = time.monotonic() + ORPHANS_END_S
+    while left := children():
+        late = time.monotonic() > end
         for pid in left:
             try:
-                os.kill(pid, signal.SIGKILL)
-                killed += os.waitpid(pid, 0)[1] == signal.SIGKILL
-            except (ProcessLookupError, ChildProcessError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if late:
+                    os.kill(pid, signal.SIGKILL)
+                    if os.waitpid(pid, 0)[1] == signal.SIGKILL:
+                        killed.append(command.strip())
+                else:
+                    os.waitpid(pid, os.WNOHANG)
+            except (ProcessLookupError, FileNotFoundError, ChildProcessError):
                 pass
+        if not late:
+            time.sleep(0.01)
     return killed
 
 
@@ -237,7 +247,7 @@ class Runner:
         if timed_out:
             counts.failed.append(f"ran past {limit_s:.0f} s")
         self.parts.setdefault(part, Counts()).add(counts)
-        orphans = f"; processes left behind: {left}" if left else ""
+        orphans = f"; processes left behind: {', '.join(left)}" if left else ""
         verdict, seconds = "FAIL" if counts.failed else "ok", time.monotonic() - began
         print(f"{verdict:4} {seconds:6.1f} s  {name}: {counts}{orphans}", flush=True)
         for failure in counts.failed:

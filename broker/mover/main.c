@@ -193,7 +193,7 @@ static int parse_arguments(int argc, char **argv, const char **socket, int64_t *
 }
 
 int main(int argc, char **argv) {
-    static struct mover mover = {.idle_ns = IDLE_DEFAULT_S * 1000000000ll,
+    static struct mover mover = {.idle_ns = IDLE_DEFAULT_S * 1000000000LL,
                                  .lock = PTHREAD_MUTEX_INITIALIZER};
     const char *socket = NULL;
     int exit_code;

@@ -126,11 +126,13 @@ def duplicate(source: Array, device: str | None = None, stream: Any = None) -> A
 def _move(target: Array, source: Array, stream: Any = None) -> None:
     """By a stream only between GPUs: who would keep host memory until it is done?"""
     to, of = arrays.usable(target._open_lease()), arrays.usable(source._open_lease())
-    span = source._layout_now().span
+    layout = source._layout_now()
+    span, origin = layout.span, layout.origin
     number = _NO_STREAM
     if stream is not None and target._on_gpu() and source._on_gpu():
         number = ffi.cast("void *", _order.stream_number(stream) or 1)
-    check_again(lib.cw_array_copy, to, _low(target), of, _low(source), span, number)
+    at, begin = target._offset - origin, source._offset - origin
+    check_again(lib.cw_array_copy, to, at, of, begin, span, number)
 
 
 def _duplicate_with_gaps(source: Array, place: str) -> Array:

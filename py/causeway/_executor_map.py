@@ -19,7 +19,9 @@ class Mapped(IMapIterator):
 
     def task_done(self, number: int, success: bool, value: Any) -> None:
         """Takes the results of one task."""
-        super().task_done(number, success, value if success else as_told(value))
+        if not success:
+            value = as_told(value)
+        super().task_done(number, success, value)
         if success:
             value.clear()  # the caller alone holds the results from now on
 

@@ -73,6 +73,8 @@ class Ahead:
 
     def begin(self, place: int) -> dict[int, Lease | None]:
         """A task was taken: what was brought for it, by the number of the entry. Waits for a copy that is on its way."""
+        if self._thread is None:
+            return {}
         with self._changed:
             self._round += 1
             while self._copying and self._working == place:
@@ -100,6 +102,8 @@ class Ahead:
 
     def rest(self) -> None:
         """It has ended."""
+        if self._thread is None:
+            return
         with self._changed:
             self._running = False
 

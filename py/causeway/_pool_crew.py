@@ -148,14 +148,24 @@ class Crew:
 
     def fill(self, most: int | None = None) -> None:
         """Starts workers until there are as many as there shall be, or most of each group."""
+        made: list[Worker] = []
         for group, wanted in enumerate(self.wanted):
             there = {worker.part for worker in self._staying(group)}
             missing = (wanted if most is None else min(most, wanted)) - len(there)
             for part in range(wanted):
-                slot = self._free_slot(group) if missing > 0 and part not in there else -1
+                slot = self._free_slot(group, made) if missing > 0 and part not in there else -1
                 if slot >= 0:  # else who leaves makes room
-                    self._start(slot, group, part)
+                    made.append(self._make(slot, group, part))
                     missing -= 1
+        try:
+            with _pool_process.asked_ahead([worker.process for worker in made]):
+                for worker in made:
+                    self._start(worker)
+        except BaseException:
+            for worker in made:
+                if self._workers[worker.slot] is not worker and worker.stderr is not None:
+                    worker.stderr.close()
+            raise
 
     def _staying(self, group: int) -> list[Worker]:
         return [
@@ -164,14 +174,17 @@ class Crew:
             if worker is not None and worker.group == group and not worker.told_to_leave
         ]
 
-    def _free_slot(self, group: int) -> int:
-        """One that this group had before, so that figures of a slot are a device's; else any; -1."""
-        free = [slot for slot in range(self._used) if self._workers[slot] is None]
+    def _free_slot(self, group: int, made: list[Worker]) -> int:
+        """One that this group had before, so that figures of a slot are a device's; else any; -1. made: who has one."""
+        taken = {worker.slot for worker in made}
+        free = [
+            slot for slot in range(self._used) if self._workers[slot] is None and slot not in taken
+        ]
         known = self._group_of
         return min(free, key=lambda slot: known.get(slot, group) != group, default=-1)
 
-    def _start(self, slot: int, group: int, part: int) -> None:
-        """A worker for a slot that is free."""
+    def _make(self, slot: int, group: int, part: int) -> Worker:
+        """A worker for a slot that is free, to be started."""
         stderr = Capture() if self._options.capture_stderr else None
         place = _pool_worker.Place(
             slot,
@@ -195,7 +208,11 @@ class Crew:
         process.daemon = self._daemon
         if place.device is not None:
             process.name = Name.with_environment(process.name, place.device)
-        worker = Worker(slot, group, part, process, stderr)
+        return Worker(slot, group, part, process, stderr)
+
+    def _start(self, worker: Worker) -> None:
+        slot, group, stderr = worker.slot, worker.group, worker.stderr
+        process: Any = worker.process
         self.dispatch.assign(slot, group)
         self._group_of[slot] = group
         process.start()

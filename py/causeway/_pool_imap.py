@@ -131,10 +131,16 @@ class IMapIterator(Job):
 
     def task_done(self, number: int, success: bool, value: Any) -> None:
         """Takes the results of one task; those of a failed one are one exception."""
-        results = [(True, item) for item in value] if success else [(False, value)]
+        if not success:
+            results = [(False, value)]
+        elif len(value) == 1:
+            results = [(True, value[0])]
+        else:
+            results = [(True, item) for item in value]
+        come = self._come
         with self._lock:
-            if not self._has_come(number):
-                self._come[number] = results
+            if number not in come and not self._was_handed_out(number):
+                come[number] = results
                 self._count += 1
             if self._counts_taken:
                 self._given.pop(number, None)
@@ -144,10 +150,8 @@ class IMapIterator(Job):
             self.engine.job_done(self)
         self.engine.notify()
 
-    def _has_come(self, number: int) -> bool:
-        return number in self._come or (
-            number < self._next if self.ordered else number in self._handed
-        )
+    def _was_handed_out(self, number: int) -> bool:
+        return number < self._next if self.ordered else number in self._handed
 
     def _has_next(self) -> bool:
         """Whether `next` need not wait."""

@@ -25,6 +25,7 @@ _FAULTS_MAX = 8  # in a row, as csrc/dispatch_collect.c counts
 # What has become of a message, beside the kinds of answers: its blocks are being opened, are open, were open when
 # decoding was interrupted; it is decoded.
 _OPENING, _OPENED, _OPENED_TWICE, _DECODED = 101, 102, 103, 104
+_VALUE, _plain_loads = wire.ANSWER_VALUE, wire.plain_loads
 
 
 class Incoming:
@@ -57,7 +58,11 @@ class Incoming:
             self._fail(Error("an answer could not be given to its caller; the Pool has ended"))
             told.clear()
         while told:
-            self._take(told)
+            job, number, _, kind, data, _, held = told[-1]
+            if kind == _VALUE and held is None and job is not None:  # most are so
+                job.task_done(number, True, _plain_loads(data))
+            else:
+                self._take(told)
             told.pop()
         if self._outgoing:
             self._outgoing.pump()
@@ -70,8 +75,8 @@ class Incoming:
             return
         if kind == wire.ANSWER_NONE:
             success, value = True, None
-        elif kind == wire.ANSWER_VALUE:
-            success, value = True, wire.plain_loads(data)
+        elif kind == _VALUE:
+            success, value = True, _plain_loads(data)
         else:
             success, value = self._message(told)
         if held is not None:

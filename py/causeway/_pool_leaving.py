@@ -19,14 +19,13 @@ import threading
 from collections.abc import Callable
 
 from causeway._pool_staging import Result
+from causeway._pool_wire import Parcel
 
 __all__ = ["RESULTS_LEAVING", "Leaving"]
 
 RESULTS_LEAVING = 2
 
-Message = (
-    tuple[bytes, int] | None
-)  # of a worker's handler, with the bytes beside it; None stands for None
+Answer = Parcel | None  # None stands for None
 
 
 class Leaving:
@@ -34,25 +33,25 @@ class Leaving:
 
     Args:
         answer: answers a task by the token that defer() gave for it.
-        tell: an exception as a message.
+        tell: an exception as an answer.
     """
 
     def __init__(
-        self, answer: Callable[[int, Message], None], tell: Callable[[Exception], Message]
+        self, answer: Callable[[int, Answer], None], tell: Callable[[Exception], Answer]
     ) -> None:
         self._answer = answer
         self._tell = tell
         self._changed = threading.Condition()
-        self._queue: list[tuple[list[Result], int, Message]] = []
+        self._queue: list[tuple[list[Result], int, Answer]] = []
         self._thread: threading.Thread | None = None
 
-    def put(self, results: list[Result], token: int, message: Message) -> None:
+    def put(self, results: list[Result], token: int, answer: Answer) -> None:
         """These leave, then the task is answered. Blocks while too many others leave.
 
         Args:
             results: of one task.
             token: what defer() gave for it.
-            message: its answer, if all goes well.
+            answer: if all goes well.
         """
         with self._changed:
             if self._thread is None:
@@ -62,7 +61,7 @@ class Leaving:
                 self._thread.start()
             while len(self._queue) >= RESULTS_LEAVING:
                 self._changed.wait()
-            self._queue.append((results, token, message))
+            self._queue.append((results, token, answer))
             self._changed.notify_all()
 
     def wait(self) -> None:
@@ -76,14 +75,21 @@ class Leaving:
             with self._changed:
                 while not self._queue:
                     self._changed.wait()
-                results, token, message = self._queue[0]
-            try:
-                for result in results:
-                    result.copy()
-            except Exception as error:
-                message = self._tell(error)
-            results.clear()  # the parent may have its blocks back
-            self._answer(token, message)
-            with self._changed:
-                self._queue.pop(0)
-                self._changed.notify_all()
+            self._first_leaves()
+
+    def _first_leaves(self) -> None:
+        results, token, answer = self._queue[0]
+        try:
+            _copy(results)
+        except Exception as error:
+            answer = self._tell(error)
+        results.clear()  # the parent may have its blocks back
+        self._answer(token, answer)
+        with self._changed:
+            self._queue.pop(0)
+            self._changed.notify_all()
+
+
+def _copy(results: list[Result]) -> None:
+    for result in results:
+        result.copy()

@@ -2,7 +2,7 @@
 
 A task prefers the GPU on which most bytes of its arrays lie, among those that have workers. One without such
 goes to the group with the fewest tasks under way a worker. Within the group whoever is free takes it; and a group that
-has more waiting than its bound has tasks taken from it by workers of others that have been idle for a moment
+has more waiting than its bound has them taken, after a moment, by idle workers of others
 (CW_DISPATCH_STEAL_BEYOND and _PATIENCE_NS, shm/dispatch.h), which then copy the arrays. Bytes are counted where a task is encoded, so that arrays at any depth of its arguments count.
 """
 

@@ -22,6 +22,9 @@ import signal
 import socket
 import struct
 import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import context as contexts
 from multiprocessing import popen_fork, popen_spawn_posix, reduction, spawn, util
 from multiprocessing.process import BaseProcess
@@ -30,12 +33,13 @@ from typing import Any
 from causeway import _pool_forker, _pool_server
 
 __all__ = [
-    "ForkServerProcess", "SpawnProcess", "exitcode_of", "hurry", "open_pidfd", "process_class",
+    "ForkServerProcess", "SpawnProcess", "asked_ahead", "exitcode_of", "hurry", "open_pidfd", "process_class",
 ]  # fmt: skip
 
 _STATUS_SECONDS = 2.0  # from a worker's end until the server has told how
 _FDS_MAX = 240  # of one worker; the kernel takes 253 in one message
 _EXITCODE = struct.Struct("<i")
+_AHEAD = 4  # workers that are asked for before the first one is there
 
 
 class _DupFd:
@@ -49,46 +53,63 @@ class _DupFd:
         return _pool_forker.inherited[self._index]
 
 
-class _Popen(popen_fork.Popen):
-    method = "spawn"
+class _Request:
+    """A worker that a server was asked for: what it is made of was sent, and nothing has come of it yet.
+
+    Raises:
+        ServerLost: ask another server.
+    """
+
     DupFd = _DupFd
 
     def __init__(self, process: BaseProcess, server: _pool_server.Server, told: Any) -> None:
+        self.process = process
+        self.server = server
         self._fds: list[int] = []
-        self._server = server
-        self._told = told
-        super().__init__(process)
-
-    def duplicate_for_child(self, fd: int) -> int:
-        self._fds.append(fd)
-        return len(self._fds) - 1
-
-    def _launch(self, process: BaseProcess) -> None:
         buffer = io.BytesIO()
         contexts.set_spawning_popen(self)  # type: ignore[arg-type]
         try:
-            reduction.dump(self._told, buffer)
+            reduction.dump(told, buffer)
             reduction.dump(process, buffer)
         finally:
             contexts.set_spawning_popen(None)
-        del self._told
         if len(self._fds) > _FDS_MAX:
             raise ValueError(
                 f"a worker was to be given {len(self._fds)} descriptors (those in its initargs, one of the Pool's); the limit is {_FDS_MAX}"
             )
         data = os.memfd_create("causeway-pool-start", os.MFD_CLOEXEC)
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with open(data, "wb", closefd=False) as file:
                 file.write(buffer.getbuffer())
             os.lseek(data, 0, os.SEEK_SET)
-            self.pid, self.sentinel = self._server.fork(data, theirs.fileno(), self._fds)
+            server.ask(data, theirs.fileno(), self._fds)
         except BaseException:
-            self._line.close()
+            self.line.close()
             raise
         finally:
             os.close(data)
             theirs.close()
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self._fds.append(fd)
+        return len(self._fds) - 1
+
+
+class _Popen(popen_fork.Popen):
+    method = "spawn"
+
+    def __init__(self, process: BaseProcess, request: _Request) -> None:
+        self._server = request.server
+        self._line = request.line
+        super().__init__(process)
+
+    def _launch(self, process: BaseProcess) -> None:
+        try:
+            self.pid, self.sentinel = self._server.answer()
+        except BaseException:
+            self._line.close()
+            raise
         self.finalizer = util.Finalize(self, _close, (self._line, self.sentinel))
         try:
             self._line.send(_pool_forker.GO, socket.MSG_NOSIGNAL)
@@ -143,18 +164,86 @@ def hurry() -> None:
     _thread.hurries = True
 
 
+def _server_for(process: Any) -> tuple[_pool_server.Server | None, Any]:
+    """The server for a process, None if there is none; and what multiprocessing tells the process."""
+    told = spawn.get_preparation_data(process._name)
+    start = [type(process), process._target, *process._args]
+    wait = not getattr(_thread, "hurries", False)
+    return _pool_server.find(process._start_method, told, start, wait), told
+
+
+class _Ahead:
+    """Workers that are started one after the other, and asked for some ahead: the server forks one while this process
+    makes the next one ready and sees to the one before. All are of one server, whose lock the caller holds.
+    """
+
+    def __init__(self, processes: list[Any], server: _pool_server.Server, told: Any) -> None:
+        self._processes = deque(processes)
+        self._server = server
+        self._told = told
+        self._asked: deque[_Request] = deque()
+
+    def take(self, process: Any) -> _Request | None:
+        """What was asked for a process, None if nothing was."""
+        try:
+            while self._processes and len(self._asked) < _AHEAD:
+                told = {**self._told, "name": self._processes[0]._name}
+                self._asked.append(_Request(self._processes[0], self._server, told))
+                self._processes.popleft()
+        except _pool_server.ServerLost:
+            self._processes.clear()
+        if not self._asked or self._asked[0].process is not process:
+            return None
+        return self._asked.popleft()
+
+    def close(self) -> None:
+        """Who was asked for and not taken never runs."""
+        for request in self._asked:
+            request.line.close()
+        self._server.end_turn()
+
+
+@contextmanager
+def asked_ahead(processes: list[Any]) -> Iterator[None]:
+    """In this block processes of one context are started, these and in this order, by this thread."""
+    server = None
+    if len(processes) > 1 and type(processes[0]) in _OURS.values():
+        server, told = _server_for(processes[0])
+    if server is None:
+        yield
+        return
+    with server.lock:
+        ahead = _thread.ahead = _Ahead(processes, server, told)
+        try:
+            yield
+        finally:
+            _thread.ahead = None
+            ahead.close()
+    server.close_retired()
+
+
 def _popen(process: Any) -> popen_fork.Popen:
+    ahead: _Ahead | None = getattr(_thread, "ahead", None)
+    request = ahead.take(process) if ahead is not None else None
+    if request is not None:
+        try:
+            return _Popen(process, request)
+        except _pool_server.ServerLost:
+            pass
     for _ in range(2):  # a server may die between two requests; two in a row have a reason
-        told = spawn.get_preparation_data(process._name)
-        start = [type(process), process._target, *process._args]
-        wait = not getattr(_thread, "hurries", False)
-        server = _pool_server.find(process._start_method, told, start, wait)
+        server, told = _server_for(process)
         if server is None:
             break
         try:
-            return _Popen(process, server, told)
+            with server.lock:
+                try:
+                    return _Popen(process, _Request(process, server, told))
+                finally:
+                    server.end_turn()
         except _pool_server.ServerLost:
             continue
+        finally:
+            server.close_retired()
     return popen_spawn_posix.Popen(process)
 
 

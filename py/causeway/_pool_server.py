@@ -5,7 +5,8 @@ once: it is started by plain spawn, imports what every worker would import by it
 (_pool_preload), and from then on forks workers on request (_pool_forker).
 
 Owner: the parent process. A server belongs to one parent (`_servers`; a fork of the parent knows none) and to one
-kind: the start method, with or without the main module. Requests to one server go one after the other.
+kind: the start method, with or without the main module. Requests to one server go one after the other; who starts many
+workers asks for the next ones before it has the answer to the first (_pool_process.asked_ahead).
 
 What a worker is told or inherits is what a plain spawn would give it now. So the next start makes a new server when
 anything differs that the server had at its start: the preparation data of multiprocessing (sys.path, sys.argv, folders,
@@ -83,8 +84,9 @@ class Server:
         self._learned = False
         self._files: dict[str, list[int]] = {}
         self._modules = set(modules)  # also those that cannot be imported
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._retired = False
+        self._unanswered = 0
         self._report = os.memfd_create("causeway-pool-server", os.MFD_CLOEXEC)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pidfd = -1
@@ -154,8 +156,16 @@ class Server:
             and all(_pool_forker.signature(path) == was for path, was in self._files.items())
         )
 
-    def fork(self, data: int, line: int, fds: Iterable[int]) -> tuple[int, int]:
-        """A new worker: its pid and a pidfd, which the caller closes. It runs when it is told so on its line.
+    def end_turn(self) -> None:
+        """The last thing that who holds `lock` does. An answer that is left would be taken for the next one's: then the
+        server is killed.
+        """
+        if self._unanswered:
+            self.kill()
+
+    def ask(self, data: int, line: int, fds: Iterable[int]) -> None:
+        """Asks for a new worker, and does not wait. It runs when it is told so on its line. Who holds `lock` from here on
+        until the answer, and ends with `end_turn`, may ask for more meanwhile.
 
         Args:
             data: a file with what multiprocessing.spawn reads.
@@ -164,32 +174,49 @@ class Server:
 
         Raises:
             ServerLost: ask another one.
-            OSError: no process could be made.
         """
         standard = [fd for fd in range(3) if _is_open(fd)]
         request = bytes([sum(1 << fd for fd in standard)])
         everything = [data, line, _tracker(), *standard, *fds]
-        with self._lock:
-            if self._retired:
+        if self._retired:
+            raise ServerLost
+        self._unanswered += 1
+        try:
+            socket.send_fds(self._control, [request], everything, socket.MSG_NOSIGNAL)
+        except OSError:
+            self.kill()
+            raise ServerLost from None
+        except BaseException:
+            self.kill()
+            raise
+
+    def answer(self) -> tuple[int, int]:
+        """What came of the request that was asked first: the worker's pid and a pidfd, which the caller closes.
+
+        Raises:
+            ServerLost: ask another one.
+            OSError: no process could be made.
+        """
+        if self._retired:
+            raise ServerLost
+        try:
+            if not self._await_answer(_REPLY_SECONDS):
                 raise ServerLost
-            try:
-                socket.send_fds(self._control, [request], everything, socket.MSG_NOSIGNAL)
-                if not self._await_answer(_REPLY_SECONDS):
-                    raise ServerLost
-                answer, got, _, _ = socket.recv_fds(
-                    self._control,
-                    _pool_forker.ANSWER.size,
-                    1,
-                    socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT,
-                )
-                if len(answer) != _pool_forker.ANSWER.size:
-                    raise ServerLost
-            except OSError:
-                self.kill()
-                raise ServerLost from None
-            except BaseException:  # its answer would be taken for the next one's
-                self.kill()
-                raise
+            answer, got, _, _ = socket.recv_fds(
+                self._control,
+                _pool_forker.ANSWER.size,
+                1,
+                socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT,
+            )
+            if len(answer) != _pool_forker.ANSWER.size:
+                raise ServerLost
+        except OSError:
+            self.kill()
+            raise ServerLost from None
+        except BaseException:
+            self.kill()
+            raise
+        self._unanswered -= 1
         (pid,) = _pool_forker.ANSWER.unpack(answer)
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid))
@@ -211,10 +238,19 @@ class Server:
         return bool(poll.poll(seconds * 1000))
 
     def retire(self) -> None:
-        """It gets no more requests, and ends with its last worker."""
-        with self._lock:
-            self._retired = True
-            self._control.close()
+        """It gets no more requests, and ends with its last worker. Waits for nobody: who has its turn may wait for
+        another server, and so for who retires this one.
+        """
+        self._retired = True
+        self.close_retired()
+
+    def close_retired(self) -> None:
+        """Lets go of it if it was retired while somebody had its turn, which has ended."""
+        if self._retired and self.lock.acquire(blocking=False):
+            try:
+                self._control.close()
+            finally:
+                self.lock.release()
 
     def kill(self) -> None:
         """Ends it now. May be repeated."""

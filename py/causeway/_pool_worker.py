@@ -155,8 +155,8 @@ class _Handler:
         finally:
             results = self._arguments.returned()
         if results:
-            message = None if value is None else self.encode_value(value)
-            self.leaving.put(results, self._end.defer(), message)
+            parcel = None if value is None else self._encoded(value)
+            self.leaving.put(results, self._end.defer(), parcel)
             return None
         return value
 
@@ -185,13 +185,15 @@ class _Handler:
 
     def encode_value(self, value: Any) -> tuple[bytes, int]:
         """A result as a message, or instead of it why it cannot be sent; and the bytes beside it."""
+        return self._sent(self._encoded(value))
+
+    def _encoded(self, value: Any) -> wire.Parcel:
         try:
-            parcel = self._encoder.encode(0, 1, b"", value)
+            return self._encoder.encode(0, 1, b"", value)
         except (LimitExceeded, BrokerLost) as error:
-            parcel = self._encoder.encode(0, 0, _traceback(error), _bare(error))
+            return self._encoder.encode(0, 0, _traceback(error), _bare(error))
         except Exception as error:
-            parcel = self._encoder.encode(0, 0, _traceback(error), _encoding_error(error, value))
-        return self._sent(parcel)
+            return self._encoder.encode(0, 0, _traceback(error), _encoding_error(error, value))
 
     def encode_exception(self, error: BaseException) -> tuple[bytes, int]:
         """An exception of the task's as a message. What ends the process goes on its way."""
@@ -201,29 +203,28 @@ class _Handler:
             raise error
         if isinstance(error, DeviceError) and self._gpu is not None and self._gpu.usable:
             error = self._looked_at(error)  # it came while arguments were copied
-        return self._failed(error, self._encoder)
+        return self._sent(self._failed(error, self._encoder))
 
-    def _failed(self, error: BaseException, encoder: wire.Encoder) -> tuple[bytes, int]:
+    def _failed(self, error: BaseException, encoder: wire.Encoder) -> wire.Parcel:
         lead = _traceback(error)
         try:
-            parcel = encoder.encode(0, 0, lead, error)
+            return encoder.encode(0, 0, lead, error)
         except (LimitExceeded, BrokerLost) as refusal:
-            parcel = encoder.encode(0, 0, lead, _bare(refusal))
+            return encoder.encode(0, 0, lead, _bare(refusal))
         except Exception as refusal:
-            parcel = encoder.encode(0, 0, lead, _encoding_error(refusal, error))
-        return self._sent(parcel)
+            return encoder.encode(0, 0, lead, _encoding_error(refusal, error))
 
-    def _failed_to_leave(self, error: Exception) -> tuple[bytes, int]:
+    def _failed_to_leave(self, error: Exception) -> wire.Parcel:
         """Instead of an answer whose results could not be copied; in the thread that copies them."""
         return self._failed(error, self._late_encoder)
 
-    def _answer_late(self, token: int, message: tuple[bytes, int] | None) -> None:
-        """The answer of a task whose results have left; None is None."""
+    def _answer_late(self, token: int, parcel: wire.Parcel | None) -> None:
+        """The answer of a task whose results have left; None is None. In the thread that copies them."""
         try:
-            if message is None:
+            if parcel is None:
                 self._end.answer(token, None)
-            else:
-                self._end.answer_message(token, message)
+            else:  # its blocks count as sent from now on: who waits until all are opened may be this thread
+                self._end.answer_message(token, self._sent(parcel))
         except (
             ContextBroken
         ):  # by a later task: it was answered, and the main thread ends the process

@@ -4,6 +4,8 @@ An item is a pickle of at most 16 KiB, and arrays that go with it by their handl
 
     no arrays       the data is the pickle
     with arrays     the data is a header, a descriptor for each array, the pickle
+    one array       (a `causeway.Array` and nothing else) the same, but the pickle tells the layout alone; both ends
+                    remember it, so that such an item costs no pickling
 
 An array that goes with an item is a *block* with the bytes of a large buffer (see `_pool_buffers`: one copy, and the
 block comes back to its writer when the reader's last view is gone), a block with a pickle that is too long, or the
@@ -35,13 +37,16 @@ from causeway.errors import Error
 from causeway.layouts import Layout
 from causeway.views import Lease
 
-__all__ = ["Outgoing", "decode", "encode"]
+__all__ = ["Outgoing", "decode", "encode", "encode_array"]
 
 KEPT_BYTES = 256 << 20  # how much a writer keeps of the blocks that its readers still have
 
 _HEADER = struct.Struct("<II")  # descriptors, 1: the last one is a block with the pickle
 _DESCRIPTOR = struct.Struct("<QII")  # bytes, kind, 0
-_BUFFER, _BUFFER_BY_PICKLE, _ARRAY, _ARRAY_READONLY = range(4)
+_BUFFER, _BUFFER_BY_PICKLE, _ARRAY, _ARRAY_READONLY, _ALONE, _ALONE_READONLY = range(6)
+_ALONE_BYTES = _HEADER.size + _DESCRIPTOR.size  # before the layout of one array
+_LAYOUTS_MAX = 1024
+_layouts: dict[bytes, tuple[Layout, int, str | None]] = {}  # of arrays alone, as they came
 
 
 class Outgoing:
@@ -200,6 +205,38 @@ def encode(obj: Any, max_bytes: int) -> Outgoing:
     return made
 
 
+def encode_array(array: Array, max_bytes: int) -> Outgoing | None:
+    """An item of one array alone; None when its layout is too long for that."""
+    lease, layout = array._open_lease(), array._layout_now()
+    key = (array._offset, array._name, lease.readonly)
+    if layout.told is None or layout.told[0] != key:
+        described = (dtypes.encode(layout.dtype), layout.shape, layout.strides, *key[:2])
+        kind = _ALONE_READONLY if lease.readonly else _ALONE
+        head = _HEADER.pack(1, 0) + _DESCRIPTOR.pack(layout.nbytes, kind, 0)
+        layout.told = (key, head + pickle.dumps(described, 5))
+    out = Outgoing(layout.told[1])
+    if len(out.data) > max_bytes:
+        return None
+    out.handles = ffi.new("cw_handle *")
+    check(lib.cw_array_export(arrays.usable(lease), 1, out.handles))
+    out.count, out.extra_bytes = 1, layout.nbytes
+    return out
+
+
+def _decode_array(item: Any, view: memoryview, kind: int) -> Array:
+    pointer, item.arrays[0] = item.arrays[0], ffi.NULL
+    lease = Lease(pointer)
+    told = bytes(view[_ALONE_BYTES:])
+    known = _layouts.get(told)
+    if known is None:
+        dtype, shape, strides, offset, name = pickle.loads(told)
+        known = Layout(tuple(shape), dtypes.decode(dtype), tuple(strides)), offset, name
+        if len(_layouts) >= _LAYOUTS_MAX:
+            _layouts.clear()
+        _layouts[told] = known
+    return arrays.make(_readonly(lease) if kind == _ALONE_READONLY else lease, *known)
+
+
 def decode(item: Any) -> Any:
     """The object in a `cw_item *`; arrays that go with it are taken out of it.
 
@@ -212,6 +249,9 @@ def decode(item: Any) -> Any:
     count, spilled = _HEADER.unpack_from(view)
     if count != item.count:
         raise ValueError(f"an item of {item.count} arrays says that it has {count}")
+    kind = _DESCRIPTOR.unpack_from(view, _HEADER.size)[1]
+    if kind in (_ALONE, _ALONE_READONLY) and count == 1:
+        return _decode_array(item, view, kind)
     parts: list[Any] = []
     by_pickle: list[Any] = []
     for i in range(count):

@@ -33,13 +33,17 @@ class Layout:
         "_borrowed",
         "_c",
         "_gapless",
+        "_origin",
         "_span",
         "dtype",
         "ndim",
         "shape",
         "size",
         "strides",
+        "told",
     )
+
+    told: tuple[Any, bytes] | None  # how an item of a queue says it (`_queue_items`), the last time
 
     def __init__(
         self,
@@ -55,8 +59,10 @@ class Layout:
         self.strides = contiguous(shape, dtype.itemsize, order) if strides is None else strides
         self._c: Any = None
         self._gapless: bool | None = None
+        self._origin: int | None = None
         self._span: int | None = None
         self._borrowed: Any = None
+        self.told = None
 
     @property
     def nbytes(self) -> int:
@@ -66,11 +72,10 @@ class Layout:
     @property
     def origin(self) -> int:
         """Bytes from the lowest byte to element 0: more than 0 where strides are negative."""
-        if not self.size:
-            return 0
-        return sum(
-            (n - 1) * -step for n, step in zip(self.shape, self.strides, strict=True) if step < 0
-        )
+        if self._origin is None:
+            steps = zip(self.shape, self.strides, strict=True)
+            self._origin = sum((n - 1) * -step for n, step in steps if step < 0) if self.size else 0
+        return self._origin
 
     @property
     def span(self) -> int:

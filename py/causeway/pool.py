@@ -86,7 +86,7 @@ class Pool:
     this process opens. A task goes to the GPU where most bytes of its `causeway.Array` arguments lie, and to another one that is
     idle when more than two tasks a worker wait there; without such arrays, to that with the least to do. An array on another
     GPU than the worker's is copied there before func gets it, so what func writes into an argument reaches the caller's array
-    only if they lay on one GPU: return it, or give `causeway.InOut`. By default `map` takes items one by one then.
+    only if they lay on one GPU: return it. By default `map` takes items one by one then.
 
     Tensors of PyTorch and arrays of CuPy that lie on a GPU go by handle too.
 

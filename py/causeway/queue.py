@@ -133,7 +133,9 @@ class _Shared:
 
     def _put_slowly(self, end: _End, obj: Any, timeout_ns: int) -> None:
         """Whatever the object is, and however long it takes."""
-        out = items.encode(obj, end.max_bytes)
+        out = items.encode_array(obj, end.max_bytes) if type(obj) is Array else None
+        if out is None:
+            out = items.encode(obj, end.max_bytes)
         data = out.data
         give_up = time.monotonic_ns() + timeout_ns if timeout_ns > 0 else 0
         while True:

@@ -32,6 +32,9 @@ enum {
     OP_TUPLE1 = 0x85,
     OP_TUPLE2 = 0x86,
     OP_TUPLE3 = 0x87,
+    OP_LIST = ']',
+    OP_APPEND = 'a',
+    OP_APPENDS = 'e',
     OP_STOP = '.'
 };
 
@@ -147,10 +150,24 @@ static int put_object(struct writer *w, PyObject *object, int depth) {
     return -1;
 }
 
+/* A list that is all there is: within others the same one might stand twice, and must come out as
+ * one. */
+static int put_list(struct writer *w, PyObject *list) {
+    Py_ssize_t size = PyList_Size(list);
+    if (size > STACK_MAX / 2 || put(w, OP_LIST, NULL, 0) || (size > 1 && put(w, OP_MARK, NULL, 0)))
+        return -1;
+    for (Py_ssize_t i = 0; i < size; i++)
+        if (put_object(w, PyList_GetItem(list, i), 1))
+            return -1;
+    return size == 0 ? 0 : put(w, size == 1 ? OP_APPEND : OP_APPENDS, NULL, 0);
+}
+
 Py_ssize_t small_dump(PyObject *object, void *out, Py_ssize_t most) {
     struct writer writer = {.at = out, .end = (uint8_t *)out + most};
     uint8_t protocol = 5;
-    if (put(&writer, OP_PROTO, &protocol, 1) || put_object(&writer, object, 0) ||
+    int is_list = Py_TYPE(object) == &PyList_Type;
+    if (put(&writer, OP_PROTO, &protocol, 1) ||
+        (is_list ? put_list(&writer, object) : put_object(&writer, object, 0)) ||
         put(&writer, OP_STOP, NULL, 0))
         return -1;
     return writer.at - (uint8_t *)out;
@@ -233,6 +250,23 @@ static PyObject *read_tuple(struct reader *r, int size) {
     return tuple;
 }
 
+/* Appends the topmost object, or all above the topmost mark, to the list below. */
+static int read_append(struct reader *r, int marked) {
+    int from = r->depth - 1, code = 0;
+    while (marked && from >= 0 && r->stack[from])
+        from--;
+    int at = from - 1; /* of the list; from: of the mark or of the one object */
+    if (at < 0 || !r->stack[at] || Py_TYPE(r->stack[at]) != &PyList_Type)
+        return -1;
+    for (int i = from + marked; i < r->depth && code == 0; i++)
+        code = r->stack[i] ? PyList_Append(r->stack[at], r->stack[i]) : -1;
+    while (r->depth > from) {
+        r->depth--;
+        Py_XDECREF(r->stack[r->depth]);
+    }
+    return code;
+}
+
 static PyObject *read_object(struct reader *r, int op) {
     switch (op) {
     case OP_INT1:
@@ -252,6 +286,8 @@ static PyObject *read_object(struct reader *r, int op) {
         return read_tuple(r, op == OP_TUPLE0 ? 0 : op - OP_TUPLE1 + 1);
     case OP_TUPLE:
         return read_tuple(r, -1);
+    case OP_LIST:
+        return PyList_New(0);
     default: {
         PyObject *known = op == OP_NONE    ? Py_None
                           : op == OP_TRUE  ? Py_True
@@ -269,6 +305,11 @@ PyObject *small_load(const void *data, uint32_t size_bytes) {
     int op = -1;
     if (take_byte(&reader) == OP_PROTO && take_byte(&reader) == 5)
         while (reader.depth < STACK_MAX && (op = take_byte(&reader)) >= 0 && op != OP_STOP) {
+            if (op == OP_APPEND || op == OP_APPENDS) {
+                if (read_append(&reader, op == OP_APPENDS))
+                    break;
+                continue;
+            }
             PyObject *next = op == OP_MARK ? NULL : read_object(&reader, op);
             if (!next && op != OP_MARK)
                 break;

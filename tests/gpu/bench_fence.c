@@ -1,7 +1,9 @@
 /*
- * Two processes hand work to each other's streams and back, on one GPU or on two: by fences, by
- * bare flags in host memory (what the hardware can do: the streams know all rounds beforehand), and
- * by CUDA's IPC events (what the driver offers). `make bench-gpu` runs it.
+ * Two processes hand work to each other's streams and back, on one GPU or on two: by fences (one
+ * piece of work that reads the other's array and writes the own one; and a reading and a writing
+ * apart, which is twice the work for the GPU), by bare flags in host memory (what the hardware can
+ * do: the streams know all rounds beforehand), and by CUDA's IPC events (what the driver offers).
+ * `make bench-gpu` runs it.
  *
  *   bench_fence [ROUNDS]
  *
@@ -96,6 +98,35 @@ static void read_one(cw_array *array) {
     OK(cw_array_reading_end(array, stream));
 }
 
+/* One piece of work a round, begun when the other side's was submitted. */
+static double by_work(cw_array *mine, cw_array *theirs, int first, int rounds) {
+    const cw_use uses[] = {{.array = theirs}, {.array = mine, .writing = 1, .whole = 1}};
+    cw_work *work;
+    int64_t begun_ns = cw_now_ns();
+    for (int i = first; i < first + rounds; i++) {
+        await(me ? i : i - 1);
+        OK(cw_work_begin(uses, 2, stream, -1, &work));
+        OK(cw_work_end(work));
+        post(i);
+        finish_some(i);
+    }
+    OK(cuda->cuStreamSynchronize(stream));
+    return (double)(cw_now_ns() - begun_ns) / rounds / 1e3;
+}
+
+/* What it costs the CPU to submit one, with nobody else at work. */
+static double submit_alone(cw_array *mine, int rounds) {
+    const cw_use use = {.array = mine, .writing = 1, .whole = 1};
+    cw_work *work;
+    int64_t begun_ns = cw_now_ns();
+    for (int i = 1; i <= rounds; i++) {
+        OK(cw_work_begin(&use, 1, stream, -1, &work));
+        OK(cw_work_end(work));
+        finish_some(i);
+    }
+    return (double)(cw_now_ns() - begun_ns) / rounds / 1e3;
+}
+
 static double by_fences(cw_array *mine, cw_array *theirs, int first, int rounds) {
     int64_t begun_ns = cw_now_ns();
     for (int i = first; i < first + rounds; i++) {
@@ -149,7 +180,7 @@ static bool make_events(CUevent *mine, CUevent *theirs) {
     return true;
 }
 
-static void play(int rounds, double out[3], int *gpus) {
+static void play(int rounds, double out[5], int *gpus) {
     cw_client *client;
     cw_array *mine, *theirs;
     CUevent my_event, their_event;
@@ -176,10 +207,18 @@ static void play(int rounds, double out[3], int *gpus) {
     by_fences(mine, theirs, 1, WARM);
     meet();
     out[1] = by_fences(mine, theirs, 1 + WARM, rounds);
+    int next = 1 + WARM + rounds;
+    by_work(mine, theirs, next, WARM);
+    meet();
+    out[3] = by_work(mine, theirs, next + WARM, rounds);
+    meet();
+    next += WARM + rounds;
+    if (!me)
+        out[4] = submit_alone(mine, rounds);
     if (make_events(&my_event, &their_event)) {
         meet();
-        by_events(my_event, their_event, 1 + WARM + rounds, WARM);
-        out[2] = by_events(my_event, their_event, 1 + 2 * WARM + rounds, rounds / 10 + 1);
+        by_events(my_event, their_event, next, WARM);
+        out[2] = by_events(my_event, their_event, next + WARM, rounds / 10 + 1);
     }
     meet();
     if (!me) {
@@ -190,7 +229,7 @@ static void play(int rounds, double out[3], int *gpus) {
 
 int main(int argc, char **argv) {
     int rounds = argc > 1 ? atoi(argv[1]) : 4000, gpus = 0, status;
-    double us[3] = {0};
+    double us[5] = {0};
     board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t other = fork();
     me = other == 0;
@@ -203,10 +242,13 @@ int main(int argc, char **argv) {
     printf("streams of two processes on %s, there and back, %d rounds:\n",
            gpus > 1 ? "two GPUs" : "one GPU", rounds);
     printf("  bare flags, all submitted beforehand   %8.1f us\n", us[0]);
-    printf("  fences: writing and reading            %8.1f us   %.2f of the flags\n", us[1],
+    printf("  fences: one piece of work              %8.1f us   %.2f of the flags\n", us[3],
+           us[3] / us[0]);
+    printf("  fences: writing and reading apart      %8.1f us   %.2f of the flags\n", us[1],
            us[1] / us[0]);
+    printf("  begin and end on the CPU alone         %8.1f us\n", us[4]);
     if (us[2] > 0)
         printf("  IPC events                             %8.1f us   %.1f times the fences\n", us[2],
-               us[2] / us[1]);
+               us[2] / us[3]);
     return 0;
 }

@@ -5,10 +5,12 @@
  *   what another computed from them; what was complete stays good and is told to be so;
  * and in the end no byte of GPU memory is left.
  *
- *   fence_deaths [ROUNDS [JOBS]]     on the test double; CAUSEWAY_TEST_GPU=1: on a real GPU
+ *   fence_deaths [ROUNDS [JOBS [SECONDS]]]     on the test double; CAUSEWAY_TEST_GPU=1: on a real
+ *   GPU. After SECONDS no further round is begun, and as many as there were are told.
  *
  * A job is a process with two consumers that live through all its rounds; the producer is a new
- * process each round. They share a board.
+ * process each round. What takes time is a producer's way to its GPU (half a second and more), so
+ * some are on that way beforehand, each with its part: what is to become of it. They share a board.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -39,24 +41,44 @@ enum moment {
 static const char *const moment_names[] = {"before its work", "in its section", "in its work",
                                            "after its work", "at any time"};
 
-struct board {
-    _Atomic int round;    /* consumers may begin this one */
-    _Atomic int ready;    /* the producer is where it is to be killed */
-    _Atomic int done[2];  /* consumers: rounds that they are through with */
-    _Atomic int computed; /* the first consumer's y: 1 it is there, 2 it was told before */
-    _Atomic int child;    /* the producer's, that lives on */
-    int job;
+#define AHEAD 4 /* producers of one job that are started or at work */
+
+struct part { /* of one producer */
+    pid_t pid;
+    int round;
+    int64_t begun_ns;
     enum moment moment;
     bool forks;
     unsigned late_ms;
+    _Atomic int go;    /* its round is on */
+    _Atomic int warm;  /* 1: it could begin */
+    _Atomic int ready; /* it is where it is to be killed */
+    _Atomic int child; /* of its own, that lives on */
+};
+
+struct board {
+    _Atomic int round;    /* consumers may begin this one; -1: there is none any more */
+    _Atomic int done[2];  /* consumers: rounds that they are through with */
+    _Atomic int computed; /* the first consumer's y: 1 it is there, 2 it was told before */
+    int job;
+    struct part parts[AHEAD]; /* of a round: the round modulo AHEAD */
+};
+
+struct figures { /* shared by all jobs; microseconds */
+    _Atomic int kills;
+    _Atomic int64_t start_us,
+        told_us; /* sums: to be warm; from the kill until both consumers knew */
 };
 static struct board *board;
-static int round_now; /* of this process */
+static struct figures *figures;
+static struct part none;
+static struct part *part = &none; /* of this process's round */
+static int round_now;             /* of this process */
 
 static void ok(int code, const char *what) {
     if (code < 0)
         test_fail("job %d round %d (killed %s): %s: %d, %s", board->job, round_now,
-                  moment_names[board->moment], what, code, cw_error());
+                  moment_names[part->moment], what, code, cw_error());
 }
 
 static void pause_ns(int64_t ns) {
@@ -68,7 +90,7 @@ static void await(_Atomic int *word, int value, const char *what) {
     while (atomic_load(word) != value) {
         if (test_now_ns() > end_ns)
             test_fail("job %d round %d (killed %s%s): %s: a hang", board->job, round_now,
-                      moment_names[board->moment], board->forks ? ", a child lives" : "", what);
+                      moment_names[part->moment], part->forks ? ", a child lives" : "", what);
         pause_ns(100000);
     }
 }
@@ -130,18 +152,18 @@ static void live_on(void) {
         for (;;)
             pause();
     }
-    atomic_store(&board->child, child);
+    atomic_store(&part->child, child);
 }
 
 static void produce(void) {
     cw_client *client;
     CUdeviceptr flag;
     /* The double does late what is no kernel: a stream's writes would pass its kernel by. */
-    if (board->late_ms && board->moment == ANY_TIME && !test_cuda_is_real()) {
+    if (part->late_ms && part->moment == ANY_TIME && !test_cuda_is_real()) {
         char text[16];
-        snprintf(text, sizeof text, "%u", board->late_ms);
+        snprintf(text, sizeof text, "%u", part->late_ms);
         setenv("CAUSEWAY_FAKECUDA_LATE_MS", text, 1);
-        setenv("CAUSEWAY_FAKECUDA_LATE_KEEPS", board->forks ? "1" : "0", 1);
+        setenv("CAUSEWAY_FAKECUDA_LATE_KEEPS", part->forks ? "1" : "0", 1);
     }
     test_cuda_start();
     CU(cuMemAlloc(&flag, 64));
@@ -153,21 +175,24 @@ static void produce(void) {
     write_all(x, stream, FIRST);
     ok(cw_array_wait(good, LIMIT_NS), "cw_array_wait");
     ok(cw_array_wait(x, LIMIT_NS), "cw_array_wait");
+    atomic_store(&part->warm, 1);
+    while (!atomic_load(&part->go)) /* until it is its turn, or its job ends */
+        pause_ns(200000);
     put(good, "good");
-    if (board->forks)
+    if (part->forks)
         live_on();
-    if (board->moment != AFTER_WORK && board->moment != ANY_TIME) {
+    if (part->moment != AFTER_WORK && part->moment != ANY_TIME) {
         ok(cw_array_writing_begin(x, stream, LIMIT_NS), "cw_array_writing_begin");
-        if (board->moment != BEFORE_WORK)
+        if (part->moment != BEFORE_WORK)
             test_spin(stream, flag);
-        if (board->moment == IN_WORK) {
+        if (part->moment == IN_WORK) {
             test_fill(stream, at(x), WORDS, 8);
             ok(cw_array_writing_end(x, stream, 1), "cw_array_writing_end");
         }
     }
     put(x, "x");
-    atomic_store(&board->ready, 1);
-    for (uint32_t value = LOOP_BEGIN; board->moment == ANY_TIME; value++) {
+    atomic_store(&part->ready, 1);
+    for (uint32_t value = LOOP_BEGIN; part->moment == ANY_TIME; value++) {
         write_all(x, stream, value);
         if (value % 2 == 0) /* what is queued may land late, but not later than CW_POISON_NS */
             ok(cw_array_wait(x, LIMIT_NS), "cw_array_wait");
@@ -216,8 +241,7 @@ static bool look(struct consumer *c, cw_array *array, uint32_t *value) {
     for (uint32_t i = 1; i < WORDS; i++)
         if (c->host[i] != c->host[0])
             test_fail("job %d round %d (killed %s): word %u is %u, word 0 is %u, and nobody told",
-                      board->job, round_now, moment_names[board->moment], i, c->host[i],
-                      c->host[0]);
+                      board->job, round_now, moment_names[part->moment], i, c->host[i], c->host[0]);
     *value = c->host[0];
     return false;
 }
@@ -248,14 +272,14 @@ static bool compute(struct consumer *c, cw_array *x, cw_array *y, bool *told) {
 }
 
 static void judge(bool told, uint32_t value, uint32_t factor, const char *what) {
-    bool whole = board->moment == AFTER_WORK, either = board->moment == ANY_TIME;
+    bool whole = part->moment == AFTER_WORK, either = part->moment == ANY_TIME;
     if (!either && told == whole)
         test_fail("job %d round %d (killed %s%s): who read %s was %s", board->job, round_now,
-                  moment_names[board->moment], board->forks ? ", a child lives" : "", what,
+                  moment_names[part->moment], part->forks ? ", a child lives" : "", what,
                   told ? "told a death, but it was complete" : "told nothing");
     if (!told && value != FIRST * factor && !(either && value >= LOOP_BEGIN * factor))
         test_fail("job %d round %d (killed %s): %s holds %u", board->job, round_now,
-                  moment_names[board->moment], what, value);
+                  moment_names[part->moment], what, value);
 }
 
 static void first_consumer(struct consumer *c) {
@@ -307,6 +331,18 @@ static void remove_names(struct consumer *c) {
     }
 }
 
+/* False: there are no more. */
+static bool await_round(int round) {
+    int64_t end_ns = test_now_ns() + ROUND_NS;
+    int now;
+    while ((now = atomic_load(&board->round)) != round && now >= 0) {
+        if (test_now_ns() > end_ns)
+            test_fail("job %d round %d: it does not begin", board->job, round);
+        pause_ns(100000);
+    }
+    return now == round;
+}
+
 static void consume(int which, int rounds) {
     struct consumer c;
     uint32_t value;
@@ -317,7 +353,9 @@ static void consume(int which, int rounds) {
     ok(cw_connect(NULL, NULL, 0, &c.client), "cw_connect");
     for (int round = 1; round <= rounds; round++) {
         round_now = round;
-        await(&board->round, round, "the beginning of the round");
+        if (!await_round(round))
+            break;
+        part = &board->parts[round % AHEAD];
         c.good = get(c.client, "good");
         if (which == 0)
             first_consumer(&c);
@@ -334,7 +372,7 @@ static void consume(int which, int rounds) {
             remove_names(&c);
         }
     }
-    await(&board->round, rounds + 1, "the end of the job");
+    await(&board->round, -1, "the end of the job");
     cw_client_unref(c.client);
     _exit(0);
 }
@@ -347,48 +385,83 @@ static void check_alive(pid_t pid) {
         test_fail("job %d round %d: a process ended with 0x%x", board->job, round_now, status);
 }
 
-static void play(struct chance *chance, int round, const pid_t consumers[2]) {
-    bool early = chance_below(chance, 2); /* consumers begin before the death */
-    int64_t end_ns = test_now_ns() + ROUND_NS;
-    board->moment = (enum moment)chance_below(chance, MOMENTS);
-    board->forks = chance_below(chance, 2);
-    board->late_ms = (unsigned[]){0, 1, 5}[chance_below(chance, 3)];
-    atomic_store(&board->computed, 0);
-    atomic_store(&board->ready, 0);
-    atomic_store(&board->child, 0);
-    round_now = round;
-    pid_t producer = fork_tied();
-    if (producer == 0)
+/* Sends a producer on its way to the round. */
+static void start_producer(struct chance *chance, int round) {
+    struct part *of = &board->parts[round % AHEAD];
+    of->round = round;
+    of->begun_ns = test_now_ns();
+    of->moment = (enum moment)chance_below(chance, MOMENTS);
+    of->forks = chance_below(chance, 2);
+    of->late_ms = (unsigned[]){0, 1, 5}[chance_below(chance, 3)];
+    atomic_store(&of->go, 0);
+    atomic_store(&of->warm, 0);
+    atomic_store(&of->ready, 0);
+    atomic_store(&of->child, 0);
+    pid_t pid = fork_tied();
+    if (pid == 0) {
+        part = of;
+        round_now = round;
         produce();
-    while (!atomic_load(&board->ready)) {
-        check_alive(producer);
+    }
+    of->pid = pid;
+}
+
+static void end_producer(pid_t pid) {
+    kill(pid, SIGKILL);
+    while (waitpid(pid, NULL, 0) < 0)
+        ;
+}
+
+static void await_ready(void) {
+    int64_t end_ns = test_now_ns() + ROUND_NS;
+    bool warm = false;
+    atomic_store(&part->go, 1);
+    while (!atomic_load(&part->ready)) {
+        if (!warm && atomic_load(&part->warm)) {
+            warm = true;
+            figures->start_us += (test_now_ns() - part->begun_ns) / 1000;
+        }
+        check_alive(part->pid);
         if (test_now_ns() > end_ns)
             test_fail("job %d: no producer in time", board->job);
         pause_ns(100000);
     }
+    if (!warm)
+        figures->start_us += (test_now_ns() - part->begun_ns) / 1000;
+}
+
+static void play(struct chance *chance, int round, const pid_t consumers[2]) {
+    bool early = chance_below(chance, 2); /* consumers begin before the death */
+    int64_t end_ns = test_now_ns() + ROUND_NS;
+    part = &board->parts[round % AHEAD];
+    atomic_store(&board->computed, 0);
+    round_now = round;
+    await_ready();
     if (early) {
         atomic_store(&board->round, round);
         pause_ns((int64_t)chance_below(chance, 5000000));
     }
-    kill(producer, SIGKILL);
-    while (waitpid(producer, NULL, 0) < 0)
-        ;
+    int64_t killed_ns = test_now_ns();
+    end_producer(part->pid);
+    figures->kills++;
     atomic_store(&board->round, round);
     while (atomic_load(&board->done[0]) != round || atomic_load(&board->done[1]) != round) {
         check_alive(consumers[0]);
         check_alive(consumers[1]);
         if (test_now_ns() > end_ns)
             test_fail("job %d round %d (killed %s%s): a consumer hangs", board->job, round,
-                      moment_names[board->moment], board->forks ? ", a child lives" : "");
+                      moment_names[part->moment], part->forks ? ", a child lives" : "");
         pause_ns(100000);
     }
-    if (board->child)
-        kill(board->child, SIGKILL);
+    figures->told_us += (test_now_ns() - killed_ns) / 1000;
+    if (part->child)
+        kill(part->child, SIGKILL);
 }
 
-static void run_job(int job, int rounds) {
+static void run_job(int job, int rounds, int64_t end_ns) {
     pid_t consumers[2];
     struct chance chance = {chance_seed() + (uint64_t)job * 7919};
+    int started = 0, round = 1;
     board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     board->job = job;
     for (int i = 0; i < 2; i++) {
@@ -396,9 +469,14 @@ static void run_job(int job, int rounds) {
         if (consumers[i] == 0)
             consume(i, rounds);
     }
-    for (int round = 1; round <= rounds; round++)
+    for (; round <= rounds && test_now_ns() < end_ns; round++) {
+        while (started < rounds && started < round + AHEAD - 1)
+            start_producer(&chance, ++started);
         play(&chance, round, consumers);
-    atomic_store(&board->round, rounds + 1);
+    }
+    atomic_store(&board->round, -1);
+    for (; round <= started; round++) /* whose turn did not come */
+        end_producer(board->parts[round % AHEAD].pid);
     for (int i = 0; i < 2; i++) {
         int status;
         while (waitpid(consumers[i], &status, 0) < 0)
@@ -430,6 +508,38 @@ static uint64_t measure(void) {
     return *free_bytes;
 }
 
+/* What nvidia-smi says is in use, of all GPUs; -1: it is not here. */
+static long smi_mib(void) {
+    long sum = -1, mib;
+    FILE *told = test_cuda_is_real() ? popen("nvidia-smi --query-gpu=memory.used "
+                                             "--format=csv,noheader,nounits 2>/dev/null",
+                                             "r")
+                                     : NULL;
+    while (told && fscanf(told, "%ld", &mib) == 1)
+        sum = (sum < 0 ? 0 : sum) + mib;
+    if (told)
+        pclose(told);
+    return sum;
+}
+
+static void check_memory(uint64_t before, long smi_before) {
+    uint64_t after = 0;
+    long smi_after = -1;
+    for (int tries = 0; tries < 40 && (after != before || smi_after > smi_before); tries++) {
+        pause_ns(500000000);
+        after = measure();
+        smi_after = smi_mib();
+    }
+    if (after != before)
+        test_fail("%llu bytes of GPU memory were free, %llu are", (unsigned long long)before,
+                  (unsigned long long)after);
+    if (smi_after > smi_before)
+        test_fail("nvidia-smi said that %ld MiB were in use, and says %ld", smi_before, smi_after);
+    if (smi_before >= 0)
+        printf("fence_deaths: nvidia-smi: %ld MiB in use before, %ld after\n", smi_before,
+               smi_after);
+}
+
 static int number(const char *text, int otherwise) {
     int value = text ? atoi(text) : otherwise;
     return value > 0 ? value : otherwise;
@@ -437,8 +547,9 @@ static int number(const char *text, int otherwise) {
 
 int main(int argc, char **argv) {
     char folder[] = "/tmp/causeway-deaths-XXXXXX", card[64], command[96];
-    int rounds = number(argc > 1 ? argv[1] : NULL, (int)test_rounds(16));
+    int rounds = number(argc > 1 ? argv[1] : NULL, (int)test_rounds(64));
     int jobs = number(argc > 2 ? argv[2] : NULL, 2);
+    int limit_s = number(argc > 3 ? argv[3] : NULL, 86400);
     cw_client *client;
     chance_seed();
     if (!mkdtemp(folder))
@@ -448,10 +559,14 @@ int main(int argc, char **argv) {
     setenv("CAUSEWAY_DIR", folder, 1);
     test_cuda_choose(argv[0], card);
     free_bytes = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    uint64_t before = measure(), after = 0;
+    figures =
+        mmap(NULL, sizeof *figures, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    long smi_before = smi_mib();
+    uint64_t before = measure();
+    int64_t begun_ns = test_now_ns();
     for (int job = 0; job < jobs; job++)
         if (fork_tied() == 0)
-            run_job(job, (rounds + jobs - 1 - job) / jobs);
+            run_job(job, (rounds + jobs - 1 - job) / jobs, begun_ns + limit_s * 1000000000ll);
     int failed = 0, status;
     for (int job = 0; job < jobs; job++) {
         while (wait(&status) < 0)
@@ -460,21 +575,28 @@ int main(int argc, char **argv) {
     }
     if (failed)
         test_fail("%d of %d jobs failed; the broker's log is in %s", failed, jobs, folder);
+    double seconds = (double)(test_now_ns() - begun_ns) / 1e9;
     ok(cw_connect(NULL, NULL, 0, &client), "cw_connect");
-    for (int tries = 0; tries < 40 && after != before; tries++) {
-        pause_ns(500000000);
-        after = measure();
-    }
-    if (after != before)
-        test_fail("%llu bytes of GPU memory were free, %llu are", (unsigned long long)before,
-                  (unsigned long long)after);
+    if (smi_before < 0)
+        check_memory(before, -1);
     ok(cw_broker_stop(client), "cw_broker_stop");
     cw_client_unref(client);
+    if (smi_before >= 0) /* with the broker gone nothing may be left at all */
+        check_memory(before, smi_before);
     snprintf(command, sizeof command, "rm -rf %s", folder);
     if (system(command) != 0)
         test_fail("%s failed", command);
+    int kills = atomic_load(&figures->kills);
     printf("fence_deaths: %d producers killed, %d at once, %s: every consumer told, none hung, no "
            "byte of GPU memory left\n",
-           rounds, jobs, test_cuda_is_real() ? "on a real GPU" : "on the test double");
-    return 0;
+           kills, jobs, test_cuda_is_real() ? "on a real GPU" : "on the test double");
+    printf(
+        "fence_deaths: %.1f s, %.0f ms a death; a producer is at its GPU after %.0f ms, consumers "
+        "are through %.0f ms after its death\n",
+        seconds, seconds * 1e3 / (kills ? kills : 1),
+        (double)figures->start_us / 1e3 / (kills ? kills : 1),
+        (double)figures->told_us / 1e3 / (kills ? kills : 1));
+    if (kills < rounds)
+        printf("fence_deaths: %d were asked for: the %d s were over\n", rounds, limit_s);
+    return kills ? 0 : 1;
 }

@@ -55,6 +55,13 @@ def wait(a=None):
     time.sleep(0.2)
     return own(), os.getpid()
 
+def everyone(pool, count):
+    '''(GPU, pid) of all workers, once so many have started, and have answered.'''
+    for _ in range(100):
+        seen = set(pool.map(wait, range(4 * count)))
+        if len(seen) == count: return seen
+    raise AssertionError((count, seen))
+
 class Driver:
     '''The CUDA driver itself, with a kernel that writes one word wherever it is told to.'''
     PTX = b'''.version 7.0

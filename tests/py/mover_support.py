@@ -8,13 +8,48 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import cuda_support
 from waiting import eventually
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+
+class Run:
+    """Runs programs in a world, each after the prelude."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment
+        self.begun: list[subprocess.Popen[str]] = []
+
+    def __call__(
+        self, text: str, check: bool = True, **more: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs one to its end."""
+        done = subprocess.run(
+            [sys.executable, "-c", PRELUDE + textwrap.dedent(text)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**self.environment, **more},
+        )
+        assert not check or done.returncode == 0, done.stderr
+        return done
+
+    def begin(self, text: str) -> subprocess.Popen[str]:
+        """Starts one."""
+        started = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + textwrap.dedent(text)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment,
+        )
+        self.begun.append(started)
+        return started
+
 
 # What a program begins with: what its mover is, and what went by which way.
 PRELUDE = """
@@ -70,21 +105,15 @@ def world(folder: Path, **settings: object) -> Iterator[Run]:
         **variables,
     }
 
-    def run(text: str, check: bool = True, **more: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", PRELUDE + textwrap.dedent(text)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            env={**environment, **more},
-        )
-        assert not check or done.returncode == 0, done.stderr
-        return done
-
-    yield run
-    for lock in folder.glob("*.lock"):
-        words = lock.read_text().split()
-        if words:
-            os.kill(int(words[0]), signal.SIGTERM)
+    run = Run(environment)
+    try:
+        yield run
+    finally:
+        for started in run.begun:
+            with started:
+                started.kill()
+        for lock in folder.glob("*.lock"):
+            words = lock.read_text().split()
+            if words and Path(f"/proc/{words[0]}").exists():
+                os.kill(int(words[0]), signal.SIGTERM)
     assert eventually(lambda: not movers(folder)), "a mover outlived its broker"

@@ -151,6 +151,30 @@ assert all[0].away and holds(all[0], 0) and holds(all[1], 1)
         )
 
 
+def test_several_arrays_at_once_come_back_and_may_leave_again(tmp_path):
+    with world(tmp_path / "b", **SMALL) as run:
+        run(
+            TOOLS
+            + """
+all = [make(seed) for seed in range(8)]
+assert [w.away for w in all] == [True] * 3 + [False] * 5
+a, b = all[0], all[1]
+with cw.work(1, reads=[a, a[10:20]], writes=[b]):
+    assert not a.away and not b.away
+    others = [make(seed) for seed in range(3)]
+    assert not a.away and not b.away
+assert holds(a, 0) and holds(b, 1)
+for w in others: w.close()
+pairs = [(all[2], a), (all[3][: N // 2], b[: N // 2])]
+cw.copy(pairs)
+assert (all[2].to("cpu").numpy() == random(N, 0)).all() and (all[3].to("cpu").numpy()[: N // 2] == random(N, 1)[: N // 2]).all()
+more = [make(seed) for seed in range(20, 25)]
+assert all[2].away and all[3].away and a.away and b.away  # nothing keeps them here
+assert holds(a, 0) and holds(all[2], 0)
+"""
+        )
+
+
 def test_threads_use_arrays_while_others_leave(tmp_path):
     with world(tmp_path / "b", **SMALL) as run:
         run(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import stat
 import subprocess
+import time
 from pathlib import Path
 
 import cuda_support
@@ -108,7 +110,11 @@ def test_movers_killed_again_and_again(tmp_path):
             try:
                 for seed in range(6 if real else 12):
                     x = random(1_000_003, seed)
-                    b = cw.asarray(x, device="cuda:0").to("cuda:1")
+                    a, b = cw.asarray(x, device="cuda:0"), None
+                    while b is None:
+                        try: b = a.to("cuda:1")
+                        except cw.DeviceError as error:  # on a busy machine they are killed before they begin
+                            assert "before it took a job" in str(error), error
                     assert (b.to("cpu").numpy() == x).all(), seed
             finally:
                 stop.set()
@@ -117,6 +123,79 @@ def test_movers_killed_again_and_again(tmp_path):
             """,
             TESTS=str(Path(__file__).parent),
         )
+
+
+STORM = """
+rng = np.random.default_rng(os.getpid())
+hub = cw.get("hub")
+while True:
+    x = rng.random(int(rng.integers(1, 300_000)))
+    try:
+        a = cw.asarray(x, device="cuda:0")
+        b = a.to("cuda:1")
+        if not (b.to("cpu").numpy() == x).all():
+            os._exit(9)
+        hub.copy_from(cw.full(1000, float(rng.random()), device="cuda:0"))
+    except cw.ProducerDied:  # whoever had the hub before
+        pass
+    except cw.DeviceError as error:
+        if "before it took a job" not in str(error):  # we kill faster than they start
+            raise
+"""
+
+
+@double
+def test_a_storm_of_deaths_of_clients_and_movers(tmp_path):
+    folder, kills = tmp_path / "b", 2000 if os.environ.get("CAUSEWAY_SOAK") else 40
+    chance = random.Random(1)
+    with world(folder, **MOVED) as run:
+        keeper = run.begin("""
+            hub = cw.put("hub", cw.zeros(1000, device="cuda:1"))
+            cw.asarray(random(1000), device="cuda:0").to("cuda:1")
+            print("ready", flush=True)
+            sys.stdin.read()
+        """)
+        assert keeper.stdout.readline() == "ready\n"
+        before = status(folder)["gauges"]
+        clients = [run.begin(STORM) for _ in range(3)]
+        for _ in range(kills):
+            time.sleep(chance.random() * 0.3)  # time to begin, and to be in the midst of something
+            victim = chance.randrange(5)
+            if victim >= len(clients):
+                for pid in movers(folder):
+                    os.kill(pid, signal.SIGKILL)
+                continue
+            clients[victim].kill()
+            _, told = clients[victim].communicate()
+            assert clients[victim].returncode == -signal.SIGKILL, told
+            clients[victim] = run.begin(STORM)
+        for client in clients:
+            client.kill()
+            _, told = client.communicate()
+            assert client.returncode == -signal.SIGKILL, told
+
+        def settled() -> bool:
+            now = status(folder)["gauges"]
+            return (
+                now["jobs"] == 0
+                and now["clients"] <= 2
+                and all(
+                    now[name] <= before[name]
+                    for name in ("slabs", "orphan_slabs", "gpu_bytes", "bytes")
+                )
+            )
+
+        assert eventually(settled), (before, status(folder)["gauges"])
+        counted = status(folder)["counters"]
+        assert counted["jobs_done"] > kills and counted["mover_starts"] > kills // 10, counted
+        run("""
+            hub = cw.get("hub")
+            with hub.writing(1, whole=True): pass
+            hub.copy_from(np.ones(1000))
+            assert (hub.to("cpu").numpy() == 1).all()
+        """)
+        keeper.communicate("")
+        assert keeper.returncode == 0
 
 
 @double

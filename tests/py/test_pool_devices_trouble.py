@@ -58,18 +58,15 @@ if __name__ == "__main__":
     w = cw.full(1000, 3.0, device="cuda:0")
     broker = status()["pid"] if "pid" in status() else None
     with cw.Pool(devices={"cuda": 2}) as pool:
-        before = set(pool.map(wait, range(8 * GPUS)))
-        assert len(before) == 2 * GPUS
+        before = everyone(pool, 2 * GPUS)
         kept = w.copy()
         try: pool.apply(break_it, (HOW,))
         except cw.DeviceError as error:
             assert told(error)
             assert HOW == "return" or "RuntimeError: cuCtxSynchronize: 700" in str(error.__cause__), error.__cause__
         else: raise AssertionError
-        for _ in range(100):                # until the successor is there
-            after = set(pool.map(wait, range(8 * GPUS)))
-            if len(after) == 2 * GPUS: break
-        assert len(after) == 2 * GPUS and len(after & before) == 2 * GPUS - 1, (before, after)
+        after = everyone(pool, 2 * GPUS)
+        assert len(after & before) == 2 * GPUS - 1, (before, after)
         gone, came = (before - after).pop(), (after - before).pop()
         assert gone[0] == came[0], "the successor is on the same GPU"
     assert (w.to("cpu").numpy() == 3).all() and (kept.to("cpu").numpy() == 3).all()
@@ -191,13 +188,11 @@ def test_a_killed_worker_has_a_successor_on_its_gpu(program):
             last = f"cuda:{GPUS - 1}"
             w = cw.full(1000, 1.0, device=last)
             with cw.Pool(devices="cuda") as pool:
-                before = set(pool.map(wait, range(4 * GPUS)))
+                before = everyone(pool, GPUS)
                 try: pool.apply(die, (w,))
                 except cw.WorkerDied as error: assert error.signal == signal.SIGKILL and (w.device_uuid, error.pid) in before
                 else: raise AssertionError
-                for _ in range(100):
-                    after = set(pool.map(wait, range(4 * GPUS)))
-                    if len(after) == GPUS: break
+                after = everyone(pool, GPUS)
                 assert len(after & before) == GPUS - 1 and {uuid for uuid, _ in after} == {uuid for uuid, _ in before}
             with cw.Pool(devices="cuda", retries=1) as pool:
                 assert pool.apply(die_once, (w, sys.argv[0] + ".died")) in {uuid for uuid, _ in before}
@@ -289,6 +284,7 @@ def test_a_child_of_a_process_that_has_opened_cuda_is_told_so(program):
     """)
 
 
+@several
 def test_a_main_module_that_takes_the_mask_and_cuda_for_itself(script):
     """It does both when it is imported, in each worker too: the wrong GPU is not used silently."""
     done = script(

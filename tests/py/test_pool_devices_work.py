@@ -133,6 +133,33 @@ def test_a_workers_own_gpu_is_its_first_one_and_the_others_come_behind(program):
     """)
 
 
+def test_a_worker_runs_on_its_share_of_the_cores_near_its_gpu(program):
+    program("""
+        from causeway import _pool_environment
+        from causeway._lib import lib
+        def look(_):
+            time.sleep(0.2)
+            mode = ctypes.c_int(-1)
+            asked = ctypes.CDLL(None).syscall(239, ctypes.byref(mode), None, 0, None, 0)      # get_mempolicy
+            allowed = asked == 0 and lib.cwpy_prefer_node(0) == 0
+            return os.getpid(), tuple(sorted(os.sched_getaffinity(0))), mode.value if allowed else None
+        if __name__ == "__main__":
+            mine = sorted(os.sched_getaffinity(0))
+            _pool_environment.cores_near = lambda bus, usable, sys: [[cpu] for cpu in mine[:4]]
+            _pool_environment.node_near = lambda bus, sys: 0
+            with cw.Pool(devices={"cuda:0": 2}) as pool:
+                everyone(pool, 2)
+                seen = {}
+                for pid, cpus, mode in pool.map(look, range(8)): seen.setdefault(pid, (cpus, mode))
+            shares = sorted(cpus for cpus, _ in seen.values())
+            assert len(seen) == 2
+            if len(mine) > 1:
+                assert sorted(shares[0] + shares[1]) == mine[:4] and abs(len(shares[0]) - len(shares[1])) <= 1, shares
+            assert {mode for _, mode in seen.values()} <= {1, None}, "MPOL_PREFERRED, where the container lets it"
+            assert sorted(os.sched_getaffinity(0)) == mine
+    """)
+
+
 @several
 def test_numbers_are_by_the_callers_mask(program):
     program(
@@ -160,7 +187,8 @@ def _uuid(index: int) -> str:
     return told.stdout.split()[index]
 
 
-def test_libraries_are_told_not_to_take_all_memory_of_every_gpu(program):
+def test_libraries_are_told_not_to_take_all_memory_of_every_gpu(program, monkeypatch):
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
     program(
         """
         def look():
@@ -237,7 +265,7 @@ def test_several_workers_share_a_gpu(program):
             if GPUS > 1: devices[f"cuda:{GPUS - 1}"] = 1
             with cw.Pool(devices=devices) as pool:
                 assert len(pool.stats()["workers"]) == sum(devices.values())
-                seen = set(pool.map(wait, range(16)))
+                seen = everyone(pool, sum(devices.values()))
             counted = collections.Counter(uuid for uuid, _ in seen)
             wanted = {cw.empty(1, device=name).device_uuid: count for name, count in devices.items()}
             assert counted == wanted, (counted, wanted)
@@ -275,6 +303,45 @@ def test_a_gpu_with_too_much_to_do_has_tasks_taken_from_it(program):
             elsewhere = sum(uuid != given[0].device_uuid for uuid, _ in done)
             assert len({uuid for uuid, _ in done}) == GPUS and elsewhere > GPUS, done
             assert moved.routes["bytes_peer"] + moved.routes["bytes_staged"] == 8000 * elsewhere, "what was taken was copied"
+    """)
+
+
+@several
+def test_the_first_tasks_wait_until_each_gpu_has_a_worker(program):
+    program("""
+        def start(last, file):
+            if own() == last:
+                time.sleep(1)
+                with open(file, "w") as out: out.write(str(time.monotonic()))
+        def look(w):
+            return time.monotonic()
+        if __name__ == "__main__":
+            given = [cw.full(1000, i, device=f"cuda:{i % GPUS}") for i in range(2 * GPUS)]
+            file = sys.argv[0] + ".started"
+            with cw.Pool(devices="cuda", initializer=start, initargs=(given[-1].device_uuid, file)) as pool:
+                begun = pool.map(look, given) + [pool.apply(time.monotonic)]
+            with open(file) as told: assert min(begun) > float(told.read()), "else a GPU's tasks went to others"
+    """)
+
+
+def test_a_pool_that_is_closed_or_ended_before_its_workers_have_started(program):
+    program("""
+        if __name__ == "__main__":
+            pool = cw.Pool(devices="cuda")
+            result = pool.map_async(abs, range(-50, 0))
+            pool.close()
+            pool.join()
+            assert result.get() == list(range(50, 0, -1))
+            pool = cw.Pool(devices="cuda")
+            result = pool.map_async(abs, range(-50, 0))
+            pool.terminate()
+            pool.join()
+            try: result.get(timeout=60)
+            except cw.Error as error: assert "terminated" in str(error)
+            else: assert result.successful()
+            with cw.Executor(devices="cuda") as executor:
+                futures = [executor.submit(time.sleep, 0.01) for _ in range(50)]
+                assert all(f.cancel() or f.result() is None for f in futures)
     """)
 
 
@@ -330,10 +397,7 @@ def test_stats_are_told_by_device(program):
 def test_the_number_of_workers_changes_evenly(program):
     program("""
         def seen(pool, n):
-            for _ in range(100):
-                found = set(pool.map(wait, range(3 * n)))
-                if len(found) == n and len({w["pid"] for w in pool.stats()["workers"] if w["pid"]}) == n: break
-            return sorted(collections.Counter(uuid for uuid, _ in found).values(), reverse=True)
+            return sorted(collections.Counter(uuid for uuid, _ in everyone(pool, n)).values(), reverse=True)
         if __name__ == "__main__":
             with cw.Pool(devices="cuda") as pool:
                 assert seen(pool, GPUS) == [1] * GPUS

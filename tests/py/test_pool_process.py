@@ -181,14 +181,13 @@ def test_a_worker_of_a_request_that_was_given_up_never_runs(
     context = multiprocessing.get_context("spawn")
     start(context, tasks.end, 0).join()
     made = []
-    fork = _pool_server.Server.fork
+    answer = _pool_server.Server.answer
 
-    def lost(self: _pool_server.Server, *args: Any) -> Any:
-        pid, pidfd = fork(self, *args)
-        made.append(pidfd)
+    def lost(self: _pool_server.Server) -> Any:
+        made.append(answer(self)[1])
         raise _pool_server.ServerLost
 
-    monkeypatch.setattr(_pool_server.Server, "fork", lost)
+    monkeypatch.setattr(_pool_server.Server, "answer", lost)
     mark = tmp_path / "ran"
     process = start(context, Path.touch, mark)
     process.join()

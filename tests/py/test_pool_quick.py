@@ -58,7 +58,8 @@ _small = st.recursive(
 )
 
 
-@given(_small)
+@given(_small | st.lists(_small, max_size=40))
+@example([(1, (2,)), "a", None])
 @example(((1, -1), (255, 256, 65535, 65536, -(2**31), 2**31, 2**63 - 1, -(2**63)), ("x" * 255,)))
 @example(float("inf"))
 @example(tuple(range(32)))
@@ -74,14 +75,25 @@ def test_a_small_pickle_is_one_that_the_pickler_reads_and_reads_back_the_same(va
 
 @pytest.mark.parametrize(
     "value",
-    [2**63, "x" * 256, b"x" * 256, "\ud800", [1], {}, ((((((1,),),),),),), tuple(range(33)), 1j]
+    [
+        2**63,
+        "x" * 256,
+        b"x" * 256,
+        "\ud800",
+        ([1],),
+        [[1]],
+        {},
+        ((((((1,),),),),),),
+        tuple(range(33)),
+        1j,
+    ]
     + [np.float64(1), type("Sub", (int,), {})(1)],
 )
 def test_what_is_not_small_is_left_to_the_pickler(value):
     assert _dispatch.small_dump(value) is None
 
 
-@given(st.binary(max_size=40), _small)
+@given(st.binary(max_size=40), _small | st.lists(_small, max_size=4))
 def test_damaged_pickles_are_left_to_the_pickler(noise, value):
     data = _dispatch.small_dump(value) or b"\x80\x05N."
     place = random.Random(noise).randrange(2, len(data))
@@ -92,8 +104,8 @@ def test_damaged_pickles_are_left_to_the_pickler(noise, value):
 
 
 def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, (tuple, list)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, float):
         return struct.pack("d", one) == struct.pack("d", other)
     return type(one) is type(other) and one == other

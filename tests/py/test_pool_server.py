@@ -234,8 +234,52 @@ def test_servers_that_die_again_and_again_give_way_to_plain_spawn(
         self.kill()
         raise _pool_server.ServerLost
 
-    monkeypatch.setattr(_pool_server.Server, "fork", lost)
+    monkeypatch.setattr(_pool_server.Server, "answer", lost)
     assert parents_of_workers(context) == {os.getpid()}
+
+
+def test_a_server_that_dies_among_many_starts_has_its_workers_made_by_the_next(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, killed = _pool_server.Server.answer, []
+
+    def killed_after_three(self: _pool_server.Server) -> tuple[int, int]:
+        found = answer(self)
+        killed.append(self.pid)
+        if len(killed) == 3:
+            os.kill(self.pid, signal.SIGKILL)
+        return found
+
+    monkeypatch.setattr(_pool_server.Server, "answer", killed_after_three)
+    with cw.Pool(8, context=context) as pool:
+        assert pool.map(abs, range(-40, 0), chunksize=1) == list(range(40, 0, -1))
+        living = pool._engine._crew.living()
+        assert len(living) == 8 and all(worker.process.is_alive() for worker in living)
+        assert len({worker.pid for worker in living}) == 8
+    assert server().pid == killed[-1] != killed[0]
+
+
+@pytest.mark.parametrize("answers", [0, 1, 3])
+def test_a_start_that_is_interrupted_leaves_no_worker_and_no_answer_for_the_next(
+    context: Any, answers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(context, tasks.end, 0).join()
+    was, answer, made = server(), _pool_server.Server.answer, []
+
+    def interrupted(self: _pool_server.Server) -> tuple[int, int]:
+        if len(made) == answers:
+            raise KeyboardInterrupt
+        made.append(answer(self))
+        return made[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_pool_server.Server, "answer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cw.Pool(6, context=context)
+    assert was.ended(30)  # there were answers left
+    assert not multiprocessing.active_children()
+    assert parents_of_workers(context) == {server().pid}
+    assert server() is not was
 
 
 def test_a_server_that_dies_while_it_imports_gives_way_to_plain_spawn(script: Script) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import pickle
+import random
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +251,23 @@ def test_terminate_leaves_out_as_it_was(tmp_path: Path) -> None:
             one.get(LONG)
     assert not x.any()
     del result, behind, pool
+
+
+def test_a_ctrl_c_at_any_moment_leaves_no_array_behind(forked: cw.Pool) -> None:
+    choice = random.Random(5)
+    for _ in range(15):
+        xs = [np.zeros(30_000) for _ in range(40)]
+        timer = threading.Timer(
+            choice.random() * 0.03,
+            signal.pthread_kill,
+            (threading.main_thread().ident, signal.SIGINT),
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            timer.start()
+            forked.map(tasks.bump, map(cw.InOut, xs), chunksize=1)
+            timer.join()
+            time.sleep(0.01)
+        timer.join()
+        forked.map(tasks.bump, [cw.InOut(np.zeros(30_000)) for _ in range(4)])
+        del xs
+    assert eventually(lambda: gc.collect() >= 0 and landing._spans == [], LONG)

@@ -420,6 +420,8 @@ void raw_drop(struct raw_client *client, uint32_t slab, uint32_t block, uint64_t
 
 int raw_ping(struct raw_client *client) {
     static _Thread_local struct raw_mail mail;
-    int code = raw_call(client, CW_OP_PING, NULL, 0, &mail);
-    return code ? code : raw_call(client, CW_OP_PING, NULL, 0, &mail);
+    int code = 0;
+    for (int i = 0; i < 3 && code == 0; i++)
+        code = raw_call(client, CW_OP_PING, NULL, 0, &mail);
+    return code;
 }

@@ -149,8 +149,8 @@ uint64_t raw_wait(struct raw_client *client, const char *name);
 uint64_t raw_transit_begin(struct raw_client *client, uint32_t slab, uint32_t block, uint64_t gen);
 void raw_transit_end(struct raw_client *client, uint64_t token);
 void raw_drop(struct raw_client *client, uint32_t slab, uint32_t block, uint64_t gen);
-/* Waits until all that was asked before is done: a PING and its reply, twice, since what was freed
- * in a turn shows at the turn's end. */
+/* Waits until all that was asked before is done: a PING and its reply, and again, since blocks are
+ * looked at in the turn after, and what was freed in a turn shows at its end. */
 int raw_ping(struct raw_client *client);
 
 #endif

@@ -9,9 +9,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "tests/support.h"
@@ -39,6 +41,7 @@ static int act_as_mover(const char *socket_path) {
     struct raw_broker at = {.pid = 0};
     struct raw_client client;
     struct cw_job job;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* the tests kill their brokers */
     if (cw_address_find(socket_path, &at.address) != 0)
         return 1;
     if (strcmp(act, "leave") == 0)

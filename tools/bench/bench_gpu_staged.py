@@ -26,7 +26,7 @@ import causeway as cw
 
 MIB = 1 << 20
 LEAST = 0.85
-SIZES = (4 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB)
+SIZES = (4 * MIB, 64 * MIB, 256 * MIB)  # or as given, in bytes
 COUNT = 3  # buffers in rotation
 
 

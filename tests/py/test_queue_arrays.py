@@ -1,0 +1,97 @@
+"""A `causeway.Array` as an item of a queue: it takes a short way, which remembers layouts at both ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue as standard
+
+import numpy as np
+import pytest
+
+import causeway as cw
+from causeway import _queue_items as items
+
+
+def through(q, w):
+    q.put(w)
+    return q.get(timeout=10)
+
+
+def test_the_memory_is_the_same_and_the_layout_comes_along():
+    q, values = cw.Queue(), np.arange(24, dtype="i4").reshape(2, 3, 4)
+    w = cw.asarray(values)
+    parts = [w, w[0], w[1:, ::2], w[:, :, 1], w.T, w[1, 2, 3], w[:, :0], w[::-1]]
+    for _ in range(3):  # the same layout with other offsets, and the other way
+        for part, seen in zip(
+            parts,
+            [values, values[0], values[1:, ::2], values[:, :, 1], values.T, values[1, 2, 3]]
+            + [values[:, :0], values[::-1]],
+            strict=True,
+        ):
+            got = through(q, part)
+            assert np.array_equal(got.numpy(), seen)
+            assert (got.shape, got.strides, got.dtype, got.name) == (
+                part.shape,
+                part.strides,
+                part.dtype,
+                None,
+            )
+    through(q, w)[1, 2, 3] = 99
+    assert w.numpy()[1, 2, 3] == 99
+
+
+def test_names_readonly_and_unusual_dtypes_come_along():
+    q = cw.Queue()
+    first, second = cw.put("alone/a", np.ones(3)), cw.put("alone/b", np.zeros(3))
+    for _ in range(2):
+        for w in (first, second):  # of one layout
+            got = through(q, w)
+            assert got.name == w.name and np.array_equal(got.numpy(), w.numpy())
+    seen = through(q, cw.get("alone/a", readonly=True))
+    assert seen.readonly and not through(q, first).readonly
+    with pytest.raises(ValueError, match="read-only"):
+        seen[0] = 3
+    record = np.zeros(4, [("x", "<f8"), ("y", "S3")])
+    record["y"] = b"abc"
+    assert through(q, cw.asarray(record)).numpy()["y"].tolist() == [b"abc"] * 4
+    wide = np.zeros(2, [(f"field_{i}", "u1") for i in range(60)])
+    assert through(q, cw.asarray(wide)).dtype == wide.dtype
+    many = [through(q, cw.zeros(n)) for n in range(1, items._LAYOUTS_MAX + 50)]
+    assert [w.shape[0] for w in many] == list(range(1, items._LAYOUTS_MAX + 50))
+    assert len(items._layouts) <= items._LAYOUTS_MAX
+    cw.remove("alone/a")
+    cw.remove("alone/b")
+
+
+def test_a_refused_array_leaves_nothing_behind():
+    q = cw.Queue(maxsize=1)
+    w = cw.zeros(1000)
+    q.put(w)
+    with pytest.raises(standard.Full):
+        q.put(w, timeout=0.01)
+    small = cw.Queue(maxbytes=100)
+    with pytest.raises(ValueError):
+        small.put(w)
+    w.close()
+    with pytest.raises(ValueError, match="closed"):
+        q.put(w)
+    assert q.get().shape == (1000,)
+
+
+def _echo(there, back):
+    while (w := there.get()) is not None:
+        w[...] = w.numpy() + 1
+        back.put(w)
+
+
+def test_what_is_under_way_outlives_its_sender():
+    context = multiprocessing.get_context("spawn")
+    there, back = cw.Queue(), cw.Queue()
+    child = context.Process(target=_echo, args=(there, back))
+    child.start()
+    for i in range(50):
+        there.put(cw.full(100, i, "i8"))  # nobody here has it now
+    there.put(None)
+    child.join(60)
+    assert child.exitcode == 0
+    assert [back.get(timeout=10).numpy()[0] for _ in range(50)] == list(range(1, 51))

@@ -1,0 +1,141 @@
+"""Lines of the table of GPU figures, and what is promised of them."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from targets import Target, at_least, at_most
+
+MIB = 1 << 20
+
+
+@dataclass
+class Line:
+    """One measurement beside its peer: both in unit; theirs None: not measured."""
+
+    what: str
+    ours: float
+    peer: str
+    theirs: float | None
+    unit: str
+
+
+LINES: list[Line] = []
+REASONS: list[str] = []  # why something was not measured
+
+
+def note(what: str, ours: float, peer: str, theirs: float | None, unit: str) -> None:
+    """Adds a line."""
+    LINES.append(Line(what, ours, peer, theirs, unit))
+
+
+def missing(what: str, reason: object) -> None:
+    """Notes that something was not measured."""
+    REASONS.append(f"not measured: {what}: {reason}")
+
+
+def seconds(action: Callable[[int], object], rounds: int) -> float:
+    """The median time of one action; the first two rounds do not count."""
+    times = []
+    for i in range(rounds + 2):
+        begin = time.perf_counter()
+        action(i)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[2:])
+
+
+def affordable(*sizes: int) -> tuple[int, ...]:
+    """Those up to $CAUSEWAY_BENCH_LARGEST_MIB: for a machine that has less memory than an H200."""
+    largest = int(os.environ.get("CAUSEWAY_BENCH_LARGEST_MIB", "1024")) * MIB
+    return tuple(size for size in sizes if size <= largest)
+
+
+def size_name(size: int) -> str:
+    """4 KiB, 64 MiB, 1 GiB."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size // 1024} KiB"
+
+
+def ratio(what: str, peer: str, upside_down: bool = False) -> float | None:
+    """Theirs by ours of the line with this name and peer, or ours by theirs; None if there is none."""
+    for line in LINES:
+        if (line.what, line.peer) == (what, peer) and line.theirs and line.ours:
+            return line.ours / line.theirs if upside_down else line.theirs / line.ours
+    return None
+
+
+def value(what: str) -> float | None:
+    """Ours of the line with this name."""
+    return next((line.ours for line in LINES if line.what == what), None)
+
+
+SAME, OTHER, NEW = "the same array", "another array", "a new array"
+
+
+def passing(which: str, size: int) -> str:
+    """The name of a line of arrays that go to another process and back."""
+    return f"to another process and back, {which}, {size_name(size)}"
+
+
+def targets(two_gpus: bool) -> list[Target]:
+    """What the issue of GPU memory promises."""
+    found = []
+    for size in (MIB, 1024 * MIB):
+        for which in (SAME, OTHER, NEW):
+            name = passing(which, size)
+            found.append(at_least(f"torch's Queue by ours: {name}", 20, ratio(name, "torch Queue")))
+    found.append(
+        at_most(
+            "first sight of a slab, without the descriptor's journey, by the driver's calls",
+            1.1,
+            ratio("first sight of a slab, mapped", "driver: import and map", upside_down=True),
+        )
+    )
+    fences = "streams of two processes, there and back"
+    found.append(at_most("fences by bare flags", 1.2, ratio(fences, "bare flags", True)))
+    found.append(at_least("IPC events by fences", 20, ratio(fences, "IPC events")))
+    for size in (64 * MIB, 512 * MIB):
+        for way in ("host to GPU", "GPU to host"):
+            name = f"{way}, {size_name(size)}"
+            found.append(
+                at_least(f"{name} by the pinned copy", 0.97, ratio(name, "driver, pinned", True))
+            )
+    if two_gpus:
+        for size in (64 * MIB, 1024 * MIB):
+            name = f"GPU to GPU, {size_name(size)}"
+            found.append(
+                at_least(
+                    f"{name} by the driver's copy", 0.98, ratio(name, "driver, peer access", True)
+                )
+            )
+            found.append(at_least(f"NCCL by ours: {name}", 1.05, ratio(name, "NCCL send and recv")))
+        for size in (4 << 10, 64 << 10, MIB):
+            name = f"GPU to GPU, {size_name(size)}"
+            found.append(at_least(f"NCCL by ours: {name}", 3, ratio(name, "NCCL send and recv")))
+    found.append(at_most("the broker's GPU memory", 0, value("the broker's GPU memory"), "MiB"))
+    found.append(at_most("GPU memory left after all", 0, value("GPU memory left after all"), "MiB"))
+    return found
+
+
+def show(two_gpus: bool) -> bool:
+    """Prints both tables; whether nothing that was measured missed its target."""
+    print(f"\n{'what':62} {'causeway':>10}  {'peer':24} {'figure':>10}  unit  ours/peer")
+    for line in LINES:
+        theirs = "" if line.theirs is None else f"{line.theirs:.1f}"
+        by = f"{line.ours / line.theirs:6.3f}" if line.theirs else ""
+        print(f"{line.what:62} {line.ours:10.1f}  {line.peer:24} {theirs:>10}  {line.unit:5} {by}")
+    print(f"\n{'promise':88} {'target':>16}  {'found':>12}")
+    kept = True
+    for target in targets(two_gpus):
+        verdict = {True: "met", False: "MISSED", None: ""}[target.met]
+        kept = kept and target.met is not False
+        print(f"{target.what:88} {target.promised:>16}  {target.found:>12}  {verdict}")
+    for reason in REASONS:
+        print(reason)
+    return kept

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import bridge_support
 import numpy as np
@@ -107,11 +108,17 @@ def test_a_cut_at_any_byte_gives_no_wrong_byte(world: tuple[Node, Node, Proxy]) 
             (way, chance.randrange(1, 6500), kind)
             for kind in ("get", "put") for way in (TO, FROM) for _ in range(12)
         ]  # fmt: skip
+    before = [node.bridge_pid() for node in (a, b)]
     for number, (way, at, kind) in enumerate(places):
         reached += one_cut(a, b, proxy, way, at, kind, number)
     assert reached >= len(places) // 4
-    assert a.bridge_pid() and b.bridge_pid()
+    assert [node.bridge_pid() for node in (a, b)] == before
     assert eventually(lambda: a.sees(b))
+    for pid in before:  # the last connection may still be closing
+        assert eventually(lambda p=pid: len(os.listdir(f"/proc/{p}/fd")) < 40)
+        memory = Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]
+        assert int(memory) < 200_000, f"{memory} kB after {len(places)} cuts"
+        print("bridge", pid, "has", memory, "kB")
 
 
 @pytest.mark.parametrize("kind", ["get", "put"])

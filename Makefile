@@ -249,7 +249,8 @@ install: all
 
 # One wheel for Python 3.10 and later: library, broker and command inside, nothing else of ours needed.
 wheel: $(BUILD)/setup-build.stamp $(VENV)/deps-wheel.stamp
-	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=$(BUILD)/release VENV=$(VENV) OPT=-O2 $(BUILD)/release/wheel/made.stamp
+	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=$(BUILD)/release VENV=$(VENV) OPT=-O2 \
+	    BRIDGE_LIBS='-l:liburing.a -l:libssl.a -l:libcrypto.a -ldl' $(BUILD)/release/wheel/made.stamp # nothing of the system's inside
 	rm -rf $(BUILD)/dist && mkdir $(BUILD)/dist
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel show $(BUILD)/release/wheel/causeway-*.whl
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel repair --plat auto -w $(BUILD)/dist $(BUILD)/release/wheel/causeway-*.whl

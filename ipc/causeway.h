@@ -154,7 +154,8 @@ int cw_wait(cw_client *client, const char *name, int64_t timeout_ns);
 /* Removes a name. -ENOENT. */
 int cw_remove(cw_client *client, const char *name);
 /* All names of the client's namespace that begin with prefix ("" for all), each terminated, one
- * behind the other; *count of them. The caller owns *names: cw_free(). */
+ * behind the other; *count of them. The caller owns *names: cw_free(). A prefix "//NODE/..." or
+ * "//NODE" asks that node, and blocks; its names come without it. */
 int cw_names(cw_client *client, const char *prefix, char **names, uint64_t *count);
 /*
  * Is this a name? 0 or -EINVAL with the rule that it breaks. Grammar: 1 to 200 bytes of UTF-8;

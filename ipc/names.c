@@ -322,11 +322,13 @@ int cw_names(cw_client *client, const char *prefix, char **names, uint64_t *coun
     bool remote = prefix && cw_remote_name(prefix);
     if (length > CW_NAME_MAX && !remote)
         length = CW_NAME_MAX + 1; /* no name begins with so much */
-    if (length > CW_KEY_MAX - space)
+    if (length >= CW_KEY_MAX - space)
         return cw_fail(-EINVAL, "no name begins with %zu bytes", length);
     memcpy(key.text, client->name_space, space);
     if (length)
         memcpy(key.text + space, prefix, length);
+    if (remote && !strchr(prefix + 2, '/'))
+        key.text[space + length++] = '/'; /* all names of that node */
     key.length = (uint32_t)(space + length);
     return remote ? cw_remote_names(client, &key, names, count)
                   : cw_name_key_list(client, &key, names, count);

@@ -138,6 +138,7 @@ def get(
         Timeout: it did not appear in time.
         DeviceError: there is no such device.
         BrokerLost: the broker is gone.
+        RemoteError: the other node cannot be reached, or refuses.
         ValueError: a bad name.
 
     >>> import causeway as cw
@@ -231,7 +232,7 @@ def remove(name: str) -> None:
 
 
 def names(prefix: str = "") -> list[str]:
-    """All names of this namespace that begin with prefix, sorted.
+    """All names of this namespace that begin with prefix, sorted; "//NODE/..." are those of another node, told without it.
 
     >>> import causeway as cw
     >>> _ = cw.put("run/b", 1), cw.put("run/a", 2)

@@ -91,6 +91,7 @@ def one_cut(a: Node, b: Node, proxy: Proxy, way: int, at: int, kind: str, number
     return was_cut
 
 
+@pytest.mark.timeout(3000 if SOAK else 120)
 def test_a_cut_at_any_byte_gives_no_wrong_byte(world: tuple[Node, Node, Proxy]) -> None:
     a, b, proxy = world
     chance = random.Random(seed := random.randrange(1 << 30))

@@ -189,8 +189,8 @@ static CUresult submit_list(const struct batch *b) {
 #endif
     if (result != CUDA_ERROR_NOT_SUPPORTED && result != CUDA_ERROR_INVALID_VALUE)
         return result;
-    result =
-        CUDA_SUCCESS; /* whatever was taken of them before is copied again, which is the same */
+    /* What was taken of them before is copied again, which is the same. */
+    result = CUDA_SUCCESS;
     for (size_t i = 0; i < b->listed && result == CUDA_SUCCESS; i++)
         result = cuda->cuMemcpyDtoDAsync(b->to[i], b->from[i], b->sizes[i], b->stream);
     return result;
@@ -247,9 +247,9 @@ static int find_gpu(struct batch *b) {
 
 static int run(struct batch *b, cw_client *client) {
     int code = 0;
-    b->to = malloc(b->count * sizeof *b->to);
-    b->from = malloc(b->count * sizeof *b->from);
-    b->sizes = malloc(b->count * sizeof *b->sizes);
+    b->to = calloc(b->count, sizeof *b->to);
+    b->from = calloc(b->count, sizeof *b->from);
+    b->sizes = calloc(b->count, sizeof *b->sizes);
     if (!b->to || !b->from || !b->sizes)
         code = cw_fail(-EDQUOT, "no memory for %llu copies", (unsigned long long)b->count);
     for (uint64_t i = 0; i < b->count && code == 0; i++) {

@@ -141,6 +141,7 @@ class Executor(futures.Executor):
                     devices=self._devices,
                 )
                 _engines.add(engine)
+                return engine  # if its workers fail at once, the first future tells
         if engine.pid != os.getpid():
             raise RuntimeError(
                 f"this executor belongs to the process {engine.pid}; make one in this process ({os.getpid()})"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # GPU memory on real GPUs, from a build that may have been copied here: run.sh BUILD [MODE] [ARGUMENTS].
 #   (none)     the tests; without arguments for pytest $DEATHS producers are killed first, 8 at once (1000)
-#   deaths     the latter alone: deaths [COUNT [AT ONCE [SECONDS]]] (1000, 8, no limit)
+#   deaths     the latter alone, and a context that breaks: deaths [COUNT [AT ONCE [SECONDS]]] (1000, 8, no limit)
 #   sanitize   C programs and a few tests under compute-sanitizer: any error fails; also when it is not there
 #   bench      benchmarks and promises: bench [--seconds N] [PART...]
 # Needs python3 with NumPy, cffi and pytest, and BUILD/site, BUILD/causeway and BUILD/tests/gpu (`make test-gpu` makes all); no
@@ -73,6 +73,7 @@ mode=${1:-}
 case $mode in
 deaths)
     shift
+    "$build/tests/gpu/broken_context"
     exec "$build/tests/gpu/fence_deaths" "${1:-1000}" "${2:-8}" "${3:-86400}"
     ;;
 sanitize)
@@ -83,7 +84,10 @@ bench)
     with_folder bench "$@"
     ;;
 *)
-    [ $# -gt 0 ] || "$build/tests/gpu/fence_deaths" "${DEATHS:-1000}" 8
+    if [ $# = 0 ]; then
+        "$build/tests/gpu/broken_context"
+        "$build/tests/gpu/fence_deaths" "${DEATHS:-1000}" 8
+    fi
     # shellcheck disable=SC2046 # names without spaces
     pytests "$@" $(cd "$tests/py" && ls test_cuda*.py test_mover*.py test_evict*.py test_pool_devices*.py test_transfers_gpu.py test_overlap*.py test_gpu_examples.py)
     ;;

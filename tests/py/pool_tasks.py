@@ -102,11 +102,13 @@ def interrupted(_: Any = None) -> None:
     time.sleep(30)
 
 
-def fork_and_be_killed(_: Any = None) -> None:
-    """Leaves a child that keeps multiprocessing's sentinel open."""
-    if os.fork() == 0:
+def fork_and_be_killed(pid_file: str) -> None:
+    """Leaves a child that keeps multiprocessing's sentinel open, and whose pid the file tells."""
+    child = os.fork()
+    if child == 0:
         time.sleep(CHILD_LIVES)
         os._exit(0)
+    Path(pid_file).write_text(str(child))
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -23,6 +23,8 @@ import pytest
 from conftest import Script, eventually
 
 import causeway as cw
+import causeway.executor
+from causeway._pool_engine import Engine
 from causeway.executor import ExecutorBroken, ExecutorTimeout, ExecutorWorkerDied
 
 METHODS = ["fork", "spawn", "forkserver"]
@@ -209,6 +211,18 @@ def test_a_failing_initializer_is_told_to_every_future_and_to_submit():
     assert isinstance(error, ExecutorBroken) and isinstance(error, BrokenProcessPool)
     assert isinstance(error.__cause__, tasks.Fault)
     assert eventually(lambda: isinstance(_refusal(executor), ExecutorBroken))
+    executor.shutdown()
+
+
+def test_the_first_future_tells_also_when_the_workers_have_failed_at_once(monkeypatch):
+    class Broken(Engine):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            assert eventually(lambda: self.error is not None)
+
+    monkeypatch.setattr(causeway.executor, "Engine", Broken)
+    executor = cw.Executor(2, initializer=tasks.refuse_to_start, initargs=("no",))
+    assert isinstance(executor.submit(abs, 1).exception(60), ExecutorBroken)
     executor.shutdown()
 
 

@@ -24,7 +24,7 @@ import threading, time, numpy as np, causeway as cw
 from causeway import _pool_table as table, _pool_wire as wire
 from causeway._pool_ahead import Ahead
 from causeway._pool_arguments import Arguments
-from causeway._pool_buffers import BlockStore
+from causeway._pool_buffers import BlockStore, open_silently
 from causeway._pool_given import TaskEncoder
 from causeway._pool_staging import Device
 KIB = 1024
@@ -180,7 +180,15 @@ def test_what_cannot_be_brought_is_told_to_who_takes_it(program):
         task = Arguments(device, ahead)
         task.read(message(cw.In(np.zeros(3))), 1)
         two = message(cw.In(np.zeros(8)), cw.In(np.zeros(9)))
-        kept[-1].blocks[0].close()                          # its sender is gone
+        block = kept[-1].blocks[0]
+        block.close()                                       # its sender lets go
+        def gone():
+            time.sleep(0.01)
+            try:
+                open_silently(block.handle, 64)
+            except cw.Stale:
+                return True
+        eventually(gone)                                    # and the broker has heard of it
         end.ready[2] = two
         eventually(lambda: 2 in ahead._kept and 1 in ahead._kept[2].leases)
         assert ahead._kept[2].leases[0] is None and ahead._bytes == 72

@@ -75,9 +75,13 @@ def test_killed_idle_workers_are_replaced_and_initialized(method: str, tmp_path:
         assert pool.map(tasks.square, range(5)) == [0, 1, 4, 9, 16]
 
 
-def test_a_death_is_seen_although_a_child_of_the_worker_lives(forked: cw.Pool) -> None:
+def test_a_death_is_seen_although_a_child_of_the_worker_lives(
+    forked: cw.Pool, tmp_path: Path
+) -> None:
+    pid_file = tmp_path / "child"
     with pytest.raises(cw.WorkerDied):
-        forked.apply_async(tasks.fork_and_be_killed).get(tasks.CHILD_LIVES / 2)
+        forked.apply_async(tasks.fork_and_be_killed, (str(pid_file),)).get(tasks.CHILD_LIVES / 2)
+    os.kill(int(pid_file.read_text()), signal.SIGKILL)
     assert forked.apply(tasks.square, (3,)) == 9
 
 

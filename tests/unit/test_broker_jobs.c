@@ -262,8 +262,10 @@ static void links_are_kept_as_they_were_told(void **state) {
 }
 
 int main(int argc, char **argv) {
-    if (argc > 2 && strcmp(argv[1], "--socket") == 0)
-        return act_as_mover(argv[2]);
+    if (argc > 4 && strcmp(argv[1], "--socket") == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* as the mover: it ends with the broker */
+        return getppid() == atoi(argv[4]) ? act_as_mover(argv[2]) : 1;
+    }
     assert_true(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_job_is_answered_as_the_mover_says),

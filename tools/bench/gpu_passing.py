@@ -65,7 +65,9 @@ def ours(size: int) -> dict[str, float]:
 def check(arrays: list[cw.Array]) -> None:
     """Another process sees in each array what was written to it."""
     there, back = cw.Queue(), cw.Queue()
-    child = multiprocessing.get_context("spawn").Process(target=look, args=(there, back), daemon=True)
+    child = multiprocessing.get_context("spawn").Process(
+        target=look, args=(there, back), daemon=True
+    )
     child.start()
     for i, w in enumerate(arrays):
         there.put(w)

@@ -42,7 +42,7 @@ MOVER_SRC  := $(wildcard broker/mover/*.c)
 BRIDGE_SRC := $(wildcard broker/bridge/*.c)
 # The bridge needs the headers of liburing and OpenSSL (tools/setup.sh); without them all else is built.
 HAVE_BRIDGE := $(shell printf '%s\n' '\#include <liburing.h>' '\#include <openssl/ssl.h>' | $(CC) -E - >/dev/null 2>&1 && echo yes)
-ifeq ($(HAVE_BRIDGE)$(filter clean help print-%,$(MAKECMDGOALS)),)
+ifeq ($(HAVE_BRIDGE)$(filter-out all,$(MAKECMDGOALS)),) # tools/setup.sh says it to all others
 $(info causeway-bridge is left out: liburing-dev or libssl-dev is not here, so no other node can be reached)
 endif
 BRIDGE_LIBS ?= -luring -lssl -lcrypto

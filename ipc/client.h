@@ -256,12 +256,14 @@ int cw_lane_post(cw_client *client, uint16_t op, const void *body, uint32_t body
 /*
  * A request and its reply; parts are the body. *reply_bytes: in the room at reply, out what came.
  * timeout_ns < 0: for ever. Returns the reply's status (its sentence is then this thread's detail),
- * -ETIMEDOUT, -EINTR, -ECONNRESET. At -ETIMEDOUT and -EINTR the request stands at the broker; *id
- * names it.
+ * -ETIMEDOUT, -EINTR, -ECONNRESET. After -EINTR of a brief one, what became of it is not known;
+ * else -EINTR and -ETIMEDOUT say that it was taken back, as far as the broker has answered.
  */
 enum cw_call_mode {
     CW_CALL_BRIEF, /* the broker answers at once: a signal ends it only after CW_PATIENCE_NS */
     CW_CALL_LONG,  /* it may take long: a signal ends it, and it is cancelled at the broker */
+    CW_CALL_HELD,  /* the same; once it is begun it cannot be cancelled, and no signal ends it:
+                      memory of the caller's is in use until the reply */
 };
 int cw_lane_call(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
                  void *reply, uint32_t *reply_bytes, enum cw_call_mode mode, int64_t timeout_ns);

@@ -376,6 +376,38 @@ def test_ctrl_c_ends_the_wait_for_a_mover_that_does_not_come(tmp_path):
         assert eventually(lambda: status(folder)["gauges"]["jobs"] == 0)
 
 
+@double
+def test_no_number_of_ctrl_cs_leaves_a_target_that_the_mover_still_writes(tmp_path):
+    mover = wrapper(tmp_path, "copy=delay:900000", times=1000)
+    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
+        run("""
+            over, told = [], []
+            def raise_once(*_):
+                if not told:
+                    told.append(True)
+                    raise KeyboardInterrupt
+            signal.signal(signal.SIGINT, raise_once)
+            source = cw.asarray(random(1000), device="cuda:0")
+            target = cw.zeros(1000, device="cuda:1")
+            def interrupt():
+                while figure("mover_starts") == 0: time.sleep(0.01)
+                time.sleep(0.3)
+                while not over:
+                    os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(0.1)
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            try: target.copy_from(source)
+            except KeyboardInterrupt: pass
+            done = figure("jobs_done")
+            over.append(True)
+            thread.join()
+            assert done == 1  # the mover had taken it
+            target.wait()
+            assert (target.to("cpu").numpy() == random(1000)).all()
+        """)
+
+
 def test_an_idle_mover_leaves_and_holds_no_memory(tmp_path):
     folder = tmp_path / "b"
     with world(folder, **MOVED, CAUSEWAY_MOVER_IDLE=1) as run:

@@ -104,8 +104,8 @@ struct cwd_broker {
     struct cwd_job *jobs; /* jobs.c: those that wait, and those that the mover has */
     uint64_t next_job;
     uint32_t job_count;
-    struct cwd_mover mover; /* mover.c */
-    struct cwd_link *links; /* links.c: by both UUIDs */
+    struct cwd_mover mover;   /* mover.c */
+    struct cwd_link *links;   /* links.c: by both UUIDs */
     struct cwd_remote remote; /* remote.c */
 };
 

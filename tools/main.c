@@ -57,7 +57,8 @@ static const struct cli_command commands[] = {
 
 static void print_help(void) {
     printf("Usage: causeway COMMAND [OPTIONS] [ARGUMENTS]\n\n"
-           "Arrays shared by name between the processes of this machine, and of others.\n\nCommands:\n");
+           "Arrays shared by name between the processes of this machine, and of "
+           "others.\n\nCommands:\n");
     for (size_t i = 0; i < COMMANDS; i++)
         printf("  %-8s %s\n", commands[i].name, commands[i].summary);
     printf(

@@ -34,7 +34,7 @@
 #define CWB_PING_NS         1000000000
 #define CWB_SILENCE_NS      5000000000  /* nothing heard for so long: the peer is gone */
 #define CWB_RESUME_NS       10000000000 /* how long a transfer waits for a new link */
-#define CWB_REDIAL_FIRST_NS 100000000ll   /* pause after a try that failed, doubled each time */
+#define CWB_REDIAL_FIRST_NS 100000000ll /* pause after a try that failed, doubled each time */
 #define CWB_REDIAL_MOST_NS  5000000000
 #define CWB_LISTEN_MAX      8u
 

@@ -64,8 +64,9 @@ enum cw_op {
                                 broken: they are poisoned as if it were dead */
     CW_OP_PUT = 32,
     CW_OP_REMOVE,
-    CW_OP_WAIT,   /* replies when the name is there (at once, or later) */
-    CW_OP_CANCEL, /* ends a WAIT: it replies -ECANCELED unless already answered; no reply itself */
+    CW_OP_WAIT,          /* replies when the name is there (at once, or later) */
+    CW_OP_CANCEL,        /* ends a WAIT, COPY or MOVER_NEXT: that replies -ECANCELED unless already
+                            answered, or        begun by the mover; no reply itself */
     CW_OP_TRANSIT_BEGIN, /* no reply */
     CW_OP_TRANSIT_END,   /* no reply */
     CW_OP_DROP, /* no reply: a lease on a wanted block, or the owner's last on a published one,

@@ -398,6 +398,25 @@ def test_a_broker_whose_starter_ignores_its_children_hears_how_its_mover_ended(t
                 broker.terminate()
 
 
+def test_signals_while_the_mover_starts_leave_many_copies_complete(tmp_path):
+    slow = tmp_path / "slow"
+    slow.write_text(f'#!/bin/sh\nsleep 0.5\nexec {REAL_MOVER} "$@"\n')
+    slow.chmod(stat.S_IRWXU)
+    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=slow) as run:
+        run("""
+            came = []
+            signal.signal(signal.SIGALRM, lambda *_: came.append(True))  # raises nothing: the call goes on
+            pairs = [(cw.zeros(1000, device="cuda:1"), cw.asarray(random(1000, i), device="cuda:0")) for i in range(3)]
+            signal.setitimer(signal.ITIMER_REAL, 0.005, 0.05)
+            cw.copy(pairs)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert came
+            for i, (target, _) in enumerate(pairs):
+                target.wait()
+                assert (target.to("cpu").numpy() == random(1000, i)).all()
+        """)
+
+
 @double
 def test_no_number_of_ctrl_cs_leaves_a_target_that_the_mover_still_writes(tmp_path):
     mover = wrapper(tmp_path, "copy=delay:900000", times=1000)

@@ -145,7 +145,9 @@ static int start(struct cwd_broker *b) {
 static void hand_out(struct cwd_broker *b) {
     struct cwd_mover *mover = &b->mover;
     struct cw_job job;
-    while (mover->session && mover->ask_count) {
+    /* One that was dropped, or has hung up, reads no reply: its end is near (session_ended). */
+    while (mover->session && mover->session->state == CWD_OPEN && !mover->session->socket_ended &&
+           mover->ask_count) {
         if (!cwd_session_has_room(mover->session)) {
             cwd_session_drop(b, mover->session, "the mover does not read its replies");
             return;

@@ -47,7 +47,10 @@ static int read_list(const struct cw_cuda *cuda) {
     if (result != CUDA_SUCCESS)
         return cw_cuda_error(cuda, result, "counting the GPUs");
     if (count > CW_GPUS_MAX)
-        count = CW_GPUS_MAX;
+        return cw_fail(-EDQUOT,
+                       "this process sees %d GPUs; it can work with %d (CW_GPUS_MAX): name fewer "
+                       "in CUDA_VISIBLE_DEVICES",
+                       count, CW_GPUS_MAX);
     for (int i = 0; i < count; i++) {
         int code = read_gpu(cuda, i, &gpus[i]);
         if (code)

@@ -215,7 +215,12 @@ class Crew:
         process: Any = worker.process
         self.dispatch.assign(slot, group)
         self._group_of[slot] = group
-        process.start()
+        try:
+            process.start()
+        except BaseException:
+            if process.ident is None:  # nobody runs there: its group does not count it
+                self.dispatch.bury(slot)
+            raise
         if self.main is not None:
             self.main.worker_started()
         worker.pid = process.pid

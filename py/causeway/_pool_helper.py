@@ -143,12 +143,12 @@ class Helper:
         """Sees to a worker that has died: its last words, its task, its successor."""
         crew = self._crew
         crew.reap(worker)
-        for job, number, _slot, _, what, _, held in self._dispatch.bury(worker.slot):
+        for job, number, _slot, begun, what, _, held in self._dispatch.bury(worker.slot):
             if job is None:
                 self._dispatch.fail(number, outcomes.death(worker, what, None))
                 continue
             self._outgoing.lose(held)
-            self._lost(worker, job, number)
+            self._lost(worker, job, number, bool(begun))
         self._store.lost(worker)
         started = worker.ready
         crew.discard(worker)
@@ -163,22 +163,27 @@ class Helper:
         except Exception as error:  # no process or no broker any more
             self._engine.fail(error)
 
-    def _lost(self, worker: Worker, job: Job, number: int) -> None:
-        """A task went with its worker: it is run again, or has failed."""
+    def _lost(self, worker: Worker, job: Job, number: int, begun: bool) -> None:
+        """A task went with its worker: it is run again, or has failed.
+
+        Of a worker that was killed for its time limit this is that task, or one beside it. That one may have run: its
+        function may even have ended, its results being on their way out. Without retries nothing runs twice.
+        """
         task, retries = None, self._engine.options.retries
-        if worker.overran is None:
+        overran = worker.overran is not None and worker.overran_task == (job, number)
+        if worker.overran is None or (begun and not overran):
             if retries:
                 if job.tries is None:
                     job.tries = {}
                 tries = job.tries[number] = job.tries.get(number, 0) + 1
                 task = job.again(number) if tries <= retries else None
-        elif worker.overran_task != (job, number):
-            # That one had just ended when the worker was killed for it.
+        elif not overran:
             task = job.again(number)
         if task is not None:
             self._outgoing.put_back(task)
         else:
-            job.task_done(number, False, outcomes.death(worker, job.function, job.span(number)))
+            error = outcomes.death(worker, job.function, job.span(number), overran)
+            job.task_done(number, False, error)
 
     def _end(self) -> None:
         """Ends every worker, then every job that is not done."""

@@ -56,13 +56,16 @@ def undecodable(error: BaseException, what: str, text: str = "") -> BaseExceptio
     return found
 
 
-def death(worker: Worker, function: Any, span: tuple[int, int] | None) -> WorkerDied:
+def death(
+    worker: Worker, function: Any, span: tuple[int, int] | None, overran: bool = True
+) -> WorkerDied:
     """The exception for a task whose worker died.
 
     Args:
         worker: the worker, reaped.
         function: what the task called.
         span: which items it had: the first and how many; None for a single call.
+        overran: if the worker was killed for its time limit: it was this task that had passed it, not one beside it.
     """
     what = name_of(function)
     items = ""
@@ -72,7 +75,9 @@ def death(worker: Worker, function: Any, span: tuple[int, int] | None) -> Worker
     kind, how = WorkerDied, f"{_how(worker.exitcode)} while it ran"
     if worker.fault is not None:
         how = f"was killed, since it has damaged the Pool's memory ({worker.fault}), while it ran"
-    if worker.overran is not None:
+    if worker.overran is not None and not overran:
+        how = f"was killed, since another task of it had passed the task_timeout of {worker.overran} s, while it had begun"
+    elif worker.overran is not None:
         kind, how = (
             TaskTimeout,
             f"was killed, since the task_timeout of {worker.overran} s was over, in",

@@ -212,14 +212,16 @@ def asked_ahead(processes: list[Any]) -> Iterator[None]:
     if server is None:
         yield
         return
-    with server.lock:
-        ahead = _thread.ahead = _Ahead(processes, server, told)
-        try:
-            yield
-        finally:
-            _thread.ahead = None
-            ahead.close()
-    server.close_retired()
+    try:
+        with server.lock:
+            ahead = _thread.ahead = _Ahead(processes, server, told)
+            try:
+                yield
+            finally:
+                _thread.ahead = None
+                ahead.close()
+    finally:
+        server.close_retired()
 
 
 def _popen(process: Any) -> popen_fork.Popen:

@@ -191,13 +191,14 @@ class Server:
             raise
 
     def answer(self) -> tuple[int, int]:
-        """What came of the request that was asked first: the worker's pid and a pidfd, which the caller closes.
+        """What came of the request that was asked first: the worker's pid and a pidfd, which the caller closes. Also of
+        a server that another thread has retired since: what it was asked before that it does.
 
         Raises:
             ServerLost: ask another one.
             OSError: no process could be made.
         """
-        if self._retired:
+        if self._control.fileno() < 0:
             raise ServerLost
         try:
             if not self._await_answer(_REPLY_SECONDS):

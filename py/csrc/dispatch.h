@@ -45,8 +45,10 @@ PyObject *plain_numpy(PyObject *module, PyObject *args);
 /* A pickle of at most CW_POOL_DATA_MAX bytes if the object is plain, else NULL without an
  * exception; NULL with one where pickling failed. Runs no code of the user's. */
 PyObject *plain_dumps(PyObject *object);
-/* The object in a pickle. */
+/* The object in a pickle, which lies where no other process writes. */
 PyObject *plain_loads(const void *data, uint32_t size_bytes);
+/* The object in a task's or an answer's data. What is read is a copy: others can write there. */
+PyObject *plain_loads_task(const cw_task *task);
 
 /* ---- dispatch_small.c ---- */
 

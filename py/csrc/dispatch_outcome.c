@@ -61,7 +61,7 @@ int outcome_take(Dispatch *d, struct entry *entry, const cw_task *task) {
         value = Py_None;
         Py_INCREF(value);
     } else if (task->kind == ANSWER_VALUE) {
-        value = plain_loads(task->data, task->size_bytes);
+        value = plain_loads_task(task);
         if (!value && PyErr_ExceptionMatches(PyExc_Exception))
             PyErr_Clear(); /* as Python will tell */
     }

@@ -126,3 +126,10 @@ PyObject *plain_loads(const void *data, uint32_t size_bytes) {
     Py_DECREF(view);
     return object;
 }
+
+PyObject *plain_loads_task(const cw_task *task) {
+    uint8_t copy[CW_POOL_DATA_MAX];
+    uint32_t size_bytes = task->size_bytes < sizeof copy ? task->size_bytes : sizeof copy;
+    memcpy(copy, task->data, size_bytes);
+    return plain_loads(copy, size_bytes);
+}

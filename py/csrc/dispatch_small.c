@@ -4,8 +4,8 @@
  *
  * They are pickles of protocol 5 as any other, made of few opcodes (no memo: nothing in them is
  * worth to be named twice), so that either side may leave either direction to the pickler. What is
- * read lies in memory that another process can write: each byte is read once, every length is
- * checked, and whatever is not known is left to the pickler as well.
+ * read was written by another process and copied out of its reach (plain_loads_task): every length
+ * is checked, and whatever is not known is left to the pickler as well.
  */
 #include "dispatch.h"
 

@@ -106,7 +106,7 @@ static PyObject *call_each(PyObject *function, PyObject *items, int star) {
 /* The value of a plain task. */
 static PyObject *run_plain(WorkerEnd *w, const cw_task *task) {
     PyObject *function = function_of(w, task);
-    PyObject *args = function ? plain_loads(task->data, task->size_bytes) : NULL, *value = NULL;
+    PyObject *args = function ? plain_loads_task(task) : NULL, *value = NULL;
     if (!args)
         return NULL;
     Py_INCREF(function); /* the task may lead to others that take its place */

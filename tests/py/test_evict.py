@@ -75,6 +75,20 @@ for seed in range(500):
         )
 
 
+def test_none_leaves_for_more_than_the_brokers_limit(tmp_path):
+    with world(tmp_path / "b", **SMALL) as run:
+        run(
+            TOOLS
+            + """
+all = [make(seed) for seed in range(4)]
+try: cw.empty((257 << 20) // 8, device="cuda:0")
+except cw.LimitExceeded as error: assert "max_gpu_bytes" in str(error), error
+else: raise AssertionError
+assert not any(w.away for w in all)
+"""
+        )
+
+
 def test_what_is_used_or_known_to_others_stays(tmp_path):
     with world(tmp_path / "b", **SMALL) as run:
         run(

@@ -280,3 +280,38 @@ def test_a_context_that_breaks_while_results_leave_tells_each_task(program):
                 assert pool.apply(abs, (-1,)) == 1   # by another worker
             assert not x.any()
     """, env={"CAUSEWAY_FAKECUDA_FAULTS": "copy@1=ILLEGAL_ADDRESS"})  # fmt: skip
+
+
+@on_the_double
+@pytest.mark.parametrize("retries", [0, 1])
+def test_the_task_beside_one_that_overran_is_not_run_again_without_retries(program, retries):
+    program("""
+        def stuck(x):
+            cuda = ctypes.CDLL(os.environ["CAUSEWAY_CUDA_DRIVER"])
+            assert cuda.fakecuda_faults(b"copy=hang") == 0  # its results never leave
+        def count():
+            with open("count", "a") as file:
+                file.write(".")
+            if RETRIES and Path("count").read_text() == "..":
+                return "again"
+            wait_for("never")
+        if __name__ == "__main__":
+            with cw.Pool(devices="cuda:0", task_timeout=3.0, retries=RETRIES) as pool:
+                pool.apply(abs, (1,))
+                first = pool.apply_async(stuck, (cw.Out(np.zeros(20_000)),))
+                second = pool.apply_async(count)
+                try:
+                    first.get(60)
+                    raise SystemExit("it did not raise")
+                except cw.TaskTimeout as error:
+                    assert "stuck" in str(error)
+                if RETRIES:
+                    assert second.get(60) == "again"
+                else:
+                    try:
+                        second.get(60)
+                        raise SystemExit("it did not raise")
+                    except cw.WorkerDied as error:
+                        assert type(error) is cw.WorkerDied and "another task" in str(error), error
+                assert Path("count").read_text() == "." * (1 + RETRIES)
+    """.replace("RETRIES", str(retries)))  # fmt: skip

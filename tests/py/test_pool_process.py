@@ -10,6 +10,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from conftest import Script, eventually
 from server_support import parents_of_workers, server, start
 
 import causeway as cw
-from causeway import _pool_process, _pool_server
+from causeway import _pool_crew, _pool_process, _pool_server
 
 pytestmark = pytest.mark.usefixtures("no_server")
 
@@ -198,3 +199,29 @@ def test_a_worker_of_a_request_that_was_given_up_never_runs(
         assert multiprocessing.connection.wait([pidfd], 30)
         os.close(pidfd)
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_worker_that_could_not_be_started_counts_in_no_group(group: int) -> None:
+    class Recorder:
+        def __init__(self) -> None:
+            self.group: dict[int, int] = {}
+
+        def assign(self, slot: int, group: int) -> None:
+            self.group[slot] = group
+
+        def bury(self, slot: int) -> list[Any]:
+            del self.group[slot]
+            return []
+
+    class Process:
+        ident = None
+
+        def start(self) -> None:
+            raise OSError("no process")
+
+    dispatch: Any = Recorder()
+    crew: Any = SimpleNamespace(dispatch=dispatch, _group_of={}, main=None)
+    with pytest.raises(OSError, match="no process"):
+        _pool_crew.Crew._start(crew, _pool_crew.Worker(3, group, 0, Process(), None))  # type: ignore[arg-type]
+    assert dispatch.group == {}

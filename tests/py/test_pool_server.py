@@ -259,6 +259,30 @@ def test_a_server_that_dies_among_many_starts_has_its_workers_made_by_the_next(
     assert server().pid == killed[-1] != killed[0]
 
 
+def test_a_server_that_is_retired_among_many_starts_makes_those_that_it_was_asked_for(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(context, tasks.end, 0).join()
+    was, answer, made = server(), _pool_server.Server.answer, []
+
+    def retired_after_one(self: _pool_server.Server) -> tuple[int, int]:
+        made.append(self.pid)
+        found = answer(self)
+        if len(made) == 1:
+            other = threading.Thread(target=self.retire)
+            other.start()
+            other.join()
+        return found
+
+    monkeypatch.setattr(_pool_server.Server, "answer", retired_after_one)
+    with cw.Pool(6, context=context) as pool:
+        assert made[:4] == [was.pid] * 4 and was.pid not in made[4:]
+        assert len(pool._engine._crew.living()) == 6
+        assert pool.map(abs, range(-6, 0), chunksize=1) == [6, 5, 4, 3, 2, 1]
+        assert not was.ended()  # it was not killed: its workers' ends are told
+    assert was.ended(30)
+
+
 @pytest.mark.parametrize("answers", [0, 1, 3])
 def test_a_start_that_is_interrupted_leaves_no_worker_and_no_answer_for_the_next(
     context: Any, answers: int, monkeypatch: pytest.MonkeyPatch

@@ -35,7 +35,8 @@ static void touch(const char *path, const char *more) {
 }
 
 /* $ACT: "done" and "fail" answer, "die" dies with the job, "sleep" never asks, "leave" ends before
- * it asks, "hold" makes the file $GO.has, and answers when $GO is there. */
+ * it asks, "hold" makes the file $GO.has, and answers when $GO is there; "lie" has itself dropped
+ * with a job in hand and while it asks for another, ends when $GO is there, and is "done" then. */
 static int act_as_mover(const char *socket_path) {
     const char *act = getenv("ACT"), *go = getenv("GO");
     struct raw_broker at = {.pid = 0};
@@ -60,6 +61,14 @@ static int act_as_mover(const char *socket_path) {
         memcpy(&job, mail.body, sizeof job);
         if (strcmp(act, "die") == 0)
             return 1;
+        if (strcmp(act, "lie") == 0 && access(go, F_OK) != 0) {
+            const struct cw_job_end lie = {.job = job.job + 100};
+            raw_post(&client, CW_OP_MOVER_NEXT, 78, NULL, 0);
+            raw_post(&client, CW_OP_MOVER_DONE, 77, &lie, sizeof lie);
+            while (access(go, F_OK) != 0)
+                raw_pause();
+            return 1;
+        }
         bool holds = strcmp(act, "hold") == 0;
         if (holds)
             touch(go, ".has");
@@ -206,6 +215,27 @@ static void a_job_of_the_dead_holds_its_blocks_while_the_mover_has_it(void **sta
     raw_broker_remove(&broker);
 }
 
+static void a_mover_that_was_dropped_gets_no_more_jobs(void **state) {
+    (void)state;
+    struct scene s;
+    char go[64], setting[80];
+    snprintf(go, sizeof go, "/tmp/causeway-lie-%d", (int)getpid());
+    snprintf(setting, sizeof setting, "GO=%s", go);
+    begin(&s, "lie", setting);
+    assert_int_equal(raw_post(&s.client, CW_OP_COPY, 1, &s.copy, sizeof s.copy), 0);
+    assert_true(RAW_UNTIL(raw_counter(&broker, CW_COUNTER_clients_dropped) == 1));
+    assert_int_equal(raw_post(&s.client, CW_OP_COPY, 2, &s.copy, sizeof s.copy), 0);
+    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_jobs) == 2));
+    touch(go, "");
+    for (uint64_t i = 1; i <= 2; i++) {
+        assert_int_equal(raw_reply(&s.client, &mail, RAW_TIMEOUT_MS), 1);
+        assert_true(mail.head.id == i && mail.head.status == 0);
+    }
+    assert_int_equal(raw_counter(&broker, CW_COUNTER_jobs_repeated), 1); /* the second was not out */
+    unlink(go);
+    end(&s);
+}
+
 static void movers_that_die_or_do_not_come_fail_the_job(void **state) {
     (void)state;
     struct scene s;
@@ -275,6 +305,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(blocks_that_are_gone_are_no_job),
         cmocka_unit_test(a_waiting_job_holds_its_blocks_and_can_be_cancelled),
         cmocka_unit_test(a_job_of_the_dead_holds_its_blocks_while_the_mover_has_it),
+        cmocka_unit_test(a_mover_that_was_dropped_gets_no_more_jobs),
         cmocka_unit_test(movers_that_die_or_do_not_come_fail_the_job),
         cmocka_unit_test(the_role_is_the_started_process_alone),
         cmocka_unit_test(links_are_kept_as_they_were_told),

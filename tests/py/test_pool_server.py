@@ -262,11 +262,10 @@ def test_a_server_that_dies_among_many_starts_has_its_workers_made_by_the_next(
 def test_a_server_that_is_retired_among_many_starts_makes_those_that_it_was_asked_for(
     context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start(context, tasks.end, 0).join()
-    was, answer, made = server(), _pool_server.Server.answer, []
+    answer, made = _pool_server.Server.answer, []
 
     def retired_after_one(self: _pool_server.Server) -> tuple[int, int]:
-        made.append(self.pid)
+        made.append(self)
         found = answer(self)
         if len(made) == 1:
             other = threading.Thread(target=self.retire)
@@ -276,7 +275,8 @@ def test_a_server_that_is_retired_among_many_starts_makes_those_that_it_was_aske
 
     monkeypatch.setattr(_pool_server.Server, "answer", retired_after_one)
     with cw.Pool(6, context=context) as pool:
-        assert made[:4] == [was.pid] * 4 and was.pid not in made[4:]
+        was = made[0]
+        assert made[:4] == [was] * 4 and was not in made[4:] and len(made) == 6
         assert len(pool._engine._crew.living()) == 6
         assert pool.map(abs, range(-6, 0), chunksize=1) == [6, 5, 4, 3, 2, 1]
         assert not was.ended()  # it was not killed: its workers' ends are told

@@ -117,9 +117,8 @@ struct cw_heap { /* allocation on one device */
     uint64_t next_slab_bytes;
     uint64_t cached_bytes, cache_limit_bytes; /* entirely free slabs that are kept */
     bool hoards;               /* keep what becomes free beyond the limit: it is about to be used */
-    /* Published, dropped, not yet back: the oldest first, which come back first, and each look costs
-     * a line that the broker has written. */
-    struct cw_extent *pending, *pending_last;
+    struct cw_extent *pending; /* published, dropped, not yet back; the oldest come back first */
+    struct cw_extent *pending_last;
     uint64_t pending_count;
     uint64_t reclaimed_seen;    /* session->reclaimed as last looked at */
     uint64_t owed;              /* blocks that came back, still in the pending list */

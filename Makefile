@@ -39,11 +39,18 @@ SHM_SRC    := $(wildcard shm/*.c)
 IPC_SRC    := $(wildcard ipc/*.c)
 BROKER_SRC := $(wildcard broker/*.c)
 MOVER_SRC  := $(wildcard broker/mover/*.c)
+BRIDGE_SRC := $(wildcard broker/bridge/*.c)
+# The bridge needs the headers of liburing and OpenSSL (tools/setup.sh); without them all else is built.
+HAVE_BRIDGE := $(shell printf '%s\n' '\#include <liburing.h>' '\#include <openssl/ssl.h>' | $(CC) -E - >/dev/null 2>&1 && echo yes)
+ifeq ($(HAVE_BRIDGE)$(filter-out all,$(MAKECMDGOALS)),) # tools/setup.sh says it to all others
+$(info causeway-bridge is left out: liburing-dev or libssl-dev is not here, so no other node can be reached)
+endif
+BRIDGE_LIBS ?= -luring -lssl -lcrypto
 TOOLS_SRC  := $(wildcard tools/*.c)
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 with_main = $(shell grep -lE '^(int )?main.(int|void)' $(1) /dev/null)
 
-PROGRAMS := $(if $(BROKER_SRC),$(BUILD)/causewayd $(BUILD)/causeway-mover) $(if $(TOOLS_SRC),$(BUILD)/causeway)
+PROGRAMS := $(if $(BROKER_SRC),$(BUILD)/causewayd $(BUILD)/causeway-mover) $(if $(TOOLS_SRC),$(BUILD)/causeway) $(if $(HAVE_BRIDGE),$(BUILD)/causeway-bridge)
 
 all: $(BUILD)/libcauseway.so $(BUILD)/libcauseway.a $(PROGRAMS)
 
@@ -54,7 +61,7 @@ help:
 	@echo "make demo             set up, build, run the demonstration (from a fresh clone)"
 	@echo "make install          PREFIX=$(PREFIX) DESTDIR="
 	@echo "make wheel            $(BUILD)/dist/*.whl, checked with auditwheel and in an empty environment"
-	@echo "make lint asan tsan fuzz soak bench test-pythons clean"
+	@echo "make lint asan tsan fuzz soak bench bench-bridge test-pythons clean"
 
 # ---- libraries and programs ------------------------------------------------------------------------
 
@@ -84,6 +91,8 @@ $(BUILD)/causewayd: $(call obj,$(BROKER_SRC)) $(BUILD)/libcauseway.a
 	$(CC) -o $@ $^ $(LDFLAGS) -l:libinih.a
 $(BUILD)/causeway-mover: $(call obj,$(MOVER_SRC)) $(BUILD)/libcauseway.a
 	$(CC) -o $@ $^ $(LDFLAGS)
+$(BUILD)/causeway-bridge: $(call obj,$(BRIDGE_SRC)) $(BUILD)/libcauseway.a
+	$(CC) -o $@ $^ $(LDFLAGS) $(BRIDGE_LIBS) -l:libinih.a
 $(BUILD)/causeway: $(call obj,$(TOOLS_SRC)) $(BUILD)/libcauseway.a
 	$(CC) -o $@ $^ $(LDFLAGS) -l:libjansson.a
 
@@ -189,14 +198,18 @@ sanitized:
 	$(RUN) --timeout 600 $$built $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
 	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py")
 
-BENCH_MAIN := $(call with_main,$(wildcard tools/bench/*.c))
-BENCH_HELP := $(call obj,$(filter-out $(BENCH_MAIN),$(wildcard tools/bench/*.c)))
+BENCH_SRC  := $(filter-out $(if $(HAVE_BRIDGE),,tools/bench/bench_tls.c),$(wildcard tools/bench/*.c))
+BENCH_MAIN := $(call with_main,$(BENCH_SRC))
+BENCH_HELP := $(call obj,$(filter-out $(BENCH_MAIN),$(BENCH_SRC)))
 WORKERS    ?= 2
 BENCHES    := $(patsubst %.c,$(BUILD)/%,$(BENCH_MAIN))
 bench: $(BUILD)/setup-test.stamp
 	@$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
 	@$(MAKE) --no-print-directory bench-run VENV=$(BUILD)/bench-venv
 bench-programs: $(BENCHES)
+# The bridge between two nodes on this machine, beside OpenSSL and multiprocessing.
+bench-bridge: all $(PACKAGE) $(BUILD)/tools/bench/bench_tls
+	@$(VPY) tools/bench/bench_bridge.py --build $(BUILD)
 bench-run: $(PACKAGE) $(VENV)/deps-bench.stamp $(VENV)/peers.stamp
 	@$(VPY) tools/bench/run.py --build $(BUILD) --workers $(WORKERS)
 # Those that cannot be installed are not measured; the next run tries again.
@@ -236,7 +249,8 @@ install: all
 
 # One wheel for Python 3.10 and later: library, broker and command inside, nothing else of ours needed.
 wheel: $(BUILD)/setup-build.stamp $(VENV)/deps-wheel.stamp
-	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=$(BUILD)/release VENV=$(VENV) OPT=-O2 $(BUILD)/release/wheel/made.stamp
+	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=$(BUILD)/release VENV=$(VENV) OPT=-O2 \
+	    BRIDGE_LIBS='-l:liburing.a -l:libssl.a -l:libcrypto.a -ldl' $(BUILD)/release/wheel/made.stamp # nothing of the system's inside
 	rm -rf $(BUILD)/dist && mkdir $(BUILD)/dist
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel show $(BUILD)/release/wheel/causeway-*.whl
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel repair --plat auto -w $(BUILD)/dist $(BUILD)/release/wheel/causeway-*.whl
@@ -257,7 +271,7 @@ clean:
 
 print-%:
 	@echo '$($*)'
--include $(wildcard $(foreach d,shm ipc broker broker/mover tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
-.PHONY: all help always test test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-programs bench-run demo demo-run demo-gpu-deps \
+-include $(wildcard $(foreach d,shm ipc broker broker/mover broker/bridge tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
+.PHONY: all help always test test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-programs bench-run demo demo-run demo-gpu-deps \
         lint install wheel clean fuzzers
 .DEFAULT_GOAL := all

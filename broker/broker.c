@@ -70,8 +70,10 @@ int cwd_broker_init(struct cwd_broker *b, const struct cwd_options *options,
                              .poison_ns = INT64_MAX,
                              .instance = random_instance()};
     cwd_mover_init(b);
+    cwd_remote_init(b);
+    b->remote.options = options->remote;
     *exit_code = CWD_EXIT_USAGE;
-    int code = cwd_config_load(options->config_file, &b->limits);
+    int code = cwd_config_load(options->config_file, &b->limits, &b->remote.options);
     if (code)
         return code;
     cwd_limits_settle(&b->limits, &fds_lowered);
@@ -107,6 +109,7 @@ void cwd_broker_deinit(struct cwd_broker *b) {
     if (b->root && b->closer && b->wild_closer) {
         b->stopping = true;
         cwd_mover_deinit(b);
+        cwd_remote_deinit(b);
         cwd_jobs_deinit(b);
         cwd_links_deinit(b);
         cwd_names_deinit(b);

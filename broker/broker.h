@@ -16,6 +16,7 @@
 #include "broker/limits.h"
 #include "broker/mover.h"
 #include "broker/reclaim.h"
+#include "broker/remote.h"
 #include "ipc/address.h"
 #include "shm/monitor.h"
 
@@ -44,6 +45,7 @@ struct cwd_options {
     const char *config_file; /* NULL: the usual ones */
     int64_t idle_exit_ns;    /* < 0: never */
     bool foreground;
+    struct cwd_remote_options remote; /* the broker's from cwd_broker_init() on */
 };
 
 struct cwd_broker {
@@ -102,8 +104,9 @@ struct cwd_broker {
     struct cwd_job *jobs; /* jobs.c: those that wait, and those that the mover has */
     uint64_t next_job;
     uint32_t job_count;
-    struct cwd_mover mover; /* mover.c */
-    struct cwd_link *links; /* links.c: by both UUIDs */
+    struct cwd_mover mover;   /* mover.c */
+    struct cwd_link *links;   /* links.c: by both UUIDs */
+    struct cwd_remote remote; /* remote.c */
 };
 
 /* Descriptors held, those included that a closer has not closed yet. */

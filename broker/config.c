@@ -10,43 +10,63 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/remote.h"
 #include "shm/error.h"
 
 struct reading {
     const char *path;
     struct cwd_limits *limits;
+    struct cwd_remote_options *remote;
     int code;
 };
+
+static int bridge_value(struct reading *reading, const char *name, const char *value) {
+    static const char *const known[] = {"listen", "peer", "node"};
+    char option[16];
+    for (unsigned i = 0; i < sizeof known / sizeof *known; i++) {
+        if (strcmp(name, known[i]) != 0)
+            continue;
+        snprintf(option, sizeof option, "--%s", name);
+        return cwd_remote_option(reading->remote, option, value, reading->path);
+    }
+    return cw_fail(-EINVAL,
+                   "%.300s: [bridge] has no \"%.64s\"; listen, peer and node are what it has",
+                   reading->path, name);
+}
 
 static int on_value(void *context, const char *section, const char *name, const char *value) {
     struct reading *reading = context;
     if (reading->code)
         return 1; /* the first error is the one to tell */
-    if (strcmp(section, "limits") != 0)
-        reading->code =
-            cw_fail(-EINVAL, "%.300s: there is no section [%.64s]; [limits] is the only one",
-                    reading->path, section);
+    if (strcmp(section, "bridge") == 0)
+        reading->code = bridge_value(reading, name, value);
+    else if (strcmp(section, "limits") != 0)
+        reading->code = cw_fail(-EINVAL,
+                                "%.300s: there is no section [%.64s]; [limits] and [bridge] are "
+                                "the only ones",
+                                reading->path, section);
     else
         reading->code = cwd_limits_set(reading->limits, name, value, reading->path);
     return 1;
 }
 
 /* must_exist: the user named it. */
-static int read_file(const char *path, bool must_exist, struct cwd_limits *limits) {
+static int read_file(const char *path, bool must_exist, struct cwd_limits *limits,
+                     struct cwd_remote_options *remote) {
     FILE *file = fopen(path, "re");
     if (!file) {
         if (errno == ENOENT && !must_exist)
             return 0;
         return cw_fail(-EINVAL, "reading the configuration %.300s failed: %m", path);
     }
-    struct reading reading = {.path = path, .limits = limits};
+    struct reading reading = {.path = path, .limits = limits, .remote = remote};
     int line = ini_parse_file(file, on_value, &reading);
     fclose(file);
     if (reading.code)
         return reading.code;
     if (line > 0)
         return cw_fail(-EINVAL,
-                       "%.300s: line %d is neither [limits], nor key = value, nor a comment", path,
+                       "%.300s: line %d is neither [SECTION], nor key = value, nor a comment", path,
                        line);
     return line == 0 ? 0 : cw_fail(-EINVAL, "reading the configuration %.300s failed", path);
 }
@@ -65,24 +85,24 @@ static int read_environment(struct cwd_limits *limits) {
     return 0;
 }
 
-int cwd_config_load(const char *file, struct cwd_limits *out) {
+int cwd_config_load(const char *file, struct cwd_limits *out, struct cwd_remote_options *remote) {
     struct cwd_limits limits;
     char path[PATH_MAX];
     cwd_limits_init(&limits);
-    int code = read_file("/etc/causeway.conf", false, &limits);
+    int code = read_file("/etc/causeway.conf", false, &limits, remote);
     if (code)
         return code;
     const char *named = file ? file : getenv("CAUSEWAY_CONFIG");
     const char *home = getenv("HOME"), *config = getenv("XDG_CONFIG_HOME");
     if (named && *named)
-        code = read_file(named, true, &limits);
+        code = read_file(named, true, &limits, remote);
     else if (config && *config == '/' &&
              (size_t)snprintf(path, sizeof path, "%s/causeway/causeway.conf", config) < sizeof path)
-        code = read_file(path, false, &limits);
+        code = read_file(path, false, &limits, remote);
     else if (home && *home == '/' &&
              (size_t)snprintf(path, sizeof path, "%s/.config/causeway/causeway.conf", home) <
                  sizeof path)
-        code = read_file(path, false, &limits);
+        code = read_file(path, false, &limits, remote);
     if (code == 0)
         code = read_environment(&limits);
     if (code == 0)

@@ -3,15 +3,18 @@
  *
  * The later the stronger: defaults, /etc/causeway.conf, the user's file (--config, else
  * $CAUSEWAY_CONFIG, else ~/.config/causeway/causeway.conf), the environment (CAUSEWAY_MAX_CLIENTS
- * and so on). Files are INI with one section, [limits]. A file that was named and is not there, an
- * unknown section or key, and a bad value are errors.
+ * and so on). Files are INI with two sections: [limits], and [bridge] with `listen` and `peer` (any
+ * number of each) and `node`, which are handed to causeway-bridge. A file that was named and is not
+ * there, an unknown section or key, and a bad value are errors.
  */
 #ifndef CW_BROKER_CONFIG_H
 #define CW_BROKER_CONFIG_H
 
 #include "broker/limits.h"
 
+struct cwd_remote_options;
+
 /* file: what --config gave, or NULL. Returns 0 or -EINVAL with file, line and reason. */
-int cwd_config_load(const char *file, struct cwd_limits *out);
+int cwd_config_load(const char *file, struct cwd_limits *out, struct cwd_remote_options *remote);
 
 #endif

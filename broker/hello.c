@@ -63,7 +63,7 @@ static int check_pidfd(const struct cwd_session *session, const struct cwd_mail 
 }
 
 static int check_room(struct cwd_broker *b, const struct cwd_session *session) {
-    if (session->pid == b->mover.pid)
+    if (session->pid == b->mover.pid || session->pid == b->remote.pid)
         return 0; /* at the limit clients need it no less */
     if (b->clients >= CWD_LIMIT(b, max_clients))
         return cwd_limit_refuse(b, CW_LIMIT_max_clients,

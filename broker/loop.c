@@ -52,6 +52,7 @@ int cwd_loop_init(struct cwd_broker *b) {
     signal(SIGPIPE, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
+    signal(SIGCHLD, SIG_DFL); /* ignored by our starter, we would never hear how the mover ended */
     b->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     b->signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     b->closed_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -140,6 +141,9 @@ static void on_event(struct cwd_broker *b, const struct epoll_event *event) {
     case CWD_EVENT_MOVER:
         cwd_mover_on_exit(b);
         break;
+    case CWD_EVENT_BRIDGE:
+        cwd_remote_on_exit(b);
+        break;
     }
 }
 
@@ -200,6 +204,8 @@ static int64_t serve_time(struct cwd_broker *b) {
     int64_t due_ns = cwd_transits_expire(b), next_ns = cwd_sessions_expire(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;
     next_ns = cwd_fences_serve(b);
+    due_ns = next_ns < due_ns ? next_ns : due_ns;
+    next_ns = cwd_remote_serve(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;
     next_ns = cwd_names_expire(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;

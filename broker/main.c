@@ -35,6 +35,11 @@ static void print_help(void) {
         "  --dir FOLDER         socket folder, or the path of a socket, FOLDER/NAME.sock\n"
         "                       (default: $CAUSEWAY_DIR, else $XDG_RUNTIME_DIR/causeway,\n"
         "                       else /tmp/causeway-UID)\n"
+        "  --listen HOST:PORT   let nodes that are known here connect (any number of these; HOST "
+        "may\n"
+        "                       be left out: all addresses; see causeway peers --help)\n"
+        "  --peer NAME=HOST:PORT  where a known node is reached, over what the file of peers says\n"
+        "  --node NAME          this node's name (default: the host's)\n"
         "  --config FILE        configuration (default: $CAUSEWAY_CONFIG, else\n"
         "                       ~/.config/causeway/causeway.conf; /etc/causeway.conf is read\n"
         "                       before it)\n"
@@ -65,13 +70,11 @@ static int parse_seconds(const char *text, int64_t *out_ns) {
 /* Returns 1 when the program is to go on, else its exit code in *exit_code. */
 static int parse_arguments(int argc, char **argv, struct cwd_options *options, int *exit_code) {
     static const struct option names[] = {
-        {"foreground", no_argument, NULL, 'f'},
-        {"idle-exit", required_argument, NULL, 'i'},
-        {"dir", required_argument, NULL, 'd'},
-        {"config", required_argument, NULL, 'c'},
-        {"version", no_argument, NULL, 'V'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
+        {"foreground", no_argument, NULL, 'f'},   {"idle-exit", required_argument, NULL, 'i'},
+        {"dir", required_argument, NULL, 'd'},    {"config", required_argument, NULL, 'c'},
+        {"listen", required_argument, NULL, 'l'}, {"peer", required_argument, NULL, 'p'},
+        {"node", required_argument, NULL, 'n'},   {"version", no_argument, NULL, 'V'},
+        {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0},
     };
     bool idle_given = false;
     int found;
@@ -94,6 +97,19 @@ static int parse_arguments(int argc, char **argv, struct cwd_options *options, i
             break;
         case 'c':
             options->config_file = optarg;
+            break;
+        case 'l':
+        case 'p':
+        case 'n':
+            if (cwd_remote_option(&options->remote,
+                                  found == 'l'   ? "--listen"
+                                  : found == 'p' ? "--peer"
+                                                 : "--node",
+                                  optarg, "the command line") != 0) {
+                fprintf(stderr, "causewayd: %s\n", cw_detail());
+                *exit_code = CWD_EXIT_USAGE;
+                return 0;
+            }
             break;
         case 'V':
             printf("causewayd %s (protocol %u)\n", CW_VERSION, CW_PROTOCOL_VERSION);

@@ -38,7 +38,7 @@ bool cwd_mover_is(const struct cwd_broker *b, const struct cwd_session *session)
 }
 
 uint32_t cwd_mover_others(const struct cwd_broker *b) {
-    return b->clients - (b->mover.session ? 1 : 0);
+    return b->clients - (b->mover.session ? 1 : 0) - (b->remote.session ? 1 : 0);
 }
 
 /* ---- starting ---- */
@@ -211,10 +211,13 @@ static void settle(struct cwd_broker *b) {
 
 void cwd_mover_on_exit(struct cwd_broker *b) {
     struct cwd_mover *mover = &b->mover;
-    int status;
-    if (!mover->pid || waitpid(mover->pid, &status, WNOHANG) != mover->pid)
+    int status = 0;
+    pid_t found = mover->pid ? waitpid(mover->pid, &status, WNOHANG) : 0;
+    if (found == 0)
         return;
-    if (WIFSIGNALED(status))
+    if (found < 0)
+        cwd_log("causeway-mover (pid %d) ended; how is not known: %m", (int)mover->pid);
+    else if (WIFSIGNALED(status))
         cwd_log("causeway-mover (pid %d) was killed by signal %d", (int)mover->pid,
                 WTERMSIG(status));
     else

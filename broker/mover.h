@@ -49,7 +49,7 @@ bool cwd_mover_is(const struct cwd_broker *broker, const struct cwd_session *ses
 /* Events: the process's end, and its session's. */
 void cwd_mover_on_exit(struct cwd_broker *broker);
 void cwd_mover_session_ended(struct cwd_broker *broker, struct cwd_session *session);
-/* Clients but for the mover. */
+/* Clients but for the mover and the bridge. */
 uint32_t cwd_mover_others(const struct cwd_broker *broker);
 void cwd_mover_deinit(struct cwd_broker *broker);
 

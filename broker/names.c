@@ -27,7 +27,7 @@ int cwd_key_check(const char *key, size_t key_bytes) {
     if (name_at > key_bytes || strlen(text + name_at) != key_bytes - name_at)
         return cw_fail(-EINVAL, "a key is a namespace, one NUL and a name");
     int code = cw_namespace_check(text);
-    return code ? code : cw_name_check(text + name_at);
+    return code ? code : cw_local_name_check(text + name_at);
 }
 
 static uint64_t realtime_ns(void) {
@@ -70,14 +70,28 @@ static const char *name_of(const char *key, size_t key_bytes, int *length) {
 static void name_gone(struct cwd_broker *b, const struct cw_entry *old) {
     if (old->flags & CW_ENTRY_KEEP)
         b->kept_names--;
+    b->remote.replicas -= (old->flags & CW_ENTRY_REPLICA) != 0;
     cwd_ref_drop(b, old->slab, old->block, old->gen);
+}
+
+/* The key of a replica, which the bridge alone names: "//node/name" in place of a name. */
+static bool is_replica(const char *key, size_t key_bytes) {
+    size_t at = strnlen(key, key_bytes) + 1;
+    return key_bytes > at + 2 && key_bytes <= CW_KEY_MAX && memcmp(key + at, "//", 2) == 0;
+}
+
+static int check_key(struct cwd_broker *b, const struct cwd_session *session, const char *key,
+                     size_t key_bytes) {
+    if (cwd_remote_is(b, session) && is_replica(key, key_bytes))
+        return 0;
+    return cwd_key_check(key, key_bytes);
 }
 
 int cwd_name_put(struct cwd_broker *b, struct cwd_session *session, const struct cw_put *put,
                  const char *key, const void *meta) {
     struct cw_entry old;
     bool replaced = false;
-    int code = cwd_key_check(key, put->key_bytes);
+    int code = check_key(b, session, key, put->key_bytes);
     if (code == 0)
         code = check_names_left(b, key, put->key_bytes);
     if (code)
@@ -96,7 +110,11 @@ int cwd_name_put(struct cwd_broker *b, struct cwd_session *session, const struct
                              .created_ns = realtime_ns(),
                              .owner_pid = (uint32_t)session->pid,
                              .owner_session = session->id,
-                             .flags = put->flags & CW_PUT_KEEP ? CW_ENTRY_KEEP : 0};
+                             .flags =
+                                 (put->flags & CW_PUT_KEEP ? CW_ENTRY_KEEP : 0u) |
+                                 (put->flags & CW_PUT_REMOTE_READ ? CW_ENTRY_REMOTE_READ : 0u)};
+    if (is_replica(key, put->key_bytes))
+        entry.flags |= CW_ENTRY_REPLICA;
     code = check_range(slab, put);
     if (code == 0)
         code = cw_directory_put(b->directory, key, put->key_bytes, &entry, meta, put->meta_bytes,
@@ -113,16 +131,19 @@ int cwd_name_put(struct cwd_broker *b, struct cwd_session *session, const struct
     }
     if (put->flags & CW_PUT_KEEP)
         b->kept_names++;
+    b->remote.replicas += (entry.flags & CW_ENTRY_REPLICA) != 0;
     if (replaced)
         name_gone(b, &old);
     CWD_COUNT(b, puts);
+    cwd_remote_changed(b);
     cwd_waits_answer(b, key, put->key_bytes);
     return 0;
 }
 
-int cwd_name_remove(struct cwd_broker *b, const char *key, size_t key_bytes) {
+int cwd_name_remove(struct cwd_broker *b, struct cwd_session *session, const char *key,
+                    size_t key_bytes) {
     struct cw_entry old;
-    int code = cwd_key_check(key, key_bytes);
+    int code = check_key(b, session, key, key_bytes);
     if (code)
         return code;
     if (cw_directory_remove(b->directory, key, key_bytes, &old) != 0) {
@@ -133,6 +154,7 @@ int cwd_name_remove(struct cwd_broker *b, const char *key, size_t key_bytes) {
     }
     name_gone(b, &old);
     CWD_COUNT(b, removes);
+    cwd_remote_changed(b);
     return 0;
 }
 
@@ -147,11 +169,13 @@ uint64_t cwd_names_count(struct cwd_broker *b) {
 
 struct sweep {
     struct cwd_broker *broker;
-    bool all;
+    bool all, replicas;
 };
 
 static bool sweep_one(void *context, const struct cw_entry *entry) {
     struct sweep *sweep = context;
+    if (sweep->replicas && !(entry->flags & CW_ENTRY_REPLICA))
+        return false;
     if (!sweep->all && (entry->flags & CW_ENTRY_KEEP))
         return false;
     name_gone(sweep->broker, entry);
@@ -167,9 +191,16 @@ int64_t cwd_names_expire(struct cwd_broker *b) {
         return due_ns;
     struct sweep sweep = {.broker = b};
     cw_directory_sweep(b->directory, sweep_one, &sweep);
+    cwd_remote_changed(b);
     cwd_log("%llu names ended, since their user has no client any more",
             (unsigned long long)(names - cwd_names_count(b)));
     return INT64_MAX;
+}
+
+void cwd_names_end_replicas(struct cwd_broker *b) {
+    struct sweep sweep = {.broker = b, .replicas = true};
+    if (b->remote.replicas)
+        cw_directory_sweep(b->directory, sweep_one, &sweep);
 }
 
 void cwd_names_deinit(struct cwd_broker *b) {

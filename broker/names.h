@@ -20,7 +20,10 @@ int cwd_key_check(const char *key, size_t key_bytes);
 int cwd_name_put(struct cwd_broker *broker, struct cwd_session *session, const struct cw_put *put,
                  const char *key, const void *meta);
 /* 0, -EINVAL, -ENOENT. */
-int cwd_name_remove(struct cwd_broker *broker, const char *key, size_t key_bytes);
+int cwd_name_remove(struct cwd_broker *broker, struct cwd_session *session, const char *key,
+                    size_t key_bytes);
+/* The bridge's session ended: its replicas' names go. */
+void cwd_names_end_replicas(struct cwd_broker *broker);
 /* Is the name there? */
 int cwd_name_exists(struct cwd_broker *broker, const char *key, size_t key_bytes);
 uint64_t cwd_names_count(struct cwd_broker *broker);

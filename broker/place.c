@@ -20,17 +20,19 @@
 #define BACKLOG    128
 #define LOCK_LOOKS 100 /* 10 ms apart */
 
-/* Takes the lock. Held by another: a broker with a line listens; without one it begins or ends, and
- * is given a moment to show which. */
+/* Takes the lock. Held by another: a broker with line and socket listens; without one of them it
+ * begins or ends, and is given a moment to show which. */
 static int take_lock(struct cwd_broker *b) {
     struct cw_lock_line line;
+    const char *socket_name = b->address.socket_name;
     const struct timespec moment = {.tv_nsec = 10000000};
     for (int i = 0; i < LOCK_LOOKS; i++) {
         if (flock(b->lock_fd, LOCK_EX | LOCK_NB) == 0)
             return 0;
         if (errno != EWOULDBLOCK)
             return cw_fail(-errno, "locking %.200s failed: %m", b->address.lock_path);
-        if (cw_address_read_lock(&b->address, b->folder_fd, &line) == 0)
+        if (cw_address_read_lock(&b->address, b->folder_fd, &line) == 0 &&
+            faccessat(b->folder_fd, socket_name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
             return cw_fail(-EEXIST, "a broker runs already: pid %d, socket %.200s", (int)line.pid,
                            b->address.socket_path);
         nanosleep(&moment, NULL);
@@ -99,14 +101,15 @@ int cwd_place_listen(struct cwd_broker *b) {
     return write_line(b);
 }
 
+/* The line goes last: who finds none may remove the folder. */
 void cwd_place_withdraw(struct cwd_broker *b) {
-    if (b->lock_fd >= 0 && ftruncate(b->lock_fd, 0) < 0)
-        cwd_log("emptying %.200s failed: %m", b->address.lock_path);
     if (b->listen_fd >= 0) {
         (void)unlinkat(b->folder_fd, b->address.socket_name, 0);
         close(b->listen_fd);
     }
     b->listen_fd = -1;
+    if (b->lock_fd >= 0 && ftruncate(b->lock_fd, 0) < 0)
+        cwd_log("emptying %.200s failed: %m", b->address.lock_path);
 }
 
 void cwd_place_leave(struct cwd_broker *b) {

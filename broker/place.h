@@ -14,8 +14,9 @@ int cwd_place_lock(struct cwd_broker *broker, const struct cwd_options *options,
                    enum cwd_exit *exit_code);
 /* Makes the socket and listens; then writes the lock file's line. */
 int cwd_place_listen(struct cwd_broker *broker);
-/* Empties the lock file and removes the socket: nobody finds us any more. Before clients are let
- * go, so that they do not come back to us. */
+/* Removes the socket, then empties the lock file: nobody finds us any more, and but for log and
+ * lock nothing of ours is left in the folder. Before clients are let go, so that they do not come
+ * back to us. */
 void cwd_place_withdraw(struct cwd_broker *broker);
 /* withdraw, and gives the lock back: the next broker may begin. May be repeated. */
 void cwd_place_leave(struct cwd_broker *broker);

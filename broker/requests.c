@@ -17,6 +17,7 @@
 #include "broker/log.h"
 #include "broker/monitor.h"
 #include "broker/names.h"
+#include "broker/remote.h"
 #include "broker/session.h"
 #include "broker/transit.h"
 #include "broker/waits.h"
@@ -38,6 +39,9 @@ struct request { /* our own copy */
         struct cw_fence_page fences;
         struct cw_copy copy;
         struct cw_job_end end;
+        struct cw_remote remote;
+        struct cw_remote_end remote_end;
+        struct cw_changes changes;
         struct cw_link link;
     } body;
     uint32_t body_bytes;
@@ -64,7 +68,8 @@ static int serve_put(struct cwd_broker *b, struct cwd_session *s, struct request
     const struct cw_put *put = &r->body.put;
     (void)result;
     if (r->body_bytes != sizeof *put + put->key_bytes + put->meta_bytes ||
-        put->meta_bytes > CW_META_MAX || (put->flags & ~(uint32_t)(CW_PUT_REPLACE | CW_PUT_KEEP)))
+        put->meta_bytes > CW_META_MAX ||
+        (put->flags & ~(uint32_t)(CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_REMOTE_READ)))
         return -EBADMSG;
     const char *key = (const char *)r->body.bytes + sizeof *put;
     return cwd_name_put(b, s, put, key, key + put->key_bytes);
@@ -77,10 +82,10 @@ static bool key_fits(const struct request *r) {
 
 static int serve_remove(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                         struct result *result) {
-    (void)s, (void)result;
+    (void)result;
     if (!key_fits(r))
         return -EBADMSG;
-    return cwd_name_remove(b, (const char *)r->body.bytes + sizeof r->body.key,
+    return cwd_name_remove(b, s, (const char *)r->body.bytes + sizeof r->body.key,
                            r->body.key.key_bytes);
 }
 
@@ -100,6 +105,7 @@ static int serve_cancel(struct cwd_broker *b, struct cwd_session *s, struct requ
     cwd_wait_cancel(b, s, r->body.cancel.id);
     cwd_job_cancel(b, s, r->body.cancel.id);
     cwd_mover_cancel(b, s, r->body.cancel.id);
+    cwd_remote_cancel(b, s, r->body.cancel.id);
     return 0;
 }
 
@@ -209,6 +215,41 @@ static int serve_mover_done(struct cwd_broker *b, struct cwd_session *s, struct 
     return cwd_job_done(b, end, (const char *)r->body.bytes + sizeof *end);
 }
 
+static int serve_remote(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                        struct result *result) {
+    const struct cw_remote *remote = &r->body.remote;
+    if (r->body_bytes != sizeof *remote + remote->key_bytes + remote->meta_bytes ||
+        remote->key_bytes > CW_KEY_MAX || remote->meta_bytes > CW_META_MAX || remote->reserved)
+        return -EBADMSG;
+    int code = cwd_remote_begin(b, s, r->head.id, &r->body, r->body_bytes);
+    result->none = code == 0; /* remote.c answers */
+    return code;
+}
+
+static int serve_remote_next(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                             struct result *result) {
+    int code = cwd_remote_next(b, s, r->head.id);
+    result->none = code == 0; /* remote.c answers */
+    return code;
+}
+
+static int serve_remote_done(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                             struct result *result) {
+    const struct cw_remote_end *end = &r->body.remote_end;
+    result->none = true;
+    if (r->body_bytes - sizeof *end > CW_DETAIL_MAX)
+        return -EBADMSG;
+    return cwd_remote_done(b, s, end, r->body.bytes + sizeof *end,
+                           r->body_bytes - (uint32_t)sizeof *end);
+}
+
+static int serve_changes(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                         struct result *result) {
+    int code = cwd_remote_changes(b, s, r->head.id, &r->body.changes);
+    result->none = code == 0; /* remote.c answers */
+    return code;
+}
+
 static int serve_link(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                       struct result *result) {
     (void)s;
@@ -277,6 +318,10 @@ static const struct operation {
     [CW_OP_COPY] = {serve_copy, EXACT(cw_copy), 1},
     [CW_OP_MOVER_NEXT] = {serve_mover_next, 0, 0, 1},
     [CW_OP_MOVER_DONE] = {serve_mover_done, sizeof(struct cw_job_end), CW_MESSAGE_MAX, 1},
+    [CW_OP_REMOTE] = {serve_remote, sizeof(struct cw_remote), CW_MESSAGE_MAX, 1},
+    [CW_OP_REMOTE_NEXT] = {serve_remote_next, 0, 0, 1},
+    [CW_OP_REMOTE_DONE] = {serve_remote_done, sizeof(struct cw_remote_end), CW_MESSAGE_MAX, 1},
+    [CW_OP_CHANGES] = {serve_changes, EXACT(cw_changes), 1},
     [CW_OP_LINK] = {serve_link, EXACT(cw_link), 1},
     [CW_OP_LINK_KEEP] = {serve_link_keep, EXACT(cw_link), 1},
 #undef EXACT
@@ -359,6 +404,8 @@ bool cwd_requests_serve(struct cwd_broker *b, struct cwd_session *session) {
     bool worked = session->ready ? cwd_waits_flush(b, session) : false;
     if (session->answers && cwd_jobs_flush(b, session))
         worked = true;
+    if (session->remote_answers && cwd_remote_flush(b, session))
+        worked = true;
     for (int budget = BUDGET; budget > 0;) {
         if (!cw_ring_has_record(&session->requests))
             break;
@@ -377,7 +424,8 @@ bool cwd_requests_serve(struct cwd_broker *b, struct cwd_session *session) {
 }
 
 bool cwd_requests_ready(struct cwd_session *session) {
-    if (!session->ready && !session->answers && !cw_ring_has_record(&session->requests))
+    if (!session->ready && !session->answers && !session->remote_answers &&
+        !cw_ring_has_record(&session->requests))
         return false;
     if (cwd_session_has_room(session))
         return true;

@@ -28,7 +28,7 @@
 #include "broker/waits.h"
 
 /* The largest body of a reply: HOLDERS with 64 pids, or a sentence. */
-#define BODY_MAX 1024u
+#define BODY_MAX 1024u /* but of REMOTE_NEXT, whose room is looked for by itself */
 
 struct cwd_session *cwd_session_find(struct cwd_broker *b, uint32_t id) {
     struct cwd_session *session;
@@ -177,6 +177,7 @@ void cwd_session_end(struct cwd_broker *b, struct cwd_session *session) {
         cwd_monitor_row_close(b, session);
         cwd_waits_cancel_all(b, session);
         cwd_jobs_forget(b, session);
+        cwd_remote_forget(b, session);
         leases_end(b, session);
         cwd_slabs_orphan_of(b, session);
         cwd_transits_forget(b, session);
@@ -314,7 +315,7 @@ bool cwd_session_has_room(struct cwd_session *session) {
 void cwd_session_reply(struct cwd_broker *b, struct cwd_session *session, uint16_t op, uint64_t id,
                        int status, const void *body, uint32_t body_bytes) {
     uint8_t *place;
-    CW_ASSERT(body_bytes <= BODY_MAX);
+    CW_ASSERT(body_bytes <= BODY_MAX || op == CW_OP_REMOTE_NEXT);
     if (session->ended || session->state != CWD_OPEN || session->socket_ended)
         return; /* nobody reads it */
     struct cw_message head = {.size_bytes = (uint32_t)sizeof head + body_bytes,

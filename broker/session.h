@@ -26,6 +26,7 @@
 struct cwd_broker;
 struct cwd_wait;
 struct cwd_job;
+struct cwd_remote_job;
 
 enum cwd_session_state { CWD_CONNECTING, CWD_OPEN, CWD_DETACHED, CWD_DROPPED };
 
@@ -53,12 +54,13 @@ struct cwd_session {
     struct cw_segment *more_tables; /* tables - 1 of them */
 
     /* charged to it */
-    uint32_t slabs, transits, waits, jobs, lifelines, early_ends, fence_pages;
+    uint32_t slabs, transits, waits, jobs, remotes, lifelines, early_ends, fence_pages;
     uint64_t bytes, gpu_bytes, requests_done;
-    uint64_t routes_seen[CW_ROUTES]; /* of its figures, what the counters have */
-    uint64_t last_transit;           /* the highest counter of its BEGINs */
-    struct cwd_wait *ready;          /* answers to waits that had no room yet */
-    struct cwd_job *answers;         /* to jobs, the same */
+    uint64_t routes_seen[CW_ROUTES];       /* of its figures, what the counters have */
+    uint64_t last_transit;                 /* the highest counter of its BEGINs */
+    struct cwd_wait *ready;                /* answers to waits that had no room yet */
+    struct cwd_job *answers;               /* to jobs, the same */
+    struct cwd_remote_job *remote_answers; /* to what it wants of other nodes, the same */
 
     uint32_t row; /* of the monitor page */
     bool changed; /* its row is to be written */

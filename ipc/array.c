@@ -13,6 +13,7 @@
 #include "ipc/broken.h"
 #include "ipc/client.h"
 #include "ipc/evict.h"
+#include "ipc/name_key.h"
 
 #define ARRAY_POOL_MAX 1024u
 
@@ -276,6 +277,10 @@ void cw_array_close(cw_array *array) {
 
 void *cw_array_data(const cw_array *array) {
     return array->data;
+}
+
+uint8_t *cw_array_lowest(const cw_array *array) {
+    return array->bytes;
 }
 
 uint64_t cw_array_nbytes(const cw_array *array) {

@@ -7,7 +7,8 @@
  * thread. -ENOENT no such name; -EEXIST the name is taken; -ESTALE the array behind a handle is
  * gone; -EDQUOT a limit or no memory left; -ECONNRESET the broker is lost; -ETIMEDOUT; -EINVAL a
  * bad argument; -ENODEV no such device; -EPROTO a breach of protocol or another version; -EPERM
- * refused; -EINTR a signal came while waiting; -EAGAIN nothing there (where said). Outputs come
+ * refused; -EINTR a signal came while waiting; -EAGAIN nothing there (where said); -EREMOTEIO
+ * another node could not be reached, or refused. Outputs come
  * last and are set on success alone. Threads: every function may be called from any thread, unless
  * said otherwise. Fork: a client does not work in a forked child; cw_client_forked() tells, and the
  * child connects anew. Arrays inherited over fork stay mapped and stay held (the parent's leases
@@ -107,7 +108,8 @@ enum cw_array_flags {
      * at the next use. Not while it is used, and never again once another process may know of it (a
      * name, a handle, a fork). See cw_array_pin() for its address.
      */
-    CW_EVICTABLE = 64
+    CW_EVICTABLE = 64,
+    CW_REMOTE_READ = 128 /* cw_array_put: every peer of this node may read it */
 };
 /*
  * Allocates an unnamed array on device ("cpu"). The caller owns *out: cw_array_close(). Asks the
@@ -136,20 +138,31 @@ int cw_get_copy(cw_client *client, const char *name, const char *device, cw_arra
  * negative) to the view's element 0. */
 int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
                  uint64_t offset_bytes);
-/* The array under a name. When its slab is mapped already it asks nobody and makes no system call.
- * -ENOENT. */
+/*
+ * The array under a name. When its slab is mapped already it asks nobody and makes no system call.
+ * -ENOENT.
+ *
+ * A name "//NODE/NAME" is one of another node, here and in cw_array_put(), cw_wait(), cw_remove()
+ * and cw_names(). Getting it fetches the array once into memory of this node, where all clients
+ * share it, mapped read-only (a *replica*), and blocks until it is there, whole and checked; what
+ * was fetched is fetched again only when the name means another array at its node. What is written
+ * into the array there later does not show here. -EREMOTEIO, -EINTR.
+ */
 int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out);
 /* Waits until the name is there. Blocks. -ETIMEDOUT, -EINTR, -ECONNRESET. */
 int cw_wait(cw_client *client, const char *name, int64_t timeout_ns);
 /* Removes a name. -ENOENT. */
 int cw_remove(cw_client *client, const char *name);
 /* All names of the client's namespace that begin with prefix ("" for all), each terminated, one
- * behind the other; *count of them. The caller owns *names: cw_free(). */
+ * behind the other; *count of them. The caller owns *names: cw_free(). A prefix "//NODE/..." or
+ * "//NODE" asks that node, and blocks; its names come without it. */
 int cw_names(cw_client *client, const char *prefix, char **names, uint64_t *count);
-/* Is this a name? 0 or -EINVAL with the rule that it breaks. Grammar: 1 to 200 bytes of UTF-8;
- * parts divided by
- * '/', none of them empty, "." or ".."; no control characters (so no NUL), no leading or trailing
- * '/'. */
+/*
+ * Is this a name? 0 or -EINVAL with the rule that it breaks. Grammar: 1 to 200 bytes of UTF-8;
+ * parts divided by '/', none of them empty, "." or ".."; no control characters (so no NUL), no
+ * leading or trailing '/'. Or "//NODE/NAME": NODE 1 to 63 of A-Z a-z 0-9 _ . -, at most 223 bytes
+ * in all.
+ */
 int cw_name_check(const char *name);
 void cw_free(void *memory);
 

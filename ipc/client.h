@@ -158,6 +158,7 @@ struct cw_client {
     int broker_pid;
     uint64_t instance;
     int sock, doorbell, bell;
+    bool host_only; /* no GPU's driver is opened for it, whatever it opens (the bridge) */
     struct cw_segment root_segment, session_segment;
     struct cw_root *root;
     struct cw_session *shared;
@@ -256,12 +257,14 @@ int cw_lane_post(cw_client *client, uint16_t op, const void *body, uint32_t body
 /*
  * A request and its reply; parts are the body. *reply_bytes: in the room at reply, out what came.
  * timeout_ns < 0: for ever. Returns the reply's status (its sentence is then this thread's detail),
- * -ETIMEDOUT, -EINTR, -ECONNRESET. At -ETIMEDOUT and -EINTR the request stands at the broker; *id
- * names it.
+ * -ETIMEDOUT, -EINTR, -ECONNRESET. After -EINTR of a brief one, what became of it is not known;
+ * else -EINTR and -ETIMEDOUT say that it was taken back, as far as the broker has answered.
  */
 enum cw_call_mode {
     CW_CALL_BRIEF, /* the broker answers at once: a signal ends it only after CW_PATIENCE_NS */
     CW_CALL_LONG,  /* it may take long: a signal ends it, and it is cancelled at the broker */
+    CW_CALL_HELD,  /* the same; once it is begun it cannot be cancelled, and no signal ends it:
+                      memory of the caller's is in use until the reply */
 };
 int cw_lane_call(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
                  void *reply, uint32_t *reply_bytes, enum cw_call_mode mode, int64_t timeout_ns);
@@ -344,8 +347,9 @@ int cw_heap_adopt(cw_client *client, struct cw_heap *heap, uint64_t size_bytes);
 int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen,
                   uint64_t begin_bytes, uint64_t offset_bytes, uint64_t size_bytes,
                   const struct cw_shape *shape, bool readonly, cw_array **out);
-#define CW_DISTANT (1u << 31) /* its memory is not mapped: only its lease, layout and order count  \
-                               */
+#define CW_DISTANT                                                                                 \
+    (1u << 31) /* its memory is not mapped: only its lease, layout and order count                 \
+                */
 /* Holds a block, maps its slab and makes an array on it; checks that the range lies in the block.
  * flags: CW_READONLY, CW_PRIVATE or CW_DISTANT. */
 int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_t gen,

@@ -296,6 +296,11 @@ static int copy_many(const cw_pair *pairs, uint64_t count, void *stream) {
     if (code)
         return code;
     code = run(&b, pairs[0].target->client);
+    if (code ==
+        -EINTR) { /* while the mover had not begun with a pair: each is as it was, or done */
+        code = cw_work_end(work);
+        return cw_broken_serve(code ? code : cw_fail(-EINTR, "a signal came between two copies"));
+    }
     code = code ? cw_work_fail(work, code) : cw_work_end(work);
     if (b.ours && code == 0)
         code = cw_stream_wait(b.gpu->ordinal, b.stream, 0);

@@ -307,14 +307,13 @@ static int stream_for_mover(const struct end *target, const struct end *source, 
     return code;
 }
 
-/* CW_STREAM_OWN: a stream of ours on the GPU that has an end of the copy; none where both ends are
- * host memory, or where nobody could tell when the host's end is complete. */
-static int own_stream(const struct end *target, const struct end *source, void **stream) {
+/* CW_STREAM_OWN: a stream of ours on the target's GPU; none where the target is host memory, of
+ * which nobody could tell when it is complete. */
+static int own_stream(const struct end *target, void **stream) {
     struct cw_gpu *gpu;
     *stream = NULL;
     if (target->gpu < 0)
         return 0;
-    (void)source;
     int code = cw_gpu_get(target->gpu, &gpu);
     if (code == 0)
         *stream = gpu->ahead;
@@ -337,7 +336,7 @@ static int copy_arrays(cw_array *target, uint64_t target_bytes, cw_array *source
         return code;
     const struct end to = end_of(target, target_bytes), from = end_of(source, source_bytes);
     if (stream == CW_STREAM_OWN)
-        code = own_stream(&to, &from, &stream);
+        code = own_stream(&to, &stream);
     if (code == 0 && !stream)
         code = stream_for_mover(&to, &from, &stream);
     if (code == 0)

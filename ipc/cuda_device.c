@@ -97,7 +97,7 @@ static int start_context(struct cw_gpu *gpu) {
         .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gpu->device}};
     CUcontext context;
-    CUstream copies, departures, ahead;
+    CUstream copies = NULL, departures = NULL, ahead = NULL;
     size_t granule = 0;
     CUresult result = cuda->cuMemGetAllocationGranularity(&granule, &memory,
                                                           CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
@@ -119,6 +119,10 @@ static int start_context(struct cw_gpu *gpu) {
             result = cuda->cuStreamCreate(&departures, CU_STREAM_NON_BLOCKING);
         if (result == CUDA_SUCCESS)
             result = cuda->cuStreamCreate(&ahead, CU_STREAM_NON_BLOCKING);
+        if (result != CUDA_SUCCESS && departures)
+            cuda->cuStreamDestroy(departures);
+        if (result != CUDA_SUCCESS && copies)
+            cuda->cuStreamDestroy(copies);
         cuda->cuCtxPopCurrent(&(CUcontext){NULL});
     }
     if (result != CUDA_SUCCESS) {

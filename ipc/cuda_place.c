@@ -53,24 +53,35 @@ int cw_device_place_of(const char *device, cw_device_place *out) {
     return 0;
 }
 
+/* Waits in a context that somebody has opened. Nothing of ours is made there for it: that would
+ * fail where a task has filled the GPU, and would look as if it had broken the context. */
+static CUresult synchronize(const struct cw_gpu *gpu) {
+    const struct cw_cuda *cuda = gpu->cuda;
+    CUcontext context, popped;
+    CUresult result = cuda->cuDevicePrimaryCtxRetain(&context, gpu->device);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = cuda->cuCtxPushCurrent(context);
+    if (result == CUDA_SUCCESS) {
+        result = cuda->cuCtxSynchronize();
+        cuda->cuCtxPopCurrent(&popped);
+    }
+    cuda->cuDevicePrimaryCtxRelease(gpu->device);
+    return result;
+}
+
 int cw_device_settle(int ordinal) {
-    const struct cw_gpu *peek;
-    struct cw_gpu *gpu;
+    const struct cw_gpu *gpu;
     unsigned flags;
     int active = 0;
-    int code = cw_gpu_peek(ordinal, &peek);
+    int code = cw_gpu_peek(ordinal, &gpu);
     if (code)
         return code;
-    CUresult result = peek->cuda->cuDevicePrimaryCtxGetState(peek->device, &flags, &active);
+    CUresult result = gpu->cuda->cuDevicePrimaryCtxGetState(gpu->device, &flags, &active);
     if (result == CUDA_SUCCESS && !active)
         return 0;
-    code = cw_gpu_get(ordinal, &gpu);
-    if (code == 0)
-        code = cw_gpu_enter(gpu);
-    if (code)
-        return code;
-    result = gpu->cuda->cuCtxSynchronize();
-    cw_gpu_leave(gpu);
+    if (result == CUDA_SUCCESS)
+        result = synchronize(gpu);
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
         return 0; /* a capture that the user left open is no fault of the context */
     return cw_cuda_error(gpu->cuda, result, "waiting for the work on cuda:%d", ordinal);

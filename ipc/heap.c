@@ -406,6 +406,12 @@ static int make_slab(cw_client *client, struct cw_heap *heap, uint64_t size_byte
     }
 }
 
+/* Larger than the device itself: arrays would leave for it in vain. */
+static bool never_fits(const struct cw_heap *heap, uint64_t size_bytes) {
+    cw_device_info info;
+    return heap->backend->device_stat(heap->device, &info) == 0 && size_bytes > info.memory_bytes;
+}
+
 int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
                  struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
     bool adopting = true, dropped = false;
@@ -437,7 +443,7 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
         if (code == -EDQUOT && heap->backend->device_kind == CW_DEVICE_CUDA) {
             char sentence[CW_DETAIL_MAX];
             snprintf(sentence, sizeof sentence, "%s", cw_detail());
-            int evicted = cw_evict_one(client, heap);
+            int evicted = never_fits(heap, size_bytes) ? -ENOENT : cw_evict_one(client, heap);
             if (evicted == 0) {
                 dropped = false;     /* perhaps its slab is empty now */
                 tries = ADOPT_TRIES; /* as often as there are arrays that may leave */

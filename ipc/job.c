@@ -56,7 +56,7 @@ int cw_job_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint6
     job.source = publish(source, source_bytes);
     job.target = publish(target, target_bytes);
     pthread_mutex_unlock(&client->lock);
-    return cw_lane_call(client, CW_OP_COPY, &part, 1, NULL, NULL, CW_CALL_LONG, -1);
+    return cw_lane_call(client, CW_OP_COPY, &part, 1, NULL, NULL, CW_CALL_HELD, -1);
 }
 
 /* A copy of an array that is not mapped here, which is closed. */

@@ -17,8 +17,8 @@
 
 /*
  * Has bytes of one array copied to another, and blocks until they are. Other processes then know
- * both blocks. 0; -EINTR: a signal came before the mover took it; -ESTALE, -EDQUOT, -ENODEV (no
- * mover, or what it says), -ECONNRESET.
+ * both blocks. 0; -EINTR: a signal came before the mover took it, later ones end nothing; -ESTALE,
+ * -EDQUOT, -ENODEV (no mover, or what it says), -ECONNRESET.
  */
 int cw_job_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
                 uint64_t size_bytes);

@@ -256,21 +256,27 @@ static int call_wait(cw_client *client, struct cw_call *call, enum cw_call_mode 
             pthread_mutex_lock(&client->lane_lock);
         }
         if (code == -EINTR && call_word(call) != CALL_DONE &&
-            (mode == CW_CALL_LONG || cw_now_ns() - begun_ns > CW_PATIENCE_NS))
+            (mode != CW_CALL_BRIEF || cw_now_ns() - begun_ns > CW_PATIENCE_NS))
             return cw_fail(-EINTR, "a signal came while waiting for the broker");
     }
 }
 
 /* Takes a request back at the broker and waits for what became of it: answered meanwhile, or
- * cancelled. */
-static int call_cancel(cw_client *client, struct cw_call *call, int code) {
+ * cancelled. One whose memory is in use until then is waited for through any number of signals. */
+static int call_cancel(cw_client *client, struct cw_call *call, enum cw_call_mode mode, int code) {
     struct cw_cancel cancel = {.id = call->id};
     struct iovec part = {&cancel, sizeof cancel};
     char sentence[CW_DETAIL_MAX];
     strcpy(sentence, cw_detail());
-    if (write_request(client, CW_OP_CANCEL, ++client->lane.next_id, &part, 1) == 0 &&
-        call_wait(client, call, CW_CALL_BRIEF, -1) == 0 && call->status != -ECANCELED)
+    int waited = write_request(client, CW_OP_CANCEL, ++client->lane.next_id, &part, 1);
+    if (waited == 0)
+        do
+            waited = call_wait(client, call, CW_CALL_BRIEF, -1);
+        while (waited == -EINTR && mode == CW_CALL_HELD);
+    if (waited == 0 && call->status != -ECANCELED)
         return 0;
+    if (waited == -ECONNRESET)
+        return waited;
     return cw_fail(code, "%s", sentence);
 }
 
@@ -283,8 +289,8 @@ int cw_lane_call(cw_client *client, uint16_t op, const struct iovec *parts, uint
     int code = write_request(client, op, call.id, parts, count);
     if (code == 0) {
         code = call_wait(client, &call, mode, timeout_ns);
-        if (mode == CW_CALL_LONG && (code == -EINTR || code == -ETIMEDOUT))
-            code = call_cancel(client, &call, code);
+        if (mode != CW_CALL_BRIEF && (code == -EINTR || code == -ETIMEDOUT))
+            code = call_cancel(client, &call, mode, code);
     }
     call_leave(client, &call);
     pthread_mutex_unlock(&client->lane_lock);

@@ -27,6 +27,8 @@ int cw_layout_resolve(const cw_layout *layout, struct cw_shape *out);
 /* Computes origin and span from shape, strides and itemsize. 0 or -EINVAL. */
 int cw_shape_measure(struct cw_shape *shape);
 
+/* Is this a name of this node's? As cw_name_check(). */
+int cw_local_name_check(const char *name);
 /* Is this a namespace? 0 or -EINVAL with the rule. */
 int cw_namespace_check(const char *name_space);
 

@@ -41,7 +41,7 @@ static int check_part(const char *name, const char *part, size_t length) {
     return 0;
 }
 
-int cw_name_check(const char *name) {
+int cw_local_name_check(const char *name) {
     if (!name || !*name)
         return cw_fail(-EINVAL, "a name has 1 to %d bytes, this one has none", CW_NAME_MAX);
     size_t at = 0, part = 0;

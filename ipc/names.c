@@ -13,17 +13,15 @@
 
 #include "ipc/client.h"
 #include "ipc/meta.h"
+#include "ipc/name_key.h"
+#include "ipc/remote.h"
 
 #define GET_TRIES 1000u /* names replaced under us, one after the other */
 
-struct key {
-    uint32_t length;
-    char text[CW_KEY_MAX];
-};
 _Static_assert(CW_NAMESPACE_MAX + 1 + CW_NAME_MAX + 1 <= CW_KEY_MAX, "a key fits");
 
 /* Checks client and name and makes the key. */
-static int make_key(cw_client *client, const char *name, struct key *key) {
+static int make_key(cw_client *client, const char *name, struct cw_name_key *key) {
     if (!client)
         return cw_fail(-EINVAL, "a client is needed, NULL was given");
     int code = cw_client_usable(client);
@@ -44,7 +42,7 @@ static int no_such_name(cw_client *client, const char *name) {
                    *client->name_space ? "\"" : "");
 }
 
-static int find(cw_client *client, const char *name, const struct key *key,
+static int find(cw_client *client, const char *name, const struct cw_name_key *key,
                 struct cw_found *found) {
     int code = cw_directory_find(&client->directory, key->text, key->length, found);
     if (code == -ENOENT)
@@ -52,31 +50,53 @@ static int find(cw_client *client, const char *name, const struct key *key,
     return code == -ECONNRESET ? cw_client_lost(client) : code;
 }
 
-static int get(cw_client *client, const char *name, uint32_t flags, cw_array **out) {
-    struct key key;
-    struct cw_found found;
+/* One look at a key and the array behind it. The lock is held. */
+static int attach(cw_client *client, const struct cw_name_key *key, uint32_t flags,
+                  struct cw_found *found, cw_array **out) {
     struct cw_shape shape;
+    int code = cw_directory_find(&client->directory, key->text, key->length, found);
+    if (code == 0)
+        code =
+            cw_meta_decode(found->meta, found->entry.meta_bytes, found->entry.size_bytes, &shape);
+    if (code == 0)
+        code =
+            cw_array_attach(client, found->entry.slab, found->entry.block, found->entry.gen,
+                            found->entry.offset_bytes, found->entry.size_bytes, &shape, flags, out);
+    return code;
+}
+
+int cw_name_key_get(cw_client *client, const struct cw_name_key *key, uint32_t flags,
+                    struct cw_found *found, cw_array **out) {
+    int code = -ESTALE;
+    pthread_mutex_lock(&client->lock);
+    for (unsigned tries = 0; tries < GET_TRIES && code == -ESTALE; tries++) {
+        if (tries)
+            sched_yield();
+        code = attach(client, key, flags, found, out);
+    }
+    pthread_mutex_unlock(&client->lock);
+    return code == -ECONNRESET ? cw_client_lost(client) : code;
+}
+
+int cw_name_key_find(cw_client *client, const struct cw_name_key *key, struct cw_found *found) {
+    pthread_mutex_lock(&client->lock);
+    int code = cw_directory_find(&client->directory, key->text, key->length, found);
+    pthread_mutex_unlock(&client->lock);
+    return code == -ECONNRESET ? cw_client_lost(client) : code;
+}
+
+static int get(cw_client *client, const char *name, uint32_t flags, cw_array **out) {
+    struct cw_name_key key;
+    struct cw_found found;
     if (!out)
         return cw_fail(-EINVAL, "a place for the array is needed, NULL was given");
     int code = make_key(client, name, &key);
     if (code)
         return code;
-    pthread_mutex_lock(&client->lock);
-    for (unsigned tries = 0; tries < GET_TRIES; tries++) {
-        code = find(client, name, &key, &found);
-        if (code == 0)
-            code =
-                cw_meta_decode(found.meta, found.entry.meta_bytes, found.entry.size_bytes, &shape);
-        if (code == 0)
-            code = cw_array_attach(client, found.entry.slab, found.entry.block, found.entry.gen,
-                                   found.entry.offset_bytes, found.entry.size_bytes, &shape, flags,
-                                   out);
-        if (code != -ESTALE)
-            break;
-        sched_yield();
-    }
-    pthread_mutex_unlock(&client->lock);
-    return code;
+    if (cw_remote_name(name))
+        return cw_remote_get(client, &key, flags, out);
+    code = cw_name_key_get(client, &key, flags, &found, out);
+    return code == -ENOENT ? no_such_name(client, name) : code;
 }
 
 int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out) {
@@ -89,8 +109,8 @@ int cw_get_distant(cw_client *client, const char *name, cw_array **out) {
 }
 
 /* The layout to be put, and where its lowest byte lies within the array. */
-static int put_view(const cw_array *array, const cw_layout *layout, uint64_t offset_bytes,
-                    struct cw_shape *shape, uint64_t *low_bytes) {
+int cw_put_view(const cw_array *array, const cw_layout *layout, uint64_t offset_bytes,
+                struct cw_shape *shape, uint64_t *low_bytes) {
     cw_layout own;
     if (!layout) {
         if (offset_bytes)
@@ -113,22 +133,12 @@ static int put_view(const cw_array *array, const cw_layout *layout, uint64_t off
     return 0;
 }
 
-static int put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
-               uint64_t offset_bytes) {
-    struct key key;
+int cw_name_key_put(cw_array *array, const struct cw_name_key *key, uint32_t flags,
+                    const cw_layout *layout, uint64_t offset_bytes) {
     struct cw_shape shape;
     uint8_t meta[CW_META_BYTES_MAX];
     uint64_t low_bytes = 0;
-    if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP))
-        return cw_fail(-EINVAL, "flags 0x%x: cw_array_put knows CW_REPLACE and CW_KEEP", flags);
-    int code = cw_array_usable(array);
-    if (code == 0 && array->own_pages.base)
-        code = cw_fail(-EINVAL, "a private array gets no name: nobody else would see what is "
-                                "written to it; copy it and name the copy");
-    if (code == 0)
-        code = make_key(array->client, name, &key);
-    if (code == 0)
-        code = put_view(array, layout, offset_bytes, &shape, &low_bytes);
+    int code = cw_put_view(array, layout, offset_bytes, &shape, &low_bytes);
     if (code)
         return code;
     cw_client *client = array->client;
@@ -139,10 +149,12 @@ static int put(cw_array *array, const char *name, uint32_t flags, const cw_layou
                          .offset_bytes = array->offset_bytes + low_bytes,
                          .size_bytes = shape.span_bytes,
                          .flags = (flags & CW_REPLACE ? CW_PUT_REPLACE : 0u) |
-                                  (flags & CW_KEEP ? CW_PUT_KEEP : 0u),
-                         .key_bytes = (uint16_t)key.length,
+                                  (flags & CW_KEEP ? CW_PUT_KEEP : 0u) |
+                                  (flags & CW_REMOTE_READ ? CW_PUT_REMOTE_READ : 0u),
+                         .key_bytes = (uint16_t)key->length,
                          .meta_bytes = (uint16_t)meta_bytes};
-    struct iovec parts[] = {{&put, sizeof put}, {key.text, key.length}, {meta, meta_bytes}};
+    struct iovec parts[] = {
+        {&put, sizeof put}, {(void *)(uintptr_t)key->text, key->length}, {meta, meta_bytes}};
     pthread_mutex_lock(&client->lock);
     struct cw_extent *extent = array->slab->locals[array->block].extent;
     if (extent)
@@ -158,6 +170,27 @@ static int put(cw_array *array, const char *name, uint32_t flags, const cw_layou
     return code;
 }
 
+static int put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
+               uint64_t offset_bytes) {
+    struct cw_name_key key;
+    if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP | CW_REMOTE_READ))
+        return cw_fail(-EINVAL,
+                       "flags 0x%x: cw_array_put knows CW_REPLACE, CW_KEEP and "
+                       "CW_REMOTE_READ",
+                       flags);
+    int code = cw_array_usable(array);
+    if (code == 0 && array->own_pages.base)
+        code = cw_fail(-EINVAL, "a private array gets no name: nobody else would see what is "
+                                "written to it; copy it and name the copy");
+    if (code == 0)
+        code = make_key(array->client, name, &key);
+    if (code)
+        return code;
+    if (cw_remote_name(name))
+        return cw_remote_put(array, &key, flags, layout, offset_bytes);
+    return cw_name_key_put(array, &key, flags, layout, offset_bytes);
+}
+
 int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
                  uint64_t offset_bytes) {
     int code = cw_array_pin(array); /* once others may know of it, it stays */
@@ -169,15 +202,15 @@ int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_lay
 }
 
 /* A request that names a key alone. */
-static int key_call(cw_client *client, uint16_t op, const struct key *key, enum cw_call_mode mode,
-                    int64_t timeout_ns) {
+static int key_call(cw_client *client, uint16_t op, const struct cw_name_key *key,
+                    enum cw_call_mode mode, int64_t timeout_ns) {
     struct cw_key body = {.key_bytes = key->length};
     struct iovec parts[] = {{&body, sizeof body}, {(void *)(uintptr_t)key->text, key->length}};
     return cw_lane_call(client, op, parts, 2, NULL, NULL, mode, timeout_ns);
 }
 
 int cw_wait(cw_client *client, const char *name, int64_t timeout_ns) {
-    struct key key;
+    struct cw_name_key key;
     struct cw_found found;
     int code = make_key(client, name, &key);
     if (code)
@@ -189,19 +222,28 @@ int cw_wait(cw_client *client, const char *name, int64_t timeout_ns) {
         return code;
     if (timeout_ns == 0)
         return cw_fail(-ETIMEDOUT, "the name \"%s\" is not there", name);
-    code = key_call(client, CW_OP_WAIT, &key, CW_CALL_LONG, timeout_ns);
+    if (cw_remote_name(name))
+        code = cw_remote_call(client, CW_REMOTE_WAIT, &key, timeout_ns);
+    else
+        code = key_call(client, CW_OP_WAIT, &key, CW_CALL_LONG, timeout_ns);
     if (code == -ETIMEDOUT)
         return cw_fail(code, "the name \"%s\" did not come in %.3f s", name,
                        (double)timeout_ns / 1e9);
     return code;
 }
 
+int cw_name_key_remove(cw_client *client, const struct cw_name_key *key) {
+    return key_call(client, CW_OP_REMOVE, key, CW_CALL_BRIEF, -1);
+}
+
 int cw_remove(cw_client *client, const char *name) {
-    struct key key;
+    struct cw_name_key key;
     int code = make_key(client, name, &key);
     if (code)
         return code;
-    code = key_call(client, CW_OP_REMOVE, &key, CW_CALL_BRIEF, -1);
+    if (cw_remote_name(name))
+        return cw_remote_call(client, CW_REMOTE_REMOVE, &key, -1);
+    code = cw_name_key_remove(client, &key);
     return code == -ENOENT ? no_such_name(client, name) : code;
 }
 
@@ -230,10 +272,10 @@ static int list_add(struct list *list, const char *name, size_t length) {
 
 /* All names with this key prefix. -EAGAIN: the directory was rebuilt in the middle. The lock is
  * held. */
-static int list_names(cw_client *client, const struct key *prefix, struct list *list) {
+static int list_names(cw_client *client, const struct cw_name_key *prefix, struct list *list) {
     struct cw_found found;
     uint64_t cursor = 0;
-    size_t space = strlen(client->name_space) + 1;
+    size_t space = strlen(prefix->text) + 1;
     int code;
     list->used = list->count = 0;
     while ((code = cw_directory_next(&client->directory, &cursor, &found)) == 1) {
@@ -241,6 +283,8 @@ static int list_names(cw_client *client, const struct key *prefix, struct list *
         if (length < prefix->length || length > CW_KEY_MAX ||
             memcmp(found.key, prefix->text, prefix->length) != 0)
             continue;
+        if (found.key[space] == '/')
+            continue; /* a replica, whose name is its owner's */
         code = list_add(list, found.key + space, length - space);
         if (code)
             return code;
@@ -248,30 +292,16 @@ static int list_names(cw_client *client, const struct key *prefix, struct list *
     return code == -ECONNRESET ? cw_client_lost(client) : code;
 }
 
-int cw_names(cw_client *client, const char *prefix, char **names, uint64_t *count) {
-    if (!client || !names || !count)
-        return cw_fail(-EINVAL, "a client and places for the list are needed, NULL was given");
-    int code = cw_client_usable(client);
-    if (code)
-        return code;
-    size_t space = strlen(client->name_space) + 1, length = prefix ? strlen(prefix) : 0;
+int cw_name_key_list(cw_client *client, const struct cw_name_key *prefix, char **names,
+                     uint64_t *count) {
     struct list list = {.text = malloc(256), .room = 256};
     if (!list.text)
         return cw_fail(-EDQUOT, "no memory for a list of names");
-    struct key key;
-    if (length <= CW_NAME_MAX) { /* no name begins with more */
-        memcpy(key.text, client->name_space, space);
-        if (length)
-            memcpy(key.text + space, prefix, length);
-        key.length = (uint32_t)(space + length);
-        pthread_mutex_lock(&client->lock);
-        for (unsigned tries = 0; tries < GET_TRIES; tries++) {
-            code = list_names(client, &key, &list);
-            if (code != -EAGAIN)
-                break;
-        }
-        pthread_mutex_unlock(&client->lock);
-    }
+    int code = -EAGAIN;
+    pthread_mutex_lock(&client->lock);
+    for (unsigned tries = 0; tries < GET_TRIES && code == -EAGAIN; tries++)
+        code = list_names(client, prefix, &list);
+    pthread_mutex_unlock(&client->lock);
     if (code) {
         free(list.text);
         return code;
@@ -279,6 +309,29 @@ int cw_names(cw_client *client, const char *prefix, char **names, uint64_t *coun
     *names = list.text;
     *count = list.count;
     return 0;
+}
+
+int cw_names(cw_client *client, const char *prefix, char **names, uint64_t *count) {
+    struct cw_name_key key;
+    if (!client || !names || !count)
+        return cw_fail(-EINVAL, "a client and places for the list are needed, NULL was given");
+    int code = cw_client_usable(client);
+    if (code)
+        return code;
+    size_t space = strlen(client->name_space) + 1, length = prefix ? strlen(prefix) : 0;
+    bool remote = prefix && cw_remote_name(prefix);
+    if (length > CW_NAME_MAX && !remote)
+        length = CW_NAME_MAX + 1; /* no name begins with so much */
+    if (length >= CW_KEY_MAX - space)
+        return cw_fail(-EINVAL, "no name begins with %zu bytes", length);
+    memcpy(key.text, client->name_space, space);
+    if (length)
+        memcpy(key.text + space, prefix, length);
+    if (remote && !strchr(prefix + 2, '/'))
+        key.text[space + length++] = '/'; /* all names of that node */
+    key.length = (uint32_t)(space + length);
+    return remote ? cw_remote_names(client, &key, names, count)
+                  : cw_name_key_list(client, &key, names, count);
 }
 
 /* Who holds the record's block, as the broker counts. */
@@ -300,14 +353,30 @@ static int ask_holders(cw_client *client, const struct cw_entry *entry, struct c
     return 0;
 }
 
+int cw_name_key_holders(cw_client *client, const struct cw_name_key *key, uint32_t *holders) {
+    struct cw_found found;
+    struct cw_holders reply;
+    int code = cw_name_key_find(client, key, &found);
+    if (code == 0)
+        code = ask_holders(client, &found.entry, &reply);
+    if (code == 0)
+        *holders = reply.holders;
+    return code;
+}
+
 int cw_name_stat(cw_client *client, const char *name, cw_name_info *out) {
-    struct key key;
+    struct cw_name_key key;
     struct cw_found found;
     struct cw_shape shape;
     struct cw_holders holders = {.holders = 0};
     if (!out)
         return cw_fail(-EINVAL, "a place for the answer is needed, NULL was given");
     int code = make_key(client, name, &key);
+    if (code == 0 && cw_remote_name(name))
+        return cw_fail(-EINVAL,
+                       "\"%s\" is a name of another node, whose broker alone knows all "
+                       "about it: ask there, or get the array",
+                       name);
     for (unsigned tries = 0; code == 0 && tries < GET_TRIES; tries++) {
         pthread_mutex_lock(&client->lock);
         code = find(client, name, &key, &found);

@@ -215,7 +215,8 @@ int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out) {
     }
     /* Most slabs are opened to be written or read at once: the descriptor is here now. A failure
      * shows when the mapping is needed. */
-    map_data(*out, fds.fd[0], false);
+    if (!client->host_only || info.device_kind == CW_DEVICE_HOST)
+        map_data(*out, fds.fd[0], false);
     idle_add(client, *out); /* it may be closed already: that shows when its block is stale */
 close_data:
     close(fds.fd[0]);

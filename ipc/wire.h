@@ -64,8 +64,9 @@ enum cw_op {
                                 broken: they are poisoned as if it were dead */
     CW_OP_PUT = 32,
     CW_OP_REMOVE,
-    CW_OP_WAIT,   /* replies when the name is there (at once, or later) */
-    CW_OP_CANCEL, /* ends a WAIT: it replies -ECANCELED unless already answered; no reply itself */
+    CW_OP_WAIT,          /* replies when the name is there (at once, or later) */
+    CW_OP_CANCEL,        /* ends a WAIT, COPY or MOVER_NEXT: that replies -ECANCELED unless already
+                            answered, or begun by the mover; no reply itself */
     CW_OP_TRANSIT_BEGIN, /* no reply */
     CW_OP_TRANSIT_END,   /* no reply */
     CW_OP_DROP, /* no reply: a lease on a wanted block, or the owner's last on a published one,
@@ -85,6 +86,10 @@ enum cw_op {
     CW_OP_MOVER_DONE, /* no reply: a job has ended, well or with a sentence */
     CW_OP_LINK,       /* reply: what is known of the way between two GPUs, or -ENOENT */
     CW_OP_LINK_KEEP,  /* no reply: what somebody measured */
+    CW_OP_REMOTE,     /* a job for causeway-bridge. Replies when it is done; CANCEL ends it */
+    CW_OP_REMOTE_NEXT, /* of the broker's own bridge alone: replies with a job when there is one */
+    CW_OP_REMOTE_DONE, /* no reply: a job has ended, well or with a sentence */
+    CW_OP_CHANGES,     /* of the bridge alone: replies when the count of changes is another */
 };
 
 struct cw_message {
@@ -146,7 +151,11 @@ struct cw_fence_page { /* FENCES_OPEN and FENCES_BREAK body (page alone counts);
     uint64_t size_bytes;
 };
 
-enum cw_put_flags { CW_PUT_REPLACE = 1, CW_PUT_KEEP = 2 };
+enum cw_put_flags {
+    CW_PUT_REPLACE = 1,
+    CW_PUT_KEEP = 2,
+    CW_PUT_REMOTE_READ = 4, /* peers of the bridge may read it, whatever else they may */
+};
 struct cw_put { /* then key_bytes of key, then meta_bytes of meta */
     uint32_t slab, block;
     uint64_t gen;
@@ -177,6 +186,49 @@ struct cw_holders {   /* HOLDERS reply; then count (at most 64 listed) pids, uin
     uint8_t device_uuid[16];
 };
 
+enum cw_remote_verb {
+    CW_REMOTE_GET = 1, /* the array is to stand under its remote name, as a replica */
+    CW_REMOTE_WAIT,    /* the name is to be there */
+    CW_REMOTE_PUT,     /* the array behind the handle, seen as meta says, gets the name */
+    CW_REMOTE_REMOVE,
+    CW_REMOTE_NAMES, /* the key is a prefix. reply: remote names */
+    CW_REMOTE_PEERS, /* no key. reply: remote names: lines of text about each peer */
+    CW_REMOTE_VERBS
+};
+struct cw_remote { /* REMOTE; then key_bytes of key (namespace, NUL, "//node/name"), then meta */
+    uint32_t verb;
+    uint32_t flags; /* PUT: enum cw_put_flags */
+    uint16_t key_bytes, meta_bytes;
+    uint32_t reserved;    /* 0 */
+    uint8_t token[16];    /* PUT: random; the same put, repeated, has the same */
+    uint64_t instance;    /* PUT: which array, as a handle has it; the caller holds it */
+    uint32_t slab, block; /* until the reply */
+    uint64_t gen, offset_bytes, size_bytes;
+};
+struct cw_remote_names { /* reply to NAMES and PEERS: an array of bytes, its transit the caller's */
+    uint64_t count;
+    uint64_t instance, token;
+    uint32_t slab, block;
+    uint64_t gen, offset_bytes, size_bytes; /* as a handle has it; size 0: nothing, no array */
+};
+struct cw_remote_job { /* REMOTE_NEXT reply; then the body of the client's request */
+    uint64_t job;
+    uint32_t session;   /* whose it is */
+    uint32_t cancelled; /* 1: a job that the bridge has is not wanted any more; no body */
+};
+struct cw_remote_end { /* REMOTE_DONE; then a sentence (status < 0), or the client's reply */
+    uint64_t job;
+    int32_t status;
+    uint32_t reserved;
+};
+struct cw_changes { /* CHANGES, and its reply: the directory's count of changes */
+    uint64_t seen;
+};
+
+_Static_assert(sizeof(struct cw_remote) == 72 && sizeof(struct cw_remote_names) == 56 &&
+                   sizeof(struct cw_remote_job) == 16 && sizeof(struct cw_remote_end) == 16 &&
+                   sizeof(struct cw_changes) == 8,
+               "layout");
 struct cw_place { /* bytes of a block */
     uint32_t slab, block;
     uint64_t gen;

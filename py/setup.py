@@ -20,6 +20,8 @@ DISPATCH_PARTS = (
 )  # fmt: skip
 BUILD = Path(os.environ.get("CAUSEWAY_BUILD_DIR", ROOT / "build"))
 PROGRAMS = ["causewayd", "causeway-mover", "causeway"]
+if (BUILD / "causeway-bridge").exists():  # where liburing and OpenSSL were there to build it
+    PROGRAMS.append("causeway-bridge")
 
 
 class BuildWithPrograms(build_py):

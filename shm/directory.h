@@ -55,7 +55,11 @@ struct cw_record { /* shared; broker writes. The body is read and written as rel
     cw_a64 body[]; /* struct cw_entry, then key, then meta */
 };
 
-enum cw_entry_flags { CW_ENTRY_KEEP = 1 };
+enum cw_entry_flags {
+    CW_ENTRY_KEEP = 1,
+    CW_ENTRY_REMOTE_READ = 2, /* peers of the bridge may read it */
+    CW_ENTRY_REPLICA = 4,     /* the bridge's copy of another node's array: goes with the bridge */
+};
 
 struct cw_entry { /* the fixed part of a record's body; plain memory, a private copy or built by the
                      broker */

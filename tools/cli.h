@@ -66,6 +66,9 @@ int cmd_rm(const struct cli *cli);
 int cmd_wait(const struct cli *cli);
 int cmd_stop(const struct cli *cli);
 int cmd_topo(const struct cli *cli);
+int cmd_cp(const struct cli *cli);
+int cmd_keygen(const struct cli *cli);
+int cmd_peers(const struct cli *cli);
 int cmd_doctor(const struct cli *cli);
 
 /*

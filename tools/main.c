@@ -32,6 +32,8 @@ static const struct cli_command commands[] = {
     {"get", "NAME FILE.npy", "Write an array into a file (FILE - writes stdout).",
      "C and Fortran order are kept; strided views are written in C order.\n",
      CLI_JSON | CLI_NAMESPACE, 2, 2, cmd_get},
+    {"cp", "NAME NAME", "Copy an array to another name; //NODE/NAME are other nodes'.", NULL,
+     CLI_NAMESPACE | CLI_KEEP | CLI_NO_REPLACE, 2, 2, cmd_cp},
     {"rm", "NAME...", "Remove names. Who holds an array keeps it.", NULL, CLI_NAMESPACE, 1, -1,
      cmd_rm},
     {"wait", "NAME", "Wait until a name is there.", "Waits also for a broker to be started.\n",
@@ -44,6 +46,10 @@ static const struct cli_command commands[] = {
      "when\n"
      "the broker last heard of them.\n",
      CLI_JSON, 0, 0, cmd_topo},
+    {"keygen", "[ARGUMENTS...]", "Make this node's key, with which other nodes know it.", NULL,
+     CLI_RAW_ARGUMENTS, 0, -1, cmd_keygen},
+    {"peers", "[list|add|remove] [ARGUMENTS...]", "Other nodes: list, add, remove them.", NULL,
+     CLI_RAW_ARGUMENTS, 0, -1, cmd_peers},
     {"doctor", "", "Check what this machine offers, what is missing, and the remedy.", NULL,
      CLI_JSON, 0, 0, cmd_doctor},
 };
@@ -51,7 +57,8 @@ static const struct cli_command commands[] = {
 
 static void print_help(void) {
     printf("Usage: causeway COMMAND [OPTIONS] [ARGUMENTS]\n\n"
-           "Arrays shared by name between the processes of this machine.\n\nCommands:\n");
+           "Arrays shared by name between the processes of this machine, and of "
+           "others.\n\nCommands:\n");
     for (size_t i = 0; i < COMMANDS; i++)
         printf("  %-8s %s\n", commands[i].name, commands[i].summary);
     printf(

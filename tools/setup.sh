@@ -23,6 +23,12 @@ need() { # need PACKAGE PROBE...
     shift
     "$@" || missing="$missing $package"
 }
+wanted=
+want() { # want PACKAGE PROBE...: without it a part is left out
+    package=$1
+    shift
+    "$@" || wanted="$wanted $package"
+}
 
 check_build() {
     need gcc command_ gcc
@@ -35,6 +41,8 @@ check_build() {
     need libxxhash-dev header xxhash.h
     need libjansson-dev header jansson.h
     need libinih-dev header ini.h
+    want liburing-dev header liburing.h
+    want libssl-dev header openssl/ssl.h
 }
 check_test() {
     check_build
@@ -74,6 +82,10 @@ install() { # install PACKAGES
 
 "check_$part"
 [ -z "$missing" ] || install "$missing"
+
+if [ -n "$wanted" ] && ! { (install "$wanted") && wanted= && "check_$part" && [ -z "$wanted" ]; }; then
+    echo "causeway: not here:$wanted; causeway-bridge will be left out, and no other node can be reached" >&2
+fi
 
 # libFuzzer's runtime is a package of its own on newer systems, named after clang's version.
 if [ "$part" != build ] && ! fuzzer; then

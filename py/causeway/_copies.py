@@ -228,12 +228,12 @@ def copy(pairs: Iterable[tuple[Array, Array]], *, stream: Any = None) -> None:
     another pair's memory. Small copies gain most: a few microseconds each become a fraction of one.
 
     Args:
-        pairs: arrays of ours, on any devices, also parts of arrays without gaps.
+        pairs: arrays of ours, on any devices, also parts of arrays without gaps; a million at most.
         stream: between GPU arrays: the copies are given to this stream and go on; else it blocks until all are done.
 
     Raises:
-        ValueError: a pair's layouts differ or have gaps, targets overlap, a target is read-only; with a stream, an
-            array lies on the host. Nothing was copied then.
+        ValueError: a pair's layouts differ or have gaps, targets overlap, a target is read-only, or they are more
+            than a million; with a stream, an array lies on the host. Nothing was copied then.
         TypeError: something is no array of ours.
         ProducerDied: a source is incomplete. Nothing was copied.
         DeviceError: the driver failed. Where it did in the midst, whoever reads a target gets `ProducerDied` until it

@@ -17,12 +17,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from causeway import _pool_alone as alone
 from causeway import _pool_table as table
 from causeway import _pool_wire as wire
+from causeway import array as arrays
 from causeway._pool_ahead import Ahead
 from causeway._pool_buffers import BlockLease, open_lease
 from causeway._pool_staging import Device, Result
 from causeway._pool_table import Entry
+from causeway.array import Array
 from causeway.errors import LimitExceeded
 from causeway.views import Lease
 
@@ -42,10 +45,12 @@ class Arguments:
 
     def __init__(self, device: Device | None = None, ahead: Ahead | None = None) -> None:
         self._device = device
+        self._opener = None if device is None else alone.Opener(device)
         self._ahead = ahead
         self._brought: dict[int, Lease | None] = {}
         self._results: list[Result] = []
         self._looks = 0
+        self._begun = False  # the one who looks ahead was told of this task
 
     def read(self, data: Any, place: int) -> wire.Message:
         """Takes a task's message apart; what is not on the worker's GPU is copied there. Blocks.
@@ -60,12 +65,28 @@ class Arguments:
         """
         if self._ahead is None:
             return wire.read(data, self._given)
+        self._begun = True
         self._brought = self._ahead.begin(place)
         self._looks = max(0, self._looks - 1)
         message = wire.read(data, self._given)
         if self._looks:
             self._ahead.look()
         return message
+
+    def alone(self, data: Any, place: int) -> tuple[int, list[Array], int]:
+        """As `read`, of a task of arrays alone: how to call its function, the arrays, and their bytes."""
+        if self._opener is not None and not self._looks:  # nobody looks ahead
+            found = self._opener.open(data)
+            if found is not None:
+                return found
+        message = self.read(data, place)
+        call, _, looks = alone.read(data)
+        made = zip(message.buffers, looks, strict=True)
+        return (
+            call,
+            [arrays.make(lease, it, low + it.origin, name) for (lease, low), (it, name) in made],
+            message.block_bytes,
+        )
 
     def _given(self, number: int, entry: Entry) -> tuple[Lease, int]:
         """The memory of an entry, and where it begins there."""
@@ -98,7 +119,8 @@ class Arguments:
 
     def returned(self) -> list[Result]:
         """The function has returned or raised, and its GPU work is complete: what is to go back if it has returned."""
-        if self._ahead is not None:
+        if self._ahead is not None and self._begun:
+            self._begun = False
             self._ahead.rest()
         self._brought = {}
         results, self._results = self._results, []

@@ -40,7 +40,7 @@ from causeway.layouts import Layout
 from causeway.views import Lease
 
 __all__ = [
-    "HANDLE_BYTES", "HEADER_BYTES", "THRESHOLD_BYTES", "Block", "BlockLease", "BlockStore", "open_block", "open_lease",
+    "HANDLE_BYTES", "HEADER_BYTES", "THRESHOLD_BYTES", "Block", "BlockLease", "BlockStore", "bytes_layout", "open_block", "open_lease",
     "open_private", "open_silently",
 ]  # fmt: skip
 
@@ -62,7 +62,8 @@ os.register_at_fork(before=_count_fork)
 
 
 @functools.lru_cache(maxsize=256)
-def _bytes_layout(nbytes: int) -> Layout:
+def bytes_layout(nbytes: int) -> Layout:
+    """So many bytes."""
     return Layout((nbytes,), np.dtype("u1"))
 
 
@@ -72,7 +73,7 @@ class Block:
     __slots__ = ("_word", "address", "array", "capacity", "connection", "handle", "receiver")
 
     def __init__(self, connection: client.Connection, capacity: int) -> None:
-        layout = _bytes_layout(capacity + HEADER_BYTES)
+        layout = bytes_layout(capacity + HEADER_BYTES)
         out = ffi.new("cw_array **")
         check(lib.cw_array_new(connection.pointer, b"cpu", layout.c, 0, out))
         self.array: Any = ffi.gc(out[0], lib.cw_array_close)
@@ -340,16 +341,15 @@ def _open(handle: bytes, nbytes: int, flags: int) -> Any:
 
 def _opened(handle: bytes, end: int, flags: int) -> Any:
     """An array, as bytes; the caller's to close."""
-    raw = ffi.new("cw_handle *")
-    ffi.buffer(raw)[:] = handle
+    raw = ffi.from_buffer("cw_handle *", handle)
+    if end > raw.size_bytes:
+        raise ValueError(
+            f"a message names the bytes up to {end} of memory that has {raw.size_bytes}"
+        )
     connection = client.current()
     if connection.instance != raw.instance:  # the broker was lost, and one side knows it already
         connection = client.for_instance(raw.instance, connection.address)
     out = ffi.new("cw_array **")
-    layout = _bytes_layout(raw.size_bytes)
+    layout = bytes_layout(raw.size_bytes)
     check(lib.cw_array_open(connection.pointer, raw, layout.c, flags, out))
-    if end > lib.cw_array_nbytes(out[0]):
-        has = lib.cw_array_nbytes(out[0])
-        lib.cw_array_close(out[0])
-        raise ValueError(f"a message names the bytes up to {end} of memory that has {has}")
     return out[0]

@@ -22,6 +22,7 @@ import numpy as np
 from causeway import _pool_table as table
 from causeway import array as arrays
 from causeway._lib import lib
+from causeway._pool_alone import told_dtype
 from causeway._pool_buffers import Block
 from causeway._pool_landing import Landing
 from causeway._pool_wire import Encoder, fill, part
@@ -73,7 +74,7 @@ class TaskEncoder(Encoder):
         where = (self._groups or {}).get(lease.gpu, table.ELSEWHERE)
         low = array._offset - layout.origin
         number = self._give(handle, low, layout.span, flags, where)
-        return _seen, (number, layout.shape, _told(layout.dtype), layout.strides, array._name)
+        return _seen, (number, layout.shape, told_dtype(layout.dtype), layout.strides, array._name)
 
     def _reduce_in(self, one: In) -> Any:
         if isinstance(one.array, Array):
@@ -107,7 +108,7 @@ class TaskEncoder(Encoder):
     def _reduce_block(self, values: np.ndarray[Any, Any], block: Block, flags: int) -> Any:
         layout = Layout(values.shape, values.dtype, None, _order(values))
         number = self._give(block.handle, table.HEADER_BYTES, values.nbytes, flags)
-        return _seen, (number, layout.shape, _told(layout.dtype), layout.strides, None)
+        return _seen, (number, layout.shape, told_dtype(layout.dtype), layout.strides, None)
 
     def _give(
         self, handle: bytes, offset: int, nbytes: int, flags: int, where: int = table.ELSEWHERE
@@ -125,11 +126,6 @@ def _values(array: Any) -> np.ndarray[Any, Any]:
 def _order(values: np.ndarray[Any, Any]) -> str:
     """The order of the elements in a block; as `fill` has it."""
     return "F" if values.flags.f_contiguous and not values.flags.c_contiguous else "C"
-
-
-def _told(dtype: np.dtype[Any]) -> Any:
-    """A dtype, or the text of one that needs no more: it is pickled and found again in a fraction of the time."""
-    return dtype.str if dtype.isbuiltin == 1 else dtype
 
 
 @functools.lru_cache(maxsize=1024)

@@ -25,6 +25,7 @@ _FAULTS_MAX = 8  # in a row, as csrc/dispatch_collect.c counts
 # What has become of a message, beside the kinds of answers: its blocks are being opened, are open, were open when
 # decoding was interrupted; it is decoded.
 _OPENING, _OPENED, _OPENED_TWICE, _DECODED = 101, 102, 103, 104
+_NEEDS_NOTHING = (type(None), tuple)  # of what went with a task: nothing, or arrays alone
 _VALUE, _plain_loads = wire.ANSWER_VALUE, wire.plain_loads
 
 
@@ -59,7 +60,7 @@ class Incoming:
             told.clear()
         while told:
             job, number, _, kind, data, _, held = told[-1]
-            if kind == _VALUE and held is None and job is not None:  # most are so
+            if kind == _VALUE and type(held) in _NEEDS_NOTHING and job is not None:  # most are so
                 job.task_done(number, True, _plain_loads(data))
             else:
                 self._take(told)

@@ -10,12 +10,15 @@ Bounds: RESULTS_LEAVING tasks; who has more waits, so that their memory on the G
 
 Owner: the thread, from put() to the answer. If the process dies, the task is lost with it although its function
 has ended, and counts so: results that are half copied lie in blocks that nobody reads. The worker does not leave
-by itself before all is answered (`WorkerEnd.serve`).
+by itself before all is answered (`WorkerEnd.serve`). Where an answer cannot be given at all, the thread ends the process,
+and says why on stderr: else its task, and whoever waits to put the next one here, would wait for ever.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+import traceback
 from collections.abc import Callable
 
 from causeway._pool_staging import Result
@@ -24,6 +27,7 @@ from causeway._pool_wire import Parcel
 __all__ = ["RESULTS_LEAVING", "Leaving"]
 
 RESULTS_LEAVING = 2
+_FAILED = 1  # exit code
 
 Answer = Parcel | None  # None stands for None
 
@@ -75,7 +79,11 @@ class Leaving:
             with self._changed:
                 while not self._queue:
                     self._changed.wait()
-            self._first_leaves()
+            try:
+                self._first_leaves()
+            except BaseException:
+                traceback.print_exc()
+                os._exit(_FAILED)
 
     def _first_leaves(self) -> None:
         results, token, answer = self._queue[0]

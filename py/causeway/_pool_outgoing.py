@@ -16,10 +16,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from causeway import _dispatch
+from causeway import _dispatch, client
 from causeway import _pool_wire as wire
+from causeway._pool_alone import Alone
 from causeway._pool_given import TaskEncoder
 from causeway._pool_jobs import Job, Outcome, Source, Task, job_of
+from causeway.array import Array
+from causeway.errors import Error
 
 if TYPE_CHECKING:
     from causeway._pool_buffers import BlockStore
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Held", "Outgoing"]
 
 _AHEAD_BYTES = 256 << 20  # of large arguments on their way; one for each worker in any case
+_BURST = 64  # tasks that are sent before somebody looks whether they still may be
 _REFILL = 4  # a map is cut further when a quarter of the cells is free
 _NO_ROOM, _NOT_PLAIN, _SHUT = -1, -3, -4  # of _dispatch's submit calls
 
@@ -66,6 +70,10 @@ class Outgoing:
         self._store = store
         self._refusal = refusal
         self._encoders: list[TaskEncoder] = []
+        devices = crew.devices
+        self._alone = (
+            None if devices is None or devices.peer else Alone(devices, _dispatch.DATA_MAX)
+        )
         self._lock = threading.RLock()
         self.pending: deque[Task | Source | Outcome] = deque()
         self._pumping: object = None  # who sends
@@ -204,6 +212,9 @@ class Outgoing:
         if self._dispatch.under_way > cells - cells // _REFILL and self._dispatch.ready() > 0:
             return _NO_ROOM
         job = work.job
+        if type(work.items[work.sent * work.chunksize]) is Array:
+            cell = self._send_arrays(work)
+            return self._send_message(work, work.task(work.sent)) if cell is None else cell
         if job.described is not None:
             one_group = self._crew.plane.groups == 1
             most = cells if one_group else 1  # the next one may go elsewhere
@@ -225,8 +236,53 @@ class Outgoing:
                     return why
         return self._send_message(work, work.task(work.sent))
 
+    def _send_arrays(self, work: Source) -> int | None:
+        """Tasks of arrays alone, as many as there are and there is room for. 0, or why it stopped; None: the next is none."""
+        alone = self._alone_now()
+        for sent in range(_BURST):
+            first = work.sent * work.chunksize
+            items = work.items[first : first + work.chunksize]
+            cell = self._send_alone(alone, work, work.sent, items)
+            if cell is None:
+                return 0 if sent else None
+            if cell < 0 or work.all_sent:
+                return cell
+        return 0
+
+    def _alone_now(self) -> Alone | None:
+        """Who encodes tasks of arrays alone. None: nobody, or the broker is gone, which the other way tells."""
+        try:
+            return None if self._alone is None or client.current().lost else self._alone
+        except Error:
+            return None
+
+    def _send_alone(
+        self, alone: Alone | None, work: Task | Source, number: int, args: tuple[Any, ...]
+    ) -> int | None:
+        """Sends a task of GPU arrays alone: its cell, or why not; None: it is none, or cannot be encoded so."""
+        job = work.job
+        if alone is None or job.described is None:
+            return None
+        if self._dispatch.under_way >= self._crew.plane.cells:
+            return _NO_ROOM
+        try:
+            encoded = alone.encode(number, work.kind, args)
+        except Exception:  # it is met again where the task is encoded the other way, and told
+            return None
+        if encoded is None:
+            return None
+        data, arrays, group = encoded
+        cell: int = self._dispatch.submit(
+            work, job, number, wire.MESSAGE, job.described, data, arrays, group
+        )
+        return cell
+
     def _send(self, task: Task) -> int:
         job = task.job
+        args = task.args[0] if task.kind == wire.APPLY else task.args
+        if args and type(args[0]) is Array:
+            sent = self._send_alone(self._alone_now(), task, task.number, task.args)
+            return self._send_message(task, task) if sent is None else sent
         if job.described is not None:
             cell = self._dispatch.submit_plain(
                 task,
@@ -296,31 +352,31 @@ class Outgoing:
             if cell < 0 and work.sent <= number:
                 self.unhold(held)
 
-    # ---- what went with tasks
+    # ---- what went with tasks: a parcel, or arrays alone, which are held by the dispatch and need nothing else
 
-    def land(self, held: Held | None) -> None:
+    def land(self, held: Held | tuple[Array, ...] | None) -> None:
         """A task has succeeded: its results go into the caller's arrays. May be repeated until it is released.
 
         Raises:
             ValueError: one of them cannot be written any more.
         """
-        if held is not None and held in self._ahead:
+        if type(held) is Held and held in self._ahead:
             for landing in held.parcel.landings:
                 landing.land()
 
-    def unhold(self, held: Held | None) -> None:
+    def unhold(self, held: Held | tuple[Array, ...] | None) -> None:
         """What went with a task that was not sent, or was taken back."""
-        if held is not None and self._count_back(held):
+        if type(held) is Held and self._count_back(held):
             self._store.untake(held.parcel.blocks)
 
-    def release(self, held: Held | None, receiver: object) -> None:
+    def release(self, held: Held | tuple[Array, ...] | None, receiver: object) -> None:
         """What went with a task that has ended; a second time changes nothing."""
-        if held is not None and self._count_back(held):
+        if type(held) is Held and self._count_back(held):
             self._store.lent(held.parcel.blocks, receiver)
 
-    def lose(self, held: Held | None) -> None:
+    def lose(self, held: Held | tuple[Array, ...] | None) -> None:
         """What went with a task that was lost with its worker."""
-        if held is not None and self._count_back(held):
+        if type(held) is Held and self._count_back(held):
             for block in held.parcel.blocks:
                 block.close()
 

@@ -12,16 +12,24 @@ from typing import Any, NamedTuple
 
 from causeway._pool_buffers import HANDLE_BYTES, HEADER_BYTES, open_silently
 
-__all__ = ["ELSEWHERE", "HEADER", "HEADER_BYTES", "Entry", "entries_in", "pack", "peek", "split"]
+__all__ = [
+    "ELSEWHERE", "HEADER", "HEADER_BYTES", "NUMBER_BYTES", "WHERE_BYTES", "Entry", "entries_in", "is_alone",
+    "pack", "pack_where", "peek", "split",
+]  # fmt: skip
 
 HEADER = struct.Struct(
     "<QBBHIIQ"
 )  # task, call or success, flags, 0, entries, lead bytes, body bytes
 _ENTRY = struct.Struct(f"<{HANDLE_BYTES}sQQII")
+_WHERE = struct.Struct("<I")  # the end of an entry
+WHERE_BYTES = _WHERE.size
 
+NUMBER_BYTES = 8  # the task's number, with which the header begins
+_FLAGS_AT = 9  # in the header
 # Flags of the header.
 IN_BLOCK = 1  # the rest of the message lies in the one block that follows
 HAS_GIVEN = 2  # some entries are GIVEN
+ALONE = 4  # all entries are arrays of the caller's, and the arguments (`_pool_alone`)
 # Flags of an entry.
 BY_PICKLE = 1  # a buffer of pickle protocol 5, in the order of the stream
 PRIVATE = 2  # others get it too, so it is opened copy-on-write
@@ -55,6 +63,16 @@ class Entry(NamedTuple):
 def pack(handle: bytes, offset: int, nbytes: int, flags: int, where: int = ELSEWHERE) -> bytes:
     """An entry as bytes."""
     return _ENTRY.pack(handle, offset, nbytes, flags, where)
+
+
+def pack_where(where: int) -> bytes:
+    """The last bytes of an entry: the group of workers on whose GPU it lies."""
+    return _WHERE.pack(where)
+
+
+def is_alone(data: Any) -> bool:
+    """Whether a task has arrays of the caller's as arguments, and nothing else."""
+    return bool(data[_FLAGS_AT] & ALONE)
 
 
 def entries_in(data: Any, count: int) -> list[Entry]:

@@ -30,6 +30,7 @@ from causeway._pool_leaving import Leaving
 from causeway._pool_own_gpu import OWN, OwnGpu
 from causeway._pool_plane import Memory, Plane
 from causeway._pool_staging import Device
+from causeway._pool_table import is_alone
 from causeway.constant import arguments, met, resolve, sweep
 from causeway.errors import BrokerLost, DeviceError, LimitExceeded
 
@@ -161,6 +162,8 @@ class _Handler:
         return value
 
     def _call(self, data: memoryview, function: Any) -> Any:
+        if is_alone(data):
+            return self._call_with_arrays(data, function)
         constants_before = met.count
         message = self._arguments.read(data, self._end.place)
         self._end.extra_in = message.block_bytes
@@ -182,6 +185,12 @@ class _Handler:
         if message.call == wire.MAP:
             return [function(item) for item in args]
         return [function(*item) for item in args]
+
+    def _call_with_arrays(self, data: memoryview, function: Any) -> Any:
+        call, args, self._end.extra_in = self._arguments.alone(data, self._end.place)
+        if call == wire.APPLY:
+            return function(*args)
+        return [function(item) for item in args]
 
     def encode_value(self, value: Any) -> tuple[bytes, int]:
         """A result as a message, or instead of it why it cannot be sent; and the bytes beside it."""

@@ -209,12 +209,13 @@ def encode_array(array: Array, max_bytes: int) -> Outgoing | None:
     """An item of one array alone; None when its layout is too long for that."""
     lease, layout = array._open_lease(), array._layout_now()
     key = (array._offset, array._name, lease.readonly)
-    if layout.told is None or layout.told[0] != key:
+    told = layout.told  # another thread may tell of another array with this layout
+    if told is None or told[0] != key:
         described = (dtypes.encode(layout.dtype), layout.shape, layout.strides, *key[:2])
         kind = _ALONE_READONLY if lease.readonly else _ALONE
         head = _HEADER.pack(1, 0) + _DESCRIPTOR.pack(layout.nbytes, kind, 0)
-        layout.told = (key, head + pickle.dumps(described, 5))
-    out = Outgoing(layout.told[1])
+        told = layout.told = (key, head + pickle.dumps(described, 5))
+    out = Outgoing(told[1])
     if len(out.data) > max_bytes:
         return None
     out.handles = ffi.new("cw_handle *")

@@ -28,6 +28,8 @@ from causeway.views import EvictableLease, Lease, check_basic
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from causeway._pool_alone import Told
+
 __all__ = ["Array"]
 
 _BasicKey = SupportsIndex | slice | EllipsisType | None | str
@@ -48,13 +50,14 @@ class Array(Values):
     last of them.
     """
 
-    __slots__ = ("__weakref__", "_layout", "_lease", "_memory", "_name", "_offset")
+    __slots__ = ("__weakref__", "_layout", "_lease", "_memory", "_name", "_offset", "_told")
 
     _lease: Lease | None
     _layout: Layout | None
     _memory: NDArray[np.uint8] | None
     _name: str | None
     _offset: int
+    _told: Told | None  # what a Pool's messages say of it (`_pool_alone`)
 
     def __init__(self) -> None:
         raise TypeError("an Array is made by causeway.put, get, empty, zeros, full and asarray")
@@ -410,6 +413,7 @@ class Array(Values):
         """Ends this handle. Views taken from it stay valid. May be repeated."""
         self._memory = None
         self._lease = None
+        self._told = None
 
     def __enter__(self) -> Array:
         self._open_lease()
@@ -423,6 +427,7 @@ class Array(Values):
     ) -> None:
         self._memory = None
         self._lease = None
+        self._told = None
 
     def __copy__(self) -> Array:
         return make(self._open_lease(), self._layout, self._offset, self._name, self._memory)
@@ -478,6 +483,7 @@ def make(
     made._offset = offset
     made._name = name
     made._memory = memory
+    made._told = None
     return made
 
 

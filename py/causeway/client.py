@@ -36,9 +36,13 @@ class Connection:
 
     As a context manager it ends at the end of the block, and the connection that was the default before is the
     default again. Arrays that came over it stay valid.
+
+    Attributes:
+        instance: which run of the broker this is: a random number.
+        pid: of the process that made it.
     """
 
-    __slots__ = ("_entered", "_pointer", "_previous", "_settings", "pid")
+    __slots__ = ("_entered", "_pointer", "_previous", "_settings", "instance", "pid")
 
     def __init__(self, settings: Settings, flags: int = 0) -> None:
         address, namespace = settings
@@ -56,6 +60,7 @@ class Connection:
         self._previous: Connection | None = None  # the default before; it is again after close()
         self._entered = False
         self.pid = os.getpid()
+        self.instance = int(lib.cw_client_instance(self._pointer))
 
     @property
     def pointer(self) -> Any:
@@ -79,11 +84,6 @@ class Connection:
     def broker_pid(self) -> int:
         """Process id of the broker."""
         return int(lib.cw_client_broker_pid(self.pointer))
-
-    @property
-    def instance(self) -> int:
-        """Which run of the broker this is: a random number."""
-        return int(lib.cw_client_instance(self.pointer))
 
     @property
     def settings(self) -> Settings:

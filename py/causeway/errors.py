@@ -123,6 +123,7 @@ _BY_ERRNO: dict[int, type[Exception]] = {
     errno.EMSGSIZE: ValueError,
     errno.ENODEV: DeviceError,
     errno.EOWNERDEAD: ProducerDied,
+    errno.EREMOTEIO: RemoteError,
     errno.EINTR: InterruptedError,
 }
 

@@ -1,6 +1,9 @@
 """Names: arrays that any process of the same user finds.
 
 A name is 1 to 200 bytes of UTF-8; parts divided by "/", none of them empty, "." or ".."; no control characters.
+A name "//NODE/NAME" is one of another node (`causeway peers`): the same functions, the same errors, and `RemoteError`
+where that node cannot be reached or refuses. What is got from there is a copy in this node's memory, which all its
+processes share, read-only; it is fetched again when the name means another array at its node.
 
 >>> import causeway as cw
 >>> _ = cw.put("model/weights", [1.0, 2.0])
@@ -59,7 +62,13 @@ def _deadline(timeout: float | None) -> float:
 
 
 def put(
-    name: str, array: Any, *, replace: bool = True, keep: bool = False, copy: bool | None = None
+    name: str,
+    array: Any,
+    *,
+    replace: bool = True,
+    keep: bool = False,
+    copy: bool | None = None,
+    remote: str | None = None,
 ) -> Array:
     """Gives an array a name under which every process of this user finds it.
 
@@ -73,6 +82,7 @@ def put(
         replace: a taken name is replaced, at once and whole; who holds the old array keeps it.
         keep: the name stays until it is removed; else it goes with the user's last process (and a minute).
         copy: True copies always, False never; what that means for memory of a GPU library's own see `asarray`.
+        remote: "read": every peer of this node may read it; None: those whose patterns allow it.
 
     Returns:
         Array: a handle on what was put, with this name.
@@ -98,6 +108,10 @@ def put(
     layout = found._layout_now()
     lease = found._open_lease()
     flags = (lib.CW_REPLACE if replace else 0) | (lib.CW_KEEP if keep else 0)
+    if remote is not None:
+        if remote != "read":
+            raise ValueError(f'remote is "read" or None, not {remote!r}')
+        flags |= lib.CW_REMOTE_READ
     check(lib.cw_array_put(lease.pointer, encoded, flags, layout.c, found._offset))
     if isinstance(array, Array) and array._name is None:
         array._name = name
@@ -124,6 +138,7 @@ def get(
         Timeout: it did not appear in time.
         DeviceError: there is no such device.
         BrokerLost: the broker is gone.
+        RemoteError: the other node cannot be reached, or refuses.
         ValueError: a bad name.
 
     >>> import causeway as cw
@@ -142,27 +157,30 @@ def get(
         status = lib.cwpy_status()
         if status == -errno.ENODEV and device is not None:
             return _hidden.fetch(encoded, device)
-        if status != -errno.ENOENT or timeout == 0:
+        if status != -errno.EINTR and (status != -errno.ENOENT or timeout == 0):
             raise failure(status)
-        pointer = _get_later(name, encoded, flags, timeout)
+        pointer = _get_later(name, encoded, flags, timeout, status)
     made = _new_array(Array)
     made._lease = Lease(pointer)
     made._layout = None
     made._offset = 0
     made._name = name
     made._memory = None
+    made._told = None
     return made if device is None else made.to(device)
 
 
-def _get_later(name: str, encoded: bytes, flags: int, timeout: float | None) -> Any:
+def _get_later(name: str, encoded: bytes, flags: int, timeout: float | None, status: int) -> Any:
     deadline = _deadline(timeout)
     while True:
-        _wait_until(name, encoded, deadline, timeout)
+        if status == -errno.ENOENT and timeout != 0:
+            _wait_until(name, encoded, deadline, timeout)
         pointer = _get(client.current().pointer, encoded, flags)
         if pointer != _NULL:
             return pointer
         status = lib.cwpy_status()
-        if status != -errno.ENOENT:  # else it came and went
+        # A name that came and went; a signal while the array came from another node.
+        if status != -errno.EINTR and (status != -errno.ENOENT or timeout == 0):
             raise failure(status)
 
 
@@ -215,7 +233,7 @@ def remove(name: str) -> None:
 
 
 def names(prefix: str = "") -> list[str]:
-    """All names of this namespace that begin with prefix, sorted.
+    """All names of this namespace that begin with prefix, sorted; "//NODE/..." are those of another node, told without it.
 
     >>> import causeway as cw
     >>> _ = cw.put("run/b", 1), cw.put("run/a", 2)

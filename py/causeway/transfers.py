@@ -52,7 +52,8 @@ class In(_Transfer):
     """An argument that the task gets as a `causeway.Array` of its own: on its worker's GPU, or on the host if the Pool has
     no devices. It may write to it; nothing comes back.
 
-    The array is read when the task is sent, or, if it is a `causeway.Array`, at any time until the task begins.
+    The array is read when the task is sent, or, if it is a `causeway.Array`, at any time until the task begins. One that
+    lies on a GPU goes as it would without In: on that GPU the task gets the array itself, and others see what it writes.
 
     Args:
         array: array-like, without Python objects.

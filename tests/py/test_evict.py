@@ -63,6 +63,11 @@ big = cw.zeros(3 * N, device="cuda:0")  # three must go, at least
 assert sum(not w.away for w in all) <= 2
 for seed, w in enumerate(all):
     assert holds(w, seed), seed
+away = [w.away for w in all]
+try: cw.empty((257 << 20) // 8, device="cuda:0")
+except cw.LimitExceeded: pass
+else: raise AssertionError
+assert [w.away for w in all] == away  # none leaves for what can never be there
 small = [make(seed, size=1000) for seed in range(500)]
 for seed in range(500):
     assert holds(small[seed], seed)

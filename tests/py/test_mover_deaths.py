@@ -376,6 +376,79 @@ def test_ctrl_c_ends_the_wait_for_a_mover_that_does_not_come(tmp_path):
         assert eventually(lambda: status(folder)["gauges"]["jobs"] == 0)
 
 
+@double
+def test_a_broker_whose_starter_ignores_its_children_hears_how_its_mover_ended(tmp_path):
+    folder = tmp_path / "b"
+    with world(folder, **MOVED) as run:
+        broker = subprocess.Popen(
+            [cuda_support.BUILD / "causewayd", "--foreground"],
+            stderr=subprocess.DEVNULL,
+            env=run.environment,
+            preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+        )
+        with broker:
+            try:
+                assert eventually(lambda: any(lock.read_text() for lock in folder.glob("*.lock")))
+                run(COPY)
+                assert movers(folder)
+                for pid in movers(folder):
+                    os.kill(pid, signal.SIGKILL)
+                run(COPY + 'assert figure("mover_starts") == 2')
+            finally:
+                broker.terminate()
+
+
+def test_signals_while_the_mover_starts_leave_many_copies_complete(tmp_path):
+    slow = tmp_path / "slow"
+    slow.write_text(f'#!/bin/sh\nsleep 0.5\nexec {REAL_MOVER} "$@"\n')
+    slow.chmod(stat.S_IRWXU)
+    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=slow) as run:
+        run("""
+            came = []
+            signal.signal(signal.SIGALRM, lambda *_: came.append(True))  # raises nothing: the call goes on
+            pairs = [(cw.zeros(1000, device="cuda:1"), cw.asarray(random(1000, i), device="cuda:0")) for i in range(3)]
+            signal.setitimer(signal.ITIMER_REAL, 0.005, 0.05)
+            cw.copy(pairs)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert came
+            for i, (target, _) in enumerate(pairs):
+                target.wait()
+                assert (target.to("cpu").numpy() == random(1000, i)).all()
+        """)
+
+
+@double
+def test_no_number_of_ctrl_cs_leaves_a_target_that_the_mover_still_writes(tmp_path):
+    mover = wrapper(tmp_path, "copy=delay:900000", times=1000)
+    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
+        run("""
+            over, told = [], []
+            def raise_once(*_):
+                if not told:
+                    told.append(True)
+                    raise KeyboardInterrupt
+            signal.signal(signal.SIGINT, raise_once)
+            source = cw.asarray(random(1000), device="cuda:0")
+            target = cw.zeros(1000, device="cuda:1")
+            def interrupt():
+                while figure("mover_starts") == 0: time.sleep(0.01)
+                time.sleep(0.3)
+                while not over:
+                    os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(0.1)
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            try: target.copy_from(source)
+            except KeyboardInterrupt: pass
+            done = figure("jobs_done")
+            over.append(True)
+            thread.join()
+            assert done == 1  # the mover had taken it
+            target.wait()
+            assert (target.to("cpu").numpy() == random(1000)).all()
+        """)
+
+
 def test_an_idle_mover_leaves_and_holds_no_memory(tmp_path):
     folder = tmp_path / "b"
     with world(folder, **MOVED, CAUSEWAY_MOVER_IDLE=1) as run:

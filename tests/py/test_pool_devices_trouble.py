@@ -157,6 +157,21 @@ def test_full_memory_is_an_exception_and_the_worker_lives(program):
     """)
 
 
+@on_the_double
+def test_a_gpu_that_is_full_before_ours_is_opened_there_costs_no_worker(program):
+    program(
+        """
+        def use(_):                                     # a library's own context, and no memory for streams of ours
+            Driver().synchronize()
+            return os.getpid()
+        if __name__ == "__main__":
+            with pool_on("cuda:0") as pool:
+                assert len(set(pool.map(use, range(5)))) == 1
+        """,
+        env={"CAUSEWAY_FAKECUDA_FAULTS": "cuStreamCreate=OUT_OF_MEMORY"},
+    )
+
+
 @several
 @on_the_double
 def test_no_memory_for_a_copy_of_a_peers_array(program):

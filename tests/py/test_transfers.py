@@ -7,6 +7,8 @@ import gc
 import pickle
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -271,3 +273,24 @@ def test_a_ctrl_c_at_any_moment_leaves_no_array_behind(forked: cw.Pool) -> None:
         forked.map(tasks.bump, [cw.InOut(np.zeros(30_000)) for _ in range(4)])
         del xs
     assert eventually(lambda: gc.collect() >= 0 and landing._spans == [], LONG)
+
+
+def test_a_worker_that_cannot_answer_ends_and_says_why() -> None:
+    # Else its task, and whoever waits for room behind it, would wait for ever.
+    done = subprocess.run(
+        [sys.executable, "-c", CANNOT_ANSWER],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1 and "no way to answer" in done.stderr, done
+
+
+CANNOT_ANSWER = """
+from causeway._pool_leaving import Leaving
+def answer(token, value): raise RuntimeError("no way to answer")
+leaving = Leaving(answer, lambda error: None)
+leaving.put([], 1, None)
+leaving.wait()
+"""

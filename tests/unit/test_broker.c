@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -186,6 +187,34 @@ static void a_signal_ends_it_cleanly(void **state) {
         raw_close(&client);
         raw_broker_remove(&broker);
     }
+}
+
+/* Who finds no line in the lock file may remove the folder. */
+static void its_socket_goes_before_its_line(void **state) {
+    (void)state;
+    struct raw_broker broker;
+    char told[8192] __attribute__((aligned(8)));
+    bool gone = false, emptied = false;
+    assert_true(raw_broker_start(&broker, NULL, NULL));
+    int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    assert_true(watch >= 0 &&
+                inotify_add_watch(watch, broker.address.folder, IN_DELETE | IN_MODIFY) >= 0);
+    kill(broker.pid, SIGTERM);
+    assert_int_equal(raw_broker_reap(&broker, RAW_TIMEOUT_MS), 0);
+    ssize_t bytes = read(watch, told, sizeof told);
+    for (ssize_t at = 0; at < bytes;) {
+        const struct inotify_event *event = (const void *)(told + at);
+        if (event->mask & IN_DELETE && strcmp(event->name, broker.address.socket_name) == 0)
+            gone = true;
+        if (event->mask & IN_MODIFY && strcmp(event->name, broker.address.lock_name) == 0) {
+            assert_true(gone);
+            emptied = true;
+        }
+        at += (ssize_t)(sizeof *event + event->len);
+    }
+    assert_true(gone && emptied);
+    close(watch);
+    raw_broker_remove(&broker);
 }
 
 static void stop_is_answered_before_the_end(void **state) {
@@ -380,6 +409,7 @@ int main(void) {
         cmocka_unit_test(a_second_broker_names_the_first),
         cmocka_unit_test(a_killed_brokers_socket_is_taken_over),
         cmocka_unit_test(a_signal_ends_it_cleanly),
+        cmocka_unit_test(its_socket_goes_before_its_line),
         cmocka_unit_test(stop_is_answered_before_the_end),
         cmocka_unit_test(an_idle_broker_ends_after_its_time),
         cmocka_unit_test(names_linger_after_the_last_client),

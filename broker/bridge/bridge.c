@@ -1,0 +1,227 @@
+/*
+ * The bridge as a whole: everything is built here in order.
+ *
+ *   client of the broker -> sockets -> helpers -> key -> peers -> listening -> jobs
+ *
+ * Jobs come last: who asks finds all else ready. One loop; a turn is: what came, what time asks
+ * for, what is to be sent. If this process dies the broker starts another; nothing is lost but what
+ * was under way, which is begun again.
+ */
+#include "broker/bridge/bridge.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "broker/bridge/parts.h"
+#include "shm/wait.h"
+
+#define BACKLOG      4096
+#define ACCEPTS_MOST 256
+#define KEY_LOOK_NS  1000000000
+
+void cwb_log(const char *format, ...) {
+    char line[1024];
+    struct timespec now;
+    struct tm parts;
+    va_list arguments;
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &parts);
+    int length = (int)strftime(line, sizeof line, "%Y-%m-%dT%H:%M:%SZ ", &parts);
+    length += snprintf(line + length, sizeof line - (size_t)length, "causeway-bridge[%d] ",
+                       (int)getpid());
+    va_start(arguments, format);
+    vsnprintf(line + length, sizeof line - (size_t)length - 1, format, arguments);
+    va_end(arguments);
+    for (char *at = line; *at; at++)
+        if ((unsigned char)*at < ' ')
+            *at = '?'; /* other nodes' words stand in it */
+    strcat(line, "\n");
+    if (write(STDERR_FILENO, line, strlen(line)) < 0)
+        return; /* nobody reads it */
+}
+
+/* ---- listening ---- */
+
+static void accept_some(struct cwb_listener *listener) {
+    for (int i = 0; i < ACCEPTS_MOST; i++) {
+        struct sockaddr_storage address;
+        socklen_t length = sizeof address;
+        char host[64], port[8], where[80];
+        int fd = accept4(listener->watch.fd, (struct sockaddr *)&address, &length,
+                         SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0)
+            return; /* none left; without descriptors the next turn of time tries again */
+        if (getnameinfo((struct sockaddr *)&address, length, host, sizeof host, port, sizeof port,
+                        NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+            strcpy(host, "?"), strcpy(port, "?");
+        snprintf(where, sizeof where, strchr(host, ':') ? "[%s]:%s" : "%s:%s", host, port);
+        cwb_link_accept(listener->bridge, fd, where);
+    }
+}
+
+static void on_listener(struct cwb_watch *watch) {
+    accept_some((struct cwb_listener *)watch);
+}
+
+static int listen_at(struct cwb_bridge *bridge, const struct addrinfo *at, const char *text) {
+    int one = 1;
+    if (bridge->listener_count == CWB_LISTEN_MAX)
+        return cw_fail(-EINVAL, "--listen %s: more than %u addresses", text, CWB_LISTEN_MAX);
+    struct cwb_listener *listener = &bridge->listeners[bridge->listener_count];
+    int fd = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return at->ai_family == AF_INET6 ? 0 : cw_fail(-EREMOTEIO, "--listen %s: %m", text);
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (at->ai_family == AF_INET6)
+        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof one);
+    if (bind(fd, at->ai_addr, at->ai_addrlen) < 0 || listen(fd, BACKLOG) < 0) {
+        int code = cw_fail(-EREMOTEIO, "--listen %s: %m", text);
+        close(fd);
+        return code;
+    }
+    *listener =
+        (struct cwb_listener){.watch = {.fd = fd, .on_ready = on_listener}, .bridge = bridge};
+    int code = cwb_io_watch(bridge->io, &listener->watch);
+    if (code)
+        close(fd);
+    else
+        bridge->listener_count++;
+    return code;
+}
+
+static int listen_to(struct cwb_bridge *bridge, const char *text) {
+    char host[CWB_ADDRESS_MAX + 1], port[8];
+    struct addrinfo hints = {
+        .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
+    struct addrinfo *found;
+    if (!cwb_address_split(text, host, port))
+        return cw_fail(-EINVAL, "--listen %.300s: it is HOST:PORT, [HOST]:PORT, or :PORT", text);
+    int error = getaddrinfo(*host ? host : NULL, port, &hints, &found);
+    if (error)
+        return cw_fail(-EREMOTEIO, "--listen %.300s: %s", text, gai_strerror(error));
+    int code = 0;
+    for (struct addrinfo *at = found; at && code == 0; at = at->ai_next)
+        code = listen_at(bridge, at, text);
+    freeaddrinfo(found);
+    if (code == 0)
+        cwb_log("listens at %s", text);
+    return code;
+}
+
+/* ---- the node's key: it may be made while we run ---- */
+
+static int load_key(struct cwb_bridge *bridge) {
+    char print[CWB_PRINT_TEXT];
+    int code = cwb_tls_new(bridge->options.folder, &bridge->tls);
+    if (code) {
+        if (strcmp(bridge->no_key, cw_detail()) != 0)
+            cwb_log("%s; no node is reached, and none let in", cw_detail());
+        strcpy(bridge->no_key, cw_detail());
+        return 0; /* it may come */
+    }
+    cwb_print_text(cwb_tls_print(bridge->tls), print);
+    cwb_log("node %s, key %s, sockets by %s", bridge->node, print, cwb_io_kind(bridge->io));
+    for (uint32_t i = 0; code == 0 && i < bridge->options.listens; i++)
+        code = listen_to(bridge, bridge->options.listen[i]);
+    return code;
+}
+
+static int64_t key_tick(struct cwb_bridge *bridge) {
+    static int64_t looked_ns;
+    if (bridge->tls)
+        return INT64_MAX;
+    if (bridge->now_ns - looked_ns >= KEY_LOOK_NS) {
+        looked_ns = bridge->now_ns;
+        if (load_key(bridge) != 0) {
+            cwb_log("ends: %s", cw_detail());
+            bridge->stopping = true;
+        }
+    }
+    return looked_ns + KEY_LOOK_NS;
+}
+
+/* ---- all of it ---- */
+
+static void name_node(struct cwb_bridge *bridge) {
+    char host[256] = "";
+    if (bridge->options.node) {
+        snprintf(bridge->node, sizeof bridge->node, "%s", bridge->options.node);
+        return;
+    }
+    (void)gethostname(host, sizeof host - 1);
+    host[strcspn(host, ".")] = 0;
+    host[CWB_NODE_MAX] = 0;
+    strcpy(bridge->node, cwb_node_valid(host) ? host : "node");
+}
+
+int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options) {
+    const char *why;
+    memset(bridge, 0, sizeof *bridge);
+    bridge->options = *options;
+    name_node(bridge);
+    if (!cwb_node_valid(bridge->node))
+        return cw_fail(-EINVAL, "--node %.100s: 1 to %u of the characters A-Z a-z 0-9 _ . -",
+                       bridge->node, CWB_NODE_MAX);
+    while (bridge->run == 0)
+        if (getrandom(&bridge->run, sizeof bridge->run, 0) < 0)
+            return cw_fail(-EREMOTEIO, "the kernel gave no random numbers: %m");
+    bridge->next_source = bridge->run >> 16; /* no number of one run is one of the next */
+    bridge->now_ns = cw_now_ns();
+    int code = cw_connect(options->place, "", CW_CONNECT_NO_START, &bridge->client);
+    if (code == 0) {
+        bridge->client->host_only = true;
+        code = cwb_io_new(options->use_epoll, &bridge->io, &why);
+    }
+    if (code == 0 && *why)
+        cwb_log("%s", why);
+    if (code == 0)
+        code = cwb_works_new(bridge->io, &bridge->works);
+    if (code == 0)
+        code = load_key(bridge);
+    if (code == 0)
+        code = cwb_peers_init(bridge);
+    if (code == 0)
+        code = cwb_jobs_init(bridge);
+    return code;
+}
+
+static int64_t tick(struct cwb_bridge *bridge) {
+    int64_t due_ns[] = {cwb_links_tick(bridge), cwb_peers_tick(bridge), cwb_replicas_tick(bridge),
+                        key_tick(bridge)};
+    int64_t first_ns = due_ns[0];
+    cwb_sources_tick(bridge);
+    cwb_offered_tick(bridge);
+    for (uint32_t i = 0; i < bridge->listener_count; i++)
+        accept_some(&bridge->listeners[i]);
+    for (unsigned i = 1; i < sizeof due_ns / sizeof *due_ns; i++)
+        first_ns = due_ns[i] < first_ns ? due_ns[i] : first_ns;
+    return first_ns;
+}
+
+#define TICK_NS 10000000 /* time is looked at no more often */
+
+void cwb_bridge_run(struct cwb_bridge *bridge) {
+    int64_t due_ns = 0, ticked_ns = 0;
+    while (!bridge->stopping) {
+        bridge->now_ns = cw_now_ns();
+        if (bridge->hurry || bridge->now_ns >= due_ns || bridge->now_ns - ticked_ns >= TICK_NS) {
+            bridge->hurry = false;
+            due_ns = tick(bridge);
+            ticked_ns = bridge->now_ns;
+        }
+        cwb_links_flush(bridge);
+        if (bridge->stopping)
+            break;
+        int64_t left_ns = due_ns - cw_now_ns();
+        bool busy = bridge->dirty != NULL || bridge->hurry;
+        cwb_io_turn(bridge->io, busy || left_ns < 0 ? 0 : due_ns == INT64_MAX ? -1 : left_ns);
+    }
+}

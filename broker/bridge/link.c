@@ -1,0 +1,341 @@
+/*
+ * Links: see link.h. Their life, and requests; what comes in is link_in.c, what goes out
+ * link_out.c. If the other side dies its end of the connection closes, or nothing is heard for
+ * CWB_SILENCE_NS; if this process dies the kernel closes ours. Either way each side drops what the
+ * other was reading only after CWB_RESUME_NS without a link, so that a cut alone loses nothing.
+ */
+#include "broker/bridge/link.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <utlist.h>
+
+#include "broker/bridge/parts.h"
+
+static void on_error(struct cwb_socket *socket, int error) {
+    struct cwb_link *link = (struct cwb_link *)socket;
+    cw_fail(-EREMOTEIO, "the connection broke: %s", strerror(-error));
+    cwb_link_end(link);
+}
+
+static void on_closed(struct cwb_socket *socket) {
+    struct cwb_link *link = (struct cwb_link *)socket;
+    DL_DELETE(link->bridge->links, link);
+    cwb_tls_end_deinit(&link->tls);
+    free(link->out.data);
+    free(link->flying.data);
+    free(link->body);
+    free(link);
+}
+
+/* Has the other side shown a key that may come in? */
+static bool allow(struct cwb_tls_end *end, const uint8_t print[CWB_PRINT_BYTES]) {
+    struct cwb_link *link = (struct cwb_link *)((char *)end - offsetof(struct cwb_link, tls));
+    struct cwb_peer *found = cwb_peer_by_print(link->bridge, print);
+    if (!found || (link->peer && link->peer != found))
+        return false;
+    link->peer = found;
+    return true;
+}
+
+int cwb_link_begin_tls(struct cwb_link *link) {
+    link->tls.allow = allow;
+    int code = cwb_tls_end_init(&link->tls, link->bridge->tls, !link->dialed, &link->out);
+    if (code == 0)
+        code = cwb_tls_shake(&link->tls);
+    cwb_link_touch(link);
+    return code < 0 ? code : 0;
+}
+
+static void on_connected(struct cwb_socket *socket, int error) {
+    struct cwb_link *link = (struct cwb_link *)socket;
+    if (error) {
+        cw_fail(-EREMOTEIO, "connecting to %s failed: %s", link->where, strerror(-error));
+        cwb_link_end(link);
+        return;
+    }
+    link->state = CWB_SHAKING;
+    link->heard_ns = link->bridge->now_ns;
+    cwb_io_start(link->bridge->io, socket);
+    if (cwb_link_begin_tls(link) < 0)
+        cwb_link_end(link);
+}
+
+static const struct cwb_socket_calls calls = {on_connected, cwb_link_on_data, cwb_link_on_sent,
+                                              on_error, on_closed};
+
+static struct cwb_link *link_new(struct cwb_bridge *bridge, int fd, const char *where) {
+    int one = 1;
+    struct cwb_link *link = calloc(1, sizeof *link);
+    CW_ASSERT(link);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* only speed depends on it */
+    link->socket = (struct cwb_socket){.calls = &calls, .fd = fd};
+    link->bridge = bridge;
+    link->heard_ns = bridge->now_ns;
+    link->pieces_end = &link->pieces;
+    link->backlog_end = &link->backlog;
+    strncpy(link->where, where, sizeof link->where - 1);
+    DL_APPEND(bridge->links, link);
+    bridge->hurry = true; /* its limits count from now on */
+    return link;
+}
+
+void cwb_link_accept(struct cwb_bridge *bridge, int fd, const char *where) {
+    if (bridge->unknown == CWB_UNKNOWN_MAX) { /* the oldest of them goes */
+        struct cwb_link *link;
+        for (link = bridge->links; link && !(link->counted_unknown); link = link->next)
+            continue;
+        CW_ASSERT(link);
+        cw_fail(-EDQUOT, "%u connections at once had not shown who they are", CWB_UNKNOWN_MAX);
+        cwb_link_end(link);
+    }
+    struct cwb_link *link = link_new(bridge, fd, where);
+    link->state = CWB_SHAKING;
+    link->counted_unknown = true;
+    bridge->unknown++;
+    link->limit_ns = bridge->now_ns + CWB_UNKNOWN_NS;
+    cwb_io_start(bridge->io, &link->socket);
+}
+
+struct cwb_link *cwb_link_dial(struct cwb_bridge *bridge, struct cwb_peer *peer, int fd,
+                               const struct sockaddr *address, socklen_t length,
+                               const char *where) {
+    struct cwb_link *link = link_new(bridge, fd, where);
+    link->state = CWB_DIALING;
+    link->dialed = true;
+    link->peer = peer;
+    link->limit_ns = bridge->now_ns + CWB_DIAL_NS;
+    cwb_io_connect(bridge->io, &link->socket, address, length);
+    return link;
+}
+
+/* ---- the end ---- */
+
+static void fail_requests(struct cwb_link *link, const char *reason) {
+    struct cwb_request *request, *next;
+    HASH_ITER(hh, link->requests, request, next) {
+        HASH_DEL(link->requests, request);
+        cw_fail(-EREMOTEIO, "%s", reason);
+        if (request->on_reply)
+            request->on_reply(request, NULL);
+        free(request->frame);
+        free(request);
+    }
+}
+
+/* Of strangers one line a second, however many there are. */
+static void log_end(struct cwb_link *link, const char *reason) {
+    static int64_t told_ns;
+    if (link->bridge->stopping)
+        return;
+    if (!link->peer) {
+        if (link->bridge->now_ns - told_ns < 1000000000 && told_ns)
+            return;
+        told_ns = link->bridge->now_ns;
+    }
+    cwb_log("connection %s %s%s%s ended: %s", link->dialed ? "to" : "from", link->where,
+            link->peer ? ", peer " : "", link->peer ? link->peer->config.name : "", reason);
+}
+
+void cwb_link_end(struct cwb_link *link) {
+    char reason[CW_DETAIL_MAX];
+    if (link->state == CWB_ENDED)
+        return;
+    bool was_open = link->state == CWB_OPEN_LINK;
+    strcpy(reason, cw_detail());
+    link->state = CWB_ENDED;
+    if (link->counted_unknown)
+        link->bridge->unknown--;
+    link->counted_unknown = false;
+    /* A dialed link's repeated failures are told once, by peer.c. */
+    if (was_open || !link->dialed)
+        log_end(link, reason);
+    if (link->peer)
+        cwb_peer_ended(link, was_open, reason);
+    fail_requests(link, reason);
+    cwb_serve_end(link);
+    cwb_link_drop_pieces(link);
+    if (link->tls.ssl && was_open)
+        cwb_tls_bye(&link->tls);
+    /* Why it ends (an alert of TLS) is told if that takes no waiting. */
+    if (link->out.used && !link->sending)
+        (void)!send(link->socket.fd, link->out.data, link->out.used, MSG_DONTWAIT | MSG_NOSIGNAL);
+    cwb_io_close(link->bridge->io, &link->socket);
+}
+
+/* ---- requests ---- */
+
+static void write_bytes(struct cwb_link *link, const uint8_t *frame, uint32_t size_bytes) {
+    if (link->state != CWB_OPEN_LINK && link->state != CWB_GREETING)
+        return; /* it ended: whoever waits was told */
+    cwb_link_touch(link);
+    if (cwb_tls_write(&link->tls, frame, size_bytes) < 0)
+        link->broken = true; /* link_out.c ends it: no request ends within its own making */
+}
+
+static void fill_frame(uint8_t *frame, const struct cw_message *head, const struct iovec *parts,
+                       uint32_t count) {
+    uint32_t used = CWB_HEAD_BYTES;
+    CW_ASSERT(head->size_bytes <= CWB_FRAME_MAX);
+    memcpy(frame, head, CWB_HEAD_BYTES);
+    for (uint32_t i = 0; i < count; i++) {
+        if (parts[i].iov_len)
+            memcpy(frame + used, parts[i].iov_base, parts[i].iov_len);
+        used += (uint32_t)parts[i].iov_len;
+    }
+}
+
+static void write_frame(struct cwb_link *link, const struct cw_message *head,
+                        const struct iovec *parts, uint32_t count) {
+    uint8_t frame[CWB_FRAME_MAX];
+    fill_frame(frame, head, parts, count);
+    write_bytes(link, frame, head->size_bytes);
+}
+
+static uint32_t frame_bytes(const struct iovec *parts, uint32_t count) {
+    uint32_t size = CWB_HEAD_BYTES;
+    for (uint32_t i = 0; i < count; i++)
+        size += (uint32_t)parts[i].iov_len;
+    return size;
+}
+
+static struct cwb_request *request_new(struct cwb_link *link, uint16_t op, cwb_on_reply *on_reply,
+                                       void *owner) {
+    CW_ASSERT(link->state == CWB_OPEN_LINK);
+    struct cwb_request *request = calloc(1, sizeof *request);
+    CW_ASSERT(request);
+    request->id = ++link->next_id;
+    request->op = op;
+    request->link = link;
+    request->on_reply = on_reply;
+    request->owner = owner;
+    HASH_ADD(hh, link->requests, id, sizeof request->id, request);
+    return request;
+}
+
+/* Those that the other side has promised to take at once go without waiting. */
+static bool may_go(const struct cwb_link *link, uint16_t op) {
+    return op == CWB_WAIT || op == CWB_PING ||
+           (!link->backlog && link->request_count < link->requests_max);
+}
+
+static void send_request(struct cwb_request *request, const struct iovec *parts, uint32_t count) {
+    struct cwb_link *link = request->link;
+    struct cw_message head = {
+        .size_bytes = frame_bytes(parts, count), .op = request->op, .id = request->id};
+    if (may_go(link, request->op)) {
+        link->request_count += request->op != CWB_WAIT;
+        write_frame(link, &head, parts, count);
+        return;
+    }
+    request->frame = malloc(head.size_bytes);
+    CW_ASSERT(request->frame);
+    fill_frame(request->frame, &head, parts, count);
+    *link->backlog_end = request;
+    link->backlog_end = &request->backlog_next;
+}
+
+void cwb_link_answered(struct cwb_link *link, const struct cwb_request *request) {
+    link->request_count -= request->op != CWB_WAIT;
+    struct cwb_request *next = link->backlog;
+    if (!next || link->request_count >= link->requests_max)
+        return;
+    struct cw_message head;
+    memcpy(&head, next->frame, sizeof head);
+    link->backlog = next->backlog_next;
+    if (!link->backlog)
+        link->backlog_end = &link->backlog;
+    link->request_count++;
+    write_bytes(link, next->frame, head.size_bytes);
+    free(next->frame);
+    next->frame = NULL;
+}
+
+struct cwb_request *cwb_link_ask(struct cwb_link *link, uint16_t op, const struct iovec *parts,
+                                 uint32_t count, cwb_on_reply *on_reply, void *owner) {
+    struct cwb_request *request = request_new(link, op, on_reply, owner);
+    send_request(request, parts, count);
+    return request;
+}
+
+struct cwb_request *cwb_link_read(struct cwb_link *link, const struct cwb_read *read,
+                                  uint8_t *target, cwb_on_reply *on_reply, void *owner) {
+    struct iovec part = {(void *)(uintptr_t)read, sizeof *read};
+    struct cwb_request *request = request_new(link, CWB_READ, on_reply, owner);
+    request->read = *read;
+    request->target = target;
+    send_request(request, &part, 1);
+    return request;
+}
+
+void cwb_request_forget(struct cwb_request *request) {
+    request->on_reply = NULL;
+    request->owner = NULL;
+    request->target = NULL;
+}
+
+void cwb_link_say(struct cwb_link *link, uint16_t op, const struct iovec *parts, uint32_t count) {
+    struct cw_message head = {
+        .size_bytes = frame_bytes(parts, count), .op = op, .id = ++link->next_id};
+    write_frame(link, &head, parts, count);
+}
+
+void cwb_link_reply(struct cwb_link *link, uint16_t op, uint64_t id, int status, const char *detail,
+                    const struct iovec *parts, uint32_t count) {
+    struct iovec sentence = {(void *)(uintptr_t)detail, detail ? strlen(detail) : 0};
+    if (status < 0) {
+        parts = &sentence;
+        count = 1;
+    }
+    struct cw_message head = {.size_bytes = frame_bytes(parts, count),
+                              .op = (uint16_t)(op | CW_OP_REPLY),
+                              .id = id,
+                              .status = status};
+    write_frame(link, &head, parts, count);
+}
+
+/* ---- time ---- */
+
+static void on_pong(struct cwb_request *request, const struct cwb_frame *frame) {
+    struct cwb_link *link = request->link;
+    if (frame)
+        link->rtt_ns = link->bridge->now_ns - link->pinged_ns;
+}
+
+int64_t cwb_links_tick(struct cwb_bridge *bridge) {
+    struct cwb_link *link, *next;
+    int64_t due_ns = INT64_MAX;
+    DL_FOREACH_SAFE(bridge->links, link, next) {
+        int64_t at_ns = INT64_MAX;
+        if (link->state == CWB_ENDED)
+            continue;
+        if (link->state != CWB_OPEN_LINK) {
+            at_ns = link->limit_ns;
+            if (bridge->now_ns >= at_ns) {
+                cw_fail(-EREMOTEIO, "%s in %d s",
+                        link->state == CWB_DIALING   ? "no connection came"
+                        : link->state == CWB_SHAKING ? "no TLS handshake came to its end"
+                                                     : "no HELLO came",
+                        (int)((link->dialed ? CWB_DIAL_NS : CWB_UNKNOWN_NS) / 1000000000));
+                cwb_link_end(link);
+                continue;
+            }
+        } else if (bridge->now_ns - link->heard_ns >= CWB_SILENCE_NS) {
+            cw_fail(-EREMOTEIO, "nothing was heard for %d s: it stands, or the network is cut",
+                    (int)(CWB_SILENCE_NS / 1000000000));
+            cwb_link_end(link);
+            continue;
+        } else {
+            if (bridge->now_ns - link->pinged_ns >= CWB_PING_NS) {
+                link->pinged_ns = bridge->now_ns;
+                cwb_link_ask(link, CWB_PING, NULL, 0, on_pong, NULL);
+            }
+            at_ns = link->pinged_ns + CWB_PING_NS;
+        }
+        due_ns = at_ns < due_ns ? at_ns : due_ns;
+    }
+    return due_ns;
+}

@@ -1,0 +1,137 @@
+/*
+ * Memory and names of this node: see parts.h. A helper thread does what may take long (a slab of
+ * gigabytes is allocated in full, at about 1 s/GiB); libcauseway may be called from any thread.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "broker/bridge/parts.h"
+#include "ipc/job.h"
+#include "ipc/meta.h"
+#include "ipc/name_key.h"
+
+#define AT_ONCE_BYTES (64u << 10) /* so small an array is made by the loop itself */
+
+static int make(cw_client *client, uint64_t size_bytes, cw_array **out) {
+    int64_t length = (int64_t)size_bytes;
+    cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &length, .dtype = "|u1"};
+    return cw_array_new(client, "cpu", &layout, 0, out);
+}
+
+static bool lies_on_gpu(const cw_array *array) {
+    return array->slab->device_kind == CW_DEVICE_CUDA;
+}
+
+int cwb_local_open(struct cwb_bridge *bridge, const struct cw_name_key *key, struct cw_found *found,
+                   cw_array **out, bool *on_gpu) {
+    /* First without mapping it: the driver is not opened here, whatever it is. */
+    int code = cw_name_key_get(bridge->client, key, CW_DISTANT, found, out);
+    if (code)
+        return code;
+    *on_gpu = lies_on_gpu(*out);
+    if (*on_gpu)
+        return 0;
+    cw_array_close(*out);
+    return cw_name_key_get(bridge->client, key, CW_READONLY, found, out);
+}
+
+int cwb_local_open_at(struct cwb_bridge *bridge, const struct cw_remote *remote, cw_array **out,
+                      bool *on_gpu) {
+    static const uint32_t ways[] = {CW_DISTANT, CW_READONLY};
+    cw_client *client = bridge->client;
+    int64_t length = (int64_t)remote->size_bytes;
+    cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &length, .dtype = "|u1"};
+    struct cw_shape shape;
+    if (remote->instance != cw_client_instance(client))
+        return cw_fail(-ESTALE, "the array belongs to another run of the broker");
+    int code = cw_layout_resolve(&layout, &shape);
+    for (unsigned i = 0; code == 0 && i < 2; i++) {
+        pthread_mutex_lock(&client->lock);
+        code = cw_array_attach(client, remote->slab, remote->block, remote->gen,
+                               remote->offset_bytes, remote->size_bytes, &shape, ways[i], out);
+        pthread_mutex_unlock(&client->lock);
+        if (code)
+            break;
+        *on_gpu = lies_on_gpu(*out);
+        if (*on_gpu || i == 1)
+            return 0;
+        cw_array_close(*out);
+    }
+    return code;
+}
+
+int cwb_local_stage(cw_array *source, uint64_t size_bytes, cw_array **out) {
+    cw_array *target = NULL;
+    int code = make(source->client, size_bytes, &target);
+    if (code == 0)
+        code = cw_array_wait(source, -1);
+    if (code == 0)
+        code = cw_job_copy(target, 0, source, 0, size_bytes);
+    cw_array_close(source);
+    if (code)
+        cw_array_close(target);
+    else
+        *out = target;
+    return code;
+}
+
+struct making {
+    struct cwb_work work;
+    cw_client *client;
+    uint64_t size_bytes;
+    cw_array *array;
+    cwb_on_array *on_done;
+    void *owner;
+};
+
+static void run_making(struct cwb_work *work) {
+    struct making *m = (struct making *)work;
+    cwb_work_set(work, make(m->client, m->size_bytes, &m->array));
+}
+
+static void made(struct cwb_work *work) {
+    struct making *m = (struct making *)work;
+    if (work->code)
+        cw_fail(work->code, "%s", work->detail);
+    m->on_done(m->owner, work->code, m->array);
+    free(m);
+}
+
+void cwb_local_new(struct cwb_bridge *bridge, uint64_t size_bytes, cwb_on_array *on_done,
+                   void *owner) {
+    cw_array *array = NULL;
+    if (size_bytes <= AT_ONCE_BYTES) {
+        int code = make(bridge->client, size_bytes, &array);
+        on_done(owner, code, array);
+        return;
+    }
+    struct making *m = calloc(1, sizeof *m);
+    CW_ASSERT(m);
+    *m = (struct making){.work = {.run = run_making, .done = made},
+                         .client = bridge->client,
+                         .size_bytes = size_bytes,
+                         .on_done = on_done,
+                         .owner = owner};
+    cwb_work_begin(bridge->works, &m->work);
+}
+
+void cwb_local_put(struct cwb_bridge *bridge, cw_array *array, const char *key, uint32_t key_bytes,
+                   const void *meta, uint32_t meta_bytes, uint64_t size_bytes, uint32_t flags,
+                   cwb_on_code *on_done, void *owner) {
+    struct cw_name_key name = {.length = key_bytes};
+    struct cw_shape shape;
+    (void)bridge;
+    memcpy(name.text, key, key_bytes);
+    int code = cw_meta_decode(meta, meta_bytes, size_bytes, &shape);
+    cw_layout layout = {.ndim = shape.ndim,
+                        .itemsize = shape.itemsize,
+                        .shape = shape.shape,
+                        .strides = shape.strides,
+                        .dtype = shape.dtype};
+    if (code == 0) /* the broker answers at once: no helper is needed */
+        code = cw_name_key_put(array, &name,
+                               (flags & CW_PUT_REPLACE ? CW_REPLACE : 0u) |
+                                   (flags & CW_PUT_KEEP ? CW_KEEP : 0u),
+                               &layout, shape.origin_bytes);
+    on_done(owner, code);
+}

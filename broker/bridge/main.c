@@ -1,0 +1,112 @@
+/*
+ * causeway-bridge: reaches other nodes (bridge.h), for the broker that starts it with `run`; makes
+ * keys and keeps the list of peers, for people (`causeway keygen`, `causeway peers`).
+ */
+#include <getopt.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/command.h"
+
+const char *cwb_node_folder(char folder[PATH_MAX]) {
+    const char *given = getenv("CAUSEWAY_NODE_DIR"), *config = getenv("XDG_CONFIG_HOME"),
+               *home = getenv("HOME");
+    if (given && *given)
+        snprintf(folder, PATH_MAX, "%s", given);
+    else if (config && *config == '/')
+        snprintf(folder, PATH_MAX, "%s/causeway", config);
+    else
+        snprintf(folder, PATH_MAX, "%s/.config/causeway", home && *home ? home : "");
+    return folder;
+}
+
+static int usage(void) {
+    fputs("causeway-bridge is started by causewayd; for people: causeway keygen, causeway peers\n",
+          stderr);
+    return 2;
+}
+
+static int parse_run(int argc, char **argv, struct cwb_options *options, long *parent) {
+    static const struct option names[] = {
+        {"socket", required_argument, NULL, 's'},
+        {"parent", required_argument, NULL, 'P'},
+        {"listen", required_argument, NULL, 'l'},
+        {"peer", required_argument, NULL, 'p'},
+        {"node", required_argument, NULL, 'n'},
+        {"epoll", no_argument, NULL, 'e'},
+        {NULL, 0, NULL, 0},
+    };
+    int found;
+    while ((found = getopt_long(argc, argv, "", names, NULL)) >= 0) {
+        switch (found) {
+        case 's':
+            options->place = optarg;
+            break;
+        case 'P':
+            *parent = atol(optarg);
+            break;
+        case 'l':
+            if (options->listens == CWB_LISTEN_MAX)
+                return usage();
+            options->listen[options->listens++] = optarg;
+            break;
+        case 'p':
+            if (options->peer_count == CWB_PEERS_MAX)
+                return usage();
+            options->peers[options->peer_count++] = optarg;
+            break;
+        case 'n':
+            options->node = optarg;
+            break;
+        case 'e':
+            options->use_epoll = true;
+            break;
+        default:
+            return usage();
+        }
+    }
+    return optind == argc ? 0 : usage();
+}
+
+static int run(int argc, char **argv) {
+    static struct cwb_bridge bridge;
+    static struct cwb_options options;
+    static char folder[PATH_MAX];
+    long parent = 0;
+    int code = parse_run(argc, argv, &options, &parent);
+    if (code)
+        return code;
+    const char *engine = getenv("CAUSEWAY_BRIDGE_EPOLL");
+    options.folder = cwb_node_folder(folder);
+    options.use_epoll = options.use_epoll || (engine && *engine);
+    /* Nobody needs a bridge without its broker: the kernel ends it with that. */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (parent && getppid() != parent)
+        return 0;
+    signal(SIGPIPE, SIG_IGN);
+    prctl(PR_SET_NAME, "causeway-bridge");
+    if (cwb_bridge_init(&bridge, &options) != 0) {
+        cwb_log("cannot run: %s", cw_error());
+        return 1;
+    }
+    cwb_bridge_run(&bridge);
+    return 1;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2)
+        return usage();
+    if (strcmp(argv[1], "run") == 0)
+        return run(argc - 1, argv + 1);
+    if (strcmp(argv[1], "keygen") == 0)
+        return cwb_command_keygen(argc - 1, argv + 1);
+    if (strcmp(argv[1], "peers") == 0)
+        return cwb_command_peers(argc - 1, argv + 1);
+    return usage();
+}

@@ -1,0 +1,160 @@
+/*
+ * What the parts of the bridge tell each other. Each function's file is named; all of it runs on
+ * the loop's thread.
+ */
+#ifndef CW_BRIDGE_PARTS_H
+#define CW_BRIDGE_PARTS_H
+
+#include "broker/bridge/link.h"
+#include "ipc/name_key.h"
+
+/* ---- link.c ---- */
+/* Makes its TLS state and begins the handshake. 0 or a negative code. */
+int cwb_link_begin_tls(struct cwb_link *link);
+/* A request was answered: the next of the backlog may go. */
+void cwb_link_answered(struct cwb_link *link, const struct cwb_request *request);
+
+/* ---- link_in.c ---- */
+void cwb_link_on_data(struct cwb_socket *socket, const uint8_t *bytes, uint32_t size_bytes);
+
+/* ---- link_out.c ---- */
+void cwb_link_on_sent(struct cwb_socket *socket);
+/* Something was written to link->out. */
+void cwb_link_touch(struct cwb_link *link);
+/* Drops the pieces that wait. */
+void cwb_link_drop_pieces(struct cwb_link *link);
+
+/* ---- peer.c ---- */
+struct cwb_waiter { /* waits for a link to a peer; embedded, the caller's */
+    /* link NULL: there is none, cw_detail() says why. */
+    void (*on_link)(struct cwb_waiter *waiter, struct cwb_link *link);
+    int64_t until_ns; /* 0: until the next try has failed */
+    struct cwb_waiter *next;
+};
+int cwb_peers_init(struct cwb_bridge *bridge);
+void cwb_peers_deinit(struct cwb_bridge *bridge);
+struct cwb_peer *cwb_peer_find(struct cwb_bridge *bridge, const char *name, size_t length);
+/* Who has this key? NULL: nobody. */
+struct cwb_peer *cwb_peer_by_print(struct cwb_bridge *bridge, const uint8_t *print);
+/* An open link; NULL: none. */
+struct cwb_link *cwb_peer_link(struct cwb_peer *peer);
+/* Calls back when there is one, perhaps at once. patience_ns: how long tries may go on; 0: one. */
+void cwb_peer_await(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_waiter *waiter,
+                    int64_t patience_ns);
+void cwb_peer_forget(struct cwb_peer *peer, struct cwb_waiter *waiter);
+/* From link.c. */
+void cwb_peer_opened(struct cwb_link *link);
+void cwb_peer_ended(struct cwb_link *link, bool was_open, const char *reason);
+/* Dials, reads the file again, lets waiters go. Returns when it wants to be called again. */
+int64_t cwb_peers_tick(struct cwb_bridge *bridge);
+
+/* ---- serve.c: what peers ask of us ---- */
+struct cwb_served { /* a request of theirs that is answered later */
+    uint64_t id;
+    uint16_t op;
+    struct cwb_link *link;                  /* NULL: it ended, nobody hears the answer */
+    void (*on_cancel)(struct cwb_served *); /* CANCEL, or its link ended: NULL: goes on */
+    void *owner;
+    struct cwb_served *next; /* its keeper's */
+    UT_hash_handle hh;
+};
+struct cwb_served *cwb_served_new(struct cwb_link *link, const struct cwb_frame *frame);
+/* Answers and frees it. status < 0: cw_detail() is the sentence. */
+void cwb_served_reply(struct cwb_served *served, int status, const struct iovec *parts,
+                      uint32_t count);
+/* Names of this node changed: who waits for one, and who holds what one meant, is told. */
+void cwb_serve_changes(struct cwb_bridge *bridge);
+/* May its peer write this name? false: cw_detail() says so. */
+bool cwb_may_write(const struct cwb_link *link, const char *key, uint32_t key_bytes);
+/* Does anybody want to be told? */
+bool cwb_serve_watches(const struct cwb_bridge *bridge);
+void cwb_serve_deinit(struct cwb_bridge *bridge);
+/* One request of theirs. 0, or -EPROTO: a breach. */
+int cwb_serve(struct cwb_link *link, const struct cwb_frame *frame);
+/* The link ends: nothing is answered any more. */
+void cwb_serve_end(struct cwb_link *link);
+
+/* ---- source.c: arrays of ours that a peer reads ---- */
+/* Takes the array over whose lowest byte is at bytes, or (array NULL) the malloced bytes. offered:
+ * it stays after a CLOSE. On failure they stay the caller's. 0 or -EDQUOT. */
+int cwb_source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
+                   uint8_t *bytes, uint64_t size_bytes, bool offered, struct cwb_source **out);
+uint64_t cwb_source_id(const struct cwb_source *source);
+const uint8_t *cwb_source_bytes(const struct cwb_source *source);
+/* NULL: there is none such. */
+struct cwb_source *cwb_source_find(struct cwb_peer *peer, uint64_t id);
+void cwb_source_ref(struct cwb_source *source);
+void cwb_source_unref(struct cwb_source *source);
+/* The peer has it no more: it goes with its last reference. */
+void cwb_source_end(struct cwb_source *source);
+int cwb_source_serve_read(struct cwb_link *link, const struct cwb_frame *frame);
+int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame);
+/* Its bytes in this range were just read, and lie in the cache. */
+void cwb_source_passed(struct cwb_source *source, uint64_t offset_bytes, uint32_t length_bytes);
+/* Ends those of peers that were away for too long. */
+void cwb_sources_tick(struct cwb_bridge *bridge);
+
+/* ---- take.c: arrays of a peer, read into our memory ---- */
+struct cwb_take { /* embedded in its owner's struct, which stays until on_done */
+    /* status 0: all bytes are in array, checked. Else cw_detail() has the sentence. */
+    void (*on_done)(struct cwb_take *take, int status);
+    /* set by the owner */
+    struct cwb_bridge *bridge;
+    struct cwb_peer *peer;
+    uint64_t source, size_bytes;
+    cw_array *array; /* plain bytes, the take's until done */
+    /* take.c's */
+    struct cwb_take_state *state;
+};
+/* Begins to read; array is there. */
+void cwb_take_begin(struct cwb_take *take, uint64_t run);
+/* Nobody wants it any more: on_done is not called. The array stays the owner's. */
+void cwb_take_cancel(struct cwb_take *take);
+
+/* ---- offered.c: puts of peers ---- */
+int cwb_offered_serve(struct cwb_link *link, const struct cwb_frame *frame);
+void cwb_offered_tick(struct cwb_bridge *bridge);
+/* The peer goes. */
+void cwb_offered_deinit(struct cwb_peer *peer);
+
+/* ---- local.c: memory and names of this node, by helper threads ---- */
+/*
+ * An array of this node, by key or by what a request says, mapped read-only; or, if it lies on a
+ * GPU, not mapped (*on_gpu): cwb_local_stage() brings its bytes. 0, -ENOENT (without a sentence),
+ * -ESTALE. Any thread.
+ */
+int cwb_local_open(struct cwb_bridge *bridge, const struct cw_name_key *key, struct cw_found *found,
+                   cw_array **out, bool *on_gpu);
+int cwb_local_open_at(struct cwb_bridge *bridge, const struct cw_remote *remote, cw_array **out,
+                      bool *on_gpu);
+/* The bytes of an array on a GPU in an array of host memory, copied by the mover once the last
+ * write is complete. source is closed. Blocks: a helper's. 0 and *out; -EOWNERDEAD, -ENODEV,
+ * -EDQUOT. */
+int cwb_local_stage(cw_array *source, uint64_t size_bytes, cw_array **out);
+/* Makes a plain array of so many bytes. on_done(owner, code, array): 0 and the array, the owner's;
+ * else cw_detail(). Runs at once where that cannot take long. */
+typedef void cwb_on_array(void *owner, int code, cw_array *array);
+void cwb_local_new(struct cwb_bridge *bridge, uint64_t size_bytes, cwb_on_array *on_done,
+                   void *owner);
+/* Puts a plain array under a key, as the metadata say. on_done(owner, code). */
+typedef void cwb_on_code(void *owner, int code);
+void cwb_local_put(struct cwb_bridge *bridge, cw_array *array, const char *key, uint32_t key_bytes,
+                   const void *meta, uint32_t meta_bytes, uint64_t size_bytes, uint32_t flags,
+                   cwb_on_code *on_done, void *owner);
+
+/* ---- job.c: what local clients want ---- */
+int cwb_jobs_init(struct cwb_bridge *bridge);
+/* From now on changes of names are to be told (cwb_serve_changes). */
+void cwb_jobs_watch(struct cwb_bridge *bridge);
+
+/* ---- replica.c ---- */
+/* A local client wants the array under a remote key. */
+void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job);
+/* The owner tells that a name means something else now. */
+void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame);
+/* The peer has no link any more: nobody can say whether its replicas are fresh. */
+void cwb_replicas_unlink(struct cwb_bridge *bridge, struct cwb_peer *peer);
+int64_t cwb_replicas_tick(struct cwb_bridge *bridge);
+void cwb_replicas_deinit(struct cwb_bridge *bridge);
+
+#endif

@@ -1,0 +1,226 @@
+/*
+ * Peers: see peers.h. Reading and writing the file; no state of its own. The file is read by a
+ * library for INI files, and written by renaming a new one over it.
+ */
+#include "broker/bridge/peers.h"
+
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <ini.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "shm/error.h"
+
+bool cwb_address_split(const char *text, char host[CWB_ADDRESS_MAX + 1], char port[8]) {
+    const char *colon = strrchr(text, ':'), *begin = text, *end = colon;
+    if (!colon)
+        return false;
+    if (*text == '[') {
+        if (colon == text || colon[-1] != ']')
+            return false;
+        begin++;
+        end--;
+    } else if (memchr(text, ':', (size_t)(colon - text))) {
+        return false; /* an IPv6 address without brackets */
+    }
+    size_t length = (size_t)(end - begin), digits = strspn(colon + 1, "0123456789");
+    if (length > CWB_ADDRESS_MAX || digits == 0 || digits > 5 || colon[1 + digits] ||
+        atoi(colon + 1) > 65535)
+        return false;
+    memcpy(host, begin, length);
+    host[length] = 0;
+    strcpy(port, colon + 1);
+    return true;
+}
+
+bool cwb_patterns_match(const struct cwb_patterns *patterns, const char *name) {
+    for (uint32_t i = 0; i < patterns->count; i++)
+        if (fnmatch(patterns->texts[i], name, FNM_NOESCAPE) == 0)
+            return true;
+    return false;
+}
+
+static int add_pattern(struct cwb_patterns *patterns, const char *text, const char *where) {
+    if (patterns->count == CWB_PATTERNS_MAX)
+        return cw_fail(-EINVAL, "%.300s: more than %u patterns of one kind", where,
+                       CWB_PATTERNS_MAX);
+    char **texts = realloc(patterns->texts, (patterns->count + 1) * sizeof *texts);
+    CW_ASSERT(texts);
+    patterns->texts = texts;
+    texts[patterns->count] = strdup(text);
+    CW_ASSERT(texts[patterns->count]);
+    patterns->count++;
+    return 0;
+}
+
+int cwb_config_set(struct cwb_peer_config *config, const char *name, const char *value,
+                   const char *where) {
+    char host[CWB_ADDRESS_MAX + 1], port[8];
+    if (!*value)
+        return cw_fail(-EINVAL, "%.300s: peer %s: %.64s is empty", where, config->name, name);
+    if (strcmp(name, "read") == 0)
+        return add_pattern(&config->read, value, where);
+    if (strcmp(name, "write") == 0)
+        return add_pattern(&config->write, value, where);
+    if (strcmp(name, "address") == 0) {
+        if (strlen(value) > CWB_ADDRESS_MAX || !cwb_address_split(value, host, port) || !*host)
+            return cw_fail(-EINVAL,
+                           "%.300s: peer %s: the address \"%.300s\" is not HOST:PORT (of IPv6: "
+                           "[HOST]:PORT)",
+                           where, config->name, value);
+        strcpy(config->address, value);
+        return 0;
+    }
+    if (strcmp(name, "key") == 0) {
+        config->pinned = cwb_print_parse(value, config->print);
+        return config->pinned ? 0
+                              : cw_fail(-EINVAL,
+                                        "%.300s: peer %s: \"%.100s\" is not \"sha256:\" and 64 "
+                                        "hexadecimal digits, as `causeway keygen` prints it",
+                                        where, config->name, value);
+    }
+    return cw_fail(-EINVAL,
+                   "%.300s: peer %s: there is no \"%.64s\"; address, key, read and write "
+                   "are what a peer has",
+                   where, config->name, name);
+}
+
+static void config_deinit(struct cwb_peer_config *config) {
+    for (uint32_t i = 0; i < config->read.count; i++)
+        free(config->read.texts[i]);
+    for (uint32_t i = 0; i < config->write.count; i++)
+        free(config->write.texts[i]);
+    free(config->read.texts);
+    free(config->write.texts);
+}
+
+void cwb_configs_free(struct cwb_peer_config *configs, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        config_deinit(&configs[i]);
+    free(configs);
+}
+
+struct reading {
+    const char *path;
+    struct cwb_peer_config *configs;
+    uint32_t count;
+    int code;
+};
+
+static int on_value(void *context, const char *section, const char *name, const char *value) {
+    struct reading *reading = context;
+    struct cwb_peer_config *config = NULL;
+    if (reading->code)
+        return 1;
+    for (uint32_t i = 0; i < reading->count; i++)
+        if (strcmp(reading->configs[i].name, section) == 0)
+            config = &reading->configs[i];
+    if (!config) {
+        if (!cwb_node_valid(section) || reading->count == CWB_PEERS_MAX) {
+            reading->code = cw_fail(
+                -EINVAL,
+                "%.300s: \"%.100s\" is no name of a node (1 to %u of A-Z a-z 0-9 _ . -), or "
+                "one more than the %u that there may be",
+                reading->path, section, CWB_NODE_MAX, CWB_PEERS_MAX);
+            return 1;
+        }
+        config = realloc(reading->configs, (reading->count + 1) * sizeof *config);
+        CW_ASSERT(config);
+        reading->configs = config;
+        config += reading->count++;
+        memset(config, 0, sizeof *config);
+        strcpy(config->name, section);
+    }
+    reading->code = cwb_config_set(config, name, value, reading->path);
+    return 1;
+}
+
+static bool peers_path(const char *folder, const char *suffix, char path[PATH_MAX]) {
+    return snprintf(path, PATH_MAX, "%s/peers%s", folder, suffix) < PATH_MAX;
+}
+
+struct timespec cwb_peers_changed(const char *folder) {
+    char path[PATH_MAX];
+    struct stat status;
+    if (!peers_path(folder, "", path) || stat(path, &status) < 0)
+        return (struct timespec){.tv_sec = 0};
+    return status.st_mtim;
+}
+
+int cwb_peers_read(const char *folder, struct cwb_peer_config **out, uint32_t *count) {
+    char path[PATH_MAX];
+    struct stat status;
+    *out = NULL;
+    *count = 0;
+    if (!peers_path(folder, "", path))
+        return cw_fail(-EINVAL, "the folder's path is too long");
+    FILE *file = fopen(path, "re");
+    if (!file && errno == ENOENT)
+        return 0;
+    if (!file || fstat(fileno(file), &status) < 0) {
+        int code = cw_fail(-EINVAL, "reading %.300s failed: %m", path);
+        if (file)
+            fclose(file);
+        return code;
+    }
+    if ((status.st_mode & 077) || status.st_uid != geteuid()) {
+        fclose(file);
+        return cw_fail(-EINVAL,
+                       "%.300s says who may come in, and others than its owner may read or change "
+                       "it, or it is not ours: chmod 600 it",
+                       path);
+    }
+    struct reading reading = {.path = path};
+    int line = ini_parse_file(file, on_value, &reading);
+    fclose(file);
+    if (reading.code == 0 && line)
+        reading.code = cw_fail(-EINVAL,
+                               "%.300s: line %d is neither [NAME], nor key = value, nor a "
+                               "comment",
+                               path, line);
+    if (reading.code) {
+        cwb_configs_free(reading.configs, reading.count);
+        return reading.code;
+    }
+    *out = reading.configs;
+    *count = reading.count;
+    return 0;
+}
+
+int cwb_peers_write(const char *folder, const struct cwb_peer_config *configs, uint32_t count) {
+    char path[PATH_MAX], fresh[PATH_MAX], print[CWB_PRINT_TEXT], suffix[32];
+    snprintf(suffix, sizeof suffix, ".%d", (int)getpid());
+    if (!peers_path(folder, "", path) || !peers_path(folder, suffix, fresh))
+        return cw_fail(-EINVAL, "the folder's path is too long");
+    unlink(fresh);
+    int fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
+    if (!file)
+        return cw_fail(-errno, "%.300s: %m", fresh);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct cwb_peer_config *config = &configs[i];
+        fprintf(file, "%s[%s]\n", i ? "\n" : "", config->name);
+        if (*config->address)
+            fprintf(file, "address = %s\n", config->address);
+        if (config->pinned) {
+            cwb_print_text(config->print, print);
+            fprintf(file, "key = %s\n", print);
+        }
+        for (uint32_t k = 0; k < config->read.count; k++)
+            fprintf(file, "read = %s\n", config->read.texts[k]);
+        for (uint32_t k = 0; k < config->write.count; k++)
+            fprintf(file, "write = %s\n", config->write.texts[k]);
+    }
+    bool ok = fflush(file) == 0 && fsync(fd) == 0;
+    ok = fclose(file) == 0 && ok && rename(fresh, path) == 0;
+    if (ok)
+        return 0;
+    int code = cw_fail(-EIO, "writing %.300s failed: %m", path);
+    unlink(fresh);
+    return code;
+}

@@ -1,0 +1,83 @@
+/*
+ * Peers: the nodes that this one knows, from the file `peers` in the node's folder (0600), and
+ * where they are reached.
+ *
+ *   [NAME]
+ *   address = HOST:PORT        where it listens; without one it must come to us
+ *   key = sha256:HEX           the fingerprint of its key; without one it cannot come in
+ *   read = PATTERN             it may read names like this (any number of such lines)
+ *   write = PATTERN            it may put and remove names like this
+ *
+ * A pattern is one of the shell's, where * also matches a '/'. Nothing is allowed that is not said.
+ * The file is read anew when it changed; a file that cannot be read changes nothing and is told in
+ * the log. A struct cwb_peer stays once it was made, so that pointers to it hold: one that is no
+ * longer in the file is `gone`.
+ */
+#ifndef CW_BRIDGE_PEERS_H
+#define CW_BRIDGE_PEERS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <time.h>
+
+#include "broker/bridge/frame.h"
+#include "broker/bridge/tls.h"
+#include "shm/error.h"
+
+#define CWB_ADDRESS_MAX  255u
+#define CWB_PATTERNS_MAX 256u /* of one peer and kind */
+#define CWB_PEERS_MAX    1024u
+
+struct cwb_patterns {
+    char **texts;
+    uint32_t count;
+};
+
+struct cwb_peer_config {
+    char name[CWB_NODE_MAX + 1];
+    char address[CWB_ADDRESS_MAX + 1]; /* "": none */
+    uint8_t print[CWB_PRINT_BYTES];
+    bool pinned;
+    struct cwb_patterns read, write;
+};
+
+struct cwb_link;
+struct cwb_source;
+struct cwb_offered;
+struct cwb_waiter;
+
+struct cwb_peer {
+    struct cwb_peer_config config;
+    bool gone;
+    /* peer.c: how it is reached now */
+    struct cwb_link *links; /* open ones */
+    struct cwb_link *dialing;
+    int64_t dial_after_ns;        /* not before: the last try failed */
+    int64_t unlinked_ns;          /* since when it has no link; 0: never had one, or has one */
+    uint32_t fails;               /* tries that failed, one after another */
+    uint64_t run;                 /* of its bridge, as of its last HELLO */
+    char error[CW_DETAIL_MAX];    /* why the last connection failed or ended; "" */
+    uint64_t bytes_in, bytes_out; /* of links that are gone */
+    struct cwb_waiter *waiting;   /* for a link */
+    struct cwb_source *sources;   /* source.c: what it is reading, by number */
+    struct cwb_offered *offered;  /* take.c: what it put, by token */
+    struct cwb_peer *next;
+};
+
+/* A folder's file. 0, or -EINVAL with the sentence; a file that is not there has no peers. *out is
+ * the caller's: cwb_configs_free(). */
+int cwb_peers_read(const char *folder, struct cwb_peer_config **out, uint32_t *count);
+/* Writes it anew, whole or not at all. 0 or a negative code. */
+int cwb_peers_write(const char *folder, const struct cwb_peer_config *configs, uint32_t count);
+void cwb_configs_free(struct cwb_peer_config *configs, uint32_t count);
+/* 0 or -EINVAL with the sentence. where: for the sentence. */
+int cwb_config_set(struct cwb_peer_config *config, const char *name, const char *value,
+                   const char *where);
+/* HOST:PORT or [HOST]:PORT to its parts; false: it is none. */
+bool cwb_address_split(const char *text, char host[CWB_ADDRESS_MAX + 1], char port[8]);
+/* Is a name (terminated) like one of the patterns? */
+bool cwb_patterns_match(const struct cwb_patterns *patterns, const char *name);
+/* When the file was last changed; zeros: there is none. */
+struct timespec cwb_peers_changed(const char *folder);
+
+#endif

@@ -1,0 +1,184 @@
+/*
+ * Puts to a peer: a local array is offered, the peer reads it, and answers when it stands under its
+ * name there. See frame.h.
+ *
+ * A link that ends before the answer leaves the outcome open: the offer is made again with the same
+ * token, by which the peer knows whether it has done it. If the peer's bridge was started anew
+ * meanwhile it does not know any more, and the client is told that the outcome is not known.
+ */
+#include <stdlib.h>
+#include <string.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "broker/bridge/job.h"
+
+struct putting {
+    struct cwb_waiter waiter; /* first: it is cast back */
+    struct cwb_job *job;
+    bool waits;
+    uint64_t run; /* of the peer's bridge that has the offer; 0: none has */
+    cw_array *array;
+    struct cwb_source *source;
+    struct cwb_request *asked;
+};
+
+static void putting_free(struct putting *p) {
+    if (p->waits)
+        cwb_peer_forget(p->job->peer, &p->waiter);
+    if (p->asked)
+        cwb_request_forget(p->asked);
+    if (p->source) {
+        cwb_source_end(p->source);
+        cwb_source_unref(p->source);
+    } else {
+        cw_array_close(p->array);
+    }
+    free(p);
+}
+
+static void finish(struct putting *p, int status) {
+    struct cwb_job *job = p->job;
+    char sentence[CW_DETAIL_MAX];
+    strcpy(sentence, cw_detail());
+    putting_free(p);
+    if (status)
+        cw_fail(status, "%s", sentence);
+    cwb_job_done(job, status, NULL, 0);
+}
+
+static void cancel(struct cwb_job *job) {
+    struct putting *p = job->owner;
+    struct cwb_link *link = p->asked ? p->asked->link : NULL;
+    struct cwb_cancel cancel = {.id = p->asked ? p->asked->id : 0};
+    struct iovec part = {&cancel, sizeof cancel};
+    if (link && link->state == CWB_OPEN_LINK)
+        cwb_link_say(link, CWB_CANCEL, &part, 1);
+    putting_free(p);
+}
+
+static void offer(struct putting *p);
+
+static void on_reply(struct cwb_request *request, const struct cwb_frame *frame) {
+    struct putting *p = request->owner;
+    p->asked = NULL;
+    if (!frame) {
+        offer(p);
+        return;
+    }
+    if (frame->head.status < 0)
+        cw_fail(frame->head.status, "%.*s", (int)frame->sentence_bytes, frame->sentence);
+    finish(p, frame->head.status);
+}
+
+static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
+    struct putting *p = (struct putting *)waiter;
+    struct cwb_job *job = p->job;
+    p->waits = false;
+    if (link && p->run && p->run != job->peer->run) {
+        cw_fail(-EREMOTEIO,
+                "whether the array stands under its name at %s is not known: its bridge was "
+                "started anew before it answered; look there, or put it again",
+                job->peer->config.name);
+        link = NULL;
+    }
+    if (!link) {
+        finish(p, -EREMOTEIO);
+        return;
+    }
+    struct cwb_offer offered = {.size_bytes = job->remote.size_bytes,
+                                .flags = job->remote.flags,
+                                .key_bytes = job->there.length,
+                                .meta_bytes = job->remote.meta_bytes};
+    uint8_t inside[CWB_INLINE_MAX];
+    struct iovec parts[] = {{&offered, sizeof offered},
+                            {job->there.text, job->there.length},
+                            {job->meta, job->remote.meta_bytes},
+                            {inside, 0}};
+    memcpy(offered.token, job->remote.token, sizeof offered.token);
+    if (offered.size_bytes <= CWB_INLINE_MAX) {
+        offered.inside = 1;
+        if (offered.size_bytes)
+            memcpy(inside, cw_array_lowest(p->array), offered.size_bytes);
+        offered.hash = XXH3_64bits(inside, offered.size_bytes);
+        parts[3].iov_len = offered.size_bytes;
+    } else if (!p->source) {
+        if (cwb_source_new(job->bridge, job->peer, p->array, cw_array_lowest(p->array),
+                           offered.size_bytes, true, &p->source) != 0) {
+            finish(p, -EDQUOT);
+            return;
+        }
+        cwb_source_ref(p->source);
+    }
+    if (p->source)
+        offered.source = cwb_source_id(p->source);
+    p->run = job->peer->run;
+    p->asked = cwb_link_ask(link, CWB_OFFER, parts, 4, on_reply, p);
+}
+
+static void offer(struct putting *p) {
+    p->waits = true;
+    p->waiter = (struct cwb_waiter){.on_link = on_link};
+    cwb_peer_await(p->job->bridge, p->job->peer, &p->waiter, p->run ? CWB_RESUME_NS : 0);
+}
+
+/* ---- the array, by a helper: a GPU array comes by way of host memory ---- */
+
+struct opening {
+    struct cwb_work work;
+    struct putting *p; /* NULL: cancelled */
+    struct cwb_bridge *bridge;
+    struct cw_remote remote;
+    cw_array *array;
+};
+
+static void open_array(struct cwb_work *work) {
+    struct opening *o = (struct opening *)work;
+    bool on_gpu = false;
+    int code = cwb_local_open_at(o->bridge, &o->remote, &o->array, &on_gpu);
+    if (code == 0 && on_gpu) {
+        cw_array *source = o->array;
+        o->array = NULL;
+        code = cwb_local_stage(source, o->remote.size_bytes, &o->array);
+    }
+    cwb_work_set(work, code);
+}
+
+static void opened(struct cwb_work *work) {
+    struct opening *o = (struct opening *)work;
+    struct putting *p = o->p;
+    if (!p) {
+        cw_array_close(o->array);
+    } else {
+        p->array = o->array;
+        p->job->on_cancel = cancel;
+        p->job->owner = p;
+        if (work->code) {
+            cw_fail(work->code, "%s", work->detail);
+            finish(p, work->code);
+        } else {
+            offer(p);
+        }
+    }
+    free(o);
+}
+
+static void cancel_opening(struct cwb_job *job) {
+    struct opening *o = job->owner;
+    free(o->p);
+    o->p = NULL;
+}
+
+void cwb_job_put(struct cwb_job *job) {
+    struct putting *p = calloc(1, sizeof *p);
+    struct opening *o = calloc(1, sizeof *o);
+    CW_ASSERT(p && o);
+    p->job = job;
+    *o = (struct opening){.work = {.run = open_array, .done = opened},
+                          .p = p,
+                          .bridge = job->bridge,
+                          .remote = job->remote};
+    job->owner = o;
+    job->on_cancel = cancel_opening;
+    cwb_work_begin(job->bridge->works, &o->work);
+}

@@ -1,0 +1,299 @@
+/*
+ * Replicas: remote arrays in local memory, each under its remote name in the directory, where local
+ * clients find it without asking anybody.
+ *
+ *   OPENING --opened--> MAKING --memory--> TAKING --whole, checked--> HELD --changed, unused, or
+ *      |  (small arrays come with the answer: no TAKING)               |     the peer is away-->
+ * gone
+ *      +--it fails: all jobs are told, gone                            v
+ *
+ * However many clients want one array, it is fetched once: they all wait for the same replica. What
+ * is HELD is what the name means at its owner as far as it can be known: the owner tells of each
+ * change, and while there is no link to it, nothing is HELD. Clients that have opened a replica
+ * keep it in any case. If this process dies, the broker takes all replicas' names away.
+ */
+#include <stdlib.h>
+#include <string.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "broker/bridge/job.h"
+
+#define TRIES        3           /* of an array that is written to, or whose owner starts anew */
+#define LOOK_NS      10000000000 /* between looks at who uses replicas */
+#define UNUSED_LOOKS 6           /* let go after so many looks that found nobody */
+
+struct cwb_replica {
+    struct cwb_waiter waiter; /* first: it is cast back */
+    struct cwb_take take;
+    struct cwb_bridge *bridge;
+    struct cwb_peer *peer;
+    struct cw_name_key key, there;
+    bool held, waits;
+    bool doubtful; /* changed, or the peer was away, while it was being fetched: let go at once */
+    unsigned tries, unused;
+    struct cwb_job *jobs;
+    struct cwb_request *asked;
+    struct cwb_opened opened;
+    uint64_t run;
+    uint8_t meta[CW_META_MAX];
+    uint8_t *inside;
+    cw_array *array;
+    UT_hash_handle hh;
+};
+
+static void begin(struct cwb_replica *replica);
+
+static void replica_free(struct cwb_replica *replica) {
+    HASH_DEL(replica->bridge->replicas, replica);
+    if (replica->waits)
+        cwb_peer_forget(replica->peer, &replica->waiter);
+    if (replica->asked)
+        cwb_request_forget(replica->asked);
+    cwb_take_cancel(&replica->take);
+    cw_array_close(replica->array);
+    free(replica->inside);
+    free(replica);
+}
+
+static void tell_jobs(struct cwb_replica *replica, int status) {
+    struct cwb_job *job;
+    char sentence[CW_DETAIL_MAX];
+    strcpy(sentence, cw_detail());
+    while ((job = replica->jobs)) {
+        replica->jobs = job->next;
+        if (status)
+            cw_fail(status, "%s", sentence);
+        cwb_job_done(job, status, NULL, 0);
+    }
+}
+
+static void fail(struct cwb_replica *replica, int status) {
+    tell_jobs(replica, status);
+    replica_free(replica);
+}
+
+static void let_go(struct cwb_replica *replica) {
+    CW_ASSERT(replica->held && !replica->jobs);
+    /* It may be gone with a remove that was never asked of us; then all is well. */
+    (void)cw_name_key_remove(replica->bridge->client, &replica->key);
+    replica_free(replica);
+}
+
+/* What was being fetched is given up, and fetched again. */
+static void again(struct cwb_replica *replica, int status) {
+    if (++replica->tries >= TRIES) {
+        fail(replica, status == -EAGAIN ? -EREMOTEIO : status);
+        return;
+    }
+    cw_array_close(replica->array);
+    replica->array = NULL;
+    free(replica->inside);
+    replica->inside = NULL;
+    begin(replica);
+}
+
+static void on_put(void *owner, int code) {
+    struct cwb_replica *replica = owner;
+    if (code) {
+        fail(replica, code);
+        return;
+    }
+    cw_array_close(replica->array); /* the name holds it */
+    replica->array = NULL;
+    replica->held = true;
+    tell_jobs(replica, 0);
+}
+
+static void put(struct cwb_replica *replica) {
+    cwb_local_put(replica->bridge, replica->array, replica->key.text, replica->key.length,
+                  replica->meta, replica->opened.meta_bytes, replica->opened.size_bytes,
+                  CW_PUT_REPLACE, on_put, replica);
+}
+
+static void on_taken(struct cwb_take *take, int status) {
+    struct cwb_replica *replica =
+        (struct cwb_replica *)((char *)take - offsetof(struct cwb_replica, take));
+    if (status == 0)
+        put(replica);
+    else if (status == -ESTALE || status == -EAGAIN)
+        again(replica, status);
+    else
+        fail(replica, status);
+}
+
+static void on_array(void *owner, int code, cw_array *array) {
+    struct cwb_replica *replica = owner;
+    if (code) {
+        fail(replica, code);
+        return;
+    }
+    replica->array = array;
+    if (replica->opened.inside) {
+        code = replica->opened.size_bytes
+                   ? cw_array_write(array, 0, replica->inside, replica->opened.size_bytes)
+                   : 0;
+        if (code)
+            fail(replica, code);
+        else
+            put(replica);
+        return;
+    }
+    replica->take = (struct cwb_take){.on_done = on_taken,
+                                      .bridge = replica->bridge,
+                                      .peer = replica->peer,
+                                      .source = replica->opened.source,
+                                      .size_bytes = replica->opened.size_bytes,
+                                      .array = array};
+    cwb_take_begin(&replica->take, replica->run);
+}
+
+static void on_opened(struct cwb_request *request, const struct cwb_frame *frame) {
+    struct cwb_replica *replica = request->owner;
+    replica->asked = NULL;
+    if (!frame) { /* cut: once more, with patience */
+        again(replica, -EREMOTEIO);
+        return;
+    }
+    if (frame->head.status < 0) {
+        cw_fail(frame->head.status, "%.*s", (int)frame->sentence_bytes, frame->sentence);
+        fail(replica, frame->head.status);
+        return;
+    }
+    replica->opened = frame->opened;
+    memcpy(replica->meta, frame->meta, frame->meta_bytes);
+    if (frame->opened.inside) {
+        if (XXH3_64bits(frame->data, frame->opened.size_bytes) != frame->opened.hash) {
+            cw_fail(-EREMOTEIO, "the bytes of the array are not those that %s hashed",
+                    replica->peer->config.name);
+            fail(replica, -EREMOTEIO);
+            return;
+        }
+        replica->inside = malloc(frame->opened.size_bytes + 1);
+        CW_ASSERT(replica->inside);
+        memcpy(replica->inside, frame->data, frame->opened.size_bytes);
+    }
+    cwb_local_new(replica->bridge, frame->opened.size_bytes, on_array, replica);
+}
+
+static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
+    struct cwb_replica *replica = (struct cwb_replica *)waiter;
+    replica->waits = false;
+    if (!link) {
+        fail(replica, -EREMOTEIO);
+        return;
+    }
+    struct cwb_key key = {.key_bytes = replica->there.length, .flags = CWB_WATCH};
+    struct iovec parts[] = {{&key, sizeof key}, {replica->there.text, replica->there.length}};
+    replica->run = replica->peer->run;
+    replica->doubtful = false;
+    replica->asked = cwb_link_ask(link, CWB_OPEN, parts, 2, on_opened, replica);
+}
+
+static void begin(struct cwb_replica *replica) {
+    replica->waits = true;
+    replica->waiter = (struct cwb_waiter){.on_link = on_link};
+    cwb_peer_await(replica->bridge, replica->peer, &replica->waiter,
+                   replica->tries ? CWB_RESUME_NS : 0);
+}
+
+static struct cwb_replica *find(struct cwb_bridge *bridge, const struct cw_name_key *key) {
+    struct cwb_replica *replica;
+    HASH_FIND(hh, bridge->replicas, key->text, key->length, replica);
+    return replica;
+}
+
+static void cancel(struct cwb_job *job) {
+    struct cwb_replica *replica = job->owner;
+    struct cwb_job **at = &replica->jobs;
+    while (*at != job)
+        at = &(*at)->next;
+    *at = job->next; /* it is fetched all the same: it was wanted, and may be again */
+}
+
+void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job) {
+    struct cwb_replica *replica = find(bridge, &job->key);
+    if (replica && replica->held && !replica->doubtful) {
+        cwb_job_done(job, 0, NULL, 0);
+        return;
+    }
+    if (replica && replica->held) {
+        let_go(replica);
+        replica = NULL;
+    }
+    bool fresh = !replica;
+    if (fresh) {
+        replica = calloc(1, sizeof *replica);
+        CW_ASSERT(replica);
+        replica->bridge = bridge;
+        replica->peer = peer;
+        replica->key = job->key;
+        replica->there = job->there;
+        HASH_ADD_KEYPTR(hh, bridge->replicas, replica->key.text, replica->key.length, replica);
+    }
+    job->next = replica->jobs;
+    replica->jobs = job;
+    job->owner = replica;
+    job->on_cancel = cancel;
+    if (fresh)
+        begin(replica);
+}
+
+void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame) {
+    struct cwb_bridge *bridge = NULL;
+    struct cwb_replica *replica, *next;
+    if (!peer->links)
+        return;
+    bridge = peer->links->bridge;
+    HASH_ITER(hh, bridge->replicas, replica, next) {
+        if (replica->peer != peer || replica->there.length != frame->key_bytes ||
+            memcmp(replica->there.text, frame->key, frame->key_bytes) != 0)
+            continue;
+        if (!replica->held)
+            replica->doubtful = true;
+        else if (replica->opened.entry == frame->changed.entry)
+            let_go(replica);
+    }
+}
+
+void cwb_replicas_unlink(struct cwb_bridge *bridge, struct cwb_peer *peer) {
+    struct cwb_replica *replica, *next;
+    HASH_ITER(hh, bridge->replicas, replica, next) {
+        if (replica->peer != peer)
+            continue;
+        if (replica->held)
+            let_go(replica);
+        else
+            replica->doubtful = true;
+    }
+}
+
+int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
+    static int64_t looked_ns;
+    struct cwb_replica *replica, *next;
+    bool look = bridge->now_ns - looked_ns >= LOOK_NS;
+    if (!bridge->replicas)
+        return INT64_MAX;
+    if (look)
+        looked_ns = bridge->now_ns;
+    HASH_ITER(hh, bridge->replicas, replica, next) {
+        uint32_t holders = 1;
+        if (!replica->held)
+            continue;
+        if (look && cw_name_key_holders(bridge->client, &replica->key, &holders) != 0)
+            holders = 1;
+        if (look)
+            replica->unused = holders ? 0 : replica->unused + 1;
+        if (replica->doubtful || replica->unused >= UNUSED_LOOKS)
+            let_go(replica);
+    }
+    return looked_ns + LOOK_NS;
+}
+
+void cwb_replicas_deinit(struct cwb_bridge *bridge) {
+    struct cwb_replica *replica, *next;
+    HASH_ITER(hh, bridge->replicas, replica, next) {
+        replica->jobs = NULL;
+        replica_free(replica);
+    }
+}

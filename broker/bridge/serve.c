@@ -1,0 +1,420 @@
+/*
+ * What peers ask of this node: see parts.h. Every request is looked at here for whether its sender
+ * may make it. Who may not read a name hears what it would hear if there were none; names are read
+ * in the directory, which asks nobody.
+ *
+ * What is answered later (a served request) is kept by its link until then; a link that ends takes
+ * the answers' way, not the work.
+ */
+#include <stdlib.h>
+#include <string.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+#include <utlist.h>
+
+#include "broker/bridge/parts.h"
+#include "ipc/name_key.h"
+
+#define WATCHES_MAX 65536u /* of one peer */
+
+struct cwb_watched { /* tell this peer when the name means something else */
+    struct cwb_peer *peer;
+    uint64_t entry;
+    struct cw_name_key key;
+    struct cwb_watched *next, *prev;
+};
+
+/* ---- requests that are answered later ---- */
+
+struct cwb_served *cwb_served_new(struct cwb_link *link, const struct cwb_frame *frame) {
+    struct cwb_served *served = calloc(1, sizeof *served);
+    CW_ASSERT(served);
+    served->id = frame->head.id;
+    served->op = frame->head.op;
+    served->link = link;
+    HASH_ADD(hh, link->served, id, sizeof served->id, served);
+    link->served_count++;
+    link->wait_count += served->op == CWB_WAIT;
+    return served;
+}
+
+static void leave_link(struct cwb_served *served) {
+    if (!served->link)
+        return;
+    HASH_DEL(served->link->served, served);
+    served->link->served_count--;
+    served->link->wait_count -= served->op == CWB_WAIT;
+    served->link = NULL;
+}
+
+void cwb_served_reply(struct cwb_served *served, int status, const struct iovec *parts,
+                      uint32_t count) {
+    struct cwb_link *link = served->link;
+    leave_link(served);
+    if (link)
+        cwb_link_reply(link, served->op, served->id, status, cw_detail(), parts, count);
+    free(served);
+}
+
+void cwb_serve_end(struct cwb_link *link) {
+    struct cwb_served *served, *next;
+    HASH_ITER(hh, link->served, served, next) {
+        leave_link(served);
+        if (served->on_cancel)
+            served->on_cancel(served);
+    }
+}
+
+static void serve_cancel(struct cwb_link *link, const struct cwb_frame *frame) {
+    struct cwb_served *served;
+    HASH_FIND(hh, link->served, &frame->cancel.id, sizeof frame->cancel.id, served);
+    if (!served || !served->on_cancel)
+        return; /* it was answered already, or its answer is on its way */
+    void (*on_cancel)(struct cwb_served *) = served->on_cancel;
+    leave_link(served);
+    cw_fail(-ECANCELED, "cancelled");
+    cwb_link_reply(link, served->op, frame->cancel.id, -ECANCELED, cw_detail(), NULL, 0);
+    on_cancel(served);
+}
+
+/* ---- who may ---- */
+
+struct subject { /* a key, and its name as text */
+    struct cw_name_key key;
+    char name[CW_KEY_MAX + 1];
+};
+
+static void subject_of(const char *key, uint32_t key_bytes, struct subject *out) {
+    memcpy(out->key.text, key, key_bytes);
+    out->key.length = key_bytes;
+    memcpy(out->name, key, key_bytes);
+    out->name[key_bytes] = 0;
+    size_t at = strlen(out->name) + 1;
+    memmove(out->name, out->name + at, key_bytes + 1 - at);
+}
+
+static bool may_read(const struct cwb_peer *peer, const char *name, const struct cw_entry *entry) {
+    return (entry->flags & CW_ENTRY_REMOTE_READ) || cwb_patterns_match(&peer->config.read, name);
+}
+
+static int not_there(const char *name) {
+    return cw_fail(-ENOENT, "no array has the name \"%s\" there, or it may not be read from here",
+                   name);
+}
+
+static int may_not_write(const struct cwb_link *link, const char *name) {
+    return cw_fail(-EREMOTEIO,
+                   "the node %s does not let this one write \"%s\": its file of peers has no such "
+                   "\"write\" pattern",
+                   link->bridge->node, name);
+}
+
+bool cwb_may_write(const struct cwb_link *link, const char *key, uint32_t key_bytes) {
+    struct subject subject;
+    subject_of(key, key_bytes, &subject);
+    if (cwb_patterns_match(&link->peer->config.write, subject.name))
+        return true;
+    may_not_write(link, subject.name);
+    return false;
+}
+
+/* The record under a key, if this peer may read it. */
+static int look(struct cwb_bridge *bridge, const struct cwb_peer *peer,
+                const struct subject *subject, struct cw_found *found) {
+    int code = cw_name_key_find(bridge->client, &subject->key, found);
+    if (code == -ENOENT || (code == 0 && !may_read(peer, subject->name, &found->entry)))
+        return not_there(subject->name);
+    return code;
+}
+
+/* ---- OPEN ---- */
+
+static void watch(struct cwb_link *link, const struct subject *subject, uint64_t entry) {
+    struct cwb_watched *watched;
+    uint32_t count = 0;
+    DL_FOREACH(link->bridge->watched, watched) {
+        if (watched->peer != link->peer)
+            continue;
+        if (watched->entry == entry)
+            return;
+        count++;
+    }
+    if (count >= WATCHES_MAX) { /* the oldest is told as if it had changed: it is fetched again */
+        DL_FOREACH(link->bridge->watched, watched) {
+            if (watched->peer == link->peer)
+                break;
+        }
+        watched->entry = 0;
+        cwb_serve_changes(link->bridge);
+    }
+    watched = calloc(1, sizeof *watched);
+    CW_ASSERT(watched);
+    *watched = (struct cwb_watched){.peer = link->peer, .entry = entry, .key = subject->key};
+    DL_APPEND(link->bridge->watched, watched);
+    cwb_jobs_watch(link->bridge);
+}
+
+/* Answers with the bytes of an array: inside, or as a source. array is taken over; array NULL:
+ * bytes is malloced and taken over. */
+static void answer_opened(struct cwb_served *served, const struct cw_found *found, cw_array *array,
+                          uint8_t *bytes, uint64_t size_bytes) {
+    struct cwb_link *link = served->link;
+    struct cwb_opened opened = {.size_bytes = size_bytes};
+    struct cwb_source *source;
+    uint8_t inside[CWB_INLINE_MAX];
+    int code = link ? 0 : -ECONNRESET;
+    if (found && link) {
+        opened.instance = cw_client_instance(link->bridge->client);
+        opened.entry = found->entry.id;
+        opened.meta_bytes = found->entry.meta_bytes;
+    }
+    struct iovec parts[] = {{&opened, sizeof opened},
+                            {found ? (void *)(uintptr_t)found->meta : NULL, opened.meta_bytes},
+                            {inside, 0}};
+    if (code == 0 && size_bytes <= CWB_INLINE_MAX) {
+        opened.inside = 1;
+        if (size_bytes)
+            memcpy(inside, bytes, size_bytes); /* first: somebody may be writing */
+        opened.hash = XXH3_64bits(inside, size_bytes);
+        parts[2].iov_len = size_bytes;
+    } else if (code == 0) {
+        code = cwb_source_new(link->bridge, link->peer, array, bytes, size_bytes, false, &source);
+        if (code == 0) {
+            opened.source = cwb_source_id(source);
+            array = NULL;
+            bytes = NULL;
+        }
+    }
+    if (array)
+        cw_array_close(array);
+    else
+        free(bytes);
+    cwb_served_reply(served, code, parts, 3);
+}
+
+/* An array that lies on a GPU: its bytes by way of host memory, by a helper. */
+struct staging {
+    struct cwb_work work;
+    struct cwb_served *served;
+    struct cw_found found;
+    cw_array *array; /* first the one on the GPU, then the one in host memory */
+};
+
+static void stage(struct cwb_work *work) {
+    struct staging *s = (struct staging *)work;
+    cwb_work_set(work, cwb_local_stage(s->array, s->found.entry.size_bytes, &s->array));
+}
+
+static void staged(struct cwb_work *work) {
+    struct staging *s = (struct staging *)work;
+    if (work->code) {
+        cw_fail(work->code, "%s", work->detail);
+        cwb_served_reply(s->served, work->code, NULL, 0);
+    } else {
+        answer_opened(s->served, &s->found, s->array, cw_array_lowest(s->array),
+                      s->found.entry.size_bytes);
+    }
+    free(s);
+}
+
+static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
+    struct cwb_bridge *bridge = link->bridge;
+    struct cwb_served *served = cwb_served_new(link, frame);
+    struct subject subject;
+    struct cw_found found;
+    cw_array *array = NULL;
+    bool on_gpu = false;
+    subject_of(frame->key, frame->key_bytes, &subject);
+    int code = look(bridge, link->peer, &subject, &found);
+    if (code == 0)
+        code = cwb_local_open(bridge, &subject.key, &found, &array, &on_gpu);
+    if (code == 0 && !may_read(link->peer, subject.name, &found.entry)) {
+        cw_array_close(array); /* it was replaced in between */
+        code = -ENOENT;
+    }
+    if (code == -ENOENT)
+        not_there(subject.name);
+    if (code) {
+        cwb_served_reply(served, code, NULL, 0);
+        return;
+    }
+    if (frame->open.flags & CWB_WATCH)
+        watch(link, &subject, found.entry.id);
+    if (!on_gpu || found.entry.size_bytes == 0) {
+        answer_opened(served, &found, array, cw_array_lowest(array), found.entry.size_bytes);
+        return;
+    }
+    struct staging *s = calloc(1, sizeof *s);
+    CW_ASSERT(s);
+    *s = (struct staging){
+        .work = {.run = stage, .done = staged}, .served = served, .found = found, .array = array};
+    cwb_work_begin(bridge->works, &s->work);
+}
+
+/* ---- NAMES, REMOVE, WAIT ---- */
+
+static void serve_names(struct cwb_link *link, const struct cwb_frame *frame) {
+    struct cwb_served *served = cwb_served_new(link, frame);
+    struct subject prefix, subject;
+    struct cw_found found;
+    char *names = NULL;
+    uint64_t count = 0, kept = 0;
+    subject_of(frame->key, frame->key_bytes, &prefix);
+    int code = cw_name_key_list(link->bridge->client, &prefix.key, &names, &count);
+    if (code) {
+        cwb_served_reply(served, code, NULL, 0);
+        return;
+    }
+    subject.key = prefix.key;
+    size_t space = strlen(prefix.key.text) + 1;
+    for (char *at = names, *next; count; count--, at = next) {
+        size_t length = strlen(at) + 1;
+        next = at + length;
+        memcpy(subject.key.text + space, at, length - 1);
+        subject.key.length = (uint32_t)(space + length - 1);
+        memcpy(subject.name, at, length);
+        if (look(link->bridge, link->peer, &subject, &found) != 0)
+            continue;
+        memmove(names + kept, at, length);
+        kept += length;
+    }
+    answer_opened(served, NULL, NULL, (uint8_t *)names, kept);
+}
+
+static void serve_remove(struct cwb_link *link, const struct cwb_frame *frame) {
+    struct subject subject;
+    subject_of(frame->key, frame->key_bytes, &subject);
+    int code = 0;
+    if (!cwb_may_write(link, frame->key, frame->key_bytes))
+        code = -EREMOTEIO;
+    else
+        code = cw_name_key_remove(link->bridge->client, &subject.key);
+    if (code == -ENOENT)
+        not_there(subject.name);
+    cwb_link_reply(link, CWB_REMOVE, frame->head.id, code, cw_detail(), NULL, 0);
+}
+
+struct waiting {
+    struct cwb_bridge *bridge;
+    struct cwb_peer *peer;
+    struct subject subject;
+};
+
+static void wait_ends(struct cwb_bridge *bridge, struct cwb_served *served) {
+    LL_DELETE(bridge->waits, served);
+    free(served->owner);
+}
+
+static void cancel_wait(struct cwb_served *served) {
+    wait_ends(((struct waiting *)served->owner)->bridge, served);
+    free(served);
+}
+
+static void serve_wait(struct cwb_link *link, const struct cwb_frame *frame) {
+    struct cwb_served *served = cwb_served_new(link, frame);
+    struct waiting *waiting = calloc(1, sizeof *waiting);
+    struct cw_found found;
+    CW_ASSERT(waiting);
+    waiting->peer = link->peer;
+    subject_of(frame->key, frame->key_bytes, &waiting->subject);
+    if (look(link->bridge, link->peer, &waiting->subject, &found) == 0) {
+        free(waiting);
+        cwb_served_reply(served, 0, NULL, 0);
+        return;
+    }
+    waiting->bridge = link->bridge;
+    served->owner = waiting;
+    served->on_cancel = cancel_wait;
+    LL_PREPEND(link->bridge->waits, served);
+    cwb_jobs_watch(link->bridge);
+}
+
+/* ---- changes ---- */
+
+static void tell_changed(struct cwb_bridge *bridge, struct cwb_watched *watched) {
+    struct cwb_link *link = cwb_peer_link(watched->peer);
+    struct cwb_changed changed = {.instance = cw_client_instance(bridge->client),
+                                  .entry = watched->entry,
+                                  .key_bytes = watched->key.length};
+    struct iovec parts[] = {{&changed, sizeof changed}, {watched->key.text, watched->key.length}};
+    if (link)
+        cwb_link_say(link, CWB_CHANGED, parts, 2);
+    DL_DELETE(bridge->watched, watched);
+    free(watched);
+}
+
+void cwb_serve_changes(struct cwb_bridge *bridge) {
+    struct cwb_watched *watched, *next;
+    struct cwb_served *served, *following;
+    struct cw_found found;
+    DL_FOREACH_SAFE(bridge->watched, watched, next) {
+        /* Whose links all ended forgot its replicas. */
+        if (cwb_peer_link(watched->peer) &&
+            cw_name_key_find(bridge->client, &watched->key, &found) == 0 &&
+            found.entry.id == watched->entry)
+            continue;
+        tell_changed(bridge, watched);
+    }
+    LL_FOREACH_SAFE(bridge->waits, served, following) {
+        struct waiting *waiting = served->owner;
+        if (look(bridge, waiting->peer, &waiting->subject, &found) != 0)
+            continue;
+        wait_ends(bridge, served);
+        cwb_served_reply(served, 0, NULL, 0);
+    }
+}
+
+bool cwb_serve_watches(const struct cwb_bridge *bridge) {
+    return bridge->watched || bridge->waits;
+}
+
+void cwb_serve_deinit(struct cwb_bridge *bridge) {
+    struct cwb_watched *watched, *next;
+    DL_FOREACH_SAFE(bridge->watched, watched, next) {
+        DL_DELETE(bridge->watched, watched);
+        free(watched);
+    }
+}
+
+int cwb_serve(struct cwb_link *link, const struct cwb_frame *frame) {
+    if (link->served_count - link->wait_count + link->piece_count >=
+            CWB_REQUESTS_MAX + CWB_REQUESTS_SPARE ||
+        link->wait_count >= CWB_WAITS_MAX)
+        return cw_fail(-EPROTO, "more than %u requests, or %u waits, at once", CWB_REQUESTS_MAX,
+                       CWB_WAITS_MAX);
+    struct cwb_served *known;
+    HASH_FIND(hh, link->served, &frame->head.id, sizeof frame->head.id, known);
+    if (known)
+        return cw_fail(-EPROTO, "a request with the id of another that is under way");
+    switch (frame->head.op) {
+    case CWB_PING:
+        cwb_link_reply(link, CWB_PING, frame->head.id, 0, NULL, NULL, 0);
+        return 0;
+    case CWB_OPEN:
+        serve_open(link, frame);
+        return 0;
+    case CWB_READ:
+        return cwb_source_serve_read(link, frame);
+    case CWB_CLOSE:
+        return cwb_source_serve_close(link, frame);
+    case CWB_OFFER:
+        return cwb_offered_serve(link, frame);
+    case CWB_WAIT:
+        serve_wait(link, frame);
+        return 0;
+    case CWB_NAMES:
+        serve_names(link, frame);
+        return 0;
+    case CWB_REMOVE:
+        serve_remove(link, frame);
+        return 0;
+    case CWB_CANCEL:
+        serve_cancel(link, frame);
+        return 0;
+    case CWB_CHANGED:
+        cwb_replica_changed(link->peer, frame);
+        return 0;
+    default: /* frame.c lets no other through */
+        return cw_fail(-EPROTO, "op %u", frame->head.op);
+    }
+}

@@ -1,0 +1,413 @@
+/*
+ * Remote: see remote.h. The loop's thread owns all. What a client wants is handed on unread: the
+ * bridge looks at it as it looks at what comes from other nodes.
+ */
+#include "broker/remote.h"
+
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "broker/broker.h"
+#include "broker/log.h"
+#include "broker/loop.h"
+#include "broker/monitor.h"
+#include "broker/names.h"
+#include "broker/session.h"
+#include "broker/spawn.h"
+
+#define PROGRAM      "causeway-bridge"
+#define BRIDGE_TRIES 8u /* deaths of bridges in one job */
+#define STARTS_MOST  3u
+#define PAUSE_NS     500000000ll /* doubled with each start in a row that came to nothing */
+#define PAUSE_MAX_NS 30000000000
+
+extern char **environ;
+
+struct cwd_remote_job {
+    uint64_t number;
+    struct cwd_session *client; /* NULL: nobody waits for it */
+    uint64_t request;
+    bool given;
+    unsigned tries;
+    uint32_t body_bytes; /* of the request; once answered: of the reply */
+    uint8_t *body;
+    int status;
+    struct cwd_remote_job *prev, *next; /* in broker.remote.jobs, or in the client's answers */
+};
+
+void cwd_remote_init(struct cwd_broker *b) {
+    b->remote.pidfd = -1;
+}
+
+int cwd_remote_option(struct cwd_remote_options *options, const char *option, const char *value,
+                      const char *where) {
+    if (options->count + 2 > 2 * CWD_REMOTE_OPTIONS_MAX)
+        return cw_fail(-EINVAL, "%.300s: more than %u addresses and peers", where,
+                       CWD_REMOTE_OPTIONS_MAX);
+    char *first = strdup(option), *second = strdup(value);
+    CW_ASSERT(first && second);
+    options->words[options->count++] = first;
+    options->words[options->count++] = second;
+    return 0;
+}
+
+bool cwd_remote_is(const struct cwd_broker *b, const struct cwd_session *session) {
+    return session && session == b->remote.session;
+}
+
+/* ---- answers ---- */
+
+static void job_free(struct cwd_broker *b, struct cwd_remote_job *job) {
+    if (job->client) {
+        job->client->remotes--;
+        job->client->changed = true;
+    }
+    (void)b;
+    free(job->body);
+    free(job);
+}
+
+/* Out of the list, and to who asked. */
+static void answer(struct cwd_broker *b, struct cwd_remote_job *job, int status, const void *body,
+                   uint32_t body_bytes) {
+    DL_DELETE(b->remote.jobs, job);
+    if (!job->client) {
+        job_free(b, job);
+        return;
+    }
+    free(job->body);
+    job->body = malloc(body_bytes + 1);
+    CW_ASSERT(job->body);
+    memcpy(job->body, body, body_bytes);
+    job->body_bytes = body_bytes;
+    job->status = status;
+    DL_APPEND(job->client->remote_answers, job);
+    (void)cwd_remote_flush(b, job->client);
+}
+
+bool cwd_remote_flush(struct cwd_broker *b, struct cwd_session *client) {
+    bool worked = false;
+    while (client->remote_answers && client->state == CWD_OPEN && cwd_session_has_room(client)) {
+        struct cwd_remote_job *job = client->remote_answers;
+        DL_DELETE(client->remote_answers, job);
+        cwd_session_reply(b, client, CW_OP_REMOTE, job->request, job->status, job->body,
+                          job->body_bytes);
+        job_free(b, job);
+        worked = true;
+    }
+    return worked;
+}
+
+/* All that wait fail with this thread's last sentence. */
+static void fail_waiting(struct cwd_broker *b) {
+    struct cwd_remote_job *job, *next;
+    char sentence[CW_DETAIL_MAX];
+    strcpy(sentence, cw_detail());
+    DL_FOREACH_SAFE(b->remote.jobs, job, next) {
+        if (!job->given)
+            answer(b, job, -EREMOTEIO, sentence, (uint32_t)strlen(sentence));
+    }
+}
+
+/* ---- the bridge ---- */
+
+static int start(struct cwd_broker *b) {
+    struct cwd_remote *remote = &b->remote;
+    char path[PATH_MAX], parent[16];
+    char *argv[8 + 2 * CWD_REMOTE_OPTIONS_MAX] = {(char[]){PROGRAM},    (char[]){"run"},
+                                                  (char[]){"--socket"}, b->address.socket_path,
+                                                  (char[]){"--parent"}, parent};
+    if (remote->starts >= STARTS_MOST && remote->jobs)
+        return cw_fail(-EREMOTEIO,
+                       "%s ended %u times before it was ready: the broker's log says why", PROGRAM,
+                       remote->starts);
+    if (cwd_spawn_find(PROGRAM, "CAUSEWAY_BRIDGE", path) != 0)
+        return cw_fail(
+            -EREMOTEIO,
+            "other nodes are reached by the program " PROGRAM ", and %.300s cannot be "
+            "run: %m; it is built where the headers of liburing and OpenSSL are, or name "
+            "it in CAUSEWAY_BRIDGE where the broker is started",
+            path);
+    snprintf(parent, sizeof parent, "%d", (int)getpid());
+    for (uint32_t i = 0; i < remote->options.count; i++)
+        argv[6 + i] = remote->options.words[i];
+    int code = cwd_spawn(path, argv, environ, &remote->pid, &remote->pidfd);
+    if (code == 0) {
+        code = cwd_loop_add(b, remote->pidfd, CWD_EVENT_BRIDGE, 0, EPOLLIN);
+        if (code) {
+            kill(remote->pid, SIGKILL);
+            waitpid(remote->pid, NULL, 0);
+            close(remote->pidfd);
+        }
+    }
+    if (code) {
+        remote->pid = 0;
+        remote->pidfd = -1;
+        return code;
+    }
+    remote->starts++;
+    b->fds++;
+    cwd_log("started %s, pid %d", path, (int)remote->pid);
+    return 0;
+}
+
+/* Gives the bridge what it is to know next: a job that nobody wants any more, or one that waits. */
+static void hand_out(struct cwd_broker *b) {
+    struct cwd_remote *remote = &b->remote;
+    struct cwd_remote_job *job;
+    uint8_t body[sizeof(struct cw_remote_job) + CW_MESSAGE_MAX];
+    if (!remote->session || !remote->next_request)
+        return;
+    DL_FOREACH(remote->jobs, job) {
+        if (!job->given || !job->client)
+            break;
+    }
+    if (!job)
+        return;
+    struct cw_remote_job head = {
+        .job = job->number, .session = job->client ? job->client->id : 0, .cancelled = job->given};
+    uint32_t body_bytes = job->given ? 0 : job->body_bytes;
+    if (!cw_ring_has_room(&remote->session->replies,
+                          (uint32_t)(sizeof(struct cw_message) + sizeof head) + body_bytes)) {
+        cwd_session_drop(b, remote->session, "the bridge does not read its replies");
+        return;
+    }
+    memcpy(body, &head, sizeof head);
+    memcpy(body + sizeof head, job->body, body_bytes);
+    uint64_t request = remote->next_request;
+    remote->next_request = 0;
+    cwd_session_reply(b, remote->session, CW_OP_REMOTE_NEXT, request, 0, body,
+                      (uint32_t)sizeof head + body_bytes);
+    if (job->given)
+        answer(b, job, -ECANCELED, "", 0); /* the bridge knows: it is gone */
+    else
+        job->given = true;
+}
+
+int64_t cwd_remote_serve(struct cwd_broker *b) {
+    struct cwd_remote *remote = &b->remote;
+    bool wanted = remote->options.count > 0;
+    if (b->stopping || (!wanted && !remote->jobs))
+        return INT64_MAX;
+    if (!remote->pid && !remote->session) {
+        if (!remote->jobs && b->now_ns < remote->start_after_ns)
+            return remote->start_after_ns;
+        int code = start(b);
+        int64_t pause_ns = PAUSE_NS << (remote->starts < 8 ? remote->starts : 8);
+        remote->start_after_ns = b->now_ns + (pause_ns < PAUSE_MAX_NS ? pause_ns : PAUSE_MAX_NS);
+        if (code) {
+            cwd_log("%s", cw_detail());
+            fail_waiting(b);
+            remote->starts = remote->jobs ? 0 : remote->starts + 1;
+        }
+    }
+    hand_out(b);
+    return INT64_MAX;
+}
+
+static int only_bridge(struct cwd_broker *b, const struct cwd_session *session) {
+    struct cwd_remote *remote = &b->remote;
+    if (remote->pid && remote->pid == session->pid &&
+        (!remote->session || remote->session == session))
+        return 0;
+    return cw_fail(-EPERM, "this is for the bridge that this broker started (pid %d)",
+                   (int)remote->pid);
+}
+
+int cwd_remote_next(struct cwd_broker *b, struct cwd_session *session, uint64_t request) {
+    int code = only_bridge(b, session);
+    if (code)
+        return code;
+    if (b->remote.next_request)
+        return cw_fail(-EDQUOT, "a bridge asks for one job at a time");
+    b->remote.session = session;
+    b->remote.starts = 0;
+    b->remote.next_request = request;
+    hand_out(b);
+    return 0;
+}
+
+static void tell_changes(struct cwd_broker *b) {
+    struct cwd_remote *remote = &b->remote;
+    struct cw_changes changes = {.seen = CW_LOAD(D8, &b->root->directory.changes, relaxed)};
+    uint64_t request = remote->changes_request;
+    if (!request || changes.seen == remote->changes_seen || !remote->session ||
+        !cwd_session_has_room(remote->session))
+        return;
+    remote->changes_request = 0;
+    cwd_session_reply(b, remote->session, CW_OP_CHANGES, request, 0, &changes, sizeof changes);
+}
+
+int cwd_remote_changes(struct cwd_broker *b, struct cwd_session *session, uint64_t request,
+                       const struct cw_changes *changes) {
+    int code = only_bridge(b, session);
+    if (code)
+        return code;
+    if (b->remote.changes_request)
+        return cw_fail(-EDQUOT, "a bridge asks for changes once at a time");
+    b->remote.session = session;
+    b->remote.changes_request = request;
+    b->remote.changes_seen = changes->seen;
+    tell_changes(b);
+    return 0;
+}
+
+void cwd_remote_changed(struct cwd_broker *b) {
+    if (b->remote.changes_request)
+        tell_changes(b);
+}
+
+/* ---- jobs ---- */
+
+int cwd_remote_begin(struct cwd_broker *b, struct cwd_session *client, uint64_t request,
+                     const void *body, uint32_t body_bytes) {
+    if (client->remotes >= CWD_LIMIT(b, max_client_waits))
+        return cwd_limit_refuse(b, CW_LIMIT_max_client_waits,
+                                "one more request to other nodes than the %u of this client was "
+                                "asked for",
+                                client->remotes);
+    struct cwd_remote_job *job = calloc(1, sizeof *job);
+    CW_ASSERT(job);
+    job->body = malloc(body_bytes + 1);
+    CW_ASSERT(job->body);
+    memcpy(job->body, body, body_bytes);
+    job->body_bytes = body_bytes;
+    job->number = ++b->remote.next_job;
+    job->client = client;
+    job->request = request;
+    client->remotes++;
+    client->changed = true;
+    DL_APPEND(b->remote.jobs, job);
+    (void)cwd_remote_serve(b);
+    return 0;
+}
+
+/* Nobody waits for it any more. */
+static void abandon(struct cwd_broker *b, struct cwd_remote_job *job) {
+    if (job->client)
+        job->client->remotes--;
+    job->client = NULL;
+    if (job->given)
+        hand_out(b);
+    else
+        answer(b, job, -ECANCELED, "", 0);
+}
+
+void cwd_remote_cancel(struct cwd_broker *b, struct cwd_session *session, uint64_t request) {
+    static const char cancelled[] = "cancelled";
+    struct cwd_remote *remote = &b->remote;
+    struct cwd_remote_job *job, *next;
+    if (session == remote->session &&
+        (request == remote->next_request || request == remote->changes_request)) {
+        bool is_next = request == remote->next_request;
+        *(is_next ? &remote->next_request : &remote->changes_request) = 0;
+        cwd_session_reply(b, session, is_next ? CW_OP_REMOTE_NEXT : CW_OP_CHANGES, request,
+                          -ECANCELED, cancelled, sizeof cancelled - 1);
+        return;
+    }
+    DL_FOREACH_SAFE(remote->jobs, job, next) {
+        if (job->client != session || job->request != request)
+            continue;
+        cwd_session_reply(b, session, CW_OP_REMOTE, request, -ECANCELED, cancelled,
+                          sizeof cancelled - 1);
+        abandon(b, job);
+        return;
+    }
+}
+
+int cwd_remote_done(struct cwd_broker *b, struct cwd_session *session,
+                    const struct cw_remote_end *end, const void *body, uint32_t body_bytes) {
+    struct cwd_remote_job *job;
+    if (session != b->remote.session || end->status > 0 || end->status < -4095 || end->reserved)
+        return -EBADMSG;
+    DL_FOREACH(b->remote.jobs, job) {
+        if (job->number == end->job && job->given) {
+            answer(b, job, end->status, body, body_bytes);
+            return 0;
+        }
+    }
+    return 0;
+}
+
+/* ---- the end ---- */
+
+/* The bridge is gone for good: what it had waits for the next one. */
+static void settle(struct cwd_broker *b) {
+    struct cwd_remote *remote = &b->remote;
+    struct cwd_remote_job *job, *next;
+    if (remote->pid || remote->session)
+        return;
+    DL_FOREACH_SAFE(remote->jobs, job, next) {
+        char sentence[160];
+        if (!job->given)
+            continue;
+        job->given = false;
+        if (job->client && ++job->tries < BRIDGE_TRIES)
+            continue;
+        snprintf(sentence, sizeof sentence,
+                 PROGRAM " died %u times with this request: the broker's log says how", job->tries);
+        answer(b, job, -EREMOTEIO, sentence, (uint32_t)strlen(sentence));
+    }
+    (void)cwd_remote_serve(b);
+}
+
+void cwd_remote_on_exit(struct cwd_broker *b) {
+    struct cwd_remote *remote = &b->remote;
+    int status;
+    if (!remote->pid || waitpid(remote->pid, &status, WNOHANG) != remote->pid)
+        return;
+    if (WIFSIGNALED(status))
+        cwd_log(PROGRAM " (pid %d) was killed by signal %d", (int)remote->pid, WTERMSIG(status));
+    else
+        cwd_log(PROGRAM " (pid %d) ended with exit code %d", (int)remote->pid, WEXITSTATUS(status));
+    cwd_loop_remove(b, remote->pidfd);
+    close(remote->pidfd);
+    b->fds--;
+    remote->pidfd = -1;
+    remote->pid = 0;
+    settle(b);
+}
+
+void cwd_remote_forget(struct cwd_broker *b, struct cwd_session *session) {
+    struct cwd_remote_job *job, *next;
+    while (session->remote_answers) {
+        job = session->remote_answers;
+        DL_DELETE(session->remote_answers, job);
+        job_free(b, job);
+    }
+    DL_FOREACH_SAFE(b->remote.jobs, job, next) {
+        if (job->client == session)
+            abandon(b, job);
+    }
+    if (session != b->remote.session)
+        return;
+    b->remote.session = NULL;
+    b->remote.next_request = b->remote.changes_request = 0;
+    cwd_names_end_replicas(b);
+    if (!b->stopping)
+        settle(b);
+}
+
+void cwd_remote_deinit(struct cwd_broker *b) {
+    struct cwd_remote *remote = &b->remote;
+    struct cwd_remote_job *job, *next;
+    DL_FOREACH_SAFE(remote->jobs, job, next) {
+        if (job->client)
+            job->client->remotes--;
+        job->client = NULL;
+        answer(b, job, -ECANCELED, "", 0);
+    }
+    if (remote->pidfd >= 0) {
+        kill(remote->pid, SIGTERM);
+        close(remote->pidfd);
+    }
+    remote->pidfd = -1;
+    while (remote->options.count)
+        free(remote->options.words[--remote->options.count]);
+}

@@ -1,0 +1,62 @@
+/*
+ * Spawning: see spawn.h. One posix_spawn, which takes as long as an exec does.
+ */
+#include "broker/spawn.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "broker/log.h"
+#include "shm/error.h"
+
+int cwd_spawn_find(const char *program, const char *variable, char *path) {
+    const char *given = getenv(variable);
+    if (given && *given) {
+        if (snprintf(path, PATH_MAX, "%s", given) >= PATH_MAX)
+            return -ENAMETOOLONG;
+    } else {
+        ssize_t length = readlink("/proc/self/exe", path, PATH_MAX - NAME_MAX - 1);
+        path[length > 0 ? length : 0] = 0;
+        char *slash = strrchr(path, '/');
+        if (slash)
+            snprintf(slash + 1, NAME_MAX, "%s", program);
+    }
+    return access(path, X_OK) == 0 ? 0 : -ENOENT;
+}
+
+int cwd_spawn(const char *path, char *const argv[], char *const environment[], pid_t *pid,
+              int *pidfd) {
+    posix_spawn_file_actions_t files;
+    posix_spawnattr_t how;
+    sigset_t none, all;
+    sigemptyset(&none);
+    sigfillset(&all);
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_adddup2(&files, cwd_log_fd(), STDERR_FILENO);
+    posix_spawn_file_actions_adddup2(&files, STDERR_FILENO, STDOUT_FILENO);
+    posix_spawnattr_init(&how);
+    posix_spawnattr_setflags(&how, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    posix_spawnattr_setsigmask(&how, &none);
+    posix_spawnattr_setsigdefault(&how, &all);
+    int error = posix_spawn(pid, path, &files, &how, argv, environment);
+    posix_spawnattr_destroy(&how);
+    posix_spawn_file_actions_destroy(&files);
+    if (error)
+        return cw_fail(-ENOENT, "starting %.300s failed: %s", path, strerror(error));
+    *pidfd = (int)syscall(SYS_pidfd_open, *pid, 0);
+    if (*pidfd >= 0)
+        return 0;
+    int code = cw_fail(-EDQUOT, "no descriptor is left to watch %.300s with: %m", path);
+    kill(*pid, SIGKILL);
+    waitpid(*pid, NULL, 0);
+    return code;
+}

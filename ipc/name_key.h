@@ -1,0 +1,37 @@
+/*
+ * Keys: a namespace, NUL and a name, as the directory has them; for those who name arrays of other
+ * namespaces than their client's own (the bridge). names.c has the functions.
+ */
+#ifndef CW_IPC_NAME_KEY_H
+#define CW_IPC_NAME_KEY_H
+
+#include "ipc/client.h"
+
+struct cw_name_key {
+    uint32_t length;
+    char text[CW_KEY_MAX]; /* not terminated */
+};
+
+/* The array under a key, and its record. Asks nobody when its slab is mapped. -ENOENT (without a
+ * sentence), -ECONNRESET. */
+int cw_name_key_get(cw_client *client, const struct cw_name_key *key, uint32_t flags,
+                    struct cw_found *found, cw_array **out);
+/* The record alone. Asks nobody. -ENOENT (without a sentence), -ECONNRESET. */
+int cw_name_key_find(cw_client *client, const struct cw_name_key *key, struct cw_found *found);
+/* The lowest byte of an array in host memory. */
+uint8_t *cw_array_lowest(const cw_array *array);
+/* How many clients hold a lease on it. -ENOENT, -ESTALE: it went meanwhile. */
+int cw_name_key_holders(cw_client *client, const struct cw_name_key *key, uint32_t *holders);
+/* As cw_array_put(); the array is usable, and the key is checked by the broker. */
+int cw_name_key_put(cw_array *array, const struct cw_name_key *key, uint32_t flags,
+                    const cw_layout *layout, uint64_t offset_bytes);
+/* -ENOENT. */
+int cw_name_key_remove(cw_client *client, const struct cw_name_key *key);
+/* All names whose key begins with prefix, as cw_names(). */
+int cw_name_key_list(cw_client *client, const struct cw_name_key *prefix, char **names,
+                     uint64_t *count);
+/* The layout to be put, and where its lowest byte lies within the array. */
+int cw_put_view(const cw_array *array, const cw_layout *layout, uint64_t offset_bytes,
+                struct cw_shape *shape, uint64_t *low_bytes);
+
+#endif

@@ -1,0 +1,159 @@
+/*
+ * Names of other nodes: see remote.h.
+ *
+ * Each call is one long request to the broker, which hands it to the bridge. Any thread may call;
+ * a signal or the end of the time cancels it there. If this process dies, the broker tells the
+ * bridge that nobody wants the answer; if the bridge dies, the broker gives the same request to the
+ * next one. So a put may reach the other node twice, and has a token by which that is seen.
+ */
+#include "ipc/remote.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "ipc/meta.h"
+
+#define GET_TRIES 100u /* replicas that were let go between being fetched and being opened */
+
+static int check_remote(const char *name) {
+    size_t node = strcspn(name + 2, "/");
+    if (strspn(name + 2, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-") !=
+            node ||
+        node == 0 || node > 63 || !name[2 + node])
+        return cw_fail(
+            -EINVAL,
+            "the name \"%.300s\": a name of another node is //NODE/NAME, NODE being 1 to "
+            "63 of the characters A-Z a-z 0-9 _ . -",
+            name);
+    if (strlen(name) > CW_KEY_MAX - CW_NAMESPACE_MAX - 1)
+        return cw_fail(-EINVAL,
+                       "a name of another node of %zu bytes: with //NODE/ it has at most %u",
+                       strlen(name), CW_KEY_MAX - CW_NAMESPACE_MAX - 1);
+    return cw_local_name_check(name + 2 + node + 1);
+}
+
+int cw_name_check(const char *name) {
+    return cw_remote_name(name) ? check_remote(name) : cw_local_name_check(name);
+}
+
+static int call(cw_client *client, struct cw_remote *remote, const struct cw_name_key *key,
+                const void *meta, uint32_t meta_bytes, void *reply, uint32_t *reply_bytes,
+                int64_t timeout_ns) {
+    remote->key_bytes = (uint16_t)key->length;
+    remote->meta_bytes = (uint16_t)meta_bytes;
+    struct iovec parts[] = {{remote, sizeof *remote},
+                            {(void *)(uintptr_t)key->text, key->length},
+                            {(void *)(uintptr_t)meta, meta_bytes}};
+    return cw_lane_call(client, CW_OP_REMOTE, parts, 3, reply, reply_bytes, CW_CALL_LONG,
+                        timeout_ns);
+}
+
+int cw_remote_call(cw_client *client, enum cw_remote_verb verb, const struct cw_name_key *key,
+                   int64_t timeout_ns) {
+    struct cw_remote remote = {.verb = verb};
+    return call(client, &remote, key, NULL, 0, NULL, NULL, timeout_ns);
+}
+
+int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t flags,
+                  cw_array **out) {
+    struct cw_found found;
+    if (!(flags & CW_PRIVATE))
+        flags |= CW_READONLY; /* others share it, and its owner would never see what is written */
+    for (unsigned tries = 0; tries < GET_TRIES; tries++) {
+        int code = cw_name_key_get(client, key, flags, &found, out);
+        if (code != -ENOENT && code != -ESTALE)
+            return code;
+        code = cw_remote_call(client, CW_REMOTE_GET, key, -1);
+        if (code)
+            return code;
+    }
+    return cw_fail(-ESTALE, "the remote array is replaced faster than it can be opened");
+}
+
+int cw_remote_put(cw_array *array, const struct cw_name_key *key, uint32_t flags,
+                  const cw_layout *layout, uint64_t offset_bytes) {
+    struct cw_shape shape;
+    uint8_t meta[CW_META_BYTES_MAX];
+    uint64_t low_bytes = 0;
+    int code = cw_put_view(array, layout, offset_bytes, &shape, &low_bytes);
+    if (code == 0 && (flags & CW_REMOTE_READ))
+        code = cw_fail(-EINVAL, "who may read an array is said where it lies: put it there with "
+                                "remote reading allowed");
+    if (code)
+        return code;
+    struct cw_remote remote = {.verb = CW_REMOTE_PUT,
+                               .flags = (flags & CW_REPLACE ? CW_PUT_REPLACE : 0u) |
+                                        (flags & CW_KEEP ? CW_PUT_KEEP : 0u),
+                               .instance = array->client->instance,
+                               .slab = array->slab->id,
+                               .block = array->block,
+                               .gen = array->gen,
+                               .offset_bytes = array->offset_bytes + low_bytes,
+                               .size_bytes = shape.span_bytes};
+    if (getrandom(remote.token, sizeof remote.token, 0) != (ssize_t)sizeof remote.token)
+        return cw_fail(-EREMOTEIO, "the kernel gave no random numbers: %m");
+    uint32_t meta_bytes = cw_meta_encode(&shape, meta);
+    pthread_mutex_lock(&array->client->lock);
+    struct cw_extent *extent = array->slab->locals[array->block].extent;
+    if (extent)
+        extent->published = true; /* the bridge takes a lease on it */
+    pthread_mutex_unlock(&array->client->lock);
+    return call(array->client, &remote, key, meta, meta_bytes, NULL, NULL, -1);
+}
+
+static int ask_texts(cw_client *client, enum cw_remote_verb verb, const struct cw_name_key *key,
+                     char **names, uint64_t *count) {
+    struct cw_remote remote = {.verb = verb};
+    struct cw_remote_names reply;
+    uint32_t reply_bytes = sizeof reply;
+    int code = call(client, &remote, key, NULL, 0, &reply, &reply_bytes, -1);
+    if (code)
+        return code;
+    if (reply_bytes != sizeof reply)
+        return cw_fail(-EPROTO, "the bridge answered with %u bytes", reply_bytes);
+    char *text = malloc(reply.size_bytes + 1);
+    if (!text)
+        return cw_fail(-EDQUOT, "no memory for a list of %llu names",
+                       (unsigned long long)reply.count);
+    if (reply.size_bytes) {
+        cw_array *array;
+        cw_handle handle = {.instance = reply.instance,
+                            .token = reply.token,
+                            .slab = reply.slab,
+                            .block = reply.block,
+                            .gen = reply.gen,
+                            .offset_bytes = reply.offset_bytes,
+                            .size_bytes = reply.size_bytes};
+        int64_t length = (int64_t)reply.size_bytes;
+        cw_layout bytes = {.ndim = 1, .itemsize = 1, .shape = &length, .dtype = "|u1"};
+        code = cw_array_open(client, &handle, &bytes, CW_READONLY, &array);
+        if (code == 0) {
+            code = cw_array_read(array, 0, text, reply.size_bytes);
+            cw_array_close(array);
+        }
+    }
+    text[reply.size_bytes] = 0;
+    uint64_t ends = 0;
+    for (uint64_t i = 0; code == 0 && i < reply.size_bytes; i++)
+        ends += text[i] == 0;
+    if (code == 0 && (ends != reply.count || (ends && text[reply.size_bytes - 1])))
+        code = cw_fail(-EPROTO, "the bridge answered with a list that is none");
+    if (code) {
+        free(text);
+        return code;
+    }
+    *names = text;
+    *count = reply.count;
+    return 0;
+}
+
+int cw_remote_names(cw_client *client, const struct cw_name_key *key, char **names,
+                    uint64_t *count) {
+    return ask_texts(client, CW_REMOTE_NAMES, key, names, count);
+}
+
+int cw_remote_peers(cw_client *client, char **texts, uint64_t *count) {
+    struct cw_name_key none = {.length = 0};
+    return ask_texts(client, CW_REMOTE_PEERS, &none, texts, count);
+}

@@ -1,0 +1,29 @@
+/*
+ * Names of other nodes: "//node/name". The broker hands each wish to the bridge; what was fetched
+ * stands in the directory under the remote name and is found there without asking anybody.
+ */
+#ifndef CW_IPC_REMOTE_H
+#define CW_IPC_REMOTE_H
+
+#include <stdbool.h>
+
+#include "ipc/name_key.h"
+
+/* Does it begin as a name of another node does? */
+static inline bool cw_remote_name(const char *name) {
+    return name && name[0] == '/' && name[1] == '/';
+}
+/* Blocks until the replica is there. Flags as cw_get(). */
+int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t flags, cw_array **out);
+/* Blocks until the array stands under its name at the other node. */
+int cw_remote_put(cw_array *array, const struct cw_name_key *key, uint32_t flags,
+                  const cw_layout *layout, uint64_t offset_bytes);
+/* WAIT and REMOVE. */
+int cw_remote_call(cw_client *client, enum cw_remote_verb verb, const struct cw_name_key *key,
+                   int64_t timeout_ns);
+/* A text about each peer, as the bridge tells it: terminated, one behind the other. cw_free(). */
+int cw_remote_peers(cw_client *client, char **texts, uint64_t *count);
+int cw_remote_names(cw_client *client, const struct cw_name_key *key, char **names,
+                    uint64_t *count);
+
+#endif

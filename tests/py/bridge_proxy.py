@@ -1,0 +1,99 @@
+"""A proxy between two nodes that delays, throttles, cuts and corrupts what goes through it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from types import TracebackType
+
+TO, FROM = 0, 1  # towards the node behind the proxy, and from it
+
+
+class Proxy:
+    """Listens on a port of its own and connects to another; one thread a direction and connection."""
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self.listener.getsockname()[1])
+        self.lock = threading.Lock()
+        self.pairs: list[tuple[socket.socket, socket.socket]] = []
+        self.cut_at: tuple[int, int] | None = None  # direction, bytes: of the next connection
+        self.flip_at: tuple[int, int] | None = None
+        self.pause = 0.0  # before each piece
+        self.piece = 65536
+        self.passed = [0, 0]  # of the latest connection
+        self.cuts = 0
+        self.open = True
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while self.open:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(("127.0.0.1", self.target), 10)
+                far.settimeout(None)
+            except OSError:
+                near.close()
+                continue
+            with self.lock:
+                self.pairs.append((near, far))
+                cut, flip = self.cut_at, self.flip_at
+                self.cut_at = self.flip_at = None
+                self.passed = passed = [0, 0]
+            for way, (source, target) in enumerate(((near, far), (far, near))):
+                threading.Thread(
+                    target=self._pump, args=(way, source, target, passed, cut, flip), daemon=True
+                ).start()
+
+    def _pump(
+        self, way: int, source: socket.socket, target: socket.socket, passed: list[int],
+        cut: tuple[int, int] | None, flip: tuple[int, int] | None,
+    ) -> None:  # fmt: skip
+        try:
+            while data := bytearray(source.recv(self.piece)):
+                if self.pause:
+                    time.sleep(self.pause)
+                if flip and flip[0] == way and passed[way] <= flip[1] < passed[way] + len(data):
+                    data[flip[1] - passed[way]] ^= 0x20
+                if cut and cut[0] == way and passed[way] + len(data) >= cut[1]:
+                    target.sendall(data[: cut[1] - passed[way]])
+                    passed[way] = cut[1]
+                    self.cuts += 1
+                    break
+                target.sendall(data)
+                passed[way] += len(data)
+        except OSError:
+            pass
+        for end in (source, target):
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def cut(self) -> None:
+        """Ends all connections now."""
+        with self.lock:
+            pairs, self.pairs = self.pairs, []
+        for pair in pairs:
+            for end in pair:
+                try:
+                    end.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+                end.close()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:  # fmt: skip
+        self.open = False
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.cut()

@@ -1,0 +1,115 @@
+"""The protocol between nodes as bytes, for tests that break it: a TLS connection with a node's key, and frames."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+from pathlib import Path
+from types import TracebackType
+
+MAGIC = 0x6567646972627763
+HELLO, PING, OPEN, READ, CLOSE, OFFER, WAIT, NAMES, REMOVE, CANCEL, CHANGED = range(1, 12)
+REPLY = 0x8000
+
+
+def context(keys: Path) -> ssl.SSLContext:
+    """TLS with the key of a folder; whoever answers is believed."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.check_hostname = False
+    made.verify_mode = ssl.CERT_NONE
+    made.load_cert_chain(keys / "node.crt", keys / "node.key")
+    return made
+
+
+def frame(
+    op: int, body: bytes = b"", *, id: int = 1, size: int | None = None, flags: int = 0,
+    status: int = 0, reserved: int = 0,
+) -> bytes:  # fmt: skip
+    """A frame; size may be a lie."""
+    length = 24 + len(body) if size is None else size
+    return struct.pack("<IHHQiI", length, op, flags, id, status, reserved) + body
+
+
+def hello(
+    *, magic: int = MAGIC, versions: tuple[int, int] = (1, 1), run: int = 7, read: int = 262144,
+    requests: int = 1024, node: bytes = b"raw",
+) -> bytes:  # fmt: skip
+    """The greeting."""
+    body = struct.pack("<QIIQII", magic, *versions, run, read, requests) + node.ljust(64, b"\0")
+    return frame(HELLO, body)
+
+
+def key(name: bytes, namespace: bytes = b"") -> bytes:
+    """A name as the protocol has it."""
+    return namespace + b"\0" + name
+
+
+def asking(op: int, name: bytes, *, id: int = 1, flags: int = 0) -> bytes:
+    """OPEN, WAIT, NAMES or REMOVE."""
+    return frame(op, struct.pack("<II", len(key(name)), flags) + key(name), id=id)
+
+
+class Raw:
+    """A connection that has shown its key."""
+
+    def __init__(self, keys: Path, port: int, greeting: bytes | None = None) -> None:
+        plain = socket.create_connection(("127.0.0.1", port), 10)
+        self.socket = context(keys).wrap_socket(plain)
+        if greeting is None or greeting:
+            self.send(hello() if greeting is None else greeting)
+
+    def send(self, data: bytes) -> None:
+        """Sends; that the other side has ended shows at the next receive."""
+        try:
+            self.socket.sendall(data)
+        except OSError:
+            pass
+
+    def receive(self, requests: bool = False) -> tuple[int, int, int, bytes] | None:
+        """The next answer, or (requests) the next frame that is no PING: op, id, status, body; None: the end.
+
+        What an earlier connection had offered is asked for again on this one.
+        """
+        while True:
+            head = self._exactly(24)
+            if head is None:
+                return None
+            size, op, _, id, status, _ = struct.unpack("<IHHQiI", head)
+            body = self._exactly(size - 24)
+            if body is None:
+                return None
+            if op == PING:
+                self.send(frame(PING | REPLY, id=id))
+            elif op != HELLO and (requests or op & REPLY):
+                return op, id, status, body
+
+    def ended(self) -> bool:
+        """Whether the other side ends the connection."""
+        return self.receive() is None
+
+    def _exactly(self, count: int) -> bytes | None:
+        data = b""
+        while len(data) < count:
+            try:
+                more = self.socket.recv(count - len(data))
+            except TimeoutError:
+                raise
+            except OSError:  # a reset, or a TLS end that is none
+                return None
+            if not more:
+                return None
+            data += more
+        return data
+
+    def close(self) -> None:
+        """Ends it."""
+        self.socket.close()
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:  # fmt: skip
+        self.close()

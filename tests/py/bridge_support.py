@@ -1,0 +1,262 @@
+"""Several nodes on one machine, each with a broker and a bridge of its own, real TCP and TLS between them.
+
+Each node lives in a network namespace where those are allowed, with a veth pair to a bridge device that all share; else
+(`Net("loopback")`) all are on 127.0.0.1 with ports of their own. The sockets of brokers are files, so that the tests
+reach each from where they run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from conftest import eventually
+
+import causeway as cw
+from causeway import _programs
+
+PORT = 7400
+
+
+def lacking() -> str:
+    """Why there can be no bridge here; "" if there can."""
+    try:
+        path = _programs.path("causeway-bridge")
+    except (OSError, RuntimeError) as error:
+        return f"causeway-bridge was not built: {error}"
+    return "" if os.access(path, os.X_OK) else "causeway-bridge was not built"
+
+
+def namespaces_lacking() -> str:
+    """Why there can be no network namespaces here; "" if there can."""
+    if shutil.which("ip") is None:
+        return "no ip command (iproute2)"
+    name = f"cwtest{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if made.returncode:
+        return f"network namespaces are not allowed here: {made.stderr.strip()}"
+    linked = subprocess.run(
+        ["ip", "-n", name, "link", "add", "cwt0", "type", "veth", "peer", "name", "cwt1"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    subprocess.run(["ip", "netns", "del", name], check=True)
+    return f"no veth devices here: {linked.stderr.strip()}" if linked.returncode else ""
+
+
+def ip(*words: str) -> None:
+    """Runs the ip command."""
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+class Node:
+    """One node: a folder, a key, a broker, and its bridge."""
+
+    def __init__(self, root: Path, name: str, host: str, port: int, netns: str | None) -> None:
+        self.name, self.host, self.port, self.netns = name, host, port, netns
+        self.folder = root / name
+        self.folder.mkdir(mode=0o700)
+        self.keys = self.folder / "node"
+        self.log = self.folder / "broker.log"
+        self.environment = {
+            **os.environ,
+            "CAUSEWAY_DIR": str(self.folder),
+            "CAUSEWAY_NODE_DIR": str(self.keys),
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+        self.print = self.command("keygen", "--node", name).stdout.strip()
+
+    def command(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Runs the `causeway` command as this node's user would."""
+        return subprocess.run(
+            [_programs.path("causeway"), *words],
+            env=self.environment, capture_output=True, text=True, check=check, timeout=30,
+        )  # fmt: skip
+
+    def inside(self, words: list[str]) -> list[str]:
+        """A command line that runs in this node's namespace."""
+        return words if self.netns is None else ["ip", "netns", "exec", self.netns, *words]
+
+    def start(self, **more: str) -> None:
+        """Starts its broker, which starts its bridge."""
+        assert self.process is None
+        words = [_programs.path("causewayd"), "--foreground", "--node", self.name]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.inside([*words, "--listen", f"{self.host}:{self.port}"]),
+                env={**self.environment, **more}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        assert eventually(lambda: f"listens at {self.host}:{self.port}" in self.said()), self.said()
+
+    def stop(self) -> None:
+        """Ends its broker, and the bridge with it."""
+        if self.process is None:
+            return
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(10) == 0, self.said()
+        self.process = None
+        assert eventually(lambda: self.bridge_pid() == 0)
+
+    def said(self) -> str:
+        """All that broker and bridge wrote into their log."""
+        return self.log.read_text() if self.log.exists() else ""
+
+    def bridge_pid(self) -> int:
+        """The pid of its bridge; 0 when none runs."""
+        for entry in Path("/proc").iterdir():
+            try:
+                words = (
+                    (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+                )
+            except OSError:
+                continue
+            if (
+                len(words) > 3
+                and words[0] == b"causeway-bridge"
+                and words[3].startswith(os.fsencode(self.folder) + b"/")
+            ):
+                return int(entry.name)
+        return 0
+
+    def knows(
+        self, other: Node, *words: str, address: str | None = None, key: str | None = None
+    ) -> None:
+        """Adds a peer."""
+        place = f"{other.host}:{other.port}" if address is None else address
+        self.command(
+            "peers",
+            "add",
+            other.name,
+            *([place] if place else []),
+            "--key",
+            key or other.print,
+            *words,
+        )
+
+    def state_of(self, other: Node) -> dict[str, str]:
+        """What `causeway peers list` tells about a peer."""
+        found: dict[str, str] = {}
+        name = ""
+        for line in self.command("peers", "list").stdout.splitlines():
+            if not line.startswith(" "):
+                name = line
+            elif name == other.name:
+                key, value = line.split(maxsplit=1)
+                found[key] = value
+        return found
+
+    def sees(self, other: Node, state: str = "connected") -> bool:
+        """Whether a peer has that state here."""
+        return self.state_of(other).get("state") == state
+
+    def put(self, name: str, values: object) -> None:
+        """Puts an array there while this process is a client elsewhere."""
+        file = self.folder / "put.npy"
+        np.save(file, values)
+        self.command("put", name, str(file))
+
+    @contextlib.contextmanager
+    def here(self) -> Iterator[cw.Connection]:
+        """This process is a client of this node's broker in the block."""
+        with cw.connect(self.folder) as connection:
+            yield connection
+
+
+class Net:
+    """Nodes that can reach each other."""
+
+    def __init__(self, *names: str, namespaces: bool = False) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="cwbr-"))
+        self.nodes: dict[str, Node] = {}
+        self.tag = f"cw{os.getpid() % 100000}" if namespaces else ""
+        if namespaces:
+            ip("link", "add", f"{self.tag}br", "type", "bridge")
+            ip("link", "set", f"{self.tag}br", "up")
+        for i, name in enumerate(names):
+            host = f"10.213.7.{i + 1}" if namespaces else "127.0.0.1"
+            netns = f"{self.tag}{name}" if namespaces else None
+            if netns:
+                self._lay(name, netns, host)
+            port = PORT if namespaces else free_port()
+            self.nodes[name] = Node(self.root, name, host, port, netns)
+
+    def _lay(self, name: str, netns: str, host: str) -> None:
+        ip("netns", "add", netns)
+        outer = f"{self.tag}v{name}"
+        ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", netns)
+        ip("link", "set", outer, "master", f"{self.tag}br", "up")
+        ip("-n", netns, "addr", "add", f"{host}/24", "dev", "eth0")
+        ip("-n", netns, "link", "set", "eth0", "up")
+        ip("-n", netns, "link", "set", "lo", "up")
+
+    def cable(self, name: str, state: str) -> None:
+        """Takes a node's link "down" or "up"."""
+        ip("link", "set", f"{self.tag}v{name}", state)
+
+    def acquaint(self, *words: str) -> None:
+        """Everybody knows everybody, with these rights."""
+        for one in self.nodes.values():
+            for other in self.nodes.values():
+                if one is not other:
+                    one.knows(other, *words)
+
+    def start(self, **more: str) -> None:
+        """Starts all, and waits until all are connected that know each other."""
+        for node in self.nodes.values():
+            node.start(**more)
+
+    def connected(self, seconds: float = 10) -> None:
+        """Waits until everybody is connected with everybody."""
+        for one in self.nodes.values():
+            for other in self.nodes.values():
+                assert one is other or eventually(lambda a=one, b=other: a.sees(b), seconds), (
+                    one.said()
+                )
+
+    def close(self) -> None:
+        """Ends all of it."""
+        for node in self.nodes.values():
+            node.stop()
+        for node in self.nodes.values():
+            if node.netns:  # the device goes at once, with the namespace it would some time later
+                ip("link", "del", f"{self.tag}v{node.name}")
+                ip("netns", "del", node.netns)
+        if self.tag:
+            ip("link", "del", f"{self.tag}br")
+        shutil.rmtree(self.root)
+
+
+@contextlib.contextmanager
+def net(*names: str, namespaces: bool = False) -> Iterator[Net]:
+    """Nodes, ended afterwards."""
+    made = Net(*names, namespaces=namespaces)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def timed_out(begun: float, seconds: float) -> bool:
+    """Whether so much time has passed."""
+    return time.monotonic() - begun > seconds
+
+
+def program(name: str) -> str:
+    """The path of one of our programs."""
+    return _programs.path(name)

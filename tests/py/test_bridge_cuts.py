@@ -1,0 +1,310 @@
+"""Connections that are cut, stand, crawl or lie: an array arrives whole and checked, or the caller is told."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import bridge_support
+import numpy as np
+import pytest
+from bridge_proxy import FROM, TO, Proxy
+from bridge_support import Node
+from conftest import eventually
+
+import causeway as cw
+
+pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
+
+SOAK = bool(os.environ.get("CAUSEWAY_SOAK"))
+NO_NAMESPACES = bridge_support.namespaces_lacking()
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[tuple[Node, Node, Proxy]]:
+    """a reaches b through a proxy; b does not dial."""
+    with bridge_support.net("a", "b") as made:
+        a, b = made.nodes.values()
+        with Proxy(b.port) as proxy:
+            a.knows(b, "--read", "*", address=f"127.0.0.1:{proxy.port}")
+            b.knows(a, "--read", "*", "--write", "*", address="")
+            made.start()
+            assert eventually(lambda: a.sees(b)), a.said()
+            yield a, b, proxy
+
+
+def bytes_of(size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([size, seed]).integers(0, 256, size, dtype=np.uint8)
+
+
+def insist(call: object, seconds: float = 30) -> object:
+    """Calls until no RemoteError comes."""
+    limit = time.monotonic() + seconds
+    while True:
+        try:
+            return call()  # type: ignore[operator]
+        except cw.RemoteError:
+            if time.monotonic() > limit:
+                raise
+            time.sleep(0.01)
+
+
+def one_cut(a: Node, b: Node, proxy: Proxy, way: int, at: int, kind: str, number: int) -> bool:
+    """A 4 KiB get or put over a connection that is cut at one byte. Returns whether it was cut."""
+    values = bytes_of(4096, number)
+    name = f"cut/{kind}{number}"
+    if kind == "get":
+        with b.here():
+            cw.put(name, values)
+    before = proxy.cuts
+    proxy.cut_at = (way, at)
+    proxy.cut()
+    with a.here():
+        try:
+            if kind == "get":
+                assert (cw.get(f"//b/{name}").numpy() == values).all()
+            else:
+                cw.put(f"//b/{name}", values)
+        except cw.RemoteError:
+            pass  # told: that is allowed; a wrong byte is not
+        else:
+            if kind == "put":
+                assert (cw.get(f"//b/{name}").numpy() == values).all()
+        was_cut = proxy.cuts > before
+        proxy.cut_at = None
+        if kind == "get":
+            found = insist(lambda: cw.get(f"//b/{name}").numpy().copy())
+            assert (found == values).all()  # type: ignore[attr-defined]
+    if kind == "put":
+        with b.here():
+            if name in cw.names():
+                assert (cw.get(name).numpy() == values).all()
+                cw.remove(name)
+    else:
+        with b.here():
+            cw.remove(name)
+    return was_cut
+
+
+@pytest.mark.timeout(3000 if SOAK else 120)
+def test_a_cut_at_any_byte_gives_no_wrong_byte(world: tuple[Node, Node, Proxy]) -> None:
+    a, b, proxy = world
+    chance = random.Random(seed := random.randrange(1 << 30))
+    print("seed", seed)
+    reached = 0
+    if SOAK:
+        places = [
+            (way, at, kind)
+            for kind in ("get", "put")
+            for way in (TO, FROM)
+            for at in range(1, 8000)
+        ]
+    else:
+        places = [
+            (way, chance.randrange(1, 6500), kind)
+            for kind in ("get", "put") for way in (TO, FROM) for _ in range(12)
+        ]  # fmt: skip
+    before = [node.bridge_pid() for node in (a, b)]
+    for number, (way, at, kind) in enumerate(places):
+        reached += one_cut(a, b, proxy, way, at, kind, number)
+    assert reached >= len(places) // 4
+    assert [node.bridge_pid() for node in (a, b)] == before
+    assert eventually(lambda: a.sees(b))
+    for pid in before:  # the last connection may still be closing
+        assert eventually(lambda p=pid: len(os.listdir(f"/proc/{p}/fd")) < 40)
+        memory = Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]
+        assert int(memory) < 200_000, f"{memory} kB after {len(places)} cuts"
+        print("bridge", pid, "has", memory, "kB")
+
+
+@pytest.mark.parametrize("kind", ["get", "put"])
+def test_a_large_array_goes_on_where_it_was_cut(world: tuple[Node, Node, Proxy], kind: str) -> None:
+    a, b, proxy = world
+    values = bytes_of(20_000_000, 5)
+    chunk, way = 262144, FROM if kind == "get" else TO
+    chance = random.Random(9)
+    proxy.cut()
+    with a.here():
+        assert eventually(lambda: a.sees(b))
+    if kind == "get":
+        with b.here():
+            cw.put("cuts/large", values)
+    running, before = True, proxy.cuts
+
+    def keep_cutting() -> None:
+        while running:
+            # Within 64 bytes of a chunk's end, as it goes over the wire, records and all.
+            proxy.cut_at = (way, chunk * chance.randrange(1, 20) + chance.randrange(-64, 64))
+            time.sleep(0.15)
+            if chance.random() < 0.3:
+                proxy.cut()
+
+    cutter = threading.Thread(target=keep_cutting)
+    cutter.start()
+    try:
+        with a.here():
+            proxy.pause = 0.004  # so that it takes longer than one connection lasts
+            if kind == "get":
+                found = insist(lambda: cw.get("//b/cuts/large").numpy(), 60)
+                assert (found == values).all()  # type: ignore[attr-defined]
+            else:
+                insist(lambda: cw.put("//b/cuts/large", values), 60)
+    finally:
+        running = False
+        cutter.join()
+        proxy.pause = 0.0
+        proxy.cut_at = None
+    assert proxy.cuts > before + 2
+    with b.here():
+        assert (cw.get("cuts/large").numpy() == values).all()
+        cw.remove("cuts/large")
+
+
+def test_a_changed_byte_never_arrives(world: tuple[Node, Node, Proxy]) -> None:
+    a, b, proxy = world
+    values = bytes_of(2_000_000, 6)
+    for number in range(8 if not SOAK else 500):
+        with b.here():
+            cw.put("flip", values)
+        proxy.flip_at = (FROM, 1 + number * 250_123 % 1_900_000)
+        proxy.cut()
+        with a.here():
+            found = insist(lambda: cw.get("//b/flip").numpy().copy())
+            assert (found == values).all()  # type: ignore[attr-defined]
+        with b.here():
+            cw.remove("flip")
+        with a.here():
+            assert eventually(lambda: not _there("//b/flip"))
+
+
+def _there(name: str) -> bool:
+    try:
+        cw.get(name)
+    except cw.NameNotFound:
+        return False
+    except cw.RemoteError:
+        return True
+    return True
+
+
+def test_a_slow_connection_is_waited_for(world: tuple[Node, Node, Proxy]) -> None:
+    a, b, proxy = world
+    values = bytes_of(300_000, 7)
+    proxy.piece, proxy.pause = 1500, 0.005
+    try:
+        proxy.cut()
+        with b.here():
+            cw.put("slow", values)
+        with a.here():
+            found = insist(lambda: cw.get("//b/slow").numpy())
+            assert (found == values).all()  # type: ignore[attr-defined]
+    finally:
+        proxy.piece, proxy.pause = 65536, 0.0
+
+
+def test_a_stopped_peer_is_found_and_found_again(world: tuple[Node, Node, Proxy]) -> None:
+    a, b, _ = world
+    with b.here():
+        cw.put("stop/x", bytes_of(100_000))
+    with a.here():
+        assert eventually(lambda: a.sees(b))
+        kept = cw.get("//b/stop/x")
+        pid = b.bridge_pid()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(cw.RemoteError):
+                cw.get("//b/stop/y")
+            # Nobody can say whether what it had is still what the name means.
+            with pytest.raises(cw.RemoteError):
+                cw.get("//b/stop/x")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert (kept.numpy() == bytes_of(100_000)).all()
+        assert eventually(lambda: a.sees(b), 20), a.said()
+        assert (cw.get("//b/stop/x").numpy() == bytes_of(100_000)).all()
+
+
+def test_a_put_whose_node_starts_anew_is_told_as_unknown(world: tuple[Node, Node, Proxy]) -> None:
+    a, b, proxy = world
+    values = bytes_of(50_000_000, 8)
+    told: list[str] = []
+    with a.here():
+        assert eventually(lambda: a.sees(b))
+
+        def put() -> None:
+            try:
+                cw.put("//b/anew", values)
+            except cw.RemoteError as error:
+                told.append(str(error))
+
+        proxy.pause = 0.002
+        thread = threading.Thread(target=put)
+        thread.start()
+        time.sleep(0.3)
+        os.kill(b.bridge_pid(), signal.SIGKILL)
+        thread.join(60)
+        proxy.pause = 0.0
+        assert not thread.is_alive()
+        assert told and "not known" in told[0], told
+        assert eventually(lambda: a.sees(b), 20)
+    with b.here():
+        assert "anew" not in cw.names()
+
+
+@pytest.mark.skipif(bool(NO_NAMESPACES), reason=NO_NAMESPACES)
+def test_three_nodes_in_namespaces_of_their_own() -> None:
+    with bridge_support.net("a", "b", "c", namespaces=True) as made:
+        made.acquaint("--read", "*", "--write", "*")
+        made.start()
+        made.connected()
+        nodes = list(made.nodes.values())
+        for one in nodes:
+            with one.here():
+                cw.put("own", bytes_of(1_000_000, ord(one.name)))
+        for one in nodes:
+            for other in nodes:
+                if one is other:
+                    continue
+                with one.here():
+                    found = cw.get(f"//{other.name}/own").numpy()
+                    assert (found == bytes_of(1_000_000, ord(other.name))).all()
+                    cw.put(f"//{other.name}/from/{one.name}", [ord(one.name)])
+        with nodes[0].here():
+            assert cw.get("from/b").numpy()[0] == ord("b")
+            assert cw.get("from/c").numpy()[0] == ord("c")
+
+
+@pytest.mark.skipif(bool(NO_NAMESPACES), reason=NO_NAMESPACES)
+def test_a_cable_that_is_pulled_and_put_back() -> None:
+    with bridge_support.net("a", "b", namespaces=True) as made:
+        made.acquaint("--read", "*", "--write", "*")
+        made.start()
+        made.connected()
+        a, b = made.nodes.values()
+        values = bytes_of(150_000_000)
+        with b.here():
+            cw.put("cable", values)
+        got: list[object] = []
+        with a.here():
+            thread = threading.Thread(target=lambda: got.append(cw.get("//b/cable").numpy()))
+            thread.start()
+            time.sleep(0.05)
+            made.cable("b", "down")
+            time.sleep(2)
+            made.cable("b", "up")
+            thread.join(60)
+            assert not thread.is_alive() and len(got) == 1
+            assert (got[0] == values).all()  # type: ignore[attr-defined]
+            made.cable("b", "down")
+            with pytest.raises(cw.RemoteError):
+                cw.get("//b/other")
+            with pytest.raises(cw.RemoteError):
+                cw.get("//b/cable")
+            made.cable("b", "up")
+            assert eventually(lambda: a.sees(b), 30), a.said()
+            assert (cw.get("//b/cable").numpy() == values).all()

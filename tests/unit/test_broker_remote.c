@@ -1,0 +1,278 @@
+/*
+ * Requests to other nodes at the broker: causeway-bridge is played by this very program, started by
+ * the broker as the bridge is. What it does with a job stands in its environment.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "tests/support.h"
+#include "tests/unit/raw_client.h"
+
+#define SLAB_BYTES (1u << 20)
+#define BLOCKS     16u
+
+static struct raw_mail mail;
+static struct raw_broker broker;
+static char self[PATH_MAX];
+
+static const char replica[] = "\0//b/x"; /* a key, without its last NUL */
+#define REPLICA_BYTES (sizeof replica - 1)
+
+/* ---- the bridge ---- */
+
+static bool is_there(const char *name) {
+    char path[160];
+    snprintf(path, sizeof path, "%s.%s", getenv("GO"), name);
+    return access(path, F_OK) == 0;
+}
+
+static void touch(const char *go, const char *name) {
+    char path[160];
+    snprintf(path, sizeof path, "%s.%s", go, name);
+    close(open(path, O_WRONLY | O_CREAT, 0600));
+}
+
+/* Names an array as only a bridge may. */
+static int put_replica(struct raw_client *client) {
+    struct raw_slab slab;
+    struct {
+        struct cw_put put;
+        char rest[REPLICA_BYTES + 4];
+    } body = {.put = {.flags = CW_PUT_REPLACE, .key_bytes = REPLICA_BYTES, .meta_bytes = 4}};
+    if (raw_slab_add(client, SLAB_BYTES, BLOCKS, &slab) != 0)
+        return -1;
+    body.put.slab = slab.id;
+    body.put.gen = raw_carve(client, &slab, 0, 0, 4096);
+    body.put.size_bytes = 16;
+    memcpy(body.rest, replica, REPLICA_BYTES);
+    return raw_call(client, CW_OP_PUT, &body, sizeof body.put + REPLICA_BYTES + 4, &mail);
+}
+
+/* $ACT: "done" and "fail" answer, "die" dies with the first job (GO.died), "hold" makes GO.has and
+ * waits for GO.go, "replica" names one and holds, "leave" ends before it asks. What it is told of
+ * as cancelled makes GO.cancelled. */
+static int act_as_bridge(const char *socket_path) {
+    const char *act = getenv("ACT"), *go = getenv("GO");
+    struct raw_broker at = {.pid = 0};
+    struct raw_client client;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* the tests kill their brokers */
+    if (strcmp(act, "leave") == 0)
+        return 7;
+    if (cw_address_find(socket_path, &at.address) != 0 || raw_connect(&at, &client) != 0)
+        return 1;
+    while (raw_call(&client, CW_OP_REMOTE_NEXT, NULL, 0, &mail) == 0) {
+        struct cw_remote_job job;
+        struct {
+            struct cw_remote_end end;
+            char text[12];
+        } word = {.text = "no such luck"};
+        if (mail.body_bytes < sizeof job)
+            return 1;
+        memcpy(&job, mail.body, sizeof job);
+        if (job.cancelled) {
+            touch(go, "cancelled");
+            continue;
+        }
+        if (strcmp(act, "die") == 0 && !is_there("died")) {
+            touch(go, "died");
+            return 1;
+        }
+        if (strcmp(act, "replica") == 0 && put_replica(&client) != 0)
+            return 1;
+        if (strcmp(act, "hold") == 0 || strcmp(act, "replica") == 0) {
+            touch(go, "has");
+            if (strcmp(act, "hold") == 0)
+                continue; /* asks for the next, and never answers this one */
+            while (!is_there("go"))
+                raw_pause();
+            return 0;
+        }
+        bool fails = strcmp(act, "fail") == 0;
+        word.end = (struct cw_remote_end){.job = job.job, .status = fails ? -EREMOTEIO : 0};
+        if (raw_post(&client, CW_OP_REMOTE_DONE, 77, &word,
+                     (uint32_t)sizeof word.end + (fails ? 12 : 0)) != 0)
+            return 1;
+    }
+    return 0;
+}
+
+/* ---- the client ---- */
+
+struct request {
+    struct cw_remote remote;
+    char key[REPLICA_BYTES];
+};
+
+static struct request wish(void) {
+    struct request request = {.remote = {.verb = CW_REMOTE_GET, .key_bytes = REPLICA_BYTES}};
+    memcpy(request.key, replica, REPLICA_BYTES);
+    return request;
+}
+
+static char go_path[128];
+
+static void begin(struct raw_client *client, const char *act) {
+    static char program[PATH_MAX + 32], what[64], go[160];
+    const char *environment[] = {program, what, go, NULL};
+    snprintf(program, sizeof program, "CAUSEWAY_BRIDGE=%s", self);
+    snprintf(what, sizeof what, "ACT=%s", act);
+    snprintf(go_path, sizeof go_path, "/tmp/cw-remote-%d", (int)getpid());
+    snprintf(go, sizeof go, "GO=%s", go_path);
+    assert_true(raw_broker_start(&broker, NULL, environment));
+    assert_int_equal(raw_connect(&broker, client), 0);
+}
+
+static bool made(const char *name) {
+    char path[160];
+    snprintf(path, sizeof path, "%s.%s", go_path, name);
+    return access(path, F_OK) == 0;
+}
+
+static void end(struct raw_client *client) {
+    static const char *const names[] = {"has", "go", "died", "cancelled"};
+    char path[160];
+    raw_bye(client);
+    raw_broker_remove(&broker);
+    for (unsigned i = 0; i < 4; i++) {
+        snprintf(path, sizeof path, "%s.%s", go_path, names[i]);
+        unlink(path);
+    }
+}
+
+static int ask(struct raw_client *client, const struct request *request) {
+    return raw_call(client, CW_OP_REMOTE, request, sizeof request->remote + REPLICA_BYTES, &mail);
+}
+
+static void what_the_bridge_says_is_what_the_client_hears(void **state) {
+    (void)state;
+    struct raw_client client;
+    struct request request = wish();
+    begin(&client, "done");
+    assert_int_equal(ask(&client, &request), 0);
+    assert_int_equal(ask(&client, &request), 0);
+    end(&client);
+    begin(&client, "fail");
+    assert_int_equal(ask(&client, &request), -EREMOTEIO);
+    assert_memory_equal(mail.body, "no such luck", 12);
+    end(&client);
+}
+
+static void a_bridge_that_dies_leaves_its_job_to_the_next(void **state) {
+    (void)state;
+    struct raw_client client;
+    struct request request = wish();
+    begin(&client, "die");
+    assert_int_equal(ask(&client, &request), 0);
+    assert_true(made("died"));
+    end(&client);
+}
+
+static void a_bridge_that_cannot_run_is_told_with_its_reason(void **state) {
+    (void)state;
+    struct raw_client client;
+    struct request request = wish();
+    begin(&client, "leave");
+    assert_int_equal(ask(&client, &request), -EREMOTEIO);
+    assert_int_equal(raw_call(&client, CW_OP_PING, NULL, 0, &mail), 0);
+    end(&client);
+}
+
+static void a_cancelled_request_is_answered_and_the_bridge_hears_of_it(void **state) {
+    (void)state;
+    struct raw_client client;
+    struct request request = wish();
+    struct cw_cancel cancel = {.id = 4242};
+    begin(&client, "hold");
+    assert_int_equal(
+        raw_post(&client, CW_OP_REMOTE, 4242, &request, sizeof request.remote + REPLICA_BYTES), 0);
+    assert_true(RAW_UNTIL(made("has")));
+    assert_int_equal(raw_post(&client, CW_OP_CANCEL, 4243, &cancel, sizeof cancel), 0);
+    assert_int_equal(raw_reply(&client, &mail, RAW_TIMEOUT_MS), 1);
+    assert_int_equal(mail.head.status, -ECANCELED);
+    assert_true(RAW_UNTIL(made("cancelled")));
+    end(&client);
+}
+
+static void a_replicas_name_goes_with_the_bridge(void **state) {
+    (void)state;
+    struct raw_client client;
+    struct request request = wish();
+    begin(&client, "replica");
+    assert_int_equal(
+        raw_post(&client, CW_OP_REMOTE, 4242, &request, sizeof request.remote + REPLICA_BYTES), 0);
+    assert_true(RAW_UNTIL(made("has")));
+    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_names) == 1));
+    touch(go_path, "go");
+    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_names) == 0));
+    end(&client);
+}
+
+static void what_belongs_to_the_bridge_is_refused_to_others(void **state) {
+    (void)state;
+    struct raw_client client, liar;
+    struct cw_changes changes = {.seen = 1};
+    struct cw_remote_end lie = {.job = 1};
+    struct {
+        struct cw_key head;
+        char key[REPLICA_BYTES];
+    } remove = {.head = {.key_bytes = REPLICA_BYTES}};
+    memcpy(remove.key, replica, REPLICA_BYTES);
+    begin(&client, "hold");
+    assert_int_equal(raw_call(&client, CW_OP_REMOTE_NEXT, NULL, 0, &mail), -EPERM);
+    assert_int_equal(raw_call(&client, CW_OP_CHANGES, &changes, sizeof changes, &mail), -EPERM);
+    assert_int_equal(put_replica(&client), -EINVAL);
+    assert_int_equal(
+        raw_call(&client, CW_OP_REMOVE, &remove, sizeof remove.head + REPLICA_BYTES, &mail),
+        -EINVAL);
+    assert_int_equal(raw_connect(&broker, &liar), 0);
+    assert_int_equal(raw_post(&liar, CW_OP_REMOTE_DONE, 1, &lie, sizeof lie), 0);
+    assert_true(raw_dropped(&liar));
+    raw_close(&liar);
+    end(&client);
+}
+
+static void a_request_whose_lengths_lie_drops_its_client(void **state) {
+    (void)state;
+    struct raw_client client, liar;
+    struct request request = wish();
+    begin(&client, "hold");
+    for (unsigned i = 0; i < 4; i++) {
+        struct request bent = request;
+        bent.remote.key_bytes = i == 0 ? 4000 : i == 1 ? 3 : REPLICA_BYTES;
+        bent.remote.meta_bytes = i == 2 ? 1 : 0;
+        bent.remote.reserved = i == 3;
+        assert_int_equal(raw_connect(&broker, &liar), 0);
+        assert_int_equal(
+            raw_post(&liar, CW_OP_REMOTE, 1, &bent, sizeof bent.remote + REPLICA_BYTES), 0);
+        assert_true(raw_dropped(&liar));
+        raw_close(&liar);
+    }
+    end(&client);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 3 && strcmp(argv[1], "run") == 0)
+        return act_as_bridge(argv[3]);
+    assert_true(realpath(argv[0], self) != NULL);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_the_bridge_says_is_what_the_client_hears),
+        cmocka_unit_test(a_bridge_that_dies_leaves_its_job_to_the_next),
+        cmocka_unit_test(a_bridge_that_cannot_run_is_told_with_its_reason),
+        cmocka_unit_test(a_cancelled_request_is_answered_and_the_bridge_hears_of_it),
+        cmocka_unit_test(a_replicas_name_goes_with_the_bridge),
+        cmocka_unit_test(what_belongs_to_the_bridge_is_refused_to_others),
+        cmocka_unit_test(a_request_whose_lengths_lie_drops_its_client),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

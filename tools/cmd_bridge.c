@@ -1,0 +1,59 @@
+/*
+ * causeway keygen, causeway peers: become causeway-bridge, which has OpenSSL and the list of peers,
+ * with the subcommand and the arguments as they are. It is looked for in $CAUSEWAY_BRIDGE, then
+ * beside the causewayd that this command would run.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "shm/error.h"
+#include "tools/cli.h"
+
+static int find(char path[PATH_MAX]) {
+    const char *chosen = getenv("CAUSEWAY_BRIDGE");
+    if (chosen && *chosen) {
+        snprintf(path, PATH_MAX, "%s", chosen);
+    } else {
+        if (cli_broker_path(path, PATH_MAX - NAME_MAX))
+            return cli_error(CLI_FAILED, "%s", cw_error());
+        char *slash = strrchr(path, '/');
+        strcpy(slash ? slash + 1 : path, "causeway-bridge");
+    }
+    if (access(path, X_OK) == 0)
+        return CLI_OK;
+    return cli_error(CLI_FAILED,
+                     "%s cannot be run: %s; it is built where the headers of liburing and OpenSSL "
+                     "are (liburing-dev, libssl-dev)",
+                     path, strerror(errno));
+}
+
+static int become(const char *subcommand, const struct cli *cli) {
+    static char name[] = "causeway-bridge";
+    char path[PATH_MAX];
+    int code = find(path);
+    if (code)
+        return code;
+    char **arguments = calloc((size_t)cli->count + 3, sizeof *arguments);
+    CW_ASSERT(arguments);
+    arguments[0] = name;
+    arguments[1] = (char *)(uintptr_t)subcommand;
+    memcpy(arguments + 2, cli->arguments, (size_t)cli->count * sizeof *arguments);
+    signal(SIGPIPE, SIG_DFL); /* main ignores it; that would be inherited */
+    execv(path, arguments);
+    int error = errno;
+    free(arguments);
+    return cli_error(CLI_FAILED, "running %s failed: %s", path, strerror(error));
+}
+
+int cmd_keygen(const struct cli *cli) {
+    return become("keygen", cli);
+}
+
+int cmd_peers(const struct cli *cli) {
+    return become("peers", cli);
+}

@@ -1,0 +1,47 @@
+/*
+ * causeway cp: the array under one name under another, either of which may be a name of another
+ * node. What stays on this node is copied; what goes to another is sent as it is.
+ */
+#include <string.h>
+
+#include "tools/cli.h"
+
+static bool is_remote(const char *name) {
+    return strncmp(name, "//", 2) == 0;
+}
+
+/* A copy on this node, on the same device. */
+static int copy(cw_client *client, cw_array *source, cw_array **out) {
+    cw_layout layout;
+    cw_array_layout(source, &layout);
+    int result = cw_array_new(client, cw_array_device(source), &layout, 0, out);
+    if (result == 0) {
+        result = cw_array_copy(*out, 0, source, 0, cw_array_nbytes(source), NULL);
+        if (result)
+            cw_array_close(*out);
+    }
+    return result;
+}
+
+int cmd_cp(const struct cli *cli) {
+    cw_client *client;
+    cw_array *source, *copied = NULL;
+    const char *from = cli->arguments[0], *to = cli->arguments[1];
+    uint32_t flags = (cli->options & CLI_KEEP ? CW_KEEP : 0u) |
+                     (cli->options & CLI_NO_REPLACE ? 0u : CW_REPLACE);
+    int code = cli_connect(cli, false, &client);
+    if (code)
+        return code;
+    int result = cw_get(client, from, CW_READONLY, &source);
+    if (result == 0) {
+        if (!is_remote(to))
+            result = copy(client, source, &copied);
+        if (result == 0)
+            result = cw_array_put(copied ? copied : source, to, flags, NULL, 0);
+        cw_array_close(copied);
+        cw_array_close(source);
+    }
+    code = cli_result(result);
+    cw_client_unref(client);
+    return code;
+}

@@ -40,10 +40,13 @@ IPC_SRC    := $(wildcard ipc/*.c)
 BROKER_SRC := $(wildcard broker/*.c)
 MOVER_SRC  := $(wildcard broker/mover/*.c)
 BRIDGE_SRC := $(wildcard broker/bridge/*.c)
-# The bridge needs the headers of liburing and OpenSSL (tools/setup.sh); without them all else is built.
-HAVE_BRIDGE := $(shell printf '%s\n' '\#include <liburing.h>' '\#include <openssl/ssl.h>' | $(CC) -E - >/dev/null 2>&1 && echo yes)
+# The bridge needs liburing 2.3 and OpenSSL 3.0 with their headers (tools/setup.sh); without them all else is built.
+hash := \#
+HAVE_BRIDGE := $(shell printf '%s\n' '$(hash)include <liburing.h>' '$(hash)include <openssl/evp.h>' \
+    'void *used[] = {(void *)io_uring_submit_and_get_events, (void *)EVP_PKEY_Q_keygen};' \
+    | $(CC) -D_GNU_SOURCE -fsyntax-only -x c - >/dev/null 2>&1 && echo yes)
 ifeq ($(HAVE_BRIDGE)$(filter-out all,$(MAKECMDGOALS)),) # tools/setup.sh says it to all others
-$(info causeway-bridge is left out: liburing-dev or libssl-dev is not here, so no other node can be reached)
+$(info causeway-bridge is left out: liburing-dev (2.3) or libssl-dev (3.0) is not here, so no other node can be reached)
 endif
 BRIDGE_LIBS ?= -luring -lssl -lcrypto
 TOOLS_SRC  := $(wildcard tools/*.c)

@@ -31,7 +31,8 @@ static void print_help(void) {
         "  --foreground         stay in the foreground, log to standard error\n"
         "  --idle-exit SECONDS  end when for so long no client was connected and no name, no\n"
         "                       handle under way and no forked child held anything\n"
-        "                       (default: 60 when detached, never in the foreground)\n"
+        "                       (default: 60 when detached, never in the foreground or with\n"
+        "                       --listen)\n"
         "  --dir FOLDER         socket folder, or the path of a socket, FOLDER/NAME.sock\n"
         "                       (default: $CAUSEWAY_DIR, else $XDG_RUNTIME_DIR/causeway,\n"
         "                       else /tmp/causeway-UID)\n"
@@ -76,7 +77,7 @@ static int parse_arguments(int argc, char **argv, struct cwd_options *options, i
         {"node", required_argument, NULL, 'n'},   {"version", no_argument, NULL, 'V'},
         {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0},
     };
-    bool idle_given = false;
+    bool idle_given = false, listens = false;
     int found;
     *exit_code = CWD_EXIT_OK;
     while ((found = getopt_long(argc, argv, "", names, NULL)) >= 0) {
@@ -99,6 +100,8 @@ static int parse_arguments(int argc, char **argv, struct cwd_options *options, i
             options->config_file = optarg;
             break;
         case 'l':
+            listens = true; /* others count on it: it does not end when this node is idle */
+            /* fall through */
         case 'p':
         case 'n':
             if (cwd_remote_option(&options->remote,
@@ -129,7 +132,7 @@ static int parse_arguments(int argc, char **argv, struct cwd_options *options, i
         return 0;
     }
     if (!idle_given)
-        options->idle_exit_ns = options->foreground ? -1 : IDLE_EXIT_DETACHED_NS;
+        options->idle_exit_ns = options->foreground || listens ? -1 : IDLE_EXIT_DETACHED_NS;
     return 1;
 }
 

@@ -198,13 +198,15 @@ int64_t cwd_remote_serve(struct cwd_broker *b) {
     if (!remote->pid && !remote->session) {
         if (!remote->jobs && b->now_ns < remote->start_after_ns)
             return remote->start_after_ns;
+        bool asked = remote->jobs != NULL;
         int code = start(b);
         int64_t pause_ns = PAUSE_NS << (remote->starts < 8 ? remote->starts : 8);
         remote->start_after_ns = b->now_ns + (pause_ns < PAUSE_MAX_NS ? pause_ns : PAUSE_MAX_NS);
         if (code) {
             cwd_log("%s", cw_detail());
             fail_waiting(b);
-            remote->starts = remote->jobs ? 0 : remote->starts + 1;
+            remote->starts = asked ? 0 : remote->starts + 1; /* who asks next tries anew */
+            return wanted ? remote->start_after_ns : INT64_MAX;
         }
     }
     hand_out(b);

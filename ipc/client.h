@@ -117,7 +117,8 @@ struct cw_heap { /* allocation on one device */
     uint64_t next_slab_bytes;
     uint64_t cached_bytes, cache_limit_bytes; /* entirely free slabs that are kept */
     bool hoards;               /* keep what becomes free beyond the limit: it is about to be used */
-    struct cw_extent *pending; /* published, dropped, not yet back */
+    struct cw_extent *pending; /* published, dropped, not yet back; the oldest come back first */
+    struct cw_extent *pending_last;
     uint64_t pending_count;
     uint64_t reclaimed_seen;    /* session->reclaimed as last looked at */
     uint64_t owed;              /* blocks that came back, still in the pending list */

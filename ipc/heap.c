@@ -213,11 +213,10 @@ void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block) {
     if (extent->pending)
         return;
     extent->pending = true;
-    extent->prev = NULL;
-    extent->next = heap->pending;
-    if (extent->next)
-        extent->next->prev = extent;
-    heap->pending = extent;
+    extent->next = NULL;
+    extent->prev = heap->pending_last;
+    *(extent->prev ? &extent->prev->next : &heap->pending) = extent;
+    heap->pending_last = extent;
     heap->pending_count++;
 }
 
@@ -231,8 +230,7 @@ static bool came_back(const struct cw_slab *slab, const struct cw_extent *extent
 
 static void await_no_more(struct cw_heap *heap, struct cw_extent *extent) {
     *(extent->prev ? &extent->prev->next : &heap->pending) = extent->next;
-    if (extent->next)
-        extent->next->prev = extent->prev;
+    *(extent->next ? &extent->next->prev : &heap->pending_last) = extent->prev;
     heap->pending_count--;
 }
 

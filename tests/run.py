@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the test programs one after another, prints a line for each, and one line of counts at the end.
+"""Runs the test programs, prints a line for each, and one line of counts at the end.
 
 An argument is PART:PROGRAM (an executable or a script, with its own arguments), or for Python
 PART:pytest FOLDER, PART:pytest-asan FOLDER, PART:doctest PACKAGE. A program that prints TAP lines
@@ -7,8 +7,11 @@ PART:pytest FOLDER, PART:pytest-asan FOLDER, PART:doctest PACKAGE. A program tha
 0 passed, 77 skipped, else failed. cmocka programs are asked for TAP.
 
 Every program gets an own CAUSEWAY_DIR and time limit. When it has ended, its folder's broker is told to end, which
-would do so by itself a minute later; what else it left behind is killed and named: the runner is the subreaper, so
+would do so by itself a minute later; what else it left behind is killed and named: the lane is the subreaper, so
 every orphan becomes its child. The full output stands in BUILD/test-logs.
+
+Programs run in lanes, one after another in each: a lane is a process that takes the next program when it has ended one
+(--lanes, one a core up to four). `pytest FOLDER` is shared out among them by files.
 The last line is `N passed, N failed, N skipped`; the exit status is 0 only if nothing failed.
 """
 
@@ -16,11 +19,13 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import re
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -31,8 +36,11 @@ from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
 SKIP_STATUS = 77
+TURN = struct.Struct("I")
 TAP_LINE = re.compile(r"^(not ok|ok) +\d+\b(.*)$")
-PYTHON_LIMIT_S = 420.0
+PYTHON_LIMIT_S = 900.0
+LANES_MAX = 4
+PYTEST_SHARES = 8  # of a folder, where there are several lanes
 BROKER_END_S = 10.0
 ORPHANS_END_S = 2.0
 
@@ -170,8 +178,6 @@ class Runner:
         self.build = build.resolve()
         self.limit_s = limit_s
         self.logs = self.build / "test-logs"
-        shutil.rmtree(self.logs, ignore_errors=True)
-        self.logs.mkdir(parents=True)
         self.parts: dict[str, Counts] = {}
 
     def environment(self, folder: str) -> dict[str, str]:
@@ -219,7 +225,7 @@ class Runner:
 
     def run(self, part: str, words: list[str]) -> None:
         """Runs one program, prints its line, adds its counts."""
-        name = f"{part}: {Path(words[0]).name} {' '.join(words[1:])}".strip()
+        name = f"{part}: {Path(words[0]).name} {shown(words[1:])}".strip()
         log = self.logs / (re.sub(r"[^A-Za-z0-9_.-]+", "-", name) + ".log")
         folder = tempfile.mkdtemp(prefix="causeway-test-")
         env = self.environment(folder)
@@ -249,14 +255,13 @@ class Runner:
         self.parts.setdefault(part, Counts()).add(counts)
         orphans = f"; processes left behind: {', '.join(left)}" if left else ""
         verdict, seconds = "FAIL" if counts.failed else "ok", time.monotonic() - began
-        print(f"{verdict:4} {seconds:6.1f} s  {name}: {counts}{orphans}", flush=True)
-        for failure in counts.failed:
-            print(f"       failed: {failure}")
-        for skip in counts.skipped:
-            print(f"       skipped: {skip}")
+        lines = [f"{verdict:4} {seconds:6.1f} s  {name}: {counts}{orphans}"]
+        lines += [f"       failed: {failure}" for failure in counts.failed]
+        lines += [f"       skipped: {skip}" for skip in counts.skipped]
         if counts.failed:
-            tail = output.splitlines()[-60:]
-            print("\n".join("       | " + line for line in tail), flush=True)
+            lines += ["       | " + line for line in output.splitlines()[-60:]]
+        sys.stdout.write("\n".join(lines) + "\n")  # at once: other lanes write too
+        sys.stdout.flush()
 
     def finish(self) -> int:
         """Prints the summary and returns the exit status."""
@@ -283,6 +288,67 @@ def preload_sanitizer(env: dict[str, str], build: Path) -> None:
     env["CAUSEWAY_ASAN"] = "1"
 
 
+def shown(words: list[str]) -> str:
+    """A program's arguments, many files by their number."""
+    files = [word for word in words if word.endswith(".py")]
+    if len(files) < 3:
+        return " ".join(words)
+    return " ".join(
+        [
+            *(w for w in words if w not in files),
+            f"{len(files)} files, {Path(files[0]).stem} and others",
+        ]
+    )
+
+
+def shares(item: str) -> list[str]:
+    """A folder for pytest as several programs, each with some of its files; all else as it is."""
+    part, _, program = item.partition(":")
+    words = shlex.split(program)
+    if words[0] not in ("pytest", "pytest-asan") or not Path(words[-1]).is_dir():
+        return [item]
+    files = sorted(str(file) for file in Path(words[-1]).glob("test_*.py"))
+    dealt = [files[i::PYTEST_SHARES] for i in range(PYTEST_SHARES)]
+    return [f"{part}:{shlex.join([*words[:-1], *share])}" for share in dealt if share]
+
+
+def run_lane(runner: Runner, programs: list[str], turns: int) -> None:
+    """Runs the programs whose numbers come from turns, a pipe that all lanes read."""
+    # A shell that starts us in the background ignores SIGINT for us, and so for every program here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    while turn := os.read(turns, TURN.size):
+        part, _, program = programs[TURN.unpack(turn)[0]].partition(":")
+        runner.run(part, shlex.split(program))
+
+
+def run_lanes(runner: Runner, programs: list[str], count: int) -> None:
+    """Runs all programs in so many lanes; their counts are the runner's then."""
+    turns, end = os.pipe()
+    os.write(end, b"".join(TURN.pack(i) for i in range(len(programs))))
+    os.close(end)
+    lanes = []
+    for lane in range(count):
+        told = runner.logs / f"lane-{lane}.json"
+        pid = os.fork()
+        if pid == 0:
+            try:
+                run_lane(runner, programs, turns)
+                told.write_text(json.dumps({part: vars(c) for part, c in runner.parts.items()}))
+                os._exit(0)
+            finally:
+                os._exit(1)
+        lanes.append((pid, told))
+    os.close(turns)
+    for pid, told in lanes:
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status:
+            runner.parts.setdefault("runner", Counts()).failed.append(f"a lane ended with {status}")
+            continue
+        for part, counts in json.loads(told.read_text()).items():
+            runner.parts.setdefault(part, Counts()).add(Counts(**counts))
+
+
 def main() -> int:
     """Parses the command line and runs all programs."""
     parser = argparse.ArgumentParser(
@@ -290,15 +356,17 @@ def main() -> int:
     )
     parser.add_argument("--build", type=Path, required=True, help="the build folder")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one program")
+    lanes = min(len(os.sched_getaffinity(0)), LANES_MAX)
+    parser.add_argument("--lanes", type=int, default=lanes, help="how many run at once")
     parser.add_argument("programs", nargs="+", metavar="PART:PROGRAM")
     args = parser.parse_args()
-    # A shell that starts us in the background ignores SIGINT for us, and so for every program here.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     runner = Runner(args.build, args.timeout)
-    for item in args.programs:
-        part, _, program = item.partition(":")
-        runner.run(part, shlex.split(program))
+    shutil.rmtree(runner.logs, ignore_errors=True)
+    runner.logs.mkdir(parents=True)
+    programs = args.programs
+    if args.lanes > 1:
+        programs = [program for item in programs for program in shares(item)]
+    run_lanes(runner, programs, min(args.lanes, len(programs)))
     return runner.finish()
 
 

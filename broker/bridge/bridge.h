@@ -37,6 +37,10 @@
 #define CWB_REDIAL_FIRST_NS 100000000ll /* pause after a try that failed, doubled each time */
 #define CWB_REDIAL_MOST_NS  5000000000
 #define CWB_LISTEN_MAX      8u
+#define CWB_LINKS_MAX       64u /* open ones of one peer; the oldest gives way */
+#define CWB_OUT_MAX                                                                                \
+    (128u << 20) /* unread answers of a link that still asks; who keeps to what                    \
+                    was agreed has less */
 
 struct cwb_job;
 struct cwb_jobs;

@@ -10,6 +10,8 @@
 #include "ipc/meta.h"
 #include "shm/error.h"
 
+#define ERRNO_MAX 4095 /* the broker takes no other status */
+
 bool cwb_node_valid(const char *node) {
     size_t length =
         strspn(node, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-");
@@ -46,7 +48,8 @@ int cwb_head_check(const struct cw_message *head, bool greeted, uint32_t read_ma
     bool exact = forms[op].exact >> reply & 1;
     if (least == 0xffff)
         return cw_fail(-EPROTO, "a reply with op %u, to which there is none", op);
-    if (head->flags || head->reserved || (!reply && head->status) || head->status > 0)
+    if (head->flags || head->reserved || (!reply && head->status) || head->status > 0 ||
+        head->status < -ERRNO_MAX)
         return cw_fail(-EPROTO,
                        "a frame with op %u whose head has flags or a status that cannot be",
                        head->op);

@@ -127,11 +127,11 @@ static void fail_requests(struct cwb_link *link, const char *reason) {
 }
 
 /* Of strangers one line a second, however many there are. */
-static void log_end(struct cwb_link *link, const char *reason) {
+static void log_end(struct cwb_link *link, bool unknown, const char *reason) {
     static int64_t told_ns;
     if (link->bridge->stopping)
         return;
-    if (!link->peer) {
+    if (unknown) { /* also who showed a peer's certificate, and not that it has the key */
         if (link->bridge->now_ns - told_ns < 1000000000 && told_ns)
             return;
         told_ns = link->bridge->now_ns;
@@ -144,7 +144,7 @@ void cwb_link_end(struct cwb_link *link) {
     char reason[CW_DETAIL_MAX];
     if (link->state == CWB_ENDED)
         return;
-    bool was_open = link->state == CWB_OPEN_LINK;
+    bool was_open = link->state == CWB_OPEN_LINK, unknown = link->counted_unknown;
     strcpy(reason, cw_detail());
     link->state = CWB_ENDED;
     if (link->counted_unknown)
@@ -152,7 +152,7 @@ void cwb_link_end(struct cwb_link *link) {
     link->counted_unknown = false;
     /* A dialed link's repeated failures are told once, by peer.c. */
     if (was_open || !link->dialed)
-        log_end(link, reason);
+        log_end(link, unknown, reason);
     if (link->peer)
         cwb_peer_ended(link, was_open, reason);
     fail_requests(link, reason);

@@ -5,6 +5,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <utlist.h>
 
 #include "broker/bridge/parts.h"
 
@@ -41,6 +42,13 @@ static void take_hello(struct cwb_link *link, const struct cwb_hello *hello) {
     link->state = CWB_OPEN_LINK;
     link->opened_ns = link->bridge->now_ns;
     link->peer->run = hello->run;
+    struct cwb_link *open;
+    uint32_t count;
+    DL_COUNT2(link->peer->links, open, count, peer_next);
+    if (count >= CWB_LINKS_MAX) {
+        cw_fail(-EDQUOT, "the peer has made more than %u connections", CWB_LINKS_MAX);
+        cwb_link_end(link->peer->links);
+    }
     cwb_peer_opened(link);
 }
 
@@ -48,7 +56,8 @@ static void take_hello(struct cwb_link *link, const struct cwb_hello *hello) {
 static struct cwb_request *asked(struct cwb_link *link, const struct cw_message *head) {
     struct cwb_request *request;
     HASH_FIND(hh, link->requests, &head->id, sizeof head->id, request);
-    return request && request->op == (head->op & ~CW_OP_REPLY) ? request : NULL;
+    bool sent = request && !request->frame; /* what is in the backlog nobody can answer */
+    return sent && request->op == (head->op & ~CW_OP_REPLY) ? request : NULL;
 }
 
 static int take_reply(struct cwb_link *link, const struct cwb_frame *frame) {

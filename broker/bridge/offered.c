@@ -189,8 +189,10 @@ int cwb_offered_serve(struct cwb_link *link, const struct cwb_frame *frame) {
             return 0;
         }
     }
-    if (offered && offered->served) /* asked twice over two links: the newer one is answered */
-        on_cancel(offered->served);
+    if (offered && offered->served) { /* asked again, as over a newer link: that one is answered */
+        cw_fail(-ECANCELED, "the same put was offered again");
+        cwb_served_reply(offered->served, -ECANCELED, NULL, 0);
+    }
     bool fresh = !offered;
     if (fresh)
         offered = offered_new(link, frame);

@@ -16,6 +16,8 @@
 
 #include "shm/error.h"
 
+#define VALUE_MAX 180u /* the library's lines have at most 200 */
+
 bool cwb_address_split(const char *text, char host[CWB_ADDRESS_MAX + 1], char port[8]) {
     const char *colon = strrchr(text, ':'), *begin = text, *end = colon;
     if (!colon)
@@ -63,6 +65,11 @@ int cwb_config_set(struct cwb_peer_config *config, const char *name, const char 
     char host[CWB_ADDRESS_MAX + 1], port[8];
     if (!*value)
         return cw_fail(-EINVAL, "%.300s: peer %s: %.64s is empty", where, config->name, name);
+    if (strlen(value) > VALUE_MAX || strpbrk(value, "\n\r") || strstr(value, " ;"))
+        return cw_fail(-EINVAL,
+                       "%.300s: peer %s: %.64s is longer than the %u bytes that a line of the file "
+                       "takes, or has a line's end or \" ;\" in it, where a comment begins",
+                       where, config->name, name, VALUE_MAX);
     if (strcmp(name, "read") == 0)
         return add_pattern(&config->read, value, where);
     if (strcmp(name, "write") == 0)

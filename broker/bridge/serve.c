@@ -129,6 +129,18 @@ static int look(struct cwb_bridge *bridge, const struct cwb_peer *peer,
 
 /* ---- OPEN ---- */
 
+static void tell_changed(struct cwb_bridge *bridge, struct cwb_watched *watched) {
+    struct cwb_link *link = cwb_peer_link(watched->peer);
+    struct cwb_changed changed = {.instance = cw_client_instance(bridge->client),
+                                  .entry = watched->entry,
+                                  .key_bytes = watched->key.length};
+    struct iovec parts[] = {{&changed, sizeof changed}, {watched->key.text, watched->key.length}};
+    if (link)
+        cwb_link_say(link, CWB_CHANGED, parts, 2);
+    DL_DELETE(bridge->watched, watched);
+    free(watched);
+}
+
 static void watch(struct cwb_link *link, const struct subject *subject, uint64_t entry) {
     struct cwb_watched *watched;
     uint32_t count = 0;
@@ -144,8 +156,7 @@ static void watch(struct cwb_link *link, const struct subject *subject, uint64_t
             if (watched->peer == link->peer)
                 break;
         }
-        watched->entry = 0;
-        cwb_serve_changes(link->bridge);
+        tell_changed(link->bridge, watched);
     }
     watched = calloc(1, sizeof *watched);
     CW_ASSERT(watched);
@@ -331,18 +342,6 @@ static void serve_wait(struct cwb_link *link, const struct cwb_frame *frame) {
 
 /* ---- changes ---- */
 
-static void tell_changed(struct cwb_bridge *bridge, struct cwb_watched *watched) {
-    struct cwb_link *link = cwb_peer_link(watched->peer);
-    struct cwb_changed changed = {.instance = cw_client_instance(bridge->client),
-                                  .entry = watched->entry,
-                                  .key_bytes = watched->key.length};
-    struct iovec parts[] = {{&changed, sizeof changed}, {watched->key.text, watched->key.length}};
-    if (link)
-        cwb_link_say(link, CWB_CHANGED, parts, 2);
-    DL_DELETE(bridge->watched, watched);
-    free(watched);
-}
-
 void cwb_serve_changes(struct cwb_bridge *bridge) {
     struct cwb_watched *watched, *next;
     struct cwb_served *served, *following;
@@ -382,6 +381,9 @@ int cwb_serve(struct cwb_link *link, const struct cwb_frame *frame) {
         link->wait_count >= CWB_WAITS_MAX)
         return cw_fail(-EPROTO, "more than %u requests, or %u waits, at once", CWB_REQUESTS_MAX,
                        CWB_WAITS_MAX);
+    if (link->out.used > CWB_OUT_MAX)
+        return cw_fail(-EPROTO, "it asks on, and %u bytes of answers were not read",
+                       link->out.used);
     struct cwb_served *known;
     HASH_FIND(hh, link->served, &frame->head.id, sizeof frame->head.id, known);
     if (known)

@@ -30,6 +30,8 @@ __all__ = ["asarray", "empty", "full", "zeros"]
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
+    if type(shape) is int and shape >= 0:
+        return (shape,)
     lengths = (shape,) if hasattr(shape, "__index__") else shape
     found = tuple(operator.index(n) for n in lengths)
     if any(n < 0 for n in found):
@@ -37,10 +39,29 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return found
 
 
+_layouts: dict[Any, Layout] = {}  # as they were asked for, so that the next array alike costs less
+_LAYOUTS_MAX = 1024
+
+
 def _layout(shape: Any, dtype: DTypeLike, order: str) -> Layout:
     if order not in ("C", "F"):
         raise ValueError(f"order is 'C' or 'F', not {order!r}")
-    found, kind = _shape(shape), np.dtype(dtype)
+    found = _shape(shape)
+    if type(dtype) is not str:
+        dtype = kind = np.dtype(dtype)
+        if kind.names is not None or kind.subdtype is not None or kind.metadata is not None:
+            return _made(found, kind, order)  # those that are equal may differ still
+    key = found, dtype, order
+    layout = _layouts.get(key)
+    if layout is None:
+        layout = _made(found, np.dtype(dtype), order)
+        if len(_layouts) >= _LAYOUTS_MAX:
+            _layouts.clear()
+        _layouts[key] = layout
+    return layout
+
+
+def _made(found: tuple[int, ...], kind: np.dtype[Any], order: str) -> Layout:
     if kind.subdtype is not None:
         kind, inner = kind.subdtype
         found += inner

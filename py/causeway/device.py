@@ -54,7 +54,7 @@ def resolve(device: str | None) -> str:
         return "cpu"
     if not isinstance(device, str):
         raise TypeError(f"device is a text as 'cpu' or 'cuda:0', not {type(device).__name__}")
-    if not _NAME.fullmatch(device):
+    if device != "cuda:0" and not _NAME.fullmatch(device):  # the usual one is asked for often
         raise ValueError(f"{device!r} is no device; write 'cpu' or 'cuda:N'")
     full = "cuda:0" if device == "cuda" else device
     check(lib.cw_device_check(full.encode()))

@@ -30,7 +30,6 @@ class Layout:
     """Shape, strides in bytes and dtype. Never changes."""
 
     __slots__ = (
-        "_borrowed",
         "_c",
         "_gapless",
         "_origin",
@@ -57,11 +56,10 @@ class Layout:
         self.ndim = len(shape)
         self.size = math.prod(shape)
         self.strides = contiguous(shape, dtype.itemsize, order) if strides is None else strides
-        self._c: Any = None
+        self._c: tuple[Any, ...] | None = None  # and what it points to
         self._gapless: bool | None = None
         self._origin: int | None = None
         self._span: int | None = None
-        self._borrowed: Any = None
         self.told = None
 
     @property
@@ -89,7 +87,8 @@ class Layout:
     @property
     def c(self) -> Any:
         """The `cw_layout *`, which lives as long as this object."""
-        if self._c is None:
+        found = self._c
+        if found is None:
             if self.ndim > lib.CW_NDIM_MAX:
                 raise ValueError(
                     f"an array has at most {lib.CW_NDIM_MAX} dimensions, not {self.ndim}"
@@ -100,9 +99,8 @@ class Layout:
             c = ffi.new("cw_layout *")
             c.ndim, c.itemsize = self.ndim, self.dtype.itemsize
             c.shape, c.strides, c.dtype = shape, strides, text
-            self._borrowed = (shape, strides, text)
-            self._c = c
-        return self._c
+            self._c = found = (c, shape, strides, text)  # threads may be here at once
+        return found[0]
 
     def same(self, other: Layout) -> bool:
         """Whether the two mean the same."""

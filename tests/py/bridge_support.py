@@ -43,12 +43,20 @@ def namespaces_lacking() -> str:
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
     if made.returncode:
         return f"network namespaces are not allowed here: {made.stderr.strip()}"
-    linked = subprocess.run(
+    device = f"cwt{os.getpid()}"
+    tries = [
+        ["ip", "netns", "exec", name, "true"],
         ["ip", "-n", name, "link", "add", "cwt0", "type", "veth", "peer", "name", "cwt1"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    subprocess.run(["ip", "netns", "del", name], check=True)
-    return f"no veth devices here: {linked.stderr.strip()}" if linked.returncode else ""
+        ["ip", "link", "add", device, "type", "bridge"],
+        ["ip", "link", "del", device],
+    ]
+    why = ""
+    for words in tries:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode and not why:
+            why = f"no network of namespaces here: {' '.join(words)}: {done.stderr.strip()}"
+    subprocess.run(["ip", "netns", "del", name], check=False)
+    return why
 
 
 def ip(*words: str) -> None:

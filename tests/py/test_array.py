@@ -6,6 +6,7 @@ import copy
 import gc
 import signal
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -351,3 +352,44 @@ def test_devices():
         cw.empty(3, device="gpu")
     with pytest.raises(TypeError):
         cw.empty(3, device=0)
+
+
+def test_arrays_alike_keep_what_was_asked_for():
+    plain, told = np.dtype("f8"), np.dtype("f8", metadata={"unit": "m"})
+    loose, aligned = np.dtype("i4,f4"), np.dtype("i4,f4", align=True)
+    assert plain == told and loose == aligned
+    for _ in range(2):
+        assert cw.empty(3, plain).dtype.metadata is None
+        assert cw.empty(3, told).dtype.metadata == {"unit": "m"}
+        assert not cw.empty(3, loose).dtype.isalignedstruct
+        assert cw.empty(3, aligned).dtype.isalignedstruct
+        assert [type(n) for n in cw.empty((True, np.int64(2))).shape] == [int, int]
+        assert cw.empty((2, 3), "i2").strides == (6, 2)
+        assert cw.empty((2, 3), "i2", order="F").strides == (2, 4)
+        assert cw.empty([2, 3], ("i2", (2,))).shape == (2, 3, 2)
+        for wrong in (3.0, (3.0,), (2.0, 3)):
+            with pytest.raises(TypeError):
+                cw.empty(wrong)
+        with pytest.raises(ValueError, match="order"):
+            cw.empty(3, order=["C"])
+        with pytest.raises(ValueError, match="negative"):
+            cw.empty(-3)
+        with pytest.raises(ValueError, match="larger than any memory"):
+            cw.empty((1 << 40, 1 << 40))
+
+
+def test_one_layout_serves_many_threads():
+    """All of them ask for its C form first, at once."""
+    for n in range(1, 40):
+        ready, found = threading.Barrier(4), []
+
+        def ask(n=n, ready=ready, found=found):
+            ready.wait()
+            found.append(cw.zeros((n, 7), "i8").numpy().shape)
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [(n, 7)] * 4

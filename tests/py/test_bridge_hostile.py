@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -183,6 +185,7 @@ BREACHES = {
     "ping-with-body": (None, frame(raw.PING, b"x")),
     "reply-to-nothing": (None, frame(raw.PING | raw.REPLY, id=12345)),
     "data-to-nothing": (None, frame(raw.READ | raw.REPLY, struct.pack("<QQII", 1, 0, 4, 0) + b"abcd")),
+    "status-of-no-error": (None, frame(raw.PING | raw.REPLY, status=-5000)),
     "reply-with-good-status": (None, frame(raw.PING | raw.REPLY, status=1)),
     "key-without-namespace": (None, frame(raw.OPEN, struct.pack("<II", 4, 0) + b"open")),
     "key-longer-than-frame": (None, frame(raw.OPEN, struct.pack("<II", 200, 0) + key(b"open/x"))),
@@ -355,3 +358,44 @@ def test_a_cancelled_wait_is_answered_and_forgotten(nodes: tuple[Node, Node, Nod
             cw.put("open/later", [1])
         answer = connection.receive()
         assert answer is not None and answer[1:3] == (5, 0)
+
+
+def test_a_put_offered_again_while_it_is_under_way_is_one_put(
+    nodes: tuple[Node, Node, Node],
+) -> None:
+    _, b, evil = nodes
+    again = offer(b"in/twice", 100_000, meta((100_000,)), token=80)
+    with Raw(evil.keys, b.port) as older, Raw(evil.keys, b.port) as newer:
+        older.send(again)
+        assert older.receive(requests=True) is not None  # it is being read
+        newer.send(again)
+        answer = older.receive()
+        assert answer is not None and answer[:3] == (raw.OFFER | raw.REPLY, 9, -errno.ECANCELED)
+    with Raw(evil.keys, b.port) as connection:
+        connection.send(frame(raw.PING))
+        assert connection.receive() is not None
+
+
+def test_who_asks_on_and_reads_no_answer_is_let_go(nodes: tuple[Node, Node, Node]) -> None:
+    _, b, evil = nodes
+    with b.here():
+        cw.put("open/inside", np.zeros(16_000, "u1"))
+    with Raw(evil.keys, b.port) as connection:
+        for begin in range(10, 10_010, 100):  # 160 MB of answers
+            connection.send(
+                b"".join(asking(raw.OPEN, b"open/inside", id=begin + i) for i in range(100))
+            )
+        while connection.receive() is not None:
+            pass
+    assert eventually(lambda: "answers were not read" in b.said())
+
+
+def test_the_oldest_of_too_many_connections_of_a_peer_gives_way(
+    nodes: tuple[Node, Node, Node],
+) -> None:
+    _, b, evil = nodes
+    with contextlib.ExitStack() as stack:
+        many = [stack.enter_context(Raw(evil.keys, b.port)) for _ in range(66)]
+        assert many[0].ended()
+        many[-1].send(frame(raw.PING))
+        assert many[-1].receive() is not None

@@ -188,6 +188,27 @@ static void a_bridge_that_cannot_run_is_told_with_its_reason(void **state) {
     end(&client);
 }
 
+static void a_bridge_that_is_not_there_is_looked_for_with_each_request(void **state) {
+    (void)state;
+    char link_path[128], program[160];
+    const char *environment[] = {program, "ACT=done", NULL};
+    struct raw_client client;
+    struct request request = wish();
+    snprintf(link_path, sizeof link_path, "/tmp/cw-remote-link-%d", (int)getpid());
+    snprintf(program, sizeof program, "CAUSEWAY_BRIDGE=%s", link_path);
+    assert_true(raw_broker_start(&broker, NULL, environment));
+    assert_int_equal(raw_connect(&broker, &client), 0);
+    for (unsigned i = 0; i < 6; i++) {
+        assert_int_equal(ask(&client, &request), -EREMOTEIO);
+        mail.body[mail.body_bytes] = 0;
+        assert_non_null(strstr((char *)mail.body, "cannot be run"));
+    }
+    assert_int_equal(symlink(self, link_path), 0); /* now it is installed */
+    assert_int_equal(ask(&client, &request), 0);
+    end(&client);
+    unlink(link_path);
+}
+
 static void a_cancelled_request_is_answered_and_the_bridge_hears_of_it(void **state) {
     (void)state;
     struct raw_client client;
@@ -269,6 +290,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(what_the_bridge_says_is_what_the_client_hears),
         cmocka_unit_test(a_bridge_that_dies_leaves_its_job_to_the_next),
         cmocka_unit_test(a_bridge_that_cannot_run_is_told_with_its_reason),
+        cmocka_unit_test(a_bridge_that_is_not_there_is_looked_for_with_each_request),
         cmocka_unit_test(a_cancelled_request_is_answered_and_the_bridge_hears_of_it),
         cmocka_unit_test(a_replicas_name_goes_with_the_bridge),
         cmocka_unit_test(what_belongs_to_the_bridge_is_refused_to_others),

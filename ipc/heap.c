@@ -414,8 +414,8 @@ static bool never_fits(const cw_client *client, const struct cw_heap *heap, uint
     uint64_t limit = CW_LOAD(M1, &client->root->limits[CW_LIMIT_max_gpu_bytes], relaxed);
     uint64_t slab_bytes =
         (size_bytes + heap->granule_bytes - 1) / heap->granule_bytes * heap->granule_bytes;
-    return slab_bytes > limit || (heap->backend->device_stat(heap->device, &info) == 0 &&
-                                  size_bytes > info.memory_bytes);
+    return slab_bytes > limit ||
+           (heap->backend->device_stat(heap->device, &info) == 0 && size_bytes > info.memory_bytes);
 }
 
 int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
@@ -449,7 +449,8 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
         if (code == -EDQUOT && heap->backend->device_kind == CW_DEVICE_CUDA) {
             char sentence[CW_DETAIL_MAX];
             snprintf(sentence, sizeof sentence, "%s", cw_detail());
-            int evicted = never_fits(client, heap, size_bytes) ? -ENOENT : cw_evict_one(client, heap);
+            int evicted =
+                never_fits(client, heap, size_bytes) ? -ENOENT : cw_evict_one(client, heap);
             if (evicted == 0) {
                 dropped = false;     /* perhaps its slab is empty now */
                 tries = ADOPT_TRIES; /* as often as there are arrays that may leave */

@@ -231,7 +231,8 @@ static void a_mover_that_was_dropped_gets_no_more_jobs(void **state) {
         assert_int_equal(raw_reply(&s.client, &mail, RAW_TIMEOUT_MS), 1);
         assert_true(mail.head.id == i && mail.head.status == 0);
     }
-    assert_int_equal(raw_counter(&broker, CW_COUNTER_jobs_repeated), 1); /* the second was not out */
+    assert_int_equal(raw_counter(&broker, CW_COUNTER_jobs_repeated),
+                     1); /* the second was not out */
     unlink(go);
     end(&s);
 }

@@ -205,7 +205,9 @@ static int await(struct cw_queue_core *queue, const struct side *side, uint64_t 
     if (side->look(queue, bytes, &place) != WAIT)
         return 0;
     int code = sleep_at(side->wait_at, rings, waiting, holder != 0);
-    clear_dead(side->other, holder);
+    /* Whether it runs takes longer to find out than to put an item: not when there is one now. */
+    if (holder && side->look(queue, bytes, &place) == WAIT)
+        clear_dead(side->other, holder);
     return code;
 }
 

@@ -55,7 +55,10 @@ int cw_devices(char **names, uint64_t *count) {
     int gpus;
     if (!names || !count)
         return cw_fail(-EINVAL, "places for the list are needed, NULL was given");
-    if (cw_backend_cuda.device_count(&gpus) != 0)
+    int code = cw_backend_cuda.device_count(&gpus);
+    if (code == -EDQUOT)
+        return code; /* more than CW_GPUS_MAX: a list without the rest would be wrong */
+    if (code)
         gpus = 0; /* none that this process could use; cw_array_new() says why */
     char *list = malloc(sizeof "cpu" + (size_t)gpus * sizeof "cuda:9999"), *at = list;
     if (!list)

@@ -284,7 +284,7 @@ int cw_loan_next(cw_client *client, uint64_t *loan);
 
 /* Names of the devices that arrays can lie on, each terminated, one behind the other: "cpu", and a
  * "cuda:N" for each GPU that this process sees. The first call with a driver installed opens it:
- * half a second. cw_free(). */
+ * half a second. -EDQUOT: it sees more than 64 GPUs (CW_GPUS_MAX). cw_free(). */
 int cw_devices(char **names, uint64_t *count);
 
 /* Is there such a device for this process? 0, -ENODEV with the reason (no driver, too old, masked

@@ -21,6 +21,9 @@ _NAME = re.compile(r"cpu|cuda(:[0-9]{1,4})?")
 def devices() -> list[str]:
     """The devices that arrays can lie on, "cpu" first.
 
+    Raises:
+        LimitExceeded: this process sees more than 64 GPUs; CUDA_VISIBLE_DEVICES can name fewer.
+
     >>> import causeway as cw
     >>> cw.devices()[0]
     'cpu'

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define FAKE_DEVICES_MAX  16
+#define FAKE_DEVICES_MAX  65 /* one more than CW_GPUS_MAX */
 #define FAKE_GRANULARITY  (2u << 20)
 #define FAKE_VARIABLE_MAX 4096
 

@@ -53,6 +53,22 @@ def test_no_driver(refusal):
     assert "no CUDA driver" in told and 'device="cpu"' in told and "CAUSEWAY_CUDA_DRIVER" in told
 
 
+@on_the_double
+def test_more_gpus_than_a_process_can_work_with(refusal, script, tmp_path):
+    env = {"CAUSEWAY_FAKECUDA_DEVICES": "65", "CAUSEWAY_FAKECUDA_DIR": str(tmp_path / "many")}
+    (tmp_path / "many").mkdir()
+    told = refusal("LimitExceeded", **env)
+    assert "65 GPUs" in told and "64 (CW_GPUS_MAX)" in told and "CUDA_VISIBLE_DEVICES" in told
+    text = """
+        import causeway as cw
+        try: print(len(cw.devices()))
+        except cw.LimitExceeded as error: assert "CW_GPUS_MAX" in str(error), error
+    """
+    assert script(text, env={**os.environ, **env}).stdout == ""
+    some = {**env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(64)))}
+    assert script(text, env={**os.environ, **some}).stdout.strip() == "65"
+
+
 def test_a_library_that_is_no_driver(refusal):
     assert "has no cuInit" in refusal(CAUSEWAY_CUDA_DRIVER="libm.so.6")
 

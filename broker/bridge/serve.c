@@ -381,9 +381,10 @@ int cwb_serve(struct cwb_link *link, const struct cwb_frame *frame) {
         link->wait_count >= CWB_WAITS_MAX)
         return cw_fail(-EPROTO, "more than %u requests, or %u waits, at once", CWB_REQUESTS_MAX,
                        CWB_WAITS_MAX);
-    if (link->out.used > CWB_OUT_MAX)
-        return cw_fail(-EPROTO, "it asks on, and %u bytes of answers were not read",
-                       link->out.used);
+    uint64_t unread = (uint64_t)link->out.used + (link->sending ? link->flying.used : 0);
+    if (unread > CWB_OUT_MAX)
+        return cw_fail(-EPROTO, "it asks on, and %llu bytes of answers were not read",
+                       (unsigned long long)unread);
     struct cwb_served *known;
     HASH_FIND(hh, link->served, &frame->head.id, sizeof frame->head.id, known);
     if (known)

@@ -242,10 +242,11 @@ def test_a_put_whose_node_starts_anew_is_told_as_unknown(world: tuple[Node, Node
             except cw.RemoteError as error:
                 told.append(str(error))
 
+        sent = int(a.state_of(b)["bytes_out"])
         proxy.pause = 0.002
         thread = threading.Thread(target=put)
         thread.start()
-        time.sleep(0.3)
+        assert eventually(lambda: int(a.state_of(b)["bytes_out"]) - sent > 1_000_000)
         os.kill(b.bridge_pid(), signal.SIGKILL)
         thread.join(60)
         proxy.pause = 0.0

@@ -99,6 +99,16 @@ static void forget_block(cw_client *client, cw_array *array) {
     cw_lease_release(client, slab, array->block, array->gen);
 }
 
+bool cw_evict_in_vain(const cw_client *client, const struct cw_heap *heap, uint64_t size_bytes) {
+    cw_device_info info;
+    /* M1: a figure that stands since the broker started. */
+    uint64_t limit = CW_LOAD(M1, &client->root->limits[CW_LIMIT_max_gpu_bytes], relaxed);
+    uint64_t slab_bytes =
+        (size_bytes + heap->granule_bytes - 1) / heap->granule_bytes * heap->granule_bytes;
+    return slab_bytes > limit ||
+           (heap->backend->device_stat(heap->device, &info) == 0 && size_bytes > info.memory_bytes);
+}
+
 int cw_evict_one(cw_client *client, const struct cw_heap *heap) {
     cw_array *host = NULL, *old;
     pthread_mutex_lock(&client->lock);

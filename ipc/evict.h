@@ -49,6 +49,9 @@ struct cw_evictable {
 int cw_evict_admit(cw_array *array);
 /* Ends what there is of it beside the array's own lease; false: it has no lease, it was away. */
 bool cw_evict_end(cw_array *array);
+/* Is that larger than the device itself, or than the broker's limit for all GPU memory? Then arrays
+ * would leave for it in vain. */
+bool cw_evict_in_vain(const cw_client *client, const struct cw_heap *heap, uint64_t size_bytes);
 /* Makes room on a heap's device: one array leaves. 0; -ENOENT: none may; another code: the copy
  * failed, with its reason. Without client->lock. */
 int cw_evict_one(cw_client *client, const struct cw_heap *heap);

@@ -406,18 +406,6 @@ static int make_slab(cw_client *client, struct cw_heap *heap, uint64_t size_byte
     }
 }
 
-/* Larger than the device itself, or than the broker's limit for all: arrays would leave for it in
- * vain. */
-static bool never_fits(const cw_client *client, const struct cw_heap *heap, uint64_t size_bytes) {
-    cw_device_info info;
-    /* M1: a figure that stands since the broker started. */
-    uint64_t limit = CW_LOAD(M1, &client->root->limits[CW_LIMIT_max_gpu_bytes], relaxed);
-    uint64_t slab_bytes =
-        (size_bytes + heap->granule_bytes - 1) / heap->granule_bytes * heap->granule_bytes;
-    return slab_bytes > limit ||
-           (heap->backend->device_stat(heap->device, &info) == 0 && size_bytes > info.memory_bytes);
-}
-
 int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
                  struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
     bool adopting = true, dropped = false;
@@ -450,7 +438,7 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
             char sentence[CW_DETAIL_MAX];
             snprintf(sentence, sizeof sentence, "%s", cw_detail());
             int evicted =
-                never_fits(client, heap, size_bytes) ? -ENOENT : cw_evict_one(client, heap);
+                cw_evict_in_vain(client, heap, size_bytes) ? -ENOENT : cw_evict_one(client, heap);
             if (evicted == 0) {
                 dropped = false;     /* perhaps its slab is empty now */
                 tries = ADOPT_TRIES; /* as often as there are arrays that may leave */

@@ -293,7 +293,10 @@ static void a_drop_that_was_never_told_is_found_at_death(void **state) {
     uint64_t gen = raw_carve(&client, &slab, 0, 0, 4096);
     raw_lease(&dier, 5, slab.id, 0);
     raw_unlease(&client, 0);
+    uint64_t scans = raw_counter(&broker, CW_COUNTER_scans);
     raw_drop(&client, slab.id, 0, gen);
+    /* It was looked at, and found held. */
+    assert_true(RAW_UNTIL(raw_counter(&broker, CW_COUNTER_scans) > scans));
     assert_int_equal(raw_ping(&client), 0);
     raw_unlease(&dier, 5); /* and no word */
     assert_int_equal(raw_ping(&client), 0);

@@ -366,6 +366,12 @@ def test_a_put_offered_again_while_it_is_under_way_is_one_put(
     _, b, evil = nodes
     again = offer(b"in/twice", 100_000, meta((100_000,)), token=80)
     with Raw(evil.keys, b.port) as older, Raw(evil.keys, b.port) as newer:
+        for connection in (
+            older,
+            newer,
+        ):  # both are known: a link that comes later is asked instead
+            connection.send(frame(raw.PING))
+            assert connection.receive() is not None
         older.send(again)
         assert older.receive(requests=True) is not None  # it is being read
         newer.send(again)

@@ -244,13 +244,14 @@ static void adopt(struct cwb_bridge *bridge, struct cwb_peer_config *config) {
     *config = old; /* freed with the list */
     found->gone = false;
     found->dial_after_ns = 0;
-    if (other_key)
-        DL_FOREACH_SAFE(bridge->links, link, next) {
-            if (link->peer == found) {
-                cw_fail(-EREMOTEIO, "the peer's pinned key was changed");
-                cwb_link_end(link);
-            }
+    if (!other_key)
+        return;
+    DL_FOREACH_SAFE(bridge->links, link, next) {
+        if (link->peer == found) {
+            cw_fail(-EREMOTEIO, "the peer's pinned key was changed");
+            cwb_link_end(link);
         }
+    }
 }
 
 static void remove_missing(struct cwb_bridge *bridge, const bool *seen) {

@@ -135,7 +135,10 @@ int main(int argc, char **argv) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof address;
     int listener = socket(AF_INET, SOCK_STREAM, 0);
-    char *memory = malloc((size_t)bytes + 1);
+    static char *memory; /* for as long as the program runs */
+    memory = malloc((size_t)bytes + 1);
+    if (!memory)
+        return 1;
     memset(memory, 7, (size_t)bytes + 1);
     if (bind(listener, (struct sockaddr *)&address, length) < 0 || listen(listener, 1) < 0 ||
         getsockname(listener, (struct sockaddr *)&address, &length) < 0)

@@ -1,18 +1,14 @@
 /*
- * Mover: see mover.h. The loop's thread owns all. Starting is one posix_spawn, which takes as long
- * as an exec does; nothing here waits for the program.
+ * Mover: see mover.h. The loop's thread owns all; nothing here waits for the program.
  */
 #include "broker/mover.h"
 
-#include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,6 +18,7 @@
 #include "broker/loop.h"
 #include "broker/monitor.h"
 #include "broker/session.h"
+#include "broker/spawn.h"
 
 #define PROGRAM    "causeway-mover"
 #define EXITS_MOST 3u  /* of movers that ended before they asked for work, in a row */
@@ -43,19 +40,8 @@ uint32_t cwd_mover_others(const struct cwd_broker *b) {
 
 /* ---- starting ---- */
 
-/* $CAUSEWAY_MOVER, else beside this program. */
 static int find_program(char path[PATH_MAX]) {
-    const char *given = getenv("CAUSEWAY_MOVER");
-    if (given && *given) {
-        snprintf(path, PATH_MAX, "%s", given);
-    } else {
-        ssize_t length = readlink("/proc/self/exe", path, PATH_MAX - sizeof PROGRAM);
-        path[length > 0 ? length : 0] = 0;
-        char *slash = strrchr(path, '/');
-        if (slash)
-            strcpy(slash + 1, PROGRAM);
-    }
-    if (access(path, X_OK) == 0)
+    if (cwd_spawn_find(PROGRAM, "CAUSEWAY_MOVER", path) == 0)
         return 0;
     return cw_fail(-ENODEV,
                    "this copy needs the program " PROGRAM ", and %.300s cannot be run: %m; name it "
@@ -78,10 +64,8 @@ static char **environment(void) {
     return copy;
 }
 
-static int spawn(struct cwd_broker *b, const char *path, pid_t *pid) {
-    posix_spawn_file_actions_t files;
-    posix_spawnattr_t how;
-    sigset_t none, all;
+/* 0: it runs, and mover->pid and pidfd tell of it. */
+static int spawn(struct cwd_broker *b, const char *path) {
     char parent[16];
     char *argv[] = {(char[]){PROGRAM},
                     (char[]){"--socket"},
@@ -90,22 +74,10 @@ static int spawn(struct cwd_broker *b, const char *path, pid_t *pid) {
                     parent,
                     NULL};
     snprintf(parent, sizeof parent, "%d", (int)getpid());
-    sigemptyset(&none);
-    sigfillset(&all);
-    posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_adddup2(&files, cwd_log_fd(), STDERR_FILENO);
-    posix_spawn_file_actions_adddup2(&files, STDERR_FILENO, STDOUT_FILENO);
-    posix_spawnattr_init(&how);
-    posix_spawnattr_setflags(&how, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-    posix_spawnattr_setsigmask(&how, &none);
-    posix_spawnattr_setsigdefault(&how, &all);
     char **env = environment();
-    int error = posix_spawn(pid, path, &files, &how, argv, env);
+    int code = cwd_spawn(path, argv, env, &b->mover.pid, &b->mover.pidfd);
     free(env);
-    posix_spawnattr_destroy(&how);
-    posix_spawn_file_actions_destroy(&files);
-    return error ? cw_fail(-ENODEV, "starting %.300s failed: %s", path, strerror(error)) : 0;
+    return code == -ENOENT ? -ENODEV : code; /* of a copy no -ENOENT is told: that is a name's */
 }
 
 static int start(struct cwd_broker *b) {
@@ -118,18 +90,16 @@ static int start(struct cwd_broker *b) {
                        mover->exits + mover->kills);
     int code = find_program(path);
     if (code == 0)
-        code = spawn(b, path, &mover->pid);
+        code = spawn(b, path);
+    if (code == -EDQUOT)
+        *mover = (struct cwd_mover){.pidfd = -1};
     if (code)
         return code;
     mover->asked = false;
-    mover->pidfd = (int)syscall(SYS_pidfd_open, mover->pid, 0);
-    if (mover->pidfd >= 0)
-        code = cwd_loop_add(b, mover->pidfd, CWD_EVENT_MOVER, 0, EPOLLIN);
-    if (mover->pidfd < 0 || code) {
+    if (cwd_loop_add(b, mover->pidfd, CWD_EVENT_MOVER, 0, EPOLLIN) != 0) {
         kill(mover->pid, SIGKILL);
         waitpid(mover->pid, NULL, 0);
-        if (mover->pidfd >= 0)
-            close(mover->pidfd);
+        close(mover->pidfd);
         *mover = (struct cwd_mover){.pidfd = -1};
         return cw_fail(-EDQUOT, "no descriptor is left to watch " PROGRAM " with: %m");
     }

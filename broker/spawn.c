@@ -3,6 +3,7 @@
  */
 #include "broker/spawn.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
@@ -20,8 +21,10 @@
 int cwd_spawn_find(const char *program, const char *variable, char *path) {
     const char *given = getenv(variable);
     if (given && *given) {
-        if (snprintf(path, PATH_MAX, "%s", given) >= PATH_MAX)
+        if (snprintf(path, PATH_MAX, "%s", given) >= PATH_MAX) {
+            errno = ENAMETOOLONG;
             return -ENAMETOOLONG;
+        }
     } else {
         ssize_t length = readlink("/proc/self/exe", path, PATH_MAX - NAME_MAX - 1);
         path[length > 0 ? length : 0] = 0;

@@ -8,7 +8,7 @@
 #include <sys/types.h>
 
 /* The path of a program: what the environment's variable names, else the one beside this program.
- * path: PATH_MAX bytes. 0, or -ENOENT with errno's reason. */
+ * path: PATH_MAX bytes. 0, or -ENOENT, -ENAMETOOLONG; errno has the reason. */
 int cwd_spawn_find(const char *program, const char *variable, char *path);
 /* argv and environment end with NULL. 0 and *pid, *pidfd (the caller's, to be waited for and
  * closed); or -EDQUOT, -ENOENT with the sentence. */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "broker/bridge/job.h"
+#include "broker/bridge/stream.h"
 
 struct asking {
     struct cwb_waiter waiter; /* first: it is cast back */
@@ -166,7 +167,14 @@ void cwb_job_ask(struct cwb_job *job) {
 
 static void add_link(FILE *out, const struct cwb_link *link) {
     fprintf(out, "  link %s %s seconds %.0f\n", link->dialed ? "to" : "from", link->where,
-            (double)(link->bridge->now_ns - link->opened_ns) / 1e9);
+            (double)(link->bridge->loop.now_ns - link->opened_ns) / 1e9);
+}
+
+static void add_stream(FILE *out, struct cwb_stream *stream) {
+    fprintf(out, "  stream %s %s bytes_in %llu bytes_out %llu\n", stream->dialed ? "to" : "from",
+            stream->where,
+            (unsigned long long)CW_LOAD(BW1, &stream->wire.bytes_in, relaxed),
+            (unsigned long long)CW_LOAD(BW1, &stream->wire.bytes_out, relaxed));
 }
 
 /* One text a peer: NAME, then KEY VALUE lines, as `causeway peers list` prints them. */
@@ -179,14 +187,20 @@ void cwb_job_peers(struct cwb_job *job) {
     CW_ASSERT(out);
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
         uint64_t in = peer->bytes_in, sent = peer->bytes_out;
-        uint32_t links = 0;
+        uint32_t connections = 0;
         struct cwb_link *link;
+        struct cwb_stream *stream;
         if (peer->gone)
             continue;
         for (link = peer->links; link; link = link->peer_next) {
-            in += link->bytes_in;
-            sent += link->bytes_out;
-            links++;
+            in += link->wire.bytes_in;
+            sent += link->wire.bytes_out;
+            connections++;
+        }
+        for (stream = peer->streams; stream; stream = stream->next) {
+            in += CW_LOAD(BW1, &stream->wire.bytes_in, relaxed);
+            sent += CW_LOAD(BW1, &stream->wire.bytes_out, relaxed);
+            connections += stream->open;
         }
         link = peer->links;
         fprintf(out,
@@ -197,12 +211,15 @@ void cwb_job_peers(struct cwb_job *job) {
                 : peer->dialing         ? "connecting"
                 : *peer->config.address ? "unreachable"
                                         : "away",
-                *peer->config.address ? peer->config.address : "-", CWB_VERSION,
+                *peer->config.address ? peer->config.address : "-", link ? link->version : CWB_VERSION,
                 (long long)(link ? link->rtt_ns / 1000 : 0), (unsigned long long)in,
-                (unsigned long long)sent, links, cwb_io_kind(bridge->io),
+                (unsigned long long)sent, connections, cwb_io_kind(bridge->loop.io),
                 *peer->error ? peer->error : "-");
         for (; link; link = link->peer_next)
             add_link(out, link);
+        for (stream = peer->streams; stream; stream = stream->next)
+            if (stream->open)
+                add_stream(out, stream);
         fputc(0, out);
         count++;
     }

@@ -1,12 +1,14 @@
 /*
  * What the parts of the bridge tell each other. Each function's file is named; all of it runs on
- * the loop's thread.
+ * the loop's thread, but where strands are named too.
  */
 #ifndef CW_BRIDGE_PARTS_H
 #define CW_BRIDGE_PARTS_H
 
 #include "broker/bridge/link.h"
 #include "ipc/name_key.h"
+
+struct cwb_chunks;
 
 /* ---- link.c ---- */
 /* Makes its TLS state and begins the handshake. 0 or a negative code. */
@@ -16,13 +18,29 @@ void cwb_link_answered(struct cwb_link *link, const struct cwb_request *request)
 
 /* ---- link_in.c ---- */
 void cwb_link_on_data(struct cwb_socket *socket, const uint8_t *bytes, uint32_t size_bytes);
+extern const struct cwb_wire_calls cwb_link_wire_calls;
 
-/* ---- link_out.c ---- */
-void cwb_link_on_sent(struct cwb_socket *socket);
-/* Something was written to link->out. */
-void cwb_link_touch(struct cwb_link *link);
-/* Drops the pieces that wait. */
-void cwb_link_drop_pieces(struct cwb_link *link);
+/* ---- streams.c: the streams of each peer ---- */
+/* A HELLO came over a link: streams of another run of its bridge end; how many there may be is
+ * said. */
+void cwb_streams_met(struct cwb_link *link, uint64_t run);
+/* The peer said how many it reads over. */
+void cwb_streams_agree(struct cwb_link *link, uint32_t streams);
+/* A connection of theirs says STREAM: link->stream is made. 0, -EPERM, or -EDQUOT. */
+int cwb_streams_accept(struct cwb_link *link, const struct cwb_frame *frame);
+/* The connection of link->stream is nobody's now: it goes to a strand. */
+void cwb_streams_arrived(struct cwb_link *link);
+/* The link that was to become link->stream ended. */
+void cwb_streams_lost(struct cwb_link *link, const char *reason);
+/* A large array is about to be read, by the peer or by us: streams are dialed, if it is us who
+ * dials. */
+void cwb_streams_want(struct cwb_bridge *bridge, struct cwb_peer *peer);
+/* Reads an array over all streams that there are. */
+void cwb_streams_read(struct cwb_peer *peer, struct cwb_chunks *chunks);
+/* The peer has no link any more. */
+void cwb_streams_end(struct cwb_peer *peer);
+/* Dials. Returns when it wants to be called again. */
+int64_t cwb_streams_tick(struct cwb_bridge *bridge);
 
 /* ---- peer.c ---- */
 struct cwb_waiter { /* waits for a link to a peer; embedded, the caller's */
@@ -81,15 +99,18 @@ int cwb_source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *a
                    uint8_t *bytes, uint64_t size_bytes, bool offered, struct cwb_source **out);
 uint64_t cwb_source_id(const struct cwb_source *source);
 const uint8_t *cwb_source_bytes(const struct cwb_source *source);
-/* NULL: there is none such. */
-struct cwb_source *cwb_source_find(struct cwb_peer *peer, uint64_t id);
+/* NULL: there is none such; else one reference more. Strands too. */
+struct cwb_source *cwb_source_find(struct cwb_bridge *bridge, struct cwb_peer *peer, uint64_t id);
+/* Strands too. */
 void cwb_source_ref(struct cwb_source *source);
 void cwb_source_unref(struct cwb_source *source);
 /* The peer has it no more: it goes with its last reference. */
 void cwb_source_end(struct cwb_source *source);
-int cwb_source_serve_read(struct cwb_link *link, const struct cwb_frame *frame);
+/* A READ of the peer, over its link or a stream of it; strands too. 0 or -EPROTO. */
+int cwb_source_serve_read(struct cwb_wire *wire, struct cwb_bridge *bridge, struct cwb_peer *peer,
+                          uint32_t read_max, const struct cwb_frame *frame);
 int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame);
-/* Its bytes in this range were just read, and lie in the cache. */
+/* Its bytes in this range were just read, and lie in the cache. Strands too. */
 void cwb_source_passed(struct cwb_source *source, uint64_t offset_bytes, uint32_t length_bytes);
 /* Ends those of peers that were away for too long. */
 void cwb_sources_tick(struct cwb_bridge *bridge);
@@ -106,6 +127,8 @@ struct cwb_take { /* embedded in its owner's struct, which stays until on_done *
     /* take.c's */
     struct cwb_take_state *state;
 };
+/* All takes of the peer go on over streams, too, that have just opened. */
+void cwb_takes_spread(struct cwb_peer *peer);
 /* Begins to read; array is there. */
 void cwb_take_begin(struct cwb_take *take, uint64_t run);
 /* Nobody wants it any more: on_done is not called. The array stays the owner's. */
@@ -127,6 +150,8 @@ int cwb_local_open(struct cwb_bridge *bridge, const struct cw_name_key *key, str
                    cw_array **out, bool *on_gpu);
 int cwb_local_open_at(struct cwb_bridge *bridge, const struct cw_remote *remote, cw_array **out,
                       bool *on_gpu);
+/* One more lease on a plain array of this process. 0 or a negative code. */
+int cwb_local_hold(cw_array *array, cw_array **out);
 /* The bytes of an array on a GPU in an array of host memory, copied by the mover once the last
  * write is complete. source is closed. Blocks: a helper's. 0 and *out; -EOWNERDEAD, -ENODEV,
  * -EDQUOT. */

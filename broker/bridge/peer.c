@@ -92,7 +92,7 @@ void cwb_peer_await(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb
         return;
     }
     bridge->hurry = true;
-    waiter->until_ns = patience_ns ? bridge->now_ns + patience_ns : 0;
+    waiter->until_ns = patience_ns ? bridge->loop.now_ns + patience_ns : 0;
     LL_APPEND(peer->waiting, waiter);
     if (patience_ns == 0)
         peer->dial_after_ns = 0; /* somebody asks: do not wait for the pause to end */
@@ -115,12 +115,12 @@ void cwb_peer_opened(struct cwb_link *link) {
     if (peer->dialing == link)
         peer->dialing = NULL;
     cwb_log("peer %s is connected (%s %s, by %s)", peer->config.name,
-            link->dialed ? "dialed" : "from", link->where, cwb_io_kind(link->bridge->io));
+            link->dialed ? "dialed" : "from", link->where, cwb_io_kind(link->bridge->loop.io));
     DL_APPEND2(peer->links, link, peer_prev, peer_next);
     peer->fails = 0;
     peer->unlinked_ns = 0;
     peer->error[0] = 0;
-    tell(peer, link, link->bridge->now_ns, true);
+    tell(peer, link, link->bridge->loop.now_ns, true);
 }
 
 static void try_failed(struct cwb_bridge *bridge, struct cwb_peer *peer, const char *reason) {
@@ -132,23 +132,24 @@ static void try_failed(struct cwb_bridge *bridge, struct cwb_peer *peer, const c
     peer->fails++;
     bridge->hurry = true;
     peer->dial_after_ns =
-        bridge->now_ns + (pause_ns < CWB_REDIAL_MOST_NS ? pause_ns : CWB_REDIAL_MOST_NS);
+        bridge->loop.now_ns + (pause_ns < CWB_REDIAL_MOST_NS ? pause_ns : CWB_REDIAL_MOST_NS);
     no_link(peer);
-    tell(peer, NULL, bridge->now_ns, false);
+    tell(peer, NULL, bridge->loop.now_ns, false);
 }
 
 void cwb_peer_ended(struct cwb_link *link, bool was_open, const char *reason) {
     struct cwb_peer *peer = link->peer;
     struct cwb_bridge *bridge = link->bridge;
     bridge->hurry = true;
-    peer->bytes_in += link->bytes_in;
-    peer->bytes_out += link->bytes_out;
+    peer->bytes_in += link->wire.bytes_in;
+    peer->bytes_out += link->wire.bytes_out;
     if (was_open) {
         DL_DELETE2(peer->links, link, peer_prev, peer_next);
         snprintf(peer->error, sizeof peer->error, "%s", reason);
         if (!peer->links) {
-            peer->unlinked_ns = bridge->now_ns;
-            peer->dial_after_ns = bridge->now_ns;
+            peer->unlinked_ns = bridge->loop.now_ns;
+            peer->dial_after_ns = bridge->loop.now_ns;
+            cwb_streams_end(peer);
         }
         cwb_replicas_unlink(bridge, peer); /* a CHANGED may have been on its way over this one */
     } else if (peer->dialing == link) {
@@ -269,7 +270,7 @@ static void remove_missing(struct cwb_bridge *bridge, const bool *seen) {
             }
         }
         no_link(peer);
-        tell(peer, NULL, bridge->now_ns, true);
+        tell(peer, NULL, bridge->loop.now_ns, true);
     }
 }
 
@@ -334,7 +335,7 @@ void cwb_peers_deinit(struct cwb_bridge *bridge) {
 
 static void look_at_file(struct cwb_bridge *bridge) {
     struct timespec changed = cwb_peers_changed(bridge->options.folder);
-    bridge->peers_looked_ns = bridge->now_ns;
+    bridge->peers_looked_ns = bridge->loop.now_ns;
     if (changed.tv_sec == bridge->peers_changed.tv_sec &&
         changed.tv_nsec == bridge->peers_changed.tv_nsec)
         return;
@@ -346,7 +347,7 @@ static void look_at_file(struct cwb_bridge *bridge) {
 
 int64_t cwb_peers_tick(struct cwb_bridge *bridge) {
     struct cwb_peer *peer;
-    if (bridge->now_ns - bridge->peers_looked_ns >= FILE_LOOK_NS)
+    if (bridge->loop.now_ns - bridge->peers_looked_ns >= FILE_LOOK_NS)
         look_at_file(bridge);
     int64_t due_ns = bridge->peers_looked_ns + FILE_LOOK_NS;
     LL_FOREACH(bridge->peers, peer) {
@@ -355,15 +356,15 @@ int64_t cwb_peers_tick(struct cwb_bridge *bridge) {
         if (peer->links || peer->gone)
             continue;
         LL_FOREACH(peer->waiting, waiter) {
-            late = late || (waiter->until_ns && waiter->until_ns <= bridge->now_ns);
+            late = late || (waiter->until_ns && waiter->until_ns <= bridge->loop.now_ns);
         }
         if (late) {
             no_link(peer);
-            tell(peer, NULL, bridge->now_ns, false);
+            tell(peer, NULL, bridge->loop.now_ns, false);
         }
         if (!*peer->config.address || !peer->config.pinned || peer->dialing || !bridge->tls)
             continue;
-        if (bridge->now_ns >= peer->dial_after_ns)
+        if (bridge->loop.now_ns >= peer->dial_after_ns)
             dial(bridge, peer);
         else if (peer->dial_after_ns < due_ns)
             due_ns = peer->dial_after_ns;

@@ -271,11 +271,11 @@ void cwb_replicas_unlink(struct cwb_bridge *bridge, struct cwb_peer *peer) {
 int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
     static int64_t looked_ns;
     struct cwb_replica *replica, *next;
-    bool look = bridge->now_ns - looked_ns >= LOOK_NS;
+    bool look = bridge->loop.now_ns - looked_ns >= LOOK_NS;
     if (!bridge->replicas)
         return INT64_MAX;
     if (look)
-        looked_ns = bridge->now_ns;
+        looked_ns = bridge->loop.now_ns;
     HASH_ITER(hh, bridge->replicas, replica, next) {
         uint32_t holders = 1;
         if (!replica->held)

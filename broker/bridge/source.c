@@ -2,17 +2,21 @@
  * Sources: arrays of this node that a peer reads by pieces; see frame.h and parts.h.
  *
  * A source holds a lease on its array, so that its memory stays while it is read, and is hashed as
- * it goes out: pieces in order while they lie in the cache, the rest when the peer closes it. What
+ * it goes out, while its bytes lie in a cache (sum.h); what is left then when the peer closes it.
+ *
+ * READs come over the link, on the bridge's loop, and over streams, on strands: the tables of
+ * sources and their references are under one lock, bridge->sources_lock, which is held for a
+ * look-up. Only the loop makes and ends sources. One that ended while a strand had found it goes
+ * with the strand's reference: the piece still leaves, and the peer does not want it. What
  * a peer opened and did not close ends with CWB_RESUME_NS without a link, so that a peer that died
  * holds nothing; a number is the peer's own and tells others nothing. Who writes into the array
  * meanwhile makes the hash differ, and the peer reads again.
  */
 #include <stdlib.h>
 #include <string.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include "broker/bridge/parts.h"
+#include "broker/bridge/sum.h"
 
 #define AT_ONCE_BYTES (1u << 20) /* so much is hashed by the loop itself */
 
@@ -20,12 +24,12 @@ struct cwb_source {
     uint64_t id;
     struct cwb_bridge *bridge;
     struct cwb_peer *peer; /* NULL: ended */
-    uint32_t references;
+    uint32_t references; /* and the peer's table: under bridge->sources_lock */
     cw_array *array;
     uint8_t *own; /* malloced bytes in place of an array */
     const uint8_t *bytes;
-    uint64_t size_bytes, hashed_bytes;
-    XXH3_state_t *hash;
+    uint64_t size_bytes;
+    struct cwb_sum *sum;
     bool offered;                /* it stays when it was closed: the offer ends it */
     bool hashing;                /* a helper has the hash */
     struct cwb_served *closings; /* who asked for it, by next */
@@ -39,9 +43,7 @@ int cwb_source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *a
                        CWB_REQUESTS_MAX);
     struct cwb_source *source = calloc(1, sizeof *source);
     CW_ASSERT(source);
-    source->hash = XXH3_createState();
-    CW_ASSERT(source->hash);
-    XXH3_64bits_reset(source->hash);
+    source->sum = cwb_sum_new(bytes, size_bytes);
     source->id = ++bridge->next_source;
     source->bridge = bridge;
     source->peer = peer;
@@ -51,7 +53,11 @@ int cwb_source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *a
     source->offered = offered;
     source->bytes = bytes;
     source->size_bytes = size_bytes;
+    pthread_mutex_lock(&bridge->sources_lock);
     HASH_ADD(hh, peer->sources, id, sizeof source->id, source);
+    pthread_mutex_unlock(&bridge->sources_lock);
+    if (size_bytes >= CWB_STREAM_BYTES)
+        cwb_streams_want(bridge, peer);
     *out = source;
     return 0;
 }
@@ -64,39 +70,47 @@ const uint8_t *cwb_source_bytes(const struct cwb_source *source) {
     return source->bytes;
 }
 
-struct cwb_source *cwb_source_find(struct cwb_peer *peer, uint64_t id) {
+struct cwb_source *cwb_source_find(struct cwb_bridge *bridge, struct cwb_peer *peer, uint64_t id) {
     struct cwb_source *source;
+    pthread_mutex_lock(&bridge->sources_lock);
     HASH_FIND(hh, peer->sources, &id, sizeof id, source);
+    if (source)
+        source->references++;
+    pthread_mutex_unlock(&bridge->sources_lock);
     return source;
 }
 
 void cwb_source_ref(struct cwb_source *source) {
+    pthread_mutex_lock(&source->bridge->sources_lock);
     source->references++;
+    pthread_mutex_unlock(&source->bridge->sources_lock);
 }
 
 void cwb_source_unref(struct cwb_source *source) {
-    if (--source->references)
+    pthread_mutex_lock(&source->bridge->sources_lock);
+    bool last = --source->references == 0;
+    pthread_mutex_unlock(&source->bridge->sources_lock);
+    if (!last)
         return;
     CW_ASSERT(!source->peer);
     cw_array_close(source->array);
     free(source->own);
-    XXH3_freeState(source->hash);
+    cwb_sum_free(source->sum);
     free(source);
 }
 
 void cwb_source_end(struct cwb_source *source) {
     if (!source->peer)
         return;
+    pthread_mutex_lock(&source->bridge->sources_lock);
     HASH_DEL(source->peer->sources, source);
     source->peer = NULL;
+    pthread_mutex_unlock(&source->bridge->sources_lock);
     cwb_source_unref(source);
 }
 
 void cwb_source_passed(struct cwb_source *source, uint64_t offset_bytes, uint32_t length_bytes) {
-    if (source->hashing || offset_bytes != source->hashed_bytes)
-        return;
-    XXH3_64bits_update(source->hash, source->bytes + offset_bytes, length_bytes);
-    source->hashed_bytes += length_bytes;
+    cwb_sum_add(source->sum, offset_bytes, length_bytes);
 }
 
 static int no_source(uint64_t id) {
@@ -106,24 +120,30 @@ static int no_source(uint64_t id) {
                    (unsigned long long)id);
 }
 
-int cwb_source_serve_read(struct cwb_link *link, const struct cwb_frame *frame) {
-    struct cwb_source *source = cwb_source_find(link->peer, frame->read.source);
-    if (frame->read.length_bytes > link->read_max)
-        return cw_fail(-EPROTO, "a READ of %u bytes, %u were agreed", frame->read.length_bytes,
-                       link->read_max);
+int cwb_source_serve_read(struct cwb_wire *wire, struct cwb_bridge *bridge, struct cwb_peer *peer,
+                          uint32_t read_max, const struct cwb_frame *frame) {
+    const struct cwb_read *read = &frame->read;
+    int code = 0;
+    if (read->length_bytes > read_max)
+        return cw_fail(-EPROTO, "a READ of %u bytes, %u were agreed", read->length_bytes, read_max);
+    struct cwb_source *source = cwb_source_find(bridge, peer, read->source);
     if (!source) {
-        int code = no_source(frame->read.source);
-        cwb_link_reply(link, CWB_READ, frame->head.id, code, cw_detail(), NULL, 0);
+        code = no_source(read->source);
+        cwb_wire_reply(wire, CWB_READ, frame->head.id, code, cw_detail(), NULL, 0);
         return 0;
     }
-    if (frame->read.offset_bytes > source->size_bytes ||
-        frame->read.length_bytes > source->size_bytes - frame->read.offset_bytes)
-        return cw_fail(-EPROTO, "a READ of bytes %llu to %llu of an array of %llu",
-                       (unsigned long long)frame->read.offset_bytes,
-                       (unsigned long long)(frame->read.offset_bytes + frame->read.length_bytes),
+    if (read->offset_bytes > source->size_bytes ||
+        read->length_bytes > source->size_bytes - read->offset_bytes)
+        code = cw_fail(-EPROTO, "a READ of bytes %llu to %llu of an array of %llu",
+                       (unsigned long long)read->offset_bytes,
+                       (unsigned long long)(read->offset_bytes + read->length_bytes),
                        (unsigned long long)source->size_bytes);
-    cwb_link_send_piece(link, frame->head.id, source, &frame->read);
-    return 0;
+    else
+        cwb_wire_send_piece(wire, frame->head.id, source, read);
+    if (source->size_bytes >= CWB_STREAM_BYTES && wire->loop == &bridge->loop)
+        cwb_streams_want(bridge, peer); /* still */
+    cwb_source_unref(source);
+    return code;
 }
 
 /* ---- the end: the hash over all ---- */
@@ -135,15 +155,13 @@ struct hashing {
 
 static void hash_rest(struct cwb_work *work) {
     struct cwb_source *source = ((struct hashing *)work)->source;
-    XXH3_64bits_update(source->hash, source->bytes + source->hashed_bytes,
-                       source->size_bytes - source->hashed_bytes);
-    source->hashed_bytes = source->size_bytes;
+    cwb_sum_rest(source->sum);
     work->code = 0;
 }
 
 static void hashed(struct cwb_work *work) {
     struct cwb_source *source = ((struct hashing *)work)->source;
-    struct cwb_closed closed = {.hash = XXH3_64bits_digest(source->hash)};
+    struct cwb_closed closed = {.hash = cwb_sum_digest(source->sum)};
     struct iovec part = {&closed, sizeof closed};
     struct cwb_served *served;
     source->hashing = false;
@@ -158,12 +176,15 @@ static void hashed(struct cwb_work *work) {
 }
 
 int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame) {
-    struct cwb_source *source = cwb_source_find(link->peer, frame->close.source);
+    struct cwb_source *source =
+        cwb_source_find(link->bridge, link->peer, frame->close.source);
     struct cwb_closed closed = {.hash = 0};
     struct iovec part = {&closed, sizeof closed};
     if (frame->close.unneeded) {
         if (source && !source->offered)
             cwb_source_end(source);
+        if (source)
+            cwb_source_unref(source);
         cwb_link_reply(link, CWB_CLOSE, frame->head.id, 0, NULL, &part, 1);
         return 0;
     }
@@ -172,6 +193,7 @@ int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame)
         cwb_link_reply(link, CWB_CLOSE, frame->head.id, code, cw_detail(), NULL, 0);
         return 0;
     }
+    cwb_source_unref(source); /* the table holds it: only this thread takes it out */
     struct cwb_served *served = cwb_served_new(link, frame);
     served->next = source->closings;
     source->closings = served;
@@ -183,7 +205,7 @@ int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame)
     hashing->source = source;
     source->hashing = true;
     cwb_source_ref(source);
-    if (source->size_bytes - source->hashed_bytes > AT_ONCE_BYTES) {
+    if (source->size_bytes - cwb_sum_prefix(source->sum) > AT_ONCE_BYTES) {
         cwb_work_begin(link->bridge->works, &hashing->work);
     } else {
         hash_rest(&hashing->work);
@@ -194,7 +216,7 @@ int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame)
 
 void cwb_sources_tick(struct cwb_bridge *bridge) {
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
-        if (peer->links || !peer->sources || bridge->now_ns - peer->unlinked_ns < CWB_RESUME_NS)
+        if (peer->links || !peer->sources || bridge->loop.now_ns - peer->unlinked_ns < CWB_RESUME_NS)
             continue;
         while (peer->sources)
             cwb_source_end(peer->sources);

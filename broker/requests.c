@@ -42,6 +42,7 @@ struct request { /* our own copy */
         struct cw_remote remote;
         struct cw_remote_end remote_end;
         struct cw_changes changes;
+        struct cw_replica replica;
         struct cw_link link;
     } body;
     uint32_t body_bytes;
@@ -250,6 +251,18 @@ static int serve_changes(struct cwd_broker *b, struct cwd_session *s, struct req
     return code;
 }
 
+static int serve_replica(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                         struct result *result) {
+    const struct cw_replica *replica = &r->body.replica;
+    const struct cw_put *put = &replica->put;
+    (void)result;
+    if (r->body_bytes != sizeof *replica + put->key_bytes + put->meta_bytes ||
+        put->meta_bytes > CW_META_MAX || (put->flags & ~(uint32_t)CW_PUT_REPLACE))
+        return -EBADMSG;
+    const char *key = (const char *)r->body.bytes + sizeof *replica;
+    return cwd_remote_replica(b, s, replica, key, key + put->key_bytes);
+}
+
 static int serve_link(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                       struct result *result) {
     (void)s;
@@ -322,6 +335,7 @@ static const struct operation {
     [CW_OP_REMOTE_NEXT] = {serve_remote_next, 0, 0, 1},
     [CW_OP_REMOTE_DONE] = {serve_remote_done, sizeof(struct cw_remote_end), CW_MESSAGE_MAX, 1},
     [CW_OP_CHANGES] = {serve_changes, EXACT(cw_changes), 1},
+    [CW_OP_REPLICA] = {serve_replica, sizeof(struct cw_replica), CW_MESSAGE_MAX, 1},
     [CW_OP_LINK] = {serve_link, EXACT(cw_link), 1},
     [CW_OP_LINK_KEEP] = {serve_link_keep, EXACT(cw_link), 1},
 #undef EXACT

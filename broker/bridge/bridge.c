@@ -20,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "broker/bridge/home.h"
 #include "broker/bridge/parts.h"
 #include "shm/wait.h"
 
@@ -189,13 +190,15 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     if (code == 0)
         code = cwb_peers_init(bridge);
     if (code == 0)
-        code = cwb_jobs_init(bridge);
+        code = cwb_home_new(bridge, &bridge->home);
+    if (code == 0)
+        cwb_jobs_init(bridge);
     return code;
 }
 
 static int64_t tick(struct cwb_bridge *bridge) {
     int64_t due_ns[] = {cwb_links_tick(bridge), cwb_peers_tick(bridge), cwb_replicas_tick(bridge),
-                        key_tick(bridge)};
+                        cwb_jobs_tick(bridge), key_tick(bridge)};
     int64_t first_ns = due_ns[0];
     cwb_sources_tick(bridge);
     cwb_offered_tick(bridge);
@@ -207,6 +210,16 @@ static int64_t tick(struct cwb_bridge *bridge) {
 }
 
 #define TICK_NS 10000000 /* time is looked at no more often */
+
+/* Sleeps until something comes, from a socket or from the broker. */
+static void wait(struct cwb_bridge *bridge, int64_t timeout_ns) {
+    if (timeout_ns == 0 || !cwb_home_rest(bridge->home)) {
+        cwb_io_turn(bridge->io, 0);
+        return;
+    }
+    cwb_io_turn(bridge->io, timeout_ns);
+    cwb_home_rise(bridge->home);
+}
 
 void cwb_bridge_run(struct cwb_bridge *bridge) {
     int64_t due_ns = 0, ticked_ns = 0;
@@ -222,6 +235,7 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
             break;
         int64_t left_ns = due_ns - cw_now_ns();
         bool busy = bridge->dirty != NULL || bridge->hurry;
-        cwb_io_turn(bridge->io, busy || left_ns < 0 ? 0 : due_ns == INT64_MAX ? -1 : left_ns);
+        wait(bridge, busy || left_ns < 0 ? 0 : due_ns == INT64_MAX ? -1 : left_ns);
+        cwb_home_turn(bridge->home);
     }
 }

@@ -74,7 +74,8 @@ struct cwb_bridge {
     struct cwb_tls *tls; /* NULL: no key: nobody is reached, and each job is told so */
     char no_key[CW_DETAIL_MAX];
     struct cwb_works *works;
-    cw_client *client;
+    cw_client *client;     /* for all threads */
+    struct cwb_home *home; /* the loop's own (home.h) */
     struct cwb_listener listeners[CWB_LISTEN_MAX];
     uint32_t listener_count;
 

@@ -26,6 +26,9 @@ struct cwb_job {
 /* Answers and frees it. status < 0: cw_detail() is the sentence; else the body of the reply. */
 void cwb_job_done(struct cwb_job *job, int status, const void *body, uint32_t body_bytes);
 
+/* Frees it without an answer: whoever calls answers for its number, which is returned. */
+uint64_t cwb_job_release(struct cwb_job *job);
+
 /* put.c, ask.c: begin a job; they own it from then on. */
 void cwb_job_put(struct cwb_job *job);
 void cwb_job_ask(struct cwb_job *job);

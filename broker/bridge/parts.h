@@ -143,7 +143,9 @@ void cwb_local_put(struct cwb_bridge *bridge, cw_array *array, const char *key, 
                    cwb_on_code *on_done, void *owner);
 
 /* ---- job.c: what local clients want ---- */
-int cwb_jobs_init(struct cwb_bridge *bridge);
+void cwb_jobs_init(struct cwb_bridge *bridge);
+/* Asks for changes where they are wanted. Returns when it wants to be called again. */
+int64_t cwb_jobs_tick(struct cwb_bridge *bridge);
 /* From now on changes of names are to be told (cwb_serve_changes). */
 void cwb_jobs_watch(struct cwb_bridge *bridge);
 

@@ -17,7 +17,9 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "broker/bridge/home.h"
 #include "broker/bridge/job.h"
+#include "ipc/meta.h"
 
 #define TRIES        3           /* of an array that is written to, or whose owner starts anew */
 #define LOOK_NS      10000000000 /* between looks at who uses replicas */
@@ -75,8 +77,9 @@ static void fail(struct cwb_replica *replica, int status) {
 
 static void let_go(struct cwb_replica *replica) {
     CW_ASSERT(replica->held && !replica->jobs);
-    /* It may be gone with a remove that was never asked of us; then all is well. */
-    (void)cw_name_key_remove(replica->bridge->client, &replica->key);
+    struct cw_key key = {.key_bytes = replica->key.length};
+    struct iovec parts[] = {{&key, sizeof key}, {replica->key.text, replica->key.length}};
+    cwb_home_ask(replica->bridge->home, CW_OP_REMOVE, parts, 2, NULL, NULL);
     replica_free(replica);
 }
 
@@ -93,8 +96,9 @@ static void again(struct cwb_replica *replica, int status) {
     begin(replica);
 }
 
-static void on_put(void *owner, int code) {
+static void on_put(void *owner, int code, const void *body, uint32_t body_bytes) {
     struct cwb_replica *replica = owner;
+    (void)body, (void)body_bytes;
     if (code) {
         fail(replica, code);
         return;
@@ -105,10 +109,35 @@ static void on_put(void *owner, int code) {
     tell_jobs(replica, 0);
 }
 
+/* One message names it and answers who waited first; the others, if there are any, hear of it when
+ * the broker has said that the name stands. */
 static void put(struct cwb_replica *replica) {
-    cwb_local_put(replica->bridge, replica->array, replica->key.text, replica->key.length,
-                  replica->meta, replica->opened.meta_bytes, replica->opened.size_bytes,
-                  CW_PUT_REPLACE, on_put, replica);
+    struct cw_replica message = {.job = 0};
+    struct cw_shape shape;
+    uint8_t meta[CW_META_BYTES_MAX];
+    int code = cw_meta_decode(replica->meta, replica->opened.meta_bytes,
+                              replica->opened.size_bytes, &shape);
+    cw_layout layout = {.ndim = shape.ndim,
+                        .itemsize = shape.itemsize,
+                        .shape = shape.shape,
+                        .strides = shape.strides,
+                        .dtype = shape.dtype};
+    if (code == 0)
+        code = cw_name_key_put_form(replica->array, &replica->key, CW_REPLACE, &layout,
+                                    shape.origin_bytes, &message.put, meta);
+    if (code) {
+        fail(replica, code);
+        return;
+    }
+    struct cwb_job *job = replica->jobs;
+    if (job) {
+        replica->jobs = job->next;
+        message.job = cwb_job_release(job);
+    }
+    struct iovec parts[] = {{&message, sizeof message},
+                            {replica->key.text, replica->key.length},
+                            {meta, message.put.meta_bytes}};
+    cwb_home_ask(replica->bridge->home, CW_OP_REPLICA, parts, 3, on_put, replica);
 }
 
 static void on_taken(struct cwb_take *take, int status) {

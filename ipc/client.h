@@ -158,7 +158,8 @@ struct cw_client {
     int broker_pid;
     uint64_t instance;
     int sock, doorbell, bell;
-    bool host_only; /* no GPU's driver is opened for it, whatever it opens (the bridge) */
+    bool host_only; /* no GPU's driver is opened for it, whatever it opens: arrays there are not
+                       mapped (the bridge) */
     struct cw_segment root_segment, session_segment;
     struct cw_root *root;
     struct cw_session *shared;

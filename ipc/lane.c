@@ -45,10 +45,11 @@ static void ring_doorbell(cw_client *client) {
     while (count < 0 && errno == EINTR);
 }
 
-static void call_wake(struct cw_call *call, enum cw_call_word word) {
+static void call_wake(cw_client *client, struct cw_call *call, enum cw_call_word word) {
     /* K1: publishes status and reply; pairs with K2, else the caller may see an old reply. */
     CW_STORE(K1, &call->word, word, release);
-    syscall(SYS_futex, &call->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+    if (call != client->lane.receiver) /* that one never sleeps on its word */
+        syscall(SYS_futex, &call->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
 static uint32_t call_word(struct cw_call *call) {
@@ -74,7 +75,7 @@ static void deliver(cw_client *client, const struct cw_message *head, const void
         if (call->reply_bytes)
             memcpy(call->reply, body, call->reply_bytes);
     }
-    call_wake(call, CALL_DONE);
+    call_wake(client, call, CALL_DONE);
 }
 
 /* Takes all replies out of the ring. The caller holds lane_lock. -EPROTO: the ring is damaged. */
@@ -104,8 +105,8 @@ static void promote(cw_client *client) {
     lane->receiver = NULL;
     for (struct cw_call *call = lane->calls; call; call = call->next)
         if (call_word(call) == CALL_WAITS) {
+            call_wake(client, call, CALL_PROMOTED);
             lane->receiver = call;
-            call_wake(call, CALL_PROMOTED);
             return;
         }
 }

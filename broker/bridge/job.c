@@ -10,6 +10,7 @@
 #include "broker/bridge/home.h"
 
 #define CHANGES_PAUSE_NS 1000000 /* at the least between two looks at what changed */
+#define NEXTS_LEAST      4u      /* of requests for jobs that wait; below, more are asked */
 
 struct cwb_jobs {
     struct cwb_bridge *bridge;
@@ -17,6 +18,7 @@ struct cwb_jobs {
     struct cw_changes changes;
     int64_t looked_ns;      /* at what changed */
     bool watch, is_watched; /* changes are wanted, asked for */
+    uint32_t nexts;         /* requests for jobs that wait at the broker */
 };
 
 /* ---- from the broker ---- */
@@ -24,7 +26,7 @@ struct cwb_jobs {
 static void begin(struct cwb_jobs *jobs, const struct cw_remote_job *head, const uint8_t *body,
                   uint32_t body_bytes);
 
-static void ask_next(struct cwb_jobs *jobs);
+static void ask_nexts(struct cwb_jobs *jobs, uint32_t least);
 
 static void on_next(void *owner, int status, const void *body, uint32_t body_bytes) {
     struct cwb_jobs *jobs = owner;
@@ -35,13 +37,18 @@ static void on_next(void *owner, int status, const void *body, uint32_t body_byt
         return;
     }
     memcpy(&head, body, sizeof head);
-    ask_next(jobs); /* first: it is also the sign that we live */
+    jobs->nexts--;
+    ask_nexts(jobs, head.job ? NEXTS_LEAST : CW_REMOTE_NEXTS_MAX); /* no job: asks whether we live */
     if (head.job)
         begin(jobs, &head, (const uint8_t *)body + sizeof head, body_bytes - (uint32_t)sizeof head);
 }
 
-static void ask_next(struct cwb_jobs *jobs) {
-    cwb_home_ask(jobs->bridge->home, CW_OP_REMOTE_NEXT, NULL, 0, on_next, jobs);
+/* Where fewer than so many wait, all that may are asked for. */
+static void ask_nexts(struct cwb_jobs *jobs, uint32_t least) {
+    if (jobs->nexts >= least)
+        return;
+    for (; jobs->nexts < CW_REMOTE_NEXTS_MAX; jobs->nexts++)
+        cwb_home_ask(jobs->bridge->home, CW_OP_REMOTE_NEXT, NULL, 0, on_next, jobs);
 }
 
 static void on_changes(void *owner, int status, const void *body, uint32_t body_bytes) {
@@ -138,7 +145,7 @@ static void begin(struct cwb_jobs *jobs, const struct cw_remote_job *head, const
         cancel(jobs, head->job);
         return;
     }
-    struct cwb_job *job = calloc(1, sizeof *job);
+    struct cwb_job *job = calloc(1, sizeof *job + body_bytes);
     CW_ASSERT(job);
     job->id = head->job;
     job->bridge = jobs->bridge;
@@ -206,6 +213,5 @@ void cwb_jobs_init(struct cwb_bridge *bridge) {
     CW_ASSERT(bridge->jobs);
     bridge->jobs->bridge = bridge;
     bridge->jobs->changes.seen = UINT64_MAX;
-    for (uint32_t i = 0; i < CW_REMOTE_NEXTS_MAX; i++)
-        ask_next(bridge->jobs);
+    ask_nexts(bridge->jobs, CW_REMOTE_NEXTS_MAX);
 }

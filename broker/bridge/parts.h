@@ -68,11 +68,18 @@ void cwb_serve_changes(struct cwb_bridge *bridge);
 bool cwb_may_write(const struct cwb_link *link, const char *key, uint32_t key_bytes);
 /* Does anybody want to be told? */
 bool cwb_serve_watches(const struct cwb_bridge *bridge);
-void cwb_serve_deinit(struct cwb_bridge *bridge);
 /* One request of theirs. 0, or -EPROTO: a breach. */
 int cwb_serve(struct cwb_link *link, const struct cwb_frame *frame);
 /* The link ends: nothing is answered any more. */
 void cwb_serve_end(struct cwb_link *link);
+
+/* ---- watch.c: what peers want to be told of ---- */
+/* This put of that name: its peer is told once when the name means something else. */
+void cwb_watch_begin(struct cwb_link *link, const struct cw_name_key *key, uint64_t entry);
+/* Names changed: who watches one of them is told. */
+void cwb_watch_changes(struct cwb_bridge *bridge);
+/* The peer has no link any more. */
+void cwb_watch_end(struct cwb_bridge *bridge, struct cwb_peer *peer);
 
 /* ---- source.c: arrays of ours that a peer reads ---- */
 /* Takes the array over whose lowest byte is at bytes, or (array NULL) the malloced bytes. offered:

@@ -50,6 +50,7 @@ struct request { /* our own copy */
 
 struct result {
     bool none; /* no reply, or a later one */
+    bool calm; /* who asked is not woken for it */
     int status;
     uint32_t body_bytes;
     union {
@@ -255,10 +256,11 @@ static int serve_replica(struct cwd_broker *b, struct cwd_session *s, struct req
                          struct result *result) {
     const struct cw_replica *replica = &r->body.replica;
     const struct cw_put *put = &replica->put;
-    (void)result;
     if (r->body_bytes != sizeof *replica + put->key_bytes + put->meta_bytes ||
-        put->meta_bytes > CW_META_MAX || (put->flags & ~(uint32_t)CW_PUT_REPLACE))
+        put->meta_bytes > CW_META_MAX || (put->flags & ~(uint32_t)CW_PUT_REPLACE) ||
+        replica->calm > 1 || replica->reserved)
         return -EBADMSG;
+    result->calm = replica->calm;
     const char *key = (const char *)r->body.bytes + sizeof *replica;
     return cwd_remote_replica(b, s, replica, key, key + put->key_bytes);
 }
@@ -395,9 +397,11 @@ static int serve_one(struct cwd_broker *b, struct cwd_session *session) {
         session->wake = session->room_came = true;
     if (!result.none) {
         const char *sentence = result.status < 0 ? cw_detail() : NULL;
+        bool wake = session->wake || !result.calm;
         cwd_session_reply(b, session, request.head.op, request.head.id, result.status,
                           sentence ? (const void *)sentence : &result.body,
                           sentence ? (uint32_t)strlen(sentence) : result.body_bytes);
+        session->wake = wake;
     }
     return session->ended || session->state == CWD_DROPPED ? 0 : operation->cost;
 }

@@ -274,10 +274,13 @@ int cw_lane_call(cw_client *client, uint16_t op, const struct iovec *parts, uint
  * For one thread that has a client's lane for itself and never waits for it (the bridge's loop):
  * nobody calls the functions above for that client, nor any that would.
  */
-/* Writes a request, whose reply cw_lane_take() will bring. 0 and *id; -EAGAIN: there is no room,
- * and client->bell rings when there may be; -ECONNRESET. */
+/* Writes a request, whose reply cw_lane_take() will bring; the broker, if it sleeps, hears of it
+ * with cw_lane_ring(). 0 and *id; -EAGAIN: there is no room, and client->bell rings when there may
+ * be; -ECONNRESET. */
 int cw_lane_send(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
                  uint64_t *id);
+/* Wakes the broker if it sleeps: after one or several requests. */
+void cw_lane_ring(cw_client *client);
 /* Hands on the next reply: 1, or 0: there is none; -ECONNRESET. The body is the call's. */
 typedef void cw_on_reply(void *context, const struct cw_message *head, const void *body,
                          uint32_t body_bytes);

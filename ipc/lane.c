@@ -125,7 +125,8 @@ static void call_leave(cw_client *client, struct cw_call *call) {
         promote(client);
 }
 
-/* Writes a request if there is room: 0, -EAGAIN, -EPROTO. The caller holds lane_lock. */
+/* Writes a request if there is room: 0, -EAGAIN, -EPROTO; cw_lane_ring() then wakes the broker. The
+ * caller holds lane_lock. */
 static int try_write(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
                      uint32_t count) {
     struct cw_message head = {.size_bytes = sizeof head, .op = op, .id = id};
@@ -146,11 +147,14 @@ static int try_write(cw_client *client, uint16_t op, uint64_t id, const struct i
     cw_sleeper_here(
         &client->lane.replies.ring->consumer); /* for the broker: whether spinning pays */
     cw_ring_commit(&client->lane.requests, op, head.size_bytes);
+    return 0;
+}
+
+void cw_lane_ring(cw_client *client) {
     /* W12: after the request was published (R1, seq_cst); pairs with W1 in the broker. We only
      * look: the page is the broker's, and it clears the word itself when it wakes. */
     if (CW_LOAD(W12, &client->root->broker.asleep, seq_cst))
         ring_doorbell(client);
-    return 0;
 }
 
 /* Writes a request. The caller holds lane_lock. While the ring is full it takes replies out, since
@@ -162,8 +166,10 @@ static int write_request(cw_client *client, uint16_t op, uint64_t id, const stru
         if (CW_LOAD(K3, &client->lost, relaxed))
             return cw_client_lost(client);
         int code = try_write(client, op, id, parts, count);
-        if (code == 0)
+        if (code == 0) {
+            cw_lane_ring(client);
             return 0;
+        }
         if (code != -EAGAIN || drain(client) < 0 || cw_client_hung_up(client))
             return cw_client_lost(client);
         struct timespec pause = {.tv_nsec = ROOM_SLEEP_NS};

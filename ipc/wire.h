@@ -226,6 +226,8 @@ struct cw_remote_end { /* REMOTE_DONE; then a sentence (status < 0), or the clie
 };
 struct cw_replica { /* REPLICA; then the key and the meta of the put */
     uint64_t job;   /* that is done with it, 0: none */
+    uint32_t calm;  /* 1: the bridge is not woken for the reply: it sees it when it next wakes */
+    uint32_t reserved; /* 0 */
     struct cw_put put;
 };
 struct cw_changes { /* CHANGES, and its reply: the directory's count of changes */
@@ -234,7 +236,7 @@ struct cw_changes { /* CHANGES, and its reply: the directory's count of changes 
 
 _Static_assert(sizeof(struct cw_remote) == 72 && sizeof(struct cw_remote_names) == 56 &&
                    sizeof(struct cw_remote_job) == 16 && sizeof(struct cw_remote_end) == 16 &&
-                   sizeof(struct cw_changes) == 8 && sizeof(struct cw_replica) == 48,
+                   sizeof(struct cw_changes) == 8 && sizeof(struct cw_replica) == 56,
                "layout");
 struct cw_place { /* bytes of a block */
     uint32_t slab, block;

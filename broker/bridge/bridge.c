@@ -230,6 +230,7 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
             due_ns = tick(bridge);
             ticked_ns = bridge->now_ns;
         }
+        cwb_home_flush(bridge->home);
         cwb_links_flush(bridge);
         if (bridge->stopping)
             break;

@@ -35,6 +35,7 @@ struct cwb_home {
     cw_client *client;
     struct asked *asked;
     struct unsent *first, **last;
+    bool rings; /* asked since the broker was woken */
 };
 
 _Noreturn static void broker_lost(void) {
@@ -80,6 +81,7 @@ static int try_send(struct cwb_home *home, uint16_t op, const struct iovec *part
         return code;
     if (code)
         broker_lost();
+    home->rings = true;
     if (!on_answer)
         return 0;
     struct asked *asked = malloc(sizeof *asked);
@@ -137,16 +139,20 @@ static void on_reply(void *context, const struct cw_message *head, const void *b
     free(asked);
 }
 
-bool cwb_home_turn(struct cwb_home *home) {
-    bool came = false;
+void cwb_home_turn(struct cwb_home *home) {
     int code;
     while ((code = cw_lane_take(home->client, on_reply, home)) == 1)
-        came = true;
+        continue;
     if (code < 0)
         broker_lost();
     if (home->first)
         send_rest(home);
-    return came;
+}
+
+void cwb_home_flush(struct cwb_home *home) {
+    if (home->rings)
+        cw_lane_ring(home->client);
+    home->rings = false;
 }
 
 bool cwb_home_ready(struct cwb_home *home) {

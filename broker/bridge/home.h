@@ -29,8 +29,10 @@ int cwb_home_new(struct cwb_bridge *bridge, struct cwb_home **out);
  * What is asked earlier is read earlier. */
 void cwb_home_ask(struct cwb_home *home, uint16_t op, const struct iovec *parts, uint32_t count,
                   cwb_on_answer *on_answer, void *owner);
-/* Hands on what came. Once a turn. Returns whether anything did. */
-bool cwb_home_turn(struct cwb_home *home);
+/* Hands on what came. Once a turn. */
+void cwb_home_turn(struct cwb_home *home);
+/* Wakes the broker if anything was asked. Once a turn, before the loop waits. */
+void cwb_home_flush(struct cwb_home *home);
 /* Has something come? Costs a load. */
 bool cwb_home_ready(struct cwb_home *home);
 /* Before the loop sleeps: false: do not, something came. After it: rise. */

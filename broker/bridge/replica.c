@@ -40,7 +40,7 @@ struct cwb_replica {
     struct cwb_opened opened;
     uint64_t run;
     uint8_t *came; /* OPEN's reply: the meta, then the bytes if they are inside; malloced */
-    cw_array *array;
+    cw_array *array; /* kept while it is HELD: letting go is then one message for all of it */
     UT_hash_handle hh;
 };
 
@@ -103,8 +103,6 @@ static void on_put(void *owner, int code, const void *body, uint32_t body_bytes)
         fail(replica, code);
         return;
     }
-    cw_array_close(replica->array); /* the name holds it */
-    replica->array = NULL;
     replica->held = true;
     if (replica->doubtful && !replica->bridge->doubts_ns) {
         replica->bridge->doubts_ns = replica->bridge->now_ns + DOUBT_NS;
@@ -113,8 +111,8 @@ static void on_put(void *owner, int code, const void *body, uint32_t body_bytes)
     tell_jobs(replica, 0);
 }
 
-/* One message names it and answers who waited first; the others, if there are any, hear of it when
- * the broker has said that the name stands. */
+/* One message names it and answers one who waits; the others, if there are any, hear of it when the
+ * broker has said that the name stands. */
 static void put(struct cwb_replica *replica) {
     struct cw_replica message = {.job = 0};
     struct cw_shape shape;
@@ -138,6 +136,7 @@ static void put(struct cwb_replica *replica) {
         replica->jobs = job->next;
         message.job = cwb_job_release(job);
     }
+    message.calm = !replica->jobs; /* else more wait for it */
     struct iovec parts[] = {{&message, sizeof message},
                             {replica->key.text, replica->key.length},
                             {meta, message.put.meta_bytes}};
@@ -317,15 +316,15 @@ int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
     if (doubts)
         bridge->doubts_ns = 0;
     HASH_ITER(hh, bridge->replicas, replica, next) {
-        uint32_t holders = 1;
+        uint32_t holders = 2; /* one is this process */
         if (!look && !doubts)
             break;
         if (!replica->held)
             continue;
         if (look && cw_name_key_holders(bridge->client, &replica->key, &holders) != 0)
-            holders = 1;
+            holders = 2;
         if (look)
-            replica->unused = holders ? 0 : replica->unused + 1;
+            replica->unused = holders > 1 ? 0 : replica->unused + 1;
         if (replica->doubtful || replica->unused >= UNUSED_LOOKS)
             let_go(replica);
     }

@@ -364,19 +364,25 @@ def test_a_put_offered_again_while_it_is_under_way_is_one_put(
     nodes: tuple[Node, Node, Node],
 ) -> None:
     _, b, evil = nodes
-    again = offer(b"in/twice", 100_000, meta((100_000,)), token=80)
-    with Raw(evil.keys, b.port) as older, Raw(evil.keys, b.port) as newer:
-        for connection in (
-            older,
-            newer,
-        ):  # both are known: a link that comes later is asked instead
-            connection.send(frame(raw.PING))
-            assert connection.receive() is not None
-        older.send(again)
-        assert older.receive(requests=True) is not None  # it is being read
-        newer.send(again)
-        answer = older.receive()
+    size = 100_000
+    again = offer(b"in/twice", size, meta((size,)), token=80, source=80)
+
+    def offers(connection: Raw) -> None:
+        connection.send(again)
+        connection.send(frame(raw.PING))  # answered behind it: then the offer is known there
+        answer = connection.receive()
+        assert answer is not None and answer[0] == raw.PING | raw.REPLY
+
+    def is_told_of_the_repetition(connection: Raw) -> None:
+        answer = connection.receive()
         assert answer is not None and answer[:3] == (raw.OFFER | raw.REPLY, 9, -errno.ECANCELED)
+
+    with Raw(evil.keys, b.port) as older, Raw(evil.keys, b.port) as newer:
+        offers(older)
+        offers(newer)
+        is_told_of_the_repetition(older)
+        offers(older)  # the other way round: whoever asked last is answered, its link's age is nothing
+        is_told_of_the_repetition(newer)
     with Raw(evil.keys, b.port) as connection:
         connection.send(frame(raw.PING))
         assert connection.receive() is not None

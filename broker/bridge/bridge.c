@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "broker/bridge/parts.h"
+#include "broker/bridge/stage.h"
 #include "shm/wait.h"
 
 #define BACKLOG         4096
@@ -200,6 +200,8 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     if (code == 0)
         code = cwb_works_new(bridge->io, &bridge->works);
     if (code == 0)
+        code = cwb_works_new(bridge->io, &bridge->movings);
+    if (code == 0)
         code = load_key(bridge);
     if (code == 0)
         code = cwb_peers_init(bridge);
@@ -210,7 +212,7 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
 
 static int64_t tick(struct cwb_bridge *bridge) {
     int64_t due_ns[] = {cwb_links_tick(bridge), cwb_peers_tick(bridge), cwb_replicas_tick(bridge),
-                        key_tick(bridge)};
+                        key_tick(bridge), cwb_stages_tick(bridge)};
     int64_t first_ns = due_ns[0];
     cwb_sources_tick(bridge);
     cwb_offered_tick(bridge);

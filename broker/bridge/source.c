@@ -14,7 +14,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "broker/bridge/parts.h"
+#include "broker/bridge/stage.h"
 
 #define AT_ONCE_BYTES (1u << 20) /* so much is hashed by the loop itself */
 #define IDLE_NS       60000000000
@@ -28,7 +28,8 @@ struct cwb_source {
     int64_t used_ns;
     uint32_t references;
     cw_array *array;
-    uint8_t *own; /* malloced bytes in place of an array */
+    uint8_t *own;            /* malloced bytes in place of an array */
+    struct cwb_stage *stage; /* an array on a GPU: it has the bytes, and their hash */
     const uint8_t *bytes;
     uint64_t size_bytes, hashed_bytes;
     XXH3_state_t *hash;
@@ -64,12 +65,21 @@ int cwb_source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *a
     return 0;
 }
 
+int cwb_source_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
+                          uint64_t size_bytes, uint32_t read_max, bool offered,
+                          struct cwb_source **out) {
+    int code = cwb_source_new(bridge, peer, NULL, NULL, size_bytes, offered, out);
+    if (code == 0)
+        (*out)->stage = cwb_stage_new(bridge, *out, array, size_bytes, read_max);
+    return code;
+}
+
 uint64_t cwb_source_id(const struct cwb_source *source) {
     return source->id;
 }
 
-const uint8_t *cwb_source_bytes(const struct cwb_source *source) {
-    return source->bytes;
+const uint8_t *cwb_source_at(const struct cwb_source *source, uint64_t offset_bytes) {
+    return source->stage ? cwb_stage_at(source->stage, offset_bytes) : source->bytes + offset_bytes;
 }
 
 struct cwb_source *cwb_source_find(struct cwb_peer *peer, uint64_t id) {
@@ -86,6 +96,8 @@ void cwb_source_unref(struct cwb_source *source) {
     if (--source->references)
         return;
     CW_ASSERT(!source->peer);
+    if (source->stage)
+        cwb_stage_end(source->stage);
     cw_array_close(source->array);
     free(source->own);
     XXH3_freeState(source->hash);
@@ -97,14 +109,25 @@ void cwb_source_end(struct cwb_source *source) {
         return;
     HASH_DEL(source->peer->sources, source);
     source->peer = NULL;
+    if (source->stage)
+        cwb_stage_drop(source->stage);
     cwb_source_unref(source);
 }
 
 void cwb_source_passed(struct cwb_source *source, uint64_t offset_bytes, uint32_t length_bytes) {
+    if (source->stage) {
+        cwb_stage_let_go(source->stage, offset_bytes, length_bytes, true);
+        return;
+    }
     if (source->hashing || offset_bytes != source->hashed_bytes)
         return;
     XXH3_64bits_update(source->hash, source->bytes + offset_bytes, length_bytes);
     source->hashed_bytes += length_bytes;
+}
+
+void cwb_source_dropped(struct cwb_source *source, uint64_t offset_bytes, uint32_t length_bytes) {
+    if (source->stage)
+        cwb_stage_let_go(source->stage, offset_bytes, length_bytes, false);
 }
 
 static int no_source(uint64_t id) {
@@ -131,7 +154,10 @@ int cwb_source_serve_read(struct cwb_link *link, const struct cwb_frame *frame) 
                        (unsigned long long)(frame->read.offset_bytes + frame->read.length_bytes),
                        (unsigned long long)source->size_bytes);
     source->used_ns = link->bridge->now_ns;
-    cwb_link_send_piece(link, frame->head.id, source, &frame->read);
+    if (source->stage)
+        cwb_stage_read(source->stage, cwb_served_new(link, frame), &frame->read);
+    else
+        cwb_link_send_piece(link, frame->head.id, source, &frame->read);
     return 0;
 }
 
@@ -150,18 +176,28 @@ static void hash_rest(struct cwb_work *work) {
     work->code = 0;
 }
 
-static void hashed(struct cwb_work *work) {
-    struct cwb_source *source = ((struct hashing *)work)->source;
-    struct cwb_closed closed = {.hash = XXH3_64bits_digest(source->hash)};
+/* Answers all who asked for the hash; status below 0: with this thread's sentence. */
+void cwb_source_staged(struct cwb_source *source, int status, uint64_t hash) {
+    struct cwb_closed closed = {.hash = hash};
     struct iovec part = {&closed, sizeof closed};
     struct cwb_served *served;
+    char sentence[CW_DETAIL_MAX] = "";
+    if (status)
+        strcpy(sentence, cw_detail());
     source->hashing = false;
     while ((served = source->closings)) {
         source->closings = served->next;
-        cwb_served_reply(served, 0, &part, 1);
+        if (status)
+            cw_fail(status, "%s", sentence);
+        cwb_served_reply(served, status, &part, 1);
     }
     if (!source->offered)
         cwb_source_end(source);
+}
+
+static void hashed(struct cwb_work *work) {
+    struct cwb_source *source = ((struct hashing *)work)->source;
+    cwb_source_staged(source, 0, XXH3_64bits_digest(source->hash));
     cwb_source_unref(source);
     free(work);
 }
@@ -186,6 +222,11 @@ int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame)
     source->closings = served;
     if (source->hashing)
         return 0;
+    if (source->stage) {
+        source->hashing = true;
+        cwb_stage_close(source->stage);
+        return 0;
+    }
     struct hashing *hashing = calloc(1, sizeof *hashing);
     CW_ASSERT(hashing);
     hashing->work = (struct cwb_work){.run = hash_rest, .done = hashed};

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 TO, FROM = 0, 1  # towards the node behind the proxy, and from it
@@ -28,6 +29,7 @@ class Proxy:
         self.lock = threading.Lock()
         self.pairs: list[tuple[socket.socket, socket.socket]] = []
         self.cut_at: tuple[int, int] | None = None  # direction, bytes: of the next connection
+        self.cut_each: Callable[[], tuple[int, int]] | None = None  # of each that has no other
         self.flip_at: tuple[int, int] | None = None
         self.pause = 0.0  # before each piece
         self.piece = 65536
@@ -52,6 +54,8 @@ class Proxy:
                 self.pairs.append((near, far))
                 cut, flip = self.cut_at, self.flip_at
                 self.cut_at = self.flip_at = None
+                if cut is None and self.cut_each:
+                    cut = self.cut_each()
                 self.passed = passed = [0, 0]
             ways = [(near, far), (far, near)]
             left = list(ways)  # the last of the two closes both
@@ -75,7 +79,8 @@ class Proxy:
                 if cut and cut[0] == way and passed[way] + len(data) >= cut[1]:
                     target.sendall(data[: cut[1] - passed[way]])
                     passed[way] = cut[1]
-                    self.cuts += 1
+                    with self.lock:
+                        self.cuts += 1
                     break
                 target.sendall(data)
                 passed[way] += len(data)

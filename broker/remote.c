@@ -157,7 +157,8 @@ static int start(struct cwd_broker *b) {
     return 0;
 }
 
-/* Answers the oldest NEXT. false: none waits, or there is no room: it asks again when it has read. */
+/* Answers the oldest NEXT. false: none waits, or there is no room: it asks again when it has read.
+ */
 static bool give(struct cwd_broker *b, const struct cw_remote_job *head, const void *body,
                  uint32_t body_bytes) {
     struct cwd_remote *remote = &b->remote;

@@ -42,10 +42,10 @@ struct cwd_remote {
     struct cwd_remote_options options;
     pid_t pid; /* 0: none runs */
     int pidfd;
-    struct cwd_session *session;            /* NULL: none, or it has not asked for work yet */
-    unsigned starts;                        /* in a row without one that asked for work */
-    int64_t start_after_ns;                 /* not before, unless there are jobs */
-    uint64_t nexts[CW_REMOTE_NEXTS_MAX];    /* its NEXTs that wait, the oldest first */
+    struct cwd_session *session;         /* NULL: none, or it has not asked for work yet */
+    unsigned starts;                     /* in a row without one that asked for work */
+    int64_t start_after_ns;              /* not before, unless there are jobs */
+    uint64_t nexts[CW_REMOTE_NEXTS_MAX]; /* its NEXTs that wait, the oldest first */
     uint32_t next_count;
     uint32_t sessions;                      /* of our bridges: two of each */
     uint64_t changes_request, changes_seen; /* its CHANGES that waits; 0: none */

@@ -168,9 +168,8 @@ int cw_name_key_put(cw_array *array, const struct cw_name_key *key, uint32_t fla
     if (code)
         return code;
     cw_client *client = array->client;
-    struct iovec parts[] = {{&put, sizeof put},
-                            {(void *)(uintptr_t)key->text, key->length},
-                            {meta, put.meta_bytes}};
+    struct iovec parts[] = {
+        {&put, sizeof put}, {(void *)(uintptr_t)key->text, key->length}, {meta, put.meta_bytes}};
     code = cw_lane_call(client, CW_OP_PUT, parts, 3, NULL, NULL, CW_CALL_BRIEF, -1);
     if (code == 0) {
         /* What the name meant before may be back already. */

@@ -224,9 +224,9 @@ struct cw_remote_end { /* REMOTE_DONE; then a sentence (status < 0), or the clie
     int32_t status;
     uint32_t reserved;
 };
-struct cw_replica { /* REPLICA; then the key and the meta of the put */
-    uint64_t job;   /* that is done with it, 0: none */
-    uint32_t calm;  /* 1: the bridge is not woken for the reply: it sees it when it next wakes */
+struct cw_replica {    /* REPLICA; then the key and the meta of the put */
+    uint64_t job;      /* that is done with it, 0: none */
+    uint32_t calm;     /* 1: the bridge is not woken for the reply: it sees it when it next wakes */
     uint32_t reserved; /* 0 */
     struct cw_put put;
 };

@@ -100,8 +100,8 @@ void cwb_home_ask(struct cwb_home *home, uint16_t op, const struct iovec *parts,
         size_bytes += (uint32_t)parts[i].iov_len;
     struct unsent *unsent = malloc(sizeof *unsent + size_bytes);
     CW_ASSERT(unsent);
-    *unsent = (struct unsent){
-        .on_answer = on_answer, .owner = owner, .op = op, .body_bytes = size_bytes};
+    *unsent =
+        (struct unsent){.on_answer = on_answer, .owner = owner, .op = op, .body_bytes = size_bytes};
     uint8_t *at = unsent->body;
     for (uint32_t i = 0; i < count; i++) {
         if (parts[i].iov_len)

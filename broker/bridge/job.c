@@ -38,7 +38,8 @@ static void on_next(void *owner, int status, const void *body, uint32_t body_byt
     }
     memcpy(&head, body, sizeof head);
     jobs->nexts--;
-    ask_nexts(jobs, head.job ? NEXTS_LEAST : CW_REMOTE_NEXTS_MAX); /* no job: asks whether we live */
+    ask_nexts(jobs,
+              head.job ? NEXTS_LEAST : CW_REMOTE_NEXTS_MAX); /* no job: asks whether we live */
     if (head.job)
         begin(jobs, &head, (const uint8_t *)body + sizeof head, body_bytes - (uint32_t)sizeof head);
 }

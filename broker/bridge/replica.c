@@ -39,7 +39,7 @@ struct cwb_replica {
     struct cwb_request *asked;
     struct cwb_opened opened;
     uint64_t run;
-    uint8_t *came; /* OPEN's reply: the meta, then the bytes if they are inside; malloced */
+    uint8_t *came;   /* OPEN's reply: the meta, then the bytes if they are inside; malloced */
     cw_array *array; /* kept while it is HELD: letting go is then one message for all of it */
     UT_hash_handle hh;
 };
@@ -84,9 +84,9 @@ static void let_go(struct cwb_replica *replica) {
 }
 
 /* What was being fetched is given up, and fetched again. */
-static void again(struct cwb_replica *replica, int status) {
+static void again(struct cwb_replica *replica) {
     if (++replica->tries >= TRIES) {
-        fail(replica, status == -EAGAIN ? -EREMOTEIO : status);
+        fail(replica, -EREMOTEIO);
         return;
     }
     cw_array_close(replica->array);
@@ -117,8 +117,8 @@ static void put(struct cwb_replica *replica) {
     struct cw_replica message = {.job = 0};
     struct cw_shape shape;
     uint8_t meta[CW_META_BYTES_MAX];
-    int code = cw_meta_decode(replica->came, replica->opened.meta_bytes,
-                              replica->opened.size_bytes, &shape);
+    int code = cw_meta_decode(replica->came, replica->opened.meta_bytes, replica->opened.size_bytes,
+                              &shape);
     cw_layout layout = {.ndim = shape.ndim,
                         .itemsize = shape.itemsize,
                         .shape = shape.shape,
@@ -151,7 +151,7 @@ static void on_taken(struct cwb_take *take, int status) {
     if (status == 0)
         put(replica);
     else if (status == -ESTALE || status == -EAGAIN)
-        again(replica, status);
+        again(replica);
     else
         fail(replica, status);
 }
@@ -187,7 +187,7 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     struct cwb_replica *replica = request->owner;
     replica->asked = NULL;
     if (!frame) { /* cut: once more, with patience */
-        again(replica, -EREMOTEIO);
+        again(replica);
         return;
     }
     if (frame->head.status < 0) {
@@ -197,8 +197,7 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     }
     uint64_t inside_bytes = frame->opened.inside ? frame->opened.size_bytes : 0;
     replica->opened = frame->opened;
-    if (frame->opened.inside &&
-        XXH3_64bits(frame->data, inside_bytes) != frame->opened.hash) {
+    if (frame->opened.inside && XXH3_64bits(frame->data, inside_bytes) != frame->opened.hash) {
         cw_fail(-EREMOTEIO, "the bytes of the array are not those that %s hashed",
                 replica->peer->config.name);
         fail(replica, -EREMOTEIO);

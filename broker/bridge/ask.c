@@ -171,10 +171,10 @@ static void add_link(FILE *out, const struct cwb_link *link) {
 }
 
 static void add_stream(FILE *out, struct cwb_stream *stream) {
+    uint64_t in = 0, sent = 0;
+    cwb_wire_counts(&stream->wire, &in, &sent);
     fprintf(out, "  stream %s %s bytes_in %llu bytes_out %llu\n", stream->dialed ? "to" : "from",
-            stream->where,
-            (unsigned long long)CW_LOAD(BW1, &stream->wire.bytes_in, relaxed),
-            (unsigned long long)CW_LOAD(BW1, &stream->wire.bytes_out, relaxed));
+            stream->where, (unsigned long long)in, (unsigned long long)sent);
 }
 
 /* One text a peer: NAME, then KEY VALUE lines, as `causeway peers list` prints them. */
@@ -193,13 +193,11 @@ void cwb_job_peers(struct cwb_job *job) {
         if (peer->gone)
             continue;
         for (link = peer->links; link; link = link->peer_next) {
-            in += link->wire.bytes_in;
-            sent += link->wire.bytes_out;
+            cwb_wire_counts(&link->wire, &in, &sent);
             connections++;
         }
         for (stream = peer->streams; stream; stream = stream->next) {
-            in += CW_LOAD(BW1, &stream->wire.bytes_in, relaxed);
-            sent += CW_LOAD(BW1, &stream->wire.bytes_out, relaxed);
+            cwb_wire_counts(&stream->wire, &in, &sent);
             connections += stream->open;
         }
         link = peer->links;
@@ -211,10 +209,10 @@ void cwb_job_peers(struct cwb_job *job) {
                 : peer->dialing         ? "connecting"
                 : *peer->config.address ? "unreachable"
                                         : "away",
-                *peer->config.address ? peer->config.address : "-", link ? link->version : CWB_VERSION,
-                (long long)(link ? link->rtt_ns / 1000 : 0), (unsigned long long)in,
-                (unsigned long long)sent, connections, cwb_io_kind(bridge->loop.io),
-                *peer->error ? peer->error : "-");
+                *peer->config.address ? peer->config.address : "-",
+                link ? link->version : CWB_VERSION, (long long)(link ? link->rtt_ns / 1000 : 0),
+                (unsigned long long)in, (unsigned long long)sent, connections,
+                cwb_io_kind(bridge->loop.io), *peer->error ? peer->error : "-");
         for (; link; link = link->peer_next)
             add_link(out, link);
         for (stream = peer->streams; stream; stream = stream->next)

@@ -42,8 +42,8 @@
 #define CWB_REDIAL_FIRST_NS 100000000ll /* pause after a try that failed, doubled each time */
 #define CWB_REDIAL_MOST_NS  5000000000
 #define CWB_LISTEN_MAX      8u
-#define CWB_LINKS_MAX       64u /* open ones of one peer; the oldest gives way */
-#define CWB_STREAM_BYTES (4u << 20) /* arrays from here on are read over all of them */
+#define CWB_LINKS_MAX       64u        /* open ones of one peer; the oldest gives way */
+#define CWB_STREAM_BYTES    (4u << 20) /* arrays from here on are read over all of them */
 #define CWB_OUT_MAX                                                                                \
     (128u << 20) /* unread answers of a link that still asks; who keeps to what                    \
                     was agreed has less */
@@ -80,7 +80,10 @@ struct cwb_bridge {
     struct cwb_tls *tls; /* NULL: no key: nobody is reached, and each job is told so */
     char no_key[CW_DETAIL_MAX];
     struct cwb_works *works;
-    cw_client *client;
+    struct cwb_works *movings; /* what waits for causeway-mover: a GPU that hangs holds up no other
+                                  work */
+    cw_client *client;         /* for all threads */
+    struct cwb_home *home;     /* the loop's own (home.h) */
     struct cwb_listener listeners[CWB_LISTEN_MAX];
     uint32_t listener_count;
 
@@ -92,7 +95,9 @@ struct cwb_bridge {
     uint32_t unknown;             /* links that have not shown who they are */
     struct cwb_jobs *jobs;        /* job.c */
     struct cwb_replica *replicas; /* replica.c, by key */
-    struct cwb_watched *watched;  /* serve.c: what peers want to be told of */
+    int64_t doubts_ns;            /* when doubtful replicas are let go; 0: none is held */
+    struct cwb_watched *watched;  /* watch.c: what peers want to be told of */
+    struct cwb_stage *stages;     /* stage.c */
     struct cwb_served *waits;     /* serve.c: names that peers wait for */
     uint64_t next_source;
     pthread_mutex_t sources_lock; /* source.c: what peers read, also over streams */

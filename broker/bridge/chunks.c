@@ -20,7 +20,9 @@ static void told(struct cwb_work *work) {
 }
 
 struct cwb_chunks *cwb_chunks_new(struct cwb_works *works, cw_array *array, cw_array *held,
-                                  uint64_t source, uint64_t size_bytes, uint32_t chunk_bytes) {
+                                  uint64_t source, uint64_t size_bytes, uint64_t ring_bytes,
+                                  uint32_t chunk_bytes) {
+    chunk_bytes = chunk_bytes / CWB_SUM_PIECE * CWB_SUM_PIECE;
     uint64_t count = (size_bytes + chunk_bytes - 1) / chunk_bytes;
     struct cwb_chunks *chunks = calloc(1, sizeof *chunks + count);
     CW_ASSERT(chunks);
@@ -29,10 +31,12 @@ struct cwb_chunks *cwb_chunks_new(struct cwb_works *works, cw_array *array, cw_a
     chunks->source = source;
     chunks->size_bytes = size_bytes;
     chunks->count = count;
+    chunks->ring = ring_bytes ? ring_bytes / chunk_bytes : count;
+    CW_ASSERT(chunk_bytes && chunks->ring);
     chunks->chunk_bytes = chunk_bytes;
     chunks->bytes = cw_array_lowest(array);
     chunks->held = held;
-    chunks->sum = cwb_sum_new(chunks->bytes, size_bytes);
+    chunks->sum = cwb_sum_new(chunks->bytes, size_bytes, chunks->ring * chunk_bytes);
     chunks->references = 1;
     pthread_mutex_init(&chunks->lock, NULL);
     return chunks;
@@ -60,11 +64,22 @@ static uint64_t number_of(const struct cwb_chunks *chunks, const struct cwb_read
     return read->offset_bytes / chunks->chunk_bytes;
 }
 
+uint8_t *cwb_chunks_place(const struct cwb_chunks *chunks, const struct cwb_read *read) {
+    return chunks->bytes + number_of(chunks, read) % chunks->ring * chunks->chunk_bytes;
+}
+
+void cwb_chunks_landed(struct cwb_chunks *chunks, uint64_t bytes) {
+    pthread_mutex_lock(&chunks->lock);
+    chunks->landed = bytes / chunks->chunk_bytes;
+    pthread_mutex_unlock(&chunks->lock);
+}
+
 bool cwb_chunks_ask(struct cwb_chunks *chunks, struct cwb_read *out) {
     pthread_mutex_lock(&chunks->lock);
     while (chunks->next < chunks->count && chunks->states[chunks->next] != CWB_WANTED)
         chunks->next++;
-    bool found = !chunks->stopped && !chunks->status && chunks->next < chunks->count;
+    bool found = !chunks->stopped && !chunks->status && chunks->next < chunks->count &&
+                 chunks->next < chunks->landed + chunks->ring;
     uint64_t chunk = chunks->next;
     if (found)
         chunks->states[chunks->next++] = CWB_ASKED;
@@ -74,8 +89,8 @@ bool cwb_chunks_ask(struct cwb_chunks *chunks, struct cwb_read *out) {
     uint64_t left = chunks->size_bytes - chunk * chunks->chunk_bytes;
     *out = (struct cwb_read){.source = chunks->source,
                              .offset_bytes = chunk * chunks->chunk_bytes,
-                             .length_bytes = left < chunks->chunk_bytes ? (uint32_t)left
-                                                                        : chunks->chunk_bytes};
+                             .length_bytes =
+                                 left < chunks->chunk_bytes ? (uint32_t)left : chunks->chunk_bytes};
     return true;
 }
 
@@ -85,10 +100,11 @@ bool cwb_chunks_here(struct cwb_chunks *chunks, const struct cwb_read *read) {
     chunks->states[number_of(chunks, read)] = CWB_HERE;
     bool last = ++chunks->here == chunks->count;
     pthread_mutex_unlock(&chunks->lock);
+    uint64_t before = chunks->wants_progress ? cwb_sum_prefix(chunks->sum) : 0;
     cwb_sum_add(chunks->sum, read->offset_bytes, read->length_bytes);
     if (last) /* another thread may have the turn still: it has what is left of a cache's worth */
         cwb_sum_rest(chunks->sum);
-    return last;
+    return last || (chunks->wants_progress && cwb_sum_prefix(chunks->sum) > before);
 }
 
 void cwb_chunks_back(struct cwb_chunks *chunks, const struct cwb_read *read) {

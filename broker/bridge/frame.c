@@ -44,7 +44,8 @@ int cwb_head_check(const struct cw_message *head, bool greeted, uint32_t read_ma
         return cw_fail(-EPROTO, "a frame with op %u, which version %u does not have", head->op,
                        CWB_VERSION);
     if (greeted == (op == CWB_HELLO || op == CWB_STREAM))
-        return cw_fail(-EPROTO, greeted ? "a second greeting" : "a frame with op %u before the HELLO",
+        return cw_fail(-EPROTO,
+                       greeted ? "a second greeting" : "a frame with op %u before the HELLO",
                        head->op);
     uint32_t least = reply ? forms[op].reply : forms[op].request;
     bool exact = forms[op].exact >> reply & 1;

@@ -27,7 +27,7 @@
 #include "shm/directory.h"
 
 #define CWB_MAGIC          0x6567646972627763ull /* "cwbridge" */
-#define CWB_VERSION        2u /* 2: streams */
+#define CWB_VERSION        2u                    /* 2: streams */
 #define CWB_VERSION_MIN    1u
 #define CWB_NODE_MAX       63u          /* bytes of a node's name */
 #define CWB_INLINE_MAX     (16u << 10)  /* arrays up to here go inside OPEN's reply and OFFER */
@@ -113,7 +113,7 @@ struct cwb_cancel {
     uint64_t id;
 };
 struct cwb_streams_said {
-    uint32_t streams; /* 1: none but the link itself; the smaller of both sides' counts */
+    uint32_t streams;  /* 1: none but the link itself; the smaller of both sides' counts */
     uint32_t reserved; /* 0 */
 };
 struct cwb_stream_hello {
@@ -158,8 +158,8 @@ struct cwb_frame { /* a parsed frame; the pointers lead into the bytes that were
     uint32_t sentence_bytes;
 };
 
-/* Is the head of a frame one that may come now? greeted: a HELLO or STREAM has come. A READ's reply may have
- * up to read_max bytes of data. 0 or -EPROTO with the sentence. */
+/* Is the head of a frame one that may come now? greeted: a HELLO or STREAM has come. A READ's reply
+ * may have up to read_max bytes of data. 0 or -EPROTO with the sentence. */
 int cwb_head_check(const struct cw_message *head, bool greeted, uint32_t read_max);
 /* Checks a whole frame whose head was checked; body is of head->size_bytes - 24 bytes, of a READ's
  * reply the struct cwb_read alone (its data are not looked at). 0 or -EPROTO with the sentence. */

@@ -64,8 +64,8 @@ void cwb_io_start(struct cwb_io *io, struct cwb_socket *socket);
 /* Sends; one at a time, the next after on_sent. bytes stay until then. */
 void cwb_io_send(struct cwb_io *io, struct cwb_socket *socket, const uint8_t *bytes,
                  uint32_t size_bytes);
-/* Ends it: no callback comes but on_closed. The descriptor is closed, unless socket->keep is set: it
- * may then be started with another cwb_io. May be repeated. */
+/* Ends it: no callback comes but on_closed. The descriptor is closed, unless socket->keep is set:
+ * it may then be started with another cwb_io. May be repeated. */
 void cwb_io_close(struct cwb_io *io, struct cwb_socket *socket);
 /* Waits for something to happen, timeout_ns at most (< 0: for ever), and calls back. */
 void cwb_io_turn(struct cwb_io *io, int64_t timeout_ns);

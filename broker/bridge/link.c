@@ -1,7 +1,8 @@
 /*
- * Links: see link.h. Their life, and requests; what comes in is link_in.c. If the other side dies its end of the connection closes, or nothing is heard for
- * CWB_SILENCE_NS; if this process dies the kernel closes ours. Either way each side drops what the
- * other was reading only after CWB_RESUME_NS without a link, so that a cut alone loses nothing.
+ * Links: see link.h. Their life, and requests; what comes in is link_in.c. If the other side dies
+ * its end of the connection closes, or nothing is heard for CWB_SILENCE_NS; if this process dies
+ * the kernel closes ours. Either way each side drops what the other was reading only after
+ * CWB_RESUME_NS without a link, so that a cut alone loses nothing.
  */
 #include "broker/bridge/link.h"
 
@@ -44,8 +45,7 @@ static bool allow(struct cwb_tls_end *end, const uint8_t print[CWB_PRINT_BYTES])
 
 int cwb_link_begin_tls(struct cwb_link *link) {
     link->wire.tls.allow = allow;
-    int code =
-        cwb_tls_end_init(&link->wire.tls, link->bridge->tls, !link->dialed, &link->wire.out);
+    int code = cwb_tls_end_init(&link->wire.tls, link->bridge->tls, !link->dialed, &link->wire.out);
     if (code == 0)
         code = cwb_tls_shake(&link->wire.tls);
     cwb_wire_touch(&link->wire);
@@ -116,8 +116,7 @@ struct cwb_link *cwb_link_dial(struct cwb_bridge *bridge, struct cwb_peer *peer,
 struct cwb_link *cwb_link_dial_stream(struct cwb_stream *stream, int fd,
                                       const struct sockaddr *address, socklen_t length,
                                       const char *where) {
-    struct cwb_link *link =
-        cwb_link_dial(stream->bridge, stream->peer, fd, address, length, where);
+    struct cwb_link *link = cwb_link_dial(stream->bridge, stream->peer, fd, address, length, where);
     link->stream = stream;
     return link;
 }

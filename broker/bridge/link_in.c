@@ -73,11 +73,9 @@ static int take_hello(struct cwb_link *link, const struct cwb_hello *hello) {
 static int take_stream(struct cwb_link *link, const struct cwb_frame *frame) {
     if (frame->head.op & CW_OP_REPLY) {
         if (!link->stream)
-            return cw_fail(-EPROTO, "a reply with op %u to nothing that was asked",
-                           frame->head.op);
+            return cw_fail(-EPROTO, "a reply with op %u to nothing that was asked", frame->head.op);
         if (frame->head.status < 0)
-            return cw_fail(frame->head.status, "%.*s", (int)frame->sentence_bytes,
-                           frame->sentence);
+            return cw_fail(frame->head.status, "%.*s", (int)frame->sentence_bytes, frame->sentence);
     } else {
         if (link->dialed)
             return cw_fail(-EPROTO, "a STREAM from who was called");

@@ -44,14 +44,10 @@ static int parse_streams(const char *text, uint32_t *out) {
 
 static int parse_run(int argc, char **argv, struct cwb_options *options, long *parent) {
     static const struct option names[] = {
-        {"socket", required_argument, NULL, 's'},
-        {"parent", required_argument, NULL, 'P'},
-        {"listen", required_argument, NULL, 'l'},
-        {"peer", required_argument, NULL, 'p'},
-        {"node", required_argument, NULL, 'n'},
-        {"streams", required_argument, NULL, 'S'},
-        {"epoll", no_argument, NULL, 'e'},
-        {NULL, 0, NULL, 0},
+        {"socket", required_argument, NULL, 's'}, {"parent", required_argument, NULL, 'P'},
+        {"listen", required_argument, NULL, 'l'}, {"peer", required_argument, NULL, 'p'},
+        {"node", required_argument, NULL, 'n'},   {"streams", required_argument, NULL, 'S'},
+        {"epoll", no_argument, NULL, 'e'},        {NULL, 0, NULL, 0},
     };
     int found;
     while ((found = getopt_long(argc, argv, "", names, NULL)) >= 0) {

@@ -141,14 +141,14 @@ void cwb_peer_ended(struct cwb_link *link, bool was_open, const char *reason) {
     struct cwb_peer *peer = link->peer;
     struct cwb_bridge *bridge = link->bridge;
     bridge->hurry = true;
-    peer->bytes_in += link->wire.bytes_in;
-    peer->bytes_out += link->wire.bytes_out;
+    cwb_wire_counts(&link->wire, &peer->bytes_in, &peer->bytes_out);
     if (was_open) {
         DL_DELETE2(peer->links, link, peer_prev, peer_next);
         snprintf(peer->error, sizeof peer->error, "%s", reason);
         if (!peer->links) {
             peer->unlinked_ns = bridge->loop.now_ns;
             peer->dial_after_ns = bridge->loop.now_ns;
+            cwb_watch_end(bridge, peer);
             cwb_streams_end(peer);
         }
         cwb_replicas_unlink(bridge, peer); /* a CHANGED may have been on its way over this one */

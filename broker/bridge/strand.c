@@ -32,7 +32,7 @@ static void on_notes(struct cwb_watch *watch) {
     struct cwb_mailbox *box = (struct cwb_mailbox *)watch;
     uint64_t rings;
     ssize_t got = read(watch->fd, &rings, sizeof rings);
-    (void)got; /* however often it rang, the notes are looked at */
+    (void)got;                              /* however often it rang, the notes are looked at */
     box->strand->loop.now_ns = cw_now_ns(); /* it may have slept for long */
     pthread_mutex_lock(&box->lock);
     struct cwb_note *note = box->first;

@@ -13,7 +13,7 @@
 
 struct cwb_stream;
 
-struct cwb_note { /* the begin of a struct of the caller's */
+struct cwb_note {                   /* the begin of a struct of the caller's */
     void (*run)(struct cwb_note *); /* the strand's thread; frees it */
     struct cwb_note *next;
 };

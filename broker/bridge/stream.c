@@ -87,7 +87,7 @@ static int on_data(struct cwb_wire *wire, const struct cwb_frame *frame, uint8_t
     struct cwb_ask *ask = asked(stream, frame->head.id);
     if (!ask || memcmp(&ask->read, &frame->read, sizeof ask->read) != 0)
         return cw_fail(-EPROTO, "bytes of an array came that were not asked for");
-    *target = ask->chunks->bytes + ask->read.offset_bytes;
+    *target = cwb_chunks_place(ask->chunks, &ask->read);
     return 0;
 }
 
@@ -131,11 +131,11 @@ static int on_frame(struct cwb_wire *wire, const struct cwb_frame *frame) {
     switch (frame->head.op) {
     case CWB_READ:
         stream->used_ns = wire->loop->now_ns;
-        if (wire->piece_count >= CWB_REQUESTS_MAX + CWB_REQUESTS_SPARE)
+        if (wire->piece_count + stream->parked >= CWB_REQUESTS_MAX + CWB_REQUESTS_SPARE)
             return cw_fail(-EPROTO, "more than %u requests at once", CWB_REQUESTS_MAX);
         if (cwb_wire_unread(wire) > CWB_OUT_MAX)
             return cw_fail(-EPROTO, "it asks on, and does not read the answers");
-        return cwb_source_serve_read(wire, stream->bridge, stream->peer, stream->read_max, frame);
+        return cwb_source_serve_far_read(stream, frame);
     case CWB_READ | CW_OP_REPLY:
         return read_failed(stream, frame);
     case CWB_PING:
@@ -218,8 +218,7 @@ static void end(struct cwb_stream *stream) {
 static void ping(struct cwb_stream *stream) {
     stream->pinged_ns = stream->wire.loop->now_ns;
     stream->ping_id = ++stream->next_id;
-    struct cw_message head = {
-        .size_bytes = CWB_HEAD_BYTES, .op = CWB_PING, .id = stream->ping_id};
+    struct cw_message head = {.size_bytes = CWB_HEAD_BYTES, .op = CWB_PING, .id = stream->ping_id};
     cwb_wire_frame(&stream->wire, &head, NULL, 0);
 }
 
@@ -286,6 +285,54 @@ void cwb_stream_read(struct cwb_stream *stream, struct cwb_chunks *chunks) {
     tell(stream, chunks);
 }
 
+struct answer { /* to a READ of theirs, from the loop */
+    struct cwb_note note;
+    struct cwb_stream *stream;
+    uint64_t id;
+    struct cwb_source *source; /* one reference; NULL: refused */
+    struct cwb_read read;
+    const uint8_t *bytes;
+    int status;
+    char detail[CW_DETAIL_MAX];
+};
+
+static void give(struct cwb_note *note) {
+    struct answer *answer = (struct answer *)note;
+    struct cwb_wire *wire = &answer->stream->wire;
+    answer->stream->parked--;
+    if (!answer->source) {
+        cwb_wire_reply(wire, CWB_READ, answer->id, answer->status, answer->detail, NULL, 0);
+    } else if (wire->ended) {
+        cwb_source_let_go(answer->source, wire->loop, &answer->read, false);
+    } else {
+        cwb_wire_send_piece(wire, answer->id, answer->source, &answer->read, answer->bytes);
+        cwb_source_drop(answer->source, wire->loop);
+    }
+    free(answer);
+}
+
+void cwb_stream_send_piece(struct cwb_stream *stream, uint64_t id, struct cwb_source *source,
+                           const struct cwb_read *read, const uint8_t *bytes) {
+    struct answer *answer = calloc(1, sizeof *answer);
+    CW_ASSERT(answer);
+    cwb_source_ref(source);
+    *answer = (struct answer){.note = {.run = give},
+                              .stream = stream,
+                              .id = id,
+                              .source = source,
+                              .read = *read,
+                              .bytes = bytes};
+    cwb_strand_tell(stream->strand, &answer->note);
+}
+
+void cwb_stream_refuse(struct cwb_stream *stream, uint64_t id, int status) {
+    struct answer *answer = calloc(1, sizeof *answer);
+    CW_ASSERT(answer);
+    *answer = (struct answer){.note = {.run = give}, .stream = stream, .id = id, .status = status};
+    strcpy(answer->detail, cw_detail());
+    cwb_strand_tell(stream->strand, &answer->note);
+}
+
 void cwb_stream_end(struct cwb_stream *stream) {
     tell(stream, NULL);
 }
@@ -315,8 +362,7 @@ void cwb_strand_tick(struct cwb_strand *strand) {
         } else if (stream->dialed && now_ns - stream->used_ns >= CWB_STREAM_IDLE_NS) {
             cw_fail(-ECONNRESET, "nothing was to be read over it");
             end(stream);
-        } else if (stream->heard && !stream->ping_id &&
-                   now_ns - stream->pinged_ns >= CWB_PING_NS) {
+        } else if (stream->heard && !stream->ping_id && now_ns - stream->pinged_ns >= CWB_PING_NS) {
             ping(stream);
         }
     }

@@ -37,7 +37,7 @@ struct cwb_ask { /* a READ of ours; chunks NULL: the place is free */
     struct cwb_read read;
 };
 
-struct cwb_flow { /* an array that is read over the stream */
+struct cwb_flow {              /* an array that is read over the stream */
     struct cwb_chunks *chunks; /* one reference */
     uint32_t asked;
     struct cwb_flow *next;
@@ -52,8 +52,8 @@ struct cwb_stream {
     uint32_t read_max;
     char where[CWB_ADDRESS_MAX + 1];
     /* the bridge's */
-    struct cwb_link *link; /* while it is BEGINNING */
-    bool open;             /* its strand may be told of arrays */
+    struct cwb_link *link;          /* while it is BEGINNING */
+    bool open;                      /* its strand may be told of arrays */
     struct cwb_stream *next, *prev; /* of its peer */
     struct cwb_work opened, ended;  /* told by the strand */
     /* the strand's */
@@ -65,6 +65,7 @@ struct cwb_stream {
     struct cwb_ask asks[CWB_STREAM_ASKS];
     uint32_t ask_count;
     struct cwb_flow *flows;
+    uint32_t parked; /* READs of theirs that the bridge's loop has: of staged sources */
     struct cwb_stream *strand_next, *strand_prev;
 };
 
@@ -73,6 +74,11 @@ struct cwb_stream {
 void cwb_stream_begin(struct cwb_stream *stream);
 /* Reads an array also over this stream. */
 void cwb_stream_read(struct cwb_stream *stream, struct cwb_chunks *chunks);
+/* The answer to a READ that the loop was given: a piece, whose bytes are there, or a refusal with
+ * cw_detail(). */
+void cwb_stream_send_piece(struct cwb_stream *stream, uint64_t id, struct cwb_source *source,
+                           const struct cwb_read *read, const uint8_t *bytes);
+void cwb_stream_refuse(struct cwb_stream *stream, uint64_t id, int status);
 /* Ends it; `ended` is told. */
 void cwb_stream_end(struct cwb_stream *stream);
 /* After `ended`: the strand frees it. */

@@ -15,7 +15,7 @@
 #include <unistd.h>
 #include <utlist.h>
 
-#include "broker/bridge/parts.h"
+#include "broker/bridge/stage.h"
 #include "broker/bridge/stream.h"
 
 #define STREAM_PAUSE_NS 1000000000
@@ -51,8 +51,7 @@ void cwb_streams_agree(struct cwb_link *link, uint32_t streams) {
 static void drop(struct cwb_stream *stream) {
     struct cwb_peer *peer = stream->peer;
     DL_DELETE(peer->streams, stream);
-    peer->bytes_in += CW_LOAD(BW1, &stream->wire.bytes_in, relaxed);
-    peer->bytes_out += CW_LOAD(BW1, &stream->wire.bytes_out, relaxed);
+    cwb_wire_counts(&stream->wire, &peer->bytes_in, &peer->bytes_out);
 }
 
 static void on_opened(struct cwb_work *work) {
@@ -70,6 +69,7 @@ static void on_ended(struct cwb_work *work) {
             stream->peer->config.name, work->detail);
     stream->peer->streams_after_ns = bridge->loop.now_ns + STREAM_PAUSE_NS;
     bridge->hurry = true;
+    cwb_stages_forget(bridge, stream);
     drop(stream);
     cwb_stream_free(stream); /* the last that its strand is told of it */
 }
@@ -139,8 +139,7 @@ void cwb_streams_lost(struct cwb_link *link, const char *reason) {
     peer->streams_after_ns = link->bridge->loop.now_ns + STREAM_PAUSE_NS;
     link->stream = NULL;
     link->bridge->hurry = true;
-    peer->bytes_in += link->wire.bytes_in;
-    peer->bytes_out += link->wire.bytes_out;
+    cwb_wire_counts(&link->wire, &peer->bytes_in, &peer->bytes_out);
     drop(stream);
     free(stream);
 }

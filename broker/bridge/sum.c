@@ -19,19 +19,20 @@ struct cwb_sum {
     pthread_cond_t turn_ended;
     bool turn; /* somebody is hashing */
     const uint8_t *bytes;
-    uint64_t size_bytes, hashed_bytes; /* the latter its holder's alone during a turn */
-    uint64_t there;                    /* pieces that were marked */
-    uint64_t *marks, count;            /* a bit a piece */
+    uint64_t size_bytes, ring_bytes, hashed_bytes; /* the last its holder's alone during a turn */
+    uint64_t there;                                /* pieces that were marked */
+    uint64_t *marks, count;                        /* a bit a piece */
     XXH3_state_t *hash;
 };
 
-struct cwb_sum *cwb_sum_new(const uint8_t *bytes, uint64_t size_bytes) {
+struct cwb_sum *cwb_sum_new(const uint8_t *bytes, uint64_t size_bytes, uint64_t ring_bytes) {
     struct cwb_sum *sum = calloc(1, sizeof *sum);
     CW_ASSERT(sum);
     pthread_mutex_init(&sum->lock, NULL);
     pthread_cond_init(&sum->turn_ended, NULL);
     sum->bytes = bytes;
     sum->size_bytes = size_bytes;
+    sum->ring_bytes = ring_bytes ? ring_bytes : 1;
     sum->count = (size_bytes + CWB_SUM_PIECE - 1) / CWB_SUM_PIECE;
     sum->marks = calloc((sum->count + 63) / 64 + 1, sizeof *sum->marks);
     sum->hash = XXH3_createState();
@@ -72,7 +73,14 @@ static void mark(struct cwb_sum *sum, uint64_t offset_bytes, uint32_t length_byt
 }
 
 static void hash_to(struct cwb_sum *sum, uint64_t end_bytes) {
-    XXH3_64bits_update(sum->hash, sum->bytes + sum->hashed_bytes, end_bytes - sum->hashed_bytes);
+    uint64_t at_bytes = sum->hashed_bytes;
+    while (at_bytes < end_bytes) {
+        uint64_t place = at_bytes % sum->ring_bytes, count = end_bytes - at_bytes;
+        if (count > sum->ring_bytes - place)
+            count = sum->ring_bytes - place;
+        XXH3_64bits_update(sum->hash, sum->bytes + place, count);
+        at_bytes += count;
+    }
 }
 
 static uint64_t piece_begin(const struct cwb_sum *sum, uint64_t piece) {

@@ -21,8 +21,9 @@ struct cwb_sum;
 
 #define CWB_SUM_PIECE (16u << 10) /* what is marked: whole pieces of so much; CWB_READ_MIN */
 
-/* bytes stay until cwb_sum_free(). */
-struct cwb_sum *cwb_sum_new(const uint8_t *bytes, uint64_t size_bytes);
+/* Byte i lies at bytes[i % ring_bytes] (ring_bytes at least size_bytes: all are there); they stay
+ * until cwb_sum_free(). */
+struct cwb_sum *cwb_sum_new(const uint8_t *bytes, uint64_t size_bytes, uint64_t ring_bytes);
 /* Nobody else uses it. */
 void cwb_sum_free(struct cwb_sum *sum);
 /* These bytes are there; parts of pieces do not count. Hashes if it is this thread's turn. Any

@@ -8,6 +8,10 @@
  * ends makes what was asked for over it wanted again. Without a link the take waits for the next
  * one, for CWB_RESUME_NS, and goes on with the rest; if the peer's bridge was started anew its
  * sources are gone (-ESTALE), and the owner decides.
+ *
+ * The array may be a ring, of fewer bytes than come: then a chunk is asked for only when its place
+ * is the take's, which it is until on_progress tells of the chunk, and again once its owner has
+ * given the place back (cwb_take_landed).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -22,12 +26,14 @@ struct cwb_take_state {
     struct cwb_waiter waiter; /* first: it is cast back */
     struct cwb_take *take;
     bool waits;
-    uint64_t run; /* of the peer's bridge, whose number the source is */
+    uint64_t run;              /* of the peer's bridge, whose number the source is */
     struct cwb_chunks *chunks; /* one reference */
     struct cwb_request *asked[WINDOW];
     uint32_t asked_count;
     struct cwb_request *closing;
-    bool is_spread;                      /* streams read it, too: it is on its peer's list */
+    uint64_t told_bytes; /* on_progress */
+    bool telling;        /* within it */
+    bool is_spread;      /* streams read it, too: it is on its peer's list */
     struct cwb_take_state *next, *prev;
 };
 
@@ -97,6 +103,17 @@ static void ask_hash(struct cwb_take_state *state, struct cwb_link *link) {
         state->closing = cwb_link_ask(link, CWB_CLOSE, &part, 1, on_closed, state);
 }
 
+static void tell_progress(struct cwb_take_state *state) {
+    struct cwb_take *take = state->take;
+    uint64_t bytes = take->on_progress ? cwb_sum_prefix(state->chunks->sum) : 0;
+    if (bytes <= state->told_bytes)
+        return;
+    state->told_bytes = bytes;
+    state->telling = true; /* pump may end it: that is left to who called */
+    take->on_progress(take, bytes);
+    state->telling = false;
+}
+
 static void on_chunk(struct cwb_request *request, const struct cwb_frame *frame) {
     struct cwb_take_state *state = request->owner;
     uint32_t i = 0;
@@ -114,6 +131,7 @@ static void on_chunk(struct cwb_request *request, const struct cwb_frame *frame)
         return;
     }
     (void)cwb_chunks_here(state->chunks, &request->read);
+    tell_progress(state);
     pump(state);
 }
 
@@ -139,14 +157,15 @@ static void pump(struct cwb_take_state *state) {
     while (state->asked_count < WINDOW && link->state == CWB_OPEN_LINK &&
            cwb_chunks_ask(state->chunks, &read))
         state->asked[state->asked_count++] =
-            cwb_link_read(link, &read, state->chunks->bytes + read.offset_bytes, on_chunk, state);
+            cwb_link_read(link, &read, cwb_chunks_place(state->chunks, &read), on_chunk, state);
     if (cwb_chunks_whole(state->chunks) && link->state == CWB_OPEN_LINK)
         ask_hash(state, link);
 }
 
-/* A stream made it whole, failed it, or ended and gave something back. */
+/* A stream made it whole, brought more, failed it, or ended and gave something back. */
 static void on_told(void *owner) {
     struct cwb_take_state *state = owner;
+    tell_progress(state);
     if (state->is_spread && !cwb_chunks_whole(state->chunks))
         cwb_streams_read(state->take->peer, state->chunks);
     pump(state);
@@ -155,7 +174,7 @@ static void on_told(void *owner) {
 void cwb_takes_spread(struct cwb_peer *peer) {
     struct cwb_take_state *state;
     DL_FOREACH(peer->takes, state)
-        cwb_streams_read(peer, state->chunks);
+    cwb_streams_read(peer, state->chunks);
 }
 
 void cwb_take_begin(struct cwb_take *take, uint64_t run) {
@@ -169,8 +188,10 @@ void cwb_take_begin(struct cwb_take *take, uint64_t run) {
     /* Streams may still write when the take was given up: the memory must stay for them. */
     state->is_spread = take->size_bytes >= CWB_STREAM_BYTES && take->bridge->options.streams > 1 &&
                        cwb_local_hold(take->array, &held) == 0;
-    state->chunks = cwb_chunks_new(take->bridge->works, take->array, held, take->source,
-                                   take->size_bytes, link ? link->read_max : CWB_READ_MIN);
+    state->chunks =
+        cwb_chunks_new(take->bridge->works, take->array, held, take->source, take->size_bytes,
+                       take->ring_bytes, link ? link->read_max : CWB_READ_MIN);
+    state->chunks->wants_progress = take->on_progress != NULL;
     state->chunks->on_told = on_told;
     state->chunks->owner = state;
     if (state->is_spread) {
@@ -179,6 +200,23 @@ void cwb_take_begin(struct cwb_take *take, uint64_t run) {
         cwb_streams_read(take->peer, state->chunks);
     }
     pump(state);
+}
+
+void cwb_take_landed(struct cwb_take *take, uint64_t bytes) {
+    struct cwb_take_state *state = take->state;
+    if (!state)
+        return; /* all is here: it is done */
+    cwb_chunks_landed(state->chunks, bytes);
+    if (cwb_chunks_whole(state->chunks))
+        return;
+    if (state->is_spread)
+        cwb_streams_read(take->peer, state->chunks);
+    if (!state->telling)
+        pump(state);
+}
+
+uint64_t cwb_take_ring_bytes(const struct cwb_take *take) {
+    return take->state->chunks->ring * take->state->chunks->chunk_bytes;
 }
 
 void cwb_take_cancel(struct cwb_take *take) {

@@ -47,9 +47,14 @@ void cwb_wire_end(struct cwb_wire *wire) {
     wire->ended = true;
     while ((piece = wire->pieces)) {
         wire->pieces = piece->next;
-        cwb_source_unref(piece->source);
+        cwb_source_let_go(piece->source, wire->loop, &piece->read, false);
         free(piece);
     }
     wire->pieces_end = &wire->pieces;
     wire->piece_count = 0;
+}
+
+void cwb_wire_counts(struct cwb_wire *wire, uint64_t *in, uint64_t *out) {
+    *in += CW_LOAD(BW1, &wire->bytes_in, relaxed);
+    *out += CW_LOAD(BW1, &wire->bytes_out, relaxed);
 }

@@ -46,6 +46,7 @@ struct cwb_piece { /* a READ's reply that waits for room */
     uint64_t id;
     struct cwb_source *source; /* one reference */
     struct cwb_read read;
+    const uint8_t *bytes; /* of the source; they stay until the piece lets go */
     struct cwb_piece *next;
 };
 
@@ -76,7 +77,8 @@ struct cwb_wire {
 };
 
 /* socket.calls and fd are set by the caller. */
-void cwb_wire_init(struct cwb_wire *wire, struct cwb_loop *loop, const struct cwb_wire_calls *calls);
+void cwb_wire_init(struct cwb_wire *wire, struct cwb_loop *loop,
+                   const struct cwb_wire_calls *calls);
 /* After on_closed. */
 void cwb_wire_deinit(struct cwb_wire *wire);
 /* A wire with nothing under way goes to another owner and loop; `from` is as after deinit. */
@@ -84,6 +86,9 @@ void cwb_wire_move(struct cwb_wire *from, struct cwb_wire *to, struct cwb_loop *
                    const struct cwb_wire_calls *calls);
 /* Neither reads nor writes from now on; drops the pieces. The socket is the caller's to close. */
 void cwb_wire_end(struct cwb_wire *wire);
+
+/* Bytes that came and went; any thread. Adds to both. */
+void cwb_wire_counts(struct cwb_wire *wire, uint64_t *in, uint64_t *out);
 
 /* ---- wire_in.c ---- */
 /* Bytes came and TLS stands: decrypts and hands frames on. 0 or a negative code. */
@@ -108,7 +113,7 @@ void cwb_wire_reply(struct cwb_wire *wire, uint16_t op, uint64_t id, int status,
                     const struct iovec *parts, uint32_t count);
 /* The reply to a READ: when there is room. The source's range was checked. */
 void cwb_wire_send_piece(struct cwb_wire *wire, uint64_t id, struct cwb_source *source,
-                         const struct cwb_read *read);
+                         const struct cwb_read *read, const uint8_t *bytes);
 /* Bytes that were encrypted, and that the other side has not taken. */
 uint64_t cwb_wire_unread(const struct cwb_wire *wire);
 void cwb_wire_on_sent(struct cwb_socket *socket);

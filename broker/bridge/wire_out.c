@@ -71,10 +71,10 @@ uint64_t cwb_wire_unread(const struct cwb_wire *wire) {
 }
 
 void cwb_wire_send_piece(struct cwb_wire *wire, uint64_t id, struct cwb_source *source,
-                         const struct cwb_read *read) {
+                         const struct cwb_read *read, const uint8_t *bytes) {
     struct cwb_piece *piece = calloc(1, sizeof *piece);
     CW_ASSERT(piece);
-    *piece = (struct cwb_piece){.id = id, .source = source, .read = *read};
+    *piece = (struct cwb_piece){.id = id, .source = source, .read = *read, .bytes = bytes};
     cwb_source_ref(source);
     *wire->pieces_end = piece;
     wire->pieces_end = &piece->next;
@@ -98,11 +98,8 @@ static int write_piece(struct cwb_wire *wire) {
     wire->piece_count--;
     int code = cwb_tls_write(&wire->tls, &begin, sizeof begin);
     if (code == 0)
-        code = cwb_tls_write(&wire->tls, cwb_source_bytes(piece->source) + piece->read.offset_bytes,
-                             piece->read.length_bytes);
-    if (code == 0)
-        cwb_source_passed(piece->source, piece->read.offset_bytes, piece->read.length_bytes);
-    cwb_source_unref(piece->source);
+        code = cwb_tls_write(&wire->tls, piece->bytes, piece->read.length_bytes);
+    cwb_source_let_go(piece->source, wire->loop, &piece->read, code == 0);
     free(piece);
     return code;
 }

@@ -75,7 +75,10 @@ struct cwb_bridge {
     struct cwb_tls *tls; /* NULL: no key: nobody is reached, and each job is told so */
     char no_key[CW_DETAIL_MAX];
     struct cwb_works *works;
-    cw_client *client;
+    struct cwb_works *movings; /* what waits for causeway-mover: a GPU that hangs holds up no other
+                                  work */
+    cw_client *client;         /* for all threads */
+    struct cwb_home *home;     /* the loop's own (home.h) */
     struct cwb_listener listeners[CWB_LISTEN_MAX];
     uint32_t listener_count;
 
@@ -88,7 +91,9 @@ struct cwb_bridge {
     uint32_t unknown;             /* links that have not shown who they are */
     struct cwb_jobs *jobs;        /* job.c */
     struct cwb_replica *replicas; /* replica.c, by key */
-    struct cwb_watched *watched;  /* serve.c: what peers want to be told of */
+    int64_t doubts_ns;            /* when doubtful replicas are let go; 0: none is held */
+    struct cwb_watched *watched;  /* watch.c: what peers want to be told of */
+    struct cwb_stage *stages;     /* stage.c */
     struct cwb_served *waits;     /* serve.c: names that peers wait for */
     uint64_t next_source;
 };

@@ -198,6 +198,7 @@ void cwb_peer_ended(struct cwb_link *link, bool was_open, const char *reason) {
         if (!peer->links) {
             peer->unlinked_ns = bridge->now_ns;
             peer->dial_after_ns = bridge->now_ns;
+            cwb_watch_end(bridge, peer);
         }
         cwb_replicas_unlink(bridge, peer); /* a CHANGED may have been on its way over this one */
     } else if (peer->dialing == link) {

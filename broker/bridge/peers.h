@@ -67,6 +67,7 @@ struct cwb_peer {
     struct cwb_waiter *waiting;   /* for a link */
     struct cwb_source *sources;   /* source.c: what it is reading, by number */
     struct cwb_offered *offered;  /* take.c: what it put, by token */
+    struct cwb_watcher *watchers; /* watch.c: what it wants to be told of */
     struct cwb_peer *next;
 };
 

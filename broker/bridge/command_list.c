@@ -19,7 +19,7 @@
 #include "ipc/remote.h"
 #include "shm/wait.h"
 
-#define PATIENCE_NS 5000000000ll
+#define PATIENCE_NS 5000000000
 
 enum form { TABLE, TEXTS, JSON };
 

@@ -25,7 +25,7 @@
 #include <sys/types.h>
 #include <time.h>
 
-#define CWB_LOCK_NS 10000000000ll
+#define CWB_LOCK_NS 10000000000
 
 /* The folder: $CAUSEWAY_NODE_DIR, else $XDG_CONFIG_HOME/causeway, else ~/.config/causeway; in a job
  * for which `causeway peers from-slurm` was called, this node's folder in there. Returns folder. */

@@ -74,6 +74,8 @@ struct cwb_bridge {
     struct cwb_tls *tls; /* NULL: no key: nobody is reached, and each job is told so */
     char no_key[CW_DETAIL_MAX];
     struct cwb_works *works;
+    struct cwb_works *movings; /* what waits for causeway-mover: a GPU that hangs holds up no other
+                                  work */
     cw_client *client;
     struct cwb_listener listeners[CWB_LISTEN_MAX];
     uint32_t listener_count;
@@ -88,6 +90,7 @@ struct cwb_bridge {
     struct cwb_jobs *jobs;        /* job.c */
     struct cwb_replica *replicas; /* replica.c, by key */
     struct cwb_watched *watched;  /* serve.c: what peers want to be told of */
+    struct cwb_stage *stages;     /* stage.c */
     struct cwb_served *waits;     /* serve.c: names that peers wait for */
     uint64_t next_source;
 };

@@ -22,6 +22,7 @@ void cwb_link_drop_pieces(struct cwb_link *link) {
     struct cwb_piece *piece;
     while ((piece = link->pieces)) {
         link->pieces = piece->next;
+        cwb_source_dropped(piece->source, piece->read.offset_bytes, piece->read.length_bytes);
         cwb_source_unref(piece->source);
         free(piece);
     }
@@ -57,10 +58,12 @@ static int write_piece(struct cwb_link *link) {
     link->piece_count--;
     int code = cwb_tls_write(&link->tls, &begin, sizeof begin);
     if (code == 0)
-        code = cwb_tls_write(&link->tls, cwb_source_bytes(piece->source) + piece->read.offset_bytes,
+        code = cwb_tls_write(&link->tls, cwb_source_at(piece->source, piece->read.offset_bytes),
                              piece->read.length_bytes);
     if (code == 0)
         cwb_source_passed(piece->source, piece->read.offset_bytes, piece->read.length_bytes);
+    else
+        cwb_source_dropped(piece->source, piece->read.offset_bytes, piece->read.length_bytes);
     cwb_source_unref(piece->source);
     free(piece);
     return code;

@@ -6,16 +6,19 @@
 #include <string.h>
 
 #include "broker/bridge/parts.h"
-#include "ipc/job.h"
 #include "ipc/meta.h"
 #include "ipc/name_key.h"
 
 #define AT_ONCE_BYTES (64u << 10) /* so small an array is made by the loop itself */
 
-static int make(cw_client *client, uint64_t size_bytes, cw_array **out) {
+static int make_bytes(cw_client *client, uint64_t size_bytes, cw_array **out) {
     int64_t length = (int64_t)size_bytes;
     cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &length, .dtype = "|u1"};
     return cw_array_new(client, "cpu", &layout, 0, out);
+}
+
+int cwb_local_make(struct cwb_bridge *bridge, uint64_t size_bytes, cw_array **out) {
+    return make_bytes(bridge->client, size_bytes, out);
 }
 
 static bool lies_on_gpu(const cw_array *array) {
@@ -60,21 +63,6 @@ int cwb_local_open_at(struct cwb_bridge *bridge, const struct cw_remote *remote,
     return code;
 }
 
-int cwb_local_stage(cw_array *source, uint64_t size_bytes, cw_array **out) {
-    cw_array *target = NULL;
-    int code = make(source->client, size_bytes, &target);
-    if (code == 0)
-        code = cw_array_wait(source, -1);
-    if (code == 0)
-        code = cw_job_copy(target, 0, source, 0, size_bytes);
-    cw_array_close(source);
-    if (code)
-        cw_array_close(target);
-    else
-        *out = target;
-    return code;
-}
-
 struct making {
     struct cwb_work work;
     cw_client *client;
@@ -86,7 +74,7 @@ struct making {
 
 static void run_making(struct cwb_work *work) {
     struct making *m = (struct making *)work;
-    cwb_work_set(work, make(m->client, m->size_bytes, &m->array));
+    cwb_work_set(work, make_bytes(m->client, m->size_bytes, &m->array));
 }
 
 static void made(struct cwb_work *work) {
@@ -101,7 +89,7 @@ void cwb_local_new(struct cwb_bridge *bridge, uint64_t size_bytes, cwb_on_array 
                    void *owner) {
     cw_array *array = NULL;
     if (size_bytes <= AT_ONCE_BYTES) {
-        int code = make(bridge->client, size_bytes, &array);
+        int code = make_bytes(bridge->client, size_bytes, &array);
         on_done(owner, code, array);
         return;
     }

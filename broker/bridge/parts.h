@@ -59,6 +59,8 @@ struct cwb_served { /* a request of theirs that is answered later */
     UT_hash_handle hh;
 };
 struct cwb_served *cwb_served_new(struct cwb_link *link, const struct cwb_frame *frame);
+/* Takes it from its link, to be answered there in another way, and frees it. */
+struct cwb_link *cwb_served_leave(struct cwb_served *served);
 /* Answers and frees it. status < 0: cw_detail() is the sentence. */
 void cwb_served_reply(struct cwb_served *served, int status, const struct iovec *parts,
                       uint32_t count);
@@ -79,8 +81,16 @@ void cwb_serve_end(struct cwb_link *link);
  * it stays after a CLOSE. On failure they stay the caller's. 0 or -EDQUOT. */
 int cwb_source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
                    uint8_t *bytes, uint64_t size_bytes, bool offered, struct cwb_source **out);
+/* The same of an array on a GPU (CW_DISTANT), whose bytes come by way of host memory (stage.h). Its
+ * READs are answered once they are there. read_max: what this peer's READs ask for. */
+int cwb_source_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
+                          uint64_t size_bytes, uint32_t read_max, bool offered,
+                          struct cwb_source **out);
+/* From stage.c: all was staged and hashed, or (status below 0, cw_detail()) it failed. */
+void cwb_source_staged(struct cwb_source *source, int status, uint64_t hash);
 uint64_t cwb_source_id(const struct cwb_source *source);
-const uint8_t *cwb_source_bytes(const struct cwb_source *source);
+/* Where the bytes of a piece lie. */
+const uint8_t *cwb_source_at(const struct cwb_source *source, uint64_t offset_bytes);
 /* NULL: there is none such. */
 struct cwb_source *cwb_source_find(struct cwb_peer *peer, uint64_t id);
 void cwb_source_ref(struct cwb_source *source);
@@ -91,6 +101,8 @@ int cwb_source_serve_read(struct cwb_link *link, const struct cwb_frame *frame);
 int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame);
 /* Its bytes in this range were just read, and lie in the cache. */
 void cwb_source_passed(struct cwb_source *source, uint64_t offset_bytes, uint32_t length_bytes);
+/* A piece is not sent: its link ended. */
+void cwb_source_dropped(struct cwb_source *source, uint64_t offset_bytes, uint32_t length_bytes);
 /* Ends those of peers that were away for too long. */
 void cwb_sources_tick(struct cwb_bridge *bridge);
 
@@ -98,16 +110,25 @@ void cwb_sources_tick(struct cwb_bridge *bridge);
 struct cwb_take { /* embedded in its owner's struct, which stays until on_done */
     /* status 0: all bytes are in array, checked. Else cw_detail() has the sentence. */
     void (*on_done)(struct cwb_take *take, int status);
+    /* Bytes from the begin on, without a gap, are here and hashed. NULL: nobody asks. It ends
+     * nothing. */
+    void (*on_progress)(struct cwb_take *take, uint64_t bytes);
     /* set by the owner */
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
     uint64_t source, size_bytes;
-    cw_array *array; /* plain bytes, the take's until done */
+    cw_array *array;     /* plain bytes, the take's until done */
+    uint64_t ring_bytes; /* 0: array has them all; else it is a ring of so many, at least
+                            CWB_READ_MAX, of which cwb_take_landed() gives bytes back */
     /* take.c's */
     struct cwb_take_state *state;
 };
 /* Begins to read; array is there. */
 void cwb_take_begin(struct cwb_take *take, uint64_t run);
+/* A ring: bytes from the begin on that are needed there no more. */
+void cwb_take_landed(struct cwb_take *take, uint64_t bytes);
+/* How much of the ring it uses: byte i lies at i modulo this. It has begun, and is not done. */
+uint64_t cwb_take_ring_bytes(const struct cwb_take *take);
 /* Nobody wants it any more: on_done is not called. The array stays the owner's. */
 void cwb_take_cancel(struct cwb_take *take);
 
@@ -120,17 +141,15 @@ void cwb_offered_deinit(struct cwb_peer *peer);
 /* ---- local.c: memory and names of this node, by helper threads ---- */
 /*
  * An array of this node, by key or by what a request says, mapped read-only; or, if it lies on a
- * GPU, not mapped (*on_gpu): cwb_local_stage() brings its bytes. 0, -ENOENT (without a sentence),
+ * GPU, not mapped (*on_gpu): stage.h brings its bytes. 0, -ENOENT (without a sentence),
  * -ESTALE. Any thread.
  */
 int cwb_local_open(struct cwb_bridge *bridge, const struct cw_name_key *key, struct cw_found *found,
                    cw_array **out, bool *on_gpu);
 int cwb_local_open_at(struct cwb_bridge *bridge, const struct cw_remote *remote, cw_array **out,
                       bool *on_gpu);
-/* The bytes of an array on a GPU in an array of host memory, copied by the mover once the last
- * write is complete. source is closed. Blocks: a helper's. 0 and *out; -EOWNERDEAD, -ENODEV,
- * -EDQUOT. */
-int cwb_local_stage(cw_array *source, uint64_t size_bytes, cw_array **out);
+/* A plain array of so many bytes. Any thread; blocks. */
+int cwb_local_make(struct cwb_bridge *bridge, uint64_t size_bytes, cw_array **out);
 /* Makes a plain array of so many bytes. on_done(owner, code, array): 0 and the array, the owner's;
  * else cw_detail(). Runs at once where that cannot take long. */
 typedef void cwb_on_array(void *owner, int code, cw_array *array);

@@ -47,6 +47,13 @@ static void leave_link(struct cwb_served *served) {
     served->link = NULL;
 }
 
+struct cwb_link *cwb_served_leave(struct cwb_served *served) {
+    struct cwb_link *link = served->link;
+    leave_link(served);
+    free(served);
+    return link;
+}
+
 void cwb_served_reply(struct cwb_served *served, int status, const struct iovec *parts,
                       uint32_t count) {
     struct cwb_link *link = served->link;
@@ -203,29 +210,24 @@ static void answer_opened(struct cwb_served *served, const struct cw_found *foun
     cwb_served_reply(served, code, parts, 3);
 }
 
-/* An array that lies on a GPU: its bytes by way of host memory, by a helper. */
-struct staging {
-    struct cwb_work work;
-    struct cwb_served *served;
-    struct cw_found found;
-    cw_array *array; /* first the one on the GPU, then the one in host memory */
-};
-
-static void stage(struct cwb_work *work) {
-    struct staging *s = (struct staging *)work;
-    cwb_work_set(work, cwb_local_stage(s->array, s->found.entry.size_bytes, &s->array));
-}
-
-static void staged(struct cwb_work *work) {
-    struct staging *s = (struct staging *)work;
-    if (work->code) {
-        cw_fail(work->code, "%s", work->detail);
-        cwb_served_reply(s->served, work->code, NULL, 0);
-    } else {
-        answer_opened(s->served, &s->found, s->array, cw_array_lowest(s->array),
-                      s->found.entry.size_bytes);
-    }
-    free(s);
+/* The same of an array on a GPU: always as a source, whose bytes are still to come. */
+static void answer_staged(struct cwb_served *served, const struct cw_found *found,
+                          cw_array *array) {
+    struct cwb_link *link = served->link;
+    struct cwb_source *source;
+    struct cwb_opened opened = {.size_bytes = found->entry.size_bytes,
+                                .instance = cw_client_instance(link->bridge->client),
+                                .entry = found->entry.id,
+                                .meta_bytes = found->entry.meta_bytes};
+    struct iovec parts[] = {{&opened, sizeof opened},
+                            {(void *)(uintptr_t)found->meta, opened.meta_bytes}};
+    int code = cwb_source_new_staged(link->bridge, link->peer, array, opened.size_bytes,
+                                     link->read_max, false, &source);
+    if (code)
+        cw_array_close(array);
+    else
+        opened.source = cwb_source_id(source);
+    cwb_served_reply(served, code, parts, 2);
 }
 
 static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
@@ -251,15 +253,10 @@ static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
     }
     if (frame->open.flags & CWB_WATCH)
         watch(link, &subject, found.entry.id);
-    if (!on_gpu || found.entry.size_bytes == 0) {
+    if (on_gpu && found.entry.size_bytes)
+        answer_staged(served, &found, array);
+    else
         answer_opened(served, &found, array, cw_array_lowest(array), found.entry.size_bytes);
-        return;
-    }
-    struct staging *s = calloc(1, sizeof *s);
-    CW_ASSERT(s);
-    *s = (struct staging){
-        .work = {.run = stage, .done = staged}, .served = served, .found = found, .array = array};
-    cwb_work_begin(bridge->works, &s->work);
 }
 
 /* ---- NAMES, REMOVE, WAIT ---- */

@@ -4,25 +4,32 @@
  * A source holds a lease on its array, so that its memory stays while it is read, and is hashed as
  * it goes out: pieces in order while they lie in the cache, the rest when the peer closes it. What
  * a peer opened and did not close ends with CWB_RESUME_NS without a link, so that a peer that died
- * holds nothing; a number is the peer's own and tells others nothing. Who writes into the array
- * meanwhile makes the hash differ, and the peer reads again.
+ * holds nothing; when its bridge was started anew, whose numbers these are not; and when it was not
+ * read for IDLE_NS, since an answer to OPEN that was cut leaves a number that nobody knows. A
+ * number is the peer's own and tells others nothing. Who writes into the array meanwhile makes the
+ * hash differ, and the peer reads again, as it does when the source is gone.
  */
 #include <stdlib.h>
 #include <string.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "broker/bridge/parts.h"
+#include "broker/bridge/stage.h"
 
 #define AT_ONCE_BYTES (1u << 20) /* so much is hashed by the loop itself */
+#define IDLE_NS       60000000000
+#define LOOK_NS       1000000000 /* between looks at who is idle */
 
 struct cwb_source {
     uint64_t id;
     struct cwb_bridge *bridge;
     struct cwb_peer *peer; /* NULL: ended */
+    uint64_t run;          /* of the peer's bridge that opened it */
+    int64_t used_ns;
     uint32_t references;
     cw_array *array;
-    uint8_t *own; /* malloced bytes in place of an array */
+    uint8_t *own;            /* malloced bytes in place of an array */
+    struct cwb_stage *stage; /* an array on a GPU: it has the bytes, and their hash */
     const uint8_t *bytes;
     uint64_t size_bytes, hashed_bytes;
     XXH3_state_t *hash;
@@ -45,6 +52,8 @@ int cwb_source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *a
     source->id = ++bridge->next_source;
     source->bridge = bridge;
     source->peer = peer;
+    source->run = peer->run;
+    source->used_ns = bridge->now_ns;
     source->references = 1;
     source->array = array;
     source->own = array ? NULL : bytes;
@@ -56,12 +65,21 @@ int cwb_source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *a
     return 0;
 }
 
+int cwb_source_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
+                          uint64_t size_bytes, uint32_t read_max, bool offered,
+                          struct cwb_source **out) {
+    int code = cwb_source_new(bridge, peer, NULL, NULL, size_bytes, offered, out);
+    if (code == 0)
+        (*out)->stage = cwb_stage_new(bridge, *out, array, size_bytes, read_max);
+    return code;
+}
+
 uint64_t cwb_source_id(const struct cwb_source *source) {
     return source->id;
 }
 
-const uint8_t *cwb_source_bytes(const struct cwb_source *source) {
-    return source->bytes;
+const uint8_t *cwb_source_at(const struct cwb_source *source, uint64_t offset_bytes) {
+    return source->stage ? cwb_stage_at(source->stage, offset_bytes) : source->bytes + offset_bytes;
 }
 
 struct cwb_source *cwb_source_find(struct cwb_peer *peer, uint64_t id) {
@@ -78,6 +96,8 @@ void cwb_source_unref(struct cwb_source *source) {
     if (--source->references)
         return;
     CW_ASSERT(!source->peer);
+    if (source->stage)
+        cwb_stage_end(source->stage);
     cw_array_close(source->array);
     free(source->own);
     XXH3_freeState(source->hash);
@@ -89,14 +109,25 @@ void cwb_source_end(struct cwb_source *source) {
         return;
     HASH_DEL(source->peer->sources, source);
     source->peer = NULL;
+    if (source->stage)
+        cwb_stage_drop(source->stage);
     cwb_source_unref(source);
 }
 
 void cwb_source_passed(struct cwb_source *source, uint64_t offset_bytes, uint32_t length_bytes) {
+    if (source->stage) {
+        cwb_stage_let_go(source->stage, offset_bytes, length_bytes, true);
+        return;
+    }
     if (source->hashing || offset_bytes != source->hashed_bytes)
         return;
     XXH3_64bits_update(source->hash, source->bytes + offset_bytes, length_bytes);
     source->hashed_bytes += length_bytes;
+}
+
+void cwb_source_dropped(struct cwb_source *source, uint64_t offset_bytes, uint32_t length_bytes) {
+    if (source->stage)
+        cwb_stage_let_go(source->stage, offset_bytes, length_bytes, false);
 }
 
 static int no_source(uint64_t id) {
@@ -122,7 +153,11 @@ int cwb_source_serve_read(struct cwb_link *link, const struct cwb_frame *frame) 
                        (unsigned long long)frame->read.offset_bytes,
                        (unsigned long long)(frame->read.offset_bytes + frame->read.length_bytes),
                        (unsigned long long)source->size_bytes);
-    cwb_link_send_piece(link, frame->head.id, source, &frame->read);
+    source->used_ns = link->bridge->now_ns;
+    if (source->stage)
+        cwb_stage_read(source->stage, cwb_served_new(link, frame), &frame->read);
+    else
+        cwb_link_send_piece(link, frame->head.id, source, &frame->read);
     return 0;
 }
 
@@ -141,18 +176,28 @@ static void hash_rest(struct cwb_work *work) {
     work->code = 0;
 }
 
-static void hashed(struct cwb_work *work) {
-    struct cwb_source *source = ((struct hashing *)work)->source;
-    struct cwb_closed closed = {.hash = XXH3_64bits_digest(source->hash)};
+/* Answers all who asked for the hash; status below 0: with this thread's sentence. */
+void cwb_source_staged(struct cwb_source *source, int status, uint64_t hash) {
+    struct cwb_closed closed = {.hash = hash};
     struct iovec part = {&closed, sizeof closed};
     struct cwb_served *served;
+    char sentence[CW_DETAIL_MAX] = "";
+    if (status)
+        strcpy(sentence, cw_detail());
     source->hashing = false;
     while ((served = source->closings)) {
         source->closings = served->next;
-        cwb_served_reply(served, 0, &part, 1);
+        if (status)
+            cw_fail(status, "%s", sentence);
+        cwb_served_reply(served, status, &part, 1);
     }
     if (!source->offered)
         cwb_source_end(source);
+}
+
+static void hashed(struct cwb_work *work) {
+    struct cwb_source *source = ((struct hashing *)work)->source;
+    cwb_source_staged(source, 0, XXH3_64bits_digest(source->hash));
     cwb_source_unref(source);
     free(work);
 }
@@ -177,6 +222,11 @@ int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame)
     source->closings = served;
     if (source->hashing)
         return 0;
+    if (source->stage) {
+        source->hashing = true;
+        cwb_stage_close(source->stage);
+        return 0;
+    }
     struct hashing *hashing = calloc(1, sizeof *hashing);
     CW_ASSERT(hashing);
     hashing->work = (struct cwb_work){.run = hash_rest, .done = hashed};
@@ -192,11 +242,26 @@ int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame)
     return 0;
 }
 
+/* Does nobody read it any more? Its pieces under way, and its hash, are references. */
+static bool forgotten(const struct cwb_source *source, int64_t now_ns) {
+    if (source->offered || source->references > 1)
+        return false;
+    return source->run != source->peer->run || now_ns - source->used_ns >= IDLE_NS;
+}
+
 void cwb_sources_tick(struct cwb_bridge *bridge) {
+    static int64_t looked_ns;
+    bool look = bridge->now_ns - looked_ns >= LOOK_NS;
+    if (look)
+        looked_ns = bridge->now_ns;
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
-        if (peer->links || !peer->sources || bridge->now_ns - peer->unlinked_ns < CWB_RESUME_NS)
+        struct cwb_source *source, *next;
+        bool away = !peer->links && bridge->now_ns - peer->unlinked_ns >= CWB_RESUME_NS;
+        if (!away && !look)
             continue;
-        while (peer->sources)
-            cwb_source_end(peer->sources);
+        HASH_ITER(hh, peer->sources, source, next) {
+            if (away || forgotten(source, bridge->now_ns))
+                cwb_source_end(source);
+        }
     }
 }

@@ -6,6 +6,10 @@
  * for at once, which is the credit. A link that ends makes what was asked for wanted again, and the
  * take goes on over the next link with the rest, for CWB_RESUME_NS; if the peer's bridge was
  * started anew its sources are gone (-ESTALE), and the owner decides.
+ *
+ * The array may be a ring, of fewer bytes than come: then a chunk is asked for only when its place
+ * is the take's, which it is until on_progress tells of the chunk, and again once its owner has
+ * given the place back (cwb_take_landed).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +30,7 @@ struct cwb_take_state {
     uint64_t run; /* of the peer's bridge, whose number the source is */
     uint8_t *chunks, *bytes;
     uint64_t count, next, here, hashed; /* chunks; from next on all are WANTED */
+    uint64_t ring, landed; /* chunks that the array has room for; that it has room for again */
     uint32_t chunk_bytes;
     struct cwb_request *asked[WINDOW];
     uint32_t asked_count;
@@ -79,13 +84,22 @@ static uint32_t chunk_length(const struct cwb_take_state *state, uint64_t chunk)
     return left < state->chunk_bytes ? (uint32_t)left : state->chunk_bytes;
 }
 
+static uint8_t *place_of(const struct cwb_take_state *state, uint64_t chunk) {
+    return state->bytes + chunk % state->ring * state->chunk_bytes;
+}
+
 /* What is here from the begin on without a gap is hashed. */
 static void hash_on(struct cwb_take_state *state) {
+    uint64_t before = state->hashed;
     while (state->hashed < state->count && state->chunks[state->hashed] == HERE) {
-        XXH3_64bits_update(state->hash, state->bytes + state->hashed * state->chunk_bytes,
+        XXH3_64bits_update(state->hash, place_of(state, state->hashed),
                            chunk_length(state, state->hashed));
         state->hashed++;
     }
+    if (state->hashed > before && state->take->on_progress)
+        state->take->on_progress(state->take, state->hashed == state->count
+                                                  ? state->take->size_bytes
+                                                  : state->hashed * state->chunk_bytes);
 }
 
 static void on_closed(struct cwb_request *request, const struct cwb_frame *frame) {
@@ -152,7 +166,7 @@ static void pump(struct cwb_take_state *state) {
     while (state->asked_count < WINDOW && link->state == CWB_OPEN_LINK) {
         while (state->next < state->count && state->chunks[state->next] != WANTED)
             state->next++;
-        if (state->next == state->count)
+        if (state->next == state->count || state->next >= state->landed + state->ring)
             break;
         uint64_t chunk = state->next++;
         struct cwb_read read = {.source = take->source,
@@ -160,7 +174,7 @@ static void pump(struct cwb_take_state *state) {
                                 .length_bytes = chunk_length(state, chunk)};
         state->chunks[chunk] = ASKED;
         state->asked[state->asked_count++] =
-            cwb_link_read(link, &read, state->bytes + read.offset_bytes, on_chunk, state);
+            cwb_link_read(link, &read, place_of(state, chunk), on_chunk, state);
     }
     if (state->here == state->count && link->state == CWB_OPEN_LINK)
         ask_hash(state, link);
@@ -180,7 +194,22 @@ void cwb_take_begin(struct cwb_take *take, uint64_t run) {
     CW_ASSERT(state->chunks && state->hash);
     XXH3_64bits_reset(state->hash);
     state->bytes = cw_array_lowest(take->array);
+    state->ring = take->ring_bytes ? take->ring_bytes / state->chunk_bytes : state->count;
+    CW_ASSERT(state->ring);
     pump(state);
+}
+
+void cwb_take_landed(struct cwb_take *take, uint64_t bytes) {
+    struct cwb_take_state *state = take->state;
+    if (!state)
+        return; /* all is here: it is done */
+    state->landed = bytes / state->chunk_bytes;
+    if (state->here < state->count)
+        pump(state);
+}
+
+uint64_t cwb_take_ring_bytes(const struct cwb_take *take) {
+    return take->state->ring * take->state->chunk_bytes;
 }
 
 void cwb_take_cancel(struct cwb_take *take) {

@@ -329,3 +329,19 @@ def test_the_command_reaches_other_nodes(two: tuple[Node, Node]) -> None:
     assert a.command("rm", "//b/in/cp2").returncode == 0
     refused = a.command("cp", "//c/x", "y", check=False)
     assert refused.returncode == 1 and "no peer" in refused.stderr
+
+
+def test_what_a_peer_puts_stays_where_nobody_has_been_for_long() -> None:
+    with bridge_support.net("a", "b") as made:
+        a, b = made.nodes.values()
+        made.acquaint("--read", "*", "--write", "*")
+        made.start(CAUSEWAY_NAMES_LINGER_SECONDS="5")
+        made.connected()
+        with b.here():
+            cw.put("before", [1])
+        assert eventually(lambda: "names ended" in b.said(), 30)
+        with a.here():
+            cw.put("//b/after", [2])
+            assert cw.get("//b/after").numpy().tolist() == [2]
+            with pytest.raises(cw.NameNotFound):
+                cw.get("//b/before")

@@ -128,37 +128,23 @@ def test_a_large_array_goes_on_where_it_was_cut(world: tuple[Node, Node, Proxy],
     values = bytes_of(20_000_000, 5)
     chunk, way = 262144, FROM if kind == "get" else TO
     chance = random.Random(9)
-    proxy.cut()
-    with a.here():
-        assert eventually(lambda: a.sees(b))
     if kind == "get":
         with b.here():
             cw.put("cuts/large", values)
-    running, before = True, proxy.cuts
-
-    def keep_cutting() -> None:
-        while running:
-            # Within 64 bytes of a chunk's end, as it goes over the wire, records and all.
-            proxy.cut_at = (way, chunk * chance.randrange(1, 20) + chance.randrange(-64, 64))
-            time.sleep(0.15)
-            if chance.random() < 0.3:
-                proxy.cut()
-
-    cutter = threading.Thread(target=keep_cutting)
-    cutter.start()
+    before = proxy.cuts
+    # Each connection ends within 64 bytes of a chunk's end, as it goes over the wire, records and
+    # all: long before the array is through.
+    proxy.cut_each = lambda: (way, chunk * chance.randrange(1, 20) + chance.randrange(-64, 64))
+    proxy.cut()
     try:
         with a.here():
-            proxy.pause = 0.004  # so that it takes longer than one connection lasts
             if kind == "get":
                 found = insist(lambda: cw.get("//b/cuts/large").numpy(), 60)
                 assert (found == values).all()  # type: ignore[attr-defined]
             else:
                 insist(lambda: cw.put("//b/cuts/large", values), 60)
     finally:
-        running = False
-        cutter.join()
-        proxy.pause = 0.0
-        proxy.cut_at = None
+        proxy.cut_each = None
     assert proxy.cuts > before + 2
     with b.here():
         assert (cw.get("cuts/large").numpy() == values).all()

@@ -364,19 +364,27 @@ def test_a_put_offered_again_while_it_is_under_way_is_one_put(
     nodes: tuple[Node, Node, Node],
 ) -> None:
     _, b, evil = nodes
-    again = offer(b"in/twice", 100_000, meta((100_000,)), token=80)
-    with Raw(evil.keys, b.port) as older, Raw(evil.keys, b.port) as newer:
-        for connection in (
-            older,
-            newer,
-        ):  # both are known: a link that comes later is asked instead
-            connection.send(frame(raw.PING))
-            assert connection.receive() is not None
-        older.send(again)
-        assert older.receive(requests=True) is not None  # it is being read
-        newer.send(again)
-        answer = older.receive()
+    size = 100_000
+    again = offer(b"in/twice", size, meta((size,)), token=80, source=80)
+
+    def offers(connection: Raw) -> None:
+        connection.send(again)
+        connection.send(frame(raw.PING))  # answered behind it: then the offer is known there
+        answer = connection.receive()
+        assert answer is not None and answer[0] == raw.PING | raw.REPLY
+
+    def is_told_of_the_repetition(connection: Raw) -> None:
+        answer = connection.receive()
         assert answer is not None and answer[:3] == (raw.OFFER | raw.REPLY, 9, -errno.ECANCELED)
+
+    with Raw(evil.keys, b.port) as older, Raw(evil.keys, b.port) as newer:
+        offers(older)
+        offers(newer)
+        is_told_of_the_repetition(older)
+        offers(
+            older
+        )  # the other way round: whoever asked last is answered, its link's age is nothing
+        is_told_of_the_repetition(newer)
     with Raw(evil.keys, b.port) as connection:
         connection.send(frame(raw.PING))
         assert connection.receive() is not None
@@ -405,3 +413,22 @@ def test_the_oldest_of_too_many_connections_of_a_peer_gives_way(
         assert many[0].ended()
         many[-1].send(frame(raw.PING))
         assert many[-1].receive() is not None
+
+
+def test_what_a_bridge_left_open_goes_when_it_was_started_anew(
+    nodes: tuple[Node, Node, Node],
+) -> None:
+    _, b, evil = nodes
+
+    def opens(connection: Raw, id: int) -> bool:
+        connection.send(asking(raw.OPEN, b"open/large", id=id))
+        answer = connection.receive()
+        assert answer is not None and answer[1] == id
+        return answer[2] == 0
+
+    with Raw(evil.keys, b.port, hello(run=7)) as connection:
+        refused = next(id for id in range(10, 2000) if not opens(connection, id))
+        assert refused > 1000
+    with Raw(evil.keys, b.port, hello(run=8)) as connection:
+        ids = iter(range(10, 100_000))
+        assert eventually(lambda: opens(connection, next(ids)), 30)

@@ -70,21 +70,22 @@ static int parse_seconds(const char *text, int64_t *out_ns) {
     return 0;
 }
 
+static const struct option names[] = {
+    {"foreground", no_argument, NULL, 'f'},
+    {"idle-exit", required_argument, NULL, 'i'},
+    {"dir", required_argument, NULL, 'd'},
+    {"config", required_argument, NULL, 'c'},
+    {"listen", required_argument, NULL, 'l'},
+    {"peer", required_argument, NULL, 'p'},
+    {"node", required_argument, NULL, 'n'},
+    {"streams", required_argument, NULL, 'S'},
+    {"version", no_argument, NULL, 'V'},
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
+};
+
 /* Returns 1 when the program is to go on, else its exit code in *exit_code. */
 static int parse_arguments(int argc, char **argv, struct cwd_options *options, int *exit_code) {
-    static const struct option names[] = {
-        {"foreground", no_argument, NULL, 'f'},
-        {"idle-exit", required_argument, NULL, 'i'},
-        {"dir", required_argument, NULL, 'd'},
-        {"config", required_argument, NULL, 'c'},
-        {"listen", required_argument, NULL, 'l'},
-        {"peer", required_argument, NULL, 'p'},
-        {"node", required_argument, NULL, 'n'},
-        {"streams", required_argument, NULL, 'S'},
-        {"version", no_argument, NULL, 'V'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
-    };
     bool idle_given = false, listens = false;
     int found;
     *exit_code = CWD_EXIT_OK;

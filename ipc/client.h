@@ -32,6 +32,7 @@
 
 #define CW_LEASE_TABLES_MAX  256u
 #define CW_IDLE_SLABS_MAX    256u   /* mappings kept of slabs that nothing is held of */
+#define CW_BORROWED_KEPT_MAX 64u    /* allocations kept that something was borrowed from */
 #define CW_SPARES_MAX        16u    /* private mappings kept, of which no page was written */
 #define CW_SLAB_BLOCKS_MAX   16384u /* block numbers of a shared slab */
 #define CW_LARGE_ALIGN_BYTES 4096u  /* of blocks from CW_LARGE_BYTES on */
@@ -74,6 +75,10 @@ struct cw_slab {
     uint32_t blocks_free; /* numbers in the stack below */
     uint32_t *blocks;
     struct cw_slab *own_next;
+    /* borrowed memory of this process's own (borrow.c) */
+    uint64_t allocation; /* the driver's number of the allocation, never used again; 0: none */
+    uint64_t kept_since; /* when it was borrowed from last, by a counter; 0: not kept */
+    bool gone;           /* its allocation is: nothing is lent of it any more */
 };
 
 /* A private mapping that no array has, see private.c. */
@@ -172,6 +177,7 @@ struct cw_client {
     struct cw_leases leases;
     struct cw_fences *fences;            /* fence.h; NULL until first used */
     struct cw_loan *loans, *loans_ended; /* loan.c */
+    uint64_t borrowed;                   /* borrow.c: how often anything was */
     struct cw_evictable *evictables;     /* evict.h */
     pthread_cond_t moved;                /* one of them has left or come back */
     uint64_t uses, evictions;
@@ -354,7 +360,10 @@ void cw_heap_settle(cw_client *client, struct cw_slab *slab);
 int cw_heap_adopt_foreign(cw_client *client, struct cw_heap *heap, int fd, uint64_t size_bytes,
                           uint32_t capacity, struct cw_slab **slab, uint64_t *gen);
 
-/* ---- loan.c; the caller holds client->lock ---- */
+/* ---- loan.c; the caller holds client->lock, but for the first ---- */
+/* cw_array_at(), or (borrowed) also of memory that was borrowed. */
+int cw_loan_take(cw_client *client, const void *address, uint64_t size_bytes, bool borrowed,
+                 cw_array **out, uint64_t *number);
 /* A loan's block is free, and no stream is at work on it: to be told. May free the slab. */
 void cw_loan_end(cw_client *client, struct cw_slab *slab, struct cw_extent *extent);
 void cw_loans_deinit(cw_client *client);

@@ -139,7 +139,7 @@ static int listen_to(struct cwb_bridge *bridge, const char *text) {
 
 static int load_key(struct cwb_bridge *bridge) {
     char print[CWB_PRINT_TEXT];
-    int code = cwb_tls_new(bridge->options.folder, &bridge->tls);
+    int code = cwb_tls_new(bridge->options.folder, bridge->options.rekey_records, &bridge->tls);
     if (code) {
         if (strcmp(bridge->no_key, cw_detail()) != 0)
             cwb_log("%s; no node is reached, and none let in", cw_detail());
@@ -148,6 +148,9 @@ static int load_key(struct cwb_bridge *bridge) {
     }
     cwb_print_text(cwb_tls_print(bridge->tls), print);
     cwb_log("node %s, key %s, sockets by %s", bridge->node, print, cwb_io_kind(bridge->loop.io));
+    if (cwb_tls_has_ca(bridge->tls) && strcmp(bridge->node, cwb_tls_node(bridge->tls)) != 0)
+        cwb_log("node.crt names the node \"%s\", so peers that go by a CA know this one as that",
+                cwb_tls_node(bridge->tls));
     for (uint32_t i = 0; code == 0 && i < bridge->options.listens; i++)
         code = listen_to(bridge, bridge->options.listen[i]);
     return code;
@@ -171,8 +174,9 @@ static int64_t key_tick(struct cwb_bridge *bridge) {
 
 static void name_node(struct cwb_bridge *bridge) {
     char host[256] = "";
-    if (bridge->options.node) {
-        snprintf(bridge->node, sizeof bridge->node, "%s", bridge->options.node);
+    const char *given = bridge->options.node ? bridge->options.node : cwb_job_node();
+    if (given) {
+        snprintf(bridge->node, sizeof bridge->node, "%s", given);
         return;
     }
     (void)gethostname(host, sizeof host - 1);

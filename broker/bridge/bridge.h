@@ -53,9 +53,10 @@ struct cwb_jobs;
 struct cwb_replica;
 
 struct cwb_options {
-    const char *place;  /* the broker's socket */
-    const char *folder; /* node.key, node.crt, peers */
-    const char *node;   /* NULL: the host's name */
+    const char *place;      /* the broker's socket */
+    const char *folder;     /* node.key, node.crt, peers */
+    const char *node;       /* NULL: as a job has it, else the host's name */
+    uint32_t rekey_records; /* as cwb_tls_new() */
     const char *listen[CWB_LISTEN_MAX];
     uint32_t listens;
     const char *peers[CWB_PEERS_MAX]; /* NAME=HOST:PORT, over what the file says */
@@ -89,7 +90,7 @@ struct cwb_bridge {
 
     struct cwb_peer *peers;
     uint32_t peer_count;
-    struct timespec peers_changed; /* the file, as it was last read */
+    struct cwb_stamp peers_stamp; /* the file, as it was last read */
     int64_t peers_looked_ns;
     struct cwb_link *links;       /* all that are not freed */
     uint32_t unknown;             /* links that have not shown who they are */

@@ -23,6 +23,7 @@ struct cwb_chunks *cwb_chunks_new(struct cwb_works *works, cw_array *array, cw_a
                                   uint64_t source, uint64_t size_bytes, uint64_t ring_bytes,
                                   uint32_t chunk_bytes) {
     chunk_bytes = chunk_bytes / CWB_SUM_PIECE * CWB_SUM_PIECE;
+    CW_ASSERT(chunk_bytes);
     uint64_t count = (size_bytes + chunk_bytes - 1) / chunk_bytes;
     struct cwb_chunks *chunks = calloc(1, sizeof *chunks + count);
     CW_ASSERT(chunks);
@@ -32,7 +33,7 @@ struct cwb_chunks *cwb_chunks_new(struct cwb_works *works, cw_array *array, cw_a
     chunks->size_bytes = size_bytes;
     chunks->count = count;
     chunks->ring = ring_bytes ? ring_bytes / chunk_bytes : count;
-    CW_ASSERT(chunk_bytes && chunks->ring);
+    CW_ASSERT(chunks->ring);
     chunks->chunk_bytes = chunk_bytes;
     chunks->bytes = cw_array_lowest(array);
     chunks->held = held;

@@ -53,8 +53,10 @@ struct cwb_waiter { /* waits for a link to a peer; embedded, the caller's */
 int cwb_peers_init(struct cwb_bridge *bridge);
 void cwb_peers_deinit(struct cwb_bridge *bridge);
 struct cwb_peer *cwb_peer_find(struct cwb_bridge *bridge, const char *name, size_t length);
-/* Who has this key? NULL: nobody. */
-struct cwb_peer *cwb_peer_by_print(struct cwb_bridge *bridge, const uint8_t *print);
+/* Who shows a certificate with this key, for this node ("": for none)? *peer: as whom it was
+ * dialed, or NULL; set to who it is. CWB_STRANGER: cw_detail() says why it may not come in. */
+enum cwb_known cwb_peer_known(struct cwb_bridge *bridge, struct cwb_peer **peer,
+                              const uint8_t print[CWB_PRINT_BYTES], const char *node);
 /* An open link; NULL: none. */
 struct cwb_link *cwb_peer_link(struct cwb_peer *peer);
 /* Calls back when there is one, perhaps at once. patience_ns: how long tries may go on; 0: one. */

@@ -52,8 +52,9 @@ struct cwb_stream {
     uint32_t read_max;
     char where[CWB_ADDRESS_MAX + 1];
     /* the bridge's */
-    struct cwb_link *link;          /* while it is BEGINNING */
-    bool open;                      /* its strand may be told of arrays */
+    struct cwb_link *link; /* while it is BEGINNING */
+    bool open;             /* its strand may be told of arrays */
+    int64_t opened_ns;
     struct cwb_stream *next, *prev; /* of its peer */
     struct cwb_work opened, ended;  /* told by the strand */
     /* the strand's */

@@ -6,7 +6,7 @@
  * link is one of them. Each side says its number after the HELLOs. The side that dialed the link
  * dials the streams, since the other may not be able to: in the first moment in which an array of
  * CWB_STREAM_BYTES or more is to go either way. If both have dialed a link, the side with the
- * smaller fingerprint does. A try that fails is repeated after STREAM_PAUSE_NS, while large arrays
+ * smaller run does. A try that fails is repeated after STREAM_PAUSE_NS, while large arrays
  * are wanted; nothing waits for it, they go over what there is.
  */
 #include <stdlib.h>
@@ -58,6 +58,7 @@ static void on_opened(struct cwb_work *work) {
     struct cwb_stream *stream =
         (struct cwb_stream *)((char *)work - offsetof(struct cwb_stream, opened));
     stream->open = true;
+    stream->opened_ns = stream->bridge->loop.now_ns;
     cwb_takes_spread(stream->peer);
 }
 
@@ -200,8 +201,7 @@ static struct cwb_link *dialed_link(struct cwb_bridge *bridge, struct cwb_peer *
         else
             accepted = true;
     }
-    if (dialed && accepted &&
-        memcmp(cwb_tls_print(bridge->tls), peer->config.print, CWB_PRINT_BYTES) > 0)
+    if (dialed && accepted && bridge->run > peer->run)
         return NULL;
     return dialed;
 }

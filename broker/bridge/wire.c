@@ -36,6 +36,7 @@ void cwb_wire_move(struct cwb_wire *from, struct cwb_wire *to, struct cwb_loop *
     to->heard_ns = from->heard_ns;
     to->bytes_in = from->bytes_in;
     to->bytes_out = from->bytes_out;
+    to->key_updates = from->key_updates;
     to->out = from->out;
     to->body = from->body;
     from->out = (struct cwb_bytes){.data = NULL};
@@ -57,4 +58,8 @@ void cwb_wire_end(struct cwb_wire *wire) {
 void cwb_wire_counts(struct cwb_wire *wire, uint64_t *in, uint64_t *out) {
     *in += CW_LOAD(BW1, &wire->bytes_in, relaxed);
     *out += CW_LOAD(BW1, &wire->bytes_out, relaxed);
+}
+
+uint32_t cwb_wire_key_updates(struct cwb_wire *wire) {
+    return CW_LOAD(BW2, &wire->key_updates, relaxed);
 }

@@ -58,6 +58,7 @@ struct cwb_wire {
     bool greeted, broken, ended; /* ended: nothing is read, written or called back any more */
     int64_t heard_ns;
     cw_a64 bytes_in, bytes_out; /* its thread's to count, the bridge's loop reads them */
+    cw_a32 key_updates;         /* of what we write; the same */
 
     /* parsing */
     struct cw_message head;
@@ -89,6 +90,8 @@ void cwb_wire_end(struct cwb_wire *wire);
 
 /* Bytes that came and went; any thread. Adds to both. */
 void cwb_wire_counts(struct cwb_wire *wire, uint64_t *in, uint64_t *out);
+/* How often it has changed the keys that it writes with; any thread. */
+uint32_t cwb_wire_key_updates(struct cwb_wire *wire);
 
 /* ---- wire_in.c ---- */
 /* Bytes came and TLS stands: decrypts and hands frames on. 0 or a negative code. */

@@ -129,6 +129,7 @@ static void flush(struct cwb_wire *wire) {
         let_go(&wire->flying);
         return;
     }
+    CW_STORE(BW2, &wire->key_updates, wire->tls.key_updates, relaxed);
     struct cwb_bytes flying = wire->out;
     wire->out = wire->flying;
     wire->out.used = 0;

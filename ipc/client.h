@@ -168,7 +168,8 @@ struct cw_client {
     int broker_pid;
     uint64_t instance;
     int sock, doorbell, bell;
-    bool host_only; /* no GPU's driver is opened for it, whatever it opens (the bridge) */
+    bool host_only; /* no GPU's driver is opened for it, whatever it opens: arrays there are not
+                       mapped (the bridge) */
     struct cw_segment root_segment, session_segment;
     struct cw_root *root;
     struct cw_session *shared;
@@ -279,6 +280,27 @@ enum cw_call_mode {
 };
 int cw_lane_call(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
                  void *reply, uint32_t *reply_bytes, enum cw_call_mode mode, int64_t timeout_ns);
+
+/*
+ * For one thread that has a client's lane for itself and never waits for it (the bridge's loop):
+ * nobody calls the functions above for that client, nor any that would.
+ */
+/* Writes a request, whose reply cw_lane_take() will bring; the broker, if it sleeps, hears of it
+ * with cw_lane_ring(). 0 and *id; -EAGAIN: there is no room, and client->bell rings when there may
+ * be; -ECONNRESET. */
+int cw_lane_send(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
+                 uint64_t *id);
+/* Wakes the broker if it sleeps: after one or several requests. */
+void cw_lane_ring(cw_client *client);
+/* Hands on the next reply: 1, or 0: there is none; -ECONNRESET. The body is the call's. */
+typedef void cw_on_reply(void *context, const struct cw_message *head, const void *body,
+                         uint32_t body_bytes);
+int cw_lane_take(cw_client *client, cw_on_reply *on_reply, void *context);
+/* Is there one? Costs a load. */
+bool cw_lane_ready(cw_client *client);
+/* Before sleeping until client->bell may be read; false: a reply is there. After it: rise. */
+bool cw_lane_rest(cw_client *client);
+void cw_lane_rise(cw_client *client);
 
 /* ---- lease.c; the caller holds client->lock ---- */
 int cw_leases_init(cw_client *client);

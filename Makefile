@@ -193,13 +193,13 @@ QUIET := -Wno-format-truncation -Wno-maybe-uninitialized
 asan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
 	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/asan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer $(QUIET)' \
 	    SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=undefined' SANITIZED_PARTS='$(C_PARTS) example' SANITIZED_PY=1
-tsan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
+tsan: $(BUILD)/setup-test.stamp $(PACKAGE) $(VENV)/deps-test.stamp
 	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/tsan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer $(QUIET)' \
-	    SANITIZE='-fsanitize=thread' SANITIZED_PARTS='unit stress'
+	    SANITIZE='-fsanitize=thread' SANITIZED_PARTS='unit stress' SANITIZED_BRIDGE=1 # the bridge has threads
 sanitized:
-	@built=; $(MAKE) --no-print-directory -k test-programs $(if $(SANITIZED_PY),$(SITE)) || built=build:/bin/false; \
+	@built=; $(MAKE) --no-print-directory -k test-programs $(if $(SANITIZED_PY),$(SITE)) $(if $(SANITIZED_BRIDGE),$(BUILD)/causeway-bridge) || built=build:/bin/false; \
 	$(RUN) --timeout 600 $$built $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
-	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py")
+	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py") $(if $(SANITIZED_BRIDGE),"py:pytest-bridge tests/py/test_bridge_streams.py")
 
 BENCH_SRC  := $(filter-out $(if $(HAVE_BRIDGE),,tools/bench/bench_tls.c),$(wildcard tools/bench/*.c))
 BENCH_MAIN := $(call with_main,$(BENCH_SRC))

@@ -352,8 +352,9 @@ for i in range(1000):
         assert client.stdout is not None and client.stdout.readline() == b"go\n"
         before = int(a.state_of(b)["bytes_in"]) + int(a.state_of(b)["bytes_out"])
         assert eventually(
-            lambda then=before: int(a.state_of(b)["bytes_in"]) + int(a.state_of(b)["bytes_out"])
-            > then + MIB
+            lambda then=before: (
+                int(a.state_of(b)["bytes_in"]) + int(a.state_of(b)["bytes_out"]) > then + MIB
+            )
         )
         with b.here():
             for i in range(2):
@@ -526,11 +527,15 @@ def test_a_stream_needs_an_open_link_of_the_same_two_bridges(
 def test_no_more_streams_than_agreed(victim: tuple[Node, Node, Node]) -> None:
     _, b, evil = victim
     link, run, _ = greeted(b, evil)
-    with link, begin(b, evil, run), begin(b, evil, run):
-        with Raw(evil.keys, b.port, raw.stream(RUN, run)) as third:
-            answer = third.receive()
-            assert answer is not None and answer[2] < 0 and b"--streams" in answer[3]
-            assert third.ended()
+    with (
+        link,
+        begin(b, evil, run),
+        begin(b, evil, run),
+        Raw(evil.keys, b.port, raw.stream(RUN, run)) as third,
+    ):
+        answer = third.receive()
+        assert answer is not None and answer[2] < 0 and b"--streams" in answer[3]
+        assert third.ended()
 
 
 BREACHES = {

@@ -317,6 +317,8 @@ void cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block);
 void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* Takes back what the broker freed, on all devices: when a look pays, or now. */
 void cw_heap_collect(cw_client *client, bool now);
+/* The same now, and keeps no free slab: a process that rests. The lock is held. */
+void cw_heap_rest(cw_client *client);
 /* Without a broker: loans that nobody here holds are at their end (loan.c). */
 void cw_heap_end_loans(cw_client *client);
 /* Prepares an own slab to be carved; clean: it reads as zeros. */

@@ -263,6 +263,11 @@ void cw_heap_collect(cw_client *client, bool now) {
     }
 }
 
+void cw_heap_rest(cw_client *client) {
+    cw_heap_collect(client, true);
+    (void)cache_drop(client);
+}
+
 void cw_heap_end_loans(cw_client *client) {
     for (struct cw_heap *heap = &client->heap; heap; heap = heap->next) {
         for (struct cw_extent *next, *extent = heap->pending; extent; extent = next) {

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "ipc/cuda_device.h"
 #include "ipc/meta.h"
 
 #define GET_TRIES 100u /* replicas that were let go between being fetched and being opened */
@@ -55,23 +56,82 @@ int cw_remote_call(cw_client *client, enum cw_remote_verb verb, const struct cw_
     return call(client, &remote, key, NULL, 0, NULL, NULL, timeout_ns);
 }
 
-int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t flags,
-                  cw_array **out) {
+/* at: where the replica stands. uuid: of the GPU where it lies, or zero. */
+static int get(cw_client *client, const struct cw_name_key *key, const struct cw_name_key *at,
+               const uint8_t uuid[CW_UUID_BYTES], uint32_t flags, cw_array **out) {
     struct cw_found found;
     if (!(flags & CW_PRIVATE))
         flags |= CW_READONLY; /* others share it, and its owner would never see what is written */
     for (unsigned tries = 0; tries < GET_TRIES; tries++) {
-        int code = cw_name_key_get(client, key, flags, &found, out);
+        struct cw_remote remote = {.verb = CW_REMOTE_GET};
+        int code = cw_name_key_get(client, at, flags, &found, out);
         if (code != -ENOENT && code != -ESTALE)
             return code;
-        code = cw_remote_call(client, CW_REMOTE_GET, key, -1);
+        memcpy(remote.token, uuid, sizeof remote.token);
+        code = call(client, &remote, key, NULL, 0, NULL, NULL, -1);
         if (code)
             return code;
     }
     return cw_fail(-ESTALE, "the remote array is replaced faster than it can be opened");
 }
 
-int cw_remote_put(cw_array *array, const struct cw_name_key *key, uint32_t flags,
+int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t flags,
+                  cw_array **out) {
+    static const uint8_t host[CW_UUID_BYTES];
+    return get(client, key, key, host, flags, out);
+}
+
+bool cw_remote_place(const struct cw_name_key *key, const uint8_t uuid[CW_UUID_BYTES],
+                     struct cw_name_key *out) {
+    if (key->length + 1 + CW_UUID_BYTES > CW_KEY_MAX)
+        return false;
+    *out = *key;
+    out->text[key->length] = 0;
+    memcpy(out->text + key->length + 1, uuid, CW_UUID_BYTES);
+    out->length = key->length + 1 + CW_UUID_BYTES;
+    return true;
+}
+
+/* A copy of the replica in host memory, for a name that is too long for another one. */
+static int get_copy(cw_client *client, const struct cw_name_key *key, const char *device,
+                    cw_array **out) {
+    cw_array *here, *copy;
+    cw_layout layout;
+    int code = cw_remote_get(client, key, CW_READONLY, &here);
+    if (code)
+        return code;
+    cw_array_layout(here, &layout);
+    code = cw_array_new(client, device, &layout, 0, &copy);
+    if (code == 0) {
+        code = cw_array_copy(copy, 0, here, 0, cw_array_nbytes(here), NULL);
+        if (code)
+            cw_array_close(copy);
+        else
+            *out = copy;
+    }
+    cw_array_close(here);
+    return code;
+}
+
+int cw_remote_get_on(cw_client *client, const struct cw_name_key *key, const char *device,
+                     uint32_t flags, cw_array **out) {
+    const struct cw_backend *backend;
+    const struct cw_gpu *gpu;
+    struct cw_name_key at;
+    int ordinal;
+    int code = cw_backend_find(device, &backend, &ordinal);
+    if (code == 0 && backend->device_kind == CW_DEVICE_HOST)
+        return cw_remote_get(client, key, flags, out);
+    if (code == 0)
+        code = cw_gpu_peek(ordinal, &gpu);
+    if (code)
+        return code;
+    if (!cw_remote_place(key, gpu->uuid, &at))
+        return get_copy(client, key, device, out);
+    return get(client, key, &at, gpu->uuid, flags, out);
+}
+
+int cw_remote_put(cw_array *array, const struct cw_name_key *key, int gpu, uint32_t flags,
                   const cw_layout *layout, uint64_t offset_bytes) {
     struct cw_shape shape;
     uint8_t meta[CW_META_BYTES_MAX];
@@ -84,7 +144,8 @@ int cw_remote_put(cw_array *array, const struct cw_name_key *key, uint32_t flags
         return code;
     struct cw_remote remote = {.verb = CW_REMOTE_PUT,
                                .flags = (flags & CW_REPLACE ? CW_PUT_REPLACE : 0u) |
-                                        (flags & CW_KEEP ? CW_PUT_KEEP : 0u),
+                                        (flags & CW_KEEP ? CW_PUT_KEEP : 0u) |
+                                        (uint32_t)(gpu + 1) << CW_PUT_GPU_SHIFT,
                                .instance = array->client->instance,
                                .slab = array->slab->id,
                                .block = array->block,

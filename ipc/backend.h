@@ -32,7 +32,7 @@ struct cw_mapping { /* one slab's data in this process */
 struct cw_backend {
     const char *name;        /* "cpu", "cuda" */
     uint32_t device_kind;    /* enum cw_device_kind */
-    uint64_t slab_min_bytes; /* the first slab; each further one doubles */
+    uint64_t slab_min_bytes; /* the first slab; heap.c says how they grow */
     uint64_t slab_max_bytes; /* up to here */
     uint32_t align_bytes;    /* of every block */
     uint32_t block_bytes;    /* a shared slab has a block number for so many bytes */

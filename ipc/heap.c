@@ -7,7 +7,9 @@
  * tells when a look pays.
  *
  * Slabs: the first is small and each further one twice as large; an array larger than a quarter of
- * the next slab gets one of its own, which then serves only arrays of at least a quarter of it.
+ * the next slab gets one of its own, which then serves only arrays of at least a quarter of it. One
+ * that is larger than the whole next slab says little about those to come, so that the next one
+ * grows only with every fourth of these: what is made is taken from the system whether used or not.
  * Slabs that are entirely free are kept up to cache_limit_bytes, since making one costs a second a
  * GiB. Before a new one is made the broker is asked for the slabs of dead makers.
  *
@@ -28,6 +30,7 @@
 #define ADOPT_TRIES   8u
 #define CLOSE_NS      1000000000
 #define COLLECT_SHARE 16u /* a look at all pending blocks pays when one in so many came back */
+#define LARGE_A_STEP  4u  /* arrays larger than the next slab, until that grows for their sake */
 
 /* What the user says in the environment, else what the device's size suggests. */
 static uint64_t cache_limit(const struct cw_backend *backend, uint64_t suggested_bytes) {
@@ -338,7 +341,8 @@ static int carve(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, s
 static uint64_t plan_slab(struct cw_heap *heap, uint64_t size_bytes, uint32_t *capacity) {
     uint64_t next =
         heap->next_slab_bytes > heap->granule_bytes ? heap->next_slab_bytes : heap->granule_bytes;
-    if (heap->next_slab_bytes < heap->backend->slab_max_bytes)
+    bool grows = size_bytes <= next || ++heap->large_ones % LARGE_A_STEP == 0;
+    if (grows && heap->next_slab_bytes < heap->backend->slab_max_bytes)
         heap->next_slab_bytes *= 2;
     if (size_bytes > next / 4) {
         *capacity = heap->backend->large_blocks;

@@ -9,6 +9,7 @@
  */
 #include "broker/bridge/bridge.h"
 
+#include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -23,9 +24,11 @@
 #include "broker/bridge/stage.h"
 #include "shm/wait.h"
 
-#define BACKLOG      4096
-#define ACCEPTS_MOST 256
-#define KEY_LOOK_NS  1000000000
+#define BACKLOG         4096
+#define ACCEPTS_MOST    256
+#define KEY_LOOK_NS     1000000000
+#define LISTEN_TRIES    100
+#define LISTEN_PAUSE_NS 20000000
 
 void cwb_log(const char *format, ...) {
     char line[1024];
@@ -71,6 +74,18 @@ static void on_listener(struct cwb_watch *watch) {
     accept_some((struct cwb_listener *)watch);
 }
 
+/* The kernel may hold the address of a bridge that was killed for some time after its end. */
+static int take_address(int fd, const struct addrinfo *at) {
+    for (int left = LISTEN_TRIES;; left--) {
+        struct timespec pause = {.tv_nsec = LISTEN_PAUSE_NS};
+        if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0)
+            return 0;
+        if (errno != EADDRINUSE || left == 0)
+            return -1;
+        nanosleep(&pause, NULL);
+    }
+}
+
 static int listen_at(struct cwb_bridge *bridge, const struct addrinfo *at, const char *text) {
     int one = 1;
     if (bridge->listener_count == CWB_LISTEN_MAX)
@@ -82,7 +97,7 @@ static int listen_at(struct cwb_bridge *bridge, const struct addrinfo *at, const
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (at->ai_family == AF_INET6)
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof one);
-    if (bind(fd, at->ai_addr, at->ai_addrlen) < 0 || listen(fd, BACKLOG) < 0) {
+    if (take_address(fd, at) < 0) {
         int code = cw_fail(-EREMOTEIO, "--listen %s: %m", text);
         close(fd);
         return code;

@@ -81,9 +81,9 @@ static void let_go(struct cwb_replica *replica) {
 }
 
 /* What was being fetched is given up, and fetched again. */
-static void again(struct cwb_replica *replica, int status) {
+static void again(struct cwb_replica *replica) {
     if (++replica->tries >= TRIES) {
-        fail(replica, status == -EAGAIN ? -EREMOTEIO : status);
+        fail(replica, -EREMOTEIO);
         return;
     }
     cw_array_close(replica->array);
@@ -117,7 +117,7 @@ static void on_taken(struct cwb_take *take, int status) {
     if (status == 0)
         put(replica);
     else if (status == -ESTALE || status == -EAGAIN)
-        again(replica, status);
+        again(replica);
     else
         fail(replica, status);
 }
@@ -152,7 +152,7 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     struct cwb_replica *replica = request->owner;
     replica->asked = NULL;
     if (!frame) { /* cut: once more, with patience */
-        again(replica, -EREMOTEIO);
+        again(replica);
         return;
     }
     if (frame->head.status < 0) {

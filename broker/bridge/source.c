@@ -4,8 +4,10 @@
  * A source holds a lease on its array, so that its memory stays while it is read, and is hashed as
  * it goes out: pieces in order while they lie in the cache, the rest when the peer closes it. What
  * a peer opened and did not close ends with CWB_RESUME_NS without a link, so that a peer that died
- * holds nothing; a number is the peer's own and tells others nothing. Who writes into the array
- * meanwhile makes the hash differ, and the peer reads again.
+ * holds nothing; when its bridge was started anew, whose numbers these are not; and when it was not
+ * read for IDLE_NS, since an answer to OPEN that was cut leaves a number that nobody knows. A
+ * number is the peer's own and tells others nothing. Who writes into the array meanwhile makes the
+ * hash differ, and the peer reads again, as it does when the source is gone.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,11 +17,15 @@
 #include "broker/bridge/stage.h"
 
 #define AT_ONCE_BYTES (1u << 20) /* so much is hashed by the loop itself */
+#define IDLE_NS       60000000000
+#define LOOK_NS       1000000000 /* between looks at who is idle */
 
 struct cwb_source {
     uint64_t id;
     struct cwb_bridge *bridge;
     struct cwb_peer *peer; /* NULL: ended */
+    uint64_t run;          /* of the peer's bridge that opened it */
+    int64_t used_ns;
     uint32_t references;
     cw_array *array;
     uint8_t *own;            /* malloced bytes in place of an array */
@@ -46,6 +52,8 @@ int cwb_source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *a
     source->id = ++bridge->next_source;
     source->bridge = bridge;
     source->peer = peer;
+    source->run = peer->run;
+    source->used_ns = bridge->now_ns;
     source->references = 1;
     source->array = array;
     source->own = array ? NULL : bytes;
@@ -145,6 +153,7 @@ int cwb_source_serve_read(struct cwb_link *link, const struct cwb_frame *frame) 
                        (unsigned long long)frame->read.offset_bytes,
                        (unsigned long long)(frame->read.offset_bytes + frame->read.length_bytes),
                        (unsigned long long)source->size_bytes);
+    source->used_ns = link->bridge->now_ns;
     if (source->stage)
         cwb_stage_read(source->stage, cwb_served_new(link, frame), &frame->read);
     else
@@ -233,11 +242,26 @@ int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame)
     return 0;
 }
 
+/* Does nobody read it any more? Its pieces under way, and its hash, are references. */
+static bool forgotten(const struct cwb_source *source, int64_t now_ns) {
+    if (source->offered || source->references > 1)
+        return false;
+    return source->run != source->peer->run || now_ns - source->used_ns >= IDLE_NS;
+}
+
 void cwb_sources_tick(struct cwb_bridge *bridge) {
+    static int64_t looked_ns;
+    bool look = bridge->now_ns - looked_ns >= LOOK_NS;
+    if (look)
+        looked_ns = bridge->now_ns;
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
-        if (peer->links || !peer->sources || bridge->now_ns - peer->unlinked_ns < CWB_RESUME_NS)
+        struct cwb_source *source, *next;
+        bool away = !peer->links && bridge->now_ns - peer->unlinked_ns >= CWB_RESUME_NS;
+        if (!away && !look)
             continue;
-        while (peer->sources)
-            cwb_source_end(peer->sources);
+        HASH_ITER(hh, peer->sources, source, next) {
+            if (away || forgotten(source, bridge->now_ns))
+                cwb_source_end(source);
+        }
     }
 }

@@ -109,16 +109,20 @@ def _array_of_batch(number: int) -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    """Notes whether something is named that the workers do not have: their `__main__` is another one.
+    """Notes which modules are named, and whether something that the workers do not have: their `__main__` is another one.
 
     What the pickle says does not tell: scikit-learn sends the filters of warnings along, where "__main__" is a word.
     """
 
     main = False
+    modules: set[Any]
 
     def reducer_override(self, value: Any) -> Any:
-        if getattr(value, "__module__", None) == "__main__":
+        module = getattr(value, "__module__", None)
+        if module == "__main__":
             self.main = True
+        elif type(module) is str:
+            self.modules.add(module)
         return NotImplemented
 
 
@@ -129,6 +133,9 @@ class Batches:
         arrays: where large arrays go.
         min_bytes: how large they are; None: none is shared.
         mode: joblib's mmap_mode.
+
+    Attributes:
+        modules: those that batches have named so far.
     """
 
     def __init__(self, arrays: SharedArrays, min_bytes: int | None, mode: str | None) -> None:
@@ -136,6 +143,7 @@ class Batches:
         self._min_bytes = min_bytes
         self._mode = mode
         self._nested: tuple[Any, Any, bytes] = (None, None, b"")
+        self.modules: set[str] = set()
 
     def _parts(self, batch: Callable[[], Any]) -> tuple[Any, bytes]:
         """A batch's calls, and what they find as joblib's setting, pickled: that is the same for all batches."""
@@ -180,6 +188,7 @@ class Batches:
         by_value = False
         pickler = _Pickler(out, protocol=5, buffer_callback=buffers.append)
         pickler.dispatch_table = {**copyreg.dispatch_table, **own}
+        pickler.modules = self.modules
         refusal = None
         try:
             pickler.dump(work)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import gc
 import json
 import logging
 import os
@@ -160,6 +161,8 @@ def main(report: int, data: dict[str, Any]) -> NoReturn:
     except OSError:
         os._exit(_ORPHANED)
     exit_ = _Exit()
+    gc.collect()
+    gc.freeze()  # a worker that collects garbage does not touch, and so copy, what all share
     server = _Server(control, data["parent"], preload.renew_randomness)
     request = None if refusal else server.serve()
     if request is None:

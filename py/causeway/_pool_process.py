@@ -169,7 +169,8 @@ def _server_for(process: Any) -> tuple[_pool_server.Server | None, Any]:
     told = spawn.get_preparation_data(process._name)
     start = [type(process), process._target, *process._args]
     wait = not getattr(_thread, "hurries", False)
-    return _pool_server.find(process._start_method, told, start, wait), told
+    also = getattr(process, "modules", ())
+    return _pool_server.find(process._start_method, told, start, wait, also), told
 
 
 class _Ahead:

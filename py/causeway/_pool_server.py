@@ -292,7 +292,11 @@ _replaced: list[Server] = []
 
 
 def find(
-    method: str, preparation: dict[str, Any], start: Iterable[Any], wait: bool = True
+    method: str,
+    preparation: dict[str, Any],
+    start: Iterable[Any],
+    wait: bool = True,
+    also: Iterable[str] = (),
 ) -> Server | None:
     """The server for a new worker, started if need be; None where it must come by plain spawn.
 
@@ -301,6 +305,7 @@ def find(
         preparation: what multiprocessing tells the worker.
         start: functions and classes that the worker needs before its first task.
         wait: until a server has imported all; else a worker that is needed meanwhile comes by plain spawn.
+        also: modules that a server imports as well if it is started now. One that lacks them serves.
     """
     state = _state(method, preparation)
     modules = _modules(method, preparation, start)
@@ -315,7 +320,7 @@ def find(
             _replaced.append(_servers.pop(kind))
             server = None
         if server is None:
-            server = _servers[kind] = Server(state, modules)
+            server = _servers[kind] = Server(state, modules.union(also))
         if not server.learn(wait) or server.refusal:
             return None
         return server

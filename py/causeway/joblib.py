@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
-from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.context import SpawnContext
 from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 from typing import Any
 
@@ -41,6 +41,7 @@ from causeway._joblib_batches import Batches, Failed, SharedArrays, run
 from causeway._joblib_calls import Batch, Call
 from causeway._pool_by_value import ByValue
 from causeway._pool_cpus import usable_cpus
+from causeway._pool_process import SpawnProcess
 from causeway.executor import Executor
 
 __all__ = ["CausewayBackend", "shutdown"]
@@ -79,7 +80,21 @@ class _Process(SpawnProcess):
 
 
 class _Context(SpawnContext):
-    Process = _Process
+    """Workers that do not run the script. The Pool's server forks them, so that what the first batch names is imported
+    once, and the memory for it is theirs together: much of what a worker takes that uses scikit-learn.
+
+    Attributes:
+        modules: what the server imports if it is started for them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modules: set[str] = set()
+
+    def Process(self, *args: Any, **named: Any) -> Any:  # type: ignore[override]  # noqa: N802
+        process: Any = _Process(*args, **named)
+        process.modules = self.modules
+        return process
 
 
 def _prepare(environment: dict[str, str], start: tuple[Any, tuple[Any, ...]]) -> None:
@@ -235,12 +250,19 @@ class CausewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         if self._executor is None:
             raise RuntimeError("this call of Parallel has ended or was aborted")
         arguments = self._batches.arguments(func)
+        self._tell_modules(self._executor)
         if self._call is not None and callback is not None:
             return self._call.submit(run, arguments, callback)
         future = self._executor.submit(run, *arguments)
         if callback is not None:
             future.add_done_callback(callback)
         return future
+
+    def _tell_modules(self, executor: Executor) -> None:
+        """Before the workers start, what the first batch of their first call names."""
+        context = executor._context
+        if type(context) is _Context and executor._engine is None:
+            context.modules.update(self._batches.modules)
 
     apply_async = submit  # its name up to joblib 1.4
 

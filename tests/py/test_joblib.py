@@ -295,6 +295,37 @@ def test_a_script_needs_no_guard_and_its_own_classes_travel(script: Script):
     assert not done.stderr
 
 
+def test_what_a_batch_names_is_imported_once_for_all_workers(script: Script, tmp_path: Path):
+    (tmp_path / "counted.py").write_text(
+        "import os\n"
+        "with open(os.environ['COUNTED'], 'a') as file:\n"
+        "    file.write(f'{os.getpid()}\\n')\n"
+        "def pid(number):\n"
+        "    return os.getpid()\n"
+    )
+    done = script(
+        """
+        import os, sys
+        sys.path.insert(0, os.path.dirname(os.environ["COUNTED"]))
+        import joblib, causeway.joblib
+
+        def workers():
+            import counted
+            calls = (joblib.delayed(counted.pid)(i) for i in range(50))
+            return set(joblib.Parallel(2, backend="causeway", batch_size=1)(calls))
+
+        seen = set()
+        while len(seen) < 2:
+            seen |= workers()
+        with open(os.environ["COUNTED"]) as file:
+            pids = set(map(int, file))
+        print(len(pids), os.getpid() in pids, bool(pids & seen))
+        """,
+        env={**os.environ, "COUNTED": str(tmp_path / "counted.txt")},
+    )
+    assert done.stdout == "2 True False\n", done.stderr
+
+
 def test_an_initializer_runs_in_each_worker_and_workers_stay_for_the_same_one(script: Script):
     done = script(
         """

@@ -443,6 +443,46 @@ static void free_slabs_beyond_the_cache_are_given_up(void **state) {
     cw_client_unref(client);
 }
 
+/* Bytes of all slabs that a client has, and how many these are. */
+static uint64_t slab_bytes(cw_client *client, uint32_t *count) {
+    uint64_t bytes = 0;
+    *count = 0;
+    for (struct cw_slab *slab = client->slabs.own; slab; slab = slab->own_next, ++*count)
+        bytes += slab->size_bytes;
+    return bytes;
+}
+
+static void slabs_grow_with_what_is_put_into_them_not_with_one_large_array(void **state) {
+    (void)state;
+    cw_client *client = client_open();
+    EVENTUALLY(gauge(client, CW_GAUGE_orphan_slabs) == 0);
+    uint32_t slabs;
+    uint64_t used = 48ull << 20, each = 1640ull << 10;
+    cw_array *large = bytes_new(client, (int64_t)used, 1), *arrays[5];
+    for (int i = 0; i < 5; i++, used += each)
+        arrays[i] = bytes_new(client, (int64_t)each, 1);
+    assert_in_range(slab_bytes(client, &slabs), used, used + (4 << 20));
+    for (int i = 0; i < 5; i++)
+        cw_array_close(arrays[i]);
+    cw_array_close(large);
+    cw_client_unref(client);
+}
+
+static void many_large_arrays_share_slabs(void **state) {
+    (void)state;
+    cw_client *client = client_open();
+    EVENTUALLY(gauge(client, CW_GAUGE_orphan_slabs) == 0);
+    uint32_t slabs;
+    cw_array *arrays[40]; /* each larger than the first slab would be */
+    for (int i = 0; i < 40; i++)
+        arrays[i] = bytes_new(client, 3 << 20, 1);
+    slab_bytes(client, &slabs);
+    assert_in_range(slabs, 1, 10);
+    for (int i = 0; i < 40; i++)
+        cw_array_close(arrays[i]);
+    cw_client_unref(client);
+}
+
 static void new_zeroed_memory_is_zero_also_when_used_before(void **state) {
     (void)state;
     cw_client *client = client_open();
@@ -546,6 +586,8 @@ int main(void) {
         TEST(more_leases_than_a_table_holds),
         TEST(replaced_arrays_give_their_memory_back),
         TEST(free_slabs_beyond_the_cache_are_given_up),
+        TEST(slabs_grow_with_what_is_put_into_them_not_with_one_large_array),
+        TEST(many_large_arrays_share_slabs),
         TEST(new_zeroed_memory_is_zero_also_when_used_before),
         TEST(limits_are_errors_of_their_own),
         TEST(a_dead_makers_slab_is_adopted),

@@ -26,8 +26,8 @@ struct cwd_job {
     uint64_t request;
     bool moving, refs_held;
     unsigned tries;
-    int status;                  /* once answered */
-    char *text;                  /* a sentence, or what was made; NULL: none */
+    int status; /* once answered */
+    char *text; /* a sentence, or what was made; NULL: none */
     uint32_t text_bytes;
     struct cwd_job *prev, *next; /* in broker.jobs, or in the client's answers */
 };
@@ -196,8 +196,7 @@ void cwd_jobs_repeat(struct cwd_broker *b) {
         snprintf(sentence, sizeof sentence,
                  "causeway-mover died %u times in this copy of %llu bytes: the broker's log says "
                  "how",
-                 job->tries,
-                 (unsigned long long)(job->copy.size_bytes + job->make.size_bytes));
+                 job->tries, (unsigned long long)(job->copy.size_bytes + job->make.size_bytes));
         answer(b, job, -ENODEV, sentence, (uint32_t)strlen(sentence));
     }
 }

@@ -158,8 +158,8 @@ int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out);
  * The same of a name of another node, in memory of a GPU of this process ("cuda:N"; "cpu": as
  * cw_get()), where all processes of this node that see the GPU share it. Its bytes go to the GPU
  * while others come; of what is in this node's memory already a copy is made here. It is to be read
- * alone: nobody else would see what is written to it. -EINVAL: a name of this node; -ENODEV, -EDQUOT
- * (no GPU memory left), -EOWNERDEAD (its writer died there), and as cw_get().
+ * alone: nobody else would see what is written to it. -EINVAL: a name of this node; -ENODEV,
+ * -EDQUOT (no GPU memory left), -EOWNERDEAD (its writer died there), and as cw_get().
  */
 int cw_get_at(cw_client *client, const char *name, const char *device, uint32_t flags,
               cw_array **out);

@@ -232,8 +232,9 @@ static int parse_device(const char *device, int *gpu) {
     else if (device && sscanf(device, "cuda:%3u%c", &number, &rest) == 1 && number < CW_GPUS_MAX)
         *gpu = (int)number;
     else
-        return cw_fail(-ENODEV, "\"%.100s\" is no device of another node: \"cpu\", or \"cuda:0\" to "
-                                "\"cuda:%d\" as that node counts its GPUs",
+        return cw_fail(-ENODEV,
+                       "\"%.100s\" is no device of another node: \"cpu\", or \"cuda:0\" to "
+                       "\"cuda:%d\" as that node counts its GPUs",
                        device ? device : "", CW_GPUS_MAX - 1);
     return 0;
 }

@@ -89,9 +89,10 @@ struct cwb_bridge {
     uint32_t unknown;             /* links that have not shown who they are */
     struct cwb_jobs *jobs;        /* job.c */
     struct cwb_replica *replicas; /* replica.c, by key */
-    struct cwb_watched *watched;  /* serve.c: what peers want to be told of */
-    struct cwb_stage *stages;     /* stage.c */
-    struct cwb_served *waits;     /* serve.c: names that peers wait for */
+    uint32_t replicas_on_gpus;
+    struct cwb_watched *watched; /* serve.c: what peers want to be told of */
+    struct cwb_stage *stages;    /* stage.c */
+    struct cwb_served *waits;    /* serve.c: names that peers wait for */
     uint64_t next_source;
 };
 

@@ -24,7 +24,7 @@ struct cwb_landing {
     cw_array *target, *ring;
     uint64_t ring_bytes; /* of which the take uses so many; 0: it has not begun */
     uint64_t piece_bytes;
-    uint64_t come, begun; /* bytes from the begin on: hashed; given to the mover */
+    uint64_t come, begun;        /* bytes from the begin on: hashed; given to the mover */
     uint64_t moving[MOVES_MOST]; /* where those begin that the mover has; come: none */
     uint32_t works;              /* helpers at it */
     bool taken;                  /* all is here, and its hash is right */
@@ -129,8 +129,7 @@ static void make(struct cwb_work *work) {
     if (code == 0 && wish->local)
         code = copy(task->target, 0, wish->local, 0, size);
     else if (code == 0 && size)
-        code =
-            cwb_local_make(landing->bridge, size < RING_BYTES ? size : RING_BYTES, &task->ring);
+        code = cwb_local_make(landing->bridge, size < RING_BYTES ? size : RING_BYTES, &task->ring);
     if (code == 0 && wish->inside && size) {
         code = cw_array_write(task->ring, 0, landing->inside, size);
         if (code == 0)
@@ -143,8 +142,8 @@ static void make(struct cwb_work *work) {
 
 static void move(struct cwb_work *work) {
     struct task *task = (struct task *)work;
-    cwb_work_set(work, copy(task->target, task->to_bytes, task->ring, task->from_bytes,
-                            task->length_bytes));
+    cwb_work_set(
+        work, copy(task->target, task->to_bytes, task->ring, task->from_bytes, task->length_bytes));
 }
 
 static void pump(struct cwb_landing *landing);

@@ -29,7 +29,7 @@
 #define THREADS         4
 #define IDLE_DEFAULT_S  60
 #define IDLE_MOST_S     (366 * 86400)
-#define MAPPINGS_NS     200000000 /* so long without a job, and all mappings go */
+#define MAPPINGS_NS     200000000  /* so long without a job, and all mappings go */
 #define LOOK_NS         1000000000 /* between looks at whether memory that it made came back */
 #define EXIT_USAGE      2
 #define EXIT_NO_BROKER  3

@@ -15,7 +15,8 @@
 #include "ipc/cuda_device.h"
 #include "ipc/meta.h"
 
-#define GET_TRIES 100u /* replicas that were let go between being fetched and being opened */
+#define ROOM_TRIES 4u
+#define GET_TRIES  100u /* replicas that were let go between being fetched and being opened */
 
 static int check_remote(const char *name) {
     size_t node = strcspn(name + 2, "/");
@@ -60,6 +61,7 @@ int cw_remote_call(cw_client *client, enum cw_remote_verb verb, const struct cw_
 static int get(cw_client *client, const struct cw_name_key *key, const struct cw_name_key *at,
                const uint8_t uuid[CW_UUID_BYTES], uint32_t flags, cw_array **out) {
     struct cw_found found;
+    unsigned room_tries = ROOM_TRIES;
     if (!(flags & CW_PRIVATE))
         flags |= CW_READONLY; /* others share it, and its owner would never see what is written */
     for (unsigned tries = 0; tries < GET_TRIES; tries++) {
@@ -69,6 +71,8 @@ static int get(cw_client *client, const struct cw_name_key *key, const struct cw
             return code;
         memcpy(remote.token, uuid, sizeof remote.token);
         code = call(client, &remote, key, NULL, 0, NULL, NULL, -1);
+        if (code == -EDQUOT && at != key && room_tries-- && cw_slabs_sweep(client))
+            continue; /* the GPU was full of what we had mapped last */
         if (code)
             return code;
     }

@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <utlist.h>
 
 #include "ipc/job.h"
 
@@ -12,7 +13,9 @@
 #define PIECE_SHARE 8u         /* of an array, within these bounds: */
 #define PIECE_LEAST (1u << 20) /* the mover registers memory from here on */
 #define PIECE_MOST  (4u << 20)
-#define MOVES_MOST  2u /* at once: one is copied while the other's job is on its way */
+#define ROOM_TRIES  6u       /* memory is free some time after it was given up */
+#define ROOM_NS     10000000 /* and this long is waited for it, at first; doubled each time */
+#define MOVES_MOST  2u       /* at once: one is copied while the other's job is on its way */
 
 struct cwb_landing {
     struct cwb_take take;
@@ -27,7 +30,10 @@ struct cwb_landing {
     uint64_t come, begun;        /* bytes from the begin on: hashed; given to the mover */
     uint64_t moving[MOVES_MOST]; /* where those begin that the mover has; come: none */
     uint32_t works;              /* helpers at it */
-    bool taken;                  /* all is here, and its hash is right */
+    uint32_t room_tries;
+    int64_t retry_ns;                /* there was no room: when to try again; 0: not */
+    struct cwb_landing *prev, *next; /* of the bridge */
+    bool taken;                      /* all is here, and its hash is right */
 };
 
 struct task { /* of a helper */
@@ -56,11 +62,18 @@ static struct task *begin(struct cwb_landing *landing, void (*run)(struct cwb_wo
 static void release(struct cwb_landing *landing) {
     if (landing->on_done || landing->works)
         return;
+    DL_DELETE(landing->bridge->landings, landing);
     cw_array_close(landing->target);
     cw_array_close(landing->ring);
     cw_array_close(landing->wish.local);
     free(landing->inside);
     free(landing);
+}
+
+/* What the peer opened for it, and was not read. */
+static void refuse(const struct cwb_landing *landing) {
+    if (landing->wish.peer && !landing->take.bridge)
+        cwb_take_refuse(landing->wish.peer, landing->wish.run, landing->wish.source);
 }
 
 static void finish(struct cwb_landing *landing, int code) {
@@ -71,6 +84,8 @@ static void finish(struct cwb_landing *landing, int code) {
     strcpy(sentence, cw_detail());
     if (target)
         landing->target = NULL;
+    if (code)
+        refuse(landing);
     cwb_take_cancel(&landing->take);
     landing->on_done = NULL;
     release(landing);
@@ -226,6 +241,12 @@ static void on_taken(struct cwb_take *take, int status) {
 
 /* ---- all of it ---- */
 
+/* Is another try worth it? Once its owner has made room, it is until the last. */
+static bool has_room(struct cwb_landing *landing) {
+    bool made = landing->wish.make_room && landing->wish.make_room(landing->owner);
+    return (made || landing->room_tries) && landing->room_tries < ROOM_TRIES;
+}
+
 static void made(struct cwb_work *work) {
     struct task *task = (struct task *)work;
     struct cwb_landing *landing = task->landing;
@@ -233,10 +254,11 @@ static void made(struct cwb_work *work) {
     landing->works--;
     landing->target = task->target;
     landing->ring = task->ring;
-    free(landing->inside);
-    landing->inside = NULL;
     if (!landing->on_done) {
         release(landing);
+    } else if (work->code == -EDQUOT && !landing->target && has_room(landing)) {
+        landing->retry_ns = landing->bridge->now_ns + (ROOM_NS << landing->room_tries++);
+        landing->bridge->hurry = true;
     } else if (work->code) {
         cw_fail(work->code, "%s", work->detail);
         finish(landing, work->code);
@@ -277,13 +299,31 @@ struct cwb_landing *cwb_landing_begin(struct cwb_bridge *bridge,
         CW_ASSERT(landing->inside);
         memcpy(landing->inside, wish->inside, wish->size_bytes);
     }
+    DL_APPEND(bridge->landings, landing);
     begin(landing, make, made, &(struct task){.place = 0});
     return landing;
+}
+
+int64_t cwb_landings_tick(struct cwb_bridge *bridge) {
+    struct cwb_landing *landing;
+    int64_t due_ns = INT64_MAX;
+    DL_FOREACH(bridge->landings, landing) {
+        if (!landing->retry_ns || !landing->on_done)
+            continue;
+        if (landing->retry_ns > bridge->now_ns) {
+            due_ns = landing->retry_ns < due_ns ? landing->retry_ns : due_ns;
+            continue;
+        }
+        landing->retry_ns = 0;
+        begin(landing, make, made, &(struct task){.place = 0});
+    }
+    return due_ns;
 }
 
 void cwb_landing_cancel(struct cwb_landing *landing) {
     if (!landing)
         return;
+    refuse(landing);
     cwb_take_cancel(&landing->take);
     landing->on_done = NULL;
     release(landing);

@@ -37,6 +37,8 @@ struct cwb_landing_wish {
     const uint8_t *inside; /* copied at once */
     struct cwb_peer *peer; /* and its run and source: as a take has them */
     uint64_t run, source;
+    /* The GPU is full. Has the owner made room, so that another try is worth it? NULL: no. */
+    bool (*make_room)(void *owner);
 };
 
 /* on_done(owner, code, array): 0 and an array of plain bytes (not mapped), the owner's; else
@@ -46,5 +48,7 @@ struct cwb_landing *cwb_landing_begin(struct cwb_bridge *bridge,
                                       void *owner);
 /* on_done is not called. NULL: nothing. */
 void cwb_landing_cancel(struct cwb_landing *landing);
+/* Tries again where there was no room. Returns when it wants to be called again. */
+int64_t cwb_landings_tick(struct cwb_bridge *bridge);
 
 #endif

@@ -138,6 +138,8 @@ void cwb_take_begin(struct cwb_take *take, uint64_t run);
 void cwb_take_landed(struct cwb_take *take, uint64_t bytes);
 /* How much of the ring it uses: byte i lies at i modulo this. It has begun, and is not done. */
 uint64_t cwb_take_ring_bytes(const struct cwb_take *take);
+/* A source that was opened there is not read at all: the peer need not keep it. */
+void cwb_take_refuse(struct cwb_peer *peer, uint64_t run, uint64_t source);
 /* Nobody wants it any more: on_done is not called. The array stays the owner's. */
 void cwb_take_cancel(struct cwb_take *take);
 

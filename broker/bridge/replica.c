@@ -40,7 +40,7 @@ struct cwb_replica {
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
     struct cw_name_key key, there;
-    bool on_gpu, made_room;
+    bool on_gpu;
     uint8_t gpu[CW_UUID_BYTES];
     struct cwb_replica *followed, *followers, *follow_next; /* siblings, see follow() */
     bool held, waits;
@@ -185,6 +185,11 @@ static void on_taken(struct cwb_take *take, int status) {
 static void on_array(void *owner, int code, cw_array *array) {
     struct cwb_replica *replica = owner;
     if (code) {
+        char sentence[CW_DETAIL_MAX];
+        strcpy(sentence, cw_detail());
+        if (!replica->opened.inside)
+            cwb_take_refuse(replica->peer, replica->run, replica->opened.source);
+        cw_fail(code, "%s", sentence);
         fail(replica, code);
         return;
     }
@@ -210,7 +215,8 @@ static void on_array(void *owner, int code, cw_array *array) {
 }
 
 /* Lets go of what nobody uses on GPUs. Was there any? */
-static bool make_room(struct cwb_bridge *bridge) {
+static bool make_room(void *owner) {
+    struct cwb_bridge *bridge = ((struct cwb_replica *)owner)->bridge;
     struct cwb_replica *replica, *next;
     bool any = false;
     HASH_ITER(hh, bridge->replicas, replica, next) {
@@ -224,11 +230,6 @@ static bool make_room(struct cwb_bridge *bridge) {
     return any;
 }
 
-static void on_room(void *owner, int status, const void *body, uint32_t body_bytes) {
-    (void)status, (void)body, (void)body_bytes;
-    again(owner);
-}
-
 static void on_landed(void *owner, int code, cw_array *array) {
     struct cwb_replica *replica = owner;
     replica->landing = NULL;
@@ -237,15 +238,7 @@ static void on_landed(void *owner, int code, cw_array *array) {
         put(replica);
         return;
     }
-    char sentence[CW_DETAIL_MAX];
-    strcpy(sentence, cw_detail());
-    bool full = code == -EDQUOT && replica->on_gpu && replica->tries + 1 < TRIES;
-    if (full && make_room(replica->bridge))
-        replica->made_room = true;
-    cw_fail(code, "%s", sentence);
-    if (full && replica->made_room) /* once the broker has taken the names away */
-        cwb_home_ask(replica->bridge->home, CW_OP_PING, NULL, 0, on_room, replica);
-    else if (code == -ESTALE || code == -EAGAIN)
+    if (code == -ESTALE || code == -EAGAIN)
         again(replica);
     else
         fail(replica, code);
@@ -255,6 +248,7 @@ static void land(struct cwb_replica *replica, const struct cwb_landing_wish *wha
     struct cwb_landing_wish wish = *what;
     wish.size_bytes = replica->opened.size_bytes;
     wish.to_host = !replica->on_gpu;
+    wish.make_room = replica->on_gpu ? make_room : NULL;
     memcpy(wish.gpu.device_uuid, replica->gpu, sizeof replica->gpu);
     replica->landing = cwb_landing_begin(replica->bridge, &wish, on_landed, replica);
 }

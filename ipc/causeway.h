@@ -155,14 +155,21 @@ int cw_array_put_at(cw_array *array, const char *name, const char *device, uint3
  */
 int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out);
 /*
- * The same of a name of another node, in memory of a GPU of this process ("cuda:N"; "cpu": as
- * cw_get()), where all processes of this node that see the GPU share it. Its bytes go to the GPU
- * while others come; of what is in this node's memory already a copy is made here. It is to be read
- * alone: nobody else would see what is written to it. -EINVAL: a name of this node; -ENODEV,
+ * The same, for timeout_ns at most (< 0: for ever): -ETIMEDOUT if the array of another node did not
+ * come in that time. It is fetched all the same, for whoever asks next. A name that is not there is
+ * not waited for: cw_wait().
+ */
+int cw_get_within(cw_client *client, const char *name, uint32_t flags, int64_t timeout_ns,
+                  cw_array **out);
+/*
+ * cw_get_within() of a name of another node, in memory of a GPU of this process ("cuda:N"; "cpu":
+ * in host memory), where all processes of this node that see the GPU share it. Its bytes go to the
+ * GPU while others come; of what is in this node's memory already a copy is made here. It is to be
+ * read alone: nobody else would see what is written to it. -EINVAL: a name of this node; -ENODEV,
  * -EDQUOT (no GPU memory left), -EOWNERDEAD (its writer died there), and as cw_get().
  */
 int cw_get_at(cw_client *client, const char *name, const char *device, uint32_t flags,
-              cw_array **out);
+              int64_t timeout_ns, cw_array **out);
 /* Waits until the name is there. Blocks. -ETIMEDOUT, -EINTR, -ECONNRESET. */
 int cw_wait(cw_client *client, const char *name, int64_t timeout_ns);
 /* Removes a name. -ENOENT. */

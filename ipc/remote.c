@@ -59,9 +59,11 @@ int cw_remote_call(cw_client *client, enum cw_remote_verb verb, const struct cw_
 
 /* at: where the replica stands. uuid: of the GPU where it lies, or zero. */
 static int get(cw_client *client, const struct cw_name_key *key, const struct cw_name_key *at,
-               const uint8_t uuid[CW_UUID_BYTES], uint32_t flags, cw_array **out) {
+               const uint8_t uuid[CW_UUID_BYTES], uint32_t flags, int64_t timeout_ns,
+               cw_array **out) {
     struct cw_found found;
     unsigned room_tries = ROOM_TRIES;
+    int64_t until_ns = timeout_ns < 0 ? INT64_MAX : cw_now_ns() + timeout_ns;
     if (!(flags & CW_PRIVATE))
         flags |= CW_READONLY; /* others share it, and its owner would never see what is written */
     for (unsigned tries = 0; tries < GET_TRIES; tries++) {
@@ -69,8 +71,16 @@ static int get(cw_client *client, const struct cw_name_key *key, const struct cw
         int code = cw_name_key_get(client, at, flags, &found, out);
         if (code != -ENOENT && code != -ESTALE)
             return code;
+        int64_t left_ns = timeout_ns < 0 ? -1 : until_ns - cw_now_ns();
         memcpy(remote.token, uuid, sizeof remote.token);
-        code = call(client, &remote, key, NULL, 0, NULL, NULL, -1);
+        code = left_ns < 0 && timeout_ns >= 0
+                   ? -ETIMEDOUT
+                   : call(client, &remote, key, NULL, 0, NULL, NULL, left_ns);
+        if (code == -ETIMEDOUT)
+            return cw_fail(code,
+                           "the array did not come from its node in %.3f s; it is fetched "
+                           "all the same",
+                           (double)timeout_ns / 1e9);
         if (code == -EDQUOT && at != key && room_tries-- && cw_slabs_sweep(client))
             continue; /* the GPU was full of what we had mapped last */
         if (code)
@@ -80,9 +90,9 @@ static int get(cw_client *client, const struct cw_name_key *key, const struct cw
 }
 
 int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t flags,
-                  cw_array **out) {
+                  int64_t timeout_ns, cw_array **out) {
     static const uint8_t host[CW_UUID_BYTES];
-    return get(client, key, key, host, flags, out);
+    return get(client, key, key, host, flags, timeout_ns, out);
 }
 
 bool cw_remote_place(const struct cw_name_key *key, const uint8_t uuid[CW_UUID_BYTES],
@@ -98,10 +108,10 @@ bool cw_remote_place(const struct cw_name_key *key, const uint8_t uuid[CW_UUID_B
 
 /* A copy of the replica in host memory, for a name that is too long for another one. */
 static int get_copy(cw_client *client, const struct cw_name_key *key, const char *device,
-                    cw_array **out) {
+                    int64_t timeout_ns, cw_array **out) {
     cw_array *here, *copy;
     cw_layout layout;
-    int code = cw_remote_get(client, key, CW_READONLY, &here);
+    int code = cw_remote_get(client, key, CW_READONLY, timeout_ns, &here);
     if (code)
         return code;
     cw_array_layout(here, &layout);
@@ -118,21 +128,21 @@ static int get_copy(cw_client *client, const struct cw_name_key *key, const char
 }
 
 int cw_remote_get_on(cw_client *client, const struct cw_name_key *key, const char *device,
-                     uint32_t flags, cw_array **out) {
+                     uint32_t flags, int64_t timeout_ns, cw_array **out) {
     const struct cw_backend *backend;
     const struct cw_gpu *gpu;
     struct cw_name_key at;
     int ordinal;
     int code = cw_backend_find(device, &backend, &ordinal);
     if (code == 0 && backend->device_kind == CW_DEVICE_HOST)
-        return cw_remote_get(client, key, flags, out);
+        return cw_remote_get(client, key, flags, timeout_ns, out);
     if (code == 0)
         code = cw_gpu_peek(ordinal, &gpu);
     if (code)
         return code;
     if (!cw_remote_place(key, gpu->uuid, &at))
-        return get_copy(client, key, device, out);
-    return get(client, key, &at, gpu->uuid, flags, out);
+        return get_copy(client, key, device, timeout_ns, out);
+    return get(client, key, &at, gpu->uuid, flags, timeout_ns, out);
 }
 
 int cw_remote_put(cw_array *array, const struct cw_name_key *key, int gpu, uint32_t flags,

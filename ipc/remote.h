@@ -13,11 +13,12 @@
 static inline bool cw_remote_name(const char *name) {
     return name && name[0] == '/' && name[1] == '/';
 }
-/* Blocks until the replica is there. Flags as cw_get(). */
-int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t flags, cw_array **out);
+/* Blocks until the replica is there. Flags and time as cw_get_within(). */
+int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t flags,
+                  int64_t timeout_ns, cw_array **out);
 /* The same, of a replica on a GPU of this process. device: "cuda:N"; -ENODEV. */
 int cw_remote_get_on(cw_client *client, const struct cw_name_key *key, const char *device,
-                     uint32_t flags, cw_array **out);
+                     uint32_t flags, int64_t timeout_ns, cw_array **out);
 /* The key under which a replica on a GPU stands: that of the one in host memory, NUL, the UUID.
  * false: there is no room for it. */
 bool cw_remote_place(const struct cw_name_key *key, const uint8_t uuid[CW_UUID_BYTES],

@@ -81,10 +81,11 @@ int cw_mover_make(cw_client *client, const struct cw_make *make, struct cw_made 
 
 void cw_mover_rest(cw_client *client) {
     pthread_mutex_lock(&client->lock);
-    cw_heap_rest(client);
+    cw_heap_collect(client, true);
     while (client->slabs.idle_first)
         cw_slab_free(client, client->slabs.idle_first);
     pthread_mutex_unlock(&client->lock);
+    (void)cw_kept_drop(client);
 }
 
 bool cw_mover_is_sound(void) {

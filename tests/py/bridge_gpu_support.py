@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import bridge_support
@@ -72,5 +72,10 @@ def figures(node: Node) -> dict[str, int]:
 
 
 def empty(node: Node) -> bool:
-    """Whether nothing lies on GPUs, or in host memory beyond what a client keeps for speed."""
-    return eventually(lambda: figures(node)["gpu_bytes"] == 0, 30)
+    """Whether nothing lies on GPUs any more."""
+    return soon(lambda: figures(node)["gpu_bytes"] == 0)
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    """Waits for what takes a second where the machine has nothing else to do."""
+    return eventually(condition, 60)

@@ -15,9 +15,8 @@ from pathlib import Path
 import bridge_support
 import cuda_support
 import pytest
-from bridge_gpu_support import BYTES, MIB, begin, came, empty, end, figures, run, two
+from bridge_gpu_support import BYTES, MIB, begin, came, empty, end, figures, run, soon, two
 from bridge_support import Node
-from conftest import eventually
 from mover_support import movers
 
 cuda_support.require()
@@ -43,8 +42,8 @@ def kill_movers_until(
     """Each mover moves so many bytes, and hangs: it is killed then, and another comes; until done. How many were killed."""
     killed = 0
     while True:
-        assert eventually(
-            lambda: done.poll() is not None or figures(node)[figure] >= base + step, 30
+        assert soon(
+            lambda: done.poll() is not None or figures(node)[figure] >= base + step
         ), node.said()
         if done.poll() is not None:
             return killed
@@ -58,7 +57,7 @@ def test_bytes_leave_before_the_last_chunk_was_copied(tmp_path: Path) -> None:
         before = came(a, b)
         getter = begin(a, 'assert same(cw.get("//b/g")); print("whole")')
         # Of 8 chunks 3 are copied, by this mover and no other; their bytes are here.
-        assert eventually(lambda: came(a, b) - before >= 15 * MIB)
+        assert soon(lambda: came(a, b) - before >= 15 * MIB)
         assert figures(b)["bytes_from_gpu"] == 15 * MIB and figures(b)["mover_starts"] == 1
         assert getter.poll() is None
         # Killed in the middle, it is started again, and its chunks are copied again.
@@ -73,7 +72,7 @@ def test_bytes_land_before_the_last_has_come(tmp_path: Path) -> None:
         run(b, PUT)
         getter = begin(a, 'assert same(cw.get("//b/g", device="cuda:1")); print("whole")')
         # Of 8 chunks 4 have left, so no more than 20 MiB can be here; all but the last piece of them are on the GPU.
-        assert eventually(lambda: figures(a)["bytes_to_gpu"] >= 16 * MIB)
+        assert soon(lambda: figures(a)["bytes_to_gpu"] >= 16 * MIB)
         assert figures(b)["bytes_from_gpu"] == 20 * MIB and getter.poll() is None
         assert kill_movers_until(getter, b, "bytes_from_gpu", 20 * MIB) >= 1
         assert end(getter, a, b) == "whole\n"
@@ -96,7 +95,7 @@ def test_a_get_by_a_gpu_needs_no_more_host_memory_than_two_rings(tmp_path: Path)
         held = [figures(node)["bytes"] for node in (a, b)]
         getter = begin(a, 'assert same(cw.get("//b/big", device="cuda:1")); print("whole")')
         # Nothing lands any more: the ring fills, and nothing more comes.
-        assert eventually(lambda: came(a, b) >= 32 * MIB)
+        assert soon(lambda: came(a, b) >= 32 * MIB)
         for node, before in zip((a, b), held, strict=True):
             assert figures(node)["bytes"] - before <= 64 * MIB, node.name
         getter.kill()
@@ -110,7 +109,7 @@ def test_a_bridge_killed_in_the_middle(tmp_path: Path, which: str) -> None:
         run(b, PUT)
         before = came(a, b)
         getter = begin(a, 'assert same(cw.get("//b/g", device="cuda:1")); print("whole")')
-        assert eventually(lambda: came(a, b) - before >= 15 * MIB)
+        assert soon(lambda: came(a, b) - before >= 15 * MIB)
         os.kill((a if which == "a" else b).bridge_pid(), signal.SIGKILL)
         kill_movers_until(getter, b, "bytes_from_gpu", 10 * MIB)
         assert end(getter, a, b) == "whole\n"
@@ -123,7 +122,7 @@ def test_who_asked_is_gone_in_the_middle(tmp_path: Path) -> None:
         run(b, PUT)
         before = came(a, b)
         getter = begin(a, 'cw.get("//b/g", device="cuda:1")')
-        assert eventually(lambda: came(a, b) - before >= 15 * MIB)
+        assert soon(lambda: came(a, b) - before >= 15 * MIB)
         getter.kill()
         getter.communicate()
         # It goes on: it was wanted, and the next who asks has it.
@@ -139,7 +138,7 @@ def test_who_writes_meanwhile_is_found_out(tmp_path: Path) -> None:
         run(b, PUT)
         before = came(a, b)
         getter = begin(a, 'assert same(cw.get("//b/g", device="cuda:1"), 2); print("whole")')
-        assert eventually(lambda: came(a, b) - before >= 15 * MIB)
+        assert soon(lambda: came(a, b) - before >= 15 * MIB)
         run(b, """
             w, stream = cw.get("g"), Stream()
             with w.writing(stream.handle.value):
@@ -157,8 +156,8 @@ def test_a_put_is_staged_and_lands(tmp_path: Path) -> None:
     with two(tmp_path, a="copy@4=hang", b="copy@3=hang") as (a, b):
         before = came(b, a)
         putter = begin(a, 'cw.put("//b/x", cw.asarray(values(), device="cuda:0"), device="cuda:1", keep=True); print("put")')
-        assert eventually(lambda: came(b, a) - before >= 15 * MIB)
-        assert eventually(lambda: figures(b)["bytes_to_gpu"] >= 8 * MIB)
+        assert soon(lambda: came(b, a) - before >= 15 * MIB)
+        assert soon(lambda: figures(b)["bytes_to_gpu"] >= 8 * MIB)
         assert putter.poll() is None and b.command("ls", "--json").stdout.strip() == "[]"
         both = [
             threading.Thread(target=kill_movers_until, args=(putter, a, "bytes_from_gpu", 15 * MIB)),

@@ -8,9 +8,8 @@ from pathlib import Path
 import bridge_support
 import cuda_support
 import pytest
-from bridge_gpu_support import BYTES, MIB, begin, came, empty, end, figures, run, two
+from bridge_gpu_support import BYTES, MIB, begin, came, empty, end, figures, run, soon, two
 from bridge_support import Node
-from conftest import eventually
 
 cuda_support.require()
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
@@ -257,7 +256,7 @@ def test_a_gpu_that_is_lost_is_told(tmp_path: Path) -> None:
             except cw.DeviceError as error: assert "cuda:0" in str(error), error
             else: raise AssertionError
         """)  # fmt: skip
-        assert eventually(lambda: a.sees(b))
+        assert soon(lambda: a.sees(b))
 
 
 @double
@@ -268,7 +267,7 @@ def test_a_node_without_gpus(tmp_path: Path) -> None:
         b.environment["CAUSEWAY_FAKECUDA_DIR"] = str(tmp_path / "none")
         b.stop()
         b.start()
-        assert eventually(lambda: a.sees(b) and b.sees(a))
+        assert soon(lambda: a.sees(b) and b.sees(a))
         run(a, 'cw.put("g", cw.asarray(values(1, 1 << 20), device="cuda:0"), keep=True)')
         run(b, """
             x = cw.get("//a/g")

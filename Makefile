@@ -201,7 +201,9 @@ sanitized:
 	$(RUN) --timeout 600 $$built $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
 	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py")
 
-BENCH_SRC  := $(filter-out $(if $(HAVE_BRIDGE),,tools/bench/bench_tls.c),$(wildcard tools/bench/*.c))
+# These need OpenSSL.
+BRIDGE_BENCHES := bench_tls bench_tls_server bench_tls_load
+BENCH_SRC  := $(filter-out $(if $(HAVE_BRIDGE),,$(BRIDGE_BENCHES:%=tools/bench/%.c)),$(wildcard tools/bench/*.c))
 BENCH_MAIN := $(call with_main,$(BENCH_SRC))
 BENCH_HELP := $(call obj,$(filter-out $(BENCH_MAIN),$(BENCH_SRC)))
 WORKERS    ?= 2

@@ -19,14 +19,23 @@ from measure import MIB, Used, in_turn, report, skipped
 
 import causeway as cw
 
-SIZES = [("1 MiB", MIB, 40), ("16 MiB", 16 * MIB, 12), ("256 MiB", 256 * MIB, 5), ("1 GiB", 1 << 30, 3)]
+SIZES = [
+    ("1 MiB", MIB, 40),
+    ("16 MiB", 16 * MIB, 12),
+    ("256 MiB", 256 * MIB, 5),
+    ("1 GiB", 1 << 30, 3),
+]
 SMALL_BATCH = 20
 
 
 def large(made: Nodes, owner: Owner, rounds: int | None) -> None:
     """All sizes."""
     keys = made.root / "a" / "node"
-    rivals: list[Rival] = [Ours(made, owner, "causeway, one stream"), Loop(made.build, keys, "tls", 1, 1 << 30), Standard()]
+    rivals: list[Rival] = [
+        Ours(made, owner, "causeway, one stream"),
+        Loop(made.build, keys, "tls", 1, 1 << 30),
+        Standard(),
+    ]
     try:
         rivals.append(Dask())
     except Exception as error:  # whatever keeps it from starting
@@ -85,7 +94,14 @@ def small(made: Nodes, owner: Owner, rounds: int) -> None:
         found = in_turn(rounds, candidates)
     for name, samples in found.items():
         how = "adaptive" if name.startswith("causeway") else "sleeps"
-        report("bridge 64 B", name, how, "us", [took * 1e6 for took, _ in samples], sum(used for _, used in samples))
+        report(
+            "bridge 64 B",
+            name,
+            how,
+            "us",
+            [took * 1e6 for took, _ in samples],
+            sum(used for _, used in samples),
+        )
         report("bridge 64 B, CPU", name, how, "us", [used * 1e6 for _, used in samples])
 
 

@@ -13,9 +13,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from measure import MIB, family
@@ -45,9 +46,16 @@ class Nodes:
     """Nodes that know each other and may do everything; each has a broker and a bridge.
 
     streams: connections to each other node over which large arrays go; 0: as many as the bridge chooses.
+    before: called when all have keys and know each other, before they start.
     """
 
-    def __init__(self, build: Path, *names: str, streams: int = 0) -> None:
+    def __init__(
+        self,
+        build: Path,
+        *names: str,
+        streams: int = 0,
+        before: Callable[[Nodes], object] = lambda _: None,
+    ) -> None:
         self.build = build
         self.root = Path(tempfile.mkdtemp(prefix="cwbench-"))
         self.brokers: list[subprocess.Popen[bytes]] = []
@@ -61,6 +69,7 @@ class Nodes:
                 if other != name:
                     self.call(name, "peers", "add", other, f"127.0.0.1:{self.ports[other]}", "--key",
                               prints[other], "--read", "*", "--write", "*")  # fmt: skip
+        before(self)
         options = ["--streams", str(streams)] if streams and streams_known(build) else []
         for name in names:
             listens = ["--listen", f"127.0.0.1:{self.ports[name]}"]
@@ -76,9 +85,11 @@ class Nodes:
 
     def _until_connected(self, name: str, count: int) -> None:
         limit = time.monotonic() + SECONDS_MAX
-        while self.call(name, "peers", "list").count("state connected") < count:
+        while self.call(name, "peers", "show").count("state connected") < count:
             if time.monotonic() > limit:
-                raise RuntimeError(f"{name} is not connected: {(self.root / name / 'log').read_text()}")
+                raise RuntimeError(
+                    f"{name} is not connected: {(self.root / name / 'log').read_text()}"
+                )
             time.sleep(0.05)
 
     def environment(self, name: str) -> dict[str, str]:
@@ -104,14 +115,16 @@ class Nodes:
 
 def streams_known(build: Path) -> bool:
     """Whether this causewayd has the option; else there is one stream."""
-    done = subprocess.run([build / "causewayd", "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [build / "causewayd", "--help"], capture_output=True, text=True, check=True
+    )
     return "--streams" in done.stdout
 
 
 @contextlib.contextmanager
-def nodes(build: Path, *names: str, streams: int = 0) -> Iterator[Nodes]:
+def nodes(build: Path, *names: str, **options: Any) -> Iterator[Nodes]:
     """Nodes that end with the block."""
-    made = Nodes(build, *names, streams=streams)
+    made = Nodes(build, *names, **options)
     try:
         yield made
     finally:

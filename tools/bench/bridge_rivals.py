@@ -204,7 +204,10 @@ class Dask(Rival):
             **{f"tls_{part}_{what}": path for part in parts for what, path in (("key", key), ("cert", certificate))},
         )  # fmt: skip
         port = free_port()
-        files = [f"--tls-{what}={path}" for what, path in (("ca-file", certificate), ("cert", certificate), ("key", key))]
+        files = [
+            f"--tls-{what}={path}"
+            for what, path in (("ca-file", certificate), ("cert", certificate), ("key", key))
+        ]
         address = f"tls://127.0.0.1:{port}"
         self.processes = [
             self._start("distributed.cli.dask_scheduler", "--host=127.0.0.1", f"--port={port}", "--protocol=tls",
@@ -226,7 +229,9 @@ class Dask(Rival):
         """The worker makes the arrays."""
         super().ready(size)
         numbers = range(areas(size))
-        self.futures = [self.client.submit(random_bytes, size, number, pure=False) for number in numbers]
+        self.futures = [
+            self.client.submit(random_bytes, size, number, pure=False) for number in numbers
+        ]
         for future in self.futures:
             future.exception()  # waits
 

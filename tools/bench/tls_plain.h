@@ -19,7 +19,7 @@ static inline int tls_believe(X509_STORE_CTX *store, void *context) {
 
 /* The key and certificate of a node's folder. Ends the program where there is none. */
 static inline SSL_CTX *tls_context(const char *folder) {
-    char key[4096], certificate[4096];
+    char key[4200], certificate[4200];
     SSL_CTX *ctx = SSL_CTX_new(TLS_method());
     snprintf(key, sizeof key, "%s/node.key", folder);
     snprintf(certificate, sizeof certificate, "%s/node.crt", folder);

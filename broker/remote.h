@@ -15,6 +15,10 @@
  * jobs that it had are given to the next one. A put that is given twice has the same token, by
  * which the other node knows it again.
  *
+ * One that is stopped, or hangs, is as dead: while somebody waits for it, or replicas stand, it is
+ * asked once a second whether it lives, and one that has sent nothing for CWD_REMOTE_LOOKS seconds
+ * is killed. Only seconds in which this process ran are counted.
+ *
  * The bridge also asks to be told when any name changed (CHANGES): peers wait for names, and hold
  * replicas of what they mean.
  */
@@ -28,6 +32,8 @@
 #include "ipc/wire.h"
 
 #define CWD_REMOTE_OPTIONS_MAX 64u
+#define CWD_REMOTE_LOOKS       4u  /* one a second: it is found after less than 5 s */
+#define CWD_REMOTE_START_LOOKS 30u /* the same, until it has asked for work */
 
 struct cwd_broker;
 struct cwd_session;
@@ -42,11 +48,16 @@ struct cwd_remote {
     struct cwd_remote_options options;
     pid_t pid; /* 0: none runs */
     int pidfd;
-    struct cwd_session *session;            /* NULL: none, or it has not asked for work yet */
-    unsigned starts;                        /* in a row without one that asked for work */
-    int64_t start_after_ns;                 /* not before, unless there are jobs */
-    uint64_t next_request;                  /* its NEXT that waits; 0: none */
+    struct cwd_session *session;         /* NULL: none, or it has not asked for work yet */
+    unsigned starts;                     /* in a row without one that asked for work */
+    int64_t start_after_ns;              /* not before, unless there are jobs */
+    uint64_t nexts[CW_REMOTE_NEXTS_MAX]; /* its NEXTs that wait, the oldest first */
+    uint32_t next_count;
+    uint32_t sessions;                      /* of our bridges: two of each */
     uint64_t changes_request, changes_seen; /* its CHANGES that waits; 0: none */
+    int64_t look_ns;                        /* when it is looked at next; 0: nobody needs it */
+    uint64_t look_head;                     /* how far it had come with its requests then */
+    unsigned silent;                        /* looks that found no new one */
     struct cwd_remote_job *jobs;            /* waiting and given, in the order in which they came */
     uint64_t next_job;
     uint32_t replicas; /* names of it in the directory */
@@ -63,6 +74,9 @@ int cwd_remote_begin(struct cwd_broker *broker, struct cwd_session *client, uint
                      const void *body, uint32_t body_bytes);
 /* CANCEL of a client's REMOTE, or of the bridge's NEXT or CHANGES. */
 void cwd_remote_cancel(struct cwd_broker *broker, struct cwd_session *session, uint64_t request);
+/* REPLICA: names the array, and answers the job with what became of that. */
+int cwd_remote_replica(struct cwd_broker *broker, struct cwd_session *session,
+                       const struct cw_replica *replica, const char *key, const void *meta);
 /* REMOTE_NEXT, CHANGES: 0: answered later. -EPERM: not from our bridge. */
 int cwd_remote_next(struct cwd_broker *broker, struct cwd_session *session, uint64_t request);
 int cwd_remote_changes(struct cwd_broker *broker, struct cwd_session *session, uint64_t request,

@@ -139,8 +139,12 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
                                          slab_id, block)
                                : code;
     code = check_range(slab, block, offset_bytes, size_bytes, &begin);
+    if (!(flags & CW_PRIVATE) && cw_block_frozen(&slab->table->blocks[block], gen))
+        readonly = true;
     if (code == 0)
-        code = flags & CW_DISTANT ? 0 : cw_slab_map(client, slab, readonly);
+        code = flags & CW_DISTANT || (client->host_only && slab->device_kind != CW_DEVICE_HOST)
+                   ? 0
+                   : cw_slab_map(client, slab, readonly);
     if (code == 0 && flags & CW_PRIVATE && size_bytes)
         code = cw_private_take(client, slab, begin + offset_bytes, size_bytes, &own_pages);
     if (code == 0)
@@ -285,6 +289,10 @@ uint8_t *cw_array_lowest(const cw_array *array) {
 
 uint64_t cw_array_nbytes(const cw_array *array) {
     return array->size_bytes;
+}
+
+void cw_array_freeze(cw_array *array) {
+    cw_block_freeze(&array->slab->table->blocks[array->block], array->gen);
 }
 
 int cw_array_readonly(const cw_array *array) {

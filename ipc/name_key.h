@@ -18,6 +18,9 @@ int cw_name_key_get(cw_client *client, const struct cw_name_key *key, uint32_t f
                     struct cw_found *found, cw_array **out);
 /* The record alone. Asks nobody. -ENOENT (without a sentence), -ECONNRESET. */
 int cw_name_key_find(cw_client *client, const struct cw_name_key *key, struct cw_found *found);
+/* Before others know of an array of our own: whoever opens it has it read-only, by whatever name or
+ * handle. */
+void cw_array_freeze(cw_array *array);
 /* The lowest byte of an array in host memory. */
 uint8_t *cw_array_lowest(const cw_array *array);
 /* How many clients hold a lease on it. -ENOENT, -ESTALE: it went meanwhile. */
@@ -25,6 +28,11 @@ int cw_name_key_holders(cw_client *client, const struct cw_name_key *key, uint32
 /* As cw_array_put(); the array is usable, and the key is checked by the broker. */
 int cw_name_key_put(cw_array *array, const struct cw_name_key *key, uint32_t flags,
                     const cw_layout *layout, uint64_t offset_bytes);
+/* The same as a message, for who sends it himself: head and meta (CW_META_BYTES_MAX bytes). The
+ * array stays until the broker has read it. */
+int cw_name_key_put_form(cw_array *array, const struct cw_name_key *key, uint32_t flags,
+                         const cw_layout *layout, uint64_t offset_bytes, struct cw_put *put,
+                         uint8_t *meta);
 /* -ENOENT. */
 int cw_name_key_remove(cw_client *client, const struct cw_name_key *key);
 /* All names whose key begins with prefix, as cw_names(). */

@@ -9,8 +9,10 @@
  */
 #include "broker/bridge/bridge.h"
 
+#include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -20,12 +22,17 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "broker/bridge/home.h"
 #include "broker/bridge/parts.h"
+#include "broker/bridge/stage.h"
 #include "shm/wait.h"
 
-#define BACKLOG      4096
-#define ACCEPTS_MOST 256
-#define KEY_LOOK_NS  1000000000
+#define BACKLOG         4096
+#define ACCEPTS_MOST    256
+#define KEY_LOOK_NS     1000000000
+#define STREAMS_DEFAULT 4u /* and no more than there are cores */
+#define LISTEN_TRIES    100
+#define LISTEN_PAUSE_NS 20000000
 
 void cwb_log(const char *format, ...) {
     char line[1024];
@@ -71,6 +78,18 @@ static void on_listener(struct cwb_watch *watch) {
     accept_some((struct cwb_listener *)watch);
 }
 
+/* The kernel may hold the address of a bridge that was killed for some time after its end. */
+static int take_address(int fd, const struct addrinfo *at) {
+    for (int left = LISTEN_TRIES;; left--) {
+        struct timespec pause = {.tv_nsec = LISTEN_PAUSE_NS};
+        if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0)
+            return 0;
+        if (errno != EADDRINUSE || left == 0)
+            return -1;
+        nanosleep(&pause, NULL);
+    }
+}
+
 static int listen_at(struct cwb_bridge *bridge, const struct addrinfo *at, const char *text) {
     int one = 1;
     if (bridge->listener_count == CWB_LISTEN_MAX)
@@ -82,14 +101,14 @@ static int listen_at(struct cwb_bridge *bridge, const struct addrinfo *at, const
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (at->ai_family == AF_INET6)
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof one);
-    if (bind(fd, at->ai_addr, at->ai_addrlen) < 0 || listen(fd, BACKLOG) < 0) {
+    if (take_address(fd, at) < 0) {
         int code = cw_fail(-EREMOTEIO, "--listen %s: %m", text);
         close(fd);
         return code;
     }
     *listener =
         (struct cwb_listener){.watch = {.fd = fd, .on_ready = on_listener}, .bridge = bridge};
-    int code = cwb_io_watch(bridge->io, &listener->watch);
+    int code = cwb_io_watch(bridge->loop.io, &listener->watch);
     if (code)
         close(fd);
     else
@@ -120,7 +139,7 @@ static int listen_to(struct cwb_bridge *bridge, const char *text) {
 
 static int load_key(struct cwb_bridge *bridge) {
     char print[CWB_PRINT_TEXT];
-    int code = cwb_tls_new(bridge->options.folder, &bridge->tls);
+    int code = cwb_tls_new(bridge->options.folder, bridge->options.rekey_records, &bridge->tls);
     if (code) {
         if (strcmp(bridge->no_key, cw_detail()) != 0)
             cwb_log("%s; no node is reached, and none let in", cw_detail());
@@ -128,7 +147,10 @@ static int load_key(struct cwb_bridge *bridge) {
         return 0; /* it may come */
     }
     cwb_print_text(cwb_tls_print(bridge->tls), print);
-    cwb_log("node %s, key %s, sockets by %s", bridge->node, print, cwb_io_kind(bridge->io));
+    cwb_log("node %s, key %s, sockets by %s", bridge->node, print, cwb_io_kind(bridge->loop.io));
+    if (cwb_tls_has_ca(bridge->tls) && strcmp(bridge->node, cwb_tls_node(bridge->tls)) != 0)
+        cwb_log("node.crt names the node \"%s\", so peers that go by a CA know this one as that",
+                cwb_tls_node(bridge->tls));
     for (uint32_t i = 0; code == 0 && i < bridge->options.listens; i++)
         code = listen_to(bridge, bridge->options.listen[i]);
     return code;
@@ -138,8 +160,8 @@ static int64_t key_tick(struct cwb_bridge *bridge) {
     static int64_t looked_ns;
     if (bridge->tls)
         return INT64_MAX;
-    if (bridge->now_ns - looked_ns >= KEY_LOOK_NS) {
-        looked_ns = bridge->now_ns;
+    if (bridge->loop.now_ns - looked_ns >= KEY_LOOK_NS) {
+        looked_ns = bridge->loop.now_ns;
         if (load_key(bridge) != 0) {
             cwb_log("ends: %s", cw_detail());
             bridge->stopping = true;
@@ -152,8 +174,9 @@ static int64_t key_tick(struct cwb_bridge *bridge) {
 
 static void name_node(struct cwb_bridge *bridge) {
     char host[256] = "";
-    if (bridge->options.node) {
-        snprintf(bridge->node, sizeof bridge->node, "%s", bridge->options.node);
+    const char *given = bridge->options.node ? bridge->options.node : cwb_job_node();
+    if (given) {
+        snprintf(bridge->node, sizeof bridge->node, "%s", given);
         return;
     }
     (void)gethostname(host, sizeof host - 1);
@@ -162,10 +185,20 @@ static void name_node(struct cwb_bridge *bridge) {
     strcpy(bridge->node, cwb_node_valid(host) ? host : "node");
 }
 
+/* One core a connection, and no more than that; several peers share them. */
+static uint32_t default_streams(void) {
+    cpu_set_t cores;
+    int count = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+    return count < (int)STREAMS_DEFAULT ? (uint32_t)count : STREAMS_DEFAULT;
+}
+
 int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options) {
     const char *why;
     memset(bridge, 0, sizeof *bridge);
     bridge->options = *options;
+    pthread_mutex_init(&bridge->sources_lock, NULL);
+    if (bridge->options.streams == 0)
+        bridge->options.streams = default_streams();
     name_node(bridge);
     if (!cwb_node_valid(bridge->node))
         return cw_fail(-EINVAL, "--node %.100s: 1 to %u of the characters A-Z a-z 0-9 _ . -",
@@ -174,29 +207,38 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
         if (getrandom(&bridge->run, sizeof bridge->run, 0) < 0)
             return cw_fail(-EREMOTEIO, "the kernel gave no random numbers: %m");
     bridge->next_source = bridge->run >> 16; /* no number of one run is one of the next */
-    bridge->now_ns = cw_now_ns();
+    bridge->loop.now_ns = cw_now_ns();
     int code = cw_connect(options->place, "", CW_CONNECT_NO_START, &bridge->client);
     if (code == 0) {
         bridge->client->host_only = true;
-        code = cwb_io_new(options->use_epoll, &bridge->io, &why);
+        code = cwb_io_new(options->use_epoll, &bridge->loop.io, &why);
     }
     if (code == 0 && *why)
         cwb_log("%s", why);
     if (code == 0)
-        code = cwb_works_new(bridge->io, &bridge->works);
+        code = cwb_works_new(bridge->loop.io, &bridge->works);
+    if (code == 0)
+        code = cwb_works_new(bridge->loop.io, &bridge->movings);
     if (code == 0)
         code = load_key(bridge);
     if (code == 0)
         code = cwb_peers_init(bridge);
     if (code == 0)
-        code = cwb_jobs_init(bridge);
+        code = cwb_home_new(bridge, &bridge->home);
+    if (code == 0)
+        cwb_jobs_init(bridge);
     return code;
 }
 
 static int64_t tick(struct cwb_bridge *bridge) {
-    int64_t due_ns[] = {cwb_links_tick(bridge), cwb_peers_tick(bridge), cwb_replicas_tick(bridge),
-                        key_tick(bridge)};
+    int64_t due_ns[] = {cwb_links_tick(bridge),  cwb_peers_tick(bridge), cwb_replicas_tick(bridge),
+                        cwb_jobs_tick(bridge),   key_tick(bridge),       cwb_stages_tick(bridge),
+                        cwb_streams_tick(bridge)};
     int64_t first_ns = due_ns[0];
+    if (cw_client_usable(bridge->client) != 0) {
+        cwb_log("ends with its broker: %s", cw_detail());
+        bridge->stopping = true;
+    }
     cwb_sources_tick(bridge);
     cwb_offered_tick(bridge);
     for (uint32_t i = 0; i < bridge->listener_count; i++)
@@ -208,20 +250,33 @@ static int64_t tick(struct cwb_bridge *bridge) {
 
 #define TICK_NS 10000000 /* time is looked at no more often */
 
+/* Sleeps until something comes, from a socket or from the broker. */
+static void wait(struct cwb_bridge *bridge, int64_t timeout_ns) {
+    if (timeout_ns == 0 || !cwb_home_rest(bridge->home)) {
+        cwb_io_turn(bridge->loop.io, 0);
+        return;
+    }
+    cwb_io_turn(bridge->loop.io, timeout_ns);
+    cwb_home_rise(bridge->home);
+}
+
 void cwb_bridge_run(struct cwb_bridge *bridge) {
     int64_t due_ns = 0, ticked_ns = 0;
     while (!bridge->stopping) {
-        bridge->now_ns = cw_now_ns();
-        if (bridge->hurry || bridge->now_ns >= due_ns || bridge->now_ns - ticked_ns >= TICK_NS) {
+        bridge->loop.now_ns = cw_now_ns();
+        if (bridge->hurry || bridge->loop.now_ns >= due_ns ||
+            bridge->loop.now_ns - ticked_ns >= TICK_NS) {
             bridge->hurry = false;
             due_ns = tick(bridge);
-            ticked_ns = bridge->now_ns;
+            ticked_ns = bridge->loop.now_ns;
         }
-        cwb_links_flush(bridge);
+        cwb_home_flush(bridge->home);
+        cwb_wires_flush(&bridge->loop);
         if (bridge->stopping)
             break;
         int64_t left_ns = due_ns - cw_now_ns();
-        bool busy = bridge->dirty != NULL || bridge->hurry;
-        cwb_io_turn(bridge->io, busy || left_ns < 0 ? 0 : due_ns == INT64_MAX ? -1 : left_ns);
+        bool busy = bridge->loop.dirty != NULL || bridge->hurry;
+        wait(bridge, busy || left_ns < 0 ? 0 : due_ns == INT64_MAX ? -1 : left_ns);
+        cwb_home_turn(bridge->home);
     }
 }

@@ -6,38 +6,35 @@
 #include <string.h>
 
 #include "broker/bridge/parts.h"
-#include "ipc/job.h"
 #include "ipc/meta.h"
 #include "ipc/name_key.h"
 
 #define AT_ONCE_BYTES (64u << 10) /* so small an array is made by the loop itself */
 
-static int make(cw_client *client, uint64_t size_bytes, cw_array **out) {
+static int make_bytes(cw_client *client, uint64_t size_bytes, cw_array **out) {
     int64_t length = (int64_t)size_bytes;
     cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &length, .dtype = "|u1"};
     return cw_array_new(client, "cpu", &layout, 0, out);
+}
+
+int cwb_local_make(struct cwb_bridge *bridge, uint64_t size_bytes, cw_array **out) {
+    return make_bytes(bridge->client, size_bytes, out);
 }
 
 static bool lies_on_gpu(const cw_array *array) {
     return array->slab->device_kind == CW_DEVICE_CUDA;
 }
 
+/* Arrays on a GPU are not mapped by this client, whatever flags say (cw_client.host_only). */
 int cwb_local_open(struct cwb_bridge *bridge, const struct cw_name_key *key, struct cw_found *found,
                    cw_array **out, bool *on_gpu) {
-    /* First without mapping it: the driver is not opened here, whatever it is. */
-    int code = cw_name_key_get(bridge->client, key, CW_DISTANT, found, out);
-    if (code)
-        return code;
-    *on_gpu = lies_on_gpu(*out);
-    if (*on_gpu)
-        return 0;
-    cw_array_close(*out);
-    return cw_name_key_get(bridge->client, key, CW_READONLY, found, out);
+    int code = cw_name_key_get(bridge->client, key, CW_READONLY, found, out);
+    *on_gpu = code == 0 && lies_on_gpu(*out);
+    return code;
 }
 
 int cwb_local_open_at(struct cwb_bridge *bridge, const struct cw_remote *remote, cw_array **out,
                       bool *on_gpu) {
-    static const uint32_t ways[] = {CW_DISTANT, CW_READONLY};
     cw_client *client = bridge->client;
     int64_t length = (int64_t)remote->size_bytes;
     cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &length, .dtype = "|u1"};
@@ -45,33 +42,26 @@ int cwb_local_open_at(struct cwb_bridge *bridge, const struct cw_remote *remote,
     if (remote->instance != cw_client_instance(client))
         return cw_fail(-ESTALE, "the array belongs to another run of the broker");
     int code = cw_layout_resolve(&layout, &shape);
-    for (unsigned i = 0; code == 0 && i < 2; i++) {
-        pthread_mutex_lock(&client->lock);
+    pthread_mutex_lock(&client->lock);
+    if (code == 0)
         code = cw_array_attach(client, remote->slab, remote->block, remote->gen,
-                               remote->offset_bytes, remote->size_bytes, &shape, ways[i], out);
-        pthread_mutex_unlock(&client->lock);
-        if (code)
-            break;
-        *on_gpu = lies_on_gpu(*out);
-        if (*on_gpu || i == 1)
-            return 0;
-        cw_array_close(*out);
-    }
+                               remote->offset_bytes, remote->size_bytes, &shape, CW_READONLY, out);
+    pthread_mutex_unlock(&client->lock);
+    *on_gpu = code == 0 && lies_on_gpu(*out);
     return code;
 }
 
-int cwb_local_stage(cw_array *source, uint64_t size_bytes, cw_array **out) {
-    cw_array *target = NULL;
-    int code = make(source->client, size_bytes, &target);
+int cwb_local_hold(cw_array *array, cw_array **out) {
+    cw_client *client = array->client;
+    int64_t length = (int64_t)array->size_bytes;
+    cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &length, .dtype = "|u1"};
+    struct cw_shape shape;
+    int code = cw_layout_resolve(&layout, &shape);
+    pthread_mutex_lock(&client->lock);
     if (code == 0)
-        code = cw_array_wait(source, -1);
-    if (code == 0)
-        code = cw_job_copy(target, 0, source, 0, size_bytes);
-    cw_array_close(source);
-    if (code)
-        cw_array_close(target);
-    else
-        *out = target;
+        code = cw_array_attach(client, array->slab->id, array->block, array->gen,
+                               array->offset_bytes, array->size_bytes, &shape, 0, out);
+    pthread_mutex_unlock(&client->lock);
     return code;
 }
 
@@ -86,7 +76,7 @@ struct making {
 
 static void run_making(struct cwb_work *work) {
     struct making *m = (struct making *)work;
-    cwb_work_set(work, make(m->client, m->size_bytes, &m->array));
+    cwb_work_set(work, make_bytes(m->client, m->size_bytes, &m->array));
 }
 
 static void made(struct cwb_work *work) {
@@ -101,7 +91,7 @@ void cwb_local_new(struct cwb_bridge *bridge, uint64_t size_bytes, cwb_on_array 
                    void *owner) {
     cw_array *array = NULL;
     if (size_bytes <= AT_ONCE_BYTES) {
-        int code = make(bridge->client, size_bytes, &array);
+        int code = make_bytes(bridge->client, size_bytes, &array);
         on_done(owner, code, array);
         return;
     }

@@ -13,18 +13,7 @@
 
 #include "broker/bridge/bridge.h"
 #include "broker/bridge/command.h"
-
-const char *cwb_node_folder(char folder[PATH_MAX]) {
-    const char *given = getenv("CAUSEWAY_NODE_DIR"), *config = getenv("XDG_CONFIG_HOME"),
-               *home = getenv("HOME");
-    if (given && *given)
-        snprintf(folder, PATH_MAX, "%s", given);
-    else if (config && *config == '/')
-        snprintf(folder, PATH_MAX, "%s/causeway", config);
-    else
-        snprintf(folder, PATH_MAX, "%s/.config/causeway", home && *home ? home : "");
-    return folder;
-}
+#include "broker/bridge/folder.h"
 
 static int usage(void) {
     fputs("causeway-bridge is started by causewayd; for people: causeway keygen, causeway peers\n",
@@ -32,15 +21,22 @@ static int usage(void) {
     return 2;
 }
 
+/* The broker has checked it; who starts us by hand is told too. */
+static int parse_streams(const char *text, uint32_t *out) {
+    char *end;
+    unsigned long streams = strtoul(text, &end, 10);
+    if (*end || streams < 1 || streams > CW_STREAMS_MAX)
+        return cw_fail(-EINVAL, "--streams %.32s: it is 1 to %u", text, CW_STREAMS_MAX);
+    *out = (uint32_t)streams;
+    return 0;
+}
+
 static int parse_run(int argc, char **argv, struct cwb_options *options, long *parent) {
     static const struct option names[] = {
-        {"socket", required_argument, NULL, 's'},
-        {"parent", required_argument, NULL, 'P'},
-        {"listen", required_argument, NULL, 'l'},
-        {"peer", required_argument, NULL, 'p'},
-        {"node", required_argument, NULL, 'n'},
-        {"epoll", no_argument, NULL, 'e'},
-        {NULL, 0, NULL, 0},
+        {"socket", required_argument, NULL, 's'}, {"parent", required_argument, NULL, 'P'},
+        {"listen", required_argument, NULL, 'l'}, {"peer", required_argument, NULL, 'p'},
+        {"node", required_argument, NULL, 'n'},   {"streams", required_argument, NULL, 'S'},
+        {"epoll", no_argument, NULL, 'e'},        {NULL, 0, NULL, 0},
     };
     int found;
     while ((found = getopt_long(argc, argv, "", names, NULL)) >= 0) {
@@ -64,6 +60,12 @@ static int parse_run(int argc, char **argv, struct cwb_options *options, long *p
         case 'n':
             options->node = optarg;
             break;
+        case 'S':
+            if (parse_streams(optarg, &options->streams) != 0) {
+                cwb_log("cannot run: %s", cw_detail());
+                return 2;
+            }
+            break;
         case 'e':
             options->use_epoll = true;
             break;
@@ -85,6 +87,8 @@ static int run(int argc, char **argv) {
     const char *engine = getenv("CAUSEWAY_BRIDGE_EPOLL");
     options.folder = cwb_node_folder(folder);
     options.use_epoll = options.use_epoll || (engine && *engine);
+    const char *rekey = getenv("CAUSEWAY_BRIDGE_REKEY");
+    options.rekey_records = rekey ? (uint32_t)strtoul(rekey, NULL, 10) : 0;
     /* Nobody needs a bridge without its broker: the kernel ends it with that. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (parent && getppid() != parent)

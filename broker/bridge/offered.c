@@ -5,8 +5,10 @@
  * Invariant: each token is put at most once. What became of it is kept for KEEP_NS, and as long as
  * it is under way, so that an offer that comes again after a cut is answered with what happened,
  * and not done again. An offer whose peer does not come back in CWB_RESUME_NS is dropped before it
- * was put; nothing of it is ever seen. If this process dies, what it knew is lost with it: the
- * offering side sees another `run`, and tells its client that the outcome is not known.
+ * was put; nothing of it is ever seen. So is one whose peer was started anew before all of it was
+ * read: what it offers again is as good as never offered. If this process dies, what it knew is
+ * lost with it: the offering side sees another `run`, and tells its client that the outcome is not
+ * known.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -59,14 +61,21 @@ static void release(struct cwb_offered *offered) {
 
 static void finish(struct cwb_offered *offered, int status) {
     offered->done = true;
-    offered->done_ns = offered->bridge->now_ns;
-    offered->status = status == -EAGAIN ? -EREMOTEIO : status;
+    offered->done_ns = offered->bridge->loop.now_ns;
+    offered->status = status == -EAGAIN || status == -ESTALE ? -EREMOTEIO : status;
     if (status < 0) {
         offered->sentence = strdup(cw_detail());
         CW_ASSERT(offered->sentence);
     }
     release(offered);
     answer(offered);
+}
+
+static void forget(struct cwb_offered *offered) {
+    HASH_DEL(offered->peer->offered, offered);
+    release(offered);
+    free(offered->sentence);
+    free(offered);
 }
 
 static void on_put(void *owner, int code) {
@@ -82,7 +91,9 @@ static void put(struct cwb_offered *offered) {
 static void on_taken(struct cwb_take *take, int status) {
     struct cwb_offered *offered =
         (struct cwb_offered *)((char *)take - offsetof(struct cwb_offered, take));
-    if (status)
+    if (status == -ESTALE && !offered->served)
+        forget(offered); /* its bridge was started anew, and may offer it again from there */
+    else if (status)
         finish(offered, status);
     else
         put(offered);
@@ -122,13 +133,6 @@ static void on_cancel(struct cwb_served *served) {
     struct cwb_offered *offered = served->owner;
     offered->served = NULL; /* it goes on: what was offered may come again */
     free(served);
-}
-
-static void forget(struct cwb_offered *offered) {
-    HASH_DEL(offered->peer->offered, offered);
-    release(offered);
-    free(offered->sentence);
-    free(offered);
 }
 
 /* Room for one more. 0 or -EDQUOT. */
@@ -210,7 +214,7 @@ void cwb_offered_tick(struct cwb_bridge *bridge) {
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
         struct cwb_offered *offered, *next;
         HASH_ITER(hh, peer->offered, offered, next) {
-            if (!offered->done || bridge->now_ns - offered->done_ns < KEEP_NS)
+            if (!offered->done || bridge->loop.now_ns - offered->done_ns < KEEP_NS)
                 continue;
             forget(offered);
         }

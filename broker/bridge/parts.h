@@ -1,12 +1,15 @@
 /*
  * What the parts of the bridge tell each other. Each function's file is named; all of it runs on
- * the loop's thread.
+ * the loop's thread, but where strands are named too.
  */
 #ifndef CW_BRIDGE_PARTS_H
 #define CW_BRIDGE_PARTS_H
 
 #include "broker/bridge/link.h"
 #include "ipc/name_key.h"
+
+struct cwb_chunks;
+struct cwb_stream;
 
 /* ---- link.c ---- */
 /* Makes its TLS state and begins the handshake. 0 or a negative code. */
@@ -16,13 +19,29 @@ void cwb_link_answered(struct cwb_link *link, const struct cwb_request *request)
 
 /* ---- link_in.c ---- */
 void cwb_link_on_data(struct cwb_socket *socket, const uint8_t *bytes, uint32_t size_bytes);
+extern const struct cwb_wire_calls cwb_link_wire_calls;
 
-/* ---- link_out.c ---- */
-void cwb_link_on_sent(struct cwb_socket *socket);
-/* Something was written to link->out. */
-void cwb_link_touch(struct cwb_link *link);
-/* Drops the pieces that wait. */
-void cwb_link_drop_pieces(struct cwb_link *link);
+/* ---- streams.c: the streams of each peer ---- */
+/* A HELLO came over a link: streams of another run of its bridge end; how many there may be is
+ * said. */
+void cwb_streams_met(struct cwb_link *link, uint64_t run);
+/* The peer said how many it reads over. */
+void cwb_streams_agree(struct cwb_link *link, uint32_t streams);
+/* A connection of theirs says STREAM: link->stream is made. 0, -EPERM, or -EDQUOT. */
+int cwb_streams_accept(struct cwb_link *link, const struct cwb_frame *frame);
+/* The connection of link->stream is nobody's now: it goes to a strand. */
+void cwb_streams_arrived(struct cwb_link *link);
+/* The link that was to become link->stream ended. */
+void cwb_streams_lost(struct cwb_link *link, const char *reason);
+/* A large array is about to be read, by the peer or by us: streams are dialed, if it is us who
+ * dials. */
+void cwb_streams_want(struct cwb_bridge *bridge, struct cwb_peer *peer);
+/* Reads an array over all streams that there are. */
+void cwb_streams_read(struct cwb_peer *peer, struct cwb_chunks *chunks);
+/* The peer has no link any more. */
+void cwb_streams_end(struct cwb_peer *peer);
+/* Dials. Returns when it wants to be called again. */
+int64_t cwb_streams_tick(struct cwb_bridge *bridge);
 
 /* ---- peer.c ---- */
 struct cwb_waiter { /* waits for a link to a peer; embedded, the caller's */
@@ -34,8 +53,10 @@ struct cwb_waiter { /* waits for a link to a peer; embedded, the caller's */
 int cwb_peers_init(struct cwb_bridge *bridge);
 void cwb_peers_deinit(struct cwb_bridge *bridge);
 struct cwb_peer *cwb_peer_find(struct cwb_bridge *bridge, const char *name, size_t length);
-/* Who has this key? NULL: nobody. */
-struct cwb_peer *cwb_peer_by_print(struct cwb_bridge *bridge, const uint8_t *print);
+/* Who shows a certificate with this key, for this node ("": for none)? *peer: as whom it was
+ * dialed, or NULL; set to who it is. CWB_STRANGER: cw_detail() says why it may not come in. */
+enum cwb_known cwb_peer_known(struct cwb_bridge *bridge, struct cwb_peer **peer,
+                              const uint8_t print[CWB_PRINT_BYTES], const char *node);
 /* An open link; NULL: none. */
 struct cwb_link *cwb_peer_link(struct cwb_peer *peer);
 /* Calls back when there is one, perhaps at once. patience_ns: how long tries may go on; 0: one. */
@@ -59,6 +80,8 @@ struct cwb_served { /* a request of theirs that is answered later */
     UT_hash_handle hh;
 };
 struct cwb_served *cwb_served_new(struct cwb_link *link, const struct cwb_frame *frame);
+/* Takes it from its link, to be answered there in another way, and frees it. */
+struct cwb_link *cwb_served_leave(struct cwb_served *served);
 /* Answers and frees it. status < 0: cw_detail() is the sentence. */
 void cwb_served_reply(struct cwb_served *served, int status, const struct iovec *parts,
                       uint32_t count);
@@ -68,29 +91,50 @@ void cwb_serve_changes(struct cwb_bridge *bridge);
 bool cwb_may_write(const struct cwb_link *link, const char *key, uint32_t key_bytes);
 /* Does anybody want to be told? */
 bool cwb_serve_watches(const struct cwb_bridge *bridge);
-void cwb_serve_deinit(struct cwb_bridge *bridge);
 /* One request of theirs. 0, or -EPROTO: a breach. */
 int cwb_serve(struct cwb_link *link, const struct cwb_frame *frame);
 /* The link ends: nothing is answered any more. */
 void cwb_serve_end(struct cwb_link *link);
+
+/* ---- watch.c: what peers want to be told of ---- */
+/* This put of that name: its peer is told once when the name means something else. */
+void cwb_watch_begin(struct cwb_link *link, const struct cw_name_key *key, uint64_t entry);
+/* Names changed: who watches one of them is told. */
+void cwb_watch_changes(struct cwb_bridge *bridge);
+/* The peer has no link any more. */
+void cwb_watch_end(struct cwb_bridge *bridge, struct cwb_peer *peer);
 
 /* ---- source.c: arrays of ours that a peer reads ---- */
 /* Takes the array over whose lowest byte is at bytes, or (array NULL) the malloced bytes. offered:
  * it stays after a CLOSE. On failure they stay the caller's. 0 or -EDQUOT. */
 int cwb_source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
                    uint8_t *bytes, uint64_t size_bytes, bool offered, struct cwb_source **out);
+/* The same of an array on a GPU (CW_DISTANT), whose bytes come by way of host memory (stage.h). Its
+ * READs are answered once they are there. read_max: what this peer's READs ask for. */
+int cwb_source_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
+                          uint64_t size_bytes, uint32_t read_max, bool offered,
+                          struct cwb_source **out);
+/* From stage.c: all was staged and hashed, or (status below 0, cw_detail()) it failed. */
+void cwb_source_staged(struct cwb_source *source, int status, uint64_t hash);
 uint64_t cwb_source_id(const struct cwb_source *source);
-const uint8_t *cwb_source_bytes(const struct cwb_source *source);
-/* NULL: there is none such. */
-struct cwb_source *cwb_source_find(struct cwb_peer *peer, uint64_t id);
+/* Where the bytes of a piece lie. On a strand: not of a staged one. */
+const uint8_t *cwb_source_at(const struct cwb_source *source, uint64_t offset_bytes);
+/* Strands too; there cwb_source_drop() is the other. */
 void cwb_source_ref(struct cwb_source *source);
 void cwb_source_unref(struct cwb_source *source);
 /* The peer has it no more: it goes with its last reference. */
 void cwb_source_end(struct cwb_source *source);
+/* A READ of the peer, over its link. 0 or -EPROTO. */
 int cwb_source_serve_read(struct cwb_link *link, const struct cwb_frame *frame);
+/* The same over a stream, on its strand. */
+int cwb_source_serve_far_read(struct cwb_stream *stream, const struct cwb_frame *frame);
 int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame);
-/* Its bytes in this range were just read, and lie in the cache. */
-void cwb_source_passed(struct cwb_source *source, uint64_t offset_bytes, uint32_t length_bytes);
+/* Ends a reference; strands too. */
+void cwb_source_drop(struct cwb_source *source, const struct cwb_loop *loop);
+/* A piece lets go of its source, and its reference ends. sent: its bytes were just read, and lie in
+ * the cache; else its wire ended. loop: of who says so; strands too. */
+void cwb_source_let_go(struct cwb_source *source, const struct cwb_loop *loop,
+                       const struct cwb_read *read, bool sent);
 /* Ends those of peers that were away for too long. */
 void cwb_sources_tick(struct cwb_bridge *bridge);
 
@@ -98,16 +142,27 @@ void cwb_sources_tick(struct cwb_bridge *bridge);
 struct cwb_take { /* embedded in its owner's struct, which stays until on_done */
     /* status 0: all bytes are in array, checked. Else cw_detail() has the sentence. */
     void (*on_done)(struct cwb_take *take, int status);
+    /* Bytes from the begin on, without a gap, are here and hashed. NULL: nobody asks. It ends
+     * nothing. */
+    void (*on_progress)(struct cwb_take *take, uint64_t bytes);
     /* set by the owner */
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
     uint64_t source, size_bytes;
-    cw_array *array; /* plain bytes, the take's until done */
+    cw_array *array;     /* plain bytes, the take's until done */
+    uint64_t ring_bytes; /* 0: array has them all; else it is a ring of so many, at least
+                            CWB_READ_MAX, of which cwb_take_landed() gives bytes back */
     /* take.c's */
     struct cwb_take_state *state;
 };
+/* All takes of the peer go on over streams, too, that have just opened. */
+void cwb_takes_spread(struct cwb_peer *peer);
 /* Begins to read; array is there. */
 void cwb_take_begin(struct cwb_take *take, uint64_t run);
+/* A ring: bytes from the begin on that are needed there no more. */
+void cwb_take_landed(struct cwb_take *take, uint64_t bytes);
+/* How much of the ring it uses: byte i lies at i modulo this. It has begun, and is not done. */
+uint64_t cwb_take_ring_bytes(const struct cwb_take *take);
 /* Nobody wants it any more: on_done is not called. The array stays the owner's. */
 void cwb_take_cancel(struct cwb_take *take);
 
@@ -120,17 +175,17 @@ void cwb_offered_deinit(struct cwb_peer *peer);
 /* ---- local.c: memory and names of this node, by helper threads ---- */
 /*
  * An array of this node, by key or by what a request says, mapped read-only; or, if it lies on a
- * GPU, not mapped (*on_gpu): cwb_local_stage() brings its bytes. 0, -ENOENT (without a sentence),
+ * GPU, not mapped (*on_gpu): stage.h brings its bytes. 0, -ENOENT (without a sentence),
  * -ESTALE. Any thread.
  */
 int cwb_local_open(struct cwb_bridge *bridge, const struct cw_name_key *key, struct cw_found *found,
                    cw_array **out, bool *on_gpu);
 int cwb_local_open_at(struct cwb_bridge *bridge, const struct cw_remote *remote, cw_array **out,
                       bool *on_gpu);
-/* The bytes of an array on a GPU in an array of host memory, copied by the mover once the last
- * write is complete. source is closed. Blocks: a helper's. 0 and *out; -EOWNERDEAD, -ENODEV,
- * -EDQUOT. */
-int cwb_local_stage(cw_array *source, uint64_t size_bytes, cw_array **out);
+/* One more lease on a plain array of this process. 0 or a negative code. */
+int cwb_local_hold(cw_array *array, cw_array **out);
+/* A plain array of so many bytes. Any thread; blocks. */
+int cwb_local_make(struct cwb_bridge *bridge, uint64_t size_bytes, cw_array **out);
 /* Makes a plain array of so many bytes. on_done(owner, code, array): 0 and the array, the owner's;
  * else cw_detail(). Runs at once where that cannot take long. */
 typedef void cwb_on_array(void *owner, int code, cw_array *array);
@@ -143,7 +198,9 @@ void cwb_local_put(struct cwb_bridge *bridge, cw_array *array, const char *key, 
                    cwb_on_code *on_done, void *owner);
 
 /* ---- job.c: what local clients want ---- */
-int cwb_jobs_init(struct cwb_bridge *bridge);
+void cwb_jobs_init(struct cwb_bridge *bridge);
+/* Asks for changes where they are wanted. Returns when it wants to be called again. */
+int64_t cwb_jobs_tick(struct cwb_bridge *bridge);
 /* From now on changes of names are to be told (cwb_serve_changes). */
 void cwb_jobs_watch(struct cwb_bridge *bridge);
 

@@ -19,6 +19,7 @@ struct putting {
     bool waits;
     uint64_t run; /* of the peer's bridge that has the offer; 0: none has */
     cw_array *array;
+    bool on_gpu; /* then its bytes come by way of host memory */
     struct cwb_source *source;
     struct cwb_request *asked;
 };
@@ -96,16 +97,20 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
                             {job->meta, job->remote.meta_bytes},
                             {inside, 0}};
     memcpy(offered.token, job->remote.token, sizeof offered.token);
-    if (offered.size_bytes <= CWB_INLINE_MAX) {
+    if (offered.size_bytes <= CWB_INLINE_MAX && !p->on_gpu) {
         offered.inside = 1;
         if (offered.size_bytes)
             memcpy(inside, cw_array_lowest(p->array), offered.size_bytes);
         offered.hash = XXH3_64bits(inside, offered.size_bytes);
         parts[3].iov_len = offered.size_bytes;
     } else if (!p->source) {
-        if (cwb_source_new(job->bridge, job->peer, p->array, cw_array_lowest(p->array),
-                           offered.size_bytes, true, &p->source) != 0) {
-            finish(p, -EDQUOT);
+        int code = p->on_gpu
+                       ? cwb_source_new_staged(job->bridge, job->peer, p->array, offered.size_bytes,
+                                               link->read_max, true, &p->source)
+                       : cwb_source_new(job->bridge, job->peer, p->array, cw_array_lowest(p->array),
+                                        offered.size_bytes, true, &p->source);
+        if (code) {
+            finish(p, code);
             return;
         }
         cwb_source_ref(p->source);
@@ -122,7 +127,7 @@ static void offer(struct putting *p) {
     cwb_peer_await(p->job->bridge, p->job->peer, &p->waiter, p->run ? CWB_RESUME_NS : 0);
 }
 
-/* ---- the array, by a helper: a GPU array comes by way of host memory ---- */
+/* ---- the array, by a helper ---- */
 
 struct opening {
     struct cwb_work work;
@@ -130,18 +135,12 @@ struct opening {
     struct cwb_bridge *bridge;
     struct cw_remote remote;
     cw_array *array;
+    bool on_gpu;
 };
 
 static void open_array(struct cwb_work *work) {
     struct opening *o = (struct opening *)work;
-    bool on_gpu = false;
-    int code = cwb_local_open_at(o->bridge, &o->remote, &o->array, &on_gpu);
-    if (code == 0 && on_gpu) {
-        cw_array *source = o->array;
-        o->array = NULL;
-        code = cwb_local_stage(source, o->remote.size_bytes, &o->array);
-    }
-    cwb_work_set(work, code);
+    cwb_work_set(work, cwb_local_open_at(o->bridge, &o->remote, &o->array, &o->on_gpu));
 }
 
 static void opened(struct cwb_work *work) {
@@ -151,6 +150,7 @@ static void opened(struct cwb_work *work) {
         cw_array_close(o->array);
     } else {
         p->array = o->array;
+        p->on_gpu = o->on_gpu && o->remote.size_bytes > 0;
         p->job->on_cancel = cancel;
         p->job->owner = p;
         if (work->code) {

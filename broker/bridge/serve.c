@@ -15,15 +15,6 @@
 #include "broker/bridge/parts.h"
 #include "ipc/name_key.h"
 
-#define WATCHES_MAX 65536u /* of one peer */
-
-struct cwb_watched { /* tell this peer when the name means something else */
-    struct cwb_peer *peer;
-    uint64_t entry;
-    struct cw_name_key key;
-    struct cwb_watched *next, *prev;
-};
-
 /* ---- requests that are answered later ---- */
 
 struct cwb_served *cwb_served_new(struct cwb_link *link, const struct cwb_frame *frame) {
@@ -45,6 +36,13 @@ static void leave_link(struct cwb_served *served) {
     served->link->served_count--;
     served->link->wait_count -= served->op == CWB_WAIT;
     served->link = NULL;
+}
+
+struct cwb_link *cwb_served_leave(struct cwb_served *served) {
+    struct cwb_link *link = served->link;
+    leave_link(served);
+    free(served);
+    return link;
 }
 
 void cwb_served_reply(struct cwb_served *served, int status, const struct iovec *parts,
@@ -129,42 +127,6 @@ static int look(struct cwb_bridge *bridge, const struct cwb_peer *peer,
 
 /* ---- OPEN ---- */
 
-static void tell_changed(struct cwb_bridge *bridge, struct cwb_watched *watched) {
-    struct cwb_link *link = cwb_peer_link(watched->peer);
-    struct cwb_changed changed = {.instance = cw_client_instance(bridge->client),
-                                  .entry = watched->entry,
-                                  .key_bytes = watched->key.length};
-    struct iovec parts[] = {{&changed, sizeof changed}, {watched->key.text, watched->key.length}};
-    if (link)
-        cwb_link_say(link, CWB_CHANGED, parts, 2);
-    DL_DELETE(bridge->watched, watched);
-    free(watched);
-}
-
-static void watch(struct cwb_link *link, const struct subject *subject, uint64_t entry) {
-    struct cwb_watched *watched;
-    uint32_t count = 0;
-    DL_FOREACH(link->bridge->watched, watched) {
-        if (watched->peer != link->peer)
-            continue;
-        if (watched->entry == entry)
-            return;
-        count++;
-    }
-    if (count >= WATCHES_MAX) { /* the oldest is told as if it had changed: it is fetched again */
-        DL_FOREACH(link->bridge->watched, watched) {
-            if (watched->peer == link->peer)
-                break;
-        }
-        tell_changed(link->bridge, watched);
-    }
-    watched = calloc(1, sizeof *watched);
-    CW_ASSERT(watched);
-    *watched = (struct cwb_watched){.peer = link->peer, .entry = entry, .key = subject->key};
-    DL_APPEND(link->bridge->watched, watched);
-    cwb_jobs_watch(link->bridge);
-}
-
 /* Answers with the bytes of an array: inside, or as a source. array is taken over; array NULL:
  * bytes is malloced and taken over. */
 static void answer_opened(struct cwb_served *served, const struct cw_found *found, cw_array *array,
@@ -203,29 +165,24 @@ static void answer_opened(struct cwb_served *served, const struct cw_found *foun
     cwb_served_reply(served, code, parts, 3);
 }
 
-/* An array that lies on a GPU: its bytes by way of host memory, by a helper. */
-struct staging {
-    struct cwb_work work;
-    struct cwb_served *served;
-    struct cw_found found;
-    cw_array *array; /* first the one on the GPU, then the one in host memory */
-};
-
-static void stage(struct cwb_work *work) {
-    struct staging *s = (struct staging *)work;
-    cwb_work_set(work, cwb_local_stage(s->array, s->found.entry.size_bytes, &s->array));
-}
-
-static void staged(struct cwb_work *work) {
-    struct staging *s = (struct staging *)work;
-    if (work->code) {
-        cw_fail(work->code, "%s", work->detail);
-        cwb_served_reply(s->served, work->code, NULL, 0);
-    } else {
-        answer_opened(s->served, &s->found, s->array, cw_array_lowest(s->array),
-                      s->found.entry.size_bytes);
-    }
-    free(s);
+/* The same of an array on a GPU: always as a source, whose bytes are still to come. */
+static void answer_staged(struct cwb_served *served, const struct cw_found *found,
+                          cw_array *array) {
+    struct cwb_link *link = served->link;
+    struct cwb_source *source;
+    struct cwb_opened opened = {.size_bytes = found->entry.size_bytes,
+                                .instance = cw_client_instance(link->bridge->client),
+                                .entry = found->entry.id,
+                                .meta_bytes = found->entry.meta_bytes};
+    struct iovec parts[] = {{&opened, sizeof opened},
+                            {(void *)(uintptr_t)found->meta, opened.meta_bytes}};
+    int code = cwb_source_new_staged(link->bridge, link->peer, array, opened.size_bytes,
+                                     link->read_max, false, &source);
+    if (code)
+        cw_array_close(array);
+    else
+        opened.source = cwb_source_id(source);
+    cwb_served_reply(served, code, parts, 2);
 }
 
 static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
@@ -250,16 +207,11 @@ static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
         return;
     }
     if (frame->open.flags & CWB_WATCH)
-        watch(link, &subject, found.entry.id);
-    if (!on_gpu || found.entry.size_bytes == 0) {
+        cwb_watch_begin(link, &subject.key, found.entry.id);
+    if (on_gpu && found.entry.size_bytes)
+        answer_staged(served, &found, array);
+    else
         answer_opened(served, &found, array, cw_array_lowest(array), found.entry.size_bytes);
-        return;
-    }
-    struct staging *s = calloc(1, sizeof *s);
-    CW_ASSERT(s);
-    *s = (struct staging){
-        .work = {.run = stage, .done = staged}, .served = served, .found = found, .array = array};
-    cwb_work_begin(bridge->works, &s->work);
 }
 
 /* ---- NAMES, REMOVE, WAIT ---- */
@@ -343,17 +295,9 @@ static void serve_wait(struct cwb_link *link, const struct cwb_frame *frame) {
 /* ---- changes ---- */
 
 void cwb_serve_changes(struct cwb_bridge *bridge) {
-    struct cwb_watched *watched, *next;
     struct cwb_served *served, *following;
     struct cw_found found;
-    DL_FOREACH_SAFE(bridge->watched, watched, next) {
-        /* Whose links all ended forgot its replicas. */
-        if (cwb_peer_link(watched->peer) &&
-            cw_name_key_find(bridge->client, &watched->key, &found) == 0 &&
-            found.entry.id == watched->entry)
-            continue;
-        tell_changed(bridge, watched);
-    }
+    cwb_watch_changes(bridge);
     LL_FOREACH_SAFE(bridge->waits, served, following) {
         struct waiting *waiting = served->owner;
         if (look(bridge, waiting->peer, &waiting->subject, &found) != 0)
@@ -367,21 +311,13 @@ bool cwb_serve_watches(const struct cwb_bridge *bridge) {
     return bridge->watched || bridge->waits;
 }
 
-void cwb_serve_deinit(struct cwb_bridge *bridge) {
-    struct cwb_watched *watched, *next;
-    DL_FOREACH_SAFE(bridge->watched, watched, next) {
-        DL_DELETE(bridge->watched, watched);
-        free(watched);
-    }
-}
-
 int cwb_serve(struct cwb_link *link, const struct cwb_frame *frame) {
-    if (link->served_count - link->wait_count + link->piece_count >=
+    if (link->served_count - link->wait_count + link->wire.piece_count >=
             CWB_REQUESTS_MAX + CWB_REQUESTS_SPARE ||
         link->wait_count >= CWB_WAITS_MAX)
         return cw_fail(-EPROTO, "more than %u requests, or %u waits, at once", CWB_REQUESTS_MAX,
                        CWB_WAITS_MAX);
-    uint64_t unread = (uint64_t)link->out.used + (link->sending ? link->flying.used : 0);
+    uint64_t unread = cwb_wire_unread(&link->wire);
     if (unread > CWB_OUT_MAX)
         return cw_fail(-EPROTO, "it asks on, and %llu bytes of answers were not read",
                        (unsigned long long)unread);

@@ -11,6 +11,14 @@ from types import TracebackType
 TO, FROM = 0, 1  # towards the node behind the proxy, and from it
 
 
+def _shut(*ends: socket.socket) -> None:
+    for end in ends:
+        try:
+            end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+
 class Proxy:
     """Listens on a port of its own and connects to another; one thread a direction and connection."""
 
@@ -26,7 +34,7 @@ class Proxy:
         self.pause = 0.0  # before each piece
         self.piece = 65536
         self.passed = [0, 0]  # of the latest connection
-        self.cuts = 0
+        self.cuts = 0  # at the byte that cut_at named
         self.open = True
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -49,14 +57,18 @@ class Proxy:
                 if cut is None and self.cut_each:
                     cut = self.cut_each()
                 self.passed = passed = [0, 0]
-            for way, (source, target) in enumerate(((near, far), (far, near))):
+            ways = [(near, far), (far, near)]
+            left = list(ways)  # the last of the two closes both
+            for way, (source, target) in enumerate(ways):
                 threading.Thread(
-                    target=self._pump, args=(way, source, target, passed, cut, flip), daemon=True
+                    target=self._pump,
+                    args=(way, source, target, passed, cut, flip, left),
+                    daemon=True,
                 ).start()
 
     def _pump(
         self, way: int, source: socket.socket, target: socket.socket, passed: list[int],
-        cut: tuple[int, int] | None, flip: tuple[int, int] | None,
+        cut: tuple[int, int] | None, flip: tuple[int, int] | None, left: list[tuple[socket.socket, socket.socket]],
     ) -> None:  # fmt: skip
         try:
             while data := bytearray(source.recv(self.piece)):
@@ -74,23 +86,24 @@ class Proxy:
                 passed[way] += len(data)
         except OSError:
             pass
-        for end in (source, target):
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-
-    def cut(self) -> None:
-        """Ends all connections now."""
         with self.lock:
-            pairs, self.pairs = self.pairs, []
-        for pair in pairs:
-            for end in pair:
-                try:
-                    end.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass
-                end.close()
+            _shut(source, target)
+            left.remove((source, target))
+            if not left:
+                pair = (source, target) if way == TO else (target, source)
+                if pair in self.pairs:
+                    self.pairs.remove(pair)
+                source.close()
+                target.close()
+
+    def cut(self) -> int:
+        """Ends all connections now; returns how many there were."""
+        with self.lock:
+            count = len(self.pairs)
+            for pair in self.pairs:
+                _shut(*pair)
+            self.pairs.clear()
+        return count
 
     def __enter__(self) -> Proxy:
         return self

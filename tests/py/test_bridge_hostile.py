@@ -167,7 +167,7 @@ def test_who_says_nothing_is_let_go(nodes: tuple[Node, Node, Node]) -> None:
 BREACHES = {
     "no-hello": (b"", frame(raw.PING)),
     "wrong-magic": (hello(magic=1), b""),
-    "other-version": (hello(versions=(2, 9)), b""),
+    "other-version": (hello(versions=(3, 9)), b""),
     "no-run": (hello(run=0), b""),
     "small-read": (hello(read=100), b""),
     "no-requests": (hello(requests=1), b""),
@@ -381,7 +381,9 @@ def test_a_put_offered_again_while_it_is_under_way_is_one_put(
         offers(older)
         offers(newer)
         is_told_of_the_repetition(older)
-        offers(older)  # the other way round: whoever asked last is answered, its link's age is nothing
+        offers(
+            older
+        )  # the other way round: whoever asked last is answered, its link's age is nothing
         is_told_of_the_repetition(newer)
     with Raw(evil.keys, b.port) as connection:
         connection.send(frame(raw.PING))
@@ -411,3 +413,22 @@ def test_the_oldest_of_too_many_connections_of_a_peer_gives_way(
         assert many[0].ended()
         many[-1].send(frame(raw.PING))
         assert many[-1].receive() is not None
+
+
+def test_what_a_bridge_left_open_goes_when_it_was_started_anew(
+    nodes: tuple[Node, Node, Node],
+) -> None:
+    _, b, evil = nodes
+
+    def opens(connection: Raw, id: int) -> bool:
+        connection.send(asking(raw.OPEN, b"open/large", id=id))
+        answer = connection.receive()
+        assert answer is not None and answer[1] == id
+        return answer[2] == 0
+
+    with Raw(evil.keys, b.port, hello(run=7)) as connection:
+        refused = next(id for id in range(10, 2000) if not opens(connection, id))
+        assert refused > 1000
+    with Raw(evil.keys, b.port, hello(run=8)) as connection:
+        ids = iter(range(10, 100_000))
+        assert eventually(lambda: opens(connection, next(ids)), 30)

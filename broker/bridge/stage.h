@@ -1,0 +1,60 @@
+/*
+ * Stage: the bytes of an array on a GPU, as a peer reads them. The bridge has no driver, so
+ * causeway-mover copies them to host memory, chunk by chunk, while others go out; no more than
+ * SLOTS chunks are there at once, however large the array is.
+ *
+ *   a chunk: away --fill (mover)--> full --hash, the first time--> full --all of it was sent, or
+ *              ^                                                     another is wanted-->  away
+ *
+ *   a READ:  parked until the slot of its chunk is full, then a piece that holds the slot until it
+ *            was encrypted, or dropped with its link
+ *
+ * Invariants: chunks are filled for the first time in order, and hashed in order, each once: what
+ * lies below the watermark (`hashed`) is in the hash, and may be away. Who asks for it again, after
+ * a cut, has it filled again: the array stays on its GPU until the source ends. A slot is written
+ * by the mover alone from `filling` to the end of its job, and never while a piece or the hash
+ * holds it; so whoever reads it reads what was copied last.
+ *
+ * Order: nothing is copied before the array's last write is complete; that is looked for, in
+ * growing naps, by a helper. Who writes into it between then and the end is found by the stamp of
+ * its last write: the peer is told -EAGAIN in place of the hash, and reads again.
+ *
+ * Deaths: the mover: the broker has the job done again, into the same slot. The writer before its
+ * work was complete: -EOWNERDEAD to all READs. The GPU, or no host memory: the same with -ENODEV,
+ * -EDQUOT. The link: its READs are gone, what they held is free. The source: the stage is freed
+ * when the last helper is done with it. This process: the broker holds both ends of each job.
+ *
+ * All of it is the loop's; helpers touch their own piece of work, and the slot that it is about.
+ */
+#ifndef CW_BRIDGE_STAGE_H
+#define CW_BRIDGE_STAGE_H
+
+#include "broker/bridge/parts.h"
+
+struct cwb_stage;
+
+/* Begins to stage; array (CW_DISTANT) is the stage's from now on. The source stays until
+ * cwb_stage_end(). read_max: what a READ of this peer asks for. */
+struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_source *source,
+                                cw_array *array, uint64_t size_bytes, uint32_t read_max);
+/* A READ within the array: it is answered when its bytes are there, over its link (served), or over
+ * a stream (served NULL). */
+void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served, struct cwb_stream *stream,
+                    uint64_t id, const struct cwb_read *read);
+/* The stream ended: nothing is answered over it. */
+void cwb_stages_forget(struct cwb_bridge *bridge, struct cwb_stream *stream);
+/* The hash over all is wanted: cwb_source_staged() tells it, perhaps at once. */
+void cwb_stage_close(struct cwb_stage *stage);
+/* Where a piece's bytes lie. */
+const uint8_t *cwb_stage_at(const struct cwb_stage *stage, uint64_t offset_bytes);
+/* A piece lets go of its slot. sent: its bytes went out. */
+void cwb_stage_let_go(struct cwb_stage *stage, uint64_t offset_bytes, uint32_t length_bytes,
+                      bool sent);
+/* The source is gone: no piece refers to it any more. */
+void cwb_stage_end(struct cwb_stage *stage);
+/* Nobody hears of it any more, but pieces may be left: answers what is parked with -ESTALE. */
+void cwb_stage_drop(struct cwb_stage *stage);
+/* Looks again at those that wait for a write. Returns when it wants to be called again. */
+int64_t cwb_stages_tick(struct cwb_bridge *bridge);
+
+#endif

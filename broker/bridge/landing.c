@@ -257,7 +257,7 @@ static void made(struct cwb_work *work) {
     if (!landing->on_done) {
         release(landing);
     } else if (work->code == -EDQUOT && !landing->target && has_room(landing)) {
-        landing->retry_ns = landing->bridge->now_ns + (ROOM_NS << landing->room_tries++);
+        landing->retry_ns = landing->bridge->loop.now_ns + (ROOM_NS << landing->room_tries++);
         landing->bridge->hurry = true;
     } else if (work->code) {
         cw_fail(work->code, "%s", work->detail);
@@ -310,7 +310,7 @@ int64_t cwb_landings_tick(struct cwb_bridge *bridge) {
     DL_FOREACH(bridge->landings, landing) {
         if (!landing->retry_ns || !landing->on_done)
             continue;
-        if (landing->retry_ns > bridge->now_ns) {
+        if (landing->retry_ns > bridge->loop.now_ns) {
             due_ns = landing->retry_ns < due_ns ? landing->retry_ns : due_ns;
             continue;
         }

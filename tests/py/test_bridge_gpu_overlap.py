@@ -40,14 +40,16 @@ def kill_movers_until(
     done: subprocess.Popen[str], node: Node, figure: str, step: int, base: int = 0
 ) -> int:
     """Each mover moves so many bytes, and hangs: it is killed then, and another comes; until done. How many were killed."""
-    killed = 0
+    killed, reached = 0, base + step
+
+    def stopped() -> bool:
+        return done.poll() is not None or figures(node)[figure] >= reached
+
     while True:
-        assert soon(
-            lambda: done.poll() is not None or figures(node)[figure] >= base + step
-        ), node.said()
+        assert soon(stopped), node.said()
         if done.poll() is not None:
             return killed
-        base = figures(node)[figure]
+        reached = figures(node)[figure] + step
         killed += kill_mover(node)
 
 
@@ -155,12 +157,17 @@ def test_who_writes_meanwhile_is_found_out(tmp_path: Path) -> None:
 def test_a_put_is_staged_and_lands(tmp_path: Path) -> None:
     with two(tmp_path, a="copy@4=hang", b="copy@3=hang") as (a, b):
         before = came(b, a)
-        putter = begin(a, 'cw.put("//b/x", cw.asarray(values(), device="cuda:0"), device="cuda:1", keep=True); print("put")')
+        putter = begin(
+            a,
+            'cw.put("//b/x", cw.asarray(values(), device="cuda:0"), device="cuda:1", keep=True); print("put")',
+        )
         assert soon(lambda: came(b, a) - before >= 15 * MIB)
         assert soon(lambda: figures(b)["bytes_to_gpu"] >= 8 * MIB)
         assert putter.poll() is None and b.command("ls", "--json").stdout.strip() == "[]"
         both = [
-            threading.Thread(target=kill_movers_until, args=(putter, a, "bytes_from_gpu", 15 * MIB)),
+            threading.Thread(
+                target=kill_movers_until, args=(putter, a, "bytes_from_gpu", 15 * MIB)
+            ),
             threading.Thread(target=kill_movers_until, args=(putter, b, "bytes_to_gpu", 8 * MIB)),
         ]
         for thread in both:

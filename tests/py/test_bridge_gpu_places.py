@@ -69,7 +69,10 @@ def test_asked_on_two_devices_and_in_host_memory(nodes: tuple[Node, Node]) -> No
     assert came(a, b) - before < 1.1 * BYTES
     told = moved(a)
     checks = BYTES * 2  # what the programs themselves copied to look at it
-    assert told["bytes_to_gpu"] + told["bytes_peer"] + told["bytes_from_gpu"] - checks in (2 * BYTES, 3 * BYTES)
+    assert told["bytes_to_gpu"] + told["bytes_peer"] + told["bytes_from_gpu"] - checks in (
+        2 * BYTES,
+        3 * BYTES,
+    )
 
 
 def test_a_generation_that_moved_is_fetched_again(nodes: tuple[Node, Node]) -> None:
@@ -106,7 +109,10 @@ def test_small_and_empty_arrays(nodes: tuple[Node, Node]) -> None:
         assert (view.to("cpu").numpy() == np.arange(200_000).reshape(200, 1000)[10:20, ::-2]).all()
         x = cw.get("//b/" + 200 * "n", 0, device="cuda:0") if False else None
     """)  # fmt: skip
-    run(b, 'assert cw.get("in/5").device == "cpu" and cw.get("in/2049").numpy().tolist() == list(range(2049))')
+    run(
+        b,
+        'assert cw.get("in/5").device == "cpu" and cw.get("in/2049").numpy().tolist() == list(range(2049))',
+    )
 
 
 def test_puts_onto_gpus_of_another_node(nodes: tuple[Node, Node]) -> None:
@@ -203,10 +209,15 @@ def test_a_write_under_way_is_waited_for(nodes: tuple[Node, Node], tmp_path: Pat
         say(); stream.finish()
     """)  # fmt: skip
     assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
-    waiting = [begin(a, 'assert same(cw.get("//b/g", device="cuda:1"), 2); say("got")') for _ in range(6)]
+    waiting = [
+        begin(a, 'assert same(cw.get("//b/g", device="cuda:1"), 2); say("got")') for _ in range(6)
+    ]
     # Meanwhile the bridge serves all others.
     for _ in range(8):
-        run(a, 'assert cw.get("//b/other").numpy().sum() == 4999950000; cw.remove("//b/none") if False else None')
+        run(
+            a,
+            'assert cw.get("//b/other").numpy().sum() == 4999950000; cw.remove("//b/none") if False else None',
+        )
         b.command("cp", "other", "other")
     assert all(one.poll() is None for one in waiting) and moved(b)["bytes_from_gpu"] == 0
     go.touch()

@@ -52,7 +52,7 @@ static void on_closed(struct cwb_socket *socket) {
 
 static void on_data(struct cwb_socket *socket, const uint8_t *bytes, uint32_t size_bytes) {
     struct cwb_visitor *visitor = (struct cwb_visitor *)socket;
-    struct cw_remote remote;
+    struct cw_remote remote = {.verb = 0};
     /* A GET, and one at a time; anything else is no client of ours. */
     if (size_bytes >= sizeof remote)
         memcpy(&remote, bytes, sizeof remote);

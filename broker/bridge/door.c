@@ -36,7 +36,7 @@ static void leave(struct cwb_visitor *visitor) {
             job->on_cancel(job);
         cwb_job_release(job);
     }
-    cwb_io_close(visitor->door->bridge->io, &visitor->socket);
+    cwb_io_close(visitor->door->bridge->loop.io, &visitor->socket);
 }
 
 static void on_error(struct cwb_socket *socket, int error) {
@@ -108,7 +108,7 @@ static void let_in(struct cwb_door *door, int fd) {
     visitor->socket = (struct cwb_socket){.calls = &calls, .fd = fd};
     visitor->door = door;
     door->count++;
-    cwb_io_start(door->bridge->io, &visitor->socket);
+    cwb_io_start(door->bridge->loop.io, &visitor->socket);
 }
 
 static void on_ready(struct cwb_watch *watch) {
@@ -152,5 +152,5 @@ int cwb_door_new(struct cwb_bridge *bridge) {
     CW_ASSERT(door);
     door->bridge = bridge;
     door->watch = (struct cwb_watch){.fd = fd, .on_ready = on_ready};
-    return cwb_io_watch(bridge->io, &door->watch);
+    return cwb_io_watch(bridge->loop.io, &door->watch);
 }

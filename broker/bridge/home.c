@@ -71,10 +71,10 @@ int cwb_home_new(struct cwb_bridge *bridge, struct cwb_home **out) {
     if (code == 0) {
         home->bell = (struct cwb_watch){.fd = home->client->bell, .on_ready = on_bell};
         home->end = (struct cwb_watch){.fd = home->client->sock, .on_ready = on_end};
-        code = cwb_io_watch(bridge->io, &home->bell);
+        code = cwb_io_watch(bridge->loop.io, &home->bell);
     }
     if (code == 0)
-        code = cwb_io_watch(bridge->io, &home->end);
+        code = cwb_io_watch(bridge->loop.io, &home->end);
     *out = home; /* on failure the process ends */
     return code;
 }
@@ -158,14 +158,14 @@ void cwb_home_turn(struct cwb_home *home) {
 
 void cwb_home_calm(struct cwb_home *home) {
     if (home->calm_count++ == 0)
-        home->calm_until_ns = home->bridge->now_ns + CALM_NS;
+        home->calm_until_ns = home->bridge->loop.now_ns + CALM_NS;
 }
 
 int64_t cwb_home_flush(struct cwb_home *home) {
     if (home->asked_count == 0)
         return INT64_MAX;
     if (home->asked_count <= home->calm_count && home->calm_count < CALM_MOST &&
-        home->bridge->now_ns < home->calm_until_ns)
+        home->bridge->loop.now_ns < home->calm_until_ns)
         return home->calm_until_ns;
     cw_lane_ring(home->client);
     home->asked_count = home->calm_count = 0;

@@ -150,7 +150,9 @@ def test_a_get_asks_the_bridge_alone(two: tuple[Node, Node]) -> None:
         first = cw.get("//b/open/0")  # the slab is known from here on
         for i in range(1, 10):
             os.kill(broker, signal.SIGSTOP)
-            goes_on = threading.Timer(3, os.kill, (broker, signal.SIGCONT))  # who waits at the door for long asks it
+            goes_on = threading.Timer(
+                3, os.kill, (broker, signal.SIGCONT)
+            )  # who waits at the door for long asks it
             goes_on.start()
             assert eventually(lambda: stopped(broker))
             assert cw.get(f"//b/open/{i}").numpy().tolist() == [i]

@@ -13,6 +13,7 @@
 #include <sys/random.h>
 
 #include "ipc/cuda_device.h"
+#include "ipc/door.h"
 #include "ipc/meta.h"
 
 #define ROOM_TRIES 4u
@@ -70,6 +71,9 @@ static int get(cw_client *client, const struct cw_name_key *key, const struct cw
         struct cw_remote remote = {.verb = CW_REMOTE_GET};
         int code = cw_name_key_get(client, at, flags, &found, out);
         if (code != -ENOENT && code != -ESTALE)
+            return code;
+        code = at == key ? cw_door_get(client, key, flags, until_ns, out) : -EAGAIN;
+        if (code != -EAGAIN)
             return code;
         int64_t left_ns = timeout_ns < 0 ? -1 : until_ns - cw_now_ns();
         memcpy(remote.token, uuid, sizeof remote.token);

@@ -12,7 +12,6 @@
 #include "broker/bridge/stream.h"
 #include "ipc/job.h"
 #include "ipc/name_key.h"
-#include "shm/order.h"
 
 #define SLOTS        4u
 #define FILLS_MOST   2u         /* at once: one is copied while the other's job is on its way */
@@ -156,21 +155,11 @@ static void fail(struct cwb_stage *stage, int status, const char *detail) {
 
 /* ---- the last write, and the ring ---- */
 
-/* What was written last. false: somebody is writing. */
-static bool last_write(const cw_array *array, cw_stamp *out) {
-    struct cw_order *order = cw_order_of(array->slab->table, array->block);
-    struct cw_order_seen seen;
-    if (cw_order_turn(order))
-        return false;
-    cw_order_see(order, &seen);
-    *out = seen.write;
-    return true;
-}
-
 static void look(struct cwb_work *work) {
     struct task *task = (struct task *)work;
     struct cwb_stage *stage = task->stage;
-    int code = last_write(stage->array, &task->write) ? cw_array_wait(stage->array, 0) : -ETIMEDOUT;
+    int code =
+        cwb_local_written(stage->array, &task->write) ? cw_array_wait(stage->array, 0) : -ETIMEDOUT;
     if (code == 0)
         code = cwb_local_make(stage->bridge, (uint64_t)stage->slot_count * stage->slot_bytes,
                               &task->ring);
@@ -346,7 +335,7 @@ static void tell_hash(struct cwb_stage *stage) {
     int code = 0;
     if (!stage->closing || stage->hashed < stage->count)
         return;
-    if (!last_write(stage->array, &write) || write != stage->write)
+    if (!cwb_local_written(stage->array, &write) || write != stage->write)
         code = cw_fail(-EAGAIN, "somebody writes into the array while it is read; a copy of it, "
                                 "put under a name, can be read");
     tell_closing(stage, code, XXH3_64bits_digest(stage->hash));

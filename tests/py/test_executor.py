@@ -10,7 +10,6 @@ import os
 import pickle
 import signal
 import threading
-import time
 import weakref
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool

@@ -76,7 +76,9 @@ def test_large_arguments_are_sent_again(tmp_path: Path) -> None:
 
 
 def test_a_task_that_overruns_ends_alone(kind: Any) -> None:
-    with kind(2, task_timeout=2.5) as pool:  # and more than what a quick one takes on a busy machine
+    with kind(
+        2, task_timeout=2.5
+    ) as pool:  # and more than what a quick one takes on a busy machine
         with pytest.raises(cw.TaskTimeout, match=r"task_timeout of 2\.5 s.*time\.sleep") as told:
             run(pool, __import__("time").sleep, LONG)
         assert isinstance(told.value, cw.WorkerDied) and isinstance(told.value, TimeoutError)

@@ -95,7 +95,7 @@ $(BUILD)/causewayd: $(call obj,$(BROKER_SRC)) $(BUILD)/libcauseway.a
 $(BUILD)/causeway-mover: $(call obj,$(MOVER_SRC)) $(BUILD)/libcauseway.a
 	$(CC) -o $@ $^ $(LDFLAGS)
 $(BUILD)/causeway-bridge: $(call obj,$(BRIDGE_SRC)) $(BUILD)/libcauseway.a
-	$(CC) -o $@ $^ $(LDFLAGS) $(BRIDGE_LIBS) -l:libinih.a
+	$(CC) -o $@ $^ $(LDFLAGS) $(BRIDGE_LIBS) -l:libinih.a -l:libjansson.a
 $(BUILD)/causeway: $(call obj,$(TOOLS_SRC)) $(BUILD)/libcauseway.a
 	$(CC) -o $@ $^ $(LDFLAGS) -l:libjansson.a
 

@@ -35,7 +35,7 @@ bool cwd_mover_is(const struct cwd_broker *b, const struct cwd_session *session)
 }
 
 uint32_t cwd_mover_others(const struct cwd_broker *b) {
-    return b->clients - (b->mover.session ? 1 : 0) - (b->remote.session ? 1 : 0);
+    return b->clients - (b->mover.session ? 1 : 0) - b->remote.sessions;
 }
 
 /* ---- starting ---- */

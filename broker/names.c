@@ -134,7 +134,7 @@ int cwd_name_put(struct cwd_broker *b, struct cwd_session *session, const struct
     b->remote.replicas += (entry.flags & CW_ENTRY_REPLICA) != 0;
     if (replaced)
         name_gone(b, &old);
-    if (cwd_remote_is(b, session))
+    if (session->of_bridge)
         b->last_client_ns = b->now_ns; /* for a peer, who is no client here: it stays as long */
     CWD_COUNT(b, puts);
     cwd_remote_changed(b);

@@ -157,37 +157,42 @@ static int start(struct cwd_broker *b) {
     return 0;
 }
 
-/* Gives the bridge what it is to know next: a job that nobody wants any more, or one that waits. */
-static void hand_out(struct cwd_broker *b) {
+/* Answers the oldest NEXT. false: none waits, or there is no room: it asks again when it has read.
+ */
+static bool give(struct cwd_broker *b, const struct cw_remote_job *head, const void *body,
+                 uint32_t body_bytes) {
     struct cwd_remote *remote = &b->remote;
-    struct cwd_remote_job *job;
-    uint8_t body[sizeof(struct cw_remote_job) + CW_MESSAGE_MAX];
-    if (!remote->session || !remote->next_request)
-        return;
-    DL_FOREACH(remote->jobs, job) {
-        if (!job->given || !job->client)
-            break;
+    uint8_t whole[sizeof(struct cw_remote_job) + CW_MESSAGE_MAX];
+    if (!remote->session || !remote->next_count ||
+        !cw_ring_has_room(&remote->session->replies,
+                          (uint32_t)(sizeof(struct cw_message) + sizeof *head) + body_bytes))
+        return false;
+    memcpy(whole, head, sizeof *head);
+    if (body_bytes)
+        memcpy(whole + sizeof *head, body, body_bytes);
+    uint64_t request = remote->nexts[0];
+    memmove(remote->nexts, remote->nexts + 1, --remote->next_count * sizeof *remote->nexts);
+    cwd_session_reply(b, remote->session, CW_OP_REMOTE_NEXT, request, 0, whole,
+                      (uint32_t)sizeof *head + body_bytes);
+    return true;
+}
+
+/* Gives the bridge what it is to know: jobs that nobody wants any more, and those that wait. */
+static void hand_out(struct cwd_broker *b) {
+    struct cwd_remote_job *job, *next;
+    DL_FOREACH_SAFE(b->remote.jobs, job, next) {
+        if (job->given && job->client)
+            continue;
+        struct cw_remote_job head = {.job = job->number,
+                                     .session = job->client ? job->client->id : 0,
+                                     .cancelled = job->given};
+        if (!give(b, &head, job->body, job->given ? 0 : job->body_bytes))
+            return;
+        if (job->given)
+            answer(b, job, -ECANCELED, "", 0); /* the bridge knows: it is gone */
+        else
+            job->given = true;
     }
-    if (!job)
-        return;
-    struct cw_remote_job head = {
-        .job = job->number, .session = job->client ? job->client->id : 0, .cancelled = job->given};
-    uint32_t body_bytes = job->given ? 0 : job->body_bytes;
-    if (!cw_ring_has_room(&remote->session->replies,
-                          (uint32_t)(sizeof(struct cw_message) + sizeof head) + body_bytes)) {
-        cwd_session_drop(b, remote->session, "the bridge does not read its replies");
-        return;
-    }
-    memcpy(body, &head, sizeof head);
-    memcpy(body + sizeof head, job->body, body_bytes);
-    uint64_t request = remote->next_request;
-    remote->next_request = 0;
-    cwd_session_reply(b, remote->session, CW_OP_REMOTE_NEXT, request, 0, body,
-                      (uint32_t)sizeof head + body_bytes);
-    if (job->given)
-        answer(b, job, -ECANCELED, "", 0); /* the bridge knows: it is gone */
-    else
-        job->given = true;
 }
 
 int64_t cwd_remote_serve(struct cwd_broker *b) {
@@ -226,11 +231,11 @@ int cwd_remote_next(struct cwd_broker *b, struct cwd_session *session, uint64_t 
     int code = only_bridge(b, session);
     if (code)
         return code;
-    if (b->remote.next_request)
-        return cw_fail(-EDQUOT, "a bridge asks for one job at a time");
+    if (b->remote.next_count == CW_REMOTE_NEXTS_MAX)
+        return cw_fail(-EDQUOT, "a bridge asks for at most %u jobs at a time", CW_REMOTE_NEXTS_MAX);
     b->remote.session = session;
     b->remote.starts = 0;
-    b->remote.next_request = request;
+    b->remote.nexts[b->remote.next_count++] = request;
     hand_out(b);
     return 0;
 }
@@ -305,12 +310,19 @@ void cwd_remote_cancel(struct cwd_broker *b, struct cwd_session *session, uint64
     static const char cancelled[] = "cancelled";
     struct cwd_remote *remote = &b->remote;
     struct cwd_remote_job *job, *next;
-    if (session == remote->session &&
-        (request == remote->next_request || request == remote->changes_request)) {
-        bool is_next = request == remote->next_request;
-        *(is_next ? &remote->next_request : &remote->changes_request) = 0;
-        cwd_session_reply(b, session, is_next ? CW_OP_REMOTE_NEXT : CW_OP_CHANGES, request,
-                          -ECANCELED, cancelled, sizeof cancelled - 1);
+    if (session == remote->session && request == remote->changes_request) {
+        remote->changes_request = 0;
+        cwd_session_reply(b, session, CW_OP_CHANGES, request, -ECANCELED, cancelled,
+                          sizeof cancelled - 1);
+        return;
+    }
+    for (uint32_t i = 0; session == remote->session && i < remote->next_count; i++) {
+        if (remote->nexts[i] != request)
+            continue;
+        memmove(remote->nexts + i, remote->nexts + i + 1,
+                (--remote->next_count - i) * sizeof *remote->nexts);
+        cwd_session_reply(b, session, CW_OP_REMOTE_NEXT, request, -ECANCELED, cancelled,
+                          sizeof cancelled - 1);
         return;
     }
     DL_FOREACH_SAFE(remote->jobs, job, next) {
@@ -323,18 +335,34 @@ void cwd_remote_cancel(struct cwd_broker *b, struct cwd_session *session, uint64
     }
 }
 
+static struct cwd_remote_job *given(struct cwd_broker *b, uint64_t number) {
+    struct cwd_remote_job *job;
+    DL_FOREACH(b->remote.jobs, job) {
+        if (job->number == number && job->given)
+            return job;
+    }
+    return NULL;
+}
+
 int cwd_remote_done(struct cwd_broker *b, struct cwd_session *session,
                     const struct cw_remote_end *end, const void *body, uint32_t body_bytes) {
-    struct cwd_remote_job *job;
     if (session != b->remote.session || end->status > 0 || end->status < -4095 || end->reserved)
         return -EBADMSG;
-    DL_FOREACH(b->remote.jobs, job) {
-        if (job->number == end->job && job->given) {
-            answer(b, job, end->status, body, body_bytes);
-            return 0;
-        }
-    }
+    struct cwd_remote_job *job = given(b, end->job);
+    if (job)
+        answer(b, job, end->status, body, body_bytes);
     return 0;
+}
+
+int cwd_remote_replica(struct cwd_broker *b, struct cwd_session *session,
+                       const struct cw_replica *replica, const char *key, const void *meta) {
+    if (session != b->remote.session)
+        return -EBADMSG;
+    int code = cwd_name_put(b, session, &replica->put, key, meta);
+    struct cwd_remote_job *job = given(b, replica->job);
+    if (job)
+        answer(b, job, code, cw_detail(), code < 0 ? (uint32_t)strlen(cw_detail()) : 0);
+    return code;
 }
 
 /* ---- the end ---- */
@@ -390,7 +418,8 @@ void cwd_remote_forget(struct cwd_broker *b, struct cwd_session *session) {
     if (session != b->remote.session)
         return;
     b->remote.session = NULL;
-    b->remote.next_request = b->remote.changes_request = 0;
+    b->remote.next_count = 0;
+    b->remote.changes_request = 0;
     cwd_names_end_replicas(b);
     if (!b->stopping)
         settle(b);

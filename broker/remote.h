@@ -42,10 +42,12 @@ struct cwd_remote {
     struct cwd_remote_options options;
     pid_t pid; /* 0: none runs */
     int pidfd;
-    struct cwd_session *session;            /* NULL: none, or it has not asked for work yet */
-    unsigned starts;                        /* in a row without one that asked for work */
-    int64_t start_after_ns;                 /* not before, unless there are jobs */
-    uint64_t next_request;                  /* its NEXT that waits; 0: none */
+    struct cwd_session *session;         /* NULL: none, or it has not asked for work yet */
+    unsigned starts;                     /* in a row without one that asked for work */
+    int64_t start_after_ns;              /* not before, unless there are jobs */
+    uint64_t nexts[CW_REMOTE_NEXTS_MAX]; /* its NEXTs that wait, the oldest first */
+    uint32_t next_count;
+    uint32_t sessions;                      /* of our bridges: two of each */
     uint64_t changes_request, changes_seen; /* its CHANGES that waits; 0: none */
     struct cwd_remote_job *jobs;            /* waiting and given, in the order in which they came */
     uint64_t next_job;
@@ -63,6 +65,9 @@ int cwd_remote_begin(struct cwd_broker *broker, struct cwd_session *client, uint
                      const void *body, uint32_t body_bytes);
 /* CANCEL of a client's REMOTE, or of the bridge's NEXT or CHANGES. */
 void cwd_remote_cancel(struct cwd_broker *broker, struct cwd_session *session, uint64_t request);
+/* REPLICA: names the array, and answers the job with what became of that. */
+int cwd_remote_replica(struct cwd_broker *broker, struct cwd_session *session,
+                       const struct cw_replica *replica, const char *key, const void *meta);
 /* REMOTE_NEXT, CHANGES: 0: answered later. -EPERM: not from our bridge. */
 int cwd_remote_next(struct cwd_broker *broker, struct cwd_session *session, uint64_t request);
 int cwd_remote_changes(struct cwd_broker *broker, struct cwd_session *session, uint64_t request,

@@ -42,6 +42,7 @@ struct request { /* our own copy */
         struct cw_remote remote;
         struct cw_remote_end remote_end;
         struct cw_changes changes;
+        struct cw_replica replica;
         struct cw_link link;
     } body;
     uint32_t body_bytes;
@@ -49,6 +50,7 @@ struct request { /* our own copy */
 
 struct result {
     bool none; /* no reply, or a later one */
+    bool calm; /* who asked is not woken for it */
     int status;
     uint32_t body_bytes;
     union {
@@ -250,6 +252,19 @@ static int serve_changes(struct cwd_broker *b, struct cwd_session *s, struct req
     return code;
 }
 
+static int serve_replica(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                         struct result *result) {
+    const struct cw_replica *replica = &r->body.replica;
+    const struct cw_put *put = &replica->put;
+    if (r->body_bytes != sizeof *replica + put->key_bytes + put->meta_bytes ||
+        put->meta_bytes > CW_META_MAX || (put->flags & ~(uint32_t)CW_PUT_REPLACE) ||
+        replica->calm > 1 || replica->reserved)
+        return -EBADMSG;
+    result->calm = replica->calm;
+    const char *key = (const char *)r->body.bytes + sizeof *replica;
+    return cwd_remote_replica(b, s, replica, key, key + put->key_bytes);
+}
+
 static int serve_link(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                       struct result *result) {
     (void)s;
@@ -322,6 +337,7 @@ static const struct operation {
     [CW_OP_REMOTE_NEXT] = {serve_remote_next, 0, 0, 1},
     [CW_OP_REMOTE_DONE] = {serve_remote_done, sizeof(struct cw_remote_end), CW_MESSAGE_MAX, 1},
     [CW_OP_CHANGES] = {serve_changes, EXACT(cw_changes), 1},
+    [CW_OP_REPLICA] = {serve_replica, sizeof(struct cw_replica), CW_MESSAGE_MAX, 1},
     [CW_OP_LINK] = {serve_link, EXACT(cw_link), 1},
     [CW_OP_LINK_KEEP] = {serve_link_keep, EXACT(cw_link), 1},
 #undef EXACT
@@ -381,9 +397,11 @@ static int serve_one(struct cwd_broker *b, struct cwd_session *session) {
         session->wake = session->room_came = true;
     if (!result.none) {
         const char *sentence = result.status < 0 ? cw_detail() : NULL;
+        bool wake = session->wake || !result.calm;
         cwd_session_reply(b, session, request.head.op, request.head.id, result.status,
                           sentence ? (const void *)sentence : &result.body,
                           sentence ? (uint32_t)strlen(sentence) : result.body_bytes);
+        session->wake = wake;
     }
     return session->ended || session->state == CWD_DROPPED ? 0 : operation->cost;
 }

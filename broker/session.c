@@ -109,6 +109,8 @@ int cwd_session_open(struct cwd_broker *b, struct cwd_session *session, int pidf
     session->changed = true;
     b->connecting--;
     b->clients++;
+    session->of_bridge = b->remote.pid && session->pid == b->remote.pid;
+    b->remote.sessions += session->of_bridge;
     b->fds += 3;
     CWD_COUNT(b, clients_accepted);
     *bell_read = read_end;
@@ -186,6 +188,7 @@ void cwd_session_end(struct cwd_broker *b, struct cwd_session *session) {
         cwd_reclaim_suspect_waiting(b);
         b->reclaim.urgent = true;
         b->clients--;
+        b->remote.sessions -= session->of_bridge;
         b->last_client_ns = b->now_ns;
     }
     HASH_DEL(b->sessions, session);

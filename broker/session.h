@@ -37,6 +37,7 @@ struct cwd_session {
     bool pid_dead, socket_ended, ended;
     bool leases_ended; /* its tables count no more */
     bool said_bye;
+    bool of_bridge; /* our bridge's: it has two (broker/bridge/home.h), and neither is a user */
     int sock, pidfd, doorbell, bell; /* -1 where there is none; bell: our write end */
     int64_t hello_limit_ns;
     uint32_t unread; /* messages with descriptors since the client had read all */

@@ -140,7 +140,9 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
                                : code;
     code = check_range(slab, block, offset_bytes, size_bytes, &begin);
     if (code == 0)
-        code = flags & CW_DISTANT ? 0 : cw_slab_map(client, slab, readonly);
+        code = flags & CW_DISTANT || (client->host_only && slab->device_kind != CW_DEVICE_HOST)
+                   ? 0
+                   : cw_slab_map(client, slab, readonly);
     if (code == 0 && flags & CW_PRIVATE && size_bytes)
         code = cw_private_take(client, slab, begin + offset_bytes, size_bytes, &own_pages);
     if (code == 0)

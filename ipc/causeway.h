@@ -272,10 +272,20 @@ int cw_array_at(cw_client *client, const void *address, uint64_t size_bytes, cw_
 /*
  * The same of GPU memory of somebody else's cudaMalloc, by a legacy handle. Weaker than memory of
  * ours: whoever is the same user may open it, and it dies with this process. The caller neither
- * frees nor reuses it before the loan has ended. -EINVAL: the driver gives no handle for it.
+ * frees nor reuses it before the loan has ended. -EINVAL: the driver gives no handle for it. What
+ * is known of the allocation is kept for the next loan, as long as it is not given back to the
+ * driver.
  */
 int cw_array_borrow(cw_client *client, const void *address, uint64_t size_bytes, cw_array **out,
                     uint64_t *loan);
+/*
+ * Puts an array behind all that a stream (CUstream; 0, 1, 2: default streams) of this process was
+ * given so far, as a piece of writing there does that has nothing in it: for arrays on which
+ * another library has been at work. A stream that has nothing to do costs a question. -ESTALE: the
+ * array is lent (cw_array_borrow), and its allocation is gone; -EINVAL: the stream is being
+ * captured. May wait for others' use of the array, as cw_array_writing_begin() does.
+ */
+int cw_array_behind(cw_array *array, void *stream);
 /* A loan that nobody holds any more, and on whose memory no stream is at work; each is told once.
  * Once the broker is gone: one that this process does not hold. -EAGAIN: none. Does not block. */
 int cw_loan_next(cw_client *client, uint64_t *loan);

@@ -32,6 +32,7 @@
 
 #define CW_LEASE_TABLES_MAX  256u
 #define CW_IDLE_SLABS_MAX    256u   /* mappings kept of slabs that nothing is held of */
+#define CW_BORROWED_KEPT_MAX 64u    /* allocations kept that something was borrowed from */
 #define CW_SPARES_MAX        16u    /* private mappings kept, of which no page was written */
 #define CW_SLAB_BLOCKS_MAX   16384u /* block numbers of a shared slab */
 #define CW_LARGE_ALIGN_BYTES 4096u  /* of blocks from CW_LARGE_BYTES on */
@@ -74,6 +75,10 @@ struct cw_slab {
     uint32_t blocks_free; /* numbers in the stack below */
     uint32_t *blocks;
     struct cw_slab *own_next;
+    /* borrowed memory of this process's own (borrow.c) */
+    uint64_t allocation; /* the driver's number of the allocation, never used again; 0: none */
+    uint64_t kept_since; /* when it was borrowed from last, by a counter; 0: not kept */
+    bool gone;           /* its allocation is: nothing is lent of it any more */
 };
 
 /* A private mapping that no array has, see private.c. */
@@ -159,7 +164,8 @@ struct cw_client {
     int broker_pid;
     uint64_t instance;
     int sock, doorbell, bell;
-    bool host_only; /* no GPU's driver is opened for it, whatever it opens (the bridge) */
+    bool host_only; /* no GPU's driver is opened for it, whatever it opens: arrays there are not
+                       mapped (the bridge) */
     struct cw_segment root_segment, session_segment;
     struct cw_root *root;
     struct cw_session *shared;
@@ -171,6 +177,7 @@ struct cw_client {
     struct cw_leases leases;
     struct cw_fences *fences;            /* fence.h; NULL until first used */
     struct cw_loan *loans, *loans_ended; /* loan.c */
+    uint64_t borrowed;                   /* borrow.c: how often anything was */
     struct cw_evictable *evictables;     /* evict.h */
     pthread_cond_t moved;                /* one of them has left or come back */
     uint64_t uses, evictions;
@@ -270,6 +277,27 @@ enum cw_call_mode {
 int cw_lane_call(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
                  void *reply, uint32_t *reply_bytes, enum cw_call_mode mode, int64_t timeout_ns);
 
+/*
+ * For one thread that has a client's lane for itself and never waits for it (the bridge's loop):
+ * nobody calls the functions above for that client, nor any that would.
+ */
+/* Writes a request, whose reply cw_lane_take() will bring; the broker, if it sleeps, hears of it
+ * with cw_lane_ring(). 0 and *id; -EAGAIN: there is no room, and client->bell rings when there may
+ * be; -ECONNRESET. */
+int cw_lane_send(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
+                 uint64_t *id);
+/* Wakes the broker if it sleeps: after one or several requests. */
+void cw_lane_ring(cw_client *client);
+/* Hands on the next reply: 1, or 0: there is none; -ECONNRESET. The body is the call's. */
+typedef void cw_on_reply(void *context, const struct cw_message *head, const void *body,
+                         uint32_t body_bytes);
+int cw_lane_take(cw_client *client, cw_on_reply *on_reply, void *context);
+/* Is there one? Costs a load. */
+bool cw_lane_ready(cw_client *client);
+/* Before sleeping until client->bell may be read; false: a reply is there. After it: rise. */
+bool cw_lane_rest(cw_client *client);
+void cw_lane_rise(cw_client *client);
+
 /* ---- lease.c; the caller holds client->lock ---- */
 int cw_leases_init(cw_client *client);
 void cw_leases_deinit(cw_client *client);
@@ -332,7 +360,10 @@ void cw_heap_settle(cw_client *client, struct cw_slab *slab);
 int cw_heap_adopt_foreign(cw_client *client, struct cw_heap *heap, int fd, uint64_t size_bytes,
                           uint32_t capacity, struct cw_slab **slab, uint64_t *gen);
 
-/* ---- loan.c; the caller holds client->lock ---- */
+/* ---- loan.c; the caller holds client->lock, but for the first ---- */
+/* cw_array_at(), or (borrowed) also of memory that was borrowed. */
+int cw_loan_take(cw_client *client, const void *address, uint64_t size_bytes, bool borrowed,
+                 cw_array **out, uint64_t *number);
 /* A loan's block is free, and no stream is at work on it: to be told. May free the slab. */
 void cw_loan_end(cw_client *client, struct cw_slab *slab, struct cw_extent *extent);
 void cw_loans_deinit(cw_client *client);

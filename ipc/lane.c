@@ -45,10 +45,11 @@ static void ring_doorbell(cw_client *client) {
     while (count < 0 && errno == EINTR);
 }
 
-static void call_wake(struct cw_call *call, enum cw_call_word word) {
+static void call_wake(cw_client *client, struct cw_call *call, enum cw_call_word word) {
     /* K1: publishes status and reply; pairs with K2, else the caller may see an old reply. */
     CW_STORE(K1, &call->word, word, release);
-    syscall(SYS_futex, &call->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+    if (call != client->lane.receiver) /* that one never sleeps on its word */
+        syscall(SYS_futex, &call->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
 static uint32_t call_word(struct cw_call *call) {
@@ -74,7 +75,7 @@ static void deliver(cw_client *client, const struct cw_message *head, const void
         if (call->reply_bytes)
             memcpy(call->reply, body, call->reply_bytes);
     }
-    call_wake(call, CALL_DONE);
+    call_wake(client, call, CALL_DONE);
 }
 
 /* Takes all replies out of the ring. The caller holds lane_lock. -EPROTO: the ring is damaged. */
@@ -104,8 +105,8 @@ static void promote(cw_client *client) {
     lane->receiver = NULL;
     for (struct cw_call *call = lane->calls; call; call = call->next)
         if (call_word(call) == CALL_WAITS) {
+            call_wake(client, call, CALL_PROMOTED);
             lane->receiver = call;
-            call_wake(call, CALL_PROMOTED);
             return;
         }
 }
@@ -124,27 +125,18 @@ static void call_leave(cw_client *client, struct cw_call *call) {
         promote(client);
 }
 
-/* Writes a request. The caller holds lane_lock. While the ring is full it takes replies out, since
- * the broker stops reading requests where it cannot answer; the broker sleeps no longer than it
- * takes to see them. */
-static int write_request(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
-                         uint32_t count) {
+/* Writes a request if there is room: 0, -EAGAIN, -EPROTO; cw_lane_ring() then wakes the broker. The
+ * caller holds lane_lock. */
+static int try_write(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
+                     uint32_t count) {
     struct cw_message head = {.size_bytes = sizeof head, .op = op, .id = id};
     uint8_t *place;
     for (uint32_t i = 0; i < count; i++)
         head.size_bytes += (uint32_t)parts[i].iov_len;
     CW_ASSERT(head.size_bytes <= CW_MESSAGE_MAX);
-    for (;;) {
-        if (CW_LOAD(K3, &client->lost, relaxed))
-            return cw_client_lost(client);
-        int code = cw_ring_reserve(&client->lane.requests, head.size_bytes, (void **)&place);
-        if (code == 0)
-            break;
-        if (code != -EAGAIN || drain(client) < 0 || cw_client_hung_up(client))
-            return cw_client_lost(client);
-        struct timespec pause = {.tv_nsec = ROOM_SLEEP_NS};
-        nanosleep(&pause, NULL);
-    }
+    int code = cw_ring_reserve(&client->lane.requests, head.size_bytes, (void **)&place);
+    if (code)
+        return code;
     memcpy(place, &head, sizeof head);
     place += sizeof head;
     for (uint32_t i = 0; i < count; i++) {
@@ -155,11 +147,34 @@ static int write_request(cw_client *client, uint16_t op, uint64_t id, const stru
     cw_sleeper_here(
         &client->lane.replies.ring->consumer); /* for the broker: whether spinning pays */
     cw_ring_commit(&client->lane.requests, op, head.size_bytes);
+    return 0;
+}
+
+void cw_lane_ring(cw_client *client) {
     /* W12: after the request was published (R1, seq_cst); pairs with W1 in the broker. We only
      * look: the page is the broker's, and it clears the word itself when it wakes. */
     if (CW_LOAD(W12, &client->root->broker.asleep, seq_cst))
         ring_doorbell(client);
-    return 0;
+}
+
+/* Writes a request. The caller holds lane_lock. While the ring is full it takes replies out, since
+ * the broker stops reading requests where it cannot answer; the broker sleeps no longer than it
+ * takes to see them. */
+static int write_request(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
+                         uint32_t count) {
+    for (;;) {
+        if (CW_LOAD(K3, &client->lost, relaxed))
+            return cw_client_lost(client);
+        int code = try_write(client, op, id, parts, count);
+        if (code == 0) {
+            cw_lane_ring(client);
+            return 0;
+        }
+        if (code != -EAGAIN || drain(client) < 0 || cw_client_hung_up(client))
+            return cw_client_lost(client);
+        struct timespec pause = {.tv_nsec = ROOM_SLEEP_NS};
+        nanosleep(&pause, NULL);
+    }
 }
 
 int cw_lane_post(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes) {
@@ -301,4 +316,62 @@ int cw_lane_call(cw_client *client, uint16_t op, const struct iovec *parts, uint
     if (reply_bytes)
         *reply_bytes = call.reply_bytes;
     return 0;
+}
+
+/* ---- one thread alone, which never waits ---- */
+
+int cw_lane_send(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
+                 uint64_t *id) {
+    struct cw_sleeper *self = &client->lane.requests.ring->producer;
+    int code = try_write(client, op, client->lane.next_id + 1, parts, count);
+    if (code == -EAGAIN) { /* the broker rings when it has read something */
+        cw_sleeper_announce(self);
+        code = try_write(client, op, client->lane.next_id + 1, parts, count);
+        if (code == 0)
+            cw_sleeper_cancel(self);
+    }
+    if (code == 0)
+        *id = ++client->lane.next_id;
+    return code == 0 || code == -EAGAIN ? code : cw_client_lost(client);
+}
+
+int cw_lane_take(cw_client *client, cw_on_reply *on_reply, void *context) {
+    struct cw_ring_consumer *replies = &client->lane.replies;
+    uint32_t type, length;
+    const void *payload;
+    int code = cw_ring_peek(replies, &type, &payload, &length);
+    if (code < 0)
+        return cw_client_lost(client);
+    if (code == 0)
+        return 0;
+    _Alignas(8) uint8_t copy[sizeof(struct cw_message) + CW_MESSAGE_MAX];
+    struct cw_message head;
+    if (length < sizeof head || length > sizeof copy)
+        return cw_client_lost(client);
+    memcpy(copy, payload, length);
+    cw_ring_consume(replies);
+    if (cw_sleeper_claim(&replies->ring->producer))
+        ring_doorbell(client);
+    memcpy(&head, copy, sizeof head);
+    if (head.size_bytes != length)
+        return cw_client_lost(client);
+    on_reply(context, &head, copy + sizeof head, length - (uint32_t)sizeof head);
+    return 1;
+}
+
+bool cw_lane_rest(cw_client *client) {
+    struct cw_sleeper *self = &client->lane.replies.ring->consumer;
+    cw_sleeper_announce(self);
+    if (!cw_ring_has_record(&client->lane.replies))
+        return true;
+    cw_sleeper_cancel(self);
+    return false;
+}
+
+bool cw_lane_ready(cw_client *client) {
+    return cw_ring_has_record(&client->lane.replies);
+}
+
+void cw_lane_rise(cw_client *client) {
+    cw_sleeper_cancel(&client->lane.replies.ring->consumer);
 }

@@ -25,6 +25,11 @@ int cw_name_key_holders(cw_client *client, const struct cw_name_key *key, uint32
 /* As cw_array_put(); the array is usable, and the key is checked by the broker. */
 int cw_name_key_put(cw_array *array, const struct cw_name_key *key, uint32_t flags,
                     const cw_layout *layout, uint64_t offset_bytes);
+/* The same as a message, for who sends it himself: head and meta (CW_META_BYTES_MAX bytes). The
+ * array stays until the broker has read it. */
+int cw_name_key_put_form(cw_array *array, const struct cw_name_key *key, uint32_t flags,
+                         const cw_layout *layout, uint64_t offset_bytes, struct cw_put *put,
+                         uint8_t *meta);
 /* -ENOENT. */
 int cw_name_key_remove(cw_client *client, const struct cw_name_key *key);
 /* All names whose key begins with prefix, as cw_names(). */

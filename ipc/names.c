@@ -133,33 +133,43 @@ int cw_put_view(const cw_array *array, const cw_layout *layout, uint64_t offset_
     return 0;
 }
 
-int cw_name_key_put(cw_array *array, const struct cw_name_key *key, uint32_t flags,
-                    const cw_layout *layout, uint64_t offset_bytes) {
+int cw_name_key_put_form(cw_array *array, const struct cw_name_key *key, uint32_t flags,
+                         const cw_layout *layout, uint64_t offset_bytes, struct cw_put *put,
+                         uint8_t *meta) {
     struct cw_shape shape;
-    uint8_t meta[CW_META_BYTES_MAX];
     uint64_t low_bytes = 0;
     int code = cw_put_view(array, layout, offset_bytes, &shape, &low_bytes);
     if (code)
         return code;
     cw_client *client = array->client;
-    uint32_t meta_bytes = cw_meta_encode(&shape, meta);
-    struct cw_put put = {.slab = array->slab->id,
-                         .block = array->block,
-                         .gen = array->gen,
-                         .offset_bytes = array->offset_bytes + low_bytes,
-                         .size_bytes = shape.span_bytes,
-                         .flags = (flags & CW_REPLACE ? CW_PUT_REPLACE : 0u) |
-                                  (flags & CW_KEEP ? CW_PUT_KEEP : 0u) |
-                                  (flags & CW_REMOTE_READ ? CW_PUT_REMOTE_READ : 0u),
-                         .key_bytes = (uint16_t)key->length,
-                         .meta_bytes = (uint16_t)meta_bytes};
-    struct iovec parts[] = {
-        {&put, sizeof put}, {(void *)(uintptr_t)key->text, key->length}, {meta, meta_bytes}};
+    *put = (struct cw_put){.slab = array->slab->id,
+                           .block = array->block,
+                           .gen = array->gen,
+                           .offset_bytes = array->offset_bytes + low_bytes,
+                           .size_bytes = shape.span_bytes,
+                           .flags = (flags & CW_REPLACE ? CW_PUT_REPLACE : 0u) |
+                                    (flags & CW_KEEP ? CW_PUT_KEEP : 0u) |
+                                    (flags & CW_REMOTE_READ ? CW_PUT_REMOTE_READ : 0u),
+                           .key_bytes = (uint16_t)key->length,
+                           .meta_bytes = (uint16_t)cw_meta_encode(&shape, meta)};
     pthread_mutex_lock(&client->lock);
     struct cw_extent *extent = array->slab->locals[array->block].extent;
     if (extent)
         extent->published = true;
     pthread_mutex_unlock(&client->lock);
+    return 0;
+}
+
+int cw_name_key_put(cw_array *array, const struct cw_name_key *key, uint32_t flags,
+                    const cw_layout *layout, uint64_t offset_bytes) {
+    struct cw_put put;
+    uint8_t meta[CW_META_BYTES_MAX];
+    int code = cw_name_key_put_form(array, key, flags, layout, offset_bytes, &put, meta);
+    if (code)
+        return code;
+    cw_client *client = array->client;
+    struct iovec parts[] = {
+        {&put, sizeof put}, {(void *)(uintptr_t)key->text, key->length}, {meta, put.meta_bytes}};
     code = cw_lane_call(client, CW_OP_PUT, parts, 3, NULL, NULL, CW_CALL_BRIEF, -1);
     if (code == 0) {
         /* What the name meant before may be back already. */

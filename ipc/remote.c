@@ -103,11 +103,11 @@ int cw_remote_put(cw_array *array, const struct cw_name_key *key, uint32_t flags
 }
 
 static int ask_texts(cw_client *client, enum cw_remote_verb verb, const struct cw_name_key *key,
-                     char **names, uint64_t *count) {
+                     int64_t timeout_ns, char **names, uint64_t *count) {
     struct cw_remote remote = {.verb = verb};
     struct cw_remote_names reply;
     uint32_t reply_bytes = sizeof reply;
-    int code = call(client, &remote, key, NULL, 0, &reply, &reply_bytes, -1);
+    int code = call(client, &remote, key, NULL, 0, &reply, &reply_bytes, timeout_ns);
     if (code)
         return code;
     if (reply_bytes != sizeof reply)
@@ -150,10 +150,10 @@ static int ask_texts(cw_client *client, enum cw_remote_verb verb, const struct c
 
 int cw_remote_names(cw_client *client, const struct cw_name_key *key, char **names,
                     uint64_t *count) {
-    return ask_texts(client, CW_REMOTE_NAMES, key, names, count);
+    return ask_texts(client, CW_REMOTE_NAMES, key, -1, names, count);
 }
 
-int cw_remote_peers(cw_client *client, char **texts, uint64_t *count) {
+int cw_remote_peers(cw_client *client, int64_t timeout_ns, char **texts, uint64_t *count) {
     struct cw_name_key none = {.length = 0};
-    return ask_texts(client, CW_REMOTE_PEERS, &none, texts, count);
+    return ask_texts(client, CW_REMOTE_PEERS, &none, timeout_ns, texts, count);
 }

@@ -22,7 +22,7 @@ int cw_remote_put(cw_array *array, const struct cw_name_key *key, uint32_t flags
 int cw_remote_call(cw_client *client, enum cw_remote_verb verb, const struct cw_name_key *key,
                    int64_t timeout_ns);
 /* A text about each peer, as the bridge tells it: terminated, one behind the other. cw_free(). */
-int cw_remote_peers(cw_client *client, char **texts, uint64_t *count);
+int cw_remote_peers(cw_client *client, int64_t timeout_ns, char **texts, uint64_t *count);
 int cw_remote_names(cw_client *client, const struct cw_name_key *key, char **names,
                     uint64_t *count);
 

@@ -90,6 +90,8 @@ enum cw_op {
     CW_OP_REMOTE_NEXT, /* of the broker's own bridge alone: replies with a job when there is one */
     CW_OP_REMOTE_DONE, /* no reply: a job has ended, well or with a sentence */
     CW_OP_CHANGES,     /* of the bridge alone: replies when the count of changes is another */
+    CW_OP_REPLICA,     /* of the bridge alone: an array gets a remote name, and the job that wanted
+                          it is answered with what became of that. reply: nothing */
 };
 
 struct cw_message {
@@ -215,11 +217,18 @@ struct cw_remote_job { /* REMOTE_NEXT reply; then the body of the client's reque
     uint64_t job;
     uint32_t session;   /* whose it is */
     uint32_t cancelled; /* 1: a job that the bridge has is not wanted any more; no body */
-};
+}; /* job 0: nothing but a sign of life, to be answered by the next REMOTE_NEXT */
+#define CW_REMOTE_NEXTS_MAX 8u /* REMOTE_NEXT of the bridge that may wait at once */
 struct cw_remote_end { /* REMOTE_DONE; then a sentence (status < 0), or the client's reply */
     uint64_t job;
     int32_t status;
     uint32_t reserved;
+};
+struct cw_replica {    /* REPLICA; then the key and the meta of the put */
+    uint64_t job;      /* that is done with it, 0: none */
+    uint32_t calm;     /* 1: the bridge is not woken for the reply: it sees it when it next wakes */
+    uint32_t reserved; /* 0 */
+    struct cw_put put;
 };
 struct cw_changes { /* CHANGES, and its reply: the directory's count of changes */
     uint64_t seen;
@@ -227,7 +236,7 @@ struct cw_changes { /* CHANGES, and its reply: the directory's count of changes 
 
 _Static_assert(sizeof(struct cw_remote) == 72 && sizeof(struct cw_remote_names) == 56 &&
                    sizeof(struct cw_remote_job) == 16 && sizeof(struct cw_remote_end) == 16 &&
-                   sizeof(struct cw_changes) == 8,
+                   sizeof(struct cw_changes) == 8 && sizeof(struct cw_replica) == 56,
                "layout");
 struct cw_place { /* bytes of a block */
     uint32_t slab, block;

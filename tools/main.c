@@ -48,8 +48,8 @@ static const struct cli_command commands[] = {
      CLI_JSON, 0, 0, cmd_topo},
     {"keygen", "[ARGUMENTS...]", "Make this node's key, with which other nodes know it.", NULL,
      CLI_RAW_ARGUMENTS, 0, -1, cmd_keygen},
-    {"peers", "[list|add|remove] [ARGUMENTS...]", "Other nodes: list, add, remove them.", NULL,
-     CLI_RAW_ARGUMENTS, 0, -1, cmd_peers},
+    {"peers", "[list|show|wait|add|remove|from-slurm] [ARGUMENTS...]",
+     "Other nodes: list, add, remove them.", NULL, CLI_RAW_ARGUMENTS, 0, -1, cmd_peers},
     {"doctor", "", "Check what this machine offers, what is missing, and the remedy.", NULL,
      CLI_JSON, 0, 0, cmd_doctor},
 };

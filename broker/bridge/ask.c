@@ -169,6 +169,15 @@ static void add_link(FILE *out, const struct cwb_link *link) {
             (double)(link->bridge->now_ns - link->opened_ns) / 1e9);
 }
 
+/* Why it is not connected, or why it was not; "-" if there is nothing to say. */
+static const char *error_of(const struct cwb_bridge *bridge, const struct cwb_peer *peer) {
+    if (!bridge->tls)
+        return bridge->no_key;
+    if (!cwb_config_known(&peer->config))
+        return "it has neither a key here nor a CA: causeway peers add NAME ... --key or --ca";
+    return *peer->error ? peer->error : "-";
+}
+
 /* One text a peer: NAME, then KEY VALUE lines, as `causeway peers list` prints them. */
 void cwb_job_peers(struct cwb_job *job) {
     struct cwb_bridge *bridge = job->bridge;
@@ -177,30 +186,41 @@ void cwb_job_peers(struct cwb_job *job) {
     uint64_t count = 0;
     FILE *out = open_memstream(&text, &size_bytes);
     CW_ASSERT(out);
+    char version[12], rtt[24];
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
         uint64_t in = peer->bytes_in, sent = peer->bytes_out;
-        uint32_t links = 0;
+        uint32_t links = 0, key_updates = 0;
         struct cwb_link *link;
         if (peer->gone)
             continue;
         for (link = peer->links; link; link = link->peer_next) {
             in += link->bytes_in;
             sent += link->bytes_out;
+            key_updates += link->tls.key_updates;
             links++;
         }
         link = peer->links;
+        strcpy(version, "-");
+        strcpy(rtt, "-");
+        if (link)
+            snprintf(version, sizeof version, "%u", CWB_VERSION);
+        if (link && link->rtt_ns)
+            snprintf(rtt, sizeof rtt, "%lld", (long long)(link->rtt_ns / 1000));
         fprintf(out,
-                "%s\n  state %s\n  address %s\n  version %u\n  rtt_us %lld\n  bytes_in %llu\n"
-                "  bytes_out %llu\n  streams %u\n  engine %s\n  error %s\n",
+                "%s\n  state %s\n  address %s\n  known_by %s\n  version %s\n  rtt_us %s\n"
+                "  bytes_in %llu\n  bytes_out %llu\n  streams %u\n  key_updates %u\n"
+                "  engine %s\n  error %s\n",
                 peer->config.name,
                 link                    ? "connected"
                 : peer->dialing         ? "connecting"
                 : *peer->config.address ? "unreachable"
                                         : "away",
-                *peer->config.address ? peer->config.address : "-", CWB_VERSION,
-                (long long)(link ? link->rtt_ns / 1000 : 0), (unsigned long long)in,
-                (unsigned long long)sent, links, cwb_io_kind(bridge->io),
-                *peer->error ? peer->error : "-");
+                *peer->config.address ? peer->config.address : "-",
+                peer->config.pinned  ? "key"
+                : peer->config.by_ca ? "ca"
+                                     : "-",
+                version, rtt, (unsigned long long)in, (unsigned long long)sent, links, key_updates,
+                cwb_io_kind(bridge->io), error_of(bridge, peer));
         for (; link; link = link->peer_next)
             add_link(out, link);
         fputc(0, out);

@@ -21,6 +21,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "broker/bridge/home.h"
+#include "broker/bridge/parts.h"
 #include "broker/bridge/stage.h"
 #include "shm/wait.h"
 
@@ -135,7 +137,7 @@ static int listen_to(struct cwb_bridge *bridge, const char *text) {
 
 static int load_key(struct cwb_bridge *bridge) {
     char print[CWB_PRINT_TEXT];
-    int code = cwb_tls_new(bridge->options.folder, &bridge->tls);
+    int code = cwb_tls_new(bridge->options.folder, bridge->options.rekey_records, &bridge->tls);
     if (code) {
         if (strcmp(bridge->no_key, cw_detail()) != 0)
             cwb_log("%s; no node is reached, and none let in", cw_detail());
@@ -144,6 +146,9 @@ static int load_key(struct cwb_bridge *bridge) {
     }
     cwb_print_text(cwb_tls_print(bridge->tls), print);
     cwb_log("node %s, key %s, sockets by %s", bridge->node, print, cwb_io_kind(bridge->io));
+    if (cwb_tls_has_ca(bridge->tls) && strcmp(bridge->node, cwb_tls_node(bridge->tls)) != 0)
+        cwb_log("node.crt names the node \"%s\", so peers that go by a CA know this one as that",
+                cwb_tls_node(bridge->tls));
     for (uint32_t i = 0; code == 0 && i < bridge->options.listens; i++)
         code = listen_to(bridge, bridge->options.listen[i]);
     return code;
@@ -167,8 +172,9 @@ static int64_t key_tick(struct cwb_bridge *bridge) {
 
 static void name_node(struct cwb_bridge *bridge) {
     char host[256] = "";
-    if (bridge->options.node) {
-        snprintf(bridge->node, sizeof bridge->node, "%s", bridge->options.node);
+    const char *given = bridge->options.node ? bridge->options.node : cwb_job_node();
+    if (given) {
+        snprintf(bridge->node, sizeof bridge->node, "%s", given);
         return;
     }
     (void)gethostname(host, sizeof host - 1);
@@ -206,14 +212,20 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     if (code == 0)
         code = cwb_peers_init(bridge);
     if (code == 0)
-        code = cwb_jobs_init(bridge);
+        code = cwb_home_new(bridge, &bridge->home);
+    if (code == 0)
+        cwb_jobs_init(bridge);
     return code;
 }
 
 static int64_t tick(struct cwb_bridge *bridge) {
     int64_t due_ns[] = {cwb_links_tick(bridge), cwb_peers_tick(bridge), cwb_replicas_tick(bridge),
-                        key_tick(bridge), cwb_stages_tick(bridge)};
+                        cwb_jobs_tick(bridge),  key_tick(bridge),       cwb_stages_tick(bridge)};
     int64_t first_ns = due_ns[0];
+    if (cw_client_usable(bridge->client) != 0) {
+        cwb_log("ends with its broker: %s", cw_detail());
+        bridge->stopping = true;
+    }
     cwb_sources_tick(bridge);
     cwb_offered_tick(bridge);
     for (uint32_t i = 0; i < bridge->listener_count; i++)
@@ -225,6 +237,16 @@ static int64_t tick(struct cwb_bridge *bridge) {
 
 #define TICK_NS 10000000 /* time is looked at no more often */
 
+/* Sleeps until something comes, from a socket or from the broker. */
+static void wait(struct cwb_bridge *bridge, int64_t timeout_ns) {
+    if (timeout_ns == 0 || !cwb_home_rest(bridge->home)) {
+        cwb_io_turn(bridge->io, 0);
+        return;
+    }
+    cwb_io_turn(bridge->io, timeout_ns);
+    cwb_home_rise(bridge->home);
+}
+
 void cwb_bridge_run(struct cwb_bridge *bridge) {
     int64_t due_ns = 0, ticked_ns = 0;
     while (!bridge->stopping) {
@@ -234,11 +256,13 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
             due_ns = tick(bridge);
             ticked_ns = bridge->now_ns;
         }
+        cwb_home_flush(bridge->home);
         cwb_links_flush(bridge);
         if (bridge->stopping)
             break;
         int64_t left_ns = due_ns - cw_now_ns();
         bool busy = bridge->dirty != NULL || bridge->hurry;
-        cwb_io_turn(bridge->io, busy || left_ns < 0 ? 0 : due_ns == INT64_MAX ? -1 : left_ns);
+        wait(bridge, busy || left_ns < 0 ? 0 : due_ns == INT64_MAX ? -1 : left_ns);
+        cwb_home_turn(bridge->home);
     }
 }

@@ -47,9 +47,10 @@ struct cwb_jobs;
 struct cwb_replica;
 
 struct cwb_options {
-    const char *place;  /* the broker's socket */
-    const char *folder; /* node.key, node.crt, peers */
-    const char *node;   /* NULL: the host's name */
+    const char *place;      /* the broker's socket */
+    const char *folder;     /* node.key, node.crt, peers */
+    const char *node;       /* NULL: as a job has it, else the host's name */
+    uint32_t rekey_records; /* as cwb_tls_new() */
     const char *listen[CWB_LISTEN_MAX];
     uint32_t listens;
     const char *peers[CWB_PEERS_MAX]; /* NAME=HOST:PORT, over what the file says */
@@ -76,20 +77,22 @@ struct cwb_bridge {
     struct cwb_works *works;
     struct cwb_works *movings; /* what waits for causeway-mover: a GPU that hangs holds up no other
                                   work */
-    cw_client *client;
+    cw_client *client;         /* for all threads */
+    struct cwb_home *home;     /* the loop's own (home.h) */
     struct cwb_listener listeners[CWB_LISTEN_MAX];
     uint32_t listener_count;
 
     struct cwb_peer *peers;
     uint32_t peer_count;
-    struct timespec peers_changed; /* the file, as it was last read */
+    struct cwb_stamp peers_stamp; /* the file, as it was last read */
     int64_t peers_looked_ns;
     struct cwb_link *links;       /* all that are not freed */
     struct cwb_link *dirty;       /* have something to send */
     uint32_t unknown;             /* links that have not shown who they are */
     struct cwb_jobs *jobs;        /* job.c */
     struct cwb_replica *replicas; /* replica.c, by key */
-    struct cwb_watched *watched;  /* serve.c: what peers want to be told of */
+    int64_t doubts_ns;            /* when doubtful replicas are let go; 0: none is held */
+    struct cwb_watched *watched;  /* watch.c: what peers want to be told of */
     struct cwb_stage *stages;     /* stage.c */
     struct cwb_served *waits;     /* serve.c: names that peers wait for */
     uint64_t next_source;

@@ -5,12 +5,26 @@
 #ifndef CW_BRIDGE_COMMAND_H
 #define CW_BRIDGE_COMMAND_H
 
-#include <limits.h>
+#include <stdbool.h>
 
-/* Where this node's key and peers lie: $CAUSEWAY_NODE_DIR, else $XDG_CONFIG_HOME/causeway, else
- * ~/.config/causeway. Returns folder. */
-const char *cwb_node_folder(char folder[PATH_MAX]);
+enum {
+    EXIT_DONE = 0,
+    EXIT_FAILED = 1,
+    EXIT_WRONG = 2,
+    EXIT_NO_BROKER = 3,
+    EXIT_NO_PEER = 4,
+    EXIT_LATE = 5
+};
+
 int cwb_command_keygen(int argc, char **argv);
 int cwb_command_peers(int argc, char **argv);
+/* peers list [--json], peers show [NAME] */
+int cwb_command_list(int argc, char **argv);
+/* peers wait [NAME] [--timeout SECONDS] */
+int cwb_command_wait(int argc, char **argv);
+/* peers from-slurm */
+int cwb_command_slurm(int argc, char **argv);
+/* cw_error() to standard error. Returns exit_code. */
+int cwb_complain(int exit_code);
 
 #endif

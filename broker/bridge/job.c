@@ -1,133 +1,102 @@
 /*
- * Jobs: see job.h. Two threads of this file wait for the broker, each with one long request: one
- * for jobs, one for changes of names while a peer wants to be told. They hand what came to the
- * loop and ask again; all else is the loop's. The end of the broker is the end of this process.
+ * Jobs: see job.h. Several requests for jobs wait at the broker, and one for changes of names while
+ * a peer wants to be told; each that is answered is asked anew.
  */
 #include "broker/bridge/job.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
+
+#include "broker/bridge/home.h"
 
 #define CHANGES_PAUSE_NS 1000000 /* at the least between two looks at what changed */
+#define NEXTS_LEAST      4u      /* of requests for jobs that wait; below, more are asked */
 
 struct cwb_jobs {
     struct cwb_bridge *bridge;
     struct cwb_job *jobs; /* by id */
-    pthread_t threads[2];
-    pthread_mutex_t lock;
-    pthread_cond_t wanted;
-    bool watch; /* changes are wanted */
+    struct cw_changes changes;
+    int64_t looked_ns;      /* at what changed */
+    bool watch, is_watched; /* changes are wanted, asked for */
+    uint32_t nexts;         /* requests for jobs that wait at the broker */
 };
 
 /* ---- from the broker ---- */
 
-struct arrived {
-    struct cwb_work work;
-    struct cwb_jobs *jobs;
+static void begin(struct cwb_jobs *jobs, const struct cw_remote_job *head, const uint8_t *body,
+                  uint32_t body_bytes);
+
+static void ask_nexts(struct cwb_jobs *jobs, uint32_t least);
+
+static void on_next(void *owner, int status, const void *body, uint32_t body_bytes) {
+    struct cwb_jobs *jobs = owner;
     struct cw_remote_job head;
-    uint32_t body_bytes;
-    uint8_t body[CW_MESSAGE_MAX];
-};
-
-_Noreturn static void broker_lost(void) {
-    cwb_log("ends with its broker: %s", cw_detail());
-    _exit(0); /* other threads wait: nothing of theirs is to be put in order */
-}
-
-static void begin(struct cwb_work *work);
-
-static void *wait_for_jobs(void *context) {
-    struct cwb_jobs *jobs = context;
-    struct {
-        struct cw_remote_job head;
-        uint8_t body[CW_MESSAGE_MAX];
-    } reply;
-    for (;;) {
-        uint32_t reply_bytes = sizeof reply;
-        int code = cw_lane_call(jobs->bridge->client, CW_OP_REMOTE_NEXT, NULL, 0, &reply,
-                                &reply_bytes, CW_CALL_LONG, -1);
-        if (code == -EINTR)
-            continue;
-        if (code || reply_bytes < sizeof reply.head)
-            broker_lost();
-        struct arrived *arrived = malloc(sizeof *arrived);
-        CW_ASSERT(arrived);
-        arrived->work = (struct cwb_work){.done = begin};
-        arrived->jobs = jobs;
-        arrived->head = reply.head;
-        arrived->body_bytes = reply_bytes - (uint32_t)sizeof reply.head;
-        memcpy(arrived->body, reply.body, arrived->body_bytes);
-        cwb_work_tell(jobs->bridge->works, &arrived->work);
+    if (status || body_bytes < sizeof head) {
+        cwb_log("ends: the broker gives no jobs: %s", status ? cw_detail() : "its answer is none");
+        jobs->bridge->stopping = true;
+        return;
     }
-    return NULL;
+    memcpy(&head, body, sizeof head);
+    jobs->nexts--;
+    ask_nexts(jobs,
+              head.job ? NEXTS_LEAST : CW_REMOTE_NEXTS_MAX); /* no job: asks whether we live */
+    if (head.job)
+        begin(jobs, &head, (const uint8_t *)body + sizeof head, body_bytes - (uint32_t)sizeof head);
 }
 
-struct changed {
-    struct cwb_work work;
-    struct cwb_bridge *bridge;
-};
-
-static void on_changes(struct cwb_work *work) {
-    struct cwb_bridge *bridge = ((struct changed *)work)->bridge;
-    free(work);
-    cwb_serve_changes(bridge);
-    if (cwb_serve_watches(bridge))
-        cwb_jobs_watch(bridge);
+/* Where fewer than so many wait, all that may are asked for. */
+static void ask_nexts(struct cwb_jobs *jobs, uint32_t least) {
+    if (jobs->nexts >= least)
+        return;
+    for (; jobs->nexts < CW_REMOTE_NEXTS_MAX; jobs->nexts++)
+        cwb_home_ask(jobs->bridge->home, CW_OP_REMOTE_NEXT, NULL, 0, on_next, jobs);
 }
 
-static void *wait_for_changes(void *context) {
-    struct cwb_jobs *jobs = context;
-    struct cw_changes changes = {.seen = UINT64_MAX};
-    for (;;) {
-        struct cw_changes reply;
-        uint32_t reply_bytes = sizeof reply;
-        struct iovec part = {&changes, sizeof changes};
-        pthread_mutex_lock(&jobs->lock);
-        while (!jobs->watch)
-            pthread_cond_wait(&jobs->wanted, &jobs->lock);
-        jobs->watch = false;
-        pthread_mutex_unlock(&jobs->lock);
-        int code;
-        do
-            code = cw_lane_call(jobs->bridge->client, CW_OP_CHANGES, &part, 1, &reply, &reply_bytes,
-                                CW_CALL_LONG, -1);
-        while (code == -EINTR);
-        if (code || reply_bytes != sizeof reply)
-            broker_lost();
-        changes = reply;
-        struct changed *changed = calloc(1, sizeof *changed);
-        CW_ASSERT(changed);
-        *changed = (struct changed){.work = {.done = on_changes}, .bridge = jobs->bridge};
-        cwb_work_tell(jobs->bridge->works, &changed->work);
-        struct timespec pause = {.tv_nsec = CHANGES_PAUSE_NS};
-        nanosleep(&pause, NULL);
+static void on_changes(void *owner, int status, const void *body, uint32_t body_bytes) {
+    struct cwb_jobs *jobs = owner;
+    jobs->is_watched = false;
+    if (status || body_bytes != sizeof jobs->changes) {
+        cwb_log("ends: the broker tells no changes");
+        jobs->bridge->stopping = true;
+        return;
     }
-    return NULL;
+    memcpy(&jobs->changes, body, sizeof jobs->changes);
+    jobs->looked_ns = jobs->bridge->now_ns;
+    cwb_serve_changes(jobs->bridge);
+    if (cwb_serve_watches(jobs->bridge))
+        cwb_jobs_watch(jobs->bridge);
+}
+
+int64_t cwb_jobs_tick(struct cwb_bridge *bridge) {
+    struct cwb_jobs *jobs = bridge->jobs;
+    if (!jobs->watch || jobs->is_watched)
+        return INT64_MAX;
+    if (bridge->now_ns - jobs->looked_ns < CHANGES_PAUSE_NS)
+        return jobs->looked_ns + CHANGES_PAUSE_NS;
+    struct iovec part = {&jobs->changes, sizeof jobs->changes};
+    jobs->watch = false;
+    jobs->is_watched = true;
+    cwb_home_ask(bridge->home, CW_OP_CHANGES, &part, 1, on_changes, jobs);
+    return INT64_MAX;
 }
 
 void cwb_jobs_watch(struct cwb_bridge *bridge) {
-    struct cwb_jobs *jobs = bridge->jobs;
-    pthread_mutex_lock(&jobs->lock);
-    jobs->watch = true;
-    pthread_cond_signal(&jobs->wanted);
-    pthread_mutex_unlock(&jobs->lock);
+    bridge->jobs->watch = true;
+    if (!bridge->jobs->is_watched)
+        bridge->hurry = true;
 }
 
 /* ---- the loop's ---- */
 
 /* What a client sent, checked. */
-static int take_apart(struct cwb_job *job, const struct arrived *arrived) {
-    const uint8_t *at = arrived->body + sizeof job->remote;
-    if (arrived->body_bytes < sizeof job->remote)
-        return cw_fail(-EPROTO, "a request of %u bytes", arrived->body_bytes);
-    memcpy(&job->remote, arrived->body, sizeof job->remote);
+static int take_apart(struct cwb_job *job, const uint8_t *body, uint32_t body_bytes) {
+    const uint8_t *at = body + sizeof job->remote;
+    if (body_bytes < sizeof job->remote)
+        return cw_fail(-EPROTO, "a request of %u bytes", body_bytes);
+    memcpy(&job->remote, body, sizeof job->remote);
     const struct cw_remote *remote = &job->remote;
     if (remote->key_bytes > CW_KEY_MAX || remote->meta_bytes > CW_META_MAX ||
-        arrived->body_bytes != sizeof *remote + remote->key_bytes + remote->meta_bytes ||
+        body_bytes != sizeof *remote + remote->key_bytes + remote->meta_bytes ||
         remote->verb == 0 || remote->verb >= CW_REMOTE_VERBS)
         return cw_fail(-EPROTO, "a request to other nodes whose form is none of the protocol's");
     memcpy(job->key.text, at, remote->key_bytes);
@@ -157,31 +126,32 @@ static int take_apart(struct cwb_job *job, const struct arrived *arrived) {
     return 0;
 }
 
+static void job_free(struct cwb_job *job) {
+    HASH_DEL(job->bridge->jobs->jobs, job);
+    free(job);
+}
+
 static void cancel(struct cwb_jobs *jobs, uint64_t id) {
     struct cwb_job *job;
     HASH_FIND(hh, jobs->jobs, &id, sizeof id, job);
     if (!job || !job->on_cancel)
         return; /* it is done already, or cannot be given up any more: it ends by itself */
     job->on_cancel(job);
-    HASH_DEL(jobs->jobs, job);
-    free(job);
+    job_free(job);
 }
 
-static void begin(struct cwb_work *work) {
-    struct arrived *arrived = (struct arrived *)work;
-    struct cwb_jobs *jobs = arrived->jobs;
-    if (arrived->head.cancelled) {
-        cancel(jobs, arrived->head.job);
-        free(arrived);
+static void begin(struct cwb_jobs *jobs, const struct cw_remote_job *head, const uint8_t *body,
+                  uint32_t body_bytes) {
+    if (head->cancelled) {
+        cancel(jobs, head->job);
         return;
     }
-    struct cwb_job *job = calloc(1, sizeof *job);
+    struct cwb_job *job = calloc(1, sizeof *job + body_bytes);
     CW_ASSERT(job);
-    job->id = arrived->head.job;
+    job->id = head->job;
     job->bridge = jobs->bridge;
     HASH_ADD(hh, jobs->jobs, id, sizeof job->id, job);
-    int code = take_apart(job, arrived);
-    free(arrived);
+    int code = take_apart(job, body, body_bytes);
     if (code)
         cwb_job_done(job, code, NULL, 0);
     else if (job->remote.verb == CW_REMOTE_GET)
@@ -195,22 +165,21 @@ static void begin(struct cwb_work *work) {
 }
 
 void cwb_job_done(struct cwb_job *job, int status, const void *body, uint32_t body_bytes) {
-    struct {
-        struct cw_remote_end end;
-        uint8_t body[CW_DETAIL_MAX];
-    } done = {.end = {.job = job->id, .status = status}};
+    struct cw_remote_end end = {.job = job->id, .status = status};
     if (status < 0) {
         body = cw_detail();
         body_bytes = (uint32_t)strlen(body);
     }
-    CW_ASSERT(body_bytes <= sizeof done.body);
-    if (body_bytes)
-        memcpy(done.body, body, body_bytes);
-    /* The broker lost: the thread that waits for jobs ends us. */
-    (void)cw_lane_post(job->bridge->client, CW_OP_REMOTE_DONE, &done,
-                       (uint32_t)sizeof done.end + body_bytes);
-    HASH_DEL(job->bridge->jobs->jobs, job);
-    free(job);
+    CW_ASSERT(body_bytes <= CW_DETAIL_MAX);
+    struct iovec parts[] = {{&end, sizeof end}, {(void *)(uintptr_t)body, body_bytes}};
+    cwb_home_ask(job->bridge->home, CW_OP_REMOTE_DONE, parts, 2, NULL, NULL);
+    job_free(job);
+}
+
+uint64_t cwb_job_release(struct cwb_job *job) {
+    uint64_t id = job->id;
+    job_free(job);
+    return id;
 }
 
 void cwb_job_texts(struct cwb_job *job, const char *texts, uint64_t size_bytes, uint64_t count) {
@@ -240,19 +209,10 @@ void cwb_job_texts(struct cwb_job *job, const char *texts, uint64_t size_bytes, 
     cw_array_close(array);
 }
 
-int cwb_jobs_init(struct cwb_bridge *bridge) {
-    struct cwb_jobs *jobs = calloc(1, sizeof *jobs);
-    sigset_t all, before;
-    CW_ASSERT(jobs);
-    jobs->bridge = bridge;
-    pthread_mutex_init(&jobs->lock, NULL);
-    pthread_cond_init(&jobs->wanted, NULL);
-    bridge->jobs = jobs;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the loop's */
-    int code = pthread_create(&jobs->threads[0], NULL, wait_for_jobs, jobs);
-    if (code == 0)
-        code = pthread_create(&jobs->threads[1], NULL, wait_for_changes, jobs);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return code ? cw_fail(-EDQUOT, "no thread could be made to wait for the broker") : 0;
+void cwb_jobs_init(struct cwb_bridge *bridge) {
+    bridge->jobs = calloc(1, sizeof *bridge->jobs);
+    CW_ASSERT(bridge->jobs);
+    bridge->jobs->bridge = bridge;
+    bridge->jobs->changes.seen = UINT64_MAX;
+    ask_nexts(bridge->jobs, CW_REMOTE_NEXTS_MAX);
 }

@@ -16,15 +16,18 @@ struct cwb_job {
     struct cw_remote remote;
     struct cw_name_key key;   /* as the client has it: namespace, NUL, //node/name */
     struct cw_name_key there; /* namespace, NUL, name */
-    uint8_t meta[CW_META_MAX];
     void (*on_cancel)(struct cwb_job *);
     void *owner;          /* whose on_cancel it is */
     struct cwb_job *next; /* its holder's */
     UT_hash_handle hh;
+    uint8_t meta[]; /* PUT: remote.meta_bytes */
 };
 
 /* Answers and frees it. status < 0: cw_detail() is the sentence; else the body of the reply. */
 void cwb_job_done(struct cwb_job *job, int status, const void *body, uint32_t body_bytes);
+
+/* Frees it without an answer: whoever calls answers for its number, which is returned. */
+uint64_t cwb_job_release(struct cwb_job *job);
 
 /* put.c, ask.c: begin a job; they own it from then on. */
 void cwb_job_put(struct cwb_job *job);

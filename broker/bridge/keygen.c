@@ -1,99 +1,165 @@
 /*
- * Making a node's key: Ed25519, and a certificate that it signs itself, so that TLS has one to
- * show. Nobody checks what the certificate says but its dates; peers know the key by its
- * fingerprint. The files are made anew or not at all; the key is never readable by others, not even
- * for a moment.
+ * Keygen: see keygen.h. Keys are Ed25519. What a node's own certificate says counts for nobody but
+ * its dates, until an authority has signed the same.
  */
-#include <fcntl.h>
-#include <limits.h>
+#include "broker/bridge/keygen.h"
+
+#include <errno.h>
 #include <openssl/pem.h>
-#include <openssl/x509.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "broker/bridge/tls.h"
+#include "broker/bridge/certificate.h"
+#include "broker/bridge/folder.h"
 #include "shm/error.h"
 
-#define VALID_DAYS 3650
-
-static X509 *make_certificate(EVP_PKEY *key, const char *node) {
-    X509 *certificate = X509_new();
-    ASN1_INTEGER *serial = ASN1_INTEGER_new();
-    X509_NAME *name = X509_NAME_new();
-    CW_ASSERT(certificate && serial && name);
-    bool ok = X509_set_version(certificate, X509_VERSION_3) == 1 &&
-              ASN1_INTEGER_set(serial, 1) == 1 && X509_set_serialNumber(certificate, serial) == 1 &&
-              /* A day for clocks that are late. */
-              X509_time_adj_ex(X509_getm_notBefore(certificate), -1, 0, NULL) &&
-              X509_time_adj_ex(X509_getm_notAfter(certificate), VALID_DAYS, 0, NULL) &&
-              X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, (const unsigned char *)node, -1,
-                                         -1, 0) == 1 &&
-              X509_set_subject_name(certificate, name) == 1 &&
-              X509_set_issuer_name(certificate, name) == 1 &&
-              X509_set_pubkey(certificate, key) == 1 && X509_sign(certificate, key, NULL) > 0;
-    ASN1_INTEGER_free(serial);
-    X509_NAME_free(name);
+static int write_key(const char *path, EVP_PKEY *key) {
+    FILE *file = cwb_folder_create(path, 0600);
+    if (!file)
+        return cw_fail(-errno, "%.300s: %m%s", path,
+                       errno == EEXIST
+                           ? "; remove it (and the .crt beside it) first: whoever knows "
+                             "the old key must then be told the new one"
+                           : "");
+    bool ok = PEM_write_PrivateKey(file, key, NULL, NULL, 0, NULL, NULL) == 1;
+    ok = fclose(file) == 0 && ok;
     if (ok)
-        return certificate;
+        return 0;
+    unlink(path);
+    return cw_fail(-EIO, "the key could not be written into %.300s", path);
+}
+
+int cwb_keygen_write(const char *folder, const char *name, EVP_PKEY *key, X509 *certificate) {
+    char key_path[PATH_MAX], path[PATH_MAX], file_name[64];
+    snprintf(file_name, sizeof file_name, "%.32s.key", name);
+    int code = cwb_folder_path(folder, file_name, key_path);
+    snprintf(file_name, sizeof file_name, "%.32s.crt", name);
+    if (code == 0)
+        code = cwb_folder_path(folder, file_name, path);
+    if (code == 0)
+        code = cwb_folder_make(folder);
+    if (code == 0 && key)
+        code = write_key(key_path, key);
+    if (code)
+        return code;
+    unlink(path); /* of a key that is gone */
+    FILE *file = cwb_folder_create(path, 0644);
+    bool ok = file && PEM_write_X509(file, certificate) == 1;
+    if (file)
+        ok = fclose(file) == 0 && ok;
+    if (ok)
+        return 0;
+    code = cw_fail(-EIO, "the certificate could not be written into %.300s: %m", path);
+    unlink(path);
+    if (key)
+        unlink(key_path);
+    return code;
+}
+
+static int make(const char *folder, const char *name, const char *node) {
+    EVP_PKEY *key = cwb_certificate_key();
+    X509 *certificate = key ? cwb_certificate_new(key, node, NULL, NULL, CWB_SELF_DAYS) : NULL;
+    int code = certificate ? cwb_keygen_write(folder, name, key, certificate)
+                           : cw_fail(-EIO, "OpenSSL could not make an Ed25519 key and certificate");
     X509_free(certificate);
-    return NULL;
-}
-
-/* A new file, or NULL with errno. */
-static FILE *create(const char *path, mode_t mode) {
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
-    return fd < 0 ? NULL : fdopen(fd, "w");
-}
-
-/* The folder and those above it, ours alone. */
-static int make_folders(const char *folder) {
-    char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%s", folder) >= PATH_MAX)
-        return -ENAMETOOLONG;
-    for (char *at = path + 1; *at; at++) {
-        if (*at != '/')
-            continue;
-        *at = 0;
-        if (mkdir(path, 0700) < 0 && errno != EEXIST)
-            return -errno;
-        *at = '/';
-    }
-    return mkdir(path, 0700) < 0 && errno != EEXIST ? -errno : 0;
+    EVP_PKEY_free(key);
+    return code;
 }
 
 int cwb_keygen(const char *folder, const char *node) {
-    char key_path[PATH_MAX], certificate_path[PATH_MAX];
-    if (snprintf(key_path, sizeof key_path, "%s/node.key", folder) >= PATH_MAX ||
-        snprintf(certificate_path, sizeof certificate_path, "%s/node.crt", folder) >= PATH_MAX)
-        return cw_fail(-EINVAL, "the folder's path is too long");
-    int code = make_folders(folder);
+    return make(folder, "node", node);
+}
+
+int cwb_keygen_ca(const char *folder) {
+    return make(folder, "ca", NULL);
+}
+
+/* ---- signing ---- */
+
+struct authority {
+    X509 *certificate;
+    EVP_PKEY *key;
+};
+
+static void authority_free(struct authority *authority) {
+    X509_free(authority->certificate);
+    EVP_PKEY_free(authority->key);
+}
+
+static int authority_load(const char *folder, struct authority *out) {
+    char key_path[PATH_MAX], path[PATH_MAX];
+    *out = (struct authority){.key = NULL};
+    int code = cwb_folder_path(folder, "ca.key", key_path);
+    if (code == 0)
+        code = cwb_folder_path(folder, "ca.crt", path);
+    if (code == 0)
+        code = cwb_folder_trust(key_path, true);
+    if (code == -ENOENT)
+        return cw_fail(-ENOENT, "there is no %.300s; `causeway keygen --ca` makes it", key_path);
     if (code)
-        return cw_fail(code, "making the folder %.300s failed: %s", folder, strerror(-code));
-    FILE *key_file = create(key_path, 0600), *certificate_file = NULL;
-    if (!key_file)
-        return cw_fail(-errno, "%.300s: %m%s", key_path,
-                       errno == EEXIST ? "; remove it (and node.crt) first, and tell the new "
-                                         "fingerprint to every peer"
-                                       : "");
-    EVP_PKEY *key = EVP_PKEY_Q_keygen(NULL, NULL, "ED25519");
-    X509 *certificate = key ? make_certificate(key, node) : NULL;
-    bool ok = certificate && PEM_write_PrivateKey(key_file, key, NULL, NULL, 0, NULL, NULL) == 1;
-    ok = fflush(key_file) == 0 && ok;
-    fclose(key_file);
-    if (ok) {
-        unlink(certificate_path); /* of a key that is gone */
-        certificate_file = create(certificate_path, 0644);
-        ok = certificate_file && PEM_write_X509(certificate_file, certificate) == 1;
-    }
-    if (certificate_file)
-        ok = fclose(certificate_file) == 0 && ok;
-    X509_free(certificate);
-    EVP_PKEY_free(key);
-    if (ok)
+        return code;
+    FILE *file = fopen(key_path, "re");
+    out->key = file ? PEM_read_PrivateKey(file, NULL, NULL, NULL) : NULL;
+    if (file)
+        fclose(file);
+    file = fopen(path, "re");
+    out->certificate = file ? PEM_read_X509(file, NULL, NULL, NULL) : NULL;
+    if (file)
+        fclose(file);
+    if (out->key && out->certificate && X509_check_private_key(out->certificate, out->key) == 1)
         return 0;
-    unlink(key_path);
-    return cw_fail(-EIO, "the key could not be made, or %.300s could not be written", folder);
+    authority_free(out);
+    return cw_fail(-EINVAL, "%.300s and ca.crt beside it are not a key and its certificate",
+                   key_path);
+}
+
+/* What is asked for: a certificate that its own key has signed, for a node. */
+static int read_request(FILE *in, const char *node, X509 **out, char named[64]) {
+    X509 *request = PEM_read_X509(in, NULL, NULL, NULL);
+    int code = 0;
+    named[0] = 0;
+    if (!request)
+        return cw_fail(-EINVAL, "what is to be signed is not a certificate in PEM: it is the "
+                                "node.crt that `causeway keygen` made on the node");
+    cwb_certificate_node(request, named);
+    if (X509_verify(request, X509_get0_pubkey(request)) != 1)
+        code = cw_fail(-EINVAL, "the certificate is not signed by its own key, so it does not show "
+                                "who has the key: take the one that `causeway keygen` made");
+    else if (!*named)
+        code = cw_fail(-EINVAL, "the certificate names no node (one URI causeway://NODE); make it "
+                                "with `causeway keygen --node NAME`");
+    else if (node && strcmp(node, named) != 0)
+        code =
+            cw_fail(-EINVAL, "the certificate is of the node \"%s\", not of \"%s\"", named, node);
+    if (code)
+        X509_free(request);
+    else
+        *out = request;
+    return code;
+}
+
+int cwb_keygen_sign(const char *folder, FILE *in, FILE *out, const char *node, int days,
+                    char signed_node[64], char until[64]) {
+    struct authority authority;
+    X509 *request, *certificate;
+    struct tm end;
+    int code = authority_load(folder, &authority);
+    if (code)
+        return code;
+    code = read_request(in, node, &request, signed_node);
+    if (code) {
+        authority_free(&authority);
+        return code;
+    }
+    certificate = cwb_certificate_new(X509_get0_pubkey(request), signed_node, authority.certificate,
+                                      authority.key, days);
+    if (!certificate || PEM_write_X509(out, certificate) != 1 || fflush(out) != 0)
+        code = cw_fail(-EIO, "the certificate could not be signed and written");
+    else if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &end) == 1)
+        strftime(until, 64, "%Y-%m-%dT%H:%M:%SZ", &end);
+    X509_free(certificate);
+    X509_free(request);
+    authority_free(&authority);
+    return code;
 }

@@ -31,14 +31,11 @@ static void on_closed(struct cwb_socket *socket) {
     free(link);
 }
 
-/* Has the other side shown a key that may come in? */
-static bool allow(struct cwb_tls_end *end, const uint8_t print[CWB_PRINT_BYTES]) {
+/* The other side has shown a certificate: who is it? */
+static enum cwb_known allow(struct cwb_tls_end *end, const uint8_t print[CWB_PRINT_BYTES],
+                            const char *node) {
     struct cwb_link *link = (struct cwb_link *)((char *)end - offsetof(struct cwb_link, tls));
-    struct cwb_peer *found = cwb_peer_by_print(link->bridge, print);
-    if (!found || (link->peer && link->peer != found))
-        return false;
-    link->peer = found;
-    return true;
+    return cwb_peer_known(link->bridge, &link->peer, print, node);
 }
 
 int cwb_link_begin_tls(struct cwb_link *link) {

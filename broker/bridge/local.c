@@ -25,22 +25,16 @@ static bool lies_on_gpu(const cw_array *array) {
     return array->slab->device_kind == CW_DEVICE_CUDA;
 }
 
+/* Arrays on a GPU are not mapped by this client, whatever flags say (cw_client.host_only). */
 int cwb_local_open(struct cwb_bridge *bridge, const struct cw_name_key *key, struct cw_found *found,
                    cw_array **out, bool *on_gpu) {
-    /* First without mapping it: the driver is not opened here, whatever it is. */
-    int code = cw_name_key_get(bridge->client, key, CW_DISTANT, found, out);
-    if (code)
-        return code;
-    *on_gpu = lies_on_gpu(*out);
-    if (*on_gpu)
-        return 0;
-    cw_array_close(*out);
-    return cw_name_key_get(bridge->client, key, CW_READONLY, found, out);
+    int code = cw_name_key_get(bridge->client, key, CW_READONLY, found, out);
+    *on_gpu = code == 0 && lies_on_gpu(*out);
+    return code;
 }
 
 int cwb_local_open_at(struct cwb_bridge *bridge, const struct cw_remote *remote, cw_array **out,
                       bool *on_gpu) {
-    static const uint32_t ways[] = {CW_DISTANT, CW_READONLY};
     cw_client *client = bridge->client;
     int64_t length = (int64_t)remote->size_bytes;
     cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &length, .dtype = "|u1"};
@@ -48,18 +42,12 @@ int cwb_local_open_at(struct cwb_bridge *bridge, const struct cw_remote *remote,
     if (remote->instance != cw_client_instance(client))
         return cw_fail(-ESTALE, "the array belongs to another run of the broker");
     int code = cw_layout_resolve(&layout, &shape);
-    for (unsigned i = 0; code == 0 && i < 2; i++) {
-        pthread_mutex_lock(&client->lock);
+    pthread_mutex_lock(&client->lock);
+    if (code == 0)
         code = cw_array_attach(client, remote->slab, remote->block, remote->gen,
-                               remote->offset_bytes, remote->size_bytes, &shape, ways[i], out);
-        pthread_mutex_unlock(&client->lock);
-        if (code)
-            break;
-        *on_gpu = lies_on_gpu(*out);
-        if (*on_gpu || i == 1)
-            return 0;
-        cw_array_close(*out);
-    }
+                               remote->offset_bytes, remote->size_bytes, &shape, CW_READONLY, out);
+    pthread_mutex_unlock(&client->lock);
+    *on_gpu = code == 0 && lies_on_gpu(*out);
     return code;
 }
 

@@ -13,18 +13,7 @@
 
 #include "broker/bridge/bridge.h"
 #include "broker/bridge/command.h"
-
-const char *cwb_node_folder(char folder[PATH_MAX]) {
-    const char *given = getenv("CAUSEWAY_NODE_DIR"), *config = getenv("XDG_CONFIG_HOME"),
-               *home = getenv("HOME");
-    if (given && *given)
-        snprintf(folder, PATH_MAX, "%s", given);
-    else if (config && *config == '/')
-        snprintf(folder, PATH_MAX, "%s/causeway", config);
-    else
-        snprintf(folder, PATH_MAX, "%s/.config/causeway", home && *home ? home : "");
-    return folder;
-}
+#include "broker/bridge/folder.h"
 
 static int usage(void) {
     fputs("causeway-bridge is started by causewayd; for people: causeway keygen, causeway peers\n",
@@ -85,6 +74,8 @@ static int run(int argc, char **argv) {
     const char *engine = getenv("CAUSEWAY_BRIDGE_EPOLL");
     options.folder = cwb_node_folder(folder);
     options.use_epoll = options.use_epoll || (engine && *engine);
+    const char *rekey = getenv("CAUSEWAY_BRIDGE_REKEY");
+    options.rekey_records = rekey ? (uint32_t)strtoul(rekey, NULL, 10) : 0;
     /* Nobody needs a bridge without its broker: the kernel ends it with that. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (parent && getppid() != parent)

@@ -34,8 +34,10 @@ struct cwb_waiter { /* waits for a link to a peer; embedded, the caller's */
 int cwb_peers_init(struct cwb_bridge *bridge);
 void cwb_peers_deinit(struct cwb_bridge *bridge);
 struct cwb_peer *cwb_peer_find(struct cwb_bridge *bridge, const char *name, size_t length);
-/* Who has this key? NULL: nobody. */
-struct cwb_peer *cwb_peer_by_print(struct cwb_bridge *bridge, const uint8_t *print);
+/* Who shows a certificate with this key, for this node ("": for none)? *peer: as whom it was
+ * dialed, or NULL; set to who it is. CWB_STRANGER: cw_detail() says why it may not come in. */
+enum cwb_known cwb_peer_known(struct cwb_bridge *bridge, struct cwb_peer **peer,
+                              const uint8_t print[CWB_PRINT_BYTES], const char *node);
 /* An open link; NULL: none. */
 struct cwb_link *cwb_peer_link(struct cwb_peer *peer);
 /* Calls back when there is one, perhaps at once. patience_ns: how long tries may go on; 0: one. */
@@ -70,11 +72,18 @@ void cwb_serve_changes(struct cwb_bridge *bridge);
 bool cwb_may_write(const struct cwb_link *link, const char *key, uint32_t key_bytes);
 /* Does anybody want to be told? */
 bool cwb_serve_watches(const struct cwb_bridge *bridge);
-void cwb_serve_deinit(struct cwb_bridge *bridge);
 /* One request of theirs. 0, or -EPROTO: a breach. */
 int cwb_serve(struct cwb_link *link, const struct cwb_frame *frame);
 /* The link ends: nothing is answered any more. */
 void cwb_serve_end(struct cwb_link *link);
+
+/* ---- watch.c: what peers want to be told of ---- */
+/* This put of that name: its peer is told once when the name means something else. */
+void cwb_watch_begin(struct cwb_link *link, const struct cw_name_key *key, uint64_t entry);
+/* Names changed: who watches one of them is told. */
+void cwb_watch_changes(struct cwb_bridge *bridge);
+/* The peer has no link any more. */
+void cwb_watch_end(struct cwb_bridge *bridge, struct cwb_peer *peer);
 
 /* ---- source.c: arrays of ours that a peer reads ---- */
 /* Takes the array over whose lowest byte is at bytes, or (array NULL) the malloced bytes. offered:
@@ -162,7 +171,9 @@ void cwb_local_put(struct cwb_bridge *bridge, cw_array *array, const char *key, 
                    cwb_on_code *on_done, void *owner);
 
 /* ---- job.c: what local clients want ---- */
-int cwb_jobs_init(struct cwb_bridge *bridge);
+void cwb_jobs_init(struct cwb_bridge *bridge);
+/* Asks for changes where they are wanted. Returns when it wants to be called again. */
+int64_t cwb_jobs_tick(struct cwb_bridge *bridge);
 /* From now on changes of names are to be told (cwb_serve_changes). */
 void cwb_jobs_watch(struct cwb_bridge *bridge);
 

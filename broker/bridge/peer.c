@@ -28,7 +28,9 @@ struct cwb_peer *cwb_peer_find(struct cwb_bridge *bridge, const char *name, size
     return NULL;
 }
 
-struct cwb_peer *cwb_peer_by_print(struct cwb_bridge *bridge, const uint8_t *print) {
+/* ---- who shows a certificate ---- */
+
+static struct cwb_peer *by_print(struct cwb_bridge *bridge, const uint8_t *print) {
     struct cwb_peer *peer;
     LL_FOREACH(bridge->peers, peer) {
         if (!peer->gone && peer->config.pinned &&
@@ -36,6 +38,51 @@ struct cwb_peer *cwb_peer_by_print(struct cwb_bridge *bridge, const uint8_t *pri
             return peer;
     }
     return NULL;
+}
+
+/* Nobody, or another than who was dialed: why? */
+static enum cwb_known stranger(struct cwb_bridge *bridge, const struct cwb_peer *dialed,
+                               const struct cwb_peer *found, const uint8_t *print,
+                               const char *node) {
+    char text[CWB_PRINT_TEXT];
+    const struct cwb_peer *named = cwb_peer_find(bridge, node, strlen(node));
+    cwb_print_text(print, text);
+    if (found)
+        cw_fail(-EPERM, "it is the peer %s's, and this is to be %s", found->config.name,
+                dialed->config.name);
+    else if (dialed ? dialed->config.pinned : named && named->config.pinned)
+        cw_fail(-EPERM, "its key, %s, is not the one that is pinned for the peer %s", text,
+                (dialed ? dialed : named)->config.name);
+    else if (dialed)
+        cw_fail(-EPERM, "it is for %s%s, and this is to be causeway://%s, known by the CA",
+                *node ? "causeway://" : "no node", node, dialed->config.name);
+    else
+        cw_fail(-EPERM,
+                "its key, %s, is pinned for no peer, and it is for %s%s, whom the CA lets in%s "
+                "(`causeway peers add` makes a peer known)",
+                text, *node ? "causeway://" : "no node", node, *node ? " as no peer" : "");
+    return CWB_STRANGER;
+}
+
+enum cwb_known cwb_peer_known(struct cwb_bridge *bridge, struct cwb_peer **peer,
+                              const uint8_t print[CWB_PRINT_BYTES], const char *node) {
+    struct cwb_peer *found = by_print(bridge, print);
+    enum cwb_known known = CWB_BY_KEY;
+    if (!found && *node) {
+        found = cwb_peer_find(bridge, node, strlen(node));
+        if (found && !found->config.by_ca)
+            found = NULL;
+        known = CWB_BY_CA;
+    }
+    if (!found || (*peer && *peer != found))
+        return stranger(bridge, *peer, found, print, node);
+    if (known == CWB_BY_CA && !cwb_tls_has_ca(bridge->tls)) {
+        cw_fail(-EPERM, "the peer %s is known by a CA, and this node has none (%.300s/ca.crt)",
+                found->config.name, bridge->options.folder);
+        return CWB_STRANGER;
+    }
+    *peer = found;
+    return known;
 }
 
 struct cwb_link *cwb_peer_link(struct cwb_peer *peer) {
@@ -66,10 +113,12 @@ static void tell(struct cwb_peer *peer, struct cwb_link *link, int64_t now_ns, b
 static int no_link(const struct cwb_peer *peer) {
     if (peer->gone)
         return cw_fail(-EREMOTEIO, "the peer %s was removed", peer->config.name);
-    if (!peer->config.pinned)
-        return cw_fail(-EREMOTEIO,
-                       "the peer %s has no key here: `causeway peers add %s ... --key FINGERPRINT`",
-                       peer->config.name, peer->config.name);
+    if (!cwb_config_known(&peer->config))
+        return cw_fail(
+            -EREMOTEIO,
+            "the peer %s has no key here: `causeway peers add %s ... --key FINGERPRINT`, "
+            "or --ca",
+            peer->config.name, peer->config.name);
     if (!*peer->config.address)
         return cw_fail(-EREMOTEIO,
                        "the peer %s is not connected, and has no address here at which it could be "
@@ -85,8 +134,8 @@ void cwb_peer_await(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb
         waiter->on_link(waiter, peer->links);
         return;
     }
-    bool can_dial = !peer->gone && peer->config.pinned && *peer->config.address;
-    if (!can_dial && (patience_ns == 0 || peer->gone || !peer->config.pinned)) {
+    bool known = !peer->gone && cwb_config_known(&peer->config);
+    if (!known || (patience_ns == 0 && !*peer->config.address)) {
         no_link(peer);
         waiter->on_link(waiter, NULL);
         return;
@@ -149,6 +198,7 @@ void cwb_peer_ended(struct cwb_link *link, bool was_open, const char *reason) {
         if (!peer->links) {
             peer->unlinked_ns = bridge->now_ns;
             peer->dial_after_ns = bridge->now_ns;
+            cwb_watch_end(bridge, peer);
         }
         cwb_replicas_unlink(bridge, peer); /* a CHANGED may have been on its way over this one */
     } else if (peer->dialing == link) {
@@ -223,9 +273,18 @@ static int apply_options(struct cwb_bridge *bridge, struct cwb_peer_config *conf
     return 0;
 }
 
+static void end_links(struct cwb_bridge *bridge, const struct cwb_peer *peer, const char *why) {
+    struct cwb_link *link, *next;
+    DL_FOREACH_SAFE(bridge->links, link, next) {
+        if (link->peer == peer) {
+            cw_fail(-EREMOTEIO, "%s", why);
+            cwb_link_end(link);
+        }
+    }
+}
+
 static void adopt(struct cwb_bridge *bridge, struct cwb_peer_config *config) {
     struct cwb_peer *peer, *found = NULL;
-    struct cwb_link *link, *next;
     LL_FOREACH(bridge->peers, peer) {
         if (strcmp(peer->config.name, config->name) == 0)
             found = peer;
@@ -236,38 +295,24 @@ static void adopt(struct cwb_bridge *bridge, struct cwb_peer_config *config) {
         LL_APPEND(bridge->peers, found);
         bridge->peer_count++;
     }
-    bool other_key =
-        found->config.pinned &&
-        (!config->pinned || memcmp(found->config.print, config->print, CWB_PRINT_BYTES) != 0);
+    bool same = cwb_config_same_identity(&found->config, config);
     struct cwb_peer_config old = found->config;
     found->config = *config;
     *config = old; /* freed with the list */
     found->gone = false;
     found->dial_after_ns = 0;
-    if (!other_key)
-        return;
-    DL_FOREACH_SAFE(bridge->links, link, next) {
-        if (link->peer == found) {
-            cw_fail(-EREMOTEIO, "the peer's pinned key was changed");
-            cwb_link_end(link);
-        }
-    }
+    if (!same)
+        end_links(bridge, found, "what the peer is known by was changed");
 }
 
 static void remove_missing(struct cwb_bridge *bridge, const bool *seen) {
     struct cwb_peer *peer;
-    struct cwb_link *link, *next;
     uint32_t i = 0;
     LL_FOREACH(bridge->peers, peer) {
         if (seen[i++] || peer->gone)
             continue;
         peer->gone = true;
-        DL_FOREACH_SAFE(bridge->links, link, next) {
-            if (link->peer == peer) {
-                cw_fail(-EREMOTEIO, "the peer was removed");
-                cwb_link_end(link);
-            }
-        }
+        end_links(bridge, peer, "the peer was removed");
         no_link(peer);
         tell(peer, NULL, bridge->now_ns, true);
     }
@@ -277,7 +322,7 @@ static int read_file(struct cwb_bridge *bridge) {
     struct cwb_peer_config *configs;
     struct cwb_peer *peer;
     uint32_t count;
-    bridge->peers_changed = cwb_peers_changed(bridge->options.folder);
+    bridge->peers_stamp = cwb_folder_stamp(bridge->options.folder, "peers");
     int code = cwb_peers_read(bridge->options.folder, &configs, &count);
     for (uint32_t i = 0; code == 0 && i < count; i++)
         code = apply_options(bridge, &configs[i]);
@@ -309,7 +354,7 @@ int cwb_peers_init(struct cwb_bridge *bridge) {
             return cw_fail(-EINVAL, "--peer %.300s: it is NAME=HOST:PORT", text);
         if (!cwb_peer_find(bridge, text, (size_t)(equals - text)))
             cwb_log("--peer %s: the file %s/peers has no key for it, so it cannot come in nor be "
-                    "reached; `causeway peers add` pins it",
+                    "reached; `causeway peers add` says it",
                     text, bridge->options.folder);
     }
     return code;
@@ -332,11 +377,32 @@ void cwb_peers_deinit(struct cwb_bridge *bridge) {
 
 /* ---- time ---- */
 
-static void look_at_file(struct cwb_bridge *bridge) {
-    struct timespec changed = cwb_peers_changed(bridge->options.folder);
+/* The node's key, certificate and authority: others hold from now on, for new connections. Those of
+ * peers that an authority vouched for are made anew. */
+static void look_at_key(struct cwb_bridge *bridge) {
+    char print[CWB_PRINT_TEXT];
+    struct cwb_peer *peer;
+    int what = bridge->tls ? cwb_tls_renew(bridge->tls, bridge->options.folder) : 0;
+    if (what < 0)
+        cwb_log("the node's key, certificate and CA stay as they were: %s", cw_detail());
+    if (what <= 0)
+        return;
+    cwb_print_text(cwb_tls_print(bridge->tls), print);
+    cwb_log("loaded again:%s%s%s; the key is %s", what & CWB_NEW_KEY ? " key" : "",
+            what & CWB_NEW_CERTIFICATE ? " certificate" : "", what & CWB_NEW_CA ? " CA" : "",
+            print);
+    LL_FOREACH(bridge->peers, peer) {
+        peer->dial_after_ns = 0;
+        if ((what & CWB_NEW_CA) && peer->config.by_ca)
+            end_links(bridge, peer, "the node's CA was changed");
+    }
+}
+
+static void look_at_files(struct cwb_bridge *bridge) {
+    struct cwb_stamp stamp = cwb_folder_stamp(bridge->options.folder, "peers");
     bridge->peers_looked_ns = bridge->now_ns;
-    if (changed.tv_sec == bridge->peers_changed.tv_sec &&
-        changed.tv_nsec == bridge->peers_changed.tv_nsec)
+    look_at_key(bridge);
+    if (cwb_stamp_same(&stamp, &bridge->peers_stamp))
         return;
     if (read_file(bridge) != 0)
         cwb_log("the peers stay as they are: %s", cw_detail());
@@ -347,7 +413,7 @@ static void look_at_file(struct cwb_bridge *bridge) {
 int64_t cwb_peers_tick(struct cwb_bridge *bridge) {
     struct cwb_peer *peer;
     if (bridge->now_ns - bridge->peers_looked_ns >= FILE_LOOK_NS)
-        look_at_file(bridge);
+        look_at_files(bridge);
     int64_t due_ns = bridge->peers_looked_ns + FILE_LOOK_NS;
     LL_FOREACH(bridge->peers, peer) {
         struct cwb_waiter *waiter;
@@ -361,7 +427,8 @@ int64_t cwb_peers_tick(struct cwb_bridge *bridge) {
             no_link(peer);
             tell(peer, NULL, bridge->now_ns, false);
         }
-        if (!*peer->config.address || !peer->config.pinned || peer->dialing || !bridge->tls)
+        if (!*peer->config.address || !cwb_config_known(&peer->config) || peer->dialing ||
+            !bridge->tls)
             continue;
         if (bridge->now_ns >= peer->dial_after_ns)
             dial(bridge, peer);

@@ -4,7 +4,6 @@
  */
 #include "broker/bridge/peers.h"
 
-#include <fcntl.h>
 #include <fnmatch.h>
 #include <ini.h>
 #include <limits.h>
@@ -14,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "broker/bridge/folder.h"
 #include "shm/error.h"
 
 #define VALUE_MAX 180u /* the library's lines have at most 200 */
@@ -84,12 +84,19 @@ int cwb_config_set(struct cwb_peer_config *config, const char *name, const char 
         return 0;
     }
     if (strcmp(name, "key") == 0) {
-        config->pinned = cwb_print_parse(value, config->print);
-        return config->pinned ? 0
-                              : cw_fail(-EINVAL,
-                                        "%.300s: peer %s: \"%.100s\" is not \"sha256:\" and 64 "
-                                        "hexadecimal digits, as `causeway keygen` prints it",
-                                        where, config->name, value);
+        if (cwb_config_known(config))
+            return cw_fail(-EINVAL,
+                           "%.300s: peer %s has more than one key; it is known by one fingerprint, "
+                           "or by the CA (key = ca)",
+                           where, config->name);
+        config->by_ca = strcmp(value, "ca") == 0;
+        config->pinned = !config->by_ca && cwb_print_parse(value, config->print);
+        return cwb_config_known(config)
+                   ? 0
+                   : cw_fail(-EINVAL,
+                             "%.300s: peer %s: \"%.100s\" is not \"sha256:\" and 64 hexadecimal "
+                             "digits, as `causeway keygen` prints it, nor \"ca\"",
+                             where, config->name, value);
     }
     return cw_fail(-EINVAL,
                    "%.300s: peer %s: there is no \"%.64s\"; address, key, read and write "
@@ -147,16 +154,23 @@ static int on_value(void *context, const char *section, const char *name, const 
     return 1;
 }
 
-static bool peers_path(const char *folder, const char *suffix, char path[PATH_MAX]) {
-    return snprintf(path, PATH_MAX, "%s/peers%s", folder, suffix) < PATH_MAX;
+bool cwb_config_known(const struct cwb_peer_config *config) {
+    return config->pinned || config->by_ca;
 }
 
-struct timespec cwb_peers_changed(const char *folder) {
-    char path[PATH_MAX];
-    struct stat status;
-    if (!peers_path(folder, "", path) || stat(path, &status) < 0)
-        return (struct timespec){.tv_sec = 0};
-    return status.st_mtim;
+bool cwb_config_same_identity(const struct cwb_peer_config *a, const struct cwb_peer_config *b) {
+    return a->pinned == b->pinned && a->by_ca == b->by_ca &&
+           (!a->pinned || memcmp(a->print, b->print, CWB_PRINT_BYTES) == 0);
+}
+
+/* A key is one peer's: else nobody could say who has come. */
+static int check_keys(const struct cwb_peer_config *configs, uint32_t count, const char *path) {
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t k = 0; configs[i].pinned && k < i; k++)
+            if (cwb_config_same_identity(&configs[i], &configs[k]))
+                return cw_fail(-EINVAL, "%.300s: the peers %s and %s have the same key", path,
+                               configs[k].name, configs[i].name);
+    return 0;
 }
 
 int cwb_peers_read(const char *folder, struct cwb_peer_config **out, uint32_t *count) {
@@ -164,13 +178,14 @@ int cwb_peers_read(const char *folder, struct cwb_peer_config **out, uint32_t *c
     struct stat status;
     *out = NULL;
     *count = 0;
-    if (!peers_path(folder, "", path))
-        return cw_fail(-EINVAL, "the folder's path is too long");
+    int code = cwb_folder_path(folder, "peers", path);
+    if (code)
+        return code;
     FILE *file = fopen(path, "re");
     if (!file && errno == ENOENT)
         return 0;
     if (!file || fstat(fileno(file), &status) < 0) {
-        int code = cw_fail(-EINVAL, "reading %.300s failed: %m", path);
+        code = cw_fail(-EINVAL, "reading %.300s failed: %m", path);
         if (file)
             fclose(file);
         return code;
@@ -190,6 +205,8 @@ int cwb_peers_read(const char *folder, struct cwb_peer_config **out, uint32_t *c
                                "%.300s: line %d is neither [NAME], nor key = value, nor a "
                                "comment",
                                path, line);
+    if (reading.code == 0)
+        reading.code = check_keys(reading.configs, reading.count, path);
     if (reading.code) {
         cwb_configs_free(reading.configs, reading.count);
         return reading.code;
@@ -200,13 +217,16 @@ int cwb_peers_read(const char *folder, struct cwb_peer_config **out, uint32_t *c
 }
 
 int cwb_peers_write(const char *folder, const struct cwb_peer_config *configs, uint32_t count) {
-    char path[PATH_MAX], fresh[PATH_MAX], print[CWB_PRINT_TEXT], suffix[32];
-    snprintf(suffix, sizeof suffix, ".%d", (int)getpid());
-    if (!peers_path(folder, "", path) || !peers_path(folder, suffix, fresh))
-        return cw_fail(-EINVAL, "the folder's path is too long");
-    unlink(fresh);
-    int fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-    FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
+    char path[PATH_MAX], fresh[PATH_MAX], print[CWB_PRINT_TEXT];
+    int code = cwb_folder_path(folder, "peers", path);
+    if (code == 0)
+        code = cwb_folder_path(folder, "peers.new", fresh);
+    if (code == 0)
+        code = check_keys(configs, count, path);
+    if (code)
+        return code;
+    unlink(fresh); /* of one that was killed with the lock */
+    FILE *file = cwb_folder_create(fresh, 0600);
     if (!file)
         return cw_fail(-errno, "%.300s: %m", fresh);
     for (uint32_t i = 0; i < count; i++) {
@@ -217,17 +237,19 @@ int cwb_peers_write(const char *folder, const struct cwb_peer_config *configs, u
         if (config->pinned) {
             cwb_print_text(config->print, print);
             fprintf(file, "key = %s\n", print);
+        } else if (config->by_ca) {
+            fputs("key = ca\n", file);
         }
         for (uint32_t k = 0; k < config->read.count; k++)
             fprintf(file, "read = %s\n", config->read.texts[k]);
         for (uint32_t k = 0; k < config->write.count; k++)
             fprintf(file, "write = %s\n", config->write.texts[k]);
     }
-    bool ok = fflush(file) == 0 && fsync(fd) == 0;
+    bool ok = fflush(file) == 0 && fsync(fileno(file)) == 0;
     ok = fclose(file) == 0 && ok && rename(fresh, path) == 0;
     if (ok)
         return 0;
-    int code = cw_fail(-EIO, "writing %.300s failed: %m", path);
+    code = cw_fail(-EIO, "writing %.300s failed: %m", path);
     unlink(fresh);
     return code;
 }

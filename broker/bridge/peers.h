@@ -4,9 +4,15 @@
  *
  *   [NAME]
  *   address = HOST:PORT        where it listens; without one it must come to us
- *   key = sha256:HEX           the fingerprint of its key; without one it cannot come in
+ *   key = sha256:HEX           the fingerprint of its key; or
+ *   key = ca                   a certificate for causeway://NAME that the authority in the node's
+ *                              folder signed. Without either it cannot come in
  *   read = PATTERN             it may read names like this (any number of such lines)
  *   write = PATTERN            it may put and remove names like this
+ *
+ * What is pinned wins: a key that is pinned for a peer is that peer's, whatever its certificate
+ * says, and a peer with a pinned key is known by that key alone, whoever signed another for its
+ * name.
  *
  * A pattern is one of the shell's, where * also matches a '/'. Nothing is allowed that is not said.
  * The file is read anew when it changed; a file that cannot be read changes nothing and is told in
@@ -18,7 +24,6 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <time.h>
 
 #include "broker/bridge/frame.h"
 #include "broker/bridge/tls.h"
@@ -37,7 +42,8 @@ struct cwb_peer_config {
     char name[CWB_NODE_MAX + 1];
     char address[CWB_ADDRESS_MAX + 1]; /* "": none */
     uint8_t print[CWB_PRINT_BYTES];
-    bool pinned;
+    bool pinned; /* print is the one that counts */
+    bool by_ca;  /* its name in a certificate of the authority counts; not both */
     struct cwb_patterns read, write;
 };
 
@@ -61,13 +67,14 @@ struct cwb_peer {
     struct cwb_waiter *waiting;   /* for a link */
     struct cwb_source *sources;   /* source.c: what it is reading, by number */
     struct cwb_offered *offered;  /* take.c: what it put, by token */
+    struct cwb_watcher *watchers; /* watch.c: what it wants to be told of */
     struct cwb_peer *next;
 };
 
 /* A folder's file. 0, or -EINVAL with the sentence; a file that is not there has no peers. *out is
  * the caller's: cwb_configs_free(). */
 int cwb_peers_read(const char *folder, struct cwb_peer_config **out, uint32_t *count);
-/* Writes it anew, whole or not at all. 0 or a negative code. */
+/* Writes it anew, whole or not at all; the caller holds cwb_folder_lock(). 0 or a negative code. */
 int cwb_peers_write(const char *folder, const struct cwb_peer_config *configs, uint32_t count);
 void cwb_configs_free(struct cwb_peer_config *configs, uint32_t count);
 /* 0 or -EINVAL with the sentence. where: for the sentence. */
@@ -77,7 +84,9 @@ int cwb_config_set(struct cwb_peer_config *config, const char *name, const char 
 bool cwb_address_split(const char *text, char host[CWB_ADDRESS_MAX + 1], char port[8]);
 /* Is a name (terminated) like one of the patterns? */
 bool cwb_patterns_match(const struct cwb_patterns *patterns, const char *name);
-/* When the file was last changed; zeros: there is none. */
-struct timespec cwb_peers_changed(const char *folder);
+/* Is it said how it is to be known? */
+bool cwb_config_known(const struct cwb_peer_config *config);
+/* Is it known by the same thing? */
+bool cwb_config_same_identity(const struct cwb_peer_config *a, const struct cwb_peer_config *b);
 
 #endif

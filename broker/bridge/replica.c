@@ -17,11 +17,14 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "broker/bridge/home.h"
 #include "broker/bridge/job.h"
+#include "ipc/meta.h"
 
 #define TRIES        3           /* of an array that is written to, or whose owner starts anew */
 #define LOOK_NS      10000000000 /* between looks at who uses replicas */
 #define UNUSED_LOOKS 6           /* let go after so many looks that found nobody */
+#define DOUBT_NS     10000000    /* a doubtful one stays so long, for those who were told of it */
 
 struct cwb_replica {
     struct cwb_waiter waiter; /* first: it is cast back */
@@ -30,15 +33,14 @@ struct cwb_replica {
     struct cwb_peer *peer;
     struct cw_name_key key, there;
     bool held, waits;
-    bool doubtful; /* changed, or the peer was away, while it was being fetched: let go at once */
+    bool doubtful; /* changed, or the peer was away, while it was being fetched: soon let go */
     unsigned tries, unused;
     struct cwb_job *jobs;
     struct cwb_request *asked;
     struct cwb_opened opened;
     uint64_t run;
-    uint8_t meta[CW_META_MAX];
-    uint8_t *inside;
-    cw_array *array;
+    uint8_t *came;   /* OPEN's reply: the meta, then the bytes if they are inside; malloced */
+    cw_array *array; /* kept while it is HELD: letting go is then one message for all of it */
     UT_hash_handle hh;
 };
 
@@ -52,7 +54,7 @@ static void replica_free(struct cwb_replica *replica) {
         cwb_request_forget(replica->asked);
     cwb_take_cancel(&replica->take);
     cw_array_close(replica->array);
-    free(replica->inside);
+    free(replica->came);
     free(replica);
 }
 
@@ -75,8 +77,9 @@ static void fail(struct cwb_replica *replica, int status) {
 
 static void let_go(struct cwb_replica *replica) {
     CW_ASSERT(replica->held && !replica->jobs);
-    /* It may be gone with a remove that was never asked of us; then all is well. */
-    (void)cw_name_key_remove(replica->bridge->client, &replica->key);
+    struct cw_key key = {.key_bytes = replica->key.length};
+    struct iovec parts[] = {{&key, sizeof key}, {replica->key.text, replica->key.length}};
+    cwb_home_ask(replica->bridge->home, CW_OP_REMOVE, parts, 2, NULL, NULL);
     replica_free(replica);
 }
 
@@ -88,27 +91,58 @@ static void again(struct cwb_replica *replica) {
     }
     cw_array_close(replica->array);
     replica->array = NULL;
-    free(replica->inside);
-    replica->inside = NULL;
+    free(replica->came);
+    replica->came = NULL;
     begin(replica);
 }
 
-static void on_put(void *owner, int code) {
+static void on_put(void *owner, int code, const void *body, uint32_t body_bytes) {
     struct cwb_replica *replica = owner;
+    (void)body, (void)body_bytes;
     if (code) {
         fail(replica, code);
         return;
     }
-    cw_array_close(replica->array); /* the name holds it */
-    replica->array = NULL;
     replica->held = true;
+    if (replica->doubtful && !replica->bridge->doubts_ns) {
+        replica->bridge->doubts_ns = replica->bridge->now_ns + DOUBT_NS;
+        replica->bridge->hurry = true;
+    }
     tell_jobs(replica, 0);
 }
 
+/* One message names it and answers one who waits; the others, if there are any, hear of it when the
+ * broker has said that the name stands. */
 static void put(struct cwb_replica *replica) {
-    cwb_local_put(replica->bridge, replica->array, replica->key.text, replica->key.length,
-                  replica->meta, replica->opened.meta_bytes, replica->opened.size_bytes,
-                  CW_PUT_REPLACE, on_put, replica);
+    struct cw_replica message = {.job = 0};
+    struct cw_shape shape;
+    uint8_t meta[CW_META_BYTES_MAX];
+    int code = cw_meta_decode(replica->came, replica->opened.meta_bytes, replica->opened.size_bytes,
+                              &shape);
+    cw_layout layout = {.ndim = shape.ndim,
+                        .itemsize = shape.itemsize,
+                        .shape = shape.shape,
+                        .strides = shape.strides,
+                        .dtype = shape.dtype};
+    if (code == 0)
+        code = cw_name_key_put_form(replica->array, &replica->key, CW_REPLACE, &layout,
+                                    shape.origin_bytes, &message.put, meta);
+    if (code) {
+        fail(replica, code);
+        return;
+    }
+    struct cwb_job *job = replica->jobs;
+    if (job) {
+        replica->jobs = job->next;
+        message.job = cwb_job_release(job);
+    }
+    message.calm = !replica->jobs; /* else more wait for it */
+    struct iovec parts[] = {{&message, sizeof message},
+                            {replica->key.text, replica->key.length},
+                            {meta, message.put.meta_bytes}};
+    free(replica->came);
+    replica->came = NULL;
+    cwb_home_ask(replica->bridge->home, CW_OP_REPLICA, parts, 3, on_put, replica);
 }
 
 static void on_taken(struct cwb_take *take, int status) {
@@ -131,7 +165,8 @@ static void on_array(void *owner, int code, cw_array *array) {
     replica->array = array;
     if (replica->opened.inside) {
         code = replica->opened.size_bytes
-                   ? cw_array_write(array, 0, replica->inside, replica->opened.size_bytes)
+                   ? cw_array_write(array, 0, replica->came + replica->opened.meta_bytes,
+                                    replica->opened.size_bytes)
                    : 0;
         if (code)
             fail(replica, code);
@@ -160,19 +195,19 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
         fail(replica, frame->head.status);
         return;
     }
+    uint64_t inside_bytes = frame->opened.inside ? frame->opened.size_bytes : 0;
     replica->opened = frame->opened;
-    memcpy(replica->meta, frame->meta, frame->meta_bytes);
-    if (frame->opened.inside) {
-        if (XXH3_64bits(frame->data, frame->opened.size_bytes) != frame->opened.hash) {
-            cw_fail(-EREMOTEIO, "the bytes of the array are not those that %s hashed",
-                    replica->peer->config.name);
-            fail(replica, -EREMOTEIO);
-            return;
-        }
-        replica->inside = malloc(frame->opened.size_bytes + 1);
-        CW_ASSERT(replica->inside);
-        memcpy(replica->inside, frame->data, frame->opened.size_bytes);
+    if (frame->opened.inside && XXH3_64bits(frame->data, inside_bytes) != frame->opened.hash) {
+        cw_fail(-EREMOTEIO, "the bytes of the array are not those that %s hashed",
+                replica->peer->config.name);
+        fail(replica, -EREMOTEIO);
+        return;
     }
+    replica->came = malloc(frame->meta_bytes + inside_bytes + 1);
+    CW_ASSERT(replica->came);
+    memcpy(replica->came, frame->meta, frame->meta_bytes);
+    if (inside_bytes)
+        memcpy(replica->came + frame->meta_bytes, frame->data, inside_bytes);
     cwb_local_new(replica->bridge, frame->opened.size_bytes, on_array, replica);
 }
 
@@ -272,22 +307,28 @@ int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
     static int64_t looked_ns;
     struct cwb_replica *replica, *next;
     bool look = bridge->now_ns - looked_ns >= LOOK_NS;
+    bool doubts = bridge->doubts_ns && bridge->now_ns >= bridge->doubts_ns;
     if (!bridge->replicas)
         return INT64_MAX;
     if (look)
         looked_ns = bridge->now_ns;
+    if (doubts)
+        bridge->doubts_ns = 0;
     HASH_ITER(hh, bridge->replicas, replica, next) {
-        uint32_t holders = 1;
+        uint32_t holders = 2; /* one is this process */
+        if (!look && !doubts)
+            break;
         if (!replica->held)
             continue;
         if (look && cw_name_key_holders(bridge->client, &replica->key, &holders) != 0)
-            holders = 1;
+            holders = 2;
         if (look)
-            replica->unused = holders ? 0 : replica->unused + 1;
+            replica->unused = holders > 1 ? 0 : replica->unused + 1;
         if (replica->doubtful || replica->unused >= UNUSED_LOOKS)
             let_go(replica);
     }
-    return looked_ns + LOOK_NS;
+    int64_t due_ns = looked_ns + LOOK_NS;
+    return bridge->doubts_ns && bridge->doubts_ns < due_ns ? bridge->doubts_ns : due_ns;
 }
 
 void cwb_replicas_deinit(struct cwb_bridge *bridge) {

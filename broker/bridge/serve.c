@@ -15,15 +15,6 @@
 #include "broker/bridge/parts.h"
 #include "ipc/name_key.h"
 
-#define WATCHES_MAX 65536u /* of one peer */
-
-struct cwb_watched { /* tell this peer when the name means something else */
-    struct cwb_peer *peer;
-    uint64_t entry;
-    struct cw_name_key key;
-    struct cwb_watched *next, *prev;
-};
-
 /* ---- requests that are answered later ---- */
 
 struct cwb_served *cwb_served_new(struct cwb_link *link, const struct cwb_frame *frame) {
@@ -136,42 +127,6 @@ static int look(struct cwb_bridge *bridge, const struct cwb_peer *peer,
 
 /* ---- OPEN ---- */
 
-static void tell_changed(struct cwb_bridge *bridge, struct cwb_watched *watched) {
-    struct cwb_link *link = cwb_peer_link(watched->peer);
-    struct cwb_changed changed = {.instance = cw_client_instance(bridge->client),
-                                  .entry = watched->entry,
-                                  .key_bytes = watched->key.length};
-    struct iovec parts[] = {{&changed, sizeof changed}, {watched->key.text, watched->key.length}};
-    if (link)
-        cwb_link_say(link, CWB_CHANGED, parts, 2);
-    DL_DELETE(bridge->watched, watched);
-    free(watched);
-}
-
-static void watch(struct cwb_link *link, const struct subject *subject, uint64_t entry) {
-    struct cwb_watched *watched;
-    uint32_t count = 0;
-    DL_FOREACH(link->bridge->watched, watched) {
-        if (watched->peer != link->peer)
-            continue;
-        if (watched->entry == entry)
-            return;
-        count++;
-    }
-    if (count >= WATCHES_MAX) { /* the oldest is told as if it had changed: it is fetched again */
-        DL_FOREACH(link->bridge->watched, watched) {
-            if (watched->peer == link->peer)
-                break;
-        }
-        tell_changed(link->bridge, watched);
-    }
-    watched = calloc(1, sizeof *watched);
-    CW_ASSERT(watched);
-    *watched = (struct cwb_watched){.peer = link->peer, .entry = entry, .key = subject->key};
-    DL_APPEND(link->bridge->watched, watched);
-    cwb_jobs_watch(link->bridge);
-}
-
 /* Answers with the bytes of an array: inside, or as a source. array is taken over; array NULL:
  * bytes is malloced and taken over. */
 static void answer_opened(struct cwb_served *served, const struct cw_found *found, cw_array *array,
@@ -252,7 +207,7 @@ static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
         return;
     }
     if (frame->open.flags & CWB_WATCH)
-        watch(link, &subject, found.entry.id);
+        cwb_watch_begin(link, &subject.key, found.entry.id);
     if (on_gpu && found.entry.size_bytes)
         answer_staged(served, &found, array);
     else
@@ -340,17 +295,9 @@ static void serve_wait(struct cwb_link *link, const struct cwb_frame *frame) {
 /* ---- changes ---- */
 
 void cwb_serve_changes(struct cwb_bridge *bridge) {
-    struct cwb_watched *watched, *next;
     struct cwb_served *served, *following;
     struct cw_found found;
-    DL_FOREACH_SAFE(bridge->watched, watched, next) {
-        /* Whose links all ended forgot its replicas. */
-        if (cwb_peer_link(watched->peer) &&
-            cw_name_key_find(bridge->client, &watched->key, &found) == 0 &&
-            found.entry.id == watched->entry)
-            continue;
-        tell_changed(bridge, watched);
-    }
+    cwb_watch_changes(bridge);
     LL_FOREACH_SAFE(bridge->waits, served, following) {
         struct waiting *waiting = served->owner;
         if (look(bridge, waiting->peer, &waiting->subject, &found) != 0)
@@ -362,14 +309,6 @@ void cwb_serve_changes(struct cwb_bridge *bridge) {
 
 bool cwb_serve_watches(const struct cwb_bridge *bridge) {
     return bridge->watched || bridge->waits;
-}
-
-void cwb_serve_deinit(struct cwb_bridge *bridge) {
-    struct cwb_watched *watched, *next;
-    DL_FOREACH_SAFE(bridge->watched, watched, next) {
-        DL_DELETE(bridge->watched, watched);
-        free(watched);
-    }
 }
 
 int cwb_serve(struct cwb_link *link, const struct cwb_frame *frame) {

@@ -7,21 +7,28 @@
 
 #include <limits.h>
 #include <openssl/err.h>
-#include <openssl/x509.h>
+#include <openssl/x509v3.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "shm/error.h"
 
 #define CIPHERS "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
 #define CHUNK   (16u << 10) /* of plain text in one record */
 
-struct cwb_tls {
+struct loaded { /* what comes from files */
     SSL_CTX *ctx;
-    BIO_METHOD *bio;
+    struct cwb_stamp key, certificate, ca;
     uint8_t print[CWB_PRINT_BYTES];
+    char node[CWB_NODE_MAX + 1];
+};
+
+struct cwb_tls {
+    struct loaded now;
+    struct loaded refused; /* files that could not be loaded: their stamps alone */
+    BIO_METHOD *bio;
+    uint32_t rekey_records;
 };
 
 void cwb_bytes_reserve(struct cwb_bytes *bytes, uint32_t more) {
@@ -74,50 +81,43 @@ static int bio_create(BIO *bio) {
 
 /* ---- who the other side is ---- */
 
-static bool print_of(X509 *certificate, uint8_t print[CWB_PRINT_BYTES]) {
-    uint8_t *der = NULL;
-    int length = i2d_X509_PUBKEY(X509_get_X509_PUBKEY(certificate), &der);
-    bool ok = length > 0 && EVP_Digest(der, (size_t)length, print, NULL, EVP_sha256(), NULL) == 1;
-    OPENSSL_free(der);
-    return ok;
+/* The dates alone. */
+static int check_dates(X509 *certificate) {
+    if (X509_cmp_current_time(X509_get0_notBefore(certificate)) >= 0)
+        return X509_V_ERR_CERT_NOT_YET_VALID;
+    if (X509_cmp_current_time(X509_get0_notAfter(certificate)) <= 0)
+        return X509_V_ERR_CERT_HAS_EXPIRED;
+    return X509_V_OK;
 }
 
-/* In place of a chain of authorities: dates, then the pinned key. */
+/* In place of OpenSSL's own. Whatever is refused leaves its sentence in cw_detail(), from where
+ * outcome() takes it. */
 static int verify(X509_STORE_CTX *store, void *context) {
     (void)context;
     uint8_t print[CWB_PRINT_BYTES];
+    char node[CWB_NODE_MAX + 1];
     SSL *ssl = X509_STORE_CTX_get_ex_data(store, SSL_get_ex_data_X509_STORE_CTX_idx());
     struct cwb_tls_end *end = SSL_get_app_data(ssl);
     X509 *certificate = X509_STORE_CTX_get0_cert(store);
-    int error = X509_V_OK;
-    if (X509_cmp_current_time(X509_get0_notBefore(certificate)) >= 0)
-        error = X509_V_ERR_CERT_NOT_YET_VALID;
-    else if (X509_cmp_current_time(X509_get0_notAfter(certificate)) <= 0)
-        error = X509_V_ERR_CERT_HAS_EXPIRED;
-    else if (!print_of(certificate, print) || !end->allow(end, print))
-        error = X509_V_ERR_CERT_UNTRUSTED;
-    X509_STORE_CTX_set_error(store, error);
+    enum cwb_known known = CWB_STRANGER;
+    cwb_certificate_node(certificate, node);
+    if (cwb_certificate_print(certificate, print))
+        known = end->allow(end, print, node);
+    else
+        cw_fail(-EPERM, "it has no key that could be read");
+    int error = X509_V_ERR_CERT_UNTRUSTED;
+    if (known == CWB_BY_KEY)
+        error = check_dates(certificate);
+    else if (known == CWB_BY_CA)
+        error = X509_verify_cert(store) == 1 ? X509_V_OK : X509_STORE_CTX_get_error(store);
+    if (known != CWB_STRANGER && error != X509_V_OK)
+        cw_fail(-EPERM, "%s%s%s", X509_verify_cert_error_string(error),
+                known == CWB_BY_CA ? "; it was to be signed by this node's CA (ca.crt) for " : "",
+                known == CWB_BY_CA ? node : "");
+    /* For its alert alone: OpenSSL has none for what is not valid yet. */
+    X509_STORE_CTX_set_error(
+        store, error == X509_V_ERR_CERT_NOT_YET_VALID ? X509_V_ERR_CERT_HAS_EXPIRED : error);
     return error == X509_V_OK;
-}
-
-void cwb_print_text(const uint8_t print[CWB_PRINT_BYTES], char text[CWB_PRINT_TEXT]) {
-    char *at = text + sprintf(text, "sha256:");
-    for (unsigned i = 0; i < CWB_PRINT_BYTES; i++)
-        at += sprintf(at, "%02x", print[i]);
-}
-
-bool cwb_print_parse(const char *text, uint8_t print[CWB_PRINT_BYTES]) {
-    if (strncmp(text, "sha256:", 7) != 0 || strlen(text) != CWB_PRINT_TEXT - 1)
-        return false;
-    for (unsigned i = 0; i < CWB_PRINT_BYTES; i++) {
-        unsigned byte;
-        int used = 0;
-        if (text[7 + 2 * i] == ' ' || sscanf(text + 7 + 2 * i, "%2x%n", &byte, &used) != 1 ||
-            used != 2)
-            return false;
-        print[i] = (uint8_t)byte;
-    }
-    return true;
 }
 
 /* ---- the node ---- */
@@ -130,52 +130,98 @@ static int tls_fail(int code, const char *what) {
     return cw_fail(code, "%.700s failed: %s", what, error ? text : "OpenSSL does not say why");
 }
 
-static int load(struct cwb_tls *tls, const char *folder) {
+static int load_key(SSL_CTX *ctx, const char *folder) {
     char key[PATH_MAX], certificate[PATH_MAX];
-    struct stat status;
-    if (snprintf(key, sizeof key, "%s/node.key", folder) >= PATH_MAX ||
-        snprintf(certificate, sizeof certificate, "%s/node.crt", folder) >= PATH_MAX)
-        return cw_fail(-EINVAL, "the folder's path is too long");
-    if (stat(key, &status) < 0)
-        return cw_fail(-ENOENT, "this node has no key, %.300s: %m; make one with `causeway keygen`",
+    int code = cwb_folder_path(folder, "node.key", key);
+    if (code == 0)
+        code = cwb_folder_path(folder, "node.crt", certificate);
+    if (code == 0)
+        code = cwb_folder_trust(key, true);
+    if (code == -ENOENT)
+        return cw_fail(-ENOENT,
+                       "this node has no key: there is no %.300s; make one with "
+                       "`causeway keygen`",
                        key);
-    if (status.st_mode & 077)
-        return cw_fail(-EINVAL, "%.300s may be read by others; chmod 600 it, or make a new key",
-                       key);
-    if (SSL_CTX_use_certificate_file(tls->ctx, certificate, SSL_FILETYPE_PEM) != 1 ||
-        SSL_CTX_use_PrivateKey_file(tls->ctx, key, SSL_FILETYPE_PEM) != 1 ||
-        SSL_CTX_check_private_key(tls->ctx) != 1)
+    if (code)
+        return code;
+    if (SSL_CTX_use_certificate_chain_file(ctx, certificate) != 1 ||
+        SSL_CTX_use_PrivateKey_file(ctx, key, SSL_FILETYPE_PEM) != 1 ||
+        SSL_CTX_check_private_key(ctx) != 1)
         return tls_fail(-EINVAL, "loading the node's key and certificate");
-    if (!print_of(SSL_CTX_get0_certificate(tls->ctx), tls->print))
-        return tls_fail(-EINVAL, "reading the node's certificate");
     return 0;
 }
 
-int cwb_tls_new(const char *folder, struct cwb_tls **out) {
+static int load_ca(SSL_CTX *ctx, const char *folder) {
+    char path[PATH_MAX];
+    int code = cwb_folder_path(folder, "ca.crt", path);
+    if (code == 0)
+        code = cwb_folder_trust(path, false);
+    if (code == -ENOENT)
+        return 0; /* then nobody is known by one */
+    if (code)
+        return code;
+    return SSL_CTX_load_verify_file(ctx, path) == 1 ? 0 : tls_fail(-EINVAL, "loading ca.crt");
+}
+
+static SSL_CTX *new_ctx(void) {
+    SSL_CTX *ctx = SSL_CTX_new(TLS_method());
+    CW_ASSERT(ctx);
+    SSL_CTX_set_min_proto_version(ctx, TLS1_3_VERSION);
+    SSL_CTX_set_max_proto_version(ctx, TLS1_3_VERSION);
+    SSL_CTX_set_ciphersuites(ctx, CIPHERS);
+    SSL_CTX_set_options(ctx, SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION);
+    SSL_CTX_set_num_tickets(ctx, 0);
+    SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
+    /* What stands in node.crt is shown, and nothing that ca.crt could add. */
+    SSL_CTX_set_mode(ctx, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_NO_AUTO_CHAIN);
+    SSL_CTX_set_verify(ctx, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, NULL);
+    SSL_CTX_set_cert_verify_callback(ctx, verify, NULL);
+    SSL_CTX_set_max_cert_list(ctx, 4096);
+    return ctx;
+}
+
+static void stamp(struct loaded *loaded, const char *folder) {
+    loaded->key = cwb_folder_stamp(folder, "node.key");
+    loaded->certificate = cwb_folder_stamp(folder, "node.crt");
+    loaded->ca = cwb_folder_stamp(folder, "ca.crt");
+}
+
+/* out has its stamps in any case; its ctx only on success. */
+static int load(const char *folder, struct loaded *out) {
+    *out = (struct loaded){.ctx = NULL};
+    stamp(out, folder); /* before: what changes meanwhile is then another */
+    SSL_CTX *ctx = new_ctx();
+    int code = load_key(ctx, folder);
+    if (code == 0)
+        code = load_ca(ctx, folder);
+    if (code == 0 && !cwb_certificate_print(SSL_CTX_get0_certificate(ctx), out->print))
+        code = tls_fail(-EINVAL, "reading the node's certificate");
+    if (code) {
+        SSL_CTX_free(ctx);
+        return code;
+    }
+    cwb_certificate_node(SSL_CTX_get0_certificate(ctx), out->node);
+    out->ctx = ctx;
+    return 0;
+}
+
+int cwb_tls_new(const char *folder, uint32_t rekey_records, struct cwb_tls **out) {
     struct cwb_tls *tls = calloc(1, sizeof *tls);
     CW_ASSERT(tls);
-    tls->ctx = SSL_CTX_new(TLS_method());
+    int code = load(folder, &tls->now);
+    if (code) {
+        free(tls);
+        return code;
+    }
+    tls->rekey_records = rekey_records && rekey_records < CWB_TLS_REKEY_RECORDS
+                             ? rekey_records
+                             : CWB_TLS_REKEY_RECORDS;
     tls->bio = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "cwb");
-    CW_ASSERT(tls->ctx && tls->bio);
+    CW_ASSERT(tls->bio);
     BIO_meth_set_write(tls->bio, bio_write);
     BIO_meth_set_read(tls->bio, bio_read);
     BIO_meth_set_ctrl(tls->bio, bio_ctrl);
     BIO_meth_set_create(tls->bio, bio_create);
-    SSL_CTX_set_min_proto_version(tls->ctx, TLS1_3_VERSION);
-    SSL_CTX_set_max_proto_version(tls->ctx, TLS1_3_VERSION);
-    SSL_CTX_set_ciphersuites(tls->ctx, CIPHERS);
-    SSL_CTX_set_options(tls->ctx, SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION);
-    SSL_CTX_set_num_tickets(tls->ctx, 0);
-    SSL_CTX_set_session_cache_mode(tls->ctx, SSL_SESS_CACHE_OFF);
-    SSL_CTX_set_mode(tls->ctx, SSL_MODE_RELEASE_BUFFERS);
-    SSL_CTX_set_verify(tls->ctx, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, NULL);
-    SSL_CTX_set_cert_verify_callback(tls->ctx, verify, NULL);
-    SSL_CTX_set_max_cert_list(tls->ctx, 4096);
-    int code = load(tls, folder);
-    if (code) {
-        cwb_tls_free(tls);
-        return code;
-    }
     *out = tls;
     return 0;
 }
@@ -183,13 +229,49 @@ int cwb_tls_new(const char *folder, struct cwb_tls **out) {
 void cwb_tls_free(struct cwb_tls *tls) {
     if (!tls)
         return;
-    SSL_CTX_free(tls->ctx);
+    SSL_CTX_free(tls->now.ctx);
     BIO_meth_free(tls->bio);
     free(tls);
 }
 
+static bool same_files(const struct loaded *a, const struct loaded *b) {
+    return cwb_stamp_same(&a->key, &b->key) && cwb_stamp_same(&a->certificate, &b->certificate) &&
+           cwb_stamp_same(&a->ca, &b->ca);
+}
+
+int cwb_tls_renew(struct cwb_tls *tls, const char *folder) {
+    struct loaded fresh = {.ctx = NULL};
+    int what = 0;
+    stamp(&fresh, folder);
+    if (same_files(&fresh, &tls->now) || same_files(&fresh, &tls->refused))
+        return 0;
+    int code = load(folder, &fresh);
+    if (code) {
+        tls->refused = fresh;
+        return code;
+    }
+    if (memcmp(fresh.print, tls->now.print, CWB_PRINT_BYTES) != 0)
+        what |= CWB_NEW_KEY;
+    if (!cwb_stamp_same(&fresh.certificate, &tls->now.certificate) ||
+        !cwb_stamp_same(&fresh.key, &tls->now.key))
+        what |= CWB_NEW_CERTIFICATE;
+    if (!cwb_stamp_same(&fresh.ca, &tls->now.ca))
+        what |= CWB_NEW_CA;
+    SSL_CTX_free(tls->now.ctx); /* connections that there are have their own reference */
+    tls->now = fresh;
+    return what;
+}
+
 const uint8_t *cwb_tls_print(const struct cwb_tls *tls) {
-    return tls->print;
+    return tls->now.print;
+}
+
+const char *cwb_tls_node(const struct cwb_tls *tls) {
+    return tls->now.node;
+}
+
+bool cwb_tls_has_ca(const struct cwb_tls *tls) {
+    return tls->now.ca.inode != 0;
 }
 
 /* ---- one contact ---- */
@@ -197,7 +279,7 @@ const uint8_t *cwb_tls_print(const struct cwb_tls *tls) {
 int cwb_tls_end_init(struct cwb_tls_end *end, struct cwb_tls *tls, bool server,
                      struct cwb_bytes *out) {
     BIO *bio = BIO_new(tls->bio);
-    end->ssl = SSL_new(tls->ctx);
+    end->ssl = SSL_new(tls->now.ctx);
     if (!bio || !end->ssl) {
         BIO_free(bio);
         SSL_free(end->ssl);
@@ -205,6 +287,7 @@ int cwb_tls_end_init(struct cwb_tls_end *end, struct cwb_tls *tls, bool server,
         return tls_fail(-EDQUOT, "making a TLS connection");
     }
     end->out = out;
+    end->rekey_records = tls->rekey_records;
     BIO_set_data(bio, end);
     SSL_set_bio(end->ssl, bio, bio);
     SSL_set_app_data(end->ssl, end);
@@ -220,6 +303,29 @@ void cwb_tls_end_deinit(struct cwb_tls_end *end) {
     end->ssl = NULL;
 }
 
+/* What the other side's alert says about our certificate; NULL: it is no such alert. An alert's
+ * reason is its number and SSL_AD_REASON_OFFSET. */
+static const char *refusal(int reason) {
+    switch (reason - SSL_AD_REASON_OFFSET) {
+    case SSL_AD_CERTIFICATE_EXPIRED:
+        return "it has expired, or is not valid yet, by the clock there";
+    case SSL_AD_UNKNOWN_CA:
+        return "it is not signed by the CA that counts there (its ca.crt)";
+    case SSL_AD_UNSUPPORTED_CERTIFICATE:
+        return "its purpose is another; it must do for TLS servers and clients";
+    case SSL_AD_DECRYPT_ERROR:
+        return "its signature is wrong";
+    case SSL_AD_BAD_CERTIFICATE:
+    case SSL_AD_ACCESS_DENIED:
+    case SSL_AD_CERTIFICATE_UNKNOWN:
+    case SSL_AD_CERTIFICATE_REVOKED:
+        return "does it know this node by this fingerprint, or by the name in this certificate? "
+               "(`causeway peers list` and the broker's log there)";
+    default:
+        return NULL;
+    }
+}
+
 /* What an OpenSSL call that did not succeed means. */
 static int outcome(struct cwb_tls_end *end, int result) {
     int error = SSL_get_error(end->ssl, result);
@@ -229,24 +335,16 @@ static int outcome(struct cwb_tls_end *end, int result) {
         return cw_fail(-ECONNRESET, "the other side ended the connection");
     unsigned long last = ERR_peek_last_error();
     int reason = ERR_GET_REASON(last);
-    long verdict = SSL_get_verify_result(end->ssl);
-    if (reason == SSL_R_CERTIFICATE_VERIFY_FAILED) {
+    if (reason == SSL_R_CERTIFICATE_VERIFY_FAILED) { /* by verify(), within the same call */
+        char why[CW_DETAIL_MAX];
+        snprintf(why, sizeof why, "%s", cw_detail());
         ERR_clear_error();
-        return cw_fail(-EPERM, "the other side's certificate is refused: %s",
-                       verdict == X509_V_ERR_CERT_UNTRUSTED
-                           ? "its key is not the one that is pinned for any peer (`causeway peers "
-                             "add` pins it)"
-                           : X509_verify_cert_error_string(verdict));
+        return cw_fail(-EPERM, "the other side's certificate is refused: %s", why);
     }
-    /* An alert's reason is its number and 1000: it refused our certificate. */
-    if (reason == SSL_R_TLSV1_ALERT_UNKNOWN_CA || reason == SSL_R_SSLV3_ALERT_BAD_CERTIFICATE ||
-        reason == SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED ||
-        reason == SSL_R_TLSV1_ALERT_ACCESS_DENIED ||
-        reason == SSL_R_SSLV3_ALERT_CERTIFICATE_UNKNOWN) {
+    const char *alert = refusal(reason);
+    if (alert) {
         ERR_clear_error();
-        return cw_fail(-EPERM, "the other side refused this node's certificate: does it have this "
-                               "node's fingerprint (`causeway peers list` on it), and is the "
-                               "certificate valid by its clock?");
+        return cw_fail(-EPERM, "the other side refused this node's certificate: %s", alert);
     }
     return tls_fail(-EPROTO, "TLS");
 }
@@ -265,12 +363,15 @@ int cwb_tls_read(struct cwb_tls_end *end, void *buffer, uint32_t room) {
 
 int cwb_tls_write(struct cwb_tls_end *end, const void *bytes, uint32_t size_bytes) {
     ERR_clear_error();
-    end->since_rekey += size_bytes + CHUNK; /* a record at least */
-    if (end->since_rekey > CWB_TLS_REKEY_BYTES) {
-        end->since_rekey = 0;
+    uint32_t records = size_bytes / CHUNK + 1;
+    /* The KeyUpdate itself is the last record of the old key. */
+    if (end->records && end->records + records >= end->rekey_records) {
         if (SSL_key_update(end->ssl, SSL_KEY_UPDATE_NOT_REQUESTED) != 1)
             return tls_fail(-EPROTO, "changing the keys of a connection");
+        end->records = 0;
+        end->key_updates++;
     }
+    end->records += records;
     /* Room for all records at once, so that the buffer is moved no more than once. */
     cwb_bytes_reserve(end->out, size_bytes + (size_bytes / CHUNK + 1) * 32);
     int result = SSL_write(end->ssl, bytes, (int)size_bytes);

@@ -2,9 +2,16 @@
  * TLS: the node's key and certificate, and one contact's encryption, in memory alone.
  *
  * TLS 1.3 and nothing else, both sides with a certificate, no session tickets (each connection
- * shows its key anew). Who the other side is says the fingerprint of its public key: SHA-256 of the
- * certificate's SubjectPublicKeyInfo, so that a certificate may be renewed with the same key. Its
- * dates are checked, its names are not.
+ * shows its key anew). Who the other side is says its owner (cwb_allow), by one of two things:
+ *   its key: SHA-256 of the certificate's SubjectPublicKeyInfo is pinned for a peer, so that a
+ *     certificate may be renewed with the same key. Its dates count, its names and signer do not.
+ *   its name: an authority of ca.crt has signed the certificate for causeway://NODE. OpenSSL then
+ *     looks at the chain: signatures, dates, purpose (it must do for who dials and who is dialed).
+ *     Lists of revoked certificates are not looked at.
+ *
+ * Keys are changed after rekey_records records were written with them (OpenSSL 3 counts none and
+ * never does so by itself). Each side counts what it writes and changes the key of that direction
+ * alone; the other side follows when it reads the KeyUpdate, which lies in the stream of records.
  *
  * A struct cwb_tls_end never touches a socket: what came is handed to cwb_tls_feed(), what is to go
  * is appended to its `out`. One thread at a time.
@@ -16,10 +23,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CWB_PRINT_BYTES 32u
-#define CWB_PRINT_TEXT  (7 + 2 * CWB_PRINT_BYTES + 1) /* "sha256:", hex, NUL */
-/* Keys are changed before so many records of 16 KiB were encrypted with them (2^24 at most). */
-#define CWB_TLS_REKEY_BYTES (1ull << 36)
+#include "broker/bridge/certificate.h"
+#include "broker/bridge/folder.h"
+
+/* So many records are written with one key at most (of AES-GCM, RFC 8446, 5.5: 2^24.5). */
+#define CWB_TLS_REKEY_RECORDS (1u << 22)
 
 struct cwb_tls;     /* the node's */
 struct cwb_tls_end; /* one contact's */
@@ -29,24 +37,41 @@ struct cwb_bytes { /* grows */
     uint32_t used, room;
 };
 
+enum cwb_known { CWB_STRANGER, CWB_BY_KEY, CWB_BY_CA };
+
+struct cwb_tls_end;
+/* Asked once, when the other side has shown its certificate (whether it has the key, and whether an
+ * authority signed, is looked at after): who is it, going by its key or by the node that it names
+ * ("": none)? CWB_STRANGER: cw_detail() says why it may not come in. */
+typedef enum cwb_known cwb_allow(struct cwb_tls_end *end, const uint8_t print[CWB_PRINT_BYTES],
+                                 const char *node);
+
 struct cwb_tls_end {
     SSL *ssl;
     const uint8_t *in; /* what is being fed */
     uint32_t in_left;
     struct cwb_bytes *out;
-    uint64_t since_rekey; /* bytes written */
-    /* Asked once when the other side has shown its key (it holds it): may it come in? */
-    bool (*allow)(struct cwb_tls_end *end, const uint8_t print[CWB_PRINT_BYTES]);
+    uint32_t rekey_records; /* from the struct cwb_tls */
+    uint32_t records;       /* written since the key was changed */
+    uint32_t key_updates;   /* of what we write */
+    cwb_allow *allow;
 };
 
-/* Loads folder/node.key and folder/node.crt. -ENOENT: there are none, -EINVAL. */
-int cwb_tls_new(const char *folder, struct cwb_tls **out);
+/* Loads folder/node.key, node.crt, and ca.crt if there is one. rekey_records: 0, or fewer than
+ * CWB_TLS_REKEY_RECORDS, for tests. -ENOENT: there are none, -EINVAL. */
+int cwb_tls_new(const char *folder, uint32_t rekey_records, struct cwb_tls **out);
 void cwb_tls_free(struct cwb_tls *tls);
+/* Looks whether the files are others than those that were loaded, and then loads them for the
+ * connections that are made from now on. 0: nothing changed; bits of enum cwb_renewed; or a
+ * negative code with the sentence: all stays as it was, and the same files are not tried again. */
+enum cwb_renewed { CWB_NEW_KEY = 1, CWB_NEW_CERTIFICATE = 2, CWB_NEW_CA = 4 };
+int cwb_tls_renew(struct cwb_tls *tls, const char *folder);
 /* The node's own. */
 const uint8_t *cwb_tls_print(const struct cwb_tls *tls);
-void cwb_print_text(const uint8_t print[CWB_PRINT_BYTES], char text[CWB_PRINT_TEXT]);
-/* "sha256:" and 64 hex digits, in either case. */
-bool cwb_print_parse(const char *text, uint8_t print[CWB_PRINT_BYTES]);
+/* The node that its certificate names; "": none. */
+const char *cwb_tls_node(const struct cwb_tls *tls);
+/* Is there an authority? */
+bool cwb_tls_has_ca(const struct cwb_tls *tls);
 
 /* out is the caller's and may be changed between calls. 0 or -EDQUOT. */
 int cwb_tls_end_init(struct cwb_tls_end *end, struct cwb_tls *tls, bool server,
@@ -61,10 +86,6 @@ int cwb_tls_read(struct cwb_tls_end *end, void *buffer, uint32_t room);
 int cwb_tls_write(struct cwb_tls_end *end, const void *bytes, uint32_t size_bytes);
 /* Says that nothing more comes. */
 void cwb_tls_bye(struct cwb_tls_end *end);
-
-/* Makes folder/node.key (0600) and folder/node.crt for a node of that name; neither may exist. 0,
- * -EEXIST, or what the system says. */
-int cwb_keygen(const char *folder, const char *node);
 
 /* Room for so many bytes more. */
 void cwb_bytes_reserve(struct cwb_bytes *bytes, uint32_t more);

@@ -158,16 +158,14 @@ class Node:
         )
 
     def state_of(self, other: Node) -> dict[str, str]:
-        """What `causeway peers list` tells about a peer."""
-        found: dict[str, str] = {}
-        name = ""
-        for line in self.command("peers", "list").stdout.splitlines():
-            if not line.startswith(" "):
-                name = line
-            elif name == other.name:
-                key, value = line.split(maxsplit=1)
-                found[key] = value
-        return found
+        """What `causeway peers show` tells about a peer; nothing when there is none such."""
+        told = self.command("peers", "show", other.name, check=False)
+        assert told.returncode in (0, 4), told
+        return dict(
+            line.split(maxsplit=1)
+            for line in told.stdout.splitlines()[1:]
+            if not line.startswith("  link ")
+        )
 
     def sees(self, other: Node, state: str = "connected") -> bool:
         """Whether a peer has that state here."""

@@ -66,7 +66,7 @@ class Nodes:
                 )
             )  # fmt: skip
         while not all(
-            "state connected" in self.call(build, name, "peers", "list") for name in "ab"
+            "state connected" in self.call(build, name, "peers", "show") for name in "ab"
         ):
             time.sleep(0.05)
         self.bridges = [child_of(broker.pid) for broker in self.brokers]

@@ -1,0 +1,168 @@
+/*
+ * Home: see home.h. Owned by the loop's thread. If this process dies the broker gives the jobs to
+ * the next bridge, and takes the names of replicas away.
+ */
+#include "broker/bridge/home.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <uthash.h>
+#include <utlist.h>
+
+#include "broker/bridge/bridge.h"
+#include "ipc/client.h"
+
+struct asked { /* an answer is to come */
+    uint64_t id;
+    cwb_on_answer *on_answer;
+    void *owner;
+    UT_hash_handle hh;
+};
+
+struct unsent { /* there was no room in the ring */
+    struct unsent *next;
+    cwb_on_answer *on_answer;
+    void *owner;
+    uint16_t op;
+    uint32_t body_bytes;
+    uint8_t body[];
+};
+
+struct cwb_home {
+    struct cwb_watch bell; /* first: it is cast back */
+    struct cwb_watch end;
+    cw_client *client;
+    struct asked *asked;
+    struct unsent *first, **last;
+    bool rings; /* asked since the broker was woken */
+};
+
+_Noreturn static void broker_lost(void) {
+    cwb_log("ends with its broker: %s", cw_detail());
+    _exit(0); /* other threads wait: nothing of theirs is to be put in order */
+}
+
+static void on_bell(struct cwb_watch *watch) {
+    char rings[256];
+    while (read(watch->fd, rings, sizeof rings) == (ssize_t)sizeof rings)
+        continue; /* however often it rang, the ring is looked at in each turn */
+}
+
+/* The broker's last word, or the end of the socket. Nothing else comes over it. */
+static void on_end(struct cwb_watch *watch) {
+    struct cwb_home *home = (struct cwb_home *)((char *)watch - offsetof(struct cwb_home, end));
+    cw_client_lost(home->client);
+    broker_lost();
+}
+
+int cwb_home_new(struct cwb_bridge *bridge, struct cwb_home **out) {
+    struct cwb_home *home = calloc(1, sizeof *home);
+    CW_ASSERT(home);
+    home->last = &home->first;
+    int code = cw_connect(bridge->options.place, "", CW_CONNECT_NO_START, &home->client);
+    if (code == 0) {
+        home->bell = (struct cwb_watch){.fd = home->client->bell, .on_ready = on_bell};
+        home->end = (struct cwb_watch){.fd = home->client->sock, .on_ready = on_end};
+        code = cwb_io_watch(bridge->io, &home->bell);
+    }
+    if (code == 0)
+        code = cwb_io_watch(bridge->io, &home->end);
+    *out = home; /* on failure the process ends */
+    return code;
+}
+
+/* 0, -EAGAIN. */
+static int try_send(struct cwb_home *home, uint16_t op, const struct iovec *parts, uint32_t count,
+                    cwb_on_answer *on_answer, void *owner) {
+    uint64_t id;
+    int code = cw_lane_send(home->client, op, parts, count, &id);
+    if (code == -EAGAIN)
+        return code;
+    if (code)
+        broker_lost();
+    home->rings = true;
+    if (!on_answer)
+        return 0;
+    struct asked *asked = malloc(sizeof *asked);
+    CW_ASSERT(asked);
+    *asked = (struct asked){.id = id, .on_answer = on_answer, .owner = owner};
+    HASH_ADD(hh, home->asked, id, sizeof asked->id, asked);
+    return 0;
+}
+
+void cwb_home_ask(struct cwb_home *home, uint16_t op, const struct iovec *parts, uint32_t count,
+                  cwb_on_answer *on_answer, void *owner) {
+    if (!home->first && try_send(home, op, parts, count, on_answer, owner) == 0)
+        return;
+    uint32_t size_bytes = 0;
+    for (uint32_t i = 0; i < count; i++)
+        size_bytes += (uint32_t)parts[i].iov_len;
+    struct unsent *unsent = malloc(sizeof *unsent + size_bytes);
+    CW_ASSERT(unsent);
+    *unsent =
+        (struct unsent){.on_answer = on_answer, .owner = owner, .op = op, .body_bytes = size_bytes};
+    uint8_t *at = unsent->body;
+    for (uint32_t i = 0; i < count; i++) {
+        if (parts[i].iov_len)
+            memcpy(at, parts[i].iov_base, parts[i].iov_len);
+        at += parts[i].iov_len;
+    }
+    *home->last = unsent;
+    home->last = &unsent->next;
+}
+
+static void send_rest(struct cwb_home *home) {
+    struct unsent *unsent;
+    while ((unsent = home->first)) {
+        struct iovec part = {unsent->body, unsent->body_bytes};
+        if (try_send(home, unsent->op, &part, 1, unsent->on_answer, unsent->owner) != 0)
+            return;
+        home->first = unsent->next;
+        if (!home->first)
+            home->last = &home->first;
+        free(unsent);
+    }
+}
+
+static void on_reply(void *context, const struct cw_message *head, const void *body,
+                     uint32_t body_bytes) {
+    struct cwb_home *home = context;
+    struct asked *asked;
+    HASH_FIND(hh, home->asked, &head->id, sizeof head->id, asked);
+    if (!asked)
+        return; /* nobody wants it */
+    HASH_DEL(home->asked, asked);
+    if (head->status < 0)
+        cw_fail(head->status, "%.*s", (int)body_bytes, (const char *)body);
+    asked->on_answer(asked->owner, head->status, body, body_bytes);
+    free(asked);
+}
+
+void cwb_home_turn(struct cwb_home *home) {
+    int code;
+    while ((code = cw_lane_take(home->client, on_reply, home)) == 1)
+        continue;
+    if (code < 0)
+        broker_lost();
+    if (home->first)
+        send_rest(home);
+}
+
+void cwb_home_flush(struct cwb_home *home) {
+    if (home->rings)
+        cw_lane_ring(home->client);
+    home->rings = false;
+}
+
+bool cwb_home_ready(struct cwb_home *home) {
+    return cw_lane_ready(home->client);
+}
+
+bool cwb_home_rest(struct cwb_home *home) {
+    return cw_lane_rest(home->client);
+}
+
+void cwb_home_rise(struct cwb_home *home) {
+    cw_lane_rise(home->client);
+}

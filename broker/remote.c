@@ -26,6 +26,7 @@
 #define STARTS_MOST  3u
 #define PAUSE_NS     500000000ll /* doubled with each start in a row that came to nothing */
 #define PAUSE_MAX_NS 30000000000
+#define LOOK_NS      1000000000
 
 extern char **environ;
 
@@ -152,6 +153,7 @@ static int start(struct cwd_broker *b) {
         return code;
     }
     remote->starts++;
+    remote->look_ns = 0;
     b->fds++;
     cwd_log("started %s, pid %d", path, (int)remote->pid);
     return 0;
@@ -195,11 +197,42 @@ static void hand_out(struct cwd_broker *b) {
     }
 }
 
+/* Does it live? Returns when to look again. */
+static int64_t look_after(struct cwd_broker *b) {
+    static const struct cw_remote_job nothing = {.job = 0};
+    struct cwd_remote *remote = &b->remote;
+    uint64_t head = remote->session ? remote->session->requests.head : 0;
+    if (!remote->pid || (!remote->jobs && !remote->replicas)) {
+        remote->look_ns = 0;
+        return INT64_MAX;
+    }
+    if (remote->look_ns && b->now_ns < remote->look_ns)
+        return remote->look_ns;
+    if (remote->look_ns == 0 || head != remote->look_head)
+        remote->silent = 0;
+    else
+        remote->silent++;
+    remote->look_head = head;
+    remote->look_ns = b->now_ns + LOOK_NS;
+    if (remote->silent < (remote->session ? CWD_REMOTE_LOOKS : CWD_REMOTE_START_LOOKS)) {
+        (void)give(b, &nothing, NULL, 0);
+    } else {
+        cwd_log(PROGRAM " (pid %d) has said nothing for %u s: it stands, and is killed",
+                (int)remote->pid, remote->silent);
+        kill(remote->pid, SIGKILL);
+        remote->silent = 0;
+    }
+    return remote->look_ns;
+}
+
 int64_t cwd_remote_serve(struct cwd_broker *b) {
     struct cwd_remote *remote = &b->remote;
     bool wanted = remote->options.count > 0;
-    if (b->stopping || (!wanted && !remote->jobs))
+    if (b->stopping)
         return INT64_MAX;
+    int64_t look_ns = look_after(b);
+    if (!wanted && !remote->jobs)
+        return look_ns;
     if (!remote->pid && !remote->session) {
         if (!remote->jobs && b->now_ns < remote->start_after_ns)
             return remote->start_after_ns;
@@ -215,7 +248,7 @@ int64_t cwd_remote_serve(struct cwd_broker *b) {
         }
     }
     hand_out(b);
-    return INT64_MAX;
+    return look_after(b);
 }
 
 static int only_bridge(struct cwd_broker *b, const struct cwd_session *session) {

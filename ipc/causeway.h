@@ -149,6 +149,13 @@ int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_lay
  * into the array there later does not show here. -EREMOTEIO, -EINTR.
  */
 int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out);
+/*
+ * The same, for timeout_ns at most (< 0: for ever): -ETIMEDOUT if the array of another node did not
+ * come in that time. It is fetched all the same, for whoever asks next. A name that is not there is
+ * not waited for: cw_wait().
+ */
+int cw_get_within(cw_client *client, const char *name, uint32_t flags, int64_t timeout_ns,
+                  cw_array **out);
 /* Waits until the name is there. Blocks. -ETIMEDOUT, -EINTR, -ECONNRESET. */
 int cw_wait(cw_client *client, const char *name, int64_t timeout_ns);
 /* Removes a name. -ENOENT. */

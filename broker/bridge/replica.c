@@ -10,7 +10,9 @@
  * However many clients want one array, it is fetched once: they all wait for the same replica. What
  * is HELD is what the name means at its owner as far as it can be known: the owner tells of each
  * change, and while there is no link to it, nothing is HELD. Clients that have opened a replica
- * keep it in any case. If this process dies, the broker takes all replicas' names away.
+ * keep it in any case, also under other names that they give it: its block is frozen, and means the
+ * same bytes for as long as anybody has it. If this process dies, the broker takes all replicas'
+ * names away.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -124,6 +126,7 @@ static void put(struct cwb_replica *replica) {
                         .shape = shape.shape,
                         .strides = shape.strides,
                         .dtype = shape.dtype};
+    cw_array_freeze(replica->array);
     if (code == 0)
         code = cw_name_key_put_form(replica->array, &replica->key, CW_REPLACE, &layout,
                                     shape.origin_bytes, &message.put, meta);

@@ -79,7 +79,12 @@ def test_bytes_leave_before_the_last_chunk_was_copied(tmp_path: Path) -> None:
         # Its fourth copy never ends: a mover brings three chunks and dies; and another comes.
         killed = 0
         while getter.poll() is None:
-            assert eventually(lambda: came(a, b) - before >= min(3 * (killed + 1) * 5 * MIB, BYTES) or getter.poll() is not None)
+            assert eventually(
+                lambda: (
+                    came(a, b) - before >= min(3 * (killed + 1) * 5 * MIB, BYTES)
+                    or getter.poll() is not None
+                )
+            )
             for pid in movers(b.folder) if getter.poll() is None else []:
                 os.kill(pid, signal.SIGKILL)
                 killed += 1

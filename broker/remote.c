@@ -26,6 +26,7 @@
 #define STARTS_MOST  3u
 #define PAUSE_NS     500000000ll /* doubled with each start in a row that came to nothing */
 #define PAUSE_MAX_NS 30000000000
+#define LOOK_NS      1000000000
 
 extern char **environ;
 
@@ -45,11 +46,22 @@ void cwd_remote_init(struct cwd_broker *b) {
     b->remote.pidfd = -1;
 }
 
+static bool streams_valid(const char *text) {
+    char *end;
+    unsigned long streams = strtoul(text, &end, 10);
+    return *text >= '0' && *text <= '9' && !*end && streams >= 1 && streams <= CW_STREAMS_MAX;
+}
+
 int cwd_remote_option(struct cwd_remote_options *options, const char *option, const char *value,
                       const char *where) {
     if (options->count + 2 > 2 * CWD_REMOTE_OPTIONS_MAX)
         return cw_fail(-EINVAL, "%.300s: more than %u addresses and peers", where,
                        CWD_REMOTE_OPTIONS_MAX);
+    if (strcmp(option, "--streams") == 0 && !streams_valid(value))
+        return cw_fail(-EINVAL,
+                       "%.300s: streams = %.32s: it is the number of connections to one node over "
+                       "which large arrays go, 1 to %u",
+                       where, value, CW_STREAMS_MAX);
     char *first = strdup(option), *second = strdup(value);
     CW_ASSERT(first && second);
     options->words[options->count++] = first;
@@ -152,6 +164,7 @@ static int start(struct cwd_broker *b) {
         return code;
     }
     remote->starts++;
+    remote->look_ns = 0;
     b->fds++;
     cwd_log("started %s, pid %d", path, (int)remote->pid);
     return 0;
@@ -195,11 +208,42 @@ static void hand_out(struct cwd_broker *b) {
     }
 }
 
+/* Does it live? Returns when to look again. */
+static int64_t look_after(struct cwd_broker *b) {
+    static const struct cw_remote_job nothing = {.job = 0};
+    struct cwd_remote *remote = &b->remote;
+    uint64_t head = remote->session ? remote->session->requests.head : 0;
+    if (!remote->pid || (!remote->jobs && !remote->replicas)) {
+        remote->look_ns = 0;
+        return INT64_MAX;
+    }
+    if (remote->look_ns && b->now_ns < remote->look_ns)
+        return remote->look_ns;
+    if (remote->look_ns == 0 || head != remote->look_head)
+        remote->silent = 0;
+    else
+        remote->silent++;
+    remote->look_head = head;
+    remote->look_ns = b->now_ns + LOOK_NS;
+    if (remote->silent < (remote->session ? CWD_REMOTE_LOOKS : CWD_REMOTE_START_LOOKS)) {
+        (void)give(b, &nothing, NULL, 0);
+    } else {
+        cwd_log(PROGRAM " (pid %d) has said nothing for %u s: it stands, and is killed",
+                (int)remote->pid, remote->silent);
+        kill(remote->pid, SIGKILL);
+        remote->silent = 0;
+    }
+    return remote->look_ns;
+}
+
 int64_t cwd_remote_serve(struct cwd_broker *b) {
     struct cwd_remote *remote = &b->remote;
     bool wanted = remote->options.count > 0;
-    if (b->stopping || (!wanted && !remote->jobs))
+    if (b->stopping)
         return INT64_MAX;
+    int64_t look_ns = look_after(b);
+    if (!wanted && !remote->jobs)
+        return look_ns;
     if (!remote->pid && !remote->session) {
         if (!remote->jobs && b->now_ns < remote->start_after_ns)
             return remote->start_after_ns;
@@ -215,7 +259,7 @@ int64_t cwd_remote_serve(struct cwd_broker *b) {
         }
     }
     hand_out(b);
-    return INT64_MAX;
+    return look_after(b);
 }
 
 static int only_bridge(struct cwd_broker *b, const struct cwd_session *session) {

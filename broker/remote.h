@@ -15,6 +15,10 @@
  * jobs that it had are given to the next one. A put that is given twice has the same token, by
  * which the other node knows it again.
  *
+ * One that is stopped, or hangs, is as dead: while somebody waits for it, or replicas stand, it is
+ * asked once a second whether it lives, and one that has sent nothing for CWD_REMOTE_LOOKS seconds
+ * is killed. Only seconds in which this process ran are counted.
+ *
  * The bridge also asks to be told when any name changed (CHANGES): peers wait for names, and hold
  * replicas of what they mean.
  */
@@ -28,6 +32,8 @@
 #include "ipc/wire.h"
 
 #define CWD_REMOTE_OPTIONS_MAX 64u
+#define CWD_REMOTE_LOOKS       4u  /* one a second: it is found after less than 5 s */
+#define CWD_REMOTE_START_LOOKS 30u /* the same, until it has asked for work */
 
 struct cwd_broker;
 struct cwd_session;
@@ -49,6 +55,9 @@ struct cwd_remote {
     uint32_t next_count;
     uint32_t sessions;                      /* of our bridges: two of each */
     uint64_t changes_request, changes_seen; /* its CHANGES that waits; 0: none */
+    int64_t look_ns;                        /* when it is looked at next; 0: nobody needs it */
+    uint64_t look_head;                     /* how far it had come with its requests then */
+    unsigned silent;                        /* looks that found no new one */
     struct cwd_remote_job *jobs;            /* waiting and given, in the order in which they came */
     uint64_t next_job;
     uint32_t replicas; /* names of it in the directory */

@@ -139,6 +139,8 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
                                          slab_id, block)
                                : code;
     code = check_range(slab, block, offset_bytes, size_bytes, &begin);
+    if (!(flags & CW_PRIVATE) && cw_block_frozen(&slab->table->blocks[block], gen))
+        readonly = true;
     if (code == 0)
         code = flags & CW_DISTANT || (client->host_only && slab->device_kind != CW_DEVICE_HOST)
                    ? 0
@@ -287,6 +289,10 @@ uint8_t *cw_array_lowest(const cw_array *array) {
 
 uint64_t cw_array_nbytes(const cw_array *array) {
     return array->size_bytes;
+}
+
+void cw_array_freeze(cw_array *array) {
+    cw_block_freeze(&array->slab->table->blocks[array->block], array->gen);
 }
 
 int cw_array_readonly(const cw_array *array) {

@@ -149,6 +149,13 @@ int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_lay
  * into the array there later does not show here. -EREMOTEIO, -EINTR.
  */
 int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out);
+/*
+ * The same, for timeout_ns at most (< 0: for ever): -ETIMEDOUT if the array of another node did not
+ * come in that time. It is fetched all the same, for whoever asks next. A name that is not there is
+ * not waited for: cw_wait().
+ */
+int cw_get_within(cw_client *client, const char *name, uint32_t flags, int64_t timeout_ns,
+                  cw_array **out);
 /* Waits until the name is there. Blocks. -ETIMEDOUT, -EINTR, -ECONNRESET. */
 int cw_wait(cw_client *client, const char *name, int64_t timeout_ns);
 /* Removes a name. -ENOENT. */
@@ -272,10 +279,20 @@ int cw_array_at(cw_client *client, const void *address, uint64_t size_bytes, cw_
 /*
  * The same of GPU memory of somebody else's cudaMalloc, by a legacy handle. Weaker than memory of
  * ours: whoever is the same user may open it, and it dies with this process. The caller neither
- * frees nor reuses it before the loan has ended. -EINVAL: the driver gives no handle for it.
+ * frees nor reuses it before the loan has ended. -EINVAL: the driver gives no handle for it. What
+ * is known of the allocation is kept for the next loan, as long as it is not given back to the
+ * driver.
  */
 int cw_array_borrow(cw_client *client, const void *address, uint64_t size_bytes, cw_array **out,
                     uint64_t *loan);
+/*
+ * Puts an array behind all that a stream (CUstream; 0, 1, 2: default streams) of this process was
+ * given so far, as a piece of writing there does that has nothing in it: for arrays on which
+ * another library has been at work. A stream that has nothing to do costs a question. -ESTALE: the
+ * array is lent (cw_array_borrow), and its allocation is gone; -EINVAL: the stream is being
+ * captured. May wait for others' use of the array, as cw_array_writing_begin() does.
+ */
+int cw_array_behind(cw_array *array, void *stream);
 /* A loan that nobody holds any more, and on whose memory no stream is at work; each is told once.
  * Once the broker is gone: one that this process does not hold. -EAGAIN: none. Does not block. */
 int cw_loan_next(cw_client *client, uint64_t *loan);

@@ -32,6 +32,8 @@
 
 #define CW_LEASE_TABLES_MAX  256u
 #define CW_IDLE_SLABS_MAX    256u   /* mappings kept of slabs that nothing is held of */
+#define CW_FULL_WAIT_MS      200    /* on a full device, for what is on its way back (full.c) */
+#define CW_BORROWED_KEPT_MAX 64u    /* allocations kept that something was borrowed from */
 #define CW_SPARES_MAX        16u    /* private mappings kept, of which no page was written */
 #define CW_SLAB_BLOCKS_MAX   16384u /* block numbers of a shared slab */
 #define CW_LARGE_ALIGN_BYTES 4096u  /* of blocks from CW_LARGE_BYTES on */
@@ -74,6 +76,10 @@ struct cw_slab {
     uint32_t blocks_free; /* numbers in the stack below */
     uint32_t *blocks;
     struct cw_slab *own_next;
+    /* borrowed memory of this process's own (borrow.c) */
+    uint64_t allocation; /* the driver's number of the allocation, never used again; 0: none */
+    uint64_t kept_since; /* when it was borrowed from last, by a counter; 0: not kept */
+    bool gone;           /* its allocation is: nothing is lent of it any more */
 };
 
 /* A private mapping that no array has, see private.c. */
@@ -95,7 +101,9 @@ struct cw_slabs {
     struct cw_slab *idle_first, *idle_last; /* least recently used first */
     uint32_t idle_count;
     struct cw_slab *own;
-    uint64_t closed_seen; /* session->closed_slabs as last looked at */
+    uint64_t closed_seen;  /* session->closed_slabs as last looked at */
+    uint32_t closing;      /* own ones given up since somebody waited for their memory (kept.c) */
+    uint64_t closing_from; /* how many descriptors the broker had closed before the first */
 };
 
 struct cw_leases {
@@ -124,6 +132,7 @@ struct cw_heap { /* allocation on one device */
     uint64_t reclaimed_seen;    /* session->reclaimed as last looked at */
     uint64_t owed;              /* blocks that came back, still in the pending list */
     struct cw_extent *draining; /* free, but streams may still use them (order.h) */
+    uint64_t given;             /* blocks whose bytes came back so far */
     struct cw_heap *next;       /* of this client */
 };
 
@@ -172,6 +181,7 @@ struct cw_client {
     struct cw_leases leases;
     struct cw_fences *fences;            /* fence.h; NULL until first used */
     struct cw_loan *loans, *loans_ended; /* loan.c */
+    uint64_t borrowed;                   /* borrow.c: how often anything was */
     struct cw_evictable *evictables;     /* evict.h */
     pthread_cond_t moved;                /* one of them has left or come back */
     uint64_t uses, evictions;
@@ -347,14 +357,36 @@ int cw_heap_divide(struct cw_slab *slab, struct cw_carver *carver, bool clean);
 /* May a free block's bytes be used anew? In GPU memory the last user's work may still be under way,
  * also when all leases have ended. */
 bool cw_heap_drained(cw_client *client, struct cw_slab *slab, uint32_t block);
-/* A slab that may have become entirely free: it is kept, or given up. */
-void cw_heap_settle(cw_client *client, struct cw_slab *slab);
 /* Makes a slab of somebody else's memory with a table of so many entries; block 0 is all of it, and
  * held. Without client->lock. */
 int cw_heap_adopt_foreign(cw_client *client, struct cw_heap *heap, int fd, uint64_t size_bytes,
                           uint32_t capacity, struct cw_slab **slab, uint64_t *gen);
 
-/* ---- loan.c; the caller holds client->lock ---- */
+/* ---- kept.c; the caller holds client->lock, but for the last ---- */
+/* Gives up an own slab; it is freed. */
+void cw_slab_close(cw_client *client, struct cw_slab *slab);
+/* A slab that may have become entirely free: it is kept, or given up. */
+void cw_heap_settle(cw_client *client, struct cw_slab *slab);
+/* Gives up what is kept beyond the limit. */
+void cw_kept_trim(cw_client *client, struct cw_heap *heap);
+/* At a limit: gives up all that is kept, and waits until its memory, and that of slabs given up
+ * before, is free. True: there was some. Without client->lock. */
+bool cw_kept_drop(cw_client *client);
+
+/* ---- full.c; without client->lock ---- */
+/* Has the broker look at all that this process has let go of. True: something of the heap came
+ * back. */
+bool cw_full_ask(cw_client *client, struct cw_heap *heap);
+/* Waits until something of the heap comes back. False: nothing is on its way, or the time is over.
+ * *until_ns: 0 at first, then when that is. Blocks CW_FULL_WAIT_MS at most, over all calls. */
+bool cw_full_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns);
+/* -EDQUOT with a sentence, and whether anything was waited for. */
+int cw_full_told(const struct cw_heap *heap, int64_t until_ns, const char *sentence);
+
+/* ---- loan.c; the caller holds client->lock, but for the first ---- */
+/* cw_array_at(), or (borrowed) also of memory that was borrowed. */
+int cw_loan_take(cw_client *client, const void *address, uint64_t size_bytes, bool borrowed,
+                 cw_array **out, uint64_t *number);
 /* A loan's block is free, and no stream is at work on it: to be told. May free the slab. */
 void cw_loan_end(cw_client *client, struct cw_slab *slab, struct cw_extent *extent);
 void cw_loans_deinit(cw_client *client);

@@ -20,7 +20,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "ipc/client.h"
@@ -28,7 +27,6 @@
 #include "ipc/fence.h"
 
 #define ADOPT_TRIES   8u
-#define CLOSE_NS      1000000000
 #define COLLECT_SHARE 16u /* a look at all pending blocks pays when one in so many came back */
 #define LARGE_A_STEP  4u  /* arrays larger than the next slab, until that grows for their sake */
 
@@ -104,72 +102,12 @@ void cw_heaps_deinit(cw_client *client) {
     client->heap.next = NULL;
 }
 
-static void close_slab(cw_client *client, struct cw_slab *slab) {
-    struct cw_slab_request request = {.slab = slab->id};
-    if (slab->cached)
-        slab->heap->cached_bytes -= slab->size_bytes;
-    cw_lane_post(client, CW_OP_SLAB_CLOSE, &request, sizeof request);
-    cw_slab_free(client, slab);
-}
-
-static bool unused(const struct cw_slab *slab) {
-    return slab->carved && slab->arena.free_bytes == slab->arena.size_bytes;
-}
-
-void cw_heap_settle(cw_client *client, struct cw_slab *slab) {
-    struct cw_heap *heap = slab->heap;
-    if (!unused(slab) || slab->cached)
-        return;
-    if (!heap->hoards && slab->size_bytes + heap->cached_bytes > heap->cache_limit_bytes) {
-        close_slab(client, slab);
-        return;
-    }
-    slab->cached = true;
-    heap->cached_bytes += slab->size_bytes;
-}
-
-/* Gives up all that is kept. Returns how many slabs that were. */
-static uint32_t cache_drop(cw_client *client) {
-    uint32_t count = 0;
-    for (struct cw_slab *next, *slab = client->slabs.own; slab; slab = next) {
-        next = slab->own_next;
-        if (slab->cached) {
-            close_slab(client, slab);
-            count++;
-        }
-    }
-    return count;
-}
-
-/* Waits until the broker has closed the descriptors of slabs that were given up: before that their
- * memory is not free. closed: how many it had closed before. Gives up waiting after CLOSE_NS: then
- * the next attempt fails, and says why. */
-static void await_closed(cw_client *client, uint64_t closed, uint32_t slabs) {
-    int64_t end_ns = cw_now_ns() + CLOSE_NS;
-    struct timespec nap = {.tv_nsec = 1000000};
-    /* M1: a figure, of which the latest will do. */
-    while (CW_LOAD(M1, &client->root->counters[CW_COUNTER_fds_closed], relaxed) <
-               closed + 2ull * slabs &&
-           cw_now_ns() < end_ns && cw_client_usable(client) == 0)
-        nanosleep(&nap, NULL);
-}
-
-/* At a limit: what we keep for speed goes. Returns whether there was anything. Without the lock. */
-static bool make_room(cw_client *client) {
-    uint64_t closed = CW_LOAD(M1, &client->root->counters[CW_COUNTER_fds_closed], relaxed);
-    pthread_mutex_lock(&client->lock);
-    uint32_t count = cache_drop(client);
-    pthread_mutex_unlock(&client->lock);
-    if (count)
-        await_closed(client, closed, count);
-    return count > 0;
-}
-
 bool cw_heap_drained(cw_client *client, struct cw_slab *slab, uint32_t block) {
     return slab->device_kind == CW_DEVICE_HOST || cw_order_passed(client, slab, block);
 }
 
 static void give_drained(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
+    slab->heap->given++;
     slab->locals[extent->block].extent = NULL;
     slab->blocks[slab->blocks_free++] = extent->block;
     slab->arena.full = false;
@@ -178,7 +116,7 @@ static void give_drained(cw_client *client, struct cw_slab *slab, struct cw_exte
         return;
     }
     if (slab->flags & CW_SLAB_FOREIGN) {
-        close_slab(client, slab);
+        cw_slab_close(client, slab);
         return;
     }
     cw_carve_give(extent);
@@ -381,7 +319,7 @@ static int make_planned_slab(cw_client *client, struct cw_heap *heap, uint64_t s
     if (code == 0) {
         code = cw_heap_divide(slab, &heap->carver, true);
         if (code)
-            close_slab(client, slab);
+            cw_slab_close(client, slab);
         pthread_mutex_unlock(&client->lock);
         return code;
     }
@@ -413,14 +351,20 @@ static int make_slab(cw_client *client, struct cw_heap *heap, uint64_t size_byte
 int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
                  struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
     bool adopting = true, dropped = false;
+    unsigned asked = 0;
+    int64_t until_ns = 0; /* waiting on a full device */
     for (unsigned tries = 0; tries < 2 * ADOPT_TRIES; tries++) {
         pthread_mutex_lock(&client->lock);
+        heap->hoards = true; /* what comes back now is about to be used */
         cw_heap_collect(client, false);
         int code = carve(client, heap, size_bytes, slab, block, gen, clean);
         if (code == 0 && !*slab) {
             cw_heap_collect(client, true);
             code = carve(client, heap, size_bytes, slab, block, gen, clean);
         }
+        heap->hoards = false;
+        if (code || *slab)
+            cw_kept_trim(client, heap);
         pthread_mutex_unlock(&client->lock);
         if (code || *slab)
             return code;
@@ -435,20 +379,28 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
         code = make_slab(client, heap, size_bytes);
         if (code == -EDQUOT && !dropped) {
             dropped = true;
-            if (make_room(client))
+            if (cw_kept_drop(client))
                 continue;
         }
         if (code == -EDQUOT && heap->backend->device_kind == CW_DEVICE_CUDA) {
             char sentence[CW_DETAIL_MAX];
             snprintf(sentence, sizeof sentence, "%s", cw_detail());
-            int evicted =
-                cw_evict_in_vain(client, heap, size_bytes) ? -ENOENT : cw_evict_one(client, heap);
-            if (evicted == 0) {
+            bool in_vain = cw_evict_in_vain(client, heap, size_bytes);
+            int evicted = -ENOENT;
+            bool again = !in_vain && asked++ < ADOPT_TRIES && cw_full_ask(client, heap);
+            if (!again)
+                asked = ADOPT_TRIES; /* as long as that brings anything */
+            if (!again && !in_vain) {
+                evicted = cw_evict_one(client, heap);
+                again =
+                    evicted == 0 || (evicted == -ENOENT && cw_full_wait(client, heap, &until_ns));
+            }
+            if (again) {
                 dropped = false;     /* perhaps its slab is empty now */
-                tries = ADOPT_TRIES; /* as often as there are arrays that may leave */
+                tries = ADOPT_TRIES; /* as often as there are arrays that may leave, or come back */
                 continue;
             }
-            return evicted == -ENOENT ? cw_fail(code, "%s", sentence) : evicted;
+            return evicted == -ENOENT ? cw_full_told(heap, until_ns, sentence) : evicted;
         }
         if (code)
             return code;
@@ -485,7 +437,7 @@ int cw_heap_adopt_foreign(cw_client *client, struct cw_heap *heap, int fd, uint6
     if (code == 0)
         code = cw_lease_hold_new(client, *out, 0);
     if (code)
-        close_slab(client, *out);
+        cw_slab_close(client, *out);
     else {
         struct cw_extent *extent = cw_arena_claim(&(*out)->arena, 0, (*out)->arena.size_bytes);
         CW_ASSERT(extent); /* the one extent there is, whole: nothing to allocate */

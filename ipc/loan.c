@@ -51,11 +51,14 @@ static uint64_t next_number(void) {
     return number;
 }
 
-/* The slab of ours, mapped writable, that has these addresses. */
-static struct cw_slab *find_slab(cw_client *client, uintptr_t address, uint64_t size_bytes) {
+/* The slab of ours, mapped writable, that has these addresses. borrowed: or one of borrowed memory,
+ * which is shared only where that is asked for. */
+static struct cw_slab *find_slab(cw_client *client, uintptr_t address, uint64_t size_bytes,
+                                 bool borrowed) {
     for (struct cw_slab *slab = client->slabs.own; slab; slab = slab->own_next) {
         uintptr_t base = (uintptr_t)slab->rw.base;
-        if (base && slab->carved && address >= base && address - base < slab->size_bytes &&
+        if (base && slab->carved && !slab->gone && (borrowed || !slab->allocation) &&
+            address >= base && address - base < slab->size_bytes &&
             size_bytes <= slab->size_bytes - (address - base))
             return slab;
     }
@@ -133,8 +136,8 @@ static int make(cw_client *client, struct cw_slab *slab, uint64_t begin, uint64_
     return 0;
 }
 
-int cw_array_at(cw_client *client, const void *address, uint64_t size_bytes, cw_array **out,
-                uint64_t *number) {
+int cw_loan_take(cw_client *client, const void *address, uint64_t size_bytes, bool borrowed,
+                 cw_array **out, uint64_t *number) {
     if (!client || !out || !number || size_bytes == 0)
         return cw_fail(-EINVAL, "a client, bytes and places for the answers are needed");
     int64_t length = (int64_t)size_bytes;
@@ -146,7 +149,7 @@ int cw_array_at(cw_client *client, const void *address, uint64_t size_bytes, cw_
     if (code)
         return code;
     pthread_mutex_lock(&client->lock);
-    struct cw_slab *slab = find_slab(client, (uintptr_t)address, size_bytes);
+    struct cw_slab *slab = find_slab(client, (uintptr_t)address, size_bytes, borrowed);
     struct cw_loan *loan = NULL;
     if (!slab)
         code = cw_fail(-ENOENT, "%p does not lie in a slab of this process", address);
@@ -170,6 +173,11 @@ int cw_array_at(cw_client *client, const void *address, uint64_t size_bytes, cw_
     }
     pthread_mutex_unlock(&client->lock);
     return code;
+}
+
+int cw_array_at(cw_client *client, const void *address, uint64_t size_bytes, cw_array **out,
+                uint64_t *number) {
+    return cw_loan_take(client, address, size_bytes, false, out, number);
 }
 
 void cw_loan_end(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {

@@ -18,6 +18,9 @@ int cw_name_key_get(cw_client *client, const struct cw_name_key *key, uint32_t f
                     struct cw_found *found, cw_array **out);
 /* The record alone. Asks nobody. -ENOENT (without a sentence), -ECONNRESET. */
 int cw_name_key_find(cw_client *client, const struct cw_name_key *key, struct cw_found *found);
+/* Before others know of an array of our own: whoever opens it has it read-only, by whatever name or
+ * handle. */
+void cw_array_freeze(cw_array *array);
 /* The lowest byte of an array in host memory. */
 uint8_t *cw_array_lowest(const cw_array *array);
 /* How many clients hold a lease on it. -ENOENT, -ESTALE: it went meanwhile. */

@@ -85,7 +85,8 @@ int cw_name_key_find(cw_client *client, const struct cw_name_key *key, struct cw
     return code == -ECONNRESET ? cw_client_lost(client) : code;
 }
 
-static int get(cw_client *client, const char *name, uint32_t flags, cw_array **out) {
+static int get(cw_client *client, const char *name, uint32_t flags, int64_t timeout_ns,
+               cw_array **out) {
     struct cw_name_key key;
     struct cw_found found;
     if (!out)
@@ -94,18 +95,24 @@ static int get(cw_client *client, const char *name, uint32_t flags, cw_array **o
     if (code)
         return code;
     if (cw_remote_name(name))
-        return cw_remote_get(client, &key, flags, out);
+        return cw_remote_get(client, &key, flags, timeout_ns, out);
     code = cw_name_key_get(client, &key, flags, &found, out);
     return code == -ENOENT ? no_such_name(client, name) : code;
 }
 
 int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out) {
     int code = cw_open_flags_check("cw_get", flags);
-    return code ? code : get(client, name, flags, out);
+    return code ? code : get(client, name, flags, -1, out);
+}
+
+int cw_get_within(cw_client *client, const char *name, uint32_t flags, int64_t timeout_ns,
+                  cw_array **out) {
+    int code = cw_open_flags_check("cw_get_within", flags);
+    return code ? code : get(client, name, flags, timeout_ns, out);
 }
 
 int cw_get_distant(cw_client *client, const char *name, cw_array **out) {
-    return get(client, name, CW_DISTANT, out);
+    return get(client, name, CW_DISTANT, -1, out);
 }
 
 /* The layout to be put, and where its lowest byte lies within the array. */

@@ -56,15 +56,23 @@ int cw_remote_call(cw_client *client, enum cw_remote_verb verb, const struct cw_
 }
 
 int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t flags,
-                  cw_array **out) {
+                  int64_t timeout_ns, cw_array **out) {
     struct cw_found found;
+    int64_t until_ns = timeout_ns < 0 ? INT64_MAX : cw_now_ns() + timeout_ns;
     if (!(flags & CW_PRIVATE))
         flags |= CW_READONLY; /* others share it, and its owner would never see what is written */
     for (unsigned tries = 0; tries < GET_TRIES; tries++) {
         int code = cw_name_key_get(client, key, flags, &found, out);
         if (code != -ENOENT && code != -ESTALE)
             return code;
-        code = cw_remote_call(client, CW_REMOTE_GET, key, -1);
+        int64_t left_ns = timeout_ns < 0 ? -1 : until_ns - cw_now_ns();
+        code = left_ns < 0 && timeout_ns >= 0 ? -ETIMEDOUT
+                                              : cw_remote_call(client, CW_REMOTE_GET, key, left_ns);
+        if (code == -ETIMEDOUT)
+            return cw_fail(code,
+                           "the array did not come from its node in %.3f s; it is fetched "
+                           "all the same",
+                           (double)timeout_ns / 1e9);
         if (code)
             return code;
     }

@@ -13,8 +13,9 @@
 static inline bool cw_remote_name(const char *name) {
     return name && name[0] == '/' && name[1] == '/';
 }
-/* Blocks until the replica is there. Flags as cw_get(). */
-int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t flags, cw_array **out);
+/* Blocks until the replica is there. Flags and time as cw_get_within(). */
+int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t flags,
+                  int64_t timeout_ns, cw_array **out);
 /* Blocks until the array stands under its name at the other node. */
 int cw_remote_put(cw_array *array, const struct cw_name_key *key, uint32_t flags,
                   const cw_layout *layout, uint64_t offset_bytes);

@@ -30,6 +30,15 @@ uint64_t cw_block_carve(struct cw_block *block, uint64_t offset_bytes, uint64_t 
     return gen;
 }
 
+void cw_block_freeze(struct cw_block *block, uint64_t gen) {
+    /* B14: before the handle, or the name, by which others learn of it; that orders it. */
+    CW_STORE(B14, &block->frozen, gen + 1, relaxed);
+}
+
+bool cw_block_frozen(struct cw_block *block, uint64_t gen) {
+    return CW_LOAD(B14, &block->frozen, relaxed) == gen + 1;
+}
+
 void cw_block_free_local(struct cw_block *block) {
     uint64_t word = CW_LOAD(B8, &block->word, acquire);
     CW_STORE(B7, &block->word, word_of(cw_block_gen(word) + 1, CW_BLOCK_FREE), release);

@@ -51,7 +51,8 @@ struct cw_block { /* 64 bytes, shared */
     cw_a64 word;
     cw_a64 offset_bytes; /* within the slab's data */
     cw_a64 length_bytes;
-    cw_a64 reserved[5]; /* who uses it on GPUs stands in order.h */
+    cw_a64 frozen;      /* generation + 1 that nobody may write to any more; else not that */
+    cw_a64 reserved[4]; /* who uses it on GPUs stands in order.h */
 };
 _Static_assert(sizeof(struct cw_block) == 64, "layout");
 
@@ -79,6 +80,10 @@ uint64_t cw_block_table_bytes(uint32_t capacity);
 
 /* Owner: publishes a carved block (B7). The entry must be FREE. Returns its generation. */
 uint64_t cw_block_carve(struct cw_block *block, uint64_t offset_bytes, uint64_t length_bytes);
+/* The maker, before others know of this generation: whoever opens it has it read-only. */
+void cw_block_freeze(struct cw_block *block, uint64_t gen);
+/* Was it? After the word was seen (B1). */
+bool cw_block_frozen(struct cw_block *block, uint64_t gen);
 /* Owner: frees a block that no other process ever learned of. */
 void cw_block_free_local(struct cw_block *block);
 

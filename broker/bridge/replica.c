@@ -10,7 +10,9 @@
  * However many clients want one array, it is fetched once: they all wait for the same replica. What
  * is HELD is what the name means at its owner as far as it can be known: the owner tells of each
  * change, and while there is no link to it, nothing is HELD. Clients that have opened a replica
- * keep it in any case. If this process dies, the broker takes all replicas' names away.
+ * keep it in any case, also under other names that they give it: its block is frozen, and means the
+ * same bytes for as long as anybody has it. If this process dies, the broker takes all replicas'
+ * names away.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -105,7 +107,7 @@ static void on_put(void *owner, int code, const void *body, uint32_t body_bytes)
     }
     replica->held = true;
     if (replica->doubtful && !replica->bridge->doubts_ns) {
-        replica->bridge->doubts_ns = replica->bridge->now_ns + DOUBT_NS;
+        replica->bridge->doubts_ns = replica->bridge->loop.now_ns + DOUBT_NS;
         replica->bridge->hurry = true;
     }
     tell_jobs(replica, 0);
@@ -124,6 +126,7 @@ static void put(struct cwb_replica *replica) {
                         .shape = shape.shape,
                         .strides = shape.strides,
                         .dtype = shape.dtype};
+    cw_array_freeze(replica->array);
     if (code == 0)
         code = cw_name_key_put_form(replica->array, &replica->key, CW_REPLACE, &layout,
                                     shape.origin_bytes, &message.put, meta);
@@ -306,12 +309,12 @@ void cwb_replicas_unlink(struct cwb_bridge *bridge, struct cwb_peer *peer) {
 int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
     static int64_t looked_ns;
     struct cwb_replica *replica, *next;
-    bool look = bridge->now_ns - looked_ns >= LOOK_NS;
-    bool doubts = bridge->doubts_ns && bridge->now_ns >= bridge->doubts_ns;
+    bool look = bridge->loop.now_ns - looked_ns >= LOOK_NS;
+    bool doubts = bridge->doubts_ns && bridge->loop.now_ns >= bridge->doubts_ns;
     if (!bridge->replicas)
         return INT64_MAX;
     if (look)
-        looked_ns = bridge->now_ns;
+        looked_ns = bridge->loop.now_ns;
     if (doubts)
         bridge->doubts_ns = 0;
     HASH_ITER(hh, bridge->replicas, replica, next) {

@@ -2,12 +2,19 @@
 
 A library that has its memory from us (`causeway.cupy.use()` and the like) may use it anew when its own array is gone.
 So the array that was lent is kept here until nobody holds the loan any more.
+
+A loan's end is told by the broker, in shared memory, and seen whenever anything is lent again. Where somebody waits for
+memory of theirs to come back (`collect_soon`), a thread looks, in naps that grow to a second, as long as one of those is
+lent; then it sleeps. In a forked child there is no such thread, and the loans
+are the parent's.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from causeway import client
@@ -18,10 +25,15 @@ if TYPE_CHECKING:
     from causeway._gpu import Foreign
     from causeway.client import Connection
 
-__all__ = ["borrow", "collect", "lend"]
+__all__ = ["borrow", "collect", "collect_soon", "lend", "number_of"]
 
 _lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
-_kept: dict[int, tuple[Any, list[Any]]] = {}  # by loan: its client, and what must not go before it
+_kept: dict[int, tuple[Any, Any]] = {}  # by loan: its client, and what must not go before it
+_NAP_S, _LONGEST_NAP_S = 0.0001, 1.0
+_wanted = threading.Event()
+_dropped: set[int] = set()  # loans whose end somebody waits for
+_collector: threading.Thread | None = None
+_numbers: weakref.WeakKeyDictionary[Lease, int] = weakref.WeakKeyDictionary()
 
 
 def lend(told: Foreign, insist: bool) -> Lease | None:
@@ -60,15 +72,16 @@ def _open(call: Any, told: Foreign) -> tuple[int, Lease | None]:
     if status < 0:
         return status, None
     lease = Lease(out[0])
+    _numbers[lease] = number[0]
     _keep(connection, number[0], told.owner)
     return status, lease
 
 
 def _keep(connection: Connection, number: int, owner: Any) -> None:
-    with _lock:
-        _, owners = _kept.setdefault(number, (connection.pointer, []))
-        if not any(owner is known for known in owners):
-            owners.append(owner)
+    with (
+        _lock
+    ):  # the first one will do: a later one may itself hold this loan, and would keep it for ever
+        _kept.setdefault(number, (connection.pointer, owner))
 
 
 def collect() -> None:
@@ -81,3 +94,39 @@ def collect() -> None:
         for pointer in {pointer for pointer, _ in list(_kept.values())}:
             while lib.cw_loan_next(pointer, ended) == 0:
                 gone.append(_kept.pop(ended[0], None))
+
+
+def number_of(lease: Lease) -> int | None:
+    """The loan that a lease came by; None if by none."""
+    return _numbers.get(lease)
+
+
+def collect_soon(number: int, owner_of: int = os.getpid()) -> None:
+    """Somebody has dropped an array that was lent: it goes as soon as nobody else holds it. Blocks nobody; also from a
+    finaliser.
+    """
+    global _collector
+    if number not in _kept or os.getpid() != owner_of:
+        return
+    _dropped.add(number)
+    _wanted.set()
+    if _collector is None:
+        _collector = threading.Thread(target=_collect_dropped, name="causeway-loans", daemon=True)
+        _collector.start()
+
+
+def _collect_dropped() -> None:
+    while True:
+        _wanted.wait()
+        _wanted.clear()
+        nap = _NAP_S
+        while True:
+            collect()
+            with _lock:
+                _dropped.intersection_update(_kept)
+            if not _dropped:
+                break
+            if _wanted.wait(nap):
+                _wanted.clear()
+                nap = _NAP_S
+            nap = min(2 * nap, _LONGEST_NAP_S)

@@ -1,8 +1,9 @@
-"""Tasks of GPU arrays alone: the quick way of those that have a few arrays of ours as arguments and nothing else.
+"""Tasks of GPU arrays alone: the quick way of those that have a few arrays of ours as arguments and nothing else, or arrays
+of PyTorch's and CuPy's that are lent as ours (`_pool_foreign`).
 
 Such a task is a message as any other (`_pool_wire`), with the flag ALONE and nothing pickled for it. Its table names the
-arrays, one entry for each argument in their order; its body is how to see them (shape, dtype, strides, name), one
-pickle after the other. Both ends remember: the parent with each array what a message says of it, a worker what a message
+arrays, one entry for each argument in their order; its body is how to see them (shape, dtype, strides, name, and which
+library's they are), one pickle after the other. Both ends remember: the parent with each array what a message says of it, a worker what a message
 means. Leases are not remembered: a worker takes one for each task, and it ends with the task.
 
 Invariant: what an array remembers is what a new encoding would say. An array's memory, layout and name never change as
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from causeway import _pool_foreign as foreign
 from causeway import _pool_table as table
 from causeway import array as arrays
 from causeway import client
@@ -56,13 +58,34 @@ class Told(NamedTuple):
     look: bytes
 
 
+class Look(NamedTuple):
+    """How to see an array.
+
+    Attributes:
+        again: of which library it becomes one; None: of ours.
+    """
+
+    layout: Layout
+    name: str | None
+    again: foreign.Again | None
+
+    def array(self, lease: Lease, offset: int) -> Any:
+        """What the task gets."""
+        made = make(lease, self.layout, offset, self.name)
+        return made if self.again is None else foreign.again(made, self.again)
+
+
 def told_dtype(dtype: np.dtype[Any]) -> Any:
     """A dtype, or the text of one that needs no more: it is pickled and found again in a fraction of the time."""
     return dtype.str if dtype.isbuiltin == 1 else dtype
 
 
-def _tell(array: Array) -> Told | None:
-    """What a message says of an array; None if it goes another way. It is remembered."""
+def _tell(array: Array, again: foreign.Again | None) -> Told | None:
+    """What a message says of an array; None if it goes another way. It is remembered.
+
+    Args:
+        again: of which library the task is to get an array; None: of ours.
+    """
     lease = array._lease
     if lease is None or isinstance(lease, EvictableLease) or lease.gpu < 0:
         return None
@@ -72,7 +95,7 @@ def _tell(array: Array) -> Told | None:
     layout = array._layout_now()
     flags = table.GIVEN | table.ARRAY | table.IN | (table.READONLY if lease.readonly else 0)
     entry = table.pack(array.handle(False), array._offset - layout.origin, layout.span, flags)
-    look = (layout.shape, told_dtype(layout.dtype), layout.strides, array._name)
+    look = (layout.shape, told_dtype(layout.dtype), layout.strides, array._name, again)
     told = Told(connection, lease.gpu, entry[: -table.WHERE_BYTES], pickle.dumps(look, 5))
     array._told = told
     return told
@@ -86,12 +109,18 @@ class Alone:
         max_bytes: the longest message.
     """
 
-    __slots__ = ("_groups", "_max_bytes", "_wheres")
+    __slots__ = ("_groups", "_lender", "_max_bytes", "_wheres")
 
     def __init__(self, devices: Devices, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._groups = devices.by_gpu
+        self._lender = devices.lender
         self._wheres = {gpu: table.pack_where(group) for gpu, group in self._groups.items()}
+
+    def takes(self, argument: object) -> bool:
+        """Whether a task that begins with it may be such a one."""
+        kind = type(argument)
+        return kind is Array or foreign.is_foreign(kind)
 
     def encode(
         self, number: int, kind: int, args: tuple[Any, ...]
@@ -112,16 +141,25 @@ class Alone:
             return None
         if not 0 < len(args) <= ARRAYS_MAX:
             return None
-        if type(args[0]) is not Array:
+        if not self.takes(args[0]):
             return None
+        if len(args) > 1 and len({id(arg) for arg in args}) < len(args):
+            return None  # one object twice is one object at the other end, too
         connection = client.current()
-        parts, looks, nearest = [b""], [], -1
-        for array in args:
-            if type(array) is not Array or array._lease is None:
+        parts, looks, held, nearest = [b""], [], [], -1
+        for arg in args:
+            array, again = arg, None
+            if type(arg) is not Array:
+                lent = self._lender.lend(arg) if foreign.is_foreign(type(arg)) else None
+                if lent is None:
+                    return None
+                array, again = lent
+            if array._lease is None:
                 return None
+            held.append(array)
             told = array._told
             if told is None or told.connection is not connection:
-                told = _tell(array)
+                told = _tell(array, again)
             if told is None:
                 return None
             group = self._groups.get(told.gpu, -1)
@@ -130,15 +168,13 @@ class Alone:
             nearest = group
             parts += (told.entry, self._wheres[told.gpu])
             looks.append(told.look)
-        if len(args) > 1 and len({id(array) for array in args}) < len(args):
-            return None  # one object twice is one object at the other end, too
         body = looks[0] if len(looks) == 1 else b"".join(looks)
         parts[0] = table.HEADER.pack(number, kind, _FLAGS, 0, len(args), 0, len(body))
         data = b"".join((*parts, body))
-        return (data, args, nearest) if len(data) <= self._max_bytes else None
+        return (data, tuple(held), nearest) if len(data) <= self._max_bytes else None
 
 
-def read(data: Any) -> tuple[int, list[table.Entry], list[tuple[Layout, str | None]]]:
+def read(data: Any) -> tuple[int, list[table.Entry], list[Look]]:
     """What such a message says: how to call the function, its entries, and how to see the array of each.
 
     Raises:
@@ -149,8 +185,8 @@ def read(data: Any) -> tuple[int, list[table.Entry], list[tuple[Layout, str | No
     _, body = table.split(rest, count, lead_bytes, body_bytes)
     stream, looks = io.BytesIO(body), []
     for _ in range(count):
-        shape, dtype, strides, name = pickle.load(stream)
-        looks.append((Layout(shape, np.dtype(dtype), strides), name))
+        shape, dtype, strides, name, again = pickle.load(stream)
+        looks.append(Look(Layout(shape, np.dtype(dtype), strides), name, again))
     return call, table.entries_in(rest, count), looks
 
 
@@ -162,7 +198,7 @@ class _Known:
         nbytes: bytes of its arrays.
         connection: over which to open them.
         here: of each, if all lie on the worker's GPU: handle, layout and flags for the library; and how to see it:
-            layout, offset, name. None: one lies elsewhere.
+            its place there, and the look. None: one lies elsewhere.
     """
 
     __slots__ = ("call", "connection", "here", "nbytes")
@@ -171,7 +207,7 @@ class _Known:
         self.call = call
         self.nbytes = nbytes
         self.connection = connection
-        self.here: list[tuple[Any, Layout, int, Layout, int, str | None]] | None = None
+        self.here: list[tuple[Any, Layout, int, int, Look]] | None = None
 
 
 class Opener:
@@ -188,7 +224,7 @@ class Opener:
         self._known: dict[bytes, _Known] = {}
         self._out = ffi.new("cw_array **")
 
-    def open(self, data: Any) -> tuple[int, list[Array], int] | None:
+    def open(self, data: Any) -> tuple[int, list[Any], int] | None:
         """How to call a task's function, its arrays, and their bytes; None: one of them lies elsewhere.
 
         Raises:
@@ -203,11 +239,11 @@ class Opener:
         if known.here is None:
             return None
         found, out, pointer = [], self._out, connection.pointer
-        for handle, raw, flags, layout, offset, name in known.here:
+        for handle, raw, flags, offset, look in known.here:
             status = _open(pointer, handle, raw.c, flags, out)
             if status < 0:
                 raise failure(status)
-            found.append(make(Lease(out[0]), layout, offset, name))
+            found.append(look.array(Lease(out[0]), offset))
         return known.call, found, known.nbytes
 
     def _learn(self, key: bytes, data: Any, connection: client.Connection) -> _Known:
@@ -215,7 +251,7 @@ class Opener:
         call, entries, looks = read(data)
         known = _Known(call, sum(entry.nbytes for entry in entries), connection)
         here = []
-        for entry, (layout, name) in zip(entries, looks, strict=True):
+        for entry, look in zip(entries, looks, strict=True):
             if entry.where != self._device.group or self._device.here(entry) is None:
                 break
             handle = ffi.new("cw_handle *")
@@ -224,7 +260,7 @@ class Opener:
                 break  # the broker was lost, and one side knows it already
             flags = lib.CW_READONLY if entry.flags & table.READONLY else 0
             raw = bytes_layout(handle.size_bytes)
-            here.append((handle, raw, flags, layout, entry.offset + layout.origin, name))
+            here.append((handle, raw, flags, entry.offset + look.layout.origin, look))
         else:
             known.here = here
         if len(self._known) >= _KNOWN_MAX:

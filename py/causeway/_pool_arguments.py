@@ -20,12 +20,10 @@ from typing import Any
 from causeway import _pool_alone as alone
 from causeway import _pool_table as table
 from causeway import _pool_wire as wire
-from causeway import array as arrays
 from causeway._pool_ahead import Ahead
 from causeway._pool_buffers import BlockLease, open_lease
 from causeway._pool_staging import Device, Result
 from causeway._pool_table import Entry
-from causeway.array import Array
 from causeway.errors import LimitExceeded
 from causeway.views import Lease
 
@@ -73,7 +71,7 @@ class Arguments:
             self._ahead.look()
         return message
 
-    def alone(self, data: Any, place: int) -> tuple[int, list[Array], int]:
+    def alone(self, data: Any, place: int) -> tuple[int, list[Any], int]:
         """As `read`, of a task of arrays alone: how to call its function, the arrays, and their bytes."""
         if self._opener is not None and not self._looks:  # nobody looks ahead
             found = self._opener.open(data)
@@ -82,11 +80,8 @@ class Arguments:
         message = self.read(data, place)
         call, _, looks = alone.read(data)
         made = zip(message.buffers, looks, strict=True)
-        return (
-            call,
-            [arrays.make(lease, it, low + it.origin, name) for (lease, low), (it, name) in made],
-            message.block_bytes,
-        )
+        args = [look.array(lease, low + look.layout.origin) for (lease, low), look in made]
+        return call, args, message.block_bytes
 
     def _given(self, number: int, entry: Entry) -> tuple[Lease, int]:
         """The memory of an entry, and where it begins there."""

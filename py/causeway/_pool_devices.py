@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from causeway._lib import check, ffi, lib
+from causeway._pool_foreign import Lender
 from causeway.device import devices as device_names
 from causeway.errors import DeviceError
 
@@ -83,18 +84,25 @@ class Devices:
         visible: all GPUs of this process, whether they have workers or not.
         peer: whether tasks get views on arrays of other GPUs than their worker's, not copies.
         sms: multiprocessors of each worker; None: all.
+        lender: of the caller's arrays.
         by_gpu: the group on each GPU that has one, by the GPU's number here.
     """
 
-    __slots__ = ("by_gpu", "groups", "peer", "sms", "visible")
+    __slots__ = ("by_gpu", "groups", "lender", "peer", "sms", "visible")
 
     def __init__(
-        self, groups: list[Group], visible: list[Device], peer: bool = False, sms: int | None = None
+        self,
+        groups: list[Group],
+        visible: list[Device],
+        peer: bool = False,
+        sms: int | None = None,
+        borrow: bool | None = None,
     ) -> None:
         self.groups = groups
         self.visible = visible
         self.peer = peer
         self.sms = sms
+        self.lender = Lender(borrow)
         numbers = {group.device.key: number for number, group in enumerate(groups)}
         self.by_gpu = {
             gpu: numbers[device.key] for gpu, device in enumerate(visible) if device.key in numbers
@@ -142,13 +150,19 @@ class Devices:
 
 
 def start(
-    context: Any, devices: Any, processes: int | None, *, peer: bool = False, sms: Any = None
+    context: Any,
+    devices: Any,
+    processes: int | None,
+    *,
+    peer: bool = False,
+    sms: Any = None,
+    borrow: bool | None = None,
 ) -> tuple[Any, Devices | None]:
     """The context of multiprocessing for a Pool's workers, and its devices; see `find`.
 
     Args:
         context: one, or the name of a start method; None for multiprocessing's choice, with devices "spawn".
-        devices, processes, peer, sms: see `find`.
+        devices, processes, peer, sms, borrow: see `find`.
 
     Raises:
         ValueError: by "fork" workers cannot use a GPU. And what find() raises.
@@ -158,7 +172,7 @@ def start(
     by_fork = context is not None and context.get_start_method() == "fork"
     if by_fork and devices is not None and devices != "auto":
         raise _by_fork()
-    found = find(devices, processes, peer=peer, sms=sms)
+    found = find(devices, processes, peer=peer, sms=sms, borrow=borrow)
     if found is not None and by_fork:
         raise _by_fork()
     if context is None:
@@ -174,7 +188,12 @@ def _by_fork() -> ValueError:
 
 
 def find(
-    devices: Any, processes: int | None, *, peer: bool = False, sms: Any = None
+    devices: Any,
+    processes: int | None,
+    *,
+    peer: bool = False,
+    sms: Any = None,
+    borrow: bool | None = None,
 ) -> Devices | None:
     """What devices= says; None where a Pool has none: devices is None, or "auto" and there is no GPU.
 
@@ -183,6 +202,7 @@ def find(
         processes: how many workers were asked for besides; None: the devices decide.
         peer: see `Pool`.
         sms: see `Pool`.
+        borrow: see `Pool`.
 
     Raises:
         TypeError, ValueError: it says nothing, or what cannot be.
@@ -191,14 +211,15 @@ def find(
     if sms is not None and (not isinstance(sms, int) or isinstance(sms, bool) or sms < 1):
         raise ValueError(f"sms is a number of multiprocessors above 0, not {sms!r}")
     if devices is None:
-        if sms is not None or peer:
-            raise ValueError(f"{'peer' if sms is None else 'sms'}= is for a Pool with devices=")
+        given = {"sms": sms is not None, "peer": peer, "borrow": borrow is not None}
+        for name in (name for name, is_given in given.items() if is_given):
+            raise ValueError(f"{name}= is for a Pool with devices=")
         return None
     wanted = _wanted(devices)
     if devices == "auto" and len(device_names()) < 2:
         return None
     visible = _visible()
-    found = Devices(_groups(wanted, visible), visible, bool(peer), sms)
+    found = Devices(_groups(wanted, visible), visible, bool(peer), sms, borrow)
     if processes is not None and processes != found.count:
         raise ValueError(
             f"processes={processes}, but devices= makes {found.count} workers; leave processes out, or repeat names in "

@@ -1,31 +1,54 @@
 """GPU arrays of PyTorch and CuPy in the tasks and results of a Pool with devices: they travel as ours do.
 
 By themselves both pickle the values, through the host, and PyTorch also the number of the GPU, which in a worker is another
-one's. Here the array becomes a `causeway.Array` (without a copy where its library allocates from us, else by one on the
-GPU) whose handle travels; the task gets an array of the same library on that memory, on its worker's GPU. As with any array of ours,
-what the task writes is seen by the caller where no copy was made.
+one's. Here the array becomes a `causeway.Array` whose handle travels, and the task gets an array of the same library on
+that memory, on its worker's GPU.
+
+Whose memory that is:
+
+    of ours (causeway.torch.use() and the like)   the array's own: what a task writes is seen by the caller
+    the library's own, of an argument             the array's own, borrowed (`_loans.borrow`) as torch.multiprocessing does it,
+                                                  or one copy on the GPU: see Lender
+    the library's own, of a result                one copy on the GPU: it shall outlive the worker
 
 What cannot go so (on the host, sparse, empty) is pickled as its library has it.
+
+Invariant: an array that is lent keeps its memory until the last process has let go of it, also when the caller's array is
+gone: the loan holds another array on the same memory, never the caller's. What is known of an array (`_known`) is checked
+against it, and its memory against the driver, each time. The parent's death takes what it lent along, and its
+workers end with it. Order: a worker's streams come after what the array's current stream was given when the task was
+sent (`cw_array_behind`), and the answer comes when the worker's GPU has nothing left to do.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
+import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from causeway import create
+from causeway import _gpu, _loans, client, create
+from causeway import array as arrays
+from causeway._lib import check, ffi, lib
 from causeway.array import Array
+from causeway.errors import LimitExceeded
 from causeway.layouts import Layout, is_gapless
+from causeway.views import Lease
 
-__all__ = ["kinds", "reductions"]
+__all__ = ["Again", "Lender", "again", "is_foreign", "kinds", "reductions"]
 
 _CLASSES = {"torch": "Tensor", "cupy": "ndarray"}
+_LEGACY_STREAM = 1
 _Reduction = Callable[[Any], Any]
+Again = tuple[Any, ...]  # how the other end makes an array of its library of ours: again()
+
+
+_found: set[type] = set()
 
 
 def kinds() -> list[tuple[str, type]]:
@@ -38,60 +61,249 @@ def kinds() -> list[tuple[str, type]]:
     return found
 
 
-def reductions(known: dict[Any, _Reduction]) -> dict[type, _Reduction]:
+def is_foreign(kind: type) -> bool:
+    """Whether it is one of those classes. Quick."""
+    if kind in _found:
+        return True
+    if kind.__module__ not in _CLASSES or (kind.__module__, kind) not in kinds():
+        return False
+    _found.add(kind)
+    return True
+
+
+def reductions(known: dict[Any, _Reduction], lender: Lender) -> dict[type, _Reduction]:
     """How those are pickled.
 
     Args:
         known: how they would be otherwise, if not by themselves.
     """
-    ways = {"torch": _reduce_torch, "cupy": _reduce_cupy}
-    return {kind: partial(ways[library], known.get(kind, _by_itself)) for library, kind in kinds()}
+    return {kind: partial(_reduce, lender, known.get(kind, _by_itself)) for _, kind in kinds()}
 
 
 def _by_itself(obj: Any) -> Any:
     return obj.__reduce_ex__(5)
 
 
-# ---- PyTorch
+def _reduce(lender: Lender, otherwise: _Reduction, obj: Any) -> Any:
+    found = lender.lend(obj)
+    return otherwise(obj) if found is None else (again, found)
+
+
+def again(array: Array, how: Again) -> Any:
+    """An array of a library on memory of ours; at the other end."""
+    library: Any = sys.modules.get(how[0]) or importlib.import_module(how[0])
+    if how[0] == "cupy":
+        return library.asarray(array)
+    _, dtype, requires_grad = how
+    made = library.from_dlpack(array)
+    if dtype:
+        made = made.view(getattr(library, dtype))
+    return made.requires_grad_() if requires_grad else made
+
+
+# ---- what the libraries' arrays are
+
+
+class _Seen(NamedTuple):
+    """An array of a library.
+
+    Attributes:
+        alias: another one on its memory, without gaps and of a dtype that NumPy has.
+        whole: it is that memory; False: a copy without gaps.
+    """
+
+    alias: Any
+    how: Again
+    whole: bool
+
 
 _WITHOUT_NUMPY = {1: "uint8", 2: "int16"}  # dtypes that NumPy lacks travel as these, by their bytes
 
 
-def _reduce_torch(otherwise: _Reduction, tensor: Any) -> Any:
-    torch = sys.modules["torch"]
+def _see_torch(torch: Any, tensor: Any) -> _Seen | None:
     odd = tensor.is_conj() or tensor.is_neg() or tensor.layout is not torch.strided
     if tensor.device.type != "cuda" or odd or not tensor.numel():
-        return otherwise(tensor)
+        return None
     plain, dtype = tensor.detach(), ""
     name = str(tensor.dtype).partition(".")[2]
     if name.startswith(("bfloat", "float8")):
         plain, dtype = plain.view(getattr(torch, _WITHOUT_NUMPY[tensor.element_size()])), name
     itemsize = tensor.element_size()
     strides = tuple(step * itemsize for step in plain.stride())
-    if not is_gapless(Layout(tuple(plain.shape), np.dtype(f"V{itemsize}"), strides)):
-        plain = plain.contiguous()
-    return _torch_again, (create.asarray(plain), dtype, tensor.requires_grad)
+    whole = is_gapless(Layout(tuple(plain.shape), np.dtype(f"V{itemsize}"), strides))
+    how = ("torch", dtype, tensor.requires_grad)
+    return _Seen(plain if whole else plain.contiguous(), how, whole)
 
 
-def _torch_again(array: Array, dtype: str, requires_grad: bool) -> Any:
-    torch: Any = importlib.import_module("torch")
-    made = torch.from_dlpack(array)
-    if dtype:
-        made = made.view(getattr(torch, dtype))
-    return made.requires_grad_() if requires_grad else made
+def _torch_state(tensor: Any) -> Any:
+    """What may change in place."""
+    return (
+        tensor.data_ptr(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.requires_grad,
+    )
 
 
-# ---- CuPy
+def _torch_stream(torch: Any, tensor: Any) -> int:
+    return int(torch.cuda.current_stream(tensor.device).cuda_stream) or _LEGACY_STREAM
 
 
-def _reduce_cupy(otherwise: _Reduction, array: Any) -> Any:
+def _see_cupy(cupy: Any, array: Any) -> _Seen | None:
     if not array.size or array.dtype.names is not None:
-        return otherwise(array)
-    if not is_gapless(Layout(array.shape, array.dtype, array.strides)):
-        array = sys.modules["cupy"].ascontiguousarray(array)
-    return _cupy_again, (create.asarray(array),)
+        return None
+    whole = is_gapless(Layout(array.shape, array.dtype, array.strides))
+    return _Seen(array.view() if whole else cupy.ascontiguousarray(array), ("cupy",), whole)
 
 
-def _cupy_again(array: Array) -> Any:
-    cupy: Any = importlib.import_module("cupy")
-    return cupy.asarray(array)
+def _cupy_state(array: Any) -> Any:
+    return array.data.ptr, array.shape, array.strides, array.dtype
+
+
+def _cupy_stream(cupy: Any, array: Any) -> int:
+    return int(cupy.cuda.get_current_stream().ptr) or _LEGACY_STREAM
+
+
+_SEE = {"torch": _see_torch, "cupy": _see_cupy}
+_STATE = {"torch": _torch_state, "cupy": _cupy_state}
+_STREAM = {"torch": _torch_stream, "cupy": _cupy_stream}
+
+
+# ---- what is lent
+
+
+class _Known(NamedTuple):
+    """An array of a library that was lent, for as long as it lives.
+
+    Attributes:
+        borrowed: its memory is the library's.
+    """
+
+    alive: weakref.ref[Any]
+    state: Any
+    connection: client.Connection
+    borrowed: bool
+    found: tuple[Array, Again]
+
+
+_known: dict[int, _Known] = {}  # by id of the library's array
+
+
+class Lender:
+    """Arrays of ours on the memory of other libraries' arrays. Any thread.
+
+    Args:
+        borrow: the libraries' own memory goes as it is: True; False: it is copied; None: PyTorch's goes as it
+            is, as with torch.multiprocessing, and CuPy's is copied, as its pickle would be.
+
+    Attributes:
+        shared: arrays that went without a copy.
+        copied: arrays that were copied: as borrow says, or since they have gaps, or the driver gives no handle for
+            such memory (expandable segments, cudaMallocAsync).
+    """
+
+    __slots__ = ("borrow", "copied", "shared")
+
+    def __init__(self, borrow: bool | None) -> None:
+        self.borrow = borrow
+        self.copied = 0
+        self.shared = 0
+
+    def lend(self, obj: Any) -> tuple[Array, Again] | None:
+        """An array of ours with what a GPU array holds, and how it is made one of its library again. None: it is pickled
+        as its library has it.
+
+        Raises:
+            LimitExceeded: no memory left for a copy.
+            BrokerLost: the broker is gone.
+            DeviceError: the GPU, or the work that the array was made by, has failed.
+        """
+        library = type(obj).__module__
+        module = sys.modules[library]
+        if library == "torch" and obj.device.type != "cuda":
+            return None
+        found = self._lend_known(library, module, obj)
+        if found is None:
+            seen = _SEE[library](module, obj)
+            if seen is None:
+                return None
+            found = self._lend_new(library, module, obj, seen) if seen.whole else None
+            if found is None:
+                self.copied += 1
+                return create.asarray(seen.alias), seen.how
+        self.shared += 1
+        return found
+
+    def _lend_known(self, library: str, module: Any, obj: Any) -> tuple[Array, Again] | None:
+        known = _known.get(id(obj))
+        if known is None or known.alive() is not obj:
+            return None
+        if known.borrowed and not self._borrows(library):
+            return None
+        stands = known.connection is client.current() and known.state == _STATE[library](obj)
+        if stands and _behind(known.found[0], _STREAM[library](module, obj)):
+            return known.found
+        _known.pop(id(obj), None)
+        return None
+
+    def _lend_new(
+        self, library: str, module: Any, obj: Any, seen: _Seen
+    ) -> tuple[Array, Again] | None:
+        told = _gpu.Foreign(seen.alias, seen.alias.__cuda_array_interface__)
+        stream = _STREAM[library](module, obj)
+        for _ in range(2):
+            lease, borrowed = self._lease_on(library, told)
+            if lease is None:
+                return None
+            array = arrays.make(lease, told.layout, told.address - lease.address)
+            if _behind(array, stream):
+                found = array, seen.how
+                _remember(obj, _STATE[library](obj), borrowed, found)
+                return found
+        return None
+
+    def _borrows(self, library: str) -> bool:
+        return library == "torch" if self.borrow is None else self.borrow
+
+    def _lease_on(self, library: str, told: _gpu.Foreign) -> tuple[Lease | None, bool]:
+        """A lease on an array's own memory, if there may be one, and whether that is borrowed."""
+        lease = _gpu.find(told.low) or _loans.lend(told, insist=False)
+        if lease is not None or not self._borrows(library):
+            return lease, False
+        try:
+            return _loans.borrow(told), True
+        except (
+            ValueError,
+            LimitExceeded,
+        ):  # no handle for such memory; too many pieces of it are lent
+            return None, False
+
+
+def _behind(array: Array, stream: int) -> bool:
+    """Puts it behind what the stream was given; False: its memory is not the library's any more."""
+    pointer, number = array._open_lease().pointer, ffi.cast("void *", stream)
+    while (status := lib.cw_array_behind(pointer, number)) == -errno.EINTR:
+        pass  # a signal was served
+    if status == -errno.ESTALE:
+        return False
+    check(status)
+    return True
+
+
+def _remember(obj: Any, state: Any, borrowed: bool, found: tuple[Array, Again]) -> None:
+    key, loan = id(obj), _loans.number_of(found[0]._open_lease())
+
+    def forget(alive: weakref.ref[Any]) -> None:
+        known = _known.get(key)
+        if known is not None and known.alive is alive:
+            del _known[key], known
+        if loan is not None:
+            _loans.collect_soon(loan)
+
+    try:
+        _known[key] = _Known(weakref.ref(obj, forget), state, client.current(), borrowed, found)
+    except (
+        TypeError
+    ):  # of a version of its library without weak references: it is looked at anew each time
+        return

@@ -212,7 +212,7 @@ class Outgoing:
         if self._dispatch.under_way > cells - cells // _REFILL and self._dispatch.ready() > 0:
             return _NO_ROOM
         job = work.job
-        if type(work.items[work.sent * work.chunksize]) is Array:
+        if self._alone is not None and self._alone.takes(work.items[work.sent * work.chunksize]):
             cell = self._send_arrays(work)
             return self._send_message(work, work.task(work.sent)) if cell is None else cell
         if job.described is not None:
@@ -280,7 +280,7 @@ class Outgoing:
     def _send(self, task: Task) -> int:
         job = task.job
         args = task.args[0] if task.kind == wire.APPLY else task.args
-        if args and type(args[0]) is Array:
+        if args and self._alone is not None and self._alone.takes(args[0]):
             sent = self._send_alone(self._alone_now(), task, task.number, task.args)
             return self._send_message(task, task) if sent is None else sent
         if job.described is not None:
@@ -314,7 +314,7 @@ class Outgoing:
                 _dispatch.DATA_MAX,
                 transit=False,
                 main=self._crew.main,
-                foreign=devices is not None,
+                lender=None if devices is None else devices.lender,
                 groups=None if devices is None else devices.by_gpu,
                 peer=devices is not None and devices.peer,
             )

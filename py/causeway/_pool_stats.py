@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from causeway._pool_devices import Devices
 
 __all__ = ["summary", "table"]
 
 _SUMS = ("tasks", "seconds", "bytes_in", "bytes_out")
 
 
-def summary(workers: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(workers: list[dict[str, Any]], devices: Devices | None = None) -> dict[str, Any]:
     """The sums over all workers, those over the workers of each device where there are any, and the workers themselves.
 
     >>> found = summary([{"device": "cuda:0", "tasks": 2, "seconds": 0.5, "bytes_in": 8, "bytes_out": 4}])
@@ -23,6 +26,8 @@ def summary(workers: list[dict[str, Any]]) -> dict[str, Any]:
             name: _sums([worker for worker in workers if worker["device"] == name])
             for name in names
         }
+    if devices is not None:
+        found["lent"] = {"shared": devices.lender.shared, "copied": devices.lender.copied}
     return {**found, "workers": workers}
 
 

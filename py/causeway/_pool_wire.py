@@ -97,7 +97,7 @@ class Encoder:
         max_bytes: the longest message that the ring takes.
         main: the notebook's `__main__`, of the parent; None where there is none.
         transit: False: what the parcel holds keeps its arrays until they are opened; True: the broker does.
-        foreign: GPU arrays of other libraries go as ours do.
+        lender: of GPU arrays of other libraries, which go as ours do; None: they do not.
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class Encoder:
         max_bytes: int,
         transit: bool,
         main: Main | None = None,
-        foreign: bool = False,
+        lender: _pool_foreign.Lender | None = None,
     ) -> None:
-        self._foreign = foreign
+        self._lender = lender
         self._store = store
         self._max_bytes = max_bytes
         self._transit = transit
@@ -180,12 +180,12 @@ class Encoder:
     def _reductions(self) -> dict[Any, Callable[[Any], Any]]:
         known: dict[Any, Any] = copyreg.dispatch_table
         extra: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-        foreign = _pool_foreign.kinds() if self._foreign else []
+        foreign = _pool_foreign.kinds() if self._lender is not None else []
         now = (len(known), len(extra), foreign)
         if self._table_of != now:
             others = {**known, **extra}
-            if foreign:
-                others.update(_pool_foreign.reductions(others))
+            if foreign and self._lender is not None:
+                others.update(_pool_foreign.reductions(others, self._lender))
             self._table = {**others, **self._own_reductions()}
             self._table_of = now
         return self._table

@@ -26,6 +26,7 @@ from causeway._pool_ahead import Ahead
 from causeway._pool_arguments import Arguments
 from causeway._pool_buffers import BlockStore
 from causeway._pool_environment import Description
+from causeway._pool_foreign import Lender
 from causeway._pool_leaving import Leaving
 from causeway._pool_own_gpu import OWN, OwnGpu
 from causeway._pool_plane import Memory, Plane
@@ -133,7 +134,10 @@ class _Handler:
         self._gpu = gpu
         self._store = BlockStore(_KEEP_BYTES)
         self._encoder = wire.Encoder(
-            self._store, _dispatch.WORDS_MAX, transit=True, foreign=gpu is not None
+            self._store,
+            _dispatch.WORDS_MAX,
+            transit=True,
+            lender=None if gpu is None else Lender(False),
         )
         own = None if gpu is None else Device(OWN, group)
         ahead = None if gpu is None or own is None or gpu.told.workers > 1 else Ahead(end, own)

@@ -72,9 +72,10 @@ class Executor(futures.Executor):
             `TaskTimeout`.
         capture_stderr: workers' stderr goes through this process, which passes it on, and `WorkerDied` shows
             the end of it.
-        devices: workers on GPUs; this, peer and sms as for `Pool`.
+        devices: workers on GPUs; this, peer, sms and borrow as for `Pool`.
         peer: tasks get arrays of other GPUs as views.
         sms: multiprocessors for each worker.
+        borrow: PyTorch's and CuPy's own memory goes to tasks as it is, or by a copy.
 
     Raises:
         ValueError: max_workers or max_tasks_per_child below 1, retries below 0, task_timeout not above 0.
@@ -100,9 +101,10 @@ class Executor(futures.Executor):
         devices: Any = None,
         peer: bool = False,
         sms: int | None = None,
+        borrow: bool | None = None,
     ) -> None:
         mp_context, self._devices = _pool_devices.start(
-            mp_context, devices, max_workers, peer=peer, sms=sms
+            mp_context, devices, max_workers, peer=peer, sms=sms, borrow=borrow
         )
         if self._devices is not None:
             max_workers = self._devices.count
@@ -311,7 +313,7 @@ class Executor(futures.Executor):
 
     def stats(self) -> dict[str, Any]:
         """What was done so far; as `Pool.stats`."""
-        return _pool_stats.summary(self._engine.figures() if self._engine else [])
+        return _pool_stats.summary(self._engine.figures() if self._engine else [], self._devices)
 
     def print_stats(self) -> None:
         """Prints `stats` as a table."""

@@ -125,7 +125,9 @@ def get(
 
     Args:
         name: the name.
-        timeout: seconds to wait for it; 0 not at all, None for ever.
+        timeout: seconds to wait for it; 0 not at all, None for ever. An array of another node is here within that
+            time, too, or `Timeout` is raised (it is then fetched all the same, for who asks next); with 0 a name that is
+            there takes the time that it takes.
         readonly: map the memory read-only; a write by force is then a SIGSEGV.
         device: where it shall lie: a copy if it lies elsewhere, also on a GPU that CUDA_VISIBLE_DEVICES hides here
             (another process is then started for the copy). None for where it is.
@@ -135,7 +137,7 @@ def get(
 
     Raises:
         NameNotFound: no such name (timeout=0).
-        Timeout: it did not appear in time.
+        Timeout: it did not appear, or arrive, in time.
         DeviceError: there is no such device.
         BrokerLost: the broker is gone.
         RemoteError: the other node cannot be reached, or refuses.
@@ -152,7 +154,10 @@ def get(
     encoded = _encode(name)
     connection = client._default or client.current()
     flags = 2 if readonly else 0  # CW_READONLY
-    pointer = _get(connection.pointer, encoded, flags)
+    if timeout and encoded.startswith(b"//"):
+        pointer = _get_later(name, encoded, flags, timeout, -errno.EINTR)
+    else:
+        pointer = _get(connection.pointer, encoded, flags)
     if pointer == _NULL:
         status = lib.cwpy_status()
         if status == -errno.ENODEV and device is not None:
@@ -170,12 +175,18 @@ def get(
     return made if device is None else made.to(device)
 
 
+def _left_ns(deadline: float) -> int:
+    """What is left of it, as the library takes it."""
+    left = deadline - time.monotonic()
+    return -1 if left == math.inf or left > 1e9 else max(0, int(left * 1e9))
+
+
 def _get_later(name: str, encoded: bytes, flags: int, timeout: float | None, status: int) -> Any:
-    deadline = _deadline(timeout)
+    deadline = math.inf if timeout == 0 else _deadline(timeout)
     while True:
         if status == -errno.ENOENT and timeout != 0:
             _wait_until(name, encoded, deadline, timeout)
-        pointer = _get(client.current().pointer, encoded, flags)
+        pointer = lib.cwpy_get_within(client.current().pointer, encoded, flags, _left_ns(deadline))
         if pointer != _NULL:
             return pointer
         status = lib.cwpy_status()
@@ -187,9 +198,7 @@ def _get_later(name: str, encoded: bytes, flags: int, timeout: float | None, sta
 def _wait_until(name: str, encoded: bytes, deadline: float, timeout: float | None) -> None:
     """Waits. Signals are served between the calls: Ctrl-C works."""
     while True:
-        left = deadline - time.monotonic()
-        left_ns = -1 if left == math.inf or left > 1e9 else max(0, int(left * 1e9))
-        status = lib.cw_wait(client.current().pointer, encoded, left_ns)
+        status = lib.cw_wait(client.current().pointer, encoded, _left_ns(deadline))
         if status == -errno.ETIMEDOUT:
             raise Timeout(
                 f"no array was put under the name {name!r} within {timeout} s; is its maker running?"

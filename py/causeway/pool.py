@@ -79,6 +79,8 @@ class Pool:
         sms: multiprocessors for each worker, where several share a GPU; what is submitted to
             `causeway.current_stream()` runs on them alone. The driver rounds up. GPUs take turns between processes
             unless MPS runs: a part bounds what a worker takes, and it is no promise that others run beside it.
+        borrow: how arrays on a GPU go to tasks that PyTorch or CuPy has allocated by itself: True as they are, False by a
+            copy on the GPU, None PyTorch's as they are and CuPy's by a copy. See below.
 
     With devices a worker is a process of its own interpreter (`context`: "spawn", which is the default then, or
     "forkserver"), to which its GPU is cuda:0, so that the default device of every library is right; the others come
@@ -88,7 +90,13 @@ class Pool:
     GPU than the worker's is copied there before func gets it, so what func writes into an argument reaches the caller's array
     only if they lay on one GPU: return it. By default `map` takes items one by one then.
 
-    Tensors of PyTorch and arrays of CuPy that lie on a GPU go by handle too.
+    Tensors of PyTorch and arrays of CuPy that lie on a GPU go by handle too, and come as such. A tensor's memory is not
+    copied, as with torch.multiprocessing: what func writes into it the caller sees, and so do other tasks that were given
+    it. An array of CuPy's is copied once on its GPU, since it would be pickled otherwise; `borrow=True` passes it as it is
+    as well, `borrow=False` copies both. Memory that was allocated from causeway (`causeway.torch.use()`) is never copied.
+    Memory of which the driver gives no handle (expandable segments, cudaMallocAsync) is always copied: `stats`
+    counts. Who drops an array that a task still has keeps its memory until the task lets go of it. What a task returns
+    is memory of causeway's, or what it was given.
 
     After each call of func the worker waits for all that it has begun on its GPU. If that has broken the CUDA
     context, the task raises `DeviceError` with CUDA's name for it, and the worker is replaced. Memory
@@ -121,8 +129,11 @@ class Pool:
         devices: Any = None,
         peer: bool = False,
         sms: int | None = None,
+        borrow: bool | None = None,
     ) -> None:
-        context, found = _pool_devices.start(context, devices, processes, peer=peer, sms=sms)
+        context, found = _pool_devices.start(
+            context, devices, processes, peer=peer, sms=sms, borrow=borrow
+        )
         if found is not None:
             processes = found.count
         elif processes is None:
@@ -346,11 +357,12 @@ class Pool:
 
     def stats(self) -> dict[str, Any]:
         """What was done so far: tasks, seconds, bytes_in and bytes_out in all, and the same for each of "workers", and
-        with devices also for each of "devices".
+        with devices also for each of "devices". "lent" is, with devices, how many arrays of PyTorch's and CuPy's went
+        "shared", without a copy, and how many "copied".
 
         Seconds are those in which tasks ran; bytes are those of arguments and results as they were sent.
         """
-        return _pool_stats.summary(self._engine.figures())
+        return _pool_stats.summary(self._engine.figures(), self._engine.devices)
 
     def print_stats(self) -> None:
         """Prints `stats` as a table."""

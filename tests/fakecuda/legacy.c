@@ -3,7 +3,8 @@
  *
  * A legacy handle names the maker's process and its memfd there; whoever knows the 64 bytes and may
  * look into the process can open it, while the maker has not freed it. Opening it again gives the
- * same address. Freeing waits for all work of the process on the device, as on the real driver.
+ * same address. Freeing waits for all work of the process on the device, and the next allocation of
+ * that size has the same address if it is still free, as on the real driver.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -28,10 +29,21 @@ struct handle {
 };
 _Static_assert(sizeof(struct handle) <= sizeof(CUipcMemHandle), "a handle has 64 bytes");
 
+/* Where the piece that was freed last lay. Under the lock. */
+static struct {
+    uintptr_t base;
+    size_t size_bytes;
+} freed;
+
 /* Under the lock, shared by both kinds. */
 static CUresult map(struct fake_piece *piece, enum fake_range_kind kind, CUdeviceptr *out) {
-    void *at =
-        mmap(NULL, piece->size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, piece->memory_fd, 0);
+    const int rights = PROT_READ | PROT_WRITE;
+    void *at = MAP_FAILED;
+    if (kind == FAKE_RANGE_OWN && piece->size_bytes == freed.size_bytes)
+        at = mmap((void *)freed.base, piece->size_bytes, rights, MAP_SHARED | MAP_FIXED_NOREPLACE,
+                  piece->memory_fd, 0);
+    if (at == MAP_FAILED)
+        at = mmap(NULL, piece->size_bytes, rights, MAP_SHARED, piece->memory_fd, 0);
     if (at == MAP_FAILED) {
         fake_piece_drop(piece);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -89,6 +101,8 @@ CUresult cuMemFree(CUdeviceptr address) {
     range = hold(address, FAKE_RANGE_OWN);
     if (!range)
         return CUDA_ERROR_INVALID_VALUE;
+    freed.base = range->base;
+    freed.size_bytes = range->size_bytes;
     unmap(range);
     pthread_rwlock_unlock(&fake_ranges_lock);
     return fake_context_error(context);

@@ -73,6 +73,7 @@ class DriverMemory:
 
     def __del__(self) -> None:
         if self.ptr:
+            start()  # it may go on any thread
             cuda.cuMemFree_v2(ctypes.c_uint64(self.ptr))
 
 

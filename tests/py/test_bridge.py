@@ -172,6 +172,37 @@ def test_a_replica_is_read_only(two: tuple[Node, Node]) -> None:
         assert cw.get("//b/open/r").numpy().tolist() == [1, 2]
 
 
+def test_a_replica_under_a_name_of_home_keeps_its_bytes(two: tuple[Node, Node]) -> None:
+    a, b = two
+    with b.here():
+        cw.put("open/k", [1, 2, 3])
+    with a.here():
+        cw.put("kept", cw.get("//b/open/k"))
+        for name in ("kept", "//b/open/k"):
+            with pytest.raises(ValueError, match="read-only"):  # else one would change the other
+                cw.get(name).numpy()[0] = 9
+        views = cw.get("kept")[1:]
+        cw.put("part", views)
+        with pytest.raises(ValueError, match="read-only"):
+            cw.get("part").numpy()[0] = 9
+        del views
+    with b.here():
+        cw.put("open/k", [4, 5, 6])
+    with a.here():
+        assert eventually(lambda: cw.get("//b/open/k").numpy().tolist() == [4, 5, 6])
+        fresh = [cw.put(f"fill/{i}", np.full(3, i)) for i in range(100)]  # into what is free
+        assert cw.get("kept").numpy().tolist() == [1, 2, 3]
+        assert cw.get("part").numpy().tolist() == [2, 3]
+        del fresh
+    with b.here():
+        cw.remove("open/k")
+    with a.here():
+        assert eventually(lambda: not _there("//b/open/k"))
+        assert cw.get("kept").numpy().tolist() == [1, 2, 3]
+        mine = cw.get("kept").copy()
+        mine.numpy()[0] = 9
+
+
 def test_a_thousand_gets_at_once_make_one_transfer(two: tuple[Node, Node]) -> None:
     a, b = two
     values = bytes_of(20_000_000)

@@ -6,6 +6,7 @@ What no machine can be brought to show runs on the test double alone.
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -165,6 +166,67 @@ def test_a_full_gpu_is_filled_to_the_last_slab(script):
         again = [cw.full(1 << 20, 9, "u1", device="cuda:1") for _ in range(90)]
         assert all((w.to("cpu").numpy() == 9).all() for w in again)
     """)
+
+
+FULL = """
+import os, pickle, subprocess, sys, time
+import causeway as cw
+HOLD = "import pickle, sys, causeway as cw; w = pickle.loads(bytes.fromhex(input())); print(w.nbytes, flush=True); input(); w.close(); input()"
+def lent():
+    x = cw.zeros(80 << 20, "u1", device="cuda:0")
+    other = subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    print(pickle.dumps(x).hex(), file=other.stdin, flush=True)
+    assert int(other.stdout.readline()) == x.nbytes
+    return other
+def told(call):
+    try: call()
+    except cw.LimitExceeded as error: return str(error)
+    raise AssertionError
+"""
+
+
+@on_the_double
+def test_who_finds_a_gpu_full_waits_for_what_is_on_its_way_back(script, tmp_path):
+    env = {**os.environ, **cuda_support.double(tmp_path / "full", memory_mib=128)}
+    text = """
+        other = lent()
+        print(file=other.stdin, flush=True)             # it closes now, or soon
+        y = cw.zeros(80 << 20, "u1", device="cuda:0")
+        assert not y.to("cpu").numpy().any()
+        other.stdin.close()
+        other.wait()
+    """
+    script(FULL + textwrap.dedent(text), env={**env, "CAUSEWAY_FULL_WAIT_MS": "60000"})
+
+
+@on_the_double
+def test_memory_that_was_given_up_a_moment_ago_is_waited_for(script, tmp_path):
+    env = {**os.environ, **cuda_support.double(tmp_path / "full", memory_mib=128)}
+    text = """
+        for _ in range(20):
+            x = cw.zeros(80 << 20, "u1", device="cuda:0")   # more than is kept
+            x.handle(False)                                  # the broker has to see that nobody has it
+            del x
+            y = cw.zeros(100 << 20, "u1", device="cuda:0")
+            del y
+    """
+    script(FULL + textwrap.dedent(text), env=env)
+
+
+@on_the_double
+def test_who_finds_a_gpu_full_waits_no_longer_than_it_may(script, tmp_path):
+    env = {**os.environ, **cuda_support.double(tmp_path / "full", memory_mib=128)}
+    text = """
+        other = lent()
+        text = told(lambda: cw.zeros(80 << 20, "u1", device="cuda:0"))
+        assert "waited 30 ms (CAUSEWAY_FULL_WAIT_MS) for the 1 arrays" in text, text
+        small = cw.zeros(8 << 20, "u1", device="cuda:0")
+        assert "waited" not in told(lambda: cw.zeros(900 << 20, "u1", device="cuda:0"))   # in vain
+        other.stdin.close()
+        other.wait()
+        y = cw.zeros(80 << 20, "u1", device="cuda:0") if os.environ.update(CAUSEWAY_FULL_WAIT_MS="60000") is None else 0
+    """
+    script(FULL + textwrap.dedent(text), env={**env, "CAUSEWAY_FULL_WAIT_MS": "30"})
 
 
 def test_the_limit_on_gpu_bytes(script, tmp_path):

@@ -111,7 +111,7 @@ def overhead(sizes: dict[str, int]) -> None:
     nbytes, count, rounds = sizes["tensor"], sizes["tensors"], sizes["rounds"]
     arrays = [cw.full(nbytes, i + 1, "u1", device="cuda:0") for i in range(count)]
     found = {"arrays": by_pool(arrays, nbytes, rounds, tasks.size)}
-    theirs = 0.0
+    theirs = theirs_new = 0.0
     if torch is not None:
         found["arrays, tensors in the function"] = by_pool(
             arrays, nbytes, rounds, tasks.size_by_torch
@@ -119,12 +119,17 @@ def overhead(sizes: dict[str, int]) -> None:
         found["tensors"] = by_pool(
             tensors_of_ours(nbytes, count), nbytes, rounds, tasks.size_by_torch
         )
-        theirs = torch_overhead(nbytes, count, rounds)
+        found["torch's own tensors"] = by_pool(
+            tensors_of_torch(nbytes, count), nbytes, rounds, tasks.size_by_torch
+        )
+        found["torch's own tensors, another one each time"] = by_pool_anew(nbytes, rounds)
+        theirs, theirs_new = torch_overhead(nbytes, count, rounds)
     for what, took in found.items():
         text = f"{took * 1e6:.1f} us a task"
-        if theirs:
-            text += f", torch.multiprocessing {theirs * 1e6:.0f}: {theirs / took:.1f} times"
-        met = theirs / took >= 10 if theirs else None
+        peer = theirs_new if what.endswith("each time") else theirs
+        if peer:
+            text += f", torch.multiprocessing {peer * 1e6:.0f}: {peer / took:.1f} times"
+        met = peer / took >= 10 if peer and peer is theirs else None
         row(f"map over {nbytes // MIB or nbytes / MIB:g} MiB {what}", ">= 10 times less", text, met)
 
 
@@ -159,13 +164,45 @@ def tensors_of_ours(nbytes: int, count: int) -> list[Any]:
     return made
 
 
-def torch_overhead(nbytes: int, count: int, rounds: int) -> float:
-    """Seconds a task of torch.multiprocessing.Pool."""
+def tensors_of_torch(nbytes: int, count: int) -> list[Any]:
+    """Tensors in memory of torch's own."""
+    import torch
+
+    made = [torch.full((nbytes,), i + 1, dtype=torch.uint8, device="cuda") for i in range(count)]
+    torch.cuda.synchronize()
+    return made
+
+
+def by_pool_anew(nbytes: int, rounds: int) -> float:
+    """Seconds a call of a Pool with a tensor that torch has just made, beyond making it and the function's own."""
+    import torch
+
+    with Moved() as moved, cw.Pool(devices="cuda:0") as pool:
+        took = seconds(
+            lambda: same(pool.map(tasks.size_by_torch, [new(nbytes)]), [nbytes]), 5 * rounds
+        )
+        copied = pool.stats()["lent"]["copied"]
+        closed(pool)
+    by_these_routes(moved, {})
+    same(copied, 0)
+    took -= seconds(lambda: tasks.size_by_torch(new(nbytes)), 5 * rounds)
+    torch.cuda.empty_cache()
+    return took
+
+
+def new(nbytes: int) -> Any:
+    """A tensor of torch's own."""
+    import torch
+
+    return torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+
+
+def torch_overhead(nbytes: int, count: int, rounds: int) -> tuple[float, float]:
+    """Seconds a task of torch.multiprocessing.Pool: of a map over tensors, and of a call with a new one."""
     import torch
     import torch.multiprocessing as tm
 
-    tensors = [torch.full((nbytes,), i + 1, dtype=torch.uint8, device="cuda") for i in range(count)]
-    torch.cuda.synchronize()
+    tensors = tensors_of_torch(nbytes, count)
     with tm.get_context("spawn").Pool(1) as pool:
         same(
             pool.map(tasks.total_by_torch, tensors, chunksize=1),
@@ -176,10 +213,14 @@ def torch_overhead(nbytes: int, count: int, rounds: int) -> float:
             same(pool.map(tasks.size_by_torch, tensors * 4, chunksize=1), [nbytes] * count * 4)
 
         took = seconds(theirs, max(2, rounds // 2)) / (4 * count)
+        took_new = seconds(
+            lambda: same(pool.map(tasks.size_by_torch, [new(nbytes)]), [nbytes]), 5 * rounds
+        )
         closed(pool)
     took -= seconds(lambda: [tasks.size_by_torch(x) for x in tensors], 9) / count
+    took_new -= seconds(lambda: tasks.size_by_torch(new(nbytes)), 5 * rounds)
     torch.cuda.empty_cache()
-    return took
+    return took, took_new
 
 
 # ---- copies beside kernels

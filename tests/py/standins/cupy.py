@@ -17,6 +17,17 @@ class ndarray(Device):
         self.shape, self.strides, self.size = values.shape, values.strides, values.size
 
     @property
+    def data(self) -> Any:
+        """Where it lies."""
+        return types.SimpleNamespace(ptr=self.address)
+
+    def view(self) -> ndarray:
+        """Another one on the same memory."""
+        made = ndarray.__new__(ndarray)
+        made.__dict__.update(self.__dict__)
+        return made
+
+    @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return self.told(version=3, stream=None, strides=self.strides)
 

@@ -40,6 +40,10 @@ class Tensor:
         whole = np.empty(shape, f"V{kind.itemsize}").strides
         self.steps = steps or tuple(step // kind.itemsize for step in whole)
 
+    def data_ptr(self) -> int:
+        """The address of the first element."""
+        return self.address
+
     def stride(self) -> tuple[int, ...]:
         """Steps in elements."""
         return self.steps

@@ -1,0 +1,81 @@
+/*
+ * A full device: what this process has let go of may be on its way back.
+ *
+ * A published block comes back when the broker has seen that nobody holds it, and its bytes when
+ * the last stream that used them has passed. Under load both take a moment; who finds its device
+ * full waits for them before it says so: one question to the broker, which then has seen all that
+ * this process has let go of, and after that for others' leases and streams, CW_FULL_WAIT_MS at
+ * most ($CAUSEWAY_FULL_WAIT_MS), in naps. Where nothing is on its way nobody waits.
+ *
+ * No state of its own. The caller holds no lock. If another process holds an array for good, or
+ * dies, or the broker does, the wait ends with its time.
+ */
+#include <stdlib.h>
+#include <time.h>
+
+#include "ipc/client.h"
+#include "shm/wait.h"
+
+#define NAP_NS      20000
+#define NAP_NS_MOST 2000000
+
+static int64_t patience_ns(void) {
+    const char *text = getenv("CAUSEWAY_FULL_WAIT_MS");
+    if (text && *text) {
+        char *end;
+        unsigned long value = strtoul(text, &end, 10);
+        if (*end == 0 && value <= 3600000)
+            return (int64_t)value * 1000000;
+    }
+    return CW_FULL_WAIT_MS * (int64_t)1000000;
+}
+
+static bool on_its_way(cw_client *client, struct cw_heap *heap, uint64_t *given) {
+    pthread_mutex_lock(&client->lock);
+    heap->hoards = true; /* others may have its slab mapped, whose memory would not come free */
+    cw_heap_collect(client, true);
+    heap->hoards = false;
+    bool any = heap->pending || heap->draining;
+    *given = heap->given;
+    pthread_mutex_unlock(&client->lock);
+    return any;
+}
+
+bool cw_full_ask(cw_client *client, struct cw_heap *heap) {
+    uint64_t before, now;
+    bool any = on_its_way(client, heap, &before);
+    if (!any || cw_ping(client) != 0) /* a lost broker shows at the next call */
+        return false;
+    on_its_way(client, heap, &now);
+    return now != before;
+}
+
+bool cw_full_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns) {
+    struct timespec nap = {.tv_nsec = NAP_NS};
+    uint64_t before, now;
+    if (!on_its_way(client, heap, &before))
+        return false;
+    if (!*until_ns)
+        *until_ns = cw_now_ns() + patience_ns();
+    while (cw_now_ns() < *until_ns && cw_client_usable(client) == 0) {
+        nanosleep(&nap, NULL);
+        bool more = on_its_way(client, heap, &now);
+        if (now != before)
+            return true;
+        if (!more)
+            break;
+        if (nap.tv_nsec < NAP_NS_MOST)
+            nap.tv_nsec *= 2;
+    }
+    return false;
+}
+
+int cw_full_told(const struct cw_heap *heap, int64_t until_ns, const char *sentence) {
+    if (!until_ns)
+        return cw_fail(-EDQUOT, "%s", sentence);
+    return cw_fail(-EDQUOT,
+                   "%s; waited %lld ms (CAUSEWAY_FULL_WAIT_MS) for the %llu arrays that this "
+                   "process has let go of and others, or streams, still use",
+                   sentence, (long long)(patience_ns() / 1000000),
+                   (unsigned long long)heap->pending_count);
+}

@@ -1,0 +1,83 @@
+/*
+ * Slabs that are kept: entirely free ones, for the next arrays, since making one costs a second a
+ * GiB of host memory and 100 us of a GPU's.
+ *
+ * heap->cached_bytes of them, cache_limit_bytes at most but for a moment: what comes back while an
+ * array is made is looked at for that array first (heap->hoards). Who meets a limit, of the broker
+ * or of the device, drops them all, and waits until the broker has closed their descriptors:
+ * before that their memory is not free.
+ *
+ * Owner: client->lock. The process dies: they are orphans, as all its slabs.
+ */
+#include <time.h>
+
+#include "ipc/client.h"
+#include "shm/wait.h"
+
+#define CLOSE_NS 1000000000
+
+static uint64_t closed_by_broker(const cw_client *client) {
+    /* M1: a figure, of which the latest will do. */
+    return CW_LOAD(M1, &client->root->counters[CW_COUNTER_fds_closed], relaxed);
+}
+
+void cw_slab_close(cw_client *client, struct cw_slab *slab) {
+    struct cw_slab_request request = {.slab = slab->id};
+    if (slab->cached)
+        slab->heap->cached_bytes -= slab->size_bytes;
+    if (client->slabs.closing++ == 0)
+        client->slabs.closing_from = closed_by_broker(client);
+    cw_lane_post(client, CW_OP_SLAB_CLOSE, &request, sizeof request);
+    cw_slab_free(client, slab);
+}
+
+static bool unused(const struct cw_slab *slab) {
+    return slab->carved && slab->arena.free_bytes == slab->arena.size_bytes;
+}
+
+void cw_heap_settle(cw_client *client, struct cw_slab *slab) {
+    struct cw_heap *heap = slab->heap;
+    if (!unused(slab) || slab->cached)
+        return;
+    if (!heap->hoards && slab->size_bytes + heap->cached_bytes > heap->cache_limit_bytes) {
+        cw_slab_close(client, slab);
+        return;
+    }
+    slab->cached = true;
+    heap->cached_bytes += slab->size_bytes;
+}
+
+void cw_kept_trim(cw_client *client, struct cw_heap *heap) {
+    for (struct cw_slab *next, *slab = client->slabs.own;
+         slab && heap->cached_bytes > heap->cache_limit_bytes; slab = next) {
+        next = slab->own_next;
+        if (slab->cached && slab->heap == heap)
+            cw_slab_close(client, slab);
+    }
+}
+
+/* Waits until the broker has closed so many more descriptors than it had. Gives up after CLOSE_NS:
+ * then the next attempt fails, and says why. */
+static void await_closed(cw_client *client, uint64_t before, uint32_t slabs) {
+    int64_t end_ns = cw_now_ns() + CLOSE_NS;
+    struct timespec nap = {.tv_nsec = 1000000};
+    while (closed_by_broker(client) < before + 2ull * slabs && cw_now_ns() < end_ns &&
+           cw_client_usable(client) == 0)
+        nanosleep(&nap, NULL);
+}
+
+bool cw_kept_drop(cw_client *client) {
+    pthread_mutex_lock(&client->lock);
+    for (struct cw_slab *next, *slab = client->slabs.own; slab; slab = next) {
+        next = slab->own_next;
+        if (slab->cached)
+            cw_slab_close(client, slab);
+    }
+    uint32_t count = client->slabs.closing;
+    uint64_t before = client->slabs.closing_from;
+    client->slabs.closing = 0;
+    pthread_mutex_unlock(&client->lock);
+    if (count)
+        await_closed(client, before, count);
+    return count > 0;
+}

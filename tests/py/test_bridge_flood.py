@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import socket
-import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -118,19 +117,9 @@ def test_10_000_connections_that_say_nothing(node: tuple[Node, Node], descriptor
         pytest.skip(f"RLIMIT_NOFILE allows {count} connections, not {MANY}")
 
 
-def whole_hello(peer: Node) -> bytes:
-    """What a TLS client says first."""
-    coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
-    try:
-        raw.context(peer.keys).wrap_bio(coming, going).do_handshake()
-    except ssl.SSLWantReadError:
-        pass
-    return going.read()
-
-
 SAYING: dict[str, Callable[[Node], bytes]] = {
     "nothing": lambda _: b"",
-    "part-of-a-hello": lambda _: b"\x16\x03\x01\x0f\xf0\x01\x00\x0f\xec\x03\x03" + bytes(3900),
+    "part-of-a-hello": lambda _: b"\x16\x03\x01\x07\xf0\x01\x00\x07\xec\x03\x03" + bytes(2000),
 }
 
 
@@ -139,7 +128,7 @@ def test_who_has_not_shown_its_key_costs_4_kib(node: tuple[Node, Node], saying: 
     b, peer = node
     pid = b.bridge_pid()
     assert served(b, peer)  # what the first connection alone needs is there
-    assert eventually(lambda: opened(pid) < 100)
+    assert eventually(lambda: not b.sees(peer))
     count = 250
     data = SAYING[saying](peer)
     before = opened(pid)
@@ -149,14 +138,17 @@ def test_who_has_not_shown_its_key_costs_4_kib(node: tuple[Node, Node], saying: 
         silent = [connect(b.port, number) for number in range(count)]
         for plain in silent:
             plain.sendall(data)
-        if eventually(lambda: opened(pid) - before >= count, 1.5):
+        if eventually(
+            lambda: opened(pid) - before >= count - 5,  # the peer's may still be closing
+            1.5,
+        ):
             grown = dirty_bytes(pid) - bytes_before
-            if opened(pid) - before < count:
+            if opened(pid) - before < count - 5:
                 grown = None
         for plain in silent:
             assert ended(plain)
             plain.close()
-        assert eventually(lambda: opened(pid) <= before)
+        assert eventually(lambda: opened(pid) <= before + 5)
         if grown is not None:
             break
     assert grown is not None, "the connections were never there at once"
@@ -167,7 +159,7 @@ def test_who_has_not_shown_its_key_costs_4_kib(node: tuple[Node, Node], saying: 
 def test_who_began_a_handshake_is_let_go_and_leaves_nothing(node: tuple[Node, Node]) -> None:
     b, peer = node
     pid = b.bridge_pid()
-    hello = whole_hello(peer)
+    hello = raw.client_hello(peer.keys)
     sizes = []
     for _ in range(3):
         before = opened(pid)

@@ -9,9 +9,9 @@
  *                           has given its buffers back)
  *
  * Until SHAKING is over nothing is kept for who connects but the struct, what it said of its first
- * record of TLS (CWB_FIRST_BYTES at most), and, once that is whole, OpenSSL's state; no frame is parsed before GREETING. What it may ask is then a matter of its peer. How
- * much may wait to be sent is bounded by what was agreed: requests_max requests, read_max bytes
- * each.
+ * record of TLS (CWB_FIRST_BYTES at most), and, once that is whole, OpenSSL's state; no frame is
+ * parsed before GREETING. What it may ask is then a matter of its peer. How much may wait to be
+ * sent is bounded by what was agreed: requests_max requests, read_max bytes each.
  *
  * Every connection begins as a link. One that says STREAM in place of HELLO leaves the bridge's
  * loop: once the kernel has given back what it had, its socket and TLS go to a stream (stream.h).

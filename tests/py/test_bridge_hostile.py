@@ -182,20 +182,6 @@ def test_a_first_record_of_more_than_2048_bytes_is_not_read(nodes: tuple[Node, N
                     plain.recv(1)
 
 
-def test_who_says_nothing_is_let_go(nodes: tuple[Node, Node, Node]) -> None:
-    a, b, _ = nodes
-    silent = [socket.create_connection(("127.0.0.1", b.port), 10) for _ in range(600)]
-    try:
-        with a.here():
-            cw.put("//b/in/among", [1])  # they hold up nobody
-        for plain in silent:
-            plain.settimeout(20)
-            assert _to_the_end(plain)
-    finally:
-        for plain in silent:
-            plain.close()
-
-
 BREACHES = {
     "no-hello": (b"", frame(raw.PING)),
     "wrong-magic": (hello(magic=1), b""),

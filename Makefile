@@ -242,7 +242,9 @@ sanitized:
 	$(RUN) --timeout 1800 $$built $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
 	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py")
 
-BENCH_SRC  := $(filter-out $(if $(HAVE_BRIDGE),,tools/bench/bench_tls.c),$(wildcard tools/bench/*.c))
+# These need OpenSSL.
+BRIDGE_BENCHES := bench_tls bench_tls_server bench_tls_load
+BENCH_SRC  := $(filter-out $(if $(HAVE_BRIDGE),,$(BRIDGE_BENCHES:%=tools/bench/%.c)),$(wildcard tools/bench/*.c))
 BENCH_MAIN := $(call with_main,$(BENCH_SRC))
 BENCH_HELP := $(call obj,$(filter-out $(BENCH_MAIN),$(BENCH_SRC)))
 WORKERS    ?= 2
@@ -251,9 +253,12 @@ bench: $(BUILD)/setup-test.stamp
 	@$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
 	@$(MAKE) --no-print-directory bench-run VENV=$(BUILD)/bench-venv
 bench-programs: $(BENCHES)
-# The bridge between two nodes on this machine, beside OpenSSL and multiprocessing.
-bench-bridge: all $(PACKAGE) $(BUILD)/tools/bench/bench_tls
-	@$(VPY) tools/bench/bench_bridge.py --build $(BUILD)
+# The bridge between nodes on this machine, beside OpenSSL, Dask and multiprocessing.
+bench-bridge: $(BUILD)/setup-test.stamp
+	@$(MAKE) --no-print-directory -j$$(nproc) all $(BRIDGE_BENCHES:%=$(BUILD)/tools/bench/%)
+	@$(MAKE) --no-print-directory bench-bridge-run VENV=$(BUILD)/bench-venv
+bench-bridge-run: $(PACKAGE) $(VENV)/deps-bench-bridge.stamp
+	@$(VPY) tools/bench/run.py --bridge --build $(BUILD)
 bench-run: $(PACKAGE) $(VENV)/deps-bench.stamp $(VENV)/peers.stamp
 	@$(VPY) tools/bench/run.py --build $(BUILD) --workers $(WORKERS)
 # Those that cannot be installed are not measured; the next run tries again.
@@ -261,6 +266,7 @@ $(VENV)/peers.stamp: tools/requirements/bench-peers.txt $(VENV)/deps-bench.stamp
 	@rm -f $@; lacking=; for peer in $$(grep -v '^#' $<); do \
 	    $(VPY) -m pip install -q --disable-pip-version-check "$$peer" || lacking="$$lacking $$peer"; done; \
 	if [ -z "$$lacking" ]; then touch $@; else echo "causeway: not installed, and so not measured:$$lacking" >&2; fi
+$(BUILD)/tools/bench/bench_tls_server $(BUILD)/tools/bench/bench_tls_load: $(BUILD)/broker/bridge/frame.o
 $(BUILD)/tools/bench/%: $(BUILD)/tools/bench/%.o $(BENCH_HELP) $(BUILD)/libcauseway.a
 	$(CC) -o $@ $^ $(LDFLAGS) $$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tools/bench/$*.c) -l:libck.a -lm
 
@@ -316,6 +322,6 @@ clean:
 print-%:
 	@echo '$($*)'
 -include $(wildcard $(foreach d,shm ipc broker broker/mover broker/bridge tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
-.PHONY: all help always test test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-programs bench-run demo demo-run demo-gpu-deps \
+.PHONY: all help always test test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-bridge-run bench-programs bench-run demo demo-run demo-gpu-deps \
         lint install wheel clean fuzzers
 .DEFAULT_GOAL := all

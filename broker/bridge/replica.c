@@ -19,6 +19,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "broker/bridge/door.h"
 #include "broker/bridge/home.h"
 #include "broker/bridge/job.h"
 #include "ipc/meta.h"
@@ -35,13 +36,16 @@ struct cwb_replica {
     struct cwb_peer *peer;
     struct cw_name_key key, there;
     bool held, waits;
+    bool whole; /* in memory, and checked: put and came say where and what */
+    struct cw_put put;
     bool doubtful; /* changed, or the peer was away, while it was being fetched: soon let go */
     unsigned tries, unused;
     struct cwb_job *jobs;
     struct cwb_request *asked;
     struct cwb_opened opened;
     uint64_t run;
-    uint8_t *came;   /* OPEN's reply: the meta, then the bytes if they are inside; malloced */
+    uint8_t *came;   /* OPEN's reply: the meta, then the bytes if they are inside; malloced. Whole:
+                      the meta   of put */
     cw_array *array; /* kept while it is HELD: letting go is then one message for all of it */
     UT_hash_handle hh;
 };
@@ -60,15 +64,26 @@ static void replica_free(struct cwb_replica *replica) {
     free(replica);
 }
 
+/* It is there: under its name, or (at the door) where its bytes lie. */
+static void answer(struct cwb_replica *replica, struct cwb_job *job) {
+    if (job->id)
+        cwb_job_done(job, 0, NULL, 0);
+    else
+        cwb_door_answer(job, 0, &replica->put, replica->came);
+}
+
 static void tell_jobs(struct cwb_replica *replica, int status) {
     struct cwb_job *job;
     char sentence[CW_DETAIL_MAX];
     strcpy(sentence, cw_detail());
     while ((job = replica->jobs)) {
         replica->jobs = job->next;
-        if (status)
+        if (status) {
             cw_fail(status, "%s", sentence);
-        cwb_job_done(job, status, NULL, 0);
+            cwb_job_done(job, status, NULL, 0);
+        } else {
+            answer(replica, job);
+        }
     }
 }
 
@@ -113,6 +128,19 @@ static void on_put(void *owner, int code, const void *body, uint32_t body_bytes)
     tell_jobs(replica, 0);
 }
 
+/* Those at the door need no name: it is here, whole and checked. */
+static void tell_visitors(struct cwb_replica *replica) {
+    struct cwb_job **at = &replica->jobs, *job;
+    while ((job = *at)) {
+        if (job->id) {
+            at = &job->next;
+            continue;
+        }
+        *at = job->next;
+        answer(replica, job);
+    }
+}
+
 /* One message names it and answers one who waits; the others, if there are any, hear of it when the
  * broker has said that the name stands. */
 static void put(struct cwb_replica *replica) {
@@ -134,6 +162,12 @@ static void put(struct cwb_replica *replica) {
         fail(replica, code);
         return;
     }
+    replica->whole = true;
+    replica->put = message.put;
+    replica->came = realloc(replica->came, message.put.meta_bytes + 1u);
+    CW_ASSERT(replica->came);
+    memcpy(replica->came, meta, message.put.meta_bytes);
+    tell_visitors(replica);
     struct cwb_job *job = replica->jobs;
     if (job) {
         replica->jobs = job->next;
@@ -143,9 +177,9 @@ static void put(struct cwb_replica *replica) {
     struct iovec parts[] = {{&message, sizeof message},
                             {replica->key.text, replica->key.length},
                             {meta, message.put.meta_bytes}};
-    free(replica->came);
-    replica->came = NULL;
     cwb_home_ask(replica->bridge->home, CW_OP_REPLICA, parts, 3, on_put, replica);
+    if (!job)
+        cwb_home_calm(replica->bridge->home); /* nobody waits for the name */
 }
 
 static void on_taken(struct cwb_take *take, int status) {
@@ -251,8 +285,8 @@ static void cancel(struct cwb_job *job) {
 
 void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job) {
     struct cwb_replica *replica = find(bridge, &job->key);
-    if (replica && replica->held && !replica->doubtful) {
-        cwb_job_done(job, 0, NULL, 0);
+    if (replica && !replica->doubtful && (replica->held || (replica->whole && !job->id))) {
+        answer(replica, job);
         return;
     }
     if (replica && replica->held) {

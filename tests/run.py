@@ -3,8 +3,8 @@
 
 An argument is PART:PROGRAM (an executable or a script, with its own arguments), or for Python
 PART:pytest FOLDER, PART:pytest-asan FOLDER, PART:pytest-bridge FILE (the bridge is the build folder's), PART:doctest
-PACKAGE. A program that prints TAP lines ("ok 1 - name", "not ok 2 - name", "ok 3 # SKIP why") counts by these; any other is one test by its exit status:
-0 passed, 77 skipped, else failed. cmocka programs are asked for TAP.
+PACKAGE. A program that prints TAP lines ("ok 1 - name", "not ok 2 - name", "ok 3 # SKIP why") counts by these; any other
+is one test by its exit status: 0 passed, 77 skipped, else failed. cmocka programs are asked for TAP.
 
 Every program gets an own CAUSEWAY_DIR and time limit. When it has ended, its folder's broker is told to end, which
 would do so by itself a minute later; what else it left behind is killed and named: the lane is the subreaper, so
@@ -38,8 +38,8 @@ PR_SET_CHILD_SUBREAPER = 36
 SKIP_STATUS = 77
 TURN = struct.Struct("I")
 TAP_LINE = re.compile(r"^(not ok|ok) +\d+\b(.*)$")
-PYTHON_LIMIT_S = 900.0
 PYTHON_KINDS = ("pytest", "pytest-asan", "pytest-bridge", "doctest")
+PYTHON_LIMIT_S = 900.0
 LANES_MAX = 4
 PYTEST_SHARES = 8  # of a folder, where there are several lanes
 BROKER_END_S = 10.0
@@ -217,11 +217,14 @@ class Runner:
             ]
             if words[0] == "doctest":
                 options += ["--doctest-modules", "--doctest-ignore-import-errors", "--pyargs"]
+            python = sys.executable
             if words[0] == "pytest-asan":
-                preload_sanitizer(env, self.build)
+                preload_sanitizer(env)
+                python = str(self.build / "venv/bin/python")
+                env["PATH"] = env["PATH"].replace(str(Path(sys.executable).parent), str(Path(python).parent))
             if words[0] == "pytest-bridge":
                 env["CAUSEWAY_BRIDGE"] = str(self.build / "causeway-bridge")
-            return [sys.executable, "-m", "pytest", *options, *words[1:]], limit_s
+            return [python, "-m", "pytest", *options, *words[1:]], limit_s
         if words[0].endswith(".py"):
             return [sys.executable, *words], limit_s
         return (["sh", *words] if words[0].endswith(".sh") else words), limit_s
@@ -277,7 +280,7 @@ class Runner:
         return 1 if total.failed or not total.passed else 0
 
 
-def preload_sanitizer(env: dict[str, str], build: Path) -> None:
+def preload_sanitizer(env: dict[str, str]) -> None:
     """AddressSanitizer's runtime must come first in a program that was built without it. Python never frees all."""
     library = subprocess.run(
         ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
@@ -287,7 +290,6 @@ def preload_sanitizer(env: dict[str, str], build: Path) -> None:
     )
     env["LD_PRELOAD"] = f"{library.stdout.strip()} {cxx.stdout.strip()}"
     env["ASAN_OPTIONS"] = "detect_leaks=0:allocator_may_return_null=1"
-    env["PYTHONPATH"] = str(build / "site")
     env["CAUSEWAY_ASAN"] = "1"
 
 

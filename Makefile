@@ -204,7 +204,7 @@ sanitized:
 	    >"$$(echo $(BUILD)/venv/lib/python3*/site-packages)/causeway.pth")
 	@built=; $(MAKE) --no-print-directory -k test-programs $(if $(SANITIZED_PY),$(SITE)) $(if $(SANITIZED_BRIDGE),$(BUILD)/causeway-bridge) || built=build:/bin/false; \
 	$(RUN) --timeout 1800 $$built $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
-	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py") $(if $(SANITIZED_BRIDGE),"py:pytest-bridge tests/py/test_bridge_streams.py")
+	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py") $(if $(SANITIZED_BRIDGE),"py:pytest-bridge tests/py/test_bridge_streams.py tests/py/test_bridge_streams_hostile.py")
 
 # These need OpenSSL.
 BRIDGE_BENCHES := bench_tls bench_tls_server bench_tls_load

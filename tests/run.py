@@ -221,7 +221,9 @@ class Runner:
             if words[0] == "pytest-asan":
                 preload_sanitizer(env)
                 python = str(self.build / "venv/bin/python")
-                env["PATH"] = env["PATH"].replace(str(Path(sys.executable).parent), str(Path(python).parent))
+                env["PATH"] = env["PATH"].replace(
+                    str(Path(sys.executable).parent), str(Path(python).parent)
+                )
             if words[0] == "pytest-bridge":
                 env["CAUSEWAY_BRIDGE"] = str(self.build / "causeway-bridge")
             return [python, "-m", "pytest", *options, *words[1:]], limit_s

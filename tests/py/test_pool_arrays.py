@@ -30,6 +30,7 @@ MIB = 1 << 20
 
 def gauges() -> dict[str, int]:
     """What the broker tells about itself."""
+    cw.names()  # so that one runs
     program = [_programs.path("causeway"), "status", "--json"]
     done = subprocess.run(program, capture_output=True, text=True, check=True)
     found: dict[str, int] = json.loads(done.stdout)["gauges"]

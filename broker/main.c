@@ -41,6 +41,8 @@ static void print_help(void) {
         "                       be left out: all addresses; see causeway peers --help)\n"
         "  --peer NAME=HOST:PORT  where a known node is reached, over what the file of peers says\n"
         "  --node NAME          this node's name (default: the host's)\n"
+        "  --streams N          connections to each node over which large arrays go, at most 16\n"
+        "                       (default: as there are cores, at most 4)\n"
         "  --config FILE        configuration (default: $CAUSEWAY_CONFIG, else\n"
         "                       ~/.config/causeway/causeway.conf; /etc/causeway.conf is read\n"
         "                       before it)\n"
@@ -68,15 +70,22 @@ static int parse_seconds(const char *text, int64_t *out_ns) {
     return 0;
 }
 
+static const struct option names[] = {
+    {"foreground", no_argument, NULL, 'f'},
+    {"idle-exit", required_argument, NULL, 'i'},
+    {"dir", required_argument, NULL, 'd'},
+    {"config", required_argument, NULL, 'c'},
+    {"listen", required_argument, NULL, 'l'},
+    {"peer", required_argument, NULL, 'p'},
+    {"node", required_argument, NULL, 'n'},
+    {"streams", required_argument, NULL, 'S'},
+    {"version", no_argument, NULL, 'V'},
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
+};
+
 /* Returns 1 when the program is to go on, else its exit code in *exit_code. */
 static int parse_arguments(int argc, char **argv, struct cwd_options *options, int *exit_code) {
-    static const struct option names[] = {
-        {"foreground", no_argument, NULL, 'f'},   {"idle-exit", required_argument, NULL, 'i'},
-        {"dir", required_argument, NULL, 'd'},    {"config", required_argument, NULL, 'c'},
-        {"listen", required_argument, NULL, 'l'}, {"peer", required_argument, NULL, 'p'},
-        {"node", required_argument, NULL, 'n'},   {"version", no_argument, NULL, 'V'},
-        {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0},
-    };
     bool idle_given = false, listens = false;
     int found;
     *exit_code = CWD_EXIT_OK;
@@ -104,10 +113,12 @@ static int parse_arguments(int argc, char **argv, struct cwd_options *options, i
             /* fall through */
         case 'p':
         case 'n':
+        case 'S':
             if (cwd_remote_option(&options->remote,
                                   found == 'l'   ? "--listen"
                                   : found == 'p' ? "--peer"
-                                                 : "--node",
+                                  : found == 'n' ? "--node"
+                                                 : "--streams",
                                   optarg, "the command line") != 0) {
                 fprintf(stderr, "causewayd: %s\n", cw_detail());
                 *exit_code = CWD_EXIT_USAGE;

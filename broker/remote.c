@@ -46,11 +46,22 @@ void cwd_remote_init(struct cwd_broker *b) {
     b->remote.pidfd = -1;
 }
 
+static bool streams_valid(const char *text) {
+    char *end;
+    unsigned long streams = strtoul(text, &end, 10);
+    return *text >= '0' && *text <= '9' && !*end && streams >= 1 && streams <= CW_STREAMS_MAX;
+}
+
 int cwd_remote_option(struct cwd_remote_options *options, const char *option, const char *value,
                       const char *where) {
     if (options->count + 2 > 2 * CWD_REMOTE_OPTIONS_MAX)
         return cw_fail(-EINVAL, "%.300s: more than %u addresses and peers", where,
                        CWD_REMOTE_OPTIONS_MAX);
+    if (strcmp(option, "--streams") == 0 && !streams_valid(value))
+        return cw_fail(-EINVAL,
+                       "%.300s: streams = %.32s: it is the number of connections to one node over "
+                       "which large arrays go, 1 to %u",
+                       where, value, CW_STREAMS_MAX);
     char *first = strdup(option), *second = strdup(value);
     CW_ASSERT(first && second);
     options->words[options->count++] = first;

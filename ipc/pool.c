@@ -25,7 +25,7 @@
 #include "shm/error.h"
 #include "shm/segment.h"
 
-#define POOL_MAGIC 0x6377706f6f6c3032ull /* "cwpool02" */
+#define POOL_MAGIC 0x6377706f6f6c3033ull /* "cwpool03" */
 /* Beside each other the data of cells would fall into the same lines of a cache. */
 #define DATA_STRIDE (CW_POOL_DATA_MAX + 64u)
 #define PEEKS_MAX   4     /* copies of tasks that are taken meanwhile */
@@ -102,6 +102,8 @@ static uint64_t lay_out(uint8_t *base, uint32_t workers, uint32_t cells, uint32_
                                        .worker_count = workers,
                                        .cell_count = cells,
                                        .queue_len = (uint32_t)queue_len,
+                                       .beside = base + cell_data,
+                                       .beside_stride = DATA_STRIDE,
                                        .group_count = groups},
                               .cell_data = base + cell_data,
                               .worker_data = base + worker_data,
@@ -159,10 +161,11 @@ int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t 
         return cw_fail(-EDQUOT, "no memory for a pool");
     struct cw_dispatch_parent *parent = &pool->parent;
     parent->tail = calloc(groups, sizeof *parent->tail);
+    parent->head = calloc(groups, sizeof *parent->head);
     parent->free = calloc(cells, sizeof *parent->free);
     parent->place = calloc(cells, sizeof *parent->place);
     parent->seen = calloc(workers, sizeof *parent->seen);
-    if (!parent->tail || !parent->free || !parent->place || !parent->seen) {
+    if (!parent->tail || !parent->head || !parent->free || !parent->place || !parent->seen) {
         cw_pool_delete(pool);
         return cw_fail(-EDQUOT, "no memory for a pool of %u cells", cells);
     }
@@ -190,6 +193,7 @@ void cw_pool_delete(cw_pool *pool) {
     if (!pool)
         return;
     free(pool->parent.tail);
+    free(pool->parent.head);
     free(pool->parent.free);
     free(pool->parent.place);
     free(pool->parent.seen);
@@ -426,6 +430,7 @@ int cw_worker_take(cw_worker *worker, cw_task *out) {
     int cell = cw_dispatch_take(view, worker->number, &place);
     if (cell < 0)
         return cell;
+    CW_BRING(data_of(&worker->parts, (uint32_t)cell)); /* the answer goes there as well */
     read_task(&worker->parts, (uint32_t)cell, place, out);
     out->worker = worker->number;
     if (out->slot >= CW_POOL_FUNCTION_SLOTS || out->function_bytes > CW_POOL_FUNCTION_MAX)

@@ -197,6 +197,7 @@ enum cw_remote_verb {
     CW_REMOTE_PEERS, /* no key. reply: remote names: lines of text about each peer */
     CW_REMOTE_VERBS
 };
+#define CW_STREAMS_MAX 16u /* --streams: connections of the bridge to one node */
 struct cw_remote { /* REMOTE; then key_bytes of key (namespace, NUL, "//node/name"), then meta */
     uint32_t verb;
     uint32_t flags; /* PUT: enum cw_put_flags */

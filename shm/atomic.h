@@ -31,6 +31,8 @@ typedef _Atomic uint64_t cw_a64;
     atomic_compare_exchange_strong_explicit((ptr), (expected), (val), memory_order_##order,        \
                                             memory_order_acquire)
 #define CW_PAUSE() __builtin_ia32_pause()
+/* Asks for a line of the cache that we are about to read and then to write, and does not wait. */
+#define CW_BRING(address) __asm__ volatile("prefetchw %0" ::"m"(*(const char *)(address)))
 
 #else
 
@@ -60,7 +62,8 @@ void cw_model_pause(void);
                                           CW_MO_##order))
 #define CW_CAS(label, ptr, expected, val, order)                                                   \
     cw_model_cas(#label, (ptr), sizeof *(ptr), (expected), (uint64_t)(val), CW_MO_##order)
-#define CW_PAUSE() cw_model_pause()
+#define CW_PAUSE()        cw_model_pause()
+#define CW_BRING(address) ((void)(address))
 
 #endif
 #endif

@@ -11,6 +11,8 @@
 /* Who waits while something is READY looks again after so long, doubling. */
 #define LOOK_FIRST_NS 1000000
 #define LOOK_MOST_NS  100000000
+#define COLLECT_MOST  4u /* answers of one worker, before it is the next one's turn */
+_Static_assert(COLLECT_MOST <= CW_DISPATCH_AHEAD, "whose turn it is has room");
 
 uint32_t cw_dispatch_in_use(const struct cw_dispatch_view *view) {
     return workers_in_use(view);
@@ -29,8 +31,8 @@ static bool any_ready(const struct cw_dispatch_view *view) {
 
 void cw_dispatch_assign(struct cw_dispatch_parent *parent, uint32_t w, uint32_t group) {
     CW_ASSERT(group < parent->view.group_count);
-    /* T42: before it is started. */
-    CW_STORE(T42, &parent->view.workers[w].group, group + 1, seq_cst);
+    /* T42: what starts it orders it. */
+    CW_STORE(T42, &parent->view.workers[w].group, group + 1, relaxed);
 }
 
 void cw_dispatch_wake(struct cw_dispatch_parent *parent, uint32_t group, uint32_t most) {
@@ -66,10 +68,15 @@ int cw_dispatch_submit(struct cw_dispatch_parent *parent, uint32_t group, uint32
     const struct cw_dispatch_view *view = &parent->view;
     CW_ASSERT(group < view->group_count);
     uint64_t pos = parent->tail[group], place = place_of(view, group, pos);
-    for (uint64_t head; (head = head_of(view, group)) + view->queue_len <= pos || head > pos;) {
+    /* All workers write to head: it is looked at only once so many places were used. */
+    while (parent->head[group] + view->queue_len <= pos) {
+        uint64_t head = head_of(view, group);
         if (head > pos || pos - head > view->queue_len)
             return cw_fail(-EPROTO, "a dispatch queue's head is %llu while %llu tasks went in",
                            (unsigned long long)head, (unsigned long long)pos);
+        parent->head[group] = head;
+        if (head + view->queue_len > pos)
+            break;
         uint32_t first = CW_LOAD(T5, entry_of(view, group, head), relaxed);
         if (first < view->cell_count &&
             /* T34: a look: only we make a word READY. */
@@ -123,49 +130,99 @@ static uint64_t seen_of(const struct cw_dispatch_parent *parent, uint32_t w) {
 
 static void see(struct cw_dispatch_parent *parent, uint32_t w, uint64_t done) {
     CW_STORE(T37, &parent->seen[w], done, relaxed);
+}
+
+/* All answers of a worker up to there are collected. Told once for many: the worker looks at it. */
+static void see_all(struct cw_dispatch_parent *parent, uint32_t w, uint64_t done) {
+    see(parent, w, done);
     /* T41: advice for the worker. */
     CW_STORE(T41, &parent->view.workers[w].collected, done, relaxed);
 }
 
-/* The next answer of one worker. */
-static int collect_of(struct cw_dispatch_parent *parent, uint32_t w, uint64_t *place) {
+/* What is about to be read lies in other cores' caches: it is asked for, of all of them at a time,
+ * before any of it is needed. */
+static void bring(const struct cw_dispatch_view *view, uint32_t cell) {
+    if (cell >= view->cell_count)
+        return;
+    CW_BRING(&view->cells[cell]);
+    if (view->beside)
+        CW_BRING((const char *)view->beside + cell * view->beside_stride);
+}
+
+/* Notes answers that a worker has given. -EPROTO. */
+static int look_at(struct cw_dispatch_parent *parent, uint32_t w) {
     const struct cw_dispatch_view *view = &parent->view;
     uint64_t seen = seen_of(parent, w), done = done_of(view, w);
-    if (seen == done)
-        return -EAGAIN;
     if (done - seen > view->cell_count) {
-        see(parent, w, done); /* what it really has answered comes out when it is buried */
+        see_all(parent, w, done); /* what it really has answered comes out when it is buried */
         return cw_fail(-EPROTO, "worker %u says that it has given %llu answers more, to %u cells",
                        w, (unsigned long long)(done - seen), view->cell_count);
     }
-    uint32_t cell = CW_LOAD(
-        T2, &view->done[(uint64_t)w * view->queue_len + (seen & (view->queue_len - 1))], relaxed);
-    see(parent, w, seen + 1);
+    if (done - seen > COLLECT_MOST)
+        done = seen + COLLECT_MOST;
+    for (; seen < done; seen++) {
+        /* T2: T14 ordered it. */
+        uint32_t cell =
+            CW_LOAD(T2, &view->done[(uint64_t)w * view->queue_len + (seen & (view->queue_len - 1))],
+                    relaxed);
+        bring(view, cell);
+        parent->ahead[parent->ahead_count++] =
+            (struct cw_dispatch_notice){.w = w, .cell = cell, .last = seen + 1 == done};
+    }
+    return 0;
+}
+
+/* Looks at all workers in turn: a quick one hides no other. 0, or -EPROTO: *w broke the rules. */
+static int look_around(struct cw_dispatch_parent *parent, uint32_t *w) {
+    uint32_t count = workers_in_use(&parent->view);
+    int code = 0;
+    parent->ahead_next = parent->ahead_count = 0;
+    for (uint32_t i = 0;
+         i < count && code == 0 && parent->ahead_count + COLLECT_MOST <= CW_DISPATCH_AHEAD; i++) {
+        *w = parent->look_at < count ? parent->look_at : 0;
+        parent->look_at = *w + 1;
+        code = look_at(parent, *w);
+    }
+    return code;
+}
+
+int cw_dispatch_collect(struct cw_dispatch_parent *parent, uint32_t *w, uint64_t *place) {
+    const struct cw_dispatch_view *view = &parent->view;
+    if (parent->ahead_next == parent->ahead_count) {
+        int code = look_around(parent, w);
+        if (code)
+            return code;
+        if (parent->ahead_count == 0)
+            return -EAGAIN;
+    }
+    struct cw_dispatch_notice notice = parent->ahead[parent->ahead_next++];
+    uint32_t cell = notice.cell;
+    *w = notice.w;
+    if (notice.last)
+        see_all(parent, *w, seen_of(parent, *w) + 1);
+    else
+        see(parent, *w, seen_of(parent, *w) + 1);
     if (cell >= view->cell_count || parent->place[cell] == CW_DISPATCH_NOWHERE ||
         /* T16: T14 ordered it, and the answer. */
         CW_LOAD(T16, &view->cells[cell].word, relaxed) !=
-            word_of(CW_CELL_DONE, w + 1, parent->place[cell]))
+            word_of(CW_CELL_DONE, *w + 1, parent->place[cell]))
         return cw_fail(-EPROTO,
                        "worker %u says that it has answered the cell %u, whose task it did not "
                        "have",
-                       w, cell);
+                       *w, cell);
     *place = parent->place[cell];
     parent->place[cell] = CW_DISPATCH_NOWHERE;
     return (int)cell;
 }
 
-int cw_dispatch_collect(struct cw_dispatch_parent *parent, uint32_t *w, uint64_t *place) {
-    uint32_t count = workers_in_use(&parent->view);
-    if (parent->look_at >= count)
-        parent->look_at = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        *w = parent->look_at; /* in turn: a quick worker does not hide the others */
-        parent->look_at = *w + 1 < count ? *w + 1 : 0;
-        int code = collect_of(parent, *w, place);
-        if (code != -EAGAIN)
-            return code;
-    }
-    return -EAGAIN;
+/* What was found of a worker's is not looked at any more. */
+static void forget_ahead(struct cw_dispatch_parent *parent, uint32_t w) {
+    uint32_t kept = 0;
+    for (uint32_t i = parent->ahead_next; i < parent->ahead_count; i++)
+        if (parent->ahead[i].w != w)
+            parent->ahead[kept++] = parent->ahead[i];
+    parent->ahead_next = 0;
+    parent->ahead_count = kept;
 }
 
 bool cw_dispatch_has_answer(const struct cw_dispatch_parent *parent) {
@@ -301,7 +358,9 @@ int cw_dispatch_bury(struct cw_dispatch_parent *parent, uint32_t w, struct cw_di
         parent->place[cell] = CW_DISPATCH_NOWHERE;
         return (int)cell;
     }
-    see(parent, w, done_of(view, w)); /* an entry without an answer is none for who comes after */
+    forget_ahead(parent, w);
+    see_all(parent, w,
+            done_of(view, w)); /* an entry without an answer is none for who comes after */
     for (uint32_t group = 0; group < view->group_count; group++)
         for (uint32_t i = 0; i < view->spinners; i++) {
             uint32_t dead = w + 1;
@@ -311,10 +370,8 @@ int cw_dispatch_bury(struct cw_dispatch_parent *parent, uint32_t w, struct cw_di
     awake(&view->workers[w].sleeper);
     /* T36: what starts the next worker of this number orders it. */
     CW_STORE(T36, &view->workers[w].order, CW_ORDER_NONE, relaxed);
-    /* T47: its group's bound falls. Relaxed: we count the group's workers below, and that load
-     * (T42, seq_cst) comes before we look who sleeps (W2): so who has announced it (W1) sees it
-     * too. */
-    CW_STORE(T47, &view->workers[w].group, 0, relaxed);
+    /* T47: its group's bound falls: before we look who sleeps (W2); pairs with W1 and then T42. */
+    CW_STORE(T47, &view->workers[w].group, 0, seq_cst);
     for (uint32_t group = 0; view->group_count > 1 && group < view->group_count; group++)
         cw_dispatch_wake_thieves(view, group, UINT32_MAX);
     /* It may have cleared a word and then died: whoever sleeps there looks again. */

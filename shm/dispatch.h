@@ -117,16 +117,16 @@ struct cw_cell {     /* 64 bytes, shared; the parent's until READY, the taker's 
     cw_a64 taken_ns; /* CLOCK_MONOTONIC; of the taking, or 0 */
     cw_a64 meta[6];  /* the caller's */
 };
-struct cw_dispatch_worker { /* 128 bytes, shared */
-    struct cw_sleeper sleeper;
-    cw_a32 order;     /* the parent's: enum cw_worker_order */
-    cw_a32 state;     /* the worker's; meaning by the caller, 0 at the start */
-    cw_a64 done;      /* answers so far */
-    cw_a64 collected; /* the parent's: of these; advice */
-    cw_a32 group;     /* + 1; 0: none, it does not live */
-    uint32_t reserved0;
-    uint64_t reserved1[3];
-    cw_a64 figures[8]; /* the worker's, for the caller */
+struct cw_dispatch_worker { /* 192 bytes, shared; a line of the cache for each who writes often */
+    struct cw_sleeper sleeper; /* the parent looks here for each task */
+    cw_a32 order;              /* the parent's: enum cw_worker_order */
+    cw_a32 state;              /* the worker's; meaning by the caller, 0 at the start */
+    cw_a32 group;              /* + 1; 0: none, it does not live */
+    uint32_t reserved0[11];
+    _Alignas(64) cw_a64 done;      /* the worker's: answers so far */
+    cw_a64 figures[7];             /* the worker's, for the caller */
+    _Alignas(64) cw_a64 collected; /* the parent's: of these answers; advice */
+    uint64_t reserved1[7];
 };
 struct cw_dispatch_group { /* shared */
     _Alignas(64) cw_a64 tail;
@@ -141,7 +141,7 @@ struct cw_dispatch_words { /* shared */
     cw_a32 news[2]; /* for listeners, for the helper: rises when there is something else to see */
     uint64_t reserved;
 };
-_Static_assert(sizeof(struct cw_cell) == 64 && sizeof(struct cw_dispatch_worker) == 128 &&
+_Static_assert(sizeof(struct cw_cell) == 64 && sizeof(struct cw_dispatch_worker) == 192 &&
                    sizeof(struct cw_dispatch_group) == 192 &&
                    sizeof(struct cw_dispatch_words) == 64,
                "layout");
@@ -157,20 +157,30 @@ struct cw_dispatch_view { /* private: where the shared parts lie */
     uint32_t cell_count;
     uint32_t queue_len; /* a power of two, at least cell_count */
     uint32_t group_count;
-    uint32_t spinners;   /* how many of a group may spin: 0 to CW_DISPATCH_SPINNERS */
+    uint32_t spinners;  /* how many of a group may spin: 0 to CW_DISPATCH_SPINNERS */
+    const void *beside; /* the caller's, of each cell: only brought into the cache; NULL: nothing */
+    uint64_t beside_stride;
     uint32_t group;      /* a worker's own */
     bool must_sleep;     /* a worker: not to spin just now */
     int64_t *patient_ns; /* a worker: since when it could take others' tasks, 0: it could not; NULL:
                             it has no patience, and takes them at once */
 };
+#define CW_DISPATCH_AHEAD 64u
+struct cw_dispatch_notice { /* private: of an answer */
+    uint32_t w, cell;
+    bool last; /* of those of this worker that were found */
+};
 struct cw_dispatch_parent { /* private to the parent; one thread at a time */
     struct cw_dispatch_view view;
     uint64_t *tail; /* of each group */
+    uint64_t *head; /* of each group, as last looked at: it only rises */
     uint32_t *free; /* cell_count numbers, a stack */
     uint32_t free_count;
     uint64_t *place;  /* of each cell's task; CW_DISPATCH_NOWHERE when it has none */
     cw_a64 *seen;     /* of each worker: answers collected; waiting threads read it */
-    uint32_t look_at; /* the worker whose answers are collected next */
+    uint32_t look_at; /* the worker whose answers are looked for next */
+    struct cw_dispatch_notice ahead[CW_DISPATCH_AHEAD]; /* that were found and not yet collected */
+    uint32_t ahead_next, ahead_count;
 };
 #define CW_DISPATCH_NOWHERE UINT64_MAX
 

@@ -5,6 +5,17 @@
  */
 #include "dispatch_words.h"
 
+/* Most of the time nobody sleeps, and this look is all: the words that it reads change only when
+ * somebody falls asleep or is woken, where head and the spinners' places change with each task. Who
+ * falls asleep after it looks at the tails itself, after W1. */
+static bool anybody_sleeps(const struct cw_dispatch_view *view) {
+    uint32_t count = workers_in_use(view);
+    for (uint32_t w = 0; w < count; w++)
+        if (cw_sleeper_sleeps(&view->workers[w].sleeper))
+            return true;
+    return false;
+}
+
 static uint32_t spinners_now(const struct cw_dispatch_view *view, uint32_t group) {
     uint32_t count = 0;
     for (uint32_t i = 0; i < view->spinners; i++)
@@ -24,6 +35,8 @@ static void wake_sleepers(const struct cw_dispatch_view *view, uint32_t group, b
 
 void cw_dispatch_wake_own(const struct cw_dispatch_view *view, uint32_t group, uint64_t tail,
                           uint32_t most) {
+    if (!anybody_sleeps(view))
+        return;
     uint64_t head = head_of(view, group), ready = tail > head ? tail - head : 0;
     uint32_t spinners = ready ? spinners_now(view, group) : 0;
     if (ready <= spinners)
@@ -45,6 +58,8 @@ uint64_t cw_dispatch_excess(const struct cw_dispatch_view *view, uint32_t group,
 
 void cw_dispatch_wake_thieves(const struct cw_dispatch_view *view, uint32_t group, uint32_t most) {
     bool deserted;
+    if (!anybody_sleeps(view))
+        return;
     uint64_t excess = cw_dispatch_excess(view, group, &deserted);
     if (excess > 0)
         wake_sleepers(view, group, false, excess < most ? (uint32_t)excess : most);

@@ -68,9 +68,8 @@ static inline uint32_t workers_in_use(const struct cw_dispatch_view *view) {
 }
 
 static inline bool is_of(const struct cw_dispatch_view *view, uint32_t w, uint32_t group) {
-    /* T42: after T3, T19 or T38; who has not joined yet looks at tail (T4) after it has. After W1;
-     * pairs with T47 before W2: else a group's bound falls, and who sleeps does not
-     * see it. */
+    /* T42: after W2 has seen it asleep: what it is was written before W1. And after our own W1;
+     * pairs with T47 before W2: else a group's bound falls, and who sleeps does not see it. */
     return CW_LOAD(T42, &view->workers[w].group, seq_cst) == group + 1;
 }
 

@@ -12,9 +12,8 @@ int cw_dispatch_join(const struct cw_dispatch_view *view, uint32_t w) {
     if (was != 0 && was != view->group + 1)
         return cw_fail(-EINVAL, "worker %u is in group %u, not in group %u", w, was - 1,
                        view->group);
-    /* T42: before we look at tail (T4); pairs with T3 and then T42: who does not see yet that we
-     * are of the group does not wake us for what we see ourselves. */
-    CW_STORE(T42, group, view->group + 1, seq_cst);
+    /* T42: who looks in which group we are has seen us asleep (W2): W1 orders it. */
+    CW_STORE(T42, group, view->group + 1, relaxed);
     return 0;
 }
 

@@ -53,9 +53,13 @@ void cw_sleeper_cancel(struct cw_sleeper *self) {
     CW_STORE(W3, &self->asleep, 0, relaxed);
 }
 
-bool cw_sleeper_claim(struct cw_sleeper *other) {
+bool cw_sleeper_sleeps(const struct cw_sleeper *other) {
     /* W2: after the effect was published (seq_cst); pairs with W1. */
-    if (!CW_LOAD(W2, &other->asleep, seq_cst))
+    return CW_LOAD(W2, (cw_a32 *)&other->asleep, seq_cst) != 0;
+}
+
+bool cw_sleeper_claim(struct cw_sleeper *other) {
+    if (!cw_sleeper_sleeps(other))
         return false;
     /* W4: several wakers may see the 1; who takes it makes the system call. Release, so that the
      * sleeper which finds 0 in its futex call has seen our effect. */

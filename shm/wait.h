@@ -45,6 +45,8 @@ void cw_sleeper_cancel(struct cw_sleeper *self);
  * alone sleeps on one word. Returns 0 (woken, or the word had changed), -ETIMEDOUT, -EINTR.
  */
 int cw_sleeper_sleep(struct cw_sleeper *self, int64_t timeout_ns);
+/* After the effect was published: is someone asleep (W2)? */
+bool cw_sleeper_sleeps(const struct cw_sleeper *other);
 /* After the effect was published: was someone asleep (W2)? Clears the word; the caller wakes. */
 bool cw_sleeper_claim(struct cw_sleeper *other);
 /* claim, and a futex wake if so. Returns true if a system call was made. */

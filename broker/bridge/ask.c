@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "broker/bridge/job.h"
+#include "broker/bridge/stream.h"
 
 struct asking {
     struct cwb_waiter waiter; /* first: it is cast back */
@@ -164,9 +165,13 @@ void cwb_job_ask(struct cwb_job *job) {
 
 /* ---- about all peers ---- */
 
-static void add_link(FILE *out, const struct cwb_link *link) {
-    fprintf(out, "  link %s %s seconds %.0f\n", link->dialed ? "to" : "from", link->where,
-            (double)(link->bridge->now_ns - link->opened_ns) / 1e9);
+static void add_wire(FILE *out, const char *kind, bool dialed, const char *where, int64_t since_ns,
+                     struct cwb_wire *wire) {
+    uint64_t in = 0, sent = 0;
+    cwb_wire_counts(wire, &in, &sent);
+    fprintf(out, "  %s %s %s seconds %.0f bytes_in %llu bytes_out %llu\n", kind,
+            dialed ? "to" : "from", where, (double)since_ns / 1e9, (unsigned long long)in,
+            (unsigned long long)sent);
 }
 
 /* Why it is not connected, or why it was not; "-" if there is nothing to say. */
@@ -181,6 +186,7 @@ static const char *error_of(const struct cwb_bridge *bridge, const struct cwb_pe
 /* One text a peer: NAME, then KEY VALUE lines, as `causeway peers list` prints them. */
 void cwb_job_peers(struct cwb_job *job) {
     struct cwb_bridge *bridge = job->bridge;
+    int64_t now_ns = bridge->loop.now_ns;
     char *text = NULL;
     size_t size_bytes = 0;
     uint64_t count = 0;
@@ -189,15 +195,20 @@ void cwb_job_peers(struct cwb_job *job) {
     char version[12], rtt[24];
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
         uint64_t in = peer->bytes_in, sent = peer->bytes_out;
-        uint32_t links = 0, key_updates = 0;
+        uint32_t connections = 0, key_updates = 0;
         struct cwb_link *link;
+        struct cwb_stream *stream;
         if (peer->gone)
             continue;
         for (link = peer->links; link; link = link->peer_next) {
-            in += link->bytes_in;
-            sent += link->bytes_out;
-            key_updates += link->tls.key_updates;
-            links++;
+            cwb_wire_counts(&link->wire, &in, &sent);
+            key_updates += cwb_wire_key_updates(&link->wire);
+            connections++;
+        }
+        for (stream = peer->streams; stream; stream = stream->next) {
+            cwb_wire_counts(&stream->wire, &in, &sent);
+            connections += stream->open;
+            key_updates += cwb_wire_key_updates(&stream->wire);
         }
         link = peer->links;
         strcpy(version, "-");
@@ -219,10 +230,14 @@ void cwb_job_peers(struct cwb_job *job) {
                 peer->config.pinned  ? "key"
                 : peer->config.by_ca ? "ca"
                                      : "-",
-                version, rtt, (unsigned long long)in, (unsigned long long)sent, links, key_updates,
-                cwb_io_kind(bridge->io), error_of(bridge, peer));
+                version, rtt, (unsigned long long)in, (unsigned long long)sent, connections,
+                key_updates, cwb_io_kind(bridge->loop.io), error_of(bridge, peer));
         for (; link; link = link->peer_next)
-            add_link(out, link);
+            add_wire(out, "link", link->dialed, link->where, now_ns - link->opened_ns, &link->wire);
+        for (stream = peer->streams; stream; stream = stream->next)
+            if (stream->open)
+                add_wire(out, "stream", stream->dialed, stream->where, now_ns - stream->opened_ns,
+                         &stream->wire);
         fputc(0, out);
         count++;
     }

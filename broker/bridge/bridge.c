@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -29,6 +30,7 @@
 #define BACKLOG         4096
 #define ACCEPTS_MOST    256
 #define KEY_LOOK_NS     1000000000
+#define STREAMS_DEFAULT 4u /* and no more than there are cores */
 #define LISTEN_TRIES    100
 #define LISTEN_PAUSE_NS 20000000
 
@@ -106,7 +108,7 @@ static int listen_at(struct cwb_bridge *bridge, const struct addrinfo *at, const
     }
     *listener =
         (struct cwb_listener){.watch = {.fd = fd, .on_ready = on_listener}, .bridge = bridge};
-    int code = cwb_io_watch(bridge->io, &listener->watch);
+    int code = cwb_io_watch(bridge->loop.io, &listener->watch);
     if (code)
         close(fd);
     else
@@ -145,7 +147,7 @@ static int load_key(struct cwb_bridge *bridge) {
         return 0; /* it may come */
     }
     cwb_print_text(cwb_tls_print(bridge->tls), print);
-    cwb_log("node %s, key %s, sockets by %s", bridge->node, print, cwb_io_kind(bridge->io));
+    cwb_log("node %s, key %s, sockets by %s", bridge->node, print, cwb_io_kind(bridge->loop.io));
     if (cwb_tls_has_ca(bridge->tls) && strcmp(bridge->node, cwb_tls_node(bridge->tls)) != 0)
         cwb_log("node.crt names the node \"%s\", so peers that go by a CA know this one as that",
                 cwb_tls_node(bridge->tls));
@@ -158,8 +160,8 @@ static int64_t key_tick(struct cwb_bridge *bridge) {
     static int64_t looked_ns;
     if (bridge->tls)
         return INT64_MAX;
-    if (bridge->now_ns - looked_ns >= KEY_LOOK_NS) {
-        looked_ns = bridge->now_ns;
+    if (bridge->loop.now_ns - looked_ns >= KEY_LOOK_NS) {
+        looked_ns = bridge->loop.now_ns;
         if (load_key(bridge) != 0) {
             cwb_log("ends: %s", cw_detail());
             bridge->stopping = true;
@@ -183,10 +185,20 @@ static void name_node(struct cwb_bridge *bridge) {
     strcpy(bridge->node, cwb_node_valid(host) ? host : "node");
 }
 
+/* One core a connection, and no more than that; several peers share them. */
+static uint32_t default_streams(void) {
+    cpu_set_t cores;
+    int count = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+    return count < (int)STREAMS_DEFAULT ? (uint32_t)count : STREAMS_DEFAULT;
+}
+
 int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options) {
     const char *why;
     memset(bridge, 0, sizeof *bridge);
     bridge->options = *options;
+    pthread_mutex_init(&bridge->sources_lock, NULL);
+    if (bridge->options.streams == 0)
+        bridge->options.streams = default_streams();
     name_node(bridge);
     if (!cwb_node_valid(bridge->node))
         return cw_fail(-EINVAL, "--node %.100s: 1 to %u of the characters A-Z a-z 0-9 _ . -",
@@ -195,18 +207,18 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
         if (getrandom(&bridge->run, sizeof bridge->run, 0) < 0)
             return cw_fail(-EREMOTEIO, "the kernel gave no random numbers: %m");
     bridge->next_source = bridge->run >> 16; /* no number of one run is one of the next */
-    bridge->now_ns = cw_now_ns();
+    bridge->loop.now_ns = cw_now_ns();
     int code = cw_connect(options->place, "", CW_CONNECT_NO_START, &bridge->client);
     if (code == 0) {
         bridge->client->host_only = true;
-        code = cwb_io_new(options->use_epoll, &bridge->io, &why);
+        code = cwb_io_new(options->use_epoll, &bridge->loop.io, &why);
     }
     if (code == 0 && *why)
         cwb_log("%s", why);
     if (code == 0)
-        code = cwb_works_new(bridge->io, &bridge->works);
+        code = cwb_works_new(bridge->loop.io, &bridge->works);
     if (code == 0)
-        code = cwb_works_new(bridge->io, &bridge->movings);
+        code = cwb_works_new(bridge->loop.io, &bridge->movings);
     if (code == 0)
         code = load_key(bridge);
     if (code == 0)
@@ -219,8 +231,9 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
 }
 
 static int64_t tick(struct cwb_bridge *bridge) {
-    int64_t due_ns[] = {cwb_links_tick(bridge), cwb_peers_tick(bridge), cwb_replicas_tick(bridge),
-                        cwb_jobs_tick(bridge),  key_tick(bridge),       cwb_stages_tick(bridge)};
+    int64_t due_ns[] = {cwb_links_tick(bridge),  cwb_peers_tick(bridge), cwb_replicas_tick(bridge),
+                        cwb_jobs_tick(bridge),   key_tick(bridge),       cwb_stages_tick(bridge),
+                        cwb_streams_tick(bridge)};
     int64_t first_ns = due_ns[0];
     if (cw_client_usable(bridge->client) != 0) {
         cwb_log("ends with its broker: %s", cw_detail());
@@ -240,28 +253,29 @@ static int64_t tick(struct cwb_bridge *bridge) {
 /* Sleeps until something comes, from a socket or from the broker. */
 static void wait(struct cwb_bridge *bridge, int64_t timeout_ns) {
     if (timeout_ns == 0 || !cwb_home_rest(bridge->home)) {
-        cwb_io_turn(bridge->io, 0);
+        cwb_io_turn(bridge->loop.io, 0);
         return;
     }
-    cwb_io_turn(bridge->io, timeout_ns);
+    cwb_io_turn(bridge->loop.io, timeout_ns);
     cwb_home_rise(bridge->home);
 }
 
 void cwb_bridge_run(struct cwb_bridge *bridge) {
     int64_t due_ns = 0, ticked_ns = 0;
     while (!bridge->stopping) {
-        bridge->now_ns = cw_now_ns();
-        if (bridge->hurry || bridge->now_ns >= due_ns || bridge->now_ns - ticked_ns >= TICK_NS) {
+        bridge->loop.now_ns = cw_now_ns();
+        if (bridge->hurry || bridge->loop.now_ns >= due_ns ||
+            bridge->loop.now_ns - ticked_ns >= TICK_NS) {
             bridge->hurry = false;
             due_ns = tick(bridge);
-            ticked_ns = bridge->now_ns;
+            ticked_ns = bridge->loop.now_ns;
         }
         cwb_home_flush(bridge->home);
-        cwb_links_flush(bridge);
+        cwb_wires_flush(&bridge->loop);
         if (bridge->stopping)
             break;
         int64_t left_ns = due_ns - cw_now_ns();
-        bool busy = bridge->dirty != NULL || bridge->hurry;
+        bool busy = bridge->loop.dirty != NULL || bridge->hurry;
         wait(bridge, busy || left_ns < 0 ? 0 : due_ns == INT64_MAX ? -1 : left_ns);
         cwb_home_turn(bridge->home);
     }

@@ -5,7 +5,8 @@
  * causeway-bridge is a client of the broker with a role, started by it, and keeps nothing that
  * cannot be fetched again: killed at any moment it is started anew, and the broker gives it the
  * jobs again that it had. Words used throughout:
- *   link      one connection to another node's bridge (link.c)
+ *   link      a connection to another node's bridge (link.c)
+ *   stream    one more connection to it, for large arrays alone, on a thread of its own (stream.h)
  *   peer      a node that is known, with its links (peer.c)
  *   request   a frame that waits for its reply (link.c)
  *   source    an array of this node that a peer reads (source.c)
@@ -13,17 +14,21 @@
  *   job       what a local client wants, as the broker handed it over (job.c)
  *   replica   a remote array in local memory, under its remote name (replica.c)
  *
- * All of it belongs to the one thread of the loop; what may block (the broker, allocating, the
+ * All of it belongs to the one thread of the loop, but streams, which run on strands (strand.h) and
+ * share sources and chunks with it, under locks. What may block (the broker, allocating, the
  * resolver, hashing much) is done by helper threads (work.c), which touch nothing but their piece
  * of work.
  */
 #ifndef CW_BRIDGE_BRIDGE_H
 #define CW_BRIDGE_BRIDGE_H
 
+#include <pthread.h>
+
 #include "broker/bridge/frame.h"
 #include "broker/bridge/io.h"
 #include "broker/bridge/peers.h"
 #include "broker/bridge/tls.h"
+#include "broker/bridge/wire.h"
 #include "broker/bridge/work.h"
 #include "ipc/causeway.h"
 
@@ -37,7 +42,8 @@
 #define CWB_REDIAL_FIRST_NS 100000000ll /* pause after a try that failed, doubled each time */
 #define CWB_REDIAL_MOST_NS  5000000000
 #define CWB_LISTEN_MAX      8u
-#define CWB_LINKS_MAX       64u /* open ones of one peer; the oldest gives way */
+#define CWB_LINKS_MAX       64u        /* open ones of one peer; the oldest gives way */
+#define CWB_STREAM_BYTES    (4u << 20) /* arrays from here on are read over all of them */
 #define CWB_OUT_MAX                                                                                \
     (128u << 20) /* unread answers of a link that still asks; who keeps to what                    \
                     was agreed has less */
@@ -56,6 +62,7 @@ struct cwb_options {
     const char *peers[CWB_PEERS_MAX]; /* NAME=HOST:PORT, over what the file says */
     uint32_t peer_count;
     bool use_epoll;
+    uint32_t streams; /* connections to one peer over which large arrays are read; 0: as cores */
 };
 
 struct cwb_listener {
@@ -67,11 +74,10 @@ struct cwb_bridge {
     struct cwb_options options;
     char node[CWB_NODE_MAX + 1];
     uint64_t run; /* random, never 0 */
-    int64_t now_ns;
+    struct cwb_loop loop;
     bool stopping;
     bool hurry; /* something changed that time decides about: look at it now */
 
-    struct cwb_io *io;
     struct cwb_tls *tls; /* NULL: no key: nobody is reached, and each job is told so */
     char no_key[CW_DETAIL_MAX];
     struct cwb_works *works;
@@ -87,7 +93,6 @@ struct cwb_bridge {
     struct cwb_stamp peers_stamp; /* the file, as it was last read */
     int64_t peers_looked_ns;
     struct cwb_link *links;       /* all that are not freed */
-    struct cwb_link *dirty;       /* have something to send */
     uint32_t unknown;             /* links that have not shown who they are */
     struct cwb_jobs *jobs;        /* job.c */
     struct cwb_replica *replicas; /* replica.c, by key */
@@ -96,6 +101,8 @@ struct cwb_bridge {
     struct cwb_stage *stages;     /* stage.c */
     struct cwb_served *waits;     /* serve.c: names that peers wait for */
     uint64_t next_source;
+    pthread_mutex_t sources_lock; /* source.c: what peers read, also over streams */
+    struct cwb_strand *strands[CW_STREAMS_MAX - 1]; /* streams.c: made when first needed */
 };
 
 /* Builds all. 0 or a negative code with the sentence; the process then ends. */

@@ -57,14 +57,18 @@ static json_t *string(const char *text, const char *key) {
     return made ? made : json_null(); /* no UTF-8 */
 }
 
+/* Its connections: the links, and the streams beside them. */
 static json_t *links_json(const char *text) {
     json_t *links = json_array();
     for (const char *line = strchr(text, '\n'); line && line[1]; line = strchr(line + 1, '\n')) {
-        char way[8], where[256];
-        long long seconds;
-        if (sscanf(line + 1, "  link %7s %255s seconds %lld", way, where, &seconds) == 3)
-            json_array_append_new(links, json_pack("{s:s, s:s, s:I}", "way", way, "address", where,
-                                                   "seconds", (json_int_t)seconds));
+        char kind[8], way[8], where[256];
+        long long seconds, in, out;
+        if (sscanf(line + 1, "  %7s %7s %255s seconds %lld bytes_in %lld bytes_out %lld", kind, way,
+                   where, &seconds, &in, &out) == 6)
+            json_array_append_new(links, json_pack("{s:s, s:s, s:s, s:I, s:I, s:I}", "kind", kind,
+                                                   "way", way, "address", where, "seconds",
+                                                   (json_int_t)seconds, "bytes_in", (json_int_t)in,
+                                                   "bytes_out", (json_int_t)out));
     }
     return links;
 }

@@ -73,8 +73,10 @@ static void ep_send(struct cwb_io *io, struct cwb_socket *socket) {
 
 static void ep_close(struct cwb_io *io, struct cwb_socket *socket) {
     (void)epoll_ctl(((struct epoll_io *)io)->fd, EPOLL_CTL_DEL, socket->fd, NULL);
-    close(socket->fd);
-    socket->fd = -1;
+    if (!socket->keep) {
+        close(socket->fd);
+        socket->fd = -1;
+    }
     cwb_io_ready(io, socket); /* on_closed comes from the next turn */
 }
 

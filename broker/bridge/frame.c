@@ -33,6 +33,8 @@ static const struct {
     [CWB_REMOVE] = {sizeof(struct cwb_key), 0, 2},
     [CWB_CANCEL] = {sizeof(struct cwb_cancel), 0xffff, 1},
     [CWB_CHANGED] = {sizeof(struct cwb_changed), 0xffff, 0},
+    [CWB_STREAMS] = {sizeof(struct cwb_streams_said), 0xffff, 1},
+    [CWB_STREAM] = {sizeof(struct cwb_stream_hello), 0, 3},
 };
 
 int cwb_head_check(const struct cw_message *head, bool greeted, uint32_t read_max) {
@@ -41,8 +43,9 @@ int cwb_head_check(const struct cw_message *head, bool greeted, uint32_t read_ma
     if (op == 0 || op >= CWB_OPS)
         return cw_fail(-EPROTO, "a frame with op %u, which version %u does not have", head->op,
                        CWB_VERSION);
-    if (greeted == (op == CWB_HELLO))
-        return cw_fail(-EPROTO, greeted ? "a second HELLO" : "a frame with op %u before the HELLO",
+    if (greeted == (op == CWB_HELLO || op == CWB_STREAM))
+        return cw_fail(-EPROTO,
+                       greeted ? "a second greeting" : "a frame with op %u before the HELLO",
                        head->op);
     uint32_t least = reply ? forms[op].reply : forms[op].request;
     bool exact = forms[op].exact >> reply & 1;
@@ -125,11 +128,12 @@ static int take_array(const uint8_t **at, uint32_t *left, uint64_t size_bytes, u
 static int parse_hello(const struct cwb_hello *hello) {
     if (hello->magic != CWB_MAGIC)
         return form("greeting");
-    if (hello->version_min > CWB_VERSION || hello->version_max < CWB_VERSION)
+    if (hello->version_min > CWB_VERSION || hello->version_max < CWB_VERSION_MIN ||
+        hello->version_min > hello->version_max)
         return cw_fail(-EPROTO,
                        "the other side speaks versions %u to %u of the bridges' protocol, this one "
-                       "%u: use the same release of causeway on both",
-                       hello->version_min, hello->version_max, CWB_VERSION);
+                       "%u to %u: use the same release of causeway on both",
+                       hello->version_min, hello->version_max, CWB_VERSION_MIN, CWB_VERSION);
     if (hello->run == 0 || hello->read_max < CWB_READ_MIN || hello->requests_max < CWB_REQUESTS_MIN)
         return form("limits");
     if (hello->node[CWB_NODE_MAX] || !cwb_node_valid(hello->node))
@@ -172,6 +176,14 @@ static int parse_request(uint32_t op, const uint8_t *at, uint32_t left, struct c
         if (out->changed.reserved)
             return form("flags");
         code = take_key(&at, &left, out->changed.key_bytes, false, out);
+        break;
+    case CWB_STREAMS:
+        if (out->streams.streams == 0 || out->streams.reserved)
+            code = form("count");
+        break;
+    case CWB_STREAM:
+        if (out->stream.magic != CWB_MAGIC || out->stream.run == 0)
+            code = form("greeting");
         break;
     default: /* PING, CANCEL: the size said all */
         break;

@@ -5,7 +5,7 @@
  * A frame is a struct cw_message (the local protocol's head, ipc/wire.h) and a body of size_bytes -
  * 24 bytes; integers little-endian. Requests go both ways over one connection; each has an id that
  * its sender chose, and one reply with the same id and op | CW_OP_REPLY. A reply with a status
- * below 0 has a sentence as its body. HELLO, CANCEL and CHANGED have no reply.
+ * below 0 has a sentence as its body. HELLO, CANCEL, CHANGED and STREAMS have no reply.
  *
  * Bytes of arrays are always PULLED by who receives them: a *source* is a number that the sending
  * side gave to an array; READ asks for a piece of it, and its reply is the only frame that carries
@@ -27,7 +27,8 @@
 #include "shm/directory.h"
 
 #define CWB_MAGIC          0x6567646972627763ull /* "cwbridge" */
-#define CWB_VERSION        1u
+#define CWB_VERSION        2u                    /* 2: streams */
+#define CWB_VERSION_MIN    1u
 #define CWB_NODE_MAX       63u          /* bytes of a node's name */
 #define CWB_INLINE_MAX     (16u << 10)  /* arrays up to here go inside OPEN's reply and OFFER */
 #define CWB_FRAME_MAX      (32u << 10)  /* of any frame but a READ's reply */
@@ -55,6 +56,10 @@ enum cwb_op {
                       answered already; no reply itself */
     CWB_CHANGED,   /* changed, key: what a CWB_OPEN with CWB_WATCH opened is no longer what the name
                       means; told once; no reply */
+    CWB_STREAMS,   /* version 2: streams: how many connections it reads large arrays over; after
+                      the HELLOs, no reply */
+    CWB_STREAM,    /* version 2: stream hello: the first frame, in place of a HELLO, of a connection
+                      that is to be a stream. reply: nothing; then READ and PING alone go over it */
     CWB_OPS
 };
 
@@ -107,6 +112,14 @@ struct cwb_offer { /* then key_bytes of key, meta_bytes of meta, size_bytes of d
 struct cwb_cancel {
     uint64_t id;
 };
+struct cwb_streams_said {
+    uint32_t streams;  /* 1: none but the link itself; the smaller of both sides' counts */
+    uint32_t reserved; /* 0 */
+};
+struct cwb_stream_hello {
+    uint64_t magic;
+    uint64_t run, to_run; /* of the bridge that sends it, and of the one that it means */
+};
 struct cwb_changed {          /* then key_bytes of key */
     uint64_t instance, entry; /* what was opened */
     uint32_t key_bytes;
@@ -115,7 +128,8 @@ struct cwb_changed {          /* then key_bytes of key */
 _Static_assert(sizeof(struct cwb_hello) == 96 && sizeof(struct cwb_key) == 8 &&
                    sizeof(struct cwb_opened) == 48 && sizeof(struct cwb_read) == 24 &&
                    sizeof(struct cwb_close) == 16 && sizeof(struct cwb_closed) == 8 &&
-                   sizeof(struct cwb_offer) == 56 && sizeof(struct cwb_changed) == 24,
+                   sizeof(struct cwb_offer) == 56 && sizeof(struct cwb_changed) == 24 &&
+                   sizeof(struct cwb_streams_said) == 8 && sizeof(struct cwb_stream_hello) == 24,
                "layout");
 
 #define CWB_HEAD_BYTES ((uint32_t)sizeof(struct cw_message))
@@ -132,6 +146,8 @@ struct cwb_frame { /* a parsed frame; the pointers lead into the bytes that were
         struct cwb_offer offer;
         struct cwb_cancel cancel;
         struct cwb_changed changed;
+        struct cwb_streams_said streams;
+        struct cwb_stream_hello stream;
     };
     const char *key; /* namespace, NUL, name; of NAMES the name is a prefix */
     uint32_t key_bytes;
@@ -142,8 +158,8 @@ struct cwb_frame { /* a parsed frame; the pointers lead into the bytes that were
     uint32_t sentence_bytes;
 };
 
-/* Is the head of a frame one that may come now? greeted: a HELLO has come. A READ's reply may have
- * up to read_max bytes of data. 0 or -EPROTO with the sentence. */
+/* Is the head of a frame one that may come now? greeted: a HELLO or STREAM has come. A READ's reply
+ * may have up to read_max bytes of data. 0 or -EPROTO with the sentence. */
 int cwb_head_check(const struct cw_message *head, bool greeted, uint32_t read_max);
 /* Checks a whole frame whose head was checked; body is of head->size_bytes - 24 bytes, of a READ's
  * reply the struct cwb_read alone (its data are not looked at). 0 or -EPROTO with the sentence. */

@@ -64,10 +64,10 @@ int cwb_home_new(struct cwb_bridge *bridge, struct cwb_home **out) {
     if (code == 0) {
         home->bell = (struct cwb_watch){.fd = home->client->bell, .on_ready = on_bell};
         home->end = (struct cwb_watch){.fd = home->client->sock, .on_ready = on_end};
-        code = cwb_io_watch(bridge->io, &home->bell);
+        code = cwb_io_watch(bridge->loop.io, &home->bell);
     }
     if (code == 0)
-        code = cwb_io_watch(bridge->io, &home->end);
+        code = cwb_io_watch(bridge->loop.io, &home->end);
     *out = home; /* on failure the process ends */
     return code;
 }

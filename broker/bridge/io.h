@@ -35,6 +35,7 @@ struct cwb_socket { /* embedded in its owner's struct, zeroed before use */
     uint32_t send_left;
     uint16_t pending; /* bits of enum cwb_pending */
     bool known, receiving, closing;
+    bool keep; /* set before cwb_io_close(): the descriptor stays as it is, and is the owner's */
     int slot; /* io_uring: of the registered files, -1 none; epoll: how connecting failed at once */
     struct cwb_socket *next_ready;
     bool is_ready;
@@ -63,7 +64,8 @@ void cwb_io_start(struct cwb_io *io, struct cwb_socket *socket);
 /* Sends; one at a time, the next after on_sent. bytes stay until then. */
 void cwb_io_send(struct cwb_io *io, struct cwb_socket *socket, const uint8_t *bytes,
                  uint32_t size_bytes);
-/* Ends it: no callback comes but on_closed. The descriptor is closed. May be repeated. */
+/* Ends it: no callback comes but on_closed. The descriptor is closed, unless socket->keep is set:
+ * it may then be started with another cwb_io. May be repeated. */
 void cwb_io_close(struct cwb_io *io, struct cwb_socket *socket);
 /* Waits for something to happen, timeout_ns at most (< 0: for ever), and calls back. */
 void cwb_io_turn(struct cwb_io *io, int64_t timeout_ns);

@@ -61,7 +61,7 @@ static void on_changes(void *owner, int status, const void *body, uint32_t body_
         return;
     }
     memcpy(&jobs->changes, body, sizeof jobs->changes);
-    jobs->looked_ns = jobs->bridge->now_ns;
+    jobs->looked_ns = jobs->bridge->loop.now_ns;
     cwb_serve_changes(jobs->bridge);
     if (cwb_serve_watches(jobs->bridge))
         cwb_jobs_watch(jobs->bridge);
@@ -71,7 +71,7 @@ int64_t cwb_jobs_tick(struct cwb_bridge *bridge) {
     struct cwb_jobs *jobs = bridge->jobs;
     if (!jobs->watch || jobs->is_watched)
         return INT64_MAX;
-    if (bridge->now_ns - jobs->looked_ns < CHANGES_PAUSE_NS)
+    if (bridge->loop.now_ns - jobs->looked_ns < CHANGES_PAUSE_NS)
         return jobs->looked_ns + CHANGES_PAUSE_NS;
     struct iovec part = {&jobs->changes, sizeof jobs->changes};
     jobs->watch = false;

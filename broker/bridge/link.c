@@ -1,8 +1,8 @@
 /*
- * Links: see link.h. Their life, and requests; what comes in is link_in.c, what goes out
- * link_out.c. If the other side dies its end of the connection closes, or nothing is heard for
- * CWB_SILENCE_NS; if this process dies the kernel closes ours. Either way each side drops what the
- * other was reading only after CWB_RESUME_NS without a link, so that a cut alone loses nothing.
+ * Links: see link.h. Their life, and requests; what comes in is link_in.c. If the other side dies
+ * its end of the connection closes, or nothing is heard for CWB_SILENCE_NS; if this process dies
+ * the kernel closes ours. Either way each side drops what the other was reading only after
+ * CWB_RESUME_NS without a link, so that a cut alone loses nothing.
  */
 #include "broker/bridge/link.h"
 
@@ -14,6 +14,7 @@
 #include <utlist.h>
 
 #include "broker/bridge/parts.h"
+#include "broker/bridge/stream.h"
 
 static void on_error(struct cwb_socket *socket, int error) {
     struct cwb_link *link = (struct cwb_link *)socket;
@@ -24,26 +25,27 @@ static void on_error(struct cwb_socket *socket, int error) {
 static void on_closed(struct cwb_socket *socket) {
     struct cwb_link *link = (struct cwb_link *)socket;
     DL_DELETE(link->bridge->links, link);
-    cwb_tls_end_deinit(&link->tls);
-    free(link->out.data);
-    free(link->flying.data);
-    free(link->body);
+    if (link->state == CWB_LEAVING)
+        cwb_streams_arrived(link);
+    else if (socket->keep)
+        close(socket->fd);
+    cwb_wire_deinit(&link->wire);
     free(link);
 }
 
 /* The other side has shown a certificate: who is it? */
 static enum cwb_known allow(struct cwb_tls_end *end, const uint8_t print[CWB_PRINT_BYTES],
                             const char *node) {
-    struct cwb_link *link = (struct cwb_link *)((char *)end - offsetof(struct cwb_link, tls));
+    struct cwb_link *link = (struct cwb_link *)((char *)end - offsetof(struct cwb_link, wire.tls));
     return cwb_peer_known(link->bridge, &link->peer, print, node);
 }
 
 int cwb_link_begin_tls(struct cwb_link *link) {
-    link->tls.allow = allow;
-    int code = cwb_tls_end_init(&link->tls, link->bridge->tls, !link->dialed, &link->out);
+    link->wire.tls.allow = allow;
+    int code = cwb_tls_end_init(&link->wire.tls, link->bridge->tls, !link->dialed, &link->wire.out);
     if (code == 0)
-        code = cwb_tls_shake(&link->tls);
-    cwb_link_touch(link);
+        code = cwb_tls_shake(&link->wire.tls);
+    cwb_wire_touch(&link->wire);
     return code < 0 ? code : 0;
 }
 
@@ -55,13 +57,13 @@ static void on_connected(struct cwb_socket *socket, int error) {
         return;
     }
     link->state = CWB_SHAKING;
-    link->heard_ns = link->bridge->now_ns;
-    cwb_io_start(link->bridge->io, socket);
+    link->wire.heard_ns = link->bridge->loop.now_ns;
+    cwb_io_start(link->bridge->loop.io, socket);
     if (cwb_link_begin_tls(link) < 0)
         cwb_link_end(link);
 }
 
-static const struct cwb_socket_calls calls = {on_connected, cwb_link_on_data, cwb_link_on_sent,
+static const struct cwb_socket_calls calls = {on_connected, cwb_link_on_data, cwb_wire_on_sent,
                                               on_error, on_closed};
 
 static struct cwb_link *link_new(struct cwb_bridge *bridge, int fd, const char *where) {
@@ -69,10 +71,9 @@ static struct cwb_link *link_new(struct cwb_bridge *bridge, int fd, const char *
     struct cwb_link *link = calloc(1, sizeof *link);
     CW_ASSERT(link);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* only speed depends on it */
-    link->socket = (struct cwb_socket){.calls = &calls, .fd = fd};
+    link->wire.socket = (struct cwb_socket){.calls = &calls, .fd = fd};
+    cwb_wire_init(&link->wire, &bridge->loop, &cwb_link_wire_calls);
     link->bridge = bridge;
-    link->heard_ns = bridge->now_ns;
-    link->pieces_end = &link->pieces;
     link->backlog_end = &link->backlog;
     strncpy(link->where, where, sizeof link->where - 1);
     DL_APPEND(bridge->links, link);
@@ -93,8 +94,8 @@ void cwb_link_accept(struct cwb_bridge *bridge, int fd, const char *where) {
     link->state = CWB_SHAKING;
     link->counted_unknown = true;
     bridge->unknown++;
-    link->limit_ns = bridge->now_ns + CWB_UNKNOWN_NS;
-    cwb_io_start(bridge->io, &link->socket);
+    link->limit_ns = bridge->loop.now_ns + CWB_UNKNOWN_NS;
+    cwb_io_start(bridge->loop.io, &link->wire.socket);
 }
 
 struct cwb_link *cwb_link_dial(struct cwb_bridge *bridge, struct cwb_peer *peer, int fd,
@@ -104,9 +105,24 @@ struct cwb_link *cwb_link_dial(struct cwb_bridge *bridge, struct cwb_peer *peer,
     link->state = CWB_DIALING;
     link->dialed = true;
     link->peer = peer;
-    link->limit_ns = bridge->now_ns + CWB_DIAL_NS;
-    cwb_io_connect(bridge->io, &link->socket, address, length);
+    link->limit_ns = bridge->loop.now_ns + CWB_DIAL_NS;
+    cwb_io_connect(bridge->loop.io, &link->wire.socket, address, length);
     return link;
+}
+
+struct cwb_link *cwb_link_dial_stream(struct cwb_stream *stream, int fd,
+                                      const struct sockaddr *address, socklen_t length,
+                                      const char *where) {
+    struct cwb_link *link = cwb_link_dial(stream->bridge, stream->peer, fd, address, length, where);
+    link->stream = stream;
+    return link;
+}
+
+void cwb_link_leave(struct cwb_link *link) {
+    link->state = CWB_LEAVING;
+    link->wire.ended = true; /* here */
+    link->wire.socket.keep = true;
+    cwb_io_close(link->bridge->loop.io, &link->wire.socket);
 }
 
 /* ---- the end ---- */
@@ -129,9 +145,9 @@ static void log_end(struct cwb_link *link, bool unknown, const char *reason) {
     if (link->bridge->stopping)
         return;
     if (unknown) { /* also who showed a peer's certificate, and not that it has the key */
-        if (link->bridge->now_ns - told_ns < 1000000000 && told_ns)
+        if (link->bridge->loop.now_ns - told_ns < 1000000000 && told_ns)
             return;
-        told_ns = link->bridge->now_ns;
+        told_ns = link->bridge->loop.now_ns;
     }
     cwb_log("connection %s %s%s%s ended: %s", link->dialed ? "to" : "from", link->where,
             link->peer ? ", peer " : "", link->peer ? link->peer->config.name : "", reason);
@@ -144,60 +160,29 @@ void cwb_link_end(struct cwb_link *link) {
     bool was_open = link->state == CWB_OPEN_LINK, unknown = link->counted_unknown;
     strcpy(reason, cw_detail());
     link->state = CWB_ENDED;
+    cwb_wire_end(&link->wire);
     if (link->counted_unknown)
         link->bridge->unknown--;
     link->counted_unknown = false;
     /* A dialed link's repeated failures are told once, by peer.c. */
     if (was_open || !link->dialed)
         log_end(link, unknown, reason);
-    if (link->peer)
+    if (link->stream)
+        cwb_streams_lost(link, reason);
+    else if (link->peer)
         cwb_peer_ended(link, was_open, reason);
     fail_requests(link, reason);
     cwb_serve_end(link);
-    cwb_link_drop_pieces(link);
-    if (link->tls.ssl && was_open)
-        cwb_tls_bye(&link->tls);
+    if (link->wire.tls.ssl && was_open)
+        cwb_tls_bye(&link->wire.tls);
     /* Why it ends (an alert of TLS) is told if that takes no waiting. */
-    if (link->out.used && !link->sending)
-        (void)!send(link->socket.fd, link->out.data, link->out.used, MSG_DONTWAIT | MSG_NOSIGNAL);
-    cwb_io_close(link->bridge->io, &link->socket);
+    if (link->wire.out.used && !link->wire.sending)
+        (void)!send(link->wire.socket.fd, link->wire.out.data, link->wire.out.used,
+                    MSG_DONTWAIT | MSG_NOSIGNAL);
+    cwb_io_close(link->bridge->loop.io, &link->wire.socket);
 }
 
 /* ---- requests ---- */
-
-static void write_bytes(struct cwb_link *link, const uint8_t *frame, uint32_t size_bytes) {
-    if (link->state != CWB_OPEN_LINK && link->state != CWB_GREETING)
-        return; /* it ended: whoever waits was told */
-    cwb_link_touch(link);
-    if (cwb_tls_write(&link->tls, frame, size_bytes) < 0)
-        link->broken = true; /* link_out.c ends it: no request ends within its own making */
-}
-
-static void fill_frame(uint8_t *frame, const struct cw_message *head, const struct iovec *parts,
-                       uint32_t count) {
-    uint32_t used = CWB_HEAD_BYTES;
-    CW_ASSERT(head->size_bytes <= CWB_FRAME_MAX);
-    memcpy(frame, head, CWB_HEAD_BYTES);
-    for (uint32_t i = 0; i < count; i++) {
-        if (parts[i].iov_len)
-            memcpy(frame + used, parts[i].iov_base, parts[i].iov_len);
-        used += (uint32_t)parts[i].iov_len;
-    }
-}
-
-static void write_frame(struct cwb_link *link, const struct cw_message *head,
-                        const struct iovec *parts, uint32_t count) {
-    uint8_t frame[CWB_FRAME_MAX];
-    fill_frame(frame, head, parts, count);
-    write_bytes(link, frame, head->size_bytes);
-}
-
-static uint32_t frame_bytes(const struct iovec *parts, uint32_t count) {
-    uint32_t size = CWB_HEAD_BYTES;
-    for (uint32_t i = 0; i < count; i++)
-        size += (uint32_t)parts[i].iov_len;
-    return size;
-}
 
 static struct cwb_request *request_new(struct cwb_link *link, uint16_t op, cwb_on_reply *on_reply,
                                        void *owner) {
@@ -222,15 +207,15 @@ static bool may_go(const struct cwb_link *link, uint16_t op) {
 static void send_request(struct cwb_request *request, const struct iovec *parts, uint32_t count) {
     struct cwb_link *link = request->link;
     struct cw_message head = {
-        .size_bytes = frame_bytes(parts, count), .op = request->op, .id = request->id};
+        .size_bytes = cwb_frame_bytes(parts, count), .op = request->op, .id = request->id};
     if (may_go(link, request->op)) {
         link->request_count += request->op != CWB_WAIT;
-        write_frame(link, &head, parts, count);
+        cwb_wire_frame(&link->wire, &head, parts, count);
         return;
     }
     request->frame = malloc(head.size_bytes);
     CW_ASSERT(request->frame);
-    fill_frame(request->frame, &head, parts, count);
+    cwb_frame_fill(request->frame, &head, parts, count);
     *link->backlog_end = request;
     link->backlog_end = &request->backlog_next;
 }
@@ -246,7 +231,7 @@ void cwb_link_answered(struct cwb_link *link, const struct cwb_request *request)
     if (!link->backlog)
         link->backlog_end = &link->backlog;
     link->request_count++;
-    write_bytes(link, next->frame, head.size_bytes);
+    cwb_wire_write(&link->wire, next->frame, head.size_bytes);
     free(next->frame);
     next->frame = NULL;
 }
@@ -272,26 +257,19 @@ void cwb_request_forget(struct cwb_request *request) {
     request->on_reply = NULL;
     request->owner = NULL;
     request->target = NULL;
+    if (request->link->reading == request)
+        request->link->wire.target = NULL; /* the rest of its data goes nowhere */
 }
 
 void cwb_link_say(struct cwb_link *link, uint16_t op, const struct iovec *parts, uint32_t count) {
     struct cw_message head = {
-        .size_bytes = frame_bytes(parts, count), .op = op, .id = ++link->next_id};
-    write_frame(link, &head, parts, count);
+        .size_bytes = cwb_frame_bytes(parts, count), .op = op, .id = ++link->next_id};
+    cwb_wire_frame(&link->wire, &head, parts, count);
 }
 
 void cwb_link_reply(struct cwb_link *link, uint16_t op, uint64_t id, int status, const char *detail,
                     const struct iovec *parts, uint32_t count) {
-    struct iovec sentence = {(void *)(uintptr_t)detail, detail ? strlen(detail) : 0};
-    if (status < 0) {
-        parts = &sentence;
-        count = 1;
-    }
-    struct cw_message head = {.size_bytes = frame_bytes(parts, count),
-                              .op = (uint16_t)(op | CW_OP_REPLY),
-                              .id = id,
-                              .status = status};
-    write_frame(link, &head, parts, count);
+    cwb_wire_reply(&link->wire, op, id, status, detail, parts, count);
 }
 
 /* ---- time ---- */
@@ -299,7 +277,7 @@ void cwb_link_reply(struct cwb_link *link, uint16_t op, uint64_t id, int status,
 static void on_pong(struct cwb_request *request, const struct cwb_frame *frame) {
     struct cwb_link *link = request->link;
     if (frame)
-        link->rtt_ns = link->bridge->now_ns - link->pinged_ns;
+        link->rtt_ns = link->bridge->loop.now_ns - link->pinged_ns;
 }
 
 int64_t cwb_links_tick(struct cwb_bridge *bridge) {
@@ -307,11 +285,11 @@ int64_t cwb_links_tick(struct cwb_bridge *bridge) {
     int64_t due_ns = INT64_MAX;
     DL_FOREACH_SAFE(bridge->links, link, next) {
         int64_t at_ns = INT64_MAX;
-        if (link->state == CWB_ENDED)
+        if (link->state == CWB_ENDED || link->state == CWB_LEAVING)
             continue;
         if (link->state != CWB_OPEN_LINK) {
             at_ns = link->limit_ns;
-            if (bridge->now_ns >= at_ns) {
+            if (bridge->loop.now_ns >= at_ns) {
                 cw_fail(-EREMOTEIO, "%s in %d s",
                         link->state == CWB_DIALING   ? "no connection came"
                         : link->state == CWB_SHAKING ? "no TLS handshake came to its end"
@@ -320,14 +298,14 @@ int64_t cwb_links_tick(struct cwb_bridge *bridge) {
                 cwb_link_end(link);
                 continue;
             }
-        } else if (bridge->now_ns - link->heard_ns >= CWB_SILENCE_NS) {
+        } else if (bridge->loop.now_ns - link->wire.heard_ns >= CWB_SILENCE_NS) {
             cw_fail(-EREMOTEIO, "nothing was heard for %d s: it stands, or the network is cut",
                     (int)(CWB_SILENCE_NS / 1000000000));
             cwb_link_end(link);
             continue;
         } else {
-            if (bridge->now_ns - link->pinged_ns >= CWB_PING_NS) {
-                link->pinged_ns = bridge->now_ns;
+            if (bridge->loop.now_ns - link->pinged_ns >= CWB_PING_NS) {
+                link->pinged_ns = bridge->loop.now_ns;
                 cwb_link_ask(link, CWB_PING, NULL, 0, on_pong, NULL);
             }
             at_ns = link->pinged_ns + CWB_PING_NS;

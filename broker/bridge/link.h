@@ -1,32 +1,43 @@
 /*
- * Link: one connection to another node's bridge, from its TCP connection to its end.
+ * Link: a connection to another node's bridge, from its TCP connection to its end.
  *
  *   DIALING --connected--> SHAKING --TLS done, key pinned--> GREETING --HELLO--> OPEN
  *        accepted -------->   |                                 |                 |
  *                             +--2 s, 4 KiB, a wrong key--------+--CWB_DIAL_NS----+--silence, a
- *                             v                                                   v  breach, cut
- *                           ENDED (freed once the kernel has given its buffers back)
+ *                             v                                  \                v  breach, cut
+ *                           ENDED (freed once the kernel          +--STREAM--> LEAVING
+ *                           has given its buffers back)
  *
  * Until SHAKING is over nothing is kept for who connects but the struct, and OpenSSL's state once
- * bytes came; no frame is parsed before GREETING. What it may ask is then a matter of its peer.
+ * bytes came; no frame is parsed before GREETING. What it may ask is then a matter of its peer. How
+ * much may wait to be sent is bounded by what was agreed: requests_max requests, read_max bytes
+ * each.
  *
- * Output: frames are encrypted into one buffer while the other is being sent. Replies to READ wait
- * as *pieces* until there is room, so that a peer that reads slowly holds up itself alone. How much
- * may wait is bounded by what was agreed: requests_max requests, read_max bytes each.
+ * Every connection begins as a link. One that says STREAM in place of HELLO leaves the bridge's
+ * loop: once the kernel has given back what it had, its socket and TLS go to a stream (stream.h).
+ * Nothing may come in between: who dialed waits for the reply to its STREAM, which the stream
+ * sends, and the other side waits for a frame after that.
  */
 #ifndef CW_BRIDGE_LINK_H
 #define CW_BRIDGE_LINK_H
 
-#include <sys/uio.h>
 #include <uthash.h>
 
 #include "broker/bridge/bridge.h"
+#include "broker/bridge/wire.h"
 
-enum cwb_link_state { CWB_DIALING, CWB_SHAKING, CWB_GREETING, CWB_OPEN_LINK, CWB_ENDED };
+enum cwb_link_state {
+    CWB_DIALING,
+    CWB_SHAKING,
+    CWB_GREETING,
+    CWB_OPEN_LINK,
+    CWB_LEAVING,
+    CWB_ENDED
+};
 
 struct cwb_request;
 struct cwb_served;
-struct cwb_source;
+struct cwb_stream;
 
 /* The reply came, or (frame NULL) the link ended before: cw_detail() says why. frame->head.status
  * may be negative. The request is freed afterwards. */
@@ -46,41 +57,20 @@ struct cwb_request { /* ours, under way on one link */
     UT_hash_handle hh;
 };
 
-struct cwb_piece { /* a READ's reply that waits for room */
-    uint64_t id;
-    struct cwb_source *source; /* one reference */
-    struct cwb_read read;
-    struct cwb_piece *next;
-};
-
 struct cwb_link {
-    struct cwb_socket socket; /* first: it is cast back */
+    struct cwb_wire wire; /* first: it is cast back */
     struct cwb_bridge *bridge;
     struct cwb_peer *peer; /* dialed: from the begin; accepted: once its key was seen */
     enum cwb_link_state state;
-    bool dialed, counted_unknown, broken;
+    bool dialed, counted_unknown;
     char where[CWB_ADDRESS_MAX + 1]; /* the other side's address */
     int64_t limit_ns;                /* until OPEN: then it must be open */
-    int64_t heard_ns, pinged_ns, opened_ns, rtt_ns;
-    struct cwb_tls_end tls;
-    uint64_t bytes_in, bytes_out;
+    int64_t pinged_ns, opened_ns, rtt_ns;
+    struct cwb_stream *stream; /* it begins this one; NULL: it is a link, or will be */
 
-    /* parsing */
-    struct cw_message head;
-    uint32_t head_have;
-    uint8_t *body; /* CWB_FRAME_MAX bytes */
-    uint32_t body_need, body_have;
     struct cwb_request *reading; /* whose data are coming */
-    bool in_data;
-    uint32_t data_have;
 
-    /* sending */
-    struct cwb_bytes out, flying;
-    bool sending, is_dirty;
-    struct cwb_piece *pieces, **pieces_end;
-    uint32_t piece_count;
-
-    uint32_t read_max, requests_max; /* agreed */
+    uint32_t version, read_max, requests_max; /* agreed */
     uint64_t next_id;
     struct cwb_request *requests;               /* ours, by id */
     uint32_t request_count;                     /* of those that were sent; WAITs do not count */
@@ -89,7 +79,6 @@ struct cwb_link {
     uint32_t served_count, wait_count;
     struct cwb_link *next, *prev;           /* of the bridge */
     struct cwb_link *peer_next, *peer_prev; /* of its peer, while open */
-    struct cwb_link *dirty_next;
 };
 
 /* A connection was accepted; takes fd over. */
@@ -97,6 +86,12 @@ void cwb_link_accept(struct cwb_bridge *bridge, int fd, const char *where);
 /* Connects to a peer; takes fd (a non-blocking socket) over. */
 struct cwb_link *cwb_link_dial(struct cwb_bridge *bridge, struct cwb_peer *peer, int fd,
                                const struct sockaddr *address, socklen_t length, const char *where);
+/* The same for one more connection of a peer, which is to be a stream. */
+struct cwb_link *cwb_link_dial_stream(struct cwb_stream *stream, int fd,
+                                      const struct sockaddr *address, socklen_t length,
+                                      const char *where);
+/* Its socket and TLS go to link->stream, when the kernel has given back what it has. */
+void cwb_link_leave(struct cwb_link *link);
 /* Ends it: all requests are told, the reason (cw_detail()) is kept with the peer and logged. May be
  * repeated. */
 void cwb_link_end(struct cwb_link *link);
@@ -114,12 +109,7 @@ void cwb_link_say(struct cwb_link *link, uint16_t op, const struct iovec *parts,
 /* The reply to a request of theirs. status < 0: detail is the sentence. */
 void cwb_link_reply(struct cwb_link *link, uint16_t op, uint64_t id, int status, const char *detail,
                     const struct iovec *parts, uint32_t count);
-/* The reply to a READ: when there is room. The source's range was checked. */
-void cwb_link_send_piece(struct cwb_link *link, uint64_t id, struct cwb_source *source,
-                         const struct cwb_read *read);
 
-/* Sends what waits, of all links. Once a turn. */
-void cwb_links_flush(struct cwb_bridge *bridge);
 /* Heartbeats and limits. Returns when it wants to be called again. */
 int64_t cwb_links_tick(struct cwb_bridge *bridge);
 

@@ -1,19 +1,20 @@
 /*
- * What comes in over a link: bytes to TLS, TLS to frames, frames to whom they concern. The data of
- * a READ's reply are decrypted straight into the array for which they were asked. Whatever breaks
- * the form ends the link.
+ * What comes in over a link: the handshake, the greeting, and frames to whom they concern. The data
+ * of a READ's reply are decrypted straight into the array for which they were asked (wire_in.c).
+ * Whatever breaks the form ends the link.
  */
 #include <stdlib.h>
 #include <string.h>
 #include <utlist.h>
 
 #include "broker/bridge/parts.h"
+#include "broker/bridge/stream.h"
 
-#define NOWHERE_BYTES (16u << 10)
+/* ---- the greeting ---- */
 
 static void say_hello(struct cwb_link *link) {
     struct cwb_hello hello = {.magic = CWB_MAGIC,
-                              .version_min = CWB_VERSION,
+                              .version_min = CWB_VERSION_MIN,
                               .version_max = CWB_VERSION,
                               .run = link->bridge->run,
                               .read_max = CWB_READ_MAX,
@@ -23,24 +24,39 @@ static void say_hello(struct cwb_link *link) {
     cwb_link_say(link, CWB_HELLO, &part, 1);
 }
 
-/* TLS is there, and the key is a peer's. */
+static void say_stream(struct cwb_link *link) {
+    struct cwb_stream_hello hello = {
+        .magic = CWB_MAGIC, .run = link->bridge->run, .to_run = link->peer->run};
+    struct iovec part = {&hello, sizeof hello};
+    cwb_link_say(link, CWB_STREAM, &part, 1);
+}
+
+/* TLS is there, and the key is a peer's. Who dialed speaks first: it says what this is to be. */
 static void greet(struct cwb_link *link) {
     if (link->counted_unknown)
         link->bridge->unknown--;
     link->counted_unknown = false;
     link->state = CWB_GREETING;
-    link->limit_ns = link->bridge->now_ns + CWB_DIAL_NS;
-    link->body = malloc(CWB_FRAME_MAX);
-    CW_ASSERT(link->body);
-    say_hello(link);
+    link->limit_ns = link->bridge->loop.now_ns + CWB_DIAL_NS;
+    if (link->stream)
+        say_stream(link);
+    else if (link->dialed)
+        say_hello(link);
 }
 
-static void take_hello(struct cwb_link *link, const struct cwb_hello *hello) {
+static int take_hello(struct cwb_link *link, const struct cwb_hello *hello) {
+    if (link->stream)
+        return cw_fail(-EPROTO, "a HELLO as the answer to a STREAM");
+    if (!link->dialed)
+        say_hello(link);
+    link->version = hello->version_max < CWB_VERSION ? hello->version_max : CWB_VERSION;
     link->read_max = hello->read_max < CWB_READ_MAX ? hello->read_max : CWB_READ_MAX;
     link->requests_max =
         hello->requests_max < CWB_REQUESTS_MAX ? hello->requests_max : CWB_REQUESTS_MAX;
     link->state = CWB_OPEN_LINK;
-    link->opened_ns = link->bridge->now_ns;
+    link->wire.greeted = true;
+    link->opened_ns = link->bridge->loop.now_ns;
+    cwb_streams_met(link, hello->run);
     link->peer->run = hello->run;
     struct cwb_link *open;
     uint32_t count;
@@ -50,7 +66,33 @@ static void take_hello(struct cwb_link *link, const struct cwb_hello *hello) {
         cwb_link_end(link->peer->links);
     }
     cwb_peer_opened(link);
+    return 0;
 }
+
+/* The connection is to be a stream, or may be one. */
+static int take_stream(struct cwb_link *link, const struct cwb_frame *frame) {
+    if (frame->head.op & CW_OP_REPLY) {
+        if (!link->stream)
+            return cw_fail(-EPROTO, "a reply with op %u to nothing that was asked", frame->head.op);
+        if (frame->head.status < 0)
+            return cw_fail(frame->head.status, "%.*s", (int)frame->sentence_bytes, frame->sentence);
+    } else {
+        if (link->dialed)
+            return cw_fail(-EPROTO, "a STREAM from who was called");
+        int code = cwb_streams_accept(link, frame);
+        if (code) {
+            cwb_link_reply(link, CWB_STREAM, frame->head.id, code, cw_detail(), NULL, 0);
+            return code;
+        }
+    }
+    if (link->wire.tls.in_left || SSL_has_pending(link->wire.tls.ssl) ||
+        cwb_wire_unread(&link->wire))
+        return cw_fail(-EPROTO, "bytes followed a STREAM before it was answered");
+    cwb_link_leave(link);
+    return 0;
+}
+
+/* ---- frames ---- */
 
 /* Whose reply this is. NULL: of nothing that was asked. */
 static struct cwb_request *asked(struct cwb_link *link, const struct cw_message *head) {
@@ -72,132 +114,65 @@ static int take_reply(struct cwb_link *link, const struct cwb_frame *frame) {
     return 0;
 }
 
-/* A whole frame, but for a READ's data. */
-static int take_frame(struct cwb_link *link) {
-    struct cwb_frame frame;
-    int code = cwb_frame_parse(&link->head, link->body, &frame);
-    if (code)
-        return code;
-    if (link->head.op == CWB_HELLO) {
-        take_hello(link, &frame.hello);
+static int on_frame(struct cwb_wire *wire, const struct cwb_frame *frame) {
+    struct cwb_link *link = (struct cwb_link *)wire;
+    uint32_t op = frame->head.op & ~CW_OP_REPLY;
+    if (op == CWB_HELLO)
+        return take_hello(link, &frame->hello);
+    if (op == CWB_STREAM)
+        return take_stream(link, frame);
+    if (op == CWB_STREAMS && link->version >= 2) {
+        cwb_streams_agree(link, frame->streams.streams);
         return 0;
     }
-    if (link->head.op & CW_OP_REPLY)
-        return take_reply(link, &frame);
-    return cwb_serve(link, &frame);
-}
-
-static bool is_data(const struct cw_message *head) {
-    return head->op == (CWB_READ | CW_OP_REPLY) && head->status == 0;
+    if (frame->head.op & CW_OP_REPLY)
+        return take_reply(link, frame);
+    return cwb_serve(link, frame);
 }
 
 /* The begin of a READ's reply: it must be the answer to what was asked. */
-static int begin_data(struct cwb_link *link) {
-    struct cwb_frame frame;
-    int code = cwb_frame_parse(&link->head, link->body, &frame);
-    struct cwb_request *request = code ? NULL : asked(link, &link->head);
-    if (code)
-        return code;
-    if (!request || memcmp(&request->read, &frame.read, sizeof frame.read) != 0)
+static int on_data(struct cwb_wire *wire, const struct cwb_frame *frame, uint8_t **target) {
+    struct cwb_link *link = (struct cwb_link *)wire;
+    struct cwb_request *request = asked(link, &frame->head);
+    if (!request || memcmp(&request->read, &frame->read, sizeof frame->read) != 0)
         return cw_fail(-EPROTO, "bytes of an array came that were not asked for");
     link->reading = request;
-    link->in_data = true;
-    link->data_have = 0;
+    *target = request->target;
     return 0;
 }
 
-/* Where the next bytes go, and how many at most. */
-static uint32_t next_place(struct cwb_link *link, uint8_t **place) {
-    static uint8_t nowhere[NOWHERE_BYTES]; /* what nobody wants any more */
-    if (link->head_have < CWB_HEAD_BYTES) {
-        *place = (uint8_t *)&link->head + link->head_have;
-        return CWB_HEAD_BYTES - link->head_have;
-    }
-    if (!link->in_data) {
-        *place = link->body + link->body_have;
-        return link->body_need - link->body_have;
-    }
-    uint32_t left = link->reading->read.length_bytes - link->data_have;
-    if (link->reading->target) {
-        *place = link->reading->target + link->data_have;
-        return left;
-    }
-    *place = nowhere;
-    return left < NOWHERE_BYTES ? left : NOWHERE_BYTES;
+static int on_data_end(struct cwb_wire *wire, const struct cwb_frame *frame) {
+    struct cwb_link *link = (struct cwb_link *)wire;
+    link->reading = NULL;
+    return take_reply(link, frame);
 }
 
-/* So many bytes came there. */
-static int advance(struct cwb_link *link, uint32_t count) {
-    int code = 0;
-    if (link->head_have < CWB_HEAD_BYTES) {
-        link->head_have += count;
-        if (link->head_have < CWB_HEAD_BYTES)
-            return 0;
-        code = cwb_head_check(&link->head, link->state == CWB_OPEN_LINK, CWB_READ_MAX);
-        if (code)
-            return code;
-        link->body_have = 0;
-        link->body_need = is_data(&link->head) ? (uint32_t)sizeof(struct cwb_read)
-                                               : link->head.size_bytes - CWB_HEAD_BYTES;
-    } else if (link->in_data) {
-        link->data_have += count;
-        if (link->data_have < link->reading->read.length_bytes)
-            return 0;
-        link->in_data = false;
-        link->reading = NULL;
-        link->head_have = 0;
-        struct cwb_frame frame = {.head = link->head};
-        return take_reply(link, &frame);
-    } else {
-        link->body_have += count;
-    }
-    if (link->body_have < link->body_need)
-        return 0;
-    if (is_data(&link->head))
-        return begin_data(link);
-    link->head_have = 0;
-    return take_frame(link);
+static void on_broken(struct cwb_wire *wire) {
+    cwb_link_end((struct cwb_link *)wire);
 }
 
-static int read_frames(struct cwb_link *link) {
-    for (;;) {
-        uint8_t *place;
-        uint32_t room = next_place(link, &place);
-        int count = cwb_tls_read(&link->tls, place, room);
-        if (count <= 0)
-            return count;
-        int code = advance(link, (uint32_t)count);
-        if (code || link->state == CWB_ENDED)
-            return code;
-    }
-}
+const struct cwb_wire_calls cwb_link_wire_calls = {on_frame, on_data, on_data_end, on_broken};
+
+/* ---- bytes ---- */
 
 /* A server's own TLS state is made when the first bytes come, not before. */
 static int shake(struct cwb_link *link, const uint8_t *bytes, uint32_t size_bytes) {
-    if (link->counted_unknown && link->bytes_in > CWB_UNKNOWN_BYTES)
+    if (link->counted_unknown && link->wire.bytes_in > CWB_UNKNOWN_BYTES)
         return cw_fail(-EPROTO, "more than %u bytes came before it showed who it is",
                        CWB_UNKNOWN_BYTES);
-    if (!link->tls.ssl) {
+    if (!link->wire.tls.ssl) {
         int code = cwb_link_begin_tls(link);
         if (code)
             return code;
     }
-    link->tls.in = bytes;
-    link->tls.in_left = size_bytes;
-    int code = cwb_tls_shake(&link->tls);
-    cwb_link_touch(link);
+    link->wire.tls.in = bytes;
+    link->wire.tls.in_left = size_bytes;
+    int code = cwb_tls_shake(&link->wire.tls);
+    cwb_wire_touch(&link->wire);
     if (code <= 0)
         return code;
     greet(link);
-    return read_frames(link);
-}
-
-static int feed(struct cwb_link *link, const uint8_t *bytes, uint32_t size_bytes) {
-    if (link->state == CWB_SHAKING)
-        return shake(link, bytes, size_bytes);
-    link->tls.in = bytes;
-    link->tls.in_left = size_bytes;
-    return read_frames(link);
+    return cwb_wire_read_on(&link->wire);
 }
 
 void cwb_link_on_data(struct cwb_socket *socket, const uint8_t *bytes, uint32_t size_bytes) {
@@ -209,8 +184,9 @@ void cwb_link_on_data(struct cwb_socket *socket, const uint8_t *bytes, uint32_t 
         cwb_link_end(link);
         return;
     }
-    link->heard_ns = link->bridge->now_ns;
-    link->bytes_in += size_bytes;
-    if (feed(link, bytes, size_bytes) < 0)
+    cwb_wire_heard(&link->wire, size_bytes);
+    int code = link->state == CWB_SHAKING ? shake(link, bytes, size_bytes)
+                                          : cwb_wire_feed(&link->wire, bytes, size_bytes);
+    if (code < 0)
         cwb_link_end(link);
 }

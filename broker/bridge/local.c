@@ -51,6 +51,20 @@ int cwb_local_open_at(struct cwb_bridge *bridge, const struct cw_remote *remote,
     return code;
 }
 
+int cwb_local_hold(cw_array *array, cw_array **out) {
+    cw_client *client = array->client;
+    int64_t length = (int64_t)array->size_bytes;
+    cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &length, .dtype = "|u1"};
+    struct cw_shape shape;
+    int code = cw_layout_resolve(&layout, &shape);
+    pthread_mutex_lock(&client->lock);
+    if (code == 0)
+        code = cw_array_attach(client, array->slab->id, array->block, array->gen,
+                               array->offset_bytes, array->size_bytes, &shape, 0, out);
+    pthread_mutex_unlock(&client->lock);
+    return code;
+}
+
 struct making {
     struct cwb_work work;
     cw_client *client;

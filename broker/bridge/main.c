@@ -21,15 +21,22 @@ static int usage(void) {
     return 2;
 }
 
+/* The broker has checked it; who starts us by hand is told too. */
+static int parse_streams(const char *text, uint32_t *out) {
+    char *end;
+    unsigned long streams = strtoul(text, &end, 10);
+    if (*end || streams < 1 || streams > CW_STREAMS_MAX)
+        return cw_fail(-EINVAL, "--streams %.32s: it is 1 to %u", text, CW_STREAMS_MAX);
+    *out = (uint32_t)streams;
+    return 0;
+}
+
 static int parse_run(int argc, char **argv, struct cwb_options *options, long *parent) {
     static const struct option names[] = {
-        {"socket", required_argument, NULL, 's'},
-        {"parent", required_argument, NULL, 'P'},
-        {"listen", required_argument, NULL, 'l'},
-        {"peer", required_argument, NULL, 'p'},
-        {"node", required_argument, NULL, 'n'},
-        {"epoll", no_argument, NULL, 'e'},
-        {NULL, 0, NULL, 0},
+        {"socket", required_argument, NULL, 's'}, {"parent", required_argument, NULL, 'P'},
+        {"listen", required_argument, NULL, 'l'}, {"peer", required_argument, NULL, 'p'},
+        {"node", required_argument, NULL, 'n'},   {"streams", required_argument, NULL, 'S'},
+        {"epoll", no_argument, NULL, 'e'},        {NULL, 0, NULL, 0},
     };
     int found;
     while ((found = getopt_long(argc, argv, "", names, NULL)) >= 0) {
@@ -52,6 +59,12 @@ static int parse_run(int argc, char **argv, struct cwb_options *options, long *p
             break;
         case 'n':
             options->node = optarg;
+            break;
+        case 'S':
+            if (parse_streams(optarg, &options->streams) != 0) {
+                cwb_log("cannot run: %s", cw_detail());
+                return 2;
+            }
             break;
         case 'e':
             options->use_epoll = true;

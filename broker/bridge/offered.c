@@ -61,7 +61,7 @@ static void release(struct cwb_offered *offered) {
 
 static void finish(struct cwb_offered *offered, int status) {
     offered->done = true;
-    offered->done_ns = offered->bridge->now_ns;
+    offered->done_ns = offered->bridge->loop.now_ns;
     offered->status = status == -EAGAIN || status == -ESTALE ? -EREMOTEIO : status;
     if (status < 0) {
         offered->sentence = strdup(cw_detail());
@@ -214,7 +214,7 @@ void cwb_offered_tick(struct cwb_bridge *bridge) {
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
         struct cwb_offered *offered, *next;
         HASH_ITER(hh, peer->offered, offered, next) {
-            if (!offered->done || bridge->now_ns - offered->done_ns < KEEP_NS)
+            if (!offered->done || bridge->loop.now_ns - offered->done_ns < KEEP_NS)
                 continue;
             forget(offered);
         }

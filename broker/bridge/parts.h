@@ -1,12 +1,15 @@
 /*
  * What the parts of the bridge tell each other. Each function's file is named; all of it runs on
- * the loop's thread.
+ * the loop's thread, but where strands are named too.
  */
 #ifndef CW_BRIDGE_PARTS_H
 #define CW_BRIDGE_PARTS_H
 
 #include "broker/bridge/link.h"
 #include "ipc/name_key.h"
+
+struct cwb_chunks;
+struct cwb_stream;
 
 /* ---- link.c ---- */
 /* Makes its TLS state and begins the handshake. 0 or a negative code. */
@@ -16,13 +19,29 @@ void cwb_link_answered(struct cwb_link *link, const struct cwb_request *request)
 
 /* ---- link_in.c ---- */
 void cwb_link_on_data(struct cwb_socket *socket, const uint8_t *bytes, uint32_t size_bytes);
+extern const struct cwb_wire_calls cwb_link_wire_calls;
 
-/* ---- link_out.c ---- */
-void cwb_link_on_sent(struct cwb_socket *socket);
-/* Something was written to link->out. */
-void cwb_link_touch(struct cwb_link *link);
-/* Drops the pieces that wait. */
-void cwb_link_drop_pieces(struct cwb_link *link);
+/* ---- streams.c: the streams of each peer ---- */
+/* A HELLO came over a link: streams of another run of its bridge end; how many there may be is
+ * said. */
+void cwb_streams_met(struct cwb_link *link, uint64_t run);
+/* The peer said how many it reads over. */
+void cwb_streams_agree(struct cwb_link *link, uint32_t streams);
+/* A connection of theirs says STREAM: link->stream is made. 0, -EPERM, or -EDQUOT. */
+int cwb_streams_accept(struct cwb_link *link, const struct cwb_frame *frame);
+/* The connection of link->stream is nobody's now: it goes to a strand. */
+void cwb_streams_arrived(struct cwb_link *link);
+/* The link that was to become link->stream ended. */
+void cwb_streams_lost(struct cwb_link *link, const char *reason);
+/* A large array is about to be read, by the peer or by us: streams are dialed, if it is us who
+ * dials. */
+void cwb_streams_want(struct cwb_bridge *bridge, struct cwb_peer *peer);
+/* Reads an array over all streams that there are. */
+void cwb_streams_read(struct cwb_peer *peer, struct cwb_chunks *chunks);
+/* The peer has no link any more. */
+void cwb_streams_end(struct cwb_peer *peer);
+/* Dials. Returns when it wants to be called again. */
+int64_t cwb_streams_tick(struct cwb_bridge *bridge);
 
 /* ---- peer.c ---- */
 struct cwb_waiter { /* waits for a link to a peer; embedded, the caller's */
@@ -98,20 +117,24 @@ int cwb_source_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_a
 /* From stage.c: all was staged and hashed, or (status below 0, cw_detail()) it failed. */
 void cwb_source_staged(struct cwb_source *source, int status, uint64_t hash);
 uint64_t cwb_source_id(const struct cwb_source *source);
-/* Where the bytes of a piece lie. */
+/* Where the bytes of a piece lie. On a strand: not of a staged one. */
 const uint8_t *cwb_source_at(const struct cwb_source *source, uint64_t offset_bytes);
-/* NULL: there is none such. */
-struct cwb_source *cwb_source_find(struct cwb_peer *peer, uint64_t id);
+/* Strands too; there cwb_source_drop() is the other. */
 void cwb_source_ref(struct cwb_source *source);
 void cwb_source_unref(struct cwb_source *source);
 /* The peer has it no more: it goes with its last reference. */
 void cwb_source_end(struct cwb_source *source);
+/* A READ of the peer, over its link. 0 or -EPROTO. */
 int cwb_source_serve_read(struct cwb_link *link, const struct cwb_frame *frame);
+/* The same over a stream, on its strand. */
+int cwb_source_serve_far_read(struct cwb_stream *stream, const struct cwb_frame *frame);
 int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame);
-/* Its bytes in this range were just read, and lie in the cache. */
-void cwb_source_passed(struct cwb_source *source, uint64_t offset_bytes, uint32_t length_bytes);
-/* A piece is not sent: its link ended. */
-void cwb_source_dropped(struct cwb_source *source, uint64_t offset_bytes, uint32_t length_bytes);
+/* Ends a reference; strands too. */
+void cwb_source_drop(struct cwb_source *source, const struct cwb_loop *loop);
+/* A piece lets go of its source, and its reference ends. sent: its bytes were just read, and lie in
+ * the cache; else its wire ended. loop: of who says so; strands too. */
+void cwb_source_let_go(struct cwb_source *source, const struct cwb_loop *loop,
+                       const struct cwb_read *read, bool sent);
 /* Ends those of peers that were away for too long. */
 void cwb_sources_tick(struct cwb_bridge *bridge);
 
@@ -132,6 +155,8 @@ struct cwb_take { /* embedded in its owner's struct, which stays until on_done *
     /* take.c's */
     struct cwb_take_state *state;
 };
+/* All takes of the peer go on over streams, too, that have just opened. */
+void cwb_takes_spread(struct cwb_peer *peer);
 /* Begins to read; array is there. */
 void cwb_take_begin(struct cwb_take *take, uint64_t run);
 /* A ring: bytes from the begin on that are needed there no more. */
@@ -157,6 +182,8 @@ int cwb_local_open(struct cwb_bridge *bridge, const struct cw_name_key *key, str
                    cw_array **out, bool *on_gpu);
 int cwb_local_open_at(struct cwb_bridge *bridge, const struct cw_remote *remote, cw_array **out,
                       bool *on_gpu);
+/* One more lease on a plain array of this process. 0 or a negative code. */
+int cwb_local_hold(cw_array *array, cw_array **out);
 /* A plain array of so many bytes. Any thread; blocks. */
 int cwb_local_make(struct cwb_bridge *bridge, uint64_t size_bytes, cw_array **out);
 /* Makes a plain array of so many bytes. on_done(owner, code, array): 0 and the array, the owner's;

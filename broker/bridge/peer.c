@@ -141,7 +141,7 @@ void cwb_peer_await(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb
         return;
     }
     bridge->hurry = true;
-    waiter->until_ns = patience_ns ? bridge->now_ns + patience_ns : 0;
+    waiter->until_ns = patience_ns ? bridge->loop.now_ns + patience_ns : 0;
     LL_APPEND(peer->waiting, waiter);
     if (patience_ns == 0)
         peer->dial_after_ns = 0; /* somebody asks: do not wait for the pause to end */
@@ -164,12 +164,12 @@ void cwb_peer_opened(struct cwb_link *link) {
     if (peer->dialing == link)
         peer->dialing = NULL;
     cwb_log("peer %s is connected (%s %s, by %s)", peer->config.name,
-            link->dialed ? "dialed" : "from", link->where, cwb_io_kind(link->bridge->io));
+            link->dialed ? "dialed" : "from", link->where, cwb_io_kind(link->bridge->loop.io));
     DL_APPEND2(peer->links, link, peer_prev, peer_next);
     peer->fails = 0;
     peer->unlinked_ns = 0;
     peer->error[0] = 0;
-    tell(peer, link, link->bridge->now_ns, true);
+    tell(peer, link, link->bridge->loop.now_ns, true);
 }
 
 static void try_failed(struct cwb_bridge *bridge, struct cwb_peer *peer, const char *reason) {
@@ -181,24 +181,24 @@ static void try_failed(struct cwb_bridge *bridge, struct cwb_peer *peer, const c
     peer->fails++;
     bridge->hurry = true;
     peer->dial_after_ns =
-        bridge->now_ns + (pause_ns < CWB_REDIAL_MOST_NS ? pause_ns : CWB_REDIAL_MOST_NS);
+        bridge->loop.now_ns + (pause_ns < CWB_REDIAL_MOST_NS ? pause_ns : CWB_REDIAL_MOST_NS);
     no_link(peer);
-    tell(peer, NULL, bridge->now_ns, false);
+    tell(peer, NULL, bridge->loop.now_ns, false);
 }
 
 void cwb_peer_ended(struct cwb_link *link, bool was_open, const char *reason) {
     struct cwb_peer *peer = link->peer;
     struct cwb_bridge *bridge = link->bridge;
     bridge->hurry = true;
-    peer->bytes_in += link->bytes_in;
-    peer->bytes_out += link->bytes_out;
+    cwb_wire_counts(&link->wire, &peer->bytes_in, &peer->bytes_out);
     if (was_open) {
         DL_DELETE2(peer->links, link, peer_prev, peer_next);
         snprintf(peer->error, sizeof peer->error, "%s", reason);
         if (!peer->links) {
-            peer->unlinked_ns = bridge->now_ns;
-            peer->dial_after_ns = bridge->now_ns;
+            peer->unlinked_ns = bridge->loop.now_ns;
+            peer->dial_after_ns = bridge->loop.now_ns;
             cwb_watch_end(bridge, peer);
+            cwb_streams_end(peer);
         }
         cwb_replicas_unlink(bridge, peer); /* a CHANGED may have been on its way over this one */
     } else if (peer->dialing == link) {
@@ -314,7 +314,7 @@ static void remove_missing(struct cwb_bridge *bridge, const bool *seen) {
         peer->gone = true;
         end_links(bridge, peer, "the peer was removed");
         no_link(peer);
-        tell(peer, NULL, bridge->now_ns, true);
+        tell(peer, NULL, bridge->loop.now_ns, true);
     }
 }
 
@@ -400,7 +400,7 @@ static void look_at_key(struct cwb_bridge *bridge) {
 
 static void look_at_files(struct cwb_bridge *bridge) {
     struct cwb_stamp stamp = cwb_folder_stamp(bridge->options.folder, "peers");
-    bridge->peers_looked_ns = bridge->now_ns;
+    bridge->peers_looked_ns = bridge->loop.now_ns;
     look_at_key(bridge);
     if (cwb_stamp_same(&stamp, &bridge->peers_stamp))
         return;
@@ -412,7 +412,7 @@ static void look_at_files(struct cwb_bridge *bridge) {
 
 int64_t cwb_peers_tick(struct cwb_bridge *bridge) {
     struct cwb_peer *peer;
-    if (bridge->now_ns - bridge->peers_looked_ns >= FILE_LOOK_NS)
+    if (bridge->loop.now_ns - bridge->peers_looked_ns >= FILE_LOOK_NS)
         look_at_files(bridge);
     int64_t due_ns = bridge->peers_looked_ns + FILE_LOOK_NS;
     LL_FOREACH(bridge->peers, peer) {
@@ -421,16 +421,16 @@ int64_t cwb_peers_tick(struct cwb_bridge *bridge) {
         if (peer->links || peer->gone)
             continue;
         LL_FOREACH(peer->waiting, waiter) {
-            late = late || (waiter->until_ns && waiter->until_ns <= bridge->now_ns);
+            late = late || (waiter->until_ns && waiter->until_ns <= bridge->loop.now_ns);
         }
         if (late) {
             no_link(peer);
-            tell(peer, NULL, bridge->now_ns, false);
+            tell(peer, NULL, bridge->loop.now_ns, false);
         }
         if (!*peer->config.address || !cwb_config_known(&peer->config) || peer->dialing ||
             !bridge->tls)
             continue;
-        if (bridge->now_ns >= peer->dial_after_ns)
+        if (bridge->loop.now_ns >= peer->dial_after_ns)
             dial(bridge, peer);
         else if (peer->dial_after_ns < due_ns)
             due_ns = peer->dial_after_ns;

@@ -50,6 +50,8 @@ struct cwb_peer_config {
 struct cwb_link;
 struct cwb_source;
 struct cwb_offered;
+struct cwb_stream;
+struct cwb_take_state;
 struct cwb_waiter;
 
 struct cwb_peer {
@@ -65,6 +67,12 @@ struct cwb_peer {
     char error[CW_DETAIL_MAX];    /* why the last connection failed or ended; "" */
     uint64_t bytes_in, bytes_out; /* of links that are gone */
     struct cwb_waiter *waiting;   /* for a link */
+    /* streams.c */
+    struct cwb_stream *streams;   /* beginning, running, and ended that are not freed yet */
+    uint32_t streams_max;         /* agreed over the last link: connections, the link included */
+    int64_t streams_until_ns;     /* a large array was wanted: till then they are dialed */
+    int64_t streams_after_ns;     /* not before: the last try failed */
+    struct cwb_take_state *takes; /* take.c: large arrays that are being read from it */
     struct cwb_source *sources;   /* source.c: what it is reading, by number */
     struct cwb_offered *offered;  /* take.c: what it put, by token */
     struct cwb_watcher *watchers; /* watch.c: what it wants to be told of */

@@ -107,7 +107,7 @@ static void on_put(void *owner, int code, const void *body, uint32_t body_bytes)
     }
     replica->held = true;
     if (replica->doubtful && !replica->bridge->doubts_ns) {
-        replica->bridge->doubts_ns = replica->bridge->now_ns + DOUBT_NS;
+        replica->bridge->doubts_ns = replica->bridge->loop.now_ns + DOUBT_NS;
         replica->bridge->hurry = true;
     }
     tell_jobs(replica, 0);
@@ -309,12 +309,12 @@ void cwb_replicas_unlink(struct cwb_bridge *bridge, struct cwb_peer *peer) {
 int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
     static int64_t looked_ns;
     struct cwb_replica *replica, *next;
-    bool look = bridge->now_ns - looked_ns >= LOOK_NS;
-    bool doubts = bridge->doubts_ns && bridge->now_ns >= bridge->doubts_ns;
+    bool look = bridge->loop.now_ns - looked_ns >= LOOK_NS;
+    bool doubts = bridge->doubts_ns && bridge->loop.now_ns >= bridge->doubts_ns;
     if (!bridge->replicas)
         return INT64_MAX;
     if (look)
-        looked_ns = bridge->now_ns;
+        looked_ns = bridge->loop.now_ns;
     if (doubts)
         bridge->doubts_ns = 0;
     HASH_ITER(hh, bridge->replicas, replica, next) {

@@ -312,12 +312,12 @@ bool cwb_serve_watches(const struct cwb_bridge *bridge) {
 }
 
 int cwb_serve(struct cwb_link *link, const struct cwb_frame *frame) {
-    if (link->served_count - link->wait_count + link->piece_count >=
+    if (link->served_count - link->wait_count + link->wire.piece_count >=
             CWB_REQUESTS_MAX + CWB_REQUESTS_SPARE ||
         link->wait_count >= CWB_WAITS_MAX)
         return cw_fail(-EPROTO, "more than %u requests, or %u waits, at once", CWB_REQUESTS_MAX,
                        CWB_WAITS_MAX);
-    uint64_t unread = (uint64_t)link->out.used + (link->sending ? link->flying.used : 0);
+    uint64_t unread = cwb_wire_unread(&link->wire);
     if (unread > CWB_OUT_MAX)
         return cw_fail(-EPROTO, "it asks on, and %llu bytes of answers were not read",
                        (unsigned long long)unread);

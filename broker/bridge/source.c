@@ -2,19 +2,26 @@
  * Sources: arrays of this node that a peer reads by pieces; see frame.h and parts.h.
  *
  * A source holds a lease on its array, so that its memory stays while it is read, and is hashed as
- * it goes out: pieces in order while they lie in the cache, the rest when the peer closes it. What
- * a peer opened and did not close ends with CWB_RESUME_NS without a link, so that a peer that died
- * holds nothing; when its bridge was started anew, whose numbers these are not; and when it was not
- * read for IDLE_NS, since an answer to OPEN that was cut leaves a number that nobody knows. A
- * number is the peer's own and tells others nothing. Who writes into the array meanwhile makes the
- * hash differ, and the peer reads again, as it does when the source is gone.
+ * it goes out, while its bytes lie in a cache (sum.h), and what is left then when the peer closes
+ * it. What a peer opened and did not close ends with CWB_RESUME_NS without a link, so that a peer
+ * that died holds nothing; when its bridge was started anew, whose numbers these are not; and when
+ * it was not read for IDLE_NS, since an answer to OPEN that was cut leaves a number that nobody
+ * knows. A number is the peer's own and tells others nothing. Who writes into the array meanwhile
+ * makes the hash differ, and the peer reads again, as it does when the source is gone.
+ *
+ * READs come over the link, on the bridge's loop, and over streams, on strands: the tables of
+ * sources, their references and when they were used are under one lock, bridge->sources_lock, which
+ * is held for a look-up. The loop alone makes and ends sources. One that ended while a strand had
+ * found it goes with the strand's reference: the piece still leaves, and nobody wants it. A staged
+ * one is the loop's alone: a strand hands READs and references of it over to the loop, and is told
+ * of each piece when it is there.
  */
 #include <stdlib.h>
 #include <string.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include "broker/bridge/stage.h"
+#include "broker/bridge/stream.h"
+#include "broker/bridge/sum.h"
 
 #define AT_ONCE_BYTES (1u << 20) /* so much is hashed by the loop itself */
 #define IDLE_NS       60000000000
@@ -25,53 +32,74 @@ struct cwb_source {
     struct cwb_bridge *bridge;
     struct cwb_peer *peer; /* NULL: ended */
     uint64_t run;          /* of the peer's bridge that opened it */
+    /* under bridge->sources_lock, as the peer's table is */
     int64_t used_ns;
     uint32_t references;
+    /* the loop's, and fixed */
     cw_array *array;
     uint8_t *own;            /* malloced bytes in place of an array */
     struct cwb_stage *stage; /* an array on a GPU: it has the bytes, and their hash */
     const uint8_t *bytes;
-    uint64_t size_bytes, hashed_bytes;
-    XXH3_state_t *hash;
+    uint64_t size_bytes;
+    struct cwb_sum *sum;         /* NULL: staged */
     bool offered;                /* it stays when it was closed: the offer ends it */
     bool hashing;                /* a helper has the hash */
     struct cwb_served *closings; /* who asked for it, by next */
     UT_hash_handle hh;
 };
 
-int cwb_source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
-                   uint8_t *bytes, uint64_t size_bytes, bool offered, struct cwb_source **out) {
+static int source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, uint64_t size_bytes,
+                      bool offered, struct cwb_source **out) {
     if (HASH_COUNT(peer->sources) >= CWB_REQUESTS_MAX)
         return cw_fail(-EDQUOT, "%u arrays are being read by this peer; it must close some first",
                        CWB_REQUESTS_MAX);
     struct cwb_source *source = calloc(1, sizeof *source);
     CW_ASSERT(source);
-    source->hash = XXH3_createState();
-    CW_ASSERT(source->hash);
-    XXH3_64bits_reset(source->hash);
     source->id = ++bridge->next_source;
     source->bridge = bridge;
     source->peer = peer;
     source->run = peer->run;
-    source->used_ns = bridge->now_ns;
+    source->used_ns = bridge->loop.now_ns;
     source->references = 1;
+    source->offered = offered;
+    source->size_bytes = size_bytes;
+    *out = source;
+    return 0;
+}
+
+/* From now on READs find it. */
+static void publish(struct cwb_source *source) {
+    struct cwb_peer *peer = source->peer;
+    pthread_mutex_lock(&source->bridge->sources_lock);
+    HASH_ADD(hh, peer->sources, id, sizeof source->id, source);
+    pthread_mutex_unlock(&source->bridge->sources_lock);
+    if (source->size_bytes >= CWB_STREAM_BYTES)
+        cwb_streams_want(source->bridge, peer);
+}
+
+int cwb_source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
+                   uint8_t *bytes, uint64_t size_bytes, bool offered, struct cwb_source **out) {
+    int code = source_new(bridge, peer, size_bytes, offered, out);
+    if (code)
+        return code;
+    struct cwb_source *source = *out;
     source->array = array;
     source->own = array ? NULL : bytes;
-    source->offered = offered;
     source->bytes = bytes;
-    source->size_bytes = size_bytes;
-    HASH_ADD(hh, peer->sources, id, sizeof source->id, source);
-    *out = source;
+    source->sum = cwb_sum_new(bytes, size_bytes, size_bytes);
+    publish(source);
     return 0;
 }
 
 int cwb_source_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
                           uint64_t size_bytes, uint32_t read_max, bool offered,
                           struct cwb_source **out) {
-    int code = cwb_source_new(bridge, peer, NULL, NULL, size_bytes, offered, out);
-    if (code == 0)
-        (*out)->stage = cwb_stage_new(bridge, *out, array, size_bytes, read_max);
-    return code;
+    int code = source_new(bridge, peer, size_bytes, offered, out);
+    if (code)
+        return code;
+    (*out)->stage = cwb_stage_new(bridge, *out, array, size_bytes, read_max);
+    publish(*out);
+    return 0;
 }
 
 uint64_t cwb_source_id(const struct cwb_source *source) {
@@ -82,52 +110,106 @@ const uint8_t *cwb_source_at(const struct cwb_source *source, uint64_t offset_by
     return source->stage ? cwb_stage_at(source->stage, offset_bytes) : source->bytes + offset_bytes;
 }
 
-struct cwb_source *cwb_source_find(struct cwb_peer *peer, uint64_t id) {
+static struct cwb_source *find(struct cwb_bridge *bridge, struct cwb_peer *peer, uint64_t id,
+                               int64_t now_ns) {
     struct cwb_source *source;
+    pthread_mutex_lock(&bridge->sources_lock);
     HASH_FIND(hh, peer->sources, &id, sizeof id, source);
+    if (source) {
+        source->references++;
+        source->used_ns = now_ns;
+    }
+    pthread_mutex_unlock(&bridge->sources_lock);
     return source;
 }
 
 void cwb_source_ref(struct cwb_source *source) {
+    pthread_mutex_lock(&source->bridge->sources_lock);
     source->references++;
+    pthread_mutex_unlock(&source->bridge->sources_lock);
 }
 
 void cwb_source_unref(struct cwb_source *source) {
-    if (--source->references)
+    pthread_mutex_lock(&source->bridge->sources_lock);
+    bool last = --source->references == 0;
+    pthread_mutex_unlock(&source->bridge->sources_lock);
+    if (!last)
         return;
     CW_ASSERT(!source->peer);
     if (source->stage)
         cwb_stage_end(source->stage);
     cw_array_close(source->array);
     free(source->own);
-    XXH3_freeState(source->hash);
+    cwb_sum_free(source->sum);
     free(source);
 }
 
 void cwb_source_end(struct cwb_source *source) {
     if (!source->peer)
         return;
+    pthread_mutex_lock(&source->bridge->sources_lock);
     HASH_DEL(source->peer->sources, source);
     source->peer = NULL;
+    pthread_mutex_unlock(&source->bridge->sources_lock);
     if (source->stage)
         cwb_stage_drop(source->stage);
     cwb_source_unref(source);
 }
 
-void cwb_source_passed(struct cwb_source *source, uint64_t offset_bytes, uint32_t length_bytes) {
-    if (source->stage) {
-        cwb_stage_let_go(source->stage, offset_bytes, length_bytes, true);
-        return;
-    }
-    if (source->hashing || offset_bytes != source->hashed_bytes)
-        return;
-    XXH3_64bits_update(source->hash, source->bytes + offset_bytes, length_bytes);
-    source->hashed_bytes += length_bytes;
+/* ---- what strands hand over to the loop, of staged sources ---- */
+
+struct handing {
+    struct cwb_work work;
+    struct cwb_source *source; /* one reference */
+    struct cwb_stream *stream; /* a READ; NULL: a piece lets go */
+    uint64_t id;
+    struct cwb_read read;
+    bool sent;
+};
+
+static int no_source(uint64_t id);
+
+static void handed(struct cwb_work *work) {
+    struct handing *h = (struct handing *)work;
+    if (!h->stream && !h->read.length_bytes)
+        ; /* the reference alone */
+    else if (!h->stream)
+        cwb_stage_let_go(h->source->stage, h->read.offset_bytes, h->read.length_bytes, h->sent);
+    else if (h->source->peer)
+        cwb_stage_read(h->source->stage, NULL, h->stream, h->id, &h->read);
+    else
+        cwb_stream_refuse(h->stream, h->id, no_source(h->read.source));
+    cwb_source_unref(h->source);
+    free(h);
 }
 
-void cwb_source_dropped(struct cwb_source *source, uint64_t offset_bytes, uint32_t length_bytes) {
-    if (source->stage)
-        cwb_stage_let_go(source->stage, offset_bytes, length_bytes, false);
+static void hand_over(const struct handing *what) {
+    struct handing *h = calloc(1, sizeof *h);
+    CW_ASSERT(h);
+    *h = *what;
+    h->work.done = handed;
+    cwb_work_tell(h->source->bridge->works, &h->work);
+}
+
+void cwb_source_drop(struct cwb_source *source, const struct cwb_loop *loop) {
+    if (source->stage && loop != &source->bridge->loop)
+        hand_over(&(struct handing){.source = source});
+    else
+        cwb_source_unref(source);
+}
+
+void cwb_source_let_go(struct cwb_source *source, const struct cwb_loop *loop,
+                       const struct cwb_read *read, bool sent) {
+    bool staged = source->stage != NULL;
+    if (staged && loop != &source->bridge->loop) {
+        hand_over(&(struct handing){.source = source, .read = *read, .sent = sent});
+        return;
+    }
+    if (staged)
+        cwb_stage_let_go(source->stage, read->offset_bytes, read->length_bytes, sent);
+    else if (sent)
+        cwb_sum_add(source->sum, read->offset_bytes, read->length_bytes);
+    cwb_source_unref(source);
 }
 
 static int no_source(uint64_t id) {
@@ -137,27 +219,65 @@ static int no_source(uint64_t id) {
                    (unsigned long long)id);
 }
 
-int cwb_source_serve_read(struct cwb_link *link, const struct cwb_frame *frame) {
-    struct cwb_source *source = cwb_source_find(link->peer, frame->read.source);
-    if (frame->read.length_bytes > link->read_max)
-        return cw_fail(-EPROTO, "a READ of %u bytes, %u were agreed", frame->read.length_bytes,
-                       link->read_max);
-    if (!source) {
-        int code = no_source(frame->read.source);
-        cwb_link_reply(link, CWB_READ, frame->head.id, code, cw_detail(), NULL, 0);
+/* Is it one that was agreed on, of an array that is there? 0 and one reference, -EPROTO, or (the
+ * refusal, without a reference) -ESTALE. */
+static int look_up(struct cwb_bridge *bridge, struct cwb_peer *peer, const struct cwb_loop *loop,
+                   uint32_t read_max, const struct cwb_read *read, struct cwb_source **out) {
+    if (read->length_bytes > read_max)
+        return cw_fail(-EPROTO, "a READ of %u bytes, %u were agreed", read->length_bytes, read_max);
+    struct cwb_source *source = find(bridge, peer, read->source, loop->now_ns);
+    if (!source)
+        return no_source(read->source);
+    if (read->offset_bytes <= source->size_bytes &&
+        read->length_bytes <= source->size_bytes - read->offset_bytes) {
+        *out = source;
         return 0;
     }
-    if (frame->read.offset_bytes > source->size_bytes ||
-        frame->read.length_bytes > source->size_bytes - frame->read.offset_bytes)
-        return cw_fail(-EPROTO, "a READ of bytes %llu to %llu of an array of %llu",
-                       (unsigned long long)frame->read.offset_bytes,
-                       (unsigned long long)(frame->read.offset_bytes + frame->read.length_bytes),
+    int code = cw_fail(-EPROTO, "a READ of bytes %llu to %llu of an array of %llu",
+                       (unsigned long long)read->offset_bytes,
+                       (unsigned long long)(read->offset_bytes + read->length_bytes),
                        (unsigned long long)source->size_bytes);
-    source->used_ns = link->bridge->now_ns;
+    cwb_source_drop(source, loop);
+    return code;
+}
+
+int cwb_source_serve_read(struct cwb_link *link, const struct cwb_frame *frame) {
+    const struct cwb_read *read = &frame->read;
+    struct cwb_source *source;
+    int code = look_up(link->bridge, link->peer, link->wire.loop, link->read_max, read, &source);
+    if (code == -ESTALE)
+        cwb_link_reply(link, CWB_READ, frame->head.id, code, cw_detail(), NULL, 0);
+    if (code)
+        return code == -ESTALE ? 0 : code;
+    if (source->size_bytes >= CWB_STREAM_BYTES)
+        cwb_streams_want(link->bridge, link->peer); /* still */
     if (source->stage)
-        cwb_stage_read(source->stage, cwb_served_new(link, frame), &frame->read);
+        cwb_stage_read(source->stage, cwb_served_new(link, frame), NULL, 0, read);
     else
-        cwb_link_send_piece(link, frame->head.id, source, &frame->read);
+        cwb_wire_send_piece(&link->wire, frame->head.id, source, read,
+                            cwb_source_at(source, read->offset_bytes));
+    cwb_source_unref(source);
+    return 0;
+}
+
+int cwb_source_serve_far_read(struct cwb_stream *stream, const struct cwb_frame *frame) {
+    const struct cwb_read *read = &frame->read;
+    struct cwb_source *source;
+    int code =
+        look_up(stream->bridge, stream->peer, stream->wire.loop, stream->read_max, read, &source);
+    if (code == -ESTALE)
+        cwb_wire_reply(&stream->wire, CWB_READ, frame->head.id, code, cw_detail(), NULL, 0);
+    if (code)
+        return code == -ESTALE ? 0 : code;
+    if (source->stage) {
+        stream->parked++;
+        hand_over(&(struct handing){
+            .source = source, .stream = stream, .id = frame->head.id, .read = *read});
+        return 0;
+    }
+    cwb_wire_send_piece(&stream->wire, frame->head.id, source, read,
+                        cwb_source_at(source, read->offset_bytes));
+    cwb_source_unref(source);
     return 0;
 }
 
@@ -170,9 +290,7 @@ struct hashing {
 
 static void hash_rest(struct cwb_work *work) {
     struct cwb_source *source = ((struct hashing *)work)->source;
-    XXH3_64bits_update(source->hash, source->bytes + source->hashed_bytes,
-                       source->size_bytes - source->hashed_bytes);
-    source->hashed_bytes = source->size_bytes;
+    cwb_sum_rest(source->sum);
     work->code = 0;
 }
 
@@ -197,18 +315,21 @@ void cwb_source_staged(struct cwb_source *source, int status, uint64_t hash) {
 
 static void hashed(struct cwb_work *work) {
     struct cwb_source *source = ((struct hashing *)work)->source;
-    cwb_source_staged(source, 0, XXH3_64bits_digest(source->hash));
+    cwb_source_staged(source, 0, cwb_sum_digest(source->sum));
     cwb_source_unref(source);
     free(work);
 }
 
 int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame) {
-    struct cwb_source *source = cwb_source_find(link->peer, frame->close.source);
+    struct cwb_source *source =
+        find(link->bridge, link->peer, frame->close.source, link->bridge->loop.now_ns);
     struct cwb_closed closed = {.hash = 0};
     struct iovec part = {&closed, sizeof closed};
     if (frame->close.unneeded) {
         if (source && !source->offered)
             cwb_source_end(source);
+        if (source)
+            cwb_source_unref(source);
         cwb_link_reply(link, CWB_CLOSE, frame->head.id, 0, NULL, &part, 1);
         return 0;
     }
@@ -217,6 +338,7 @@ int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame)
         cwb_link_reply(link, CWB_CLOSE, frame->head.id, code, cw_detail(), NULL, 0);
         return 0;
     }
+    cwb_source_unref(source); /* it is in the table: this thread alone takes it out */
     struct cwb_served *served = cwb_served_new(link, frame);
     served->next = source->closings;
     source->closings = served;
@@ -233,7 +355,7 @@ int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame)
     hashing->source = source;
     source->hashing = true;
     cwb_source_ref(source);
-    if (source->size_bytes - source->hashed_bytes > AT_ONCE_BYTES) {
+    if (source->size_bytes - cwb_sum_prefix(source->sum) > AT_ONCE_BYTES) {
         cwb_work_begin(link->bridge->works, &hashing->work);
     } else {
         hash_rest(&hashing->work);
@@ -244,23 +366,24 @@ int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame)
 
 /* Does nobody read it any more? Its pieces under way, and its hash, are references. */
 static bool forgotten(const struct cwb_source *source, int64_t now_ns) {
-    if (source->offered || source->references > 1)
-        return false;
-    return source->run != source->peer->run || now_ns - source->used_ns >= IDLE_NS;
+    pthread_mutex_lock(&source->bridge->sources_lock);
+    bool held = source->references > 1, idle = now_ns - source->used_ns >= IDLE_NS;
+    pthread_mutex_unlock(&source->bridge->sources_lock);
+    return !source->offered && !held && (idle || source->run != source->peer->run);
 }
 
 void cwb_sources_tick(struct cwb_bridge *bridge) {
     static int64_t looked_ns;
-    bool look = bridge->now_ns - looked_ns >= LOOK_NS;
+    bool look = bridge->loop.now_ns - looked_ns >= LOOK_NS;
     if (look)
-        looked_ns = bridge->now_ns;
+        looked_ns = bridge->loop.now_ns;
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
         struct cwb_source *source, *next;
-        bool away = !peer->links && bridge->now_ns - peer->unlinked_ns >= CWB_RESUME_NS;
+        bool away = !peer->links && bridge->loop.now_ns - peer->unlinked_ns >= CWB_RESUME_NS;
         if (!away && !look)
             continue;
         HASH_ITER(hh, peer->sources, source, next) {
-            if (away || forgotten(source, bridge->now_ns))
+            if (away || forgotten(source, bridge->loop.now_ns))
                 cwb_source_end(source);
         }
     }

@@ -9,6 +9,7 @@
 #include <xxhash.h>
 #include <utlist.h>
 
+#include "broker/bridge/stream.h"
 #include "ipc/job.h"
 #include "ipc/name_key.h"
 #include "shm/order.h"
@@ -33,7 +34,9 @@ struct slot {
 
 struct parked { /* a READ whose bytes are not here yet */
     struct cwb_stage *stage;
-    struct cwb_served *served;
+    struct cwb_served *served; /* NULL: over a stream, with id */
+    struct cwb_stream *stream;
+    uint64_t id;
     struct cwb_read read;
     struct parked *prev, *next;
 };
@@ -117,10 +120,13 @@ static void refuse(struct cwb_stage *stage, int status) {
     char sentence[CW_DETAIL_MAX];
     strcpy(sentence, cw_detail());
     while (stage->parked) {
-        struct cwb_served *served = stage->parked->served;
+        struct parked parked = *stage->parked;
         unpark(stage->parked);
         cw_fail(status, "%s", sentence);
-        cwb_served_reply(served, status, NULL, 0);
+        if (parked.served)
+            cwb_served_reply(parked.served, status, NULL, 0);
+        else
+            cwb_stream_refuse(parked.stream, parked.id, status);
     }
 }
 
@@ -170,7 +176,7 @@ static void looked(struct cwb_work *work) {
         cw_array_close(task->ring);
     if (ended(task)) {
         if (work->code == -ETIMEDOUT) {
-            stage->look_ns = stage->bridge->now_ns + stage->nap_ns;
+            stage->look_ns = stage->bridge->loop.now_ns + stage->nap_ns;
             stage->nap_ns = stage->nap_ns < NAP_MOST_NS ? 2 * stage->nap_ns : NAP_MOST_NS;
             stage->bridge->hurry = true;
         } else if (work->code) {
@@ -197,7 +203,7 @@ int64_t cwb_stages_tick(struct cwb_bridge *bridge) {
     DL_FOREACH_SAFE(bridge->stages, stage, next) {
         if (!stage->source || !stage->look_ns)
             continue;
-        if (stage->look_ns <= bridge->now_ns)
+        if (stage->look_ns <= bridge->loop.now_ns)
             begin_look(stage);
         else
             due_ns = stage->look_ns < due_ns ? stage->look_ns : due_ns;
@@ -347,12 +353,17 @@ static void serve_parked(struct cwb_stage *stage) {
         struct slot *slot = slot_of(stage, parked->read.offset_bytes / stage->chunk_bytes);
         if (!covers(stage, slot, &parked->read))
             continue;
-        struct cwb_read read = parked->read;
-        uint64_t id = parked->served->id;
-        struct cwb_link *link = cwb_served_leave(parked->served);
+        struct parked what = *parked;
         unpark(parked);
         slot->holds++;
-        cwb_link_send_piece(link, id, stage->source, &read);
+        const uint8_t *bytes = cwb_stage_at(stage, what.read.offset_bytes);
+        if (what.served) {
+            uint64_t id = what.served->id;
+            struct cwb_link *link = cwb_served_leave(what.served);
+            cwb_wire_send_piece(&link->wire, id, stage->source, &what.read, bytes);
+        } else {
+            cwb_stream_send_piece(what.stream, what.id, stage->source, &what.read, bytes);
+        }
     }
 }
 
@@ -410,18 +421,35 @@ struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_source *so
     return stage;
 }
 
-void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served,
-                    const struct cwb_read *read) {
+void cwb_stages_forget(struct cwb_bridge *bridge, struct cwb_stream *stream) {
+    struct cwb_stage *stage;
+    struct parked *parked, *next;
+    DL_FOREACH(bridge->stages, stage) {
+        DL_FOREACH_SAFE(stage->parked, parked, next) {
+            if (parked->stream == stream)
+                unpark(parked);
+        }
+    }
+}
+
+void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served, struct cwb_stream *stream,
+                    uint64_t id, const struct cwb_read *read) {
     if (stage->status) {
         cw_fail(stage->status, "%s", stage->detail);
-        cwb_served_reply(served, stage->status, NULL, 0);
+        if (served)
+            cwb_served_reply(served, stage->status, NULL, 0);
+        else
+            cwb_stream_refuse(stream, id, stage->status);
         return;
     }
     struct parked *parked = calloc(1, sizeof *parked);
     CW_ASSERT(parked);
-    *parked = (struct parked){.stage = stage, .served = served, .read = *read};
-    served->owner = parked;
-    served->on_cancel = cancel_parked;
+    *parked = (struct parked){
+        .stage = stage, .served = served, .stream = stream, .id = id, .read = *read};
+    if (served) {
+        served->owner = parked;
+        served->on_cancel = cancel_parked;
+    }
     DL_APPEND(stage->parked, parked);
     if (read->offset_bytes % stage->chunk_bytes + read->length_bytes > stage->chunk_bytes)
         stage->tail_bytes = CWB_READ_MAX; /* from now on slots have the begin of the next chunk */

@@ -37,9 +37,12 @@ struct cwb_stage;
  * cwb_stage_end(). read_max: what a READ of this peer asks for. */
 struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_source *source,
                                 cw_array *array, uint64_t size_bytes, uint32_t read_max);
-/* A READ within the array: it is answered when its bytes are there. */
-void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served,
-                    const struct cwb_read *read);
+/* A READ within the array: it is answered when its bytes are there, over its link (served), or over
+ * a stream (served NULL). */
+void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served, struct cwb_stream *stream,
+                    uint64_t id, const struct cwb_read *read);
+/* The stream ended: nothing is answered over it. */
+void cwb_stages_forget(struct cwb_bridge *bridge, struct cwb_stream *stream);
 /* The hash over all is wanted: cwb_source_staged() tells it, perhaps at once. */
 void cwb_stage_close(struct cwb_stage *stage);
 /* Where a piece's bytes lie. */

@@ -1,11 +1,13 @@
 /*
  * Takes: an array of a peer, read piece by piece into an array of ours; see frame.h and parts.h.
  *
- * Invariant: each chunk is wanted, asked for, or here; the array is told to its owner only when all
- * are here and the hash over all of it is the one that the peer computed. WINDOW chunks are asked
- * for at once, which is the credit. A link that ends makes what was asked for wanted again, and the
- * take goes on over the next link with the rest, for CWB_RESUME_NS; if the peer's bridge was
- * started anew its sources are gone (-ESTALE), and the owner decides.
+ * Invariant: each chunk is wanted, asked for, or here (chunks.h); the array is told to its owner
+ * only when all are here and the hash over all of it is the one that the peer computed. WINDOW
+ * chunks are asked for at once over the link, which is the credit; those of CWB_STREAM_BYTES and
+ * more are read by the streams of the peer as well, each by its own credit. A link or stream that
+ * ends makes what was asked for over it wanted again. Without a link the take waits for the next
+ * one, for CWB_RESUME_NS, and goes on with the rest; if the peer's bridge was started anew its
+ * sources are gone (-ESTALE), and the owner decides.
  *
  * The array may be a ring, of fewer bytes than come: then a chunk is asked for only when its place
  * is the take's, which it is until on_progress tells of the chunk, and again once its owner has
@@ -13,29 +15,26 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
+#include <utlist.h>
 
+#include "broker/bridge/chunks.h"
 #include "broker/bridge/parts.h"
-#include "ipc/name_key.h"
 
 #define WINDOW 16u
-
-enum chunk { WANTED, ASKED, HERE };
 
 struct cwb_take_state {
     struct cwb_waiter waiter; /* first: it is cast back */
     struct cwb_take *take;
     bool waits;
-    uint64_t run; /* of the peer's bridge, whose number the source is */
-    uint8_t *chunks, *bytes;
-    uint64_t count, next, here, hashed; /* chunks; from next on all are WANTED */
-    uint64_t ring, landed; /* chunks that the array has room for; that it has room for again */
-    uint32_t chunk_bytes;
+    uint64_t run;              /* of the peer's bridge, whose number the source is */
+    struct cwb_chunks *chunks; /* one reference */
     struct cwb_request *asked[WINDOW];
     uint32_t asked_count;
     struct cwb_request *closing;
-    XXH3_state_t *hash;
+    uint64_t told_bytes; /* on_progress */
+    bool telling;        /* within it */
+    bool is_spread;      /* streams read it, too: it is on its peer's list */
+    struct cwb_take_state *next, *prev;
 };
 
 static void pump(struct cwb_take_state *state);
@@ -50,8 +49,10 @@ static void forget(struct cwb_take *take) {
         cwb_request_forget(state->closing);
     if (state->waits)
         cwb_peer_forget(take->peer, &state->waiter);
-    XXH3_freeState(state->hash);
-    free(state->chunks);
+    if (state->is_spread)
+        DL_DELETE(take->peer->takes, state);
+    cwb_chunks_stop(state->chunks);
+    cwb_chunks_unref(state->chunks);
     free(state);
     take->state = NULL;
 }
@@ -79,29 +80,6 @@ static void await_link(struct cwb_take_state *state) {
     cwb_peer_await(state->take->bridge, state->take->peer, &state->waiter, CWB_RESUME_NS);
 }
 
-static uint32_t chunk_length(const struct cwb_take_state *state, uint64_t chunk) {
-    uint64_t left = state->take->size_bytes - chunk * state->chunk_bytes;
-    return left < state->chunk_bytes ? (uint32_t)left : state->chunk_bytes;
-}
-
-static uint8_t *place_of(const struct cwb_take_state *state, uint64_t chunk) {
-    return state->bytes + chunk % state->ring * state->chunk_bytes;
-}
-
-/* What is here from the begin on without a gap is hashed. */
-static void hash_on(struct cwb_take_state *state) {
-    uint64_t before = state->hashed;
-    while (state->hashed < state->count && state->chunks[state->hashed] == HERE) {
-        XXH3_64bits_update(state->hash, place_of(state, state->hashed),
-                           chunk_length(state, state->hashed));
-        state->hashed++;
-    }
-    if (state->hashed > before && state->take->on_progress)
-        state->take->on_progress(state->take, state->hashed == state->count
-                                                  ? state->take->size_bytes
-                                                  : state->hashed * state->chunk_bytes);
-}
-
 static void on_closed(struct cwb_request *request, const struct cwb_frame *frame) {
     struct cwb_take_state *state = request->owner;
     state->closing = NULL;
@@ -112,7 +90,7 @@ static void on_closed(struct cwb_request *request, const struct cwb_frame *frame
     int status = frame->head.status;
     if (status < 0)
         cw_fail(status, "%.*s", (int)frame->sentence_bytes, frame->sentence);
-    else if (frame->closed.hash != XXH3_64bits_digest(state->hash))
+    else if (frame->closed.hash != cwb_sum_digest(state->chunks->sum))
         status = cw_fail(-EAGAIN, "the bytes that came are not those that were sent: somebody "
                                   "writes into the array while it is read");
     finish(state, status);
@@ -125,17 +103,25 @@ static void ask_hash(struct cwb_take_state *state, struct cwb_link *link) {
         state->closing = cwb_link_ask(link, CWB_CLOSE, &part, 1, on_closed, state);
 }
 
+static void tell_progress(struct cwb_take_state *state) {
+    struct cwb_take *take = state->take;
+    uint64_t bytes = take->on_progress ? cwb_sum_prefix(state->chunks->sum) : 0;
+    if (bytes <= state->told_bytes)
+        return;
+    state->told_bytes = bytes;
+    state->telling = true; /* pump may end it: that is left to who called */
+    take->on_progress(take, bytes);
+    state->telling = false;
+}
+
 static void on_chunk(struct cwb_request *request, const struct cwb_frame *frame) {
     struct cwb_take_state *state = request->owner;
-    uint64_t chunk = request->read.offset_bytes / state->chunk_bytes;
     uint32_t i = 0;
     while (state->asked[i] != request)
         i++;
     state->asked[i] = state->asked[--state->asked_count];
     if (!frame) { /* cut: wanted again */
-        state->chunks[chunk] = WANTED;
-        if (chunk < state->next)
-            state->next = chunk;
+        cwb_chunks_back(state->chunks, &request->read);
         await_link(state);
         return;
     }
@@ -144,9 +130,8 @@ static void on_chunk(struct cwb_request *request, const struct cwb_frame *frame)
         finish(state, frame->head.status);
         return;
     }
-    state->chunks[chunk] = HERE;
-    state->here++;
-    hash_on(state);
+    (void)cwb_chunks_here(state->chunks, &request->read);
+    tell_progress(state);
     pump(state);
 }
 
@@ -154,6 +139,12 @@ static void on_chunk(struct cwb_request *request, const struct cwb_frame *frame)
 static void pump(struct cwb_take_state *state) {
     struct cwb_take *take = state->take;
     struct cwb_link *link = cwb_peer_link(take->peer);
+    struct cwb_read read;
+    int status = cwb_chunks_status(state->chunks);
+    if (status) {
+        finish(state, status);
+        return;
+    }
     if (!link) {
         await_link(state);
         return;
@@ -163,39 +154,51 @@ static void pump(struct cwb_take_state *state) {
         finish(state, -ESTALE);
         return;
     }
-    while (state->asked_count < WINDOW && link->state == CWB_OPEN_LINK) {
-        while (state->next < state->count && state->chunks[state->next] != WANTED)
-            state->next++;
-        if (state->next == state->count || state->next >= state->landed + state->ring)
-            break;
-        uint64_t chunk = state->next++;
-        struct cwb_read read = {.source = take->source,
-                                .offset_bytes = chunk * state->chunk_bytes,
-                                .length_bytes = chunk_length(state, chunk)};
-        state->chunks[chunk] = ASKED;
+    while (state->asked_count < WINDOW && link->state == CWB_OPEN_LINK &&
+           cwb_chunks_ask(state->chunks, &read))
         state->asked[state->asked_count++] =
-            cwb_link_read(link, &read, place_of(state, chunk), on_chunk, state);
-    }
-    if (state->here == state->count && link->state == CWB_OPEN_LINK)
+            cwb_link_read(link, &read, cwb_chunks_place(state->chunks, &read), on_chunk, state);
+    if (cwb_chunks_whole(state->chunks) && link->state == CWB_OPEN_LINK)
         ask_hash(state, link);
+}
+
+/* A stream made it whole, brought more, failed it, or ended and gave something back. */
+static void on_told(void *owner) {
+    struct cwb_take_state *state = owner;
+    tell_progress(state);
+    if (state->is_spread && !cwb_chunks_whole(state->chunks))
+        cwb_streams_read(state->take->peer, state->chunks);
+    pump(state);
+}
+
+void cwb_takes_spread(struct cwb_peer *peer) {
+    struct cwb_take_state *state;
+    DL_FOREACH(peer->takes, state)
+    cwb_streams_read(peer, state->chunks);
 }
 
 void cwb_take_begin(struct cwb_take *take, uint64_t run) {
     struct cwb_link *link = cwb_peer_link(take->peer);
     struct cwb_take_state *state = calloc(1, sizeof *state);
+    cw_array *held = NULL;
     CW_ASSERT(state);
     take->state = state;
     state->take = take;
     state->run = run;
-    state->chunk_bytes = link ? link->read_max : CWB_READ_MIN;
-    state->count = (take->size_bytes + state->chunk_bytes - 1) / state->chunk_bytes;
-    state->chunks = calloc(state->count, 1);
-    state->hash = XXH3_createState();
-    CW_ASSERT(state->chunks && state->hash);
-    XXH3_64bits_reset(state->hash);
-    state->bytes = cw_array_lowest(take->array);
-    state->ring = take->ring_bytes ? take->ring_bytes / state->chunk_bytes : state->count;
-    CW_ASSERT(state->ring);
+    /* Streams may still write when the take was given up: the memory must stay for them. */
+    state->is_spread = take->size_bytes >= CWB_STREAM_BYTES && take->bridge->options.streams > 1 &&
+                       cwb_local_hold(take->array, &held) == 0;
+    state->chunks =
+        cwb_chunks_new(take->bridge->works, take->array, held, take->source, take->size_bytes,
+                       take->ring_bytes, link ? link->read_max : CWB_READ_MIN);
+    state->chunks->wants_progress = take->on_progress != NULL;
+    state->chunks->on_told = on_told;
+    state->chunks->owner = state;
+    if (state->is_spread) {
+        DL_APPEND(take->peer->takes, state);
+        cwb_streams_want(take->bridge, take->peer);
+        cwb_streams_read(take->peer, state->chunks);
+    }
     pump(state);
 }
 
@@ -203,13 +206,17 @@ void cwb_take_landed(struct cwb_take *take, uint64_t bytes) {
     struct cwb_take_state *state = take->state;
     if (!state)
         return; /* all is here: it is done */
-    state->landed = bytes / state->chunk_bytes;
-    if (state->here < state->count)
+    cwb_chunks_landed(state->chunks, bytes);
+    if (cwb_chunks_whole(state->chunks))
+        return;
+    if (state->is_spread)
+        cwb_streams_read(take->peer, state->chunks);
+    if (!state->telling)
         pump(state);
 }
 
 uint64_t cwb_take_ring_bytes(const struct cwb_take *take) {
-    return take->state->ring * take->state->chunk_bytes;
+    return take->state->chunks->ring * take->state->chunks->chunk_bytes;
 }
 
 void cwb_take_cancel(struct cwb_take *take) {

@@ -303,6 +303,16 @@ void cwb_tls_end_deinit(struct cwb_tls_end *end) {
     end->ssl = NULL;
 }
 
+void cwb_tls_end_move(struct cwb_tls_end *from, struct cwb_tls_end *to, struct cwb_bytes *out) {
+    *to = *from;
+    to->out = out;
+    to->in = NULL;
+    to->in_left = 0;
+    from->ssl = NULL;
+    BIO_set_data(SSL_get_rbio(to->ssl), to);
+    SSL_set_app_data(to->ssl, to);
+}
+
 /* What the other side's alert says about our certificate; NULL: it is no such alert. An alert's
  * reason is its number and SSL_AD_REASON_OFFSET. */
 static const char *refusal(int reason) {

@@ -77,6 +77,8 @@ bool cwb_tls_has_ca(const struct cwb_tls *tls);
 int cwb_tls_end_init(struct cwb_tls_end *end, struct cwb_tls *tls, bool server,
                      struct cwb_bytes *out);
 void cwb_tls_end_deinit(struct cwb_tls_end *end);
+/* The same contact at another place, with another out; from is as after deinit. */
+void cwb_tls_end_move(struct cwb_tls_end *from, struct cwb_tls_end *to, struct cwb_bytes *out);
 /* Goes on with the handshake. 1 done, 0 more is needed, -EPERM refused (by either side), -EPROTO.
  */
 int cwb_tls_shake(struct cwb_tls_end *end);

@@ -154,7 +154,8 @@ static void cancel(struct uring_io *u, struct cwb_socket *socket, enum kind kind
 
 static void u_close(struct cwb_io *io, struct cwb_socket *socket) {
     struct uring_io *u = (struct uring_io *)io;
-    shutdown(socket->fd, SHUT_RDWR);
+    if (!socket->keep)
+        shutdown(socket->fd, SHUT_RDWR);
     if (socket->pending & CWB_RECEIVES)
         cancel(u, socket, KIND_RECEIVE);
     if (socket->pending & CWB_SENDS)
@@ -241,8 +242,10 @@ static void u_turn(struct cwb_io *io, int64_t timeout_ns) {
     struct io_uring_cqe *cqe;
     while ((socket = cwb_io_ready_next(io))) {
         give_slot(u, socket);
-        close(socket->fd);
-        socket->fd = -1;
+        if (!socket->keep) {
+            close(socket->fd);
+            socket->fd = -1;
+        }
         socket->calls->on_closed(socket);
     }
     struct __kernel_timespec limit = {.tv_sec = timeout_ns / 1000000000,
@@ -316,7 +319,7 @@ static int provide(struct uring_io *u) {
 int cwb_uring_new(struct cwb_io **out, const char **why) {
     static const unsigned flags[] = {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
                                      IORING_SETUP_COOP_TASKRUN, 0};
-    static char sentence[256];
+    static _Thread_local char sentence[256];
     struct uring_io *u = calloc(1, sizeof *u);
     CW_ASSERT(u);
     u->io.engine = &engine;

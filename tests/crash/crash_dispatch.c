@@ -30,7 +30,7 @@ static struct shared {
     struct cw_dispatch_worker workers[WORKERS];
     struct cw_cell cells[CELLS];
     cw_a32 queue[GROUPS * CELLS], done[WORKERS * CELLS];
-    uint64_t tails[GROUPS];
+    uint64_t tails[GROUPS], heads[GROUPS];
     uint32_t free_cells[CELLS];
     uint64_t places[CELLS];
     cw_a64 seen[WORKERS];
@@ -59,6 +59,7 @@ static void fresh(void) {
                  .queue_len = CELLS,
                  .group_count = 1},
         .tail = shared->tails,
+        .head = shared->heads,
         .free = shared->free_cells,
         .free_count = CELLS,
         .place = shared->places,

@@ -18,7 +18,7 @@ struct cw_dispatch_view views[WORKERS];
 uint64_t payload[CELLS], note;
 struct dispatch_ghost ghost;
 static cw_a32 queue[GROUPS * CELLS], done[WORKERS * CELLS];
-static uint64_t tails[GROUPS], places[CELLS];
+static uint64_t tails[GROUPS], heads[GROUPS], places[CELLS];
 static uint32_t free_cells[CELLS];
 static cw_a64 seen[WORKERS];
 static cw_a32 lock_word;
@@ -31,6 +31,7 @@ void fresh(uint32_t cell_count, uint32_t spinners) {
     memset(queue, 0, sizeof queue);
     memset(done, 0, sizeof done);
     memset(tails, 0, sizeof tails);
+    memset(heads, 0, sizeof heads);
     memset(seen, 0, sizeof seen);
     memset(payload, 0, sizeof payload);
     atomic_store(&lock_word, 0);
@@ -54,6 +55,7 @@ void fresh(uint32_t cell_count, uint32_t spinners) {
                  .group_count = 1,
                  .spinners = spinners},
         .tail = tails,
+        .head = heads,
         .free = free_cells,
         .free_count = cell_count,
         .place = places,

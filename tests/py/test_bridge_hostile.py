@@ -167,7 +167,7 @@ def test_who_says_nothing_is_let_go(nodes: tuple[Node, Node, Node]) -> None:
 BREACHES = {
     "no-hello": (b"", frame(raw.PING)),
     "wrong-magic": (hello(magic=1), b""),
-    "other-version": (hello(versions=(2, 9)), b""),
+    "other-version": (hello(versions=(3, 9)), b""),
     "no-run": (hello(run=0), b""),
     "small-read": (hello(read=100), b""),
     "no-requests": (hello(requests=1), b""),

@@ -3,17 +3,7 @@
  * shared words when somebody lies. tests/model runs every interleaving, tests/stress real threads
  * and processes, tests/crash deaths.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-
-#include <pthread.h>
 #include <sys/time.h>
-
-#include "shm/dispatch.h"
-#include "shm/error.h"
-#include "tests/support.h"
 
 #define WORKERS 3u
 #define CELLS   3u
@@ -21,56 +11,19 @@
 #define PLACES  4u /* of the queue */
 #define SECOND  1000000000ll
 
-static struct {
-    struct cw_dispatch_words words;
-    struct cw_dispatch_group groups[GROUPS];
-    struct cw_dispatch_worker workers[WORKERS];
-    struct cw_cell cells[CELLS];
-    cw_a32 queue[GROUPS * PLACES], done[WORKERS * PLACES];
-} shared;
-static uint64_t tails[GROUPS];
-static uint32_t free_cells[CELLS];
-static uint64_t places[CELLS];
-static cw_a64 seen[WORKERS];
-static struct cw_dispatch_parent parent;
+#include "tests/unit/dispatch_support.h"
+
 static const struct cw_dispatch_view *view = &parent.view;
 
 static int fresh(void **state) {
     (void)state;
-    memset(&shared, 0, sizeof shared);
-    memset(tails, 0, sizeof tails);
-    memset(seen, 0, sizeof seen);
-    for (uint32_t i = 0; i < CELLS; i++) {
-        free_cells[i] = CELLS - 1 - i;
-        places[i] = CW_DISPATCH_NOWHERE;
-    }
-    parent = (struct cw_dispatch_parent){
-        .view = {.words = &shared.words,
-                 .groups = shared.groups,
-                 .workers = shared.workers,
-                 .cells = shared.cells,
-                 .queue = shared.queue,
-                 .done = shared.done,
-                 .worker_count = WORKERS,
-                 .cell_count = CELLS,
-                 .queue_len = PLACES,
-                 .group_count = 1,
-                 .spinners = CW_DISPATCH_SPINNERS},
-        .tail = tails,
-        .free = free_cells,
-        .free_count = CELLS,
-        .place = places,
-        .seen = seen,
-    };
+    fresh_world(1);
+    parent.view.spinners = CW_DISPATCH_SPINNERS;
     return 0;
 }
 
 static uint32_t submit(uint64_t value) {
-    int cell = cw_dispatch_reserve(&parent);
-    assert_true(cell >= 0);
-    shared.cells[cell].meta[0] = value;
-    assert_int_equal(cw_dispatch_submit(&parent, 0, (uint32_t)cell), 0);
-    return (uint32_t)cell;
+    return submit_to(0, value);
 }
 
 static int take_cell(uint32_t w) {
@@ -78,26 +31,8 @@ static int take_cell(uint32_t w) {
     return cw_dispatch_take(view, w, &place);
 }
 
-static void answer(const struct cw_dispatch_view *of, uint32_t w, uint32_t cell) {
-    if (!cw_dispatch_publish(of, w, cell))
-        cw_dispatch_settle(of, w, 0);
-}
-
 static uint32_t take(uint32_t w, uint64_t value) {
-    int cell = take_cell(w);
-    assert_true(cell >= 0 && cell < (int)CELLS);
-    assert_int_equal(shared.cells[cell].meta[0], value);
-    return (uint32_t)cell;
-}
-
-static void collect(uint32_t by, uint64_t value) {
-    uint32_t w;
-    uint64_t place;
-    int cell = cw_dispatch_collect(&parent, &w, &place);
-    assert_true(cell >= 0);
-    assert_int_equal(w, by);
-    assert_int_equal(shared.cells[cell].meta[0], value);
-    cw_dispatch_free(&parent, (uint32_t)cell);
+    return take_from(view, w, value);
 }
 
 static void nothing_to_collect(void) {
@@ -118,7 +53,7 @@ static void goes_on(void) {
         submit(500 + i);
     assert_int_equal(cw_dispatch_reserve(&parent), -EAGAIN);
     for (uint64_t i = 0; i < CELLS; i++)
-        answer(view, 2, take(2, 500 + i));
+        answer_to(view, 2, take(2, 500 + i));
     for (uint64_t i = 0; i < CELLS; i++)
         collect(2, 500 + i);
     nothing_to_collect();
@@ -133,9 +68,9 @@ static void tasks_are_taken_in_order(void **state) {
         uint32_t first = take(0, 2 * n), second = take(1, 2 * n + 1);
         assert_int_equal(cw_dispatch_ready(view, 0), 0);
         nothing_to_collect();
-        answer(view, 1, second);
+        answer_to(view, 1, second);
         collect(1, 2 * n + 1);
-        answer(view, 0, first);
+        answer_to(view, 0, first);
         collect(0, 2 * n);
         nothing_to_collect();
     }
@@ -146,11 +81,11 @@ static void nobody_is_hidden_by_a_quick_worker(void **state) {
     submit(1);
     submit(2);
     uint32_t slow = take(2, 1), quick = take(0, 2);
-    answer(view, 0, quick);
+    answer_to(view, 0, quick);
+    answer_to(view, 2, slow);
     collect(0, 2);
-    answer(view, 2, slow);
     submit(3);
-    answer(view, 0, take(0, 3));
+    answer_to(view, 0, take(0, 3));
     collect(2, 1);
     collect(0, 3);
 }
@@ -166,7 +101,7 @@ static void who_has_a_task_is_known(void **state) {
     assert_int_equal(cw_dispatch_taker(&parent, cell, &elapsed_ns), 1);
     assert_true(elapsed_ns >= 2000000);
     assert_true(cw_dispatch_elapsed_ns(view, cell) >= elapsed_ns);
-    answer(view, 1, cell);
+    answer_to(view, 1, cell);
     collect(1, 1);
     assert_int_equal(submit(2), cell);
     assert_int_equal(cw_dispatch_taker(&parent, cell, &elapsed_ns), -1);
@@ -182,8 +117,8 @@ static void a_task_is_withdrawn_or_taken(void **state) {
     assert_int_equal(cw_dispatch_withdraw(&parent, first), -EBUSY);
     assert_int_equal(take(1, 3), third);
     assert_int_equal(cw_dispatch_withdraw(&parent, third), -EBUSY);
-    answer(view, 0, first);
-    answer(view, 1, third);
+    answer_to(view, 0, first);
+    answer_to(view, 1, third);
     assert_int_equal(cw_dispatch_withdraw(&parent, third), -EBUSY);
     collect(0, 1);
     collect(1, 3);
@@ -204,9 +139,9 @@ static void a_queue_full_of_withdrawn_tasks_waits_for_the_first(void **state) {
     uint32_t first = take(0, 1);
     shared.cells[cell].meta[0] = 3;
     assert_int_equal(cw_dispatch_submit(&parent, 0, (uint32_t)cell), 0);
-    answer(view, 1, take(1, 3));
+    answer_to(view, 1, take(1, 3));
     collect(1, 3);
-    answer(view, 0, first);
+    answer_to(view, 0, first);
     collect(0, 1);
     goes_on();
 }
@@ -223,10 +158,10 @@ static void what_a_dead_worker_had_comes_out(void **state) {
     assert_false(end.answered);
     cw_dispatch_free(&parent, dead);
     bury_nothing(0);
-    answer(view, 1, other);
+    answer_to(view, 1, other);
     collect(1, 2);
     submit(3); /* the next of that number */
-    answer(view, 0, take(0, 3));
+    answer_to(view, 0, take(0, 3));
     collect(0, 3);
     bury_nothing(2);
     goes_on();
@@ -237,7 +172,7 @@ static void an_answer_without_its_entry_counts(void **state) {
     struct cw_dispatch_end end;
     submit(1);
     uint32_t cell = take(0, 1);
-    answer(view, 0, cell);
+    answer_to(view, 0, cell);
     atomic_fetch_sub(&shared.workers[0].done, 1); /* as if it had died before */
     nothing_to_collect();
     assert_int_equal(cw_dispatch_bury(&parent, 0, &end), (int)cell);
@@ -245,7 +180,7 @@ static void an_answer_without_its_entry_counts(void **state) {
     cw_dispatch_free(&parent, cell);
     bury_nothing(0);
     submit(2);
-    answer(view, 0, take(0, 2));
+    answer_to(view, 0, take(0, 2));
     collect(0, 2);
     goes_on();
 }
@@ -260,7 +195,7 @@ static void a_dead_worker_leaves_no_place_and_no_order(void **state) {
     assert_int_equal(atomic_load(&shared.groups[0].spinner[1]), 0);
     assert_int_equal(atomic_load(&shared.groups[0].spinner[2]), 2);
     submit(1);
-    answer(view, 0, take(0, 1));
+    answer_to(view, 0, take(0, 1));
     collect(0, 1);
 }
 
@@ -270,7 +205,7 @@ static void closing_lets_what_is_ready_be_taken(void **state) {
     (void)state;
     submit(1);
     cw_dispatch_close(&parent, true);
-    answer(view, 0, take(0, 1));
+    answer_to(view, 0, take(0, 1));
     assert_int_equal(take_cell(0), -ESHUTDOWN);
     assert_int_equal(take_cell(1), -ESHUTDOWN);
     cw_dispatch_close(&parent, false);
@@ -283,7 +218,7 @@ static void who_is_dismissed_leaves_tasks_to_others(void **state) {
     submit(1);
     cw_dispatch_order(&parent, 0, CW_ORDER_LEAVE);
     assert_int_equal(take_cell(0), -ESHUTDOWN);
-    answer(view, 1, take(1, 1));
+    answer_to(view, 1, take(1, 1));
     collect(1, 1);
 }
 
@@ -293,7 +228,7 @@ static void *take_one(void *number) {
     uint32_t w = (uint32_t)(uintptr_t)number;
     int cell = take_cell(w);
     if (cell >= 0)
-        answer(view, w, (uint32_t)cell);
+        answer_to(view, w, (uint32_t)cell);
     return (void *)(intptr_t)cell;
 }
 
@@ -399,13 +334,13 @@ static void an_answer_wakes_listeners_or_else_the_helper(void **state) {
     pthread_t helper = sleeping_waiter(true);
     cw_dispatch_listen(&parent, 1);
     pthread_t listener = sleeping_waiter(false);
-    answer(view, 0, first);
+    answer_to(view, 0, first);
     assert_int_equal(result_of(listener), 0);
     usleep(20000);
     assert_true(atomic_load(&shared.words.helper.sleeper.asleep)); /* nobody rang there */
     collect(0, 1);
     cw_dispatch_listen(&parent, -1);
-    answer(view, 1, second);
+    answer_to(view, 1, second);
     assert_int_equal(result_of(helper), 0);
     collect(1, 2);
 }
@@ -428,7 +363,7 @@ static void a_burial_wakes_whoever_was_to_be_woken_by_the_dead(void **state) {
     atomic_store(&shared.workers[1].sleeper.asleep, 0);
     atomic_store(&shared.words.answers.sleeper.asleep, 0);
     cw_dispatch_wake(&parent, 0, 5);
-    answer(view, 2, cell);
+    answer_to(view, 2, cell);
     bury_nothing(0);
     assert_true(result_of(worker) >= 0);
     assert_int_equal(result_of(listener), 0);
@@ -482,11 +417,20 @@ static void lies_about_tail_and_head_are_told(void **state) {
     atomic_store(&shared.groups[0].tail, 1);
     atomic_store(&shared.groups[0].head, 7);
     assert_int_equal(cw_dispatch_ready(view, 0), 0);
-    int cell = cw_dispatch_reserve(&parent);
+    int cell;
+    for (unsigned i = 1; i < PLACES; i++) { /* to where head matters */
+        cell = cw_dispatch_reserve(&parent);
+        assert_int_equal(cw_dispatch_submit(&parent, 0, (uint32_t)cell), 0);
+        assert_int_equal(cw_dispatch_withdraw(&parent, (uint32_t)cell), 0);
+        cw_dispatch_free(&parent, (uint32_t)cell);
+    }
+    cell = cw_dispatch_reserve(&parent);
     assert_int_equal(cw_dispatch_submit(&parent, 0, (uint32_t)cell), -EPROTO);
     atomic_store(&shared.groups[0].head, UINT64_MAX - 1);
     assert_int_equal(cw_dispatch_submit(&parent, 0, (uint32_t)cell), -EPROTO);
     atomic_store(&shared.groups[0].head, 0);
+    assert_int_equal(cw_dispatch_submit(&parent, 0, (uint32_t)cell), -EAGAIN); /* 1 is READY */
+    take(0, 1);
     assert_int_equal(cw_dispatch_submit(&parent, 0, (uint32_t)cell), 0);
 }
 
@@ -515,7 +459,7 @@ static void an_answer_to_nothing_is_told(void **state) {
     atomic_fetch_add(&shared.cells[0].word, 1ull << 16);
     says_what(1, "whose task it did not have");
     atomic_fetch_sub(&shared.cells[0].word, (1ull << 16) + (1 << 4) + 1);
-    answer(view, 0, cell);
+    answer_to(view, 0, cell);
     collect(0, 1);
     bury_nothing(1);
     goes_on();
@@ -525,8 +469,8 @@ static void answering_twice_is_told(void **state) {
     (void)state;
     submit(1);
     uint32_t cell = take(0, 1);
-    answer(view, 0, cell);
-    answer(view, 0, cell);
+    answer_to(view, 0, cell);
+    answer_to(view, 0, cell);
     collect(0, 1);
     says_what(0, "whose task it did not have");
     nothing_to_collect();
@@ -544,7 +488,7 @@ static void a_count_of_answers_that_cannot_be_is_told(void **state) {
         nothing_to_collect();
     }
     bury_nothing(0);
-    answer(view, 1, cell);
+    answer_to(view, 1, cell);
     collect(1, 1);
     goes_on();
 }
@@ -564,7 +508,7 @@ static void a_cell_whose_word_makes_no_sense_comes_out(void **state) {
         assert_false(end.answered);
         cw_dispatch_free(&parent, cell);
         bury_nothing(0);
-        answer(view, 1, other);
+        answer_to(view, 1, other);
         collect(1, 2);
         goes_on();
     }

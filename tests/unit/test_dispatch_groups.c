@@ -3,61 +3,19 @@
  * not, looking at tasks without taking them, several tasks of one worker. tests/model runs every
  * interleaving, tests/crash deaths; one group is test_dispatch.c's.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-
-#include <pthread.h>
-
-#include "shm/dispatch.h"
-#include "shm/error.h"
-#include "tests/support.h"
-
 #define WORKERS 3u /* 0 and 1 are in group 0, 2 in group 1 */
 #define CELLS   8u
 #define GROUPS  2u
+#define PLACES  CELLS
 #define BEYOND  CW_DISPATCH_STEAL_BEYOND
 
-static struct {
-    struct cw_dispatch_words words;
-    struct cw_dispatch_group groups[GROUPS];
-    struct cw_dispatch_worker workers[WORKERS];
-    struct cw_cell cells[CELLS];
-    cw_a32 queue[GROUPS * CELLS], done[WORKERS * CELLS];
-} shared;
-static uint64_t tails[GROUPS], places[CELLS];
-static uint32_t free_cells[CELLS];
-static cw_a64 seen[WORKERS];
-static struct cw_dispatch_parent parent;
+#include "tests/unit/dispatch_support.h"
+
 static struct cw_dispatch_view views[WORKERS];
 
 static int fresh(void **state) {
     (void)state;
-    memset(&shared, 0, sizeof shared);
-    memset(tails, 0, sizeof tails);
-    memset(seen, 0, sizeof seen);
-    for (uint32_t i = 0; i < CELLS; i++) {
-        free_cells[i] = CELLS - 1 - i;
-        places[i] = CW_DISPATCH_NOWHERE;
-    }
-    parent = (struct cw_dispatch_parent){
-        .view = {.words = &shared.words,
-                 .groups = shared.groups,
-                 .workers = shared.workers,
-                 .cells = shared.cells,
-                 .queue = shared.queue,
-                 .done = shared.done,
-                 .worker_count = WORKERS,
-                 .cell_count = CELLS,
-                 .queue_len = CELLS,
-                 .group_count = GROUPS},
-        .tail = tails,
-        .free = free_cells,
-        .free_count = CELLS,
-        .place = places,
-        .seen = seen,
-    };
+    fresh_world(GROUPS);
     for (uint32_t w = 0; w < WORKERS; w++) {
         views[w] = parent.view;
         views[w].group = w / 2;
@@ -67,26 +25,13 @@ static int fresh(void **state) {
     return 0;
 }
 
-static uint32_t submit(uint32_t group, uint64_t value) {
-    int cell = cw_dispatch_reserve(&parent);
-    assert_true(cell >= 0);
-    cw_dispatch_write(shared.cells[cell].meta, &value, sizeof value);
-    assert_int_equal(cw_dispatch_submit(&parent, group, (uint32_t)cell), 0);
-    return (uint32_t)cell;
-}
-
 static void submit_many(uint32_t group, uint64_t first, unsigned count) {
     for (unsigned i = 0; i < count; i++)
-        submit(group, first + i);
+        submit_to(group, first + i);
 }
 
 static uint32_t take(uint32_t w, uint64_t value) {
-    uint64_t place;
-    int cell = cw_dispatch_take(&views[w], w, &place);
-    assert_true(cell >= 0 && cell < (int)CELLS);
-    assert_int_equal(shared.cells[cell].meta[0], value);
-    assert_int_equal(place, places[cell]);
-    return (uint32_t)cell;
+    return take_from(&views[w], w, value);
 }
 
 /* Nothing is there for it: it would sleep. */
@@ -98,18 +43,7 @@ static void takes_nothing(uint32_t w) {
 }
 
 static void answer(uint32_t w, uint32_t cell) {
-    if (!cw_dispatch_publish(&views[w], w, cell))
-        cw_dispatch_settle(&views[w], w, 0);
-}
-
-static void collect(uint32_t by, uint64_t value) {
-    uint32_t w;
-    uint64_t place;
-    int cell = cw_dispatch_collect(&parent, &w, &place);
-    assert_true(cell >= 0);
-    assert_int_equal(w, by);
-    assert_int_equal(shared.cells[cell].meta[0], value);
-    cw_dispatch_free(&parent, (uint32_t)cell);
+    answer_to(&views[w], w, cell);
 }
 
 static void bury(uint32_t w, unsigned lost) {
@@ -129,7 +63,7 @@ static void each_group_takes_its_own_in_order(void **state) {
     (void)state;
     uint64_t known[2] = {0, 0};
     for (uint64_t n = 1; n < 1000; n++) {
-        uint32_t first = submit(0, 2 * n), second = submit(1, 2 * n + 1);
+        uint32_t first = submit_to(0, 2 * n), second = submit_to(1, 2 * n + 1);
         assert_true(places[first] % GROUPS == 0 && places[second] % GROUPS == 1);
         assert_true(n == 1 || (places[first] > known[0] && places[second] > known[1]));
         known[0] = places[first];
@@ -160,8 +94,8 @@ static void what_is_beyond_the_bound_is_stolen_oldest_first(void **state) {
     answer(2, take(2, 1));
     collect(2, 1);
     takes_nothing(2);
-    submit(0, 9);
-    submit(1, 20);
+    submit_to(0, 9);
+    submit_to(1, 20);
     take(2, 20); /* its own come first */
     take(2, 2);
     takes_nothing(2);
@@ -179,11 +113,11 @@ static void a_stolen_task_is_lost_with_the_thief(void **state) {
 
 static void a_group_without_workers_keeps_nothing(void **state) {
     (void)state;
-    submit(1, 1);
+    submit_to(1, 1);
     takes_nothing(0);
     bury(2, 0);
     take(0, 1);
-    submit(1, 2);
+    submit_to(1, 2);
     cw_dispatch_assign(&parent, 2, 1); /* its successor is about to be started */
     takes_nothing(0);
     assert_int_equal(cw_dispatch_join(&views[2], 2), 0);
@@ -202,7 +136,7 @@ static void who_has_just_run_out_waits_before_it_steals(void **state) {
     take(2, 1);
     take(2, 2); /* it goes on at once */
     assert_int_equal(patient_ns, since_ns);
-    submit(1, 10);
+    submit_to(1, 10);
     take(2, 10);
     assert_int_equal(patient_ns, 0); /* until it has one of its own */
     takes_nothing(2);
@@ -220,7 +154,7 @@ static void a_worker_is_of_the_group_it_was_assigned_to(void **state) {
     assert_non_null(strstr(cw_detail(), "worker 0 is in group 0, not in group 1"));
     bury(0, 0);
     assert_int_equal(cw_dispatch_join(&other, 0), 0); /* nobody had assigned it */
-    submit(1, 1);
+    submit_to(1, 1);
     uint64_t place;
     assert_true(cw_dispatch_take(&other, 0, &place) >= 0);
 }
@@ -252,11 +186,11 @@ static int result_of(pthread_t thread) {
 static void within_the_bound_only_the_own_are_woken(void **state) {
     (void)state;
     pthread_t thread = sleeping_worker(2), own = sleeping_worker(1);
-    submit(0, 1);
+    submit_to(0, 1);
     cw_dispatch_wake(&parent, 0, 9);
     assert_int_equal(result_of(own), 1);
     assert_true(atomic_load(&shared.workers[2].sleeper.asleep));
-    submit(1, 2);
+    submit_to(1, 2);
     cw_dispatch_wake(&parent, 1, 9);
     assert_int_equal(result_of(thread), 2);
 }
@@ -267,7 +201,7 @@ static void beyond_the_bound_one_of_another_group_is_woken(void **state) {
     submit_many(0, 1, 2 * BEYOND);
     cw_dispatch_wake(&parent, 0, 2 * BEYOND);
     assert_true(atomic_load(&shared.workers[2].sleeper.asleep));
-    submit(0, 9);
+    submit_to(0, 9);
     cw_dispatch_wake(&parent, 0, 1);
     assert_int_equal(result_of(thread), 1);
 }
@@ -275,7 +209,7 @@ static void beyond_the_bound_one_of_another_group_is_woken(void **state) {
 static void a_burial_wakes_those_who_may_steal_then(void **state) {
     (void)state;
     pthread_t thread = sleeping_worker(1);
-    submit(1, 1);
+    submit_to(1, 1);
     cw_dispatch_wake(&parent, 1, 1);
     assert_true(atomic_load(&shared.workers[1].sleeper.asleep));
     bury(2, 0);
@@ -338,7 +272,7 @@ static void ready_tasks_of_the_own_group_are_seen(void **state) {
     (void)state;
     sees_nothing(0, 0);
     submit_many(0, 1, 4);
-    uint32_t other = submit(1, 9);
+    uint32_t other = submit_to(1, 9);
     for (uint32_t i = 0; i < 4; i++)
         sees(i % 2, i, i + 1);
     sees_nothing(0, 4);
@@ -350,7 +284,7 @@ static void ready_tasks_of_the_own_group_are_seen(void **state) {
     assert_false(cw_dispatch_is_still(&views[2], other, place));
     answer(2, other);
     collect(2, 9);
-    assert_int_equal(submit(0, 5), other); /* the same cell, another place */
+    assert_int_equal(submit_to(0, 5), other); /* the same cell, another place */
     assert_false(cw_dispatch_is_still(&views[2], other, place));
     sees(0, 4, 5);
     sees_nothing(2, 0);
@@ -359,8 +293,8 @@ static void ready_tasks_of_the_own_group_are_seen(void **state) {
 static void what_was_taken_or_withdrawn_is_passed_over(void **state) {
     (void)state;
     submit_many(0, 1, 2);
-    uint32_t third = submit(0, 3);
-    submit(0, 4);
+    uint32_t third = submit_to(0, 3);
+    submit_to(0, 4);
     take(1, 1);
     assert_int_equal(cw_dispatch_withdraw(&parent, third), 0);
     cw_dispatch_free(&parent, third);
@@ -372,7 +306,7 @@ static void what_was_taken_or_withdrawn_is_passed_over(void **state) {
 static void a_lie_in_the_queue_is_told(void **state) {
     (void)state;
     uint64_t place;
-    submit(0, 1);
+    submit_to(0, 1);
     atomic_store(&shared.queue[0], CELLS);
     assert_int_equal(cw_dispatch_peek(&views[0], 0, &place), -EPROTO);
     assert_non_null(strstr(cw_detail(), "names the cell 8 of 8"));

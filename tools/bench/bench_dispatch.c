@@ -7,6 +7,11 @@
  * worker has gone to sleep. Rates: the parent keeps as many tasks under way as there are cells,
  * with 1, 2, 4, ... workers on the cores that are left (one at least).
  *
+ * The parent's own time for a task, in submitting and in collecting, apart from all waiting: what
+ * it reads was written by other cores, and what it writes is read by them. For many workers one
+ * process on the other core answers in the name of each in turn, so that the same lines of the
+ * cache travel as with a core for each. *Alone*: nobody takes anything while it submits.
+ *
  * The workers end with their parent (PR_SET_PDEATHSIG).
  */
 #include <sched.h>
@@ -29,6 +34,7 @@
 #define AFTER_SLEEP_US 300u /* six times the spin: the worker sleeps by then */
 #define SPIN_NS        1000000
 #define WORKERS_MAX    64u
+#define BURST          64u /* tasks that are submitted, then answered, then collected */
 
 static cw_a64 *words; /* two, a line each */
 static void *memory;
@@ -51,12 +57,16 @@ static _Noreturn void work(uint32_t workers, uint32_t number, uint32_t spinners)
     _exit(0);
 }
 
-static void start(uint32_t workers, const int *core, uint32_t spinners) {
+static void make(uint32_t workers) {
     memory_bytes = cw_pool_bytes(workers, CELLS, 1);
     memory = mmap(NULL, memory_bytes, PROT_READ | PROT_WRITE,
                   MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     CW_ASSERT(memory != MAP_FAILED);
     bench_need(cw_pool_new(memory, memory_bytes, workers, CELLS, 1, &pool), "make a pool");
+}
+
+static void start(uint32_t workers, const int *core, uint32_t spinners) {
+    make(workers);
     for (uint32_t i = 0; i < workers; i++) {
         children[i] = fork();
         CW_ASSERT(children[i] >= 0);
@@ -214,6 +224,86 @@ static void rates(int parent_core, unsigned rounds, unsigned tasks) {
     }
 }
 
+/* Answers bursts in the name of all workers in turn; words[0] says that a burst may be taken,
+ * words[8] how many are answered. */
+static _Noreturn void work_for_all(uint32_t workers) {
+    cw_worker *worker[WORKERS_MAX];
+    for (uint32_t w = 0; w < workers; w++)
+        bench_need(cw_worker_open(memory, memory_bytes, workers, CELLS, 1, w, 0, 1, &worker[w]),
+                   "open a worker");
+    for (uint64_t burst = 1;; burst++) {
+        while (CW_LOAD(BENCH, &words[0], acquire) < burst)
+            CW_PAUSE();
+        for (uint32_t i = 0; i < BURST; i++) {
+            cw_task task;
+            bench_need(cw_worker_take(worker[i % workers], &task), "take a task");
+            ((uint64_t *)task.data)[7] = ((uint64_t *)task.data)[0];
+            cw_worker_answer(worker[i % workers], &task, 0, 0);
+        }
+        CW_STORE(BENCH, &words[8], burst, release);
+    }
+}
+
+enum share { SUBMIT, COLLECT, SHARES };
+
+/* One burst: ns a task of each share. */
+static void burst(uint64_t number, bool alone, double share_ns[SHARES]) {
+    if (!alone)
+        CW_STORE(BENCH, &words[0], number, release);
+    int64_t begun_ns = cw_now_ns();
+    for (uint64_t i = 0; i < BURST; i++) {
+        submit(i);
+        cw_pool_wake(pool, 0, 1);
+    }
+    share_ns[SUBMIT] = (double)(cw_now_ns() - begun_ns) / BURST;
+    CW_STORE(BENCH, &words[0], number, release);
+    while (CW_LOAD(BENCH, &words[8], acquire) < number)
+        CW_PAUSE();
+    begun_ns = cw_now_ns();
+    cw_task task;
+    unsigned got = 0;
+    for (; cw_pool_collect(pool, &task) == 0; got++) {
+        CW_ASSERT(((uint64_t *)task.data)[7] < BURST);
+        cw_pool_free(pool, task.cell);
+    }
+    CW_ASSERT(got == BURST);
+    share_ns[COLLECT] = (double)(cw_now_ns() - begun_ns) / BURST;
+}
+
+static void shares(const int cores[2], uint32_t workers, unsigned rounds) {
+    struct bench_samples samples[SHARES + 1] = {
+        {.cpu_seconds = -1}, {.cpu_seconds = -1}, {.cpu_seconds = -1}};
+    memset(words, 0, 4096);
+    make(workers);
+    pid_t child = fork();
+    CW_ASSERT(child >= 0);
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        bench_pin(cores[1]);
+        work_for_all(workers);
+    }
+    cw_pool_listen(pool, 1); /* nobody is told */
+    for (unsigned i = 0; i < 2 * rounds; i++) {
+        double share_ns[SHARES];
+        bool alone = i % 2;
+        burst(i + 1, alone, share_ns);
+        bench_add(&samples[alone ? SHARES : SUBMIT], share_ns[SUBMIT]);
+        bench_add(&samples[COLLECT], share_ns[COLLECT]);
+    }
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    cw_pool_delete(pool);
+    munmap(memory, memory_bytes);
+    const char *titles[SHARES + 1] = {"submit", "collect", "submit alone"};
+    for (int i = 0; i <= SHARES; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "the parent's own time, %u worker%s: %s", workers,
+                 workers > 1 ? "s" : "", titles[i]);
+        bench_report("dispatch", name, "", "ns", &samples[i]);
+        bench_samples_deinit(&samples[i]);
+    }
+}
+
 int main(int argc, char **argv) {
     unsigned rounds = (unsigned)bench_option(argc, argv, "rounds", 501);
     unsigned batch = (unsigned)bench_option(argc, argv, "batch", 100);
@@ -230,6 +320,8 @@ int main(int argc, char **argv) {
     bench_pin(cores[0]);
     hot(cores, rounds, batch);
     after_sleep(cores, 201);
+    shares(cores, 1, rounds);
+    shares(cores, 16, rounds);
     bench_need(sched_setaffinity(0, sizeof all, &all) ? -errno : 0, "leave the core");
     rates(cores[0], 11, tasks);
     return 0;

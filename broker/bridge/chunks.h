@@ -1,0 +1,82 @@
+/*
+ * Chunks: the pieces of an array of a peer that are being read, shared by all threads that read it:
+ * the bridge's loop over the main link, strands over streams.
+ *
+ *   WANTED --ask--> ASKED --its bytes came--> HERE
+ *      ^-- its wire ended --+
+ *
+ * Invariant: a chunk is ASKED by exactly one wire, which writes its bytes and then says HERE, or
+ * gives it back; so nothing is lost and nothing is written twice at once. What is under way is
+ * each wire's own business: who is slow takes fewer chunks. Whoever makes it whole, fails it or
+ * gives something back tells the bridge's loop (on_told), which knows the owner.
+ *
+ * The array may be a ring of fewer bytes than come (parts.h): a chunk is asked for only when its
+ * place is free, which it is again when the owner has said so (cwb_chunks_landed).
+ *
+ * A struct cwb_chunks has references and, where streams read too, a lease of its own on the array:
+ * a take that is given up stops it, and the memory stays until the last byte that was asked for has
+ * come or its wire has ended. Threads end with the process alone.
+ */
+#ifndef CW_BRIDGE_CHUNKS_H
+#define CW_BRIDGE_CHUNKS_H
+
+#include <pthread.h>
+
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/sum.h"
+
+enum cwb_chunk { CWB_WANTED, CWB_ASKED, CWB_HERE };
+
+struct cwb_chunks {
+    struct cwb_work work; /* first: it is cast back; the bridge's loop is told */
+    struct cwb_works *works;
+    /* the loop's: NULL once nobody wants it any more */
+    void (*on_told)(void *owner);
+    void *owner;
+    /* fixed */
+    uint64_t source, size_bytes, count, ring; /* the last two in chunks */
+    bool wants_progress;                      /* on_told also when more is hashed */
+    uint32_t chunk_bytes;
+    uint8_t *bytes;
+    cw_array *held; /* NULL: the owner's lease does */
+    struct cwb_sum *sum;
+    /* under lock */
+    pthread_mutex_t lock;
+    uint32_t references;
+    bool stopped; /* nothing more is asked for */
+    bool telling;
+    int status; /* why it failed; 0: it did not */
+    char detail[CW_DETAIL_MAX];
+    uint64_t next, here, landed; /* from next on all are WANTED */
+    uint8_t states[];            /* enum cwb_chunk */
+};
+
+/* Of an array; held is taken over. ring_bytes 0: it has room for all. chunk_bytes: at least
+ * CWB_READ_MIN; a whole number of CWB_SUM_PIECE of it is used. One reference. */
+struct cwb_chunks *cwb_chunks_new(struct cwb_works *works, cw_array *array, cw_array *held,
+                                  uint64_t source, uint64_t size_bytes, uint64_t ring_bytes,
+                                  uint32_t chunk_bytes);
+/* Where the bytes of a READ go. */
+uint8_t *cwb_chunks_place(const struct cwb_chunks *chunks, const struct cwb_read *read);
+/* So many bytes from the begin on are needed there no more. */
+void cwb_chunks_landed(struct cwb_chunks *chunks, uint64_t bytes);
+void cwb_chunks_ref(struct cwb_chunks *chunks);
+void cwb_chunks_unref(struct cwb_chunks *chunks);
+/* The first that is WANTED is ASKED from now on. false: there is none, or all was stopped. */
+bool cwb_chunks_ask(struct cwb_chunks *chunks, struct cwb_read *out);
+/* Its bytes came. true: the loop is to be told (cwb_chunks_tell). */
+bool cwb_chunks_here(struct cwb_chunks *chunks, const struct cwb_read *read);
+/* Its wire ended: another asks for it. */
+void cwb_chunks_back(struct cwb_chunks *chunks, const struct cwb_read *read);
+/* The peer answers with an error. The first counts. */
+void cwb_chunks_fail(struct cwb_chunks *chunks, int status, const char *sentence, uint32_t length);
+/* Has the loop call on_told, soon. */
+void cwb_chunks_tell(struct cwb_chunks *chunks);
+/* Is all here and hashed? */
+bool cwb_chunks_whole(struct cwb_chunks *chunks);
+/* 0, or why it failed with cw_detail(). */
+int cwb_chunks_status(struct cwb_chunks *chunks);
+/* Nobody wants it any more: on_told is not called. The loop's. */
+void cwb_chunks_stop(struct cwb_chunks *chunks);
+
+#endif

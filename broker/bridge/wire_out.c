@@ -1,0 +1,158 @@
+/*
+ * What goes out over a wire: frames and pieces into `out`, and `out` to the kernel when what was
+ * sent before has gone. One piece is encrypted straight from the array's memory. See wire.h.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "broker/bridge/parts.h"
+
+#define ENOUGH_BYTES (256u << 10) /* encrypted ahead of what is being sent */
+#define KEEP_BYTES   (64u << 10)  /* larger buffers are freed when the wire rests */
+
+void cwb_wire_touch(struct cwb_wire *wire) {
+    if (wire->is_dirty || wire->ended)
+        return;
+    wire->is_dirty = true;
+    wire->dirty_next = wire->loop->dirty;
+    wire->loop->dirty = wire;
+}
+
+void cwb_wire_write(struct cwb_wire *wire, const void *bytes, uint32_t size_bytes) {
+    if (wire->ended)
+        return; /* whoever waits was told */
+    cwb_wire_touch(wire);
+    if (cwb_tls_write(&wire->tls, bytes, size_bytes) < 0)
+        wire->broken = true; /* the flush ends it: no request ends within its own making */
+}
+
+void cwb_frame_fill(uint8_t *frame, const struct cw_message *head, const struct iovec *parts,
+                    uint32_t count) {
+    uint32_t used = CWB_HEAD_BYTES;
+    CW_ASSERT(head->size_bytes <= CWB_FRAME_MAX);
+    memcpy(frame, head, CWB_HEAD_BYTES);
+    for (uint32_t i = 0; i < count; i++) {
+        if (parts[i].iov_len)
+            memcpy(frame + used, parts[i].iov_base, parts[i].iov_len);
+        used += (uint32_t)parts[i].iov_len;
+    }
+}
+
+uint32_t cwb_frame_bytes(const struct iovec *parts, uint32_t count) {
+    uint32_t size = CWB_HEAD_BYTES;
+    for (uint32_t i = 0; i < count; i++)
+        size += (uint32_t)parts[i].iov_len;
+    return size;
+}
+
+void cwb_wire_frame(struct cwb_wire *wire, const struct cw_message *head, const struct iovec *parts,
+                    uint32_t count) {
+    uint8_t frame[CWB_FRAME_MAX];
+    cwb_frame_fill(frame, head, parts, count);
+    cwb_wire_write(wire, frame, head->size_bytes);
+}
+
+void cwb_wire_reply(struct cwb_wire *wire, uint16_t op, uint64_t id, int status, const char *detail,
+                    const struct iovec *parts, uint32_t count) {
+    struct iovec sentence = {(void *)(uintptr_t)detail, detail ? strlen(detail) : 0};
+    if (status < 0) {
+        parts = &sentence;
+        count = 1;
+    }
+    struct cw_message head = {.size_bytes = cwb_frame_bytes(parts, count),
+                              .op = (uint16_t)(op | CW_OP_REPLY),
+                              .id = id,
+                              .status = status};
+    cwb_wire_frame(wire, &head, parts, count);
+}
+
+uint64_t cwb_wire_unread(const struct cwb_wire *wire) {
+    return (uint64_t)wire->out.used + (wire->sending ? wire->flying.used : 0);
+}
+
+void cwb_wire_send_piece(struct cwb_wire *wire, uint64_t id, struct cwb_source *source,
+                         const struct cwb_read *read, const uint8_t *bytes) {
+    struct cwb_piece *piece = calloc(1, sizeof *piece);
+    CW_ASSERT(piece);
+    *piece = (struct cwb_piece){.id = id, .source = source, .read = *read, .bytes = bytes};
+    cwb_source_ref(source);
+    *wire->pieces_end = piece;
+    wire->pieces_end = &piece->next;
+    wire->piece_count++;
+    cwb_wire_touch(wire);
+}
+
+/* Encrypts the next piece. */
+static int write_piece(struct cwb_wire *wire) {
+    struct cwb_piece *piece = wire->pieces;
+    struct {
+        struct cw_message head;
+        struct cwb_read read;
+    } begin = {.head = {.size_bytes = (uint32_t)sizeof begin + piece->read.length_bytes,
+                        .op = CWB_READ | CW_OP_REPLY,
+                        .id = piece->id},
+               .read = piece->read};
+    wire->pieces = piece->next;
+    if (!wire->pieces)
+        wire->pieces_end = &wire->pieces;
+    wire->piece_count--;
+    int code = cwb_tls_write(&wire->tls, &begin, sizeof begin);
+    if (code == 0)
+        code = cwb_tls_write(&wire->tls, piece->bytes, piece->read.length_bytes);
+    cwb_source_let_go(piece->source, wire->loop, &piece->read, code == 0);
+    free(piece);
+    return code;
+}
+
+static void let_go(struct cwb_bytes *bytes) {
+    if (bytes->room <= KEEP_BYTES)
+        return;
+    free(bytes->data);
+    *bytes = (struct cwb_bytes){.data = NULL};
+}
+
+static void flush(struct cwb_wire *wire) {
+    if (wire->broken) {
+        cw_fail(-EPROTO, "TLS failed");
+        wire->calls->on_broken(wire);
+        return;
+    }
+    while (wire->pieces && wire->out.used < ENOUGH_BYTES)
+        if (write_piece(wire) < 0) {
+            wire->calls->on_broken(wire);
+            return;
+        }
+    if (wire->sending)
+        return;
+    if (wire->out.used == 0) {
+        let_go(&wire->out);
+        let_go(&wire->flying);
+        return;
+    }
+    CW_STORE(BW2, &wire->key_updates, wire->tls.key_updates, relaxed);
+    struct cwb_bytes flying = wire->out;
+    wire->out = wire->flying;
+    wire->out.used = 0;
+    wire->flying = flying;
+    wire->sending = true;
+    CW_STORE(BW1, &wire->bytes_out, CW_LOAD(BW1, &wire->bytes_out, relaxed) + flying.used, relaxed);
+    cwb_io_send(wire->loop->io, &wire->socket, flying.data, flying.used);
+    if (wire->pieces)
+        cwb_wire_touch(wire); /* encrypt the next while these go */
+}
+
+void cwb_wire_on_sent(struct cwb_socket *socket) {
+    struct cwb_wire *wire = (struct cwb_wire *)socket;
+    wire->sending = false;
+    cwb_wire_touch(wire);
+}
+
+void cwb_wires_flush(struct cwb_loop *loop) {
+    struct cwb_wire *wire;
+    while ((wire = loop->dirty)) {
+        loop->dirty = wire->dirty_next;
+        wire->is_dirty = false;
+        if (!wire->ended)
+            flush(wire);
+    }
+}

@@ -10,7 +10,9 @@
  * numbers of cells and sizes never lead outside.
  *
  * A worker's process may answer from several threads, one at a time: the caller's lock. Of which
- * answers nobody was told is `owes`, of this process alone.
+ * answers nobody was told is `owes`, of this process alone. The time that it was busy is the time
+ * in which it had a task, however many: one thread takes and sets `counted_ns` where it has had
+ * none, who answers moves it on before it gives its task up, so that no moment counts twice.
  *
  * Deaths: see shm/dispatch.h. A worker that dies while it writes an answer leaves a task that is
  * half overwritten: who wants to run it again has kept it.
@@ -66,6 +68,8 @@ struct cw_worker {
     uint32_t number;
     int64_t patient_ns; /* the taking thread's: see struct cw_dispatch_view */
     cw_a32 owes;        /* answers that nobody was told of */
+    cw_a32 held;        /* tasks taken and not answered */
+    cw_a64 counted_ns;  /* while there are any: up to here the time is in the figures */
     uint64_t figures[4];
 };
 
@@ -433,6 +437,9 @@ int cw_worker_take(cw_worker *worker, cw_task *out) {
     CW_BRING(data_of(&worker->parts, (uint32_t)cell)); /* the answer goes there as well */
     read_task(&worker->parts, (uint32_t)cell, place, out);
     out->worker = worker->number;
+    /* T50: acquire, after T51 of who answered last; the figures are advice. */
+    if (CW_ADD(T50, &worker->held, 1, acq_rel) == 0)
+        CW_STORE(T51, &worker->counted_ns, cw_dispatch_taken_ns(view, (uint32_t)cell), relaxed);
     if (out->slot >= CW_POOL_FUNCTION_SLOTS || out->function_bytes > CW_POOL_FUNCTION_MAX)
         return cw_fail(-EPROTO, "a task names %u bytes of the function in place %u of %u",
                        out->function_bytes, out->slot, CW_POOL_FUNCTION_SLOTS);
@@ -458,6 +465,10 @@ int cw_worker_peek(cw_worker *worker, uint32_t nth, void *buffer, cw_task *out) 
     return -EAGAIN; /* they are taken faster than we look */
 }
 
+uint32_t cw_worker_fellows(cw_worker *worker) {
+    return cw_dispatch_fellows(&worker->parts.view);
+}
+
 const void *cw_worker_function(cw_worker *worker, const cw_task *task) {
     CW_ASSERT(task->slot < CW_POOL_FUNCTION_SLOTS);
     return worker->parts.functions + (uint64_t)task->slot * CW_POOL_FUNCTION_MAX;
@@ -481,7 +492,11 @@ void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
     meta.size_bytes = task->size_bytes;
     cw_dispatch_write(kind_and_size, &meta, offsetof(struct cell_meta, function));
     count(worker, FIGURE_TASKS, 1);
-    count(worker, FIGURE_BUSY_NS, (uint64_t)cw_dispatch_elapsed_ns(view, task->cell));
+    uint64_t now_ns = (uint64_t)cw_now_ns();
+    /* T51: before T50, which lets who takes begin anew. */
+    uint64_t counted_ns = CW_XCHG(T51, &worker->counted_ns, now_ns, relaxed);
+    count(worker, FIGURE_BUSY_NS, now_ns > counted_ns ? now_ns - counted_ns : 0);
+    CW_ADD(T50, &worker->held, UINT32_MAX, acq_rel); /* one less */
     count(worker, FIGURE_BYTES_IN, in_bytes + extra_in);
     count(worker, FIGURE_BYTES_OUT, task->size_bytes + extra_out);
     if (!cw_dispatch_publish(view, worker->number, task->cell))

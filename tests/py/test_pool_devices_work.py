@@ -5,6 +5,7 @@ Each test is a program of its own, on four GPUs of the test double or on those o
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from functools import partial
@@ -408,6 +409,33 @@ def test_the_number_of_workers_changes_evenly(program):
                 try: pool.resize(GPUS - 1)
                 except ValueError as error: assert "at least one worker on each" in str(error) or GPUS == 1
                 assert set(pool.stats()["devices"]) == {f"cuda:{i}" for i in range(GPUS)}
+    """)
+
+
+@on_the_double
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_cores_are_shared_out_anew_when_the_number_of_workers_changes(program):
+    program("""
+        from causeway import _pool_environment
+        def cpus(_=None):
+            wait()
+            threads = {frozenset(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")}
+            return os.getpid(), tuple(sorted(map(sorted, threads)))
+        def shares(pool, count):
+            return sorted(dict(pool.map(cpus, range(8 * count))).values())
+        def become(pool, count, wanted):
+            end = time.monotonic() + 60
+            while shares(pool, count) != wanted:
+                assert time.monotonic() < end, shares(pool, count)
+        if __name__ == "__main__":
+            a, b = sorted(os.sched_getaffinity(0))[:2]
+            _pool_environment.cores_near = lambda *_: [[a], [b]]   # no GPU of the double is near to any core
+            with cw.Pool(devices="cuda:0") as pool:
+                assert shares(pool, 1) == [([a, b],)]
+                pool.resize(2)
+                become(pool, 2, [([a],), ([b],)])
+                pool.resize(1)
+                become(pool, 1, [([a, b],)])
     """)
 
 

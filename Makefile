@@ -196,12 +196,55 @@ asan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
 tsan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
 	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/tsan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer $(QUIET)' \
 	    SANITIZE='-fsanitize=thread' SANITIZED_PARTS='unit stress'
+# The package with the sanitizers stands before the tests' packages in a venv of its own: PYTHONPATH would not reach a
+# Python that is run with -I or in an environment of its own.
 sanitized:
+	@[ -z "$(SANITIZED_PY)" ] || { $(VPY) -m venv --without-pip $(BUILD)/venv && \
+	$(VPY) -c 'import sysconfig; print("$(abspath $(BUILD)/site)", sysconfig.get_path("purelib"), sep="\n")' \
+	    >"$$(echo $(BUILD)/venv/lib/python3*/site-packages)/causeway.pth"; }
+	@built=; $(MAKE) --no-print-directory -k -j$$(nproc) test-programs $(PACKAGE) || built=build:/bin/false; \
+	$(RUN) tidy:tests/tidy.py $$built $(TEST_PROGRAMS) compilers:tests/compilers.sh \
+	    $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "py:pytest tests/py" "doc:doctest causeway"
+test-c: test-programs $(VENV)/made.stamp
+	@$(RUN) $(TEST_PROGRAMS)
+test-py: $(PACKAGE) $(VENV)/deps-test.stamp
+	@$(RUN) "py:pytest tests/py"
+# The same tests of GPU memory as in `make test`, on real GPUs. Elsewhere: copy the tree with BUILD and run the script.
+test-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
+	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD)
+# GPU arrays beside the driver, torch and NCCL, on the GPUs that are there.
+bench-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
+	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD) bench
+# The GPU tests in C and some others under compute-sanitizer, where it is installed.
+sanitize-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
+	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD) sanitize
+fuzz: $(BUILD)/setup-test.stamp $(VENV)/made.stamp
+	@$(RUN) --timeout 100000 "fuzz:tests/fuzz.sh $(or $(FUZZ_SECONDS),60)"
+soak: $(BUILD)/setup-test.stamp $(PACKAGE) $(VENV)/deps-test.stamp test-programs
+	@CAUSEWAY_SOAK=1 $(RUN) --timeout 36000 $(filter stress:% crash:% model:%,$(TEST_PROGRAMS)) "py:pytest tests/py"
+
+# gcc guesses at lengths and paths wrongly once sanitizers have rewritten the code.
+QUIET := -Wno-format-truncation -Wno-maybe-uninitialized
+# AddressSanitizer and UndefinedBehaviorSanitizer, C and Python; ThreadSanitizer for threads over one mapping.
+asan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
+	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/asan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer $(QUIET)' \
+	    SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=undefined' SANITIZED_PARTS='$(C_PARTS) example' SANITIZED_PY=1
+tsan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
+	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/tsan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer $(QUIET)' \
+	    SANITIZE='-fsanitize=thread' SANITIZED_PARTS='unit stress'
+# The package with the sanitizers stands before the tests' packages in a venv of its own: PYTHONPATH would not reach a
+# Python that is run with -I or in an environment of its own.
+sanitized:
+	@$(if $(SANITIZED_PY),$(VPY) -m venv --without-pip $(BUILD)/venv)
+	@$(if $(SANITIZED_PY),$(VPY) -c 'import sysconfig; print("$(abspath $(BUILD)/site)", sysconfig.get_path("purelib"), sep="\n")' \
+	    >"$$(echo $(BUILD)/venv/lib/python3*/site-packages)/causeway.pth")
 	@built=; $(MAKE) --no-print-directory -k test-programs $(if $(SANITIZED_PY),$(SITE)) || built=build:/bin/false; \
-	$(RUN) --timeout 600 $$built $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
+	$(RUN) --timeout 1800 $$built $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
 	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py")
 
-BENCH_SRC  := $(filter-out $(if $(HAVE_BRIDGE),,tools/bench/bench_tls.c),$(wildcard tools/bench/*.c))
+# These need OpenSSL.
+BRIDGE_BENCHES := bench_tls bench_tls_server bench_tls_load
+BENCH_SRC  := $(filter-out $(if $(HAVE_BRIDGE),,$(BRIDGE_BENCHES:%=tools/bench/%.c)),$(wildcard tools/bench/*.c))
 BENCH_MAIN := $(call with_main,$(BENCH_SRC))
 BENCH_HELP := $(call obj,$(filter-out $(BENCH_MAIN),$(BENCH_SRC)))
 WORKERS    ?= 2
@@ -210,9 +253,12 @@ bench: $(BUILD)/setup-test.stamp
 	@$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
 	@$(MAKE) --no-print-directory bench-run VENV=$(BUILD)/bench-venv
 bench-programs: $(BENCHES)
-# The bridge between two nodes on this machine, beside OpenSSL and multiprocessing.
-bench-bridge: all $(PACKAGE) $(BUILD)/tools/bench/bench_tls
-	@$(VPY) tools/bench/bench_bridge.py --build $(BUILD)
+# The bridge between nodes on this machine, beside OpenSSL, Dask and multiprocessing.
+bench-bridge: $(BUILD)/setup-test.stamp
+	@$(MAKE) --no-print-directory -j$$(nproc) all $(BRIDGE_BENCHES:%=$(BUILD)/tools/bench/%)
+	@$(MAKE) --no-print-directory bench-bridge-run VENV=$(BUILD)/bench-venv
+bench-bridge-run: $(PACKAGE) $(VENV)/deps-bench-bridge.stamp
+	@$(VPY) tools/bench/run.py --bridge --build $(BUILD)
 bench-run: $(PACKAGE) $(VENV)/deps-bench.stamp $(VENV)/peers.stamp
 	@$(VPY) tools/bench/run.py --build $(BUILD) --workers $(WORKERS)
 # Those that cannot be installed are not measured; the next run tries again.
@@ -220,6 +266,7 @@ $(VENV)/peers.stamp: tools/requirements/bench-peers.txt $(VENV)/deps-bench.stamp
 	@rm -f $@; lacking=; for peer in $$(grep -v '^#' $<); do \
 	    $(VPY) -m pip install -q --disable-pip-version-check "$$peer" || lacking="$$lacking $$peer"; done; \
 	if [ -z "$$lacking" ]; then touch $@; else echo "causeway: not installed, and so not measured:$$lacking" >&2; fi
+$(BUILD)/tools/bench/bench_tls_server $(BUILD)/tools/bench/bench_tls_load: $(BUILD)/broker/bridge/frame.o
 $(BUILD)/tools/bench/%: $(BUILD)/tools/bench/%.o $(BENCH_HELP) $(BUILD)/libcauseway.a
 	$(CC) -o $@ $^ $(LDFLAGS) $$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tools/bench/$*.c) -l:libck.a -lm
 
@@ -275,6 +322,6 @@ clean:
 print-%:
 	@echo '$($*)'
 -include $(wildcard $(foreach d,shm ipc broker broker/mover broker/bridge tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
-.PHONY: all help always test test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-programs bench-run demo demo-run demo-gpu-deps \
+.PHONY: all help always test test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-bridge-run bench-programs bench-run demo demo-run demo-gpu-deps \
         lint install wheel clean fuzzers
 .DEFAULT_GOAL := all

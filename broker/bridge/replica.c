@@ -7,21 +7,29 @@
  * gone
  *      +--it fails: all jobs are told, gone                            v
  *
- * However many clients want one array, it is fetched once: they all wait for the same replica. What
- * is HELD is what the name means at its owner as far as it can be known: the owner tells of each
- * change, and while there is no link to it, nothing is HELD. Clients that have opened a replica
- * keep it in any case, also under other names that they give it: its block is frozen, and means the
- * same bytes for as long as anybody has it. If this process dies, the broker takes all replicas'
- * names away.
+ * However many clients want one array, it is fetched once: they all wait for the same replica. On a
+ * GPU it is a replica of its own, a *sibling* of the one in host memory and of those on other GPUs:
+ * what is at one place of this node already is copied from there, and what is coming to one place
+ * is waited for (follow()), so that the bytes come over the network once, wherever they are wanted.
+ * What is HELD is what the name means at its owner as far as it can be known: the owner tells of
+ * each change, and while there is no link to it, nothing is HELD. Clients that have opened a
+ * replica keep it in any case, also under other names that they give it: its block is frozen, and
+ * means the same bytes for as long as anybody has it. If this process dies, the broker takes all
+ * replicas' names away.
  */
 #include <stdlib.h>
 #include <string.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <utlist.h>
+
+#include "broker/bridge/door.h"
 #include "broker/bridge/home.h"
 #include "broker/bridge/job.h"
+#include "broker/bridge/landing.h"
 #include "ipc/meta.h"
+#include "ipc/remote.h"
 
 #define TRIES        3           /* of an array that is written to, or whose owner starts anew */
 #define LOOK_NS      10000000000 /* between looks at who uses replicas */
@@ -31,25 +39,46 @@
 struct cwb_replica {
     struct cwb_waiter waiter; /* first: it is cast back */
     struct cwb_take take;
+    struct cwb_landing *landing; /* it comes onto a GPU, or is a copy of a sibling */
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
     struct cw_name_key key, there;
+    bool on_gpu;
+    uint8_t gpu[CW_UUID_BYTES];
+    struct cwb_replica *followed, *followers, *follow_next; /* siblings, see follow() */
     bool held, waits;
+    bool whole; /* in memory, and checked: put and came say where and what */
+    struct cw_put put;
     bool doubtful; /* changed, or the peer was away, while it was being fetched: soon let go */
     unsigned tries, unused;
     struct cwb_job *jobs;
     struct cwb_request *asked;
     struct cwb_opened opened;
     uint64_t run;
-    uint8_t *came;   /* OPEN's reply: the meta, then the bytes if they are inside; malloced */
+    uint8_t *came;   /* OPEN's reply: the meta, then the bytes if they are inside; malloced. Whole:
+                      the meta   of put */
     cw_array *array; /* kept while it is HELD: letting go is then one message for all of it */
     UT_hash_handle hh;
 };
 
 static void begin(struct cwb_replica *replica);
 
+static void wake_followers(struct cwb_replica *replica) {
+    struct cwb_replica *follower;
+    while ((follower = replica->followers)) {
+        replica->followers = follower->follow_next;
+        follower->followed = NULL;
+        begin(follower);
+    }
+}
+
 static void replica_free(struct cwb_replica *replica) {
     HASH_DEL(replica->bridge->replicas, replica);
+    replica->bridge->replicas_on_gpus -= replica->on_gpu;
+    if (replica->followed)
+        LL_DELETE2(replica->followed->followers, replica, follow_next);
+    cwb_landing_cancel(replica->landing);
+    wake_followers(replica);
     if (replica->waits)
         cwb_peer_forget(replica->peer, &replica->waiter);
     if (replica->asked)
@@ -60,15 +89,26 @@ static void replica_free(struct cwb_replica *replica) {
     free(replica);
 }
 
+/* It is there: under its name, or (at the door) where its bytes lie. */
+static void answer(struct cwb_replica *replica, struct cwb_job *job) {
+    if (job->id)
+        cwb_job_done(job, 0, NULL, 0);
+    else
+        cwb_door_answer(job, 0, &replica->put, replica->came);
+}
+
 static void tell_jobs(struct cwb_replica *replica, int status) {
     struct cwb_job *job;
     char sentence[CW_DETAIL_MAX];
     strcpy(sentence, cw_detail());
     while ((job = replica->jobs)) {
         replica->jobs = job->next;
-        if (status)
+        if (status) {
             cw_fail(status, "%s", sentence);
-        cwb_job_done(job, status, NULL, 0);
+            cwb_job_done(job, status, NULL, 0);
+        } else {
+            answer(replica, job);
+        }
     }
 }
 
@@ -111,6 +151,20 @@ static void on_put(void *owner, int code, const void *body, uint32_t body_bytes)
         replica->bridge->hurry = true;
     }
     tell_jobs(replica, 0);
+    wake_followers(replica);
+}
+
+/* Those at the door need no name: it is here, whole and checked. */
+static void tell_visitors(struct cwb_replica *replica) {
+    struct cwb_job **at = &replica->jobs, *job;
+    while ((job = *at)) {
+        if (job->id) {
+            at = &job->next;
+            continue;
+        }
+        *at = job->next;
+        answer(replica, job);
+    }
 }
 
 /* One message names it and answers one who waits; the others, if there are any, hear of it when the
@@ -134,6 +188,12 @@ static void put(struct cwb_replica *replica) {
         fail(replica, code);
         return;
     }
+    replica->whole = true;
+    replica->put = message.put;
+    replica->came = realloc(replica->came, message.put.meta_bytes + 1u);
+    CW_ASSERT(replica->came);
+    memcpy(replica->came, meta, message.put.meta_bytes);
+    tell_visitors(replica);
     struct cwb_job *job = replica->jobs;
     if (job) {
         replica->jobs = job->next;
@@ -143,9 +203,9 @@ static void put(struct cwb_replica *replica) {
     struct iovec parts[] = {{&message, sizeof message},
                             {replica->key.text, replica->key.length},
                             {meta, message.put.meta_bytes}};
-    free(replica->came);
-    replica->came = NULL;
     cwb_home_ask(replica->bridge->home, CW_OP_REPLICA, parts, 3, on_put, replica);
+    if (!job)
+        cwb_home_calm(replica->bridge->home); /* nobody waits for the name */
 }
 
 static void on_taken(struct cwb_take *take, int status) {
@@ -162,6 +222,11 @@ static void on_taken(struct cwb_take *take, int status) {
 static void on_array(void *owner, int code, cw_array *array) {
     struct cwb_replica *replica = owner;
     if (code) {
+        char sentence[CW_DETAIL_MAX];
+        strcpy(sentence, cw_detail());
+        if (!replica->opened.inside)
+            cwb_take_refuse(replica->peer, replica->run, replica->opened.source);
+        cw_fail(code, "%s", sentence);
         fail(replica, code);
         return;
     }
@@ -184,6 +249,45 @@ static void on_array(void *owner, int code, cw_array *array) {
                                       .size_bytes = replica->opened.size_bytes,
                                       .array = array};
     cwb_take_begin(&replica->take, replica->run);
+}
+
+/* Lets go of what nobody uses on GPUs. Was there any? */
+static bool make_room(void *owner) {
+    struct cwb_bridge *bridge = ((struct cwb_replica *)owner)->bridge;
+    struct cwb_replica *replica, *next;
+    bool any = false;
+    HASH_ITER(hh, bridge->replicas, replica, next) {
+        uint32_t holders = 2; /* one is this process */
+        if (replica->held && replica->on_gpu &&
+            cw_name_key_holders(bridge->client, &replica->key, &holders) == 0 && holders < 2) {
+            let_go(replica);
+            any = true;
+        }
+    }
+    return any;
+}
+
+static void on_landed(void *owner, int code, cw_array *array) {
+    struct cwb_replica *replica = owner;
+    replica->landing = NULL;
+    replica->array = array;
+    if (code == 0) {
+        put(replica);
+        return;
+    }
+    if (code == -ESTALE || code == -EAGAIN)
+        again(replica);
+    else
+        fail(replica, code);
+}
+
+static void land(struct cwb_replica *replica, const struct cwb_landing_wish *what) {
+    struct cwb_landing_wish wish = *what;
+    wish.size_bytes = replica->opened.size_bytes;
+    wish.to_host = !replica->on_gpu;
+    wish.make_room = replica->on_gpu ? make_room : NULL;
+    memcpy(wish.gpu.device_uuid, replica->gpu, sizeof replica->gpu);
+    replica->landing = cwb_landing_begin(replica->bridge, &wish, on_landed, replica);
 }
 
 static void on_opened(struct cwb_request *request, const struct cwb_frame *frame) {
@@ -211,7 +315,15 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     memcpy(replica->came, frame->meta, frame->meta_bytes);
     if (inside_bytes)
         memcpy(replica->came + frame->meta_bytes, frame->data, inside_bytes);
-    cwb_local_new(replica->bridge, frame->opened.size_bytes, on_array, replica);
+    if (!replica->on_gpu)
+        cwb_local_new(replica->bridge, frame->opened.size_bytes, on_array, replica);
+    else if (frame->opened.inside)
+        land(replica,
+             &(struct cwb_landing_wish){.inside = replica->came + frame->opened.meta_bytes});
+    else
+        land(replica, &(struct cwb_landing_wish){.peer = replica->peer,
+                                                 .run = replica->run,
+                                                 .source = frame->opened.source});
 }
 
 static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
@@ -228,12 +340,61 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     replica->asked = cwb_link_ask(link, CWB_OPEN, parts, 2, on_opened, replica);
 }
 
+/* Another place of the same array at this node: one that is there, else one that is coming. */
+static struct cwb_replica *sibling(const struct cwb_replica *replica) {
+    struct cwb_replica *other, *next, *coming = NULL;
+    if (!replica->bridge->replicas_on_gpus)
+        return NULL;
+    HASH_ITER(hh, replica->bridge->replicas, other, next) {
+        if (other == replica || other->peer != replica->peer || other->followed ||
+            other->there.length != replica->there.length ||
+            memcmp(other->there.text, replica->there.text, replica->there.length) != 0)
+            continue;
+        if (other->held && !other->doubtful)
+            return other;
+        if (!other->held)
+            coming = other;
+    }
+    return coming;
+}
+
+/* What came to one place is copied to another on this node; what is coming is waited for. false: it
+ * must be fetched. */
+static bool follow(struct cwb_replica *replica) {
+    struct cwb_replica *other = sibling(replica);
+    struct cw_found found;
+    cw_array *array;
+    bool on_gpu;
+    if (!other)
+        return false;
+    if (!other->held) {
+        replica->followed = other;
+        LL_PREPEND2(other->followers, replica, follow_next);
+        return true;
+    }
+    if (cwb_local_open(replica->bridge, &other->key, &found, &array, &on_gpu) != 0)
+        return false;
+    replica->doubtful = false;
+    replica->opened = other->opened;
+    replica->opened.inside = 0;
+    replica->opened.meta_bytes = found.entry.meta_bytes;
+    replica->came = malloc(found.entry.meta_bytes + 1);
+    CW_ASSERT(replica->came);
+    memcpy(replica->came, found.meta, found.entry.meta_bytes);
+    land(replica, &(struct cwb_landing_wish){.local = array});
+    return true;
+}
+
 static void begin(struct cwb_replica *replica) {
+    if (follow(replica))
+        return;
     replica->waits = true;
     replica->waiter = (struct cwb_waiter){.on_link = on_link};
     cwb_peer_await(replica->bridge, replica->peer, &replica->waiter,
                    replica->tries ? CWB_RESUME_NS : 0);
 }
+
+static const uint8_t host[CW_UUID_BYTES];
 
 static struct cwb_replica *find(struct cwb_bridge *bridge, const struct cw_name_key *key) {
     struct cwb_replica *replica;
@@ -250,9 +411,16 @@ static void cancel(struct cwb_job *job) {
 }
 
 void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job) {
-    struct cwb_replica *replica = find(bridge, &job->key);
-    if (replica && replica->held && !replica->doubtful) {
-        cwb_job_done(job, 0, NULL, 0);
+    const uint8_t *gpu = job->remote.token;
+    struct cw_name_key key = job->key;
+    if (memcmp(gpu, host, sizeof host) != 0 && !cw_remote_place(&job->key, gpu, &key)) {
+        cw_fail(-EINVAL, "the name is too long for a replica on a GPU");
+        cwb_job_done(job, -EINVAL, NULL, 0);
+        return;
+    }
+    struct cwb_replica *replica = find(bridge, &key);
+    if (replica && !replica->doubtful && (replica->held || (replica->whole && !job->id))) {
+        answer(replica, job);
         return;
     }
     if (replica && replica->held) {
@@ -265,8 +433,11 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         CW_ASSERT(replica);
         replica->bridge = bridge;
         replica->peer = peer;
-        replica->key = job->key;
+        replica->key = key;
         replica->there = job->there;
+        replica->on_gpu = key.length != job->key.length;
+        memcpy(replica->gpu, gpu, sizeof replica->gpu);
+        bridge->replicas_on_gpus += replica->on_gpu;
         HASH_ADD_KEYPTR(hh, bridge->replicas, replica->key.text, replica->key.length, replica);
     }
     job->next = replica->jobs;
@@ -326,9 +497,8 @@ int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
         if (look && cw_name_key_holders(bridge->client, &replica->key, &holders) != 0)
             holders = 2;
         if (look)
-            replica->unused = holders > 1 ? 0 : replica->unused + 1;
-        if (replica->doubtful || replica->unused >= UNUSED_LOOKS)
-            let_go(replica);
+            if (replica->doubtful || replica->unused >= (replica->on_gpu ? 1 : UNUSED_LOOKS))
+                let_go(replica);
     }
     int64_t due_ns = looked_ns + LOOK_NS;
     return bridge->doubts_ns && bridge->doubts_ns < due_ns ? bridge->doubts_ns : due_ns;

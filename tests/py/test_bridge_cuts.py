@@ -14,6 +14,7 @@ import bridge_support
 import numpy as np
 import pytest
 from bridge_proxy import FROM, TO, Proxy
+from bridge_storm import Account, Storm
 from bridge_support import Node
 from conftest import eventually
 
@@ -22,6 +23,7 @@ import causeway as cw
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 
 SOAK = bool(os.environ.get("CAUSEWAY_SOAK"))
+CUTS = 5000  # of each storm
 NO_NAMESPACES = bridge_support.namespaces_lacking()
 
 
@@ -120,6 +122,47 @@ def test_a_cut_at_any_byte_gives_no_wrong_byte(world: tuple[Node, Node, Proxy]) 
         memory = Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]
         assert int(memory) < 200_000, f"{memory} kB after {len(places)} cuts"
         print("bridge", pid, "has", memory, "kB")
+
+
+@pytest.mark.timeout(3000 if SOAK else 120)
+@pytest.mark.parametrize("kills", [False, True], ids=["cuts", "kills"])
+def test_a_storm_of_cuts_leaves_no_wrong_byte_and_nothing_behind(kills: bool) -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    with bridge_support.net("a", "b") as made:
+        a, b = made.nodes.values()
+        with Proxy(b.port) as proxy:
+            a.knows(b, "--read", "*", "--write", "*", address=f"127.0.0.1:{proxy.port}")
+            b.knows(a, "--read", "*", "--write", "*", address="")
+            made.start()
+            assert eventually(lambda: a.sees(b)), a.said()
+            storm = Storm(a, b, proxy, random.Random(seed))
+            with storm.workers(1):
+                storm.run(1, kills=False)
+            storm.renew()
+            before = Account.of(a, b)
+            with storm.workers(2):
+                storm.run(3, kills=False)
+            used = Account.of(a, b)
+            bridges = [node.bridge_pid() for node in (a, b)]
+            with storm.workers(2):
+                storm.run(CUTS if SOAK else CUTS // 100, kills)
+            print(storm.cuts, proxy.cuts, storm.done)
+            assert min(storm.done[what] for what in ("put", "get", "look", "remove")) > 0
+            if not kills:
+                assert [node.bridge_pid() for node in (a, b)] == bridges, a.said()[-3000:]
+                assert eventually(lambda: not storm.grown(used), 30), storm.grown(used)
+            storm.renew()
+            last: list[str] = []
+
+            def as_before() -> bool:
+                last[:] = Account.of(a, b).beyond(before)
+                return not last
+
+            assert eventually(as_before, 30), last
+            for node in (a, b):
+                with node.here():
+                    assert cw.names() == []
 
 
 @pytest.mark.parametrize("kind", ["get", "put"])

@@ -86,6 +86,20 @@ def cpu_of(pids: Iterable[int]) -> float:
     return total
 
 
+class Used:
+    """CPU seconds of this process and some others from now until `until_now`, without those of reading them."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._pids = pids
+        self._theirs = cpu_of(pids)
+        self._own = own_cpu()
+
+    def until_now(self) -> float:
+        """Seconds."""
+        own = own_cpu() - self._own
+        return own + cpu_of(self._pids) - self._theirs
+
+
 def all_cpu() -> float:
     """CPU seconds of this process, everything that it started, and the broker."""
     return cpu_of([*family(), *broker()])
@@ -172,6 +186,22 @@ def alternate(
             samples, cpu = found[name]
             samples.append(passed / batch)
             found[name] = (samples, cpu + meters[name]() - used)
+    return found
+
+
+def in_turn(
+    rounds: int, candidates: list[tuple[str, Callable[[int], tuple[float, float]]]]
+) -> dict[str, list[tuple[float, float]]]:
+    """Samples of each in turn, every other round backwards; each measures its own seconds and CPU seconds.
+
+    A candidate is called with the number of its turn. The first of each is not counted.
+    """
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name, _ in candidates}
+    for turn in range(rounds + 1):
+        for name, sample in candidates[:: -1 if turn % 2 else 1]:
+            measured = sample(turn)
+            if turn:
+                found[name].append(measured)
     return found
 
 

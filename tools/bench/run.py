@@ -1,5 +1,7 @@
 """`make bench`: runs every benchmark, prints targets and whether they are met, writes docs/benchmarks/.
 
+`make bench-bridge` (--bridge) is the same for the benchmarks of the bridge, which have a page of their own.
+
 Each program prints one JSON line a measurement. What spins and what sleeps is said in every row, and no target
 compares one with the other unsaid. Peers that are not installed are named, and all else is measured without them.
 """
@@ -18,12 +20,18 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from targets import Results, Row, Target, number, slower, targets
+from bridge_targets import BRIDGE_CAUSES, bridge_targets
+from targets import CAUSES, Results, Row, Target, number, slower, targets
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ["bench_ring", "bench_dispatch", "bench_ping", "bench_get", "bench_put", "bench_idle"]
 OF_POOLS = ["bench_pool.py", "bench_pool_arrays.py", "bench_joblib.py"]
 LIMIT_SECONDS = 1800  # for one program
+BRIDGE = [
+    "bench_bridge.py",
+    "bench_bridge_streams.py",
+    "bench_bridge_many.py",
+]  # what they need: --build
 PYTHON = ["bench_python.py", "bench_queue.py", "bench_start.py", *OF_POOLS]
 
 
@@ -96,10 +104,7 @@ def document(
     """The file for docs/benchmarks."""
     shown = f"![Our Pool, Executor and joblib backend beside their peers]({picture.name})"
     lines = [
-        f"# Benchmarks, {run['date']}",
-        "",
-        f"Machine: {run['machine']}. Load before the run: {run['load']}. Pools have {run['workers']} workers.",
-        f"Command: `{run['command']}`.",
+        *run["about"],
         "",
         "Medians of alternated samples, with p10 and p90; CPU seconds of both sides together, for all samples. The",
         "column *waits* says how the two sides wait for each other: `spins` (never sleeps), `adaptive` (spins for about",
@@ -131,6 +136,29 @@ def document(
     return "\n".join(lines).rstrip() + "\n"
 
 
+def about_all(run: dict[str, Any]) -> list[str]:
+    """What stands at the top of the page of `make bench`."""
+    return [
+        f"# Benchmarks, {run['date']}",
+        "",
+        f"Machine: {run['machine']}. Load before the run: {run['load']}. Pools have {run['workers']} workers.",
+        f"Command: `{run['command']}`.",
+    ]
+
+
+def about_bridge(run: dict[str, Any]) -> list[str]:
+    """The same of `make bench-bridge`."""
+    return [
+        f"# The bridge between two nodes on one machine, {run['date']}",
+        "",
+        f"Machine: {run['machine']}. Load before the run: {run['load']}. Command: `{run['command']}`.",
+        "",
+        "**Loopback figures**: both nodes, and both ends of every other, share the machine's cores, and the network is its",
+        "memory. TLS 1.3 with TLS_AES_128_GCM_SHA256 but for Dask, whose cipher is AES-256. Bytes are random, go round in",
+        "several arrays, and were compared after each sample.",
+    ]
+
+
 def main() -> int:
     """Runs all; 1 if a program failed or a target is not met."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -143,16 +171,21 @@ def main() -> int:
     parser.add_argument(
         "--json", type=Path, help="where all rows go (BUILD/bench.json), for picture.py"
     )
+    parser.add_argument("--bridge", action="store_true", help="those of the bridge, on their page")
     parser.add_argument(
         "--only",
         default="",
         help="run the programs whose names hold one of these words (comma between them)",
     )
     options = parser.parse_args()
-    options.json = options.json or options.build / "bench.json"
+    options.json = options.json or options.build / (
+        "bridge.json" if options.bridge else "bench.json"
+    )
     os.environ.setdefault("CAUSEWAY_BROKER", str((options.build / "causewayd").resolve()))
     words, name = machine()
+    name = "bridge-loopback" if options.bridge else name
     command_line = "make bench" + (f" WORKERS={options.workers}" if options.workers != 2 else "")
+    command_line = "make bench-bridge" if options.bridge else command_line
     if options.only:
         command_line = f"tools/bench/run.py --only {options.only} --workers {options.workers}"
     about: dict[str, Any] = {
@@ -163,18 +196,23 @@ def main() -> int:
         "command": command_line,
         "failures": [],
     }
+    about["about"] = (about_bridge if options.bridge else about_all)(about)
     rows: list[Row] = []
-    for program in PROGRAMS + PYTHON:
+    for program in BRIDGE if options.bridge else PROGRAMS + PYTHON:
         if not any(word in program for word in options.only.split(",")):
             continue
         command = [str(options.build / "tools" / "bench" / program)]
-        if program in PYTHON:
+        if program.endswith(".py"):
             command = [sys.executable, str(ROOT / "tools" / "bench" / program)]
             command += [f"--rounds={options.rounds}"] if options.rounds else []
             command += [f"--workers={options.workers}"] if program in OF_POOLS else []
+            command += [f"--build={options.build}"] if options.bridge else []
         run(command, rows, about["failures"])
     results = Results(rows)
-    found, behind = targets(results, options.workers, len(os.sched_getaffinity(0))), slower(results)
+    found = targets(results, options.workers, len(os.sched_getaffinity(0))) + bridge_targets(
+        results
+    )
+    behind = slower(results, {**CAUSES, **BRIDGE_CAUSES})
     about["rows"] = [vars(row) for row in rows]
     options.json.write_text(json.dumps(about))
     if options.out is None and not options.only:
@@ -184,7 +222,8 @@ def main() -> int:
         path = options.out / f"{about['date']}-{name}.md"
         picture = path.with_suffix(".png")
         try:
-            draw(about, picture)
+            if not options.bridge:
+                draw(about, picture)
         except ImportError as error:
             about["failures"].append(f"picture: skipped: {error}")
         path.write_text(document(about, rows, found, behind, picture))

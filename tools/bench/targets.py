@@ -201,6 +201,13 @@ RIVALS = [
     ("queue 64 B", "causeway.Queue(1000)", "multiprocessing.Queue(1000)"),
     ("queue 64 B", "causeway.SimpleQueue", "multiprocessing.SimpleQueue"),
     ("queue 16 MiB", "causeway.Queue(4), ndarray", "multiprocessing.Queue(4), ndarray"),
+    ("bridge 64 B", "causeway, a get of a new name", "OpenSSL, ping-pong in C"),
+    ("bridge 64 B", "causeway, a get of a fresh replica", "causeway, a get of a local name"),
+    ("bridge 64 B, CPU", "causeway, a get of a new name", "OpenSSL, ping-pong in C"),
+    *[
+        ("bridge streams 256 MiB", f"causeway, streams {count}", f"OpenSSL, blocking loop in C{threads}")
+        for count, threads in ((1, ""), (2, ", 2 threads"), (4, ", 4 threads"))
+    ],
     *[
         ("start", f"causeway.Pool, {how}, {which}16 workers", f"multiprocessing.Pool, {how}, {which}16 workers")
         for how in ("fork", "spawn", "forkserver")
@@ -208,7 +215,7 @@ RIVALS = [
     ],
 ]  # fmt: skip
 # In these benches, whose names begin so, each row of ours has every other row as its rival.
-PEERS = ("pool ", "executor ", "joblib ", "idle pool")
+PEERS = ("pool ", "executor ", "joblib ", "idle pool", "bridge get ", "bridge 256 peers")
 OURS = ("causeway",)
 
 # Why ours is slower, by bench and rival; a case that is not here has no cause that is known.
@@ -237,7 +244,7 @@ def rivals(results: Results) -> Iterator[tuple[str, str, str]]:
                 yield bench, ours, theirs
 
 
-def slower(results: Results) -> list[str]:
+def slower(results: Results, causes: dict[tuple[str, str], str] = CAUSES) -> list[str]:
     """Where ours takes longer than what it was measured against, and why."""
     found = []
     for bench, ours, theirs in rivals(results):
@@ -247,7 +254,7 @@ def slower(results: Results) -> list[str]:
         if results.rows[bench, ours].unit.endswith("/s"):
             ratio = 1 / ratio
         if ratio > 1.05:  # less is within the spread
-            cause = CAUSES.get((bench, theirs), "the cause is not known")
+            cause = causes.get((bench, theirs), "the cause is not known")
             found.append(
                 f"{bench}: {ours} takes {number(ratio)} times what {theirs} takes: {cause}"
             )

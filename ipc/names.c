@@ -370,17 +370,6 @@ static int ask_holders(cw_client *client, const struct cw_entry *entry, struct c
     return 0;
 }
 
-int cw_name_key_holders(cw_client *client, const struct cw_name_key *key, uint32_t *holders) {
-    struct cw_found found;
-    struct cw_holders reply;
-    int code = cw_name_key_find(client, key, &found);
-    if (code == 0)
-        code = ask_holders(client, &found.entry, &reply);
-    if (code == 0)
-        *holders = reply.holders;
-    return code;
-}
-
 int cw_name_stat(cw_client *client, const char *name, cw_name_info *out) {
     struct cw_name_key key;
     struct cw_found found;

@@ -26,6 +26,7 @@
 
 #define TRIES        3           /* of an array that is written to, or whose owner starts anew */
 #define LOOK_NS      10000000000 /* between looks at who uses replicas */
+#define LOOKS_MOST   64u         /* of one turn */
 #define UNUSED_LOOKS 6           /* let go after so many looks that found nobody */
 #define DOUBT_NS     10000000    /* a doubtful one stays so long, for those who were told of it */
 
@@ -40,13 +41,14 @@ struct cwb_replica {
     struct cw_put put;
     bool doubtful; /* changed, or the peer was away, while it was being fetched: soon let go */
     unsigned tries, unused;
+    int64_t looked_ns; /* at who uses it */
     struct cwb_job *jobs;
     struct cwb_request *asked;
     struct cwb_opened opened;
     uint64_t run;
     uint8_t *came;   /* OPEN's reply: the meta, then the bytes if they are inside; malloced. Whole:
                       the meta   of put */
-    cw_array *array; /* kept while it is HELD: letting go is then one message for all of it */
+    cw_array *array; /* HELD: until it is looked at who uses it, which costs the hot path nothing */
     UT_hash_handle hh;
 };
 
@@ -283,8 +285,18 @@ static void cancel(struct cwb_job *job) {
     *at = job->next; /* it is fetched all the same: it was wanted, and may be again */
 }
 
+/* Its name ends without us where the user has had no client for long. */
+static bool stands(struct cwb_replica *replica) {
+    struct cw_found found;
+    return cw_name_key_find(replica->bridge->client, &replica->key, &found) == 0 &&
+           found.entry.slab == replica->put.slab && found.entry.block == replica->put.block &&
+           found.entry.gen == replica->put.gen;
+}
+
 void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job) {
     struct cwb_replica *replica = find(bridge, &job->key);
+    if (replica && replica->held && !stands(replica))
+        replica->doubtful = true;
     if (replica && !replica->doubtful && (replica->held || (replica->whole && !job->id))) {
         answer(replica, job);
         return;
@@ -301,6 +313,7 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         replica->peer = peer;
         replica->key = job->key;
         replica->there = job->there;
+        replica->looked_ns = bridge->loop.now_ns;
         HASH_ADD_KEYPTR(hh, bridge->replicas, replica->key.text, replica->key.length, replica);
     }
     job->next = replica->jobs;
@@ -340,31 +353,68 @@ void cwb_replicas_unlink(struct cwb_bridge *bridge, struct cwb_peer *peer) {
     }
 }
 
-int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
-    static int64_t looked_ns;
+/* ---- who uses them ---- */
+
+struct look { /* the replica may be gone, or another, when the answer comes */
+    struct cwb_bridge *bridge;
+    struct cw_block_ref ref;
+    struct cw_name_key key;
+};
+
+static void on_holders(void *owner, int status, const void *body, uint32_t body_bytes) {
+    struct look *look = owner;
+    struct cwb_replica *replica = find(look->bridge, &look->key);
+    struct cw_holders holders = {.holders = 1};
+    if (status == 0 && body_bytes >= sizeof holders)
+        memcpy(&holders, body, sizeof holders);
+    bool same = replica && replica->held && replica->put.slab == look->ref.slab &&
+                replica->put.block == look->ref.block && replica->put.gen == look->ref.gen;
+    free(look);
+    if (!same)
+        return;
+    replica->unused = holders.holders ? 0 : replica->unused + 1;
+    if (status == -ESTALE || replica->unused >= UNUSED_LOOKS)
+        let_go(replica);
+}
+
+static void look_at(struct cwb_replica *replica) {
+    struct look *look = malloc(sizeof *look);
+    CW_ASSERT(look);
+    *look = (struct look){
+        .bridge = replica->bridge,
+        .ref = {.slab = replica->put.slab, .block = replica->put.block, .gen = replica->put.gen},
+        .key = replica->key};
+    cw_array_close(replica->array); /* the name holds it; ours would count */
+    replica->array = NULL;
+    struct iovec part = {&look->ref, sizeof look->ref};
+    cwb_home_ask(replica->bridge->home, CW_OP_HOLDERS, &part, 1, on_holders, look);
+}
+
+static void end_doubts(struct cwb_bridge *bridge) {
     struct cwb_replica *replica, *next;
-    bool look = bridge->loop.now_ns - looked_ns >= LOOK_NS;
-    bool doubts = bridge->doubts_ns && bridge->loop.now_ns >= bridge->doubts_ns;
-    if (!bridge->replicas)
-        return INT64_MAX;
-    if (look)
-        looked_ns = bridge->loop.now_ns;
-    if (doubts)
-        bridge->doubts_ns = 0;
+    bridge->doubts_ns = 0;
     HASH_ITER(hh, bridge->replicas, replica, next) {
-        uint32_t holders = 2; /* one is this process */
-        if (!look && !doubts)
-            break;
-        if (!replica->held)
-            continue;
-        if (look && cw_name_key_holders(bridge->client, &replica->key, &holders) != 0)
-            holders = 2;
-        if (look)
-            replica->unused = holders > 1 ? 0 : replica->unused + 1;
-        if (replica->doubtful || replica->unused >= UNUSED_LOOKS)
+        if (replica->held && replica->doubtful)
             let_go(replica);
     }
-    int64_t due_ns = looked_ns + LOOK_NS;
+}
+
+int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
+    int64_t now_ns = bridge->loop.now_ns;
+    struct cwb_replica *replica;
+    if (bridge->doubts_ns && now_ns >= bridge->doubts_ns)
+        end_doubts(bridge);
+    /* The first is who was not looked at for longest. */
+    for (unsigned i = 0; (replica = bridge->replicas) && i < LOOKS_MOST; i++) {
+        if (now_ns - replica->looked_ns < LOOK_NS)
+            break;
+        replica->looked_ns = now_ns;
+        HASH_DEL(bridge->replicas, replica);
+        HASH_ADD_KEYPTR(hh, bridge->replicas, replica->key.text, replica->key.length, replica);
+        if (replica->held)
+            look_at(replica);
+    }
+    int64_t due_ns = replica ? replica->looked_ns + LOOK_NS : INT64_MAX;
     return bridge->doubts_ns && bridge->doubts_ns < due_ns ? bridge->doubts_ns : due_ns;
 }
 

@@ -26,6 +26,8 @@ int cw_found_read(cw_client *client, const struct cw_found *found, void *buffer)
 void cw_array_freeze(cw_array *array);
 /* The lowest byte of an array in host memory. */
 uint8_t *cw_array_lowest(const cw_array *array);
+/* How many clients hold a lease on it. -ENOENT, -ESTALE: it went meanwhile. */
+int cw_name_key_holders(cw_client *client, const struct cw_name_key *key, uint32_t *holders);
 /* As cw_array_put(); the array is usable, and the key is checked by the broker. */
 int cw_name_key_put(cw_array *array, const struct cw_name_key *key, uint32_t flags,
                     const cw_layout *layout, uint64_t offset_bytes);

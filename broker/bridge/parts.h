@@ -14,6 +14,8 @@ struct cwb_stream;
 /* ---- link.c ---- */
 /* Makes its TLS state and begins the handshake. 0 or a negative code. */
 int cwb_link_begin_tls(struct cwb_link *link);
+/* What was kept of its first record is of no more use. */
+void cwb_link_drop_first(struct cwb_link *link);
 /* A request was answered: the next of the backlog may go. */
 void cwb_link_answered(struct cwb_link *link, const struct cwb_request *request);
 
@@ -163,6 +165,8 @@ void cwb_take_begin(struct cwb_take *take, uint64_t run);
 void cwb_take_landed(struct cwb_take *take, uint64_t bytes);
 /* How much of the ring it uses: byte i lies at i modulo this. It has begun, and is not done. */
 uint64_t cwb_take_ring_bytes(const struct cwb_take *take);
+/* A source that was opened there is not read at all: the peer need not keep it. */
+void cwb_take_refuse(struct cwb_peer *peer, uint64_t run, uint64_t source);
 /* Nobody wants it any more: on_done is not called. The array stays the owner's. */
 void cwb_take_cancel(struct cwb_take *take);
 
@@ -184,6 +188,8 @@ int cwb_local_open_at(struct cwb_bridge *bridge, const struct cw_remote *remote,
                       bool *on_gpu);
 /* One more lease on a plain array of this process. 0 or a negative code. */
 int cwb_local_hold(cw_array *array, cw_array **out);
+/* What was written last into an array on a GPU. false: somebody is writing. Any thread. */
+bool cwb_local_written(const cw_array *array, cw_stamp *out);
 /* A plain array of so many bytes. Any thread; blocks. */
 int cwb_local_make(struct cwb_bridge *bridge, uint64_t size_bytes, cw_array **out);
 /* Makes a plain array of so many bytes. on_done(owner, code, array): 0 and the array, the owner's;

@@ -88,7 +88,8 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
         return;
     }
     struct cwb_offer offered = {.size_bytes = job->remote.size_bytes,
-                                .flags = job->remote.flags,
+                                .flags =
+                                    job->remote.flags & (CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_GPU),
                                 .key_bytes = job->there.length,
                                 .meta_bytes = job->remote.meta_bytes};
     uint8_t inside[CWB_INLINE_MAX];

@@ -7,55 +7,35 @@
  * gone
  *      +--it fails: all jobs are told, gone                            v
  *
- * However many clients want one array, it is fetched once: they all wait for the same replica. What
- * is HELD is what the name means at its owner as far as it can be known: the owner tells of each
- * change, and while there is no link to it, nothing is HELD. Clients that have opened a replica
- * keep it in any case, also under other names that they give it: its block is frozen, and means the
- * same bytes for as long as anybody has it. If this process dies, the broker takes all replicas'
- * names away.
+ * However many clients want one array, it is fetched once: they all wait for the same replica. At
+ * other places of this node, on GPUs, it has siblings (sibling.c). What is HELD is what the name
+ * means at its owner as far as it can be known: the owner tells of each change, and while there is
+ * no link to it, nothing is HELD. Clients that have opened a replica keep it in any case, also
+ * under other names that they give it: its block is frozen, and means the same bytes for as long as
+ * anybody has it. If this process dies, the broker takes all replicas' names away.
  */
 #include <stdlib.h>
 #include <string.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
+#include <utlist.h>
 
 #include "broker/bridge/door.h"
 #include "broker/bridge/home.h"
-#include "broker/bridge/job.h"
+#include "broker/bridge/replica.h"
 #include "ipc/meta.h"
+#include "ipc/remote.h"
 
-#define TRIES        3           /* of an array that is written to, or whose owner starts anew */
-#define LOOK_NS      10000000000 /* between looks at who uses replicas */
-#define LOOKS_MOST   64u         /* of one turn */
-#define UNUSED_LOOKS 6           /* let go after so many looks that found nobody */
-#define DOUBT_NS     10000000    /* a doubtful one stays so long, for those who were told of it */
-
-struct cwb_replica {
-    struct cwb_waiter waiter; /* first: it is cast back */
-    struct cwb_take take;
-    struct cwb_bridge *bridge;
-    struct cwb_peer *peer;
-    struct cw_name_key key, there;
-    bool held, waits;
-    bool whole; /* in memory, and checked: put and came say where and what */
-    struct cw_put put;
-    bool doubtful; /* changed, or the peer was away, while it was being fetched: soon let go */
-    unsigned tries, unused;
-    int64_t looked_ns; /* at who uses it */
-    struct cwb_job *jobs;
-    struct cwb_request *asked;
-    struct cwb_opened opened;
-    uint64_t run;
-    uint8_t *came;   /* OPEN's reply: the meta, then the bytes if they are inside; malloced. Whole:
-                      the meta   of put */
-    cw_array *array; /* HELD: until it is looked at who uses it, which costs the hot path nothing */
-    UT_hash_handle hh;
-};
-
-static void begin(struct cwb_replica *replica);
+#define TRIES    3        /* of an array that is written to, or whose owner starts anew */
+#define DOUBT_NS 10000000 /* a doubtful one stays so long, for those who were told of it */
 
 static void replica_free(struct cwb_replica *replica) {
     HASH_DEL(replica->bridge->replicas, replica);
+    replica->bridge->replicas_on_gpus -= replica->on_gpu;
+    if (replica->followed)
+        LL_DELETE2(replica->followed->followers, replica, follow_next);
+    cwb_landing_cancel(replica->landing);
+    cwb_replica_wake(replica);
     if (replica->waits)
         cwb_peer_forget(replica->peer, &replica->waiter);
     if (replica->asked)
@@ -89,12 +69,12 @@ static void tell_jobs(struct cwb_replica *replica, int status) {
     }
 }
 
-static void fail(struct cwb_replica *replica, int status) {
+void cwb_replica_fail(struct cwb_replica *replica, int status) {
     tell_jobs(replica, status);
     replica_free(replica);
 }
 
-static void let_go(struct cwb_replica *replica) {
+void cwb_replica_let_go(struct cwb_replica *replica) {
     CW_ASSERT(replica->held && !replica->jobs);
     struct cw_key key = {.key_bytes = replica->key.length};
     struct iovec parts[] = {{&key, sizeof key}, {replica->key.text, replica->key.length}};
@@ -103,23 +83,23 @@ static void let_go(struct cwb_replica *replica) {
 }
 
 /* What was being fetched is given up, and fetched again. */
-static void again(struct cwb_replica *replica) {
+void cwb_replica_again(struct cwb_replica *replica) {
     if (++replica->tries >= TRIES) {
-        fail(replica, -EREMOTEIO);
+        cwb_replica_fail(replica, -EREMOTEIO);
         return;
     }
     cw_array_close(replica->array);
     replica->array = NULL;
     free(replica->came);
     replica->came = NULL;
-    begin(replica);
+    cwb_replica_begin(replica);
 }
 
 static void on_put(void *owner, int code, const void *body, uint32_t body_bytes) {
     struct cwb_replica *replica = owner;
     (void)body, (void)body_bytes;
     if (code) {
-        fail(replica, code);
+        cwb_replica_fail(replica, code);
         return;
     }
     replica->held = true;
@@ -128,6 +108,7 @@ static void on_put(void *owner, int code, const void *body, uint32_t body_bytes)
         replica->bridge->hurry = true;
     }
     tell_jobs(replica, 0);
+    cwb_replica_wake(replica);
 }
 
 /* Those at the door need no name: it is here, whole and checked. */
@@ -145,7 +126,7 @@ static void tell_visitors(struct cwb_replica *replica) {
 
 /* One message names it and answers one who waits; the others, if there are any, hear of it when the
  * broker has said that the name stands. */
-static void put(struct cwb_replica *replica) {
+void cwb_replica_put(struct cwb_replica *replica) {
     struct cw_replica message = {.job = 0};
     struct cw_shape shape;
     uint8_t meta[CW_META_BYTES_MAX];
@@ -161,7 +142,7 @@ static void put(struct cwb_replica *replica) {
         code = cw_name_key_put_form(replica->array, &replica->key, CW_REPLACE, &layout,
                                     shape.origin_bytes, &message.put, meta);
     if (code) {
-        fail(replica, code);
+        cwb_replica_fail(replica, code);
         return;
     }
     replica->whole = true;
@@ -188,17 +169,22 @@ static void on_taken(struct cwb_take *take, int status) {
     struct cwb_replica *replica =
         (struct cwb_replica *)((char *)take - offsetof(struct cwb_replica, take));
     if (status == 0)
-        put(replica);
+        cwb_replica_put(replica);
     else if (status == -ESTALE || status == -EAGAIN)
-        again(replica);
+        cwb_replica_again(replica);
     else
-        fail(replica, status);
+        cwb_replica_fail(replica, status);
 }
 
 static void on_array(void *owner, int code, cw_array *array) {
     struct cwb_replica *replica = owner;
     if (code) {
-        fail(replica, code);
+        char sentence[CW_DETAIL_MAX];
+        strcpy(sentence, cw_detail());
+        if (!replica->opened.inside)
+            cwb_take_refuse(replica->peer, replica->run, replica->opened.source);
+        cw_fail(code, "%s", sentence);
+        cwb_replica_fail(replica, code);
         return;
     }
     replica->array = array;
@@ -208,9 +194,9 @@ static void on_array(void *owner, int code, cw_array *array) {
                                     replica->opened.size_bytes)
                    : 0;
         if (code)
-            fail(replica, code);
+            cwb_replica_fail(replica, code);
         else
-            put(replica);
+            cwb_replica_put(replica);
         return;
     }
     replica->take = (struct cwb_take){.on_done = on_taken,
@@ -226,12 +212,12 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     struct cwb_replica *replica = request->owner;
     replica->asked = NULL;
     if (!frame) { /* cut: once more, with patience */
-        again(replica);
+        cwb_replica_again(replica);
         return;
     }
     if (frame->head.status < 0) {
         cw_fail(frame->head.status, "%.*s", (int)frame->sentence_bytes, frame->sentence);
-        fail(replica, frame->head.status);
+        cwb_replica_fail(replica, frame->head.status);
         return;
     }
     uint64_t inside_bytes = frame->opened.inside ? frame->opened.size_bytes : 0;
@@ -239,7 +225,7 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     if (frame->opened.inside && XXH3_64bits(frame->data, inside_bytes) != frame->opened.hash) {
         cw_fail(-EREMOTEIO, "the bytes of the array are not those that %s hashed",
                 replica->peer->config.name);
-        fail(replica, -EREMOTEIO);
+        cwb_replica_fail(replica, -EREMOTEIO);
         return;
     }
     replica->came = malloc(frame->meta_bytes + inside_bytes + 1);
@@ -247,14 +233,22 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     memcpy(replica->came, frame->meta, frame->meta_bytes);
     if (inside_bytes)
         memcpy(replica->came + frame->meta_bytes, frame->data, inside_bytes);
-    cwb_local_new(replica->bridge, frame->opened.size_bytes, on_array, replica);
+    if (!replica->on_gpu)
+        cwb_local_new(replica->bridge, frame->opened.size_bytes, on_array, replica);
+    else if (frame->opened.inside)
+        cwb_replica_land(replica, &(struct cwb_landing_wish){.inside = replica->came +
+                                                                       frame->opened.meta_bytes});
+    else
+        cwb_replica_land(replica, &(struct cwb_landing_wish){.peer = replica->peer,
+                                                             .run = replica->run,
+                                                             .source = frame->opened.source});
 }
 
 static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     struct cwb_replica *replica = (struct cwb_replica *)waiter;
     replica->waits = false;
     if (!link) {
-        fail(replica, -EREMOTEIO);
+        cwb_replica_fail(replica, -EREMOTEIO);
         return;
     }
     struct cwb_key key = {.key_bytes = replica->there.length, .flags = CWB_WATCH};
@@ -264,14 +258,18 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     replica->asked = cwb_link_ask(link, CWB_OPEN, parts, 2, on_opened, replica);
 }
 
-static void begin(struct cwb_replica *replica) {
+void cwb_replica_begin(struct cwb_replica *replica) {
+    if (cwb_replica_follow(replica))
+        return;
     replica->waits = true;
     replica->waiter = (struct cwb_waiter){.on_link = on_link};
     cwb_peer_await(replica->bridge, replica->peer, &replica->waiter,
                    replica->tries ? CWB_RESUME_NS : 0);
 }
 
-static struct cwb_replica *find(struct cwb_bridge *bridge, const struct cw_name_key *key) {
+static const uint8_t host[CW_UUID_BYTES];
+
+struct cwb_replica *cwb_replica_find(struct cwb_bridge *bridge, const struct cw_name_key *key) {
     struct cwb_replica *replica;
     HASH_FIND(hh, bridge->replicas, key->text, key->length, replica);
     return replica;
@@ -294,7 +292,14 @@ static bool stands(struct cwb_replica *replica) {
 }
 
 void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job) {
-    struct cwb_replica *replica = find(bridge, &job->key);
+    const uint8_t *gpu = job->remote.token;
+    struct cw_name_key key = job->key;
+    if (memcmp(gpu, host, sizeof host) != 0 && !cw_remote_place(&job->key, gpu, &key)) {
+        cw_fail(-EINVAL, "the name is too long for a replica on a GPU");
+        cwb_job_done(job, -EINVAL, NULL, 0);
+        return;
+    }
+    struct cwb_replica *replica = cwb_replica_find(bridge, &key);
     if (replica && replica->held && !stands(replica))
         replica->doubtful = true;
     if (replica && !replica->doubtful && (replica->held || (replica->whole && !job->id))) {
@@ -302,7 +307,7 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         return;
     }
     if (replica && replica->held) {
-        let_go(replica);
+        cwb_replica_let_go(replica);
         replica = NULL;
     }
     bool fresh = !replica;
@@ -311,9 +316,12 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         CW_ASSERT(replica);
         replica->bridge = bridge;
         replica->peer = peer;
-        replica->key = job->key;
+        replica->key = key;
         replica->there = job->there;
         replica->looked_ns = bridge->loop.now_ns;
+        replica->on_gpu = key.length != job->key.length;
+        memcpy(replica->gpu, gpu, sizeof replica->gpu);
+        bridge->replicas_on_gpus += replica->on_gpu;
         HASH_ADD_KEYPTR(hh, bridge->replicas, replica->key.text, replica->key.length, replica);
     }
     job->next = replica->jobs;
@@ -321,7 +329,7 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
     job->owner = replica;
     job->on_cancel = cancel;
     if (fresh)
-        begin(replica);
+        cwb_replica_begin(replica);
 }
 
 void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame) {
@@ -337,7 +345,7 @@ void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame) {
         if (!replica->held)
             replica->doubtful = true;
         else if (replica->opened.entry == frame->changed.entry)
-            let_go(replica);
+            cwb_replica_let_go(replica);
     }
 }
 
@@ -347,74 +355,22 @@ void cwb_replicas_unlink(struct cwb_bridge *bridge, struct cwb_peer *peer) {
         if (replica->peer != peer)
             continue;
         if (replica->held)
-            let_go(replica);
+            cwb_replica_let_go(replica);
         else
             replica->doubtful = true;
     }
 }
 
-/* ---- who uses them ---- */
-
-struct look { /* the replica may be gone, or another, when the answer comes */
-    struct cwb_bridge *bridge;
-    struct cw_block_ref ref;
-    struct cw_name_key key;
-};
-
-static void on_holders(void *owner, int status, const void *body, uint32_t body_bytes) {
-    struct look *look = owner;
-    struct cwb_replica *replica = find(look->bridge, &look->key);
-    struct cw_holders holders = {.holders = 1};
-    if (status == 0 && body_bytes >= sizeof holders)
-        memcpy(&holders, body, sizeof holders);
-    bool same = replica && replica->held && replica->put.slab == look->ref.slab &&
-                replica->put.block == look->ref.block && replica->put.gen == look->ref.gen;
-    free(look);
-    if (!same)
-        return;
-    replica->unused = holders.holders ? 0 : replica->unused + 1;
-    if (status == -ESTALE || replica->unused >= UNUSED_LOOKS)
-        let_go(replica);
-}
-
-static void look_at(struct cwb_replica *replica) {
-    struct look *look = malloc(sizeof *look);
-    CW_ASSERT(look);
-    *look = (struct look){
-        .bridge = replica->bridge,
-        .ref = {.slab = replica->put.slab, .block = replica->put.block, .gen = replica->put.gen},
-        .key = replica->key};
-    cw_array_close(replica->array); /* the name holds it; ours would count */
-    replica->array = NULL;
-    struct iovec part = {&look->ref, sizeof look->ref};
-    cwb_home_ask(replica->bridge->home, CW_OP_HOLDERS, &part, 1, on_holders, look);
-}
-
-static void end_doubts(struct cwb_bridge *bridge) {
-    struct cwb_replica *replica, *next;
-    bridge->doubts_ns = 0;
-    HASH_ITER(hh, bridge->replicas, replica, next) {
-        if (replica->held && replica->doubtful)
-            let_go(replica);
-    }
-}
-
 int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
-    int64_t now_ns = bridge->loop.now_ns;
-    struct cwb_replica *replica;
-    if (bridge->doubts_ns && now_ns >= bridge->doubts_ns)
-        end_doubts(bridge);
-    /* The first is who was not looked at for longest. */
-    for (unsigned i = 0; (replica = bridge->replicas) && i < LOOKS_MOST; i++) {
-        if (now_ns - replica->looked_ns < LOOK_NS)
-            break;
-        replica->looked_ns = now_ns;
-        HASH_DEL(bridge->replicas, replica);
-        HASH_ADD_KEYPTR(hh, bridge->replicas, replica->key.text, replica->key.length, replica);
-        if (replica->held)
-            look_at(replica);
+    struct cwb_replica *replica, *next;
+    int64_t due_ns = cwb_looks_tick(bridge);
+    if (bridge->doubts_ns && bridge->loop.now_ns >= bridge->doubts_ns) {
+        bridge->doubts_ns = 0;
+        HASH_ITER(hh, bridge->replicas, replica, next) {
+            if (replica->held && replica->doubtful)
+                cwb_replica_let_go(replica);
+        }
     }
-    int64_t due_ns = replica ? replica->looked_ns + LOOK_NS : INT64_MAX;
     return bridge->doubts_ns && bridge->doubts_ns < due_ns ? bridge->doubts_ns : due_ns;
 }
 

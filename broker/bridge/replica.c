@@ -26,6 +26,7 @@
 #define TRIES        3           /* of an array that is written to, or whose owner starts anew */
 #define LOOK_NS      10000000000 /* between looks at who uses replicas */
 #define UNUSED_LOOKS 6           /* let go after so many looks that found nobody */
+#define REWRITES     16          /* fetched again so often for writes of this node's own clients */
 #define DOUBT_NS     10000000    /* a doubtful one stays so long, for those who were told of it */
 
 struct cwb_replica {
@@ -35,8 +36,10 @@ struct cwb_replica {
     struct cwb_peer *peer;
     struct cw_name_key key, there;
     bool held, waits;
+    bool naming;   /* the broker was asked to name it, and has not answered */
+    bool written;  /* a client of this node wrote the name since the owner was asked */
     bool doubtful; /* changed, or the peer was away, while it was being fetched: soon let go */
-    unsigned tries, unused;
+    unsigned tries, rewrites, unused;
     struct cwb_job *jobs;
     struct cwb_request *asked;
     struct cwb_opened opened;
@@ -72,25 +75,8 @@ static void tell_jobs(struct cwb_replica *replica, int status) {
     }
 }
 
-static void fail(struct cwb_replica *replica, int status) {
-    tell_jobs(replica, status);
-    replica_free(replica);
-}
-
-static void let_go(struct cwb_replica *replica) {
-    CW_ASSERT(replica->held && !replica->jobs);
-    struct cw_key key = {.key_bytes = replica->key.length};
-    struct iovec parts[] = {{&key, sizeof key}, {replica->key.text, replica->key.length}};
-    cwb_home_ask(replica->bridge->home, CW_OP_REMOVE, parts, 2, NULL, NULL);
-    replica_free(replica);
-}
-
 /* What was being fetched is given up, and fetched again. */
-static void again(struct cwb_replica *replica) {
-    if (++replica->tries >= TRIES) {
-        fail(replica, -EREMOTEIO);
-        return;
-    }
+static void begin_anew(struct cwb_replica *replica) {
     cw_array_close(replica->array);
     replica->array = NULL;
     free(replica->came);
@@ -98,11 +84,52 @@ static void again(struct cwb_replica *replica) {
     begin(replica);
 }
 
+/* Is it to be fetched once more, since it may be older than what a client here wrote? */
+static bool outdated(struct cwb_replica *replica) {
+    return replica->written && replica->jobs && replica->rewrites++ < REWRITES;
+}
+
+static void fail(struct cwb_replica *replica, int status) {
+    if (status == -ENOENT && outdated(replica)) {
+        begin_anew(replica);
+        return;
+    }
+    tell_jobs(replica, status);
+    replica_free(replica);
+}
+
+static void unname(struct cwb_replica *replica) {
+    struct cw_key key = {.key_bytes = replica->key.length};
+    struct iovec parts[] = {{&key, sizeof key}, {replica->key.text, replica->key.length}};
+    cwb_home_ask(replica->bridge->home, CW_OP_REMOVE, parts, 2, NULL, NULL);
+}
+
+static void let_go(struct cwb_replica *replica) {
+    CW_ASSERT(replica->held && !replica->jobs);
+    unname(replica);
+    replica_free(replica);
+}
+
+static void again(struct cwb_replica *replica) {
+    if (++replica->tries >= TRIES)
+        fail(replica, -EREMOTEIO);
+    else
+        begin_anew(replica);
+}
+
 static void on_put(void *owner, int code, const void *body, uint32_t body_bytes) {
     struct cwb_replica *replica = owner;
     (void)body, (void)body_bytes;
+    replica->naming = false;
     if (code) {
         fail(replica, code);
+        return;
+    }
+    if (replica->written) { /* its name is gone again, or goes when this is read */
+        if (replica->jobs)
+            begin_anew(replica);
+        else
+            replica_free(replica);
         return;
     }
     replica->held = true;
@@ -116,6 +143,16 @@ static void on_put(void *owner, int code, const void *body, uint32_t body_bytes)
 /* One message names it and answers one who waits; the others, if there are any, hear of it when the
  * broker has said that the name stands. */
 static void put(struct cwb_replica *replica) {
+    if (outdated(replica)) {
+        begin_anew(replica);
+        return;
+    }
+    if (replica->written && !replica->jobs) { /* nobody waits for it */
+        replica_free(replica);
+        return;
+    }
+    replica->doubtful = replica->doubtful || replica->written;
+    replica->written = false; /* it was fetched again too often for that: at least it goes soon */
     struct cw_replica message = {.job = 0};
     struct cw_shape shape;
     uint8_t meta[CW_META_BYTES_MAX];
@@ -146,6 +183,7 @@ static void put(struct cwb_replica *replica) {
     free(replica->came);
     replica->came = NULL;
     cwb_home_ask(replica->bridge->home, CW_OP_REPLICA, parts, 3, on_put, replica);
+    replica->naming = true;
 }
 
 static void on_taken(struct cwb_take *take, int status) {
@@ -224,7 +262,7 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     struct cwb_key key = {.key_bytes = replica->there.length, .flags = CWB_WATCH};
     struct iovec parts[] = {{&key, sizeof key}, {replica->there.text, replica->there.length}};
     replica->run = replica->peer->run;
-    replica->doubtful = false;
+    replica->doubtful = replica->written = false;
     replica->asked = cwb_link_ask(link, CWB_OPEN, parts, 2, on_opened, replica);
 }
 
@@ -275,6 +313,19 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
     job->on_cancel = cancel;
     if (fresh)
         begin(replica);
+}
+
+void cwb_replica_wrote(struct cwb_bridge *bridge, const struct cw_name_key *key) {
+    struct cwb_replica *replica = find(bridge, key);
+    if (!replica)
+        return;
+    if (replica->held) {
+        let_go(replica);
+        return;
+    }
+    if (replica->naming && !replica->written)
+        unname(replica);
+    replica->written = true;
 }
 
 void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame) {

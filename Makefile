@@ -196,9 +196,14 @@ asan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
 tsan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
 	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/tsan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer $(QUIET)' \
 	    SANITIZE='-fsanitize=thread' SANITIZED_PARTS='unit stress'
+# The package with the sanitizers stands before the tests' packages in a venv of its own: PYTHONPATH would not reach a
+# Python that is run with -I or in an environment of its own.
 sanitized:
+	@[ -z "$(SANITIZED_PY)" ] || { $(VPY) -m venv --without-pip $(BUILD)/venv && \
+	$(VPY) -c 'import sysconfig; print("$(abspath $(BUILD)/site)", sysconfig.get_path("purelib"), sep="\n")' \
+	    >"$$(echo $(BUILD)/venv/lib/python3*/site-packages)/causeway.pth"; }
 	@built=; $(MAKE) --no-print-directory -k test-programs $(if $(SANITIZED_PY),$(SITE)) || built=build:/bin/false; \
-	$(RUN) --timeout 600 $$built $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
+	$(RUN) --timeout 1800 $$built $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
 	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py")
 
 # These need OpenSSL.

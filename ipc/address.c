@@ -203,3 +203,12 @@ int cw_address_read_lock(const struct cw_address *address, int folder_fd,
     *out = (struct cw_lock_line){.pid = (pid_t)pid, .root_fd = root_fd, .instance = instance};
     return 0;
 }
+
+void cw_address_to_door(struct cw_address *address) {
+    char *ends[] = {address->socket_name, address->socket_path};
+    for (unsigned i = 0; i < 2; i++) {
+        size_t length = strlen(ends[i]);
+        CW_ASSERT(length > 5 && strcmp(ends[i] + length - 5, ".sock") == 0);
+        memcpy(ends[i] + length - 4, "door", 4);
+    }
+}

@@ -6,6 +6,7 @@
  *     causewayd-v3[-JOB].sock   the socket
  *     causewayd-v3[-JOB].lock   flock held by the broker; one line "PID FD INSTANCE\n" once it
  *                               listens (FD: its root segment, read through /proc/PID/fd/FD)
+ *     causewayd-v3[-JOB].door   the socket of its bridge, if one runs
  *     causewayd-v3[-JOB].log    what a detached broker has to say, limited in size
  * JOB is the first of SLURM_JOB_ID, PBS_JOBID, LSB_JOBID and JOB_ID that is set; characters outside
  * [A-Za-z0-9_.-] become '_'.
@@ -56,6 +57,10 @@ int cw_address_open_folder(const struct cw_address *address, bool create, int *f
 /* The socket's address by way of the folder's descriptor; *length is what bind and connect take. */
 void cw_address_sockaddr(const struct cw_address *address, int folder_fd, struct sockaddr_un *out,
                          socklen_t *length);
+
+/* From then on the socket of that broker's bridge is meant (ipc/door.h): .door in place of .sock.
+ */
+void cw_address_to_door(struct cw_address *address);
 
 struct cw_lock_line { /* what a broker that listens wrote into its lock file */
     pid_t pid;

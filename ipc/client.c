@@ -24,6 +24,7 @@
 
 #include "ipc/address.h"
 #include "ipc/client.h"
+#include "ipc/door.h"
 #include "ipc/fence.h"
 
 #define CONNECT_LIMIT_NS 10000000000
@@ -155,6 +156,8 @@ static void client_free(cw_client *client) {
     close_fd(&client->doorbell);
     close_fd(&client->bell);
     close_fd(&client->lifeline_child);
+    cw_door_close(client);
+    pthread_mutex_destroy(&client->door_lock);
     pthread_mutex_destroy(&client->lock);
     pthread_mutex_destroy(&client->sock_lock);
     pthread_mutex_destroy(&client->lane_lock);
@@ -271,6 +274,8 @@ static cw_client *client_new(const struct cw_address *address, const char *name_
     pthread_mutex_init(&client->lock, NULL);
     pthread_mutex_init(&client->sock_lock, NULL);
     pthread_mutex_init(&client->lane_lock, NULL);
+    pthread_mutex_init(&client->door_lock, NULL);
+    client->door = -1;
     pthread_cond_init(&client->moved, NULL);
     if (client->address && client->log_path)
         return client;

@@ -197,6 +197,10 @@ struct cw_client {
     uint64_t sock_id;
     int64_t sock_until_ns; /* > 0: a request over the socket is given up then (HELLO alone) */
 
+    pthread_mutex_t door_lock; /* never waited for */
+    int door;                  /* door.c: to the bridge; -1: none */
+    int64_t door_after_ns;     /* not looked for before */
+
     pthread_mutex_t lane_lock;
     struct cw_lane lane;
 

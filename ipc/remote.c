@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "ipc/door.h"
 #include "ipc/meta.h"
 
 #define GET_TRIES 100u /* replicas that were let go between being fetched and being opened */
@@ -64,6 +65,9 @@ int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t fla
     for (unsigned tries = 0; tries < GET_TRIES; tries++) {
         int code = cw_name_key_get(client, key, flags, &found, out);
         if (code != -ENOENT && code != -ESTALE)
+            return code;
+        code = cw_door_get(client, key, flags, until_ns, out);
+        if (code != -EAGAIN)
             return code;
         int64_t left_ns = timeout_ns < 0 ? -1 : until_ns - cw_now_ns();
         code = left_ns < 0 && timeout_ns >= 0 ? -ETIMEDOUT

@@ -231,13 +231,23 @@ struct cw_replica {    /* REPLICA; then the key and the meta of the put */
     uint32_t reserved; /* 0 */
     struct cw_put put;
 };
+struct cw_door_answer { /* of the bridge itself, to a cw_remote of a GET over its door: where the
+                           array lies, which whoever asked takes a lease on. Then text_bytes of its
+                           meta, or (status < 0) of a sentence */
+    int32_t status;
+    uint32_t text_bytes;
+    uint64_t instance;
+    uint32_t slab, block;
+    uint64_t gen, offset_bytes, size_bytes;
+};
 struct cw_changes { /* CHANGES, and its reply: the directory's count of changes */
     uint64_t seen;
 };
 
 _Static_assert(sizeof(struct cw_remote) == 72 && sizeof(struct cw_remote_names) == 56 &&
                    sizeof(struct cw_remote_job) == 16 && sizeof(struct cw_remote_end) == 16 &&
-                   sizeof(struct cw_changes) == 8 && sizeof(struct cw_replica) == 56,
+                   sizeof(struct cw_changes) == 8 && sizeof(struct cw_replica) == 56 &&
+                   sizeof(struct cw_door_answer) == 48,
                "layout");
 struct cw_place { /* bytes of a block */
     uint32_t slab, block;

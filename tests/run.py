@@ -216,9 +216,12 @@ class Runner:
             ]
             if words[0] == "doctest":
                 options += ["--doctest-modules", "--doctest-ignore-import-errors", "--pyargs"]
+            python = sys.executable
             if words[0] == "pytest-asan":
-                preload_sanitizer(env, self.build)
-            return [sys.executable, "-m", "pytest", *options, *words[1:]], limit_s
+                preload_sanitizer(env)
+                python = str(self.build / "venv/bin/python")
+                env["PATH"] = env["PATH"].replace(str(Path(sys.executable).parent), str(Path(python).parent))
+            return [python, "-m", "pytest", *options, *words[1:]], limit_s
         if words[0].endswith(".py"):
             return [sys.executable, *words], limit_s
         return (["sh", *words] if words[0].endswith(".sh") else words), limit_s
@@ -274,7 +277,7 @@ class Runner:
         return 1 if total.failed or not total.passed else 0
 
 
-def preload_sanitizer(env: dict[str, str], build: Path) -> None:
+def preload_sanitizer(env: dict[str, str]) -> None:
     """AddressSanitizer's runtime must come first in a program that was built without it. Python never frees all."""
     library = subprocess.run(
         ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
@@ -284,7 +287,6 @@ def preload_sanitizer(env: dict[str, str], build: Path) -> None:
     )
     env["LD_PRELOAD"] = f"{library.stdout.strip()} {cxx.stdout.strip()}"
     env["ASAN_OPTIONS"] = "detect_leaks=0:allocator_may_return_null=1"
-    env["PYTHONPATH"] = str(build / "site")
     env["CAUSEWAY_ASAN"] = "1"
 
 

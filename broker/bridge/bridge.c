@@ -22,6 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "broker/bridge/door.h"
 #include "broker/bridge/home.h"
 #include "broker/bridge/parts.h"
 #include "broker/bridge/stage.h"
@@ -227,6 +228,8 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
         code = cwb_home_new(bridge, &bridge->home);
     if (code == 0)
         cwb_jobs_init(bridge);
+    if (code == 0 && cwb_door_new(bridge) != 0)
+        cwb_log("no quick way for gets: %s", cw_detail());
     return code;
 }
 
@@ -270,13 +273,15 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
             due_ns = tick(bridge);
             ticked_ns = bridge->loop.now_ns;
         }
-        cwb_home_flush(bridge->home);
+        int64_t ring_ns = cwb_home_flush(bridge->home);
         cwb_wires_flush(&bridge->loop);
         if (bridge->stopping)
             break;
-        int64_t left_ns = due_ns - cw_now_ns();
+        if (ring_ns > due_ns)
+            ring_ns = due_ns;
+        int64_t left_ns = ring_ns - cw_now_ns();
         bool busy = bridge->loop.dirty != NULL || bridge->hurry;
-        wait(bridge, busy || left_ns < 0 ? 0 : due_ns == INT64_MAX ? -1 : left_ns);
+        wait(bridge, busy || left_ns < 0 ? 0 : ring_ns == INT64_MAX ? -1 : left_ns);
         cwb_home_turn(bridge->home);
     }
 }

@@ -32,8 +32,9 @@
 #include "broker/bridge/work.h"
 #include "ipc/causeway.h"
 
-#define CWB_UNKNOWN_MAX     256u       /* connections at once that have not shown who they are */
-#define CWB_UNKNOWN_BYTES   4096u      /* what such a one may have sent in all */
+#define CWB_UNKNOWN_MAX     256u  /* connections at once that have not shown who they are */
+#define CWB_FIRST_BYTES     2048u /* its first record of TLS; OpenSSL begins when it is whole */
+#define CWB_UNKNOWN_BYTES   4096u /* what such a one may have sent in all */
 #define CWB_UNKNOWN_NS      2000000000 /* and how long it may take */
 #define CWB_DIAL_NS         5000000000 /* to connect, TLS and HELLO included */
 #define CWB_PING_NS         1000000000

@@ -235,7 +235,7 @@ static int list(const char *of, enum form form) {
     cw_client *client;
     int code = cw_connect(NULL, NULL, CW_CONNECT_NO_START, &client);
     if (code == -ECONNRESET) {
-        fputs("causeway: no broker runs; this is what the file of peers says\n", stderr);
+        fprintf(stderr, "causeway: %s; this is what the file of peers says\n", cw_error());
         return list_file(cwb_node_folder(folder), of, form);
     }
     if (code)

@@ -13,6 +13,10 @@
 #include "broker/bridge/bridge.h"
 #include "ipc/client.h"
 
+#define CALM_NS                                                                                    \
+    10000000 /* beyond the next tick of the kernel: a nearer timer costs more than it gives */
+#define CALM_MOST 64u /* calm requests are no longer that when there are so many */
+
 struct asked { /* an answer is to come */
     uint64_t id;
     cwb_on_answer *on_answer;
@@ -31,11 +35,13 @@ struct unsent { /* there was no room in the ring */
 
 struct cwb_home {
     struct cwb_watch bell; /* first: it is cast back */
+    struct cwb_bridge *bridge;
     struct cwb_watch end;
     cw_client *client;
     struct asked *asked;
     struct unsent *first, **last;
-    bool rings; /* asked since the broker was woken */
+    uint32_t asked_count, calm_count; /* since the broker was woken; of these: are in no hurry */
+    int64_t calm_until_ns;
 };
 
 _Noreturn static void broker_lost(void) {
@@ -59,6 +65,7 @@ static void on_end(struct cwb_watch *watch) {
 int cwb_home_new(struct cwb_bridge *bridge, struct cwb_home **out) {
     struct cwb_home *home = calloc(1, sizeof *home);
     CW_ASSERT(home);
+    home->bridge = bridge;
     home->last = &home->first;
     int code = cw_connect(bridge->options.place, "", CW_CONNECT_NO_START, &home->client);
     if (code == 0) {
@@ -81,7 +88,7 @@ static int try_send(struct cwb_home *home, uint16_t op, const struct iovec *part
         return code;
     if (code)
         broker_lost();
-    home->rings = true;
+    home->asked_count++;
     if (!on_answer)
         return 0;
     struct asked *asked = malloc(sizeof *asked);
@@ -149,10 +156,20 @@ void cwb_home_turn(struct cwb_home *home) {
         send_rest(home);
 }
 
-void cwb_home_flush(struct cwb_home *home) {
-    if (home->rings)
-        cw_lane_ring(home->client);
-    home->rings = false;
+void cwb_home_calm(struct cwb_home *home) {
+    if (home->calm_count++ == 0)
+        home->calm_until_ns = home->bridge->loop.now_ns + CALM_NS;
+}
+
+int64_t cwb_home_flush(struct cwb_home *home) {
+    if (home->asked_count == 0)
+        return INT64_MAX;
+    if (home->asked_count <= home->calm_count && home->calm_count < CALM_MOST &&
+        home->bridge->loop.now_ns < home->calm_until_ns)
+        return home->calm_until_ns;
+    cw_lane_ring(home->client);
+    home->asked_count = home->calm_count = 0;
+    return INT64_MAX;
 }
 
 bool cwb_home_ready(struct cwb_home *home) {

@@ -31,8 +31,11 @@ void cwb_home_ask(struct cwb_home *home, uint16_t op, const struct iovec *parts,
                   cwb_on_answer *on_answer, void *owner);
 /* Hands on what came. Once a turn. */
 void cwb_home_turn(struct cwb_home *home);
-/* Wakes the broker if anything was asked. Once a turn, before the loop waits. */
-void cwb_home_flush(struct cwb_home *home);
+/* What was asked last need not wake the broker now: it does some milliseconds later. */
+void cwb_home_calm(struct cwb_home *home);
+/* Wakes the broker if anything was asked. Once a turn, before the loop waits. Returns when it wants
+ * to be called again, or INT64_MAX. */
+int64_t cwb_home_flush(struct cwb_home *home);
 /* Has something come? Costs a load. */
 bool cwb_home_ready(struct cwb_home *home);
 /* Before the loop sleeps: false: do not, something came. After it: rise. */

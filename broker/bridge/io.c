@@ -7,6 +7,8 @@
 #include "broker/bridge/engine.h"
 #include "shm/error.h"
 
+#define AT_ONCE_BYTES (16u << 10)
+
 int cwb_io_new(bool use_epoll, struct cwb_io **out, const char **why) {
     *why = "";
     if (!use_epoll && cwb_uring_new(out, why) == 0)
@@ -58,7 +60,18 @@ void cwb_io_send(struct cwb_io *io, struct cwb_socket *socket, const uint8_t *by
     CW_ASSERT(!socket->send_left && !socket->closing && size_bytes);
     socket->send_bytes = bytes;
     socket->send_left = size_bytes;
-    io->engine->send(io, socket);
+    if (size_bytes <= AT_ONCE_BYTES) { /* cheaper than to hear later that it went */
+        ssize_t sent = send(socket->fd, bytes, size_bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent > 0) {
+            socket->send_bytes += sent;
+            socket->send_left -= (uint32_t)sent;
+        }
+        if (!socket->send_left) {
+            socket->calls->on_sent(socket);
+            return;
+        }
+    }
+    io->engine->send(io, socket); /* and tells errors */
 }
 
 void cwb_io_close(struct cwb_io *io, struct cwb_socket *socket) {

@@ -3,7 +3,7 @@
  * profile refuses io_uring. Found at the start (cwb_io_new), the same to all that is above.
  *
  * One thread makes a cwb_io, runs its turns and calls everything here. Callbacks come from within a
- * turn alone, never from within another call, so that a caller need not expect them elsewhere. A
+ * turn alone (but for on_sent), so that a caller need not expect them elsewhere. A
  * socket is begun by cwb_io_connect() or cwb_io_start() and ended by cwb_io_close(): on_closed is
  * then its last callback, before which the kernel may still read what is being sent; its memory
  * stays the owner's, and until on_closed it stays.
@@ -61,7 +61,8 @@ void cwb_io_connect(struct cwb_io *io, struct cwb_socket *socket, const struct s
                     socklen_t length);
 /* The socket is connected: receive from now on. */
 void cwb_io_start(struct cwb_io *io, struct cwb_socket *socket);
-/* Sends; one at a time, the next after on_sent. bytes stay until then. */
+/* Sends; one at a time, the next after on_sent. bytes stay until then. What is small is sent at
+ * once if there is room: on_sent then comes from within this call. */
 void cwb_io_send(struct cwb_io *io, struct cwb_socket *socket, const uint8_t *bytes,
                  uint32_t size_bytes);
 /* Ends it: no callback comes but on_closed. The descriptor is closed, unless socket->keep is set:

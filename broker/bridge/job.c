@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/door.h"
 #include "broker/bridge/home.h"
 
 #define CHANGES_PAUSE_NS 1000000 /* at the least between two looks at what changed */
@@ -127,7 +128,8 @@ static int take_apart(struct cwb_job *job, const uint8_t *body, uint32_t body_by
 }
 
 static void job_free(struct cwb_job *job) {
-    HASH_DEL(job->bridge->jobs->jobs, job);
+    if (job->id)
+        HASH_DEL(job->bridge->jobs->jobs, job);
     free(job);
 }
 
@@ -146,11 +148,20 @@ static void begin(struct cwb_jobs *jobs, const struct cw_remote_job *head, const
         cancel(jobs, head->job);
         return;
     }
+    cwb_job_begin(jobs->bridge, NULL, head->job, body, body_bytes);
+}
+
+void cwb_job_begin(struct cwb_bridge *bridge, struct cwb_visitor *visitor, uint64_t id,
+                   const uint8_t *body, uint32_t body_bytes) {
     struct cwb_job *job = calloc(1, sizeof *job + body_bytes);
     CW_ASSERT(job);
-    job->id = head->job;
-    job->bridge = jobs->bridge;
-    HASH_ADD(hh, jobs->jobs, id, sizeof job->id, job);
+    job->id = id;
+    job->bridge = bridge;
+    job->visitor = visitor;
+    if (visitor)
+        cwb_door_took(visitor, job);
+    else
+        HASH_ADD(hh, bridge->jobs->jobs, id, sizeof job->id, job);
     int code = take_apart(job, body, body_bytes);
     if (code)
         cwb_job_done(job, code, NULL, 0);
@@ -166,6 +177,11 @@ static void begin(struct cwb_jobs *jobs, const struct cw_remote_job *head, const
 
 void cwb_job_done(struct cwb_job *job, int status, const void *body, uint32_t body_bytes) {
     struct cw_remote_end end = {.job = job->id, .status = status};
+    if (!job->id) {
+        CW_ASSERT(status < 0);
+        cwb_door_answer(job, status, NULL, NULL);
+        return;
+    }
     if (status < 0) {
         body = cw_detail();
         body_bytes = (uint32_t)strlen(body);

@@ -9,8 +9,11 @@
 #include "broker/bridge/parts.h"
 #include "ipc/name_key.h"
 
+struct cwb_visitor;
+
 struct cwb_job {
-    uint64_t id;
+    uint64_t id;                 /* the broker's; 0: it came by the door */
+    struct cwb_visitor *visitor; /* whose it is then; NULL: nobody's any more */
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
     struct cw_remote remote;
@@ -26,6 +29,9 @@ struct cwb_job {
 /* Answers and frees it. status < 0: cw_detail() is the sentence; else the body of the reply. */
 void cwb_job_done(struct cwb_job *job, int status, const void *body, uint32_t body_bytes);
 
+/* Begins what a client asked, by the broker or by the door (id 0). */
+void cwb_job_begin(struct cwb_bridge *bridge, struct cwb_visitor *visitor, uint64_t id,
+                   const uint8_t *body, uint32_t body_bytes);
 /* Frees it without an answer: whoever calls answers for its number, which is returned. */
 uint64_t cwb_job_release(struct cwb_job *job);
 

@@ -30,6 +30,7 @@ static void on_closed(struct cwb_socket *socket) {
     else if (socket->keep)
         close(socket->fd);
     cwb_wire_deinit(&link->wire);
+    cwb_link_drop_first(link);
     free(link);
 }
 

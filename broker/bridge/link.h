@@ -8,10 +8,10 @@
  *                           ENDED (freed once the kernel          +--STREAM--> LEAVING
  *                           has given its buffers back)
  *
- * Until SHAKING is over nothing is kept for who connects but the struct, and OpenSSL's state once
- * bytes came; no frame is parsed before GREETING. What it may ask is then a matter of its peer. How
- * much may wait to be sent is bounded by what was agreed: requests_max requests, read_max bytes
- * each.
+ * Until SHAKING is over nothing is kept for who connects but the struct, what it said of its first
+ * record of TLS (CWB_FIRST_BYTES at most), and, once that is whole, OpenSSL's state; no frame is
+ * parsed before GREETING. What it may ask is then a matter of its peer. How much may wait to be
+ * sent is bounded by what was agreed: requests_max requests, read_max bytes each.
  *
  * Every connection begins as a link. One that says STREAM in place of HELLO leaves the bridge's
  * loop: once the kernel has given back what it had, its socket and TLS go to a stream (stream.h).
@@ -63,6 +63,7 @@ struct cwb_link {
     struct cwb_peer *peer; /* dialed: from the begin; accepted: once its key was seen */
     enum cwb_link_state state;
     bool dialed, counted_unknown;
+    struct cwb_bytes first;          /* accepted: the begin of its first record of TLS; else none */
     char where[CWB_ADDRESS_MAX + 1]; /* the other side's address */
     int64_t limit_ns;                /* until OPEN: then it must be open */
     int64_t pinged_ns, opened_ns, rtt_ns;

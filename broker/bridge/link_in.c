@@ -155,19 +155,58 @@ const struct cwb_wire_calls cwb_link_wire_calls = {on_frame, on_data, on_data_en
 
 /* ---- bytes ---- */
 
-/* A server's own TLS state is made when the first bytes come, not before. */
+void cwb_link_drop_first(struct cwb_link *link) {
+    free(link->first.data);
+    link->first = (struct cwb_bytes){.data = NULL};
+}
+
+/*
+ * Who has not said a whole ClientHello gets a copy of what it said and nothing more: OpenSSL's
+ * state is ten times that. 1: it is whole, and *bytes all that came; 0: more must come; -EPROTO.
+ */
+static int first_record(struct cwb_link *link, const uint8_t **bytes, uint32_t *size_bytes) {
+    struct cwb_bytes *first = &link->first;
+    if (first->used) { /* most come whole, and are not copied */
+        cwb_bytes_reserve(first, *size_bytes);
+        memcpy(first->data + first->used, *bytes, *size_bytes);
+        first->used += *size_bytes;
+        *bytes = first->data;
+        *size_bytes = first->used;
+    }
+    const uint8_t *head = *bytes; /* 22: handshake, 3.x, length */
+    uint32_t length = *size_bytes < 5 ? 0 : 5 + ((uint32_t)head[3] << 8 | head[4]);
+    if (head[0] != 22 || (*size_bytes > 1 && head[1] != 3) || length > CWB_FIRST_BYTES)
+        return cw_fail(-EPROTO,
+                       "what came is not the begin of TLS, or a ClientHello of more than %u bytes",
+                       CWB_FIRST_BYTES);
+    if (length && *size_bytes >= length)
+        return 1;
+    if (!first->used) {
+        cwb_bytes_reserve(first, *size_bytes);
+        memcpy(first->data, *bytes, *size_bytes);
+        first->used = *size_bytes;
+    }
+    return 0;
+}
+
+/* A server's own TLS state is made when the first record has come, not before. */
 static int shake(struct cwb_link *link, const uint8_t *bytes, uint32_t size_bytes) {
     if (link->counted_unknown && link->wire.bytes_in > CWB_UNKNOWN_BYTES)
         return cw_fail(-EPROTO, "more than %u bytes came before it showed who it is",
                        CWB_UNKNOWN_BYTES);
     if (!link->wire.tls.ssl) {
-        int code = cwb_link_begin_tls(link);
+        int code = first_record(link, &bytes, &size_bytes);
+        if (code == 1)
+            code = cwb_link_begin_tls(link);
+        else if (code == 0)
+            return 0;
         if (code)
             return code;
     }
     link->wire.tls.in = bytes;
     link->wire.tls.in_left = size_bytes;
     int code = cwb_tls_shake(&link->wire.tls);
+    cwb_link_drop_first(link); /* it was read */
     cwb_wire_touch(&link->wire);
     if (code <= 0)
         return code;

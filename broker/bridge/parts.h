@@ -14,6 +14,8 @@ struct cwb_stream;
 /* ---- link.c ---- */
 /* Makes its TLS state and begins the handshake. 0 or a negative code. */
 int cwb_link_begin_tls(struct cwb_link *link);
+/* What was kept of its first record is of no more use. */
+void cwb_link_drop_first(struct cwb_link *link);
 /* A request was answered: the next of the backlog may go. */
 void cwb_link_answered(struct cwb_link *link, const struct cwb_request *request);
 

@@ -19,6 +19,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "broker/bridge/door.h"
 #include "broker/bridge/home.h"
 #include "broker/bridge/job.h"
 #include "ipc/meta.h"
@@ -36,7 +37,8 @@ struct cwb_replica {
     struct cwb_peer *peer;
     struct cw_name_key key, there;
     bool held, waits;
-    bool naming;   /* the broker was asked to name it, and has not answered */
+    bool whole; /* in memory, and checked: put and came say where and what; being named, or HELD */
+    struct cw_put put;
     bool written;  /* a client of this node wrote the name since the owner was asked */
     bool doubtful; /* changed, or the peer was away, while it was being fetched: soon let go */
     unsigned tries, rewrites, unused;
@@ -44,7 +46,8 @@ struct cwb_replica {
     struct cwb_request *asked;
     struct cwb_opened opened;
     uint64_t run;
-    uint8_t *came;   /* OPEN's reply: the meta, then the bytes if they are inside; malloced */
+    uint8_t *came;   /* OPEN's reply: the meta, then the bytes if they are inside; malloced. Whole:
+                      the meta   of put */
     cw_array *array; /* kept while it is HELD: letting go is then one message for all of it */
     UT_hash_handle hh;
 };
@@ -63,20 +66,32 @@ static void replica_free(struct cwb_replica *replica) {
     free(replica);
 }
 
+/* It is there: under its name, or (at the door) where its bytes lie. */
+static void answer(struct cwb_replica *replica, struct cwb_job *job) {
+    if (job->id)
+        cwb_job_done(job, 0, NULL, 0);
+    else
+        cwb_door_answer(job, 0, &replica->put, replica->came);
+}
+
 static void tell_jobs(struct cwb_replica *replica, int status) {
     struct cwb_job *job;
     char sentence[CW_DETAIL_MAX];
     strcpy(sentence, cw_detail());
     while ((job = replica->jobs)) {
         replica->jobs = job->next;
-        if (status)
+        if (status) {
             cw_fail(status, "%s", sentence);
-        cwb_job_done(job, status, NULL, 0);
+            cwb_job_done(job, status, NULL, 0);
+        } else {
+            answer(replica, job);
+        }
     }
 }
 
 /* What was being fetched is given up, and fetched again. */
 static void begin_anew(struct cwb_replica *replica) {
+    replica->whole = false;
     cw_array_close(replica->array);
     replica->array = NULL;
     free(replica->came);
@@ -120,7 +135,6 @@ static void again(struct cwb_replica *replica) {
 static void on_put(void *owner, int code, const void *body, uint32_t body_bytes) {
     struct cwb_replica *replica = owner;
     (void)body, (void)body_bytes;
-    replica->naming = false;
     if (code) {
         fail(replica, code);
         return;
@@ -138,6 +152,19 @@ static void on_put(void *owner, int code, const void *body, uint32_t body_bytes)
         replica->bridge->hurry = true;
     }
     tell_jobs(replica, 0);
+}
+
+/* Those at the door need no name: it is here, whole and checked. */
+static void tell_visitors(struct cwb_replica *replica) {
+    struct cwb_job **at = &replica->jobs, *job;
+    while ((job = *at)) {
+        if (job->id) {
+            at = &job->next;
+            continue;
+        }
+        *at = job->next;
+        answer(replica, job);
+    }
 }
 
 /* One message names it and answers one who waits; the others, if there are any, hear of it when the
@@ -171,6 +198,12 @@ static void put(struct cwb_replica *replica) {
         fail(replica, code);
         return;
     }
+    replica->whole = true;
+    replica->put = message.put;
+    replica->came = realloc(replica->came, message.put.meta_bytes + 1u);
+    CW_ASSERT(replica->came);
+    memcpy(replica->came, meta, message.put.meta_bytes);
+    tell_visitors(replica);
     struct cwb_job *job = replica->jobs;
     if (job) {
         replica->jobs = job->next;
@@ -180,10 +213,9 @@ static void put(struct cwb_replica *replica) {
     struct iovec parts[] = {{&message, sizeof message},
                             {replica->key.text, replica->key.length},
                             {meta, message.put.meta_bytes}};
-    free(replica->came);
-    replica->came = NULL;
     cwb_home_ask(replica->bridge->home, CW_OP_REPLICA, parts, 3, on_put, replica);
-    replica->naming = true;
+    if (!job)
+        cwb_home_calm(replica->bridge->home); /* nobody waits for the name */
 }
 
 static void on_taken(struct cwb_take *take, int status) {
@@ -289,8 +321,9 @@ static void cancel(struct cwb_job *job) {
 
 void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job) {
     struct cwb_replica *replica = find(bridge, &job->key);
-    if (replica && replica->held && !replica->doubtful) {
-        cwb_job_done(job, 0, NULL, 0);
+    if (replica && !replica->doubtful && !replica->written &&
+        (replica->held || (replica->whole && !job->id))) {
+        answer(replica, job);
         return;
     }
     if (replica && replica->held) {
@@ -323,7 +356,7 @@ void cwb_replica_wrote(struct cwb_bridge *bridge, const struct cw_name_key *key)
         let_go(replica);
         return;
     }
-    if (replica->naming && !replica->written)
+    if (replica->whole && !replica->written)
         unname(replica);
     replica->written = true;
 }

@@ -19,8 +19,8 @@
 #include "tests/crash/world.h"
 #include "tests/support.h"
 
-#define BYTES    200000
-#define LIMIT_NS 1000000000
+#define BYTES 200000
+#define LOOKS 1000 /* of a millisecond, in which all have learnt it: see WORLD_UNTIL */
 
 static struct world world;
 
@@ -103,7 +103,7 @@ static void client_life(enum kind kind) {
         cw_get(client, "shared", 0, &held) != 0)
         _exit(1);
     if (kind == FORKED && fork() != 0) { /* the child goes on with what it inherited */
-        usleep(5000000);
+        pause();
         _exit(0);
     }
     if (kind == FORKED && cw_connect(NULL, NULL, CW_CONNECT_NO_START, &client) != 0)
@@ -146,6 +146,13 @@ static int tear_down(void **state) {
     return 0;
 }
 
+static bool all_have_learnt_it(void) {
+    for (enum kind kind = 0; kind < KINDS; kind++)
+        if (!atomic_load(&verdicts[kind].at_ns))
+            return false;
+    return true;
+}
+
 static void every_client_learns_it_within_a_second_and_keeps_what_it_mapped(void **state) {
     (void)state;
     pid_t pids[KINDS];
@@ -160,16 +167,17 @@ static void every_client_learns_it_within_a_second_and_keeps_what_it_mapped(void
     usleep(300000);
     int64_t killed_ns = test_now_ns();
     world_kill(&world);
+    bool in_time = WORLD_UNTIL(all_have_learnt_it(), LOOKS);
     for (enum kind kind = 0; kind < KINDS; kind++) {
         struct verdict *verdict = &verdicts[kind];
-        assert_true(WORLD_UNTIL(atomic_load(&verdict->at_ns), 5000));
+        assert_true(WORLD_UNTIL(atomic_load(&verdict->at_ns), 20000));
         double took_ms = (double)((int64_t)atomic_load(&verdict->at_ns) - killed_ns) / 1e6;
         print_message("# one that %s: %d after %.1f ms: %s\n", kinds[kind],
                       -(int)atomic_load(&verdict->code), took_ms, verdict->sentence);
         assert_int_equal(atomic_load(&verdict->code), ECONNRESET);
-        assert_true(took_ms < LIMIT_NS / 1e6);
         assert_non_null(strstr(verdict->sentence, ".log")); /* it says where to look */
     }
+    assert_true(in_time);
     for (enum kind kind = 0; kind < KINDS; kind++) {
         int status;
         if (kind == FORKED) {

@@ -9,8 +9,8 @@
 #include <sys/types.h>
 
 #define NEIGHBOUR_X_BYTES   4096
-#define NEIGHBOUR_LIMIT_NS  2000000000 /* for any one answer, on a machine that is busy */
-#define NEIGHBOUR_CHILD_PUT 0x5a       /* every byte of what a stepped child puts as "y" */
+#define NEIGHBOUR_LIMIT_MS  2000 /* for any one answer, in looks of a millisecond: see answer() */
+#define NEIGHBOUR_CHILD_PUT 0x5a /* every byte of what a stepped child puts as "y" */
 
 struct neighbour {
     pid_t pid;
@@ -31,7 +31,7 @@ enum neighbour_wish {
 /* Forks and connects. Ends the test program when that fails. Call it in a process that has no
  * client. */
 void neighbour_start(struct neighbour *neighbour);
-/* The result of a wish; -ETIMEDOUT when it took longer than NEIGHBOUR_LIMIT_NS. */
+/* The result of a wish; -ETIMEDOUT when it took longer than NEIGHBOUR_LIMIT_MS. */
 int neighbour_ask(struct neighbour *neighbour, enum neighbour_wish wish);
 void neighbour_stop(struct neighbour *neighbour);
 

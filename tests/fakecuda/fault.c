@@ -30,7 +30,7 @@ static _Atomic int entry_count; /* looked at without the lock: nearly always 0 *
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static bool parse_action(const char *text, struct fake_fault *out) {
-    char name[128];
+    char name[FAKE_FILE_BYTES + 32];
     int used = 0;
     unsigned long long delay_us;
     if (strcmp(text, "hang") == 0)
@@ -41,7 +41,10 @@ static bool parse_action(const char *text, struct fake_fault *out) {
         *out = (struct fake_fault){.action = FAKE_KILL};
     else if (sscanf(text, "delay:%llu%n", &delay_us, &used) == 1 && !text[used])
         *out = (struct fake_fault){.action = FAKE_DELAY, .delay_us = delay_us};
-    else {
+    else if (strncmp(text, "until:/", 7) == 0) {
+        *out = (struct fake_fault){.action = FAKE_UNTIL};
+        snprintf(out->file, sizeof out->file, "%s", text + 6);
+    } else {
         snprintf(name, sizeof name, "CUDA_ERROR_%s", text);
         *out = (struct fake_fault){.action = FAKE_ERROR, .error = fake_error_find(name)};
         return out->error != CUDA_SUCCESS;
@@ -50,7 +53,7 @@ static bool parse_action(const char *text, struct fake_fault *out) {
 }
 
 static bool parse_entry(const char *text, size_t length, struct entry *out) {
-    char item[192], action[96];
+    char item[96 + FAKE_FILE_BYTES], action[FAKE_FILE_BYTES + 6];
     int used = 0;
     if (length >= sizeof item)
         return false;
@@ -70,7 +73,7 @@ static bool parse_entry(const char *text, size_t length, struct entry *out) {
             at++;
         }
     }
-    return sscanf(at, "=%95s", action) == 1 && parse_action(action, &out->fault);
+    return sscanf(at, "=%261s", action) == 1 && parse_action(action, &out->fault);
 }
 
 CUresult fakecuda_faults(const char *text) {
@@ -94,7 +97,7 @@ CUresult fake_fault_load(void) {
 }
 
 struct fake_fault fake_fault_next(const char *name) {
-    struct fake_fault out = {FAKE_NOTHING, CUDA_SUCCESS, 0};
+    struct fake_fault out = {.action = FAKE_NOTHING};
     if (!atomic_load(&entry_count))
         return out;
     pthread_mutex_lock(&mutex);

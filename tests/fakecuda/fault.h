@@ -10,6 +10,7 @@
  *             driver (ILLEGAL_ADDRESS, LAUNCH_FAILED, UNKNOWN ...) breaks the context in both cases
  *   hang      work: it never ends
  *   delay:US  it begins so many microseconds later
+ *   until:F   work: it begins once there is a file F (a path without a comma)
  *   lose      the device is lost, for all processes
  *   kill      the process kills itself here, by SIGKILL
  */
@@ -19,12 +20,23 @@
 #include <cuda.h>
 #include <stdint.h>
 
-enum fake_action { FAKE_NOTHING, FAKE_ERROR, FAKE_HANG, FAKE_DELAY, FAKE_LOSE, FAKE_KILL };
+#define FAKE_FILE_BYTES 256
+
+enum fake_action {
+    FAKE_NOTHING,
+    FAKE_ERROR,
+    FAKE_HANG,
+    FAKE_DELAY,
+    FAKE_UNTIL,
+    FAKE_LOSE,
+    FAKE_KILL
+};
 
 struct fake_fault {
     enum fake_action action;
     CUresult error;
     uint64_t delay_us;
+    char file[FAKE_FILE_BYTES];
 };
 
 /* Replaces all faults. Also for tests, by dlsym, in the midst of a run; counts begin anew. */

@@ -45,6 +45,7 @@ static void calls_fail(int fd) {
     CUDA(fakecuda_faults("cuInit"), CUDA_ERROR_INVALID_VALUE);
     CUDA(fakecuda_faults("cuInit@0=hang"), CUDA_ERROR_INVALID_VALUE);
     CUDA(fakecuda_faults("copy=delay:x"), CUDA_ERROR_INVALID_VALUE);
+    CUDA(fakecuda_faults("copy=until:here"), CUDA_ERROR_INVALID_VALUE);
 }
 
 static void a_call_fails_when_it_shall(void **state) {
@@ -178,6 +179,30 @@ static void work_is_as_late_as_it_shall(void **state) {
     scene_play("FAULTS=fill=delay:50000", delayed);
 }
 
+static char go[64];
+
+static void held_up(int fd) {
+    (void)fd;
+    start_on(0);
+    CUdeviceptr memory = make_on(0, 2 * MIB);
+    CUstream stream = new_stream();
+    OK(cuMemsetD8Async(memory, 1, 16, stream));
+    usleep(20000);
+    CUDA(cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
+    FILE *file = fopen(go, "w");
+    CHECK(file && fclose(file) == 0);
+    OK(cuStreamSynchronize(stream));
+}
+
+static void work_waits_for_a_file(void **state) {
+    (void)state;
+    char settings[128];
+    snprintf(go, sizeof go, "/tmp/cw-go-%d", (int)getpid());
+    snprintf(settings, sizeof settings, "FAULTS=fill=until:%s", go);
+    scene_play(settings, held_up);
+    assert_int_equal(unlink(go), 0);
+}
+
 static void three_writes(int fd) {
     (void)fd;
     start_on(0);
@@ -279,6 +304,7 @@ int main(void) {
         WITH_PAGE(a_lost_device_is_lost_for_all),
         WITH_PAGE(a_stream_that_never_ends_holds_nobody_else),
         WITH_PAGE(work_is_as_late_as_it_shall),
+        WITH_PAGE(work_waits_for_a_file),
         WITH_PAGE(a_process_dies_at_the_work_that_is_named),
         WITH_PAGE(writes_can_come_after_a_death),
         WITH_PAGE(nothing_is_written_after_a_death_unless_asked_for),

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "tests/fakecuda/card.h"
 #include "tests/fakecuda/event.h"
@@ -150,6 +151,10 @@ static CUresult apply(struct fake_stream *stream, struct fake_fault fault) {
             fake_delay_us(step);
             left -= step;
         }
+        return CUDA_SUCCESS;
+    case FAKE_UNTIL:
+        while (access(fault.file, F_OK) != 0 && !stopped(stream))
+            fake_delay_us(2000);
         return CUDA_SUCCESS;
     case FAKE_HANG:
         while (!stopped(stream))

@@ -22,6 +22,16 @@ def context(keys: Path) -> ssl.SSLContext:
     return made
 
 
+def client_hello(keys: Path) -> bytes:
+    """What a TLS client says first."""
+    coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        context(keys).wrap_bio(coming, going).do_handshake()
+    except ssl.SSLWantReadError:
+        pass
+    return going.read()
+
+
 def frame(
     op: int, body: bytes = b"", *, id: int = 1, size: int | None = None, flags: int = 0,
     status: int = 0, reserved: int = 0,

@@ -24,7 +24,7 @@ def run(
     done = subprocess.run(
         [COMMAND, *arguments],
         env={**os.environ, **(env or {})},
-        timeout=30,
+        timeout=60,
         check=False,
         **{"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, **options},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from waiting import eventually
 
 import causeway as cw
@@ -24,6 +26,16 @@ from causeway import _pool_server, client
 
 # A shell that starts us in the background ignores SIGINT for us, and so for every test of Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says nothing on a machine that is busy.
+settings.register_profile(
+    "causeway",
+    max_examples=1000 if os.environ.get("CAUSEWAY_SOAK") else 100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+settings.load_profile("causeway")
 
 LEFT_BY_DESIGN = (".log", ".lock")
 
@@ -73,7 +85,8 @@ def stop_broker(folder: Path) -> None:
     """Ends the broker of a folder, as an administrator would."""
     pid = broker_pid(folder)
     if pid:
-        os.kill(pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it ends by itself some time
+            os.kill(pid, signal.SIGTERM)
         assert eventually(lambda: broker_pid(folder) == 0), (
             f"the broker {pid} did not end on SIGTERM"
         )
@@ -93,11 +106,12 @@ def broker_folder() -> Iterator[Path]:
     stop_broker(folder)
     setting = f"CAUSEWAY_DIR={folder}"
     trackers = {multiprocessing.resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]
-    eventually(lambda: not set(processes_with(setting)) - trackers, 5)
+    eventually(lambda: not set(processes_with(setting)) - trackers, 20)
     left = set(processes_with(setting)) - trackers
     names = [describe(pid) for pid in left]
     for pid in left:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     files = [name for name in os.listdir(folder) if not name.endswith(LEFT_BY_DESIGN)]
     for name, value in old.items():
         os.environ.pop(name, None)

@@ -115,5 +115,6 @@ def world(folder: Path, **settings: object) -> Iterator[Run]:
         for lock in folder.glob("*.lock"):
             words = lock.read_text().split()
             if words and Path(f"/proc/{words[0]}").exists():
-                os.kill(int(words[0]), signal.SIGTERM)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(words[0]), signal.SIGTERM)
     assert eventually(lambda: not movers(folder)), "a mover outlived its broker"

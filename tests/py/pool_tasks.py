@@ -14,7 +14,7 @@ import numpy as np
 
 import causeway as cw
 
-CHILD_LIVES = 8  # seconds that a child of a killed worker lives
+CHILD_LIVES = 60  # seconds that a child of a killed worker lives
 
 initialized: list[Any] = []
 

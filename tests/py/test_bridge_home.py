@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,3 +132,117 @@ def test_an_idle_bridge_takes_no_cpu(engine: str) -> None:
             used = [cpu_seconds(pid) - first for pid, first in zip(pids, before, strict=True)]
             assert max(used) < 0.05 * passed  # one that spins takes all of it
             assert held.numpy().tolist() == [1]
+
+
+def door_of(node: Node) -> Path:
+    (found,) = node.folder.glob("*.door")
+    return found
+
+
+def test_a_get_asks_the_bridge_alone(two: tuple[Node, Node]) -> None:
+    a, b = two
+    with b.here():
+        for i in range(10):
+            cw.put(f"open/{i}", [i])
+    assert a.process is not None
+    broker, alone = a.process.pid, 0
+    with a.here():
+        first = cw.get("//b/open/0")  # the slab is known from here on
+        for i in range(1, 10):
+            os.kill(broker, signal.SIGSTOP)
+            goes_on = threading.Timer(
+                3, os.kill, (broker, signal.SIGCONT)
+            )  # who waits at the door for long asks it
+            goes_on.start()
+            assert eventually(lambda: stopped(broker))
+            assert cw.get(f"//b/open/{i}").numpy().tolist() == [i]
+            alone += stopped(broker)
+            goes_on.cancel()
+            os.kill(broker, signal.SIGCONT)
+        assert alone
+        with pytest.raises(cw.NameNotFound, match="open/none"):
+            cw.get("//b/open/none")
+        assert first.numpy().tolist() == [0]
+    with b.here():
+        cw.put("open/1", [7])
+    with a.here():
+        assert eventually(lambda: cw.get("//b/open/1").numpy().tolist() == [7])
+
+
+def test_without_a_door_the_broker_is_asked(two: tuple[Node, Node]) -> None:
+    a, b = two
+    with b.here():
+        cw.put("open/x", [1])
+    door_of(a).unlink()
+    with a.here():
+        assert cw.get("//b/open/x").numpy().tolist() == [1]
+
+
+@pytest.mark.parametrize("engine", ["io_uring", "epoll"])
+def test_nonsense_at_the_door_harms_nobody(engine: str) -> None:
+    with bridge_support.net("a", "b") as made:
+        made.acquaint("--read", "open/*")
+        made.start(**({"CAUSEWAY_BRIDGE_EPOLL": "1"} if engine == "epoll" else {}))
+        made.connected()
+        a, b = made.nodes.values()
+        with b.here():
+            cw.put("open/x", [1])
+            cw.put("open/y", [2])
+        pid, path = a.bridge_pid(), str(door_of(a))
+
+        def comes() -> socket.socket:
+            made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            made.connect(path)
+            made.settimeout(30)
+            return made
+
+        def hears(one: socket.socket) -> bytes:
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                return one.recv(65536)
+            return b""
+
+        get = (
+            struct.pack("<IIHHI16sQIIQQQ", 1, 0, 11, 0, 0, b"", 0, 0, 0, 0, 0, 0) + b"\0//b/open/x"
+        )
+        with comes() as one:  # what a client says
+            one.send(get)
+            status, text_bytes = struct.unpack("<iI", one.recv(65536)[:8])
+            assert status == 0 and text_bytes
+        for bad in (
+            b"x",
+            b"\0" * 72,
+            b"\xff" * 8192,
+            b"\xff" * 9000,
+            get[:60],
+            get[:4] + b"\xff" * 80,
+        ):
+            with comes() as one:
+                one.send(bad)
+                said = hears(one)  # an error, or the end
+                assert not said or struct.unpack("<i", said[:4])[0] < 0
+        with comes() as one:
+            with contextlib.suppress(BrokenPipeError):
+                for _ in range(3):  # more than one at a time
+                    one.send(get.replace(b"open/x", b"open/y"))
+            heard = [hears(one) for _ in range(3)]
+            assert not heard[2] or all(heard)  # let go, or each was answered before the next came
+        with contextlib.ExitStack() as crowd:
+            for _ in range(300):
+                crowd.enter_context(comes())
+            with a.here():
+                assert cw.get("//b/open/y").numpy().tolist() == [2]
+        with a.here():
+            assert cw.get("//b/open/x").numpy().tolist() == [1]
+        assert a.bridge_pid() == pid
+        a.stop()
+        assert not list(a.folder.glob("*.door"))
+
+
+def test_threads_that_get_at_once_each_have_their_array(two: tuple[Node, Node]) -> None:
+    a, b = two
+    with b.here():
+        for i in range(200):
+            cw.put(f"open/{i}", np.full(i % 7 + 1, i))
+    with a.here(), concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda i: cw.get(f"//b/open/{i}").numpy().copy(), range(200)))
+    assert all((values == i).all() and len(values) == i % 7 + 1 for i, values in enumerate(found))

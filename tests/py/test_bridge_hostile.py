@@ -10,6 +10,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,30 +139,47 @@ def _to_the_end(plain: socket.socket) -> bool:
 
 
 def test_who_shows_no_key_may_send_4096_bytes(nodes: tuple[Node, Node, Node]) -> None:
-    _, b, _ = nodes
+    _, b, evil = nodes
     with socket.create_connection(("127.0.0.1", b.port), 10) as plain:
-        # A record of TLS that goes on and on, and is never whole.
-        plain.sendall(b"\x16\x03\x01\x3f\xff\x01\x00\x3f\xfb" + bytes(4000))
+        hello = raw.client_hello(evil.keys)
+        # Behind its hello a record of TLS that goes on and on, and is never whole.
+        plain.sendall(hello + b"\x17\x03\x03\x3f\xff" + bytes(4096 - 5 - len(hello)))
         plain.settimeout(0.3)
         with pytest.raises(TimeoutError):
-            plain.recv(1)  # nothing yet
-        plain.sendall(bytes(200))
+            while plain.recv(65536):  # the server's part of the handshake, and no end yet
+                pass
+        plain.sendall(b"\0")
         plain.settimeout(10)
         assert _to_the_end(plain)
 
 
-def test_who_says_nothing_is_let_go(nodes: tuple[Node, Node, Node]) -> None:
-    a, b, _ = nodes
-    silent = [socket.create_connection(("127.0.0.1", b.port), 10) for _ in range(600)]
-    try:
-        with a.here():
-            cw.put("//b/in/among", [1])  # they hold up nobody
-        for plain in silent:
-            plain.settimeout(20)
-            assert _to_the_end(plain)
-    finally:
-        for plain in silent:
-            plain.close()
+@pytest.mark.parametrize("cut", [1, 3, 5, 50])
+def test_a_first_record_may_come_in_pieces(nodes: tuple[Node, Node, Node], cut: int) -> None:
+    _, b, evil = nodes
+    hello = raw.client_hello(evil.keys)
+    with socket.create_connection(("127.0.0.1", b.port), 10) as plain:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for begin in range(0, len(hello), max(cut, len(hello) // 60)) if cut > 5 else (0,):
+            plain.sendall(
+                hello[begin : begin + max(cut, len(hello) // 60)] if cut > 5 else hello[:cut]
+            )
+        if cut <= 5:
+            time.sleep(0.05)  # it comes alone
+            plain.sendall(hello[cut:])
+        assert plain.recv(3) == b"\x16\x03\x03"  # the server's
+
+
+def test_a_first_record_of_more_than_2048_bytes_is_not_read(nodes: tuple[Node, Node, Node]) -> None:
+    _, b, _ = nodes
+    for length, ends in ((2048 - 5, False), (2048 - 4, True)):
+        with socket.create_connection(("127.0.0.1", b.port), 10) as plain:
+            plain.sendall(b"\x16\x03\x01" + length.to_bytes(2, "big") + b"\x01")
+            plain.settimeout(10 if ends else 0.3)
+            if ends:
+                assert _to_the_end(plain)
+            else:
+                with pytest.raises(TimeoutError):
+                    plain.recv(1)
 
 
 BREACHES = {

@@ -225,12 +225,10 @@ def test_broker_killed():
     connection = client.current()
     first = connection.instance
     os.kill(connection.broker_pid, signal.SIGKILL)
-    began = time.monotonic()
     with pytest.raises(cw.BrokerLost, match=r"\.log"):
-        while time.monotonic() - began < 5:
+        for _ in range(100):  # within a second, on a machine that lets us run
             cw.get("x")
             time.sleep(0.01)
-    assert time.monotonic() - began < 1.5
     assert connection.lost
     assert view.sum() == 45 and w.numpy().sum() == 45
     assert cw.names() == []
@@ -250,16 +248,23 @@ def test_broker_killed_while_somebody_waits(script):
     code = """
         import threading, time, os, signal, causeway as cw
         from causeway import client
-        pid = client.current().broker_pid
-        threading.Timer(0.3, lambda: os.kill(pid, signal.SIGKILL)).start()
-        began = time.monotonic()
+        pid, told, turns = client.current().broker_pid, threading.Event(), []
+        def kill():
+            os.kill(pid, signal.SIGKILL)
+            while not told.is_set():  # a second is a hundred turns, on a machine that lets us run
+                turns.append(time.sleep(0.01))
+        killer = threading.Timer(0.3, kill)
+        killer.start()
         try:
             cw.wait("never")
         except cw.BrokerLost:
-            print("lost", time.monotonic() - began < 1.3)
+            told.set()
+            print("lost")
+        killer.join()
+        assert len(turns) <= 100, len(turns)
         print(cw.names())
     """
-    assert script(code).stdout == "lost True\n[]\n"
+    assert script(code).stdout == "lost\n[]\n"
 
 
 def test_killed_clients_leave_nothing(script):
@@ -289,9 +294,11 @@ LIMITS = {
     "MAX_CLIENT_LEASES=4096": "held = [cw.zeros(1) for _ in range(5000)]",
     "MAX_CLIENT_TRANSITS=10": "held = [keep.handle() for _ in range(20)]",
     "MAX_CLIENT_WAITS=2": (
-        "from concurrent.futures import ThreadPoolExecutor; threads = ThreadPoolExecutor(3); "
-        "found = [threads.submit(cw.wait, f'w{i}', 0.5).exception for i in range(3)]; "
-        "raise next(error for error in [one() for one in found] if not isinstance(error, cw.Timeout))"
+        "from concurrent import futures; threads = futures.ThreadPoolExecutor(3); "
+        "waits = [threads.submit(cw.wait, f'w{i}', 60) for i in range(3)]; "
+        "one = futures.wait(waits, return_when=futures.FIRST_COMPLETED).done.pop(); "
+        "held = [cw.put(f'w{i}', i) for i in range(3)]; "  # the others end
+        "raise one.exception()"
     ),
 }
 
@@ -314,7 +321,7 @@ def test_each_limit_is_a_limit_exceeded_and_all_goes_on(limit, script, tmp_path)
             print("limit", error)
         held = None
         assert cw.get("before").tolist() == [1, 2, 3]
-        for patience in range(500):
+        for patience in range(3000):
             try:
                 cw.put("before", [4])
                 break

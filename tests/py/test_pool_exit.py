@@ -13,8 +13,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import Script, eventually
+from conftest import Script
 from pool_support import LONG, gone
+from waiting import eventually, soon
 
 import causeway as cw
 
@@ -154,13 +155,19 @@ WORK = {
         "results = pool.imap(tasks.square, itertools.count()); next(results); pool.apply_async(task, (mark,))"
     ),
     "daemon threads that wait": """
+def wait(call):  # which may still raise; what threads print while the interpreter ends is cut anywhere
+    try:
+        call()
+    except cw.Error as error:
+        if "the Pool was terminated" not in str(error):
+            os._exit(9)
 for call in (
     lambda: pool.map(task, [mark] * 4, 1),
     lambda: pool.apply(task, (mark,)),
     lambda: next(pool.imap(task, iter([mark]))),
     lambda: (pool.apply_async(task, (mark,)).get(600)),
 ):
-    threading.Thread(target=call, daemon=True).start()""",
+    threading.Thread(target=wait, args=(call,), daemon=True).start()""",
     "a callback that runs": (
         "pool.apply_async(tasks.square, (3,), callback=lambda _: (open(mark, 'x').close(), time.sleep(600)))"
     ),
@@ -194,11 +201,8 @@ def test_the_interpreters_exit_ends_a_pool_with_work_under_way(
     done = Ended(tmp_path, EXITING.format(method=method, work=WORK[work], ending=statement))
     assert done.status == status, done.errors
     assert len(done.pids()) == 2 and eventually(lambda: all(gone(pid) for pid in done.pids()))
-    if work == "daemon threads that wait":  # their calls may still raise
-        assert done.errors.count("Error: ") == done.errors.count("the Pool was terminated")
-    else:
-        expected = "LookupError: of the script" if ending == "an exception" else ""
-        assert done.errors.strip().rpartition("\n")[2] == expected
+    expected = "LookupError: of the script" if ending == "an exception" else ""
+    assert done.errors.strip().rpartition("\n")[2] == expected
 
 
 def test_the_interpreters_exit_waits_for_threads_that_are_no_daemons(tmp_path: Path) -> None:
@@ -259,7 +263,7 @@ def test_workers_end_within_a_second_of_their_killed_parent(
         done = Ended(folder, KILLED.format(method=method, work=UNDER_WAY[work]))
         assert done.status == -signal.SIGKILL, done.errors
         assert len(pids := done.pids()) == 2
-        if eventually(lambda p=pids: all(gone(pid) for pid in p), 1):  # type: ignore[misc]
+        if soon(lambda p=pids: all(gone(pid) for pid in p)):  # type: ignore[misc]
             return
         assert eventually(lambda p=pids: all(gone(pid) for pid in p), LONG)  # type: ignore[misc]
     raise AssertionError("three times workers lived for more than a second after their parent")
@@ -271,7 +275,7 @@ def test_a_worker_that_never_lets_go_of_the_interpreter_ends_with_its_killed_par
     work = "pool.apply_async(tasks.hold_the_interpreter, (mark,)); eventually(lambda: os.path.exists(mark)); time.sleep(0.1)"
     done = Ended(tmp_path, KILLED.format(method="fork", work=work))
     try:
-        assert eventually(lambda: all(gone(pid) for pid in done.pids()), 3)
+        assert eventually(lambda: all(gone(pid) for pid in done.pids()))
     finally:
         for pid in done.pids():
             if not gone(pid):
@@ -293,4 +297,4 @@ def test_workers_of_workers_end_with_the_first_parent(tmp_path: Path, script: Sc
     )
     assert done.status == -signal.SIGKILL, done.errors
     assert len(done.pids()) == 3
-    assert eventually(lambda: all(gone(pid) for pid in done.pids()), 5)
+    assert eventually(lambda: all(gone(pid) for pid in done.pids()), LONG / 2)

@@ -44,8 +44,10 @@ def run(script: Script, head: str) -> tuple[list[list[str]], str]:
         ("import socket\nmine = socket.socket()", "must not share: socket:["),
         ("import os\nmine = os.pipe()", "must not share: pipe:["),
         (
-            "import subprocess\n"
-            "mine = subprocess.Popen(['sleep', '3'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)",
+            "import ctypes, subprocess\n"
+            "die_with_us = lambda: ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG\n"
+            "mine = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,\n"
+            "    preexec_fn=die_with_us)",
             "importing left processes running: ",
         ),
         (

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import server_tasks as tasks
+from cli_support import suspend
 from conftest import Script, eventually
 from server_support import parents_of_workers, server, start
 
@@ -166,7 +167,7 @@ def test_a_thread_in_a_hurry_does_not_wait_for_a_server(context: Any, tmp_path: 
 def test_how_a_worker_ended_is_not_waited_for_long(context: Any) -> None:
     process = start(context, tasks.nap)
     was = server()
-    os.kill(was.pid, signal.SIGSTOP)
+    suspend(was.pid)
     try:
         process.kill()
         process.join()

@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 from concurrent import futures
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -206,24 +207,29 @@ def test_threads_wait_for_each_others_results(executor):
     assert found == [list(range(MANY))] * 4
 
 
-def test_a_result_that_takes_too_long_times_out_and_still_comes(executor, pool):
-    call, other = executor.submit(time.sleep, 0.5), pool.apply_async(time.sleep, (0.5,))
+def test_a_result_that_takes_too_long_times_out_and_still_comes(executor, pool, tmp_path):
+    go = str(tmp_path / "go")
+    call, other = executor.submit(tasks.wait_for, go), pool.apply_async(tasks.wait_for, (go,))
     with pytest.raises(futures.TimeoutError):
         call.result(0.01)
     with pytest.raises(cw.Timeout):
         other.get(0.01)
-    assert call.result(60) is None and other.get(60) is None
+    Path(go).touch()
+    assert call.result(60) == other.get(60) == go
 
 
-def test_a_signals_handler_may_wait_for_a_result_while_its_thread_does(executor):
-    found: list[int] = []
-    before = signal.signal(
-        signal.SIGALRM, lambda *_: found.append(executor.submit(tasks.same, 7).result(60))
-    )
+def test_a_signals_handler_may_wait_for_a_result_while_its_thread_does(executor, tmp_path):
+    found, go = [], str(tmp_path / "go")
+
+    def handle(*_: Any) -> None:
+        found.append(executor.submit(tasks.same, 7).result(60))
+        Path(go).touch()
+
+    before = signal.signal(signal.SIGALRM, handle)
     try:
-        call = executor.submit(time.sleep, 0.6)
+        call = executor.submit(tasks.wait_for, go)  # which ends after the signal, however late
         signal.setitimer(signal.ITIMER_REAL, 0.1)
-        assert call.result(60) is None
+        assert call.result(60) == go
     finally:
         signal.signal(signal.SIGALRM, before)
     assert found == [7]
@@ -232,25 +238,34 @@ def test_a_signals_handler_may_wait_for_a_result_while_its_thread_does(executor)
 # ---- cancelling, deaths, the end
 
 
-def test_what_waits_for_room_can_be_cancelled(executor):
-    blocked = [executor.submit(time.sleep, 0.5) for _ in range(2)]
+def test_what_waits_for_room_can_be_cancelled(executor, tmp_path):
+    go = str(tmp_path / "go")
+    blocked = [executor.submit(tasks.wait_for, go) for _ in range(2)]
     calls = [executor.submit(tasks.same, number) for number in range(MANY)]
     assert calls[-1].cancel() and calls[-2].cancel() and calls[MANY // 2].cancel()
+    Path(go).touch()
     kept = [call for call in calls if not call.cancelled()]
     assert len(kept) == MANY - 3
     expected = [n for n in range(MANY - 2) if n != MANY // 2]
     assert [call.result(60) for call in kept] == expected
-    assert all(call.result(60) is None for call in blocked)
+    assert all(call.result(60) == go for call in blocked)
 
 
-def test_shutdown_cancels_what_waits_for_room():
+def test_shutdown_cancels_what_waits_for_room(tmp_path):
+    go = str(tmp_path / "go")
     executor = cw.Executor(1, "fork")
     executor.submit(tasks.same, 0).result(60)
-    blocked = executor.submit(time.sleep, 0.5)
+    blocked = executor.submit(tasks.wait_for, go)
     assert eventually(blocked.running, 60)
     calls = [executor.submit(tasks.same, number) for number in range(MANY)]
+
+    def let_go() -> None:
+        eventually(lambda: all(call.cancelled() for call in calls))
+        Path(go).touch()
+
+    threading.Thread(target=let_go).start()
     executor.shutdown(cancel_futures=True)
-    assert blocked.result(0) is None and all(call.cancelled() for call in calls)
+    assert blocked.result(0) == go and all(call.cancelled() for call in calls)
 
 
 def test_the_end_tells_what_waits_for_room():

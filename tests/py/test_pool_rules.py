@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 from waiting import eventually
 
 import causeway as cw
+from causeway import _pool_engine
 
 LONG = 60
 _WORKERS_AT, _WORKER_BYTES, _DONE_AT = 64 + 256, 128, 16  # shm/dispatch.h, ipc/pool.c
@@ -59,28 +61,32 @@ def interrupt(seconds: float) -> None:
     threading.Timer(seconds, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
 
 
-def late_large(seconds: float) -> Any:
-    time.sleep(seconds)
+def late_large(path: str) -> Any:
+    tasks.wait_for(path)
     return np.zeros(100_000)
 
 
-def test_a_call_left_by_ctrl_c_holds_its_worker_no_longer() -> None:
+def test_a_call_left_by_ctrl_c_holds_its_worker_no_longer(tmp_path: Path) -> None:
     with cw.Pool(1, context="fork") as pool:
         assert pool.apply(os.getpid) > 0
-        for _ in range(3):
-            interrupt(0.1)
+        for number in range(3):
+            go = tmp_path / str(number)
             with pytest.raises(KeyboardInterrupt):
-                pool.apply(late_large, (0.3,))
+                interrupt(0.1)
+                pool.apply(late_large, (str(go),))
+            go.touch()
         assert pool.apply_async(tasks.square, (3,)).get(LONG) == 9
 
 
-def test_a_call_left_before_a_worker_took_it_is_not_run(forked: cw.Pool) -> None:
-    busy = [forked.apply_async(tasks.nap, (0.5,)) for _ in range(2)]
+def test_a_call_left_before_a_worker_took_it_is_not_run(forked: cw.Pool, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    busy = [forked.apply_async(tasks.wait_for, (str(go),)) for _ in range(2)]
     before = forked.stats()["tasks"]
-    interrupt(0.1)
     with pytest.raises(KeyboardInterrupt):
+        interrupt(0.1)
         forked.apply(tasks.square, (1,))
-    assert [one.get(LONG) for one in busy] == [0.5, 0.5]
+    go.touch()
+    assert [one.get(LONG) for one in busy] == [str(go)] * 2
     assert forked.apply(tasks.square, (2,)) == 4
     assert forked.stats()["tasks"] - before == 3
 
@@ -106,13 +112,13 @@ def test_what_a_failed_call_took_along_goes_with_its_exception(forked: cw.Pool, 
         except tasks.Fault:
             failed = True
         del given
-        assert failed and eventually(lambda: gone() is None, 5)
+        assert failed and eventually(lambda: gone() is None)
     finally:
         gc.enable()
 
 
-def test_a_child_cannot_use_its_parents_results(forked: cw.Pool) -> None:
-    waiting = forked.apply_async(tasks.nap, (0.3,))
+def test_a_child_cannot_use_its_parents_results(forked: cw.Pool, tmp_path: Path) -> None:
+    waiting = forked.apply_async(tasks.wait_for, (go := str(tmp_path / "go"),))
     pid = os.fork()
     if pid == 0:
         try:
@@ -124,11 +130,15 @@ def test_a_child_cannot_use_its_parents_results(forked: cw.Pool) -> None:
         os._exit(4)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert waiting.get(LONG) == 0.3
+    Path(go).touch()
+    assert waiting.get(LONG) == go
 
 
-def test_results_that_come_while_others_wait_are_told_at_once(forked: cw.Pool) -> None:
-    """Two threads with an imap each: none sleeps through what the other one has collected for it."""
+def test_results_that_come_while_others_wait_are_told_at_once(
+    forked: cw.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four threads with an imap each: none sleeps through what another one has collected for it."""
+    monkeypatch.setattr(_pool_engine, "_SLICE_SECONDS", LONG)  # nobody looks up by himself
     late: list[float] = []
 
     def consume() -> None:
@@ -146,7 +156,7 @@ def test_results_that_come_while_others_wait_are_told_at_once(forked: cw.Pool) -
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(late) == 600 and max(late) < 0.9
+    assert len(late) == 600 and max(late) < LONG / 2
 
 
 def test_what_a_reducer_raises_fails_its_task_alone(forked: cw.Pool) -> None:

@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 import server_tasks as tasks
+from cli_support import suspend
 from conftest import Script, eventually
+from pool_support import gone
 from server_support import parents_of_workers, server, start
 
 import causeway as cw
@@ -217,7 +219,7 @@ def test_the_servers_death_leaves_its_workers_and_the_next_start_makes_a_new_one
 def test_a_stopped_server_is_given_up(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     start(context, tasks.end, 0).join()
     was = server()
-    os.kill(was.pid, signal.SIGSTOP)
+    suspend(was.pid)
     monkeypatch.setattr(_pool_server, "_REPLY_SECONDS", 0.1)
     process = start(context, tasks.end, 5)
     process.join(30)
@@ -349,7 +351,7 @@ def test_nobody_outlives_the_parent(script: Script) -> None:
     )
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 4
-    assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10)
+    assert eventually(lambda: all(gone(pid) for pid in pids))
 
 
 def test_signals_for_all_of_a_terminal_leave_the_server(context: Any) -> None:

@@ -239,7 +239,7 @@ def test_the_memory_comes_back(tmp_path: Path) -> None:
         assert eventually(mark.exists)
         before = gauges()["bytes"]
     pool.join()
-    assert eventually(grown, 10)
+    assert eventually(grown)
 
 
 def test_a_closed_one_shares_nothing_any_more() -> None:

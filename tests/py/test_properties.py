@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import causeway as cw
 from causeway import dtypes, layouts
-
-EXAMPLES = 1000 if os.environ.get("CAUSEWAY_SOAK") else 100
-settings.register_profile("causeway", max_examples=EXAMPLES, deadline=None, print_blob=True)
-settings.load_profile("causeway")
 
 NUMBERS = st.one_of(
     hnp.boolean_dtypes(), hnp.integer_dtypes(endianness="?"), hnp.floating_dtypes(endianness="?"),

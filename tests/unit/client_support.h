@@ -75,7 +75,7 @@ static inline int folder_remove(void **state) {
     if (cw_connect(NULL, NULL, CW_CONNECT_NO_START, &client) == 0) {
         int pid = cw_client_broker_pid(client);
         cw_broker_stop(client);
-        for (int i = 0; i < 1000 && kill(pid, 0) == 0; i++)
+        for (int i = 0; i < 10000 && kill(pid, 0) == 0; i++)
             usleep(2000);
         cw_client_unref(client);
     }
@@ -125,10 +125,10 @@ static inline uint64_t counter(cw_client *client, enum cw_counter which) {
     return atomic_load(&client->root->counters[which]);
 }
 
-/* Until value() is as expected, ten seconds at most. */
+/* Until value() is as expected; the limit is for what never comes: a machine may be busy. */
 #define EVENTUALLY(condition)                                                                      \
     do {                                                                                           \
-        int64_t end_ = test_now_ns() + 10 * SECOND;                                                \
+        int64_t end_ = test_now_ns() + 60 * SECOND;                                                \
         while (!(condition)) {                                                                     \
             if (test_now_ns() > end_)                                                              \
                 fail_msg("never became true: %s", #condition);                                     \

@@ -157,6 +157,12 @@ uint64_t raw_counter(const struct raw_broker *broker, enum cw_counter which) {
     return CW_LOAD(M1, (cw_a64 *)&broker->root->counters[which], relaxed);
 }
 
+bool raw_rests(const struct raw_broker *broker, int ms) {
+    uint64_t wakeups = raw_counter(broker, CW_COUNTER_wakeups);
+    usleep((useconds_t)ms * 1000);
+    return raw_counter(broker, CW_COUNTER_wakeups) == wakeups;
+}
+
 uint64_t raw_gauge(const struct raw_broker *broker, enum cw_gauge which) {
     return CW_LOAD(M1, (cw_a64 *)&broker->root->gauges[which], relaxed);
 }

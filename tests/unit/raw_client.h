@@ -49,6 +49,8 @@ void raw_broker_remove(struct raw_broker *broker);
 /* What it said on standard error so far. */
 const char *raw_broker_said(struct raw_broker *broker);
 uint64_t raw_counter(const struct raw_broker *broker, enum cw_counter which);
+/* Whether nothing wakes the broker for so long. */
+bool raw_rests(const struct raw_broker *broker, int ms);
 uint64_t raw_gauge(const struct raw_broker *broker, enum cw_gauge which);
 
 /* Looks every 0.2 ms until condition holds; false after RAW_TIMEOUT_MS. */

@@ -193,9 +193,13 @@ static void a_signal_ends_it_cleanly(void **state) {
 static void its_socket_goes_before_its_line(void **state) {
     (void)state;
     struct raw_broker broker;
+    struct raw_client client;
     char told[8192] __attribute__((aligned(8)));
     bool gone = false, emptied = false;
     assert_true(raw_broker_start(&broker, NULL, NULL));
+    assert_int_equal(raw_connect(&broker, &client),
+                     0); /* it is told of the line's writing no more */
+    raw_bye(&client);
     int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
     assert_true(watch >= 0 &&
                 inotify_add_watch(watch, broker.address.folder, IN_DELETE | IN_MODIFY) >= 0);
@@ -386,9 +390,7 @@ static void an_idle_broker_takes_no_cpu_and_little_memory(void **state) {
     }
     /* It sleeps, and nothing wakes it. */
     assert_true(RAW_UNTIL(CW_LOAD(W2, &client.root->broker.asleep, relaxed) == 1));
-    uint64_t wakeups = raw_counter(&broker, CW_COUNTER_wakeups);
-    usleep(300000);
-    assert_int_equal(raw_counter(&broker, CW_COUNTER_wakeups), wakeups);
+    assert_true(RAW_UNTIL(raw_rests(&broker, 300)));
     snprintf(path, sizeof path, "/proc/%d/status", (int)broker.pid);
     FILE *file = fopen(path, "r");
     while (file && fgets(line, sizeof line, file))

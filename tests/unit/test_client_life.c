@@ -23,9 +23,9 @@ static void a_wait_ends_when_the_name_comes(void **state) {
     assert_int_equal(cw_wait(client, "later", 0), -ETIMEDOUT);
     int64_t begun = test_now_ns();
     assert_int_equal(cw_wait(client, "later", SECOND / 10), -ETIMEDOUT);
-    assert_in_range(test_now_ns() - begun, SECOND / 10, 5 * SECOND);
+    assert_true(test_now_ns() - begun >= SECOND / 10);
     pthread_create(&thread, NULL, put_later, client);
-    OK(cw_wait(client, "later", 10 * SECOND));
+    OK(cw_wait(client, "later", 60 * SECOND));
     pthread_join(thread, &result);
     assert_null(result);
     OK(cw_wait(client, "later", 0));
@@ -38,14 +38,28 @@ static void on_signal(int number) {
     (void)number;
 }
 
+static _Atomic int interrupted;
+
+/* Again and again: a signal that comes before the wait does not end it. */
 static void *interrupt(void *context) {
-    usleep(50000);
-    pthread_kill(*(pthread_t *)context, SIGUSR1);
+    while (!atomic_load(&interrupted)) {
+        usleep(50000);
+        pthread_kill(*(pthread_t *)context, SIGUSR1);
+    }
     return NULL;
 }
 
+static void wait_until_interrupted(cw_client *client) {
+    pthread_t self = pthread_self(), thread;
+    atomic_store(&interrupted, 0);
+    pthread_create(&thread, NULL, interrupt, &self);
+    assert_int_equal(cw_wait(client, "never", 60 * SECOND), -EINTR);
+    atomic_store(&interrupted, 1);
+    pthread_join(thread, NULL);
+}
+
 static void *wait_long(void *context) {
-    return (void *)(intptr_t)cw_wait(context, "never/2", 10 * SECOND);
+    return (void *)(intptr_t)cw_wait(context, "never/2", 60 * SECOND);
 }
 
 static void a_signal_ends_each_wait_and_no_other_call(void **state) {
@@ -53,18 +67,14 @@ static void a_signal_ends_each_wait_and_no_other_call(void **state) {
     cw_client *client = client_open();
     struct sigaction action = {.sa_handler = on_signal};
     sigaction(SIGUSR1, &action, NULL);
-    pthread_t self = pthread_self(), thread, other;
+    pthread_t other;
     void *result;
     /* alone, as the receiver */
-    pthread_create(&thread, NULL, interrupt, &self);
-    assert_int_equal(cw_wait(client, "never", 10 * SECOND), -EINTR);
-    pthread_join(thread, NULL);
+    wait_until_interrupted(client);
     /* as a follower of another thread that waits, and that waits on */
     pthread_create(&other, NULL, wait_long, client);
     usleep(50000);
-    pthread_create(&thread, NULL, interrupt, &self);
-    assert_int_equal(cw_wait(client, "never", 10 * SECOND), -EINTR);
-    pthread_join(thread, NULL);
+    wait_until_interrupted(client);
     OK(cw_ping(client));
     /* the receiver itself: the other one goes on */
     cw_array *array = bytes_new(client, 10, 1);

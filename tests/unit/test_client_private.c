@@ -277,7 +277,7 @@ static void a_view_outlives_its_maker_and_the_broker(void **state) {
     assert_int_equal(((uint8_t *)cw_array_data(view))[LARGE - 1], 4);
     int pid = cw_client_broker_pid(client);
     OK(cw_broker_stop(client));
-    for (int i = 0; i < 5000 && kill(pid, 0) == 0; i++)
+    for (int i = 0; i < 30000 && kill(pid, 0) == 0; i++)
         usleep(2000);
     assert_int_equal(((uint8_t *)cw_array_data(view))[10], 5);
     assert_int_equal(((uint8_t *)cw_array_data(view))[LARGE / 2], 4);

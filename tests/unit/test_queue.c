@@ -158,7 +158,7 @@ static void waits_end_when_there_is_something(void **state) {
     assert_null(result);
     OK(put(1, 8, 0));
     pthread_create(&thread, NULL, get_later, NULL);
-    OK(put(2, 8, 10 * SECOND));
+    OK(put(2, 8, 60 * SECOND));
     pthread_join(thread, &result);
     assert_null(result);
     cw_item_deinit(&item);
@@ -175,12 +175,15 @@ static void a_signal_ends_a_wait(void **state) {
     cw_item item = {.data = NULL};
     struct sigaction action = {.sa_handler = on_signal};
     sigaction(SIGALRM, &action, NULL);
-    struct itimerval soon = {.it_value.tv_usec = 30000};
+    const struct itimerval none = {0};
+    struct itimerval soon = {.it_value.tv_usec = 30000, .it_interval.tv_usec = 30000};
     setitimer(ITIMER_REAL, &soon, NULL);
-    assert_int_equal(cw_queue_get(queue, &item, 10 * SECOND), -EINTR);
+    assert_int_equal(cw_queue_get(queue, &item, 60 * SECOND), -EINTR);
+    setitimer(ITIMER_REAL, &none, NULL);
     OK(put(1, 8, 0));
     setitimer(ITIMER_REAL, &soon, NULL);
-    assert_int_equal(put(2, 8, 10 * SECOND), -EINTR);
+    assert_int_equal(put(2, 8, 60 * SECOND), -EINTR);
+    setitimer(ITIMER_REAL, &none, NULL);
     assert_int_equal(look().items, 1);
     unmake();
 }
@@ -294,7 +297,7 @@ static void join_waits_for_all_that_was_put(void **state) {
     OK(cw_queue_get(queue, &item, 0));
     pthread_t thread;
     pthread_create(&thread, NULL, done_later, NULL);
-    OK(cw_queue_wait_done(queue, 10 * SECOND));
+    OK(cw_queue_wait_done(queue, 60 * SECOND));
     pthread_join(thread, NULL);
     assert_int_equal(cw_queue_task_done(queue), -EINVAL);
     cw_item_deinit(&item);

@@ -1,0 +1,117 @@
+/*
+ * Door: see door.h. One socket a client, made when it is first needed, one request at a time: a
+ * second thread that comes meanwhile asks the broker. Whatever is not an answer in time (a bridge
+ * that stands, is started anew, or fetches something large) closes the socket, and the broker is
+ * asked: it knows whether the bridge lives, and the array is fetched once all the same.
+ *
+ * What the bridge says is checked as what any other process says: place and layout here, the block
+ * by taking a lease. If this process dies the kernel closes the socket.
+ */
+#include "ipc/door.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "ipc/address.h"
+#include "ipc/meta.h"
+
+#define PATIENCE_NS 50000000ll  /* at the door */
+#define AGAIN_NS    100000000ll /* before it is looked for again where there was none */
+
+struct answer {
+    struct cw_door_answer head;
+    uint8_t text[CW_META_MAX > CW_DETAIL_MAX ? CW_META_MAX : CW_DETAIL_MAX];
+};
+
+void cw_door_close(cw_client *client) {
+    if (client->door >= 0)
+        close(client->door);
+    client->door = -1;
+}
+
+static int door_open(cw_client *client) {
+    struct timeval patience = {.tv_usec = PATIENCE_NS / 1000};
+    struct cw_address address;
+    struct sockaddr_un name;
+    socklen_t length;
+    int folder;
+    int64_t now_ns = cw_now_ns();
+    if (now_ns < client->door_after_ns)
+        return -EAGAIN;
+    client->door_after_ns = now_ns + AGAIN_NS;
+    if (cw_address_find(client->address, &address) != 0 ||
+        cw_address_open_folder(&address, false, &folder) != 0)
+        return -EAGAIN;
+    cw_address_to_door(&address);
+    cw_address_sockaddr(&address, folder, &name, &length);
+    /* A queue that is full would be waited for. */
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    bool ok = fd >= 0 && connect(fd, (struct sockaddr *)&name, length) == 0 &&
+              setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0 &&
+              fcntl(fd, F_SETFL, 0) == 0;
+    close(folder);
+    if (!ok) {
+        if (fd >= 0)
+            close(fd);
+        return -EAGAIN;
+    }
+    client->door = fd;
+    client->door_after_ns = 0;
+    return 0;
+}
+
+/* The answer's bytes, or -EAGAIN, -EINTR; then the door is closed. */
+static ssize_t ask(cw_client *client, const struct cw_name_key *key, struct answer *answer) {
+    struct cw_remote remote = {.verb = CW_REMOTE_GET, .key_bytes = (uint16_t)key->length};
+    struct iovec parts[] = {{&remote, sizeof remote}, {(void *)(uintptr_t)key->text, key->length}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    ssize_t got = -1;
+    if (sendmsg(client->door, &message, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+        got = recv(client->door, answer, sizeof *answer, 0);
+    if (got > 0)
+        return got;
+    int code = got < 0 && errno == EINTR ? -EINTR : -EAGAIN;
+    cw_door_close(client);
+    return code;
+}
+
+static int open_array(cw_client *client, const struct answer *answer, uint32_t flags,
+                      cw_array **out) {
+    const struct cw_door_answer *at = &answer->head;
+    struct cw_shape shape;
+    if (at->instance != client->instance ||
+        cw_meta_decode(answer->text, at->text_bytes, at->size_bytes, &shape) != 0)
+        return -EAGAIN;
+    pthread_mutex_lock(&client->lock);
+    int code = cw_array_attach(client, at->slab, at->block, at->gen, at->offset_bytes,
+                               at->size_bytes, &shape, flags, out);
+    pthread_mutex_unlock(&client->lock);
+    return code == -ESTALE ? -EAGAIN : code;
+}
+
+int cw_door_get(cw_client *client, const struct cw_name_key *key, uint32_t flags, int64_t until_ns,
+                cw_array **out) {
+    struct answer answer;
+    if (until_ns != INT64_MAX && until_ns - cw_now_ns() < PATIENCE_NS)
+        return -EAGAIN;
+    if (pthread_mutex_trylock(&client->door_lock) != 0)
+        return -EAGAIN;
+    int code = client->door >= 0 ? 0 : door_open(client);
+    ssize_t got = code ? code : ask(client, key, &answer);
+    if (got > 0 && ((size_t)got < sizeof answer.head || answer.head.status > 0 ||
+                    (size_t)got != sizeof answer.head + answer.head.text_bytes)) {
+        cw_door_close(client); /* not the bridge of this version */
+        got = -EAGAIN;
+    }
+    pthread_mutex_unlock(&client->door_lock);
+    if (got < 0)
+        return got == -EINTR ? cw_fail(-EINTR, "a signal came while waiting for the bridge")
+                             : -EAGAIN;
+    if (answer.head.status < 0)
+        return cw_fail(answer.head.status, "%.*s", (int)answer.head.text_bytes,
+                       (const char *)answer.text);
+    return open_array(client, &answer, flags, out);
+}

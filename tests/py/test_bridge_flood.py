@@ -1,0 +1,179 @@
+"""Thousands of connections that show no key: what they cost, that all are let go, and that a peer gets in meanwhile."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import bridge_raw as raw
+import bridge_support
+import pytest
+from bridge_raw import Raw, frame
+from bridge_support import Node
+from conftest import eventually
+
+import causeway as cw
+
+pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
+
+MANY = 10_000
+UNKNOWN_MAX = 256  # CWB_UNKNOWN_MAX
+OURS_BYTES = 4096  # of our memory for one that has not shown its key
+
+
+@pytest.fixture(params=["io_uring", "epoll"])
+def node(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Node]]:
+    """A node that has just begun to listen, and one whose key it knows and whose broker never runs."""
+    with bridge_support.net("b", "peer") as made:
+        b, peer = made.nodes.values()
+        b.knows(peer, "--read", "*", address="")
+        b.start(**({"CAUSEWAY_BRIDGE_EPOLL": "1"} if request.param == "epoll" else {}))
+        with b.here():
+            cw.put("open", [7], keep=True)
+        yield b, peer
+
+
+@pytest.fixture
+def descriptors() -> Iterator[int]:
+    """How many connections this process may open."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield before[1] - 500 if before[1] != resource.RLIM_INFINITY else 1 << 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def opened(pid: int) -> int:
+    """How many descriptors a process has."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def dirty_bytes(pid: int) -> int:
+    """What memory of its own a process has."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(text.split("Private_Dirty:")[1].split()[0]) * 1024
+
+
+def connect(port: int, number: int) -> socket.socket:
+    """From one of ten addresses, so that no one address runs out of ports."""
+    plain = socket.socket()
+    plain.bind((f"127.0.0.{10 + number % 10}", 0))
+    plain.connect(("127.0.0.1", port))
+    return plain
+
+
+def ended(plain: socket.socket) -> bool:
+    """Whether the other side ends it."""
+    plain.settimeout(30)
+    try:
+        while plain.recv(4096):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def served(b: Node, peer: Node) -> bool:
+    """Whether a peer gets in, and what it asks for. Whoever has not yet shown its key may have to give way, as the
+    oldest of too many: then a peer tries again, as here."""
+    for _ in range(20):
+        try:
+            with Raw(peer.keys, b.port) as connection:
+                connection.send(raw.asking(raw.OPEN, b"open"))
+                answer = connection.receive()
+                if answer is not None and answer[2] == 0:
+                    return True
+        except OSError:
+            pass
+    return False
+
+
+@pytest.mark.timeout(120)
+def test_10_000_connections_that_say_nothing(node: tuple[Node, Node], descriptors: int) -> None:
+    b, peer = node
+    pid = b.bridge_pid()
+    count = min(MANY, descriptors)
+    before, bytes_before = opened(pid), dirty_bytes(pid)
+    silent = []
+    try:
+        for number in range(count):
+            silent.append(connect(b.port, number))
+            if number % 2000 == 1999:
+                assert served(b, peer)
+                # Of those before, and of what the kernel has not closed yet, a few at most.
+                assert opened(pid) - before <= 2 * UNKNOWN_MAX
+        # 256 are kept at once, and what they cost is theirs for 2 s.
+        grown = dirty_bytes(pid) - bytes_before
+        assert grown < UNKNOWN_MAX * OURS_BYTES + (1 << 20), grown
+        assert all(ended(plain) for plain in silent)
+        assert eventually(lambda: opened(pid) <= before), opened(pid)
+    finally:
+        for plain in silent:
+            plain.close()
+    assert served(b, peer) and b.bridge_pid() == pid
+    if count < MANY:
+        pytest.skip(f"RLIMIT_NOFILE allows {count} connections, not {MANY}")
+
+
+SAYING: dict[str, Callable[[Node], bytes]] = {
+    "nothing": lambda _: b"",
+    "part-of-a-hello": lambda _: b"\x16\x03\x01\x07\xf0\x01\x00\x07\xec\x03\x03" + bytes(2000),
+}
+
+
+@pytest.mark.parametrize("saying", SAYING)
+def test_who_has_not_shown_its_key_costs_4_kib(node: tuple[Node, Node], saying: str) -> None:
+    b, peer = node
+    pid = b.bridge_pid()
+    assert served(b, peer)  # what the first connection alone needs is there
+    assert eventually(lambda: not b.sees(peer))
+    count = 250
+    data = SAYING[saying](peer)
+    before = opened(pid)
+    grown = None
+    for _ in range(5):  # all must be there at once, and 2 s after its begin each goes
+        bytes_before = dirty_bytes(pid)
+        silent = [connect(b.port, number) for number in range(count)]
+        for plain in silent:
+            plain.sendall(data)
+        if eventually(
+            lambda: opened(pid) - before >= count - 5,  # the peer's may still be closing
+            1.5,
+        ):
+            grown = dirty_bytes(pid) - bytes_before
+            if opened(pid) - before < count - 5:
+                grown = None
+        for plain in silent:
+            assert ended(plain)
+            plain.close()
+        assert eventually(lambda: opened(pid) <= before + 5)
+        if grown is not None:
+            break
+    assert grown is not None, "the connections were never there at once"
+    print(f"{saying}: {grown / count:.0f} bytes each")
+    assert grown <= count * OURS_BYTES, grown / count
+
+
+def test_who_began_a_handshake_is_let_go_and_leaves_nothing(node: tuple[Node, Node]) -> None:
+    b, peer = node
+    pid = b.bridge_pid()
+    hello = raw.client_hello(peer.keys)
+    sizes = []
+    for _ in range(3):
+        before = opened(pid)
+        silent = [connect(b.port, number) for number in range(250)]
+        for plain in silent:
+            plain.sendall(hello)
+        for plain in silent:
+            assert ended(plain)  # it answers in TLS, and ends it 2 s later
+            plain.close()
+        assert eventually(lambda n=before: opened(pid) <= n)
+        sizes.append(dirty_bytes(pid))
+    print([size // 1024 for size in sizes])
+    assert sizes[-1] - sizes[0] < 2 << 20, sizes  # the same memory each time
+    assert served(b, peer)
+    with Raw(peer.keys, b.port) as connection:
+        connection.send(frame(raw.PING))
+        assert connection.receive() is not None

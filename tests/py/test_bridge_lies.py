@@ -1,0 +1,215 @@
+"""A peer whose answers are lies: whoever asked gets an error, nothing of it is seen, and no memory is taken for it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import errno
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+
+import bridge_raw as raw
+import bridge_support
+import pytest
+from bridge_raw import Raw, frame
+from bridge_support import Node
+from conftest import eventually
+
+import causeway as cw
+
+pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
+
+FRAME_MAX = 32768
+READ_MAX = 262144
+SENTENCE_MAX = 512
+
+
+@pytest.fixture(scope="module", params=["io_uring", "epoll"])
+def nodes(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Node]]:
+    """A node, and one with a key that it knows, whose broker never runs."""
+    with bridge_support.net("b", "evil") as made:
+        b, evil = made.nodes.values()
+        b.knows(evil, "--read", "open/*", "--write", "in/*", address="")
+        b.start(**({"CAUSEWAY_BRIDGE_EPOLL": "1"} if request.param == "epoll" else {}))
+        yield b, evil
+
+
+def about(shape: tuple[int, ...]) -> bytes:
+    """The metadata of an array of bytes with one dimension."""
+    return struct.pack("<HHIHHI", 1, 1, 1, 3, 0, 0) + struct.pack("<2q", *shape, 1) + b"|u1"
+
+
+def opened(size: int, meta: bytes, data: bytes = b"", *, source: int = 5, inside: int = 0, hash: int = 0) -> bytes:  # fmt: skip
+    """The body of a reply to OPEN."""
+    return (
+        struct.pack("<QQQQQII", source, size, 1, 2, hash, inside, len(meta)) + meta + data
+    )  # fmt: skip
+
+
+OPENED: dict[str, tuple[bytes, bool]] = {  # the reply, and whether it breaks the form
+    "2^63-bytes": (opened(1 << 63, about((1 << 62,))), True),
+    "one-more-than-2^48": (opened((1 << 48) + 1, about(((1 << 48) + 1,))), True),
+    "2^47-bytes": (opened(1 << 47, about((1 << 47,))), False),
+    "shape-of-more-bytes": (opened(4, about((5,)), b"abcd", source=0, inside=1), True),
+    "shape-of-2^63": (opened(4, about((-(1 << 63),)), b"abcd", source=0, inside=1), True),
+    "wrong-hash": (opened(4, about((4,)), b"abcd", source=0, inside=1, hash=1), False),
+    "no-data": (opened(4, about((4,)), b"", source=0, inside=1), True),
+    "inside-too-large": (opened(20000, about((20000,)), bytes(20000), source=0, inside=1), True),
+    "inside-and-source": (opened(4, about((4,)), b"abcd", source=5, inside=1), True),
+    "neither": (opened(4, about((4,)), source=0), True),
+    "short": (bytes(47), True),
+    "no-metadata": (opened(4, b"", b"abcd", source=0, inside=1), True),
+}
+
+
+class Liar:
+    """Answers what it is asked on its connection, in a thread of its own, until that ends."""
+
+    def __init__(self, connection: Raw, answer: Callable[[int, int, bytes], bytes]) -> None:
+        self.connection = connection
+        self.answer = answer
+        self.seen: list[int] = []
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while (request := self.connection.receive(requests=True)) is not None:
+            op, id, _, body = request
+            self.seen.append(op)
+            if not op & raw.REPLY:
+                self.connection.send(self.answer(op, id, body))
+
+    def __enter__(self) -> Liar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.connection.socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+
+def no(op: int, id: int, _: bytes) -> bytes:
+    """Says of everything that it is not there."""
+    return frame(op | raw.REPLY, b"it is not there", id=id, status=-errno.ENOENT)
+
+
+def lied_to(
+    b: Node, evil: Node, answer: Callable[[int, int, bytes], bytes], call: Callable[[], object], breach: bool
+) -> str:  # fmt: skip
+    """The error of a call that is answered so. After a breach the connection ends, and who asks again is told the truth:
+    a call waits for a while for its peer to come back."""
+    pid = b.bridge_pid()
+    with b.here(), concurrent.futures.ThreadPoolExecutor() as pool:
+        with Raw(evil.keys, b.port) as connection:
+            known(connection, b, evil)
+            with Liar(connection, answer) as liar:
+                told = pool.submit(call)
+                if breach:
+                    liar.thread.join(30)
+                    assert not liar.thread.is_alive()  # the other side has ended it
+                else:
+                    concurrent.futures.wait([told], 30)
+                    assert b.sees(evil), b.said()
+                assert liar.seen
+        if breach:
+            with Raw(evil.keys, b.port) as connection, Liar(connection, no):
+                concurrent.futures.wait([told], 30)
+        error = told.exception(0)
+    assert isinstance(error, cw.Error)
+    assert b.bridge_pid() == pid
+    print(type(error).__name__, error)
+    return str(error)
+
+
+def known(connection: Raw, b: Node, evil: Node) -> None:
+    """The connection is open, and the only one."""
+    connection.send(frame(raw.PING))
+    assert connection.receive() is not None
+    assert eventually(lambda: b.state_of(evil)["streams"] == "1")
+
+
+@pytest.mark.parametrize("lie", OPENED)
+def test_an_answer_to_a_get_that_is_a_lie(nodes: tuple[Node, Node], lie: str) -> None:
+    b, evil = nodes
+    body, breach = OPENED[lie]
+
+    def answer(op: int, id: int, asked: bytes) -> bytes:
+        return frame(op | raw.REPLY, body, id=id) if op == raw.OPEN else no(op, id, asked)
+
+    lied_to(b, evil, answer, lambda: cw.get(f"//evil/{lie}"), breach)
+    assert f"//evil/{lie}" not in b.command("ls", "--all").stdout
+
+
+@pytest.mark.parametrize(
+    ("size", "breach"), [(1 << 63, True), ((1 << 48) + 1, True), (1 << 47, False), (5, False)]
+)
+def test_a_list_of_names_that_is_a_lie(nodes: tuple[Node, Node], size: int, breach: bool) -> None:
+    b, evil = nodes
+    body = opened(size, b"")
+    if size == 5:  # the last name does not end
+        body = opened(5, b"", b"a\0b\0c", source=0, inside=1)
+
+    def answer(op: int, id: int, asked: bytes) -> bytes:
+        return frame(op | raw.REPLY, body, id=id) if op == raw.NAMES else no(op, id, asked)
+
+    lied_to(b, evil, answer, lambda: cw.names("//evil/"), breach)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_sentence_of_the_maximum_length_and_one_more(nodes: tuple[Node, Node], more: int) -> None:
+    b, evil = nodes
+    sentence = b"because " * (SENTENCE_MAX // 8)
+
+    def answer(op: int, id: int, _: bytes) -> bytes:
+        return frame(op | raw.REPLY, sentence + b"!" * more, id=id, status=-errno.ENOENT)
+
+    said = lied_to(b, evil, answer, lambda: cw.get("//evil/longest"), bool(more))
+    assert ("because because" in said) == (not more)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_piece_of_the_maximum_length_and_one_more(nodes: tuple[Node, Node], more: int) -> None:
+    b, evil = nodes
+    size = 2 * READ_MAX
+    key = raw.key(b"in/piece")
+    offer = struct.pack("<QQQQQIIII", 99 + more, 0, 3, size, 0, 0, 0, len(key), len(about((size,))))
+    with Raw(evil.keys, b.port) as connection:
+        known(connection, b, evil)
+        connection.send(frame(raw.OFFER, offer + key + about((size,)), id=9))
+        asked = connection.receive(requests=True)
+        assert asked is not None and asked[0] == raw.READ
+        assert struct.unpack("<QQII", asked[3])[2] == READ_MAX
+        whole = frame(raw.READ | raw.REPLY, asked[3] + bytes(READ_MAX + more), id=asked[1])
+        connection.send(whole)
+        if more:
+            while connection.receive(requests=True) is not None:
+                pass
+            assert "a frame with op 32772 of 262193 bytes" in b.said()
+        else:
+            connection.send(frame(raw.PING, id=77))
+            while (answer := connection.receive(requests=True)) is not None and answer[1] != 77:
+                pass
+            assert answer is not None and answer[0] == raw.PING | raw.REPLY
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_frame_of_the_maximum_length_and_one_more(nodes: tuple[Node, Node], more: int) -> None:
+    """No request can mean anything that is so long: up to the maximum it is read, and then refused for what it says; one
+    more is refused for its length, before a byte of it is read."""
+    b, evil = nodes
+    body = struct.pack("<II", 4, 0) + bytes(FRAME_MAX - 24 - 8 + more)
+    with Raw(evil.keys, b.port) as connection:
+        known(connection, b, evil)
+        whole = frame(raw.OPEN, body)
+        assert len(whole) == FRAME_MAX + more
+        connection.send(whole[:24])
+        if not more:
+            connection.send(frame(raw.OPEN, body)[24:])
+        assert connection.ended()
+    assert eventually(
+        lambda: ("a frame with op 3 of 32769 bytes" if more else "a frame whose key") in b.said()
+    ), b.said()

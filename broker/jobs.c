@@ -12,6 +12,7 @@
 #include "broker/custody.h"
 #include "broker/monitor.h"
 #include "broker/session.h"
+#include "broker/transit.h"
 
 #define JOB_TRIES     16u  /* deaths of movers in one job */
 #define SENTENCE_MOST 512u /* of what the mover says */
@@ -19,13 +20,15 @@
 struct cwd_job {
     uint64_t number;
     struct cw_copy copy;
+    struct cw_make make;        /* size_bytes 0: a copy */
     struct cwd_session *client; /* NULL: dead */
     uint32_t session;           /* its id */
     uint64_t request;
     bool moving, refs_held;
     unsigned tries;
-    int status;                  /* once answered */
-    char *sentence;              /* NULL: none */
+    int status; /* once answered */
+    char *text; /* a sentence, or what was made; NULL: none */
+    uint32_t text_bytes;
     struct cwd_job *prev, *next; /* in broker.jobs, or in the client's answers */
 };
 
@@ -58,12 +61,13 @@ static void job_free(struct cwd_job *job) {
         job->client->jobs--;
         job->client->changed = true;
     }
-    free(job->sentence);
+    free(job->text);
     free(job);
 }
 
-int cwd_job_begin(struct cwd_broker *b, struct cwd_session *client, uint64_t request,
-                  const struct cw_copy *copy) {
+/* make NULL: a copy. */
+static int job_begin(struct cwd_broker *b, struct cwd_session *client, uint64_t request,
+                     const struct cw_copy *copy, const struct cw_make *make) {
     if (client->jobs >= CWD_LIMIT(b, max_client_jobs))
         return cwd_limit_refuse(b, CW_LIMIT_max_client_jobs,
                                 "one more copy by the mover than the %u of this client was asked "
@@ -71,8 +75,13 @@ int cwd_job_begin(struct cwd_broker *b, struct cwd_session *client, uint64_t req
                                 client->jobs);
     struct cwd_job *job = calloc(1, sizeof *job);
     CW_ASSERT(job);
-    job->copy = *copy;
-    int code = refs_take(b, job);
+    int code = 0;
+    if (make) {
+        job->make = *make;
+    } else {
+        job->copy = *copy;
+        code = refs_take(b, job);
+    }
     if (code) {
         free(job);
         return code;
@@ -88,20 +97,37 @@ int cwd_job_begin(struct cwd_broker *b, struct cwd_session *client, uint64_t req
     return 0;
 }
 
-/* Out of the list, and to who asked. */
-static void answer(struct cwd_broker *b, struct cwd_job *job, int status, const char *sentence,
-                   uint32_t sentence_bytes) {
+int cwd_job_begin(struct cwd_broker *b, struct cwd_session *client, uint64_t request,
+                  const struct cw_copy *copy) {
+    return job_begin(b, client, request, copy, NULL);
+}
+
+int cwd_job_make(struct cwd_broker *b, struct cwd_session *client, uint64_t request,
+                 const struct cw_make *make) {
+    return job_begin(b, client, request, NULL, make);
+}
+
+/* Out of the list, and to who asked. text: a sentence (status below 0), or what was made. */
+static void answer(struct cwd_broker *b, struct cwd_job *job, int status, const void *text,
+                   uint32_t text_bytes) {
     DL_DELETE(b->jobs, job);
     b->job_count--;
     refs_drop(b, job);
     if (!job->client) {
+        struct cw_made made;
+        if (status == 0 && text_bytes == sizeof made) {
+            memcpy(&made, text, sizeof made);
+            cwd_transit_end(b, b->mover.session, made.token);
+        }
         job_free(job);
         return;
     }
     job->status = status;
-    if (status) {
-        job->sentence = strndup(sentence, sentence_bytes);
-        CW_ASSERT(job->sentence);
+    if (text_bytes) {
+        job->text = malloc(text_bytes);
+        CW_ASSERT(job->text);
+        memcpy(job->text, text, text_bytes);
+        job->text_bytes = text_bytes;
     }
     DL_APPEND(job->client->answers, job);
     (void)cwd_jobs_flush(b, job->client);
@@ -112,8 +138,8 @@ bool cwd_jobs_flush(struct cwd_broker *b, struct cwd_session *client) {
     while (client->answers && client->state == CWD_OPEN && cwd_session_has_room(client)) {
         struct cwd_job *job = client->answers;
         DL_DELETE(client->answers, job);
-        cwd_session_reply(b, client, CW_OP_COPY, job->request, job->status, job->sentence,
-                          job->sentence ? (uint32_t)strlen(job->sentence) : 0);
+        cwd_session_reply(b, client, job->make.size_bytes ? CW_OP_MAKE : CW_OP_COPY, job->request,
+                          job->status, job->text, job->text_bytes);
         job_free(job);
         worked = true;
     }
@@ -138,19 +164,21 @@ bool cwd_job_take(struct cwd_broker *b, struct cw_job *out) {
     if (!job)
         return false;
     job->moving = true;
-    *out = (struct cw_job){.job = job->number, .copy = job->copy};
+    *out = (struct cw_job){.job = job->number, .copy = job->copy, .make = job->make};
     return true;
 }
 
-int cwd_job_done(struct cwd_broker *b, const struct cw_job_end *end, const char *sentence) {
+int cwd_job_done(struct cwd_broker *b, const struct cw_job_end *end, const void *text) {
     struct cwd_job *job = b->jobs;
     while (job && job->number != end->job)
         job = job->next;
+    uint32_t text_bytes = end->text_bytes < SENTENCE_MOST ? end->text_bytes : SENTENCE_MOST;
     if (!job || !job->moving || end->status > 0 || end->status < -4095)
         return -EBADMSG;
+    if (end->status == 0 && text_bytes != (job->make.size_bytes ? sizeof(struct cw_made) : 0))
+        return -EBADMSG;
     CWD_COUNT(b, jobs_done);
-    answer(b, job, end->status, sentence,
-           end->text_bytes < SENTENCE_MOST ? end->text_bytes : SENTENCE_MOST);
+    answer(b, job, end->status, text, text_bytes);
     return 0;
 }
 
@@ -168,7 +196,7 @@ void cwd_jobs_repeat(struct cwd_broker *b) {
         snprintf(sentence, sizeof sentence,
                  "causeway-mover died %u times in this copy of %llu bytes: the broker's log says "
                  "how",
-                 job->tries, (unsigned long long)job->copy.size_bytes);
+                 job->tries, (unsigned long long)(job->copy.size_bytes + job->make.size_bytes));
         answer(b, job, -ENODEV, sentence, (uint32_t)strlen(sentence));
     }
 }

@@ -10,6 +10,8 @@
  * Invariant: from its request to its end a job has a reference on its source and on its target, so
  * neither is freed or carved anew while the mover may touch them, whoever dies. A job that is
  * answered is complete, or failed with its reason; the mover has let go of both blocks.
+ * A job that makes memory has none of these: the mover holds the block until it has begun a transit
+ * for it, which goes to the client with the answer, or is ended here where nobody hears it.
  *
  * Deaths
  *   client    a waiting job is dropped. A moving one goes on: its target is written by the mover
@@ -37,12 +39,15 @@ struct cwd_job;
 /* A client's request. 0: answered later. -ESTALE, -EDQUOT. */
 int cwd_job_begin(struct cwd_broker *broker, struct cwd_session *client, uint64_t request,
                   const struct cw_copy *copy);
+/* The same, of memory on a GPU. */
+int cwd_job_make(struct cwd_broker *broker, struct cwd_session *client, uint64_t request,
+                 const struct cw_make *make);
 /* CANCEL of a client: its request is answered -ECANCELED, unless the mover has the job. */
 void cwd_job_cancel(struct cwd_broker *broker, struct cwd_session *client, uint64_t request);
 /* The next job for the mover, marked as moving. False: none waits. */
 bool cwd_job_take(struct cwd_broker *broker, struct cw_job *out);
 /* The mover's word that one has ended. -EBADMSG: it has no such job. */
-int cwd_job_done(struct cwd_broker *broker, const struct cw_job_end *end, const char *sentence);
+int cwd_job_done(struct cwd_broker *broker, const struct cw_job_end *end, const void *text);
 /* The mover is dead: what it had waits again. */
 void cwd_jobs_repeat(struct cwd_broker *broker);
 /* There will be no mover: all that wait fail with this thread's last sentence. */

@@ -38,6 +38,7 @@ struct request { /* our own copy */
         struct cw_slab_request slab;
         struct cw_fence_page fences;
         struct cw_copy copy;
+        struct cw_make make;
         struct cw_job_end end;
         struct cw_remote remote;
         struct cw_remote_end remote_end;
@@ -200,6 +201,20 @@ static int serve_copy(struct cwd_broker *b, struct cwd_session *s, struct reques
     return code;
 }
 
+static int serve_make(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                      struct result *result) {
+    const struct cw_make *make = &r->body.make;
+    if (!b->remote.pid || s->pid != b->remote.pid)
+        return cw_fail(-EPERM, "memory for another process is made for the broker's bridge alone");
+    if (make->size_bytes == 0 || make->reserved)
+        return -EBADMSG;
+    int code = cwd_job_make(b, s, r->head.id, make);
+    result->none = code == 0; /* jobs.c answers */
+    if (code == 0)
+        cwd_mover_serve(b);
+    return code;
+}
+
 static int serve_mover_next(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                             struct result *result) {
     int code = cwd_mover_next(b, s, r->head.id);
@@ -214,7 +229,7 @@ static int serve_mover_done(struct cwd_broker *b, struct cwd_session *s, struct 
     if (!cwd_mover_is(b, s) || r->body_bytes != sizeof *end + end->text_bytes)
         return -EBADMSG;
     s->changed = true; /* the bytes that it copied */
-    return cwd_job_done(b, end, (const char *)r->body.bytes + sizeof *end);
+    return cwd_job_done(b, end, r->body.bytes + sizeof *end);
 }
 
 static int serve_remote(struct cwd_broker *b, struct cwd_session *s, struct request *r,
@@ -331,6 +346,7 @@ static const struct operation {
     [CW_OP_PING] = {serve_ping, 0, 0, 1},
     [CW_OP_TRANSIT_ANCHOR] = {serve_transit_anchor, EXACT(cw_block_ref), 1},
     [CW_OP_COPY] = {serve_copy, EXACT(cw_copy), 1},
+    [CW_OP_MAKE] = {serve_make, EXACT(cw_make), 1},
     [CW_OP_MOVER_NEXT] = {serve_mover_next, 0, 0, 1},
     [CW_OP_MOVER_DONE] = {serve_mover_done, sizeof(struct cw_job_end), CW_MESSAGE_MAX, 1},
     [CW_OP_REMOTE] = {serve_remote, sizeof(struct cw_remote), CW_MESSAGE_MAX, 1},

@@ -138,6 +138,11 @@ int cw_get_copy(cw_client *client, const char *name, const char *device, cw_arra
  * negative) to the view's element 0. */
 int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
                  uint64_t offset_bytes);
+/* The same to a name of another node, onto that node's GPU ("cuda:N" as it counts them, without a
+ * mask; "cpu": as cw_array_put()). -ENODEV: it has no such GPU; -EDQUOT: no memory there. A name of
+ * this node with a GPU is -EINVAL: an array is named where it lies. */
+int cw_array_put_at(cw_array *array, const char *name, const char *device, uint32_t flags,
+                    const cw_layout *layout, uint64_t offset_bytes);
 /*
  * The array under a name. When its slab is mapped already it asks nobody and makes no system call.
  * -ENOENT.
@@ -156,6 +161,15 @@ int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out);
  */
 int cw_get_within(cw_client *client, const char *name, uint32_t flags, int64_t timeout_ns,
                   cw_array **out);
+/*
+ * cw_get_within() of a name of another node, in memory of a GPU of this process ("cuda:N"; "cpu":
+ * in host memory), where all processes of this node that see the GPU share it. Its bytes go to the
+ * GPU while others come; of what is in this node's memory already a copy is made here. It is to be
+ * read alone: nobody else would see what is written to it. -EINVAL: a name of this node; -ENODEV,
+ * -EDQUOT (no GPU memory left), -EOWNERDEAD (its writer died there), and as cw_get().
+ */
+int cw_get_at(cw_client *client, const char *name, const char *device, uint32_t flags,
+              int64_t timeout_ns, cw_array **out);
 /* Waits until the name is there. Blocks. -ETIMEDOUT, -EINTR, -ECONNRESET. */
 int cw_wait(cw_client *client, const char *name, int64_t timeout_ns);
 /* Removes a name. -ENOENT. */

@@ -331,6 +331,9 @@ int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_in
 /* Maps a part of it copy-on-write; both in whole pages. */
 int cw_slab_map_private(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes,
                         uint64_t size_bytes, struct cw_mapping *out);
+/* Unmaps idle slabs that their owners gave up: memory of a GPU is free only then. Returns how many.
+ * The caller does NOT hold client->lock. */
+uint32_t cw_slabs_sweep(cw_client *client);
 /* Puts an idle slab where it may be unmapped, and takes it back out. */
 void cw_slab_rest(cw_client *client, struct cw_slab *slab);
 void cw_slab_wake(cw_client *client, struct cw_slab *slab);

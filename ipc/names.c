@@ -8,6 +8,7 @@
  * What a record says was written by another client: it is checked as everything else.
  */
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -111,6 +112,21 @@ int cw_get_within(cw_client *client, const char *name, uint32_t flags, int64_t t
     return code ? code : get(client, name, flags, timeout_ns, out);
 }
 
+int cw_get_at(cw_client *client, const char *name, const char *device, uint32_t flags,
+              int64_t timeout_ns, cw_array **out) {
+    struct cw_name_key key;
+    int code = cw_open_flags_check("cw_get_at", flags);
+    if (code == 0 && (!out || !device))
+        code = cw_fail(-EINVAL, "a device and a place for the array are needed, NULL was given");
+    if (code == 0)
+        code = make_key(client, name, &key);
+    if (code == 0 && !cw_remote_name(name))
+        code = cw_fail(-EINVAL,
+                       "\"%s\" is an array of this node, and lies where it lies: copy it to %s",
+                       name, device);
+    return code ? code : cw_remote_get_on(client, &key, device, flags, timeout_ns, out);
+}
+
 int cw_get_distant(cw_client *client, const char *name, cw_array **out) {
     return get(client, name, CW_DISTANT, -1, out);
 }
@@ -187,7 +203,8 @@ int cw_name_key_put(cw_array *array, const struct cw_name_key *key, uint32_t fla
     return code;
 }
 
-static int put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
+/* gpu: of the other node whose name it is, -1 none. */
+static int put(cw_array *array, const char *name, int gpu, uint32_t flags, const cw_layout *layout,
                uint64_t offset_bytes) {
     struct cw_name_key key;
     if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP | CW_REMOTE_READ))
@@ -204,7 +221,12 @@ static int put(cw_array *array, const char *name, uint32_t flags, const cw_layou
     if (code)
         return code;
     if (cw_remote_name(name))
-        return cw_remote_put(array, &key, flags, layout, offset_bytes);
+        return cw_remote_put(array, &key, gpu, flags, layout, offset_bytes);
+    if (gpu >= 0)
+        return cw_fail(-EINVAL,
+                       "\"%s\" is a name of this node: the array is named where it lies; copy it "
+                       "to cuda:%d and name the copy",
+                       name, gpu);
     return cw_name_key_put(array, &key, flags, layout, offset_bytes);
 }
 
@@ -213,7 +235,36 @@ int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_lay
     int code = cw_array_pin(array); /* once others may know of it, it stays */
     if (code)
         return code;
-    code = put(array, name, flags, layout, offset_bytes);
+    code = put(array, name, -1, flags, layout, offset_bytes);
+    cw_array_unpin(array);
+    return code;
+}
+
+/* "cpu", or "cuda:N": how the other node names a GPU is not looked up here. */
+static int parse_device(const char *device, int *gpu) {
+    char rest;
+    unsigned number = 0;
+    if (device && strcmp(device, "cpu") == 0)
+        *gpu = -1;
+    else if (device && sscanf(device, "cuda:%3u%c", &number, &rest) == 1 && number < CW_GPUS_MAX)
+        *gpu = (int)number;
+    else
+        return cw_fail(-ENODEV,
+                       "\"%.100s\" is no device of another node: \"cpu\", or \"cuda:0\" to "
+                       "\"cuda:%d\" as that node counts its GPUs",
+                       device ? device : "", CW_GPUS_MAX - 1);
+    return 0;
+}
+
+int cw_array_put_at(cw_array *array, const char *name, const char *device, uint32_t flags,
+                    const cw_layout *layout, uint64_t offset_bytes) {
+    int gpu;
+    int code = parse_device(device, &gpu);
+    if (code == 0)
+        code = cw_array_pin(array);
+    if (code)
+        return code;
+    code = put(array, name, gpu, flags, layout, offset_bytes);
     cw_array_unpin(array);
     return code;
 }

@@ -12,10 +12,12 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "ipc/cuda_device.h"
 #include "ipc/door.h"
 #include "ipc/meta.h"
 
-#define GET_TRIES 100u /* replicas that were let go between being fetched and being opened */
+#define ROOM_TRIES 4u
+#define GET_TRIES  100u /* replicas that were let go between being fetched and being opened */
 
 static int check_remote(const char *name) {
     size_t node = strcspn(name + 2, "/");
@@ -56,34 +58,98 @@ int cw_remote_call(cw_client *client, enum cw_remote_verb verb, const struct cw_
     return call(client, &remote, key, NULL, 0, NULL, NULL, timeout_ns);
 }
 
-int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t flags,
-                  int64_t timeout_ns, cw_array **out) {
+/* at: where the replica stands. uuid: of the GPU where it lies, or zero. */
+static int get(cw_client *client, const struct cw_name_key *key, const struct cw_name_key *at,
+               const uint8_t uuid[CW_UUID_BYTES], uint32_t flags, int64_t timeout_ns,
+               cw_array **out) {
     struct cw_found found;
+    unsigned room_tries = ROOM_TRIES;
     int64_t until_ns = timeout_ns < 0 ? INT64_MAX : cw_now_ns() + timeout_ns;
     if (!(flags & CW_PRIVATE))
         flags |= CW_READONLY; /* others share it, and its owner would never see what is written */
     for (unsigned tries = 0; tries < GET_TRIES; tries++) {
-        int code = cw_name_key_get(client, key, flags, &found, out);
+        struct cw_remote remote = {.verb = CW_REMOTE_GET};
+        int code = cw_name_key_get(client, at, flags, &found, out);
         if (code != -ENOENT && code != -ESTALE)
             return code;
-        code = cw_door_get(client, key, flags, until_ns, out);
+        code = at == key ? cw_door_get(client, key, flags, until_ns, out) : -EAGAIN;
         if (code != -EAGAIN)
             return code;
         int64_t left_ns = timeout_ns < 0 ? -1 : until_ns - cw_now_ns();
-        code = left_ns < 0 && timeout_ns >= 0 ? -ETIMEDOUT
-                                              : cw_remote_call(client, CW_REMOTE_GET, key, left_ns);
+        memcpy(remote.token, uuid, sizeof remote.token);
+        code = left_ns < 0 && timeout_ns >= 0
+                   ? -ETIMEDOUT
+                   : call(client, &remote, key, NULL, 0, NULL, NULL, left_ns);
         if (code == -ETIMEDOUT)
             return cw_fail(code,
                            "the array did not come from its node in %.3f s; it is fetched "
                            "all the same",
                            (double)timeout_ns / 1e9);
+        if (code == -EDQUOT && at != key && room_tries-- && cw_slabs_sweep(client))
+            continue; /* the GPU was full of what we had mapped last */
         if (code)
             return code;
     }
     return cw_fail(-ESTALE, "the remote array is replaced faster than it can be opened");
 }
 
-int cw_remote_put(cw_array *array, const struct cw_name_key *key, uint32_t flags,
+int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t flags,
+                  int64_t timeout_ns, cw_array **out) {
+    static const uint8_t host[CW_UUID_BYTES];
+    return get(client, key, key, host, flags, timeout_ns, out);
+}
+
+bool cw_remote_place(const struct cw_name_key *key, const uint8_t uuid[CW_UUID_BYTES],
+                     struct cw_name_key *out) {
+    if (key->length + 1 + CW_UUID_BYTES > CW_KEY_MAX)
+        return false;
+    *out = *key;
+    out->text[key->length] = 0;
+    memcpy(out->text + key->length + 1, uuid, CW_UUID_BYTES);
+    out->length = key->length + 1 + CW_UUID_BYTES;
+    return true;
+}
+
+/* A copy of the replica in host memory, for a name that is too long for another one. */
+static int get_copy(cw_client *client, const struct cw_name_key *key, const char *device,
+                    int64_t timeout_ns, cw_array **out) {
+    cw_array *here, *copy;
+    cw_layout layout;
+    int code = cw_remote_get(client, key, CW_READONLY, timeout_ns, &here);
+    if (code)
+        return code;
+    cw_array_layout(here, &layout);
+    code = cw_array_new(client, device, &layout, 0, &copy);
+    if (code == 0) {
+        code = cw_array_copy(copy, 0, here, 0, cw_array_nbytes(here), NULL);
+        if (code)
+            cw_array_close(copy);
+        else
+            *out = copy;
+    }
+    cw_array_close(here);
+    return code;
+}
+
+int cw_remote_get_on(cw_client *client, const struct cw_name_key *key, const char *device,
+                     uint32_t flags, int64_t timeout_ns, cw_array **out) {
+    const struct cw_backend *backend;
+    const struct cw_gpu *gpu;
+    struct cw_name_key at;
+    int ordinal;
+    int code = cw_backend_find(device, &backend, &ordinal);
+    if (code == 0 && backend->device_kind == CW_DEVICE_HOST)
+        return cw_remote_get(client, key, flags, timeout_ns, out);
+    if (code == 0)
+        code = cw_gpu_peek(ordinal, &gpu);
+    if (code)
+        return code;
+    if (!cw_remote_place(key, gpu->uuid, &at))
+        return get_copy(client, key, device, timeout_ns, out);
+    return get(client, key, &at, gpu->uuid, flags, timeout_ns, out);
+}
+
+int cw_remote_put(cw_array *array, const struct cw_name_key *key, int gpu, uint32_t flags,
                   const cw_layout *layout, uint64_t offset_bytes) {
     struct cw_shape shape;
     uint8_t meta[CW_META_BYTES_MAX];
@@ -96,7 +162,8 @@ int cw_remote_put(cw_array *array, const struct cw_name_key *key, uint32_t flags
         return code;
     struct cw_remote remote = {.verb = CW_REMOTE_PUT,
                                .flags = (flags & CW_REPLACE ? CW_PUT_REPLACE : 0u) |
-                                        (flags & CW_KEEP ? CW_PUT_KEEP : 0u),
+                                        (flags & CW_KEEP ? CW_PUT_KEEP : 0u) |
+                                        (uint32_t)(gpu + 1) << CW_PUT_GPU_SHIFT,
                                .instance = array->client->instance,
                                .slab = array->slab->id,
                                .block = array->block,

@@ -16,8 +16,16 @@ static inline bool cw_remote_name(const char *name) {
 /* Blocks until the replica is there. Flags and time as cw_get_within(). */
 int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t flags,
                   int64_t timeout_ns, cw_array **out);
-/* Blocks until the array stands under its name at the other node. */
-int cw_remote_put(cw_array *array, const struct cw_name_key *key, uint32_t flags,
+/* The same, of a replica on a GPU of this process. device: "cuda:N"; -ENODEV. */
+int cw_remote_get_on(cw_client *client, const struct cw_name_key *key, const char *device,
+                     uint32_t flags, int64_t timeout_ns, cw_array **out);
+/* The key under which a replica on a GPU stands: that of the one in host memory, NUL, the UUID.
+ * false: there is no room for it. */
+bool cw_remote_place(const struct cw_name_key *key, const uint8_t uuid[CW_UUID_BYTES],
+                     struct cw_name_key *out);
+/* Blocks until the array stands under its name at the other node. flags: as cw_array_put(); gpu: on
+ * which GPU there, -1 in host memory. */
+int cw_remote_put(cw_array *array, const struct cw_name_key *key, int gpu, uint32_t flags,
                   const cw_layout *layout, uint64_t offset_bytes);
 /* WAIT and REMOVE. */
 int cw_remote_call(cw_client *client, enum cw_remote_verb verb, const struct cw_name_key *key,

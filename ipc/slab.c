@@ -55,6 +55,25 @@ static void idle_add(cw_client *client, struct cw_slab *slab) {
     slab->idle = true;
 }
 
+static uint32_t sweep(cw_client *client) {
+    uint32_t count = 0;
+    for (struct cw_slab *next, *at = client->slabs.idle_first; at; at = next) {
+        next = at->idle_next;
+        if (!is_closed(at))
+            continue;
+        cw_slab_free(client, at);
+        count++;
+    }
+    return count;
+}
+
+uint32_t cw_slabs_sweep(cw_client *client) {
+    pthread_mutex_lock(&client->lock);
+    uint32_t count = sweep(client);
+    pthread_mutex_unlock(&client->lock);
+    return count;
+}
+
 void cw_slab_rest(cw_client *client, struct cw_slab *slab) {
     struct cw_slabs *slabs = &client->slabs;
     if (slab->own || slab->held || slab->idle)
@@ -67,11 +86,7 @@ void cw_slab_rest(cw_client *client, struct cw_slab *slab) {
     if (closed == slabs->closed_seen)
         return;
     slabs->closed_seen = closed;
-    for (struct cw_slab *next, *at = slabs->idle_first; at; at = next) {
-        next = at->idle_next;
-        if (is_closed(at))
-            cw_slab_free(client, at);
-    }
+    (void)sweep(client);
 }
 
 void cw_slab_free(cw_client *client, struct cw_slab *slab) {

@@ -92,6 +92,8 @@ enum cw_op {
     CW_OP_CHANGES,     /* of the bridge alone: replies when the count of changes is another */
     CW_OP_REPLICA,     /* of the bridge alone: an array gets a remote name, and the job that wanted
                           it is answered with what became of that. reply: nothing */
+    CW_OP_MAKE,        /* of the bridge alone, a job for causeway-mover: replies with memory on a
+                          GPU */
 };
 
 struct cw_message {
@@ -157,7 +159,9 @@ enum cw_put_flags {
     CW_PUT_REPLACE = 1,
     CW_PUT_KEEP = 2,
     CW_PUT_REMOTE_READ = 4, /* peers of the bridge may read it, whatever else they may */
+    CW_PUT_GPU = 0xff0000,  /* REMOTE: onto this GPU of the other node, its number there + 1 */
 };
+#define CW_PUT_GPU_SHIFT 16
 struct cw_put { /* then key_bytes of key, then meta_bytes of meta */
     uint32_t slab, block;
     uint64_t gen;
@@ -203,7 +207,8 @@ struct cw_remote { /* REMOTE; then key_bytes of key (namespace, NUL, "//node/nam
     uint32_t flags; /* PUT: enum cw_put_flags */
     uint16_t key_bytes, meta_bytes;
     uint32_t reserved;    /* 0 */
-    uint8_t token[16];    /* PUT: random; the same put, repeated, has the same */
+    uint8_t token[16];    /* PUT: random; the same put, repeated, has the same. GET: the UUID of
+                             the GPU where the replica is to lie; zero: host memory */
     uint64_t instance;    /* PUT: which array, as a handle has it; the caller holds it */
     uint32_t slab, block; /* until the reply */
     uint64_t gen, offset_bytes, size_bytes;
@@ -258,11 +263,24 @@ struct cw_copy { /* COPY body */
     struct cw_place source, target;
     uint64_t size_bytes;
 };
+struct cw_make { /* MAKE body */
+    uint64_t size_bytes;
+    uint8_t device_uuid[16]; /* zero: by its number */
+    uint32_t device;         /* as the mover counts GPUs, which sees all */
+    uint32_t reserved;       /* 0 */
+};
+struct cw_made { /* MAKE reply: a block whose transit is the caller's to end */
+    uint64_t token;
+    uint32_t slab, block;
+    uint64_t gen;
+    uint64_t offset_bytes; /* in the block */
+};
 struct cw_job { /* MOVER_NEXT reply */
     uint64_t job;
-    struct cw_copy copy;
+    struct cw_copy copy; /* if make.size_bytes is 0 */
+    struct cw_make make;
 };
-struct cw_job_end { /* MOVER_DONE body; then text_bytes of a sentence */
+struct cw_job_end { /* MOVER_DONE body; then text_bytes of a sentence (status < 0), or made */
     uint64_t job;
     int32_t status; /* 0 or negative errno: what the client hears */
     uint32_t text_bytes;
@@ -278,7 +296,8 @@ struct cw_link { /* LINK body (from and to count); its reply; LINK_KEEP body */
 };
 
 _Static_assert(sizeof(struct cw_place) == 24 && sizeof(struct cw_copy) == 56 &&
-                   sizeof(struct cw_job) == 64 && sizeof(struct cw_job_end) == 16 &&
+                   sizeof(struct cw_make) == 32 && sizeof(struct cw_made) == 32 &&
+                   sizeof(struct cw_job) == 96 && sizeof(struct cw_job_end) == 16 &&
                    sizeof(struct cw_link) == 56,
                "layout");
 _Static_assert(sizeof(struct cw_message) == 24 && sizeof(struct cw_hello) == 48 &&

@@ -31,6 +31,7 @@ static const struct option_row option_rows[] = {
     {"force", CLI_FORCE, NULL, "also end a broker that does not answer"},
     {"keep", CLI_KEEP, NULL, "keep the name until it is removed"},
     {"no-replace", CLI_NO_REPLACE, NULL, "fail if the name is taken"},
+    {"device", CLI_DEVICE, "DEVICE", "where it shall lie: cpu or cuda:N"},
 };
 #define OPTION_ROWS (sizeof option_rows / sizeof *option_rows)
 #define HELP_VALUE  1000
@@ -70,6 +71,8 @@ static int take_option(const struct option_row *row, const char *value, struct c
     out->options |= row->bit;
     if (row->bit == CLI_NAMESPACE)
         out->name_space = value;
+    if (row->bit == CLI_DEVICE)
+        out->device = value;
     if (row->bit == CLI_TIMEOUT_OPTION && !parse_seconds(value, &out->timeout_ns))
         return cli_error(CLI_USAGE, "--timeout takes a number of seconds, not '%s'", value);
     return -1;

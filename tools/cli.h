@@ -36,11 +36,13 @@ enum cli_option { /* which options a subcommand takes; --help goes without sayin
                   CLI_KEEP = 64,
                   CLI_NO_REPLACE = 128,
                   CLI_RAW_ARGUMENTS = 256, /* all arguments belong to another program */
+                  CLI_DEVICE = 512,
 };
 
 struct cli {                /* a parsed command line */
     unsigned options;       /* of enum cli_option: those that were given */
     const char *name_space; /* NULL: not given */
+    const char *device;     /* the same */
     int64_t timeout_ns;     /* < 0: for ever */
     int count;
     char **arguments;

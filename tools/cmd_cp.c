@@ -10,11 +10,11 @@ static bool is_remote(const char *name) {
     return strncmp(name, "//", 2) == 0;
 }
 
-/* A copy on this node, on the same device. */
-static int copy(cw_client *client, cw_array *source, cw_array **out) {
+/* A copy on this node; device NULL: where the source lies. */
+static int copy(cw_client *client, cw_array *source, const char *device, cw_array **out) {
     cw_layout layout;
     cw_array_layout(source, &layout);
-    int result = cw_array_new(client, cw_array_device(source), &layout, 0, out);
+    int result = cw_array_new(client, device ? device : cw_array_device(source), &layout, 0, out);
     if (result == 0) {
         result = cw_array_copy(*out, 0, source, 0, cw_array_nbytes(source), NULL);
         if (result)
@@ -34,9 +34,12 @@ int cmd_cp(const struct cli *cli) {
         return code;
     int result = cw_get(client, from, CW_READONLY, &source);
     if (result == 0) {
+        const char *there = is_remote(to) ? cli->device : NULL;
         if (!is_remote(to))
-            result = copy(client, source, &copied);
-        if (result == 0)
+            result = copy(client, source, cli->device, &copied);
+        if (result == 0 && there)
+            result = cw_array_put_at(source, to, there, flags, NULL, 0);
+        else if (result == 0)
             result = cw_array_put(copied ? copied : source, to, flags, NULL, 0);
         cw_array_close(copied);
         cw_array_close(source);

@@ -32,8 +32,12 @@ static const struct cli_command commands[] = {
     {"get", "NAME FILE.npy", "Write an array into a file (FILE - writes stdout).",
      "C and Fortran order are kept; strided views are written in C order.\n",
      CLI_JSON | CLI_NAMESPACE, 2, 2, cmd_get},
-    {"cp", "NAME NAME", "Copy an array to another name; //NODE/NAME are other nodes'.", NULL,
-     CLI_NAMESPACE | CLI_KEEP | CLI_NO_REPLACE, 2, 2, cmd_cp},
+    {"cp", "NAME NAME", "Copy an array to another name; //NODE/NAME are other nodes'.",
+     "Without --device a copy on this node lies where its original does, and what comes from "
+     "another\n"
+     "node or goes there comes into host memory. A GPU of another node is counted as that node "
+     "does.\n",
+     CLI_NAMESPACE | CLI_KEEP | CLI_NO_REPLACE | CLI_DEVICE, 2, 2, cmd_cp},
     {"rm", "NAME...", "Remove names. Who holds an array keeps it.", NULL, CLI_NAMESPACE, 1, -1,
      cmd_rm},
     {"wait", "NAME", "Wait until a name is there.", "Waits also for a broker to be started.\n",

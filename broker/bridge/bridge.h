@@ -97,9 +97,11 @@ struct cwb_bridge {
     uint32_t unknown;             /* links that have not shown who they are */
     struct cwb_jobs *jobs;        /* job.c */
     struct cwb_replica *replicas; /* replica.c, by key */
+    uint32_t replicas_on_gpus;
     int64_t doubts_ns;            /* when doubtful replicas are let go; 0: none is held */
     struct cwb_watched *watched;  /* watch.c: what peers want to be told of */
     struct cwb_stage *stages;     /* stage.c */
+    struct cwb_landing *landings; /* landing.c */
     struct cwb_served *waits;     /* serve.c: names that peers wait for */
     uint64_t next_source;
     pthread_mutex_t sources_lock; /* source.c: what peers read, also over streams */

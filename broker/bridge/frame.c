@@ -165,7 +165,7 @@ static int parse_request(uint32_t op, const uint8_t *at, uint32_t left, struct c
             code = form("flags");
         break;
     case CWB_OFFER:
-        if (out->offer.flags & ~(uint32_t)(CW_PUT_REPLACE | CW_PUT_KEEP))
+        if (out->offer.flags & ~(uint32_t)(CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_GPU))
             return form("flags");
         code = take_key(&at, &left, out->offer.key_bytes, false, out);
         if (code == 0)

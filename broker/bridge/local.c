@@ -65,6 +65,16 @@ int cwb_local_hold(cw_array *array, cw_array **out) {
     return code;
 }
 
+bool cwb_local_written(const cw_array *array, cw_stamp *out) {
+    struct cw_order *order = cw_order_of(array->slab->table, array->block);
+    struct cw_order_seen seen;
+    if (cw_order_turn(order))
+        return false;
+    cw_order_see(order, &seen);
+    *out = seen.write;
+    return true;
+}
+
 struct making {
     struct cwb_work work;
     cw_client *client;

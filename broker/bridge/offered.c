@@ -17,6 +17,7 @@
 #include <utlist.h>
 
 #include "broker/bridge/job.h"
+#include "broker/bridge/landing.h"
 
 #define KEEP_NS     600000000000
 #define KEPT_MAX    8192u /* outcomes of one peer */
@@ -36,6 +37,7 @@ struct cwb_offered {
     struct cw_name_key key;
     uint8_t *meta, *inside;
     cw_array *array;
+    struct cwb_landing *landing; /* it is to lie on a GPU */
     UT_hash_handle hh;
 };
 
@@ -52,6 +54,8 @@ static void answer(struct cwb_offered *offered) {
 
 static void release(struct cwb_offered *offered) {
     cwb_take_cancel(&offered->take);
+    cwb_landing_cancel(offered->landing);
+    offered->landing = NULL;
     cw_array_close(offered->array);
     free(offered->meta);
     free(offered->inside);
@@ -119,6 +123,32 @@ static void on_array(void *owner, int code, cw_array *array) {
                                       .size_bytes = offered->offer.size_bytes,
                                       .array = array};
     cwb_take_begin(&offered->take, offered->peer->run);
+}
+
+static void on_landed(void *owner, int code, cw_array *array) {
+    struct cwb_offered *offered = owner;
+    offered->landing = NULL;
+    offered->array = array;
+    if (code)
+        finish(offered, code);
+    else
+        put(offered);
+}
+
+/* Memory for it is made, and its bytes are brought there. */
+static void begin(struct cwb_offered *offered) {
+    uint32_t gpu = (offered->offer.flags & CW_PUT_GPU) >> CW_PUT_GPU_SHIFT;
+    if (!gpu) {
+        cwb_local_new(offered->bridge, offered->offer.size_bytes, on_array, offered);
+        return;
+    }
+    struct cwb_landing_wish wish = {.size_bytes = offered->offer.size_bytes,
+                                    .gpu = {.device = gpu - 1},
+                                    .inside = offered->inside,
+                                    .peer = offered->offer.inside ? NULL : offered->peer,
+                                    .run = offered->peer->run,
+                                    .source = offered->offer.source};
+    offered->landing = cwb_landing_begin(offered->bridge, &wish, on_landed, offered);
 }
 
 static void *copy_of(const void *bytes, size_t size_bytes) {
@@ -206,7 +236,7 @@ int cwb_offered_serve(struct cwb_link *link, const struct cwb_frame *frame) {
     if (offered->done)
         answer(offered);
     else if (fresh)
-        cwb_local_new(link->bridge, frame->offer.size_bytes, on_array, offered);
+        begin(offered);
     return 0;
 }
 

@@ -70,7 +70,7 @@ static void on_reply(struct cwb_request *request, const struct cwb_frame *frame)
     if (frame->head.status < 0)
         cw_fail(frame->head.status, "%.*s", (int)frame->sentence_bytes, frame->sentence);
     else
-        cwb_replica_wrote(p->job->bridge, &p->job->key);
+        cwb_replica_wrote(p->job);
     finish(p, frame->head.status);
 }
 
@@ -90,7 +90,8 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
         return;
     }
     struct cwb_offer offered = {.size_bytes = job->remote.size_bytes,
-                                .flags = job->remote.flags,
+                                .flags =
+                                    job->remote.flags & (CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_GPU),
                                 .key_bytes = job->there.length,
                                 .meta_bytes = job->remote.meta_bytes};
     uint8_t inside[CWB_INLINE_MAX];

@@ -7,22 +7,33 @@
  * gone
  *      +--it fails: all jobs are told, gone                            v
  *
- * However many clients want one array, it is fetched once: they all wait for the same replica. What
- * is HELD is what the name means at its owner as far as it can be known: the owner tells of each
- * change, and while there is no link to it, nothing is HELD. Clients that have opened a replica
- * keep it in any case, also under other names that they give it: its block is frozen, and means the
- * same bytes for as long as anybody has it. If this process dies, the broker takes all replicas'
- * names away.
+ * However many clients want one array, it is fetched once: they all wait for the same replica. On a
+ * GPU it is a replica of its own, a *sibling* of the one in host memory and of those on other GPUs:
+ * what is at one place of this node already is copied from there, and what is coming to one place
+ * is waited for (follow()), so that the bytes come over the network once, wherever they are wanted.
+ * What is HELD is what the name means at its owner as far as it can be known: the owner tells of
+ * each change, and while there is no link to it, nothing is HELD. Clients that have opened a
+ * replica keep it in any case, also under other names that they give it: its block is frozen, and
+ * means the same bytes for as long as anybody has it. If this process dies, the broker takes all
+ * replicas' names away.
+ *
+ * What a client of this node put or removed, every client of it gets from then on: before the
+ * broker is told that the write is done, it is told that the replica's name goes, and it reads in
+ * that order. What is being fetched then is fetched once more.
  */
 #include <stdlib.h>
 #include <string.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <utlist.h>
+
 #include "broker/bridge/door.h"
 #include "broker/bridge/home.h"
 #include "broker/bridge/job.h"
+#include "broker/bridge/landing.h"
 #include "ipc/meta.h"
+#include "ipc/remote.h"
 
 #define TRIES        3           /* of an array that is written to, or whose owner starts anew */
 #define LOOK_NS      10000000000 /* between looks at who uses replicas */
@@ -33,9 +44,13 @@
 struct cwb_replica {
     struct cwb_waiter waiter; /* first: it is cast back */
     struct cwb_take take;
+    struct cwb_landing *landing; /* it comes onto a GPU, or is a copy of a sibling */
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
     struct cw_name_key key, there;
+    bool on_gpu;
+    uint8_t gpu[CW_UUID_BYTES];
+    struct cwb_replica *followed, *followers, *follow_next; /* siblings, see follow() */
     bool held, waits;
     bool whole; /* in memory, and checked: put and came say where and what; being named, or HELD */
     struct cw_put put;
@@ -54,8 +69,22 @@ struct cwb_replica {
 
 static void begin(struct cwb_replica *replica);
 
+static void wake_followers(struct cwb_replica *replica) {
+    struct cwb_replica *follower;
+    while ((follower = replica->followers)) {
+        replica->followers = follower->follow_next;
+        follower->followed = NULL;
+        begin(follower);
+    }
+}
+
 static void replica_free(struct cwb_replica *replica) {
     HASH_DEL(replica->bridge->replicas, replica);
+    replica->bridge->replicas_on_gpus -= replica->on_gpu;
+    if (replica->followed)
+        LL_DELETE2(replica->followed->followers, replica, follow_next);
+    cwb_landing_cancel(replica->landing);
+    wake_followers(replica);
     if (replica->waits)
         cwb_peer_forget(replica->peer, &replica->waiter);
     if (replica->asked)
@@ -152,6 +181,7 @@ static void on_put(void *owner, int code, const void *body, uint32_t body_bytes)
         replica->bridge->hurry = true;
     }
     tell_jobs(replica, 0);
+    wake_followers(replica);
 }
 
 /* Those at the door need no name: it is here, whole and checked. */
@@ -232,6 +262,11 @@ static void on_taken(struct cwb_take *take, int status) {
 static void on_array(void *owner, int code, cw_array *array) {
     struct cwb_replica *replica = owner;
     if (code) {
+        char sentence[CW_DETAIL_MAX];
+        strcpy(sentence, cw_detail());
+        if (!replica->opened.inside)
+            cwb_take_refuse(replica->peer, replica->run, replica->opened.source);
+        cw_fail(code, "%s", sentence);
         fail(replica, code);
         return;
     }
@@ -254,6 +289,45 @@ static void on_array(void *owner, int code, cw_array *array) {
                                       .size_bytes = replica->opened.size_bytes,
                                       .array = array};
     cwb_take_begin(&replica->take, replica->run);
+}
+
+/* Lets go of what nobody uses on GPUs. Was there any? */
+static bool make_room(void *owner) {
+    struct cwb_bridge *bridge = ((struct cwb_replica *)owner)->bridge;
+    struct cwb_replica *replica, *next;
+    bool any = false;
+    HASH_ITER(hh, bridge->replicas, replica, next) {
+        uint32_t holders = 2; /* one is this process */
+        if (replica->held && replica->on_gpu &&
+            cw_name_key_holders(bridge->client, &replica->key, &holders) == 0 && holders < 2) {
+            let_go(replica);
+            any = true;
+        }
+    }
+    return any;
+}
+
+static void on_landed(void *owner, int code, cw_array *array) {
+    struct cwb_replica *replica = owner;
+    replica->landing = NULL;
+    replica->array = array;
+    if (code == 0) {
+        put(replica);
+        return;
+    }
+    if (code == -ESTALE || code == -EAGAIN)
+        again(replica);
+    else
+        fail(replica, code);
+}
+
+static void land(struct cwb_replica *replica, const struct cwb_landing_wish *what) {
+    struct cwb_landing_wish wish = *what;
+    wish.size_bytes = replica->opened.size_bytes;
+    wish.to_host = !replica->on_gpu;
+    wish.make_room = replica->on_gpu ? make_room : NULL;
+    memcpy(wish.gpu.device_uuid, replica->gpu, sizeof replica->gpu);
+    replica->landing = cwb_landing_begin(replica->bridge, &wish, on_landed, replica);
 }
 
 static void on_opened(struct cwb_request *request, const struct cwb_frame *frame) {
@@ -281,7 +355,15 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     memcpy(replica->came, frame->meta, frame->meta_bytes);
     if (inside_bytes)
         memcpy(replica->came + frame->meta_bytes, frame->data, inside_bytes);
-    cwb_local_new(replica->bridge, frame->opened.size_bytes, on_array, replica);
+    if (!replica->on_gpu)
+        cwb_local_new(replica->bridge, frame->opened.size_bytes, on_array, replica);
+    else if (frame->opened.inside)
+        land(replica,
+             &(struct cwb_landing_wish){.inside = replica->came + frame->opened.meta_bytes});
+    else
+        land(replica, &(struct cwb_landing_wish){.peer = replica->peer,
+                                                 .run = replica->run,
+                                                 .source = frame->opened.source});
 }
 
 static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
@@ -298,12 +380,61 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     replica->asked = cwb_link_ask(link, CWB_OPEN, parts, 2, on_opened, replica);
 }
 
+/* Another place of the same array at this node: one that is there, else one that is coming. */
+static struct cwb_replica *sibling(const struct cwb_replica *replica) {
+    struct cwb_replica *other, *next, *coming = NULL;
+    if (!replica->bridge->replicas_on_gpus)
+        return NULL;
+    HASH_ITER(hh, replica->bridge->replicas, other, next) {
+        if (other == replica || other->peer != replica->peer || other->followed ||
+            other->there.length != replica->there.length ||
+            memcmp(other->there.text, replica->there.text, replica->there.length) != 0)
+            continue;
+        if (other->held && !other->doubtful)
+            return other;
+        if (!other->held)
+            coming = other;
+    }
+    return coming;
+}
+
+/* What came to one place is copied to another on this node; what is coming is waited for. false: it
+ * must be fetched. */
+static bool follow(struct cwb_replica *replica) {
+    struct cwb_replica *other = sibling(replica);
+    struct cw_found found;
+    cw_array *array;
+    bool on_gpu;
+    if (!other)
+        return false;
+    if (!other->held) {
+        replica->followed = other;
+        LL_PREPEND2(other->followers, replica, follow_next);
+        return true;
+    }
+    if (cwb_local_open(replica->bridge, &other->key, &found, &array, &on_gpu) != 0)
+        return false;
+    replica->doubtful = replica->written = false;
+    replica->opened = other->opened;
+    replica->opened.inside = 0;
+    replica->opened.meta_bytes = found.entry.meta_bytes;
+    replica->came = malloc(found.entry.meta_bytes + 1);
+    CW_ASSERT(replica->came);
+    memcpy(replica->came, found.meta, found.entry.meta_bytes);
+    land(replica, &(struct cwb_landing_wish){.local = array});
+    return true;
+}
+
 static void begin(struct cwb_replica *replica) {
+    if (follow(replica))
+        return;
     replica->waits = true;
     replica->waiter = (struct cwb_waiter){.on_link = on_link};
     cwb_peer_await(replica->bridge, replica->peer, &replica->waiter,
                    replica->tries ? CWB_RESUME_NS : 0);
 }
+
+static const uint8_t host[CW_UUID_BYTES];
 
 static struct cwb_replica *find(struct cwb_bridge *bridge, const struct cw_name_key *key) {
     struct cwb_replica *replica;
@@ -320,7 +451,14 @@ static void cancel(struct cwb_job *job) {
 }
 
 void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job) {
-    struct cwb_replica *replica = find(bridge, &job->key);
+    const uint8_t *gpu = job->remote.token;
+    struct cw_name_key key = job->key;
+    if (memcmp(gpu, host, sizeof host) != 0 && !cw_remote_place(&job->key, gpu, &key)) {
+        cw_fail(-EINVAL, "the name is too long for a replica on a GPU");
+        cwb_job_done(job, -EINVAL, NULL, 0);
+        return;
+    }
+    struct cwb_replica *replica = find(bridge, &key);
     if (replica && !replica->doubtful && !replica->written &&
         (replica->held || (replica->whole && !job->id))) {
         answer(replica, job);
@@ -336,8 +474,11 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         CW_ASSERT(replica);
         replica->bridge = bridge;
         replica->peer = peer;
-        replica->key = job->key;
+        replica->key = key;
         replica->there = job->there;
+        replica->on_gpu = key.length != job->key.length;
+        memcpy(replica->gpu, gpu, sizeof replica->gpu);
+        bridge->replicas_on_gpus += replica->on_gpu;
         HASH_ADD_KEYPTR(hh, bridge->replicas, replica->key.text, replica->key.length, replica);
     }
     job->next = replica->jobs;
@@ -348,10 +489,7 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         begin(replica);
 }
 
-void cwb_replica_wrote(struct cwb_bridge *bridge, const struct cw_name_key *key) {
-    struct cwb_replica *replica = find(bridge, key);
-    if (!replica)
-        return;
+static void outdate(struct cwb_replica *replica) {
     if (replica->held) {
         let_go(replica);
         return;
@@ -359,6 +497,15 @@ void cwb_replica_wrote(struct cwb_bridge *bridge, const struct cw_name_key *key)
     if (replica->whole && !replica->written)
         unname(replica);
     replica->written = true;
+}
+
+void cwb_replica_wrote(const struct cwb_job *job) {
+    struct cwb_replica *replica, *next;
+    HASH_ITER(hh, job->bridge->replicas, replica, next) { /* here and on GPUs */
+        if (replica->peer == job->peer && replica->there.length == job->there.length &&
+            memcmp(replica->there.text, job->there.text, job->there.length) == 0)
+            outdate(replica);
+    }
 }
 
 void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame) {
@@ -411,7 +558,7 @@ int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
             holders = 2;
         if (look)
             replica->unused = holders > 1 ? 0 : replica->unused + 1;
-        if (replica->doubtful || replica->unused >= UNUSED_LOOKS)
+        if (replica->doubtful || replica->unused >= (replica->on_gpu ? 1 : UNUSED_LOOKS))
             let_go(replica);
     }
     int64_t due_ns = looked_ns + LOOK_NS;

@@ -12,7 +12,6 @@
 #include "broker/bridge/stream.h"
 #include "ipc/job.h"
 #include "ipc/name_key.h"
-#include "shm/order.h"
 
 #define SLOTS        4u
 #define FILLS_MOST   2u         /* at once: one is copied while the other's job is on its way */
@@ -105,9 +104,19 @@ static bool ended(struct task *task) {
     return true;
 }
 
+/* The source stays: what is parked it has not ended with. */
 static void unpark(struct parked *parked) {
     DL_DELETE(parked->stage->parked, parked);
+    cwb_source_unref(parked->stage->source);
     free(parked);
+}
+
+/* Who asked for the hash hears it, with this thread's sentence. The stage may end with it. */
+static void tell_closing(struct cwb_stage *stage, int status, uint64_t value) {
+    struct cwb_source *source = stage->source;
+    stage->closing = false;
+    cwb_source_staged(source, status, value);
+    cwb_source_unref(source);
 }
 
 static void cancel_parked(struct cwb_served *served) {
@@ -140,28 +149,17 @@ static void fail(struct cwb_stage *stage, int status, const char *detail) {
     refuse(stage, stage->status);
     if (!stage->closing)
         return;
-    stage->closing = false;
     cw_fail(stage->status, "%s", stage->detail);
-    cwb_source_staged(stage->source, stage->status, 0);
+    tell_closing(stage, stage->status, 0);
 }
 
 /* ---- the last write, and the ring ---- */
 
-/* What was written last. false: somebody is writing. */
-static bool last_write(const cw_array *array, cw_stamp *out) {
-    struct cw_order *order = cw_order_of(array->slab->table, array->block);
-    struct cw_order_seen seen;
-    if (cw_order_turn(order))
-        return false;
-    cw_order_see(order, &seen);
-    *out = seen.write;
-    return true;
-}
-
 static void look(struct cwb_work *work) {
     struct task *task = (struct task *)work;
     struct cwb_stage *stage = task->stage;
-    int code = last_write(stage->array, &task->write) ? cw_array_wait(stage->array, 0) : -ETIMEDOUT;
+    int code =
+        cwb_local_written(stage->array, &task->write) ? cw_array_wait(stage->array, 0) : -ETIMEDOUT;
     if (code == 0)
         code = cwb_local_make(stage->bridge, (uint64_t)stage->slot_count * stage->slot_bytes,
                               &task->ring);
@@ -337,11 +335,10 @@ static void tell_hash(struct cwb_stage *stage) {
     int code = 0;
     if (!stage->closing || stage->hashed < stage->count)
         return;
-    stage->closing = false;
-    if (!last_write(stage->array, &write) || write != stage->write)
+    if (!cwb_local_written(stage->array, &write) || write != stage->write)
         code = cw_fail(-EAGAIN, "somebody writes into the array while it is read; a copy of it, "
                                 "put under a name, can be read");
-    cwb_source_staged(stage->source, code, XXH3_64bits_digest(stage->hash));
+    tell_closing(stage, code, XXH3_64bits_digest(stage->hash));
 }
 
 /* ---- all of it ---- */
@@ -451,6 +448,7 @@ void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served, struct c
         served->on_cancel = cancel_parked;
     }
     DL_APPEND(stage->parked, parked);
+    cwb_source_ref(stage->source);
     if (read->offset_bytes % stage->chunk_bytes + read->length_bytes > stage->chunk_bytes)
         stage->tail_bytes = CWB_READ_MAX; /* from now on slots have the begin of the next chunk */
     go(stage);
@@ -458,6 +456,7 @@ void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served, struct c
 
 void cwb_stage_close(struct cwb_stage *stage) {
     stage->closing = true;
+    cwb_source_ref(stage->source);
     if (stage->status)
         fail(stage, stage->status, stage->detail);
     else
@@ -485,7 +484,8 @@ void cwb_stage_drop(struct cwb_stage *stage) {
     cw_fail(-ESTALE, "the array is not read any more: it was closed");
     refuse(stage, -ESTALE);
     stage->look_ns = 0;
-    stage->closing = false;
+    if (stage->closing)
+        tell_closing(stage, -ESTALE, 0);
 }
 
 void cwb_stage_end(struct cwb_stage *stage) {

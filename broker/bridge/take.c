@@ -57,8 +57,23 @@ static void forget(struct cwb_take *take) {
     take->state = NULL;
 }
 
+void cwb_take_refuse(struct cwb_peer *peer, uint64_t run, uint64_t source) {
+    struct cwb_link *link = cwb_peer_link(peer);
+    struct cwb_close close = {.source = source, .unneeded = 1};
+    struct iovec part = {&close, sizeof close};
+    if (link && link->state == CWB_OPEN_LINK && peer->run == run)
+        cwb_request_forget(cwb_link_ask(link, CWB_CLOSE, &part, 1, NULL, NULL));
+}
+
+/* Nobody reads the rest. */
+static void give_up(const struct cwb_take *take) {
+    cwb_take_refuse(take->peer, take->state->run, take->source);
+}
+
 static void finish(struct cwb_take_state *state, int status) {
     struct cwb_take *take = state->take;
+    if (status && status != -EAGAIN) /* after -EAGAIN it was closed */
+        give_up(take);
     forget(take);
     take->on_done(take, status);
 }
@@ -220,5 +235,7 @@ uint64_t cwb_take_ring_bytes(const struct cwb_take *take) {
 }
 
 void cwb_take_cancel(struct cwb_take *take) {
+    if (take->state)
+        give_up(take);
     forget(take);
 }

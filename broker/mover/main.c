@@ -29,7 +29,8 @@
 #define THREADS         4
 #define IDLE_DEFAULT_S  60
 #define IDLE_MOST_S     (366 * 86400)
-#define MAPPINGS_NS     200000000 /* so long without a job, and all mappings go */
+#define MAPPINGS_NS     200000000  /* so long without a job, and all mappings go */
+#define LOOK_NS         1000000000 /* between looks at whether memory that it made came back */
 #define EXIT_USAGE      2
 #define EXIT_NO_BROKER  3
 #define EXIT_BAD_DEVICE 4
@@ -79,19 +80,26 @@ static void next_job(struct mover *mover, struct cw_job *job) {
     if (code == -ETIMEDOUT)
         cw_mover_rest(mover->client);
     while (code == -ETIMEDOUT || code == -EINTR) {
-        code = ask(mover, mover->idle_ns, job);
+        code = ask(mover, mover->idle_ns < LOOK_NS ? mover->idle_ns : LOOK_NS, job);
         if (code == -ETIMEDOUT && is_idle(mover))
             end(mover, EXIT_SUCCESS, NULL);
+        if (code == -ETIMEDOUT)
+            cw_mover_rest(mover->client);
     }
     if (code)
         end(mover, EXIT_NO_BROKER, cw_error());
 }
 
-static void answer(struct mover *mover, uint64_t job, int status) {
+/* made: NULL, or what is told where status is 0. */
+static void answer(struct mover *mover, uint64_t job, int status, const struct cw_made *made) {
     struct {
         struct cw_job_end head;
         char text[CW_DETAIL_MAX + 32];
     } message = {.head = {.job = job, .status = status}};
+    if (status == 0 && made) {
+        memcpy(message.text, made, sizeof *made);
+        message.head.text_bytes = sizeof *made;
+    }
     if (status)
         message.head.text_bytes =
             (uint32_t)snprintf(message.text, sizeof message.text, "causeway-mover: %s", cw_error());
@@ -106,8 +114,11 @@ static void *work(void *context) {
         struct cw_job job;
         next_job(mover, &job);
         set_busy(mover, true);
-        int code = cw_mover_copy(mover->client, &job.copy);
-        answer(mover, job.job, code);
+        struct cw_made made;
+        bool makes = job.make.size_bytes > 0;
+        int code = makes ? cw_mover_make(mover->client, &job.make, &made)
+                         : cw_mover_copy(mover->client, &job.copy);
+        answer(mover, job.job, code, makes ? &made : NULL);
         if (code && !cw_mover_is_sound())
             end(mover, EXIT_BAD_DEVICE, "a context is broken: the next mover makes new ones");
         set_busy(mover, false);

@@ -3,6 +3,9 @@
  */
 #include "broker/mover/work.h"
 
+#include <stdio.h>
+#include <string.h>
+
 #include "ipc/broken.h"
 #include "ipc/cuda_device.h"
 
@@ -36,11 +39,53 @@ int cw_mover_copy(cw_client *client, const struct cw_copy *copy) {
     return code;
 }
 
+/* The GPU that is meant, by its name here. */
+static int find_gpu(const struct cw_make *make, char *name, size_t room) {
+    static const uint8_t by_number[CW_UUID_BYTES];
+    const struct cw_gpu *gpu;
+    int count = 0, ordinal = (int)make->device;
+    int code = cw_gpu_count(&count);
+    if (code == 0 && memcmp(make->device_uuid, by_number, sizeof by_number) != 0)
+        code = cw_gpu_find(make->device_uuid, &ordinal);
+    else if (code == 0 && (make->device >= (uint32_t)count || cw_gpu_peek(ordinal, &gpu) != 0))
+        code = cw_fail(-ENODEV, "there is no cuda:%u: this node has %d GPU%s", make->device, count,
+                       count == 1 ? "" : "s");
+    snprintf(name, room, "cuda:%d", ordinal);
+    return code;
+}
+
+int cw_mover_make(cw_client *client, const struct cw_make *make, struct cw_made *out) {
+    const int64_t shape = (int64_t)make->size_bytes;
+    const cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &shape, .dtype = "|u1"};
+    char name[16];
+    cw_array *array;
+    cw_handle handle;
+    if (make->size_bytes > INT64_MAX / 2)
+        return cw_fail(-EINVAL, "an array of %llu bytes cannot be",
+                       (unsigned long long)make->size_bytes);
+    int code = find_gpu(make, name, sizeof name);
+    if (code == 0)
+        code = cw_array_new(client, name, &layout, 0, &array);
+    if (code)
+        return cw_broken_serve(code);
+    code = cw_array_export(array, 1, &handle);
+    if (code == 0)
+        *out = (struct cw_made){.token = handle.token,
+                                .slab = handle.slab,
+                                .block = handle.block,
+                                .gen = handle.gen,
+                                .offset_bytes = handle.offset_bytes};
+    cw_array_close(array); /* the transit holds it */
+    return code;
+}
+
 void cw_mover_rest(cw_client *client) {
     pthread_mutex_lock(&client->lock);
+    cw_heap_collect(client, true);
     while (client->slabs.idle_first)
         cw_slab_free(client, client->slabs.idle_first);
     pthread_mutex_unlock(&client->lock);
+    (void)cw_kept_drop(client);
 }
 
 bool cw_mover_is_sound(void) {

@@ -8,7 +8,11 @@
 
 /* Does a job, whole, and lets go of both blocks. 0, or a negative errno with its sentence. */
 int cw_mover_copy(cw_client *client, const struct cw_copy *copy);
-/* No job has come for a while: unmaps all that no job uses. */
+/* Makes memory on a GPU that the asker opens by *out. 0, -ENODEV (there is no such GPU), -EDQUOT.
+ */
+int cw_mover_make(cw_client *client, const struct cw_make *make, struct cw_made *out);
+/* No job has come for a while: unmaps all that no job uses, and gives up slabs of its own that are
+ * free. */
 void cw_mover_rest(cw_client *client);
 /* Do all contexts of this process still work? */
 bool cw_mover_is_sound(void);

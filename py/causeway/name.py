@@ -69,6 +69,7 @@ def put(
     keep: bool = False,
     copy: bool | None = None,
     remote: str | None = None,
+    device: str | None = None,
 ) -> Array:
     """Gives an array a name under which every process of this user finds it.
 
@@ -83,13 +84,17 @@ def put(
         keep: the name stays until it is removed; else it goes with the user's last process (and a minute).
         copy: True copies always, False never; what that means for memory of a GPU library's own see `asarray`.
         remote: "read": every peer of this node may read it; None: those whose patterns allow it.
+        device: where it shall lie: a copy if it lies elsewhere. None: where it is. Of a name of another node: "cuda:N" as
+            that node counts its GPUs; None: in its host memory, wherever the array lies here.
 
     Returns:
         Array: a handle on what was put, with this name.
 
     Raises:
         NameTaken: replace=False, and the name exists.
-        LimitExceeded: too many names or bytes, or no memory left.
+        LimitExceeded: too many names or bytes, or no memory left, here or there.
+        DeviceError: there is no such device, here or there.
+        ProducerDied: another node's name: who wrote the array died before its work was complete.
         ValueError: a bad name; copy=False, and it needs a copy.
         TypeError: the dtype holds objects.
 
@@ -104,7 +109,8 @@ def put(
     """
     encoded = _encode(name)
     check(lib.cw_name_check(encoded))
-    found = create.asarray(array, copy=copy)
+    there = device if encoded[:2] == b"//" else None
+    found = create.asarray(array, copy=copy, device=None if there else device)
     layout = found._layout_now()
     lease = found._open_lease()
     flags = (lib.CW_REPLACE if replace else 0) | (lib.CW_KEEP if keep else 0)
@@ -112,7 +118,11 @@ def put(
         if remote != "read":
             raise ValueError(f'remote is "read" or None, not {remote!r}')
         flags |= lib.CW_REMOTE_READ
-    check(lib.cw_array_put(lease.pointer, encoded, flags, layout.c, found._offset))
+    if there is None:
+        check(lib.cw_array_put(lease.pointer, encoded, flags, layout.c, found._offset))
+    else:
+        place = b"cuda:0" if there == "cuda" else there.encode()
+        check(lib.cw_array_put_at(lease.pointer, encoded, place, flags, layout.c, found._offset))
     if isinstance(array, Array) and array._name is None:
         array._name = name
     return arrays.make(lease, layout, found._offset, name, found._memory)
@@ -130,7 +140,9 @@ def get(
             there takes the time that it takes.
         readonly: map the memory read-only; a write by force is then a SIGSEGV.
         device: where it shall lie: a copy if it lies elsewhere, also on a GPU that CUDA_VISIBLE_DEVICES hides here
-            (another process is then started for the copy). None for where it is.
+            (another process is then started for the copy). None for where it is; an array of another node then comes
+            into host memory. Of another node, on a GPU: what this node's processes have there is one and the same, to be
+            read alone, as in host memory.
 
     Returns:
         Array: a handle; close it, use it in a `with`, or just let it go.
@@ -139,6 +151,8 @@ def get(
         NameNotFound: no such name (timeout=0).
         Timeout: it did not appear, or arrive, in time.
         DeviceError: there is no such device.
+        LimitExceeded: no memory is left on that device, or here.
+        ProducerDied: another node's array: who wrote it died before its work was complete.
         BrokerLost: the broker is gone.
         RemoteError: the other node cannot be reached, or refuses.
         ValueError: a bad name.
@@ -152,6 +166,10 @@ def get(
     if device is not None:
         device = resolve(device)
     encoded = _encode(name)
+    if device is not None and encoded[:2] == b"//":
+        made = _get_at(name, encoded, device, 2 if readonly else 0, timeout)
+        made._name = name
+        return made
     connection = client._default or client.current()
     flags = 2 if readonly else 0  # CW_READONLY
     if timeout and encoded.startswith(b"//"):
@@ -179,6 +197,22 @@ def _left_ns(deadline: float) -> int:
     """What is left of it, as the library takes it."""
     left = deadline - time.monotonic()
     return -1 if left == math.inf or left > 1e9 else max(0, int(left * 1e9))
+
+
+def _get_at(name: str, encoded: bytes, device: str, flags: int, timeout: float | None) -> Array:
+    """An array of another node on a device."""
+    deadline = math.inf if timeout == 0 else _deadline(timeout)
+    out = ffi.new("cw_array **")
+    place = device.encode()
+    while True:
+        connection, left_ns = client.current().pointer, _left_ns(deadline)
+        status = lib.cw_get_at(connection, encoded, place, flags, left_ns, out)
+        if status == 0:
+            return arrays.make(Lease(out[0]), None)
+        if status == -errno.ENOENT and timeout != 0:
+            _wait_until(name, encoded, deadline, timeout)
+        elif status != -errno.EINTR:
+            raise failure(status)
 
 
 def _get_later(name: str, encoded: bytes, flags: int, timeout: float | None, status: int) -> Any:

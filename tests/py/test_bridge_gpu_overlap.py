@@ -1,91 +1,179 @@
-"""Arrays on GPUs over the bridge go out while they are copied, and come in while they land; seen by the order of events."""
+"""Arrays on GPUs go out over the bridge while they are copied, and land while they come in: seen by the order of events.
+
+The copies of one node's mover end at a number that its test chooses; what has come to the other node by then is what has
+left before.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
-import sys
-import textwrap
-from collections.abc import Iterator
+import threading
 from pathlib import Path
 
 import bridge_support
 import cuda_support
 import pytest
+from bridge_gpu_support import BYTES, MIB, begin, came, empty, end, figures, run, soon, two
 from bridge_support import Node
-from conftest import eventually
 from mover_support import movers
 
 cuda_support.require()
-pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
-double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double's faults")
+pytestmark = [
+    pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking()),
+    pytest.mark.skipif(cuda_support.REAL, reason="needs the test double's faults"),
+]
 
-MIB = 1 << 20
-BYTES = 40 * MIB  # 8 chunks of 5 MiB, of which 4 are in host memory at once
-
-
-@contextlib.contextmanager
-def two(folder: Path, a: str = "", b: str = "") -> Iterator[tuple[Node, Node]]:
-    """Two nodes whose movers (and nobody else) have these faults of the double's."""
-    with cuda_support.gpus(folder), bridge_support.net("a", "b") as made:
-        made.acquaint("--read", "*", "--write", "*")
-        for node, faults in zip(made.nodes.values(), (a, b), strict=True):
-            node.start(CAUSEWAY_FAKECUDA_FAULTS=faults)
-        made.connected()
-        yield made.nodes["a"], made.nodes["b"]
+PUT = 'cw.put("g", cw.asarray(values(), device="cuda:0"), keep=True)'
 
 
-PRELUDE = f"""
-import numpy as np, causeway as cw
-
-def values(seed=1, size={BYTES}):
-    return np.random.default_rng(seed).integers(0, 1 << 62, size // 8, dtype="i8")
-"""
-
-
-def begin(node: Node, text: str) -> subprocess.Popen[str]:
-    """Begins a program as a client of a node."""
-    return subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(text)],
-        env=node.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+def kill_mover(node: Node) -> int:
+    """Kills what copies there; how many those were."""
+    found = movers(node.folder)
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+    return len(found)
 
 
-def end(started: subprocess.Popen[str], *nodes: Node) -> str:
-    """What it printed; it must not fail."""
-    out, err = started.communicate(timeout=60)
-    assert started.returncode == 0, err + "".join(node.said() for node in nodes)
-    return out
+def kill_movers_until(
+    done: subprocess.Popen[str], node: Node, figure: str, step: int, base: int = 0
+) -> int:
+    """Each mover moves so many bytes, and hangs: it is killed then, and another comes; until done. How many were killed."""
+    killed, reached = 0, base + step
+
+    def stopped() -> bool:
+        return done.poll() is not None or figures(node)[figure] >= reached
+
+    while True:
+        assert soon(stopped), node.said()
+        if done.poll() is not None:
+            return killed
+        reached = figures(node)[figure] + step
+        killed += kill_mover(node)
 
 
-def run(node: Node, text: str) -> str:
-    """Runs one to its end."""
-    return end(begin(node, text), node)
-
-
-def came(here: Node, there: Node) -> int:
-    """Bytes that came from a peer."""
-    return int(here.state_of(there)["bytes_in"])
-
-
-@double
 def test_bytes_leave_before_the_last_chunk_was_copied(tmp_path: Path) -> None:
     with two(tmp_path, b="copy@4=hang") as (a, b):
-        run(b, 'cw.put("g", cw.asarray(values(), device="cuda:0"), keep=True)')
+        run(b, PUT)
         before = came(a, b)
-        getter = begin(a, 'assert (cw.get("//b/g").numpy() == values()).all(); print("whole")')
-        # Its fourth copy never ends: a mover brings three chunks and dies; and another comes.
-        killed = 0
-        while getter.poll() is None:
-            assert eventually(
-                lambda: (
-                    came(a, b) - before >= min(3 * (killed + 1) * 5 * MIB, BYTES)
-                    or getter.poll() is not None
-                )
-            )
-            for pid in movers(b.folder) if getter.poll() is None else []:
-                os.kill(pid, signal.SIGKILL)
-                killed += 1
-        assert end(getter, a, b) == "whole\n" and killed >= 2
+        getter = begin(a, 'assert same(cw.get("//b/g")); print("whole")')
+        # Of 8 chunks 3 are copied, by this mover and no other; their bytes are here.
+        assert soon(lambda: came(a, b) - before >= 15 * MIB)
+        assert figures(b)["bytes_from_gpu"] == 15 * MIB and figures(b)["mover_starts"] == 1
+        assert getter.poll() is None
+        # Killed in the middle, it is started again, and its chunks are copied again.
+        assert kill_movers_until(getter, b, "bytes_from_gpu", 15 * MIB) >= 2
+        assert end(getter, a, b) == "whole\n"
+        assert came(a, b) - before < 1.1 * BYTES  # nothing went twice
+        assert figures(b)["bytes_from_gpu"] == BYTES and figures(b)["jobs_repeated"] >= 2
+
+
+def test_bytes_land_before_the_last_has_come(tmp_path: Path) -> None:
+    with two(tmp_path, b="copy@5=hang") as (a, b):
+        run(b, PUT)
+        getter = begin(a, 'assert same(cw.get("//b/g", device="cuda:1")); print("whole")')
+        # Of 8 chunks 4 have left, so no more than 20 MiB can be here; all but the last piece of them are on the GPU.
+        assert soon(lambda: figures(a)["bytes_to_gpu"] >= 16 * MIB)
+        assert figures(b)["bytes_from_gpu"] == 20 * MIB and getter.poll() is None
+        assert kill_movers_until(getter, b, "bytes_from_gpu", 20 * MIB) >= 1
+        assert end(getter, a, b) == "whole\n"
+        assert figures(a)["bytes_to_gpu"] == BYTES and figures(b)["bytes_from_gpu"] == BYTES
+
+
+def test_a_mover_killed_while_pieces_land(tmp_path: Path) -> None:
+    with two(tmp_path, a="copy@3=hang") as (a, b):
+        run(b, PUT)
+        before = came(a, b)
+        getter = begin(a, 'assert same(cw.get("//b/g", device="cuda:1")); print("whole")')
+        assert kill_movers_until(getter, a, "bytes_to_gpu", 8 * MIB) >= 3
+        assert end(getter, a, b) == "whole\n"
+        assert came(a, b) - before < 1.1 * BYTES and figures(a)["jobs_repeated"] >= 3
+
+
+def test_a_get_by_a_gpu_needs_no_more_host_memory_than_two_rings(tmp_path: Path) -> None:
+    with two(tmp_path, a="copy@3=hang", memory_mib=2048) as (a, b):
+        run(b, f'cw.put("big", cw.asarray(values(size={256 * MIB}), device="cuda:0"), keep=True)')
+        held = [figures(node)["bytes"] for node in (a, b)]
+        getter = begin(a, 'assert same(cw.get("//b/big", device="cuda:1")); print("whole")')
+        # Nothing lands any more: the ring fills, and nothing more comes.
+        assert soon(lambda: came(a, b) >= 32 * MIB)
+        for node, before in zip((a, b), held, strict=True):
+            assert figures(node)["bytes"] - before <= 64 * MIB, node.name
+        getter.kill()
+        getter.communicate()
+        kill_mover(a)
+
+
+@pytest.mark.parametrize("which", ["a", "b"])
+def test_a_bridge_killed_in_the_middle(tmp_path: Path, which: str) -> None:
+    with two(tmp_path, b="copy@4=hang") as (a, b):
+        run(b, PUT)
+        before = came(a, b)
+        getter = begin(a, 'assert same(cw.get("//b/g", device="cuda:1")); print("whole")')
+        assert soon(lambda: came(a, b) - before >= 15 * MIB)
+        os.kill((a if which == "a" else b).bridge_pid(), signal.SIGKILL)
+        kill_movers_until(getter, b, "bytes_from_gpu", 10 * MIB)
+        assert end(getter, a, b) == "whole\n"
+        b.command("rm", "g")
+        assert empty(a) and empty(b)
+
+
+def test_who_asked_is_gone_in_the_middle(tmp_path: Path) -> None:
+    with two(tmp_path, b="copy@4=hang") as (a, b):
+        run(b, PUT)
+        before = came(a, b)
+        getter = begin(a, 'cw.get("//b/g", device="cuda:1")')
+        assert soon(lambda: came(a, b) - before >= 15 * MIB)
+        getter.kill()
+        getter.communicate()
+        # It goes on: it was wanted, and the next who asks has it.
+        after = begin(a, 'assert same(cw.get("//b/g", device="cuda:1")); print("whole")')
+        kill_movers_until(after, b, "bytes_from_gpu", 15 * MIB)
+        assert end(after, a, b) == "whole\n" and came(a, b) - before < 1.1 * BYTES
+        b.command("rm", "g")
+        assert empty(a) and empty(b)
+
+
+def test_who_writes_meanwhile_is_found_out(tmp_path: Path) -> None:
+    with two(tmp_path, b="copy@4=hang") as (a, b):
+        run(b, PUT)
+        before = came(a, b)
+        getter = begin(a, 'assert same(cw.get("//b/g", device="cuda:1"), 2); print("whole")')
+        assert soon(lambda: came(a, b) - before >= 15 * MIB)
+        run(b, """
+            w, stream = cw.get("g"), Stream()
+            with w.writing(stream.handle.value):
+                new = values(2)
+                call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(low(w)), ctypes.c_void_p(new.ctypes.data), ctypes.c_size_t(BYTES), stream.handle)
+            stream.finish()
+        """)  # fmt: skip
+        kill_movers_until(getter, b, "bytes_from_gpu", 15 * MIB)
+        assert end(getter, a, b) == "whole\n"
+        b.command("rm", "g")
+        assert empty(a) and empty(b)  # what had come of the old bytes is freed
+
+
+def test_a_put_is_staged_and_lands(tmp_path: Path) -> None:
+    with two(tmp_path, a="copy@4=hang", b="copy@3=hang") as (a, b):
+        before = came(b, a)
+        putter = begin(
+            a,
+            'cw.put("//b/x", cw.asarray(values(), device="cuda:0"), device="cuda:1", keep=True); print("put")',
+        )
+        assert soon(lambda: came(b, a) - before >= 15 * MIB)
+        assert soon(lambda: figures(b)["bytes_to_gpu"] >= 8 * MIB)
+        assert putter.poll() is None and b.command("ls", "--json").stdout.strip() == "[]"
+        both = [
+            threading.Thread(
+                target=kill_movers_until, args=(putter, a, "bytes_from_gpu", 15 * MIB)
+            ),
+            threading.Thread(target=kill_movers_until, args=(putter, b, "bytes_to_gpu", 8 * MIB)),
+        ]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+        assert end(putter, a, b) == "put\n"
+        run(b, 'x = cw.get("x"); assert x.device == "cuda:1" and same(x)')
+        assert came(b, a) - before < 1.1 * BYTES

@@ -199,9 +199,9 @@ tsan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
 # The package with the sanitizers stands before the tests' packages in a venv of its own: PYTHONPATH would not reach a
 # Python that is run with -I or in an environment of its own.
 sanitized:
-	@[ -z "$(SANITIZED_PY)" ] || { $(VPY) -m venv --without-pip $(BUILD)/venv && \
-	$(VPY) -c 'import sysconfig; print("$(abspath $(BUILD)/site)", sysconfig.get_path("purelib"), sep="\n")' \
-	    >"$$(echo $(BUILD)/venv/lib/python3*/site-packages)/causeway.pth"; }
+	@$(if $(SANITIZED_PY),$(VPY) -m venv --without-pip $(BUILD)/venv)
+	@$(if $(SANITIZED_PY),$(VPY) -c 'import sysconfig; print("$(abspath $(BUILD)/site)", sysconfig.get_path("purelib"), sep="\n")' \
+	    >"$$(echo $(BUILD)/venv/lib/python3*/site-packages)/causeway.pth")
 	@built=; $(MAKE) --no-print-directory -k test-programs $(if $(SANITIZED_PY),$(SITE)) || built=build:/bin/false; \
 	$(RUN) --timeout 1800 $$built $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
 	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py")

@@ -216,7 +216,7 @@ void cwb_job_peers(struct cwb_job *job) {
         strcpy(version, "-");
         strcpy(rtt, "-");
         if (link)
-            snprintf(version, sizeof version, "%u", CWB_VERSION);
+            snprintf(version, sizeof version, "%u", link->version);
         if (link && link->rtt_ns)
             snprintf(rtt, sizeof rtt, "%lld", (long long)(link->rtt_ns / 1000));
         fprintf(out,

@@ -14,6 +14,7 @@
 #include <utlist.h>
 
 #include "broker/bridge/parts.h"
+#include "shm/wait.h"
 #include "broker/bridge/stream.h"
 
 static void on_error(struct cwb_socket *socket, int error) {
@@ -278,7 +279,7 @@ void cwb_link_reply(struct cwb_link *link, uint16_t op, uint64_t id, int status,
 static void on_pong(struct cwb_request *request, const struct cwb_frame *frame) {
     struct cwb_link *link = request->link;
     if (frame)
-        link->rtt_ns = link->bridge->loop.now_ns - link->pinged_ns;
+        link->rtt_ns = cw_now_ns() - link->ping_sent_ns; /* the loop's time is the turn's begin */
 }
 
 int64_t cwb_links_tick(struct cwb_bridge *bridge) {
@@ -307,6 +308,7 @@ int64_t cwb_links_tick(struct cwb_bridge *bridge) {
         } else {
             if (bridge->loop.now_ns - link->pinged_ns >= CWB_PING_NS) {
                 link->pinged_ns = bridge->loop.now_ns;
+                link->ping_sent_ns = cw_now_ns();
                 cwb_link_ask(link, CWB_PING, NULL, 0, on_pong, NULL);
             }
             at_ns = link->pinged_ns + CWB_PING_NS;

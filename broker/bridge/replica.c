@@ -7,15 +7,12 @@
  * gone
  *      +--it fails: all jobs are told, gone                            v
  *
- * However many clients want one array, it is fetched once: they all wait for the same replica. On a
- * GPU it is a replica of its own, a *sibling* of the one in host memory and of those on other GPUs:
- * what is at one place of this node already is copied from there, and what is coming to one place
- * is waited for (follow()), so that the bytes come over the network once, wherever they are wanted.
- * What is HELD is what the name means at its owner as far as it can be known: the owner tells of
- * each change, and while there is no link to it, nothing is HELD. Clients that have opened a
- * replica keep it in any case, also under other names that they give it: its block is frozen, and
- * means the same bytes for as long as anybody has it. If this process dies, the broker takes all
- * replicas' names away.
+ * However many clients want one array, it is fetched once: they all wait for the same replica. At
+ * other places of this node, on GPUs, it has siblings (sibling.c). What is HELD is what the name
+ * means at its owner as far as it can be known: the owner tells of each change, and while there is
+ * no link to it, nothing is HELD. Clients that have opened a replica keep it in any case, also
+ * under other names that they give it: its block is frozen, and means the same bytes for as long as
+ * anybody has it. If this process dies, the broker takes all replicas' names away.
  *
  * What a client of this node put or removed, every client of it gets from then on: before the
  * broker is told that the write is done, it is told that the replica's name goes, and it reads in
@@ -25,13 +22,11 @@
 #include <string.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
-
 #include <utlist.h>
 
 #include "broker/bridge/door.h"
 #include "broker/bridge/home.h"
-#include "broker/bridge/job.h"
-#include "broker/bridge/landing.h"
+#include "broker/bridge/replica.h"
 #include "ipc/meta.h"
 #include "ipc/remote.h"
 
@@ -41,50 +36,13 @@
 #define REWRITES     16          /* fetched again so often for writes of this node's own clients */
 #define DOUBT_NS     10000000    /* a doubtful one stays so long, for those who were told of it */
 
-struct cwb_replica {
-    struct cwb_waiter waiter; /* first: it is cast back */
-    struct cwb_take take;
-    struct cwb_landing *landing; /* it comes onto a GPU, or is a copy of a sibling */
-    struct cwb_bridge *bridge;
-    struct cwb_peer *peer;
-    struct cw_name_key key, there;
-    bool on_gpu;
-    uint8_t gpu[CW_UUID_BYTES];
-    struct cwb_replica *followed, *followers, *follow_next; /* siblings, see follow() */
-    bool held, waits;
-    bool whole; /* in memory, and checked: put and came say where and what; being named, or HELD */
-    struct cw_put put;
-    bool written;  /* a client of this node wrote the name since the owner was asked */
-    bool doubtful; /* changed, or the peer was away, while it was being fetched: soon let go */
-    unsigned tries, rewrites, unused;
-    struct cwb_job *jobs;
-    struct cwb_request *asked;
-    struct cwb_opened opened;
-    uint64_t run;
-    uint8_t *came;   /* OPEN's reply: the meta, then the bytes if they are inside; malloced. Whole:
-                      the meta   of put */
-    cw_array *array; /* kept while it is HELD: letting go is then one message for all of it */
-    UT_hash_handle hh;
-};
-
-static void begin(struct cwb_replica *replica);
-
-static void wake_followers(struct cwb_replica *replica) {
-    struct cwb_replica *follower;
-    while ((follower = replica->followers)) {
-        replica->followers = follower->follow_next;
-        follower->followed = NULL;
-        begin(follower);
-    }
-}
-
 static void replica_free(struct cwb_replica *replica) {
     HASH_DEL(replica->bridge->replicas, replica);
     replica->bridge->replicas_on_gpus -= replica->on_gpu;
     if (replica->followed)
         LL_DELETE2(replica->followed->followers, replica, follow_next);
     cwb_landing_cancel(replica->landing);
-    wake_followers(replica);
+    cwb_replica_wake(replica);
     if (replica->waits)
         cwb_peer_forget(replica->peer, &replica->waiter);
     if (replica->asked)
@@ -125,7 +83,7 @@ static void begin_anew(struct cwb_replica *replica) {
     replica->array = NULL;
     free(replica->came);
     replica->came = NULL;
-    begin(replica);
+    cwb_replica_begin(replica);
 }
 
 /* Is it to be fetched once more, since it may be older than what a client here wrote? */
@@ -133,7 +91,7 @@ static bool outdated(struct cwb_replica *replica) {
     return replica->written && replica->jobs && replica->rewrites++ < REWRITES;
 }
 
-static void fail(struct cwb_replica *replica, int status) {
+void cwb_replica_fail(struct cwb_replica *replica, int status) {
     if (status == -ENOENT && outdated(replica)) {
         begin_anew(replica);
         return;
@@ -148,15 +106,15 @@ static void unname(struct cwb_replica *replica) {
     cwb_home_ask(replica->bridge->home, CW_OP_REMOVE, parts, 2, NULL, NULL);
 }
 
-static void let_go(struct cwb_replica *replica) {
+void cwb_replica_let_go(struct cwb_replica *replica) {
     CW_ASSERT(replica->held && !replica->jobs);
     unname(replica);
     replica_free(replica);
 }
 
-static void again(struct cwb_replica *replica) {
+void cwb_replica_again(struct cwb_replica *replica) {
     if (++replica->tries >= TRIES)
-        fail(replica, -EREMOTEIO);
+        cwb_replica_fail(replica, -EREMOTEIO);
     else
         begin_anew(replica);
 }
@@ -165,7 +123,7 @@ static void on_put(void *owner, int code, const void *body, uint32_t body_bytes)
     struct cwb_replica *replica = owner;
     (void)body, (void)body_bytes;
     if (code) {
-        fail(replica, code);
+        cwb_replica_fail(replica, code);
         return;
     }
     if (replica->written) { /* its name is gone again, or goes when this is read */
@@ -181,7 +139,7 @@ static void on_put(void *owner, int code, const void *body, uint32_t body_bytes)
         replica->bridge->hurry = true;
     }
     tell_jobs(replica, 0);
-    wake_followers(replica);
+    cwb_replica_wake(replica);
 }
 
 /* Those at the door need no name: it is here, whole and checked. */
@@ -199,7 +157,7 @@ static void tell_visitors(struct cwb_replica *replica) {
 
 /* One message names it and answers one who waits; the others, if there are any, hear of it when the
  * broker has said that the name stands. */
-static void put(struct cwb_replica *replica) {
+void cwb_replica_put(struct cwb_replica *replica) {
     if (outdated(replica)) {
         begin_anew(replica);
         return;
@@ -225,7 +183,7 @@ static void put(struct cwb_replica *replica) {
         code = cw_name_key_put_form(replica->array, &replica->key, CW_REPLACE, &layout,
                                     shape.origin_bytes, &message.put, meta);
     if (code) {
-        fail(replica, code);
+        cwb_replica_fail(replica, code);
         return;
     }
     replica->whole = true;
@@ -252,11 +210,11 @@ static void on_taken(struct cwb_take *take, int status) {
     struct cwb_replica *replica =
         (struct cwb_replica *)((char *)take - offsetof(struct cwb_replica, take));
     if (status == 0)
-        put(replica);
+        cwb_replica_put(replica);
     else if (status == -ESTALE || status == -EAGAIN)
-        again(replica);
+        cwb_replica_again(replica);
     else
-        fail(replica, status);
+        cwb_replica_fail(replica, status);
 }
 
 static void on_array(void *owner, int code, cw_array *array) {
@@ -267,7 +225,7 @@ static void on_array(void *owner, int code, cw_array *array) {
         if (!replica->opened.inside)
             cwb_take_refuse(replica->peer, replica->run, replica->opened.source);
         cw_fail(code, "%s", sentence);
-        fail(replica, code);
+        cwb_replica_fail(replica, code);
         return;
     }
     replica->array = array;
@@ -277,9 +235,9 @@ static void on_array(void *owner, int code, cw_array *array) {
                                     replica->opened.size_bytes)
                    : 0;
         if (code)
-            fail(replica, code);
+            cwb_replica_fail(replica, code);
         else
-            put(replica);
+            cwb_replica_put(replica);
         return;
     }
     replica->take = (struct cwb_take){.on_done = on_taken,
@@ -291,55 +249,16 @@ static void on_array(void *owner, int code, cw_array *array) {
     cwb_take_begin(&replica->take, replica->run);
 }
 
-/* Lets go of what nobody uses on GPUs. Was there any? */
-static bool make_room(void *owner) {
-    struct cwb_bridge *bridge = ((struct cwb_replica *)owner)->bridge;
-    struct cwb_replica *replica, *next;
-    bool any = false;
-    HASH_ITER(hh, bridge->replicas, replica, next) {
-        uint32_t holders = 2; /* one is this process */
-        if (replica->held && replica->on_gpu &&
-            cw_name_key_holders(bridge->client, &replica->key, &holders) == 0 && holders < 2) {
-            let_go(replica);
-            any = true;
-        }
-    }
-    return any;
-}
-
-static void on_landed(void *owner, int code, cw_array *array) {
-    struct cwb_replica *replica = owner;
-    replica->landing = NULL;
-    replica->array = array;
-    if (code == 0) {
-        put(replica);
-        return;
-    }
-    if (code == -ESTALE || code == -EAGAIN)
-        again(replica);
-    else
-        fail(replica, code);
-}
-
-static void land(struct cwb_replica *replica, const struct cwb_landing_wish *what) {
-    struct cwb_landing_wish wish = *what;
-    wish.size_bytes = replica->opened.size_bytes;
-    wish.to_host = !replica->on_gpu;
-    wish.make_room = replica->on_gpu ? make_room : NULL;
-    memcpy(wish.gpu.device_uuid, replica->gpu, sizeof replica->gpu);
-    replica->landing = cwb_landing_begin(replica->bridge, &wish, on_landed, replica);
-}
-
 static void on_opened(struct cwb_request *request, const struct cwb_frame *frame) {
     struct cwb_replica *replica = request->owner;
     replica->asked = NULL;
     if (!frame) { /* cut: once more, with patience */
-        again(replica);
+        cwb_replica_again(replica);
         return;
     }
     if (frame->head.status < 0) {
         cw_fail(frame->head.status, "%.*s", (int)frame->sentence_bytes, frame->sentence);
-        fail(replica, frame->head.status);
+        cwb_replica_fail(replica, frame->head.status);
         return;
     }
     uint64_t inside_bytes = frame->opened.inside ? frame->opened.size_bytes : 0;
@@ -347,7 +266,7 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     if (frame->opened.inside && XXH3_64bits(frame->data, inside_bytes) != frame->opened.hash) {
         cw_fail(-EREMOTEIO, "the bytes of the array are not those that %s hashed",
                 replica->peer->config.name);
-        fail(replica, -EREMOTEIO);
+        cwb_replica_fail(replica, -EREMOTEIO);
         return;
     }
     replica->came = malloc(frame->meta_bytes + inside_bytes + 1);
@@ -358,19 +277,19 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     if (!replica->on_gpu)
         cwb_local_new(replica->bridge, frame->opened.size_bytes, on_array, replica);
     else if (frame->opened.inside)
-        land(replica,
-             &(struct cwb_landing_wish){.inside = replica->came + frame->opened.meta_bytes});
+        cwb_replica_land(replica, &(struct cwb_landing_wish){.inside = replica->came +
+                                                                       frame->opened.meta_bytes});
     else
-        land(replica, &(struct cwb_landing_wish){.peer = replica->peer,
-                                                 .run = replica->run,
-                                                 .source = frame->opened.source});
+        cwb_replica_land(replica, &(struct cwb_landing_wish){.peer = replica->peer,
+                                                             .run = replica->run,
+                                                             .source = frame->opened.source});
 }
 
 static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     struct cwb_replica *replica = (struct cwb_replica *)waiter;
     replica->waits = false;
     if (!link) {
-        fail(replica, -EREMOTEIO);
+        cwb_replica_fail(replica, -EREMOTEIO);
         return;
     }
     struct cwb_key key = {.key_bytes = replica->there.length, .flags = CWB_WATCH};
@@ -380,53 +299,8 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     replica->asked = cwb_link_ask(link, CWB_OPEN, parts, 2, on_opened, replica);
 }
 
-/* Another place of the same array at this node: one that is there, else one that is coming. */
-static struct cwb_replica *sibling(const struct cwb_replica *replica) {
-    struct cwb_replica *other, *next, *coming = NULL;
-    if (!replica->bridge->replicas_on_gpus)
-        return NULL;
-    HASH_ITER(hh, replica->bridge->replicas, other, next) {
-        if (other == replica || other->peer != replica->peer || other->followed ||
-            other->there.length != replica->there.length ||
-            memcmp(other->there.text, replica->there.text, replica->there.length) != 0)
-            continue;
-        if (other->held && !other->doubtful)
-            return other;
-        if (!other->held)
-            coming = other;
-    }
-    return coming;
-}
-
-/* What came to one place is copied to another on this node; what is coming is waited for. false: it
- * must be fetched. */
-static bool follow(struct cwb_replica *replica) {
-    struct cwb_replica *other = sibling(replica);
-    struct cw_found found;
-    cw_array *array;
-    bool on_gpu;
-    if (!other)
-        return false;
-    if (!other->held) {
-        replica->followed = other;
-        LL_PREPEND2(other->followers, replica, follow_next);
-        return true;
-    }
-    if (cwb_local_open(replica->bridge, &other->key, &found, &array, &on_gpu) != 0)
-        return false;
-    replica->doubtful = replica->written = false;
-    replica->opened = other->opened;
-    replica->opened.inside = 0;
-    replica->opened.meta_bytes = found.entry.meta_bytes;
-    replica->came = malloc(found.entry.meta_bytes + 1);
-    CW_ASSERT(replica->came);
-    memcpy(replica->came, found.meta, found.entry.meta_bytes);
-    land(replica, &(struct cwb_landing_wish){.local = array});
-    return true;
-}
-
-static void begin(struct cwb_replica *replica) {
-    if (follow(replica))
+void cwb_replica_begin(struct cwb_replica *replica) {
+    if (cwb_replica_follow(replica))
         return;
     replica->waits = true;
     replica->waiter = (struct cwb_waiter){.on_link = on_link};
@@ -465,7 +339,7 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         return;
     }
     if (replica && replica->held) {
-        let_go(replica);
+        cwb_replica_let_go(replica);
         replica = NULL;
     }
     bool fresh = !replica;
@@ -486,12 +360,12 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
     job->owner = replica;
     job->on_cancel = cancel;
     if (fresh)
-        begin(replica);
+        cwb_replica_begin(replica);
 }
 
 static void outdate(struct cwb_replica *replica) {
     if (replica->held) {
-        let_go(replica);
+        cwb_replica_let_go(replica);
         return;
     }
     if (replica->whole && !replica->written)
@@ -521,7 +395,7 @@ void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame) {
         if (!replica->held)
             replica->doubtful = true;
         else if (replica->opened.entry == frame->changed.entry)
-            let_go(replica);
+            cwb_replica_let_go(replica);
     }
 }
 
@@ -531,7 +405,7 @@ void cwb_replicas_unlink(struct cwb_bridge *bridge, struct cwb_peer *peer) {
         if (replica->peer != peer)
             continue;
         if (replica->held)
-            let_go(replica);
+            cwb_replica_let_go(replica);
         else
             replica->doubtful = true;
     }
@@ -559,7 +433,7 @@ int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
         if (look)
             replica->unused = holders > 1 ? 0 : replica->unused + 1;
         if (replica->doubtful || replica->unused >= (replica->on_gpu ? 1 : UNUSED_LOOKS))
-            let_go(replica);
+            cwb_replica_let_go(replica);
     }
     int64_t due_ns = looked_ns + LOOK_NS;
     return bridge->doubts_ns && bridge->doubts_ns < due_ns ? bridge->doubts_ns : due_ns;

@@ -65,12 +65,15 @@ def ip(*words: str) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """A port that nobody uses now, below those that the kernel gives away by itself."""
+    import random
     import socket
 
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 class Node:
@@ -94,7 +97,7 @@ class Node:
         """Runs the `causeway` command as this node's user would."""
         return subprocess.run(
             [_programs.path("causeway"), *words],
-            env=self.environment, capture_output=True, text=True, check=check, timeout=30,
+            env=self.environment, capture_output=True, text=True, check=check, timeout=60,
         )  # fmt: skip
 
     def inside(self, words: list[str]) -> list[str]:
@@ -117,7 +120,7 @@ class Node:
         if self.process is None:
             return
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(10) == 0, self.said()
+        assert self.process.wait(60) == 0, self.said()
         self.process = None
         assert eventually(lambda: self.bridge_pid() == 0)
 
@@ -227,7 +230,7 @@ class Net:
         for node in self.nodes.values():
             node.start(**more)
 
-    def connected(self, seconds: float = 10) -> None:
+    def connected(self, seconds: float = 60) -> None:
         """Waits until everybody is connected with everybody."""
         for one in self.nodes.values():
             for other in self.nodes.values():

@@ -125,12 +125,18 @@ def test_an_idle_bridge_takes_no_cpu(engine: str) -> None:
         with a.here():
             held = cw.get("//b/open/x")  # a replica that stands: it is looked after
             pids = [a.bridge_pid(), b.bridge_pid()]
-            before = [cpu_seconds(pid) for pid in pids]
-            begun = time.monotonic()
-            time.sleep(3)  # nothing is waited for: this is the idleness that is measured
-            passed = time.monotonic() - begun
-            used = [cpu_seconds(pid) - first for pid, first in zip(pids, before, strict=True)]
-            assert max(used) < 0.05 * passed  # one that spins takes all of it
+
+            def at_rest() -> bool:
+                before = [cpu_seconds(pid) for pid in pids]
+                begun = time.monotonic()
+                time.sleep(3)  # nothing is waited for: this is the idleness that is measured
+                passed = time.monotonic() - begun
+                used = [cpu_seconds(pid) - first for pid, first in zip(pids, before, strict=True)]
+                return max(used) < 0.05 * passed  # one that spins takes all of it
+
+            assert eventually(
+                at_rest, 20
+            )  # what came before may still end on a machine that is busy
             assert held.numpy().tolist() == [1]
 
 

@@ -363,6 +363,38 @@ def test_what_may_not_be_written_is_not(nodes: tuple[Node, Node, Node]) -> None:
         assert cw.get("open/small").numpy().tolist() == [1, 2, 3]
 
 
+def test_what_may_not_be_seen_is_as_what_is_not_there(nodes: tuple[Node, Node, Node]) -> None:
+    """Whatever is asked, the answers about both are the same to the byte, but for the name."""
+    _, b, evil = nodes
+    with b.here():
+        cw.put("hidden/there", np.zeros(5))
+    asks = {
+        "open": lambda name: asking(raw.OPEN, name, id=7),
+        "open-and-watch": lambda name: asking(raw.OPEN, name, id=7, flags=1),
+        "names": lambda name: asking(raw.NAMES, name[:-1], id=7),
+        "names-all": lambda name: asking(raw.NAMES, name, id=7),
+        "remove": lambda name: asking(raw.REMOVE, name, id=7),
+        "offer": lambda name: offer(name, 100_000, meta((100_000,)), token=91),
+        "wait": lambda name: (
+            asking(raw.WAIT, name, id=7) + frame(raw.CANCEL, struct.pack("<Q", 7), id=8)
+        ),
+    }  # fmt: skip
+    for what, ask in asks.items():
+        answers = []
+        for name in (b"hidden/there", b"hidden/never"):
+            with Raw(evil.keys, b.port) as connection:
+                connection.send(ask(name))
+                answer = connection.receive()
+                assert answer is not None, what
+                answers.append((*answer[:3], answer[3].replace(name, b"NAME")))
+        assert answers[0] == answers[1], what
+        # A list is empty; all else is refused.
+        assert answers[0][2] < 0 or what.startswith("names"), what
+        assert b"hidden" not in answers[0][3]
+    with b.here():
+        assert cw.get("hidden/there").shape == (5,)
+
+
 def test_a_cancelled_wait_is_answered_and_forgotten(nodes: tuple[Node, Node, Node]) -> None:
     _, b, evil = nodes
     with Raw(evil.keys, b.port) as connection:

@@ -15,6 +15,7 @@ from pathlib import Path
 import bridge_support
 import numpy as np
 import pytest
+from bridge_proxy import Proxy
 from bridge_support import Node
 from conftest import eventually
 
@@ -194,6 +195,21 @@ def test_each_figure_is_there_and_true(two: tuple[Node, Node]) -> None:
     assert {link["kind"] for link in links} <= {"link", "stream"}
     row = a.command("peers").stdout.splitlines()[1].split()
     assert row[:4] == ["b", "connected", f"127.0.0.1:{b.port}", "2"] and row[5] == "us"
+
+
+def test_the_round_trip_time_is_that_of_the_way() -> None:
+    delay = 0.05  # s, each way
+    with bridge_support.net("a", "b") as made:
+        a, b = made.nodes.values()
+        with Proxy(b.port) as proxy:
+            proxy.pause = delay
+            a.knows(b, address=f"127.0.0.1:{proxy.port}")
+            b.knows(a, address="")
+            made.start()
+            assert eventually(lambda: about(a, b)["rtt_us"] is not None, 30), a.said()
+            assert eventually(lambda: about(b, a)["rtt_us"] is not None, 30), b.said()
+            for one, other in ((a, b), (b, a)):
+                assert int(str(about(one, other)["rtt_us"])) >= 2e6 * delay
 
 
 def test_a_peer_that_ends_is_told_with_the_reason(two: tuple[Node, Node]) -> None:

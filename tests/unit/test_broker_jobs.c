@@ -262,6 +262,8 @@ static void the_role_is_the_started_process_alone(void **state) {
     const struct cw_job_end lie = {.job = 1};
     begin(&s, "sleep", NULL);
     assert_int_equal(raw_call(&s.client, CW_OP_MOVER_NEXT, NULL, 0, &mail), -EPERM);
+    const struct cw_make make = {.size_bytes = 1};
+    assert_int_equal(raw_call(&s.client, CW_OP_MAKE, &make, sizeof make, &mail), -EPERM);
     assert_int_equal(raw_post(&s.client, CW_OP_COPY, 4242, &s.copy, sizeof s.copy), 0);
     assert_int_equal(raw_call(&s.client, CW_OP_MOVER_NEXT, NULL, 0, &mail), -EPERM);
     assert_int_equal(raw_connect(&broker, &liar), 0);

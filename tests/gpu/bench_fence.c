@@ -25,6 +25,7 @@
 #include "ipc/causeway.h"
 #include "ipc/cuda_device.h"
 #include "shm/fence.h"
+#include "tests/gpu/bench_ok.h"
 
 #define WARM      200
 #define AT_ONCE   200 /* rounds before the streams are waited for */
@@ -44,18 +45,6 @@ static CUstream stream;
 static CUevent made[2]; /* the last one of by_new_events() */
 static CUresult (*get_event)(CUipcEventHandle *, CUevent);
 static CUresult (*open_event)(CUevent *, CUipcEventHandle);
-
-static void fail(const char *what, int code) {
-    fprintf(stderr, "bench_fence: %s: %d, %s\n", what, code, cw_error());
-    exit(1);
-}
-
-#define OK(call)                                                                                   \
-    do {                                                                                           \
-        int ok_code = (int)(call);                                                                 \
-        if (ok_code)                                                                               \
-            fail(#call, ok_code);                                                                  \
-    } while (0)
 
 static void meet(void) {
     static uint64_t times;

@@ -10,6 +10,7 @@ from types import TracebackType
 
 MAGIC = 0x6567646972627763
 HELLO, PING, OPEN, READ, CLOSE, OFFER, WAIT, NAMES, REMOVE, CANCEL, CHANGED = range(1, 12)
+STREAMS, STREAM = 12, 13
 REPLY = 0x8000
 
 
@@ -48,6 +49,11 @@ def hello(
     """The greeting."""
     body = struct.pack("<QIIQII", magic, *versions, run, read, requests) + node.ljust(64, b"\0")
     return frame(HELLO, body)
+
+
+def stream(run: int, to_run: int, *, magic: int = MAGIC) -> bytes:
+    """The first frame of a connection that is to be a stream."""
+    return frame(STREAM, struct.pack("<QQQ", magic, run, to_run))
 
 
 def key(name: bytes, namespace: bytes = b"") -> bytes:

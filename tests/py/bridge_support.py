@@ -90,6 +90,7 @@ class Node:
             "CAUSEWAY_DIR": str(self.folder),
             "CAUSEWAY_NODE_DIR": str(self.keys),
         }
+        self.options: list[str] = []  # more of its broker's
         self.process: subprocess.Popen[bytes] | None = None
         self.print = self.command("keygen", "--node", name).stdout.strip()
 
@@ -107,7 +108,7 @@ class Node:
     def start(self, **more: str) -> None:
         """Starts its broker, which starts its bridge."""
         assert self.process is None
-        words = [_programs.path("causewayd"), "--foreground", "--node", self.name]
+        words = [_programs.path("causewayd"), "--foreground", "--node", self.name, *self.options]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.inside([*words, "--listen", f"{self.host}:{self.port}"]),

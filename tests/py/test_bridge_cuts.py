@@ -14,7 +14,7 @@ import bridge_support
 import numpy as np
 import pytest
 from bridge_proxy import FROM, TO, Proxy
-from bridge_storm import Account, Storm
+from bridge_storm import MUST, Account, Storm
 from bridge_support import Node
 from conftest import eventually
 
@@ -148,7 +148,7 @@ def test_a_storm_of_cuts_leaves_no_wrong_byte_and_nothing_behind(kills: bool) ->
             with storm.workers(2):
                 storm.run(CUTS if SOAK else CUTS // 100, kills)
             print(storm.cuts, proxy.cuts, storm.done)
-            assert min(storm.done[what] for what in ("put", "get", "look", "remove")) > 0
+            assert min(storm.done[what] for what in MUST) > 0
             if not kills:
                 assert [node.bridge_pid() for node in (a, b)] == bridges, a.said()[-3000:]
                 assert eventually(lambda: not storm.grown(used), 30), storm.grown(used)

@@ -26,10 +26,8 @@
 #include "ipc/meta.h"
 #include "ipc/remote.h"
 
-#define TRIES        3           /* of an array that is written to, or whose owner starts anew */
-#define LOOK_NS      10000000000 /* between looks at who uses replicas */
-#define UNUSED_LOOKS 6           /* let go after so many looks that found nobody */
-#define DOUBT_NS     10000000    /* a doubtful one stays so long, for those who were told of it */
+#define TRIES    3        /* of an array that is written to, or whose owner starts anew */
+#define DOUBT_NS 10000000 /* a doubtful one stays so long, for those who were told of it */
 
 static void replica_free(struct cwb_replica *replica) {
     HASH_DEL(replica->bridge->replicas, replica);
@@ -271,7 +269,7 @@ void cwb_replica_begin(struct cwb_replica *replica) {
 
 static const uint8_t host[CW_UUID_BYTES];
 
-static struct cwb_replica *find(struct cwb_bridge *bridge, const struct cw_name_key *key) {
+struct cwb_replica *cwb_replica_find(struct cwb_bridge *bridge, const struct cw_name_key *key) {
     struct cwb_replica *replica;
     HASH_FIND(hh, bridge->replicas, key->text, key->length, replica);
     return replica;
@@ -285,6 +283,14 @@ static void cancel(struct cwb_job *job) {
     *at = job->next; /* it is fetched all the same: it was wanted, and may be again */
 }
 
+/* Its name ends without us where the user has had no client for long. */
+static bool stands(struct cwb_replica *replica) {
+    struct cw_found found;
+    return cw_name_key_find(replica->bridge->client, &replica->key, &found) == 0 &&
+           found.entry.slab == replica->put.slab && found.entry.block == replica->put.block &&
+           found.entry.gen == replica->put.gen;
+}
+
 void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job) {
     const uint8_t *gpu = job->remote.token;
     struct cw_name_key key = job->key;
@@ -293,7 +299,9 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         cwb_job_done(job, -EINVAL, NULL, 0);
         return;
     }
-    struct cwb_replica *replica = find(bridge, &key);
+    struct cwb_replica *replica = cwb_replica_find(bridge, &key);
+    if (replica && replica->held && !stands(replica))
+        replica->doubtful = true;
     if (replica && !replica->doubtful && (replica->held || (replica->whole && !job->id))) {
         answer(replica, job);
         return;
@@ -310,6 +318,7 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         replica->peer = peer;
         replica->key = key;
         replica->there = job->there;
+        replica->looked_ns = bridge->loop.now_ns;
         replica->on_gpu = key.length != job->key.length;
         memcpy(replica->gpu, gpu, sizeof replica->gpu);
         bridge->replicas_on_gpus += replica->on_gpu;
@@ -353,29 +362,15 @@ void cwb_replicas_unlink(struct cwb_bridge *bridge, struct cwb_peer *peer) {
 }
 
 int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
-    static int64_t looked_ns;
     struct cwb_replica *replica, *next;
-    bool look = bridge->loop.now_ns - looked_ns >= LOOK_NS;
-    bool doubts = bridge->doubts_ns && bridge->loop.now_ns >= bridge->doubts_ns;
-    if (!bridge->replicas)
-        return INT64_MAX;
-    if (look)
-        looked_ns = bridge->loop.now_ns;
-    if (doubts)
+    int64_t due_ns = cwb_looks_tick(bridge);
+    if (bridge->doubts_ns && bridge->loop.now_ns >= bridge->doubts_ns) {
         bridge->doubts_ns = 0;
-    HASH_ITER(hh, bridge->replicas, replica, next) {
-        uint32_t holders = 2; /* one is this process */
-        if (!look && !doubts)
-            break;
-        if (!replica->held)
-            continue;
-        if (look && cw_name_key_holders(bridge->client, &replica->key, &holders) != 0)
-            holders = 2;
-        if (look)
-            if (replica->doubtful || replica->unused >= (replica->on_gpu ? 1 : UNUSED_LOOKS))
+        HASH_ITER(hh, bridge->replicas, replica, next) {
+            if (replica->held && replica->doubtful)
                 cwb_replica_let_go(replica);
+        }
     }
-    int64_t due_ns = looked_ns + LOOK_NS;
     return bridge->doubts_ns && bridge->doubts_ns < due_ns ? bridge->doubts_ns : due_ns;
 }
 

@@ -29,9 +29,9 @@ static bool make_room(void *owner) {
     struct cwb_replica *replica, *next;
     bool any = false;
     HASH_ITER(hh, bridge->replicas, replica, next) {
-        uint32_t holders = 2; /* one is this process */
+        uint32_t holders = 2, ours = replica->array ? 1 : 0;
         if (replica->held && replica->on_gpu &&
-            cw_name_key_holders(bridge->client, &replica->key, &holders) == 0 && holders < 2) {
+            cw_name_key_holders(bridge->client, &replica->key, &holders) == 0 && holders <= ours) {
             cwb_replica_let_go(replica);
             any = true;
         }

@@ -36,6 +36,7 @@ HUNG_SECONDS = 90  # a call is told within 15 s, README; the machine may be slow
 SOON_SECONDS = 10
 HEAP_KIB = 24_000  # frees of a few buffers that glibc keeps, in each of the arenas of 7 threads
 NAMES = 4  # of a worker
+MUST = ("put", "get", "look", "remove")
 HEAD = np.dtype([("writer", "<u4"), ("version", "<u4"), ("size", "<u8")])
 LARGEST = 3_000_000
 BASE = np.random.default_rng(6).integers(0, 256, 2 * LARGEST, dtype=np.uint8)
@@ -160,7 +161,7 @@ class Worker:
                 raise Wrong(f"{self.name(k)} ends as version {self.found(k)}, and may be {may}")
 
     def run(self) -> None:
-        """Works until told to end, then checks and removes all."""
+        """Works until told to end, and until it has done something of each kind; then checks and removes all."""
         ended = threading.Event()
         threading.Thread(
             target=lambda: (sys.stdin.read(), ended.set()), daemon=True
@@ -168,7 +169,8 @@ class Worker:
         works = (
             [self.put] * 4 + [self.get] * 4 + [self.look] * 3 + [self.wait, self.remove, self.names]
         )
-        while not ended.is_set():
+        print("ready", flush=True)
+        while not ended.is_set() or not all(self.counts[kind] for kind in MUST):
             work = self.chance.choice(works)
             faulthandler.dump_traceback_later(HUNG_SECONDS, exit=True)
             try:
@@ -225,8 +227,10 @@ class Storm:
                     )  # fmt: skip
                 )
         try:
+            for worker in running:
+                assert worker.stdout is not None and worker.stdout.readline() == "ready\n"
             yield
-            assert eventually(lambda: self.a.sees(self.b), 30), self.a.said()[-3000:]
+            assert eventually(lambda: self.a.sees(self.b)), self.a.said()[-3000:]
         finally:
             told = [worker.communicate() for worker in running]
         for worker, (out, errors) in zip(running, told, strict=True):

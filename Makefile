@@ -177,7 +177,7 @@ test-py: $(PACKAGE) $(VENV)/deps-test.stamp
 test-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
 	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD)
 # GPU arrays beside the driver, torch and NCCL, on the GPUs that are there.
-bench-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
+bench-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS) $(if $(HAVE_BRIDGE),$(BUILD)/tools/bench/bench_tls)
 	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD) bench
 # The GPU tests in C and some others under compute-sanitizer, where it is installed.
 sanitize-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)

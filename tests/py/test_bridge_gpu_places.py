@@ -302,3 +302,20 @@ def test_a_node_without_gpus(tmp_path: Path) -> None:
             cw.put("//b/x", cw.get("g"), keep=True)
         """)  # fmt: skip
         run(b, 'assert same(cw.get("x"))')
+
+
+def test_a_name_without_room_for_a_place_of_its_own(tmp_path: Path) -> None:
+    """The longest names have no replicas on GPUs: each get there is a copy of the one in host memory."""
+    with cuda_support.gpus(tmp_path), bridge_support.net("a", 20 * "b") as made:
+        made.acquaint("--read", "*", "--write", "*")
+        made.start()
+        made.connected(60)
+        a, b = made.nodes.values()
+        for node in (a, b):
+            node.environment["CAUSEWAY_NAMESPACE"] = 64 * "n"
+        run(b, 'cw.put(190 * "x", cw.asarray(values(1, 1 << 20), device="cuda:0"), keep=True)')
+        run(a, f"""
+            x, y = (cw.get("//{20 * "b"}/" + 190 * "x", device="cuda:1") for _ in range(2))
+            assert x.device == "cuda:1" and same(x) and same(y)
+        """)  # fmt: skip
+        assert moved(b)["bytes_from_gpu"] == 1 << 20

@@ -177,7 +177,7 @@ test-py: $(PACKAGE) $(VENV)/deps-test.stamp
 test-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
 	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD)
 # GPU arrays beside the driver, torch and NCCL, on the GPUs that are there.
-bench-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
+bench-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS) $(if $(HAVE_BRIDGE),$(BUILD)/tools/bench/bench_tls)
 	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD) bench
 # The GPU tests in C and some others under compute-sanitizer, where it is installed.
 sanitize-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
@@ -193,57 +193,21 @@ QUIET := -Wno-format-truncation -Wno-maybe-uninitialized
 asan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
 	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/asan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer $(QUIET)' \
 	    SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=undefined' SANITIZED_PARTS='$(C_PARTS) example' SANITIZED_PY=1
-tsan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
+tsan: $(BUILD)/setup-test.stamp $(PACKAGE) $(VENV)/deps-test.stamp
 	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/tsan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer $(QUIET)' \
-	    SANITIZE='-fsanitize=thread' SANITIZED_PARTS='unit stress'
-# The package with the sanitizers stands before the tests' packages in a venv of its own: PYTHONPATH would not reach a
-# Python that is run with -I or in an environment of its own.
-sanitized:
-	@[ -z "$(SANITIZED_PY)" ] || { $(VPY) -m venv --without-pip $(BUILD)/venv && \
-	$(VPY) -c 'import sysconfig; print("$(abspath $(BUILD)/site)", sysconfig.get_path("purelib"), sep="\n")' \
-	    >"$$(echo $(BUILD)/venv/lib/python3*/site-packages)/causeway.pth"; }
-	@built=; $(MAKE) --no-print-directory -k -j$$(nproc) test-programs $(PACKAGE) || built=build:/bin/false; \
-	$(RUN) tidy:tests/tidy.py $$built $(TEST_PROGRAMS) compilers:tests/compilers.sh \
-	    $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "py:pytest tests/py" "doc:doctest causeway"
-test-c: test-programs $(VENV)/made.stamp
-	@$(RUN) $(TEST_PROGRAMS)
-test-py: $(PACKAGE) $(VENV)/deps-test.stamp
-	@$(RUN) "py:pytest tests/py"
-# The same tests of GPU memory as in `make test`, on real GPUs. Elsewhere: copy the tree with BUILD and run the script.
-test-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
-	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD)
-# GPU arrays beside the driver, torch and NCCL, on the GPUs that are there.
-bench-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
-	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD) bench
-# The GPU tests in C and some others under compute-sanitizer, where it is installed.
-sanitize-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
-	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD) sanitize
-fuzz: $(BUILD)/setup-test.stamp $(VENV)/made.stamp
-	@$(RUN) --timeout 100000 "fuzz:tests/fuzz.sh $(or $(FUZZ_SECONDS),60)"
-soak: $(BUILD)/setup-test.stamp $(PACKAGE) $(VENV)/deps-test.stamp test-programs
-	@CAUSEWAY_SOAK=1 $(RUN) --timeout 36000 $(filter stress:% crash:% model:%,$(TEST_PROGRAMS)) "py:pytest tests/py"
-
-# gcc guesses at lengths and paths wrongly once sanitizers have rewritten the code.
-QUIET := -Wno-format-truncation -Wno-maybe-uninitialized
-# AddressSanitizer and UndefinedBehaviorSanitizer, C and Python; ThreadSanitizer for threads over one mapping.
-asan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
-	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/asan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer $(QUIET)' \
-	    SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=undefined' SANITIZED_PARTS='$(C_PARTS) example' SANITIZED_PY=1
-tsan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
-	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/tsan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer $(QUIET)' \
-	    SANITIZE='-fsanitize=thread' SANITIZED_PARTS='unit stress'
+	    SANITIZE='-fsanitize=thread' SANITIZED_PARTS='unit stress' SANITIZED_BRIDGE=1 # the bridge has threads
 # The package with the sanitizers stands before the tests' packages in a venv of its own: PYTHONPATH would not reach a
 # Python that is run with -I or in an environment of its own.
 sanitized:
 	@$(if $(SANITIZED_PY),$(VPY) -m venv --without-pip $(BUILD)/venv)
 	@$(if $(SANITIZED_PY),$(VPY) -c 'import sysconfig; print("$(abspath $(BUILD)/site)", sysconfig.get_path("purelib"), sep="\n")' \
 	    >"$$(echo $(BUILD)/venv/lib/python3*/site-packages)/causeway.pth")
-	@built=; $(MAKE) --no-print-directory -k test-programs $(if $(SANITIZED_PY),$(SITE)) || built=build:/bin/false; \
+	@built=; $(MAKE) --no-print-directory -k test-programs $(if $(SANITIZED_PY),$(SITE)) $(if $(SANITIZED_BRIDGE),$(BUILD)/causeway-bridge) || built=build:/bin/false; \
 	$(RUN) --timeout 1800 $$built $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
-	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py")
+	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py") $(if $(SANITIZED_BRIDGE),"py:pytest-bridge tests/py/test_bridge_streams.py tests/py/test_bridge_streams_hostile.py")
 
-# These need OpenSSL.
-BRIDGE_BENCHES := bench_tls bench_tls_server bench_tls_load
+# These need OpenSSL or liburing.
+BRIDGE_BENCHES := bench_send bench_tls bench_tls_server bench_tls_load
 BENCH_SRC  := $(filter-out $(if $(HAVE_BRIDGE),,$(BRIDGE_BENCHES:%=tools/bench/%.c)),$(wildcard tools/bench/*.c))
 BENCH_MAIN := $(call with_main,$(BENCH_SRC))
 BENCH_HELP := $(call obj,$(filter-out $(BENCH_MAIN),$(BENCH_SRC)))

@@ -87,6 +87,7 @@ int cwd_transit_begin(struct cwd_broker *b, struct cwd_session *session,
     if (session->transits >= CWD_LIMIT(b, max_client_transits) ||
         HASH_COUNT(b->transits) >= TRANSITS_MAX) {
         CWD_COUNT(b, limits_hit);
+        cwd_reclaim_suspect(b, ref->slab, ref->block); /* its owner need not tell of its end */
         return 0;
     }
     struct cwd_slab *slab = cwd_slab_find(b, ref->slab);

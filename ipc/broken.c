@@ -51,18 +51,33 @@ static void end_section(struct cw_section *section) {
     section->open = false;
 }
 
-/* Poisons the pages of that GPU's fences, and tells the broker. */
+/* Poisons the pages of that GPU's fences. */
 static void poison_pages(struct cw_fences *fences, int gpu) {
     for (uint32_t i = 0; i < CW_FENCE_BUCKETS; i++)
         for (struct cw_page_of_fences *page = fences->pages[i]; page; page = page->next) {
-            struct cw_fence_page request = {.page = page->number};
             if (page->gpu != gpu)
                 continue;
             for (uint32_t j = 0; j < CW_FENCES_PER_PAGE; j++)
                 cw_fence_poison(&page->fences[j]);
-            cw_lane_post(fences->client, CW_OP_FENCES_BREAK, &request, sizeof request);
+            page->untold = fences->untold = true;
         }
     fences->own[gpu].page = NULL;
+}
+
+/* Tells the broker, as far as there is room: who waits for others' work holds locks that all who
+ * wait need. A broker that stands still hears of it with a later look, or by our death. */
+static void tell_broker(struct cw_fences *fences) {
+    bool left = false;
+    for (uint32_t i = 0; fences->untold && i < CW_FENCE_BUCKETS; i++)
+        for (struct cw_page_of_fences *page = fences->pages[i]; page; page = page->next) {
+            struct cw_fence_page request = {.page = page->number};
+            if (page->untold && cw_lane_offer(fences->client, CW_OP_FENCES_BREAK, &request,
+                                              sizeof request) == -EAGAIN)
+                left = true;
+            else
+                page->untold = false;
+        }
+    fences->untold = left;
 }
 
 static void tell(struct cw_fences *fences, const struct cw_gpu *gpu) {
@@ -79,6 +94,7 @@ static void tell(struct cw_fences *fences, const struct cw_gpu *gpu) {
         }
         poison_pages(fences, gpu->ordinal);
     }
+    tell_broker(fences);
     pthread_mutex_unlock(&fences->lock);
 }
 

@@ -8,6 +8,8 @@
  *       the driver's name for the error). Only after that are its fences poisoned and the broker
  *       told: so the broker never takes out a turn that this process may still give back itself.
  *   R2  Poison comes before the process's next wait on any array: it does not wait for itself.
+ *       The broker is told without waiting: one that stands still, its ring full, hears of it at
+ *       a later look of this process, and nobody waits for it meanwhile. Poison is there already.
  *   R3  What other contexts of the process do is not touched: pages of fences are one GPU's.
  * The driver tells of a broken context at the next call that this process makes in it; who makes
  * none is not heard of before its end. So whoever waits on the CPU here asks while it waits.

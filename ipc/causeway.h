@@ -543,7 +543,7 @@ typedef struct cw_task {
 typedef struct cw_worker_info {
     uint32_t state;    /* what cw_worker_tell() said last; 0 at the start */
     uint64_t tasks;    /* answered */
-    uint64_t busy_ns;  /* from taking to answering */
+    uint64_t busy_ns;  /* in which it had a task, or several */
     uint64_t bytes_in; /* of the tasks' data and what goes with it */
     uint64_t bytes_out;
 } cw_worker_info;
@@ -649,6 +649,9 @@ int cw_worker_take(cw_worker *worker, cw_task *out);
  * thread. Never blocks. -EAGAIN: there is none. -EPROTO.
  */
 int cw_worker_peek(cw_worker *worker, uint32_t nth, void *buffer, cw_task *out);
+/* How many workers are in this worker's group, itself among them: those that were started and not
+ * yet buried. Any thread. Never blocks. */
+uint32_t cw_worker_fellows(cw_worker *worker);
 /* The bytes of a task's function, in place. */
 const void *cw_worker_function(cw_worker *worker, const cw_task *task);
 /* Answers a task: data of size_bytes and kind as they stand. extra_in and extra_out: bytes that

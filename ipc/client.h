@@ -270,6 +270,9 @@ int cw_socket_call(cw_client *client, uint16_t op, const void *body, uint32_t bo
 void cw_lane_init(cw_client *client);
 /* A request without a reply. Blocks while the ring is full. 0 or -ECONNRESET. */
 int cw_lane_post(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes);
+/* The same, and never blocks. -EAGAIN: the ring is full, or another thread is at it. -ECONNRESET,
+ * and -EPROTO: the ring is damaged. No detail text. */
+int cw_lane_offer(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes);
 /*
  * A request and its reply; parts are the body. *reply_bytes: in the room at reply, out what came.
  * timeout_ns < 0: for ever. Returns the reply's status (its sentence is then this thread's detail),

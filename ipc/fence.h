@@ -43,6 +43,7 @@ struct cw_page_of_fences { /* never unmapped */
     uint32_t number;
     int gpu;           /* whose streams write it: the ordinal; -1: another process's page */
     bool registered;   /* with CUDA */
+    bool untold;       /* ours, poisoned, and the broker does not know yet (broken.h) */
     uint64_t gpu_base; /* where GPUs find it, the same for all of them */
     struct cw_segment segment;
     struct cw_fence *fences;
@@ -60,7 +61,8 @@ struct cw_fences { /* of one client */
         struct cw_page_of_fences *page;
         uint32_t used;
     } own[CW_GPUS_MAX];
-    uint64_t broken; /* bit i: the context of GPU i is, and the broker was told */
+    uint64_t broken; /* bit i: the context of GPU i is */
+    bool untold;     /* some pages are */
     struct cw_stream *streams;
     struct cw_fences *next; /* of this process; broken.c */
 };

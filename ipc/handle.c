@@ -88,6 +88,8 @@ static int export(cw_array *array, int transit, cw_handle *out) {
         struct cw_block_ref ref = {
             .token = handle.token, .slab = handle.slab, .block = handle.block, .gen = handle.gen};
         code = cw_lane_post(client, CW_OP_TRANSIT_BEGIN, &ref, sizeof ref);
+        if (extent && code == 0)
+            extent->told = true; /* the broker knows of it, and looks when the transit ends */
     }
     pthread_mutex_unlock(&client->lock);
     if (code)

@@ -185,6 +185,19 @@ int cw_lane_post(cw_client *client, uint16_t op, const void *body, uint32_t body
     return code;
 }
 
+int cw_lane_offer(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes) {
+    struct iovec part = {(void *)(uintptr_t)body, body_bytes};
+    if (pthread_mutex_trylock(&client->lane_lock) != 0)
+        return -EAGAIN; /* another thread may wait for room */
+    int code = CW_LOAD(K3, &client->lost, relaxed) ? -ECONNRESET : 0;
+    if (code == 0)
+        code = try_write(client, op, ++client->lane.next_id, &part, 1);
+    if (code == 0)
+        cw_lane_ring(client);
+    pthread_mutex_unlock(&client->lane_lock);
+    return code;
+}
+
 /* How a wait ended: 0 (look again), -EINTR, -ETIMEDOUT. */
 static int wait_as_follower(struct cw_call *call, int64_t left_ns) {
     struct timespec limit = {.tv_sec = left_ns / 1000000000, .tv_nsec = left_ns % 1000000000};

@@ -152,8 +152,9 @@ void cw_lease_release(cw_client *client, struct cw_slab *slab, uint32_t block, u
     }
     if (slab->own) {
         /* The owner's last lease: the broker may never have heard of this block (a handle that went
-         * by hand). Once told, it looks again by itself when its last reference goes, and the block
-         * is WANTED while it has none. So a warm get and close by the owner asks nobody either. */
+         * by hand). Once told, of a lease's end or of a transit, it looks again by itself when its
+         * last reference goes, and the block is WANTED while it has none. So a warm get and close
+         * by the owner asks nobody either. */
         if (cw_block_drop_tells(&slab->table->blocks[block]) || !extent->told)
             tell_drop(client, slab, block, gen);
         extent->told = true;

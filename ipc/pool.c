@@ -9,9 +9,6 @@
  * own; head and functions are the parent's. What the other side wrote is copied and checked:
  * numbers of cells and sizes never lead outside.
  *
- * A worker's process may answer from several threads, one at a time: the caller's lock. Of which
- * answers nobody was told is `owes`, of this process alone.
- *
  * Deaths: see shm/dispatch.h. A worker that dies while it writes an answer leaves a task that is
  * half overwritten: who wants to run it again has kept it.
  */
@@ -20,53 +17,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/causeway.h"
-#include "shm/dispatch.h"
+#include "ipc/pool_parts.h"
 #include "shm/error.h"
 #include "shm/segment.h"
 
-#define POOL_MAGIC 0x6377706f6f6c3033ull /* "cwpool03" */
-/* Beside each other the data of cells would fall into the same lines of a cache. */
-#define DATA_STRIDE (CW_POOL_DATA_MAX + 64u)
-#define PEEKS_MAX   4     /* copies of tasks that are taken meanwhile */
-#define SETTLE_NS   10000 /* for a caller that has submitted and is about to listen */
-
-struct head { /* 64 bytes, shared; written once */
-    uint64_t magic;
-    uint32_t workers, cells, groups, reserved0;
-    uint64_t reserved1[5];
-};
-
-struct cell_meta { /* struct cw_cell's meta */
-    uint32_t kind, size_bytes;
-    uint64_t function;
-    uint32_t slot, function_bytes;
-    uint64_t reserved[3];
-};
-_Static_assert(sizeof(struct head) == 64 && offsetof(struct cell_meta, function) == 8 &&
-                   CW_POOL_GROUPS_MAX == CW_DISPATCH_GROUPS_MAX &&
-                   sizeof(struct cell_meta) == sizeof(((struct cw_cell *)0)->meta),
-               "layout");
-
-#define META_BYTES offsetof(struct cell_meta, reserved)
-
-enum figure { FIGURE_TASKS, FIGURE_BUSY_NS, FIGURE_BYTES_IN, FIGURE_BYTES_OUT };
-
-struct parts { /* where all of it lies */
-    struct head *head;
-    struct cw_dispatch_view view;
-    uint8_t *cell_data, *worker_data, *functions;
-};
 struct cw_pool {
     struct cw_dispatch_parent parent;
     struct parts parts;
-};
-struct cw_worker {
-    struct parts parts;
-    uint32_t number;
-    int64_t patient_ns; /* the taking thread's: see struct cw_dispatch_view */
-    cw_a32 owes;        /* answers that nobody was told of */
-    uint64_t figures[4];
 };
 
 static uint64_t place(uint64_t *at, uint64_t size_bytes) {
@@ -75,9 +32,8 @@ static uint64_t place(uint64_t *at, uint64_t size_bytes) {
     return begin;
 }
 
-/* Lays the parts out over base (NULL: only to count). Returns the bytes of all. */
-static uint64_t lay_out(uint8_t *base, uint32_t workers, uint32_t cells, uint32_t groups,
-                        struct parts *out) {
+uint64_t cw_pool_lay_out(uint8_t *base, uint32_t workers, uint32_t cells, uint32_t groups,
+                         struct parts *out) {
     uint64_t at = 0, queue_len = 1;
     while (queue_len < cells)
         queue_len *= 2;
@@ -115,7 +71,7 @@ uint64_t cw_pool_bytes(uint32_t workers, uint32_t cells, uint32_t groups) {
     if (workers < 1 || workers > CW_POOL_WORKERS_MAX || cells < workers ||
         cells > CW_POOL_CELLS_MAX || groups < 1 || groups > CW_POOL_GROUPS_MAX)
         return 0;
-    return lay_out(NULL, workers, cells, groups, NULL);
+    return cw_pool_lay_out(NULL, workers, cells, groups, NULL);
 }
 
 int cw_pool_allocate(uint64_t memory_bytes, int *out_fd) {
@@ -126,8 +82,8 @@ int cw_pool_allocate(uint64_t memory_bytes, int *out_fd) {
     return code;
 }
 
-static int check_memory(const void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
-                        uint32_t groups) {
+int cw_pool_check_memory(const void *memory, uint64_t memory_bytes, uint32_t workers,
+                         uint32_t cells, uint32_t groups) {
     uint64_t needed = cw_pool_bytes(workers, cells, groups);
     if (needed == 0)
         return cw_fail(-EINVAL,
@@ -151,7 +107,7 @@ static int check_memory(const void *memory, uint64_t memory_bytes, uint32_t work
 
 int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
                 uint32_t groups, cw_pool **out) {
-    int code = check_memory(memory, memory_bytes, workers, cells, groups);
+    int code = cw_pool_check_memory(memory, memory_bytes, workers, cells, groups);
     if (code)
         return code;
     if (!out)
@@ -169,7 +125,7 @@ int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t 
         cw_pool_delete(pool);
         return cw_fail(-EDQUOT, "no memory for a pool of %u cells", cells);
     }
-    lay_out(memory, workers, cells, groups, &pool->parts);
+    cw_pool_lay_out(memory, workers, cells, groups, &pool->parts);
     memset(memory, 0, (size_t)(pool->parts.cell_data - (uint8_t *)memory));
     parent->view = pool->parts.view;
     parent->view.spinners = CW_DISPATCH_SPINNERS; /* whoever spins is counted */
@@ -205,20 +161,11 @@ void *cw_pool_function(cw_pool *pool, uint32_t slot) {
     return pool->parts.functions + (uint64_t)slot * CW_POOL_FUNCTION_MAX;
 }
 
-static cw_a64 *meta_of(const struct parts *parts, uint32_t cell) {
-    return parts->view.cells[cell].meta;
-}
-
-static void *data_of(const struct parts *parts, uint32_t cell) {
-    return parts->cell_data + (uint64_t)cell * DATA_STRIDE;
-}
-
 static uint32_t group_of(const struct cw_dispatch_view *view, uint64_t place) {
     return view->group_count == 1 ? 0 : (uint32_t)(place % view->group_count);
 }
 
-/* What stands in a cell, copied and checked. */
-static void read_task(const struct parts *parts, uint32_t cell, uint64_t place, cw_task *out) {
+void cw_pool_read_task(const struct parts *parts, uint32_t cell, uint64_t place, cw_task *out) {
     struct cell_meta meta;
     cw_dispatch_read(&meta, meta_of(parts, cell), META_BYTES);
     *out = (cw_task){.cell = cell,
@@ -286,7 +233,7 @@ int cw_pool_collect(cw_pool *pool, cw_task *out) {
     uint64_t place;
     int cell = cw_dispatch_collect(&pool->parent, &worker, &place);
     if (cell >= 0)
-        read_task(&pool->parts, (uint32_t)cell, place, out);
+        cw_pool_read_task(&pool->parts, (uint32_t)cell, place, out);
     out->worker = worker;
     return cell < 0 ? cell : 0;
 }
@@ -339,7 +286,7 @@ int cw_pool_bury(cw_pool *pool, uint32_t worker, cw_task *out) {
     struct cw_dispatch_end end;
     int cell = cw_dispatch_bury(&pool->parent, worker, &end);
     if (cell >= 0) {
-        read_task(&pool->parts, (uint32_t)cell, end.place, out);
+        cw_pool_read_task(&pool->parts, (uint32_t)cell, end.place, out);
         out->worker = worker;
         out->begun = end.begun;
         return end.answered;
@@ -366,133 +313,4 @@ void cw_pool_look_at(cw_pool *pool, uint32_t worker, cw_worker_info *out) {
 const void *cw_pool_words(cw_pool *pool, uint32_t worker) {
     CW_ASSERT(worker < pool->parts.view.worker_count);
     return pool->parts.worker_data + (uint64_t)worker * DATA_STRIDE;
-}
-
-/* ---- a worker's end ---- */
-
-int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
-                   uint32_t groups, uint32_t number, uint32_t group, uint32_t spinners,
-                   cw_worker **out) {
-    int code = check_memory(memory, memory_bytes, workers, cells, groups);
-    if (code)
-        return code;
-    if (!out || number >= workers)
-        return cw_fail(-EINVAL, "a pool of %u workers has no worker %u", workers, number);
-    if (group >= groups)
-        return cw_fail(-EINVAL, "a pool of %u groups has no group %u", groups, group);
-    struct parts parts;
-    lay_out(memory, workers, cells, groups, &parts);
-    struct head head = *(volatile struct head *)parts.head;
-    if (head.magic != POOL_MAGIC || head.workers != workers || head.cells != cells ||
-        head.groups != groups)
-        return cw_fail(-EPROTO,
-                       "the memory is not formatted as a pool of %u workers in %u groups and %u "
-                       "cells",
-                       workers, groups, cells);
-    parts.view.group = group;
-    code = cw_dispatch_join(&parts.view, number);
-    if (code)
-        return code;
-    cw_worker *worker = calloc(1, sizeof *worker);
-    if (!worker)
-        return cw_fail(-EDQUOT, "no memory for a worker");
-    worker->parts = parts;
-    worker->parts.view.spinners = spinners < CW_DISPATCH_SPINNERS ? spinners : CW_DISPATCH_SPINNERS;
-    worker->parts.view.patient_ns = &worker->patient_ns;
-    worker->number = number;
-    for (int i = 0; i < 4; i++) /* T30: who had the number before us has counted there */
-        worker->figures[i] = CW_LOAD(T30, &parts.view.workers[number].figures[i], relaxed);
-    *out = worker;
-    return 0;
-}
-
-void cw_worker_close(cw_worker *worker) {
-    free(worker);
-}
-
-void cw_worker_settle(cw_worker *worker) {
-    const struct cw_dispatch_view *view = &worker->parts.view;
-    /* T48: relaxed: our own thread's; another one that answers settles itself. T49: acquire; pairs
-     * with T48: we tell of all answers up to there, whosever they are. */
-    if (!CW_LOAD(T48, &worker->owes, relaxed) || !CW_XCHG(T49, &worker->owes, 0, acquire))
-        return;
-    if (!cw_sleeper_elsewhere(&view->words->answers.sleeper))
-        sched_yield(); /* the caller cannot go on while we spin */
-    cw_dispatch_settle(view, worker->number, SETTLE_NS);
-}
-
-int cw_worker_take(cw_worker *worker, cw_task *out) {
-    struct cw_dispatch_view *view = &worker->parts.view;
-    cw_worker_settle(worker);
-    cw_sleeper_here(&view->workers[worker->number].sleeper);
-    view->must_sleep = !cw_sleeper_elsewhere(&view->words->answers.sleeper);
-    uint64_t place;
-    int cell = cw_dispatch_take(view, worker->number, &place);
-    if (cell < 0)
-        return cell;
-    CW_BRING(data_of(&worker->parts, (uint32_t)cell)); /* the answer goes there as well */
-    read_task(&worker->parts, (uint32_t)cell, place, out);
-    out->worker = worker->number;
-    if (out->slot >= CW_POOL_FUNCTION_SLOTS || out->function_bytes > CW_POOL_FUNCTION_MAX)
-        return cw_fail(-EPROTO, "a task names %u bytes of the function in place %u of %u",
-                       out->function_bytes, out->slot, CW_POOL_FUNCTION_SLOTS);
-    return 0;
-}
-
-int cw_worker_peek(cw_worker *worker, uint32_t nth, void *buffer, cw_task *out) {
-    const struct parts *parts = &worker->parts;
-    for (int i = 0; i < PEEKS_MAX; i++) {
-        uint64_t place;
-        int cell = cw_dispatch_peek(&parts->view, nth, &place);
-        if (cell < 0)
-            return cell;
-        cw_task task;
-        read_task(parts, (uint32_t)cell, place, &task);
-        cw_dispatch_read(buffer, task.data, task.size_bytes);
-        if (!cw_dispatch_is_still(&parts->view, (uint32_t)cell, place))
-            continue;
-        *out = task;
-        out->data = buffer;
-        return 0;
-    }
-    return -EAGAIN; /* they are taken faster than we look */
-}
-
-const void *cw_worker_function(cw_worker *worker, const cw_task *task) {
-    CW_ASSERT(task->slot < CW_POOL_FUNCTION_SLOTS);
-    return worker->parts.functions + (uint64_t)task->slot * CW_POOL_FUNCTION_MAX;
-}
-
-static void count(cw_worker *worker, enum figure figure, uint64_t more) {
-    worker->figures[figure] += more;
-    CW_STORE(T30, &worker->parts.view.workers[worker->number].figures[figure],
-             worker->figures[figure], relaxed);
-}
-
-void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
-                      uint64_t extra_out) {
-    CW_ASSERT(task->size_bytes <= CW_POOL_DATA_MAX);
-    const struct cw_dispatch_view *view = &worker->parts.view;
-    struct cell_meta meta;
-    cw_a64 *kind_and_size = meta_of(&worker->parts, task->cell);
-    cw_dispatch_read(&meta, kind_and_size, offsetof(struct cell_meta, function));
-    uint64_t in_bytes = meta.size_bytes;
-    meta.kind = task->kind;
-    meta.size_bytes = task->size_bytes;
-    cw_dispatch_write(kind_and_size, &meta, offsetof(struct cell_meta, function));
-    count(worker, FIGURE_TASKS, 1);
-    count(worker, FIGURE_BUSY_NS, (uint64_t)cw_dispatch_elapsed_ns(view, task->cell));
-    count(worker, FIGURE_BYTES_IN, in_bytes + extra_in);
-    count(worker, FIGURE_BYTES_OUT, task->size_bytes + extra_out);
-    if (!cw_dispatch_publish(view, worker->number, task->cell))
-        /* T48: release, after the answer (T12); pairs with T49. */
-        CW_STORE(T48, &worker->owes, 1, release);
-}
-
-void *cw_worker_words(cw_worker *worker) {
-    return worker->parts.worker_data + (uint64_t)worker->number * DATA_STRIDE;
-}
-
-void cw_worker_tell(cw_worker *worker, uint32_t state) {
-    cw_dispatch_state(&worker->parts.view, worker->number, state);
 }

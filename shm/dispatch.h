@@ -189,6 +189,8 @@ struct cw_dispatch_parent { /* private to the parent; one thread at a time */
 /* Says which group the worker is in, before anything else. -EINVAL: the parent has assigned it to
  * another one. */
 int cw_dispatch_join(const struct cw_dispatch_view *view, uint32_t w);
+/* How many workers are in the worker's own group. Any thread. */
+uint32_t cw_dispatch_fellows(const struct cw_dispatch_view *view);
 /*
  * Takes a task: the cell's number, which is this worker's until cw_dispatch_publish(), and its
  * place; of its own group, or one that another group has too many of. One thread of the worker's.
@@ -197,7 +199,9 @@ int cw_dispatch_join(const struct cw_dispatch_view *view, uint32_t w);
  * READY). -EINTR: a signal came while it slept. -EPROTO.
  */
 int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w, uint64_t *place);
-/* For how long the caller's task runs. */
+/* Since when the caller's task runs, CLOCK_MONOTONIC; 0: it has just been taken. */
+uint64_t cw_dispatch_taken_ns(const struct cw_dispatch_view *view, uint32_t cell);
+/* For how long it runs. */
 int64_t cw_dispatch_elapsed_ns(const struct cw_dispatch_view *view, uint32_t cell);
 /* Publishes the answer that lies in the cell, and wakes who listens. False: nobody does, and the
  * helper was not told; cw_dispatch_settle() comes soon. Any thread of the worker's, one at a time.

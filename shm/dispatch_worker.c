@@ -17,6 +17,13 @@ int cw_dispatch_join(const struct cw_dispatch_view *view, uint32_t w) {
     return 0;
 }
 
+uint32_t cw_dispatch_fellows(const struct cw_dispatch_view *view) {
+    uint32_t found = 0;
+    for (uint32_t w = 0; w < workers_in_use(view); w++)
+        found += is_of(view, w, view->group);
+    return found;
+}
+
 /* The first task of a group that is READY, taken for worker w. -EAGAIN: none. -EPROTO. */
 static int take_first(const struct cw_dispatch_view *view, uint32_t group, uint32_t w,
                       uint64_t *place) {
@@ -202,8 +209,12 @@ int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w, uint64_t *
     return code;
 }
 
+uint64_t cw_dispatch_taken_ns(const struct cw_dispatch_view *view, uint32_t cell) {
+    return CW_LOAD(T10, &view->cells[cell].taken_ns, relaxed);
+}
+
 int64_t cw_dispatch_elapsed_ns(const struct cw_dispatch_view *view, uint32_t cell) {
-    uint64_t taken_ns = CW_LOAD(T10, &view->cells[cell].taken_ns, relaxed);
+    uint64_t taken_ns = cw_dispatch_taken_ns(view, cell);
     return taken_ns ? cw_now_ns() - (int64_t)taken_ns : 0;
 }
 

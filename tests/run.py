@@ -2,9 +2,9 @@
 """Runs the test programs, prints a line for each, and one line of counts at the end.
 
 An argument is PART:PROGRAM (an executable or a script, with its own arguments), or for Python
-PART:pytest FOLDER, PART:pytest-asan FOLDER, PART:doctest PACKAGE. A program that prints TAP lines
-("ok 1 - name", "not ok 2 - name", "ok 3 # SKIP why") counts by these; any other is one test by its exit status:
-0 passed, 77 skipped, else failed. cmocka programs are asked for TAP.
+PART:pytest FOLDER, PART:pytest-asan FOLDER, PART:pytest-bridge FILE (the bridge is the build folder's), PART:doctest
+PACKAGE. A program that prints TAP lines ("ok 1 - name", "not ok 2 - name", "ok 3 # SKIP why") counts by these; any other
+is one test by its exit status: 0 passed, 77 skipped, else failed. cmocka programs are asked for TAP.
 
 Every program gets an own CAUSEWAY_DIR and time limit. When it has ended, its folder's broker is told to end, which
 would do so by itself a minute later; what else it left behind is killed and named: the lane is the subreaper, so
@@ -38,6 +38,7 @@ PR_SET_CHILD_SUBREAPER = 36
 SKIP_STATUS = 77
 TURN = struct.Struct("I")
 TAP_LINE = re.compile(r"^(not ok|ok) +\d+\b(.*)$")
+PYTHON_KINDS = ("pytest", "pytest-asan", "pytest-bridge", "doctest")
 PYTHON_LIMIT_S = 900.0
 LANES_MAX = 4
 PYTEST_SHARES = 8  # of a folder, where there are several lanes
@@ -204,7 +205,7 @@ class Runner:
     ) -> tuple[list[str], float]:
         """The command line of a program, and its time limit in seconds."""
         limit_s = self.limit_s
-        if words[0] in ("pytest", "pytest-asan", "doctest"):
+        if words[0] in PYTHON_KINDS:
             limit_s = max(limit_s, PYTHON_LIMIT_S)
             options = [
                 "-q",
@@ -220,7 +221,11 @@ class Runner:
             if words[0] == "pytest-asan":
                 preload_sanitizer(env)
                 python = str(self.build / "venv/bin/python")
-                env["PATH"] = env["PATH"].replace(str(Path(sys.executable).parent), str(Path(python).parent))
+                env["PATH"] = env["PATH"].replace(
+                    str(Path(sys.executable).parent), str(Path(python).parent)
+                )
+            if words[0] == "pytest-bridge":
+                env["CAUSEWAY_BRIDGE"] = str(self.build / "causeway-bridge")
             return [python, "-m", "pytest", *options, *words[1:]], limit_s
         if words[0].endswith(".py"):
             return [sys.executable, *words], limit_s
@@ -251,7 +256,7 @@ class Runner:
         left = reap_orphans()
         shutil.rmtree(folder, ignore_errors=True)
         output = log.read_text(errors="replace")
-        is_python = words[0] in ("pytest", "pytest-asan", "doctest")
+        is_python = words[0] in PYTHON_KINDS
         counts = counts_of_pytest(report, status) if is_python else counts_of_tap(output, status)
         if timed_out:
             counts.failed.append(f"ran past {limit_s:.0f} s")

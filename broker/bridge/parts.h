@@ -213,6 +213,8 @@ void cwb_jobs_watch(struct cwb_bridge *bridge);
 /* ---- replica.c ---- */
 /* A local client wants the array under a remote key. */
 void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job);
+/* A local client's put or remove under a remote key was done; before it is told so. */
+void cwb_replica_wrote(const struct cwb_job *job);
 /* The owner tells that a name means something else now. */
 void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame);
 /* The peer has no link any more: nobody can say whether its replicas are fresh. */

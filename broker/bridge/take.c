@@ -188,8 +188,8 @@ static void on_told(void *owner) {
 
 void cwb_takes_spread(struct cwb_peer *peer) {
     struct cwb_take_state *state;
-    DL_FOREACH(peer->takes, state)
-    cwb_streams_read(peer, state->chunks);
+    for (state = peer->takes; state; state = state->next)
+        cwb_streams_read(peer, state->chunks);
 }
 
 void cwb_take_begin(struct cwb_take *take, uint64_t run) {

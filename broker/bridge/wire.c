@@ -29,7 +29,9 @@ void cwb_wire_deinit(struct cwb_wire *wire) {
 void cwb_wire_move(struct cwb_wire *from, struct cwb_wire *to, struct cwb_loop *loop,
                    const struct cwb_wire_calls *calls) {
     CW_ASSERT(!from->is_dirty && !from->sending && !from->pieces && !from->in_data);
-    cwb_wire_init(to, loop, calls);
+    to->loop = loop; /* another thread's: not looked into here */
+    to->calls = calls;
+    to->pieces_end = &to->pieces;
     cwb_tls_end_move(&from->tls, &to->tls, &to->out);
     to->socket.fd = from->socket.fd;
     to->greeted = from->greeted;

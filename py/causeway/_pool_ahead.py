@@ -13,7 +13,8 @@ a look that began and ended within one running task, was taken by others.
 
 Bounds: TASKS_AHEAD tasks, and one part of SHARE of the GPU's memory in all. What does not fit is brought when its task is
 taken. If memory runs out, what is kept is given back first (`give_way`). Several workers of one GPU do not look ahead: all
-would bring the same tasks, and one copies anyway while the others compute.
+would bring the same tasks, and one copies anyway while the others compute. How many there are is asked for each task, since
+a Pool can be resized.
 
 Owner: the thread, for the copy that it makes; the lock, for what is kept. Errors here are nobody's: who takes the task
 makes the copy itself, and tells. If the process dies, its leases end, and nothing else knew of it. A source that
@@ -88,6 +89,8 @@ class Ahead:
 
     def look(self) -> None:
         """The task that was taken last computes: now is the time."""
+        if self._end.fellows() > 1:
+            return
         with self._changed:
             self._running = True
             if self._thread is None:

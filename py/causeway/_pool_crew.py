@@ -19,7 +19,7 @@ from typing import Any
 
 from causeway import _dispatch, _pool_main, _pool_process, _pool_worker, client
 from causeway._pool_devices import Devices
-from causeway._pool_environment import Name, describe
+from causeway._pool_environment import Name, describe, move
 from causeway._pool_options import Options
 from causeway._pool_plane import Memory, Plane, spin_seconds, spinners
 from causeway._pool_stderr import Capture
@@ -37,15 +37,16 @@ class Worker:
         ready: it has started, and takes tasks.
         told_to_leave: it is to end, though nothing is wrong with it.
         overran: the time limit that its task had passed when it was killed for that.
-        overran_task: that task: its job (None: a call's) and number.
+        overran_tasks: those that had: their jobs (None: a call's) and numbers.
         fault: what it did that cannot be, for which it was killed.
         stderr: what it prints, if that is captured.
         group: in which group it is.
         part: which one of its group, from 0 on.
+        cpus: its share of the cores near its GPU; None: it has none.
     """
 
     __slots__ = (
-        "exitcode", "fault", "group", "overran", "overran_task", "part", "pid", "pidfd", "process", "ready", "slot",
+        "cpus", "exitcode", "fault", "group", "overran", "overran_tasks", "part", "pid", "pidfd", "process", "ready", "slot",
         "stderr", "told_to_leave",
     )  # fmt: skip
 
@@ -62,9 +63,10 @@ class Worker:
         self.ready = False
         self.told_to_leave = False
         self.overran: float | None = None
-        self.overran_task: tuple[Any, int] | None = None
+        self.overran_tasks: list[tuple[Any, int]] = []
         self.fault: str | None = None
         self.stderr = stderr
+        self.cpus: list[int] | None = None
 
 
 class Crew:
@@ -115,6 +117,7 @@ class Crew:
             deliver,
         )
         self._used = size  # slots below it are looked at
+        self._resized = False  # and workers have the shares of before
         self.dispatch.use(size)
         self.dead: deque[Worker] = deque()
         self._workers: list[Worker | None] = [None] * self.plane.workers
@@ -208,7 +211,9 @@ class Crew:
         process.daemon = self._daemon
         if place.device is not None:
             process.name = Name.with_environment(process.name, place.device)
-        return Worker(slot, group, part, process, stderr)
+        worker = Worker(slot, group, part, process, stderr)
+        worker.cpus = None if place.device is None else place.device.cpus
+        return worker
 
     def _start(self, worker: Worker) -> None:
         slot, group, stderr = worker.slot, worker.group, worker.stderr
@@ -303,11 +308,11 @@ class Crew:
                 self._epoll.unregister(worker.stderr.fd)
             worker.stderr.close()
 
-    def overran(self, slot: int, limit: float, task: tuple[Any, int]) -> None:
-        """Kills a worker whose task runs longer than the limit."""
+    def overran(self, slot: int, limit: float, tasks: list[tuple[Any, int]]) -> None:
+        """Kills a worker of which tasks run longer than the limit."""
         worker = self._workers[slot]
         if worker is not None and worker.overran is None:
-            worker.overran, worker.overran_task = limit, task
+            worker.overran, worker.overran_tasks = limit, tasks
             worker.process.kill()
 
     def broke(self, slot: int, fault: str) -> None:
@@ -332,6 +337,23 @@ class Crew:
             if worker.part >= wanted[worker.group] and not worker.told_to_leave:
                 worker.told_to_leave = True
                 self.dispatch.dismiss(worker.slot)
+        self._resized = True
+
+    def share_anew(self) -> None:
+        """After `resize`: workers run on their share of the cores as it is now, once they have started."""
+        if not self._resized or self.devices is None:
+            return
+        self._resized = False
+        for worker in self.living():
+            if worker.told_to_leave or _ended(worker, 0):
+                continue
+            if not worker.ready:
+                self._resized = True
+                continue
+            cpus = describe(self.devices, worker.group, worker.part).cpus
+            if cpus != worker.cpus:
+                move(worker.pid, worker.cpus, cpus)
+                worker.cpus = cpus
 
     def figures(self) -> list[dict[str, Any]]:
         """What the workers of each slot have done so far. Any thread."""

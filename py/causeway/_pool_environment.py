@@ -17,7 +17,9 @@ from typing import Any
 from causeway._lib import lib
 from causeway._pool_devices import Device, Devices
 
-__all__ = ["Description", "Name", "cores_near", "describe", "mask_of", "node_near", "share_of"]
+__all__ = [
+    "Description", "Name", "cores_near", "describe", "mask_of", "move", "node_near", "share_of",
+]  # fmt: skip
 
 _SYS = Path("/sys")
 
@@ -34,10 +36,9 @@ class Description:
         peer: whether tasks get views on arrays of other GPUs.
         sms: how many multiprocessors it shall have; None: all.
         part: which of the GPU's workers it is, from 0 on.
-        workers: how many there are.
     """
 
-    __slots__ = ("cpus", "name", "node", "part", "peer", "peers", "sms", "uuid", "workers")
+    __slots__ = ("cpus", "name", "node", "part", "peer", "peers", "sms", "uuid")
 
     def __init__(
         self,
@@ -49,7 +50,6 @@ class Description:
         part: int,
         peer: bool,
         sms: int | None,
-        workers: int,
     ) -> None:
         self.name = name
         self.uuid = uuid
@@ -59,7 +59,6 @@ class Description:
         self.part = part
         self.peer = peer
         self.sms = sms
-        self.workers = workers
 
     @property
     def variables(self) -> dict[str, str]:
@@ -95,7 +94,6 @@ def describe(devices: Devices, group: int, part: int, sys: Path = _SYS) -> Descr
         part,
         devices.peer,
         devices.sms,
-        mine.count,
     )
 
 
@@ -167,6 +165,24 @@ def share_of(cores: list[list[int]], part: int, parts: int) -> list[int]:
     else:
         mine = cores[len(cores) * part // parts : len(cores) * (part + 1) // parts]
     return sorted(cpu for core in mine for cpu in core)
+
+
+def move(pid: int, old: list[int] | None, new: list[int] | None) -> None:
+    """The threads of a worker that run on its old share of cores run on its new one. Those that its tasks have put
+    elsewhere stay there.
+    """
+    if old is None or new is None:
+        return
+    try:
+        threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:  # it has ended
+        return
+    for thread in threads:
+        try:
+            if os.sched_getaffinity(thread) == set(old):
+                os.sched_setaffinity(thread, new)
+        except OSError:  # it has ended, or the cores were taken from this container meanwhile
+            continue
 
 
 # ---- how it gets there

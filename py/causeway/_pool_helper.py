@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from causeway import _pool_outcomes as outcomes
 from causeway import _pool_process
@@ -92,6 +92,7 @@ class Helper:
             while crew.dead and not engine.must_end:
                 self._bury(crew.dead.popleft())
             self._look_at_starting()
+            crew.share_anew()
             waits = crew.look_at_start()
             self._do_deferred()
             if engine.must_end:
@@ -131,12 +132,15 @@ class Helper:
         if limit is None:
             return None
         soonest = limit
+        overran: dict[int, list[tuple[Any, int]]] = {}
         self._dispatch.collect()  # what has ended runs no more
         for job, number, slot, seconds, _ in self._dispatch.running():
             if seconds < limit:
                 soonest = min(soonest, limit - seconds)
             else:
-                self._crew.overran(slot, limit, (job, number))
+                overran.setdefault(slot, []).append((job, number))
+        for slot, tasks in overran.items():
+            self._crew.overran(slot, limit, tasks)
         return max(soonest, 0.001) if self._dispatch.under_way else limit
 
     def _bury(self, worker: Worker) -> None:
@@ -145,7 +149,8 @@ class Helper:
         crew.reap(worker)
         for job, number, _slot, begun, what, _, held in self._dispatch.bury(worker.slot):
             if job is None:
-                self._dispatch.fail(number, outcomes.death(worker, what, None))
+                overran = (None, number) in worker.overran_tasks
+                self._dispatch.fail(number, outcomes.death(worker, what, None, overran))
                 continue
             self._outgoing.lose(held)
             self._lost(worker, job, number, bool(begun))
@@ -170,7 +175,7 @@ class Helper:
         function may even have ended, its results being on their way out. Without retries nothing runs twice.
         """
         task, retries = None, self._engine.options.retries
-        overran = worker.overran is not None and worker.overran_task == (job, number)
+        overran = (job, number) in worker.overran_tasks
         if worker.overran is None or (begun and not overran):
             if retries:
                 if job.tries is None:

@@ -140,7 +140,7 @@ class _Handler:
             lender=None if gpu is None else Lender(False),
         )
         own = None if gpu is None else Device(OWN, group)
-        ahead = None if gpu is None or own is None or gpu.told.workers > 1 else Ahead(end, own)
+        ahead = None if own is None else Ahead(end, own)
         self._arguments = Arguments(own, ahead)
         self._late_encoder = wire.Encoder(self._store, _dispatch.WORDS_MAX, transit=True)
         self.leaving = Leaving(self._answer_late, self._failed_to_leave)

@@ -203,7 +203,8 @@ static PyObject *dispatch_load(PyObject *self, PyObject *args) {
     return PyLong_FromUnsignedLong(d->load[group]);
 }
 
-/* [(owner, number, worker, seconds, cell)] of the tasks that workers have; owner None for calls. */
+/* [(owner, number, worker, seconds, cell)] of the tasks that workers have; for calls the owner is
+ * None, and the number what `fail` takes. */
 static PyObject *dispatch_running(PyObject *self, PyObject *unused) {
     (void)unused;
     Dispatch *d = (Dispatch *)self;
@@ -214,9 +215,9 @@ static PyObject *dispatch_running(PyObject *self, PyObject *unused) {
         int worker = entry.owner || entry.call ? cw_pool_taker(d->pool, i, &elapsed_ns) : -1;
         if (worker < 0)
             continue;
-        PyObject *told =
-            Py_BuildValue("OKidI", entry.owner ? entry.owner : Py_None,
-                          (unsigned long long)entry.number, worker, (double)elapsed_ns / 1e9, i);
+        unsigned long long number = entry.call ? entry.call->token : entry.number;
+        PyObject *told = Py_BuildValue("OKidI", entry.owner ? entry.owner : Py_None, number, worker,
+                                       (double)elapsed_ns / 1e9, i);
         if (!told || PyList_Append(found, told))
             Py_CLEAR(found);
         Py_XDECREF(told);

@@ -302,6 +302,11 @@ static PyObject *worker_peek(PyObject *self, PyObject *args) {
                          (Py_ssize_t)(task.kind == TASK_MESSAGE ? task.size_bytes : 0));
 }
 
+static PyObject *worker_fellows(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLong(cw_worker_fellows(((WorkerEnd *)self)->worker));
+}
+
 static PyObject *worker_tell(PyObject *self, PyObject *args) {
     unsigned state;
     const char *words;
@@ -326,6 +331,7 @@ static PyMethodDef methods[] = {
      "(nth): place and message of the nth ready task of the own group, or None; the message is "
      "empty "
      "if the task is plain."},
+    {"fellows", worker_fellows, METH_NOARGS, "How many workers are of its group, with itself."},
     {"defer", worker_defer, METH_NOARGS,
      "In run_message: what it returns is not the answer. A token."},
     {"answer", worker_answer_deferred, METH_VARARGS,

@@ -22,8 +22,8 @@
 #include "tests/crash/world.h"
 #include "tests/support.h"
 
-#define LOOKS     (CW_TEST_SANITIZED ? 1000 : 100) /* about 1 ms each */
-#define SOME      (CW_TEST_SANITIZED ? 150 : 400)  /* instructions tried where not each is */
+#define LOOKS     1000                            /* about 1 ms each */
+#define SOME      (CW_TEST_SANITIZED ? 150 : 400) /* instructions tried where not each is */
 #define EXPIRY_MS 5000
 
 static struct world world;

@@ -12,7 +12,7 @@
 #include <signal.h>
 #include <sys/prctl.h>
 
-#define REST_LOOKS 3000 /* about 1 ms each, until nothing of a dead one is left */
+#define REST_LOOKS 10000 /* about 1 ms each, until nothing of a dead one is left */
 
 struct world hostile_world;
 struct neighbour hostile_neighbour;

@@ -2,7 +2,11 @@
  * Two processes hand work to each other's streams and back, on one GPU or on two: by fences (one
  * piece of work that reads the other's array and writes the own one; and a reading and a writing
  * apart, which is twice the work for the GPU), by bare flags in host memory (what the hardware can
- * do: the streams know all rounds beforehand), and by CUDA's IPC events (what the driver offers).
+ * do: the streams know all rounds beforehand), and by CUDA's IPC events (what the driver offers):
+ * one of each side's, recorded again and again, and a new one for each hand-over, which is what a
+ * program needs that has more than one under way (PyTorch sends one with each tensor). Between
+ * processes on one GPU a wait for an event takes until the GPU turns to the other process; between
+ * two GPUs nobody waits for a turn.
  * `make bench-gpu` runs it.
  *
  *   bench_fence [ROUNDS]
@@ -21,6 +25,7 @@
 #include "ipc/causeway.h"
 #include "ipc/cuda_device.h"
 #include "shm/fence.h"
+#include "tests/gpu/bench_ok.h"
 
 #define WARM      200
 #define AT_ONCE   200 /* rounds before the streams are waited for */
@@ -37,20 +42,9 @@ static int me;
 static const struct cw_cuda *cuda;
 static struct cw_gpu *gpu;
 static CUstream stream;
+static CUevent made[2]; /* the last one of by_new_events() */
 static CUresult (*get_event)(CUipcEventHandle *, CUevent);
 static CUresult (*open_event)(CUevent *, CUipcEventHandle);
-
-static void fail(const char *what, int code) {
-    fprintf(stderr, "bench_fence: %s: %d, %s\n", what, code, cw_error());
-    exit(1);
-}
-
-#define OK(call)                                                                                   \
-    do {                                                                                           \
-        int ok_code = (int)(call);                                                                 \
-        if (ok_code)                                                                               \
-            fail(#call, ok_code);                                                                  \
-    } while (0)
 
 static void meet(void) {
     static uint64_t times;
@@ -164,6 +158,45 @@ static double by_events(CUevent mine, CUevent theirs, int first, int rounds) {
     return (double)(cw_now_ns() - begun_ns) / rounds / 1e3;
 }
 
+/* Makes an event, records it and hands it over; waits for the other side's. */
+static void hand_over(void) {
+    CUipcEventHandle handle;
+    CUevent mine;
+    OK(cuda->cuEventCreate(&mine, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS));
+    OK(cuda->cuEventRecord(mine, stream));
+    OK(get_event(&handle, mine));
+    memcpy(board->events[me], &handle, HANDLE_OF);
+    OK(cuda->cuEventDestroy(made[me]));
+    made[me] = mine; /* it lives until the other side has opened it, a round later */
+}
+
+static void take_over(void) {
+    CUipcEventHandle handle;
+    CUevent theirs;
+    memcpy(&handle, board->events[!me], HANDLE_OF);
+    OK(open_event(&theirs, handle));
+    OK(cuda->cuStreamWaitEvent(stream, theirs, 0));
+    OK(cuda->cuEventDestroy(theirs));
+}
+
+static double by_new_events(int first, int rounds) {
+    int64_t begun_ns = cw_now_ns();
+    for (int i = first; i < first + rounds; i++) {
+        if (me) {
+            await(i);
+            take_over();
+        }
+        hand_over();
+        post(i);
+        if (!me) {
+            await(i);
+            take_over();
+        }
+    }
+    OK(cuda->cuStreamSynchronize(stream));
+    return (double)(cw_now_ns() - begun_ns) / rounds / 1e3;
+}
+
 static bool make_events(CUevent *mine, CUevent *theirs) {
     CUipcEventHandle handle;
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
@@ -180,7 +213,7 @@ static bool make_events(CUevent *mine, CUevent *theirs) {
     return true;
 }
 
-static void play(int rounds, double out[5], int *gpus) {
+static void play(int rounds, double out[6], int *gpus) {
     cw_client *client;
     cw_array *mine, *theirs;
     CUevent my_event, their_event;
@@ -219,6 +252,11 @@ static void play(int rounds, double out[5], int *gpus) {
         meet();
         by_events(my_event, their_event, next, WARM);
         out[2] = by_events(my_event, their_event, next + WARM, rounds / 10 + 1);
+        next += WARM + rounds / 10 + 1;
+        OK(cuda->cuEventCreate(&made[me], CU_EVENT_DISABLE_TIMING));
+        meet();
+        by_new_events(next, 20);
+        out[5] = by_new_events(next + 20, rounds / 20 + 1);
     }
     meet();
     if (!me) {
@@ -229,7 +267,7 @@ static void play(int rounds, double out[5], int *gpus) {
 
 int main(int argc, char **argv) {
     int rounds = argc > 1 ? atoi(argv[1]) : 4000, gpus = 0, status;
-    double us[5] = {0};
+    double us[6] = {0};
     board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t other = fork();
     me = other == 0;
@@ -250,5 +288,8 @@ int main(int argc, char **argv) {
     if (us[2] > 0)
         printf("  IPC events                             %8.1f us   %.1f times the fences\n", us[2],
                us[2] / us[3]);
+    if (us[5] > 0)
+        printf("  IPC events, a new one each time        %8.1f us   %.1f times the fences\n", us[5],
+               us[5] / us[3]);
     return 0;
 }

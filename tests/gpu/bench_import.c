@@ -16,6 +16,7 @@
 #include "ipc/client.h"
 #include "ipc/cuda_backend.h"
 #include "shm/wait.h"
+#include "tests/gpu/bench_ok.h"
 
 #define SLABS_MAX 64
 
@@ -23,18 +24,6 @@ struct board {
     _Alignas(64) struct cw_fence made, done;
 };
 static struct board *board;
-
-static void fail(const char *what, int code) {
-    fprintf(stderr, "bench_import: %s: %d, %s\n", what, code, cw_error());
-    exit(1);
-}
-
-#define OK(call)                                                                                   \
-    do {                                                                                           \
-        int ok_code = (int)(call);                                                                 \
-        if (ok_code)                                                                               \
-            fail(#call, ok_code);                                                                  \
-    } while (0)
 
 static const char *name_of(int i) {
     static char name[32];

@@ -105,6 +105,20 @@ class Proxy:
             self.pairs.clear()
         return count
 
+    def cut_younger(self, spared: int = 1) -> int:
+        """Ends all connections but the oldest ones now; returns how many there were."""
+        with self.lock:
+            for pair in self.pairs[spared:]:
+                _shut(*pair)
+            count = len(self.pairs[spared:])
+            del self.pairs[spared:]
+        return count
+
+    def cut_oldest(self) -> None:
+        """Ends the oldest connection now."""
+        with self.lock:
+            _shut(*self.pairs.pop(0))
+
     def __enter__(self) -> Proxy:
         return self
 

@@ -10,6 +10,7 @@ from types import TracebackType
 
 MAGIC = 0x6567646972627763
 HELLO, PING, OPEN, READ, CLOSE, OFFER, WAIT, NAMES, REMOVE, CANCEL, CHANGED = range(1, 12)
+STREAMS, STREAM = 12, 13
 REPLY = 0x8000
 
 
@@ -50,6 +51,11 @@ def hello(
     return frame(HELLO, body)
 
 
+def stream(run: int, to_run: int, *, magic: int = MAGIC) -> bytes:
+    """The first frame of a connection that is to be a stream."""
+    return frame(STREAM, struct.pack("<QQQ", magic, run, to_run))
+
+
 def key(name: bytes, namespace: bytes = b"") -> bytes:
     """A name as the protocol has it."""
     return namespace + b"\0" + name
@@ -64,7 +70,7 @@ class Raw:
     """A connection that has shown its key."""
 
     def __init__(self, keys: Path, port: int, greeting: bytes | None = None) -> None:
-        plain = socket.create_connection(("127.0.0.1", port), 10)
+        plain = socket.create_connection(("127.0.0.1", port), 60)
         self.socket = context(keys).wrap_socket(plain)
         if greeting is None or greeting:
             self.send(hello() if greeting is None else greeting)

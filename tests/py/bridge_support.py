@@ -65,12 +65,15 @@ def ip(*words: str) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """A port that nobody uses now, below those that the kernel gives away by itself."""
+    import random
     import socket
 
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 class Node:
@@ -87,6 +90,7 @@ class Node:
             "CAUSEWAY_DIR": str(self.folder),
             "CAUSEWAY_NODE_DIR": str(self.keys),
         }
+        self.options: list[str] = []  # more of its broker's
         self.process: subprocess.Popen[bytes] | None = None
         self.print = self.command("keygen", "--node", name).stdout.strip()
 
@@ -94,7 +98,7 @@ class Node:
         """Runs the `causeway` command as this node's user would."""
         return subprocess.run(
             [_programs.path("causeway"), *words],
-            env=self.environment, capture_output=True, text=True, check=check, timeout=30,
+            env=self.environment, capture_output=True, text=True, check=check, timeout=60,
         )  # fmt: skip
 
     def inside(self, words: list[str]) -> list[str]:
@@ -104,7 +108,7 @@ class Node:
     def start(self, **more: str) -> None:
         """Starts its broker, which starts its bridge."""
         assert self.process is None
-        words = [_programs.path("causewayd"), "--foreground", "--node", self.name]
+        words = [_programs.path("causewayd"), "--foreground", "--node", self.name, *self.options]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.inside([*words, "--listen", f"{self.host}:{self.port}"]),
@@ -117,7 +121,7 @@ class Node:
         if self.process is None:
             return
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(10) == 0, self.said()
+        assert self.process.wait(60) == 0, self.said()
         self.process = None
         assert eventually(lambda: self.bridge_pid() == 0)
 
@@ -227,7 +231,7 @@ class Net:
         for node in self.nodes.values():
             node.start(**more)
 
-    def connected(self, seconds: float = 10) -> None:
+    def connected(self, seconds: float = 60) -> None:
         """Waits until everybody is connected with everybody."""
         for one in self.nodes.values():
             for other in self.nodes.values():

@@ -40,6 +40,19 @@ settings.load_profile("causeway")
 LEFT_BY_DESIGN = (".log", ".lock")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With CAUSEWAY_TEST_SECOND_GPU=1 only the tests that one GPU is not enough for (tests/gpu/steps.py)."""
+    if os.environ.get("CAUSEWAY_TEST_SECOND_GPU") != "1":
+        return
+    reasons = [
+        [mark.kwargs.get("reason") for mark in item.iter_markers("skipif")] for item in items
+    ]
+    config.hook.pytest_deselected(
+        items=[item for item, its in zip(items, reasons, strict=True) if "no second GPU" not in its]
+    )
+    items[:] = [item for item, its in zip(items, reasons, strict=True) if "no second GPU" in its]
+
+
 def processes_with(setting: str) -> list[int]:
     """Processes that were started with a setting in their environment."""
     found = []

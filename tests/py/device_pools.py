@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable
 
 import cuda_support
+from gpu_routes import MOVED
 
 GPUS = cuda_support.real_gpus() if cuda_support.REAL else 4
 
@@ -22,30 +23,11 @@ import causeway as cw
 
 GPUS = int(os.environ["CAUSEWAY_TEST_GPUS"])
 
-def status():
-    told = subprocess.run([os.environ["CAUSEWAY_COMMAND"], "status", "--json"], capture_output=True, check=True)
-    return json.loads(told.stdout)
-
-class Moved:
-    '''Bytes that went by each route within the `with`, at whose end no client lives that has come meanwhile.'''
-    def __enter__(self):
-        cw.names()
-        self.before = status()
-        return self
-    def __exit__(self, *_):
-        while len(status()["clients"]) > len(self.before["clients"]):
-            time.sleep(0.01)
-        now, was = status()["counters"], self.before["counters"]
-        self.routes = {name: now[name] - was[name] for name in now if name.startswith("bytes_")}
-
-@contextlib.contextmanager
-def pool_on(devices="cuda", **options):
-    '''A Pool that is closed and waited for.'''
-    with cw.Pool(devices=devices, **options) as pool:
-        yield pool
-        pool.close()
-        pool.join()
-
+POOL_ON = "cuda"
+"""
+HEAD += (
+    MOVED
+    + """
 def own():
     '''The UUID of this process's first GPU.'''
     return cw.empty(1, device="cuda").device_uuid
@@ -99,6 +81,7 @@ ret;
     def synchronize(self):
         self.call("cuCtxSynchronize")
 """
+)
 
 
 def run(script: Callable[..., object], text: str, **options: object) -> str:

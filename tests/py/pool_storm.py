@@ -455,14 +455,14 @@ def main() -> None:
     died = sum(count for kind, count in storm.done.items() if kind.endswith("died"))
     assert len(storm.victims.killed) >= args.kills and died > 0
     del storm
-    faulthandler.dump_traceback_later(HUNG_SECONDS + 20, exit=True)
+    faulthandler.dump_traceback_later(HUNG_SECONDS + 40, exit=True)
     after: dict[str, int] = {}
 
     def nothing_more() -> bool:
         after.update(footprint())
         return all(after[name] <= count for name, count in before.items())
 
-    clean = eventually(nothing_more, 20)
+    clean = eventually(nothing_more, 40)
     print(f"before {before}\nafter  {after}", flush=True)
     assert clean, "something is left"
 

@@ -14,7 +14,7 @@ import bridge_support
 import numpy as np
 import pytest
 from bridge_proxy import FROM, TO, Proxy
-from bridge_storm import Account, Storm
+from bridge_storm import MUST, Account, Storm
 from bridge_support import Node
 from conftest import eventually
 
@@ -108,8 +108,8 @@ def test_a_cut_at_any_byte_gives_no_wrong_byte(world: tuple[Node, Node, Proxy]) 
         ]
     else:
         places = [
-            (way, chance.randrange(1, 6500), kind)
-            for kind in ("get", "put") for way in (TO, FROM) for _ in range(12)
+            (way, chance.randrange(1, 541) + 541 * part, kind)  # so many early and late ones in every run
+            for kind in ("get", "put") for way in (TO, FROM) for part in range(12)
         ]  # fmt: skip
     before = [node.bridge_pid() for node in (a, b)]
     for number, (way, at, kind) in enumerate(places):
@@ -148,7 +148,7 @@ def test_a_storm_of_cuts_leaves_no_wrong_byte_and_nothing_behind(kills: bool) ->
             with storm.workers(2):
                 storm.run(CUTS if SOAK else CUTS // 100, kills)
             print(storm.cuts, proxy.cuts, storm.done)
-            assert min(storm.done[what] for what in ("put", "get", "look", "remove")) > 0
+            assert min(storm.done[what] for what in MUST) > 0
             if not kills:
                 assert [node.bridge_pid() for node in (a, b)] == bridges, a.said()[-3000:]
                 assert eventually(lambda: not storm.grown(used), 30), storm.grown(used)
@@ -254,7 +254,7 @@ def test_a_stopped_peer_is_found_and_found_again(world: tuple[Node, Node, Proxy]
         finally:
             os.kill(pid, signal.SIGCONT)
         assert (kept.numpy() == bytes_of(100_000)).all()
-        assert eventually(lambda: a.sees(b), 20), a.said()
+        assert eventually(lambda: a.sees(b)), a.said()
         assert (cw.get("//b/stop/x").numpy() == bytes_of(100_000)).all()
 
 
@@ -272,7 +272,7 @@ def test_a_put_whose_node_starts_anew_is_told_as_unknown(world: tuple[Node, Node
                 told.append(str(error))
 
         sent = int(a.state_of(b)["bytes_out"])
-        proxy.pause = 0.002
+        proxy.pause = 0.02  # it takes longer than a busy machine takes to tell how far it is
         thread = threading.Thread(target=put)
         thread.start()
         assert eventually(lambda: int(a.state_of(b)["bytes_out"]) - sent > 1_000_000)
@@ -281,7 +281,7 @@ def test_a_put_whose_node_starts_anew_is_told_as_unknown(world: tuple[Node, Node
         proxy.pause = 0.0
         assert not thread.is_alive()
         assert told and "not known" in told[0], told
-        assert eventually(lambda: a.sees(b), 20)
+        assert eventually(lambda: a.sees(b))
     with b.here():
         assert "anew" not in cw.names()
 

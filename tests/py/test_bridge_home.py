@@ -125,13 +125,37 @@ def test_an_idle_bridge_takes_no_cpu(engine: str) -> None:
         with a.here():
             held = cw.get("//b/open/x")  # a replica that stands: it is looked after
             pids = [a.bridge_pid(), b.bridge_pid()]
-            before = [cpu_seconds(pid) for pid in pids]
-            begun = time.monotonic()
-            time.sleep(3)  # nothing is waited for: this is the idleness that is measured
-            passed = time.monotonic() - begun
-            used = [cpu_seconds(pid) - first for pid, first in zip(pids, before, strict=True)]
-            assert max(used) < 0.05 * passed  # one that spins takes all of it
+
+            def at_rest() -> bool:
+                before = [cpu_seconds(pid) for pid in pids]
+                begun = time.monotonic()
+                time.sleep(3)  # nothing is waited for: this is the idleness that is measured
+                passed = time.monotonic() - begun
+                used = [cpu_seconds(pid) - first for pid, first in zip(pids, before, strict=True)]
+                return max(used) < 0.05 * passed  # one that spins takes all of it
+
+            assert eventually(
+                at_rest, 20
+            )  # what came before may still end on a machine that is busy
             assert held.numpy().tolist() == [1]
+
+
+def test_a_replica_whose_name_ended_with_its_users_is_fetched_again() -> None:
+    with bridge_support.net("a", "b") as made:
+        a, b = made.nodes.values()
+        made.acquaint("--read", "*")
+        made.start(CAUSEWAY_NAMES_LINGER_SECONDS="3")
+        made.connected()
+        with b.here():
+            cw.put("x", [1], keep=True)
+        with a.here():
+            assert cw.get("//b/x").numpy().tolist() == [1]
+        assert eventually(lambda: "names ended" in a.said(), 30)
+        with a.here():
+            assert cw.get("//b/x").numpy().tolist() == [1]
+            door_of(a).unlink()
+        with a.here():
+            assert cw.get("//b/x").numpy().tolist() == [1]
 
 
 def door_of(node: Node) -> Path:

@@ -162,6 +162,40 @@ ended(child)
     )
 
 
+def test_nobody_waits_for_a_broker_that_stands_still(program):
+    """Nothing is asked of it on the way: see also test_client_broker.c, where its ring is full."""
+    program(
+        BREAKS
+        + """
+import pathlib, threading
+exec(FAULTY)
+w, s = cw.zeros(1000, "u1", device="cuda:0"), Stream()
+cw.put("anything", cw.zeros(3))
+with w.writing(s, whole=True): s.fill(low(w), 6)        # its page of fences is there
+w.wait()
+[lock] = pathlib.Path(os.environ["CAUSEWAY_DIR"]).glob("*.lock")
+broker = int(lock.read_text().split()[0])
+went_on = []
+def go_on():                                            # else a failure would leave it standing
+    went_on.append(1); os.kill(broker, signal.SIGCONT)
+os.kill(broker, signal.SIGSTOP)
+timer = threading.Timer(20, go_on); timer.daemon = True; timer.start()
+try:
+    with w.writing(s, whole=True):
+        faults("fill@1=ILLEGAL_ADDRESS")
+        s.fill(low(w), 7)
+except cw.DeviceError: pass                             # broken before the end
+told(lambda: w.wait(timeout=5), cw.ProducerDied)
+told(lambda: w.wait(timeout=5), cw.ProducerDied)
+assert not went_on
+timer.cancel()
+os.kill(broker, signal.SIGCONT)
+told(lambda: w.wait(timeout=5), cw.ProducerDied)
+assert cw.get("anything").shape == (3,)                 # and the broker goes on with us
+"""
+    )
+
+
 @pytest.mark.parametrize("error", ["ECC_UNCORRECTABLE", "ASSERT", "MISALIGNED_ADDRESS", "UNKNOWN"])
 def test_every_error_that_stays_is_one(program, error):
     program(

@@ -300,6 +300,7 @@ def test_the_task_beside_one_that_overran_is_not_run_again_without_retries(progr
             with cw.Pool(devices="cuda:0", task_timeout=3.0, retries=RETRIES) as pool:
                 pool.apply(abs, (1,))
                 first = pool.apply_async(stuck, (cw.Out(np.zeros(20_000)),))
+                time.sleep(1.5)  # the limit of the second is over so much later
                 second = pool.apply_async(count)
                 try:
                     first.get(60)
@@ -316,3 +317,27 @@ def test_the_task_beside_one_that_overran_is_not_run_again_without_retries(progr
                         assert type(error) is cw.WorkerDied and "another task" in str(error), error
                 assert Path("count").read_text() == "." * (1 + RETRIES)
     """.replace("RETRIES", str(retries)))  # fmt: skip
+
+
+@on_the_double
+def test_a_call_beside_one_that_overran_did_not_overrun(program):
+    program("""
+        def stuck(x):
+            cuda = ctypes.CDLL(os.environ["CAUSEWAY_CUDA_DRIVER"])
+            assert cuda.fakecuda_faults(b"copy=hang") == 0  # its results never leave
+        if __name__ == "__main__":
+            with cw.Pool(devices="cuda:0", task_timeout=3.0) as pool:
+                pool.apply(abs, (1,))
+                first = pool.apply_async(stuck, (cw.Out(np.zeros(20_000)),))
+                time.sleep(1.5)  # the limit of the call is over so much later
+                try:
+                    pool.apply(wait_for, ("never",))
+                    raise SystemExit("it did not raise")
+                except cw.WorkerDied as error:
+                    assert type(error) is cw.WorkerDied and "another task" in str(error), error
+                try:
+                    first.get(60)
+                    raise SystemExit("it did not raise")
+                except cw.TaskTimeout as error:
+                    assert "stuck" in str(error)
+    """)  # fmt: skip

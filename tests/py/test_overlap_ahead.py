@@ -30,7 +30,8 @@ from causeway._pool_staging import Device
 KIB = 1024
 class End:
     "The plane: tasks that are ready, by place."
-    def __init__(self): self.ready = {}
+    def __init__(self): self.ready, self.count = {}, 1
+    def fellows(self): return self.count
     def peek(self, nth):
         found = list(self.ready.items())[nth:nth + 1]
         return found[0] if found else None
@@ -260,4 +261,21 @@ def test_nobody_looks_ahead_where_nothing_is_copied(program):
             task.read(message(near, 3, np.zeros(2)), place)
             task.returned()
         assert ahead._thread is None and not ahead._running
+    """)
+
+
+def test_nobody_looks_ahead_while_there_are_several_workers(program):
+    program("""
+        device = Device("cuda:0", 0)
+        ahead = Ahead(end, device, 1 << 20)
+        task = Arguments(device, ahead)
+        end.count = 2                                      # the Pool was resized
+        task.read(message(cw.In(np.zeros(3))), 1)
+        assert ahead._thread is None
+        task.returned()
+        end.count = 1                                      # and back
+        end.ready[3] = message(cw.In(np.zeros(3)))
+        task.read(message(cw.In(np.zeros(3))), 2)
+        eventually(lambda: 3 in ahead._kept and ahead._kept[3].leases)
+        task.returned()
     """)

@@ -275,7 +275,7 @@ def test_memory_comes_from_a_node_where_the_kernel_lets_it():
 
 def described(cpus: list[int] | None) -> Description:
     """The environment of a worker."""
-    return Description("cuda:1", "GPU-b", ["GPU-a"], cpus, None, 0, False, None, 1)
+    return Description("cuda:1", "GPU-b", ["GPU-a"], cpus, None, 0, False, None)
 
 
 def test_a_name_brings_its_environment_along():
@@ -301,3 +301,34 @@ def test_cores_that_were_taken_away_do_not_keep_a_worker_from_starting():
         [sys.executable, "-c", code], input=pickle.dumps(name), capture_output=True, check=True
     )
     assert told.stdout.decode().strip() == "GPU-b,GPU-a"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_only_threads_on_the_old_share_move_to_the_new_one() -> None:
+    a, b = sorted(os.sched_getaffinity(0))[:2]
+    text = f"""if True:
+        import os, sys, threading
+        os.sched_setaffinity(0, {{{a}, {b}}})
+        ready = threading.Barrier(3)
+        def wait(own):
+            if own: os.sched_setaffinity(0, {{{a}}})
+            ready.wait()
+            end.wait()
+        end = threading.Event()
+        for own in (False, True):
+            threading.Thread(target=wait, args=(own,), daemon=True).start()
+        ready.wait()
+        print("ready", flush=True)
+        sys.stdin.read()
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+        tasks = f"/proc/{child.pid}/task"
+        before = {int(name): os.sched_getaffinity(int(name)) for name in os.listdir(tasks)}
+        _pool_environment.move(child.pid, [a, b], [b])
+        for thread, was in before.items():
+            assert os.sched_getaffinity(thread) == ({b} if was == {a, b} else was)
+        assert {a} in before.values() and {a, b} in before.values()
+    _pool_environment.move(child.pid, [b], [a])  # it has ended

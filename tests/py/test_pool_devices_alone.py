@@ -110,7 +110,11 @@ def test_an_array_that_goes_while_its_task_waits_is_stale(program):
                 pool.map(look, [w, other])
                 first = pool.apply_async(wait_for, (sys.argv[0] + ".go",))
                 waiting = pool.apply_async(look, (w,)), pool.apply_async(look, (other,))
+                def gone():
+                    return status()["counters"]["blocks_reclaimed"]
+                before = gone()
                 w.close()
+                while gone() == before: time.sleep(0.01)  # until the broker has heard of it
                 open(sys.argv[0] + ".go", "w").close()
                 first.get()
                 try:

@@ -68,7 +68,7 @@ if __name__ == "__main__":
         part, fresh = pool.apply(nested, ({"x": [t]},))
     assert type(part) is type(fresh) is torch.Tensor
     assert (host(part) == x[:3]).all() and host(fresh).tolist() == [1.0, 2.0]
-    assert moved.routes["bytes_peer"] == moved.routes["bytes_staged"] == 0, moved.routes
+    assert moved.routes["peer"] == moved.routes["staged"] == 0, moved.routes
 """,
     )
 
@@ -127,6 +127,6 @@ if __name__ == "__main__":
     assert (values == 2 * x).all(), values[:3, :3]
     assert type(back) is type(fresh) is cupy.ndarray, (type(back), type(fresh))
     assert (cw.asarray(back).to("cpu").numpy() == x).all() and cw.asarray(fresh).to("cpu").numpy().tolist() == [3.0]
-    assert moved.routes["bytes_peer"] == moved.routes["bytes_staged"] == 0, moved.routes
+    assert moved.routes["peer"] == moved.routes["staged"] == 0, moved.routes
 """,
     )

@@ -350,7 +350,7 @@ def test_gpus_that_are_no_peers_copy_through_the_host(program, tmp_path):
             w = cw.full(100_000, 2.0, device="cuda:1")
             with Moved() as moved, pool_on("cuda:0") as pool:
                 assert pool.apply(look, (w,)) == ("cuda:0", 200_000.0)
-            assert moved.routes["bytes_staged"] == w.nbytes and moved.routes["bytes_peer"] == 0, moved.routes
+            assert moved.routes["staged"] == w.nbytes and moved.routes["peer"] == 0, moved.routes
         """,
         env=cuda_support.double(tmp_path / "apart", devices=2, no_peer="all"),
     )

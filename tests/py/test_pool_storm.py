@@ -1,7 +1,7 @@
 """Workers killed at random during mixed work: nothing hangs, leaks or is lost but what was on a killed worker.
 
 300 kills in all, 10,000 with `make soak`. What is promised, and how it is checked, stands in pool_storm.py, which
-is a program of its own: `CAUSEWAY_TRANSIT_SECONDS=2 python tests/py/pool_storm.py --seed N` runs one again.
+is a program of its own: `CAUSEWAY_TRANSIT_SECONDS=10 python tests/py/pool_storm.py --seed N` runs one again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_a_storm_of_kills_loses_only_what_was_on_the_killed(method: str, folder:
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "pool_storm.py")]
         + ["--kills", str(kills), "--method", method],
-        env={**os.environ, "CAUSEWAY_DIR": str(folder), "CAUSEWAY_TRANSIT_SECONDS": "2"},
+        env={**os.environ, "CAUSEWAY_DIR": str(folder), "CAUSEWAY_TRANSIT_SECONDS": "10"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

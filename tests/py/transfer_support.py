@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import cuda_support
+from gpu_routes import MOVED
 
 HEAD = """
 import contextlib, ctypes, json, os, subprocess, sys, time
@@ -29,31 +30,11 @@ def eventually(seen):
         assert time.monotonic() < end, "it never came"
         time.sleep(0.002)
 
-def status():
-    told = subprocess.run([os.environ["CAUSEWAY_COMMAND"], "status", "--json"], capture_output=True, check=True)
-    return json.loads(told.stdout)
-
-class Moved:
-    '''Bytes that went by each route within the `with`, at whose end no client lives that has come meanwhile.'''
-    def __enter__(self):
-        cw.names()
-        self.before = status()
-        return self
-    def __exit__(self, *_):
-        while len(status()["clients"]) > len(self.before["clients"]):
-            time.sleep(0.01)
-        now, was = status()["counters"], self.before["counters"]
-        self.routes = {name[6:]: now[name] - was[name] for name in now if name.startswith("bytes_")}
-        self.routes = {name: n for name, n in self.routes.items() if n}
-
-@contextlib.contextmanager
-def pool_on(devices="cuda:0", **options):
-    '''A Pool that is closed and waited for.'''
-    with cw.Pool(devices=devices, **options) as pool:
-        yield pool
-        pool.close()
-        pool.join()
-
+POOL_ON = "cuda:0"
+"""
+HEAD += (
+    MOVED
+    + """
 class Kernel:
     '''Work on the worker's GPU that is not complete before a file is there.'''
     def __init__(self, name):
@@ -74,6 +55,7 @@ class Kernel:
         at = ctypes.c_uint64(x.__cuda_array_interface__["data"][0])
         self.call("cuMemsetD8Async", at, ctypes.c_ubyte(value), ctypes.c_size_t(x.nbytes), self.stream)
 """
+)
 
 
 def program_of(script: Callable[..., object], folder: Path) -> Callable[..., str]:

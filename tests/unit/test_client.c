@@ -356,7 +356,7 @@ static void foreign_memory_is_shared_without_a_copy(void **state) {
     (void)state;
     cw_client *client = client_open(), *other = client_open();
     char path[64];
-    snprintf(path, sizeof path, "/dev/shm/cw-test-%d", (int)getpid());
+    snprintf(path, sizeof path, "/dev/shm/foreign-%d", (int)getpid());
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
     unlink(path);

@@ -145,10 +145,30 @@ static void a_signal_ends_the_wait_for_a_hung_broker(void **state) {
     cw_client_unref(client);
 }
 
+/* What a process tells a broker that stands still, while it holds what others wait for. */
+static void who_may_not_wait_does_not_wait_for_room(void **state) {
+    (void)state;
+    cw_client *client = client_open();
+    int pid = cw_client_broker_pid(client), code = 0;
+    kill(pid, SIGSTOP);
+    for (int i = 0; i < 100000 && code == 0; i++)
+        code = cw_lane_offer(client, CW_OP_PING, NULL, 0);
+    assert_int_equal(code, -EAGAIN);
+    pthread_mutex_lock(&client->lane_lock); /* another thread waits there for room */
+    assert_int_equal(cw_lane_offer(client, CW_OP_PING, NULL, 0), -EAGAIN);
+    pthread_mutex_unlock(&client->lane_lock);
+    kill(pid, SIGCONT);
+    OK(cw_ping(client));
+    OK(cw_lane_offer(client, CW_OP_PING, NULL, 0));
+    OK(cw_ping(client));
+    cw_client_unref(client);
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
     const struct CMUnitTest tests[] = {
         TEST(a_killed_broker_is_noticed_and_replaced),
+        TEST(who_may_not_wait_does_not_wait_for_room),
         TEST(a_stopped_broker_is_lost),
         TEST(who_meets_a_broker_that_ends_is_given_the_next),
         TEST(a_signal_ends_the_wait_for_a_hung_broker),

@@ -245,6 +245,35 @@ static void what_a_worker_says_of_itself_is_read(void **state) {
     assert_int_equal(info.state, 0);
 }
 
+static void time_counts_once_however_many_tasks_a_worker_has(void **state) {
+    (void)state;
+    cw_worker_info info;
+    int64_t begun_ns = cw_now_ns();
+    for (int i = 0; i < 3; i++)
+        submit("ab", 2);
+    cw_task first = take(0), second = take(0);
+    usleep(20000);
+    cw_worker_answer(workers[0], &second, 0, 0);
+    cw_task third = take(0);
+    usleep(20000);
+    cw_worker_answer(workers[0], &third, 0, 0);
+    cw_worker_answer(workers[0], &first, 0, 0);
+    int64_t ended_ns = cw_now_ns();
+    usleep(20000); /* without a task */
+    cw_pool_look_at(pool, 0, &info);
+    assert_in_range(info.busy_ns, 40000000, ended_ns - begun_ns);
+    for (int i = 0; i < 3; i++)
+        cw_pool_free(pool, collect().cell);
+    begun_ns = cw_now_ns();
+    submit("ab", 2);
+    first = take(0);
+    cw_worker_answer(workers[0], &first, 0, 0);
+    uint64_t before_ns = info.busy_ns;
+    cw_pool_look_at(pool, 0, &info);
+    assert_in_range(info.busy_ns - before_ns, 0, cw_now_ns() - begun_ns);
+    cw_pool_free(pool, collect().cell);
+}
+
 static void figures_go_on_with_the_next_worker(void **state) {
     (void)state;
     cw_worker_info info;
@@ -324,6 +353,18 @@ static void a_task_knows_its_group_and_place(void **state) {
             assert_int_equal(task.group, group);
             cw_pool_free(pool, task.cell);
         }
+}
+
+static void a_worker_knows_how_many_are_of_its_group(void **state) {
+    (void)state;
+    cw_task task;
+    cw_pool_assign(pool, 0, 1);
+    cw_pool_assign(pool, 1, 1);
+    for (uint32_t w = 2; w < WORKERS; w++)
+        cw_pool_assign(pool, w, 0);
+    assert_int_equal(cw_worker_fellows(workers[1]), 2);
+    assert_int_equal(cw_pool_bury(pool, 0, &task), -EAGAIN);
+    assert_int_equal(cw_worker_fellows(workers[1]), 1);
 }
 
 static void a_worker_of_another_group_is_refused(void **state) {
@@ -539,6 +580,7 @@ int main(void) {
         TEST(a_task_and_its_answer_go_through_a_cell),
         TEST(cells_run_out_and_come_back),
         TEST(what_a_worker_says_of_itself_is_read),
+        TEST(time_counts_once_however_many_tasks_a_worker_has),
         TEST(figures_go_on_with_the_next_worker),
         TEST(only_numbers_in_use_are_looked_at),
         TEST(workers_leave_when_told),
@@ -546,6 +588,7 @@ int main(void) {
         TEST(who_answers_what_it_did_not_have_is_named),
 #define TEST_2(name) cmocka_unit_test_setup_teardown(name, setup_two_groups, teardown)
         TEST_2(a_task_knows_its_group_and_place),
+        TEST_2(a_worker_knows_how_many_are_of_its_group),
         TEST_2(a_worker_of_another_group_is_refused),
         TEST_2(ready_tasks_are_seen_without_being_taken),
         TEST_2(tasks_are_answered_later_and_by_other_threads),

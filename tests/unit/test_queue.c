@@ -219,7 +219,7 @@ static void arrays_travel_by_handle(void **state) {
 
 static void an_item_outlives_its_writer_and_every_limit(void **state) {
     (void)state;
-    setenv("CAUSEWAY_TRANSIT_SECONDS", "1", 1);
+    setenv("CAUSEWAY_TRANSIT_SECONDS", "2", 1);
     make(0, 0);
     unsetenv("CAUSEWAY_TRANSIT_SECONDS");
     pid_t child = fork();
@@ -238,7 +238,7 @@ static void an_item_outlives_its_writer_and_every_limit(void **state) {
     int status;
     waitpid(child, &status, 0);
     assert_int_equal(WTERMSIG(status), SIGKILL);
-    usleep(2500000); /* two limits */
+    usleep(5000000); /* two limits */
     cw_item item = {.data = NULL};
     for (uint64_t n = 0; n < 3000; n++) {
         OK(cw_queue_get(queue, &item, 0));

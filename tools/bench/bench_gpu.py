@@ -22,7 +22,7 @@ from pathlib import Path
 import gpu_copies as copies
 import gpu_driver as driver
 import gpu_passing as passing
-from gpu_rows import missing, note, show
+from gpu_rows import LARGEST_MIB, missing, note, show
 
 import causeway as cw
 
@@ -47,6 +47,8 @@ def fences() -> None:
     ours, what = found["fences: one piece of work"], "streams of two processes, there and back"
     note(what, ours, "bare flags", found["bare flags, all submitted beforehand"], "us")
     note(what, ours, "IPC events", found.get("IPC events"), "us")
+    new = "IPC events, a new one each time"
+    note(what, ours, new, found.get(new), "us")
     apart = found["fences: writing and reading apart"]
     note("the same, a writing and a reading apart", apart, "", None, "us")
     note("begin and end, on the CPU", found["begin and end on the CPU alone"], "", None, "us")
@@ -54,7 +56,7 @@ def fences() -> None:
 
 def imports() -> None:
     """The first sight of a slab."""
-    found = program("bench_import", "12", "300")
+    found = program("bench_import", "12", str(min(300, LARGEST_MIB)))
     bare = found["mapped by the driver's bare calls"]
     what = "first sight of a slab"
     note(f"{what}, mapped", found["mapped by the library"], "driver: import and map", bare, "us")
@@ -86,6 +88,16 @@ def broker_mib() -> int:
     pids = {lock.read_text().split()[0] for lock in folder.glob("*.lock") if lock.read_text()}
     rows = [line.split(",") for line in told.splitlines() if "," in line]
     return sum(int(mib) for pid, mib in rows if pid.strip() in pids)
+
+
+def memory() -> None:
+    """What a client takes of its GPU beyond its context and the bytes of its slabs."""
+    first = cw.empty(1 << 20, "u1", device="cuda:0")  # a slab of 32 MiB
+    before = used_mib()
+    more = [cw.empty(512 << 20, "u1", device="cuda:0") for _ in range(2)]
+    beyond = used_mib() - before - 1024
+    note("a client's GPU memory beyond context and slabs", max(beyond, 0), "", None, "MiB")
+    del first, more
 
 
 def in_child(part: str) -> None:
@@ -126,6 +138,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "passing": passing.measure,
     "peers": copies.between_gpus,
     "copies": copies.on_one_gpu,
+    "memory": memory,
 }
 
 

@@ -1,0 +1,269 @@
+"""All that is to be seen on real GPUs in one call: tests, deaths, compute-sanitizer, benchmarks; called by run.sh.
+
+Each step is a program with a time limit of its own, in a process group that ends with it. What it prints goes to
+OUT/running at once and, when it has ended, to the end of OUT/logs.txt, so that a call that is cut off leaves what there
+was. Several test files run at a time, with compute-sanitizer beside them; deaths and benchmarks run alone, since they
+look at what the GPU holds or how fast it is. Last comes a line for each step, which is in OUT/table.txt too; what was cut
+short, or never begun since the time was over, says so.
+
+    steps.py one|two [--seconds N] [--out FOLDER] [--at-once N] [--only NAME,...]
+
+one: what one GPU is enough for. two: the tests that one GPU skips, and what is measured between two.
+With CAUSEWAY_TEST_GPU=0 all of it runs on the test double, benchmarks in tiny sizes, to see that it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+TESTS, BENCH = HERE.parent / "py", HERE.parent.parent / "tools/bench"
+BUILD = Path(os.environ["CAUSEWAY_BUILD"])
+REAL = os.environ["CAUSEWAY_TEST_GPU"] == "1"
+FILES = (
+    "test_cuda*.py", "test_evict*.py", "test_mover*.py", "test_overlap*.py", "test_pool_devices*.py", "test_transfers_gpu.py",
+    "test_gpu_examples.py", "test_bridge_gpu*.py",
+)  # fmt: skip
+_GRACE = 5  # seconds between SIGTERM and SIGKILL
+
+
+class Step(NamedTuple):
+    """One program.
+
+    Attributes:
+        limit: seconds.
+        alone: nothing else runs meanwhile.
+    """
+
+    name: str
+    command: list[str]
+    limit: int
+    alone: bool = False
+
+
+def pytest(file: str) -> list[str]:
+    """The command for one file of tests."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "-rs",
+        "--durations=5",
+    ]
+    if importlib.util.find_spec("pytest_timeout") is not None:
+        command += ["--timeout=90", "--timeout-method=thread"]
+    return [*command, str(TESTS / file)]
+
+
+def tests(saying: str = "") -> list[Step]:
+    """The files of tests, those that take longest first; of those with a text in them."""
+    found = {path for pattern in FILES for path in TESTS.glob(pattern)}
+    files = sorted(path.name for path in found if saying in path.read_text())
+    last = ("test_overlap_ahead.py", "test_cuda_interfaces.py", "test_pool_devices_alone.py")
+    files.sort(key=lambda name: (name in last, not name.startswith(("test_pool", "test_mover"))))
+    return [Step(Path(name).stem[5:], pytest(name), 170) for name in files]
+
+
+def benchmark(name: str, *arguments: str) -> list[str]:
+    """The command for one of tools/bench."""
+    if not REAL:
+        tiny = {"bench_gpu_pool": ["--smoke"], "bench_gpu_staged": [str(1 << 20)]}
+        arguments = (*tiny.get(name, []), *arguments)
+    return [sys.executable, str(BENCH / f"{name}.py"), *arguments]
+
+
+def steps(which: str) -> list[Step]:
+    """What there is to do, in its order."""
+    programs = BUILD / "tests/gpu"
+    if which == "two":
+        return [
+            *tests("no second GPU"),
+            Step(
+                "bench-gpu",
+                benchmark("bench_gpu", "--seconds", "80", "fences", "imports", "peers"),
+                120,
+                True,
+            ),
+            Step("bench-staged", benchmark("bench_gpu_staged"), 90, True),
+            Step("bench-pool", benchmark("bench_gpu_pool", "scaling", "overlap", "idle"), 90, True),
+        ]
+    return [
+        Step("sanitize", ["sh", str(HERE / "run.sh"), str(BUILD), "sanitize"], 240),
+        *tests(),
+        Step("bad-import", [str(programs / "bad_import")], 30, True),
+        Step("broken-context", [str(programs / "broken_context")], 30, True),
+        Step("bench-pool", benchmark("bench_gpu_pool"), 120, True),
+        Step("bench-gpu", benchmark("bench_gpu", "--seconds", "100"), 150, True),
+        Step("deaths", [str(programs / "fence_deaths"), os.environ.get("DEATHS", "1000"), "8", "170"], 200, True),
+    ]  # fmt: skip
+
+
+class Running:
+    """A step that runs."""
+
+    def __init__(self, step: Step, folder: Path, end: float) -> None:
+        self.step = step
+        self.log = folder / f"{step.name}.txt"
+        self.begin = time.monotonic()
+        self.end = min(self.begin + step.limit, end)
+        env = dict(os.environ)
+        if not REAL and step.name.startswith("bench"):
+            env["CAUSEWAY_CUDA_DRIVER"] = str(BUILD / "tests/fakecuda/libcuda-double.so")
+            env["CAUSEWAY_FAKECUDA_DIR"] = env["CAUSEWAY_DIR"]
+            env["CAUSEWAY_BENCH_LARGEST_MIB"] = "8"
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                step.command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=TESTS,
+                env=env,
+                start_new_session=True,
+            )
+        self.cut = ""
+
+    def ended(self) -> bool:
+        """Whether it has; it is ended when its time is over."""
+        if self.process.poll() is not None:
+            return True
+        late = time.monotonic() - self.end
+        if late >= 0:
+            self.cut = f", CUT at {self.end - self.begin:.0f} s"
+            self.signal(signal.SIGKILL if late > _GRACE else signal.SIGTERM)
+        return False
+
+    def signal(self, number: int) -> None:
+        """To all of its process group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def line(self) -> str:
+        """What the table says of it."""
+        seconds = time.monotonic() - self.begin
+        code = self.process.returncode
+        said = summary(self.log.read_text(errors="replace"))
+        good = "ok" if code == 0 and not self.cut else "NOT OK"
+        return f"{self.step.name:24}{seconds:6.0f} s  {good:8}{said}{self.cut}{f', exit {code}' if code else ''}"
+
+
+def summary(text: str) -> str:
+    """The last line of a log that says how it went; of pytest with the reasons for what it left out."""
+    lines = [line.strip("= \n") for line in text.splitlines() if line.strip("= \n")]
+    found = [
+        line
+        for line in lines
+        if re.search(r"\d+ (passed|failed|skipped|error)|promises|killed|logs of|s on \d", line)
+    ]
+    said = (found or lines or ["it said nothing"])[-1]
+    reasons = sorted({line.partition(": ")[2] for line in lines if line.startswith("SKIPPED")})
+    left_out = f" ({'; '.join(reasons)})" if reasons else ""
+    return said[:110] + left_out[:200]
+
+
+class Table:
+    """What was found, written down as it is found."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.lines: list[str] = []
+        self.failed = False
+        (out / "logs.txt").write_bytes(b"")
+
+    def add(self, line: str) -> None:
+        """A line, at once."""
+        self.lines.append(line)
+        self.failed = self.failed or " ok " not in line
+        (self.out / "table.txt").write_text("\n".join(self.lines) + "\n")
+
+    def done(self, one: Running) -> None:
+        """A step has ended."""
+        one.signal(signal.SIGKILL)  # whatever it has left behind
+        line = one.line()
+        self.add(line)
+        print(line, flush=True)
+        with (self.out / "logs.txt").open("ab") as logs:
+            logs.write(f"\n######## {line}\n".encode())
+            logs.write(one.log.read_bytes())
+        one.log.unlink()
+
+
+def run(todo: list[Step], table: Table, folder: Path, at_once: int, end: float) -> None:
+    """Runs all steps, as many at a time as may be, until the time is over."""
+    running: list[Running] = []
+    try:
+        while todo or running:
+            for one in [one for one in running if one.ended()]:
+                running.remove(one)
+                table.done(one)
+            while todo and time.monotonic() < end:
+                together = not any(one.step.alone for one in running) and len(running) < at_once
+                if running and (todo[0].alone or not together):
+                    break
+                running.append(Running(todo.pop(0), folder, end))
+            if time.monotonic() >= end:
+                for step in todo:
+                    table.add(f"{step.name:24}     -    NOT BEGUN, the time was over")
+                todo = []
+            time.sleep(0.05)
+    finally:
+        for one in running:
+            one.signal(signal.SIGKILL)
+
+
+def gpu_memory() -> str:
+    """What nvidia-smi says is in use on each GPU."""
+    asked = ["nvidia-smi", "--query-gpu=name,memory.used", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"nvidia-smi: {error}"
+    return "; ".join(told.split("\n")).strip("; ")
+
+
+def main() -> int:
+    """0 if all went well and nothing was cut."""
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("which", choices=("one", "two"))
+    parser.add_argument("--seconds", type=float, default=480)
+    parser.add_argument("--out", type=Path, default=BUILD / "gpu")
+    parser.add_argument("--at-once", type=int, default=5)
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
+    begin = time.monotonic()
+    given.out.mkdir(parents=True, exist_ok=True)
+    os.environ["CAUSEWAY_DIR"] = tempfile.mkdtemp(prefix="cw-gpu-")
+    if given.which == "two":
+        os.environ["CAUSEWAY_TEST_SECOND_GPU"] = "1"
+    todo = steps(given.which)
+    if given.only:
+        names = given.only.split(",")
+        todo = [step for step in todo if step.name in names or ("tests" in names and not step.alone and step.name != "sanitize")]  # fmt: skip
+    before, table, folder = gpu_memory(), Table(given.out), given.out / "running"
+    folder.mkdir(exist_ok=True)
+    run(todo, table, folder, given.at_once, begin + given.seconds)
+    subprocess.run([BUILD / "causeway", "stop"], capture_output=True, check=False)
+    shutil.rmtree(os.environ["CAUSEWAY_DIR"], ignore_errors=True)
+    took = f"{time.monotonic() - begin:.0f} s; GPU memory before: {before}; after: {gpu_memory()}"
+    print(f"\n#### {given.which} GPU(s), {took}")
+    print("\n".join(table.lines))
+    return 1 if table.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -90,8 +90,8 @@ void cwb_jobs_watch(struct cwb_bridge *bridge) {
 
 /* ---- the loop's ---- */
 
-/* Would the other node take it? What breaks the form ends the connection there, with the requests of
- * all others, and would be asked again over the next one. */
+/* Would the other node take it? What breaks the form ends the connection there, with the requests
+ * of all others, and would be asked again over the next one. */
 static int check_there(const struct cwb_job *job) {
     const struct cw_remote *remote = &job->remote;
     struct cw_shape shape;

@@ -290,6 +290,13 @@ int cw_array_behind(cw_array *array, void *stream) {
 
 /* ---- at the borrower ---- */
 
+static void close_handle(const struct cw_gpu *gpu, CUdeviceptr base) {
+    if (cw_gpu_enter(gpu) != 0)
+        return; /* the context is lost, and the mapping with it */
+    gpu->cuda->cuIpcCloseMemHandle(base);
+    cw_gpu_leave(gpu);
+}
+
 int cw_borrowed_map(const struct cw_gpu *gpu, int fd, uint64_t size_bytes, struct cw_mapping *out) {
     struct ticket ticket;
     CUdeviceptr base = 0;
@@ -315,14 +322,19 @@ int cw_borrowed_map(const struct cw_gpu *gpu, int fd, uint64_t size_bytes, struc
                              "opening borrowed memory of cuda:%d (it dies with the process that "
                              "allocated it)",
                              gpu->ordinal);
+    size_t length = 0;
+    result = gpu->cuda->cuMemGetAddressRange(NULL, &length, base);
+    if (result == CUDA_SUCCESS && length + CW_CARVE_UNIT <= size_bytes) {
+        close_handle(gpu, base);
+        return cw_fail(-EPROTO, "borrowed memory of cuda:%d has %zu bytes, and %llu were announced",
+                       gpu->ordinal, length, (unsigned long long)size_bytes);
+    }
     out->base = (void *)(uintptr_t)base;
     out->borrowed = CW_BORROWED_OPENED;
     return 0;
 }
 
 void cw_borrowed_unmap(const struct cw_gpu *gpu, const struct cw_mapping *mapping) {
-    if (mapping->borrowed != CW_BORROWED_OPENED || cw_gpu_enter(gpu) != 0)
-        return;
-    gpu->cuda->cuIpcCloseMemHandle((CUdeviceptr)(uintptr_t)mapping->base);
-    cw_gpu_leave(gpu);
+    if (mapping->borrowed == CW_BORROWED_OPENED)
+        close_handle(gpu, (CUdeviceptr)(uintptr_t)mapping->base);
 }

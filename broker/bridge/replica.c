@@ -13,6 +13,10 @@
  * no link to it, nothing is HELD. Clients that have opened a replica keep it in any case, also
  * under other names that they give it: its block is frozen, and means the same bytes for as long as
  * anybody has it. If this process dies, the broker takes all replicas' names away.
+ *
+ * What a client of this node put or removed, every client of it gets from then on: before the
+ * broker is told that the write is done, it is told that the replica's name goes, and it reads in
+ * that order. What is being fetched then is fetched once more.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +31,7 @@
 #include "ipc/remote.h"
 
 #define TRIES    3        /* of an array that is written to, or whose owner starts anew */
+#define REWRITES 16       /* fetched again so often for writes of this node's own clients */
 #define DOUBT_NS 10000000 /* a doubtful one stays so long, for those who were told of it */
 
 static void replica_free(struct cwb_replica *replica) {
@@ -69,25 +74,9 @@ static void tell_jobs(struct cwb_replica *replica, int status) {
     }
 }
 
-void cwb_replica_fail(struct cwb_replica *replica, int status) {
-    tell_jobs(replica, status);
-    replica_free(replica);
-}
-
-void cwb_replica_let_go(struct cwb_replica *replica) {
-    CW_ASSERT(replica->held && !replica->jobs);
-    struct cw_key key = {.key_bytes = replica->key.length};
-    struct iovec parts[] = {{&key, sizeof key}, {replica->key.text, replica->key.length}};
-    cwb_home_ask(replica->bridge->home, CW_OP_REMOVE, parts, 2, NULL, NULL);
-    replica_free(replica);
-}
-
 /* What was being fetched is given up, and fetched again. */
-void cwb_replica_again(struct cwb_replica *replica) {
-    if (++replica->tries >= TRIES) {
-        cwb_replica_fail(replica, -EREMOTEIO);
-        return;
-    }
+static void begin_anew(struct cwb_replica *replica) {
+    replica->whole = false;
     cw_array_close(replica->array);
     replica->array = NULL;
     free(replica->came);
@@ -95,11 +84,51 @@ void cwb_replica_again(struct cwb_replica *replica) {
     cwb_replica_begin(replica);
 }
 
+/* Is it to be fetched once more, since it may be older than what a client here wrote? */
+static bool outdated(struct cwb_replica *replica) {
+    return replica->written && replica->jobs && replica->rewrites++ < REWRITES;
+}
+
+void cwb_replica_fail(struct cwb_replica *replica, int status) {
+    if (status == -ENOENT && outdated(replica)) {
+        begin_anew(replica);
+        return;
+    }
+    tell_jobs(replica, status);
+    replica_free(replica);
+}
+
+static void unname(struct cwb_replica *replica) {
+    struct cw_key key = {.key_bytes = replica->key.length};
+    struct iovec parts[] = {{&key, sizeof key}, {replica->key.text, replica->key.length}};
+    cwb_home_ask(replica->bridge->home, CW_OP_REMOVE, parts, 2, NULL, NULL);
+}
+
+void cwb_replica_let_go(struct cwb_replica *replica) {
+    CW_ASSERT(replica->held && !replica->jobs);
+    unname(replica);
+    replica_free(replica);
+}
+
+void cwb_replica_again(struct cwb_replica *replica) {
+    if (++replica->tries >= TRIES)
+        cwb_replica_fail(replica, -EREMOTEIO);
+    else
+        begin_anew(replica);
+}
+
 static void on_put(void *owner, int code, const void *body, uint32_t body_bytes) {
     struct cwb_replica *replica = owner;
     (void)body, (void)body_bytes;
     if (code) {
         cwb_replica_fail(replica, code);
+        return;
+    }
+    if (replica->written) { /* its name is gone again, or goes when this is read */
+        if (replica->jobs)
+            begin_anew(replica);
+        else
+            replica_free(replica);
         return;
     }
     replica->held = true;
@@ -127,6 +156,16 @@ static void tell_visitors(struct cwb_replica *replica) {
 /* One message names it and answers one who waits; the others, if there are any, hear of it when the
  * broker has said that the name stands. */
 void cwb_replica_put(struct cwb_replica *replica) {
+    if (outdated(replica)) {
+        begin_anew(replica);
+        return;
+    }
+    if (replica->written && !replica->jobs) { /* nobody waits for it */
+        replica_free(replica);
+        return;
+    }
+    replica->doubtful = replica->doubtful || replica->written;
+    replica->written = false; /* it was fetched again too often for that: at least it goes soon */
     struct cw_replica message = {.job = 0};
     struct cw_shape shape;
     uint8_t meta[CW_META_BYTES_MAX];
@@ -254,7 +293,7 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     struct cwb_key key = {.key_bytes = replica->there.length, .flags = CWB_WATCH};
     struct iovec parts[] = {{&key, sizeof key}, {replica->there.text, replica->there.length}};
     replica->run = replica->peer->run;
-    replica->doubtful = false;
+    replica->doubtful = replica->written = false;
     replica->asked = cwb_link_ask(link, CWB_OPEN, parts, 2, on_opened, replica);
 }
 
@@ -302,7 +341,8 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
     struct cwb_replica *replica = cwb_replica_find(bridge, &key);
     if (replica && replica->held && !stands(replica))
         replica->doubtful = true;
-    if (replica && !replica->doubtful && (replica->held || (replica->whole && !job->id))) {
+    if (replica && !replica->doubtful && !replica->written &&
+        (replica->held || (replica->whole && !job->id))) {
         answer(replica, job);
         return;
     }
@@ -330,6 +370,25 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
     job->on_cancel = cancel;
     if (fresh)
         cwb_replica_begin(replica);
+}
+
+static void outdate(struct cwb_replica *replica) {
+    if (replica->held) {
+        cwb_replica_let_go(replica);
+        return;
+    }
+    if (replica->whole && !replica->written)
+        unname(replica);
+    replica->written = true;
+}
+
+void cwb_replica_wrote(const struct cwb_job *job) {
+    struct cwb_replica *replica, *next;
+    HASH_ITER(hh, job->bridge->replicas, replica, next) { /* here and on GPUs */
+        if (replica->peer == job->peer && replica->there.length == job->there.length &&
+            memcmp(replica->there.text, job->there.text, job->there.length) == 0)
+            outdate(replica);
+    }
 }
 
 void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame) {

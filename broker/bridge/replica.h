@@ -18,10 +18,11 @@ struct cwb_replica {
     uint8_t gpu[CW_UUID_BYTES];
     struct cwb_replica *followed, *followers, *follow_next; /* siblings, see sibling.c */
     bool held, waits;
-    bool whole; /* in memory, and checked: put and came say where and what */
+    bool whole; /* in memory, and checked: put and came say where and what; being named, or HELD */
     struct cw_put put;
+    bool written;  /* a client of this node wrote the name since the owner was asked */
     bool doubtful; /* changed, or the peer was away, while it was being fetched: soon let go */
-    unsigned tries, unused;
+    unsigned tries, rewrites, unused;
     int64_t looked_ns; /* looks.c */
     struct cwb_job *jobs;
     struct cwb_request *asked;

@@ -94,7 +94,7 @@ bool cwb_replica_follow(struct cwb_replica *replica) {
     }
     if (cwb_local_open(replica->bridge, &other->key, &found, &array, &on_gpu) != 0)
         return false;
-    replica->doubtful = false;
+    replica->doubtful = replica->written = false;
     replica->opened = other->opened;
     replica->opened.inside = 0;
     replica->opened.meta_bytes = found.entry.meta_bytes;

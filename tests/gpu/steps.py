@@ -105,6 +105,7 @@ def steps(which: str) -> list[Step]:
     return [
         Step("sanitize", ["sh", str(HERE / "run.sh"), str(BUILD), "sanitize"], 240),
         *tests(),
+        Step("bad-import", [str(programs / "bad_import")], 30, True),
         Step("broken-context", [str(programs / "broken_context")], 30, True),
         Step("bench-pool", benchmark("bench_gpu_pool"), 120, True),
         Step("bench-gpu", benchmark("bench_gpu", "--seconds", "100"), 150, True),

@@ -304,6 +304,38 @@ def test_a_gpu_whose_streams_cannot_wait(program, tmp_path):
     )
 
 
+def test_ctrl_c_ends_a_wait_and_leaves_all_as_it_was(program):
+    program("""
+        import signal
+        w = cw.put("w", cw.zeros(1000, "u1", device="cuda:0"))
+        child = other('''if True:
+            w = cw.get("w"); s = Stream()
+            with w.writing(s):
+                say()
+                while not os.path.exists("go"): time.sleep(0.01)
+            s.finish()
+        ''')
+        heard(child)
+        s, waiting = Stream(), False
+        def interrupt(*_):
+            if waiting: raise KeyboardInterrupt
+        signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        for wait in (lambda: w.wait(), lambda: w.reading(s).__enter__(), lambda: w.writing(s).__enter__(), lambda: w.to("cpu")):
+            try:
+                waiting = True
+                wait()
+            except KeyboardInterrupt: waiting = False
+            else: raise AssertionError("it did not wait")
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        touch("go")
+        ended(child)
+        with w.writing(s): s.fill(low(w), 3)
+        w.wait()
+        assert (w.to("cpu").numpy() == 3).all()
+    """)
+
+
 def test_at_most_four_streams_wait_on_the_gpu(program):
     program("""
         import threading

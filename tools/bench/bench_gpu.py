@@ -90,6 +90,16 @@ def broker_mib() -> int:
     return sum(int(mib) for pid, mib in rows if pid.strip() in pids)
 
 
+def memory() -> None:
+    """What a client takes of its GPU beyond its context and the bytes of its slabs."""
+    first = cw.empty(1 << 20, "u1", device="cuda:0")  # a slab of 32 MiB
+    before = used_mib()
+    more = [cw.empty(512 << 20, "u1", device="cuda:0") for _ in range(2)]
+    beyond = used_mib() - before - 1024
+    note("a client's GPU memory beyond context and slabs", max(beyond, 0), "", None, "MiB")
+    del first, more
+
+
 def in_child(part: str) -> None:
     """Runs a part in a process of its own, whose GPU memory ends with it."""
     # The lines come back by a file: what the process prints is for people.
@@ -128,6 +138,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "passing": passing.measure,
     "peers": copies.between_gpus,
     "copies": copies.on_one_gpu,
+    "memory": memory,
 }
 
 

@@ -125,6 +125,8 @@ def targets(two_gpus: bool) -> list[Target]:
             name = f"GPU to GPU, {size_name(size)}"
             found.append(at_least(f"NCCL by ours: {name}", 3, ratio(name, "NCCL send and recv")))
     found.append(at_most("the broker's GPU memory", 0, value("the broker's GPU memory"), "MiB"))
+    beyond = "a client's GPU memory beyond context and slabs"
+    found.append(at_most(beyond, 2, value(beyond), "MiB"))
     found.append(at_most("GPU memory left after all", 0, value("GPU memory left after all"), "MiB"))
     return found
 

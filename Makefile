@@ -20,7 +20,7 @@ CLANG   ?= clang
 OPT     ?= -O2 -g
 PREFIX  ?= /usr/local
 PYTHON  ?= python3
-TIMEOUT ?= 120
+TIMEOUT ?= 600
 
 CFLAGS  += -std=gnu11 $(OPT) -fPIC -pthread -Wall -Wextra -Wshadow -Wpointer-arith -Wstrict-prototypes \
            -Wmissing-prototypes -Wvla -Wwrite-strings -Werror $(SANITIZE)
@@ -177,7 +177,7 @@ test-py: $(PACKAGE) $(VENV)/deps-test.stamp
 test-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
 	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD)
 # GPU arrays beside the driver, torch and NCCL, on the GPUs that are there.
-bench-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
+bench-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS) $(if $(HAVE_BRIDGE),$(BUILD)/tools/bench/bench_tls)
 	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD) bench
 # The GPU tests in C and some others under compute-sanitizer, where it is installed.
 sanitize-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
@@ -206,8 +206,8 @@ sanitized:
 	$(RUN) --timeout 1800 $$built $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
 	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py") $(if $(SANITIZED_BRIDGE),"py:pytest-bridge tests/py/test_bridge_streams.py tests/py/test_bridge_streams_hostile.py")
 
-# These need OpenSSL.
-BRIDGE_BENCHES := bench_tls bench_tls_server bench_tls_load
+# These need OpenSSL or liburing.
+BRIDGE_BENCHES := bench_send bench_tls bench_tls_server bench_tls_load
 BENCH_SRC  := $(filter-out $(if $(HAVE_BRIDGE),,$(BRIDGE_BENCHES:%=tools/bench/%.c)),$(wildcard tools/bench/*.c))
 BENCH_MAIN := $(call with_main,$(BENCH_SRC))
 BENCH_HELP := $(call obj,$(filter-out $(BENCH_MAIN),$(BENCH_SRC)))

@@ -219,14 +219,16 @@ static int64_t look_after(struct cwd_broker *b) {
     }
     if (remote->look_ns && b->now_ns < remote->look_ns)
         return remote->look_ns;
-    if (remote->look_ns == 0 || head != remote->look_head)
+    bool first = remote->look_ns == 0;
+    if (first || head != remote->look_head)
         remote->silent = 0;
     else
         remote->silent++;
     remote->look_head = head;
     remote->look_ns = b->now_ns + LOOK_NS;
     if (remote->silent < (remote->session ? CWD_REMOTE_LOOKS : CWD_REMOTE_START_LOOKS)) {
-        (void)give(b, &nothing, NULL, 0);
+        if (!first)
+            (void)give(b, &nothing, NULL, 0);
     } else {
         cwd_log(PROGRAM " (pid %d) has said nothing for %u s: it stands, and is killed",
                 (int)remote->pid, remote->silent);

@@ -166,6 +166,31 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
     return 0;
 }
 
+int cw_found_read(cw_client *client, const struct cw_found *found, void *buffer) {
+    const struct cw_entry *entry = &found->entry;
+    struct cw_slab *slab;
+    uint64_t begin = 0;
+    pthread_mutex_lock(&client->lock);
+    int code = cw_slab_get(client, entry->slab, &slab);
+    if (code == 0 && slab->device_kind != CW_DEVICE_HOST)
+        code = -EOPNOTSUPP;
+    if (code == 0 && entry->block >= slab->capacity)
+        code = cw_fail(-EPROTO, "block %u of a slab of %u blocks", entry->block, slab->capacity);
+    if (code == 0)
+        code = cw_lease_hold(client, slab, entry->block, entry->gen);
+    if (code == 0) {
+        code = check_range(slab, entry->block, entry->offset_bytes, entry->size_bytes, &begin);
+        if (code == 0)
+            code = cw_slab_map(client, slab, true);
+        if (code == 0 && entry->size_bytes)
+            memcpy(buffer, (uint8_t *)cw_slab_base(slab, true) + begin + entry->offset_bytes,
+                   entry->size_bytes);
+        cw_lease_release(client, slab, entry->block, entry->gen);
+    }
+    pthread_mutex_unlock(&client->lock);
+    return code;
+}
+
 int cw_array_new(cw_client *client, const char *device, const cw_layout *layout, uint32_t flags,
                  cw_array **out) {
     const struct cw_backend *backend;

@@ -18,6 +18,9 @@ int cw_name_key_get(cw_client *client, const struct cw_name_key *key, uint32_t f
                     struct cw_found *found, cw_array **out);
 /* The record alone. Asks nobody. -ENOENT (without a sentence), -ECONNRESET. */
 int cw_name_key_find(cw_client *client, const struct cw_name_key *key, struct cw_found *found);
+/* The bytes of a small array in host memory, as a record has it, copied: cheaper than to open it.
+ * -ESTALE: it went meanwhile; -EOPNOTSUPP (without a sentence): it lies on a GPU. */
+int cw_found_read(cw_client *client, const struct cw_found *found, void *buffer);
 /* Before others know of an array of our own: whoever opens it has it read-only, by whatever name or
  * handle. */
 void cw_array_freeze(cw_array *array);

@@ -68,6 +68,7 @@ void cw_order_see(struct cw_order *order, struct cw_order_seen *out) {
     /* G9: ordered by G2 or G3, which read what G5 stored. */
     out->write = CW_LOAD(G9, &order->write, relaxed);
     out->marks = CW_LOAD(G9, &order->marks, relaxed);
+    out->writes = CW_LOAD(G9, &order->writes, relaxed);
     for (unsigned i = 0; i < CW_ORDER_WAITED; i++)
         out->waited[i] = CW_LOAD(G9, &order->waited[i], relaxed);
     /* G4: after G3; pairs with G1. */
@@ -88,6 +89,7 @@ void cw_order_written(struct cw_order *order, cw_stamp stamp, const cw_stamp *wa
         CW_STORE(G10, &order->waited[i], i < waited_count ? waited[i] : 0, relaxed);
     CW_STORE(G10, &order->marks, marks, relaxed);
     CW_STORE(G10, &order->write, stamp, relaxed);
+    CW_STORE(G10, &order->writes, CW_LOAD(G9, &order->writes, relaxed) + 1, relaxed);
 }
 
 void cw_order_turn_give(struct cw_order *order) {

@@ -13,12 +13,13 @@
  *           alone in writing `write` and `waited`. It covers the submitting of the work, not the
  *           work itself.
  *   write   the stamp of the last write: later work on the block waits for it.
- *   waited  what that write had to wait for and had not passed when it was submitted. Poison passes
- *           through here: if one of these died, the write has run on incomplete data.
- *   reads   stamps of reads under way. A fence stands here once at most, with its latest value.
- *   marks   CW_ORDER_POISONED: a writer learned before its end that it computed with incomplete
- *           data, or wrote a part of an array that was so. Cleared by the next write that covers
- * the whole array.
+ *   writes  how many writes have ended. Stamps go when their process is dead; by this count
+ * somebody who read in pieces knows whether anybody wrote meanwhile. waited  what that write had to
+ * wait for and had not passed when it was submitted. Poison passes through here: if one of these
+ * died, the write has run on incomplete data. reads   stamps of reads under way. A fence stands
+ * here once at most, with its latest value. marks   CW_ORDER_POISONED: a writer learned before its
+ * end that it computed with incomplete data, or wrote a part of an array that was so. Cleared by
+ * the next write that covers the whole array.
  *
  * Reading a block (its process, any thread):
  *   1 store a read stamp (G1 seq_cst; own fence, the value that the end will be)
@@ -74,11 +75,11 @@ static inline uint64_t cw_stamp_value(cw_stamp stamp) {
 #define CW_ORDER_WAITED   6u /* a write that waits for more waits for the rest on the CPU */
 #define CW_ORDER_POISONED 1ull
 
-struct cw_order { /* 128 bytes, shared */
-    cw_a64 turn;  /* cw_stamp of the writing that is inside, 0 nobody */
-    cw_a64 write; /* cw_stamp */
-    cw_a64 marks; /* CW_ORDER_... */
-    uint64_t reserved;
+struct cw_order {                   /* 128 bytes, shared */
+    cw_a64 turn;                    /* cw_stamp of the writing that is inside, 0 nobody */
+    cw_a64 write;                   /* cw_stamp */
+    cw_a64 marks;                   /* CW_ORDER_... */
+    cw_a64 writes;                  /* how many have ended; never set back */
     cw_a64 waited[CW_ORDER_WAITED]; /* cw_stamps */
     cw_a64 reads[CW_ORDER_READS];   /* cw_stamps */
 };
@@ -95,7 +96,7 @@ static inline uint64_t cw_order_table_bytes(uint32_t capacity) {
 
 /* A private copy of a record, or of what of it was asked for. */
 struct cw_order_seen {
-    uint64_t turn, marks;
+    uint64_t turn, marks, writes;
     cw_stamp write, waited[CW_ORDER_WAITED], reads[CW_ORDER_READS];
 };
 

@@ -120,6 +120,8 @@ static void on_reply(struct cwb_request *request, const struct cwb_frame *frame)
         cw_fail(frame->head.status, "%.*s", (int)frame->sentence_bytes, frame->sentence);
         finish(a, frame->head.status);
     } else if (a->job->remote.verb != CW_REMOTE_NAMES) {
+        if (a->job->remote.verb == CW_REMOTE_REMOVE)
+            cwb_replica_wrote(a->job);
         finish(a, 0);
     } else if (frame->opened.inside) {
         give_names(a, (const char *)frame->data, frame->opened.size_bytes);

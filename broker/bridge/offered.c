@@ -4,7 +4,9 @@
  *
  * Invariant: each token is put at most once. What became of it is kept for KEEP_NS, and as long as
  * it is under way, so that an offer that comes again after a cut is answered with what happened,
- * and not done again. An offer whose peer does not come back in CWB_RESUME_NS is dropped before it
+ * and not done again. Of two links of a peer the older one's last words may be read after the newer
+ * one's first: so a repetition may come before what it repeats, and all who offered a put are told
+ * the same. An offer whose peer does not come back in CWB_RESUME_NS is dropped before it
  * was put; nothing of it is ever seen. So is one whose peer was started anew before all of it was
  * read: what it offers again is as good as never offered. If this process dies, what it knew is
  * lost with it: the offering side sees another `run`, and tells its client that the outcome is not
@@ -28,7 +30,8 @@ struct cwb_offered {
     struct cwb_take take;
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
-    struct cwb_served *served; /* who is to be answered; NULL: its link ended */
+    struct cwb_served *served; /* who is to be answered, by next; none: their links ended */
+    bool renewed;              /* a repetition named another source, as of a bridge started anew */
     bool done;
     int64_t done_ns;
     int status;
@@ -42,14 +45,14 @@ struct cwb_offered {
 };
 
 static void answer(struct cwb_offered *offered) {
-    struct cwb_served *served = offered->served;
-    offered->served = NULL;
-    if (!served)
-        return;
-    served->on_cancel = NULL;
-    if (offered->status < 0)
-        cw_fail(offered->status, "%s", offered->sentence);
-    cwb_served_reply(served, offered->status, NULL, 0);
+    struct cwb_served *served;
+    while ((served = offered->served)) {
+        LL_DELETE(offered->served, served);
+        served->on_cancel = NULL;
+        if (offered->status < 0)
+            cw_fail(offered->status, "%s", offered->sentence);
+        cwb_served_reply(served, offered->status, NULL, 0);
+    }
 }
 
 static void release(struct cwb_offered *offered) {
@@ -92,15 +95,26 @@ static void put(struct cwb_offered *offered) {
                   offered->offer.flags, on_put, offered);
 }
 
-static void on_taken(struct cwb_take *take, int status) {
-    struct cwb_offered *offered =
-        (struct cwb_offered *)((char *)take - offsetof(struct cwb_offered, take));
-    if (status == -ESTALE && !offered->served)
-        forget(offered); /* its bridge was started anew, and may offer it again from there */
-    else if (status)
-        finish(offered, status);
-    else
+static void begin(struct cwb_offered *offered);
+
+/* Its bytes are here, or will not come. */
+static void brought(struct cwb_offered *offered, int status) {
+    if (status == 0) {
         put(offered);
+    } else if (status == -ESTALE && offered->renewed) {
+        offered->renewed = false;
+        cw_array_close(offered->array);
+        offered->array = NULL;
+        begin(offered);
+    } else if (status == -ESTALE && !offered->served) {
+        forget(offered); /* its bridge was started anew, and may offer it again from there */
+    } else {
+        finish(offered, status);
+    }
+}
+
+static void on_taken(struct cwb_take *take, int status) {
+    brought((struct cwb_offered *)((char *)take - offsetof(struct cwb_offered, take)), status);
 }
 
 static void on_array(void *owner, int code, cw_array *array) {
@@ -129,10 +143,7 @@ static void on_landed(void *owner, int code, cw_array *array) {
     struct cwb_offered *offered = owner;
     offered->landing = NULL;
     offered->array = array;
-    if (code)
-        finish(offered, code);
-    else
-        put(offered);
+    brought(offered, code);
 }
 
 /* Memory for it is made, and its bytes are brought there. */
@@ -161,7 +172,7 @@ static void *copy_of(const void *bytes, size_t size_bytes) {
 
 static void on_cancel(struct cwb_served *served) {
     struct cwb_offered *offered = served->owner;
-    offered->served = NULL; /* it goes on: what was offered may come again */
+    LL_DELETE(offered->served, served); /* it goes on: what was offered may come again */
     free(served);
 }
 
@@ -223,16 +234,16 @@ int cwb_offered_serve(struct cwb_link *link, const struct cwb_frame *frame) {
             return 0;
         }
     }
-    if (offered && offered->served) { /* asked again, as over a newer link: that one is answered */
-        cw_fail(-ECANCELED, "the same put was offered again");
-        cwb_served_reply(offered->served, -ECANCELED, NULL, 0);
-    }
     bool fresh = !offered;
     if (fresh)
         offered = offered_new(link, frame);
+    if (offered->offer.source != frame->offer.source) {
+        offered->offer.source = frame->offer.source;
+        offered->renewed = true;
+    }
     served->owner = offered;
     served->on_cancel = on_cancel;
-    offered->served = served;
+    LL_PREPEND(offered->served, served);
     if (offered->done)
         answer(offered);
     else if (fresh)
@@ -254,7 +265,7 @@ void cwb_offered_tick(struct cwb_bridge *bridge) {
 void cwb_offered_deinit(struct cwb_peer *peer) {
     struct cwb_offered *offered, *next;
     HASH_ITER(hh, peer->offered, offered, next) {
-        if (offered->served)
+        while (offered->served)
             on_cancel(offered->served);
         forget(offered);
     }

@@ -188,8 +188,8 @@ int cwb_local_open_at(struct cwb_bridge *bridge, const struct cw_remote *remote,
                       bool *on_gpu);
 /* One more lease on a plain array of this process. 0 or a negative code. */
 int cwb_local_hold(cw_array *array, cw_array **out);
-/* What was written last into an array on a GPU. false: somebody is writing. Any thread. */
-bool cwb_local_written(const cw_array *array, cw_stamp *out);
+/* How often an array on a GPU was written. false: somebody is writing. Any thread. */
+bool cwb_local_written(const cw_array *array, uint64_t *writes);
 /* A plain array of so many bytes. Any thread; blocks. */
 int cwb_local_make(struct cwb_bridge *bridge, uint64_t size_bytes, cw_array **out);
 /* Makes a plain array of so many bytes. on_done(owner, code, array): 0 and the array, the owner's;
@@ -213,6 +213,8 @@ void cwb_jobs_watch(struct cwb_bridge *bridge);
 /* ---- replica.c ---- */
 /* A local client wants the array under a remote key. */
 void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job);
+/* A local client's put or remove under a remote key was done; before it is told so. */
+void cwb_replica_wrote(const struct cwb_job *job);
 /* The owner tells that a name means something else now. */
 void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame);
 /* The peer has no link any more: nobody can say whether its replicas are fresh. */

@@ -293,7 +293,7 @@ static void adopt(struct cwb_bridge *bridge, struct cwb_peer_config *config) {
         found = calloc(1, sizeof *found);
         CW_ASSERT(found);
         LL_APPEND(bridge->peers, found);
-        bridge->peer_count++;
+        found->number = bridge->peer_count++;
     }
     bool same = cwb_config_same_identity(&found->config, config);
     struct cwb_peer_config old = found->config;

@@ -75,7 +75,8 @@ struct cwb_peer {
     struct cwb_take_state *takes; /* take.c: large arrays that are being read from it */
     struct cwb_source *sources;   /* source.c: what it is reading, by number */
     struct cwb_offered *offered;  /* take.c: what it put, by token */
-    struct cwb_watcher *watchers; /* watch.c: what it wants to be told of */
+    uint32_t number;              /* among all that ever were */
+    uint32_t watches;             /* watch.c: of how many names it wants to be told */
     struct cwb_peer *next;
 };
 

@@ -69,6 +69,8 @@ static void on_reply(struct cwb_request *request, const struct cwb_frame *frame)
     }
     if (frame->head.status < 0)
         cw_fail(frame->head.status, "%.*s", (int)frame->sentence_bytes, frame->sentence);
+    else
+        cwb_replica_wrote(p->job);
     finish(p, frame->head.status);
 }
 

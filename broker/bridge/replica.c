@@ -13,6 +13,10 @@
  * no link to it, nothing is HELD. Clients that have opened a replica keep it in any case, also
  * under other names that they give it: its block is frozen, and means the same bytes for as long as
  * anybody has it. If this process dies, the broker takes all replicas' names away.
+ *
+ * What a client of this node put or removed, every client of it gets from then on: before the
+ * broker is told that the write is done, it is told that the replica's name goes, and it reads in
+ * that order. What is being fetched then is fetched once more.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -26,10 +30,9 @@
 #include "ipc/meta.h"
 #include "ipc/remote.h"
 
-#define TRIES        3           /* of an array that is written to, or whose owner starts anew */
-#define LOOK_NS      10000000000 /* between looks at who uses replicas */
-#define UNUSED_LOOKS 6           /* let go after so many looks that found nobody */
-#define DOUBT_NS     10000000    /* a doubtful one stays so long, for those who were told of it */
+#define TRIES    3        /* of an array that is written to, or whose owner starts anew */
+#define REWRITES 16       /* fetched again so often for writes of this node's own clients */
+#define DOUBT_NS 10000000 /* a doubtful one stays so long, for those who were told of it */
 
 static void replica_free(struct cwb_replica *replica) {
     HASH_DEL(replica->bridge->replicas, replica);
@@ -71,25 +74,9 @@ static void tell_jobs(struct cwb_replica *replica, int status) {
     }
 }
 
-void cwb_replica_fail(struct cwb_replica *replica, int status) {
-    tell_jobs(replica, status);
-    replica_free(replica);
-}
-
-void cwb_replica_let_go(struct cwb_replica *replica) {
-    CW_ASSERT(replica->held && !replica->jobs);
-    struct cw_key key = {.key_bytes = replica->key.length};
-    struct iovec parts[] = {{&key, sizeof key}, {replica->key.text, replica->key.length}};
-    cwb_home_ask(replica->bridge->home, CW_OP_REMOVE, parts, 2, NULL, NULL);
-    replica_free(replica);
-}
-
 /* What was being fetched is given up, and fetched again. */
-void cwb_replica_again(struct cwb_replica *replica) {
-    if (++replica->tries >= TRIES) {
-        cwb_replica_fail(replica, -EREMOTEIO);
-        return;
-    }
+static void begin_anew(struct cwb_replica *replica) {
+    replica->whole = false;
     cw_array_close(replica->array);
     replica->array = NULL;
     free(replica->came);
@@ -97,11 +84,51 @@ void cwb_replica_again(struct cwb_replica *replica) {
     cwb_replica_begin(replica);
 }
 
+/* Is it to be fetched once more, since it may be older than what a client here wrote? */
+static bool outdated(struct cwb_replica *replica) {
+    return replica->written && replica->jobs && replica->rewrites++ < REWRITES;
+}
+
+void cwb_replica_fail(struct cwb_replica *replica, int status) {
+    if (status == -ENOENT && outdated(replica)) {
+        begin_anew(replica);
+        return;
+    }
+    tell_jobs(replica, status);
+    replica_free(replica);
+}
+
+static void unname(struct cwb_replica *replica) {
+    struct cw_key key = {.key_bytes = replica->key.length};
+    struct iovec parts[] = {{&key, sizeof key}, {replica->key.text, replica->key.length}};
+    cwb_home_ask(replica->bridge->home, CW_OP_REMOVE, parts, 2, NULL, NULL);
+}
+
+void cwb_replica_let_go(struct cwb_replica *replica) {
+    CW_ASSERT(replica->held && !replica->jobs);
+    unname(replica);
+    replica_free(replica);
+}
+
+void cwb_replica_again(struct cwb_replica *replica) {
+    if (++replica->tries >= TRIES)
+        cwb_replica_fail(replica, -EREMOTEIO);
+    else
+        begin_anew(replica);
+}
+
 static void on_put(void *owner, int code, const void *body, uint32_t body_bytes) {
     struct cwb_replica *replica = owner;
     (void)body, (void)body_bytes;
     if (code) {
         cwb_replica_fail(replica, code);
+        return;
+    }
+    if (replica->written) { /* its name is gone again, or goes when this is read */
+        if (replica->jobs)
+            begin_anew(replica);
+        else
+            replica_free(replica);
         return;
     }
     replica->held = true;
@@ -129,6 +156,16 @@ static void tell_visitors(struct cwb_replica *replica) {
 /* One message names it and answers one who waits; the others, if there are any, hear of it when the
  * broker has said that the name stands. */
 void cwb_replica_put(struct cwb_replica *replica) {
+    if (outdated(replica)) {
+        begin_anew(replica);
+        return;
+    }
+    if (replica->written && !replica->jobs) { /* nobody waits for it */
+        replica_free(replica);
+        return;
+    }
+    replica->doubtful = replica->doubtful || replica->written;
+    replica->written = false; /* it was fetched again too often for that: at least it goes soon */
     struct cw_replica message = {.job = 0};
     struct cw_shape shape;
     uint8_t meta[CW_META_BYTES_MAX];
@@ -256,7 +293,7 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     struct cwb_key key = {.key_bytes = replica->there.length, .flags = CWB_WATCH};
     struct iovec parts[] = {{&key, sizeof key}, {replica->there.text, replica->there.length}};
     replica->run = replica->peer->run;
-    replica->doubtful = false;
+    replica->doubtful = replica->written = false;
     replica->asked = cwb_link_ask(link, CWB_OPEN, parts, 2, on_opened, replica);
 }
 
@@ -271,7 +308,7 @@ void cwb_replica_begin(struct cwb_replica *replica) {
 
 static const uint8_t host[CW_UUID_BYTES];
 
-static struct cwb_replica *find(struct cwb_bridge *bridge, const struct cw_name_key *key) {
+struct cwb_replica *cwb_replica_find(struct cwb_bridge *bridge, const struct cw_name_key *key) {
     struct cwb_replica *replica;
     HASH_FIND(hh, bridge->replicas, key->text, key->length, replica);
     return replica;
@@ -285,6 +322,14 @@ static void cancel(struct cwb_job *job) {
     *at = job->next; /* it is fetched all the same: it was wanted, and may be again */
 }
 
+/* Its name ends without us where the user has had no client for long. */
+static bool stands(struct cwb_replica *replica) {
+    struct cw_found found;
+    return cw_name_key_find(replica->bridge->client, &replica->key, &found) == 0 &&
+           found.entry.slab == replica->put.slab && found.entry.block == replica->put.block &&
+           found.entry.gen == replica->put.gen;
+}
+
 void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job) {
     const uint8_t *gpu = job->remote.token;
     struct cw_name_key key = job->key;
@@ -293,8 +338,11 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         cwb_job_done(job, -EINVAL, NULL, 0);
         return;
     }
-    struct cwb_replica *replica = find(bridge, &key);
-    if (replica && !replica->doubtful && (replica->held || (replica->whole && !job->id))) {
+    struct cwb_replica *replica = cwb_replica_find(bridge, &key);
+    if (replica && replica->held && !stands(replica))
+        replica->doubtful = true;
+    if (replica && !replica->doubtful && !replica->written &&
+        (replica->held || (replica->whole && !job->id))) {
         answer(replica, job);
         return;
     }
@@ -310,6 +358,7 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         replica->peer = peer;
         replica->key = key;
         replica->there = job->there;
+        replica->looked_ns = bridge->loop.now_ns;
         replica->on_gpu = key.length != job->key.length;
         memcpy(replica->gpu, gpu, sizeof replica->gpu);
         bridge->replicas_on_gpus += replica->on_gpu;
@@ -321,6 +370,25 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
     job->on_cancel = cancel;
     if (fresh)
         cwb_replica_begin(replica);
+}
+
+static void outdate(struct cwb_replica *replica) {
+    if (replica->held) {
+        cwb_replica_let_go(replica);
+        return;
+    }
+    if (replica->whole && !replica->written)
+        unname(replica);
+    replica->written = true;
+}
+
+void cwb_replica_wrote(const struct cwb_job *job) {
+    struct cwb_replica *replica, *next;
+    HASH_ITER(hh, job->bridge->replicas, replica, next) { /* here and on GPUs */
+        if (replica->peer == job->peer && replica->there.length == job->there.length &&
+            memcmp(replica->there.text, job->there.text, job->there.length) == 0)
+            outdate(replica);
+    }
 }
 
 void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame) {
@@ -353,29 +421,15 @@ void cwb_replicas_unlink(struct cwb_bridge *bridge, struct cwb_peer *peer) {
 }
 
 int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
-    static int64_t looked_ns;
     struct cwb_replica *replica, *next;
-    bool look = bridge->loop.now_ns - looked_ns >= LOOK_NS;
-    bool doubts = bridge->doubts_ns && bridge->loop.now_ns >= bridge->doubts_ns;
-    if (!bridge->replicas)
-        return INT64_MAX;
-    if (look)
-        looked_ns = bridge->loop.now_ns;
-    if (doubts)
+    int64_t due_ns = cwb_looks_tick(bridge);
+    if (bridge->doubts_ns && bridge->loop.now_ns >= bridge->doubts_ns) {
         bridge->doubts_ns = 0;
-    HASH_ITER(hh, bridge->replicas, replica, next) {
-        uint32_t holders = 2; /* one is this process */
-        if (!look && !doubts)
-            break;
-        if (!replica->held)
-            continue;
-        if (look && cw_name_key_holders(bridge->client, &replica->key, &holders) != 0)
-            holders = 2;
-        if (look)
-            if (replica->doubtful || replica->unused >= (replica->on_gpu ? 1 : UNUSED_LOOKS))
+        HASH_ITER(hh, bridge->replicas, replica, next) {
+            if (replica->held && replica->doubtful)
                 cwb_replica_let_go(replica);
+        }
     }
-    int64_t due_ns = looked_ns + LOOK_NS;
     return bridge->doubts_ns && bridge->doubts_ns < due_ns ? bridge->doubts_ns : due_ns;
 }
 

@@ -18,17 +18,19 @@ struct cwb_replica {
     uint8_t gpu[CW_UUID_BYTES];
     struct cwb_replica *followed, *followers, *follow_next; /* siblings, see sibling.c */
     bool held, waits;
-    bool whole; /* in memory, and checked: put and came say where and what */
+    bool whole; /* in memory, and checked: put and came say where and what; being named, or HELD */
     struct cw_put put;
+    bool written;  /* a client of this node wrote the name since the owner was asked */
     bool doubtful; /* changed, or the peer was away, while it was being fetched: soon let go */
-    unsigned tries, unused;
+    unsigned tries, rewrites, unused;
+    int64_t looked_ns; /* looks.c */
     struct cwb_job *jobs;
     struct cwb_request *asked;
     struct cwb_opened opened;
     uint64_t run;
-    uint8_t *came;   /* OPEN's reply: the meta, then the bytes if they are inside; malloced. Whole:
-                      the meta   of put */
-    cw_array *array; /* kept while it is HELD: letting go is then one message for all of it */
+    uint8_t *came;   /* OPEN's reply: the meta, then the bytes if they are inside; malloced.
+                      * Whole: the meta of put */
+    cw_array *array; /* HELD: until it is looked at who uses it, which costs the hot path nothing */
     UT_hash_handle hh;
 };
 
@@ -43,6 +45,12 @@ void cwb_replica_fail(struct cwb_replica *replica, int status);
 void cwb_replica_put(struct cwb_replica *replica);
 /* Takes the name of one that is HELD away; it is gone. */
 void cwb_replica_let_go(struct cwb_replica *replica);
+
+struct cwb_replica *cwb_replica_find(struct cwb_bridge *bridge, const struct cw_name_key *key);
+
+/* ---- looks.c ---- */
+/* Lets go of what nobody uses. Returns when it wants to be called again. */
+int64_t cwb_looks_tick(struct cwb_bridge *bridge);
 
 /* ---- sibling.c ---- */
 /* Its array is to come onto a GPU, or from another place of this node: size and place are filled

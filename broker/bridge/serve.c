@@ -127,73 +127,72 @@ static int look(struct cwb_bridge *bridge, const struct cwb_peer *peer,
 
 /* ---- OPEN ---- */
 
-/* Answers with the bytes of an array: inside, or as a source. array is taken over; array NULL:
- * bytes is malloced and taken over. */
-static void answer_opened(struct cwb_served *served, const struct cw_found *found, cw_array *array,
-                          uint8_t *bytes, uint64_t size_bytes) {
-    struct cwb_link *link = served->link;
-    struct cwb_opened opened = {.size_bytes = size_bytes};
-    struct cwb_source *source;
-    uint8_t inside[CWB_INLINE_MAX];
-    int code = link ? 0 : -ECONNRESET;
-    if (found && link) {
-        opened.instance = cw_client_instance(link->bridge->client);
-        opened.entry = found->entry.id;
-        opened.meta_bytes = found->entry.meta_bytes;
-    }
-    struct iovec parts[] = {{&opened, sizeof opened},
-                            {found ? (void *)(uintptr_t)found->meta : NULL, opened.meta_bytes},
-                            {inside, 0}};
-    if (code == 0 && size_bytes <= CWB_INLINE_MAX) {
-        opened.inside = 1;
-        if (size_bytes)
-            memcpy(inside, bytes, size_bytes); /* first: somebody may be writing */
-        opened.hash = XXH3_64bits(inside, size_bytes);
-        parts[2].iov_len = size_bytes;
-    } else if (code == 0) {
-        code = cwb_source_new(link->bridge, link->peer, array, bytes, size_bytes, false, &source);
-        if (code == 0) {
-            opened.source = cwb_source_id(source);
-            array = NULL;
-            bytes = NULL;
-        }
-    }
-    if (array)
-        cw_array_close(array);
-    else
-        free(bytes);
-    cwb_served_reply(served, code, parts, 3);
+/* The answer at once. status < 0: cw_detail() is the sentence. */
+static void answer(struct cwb_link *link, const struct cwb_frame *frame, int status,
+                   const struct iovec *parts, uint32_t count) {
+    cwb_link_reply(link, frame->head.op, frame->head.id, status, cw_detail(), parts, count);
 }
 
-/* The same of an array on a GPU: always as a source, whose bytes are still to come. */
-static void answer_staged(struct cwb_served *served, const struct cw_found *found,
-                          cw_array *array) {
-    struct cwb_link *link = served->link;
+static struct cwb_opened opened_of(const struct cwb_link *link, const struct cw_found *found) {
+    return (struct cwb_opened){.size_bytes = found->entry.size_bytes,
+                               .instance = cw_client_instance(link->bridge->client),
+                               .entry = found->entry.id,
+                               .meta_bytes = found->entry.meta_bytes};
+}
+
+/* With the bytes inside; they are a copy: somebody may write to the array. */
+static void answer_inside(struct cwb_link *link, const struct cwb_frame *frame,
+                          struct cwb_opened *opened, const uint8_t *meta, const void *bytes) {
+    struct iovec parts[] = {{opened, sizeof *opened},
+                            {(void *)(uintptr_t)meta, opened->meta_bytes},
+                            {(void *)(uintptr_t)bytes, opened->size_bytes}};
+    opened->inside = 1;
+    opened->hash = XXH3_64bits(bytes, opened->size_bytes);
+    answer(link, frame, 0, parts, 3);
+}
+
+/* As a source of an array, which is taken over; on a GPU its bytes are still to come. */
+static void answer_source(struct cwb_link *link, const struct cwb_frame *frame,
+                          const struct cw_found *found, cw_array *array, bool on_gpu) {
+    struct cwb_opened opened = opened_of(link, found);
     struct cwb_source *source;
-    struct cwb_opened opened = {.size_bytes = found->entry.size_bytes,
-                                .instance = cw_client_instance(link->bridge->client),
-                                .entry = found->entry.id,
-                                .meta_bytes = found->entry.meta_bytes};
     struct iovec parts[] = {{&opened, sizeof opened},
                             {(void *)(uintptr_t)found->meta, opened.meta_bytes}};
-    int code = cwb_source_new_staged(link->bridge, link->peer, array, opened.size_bytes,
-                                     link->read_max, false, &source);
+    int code = on_gpu ? cwb_source_new_staged(link->bridge, link->peer, array, opened.size_bytes,
+                                              link->read_max, false, &source)
+                      : cwb_source_new(link->bridge, link->peer, array, cw_array_lowest(array),
+                                       opened.size_bytes, false, &source);
     if (code)
         cw_array_close(array);
     else
         opened.source = cwb_source_id(source);
-    cwb_served_reply(served, code, parts, 2);
+    answer(link, frame, code, parts, 2);
+}
+
+/* Small, and in host memory. false: it is not, or was replaced meanwhile. */
+static bool open_inside(struct cwb_link *link, const struct cwb_frame *frame,
+                        const struct subject *subject, const struct cw_found *found) {
+    uint8_t bytes[CWB_INLINE_MAX];
+    if (found->entry.size_bytes > CWB_INLINE_MAX ||
+        cw_found_read(link->bridge->client, found, bytes) != 0)
+        return false;
+    struct cwb_opened opened = opened_of(link, found);
+    if (frame->open.flags & CWB_WATCH)
+        cwb_watch_begin(link, &subject->key, found->entry.id);
+    answer_inside(link, frame, &opened, found->meta, bytes);
+    return true;
 }
 
 static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
     struct cwb_bridge *bridge = link->bridge;
-    struct cwb_served *served = cwb_served_new(link, frame);
     struct subject subject;
     struct cw_found found;
     cw_array *array = NULL;
     bool on_gpu = false;
     subject_of(frame->key, frame->key_bytes, &subject);
     int code = look(bridge, link->peer, &subject, &found);
+    if (code == 0 && open_inside(link, frame, &subject, &found))
+        return;
     if (code == 0)
         code = cwb_local_open(bridge, &subject.key, &found, &array, &on_gpu);
     if (code == 0 && !may_read(link->peer, subject.name, &found.entry)) {
@@ -203,21 +202,47 @@ static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
     if (code == -ENOENT)
         not_there(subject.name);
     if (code) {
-        cwb_served_reply(served, code, NULL, 0);
+        answer(link, frame, code, NULL, 0);
         return;
     }
+    uint64_t size_bytes = found.entry.size_bytes;
     if (frame->open.flags & CWB_WATCH)
         cwb_watch_begin(link, &subject.key, found.entry.id);
-    if (on_gpu && found.entry.size_bytes)
-        answer_staged(served, &found, array);
-    else
-        answer_opened(served, &found, array, cw_array_lowest(array), found.entry.size_bytes);
+    if (size_bytes > CWB_INLINE_MAX || (on_gpu && size_bytes)) {
+        answer_source(link, frame, &found, array, on_gpu);
+        return;
+    }
+    uint8_t bytes[CWB_INLINE_MAX];
+    struct cwb_opened opened = opened_of(link, &found);
+    if (size_bytes)
+        memcpy(bytes, cw_array_lowest(array), size_bytes);
+    cw_array_close(array);
+    answer_inside(link, frame, &opened, found.meta, bytes);
 }
 
 /* ---- NAMES, REMOVE, WAIT ---- */
 
+/* A list is answered as an array of bytes is; names is taken over. */
+static void answer_names(struct cwb_link *link, const struct cwb_frame *frame, char *names,
+                         uint64_t size_bytes) {
+    struct cwb_opened opened = {.size_bytes = size_bytes};
+    struct cwb_source *source;
+    struct iovec part = {&opened, sizeof opened};
+    if (size_bytes <= CWB_INLINE_MAX) {
+        answer_inside(link, frame, &opened, NULL, names);
+        free(names);
+        return;
+    }
+    int code = cwb_source_new(link->bridge, link->peer, NULL, (uint8_t *)names, size_bytes, false,
+                              &source);
+    if (code)
+        free(names);
+    else
+        opened.source = cwb_source_id(source);
+    answer(link, frame, code, &part, 1);
+}
+
 static void serve_names(struct cwb_link *link, const struct cwb_frame *frame) {
-    struct cwb_served *served = cwb_served_new(link, frame);
     struct subject prefix, subject;
     struct cw_found found;
     char *names = NULL;
@@ -225,7 +250,7 @@ static void serve_names(struct cwb_link *link, const struct cwb_frame *frame) {
     subject_of(frame->key, frame->key_bytes, &prefix);
     int code = cw_name_key_list(link->bridge->client, &prefix.key, &names, &count);
     if (code) {
-        cwb_served_reply(served, code, NULL, 0);
+        answer(link, frame, code, NULL, 0);
         return;
     }
     subject.key = prefix.key;
@@ -241,7 +266,7 @@ static void serve_names(struct cwb_link *link, const struct cwb_frame *frame) {
         memmove(names + kept, at, length);
         kept += length;
     }
-    answer_opened(served, NULL, NULL, (uint8_t *)names, kept);
+    answer_names(link, frame, names, kept);
 }
 
 static void serve_remove(struct cwb_link *link, const struct cwb_frame *frame) {

@@ -29,9 +29,9 @@ static bool make_room(void *owner) {
     struct cwb_replica *replica, *next;
     bool any = false;
     HASH_ITER(hh, bridge->replicas, replica, next) {
-        uint32_t holders = 2; /* one is this process */
+        uint32_t holders = 2, ours = replica->array ? 1 : 0;
         if (replica->held && replica->on_gpu &&
-            cw_name_key_holders(bridge->client, &replica->key, &holders) == 0 && holders < 2) {
+            cw_name_key_holders(bridge->client, &replica->key, &holders) == 0 && holders <= ours) {
             cwb_replica_let_go(replica);
             any = true;
         }
@@ -94,7 +94,7 @@ bool cwb_replica_follow(struct cwb_replica *replica) {
     }
     if (cwb_local_open(replica->bridge, &other->key, &found, &array, &on_gpu) != 0)
         return false;
-    replica->doubtful = false;
+    replica->doubtful = replica->written = false;
     replica->opened = other->opened;
     replica->opened.inside = 0;
     replica->opened.meta_bytes = found.entry.meta_bytes;

@@ -51,7 +51,7 @@ struct cwb_stage {
     uint64_t filled, hashed; /* chunks: so many were begun to be filled, or hashed, in order */
     uint64_t turns;
     XXH3_state_t *hash;
-    cw_stamp write; /* the last write that it has */
+    uint64_t writes; /* to the array, when its bytes began to be copied */
     struct parked *parked;
     bool closing, hashing, looking;
     int64_t look_ns, nap_ns; /* when to look again; 0: not */
@@ -69,7 +69,7 @@ struct task { /* of a helper */
     struct slot *slot;
     uint64_t from_bytes, to_bytes, length_bytes; /* in the array, in the ring */
     cw_array *ring;
-    cw_stamp write;
+    uint64_t writes;
 };
 
 static void begin(struct cwb_stage *stage, void (*run)(struct cwb_work *),
@@ -158,8 +158,8 @@ static void fail(struct cwb_stage *stage, int status, const char *detail) {
 static void look(struct cwb_work *work) {
     struct task *task = (struct task *)work;
     struct cwb_stage *stage = task->stage;
-    int code =
-        cwb_local_written(stage->array, &task->write) ? cw_array_wait(stage->array, 0) : -ETIMEDOUT;
+    int code = cwb_local_written(stage->array, &task->writes) ? cw_array_wait(stage->array, 0)
+                                                              : -ETIMEDOUT;
     if (code == 0)
         code = cwb_local_make(stage->bridge, (uint64_t)stage->slot_count * stage->slot_bytes,
                               &task->ring);
@@ -181,7 +181,7 @@ static void looked(struct cwb_work *work) {
             fail(stage, work->code, work->detail);
         } else {
             stage->ring = task->ring;
-            stage->write = task->write;
+            stage->writes = task->writes;
             stage->bytes = cw_array_lowest(task->ring);
             go(stage);
         }
@@ -331,11 +331,11 @@ static void hash_on(struct cwb_stage *stage) {
 }
 
 static void tell_hash(struct cwb_stage *stage) {
-    cw_stamp write;
+    uint64_t writes;
     int code = 0;
     if (!stage->closing || stage->hashed < stage->count)
         return;
-    if (!cwb_local_written(stage->array, &write) || write != stage->write)
+    if (!cwb_local_written(stage->array, &writes) || writes != stage->writes)
         code = cw_fail(-EAGAIN, "somebody writes into the array while it is read; a copy of it, "
                                 "put under a name, can be read");
     tell_closing(stage, code, XXH3_64bits_digest(stage->hash));

@@ -16,8 +16,8 @@
  * holds it; so whoever reads it reads what was copied last.
  *
  * Order: nothing is copied before the array's last write is complete; that is looked for, in
- * growing naps, by a helper. Who writes into it between then and the end is found by the stamp of
- * its last write: the peer is told -EAGAIN in place of the hash, and reads again.
+ * growing naps, by a helper. Who writes into it between then and the end is found by the count of
+ * writes: the peer is told -EAGAIN in place of the hash, and reads again.
  *
  * Deaths: the mover: the broker has the job done again, into the same slot. The writer before its
  * work was complete: -EOWNERDEAD to all READs. The GPU, or no host memory: the same with -ENODEV,

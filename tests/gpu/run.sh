@@ -78,6 +78,7 @@ bench() {
     "$python" "$tests/../tools/bench/bench_gpu.py" "$@"
     "$python" "$tests/../tools/bench/bench_gpu_staged.py"
     "$python" "$tests/../tools/bench/bench_gpu_pool.py"
+    "$python" "$tests/../tools/bench/bench_bridge_gpu.py" --build "$build"
 }
 
 mode=${1:-}

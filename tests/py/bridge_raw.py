@@ -70,7 +70,7 @@ class Raw:
     """A connection that has shown its key."""
 
     def __init__(self, keys: Path, port: int, greeting: bytes | None = None) -> None:
-        plain = socket.create_connection(("127.0.0.1", port), 10)
+        plain = socket.create_connection(("127.0.0.1", port), 60)
         self.socket = context(keys).wrap_socket(plain)
         if greeting is None or greeting:
             self.send(hello() if greeting is None else greeting)

@@ -376,3 +376,18 @@ def test_what_a_peer_puts_stays_where_nobody_has_been_for_long() -> None:
             assert cw.get("//b/after").numpy().tolist() == [2]
             with pytest.raises(cw.NameNotFound):
                 cw.get("//b/before")
+
+
+def test_what_was_put_or_removed_there_is_what_is_got_from_then_on() -> None:
+    with bridge_support.net("a", "b") as made:
+        made.acquaint("--read", "*", "--write", "*")
+        made.start()
+        made.connected()
+        with made.nodes["a"].here():
+            for i in range(200):
+                cw.put("//b/again", [i])
+                assert cw.get("//b/again").numpy().tolist() == [i]
+                if i % 10 == 9:
+                    cw.remove("//b/again")
+                    with pytest.raises(cw.NameNotFound):
+                        cw.get("//b/again")

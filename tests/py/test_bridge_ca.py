@@ -131,7 +131,7 @@ def test_other_certificates_are_refused_and_both_sides_say_why(
         (bad.keys / "node.key").write_bytes(key)
         (bad.keys / "node.crt").write_bytes(before)
     # The certificate is read again, so that one that is renewed needs no new start.
-    assert eventually(lambda: reaches(a, b), 20), a.said() + b.said()
+    assert eventually(lambda: reaches(a, b)), a.said() + b.said()
     exchange(a, b)
 
 
@@ -221,14 +221,14 @@ def test_who_is_known_by_an_authority_may_change_its_key(tmp_path: Path) -> None
         b.command("keygen", "--node", "b")
         authority.sign(b)
         b.start()
-        assert eventually(lambda: a.sees(b) and b.sees(a), 20), a.said()
+        assert eventually(lambda: a.sees(b) and b.sees(a)), a.said()
         exchange(a, b)
         # Without the authority nobody comes in that it alone vouched for, and links end.
         (a.keys / "ca.crt").rename(tmp_path / "aside")
         assert eventually(lambda: not a.sees(b)), a.said()
         assert eventually(lambda: "this node has none" in a.state_of(b)["error"]), a.said()
         (tmp_path / "aside").rename(a.keys / "ca.crt")
-        assert eventually(lambda: a.sees(b), 20), a.said()
+        assert eventually(lambda: a.sees(b)), a.said()
 
 
 def test_files_that_others_may_change_are_not_believed(tmp_path: Path) -> None:

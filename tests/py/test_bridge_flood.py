@@ -95,6 +95,8 @@ def test_10_000_connections_that_say_nothing(node: tuple[Node, Node], descriptor
     b, peer = node
     pid = b.bridge_pid()
     count = min(MANY, descriptors)
+    assert served(b, peer)  # what the first one to ask brings about stays: a slab is open
+    assert eventually(lambda: not b.sees(peer))
     before, bytes_before = opened(pid), dirty_bytes(pid)
     silent = []
     try:
@@ -102,13 +104,13 @@ def test_10_000_connections_that_say_nothing(node: tuple[Node, Node], descriptor
             silent.append(connect(b.port, number))
             if number % 2000 == 1999:
                 assert served(b, peer)
-                # Of those before, and of what the kernel has not closed yet, a few at most.
-                assert opened(pid) - before <= 2 * UNKNOWN_MAX
+                # What is more than may be unknown at once is closed.
+                assert eventually(lambda: opened(pid) - before <= UNKNOWN_MAX + 10), opened(pid)
         # 256 are kept at once, and what they cost is theirs for 2 s.
         grown = dirty_bytes(pid) - bytes_before
         assert grown < UNKNOWN_MAX * OURS_BYTES + (1 << 20), grown
         assert all(ended(plain) for plain in silent)
-        assert eventually(lambda: opened(pid) <= before), opened(pid)
+        assert eventually(lambda: opened(pid) <= before + 2), opened(pid)  # the peer's, perhaps
     finally:
         for plain in silent:
             plain.close()
@@ -133,7 +135,7 @@ def test_who_has_not_shown_its_key_costs_4_kib(node: tuple[Node, Node], saying: 
     data = SAYING[saying](peer)
     before = opened(pid)
     grown = None
-    for _ in range(5):  # all must be there at once, and 2 s after its begin each goes
+    for _ in range(10):  # all must be there at once, and 2 s after its begin each goes
         bytes_before = dirty_bytes(pid)
         silent = [connect(b.port, number) for number in range(count)]
         for plain in silent:
@@ -169,7 +171,7 @@ def test_who_began_a_handshake_is_let_go_and_leaves_nothing(node: tuple[Node, No
         for plain in silent:
             assert ended(plain)  # it answers in TLS, and ends it 2 s later
             plain.close()
-        assert eventually(lambda n=before: opened(pid) <= n)
+        assert eventually(lambda n=before: opened(pid) <= n + 2)
         sizes.append(dirty_bytes(pid))
     print([size // 1024 for size in sizes])
     assert sizes[-1] - sizes[0] < 2 << 20, sizes  # the same memory each time

@@ -12,7 +12,10 @@ from bridge_gpu_support import BYTES, MIB, begin, came, empty, end, figures, run
 from bridge_support import Node
 
 cuda_support.require()
-pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
+pytestmark = [
+    pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking()),
+    pytest.mark.skipif(cuda_support.REAL and cuda_support.real_gpus() < 2, reason="no second GPU"),
+]
 double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double")
 
 
@@ -107,7 +110,6 @@ def test_small_and_empty_arrays(nodes: tuple[Node, Node]) -> None:
                     cw.put(f"//b/in/{n}", x)
         view = cw.get("//b/view", device="cuda:0")
         assert (view.to("cpu").numpy() == np.arange(200_000).reshape(200, 1000)[10:20, ::-2]).all()
-        x = cw.get("//b/" + 200 * "n", 0, device="cuda:0") if False else None
     """)  # fmt: skip
     run(
         b,
@@ -115,6 +117,7 @@ def test_small_and_empty_arrays(nodes: tuple[Node, Node]) -> None:
     )
 
 
+@double
 def test_puts_onto_gpus_of_another_node(nodes: tuple[Node, Node]) -> None:
     a, b = nodes
     run(a, """
@@ -138,6 +141,7 @@ def test_puts_onto_gpus_of_another_node(nodes: tuple[Node, Node]) -> None:
     """)  # fmt: skip
 
 
+@double
 def test_cp_of_gpu_arrays(nodes: tuple[Node, Node]) -> None:
     a, b = nodes
     run(a, 'cw.put("x", cw.asarray(values(1, 3 << 20), device="cuda:0"), keep=True)')
@@ -155,6 +159,7 @@ def test_cp_of_gpu_arrays(nodes: tuple[Node, Node]) -> None:
     assert told.returncode != 0 and "cuda:7" in told.stderr
 
 
+@double
 def test_an_evicted_array_is_put(nodes: tuple[Node, Node]) -> None:
     a, b = nodes
     run(a, f"""
@@ -166,6 +171,7 @@ def test_an_evicted_array_is_put(nodes: tuple[Node, Node]) -> None:
     run(b, 'assert same(cw.get("x"))')
 
 
+@double
 def test_a_full_gpu_is_told_and_nothing_leaks(nodes: tuple[Node, Node]) -> None:
     a, b = nodes
     run(b, f"""
@@ -216,7 +222,7 @@ def test_a_write_under_way_is_waited_for(nodes: tuple[Node, Node], tmp_path: Pat
     for _ in range(8):
         run(
             a,
-            'assert cw.get("//b/other").numpy().sum() == 4999950000; cw.remove("//b/none") if False else None',
+            'assert cw.get("//b/other").numpy().sum() == 4999950000',
         )
         b.command("cp", "other", "other")
     assert all(one.poll() is None for one in waiting) and moved(b)["bytes_from_gpu"] == 0
@@ -296,3 +302,20 @@ def test_a_node_without_gpus(tmp_path: Path) -> None:
             cw.put("//b/x", cw.get("g"), keep=True)
         """)  # fmt: skip
         run(b, 'assert same(cw.get("x"))')
+
+
+def test_a_name_without_room_for_a_place_of_its_own(tmp_path: Path) -> None:
+    """The longest names have no replicas on GPUs: each get there is a copy of the one in host memory."""
+    with cuda_support.gpus(tmp_path), bridge_support.net("a", 20 * "b") as made:
+        made.acquaint("--read", "*", "--write", "*")
+        made.start()
+        made.connected(60)
+        a, b = made.nodes.values()
+        for node in (a, b):
+            node.environment["CAUSEWAY_NAMESPACE"] = 64 * "n"
+        run(b, 'cw.put(190 * "x", cw.asarray(values(1, 1 << 20), device="cuda:0"), keep=True)')
+        run(a, f"""
+            x, y = (cw.get("//{20 * "b"}/" + 190 * "x", device="cuda:1") for _ in range(2))
+            assert x.device == "cuda:1" and same(x) and same(y)
+        """)  # fmt: skip
+        assert moved(b)["bytes_from_gpu"] == 1 << 20

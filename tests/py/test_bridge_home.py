@@ -140,6 +140,24 @@ def test_an_idle_bridge_takes_no_cpu(engine: str) -> None:
             assert held.numpy().tolist() == [1]
 
 
+def test_a_replica_whose_name_ended_with_its_users_is_fetched_again() -> None:
+    with bridge_support.net("a", "b") as made:
+        a, b = made.nodes.values()
+        made.acquaint("--read", "*")
+        made.start(CAUSEWAY_NAMES_LINGER_SECONDS="3")
+        made.connected()
+        with b.here():
+            cw.put("x", [1], keep=True)
+        with a.here():
+            assert cw.get("//b/x").numpy().tolist() == [1]
+        assert eventually(lambda: "names ended" in a.said(), 30)
+        with a.here():
+            assert cw.get("//b/x").numpy().tolist() == [1]
+            door_of(a).unlink()
+        with a.here():
+            assert cw.get("//b/x").numpy().tolist() == [1]
+
+
 def door_of(node: Node) -> Path:
     (found,) = node.folder.glob("*.door")
     return found

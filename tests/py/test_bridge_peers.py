@@ -76,13 +76,16 @@ def test_a_change_that_is_killed_is_made_or_not(alone: Node) -> None:
         add(alone, 9999).communicate()
     whole = (time.monotonic() - begun) / 5
     for number in range(150):
+        begun = time.monotonic()
         process = add(alone, number)
-        until = time.monotonic() + chance.uniform(0, 2 * whole)
+        until = begun + chance.uniform(0, 2 * whole)
         while process.poll() is None and time.monotonic() < until:
             pass
         process.kill()
         process.communicate()
         ends.append(process.returncode)
+        # How busy the machine is changes: so it is now.
+        whole = time.monotonic() - begun if process.returncode == 0 else 1.05 * whole
         now = known(alone)  # reads: the file is whole
         assert sure | {"p9999"} <= now <= sure | {"p9999", f"p{number}"}
         if process.returncode == 0:
@@ -206,8 +209,8 @@ def test_the_round_trip_time_is_that_of_the_way() -> None:
             a.knows(b, address=f"127.0.0.1:{proxy.port}")
             b.knows(a, address="")
             made.start()
-            assert eventually(lambda: about(a, b)["rtt_us"] is not None, 30), a.said()
-            assert eventually(lambda: about(b, a)["rtt_us"] is not None, 30), b.said()
+            assert eventually(lambda: about(a, b)["rtt_us"] is not None), a.said()
+            assert eventually(lambda: about(b, a)["rtt_us"] is not None), b.said()
             for one, other in ((a, b), (b, a)):
                 assert int(str(about(one, other)["rtt_us"])) >= 2e6 * delay
 
@@ -236,7 +239,7 @@ def test_a_bridge_or_broker_that_stands_keeps_nobody_for_ever(two: tuple[Node, N
     os.kill(pid, signal.SIGSTOP)
     told = a.command("peers", check=False)  # the broker starts another bridge, perhaps in time
     assert told.returncode == 0 or "has not answered for 5 s" in told.stderr, told
-    assert eventually(lambda: a.bridge_pid() not in (0, pid) and a.sees(b), 20), a.said()
+    assert eventually(lambda: a.bridge_pid() not in (0, pid) and a.sees(b)), a.said()
     assert a.process
     os.kill(a.process.pid, signal.SIGSTOP)
     try:
@@ -244,7 +247,7 @@ def test_a_bridge_or_broker_that_stands_keeps_nobody_for_ever(two: tuple[Node, N
         assert "does not answer: it is stopped" in told.stderr and "no broker" in told.stdout, told
     finally:
         os.kill(a.process.pid, signal.SIGCONT)
-    assert eventually(lambda: a.sees(b), 20), a.said()
+    assert eventually(lambda: a.sees(b)), a.said()
 
 
 def test_256_peers_are_told_each_in_its_line(alone: Node) -> None:
@@ -260,7 +263,7 @@ def test_256_peers_are_told_each_in_its_line(alone: Node) -> None:
         told = alone.command("peers").stdout.splitlines()[1:]
         return len(told) == 256 and all("Connection refused" in line for line in told)
 
-    assert eventually(tried, 30), alone.command("peers").stdout
+    assert eventually(tried), alone.command("peers").stdout
     told = json.loads(alone.command("peers", "--json").stdout)
     assert [peer["name"] for peer in told] == [f"n{number:03}" for number in range(256)]
     assert {peer["state"] for peer in told} <= {"unreachable", "connecting"}

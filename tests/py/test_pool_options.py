@@ -6,6 +6,8 @@ import gc
 import io
 import itertools
 import os
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -190,6 +192,16 @@ def test_progress_in_a_terminal_is_tqdm(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("sys.stderr", Terminal())
     tqdm = pytest.importorskip("tqdm.auto")
+    assert isinstance(_pool_progress._default(3), tqdm.tqdm)
+
+
+def test_progress_in_a_notebook_is_tqdm_although_its_stderr_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tqdm = pytest.importorskip("tqdm.auto")
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    assert not isinstance(_pool_progress._default(3), tqdm.tqdm)
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
     assert isinstance(_pool_progress._default(3), tqdm.tqdm)
 
 

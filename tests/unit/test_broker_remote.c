@@ -245,6 +245,10 @@ static void what_belongs_to_the_bridge_is_refused_to_others(void **state) {
     struct cw_changes changes = {.seen = 1};
     struct cw_remote_end lie = {.job = 1};
     struct {
+        struct cw_replica head;
+        char key[REPLICA_BYTES];
+    } name = {.head = {.job = 1, .put = {.key_bytes = REPLICA_BYTES}}};
+    struct {
         struct cw_key head;
         char key[REPLICA_BYTES];
     } remove = {.head = {.key_bytes = REPLICA_BYTES}};
@@ -258,6 +262,11 @@ static void what_belongs_to_the_bridge_is_refused_to_others(void **state) {
         -EINVAL);
     assert_int_equal(raw_connect(&broker, &liar), 0);
     assert_int_equal(raw_post(&liar, CW_OP_REMOTE_DONE, 1, &lie, sizeof lie), 0);
+    assert_true(raw_dropped(&liar));
+    raw_close(&liar);
+    memcpy(name.key, replica, REPLICA_BYTES);
+    assert_int_equal(raw_connect(&broker, &liar), 0);
+    assert_int_equal(raw_post(&liar, CW_OP_REPLICA, 1, &name, sizeof name.head + REPLICA_BYTES), 0);
     assert_true(raw_dropped(&liar));
     raw_close(&liar);
     end(&client);

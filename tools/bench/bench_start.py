@@ -14,6 +14,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -94,6 +95,30 @@ def bench_next(rounds: int, rounds_slow: int, workers: int) -> None:
         show(*kind, f"{workers} workers", found[kind])
 
 
+def bench_replaced(rounds: int) -> None:
+    """From the death of one of two workers, by SIGKILL, until its successor has run its initializer."""
+    for method in METHODS:
+        with tempfile.TemporaryDirectory(prefix="causeway-bench-") as folder:
+            path = f"{folder}/ready"
+            os.mkfifo(path)
+            fd = os.open(path, os.O_RDWR)
+            context = multiprocessing.get_context(method)
+            samples = []
+            with causeway.Pool(2, tell, (path,), context=context) as pool:
+                ready = 0
+                while ready < 2:
+                    ready += len(os.read(fd, 2))
+                for _ in range(rounds):
+                    pid = pool.stats()["workers"][0]["pid"]
+                    begun = time.perf_counter()
+                    os.kill(pid, signal.SIGKILL)
+                    os.read(fd, 1)
+                    samples.append(time.perf_counter() - begun)
+                    time.sleep(0.1)  # one that dies at its start would count as such
+            os.close(fd)
+            report("start", f"causeway.Pool, {method}, a killed worker's successor", "sleeps", "ms", [s * 1e3 for s in samples])  # fmt: skip
+
+
 def show(library: str, method: str, what: str, samples: list[tuple[float, float]]) -> None:
     """A row, in ms."""
     report(
@@ -121,6 +146,7 @@ def main() -> None:
         causeway.names()  # starts the broker
         bench_first(options.rounds_slow, options.workers)
         bench_next(options.rounds, options.rounds_slow, options.workers)
+        bench_replaced(options.rounds)
         multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
         causeway.connect().close()
 

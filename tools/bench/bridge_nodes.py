@@ -13,7 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -136,11 +136,11 @@ def _own(folder: Path, connection: Connection) -> None:
 
     with cw.connect(folder):
         while (words := connection.recv()) is not None:
-            verb, names, size, number = words
+            verb, names, size, number, device = words
             for name in names if verb == "remove" else ():
                 cw.remove(name)
             if verb == "make":
-                cw.put(names[0], random_bytes(size, number))
+                cw.put(names[0], cw.asarray(random_bytes(size, number), device=device))
             elif verb == "name":  # other names of an array that is there: no copy
                 array = cw.get(names[0])
                 for name in names[1:]:
@@ -160,26 +160,28 @@ class Owner:
         self.process = context.Process(target=_own, args=(made.root / name, theirs), daemon=True)
         self.process.start()
 
-    def _ask(self, *words: object) -> None:
-        self._connection.send(words)
+    def _ask(
+        self, verb: str, names: Sequence[str], size: int = 0, number: int = 0, device: str = "cpu"
+    ) -> None:
+        self._connection.send((verb, names, size, number, device))
         self._connection.recv()
 
-    def make(self, size: int) -> None:
+    def make(self, size: int, device: str = "cpu") -> None:
         """Puts all arrays of a size: of/SIZE/0 and so on."""
         for number in range(areas(size)):
-            self._ask("make", [f"of/{size}/{number}"], size, number)
+            self._ask("make", [f"of/{size}/{number}"], size, number, device)
 
     def name(self, size: int, number: int, *names: str) -> None:
         """Gives one of them other names."""
-        self._ask("name", [f"of/{size}/{number}", *names], 0, 0)
+        self._ask("name", [f"of/{size}/{number}", *names])
 
     def small(self, size: int, *names: str) -> None:
         """Puts small arrays."""
-        self._ask("small", names, size, 0)
+        self._ask("small", names, size)
 
     def remove(self, *names: str) -> None:
         """Removes names."""
-        self._ask("remove", names, 0, 0)
+        self._ask("remove", names)
 
     def drop(self, size: int) -> None:
         """Removes all arrays of a size."""

@@ -8,7 +8,7 @@ from targets import Results, Target, at_least, at_most
 
 SIZES = ("1 MiB", "16 MiB", "256 MiB", "1 GiB")
 ONE = "causeway, one stream"
-TLS, PLAIN = "OpenSSL, blocking loop in C", "plain sockets, blocking loop in C"
+TLS = "OpenSSL, blocking loop in C"
 STANDARD, DASK = "multiprocessing.connection, no TLS", "Dask, tls://"
 NEW, REPLICA = "causeway, a get of a new name", "causeway, a get of a fresh replica"
 PING, LOCAL = "OpenSSL, ping-pong in C", "causeway, a get of a local name"
@@ -52,11 +52,13 @@ def bridge_targets(results: Results) -> list[Target]:
 
 
 _WORK = "checks all bytes (XXH3, both sides), makes memory and a name, and wakes client, broker and bridge"
+_MANY = "rights are looked at, the array is leased while it is copied, and who got it is noted, to be told of a change"
 BRIDGE_CAUSES = {
     **{(f"bridge get {size}", TLS): f"a get {_WORK}" for size in SIZES},
     **{(f"bridge get {size}, CPU", TLS): f"a get {_WORK}" for size in SIZES},
     **{(f"bridge get {size}{cpu}", STANDARD): "it does not encrypt" for size in SIZES for cpu in ("", ", CPU")},
     ("bridge 64 B", PING): "client, broker and bridge are woken, and the other bridge; one round trip of bytes",
     ("bridge 64 B, CPU", PING): "five processes take part instead of two",
-    ("bridge streams 256 MiB", PLAIN): "it does not encrypt",
+    **{(f"bridge 256 peers{cpu}", EPOLL): _MANY for cpu in ("", ", server's CPU for a get")},
+    **{("bridge streams 256 MiB", f"{TLS}{threads}"): f"a get {_WORK}" for threads in ("", ", 2 threads", ", 4 threads")},
 }  # fmt: skip

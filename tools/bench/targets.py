@@ -144,6 +144,9 @@ def _of_starts(results: Results) -> list[Target]:
     return [
         at_most(f"16 workers ready, from the second Pool on: ours by {method} by ours by fork", 1.5, results.ratio("start", f"causeway.Pool, {method}, 16 workers", fork))
         for method in ("spawn", "forkserver")
+    ] + [
+        at_most(f"a killed worker's successor is ready, {method}", 1000, results.median("start", f"causeway.Pool, {method}, a killed worker's successor"), "ms")
+        for method in ("fork", "spawn", "forkserver")
     ]  # fmt: skip
 
 

@@ -1,0 +1,34 @@
+"""The benchmark of GPU arrays across the bridge runs, at a size at which its figures say nothing; it checks its results."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import bridge_support
+import cuda_support
+import pytest
+
+cuda_support.require()
+pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
+BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench" / "bench_bridge_gpu.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpus(broker_folder: Path) -> Iterator[None]:
+    """The nodes and the benchmark see the same GPUs."""
+    with cuda_support.gpus(broker_folder):
+        yield
+
+
+def test_the_benchmark_runs() -> None:
+    build = Path(bridge_support.program("causewayd")).parent
+    done = subprocess.run(
+        [sys.executable, str(BENCH), "--build", str(build), "--smoke"],
+        capture_output=True, text=True, timeout=120, env=os.environ, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("across the bridge: ran, with causeway, GPU to host"), done.stdout

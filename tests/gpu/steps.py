@@ -206,29 +206,29 @@ class Table:
         one.log.unlink()
 
 
-def run(todo: list[Step], table: Table, folder: Path, at_once: int, end: float) -> None:
+def run(waiting: list[Step], table: Table, folder: Path, at_once: int, end: float) -> None:
     """Runs all steps, as many at a time as may be, until the time is over."""
     running: list[Running] = []
     try:
-        while todo or running:
+        while waiting or running:
             for one in [one for one in running if one.ended()]:
                 running.remove(one)
                 table.done(one)
-            kept = sum(step.alone for step in todo)
+            kept = sum(step.alone for step in waiting)
             if kept and time.monotonic() >= end - kept:
-                todo.sort(
+                waiting.sort(
                     key=lambda step: not step.alone
                 )  # the rest comes after them, in its order
-            while todo and time.monotonic() < end:
+            while waiting and time.monotonic() < end:
                 together = not any(one.step.alone for one in running) and len(running) < at_once
-                if running and (todo[0].alone or not together):
+                if running and (waiting[0].alone or not together):
                     break
-                until = end if todo[0].alone else end - sum(step.alone for step in todo)
-                running.append(Running(todo.pop(0), folder, until))
+                until = end if waiting[0].alone else end - sum(step.alone for step in waiting)
+                running.append(Running(waiting.pop(0), folder, until))
             if time.monotonic() >= end:
-                for step in todo:
+                for step in waiting:
                     table.add(f"{step.name:24}     -    NOT BEGUN, the time was over")
-                todo = []
+                waiting = []
             time.sleep(0.05)
     finally:
         for one in running:
@@ -259,13 +259,13 @@ def main() -> int:
     os.environ["CAUSEWAY_DIR"] = tempfile.mkdtemp(prefix="cw-gpu-")
     if given.which == "two":
         os.environ["CAUSEWAY_TEST_SECOND_GPU"] = "1"
-    todo = steps(given.which)
+    waiting = steps(given.which)
     if given.only:
         names = given.only.split(",")
-        todo = [step for step in todo if step.name in names or ("tests" in names and not step.alone and step.name != "sanitize")]  # fmt: skip
+        waiting = [step for step in waiting if step.name in names or ("tests" in names and not step.alone and step.name != "sanitize")]  # fmt: skip
     before, table, folder = gpu_memory(), Table(given.out), given.out / "running"
     folder.mkdir(exist_ok=True)
-    run(todo, table, folder, given.at_once, begin + given.seconds)
+    run(waiting, table, folder, given.at_once, begin + given.seconds)
     subprocess.run([BUILD / "causeway", "stop"], capture_output=True, check=False)
     shutil.rmtree(os.environ["CAUSEWAY_DIR"], ignore_errors=True)
     took = f"{time.monotonic() - begin:.0f} s; GPU memory before: {before}; after: {gpu_memory()}"

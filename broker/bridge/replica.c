@@ -16,8 +16,8 @@
  *
  * What a client of this node put or removed, every client of it gets from then on: before the
  * broker is told that the write is done, it is told that the replica's name goes, and it reads in
- * that order. What is being fetched then is fetched once more. So it is for who asks after its owner
- * has told of a change (late); who asked before that gets what was opened before.
+ * that order. What is being fetched then is fetched once more. So it is for who asks after its
+ * owner has told of a change (late); who asked before that gets what was opened before.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -4,6 +4,7 @@
  */
 #include "broker/jobs.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -194,9 +195,9 @@ void cwd_jobs_repeat(struct cwd_broker *b) {
             continue;
         }
         snprintf(sentence, sizeof sentence,
-                 "causeway-mover died %u times in this copy of %llu bytes: the broker's log says "
-                 "how",
-                 job->tries, (unsigned long long)(job->copy.size_bytes + job->make.size_bytes));
+                 "causeway-mover died %u times in this copy of %" PRIu64
+                 " bytes: the broker's log says how",
+                 job->tries, job->copy.size_bytes + job->make.size_bytes);
         answer(b, job, -ENODEV, sentence, (uint32_t)strlen(sentence));
     }
 }

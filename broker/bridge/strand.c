@@ -65,7 +65,9 @@ static void *run(void *context) {
         snprintf(box->detail, sizeof box->detail, "%s", cw_detail());
     pthread_cond_signal(&box->begun);
     pthread_mutex_unlock(&box->lock);
-    while (code == 0) {
+    if (code)
+        return NULL;
+    for (;;) {
         strand->loop.now_ns = cw_now_ns();
         if (strand->loop.now_ns - ticked_ns >= TICK_NS) {
             ticked_ns = strand->loop.now_ns;
@@ -74,7 +76,6 @@ static void *run(void *context) {
         cwb_wires_flush(&strand->loop);
         cwb_io_turn(strand->loop.io, strand->loop.dirty ? 0 : strand->streams ? TICK_NS : -1);
     }
-    return NULL;
 }
 
 static int start(struct cwb_strand *strand) {

@@ -207,7 +207,7 @@ static struct cwb_link *dialed_link(struct cwb_bridge *bridge, struct cwb_peer *
 }
 
 static void dial(struct cwb_bridge *bridge, struct cwb_peer *peer, const struct cwb_link *along) {
-    struct sockaddr_storage address;
+    struct sockaddr_storage address = {.ss_family = AF_UNSPEC};
     socklen_t length = sizeof address;
     if (getpeername(along->wire.socket.fd, (struct sockaddr *)&address, &length) < 0)
         return; /* it is ending; the next tick knows */

@@ -20,7 +20,7 @@ CLANG   ?= clang
 OPT     ?= -O2 -g
 PREFIX  ?= /usr/local
 PYTHON  ?= python3
-TIMEOUT ?= 120
+TIMEOUT ?= 600
 
 CFLAGS  += -std=gnu11 $(OPT) -fPIC -pthread -Wall -Wextra -Wshadow -Wpointer-arith -Wstrict-prototypes \
            -Wmissing-prototypes -Wvla -Wwrite-strings -Werror $(SANITIZE)

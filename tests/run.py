@@ -362,7 +362,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--build", type=Path, required=True, help="the build folder")
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one program")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one program")
     lanes = min(len(os.sched_getaffinity(0)), LANES_MAX)
     parser.add_argument("--lanes", type=int, default=lanes, help="how many run at once")
     parser.add_argument("programs", nargs="+", metavar="PART:PROGRAM")

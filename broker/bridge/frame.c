@@ -85,12 +85,9 @@ static const void *take(const uint8_t **at, uint32_t *left, uint32_t count) {
     return begin;
 }
 
-/* A key: a namespace, NUL, and a name, or the begin of one. */
-static int take_key(const uint8_t **at, uint32_t *left, uint32_t key_bytes, bool prefix,
-                    struct cwb_frame *out) {
+int cwb_key_check(const char *key, uint32_t key_bytes, bool prefix) {
     char text[CW_KEY_MAX + 1];
-    const char *key = key_bytes <= CW_KEY_MAX ? take(at, left, key_bytes) : NULL;
-    if (!key || key_bytes == 0)
+    if (!key || key_bytes == 0 || key_bytes > CW_KEY_MAX)
         return form("key");
     memcpy(text, key, key_bytes);
     text[key_bytes] = 0;
@@ -98,8 +95,15 @@ static int take_key(const uint8_t **at, uint32_t *left, uint32_t key_bytes, bool
     if (name_at > key_bytes || strlen(text + name_at) != key_bytes - name_at ||
         cw_namespace_check(text) != 0)
         return form("key");
-    if (!prefix && cw_local_name_check(text + name_at) != 0)
-        return form("name");
+    return prefix || cw_local_name_check(text + name_at) == 0 ? 0 : form("name");
+}
+
+static int take_key(const uint8_t **at, uint32_t *left, uint32_t key_bytes, bool prefix,
+                    struct cwb_frame *out) {
+    const char *key = take(at, left, key_bytes);
+    int code = cwb_key_check(key, key_bytes, prefix);
+    if (code)
+        return code;
     out->key = key;
     out->key_bytes = key_bytes;
     return 0;

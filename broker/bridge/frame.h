@@ -164,6 +164,8 @@ int cwb_head_check(const struct cw_message *head, bool greeted, uint32_t read_ma
 /* Checks a whole frame whose head was checked; body is of head->size_bytes - 24 bytes, of a READ's
  * reply the struct cwb_read alone (its data are not looked at). 0 or -EPROTO with the sentence. */
 int cwb_frame_parse(const struct cw_message *head, const void *body, struct cwb_frame *out);
+/* Is this a key: a namespace, NUL, and a name, or (prefix) the begin of one? 0 or -EPROTO. */
+int cwb_key_check(const char *key, uint32_t key_bytes, bool prefix);
 /* Is this a node's name? 1 to 63 of A-Z a-z 0-9 _ . -, not beginning with '.' or '-'. */
 bool cwb_node_valid(const char *node);
 

@@ -9,6 +9,7 @@
 
 #include "broker/bridge/door.h"
 #include "broker/bridge/home.h"
+#include "ipc/meta.h"
 
 #define CHANGES_PAUSE_NS 1000000 /* at the least between two looks at what changed */
 #define NEXTS_LEAST      4u      /* of requests for jobs that wait; below, more are asked */
@@ -89,6 +90,19 @@ void cwb_jobs_watch(struct cwb_bridge *bridge) {
 
 /* ---- the loop's ---- */
 
+/* Would the other node take it? What breaks the form ends the connection there, with the requests
+ * of all others, and would be asked again over the next one. */
+static int check_there(const struct cwb_job *job) {
+    const struct cw_remote *remote = &job->remote;
+    struct cw_shape shape;
+    int code = cwb_key_check(job->there.text, job->there.length, remote->verb == CW_REMOTE_NAMES);
+    if (code == 0 && remote->verb == CW_REMOTE_PUT &&
+        (remote->size_bytes > CWB_ARRAY_MAX ||
+         cw_meta_decode(job->meta, remote->meta_bytes, remote->size_bytes, &shape) != 0))
+        code = -EPROTO;
+    return code ? cw_fail(-EINVAL, "a request to other nodes whose name or layout cannot be") : 0;
+}
+
 /* What a client sent, checked. */
 static int take_apart(struct cwb_job *job, const uint8_t *body, uint32_t body_bytes) {
     const uint8_t *at = body + sizeof job->remote;
@@ -116,6 +130,9 @@ static int take_apart(struct cwb_job *job, const uint8_t *body, uint32_t body_by
     memcpy(job->there.text, key, space);
     memcpy(job->there.text + space, slash + 1, name);
     job->there.length = (uint32_t)(space + name);
+    int code = check_there(job);
+    if (code)
+        return code;
     job->peer = cwb_peer_find(job->bridge, node + 3, (size_t)(slash - node - 3));
     if (!job->bridge->tls)
         return cw_fail(-EREMOTEIO, "%s", job->bridge->no_key);

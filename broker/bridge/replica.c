@@ -16,7 +16,8 @@
  *
  * What a client of this node put or removed, every client of it gets from then on: before the
  * broker is told that the write is done, it is told that the replica's name goes, and it reads in
- * that order. What is being fetched then is fetched once more.
+ * that order. What is being fetched then is fetched once more. So it is for who asks after its
+ * owner has told of a change (late); who asked before that gets what was opened before.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -76,7 +77,7 @@ static void tell_jobs(struct cwb_replica *replica, int status) {
 
 /* What was being fetched is given up, and fetched again. */
 static void begin_anew(struct cwb_replica *replica) {
-    replica->whole = false;
+    replica->held = replica->whole = false;
     cw_array_close(replica->array);
     replica->array = NULL;
     free(replica->came);
@@ -84,9 +85,23 @@ static void begin_anew(struct cwb_replica *replica) {
     cwb_replica_begin(replica);
 }
 
+static bool wanted(const struct cwb_replica *replica) {
+    return replica->jobs || replica->late;
+}
+
 /* Is it to be fetched once more, since it may be older than what a client here wrote? */
 static bool outdated(struct cwb_replica *replica) {
-    return replica->written && replica->jobs && replica->rewrites++ < REWRITES;
+    return replica->written && wanted(replica) && replica->rewrites++ < REWRITES;
+}
+
+/* The end of this one; who asked late has another. */
+static void end(struct cwb_replica *replica) {
+    if (!replica->late) {
+        replica_free(replica);
+        return;
+    }
+    replica->tries = replica->rewrites = replica->unused = 0;
+    begin_anew(replica);
 }
 
 void cwb_replica_fail(struct cwb_replica *replica, int status) {
@@ -95,7 +110,7 @@ void cwb_replica_fail(struct cwb_replica *replica, int status) {
         return;
     }
     tell_jobs(replica, status);
-    replica_free(replica);
+    end(replica);
 }
 
 static void unname(struct cwb_replica *replica) {
@@ -107,7 +122,7 @@ static void unname(struct cwb_replica *replica) {
 void cwb_replica_let_go(struct cwb_replica *replica) {
     CW_ASSERT(replica->held && !replica->jobs);
     unname(replica);
-    replica_free(replica);
+    end(replica);
 }
 
 void cwb_replica_again(struct cwb_replica *replica) {
@@ -125,7 +140,7 @@ static void on_put(void *owner, int code, const void *body, uint32_t body_bytes)
         return;
     }
     if (replica->written) { /* its name is gone again, or goes when this is read */
-        if (replica->jobs)
+        if (wanted(replica))
             begin_anew(replica);
         else
             replica_free(replica);
@@ -160,7 +175,7 @@ void cwb_replica_put(struct cwb_replica *replica) {
         begin_anew(replica);
         return;
     }
-    if (replica->written && !replica->jobs) { /* nobody waits for it */
+    if (replica->written && !wanted(replica)) { /* nobody waits for it */
         replica_free(replica);
         return;
     }
@@ -298,6 +313,8 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
 }
 
 void cwb_replica_begin(struct cwb_replica *replica) {
+    LL_CONCAT(replica->jobs, replica->late); /* new enough for all who ask */
+    replica->late = NULL;
     if (cwb_replica_follow(replica))
         return;
     replica->waits = true;
@@ -317,8 +334,11 @@ struct cwb_replica *cwb_replica_find(struct cwb_bridge *bridge, const struct cw_
 static void cancel(struct cwb_job *job) {
     struct cwb_replica *replica = job->owner;
     struct cwb_job **at = &replica->jobs;
-    while (*at != job)
+    while (*at && *at != job)
         at = &(*at)->next;
+    if (!*at)
+        for (at = &replica->late; *at != job;)
+            at = &(*at)->next;
     *at = job->next; /* it is fetched all the same: it was wanted, and may be again */
 }
 
@@ -348,7 +368,7 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
     }
     if (replica && replica->held) {
         cwb_replica_let_go(replica);
-        replica = NULL;
+        replica = cwb_replica_find(bridge, &key); /* others asked late */
     }
     bool fresh = !replica;
     if (fresh) {
@@ -364,8 +384,11 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         bridge->replicas_on_gpus += replica->on_gpu;
         HASH_ADD_KEYPTR(hh, bridge->replicas, replica->key.text, replica->key.length, replica);
     }
-    job->next = replica->jobs;
-    replica->jobs = job;
+    /* What was opened before the owner told of a change may be older than what this one knows of.
+     */
+    struct cwb_job **list = replica->doubtful && !replica->waits ? &replica->late : &replica->jobs;
+    job->next = *list;
+    *list = job;
     job->owner = replica;
     job->on_cancel = cancel;
     if (fresh)
@@ -436,7 +459,7 @@ int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
 void cwb_replicas_deinit(struct cwb_bridge *bridge) {
     struct cwb_replica *replica, *next;
     HASH_ITER(hh, bridge->replicas, replica, next) {
-        replica->jobs = NULL;
+        replica->jobs = replica->late = NULL;
         replica_free(replica);
     }
 }

@@ -25,6 +25,7 @@ struct cwb_replica {
     unsigned tries, rewrites, unused;
     int64_t looked_ns; /* looks.c */
     struct cwb_job *jobs;
+    struct cwb_job *late; /* asked when it was doubtful already: what is fetched next is theirs */
     struct cwb_request *asked;
     struct cwb_opened opened;
     uint64_t run;
@@ -43,7 +44,7 @@ void cwb_replica_again(struct cwb_replica *replica);
 void cwb_replica_fail(struct cwb_replica *replica, int status);
 /* array is there, whole and checked: it gets its name. */
 void cwb_replica_put(struct cwb_replica *replica);
-/* Takes the name of one that is HELD away; it is gone. */
+/* Takes the name of one that is HELD away; it is gone, or, for who asked late, fetched again. */
 void cwb_replica_let_go(struct cwb_replica *replica);
 
 struct cwb_replica *cwb_replica_find(struct cwb_bridge *bridge, const struct cw_name_key *key);

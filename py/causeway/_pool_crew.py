@@ -220,6 +220,10 @@ class Crew:
         process: Any = worker.process
         self.dispatch.assign(slot, group)
         self._group_of[slot] = group
+        if (
+            self.main is not None
+        ):  # what it gets is what there is between this look and the one after its start
+            self.main.worker_starts()
         try:
             process.start()
         except BaseException:
@@ -227,7 +231,7 @@ class Crew:
                 self.dispatch.bury(slot)
             raise
         if self.main is not None:
-            self.main.worker_started()
+            self.main.worker_starts()
         worker.pid = process.pid
         self._workers[slot] = worker
         try:

@@ -52,8 +52,8 @@ class Main:
             for name, value in list(self.globals.items()):
                 self._then[name] = _reference(value)
 
-    def worker_started(self) -> None:
-        """Another worker has come, by fork with what there is now."""
+    def worker_starts(self) -> None:
+        """Another worker comes by fork, with what there is now. Told before and after: a cell may be run meanwhile."""
         for name in list(self._then):
             if self._is_new(name):
                 self._then.pop(name, None)

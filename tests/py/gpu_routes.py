@@ -13,7 +13,7 @@ def status():
 class Moved:
     '''Bytes that went by each route within the `with`, at whose end no client lives that has come meanwhile.'''
     def __enter__(self):
-        cw.names()
+        cw.put("look", 1)  # a request, at which the broker reads our figures: names() need not ask it
         self.before = status()
         return self
     def __exit__(self, *_):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -260,6 +261,35 @@ def test_nonsense_at_the_door_harms_nobody(engine: str) -> None:
         assert a.bridge_pid() == pid
         a.stop()
         assert not list(a.folder.glob("*.door"))
+
+
+def ask_at_the_door(node: Node, key: bytes) -> int:
+    """The status of a GET as a client would send it, with any key."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
+        one.connect(str(door_of(node)))
+        one.settimeout(30)
+        one.send(struct.pack("<IIHH60x", 1, 0, len(key), 0) + key)
+        (status,) = struct.unpack("<i", one.recv(65536)[:4])
+        return int(status)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [b"\0//b/open/x\0y", b"\0//b/\xff", b"\0//b/", b"not one\0//b/open/x", b"\0//b//b/open/x"],
+)
+def test_a_name_that_cannot_be_does_not_cost_others_the_connection(
+    two: tuple[Node, Node], key: bytes
+) -> None:
+    a, b = two
+    with b.here():
+        cw.put("open/x", [1])
+    with a.here():
+        held = cw.get("//b/open/x")
+        before = a.said().count("ended: ") + b.said().count("ended: ")
+        assert ask_at_the_door(a, key) == -errno.EINVAL
+        assert ask_at_the_door(a, b"\0//b/open/x") == 0
+        assert a.said().count("ended: ") + b.said().count("ended: ") == before
+        assert held.numpy().tolist() == [1]
 
 
 def test_threads_that_get_at_once_each_have_their_array(two: tuple[Node, Node]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import errno
 import socket
 import struct
@@ -213,3 +214,57 @@ def test_a_frame_of_the_maximum_length_and_one_more(nodes: tuple[Node, Node], mo
     assert eventually(
         lambda: ("a frame with op 3 of 32769 bytes" if more else "a frame whose key") in b.said()
     ), b.said()
+
+
+def visitor(node: Node, name: bytes) -> socket.socket:
+    """A client at the door that asked for a name of the node "evil"."""
+    (path,) = node.folder.glob("*.door")
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.settimeout(30)
+    made.connect(str(path))
+    key = b"\0//evil/" + name
+    made.send(struct.pack("<IIHH60x", 1, 0, len(key), 0) + key)
+    return made
+
+
+def size_told(visitor: socket.socket) -> int:
+    """The size of the array that a client at the door is told of."""
+    status, *_, size = struct.unpack("<iIQIIQQQ", visitor.recv(65536)[:48])
+    assert status == 0
+    return int(size)
+
+
+def test_who_asks_after_a_change_was_told_is_not_given_what_was_opened_before(
+    nodes: tuple[Node, Node],
+) -> None:
+    b, evil = nodes
+    old, hash_of_old, hash_of_none = 40_000, 0x1D23E08A2D117EAC, 0x2D06800538D394C2  # XXH3 of zeros
+    with Raw(evil.keys, b.port) as connection, contextlib.ExitStack() as visitors:
+        known(connection, b, evil)
+
+        def asked(op: int) -> tuple[int, bytes]:
+            got = connection.receive(requests=True)
+            assert got is not None and got[0] == op, got
+            return got[1], got[3]
+
+        first = visitors.enter_context(visitor(b, b"x"))
+        id, _ = asked(raw.OPEN)
+        connection.send(frame(raw.OPEN | raw.REPLY, opened(old, about((old,))), id=id))
+        read, place = asked(raw.READ)
+        key = raw.key(b"x")
+        connection.send(frame(raw.CHANGED, struct.pack("<QQII", 1, 1, len(key), 0) + key))
+        connection.send(frame(raw.PING, id=77))
+        assert connection.receive() is not None  # it was read
+        late = [visitors.enter_context(visitor(b, b"x")) for _ in range(2)]
+        assert b.sees(evil)  # they were heard
+        late.pop().close()  # one goes again
+        assert b.sees(evil)
+        connection.send(frame(raw.READ | raw.REPLY, place + bytes(old), id=read))
+        id, _ = asked(raw.CLOSE)
+        whole = struct.pack("<Q", hash_of_old)
+        connection.send(frame(raw.CLOSE | raw.REPLY, whole, id=id))
+        assert size_told(first) == old
+        id, _ = asked(raw.OPEN)
+        none = opened(0, about((0,)), source=0, inside=1, hash=hash_of_none)
+        connection.send(frame(raw.OPEN | raw.REPLY, none, id=id))
+        assert size_told(late[0]) == 0

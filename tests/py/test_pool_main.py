@@ -386,6 +386,10 @@ def test_a_notebooks_workers_that_start_later_run_no_other_text(
         "first = f",
         "pool = cw.Pool(1, context=method)",
         "print(pool.apply(f))",
+        # Whoever starts the next worker is slow to go on: cells are run meanwhile.
+        "import multiprocessing.context as mp, time",
+        "start = mp.ForkProcess.start",
+        "mp.ForkProcess.start = lambda process: (start(process), time.sleep(1))",
         "def f():\n    return 2",
         """
         try:

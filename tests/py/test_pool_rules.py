@@ -23,7 +23,7 @@ import causeway as cw
 from causeway import _pool_engine
 
 LONG = 60
-_WORKERS_AT, _WORKER_BYTES, _DONE_AT = 64 + 256, 128, 16  # shm/dispatch.h, ipc/pool.c
+_WORKERS_AT, _WORKER_BYTES, _DONE_AT = 64 + 256, 192, 64  # shm/dispatch.h, ipc/pool.c
 
 
 def claim_answers(count: int) -> None:

@@ -23,6 +23,8 @@
  *   W2  While a loan lasts its owner keeps the array, and so the allocation. In an allocation that
  *       nobody has a loan of nobody looks, though others may still have it mapped: what the owner
  *       gives back to the driver is free when the last of them has closed it.
+ *   W3  An allocation has one slab, and CW_BORROWED_KEPT_MAX are kept at most: one thread at a time
+ *       makes one (borrow_lock, taken before client->lock), after it has looked again.
  *
  * The owner dies: who has the memory mapped keeps what the driver leaves there; who opens it later
  * gets -ENODEV. The broker keeps the slab until all have let go; nobody ever adopts it. A borrower
@@ -158,14 +160,14 @@ static void tidy(cw_client *client, const struct cw_cuda *cuda) {
         uint32_t id;
         uint64_t allocation;
         CUdeviceptr base;
-    } rows[CW_BORROWED_KEPT_MAX + 1];
+    } rows[CW_BORROWED_KEPT_MAX];
     uint32_t count = 0;
     struct cw_slab *oldest = NULL;
     pthread_mutex_lock(&client->lock);
     for (struct cw_slab *slab = client->slabs.own; slab; slab = slab->own_next) {
         if (!slab->kept_since)
             continue;
-        CW_ASSERT(count <= CW_BORROWED_KEPT_MAX);
+        CW_ASSERT(count < CW_BORROWED_KEPT_MAX);
         rows[count].id = slab->id;
         rows[count].allocation = slab->allocation;
         rows[count++].base = (CUdeviceptr)(uintptr_t)slab->rw.base;
@@ -186,7 +188,7 @@ static void tidy(cw_client *client, const struct cw_cuda *cuda) {
         }
 }
 
-/* Makes a slab of the allocation around an address; it is kept. */
+/* Makes a slab of the allocation around an address; it is kept. The caller has borrow_lock. */
 static int adopt(cw_client *client, struct cw_gpu *gpu, const void *address, uint64_t size_bytes) {
     struct cw_heap *heap;
     struct cw_slab *slab;
@@ -239,8 +241,15 @@ int cw_array_borrow(cw_client *client, const void *address, uint64_t size_bytes,
     code = cw_loan_take(client, address, size_bytes, true, out, loan); /* of a known allocation */
     if (code != -ENOENT)
         return code;
-    code = adopt(client, gpu, address, size_bytes);
-    return code ? code : cw_loan_take(client, address, size_bytes, true, out, loan);
+    pthread_mutex_lock(&client->borrow_lock);
+    code = cw_loan_take(client, address, size_bytes, true, out, loan);
+    if (code == -ENOENT) {
+        code = adopt(client, gpu, address, size_bytes);
+        if (code == 0)
+            code = cw_loan_take(client, address, size_bytes, true, out, loan);
+    }
+    pthread_mutex_unlock(&client->borrow_lock);
+    return code;
 }
 
 /* ---- work that the owner has begun ---- */

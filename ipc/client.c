@@ -158,6 +158,7 @@ static void client_free(cw_client *client) {
     close_fd(&client->lifeline_child);
     cw_door_close(client);
     pthread_mutex_destroy(&client->door_lock);
+    pthread_mutex_destroy(&client->borrow_lock);
     pthread_mutex_destroy(&client->lock);
     pthread_mutex_destroy(&client->sock_lock);
     pthread_mutex_destroy(&client->lane_lock);
@@ -275,6 +276,7 @@ static cw_client *client_new(const struct cw_address *address, const char *name_
     pthread_mutex_init(&client->sock_lock, NULL);
     pthread_mutex_init(&client->lane_lock, NULL);
     pthread_mutex_init(&client->door_lock, NULL);
+    pthread_mutex_init(&client->borrow_lock, NULL);
     client->door = -1;
     pthread_cond_init(&client->moved, NULL);
     if (client->address && client->log_path)

@@ -182,6 +182,7 @@ struct cw_client {
     struct cw_fences *fences;            /* fence.h; NULL until first used */
     struct cw_loan *loans, *loans_ended; /* loan.c */
     uint64_t borrowed;                   /* borrow.c: how often anything was */
+    pthread_mutex_t borrow_lock;         /* borrow.c: one slab is made at a time */
     struct cw_evictable *evictables;     /* evict.h */
     pthread_cond_t moved;                /* one of them has left or come back */
     uint64_t uses, evictions;

@@ -28,9 +28,12 @@ static uint32_t spinners_now(const struct cw_dispatch_view *view, uint32_t group
 static void wake_sleepers(const struct cw_dispatch_view *view, uint32_t group, bool own,
                           uint32_t most) {
     uint32_t count = workers_in_use(view);
-    for (uint32_t w = 0; w < count && most > 0; w++)
-        if (view->group_count == 1 || is_of(view, w, group) == own)
-            most -= cw_sleeper_wake(&view->workers[w].sleeper);
+    for (uint32_t w = 0; w < count && most > 0; w++) {
+        struct cw_sleeper *sleeper = &view->workers[w].sleeper;
+        /* W2 before T42, of each: anybody_sleeps() may have seen another one. */
+        if (cw_sleeper_sleeps(sleeper) && (view->group_count == 1 || is_of(view, w, group) == own))
+            most -= cw_sleeper_wake(sleeper);
+    }
 }
 
 void cw_dispatch_wake_own(const struct cw_dispatch_view *view, uint32_t group, uint64_t tail,

@@ -13,13 +13,14 @@
  *           alone in writing `write` and `waited`. It covers the submitting of the work, not the
  *           work itself.
  *   write   the stamp of the last write: later work on the block waits for it.
- *   writes  how many writes have ended. Stamps go when their process is dead; by this count
- * somebody who read in pieces knows whether anybody wrote meanwhile. waited  what that write had to
- * wait for and had not passed when it was submitted. Poison passes through here: if one of these
- * died, the write has run on incomplete data. reads   stamps of reads under way. A fence stands
- * here once at most, with its latest value. marks   CW_ORDER_POISONED: a writer learned before its
- * end that it computed with incomplete data, or wrote a part of an array that was so. Cleared by
- * the next write that covers the whole array.
+ *   writes  how many writes have ended. Stamps go when their process is dead; by this count who has
+ *           read in pieces knows whether anybody wrote meanwhile.
+ *   waited  what that write had to wait for and had not passed when it was submitted. Poison passes
+ *           through here: if one of these died, the write has run on incomplete data.
+ *   reads   stamps of reads under way. A fence stands here once at most, with its latest value.
+ *   marks   CW_ORDER_POISONED: a writer learned before its end that it computed with incomplete
+ *           data, or wrote a part of an array that was so. Cleared by the next write that covers
+ *           the whole array.
  *
  * Reading a block (its process, any thread):
  *   1 store a read stamp (G1 seq_cst; own fence, the value that the end will be)

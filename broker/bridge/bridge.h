@@ -43,8 +43,9 @@
 #define CWB_REDIAL_FIRST_NS 100000000ll /* pause after a try that failed, doubled each time */
 #define CWB_REDIAL_MOST_NS  5000000000
 #define CWB_LISTEN_MAX      8u
-#define CWB_LINKS_MAX       64u        /* open ones of one peer; the oldest gives way */
-#define CWB_STREAM_BYTES    (4u << 20) /* arrays from here on are read over all of them */
+#define CWB_LINKS_MAX       64u /* open ones of one peer, and ungreeted ones; the oldest gives way */
+#define CWB_LISTS_BYTES     (64u << 20) /* lists of names that one peer has not read; then no more */
+#define CWB_STREAM_BYTES    (4u << 20)  /* arrays from here on are read over all of them */
 #define CWB_OUT_MAX                                                                                \
     (128u << 20) /* unread answers of a link that still asks; who keeps to what                    \
                     was agreed has less */

@@ -31,8 +31,27 @@ static void say_stream(struct cwb_link *link) {
     cwb_link_say(link, CWB_STREAM, &part, 1);
 }
 
+/* A peer that makes connections and does not say what they are to be has no more of these than of
+ * open ones: the oldest gives way. */
+static void bound_greeting(const struct cwb_link *link) {
+    struct cwb_link *other, *oldest = NULL;
+    uint32_t count = 0;
+    DL_FOREACH(link->bridge->links, other) {
+        if (other->peer != link->peer || other->state != CWB_GREETING || other->dialed)
+            continue;
+        oldest = oldest ? oldest : other;
+        count++;
+    }
+    if (count < CWB_LINKS_MAX)
+        return;
+    cw_fail(-EDQUOT, "the peer has made more than %u connections without a HELLO", CWB_LINKS_MAX);
+    cwb_link_end(oldest);
+}
+
 /* TLS is there, and the key is a peer's. Who dialed speaks first: it says what this is to be. */
 static void greet(struct cwb_link *link) {
+    if (!link->dialed)
+        bound_greeting(link);
     if (link->counted_unknown)
         link->bridge->unknown--;
     link->counted_unknown = false;

@@ -77,9 +77,26 @@ static void publish(struct cwb_source *source) {
         cwb_streams_want(source->bridge, peer);
 }
 
+/* Arrays are there anyway; a list is made for the one who asks. */
+static int room_for_list(struct cwb_peer *peer) {
+    struct cwb_source *source, *next;
+    uint64_t bytes = 0;
+    HASH_ITER(hh, peer->sources, source, next) {
+        bytes += source->own ? source->size_bytes : 0;
+    }
+    return bytes < CWB_LISTS_BYTES
+               ? 0
+               : cw_fail(-EDQUOT,
+                         "%llu bytes of lists of names are being read by this peer, at most %u are "
+                         "kept; it must close some first",
+                         (unsigned long long)bytes, CWB_LISTS_BYTES);
+}
+
 int cwb_source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
                    uint8_t *bytes, uint64_t size_bytes, bool offered, struct cwb_source **out) {
-    int code = source_new(bridge, peer, size_bytes, offered, out);
+    int code = array ? 0 : room_for_list(peer);
+    if (code == 0)
+        code = source_new(bridge, peer, size_bytes, offered, out);
     if (code)
         return code;
     struct cwb_source *source = *out;

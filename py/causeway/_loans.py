@@ -5,14 +5,15 @@ So the array that was lent is kept here until nobody holds the loan any more.
 
 A loan's end is told by the broker, in shared memory, and seen whenever anything is lent again. Where somebody waits for
 memory of theirs to come back (`collect_soon`), a thread looks, in naps that grow to a second, as long as one of those is
-lent; then it sleeps. In a forked child there is no such thread, and the loans
-are the parent's.
+lent; then it sleeps. It is started where something is lent (`will_drop`), since a finaliser, which may come anywhere, starts
+no thread and takes no lock. In a forked child there is no such thread, and the loans are the parent's.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import queue
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -25,14 +26,16 @@ if TYPE_CHECKING:
     from causeway._gpu import Foreign
     from causeway.client import Connection
 
-__all__ = ["borrow", "collect", "collect_soon", "lend", "number_of"]
+__all__ = ["borrow", "collect", "collect_soon", "lend", "number_of", "will_drop"]
 
 _lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
 _kept: dict[int, tuple[Any, Any]] = {}  # by loan: its client, and what must not go before it
 _NAP_S, _LONGEST_NAP_S = 0.0001, 1.0
-_wanted = threading.Event()
-_dropped: set[int] = set()  # loans whose end somebody waits for
+_dropped: queue.SimpleQueue[int] = (
+    queue.SimpleQueue()
+)  # whose end somebody waits for; any finaliser
 _collector: threading.Thread | None = None
+_parents: frozenset[int] = frozenset()  # in a forked child: its end is not told here
 _numbers: weakref.WeakKeyDictionary[Lease, int] = weakref.WeakKeyDictionary()
 
 
@@ -101,32 +104,41 @@ def number_of(lease: Lease) -> int | None:
     return _numbers.get(lease)
 
 
-def collect_soon(number: int, owner_of: int = os.getpid()) -> None:
+def will_drop() -> None:
+    """`collect_soon` will be called: its thread is there then."""
+    global _collector
+    with _lock:
+        if _collector is None:
+            _collector = threading.Thread(
+                target=_collect_dropped, name="causeway-loans", daemon=True
+            )
+            _collector.start()
+
+
+def collect_soon(number: int) -> None:
     """Somebody has dropped an array that was lent: it goes as soon as nobody else holds it. Blocks nobody; also from a
     finaliser.
     """
-    global _collector
-    if number not in _kept or os.getpid() != owner_of:
-        return
-    _dropped.add(number)
-    _wanted.set()
-    if _collector is None:
-        _collector = threading.Thread(target=_collect_dropped, name="causeway-loans", daemon=True)
-        _collector.start()
+    _dropped.put(number)
 
 
 def _collect_dropped() -> None:
+    waits: set[int] = set()
+    nap = _NAP_S
     while True:
-        _wanted.wait()
-        _wanted.clear()
-        nap = _NAP_S
-        while True:
-            collect()
-            with _lock:
-                _dropped.intersection_update(_kept)
-            if not _dropped:
-                break
-            if _wanted.wait(nap):
-                _wanted.clear()
-                nap = _NAP_S
+        try:
+            waits.add(_dropped.get(timeout=nap if waits else None))
+            nap = _NAP_S
+        except queue.Empty:
             nap = min(2 * nap, _LONGEST_NAP_S)
+        collect()
+        waits = {number for number in waits if number in _kept and number not in _parents}
+
+
+def _after_fork_in_child() -> None:
+    global _collector, _dropped, _lock, _parents
+    _collector, _dropped, _lock = None, queue.SimpleQueue(), threading.RLock()
+    _parents = frozenset(_kept)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -141,8 +141,9 @@ class Alone:
             return None
         if not 0 < len(args) <= ARRAYS_MAX:
             return None
-        if not self.takes(args[0]):
-            return None
+        for arg in args:  # before anything is lent: that may be a copy
+            if not self.takes(arg):
+                return None
         if len(args) > 1 and len({id(arg) for arg in args}) < len(args):
             return None  # one object twice is one object at the other end, too
         connection = client.current()
@@ -150,7 +151,7 @@ class Alone:
         for arg in args:
             array, again = arg, None
             if type(arg) is not Array:
-                lent = self._lender.lend(arg) if foreign.is_foreign(type(arg)) else None
+                lent = self._lender.lend(arg)
                 if lent is None:
                     return None
                 array, again = lent

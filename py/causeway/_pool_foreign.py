@@ -293,6 +293,8 @@ def _behind(array: Array, stream: int) -> bool:
 
 def _remember(obj: Any, state: Any, borrowed: bool, found: tuple[Array, Again]) -> None:
     key, loan = id(obj), _loans.number_of(found[0]._open_lease())
+    if loan is not None:
+        _loans.will_drop()
 
     def forget(alive: weakref.ref[Any]) -> None:
         known = _known.get(key)

@@ -4,7 +4,8 @@
  * A legacy handle names the maker's process and its memfd there; whoever knows the 64 bytes and may
  * look into the process can open it, while the maker has not freed it. Opening it again gives the
  * same address. Freeing waits for all work of the process on the device, and the next allocation of
- * that size has the same address if it is still free, as on the real driver.
+ * that size has the same address, as often on the real driver: here always, so that tests may count
+ * on it.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -29,7 +30,8 @@ struct handle {
 };
 _Static_assert(sizeof(struct handle) <= sizeof(CUipcMemHandle), "a handle has 64 bytes");
 
-/* Where the piece that was freed last lay. Under the lock. */
+/* Where the piece that was freed last lay: nothing else is put there, until another one is freed.
+ * Under the lock. */
 static struct {
     uintptr_t base;
     size_t size_bytes;
@@ -39,9 +41,12 @@ static struct {
 static CUresult map(struct fake_piece *piece, enum fake_range_kind kind, CUdeviceptr *out) {
     const int rights = PROT_READ | PROT_WRITE;
     void *at = MAP_FAILED;
-    if (kind == FAKE_RANGE_OWN && piece->size_bytes == freed.size_bytes)
-        at = mmap((void *)freed.base, piece->size_bytes, rights, MAP_SHARED | MAP_FIXED_NOREPLACE,
+    if (kind == FAKE_RANGE_OWN && piece->size_bytes == freed.size_bytes) {
+        at = mmap((void *)freed.base, piece->size_bytes, rights, MAP_SHARED | MAP_FIXED,
                   piece->memory_fd, 0);
+        if (at != MAP_FAILED)
+            freed.size_bytes = 0;
+    }
     if (at == MAP_FAILED)
         at = mmap(NULL, piece->size_bytes, rights, MAP_SHARED, piece->memory_fd, 0);
     if (at == MAP_FAILED) {
@@ -88,6 +93,20 @@ static void unmap(struct fake_range *range) {
     fake_range_remove(range);
 }
 
+/* The same, and keeps the addresses for the next allocation of this size. */
+static void unmap_freed(struct fake_range *range) {
+    if (freed.size_bytes)
+        munmap((void *)freed.base, freed.size_bytes);
+    freed.base = range->base;
+    freed.size_bytes = range->size_bytes;
+    if (mmap((void *)freed.base, freed.size_bytes, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
+        munmap((void *)freed.base, freed.size_bytes);
+        freed.size_bytes = 0;
+    }
+    fake_range_remove(range);
+}
+
 CUresult cuMemFree(CUdeviceptr address) {
     CALL_IN(context, cuMemFree);
     if (!address)
@@ -101,9 +120,7 @@ CUresult cuMemFree(CUdeviceptr address) {
     range = hold(address, FAKE_RANGE_OWN);
     if (!range)
         return CUDA_ERROR_INVALID_VALUE;
-    freed.base = range->base;
-    freed.size_bytes = range->size_bytes;
-    unmap(range);
+    unmap_freed(range);
     pthread_rwlock_unlock(&fake_ranges_lock);
     return fake_context_error(context);
 }

@@ -124,9 +124,31 @@ static void init_nobody_has_joined(void) {
     atomic_store(&workers[1].group, 0);
 }
 
+/* Worker 0, of the other group, sleeps: the parent's first look ends there. */
+static void init_1_has_not_joined_and_0_sleeps(void) {
+    fresh_groups(2, 1);
+    atomic_store(&workers[1].group, 0);
+    atomic_store(&workers[0].sleeper.asleep, 1);
+}
+
 static void joins_and_takes_one(void) {
     MODEL_CHECK(cw_dispatch_join(&views[0], 0) == 0);
     one_by_0();
+}
+
+static void joins_1_and_takes_one(void) {
+    MODEL_CHECK(cw_dispatch_join(&views[1], 1) == 0);
+    one_by_1();
+}
+
+static void sleeper_by_0(void) {
+    cw_sleeper_sleep(&workers[0].sleeper, FOR_EVER);
+    one_by_0();
+}
+
+static void parent_submits_one_to_1(void) {
+    submit_to(1, 1);
+    cw_dispatch_wake(&parent, 1, 1);
 }
 
 static void parent_submits_one(void) {
@@ -253,6 +275,9 @@ const struct model_scenario model_groups_scenarios[] = {
     DISPATCH("groups, joined", "who has just come sees the task, or is woken",
              init_nobody_has_joined, 0, one_answered, NULL, joins_and_takes_one,
              parent_submits_one),
+    DISPATCH("groups, joined beside one that sleeps", "it sees the task, or one of them is woken",
+             init_1_has_not_joined_and_0_sleeps, 0, one_answered, nothing_ready,
+             joins_1_and_takes_one, parent_submits_one_to_1, sleeper_by_0),
     DISPATCH("groups, a thief dies", "what it had is lost, others are woken for the rest",
              init_two_in_1_and_1_sleeps, WORKER_0, both_accounted_and_woken, NULL, one_by_0,
              undertaker),

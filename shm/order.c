@@ -68,12 +68,16 @@ void cw_order_see(struct cw_order *order, struct cw_order_seen *out) {
     /* G9: ordered by G2 or G3, which read what G5 stored. */
     out->write = CW_LOAD(G9, &order->write, relaxed);
     out->marks = CW_LOAD(G9, &order->marks, relaxed);
-    out->writes = CW_LOAD(G9, &order->writes, relaxed);
     for (unsigned i = 0; i < CW_ORDER_WAITED; i++)
         out->waited[i] = CW_LOAD(G9, &order->waited[i], relaxed);
     /* G4: after G3; pairs with G1. */
     for (unsigned i = 0; i < CW_ORDER_READS; i++)
         out->reads[i] = CW_LOAD(G4, &order->reads[i], seq_cst);
+}
+
+uint64_t cw_order_writes(struct cw_order *order) {
+    /* G9: ordered by G2, which read what G5 stored. */
+    return CW_LOAD(G9, &order->writes, relaxed);
 }
 
 bool cw_order_turn_take(struct cw_order *order, uint64_t who, uint64_t *holder) {

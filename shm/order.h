@@ -97,7 +97,7 @@ static inline uint64_t cw_order_table_bytes(uint32_t capacity) {
 
 /* A private copy of a record, or of what of it was asked for. */
 struct cw_order_seen {
-    uint64_t turn, marks, writes;
+    uint64_t turn, marks;
     cw_stamp write, waited[CW_ORDER_WAITED], reads[CW_ORDER_READS];
 };
 
@@ -117,6 +117,8 @@ void cw_order_read_undo(struct cw_order *order, unsigned place, cw_stamp stamp, 
 uint64_t cw_order_turn(struct cw_order *order);
 /* Copies the record; after the turn was taken, or was seen to be nobody's. */
 void cw_order_see(struct cw_order *order, struct cw_order_seen *out);
+/* How many writes have ended (G9); after the turn was seen to be nobody's. */
+uint64_t cw_order_writes(struct cw_order *order);
 
 /* Writer: takes the turn (G3). False: *holder has it. */
 bool cw_order_turn_take(struct cw_order *order, uint64_t who, uint64_t *holder);

@@ -67,11 +67,9 @@ int cwb_local_hold(cw_array *array, cw_array **out) {
 
 bool cwb_local_written(const cw_array *array, uint64_t *writes) {
     struct cw_order *order = cw_order_of(array->slab->table, array->block);
-    struct cw_order_seen seen;
     if (cw_order_turn(order))
         return false;
-    cw_order_see(order, &seen);
-    *writes = seen.writes;
+    *writes = cw_order_writes(order);
     return true;
 }
 

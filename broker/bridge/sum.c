@@ -10,8 +10,9 @@
 
 #include "shm/error.h"
 
-/* A turn ends after so much while pieces are missing: another thread goes on with the next piece,
- * and requests that wait for this one are not held up. */
+/* A turn ends after so much: another thread goes on with the next piece, and requests that wait for
+ * this one are not held up, also where the first piece comes after all others. What is left when no
+ * more comes is cwb_sum_rest()'s. */
 #define TURN_BYTES (4u << 20)
 
 struct cwb_sum {
@@ -20,7 +21,6 @@ struct cwb_sum {
     bool turn; /* somebody is hashing */
     const uint8_t *bytes;
     uint64_t size_bytes, ring_bytes, hashed_bytes; /* the last its holder's alone during a turn */
-    uint64_t there;                                /* pieces that were marked */
     uint64_t *marks, count;                        /* a bit a piece */
     XXH3_state_t *hash;
 };
@@ -55,9 +55,9 @@ static bool marked(const struct cwb_sum *sum, uint64_t piece) {
     return piece < sum->count && (sum->marks[piece / 64] >> piece % 64 & 1);
 }
 
-/* Where the marked pieces from `piece` on end. */
-static uint64_t run_end(const struct cwb_sum *sum, uint64_t piece) {
-    while (marked(sum, piece))
+/* Where the marked pieces from `piece` on end, or `most`. */
+static uint64_t run_end(const struct cwb_sum *sum, uint64_t piece, uint64_t most) {
+    while (piece < most && marked(sum, piece))
         piece++;
     return piece;
 }
@@ -66,10 +66,8 @@ static void mark(struct cwb_sum *sum, uint64_t offset_bytes, uint32_t length_byt
     uint64_t end_bytes = offset_bytes + length_bytes;
     uint64_t piece = (offset_bytes + CWB_SUM_PIECE - 1) / CWB_SUM_PIECE;
     uint64_t end = end_bytes == sum->size_bytes ? sum->count : end_bytes / CWB_SUM_PIECE;
-    for (; piece < end; piece++) {
-        sum->there += !marked(sum, piece);
+    for (; piece < end; piece++)
         sum->marks[piece / 64] |= 1ull << piece % 64;
-    }
 }
 
 static void hash_to(struct cwb_sum *sum, uint64_t end_bytes) {
@@ -92,8 +90,9 @@ void cwb_sum_add(struct cwb_sum *sum, uint64_t offset_bytes, uint32_t length_byt
     pthread_mutex_lock(&sum->lock);
     mark(sum, offset_bytes, length_bytes);
     while (!sum->turn && sum->hashed_bytes < sum->size_bytes) {
-        uint64_t piece = sum->hashed_bytes / CWB_SUM_PIECE, end = run_end(sum, piece);
-        if (end == piece || (turn_bytes >= TURN_BYTES && sum->there < sum->count))
+        uint64_t piece = sum->hashed_bytes / CWB_SUM_PIECE;
+        uint64_t end = run_end(sum, piece, piece + TURN_BYTES / CWB_SUM_PIECE);
+        if (end == piece || turn_bytes >= TURN_BYTES)
             break;
         uint64_t end_bytes = piece_begin(sum, end);
         sum->turn = true;

@@ -141,6 +141,7 @@ def main(report: int, data: dict[str, Any]) -> NoReturn:
     os.set_inheritable(control.fileno(), False)
     os.set_inheritable(data["parent"], False)
     os.set_inheritable(report, False)
+    os.environ.update(data["variables"])
     preload = _pool_preload.Preload()
     refusal = preload.run(data["preparation"], data["modules"])
     if not refusal:

@@ -170,7 +170,9 @@ def _server_for(process: Any) -> tuple[_pool_server.Server | None, Any]:
     start = [type(process), process._target, *process._args]
     wait = not getattr(_thread, "hurries", False)
     also = getattr(process, "modules", ())
-    return _pool_server.find(process._start_method, told, start, wait, also), told
+    environment = getattr(process, "environment", {})
+    server = _pool_server.find(process._start_method, told, start, wait, also, environment)
+    return server, told
 
 
 class _Ahead:

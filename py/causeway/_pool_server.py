@@ -5,7 +5,7 @@ once: it is started by plain spawn, imports what every worker would import by it
 (_pool_preload), and from then on forks workers on request (_pool_forker).
 
 Owner: the parent process. A server belongs to one parent (`_servers`; a fork of the parent knows none) and to one
-kind: the start method, with or without the main module. Requests to one server go one after the other; who starts many
+kind: the start method, with or without the main module, with or without variables of its own (joblib's). Requests to one server go one after the other; who starts many
 workers asks for the next ones before it has the answer to the first (_pool_process.asked_ahead).
 
 What a worker is told or inherits is what a plain spawn would give it now. So the next start makes a new server when
@@ -96,6 +96,7 @@ class Server:
             data = {
                 "preparation": state["preparation"],
                 "modules": sorted(modules),
+                "variables": state["variables"],
                 "control": theirs.fileno(),
                 "parent": parent,
                 "tracker": tracker,
@@ -287,7 +288,7 @@ class Server:
 
 
 _lock = threading.Lock()
-_servers: dict[tuple[str, bool], Server] = {}
+_servers: dict[tuple[str, bool, bool], Server] = {}
 _replaced: list[Server] = []
 
 
@@ -297,6 +298,7 @@ def find(
     start: Iterable[Any],
     wait: bool = True,
     also: Iterable[str] = (),
+    environment: dict[str, str] | None = None,
 ) -> Server | None:
     """The server for a new worker, started if need be; None where it must come by plain spawn.
 
@@ -306,10 +308,11 @@ def find(
         start: functions and classes that the worker needs before its first task.
         wait: until a server has imported all; else a worker that is needed meanwhile comes by plain spawn.
         also: modules that a server imports as well if it is started now. One that lacks them serves.
+        environment: variables that it has besides this process's, while it imports.
     """
-    state = _state(method, preparation)
+    state = {**_state(method, preparation), "variables": environment or {}}
     modules = _modules(method, preparation, start)
-    kind = (method, state["main"])
+    kind = (method, state["main"], bool(environment))
     if not _lock.acquire(timeout=-1 if wait else _MOMENT_SECONDS):  # another thread waits
         return None
     try:

@@ -83,17 +83,22 @@ class _Context(SpawnContext):
     """Workers that do not run the script. The Pool's server forks them, so that what the first batch names is imported
     once, and the memory for it is theirs together: much of what a worker takes that uses scikit-learn.
 
+    Args:
+        environment: what numerical libraries find there while they are imported: how many threads they may use.
+
     Attributes:
         modules: what the server imports if it is started for them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, environment: dict[str, str]) -> None:
         super().__init__()
         self.modules: set[str] = set()
+        self._environment = environment
 
     def Process(self, *args: Any, **named: Any) -> Any:  # type: ignore[override]  # noqa: N802
         process: Any = _Process(*args, **named)
         process.modules = self.modules
+        process.environment = self._environment
         return process
 
 
@@ -141,7 +146,7 @@ class _Workers:
         if context is not None:
             return kind, Executor(n_jobs, context, _prepare, (environment, start))
         by_value = ByValue(start, None)  # the workers have nothing of the main script
-        return kind, Executor(n_jobs, _Context(), _prepare, (environment, by_value))
+        return kind, Executor(n_jobs, _Context(environment), _prepare, (environment, by_value))
 
     def give_back(self, kind: Any, executor: Executor) -> None:
         """It is not used any more."""

@@ -1,10 +1,14 @@
-"""Thousands of connections that show no key: what they cost, that all are let go, and that a peer gets in meanwhile."""
+"""Floods: thousands of connections that show no key, what they cost, that all are let go, and that a peer gets in
+meanwhile; and what one peer may have of connections and lists."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import resource
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -179,3 +183,44 @@ def test_who_began_a_handshake_is_let_go_and_leaves_nothing(node: tuple[Node, No
     with Raw(peer.keys, b.port) as connection:
         connection.send(frame(raw.PING))
         assert connection.receive() is not None
+
+
+def test_a_peer_that_greets_nobody_has_no_more_than_64_connections(
+    node: tuple[Node, Node],
+) -> None:
+    b, evil = node
+    said = "connections without a HELLO"
+    before = b.said().count(said)
+    with contextlib.ExitStack() as crowd:
+        for _ in range(70):
+            crowd.enter_context(Raw(evil.keys, b.port, b""))
+        assert eventually(lambda: b.said().count(said) >= before + 6, 30)
+
+
+def test_lists_of_names_that_are_not_read_are_bounded(node: tuple[Node, Node]) -> None:
+    b, evil = node
+    with b.here():
+        held = cw.zeros(1)
+        names = [f"open/{'x' * 100}/{'y' * 80}{i}" for i in range(1000)]
+        for name in names:
+            cw.put(name, held)
+        with Raw(evil.keys, b.port) as connection:
+            sources, size = [], 0
+            for i in range(500):
+                connection.send(raw.asking(raw.NAMES, b"open/", id=100 + i))
+                answer = connection.receive()
+                assert answer is not None
+                if answer[2]:
+                    break
+                sources.append(answer[3][:8])
+                size += int.from_bytes(answer[3][8:16], "little")
+            assert answer[2] == -errno.EDQUOT and b"lists of names" in answer[3]
+            assert 64 << 20 <= size < 65 << 20
+            for source in sources:  # they are given back
+                connection.send(frame(raw.CLOSE, source + struct.pack("<II", 1, 0), id=7))
+                assert connection.receive() is not None
+            connection.send(raw.asking(raw.NAMES, b"open/", id=8))
+            answer = connection.receive()
+            assert answer is not None and answer[2] == 0
+        for name in names:
+            cw.remove(name)

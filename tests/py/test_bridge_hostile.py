@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import socket
@@ -494,44 +493,3 @@ def test_what_a_bridge_left_open_goes_when_it_was_started_anew(
     with Raw(evil.keys, b.port, hello(run=8)) as connection:
         ids = iter(range(10, 100_000))
         assert eventually(lambda: opens(connection, next(ids)), 30)
-
-
-def test_a_peer_that_greets_nobody_has_no_more_than_64_connections(
-    nodes: tuple[Node, Node, Node],
-) -> None:
-    _, b, evil = nodes
-    said = "connections without a HELLO"
-    before = b.said().count(said)
-    with contextlib.ExitStack() as crowd:
-        for _ in range(70):
-            crowd.enter_context(Raw(evil.keys, b.port, b""))
-        assert eventually(lambda: b.said().count(said) >= before + 6, 30)
-
-
-def test_lists_of_names_that_are_not_read_are_bounded(nodes: tuple[Node, Node, Node]) -> None:
-    _, b, evil = nodes
-    with b.here():
-        held = cw.zeros(1)
-        names = [f"open/{'x' * 100}/{'y' * 80}{i}" for i in range(1000)]
-        for name in names:
-            cw.put(name, held)
-        with Raw(evil.keys, b.port) as connection:
-            sources, size = [], 0
-            for i in range(500):
-                connection.send(asking(raw.NAMES, b"open/", id=100 + i))
-                answer = connection.receive()
-                assert answer is not None
-                if answer[2]:
-                    break
-                sources.append(answer[3][:8])
-                size += int.from_bytes(answer[3][8:16], "little")
-            assert answer[2] == -errno.EDQUOT and b"lists of names" in answer[3]
-            assert 64 << 20 <= size < 65 << 20
-            for source in sources:  # they are given back
-                connection.send(frame(raw.CLOSE, source + struct.pack("<II", 1, 0), id=7))
-                assert connection.receive() is not None
-            connection.send(asking(raw.NAMES, b"open/", id=8))
-            answer = connection.receive()
-            assert answer is not None and answer[2] == 0
-        for name in names:
-            cw.remove(name)

@@ -322,6 +322,32 @@ def test_what_a_batch_names_is_imported_once_for_all_workers(script: Script, tmp
     assert done.stdout == "2 True False\n", done.stderr
 
 
+def test_what_is_imported_finds_how_many_threads_it_may_use(script: Script, tmp_path: Path):
+    """As with loky: a library may look at its import, and never again."""
+    (tmp_path / "looks.py").write_text(
+        "import os\n"
+        "found = os.environ.get('OMP_NUM_THREADS')\n"
+        "def at_import(_):\n"
+        "    return found, os.environ.get('OMP_NUM_THREADS')\n"
+    )
+    done = script(
+        """
+        import os, sys
+        sys.path.insert(0, os.environ["FOLDER"])
+        import joblib, looks, causeway.joblib
+
+        for threads in 1, 3:
+            with joblib.parallel_config("causeway", n_jobs=2, inner_max_num_threads=threads):
+                print(set(joblib.Parallel()(joblib.delayed(looks.at_import)(i) for i in range(20))))
+        """,
+        env={
+            **{name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+            "FOLDER": str(tmp_path),
+        },
+    )
+    assert done.stdout == "{('1', '1')}\n{('3', '3')}\n", done.stderr
+
+
 def test_an_initializer_runs_in_each_worker_and_workers_stay_for_the_same_one(script: Script):
     done = script(
         """

@@ -116,7 +116,7 @@ def test_joblibs_workers_come_from_a_server_that_does_not_run_the_script() -> No
     try:
         with joblib.parallel_config("causeway", n_jobs=2):
             found = joblib.Parallel()(joblib.delayed(tasks.parent_pid)(i) for i in range(8))
-        assert set(found) == {_pool_server._servers["spawn", False].pid}
+        assert set(found) == {_pool_server._servers["spawn", False, True].pid}
     finally:
         causeway.joblib.shutdown()
 

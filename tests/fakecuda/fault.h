@@ -8,7 +8,7 @@
  *   ERROR     the name of a CUDA error without CUDA_ERROR_ (OUT_OF_MEMORY): a call returns it and
  *             does nothing; work fails with it, asynchronously. An error that is sticky on the real
  *             driver (ILLEGAL_ADDRESS, LAUNCH_FAILED, UNKNOWN ...) breaks the context in both cases
- *   hang      work: it never ends
+ *   hang      work: it never ends; its thread is called FAKE_HANGS from then on, for others to see
  *   delay:US  it begins so many microseconds later
  *   until:F   work: it begins once there is a file F (a path without a comma)
  *   lose      the device is lost, for all processes
@@ -21,6 +21,7 @@
 #include <stdint.h>
 
 #define FAKE_FILE_BYTES 256
+#define FAKE_HANGS      "fakecuda-hangs" /* at most 15 bytes */
 
 enum fake_action {
     FAKE_NOTHING,

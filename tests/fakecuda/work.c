@@ -2,6 +2,7 @@
  * What a stream's thread does with one piece of work. It returns the error that breaks the context.
  * Memory is looked up and touched under fake_ranges_lock, taken shared, and never held in a wait.
  */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -157,6 +158,7 @@ static CUresult apply(struct fake_stream *stream, struct fake_fault fault) {
             fake_delay_us(2000);
         return CUDA_SUCCESS;
     case FAKE_HANG:
+        (void)pthread_setname_np(pthread_self(), FAKE_HANGS);
         while (!stopped(stream))
             fake_delay_us(2000);
         return CUDA_SUCCESS;

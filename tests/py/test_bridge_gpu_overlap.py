@@ -1,15 +1,16 @@
 """Arrays on GPUs go out over the bridge while they are copied, and land while they come in: seen by the order of events.
 
-The copies of one node's mover end at a number that its test chooses; what has come to the other node by then is what has
-left before.
+The copies of one node's mover hang at a number that its test chooses; what has come to the other node by then is what has
+left before. An array has two under way at once, and who waits for one waits for the next, too, where that was submitted
+meanwhile: where the N-th hangs, N - 1 are copied, of which N - 2 at least are known to be; N - 4 where two are read at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
-import threading
 from pathlib import Path
 
 import bridge_support
@@ -25,32 +26,43 @@ pytestmark = [
     pytest.mark.skipif(cuda_support.REAL, reason="needs the test double's faults"),
 ]
 
+HANGS = "fakecuda-hangs"
 PUT = 'cw.put("g", cw.asarray(values(), device="cuda:0"), keep=True)'
 
 
-def kill_mover(node: Node) -> int:
-    """Kills what copies there; how many those were."""
-    found = movers(node.folder)
-    for pid in found:
+def hung(node: Node) -> list[int]:
+    """Its movers with a copy that the double lets hang: it calls that thread so."""
+    return [pid for pid in movers(node.folder) if HANGS in threads(pid)]
+
+
+def threads(pid: int) -> set[str]:
+    """The names of a process's threads."""
+    names = set()
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            names.add((thread / "comm").read_text().strip())
+    return names
+
+
+def kill(node: Node, pids: list[int]) -> int:
+    """Kills movers, and waits until they are gone; how many."""
+    for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    return len(found)
+    assert soon(lambda: not set(pids) & set(movers(node.folder))), node.said()
+    return len(pids)
 
 
-def kill_movers_until(
-    done: subprocess.Popen[str], node: Node, figure: str, step: int, base: int = 0
-) -> int:
-    """Each mover moves so many bytes, and hangs: it is killed then, and another comes; until done. How many were killed."""
-    killed, reached = 0, base + step
-
-    def stopped() -> bool:
-        return done.poll() is not None or figures(node)[figure] >= reached
-
+def kill_movers_until(done: subprocess.Popen[str], *nodes: Node) -> list[int]:
+    """Each mover copies so much, and hangs: it is killed then, and another comes; until done. How many were killed, of each node."""
+    killed = [0] * len(nodes)
     while True:
-        assert soon(stopped), node.said()
+        assert soon(lambda: done.poll() is not None or any(hung(node) for node in nodes)), "".join(
+            node.said() for node in nodes
+        )
         if done.poll() is not None:
             return killed
-        reached = figures(node)[figure] + step
-        killed += kill_mover(node)
+        for i, node in enumerate(nodes):
+            killed[i] += kill(node, hung(node))
 
 
 def test_bytes_leave_before_the_last_chunk_was_copied(tmp_path: Path) -> None:
@@ -58,27 +70,27 @@ def test_bytes_leave_before_the_last_chunk_was_copied(tmp_path: Path) -> None:
         run(b, PUT)
         before = came(a, b)
         getter = begin(a, 'assert same(cw.get("//b/g")); print("whole")')
-        # Of 8 chunks 3 are copied, by this mover and no other; their bytes are here.
-        assert soon(lambda: came(a, b) - before >= 15 * MIB)
-        assert figures(b)["bytes_from_gpu"] == 15 * MIB and figures(b)["mover_starts"] == 1
+        # Of 8 chunks 2 or 3 are copied, by this mover and no other; their bytes are here.
+        assert soon(lambda: came(a, b) - before >= 10 * MIB and hung(b) != [])
+        assert figures(b)["bytes_from_gpu"] <= 15 * MIB and figures(b)["mover_starts"] == 1
         assert getter.poll() is None
         # Killed in the middle, it is started again, and its chunks are copied again.
-        assert kill_movers_until(getter, b, "bytes_from_gpu", 15 * MIB) >= 2
-        assert end(getter, a, b) == "whole\n"
+        (killed,) = kill_movers_until(getter, b)
+        assert end(getter, a, b) == "whole\n" and killed >= 2
         assert came(a, b) - before < 1.1 * BYTES  # nothing went twice
-        assert figures(b)["bytes_from_gpu"] == BYTES and figures(b)["jobs_repeated"] >= 2
+        assert figures(b)["bytes_from_gpu"] >= BYTES and figures(b)["jobs_repeated"] >= killed
 
 
 def test_bytes_land_before_the_last_has_come(tmp_path: Path) -> None:
     with two(tmp_path, b="copy@5=hang") as (a, b):
         run(b, PUT)
         getter = begin(a, 'assert same(cw.get("//b/g", device="cuda:1")); print("whole")')
-        # Of 8 chunks 4 have left, so no more than 20 MiB can be here; all but the last piece of them are on the GPU.
-        assert soon(lambda: figures(a)["bytes_to_gpu"] >= 16 * MIB)
-        assert figures(b)["bytes_from_gpu"] == 20 * MIB and getter.poll() is None
-        assert kill_movers_until(getter, b, "bytes_from_gpu", 20 * MIB) >= 1
+        # Of 8 chunks 3 or 4 have left, so no more than 20 MiB can be here; all but the last piece of them are on the GPU.
+        assert soon(lambda: figures(a)["bytes_to_gpu"] >= 8 * MIB and hung(b) != [])
+        assert figures(b)["bytes_from_gpu"] <= 20 * MIB and getter.poll() is None
+        assert kill_movers_until(getter, b) >= [1]
         assert end(getter, a, b) == "whole\n"
-        assert figures(a)["bytes_to_gpu"] == BYTES and figures(b)["bytes_from_gpu"] == BYTES
+        assert figures(a)["bytes_to_gpu"] == BYTES and figures(b)["bytes_from_gpu"] >= BYTES
 
 
 def test_a_mover_killed_while_pieces_land(tmp_path: Path) -> None:
@@ -86,9 +98,9 @@ def test_a_mover_killed_while_pieces_land(tmp_path: Path) -> None:
         run(b, PUT)
         before = came(a, b)
         getter = begin(a, 'assert same(cw.get("//b/g", device="cuda:1")); print("whole")')
-        assert kill_movers_until(getter, a, "bytes_to_gpu", 8 * MIB) >= 3
-        assert end(getter, a, b) == "whole\n"
-        assert came(a, b) - before < 1.1 * BYTES and figures(a)["jobs_repeated"] >= 3
+        (killed,) = kill_movers_until(getter, a)
+        assert end(getter, a, b) == "whole\n" and killed >= 3
+        assert came(a, b) - before < 1.1 * BYTES and figures(a)["jobs_repeated"] >= killed
 
 
 def test_a_get_by_a_gpu_needs_no_more_host_memory_than_two_rings(tmp_path: Path) -> None:
@@ -102,45 +114,45 @@ def test_a_get_by_a_gpu_needs_no_more_host_memory_than_two_rings(tmp_path: Path)
             assert figures(node)["bytes"] - before <= 64 * MIB, node.name
         getter.kill()
         getter.communicate()
-        kill_mover(a)
+        kill(a, movers(a.folder))
 
 
 @pytest.mark.parametrize("which", ["a", "b"])
 def test_a_bridge_killed_in_the_middle(tmp_path: Path, which: str) -> None:
-    with two(tmp_path, b="copy@4=hang") as (a, b):
+    with two(tmp_path, b="copy@6=hang") as (a, b):
         run(b, PUT)
         before = came(a, b)
         getter = begin(a, 'assert same(cw.get("//b/g", device="cuda:1")); print("whole")')
-        assert soon(lambda: came(a, b) - before >= 15 * MIB)
+        assert soon(lambda: came(a, b) - before >= 10 * MIB)
         os.kill((a if which == "a" else b).bridge_pid(), signal.SIGKILL)
-        kill_movers_until(getter, b, "bytes_from_gpu", 10 * MIB)
+        kill_movers_until(getter, b)
         assert end(getter, a, b) == "whole\n"
         b.command("rm", "g")
         assert empty(a) and empty(b)
 
 
 def test_who_asked_is_gone_in_the_middle(tmp_path: Path) -> None:
-    with two(tmp_path, b="copy@4=hang") as (a, b):
+    with two(tmp_path, b="copy@6=hang") as (a, b):
         run(b, PUT)
         before = came(a, b)
         getter = begin(a, 'cw.get("//b/g", device="cuda:1")')
-        assert soon(lambda: came(a, b) - before >= 15 * MIB)
+        assert soon(lambda: came(a, b) - before >= 10 * MIB)
         getter.kill()
         getter.communicate()
         # It goes on: it was wanted, and the next who asks has it.
         after = begin(a, 'assert same(cw.get("//b/g", device="cuda:1")); print("whole")')
-        kill_movers_until(after, b, "bytes_from_gpu", 15 * MIB)
+        kill_movers_until(after, b)
         assert end(after, a, b) == "whole\n" and came(a, b) - before < 1.1 * BYTES
         b.command("rm", "g")
         assert empty(a) and empty(b)
 
 
 def test_who_writes_meanwhile_is_found_out(tmp_path: Path) -> None:
-    with two(tmp_path, b="copy@4=hang") as (a, b):
+    with two(tmp_path, b="copy@6=hang") as (a, b):
         run(b, PUT)
         before = came(a, b)
         getter = begin(a, 'assert same(cw.get("//b/g", device="cuda:1"), 2); print("whole")')
-        assert soon(lambda: came(a, b) - before >= 15 * MIB)
+        assert soon(lambda: came(a, b) - before >= 10 * MIB)
         run(b, """
             w, stream = cw.get("g"), Stream()
             with w.writing(stream.handle.value):
@@ -148,7 +160,7 @@ def test_who_writes_meanwhile_is_found_out(tmp_path: Path) -> None:
                 call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(low(w)), ctypes.c_void_p(new.ctypes.data), ctypes.c_size_t(BYTES), stream.handle)
             stream.finish()
         """)  # fmt: skip
-        kill_movers_until(getter, b, "bytes_from_gpu", 15 * MIB)
+        kill_movers_until(getter, b)
         assert end(getter, a, b) == "whole\n"
         b.command("rm", "g")
         assert empty(a) and empty(b)  # what had come of the old bytes is freed
@@ -161,19 +173,10 @@ def test_a_put_is_staged_and_lands(tmp_path: Path) -> None:
             a,
             'cw.put("//b/x", cw.asarray(values(), device="cuda:0"), device="cuda:1", keep=True); print("put")',
         )
-        assert soon(lambda: came(b, a) - before >= 15 * MIB)
-        assert soon(lambda: figures(b)["bytes_to_gpu"] >= 8 * MIB)
+        assert soon(lambda: came(b, a) - before >= 10 * MIB and hung(a) != [])
+        assert soon(lambda: figures(b)["bytes_to_gpu"] >= 4 * MIB)
         assert putter.poll() is None and b.command("ls", "--json").stdout.strip() == "[]"
-        both = [
-            threading.Thread(
-                target=kill_movers_until, args=(putter, a, "bytes_from_gpu", 15 * MIB)
-            ),
-            threading.Thread(target=kill_movers_until, args=(putter, b, "bytes_to_gpu", 8 * MIB)),
-        ]
-        for thread in both:
-            thread.start()
-        for thread in both:
-            thread.join()
+        kill_movers_until(putter, a, b)
         assert end(putter, a, b) == "put\n"
         run(b, 'x = cw.get("x"); assert x.device == "cuda:1" and same(x)')
         assert came(b, a) - before < 1.1 * BYTES

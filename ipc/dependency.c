@@ -120,7 +120,8 @@ static int await_stamp(cw_client *client, struct cw_fences *fences, cw_stamp sta
 }
 
 int cw_stream_need(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,
-                   struct cw_waits *waits, cw_stamp stamp, struct cw_patience *patience) {
+                   struct cw_waits *waits, cw_stamp stamp, struct cw_order *read_of, unsigned place,
+                   struct cw_patience *patience) {
     for (;;) {
         struct cw_page_of_fences *page;
         struct cw_fence *fence;
@@ -129,9 +130,13 @@ int cw_stream_need(cw_client *client, struct cw_fences *fences, struct cw_stream
         int code = cw_stamp_look(client, fences, stamp);
         if (code)
             return code > 0 ? 0 : code;
+        /* First: what was submitted before it changed is seen to be submitted. */
+        bool taken_back = read_of && cw_order_read_at(read_of, place) != stamp;
         code = cw_fence_find(client, fences, stamp, &page, &fence);
         if (code == 0 && cw_fence_submitted(fence, cw_stamp_value(stamp)))
             break;
+        if (taken_back)
+            return CW_TAKEN_BACK;
         code = check_own_wait(fences, stamp);
         if (code)
             return code;

@@ -87,11 +87,11 @@ static int take_turn(struct waiter *w, struct cw_order *order) {
 
 /* ---- what has to pass before ---- */
 
-/* Lets the stream, or the CPU, wait for one stamp. */
-static int need(struct waiter *w, cw_stamp stamp) {
+/* Lets the stream, or the CPU, wait for one stamp. read_of, place: see cw_stream_need(). */
+static int need(struct waiter *w, cw_stamp stamp, struct cw_order *read_of, unsigned place) {
     if (w->section)
-        return cw_stream_need(w->client, w->fences, w->section->stream, &w->waits, stamp,
-                              &w->patience);
+        return cw_stream_need(w->client, w->fences, w->section->stream, &w->waits, stamp, read_of,
+                              place, &w->patience);
     if (!stamp)
         return 0;
     pthread_mutex_unlock(&w->fences->lock);
@@ -109,7 +109,7 @@ static int need_write(struct waiter *w, struct cw_order *order) {
         if (seen.marks & CW_ORDER_POISONED)
             return poisoned();
         for (unsigned i = 0; i <= CW_ORDER_WAITED && code == 0; i++)
-            code = need(w, i < CW_ORDER_WAITED ? seen.waited[i] : seen.write);
+            code = need(w, i < CW_ORDER_WAITED ? seen.waited[i] : seen.write, NULL, 0);
         if (code != -EOWNERDEAD)
             return code;
         /* Unless the broker has just taken the stamps of the dead out: then it says what is so. */
@@ -120,9 +120,9 @@ static int need_write(struct waiter *w, struct cw_order *order) {
 }
 
 /* One earlier use; where its process is dead, until none of its work can land any more. */
-static int need_use(struct waiter *w, cw_stamp stamp) {
+static int need_use(struct waiter *w, cw_stamp stamp, struct cw_order *read_of, unsigned place) {
     int64_t seen_ns = 0;
-    int code = need(w, stamp);
+    int code = need(w, stamp, read_of, place);
     if (code != -EOWNERDEAD)
         return code;
     do
@@ -135,9 +135,10 @@ static int need_uses(struct waiter *w, struct cw_order *order) {
     struct cw_order_seen seen;
     int code = 0;
     cw_order_see(order, &seen);
-    for (unsigned i = 0; i <= CW_ORDER_READS && code == 0; i++)
-        code = need_use(w, i < CW_ORDER_READS ? seen.reads[i] : seen.write);
-    return code;
+    for (unsigned i = 0; i < CW_ORDER_READS && code == 0; i++)
+        while ((code = need_use(w, seen.reads[i], order, i)) == CW_TAKEN_BACK)
+            seen.reads[i] = cw_order_read_at(order, i);
+    return code ? code : need_use(w, seen.write, NULL, 0);
 }
 
 /* ---- one array ---- */

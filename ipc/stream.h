@@ -126,9 +126,14 @@ void cw_stream_stop_waiting(struct cw_stream *stream);
  * A stamp that the stream must wait for: noted in waits, or waited for by the CPU (until it is
  * submitted in any case; until it has passed where the stream cannot wait). 0, -EOWNERDEAD,
  * -ETIMEDOUT, -EINTR, -EINVAL (this thread would wait for itself). Gives the lock up meanwhile.
+ * read_of (else NULL): the stamp is that of the read at a place there, found by who has the turn.
+ * CW_TAKEN_BACK: the reader has met that turn and waits for it, so its stamp would never be
+ * submitted; what stands there now counts.
  */
+#define CW_TAKEN_BACK 1
 int cw_stream_need(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,
-                   struct cw_waits *waits, cw_stamp stamp, struct cw_patience *patience);
+                   struct cw_waits *waits, cw_stamp stamp, struct cw_order *read_of, unsigned place,
+                   struct cw_patience *patience);
 /* Submits what was noted. What dies behind it the stream's end tells. Gives the lock up where the
  * CPU has to wait after all. */
 int cw_stream_submit_waits(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,

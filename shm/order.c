@@ -75,6 +75,11 @@ void cw_order_see(struct cw_order *order, struct cw_order_seen *out) {
         out->reads[i] = CW_LOAD(G4, &order->reads[i], seq_cst);
 }
 
+cw_stamp cw_order_read_at(struct cw_order *order, unsigned place) {
+    /* G4: after G3; pairs with G8: a stamp that was submitted is known to be before it changes. */
+    return CW_LOAD(G4, &order->reads[place], seq_cst);
+}
+
 uint64_t cw_order_writes(struct cw_order *order) {
     /* G9: ordered by G2, which read what G5 stored. */
     return CW_LOAD(G9, &order->writes, relaxed);

@@ -30,7 +30,10 @@
  *     its value is reached, and whoever needs its place then takes it by CAS
  * Writing a block:
  *   1 take the turn by CAS (G3 seq_cst); of a dead process the broker clears it
- *   2 load write and all reads (G4 seq_cst): the stream waits for these
+ *   2 load write and all reads (G4 seq_cst): the stream waits for these. One of them may be that of
+ *     a reader that meets this turn and takes its stamp back, then waits for the turn: who waited
+ *     for its value would wait in a circle. So the place is looked at again until the value is
+ *     submitted; what stands there then counts
  *   3 at the end: enqueued word, stream's write of the value, then waited and write (release), then
  *     the turn goes back (G5 release)
  * So a reader and a writer that meet: one of them sees the other (store, then look, on both sides).
@@ -117,6 +120,8 @@ void cw_order_read_undo(struct cw_order *order, unsigned place, cw_stamp stamp, 
 uint64_t cw_order_turn(struct cw_order *order);
 /* Copies the record; after the turn was taken, or was seen to be nobody's. */
 void cw_order_see(struct cw_order *order, struct cw_order_seen *out);
+/* The stamp of one read as it stands now (G4). */
+cw_stamp cw_order_read_at(struct cw_order *order, unsigned place);
 /* How many writes have ended (G9); after the turn was seen to be nobody's. */
 uint64_t cw_order_writes(struct cw_order *order);
 

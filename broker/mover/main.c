@@ -39,6 +39,7 @@ struct mover {
     cw_client *client;
     int64_t idle_ns;
     pthread_mutex_t lock;
+    bool broken;       /* a context is: one thread tells of its job and ends the process */
     unsigned busy;     /* threads with a job */
     int64_t worked_ns; /* when the last job ended */
 };
@@ -108,6 +109,16 @@ static void answer(struct mover *mover, uint64_t job, int status, const struct c
         end(mover, EXIT_NO_BROKER, cw_error());
 }
 
+/* After a job, code: may this thread answer it? Not where another one has found a context broken:
+ * the process ends, and the broker gives the job to the next mover. */
+static bool may_answer(struct mover *mover, int code, bool *broken) {
+    pthread_mutex_lock(&mover->lock);
+    bool first = !mover->broken;
+    *broken = mover->broken = !first || (code && !cw_mover_is_sound());
+    pthread_mutex_unlock(&mover->lock);
+    return first;
+}
+
 static void *work(void *context) {
     struct mover *mover = context;
     for (;;) {
@@ -118,8 +129,11 @@ static void *work(void *context) {
         bool makes = job.make.size_bytes > 0;
         int code = makes ? cw_mover_make(mover->client, &job.make, &made)
                          : cw_mover_copy(mover->client, &job.copy);
+        bool broken;
+        while (!may_answer(mover, code, &broken))
+            pause(); /* until the process ends */
         answer(mover, job.job, code, makes ? &made : NULL);
-        if (code && !cw_mover_is_sound())
+        if (broken)
             end(mover, EXIT_BAD_DEVICE, "a context is broken: the next mover makes new ones");
         set_busy(mover, false);
     }

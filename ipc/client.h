@@ -304,8 +304,6 @@ void cw_lane_ring(cw_client *client);
 typedef void cw_on_reply(void *context, const struct cw_message *head, const void *body,
                          uint32_t body_bytes);
 int cw_lane_take(cw_client *client, cw_on_reply *on_reply, void *context);
-/* Is there one? Costs a load. */
-bool cw_lane_ready(cw_client *client);
 /* Before sleeping until client->bell may be read; false: a reply is there. After it: rise. */
 bool cw_lane_rest(cw_client *client);
 void cw_lane_rise(cw_client *client);

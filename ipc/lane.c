@@ -381,10 +381,6 @@ bool cw_lane_rest(cw_client *client) {
     return false;
 }
 
-bool cw_lane_ready(cw_client *client) {
-    return cw_ring_has_record(&client->lane.replies);
-}
-
 void cw_lane_rise(cw_client *client) {
     cw_sleeper_cancel(&client->lane.replies.ring->consumer);
 }

@@ -172,10 +172,6 @@ int64_t cwb_home_flush(struct cwb_home *home) {
     return INT64_MAX;
 }
 
-bool cwb_home_ready(struct cwb_home *home) {
-    return cw_lane_ready(home->client);
-}
-
 bool cwb_home_rest(struct cwb_home *home) {
     return cw_lane_rest(home->client);
 }

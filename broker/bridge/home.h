@@ -36,8 +36,6 @@ void cwb_home_calm(struct cwb_home *home);
 /* Wakes the broker if anything was asked. Once a turn, before the loop waits. Returns when it wants
  * to be called again, or INT64_MAX. */
 int64_t cwb_home_flush(struct cwb_home *home);
-/* Has something come? Costs a load. */
-bool cwb_home_ready(struct cwb_home *home);
 /* Before the loop sleeps: false: do not, something came. After it: rise. */
 bool cwb_home_rest(struct cwb_home *home);
 void cwb_home_rise(struct cwb_home *home);

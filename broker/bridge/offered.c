@@ -261,12 +261,3 @@ void cwb_offered_tick(struct cwb_bridge *bridge) {
         }
     }
 }
-
-void cwb_offered_deinit(struct cwb_peer *peer) {
-    struct cwb_offered *offered, *next;
-    HASH_ITER(hh, peer->offered, offered, next) {
-        while (offered->served)
-            on_cancel(offered->served);
-        forget(offered);
-    }
-}

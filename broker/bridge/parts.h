@@ -53,7 +53,6 @@ struct cwb_waiter { /* waits for a link to a peer; embedded, the caller's */
     struct cwb_waiter *next;
 };
 int cwb_peers_init(struct cwb_bridge *bridge);
-void cwb_peers_deinit(struct cwb_bridge *bridge);
 struct cwb_peer *cwb_peer_find(struct cwb_bridge *bridge, const char *name, size_t length);
 /* Who shows a certificate with this key, for this node ("": for none)? *peer: as whom it was
  * dialed, or NULL; set to who it is. CWB_STRANGER: cw_detail() says why it may not come in. */
@@ -173,8 +172,6 @@ void cwb_take_cancel(struct cwb_take *take);
 /* ---- offered.c: puts of peers ---- */
 int cwb_offered_serve(struct cwb_link *link, const struct cwb_frame *frame);
 void cwb_offered_tick(struct cwb_bridge *bridge);
-/* The peer goes. */
-void cwb_offered_deinit(struct cwb_peer *peer);
 
 /* ---- local.c: memory and names of this node, by helper threads ---- */
 /*
@@ -220,6 +217,5 @@ void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame);
 /* The peer has no link any more: nobody can say whether its replicas are fresh. */
 void cwb_replicas_unlink(struct cwb_bridge *bridge, struct cwb_peer *peer);
 int64_t cwb_replicas_tick(struct cwb_bridge *bridge);
-void cwb_replicas_deinit(struct cwb_bridge *bridge);
 
 #endif

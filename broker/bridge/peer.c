@@ -360,21 +360,6 @@ int cwb_peers_init(struct cwb_bridge *bridge) {
     return code;
 }
 
-void cwb_peers_deinit(struct cwb_bridge *bridge) {
-    struct cwb_peer *peer;
-    while ((peer = bridge->peers)) {
-        bridge->peers = peer->next;
-        cwb_offered_deinit(peer);
-        while (peer->sources)
-            cwb_source_end(peer->sources);
-        struct cwb_peer_config *config = malloc(sizeof *config);
-        CW_ASSERT(config);
-        *config = peer->config;
-        cwb_configs_free(config, 1);
-        free(peer);
-    }
-}
-
 /* ---- time ---- */
 
 /* The node's key, certificate and authority: others hold from now on, for new connections. Those of

@@ -455,11 +455,3 @@ int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
     }
     return bridge->doubts_ns && bridge->doubts_ns < due_ns ? bridge->doubts_ns : due_ns;
 }
-
-void cwb_replicas_deinit(struct cwb_bridge *bridge) {
-    struct cwb_replica *replica, *next;
-    HASH_ITER(hh, bridge->replicas, replica, next) {
-        replica->jobs = replica->late = NULL;
-        replica_free(replica);
-    }
-}

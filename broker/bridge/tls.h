@@ -13,8 +13,8 @@
  * never does so by itself). Each side counts what it writes and changes the key of that direction
  * alone; the other side follows when it reads the KeyUpdate, which lies in the stream of records.
  *
- * A struct cwb_tls_end never touches a socket: what came is handed to cwb_tls_feed(), what is to go
- * is appended to its `out`. One thread at a time.
+ * A struct cwb_tls_end never touches a socket: what came is set as its `in`, what is to go is
+ * appended to its `out`. One thread at a time.
  */
 #ifndef CW_BRIDGE_TLS_H
 #define CW_BRIDGE_TLS_H
@@ -29,8 +29,7 @@
 /* So many records are written with one key at most (of AES-GCM, RFC 8446, 5.5: 2^24.5). */
 #define CWB_TLS_REKEY_RECORDS (1u << 22)
 
-struct cwb_tls;     /* the node's */
-struct cwb_tls_end; /* one contact's */
+struct cwb_tls; /* the node's */
 
 struct cwb_bytes { /* grows */
     uint8_t *data;

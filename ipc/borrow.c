@@ -241,7 +241,10 @@ int cw_array_borrow(cw_client *client, const void *address, uint64_t size_bytes,
     code = cw_loan_take(client, address, size_bytes, true, out, loan); /* of a known allocation */
     if (code != -ENOENT)
         return code;
-    pthread_mutex_lock(&client->borrow_lock);
+    struct cw_brief brief = {.begun_ns = cw_now_ns()};
+    code = cw_brief_lock(&client->borrow_lock, &brief, 0);
+    if (code)
+        return code;
     code = cw_loan_take(client, address, size_bytes, true, out, loan);
     if (code == -ENOENT) {
         code = adopt(client, gpu, address, size_bytes);

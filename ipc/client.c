@@ -138,7 +138,7 @@ static void close_fd(int *fd) {
     *fd = -1;
 }
 
-static void client_free(cw_client *client) {
+void cw_client_free(cw_client *client) {
     while (client->array_pool) {
         cw_array *array = client->array_pool;
         client->array_pool = array->next;
@@ -148,6 +148,7 @@ static void client_free(cw_client *client) {
     cw_loans_deinit(client);
     cw_heaps_deinit(client);
     cw_leases_deinit(client);
+    cw_posts_deinit(client);
     if (client->root)
         cw_directory_reader_deinit(&client->directory);
     cw_segment_close(&client->session_segment);
@@ -179,20 +180,20 @@ void cw_client_unref(cw_client *client) {
     cw_fork_unregister(client);
     if (!cw_fences_deinit(client))
         return; /* GPU work of ours goes on: the session ends with the process */
-    if (!cw_client_forked(client) && !CW_LOAD(K3, &client->lost, relaxed))
-        cw_lane_post(client, CW_OP_BYE, NULL, 0);
-    client_free(client);
+    if (cw_client_forked(client) || CW_LOAD(K3, &client->lost, relaxed) || !cw_posts_leave(client))
+        cw_client_free(client);
 }
 
 /* ---- the beginning ---- */
 
+/* For the directory: its reader has client->lock, and looks again at what may have moved. */
 static int fetch_segment(void *context, uint32_t kind, uint64_t which, struct cw_segment *out) {
     cw_client *client = context;
     struct cw_segment_request request = {.kind = kind, .which = which};
     struct cw_segment_reply reply;
     struct cw_fds fds = {.count = 1};
-    int code = cw_socket_call(client, CW_OP_SEGMENT_OPEN, &request, sizeof request, NULL, &reply,
-                              sizeof reply, &fds, true);
+    int code = cw_socket_call_apart(client, &client->lock, CW_OP_SEGMENT_OPEN, &request,
+                                    sizeof request, NULL, &reply, sizeof reply, &fds);
     if (code)
         return code;
     code = cw_segment_open(fds.fd[0], reply.size_bytes, kind, false, 0, out);
@@ -248,7 +249,7 @@ static int say_hello(cw_client *client) {
     struct cw_hello_reply reply;
     client->sock_until_ns = cw_now_ns() + CONNECT_LIMIT_NS; /* a stopped broker accepts, too */
     int code = cw_socket_call(client, CW_OP_HELLO, &hello, sizeof hello, &send, &reply,
-                              sizeof reply, &received, true);
+                              sizeof reply, &received);
     client->sock_until_ns = 0;
     close(pidfd);
     if (code)
@@ -281,7 +282,7 @@ static cw_client *client_new(const struct cw_address *address, const char *name_
     pthread_cond_init(&client->moved, NULL);
     if (client->address && client->log_path)
         return client;
-    client_free(client);
+    cw_client_free(client);
     return NULL;
 }
 
@@ -351,7 +352,7 @@ static int connect_client(const struct cw_address *address, const char *name_spa
     else {
         /* K3: this thread stored it. */
         *ended = code == -ECONNRESET && CW_LOAD(K3, &client->lost, relaxed);
-        client_free(client);
+        cw_client_free(client);
     }
     return code;
 }

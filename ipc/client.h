@@ -6,8 +6,12 @@
  *   client->lock       slabs, leases, allocator, directory reader, array structs
  *   client->sock_lock  one request at a time over the socket
  *   client->lane_lock  both ends of the lane, the list of calls under way
- * Nobody waits for the broker with lane_lock held, but for room in the request ring; there it
- * drains the replies meanwhile, so that both sides cannot wait for each other.
+ * Nobody waits for the broker with client->lock or lane_lock held: who has to ask it gives them up
+ * meanwhile, and looks again afterwards at what others may have changed. So a broker that stands
+ * still stops only those who need its answer, and a signal ends their wait. sock_lock is held
+ * while the socket's answer is waited for; it is taken in naps that a signal ends too. What needs no
+ * answer waits for nobody (post.c). Only fork() cannot be ended: there the wait is bounded by
+ * CW_FORK_PATIENCE_NS.
  *
  * After fork the child's copy is dead: forked is set, nothing of it is written that the parent
  * shares, and only mappings and the inherited socket are kept (a parent whose child lives on is not
@@ -40,6 +44,9 @@
 #define CW_LARGE_BYTES       (1ull << 20)
 #define CW_CHECK_INTERVAL_NS 250000000  /* how old the knowledge may be that the broker lives */
 #define CW_PATIENCE_NS       1000000000 /* a request ends by a signal after so long */
+#define CW_FORK_PATIENCE_NS  10000000000 /* fork() waits so long for the broker, each time twice */
+#define CW_NAP_NS            50000
+#define CW_NAP_NS_MOST       25600000
 #define CW_FDS_MAX           4u         /* descriptors of one message */
 
 /* What this process holds of one block. */
@@ -147,12 +154,23 @@ struct cw_call {
     struct cw_call *next;
 };
 
+/* A request that needs no answer and found no room. */
+struct cw_post {
+    struct cw_post *next;
+    uint16_t op;
+    uint32_t body_bytes;
+    uint8_t body[];
+};
+
 struct cw_lane {
     struct cw_ring_producer requests;
     struct cw_ring_consumer replies;
     uint64_t next_id;
     struct cw_call *calls;
     struct cw_call *receiver; /* whose thread waits for the broker, on behalf of all */
+    struct cw_post *posts, *posts_last; /* post.c: what goes before anything else */
+    bool postman;                       /* a thread of ours sees to that; it has a reference */
+    bool leaving;                       /* the last reference is that one: it frees the client */
 };
 
 struct cw_client {
@@ -196,7 +214,7 @@ struct cw_client {
 
     pthread_mutex_t sock_lock;
     uint64_t sock_id;
-    int64_t sock_until_ns; /* > 0: a request over the socket is given up then (HELLO alone) */
+    int64_t sock_until_ns; /* > 0: a request over the socket is given up then (HELLO, FORK) */
 
     pthread_mutex_t door_lock; /* never waited for */
     int door;                  /* door.c: to the bridge; -1: none */
@@ -209,7 +227,7 @@ struct cw_client {
     struct cw_client *list_prev, *list_next;
     int lifeline[2];    /* parent, while it forks */
     int lifeline_child; /* child: open while inherited arrays are left that were not renewed */
-    bool fork_locked;
+    bool fork_asks; /* while it forks: sock_lock was taken */
 };
 
 struct cw_array {
@@ -248,6 +266,32 @@ void cw_client_reason(cw_client *client, const char *text, uint32_t text_bytes);
 /* Is the socket at its end? No lock, does not block. */
 bool cw_client_hung_up(const cw_client *client);
 
+/* Everything of it goes. The last reference was given up. */
+void cw_client_free(cw_client *client);
+
+/* A wait that a signal ends, but not before CW_PATIENCE_NS: most last some microseconds, and the
+ * caller could not tell what became of the request. A signal that came before is not forgotten. */
+struct cw_brief {
+    int64_t begun_ns;
+    int64_t nap_ns; /* the last nap's length */
+    bool signalled;
+};
+/* Sleeps: CW_NAP_NS at first, then longer and longer, up to CW_NAP_NS_MOST, since a signal that comes
+ * between two naps is not seen. True: a signal came. */
+bool cw_brief_nap(struct cw_brief *brief);
+/* Is it to end by a signal? Notes one that came just now. */
+bool cw_brief_over(struct cw_brief *brief, bool came);
+/* How long it may sleep at most: -1 for ever. */
+int64_t cw_brief_left_ns(const struct cw_brief *brief);
+/* Until when this thread's waits at the socket may last, signal or not: for who was given a time by
+ * his caller, and cannot tell what he will have to ask for. timeout_ns < 0: for ever. Then back to
+ * what it returned. -ETIMEDOUT ends them. */
+int64_t cw_brief_limit(int64_t timeout_ns);
+void cw_brief_unlimit(int64_t before);
+/* Takes a lock that somebody may hold while he waits for the broker. until_ns: where no
+ * signal is to end it; 0: one does. 0, -EINTR, -ETIMEDOUT. */
+int cw_brief_lock(pthread_mutex_t *lock, struct cw_brief *brief, int64_t until_ns);
+
 /* ---- socket.c: requests with descriptors ---- */
 struct cw_fds {
     int fd[CW_FDS_MAX];
@@ -257,20 +301,31 @@ void cw_fds_close(struct cw_fds *fds);
 /*
  * One request and its reply. send: descriptors that stay the caller's, or NULL. reply: exactly
  * reply_bytes on success. received: exactly received->count descriptors on success, the caller's; 0
- * of them otherwise. Blocks. The caller holds sock_lock. interruptible: a signal may end it after
- * CW_PATIENCE_NS.
+ * of them otherwise. Blocks; a signal may end it after CW_PATIENCE_NS. _locked: the caller holds
+ * sock_lock, and no signal ends it, but sock_until_ns.
  */
 int cw_socket_call_locked(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes,
                           const struct cw_fds *send, void *reply, uint32_t reply_bytes,
-                          struct cw_fds *received, bool interruptible);
+                          struct cw_fds *received);
 int cw_socket_call(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes,
                    const struct cw_fds *send, void *reply, uint32_t reply_bytes,
-                   struct cw_fds *received, bool interruptible);
+                   struct cw_fds *received);
+/* The same for who holds a lock (client->lock, or that of the fences), which is given up meanwhile:
+ * what it guards may be another afterwards. */
+int cw_socket_call_apart(cw_client *client, pthread_mutex_t *lock, uint16_t op, const void *body,
+                         uint32_t body_bytes, const struct cw_fds *send, void *reply,
+                         uint32_t reply_bytes, struct cw_fds *received);
 
 /* ---- lane.c: all other requests ---- */
 void cw_lane_init(cw_client *client);
-/* A request without a reply. Blocks while the ring is full. 0 or -ECONNRESET. */
+/* A request without a reply. Does not block: where there is no room it is kept, and goes before any
+ * later request (post.c). 0, -ECONNRESET, or -EDQUOT: there is no memory to keep it. */
 int cw_lane_post(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes);
+/* The same, for what must be in the ring before anything else happens: -EAGAIN where there is no
+ * room. Does not block. */
+int cw_lane_push(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes);
+/* Lets a moment pass in which there may come room. Without any lock. 0, -EINTR, -ECONNRESET. */
+int cw_lane_await_room(cw_client *client, struct cw_brief *brief);
 /* The same, and never blocks. -EAGAIN: the ring is full, or another thread is at it. -ECONNRESET,
  * and -EPROTO: the ring is damaged. No detail text. */
 int cw_lane_offer(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes);
@@ -308,25 +363,49 @@ int cw_lane_take(cw_client *client, cw_on_reply *on_reply, void *context);
 bool cw_lane_rest(cw_client *client);
 void cw_lane_rise(cw_client *client);
 
+/* Writes a request if there is room, and nothing is kept that has to go before it: 0, -EAGAIN,
+ * -EPROTO. The caller holds lane_lock, and calls cw_lane_ring() then. */
+int cw_lane_write(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
+                  uint32_t count);
+/* The same, before what is kept. */
+int cw_lane_put(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
+                uint32_t count);
+/* Takes all replies out of the ring. The caller holds lane_lock. -EPROTO: the ring is damaged. */
+int cw_lane_drain(cw_client *client);
+
+/* ---- post.c: what goes without an answer; the caller holds lane_lock ---- */
+/* Keeps a request that found no room. 0, -EDQUOT. */
+int cw_post_keep(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes);
+/* Writes what is kept. 0: nothing is left; -EAGAIN, -EPROTO. */
+int cw_posts_write(cw_client *client);
+void cw_posts_deinit(cw_client *client);
+/* The last reference is gone: says so to the broker. True: the postman does, and frees the client.
+ * The caller does NOT hold lane_lock. */
+bool cw_posts_leave(cw_client *client);
+
 /* ---- lease.c; the caller holds client->lock ---- */
+/* Makes sure that so many leases may be taken at once. May give the lock up meanwhile: whatever is
+ * not held may be gone afterwards. 0, -EDQUOT, -EINTR, -ECONNRESET. */
+int cw_leases_room(cw_client *client, uint32_t count);
 int cw_leases_init(cw_client *client);
 void cw_leases_deinit(cw_client *client);
-/* Takes one more hold on generation gen of a block. 0, -ESTALE, -EDQUOT, -ECONNRESET. */
+/* Takes one more hold on generation gen of a block. There is room. 0, -ESTALE. */
 int cw_lease_hold(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen);
-/* For a block that is still FREE and about to be carved: only the slot is stored. */
-int cw_lease_hold_new(cw_client *client, struct cw_slab *slab, uint32_t block);
+/* For a block that is still FREE and about to be carved: only the slot is stored. There is room. */
+void cw_lease_hold_new(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* Gives one hold back. The last one tells the broker where it must, and frees our own private
  * blocks. */
 void cw_lease_release(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen);
 
 /* ---- slab.c; the caller holds client->lock ---- */
-/* The slab, with its table mapped: from the cache, or from the broker. -ESTALE when it is gone. */
+/* The slab, with its table mapped: from the cache, or from the broker, and room for a lease. The
+ * lock is given up where the broker is asked, here and in the next three. -ESTALE: it is gone. */
 int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out);
 /* Maps the data that way if it is not. */
 int cw_slab_map(cw_client *client, struct cw_slab *slab, bool readonly);
 /* Where its data begin, mapped that way. */
 void *cw_slab_base(const struct cw_slab *slab, bool readonly);
-/* Hands a new slab to the broker. data and table stay the caller's on failure; on success both are
+/* Hands a new slab to the broker; a signal may end that. data and table stay the caller's on failure; on success both are
  * taken over, and the slab is own. capacity: of the table. */
 int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_info *info,
                 int data_fd, struct cw_segment *table, struct cw_slab **out);
@@ -383,12 +462,13 @@ void cw_kept_trim(cw_client *client, struct cw_heap *heap);
 bool cw_kept_drop(cw_client *client);
 
 /* ---- full.c; without client->lock ---- */
-/* Has the broker look at all that this process has let go of. True: something of the heap came
- * back. */
-bool cw_full_ask(cw_client *client, struct cw_heap *heap);
-/* Waits until something of the heap comes back. False: nothing is on its way, or the time is over.
+/* Has the broker look at all that this process has let go of. 1: something of the heap came
+ * back; 0; -EINTR. */
+int cw_full_ask(cw_client *client, struct cw_heap *heap);
+/* Waits until something of the heap comes back: 1. 0: nothing is on its way, or the time is over.
+ * -EINTR: a signal came.
  * *until_ns: 0 at first, then when that is. Blocks CW_FULL_WAIT_MS at most, over all calls. */
-bool cw_full_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns);
+int cw_full_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns);
 /* -EDQUOT with a sentence, and whether anything was waited for. */
 int cw_full_told(const struct cw_heap *heap, int64_t until_ns, const char *sentence);
 

@@ -48,7 +48,7 @@ static void set_state(cw_client *client, struct cw_evictable *it, enum cw_evict_
 static bool is_settled(cw_client *client, const cw_array *array) {
     struct cw_order *order = cw_order_of(array->slab->table, array->block);
     struct cw_order_seen seen;
-    bool whole = true;
+    bool whole = true, final;
     if (!cw_order_passed(client, array->slab, array->block))
         return false;
     cw_order_see(order, &seen);
@@ -58,7 +58,7 @@ static bool is_settled(cw_client *client, const cw_array *array) {
         return true; /* no stream ever used anything */
     pthread_mutex_lock(&client->fences->lock);
     for (unsigned i = 0; i < CW_ORDER_WAITED && whole; i++)
-        whole = !seen.waited[i] || cw_stamp_look(client, client->fences, seen.waited[i]) > 0;
+        whole = !seen.waited[i] || cw_stamp_known(client->fences, seen.waited[i], &final) > 0;
     pthread_mutex_unlock(&client->fences->lock);
     return whole;
 }

@@ -45,7 +45,15 @@ static struct cw_page_of_fences *find_page(struct cw_fences *fences, uint32_t nu
     return page;
 }
 
-/* Asks the broker for a page, by its number or (0) a new one. The lock is held. */
+static void note_page(struct cw_fences *fences, struct cw_page_of_fences *page, uint32_t number) {
+    page->number = number;
+    page->gpu = -1;
+    page->next = fences->pages[number % CW_FENCE_BUCKETS];
+    fences->pages[number % CW_FENCE_BUCKETS] = page;
+}
+
+/* Asks the broker for a page, by its number or (0) a new one. The lock is held, and given up
+ * meanwhile. -ENOENT: its session is dead and buried, which is noted. */
 static int fetch_page(cw_client *client, struct cw_fences *fences, uint32_t number,
                       struct cw_page_of_fences **out) {
     struct cw_fence_page request = {.page = number}, info;
@@ -53,8 +61,21 @@ static int fetch_page(cw_client *client, struct cw_fences *fences, uint32_t numb
     struct cw_page_of_fences *page = calloc(1, sizeof *page);
     if (!page)
         return cw_fail(-EDQUOT, "no memory for a page of fences");
-    int code = cw_socket_call(client, number ? CW_OP_FENCES_OPEN : CW_OP_FENCES_ADD, &request,
-                              number ? sizeof request : 0, NULL, &info, sizeof info, &fds, true);
+    int code = cw_socket_call_apart(client, &fences->lock,
+                                    number ? CW_OP_FENCES_OPEN : CW_OP_FENCES_ADD, &request,
+                                    number ? sizeof request : 0, NULL, &info, sizeof info, &fds);
+    struct cw_page_of_fences *known = number ? find_page(fences, number) : NULL;
+    if (known) { /* another thread was quicker */
+        if (code == 0)
+            cw_fds_close(&fds);
+        free(page);
+        *out = known;
+        return known->fences ? 0 : -ENOENT;
+    }
+    if (code == -ENOENT && number) {
+        note_page(fences, page, number);
+        return code;
+    }
     if (code == 0)
         code = cw_segment_open(fds.fd[0], CW_PAGE + CW_FENCES_PER_PAGE * sizeof(struct cw_fence),
                                CW_SEGMENT_FENCES, true, 0, &page->segment);
@@ -63,11 +84,8 @@ static int fetch_page(cw_client *client, struct cw_fences *fences, uint32_t numb
         return code;
     }
     cw_segment_close_fd(&page->segment);
-    page->number = info.page;
-    page->gpu = -1;
     page->fences = (struct cw_fence *)((uint8_t *)page->segment.base + CW_PAGE);
-    page->next = fences->pages[page->number % CW_FENCE_BUCKETS];
-    fences->pages[page->number % CW_FENCE_BUCKETS] = page;
+    note_page(fences, page, info.page);
     *out = page;
     return 0;
 }
@@ -79,6 +97,7 @@ int cw_fence_take(cw_client *client, struct cw_fences *fences, int gpu, uint32_t
         int code = fetch_page(client, fences, 0, &page);
         if (code)
             return code;
+        /* Where another thread fetched one, too, the rest of that is left unused. */
         page->gpu = gpu;
         fences->own[gpu].page = page;
         fences->own[gpu].used = 0;
@@ -97,6 +116,8 @@ int cw_fence_find(cw_client *client, struct cw_fences *fences, cw_stamp stamp,
         if (code)
             return code;
     }
+    if (!(*page)->fences)
+        return -ENOENT;
     *out = &(*page)->fences[fence % CW_FENCES_PER_PAGE];
     return 0;
 }
@@ -110,6 +131,37 @@ int cw_stamp_look(cw_client *client, struct cw_fences *fences, cw_stamp stamp) {
     if (code == -ENOENT)
         return -EOWNERDEAD; /* its session is dead and buried */
     return code ? code : cw_fence_poll(fence, cw_stamp_value(stamp));
+}
+
+int cw_stamp_known(struct cw_fences *fences, cw_stamp stamp, bool *final) {
+    uint32_t fence = cw_stamp_fence(stamp), number = fence / CW_FENCES_PER_PAGE;
+    struct cw_page_of_fences *page = find_page(fences, number);
+    *final = !number || (page && !page->fences);
+    if (*final)
+        return -EOWNERDEAD;
+    if (!page) {
+        fences->unknown = number;
+        return 0;
+    }
+    *final = cw_fence_is_final(&page->fences[fence % CW_FENCES_PER_PAGE]);
+    return cw_fence_poll(&page->fences[fence % CW_FENCES_PER_PAGE], cw_stamp_value(stamp));
+}
+
+bool cw_fences_learn(cw_client *client) {
+    struct cw_page_of_fences *page;
+    int code = -ENOENT;
+    pthread_mutex_lock(&client->lock);
+    struct cw_fences *fences = client->fences; /* once made it stays */
+    pthread_mutex_unlock(&client->lock);
+    if (!fences)
+        return false;
+    pthread_mutex_lock(&fences->lock);
+    uint32_t number = fences->unknown;
+    fences->unknown = 0;
+    if (number && !find_page(fences, number))
+        code = fetch_page(client, fences, number, &page);
+    pthread_mutex_unlock(&fences->lock);
+    return number && (code == 0 || code == -ENOENT);
 }
 
 bool cw_stamp_is_final(cw_client *client, struct cw_fences *fences, cw_stamp stamp) {
@@ -195,9 +247,10 @@ bool cw_order_passed(cw_client *client, struct cw_slab *slab, uint32_t block) {
     pthread_mutex_lock(&fences->lock);
     for (unsigned i = 0; i <= CW_ORDER_READS && passed; i++) {
         cw_stamp stamp = i < CW_ORDER_READS ? seen.reads[i] : seen.write;
-        int state = stamp ? cw_stamp_look(client, fences, stamp) : 1;
+        bool final = false;
+        int state = stamp ? cw_stamp_known(fences, stamp, &final) : 1;
         /* Of the dead: not before nothing of them can land any more. */
-        passed = state > 0 || (state == -EOWNERDEAD && cw_stamp_is_final(client, fences, stamp));
+        passed = state > 0 || (state == -EOWNERDEAD && final);
     }
     pthread_mutex_unlock(&fences->lock);
     return passed;

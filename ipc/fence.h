@@ -22,7 +22,8 @@
  * handles): waits for its sake are done by the CPU, and its work is stamped through a stream of
  * ours that waits for an event. In a stream that is being captured every call here is -EINVAL.
  *
- * Owner: the client, under its fences' own lock, which is never held while anything waits. Dies the
+ * Owner: the client, under its fences' own lock, which is never held while anything waits: not for
+ * work, and not for the broker, who is asked for a page that was not met before. Dies the
  * process: the broker notes and poisons; what it had submitted may still run, and its memory comes
  * back only after the poison is final. Dies the broker: pages stay mapped and go on working among
  * those who have them; a stamp whose page is not mapped here is -ECONNRESET.
@@ -39,7 +40,7 @@
 
 #define CW_FENCE_BUCKETS 64u
 
-struct cw_page_of_fences { /* never unmapped */
+struct cw_page_of_fences { /* never unmapped; fences NULL: its session is dead and buried */
     uint32_t number;
     int gpu;           /* whose streams write it: the ordinal; -1: another process's page */
     bool registered;   /* with CUDA */
@@ -63,6 +64,7 @@ struct cw_fences { /* of one client */
     } own[CW_GPUS_MAX];
     uint64_t broken; /* bit i: the context of GPU i is */
     bool untold;     /* some pages are */
+    uint32_t unknown; /* a page that somebody met who could not ask for it; 0: none */
     struct cw_stream *streams;
     struct cw_fences *next; /* of this process; broken.c */
 };
@@ -81,11 +83,17 @@ int cw_fences_of(cw_client *client, struct cw_fences **out);
 /* A new fence of ours for a stream of that GPU. The fences' lock is held. */
 int cw_fence_take(cw_client *client, struct cw_fences *fences, int gpu, uint32_t *number,
                   struct cw_page_of_fences **page);
-/* The fence of a stamp. -ENOENT: its session is dead and buried. The fences' lock is held. */
+/* The fence of a stamp. -ENOENT: its session is dead and buried. The fences' lock is held, and given
+ * up where the page has to be asked for. */
 int cw_fence_find(cw_client *client, struct cw_fences *fences, cw_stamp stamp,
                   struct cw_page_of_fences **page, struct cw_fence **out);
-/* cw_stamp_poll() with the fences' lock held. */
+/* cw_stamp_poll() with the fences' lock held; given up as above. */
 int cw_stamp_look(cw_client *client, struct cw_fences *fences, cw_stamp stamp);
+/* The same, and asks nobody: 0 also where the page is not mapped, which is noted for
+ * cw_fences_learn(). *final: can nothing of it land any more? The fences' lock is held. */
+int cw_stamp_known(struct cw_fences *fences, cw_stamp stamp, bool *final);
+/* Opens the page that was noted. True: that may make a difference. Without any lock. */
+bool cw_fences_learn(cw_client *client);
 /* cw_stamp_wait() with what is left of a patience. */
 int cw_stamp_await(cw_client *client, cw_stamp stamp, struct cw_patience *patience);
 
@@ -101,7 +109,7 @@ bool cw_stamp_is_final(cw_client *client, struct cw_fences *fences, cw_stamp sta
  * May the owner carve this block anew? True when its last write and all reads have passed or belong
  * to the dead (whose poison is final). Called by the heap with client->lock held, so it never asks
  * the broker and never blocks: a page that is not mapped counts as not passed, and is noted to be
- * opened at the next call without the lock.
+ * opened without the lock (cw_fences_learn), by who needs memory.
  */
 bool cw_order_passed(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* Waits on the CPU until nobody's work on the array is under way, complete or dead: before a copy

@@ -38,13 +38,17 @@ static void publish_held(cw_client *client) {
     }
 }
 
-/* Has the leases held for the child. If that fails (the broker is gone, no descriptors) the child
- * still has the mappings; a renewal may then find its array stale. */
+/* Has the leases held for the child. If that fails (the broker is gone, or stands still for
+ * CW_FORK_PATIENCE_NS, no descriptors) the child still has the mappings; a renewal may then find its
+ * array stale. */
 static void begin_lifeline(cw_client *client) {
     if (client->leases.held == 0 || pipe2(client->lifeline, O_CLOEXEC) < 0)
         return;
     struct cw_fds send = {.fd = {client->lifeline[0]}, .count = 1};
-    if (cw_socket_call_locked(client, CW_OP_FORK, NULL, 0, &send, NULL, 0, NULL, false) != 0)
+    client->sock_until_ns = cw_now_ns() + CW_FORK_PATIENCE_NS;
+    int code = cw_socket_call_locked(client, CW_OP_FORK, NULL, 0, &send, NULL, 0, NULL);
+    client->sock_until_ns = 0;
+    if (code)
         close_end(&client->lifeline[1]);
     else
         publish_held(client);
@@ -55,8 +59,12 @@ static void before_fork(void) {
     pthread_mutex_lock(&list_lock);
     for (cw_client *client = clients; client; client = client->list_next) {
         pthread_mutex_lock(&client->lock);
-        pthread_mutex_lock(&client->sock_lock);
-        if (!cw_client_forked(client) && !CW_LOAD(K3, &client->lost, relaxed))
+        /* Another thread may wait there for a broker that stands still. */
+        struct cw_brief brief = {.begun_ns = cw_now_ns()};
+        client->fork_asks = cw_brief_lock(&client->sock_lock, &brief,
+                                          brief.begun_ns + CW_FORK_PATIENCE_NS) == 0;
+        if (client->fork_asks && !cw_client_forked(client) &&
+            !CW_LOAD(K3, &client->lost, relaxed))
             begin_lifeline(client);
         pthread_mutex_lock(&client->lane_lock);
     }
@@ -64,7 +72,8 @@ static void before_fork(void) {
 
 static void unlock_all(cw_client *client) {
     pthread_mutex_unlock(&client->lane_lock);
-    pthread_mutex_unlock(&client->sock_lock);
+    if (client->fork_asks)
+        pthread_mutex_unlock(&client->sock_lock);
     pthread_mutex_unlock(&client->lock);
 }
 
@@ -83,6 +92,9 @@ static void after_fork_child(void) {
             CW_STORE(K4, &client->forked, 1, relaxed);
             client->lifeline_child = client->lifeline[1];
             client->lifeline[1] = -1;
+            if (client->lane.postman) /* it is the parent's, and so is its reference */
+                CW_ADD(K6, &client->references, -1u, relaxed);
+            client->lane.postman = false;
         }
         unlock_all(client);
     }

@@ -8,16 +8,21 @@
  * most ($CAUSEWAY_FULL_WAIT_MS), in naps. Where nothing is on its way nobody waits.
  *
  * No state of its own. The caller holds no lock. If another process holds an array for good, or
- * dies, or the broker does, the wait ends with its time.
+ * dies, or the broker does, the wait ends with its time, and by a signal at once.
  */
 #include <stdlib.h>
 #include <time.h>
 
 #include "ipc/client.h"
+#include "ipc/fence.h"
 #include "shm/wait.h"
 
 #define NAP_NS      20000
 #define NAP_NS_MOST 2000000
+
+/* Until when this thread's last wait would have lasted, if a signal ended it: who asks again, since
+ * the signal's handler wants him to, gets no more time by it. */
+static __thread int64_t resumes_ns;
 
 static int64_t patience_ns(void) {
     const char *text = getenv("CAUSEWAY_FULL_WAIT_MS");
@@ -38,36 +43,46 @@ static bool on_its_way(cw_client *client, struct cw_heap *heap, uint64_t *given)
     bool any = heap->pending || heap->draining;
     *given = heap->given;
     pthread_mutex_unlock(&client->lock);
+    if (any && cw_fences_learn(client))
+        return on_its_way(client, heap, given); /* now it can be told of more */
     return any;
 }
 
-bool cw_full_ask(cw_client *client, struct cw_heap *heap) {
+int cw_full_ask(cw_client *client, struct cw_heap *heap) {
     uint64_t before, now;
     bool any = on_its_way(client, heap, &before);
-    if (!any || cw_ping(client) != 0) /* a lost broker shows at the next call */
-        return false;
+    int code = any ? cw_ping(client) : -ENOENT;
+    if (code)
+        return code == -EINTR ? code : 0; /* a lost broker shows at the next call */
     on_its_way(client, heap, &now);
     return now != before;
 }
 
-bool cw_full_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns) {
+int cw_full_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns) {
     struct timespec nap = {.tv_nsec = NAP_NS};
     uint64_t before, now;
     if (!on_its_way(client, heap, &before))
-        return false;
-    if (!*until_ns)
-        *until_ns = cw_now_ns() + patience_ns();
+        return 0;
+    if (!*until_ns) {
+        int64_t now_ns = cw_now_ns();
+        *until_ns = now_ns < resumes_ns ? resumes_ns : now_ns + patience_ns();
+        resumes_ns = 0;
+    }
     while (cw_now_ns() < *until_ns && cw_client_usable(client) == 0) {
-        nanosleep(&nap, NULL);
+        bool signalled = nanosleep(&nap, NULL) < 0;
         bool more = on_its_way(client, heap, &now);
         if (now != before)
-            return true;
+            return 1;
+        if (signalled) {
+            resumes_ns = *until_ns;
+            return cw_fail(-EINTR, "a signal came while waiting for memory of a full GPU");
+        }
         if (!more)
             break;
         if (nap.tv_nsec < NAP_NS_MOST)
             nap.tv_nsec *= 2;
     }
-    return false;
+    return 0;
 }
 
 int cw_full_told(const struct cw_heap *heap, int64_t until_ns, const char *sentence) {

@@ -58,6 +58,32 @@ static int check_transits(cw_client *client) {
     return 0;
 }
 
+/* Others may know of the array from now on, and (transit) the broker holds it for the handle. That
+ * must stand in the ring before the handle leaves (or the broker, which reads the rings before it
+ * takes a block back, would not see it): -EAGAIN where there is no room. */
+static int begin_transit(cw_array *array, int transit, cw_handle *handle) {
+    cw_client *client = array->client;
+    int code = 0;
+    pthread_mutex_lock(&client->lock);
+    struct cw_extent *extent = array->slab->locals[array->block].extent;
+    if (extent)
+        extent->published = true;
+    if (transit) {
+        /* Under the lock: a session's tokens rise in the order of its BEGINs. */
+        handle->token = (uint64_t)client->session << 32 | (client->transits + 1);
+        struct cw_block_ref ref = {.token = handle->token,
+                                   .slab = handle->slab,
+                                   .block = handle->block,
+                                   .gen = handle->gen};
+        code = cw_lane_push(client, CW_OP_TRANSIT_BEGIN, &ref, sizeof ref);
+        client->transits += code == 0;
+        if (extent && code == 0)
+            extent->told = true; /* the broker knows of it, and looks when the transit ends */
+    }
+    pthread_mutex_unlock(&client->lock);
+    return code;
+}
+
 static int export(cw_array *array, int transit, cw_handle *out) {
     int code = cw_array_usable(array);
     if (code)
@@ -74,28 +100,19 @@ static int export(cw_array *array, int transit, cw_handle *out) {
                         .gen = array->gen,
                         .offset_bytes = array->offset_bytes,
                         .size_bytes = array->size_bytes};
+    struct cw_brief brief = {.begun_ns = cw_now_ns()};
     if (transit)
         code = check_transits(client);
     if (code)
         return code;
-    pthread_mutex_lock(&client->lock);
-    struct cw_extent *extent = array->slab->locals[array->block].extent;
-    if (extent)
-        extent->published = true;
-    if (transit) {
-        /* Under the lock: a session's tokens rise in the order of its BEGINs. */
-        handle.token = (uint64_t)client->session << 32 | ++client->transits;
-        struct cw_block_ref ref = {
-            .token = handle.token, .slab = handle.slab, .block = handle.block, .gen = handle.gen};
-        code = cw_lane_post(client, CW_OP_TRANSIT_BEGIN, &ref, sizeof ref);
-        if (extent && code == 0)
-            extent->told = true; /* the broker knows of it, and looks when the transit ends */
+    while ((code = begin_transit(array, transit, &handle)) == -EAGAIN) {
+        code = cw_lane_await_room(client, &brief);
+        if (code)
+            return code;
     }
-    pthread_mutex_unlock(&client->lock);
-    if (code)
-        return code;
-    *out = handle;
-    return 0;
+    if (code == 0)
+        *out = handle;
+    return code;
 }
 
 int cw_array_export(cw_array *array, int transit, cw_handle *out) {

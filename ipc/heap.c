@@ -231,22 +231,18 @@ int cw_heap_divide(struct cw_slab *slab, struct cw_carver *carver, bool clean) {
 }
 
 /* Carves from what we own. NULL slab: no room. */
-static int carve(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, struct cw_slab **out,
-                 uint32_t *block, uint64_t *gen, bool *clean) {
+static void carve(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+                  struct cw_slab **out, uint32_t *block, uint64_t *gen, bool *clean) {
     uint64_t align = size_bytes >= CW_LARGE_BYTES ? CW_LARGE_ALIGN_BYTES : CW_CARVE_UNIT;
     if (align < heap->backend->align_bytes)
         align = heap->backend->align_bytes;
     *out = NULL;
     struct cw_extent *extent = cw_carve_take(&heap->carver, size_bytes ? size_bytes : 1, align);
     if (!extent)
-        return 0;
+        return;
     struct cw_slab *slab = extent->arena->user;
     uint32_t number = slab->blocks_free ? slab->blocks[slab->blocks_free - 1] : slab->blocks_used;
-    int code = cw_lease_hold_new(client, slab, number);
-    if (code) {
-        cw_carve_give(extent);
-        return code;
-    }
+    cw_lease_hold_new(client, slab, number);
     if (slab->blocks_free)
         slab->blocks_free--;
     else
@@ -267,7 +263,6 @@ static int carve(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, s
     *block = number;
     *gen = extent->gen;
     *clean = extent->clean;
-    return 0;
 }
 
 /* The size of the slab that an array of this size calls for, and how many blocks it has. */
@@ -348,24 +343,38 @@ static int make_slab(cw_client *client, struct cw_heap *heap, uint64_t size_byte
     }
 }
 
+/* The same, also from what has come back. Without the lock. */
+static int take_carved(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+                       struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
+    *slab = NULL;
+    pthread_mutex_lock(&client->lock);
+    int code = cw_leases_room(client, 1);
+    if (code == 0) {
+        heap->hoards = true; /* what comes back now is about to be used */
+        cw_heap_collect(client, false);
+        carve(client, heap, size_bytes, slab, block, gen, clean);
+        if (!*slab) {
+            cw_heap_collect(client, true);
+            carve(client, heap, size_bytes, slab, block, gen, clean);
+        }
+        heap->hoards = false;
+        if (*slab)
+            cw_kept_trim(client, heap);
+    }
+    pthread_mutex_unlock(&client->lock);
+    /* What no stream is at work on any more, as far as it could be told: now it can. */
+    if (code == 0 && !*slab && cw_fences_learn(client))
+        return take_carved(client, heap, size_bytes, slab, block, gen, clean);
+    return code;
+}
+
 int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
                  struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
     bool adopting = true, dropped = false;
     unsigned asked = 0;
     int64_t until_ns = 0; /* waiting on a full device */
     for (unsigned tries = 0; tries < 2 * ADOPT_TRIES; tries++) {
-        pthread_mutex_lock(&client->lock);
-        heap->hoards = true; /* what comes back now is about to be used */
-        cw_heap_collect(client, false);
-        int code = carve(client, heap, size_bytes, slab, block, gen, clean);
-        if (code == 0 && !*slab) {
-            cw_heap_collect(client, true);
-            code = carve(client, heap, size_bytes, slab, block, gen, clean);
-        }
-        heap->hoards = false;
-        if (code || *slab)
-            cw_kept_trim(client, heap);
-        pthread_mutex_unlock(&client->lock);
+        int code = take_carved(client, heap, size_bytes, slab, block, gen, clean);
         if (code || *slab)
             return code;
         if (adopting) {
@@ -387,14 +396,17 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
             snprintf(sentence, sizeof sentence, "%s", cw_detail());
             bool in_vain = cw_evict_in_vain(client, heap, size_bytes);
             int evicted = -ENOENT;
-            bool again = !in_vain && asked++ < ADOPT_TRIES && cw_full_ask(client, heap);
+            int again = in_vain || asked++ >= ADOPT_TRIES ? 0 : cw_full_ask(client, heap);
             if (!again)
                 asked = ADOPT_TRIES; /* as long as that brings anything */
             if (!again && !in_vain) {
                 evicted = cw_evict_one(client, heap);
-                again =
-                    evicted == 0 || (evicted == -ENOENT && cw_full_wait(client, heap, &until_ns));
+                again = evicted == 0         ? 1
+                        : evicted == -ENOENT ? cw_full_wait(client, heap, &until_ns)
+                                             : 0;
             }
+            if (again < 0)
+                return again;
             if (again) {
                 dropped = false;     /* perhaps its slab is empty now */
                 tries = ADOPT_TRIES; /* as often as there are arrays that may leave, or come back */
@@ -433,12 +445,13 @@ int cw_heap_adopt_foreign(cw_client *client, struct cw_heap *heap, int fd, uint6
             close(copy);
         return code;
     }
-    code = cw_heap_divide(*out, &heap->foreign, false);
+    code = cw_leases_room(client, 1);
     if (code == 0)
-        code = cw_lease_hold_new(client, *out, 0);
+        code = cw_heap_divide(*out, &heap->foreign, false);
     if (code)
         cw_slab_close(client, *out);
     else {
+        cw_lease_hold_new(client, *out, 0);
         struct cw_extent *extent = cw_arena_claim(&(*out)->arena, 0, (*out)->arena.size_bytes);
         CW_ASSERT(extent); /* the one extent there is, whole: nothing to allocate */
         extent->published = true;

@@ -5,7 +5,8 @@
  * one is the receiver: it spins a little, then sleeps in poll on {bell, socket}, and takes replies
  * out for everybody. The others sleep on the futex in their struct cw_call, so that a signal
  * interrupts each of them (Ctrl-C). When the receiver has its own reply it hands its part to the
- * next.
+ * next. Who finds the request ring full waits in naps, without the lock, and takes replies out
+ * meanwhile: the broker stops reading requests where it cannot answer.
  *
  * Invariants: while calls wait and the broker lives there is a receiver, or one was promoted. A
  * call is in the list exactly as long as its function runs. The broker's death ends the socket: the
@@ -26,8 +27,6 @@ enum cw_call_word {
     CALL_DONE,     /* status and reply are there */
     CALL_PROMOTED, /* its thread is to become the receiver (or the broker is gone) */
 };
-
-#define ROOM_SLEEP_NS 200000 /* between looks for room in a full request ring */
 
 void cw_lane_init(cw_client *client) {
     cw_ring_producer_init(&client->lane.requests, cw_session_requests(client->session_segment.base),
@@ -78,8 +77,7 @@ static void deliver(cw_client *client, const struct cw_message *head, const void
     call_wake(client, call, CALL_DONE);
 }
 
-/* Takes all replies out of the ring. The caller holds lane_lock. -EPROTO: the ring is damaged. */
-static int drain(cw_client *client) {
+int cw_lane_drain(cw_client *client) {
     struct cw_ring_consumer *replies = &client->lane.replies;
     uint32_t type, length;
     const void *payload;
@@ -125,10 +123,8 @@ static void call_leave(cw_client *client, struct cw_call *call) {
         promote(client);
 }
 
-/* Writes a request if there is room: 0, -EAGAIN, -EPROTO; cw_lane_ring() then wakes the broker. The
- * caller holds lane_lock. */
-static int try_write(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
-                     uint32_t count) {
+int cw_lane_put(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
+                uint32_t count) {
     struct cw_message head = {.size_bytes = sizeof head, .op = op, .id = id};
     uint8_t *place;
     for (uint32_t i = 0; i < count; i++)
@@ -157,32 +153,84 @@ void cw_lane_ring(cw_client *client) {
         ring_doorbell(client);
 }
 
-/* Writes a request. The caller holds lane_lock. While the ring is full it takes replies out, since
- * the broker stops reading requests where it cannot answer; the broker sleeps no longer than it
- * takes to see them. */
+int cw_lane_write(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
+                  uint32_t count) {
+    int code = cw_posts_write(client);
+    return code ? code : cw_lane_put(client, op, id, parts, count);
+}
+
+/* Lets a moment pass, without the lock. True: a signal came. Enters and leaves with lane_lock held.
+ */
+static bool nap(cw_client *client, struct cw_brief *brief) {
+    pthread_mutex_unlock(&client->lane_lock);
+    bool came = cw_brief_nap(brief);
+    pthread_mutex_lock(&client->lane_lock);
+    return came;
+}
+
+/* Writes a request. The caller holds lane_lock, which is given up while there is no room. until_ns:
+ * INT64_MAX for ever. 0; -ECONNRESET; -EINTR, -ETIMEDOUT: it was not written. */
 static int write_request(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
-                         uint32_t count) {
+                         uint32_t count, enum cw_call_mode mode, struct cw_brief *brief,
+                         int64_t until_ns) {
     for (;;) {
         if (CW_LOAD(K3, &client->lost, relaxed))
             return cw_client_lost(client);
-        int code = try_write(client, op, id, parts, count);
+        int code = cw_lane_write(client, op, id, parts, count);
         if (code == 0) {
             cw_lane_ring(client);
             return 0;
         }
-        if (code != -EAGAIN || drain(client) < 0 || cw_client_hung_up(client))
+        if (code != -EAGAIN || cw_lane_drain(client) < 0 || cw_client_hung_up(client))
             return cw_client_lost(client);
-        struct timespec pause = {.tv_nsec = ROOM_SLEEP_NS};
-        nanosleep(&pause, NULL);
+        if (cw_now_ns() >= until_ns)
+            return cw_fail(-ETIMEDOUT, "the broker took no request in time: it is stopped, or "
+                                       "hangs");
+        bool came = nap(client, brief);
+        if (cw_brief_over(brief, came) || (came && mode != CW_CALL_BRIEF))
+            return cw_fail(-EINTR, "a signal came while waiting for the broker");
     }
 }
 
-int cw_lane_post(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes) {
+/* The caller holds lane_lock. keep: where there is no room. */
+static int post(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes, bool keep) {
     struct iovec part = {(void *)(uintptr_t)body, body_bytes};
+    if (CW_LOAD(K3, &client->lost, relaxed))
+        return cw_client_lost(client);
+    int code = cw_lane_write(client, op, ++client->lane.next_id, &part, 1);
+    if (code == 0)
+        cw_lane_ring(client);
+    else if (code != -EAGAIN)
+        code = cw_client_lost(client);
+    else if (keep)
+        code = cw_post_keep(client, op, body, body_bytes);
+    return code;
+}
+
+int cw_lane_post(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes) {
     pthread_mutex_lock(&client->lane_lock);
-    int code = write_request(client, op, ++client->lane.next_id, &part, 1);
+    int code = post(client, op, body, body_bytes, true);
     pthread_mutex_unlock(&client->lane_lock);
     return code;
+}
+
+int cw_lane_push(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes) {
+    pthread_mutex_lock(&client->lane_lock);
+    int code = post(client, op, body, body_bytes, false);
+    pthread_mutex_unlock(&client->lane_lock);
+    return code;
+}
+
+int cw_lane_await_room(cw_client *client, struct cw_brief *brief) {
+    pthread_mutex_lock(&client->lane_lock);
+    bool lost = cw_lane_drain(client) < 0 || cw_client_hung_up(client);
+    bool came = !lost && nap(client, brief);
+    pthread_mutex_unlock(&client->lane_lock);
+    if (lost)
+        return cw_client_lost(client);
+    return cw_brief_over(brief, came)
+               ? cw_fail(-EINTR, "a signal came while waiting for the broker")
+               : 0;
 }
 
 int cw_lane_offer(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes) {
@@ -191,7 +239,7 @@ int cw_lane_offer(cw_client *client, uint16_t op, const void *body, uint32_t bod
         return -EAGAIN; /* another thread may wait for room */
     int code = CW_LOAD(K3, &client->lost, relaxed) ? -ECONNRESET : 0;
     if (code == 0)
-        code = try_write(client, op, ++client->lane.next_id, &part, 1);
+        code = cw_lane_write(client, op, ++client->lane.next_id, &part, 1);
     if (code == 0)
         cw_lane_ring(client);
     pthread_mutex_unlock(&client->lane_lock);
@@ -228,7 +276,7 @@ static int wait_as_receiver(cw_client *client, struct cw_call *call, int64_t lef
         ssize_t got = read(client->bell, rings, sizeof rings);
         (void)got; /* non-blocking: however often it rang, the ring is looked at next */
     }
-    if (count > 0 && pollers[1].revents && drain(client) >= 0 && call_word(call) != CALL_DONE)
+    if (count > 0 && pollers[1].revents && cw_lane_drain(client) >= 0 && call_word(call) != CALL_DONE)
         cw_client_lost(client);
     return code;
 }
@@ -247,28 +295,33 @@ static void spin(cw_client *client, struct cw_call *call) {
         for (int i = 0; i < 32; i++)
             CW_PAUSE();
         pthread_mutex_lock(&client->lane_lock);
-        if (drain(client) < 0)
+        if (cw_lane_drain(client) < 0)
             return;
     }
 }
 
-/* Waits for the reply. Enters and leaves with lane_lock held. 0 when done. */
+/* The shorter of two times, of which -1 is for ever. */
+static int64_t shorter(int64_t a_ns, int64_t b_ns) {
+    return a_ns < 0 ? b_ns : b_ns < 0 || a_ns < b_ns ? a_ns : b_ns;
+}
+
+/* Waits for the reply. Enters and leaves with lane_lock held. until_ns: INT64_MAX for ever. 0 when
+ * done. */
 static int call_wait(cw_client *client, struct cw_call *call, enum cw_call_mode mode,
-                     int64_t timeout_ns) {
-    int64_t begun_ns = cw_now_ns(), left_ns = -1;
+                     struct cw_brief *brief, int64_t until_ns) {
     bool spun = false;
     for (;;) {
-        if (drain(client) < 0)
+        if (cw_lane_drain(client) < 0)
             return cw_client_lost(client);
         if (call_word(call) == CALL_DONE)
             return 0;
         if (CW_LOAD(K3, &client->lost, relaxed))
             return cw_client_lost(client);
-        if (timeout_ns >= 0) {
-            left_ns = begun_ns + timeout_ns - cw_now_ns();
-            if (left_ns <= 0)
-                return cw_fail(-ETIMEDOUT, "nothing came in %.3f s", (double)timeout_ns / 1e9);
-        }
+        int64_t left_ns = until_ns == INT64_MAX ? -1 : until_ns - cw_now_ns();
+        if (until_ns != INT64_MAX && left_ns <= 0)
+            return cw_fail(-ETIMEDOUT, "nothing came in %.3f s",
+                           (double)(until_ns - brief->begun_ns) / 1e9);
+        left_ns = shorter(left_ns, cw_brief_left_ns(brief));
         int code;
         if (!client->lane.receiver || client->lane.receiver == call) {
             client->lane.receiver = call;
@@ -283,24 +336,26 @@ static int call_wait(cw_client *client, struct cw_call *call, enum cw_call_mode 
             code = wait_as_follower(call, left_ns);
             pthread_mutex_lock(&client->lane_lock);
         }
-        if (code == -EINTR && call_word(call) != CALL_DONE &&
-            (mode != CW_CALL_BRIEF || cw_now_ns() - begun_ns > CW_PATIENCE_NS))
+        bool over = cw_brief_over(brief, code == -EINTR);
+        if ((over || (code == -EINTR && mode != CW_CALL_BRIEF)) && call_word(call) != CALL_DONE)
             return cw_fail(-EINTR, "a signal came while waiting for the broker");
     }
 }
 
 /* Takes a request back at the broker and waits for what became of it: answered meanwhile, or
- * cancelled. One whose memory is in use until then is waited for through any number of signals. */
+ * cancelled. A broker that does not answer is given CW_PATIENCE_NS; but one whose memory is in use
+ * until then is waited for through any number of signals. */
 static int call_cancel(cw_client *client, struct cw_call *call, enum cw_call_mode mode, int code) {
     struct cw_cancel cancel = {.id = call->id};
-    struct iovec part = {&cancel, sizeof cancel};
     char sentence[CW_DETAIL_MAX];
     strcpy(sentence, cw_detail());
-    int waited = write_request(client, CW_OP_CANCEL, ++client->lane.next_id, &part, 1);
+    int waited = post(client, CW_OP_CANCEL, &cancel, sizeof cancel, true);
     if (waited == 0)
-        do
-            waited = call_wait(client, call, CW_CALL_BRIEF, -1);
-        while (waited == -EINTR && mode == CW_CALL_HELD);
+        do {
+            struct cw_brief brief = {.begun_ns = cw_now_ns()};
+            int64_t until_ns = mode == CW_CALL_HELD ? INT64_MAX : brief.begun_ns + CW_PATIENCE_NS;
+            waited = call_wait(client, call, CW_CALL_BRIEF, &brief, until_ns);
+        } while (waited == -EINTR && mode == CW_CALL_HELD);
     if (waited == 0 && call->status != -ECANCELED)
         return 0;
     if (waited == -ECONNRESET)
@@ -311,16 +366,18 @@ static int call_cancel(cw_client *client, struct cw_call *call, enum cw_call_mod
 int cw_lane_call(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
                  void *reply, uint32_t *reply_bytes, enum cw_call_mode mode, int64_t timeout_ns) {
     struct cw_call call = {.reply = reply, .reply_room = reply_bytes ? *reply_bytes : 0};
+    struct cw_brief brief = {.begun_ns = cw_now_ns()};
+    int64_t until_ns = timeout_ns < 0 ? INT64_MAX : brief.begun_ns + timeout_ns;
     pthread_mutex_lock(&client->lane_lock);
     call.id = ++client->lane.next_id;
-    call_enter(client, &call);
-    int code = write_request(client, op, call.id, parts, count);
+    int code = write_request(client, op, call.id, parts, count, mode, &brief, until_ns);
     if (code == 0) {
-        code = call_wait(client, &call, mode, timeout_ns);
+        call_enter(client, &call);
+        code = call_wait(client, &call, mode, &brief, until_ns);
         if (mode != CW_CALL_BRIEF && (code == -EINTR || code == -ETIMEDOUT))
             code = call_cancel(client, &call, mode, code);
+        call_leave(client, &call);
     }
-    call_leave(client, &call);
     pthread_mutex_unlock(&client->lane_lock);
     if (code)
         return code;
@@ -336,10 +393,10 @@ int cw_lane_call(cw_client *client, uint16_t op, const struct iovec *parts, uint
 int cw_lane_send(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
                  uint64_t *id) {
     struct cw_sleeper *self = &client->lane.requests.ring->producer;
-    int code = try_write(client, op, client->lane.next_id + 1, parts, count);
+    int code = cw_lane_put(client, op, client->lane.next_id + 1, parts, count);
     if (code == -EAGAIN) { /* the broker rings when it has read something */
         cw_sleeper_announce(self);
-        code = try_write(client, op, client->lane.next_id + 1, parts, count);
+        code = cw_lane_put(client, op, client->lane.next_id + 1, parts, count);
         if (code == 0)
             cw_sleeper_cancel(self);
     }

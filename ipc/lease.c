@@ -46,10 +46,14 @@ static int grow(cw_client *client) {
                        leases->held);
     struct cw_fds fds = {.count = 1};
     struct cw_segment_reply reply;
-    int code =
-        cw_socket_call(client, CW_OP_LEASE_TABLE, NULL, 0, NULL, &reply, sizeof reply, &fds, true);
+    int code = cw_socket_call_apart(client, &client->lock, CW_OP_LEASE_TABLE, NULL, 0, NULL, &reply,
+                                    sizeof reply, &fds);
     if (code)
         return code;
+    if (leases->tables_count == CW_LEASE_TABLES_MAX) { /* other threads were at it */
+        cw_fds_close(&fds);
+        return 0;
+    }
     struct cw_segment *segment = &leases->segments[leases->tables_count];
     code = cw_segment_open(fds.fd[0], reply.size_bytes, CW_SEGMENT_LEASES, true, 0, segment);
     if (code)
@@ -66,19 +70,21 @@ static int grow(cw_client *client) {
     return code;
 }
 
+int cw_leases_room(cw_client *client, uint32_t count) {
+    int code = 0;
+    while (code == 0 && client->leases.free_count < count)
+        code = grow(client);
+    return code;
+}
+
 /* A free slot that now names the block. */
-static int slot_take(cw_client *client, struct cw_slab *slab, uint32_t block) {
+static void slot_take(cw_client *client, struct cw_slab *slab, uint32_t block) {
     struct cw_leases *leases = &client->leases;
-    if (leases->free_count == 0) {
-        int code = grow(client);
-        if (code)
-            return code;
-    }
+    CW_ASSERT(leases->free_count > 0); /* cw_leases_room() */
     uint32_t slot = leases->free[--leases->free_count], index;
     struct cw_lease_table *table = table_of(client, slot, &index);
     cw_lease_take(table, index, slab->id, block);
     slab->locals[block].slot = slot;
-    return 0;
 }
 
 static void slot_drop(cw_client *client, struct cw_slab *slab, uint32_t block) {
@@ -110,9 +116,7 @@ int cw_lease_hold(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
             local->count++;
         return code;
     }
-    code = slot_take(client, slab, block);
-    if (code)
-        return code;
+    slot_take(client, slab, block);
     code = cw_block_check(entry, gen);
     if (code == 0) {
         count_first(client, slab, block);
@@ -129,11 +133,9 @@ int cw_lease_hold(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
     return code;
 }
 
-int cw_lease_hold_new(cw_client *client, struct cw_slab *slab, uint32_t block) {
-    int code = slot_take(client, slab, block);
-    if (code == 0)
-        count_first(client, slab, block);
-    return code;
+void cw_lease_hold_new(cw_client *client, struct cw_slab *slab, uint32_t block) {
+    slot_take(client, slab, block);
+    count_first(client, slab, block);
 }
 
 void cw_lease_release(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen) {

@@ -104,15 +104,11 @@ static int make(cw_client *client, struct cw_slab *slab, uint64_t begin, uint64_
         return cw_fail(-EDQUOT, "no memory for the books of a loan");
     uint32_t block = slab->blocks_free ? slab->blocks[slab->blocks_free - 1] : slab->blocks_used;
     int code = cw_lease_hold(client, slab, outer->block, outer->gen);
-    if (code == 0) {
-        code = cw_lease_hold_new(client, slab, block);
-        if (code)
-            cw_lease_release(client, slab, outer->block, outer->gen);
-    }
     if (code) {
         free(loan);
         return code;
     }
+    cw_lease_hold_new(client, slab, block);
     if (slab->blocks_free)
         slab->blocks_free--;
     else
@@ -149,11 +145,13 @@ int cw_loan_take(cw_client *client, const void *address, uint64_t size_bytes, bo
     if (code)
         return code;
     pthread_mutex_lock(&client->lock);
-    struct cw_slab *slab = find_slab(client, (uintptr_t)address, size_bytes, borrowed);
+    code = cw_leases_room(client, 2); /* the memory's around it, and its own */
+    struct cw_slab *slab =
+        code ? NULL : find_slab(client, (uintptr_t)address, size_bytes, borrowed);
     struct cw_loan *loan = NULL;
-    if (!slab)
+    if (code == 0 && !slab)
         code = cw_fail(-ENOENT, "%p does not lie in a slab of this process", address);
-    else {
+    else if (code == 0) {
         uint64_t within = (uintptr_t)address - (uintptr_t)slab->rw.base;
         uint64_t begin = within / CW_CARVE_UNIT * CW_CARVE_UNIT;
         uint64_t end = (within + size_bytes + CW_CARVE_UNIT - 1) / CW_CARVE_UNIT * CW_CARVE_UNIT;

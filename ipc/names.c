@@ -109,7 +109,12 @@ int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out) 
 int cw_get_within(cw_client *client, const char *name, uint32_t flags, int64_t timeout_ns,
                   cw_array **out) {
     int code = cw_open_flags_check("cw_get_within", flags);
-    return code ? code : get(client, name, flags, timeout_ns, out);
+    if (code)
+        return code;
+    int64_t before = cw_brief_limit(timeout_ns ? timeout_ns : -1);
+    code = get(client, name, flags, timeout_ns, out);
+    cw_brief_unlimit(before);
+    return code;
 }
 
 int cw_get_at(cw_client *client, const char *name, const char *device, uint32_t flags,
@@ -277,7 +282,7 @@ static int key_call(cw_client *client, uint16_t op, const struct cw_name_key *ke
     return cw_lane_call(client, op, parts, 2, NULL, NULL, mode, timeout_ns);
 }
 
-int cw_wait(cw_client *client, const char *name, int64_t timeout_ns) {
+static int await_name(cw_client *client, const char *name, int64_t timeout_ns) {
     struct cw_name_key key;
     struct cw_found found;
     int code = make_key(client, name, &key);
@@ -297,6 +302,13 @@ int cw_wait(cw_client *client, const char *name, int64_t timeout_ns) {
     if (code == -ETIMEDOUT)
         return cw_fail(code, "the name \"%s\" did not come in %.3f s", name,
                        (double)timeout_ns / 1e9);
+    return code;
+}
+
+int cw_wait(cw_client *client, const char *name, int64_t timeout_ns) {
+    int64_t before = cw_brief_limit(timeout_ns ? timeout_ns : -1); /* 0: who only looks may ask */
+    int code = await_name(client, name, timeout_ns);
+    cw_brief_unlimit(before);
     return code;
 }
 

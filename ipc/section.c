@@ -232,6 +232,7 @@ int cw_section_begin(cw_client *client, struct cw_fences *fences, const cw_use *
     w.waits.count = 0;
     w.waits.decided = false;
     cw_patience_begin(&w.patience, timeout_ns);
+    int64_t before = cw_brief_limit(timeout_ns ? timeout_ns : -1); /* 0: a page may be asked for */
     pthread_mutex_lock(&fences->lock);
     int code = cw_section_open(client, fences, uses[0].array->home_slab->device, handle, count,
                                &w.section);
@@ -246,6 +247,7 @@ int cw_section_begin(cw_client *client, struct cw_fences *fences, const cw_use *
         cw_section_cancel(w.section);
     }
     pthread_mutex_unlock(&fences->lock);
+    cw_brief_unlimit(before);
     *out = w.section;
     return code;
 }
@@ -270,7 +272,7 @@ static int settle_dependencies(cw_client *client, struct cw_fences *fences,
 }
 
 /* Did the block hold incomplete data before this write? The turn is ours: only the broker changes
- * the words, when it takes out the dead. */
+ * the words, when it takes out the dead. May give the lock up. */
 static bool was_poisoned(cw_client *client, struct cw_fences *fences, struct cw_order *order) {
     for (;;) {
         struct cw_order_seen seen, again;
@@ -301,13 +303,14 @@ int cw_section_end(cw_client *client, struct cw_fences *fences, struct cw_sectio
     cw_stamp stamp = cw_section_stamp(section);
     cw_stamp waited[CW_ORDER_WAITED];
     int settled = has_writing(section) ? settle_dependencies(client, fences, stream) : 0;
+    for (uint32_t i = 0; section->open && i < section->held_count; i++) {
+        bool whole = !section->held[i].writing || section->held[i].whole ||
+                     !was_poisoned(client, fences, section->held[i].order);
+        section->held[i].whole = whole;
+    }
     int code = section->open ? 0 : cw_gpu_check(stream->gpu); /* it broke meanwhile */
     if (code)
         return code;
-    for (uint32_t i = 0; i < section->held_count; i++) {
-        struct cw_held *held = &section->held[i];
-        held->whole = !held->writing || held->whole || !was_poisoned(client, fences, held->order);
-    }
     uint32_t count =
         stream->dependency_count < CW_ORDER_WAITED ? stream->dependency_count : CW_ORDER_WAITED;
     memcpy(waited, stream->dependencies, count * sizeof *waited);
@@ -336,6 +339,7 @@ int cw_order_await(cw_client *client, struct cw_fences *fences, struct cw_order 
     int64_t seen_ns = 0;
     int found, code = 0;
     cw_patience_begin(&w.patience, timeout_ns);
+    int64_t before = cw_brief_limit(timeout_ns ? timeout_ns : -1);
     pthread_mutex_lock(&fences->lock);
     while (code == 0 && (found = judge_turn(&w, cw_order_turn(order))) != TURN_FREE)
         code = found < 0            ? found
@@ -345,5 +349,6 @@ int cw_order_await(cw_client *client, struct cw_fences *fences, struct cw_order 
     if (code == 0)
         code = uses ? need_uses(&w, order) : need_write(&w, order);
     pthread_mutex_unlock(&fences->lock);
+    cw_brief_unlimit(before);
     return code;
 }

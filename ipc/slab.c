@@ -172,13 +172,14 @@ static int check_info(const struct cw_slab_info *info, uint32_t id) {
     return 0;
 }
 
-/* Asks the broker for a slab: what it is, and descriptors of its data and table. */
+/* Asks the broker for a slab: what it is, and descriptors of its data and table. Meanwhile the lock
+ * is given up. */
 static int request_slab(cw_client *client, uint32_t id, struct cw_slab_info *info,
                         struct cw_fds *fds) {
     struct cw_slab_request request = {.slab = id};
     fds->count = 2;
-    int code = cw_socket_call(client, CW_OP_SLAB_OPEN, &request, sizeof request, NULL, info,
-                              sizeof *info, fds, true);
+    int code = cw_socket_call_apart(client, &client->lock, CW_OP_SLAB_OPEN, &request,
+                                    sizeof request, NULL, info, sizeof *info, fds);
     if (code)
         return code == -ENOENT ? cw_fail(-ESTALE, "the array's memory (slab %u) is gone", id)
                                : code;
@@ -208,16 +209,19 @@ static int map_data(struct cw_slab *slab, int fd, bool readonly) {
                                    place_of(slab, readonly));
 }
 
-int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out) {
-    *out = find(client, id);
-    if (*out)
-        return 0;
+/* The slab, which is not in the cache. */
+static int open_slab(cw_client *client, uint32_t id, struct cw_slab **out) {
     struct cw_slab_info info;
     struct cw_fds fds;
     struct cw_segment table;
     int code = request_slab(client, id, &info, &fds);
     if (code)
         return code;
+    *out = find(client, id);
+    if (*out) { /* another thread was quicker */
+        cw_fds_close(&fds);
+        return 0;
+    }
     code = cw_segment_open(fds.fd[1], cw_slab_table_bytes(info.device_kind, info.blocks),
                            CW_SEGMENT_BLOCKS, true, 0, &table);
     if (code)
@@ -238,17 +242,45 @@ close_data:
     return code;
 }
 
+int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out) {
+    for (;;) {
+        int code = 0;
+        *out = find(client, id);
+        if (!*out)
+            code = open_slab(client, id, out);
+        if (code || client->leases.free_count)
+            return code;
+        code = cw_leases_room(client, 1); /* the slab may go meanwhile */
+        if (code)
+            return code;
+    }
+}
+
+/* request_slab() for a slab that stays meanwhile, also if nothing of it is held. */
+static int request_again(cw_client *client, struct cw_slab *slab, struct cw_slab_info *info,
+                         struct cw_fds *fds) {
+    bool idle = slab->idle;
+    if (slab->held++ == 0)
+        cw_slab_wake(client, slab);
+    int code = request_slab(client, slab->id, info, fds);
+    if (--slab->held == 0 && idle && !slab->own)
+        idle_add(client, slab);
+    if (code == 0 && info->size_bytes != slab->size_bytes) {
+        code = cw_fail(-EPROTO, "slab %u changed its size", slab->id);
+        cw_fds_close(fds);
+    }
+    return code;
+}
+
 int cw_slab_map(cw_client *client, struct cw_slab *slab, bool readonly) {
     if (place_of(slab, readonly)->base)
         return 0;
     struct cw_slab_info info;
     struct cw_fds fds;
-    int code = request_slab(client, slab->id, &info, &fds);
+    int code = request_again(client, slab, &info, &fds);
     if (code)
         return code;
-    if (info.size_bytes != slab->size_bytes)
-        code = cw_fail(-EPROTO, "slab %u changed its size", slab->id);
-    else
+    if (!place_of(slab, readonly)->base) /* another thread may have been quicker */
         code = map_data(slab, fds.fd[0], readonly);
     cw_fds_close(&fds);
     return code;
@@ -258,14 +290,11 @@ int cw_slab_map_private(cw_client *client, struct cw_slab *slab, uint64_t begin_
                         uint64_t size_bytes, struct cw_mapping *out) {
     struct cw_slab_info info;
     struct cw_fds fds;
-    int code = request_slab(client, slab->id, &info, &fds);
+    int code = request_again(client, slab, &info, &fds);
     if (code)
         return code;
-    if (info.size_bytes != slab->size_bytes)
-        code = cw_fail(-EPROTO, "slab %u changed its size", slab->id);
-    else
-        code = slab->backend->slab_map_private(fds.fd[0], slab->size_bytes, slab->flags,
-                                               begin_bytes, size_bytes, out);
+    code = slab->backend->slab_map_private(fds.fd[0], slab->size_bytes, slab->flags, begin_bytes,
+                                           size_bytes, out);
     cw_fds_close(&fds);
     return code;
 }
@@ -280,8 +309,8 @@ int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_in
     int code = backend->slab_map(heap->device, data_fd, info->size_bytes, info->flags, false, &rw);
     if (code)
         return code;
-    code = cw_socket_call(client, CW_OP_SLAB_ADD, info, sizeof *info, &fds, &known, sizeof known,
-                          NULL, false);
+    code = cw_socket_call_apart(client, &client->lock, CW_OP_SLAB_ADD, info, sizeof *info, &fds,
+                                &known, sizeof known, NULL);
     if (code)
         goto unmap_data;
     mine.slab = known.slab;

@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "ipc/client.h"
@@ -19,35 +20,95 @@ void cw_fds_close(struct cw_fds *fds) {
     fds->count = 0;
 }
 
-/* How long poll may wait, in ms; -1 for ever. */
-static int poll_ms(const cw_client *client) {
-    if (client->sock_until_ns <= 0)
-        return -1;
-    int64_t left_ns = client->sock_until_ns - cw_now_ns();
-    return left_ns > 0 ? (int)(left_ns / 1000000) + 1 : 0;
+static __thread int64_t limit_ns; /* 0: none */
+
+int64_t cw_brief_limit(int64_t timeout_ns) {
+    int64_t before = limit_ns, until_ns = cw_now_ns() + timeout_ns;
+    if (timeout_ns >= 0 && (!limit_ns || until_ns < limit_ns))
+        limit_ns = until_ns;
+    return before;
 }
 
-/* Waits until the socket is ready. A signal ends it only after CW_PATIENCE_NS, if at all. */
-static int wait_ready(cw_client *client, short events, bool interruptible, int64_t begun_ns) {
+void cw_brief_unlimit(int64_t before) {
+    limit_ns = before;
+}
+
+static bool past_limit(void) {
+    return limit_ns && cw_now_ns() >= limit_ns;
+}
+
+static int too_late(void) {
+    return cw_fail(-ETIMEDOUT, "the broker did not answer in time: it is stopped, or hangs");
+}
+
+bool cw_brief_over(struct cw_brief *brief, bool came) {
+    brief->signalled |= came;
+    return brief->signalled && cw_now_ns() - brief->begun_ns >= CW_PATIENCE_NS;
+}
+
+int64_t cw_brief_left_ns(const struct cw_brief *brief) {
+    if (!brief->signalled)
+        return -1;
+    int64_t left_ns = brief->begun_ns + CW_PATIENCE_NS - cw_now_ns();
+    return left_ns > 0 ? left_ns : 0;
+}
+
+bool cw_brief_nap(struct cw_brief *brief) {
+    brief->nap_ns = !brief->nap_ns                   ? CW_NAP_NS
+                    : brief->nap_ns < CW_NAP_NS_MOST ? 2 * brief->nap_ns
+                                                     : CW_NAP_NS_MOST;
+    struct timespec nap = {.tv_nsec = brief->nap_ns};
+    return nanosleep(&nap, NULL) < 0;
+}
+
+int cw_brief_lock(pthread_mutex_t *lock, struct cw_brief *brief, int64_t until_ns) {
+    while (pthread_mutex_trylock(lock) != 0) {
+        bool over = cw_brief_over(brief, cw_brief_nap(brief));
+        if (until_ns && cw_now_ns() >= until_ns)
+            return -ETIMEDOUT;
+        if (!until_ns && over)
+            return cw_fail(-EINTR, "a signal came while waiting for the broker");
+        if (!until_ns && past_limit())
+            return too_late();
+    }
+    return 0;
+}
+
+/* How long poll may wait, in ms; -1 for ever. */
+static int poll_ms(const cw_client *client, const struct cw_brief *brief) {
+    int64_t left_ns = brief ? cw_brief_left_ns(brief) : -1;
+    const int64_t limits[] = {client->sock_until_ns, brief ? limit_ns : 0};
+    for (unsigned i = 0; i < 2; i++) {
+        int64_t until_ns = limits[i] - cw_now_ns();
+        if (limits[i] > 0 && (left_ns < 0 || until_ns < left_ns))
+            left_ns = until_ns > 0 ? until_ns : 0;
+    }
+    return left_ns < 0 ? -1 : left_ns > 0 ? (int)(left_ns / 1000000) + 1 : 0;
+}
+
+/* Waits until the socket is ready. A signal ends it, if at all (brief), only after CW_PATIENCE_NS. */
+static int wait_ready(cw_client *client, short events, struct cw_brief *brief) {
     for (;;) {
         struct pollfd poller = {.fd = client->sock, .events = events};
-        int count = poll(&poller, 1, poll_ms(client));
+        int count = poll(&poller, 1, poll_ms(client, brief));
         if (count > 0)
             return 0; /* also at its end: the call that follows says so */
-        if (count == 0)
+        if (count < 0 && errno != EINTR)
+            return cw_fail(-errno, "poll on the broker's socket failed: %m");
+        if (brief && cw_brief_over(brief, count < 0))
+            return cw_fail(-EINTR, "a signal came while waiting for the broker");
+        if (brief && past_limit())
+            return too_late();
+        if (client->sock_until_ns > 0 && cw_now_ns() >= client->sock_until_ns)
             return cw_fail(-ECONNRESET,
                            "a broker listens, but does not answer: it is stopped or "
                            "hangs; causeway status tells, causeway stop --force ends it");
-        if (count < 0 && errno != EINTR)
-            return cw_fail(-errno, "poll on the broker's socket failed: %m");
-        if (interruptible && cw_now_ns() - begun_ns > CW_PATIENCE_NS)
-            return cw_fail(-EINTR, "a signal came while waiting for the broker");
     }
 }
 
 static int send_request(cw_client *client, struct cw_message *head, const void *body,
-                        uint32_t body_bytes, const struct cw_fds *send, bool interruptible,
-                        int64_t begun_ns) {
+                        uint32_t body_bytes, const struct cw_fds *send,
+                        struct cw_brief *brief) {
     struct iovec parts[2] = {{head, sizeof *head}, {(void *)(uintptr_t)body, body_bytes}};
     union {
         struct cmsghdr align;
@@ -69,7 +130,7 @@ static int send_request(cw_client *client, struct cw_message *head, const void *
         if (sendmsg(client->sock, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
             return 0;
         if (errno == EAGAIN) {
-            int code = wait_ready(client, POLLOUT, interruptible, begun_ns);
+            int code = wait_ready(client, POLLOUT, brief);
             if (code)
                 return code;
         } else if (errno == ETOOMANYREFS)
@@ -99,7 +160,7 @@ static void take_fds(struct msghdr *message, struct cw_fds *fds) {
 
 /* One datagram into buffer (CW_MESSAGE_MAX bytes); *size_bytes of it, whole and consistent. */
 static int receive(cw_client *client, uint8_t *buffer, uint32_t *size_bytes, struct cw_fds *fds,
-                   bool interruptible, int64_t begun_ns) {
+                   struct cw_brief *brief) {
     union {
         struct cmsghdr align;
         char bytes[CMSG_SPACE(sizeof(int) * CW_FDS_MAX)];
@@ -112,7 +173,7 @@ static int receive(cw_client *client, uint8_t *buffer, uint32_t *size_bytes, str
                                  .msg_controllen = sizeof control.bytes};
         ssize_t count = recvmsg(client->sock, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
         if (count < 0 && errno == EAGAIN) {
-            int code = wait_ready(client, POLLIN, interruptible, begun_ns);
+            int code = wait_ready(client, POLLIN, brief);
             if (code)
                 return code;
             continue;
@@ -189,18 +250,18 @@ static int accept_reply(cw_client *client, const uint8_t *buffer, uint32_t size_
     return 0;
 }
 
-int cw_socket_call_locked(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes,
-                          const struct cw_fds *send, void *reply, uint32_t reply_bytes,
-                          struct cw_fds *received, bool interruptible) {
+/* One request and its reply. The caller holds sock_lock. */
+static int call(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes,
+                const struct cw_fds *send, void *reply, uint32_t reply_bytes,
+                struct cw_fds *received, struct cw_brief *brief) {
     _Alignas(8) uint8_t buffer[CW_MESSAGE_MAX];
     struct cw_message head = {
         .size_bytes = (uint32_t)sizeof head + body_bytes, .op = op, .id = ++client->sock_id};
-    int64_t begun_ns = cw_now_ns();
-    int code = send_request(client, &head, body, body_bytes, send, interruptible, begun_ns);
+    int code = send_request(client, &head, body, body_bytes, send, brief);
     struct cw_fds fds = {.count = 0};
     uint32_t size_bytes = 0;
     while (code == 0) {
-        code = receive(client, buffer, &size_bytes, &fds, interruptible, begun_ns);
+        code = receive(client, buffer, &size_bytes, &fds, brief);
         if (code)
             break;
         if (((struct cw_message *)(void *)buffer)->id == head.id) {
@@ -218,12 +279,32 @@ int cw_socket_call_locked(cw_client *client, uint16_t op, const void *body, uint
     return code;
 }
 
+int cw_socket_call_locked(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes,
+                          const struct cw_fds *send, void *reply, uint32_t reply_bytes,
+                          struct cw_fds *received) {
+    return call(client, op, body, body_bytes, send, reply, reply_bytes, received, NULL);
+}
+
 int cw_socket_call(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes,
                    const struct cw_fds *send, void *reply, uint32_t reply_bytes,
-                   struct cw_fds *received, bool interruptible) {
-    pthread_mutex_lock(&client->sock_lock);
-    int code = cw_socket_call_locked(client, op, body, body_bytes, send, reply, reply_bytes,
-                                     received, interruptible);
+                   struct cw_fds *received) {
+    struct cw_brief brief = {.begun_ns = cw_now_ns()};
+    int code = cw_brief_lock(&client->sock_lock, &brief, 0);
+    if (code) {
+        if (received)
+            received->count = 0;
+        return code;
+    }
+    code = call(client, op, body, body_bytes, send, reply, reply_bytes, received, &brief);
     pthread_mutex_unlock(&client->sock_lock);
+    return code;
+}
+
+int cw_socket_call_apart(cw_client *client, pthread_mutex_t *lock, uint16_t op, const void *body,
+                         uint32_t body_bytes, const struct cw_fds *send, void *reply,
+                         uint32_t reply_bytes, struct cw_fds *received) {
+    pthread_mutex_unlock(lock);
+    int code = cw_socket_call(client, op, body, body_bytes, send, reply, reply_bytes, received);
+    pthread_mutex_lock(lock);
     return code;
 }

@@ -278,6 +278,8 @@ int cw_section_open(cw_client *client, struct cw_fences *fences, int gpu, void *
     if (code == 0)
         code = free_section(client, fences, stream, out);
     if (code == 0)
+        code = cw_gpu_check(stream->gpu); /* the lock was given up for a new fence */
+    if (code == 0)
         code = make_room(*out, arrays);
     if (code == 0) {
         (*out)->open = true;

@@ -1,7 +1,8 @@
 /*
  * Directory, the readers' side: see directory.h for the protocol.
  *
- * A reader belongs to one process and its caller serialises its use. It writes nothing shared. If
+ * A reader belongs to one process and its caller serialises its use, but while a segment is fetched:
+ * then another thread may use it, and what it has mapped is looked at anew. It writes nothing shared. If
  * the broker dies in the middle of a write, a reader meets an odd sequence for ever: retries are
  * bounded.
  */
@@ -49,6 +50,10 @@ static int reader_index(struct cw_directory_reader *r) {
         cw_segment_close(&fresh);
         return cw_fail(-EPROTO, "the broker handed out an index of %zu bytes", fresh.size_bytes);
     }
+    if (id == r->index_id && r->index.base) { /* another thread was quicker */
+        cw_segment_close(&fresh);
+        return 0;
+    }
     cw_segment_close(&r->index);
     r->index = fresh;
     r->index_id = id;
@@ -67,7 +72,8 @@ static struct cw_index_slot *index_slot(const struct cw_segment *index, uint64_t
            number;
 }
 
-/* The record behind a reference, mapped; -EPROTO if it cannot be one. */
+/* The record behind a reference, mapped; -EPROTO if it cannot be one. -EAGAIN also when it had to be
+ * fetched: the index may be another by now. */
 static int reader_record(struct cw_directory_reader *r, uint64_t ref, struct cw_record **record,
                          uint64_t *room_bytes) {
     uint64_t segment = (ref - 2) >> 32, unit = (uint32_t)(ref - 2);
@@ -75,9 +81,15 @@ static int reader_record(struct cw_directory_reader *r, uint64_t ref, struct cw_
         return cw_fail(-EPROTO, "the directory refers to record segment %llu",
                        (unsigned long long)segment);
     if (!r->records[segment].base) {
-        int code = r->fetch(r->context, CW_SEGMENT_RECORDS, segment, &r->records[segment]);
+        struct cw_segment fresh = {.fd = -1};
+        int code = r->fetch(r->context, CW_SEGMENT_RECORDS, segment, &fresh);
         if (code)
             return code == -ENOENT ? -EAGAIN : code;
+        if (r->records[segment].base)
+            cw_segment_close(&fresh);
+        else
+            r->records[segment] = fresh;
+        return -EAGAIN;
     }
     uint64_t offset = unit * CW_RECORD_UNIT, size = r->records[segment].size_bytes;
     if (unit == 0 || offset >= size)
@@ -199,7 +211,8 @@ int cw_directory_next(struct cw_directory_reader *r, uint64_t *cursor, struct cw
         }
         if (code == -EAGAIN && retry++ < CW_DIRECTORY_RETRIES) {
             /* An index that is no longer the current one stays as it was: no use to look again. */
-            if (CW_LOAD(D1, &r->root->index_id, acquire) != r->index_id)
+            if (CW_LOAD(D1, &r->root->index_id, acquire) != r->index_id ||
+                *cursor >> 32 != (uint32_t)r->index_id)
                 return -EAGAIN;
             CW_PAUSE();
             continue;

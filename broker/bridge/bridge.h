@@ -47,8 +47,8 @@
 #define CWB_LISTS_BYTES     (64u << 20) /* lists of names that one peer has not read; then no more */
 #define CWB_STREAM_BYTES    (4u << 20)  /* arrays from here on are read over all of them */
 #define CWB_OUT_MAX                                                                                \
-    (128u << 20) /* unread answers of a link that still asks; who keeps to what                    \
-                    was agreed has less */
+    (128u << 20) /* unread answers of a peer that still asks, over all its connections; who keeps  \
+                    to what was agreed has less */
 
 struct cwb_job;
 struct cwb_jobs;

@@ -37,7 +37,7 @@
 #define CWB_REQUESTS_MAX   1024u        /* requests under way in one direction; agreed by HELLO */
 #define CWB_REQUESTS_MIN   16u
 #define CWB_REQUESTS_SPARE 16u          /* beyond those: PING, CANCEL, CHANGED */
-#define CWB_WAITS_MAX      65536u       /* WAITs beside them */
+#define CWB_WAITS_MAX      65536u       /* WAITs of a peer, over all its connections */
 #define CWB_ARRAY_MAX      (1ull << 48) /* bytes of an array */
 #define CWB_TOKEN_BYTES    16u
 

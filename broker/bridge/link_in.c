@@ -55,6 +55,7 @@ static void greet(struct cwb_link *link) {
     if (link->counted_unknown)
         link->bridge->unknown--;
     link->counted_unknown = false;
+    link->wire.peer_unread = &link->peer->unread_bytes;
     link->state = CWB_GREETING;
     link->limit_ns = link->bridge->loop.now_ns + CWB_DIAL_NS;
     if (link->stream)

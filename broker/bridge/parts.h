@@ -77,7 +77,7 @@ struct cwb_served { /* a request of theirs that is answered later */
     struct cwb_link *link;                  /* NULL: it ended, nobody hears the answer */
     void (*on_cancel)(struct cwb_served *); /* CANCEL, or its link ended: NULL: goes on */
     void *owner;
-    struct cwb_served *next; /* its keeper's */
+    struct cwb_served *next, *prev; /* its keeper's */
     UT_hash_handle hh;
 };
 struct cwb_served *cwb_served_new(struct cwb_link *link, const struct cwb_frame *frame);

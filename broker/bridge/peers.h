@@ -27,6 +27,7 @@
 
 #include "broker/bridge/frame.h"
 #include "broker/bridge/tls.h"
+#include "shm/atomic.h"
 #include "shm/error.h"
 
 #define CWB_ADDRESS_MAX  255u
@@ -77,6 +78,8 @@ struct cwb_peer {
     struct cwb_offered *offered;  /* take.c: what it put, by token */
     uint32_t number;              /* among all that ever were */
     uint32_t watches;             /* watch.c: of how many names it wants to be told */
+    uint32_t wait_count;          /* serve.c: names that it waits for, over all links */
+    cw_a64 unread_bytes;          /* wire_out.c: of answers, over all connections */
     struct cwb_peer *next;
 };
 

@@ -25,7 +25,10 @@ struct cwb_served *cwb_served_new(struct cwb_link *link, const struct cwb_frame 
     served->link = link;
     HASH_ADD(hh, link->served, id, sizeof served->id, served);
     link->served_count++;
-    link->wait_count += served->op == CWB_WAIT;
+    if (served->op == CWB_WAIT) {
+        link->wait_count++;
+        link->peer->wait_count++;
+    }
     return served;
 }
 
@@ -34,7 +37,10 @@ static void leave_link(struct cwb_served *served) {
         return;
     HASH_DEL(served->link->served, served);
     served->link->served_count--;
-    served->link->wait_count -= served->op == CWB_WAIT;
+    if (served->op == CWB_WAIT) {
+        served->link->wait_count--;
+        served->link->peer->wait_count--;
+    }
     served->link = NULL;
 }
 
@@ -289,7 +295,7 @@ struct waiting {
 };
 
 static void wait_ends(struct cwb_bridge *bridge, struct cwb_served *served) {
-    LL_DELETE(bridge->waits, served);
+    DL_DELETE(bridge->waits, served);
     free(served->owner);
 }
 
@@ -299,6 +305,14 @@ static void cancel_wait(struct cwb_served *served) {
 }
 
 static void serve_wait(struct cwb_link *link, const struct cwb_frame *frame) {
+    if (link->peer->wait_count >= CWB_WAITS_MAX) {
+        cw_fail(-EDQUOT,
+                "this node's waits for names here are %u, over all its connections, which is the "
+                "most (CWB_WAITS_MAX): end some",
+                CWB_WAITS_MAX);
+        cwb_link_reply(link, CWB_WAIT, frame->head.id, -EDQUOT, cw_detail(), NULL, 0);
+        return;
+    }
     struct cwb_served *served = cwb_served_new(link, frame);
     struct waiting *waiting = calloc(1, sizeof *waiting);
     struct cw_found found;
@@ -313,7 +327,7 @@ static void serve_wait(struct cwb_link *link, const struct cwb_frame *frame) {
     waiting->bridge = link->bridge;
     served->owner = waiting;
     served->on_cancel = cancel_wait;
-    LL_PREPEND(link->bridge->waits, served);
+    DL_APPEND(link->bridge->waits, served);
     cwb_jobs_watch(link->bridge);
 }
 
@@ -323,7 +337,7 @@ void cwb_serve_changes(struct cwb_bridge *bridge) {
     struct cwb_served *served, *following;
     struct cw_found found;
     cwb_watch_changes(bridge);
-    LL_FOREACH_SAFE(bridge->waits, served, following) {
+    DL_FOREACH_SAFE(bridge->waits, served, following) {
         struct waiting *waiting = served->owner;
         if (look(bridge, waiting->peer, &waiting->subject, &found) != 0)
             continue;
@@ -338,14 +352,10 @@ bool cwb_serve_watches(const struct cwb_bridge *bridge) {
 
 int cwb_serve(struct cwb_link *link, const struct cwb_frame *frame) {
     if (link->served_count - link->wait_count + link->wire.piece_count >=
-            CWB_REQUESTS_MAX + CWB_REQUESTS_SPARE ||
-        link->wait_count >= CWB_WAITS_MAX)
-        return cw_fail(-EPROTO, "more than %u requests, or %u waits, at once", CWB_REQUESTS_MAX,
-                       CWB_WAITS_MAX);
-    uint64_t unread = cwb_wire_unread(&link->wire);
-    if (unread > CWB_OUT_MAX)
-        return cw_fail(-EPROTO, "it asks on, and %llu bytes of answers were not read",
-                       (unsigned long long)unread);
+        CWB_REQUESTS_MAX + CWB_REQUESTS_SPARE)
+        return cw_fail(-EPROTO, "more than %u requests at once", CWB_REQUESTS_MAX);
+    if (cwb_wire_may_ask(&link->wire) < 0)
+        return -EPROTO;
     struct cwb_served *known;
     HASH_FIND(hh, link->served, &frame->head.id, sizeof frame->head.id, known);
     if (known)

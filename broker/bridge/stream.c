@@ -133,16 +133,14 @@ static int on_frame(struct cwb_wire *wire, const struct cwb_frame *frame) {
         stream->used_ns = wire->loop->now_ns;
         if (wire->piece_count + stream->parked >= CWB_REQUESTS_MAX + CWB_REQUESTS_SPARE)
             return cw_fail(-EPROTO, "more than %u requests at once", CWB_REQUESTS_MAX);
-        if (cwb_wire_unread(wire) > CWB_OUT_MAX)
-            return cw_fail(-EPROTO, "it asks on, and does not read the answers");
+        if (cwb_wire_may_ask(wire) < 0)
+            return -EPROTO;
         return cwb_source_serve_far_read(stream, frame);
     case CWB_READ | CW_OP_REPLY:
         return read_failed(stream, frame);
     case CWB_PING:
         cwb_wire_reply(wire, CWB_PING, frame->head.id, 0, NULL, NULL, 0);
-        return cwb_wire_unread(wire) > CWB_OUT_MAX
-                   ? cw_fail(-EPROTO, "it asks on, and does not read the answers")
-                   : 0;
+        return cwb_wire_may_ask(wire);
     case CWB_PING | CW_OP_REPLY:
         if (!stream->ping_id || frame->head.id != stream->ping_id)
             return cw_fail(-EPROTO, "a reply to a PING that was not asked");

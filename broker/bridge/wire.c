@@ -41,6 +41,9 @@ void cwb_wire_move(struct cwb_wire *from, struct cwb_wire *to, struct cwb_loop *
     to->key_updates = from->key_updates;
     to->out = from->out;
     to->body = from->body;
+    to->peer_unread = from->peer_unread;
+    to->unread_told = from->unread_told;
+    from->peer_unread = NULL;
     from->out = (struct cwb_bytes){.data = NULL};
     from->body = NULL;
 }
@@ -48,6 +51,7 @@ void cwb_wire_move(struct cwb_wire *from, struct cwb_wire *to, struct cwb_loop *
 void cwb_wire_end(struct cwb_wire *wire) {
     struct cwb_piece *piece;
     wire->ended = true;
+    cwb_wire_tell_unread(wire);
     while ((piece = wire->pieces)) {
         wire->pieces = piece->next;
         cwb_source_let_go(piece->source, wire->loop, &piece->read, false);

@@ -74,6 +74,8 @@ struct cwb_wire {
     bool sending, is_dirty;
     struct cwb_piece *pieces, **pieces_end;
     uint32_t piece_count;
+    cw_a64 *peer_unread;  /* of all wires of its peer; NULL: whose it is is not known yet */
+    uint64_t unread_told; /* what of it is this wire's */
     struct cwb_wire *dirty_next;
 };
 
@@ -119,6 +121,12 @@ void cwb_wire_send_piece(struct cwb_wire *wire, uint64_t id, struct cwb_source *
                          const struct cwb_read *read, const uint8_t *bytes);
 /* Bytes that were encrypted, and that the other side has not taken. */
 uint64_t cwb_wire_unread(const struct cwb_wire *wire);
+/* Its peer asks for something more: 0, or -EPROTO: it does not read the answers, over all of its
+ * connections together. A wire tells of what it has in steps of CWB_UNREAD_STEP. Any thread its
+ * own wire. */
+int cwb_wire_may_ask(struct cwb_wire *wire);
+/* Tells what is unread of this wire, if that is another by a step; at its end all is read. */
+void cwb_wire_tell_unread(struct cwb_wire *wire);
 void cwb_wire_on_sent(struct cwb_socket *socket);
 /* Sends what waits, of all wires of a loop. Once a turn. */
 void cwb_wires_flush(struct cwb_loop *loop);

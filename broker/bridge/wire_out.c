@@ -7,6 +7,7 @@
 
 #include "broker/bridge/parts.h"
 
+#define CWB_UNREAD_STEP (64u << 10) /* in which a wire tells what is unread */
 #define ENOUGH_BYTES (256u << 10) /* encrypted ahead of what is being sent */
 #define KEEP_BYTES   (64u << 10)  /* larger buffers are freed when the wire rests */
 
@@ -68,6 +69,30 @@ void cwb_wire_reply(struct cwb_wire *wire, uint16_t op, uint64_t id, int status,
 
 uint64_t cwb_wire_unread(const struct cwb_wire *wire) {
     return (uint64_t)wire->out.used + (wire->sending ? wire->flying.used : 0);
+}
+
+void cwb_wire_tell_unread(struct cwb_wire *wire) {
+    uint64_t now = wire->ended ? 0 : cwb_wire_unread(wire), before = wire->unread_told;
+    uint64_t moved = now > before ? now - before : before - now;
+    if (!wire->peer_unread || (moved < CWB_UNREAD_STEP && now))
+        return;
+    if (moved == 0)
+        return;
+    /* BW3: a sum that several threads add to; nothing is ordered by it. */
+    CW_ADD(BW3, wire->peer_unread, now - before, relaxed);
+    wire->unread_told = now;
+}
+
+int cwb_wire_may_ask(struct cwb_wire *wire) {
+    cwb_wire_tell_unread(wire);
+    /* BW3: the same. */
+    uint64_t unread = wire->peer_unread ? CW_LOAD(BW3, wire->peer_unread, relaxed) : 0;
+    if (unread <= CWB_OUT_MAX)
+        return 0;
+    return cw_fail(-EPROTO,
+                   "it asks on, and %llu bytes of answers were not read over all of its "
+                   "connections, of which there may be %u (CWB_OUT_MAX)",
+                   (unsigned long long)unread, CWB_OUT_MAX);
 }
 
 void cwb_wire_send_piece(struct cwb_wire *wire, uint64_t id, struct cwb_source *source,
@@ -144,6 +169,7 @@ static void flush(struct cwb_wire *wire) {
 void cwb_wire_on_sent(struct cwb_socket *socket) {
     struct cwb_wire *wire = (struct cwb_wire *)socket;
     wire->sending = false;
+    cwb_wire_tell_unread(wire);
     cwb_wire_touch(wire);
 }
 

@@ -224,3 +224,59 @@ def test_lists_of_names_that_are_not_read_are_bounded(node: tuple[Node, Node]) -
             assert answer is not None and answer[2] == 0
         for name in names:
             cw.remove(name)
+
+
+WAITS_MAX = 65536  # CWB_WAITS_MAX
+OUT_MAX = 128 << 20  # CWB_OUT_MAX
+SOCKET_BYTES = 16 << 20  # what the kernel may take of one connection's answers, at both ends
+
+
+def test_waits_of_a_peer_are_bounded_over_all_its_connections(node: tuple[Node, Node]) -> None:
+    b, evil = node
+    with contextlib.ExitStack() as crowd:
+        connections = [crowd.enter_context(Raw(evil.keys, b.port)) for _ in range(3)]
+        for connection in connections:
+            connection.send(frame(raw.PING))
+            assert connection.receive() is not None  # before that it may send 4096 bytes
+            share = (raw.asking(raw.WAIT, b"never", id=100 + i) for i in range(WAITS_MAX // 3))
+            connection.send(b"".join(share))
+            connection.send(frame(raw.PING, id=5))
+            answer = connection.receive()  # all were taken
+            assert answer is not None and answer[1:3] == (5, 0)
+        last = connections[-1]
+        last.send(raw.asking(raw.WAIT, b"never", id=10))  # a third leaves one over
+        last.send(raw.asking(raw.WAIT, b"never", id=11))
+        answer = last.receive()
+        assert answer is not None and answer[1:3] == (11, -errno.EDQUOT), answer
+        assert b"65536" in answer[3] and b"waits" in answer[3]
+        last.send(raw.asking(raw.WAIT, b"open", id=12))  # also one that would be answered at once
+        answer = last.receive()
+        assert answer is not None and answer[1:3] == (12, -errno.EDQUOT), answer
+        connections[0].close()  # what it waited for goes with it
+        for i in range(1000):
+            last.send(raw.asking(raw.WAIT, b"open", id=1000_000 + i))
+            answer = last.receive()
+            assert answer is not None and answer[2] in (0, -errno.EDQUOT)
+            if answer[2] == 0:
+                break
+        assert answer[2] == 0
+
+
+def test_what_a_peer_does_not_read_is_bounded_over_all_its_connections(
+    node: tuple[Node, Node],
+) -> None:
+    b, evil = node
+    with b.here():
+        cw.put("sixteen", cw.zeros(16 << 10, "u1"), keep=True)
+    count = 6
+    asks = (OUT_MAX // count + SOCKET_BYTES) // (16 << 10)  # of one: far from the bound alone
+    with contextlib.ExitStack() as crowd:
+        for _ in range(count):
+            connection = crowd.enter_context(Raw(evil.keys, b.port))
+            connection.send(frame(raw.PING))
+            assert connection.receive() is not None
+            for begin in range(0, asks, 100):
+                ask = (raw.asking(raw.OPEN, b"sixteen", id=100 + begin + i) for i in range(100))
+                connection.send(b"".join(ask))
+        assert eventually(lambda: "over all of its connections" in b.said(), 60)
+    assert served(b, evil)

@@ -9,8 +9,8 @@
  * Nobody waits for the broker with client->lock or lane_lock held: who has to ask it gives them up
  * meanwhile, and looks again afterwards at what others may have changed. So a broker that stands
  * still stops only those who need its answer, and a signal ends their wait. sock_lock is held
- * while the socket's answer is waited for; it is taken in naps that a signal ends too. What needs no
- * answer waits for nobody (post.c). Only fork() cannot be ended: there the wait is bounded by
+ * while the socket's answer is waited for; it is taken in naps that a signal ends too. What needs
+ * no answer waits for nobody (post.c). Only fork() cannot be ended: there the wait is bounded by
  * CW_FORK_PATIENCE_NS.
  *
  * After fork the child's copy is dead: forked is set, nothing of it is written that the parent
@@ -42,12 +42,12 @@
 #define CW_SLAB_BLOCKS_MAX   16384u /* block numbers of a shared slab */
 #define CW_LARGE_ALIGN_BYTES 4096u  /* of blocks from CW_LARGE_BYTES on */
 #define CW_LARGE_BYTES       (1ull << 20)
-#define CW_CHECK_INTERVAL_NS 250000000  /* how old the knowledge may be that the broker lives */
-#define CW_PATIENCE_NS       1000000000 /* a request ends by a signal after so long */
+#define CW_CHECK_INTERVAL_NS 250000000   /* how old the knowledge may be that the broker lives */
+#define CW_PATIENCE_NS       1000000000  /* a request ends by a signal after so long */
 #define CW_FORK_PATIENCE_NS  10000000000 /* fork() waits so long for the broker, each time twice */
 #define CW_NAP_NS            50000
 #define CW_NAP_NS_MOST       25600000
-#define CW_FDS_MAX           4u         /* descriptors of one message */
+#define CW_FDS_MAX           4u /* descriptors of one message */
 
 /* What this process holds of one block. */
 struct cw_local {
@@ -167,7 +167,7 @@ struct cw_lane {
     struct cw_ring_consumer replies;
     uint64_t next_id;
     struct cw_call *calls;
-    struct cw_call *receiver; /* whose thread waits for the broker, on behalf of all */
+    struct cw_call *receiver;           /* whose thread waits for the broker, on behalf of all */
     struct cw_post *posts, *posts_last; /* post.c: what goes before anything else */
     bool postman;                       /* a thread of ours sees to that; it has a reference */
     bool leaving;                       /* the last reference is that one: it frees the client */
@@ -227,7 +227,7 @@ struct cw_client {
     struct cw_client *list_prev, *list_next;
     int lifeline[2];    /* parent, while it forks */
     int lifeline_child; /* child: open while inherited arrays are left that were not renewed */
-    bool fork_asks; /* while it forks: sock_lock was taken */
+    bool fork_asks;     /* while it forks: sock_lock was taken */
 };
 
 struct cw_array {
@@ -276,8 +276,8 @@ struct cw_brief {
     int64_t nap_ns; /* the last nap's length */
     bool signalled;
 };
-/* Sleeps: CW_NAP_NS at first, then longer and longer, up to CW_NAP_NS_MOST, since a signal that comes
- * between two naps is not seen. True: a signal came. */
+/* Sleeps: CW_NAP_NS at first, then longer and longer, up to CW_NAP_NS_MOST, since a signal that
+ * comes between two naps is not seen. True: a signal came. */
 bool cw_brief_nap(struct cw_brief *brief);
 /* Is it to end by a signal? Notes one that came just now. */
 bool cw_brief_over(struct cw_brief *brief, bool came);
@@ -405,8 +405,8 @@ int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out);
 int cw_slab_map(cw_client *client, struct cw_slab *slab, bool readonly);
 /* Where its data begin, mapped that way. */
 void *cw_slab_base(const struct cw_slab *slab, bool readonly);
-/* Hands a new slab to the broker; a signal may end that. data and table stay the caller's on failure; on success both are
- * taken over, and the slab is own. capacity: of the table. */
+/* Hands a new slab to the broker; a signal may end that. data and table stay the caller's on
+ * failure; on success both are taken over, and the slab is own. capacity: of the table. */
 int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_info *info,
                 int data_fd, struct cw_segment *table, struct cw_slab **out);
 /* Maps a part of it copy-on-write; both in whole pages. */

@@ -61,9 +61,9 @@ static int fetch_page(cw_client *client, struct cw_fences *fences, uint32_t numb
     struct cw_page_of_fences *page = calloc(1, sizeof *page);
     if (!page)
         return cw_fail(-EDQUOT, "no memory for a page of fences");
-    int code = cw_socket_call_apart(client, &fences->lock,
-                                    number ? CW_OP_FENCES_OPEN : CW_OP_FENCES_ADD, &request,
-                                    number ? sizeof request : 0, NULL, &info, sizeof info, &fds);
+    int code =
+        cw_socket_call_apart(client, &fences->lock, number ? CW_OP_FENCES_OPEN : CW_OP_FENCES_ADD,
+                             &request, number ? sizeof request : 0, NULL, &info, sizeof info, &fds);
     struct cw_page_of_fences *known = number ? find_page(fences, number) : NULL;
     if (known) { /* another thread was quicker */
         if (code == 0)

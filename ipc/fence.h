@@ -62,8 +62,8 @@ struct cw_fences { /* of one client */
         struct cw_page_of_fences *page;
         uint32_t used;
     } own[CW_GPUS_MAX];
-    uint64_t broken; /* bit i: the context of GPU i is */
-    bool untold;     /* some pages are */
+    uint64_t broken;  /* bit i: the context of GPU i is */
+    bool untold;      /* some pages are */
     uint32_t unknown; /* a page that somebody met who could not ask for it; 0: none */
     struct cw_stream *streams;
     struct cw_fences *next; /* of this process; broken.c */
@@ -83,8 +83,8 @@ int cw_fences_of(cw_client *client, struct cw_fences **out);
 /* A new fence of ours for a stream of that GPU. The fences' lock is held. */
 int cw_fence_take(cw_client *client, struct cw_fences *fences, int gpu, uint32_t *number,
                   struct cw_page_of_fences **page);
-/* The fence of a stamp. -ENOENT: its session is dead and buried. The fences' lock is held, and given
- * up where the page has to be asked for. */
+/* The fence of a stamp. -ENOENT: its session is dead and buried. The fences' lock is held, and
+ * given up where the page has to be asked for. */
 int cw_fence_find(cw_client *client, struct cw_fences *fences, cw_stamp stamp,
                   struct cw_page_of_fences **page, struct cw_fence **out);
 /* cw_stamp_poll() with the fences' lock held; given up as above. */
@@ -116,7 +116,8 @@ bool cw_order_passed(cw_client *client, struct cw_slab *slab, uint32_t block);
  * by the CPU's hand. 0, -ETIMEDOUT, -EINTR, -ECONNRESET. */
 int cw_array_settle(cw_array *array, int64_t timeout_ns);
 /* Before the session ends: waits for what our streams were given, 10 s at most. False: it is still
- * under way, and the session must not end, or others would take its work for a dead one's. */
+ * under way, and the session must not end, or others would take its work for a dead one's. Where
+ * the broker is gone nobody is there to do so, and nothing is waited for. */
 bool cw_fences_deinit(cw_client *client);
 
 #endif

@@ -39,8 +39,8 @@ static void publish_held(cw_client *client) {
 }
 
 /* Has the leases held for the child. If that fails (the broker is gone, or stands still for
- * CW_FORK_PATIENCE_NS, no descriptors) the child still has the mappings; a renewal may then find its
- * array stale. */
+ * CW_FORK_PATIENCE_NS, no descriptors) the child still has the mappings; a renewal may then find
+ * its array stale. */
 static void begin_lifeline(cw_client *client) {
     if (client->leases.held == 0 || pipe2(client->lifeline, O_CLOEXEC) < 0)
         return;
@@ -61,10 +61,9 @@ static void before_fork(void) {
         pthread_mutex_lock(&client->lock);
         /* Another thread may wait there for a broker that stands still. */
         struct cw_brief brief = {.begun_ns = cw_now_ns()};
-        client->fork_asks = cw_brief_lock(&client->sock_lock, &brief,
-                                          brief.begun_ns + CW_FORK_PATIENCE_NS) == 0;
-        if (client->fork_asks && !cw_client_forked(client) &&
-            !CW_LOAD(K3, &client->lost, relaxed))
+        client->fork_asks =
+            cw_brief_lock(&client->sock_lock, &brief, brief.begun_ns + CW_FORK_PATIENCE_NS) == 0;
+        if (client->fork_asks && !cw_client_forked(client) && !CW_LOAD(K3, &client->lost, relaxed))
             begin_lifeline(client);
         pthread_mutex_lock(&client->lane_lock);
     }

@@ -276,7 +276,8 @@ static int wait_as_receiver(cw_client *client, struct cw_call *call, int64_t lef
         ssize_t got = read(client->bell, rings, sizeof rings);
         (void)got; /* non-blocking: however often it rang, the ring is looked at next */
     }
-    if (count > 0 && pollers[1].revents && cw_lane_drain(client) >= 0 && call_word(call) != CALL_DONE)
+    if (count > 0 && pollers[1].revents && cw_lane_drain(client) >= 0 &&
+        call_word(call) != CALL_DONE)
         cw_client_lost(client);
     return code;
 }

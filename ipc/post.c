@@ -4,14 +4,14 @@
  * The end of a lease, of a transit, of a slab or of the whole session is said by who must not wait:
  * it holds client->lock, or closes an array. What finds no room is kept here, in order, and goes
  * before any later request of this client: of its next call, or of the postman, a thread that is
- * there as long as something is kept. All of these only give something up: that they come late costs
- * memory, never data. What says that an array is held on (a transit's begin) is never kept, since
- * the broker must find it in the ring (cw_lane_push).
+ * there as long as something is kept. All of these only give something up: that they come late
+ * costs memory, never data. What says that an array is held on (a transit's begin) is never kept,
+ * since the broker must find it in the ring (cw_lane_push).
  *
- * Owner: lane_lock. The postman has a reference to the client, or (leaving) is the last to have one,
- * and frees it. If the process dies the broker sees that, and all of this is said by it. If the
- * broker dies nobody needs to be told. A forked child has no postman, and its copy of the client is
- * dead.
+ * Owner: lane_lock. The postman has a reference to the client, or (leaving) is the last to have
+ * one, and frees it. If the process dies the broker sees that, and all of this is said by it. If
+ * the broker dies nobody needs to be told. A forked child has no postman, and its copy of the
+ * client is dead.
  */
 #include <signal.h>
 #include <stdlib.h>

@@ -86,7 +86,8 @@ static int poll_ms(const cw_client *client, const struct cw_brief *brief) {
     return left_ns < 0 ? -1 : left_ns > 0 ? (int)(left_ns / 1000000) + 1 : 0;
 }
 
-/* Waits until the socket is ready. A signal ends it, if at all (brief), only after CW_PATIENCE_NS. */
+/* Waits until the socket is ready. A signal ends it, if at all (brief), only after CW_PATIENCE_NS.
+ */
 static int wait_ready(cw_client *client, short events, struct cw_brief *brief) {
     for (;;) {
         struct pollfd poller = {.fd = client->sock, .events = events};
@@ -107,8 +108,7 @@ static int wait_ready(cw_client *client, short events, struct cw_brief *brief) {
 }
 
 static int send_request(cw_client *client, struct cw_message *head, const void *body,
-                        uint32_t body_bytes, const struct cw_fds *send,
-                        struct cw_brief *brief) {
+                        uint32_t body_bytes, const struct cw_fds *send, struct cw_brief *brief) {
     struct iovec parts[2] = {{head, sizeof *head}, {(void *)(uintptr_t)body, body_bytes}};
     union {
         struct cmsghdr align;

@@ -400,6 +400,8 @@ bool cw_fences_deinit(cw_client *client) {
     for (struct cw_stream *stream = fences->streams; stream; stream = stream->next) {
         struct timespec nap = {.tv_nsec = 100000};
         while (!cw_stream_is_quiet(stream)) {
+            if (cw_client_check(client) == -ECONNRESET)
+                break; /* the session ended with its broker: nobody takes this for a dead one's */
             if (cw_now_ns() >= end_ns)
                 return false;
             cw_broken_look();
@@ -409,6 +411,8 @@ bool cw_fences_deinit(cw_client *client) {
     }
     for (struct cw_stream *next, *stream = fences->streams; stream; stream = next) {
         next = stream->next;
+        if (!cw_stream_is_quiet(stream))
+            continue; /* its sections' holders may still say that they end */
         for (struct cw_section *following, *at = stream->sections; at; at = following) {
             following = at->next;
             free(at->held);

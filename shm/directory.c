@@ -1,10 +1,10 @@
 /*
  * Directory, the readers' side: see directory.h for the protocol.
  *
- * A reader belongs to one process and its caller serialises its use, but while a segment is fetched:
- * then another thread may use it, and what it has mapped is looked at anew. It writes nothing shared. If
- * the broker dies in the middle of a write, a reader meets an odd sequence for ever: retries are
- * bounded.
+ * A reader belongs to one process and its caller serialises its use, but while a segment is
+ * fetched: then another thread may use it, and what it has mapped is looked at anew. It writes
+ * nothing shared. If the broker dies in the middle of a write, a reader meets an odd sequence for
+ * ever: retries are bounded.
  */
 #include "directory.h"
 
@@ -72,8 +72,8 @@ static struct cw_index_slot *index_slot(const struct cw_segment *index, uint64_t
            number;
 }
 
-/* The record behind a reference, mapped; -EPROTO if it cannot be one. -EAGAIN also when it had to be
- * fetched: the index may be another by now. */
+/* The record behind a reference, mapped; -EPROTO if it cannot be one. -EAGAIN also when it had to
+ * be fetched: the index may be another by now. */
 static int reader_record(struct cw_directory_reader *r, uint64_t ref, struct cw_record **record,
                          uint64_t *room_bytes) {
     uint64_t segment = (ref - 2) >> 32, unit = (uint32_t)(ref - 2);

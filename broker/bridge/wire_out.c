@@ -7,9 +7,9 @@
 
 #include "broker/bridge/parts.h"
 
-#define CWB_UNREAD_STEP (64u << 10) /* in which a wire tells what is unread */
-#define ENOUGH_BYTES (256u << 10) /* encrypted ahead of what is being sent */
-#define KEEP_BYTES   (64u << 10)  /* larger buffers are freed when the wire rests */
+#define CWB_UNREAD_STEP (64u << 10)  /* in which a wire tells what is unread */
+#define ENOUGH_BYTES    (256u << 10) /* encrypted ahead of what is being sent */
+#define KEEP_BYTES      (64u << 10)  /* larger buffers are freed when the wire rests */
 
 void cwb_wire_touch(struct cwb_wire *wire) {
     if (wire->is_dirty || wire->ended)

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from causeway import client
-from causeway._lib import check, ffi, lib
+from causeway._lib import check, check_again, ffi, lib
 from causeway.layouts import Layout
 from causeway.views import Lease
 
@@ -75,10 +75,10 @@ class Block:
     def __init__(self, connection: client.Connection, capacity: int) -> None:
         layout = bytes_layout(capacity + HEADER_BYTES)
         out = ffi.new("cw_array **")
-        check(lib.cw_array_new(connection.pointer, b"cpu", layout.c, 0, out))
+        check_again(lib.cw_array_new, connection.pointer, b"cpu", layout.c, 0, out)
         self.array: Any = ffi.gc(out[0], lib.cw_array_close)
         handle = ffi.new("cw_handle *")
-        check(lib.cw_array_export(self.array, 0, handle))
+        check_again(lib.cw_array_export, self.array, 0, handle)
         self.handle: bytes = ffi.buffer(handle)[:]
         base = lib.cw_array_data(self.array)
         self._word = ffi.cast("uint32_t *", base)
@@ -351,5 +351,5 @@ def _opened(handle: bytes, end: int, flags: int) -> Any:
         connection = client.for_instance(raw.instance, connection.address)
     out = ffi.new("cw_array **")
     layout = bytes_layout(raw.size_bytes)
-    check(lib.cw_array_open(connection.pointer, raw, layout.c, flags, out))
+    check_again(lib.cw_array_open, connection.pointer, raw, layout.c, flags, out)
     return out[0]

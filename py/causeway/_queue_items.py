@@ -24,7 +24,7 @@ import numpy as np
 
 from causeway import array as arrays
 from causeway import dtypes
-from causeway._lib import check, ffi, lib
+from causeway._lib import check, check_again, ffi, lib
 from causeway._pool_buffers import HEADER_BYTES as BLOCK_HEADER_BYTES
 from causeway._pool_buffers import Block, BlockStore
 from causeway._pool_buffers import _Return as Return
@@ -142,7 +142,7 @@ class _ItemEncoder(Encoder):
     def _export(self, what: Any) -> Any:
         pointer = what.array if isinstance(what, Block) else arrays.usable(what._open_lease())
         handle = ffi.new("cw_handle *")
-        check(lib.cw_array_export(pointer, 1, handle))
+        check_again(lib.cw_array_export, pointer, 1, handle)
         self._transits.append(handle)
         return handle
 
@@ -219,7 +219,7 @@ def encode_array(array: Array, max_bytes: int) -> Outgoing | None:
     if len(out.data) > max_bytes:
         return None
     out.handles = ffi.new("cw_handle *")
-    check(lib.cw_array_export(arrays.usable(lease), 1, out.handles))
+    check_again(lib.cw_array_export, arrays.usable(lease), 1, out.handles)
     out.count, out.extra_bytes = 1, layout.nbytes
     return out
 
@@ -278,10 +278,10 @@ def decode(item: Any) -> Any:
 def _readonly(lease: Lease) -> Lease:
     """The same memory, mapped so that a write is a SIGSEGV, as its sender had it."""
     handle, out = ffi.new("cw_handle *"), ffi.new("cw_array **")
-    check(lib.cw_array_export(lease.pointer, 0, handle))
+    check_again(lib.cw_array_export, lease.pointer, 0, handle)
     raw = Layout((handle.size_bytes,), np.dtype(np.uint8))
     client = lib.cw_array_client(lease.pointer)
-    check(lib.cw_array_open(client, handle, raw.c, lib.CW_READONLY, out))
+    check_again(lib.cw_array_open, client, handle, raw.c, lib.CW_READONLY, out)
     return Lease(out[0])
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from causeway import _copies, _gpu, _order, client, dlpack, dtypes, layouts
-from causeway._lib import check, ffi, lib
+from causeway._lib import check, check_again, ffi, lib
 from causeway._values import Values
 from causeway.device import resolve
 from causeway.errors import Stale
@@ -444,7 +444,7 @@ class Array(Values):
                 seconds; False: the caller holds the array until then.
         """
         out = ffi.new("cw_handle *")
-        check(lib.cw_array_export(usable(self._open_lease()), int(transit), out))
+        check_again(lib.cw_array_export, usable(self._open_lease()), int(transit), out)
         return bytes(ffi.buffer(out))
 
     def reduce(self, transit: bool = True) -> tuple[Any, tuple[Any, ...]]:
@@ -494,7 +494,7 @@ def new(
     out = ffi.new("cw_array **")
     connection = client.current()
     flags = (lib.CW_ZERO if zero else 0) | (lib.CW_EVICTABLE if evictable else 0)
-    check(lib.cw_array_new(connection.pointer, device.encode(), layout.c, flags, out))
+    check_again(lib.cw_array_new, connection.pointer, device.encode(), layout.c, flags, out)
     lease = EvictableLease(out[0]) if evictable else Lease(out[0])
     return make(lease, layout, layout.origin)
 
@@ -503,7 +503,7 @@ def usable(lease: Lease) -> Any:
     """The `cw_array *`, after taking a lease of this process's own if it came over a fork."""
     pointer = lease.pointer
     if lib.cw_array_inherited(pointer):
-        check(lib.cw_array_renew(pointer, client.current().pointer))
+        check_again(lib.cw_array_renew, pointer, client.current().pointer)
     return pointer
 
 
@@ -538,5 +538,5 @@ def open_handle(
         )
     raw = Layout((carried.size_bytes,), np.dtype(np.uint8))
     flags = lib.CW_READONLY if readonly else 0
-    check(lib.cw_array_open(connection.pointer, carried, raw.c, flags, out))
+    check_again(lib.cw_array_open, connection.pointer, carried, raw.c, flags, out)
     return make(Lease(out[0]), layout, offset, name)

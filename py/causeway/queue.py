@@ -39,7 +39,7 @@ from typing import Any
 from causeway import _dispatch, client
 from causeway import _queue_items as items
 from causeway import array as arrays
-from causeway._lib import check, failure, ffi, lib
+from causeway._lib import check, check_again, failure, ffi, lib
 from causeway.array import Array
 from causeway.views import Lease
 
@@ -81,7 +81,7 @@ class _End:
 
     def __init__(self, memory: Array) -> None:
         out = ffi.new("cw_queue **")
-        check(lib.cw_queue_open(arrays.usable(memory._open_lease()), out))
+        check_again(lib.cw_queue_open, arrays.usable(memory._open_lease()), out)
         self.pointer: Any = ffi.gc(out[0], lib.cw_queue_close)
         self.max_bytes: int = lib.cw_queue_max(out[0])
         self.plain = _dispatch.QueueEnd(
@@ -109,7 +109,7 @@ class _Shared:
             raise ValueError(f"maxbytes is a number of bytes above 0, or None, not {maxbytes}")
         out = ffi.new("cw_array **")
         connection = client.current()
-        check(lib.cw_queue_new(connection.pointer, max(0, operator.index(maxsize)), limit, out))
+        check_again(lib.cw_queue_new, connection.pointer, max(0, operator.index(maxsize)), limit, out)
         self._memory = arrays.make(Lease(out[0]), None)
         self._end = None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from causeway._lib import check, ffi, lib
+from causeway._lib import check, check_again, ffi, lib
 
 __all__ = [
     "EvictableLease",
@@ -105,7 +105,7 @@ class EvictableLease(Lease):
     def lend(self) -> None:
         """Its address is given to somebody who cannot say when it is done: from now on it stays where it is."""
         if not getattr(self, "_lent", False):
-            check(lib.cw_array_pin(self.pointer))
+            check_again(lib.cw_array_pin, self.pointer)
             self._lent = True
 
 
@@ -115,7 +115,7 @@ class Pin:
     __slots__ = ("_lease",)
 
     def __init__(self, lease: Lease) -> None:
-        check(lib.cw_array_pin(lease.pointer))
+        check_again(lib.cw_array_pin, lease.pointer)
         self._lease = lease
 
     def __del__(self, unpin: Any = lib.cw_array_unpin) -> None:

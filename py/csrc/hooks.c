@@ -18,6 +18,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #define BUCKETS     4096u
@@ -100,6 +101,19 @@ static void settle(void) {
     pthread_mutex_unlock(&lock);
 }
 
+/* A library takes whatever fails for memory that is full, so a signal ends nothing in the first
+ * second: most have handlers that want no end. */
+static int new_array(cw_client *with, const char *device, const cw_layout *layout, cw_array **out) {
+    struct timespec begin, now;
+    int code;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    do {
+        code = cw_array_new(with, device, layout, CW_POOL, out);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while (code == -EINTR && now.tv_sec - begin.tv_sec < 2);
+    return code;
+}
+
 static int make(uint64_t size_bytes, int gpu, struct piece **out) {
     char device[24];
     int64_t count = (int64_t)size_bytes;
@@ -114,10 +128,10 @@ static int make(uint64_t size_bytes, int gpu, struct piece **out) {
     pthread_mutex_unlock(&lock);
     snprintf(device, sizeof device, "cuda:%d", gpu);
     *made = (struct piece){.size_bytes = size_bytes, .gpu = gpu};
-    int code = with ? cw_array_new(with, device, &layout, CW_POOL, &made->array) : -EINVAL;
+    int code = with ? new_array(with, device, &layout, &made->array) : -EINVAL;
     if (code == -EDQUOT && freed) {
         settle();
-        code = cw_array_new(with, device, &layout, CW_POOL, &made->array);
+        code = new_array(with, device, &layout, &made->array);
     }
     if (with)
         cw_client_unref(with);

@@ -200,6 +200,38 @@ def test_who_finds_a_gpu_full_waits_for_what_is_on_its_way_back(script, tmp_path
 
 
 @on_the_double
+def test_ctrl_c_ends_the_wait_for_memory_of_a_full_gpu(script, tmp_path):
+    env = {**os.environ, **cuda_support.double(tmp_path / "full", memory_mib=128)}
+    text = """
+        import signal, threading
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        served = []
+        signal.signal(signal.SIGUSR1, lambda *_: served.append(1))
+        other = lent()
+        begun, over = threading.Event(), threading.Event()
+        def interrupt():
+            begun.wait()
+            while not over.is_set():  # again: between two naps a signal is not seen
+                time.sleep(0.3)
+                if not over.is_set(): os.kill(os.getpid(), signal.SIGINT if len(served) > 2 else signal.SIGUSR1)
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            begun.set()
+            cw.zeros(80 << 20, "u1", device="cuda:0")   # it comes back in an hour
+        except KeyboardInterrupt:
+            over.set()
+        assert over.is_set() and len(served) > 2        # whose handler returns ends nothing
+        thread.join()
+        print(file=other.stdin, flush=True)
+        assert not cw.zeros(80 << 20, "u1", device="cuda:0").to("cpu").numpy().any()
+        other.stdin.close()
+        other.wait()
+    """
+    script(FULL + textwrap.dedent(text), env={**env, "CAUSEWAY_FULL_WAIT_MS": "3600000"})
+
+
+@on_the_double
 def test_memory_that_was_given_up_a_moment_ago_is_waited_for(script, tmp_path):
     env = {**os.environ, **cuda_support.double(tmp_path / "full", memory_mib=128)}
     text = """

@@ -329,6 +329,13 @@ def test_a_broker_killed_while_the_mover_works(tmp_path):
             try: a.to("cuda:1")
             except cw.BrokerLost: pass
             else: raise AssertionError
+            # The write of the target never ends, and is nobody's business any more: the session goes.
+            def sessions(): return sum("cw-session" in line for line in open("/proc/self/maps"))
+            assert sessions() == 1
+            a.close()
+            del a
+            cw.connect()
+            assert sessions() == 1, open("/proc/self/maps").read()
         """)
         assert eventually(lambda: not movers(folder))
         for lock in folder.glob("*.lock"):  # the dead broker's line

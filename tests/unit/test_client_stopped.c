@@ -1,6 +1,6 @@
 /*
- * A broker that stands still, with requests up to the brim of the ring: who needs no answer does not
- * wait, and every other wait ends by a signal, in whichever thread somebody else waits.
+ * A broker that stands still, with requests up to the brim of the ring: who needs no answer does
+ * not wait, and every other wait ends by a signal, in whichever thread somebody else waits.
  */
 #include "tests/unit/client_support.h"
 
@@ -13,8 +13,8 @@ static void on_signal(int number) {
     (void)number;
 }
 
-/* A signal, a moment from now: no wait below comes to an end otherwise. again: and further ones, for
- * waits in naps, between which a signal is not seen. */
+/* A signal, a moment from now: no wait below comes to an end otherwise. again: and further ones,
+ * for waits in naps, between which a signal is not seen. */
 static void signal_soon(bool again) {
     struct sigaction action = {.sa_handler = on_signal};
     struct itimerval soon = {.it_interval = {0, again ? 300000 : 0}, .it_value = {0, 300000}};

@@ -6,7 +6,7 @@ import types
 from typing import Any
 
 import numpy as np
-from gpu_standins import DriverMemory, read, write
+from gpu_standins import DriverMemory, look, read, write
 
 strided = "strided"
 
@@ -128,7 +128,10 @@ def tensor(values: Any, kind: dtype = float32, device: str = "cuda") -> Tensor:
 
 
 def from_dlpack(array: Any) -> Tensor:
-    """A tensor on memory of ours."""
+    """A tensor on memory of ours: of an array, or of a capsule, which then goes with the tensor."""
+    if type(array).__name__ == "PyCapsule":
+        seen = look(array)
+        return Tensor(array, seen.address, seen.shape, _OF_DLPACK[seen.dtype[:2]], seen.strides)
     told = array.__cuda_array_interface__
     kind = {"<f4": float32, "<i2": int16}[told["typestr"]]
     strides = told["strides"] or np.empty(told["shape"], told["typestr"]).strides
@@ -141,6 +144,17 @@ def from_dlpack(array: Any) -> Tensor:
     )
 
 
+_OF_DLPACK = {(2, 32): float32, (0, 16): int16}
+_current = [0]  # the current stream
+
+
+def set_stream(number: int) -> None:
+    """Makes a stream the current one."""
+    _current[0] = number
+
+
 cuda = types.SimpleNamespace(
-    current_stream=lambda device: types.SimpleNamespace(cuda_stream=0), is_available=lambda: False
+    current_stream=lambda device: types.SimpleNamespace(cuda_stream=_current[0]),
+    is_available=lambda: False,
 )
+_C = types.SimpleNamespace(_cuda_getCurrentRawStream=lambda gpu: _current[0])

@@ -80,13 +80,13 @@ class Tensor:
         return tensor(self.cpu(), self.dtype)
 
     def __getitem__(self, key: slice) -> Tensor:
-        shape = (len(range(self.shape[0])[key]), *self.shape[1:])
+        begin, end, step = key.indices(self.shape[0])
         return Tensor(
             self.owner,
-            self.address,
-            shape,
+            self.address + begin * self.steps[0] * self.dtype.itemsize,
+            (len(range(begin, end, step)), *self.shape[1:]),
             self.dtype,
-            (self.steps[0] * (key.step or 1), *self.steps[1:]),
+            (self.steps[0] * step, *self.steps[1:]),
         )
 
     def cpu(self) -> np.ndarray:

@@ -88,7 +88,8 @@ def give(
     dl_device: tuple[int, int] | None,
     copy: bool | None,
 ) -> object:
-    """`Array.__dlpack__`. The consumer's stream is made to wait for the array's last writer; without one the CPU waits.
+    """`Array.__dlpack__`. The consumer's stream is made to wait for the array's last write where that is not complete;
+    without a stream the CPU waits.
 
     Raises:
         BufferError: DLPack cannot tell this array, or another device is asked for than its own or the host.

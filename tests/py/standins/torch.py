@@ -128,20 +128,13 @@ def tensor(values: Any, kind: dtype = float32, device: str = "cuda") -> Tensor:
 
 
 def from_dlpack(array: Any) -> Tensor:
-    """A tensor on memory of ours: of an array, or of a capsule, which then goes with the tensor."""
-    if type(array).__name__ == "PyCapsule":
-        seen = look(array)
-        return Tensor(array, seen.address, seen.shape, _OF_DLPACK[seen.dtype[:2]], seen.strides)
-    told = array.__cuda_array_interface__
-    kind = {"<f4": float32, "<i2": int16}[told["typestr"]]
-    strides = told["strides"] or np.empty(told["shape"], told["typestr"]).strides
-    return Tensor(
-        array,
-        told["data"][0],
-        told["shape"],
-        kind,
-        tuple(step // kind.itemsize for step in strides),
-    )
+    """A tensor on memory of ours: of an array, or of a capsule. The capsule goes with the tensor."""
+    capsule = array
+    if type(array).__name__ != "PyCapsule":
+        capsule = array.__dlpack__(stream=_current[0] or 1, max_version=(1, 0))
+    seen = look(capsule)
+    kind = _OF_DLPACK[seen.dtype[:2]]
+    return Tensor(capsule, seen.address, seen.shape, kind, seen.strides)
 
 
 _OF_DLPACK = {(2, 32): float32, (0, 16): int16}

@@ -5,8 +5,6 @@ On the double stand-ins of the libraries (standins/), on real GPUs the libraries
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import cuda_support
@@ -20,11 +18,7 @@ on_the_double = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder, devices=2):
-        yield
+gpus = cuda_support.for_module(devices=2)
 
 
 HEAD = """
@@ -58,11 +52,7 @@ def program(script):
     """Runs a text after what device_pools and HEAD have, with the library named."""
 
     def run(name: str, text: str, **env: str) -> None:
-        if cuda_support.REAL:
-            pytest.importorskip(name)
-        else:
-            paths = [str(HERE / "standins"), str(HERE), os.environ.get("PYTHONPATH", "")]
-            env["PYTHONPATH"] = ":".join(filter(None, paths))
+        env = {**device_pools.environment_for(name), **env}
         begin = f"import {name} as library\nLIBRARY = {name!r}\n"
         device_pools.run(script, begin + HEAD + text, env=env)
 

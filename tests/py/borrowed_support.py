@@ -5,15 +5,9 @@ On the double with stand-ins of the libraries (standins/), on real GPUs with the
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 
-import cuda_support
 import device_pools
-import pytest
-
-HERE = Path(__file__).parent
 
 HEAD = """
 import weakref
@@ -43,10 +37,6 @@ class Pool(cw.Pool):
 
 def run(script: Callable[..., object], name: str, text: str, **env: str) -> None:
     """Runs a text after what device_pools and HEAD have, with the library named."""
-    if cuda_support.REAL:
-        pytest.importorskip(name)
-    else:
-        paths = [str(HERE / "standins"), str(HERE), os.environ.get("PYTHONPATH", "")]
-        env["PYTHONPATH"] = ":".join(filter(None, paths))
+    env = {**device_pools.environment_for(name), **env}
     begin = f"import {name} as library\nLIBRARY = {name!r}\n"
     device_pools.run(script, begin + HEAD + text, env=env)

@@ -6,8 +6,6 @@ On the double stand-ins of the libraries (standins/), on real GPUs the libraries
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from pathlib import Path
 
 import borrowed_support
 import cuda_support
@@ -19,11 +17,7 @@ on_the_double = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder, devices=2):
-        yield
+gpus = cuda_support.for_module(devices=2)
 
 
 @pytest.fixture

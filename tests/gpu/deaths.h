@@ -30,7 +30,7 @@ enum moment {
 };
 extern const char *const moment_names[];
 
-#define AHEAD 4 /* producers of one job that are started or at work */
+#define AHEAD 8 /* at most so many producers of one job are started or at work */
 
 struct part { /* of one producer */
     pid_t pid;

@@ -40,7 +40,6 @@ struct part { /* of one producer */
     bool forks;
     unsigned late_ms;
     _Atomic int go;    /* its round is on */
-    _Atomic int warm;  /* 1: it could begin */
     _Atomic int ready; /* it is where it is to be killed */
     _Atomic int child; /* of its own, that lives on */
 };

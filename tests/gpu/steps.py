@@ -82,6 +82,11 @@ def tests(saying: str = "") -> list[Step]:
     return [Step(Path(name).stem[5:], pytest(name), 240) for name in files]
 
 
+def whole(file: str) -> Step:
+    """A file whose tests use as many GPUs as there are, none of which is marked: all of it on two, too."""
+    return Step(Path(file).stem[5:], ["env", "-u", "CAUSEWAY_TEST_SECOND_GPU", *pytest(file)], 240)
+
+
 def benchmark(name: str, *arguments: str) -> list[str]:
     """The command for one of tools/bench."""
     if not REAL:
@@ -102,6 +107,7 @@ def steps(which: str) -> list[Step]:
     if which == "two":
         return [
             *tests("second_gpu"),
+            *(whole(name) for name in ("test_gpu_examples.py", "test_pool_devices_resize.py")),
             Step(
                 "bench-gpu",
                 benchmark("bench_gpu", "--seconds", "80", "fences", "imports", "peers"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -160,3 +161,37 @@ def test_a_process_that_uses_cuda_out_of_the_tools_sight_is_found(sanitize, monk
     watch.note(2, True, False)
     watch.note(3, False, False)
     assert watch.seen == {1} and watch.unseen == {2}
+
+
+def test_a_page_of_benchmarks_keeps_its_words_and_has_every_row(tmp_path):
+    page = HERE.parents[1] / "tools/bench/page.py"
+    log = tmp_path / "logs.txt"
+    log.write_text("""
+######## cuda                        17 s  ok      11 passed, 3 skipped in 14.78s (no second GPU)
+######## bench-gpu                   30 s  MISSED  # all: 29.6 s
+what                                                             causeway  peer                         figure  unit  ours/peer
+begin and end, on the CPU                                             1.8                                       us
+host to GPU, 1 MiB                                                   33.6  driver, pinned                 33.9  GB/s   0.989     30.1 to 34.0 | 30.2 to 34.4, 200 each
+IPC events                                                           12.0  IPC events, a new one each time      275.8  us     0.044
+
+promise                                                                             target         found
+fences by bare flags                                                         at most 1.2 x       0.992 x  met
+IPC events, by fences                                                       at least 20 x        1.63 x  MISSED
+NCCL by ours: GPU to GPU, 64 MiB                                         at least 1.05 x  not measured
+# all: 29.6 s; promises missed
+
+######## deaths                     177 s  NOT OK  fence_deaths: 9 producers killed, exit 1
+fence_deaths: 9 producers killed, seed 7
+""")
+    to = tmp_path / "page.md"
+    to.write_text("# Words\n\n<!-- below this line: tools/bench/page.py -->\nold\n")
+    for _ in range(2):
+        subprocess.run([sys.executable, page, "gpu", log, log, "--into", to], check=True)
+    text = to.read_text()
+    assert text.startswith("# Words\n") and "old" not in text and text.count("## One GPU") == 1
+    assert "| begin and end, on the CPU | 1.8 |  |  | us |  |  |" in text
+    assert "| host to GPU, 1 MiB | 33.6 | driver, pinned | 33.9 | GB/s | 0.989 | 30.1 to 34.0; 30.2 to 34.4, 200 each |" in text  # fmt: skip
+    assert "| IPC events | 12.0 | IPC events, a new one each time | 275.8 | us | 0.044 |  |" in text
+    assert "| IPC events, by fences | at least 20 x | 1.63 x | **missed**; between two" in text
+    assert "NCCL" not in text and "Tests: 11 passed" in text
+    assert "- deaths: fence_deaths: 9 producers killed, exit 1" in text and "seed 7" in text

@@ -154,7 +154,8 @@ def nccl_rank(rank: int, sizes: list[int], out: Any) -> None:
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", NCCL_NVLS_ENABLE="0")
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", rank=rank, world_size=2)
+    gpu = torch.device("cuda", rank)  # said, so that NCCL need not guess
+    dist.init_process_group("nccl", rank=rank, world_size=2, device_id=gpu)
     for size in sizes:
         x = torch.randint(0, 255, (size,), dtype=torch.uint8, device="cuda")
 

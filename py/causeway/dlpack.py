@@ -8,6 +8,7 @@ array([1.5, 2.5])
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from causeway.views import EvictableLease, Lease, Pin
 if TYPE_CHECKING:
     from causeway.array import Array
 
-__all__ = ["Form", "device_of", "export", "form", "give", "has_passed", "on"]
+__all__ = ["Form", "device_of", "form", "give", "has_passed", "on"]
 
 HOST = (1, 0)  # kDLCPU
 CUDA = 2  # kDLCUDA
@@ -44,6 +45,7 @@ class Form(NamedTuple):
     bits: int
 
 
+@functools.lru_cache(maxsize=256)
 def form(dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> Form:
     """Of an array with strides in bytes.
 
@@ -117,40 +119,25 @@ def give(
         elif not has_passed(lease):
             with source.reading(stream):  # the consumer's stream waits for the last write
                 pass
-    return export(lease, source._seen(), max_version=max_version, copied=source is not array)
+    return _export(source, max_version, copied=source is not array)
 
 
-def export(
-    lease: Lease,
-    array: np.ndarray[Any, Any],
-    *,
-    max_version: tuple[int, int] | None,
-    copied: bool,
-) -> object:
-    """A capsule over array, whose memory lease keeps. Versioned if the consumer understands it.
+def _export(array: Array, max_version: tuple[int, int] | None, *, copied: bool) -> object:
+    """A capsule over an array, which keeps its lease. Versioned if the consumer understands it.
 
     Raises:
         BufferError: DLPack cannot tell the dtype, the strides, or (unversioned) that it is read-only.
     """
-    told = form(array.dtype, array.shape, array.strides)
+    lease, layout = array._open_lease(), array._layout_now()
+    told = form(layout.dtype, layout.shape, layout.strides)
     versioned = max_version is not None and max_version[0] >= 1
-    readonly = not array.flags.writeable
+    readonly = lease.readonly
     if readonly and not versioned:
         raise BufferError(
             "the array is read-only and the consumer's DLPack (before 1.0) cannot tell so; "
             "copy it first, or get the array without readonly=True"
         )
     flags = (_READ_ONLY if readonly else 0) | (_IS_COPIED if copied else 0)
-    owner: Lease | Pin = lease
-    address = array.__array_interface__["data"][0]
-    if isinstance(lease, EvictableLease):
-        owner = Pin(lease)
-        address += lease.span()[0] - lease.address
-    return _dlpack.capsule(
-        owner,
-        address,
-        HOST if lease.gpu < 0 else (CUDA, lease.gpu),
-        *told,
-        flags,
-        versioned,
-    )
+    owner = Pin(lease) if isinstance(lease, EvictableLease) else lease
+    address = lease.span()[0] + array._offset  # pinned, it stays there
+    return _dlpack.capsule(owner, address, device_of(lease), *told, flags, versioned)

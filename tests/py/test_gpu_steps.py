@@ -100,22 +100,30 @@ def test_deaths_are_told_with_their_number_and_seed(steps):
     assert steps.verdict(text, 0, "") == ("ok", "fence_deaths: 9 producers killed, seed 7, 8 at once")  # fmt: skip
 
 
+# Ends when it has been looked at.
+SEEN = "import os, sys, time\nwhile not os.path.exists(f'{sys.argv[1]}/{os.getpid()}'): time.sleep(0.01)"
+
+
 @pytest.fixture
 def checked(sanitize, monkeypatch, tmp_path, capsys):
-    """What the check finds wrong, and what it says, with a tool that reports only some of the controls."""
+    """What the check finds wrong, and what it says, with a tool that reports only some of the programs."""
     tool = tmp_path / "tool"
     tool.write_text(TOOL)
     tool.chmod(0o700)
-    program = sanitize.Program
+
+    def program(name: str, forks: bool = False) -> object:
+        return sanitize.Program(name, [sys.executable, "-c", SEEN, str(tmp_path), name], 60, forks)
+
+    def note(watch: object, pid: int, uses: bool, inside: bool) -> None:
+        noted(watch, pid, uses, inside)
+        (tmp_path / str(pid)).touch()
+
+    noted = sanitize.Watch.note
+    monkeypatch.setattr(sanitize.Watch, "note", note)
     monkeypatch.setattr(
-        sanitize,
-        "controls",
-        lambda _: [
-            program("exec'd", ["true", "execd"], 30),
-            program("forked", ["true", "forked"], 30, True),
-        ],
+        sanitize, "controls", lambda _: [program("exec'd"), program("forked", True)]
     )
-    monkeypatch.setattr(sanitize, "programs", lambda _: [program("one", ["sleep", "1"], 30), program("two", ["sleep", "1.5"], 30, True)])  # fmt: skip
+    monkeypatch.setattr(sanitize, "programs", lambda _: [program("one"), program("two", True)])
     # No CUDA here: what runs under the tool counts as a process with it.
     monkeypatch.setattr(sanitize, "looked", lambda maps, files: (True, True))
 
@@ -133,17 +141,27 @@ def test_a_tool_that_sees_nothing_fails_the_check(checked):
 
 
 def test_what_a_tool_cannot_see_is_left_out_and_named(checked):
-    wrong, said = checked("execd")
+    wrong, said = checked("exec'd")
     assert not wrong
     assert "compute-sanitizer: 1 programs, 1 processes with CUDA looked at, no errors" in said
     assert said.endswith("forked children are out of its sight, left out: two\n")
 
 
 def test_what_a_tool_reports_fails_the_check(checked):
-    wrong, said = checked("execd forked")
+    wrong, said = checked("exec'd forked")
     assert not wrong and "2 programs, 2 processes with CUDA looked at, no errors\n" in said
-    wrong, said = checked("execd forked 1.5")
+    wrong, said = checked("exec'd forked two")
     assert wrong == ["errors in two"] and "Invalid __global__ write" in said
+
+
+def test_a_program_without_cuda_in_its_processes_fails_the_check(checked, sanitize, monkeypatch):
+    monkeypatch.setattr(sanitize, "looked", lambda maps, files: (True, "seen" in maps))
+    wrong, said = checked("exec'd forked")
+    assert not wrong and "processes with CUDA cannot be told here" in said  # not of the controls
+    asked = iter(range(1 << 20))  # of the first only: that is a control
+    monkeypatch.setattr(sanitize, "looked", lambda maps, files: (True, next(asked) == 0))
+    wrong, _ = checked("exec'd forked")
+    assert wrong == [f"{name}: no process with CUDA was seen" for name in ("one", "two")]
 
 
 def test_a_process_that_uses_cuda_out_of_the_tools_sight_is_found(sanitize, monkeypatch):

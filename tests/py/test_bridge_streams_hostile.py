@@ -105,7 +105,7 @@ def test_a_peer_of_the_first_version_hears_nothing_of_streams(
         assert link.ended()
     link, _, said = greeted(b, evil, 2)
     with link:
-        assert said == [(raw.STREAMS, struct.pack("<II", 3, 0))]
+        assert said == [(raw.STREAMS, struct.pack("<II", 4, 0))]  # the link among them
 
 
 def test_a_stream_serves_what_its_peer_may_read(victim: tuple[Node, Node, Node]) -> None:
@@ -162,11 +162,12 @@ def test_no_more_streams_than_agreed(victim: tuple[Node, Node, Node]) -> None:
         link,
         begin(b, evil, run),
         begin(b, evil, run),
-        Raw(evil.keys, b.port, raw.stream(RUN, run)) as third,
+        begin(b, evil, run),
+        Raw(evil.keys, b.port, raw.stream(RUN, run)) as fourth,
     ):
-        answer = third.receive()
+        answer = fourth.receive()
         assert answer is not None and answer[2] < 0 and b"--streams" in answer[3]
-        assert third.ended()
+        assert fourth.ended()
 
 
 BREACHES = {

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from causeway import client
-from causeway._lib import check, check_again, ffi, lib
+from causeway._lib import check_again, ffi, lib
 from causeway.layouts import Layout
 from causeway.views import Lease
 

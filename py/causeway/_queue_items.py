@@ -24,7 +24,7 @@ import numpy as np
 
 from causeway import array as arrays
 from causeway import dtypes
-from causeway._lib import check, check_again, ffi, lib
+from causeway._lib import check_again, ffi, lib
 from causeway._pool_buffers import HEADER_BYTES as BLOCK_HEADER_BYTES
 from causeway._pool_buffers import Block, BlockStore
 from causeway._pool_buffers import _Return as Return

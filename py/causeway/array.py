@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from causeway import _copies, _gpu, _order, client, dlpack, dtypes, layouts
-from causeway._lib import check, check_again, ffi, lib
+from causeway._lib import check_again, ffi, lib
 from causeway._values import Values
 from causeway.device import resolve
 from causeway.errors import Stale

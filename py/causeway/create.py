@@ -17,7 +17,7 @@ import numpy as np
 
 from causeway import _copies, _gpu, _loans, client, dtypes, layouts, views
 from causeway import array as arrays
-from causeway._lib import check, check_again, ffi, lib
+from causeway._lib import check_again, ffi, lib
 from causeway.array import Array
 from causeway.device import resolve
 from causeway.layouts import Layout

@@ -109,7 +109,9 @@ class _Shared:
             raise ValueError(f"maxbytes is a number of bytes above 0, or None, not {maxbytes}")
         out = ffi.new("cw_array **")
         connection = client.current()
-        check_again(lib.cw_queue_new, connection.pointer, max(0, operator.index(maxsize)), limit, out)
+        check_again(
+            lib.cw_queue_new, connection.pointer, max(0, operator.index(maxsize)), limit, out
+        )
         self._memory = arrays.make(Lease(out[0]), None)
         self._end = None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from causeway._lib import check, check_again, ffi, lib
+from causeway._lib import check_again, ffi, lib
 
 __all__ = [
     "EvictableLease",

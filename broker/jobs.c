@@ -114,12 +114,14 @@ static void answer(struct cwd_broker *b, struct cwd_job *job, int status, const 
     DL_DELETE(b->jobs, job);
     b->job_count--;
     refs_drop(b, job);
+    struct cw_made made = {.token = 0};
+    if (status == 0 && text_bytes == sizeof made)
+        memcpy(&made, text, sizeof made);
+    if (made.token && job->client)
+        cwd_transit_keep(b, made.token, job->client);
     if (!job->client) {
-        struct cw_made made;
-        if (status == 0 && text_bytes == sizeof made) {
-            memcpy(&made, text, sizeof made);
+        if (made.token)
             cwd_transit_end(b, b->mover.session, made.token);
-        }
         job_free(job);
         return;
     }

@@ -11,7 +11,8 @@
  * neither is freed or carved anew while the mover may touch them, whoever dies. A job that is
  * answered is complete, or failed with its reason; the mover has let go of both blocks.
  * A job that makes memory has none of these: the mover holds the block until it has begun a transit
- * for it, which goes to the client with the answer, or is ended here where nobody hears it.
+ * for it, which goes to the client with the answer, or is ended here where nobody hears it. The
+ * transit ends with whom of the two has it (transit.h).
  *
  * Deaths
  *   client    a waiting job is dropped. A moving one goes on: its target is written by the mover

@@ -45,8 +45,7 @@ static void count_routes(struct cwd_broker *b, struct cwd_session *session) {
     }
 }
 
-void cwd_monitor_update(struct cwd_broker *b) {
-    struct cwd_session *session;
+static void update_gauges(struct cwd_broker *b) {
     gauge(b, CW_GAUGE_clients, b->clients);
     gauge(b, CW_GAUGE_names, CW_LOAD(D8, &b->root->directory.names, relaxed));
     gauge(b, CW_GAUGE_slabs, HASH_COUNT(b->slabs));
@@ -58,6 +57,31 @@ void cwd_monitor_update(struct cwd_broker *b) {
     gauge(b, CW_GAUGE_transits, cwd_transit_count(b));
     gauge(b, CW_GAUGE_waiting, b->waiting);
     gauge(b, CW_GAUGE_jobs, b->job_count);
+}
+
+static void update_row(struct cwd_broker *b, struct cwd_session *session) {
+    if (session->row == CWD_NO_ROW)
+        return;
+    struct cw_monitor_client *row = &b->root->clients[session->row];
+    CW_STORE(M1, &row->slabs, session->slabs, relaxed);
+    CW_STORE(M1, &row->bytes, session->bytes, relaxed);
+    CW_STORE(M1, &row->gpu_bytes, session->gpu_bytes, relaxed);
+    CW_STORE(M1, &row->transits, session->transits, relaxed);
+    CW_STORE(M1, &row->waits, session->waits, relaxed);
+    CW_STORE(M1, &row->requests, session->requests_done, relaxed);
+}
+
+void cwd_monitor_answer(struct cwd_broker *b, struct cwd_session *session) {
+    session->requests_done++;
+    session->changed = true;
+    CWD_COUNT(b, requests);
+    update_gauges(b);
+    update_row(b, session);
+}
+
+void cwd_monitor_update(struct cwd_broker *b) {
+    struct cwd_session *session;
+    update_gauges(b);
     CW_STORE(M1, &b->root->counters[CW_COUNTER_fds_closed],
              cwd_closer_done(b->closer) + cwd_closer_done(b->wild_closer), relaxed);
     for (session = b->sessions; session; session = session->hh.next) {
@@ -65,13 +89,7 @@ void cwd_monitor_update(struct cwd_broker *b) {
             continue;
         session->changed = false;
         count_routes(b, session);
-        struct cw_monitor_client *row = &b->root->clients[session->row];
-        CW_STORE(M1, &row->slabs, session->slabs, relaxed);
-        CW_STORE(M1, &row->bytes, session->bytes, relaxed);
-        CW_STORE(M1, &row->gpu_bytes, session->gpu_bytes, relaxed);
-        CW_STORE(M1, &row->transits, session->transits, relaxed);
-        CW_STORE(M1, &row->waits, session->waits, relaxed);
-        CW_STORE(M1, &row->requests, session->requests_done, relaxed);
+        update_row(b, session);
     }
 }
 

@@ -14,6 +14,10 @@
 void cwd_monitor_init(struct cwd_broker *broker);
 /* Writes the gauges, and the rows of sessions that changed. At the end of a turn. */
 void cwd_monitor_update(struct cwd_broker *broker);
+/* A session is about to get an answer: counts it, and writes the gauges and its row. Before the
+ * answer can be seen: who has it finds in the figures what was done, also if we are held up in the
+ * middle of the turn. */
+void cwd_monitor_answer(struct cwd_broker *broker, struct cwd_session *session);
 /* The loop's sign of life: now; 0 at the end. */
 void cwd_monitor_heartbeat(struct cwd_broker *broker, int64_t now_ns);
 

@@ -333,11 +333,9 @@ void cwd_session_reply(struct cwd_broker *b, struct cwd_session *session, uint16
     memcpy(place, &head, sizeof head);
     if (body_bytes)
         memcpy(place + sizeof head, body, body_bytes);
+    cwd_monitor_answer(b, session);
     cw_ring_commit(&session->replies, head.op, head.size_bytes);
     session->wake = true;
-    session->changed = true;
-    session->requests_done++;
-    CWD_COUNT(b, requests);
 }
 
 void cwd_session_wake(struct cwd_session *session) {

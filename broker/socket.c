@@ -154,6 +154,7 @@ bool cwd_socket_reply(struct cwd_broker *b, struct cwd_session *session,
         cwd_session_drop(b, session, "it does not read what it is sent (max_client_unread)");
         return false;
     }
+    cwd_monitor_answer(b, session);
     int code = send_message(session->sock, &head, body, body_bytes, fds, fd_count);
     if (code == -ETOOMANYREFS && fd_count) {
         /* Some process of this user lets descriptors pile up in sockets. */
@@ -163,9 +164,6 @@ bool cwd_socket_reply(struct cwd_broker *b, struct cwd_session *session,
         code = send_message(session->sock, &head, text, sizeof text - 1, NULL, 0);
         status = -EDQUOT;
     }
-    session->requests_done++;
-    session->changed = true;
-    CWD_COUNT(b, requests);
     if (code == -EAGAIN || code == -ENOBUFS || code == -ENOMEM)
         cwd_session_drop(b, session, "it does not read what it is sent");
     /* Others: the socket is at its end, which epoll tells. */

@@ -9,6 +9,7 @@
 #include "broker/broker.h"
 #include "broker/custody.h"
 #include "broker/monitor.h"
+#include "broker/mover.h"
 #include "broker/session.h"
 
 #define TRANSITS_MAX      (1u << 20) /* in all, those of dead clients included */
@@ -20,7 +21,9 @@ struct cwd_transit {
     struct cw_block_ref ref;
     struct cw_block_ref anchor; /* token 0: none */
     int64_t limit_ns;
+    uint32_t keeper; /* the session that it ends with; 0: none */
     struct cwd_transit *prev, *next;
+    struct cwd_transit *kept_prev, *kept_next; /* in transits_kept, if it has a keeper */
     UT_hash_handle hh;
 };
 
@@ -66,6 +69,8 @@ static void transit_free(struct cwd_broker *b, struct cwd_transit *transit) {
     }
     HASH_DEL(b->transits, transit);
     DL_DELETE(b->transit_first, transit);
+    if (transit->keeper)
+        DL_DELETE2(b->transits_kept, transit, kept_prev, kept_next);
     cwd_ref_drop(b, transit->ref.slab, transit->ref.block, transit->ref.gen);
     free(transit);
 }
@@ -100,6 +105,10 @@ int cwd_transit_begin(struct cwd_broker *b, struct cwd_session *session,
     transit->limit_ns = b->now_ns + transit_life_ns(b);
     HASH_ADD(hh, b->transits, token, sizeof transit->token, transit);
     DL_APPEND(b->transit_first, transit);
+    if (cwd_mover_is(b, session)) {
+        transit->keeper = session->id;
+        DL_APPEND2(b->transits_kept, transit, kept_prev, kept_next);
+    }
     session->transits++;
     session->changed = true;
     CWD_COUNT(b, transits_begun);
@@ -135,6 +144,12 @@ void cwd_transit_anchor(struct cwd_broker *b, struct cwd_session *session,
         transit->anchor = *ref;
 }
 
+void cwd_transit_keep(struct cwd_broker *b, uint64_t token, struct cwd_session *client) {
+    struct cwd_transit *transit = transit_find(b, token);
+    if (transit && transit->keeper)
+        transit->keeper = client->id;
+}
+
 static bool anchor_alive(struct cwd_broker *b, const struct cw_block_ref *anchor) {
     struct cwd_slab *slab = anchor->token ? cwd_slab_find(b, anchor->slab) : NULL;
     if (!slab || anchor->block >= slab->capacity)
@@ -162,6 +177,13 @@ int64_t cwd_transits_expire(struct cwd_broker *b) {
 
 void cwd_transits_forget(struct cwd_broker *b, struct cwd_session *session) {
     struct cwd_early_end *early, *next;
+    struct cwd_transit *kept, *following;
+    DL_FOREACH_SAFE2(b->transits_kept, kept, following, kept_next) {
+        if (kept->keeper == session->id) {
+            transit_free(b, kept);
+            CWD_COUNT(b, transits_ended);
+        }
+    }
     HASH_ITER(hh, b->early_ends, early, next) {
         if (token_session(early->token) == session->id)
             early_free(b, early);

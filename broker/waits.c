@@ -121,9 +121,11 @@ bool cwd_waits_flush(struct cwd_broker *b, struct cwd_session *session) {
     while (session->ready && session->state == CWD_OPEN && cwd_session_has_room(session)) {
         struct cwd_wait *wait = session->ready;
         DL_DELETE(session->ready, wait);
-        cwd_session_reply(b, session, CW_OP_WAIT, wait->id, wait->status,
-                          wait->status ? cancelled : NULL, wait->status ? sizeof cancelled - 1 : 0);
-        wait_free(wait);
+        uint64_t id = wait->id;
+        int status = wait->status;
+        wait_free(wait); /* before the answer: the figures tell of it */
+        cwd_session_reply(b, session, CW_OP_WAIT, id, status, status ? cancelled : NULL,
+                          status ? sizeof cancelled - 1 : 0);
         worked = true;
     }
     return worked;

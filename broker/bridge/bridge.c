@@ -201,6 +201,8 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     pthread_mutex_init(&bridge->sources_lock, NULL);
     if (bridge->options.streams == 0)
         bridge->options.streams = default_streams();
+    if (bridge->options.streams > 1)
+        bridge->options.streams++;
     name_node(bridge);
     if (!cwb_node_valid(bridge->node))
         return cw_fail(-EINVAL, "--node %.100s: 1 to %u of the characters A-Z a-z 0-9 _ . -",
@@ -218,9 +220,9 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     if (code == 0 && *why)
         cwb_log("%s", why);
     if (code == 0)
-        code = cwb_works_new(bridge->loop.io, &bridge->works);
+        code = cwb_works_new(bridge->loop.io, "cw-helper", &bridge->works);
     if (code == 0)
-        code = cwb_works_new(bridge->loop.io, &bridge->movings);
+        code = cwb_works_new(bridge->loop.io, "cw-staging", &bridge->movings);
     if (code == 0)
         code = load_key(bridge);
     if (code == 0)

@@ -64,7 +64,8 @@ struct cwb_options {
     const char *peers[CWB_PEERS_MAX]; /* NAME=HOST:PORT, over what the file says */
     uint32_t peer_count;
     bool use_epoll;
-    uint32_t streams; /* connections to one peer over which large arrays are read; 0: as cores */
+    uint32_t streams; /* connections to one peer: 1, its link alone; else one and as many streams
+                         as `--streams` says, over which large arrays are read; 0: as cores */
 };
 
 struct cwb_listener {
@@ -105,8 +106,8 @@ struct cwb_bridge {
     struct cwb_landing *landings; /* landing.c */
     struct cwb_served *waits;     /* serve.c: names that peers wait for */
     uint64_t next_source;
-    pthread_mutex_t sources_lock; /* source.c: what peers read, also over streams */
-    struct cwb_strand *strands[CW_STREAMS_MAX - 1]; /* streams.c: made when first needed */
+    pthread_mutex_t sources_lock;               /* source.c: what peers read, also over streams */
+    struct cwb_strand *strands[CW_STREAMS_MAX]; /* streams.c: made when first needed */
 };
 
 /* Builds all. 0 or a negative code with the sentence; the process then ends. */

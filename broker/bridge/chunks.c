@@ -75,15 +75,22 @@ void cwb_chunks_landed(struct cwb_chunks *chunks, uint64_t bytes) {
     pthread_mutex_unlock(&chunks->lock);
 }
 
-bool cwb_chunks_ask(struct cwb_chunks *chunks, struct cwb_read *out) {
-    pthread_mutex_lock(&chunks->lock);
+/* Is there one to ask for? It is `next`. The lock is held. */
+static bool has_wanted(struct cwb_chunks *chunks) {
     while (chunks->next < chunks->count && chunks->states[chunks->next] != CWB_WANTED)
         chunks->next++;
-    bool found = !chunks->stopped && !chunks->status && chunks->next < chunks->count &&
-                 chunks->next < chunks->landed + chunks->ring;
+    return !chunks->stopped && !chunks->status && chunks->next < chunks->count &&
+           chunks->next < chunks->landed + chunks->ring;
+}
+
+bool cwb_chunks_ask(struct cwb_chunks *chunks, struct cwb_read *out) {
+    pthread_mutex_lock(&chunks->lock);
+    bool found = has_wanted(chunks);
     uint64_t chunk = chunks->next;
     if (found)
         chunks->states[chunks->next++] = CWB_ASKED;
+    else
+        chunks->in_vain = true;
     pthread_mutex_unlock(&chunks->lock);
     if (!found)
         return false;
@@ -95,14 +102,23 @@ bool cwb_chunks_ask(struct cwb_chunks *chunks, struct cwb_read *out) {
     return true;
 }
 
+bool cwb_chunks_lacked(struct cwb_chunks *chunks) {
+    pthread_mutex_lock(&chunks->lock);
+    bool lacked = chunks->in_vain && has_wanted(chunks);
+    if (lacked)
+        chunks->in_vain = false;
+    pthread_mutex_unlock(&chunks->lock);
+    return lacked;
+}
+
 bool cwb_chunks_here(struct cwb_chunks *chunks, const struct cwb_read *read) {
     pthread_mutex_lock(&chunks->lock);
     CW_ASSERT(chunks->states[number_of(chunks, read)] == CWB_ASKED);
     chunks->states[number_of(chunks, read)] = CWB_HERE;
     pthread_mutex_unlock(&chunks->lock);
-    uint64_t before = chunks->wants_progress ? cwb_sum_prefix(chunks->sum) : 0;
+    uint64_t step = chunks->progress_bytes, before = step ? cwb_sum_prefix(chunks->sum) : 0;
     bool whole = cwb_sum_add(chunks->sum, read->offset_bytes, read->length_bytes);
-    return whole || (chunks->wants_progress && cwb_sum_prefix(chunks->sum) > before);
+    return whole || (step && cwb_sum_prefix(chunks->sum) / step > before / step);
 }
 
 void cwb_chunks_back(struct cwb_chunks *chunks, const struct cwb_read *read) {

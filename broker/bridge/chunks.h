@@ -35,7 +35,7 @@ struct cwb_chunks {
     void *owner;
     /* fixed */
     uint64_t source, size_bytes, count, ring; /* the last two in chunks */
-    bool wants_progress;                      /* on_told also when more is hashed */
+    uint64_t progress_bytes; /* on_told also when so many more are hashed; 0: it is not */
     uint32_t chunk_bytes;
     uint8_t *bytes;
     cw_array *held; /* NULL: the owner's lease does */
@@ -45,7 +45,8 @@ struct cwb_chunks {
     uint32_t references;
     bool stopped; /* nothing more is asked for */
     bool telling;
-    int status; /* why it failed; 0: it did not */
+    bool in_vain; /* somebody asked, and there was none */
+    int status;   /* why it failed; 0: it did not */
     char detail[CW_DETAIL_MAX];
     uint64_t next, landed; /* from next on all are WANTED */
     uint8_t states[];      /* enum cwb_chunk */
@@ -64,6 +65,8 @@ void cwb_chunks_ref(struct cwb_chunks *chunks);
 void cwb_chunks_unref(struct cwb_chunks *chunks);
 /* The first that is WANTED is ASKED from now on. false: there is none, or all was stopped. */
 bool cwb_chunks_ask(struct cwb_chunks *chunks, struct cwb_read *out);
+/* Has somebody asked in vain, and there is one now? Told once: then all who read it are to ask. */
+bool cwb_chunks_lacked(struct cwb_chunks *chunks);
 /* Its bytes came. true: the loop is to be told (cwb_chunks_tell). */
 bool cwb_chunks_here(struct cwb_chunks *chunks, const struct cwb_read *read);
 /* Its wire ended: another asks for it. */

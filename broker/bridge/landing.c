@@ -9,13 +9,13 @@
 
 #include "ipc/job.h"
 
-#define RING_BYTES  (32u << 20)
+#define RING_BYTES  (64u << 20)
 #define PIECE_SHARE 8u         /* of an array, within these bounds: */
 #define PIECE_LEAST (1u << 20) /* the mover registers memory from here on */
 #define PIECE_MOST  (4u << 20)
 #define ROOM_TRIES  6u       /* memory is free some time after it was given up */
 #define ROOM_NS     10000000 /* and this long is waited for it, at first; doubled each time */
-#define MOVES_MOST  2u       /* at once: one is copied while the other's job is on its way */
+#define MOVES_MOST  4u       /* at once: one is copied while the others' jobs are on their way */
 
 struct cwb_landing {
     struct cwb_take take;
@@ -272,6 +272,7 @@ static void made(struct cwb_work *work) {
                               .peer = wish->peer,
                               .source = wish->source,
                               .size_bytes = wish->size_bytes,
+                              .progress_bytes = landing->piece_bytes,
                               .array = landing->ring,
                               .ring_bytes = wish->size_bytes <= RING_BYTES ? 0 : RING_BYTES};
         cwb_take_begin(&landing->take, wish->run);

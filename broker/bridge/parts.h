@@ -38,6 +38,8 @@ void cwb_streams_lost(struct cwb_link *link, const char *reason);
 /* A large array is about to be read, by the peer or by us: streams are dialed, if it is us who
  * dials. */
 void cwb_streams_want(struct cwb_bridge *bridge, struct cwb_peer *peer);
+/* Is there one over which arrays are read? */
+bool cwb_streams_open(const struct cwb_peer *peer);
 /* Reads an array over all streams that there are. */
 void cwb_streams_read(struct cwb_peer *peer, struct cwb_chunks *chunks);
 /* The peer has no link any more. */
@@ -143,20 +145,21 @@ void cwb_sources_tick(struct cwb_bridge *bridge);
 struct cwb_take { /* embedded in its owner's struct, which stays until on_done */
     /* status 0: all bytes are in array, checked. Else cw_detail() has the sentence. */
     void (*on_done)(struct cwb_take *take, int status);
-    /* Bytes from the begin on, without a gap, are here and hashed. NULL: nobody asks. It ends
-     * nothing. */
+    /* Bytes from the begin on, without a gap, are here and hashed; told when they are
+     * progress_bytes more, or all. NULL: nobody asks. It ends nothing. */
     void (*on_progress)(struct cwb_take *take, uint64_t bytes);
     /* set by the owner */
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
-    uint64_t source, size_bytes;
+    uint64_t source, size_bytes, progress_bytes;
     cw_array *array;     /* plain bytes, the take's until done */
     uint64_t ring_bytes; /* 0: array has them all; else it is a ring of so many, at least
                             CWB_READ_MAX, of which cwb_take_landed() gives bytes back */
     /* take.c's */
     struct cwb_take_state *state;
 };
-/* All takes of the peer go on over streams, too, that have just opened. */
+/* All large takes of the peer go on over streams that have just opened, or over its link, if its
+ * last stream ended. */
 void cwb_takes_spread(struct cwb_peer *peer);
 /* Begins to read; array is there. */
 void cwb_take_begin(struct cwb_take *take, uint64_t run);

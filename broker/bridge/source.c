@@ -12,9 +12,9 @@
  * READs come over the link, on the bridge's loop, and over streams, on strands: the tables of
  * sources, their references and when they were used are under one lock, bridge->sources_lock, which
  * is held for a look-up. The loop alone makes and ends sources. One that ended while a strand had
- * found it goes with the strand's reference: the piece still leaves, and nobody wants it. A staged
- * one is the loop's alone: a strand hands READs and references of it over to the loop, and is told
- * of each piece when it is there.
+ * found it goes with the strand's reference: the piece still leaves, and nobody wants it. Of a
+ * staged one a strand sends what is there; a READ whose bytes are away, a slot that is free, and
+ * the last reference it hands over to the loop, and is told of a piece when it is there.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -178,20 +178,17 @@ void cwb_source_end(struct cwb_source *source) {
 struct handing {
     struct cwb_work work;
     struct cwb_source *source; /* one reference */
-    struct cwb_stream *stream; /* a READ; NULL: a piece lets go */
+    struct cwb_stream *stream; /* a READ; NULL: a slot may be free, or the reference alone */
     uint64_t id;
     struct cwb_read read;
-    bool sent;
 };
 
 static int no_source(uint64_t id);
 
 static void handed(struct cwb_work *work) {
     struct handing *h = (struct handing *)work;
-    if (!h->stream && !h->read.length_bytes)
-        ; /* the reference alone */
-    else if (!h->stream)
-        cwb_stage_let_go(h->source->stage, h->read.offset_bytes, h->read.length_bytes, h->sent);
+    if (!h->stream)
+        cwb_stage_look(h->source->stage);
     else if (h->source->peer)
         cwb_stage_read(h->source->stage, NULL, h->stream, h->id, &h->read);
     else
@@ -208,7 +205,17 @@ static void hand_over(const struct handing *what) {
     cwb_work_tell(h->source->bridge->works, &h->work);
 }
 
+static bool drop_unless_last(struct cwb_source *source) {
+    pthread_mutex_lock(&source->bridge->sources_lock);
+    bool last = source->references == 1;
+    source->references -= !last;
+    pthread_mutex_unlock(&source->bridge->sources_lock);
+    return !last;
+}
+
 void cwb_source_drop(struct cwb_source *source, const struct cwb_loop *loop) {
+    if (source->stage && loop != &source->bridge->loop && drop_unless_last(source))
+        return;
     if (source->stage && loop != &source->bridge->loop)
         hand_over(&(struct handing){.source = source});
     else
@@ -217,16 +224,18 @@ void cwb_source_drop(struct cwb_source *source, const struct cwb_loop *loop) {
 
 void cwb_source_let_go(struct cwb_source *source, const struct cwb_loop *loop,
                        const struct cwb_read *read, bool sent) {
-    bool staged = source->stage != NULL;
-    if (staged && loop != &source->bridge->loop) {
-        hand_over(&(struct handing){.source = source, .read = *read, .sent = sent});
-        return;
-    }
-    if (staged)
-        cwb_stage_let_go(source->stage, read->offset_bytes, read->length_bytes, sent);
+    bool look = false;
+    if (source->stage)
+        look = cwb_stage_let_go(source->stage, read->offset_bytes, read->length_bytes, sent);
     else if (sent)
         cwb_sum_add(source->sum, read->offset_bytes, read->length_bytes);
-    cwb_source_unref(source);
+    if (look && loop != &source->bridge->loop) {
+        hand_over(&(struct handing){.source = source});
+        return;
+    }
+    if (look)
+        cwb_stage_look(source->stage);
+    cwb_source_drop(source, loop);
 }
 
 static int no_source(uint64_t id) {
@@ -286,15 +295,16 @@ int cwb_source_serve_far_read(struct cwb_stream *stream, const struct cwb_frame 
         cwb_wire_reply(&stream->wire, CWB_READ, frame->head.id, code, cw_detail(), NULL, 0);
     if (code)
         return code == -ESTALE ? 0 : code;
-    if (source->stage) {
+    const uint8_t *bytes = source->stage ? cwb_stage_take(source->stage, read)
+                                         : cwb_source_at(source, read->offset_bytes);
+    if (!bytes) {
         stream->parked++;
         hand_over(&(struct handing){
             .source = source, .stream = stream, .id = frame->head.id, .read = *read});
         return 0;
     }
-    cwb_wire_send_piece(&stream->wire, frame->head.id, source, read,
-                        cwb_source_at(source, read->offset_bytes));
-    cwb_source_unref(source);
+    cwb_wire_send_piece(&stream->wire, frame->head.id, source, read, bytes);
+    cwb_source_drop(source, stream->wire.loop);
     return 0;
 }
 

@@ -3,6 +3,7 @@
  */
 #include "broker/bridge/stage.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <utlist.h>
@@ -12,8 +13,8 @@
 #include "ipc/job.h"
 #include "ipc/name_key.h"
 
-#define SLOTS        4u
-#define FILLS_MOST   2u         /* at once: one is copied while the other's job is on its way */
+#define SLOTS        8u
+#define FILLS_MOST   3u         /* at once: one is copied while the others' jobs are on their way */
 #define CHUNK_SHARE  8u         /* of an array, within these bounds: */
 #define CHUNK_LEAST  (1u << 20) /* the mover registers memory from here on */
 #define CHUNK_MOST   (8u << 20) /* long beside the way of a job through the broker */
@@ -46,8 +47,10 @@ struct cwb_stage {
     uint8_t *bytes;         /* of the ring */
     uint64_t size_bytes, count; /* of the array, in chunks */
     uint32_t chunk_bytes, slot_bytes, tail_bytes, slot_count;
-    struct slot slots[SLOTS];
-    uint64_t filled, hashed; /* chunks: so many were begun to be filled, or hashed, in order */
+    pthread_mutex_t lock;     /* of what is marked so */
+    struct slot slots[SLOTS]; /* the lock's */
+    bool demanded;            /* the lock's: a slot is wanted although not all of it was sent */
+    uint64_t filled, hashed;  /* chunks: so many were begun to be filled, or hashed, in order */
     uint64_t turns;
     uint64_t sum;    /* of the chunks that were hashed: sum.h */
     uint64_t writes; /* to the array, when its bytes began to be copied */
@@ -88,6 +91,7 @@ static void release(struct cwb_stage *stage) {
     DL_DELETE(stage->bridge->stages, stage);
     cw_array_close(stage->array);
     cw_array_close(stage->ring);
+    pthread_mutex_destroy(&stage->lock);
     free(stage);
 }
 
@@ -232,6 +236,12 @@ static bool covers(const struct cwb_stage *stage, const struct slot *slot,
            read->offset_bytes % stage->chunk_bytes + read->length_bytes <= slot->valid_bytes;
 }
 
+static void hold(struct cwb_stage *stage, struct slot *slot, int32_t more) {
+    pthread_mutex_lock(&stage->lock);
+    slot->holds += (uint32_t)more;
+    pthread_mutex_unlock(&stage->lock);
+}
+
 /* A slot for a chunk; one that somebody may still want only where it is demanded. */
 static struct slot *pick(struct cwb_stage *stage, uint64_t chunk, bool demanded) {
     struct slot *best = slot_of(stage, chunk);
@@ -269,24 +279,28 @@ static void on_filled(struct cwb_work *work) {
     struct cwb_stage *stage = task->stage;
     stage->fills--;
     if (ended(task)) {
+        pthread_mutex_lock(&stage->lock);
         task->slot->filling = false; /* failed, it has no bytes, and nothing is filled any more */
-        if (work->code) {
+        task->slot->valid_bytes = work->code ? 0 : task->length_bytes;
+        pthread_mutex_unlock(&stage->lock);
+        if (work->code)
             fail(stage, work->code, work->detail);
-        } else {
-            task->slot->valid_bytes = task->length_bytes;
+        else
             go(stage);
-        }
     }
     free(task);
 }
 
 static bool begin_fill(struct cwb_stage *stage, uint64_t chunk, bool demanded) {
+    pthread_mutex_lock(&stage->lock);
     struct slot *slot = pick(stage, chunk, demanded);
+    if (slot)
+        *slot = (struct slot){.chunk = chunk, .filling = true, .turn = ++stage->turns};
+    pthread_mutex_unlock(&stage->lock);
     if (!slot)
         return false;
     uint64_t from = chunk * stage->chunk_bytes, length = chunk_length(stage, chunk);
     uint64_t tail = stage->size_bytes - from - length;
-    *slot = (struct slot){.chunk = chunk, .filling = true, .turn = ++stage->turns};
     length += tail < stage->tail_bytes ? tail : stage->tail_bytes;
     stage->fills++;
     begin(stage, fill, on_filled,
@@ -314,7 +328,7 @@ static void on_hashed(struct cwb_work *work) {
     stage->hashing = false;
     stage->hashed++;
     if (ended(task)) {
-        task->slot->holds--;
+        hold(stage, task->slot, -1);
         go(stage);
     }
     free(task);
@@ -325,7 +339,7 @@ static void hash_on(struct cwb_stage *stage) {
     if (stage->hashing || !slot || !slot->valid_bytes)
         return;
     stage->hashing = true;
-    slot->holds++;
+    hold(stage, slot, 1);
     begin(stage, hash, on_hashed,
           &(struct task){.slot = slot, .length_bytes = chunk_length(stage, stage->hashed)});
 }
@@ -352,7 +366,7 @@ static void serve_parked(struct cwb_stage *stage) {
             continue;
         struct parked what = *parked;
         unpark(parked);
-        slot->holds++;
+        hold(stage, slot, 1);
         const uint8_t *bytes = cwb_stage_at(stage, what.read.offset_bytes);
         if (what.served) {
             uint64_t id = what.served->id;
@@ -367,6 +381,9 @@ static void serve_parked(struct cwb_stage *stage) {
 static void fill_more(struct cwb_stage *stage) {
     struct parked *parked;
     bool demanded = stage->closing;
+    pthread_mutex_lock(&stage->lock); /* first: who lets go after we looked tells us */
+    stage->demanded = stage->closing || stage->parked;
+    pthread_mutex_unlock(&stage->lock);
     DL_FOREACH(stage->parked, parked) {
         uint64_t chunk = parked->read.offset_bytes / stage->chunk_bytes;
         struct slot *slot = slot_of(stage, chunk);
@@ -410,6 +427,7 @@ struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_source *so
         stage->count == 1 ? (uint32_t)size_bytes : stage->chunk_bytes + CWB_READ_MAX;
     for (uint32_t i = 0; i < SLOTS; i++)
         stage->slots[i].chunk = NOWHERE;
+    pthread_mutex_init(&stage->lock, NULL);
     stage->nap_ns = NAP_LEAST_NS;
     DL_APPEND(bridge->stages, stage);
     begin_look(stage);
@@ -464,17 +482,37 @@ void cwb_stage_close(struct cwb_stage *stage) {
 const uint8_t *cwb_stage_at(const struct cwb_stage *stage, uint64_t offset_bytes) {
     struct slot *slot =
         slot_of((struct cwb_stage *)(uintptr_t)stage, offset_bytes / stage->chunk_bytes);
-    CW_ASSERT(slot && slot->holds);
+    CW_ASSERT(slot);
     return slot_bytes(stage, slot) + offset_bytes % stage->chunk_bytes;
 }
 
-void cwb_stage_let_go(struct cwb_stage *stage, uint64_t offset_bytes, uint32_t length_bytes,
+const uint8_t *cwb_stage_take(struct cwb_stage *stage, const struct cwb_read *read) {
+    const uint8_t *bytes = NULL;
+    pthread_mutex_lock(&stage->lock);
+    struct slot *slot = slot_of(stage, read->offset_bytes / stage->chunk_bytes);
+    if (covers(stage, slot, read)) {
+        slot->holds++;
+        bytes = slot_bytes(stage, slot) + read->offset_bytes % stage->chunk_bytes;
+    }
+    pthread_mutex_unlock(&stage->lock);
+    return bytes;
+}
+
+bool cwb_stage_let_go(struct cwb_stage *stage, uint64_t offset_bytes, uint32_t length_bytes,
                       bool sent) {
+    pthread_mutex_lock(&stage->lock);
     struct slot *slot = slot_of(stage, offset_bytes / stage->chunk_bytes);
     CW_ASSERT(slot && slot->holds);
     slot->holds--;
     slot->sent_bytes += sent ? length_bytes : 0;
-    if (!slot->holds && stage->source)
+    bool look =
+        !slot->holds && (stage->demanded || slot->sent_bytes >= chunk_length(stage, slot->chunk));
+    pthread_mutex_unlock(&stage->lock);
+    return look;
+}
+
+void cwb_stage_look(struct cwb_stage *stage) {
+    if (stage->source)
         go(stage);
 }
 

@@ -25,6 +25,9 @@
  * when the last helper is done with it. This process: the broker holds both ends of each job.
  *
  * All of it is the loop's; helpers touch their own piece of work, and the slot that it is about.
+ * The slots are under a lock, so that a strand finds what is there, sends it and lets go of it
+ * without the loop, which hears of a READ only if its bytes are away, and of a slot when it may be
+ * filled anew. The loop alone gives a slot another chunk, and only one that nobody holds.
  */
 #ifndef CW_BRIDGE_STAGE_H
 #define CW_BRIDGE_STAGE_H
@@ -45,11 +48,16 @@ void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served, struct c
 void cwb_stages_forget(struct cwb_bridge *bridge, struct cwb_stream *stream);
 /* The hash over all is wanted: cwb_source_staged() tells it, perhaps at once. */
 void cwb_stage_close(struct cwb_stage *stage);
-/* Where a piece's bytes lie. */
+/* Where the bytes of a piece of the loop's lie. */
 const uint8_t *cwb_stage_at(const struct cwb_stage *stage, uint64_t offset_bytes);
-/* A piece lets go of its slot. sent: its bytes went out. */
-void cwb_stage_let_go(struct cwb_stage *stage, uint64_t offset_bytes, uint32_t length_bytes,
+/* The bytes of a READ if they are there, for a piece, which holds their slot; else NULL, and
+ * cwb_stage_read() waits for them. Any thread. */
+const uint8_t *cwb_stage_take(struct cwb_stage *stage, const struct cwb_read *read);
+/* A piece lets go of its slot. sent: its bytes went out. true: the loop is to look. Any thread. */
+bool cwb_stage_let_go(struct cwb_stage *stage, uint64_t offset_bytes, uint32_t length_bytes,
                       bool sent);
+/* A slot may be free to be filled. */
+void cwb_stage_look(struct cwb_stage *stage);
 /* The source is gone: no piece refers to it any more. */
 void cwb_stage_end(struct cwb_stage *stage);
 /* Nobody hears of it any more, but pieces may be left: answers what is parked with -ESTALE. */

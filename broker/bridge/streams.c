@@ -28,6 +28,13 @@ static uint32_t count_of(const struct cwb_peer *peer) {
     return count;
 }
 
+bool cwb_streams_open(const struct cwb_peer *peer) {
+    const struct cwb_stream *stream = peer->streams;
+    while (stream && !stream->open)
+        stream = stream->next;
+    return stream != NULL;
+}
+
 /* ---- what is agreed ---- */
 
 void cwb_streams_met(struct cwb_link *link, uint64_t run) {
@@ -69,8 +76,12 @@ static void on_ended(struct cwb_work *work) {
             stream->peer->config.name, work->detail);
     stream->peer->streams_after_ns = bridge->loop.now_ns + STREAM_PAUSE_NS;
     bridge->hurry = true;
+    stream->open = false;
     cwb_stages_forget(bridge, stream);
+    struct cwb_peer *peer = stream->peer;
     drop(stream);
+    if (!cwb_streams_open(peer))
+        cwb_takes_spread(peer);
     cwb_stream_free(stream); /* the last that its strand is told of it */
 }
 
@@ -151,9 +162,9 @@ int cwb_streams_accept(struct cwb_link *link, const struct cwb_frame *frame) {
         return cw_fail(-EPERM, "a stream without an open connection of the same two bridges");
     if (count_of(peer) + 1 >= bridge->options.streams)
         return cw_fail(-EDQUOT,
-                       "%u connections for large arrays are what the node %s has for each peer; "
-                       "`--streams` there makes it more (at most %u)",
-                       bridge->options.streams, bridge->node, CW_STREAMS_MAX);
+                       "%u connections for large arrays, beside the link, are what the node %s has "
+                       "for each peer; `--streams` there makes it more (at most %u)",
+                       bridge->options.streams - 1, bridge->node, CW_STREAMS_MAX);
     link->stream = stream_new(bridge, peer, false, link->where);
     link->stream->link = link;
     link->stream->began_with = frame->head.id;

@@ -160,6 +160,9 @@ static void pump(struct cwb_take_state *state) {
         finish(state, status);
         return;
     }
+    bool by_streams = state->is_spread && cwb_streams_open(take->peer);
+    if (by_streams && cwb_chunks_lacked(state->chunks))
+        cwb_streams_read(take->peer, state->chunks);
     if (!link) {
         await_link(state);
         return;
@@ -169,7 +172,7 @@ static void pump(struct cwb_take_state *state) {
         finish(state, -ESTALE);
         return;
     }
-    while (state->asked_count < WINDOW && link->state == CWB_OPEN_LINK &&
+    while (!by_streams && state->asked_count < WINDOW && link->state == CWB_OPEN_LINK &&
            cwb_chunks_ask(state->chunks, &read))
         state->asked[state->asked_count++] =
             cwb_link_read(link, &read, cwb_chunks_place(state->chunks, &read), on_chunk, state);
@@ -181,15 +184,15 @@ static void pump(struct cwb_take_state *state) {
 static void on_told(void *owner) {
     struct cwb_take_state *state = owner;
     tell_progress(state);
-    if (state->is_spread && !cwb_chunks_whole(state->chunks))
-        cwb_streams_read(state->take->peer, state->chunks);
     pump(state);
 }
 
 void cwb_takes_spread(struct cwb_peer *peer) {
     struct cwb_take_state *state;
-    for (state = peer->takes; state; state = state->next)
+    for (state = peer->takes; state; state = state->next) {
         cwb_streams_read(peer, state->chunks);
+        cwb_chunks_tell(state->chunks);
+    }
 }
 
 void cwb_take_begin(struct cwb_take *take, uint64_t run) {
@@ -206,7 +209,7 @@ void cwb_take_begin(struct cwb_take *take, uint64_t run) {
     state->chunks =
         cwb_chunks_new(take->bridge->works, take->array, held, take->source, take->size_bytes,
                        take->ring_bytes, link ? link->read_max : CWB_READ_MIN);
-    state->chunks->wants_progress = take->on_progress != NULL;
+    state->chunks->progress_bytes = take->on_progress ? take->progress_bytes : 0;
     state->chunks->on_told = on_told;
     state->chunks->owner = state;
     if (state->is_spread) {
@@ -224,8 +227,6 @@ void cwb_take_landed(struct cwb_take *take, uint64_t bytes) {
     cwb_chunks_landed(state->chunks, bytes);
     if (cwb_chunks_whole(state->chunks))
         return;
-    if (state->is_spread)
-        cwb_streams_read(take->peer, state->chunks);
     if (!state->telling)
         pump(state);
 }

@@ -87,7 +87,7 @@ static void on_ready(struct cwb_watch *watch) {
     }
 }
 
-int cwb_works_new(struct cwb_io *io, struct cwb_works **out) {
+int cwb_works_new(struct cwb_io *io, const char *name, struct cwb_works **out) {
     struct cwb_works *works = calloc(1, sizeof *works);
     sigset_t all, before;
     CW_ASSERT(works);
@@ -102,9 +102,11 @@ int cwb_works_new(struct cwb_io *io, struct cwb_works **out) {
     int code = works->watch.fd < 0 ? cw_fail(-EDQUOT, "eventfd failed: %m")
                                    : cwb_io_watch(io, &works->watch);
     while (code == 0 && works->count < THREADS) {
-        if (pthread_create(&works->threads[works->count], NULL, helper, works) == 0)
+        pthread_t *thread = &works->threads[works->count];
+        if (pthread_create(thread, NULL, helper, works) == 0) {
+            pthread_setname_np(*thread, name);
             works->count++;
-        else
+        } else
             code = cw_fail(-EDQUOT, "no thread could be made for the bridge's helpers");
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);

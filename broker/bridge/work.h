@@ -20,8 +20,8 @@ struct cwb_work {                    /* the begin of a struct of the caller's, o
     struct cwb_work *next;
 };
 
-/* Told through io's turns. 0 or -EDQUOT. */
-int cwb_works_new(struct cwb_io *io, struct cwb_works **out);
+/* Told through io's turns; name: of its threads. 0 or -EDQUOT. */
+int cwb_works_new(struct cwb_io *io, const char *name, struct cwb_works **out);
 /* Waits for what runs; what was not begun is not run, and nothing is told any more. */
 void cwb_works_free(struct cwb_works *works);
 /* Any thread. The work is the works' until done. */

@@ -3,8 +3,10 @@
  *
  * A client with a role. Each of its threads asks the broker for a job, opens both blocks as any
  * client opens a handle, copies (ipc/copy.c, ipc/stage.h), closes them, and says that it is done.
- * The broker holds both blocks until then. Nothing is kept between jobs but mappings and contexts,
- * and mappings only while jobs follow each other: a slab that is given up is not to live on here.
+ * The broker holds both blocks until then. Nothing is kept between jobs but mappings and contexts;
+ * mappings of GPU memory only while jobs follow each other, those of host memory, which cost
+ * milliseconds to register, until its owner gives it up, which is looked for: a slab that is given
+ * up is not to live on here.
  *
  * Deaths: killed at any moment, the broker gives its jobs to the next one, which begins them anew.
  * A context that a job broke (a lost GPU, an error that CUDA keeps) ends it too: the job hears the
@@ -29,7 +31,7 @@
 #define THREADS         4
 #define IDLE_DEFAULT_S  60
 #define IDLE_MOST_S     (366 * 86400)
-#define MAPPINGS_NS     200000000  /* so long without a job, and all mappings go */
+#define MAPPINGS_NS     200000000  /* so long without a job, and mappings of GPU memory go */
 #define LOOK_NS         1000000000 /* between looks at whether memory that it made came back */
 #define EXIT_USAGE      2
 #define EXIT_NO_BROKER  3
@@ -231,9 +233,11 @@ int main(int argc, char **argv) {
     if (cw_connect(socket, "", CW_CONNECT_NO_START, &mover.client) != 0)
         end(&mover, EXIT_NO_BROKER, cw_error());
     mover.worked_ns = cw_now_ns();
-    for (int i = 1; i < THREADS; i++)
+    for (int i = 1; i < THREADS; i++) {
         if (pthread_create(&thread, NULL, work, &mover) != 0)
             end(&mover, EXIT_NO_BROKER, "no thread could be made");
+        pthread_setname_np(thread, "cw-copies");
+    }
     work(&mover);
     return EXIT_SUCCESS;
 }

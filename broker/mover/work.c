@@ -82,9 +82,13 @@ int cw_mover_make(cw_client *client, const struct cw_make *make, struct cw_made 
 void cw_mover_rest(cw_client *client) {
     pthread_mutex_lock(&client->lock);
     cw_heap_collect(client, true);
-    while (client->slabs.idle_first)
-        cw_slab_free(client, client->slabs.idle_first);
+    for (struct cw_slab *next, *slab = client->slabs.idle_first; slab; slab = next) {
+        next = slab->idle_next;
+        if (slab->device_kind != CW_DEVICE_HOST)
+            cw_slab_free(client, slab);
+    }
     pthread_mutex_unlock(&client->lock);
+    (void)cw_slabs_sweep(client);
     (void)cw_kept_drop(client);
 }
 

@@ -37,6 +37,7 @@ class Outcome:
     _success: bool
     _ended: bool
     def finish(self, value: Any, exception: BaseException | None, /) -> bool: ...
+    def _given(self, timeout: float | None = None) -> Any: ...
 
 class Dispatch:
     under_way: int

@@ -79,7 +79,9 @@ class Future(futures.Future[Any], Outcome, Job):
 
     # ---- the future
 
-    def result(self, timeout: float | None = None) -> Any:
+    result = Outcome._given  # of one that has ended well in C; else _get
+
+    def _get(self, timeout: float | None = None) -> Any:
         """What the call returned, or raises what it raised; see `concurrent.futures.Future`."""
         if self._state != FINISHED:
             self._wait(timeout)

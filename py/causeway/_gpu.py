@@ -109,6 +109,18 @@ class Foreign:
                 "__cuda_array_interface__ names the stream 0, which could be two; "
                 "its maker should say 1 or 2"
             )
+        self.gpu = self._find_gpu()
+
+    @classmethod
+    def at(cls, owner: Any, address: int, layout: Layout) -> Foreign:
+        """The same of what is known already, without a stream: whoever takes it orders the work by himself."""
+        self = cls.__new__(cls)
+        self.owner, self.address, self.layout = owner, address, layout
+        self.readonly, self.stream, self.whole = False, None, False
+        self.gpu = self._find_gpu()
+        return self
+
+    def _find_gpu(self) -> int:
         gpu = ffi.new("int *", -1)
         if self.layout.size:
             check(lib.cw_memory_gpu(ffi.cast("void *", self.address), gpu))
@@ -116,7 +128,7 @@ class Foreign:
                 raise ValueError(
                     f"the address {self.address:#x} in __cuda_array_interface__ is not GPU memory"
                 )
-        self.gpu: int = gpu[0]
+        return int(gpu[0])
 
     @property
     def low(self) -> int:

@@ -15,6 +15,7 @@ import errno
 import os
 import queue
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ __all__ = ["borrow", "collect", "collect_soon", "lend", "number_of", "will_drop"
 
 _lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
 _kept: dict[int, tuple[Any, Any]] = {}  # by loan: its client, and what must not go before it
-_NAP_S, _LONGEST_NAP_S = 0.0001, 1.0
+_NAP_S, _SHORT_NAP_S, _LONGEST_NAP_S = 0.001, 0.01, 1.0
 _dropped: queue.SimpleQueue[int] = (
     queue.SimpleQueue()
 )  # whose end somebody waits for; any finaliser
@@ -126,11 +127,20 @@ def _collect_dropped() -> None:
     waits: set[int] = set()
     nap = _NAP_S
     while True:
-        try:
-            waits.add(_dropped.get(timeout=nap if waits else None))
+        if not waits or nap > _SHORT_NAP_S:
+            try:
+                waits.add(_dropped.get(timeout=nap if waits else None))
+                nap = _NAP_S
+            except queue.Empty:
+                pass
+        if (
+            nap <= _SHORT_NAP_S
+        ):  # nobody wakes us meanwhile: who drops one array after the other is not disturbed
+            time.sleep(nap)
+        nap = min(2 * nap, _LONGEST_NAP_S)
+        while not _dropped.empty():
+            waits.add(_dropped.get())
             nap = _NAP_S
-        except queue.Empty:
-            nap = min(2 * nap, _LONGEST_NAP_S)
         collect()
         waits = {number for number in waits if number in _kept and number not in _parents}
 

@@ -23,6 +23,7 @@ from causeway import _pool_table as table
 from causeway import array as arrays
 from causeway import client
 from causeway._lib import failure, ffi, lib
+from causeway._pool_again import Again, Maker, again, maker
 from causeway._pool_buffers import bytes_layout
 from causeway._pool_wire import APPLY, MAP
 from causeway.array import Array, make
@@ -67,12 +68,12 @@ class Look(NamedTuple):
 
     layout: Layout
     name: str | None
-    again: foreign.Again | None
+    again: Again | None
 
     def array(self, lease: Lease, offset: int) -> Any:
         """What the task gets."""
         made = make(lease, self.layout, offset, self.name)
-        return made if self.again is None else foreign.again(made, self.again)
+        return made if self.again is None else again(made, self.again)
 
 
 def told_dtype(dtype: np.dtype[Any]) -> Any:
@@ -80,11 +81,11 @@ def told_dtype(dtype: np.dtype[Any]) -> Any:
     return dtype.str if dtype.isbuiltin == 1 else dtype
 
 
-def _tell(array: Array, again: foreign.Again | None) -> Told | None:
+def _tell(array: Array, how: Again | None) -> Told | None:
     """What a message says of an array; None if it goes another way. It is remembered.
 
     Args:
-        again: of which library the task is to get an array; None: of ours.
+        how: of which library the task is to get an array; None: of ours.
     """
     lease = array._lease
     if lease is None or isinstance(lease, EvictableLease) or lease.gpu < 0:
@@ -95,7 +96,7 @@ def _tell(array: Array, again: foreign.Again | None) -> Told | None:
     layout = array._layout_now()
     flags = table.GIVEN | table.ARRAY | table.IN | (table.READONLY if lease.readonly else 0)
     entry = table.pack(array.handle(False), array._offset - layout.origin, layout.span, flags)
-    look = (layout.shape, told_dtype(layout.dtype), layout.strides, array._name, again)
+    look = (layout.shape, told_dtype(layout.dtype), layout.strides, array._name, how)
     told = Told(connection, lease.gpu, entry[: -table.WHERE_BYTES], pickle.dumps(look, 5))
     array._told = told
     return told
@@ -149,18 +150,18 @@ class Alone:
         connection = client.current()
         parts, looks, held, nearest = [b""], [], [], -1
         for arg in args:
-            array, again = arg, None
+            array, how = arg, None
             if type(arg) is not Array:
                 lent = self._lender.lend(arg)
                 if lent is None:
                     return None
-                array, again = lent
+                array, how = lent
             if array._lease is None:
                 return None
             held.append(array)
             told = array._told
             if told is None or told.connection is not connection:
-                told = _tell(array, again)
+                told = _tell(array, how)
             if told is None:
                 return None
             group = self._groups.get(told.gpu, -1)
@@ -181,14 +182,23 @@ def read(data: Any) -> tuple[int, list[table.Entry], list[Look]]:
     Raises:
         ValueError, UnpicklingError: it cannot be.
     """
+    call, entries, body = _apart(data)
+    return call, entries, _looks(body, len(entries))
+
+
+def _apart(data: Any) -> tuple[int, list[table.Entry], Any]:
     _, call, _, _, count, lead_bytes, body_bytes = table.HEADER.unpack_from(data)
     rest = data[table.HEADER.size :]
     _, body = table.split(rest, count, lead_bytes, body_bytes)
+    return call, table.entries_in(rest, count), body
+
+
+def _looks(body: Any, count: int) -> list[Look]:
     stream, looks = io.BytesIO(body), []
     for _ in range(count):
-        shape, dtype, strides, name, again = pickle.load(stream)
-        looks.append(Look(Layout(shape, np.dtype(dtype), strides), name, again))
-    return call, table.entries_in(rest, count), looks
+        shape, dtype, strides, name, how = pickle.load(stream)
+        looks.append(Look(Layout(shape, np.dtype(dtype), strides), name, how))
+    return looks
 
 
 class _Known:
@@ -199,7 +209,7 @@ class _Known:
         nbytes: bytes of its arrays.
         connection: over which to open them.
         here: of each, if all lie on the worker's GPU: handle, layout and flags for the library; and how to see it:
-            its place there, and the look. None: one lies elsewhere.
+            its place there, the look, and who makes it quickly, if somebody does. None: one lies elsewhere.
     """
 
     __slots__ = ("call", "connection", "here", "nbytes")
@@ -208,7 +218,7 @@ class _Known:
         self.call = call
         self.nbytes = nbytes
         self.connection = connection
-        self.here: list[tuple[Any, Layout, int, int, Look]] | None = None
+        self.here: list[tuple[Any, Layout, int, int, Look, Maker | None]] | None = None
 
 
 class Opener:
@@ -218,11 +228,12 @@ class Opener:
         device: the worker's GPU.
     """
 
-    __slots__ = ("_device", "_known", "_out")
+    __slots__ = ("_device", "_known", "_looks", "_out")
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._known: dict[bytes, _Known] = {}
+        self._looks: dict[bytes, list[tuple[Look, Maker | None]]] = {}  # by messages' bodies
         self._out = ffi.new("cw_array **")
 
     def open(self, data: Any) -> tuple[int, list[Any], int] | None:
@@ -240,19 +251,22 @@ class Opener:
         if known.here is None:
             return None
         found, out, pointer = [], self._out, connection.pointer
-        for handle, raw, flags, offset, look in known.here:
+        for handle, raw, flags, offset, look, quick in known.here:
             status = _open(pointer, handle, raw.c, flags, out)
             if status < 0:
                 raise failure(status)
-            found.append(look.array(Lease(out[0]), offset))
+            lease = Lease(out[0])
+            made = None if quick is None else quick.make(lease, offset)
+            found.append(look.array(lease, offset) if made is None else made)
         return known.call, found, known.nbytes
 
     def _learn(self, key: bytes, data: Any, connection: client.Connection) -> _Known:
         """Reads a message. Where its arrays lie is found by opening them: a handle never comes to mean other memory."""
-        call, entries, looks = read(data)
+        call, entries, body = _apart(data)
+        looks = self._looks_in(bytes(body), len(entries))
         known = _Known(call, sum(entry.nbytes for entry in entries), connection)
         here = []
-        for entry, look in zip(entries, looks, strict=True):
+        for entry, (look, quick) in zip(entries, looks, strict=True):
             if entry.where != self._device.group or self._device.here(entry) is None:
                 break
             handle = ffi.new("cw_handle *")
@@ -261,10 +275,22 @@ class Opener:
                 break  # the broker was lost, and one side knows it already
             flags = lib.CW_READONLY if entry.flags & table.READONLY else 0
             raw = bytes_layout(handle.size_bytes)
-            here.append((handle, raw, flags, entry.offset + look.layout.origin, look))
+            offset = entry.offset + look.layout.origin
+            here.append((handle, raw, flags, offset, look, None if flags else quick))
         else:
             known.here = here
         if len(self._known) >= _KNOWN_MAX:
             self._known.clear()
         self._known[key] = known
         return known
+
+    def _looks_in(self, body: bytes, count: int) -> list[tuple[Look, Maker | None]]:
+        """How to see the arrays of a message, which arrays of the same form have in common; remembered."""
+        found = self._looks.get(body)
+        if found is None:
+            gpu = self._device.number
+            found = [(look, maker(look.layout, look.again, gpu)) for look in _looks(body, count)]
+            if len(self._looks) >= _KNOWN_MAX:
+                self._looks.clear()
+            self._looks[body] = found
+        return found

@@ -23,7 +23,7 @@ sent (`cw_array_behind`), and the answer comes when the worker's GPU has nothing
 from __future__ import annotations
 
 import errno
-import importlib
+import functools
 import sys
 import weakref
 from collections.abc import Callable
@@ -35,17 +35,17 @@ import numpy as np
 from causeway import _gpu, _loans, client, create
 from causeway import array as arrays
 from causeway._lib import check, ffi, lib
+from causeway._pool_again import Again, again
 from causeway.array import Array
 from causeway.errors import LimitExceeded
 from causeway.layouts import Layout, is_gapless
 from causeway.views import Lease
 
-__all__ = ["Again", "Lender", "again", "is_foreign", "kinds", "reductions"]
+__all__ = ["Lender", "is_foreign", "kinds", "reductions"]
 
 _CLASSES = {"torch": "Tensor", "cupy": "ndarray"}
 _LEGACY_STREAM = 1
 _Reduction = Callable[[Any], Any]
-Again = tuple[Any, ...]  # how the other end makes an array of its library of ours: again()
 
 
 _found: set[type] = set()
@@ -89,18 +89,6 @@ def _reduce(lender: Lender, otherwise: _Reduction, obj: Any) -> Any:
     return otherwise(obj) if found is None else (again, found)
 
 
-def again(array: Array, how: Again) -> Any:
-    """An array of a library on memory of ours; at the other end."""
-    library: Any = sys.modules.get(how[0]) or importlib.import_module(how[0])
-    if how[0] == "cupy":
-        return library.asarray(array)
-    _, dtype, requires_grad = how
-    made = library.from_dlpack(array)
-    if dtype:
-        made = made.view(getattr(library, dtype))
-    return made.requires_grad_() if requires_grad else made
-
-
 # ---- what the libraries' arrays are
 
 
@@ -110,29 +98,44 @@ class _Seen(NamedTuple):
     Attributes:
         alias: another one on its memory, without gaps and of a dtype that NumPy has.
         whole: it is that memory; False: a copy without gaps.
+        layout: the alias's; None: to be asked for.
     """
 
     alias: Any
     how: Again
     whole: bool
+    layout: Layout | None
 
 
 _WITHOUT_NUMPY = {1: "uint8", 2: "int16"}  # dtypes that NumPy lacks travel as these, by their bytes
+
+
+@functools.lru_cache(maxsize=256)
+def _torch_layout(dtype: Any, itemsize: int, shape: Any, steps: Any) -> tuple[str, Layout, bool]:
+    """The name of a dtype if NumPy lacks it, else ""; a layout with a dtype that it has; and whether that has no gaps.
+
+    Raises:
+        TypeError: NumPy has no such dtype, and it is none that travels by its bytes.
+    """
+    name = str(dtype).partition(".")[2]
+    without = name.startswith(("bfloat", "float8"))
+    strides = tuple(step * itemsize for step in steps)
+    layout = Layout(tuple(shape), np.dtype(_WITHOUT_NUMPY[itemsize] if without else name), strides)
+    return name if without else "", layout, is_gapless(layout)
 
 
 def _see_torch(torch: Any, tensor: Any) -> _Seen | None:
     odd = tensor.is_conj() or tensor.is_neg() or tensor.layout is not torch.strided
     if tensor.device.type != "cuda" or odd or not tensor.numel():
         return None
-    plain, dtype = tensor.detach(), ""
-    name = str(tensor.dtype).partition(".")[2]
-    if name.startswith(("bfloat", "float8")):
-        plain, dtype = plain.view(getattr(torch, _WITHOUT_NUMPY[tensor.element_size()])), name
-    itemsize = tensor.element_size()
-    strides = tuple(step * itemsize for step in plain.stride())
-    whole = is_gapless(Layout(tuple(plain.shape), np.dtype(f"V{itemsize}"), strides))
+    plain, itemsize = tensor.detach(), tensor.element_size()
+    dtype, layout, whole = _torch_layout(tensor.dtype, itemsize, plain.shape, plain.stride())
+    if dtype:
+        plain = plain.view(getattr(torch, _WITHOUT_NUMPY[itemsize]))
     how = ("torch", dtype, tensor.requires_grad)
-    return _Seen(plain if whole else plain.contiguous(), how, whole)
+    if not whole:
+        return _Seen(plain.contiguous(), how, False, None)
+    return _Seen(plain, how, True, layout)
 
 
 def _torch_state(tensor: Any) -> Any:
@@ -146,22 +149,25 @@ def _torch_state(tensor: Any) -> Any:
     )
 
 
-def _torch_stream(torch: Any, tensor: Any) -> int:
-    return int(torch.cuda.current_stream(tensor.device).cuda_stream) or _LEGACY_STREAM
+def _torch_stream(torch: Any, gpu: int) -> int:
+    # The public call makes an object of Python's each time, which takes as long as all the rest of a task here.
+    quick = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
+    number = torch.cuda.current_stream(gpu).cuda_stream if quick is None else quick(gpu)
+    return int(number) or _LEGACY_STREAM
 
 
 def _see_cupy(cupy: Any, array: Any) -> _Seen | None:
     if not array.size or array.dtype.names is not None:
         return None
     whole = is_gapless(Layout(array.shape, array.dtype, array.strides))
-    return _Seen(array.view() if whole else cupy.ascontiguousarray(array), ("cupy",), whole)
+    return _Seen(array.view() if whole else cupy.ascontiguousarray(array), ("cupy",), whole, None)
 
 
 def _cupy_state(array: Any) -> Any:
     return array.data.ptr, array.shape, array.strides, array.dtype
 
 
-def _cupy_stream(cupy: Any, array: Any) -> int:
+def _cupy_stream(cupy: Any, gpu: int) -> int:
     return int(cupy.cuda.get_current_stream().ptr) or _LEGACY_STREAM
 
 
@@ -177,10 +183,14 @@ class _Known(NamedTuple):
     """An array of a library that was lent, for as long as it lives.
 
     Attributes:
+        library: whose it is.
+        gpu: where it lies, by this process's number.
         borrowed: its memory is the library's.
     """
 
     alive: weakref.ref[Any]
+    library: str
+    gpu: int
     state: Any
     connection: client.Connection
     borrowed: bool
@@ -219,12 +229,15 @@ class Lender:
             BrokerLost: the broker is gone.
             DeviceError: the GPU, or the work that the array was made by, has failed.
         """
-        library = type(obj).__module__
-        module = sys.modules[library]
-        if library == "torch" and obj.device.type != "cuda":
-            return None
-        found = self._lend_known(library, module, obj)
+        known = _known.get(id(obj))
+        found = None
+        if known is not None and known.alive() is obj:
+            found = self._lend_known(known, obj)
         if found is None:
+            library = type(obj).__module__
+            module = sys.modules[library]
+            if library == "torch" and obj.device.type != "cuda":
+                return None
             seen = _SEE[library](module, obj)
             if seen is None:
                 return None
@@ -235,14 +248,12 @@ class Lender:
         self.shared += 1
         return found
 
-    def _lend_known(self, library: str, module: Any, obj: Any) -> tuple[Array, Again] | None:
-        known = _known.get(id(obj))
-        if known is None or known.alive() is not obj:
-            return None
+    def _lend_known(self, known: _Known, obj: Any) -> tuple[Array, Again] | None:
+        library = known.library
         if known.borrowed and not self._borrows(library):
             return None
         stands = known.connection is client.current() and known.state == _STATE[library](obj)
-        if stands and _behind(known.found[0], _STREAM[library](module, obj)):
+        if stands and _behind(known.found[0], _STREAM[library](sys.modules[library], known.gpu)):
             return known.found
         _known.pop(id(obj), None)
         return None
@@ -250,8 +261,12 @@ class Lender:
     def _lend_new(
         self, library: str, module: Any, obj: Any, seen: _Seen
     ) -> tuple[Array, Again] | None:
-        told = _gpu.Foreign(seen.alias, seen.alias.__cuda_array_interface__)
-        stream = _STREAM[library](module, obj)
+        told = (
+            _gpu.Foreign(seen.alias, seen.alias.__cuda_array_interface__)
+            if seen.layout is None
+            else _gpu.Foreign.at(seen.alias, seen.alias.data_ptr(), seen.layout)
+        )
+        stream = _STREAM[library](module, told.gpu)
         for _ in range(2):
             lease, borrowed = self._lease_on(library, told)
             if lease is None:
@@ -259,7 +274,7 @@ class Lender:
             array = arrays.make(lease, told.layout, told.address - lease.address)
             if _behind(array, stream):
                 found = array, seen.how
-                _remember(obj, _STATE[library](obj), borrowed, found)
+                _remember(obj, library, told.gpu, borrowed, found)
                 return found
         return None
 
@@ -291,7 +306,8 @@ def _behind(array: Array, stream: int) -> bool:
     return True
 
 
-def _remember(obj: Any, state: Any, borrowed: bool, found: tuple[Array, Again]) -> None:
+def _remember(obj: Any, library: str, gpu: int, borrowed: bool, found: tuple[Array, Again]) -> None:
+    state = _STATE[library](obj)
     key, loan = id(obj), _loans.number_of(found[0]._open_lease())
     if loan is not None:
         _loans.will_drop()
@@ -304,7 +320,8 @@ def _remember(obj: Any, state: Any, borrowed: bool, found: tuple[Array, Again]) 
             _loans.collect_soon(loan)
 
     try:
-        _known[key] = _Known(weakref.ref(obj, forget), state, client.current(), borrowed, found)
+        alive = weakref.ref(obj, forget)
+        _known[key] = _Known(alive, library, gpu, state, client.current(), borrowed, found)
     except (
         TypeError
     ):  # of a version of its library without weak references: it is looked at anew each time

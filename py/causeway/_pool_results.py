@@ -79,7 +79,9 @@ class AsyncResult(Outcome, Job):
         if not self.settled and engine is not None:
             engine.wait_for(self, timeout)
 
-    def get(self, timeout: float | None = None) -> Any:
+    get = Outcome._given  # of one that has ended well in C; else _get
+
+    def _get(self, timeout: float | None = None) -> Any:
         """The result, or what the call raised.
 
         Args:
@@ -89,11 +91,12 @@ class AsyncResult(Outcome, Job):
             Timeout: it has not ended by then.
             WorkerDied: the worker that ran it died.
         """
+        function = self.function  # it lets go of it when it ends
         if not self.settled:
             self.wait(timeout)
             if not self.settled:
                 raise Timeout(
-                    f"the result of {name_of(self.function)} was not there after {timeout} s; it may still come"
+                    f"the result of {name_of(function)} was not there after {timeout} s; it may still come"
                 )
         if self._success:
             return self._result

@@ -8,23 +8,73 @@ array([1.5, 2.5])
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from causeway import _dlpack, _order
+from causeway._lib import lib
 from causeway.views import EvictableLease, Lease, Pin
 
 if TYPE_CHECKING:
     from causeway.array import Array
 
-__all__ = ["device_of", "export", "give"]
+__all__ = ["Form", "device_of", "form", "give", "has_passed", "on"]
 
 HOST = (1, 0)  # kDLCPU
 CUDA = 2  # kDLCUDA
 _READ_ONLY = 1
 _IS_COPIED = 2
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+
+
+class Form(NamedTuple):
+    """What DLPack says of an array besides where it is.
+
+    Attributes:
+        shape: elements along each axis.
+        steps: strides in elements.
+        code: what kind of number.
+        bits: of one element.
+    """
+
+    shape: tuple[int, ...]
+    steps: tuple[int, ...]
+    code: int
+    bits: int
+
+
+@functools.lru_cache(maxsize=256)
+def form(dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> Form:
+    """Of an array with strides in bytes.
+
+    Raises:
+        BufferError: DLPack cannot tell the dtype or the strides.
+    """
+    code = _CODES.get(dtype.kind)
+    if code is None or not dtype.isnative or dtype.char in "gG":
+        raise BufferError(
+            f"DLPack has no dtype for {dtype}; take causeway.Array.numpy(), or convert to a native number"
+        )
+    if any(step % dtype.itemsize for step in strides):
+        raise BufferError(
+            "DLPack tells strides in whole elements, which these are not; copy the array first"
+        )
+    steps = tuple(step // dtype.itemsize for step in strides)
+    return Form(shape, steps, code, dtype.itemsize * 8)
+
+
+def has_passed(lease: Lease) -> bool:
+    """Whether the last write of memory of ours is complete, so that a stream that reads it has nothing to wait for. Asks
+    neither the driver nor anybody, and does not wait; False also where somebody is to be told that it never will be.
+    """
+    return bool(lib.cw_array_wait(lease.pointer, 0) == 0)
+
+
+def on(lease: Lease, address: int, device: tuple[int, int], told: Form) -> object:
+    """An unversioned capsule over writable memory that lease keeps. The consumer comes after the last write by itself."""
+    return _dlpack.capsule(lease, address, device, *told, 0, False)
 
 
 def device_of(lease: Lease) -> tuple[int, int]:
@@ -40,7 +90,8 @@ def give(
     dl_device: tuple[int, int] | None,
     copy: bool | None,
 ) -> object:
-    """`Array.__dlpack__`. The consumer's stream is made to wait for the array's last writer; without one the CPU waits.
+    """`Array.__dlpack__`. The consumer's stream is made to wait for the array's last write where that is not complete;
+    without a stream the CPU waits.
 
     Raises:
         BufferError: DLPack cannot tell this array, or another device is asked for than its own or the host.
@@ -65,55 +116,28 @@ def give(
             pass  # inside `writing` or `reading`: the stream has been made to wait
         elif stream is None or stream == -1:
             source.wait()
-        else:
+        elif not has_passed(lease):
             with source.reading(stream):  # the consumer's stream waits for the last write
                 pass
-    return export(lease, source._seen(), max_version=max_version, copied=source is not array)
+    return _export(source, max_version, copied=source is not array)
 
 
-def export(
-    lease: Lease,
-    array: np.ndarray[Any, Any],
-    *,
-    max_version: tuple[int, int] | None,
-    copied: bool,
-) -> object:
-    """A capsule over array, whose memory lease keeps. Versioned if the consumer understands it.
+def _export(array: Array, max_version: tuple[int, int] | None, *, copied: bool) -> object:
+    """A capsule over an array, which keeps its lease. Versioned if the consumer understands it.
 
     Raises:
         BufferError: DLPack cannot tell the dtype, the strides, or (unversioned) that it is read-only.
     """
-    dtype = array.dtype
-    code = _CODES.get(dtype.kind)
-    if code is None or not dtype.isnative or dtype.char in "gG":
-        raise BufferError(
-            f"DLPack has no dtype for {dtype}; take causeway.Array.numpy(), or convert to a native number"
-        )
-    if any(step % dtype.itemsize for step in array.strides):
-        raise BufferError(
-            "DLPack tells strides in whole elements, which these are not; copy the array first"
-        )
+    lease, layout = array._open_lease(), array._layout_now()
+    told = form(layout.dtype, layout.shape, layout.strides)
     versioned = max_version is not None and max_version[0] >= 1
-    readonly = not array.flags.writeable
+    readonly = lease.readonly
     if readonly and not versioned:
         raise BufferError(
             "the array is read-only and the consumer's DLPack (before 1.0) cannot tell so; "
             "copy it first, or get the array without readonly=True"
         )
     flags = (_READ_ONLY if readonly else 0) | (_IS_COPIED if copied else 0)
-    owner: Lease | Pin = lease
-    address = array.__array_interface__["data"][0]
-    if isinstance(lease, EvictableLease):
-        owner = Pin(lease)
-        address += lease.span()[0] - lease.address
-    return _dlpack.capsule(
-        owner,
-        address,
-        HOST if lease.gpu < 0 else (CUDA, lease.gpu),
-        array.shape,
-        tuple(step // dtype.itemsize for step in array.strides),
-        code,
-        dtype.itemsize * 8,
-        flags,
-        versioned,
-    )
+    owner = Pin(lease) if isinstance(lease, EvictableLease) else lease
+    address = lease.span()[0] + array._offset  # pinned, it stays there
+    return _dlpack.capsule(owner, address, device_of(lease), *told, flags, versioned)

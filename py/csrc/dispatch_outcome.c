@@ -7,17 +7,24 @@
  * once, under the GIL and without a line of Python: no signal's handler comes in between, and
  * who makes a condition meanwhile does so before or after all of it. In every other case, and for
  * every answer that is no plain value, its Python class sees to it (`task_done`), as to any job.
+ *
+ * One that was ended here with None, a number or text refers to nothing that could refer back, its
+ * function included, which it lets go of. So the garbage collector need not know it: a caller that
+ * holds thousands of results makes it walk through none of them, and through all else of the
+ * process less often; where workers came by fork, such a walk copies every page that they share.
+ * Who sets an attribute makes it known again.
  */
 #include "dispatch_parent.h"
 
 PyTypeObject *outcome_type;
 PyObject *outcome_pending;
-static PyObject *finished;
+static PyObject *finished, *get_name;
 
 int outcome_init(void) {
     outcome_pending = PyUnicode_InternFromString("PENDING");
     finished = PyUnicode_InternFromString("FINISHED");
-    return outcome_pending && finished ? 0 : -1;
+    get_name = PyUnicode_InternFromString("_get");
+    return outcome_pending && finished && get_name ? 0 : -1;
 }
 
 static int is_pending(const Outcome *outcome) {
@@ -45,11 +52,20 @@ static void end(Outcome *outcome, PyObject *value, PyObject *exception) {
 
 /* Lets go of all that it needed while it was under way. May run Python code. */
 static void let_go(Outcome *outcome) {
-    PyObject *before[] = {outcome->engine, outcome->owner, outcome->found, outcome->described,
-                          outcome->call};
-    outcome->engine = outcome->owner = outcome->found = outcome->described = outcome->call = NULL;
-    for (int i = 0; i < 5; i++)
+    PyObject *before[] = {outcome->engine, outcome->owner,     outcome->function,
+                          outcome->found,  outcome->described, outcome->call};
+    outcome->engine = outcome->owner = outcome->function = NULL;
+    outcome->found = outcome->described = outcome->call = NULL;
+    for (int i = 0; i < 6; i++)
         Py_XDECREF(before[i]);
+}
+
+/* Nothing that refers to others. */
+static int is_atom(PyObject *value) {
+    PyTypeObject *type = Py_TYPE(value);
+    return value == Py_None || type == &PyLong_Type || type == &PyBool_Type ||
+           type == &PyFloat_Type || type == &PyUnicode_Type || type == &PyBytes_Type ||
+           type == &PyComplex_Type;
 }
 
 int outcome_take(Dispatch *d, struct entry *entry, const cw_task *task) {
@@ -71,6 +87,10 @@ int outcome_take(Dispatch *d, struct entry *entry, const cw_task *task) {
     }
     end(outcome, value, NULL);
     d->settled = 1;
+    if (is_atom(value) && !outcome->written) {
+        PyObject_GC_UnTrack(outcome);
+        outcome->untracked = 1;
+    }
     let_go(outcome);
     Py_DECREF(entry->owner);
     return 1;
@@ -108,7 +128,6 @@ static int outcome_traverse(PyObject *self, visitproc visit, void *arg) {
 static int outcome_clear(PyObject *self) {
     Outcome *outcome = (Outcome *)self;
     let_go(outcome);
-    Py_CLEAR(outcome->function);
     Py_CLEAR(outcome->value);
     Py_CLEAR(outcome->exception);
     Py_CLEAR(outcome->condition);
@@ -138,6 +157,44 @@ static PyObject *outcome_finish(PyObject *self, PyObject *args) {
     Py_RETURN_TRUE;
 }
 
+/* The value, if it has ended well; else its class's _get(timeout). */
+static PyObject *outcome_given(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                               PyObject *names) {
+    Outcome *outcome = (Outcome *)self;
+    if (count + (names ? PyTuple_Size(names) : 0) == 0 && outcome->state == finished &&
+        outcome->success && outcome->value) {
+        Py_INCREF(outcome->value);
+        return outcome->value;
+    }
+    PyObject *get = PyObject_GetAttr(self, get_name), *rest = NULL, *named = NULL, *found = NULL;
+    if (get && (rest = PyTuple_New(count)) && (named = PyDict_New())) {
+        int failed = 0;
+        for (Py_ssize_t i = 0; i < count; i++) {
+            Py_INCREF(args[i]);
+            PyTuple_SetItem(rest, i, args[i]);
+        }
+        for (Py_ssize_t i = 0; names && i < PyTuple_Size(names) && !failed; i++)
+            failed = PyDict_SetItem(named, PyTuple_GetItem(names, i), args[count + i]);
+        if (!failed)
+            found = PyObject_Call(get, rest, named);
+    }
+    Py_XDECREF(named);
+    Py_XDECREF(rest);
+    Py_XDECREF(get);
+    return found;
+}
+
+/* An attribute may refer to anything. */
+static int outcome_setattr(PyObject *self, PyObject *name, PyObject *value) {
+    Outcome *outcome = (Outcome *)self;
+    outcome->written = 1;
+    if (outcome->untracked) {
+        outcome->untracked = 0;
+        PyObject_GC_Track(self);
+    }
+    return PyObject_GenericSetAttr(self, name, value);
+}
+
 static PyObject *outcome_settled(PyObject *self, void *unused) {
     (void)unused;
     return PyBool_FromLong(!is_pending((Outcome *)self));
@@ -146,6 +203,12 @@ static PyObject *outcome_settled(PyObject *self, void *unused) {
 static PyMethodDef methods[] = {
     {"finish", outcome_finish, METH_VARARGS,
      "(value, exception or None): ends it unless a condition was made: whether it did."},
+    {"_given", (PyCFunction)(void (*)(void))outcome_given, METH_FASTCALL | METH_KEYWORDS,
+     "_given($self, timeout=None)\n--\n\n"
+     "What the call returned, or raises what it raised.\n\n"
+     "Args:\n    timeout: seconds to wait at most; None for ever.\n\n"
+     "Raises:\n    TimeoutError: it has not ended by then.\n"
+     "    WorkerDied: the worker that ran it died."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -176,6 +239,7 @@ static PyType_Slot slots[] = {
     {Py_tp_dealloc, outcome_dealloc},
     {Py_tp_traverse, outcome_traverse},
     {Py_tp_clear, outcome_clear},
+    {Py_tp_setattro, outcome_setattr},
     {Py_tp_methods, methods},
     {Py_tp_members, members},
     {Py_tp_getset, getters},

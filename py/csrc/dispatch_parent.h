@@ -34,6 +34,8 @@ typedef struct {
     long cell;
     char quick; /* its answer is seen to here, if it is plain */
     char success, ended;
+    char written;   /* an attribute was set from Python */
+    char untracked; /* the garbage collector does not know it: see dispatch_outcome.c */
 } Outcome;
 
 typedef struct {

@@ -3,12 +3,14 @@
  * writes to an address that is none. The process finds out by waiting for its own work; a consumer
  * in another process, whose stream waits for that work, is told, and can write the array anew.
  *
- *   broken_context
+ *   broken_context [alone|forked]     only the bad kernel, in this very process or in a forked one:
+ *                                     what a tool that checks kernels must report (sanitize.py)
  */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -103,17 +105,38 @@ static void consume(void) {
     _exit(0);
 }
 
+static int break_alone(void) {
+    CUresult result;
+    test_cuda_start();
+    CUstream stream = test_stream();
+    test_fill(stream, NOWHERE, WORDS, 8);
+    while ((result = cuda.cuStreamQuery(stream)) == CUDA_ERROR_NOT_READY)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    printf("broken_context: a bad kernel of process %d: error %d\n", (int)getpid(), (int)result);
+    fflush(stdout);
+    return result == CUDA_SUCCESS;
+}
+
 int main(int argc, char **argv) {
     char folder[] = "/tmp/causeway-broken-XXXXXX", card[64], command[96];
     cw_client *client;
     int failed = 0, status;
-    (void)argc;
     if (!mkdtemp(folder))
         test_fail("mkdtemp: %m");
     snprintf(card, sizeof card, "%s/card", folder);
     mkdir(card, 0700);
     setenv("CAUSEWAY_DIR", folder, 1);
     test_cuda_choose(argv[0], card);
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    if (argc > 1) {
+        if (strcmp(argv[1], "forked") != 0)
+            failed = break_alone();
+        else if (fork() == 0)
+            _exit(break_alone());
+        else if (wait(&status) > 0)
+            failed = status != 0;
+        return failed || system(command) != 0;
+    }
     board = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (fork() == 0)
         produce();
@@ -129,7 +152,6 @@ int main(int argc, char **argv) {
     expect(cw_connect(NULL, NULL, 0, &client), 0, "cw_connect");
     expect(cw_broker_stop(client), 0, "cw_broker_stop");
     cw_client_unref(client);
-    snprintf(command, sizeof command, "rm -rf %s", folder);
     if (system(command) != 0)
         test_fail("%s failed", command);
     printf("broken_context: %s: the process and who waited for it were told\n",

@@ -49,6 +49,12 @@ void test_cuda_choose(const char *program, const char *folder) {
     setenv("CAUSEWAY_FAKECUDA_DIR", folder, 1);
 }
 
+static int64_t since_us(int64_t *began_ns) {
+    int64_t now_ns = test_now_ns(), us = (now_ns - *began_ns) / 1000;
+    *began_ns = now_ns;
+    return us;
+}
+
 void test_cuda_start(void) {
     const char *path = getenv("CAUSEWAY_CUDA_DRIVER");
     CUcontext context;
@@ -63,9 +69,12 @@ void test_cuda_start(void) {
         test_fail("the driver has no %s", SPELL(name));
     TEST_CUDA_CALLS
 #undef X
+    int64_t began_ns = test_now_ns();
     CU(cuInit(0));
+    cuda.init_us = since_us(&began_ns);
     CU(cuDevicePrimaryCtxRetain(&context, 0));
     CU(cuCtxPushCurrent(context));
+    cuda.context_us = since_us(&began_ns);
     CU(cuModuleLoadData(&module, kernels_ptx));
     CU(cuModuleGetFunction(&cuda.fill, module, "fill"));
     CU(cuModuleGetFunction(&cuda.add, module, "add"));
@@ -76,6 +85,7 @@ void test_cuda_start(void) {
     test_add(stream, words, words, words, 1024);
     test_spin(stream, words);
     test_finish(stream);
+    cuda.kernels_us = since_us(&began_ns);
 }
 
 CUstream test_stream(void) {

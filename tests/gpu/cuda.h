@@ -36,6 +36,7 @@ struct test_cuda {
     TEST_CUDA_CALLS
 #undef X
     CUfunction fill, add, spin;
+    int64_t init_us, context_us, kernels_us; /* what the parts of test_cuda_start() took */
 };
 extern struct test_cuda cuda;
 

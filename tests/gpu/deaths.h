@@ -30,7 +30,7 @@ enum moment {
 };
 extern const char *const moment_names[];
 
-#define AHEAD 4 /* producers of one job that are started or at work */
+#define AHEAD 8 /* at most so many producers of one job are started or at work */
 
 struct part { /* of one producer */
     pid_t pid;
@@ -40,7 +40,6 @@ struct part { /* of one producer */
     bool forks;
     unsigned late_ms;
     _Atomic int go;    /* its round is on */
-    _Atomic int warm;  /* 1: it could begin */
     _Atomic int ready; /* it is where it is to be killed */
     _Atomic int child; /* of its own, that lives on */
 };

@@ -2,7 +2,7 @@
 # GPU memory on real GPUs, from a build that may have been copied here: run.sh BUILD [MODE] [ARGUMENTS].
 #   (none)     the tests; without arguments for pytest $DEATHS producers are killed first, 8 at once (1000)
 #   deaths     the latter alone, and a context that breaks: deaths [COUNT [AT ONCE [SECONDS]]] (1000, 8, no limit)
-#   sanitize   C programs and a few tests under compute-sanitizer: any error fails; also when it is not there
+#   sanitize   C programs and a few tests under compute-sanitizer, see sanitize.py; fails also when it is not there
 #   bench      benchmarks and promises: bench [--seconds N] [PART...]
 #   one, two   all of this in one call for one GPU, or for what needs two, with time limits and a table: steps.py
 # Needs python3 with NumPy, cffi and pytest, and BUILD/site, BUILD/causeway and BUILD/tests/gpu (`make test-gpu` makes all); no
@@ -31,42 +31,6 @@ pytests() {
     "$python" -m pytest -p no:cacheprovider -q -rs "$@"
 }
 
-# Runs a program under compute-sanitizer with a log for each process, its children's too.
-sanitized() {
-    echo "# $*"
-    timeout -k 10 "${SANITIZE_SECONDS:-150}" "$tool" --tool memcheck --target-processes all --report-api-errors no \
-        --require-cuda-init no --check-exit-code no --log-file "$folder/log.%p" "$@"
-}
-
-sanitize() {
-    tool=$(command -v compute-sanitizer || true)
-    for at in /usr/local/cuda*/bin/compute-sanitizer; do
-        [ -n "$tool" ] || [ ! -x "$at" ] || tool=$at
-    done
-    if [ -z "$tool" ]; then
-        echo "compute-sanitizer is not here (CUDA's toolkit has it): nothing was checked"
-        exit 1
-    fi
-    export CAUSEWAY_DIR="$folder/causeway"
-    mkdir -m 700 "$CAUSEWAY_DIR"
-    failed=0
-    sanitized "$build/tests/gpu/bench_fence" 50 || failed=1
-    sanitized "$build/tests/gpu/bench_import" 3 64 || failed=1
-    sanitized "$build/tests/gpu/fence_deaths" 5 1 || failed=1
-    cd "$tests/py"
-    sanitized "$python" -m pytest -p no:cacheprovider -q -k "reader_waits_for or one_piece_of_work or several_arrays_is" \
-        test_cuda_order.py test_cuda_work.py || failed=1
-    "$build/causeway" stop >/dev/null 2>&1 || true
-    logs=$(find "$folder" -name 'log.*' | wc -l)
-    # A killed producer has no summary; what it did wrong before is told all the same.
-    if grep -hE '^========= (Invalid|Misaligned|Program hit|Error:|Leaked|Out-of-range|Malloc|Internal)' -A 12 "$folder"/log.*; then
-        failed=1
-    fi
-    grep -h 'ERROR SUMMARY: [1-9]' "$folder"/log.* && failed=1
-    echo "compute-sanitizer: logs of $logs processes, $([ $failed = 0 ] && echo no errors || echo ERRORS)"
-    [ "$logs" -gt 0 ] && [ $failed = 0 ]
-}
-
 with_folder() { # a folder of its own, which goes at the end
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
@@ -89,7 +53,7 @@ deaths)
     exec "$build/tests/gpu/fence_deaths" "${1:-1000}" "${2:-8}" "${3:-86400}"
     ;;
 sanitize)
-    with_folder sanitize
+    exec "$python" "$tests/gpu/sanitize.py"
     ;;
 one | two)
     exec "$python" "$tests/gpu/steps.py" "$@"

@@ -4,7 +4,8 @@ Each step is a program with a time limit of its own, in a process group that end
 OUT/running at once and, when it has ended, to the end of OUT/logs.txt, so that a call that is cut off leaves what there
 was. Several test files run at a time, with compute-sanitizer beside them; deaths and benchmarks run alone, since they
 look at what the GPU holds or how fast it is. Last comes a line for each step, which is in OUT/table.txt too; what was cut
-short, or never begun since the time was over, says so.
+short, or never begun since the time was over, says so, and a benchmark that kept its results and missed a promise names
+it. The exit status is 0 if all was ok.
 
     steps.py one|two [--seconds N] [--out FOLDER] [--at-once N] [--only NAME,...]
 
@@ -36,6 +37,7 @@ FILES = (
     "test_cuda*.py", "test_evict*.py", "test_mover*.py", "test_overlap*.py", "test_pool_devices*.py", "test_transfers_gpu.py",
     "test_gpu_examples.py", "test_bridge_gpu*.py",
 )  # fmt: skip
+_NOTHING_RUN = 5  # pytest's exit status when it has run no test
 _GRACE = 5  # seconds between SIGTERM and SIGKILL
 
 
@@ -77,7 +79,12 @@ def tests(saying: str = "") -> list[Step]:
     files = sorted(path.name for path in found if saying in path.read_text())
     last = ("test_overlap_ahead.py", "test_cuda_interfaces.py", "test_pool_devices_alone.py")
     files.sort(key=lambda name: (name in last, not name.startswith(("test_pool", "test_mover"))))
-    return [Step(Path(name).stem[5:], pytest(name), 170) for name in files]
+    return [Step(Path(name).stem[5:], pytest(name), 240) for name in files]
+
+
+def whole(file: str) -> Step:
+    """A file whose tests use as many GPUs as there are, none of which is marked: all of it on two, too."""
+    return Step(Path(file).stem[5:], ["env", "-u", "CAUSEWAY_TEST_SECOND_GPU", *pytest(file)], 240)
 
 
 def benchmark(name: str, *arguments: str) -> list[str]:
@@ -88,12 +95,19 @@ def benchmark(name: str, *arguments: str) -> list[str]:
     return [sys.executable, str(BENCH / f"{name}.py"), *arguments]
 
 
+def deaths(seconds: int) -> Step:
+    """Producers killed for so many seconds; kills of several runs, each with its seed, may be added up."""
+    command = [str(BUILD / "tests/gpu/fence_deaths"), os.environ.get("DEATHS", "1000"), "8"]
+    return Step("deaths", [*command, str(seconds)], seconds + 30, seconds - 40)
+
+
 def steps(which: str) -> list[Step]:
     """What there is to do, in its order."""
     programs = BUILD / "tests/gpu"
     if which == "two":
         return [
-            *tests("no second GPU"),
+            *tests("second_gpu"),
+            *(whole(name) for name in ("test_gpu_examples.py", "test_pool_devices_resize.py")),
             Step(
                 "bench-gpu",
                 benchmark("bench_gpu", "--seconds", "80", "fences", "imports", "peers"),
@@ -104,13 +118,13 @@ def steps(which: str) -> list[Step]:
             Step("bench-pool", benchmark("bench_gpu_pool", "scaling", "overlap", "idle"), 90, 40),
         ]
     return [
-        Step("sanitize", ["sh", str(HERE / "run.sh"), str(BUILD), "sanitize"], 240),
+        Step("sanitize", [sys.executable, str(HERE / "sanitize.py")], 300),
         *tests(),
         Step("bad-import", [str(programs / "bad_import")], 30, 3),
         Step("broken-context", [str(programs / "broken_context")], 30, 5),
         Step("bench-pool", benchmark("bench_gpu_pool"), 120, 60),
         Step("bench-gpu", benchmark("bench_gpu", "--seconds", "100"), 150, 90),
-        Step("deaths", [str(programs / "fence_deaths"), os.environ.get("DEATHS", "1000"), "8", "170"], 200, 130),
+        deaths(170),
     ]  # fmt: skip
 
 
@@ -159,24 +173,44 @@ class Running:
     def line(self) -> str:
         """What the table says of it."""
         seconds = time.monotonic() - self.begin
-        code = self.process.returncode
-        said = summary(self.log.read_text(errors="replace"))
-        good = "ok" if code == 0 and not self.cut else "NOT OK"
-        return f"{self.step.name:24}{seconds:6.0f} s  {good:8}{said}{self.cut}{f', exit {code}' if code else ''}"
+        good, said = verdict(
+            self.log.read_text(errors="replace"), self.process.returncode, self.cut
+        )
+        return f"{self.step.name:24}{seconds:6.0f} s  {good:8}{said}"
 
 
-def summary(text: str) -> str:
-    """The last line of a log that says how it went; of pytest with the reasons for what it left out."""
+_TELLS = re.compile(
+    r"\d+ (passed|failed|skipped|deselected|error)|promises|producers killed|^compute-sanitizer:|s on \d"
+)
+
+
+def verdict(text: str, code: int, cut: str) -> tuple[str, str]:
+    """Of a log and an exit status: ok, MISSED (a promise of a benchmark) or NOT OK, and what there is to say."""
     lines = [line.strip("= \n") for line in text.splitlines() if line.strip("= \n")]
-    found = [
-        line
-        for line in lines
-        if re.search(r"\d+ (passed|failed|skipped|error)|promises|killed|logs of|s on \d", line)
+    said = ([line for line in lines if _TELLS.search(line)] or lines or ["it said nothing"])[-1][
+        :260
     ]
-    said = (found or lines or ["it said nothing"])[-1]
     reasons = sorted({line.partition(": ")[2] for line in lines if line.startswith("SKIPPED")})
-    left_out = f" ({'; '.join(reasons)})" if reasons else ""
-    return said[:110] + left_out[:200]
+    said += f" ({'; '.join(reasons)})"[:200] if reasons else ""
+    if code == _NOTHING_RUN and not cut and re.search(r"\d+ (skipped|deselected)", said):
+        return "ok", f"nothing for this machine: {said}"
+    if code or cut:
+        return "NOT OK", said + cut + (f", exit {code}" if code else "")
+    gone = missed(text) if REAL else []  # the double's figures say nothing
+    return ("MISSED", f"{said}: {'; '.join(gone)}") if gone else ("ok", said)
+
+
+def missed(text: str) -> list[str]:
+    """What the benchmarks say is not kept: of bench_gpu's second table, and of bench_gpu_pool's."""
+    found = []
+    for line in text.splitlines():
+        words = re.split(r"\s{2,}", line.strip())
+        if words[-1] == "MISSED":
+            found.append(f"{words[0]} {words[-2]} ({words[-3]})")
+        elif "NO" in words[1:3]:
+            at = words.index("NO")
+            found.append(f"{words[0]} {words[-1]} ({' '.join(words[1:at])})")
+    return found
 
 
 class Table:
@@ -191,7 +225,7 @@ class Table:
     def add(self, line: str) -> None:
         """A line, at once."""
         self.lines.append(line)
-        self.failed = self.failed or " ok " not in line
+        self.failed = self.failed or " ok " not in line[:48]
         (self.out / "table.txt").write_text("\n".join(self.lines) + "\n")
 
     def done(self, one: Running) -> None:
@@ -263,6 +297,8 @@ def main() -> int:
     if given.only:
         names = given.only.split(",")
         waiting = [step for step in waiting if step.name in names or ("tests" in names and not step.alone and step.name != "sanitize")]  # fmt: skip
+    if [step.name for step in waiting] == ["deaths"]:
+        waiting = [deaths(400)]  # it has all the time
     before, table, folder = gpu_memory(), Table(given.out), given.out / "running"
     folder.mkdir(exist_ok=True)
     run(waiting, table, folder, given.at_once, begin + given.seconds)

@@ -56,3 +56,18 @@ def gpus(folder: Path, **settings: object) -> Iterator[None]:
         del os.environ[name]
     if card.exists():
         shutil.rmtree(card)
+
+
+def for_module(**settings: object) -> object:
+    """The fixture `gpus` of a test module: its broker and all its programs see the same GPUs."""
+
+    @pytest.fixture(scope="module", autouse=True, name="gpus")
+    def seen(broker_folder: Path) -> Iterator[None]:
+        with gpus(broker_folder, **settings):
+            yield
+
+    return seen
+
+
+# What `run.sh BUILD two` looks for: tests that one GPU is not enough for.
+second_gpu = pytest.mark.skipif(REAL and real_gpus() < 2, reason="no second GPU")

@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import cuda_support
+import pytest
 from gpu_routes import MOVED
 
 GPUS = cuda_support.real_gpus() if cuda_support.REAL else 4
@@ -94,3 +97,19 @@ def run(script: Callable[..., object], text: str, **options: object) -> str:
     }
     done = script(HEAD + textwrap.dedent(text), env=environment, **options)
     return str(done.stdout)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def program(script: Callable[..., object]) -> Callable[..., str]:
+    """Runs a text after HEAD."""
+    return partial(run, script)
+
+
+def environment_for(library: str) -> dict[str, str]:
+    """What a program needs to import an array library: itself on real GPUs, where the test is skipped without it, else its stand-in."""
+    if cuda_support.REAL:
+        pytest.importorskip(library)
+        return {}
+    here = Path(__file__).resolve().parent
+    paths = [str(here / "standins"), str(here), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": ":".join(filter(None, paths))}

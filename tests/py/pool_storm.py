@@ -393,6 +393,31 @@ def _open(worker: Worker) -> int | None:
     return None
 
 
+def children() -> list[int]:
+    """Those that the main thread has started."""
+    told = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    return [int(pid) for pid in told.split()]
+
+
+def status() -> dict[str, Any]:
+    """What the broker's page tells."""
+    done = subprocess.run(
+        [_programs.path("causeway"), "status", "--json"], capture_output=True, check=True
+    )
+    return dict(json.loads(done.stdout))
+
+
+def clients() -> list[str]:
+    """Who is connected to the broker: our own connection is one of them."""
+    from conftest import describe
+
+    found = []
+    for client in status()["clients"]:
+        there = Path(f"/proc/{client['pid']}").exists()
+        found.append(f"{client} {'lives' if there else 'is dead'}: {describe(client['pid'])}")
+    return found
+
+
 def footprint() -> dict[str, int]:
     """What may not grow: of this process, and of the broker when this process holds nothing."""
     from conftest import disconnect
@@ -400,10 +425,7 @@ def footprint() -> dict[str, int]:
     gc.collect()
     disconnect()
     cw.names()
-    status = subprocess.run(
-        [_programs.path("causeway"), "status", "--json"], capture_output=True, check=True
-    )
-    told = json.loads(status.stdout)
+    told = status()
     gauges = {
         name: told["gauges"][name]
         for name in ("clients", "names", "bytes", "slabs", "orphan_slabs", "transits", "waiting")
@@ -413,10 +435,8 @@ def footprint() -> dict[str, int]:
         "broker's descriptors": len(os.listdir(f"/proc/{told['broker']['pid']}/fd")),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
-        "children": len(
-            Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        ),
-    }  # fmt: skip
+        "children": len(children()),
+    }
 
 
 def run(kills: int, seed: int, method: str) -> Storm:
@@ -432,6 +452,8 @@ def run(kills: int, seed: int, method: str) -> Storm:
 
 
 def main() -> None:
+    from conftest import describe
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "little"))
@@ -464,6 +486,9 @@ def main() -> None:
 
     clean = eventually(nothing_more, 40)
     print(f"before {before}\nafter  {after}", flush=True)
+    if not clean:
+        print("\n".join(["clients now:", *clients()]), flush=True)
+        print("\n".join(["our children:", *map(describe, children())]), flush=True)
     assert clean, "something is left"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import bridge_support
@@ -17,11 +16,7 @@ pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_su
 BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench" / "bench_bridge_gpu.py"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The nodes and the benchmark see the same GPUs."""
-    with cuda_support.gpus(broker_folder):
-        yield
+gpus = cuda_support.for_module()
 
 
 def test_the_benchmark_runs() -> None:

@@ -38,19 +38,23 @@ def run(node: Node, text: str) -> str:
     return done.stdout
 
 
+def no_driver(*nodes: Node) -> None:
+    """No bridge has opened a driver."""
+    for node in nodes:
+        assert "cuda" not in Path(f"/proc/{node.bridge_pid()}/maps").read_text()
+
+
 def test_gpu_arrays_go_both_ways(two: tuple[Node, Node]) -> None:
     a, b = two
     run(b, """
         cw.put("g", cw.asarray(np.arange(300_000.0), device="cuda:0"), keep=True)
-        cw.put("tiny", cw.asarray(np.arange(5), device="cuda:1"), keep=True)
         cw.put("host", np.arange(7), keep=True)
     """)  # fmt: skip
     run(a, """
         here = cw.get("//b/g")
         assert here.device == "cpu" and (here.numpy() == np.arange(300_000.0)).all()
-        there = cw.get("//b/g", device="cuda:1")
-        assert there.device == "cuda:1" and (there.to("cpu").numpy() == np.arange(300_000.0)).all()
-        assert cw.get("//b/tiny").numpy().tolist() == [0, 1, 2, 3, 4]
+        there = cw.get("//b/g", device="cuda:0")
+        assert there.device == "cuda:0" and (there.to("cpu").numpy() == np.arange(300_000.0)).all()
         assert cw.get("//b/host", device="cuda:0").to("cpu").numpy().tolist() == list(range(7))
         w = cw.asarray(np.arange(100_000, dtype="i4").reshape(100, 1000), device="cuda:0")
         cw.put("//b/from_gpu", w[10:20], keep=True)
@@ -59,9 +63,22 @@ def test_gpu_arrays_go_both_ways(two: tuple[Node, Node]) -> None:
         w = cw.get("from_gpu")
         assert w.device == "cpu" and (w.numpy() == np.arange(10_000, 20_000).reshape(10, 1000)).all()
     """)  # fmt: skip
-    for node in (a, b):
-        maps = Path(f"/proc/{node.bridge_pid()}/maps").read_text()
-        assert "cuda" not in maps, "the bridge has opened a driver"
+    no_driver(a, b)
+
+
+@cuda_support.second_gpu
+def test_arrays_of_one_gpu_come_to_another(two: tuple[Node, Node]) -> None:
+    a, b = two
+    run(b, """
+        cw.put("far", cw.asarray(np.arange(300_000.0), device="cuda:0"), keep=True)
+        cw.put("tiny", cw.asarray(np.arange(5), device="cuda:1"), keep=True)
+    """)  # fmt: skip
+    run(a, """
+        there = cw.get("//b/far", device="cuda:1")
+        assert there.device == "cuda:1" and (there.to("cpu").numpy() == np.arange(300_000.0)).all()
+        assert cw.get("//b/tiny").numpy().tolist() == [0, 1, 2, 3, 4]
+    """)  # fmt: skip
+    no_driver(a, b)
 
 
 def test_a_gpu_that_fails_is_told(two: tuple[Node, Node]) -> None:

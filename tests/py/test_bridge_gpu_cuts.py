@@ -18,7 +18,7 @@ from bridge_raw import Raw, frame, key
 cuda_support.require()
 pytestmark = [
     pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking()),
-    pytest.mark.skipif(cuda_support.REAL and cuda_support.real_gpus() < 2, reason="no second GPU"),
+    cuda_support.second_gpu,
 ]
 
 # What a program of these tests is: it insists, for the link is cut again and again.

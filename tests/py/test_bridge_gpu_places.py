@@ -14,7 +14,7 @@ from bridge_support import Node
 cuda_support.require()
 pytestmark = [
     pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking()),
-    pytest.mark.skipif(cuda_support.REAL and cuda_support.real_gpus() < 2, reason="no second GPU"),
+    cuda_support.second_gpu,
 ]
 double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double")
 

@@ -98,7 +98,7 @@ def test_a_peer_is_told_how_many_streams_there_are(victim: tuple[Node, Node, Nod
     _, b, evil = victim
     link, _, said = greeted(b, evil)
     with link:
-        assert said == [(raw.STREAMS, struct.pack("<II", 3, 0))]
+        assert said == [(raw.STREAMS, struct.pack("<II", 4, 0))]  # the link among them
 
 
 def test_a_stream_serves_what_its_peer_may_read(victim: tuple[Node, Node, Node]) -> None:
@@ -155,11 +155,12 @@ def test_no_more_streams_than_agreed(victim: tuple[Node, Node, Node]) -> None:
         link,
         begin(b, evil, run),
         begin(b, evil, run),
-        Raw(evil.keys, b.port, raw.stream(RUN, run)) as third,
+        begin(b, evil, run),
+        Raw(evil.keys, b.port, raw.stream(RUN, run)) as fourth,
     ):
-        answer = third.receive()
+        answer = fourth.receive()
         assert answer is not None and answer[2] < 0 and b"--streams" in answer[3]
-        assert third.ended()
+        assert fourth.ended()
 
 
 BREACHES = {

@@ -6,23 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import cuda_support
-import pytest
 
 import causeway as cw
 
 cuda_support.require()
-two = pytest.mark.skipif(cuda_support.REAL and cuda_support.real_gpus() < 2, reason="no second GPU")
+two = cuda_support.second_gpu
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder):
-        yield
+gpus = cuda_support.for_module()
 
 
 def test_an_array_is_made_filled_and_copied_back(script):

@@ -22,11 +22,7 @@ on_the_double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test dou
 LIBRARIES = ("cupy", "torch", "numba")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder, memory_mib=512):
-        yield
+gpus = cuda_support.for_module(memory_mib=512)
 
 
 # For each library: make(host values), host(array), free() of what its allocator keeps.

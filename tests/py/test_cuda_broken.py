@@ -6,13 +6,10 @@ at its next call of the driver.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
+import cuda_programs
 import cuda_support
 import pytest
 
-pytest_plugins = ("cuda_programs",)
 cuda_support.require()
 if cuda_support.REAL:
     pytest.skip("breaks contexts by faults of the test double", allow_module_level=True)
@@ -30,11 +27,8 @@ FAULTY = '''if True:
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder):
-        yield
+gpus = cuda_support.for_module()
+program = cuda_programs.program
 
 
 def test_a_consumer_is_told_when_the_producers_context_breaks(program):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import cuda_support
@@ -20,11 +20,7 @@ KINDS = ("CupyArray", "Tensor", "DeviceNDArray", "JaxArray", "GPUArray", "Column
 Run = Callable[[str], object]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder):
-        yield
+gpus = cuda_support.for_module()
 
 
 @pytest.fixture

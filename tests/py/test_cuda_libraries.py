@@ -6,8 +6,6 @@ On the double a class of ours stands for the library; on real GPUs each library 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
-from pathlib import Path
 
 import cuda_support
 import pytest
@@ -16,11 +14,7 @@ cuda_support.require()
 on_real_gpus = pytest.mark.skipif(not cuda_support.REAL, reason="no GPU")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder):
-        yield
+gpus = cuda_support.for_module()
 
 
 # Memory of cuMemAlloc, as a library has it.

@@ -6,22 +6,17 @@ The work of a stream is held up by a host function that waits for a file, so tha
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
+import cuda_programs
 import cuda_support
 import pytest
 
-pytest_plugins = ("cuda_programs",)
 cuda_support.require()
 on_the_double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder):
-        yield
+gpus = cuda_support.for_module()
+program = cuda_programs.program
 
 
 def test_a_reader_waits_for_the_writer_of_another_process_on_the_gpu(program):

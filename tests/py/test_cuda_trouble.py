@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import cuda_support
@@ -17,11 +17,7 @@ cuda_support.require()
 on_the_double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder, memory_mib=256):
-        yield
+gpus = cuda_support.for_module(memory_mib=256)
 
 
 @pytest.fixture

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
+import cuda_programs
 import cuda_support
 import numpy as np
 import pytest
 
 import causeway as cw
 
-pytest_plugins = ("cuda_programs",)
 cuda_support.require()
 on_the_double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double")
 
@@ -22,11 +19,8 @@ def faults(text):
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder):
-        yield
+gpus = cuda_support.for_module()
+program = cuda_programs.program
 
 
 def test_work_on_several_arrays_is_ordered_with_that_of_others(program):

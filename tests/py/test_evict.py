@@ -8,7 +8,7 @@ from mover_support import world
 
 cuda_support.require()
 double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double's memory and faults")
-two = pytest.mark.skipif(cuda_support.REAL and cuda_support.real_gpus() < 2, reason="no second GPU")
+two = cuda_support.second_gpu
 
 # A GPU of 256 MiB, or a broker that gives no more: four arrays of 48 MiB are there at once, and room for small ones.
 SMALL: dict[str, object] = {"CAUSEWAY_MAX_GPU_BYTES": 256 << 20}

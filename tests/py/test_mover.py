@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import cuda_support
-import pytest
 from mover_support import movers, world
 
 cuda_support.require()
-two = pytest.mark.skipif(cuda_support.REAL and cuda_support.real_gpus() < 2, reason="no second GPU")
+two = cuda_support.second_gpu
 pytestmark = two
 
 # Two GPUs that cannot reach each other; on real ones the way is forced.

@@ -19,9 +19,7 @@ from waiting import eventually
 
 cuda_support.require()
 double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double's faults")
-pytestmark = pytest.mark.skipif(
-    cuda_support.REAL and cuda_support.real_gpus() < 2, reason="no second GPU"
-)
+pytestmark = cuda_support.second_gpu
 
 REAL_MOVER = cuda_support.BUILD / "causeway-mover"
 MOVED = {"no_peer": "all", "CAUSEWAY_ROUTE": "mover"}

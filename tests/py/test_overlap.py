@@ -7,7 +7,7 @@ meanwhile: at the bytes that the broker counts by route, and at the caller's arr
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import cuda_support
@@ -16,15 +16,11 @@ from transfer_support import program_of
 
 cuda_support.require()
 GPUS = cuda_support.real_gpus() if cuda_support.REAL else 2
-several = pytest.mark.skipif(GPUS < 2, reason="no second GPU")
+several = cuda_support.second_gpu
 on_the_double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder):
-        yield
+gpus = cuda_support.for_module()
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import cuda_support
 import pytest
@@ -12,11 +11,7 @@ import pytest
 cuda_support.require()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder):
-        yield
+gpus = cuda_support.for_module()
 
 
 LIBRARY = """
@@ -205,7 +200,7 @@ def test_what_cannot_be_brought_is_told_to_who_takes_it(program):
     """)
 
 
-@pytest.mark.skipif(cuda_support.REAL and cuda_support.real_gpus() < 2, reason="no second GPU")
+@cuda_support.second_gpu
 def test_arrays_on_the_own_gpu_are_taken_as_they_are_and_others_are_copied(program):
     program("""
         device = Slow("cuda:0", 0)

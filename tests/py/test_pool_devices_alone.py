@@ -5,29 +5,17 @@ Each test is a program of its own, on two GPUs of the test double or on those of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
-
 import cuda_support
 import device_pools
-import pytest
 
 cuda_support.require()
-several = pytest.mark.skipif(device_pools.GPUS < 2, reason="no second GPU")
+several = cuda_support.second_gpu
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder, devices=4):
-        yield
+gpus = cuda_support.for_module(devices=4)
 
 
-@pytest.fixture
-def program(script):
-    """Runs a text after what device_pools has."""
-    return partial(device_pools.run, script)
+program = device_pools.program
 
 
 def test_an_array_is_at_the_worker_what_it_is_here(program):

@@ -5,68 +5,25 @@ On the double stand-ins of the libraries (standins/), on real GPUs the libraries
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
+import functools
 
+import borrowed_support
 import cuda_support
-import device_pools
 import pytest
 
 cuda_support.require()
-HERE = Path(__file__).parent
 on_the_double = pytest.mark.skipif(
     cuda_support.REAL, reason="the double alone: faults on demand, or an allocator without a cache"
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder, devices=2):
-        yield
-
-
-HEAD = """
-import weakref
-from causeway import _loans
-def new(values):
-    if LIBRARY == "cupy": return library.array(values)
-    return library.tensor(values, dtype=library.float32, device="cuda") if hasattr(library, "nn") else library.tensor(values)
-def host(x):
-    return cw.asarray(x).to("cpu").numpy()
-def total(x):
-    assert type(x) is type(new([1.0])), type(x)
-    return float(host(x).sum())
-def mark(x):
-    cw.asarray(x)[:1] = np.full(1, 7, "f4")
-def gone(memory=lambda: None):
-    "Waits until nothing is lent any more, and this memory is free."
-    end = time.monotonic() + 30
-    while _loans._kept or memory():
-        assert time.monotonic() < end, _loans._kept
-        time.sleep(0.002)
-class Pool(cw.Pool):
-    "What went without a copy, and what by one."
-    def lent(self):
-        return tuple(self.stats()["lent"].values())
-"""
+gpus = cuda_support.for_module(devices=2)
 
 
 @pytest.fixture
 def program(script):
-    """Runs a text after what device_pools and HEAD have, with the library named."""
-
-    def run(name: str, text: str, **env: str) -> None:
-        if cuda_support.REAL:
-            pytest.importorskip(name)
-        else:
-            paths = [str(HERE / "standins"), str(HERE), os.environ.get("PYTHONPATH", "")]
-            env["PYTHONPATH"] = ":".join(filter(None, paths))
-        begin = f"import {name} as library\nLIBRARY = {name!r}\n"
-        device_pools.run(script, begin + HEAD + text, env=env)
-
-    return run
+    """Runs a text with the library named."""
+    return functools.partial(borrowed_support.run, script)
 
 
 def test_a_tensor_is_not_copied_and_a_task_writes_into_the_callers(program):

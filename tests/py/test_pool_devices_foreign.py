@@ -5,8 +5,6 @@ On the double stand-ins of the libraries (standins/), on real GPUs the libraries
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import cuda_support
@@ -17,11 +15,7 @@ cuda_support.require()
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder, devices=2):
-        yield
+gpus = cuda_support.for_module(devices=2)
 
 
 @pytest.fixture
@@ -29,13 +23,7 @@ def program(script):
     """Runs a text after what device_pools has, with the libraries named."""
 
     def run(library: str, text: str) -> None:
-        env = {}
-        if cuda_support.REAL:
-            pytest.importorskip(library)
-        else:
-            paths = [str(HERE / "standins"), str(HERE), os.environ.get("PYTHONPATH", "")]
-            env["PYTHONPATH"] = ":".join(filter(None, paths))
-        device_pools.run(script, text, env=env)
+        device_pools.run(script, text, env=device_pools.environment_for(library))
 
     return run
 

@@ -5,9 +5,7 @@ On real GPUs, with each library that is there. What they compute is compared wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import cuda_support
 import device_pools
@@ -15,14 +13,10 @@ import pytest
 
 cuda_support.require()
 pytestmark = pytest.mark.skipif(not cuda_support.REAL, reason="no GPU")
-several = pytest.mark.skipif(device_pools.GPUS < 2, reason="no second GPU")
+several = cuda_support.second_gpu
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder):
-        yield
+gpus = cuda_support.for_module()
 
 
 # What each library does with an array of ours, and one that it made itself on its default device; then, how it is told a

@@ -6,9 +6,6 @@ Each test is a program of its own, on four GPUs of the test double or on those o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 
 import cuda_support
 import device_pools
@@ -18,17 +15,10 @@ cuda_support.require()
 on_the_double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder, devices=4):
-        yield
+gpus = cuda_support.for_module(devices=4)
 
 
-@pytest.fixture
-def program(script):
-    """Runs a text after what device_pools has."""
-    return partial(device_pools.run, script)
+program = device_pools.program
 
 
 def test_the_number_of_workers_changes_evenly(program):

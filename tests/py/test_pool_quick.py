@@ -4,6 +4,7 @@ cells, others among them, results that are not plain, cancelling, deaths, the en
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import random
@@ -11,6 +12,7 @@ import signal
 import struct
 import threading
 import time
+import weakref
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -326,3 +328,65 @@ def test_a_forked_child_takes_no_part(executor):
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     assert [call.result(60) for call in calls] == list(range(100))
+
+
+# ---- results and the garbage collector
+
+
+@pytest.mark.parametrize("value", [None, True, 7, 2.5, "text", b"bytes", 1j])
+def test_the_garbage_collector_passes_by_a_result_that_refers_to_nothing(executor, pool, value):
+    result = pool.apply_async(tasks.same, (value,))
+    future = executor.submit(tasks.same, value)
+    assert gc.is_tracked(result) and gc.is_tracked(future)
+    assert result.get(60) == value and future.result(60) == value
+    assert not gc.is_tracked(result) and not gc.is_tracked(future)
+
+
+def test_a_result_that_refers_to_others_is_known_to_the_garbage_collector(executor, pool):
+    for result in (pool.apply_async(tasks.same, ([1],)), executor.submit(tasks.same, [1])):
+        assert (result.get if result.__class__ is AsyncResult else result.result)(60) == [1]
+        assert gc.is_tracked(result)
+
+
+class _Mark:
+    pass
+
+
+def _refers_to_itself(result: Any) -> weakref.ref[_Mark]:
+    result.mark, result.me = _Mark(), result
+    return weakref.ref(result.mark)
+
+
+@pytest.mark.parametrize("when", ["before it ends", "after it ended"])
+def test_a_result_that_was_made_part_of_a_cycle_is_collected(executor, pool, tmp_path, when):
+    for submit, get in ((pool.apply_async, "get"), (executor.submit, "result")):
+        path = str(tmp_path / get)
+        pool.apply(tasks.wait_for, (str(tmp_path),))  # its function has a slot from now on
+        executor.submit(tasks.wait_for, str(tmp_path)).result(60)
+        result = submit(tasks.wait_for, (path,)) if get == "get" else submit(tasks.wait_for, path)
+        mark = _refers_to_itself(result) if when == "before it ends" else None
+        (tmp_path / get).touch()
+        assert getattr(result, get)(60) == path
+        if mark is None:
+            assert not gc.is_tracked(result)
+            mark = _refers_to_itself(result)
+        assert gc.is_tracked(result)
+        del result
+        assert eventually(lambda: gc.collect() >= 0 and mark() is None)  # noqa: B023
+
+
+def test_a_result_that_has_ended_does_not_hold_its_function(pool):
+    result = pool.apply_async(tasks.same, (3,))
+    assert result.function is tasks.same
+    assert result.get(60) == 3
+    assert result.function is None
+
+
+def test_a_result_takes_its_timeout_by_position_and_by_name(executor, pool):
+    for get in (pool.apply_async(tasks.same, (4,)).get, executor.submit(tasks.same, 4).result):
+        assert [get(60), get(timeout=60), get(None), get(timeout=None), get()] == [4] * 5
+    for get in (pool.apply_async(tasks.same, (4,)).get, executor.submit(tasks.same, 4).result):
+        with pytest.raises(TypeError, match="nonsense"):
+            get(nonsense=1)
+        with pytest.raises(TypeError):
+            get(1, 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import cuda_support
@@ -11,15 +11,10 @@ from transfer_support import program_of
 
 cuda_support.require()
 GPUS = cuda_support.real_gpus() if cuda_support.REAL else 2
-several = pytest.mark.skipif(GPUS < 2, reason="no second GPU")
 on_the_double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(broker_folder: Path) -> Iterator[None]:
-    """The broker and all programs of this module see the same GPUs."""
-    with cuda_support.gpus(broker_folder):
-        yield
+gpus = cuda_support.for_module()
 
 
 @pytest.fixture

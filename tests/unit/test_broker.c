@@ -47,6 +47,34 @@ static void hello_brings_root_session_and_bells(void **state) {
     raw_broker_remove(&broker);
 }
 
+/* The answer comes in the middle of the broker's turn: the figures must be there before it. */
+static void figures_are_there_with_the_answer(void **state) {
+    (void)state;
+    struct raw_broker broker;
+    struct raw_client client, other;
+    struct raw_slab slab;
+    assert_true(raw_broker_start(&broker, NULL, NULL));
+    assert_int_equal(raw_connect(&broker, &client), 0);
+    assert_int_equal(raw_slab_add(&client, 1 << 20, 16, &slab), 0);
+    assert_int_equal(raw_gauge(&broker, CW_GAUGE_slabs), 1);
+    uint64_t gen = raw_carve(&client, &slab, 0, 0, 4096);
+    for (int i = 0; i < 2000; i++) {
+        assert_int_equal(raw_put(&client, slab.id, 0, gen, 100, "x", 0), 0);
+        assert_int_equal(raw_gauge(&broker, CW_GAUGE_names), 1);
+        assert_int_equal(raw_remove(&client, "x"), 0);
+        assert_int_equal(raw_gauge(&broker, CW_GAUGE_names), 0);
+    }
+    for (int i = 0; i < 200; i++) {
+        assert_int_equal(raw_connect(&broker, &other), 0);
+        assert_int_equal(raw_gauge(&broker, CW_GAUGE_clients), 2);
+        raw_bye(&other);
+        assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_clients) == 1));
+    }
+    raw_bye(&client);
+    raw_slab_close(&slab);
+    raw_broker_remove(&broker);
+}
+
 static int refused(struct raw_broker *broker, uint32_t least, uint32_t most, int pidfd,
                    char *sentence) {
     int sock = raw_dial(broker);
@@ -406,6 +434,7 @@ static void an_idle_broker_takes_no_cpu_and_little_memory(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hello_brings_root_session_and_bells),
+        cmocka_unit_test(figures_are_there_with_the_answer),
         cmocka_unit_test(other_versions_and_wrong_pidfds_are_refused),
         cmocka_unit_test(another_user_is_refused),
         cmocka_unit_test(a_second_broker_names_the_first),

@@ -34,9 +34,23 @@ static void touch(const char *path, const char *more) {
     close(open(whole, O_WRONLY | O_CREAT, 0600));
 }
 
+static int make_and_die(struct raw_client *client, const char *go) {
+    struct raw_slab slab;
+    if (raw_slab_add(client, SLAB_BYTES, BLOCKS, &slab) != 0)
+        return 1;
+    raw_transit_begin(client, slab.id, 0, raw_carve(client, &slab, 0, 0, 4096));
+    if (raw_ping(client) != 0)
+        return 1; /* else the broker has read it */
+    touch(go, "");
+    raise(SIGKILL);
+    return 1;
+}
+
 /* $ACT: "done" and "fail" answer, "die" dies with the job, "sleep" never asks, "leave" ends before
  * it asks, "hold" makes the file $GO.has, and answers when $GO is there; "lie" has itself dropped
- * with a job in hand and while it asks for another, ends when $GO is there, and is "done" then. */
+ * with a job in hand and while it asks for another, ends when $GO is there, and is "done" then;
+ * "make" makes a block, begins a transit for it, and dies before it has told of that, which makes
+ * the file $GO: then it is "done". */
 static int act_as_mover(const char *socket_path) {
     const char *act = getenv("ACT"), *go = getenv("GO");
     struct raw_broker at = {.pid = 0};
@@ -69,6 +83,8 @@ static int act_as_mover(const char *socket_path) {
                 raw_pause();
             return 1;
         }
+        if (strcmp(act, "make") == 0 && access(go, F_OK) != 0)
+            return make_and_die(&client, go);
         bool holds = strcmp(act, "hold") == 0;
         if (holds)
             touch(go, ".has");
@@ -237,6 +253,21 @@ static void a_mover_that_was_dropped_gets_no_more_jobs(void **state) {
     end(&s);
 }
 
+static void what_a_mover_made_and_did_not_tell_of_goes_with_it(void **state) {
+    (void)state;
+    struct scene s;
+    char go[64], setting[80];
+    snprintf(go, sizeof go, "/tmp/causeway-made-%d", (int)getpid());
+    snprintf(setting, sizeof setting, "GO=%s", go);
+    begin(&s, "make", setting);
+    assert_int_equal(copy(&s), 0); /* by the next one */
+    assert_int_equal(raw_counter(&broker, CW_COUNTER_transits_begun), 1);
+    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_transits) == 0)); /* long before its limit */
+    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_slabs) == 1));
+    unlink(go);
+    end(&s);
+}
+
 static void movers_that_die_or_do_not_come_fail_the_job(void **state) {
     (void)state;
     struct scene s;
@@ -309,6 +340,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_waiting_job_holds_its_blocks_and_can_be_cancelled),
         cmocka_unit_test(a_job_of_the_dead_holds_its_blocks_while_the_mover_has_it),
         cmocka_unit_test(a_mover_that_was_dropped_gets_no_more_jobs),
+        cmocka_unit_test(what_a_mover_made_and_did_not_tell_of_goes_with_it),
         cmocka_unit_test(movers_that_die_or_do_not_come_fail_the_job),
         cmocka_unit_test(the_role_is_the_started_process_alone),
         cmocka_unit_test(links_are_kept_as_they_were_told),

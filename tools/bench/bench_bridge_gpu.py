@@ -1,12 +1,13 @@
 """An array from a GPU of one node to a GPU of another across the bridge, beside its parts alone: part of `make bench-gpu`.
 
-    bench_bridge_gpu.py --build BUILD [--smoke]
+    bench_bridge_gpu.py --build BUILD [--smoke | --explain [--streams 1,2,4,8] [--sizes 16,256,1024]]
 
 Loopback figures: both nodes are on this machine, on its first and last GPU, so that copies, encryption and sockets
 share cores. The parts, measured in the same run: the driver's copy to and from pinned host memory, OpenSSL's blocking
 loops in C on as many threads as the bridge has streams, and plain sockets on as many. The promise is LEAST of the
 slowest of them. Random data, arrays in rotation, every result checked. --smoke: small, and prints no figure: for the
-test double, whose figures say nothing.
+test double, whose figures say nothing. --explain: in about 40 s where the time goes, by streams and threads
+(bridge_explain.py), and no promise.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from pathlib import Path
 
 import gpu_driver as driver
+from bridge_explain import explain
 from bridge_nodes import Nodes, Owner, areas, nodes, random_bytes
 from bridge_rivals import Loop, closing
 from measure import MIB, in_turn
@@ -113,6 +115,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, required=True)
     parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--explain", action="store_true")
+    parser.add_argument("--streams", default="1,2,4,8", help="with --explain")
+    parser.add_argument("--sizes", default="16,256,1024", help="with --explain: MiB")
     options = parser.parse_args()
     build = options.build.resolve()
     if "cuda:0" not in cw.devices():
@@ -120,6 +125,12 @@ def main() -> int:
         return 0
     if not os.access(build / "causeway-bridge", os.X_OK):
         print(f"across the bridge: not measured, there is no {build / 'causeway-bridge'}")
+        return 0
+    if options.explain:
+        counts, mibs = (
+            [int(word) for word in text.split(",")] for text in (options.streams, options.sizes)
+        )
+        explain(build, counts, [mib * MIB for mib in mibs])
         return 0
     streams = 1 if options.smoke else max(1, min(8, len(os.sched_getaffinity(0)) // 4))
     missed = 0

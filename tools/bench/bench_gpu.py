@@ -92,11 +92,15 @@ def broker_mib() -> int:
 
 def memory() -> None:
     """What a client takes of its GPU beyond its context and the bytes of its slabs."""
+    beyond = "a client's GPU memory beyond context and slabs"
     first = cw.empty(1 << 20, "u1", device="cuda:0")  # a slab of 32 MiB
-    before = used_mib()
+    try:
+        before = used_mib()
+    except (OSError, subprocess.CalledProcessError) as error:
+        missing(beyond, error)
+        return
     more = [cw.empty(512 << 20, "u1", device="cuda:0") for _ in range(2)]
-    beyond = used_mib() - before - 1024
-    note("a client's GPU memory beyond context and slabs", max(beyond, 0), "", None, "MiB")
+    note(beyond, max(used_mib() - before - 1024, 0), "", None, "MiB")
     del first, more
 
 

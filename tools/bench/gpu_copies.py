@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gpu_driver as driver
 import numpy as np
-from gpu_rows import MIB, affordable, missing, note, seconds, size_name
+from gpu_rows import (
+    MIB,
+    affordable,
+    alternated,
+    missing,
+    note,
+    note_rates,
+    seconds,
+    size_name,
+)
 
 import causeway as cw
 
@@ -27,39 +37,36 @@ def host_copies(size: int) -> None:
     source = [cw.asarray(_random(size, i)) for i in range(COUNT)]
     target = [cw.empty(size, "u1", device="cuda:0") for _ in range(COUNT)]
     back = [cw.zeros(size, "u1") for _ in range(COUNT)]
-    rounds = 20 if size <= 64 * MIB else 8
+    rounds = {1 * MIB: 200, 64 * MIB: 100}.get(size, 40)
+    pinned = [driver.pinned(size) for _ in range(COUNT)]
+    memory = [driver.memory(size) for _ in range(COUNT)]
 
-    def raw(kind: str, to: list[int], of: list[int]) -> float:
+    def raw(kind: str, to: list[int], of: list[int]) -> Callable[[int], None]:
         def once(i: int) -> None:
             driver.copy(kind, to[i % COUNT], of[i % COUNT], size, stream)
             driver.finish(stream)
 
-        return seconds(once, rounds)
+        return once
 
-    pinned = [driver.pinned(size) for _ in range(COUNT)]
-    memory = [driver.memory(size) for _ in range(COUNT)]
-    theirs_in, theirs_out = raw("HtoD", memory, pinned), raw("DtoH", pinned, memory)
-    ours_in = seconds(lambda i: target[i % COUNT].copy_from(source[i % COUNT]), rounds)
-    ours_out = seconds(lambda i: back[i % COUNT].copy_from(target[i % COUNT]), rounds)
+    def ours(to: list[cw.Array], of: list[cw.Array]) -> Callable[[int], object]:
+        return lambda i: to[i % COUNT].copy_from(of[i % COUNT])
+
+    come = alternated(ours(target, source), raw("HtoD", memory, pinned), rounds)
+    go = alternated(ours(back, target), raw("DtoH", pinned, memory), rounds)
     for of, to in zip(source, back, strict=True):
         assert np.array_equal(of.numpy(), to.numpy())
     other = [cw.empty(size, "u1", device="cuda:0") for _ in range(COUNT)]
-    ours_same = seconds(lambda i: other[i % COUNT].copy_from(target[i % COUNT]), rounds)
-    theirs_same = raw("DtoD", memory[1:] + memory[:1], memory)
+    shifted = memory[1:] + memory[:1]
+    within = alternated(ours(other, target), raw("DtoD", shifted, memory), rounds)
     assert np.array_equal(other[0].to("cpu").numpy(), source[0].numpy())
     for at in memory:
         driver.free(at)
     for at in pinned:
         driver.free_pinned(at)
     name = size_name(size)
-    for way, ours, theirs in (
-        ("host to GPU", ours_in, theirs_in),
-        ("GPU to host", ours_out, theirs_out),
-    ):
-        note(f"{way}, {name}", size / ours / 1e9, "driver, pinned", size / theirs / 1e9, "GB/s")
-    note(
-        f"within a GPU, {name}", size / ours_same / 1e9, "driver", size / theirs_same / 1e9, "GB/s"
-    )
+    note_rates(f"host to GPU, {name}", size, come, "driver, pinned")
+    note_rates(f"GPU to host, {name}", size, go, "driver, pinned")
+    note_rates(f"within a GPU, {name}", size, within, "driver")
 
 
 def many(size: int, count: int, gpu: int) -> None:
@@ -115,16 +122,9 @@ def routes() -> dict[str, int]:
 
 def peer_copies(size: int, theirs_nccl: float | None) -> None:
     """From one GPU to another: beside the driver with peer access, and beside NCCL."""
-    rounds = 200 if size <= MIB else 20
+    rounds = 200 if size <= MIB else 60
     source = [cw.asarray(_random(size, i), device="cuda:0") for i in range(COUNT)]
     target = [cw.empty(size, "u1", device="cuda:1") for _ in range(COUNT)]
-    before = routes()
-    ours = seconds(lambda i: target[i % COUNT].copy_from(source[i % COUNT]), rounds)
-    after = routes()
-    assert after["bytes_peer"] - before["bytes_peer"] == size * (rounds + 2), (before, after)
-    assert after["bytes_staged"] == before["bytes_staged"]
-    for of, to in zip(source, target, strict=True):
-        assert np.array_equal(of.to("cpu").numpy(), to.to("cpu").numpy())
     near, far = driver.peers(size, COUNT)
     stream = driver.stream()
 
@@ -132,13 +132,19 @@ def peer_copies(size: int, theirs_nccl: float | None) -> None:
         driver.copy("DtoD", far[i % COUNT], near[i % COUNT], size, stream)
         driver.finish(stream)
 
-    theirs = seconds(raw, rounds)
+    before = routes()
+    found = alternated(lambda i: target[i % COUNT].copy_from(source[i % COUNT]), raw, rounds)
+    after = routes()
+    assert after["bytes_peer"] - before["bytes_peer"] == size * (rounds + 2), (before, after)
+    assert after["bytes_staged"] == before["bytes_staged"]
+    for of, to in zip(source, target, strict=True):
+        assert np.array_equal(of.to("cpu").numpy(), to.to("cpu").numpy())
     for at in near + far:
         driver.free(at)
     name = f"GPU to GPU, {size_name(size)}"
-    note(name, size / ours / 1e9, "driver, peer access", size / theirs / 1e9, "GB/s")
+    note_rates(name, size, found, "driver, peer access")
     if theirs_nccl:
-        note(name, ours * 1e6, "NCCL send and recv", theirs_nccl * 1e6, "us")
+        note(name, found[0].median * 1e6, "NCCL send and recv", theirs_nccl * 1e6, "us")
 
 
 def nccl_rank(rank: int, sizes: list[int], out: Any) -> None:
@@ -148,7 +154,8 @@ def nccl_rank(rank: int, sizes: list[int], out: Any) -> None:
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", NCCL_NVLS_ENABLE="0")
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", rank=rank, world_size=2)
+    gpu = torch.device("cuda", rank)  # said, so that NCCL need not guess
+    dist.init_process_group("nccl", rank=rank, world_size=2, device_id=gpu)
     for size in sizes:
         x = torch.randint(0, 255, (size,), dtype=torch.uint8, device="cuda")
 

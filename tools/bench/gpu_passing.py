@@ -104,6 +104,7 @@ def by_torch() -> dict[tuple[str, int], float]:
     import torch
     import torch.multiprocessing as tm
 
+    tm.set_start_method("spawn", force=True)  # else its Queue warns of forks that nobody does
     context = tm.get_context("spawn")
     there, back = context.Queue(), context.Queue()
     child = context.Process(target=answer_torch, args=(there, back), daemon=True)

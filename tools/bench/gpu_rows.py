@@ -22,15 +22,18 @@ class Line:
     peer: str
     theirs: float | None
     unit: str
+    spread: str = ""  # of the samples, where there are many
 
 
 LINES: list[Line] = []
 REASONS: list[str] = []  # why something was not measured
 
 
-def note(what: str, ours: float, peer: str, theirs: float | None, unit: str) -> None:
+def note(
+    what: str, ours: float, peer: str, theirs: float | None, unit: str, spread: str = ""
+) -> None:
     """Adds a line."""
-    LINES.append(Line(what, ours, peer, theirs, unit))
+    LINES.append(Line(what, ours, peer, theirs, unit, spread))
 
 
 def missing(what: str, reason: object) -> None:
@@ -46,6 +49,51 @@ def seconds(action: Callable[[int], object], rounds: int) -> float:
         action(i)
         times.append(time.perf_counter() - begin)
     return statistics.median(times[2:])
+
+
+@dataclass
+class Times:
+    """Seconds of one action, in many samples."""
+
+    median: float
+    p10: float
+    p90: float
+    samples: int
+
+    def rate(self, size: int) -> float:
+        """GB/s of so many bytes."""
+        return size / self.median / 1e9
+
+    def rates(self, size: int) -> str:
+        """GB/s from the slow end to the fast one."""
+        return f"{size / self.p90 / 1e9:.1f} to {size / self.p10 / 1e9:.1f}"
+
+
+def alternated(
+    ours: Callable[[int], object], theirs: Callable[[int], object], rounds: int
+) -> tuple[Times, Times]:
+    """Both in turn, the one that begins changing with each round, so that both see the same machine.
+
+    The first two rounds do not count.
+    """
+    times: tuple[list[float], list[float]] = ([], [])
+    for i in range(rounds + 2):
+        for which in (i % 2, 1 - i % 2):
+            begin = time.perf_counter()
+            (ours, theirs)[which](i)
+            times[which].append(time.perf_counter() - begin)
+    found = []
+    for each in times:
+        tenths = statistics.quantiles(each[2:], n=10)
+        found.append(Times(statistics.median(each[2:]), tenths[0], tenths[-1], rounds))
+    return found[0], found[1]
+
+
+def note_rates(what: str, size: int, found: tuple[Times, Times], peer: str) -> None:
+    """Adds a line of GB/s for alternated copies of so many bytes."""
+    ours, theirs = found
+    spread = f"{ours.rates(size)} | {theirs.rates(size)}, {ours.samples} each"
+    note(what, ours.rate(size), peer, theirs.rate(size), "GB/s", spread)
 
 
 LARGEST_MIB = int(os.environ.get("CAUSEWAY_BENCH_LARGEST_MIB", "1024"))
@@ -134,11 +182,16 @@ def targets(two_gpus: bool) -> list[Target]:
 
 def show(two_gpus: bool) -> bool:
     """Prints both tables; whether nothing that was measured missed its target."""
-    print(f"\n{'what':62} {'causeway':>10}  {'peer':24} {'figure':>10}  unit  ours/peer")
+    print(
+        f"\n{'what':62} {'causeway':>10}  {'peer':24} {'figure':>10}  unit  ours/peer  p10 to p90"
+    )
     for line in LINES:
         theirs = "" if line.theirs is None else f"{line.theirs:.1f}"
         by = f"{line.ours / line.theirs:6.3f}" if line.theirs else ""
-        print(f"{line.what:62} {line.ours:10.1f}  {line.peer:24} {theirs:>10}  {line.unit:5} {by}")
+        print(
+            f"{line.what:62} {line.ours:10.1f}  {line.peer:24} {theirs:>10}  {line.unit:5} {by:9}  "
+            f"{line.spread}".rstrip()
+        )
     print(f"\n{'promise':88} {'target':>16}  {'found':>12}")
     kept = True
     for target in targets(two_gpus):

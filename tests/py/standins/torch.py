@@ -6,7 +6,7 @@ import types
 from typing import Any
 
 import numpy as np
-from gpu_standins import DriverMemory, read, write
+from gpu_standins import DriverMemory, look, read, write
 
 strided = "strided"
 
@@ -80,13 +80,13 @@ class Tensor:
         return tensor(self.cpu(), self.dtype)
 
     def __getitem__(self, key: slice) -> Tensor:
-        shape = (len(range(self.shape[0])[key]), *self.shape[1:])
+        begin, end, step = key.indices(self.shape[0])
         return Tensor(
             self.owner,
-            self.address,
-            shape,
+            self.address + begin * self.steps[0] * self.dtype.itemsize,
+            (len(range(begin, end, step)), *self.shape[1:]),
             self.dtype,
-            (self.steps[0] * (key.step or 1), *self.steps[1:]),
+            (self.steps[0] * step, *self.steps[1:]),
         )
 
     def cpu(self) -> np.ndarray:
@@ -128,19 +128,26 @@ def tensor(values: Any, kind: dtype = float32, device: str = "cuda") -> Tensor:
 
 
 def from_dlpack(array: Any) -> Tensor:
-    """A tensor on memory of ours."""
-    told = array.__cuda_array_interface__
-    kind = {"<f4": float32, "<i2": int16}[told["typestr"]]
-    strides = told["strides"] or np.empty(told["shape"], told["typestr"]).strides
-    return Tensor(
-        array,
-        told["data"][0],
-        told["shape"],
-        kind,
-        tuple(step // kind.itemsize for step in strides),
-    )
+    """A tensor on memory of ours: of an array, or of a capsule. The capsule goes with the tensor."""
+    capsule = array
+    if type(array).__name__ != "PyCapsule":
+        capsule = array.__dlpack__(stream=_current[0] or 1, max_version=(1, 0))
+    seen = look(capsule)
+    kind = _OF_DLPACK[seen.dtype[:2]]
+    return Tensor(capsule, seen.address, seen.shape, kind, seen.strides)
+
+
+_OF_DLPACK = {(2, 32): float32, (0, 16): int16}
+_current = [0]  # the current stream
+
+
+def set_stream(number: int) -> None:
+    """Makes a stream the current one."""
+    _current[0] = number
 
 
 cuda = types.SimpleNamespace(
-    current_stream=lambda device: types.SimpleNamespace(cuda_stream=0), is_available=lambda: False
+    current_stream=lambda device: types.SimpleNamespace(cuda_stream=_current[0]),
+    is_available=lambda: False,
 )
+_C = types.SimpleNamespace(_cuda_getCurrentRawStream=lambda gpu: _current[0])

@@ -348,25 +348,31 @@ static int make_slab(cw_client *client, struct cw_heap *heap, uint64_t size_byte
     }
 }
 
+int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+                      struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
+    pthread_mutex_lock(&client->lock);
+    heap->hoards = true; /* what comes back now is about to be used */
+    cw_heap_collect(client, false);
+    int code = carve(client, heap, size_bytes, slab, block, gen, clean);
+    if (code == 0 && !*slab) {
+        cw_heap_collect(client, true);
+        code = carve(client, heap, size_bytes, slab, block, gen, clean);
+    }
+    heap->hoards = false;
+    if (code || *slab)
+        cw_kept_trim(client, heap);
+    pthread_mutex_unlock(&client->lock);
+    return code || *slab ? code : -EAGAIN;
+}
+
 int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
                  struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
     bool adopting = true, dropped = false;
     unsigned asked = 0;
     int64_t until_ns = 0; /* waiting on a full device */
     for (unsigned tries = 0; tries < 2 * ADOPT_TRIES; tries++) {
-        pthread_mutex_lock(&client->lock);
-        heap->hoards = true; /* what comes back now is about to be used */
-        cw_heap_collect(client, false);
-        int code = carve(client, heap, size_bytes, slab, block, gen, clean);
-        if (code == 0 && !*slab) {
-            cw_heap_collect(client, true);
-            code = carve(client, heap, size_bytes, slab, block, gen, clean);
-        }
-        heap->hoards = false;
-        if (code || *slab)
-            cw_kept_trim(client, heap);
-        pthread_mutex_unlock(&client->lock);
-        if (code || *slab)
+        int code = cw_heap_take_here(client, heap, size_bytes, slab, block, gen, clean);
+        if (code != -EAGAIN)
             return code;
         if (adopting) {
             code = tries < ADOPT_TRIES ? cw_heap_adopt(client, heap, size_bytes) : -ENOENT;

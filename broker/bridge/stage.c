@@ -6,11 +6,10 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 #include <utlist.h>
 
 #include "broker/bridge/stream.h"
+#include "broker/bridge/sum.h"
 #include "ipc/job.h"
 #include "ipc/name_key.h"
 
@@ -53,7 +52,7 @@ struct cwb_stage {
     bool demanded;            /* the lock's: a slot is wanted although not all of it was sent */
     uint64_t filled, hashed;  /* chunks: so many were begun to be filled, or hashed, in order */
     uint64_t turns;
-    XXH3_state_t *hash;
+    uint64_t sum;    /* of the chunks that were hashed: sum.h */
     uint64_t writes; /* to the array, when its bytes began to be copied */
     struct parked *parked;
     bool closing, hashing, looking;
@@ -92,7 +91,6 @@ static void release(struct cwb_stage *stage) {
     DL_DELETE(stage->bridge->stages, stage);
     cw_array_close(stage->array);
     cw_array_close(stage->ring);
-    XXH3_freeState(stage->hash);
     pthread_mutex_destroy(&stage->lock);
     free(stage);
 }
@@ -318,7 +316,9 @@ static bool begin_fill(struct cwb_stage *stage, uint64_t chunk, bool demanded) {
 
 static void hash(struct cwb_work *work) {
     struct task *task = (struct task *)work;
-    XXH3_64bits_update(task->stage->hash, slot_bytes(task->stage, task->slot), task->length_bytes);
+    struct cwb_stage *stage = task->stage;
+    stage->sum += cwb_sum_of(slot_bytes(stage, task->slot), task->length_bytes,
+                             task->slot->chunk * (stage->chunk_bytes / CWB_SUM_PIECE));
     work->code = 0;
 }
 
@@ -352,7 +352,7 @@ static void tell_hash(struct cwb_stage *stage) {
     if (!cwb_local_written(stage->array, &writes) || writes != stage->writes)
         code = cw_fail(-EAGAIN, "somebody writes into the array while it is read; a copy of it, "
                                 "put under a name, can be read");
-    tell_closing(stage, code, XXH3_64bits_digest(stage->hash));
+    tell_closing(stage, code, stage->sum);
 }
 
 /* ---- all of it ---- */
@@ -419,6 +419,7 @@ struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_source *so
     stage->source = source;
     stage->array = array;
     stage->size_bytes = size_bytes;
+    read_max = read_max / CWB_SUM_PIECE * CWB_SUM_PIECE;
     stage->chunk_bytes = (uint32_t)share / read_max * read_max; /* READs keep to its bounds */
     stage->count = (size_bytes + stage->chunk_bytes - 1) / stage->chunk_bytes;
     stage->slot_count = stage->count < SLOTS ? (uint32_t)stage->count : SLOTS;
@@ -427,9 +428,6 @@ struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_source *so
     for (uint32_t i = 0; i < SLOTS; i++)
         stage->slots[i].chunk = NOWHERE;
     pthread_mutex_init(&stage->lock, NULL);
-    stage->hash = XXH3_createState();
-    CW_ASSERT(stage->hash);
-    XXH3_64bits_reset(stage->hash);
     stage->nap_ns = NAP_LEAST_NS;
     DL_APPEND(bridge->stages, stage);
     begin_look(stage);

@@ -287,10 +287,7 @@ class Crew:
         return None
 
     def reap(self, worker: Worker) -> None:
-        """Learns how a dead worker ended. By forkserver it is told a moment later."""
-        deadline = time.monotonic() + _GRACE_SECONDS
-        while worker.process.exitcode is None and time.monotonic() < deadline:
-            time.sleep(0.002)
+        """Learns how a dead worker ended. By spawn and forkserver it is told a moment later."""
         worker.exitcode = _pool_process.exitcode_of(worker.process)
         worker.process.join(timeout=0)  # so that multiprocessing forgets it
         if not worker.ready:
@@ -356,7 +353,7 @@ class Crew:
                 continue
             cpus = describe(self.devices, worker.group, worker.part).cpus
             if cpus != worker.cpus:
-                move(worker.pid, worker.cpus, cpus)
+                move(worker.pid, worker.pidfd, worker.cpus, cpus)
                 worker.cpus = cpus
 
     def figures(self) -> list[dict[str, Any]]:

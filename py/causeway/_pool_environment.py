@@ -10,6 +10,7 @@ its own (_pool_own_gpu).
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -167,22 +168,56 @@ def share_of(cores: list[list[int]], part: int, parts: int) -> list[int]:
     return sorted(cpu for core in mine for cpu in core)
 
 
-def move(pid: int, old: list[int] | None, new: list[int] | None) -> None:
+def move(pid: int, pidfd: int, old: list[int] | None, new: list[int] | None) -> None:
     """The threads of a worker that run on its old share of cores run on its new one. Those that its tasks have put
     elsewhere stay there.
+
+    The kernel knows no other way to name a thread than a number, which may be a stranger's as soon as the thread has
+    ended. Its folder in /proc does not change hands: so the thread is looked up there before it is moved, and after; a
+    stranger that came in between is put back.
     """
     if old is None or new is None:
         return
     try:
-        threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+        folder = os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:  # it has ended
         return
-    for thread in threads:
-        try:
-            if os.sched_getaffinity(thread) == set(old):
-                os.sched_setaffinity(thread, new)
-        except OSError:  # it has ended, or the cores were taken from this container meanwhile
-            continue
+    try:
+        if _has_ended(pidfd):  # then it may be another process's folder
+            return
+        for thread in map(int, os.listdir(folder)):
+            _move_thread(folder, thread, set(old), set(new))
+    except OSError:  # it ends
+        pass
+    finally:
+        os.close(folder)
+
+
+def _move_thread(folder: int, thread: int, old: set[int], new: set[int]) -> None:
+    try:
+        if os.sched_getaffinity(thread) != old or not _is_in(folder, thread):
+            return
+        os.sched_setaffinity(thread, new)
+        if not _is_in(folder, thread) and os.sched_getaffinity(thread) == new:
+            os.sched_setaffinity(thread, old)
+    except OSError:  # it has ended, or the cores were taken from this container meanwhile
+        pass
+
+
+def _is_in(folder: int, thread: int) -> bool:
+    """Whether a thread lives, by the folder of its process's threads."""
+    try:
+        os.stat(str(thread), dir_fd=folder)
+    except OSError:
+        return False
+    return True
+
+
+def _has_ended(pidfd: int) -> bool:
+    """Whether a process has."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 # ---- how it gets there

@@ -42,7 +42,6 @@ GO = b"g"
 _EXITCODE = struct.Struct("<i")
 _FDS_MAX = 253  # the kernel's limit for one message
 _ORPHANED = 1
-_EXIT_SECONDS = 1  # for the exit handlers in the server
 
 inherited: list[int] = []  # in a worker: the descriptors that were sent with it
 
@@ -169,7 +168,7 @@ def main(report: int, data: dict[str, Any]) -> NoReturn:
     if request is None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
-        signal.alarm(_EXIT_SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, data["exit_seconds"])
         exit_.leave(0)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     preload.restore_randomness()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from causeway import _pool_wire as wire
 from causeway._pool_jobs import name_of
+from causeway._pool_process import STATUS_SECONDS
 from causeway.errors import Error, TaskTimeout, WorkerDied
 
 if TYPE_CHECKING:
@@ -111,7 +112,10 @@ def _printed(worker: Worker) -> str:
 
 def _how(exitcode: int | None) -> str:
     if exitcode is None:
-        return "is gone"
+        return (
+            "is gone (how it ended is not known: the server that it was forked from has ended, or has not told it "
+            f"within {STATUS_SECONDS:g} s, or something else has waited for this process's children)"
+        )
     if exitcode >= 0:
         return f"ended with exit code {exitcode}"
     try:

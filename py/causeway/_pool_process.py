@@ -10,7 +10,9 @@ the server hold. The parent says on it that the worker may run, the server how i
 that the parent has gone (multiprocessing.parent_process()).
 
 Deaths: the parent's closes the line and its pidfd, which server and worker watch. The server's leaves the line
-without an exit code: then it is UNKNOWN_EXIT. All signals go through the pidfd, so that none reaches a stranger.
+without an exit code: then it is UNKNOWN_EXIT. So it is when a server that lives has not told it within
+STATUS_SECONDS of the worker's end (it is stopped, or the machine does not let it run), until it tells. It is never
+guessed. All signals go through the pidfd, so that none reaches a stranger.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,10 +36,11 @@ from typing import Any
 from causeway import _pool_forker, _pool_server
 
 __all__ = [
-    "ForkServerProcess", "SpawnProcess", "asked_ahead", "exitcode_of", "hurry", "open_pidfd", "process_class",
+    "STATUS_SECONDS", "ForkServerProcess", "SpawnProcess", "asked_ahead", "exitcode_of", "hurry", "open_pidfd", "process_class",
 ]  # fmt: skip
 
-_STATUS_SECONDS = 2.0  # from a worker's end until the server has told how
+STATUS_SECONDS = 5.0  # from a worker's end until the server has told how
+_NOTED_SECONDS = 2.0  # from another thread's waitpid until it has noted what it was told
 _FDS_MAX = 240  # of one worker; the kernel takes 253 in one message
 _EXITCODE = struct.Struct("<i")
 _AHEAD = 4  # workers that are asked for before the first one is there
@@ -117,8 +121,13 @@ class _Popen(popen_fork.Popen):
             pass
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
-        if self.returncode is None and _readable(self.sentinel, 0 if flag == os.WNOHANG else None):
-            self.returncode = self._ending(0 if flag == os.WNOHANG else _STATUS_SECONDS)
+        wait = flag != os.WNOHANG
+        if self.returncode is None and _readable(self.sentinel, None if wait else 0):
+            self.returncode = self._ending(STATUS_SECONDS if wait else 0)
+        elif self.returncode == _pool_server.UNKNOWN_EXIT and self._line.fileno() >= 0:
+            told = self._ending(0)  # it may have been told since
+            if told is not None:
+                self.returncode = told
         return self.returncode
 
     def _ending(self, seconds: float) -> int | None:
@@ -127,12 +136,13 @@ class _Popen(popen_fork.Popen):
         if not _readable(self._line.fileno(), 0 if server_ended else seconds):
             waited = server_ended or seconds > 0
             return _pool_server.UNKNOWN_EXIT if waited else None
+        # It stays there: another thread may look at the same time.
         try:
-            told = self._line.recv(_EXITCODE.size)
+            told = self._line.recv(_EXITCODE.size, socket.MSG_PEEK)
         except (
             ConnectionResetError
         ):  # it died before it had read GO; what was sent to us comes next
-            told = self._line.recv(_EXITCODE.size)
+            told = self._line.recv(_EXITCODE.size, socket.MSG_PEEK)
         if len(told) != _EXITCODE.size:
             return _pool_server.UNKNOWN_EXIT
         return int(_EXITCODE.unpack(told)[0])
@@ -292,6 +302,11 @@ def open_pidfd(process: BaseProcess) -> int:
 
 
 def exitcode_of(process: BaseProcess) -> int | None:
-    """How a dead process ended, None if that cannot be known."""
+    """How a dead process ended. Waits until it is told; None if it is not in time (STATUS_SECONDS), or never will be."""
+    popen = process._popen  # type: ignore[attr-defined]
+    seconds = STATUS_SECONDS if isinstance(popen, _Popen) else _NOTED_SECONDS
+    deadline = time.monotonic() + seconds
+    while process.exitcode is None and time.monotonic() < deadline:
+        time.sleep(0.002)
     found = process.exitcode
     return None if found == _pool_server.UNKNOWN_EXIT else found

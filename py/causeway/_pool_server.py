@@ -58,6 +58,7 @@ __all__ = ["UNKNOWN_EXIT", "Server", "ServerLost", "find", "stop"]
 
 UNKNOWN_EXIT = 256  # no process ends with it: the exit code is not known, since the server is gone
 _REPLY_SECONDS = 5.0  # a server that does not fork in this time (stopped?) is given up
+_EXIT_SECONDS = 10.0  # for the exit handlers in the server: enough on a busy machine; some hang
 _MOMENT_SECONDS = 0.05
 _INTERACTIVE = ("IPython", "ipykernel")
 _COMMAND = (
@@ -100,6 +101,7 @@ class Server:
                 "control": theirs.fileno(),
                 "parent": parent,
                 "tracker": tracker,
+                "exit_seconds": _EXIT_SECONDS,
             }
             os.write(self._report, pickle.dumps(data))
             os.lseek(self._report, 0, os.SEEK_SET)

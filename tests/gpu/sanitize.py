@@ -175,11 +175,15 @@ def run(tool: str, program: Program, folder: Path, watch: Watch) -> tuple[str, i
 
 @contextlib.contextmanager
 def own_folder() -> Iterator[Path]:
-    """A folder for this run, with a broker of its own, which ends with it."""
+    """A folder for this run, with a broker of its own, which ends with it.
+
+    It is there before: a broker that a program under the tool starts would be one of its processes, for which it waits.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "causeway").mkdir(mode=0o700)
         os.environ["CAUSEWAY_DIR"] = str(folder / "causeway")
+        subprocess.run([os.environ["CAUSEWAY_BROKER"], "--idle-exit", "900"], check=True)
         yield folder
         stop = [str(Path(os.environ["CAUSEWAY_BUILD"]) / "causeway"), "stop"]
         subprocess.run(stop, capture_output=True, check=False)

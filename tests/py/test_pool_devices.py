@@ -5,10 +5,12 @@ How such Pools work is in test_pool_devices_work.py, and what goes wrong in test
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -327,8 +329,66 @@ def test_only_threads_on_the_old_share_move_to_the_new_one() -> None:
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
         tasks = f"/proc/{child.pid}/task"
         before = {int(name): os.sched_getaffinity(int(name)) for name in os.listdir(tasks)}
-        _pool_environment.move(child.pid, [a, b], [b])
+        pidfd = os.pidfd_open(child.pid)
+        _pool_environment.move(child.pid, pidfd, [a, b], [b])
         for thread, was in before.items():
             assert os.sched_getaffinity(thread) == ({b} if was == {a, b} else was)
         assert {a} in before.values() and {a, b} in before.values()
-    _pool_environment.move(child.pid, [b], [a])  # it has ended
+    _pool_environment.move(child.pid, pidfd, [b], [a])  # it has ended
+    os.close(pidfd)
+
+
+# ---- a worker that is moved to other cores
+
+two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+
+
+@pytest.fixture
+def shares() -> tuple[list[int], list[int]]:
+    """Two shares of the cores, one CPU each."""
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    return [first], [second]
+
+
+@contextlib.contextmanager
+def _process(cpus: list[int]) -> Iterator[tuple[int, int]]:
+    """A process that runs on some cores and does nothing: its pid and a pidfd."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    pidfd = os.pidfd_open(child.pid)
+    try:
+        os.sched_setaffinity(child.pid, cpus)
+        yield child.pid, pidfd
+    finally:
+        child.kill()
+        child.communicate()
+        os.close(pidfd)
+
+
+@two_cores
+def test_who_has_a_dead_workers_pid_is_not_moved(shares) -> None:
+    old, new = shares
+    with _process(old) as (_, dead):
+        pass_on = os.dup(dead)
+    with _process(old) as (stranger, _):  # as if it had got the pid
+        _pool_environment.move(stranger, pass_on, old, new)
+        assert os.sched_getaffinity(stranger) == set(old)
+    os.close(pass_on)
+
+
+@two_cores
+@pytest.mark.parametrize("seen", [[False], [True, False]])
+def test_who_has_the_number_of_a_thread_that_ended_is_not_moved(shares, monkeypatch, seen) -> None:
+    """It ended before it was looked up, or between that and the moving: then the stranger is put back."""
+    old, new = shares
+    moved = []
+    move = os.sched_setaffinity
+    with _process(old) as (pid, pidfd), _process(old) as (stranger, _):
+        looks = iter(seen)
+        monkeypatch.setattr(os, "listdir", lambda _: [str(stranger)])
+        monkeypatch.setattr(_pool_environment, "_is_in", lambda *_: next(looks))
+        monkeypatch.setattr(os, "sched_setaffinity", lambda *now: (moved.append(now), move(*now)))
+        _pool_environment.move(pid, pidfd, old, new)
+        assert os.sched_getaffinity(stranger) == set(old)
+        assert moved == [(stranger, set(new)), (stranger, set(old))][: 2 * (len(seen) - 1)]
+        assert not list(looks)
+        monkeypatch.undo()

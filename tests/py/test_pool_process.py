@@ -115,6 +115,25 @@ def test_exit_handlers_of_import_run_once_and_those_of_a_worker_in_it(
     assert not Path(folder).exists()
 
 
+def test_exit_handlers_that_hang_end_with_the_server(script: Script) -> None:
+    done = script(
+        """
+        import atexit, multiprocessing, time
+        import causeway as cw
+        from causeway import _pool_server
+        if __name__ != "__main__":
+            atexit.register(time.sleep, 3600)
+        else:
+            _pool_server._EXIT_SECONDS = 0.2
+            with cw.Pool(1, context=multiprocessing.get_context("spawn")) as pool:
+                pool.apply(abs, (-1,))
+            (server,) = _pool_server._servers.values()
+            print(server.pid)
+        """
+    )
+    assert eventually(lambda: not Path(f"/proc/{int(done.stdout)}").exists())
+
+
 def test_the_server_keeps_no_output_of_the_parent_open(context: Any) -> None:
     parents_of_workers(context)
     was = server()
@@ -164,7 +183,10 @@ def test_a_thread_in_a_hurry_does_not_wait_for_a_server(context: Any, tmp_path: 
     assert found == [os.getpid(), os.getpid(), server().pid]
 
 
-def test_how_a_worker_ended_is_not_waited_for_long(context: Any) -> None:
+def test_how_a_worker_ended_is_not_waited_for_long_and_never_guessed(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_pool_process, "STATUS_SECONDS", 0.1)
     process = start(context, tasks.nap)
     was = server()
     suspend(was.pid)
@@ -173,8 +195,47 @@ def test_how_a_worker_ended_is_not_waited_for_long(context: Any) -> None:
         process.join()
         assert process.exitcode == _pool_server.UNKNOWN_EXIT
         assert _pool_process.exitcode_of(process) is None
+        assert not process.is_alive()
     finally:
         os.kill(was.pid, signal.SIGCONT)
+    assert eventually(lambda: process.exitcode == -signal.SIGKILL)  # told late
+    assert _pool_process.exitcode_of(process) == -signal.SIGKILL
+
+
+def test_a_worker_whose_server_does_not_tell_fails_its_task_with_what_is_known(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_pool_process, "STATUS_SECONDS", 0.1)
+    monkeypatch.setattr(_pool_server, "_REPLY_SECONDS", 0.1)
+    with cw.Pool(1, context=context) as pool:
+        pid = pool.apply(os.getpid)
+        task = pool.apply_async(tasks.nap)
+        assert eventually(lambda: bool(pool._engine.dispatch.running()))
+        was = server()
+        suspend(was.pid)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(cw.WorkerDied, match="how it ended is not known") as caught:
+            task.get(60)
+        assert caught.value.exitcode is None and caught.value.pid == pid
+        assert pool.apply(os.getpid) != pid
+    assert was.ended(30)  # it was given up
+
+
+def join_and_note(process: Any, found: list[int | None]) -> None:
+    process.join()
+    found.append(process.exitcode)
+
+
+def test_threads_that_ask_at_once_are_told_the_same(context: Any) -> None:
+    for _ in range(20):
+        process = start(context, tasks.end, 3)
+        found: list[int | None] = []
+        threads = [threading.Thread(target=join_and_note, args=(process, found)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [3] * 4
 
 
 def test_a_worker_of_a_request_that_was_given_up_never_runs(

@@ -124,7 +124,7 @@ uint64_t cwb_source_id(const struct cwb_source *source) {
 }
 
 const uint8_t *cwb_source_at(const struct cwb_source *source, uint64_t offset_bytes) {
-    return source->stage ? cwb_stage_at(source->stage, offset_bytes) : source->bytes + offset_bytes;
+    return source->bytes + offset_bytes;
 }
 
 static struct cwb_source *find(struct cwb_bridge *bridge, struct cwb_peer *peer, uint64_t id,

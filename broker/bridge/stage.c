@@ -50,9 +50,9 @@ struct cwb_stage {
     pthread_mutex_t lock;     /* of what is marked so */
     struct slot slots[SLOTS]; /* the lock's */
     bool demanded;            /* the lock's: a slot is wanted although not all of it was sent */
-    uint64_t filled, hashed;  /* chunks: so many were begun to be filled, or hashed, in order */
+    uint64_t filled;          /* chunks: so many were begun to be filled, in order */
     uint64_t turns;
-    uint64_t sum;    /* of the chunks that were hashed: sum.h */
+    struct cwb_sum *sum;
     uint64_t writes; /* to the array, when its bytes began to be copied */
     struct parked *parked;
     bool closing, hashing, looking;
@@ -91,6 +91,7 @@ static void release(struct cwb_stage *stage) {
     DL_DELETE(stage->bridge->stages, stage);
     cw_array_close(stage->array);
     cw_array_close(stage->ring);
+    cwb_sum_free(stage->sum);
     pthread_mutex_destroy(&stage->lock);
     free(stage);
 }
@@ -242,21 +243,31 @@ static void hold(struct cwb_stage *stage, struct slot *slot, int32_t more) {
     pthread_mutex_unlock(&stage->lock);
 }
 
-/* A slot for a chunk; one that somebody may still want only where it is demanded. */
+/* The first chunk of which not all is in the sum; NOWHERE: there is none. */
+static uint64_t first_unhashed(const struct cwb_stage *stage) {
+    uint64_t prefix_bytes = cwb_sum_prefix(stage->sum);
+    return prefix_bytes < stage->size_bytes ? prefix_bytes / stage->chunk_bytes : NOWHERE;
+}
+
+/* A slot for a chunk: the one that was filled first of those that were sent, or, where it is
+ * demanded, of others, too; not of those that are still to be hashed for who closes. */
 static struct slot *pick(struct cwb_stage *stage, uint64_t chunk, bool demanded) {
     struct slot *best = slot_of(stage, chunk);
+    bool best_sent = false;
+    uint64_t keep = stage->closing ? first_unhashed(stage) : NOWHERE;
     if (best)
         return best->holds || best->filling ? NULL : best;
     for (uint32_t i = 0; i < stage->slot_count; i++) {
         struct slot *slot = &stage->slots[i];
         if (slot->chunk == NOWHERE)
             return slot;
-        if (slot->holds || slot->filling || slot->chunk >= stage->hashed)
+        bool sent = slot->sent_bytes >= chunk_length(stage, slot->chunk);
+        if (slot->holds || slot->filling || (!sent && (!demanded || slot->chunk >= keep)))
             continue;
-        if (!demanded && slot->sent_bytes < chunk_length(stage, slot->chunk))
-            continue;
-        if (!best || slot->turn < best->turn)
+        if (!best || sent > best_sent || (sent == best_sent && slot->turn < best->turn)) {
             best = slot;
+            best_sent = sent;
+        }
     }
     return best;
 }
@@ -317,8 +328,8 @@ static bool begin_fill(struct cwb_stage *stage, uint64_t chunk, bool demanded) {
 static void hash(struct cwb_work *work) {
     struct task *task = (struct task *)work;
     struct cwb_stage *stage = task->stage;
-    stage->sum += cwb_sum_of(slot_bytes(stage, task->slot), task->length_bytes,
-                             task->slot->chunk * (stage->chunk_bytes / CWB_SUM_PIECE));
+    (void)cwb_sum_add_at(stage->sum, task->slot->chunk * stage->chunk_bytes, task->length_bytes,
+                         slot_bytes(stage, task->slot));
     work->code = 0;
 }
 
@@ -326,7 +337,6 @@ static void on_hashed(struct cwb_work *work) {
     struct task *task = (struct task *)work;
     struct cwb_stage *stage = task->stage;
     stage->hashing = false;
-    stage->hashed++;
     if (ended(task)) {
         hold(stage, task->slot, -1);
         go(stage);
@@ -334,25 +344,27 @@ static void on_hashed(struct cwb_work *work) {
     free(task);
 }
 
+/* Who closes, and has not read all, waits for a helper to hash the rest. */
 static void hash_on(struct cwb_stage *stage) {
-    struct slot *slot = stage->hashed < stage->count ? slot_of(stage, stage->hashed) : NULL;
-    if (stage->hashing || !slot || !slot->valid_bytes)
+    uint64_t chunk = stage->closing && !stage->hashing ? first_unhashed(stage) : NOWHERE;
+    struct slot *slot = chunk == NOWHERE ? NULL : slot_of(stage, chunk);
+    if (!slot || !slot->valid_bytes)
         return;
     stage->hashing = true;
     hold(stage, slot, 1);
     begin(stage, hash, on_hashed,
-          &(struct task){.slot = slot, .length_bytes = chunk_length(stage, stage->hashed)});
+          &(struct task){.slot = slot, .length_bytes = chunk_length(stage, chunk)});
 }
 
 static void tell_hash(struct cwb_stage *stage) {
     uint64_t writes;
     int code = 0;
-    if (!stage->closing || stage->hashed < stage->count)
+    if (!stage->closing || cwb_sum_left(stage->sum))
         return;
     if (!cwb_local_written(stage->array, &writes) || writes != stage->writes)
         code = cw_fail(-EAGAIN, "somebody writes into the array while it is read; a copy of it, "
                                 "put under a name, can be read");
-    tell_closing(stage, code, stage->sum);
+    tell_closing(stage, code, cwb_sum_digest(stage->sum));
 }
 
 /* ---- all of it ---- */
@@ -393,6 +405,9 @@ static void fill_more(struct cwb_stage *stage) {
                  !covers(stage, slot, &parked->read))
             begin_fill(stage, chunk, true); /* again */
     }
+    uint64_t rest = stage->closing ? first_unhashed(stage) : NOWHERE;
+    if (rest < stage->filled && stage->fills < FILLS_MOST && !slot_of(stage, rest))
+        begin_fill(stage, rest, true);
     while (stage->fills < FILLS_MOST && stage->filled < stage->count) {
         if (!begin_fill(stage, stage->filled, demanded))
             break;
@@ -428,6 +443,7 @@ struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_source *so
     for (uint32_t i = 0; i < SLOTS; i++)
         stage->slots[i].chunk = NOWHERE;
     pthread_mutex_init(&stage->lock, NULL);
+    stage->sum = cwb_sum_new(NULL, size_bytes, size_bytes);
     stage->nap_ns = NAP_LEAST_NS;
     DL_APPEND(bridge->stages, stage);
     begin_look(stage);
@@ -503,6 +519,11 @@ bool cwb_stage_let_go(struct cwb_stage *stage, uint64_t offset_bytes, uint32_t l
     pthread_mutex_lock(&stage->lock);
     struct slot *slot = slot_of(stage, offset_bytes / stage->chunk_bytes);
     CW_ASSERT(slot && slot->holds);
+    pthread_mutex_unlock(&stage->lock);
+    if (sent)
+        (void)cwb_sum_add_at(stage->sum, offset_bytes, length_bytes,
+                             slot_bytes(stage, slot) + offset_bytes % stage->chunk_bytes);
+    pthread_mutex_lock(&stage->lock);
     slot->holds--;
     slot->sent_bytes += sent ? length_bytes : 0;
     bool look =

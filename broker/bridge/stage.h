@@ -3,15 +3,15 @@
  * causeway-mover copies them to host memory, chunk by chunk, while others go out; no more than
  * SLOTS chunks are there at once, however large the array is.
  *
- *   a chunk: away --fill (mover)--> full --hash, the first time--> full --all of it was sent, or
- *              ^                                                     another is wanted-->  away
+ *   a chunk: away --fill (mover)--> full --all of it was sent, or another is wanted--> away
  *
  *   a READ:  parked until the slot of its chunk is full, then a piece that holds the slot until it
  *            was encrypted, or dropped with its link
  *
- * Invariants: chunks are filled for the first time in order, and hashed in order, each once: what
- * lies below the watermark (`hashed`) is in the hash, and may be away. Who asks for it again, after
- * a cut, has it filled again: the array stays on its GPU until the source ends. A slot is written
+ * Invariants: chunks are filled for the first time in order. Whoever sends a piece hashes it
+ * (sum.h), while its bytes lie in the core's cache; what was never sent is filled and hashed for
+ * who closes. Who asks for a chunk again, after a cut, has it filled again: the array stays on its
+ * GPU until the source ends. A slot is written
  * by the mover alone from `filling` to the end of its job, and never while a piece or the hash
  * holds it; so whoever reads it reads what was copied last.
  *

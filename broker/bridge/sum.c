@@ -75,14 +75,18 @@ static bool count_in(struct cwb_sum *sum, uint64_t piece, const uint64_t *hashes
     return whole;
 }
 
-static bool add_pieces(struct cwb_sum *sum, uint64_t piece, uint64_t end) {
+/* at: where the first of them lies; NULL: in the sum's memory. */
+static bool add_pieces(struct cwb_sum *sum, uint64_t piece, uint64_t end, const uint8_t *at) {
+    const uint64_t first_bytes = begin_of(sum, piece);
     uint64_t hashes[BATCH];
     bool whole = false;
     while (piece < end) {
         uint64_t number = end - piece < BATCH ? end - piece : BATCH;
         for (uint64_t i = 0; i < number; i++) {
             uint64_t from = begin_of(sum, piece + i), length = begin_of(sum, piece + i + 1) - from;
-            hashes[i] = cwb_hash(sum->bytes + from % sum->ring_bytes, length, piece + i);
+            const uint8_t *bytes =
+                at ? at + (from - first_bytes) : sum->bytes + from % sum->ring_bytes;
+            hashes[i] = cwb_hash(bytes, length, piece + i);
         }
         whole |= count_in(sum, piece, hashes, number);
         piece += number;
@@ -91,10 +95,16 @@ static bool add_pieces(struct cwb_sum *sum, uint64_t piece, uint64_t end) {
 }
 
 bool cwb_sum_add(struct cwb_sum *sum, uint64_t offset_bytes, uint64_t length_bytes) {
+    return cwb_sum_add_at(sum, offset_bytes, length_bytes, NULL);
+}
+
+bool cwb_sum_add_at(struct cwb_sum *sum, uint64_t offset_bytes, uint64_t length_bytes,
+                    const uint8_t *bytes) {
     uint64_t end_bytes = offset_bytes + length_bytes;
     uint64_t piece = (offset_bytes + CWB_SUM_PIECE - 1) / CWB_SUM_PIECE;
     return add_pieces(sum, piece,
-                      end_bytes == sum->size_bytes ? sum->count : end_bytes / CWB_SUM_PIECE);
+                      end_bytes == sum->size_bytes ? sum->count : end_bytes / CWB_SUM_PIECE,
+                      bytes ? bytes + (piece * CWB_SUM_PIECE - offset_bytes) : NULL);
 }
 
 uint64_t cwb_sum_prefix(struct cwb_sum *sum) {
@@ -121,7 +131,7 @@ void cwb_sum_rest(struct cwb_sum *sum) {
         if (done)
             return;
         if (piece < sum->count)
-            add_pieces(sum, piece, piece + 1);
+            add_pieces(sum, piece, piece + 1, NULL);
     }
 }
 

@@ -30,6 +30,9 @@ void cwb_sum_free(struct cwb_sum *sum);
 /* These bytes are there: hashes them; parts of pieces do not count. true: all of the array counts
  * now, which is told once. Any thread. */
 bool cwb_sum_add(struct cwb_sum *sum, uint64_t offset_bytes, uint64_t length_bytes);
+/* The same of bytes that lie elsewhere. */
+bool cwb_sum_add_at(struct cwb_sum *sum, uint64_t offset_bytes, uint64_t length_bytes,
+                    const uint8_t *bytes);
 /* How many bytes from the first on count without a gap. Any thread. */
 uint64_t cwb_sum_prefix(struct cwb_sum *sum);
 /* How many bytes do not count yet. Any thread. */

@@ -73,6 +73,11 @@ $(BUILD)/%.o: %.c | $(CUDA_INCLUDE)/cuda.h
 	@mkdir -p $(@D)
 	@$(if $(V),set -x,echo '  CC      $<'); $(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
+# A processor is asked before this is called.
+ifneq ($(findstring x86_64,$(shell $(CC) -dumpmachine)),)
+$(BUILD)/broker/bridge/hash_avx2.o: CFLAGS += -mavx2
+endif
+
 $(BUILD)/libcwshm.a: $(call obj,$(SHM_SRC))
 	rm -f $@ && ar rcs $@ $^
 $(BUILD)/libcauseway.a: $(call obj,$(IPC_SRC) $(SHM_SRC))
@@ -137,6 +142,7 @@ $(BUILD)/tests/$(1)/%: $(BUILD)/tests/$(1)/%.o $$($(1)_HELP) $(BUILD)/libcwbroke
 	$$(CC) -o $$@ $$^ $$(LDFLAGS) -lcmocka -l:libinih.a $$$$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tests/$(1)/$$*.c)
 endef
 $(foreach part,$(C_PARTS),$(eval $(call c_part,$(part))))
+$(BUILD)/tests/unit/test_bridge_sum: $(call obj,broker/bridge/hash.c broker/bridge/hash_avx2.c)
 .SECONDARY:
 
 EXAMPLES := $(patsubst %.c,$(BUILD)/%,$(wildcard docs/examples/*.c))

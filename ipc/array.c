@@ -191,6 +191,37 @@ int cw_found_read(cw_client *client, const struct cw_found *found, void *buffer)
     return code;
 }
 
+/* An array of a block that was just carved, whose lease it takes over, also on failure. */
+static int make_of_block(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen,
+                         const struct cw_shape *shape, bool pool, cw_array **out) {
+    pthread_mutex_lock(&client->lock);
+    slab->locals[block].extent->pool = pool;
+    int code = cw_array_make(client, slab, block, gen, slab->locals[block].extent->offset_bytes, 0,
+                             shape->span_bytes, shape, false, out);
+    if (code)
+        cw_lease_release(client, slab, block, gen);
+    pthread_mutex_unlock(&client->lock);
+    return code;
+}
+
+int cw_array_new_here(cw_client *client, const cw_layout *layout, cw_array **out) {
+    struct cw_shape shape;
+    struct cw_slab *slab;
+    uint32_t block;
+    uint64_t gen;
+    bool clean;
+    int code = cw_client_usable(client);
+    if (code)
+        return code;
+    code = cw_layout_resolve(layout, &shape);
+    if (code)
+        return code;
+    code = cw_heap_take_here(client, &client->heap, shape.span_bytes, &slab, &block, &gen, &clean);
+    if (code)
+        return code;
+    return make_of_block(client, slab, block, gen, &shape, false, out);
+}
+
 int cw_array_new(cw_client *client, const char *device, const cw_layout *layout, uint32_t flags,
                  cw_array **out) {
     const struct cw_backend *backend;
@@ -225,13 +256,7 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
         code = cw_heap_take(client, heap, shape.span_bytes, &slab, &block, &gen, &clean);
     if (code)
         return cw_broken_serve(code);
-    pthread_mutex_lock(&client->lock);
-    slab->locals[block].extent->pool = flags & CW_POOL;
-    code = cw_array_make(client, slab, block, gen, slab->locals[block].extent->offset_bytes, 0,
-                         shape.span_bytes, &shape, false, &array);
-    if (code)
-        cw_lease_release(client, slab, block, gen);
-    pthread_mutex_unlock(&client->lock);
+    code = make_of_block(client, slab, block, gen, &shape, flags & CW_POOL, &array);
     if (code)
         return code;
     if (!clean && flags & CW_ZERO)

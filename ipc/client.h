@@ -320,6 +320,10 @@ void cw_heaps_deinit(cw_client *client);
 /* Carves a block and holds it. *clean: it reads as zeros. The caller does NOT hold client->lock. */
 int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
                  struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean);
+/* The same in the slabs that there are, for who may not wait: -EAGAIN, without a sentence, where
+ * they have no room. */
+int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+                      struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean);
 /* A private block of ours ended: its bytes are free. */
 void cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* A published block of ours is held by us no more: it comes back when the broker frees it. */
@@ -374,6 +378,9 @@ void cw_loans_deinit(cw_client *client);
 int cw_heap_adopt(cw_client *client, struct cw_heap *heap, uint64_t size_bytes);
 
 /* ---- array.c ---- */
+/* cw_array_new() in host memory of this client that is there, for who may not wait: -EAGAIN,
+ * without a sentence, where there is none. Without the lock. */
+int cw_array_new_here(cw_client *client, const cw_layout *layout, cw_array **out);
 /* An array struct on a block that is held already and begins at begin_bytes of its slab; that hold
  * becomes the array's. The caller holds the lock. */
 int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen,

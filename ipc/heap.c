@@ -343,13 +343,11 @@ static int make_slab(cw_client *client, struct cw_heap *heap, uint64_t size_byte
     }
 }
 
-/* The same, also from what has come back. Without the lock. */
-static int take_carved(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
-                       struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
+int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+                      struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
     *slab = NULL;
     pthread_mutex_lock(&client->lock);
-    int code = cw_leases_room(client, 1);
-    if (code == 0) {
+    if (client->leases.free_count) {
         heap->hoards = true; /* what comes back now is about to be used */
         cw_heap_collect(client, false);
         carve(client, heap, size_bytes, slab, block, gen, clean);
@@ -362,10 +360,22 @@ static int take_carved(cw_client *client, struct cw_heap *heap, uint64_t size_by
             cw_kept_trim(client, heap);
     }
     pthread_mutex_unlock(&client->lock);
-    /* What no stream is at work on any more, as far as it could be told: now it can. */
-    if (code == 0 && !*slab && cw_fences_learn(client))
-        return take_carved(client, heap, size_bytes, slab, block, gen, clean);
-    return code;
+    return *slab ? 0 : -EAGAIN;
+}
+
+/* The same for who may ask the broker: for room for a lease, and for what tells that streams have
+ * passed. */
+static int take_carved(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+                       struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
+    for (;;) {
+        pthread_mutex_lock(&client->lock);
+        int code = cw_leases_room(client, 1);
+        pthread_mutex_unlock(&client->lock);
+        if (code == 0)
+            code = cw_heap_take_here(client, heap, size_bytes, slab, block, gen, clean);
+        if (code != -EAGAIN || !cw_fences_learn(client))
+            return code;
+    }
 }
 
 int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
@@ -375,7 +385,7 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
     int64_t until_ns = 0; /* waiting on a full device */
     for (unsigned tries = 0; tries < 2 * ADOPT_TRIES; tries++) {
         int code = take_carved(client, heap, size_bytes, slab, block, gen, clean);
-        if (code || *slab)
+        if (code != -EAGAIN)
             return code;
         if (adopting) {
             code = tries < ADOPT_TRIES ? cw_heap_adopt(client, heap, size_bytes) : -ENOENT;

@@ -115,13 +115,10 @@ bool cwb_chunks_here(struct cwb_chunks *chunks, const struct cwb_read *read) {
     pthread_mutex_lock(&chunks->lock);
     CW_ASSERT(chunks->states[number_of(chunks, read)] == CWB_ASKED);
     chunks->states[number_of(chunks, read)] = CWB_HERE;
-    bool last = ++chunks->here == chunks->count;
     pthread_mutex_unlock(&chunks->lock);
     uint64_t step = chunks->progress_bytes, before = step ? cwb_sum_prefix(chunks->sum) : 0;
-    cwb_sum_add(chunks->sum, read->offset_bytes, read->length_bytes);
-    if (last) /* another thread may have the turn still: it has what is left of a cache's worth */
-        cwb_sum_rest(chunks->sum);
-    return last || (step && cwb_sum_prefix(chunks->sum) / step > before / step);
+    bool whole = cwb_sum_add(chunks->sum, read->offset_bytes, read->length_bytes);
+    return whole || (step && cwb_sum_prefix(chunks->sum) / step > before / step);
 }
 
 void cwb_chunks_back(struct cwb_chunks *chunks, const struct cwb_read *read) {
@@ -154,7 +151,7 @@ void cwb_chunks_tell(struct cwb_chunks *chunks) {
 }
 
 bool cwb_chunks_whole(struct cwb_chunks *chunks) {
-    return cwb_sum_prefix(chunks->sum) == chunks->size_bytes;
+    return cwb_sum_left(chunks->sum) == 0;
 }
 
 int cwb_chunks_status(struct cwb_chunks *chunks) {

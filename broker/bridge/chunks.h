@@ -48,8 +48,8 @@ struct cwb_chunks {
     bool in_vain; /* somebody asked, and there was none */
     int status;   /* why it failed; 0: it did not */
     char detail[CW_DETAIL_MAX];
-    uint64_t next, here, landed; /* from next on all are WANTED */
-    uint8_t states[];            /* enum cwb_chunk */
+    uint64_t next, landed; /* from next on all are WANTED */
+    uint8_t states[];      /* enum cwb_chunk */
 };
 
 /* Of an array; held is taken over. ring_bytes 0: it has room for all. chunk_bytes: at least

@@ -27,8 +27,8 @@
 #include "shm/directory.h"
 
 #define CWB_MAGIC          0x6567646972627763ull /* "cwbridge" */
-#define CWB_VERSION        2u                    /* 2: streams */
-#define CWB_VERSION_MIN    1u
+#define CWB_VERSION        3u                    /* 3: the hash of CLOSE is a sum */
+#define CWB_VERSION_MIN    3u
 #define CWB_NODE_MAX       63u          /* bytes of a node's name */
 #define CWB_INLINE_MAX     (16u << 10)  /* arrays up to here go inside OPEN's reply and OFFER */
 #define CWB_FRAME_MAX      (32u << 10)  /* of any frame but a READ's reply */
@@ -46,7 +46,7 @@ enum cwb_op {
     CWB_PING,      /* reply: nothing */
     CWB_OPEN,      /* key. reply: opened, meta, data if it is small */
     CWB_READ,      /* reply: data, then length_bytes of it */
-    CWB_CLOSE,     /* reply: closed: the hash over all of the array */
+    CWB_CLOSE,     /* reply: closed: the sum of the hashes of all of the array */
     CWB_OFFER,     /* offer, key, meta, data if it is small. reply: it stands under its name */
     CWB_WAIT,      /* key. reply when the name is there and may be read */
     CWB_NAMES,     /* key (the name is a prefix, may be empty). reply: opened: names, each
@@ -56,9 +56,9 @@ enum cwb_op {
                       answered already; no reply itself */
     CWB_CHANGED,   /* changed, key: what a CWB_OPEN with CWB_WATCH opened is no longer what the name
                       means; told once; no reply */
-    CWB_STREAMS,   /* version 2: streams: how many connections it reads large arrays over; after
+    CWB_STREAMS,   /* streams: how many connections it reads large arrays over; after
                       the HELLOs, no reply */
-    CWB_STREAM,    /* version 2: stream hello: the first frame, in place of a HELLO, of a connection
+    CWB_STREAM,    /* stream hello: the first frame, in place of a HELLO, of a connection
                       that is to be a stream. reply: nothing; then READ and PING alone go over it */
     CWB_OPS
 };
@@ -98,7 +98,7 @@ struct cwb_close {
     uint32_t reserved; /* 0 */
 };
 struct cwb_closed {
-    uint64_t hash; /* XXH3, 64 bits, over all bytes from the lowest to the highest */
+    uint64_t hash; /* over all bytes, from the lowest to the highest: sum.h */
 };
 struct cwb_offer { /* then key_bytes of key, meta_bytes of meta, size_bytes of data if inside */
     uint8_t token[CWB_TOKEN_BYTES]; /* random: the same put asked again after a cut is the same */

@@ -7,7 +7,7 @@
 #include "broker/bridge/engine.h"
 #include "shm/error.h"
 
-#define AT_ONCE_BYTES (16u << 10)
+#define TLS_ADDS_BYTES 1024u
 
 int cwb_io_new(bool use_epoll, struct cwb_io **out, const char **why) {
     *why = "";
@@ -60,7 +60,8 @@ void cwb_io_send(struct cwb_io *io, struct cwb_socket *socket, const uint8_t *by
     CW_ASSERT(!socket->send_left && !socket->closing && size_bytes);
     socket->send_bytes = bytes;
     socket->send_left = size_bytes;
-    if (size_bytes <= AT_ONCE_BYTES) { /* cheaper than to hear later that it went */
+    /* Cheaper than to hear later that it went. */
+    if (size_bytes <= CWB_IO_AT_ONCE_BYTES + TLS_ADDS_BYTES) {
         ssize_t sent = send(socket->fd, bytes, size_bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent > 0) {
             socket->send_bytes += sent;

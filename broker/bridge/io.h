@@ -61,8 +61,10 @@ void cwb_io_connect(struct cwb_io *io, struct cwb_socket *socket, const struct s
                     socklen_t length);
 /* The socket is connected: receive from now on. */
 void cwb_io_start(struct cwb_io *io, struct cwb_socket *socket);
-/* Sends; one at a time, the next after on_sent. bytes stay until then. What is small is sent at
- * once if there is room: on_sent then comes from within this call. */
+#define CWB_IO_AT_ONCE_BYTES (64u << 10)
+/* Sends; one at a time, the next after on_sent. bytes stay until then. What is small
+ * (CWB_IO_AT_ONCE_BYTES, and what TLS adds) is sent at once if there is room: on_sent then comes
+ * from within this call. */
 void cwb_io_send(struct cwb_io *io, struct cwb_socket *socket, const uint8_t *bytes,
                  uint32_t size_bytes);
 /* Ends it: no callback comes but on_closed. The descriptor is closed, unless socket->keep is set:

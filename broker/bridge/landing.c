@@ -143,14 +143,24 @@ static void make(struct cwb_work *work) {
                              : make_on_gpu(landing->bridge->client, wish, &task->target);
     if (code == 0 && wish->local)
         code = copy(task->target, 0, wish->local, 0, size);
-    else if (code == 0 && size)
-        code = cwb_local_make(landing->bridge, size < RING_BYTES ? size : RING_BYTES, &task->ring);
     if (code == 0 && wish->inside && size) {
-        code = cw_array_write(task->ring, 0, landing->inside, size);
+        code = cwb_local_make(landing->bridge, size, &task->ring);
+        if (code == 0)
+            code = cw_array_write(task->ring, 0, landing->inside, size);
         if (code == 0)
             code = copy(task->target, 0, task->ring, 0, size);
     }
     cwb_work_set(work, code);
+}
+
+static uint64_t ring_size(const struct cwb_landing *landing) {
+    return landing->wish.size_bytes < RING_BYTES ? landing->wish.size_bytes : RING_BYTES;
+}
+
+static void make_ring(struct cwb_work *work) {
+    struct task *task = (struct task *)work;
+    struct cwb_landing *landing = task->landing;
+    cwb_work_set(work, cwb_local_make(landing->bridge, ring_size(landing), &task->ring));
 }
 
 /* ---- from the ring to the GPU ---- */
@@ -185,7 +195,7 @@ static bool begin_move(struct cwb_landing *landing) {
     unsigned place = 0;
     while (place < MOVES_MOST && landing->moving[place] != NOWHERE)
         place++;
-    if (length == 0 || place == MOVES_MOST)
+    if (length == 0 || place == MOVES_MOST || !landing->target || !landing->ring_bytes)
         return false;
     uint64_t from = at % landing->ring_bytes, run = landing->ring_bytes - from;
     length = length < run ? length : run;
@@ -213,7 +223,7 @@ static void pump(struct cwb_landing *landing) {
         landed = landing->moving[i] < landed ? landing->moving[i] : landed;
     if (landed == landing->wish.size_bytes && landing->taken)
         finish(landing, 0);
-    else
+    else if (landing->take.bridge)
         cwb_take_landed(&landing->take, landed); /* last: the take may end with it */
 }
 
@@ -239,6 +249,35 @@ static void on_taken(struct cwb_take *take, int status) {
     pump(landing);
 }
 
+/* ---- the peer's bytes ---- */
+
+static void ring_made(struct cwb_work *work) {
+    struct task *task = (struct task *)work;
+    struct cwb_landing *landing = task->landing;
+    const struct cwb_landing_wish *wish = &landing->wish;
+    landing->works--;
+    landing->ring = task->ring;
+    if (!landing->on_done) {
+        release(landing);
+    } else if (work->code) {
+        cw_fail(work->code, "%s", work->detail);
+        finish(landing, work->code);
+    } else {
+        landing->take =
+            (struct cwb_take){.on_done = on_taken,
+                              .on_progress = on_progress,
+                              .bridge = landing->bridge,
+                              .peer = wish->peer,
+                              .source = wish->source,
+                              .size_bytes = wish->size_bytes,
+                              .progress_bytes = landing->piece_bytes,
+                              .array = landing->ring,
+                              .ring_bytes = wish->size_bytes <= RING_BYTES ? 0 : RING_BYTES};
+        cwb_take_begin(&landing->take, wish->run);
+    }
+    free(task);
+}
+
 /* ---- all of it ---- */
 
 /* Is another try worth it? Once its owner has made room, it is until the last. */
@@ -253,7 +292,8 @@ static void made(struct cwb_work *work) {
     const struct cwb_landing_wish *wish = &landing->wish;
     landing->works--;
     landing->target = task->target;
-    landing->ring = task->ring;
+    if (task->ring)
+        landing->ring = task->ring;
     if (!landing->on_done) {
         release(landing);
     } else if (work->code == -EDQUOT && !landing->target && has_room(landing)) {
@@ -265,17 +305,7 @@ static void made(struct cwb_work *work) {
     } else if (!wish->peer || wish->size_bytes == 0) {
         finish(landing, 0);
     } else {
-        landing->take =
-            (struct cwb_take){.on_done = on_taken,
-                              .on_progress = on_progress,
-                              .bridge = landing->bridge,
-                              .peer = wish->peer,
-                              .source = wish->source,
-                              .size_bytes = wish->size_bytes,
-                              .progress_bytes = landing->piece_bytes,
-                              .array = landing->ring,
-                              .ring_bytes = wish->size_bytes <= RING_BYTES ? 0 : RING_BYTES};
-        cwb_take_begin(&landing->take, wish->run);
+        pump(landing);
     }
     free(task);
 }
@@ -302,6 +332,8 @@ struct cwb_landing *cwb_landing_begin(struct cwb_bridge *bridge,
     }
     DL_APPEND(bridge->landings, landing);
     begin(landing, make, made, &(struct task){.place = 0});
+    if (wish->peer && wish->size_bytes)
+        begin(landing, make_ring, ring_made, &(struct task){.place = 0});
     return landing;
 }
 

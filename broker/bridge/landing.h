@@ -4,8 +4,9 @@
  * reads the peer's bytes; so network and copy go on at once, and no more host memory is needed than
  * the ring, however large the array is.
  *
- *   MAKING --memory, ring--> COMING --all here, hash right--> LANDING --all copied--> told, gone
- *      +--it fails: whatever was made is freed, and its owner told--+--------+
+ *   BEGUN --ring--> COMING --all here, hash right--> LANDING --all copied--> told, gone
+ *     +--memory, made meanwhile: copies begin--+          |
+ *     +--it fails: whatever was made is freed, and its owner told
  *
  * Who has a place of the ring, at each moment:
  *   the take      from when it asks for its bytes until it has hashed them (on_progress)

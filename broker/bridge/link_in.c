@@ -141,7 +141,7 @@ static int on_frame(struct cwb_wire *wire, const struct cwb_frame *frame) {
         return take_hello(link, &frame->hello);
     if (op == CWB_STREAM)
         return take_stream(link, frame);
-    if (op == CWB_STREAMS && link->version >= 2) {
+    if (op == CWB_STREAMS) {
         cwb_streams_agree(link, frame->streams.streams);
         return 0;
     }

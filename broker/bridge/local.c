@@ -11,14 +11,16 @@
 
 #define AT_ONCE_BYTES (64u << 10) /* so small an array is made by the loop itself */
 
-static int make_bytes(cw_client *client, uint64_t size_bytes, cw_array **out) {
+/* here: in memory that there is, else -EAGAIN. */
+static int make_bytes(cw_client *client, uint64_t size_bytes, bool here, cw_array **out) {
     int64_t length = (int64_t)size_bytes;
     cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &length, .dtype = "|u1"};
-    return cw_array_new(client, "cpu", &layout, 0, out);
+    return here ? cw_array_new_here(client, &layout, out)
+                : cw_array_new(client, "cpu", &layout, 0, out);
 }
 
 int cwb_local_make(struct cwb_bridge *bridge, uint64_t size_bytes, cw_array **out) {
-    return make_bytes(bridge->client, size_bytes, out);
+    return make_bytes(bridge->client, size_bytes, false, out);
 }
 
 static bool lies_on_gpu(const cw_array *array) {
@@ -84,7 +86,7 @@ struct making {
 
 static void run_making(struct cwb_work *work) {
     struct making *m = (struct making *)work;
-    cwb_work_set(work, make_bytes(m->client, m->size_bytes, &m->array));
+    cwb_work_set(work, make_bytes(m->client, m->size_bytes, false, &m->array));
 }
 
 static void made(struct cwb_work *work) {
@@ -98,8 +100,10 @@ static void made(struct cwb_work *work) {
 void cwb_local_new(struct cwb_bridge *bridge, uint64_t size_bytes, cwb_on_array *on_done,
                    void *owner) {
     cw_array *array = NULL;
-    if (size_bytes <= AT_ONCE_BYTES) {
-        int code = make_bytes(bridge->client, size_bytes, &array);
+    int code = make_bytes(bridge->client, size_bytes, true, &array);
+    if (code == -EAGAIN && size_bytes <= AT_ONCE_BYTES)
+        code = make_bytes(bridge->client, size_bytes, false, &array);
+    if (code != -EAGAIN) { /* as a rule, and no thread is woken */
         on_done(owner, code, array);
         return;
     }

@@ -4,6 +4,7 @@
  */
 #include <getopt.h>
 #include <limits.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,6 +95,9 @@ static int run(int argc, char **argv) {
     if (parent && getppid() != parent)
         return 0;
     signal(SIGPIPE, SIG_IGN);
+    /* Buffers of a burst come and go: their pages stay, else each get would fault them in anew. */
+    mallopt(M_MMAP_THRESHOLD, 4 << 20);
+    mallopt(M_TRIM_THRESHOLD, 16 << 20);
     prctl(PR_SET_NAME, "causeway-bridge");
     if (cwb_bridge_init(&bridge, &options) != 0) {
         cwb_log("cannot run: %s", cw_error());

@@ -120,7 +120,7 @@ int cwb_source_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_a
 /* From stage.c: all was staged and hashed, or (status below 0, cw_detail()) it failed. */
 void cwb_source_staged(struct cwb_source *source, int status, uint64_t hash);
 uint64_t cwb_source_id(const struct cwb_source *source);
-/* Where the bytes of a piece lie. On a strand: not of a staged one. */
+/* Where the bytes of a piece lie, not of a staged one. Any thread. */
 const uint8_t *cwb_source_at(const struct cwb_source *source, uint64_t offset_bytes);
 /* Strands too; there cwb_source_drop() is the other. */
 void cwb_source_ref(struct cwb_source *source);

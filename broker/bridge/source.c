@@ -2,12 +2,12 @@
  * Sources: arrays of this node that a peer reads by pieces; see frame.h and parts.h.
  *
  * A source holds a lease on its array, so that its memory stays while it is read, and is hashed as
- * it goes out, while its bytes lie in a cache (sum.h), and what is left then when the peer closes
- * it. What a peer opened and did not close ends with CWB_RESUME_NS without a link, so that a peer
- * that died holds nothing; when its bridge was started anew, whose numbers these are not; and when
- * it was not read for IDLE_NS, since an answer to OPEN that was cut leaves a number that nobody
- * knows. A number is the peer's own and tells others nothing. Who writes into the array meanwhile
- * makes the hash differ, and the peer reads again, as it does when the source is gone.
+ * it goes out, by whoever sends, while its bytes lie in a cache (sum.h), and what was not read when
+ * the peer closes it. What a peer opened and did not close ends with CWB_RESUME_NS without a link,
+ * so that a peer that died holds nothing; when its bridge was started anew, whose numbers these are
+ * not; and when it was not read for IDLE_NS, since an answer to OPEN that was cut leaves a number
+ * that nobody knows. A number is the peer's own and tells others nothing. Who writes into the array
+ * meanwhile makes the hash differ, and the peer reads again, as it does when the source is gone.
  *
  * READs come over the link, on the bridge's loop, and over streams, on strands: the tables of
  * sources, their references and when they were used are under one lock, bridge->sources_lock, which
@@ -124,7 +124,7 @@ uint64_t cwb_source_id(const struct cwb_source *source) {
 }
 
 const uint8_t *cwb_source_at(const struct cwb_source *source, uint64_t offset_bytes) {
-    return source->stage ? cwb_stage_at(source->stage, offset_bytes) : source->bytes + offset_bytes;
+    return source->bytes + offset_bytes;
 }
 
 static struct cwb_source *find(struct cwb_bridge *bridge, struct cwb_peer *peer, uint64_t id,
@@ -382,7 +382,7 @@ int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame)
     hashing->source = source;
     source->hashing = true;
     cwb_source_ref(source);
-    if (source->size_bytes - cwb_sum_prefix(source->sum) > AT_ONCE_BYTES) {
+    if (cwb_sum_left(source->sum) > AT_ONCE_BYTES) {
         cwb_work_begin(link->bridge->works, &hashing->work);
     } else {
         hash_rest(&hashing->work);

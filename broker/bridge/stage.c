@@ -3,34 +3,22 @@
  */
 #include "broker/bridge/stage.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 #include <utlist.h>
 
+#include "broker/bridge/slots.h"
 #include "broker/bridge/stream.h"
+#include "broker/bridge/sum.h"
 #include "ipc/job.h"
 #include "ipc/name_key.h"
 
-#define SLOTS        8u
 #define FILLS_MOST   3u         /* at once: one is copied while the others' jobs are on their way */
 #define CHUNK_SHARE  8u         /* of an array, within these bounds: */
 #define CHUNK_LEAST  (1u << 20) /* the mover registers memory from here on */
 #define CHUNK_MOST   (8u << 20) /* long beside the way of a job through the broker */
 #define NAP_LEAST_NS 200000
 #define NAP_MOST_NS  10000000
-#define NOWHERE      UINT64_MAX
-
-struct slot {
-    uint64_t chunk;       /* NOWHERE: none */
-    uint64_t valid_bytes; /* from its begin on; 0 while it is being filled */
-    uint64_t sent_bytes;
-    uint32_t holds; /* pieces, and the hash */
-    bool filling;
-    uint64_t turn; /* when it was filled: the oldest is taken first */
-};
 
 struct parked { /* a READ whose bytes are not here yet */
     struct cwb_stage *stage;
@@ -45,15 +33,10 @@ struct cwb_stage {
     struct cwb_bridge *bridge;
     struct cwb_source *source; /* NULL: ended */
     cw_array *array, *ring; /* on the GPU; in host memory, NULL until the last write is complete */
-    uint8_t *bytes;         /* of the ring */
-    uint64_t size_bytes, count; /* of the array, in chunks */
-    uint32_t chunk_bytes, slot_bytes, tail_bytes, slot_count;
-    pthread_mutex_t lock;     /* of what is marked so */
-    struct slot slots[SLOTS]; /* the lock's */
-    bool demanded;            /* the lock's: a slot is wanted although not all of it was sent */
-    uint64_t filled, hashed;  /* chunks: so many were begun to be filled, or hashed, in order */
-    uint64_t turns;
-    XXH3_state_t *hash;
+    struct cwb_slots slots; /* in the ring */
+    uint32_t tail_bytes;    /* of the next chunk, that a slot has, too */
+    uint64_t filled;        /* chunks: so many were begun to be filled, in order */
+    struct cwb_sum *sum;
     uint64_t writes; /* to the array, when its bytes began to be copied */
     struct parked *parked;
     bool closing, hashing, looking;
@@ -69,7 +52,7 @@ static void go(struct cwb_stage *stage);
 struct task { /* of a helper */
     struct cwb_work work;
     struct cwb_stage *stage;
-    struct slot *slot;
+    struct cwb_slot *slot;
     uint64_t from_bytes, to_bytes, length_bytes; /* in the array, in the ring */
     cw_array *ring;
     uint64_t writes;
@@ -92,8 +75,8 @@ static void release(struct cwb_stage *stage) {
     DL_DELETE(stage->bridge->stages, stage);
     cw_array_close(stage->array);
     cw_array_close(stage->ring);
-    XXH3_freeState(stage->hash);
-    pthread_mutex_destroy(&stage->lock);
+    cwb_sum_free(stage->sum);
+    cwb_slots_deinit(&stage->slots);
     free(stage);
 }
 
@@ -165,8 +148,7 @@ static void look(struct cwb_work *work) {
     int code = cwb_local_written(stage->array, &task->writes) ? cw_array_wait(stage->array, 0)
                                                               : -ETIMEDOUT;
     if (code == 0)
-        code = cwb_local_make(stage->bridge, (uint64_t)stage->slot_count * stage->slot_bytes,
-                              &task->ring);
+        code = cwb_local_make(stage->bridge, cwb_slots_bytes(&stage->slots), &task->ring);
     cwb_work_set(work, code);
 }
 
@@ -186,7 +168,7 @@ static void looked(struct cwb_work *work) {
         } else {
             stage->ring = task->ring;
             stage->writes = task->writes;
-            stage->bytes = cw_array_lowest(task->ring);
+            stage->slots.bytes = cw_array_lowest(task->ring);
             go(stage);
         }
     }
@@ -213,54 +195,11 @@ int64_t cwb_stages_tick(struct cwb_bridge *bridge) {
     return due_ns;
 }
 
-/* ---- slots ---- */
-
-static struct slot *slot_of(struct cwb_stage *stage, uint64_t chunk) {
-    for (uint32_t i = 0; i < stage->slot_count; i++)
-        if (stage->slots[i].chunk == chunk)
-            return &stage->slots[i];
-    return NULL;
-}
-
-static uint8_t *slot_bytes(const struct cwb_stage *stage, const struct slot *slot) {
-    return stage->bytes + (size_t)(slot - stage->slots) * stage->slot_bytes;
-}
-
-static uint64_t chunk_length(const struct cwb_stage *stage, uint64_t chunk) {
-    uint64_t left = stage->size_bytes - chunk * stage->chunk_bytes;
-    return left < stage->chunk_bytes ? left : stage->chunk_bytes;
-}
-
-/* Has the slot all bytes of a READ that begins in its chunk? */
-static bool covers(const struct cwb_stage *stage, const struct slot *slot,
-                   const struct cwb_read *read) {
-    return slot &&
-           read->offset_bytes % stage->chunk_bytes + read->length_bytes <= slot->valid_bytes;
-}
-
-static void hold(struct cwb_stage *stage, struct slot *slot, int32_t more) {
-    pthread_mutex_lock(&stage->lock);
-    slot->holds += (uint32_t)more;
-    pthread_mutex_unlock(&stage->lock);
-}
-
-/* A slot for a chunk; one that somebody may still want only where it is demanded. */
-static struct slot *pick(struct cwb_stage *stage, uint64_t chunk, bool demanded) {
-    struct slot *best = slot_of(stage, chunk);
-    if (best)
-        return best->holds || best->filling ? NULL : best;
-    for (uint32_t i = 0; i < stage->slot_count; i++) {
-        struct slot *slot = &stage->slots[i];
-        if (slot->chunk == NOWHERE)
-            return slot;
-        if (slot->holds || slot->filling || slot->chunk >= stage->hashed)
-            continue;
-        if (!demanded && slot->sent_bytes < chunk_length(stage, slot->chunk))
-            continue;
-        if (!best || slot->turn < best->turn)
-            best = slot;
-    }
-    return best;
+/* The first chunk of which not all is in the sum; CWB_NO_CHUNK: there is none. */
+static uint64_t first_unhashed(const struct cwb_stage *stage) {
+    uint64_t prefix_bytes = cwb_sum_prefix(stage->sum);
+    return prefix_bytes < stage->slots.size_bytes ? prefix_bytes / stage->slots.chunk_bytes
+                                                  : CWB_NO_CHUNK;
 }
 
 /* ---- filling ---- */
@@ -281,10 +220,7 @@ static void on_filled(struct cwb_work *work) {
     struct cwb_stage *stage = task->stage;
     stage->fills--;
     if (ended(task)) {
-        pthread_mutex_lock(&stage->lock);
-        task->slot->filling = false; /* failed, it has no bytes, and nothing is filled any more */
-        task->slot->valid_bytes = work->code ? 0 : task->length_bytes;
-        pthread_mutex_unlock(&stage->lock);
+        cwb_slots_filled(&stage->slots, task->slot, work->code ? 0 : task->length_bytes);
         if (work->code)
             fail(stage, work->code, work->detail);
         else
@@ -294,22 +230,21 @@ static void on_filled(struct cwb_work *work) {
 }
 
 static bool begin_fill(struct cwb_stage *stage, uint64_t chunk, bool demanded) {
-    pthread_mutex_lock(&stage->lock);
-    struct slot *slot = pick(stage, chunk, demanded);
-    if (slot)
-        *slot = (struct slot){.chunk = chunk, .filling = true, .turn = ++stage->turns};
-    pthread_mutex_unlock(&stage->lock);
+    struct cwb_slot *slot = cwb_slots_begin(&stage->slots, chunk, demanded,
+                                            stage->closing ? first_unhashed(stage) : CWB_NO_CHUNK);
     if (!slot)
         return false;
-    uint64_t from = chunk * stage->chunk_bytes, length = chunk_length(stage, chunk);
-    uint64_t tail = stage->size_bytes - from - length;
+    uint64_t from = chunk * stage->slots.chunk_bytes,
+             length = cwb_slots_length(&stage->slots, chunk);
+    uint64_t tail = stage->slots.size_bytes - from - length;
     length += tail < stage->tail_bytes ? tail : stage->tail_bytes;
     stage->fills++;
     begin(stage, fill, on_filled,
           &(struct task){.slot = slot,
                          .ring = stage->ring,
                          .from_bytes = from,
-                         .to_bytes = (uint64_t)(slot - stage->slots) * stage->slot_bytes,
+                         .to_bytes =
+                             (uint64_t)(cwb_slots_at(&stage->slots, slot) - stage->slots.bytes),
                          .length_bytes = length});
     return true;
 }
@@ -318,7 +253,9 @@ static bool begin_fill(struct cwb_stage *stage, uint64_t chunk, bool demanded) {
 
 static void hash(struct cwb_work *work) {
     struct task *task = (struct task *)work;
-    XXH3_64bits_update(task->stage->hash, slot_bytes(task->stage, task->slot), task->length_bytes);
+    struct cwb_stage *stage = task->stage;
+    (void)cwb_sum_add_at(stage->sum, task->slot->chunk * stage->slots.chunk_bytes,
+                         task->length_bytes, cwb_slots_at(&stage->slots, task->slot));
     work->code = 0;
 }
 
@@ -326,33 +263,34 @@ static void on_hashed(struct cwb_work *work) {
     struct task *task = (struct task *)work;
     struct cwb_stage *stage = task->stage;
     stage->hashing = false;
-    stage->hashed++;
     if (ended(task)) {
-        hold(stage, task->slot, -1);
+        cwb_slots_unhold(&stage->slots, task->slot);
         go(stage);
     }
     free(task);
 }
 
+/* Who closes, and has not read all, waits for a helper to hash the rest. */
 static void hash_on(struct cwb_stage *stage) {
-    struct slot *slot = stage->hashed < stage->count ? slot_of(stage, stage->hashed) : NULL;
-    if (stage->hashing || !slot || !slot->valid_bytes)
+    uint64_t chunk = stage->closing && !stage->hashing ? first_unhashed(stage) : CWB_NO_CHUNK;
+    struct cwb_slot *slot = chunk == CWB_NO_CHUNK ? NULL : cwb_slots_of(&stage->slots, chunk);
+    if (!slot || !slot->valid_bytes)
         return;
     stage->hashing = true;
-    hold(stage, slot, 1);
+    cwb_slots_hold(&stage->slots, slot);
     begin(stage, hash, on_hashed,
-          &(struct task){.slot = slot, .length_bytes = chunk_length(stage, stage->hashed)});
+          &(struct task){.slot = slot, .length_bytes = cwb_slots_length(&stage->slots, chunk)});
 }
 
 static void tell_hash(struct cwb_stage *stage) {
     uint64_t writes;
     int code = 0;
-    if (!stage->closing || stage->hashed < stage->count)
+    if (!stage->closing || cwb_sum_left(stage->sum))
         return;
     if (!cwb_local_written(stage->array, &writes) || writes != stage->writes)
         code = cw_fail(-EAGAIN, "somebody writes into the array while it is read; a copy of it, "
                                 "put under a name, can be read");
-    tell_closing(stage, code, XXH3_64bits_digest(stage->hash));
+    tell_closing(stage, code, cwb_sum_digest(stage->sum));
 }
 
 /* ---- all of it ---- */
@@ -361,13 +299,11 @@ static void tell_hash(struct cwb_stage *stage) {
 static void serve_parked(struct cwb_stage *stage) {
     struct parked *parked, *next;
     DL_FOREACH_SAFE(stage->parked, parked, next) {
-        struct slot *slot = slot_of(stage, parked->read.offset_bytes / stage->chunk_bytes);
-        if (!covers(stage, slot, &parked->read))
+        const uint8_t *bytes = cwb_slots_take(&stage->slots, &parked->read);
+        if (!bytes)
             continue;
         struct parked what = *parked;
         unpark(parked);
-        hold(stage, slot, 1);
-        const uint8_t *bytes = cwb_stage_at(stage, what.read.offset_bytes);
         if (what.served) {
             uint64_t id = what.served->id;
             struct cwb_link *link = cwb_served_leave(what.served);
@@ -381,19 +317,19 @@ static void serve_parked(struct cwb_stage *stage) {
 static void fill_more(struct cwb_stage *stage) {
     struct parked *parked;
     bool demanded = stage->closing;
-    pthread_mutex_lock(&stage->lock); /* first: who lets go after we looked tells us */
-    stage->demanded = stage->closing || stage->parked;
-    pthread_mutex_unlock(&stage->lock);
+    cwb_slots_demand(&stage->slots, stage->closing || stage->parked);
     DL_FOREACH(stage->parked, parked) {
-        uint64_t chunk = parked->read.offset_bytes / stage->chunk_bytes;
-        struct slot *slot = slot_of(stage, chunk);
+        uint64_t chunk = parked->read.offset_bytes / stage->slots.chunk_bytes;
+        const struct cwb_slot *slot = cwb_slots_of(&stage->slots, chunk);
         if (chunk >= stage->filled)
             demanded = true;
-        else if (stage->fills < FILLS_MOST && !(slot && slot->filling) &&
-                 !covers(stage, slot, &parked->read))
+        else if (stage->fills < FILLS_MOST && !(slot && slot->filling))
             begin_fill(stage, chunk, true); /* again */
     }
-    while (stage->fills < FILLS_MOST && stage->filled < stage->count) {
+    uint64_t rest = stage->closing ? first_unhashed(stage) : CWB_NO_CHUNK;
+    if (rest < stage->filled && stage->fills < FILLS_MOST && !cwb_slots_of(&stage->slots, rest))
+        begin_fill(stage, rest, true);
+    while (stage->fills < FILLS_MOST && stage->filled < stage->slots.chunks) {
         if (!begin_fill(stage, stage->filled, demanded))
             break;
         stage->filled++;
@@ -418,18 +354,9 @@ struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_source *so
     stage->bridge = bridge;
     stage->source = source;
     stage->array = array;
-    stage->size_bytes = size_bytes;
-    stage->chunk_bytes = (uint32_t)share / read_max * read_max; /* READs keep to its bounds */
-    stage->count = (size_bytes + stage->chunk_bytes - 1) / stage->chunk_bytes;
-    stage->slot_count = stage->count < SLOTS ? (uint32_t)stage->count : SLOTS;
-    stage->slot_bytes =
-        stage->count == 1 ? (uint32_t)size_bytes : stage->chunk_bytes + CWB_READ_MAX;
-    for (uint32_t i = 0; i < SLOTS; i++)
-        stage->slots[i].chunk = NOWHERE;
-    pthread_mutex_init(&stage->lock, NULL);
-    stage->hash = XXH3_createState();
-    CW_ASSERT(stage->hash);
-    XXH3_64bits_reset(stage->hash);
+    read_max = read_max / CWB_SUM_PIECE * CWB_SUM_PIECE; /* READs keep to chunks' bounds */
+    cwb_slots_init(&stage->slots, size_bytes, (uint32_t)share / read_max * read_max);
+    stage->sum = cwb_sum_new(NULL, size_bytes, size_bytes);
     stage->nap_ns = NAP_LEAST_NS;
     DL_APPEND(bridge->stages, stage);
     begin_look(stage);
@@ -467,7 +394,8 @@ void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served, struct c
     }
     DL_APPEND(stage->parked, parked);
     cwb_source_ref(stage->source);
-    if (read->offset_bytes % stage->chunk_bytes + read->length_bytes > stage->chunk_bytes)
+    if (read->offset_bytes % stage->slots.chunk_bytes + read->length_bytes >
+        stage->slots.chunk_bytes)
         stage->tail_bytes = CWB_READ_MAX; /* from now on slots have the begin of the next chunk */
     go(stage);
 }
@@ -481,36 +409,16 @@ void cwb_stage_close(struct cwb_stage *stage) {
         go(stage);
 }
 
-const uint8_t *cwb_stage_at(const struct cwb_stage *stage, uint64_t offset_bytes) {
-    struct slot *slot =
-        slot_of((struct cwb_stage *)(uintptr_t)stage, offset_bytes / stage->chunk_bytes);
-    CW_ASSERT(slot);
-    return slot_bytes(stage, slot) + offset_bytes % stage->chunk_bytes;
-}
-
 const uint8_t *cwb_stage_take(struct cwb_stage *stage, const struct cwb_read *read) {
-    const uint8_t *bytes = NULL;
-    pthread_mutex_lock(&stage->lock);
-    struct slot *slot = slot_of(stage, read->offset_bytes / stage->chunk_bytes);
-    if (covers(stage, slot, read)) {
-        slot->holds++;
-        bytes = slot_bytes(stage, slot) + read->offset_bytes % stage->chunk_bytes;
-    }
-    pthread_mutex_unlock(&stage->lock);
-    return bytes;
+    return cwb_slots_take(&stage->slots, read);
 }
 
 bool cwb_stage_let_go(struct cwb_stage *stage, uint64_t offset_bytes, uint32_t length_bytes,
                       bool sent) {
-    pthread_mutex_lock(&stage->lock);
-    struct slot *slot = slot_of(stage, offset_bytes / stage->chunk_bytes);
-    CW_ASSERT(slot && slot->holds);
-    slot->holds--;
-    slot->sent_bytes += sent ? length_bytes : 0;
-    bool look =
-        !slot->holds && (stage->demanded || slot->sent_bytes >= chunk_length(stage, slot->chunk));
-    pthread_mutex_unlock(&stage->lock);
-    return look;
+    if (sent)
+        (void)cwb_sum_add_at(stage->sum, offset_bytes, length_bytes,
+                             cwb_slots_held(&stage->slots, offset_bytes));
+    return cwb_slots_let_go(&stage->slots, offset_bytes, length_bytes, sent);
 }
 
 void cwb_stage_look(struct cwb_stage *stage) {

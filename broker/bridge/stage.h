@@ -1,19 +1,19 @@
 /*
  * Stage: the bytes of an array on a GPU, as a peer reads them. The bridge has no driver, so
  * causeway-mover copies them to host memory, chunk by chunk, while others go out; no more than
- * SLOTS chunks are there at once, however large the array is.
+ * CWB_SLOTS chunks (slots.h) are there at once, however large the array is.
  *
- *   a chunk: away --fill (mover)--> full --hash, the first time--> full --all of it was sent, or
- *              ^                                                     another is wanted-->  away
+ *   a chunk: away --fill (mover)--> full --all of it was sent, or another is wanted--> away
  *
  *   a READ:  parked until the slot of its chunk is full, then a piece that holds the slot until it
  *            was encrypted, or dropped with its link
  *
- * Invariants: chunks are filled for the first time in order, and hashed in order, each once: what
- * lies below the watermark (`hashed`) is in the hash, and may be away. Who asks for it again, after
- * a cut, has it filled again: the array stays on its GPU until the source ends. A slot is written
- * by the mover alone from `filling` to the end of its job, and never while a piece or the hash
- * holds it; so whoever reads it reads what was copied last.
+ * Invariants: chunks are filled for the first time in order. Whoever sends a piece hashes it
+ * (sum.h), while its bytes lie in the core's cache; what was never sent is filled and hashed for
+ * who closes. Who asks for a chunk again, after a cut, has it filled again: the array stays on its
+ * GPU until the source ends. A slot is written by the mover alone from `filling` to the end of its
+ * job, and never while a piece or the hash holds it; so whoever reads it reads what was copied
+ * last.
  *
  * Order: nothing is copied before the array's last write is complete; that is looked for, in
  * growing naps, by a helper. Who writes into it between then and the end is found by the count of
@@ -25,9 +25,8 @@
  * when the last helper is done with it. This process: the broker holds both ends of each job.
  *
  * All of it is the loop's; helpers touch their own piece of work, and the slot that it is about.
- * The slots are under a lock, so that a strand finds what is there, sends it and lets go of it
- * without the loop, which hears of a READ only if its bytes are away, and of a slot when it may be
- * filled anew. The loop alone gives a slot another chunk, and only one that nobody holds.
+ * A strand finds what is there, sends it and lets go of it without the loop, which hears of a READ
+ * only if its bytes are away, and of a slot when it may be filled anew.
  */
 #ifndef CW_BRIDGE_STAGE_H
 #define CW_BRIDGE_STAGE_H
@@ -48,8 +47,6 @@ void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served, struct c
 void cwb_stages_forget(struct cwb_bridge *bridge, struct cwb_stream *stream);
 /* The hash over all is wanted: cwb_source_staged() tells it, perhaps at once. */
 void cwb_stage_close(struct cwb_stage *stage);
-/* Where the bytes of a piece of the loop's lie. */
-const uint8_t *cwb_stage_at(const struct cwb_stage *stage, uint64_t offset_bytes);
 /* The bytes of a READ if they are there, for a piece, which holds their slot; else NULL, and
  * cwb_stage_read() waits for them. Any thread. */
 const uint8_t *cwb_stage_take(struct cwb_stage *stage, const struct cwb_read *read);

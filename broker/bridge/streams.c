@@ -43,8 +43,7 @@ void cwb_streams_met(struct cwb_link *link, uint64_t run) {
     if (link->peer->run != run)
         cwb_streams_end(link->peer);
     link->peer->streams_max = 1; /* until it says more */
-    if (link->version >= 2)
-        cwb_link_say(link, CWB_STREAMS, &part, 1);
+    cwb_link_say(link, CWB_STREAMS, &part, 1);
 }
 
 void cwb_streams_agree(struct cwb_link *link, uint32_t streams) {

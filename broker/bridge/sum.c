@@ -5,134 +5,140 @@
 
 #include <pthread.h>
 #include <stdlib.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
+#include "broker/bridge/hash.h"
 #include "shm/error.h"
 
-/* A turn ends after so much: another thread goes on with the next piece, and requests that wait for
- * this one are not held up, also where the first piece comes after all others. What is left when no
- * more comes is cwb_sum_rest()'s. */
-#define TURN_BYTES (4u << 20)
+#define BATCH 16u /* pieces that are hashed between two looks at the lock */
 
 struct cwb_sum {
-    pthread_mutex_t lock;
-    pthread_cond_t turn_ended;
-    bool turn; /* somebody is hashing */
     const uint8_t *bytes;
-    uint64_t size_bytes, ring_bytes, hashed_bytes; /* the last its holder's alone during a turn */
-    uint64_t *marks, count;                        /* a bit a piece */
-    XXH3_state_t *hash;
+    uint64_t size_bytes, ring_bytes, count; /* in pieces */
+    pthread_mutex_t lock;
+    uint64_t total, left, prefix; /* the last two in pieces */
+    uint64_t *marks;              /* a bit for each piece that counts */
 };
 
 struct cwb_sum *cwb_sum_new(const uint8_t *bytes, uint64_t size_bytes, uint64_t ring_bytes) {
     struct cwb_sum *sum = calloc(1, sizeof *sum);
     CW_ASSERT(sum);
     pthread_mutex_init(&sum->lock, NULL);
-    pthread_cond_init(&sum->turn_ended, NULL);
     sum->bytes = bytes;
     sum->size_bytes = size_bytes;
     sum->ring_bytes = ring_bytes ? ring_bytes : 1;
-    sum->count = (size_bytes + CWB_SUM_PIECE - 1) / CWB_SUM_PIECE;
-    sum->marks = calloc((sum->count + 63) / 64 + 1, sizeof *sum->marks);
-    sum->hash = XXH3_createState();
-    CW_ASSERT(sum->marks && sum->hash);
-    XXH3_64bits_reset(sum->hash);
+    sum->count = sum->left = (size_bytes + CWB_SUM_PIECE - 1) / CWB_SUM_PIECE;
+    sum->marks = calloc(sum->count / 64 + 1, sizeof *sum->marks);
+    CW_ASSERT(sum->marks);
     return sum;
 }
 
 void cwb_sum_free(struct cwb_sum *sum) {
     if (!sum)
         return;
-    XXH3_freeState(sum->hash);
     free(sum->marks);
-    pthread_cond_destroy(&sum->turn_ended);
     pthread_mutex_destroy(&sum->lock);
     free(sum);
 }
 
-static bool marked(const struct cwb_sum *sum, uint64_t piece) {
-    return piece < sum->count && (sum->marks[piece / 64] >> piece % 64 & 1);
+static bool counts(const struct cwb_sum *sum, uint64_t piece) {
+    return sum->marks[piece / 64] >> piece % 64 & 1;
 }
 
-/* Where the marked pieces from `piece` on end, or `most`. */
-static uint64_t run_end(const struct cwb_sum *sum, uint64_t piece, uint64_t most) {
-    while (piece < most && marked(sum, piece))
-        piece++;
-    return piece;
-}
-
-static void mark(struct cwb_sum *sum, uint64_t offset_bytes, uint32_t length_bytes) {
-    uint64_t end_bytes = offset_bytes + length_bytes;
-    uint64_t piece = (offset_bytes + CWB_SUM_PIECE - 1) / CWB_SUM_PIECE;
-    uint64_t end = end_bytes == sum->size_bytes ? sum->count : end_bytes / CWB_SUM_PIECE;
-    for (; piece < end; piece++)
-        sum->marks[piece / 64] |= 1ull << piece % 64;
-}
-
-static void hash_to(struct cwb_sum *sum, uint64_t end_bytes) {
-    uint64_t at_bytes = sum->hashed_bytes;
-    while (at_bytes < end_bytes) {
-        uint64_t place = at_bytes % sum->ring_bytes, count = end_bytes - at_bytes;
-        if (count > sum->ring_bytes - place)
-            count = sum->ring_bytes - place;
-        XXH3_64bits_update(sum->hash, sum->bytes + place, count);
-        at_bytes += count;
-    }
-}
-
-static uint64_t piece_begin(const struct cwb_sum *sum, uint64_t piece) {
+/* Where a piece begins, and where all ends. */
+static uint64_t begin_of(const struct cwb_sum *sum, uint64_t piece) {
     return piece >= sum->count ? sum->size_bytes : piece * CWB_SUM_PIECE;
 }
 
-void cwb_sum_add(struct cwb_sum *sum, uint64_t offset_bytes, uint32_t length_bytes) {
-    uint64_t turn_bytes = 0;
-    pthread_mutex_lock(&sum->lock);
-    mark(sum, offset_bytes, length_bytes);
-    while (!sum->turn && sum->hashed_bytes < sum->size_bytes) {
-        uint64_t piece = sum->hashed_bytes / CWB_SUM_PIECE;
-        uint64_t end = run_end(sum, piece, piece + TURN_BYTES / CWB_SUM_PIECE);
-        if (end == piece || turn_bytes >= TURN_BYTES)
-            break;
-        uint64_t end_bytes = piece_begin(sum, end);
-        sum->turn = true;
-        pthread_mutex_unlock(&sum->lock);
-        hash_to(sum, end_bytes);
-        pthread_mutex_lock(&sum->lock);
-        turn_bytes += end_bytes - sum->hashed_bytes;
-        sum->hashed_bytes = end_bytes;
-        sum->turn = false;
-        pthread_cond_broadcast(&sum->turn_ended);
+uint64_t cwb_sum_of(const uint8_t *bytes, uint64_t length_bytes, uint64_t first) {
+    uint64_t total = 0;
+    for (uint64_t at = 0; at < length_bytes; at += CWB_SUM_PIECE) {
+        uint64_t left = length_bytes - at;
+        total += cwb_hash(bytes + at, left < CWB_SUM_PIECE ? left : CWB_SUM_PIECE, first++);
     }
+    return total;
+}
+
+/* Those that others have brought meanwhile do not count again. true: all counts now. */
+static bool count_in(struct cwb_sum *sum, uint64_t piece, const uint64_t *hashes, uint64_t number) {
+    bool whole = false;
+    pthread_mutex_lock(&sum->lock);
+    for (uint64_t i = 0; i < number; i++, piece++) {
+        if (counts(sum, piece))
+            continue;
+        sum->marks[piece / 64] |= 1ull << piece % 64;
+        sum->total += hashes[i];
+        whole = --sum->left == 0;
+    }
+    while (sum->prefix < sum->count && counts(sum, sum->prefix))
+        sum->prefix++;
     pthread_mutex_unlock(&sum->lock);
+    return whole;
+}
+
+/* at: where the first of them lies; NULL: in the sum's memory. */
+static bool add_pieces(struct cwb_sum *sum, uint64_t piece, uint64_t end, const uint8_t *at) {
+    const uint64_t first_bytes = begin_of(sum, piece);
+    uint64_t hashes[BATCH];
+    bool whole = false;
+    while (piece < end) {
+        uint64_t number = end - piece < BATCH ? end - piece : BATCH;
+        for (uint64_t i = 0; i < number; i++) {
+            uint64_t from = begin_of(sum, piece + i), length = begin_of(sum, piece + i + 1) - from;
+            const uint8_t *bytes =
+                at ? at + (from - first_bytes) : sum->bytes + from % sum->ring_bytes;
+            hashes[i] = cwb_hash(bytes, length, piece + i);
+        }
+        whole |= count_in(sum, piece, hashes, number);
+        piece += number;
+    }
+    return whole;
+}
+
+bool cwb_sum_add(struct cwb_sum *sum, uint64_t offset_bytes, uint64_t length_bytes) {
+    return cwb_sum_add_at(sum, offset_bytes, length_bytes, NULL);
+}
+
+bool cwb_sum_add_at(struct cwb_sum *sum, uint64_t offset_bytes, uint64_t length_bytes,
+                    const uint8_t *bytes) {
+    uint64_t end_bytes = offset_bytes + length_bytes;
+    uint64_t piece = (offset_bytes + CWB_SUM_PIECE - 1) / CWB_SUM_PIECE;
+    return add_pieces(sum, piece,
+                      end_bytes == sum->size_bytes ? sum->count : end_bytes / CWB_SUM_PIECE,
+                      bytes ? bytes + (piece * CWB_SUM_PIECE - offset_bytes) : NULL);
 }
 
 uint64_t cwb_sum_prefix(struct cwb_sum *sum) {
     pthread_mutex_lock(&sum->lock);
-    uint64_t hashed_bytes = sum->hashed_bytes;
+    uint64_t prefix = sum->prefix;
     pthread_mutex_unlock(&sum->lock);
-    return hashed_bytes;
+    return begin_of(sum, prefix);
+}
+
+uint64_t cwb_sum_left(struct cwb_sum *sum) {
+    pthread_mutex_lock(&sum->lock);
+    uint64_t left = sum->left;
+    pthread_mutex_unlock(&sum->lock);
+    return left * CWB_SUM_PIECE;
 }
 
 void cwb_sum_rest(struct cwb_sum *sum) {
-    pthread_mutex_lock(&sum->lock);
-    while (sum->turn)
-        pthread_cond_wait(&sum->turn_ended, &sum->lock);
-    if (sum->hashed_bytes == sum->size_bytes) {
+    for (uint64_t piece = 0; piece < sum->count; piece++) {
+        pthread_mutex_lock(&sum->lock);
+        bool done = sum->left == 0;
+        while (piece < sum->count && counts(sum, piece))
+            piece++;
         pthread_mutex_unlock(&sum->lock);
-        return;
+        if (done)
+            return;
+        if (piece < sum->count)
+            add_pieces(sum, piece, piece + 1, NULL);
     }
-    sum->turn = true;
-    pthread_mutex_unlock(&sum->lock);
-    hash_to(sum, sum->size_bytes);
-    pthread_mutex_lock(&sum->lock);
-    sum->hashed_bytes = sum->size_bytes;
-    sum->turn = false;
-    pthread_cond_broadcast(&sum->turn_ended);
-    pthread_mutex_unlock(&sum->lock);
 }
 
 uint64_t cwb_sum_digest(struct cwb_sum *sum) {
-    CW_ASSERT(sum->hashed_bytes == sum->size_bytes);
-    return XXH3_64bits_digest(sum->hash);
+    pthread_mutex_lock(&sum->lock);
+    CW_ASSERT(sum->left == 0);
+    uint64_t total = sum->total;
+    pthread_mutex_unlock(&sum->lock);
+    return total;
 }

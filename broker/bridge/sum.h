@@ -1,15 +1,16 @@
 /*
- * Sum: the XXH3 over all bytes of an array whose pieces come, or go, in any order and by several
+ * Sum: the check over all bytes of an array whose pieces come, or go, in any order and by several
  * threads.
  *
- * XXH3 goes from the first byte to the last, so only what is there without a gap can be hashed.
- * Whoever brings a piece marks it, and if nobody is hashing takes the *turn* and hashes on as far
- * as there is no gap: the bytes lie in a cache then, no thread waits for another, and no thread
- * does nothing else. Others mark their pieces meanwhile, and who has the turn sees them.
+ * It is the sum, modulo 2^64, of the XXH3 (64 bits) of each *piece* of CWB_SUM_PIECE bytes, the
+ * last one shorter, with the piece's number as its seed: so a piece in another's place is found,
+ * and the order in which pieces come is nobody's business. Whoever brings bytes hashes them
+ * itself, while they lie in its core's cache; no thread waits for another's, and none has the rest
+ * to do. One hash from the first byte to the last would be one thread's work at a time, over bytes
+ * that lie in other cores' caches.
  *
- * Invariant: hashed bytes are a prefix; a piece is hashed once, by the holder of the turn, after it
- * was marked (under the lock, which is never held while hashing). A thread cannot die alone, so a
- * turn is always given back.
+ * Invariant: a piece counts once, with the bytes that it had when the first who brought it hashed
+ * it; the lock is never held while hashing.
  */
 #ifndef CW_BRIDGE_SUM_H
 #define CW_BRIDGE_SUM_H
@@ -19,21 +20,28 @@
 
 struct cwb_sum;
 
-#define CWB_SUM_PIECE (16u << 10) /* what is marked: whole pieces of so much; CWB_READ_MIN */
+#define CWB_SUM_PIECE (16u << 10) /* docs/PROTOCOL.md; CWB_READ_MIN */
 
-/* Byte i lies at bytes[i % ring_bytes] (ring_bytes at least size_bytes: all are there); they stay
- * until cwb_sum_free(). */
+/* Byte i lies at bytes[i % ring_bytes] (ring_bytes at least size_bytes: all are there; else whole
+ * pieces); they stay until cwb_sum_free(). */
 struct cwb_sum *cwb_sum_new(const uint8_t *bytes, uint64_t size_bytes, uint64_t ring_bytes);
 /* Nobody else uses it. */
 void cwb_sum_free(struct cwb_sum *sum);
-/* These bytes are there; parts of pieces do not count. Hashes if it is this thread's turn. Any
- * thread. */
-void cwb_sum_add(struct cwb_sum *sum, uint64_t offset_bytes, uint32_t length_bytes);
-/* How many bytes from the first on are hashed. Any thread. */
+/* These bytes are there: hashes them; parts of pieces do not count. true: all of the array counts
+ * now, which is told once. Any thread. */
+bool cwb_sum_add(struct cwb_sum *sum, uint64_t offset_bytes, uint64_t length_bytes);
+/* The same of bytes that lie elsewhere. */
+bool cwb_sum_add_at(struct cwb_sum *sum, uint64_t offset_bytes, uint64_t length_bytes,
+                    const uint8_t *bytes);
+/* How many bytes from the first on count without a gap. Any thread. */
 uint64_t cwb_sum_prefix(struct cwb_sum *sum);
-/* Hashes all that is left, there or not; waits while another has the turn. Any thread. */
+/* How many bytes do not count yet. Any thread. */
+uint64_t cwb_sum_left(struct cwb_sum *sum);
+/* Hashes all that is left, there or not. Any thread; nobody adds meanwhile what it waits for. */
 void cwb_sum_rest(struct cwb_sum *sum);
-/* The hash; all is hashed. */
+/* All counts. */
 uint64_t cwb_sum_digest(struct cwb_sum *sum);
+/* What some pieces add to a sum: the first has the number `first`; the last may be shorter. */
+uint64_t cwb_sum_of(const uint8_t *bytes, uint64_t length_bytes, uint64_t first);
 
 #endif

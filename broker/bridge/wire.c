@@ -17,7 +17,18 @@ void cwb_wire_init(struct cwb_wire *wire, struct cwb_loop *loop,
     wire->pieces_end = &wire->pieces;
 }
 
+static void undirty(struct cwb_wire *wire) {
+    struct cwb_wire **at = &wire->loop->dirty;
+    if (!wire->is_dirty)
+        return;
+    while (*at != wire)
+        at = &(*at)->dirty_next;
+    *at = wire->dirty_next;
+    wire->is_dirty = false;
+}
+
 void cwb_wire_deinit(struct cwb_wire *wire) {
+    undirty(wire);
     cwb_tls_end_deinit(&wire->tls);
     free(wire->out.data);
     free(wire->flying.data);

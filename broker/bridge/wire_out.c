@@ -1,13 +1,17 @@
 /*
  * What goes out over a wire: frames and pieces into `out`, and `out` to the kernel when what was
- * sent before has gone. One piece is encrypted straight from the array's memory. See wire.h.
+ * sent before has gone. One piece is encrypted straight from the array's memory, slice by slice,
+ * and each slice goes as soon as it can, so that the other side decrypts it while the next one is
+ * encrypted; nothing comes between the slices of a piece. See wire.h.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "broker/bridge/parts.h"
 
-#define CWB_UNREAD_STEP (64u << 10)  /* in which a wire tells what is unread */
+#define CWB_UNREAD_STEP (64u << 10) /* in which a wire tells what is unread */
+#define SLICE_BYTES     CWB_IO_AT_ONCE_BYTES
+#define TURN_BYTES      (1u << 20)   /* of pieces; then what came is looked at */
 #define ENOUGH_BYTES    (256u << 10) /* encrypted ahead of what is being sent */
 #define KEEP_BYTES      (64u << 10)  /* larger buffers are freed when the wire rests */
 
@@ -107,6 +111,41 @@ void cwb_wire_send_piece(struct cwb_wire *wire, uint64_t id, struct cwb_source *
     cwb_wire_touch(wire);
 }
 
+static void let_go(struct cwb_bytes *bytes) {
+    if (bytes->room <= KEEP_BYTES)
+        return;
+    free(bytes->data);
+    *bytes = (struct cwb_bytes){.data = NULL};
+}
+
+/* What was encrypted goes to the kernel, if what went before is sent. */
+static void launch(struct cwb_wire *wire) {
+    if (wire->sending || wire->out.used == 0)
+        return;
+    CW_STORE(BW2, &wire->key_updates, wire->tls.key_updates, relaxed);
+    struct cwb_bytes flying = wire->out;
+    wire->out = wire->flying;
+    wire->out.used = 0;
+    wire->flying = flying;
+    wire->sending = true;
+    CW_STORE(BW1, &wire->bytes_out, CW_LOAD(BW1, &wire->bytes_out, relaxed) + flying.used, relaxed);
+    cwb_io_send(wire->loop->io, &wire->socket, flying.data, flying.used);
+}
+
+static int write_slices(struct cwb_wire *wire, const struct cwb_piece *piece) {
+    uint32_t left = piece->read.length_bytes;
+    int code = 0;
+    for (const uint8_t *at = piece->bytes; left && code == 0;) {
+        uint32_t slice = left < SLICE_BYTES ? left : SLICE_BYTES;
+        code = cwb_tls_write(&wire->tls, at, slice);
+        if (code == 0)
+            launch(wire);
+        at += slice;
+        left -= slice;
+    }
+    return code;
+}
+
 /* Encrypts the next piece. */
 static int write_piece(struct cwb_wire *wire) {
     struct cwb_piece *piece = wire->pieces;
@@ -117,53 +156,37 @@ static int write_piece(struct cwb_wire *wire) {
                         .op = CWB_READ | CW_OP_REPLY,
                         .id = piece->id},
                .read = piece->read};
+    int code = cwb_tls_write(&wire->tls, &begin, sizeof begin);
+    if (code == 0)
+        code = write_slices(wire, piece);
     wire->pieces = piece->next;
     if (!wire->pieces)
         wire->pieces_end = &wire->pieces;
     wire->piece_count--;
-    int code = cwb_tls_write(&wire->tls, &begin, sizeof begin);
-    if (code == 0)
-        code = cwb_tls_write(&wire->tls, piece->bytes, piece->read.length_bytes);
     cwb_source_let_go(piece->source, wire->loop, &piece->read, code == 0);
     free(piece);
     return code;
 }
 
-static void let_go(struct cwb_bytes *bytes) {
-    if (bytes->room <= KEEP_BYTES)
-        return;
-    free(bytes->data);
-    *bytes = (struct cwb_bytes){.data = NULL};
-}
-
 static void flush(struct cwb_wire *wire) {
+    uint32_t turn_bytes = 0;
     if (wire->broken) {
         cw_fail(-EPROTO, "TLS failed");
         wire->calls->on_broken(wire);
         return;
     }
-    while (wire->pieces && wire->out.used < ENOUGH_BYTES)
+    while (wire->pieces && wire->out.used < ENOUGH_BYTES && turn_bytes < TURN_BYTES) {
+        turn_bytes += wire->pieces->read.length_bytes;
         if (write_piece(wire) < 0) {
             wire->calls->on_broken(wire);
             return;
         }
-    if (wire->sending)
-        return;
-    if (wire->out.used == 0) {
+    }
+    launch(wire);
+    if (!wire->sending && !wire->pieces) {
         let_go(&wire->out);
         let_go(&wire->flying);
-        return;
     }
-    CW_STORE(BW2, &wire->key_updates, wire->tls.key_updates, relaxed);
-    struct cwb_bytes flying = wire->out;
-    wire->out = wire->flying;
-    wire->out.used = 0;
-    wire->flying = flying;
-    wire->sending = true;
-    CW_STORE(BW1, &wire->bytes_out, CW_LOAD(BW1, &wire->bytes_out, relaxed) + flying.used, relaxed);
-    cwb_io_send(wire->loop->io, &wire->socket, flying.data, flying.used);
-    if (wire->pieces)
-        cwb_wire_touch(wire); /* encrypt the next while these go */
 }
 
 void cwb_wire_on_sent(struct cwb_socket *socket) {
@@ -174,11 +197,14 @@ void cwb_wire_on_sent(struct cwb_socket *socket) {
 }
 
 void cwb_wires_flush(struct cwb_loop *loop) {
-    struct cwb_wire *wire;
-    while ((wire = loop->dirty)) {
-        loop->dirty = wire->dirty_next;
-        wire->is_dirty = false;
+    struct cwb_wire *wire, *list = loop->dirty;
+    loop->dirty = NULL; /* who has more to send than may go in a turn is there again */
+    while ((wire = list)) {
+        list = wire->dirty_next;
         if (!wire->ended)
-            flush(wire);
+            flush(wire); /* what is sent within it touches nothing */
+        wire->is_dirty = false;
+        if (wire->pieces && wire->out.used < ENOUGH_BYTES)
+            cwb_wire_touch(wire);
     }
 }

@@ -43,7 +43,7 @@ def frame(
 
 
 def hello(
-    *, magic: int = MAGIC, versions: tuple[int, int] = (1, 1), run: int = 7, read: int = 262144,
+    *, magic: int = MAGIC, versions: tuple[int, int] = (3, 3), run: int = 7, read: int = 262144,
     requests: int = 1024, node: bytes = b"raw",
 ) -> bytes:  # fmt: skip
     """The greeting."""
@@ -97,7 +97,7 @@ class Raw:
                 return None
             if op == PING:
                 self.send(frame(PING | REPLY, id=id))
-            elif op != HELLO and (requests or op & REPLY):
+            elif op not in (HELLO, STREAMS) and (requests or op & REPLY):
                 return op, id, status, body
 
     def ended(self) -> bool:

@@ -238,7 +238,7 @@ def test_who_asks_after_a_change_was_told_is_not_given_what_was_opened_before(
     nodes: tuple[Node, Node],
 ) -> None:
     b, evil = nodes
-    old, hash_of_old, hash_of_none = 40_000, 0x1D23E08A2D117EAC, 0x2D06800538D394C2  # XXH3 of zeros
+    old, hash_of_old, hash_of_none = 40_000, 0x79A75C7BDD7C6F62, 0x2D06800538D394C2  # of zeros
     with Raw(evil.keys, b.port) as connection, contextlib.ExitStack() as visitors:
         known(connection, b, evil)
 

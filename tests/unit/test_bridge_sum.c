@@ -1,6 +1,6 @@
 /*
- * Sums: pieces in any order give the hash of all; one that comes late holds its thread up for a few
- * of those behind it alone.
+ * Sums: pieces in any order, once or more often, by one thread or several, give the same; another
+ * byte, another place, or another length give another.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,8 +9,13 @@
 
 #include "broker/bridge/sum.c"
 
+#define XXH_INLINE_ALL
+#include <string.h>
+#include <xxhash.h>
+
 #define PIECE CWB_SUM_PIECE
-#define SIZE  (64u << 20 | 5) /* the last piece is a short one */
+#define SIZE  (8u << 20 | 5) /* the last piece is a short one */
+#define COUNT (SIZE / PIECE + 1)
 
 static uint8_t *made(void) {
     uint8_t *bytes = malloc(SIZE);
@@ -20,32 +25,46 @@ static uint8_t *made(void) {
     return bytes;
 }
 
-static void add(struct cwb_sum *sum, uint64_t from, uint64_t end) {
-    for (; from < end; from += PIECE)
-        cwb_sum_add(sum, from, end - from < PIECE ? (uint32_t)(end - from) : PIECE);
+/* As docs/PROTOCOL.md has it. */
+static uint64_t right(const uint8_t *bytes, uint64_t size_bytes) {
+    uint64_t total = 0;
+    for (uint64_t at = 0; at < size_bytes; at += PIECE)
+        total += XXH3_64bits_withSeed(bytes + at, size_bytes - at < PIECE ? size_bytes - at : PIECE,
+                                      at / PIECE);
+    return total;
 }
 
-static void pieces_in_order(void **state) {
+static uint64_t length_of(uint64_t piece) {
+    return piece == COUNT - 1 ? SIZE % PIECE : PIECE;
+}
+
+static void in_order(void **state) {
     (void)state;
     uint8_t *bytes = made();
     struct cwb_sum *sum = cwb_sum_new(bytes, SIZE, SIZE);
-    add(sum, 0, SIZE);
+    for (uint64_t piece = 0; piece < COUNT; piece++) {
+        assert_int_equal(cwb_sum_prefix(sum), piece * PIECE);
+        assert_int_equal(cwb_sum_add(sum, piece * PIECE, length_of(piece)), piece == COUNT - 1);
+    }
     assert_int_equal(cwb_sum_prefix(sum), SIZE);
-    assert_int_equal(cwb_sum_digest(sum), XXH3_64bits(bytes, SIZE));
+    assert_int_equal(cwb_sum_left(sum), 0);
+    assert_int_equal(cwb_sum_digest(sum), right(bytes, SIZE));
+    assert_int_equal(cwb_sum_of(bytes, SIZE, 0), right(bytes, SIZE));
     cwb_sum_free(sum);
     free(bytes);
 }
 
-static void the_first_comes_last(void **state) {
+static void backwards_and_twice(void **state) {
     (void)state;
     uint8_t *bytes = made();
     struct cwb_sum *sum = cwb_sum_new(bytes, SIZE, SIZE);
-    add(sum, PIECE, SIZE);
-    assert_int_equal(cwb_sum_prefix(sum), 0);
-    add(sum, 0, PIECE);
-    assert_true(cwb_sum_prefix(sum) >= PIECE && cwb_sum_prefix(sum) <= 2 * TURN_BYTES);
-    cwb_sum_rest(sum);
-    assert_int_equal(cwb_sum_digest(sum), XXH3_64bits(bytes, SIZE));
+    for (uint64_t piece = COUNT; piece-- > 0;) {
+        assert_int_equal(cwb_sum_prefix(sum), 0);
+        assert_int_equal(cwb_sum_add(sum, piece * PIECE, length_of(piece)), piece == 0);
+        assert_false(cwb_sum_add(sum, piece * PIECE, length_of(piece))); /* it is told once */
+    }
+    assert_int_equal(cwb_sum_prefix(sum), SIZE);
+    assert_int_equal(cwb_sum_digest(sum), right(bytes, SIZE));
     cwb_sum_free(sum);
     free(bytes);
 }
@@ -59,15 +78,74 @@ static void parts_of_pieces_do_not_count(void **state) {
     assert_int_equal(cwb_sum_prefix(sum), 0);
     cwb_sum_add(sum, 0, PIECE + 1);
     assert_int_equal(cwb_sum_prefix(sum), PIECE);
+    assert_false(cwb_sum_add(sum, 3 * PIECE, 40 * PIECE)); /* a gap before it */
+    assert_int_equal(cwb_sum_prefix(sum), PIECE);
+    assert_int_equal(cwb_sum_left(sum), (COUNT - 41) * PIECE);
+    cwb_sum_rest(sum); /* the gap and what follows */
+    assert_int_equal(cwb_sum_prefix(sum), SIZE);
+    assert_int_equal(cwb_sum_digest(sum), right(bytes, SIZE));
+    cwb_sum_free(sum);
+    free(bytes);
+}
+
+static void a_ring(void **state) {
+    (void)state;
+    enum { RING = 4 * PIECE };
+    uint8_t *bytes = made(), *ring = malloc(RING);
+    struct cwb_sum *sum = cwb_sum_new(ring, SIZE, RING);
+    for (uint64_t piece = 0; piece < COUNT; piece++) {
+        memcpy(ring + piece % 4 * PIECE, bytes + piece * PIECE, length_of(piece));
+        cwb_sum_add(sum, piece * PIECE, length_of(piece));
+    }
+    assert_int_equal(cwb_sum_digest(sum), right(bytes, SIZE));
+    cwb_sum_free(sum);
+    free(ring);
+    free(bytes);
+}
+
+static void what_is_wrong_is_seen(void **state) {
+    (void)state;
+    uint8_t *bytes = made();
+    uint64_t all = right(bytes, SIZE);
+    bytes[5 * PIECE + 7] ^= 1;
+    assert_int_not_equal(cwb_sum_of(bytes, SIZE, 0), all);
+    bytes[5 * PIECE + 7] ^= 1;
+    assert_int_not_equal(cwb_sum_of(bytes, SIZE - 1, 0), all);
+    uint8_t kept[PIECE];
+    memcpy(kept, bytes, PIECE); /* two pieces at each other's place */
+    memcpy(bytes, bytes + PIECE, PIECE);
+    memcpy(bytes + PIECE, kept, PIECE);
+    assert_int_not_equal(cwb_sum_of(bytes, SIZE, 0), all);
+    free(bytes);
+}
+
+static void *every_other(void *context) {
+    struct cwb_sum *sum = context;
+    for (uint64_t piece = 1; piece < COUNT; piece += 2)
+        cwb_sum_add(sum, piece * PIECE, length_of(piece));
+    return NULL;
+}
+
+static void by_two_threads(void **state) {
+    (void)state;
+    uint8_t *bytes = made();
+    struct cwb_sum *sum = cwb_sum_new(bytes, SIZE, SIZE);
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, every_other, sum), 0);
+    for (uint64_t piece = 0; piece < COUNT; piece += 2)
+        cwb_sum_add(sum, piece * PIECE, length_of(piece));
+    cwb_sum_rest(sum); /* what the other brings at the same time, too */
+    assert_int_equal(cwb_sum_digest(sum), right(bytes, SIZE));
+    pthread_join(thread, NULL);
     cwb_sum_free(sum);
     free(bytes);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pieces_in_order),
-        cmocka_unit_test(the_first_comes_last),
-        cmocka_unit_test(parts_of_pieces_do_not_count),
+        cmocka_unit_test(in_order),       cmocka_unit_test(backwards_and_twice),
+        cmocka_unit_test(by_two_threads), cmocka_unit_test(parts_of_pieces_do_not_count),
+        cmocka_unit_test(a_ring),         cmocka_unit_test(what_is_wrong_is_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -35,7 +35,7 @@ def main() -> None:
             owner = Owner(made, "b")
             stack.callback(owner.close)
             keys = made.root / "a" / "node"
-            rivals.append(Ours(made, owner, f"causeway, streams {count}", among=True))
+            rivals.append(Ours(made, owner, f"causeway, streams {count}"))
             rivals += [Loop(build, keys, kind, count, SIZE) for kind in ("tls", "plain")]
         with closing(rivals):
             rows("streams 256 MiB", SIZE, rivals, min(options.rounds, 5))

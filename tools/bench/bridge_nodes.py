@@ -32,6 +32,11 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+def streams_chosen() -> int:
+    """How many streams a bridge here takes unless told otherwise (default_streams() in broker/bridge/bridge.c)."""
+    return min(len(os.sched_getaffinity(0)), 4)
+
+
 def areas(size: int) -> int:
     """How many arrays of a size the samples go round in."""
     return max(1, min(16, AREA // size))

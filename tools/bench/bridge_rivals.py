@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from measure import Used, in_turn, report
 import causeway as cw
 
 Sample = tuple[float, float]
+START_SECONDS = 20  # what a benchmark may lose to a rival that does not start
 
 
 class Rival:
@@ -56,48 +58,82 @@ class Rival:
             raise RuntimeError(f"{self.name}: wrong bytes")
 
 
+def _until_gone(name: str) -> None:
+    with contextlib.suppress(cw.NameNotFound):
+        while True:
+            cw.get(name).close()
+            time.sleep(0.001)
+
+
+def _get(folder: Path, pids: list[int], connection: Connection) -> None:
+    size, arrays = 0, []
+    with cw.connect(folder):
+        while (word := connection.recv()) is not None:
+            if word[0] == "ready":
+                size = word[1]
+                arrays = [random_bytes(size, number) for number in range(word[2])]
+                connection.send("done")
+            elif word[0] == "get":
+                cpu, begun = Used(pids), time.perf_counter()
+                array = cw.get(word[1])
+                took = time.perf_counter() - begun
+                used = cpu.until_now()
+                right = np.array_equal(array.numpy(), arrays[word[2] % len(arrays)])
+                array.close()
+                connection.send((took, used, right))
+            else:
+                _until_gone(word[1])
+                connection.send("done")
+
+
 class Ours(Rival):
     """A get by node a of a name of node b that is new to it: replica, check and name included.
 
-    among: there are more nodes than these; this process is a client of theirs in each sample alone.
+    The client is a process of its own, which times itself and stays node a's client.
     """
 
     how = "adaptive"
 
-    def __init__(self, made: Nodes, owner: Owner, name: str, among: bool = False) -> None:
-        self.nodes, self.owner, self.name, self.among, self.next = made, owner, name, among, 0
+    def __init__(self, made: Nodes, owner: Owner, name: str) -> None:
+        self.owner, self.name, self.next = owner, name, 0
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(
+            target=_get, args=(made.root / "a", made.pids, theirs), daemon=True
+        )
+        self.process.start()
+
+    def _ask(self, *word: Any) -> Any:
+        self.connection.send(word)
+        return self.connection.recv()
 
     def ready(self, size: int) -> None:
-        """The owner has the arrays."""
-        super().ready(size)
+        """The owner has the arrays, the client knows what they are."""
+        self.size, self.areas = size, areas(size)
         self.owner.make(size)
+        self._ask("ready", size, self.areas)
 
     def sample(self, turn: int) -> Sample:
         """Memory of the getting node was used before, but for the first time."""
         self.next += 1
-        name = f"new/{self.next}"
-        self.owner.name(self.size, turn % len(self.arrays), name)
-        with cw.connect(self.nodes.root / "a") if self.among else contextlib.nullcontext():
-            cpu, begun = Used(self.nodes.pids), time.perf_counter()
-            array = cw.get(f"//b/{name}")
-            took = time.perf_counter() - begun
-            used = cpu.until_now()
-            self.check(array.numpy(), turn)
-            array.close()
-            self.owner.remove(name)
-            self._until_gone(f"//b/{name}")
+        name, number = f"new/{self.next}", turn % self.areas
+        self.owner.name(self.size, number, name)
+        took, used, right = self._ask("get", f"//b/{name}", number)
+        self.owner.remove(name)
+        self._ask("gone", f"//b/{name}")
+        if not right:
+            raise RuntimeError(f"{self.name}: wrong bytes")
         return took, used
-
-    def _until_gone(self, name: str) -> None:
-        with contextlib.suppress(cw.NameNotFound):
-            while True:
-                cw.get(name).close()
-                time.sleep(0.001)
 
     def done(self) -> None:
         """The owner has them no more."""
-        super().done()
+        self._ask("ready", self.size, 0)
         self.owner.drop(self.size)
+
+    def close(self) -> None:
+        """Ends the client."""
+        self.connection.send(None)
+        self.process.join()
 
 
 class Loop(Rival):
@@ -209,21 +245,57 @@ class Dask(Rival):
             for what, path in (("ca-file", certificate), ("cert", certificate), ("key", key))
         ]
         address = f"tls://127.0.0.1:{port}"
-        self.processes = [
-            self._start("distributed.cli.dask_scheduler", "--host=127.0.0.1", f"--port={port}", "--protocol=tls",
-                        "--no-dashboard", "--no-show", *files),
-            self._start("distributed.cli.dask_worker", address, "--protocol=tls", "--nthreads=1", "--no-nanny",
-                        "--no-dashboard", "--memory-limit=0", f"--local-directory={self.folder.name}", *files),
-        ]  # fmt: skip
-        self.client = Client(address, security=security, timeout=60, set_as_default=False)
-        self.client.wait_for_workers(1, timeout=60)
         self.futures: list[Any] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.client: Any = None
+        try:
+            self._start("scheduler", "--host=127.0.0.1", f"--port={port}", "--protocol=tls", "--no-dashboard",
+                        "--no-show", *files)  # fmt: skip
+            self._until_listening(port)
+            self._start("worker", address, "--protocol=tls", "--nthreads=1", "--no-nanny", "--no-dashboard",
+                        "--memory-limit=0", f"--local-directory={self.folder.name}", *files)  # fmt: skip
+            self.client = Client(
+                address, security=security, timeout=START_SECONDS, set_as_default=False
+            )
+            self.client.wait_for_workers(1, timeout=START_SECONDS)
+        except Exception as error:
+            said = self._said()
+            self.close()
+            raise RuntimeError(f"{type(error).__name__}: {error}; {said}") from error
 
-    def _start(self, module: str, *words: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *words], env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)},
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+    def _start(self, part: str, *words: str) -> None:
+        here = os.path.dirname(os.path.abspath(__file__))
+        paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]  # Dask itself may be there
+        with Path(self.folder.name, part).open("w") as log:
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", f"distributed.cli.dask_{part}", *words],
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                    stdout=log, stderr=log,
+                )
+            )  # fmt: skip
+
+    def _until_listening(self, port: int) -> None:
+        limit = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                return
+            except OSError:
+                if self.processes[0].poll() is not None:
+                    raise RuntimeError("the scheduler ended") from None
+                if time.monotonic() > limit:
+                    raise
+                time.sleep(0.05)
+
+    def _said(self) -> str:
+        """The last lines of the scheduler and the worker, on one line."""
+        last = []
+        for part in ("scheduler", "worker"):
+            with contextlib.suppress(OSError):
+                lines = Path(self.folder.name, part).read_text().strip().splitlines()[-3:]
+                last.append(f"{part}: {' | '.join(lines) or 'nothing'}")
+        return "; ".join(last)
 
     def ready(self, size: int) -> None:
         """The worker makes the arrays."""
@@ -251,7 +323,8 @@ class Dask(Rival):
 
     def close(self) -> None:
         """Ends scheduler and worker."""
-        self.client.close()
+        if self.client:
+            self.client.close()
         for process in reversed(self.processes):
             process.terminate()
             process.wait()

@@ -18,9 +18,10 @@
  * is the peer's; then its owner gives it a name. On failure the block is closed, which frees it.
  *
  * Deaths: the mover: the broker has the job done again, from the same place of the ring to the same
- * bytes of the GPU; memory that was made and not yet told of goes with it. This process: the broker
- * holds both ends of a job until it is done; then all of it is free. The owner:
- * cwb_landing_cancel() at any moment; what helpers have in hand goes when they are done.
+ * bytes of the GPU; memory that was made and not yet told of goes with it (broker/transit.h). This
+ * process: the broker holds both ends of a job until it is done; then all of it is free, memory
+ * that it was told of and had not opened, too. The owner: cwb_landing_cancel() at any moment; what
+ * helpers have in hand goes when they are done.
  */
 #ifndef CW_BRIDGE_LANDING_H
 #define CW_BRIDGE_LANDING_H

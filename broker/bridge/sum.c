@@ -49,15 +49,6 @@ static uint64_t begin_of(const struct cwb_sum *sum, uint64_t piece) {
     return piece >= sum->count ? sum->size_bytes : piece * CWB_SUM_PIECE;
 }
 
-uint64_t cwb_sum_of(const uint8_t *bytes, uint64_t length_bytes, uint64_t first) {
-    uint64_t total = 0;
-    for (uint64_t at = 0; at < length_bytes; at += CWB_SUM_PIECE) {
-        uint64_t left = length_bytes - at;
-        total += cwb_hash(bytes + at, left < CWB_SUM_PIECE ? left : CWB_SUM_PIECE, first++);
-    }
-    return total;
-}
-
 /* Those that others have brought meanwhile do not count again. true: all counts now. */
 static bool count_in(struct cwb_sum *sum, uint64_t piece, const uint64_t *hashes, uint64_t number) {
     bool whole = false;

@@ -41,7 +41,5 @@ uint64_t cwb_sum_left(struct cwb_sum *sum);
 void cwb_sum_rest(struct cwb_sum *sum);
 /* All counts. */
 uint64_t cwb_sum_digest(struct cwb_sum *sum);
-/* What some pieces add to a sum: the first has the number `first`; the last may be shorter. */
-uint64_t cwb_sum_of(const uint8_t *bytes, uint64_t length_bytes, uint64_t first);
 
 #endif

@@ -398,7 +398,8 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
         code = make_slab(client, heap, size_bytes);
         if (code == -EDQUOT && !dropped) {
             dropped = true;
-            if (cw_kept_drop(client))
+            uint32_t unmapped = cw_slabs_sweep(client); /* of others, which they gave up */
+            if (cw_kept_drop(client) || unmapped)
                 continue;
         }
         if (code == -EDQUOT && heap->backend->device_kind == CW_DEVICE_CUDA) {

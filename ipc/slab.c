@@ -4,7 +4,8 @@
  * A slab is opened once (its block table mapped, its data mapped when first needed, writable and
  * read-only apart) and its descriptors closed, so that many slabs do not exhaust this process's
  * table of descriptors. Slabs that nothing is held of stay mapped, least recently used first to go,
- * until there are CW_IDLE_SLABS_MAX of them or the broker says that they were given up.
+ * until there are CW_IDLE_SLABS_MAX of them or the broker says that they were given up, which is
+ * looked at whenever an array of another process is opened or closed, and where a device is full.
  *
  * Owner: client->lock. The block table is shared memory that other processes write: its words are
  * checked when they are used. If the maker dies nothing changes here; if the broker dies mappings
@@ -67,6 +68,15 @@ static uint32_t sweep(cw_client *client) {
     return count;
 }
 
+static void sweep_if_told(cw_client *client) {
+    /* S2: advice: the closed words are looked at only when their number moved. */
+    uint64_t closed = CW_LOAD(S2, &client->shared->closed_slabs, relaxed);
+    if (closed == client->slabs.closed_seen)
+        return;
+    client->slabs.closed_seen = closed;
+    (void)sweep(client);
+}
+
 uint32_t cw_slabs_sweep(cw_client *client) {
     pthread_mutex_lock(&client->lock);
     uint32_t count = sweep(client);
@@ -81,12 +91,7 @@ void cw_slab_rest(cw_client *client, struct cw_slab *slab) {
     idle_add(client, slab);
     while (slabs->idle_count > CW_IDLE_SLABS_MAX)
         cw_slab_free(client, slabs->idle_first);
-    /* S2: advice: the closed words are looked at only when their number moved. */
-    uint64_t closed = CW_LOAD(S2, &client->shared->closed_slabs, relaxed);
-    if (closed == slabs->closed_seen)
-        return;
-    slabs->closed_seen = closed;
-    (void)sweep(client);
+    sweep_if_told(client);
 }
 
 void cw_slab_free(cw_client *client, struct cw_slab *slab) {
@@ -243,6 +248,7 @@ close_data:
 }
 
 int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out) {
+    sweep_if_told(client);
     for (;;) {
         int code = 0;
         *out = find(client, id);

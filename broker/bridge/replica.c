@@ -31,9 +31,16 @@
 #include "ipc/meta.h"
 #include "ipc/remote.h"
 
-#define TRIES    3        /* of an array that is written to, or whose owner starts anew */
-#define REWRITES 16       /* fetched again so often for writes of this node's own clients */
-#define DOUBT_NS 10000000 /* a doubtful one stays so long, for those who were told of it */
+#define TRIES    3  /* of an array that is written to, or whose owner starts anew */
+#define REWRITES 16 /* fetched again so often for writes of this node's own clients */
+/*
+ * A doubtful one has its name for so long, since that is how those who asked by way of the broker
+ * find it. Who reads the directory within that time finds what its owner may have replaced before
+ * (the change came while it was being fetched): that, and no more, is how far a get may lag behind
+ * the owner's word. Who asks at the bridge does not get it: what is doubtful and HELD goes at once
+ * (cwb_replica_get). Nothing that was opened after the change is doubtful.
+ */
+#define DOUBT_NS 10000000
 
 static void replica_free(struct cwb_replica *replica) {
     HASH_DEL(replica->bridge->replicas, replica);

@@ -39,6 +39,18 @@ def two() -> Iterator[tuple[Node, Node]]:
         yield made.nodes["a"], made.nodes["b"]
 
 
+@pytest.fixture(params=["io_uring", "epoll"])
+def by_each_engine(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Node]]:
+    """The same by either engine, with one array under open/x at the second."""
+    with bridge_support.net("a", "b") as made:
+        made.acquaint("--read", "open/*")
+        made.start(**({"CAUSEWAY_BRIDGE_EPOLL": "1"} if request.param == "epoll" else {}))
+        made.connected()
+        with made.nodes["b"].here():
+            cw.put("open/x", [1])
+        yield made.nodes["a"], made.nodes["b"]
+
+
 def stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
 
@@ -114,31 +126,22 @@ def cpu_seconds(pid: int) -> float:
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.parametrize("engine", ["io_uring", "epoll"])
-def test_an_idle_bridge_takes_no_cpu(engine: str) -> None:
-    with bridge_support.net("a", "b") as made:
-        made.acquaint("--read", "open/*")
-        made.start(**({"CAUSEWAY_BRIDGE_EPOLL": "1"} if engine == "epoll" else {}))
-        made.connected()
-        a, b = made.nodes.values()
-        with b.here():
-            cw.put("open/x", [1])
-        with a.here():
-            held = cw.get("//b/open/x")  # a replica that stands: it is looked after
-            pids = [a.bridge_pid(), b.bridge_pid()]
+def test_an_idle_bridge_takes_no_cpu(by_each_engine: tuple[Node, Node]) -> None:
+    a, b = by_each_engine
+    with a.here():
+        held = cw.get("//b/open/x")  # a replica that stands: it is looked after
+        pids = [a.bridge_pid(), b.bridge_pid()]
 
-            def at_rest() -> bool:
-                before = [cpu_seconds(pid) for pid in pids]
-                begun = time.monotonic()
-                time.sleep(3)  # nothing is waited for: this is the idleness that is measured
-                passed = time.monotonic() - begun
-                used = [cpu_seconds(pid) - first for pid, first in zip(pids, before, strict=True)]
-                return max(used) < 0.05 * passed  # one that spins takes all of it
+        def at_rest() -> bool:
+            before = [cpu_seconds(pid) for pid in pids]
+            begun = time.monotonic()
+            time.sleep(3)  # nothing is waited for: this is the idleness that is measured
+            passed = time.monotonic() - begun
+            used = [cpu_seconds(pid) - first for pid, first in zip(pids, before, strict=True)]
+            return max(used) < 0.05 * passed  # one that spins takes all of it
 
-            assert eventually(
-                at_rest, 20
-            )  # what came before may still end on a machine that is busy
-            assert held.numpy().tolist() == [1]
+        assert eventually(at_rest, 20)  # what came before may still end on a machine that is busy
+        assert held.numpy().tolist() == [1]
 
 
 def test_a_replica_whose_name_ended_with_its_users_is_fetched_again() -> None:
@@ -203,64 +206,56 @@ def test_without_a_door_the_broker_is_asked(two: tuple[Node, Node]) -> None:
         assert cw.get("//b/open/x").numpy().tolist() == [1]
 
 
-@pytest.mark.parametrize("engine", ["io_uring", "epoll"])
-def test_nonsense_at_the_door_harms_nobody(engine: str) -> None:
-    with bridge_support.net("a", "b") as made:
-        made.acquaint("--read", "open/*")
-        made.start(**({"CAUSEWAY_BRIDGE_EPOLL": "1"} if engine == "epoll" else {}))
-        made.connected()
-        a, b = made.nodes.values()
-        with b.here():
-            cw.put("open/x", [1])
-            cw.put("open/y", [2])
-        pid, path = a.bridge_pid(), str(door_of(a))
+def test_nonsense_at_the_door_harms_nobody(by_each_engine: tuple[Node, Node]) -> None:
+    a, b = by_each_engine
+    with b.here():
+        cw.put("open/y", [2])
+    pid, path = a.bridge_pid(), str(door_of(a))
 
-        def comes() -> socket.socket:
-            made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            made.connect(path)
-            made.settimeout(30)
-            return made
+    def comes() -> socket.socket:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        made.connect(path)
+        made.settimeout(30)
+        return made
 
-        def hears(one: socket.socket) -> bytes:
-            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-                return one.recv(65536)
-            return b""
+    def hears(one: socket.socket) -> bytes:
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            return one.recv(65536)
+        return b""
 
-        get = (
-            struct.pack("<IIHHI16sQIIQQQ", 1, 0, 11, 0, 0, b"", 0, 0, 0, 0, 0, 0) + b"\0//b/open/x"
-        )
-        with comes() as one:  # what a client says
-            one.send(get)
-            status, text_bytes = struct.unpack("<iI", one.recv(65536)[:8])
-            assert status == 0 and text_bytes
-        for bad in (
-            b"x",
-            b"\0" * 72,
-            b"\xff" * 8192,
-            b"\xff" * 9000,
-            get[:60],
-            get[:4] + b"\xff" * 80,
-        ):
-            with comes() as one:
-                one.send(bad)
-                said = hears(one)  # an error, or the end
-                assert not said or struct.unpack("<i", said[:4])[0] < 0
+    get = struct.pack("<IIHHI16sQIIQQQ", 1, 0, 11, 0, 0, b"", 0, 0, 0, 0, 0, 0) + b"\0//b/open/x"
+    with comes() as one:  # what a client says
+        one.send(get)
+        status, text_bytes = struct.unpack("<iI", one.recv(65536)[:8])
+        assert status == 0 and text_bytes
+    for bad in (
+        b"x",
+        b"\0" * 72,
+        b"\xff" * 8192,
+        b"\xff" * 9000,
+        get[:60],
+        get[:4] + b"\xff" * 80,
+    ):
         with comes() as one:
-            with contextlib.suppress(BrokenPipeError):
-                for _ in range(3):  # more than one at a time
-                    one.send(get.replace(b"open/x", b"open/y"))
-            heard = [hears(one) for _ in range(3)]
-            assert not heard[2] or all(heard)  # let go, or each was answered before the next came
-        with contextlib.ExitStack() as crowd:
-            for _ in range(300):
-                crowd.enter_context(comes())
-            with a.here():
-                assert cw.get("//b/open/y").numpy().tolist() == [2]
+            one.send(bad)
+            said = hears(one)  # an error, or the end
+            assert not said or struct.unpack("<i", said[:4])[0] < 0
+    with comes() as one:
+        with contextlib.suppress(BrokenPipeError):
+            for _ in range(3):  # more than one at a time
+                one.send(get.replace(b"open/x", b"open/y"))
+        heard = [hears(one) for _ in range(3)]
+        assert not heard[2] or all(heard)  # let go, or each was answered before the next came
+    with contextlib.ExitStack() as crowd:
+        for _ in range(300):
+            crowd.enter_context(comes())
         with a.here():
-            assert cw.get("//b/open/x").numpy().tolist() == [1]
-        assert a.bridge_pid() == pid
-        a.stop()
-        assert not list(a.folder.glob("*.door"))
+            assert cw.get("//b/open/y").numpy().tolist() == [2]
+    with a.here():
+        assert cw.get("//b/open/x").numpy().tolist() == [1]
+    assert a.bridge_pid() == pid
+    a.stop()
+    assert not list(a.folder.glob("*.door"))
 
 
 def ask_at_the_door(node: Node, key: bytes) -> int:

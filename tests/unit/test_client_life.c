@@ -398,14 +398,50 @@ static void clients_that_start_at_once_find_one_broker(void **state) {
     pipes_close(&pipes[1]);
 }
 
+static bool was_told_of_a_closed_slab(cw_client *maker, cw_client *other) {
+    cw_array_close(bytes_new(maker, 10, 1)); /* takes back what is free */
+    return atomic_load(&other->shared->closed_slabs) > 0;
+}
+
+static void what_was_given_up_is_unmapped_at_the_next_open(void **state) {
+    (void)state;
+    setenv("CAUSEWAY_CACHE_BYTES", "0", 1);
+    cw_client *maker = client_open(), *other = client_open();
+    cw_array *small = bytes_new(maker, 100, 1), *large = bytes_new(maker, 16 << 20, 2);
+    cw_array *held, *got;
+    OK(cw_array_put(small, "small", 0, NULL, 0));
+    OK(cw_array_put(large, "large", 0, NULL, 0));
+    OK(cw_get(other, "small", 0, &held));
+    OK(cw_get(other, "large", 0, &got));
+    cw_array_close(got);
+    assert_int_equal(other->slabs.idle_count, 1);
+    OK(cw_remove(maker, "large"));
+    cw_array_close(large);
+    EVENTUALLY(was_told_of_a_closed_slab(maker, other));
+    assert_int_equal(other->slabs.idle_count, 1);
+    OK(cw_get(other, "small", 0, &got)); /* of another slab */
+    assert_int_equal(other->slabs.idle_count, 0);
+    cw_array_close(got);
+    cw_array_close(held);
+    cw_array_close(small);
+    cw_client_unref(other);
+    cw_client_unref(maker);
+    unsetenv("CAUSEWAY_CACHE_BYTES");
+}
+
 int main(void) {
     chance_seed(); /* before there are threads */
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
     const struct CMUnitTest tests[] = {
-        TEST(a_wait_ends_when_the_name_comes), TEST(a_signal_ends_each_wait_and_no_other_call),
-        TEST(threads_share_a_client),          TEST(a_child_keeps_what_it_inherited),
-        TEST(a_child_that_dies_lets_go),       TEST(grandchildren_inherit_too),
-        TEST(forks_while_other_threads_work),  TEST(clients_that_start_at_once_find_one_broker),
+        TEST(a_wait_ends_when_the_name_comes),
+        TEST(a_signal_ends_each_wait_and_no_other_call),
+        TEST(threads_share_a_client),
+        TEST(a_child_keeps_what_it_inherited),
+        TEST(a_child_that_dies_lets_go),
+        TEST(grandchildren_inherit_too),
+        TEST(forks_while_other_threads_work),
+        TEST(clients_that_start_at_once_find_one_broker),
+        TEST(what_was_given_up_is_unmapped_at_the_next_open),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,10 +9,10 @@
  * A transit may be tied to another block, its anchor: an item that waits in a queue, to the queue.
  * At its limit it then lives on for as long again if the anchor is alive, whoever died meanwhile.
  *
- * What the mover begins is no handle in a pipe: the one who has it is known. That is the mover until
- * it has told of what it made, then the client that asked (the *keeper*), until it ends the transit;
- * with its keeper's session the transit ends at once. So memory that was made, and whose maker or
- * asker was killed in any moment in between, is free as soon as the death is known.
+ * What the mover begins is no handle in a pipe: the one who has it is known. That is the mover
+ * until it has told of what it made, then the client that asked (the *keeper*), until it ends the
+ * transit; with its keeper's session the transit ends at once. So memory that was made, and whose
+ * maker or asker was killed in any moment in between, is free as soon as the death is known.
  */
 #ifndef CW_BROKER_TRANSIT_H
 #define CW_BROKER_TRANSIT_H
@@ -37,7 +37,8 @@ void cwd_transit_keep(struct cwd_broker *broker, uint64_t token, struct cwd_sess
 /* Ends those past their limit, but for those whose anchor is alive; returns when the next is, or
  * INT64_MAX. */
 int64_t cwd_transits_expire(struct cwd_broker *broker);
-/* A session ends: those that it keeps end, its others stay, uncharged; remembered ENDs for it go, those from it stay. */
+/* A session ends: those that it keeps end, its others stay, uncharged; remembered ENDs for it go,
+ * those from it stay. */
 void cwd_transits_forget(struct cwd_broker *broker, struct cwd_session *session);
 uint32_t cwd_transit_count(struct cwd_broker *broker);
 void cwd_transits_deinit(struct cwd_broker *broker);

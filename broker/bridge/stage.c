@@ -299,10 +299,10 @@ static void tell_hash(struct cwb_stage *stage) {
 static void serve_parked(struct cwb_stage *stage) {
     struct parked *parked, *next;
     DL_FOREACH_SAFE(stage->parked, parked, next) {
-        const uint8_t *bytes = cwb_slots_take(&stage->slots, &parked->read);
+        struct parked what = *parked;
+        const uint8_t *bytes = cwb_slots_take(&stage->slots, &what.read);
         if (!bytes)
             continue;
-        struct parked what = *parked;
         unpark(parked);
         if (what.served) {
             uint64_t id = what.served->id;

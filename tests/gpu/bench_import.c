@@ -94,7 +94,7 @@ int main(int argc, char **argv) {
         struct cw_slab_request request = {.slab = info.slab};
         int64_t begun_ns = cw_now_ns();
         OK(cw_socket_call(client, CW_OP_SLAB_OPEN, &request, sizeof request, NULL, &slab,
-                          sizeof slab, &fds, true));
+                          sizeof slab, &fds));
         int64_t came_ns = cw_now_ns();
         if (i % 2)
             map_bare(gpu, fds.fd[0], slab.size_bytes);

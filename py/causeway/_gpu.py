@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from causeway import _order, client, dtypes
-from causeway._lib import check, check_again, ffi, lib
+from causeway._lib import check, check_again, ffi, lib, try_once
 from causeway.layouts import Layout, contiguous, is_gapless
 from causeway.views import EvictableLease, Lease
 
@@ -33,12 +33,13 @@ def no_host_view(device: str) -> TypeError:
 
 def find(address: int) -> Lease | None:
     """A lease on GPU memory of ours that holds an address, None if there is none."""
-    out = ffi.new("cw_array **")
-    status = lib.cw_memory_array(client.current().pointer, ffi.cast("void *", address), out)
+    pointer, status = client.current().pointer, -errno.EINTR
+    while status == -errno.EINTR:
+        status, found = try_once(lib.cw_memory_array, pointer, ffi.cast("void *", address))
     if status == -errno.ENOENT:
         return None
     check(status)
-    return Lease(out[0])
+    return Lease(found)
 
 
 def uuid(lease: Lease) -> str:

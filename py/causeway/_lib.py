@@ -14,7 +14,16 @@ from typing import Any
 from causeway import _causeway as _module
 from causeway.errors import from_status
 
-__all__ = ["check", "check_again", "failure", "ffi", "lib", "on_broker_lost"]
+__all__ = [
+    "check",
+    "check_again",
+    "failure",
+    "ffi",
+    "lib",
+    "make_again",
+    "on_broker_lost",
+    "try_once",
+]
 
 ffi: Any = _module.ffi
 lib: Any = _module.lib
@@ -48,3 +57,25 @@ def check_again(call: Callable[..., int], *arguments: Any) -> int:
     while (status := call(*arguments)) == -errno.EINTR:
         pass
     return check(status)
+
+
+def try_once(call: Callable[..., int], *arguments: Any) -> tuple[int, Any]:
+    """The status of a call, and the `cw_array *` that it puts where its last argument points: the caller's to close. If a
+    signal's handler raises when one was made, it is closed: nobody would get to know it.
+    """
+    out = ffi.new("cw_array **")
+    try:
+        status = call(*arguments, out)
+    except BaseException:
+        lib.cw_array_close(out[0])
+        raise
+    return status, out[0]
+
+
+def make_again(call: Callable[..., int], *arguments: Any) -> Any:
+    """The `cw_array *` of such a call, which is made as in check_again()."""
+    status, pointer = try_once(call, *arguments)
+    while status == -errno.EINTR:
+        status, pointer = try_once(call, *arguments)
+    check(status)
+    return pointer

@@ -20,7 +20,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from causeway import client
-from causeway._lib import check, ffi, lib
+from causeway._lib import check, ffi, lib, try_once
 from causeway.views import Lease
 
 if TYPE_CHECKING:
@@ -71,11 +71,17 @@ def borrow(told: Foreign) -> Lease:
 
 def _open(call: Any, told: Foreign) -> tuple[int, Lease | None]:
     connection = client.current()
-    out, number = ffi.new("cw_array **"), ffi.new("uint64_t *")
-    status = call(connection.pointer, ffi.cast("void *", told.low), told.layout.span, out, number)
+    address, number = ffi.cast("void *", told.low), ffi.new("uint64_t *")
+
+    def take(out: Any) -> int:
+        return int(call(connection.pointer, address, told.layout.span, out, number))
+
+    status, lent = try_once(take)
+    while status == -errno.EINTR:
+        status, lent = try_once(take)
     if status < 0:
         return status, None
-    lease = Lease(out[0])
+    lease = Lease(lent)
     _numbers[lease] = number[0]
     _keep(connection, number[0], told.owner)
     return status, lease

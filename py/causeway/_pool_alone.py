@@ -22,7 +22,7 @@ from causeway import _pool_foreign as foreign
 from causeway import _pool_table as table
 from causeway import array as arrays
 from causeway import client
-from causeway._lib import failure, ffi, lib
+from causeway._lib import ffi, lib, make_again
 from causeway._pool_again import Again, Maker, again, maker
 from causeway._pool_buffers import bytes_layout
 from causeway._pool_wire import APPLY, MAP
@@ -228,13 +228,12 @@ class Opener:
         device: the worker's GPU.
     """
 
-    __slots__ = ("_device", "_known", "_looks", "_out")
+    __slots__ = ("_device", "_known", "_looks")
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._known: dict[bytes, _Known] = {}
         self._looks: dict[bytes, list[tuple[Look, Maker | None]]] = {}  # by messages' bodies
-        self._out = ffi.new("cw_array **")
 
     def open(self, data: Any) -> tuple[int, list[Any], int] | None:
         """How to call a task's function, its arrays, and their bytes; None: one of them lies elsewhere.
@@ -250,12 +249,9 @@ class Opener:
             known = self._learn(key, data, connection)
         if known.here is None:
             return None
-        found, out, pointer = [], self._out, connection.pointer
+        found, pointer = [], connection.pointer
         for handle, raw, flags, offset, look, quick in known.here:
-            status = _open(pointer, handle, raw.c, flags, out)
-            if status < 0:
-                raise failure(status)
-            lease = Lease(out[0])
+            lease = Lease(make_again(_open, pointer, handle, raw.c, flags))
             made = None if quick is None else quick.make(lease, offset)
             found.append(look.array(lease, offset) if made is None else made)
         return known.call, found, known.nbytes

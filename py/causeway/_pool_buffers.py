@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from causeway import client
-from causeway._lib import check_again, ffi, lib
+from causeway._lib import check_again, ffi, lib, make_again
 from causeway.layouts import Layout
 from causeway.views import Lease
 
@@ -74,9 +74,8 @@ class Block:
 
     def __init__(self, connection: client.Connection, capacity: int) -> None:
         layout = bytes_layout(capacity + HEADER_BYTES)
-        out = ffi.new("cw_array **")
-        check_again(lib.cw_array_new, connection.pointer, b"cpu", layout.c, 0, out)
-        self.array: Any = ffi.gc(out[0], lib.cw_array_close)
+        made = make_again(lib.cw_array_new, connection.pointer, b"cpu", layout.c, 0)
+        self.array: Any = ffi.gc(made, lib.cw_array_close)
         handle = ffi.new("cw_handle *")
         check_again(lib.cw_array_export, self.array, 0, handle)
         self.handle: bytes = ffi.buffer(handle)[:]
@@ -349,7 +348,5 @@ def _opened(handle: bytes, end: int, flags: int) -> Any:
     connection = client.current()
     if connection.instance != raw.instance:  # the broker was lost, and one side knows it already
         connection = client.for_instance(raw.instance, connection.address)
-    out = ffi.new("cw_array **")
     layout = bytes_layout(raw.size_bytes)
-    check_again(lib.cw_array_open, connection.pointer, raw, layout.c, flags, out)
-    return out[0]
+    return make_again(lib.cw_array_open, connection.pointer, raw, layout.c, flags)

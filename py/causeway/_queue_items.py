@@ -24,7 +24,7 @@ import numpy as np
 
 from causeway import array as arrays
 from causeway import dtypes
-from causeway._lib import check_again, ffi, lib
+from causeway._lib import check_again, ffi, lib, make_again
 from causeway._pool_buffers import HEADER_BYTES as BLOCK_HEADER_BYTES
 from causeway._pool_buffers import Block, BlockStore
 from causeway._pool_buffers import _Return as Return
@@ -277,12 +277,11 @@ def decode(item: Any) -> Any:
 
 def _readonly(lease: Lease) -> Lease:
     """The same memory, mapped so that a write is a SIGSEGV, as its sender had it."""
-    handle, out = ffi.new("cw_handle *"), ffi.new("cw_array **")
+    handle = ffi.new("cw_handle *")
     check_again(lib.cw_array_export, lease.pointer, 0, handle)
     raw = Layout((handle.size_bytes,), np.dtype(np.uint8))
     client = lib.cw_array_client(lease.pointer)
-    check_again(lib.cw_array_open, client, handle, raw.c, lib.CW_READONLY, out)
-    return Lease(out[0])
+    return Lease(make_again(lib.cw_array_open, client, handle, raw.c, lib.CW_READONLY))
 
 
 def _buffer(pointer: Any, nbytes: int) -> Any:

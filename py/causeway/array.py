@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from causeway import _copies, _gpu, _order, client, dlpack, dtypes, layouts
-from causeway._lib import check_again, ffi, lib
+from causeway._lib import check_again, ffi, lib, make_again
 from causeway._values import Values
 from causeway.device import resolve
 from causeway.errors import Stale
@@ -491,11 +491,10 @@ def new(
     layout: Layout, *, zero: bool = False, device: str = "cpu", evictable: bool = False
 ) -> Array:
     """Allocates an unnamed array."""
-    out = ffi.new("cw_array **")
     connection = client.current()
     flags = (lib.CW_ZERO if zero else 0) | (lib.CW_EVICTABLE if evictable else 0)
-    check_again(lib.cw_array_new, connection.pointer, device.encode(), layout.c, flags, out)
-    lease = EvictableLease(out[0]) if evictable else Lease(out[0])
+    made = make_again(lib.cw_array_new, connection.pointer, device.encode(), layout.c, flags)
+    lease = EvictableLease(made) if evictable else Lease(made)
     return make(lease, layout, layout.origin)
 
 
@@ -523,7 +522,6 @@ def open_handle(
         Stale: the array is gone.
         BrokerLost: the broker is gone that held it.
     """
-    out = ffi.new("cw_array **")
     carried = ffi.new("cw_handle *")
     if len(handle) != ffi.sizeof("cw_handle"):
         raise ValueError(f"a handle has {ffi.sizeof('cw_handle')} bytes, not {len(handle)}")
@@ -538,5 +536,5 @@ def open_handle(
         )
     raw = Layout((carried.size_bytes,), np.dtype(np.uint8))
     flags = lib.CW_READONLY if readonly else 0
-    check_again(lib.cw_array_open, connection.pointer, carried, raw.c, flags, out)
-    return make(Lease(out[0]), layout, offset, name)
+    opened = make_again(lib.cw_array_open, connection.pointer, carried, raw.c, flags)
+    return make(Lease(opened), layout, offset, name)

@@ -17,7 +17,7 @@ import numpy as np
 
 from causeway import _copies, _gpu, _loans, client, dtypes, layouts, views
 from causeway import array as arrays
-from causeway._lib import check_again, ffi, lib
+from causeway._lib import check_again, ffi, lib, make_again
 from causeway.array import Array
 from causeway.device import resolve
 from causeway.layouts import Layout
@@ -365,12 +365,11 @@ def _here(found: Array, insist: bool) -> Array | None:
     if lib.cw_client_instance(lib.cw_array_client(pointer)) == connection.instance:
         handle = ffi.new("cw_handle *")
         check_again(lib.cw_array_export, pointer, 1, handle)
-        out = ffi.new("cw_array **")
         raw = Layout((lease.span()[1],), np.dtype(np.uint8))
         flags = lib.CW_READONLY if lease.readonly else 0
-        check_again(lib.cw_array_open, connection.pointer, handle, raw.c, flags, out)
+        opened = make_again(lib.cw_array_open, connection.pointer, handle, raw.c, flags)
         layout = found._layout_now()
-        return arrays.make(Lease(out[0]), layout, found._offset, found._name)
+        return arrays.make(Lease(opened), layout, found._offset, found._name)
     if insist:
         raise ValueError(
             "copy=False, but this array belongs to another broker than the one that this process speaks with "
@@ -411,6 +410,4 @@ def _from_shared_memory(
 
 
 def _adopt(fd: int, offset: int, layout: Layout) -> Lease:
-    out = ffi.new("cw_array **")
-    check_again(lib.cw_array_adopt, client.current().pointer, fd, offset, layout.c, out)
-    return Lease(out[0])
+    return Lease(make_again(lib.cw_array_adopt, client.current().pointer, fd, offset, layout.c))

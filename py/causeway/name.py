@@ -23,7 +23,7 @@ from typing import Any
 
 from causeway import _hidden, client, create
 from causeway import array as arrays
-from causeway._lib import check, failure, ffi, lib
+from causeway._lib import check, failure, ffi, lib, try_once
 from causeway.array import Array
 from causeway.device import resolve, terminated
 from causeway.errors import Timeout
@@ -202,13 +202,12 @@ def _left_ns(deadline: float) -> int:
 def _get_at(name: str, encoded: bytes, device: str, flags: int, timeout: float | None) -> Array:
     """An array of another node on a device."""
     deadline = math.inf if timeout == 0 else _deadline(timeout)
-    out = ffi.new("cw_array **")
     place = device.encode()
     while True:
         connection, left_ns = client.current().pointer, _left_ns(deadline)
-        status = lib.cw_get_at(connection, encoded, place, flags, left_ns, out)
+        status, got = try_once(lib.cw_get_at, connection, encoded, place, flags, left_ns)
         if status == 0:
-            return arrays.make(Lease(out[0]), None)
+            return arrays.make(Lease(got), None)
         if status == -errno.ENOENT and timeout != 0:
             _wait_until(name, encoded, deadline, timeout)
         elif status != -errno.EINTR:
@@ -220,10 +219,10 @@ def _get_later(name: str, encoded: bytes, flags: int, timeout: float | None, sta
     while True:
         if status == -errno.ENOENT and timeout != 0:
             _wait_until(name, encoded, deadline, timeout)
-        pointer = lib.cwpy_get_within(client.current().pointer, encoded, flags, _left_ns(deadline))
-        if pointer != _NULL:
+        connection, left_ns = client.current().pointer, _left_ns(deadline)
+        status, pointer = try_once(lib.cw_get_within, connection, encoded, flags, left_ns)
+        if status == 0:
             return pointer
-        status = lib.cwpy_status()
         # A name that came and went; a signal while the array came from another node.
         if status != -errno.EINTR and (status != -errno.ENOENT or timeout == 0):
             raise failure(status)

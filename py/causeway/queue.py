@@ -39,7 +39,7 @@ from typing import Any
 from causeway import _dispatch, client
 from causeway import _queue_items as items
 from causeway import array as arrays
-from causeway._lib import check, check_again, failure, ffi, lib
+from causeway._lib import check, check_again, failure, ffi, lib, make_again
 from causeway.array import Array
 from causeway.views import Lease
 
@@ -107,12 +107,9 @@ class _Shared:
         limit = 0 if maxbytes is None else operator.index(maxbytes)
         if limit < 0 or (limit == 0 and maxbytes is not None):
             raise ValueError(f"maxbytes is a number of bytes above 0, or None, not {maxbytes}")
-        out = ffi.new("cw_array **")
-        connection = client.current()
-        check_again(
-            lib.cw_queue_new, connection.pointer, max(0, operator.index(maxsize)), limit, out
-        )
-        self._memory = arrays.make(Lease(out[0]), None)
+        pointer = client.current().pointer
+        made = make_again(lib.cw_queue_new, pointer, max(0, operator.index(maxsize)), limit)
+        self._memory = arrays.make(Lease(made), None)
         self._end = None
 
     def _open(self) -> _End:

@@ -17,9 +17,6 @@
 /* cdef begins */
 /* cw_get() by its result: NULL on failure, and then cwpy_status() has the code. */
 static cw_array *cwpy_get(cw_client *client, const char *name, uint32_t flags);
-/* The same of cw_get_within(). */
-static cw_array *cwpy_get_within(cw_client *client, const char *name, uint32_t flags,
-                                 int64_t timeout_ns);
 static int cwpy_status(void);
 /* The layout as bytes (ndim, itemsize, nbytes, shape, strides, dtype), to be the key of a cache.
  * Writes at most size_bytes and returns the length that it would take, 0 when the layout cannot be.
@@ -39,14 +36,6 @@ static cw_array *cwpy_get(cw_client *client, const char *name, uint32_t flags) {
     cw_array *array = NULL;
 
     cwpy_last_status = cw_get(client, name, flags, &array);
-    return cwpy_last_status < 0 ? NULL : array;
-}
-
-static cw_array *cwpy_get_within(cw_client *client, const char *name, uint32_t flags,
-                                 int64_t timeout_ns) {
-    cw_array *array = NULL;
-
-    cwpy_last_status = cw_get_within(client, name, flags, timeout_ns, &array);
     return cwpy_last_status < 0 ? NULL : array;
 }
 

@@ -331,6 +331,37 @@ def test_ctrl_c_ends_a_wait_and_leaves_all_as_it_was(program):
     """)
 
 
+def test_ctrl_c_as_work_begins_leaves_nothing_begun(program):
+    program("""
+        import signal
+        from causeway import _order
+        class Late:  # the signal comes when a call has begun something, and before Python goes on
+            def __getattr__(self, name):
+                def call(*arguments):
+                    status = getattr(real, name)(*arguments)
+                    if name.endswith("_begin"): signal.raise_signal(signal.SIGINT)
+                    return status
+                return call
+        real, s, t = _order.lib, Stream(), Stream()
+        w = cw.zeros(1000, "u1", device="cuda:0")
+        work = cw.work(s, writes=w)
+        with work: pass
+        for begin in (lambda: w.writing(s), lambda: w.reading(s), lambda: work):
+            _order.lib = Late()
+            try: begin().__enter__()
+            except KeyboardInterrupt: pass
+            else: raise AssertionError("no signal came")
+            finally: _order.lib = real
+            with w.writing(t, timeout=60): pass
+        with w.reading(s):
+            _order.lib = Late()
+            try: w.reading(s).__enter__()
+            except KeyboardInterrupt: pass
+            finally: _order.lib = real
+        assert _order.begun(w._open_lease()) is None
+    """)
+
+
 def test_at_most_four_streams_wait_on_the_gpu(program):
     program("""
         import threading

@@ -362,6 +362,41 @@ def test_ctrl_c_as_work_begins_leaves_nothing_begun(program):
     """)
 
 
+def test_ctrl_c_ends_a_read_that_asks_a_stopped_broker_for_fences(program):
+    """All places for reads are taken, by streams of which this process knows nothing yet."""
+    program("""
+        from causeway import client
+        from causeway._lib import lib
+        w, mine = cw.put("w", cw.zeros(1000, "u1", device="cuda:0")), cw.zeros(1000, "u1", device="cuda:0")
+        child = other('''if True:
+            w = cw.get("w"); streams = [Stream() for _ in range(6)]
+            for s in streams:
+                with w.reading(s): s.hold("go")
+            say()
+            for s in streams: s.finish()
+        ''')
+        heard(child)
+        s, waiting = Stream(), True
+        with mine.reading(s): pass  # a page of its own is here
+        broker = lib.cw_client_broker_pid(client.current().pointer)
+        def interrupt(*_):
+            if waiting: raise KeyboardInterrupt
+        signal.signal(signal.SIGALRM, interrupt)
+        os.kill(broker, signal.SIGSTOP)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)
+            w.reading(s).__enter__()
+        except KeyboardInterrupt: waiting = False
+        else: raise AssertionError("it did not wait")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            os.kill(broker, signal.SIGCONT)
+        touch("go")
+        ended(child)
+        with w.reading(s): pass
+    """)
+
+
 def test_at_most_four_streams_wait_on_the_gpu(program):
     program("""
         import threading

@@ -88,10 +88,6 @@ void cw_slab_rest(cw_client *client, struct cw_slab *slab) {
     struct cw_slabs *slabs = &client->slabs;
     if (slab->own || slab->held || slab->idle)
         return;
-    if (is_closed(slab)) { /* perhaps told of while it was held, when a sweep passed it by */
-        cw_slab_free(client, slab);
-        return;
-    }
     idle_add(client, slab);
     while (slabs->idle_count > CW_IDLE_SLABS_MAX)
         cw_slab_free(client, slabs->idle_first);

@@ -142,7 +142,7 @@ $(BUILD)/tests/$(1)/%: $(BUILD)/tests/$(1)/%.o $$($(1)_HELP) $(BUILD)/libcwbroke
 	$$(CC) -o $$@ $$^ $$(LDFLAGS) -lcmocka -l:libinih.a $$$$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tests/$(1)/$$*.c)
 endef
 $(foreach part,$(C_PARTS),$(eval $(call c_part,$(part))))
-$(BUILD)/tests/unit/test_bridge_sum: $(call obj,broker/bridge/hash.c broker/bridge/hash_avx2.c)
+$(BUILD)/tests/unit/test_bridge_sum $(BUILD)/tests/unit/test_bridge_take: $(call obj,broker/bridge/hash.c broker/bridge/hash_avx2.c)
 .SECONDARY:
 
 EXAMPLES := $(patsubst %.c,$(BUILD)/%,$(wildcard docs/examples/*.c))

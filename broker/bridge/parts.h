@@ -146,7 +146,7 @@ struct cwb_take { /* embedded in its owner's struct, which stays until on_done *
     /* status 0: all bytes are in array, checked. Else cw_detail() has the sentence. */
     void (*on_done)(struct cwb_take *take, int status);
     /* Bytes from the begin on, without a gap, are here and hashed; told when they are
-     * progress_bytes more, or all. NULL: nobody asks. It ends nothing. */
+     * progress_bytes more, or all: before on_done. NULL: nobody asks. It ends nothing. */
     void (*on_progress)(struct cwb_take *take, uint64_t bytes);
     /* set by the owner */
     struct cwb_bridge *bridge;

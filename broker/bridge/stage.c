@@ -230,8 +230,10 @@ static void on_filled(struct cwb_work *work) {
 }
 
 static bool begin_fill(struct cwb_stage *stage, uint64_t chunk, bool demanded) {
-    struct cwb_slot *slot = cwb_slots_begin(&stage->slots, chunk, demanded,
-                                            stage->closing ? first_unhashed(stage) : CWB_NO_CHUNK);
+    /* What the hash comes to later stays, unless it waits for this one. */
+    uint64_t keep = stage->closing ? first_unhashed(stage) : CWB_NO_CHUNK;
+    struct cwb_slot *slot =
+        cwb_slots_begin(&stage->slots, chunk, demanded, chunk == keep ? CWB_NO_CHUNK : keep);
     if (!slot)
         return false;
     uint64_t from = chunk * stage->slots.chunk_bytes,

@@ -95,6 +95,17 @@ static void await_link(struct cwb_take_state *state) {
     cwb_peer_await(state->take->bridge, state->take->peer, &state->waiter, CWB_RESUME_NS);
 }
 
+static void tell_progress(struct cwb_take_state *state) {
+    struct cwb_take *take = state->take;
+    uint64_t bytes = take->on_progress ? cwb_sum_prefix(state->chunks->sum) : 0;
+    if (bytes <= state->told_bytes)
+        return;
+    state->told_bytes = bytes;
+    state->telling = true; /* pump may end it: that is left to who called */
+    take->on_progress(take, bytes);
+    state->telling = false;
+}
+
 static void on_closed(struct cwb_request *request, const struct cwb_frame *frame) {
     struct cwb_take_state *state = request->owner;
     state->closing = NULL;
@@ -108,6 +119,8 @@ static void on_closed(struct cwb_request *request, const struct cwb_frame *frame
     else if (frame->closed.hash != cwb_sum_digest(state->chunks->sum))
         status = cw_fail(-EAGAIN, "the bytes that came are not those that were sent: somebody "
                                   "writes into the array while it is read");
+    else /* a strand that brought the last of them may not have told us yet */
+        tell_progress(state);
     finish(state, status);
 }
 
@@ -116,17 +129,6 @@ static void ask_hash(struct cwb_take_state *state, struct cwb_link *link) {
     struct iovec part = {&close, sizeof close};
     if (!state->closing)
         state->closing = cwb_link_ask(link, CWB_CLOSE, &part, 1, on_closed, state);
-}
-
-static void tell_progress(struct cwb_take_state *state) {
-    struct cwb_take *take = state->take;
-    uint64_t bytes = take->on_progress ? cwb_sum_prefix(state->chunks->sum) : 0;
-    if (bytes <= state->told_bytes)
-        return;
-    state->told_bytes = bytes;
-    state->telling = true; /* pump may end it: that is left to who called */
-    take->on_progress(take, bytes);
-    state->telling = false;
 }
 
 static void on_chunk(struct cwb_request *request, const struct cwb_frame *frame) {

@@ -63,13 +63,13 @@ insist(lambda: cw.put("//b/x", x, device="cuda:1", keep=True))
             assert empty(a) and empty(b)
 
 
-def opened(connection: Raw, name: bytes) -> int:
+def opened(connection: Raw, name: bytes, size_bytes: int = BYTES) -> int:
     """The number of the source that an array has become."""
     connection.send(frame(raw.OPEN, struct.pack("<II", len(key(name)), 0) + key(name), id=1))
     answer = connection.receive()
     assert answer is not None and answer[:3] == (raw.OPEN | raw.REPLY, 1, 0)
     source, size = struct.unpack_from("<QQ", answer[3])
-    assert size == BYTES
+    assert size == size_bytes
     return int(source)
 
 
@@ -116,6 +116,27 @@ def test_reads_of_any_range_in_any_order(tmp_path: Path) -> None:
                 )
             # The hash is over all, whatever was read: that of the same bytes in host memory, of which none was.
             assert closed(connection, source) == closed(connection, opened(connection, b"host"))
+
+
+def test_the_hash_of_what_was_hardly_read(tmp_path: Path) -> None:
+    """More chunks than are kept in host memory, of which the last one alone was asked for."""
+    with cuda_support.gpus(tmp_path), bridge_support.net("b", "raw") as made:
+        b, reader = made.nodes.values()
+        b.knows(reader, "--read", "*", address="")
+        b.start()
+        run(b, f"""
+            x = np.random.default_rng(5).integers(0, 256, {11 * MIB}, dtype="u1")
+            cw.put("g", cw.asarray(x, device="cuda:0"), keep=True)
+            cw.put("host", x, keep=True)
+        """)  # fmt: skip
+        with Raw(reader.keys, b.port) as connection:
+            source = opened(connection, b"g", 11 * MIB)
+            body = struct.pack("<QQII", source, 11 * MIB - 1000, 1000, 0)
+            connection.send(frame(raw.READ, body, id=2))
+            answer = connection.receive()
+            assert answer is not None and answer[:3] == (raw.READ | raw.REPLY, 2, 0)
+            host = opened(connection, b"host", 11 * MIB)
+            assert closed(connection, source) == closed(connection, host)
 
 
 def test_who_stops_reading_or_closes_early_holds_nothing(tmp_path: Path) -> None:

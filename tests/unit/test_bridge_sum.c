@@ -138,6 +138,13 @@ static void what_is_wrong_is_seen(void **state) {
     memcpy(bytes, bytes + PIECE, PIECE);
     memcpy(bytes + PIECE, kept, PIECE);
     assert_int_not_equal(of_all(bytes, SIZE), all);
+    memcpy(bytes, kept, PIECE); /* one twice, the other not at all */
+    assert_int_not_equal(of_all(bytes, SIZE), all);
+    memset(bytes, 0, SIZE); /* nothing came; all pieces are alike, but for their places */
+    uint64_t nothing = of_all(bytes, SIZE);
+    assert_int_not_equal(nothing, all);
+    assert_int_not_equal(of_all(bytes, SIZE - SIZE % PIECE), nothing);
+    assert_int_not_equal(cwb_hash(bytes, PIECE, 1), cwb_hash(bytes, PIECE, 2));
     free(bytes);
 }
 

@@ -31,6 +31,7 @@
 #include <string.h>
 
 #include "ipc/client.h"
+#include "ipc/fence.h"
 #include "shm/order.h"
 
 struct cw_loan {
@@ -204,6 +205,9 @@ int cw_loan_next(cw_client *client, uint64_t *number) {
         *number = loan->number;
     }
     pthread_mutex_unlock(&client->lock);
+    /* Whose work a block waits for may not be known here yet, and nobody else may ever ask. */
+    if (!loan && cw_fences_learn(client))
+        return cw_loan_next(client, number);
     free(loan);
     return loan ? 0 : -EAGAIN;
 }

@@ -143,26 +143,33 @@ static int need_uses(struct waiter *w, struct cw_order *order) {
 
 /* ---- one array ---- */
 
-/* Takes a place for a read whose stamp has passed. */
-static bool replace_read(const struct waiter *w, struct cw_held *held, cw_stamp stamp) {
+/* Takes a place for a read whose stamp has passed: 1. 0: there is none. Negative: the broker was
+ * asked for others' fences in vain. */
+static int replace_read(const struct waiter *w, struct cw_held *held, cw_stamp stamp) {
     struct cw_order_seen seen;
     cw_order_see(held->order, &seen);
-    for (unsigned i = 0; i < CW_ORDER_READS; i++)
-        if (cw_stamp_look(w->client, w->fences, seen.reads[i]) > 0 &&
-            cw_order_read_replace(held->order, i, seen.reads[i], stamp)) {
+    for (unsigned i = 0; i < CW_ORDER_READS; i++) {
+        int state = cw_stamp_look(w->client, w->fences, seen.reads[i]);
+        if (state < 0 && state != -EOWNERDEAD)
+            return state;
+        if (state > 0 && cw_order_read_replace(held->order, i, seen.reads[i], stamp)) {
             held->place = i;
             held->before = 0;
-            return true;
+            return 1;
         }
-    return false;
+    }
+    return 0;
 }
 
 /* Notes the read, when nobody is writing. */
 static int note_read(struct waiter *w, struct cw_held *held) {
     cw_stamp stamp = cw_section_stamp(w->section);
     for (;;) {
-        bool noted = cw_order_read_note(held->order, stamp, &held->place, &held->before) ||
-                     replace_read(w, held, stamp);
+        int noted = cw_order_read_note(held->order, stamp, &held->place, &held->before)
+                        ? 1
+                        : replace_read(w, held, stamp);
+        if (noted < 0)
+            return noted;
         int found = noted ? judge_turn(w, cw_order_turn(held->order)) : TURN_TAKEN;
         if (found == TURN_FREE || found == TURN_SAME_STREAM)
             return 0;

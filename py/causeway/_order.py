@@ -93,12 +93,23 @@ def stream_number(stream: Any) -> int:
     raise TypeError(f"stream is a number or a stream of a GPU library, not {type(stream).__name__}")
 
 
-def _patiently(call: Callable[[int], int], timeout: float | None) -> None:
-    """Repeats a call that signals end, with the time that is left."""
+def _patiently(
+    call: Callable[[int], int], timeout: float | None, undo: Callable[[], object] | None = None
+) -> None:
+    """Repeats a call that signals end, with the time that is left.
+
+    Args:
+        undo: takes back what the call may have done, if a signal's handler raises when it returns.
+    """
     end = math.inf if timeout is None else time.monotonic() + timeout
     while True:
         left = end - time.monotonic()
-        status = call(-1 if left > 1e9 else max(0, int(left * 1e9)))
+        try:
+            status = call(-1 if left > 1e9 else max(0, int(left * 1e9)))
+        except BaseException:
+            if undo is not None:
+                undo()
+            raise
         if status != -errno.EINTR:
             check(status)
             return
@@ -124,9 +135,12 @@ class _Use:
         raise NotImplementedError
 
     def __enter__(self) -> Array:
-        _patiently(self._begin, self._timeout)
-        self._lease = self._array._open_lease()
-        _open.setdefault(self._lease, []).append(self._number)
+        lease = self._array._open_lease()
+        # What was begun before on the same stream is not to be ended for it.
+        alone = self._number not in _open.get(lease, ())
+        _patiently(self._begin, self._timeout, self._end if alone else None)
+        self._lease = lease
+        _open.setdefault(lease, []).append(self._number)
         return self._array
 
     def __exit__(
@@ -216,10 +230,14 @@ class Work:
             lib.cw_work_begin(self._uses, len(self._arrays), self._stream, left_ns, self._out)
         )
 
+    def _end(self) -> int:
+        return int(lib.cw_work_end(self._out[0]))
+
     def __enter__(self) -> Work:
         if self._open:
             raise ValueError("this work was begun already; end it first, or make another")
-        _patiently(self._begin, self._timeout)
+        self._out[0] = ffi.NULL
+        _patiently(self._begin, self._timeout, self._end)
         self._open = True
         for lease in self._leases:
             _open.setdefault(lease, []).append(self._number)
@@ -234,7 +252,7 @@ class Work:
         for lease in self._leases:
             _open[lease].remove(self._number)
         self._open = False
-        status = lib.cw_work_end(self._out[0])
+        status = self._end()
         if kind is None:
             check(status)
 

@@ -21,7 +21,8 @@ pytestmark = [
     cuda_support.second_gpu,
 ]
 
-LARGE = 76 * MIB  # more than the slots at its owner, and than the ring where it comes to, have room for
+# More than the slots at its owner, and than the ring where it comes to, have room for.
+LARGE = 76 * MIB
 
 # What a program of these tests is: it insists, for the link is cut again and again.
 INSIST = """

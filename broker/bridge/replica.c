@@ -169,6 +169,32 @@ static void on_put(void *owner, int code, const void *body, uint32_t body_bytes)
     hold(replica);
 }
 
+/* What the directory has under its name: nothing, it, or (*other) what the name meant before. */
+static bool is_named(const struct cwb_replica *replica, bool *other) {
+    struct cw_found found;
+    int code = cw_name_key_find(replica->bridge->client, &replica->key, &found);
+    *other = code != 0 && code != -ENOENT;
+    if (code)
+        return false;
+    *other = found.entry.slab != replica->put.slab || found.entry.block != replica->put.block ||
+             found.entry.gen != replica->put.gen;
+    return !*other;
+}
+
+/* Its name ends without us where the user has had no client for long. */
+static bool stands(const struct cwb_replica *replica) {
+    bool other;
+    return is_named(replica, &other);
+}
+
+/* The broker has not come to the end of what the name meant before: who is told of this one already
+ * could find that one there afterwards. put is set. */
+static bool is_hidden(const struct cwb_replica *replica) {
+    bool other;
+    (void)is_named(replica, &other);
+    return other;
+}
+
 /* Those at the door need no name: it is here, whole and checked. */
 static void tell_visitors(struct cwb_replica *replica) {
     struct cwb_job **at = &replica->jobs, *job;
@@ -218,22 +244,27 @@ void cwb_replica_put(struct cwb_replica *replica) {
     replica->came = realloc(replica->came, message.put.meta_bytes + 1u);
     CW_ASSERT(replica->came);
     memcpy(replica->came, meta, message.put.meta_bytes);
-    tell_visitors(replica);
-    struct cwb_job *job = replica->jobs;
-    if (replica->doubtful && !job) { /* nobody needs its name, and nobody is to find it */
+    if (!is_hidden(replica))
+        tell_visitors(replica);
+    if (replica->doubtful && !replica->jobs) { /* nobody needs its name, nobody is to find it */
         hold(replica);
         return;
     }
-    if (job) {
-        replica->jobs = job->next;
+    struct cwb_job **at = &replica->jobs;
+    while (*at && !(*at)->id)
+        at = &(*at)->next;
+    bool calm = !replica->jobs;
+    if (*at) {
+        struct cwb_job *job = *at;
+        *at = job->next;
         message.job = cwb_job_release(job);
     }
-    message.calm = !replica->jobs; /* else more wait for it */
+    message.calm = replica->calm = !replica->jobs; /* else more wait for it */
     struct iovec parts[] = {{&message, sizeof message},
                             {replica->key.text, replica->key.length},
                             {meta, message.put.meta_bytes}};
     cwb_home_ask(replica->bridge->home, CW_OP_REPLICA, parts, 3, on_put, replica);
-    if (!job)
+    if (calm)
         cwb_home_calm(replica->bridge->home); /* nobody waits for the name */
 }
 
@@ -360,12 +391,14 @@ static void cancel(struct cwb_job *job) {
     *at = job->next; /* it is fetched all the same: it was wanted, and may be again */
 }
 
-/* Its name ends without us where the user has had no client for long. */
-static bool stands(struct cwb_replica *replica) {
-    struct cw_found found;
-    return cw_name_key_find(replica->bridge->client, &replica->key, &found) == 0 &&
-           found.entry.slab == replica->put.slab && found.entry.block == replica->put.block &&
-           found.entry.gen == replica->put.gen;
+/* It is being named, and the broker was told that nobody waits for that: its answer would
+ * wake nobody. That to a question does, and comes after it. */
+static void hurry_name(struct cwb_replica *replica) {
+    struct cw_block_ref ref = {
+        .slab = replica->put.slab, .block = replica->put.block, .gen = replica->put.gen};
+    struct iovec part = {&ref, sizeof ref};
+    replica->calm = false;
+    cwb_home_ask(replica->bridge->home, CW_OP_HOLDERS, &part, 1, NULL, NULL);
 }
 
 void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job) {
@@ -380,7 +413,7 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
     if (replica && replica->held && !stands(replica))
         replica->doubtful = true;
     if (replica && !replica->doubtful && !replica->written &&
-        (replica->held || (replica->whole && !job->id))) {
+        (replica->held || (replica->whole && !job->id && !is_hidden(replica)))) {
         answer(replica, job);
         return;
     }
@@ -388,6 +421,8 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         cwb_replica_let_go(replica);
         replica = cwb_replica_find(bridge, &key); /* others asked late */
     }
+    if (replica && replica->whole && replica->calm)
+        hurry_name(replica);
     bool fresh = !replica;
     if (fresh) {
         replica = calloc(1, sizeof *replica);

@@ -19,6 +19,7 @@ struct cwb_replica {
     struct cwb_replica *followed, *followers, *follow_next; /* siblings, see sibling.c */
     bool held, waits;
     bool whole; /* in memory, and checked: put and came say where and what; being named, or HELD */
+    bool calm;  /* whole: nobody waited for its name when it was asked for */
     struct cw_put put;
     bool written;  /* a client of this node wrote the name since the owner was asked */
     bool doubtful; /* changed, or the peer was away, while it was being fetched: soon let go */

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -391,3 +393,39 @@ def test_what_was_put_or_removed_there_is_what_is_got_from_then_on() -> None:
                     cw.remove("//b/again")
                     with pytest.raises(cw.NameNotFound):
                         cw.get("//b/again")
+
+
+OWNER = """
+import causeway as cw, numpy as np, sys
+values = np.zeros(20_000, "i8")
+print(flush=True)
+while True:
+    values += 1
+    cw.put("open/clock", values)
+"""
+READER = """
+import causeway as cw
+last = 0
+for _ in range(80_000):
+    found = cw.get("//b/open/clock").numpy()
+    assert found[0] == found[-1] and found[0] >= last, (found[0], found[-1], last)
+    last = found[0]
+"""
+
+
+def test_who_gets_a_name_again_never_gets_what_it_meant_before(two: tuple[Node, Node]) -> None:
+    a, b = two
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], env=b.environment, stdout=subprocess.PIPE
+    )
+    try:
+        assert owner.stdout is not None and owner.stdout.readline()
+        with b.here():
+            cw.get("open/clock", timeout=30)
+        readers = [
+            subprocess.Popen([sys.executable, "-c", READER], env=a.environment) for _ in range(4)
+        ]
+        assert [reader.wait(100) for reader in readers] == [0] * 4
+    finally:
+        owner.kill()
+        owner.communicate()

@@ -34,11 +34,13 @@
 #define TRIES    3  /* of an array that is written to, or whose owner starts anew */
 #define REWRITES 16 /* fetched again so often for writes of this node's own clients */
 /*
- * A doubtful one has its name for so long, since that is how those who asked by way of the broker
- * find it. Who reads the directory within that time finds what its owner may have replaced before
- * (the change came while it was being fetched): that, and no more, is how far a get may lag behind
- * the owner's word. Who asks at the bridge does not get it: what is doubtful and HELD goes at once
- * (cwb_replica_get). Nothing that was opened after the change is doubtful.
+ * A doubtful one is kept for so long. Where only visitors of the door asked for it, it gets no
+ * name: they have been told where it lies, and have so long to open it. Who asked by way of the
+ * broker (for a GPU, or where the door was shut) finds it by its name, and so does who reads the
+ * directory within that time: he finds what its owner may have replaced before (the change came
+ * while it was being fetched). That, and no more, is how far a get may lag behind the owner's word.
+ * Who asks at the bridge does not get it: what is doubtful and HELD goes at once (cwb_replica_get).
+ * Nothing that was opened after the change is doubtful.
  */
 #define DOUBT_NS 10000000
 
@@ -139,6 +141,17 @@ void cwb_replica_again(struct cwb_replica *replica) {
         begin_anew(replica);
 }
 
+/* All who wait for it hear so. */
+static void hold(struct cwb_replica *replica) {
+    replica->held = true;
+    if (replica->doubtful && !replica->bridge->doubts_ns) {
+        replica->bridge->doubts_ns = replica->bridge->loop.now_ns + DOUBT_NS;
+        replica->bridge->hurry = true;
+    }
+    tell_jobs(replica, 0);
+    cwb_replica_wake(replica);
+}
+
 static void on_put(void *owner, int code, const void *body, uint32_t body_bytes) {
     struct cwb_replica *replica = owner;
     (void)body, (void)body_bytes;
@@ -153,13 +166,7 @@ static void on_put(void *owner, int code, const void *body, uint32_t body_bytes)
             replica_free(replica);
         return;
     }
-    replica->held = true;
-    if (replica->doubtful && !replica->bridge->doubts_ns) {
-        replica->bridge->doubts_ns = replica->bridge->loop.now_ns + DOUBT_NS;
-        replica->bridge->hurry = true;
-    }
-    tell_jobs(replica, 0);
-    cwb_replica_wake(replica);
+    hold(replica);
 }
 
 /* Those at the door need no name: it is here, whole and checked. */
@@ -213,6 +220,10 @@ void cwb_replica_put(struct cwb_replica *replica) {
     memcpy(replica->came, meta, message.put.meta_bytes);
     tell_visitors(replica);
     struct cwb_job *job = replica->jobs;
+    if (replica->doubtful && !job) { /* nobody needs its name, and nobody is to find it */
+        hold(replica);
+        return;
+    }
     if (job) {
         replica->jobs = job->next;
         message.job = cwb_job_release(job);

@@ -19,7 +19,7 @@ from cuda_programs import LIBRARY
 MIB = 1 << 20
 BYTES = (
     40 * MIB
-)  # 8 chunks of 5 MiB at its owner, of which 4 are in host memory at once; 10 pieces where it comes to
+)  # 8 chunks of 5 MiB at its owner, all of them in host memory; 10 pieces where it comes to
 
 PRELUDE = f"""
 {LIBRARY}

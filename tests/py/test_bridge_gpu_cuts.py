@@ -21,6 +21,9 @@ pytestmark = [
     cuda_support.second_gpu,
 ]
 
+# More than the slots at its owner, and than the ring where it comes to, have room for.
+LARGE = 76 * MIB
+
 # What a program of these tests is: it insists, for the link is cut again and again.
 INSIST = """
 def insist(call):
@@ -44,15 +47,15 @@ def test_gpu_arrays_go_on_where_they_were_cut(tmp_path: Path, kind: str) -> None
             proxy.cut_each = lambda: (way, chance.randrange(1 * MIB, 6 * MIB))
             before = proxy.cuts
             if kind == "get":
-                run(b, 'cw.put("x", cw.asarray(values(), device="cuda:0"), keep=True)')
+                run(b, f'cw.put("x", cw.asarray(values(size={LARGE}), device="cuda:0"), keep=True)')
                 proxy.cut()
                 done = begin(
                     a, INSIST + 'assert same(insist(lambda: cw.get("//b/x", device="cuda:1")))'
                 )
             else:
                 proxy.cut()
-                done = begin(a, INSIST + """
-x = cw.asarray(values(), device="cuda:0")
+                done = begin(a, INSIST + f"""
+x = cw.asarray(values(size={LARGE}), device="cuda:0")
 insist(lambda: cw.put("//b/x", x, device="cuda:1", keep=True))
 """)  # fmt: skip
             end(done, a, b)

@@ -8,6 +8,7 @@ import errno
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import bridge_raw as raw
@@ -268,3 +269,34 @@ def test_who_asks_after_a_change_was_told_is_not_given_what_was_opened_before(
         none = opened(0, about((0,)), source=0, inside=1, hash=hash_of_none)
         connection.send(frame(raw.OPEN | raw.REPLY, none, id=id))
         assert size_told(late[0]) == 0
+
+
+def test_what_changed_while_it_came_gets_no_name_that_nobody_needs(
+    nodes: tuple[Node, Node],
+) -> None:
+    b, evil = nodes
+    old, hash_of_old, hash_of_none = 40_000, 0x79A75C7BDD7C6F62, 0x2D06800538D394C2  # of zeros
+    opens: set[bytes] = set()
+
+    def answer(op: int, id: int, body: bytes) -> bytes:
+        if op == raw.OPEN and body[8:] in opens:
+            none = opened(0, about((0,)), source=0, inside=1, hash=hash_of_none)
+            return frame(op | raw.REPLY, none, id=id)
+        if op == raw.OPEN:
+            opens.add(body[8:])
+            return frame(op | raw.REPLY, opened(old, about((old,))), id=id)
+        if op == raw.READ:  # all of it, and before: it is something else now
+            changed = b"".join(
+                frame(raw.CHANGED, struct.pack("<QQII", 1, 1, len(key), 0) + key) for key in opens
+            )
+            return changed + frame(op | raw.REPLY, body + bytes(old), id=id)
+        return frame(op | raw.REPLY, struct.pack("<Q", hash_of_old), id=id)
+
+    with b.here(), Raw(evil.keys, b.port) as connection:
+        known(connection, b, evil)
+        with Liar(connection, answer):
+            for i in range(5):
+                first = cw.get(f"//evil/new{i}")
+                assert first.nbytes == old  # asked before
+                time.sleep(i / 1000)  # the name would stand by now
+                assert cw.get(f"//evil/new{i}").nbytes == 0

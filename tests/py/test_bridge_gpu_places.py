@@ -200,6 +200,24 @@ def test_a_full_gpu_is_told_and_nothing_leaks(nodes: tuple[Node, Node]) -> None:
     assert empty(a) and empty(b)
 
 
+def test_memory_that_streams_have_used_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mover, which made it, has never heard of the process whose streams they were; it does not end meanwhile."""
+    monkeypatch.setenv("CAUSEWAY_MOVER_IDLE", "1000")
+    with two(tmp_path, memory_mib=256) as (a, b):
+        run(b, 'cw.put("g", cw.asarray(values(), device="cuda:0"), keep=True)')
+        user = begin(a, """
+            x, s = cw.get("//b/g", device="cuda:0"), Stream()
+            with x.reading(s): pass
+            s.finish(); x.close(); say(); sys.stdin.read()
+        """)  # fmt: skip
+        assert user.stdout is not None and user.stdout.readline() == "ready\n"
+        run(b, 'cw.remove("g")')
+        assert empty(a) and empty(b)
+        end(user, a, b)
+
+
 def test_a_write_under_way_is_waited_for(nodes: tuple[Node, Node], tmp_path: Path) -> None:
     a, b = nodes
     go = tmp_path / "go"

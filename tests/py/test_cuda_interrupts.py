@@ -1,0 +1,110 @@
+"""Ctrl-C, and whatever else a signal's handler raises, while GPU work is put in order: nothing stays begun, nothing hangs."""
+
+from __future__ import annotations
+
+import cuda_programs
+import cuda_support
+
+cuda_support.require()
+
+
+gpus = cuda_support.for_module()
+program = cuda_programs.program
+
+
+def test_ctrl_c_ends_a_wait_and_leaves_all_as_it_was(program):
+    program("""
+        import signal
+        w = cw.put("w", cw.zeros(1000, "u1", device="cuda:0"))
+        child = other('''if True:
+            w = cw.get("w"); s = Stream()
+            with w.writing(s):
+                say()
+                while not os.path.exists("go"): time.sleep(0.01)
+            s.finish()
+        ''')
+        heard(child)
+        s, waiting = Stream(), False
+        def interrupt(*_):
+            if waiting: raise KeyboardInterrupt
+        signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        for wait in (lambda: w.wait(), lambda: w.reading(s).__enter__(), lambda: w.writing(s).__enter__(), lambda: w.to("cpu")):
+            try:
+                waiting = True
+                wait()
+            except KeyboardInterrupt: waiting = False
+            else: raise AssertionError("it did not wait")
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        touch("go")
+        ended(child)
+        with w.writing(s): s.fill(low(w), 3)
+        w.wait()
+        assert (w.to("cpu").numpy() == 3).all()
+    """)
+
+
+def test_ctrl_c_as_work_begins_leaves_nothing_begun(program):
+    program("""
+        import signal
+        from causeway import _order
+        class Late:  # the signal comes when a call has begun something, and before Python goes on
+            def __getattr__(self, name):
+                def call(*arguments):
+                    status = getattr(real, name)(*arguments)
+                    if name.endswith("_begin"): signal.raise_signal(signal.SIGINT)
+                    return status
+                return call
+        real, s, t = _order.lib, Stream(), Stream()
+        w = cw.zeros(1000, "u1", device="cuda:0")
+        work = cw.work(s, writes=w)
+        with work: pass
+        for begin in (lambda: w.writing(s), lambda: w.reading(s), lambda: work):
+            _order.lib = Late()
+            try: begin().__enter__()
+            except KeyboardInterrupt: pass
+            else: raise AssertionError("no signal came")
+            finally: _order.lib = real
+            with w.writing(t, timeout=60): pass
+        with w.reading(s):
+            _order.lib = Late()
+            try: w.reading(s).__enter__()
+            except KeyboardInterrupt: pass
+            finally: _order.lib = real
+        assert _order.begun(w._open_lease()) is None
+    """)
+
+
+def test_ctrl_c_ends_a_read_that_asks_a_stopped_broker_for_fences(program):
+    """All places for reads are taken, by streams of which this process knows nothing yet."""
+    program("""
+        from causeway import client
+        from causeway._lib import lib
+        w, mine = cw.put("w", cw.zeros(1000, "u1", device="cuda:0")), cw.zeros(1000, "u1", device="cuda:0")
+        child = other('''if True:
+            w = cw.get("w"); streams = [Stream() for _ in range(6)]
+            for s in streams:
+                with w.reading(s): s.hold("go")
+            say()
+            for s in streams: s.finish()
+        ''')
+        heard(child)
+        s, waiting = Stream(), True
+        with mine.reading(s): pass  # a page of its own is here
+        broker = lib.cw_client_broker_pid(client.current().pointer)
+        def interrupt(*_):
+            if waiting: raise KeyboardInterrupt
+        signal.signal(signal.SIGALRM, interrupt)
+        os.kill(broker, signal.SIGSTOP)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)
+            w.reading(s).__enter__()
+        except KeyboardInterrupt: waiting = False
+        else: raise AssertionError("it did not wait")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            os.kill(broker, signal.SIGCONT)
+        touch("go")
+        ended(child)
+        with w.reading(s): pass
+    """)

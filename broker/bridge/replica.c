@@ -169,30 +169,19 @@ static void on_put(void *owner, int code, const void *body, uint32_t body_bytes)
     hold(replica);
 }
 
-/* What the directory has under its name: nothing, it, or (*other) what the name meant before. */
-static bool is_named(const struct cwb_replica *replica, bool *other) {
+enum named { NOT_NAMED, NAMED, HIDDEN };
+
+/* What has its name? Nothing, as when its user had no client for long; it; or (HIDDEN) what the
+ * name meant before, to whose end the broker has not come: who was told of this one already could
+ * find that one there afterwards. put is set. */
+static enum named named(const struct cwb_replica *replica) {
     struct cw_found found;
     int code = cw_name_key_find(replica->bridge->client, &replica->key, &found);
-    *other = code != 0 && code != -ENOENT;
     if (code)
-        return false;
-    *other = found.entry.slab != replica->put.slab || found.entry.block != replica->put.block ||
-             found.entry.gen != replica->put.gen;
-    return !*other;
-}
-
-/* Its name ends without us where the user has had no client for long. */
-static bool stands(const struct cwb_replica *replica) {
-    bool other;
-    return is_named(replica, &other);
-}
-
-/* The broker has not come to the end of what the name meant before: who is told of this one already
- * could find that one there afterwards. put is set. */
-static bool is_hidden(const struct cwb_replica *replica) {
-    bool other;
-    (void)is_named(replica, &other);
-    return other;
+        return code == -ENOENT ? NOT_NAMED : HIDDEN;
+    bool same = found.entry.slab == replica->put.slab && found.entry.block == replica->put.block &&
+                found.entry.gen == replica->put.gen;
+    return same ? NAMED : HIDDEN;
 }
 
 /* Those at the door need no name: it is here, whole and checked. */
@@ -244,7 +233,7 @@ void cwb_replica_put(struct cwb_replica *replica) {
     replica->came = realloc(replica->came, message.put.meta_bytes + 1u);
     CW_ASSERT(replica->came);
     memcpy(replica->came, meta, message.put.meta_bytes);
-    if (!is_hidden(replica))
+    if (named(replica) != HIDDEN)
         tell_visitors(replica);
     if (replica->doubtful && !replica->jobs) { /* nobody needs its name, nobody is to find it */
         hold(replica);
@@ -410,10 +399,10 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         return;
     }
     struct cwb_replica *replica = cwb_replica_find(bridge, &key);
-    if (replica && replica->held && !stands(replica))
+    if (replica && replica->held && named(replica) != NAMED)
         replica->doubtful = true;
     if (replica && !replica->doubtful && !replica->written &&
-        (replica->held || (replica->whole && !job->id && !is_hidden(replica)))) {
+        (replica->held || (replica->whole && !job->id && named(replica) != HIDDEN))) {
         answer(replica, job);
         return;
     }

@@ -129,7 +129,10 @@ def _see_torch(torch: Any, tensor: Any) -> _Seen | None:
     if tensor.device.type != "cuda" or odd or not tensor.numel():
         return None
     plain, itemsize = tensor.detach(), tensor.element_size()
-    dtype, layout, whole = _torch_layout(tensor.dtype, itemsize, plain.shape, plain.stride())
+    try:
+        dtype, layout, whole = _torch_layout(tensor.dtype, itemsize, plain.shape, plain.stride())
+    except TypeError:
+        return None  # complex32 and quantized ones: pickled, as PyTorch does it
     if dtype:
         plain = plain.view(getattr(torch, _WITHOUT_NUMPY[itemsize]))
     how = ("torch", dtype, tensor.requires_grad)

@@ -114,3 +114,21 @@ if __name__ == "__main__":
         gone()
 """,
     )
+
+
+@on_the_double
+def test_a_dtype_that_numpy_lacks_and_that_has_no_bytes_of_its_own_is_pickled(program):
+    program(
+        "torch",
+        """
+from causeway import _pool_foreign as foreign
+if __name__ == "__main__":
+    import torch
+    t = new(np.ones(1000, "f4"))
+    assert foreign._see_torch(torch, t) is not None
+    t.dtype = torch.dtype("complex32", 4)
+    assert foreign._see_torch(torch, t) is None
+    del t
+    gone()
+""",
+    )

@@ -14,10 +14,9 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 #include <utlist.h>
 
+#include "broker/bridge/hash.h"
 #include "broker/bridge/job.h"
 #include "broker/bridge/landing.h"
 
@@ -225,7 +224,7 @@ int cwb_offered_serve(struct cwb_link *link, const struct cwb_frame *frame) {
         if (!cwb_may_write(link, frame->key, frame->key_bytes))
             code = -EREMOTEIO;
         else if (frame->offer.inside &&
-                 XXH3_64bits(frame->data, frame->offer.size_bytes) != frame->offer.hash)
+                 cwb_hash(frame->data, frame->offer.size_bytes, 0) != frame->offer.hash)
             code = cw_fail(-EREMOTEIO, "the bytes of the array are not those that were hashed");
         else
             code = make_room(link->peer);

@@ -8,9 +8,8 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
+#include "broker/bridge/hash.h"
 #include "broker/bridge/job.h"
 
 struct putting {
@@ -104,7 +103,7 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
         offered.inside = 1;
         if (offered.size_bytes)
             memcpy(inside, cw_array_lowest(p->array), offered.size_bytes);
-        offered.hash = XXH3_64bits(inside, offered.size_bytes);
+        offered.hash = cwb_hash(inside, offered.size_bytes, 0);
         parts[3].iov_len = offered.size_bytes;
     } else if (!p->source) {
         int code = p->on_gpu

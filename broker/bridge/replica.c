@@ -21,11 +21,10 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 #include <utlist.h>
 
 #include "broker/bridge/door.h"
+#include "broker/bridge/hash.h"
 #include "broker/bridge/home.h"
 #include "broker/bridge/replica.h"
 #include "ipc/meta.h"
@@ -314,7 +313,7 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     }
     uint64_t inside_bytes = frame->opened.inside ? frame->opened.size_bytes : 0;
     replica->opened = frame->opened;
-    if (frame->opened.inside && XXH3_64bits(frame->data, inside_bytes) != frame->opened.hash) {
+    if (frame->opened.inside && cwb_hash(frame->data, inside_bytes, 0) != frame->opened.hash) {
         cw_fail(-EREMOTEIO, "the bytes of the array are not those that %s hashed",
                 replica->peer->config.name);
         cwb_replica_fail(replica, -EREMOTEIO);

@@ -8,10 +8,9 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 #include <utlist.h>
 
+#include "broker/bridge/hash.h"
 #include "broker/bridge/parts.h"
 #include "ipc/name_key.h"
 
@@ -153,7 +152,7 @@ static void answer_inside(struct cwb_link *link, const struct cwb_frame *frame,
                             {(void *)(uintptr_t)meta, opened->meta_bytes},
                             {(void *)(uintptr_t)bytes, opened->size_bytes}};
     opened->inside = 1;
-    opened->hash = XXH3_64bits(bytes, opened->size_bytes);
+    opened->hash = cwb_hash(bytes, opened->size_bytes, 0);
     answer(link, frame, 0, parts, 3);
 }
 

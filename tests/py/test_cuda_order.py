@@ -229,6 +229,45 @@ def test_memory_is_not_used_again_before_its_last_use(program):
     """)
 
 
+def test_a_piece_can_be_lent_where_a_strangers_stream_has_used_the_last_one(program):
+    """All numbers for pieces are in use; whose streams used the one that came back the lender does not know yet."""
+    program("""
+        from causeway import client
+        from causeway._lib import ffi, lib
+        here, number, out = client.current().pointer, ffi.new("uint64_t *"), ffi.new("cw_array **")
+        size, dtype = ffi.new("int64_t[1]", [32 << 20]), ffi.new("char[]", b"|u1")
+        layout = ffi.new("cw_layout *", {"ndim": 1, "itemsize": 1, "shape": size, "dtype": dtype})
+        assert lib.cw_array_new(here, b"cuda:0", layout, lib.CW_POOL, out) == 0
+        begin = int(ffi.cast("uintptr_t", lib.cwpy_memory(out[0], number)))
+        lent = []
+        def lend():
+            place = ffi.cast("void *", begin + 8192 * len(lent))
+            done = lib.cw_array_at(here, place, 1000, out, number) == 0
+            if done: lent.append(out[0])
+            return done
+        while lend(): pass
+        assert len(lent) == 1023
+        assert lib.cw_array_put(lent[500], b"p", 0, ffi.NULL, 0) == 0
+        child = other('''if True:
+            w = cw.get("p"); s = Stream()
+            with w.reading(s): pass
+            s.finish(); w.close(); say()
+            sys.stdin.read()
+        ''')
+        heard(child)
+        mine, s = cw.zeros(10, "u1", device="cuda:0"), Stream()
+        with mine.reading(s): pass
+        lib.cw_array_close(lent[500])
+        cw.remove("p")
+        end = time.monotonic() + 30
+        while not lend():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        child.stdin.close()
+        ended(child)
+    """)
+
+
 def test_what_is_refused_and_what_times_out(program):
     program("""
         w = cw.put("w", cw.zeros(1000, "u1", device="cuda:0"))

@@ -180,6 +180,8 @@ class _Use:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if kind is None and not self._cell[0]:
+            raise ValueError("nothing was begun here, or it has ended")
         status = self._end(self._whole)
         if kind is None:
             check(status)

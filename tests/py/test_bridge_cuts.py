@@ -23,7 +23,7 @@ import causeway as cw
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 
 SOAK = bool(os.environ.get("CAUSEWAY_SOAK"))
-CUTS = 5000  # of each storm
+CUTS = 5000  # of each of the two storms: 10,000 with `make soak`
 NO_NAMESPACES = bridge_support.namespaces_lacking()
 
 

@@ -114,6 +114,7 @@ def test_a_cut_at_any_byte_gives_no_wrong_byte(world: tuple[Node, Node, Proxy]) 
     before = [node.bridge_pid() for node in (a, b)]
     for number, (way, at, kind) in enumerate(places):
         reached += one_cut(a, b, proxy, way, at, kind, number)
+    print(reached, "cuts at", len(places), "places")
     assert reached >= len(places) // 4
     assert [node.bridge_pid() for node in (a, b)] == before
     assert eventually(lambda: a.sees(b))

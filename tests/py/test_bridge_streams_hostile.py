@@ -35,8 +35,10 @@ def victim() -> Iterator[tuple[Node, Node, Node]]:
             node.start()
         assert eventually(lambda: a.sees(b)), a.said()
         with b.here():
-            cw.put("open/large", np.zeros(8 * MIB, "u1"))
-            cw.put("secret", np.ones(8 * MIB, "u1"))
+            cw.put(
+                "open/large", np.zeros(8 * MIB, "u1"), keep=True
+            )  # also when the tests take minutes
+            cw.put("secret", np.ones(8 * MIB, "u1"), keep=True)
         yield a, b, evil
 
 

@@ -8,10 +8,14 @@
 #include "broker/broker.h"
 #include "broker/session.h"
 
+static uint64_t count_of(const struct cwd_broker *b) {
+    return CW_LOAD(D8, &b->root->directory.changes, relaxed);
+}
+
 static void answer(struct cwd_broker *b) {
     struct cwd_changes *changes = &b->remote.changes;
     struct cw_changed *told = &changes->told;
-    told->seen = CW_LOAD(D8, &b->root->directory.changes, relaxed);
+    told->seen = count_of(b);
     uint64_t request = changes->request;
     changes->request = 0;
     cwd_session_reply(b, b->remote.session, CW_OP_CHANGES, request, 0, told,
@@ -25,8 +29,7 @@ void cwd_changes_tell(struct cwd_broker *b) {
     const struct cw_changed *told = &changes->told;
     if (!changes->request || !cwd_session_has_room(b->remote.session))
         return;
-    if (told->count || told->all ||
-        (changes->news && changes->seen != CW_LOAD(D8, &b->root->directory.changes, relaxed)))
+    if (told->count || told->all || (changes->news && changes->seen != count_of(b)))
         answer(b);
 }
 

@@ -39,10 +39,9 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Node, Node]]:
         b.start(**more)
         assert eventually(lambda: a.sees(b)), a.said()
         with b.here():
+            # Kept, since the tests may take minutes.
             cw.put("open/small", [1, 2, 3], keep=True)
-            cw.put(
-                "open/large", np.zeros(1_000_000, "u1"), keep=True
-            )  # also when the tests take minutes
+            cw.put("open/large", np.zeros(1_000_000, "u1"), keep=True)
         yield a, b, evil
 
 

@@ -156,12 +156,14 @@ static void answer_inside(struct cwb_link *link, const struct cwb_frame *frame,
     answer(link, frame, 0, parts, 3);
 }
 
-/* How many pieces follow the answer: as many as came with the OPEN, and are there. *all: they are
- * all of the array. */
+/* How many pieces follow the answer: as many as came with the OPEN, and are there; none of what goes
+ * over streams, since the link is to be free for requests. *all: they are all of the array. */
 static uint16_t ahead_of(const struct cwb_link *link, const struct cwb_frame *frame,
                          uint64_t size_bytes, bool *all) {
     uint64_t piece = cwb_link_piece_bytes(link), there = (size_bytes + piece - 1) / piece;
     uint32_t asked = frame->open.flags >> CWB_AHEAD_SHIFT;
+    if (size_bytes >= CWB_STREAM_BYTES && cwb_streams_open(link->peer))
+        asked = 0;
     *all = asked >= there;
     return (uint16_t)(asked < there ? asked : there);
 }

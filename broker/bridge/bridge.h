@@ -71,6 +71,7 @@ struct cwb_options {
 struct cwb_listener {
     struct cwb_watch watch; /* first: it is cast back */
     struct cwb_bridge *bridge;
+    bool more; /* may be there that nothing tells of any more */
 };
 
 struct cwb_bridge {

@@ -93,7 +93,7 @@ struct cwb_link *cwb_served_leave(struct cwb_served *served);
 void cwb_served_reply(struct cwb_served *served, int status, const struct iovec *parts,
                       uint32_t count);
 /* Names of this node changed: who waits for one, and who holds what one meant, is told. */
-void cwb_serve_changes(struct cwb_bridge *bridge);
+void cwb_serve_changes(struct cwb_bridge *bridge, const struct cw_changed *changed);
 /* May its peer write this name? false: cw_detail() says so. */
 bool cwb_may_write(const struct cwb_link *link, const char *key, uint32_t key_bytes);
 /* Does anybody want to be told? */
@@ -106,8 +106,8 @@ void cwb_serve_end(struct cwb_link *link);
 /* ---- watch.c: what peers want to be told of ---- */
 /* This put of that name: its peer is told once when the name means something else. */
 void cwb_watch_begin(struct cwb_link *link, const struct cw_name_key *key, uint64_t entry);
-/* Names changed: who watches one of them is told. */
-void cwb_watch_changes(struct cwb_bridge *bridge);
+/* Names ended: who watches one of them is told. */
+void cwb_watch_changes(struct cwb_bridge *bridge, const struct cw_changed *changed);
 /* The peer has no link any more. */
 void cwb_watch_end(struct cwb_bridge *bridge, struct cwb_peer *peer);
 

@@ -404,6 +404,8 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
     if (replica && !replica->doubtful && !replica->written &&
         (replica->held || (replica->whole && !job->id && named(replica) != HIDDEN))) {
         answer(replica, job);
+        if (!replica->held) /* it is asked for again and again: the next finds it by its name */
+            cwb_home_urge(bridge->home);
         return;
     }
     if (replica && replica->held) {

@@ -348,10 +348,10 @@ static void serve_wait(struct cwb_link *link, const struct cwb_frame *frame) {
 
 /* ---- changes ---- */
 
-void cwb_serve_changes(struct cwb_bridge *bridge) {
+void cwb_serve_changes(struct cwb_bridge *bridge, const struct cw_changed *changed) {
     struct cwb_served *served, *following;
     struct cw_found found;
-    cwb_watch_changes(bridge);
+    cwb_watch_changes(bridge, changed);
     DL_FOREACH_SAFE(bridge->waits, served, following) {
         struct waiting *waiting = served->owner;
         if (look(bridge, waiting->peer, &waiting->subject, &found) != 0)

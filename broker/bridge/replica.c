@@ -345,7 +345,6 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     struct cwb_key key = {.key_bytes = replica->there.length, .flags = CWB_WATCH};
     replica->run = replica->peer->run;
     replica->doubtful = replica->written = false;
-    /* A second try is one in peace: what goes wrong with the first bytes goes wrong once. */
     replica->asked = cwb_link_open(link, &key, replica->there.text,
                                    !replica->on_gpu && replica->tries == 0, on_opened, replica);
 }

@@ -156,8 +156,8 @@ static void answer_inside(struct cwb_link *link, const struct cwb_frame *frame,
     answer(link, frame, 0, parts, 3);
 }
 
-/* How many pieces follow the answer: as many as came with the OPEN, and are there; none of what goes
- * over streams, since the link is to be free for requests. *all: they are all of the array. */
+/* How many pieces follow the answer: as many as came with the OPEN, and are there; none of what
+ * goes over streams, since the link is to be free for requests. *all: they are all of the array. */
 static uint16_t ahead_of(const struct cwb_link *link, const struct cwb_frame *frame,
                          uint64_t size_bytes, bool *all) {
     uint64_t piece = cwb_link_piece_bytes(link), there = (size_bytes + piece - 1) / piece;

@@ -184,8 +184,8 @@ def test_a_first_record_of_more_than_2048_bytes_is_not_read(nodes: tuple[Node, N
 BREACHES = {
     "no-hello": (b"", frame(raw.PING)),
     "wrong-magic": (hello(magic=1), b""),
-    "older-version": (hello(versions=(1, 2)), b""),
-    "other-version": (hello(versions=(4, 9)), b""),
+    "older-version": (hello(versions=(1, 3)), b""),
+    "other-version": (hello(versions=(5, 9)), b""),
     "no-run": (hello(run=0), b""),
     "small-read": (hello(read=100), b""),
     "no-requests": (hello(requests=1), b""),

@@ -71,6 +71,8 @@ static void name_gone(struct cwd_broker *b, const struct cw_entry *old) {
     if (old->flags & CW_ENTRY_KEEP)
         b->kept_names--;
     b->remote.replicas -= (old->flags & CW_ENTRY_REPLICA) != 0;
+    if (!(old->flags & CW_ENTRY_REPLICA)) /* no peer sees those */
+        cwd_changes_ended(b, old->id);
     cwd_ref_drop(b, old->slab, old->block, old->gen);
 }
 
@@ -137,7 +139,7 @@ int cwd_name_put(struct cwd_broker *b, struct cwd_session *session, const struct
     if (session->of_bridge)
         b->last_client_ns = b->now_ns; /* for a peer, who is no client here: it stays as long */
     CWD_COUNT(b, puts);
-    cwd_remote_changed(b);
+    cwd_changes_tell(b);
     cwd_waits_answer(b, key, put->key_bytes);
     return 0;
 }
@@ -156,7 +158,7 @@ int cwd_name_remove(struct cwd_broker *b, struct cwd_session *session, const cha
     }
     name_gone(b, &old);
     CWD_COUNT(b, removes);
-    cwd_remote_changed(b);
+    cwd_changes_tell(b);
     return 0;
 }
 
@@ -193,7 +195,9 @@ int64_t cwd_names_expire(struct cwd_broker *b) {
         return due_ns;
     struct sweep sweep = {.broker = b};
     cw_directory_sweep(b->directory, sweep_one, &sweep);
-    cwd_remote_changed(b);
+    cwd_changes_tell(b);
+    if (b->remote.session)
+        cwd_session_wake(b->remote.session); /* now: the loop may sleep next */
     cwd_log("%llu names ended, since their user has no client any more",
             (unsigned long long)(names - cwd_names_count(b)));
     return INT64_MAX;

@@ -227,8 +227,8 @@ static int64_t look_after(struct cwd_broker *b) {
     remote->look_head = head;
     remote->look_ns = b->now_ns + LOOK_NS;
     if (remote->silent < (remote->session ? CWD_REMOTE_LOOKS : CWD_REMOTE_START_LOOKS)) {
-        if (!first)
-            (void)give(b, &nothing, NULL, 0);
+        if (!first && give(b, &nothing, NULL, 0))
+            cwd_session_wake(remote->session); /* now: the loop may sleep next */
     } else {
         cwd_log(PROGRAM " (pid %d) has said nothing for %u s: it stands, and is killed",
                 (int)remote->pid, remote->silent);
@@ -261,6 +261,7 @@ int64_t cwd_remote_serve(struct cwd_broker *b) {
         }
     }
     hand_out(b);
+    cwd_changes_tell(b); /* where there was no room */
     return look_after(b);
 }
 
@@ -286,34 +287,14 @@ int cwd_remote_next(struct cwd_broker *b, struct cwd_session *session, uint64_t 
     return 0;
 }
 
-static void tell_changes(struct cwd_broker *b) {
-    struct cwd_remote *remote = &b->remote;
-    struct cw_changes changes = {.seen = CW_LOAD(D8, &b->root->directory.changes, relaxed)};
-    uint64_t request = remote->changes_request;
-    if (!request || changes.seen == remote->changes_seen || !remote->session ||
-        !cwd_session_has_room(remote->session))
-        return;
-    remote->changes_request = 0;
-    cwd_session_reply(b, remote->session, CW_OP_CHANGES, request, 0, &changes, sizeof changes);
-}
-
 int cwd_remote_changes(struct cwd_broker *b, struct cwd_session *session, uint64_t request,
                        const struct cw_changes *changes) {
     int code = only_bridge(b, session);
     if (code)
         return code;
-    if (b->remote.changes_request)
-        return cw_fail(-EDQUOT, "a bridge asks for changes once at a time");
     b->remote.session = session;
-    b->remote.changes_request = request;
-    b->remote.changes_seen = changes->seen;
-    tell_changes(b);
+    cwd_changes_ask(b, request, changes);
     return 0;
-}
-
-void cwd_remote_changed(struct cwd_broker *b) {
-    if (b->remote.changes_request)
-        tell_changes(b);
 }
 
 /* ---- jobs ---- */
@@ -356,12 +337,8 @@ void cwd_remote_cancel(struct cwd_broker *b, struct cwd_session *session, uint64
     static const char cancelled[] = "cancelled";
     struct cwd_remote *remote = &b->remote;
     struct cwd_remote_job *job, *next;
-    if (session == remote->session && request == remote->changes_request) {
-        remote->changes_request = 0;
-        cwd_session_reply(b, session, CW_OP_CHANGES, request, -ECANCELED, cancelled,
-                          sizeof cancelled - 1);
+    if (session == remote->session && cwd_changes_cancel(b, request))
         return;
-    }
     for (uint32_t i = 0; session == remote->session && i < remote->next_count; i++) {
         if (remote->nexts[i] != request)
             continue;
@@ -465,7 +442,7 @@ void cwd_remote_forget(struct cwd_broker *b, struct cwd_session *session) {
         return;
     b->remote.session = NULL;
     b->remote.next_count = 0;
-    b->remote.changes_request = 0;
+    cwd_changes_forget(b);
     cwd_names_end_replicas(b);
     if (!b->stopping)
         settle(b);

@@ -19,8 +19,7 @@
  * asked once a second whether it lives, and one that has sent nothing for CWD_REMOTE_LOOKS seconds
  * is killed. Only seconds in which this process ran are counted.
  *
- * The bridge also asks to be told when any name changed (CHANGES): peers wait for names, and hold
- * replicas of what they mean.
+ * The bridge also asks to be told when names changed (changes.h).
  */
 #ifndef CW_BROKER_REMOTE_H
 #define CW_BROKER_REMOTE_H
@@ -29,6 +28,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "broker/changes.h"
 #include "ipc/wire.h"
 
 #define CWD_REMOTE_OPTIONS_MAX 64u
@@ -53,12 +53,12 @@ struct cwd_remote {
     int64_t start_after_ns;              /* not before, unless there are jobs */
     uint64_t nexts[CW_REMOTE_NEXTS_MAX]; /* its NEXTs that wait, the oldest first */
     uint32_t next_count;
-    uint32_t sessions;                      /* of our bridges: two of each */
-    uint64_t changes_request, changes_seen; /* its CHANGES that waits; 0: none */
-    int64_t look_ns;                        /* when it is looked at next; 0: nobody needs it */
-    uint64_t look_head;                     /* how far it had come with its requests then */
-    unsigned silent;                        /* looks that found no new one */
-    struct cwd_remote_job *jobs;            /* waiting and given, in the order in which they came */
+    uint32_t sessions; /* of our bridges: two of each */
+    struct cwd_changes changes;
+    int64_t look_ns;             /* when it is looked at next; 0: nobody needs it */
+    uint64_t look_head;          /* how far it had come with its requests then */
+    unsigned silent;             /* looks that found no new one */
+    struct cwd_remote_job *jobs; /* waiting and given, in the order in which they came */
     uint64_t next_job;
     uint32_t replicas; /* names of it in the directory */
 };
@@ -87,8 +87,6 @@ int cwd_remote_done(struct cwd_broker *broker, struct cwd_session *session,
 /* Answers that had no room; returns whether any was written. */
 bool cwd_remote_flush(struct cwd_broker *broker, struct cwd_session *client);
 bool cwd_remote_is(const struct cwd_broker *broker, const struct cwd_session *session);
-/* A name was put, removed, or ended. */
-void cwd_remote_changed(struct cwd_broker *broker);
 /* A client's session ends; the bridge's own may be it. */
 void cwd_remote_forget(struct cwd_broker *broker, struct cwd_session *session);
 void cwd_remote_on_exit(struct cwd_broker *broker);

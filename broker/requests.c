@@ -262,6 +262,8 @@ static int serve_remote_done(struct cwd_broker *b, struct cwd_session *s, struct
 
 static int serve_changes(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                          struct result *result) {
+    if (r->body.changes.news > 1 || r->body.changes.reserved)
+        return -EBADMSG;
     int code = cwd_remote_changes(b, s, r->head.id, &r->body.changes);
     result->none = code == 0; /* remote.c answers */
     return code;

@@ -89,7 +89,7 @@ enum cw_op {
     CW_OP_REMOTE,     /* a job for causeway-bridge. Replies when it is done; CANCEL ends it */
     CW_OP_REMOTE_NEXT, /* of the broker's own bridge alone: replies with a job when there is one */
     CW_OP_REMOTE_DONE, /* no reply: a job has ended, well or with a sentence */
-    CW_OP_CHANGES,     /* of the bridge alone: replies when the count of changes is another */
+    CW_OP_CHANGES,     /* of the bridge alone: replies when names ended, or are new */
     CW_OP_REPLICA,     /* of the bridge alone: an array gets a remote name, and the job that wanted
                           it is answered with what became of that. reply: nothing */
     CW_OP_MAKE,        /* of the bridge alone, a job for causeway-mover: replies with memory on a
@@ -245,13 +245,21 @@ struct cw_door_answer { /* of the bridge itself, to a cw_remote of a GET over it
     uint32_t slab, block;
     uint64_t gen, offset_bytes, size_bytes;
 };
-struct cw_changes { /* CHANGES, and its reply: the directory's count of changes */
+struct cw_changes {    /* CHANGES */
+    uint64_t seen;     /* the directory's count of changes, as it was last told */
+    uint32_t news;     /* 1: new names are to be told; 0: ends of names alone */
+    uint32_t reserved; /* 0 */
+};
+#define CW_CHANGES_MAX 96u /* ends that are told apart */
+struct cw_changed {        /* its reply, up to ended[count] */
     uint64_t seen;
+    uint32_t count, all;            /* all 1: more ended, any may have */
+    uint64_t ended[CW_CHANGES_MAX]; /* cw_entry.id of names that were removed or replaced */
 };
 
 _Static_assert(sizeof(struct cw_remote) == 72 && sizeof(struct cw_remote_names) == 56 &&
                    sizeof(struct cw_remote_job) == 16 && sizeof(struct cw_remote_end) == 16 &&
-                   sizeof(struct cw_changes) == 8 && sizeof(struct cw_replica) == 56 &&
+                   sizeof(struct cw_changes) == 16 && sizeof(struct cw_replica) == 56 &&
                    sizeof(struct cw_door_answer) == 48,
                "layout");
 struct cw_place { /* bytes of a block */

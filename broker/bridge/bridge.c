@@ -60,14 +60,17 @@ void cwb_log(const char *format, ...) {
 /* ---- listening ---- */
 
 static void accept_some(struct cwb_listener *listener) {
+    listener->more = true;
     for (int i = 0; i < ACCEPTS_MOST; i++) {
         struct sockaddr_storage address;
         socklen_t length = sizeof address;
         char host[64], port[8], where[80];
         int fd = accept4(listener->watch.fd, (struct sockaddr *)&address, &length,
                          SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (fd < 0)
-            return; /* none left; without descriptors the next turn of time tries again */
+        if (fd < 0) { /* without descriptors the next turn of time tries again */
+            listener->more = errno != EAGAIN;
+            return;
+        }
         if (getnameinfo((struct sockaddr *)&address, length, host, sizeof host, port, sizeof port,
                         NI_NUMERICHOST | NI_NUMERICSERV) != 0)
             strcpy(host, "?"), strcpy(port, "?");
@@ -233,6 +236,8 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
         cwb_jobs_init(bridge);
     if (code == 0 && cwb_door_new(bridge) != 0)
         cwb_log("no quick way for gets: %s", cw_detail());
+    if (code == 0)
+        cwb_local_reserve(bridge);
     return code;
 }
 
@@ -249,33 +254,36 @@ static int64_t tick(struct cwb_bridge *bridge) {
     cwb_sources_tick(bridge);
     cwb_offered_tick(bridge);
     for (uint32_t i = 0; i < bridge->listener_count; i++)
-        accept_some(&bridge->listeners[i]);
+        if (bridge->listeners[i].more)
+            accept_some(&bridge->listeners[i]);
     for (unsigned i = 1; i < sizeof due_ns / sizeof *due_ns; i++)
         first_ns = due_ns[i] < first_ns ? due_ns[i] : first_ns;
     return first_ns;
 }
 
-#define TICK_NS 10000000 /* time is looked at no more often */
+#define TICK_NS 10000000 /* after so long a time of turns: what they changed may ask for a time */
 
 /* Sleeps until something comes, from a socket or from the broker. */
 static void wait(struct cwb_bridge *bridge, int64_t timeout_ns) {
     if (timeout_ns == 0 || !cwb_home_rest(bridge->home)) {
-        cwb_io_turn(bridge->loop.io, 0);
+        cwb_io_turn(bridge->loop.io, 0, &bridge->loop.now_ns);
         return;
     }
-    cwb_io_turn(bridge->loop.io, timeout_ns);
+    cwb_io_turn(bridge->loop.io, timeout_ns, &bridge->loop.now_ns);
     cwb_home_rise(bridge->home);
 }
 
+/* What came is answered before time is looked at: that costs more than a small answer. */
 void cwb_bridge_run(struct cwb_bridge *bridge) {
-    int64_t due_ns = 0, ticked_ns = 0;
+    int64_t due_ns = 0, first_ns = 0; /* the begin of the first turn since time was looked at */
     while (!bridge->stopping) {
-        bridge->loop.now_ns = cw_now_ns();
+        cwb_wires_flush(&bridge->loop);
+        first_ns = first_ns ? first_ns : bridge->loop.now_ns;
         if (bridge->hurry || bridge->loop.now_ns >= due_ns ||
-            bridge->loop.now_ns - ticked_ns >= TICK_NS) {
+            bridge->loop.now_ns - first_ns >= TICK_NS) {
             bridge->hurry = false;
             due_ns = tick(bridge);
-            ticked_ns = bridge->loop.now_ns;
+            first_ns = 0;
         }
         int64_t ring_ns = cwb_home_flush(bridge->home);
         cwb_wires_flush(&bridge->loop);

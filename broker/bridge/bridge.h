@@ -71,6 +71,7 @@ struct cwb_options {
 struct cwb_listener {
     struct cwb_watch watch; /* first: it is cast back */
     struct cwb_bridge *bridge;
+    bool more; /* may be there that nothing tells of any more */
 };
 
 struct cwb_bridge {
@@ -87,6 +88,8 @@ struct cwb_bridge {
     struct cwb_works *movings; /* what waits for causeway-mover: a GPU that hangs holds up no other
                                   work */
     cw_client *client;         /* for all threads */
+    cw_array *reserve;         /* local.c; NULL: there is none */
+    bool reserving;            /* a helper makes one */
     struct cwb_home *home;     /* the loop's own (home.h) */
     struct cwb_listener listeners[CWB_LISTEN_MAX];
     uint32_t listener_count;

@@ -17,7 +17,7 @@ struct cwb_engine {
     void (*start)(struct cwb_io *, struct cwb_socket *);
     void (*send)(struct cwb_io *, struct cwb_socket *);
     void (*close)(struct cwb_io *, struct cwb_socket *);
-    void (*turn)(struct cwb_io *, int64_t timeout_ns);
+    void (*turn)(struct cwb_io *, int64_t timeout_ns, int64_t *now_ns);
 };
 
 struct cwb_io { /* the begin of either way's own struct */

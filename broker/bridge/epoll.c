@@ -163,7 +163,7 @@ static void serve_ready(struct epoll_io *ep) {
     }
 }
 
-static void ep_turn(struct cwb_io *io, int64_t timeout_ns) {
+static void ep_turn(struct cwb_io *io, int64_t timeout_ns, int64_t *now_ns) {
     struct epoll_io *ep = (struct epoll_io *)io;
     struct epoll_event events[EVENTS_MAX];
     serve_ready(ep);
@@ -171,6 +171,7 @@ static void ep_turn(struct cwb_io *io, int64_t timeout_ns) {
     if (io->ready)
         ms = 0;
     int count = epoll_wait(ep->fd, events, EVENTS_MAX, ms > 3600000 ? 3600000 : (int)ms);
+    *now_ns = cw_now_ns();
     for (int i = 0; i < count; i++) {
         if (events[i].data.u64 & IS_WATCH) {
             struct cwb_watch *watch = (void *)(uintptr_t)(events[i].data.u64 & ~IS_WATCH);

@@ -161,6 +161,10 @@ void cwb_home_calm(struct cwb_home *home) {
         home->calm_until_ns = home->bridge->loop.now_ns + CALM_NS;
 }
 
+void cwb_home_urge(struct cwb_home *home) {
+    home->calm_count = 0;
+}
+
 int64_t cwb_home_flush(struct cwb_home *home) {
     if (home->asked_count == 0)
         return INT64_MAX;

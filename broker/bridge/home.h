@@ -33,6 +33,8 @@ void cwb_home_ask(struct cwb_home *home, uint16_t op, const struct iovec *parts,
 void cwb_home_turn(struct cwb_home *home);
 /* What was asked last need not wake the broker now: it does some milliseconds later. */
 void cwb_home_calm(struct cwb_home *home);
+/* It is to be told of them now, after all. */
+void cwb_home_urge(struct cwb_home *home);
 /* Wakes the broker if anything was asked. Once a turn, before the loop waits. Returns when it wants
  * to be called again, or INT64_MAX. */
 int64_t cwb_home_flush(struct cwb_home *home);

@@ -82,6 +82,6 @@ void cwb_io_close(struct cwb_io *io, struct cwb_socket *socket) {
     io->engine->close(io, socket);
 }
 
-void cwb_io_turn(struct cwb_io *io, int64_t timeout_ns) {
-    io->engine->turn(io, io->ready ? 0 : timeout_ns);
+void cwb_io_turn(struct cwb_io *io, int64_t timeout_ns, int64_t *now_ns) {
+    io->engine->turn(io, io->ready ? 0 : timeout_ns, now_ns);
 }

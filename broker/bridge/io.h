@@ -70,7 +70,8 @@ void cwb_io_send(struct cwb_io *io, struct cwb_socket *socket, const uint8_t *by
 /* Ends it: no callback comes but on_closed. The descriptor is closed, unless socket->keep is set:
  * it may then be started with another cwb_io. May be repeated. */
 void cwb_io_close(struct cwb_io *io, struct cwb_socket *socket);
-/* Waits for something to happen, timeout_ns at most (< 0: for ever), and calls back. */
-void cwb_io_turn(struct cwb_io *io, int64_t timeout_ns);
+/* Waits for something to happen, timeout_ns at most (< 0: for ever), and calls back. *now_ns: the
+ * time when it had waited, before any of that. */
+void cwb_io_turn(struct cwb_io *io, int64_t timeout_ns, int64_t *now_ns);
 
 #endif

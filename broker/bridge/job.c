@@ -1,6 +1,7 @@
 /*
  * Jobs: see job.h. Several requests for jobs wait at the broker, and one for changes of names while
- * a peer wants to be told; each that is answered is asked anew.
+ * a peer wants to be told; each that is answered is asked anew. One for ends of names alone, as
+ * most are, is followed by one for new names, too, when the first peer waits for a name.
  */
 #include "broker/bridge/job.h"
 
@@ -17,10 +18,12 @@
 struct cwb_jobs {
     struct cwb_bridge *bridge;
     struct cwb_job *jobs; /* by id */
-    struct cw_changes changes;
-    int64_t looked_ns;      /* at what changed */
-    bool watch, is_watched; /* changes are wanted, asked for */
-    uint32_t nexts;         /* requests for jobs that wait at the broker */
+    uint64_t seen;        /* of the directory's changes */
+    int64_t looked_ns;    /* at what changed */
+    bool watch;           /* changes are to be asked for */
+    uint32_t asked;       /* requests for changes that wait at the broker */
+    bool asked_news;      /* the last of them is for new names, too */
+    uint32_t nexts;       /* requests for jobs that wait at the broker */
 };
 
 /* ---- from the broker ---- */
@@ -56,36 +59,50 @@ static void ask_nexts(struct cwb_jobs *jobs, uint32_t least) {
 
 static void on_changes(void *owner, int status, const void *body, uint32_t body_bytes) {
     struct cwb_jobs *jobs = owner;
-    jobs->is_watched = false;
-    if (status || body_bytes != sizeof jobs->changes) {
+    struct cw_changed changed = {.count = UINT32_MAX};
+    const uint32_t head_bytes = (uint32_t)(sizeof changed - sizeof changed.ended);
+    if (!status && body_bytes >= head_bytes && body_bytes <= sizeof changed)
+        memcpy(&changed, body, body_bytes);
+    if (changed.count > CW_CHANGES_MAX ||
+        body_bytes != head_bytes + changed.count * sizeof *changed.ended) {
         cwb_log("ends: the broker tells no changes");
         jobs->bridge->stopping = true;
         return;
     }
-    memcpy(&jobs->changes, body, sizeof jobs->changes);
+    if (--jobs->asked == 0)
+        jobs->asked_news = false;
+    jobs->seen = changed.seen;
     jobs->looked_ns = jobs->bridge->loop.now_ns;
-    cwb_serve_changes(jobs->bridge);
+    cwb_serve_changes(jobs->bridge, &changed);
     if (cwb_serve_watches(jobs->bridge))
         cwb_jobs_watch(jobs->bridge);
 }
 
+/* Is what waits at the broker all that is wanted? */
+static bool asked_enough(const struct cwb_jobs *jobs) {
+    return jobs->asked && (jobs->asked_news || !jobs->bridge->waits);
+}
+
 int64_t cwb_jobs_tick(struct cwb_bridge *bridge) {
     struct cwb_jobs *jobs = bridge->jobs;
-    if (!jobs->watch || jobs->is_watched)
+    if (!jobs->watch)
         return INT64_MAX;
     if (bridge->loop.now_ns - jobs->looked_ns < CHANGES_PAUSE_NS)
         return jobs->looked_ns + CHANGES_PAUSE_NS;
-    struct iovec part = {&jobs->changes, sizeof jobs->changes};
+    struct cw_changes changes = {.seen = jobs->seen, .news = bridge->waits != NULL};
+    struct iovec part = {&changes, sizeof changes};
     jobs->watch = false;
-    jobs->is_watched = true;
+    jobs->asked++;
+    jobs->asked_news = changes.news;
     cwb_home_ask(bridge->home, CW_OP_CHANGES, &part, 1, on_changes, jobs);
     return INT64_MAX;
 }
 
 void cwb_jobs_watch(struct cwb_bridge *bridge) {
-    bridge->jobs->watch = true;
-    if (!bridge->jobs->is_watched)
-        bridge->hurry = true;
+    struct cwb_jobs *jobs = bridge->jobs;
+    if (jobs->watch || asked_enough(jobs))
+        return;
+    jobs->watch = bridge->hurry = true;
 }
 
 /* ---- the loop's ---- */
@@ -246,6 +263,6 @@ void cwb_jobs_init(struct cwb_bridge *bridge) {
     bridge->jobs = calloc(1, sizeof *bridge->jobs);
     CW_ASSERT(bridge->jobs);
     bridge->jobs->bridge = bridge;
-    bridge->jobs->changes.seen = UINT64_MAX;
+    bridge->jobs->seen = UINT64_MAX;
     ask_nexts(bridge->jobs, CW_REMOTE_NEXTS_MAX);
 }

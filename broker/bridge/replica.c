@@ -30,7 +30,7 @@
 #include "ipc/meta.h"
 #include "ipc/remote.h"
 
-#define TRIES    3  /* of an array that is written to, or whose owner starts anew */
+#define TRIES    4  /* of an array that is written to, or whose owner starts anew */
 #define REWRITES 16 /* fetched again so often for writes of this node's own clients */
 /*
  * A doubtful one is kept for so long. Where only visitors of the door asked for it, it gets no
@@ -343,10 +343,10 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
         return;
     }
     struct cwb_key key = {.key_bytes = replica->there.length, .flags = CWB_WATCH};
-    struct iovec parts[] = {{&key, sizeof key}, {replica->there.text, replica->there.length}};
     replica->run = replica->peer->run;
     replica->doubtful = replica->written = false;
-    replica->asked = cwb_link_ask(link, CWB_OPEN, parts, 2, on_opened, replica);
+    replica->asked = cwb_link_open(link, &key, replica->there.text,
+                                   !replica->on_gpu && replica->tries == 0, on_opened, replica);
 }
 
 void cwb_replica_begin(struct cwb_replica *replica) {
@@ -403,6 +403,8 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
     if (replica && !replica->doubtful && !replica->written &&
         (replica->held || (replica->whole && !job->id && named(replica) != HIDDEN))) {
         answer(replica, job);
+        if (!replica->held) /* it is asked for again and again: the next finds it by its name */
+            cwb_home_urge(bridge->home);
         return;
     }
     if (replica && replica->held) {

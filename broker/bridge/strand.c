@@ -74,7 +74,11 @@ static void *run(void *context) {
             cwb_strand_tick(strand);
         }
         cwb_wires_flush(&strand->loop);
-        cwb_io_turn(strand->loop.io, strand->loop.dirty ? 0 : strand->streams ? TICK_NS : -1);
+        cwb_io_turn(strand->loop.io,
+                    strand->loop.dirty ? 0
+                    : strand->streams  ? TICK_NS
+                                       : -1,
+                    &strand->loop.now_ns);
     }
 }
 

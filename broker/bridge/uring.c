@@ -17,6 +17,7 @@
 
 #include "broker/bridge/engine.h"
 #include "shm/error.h"
+#include "shm/wait.h"
 
 #define ENTRIES      256u
 #define BUFFERS      64u /* a power of two */
@@ -236,7 +237,7 @@ static void on_completion(struct uring_io *u, const struct io_uring_cqe *cqe) {
         cwb_io_ready(&u->io, socket);
 }
 
-static void u_turn(struct cwb_io *io, int64_t timeout_ns) {
+static void u_turn(struct cwb_io *io, int64_t timeout_ns, int64_t *now_ns) {
     struct uring_io *u = (struct uring_io *)io;
     struct cwb_socket *socket;
     struct io_uring_cqe *cqe;
@@ -254,6 +255,7 @@ static void u_turn(struct cwb_io *io, int64_t timeout_ns) {
         io_uring_submit_and_get_events(&u->ring);
     else
         io_uring_submit_and_wait_timeout(&u->ring, &cqe, 1, timeout_ns < 0 ? NULL : &limit, NULL);
+    *now_ns = cw_now_ns();
     for (unsigned i = 0; i < 4 * ENTRIES && io_uring_peek_cqe(&u->ring, &cqe) == 0; i++) {
         struct io_uring_cqe copy = *cqe;
         io_uring_cqe_seen(&u->ring, cqe);

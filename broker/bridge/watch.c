@@ -96,21 +96,31 @@ void cwb_watch_begin(struct cwb_link *link, const struct cw_name_key *key, uint6
     cwb_jobs_watch(bridge);
 }
 
-void cwb_watch_changes(struct cwb_bridge *bridge) {
+/* It is over: all its peers are told. */
+static void tell_all(struct cwb_bridge *bridge, struct cwb_watched *watched) {
+    uint32_t left = watched->peers;
+    for (struct cwb_peer *peer = bridge->peers; peer && left; peer = peer->next) {
+        if (!watches(watched, peer))
+            continue;
+        left--; /* after the last one the watched is gone */
+        tell(bridge, watched, peer);
+    }
+}
+
+void cwb_watch_changes(struct cwb_bridge *bridge, const struct cw_changed *changed) {
     struct cwb_watched *watched, *next;
     struct cw_found found;
-    struct cwb_peer *peer;
+    for (uint32_t i = 0; i < changed->count; i++) {
+        HASH_FIND(hh, bridge->watched, &changed->ended[i], sizeof changed->ended[i], watched);
+        if (watched)
+            tell_all(bridge, watched);
+    }
+    if (!changed->all)
+        return;
     HASH_ITER(hh, bridge->watched, watched, next) {
-        if (cw_name_key_find(bridge->client, &watched->key, &found) == 0 &&
-            found.entry.id == watched->entry)
-            continue;
-        uint32_t left = watched->peers;
-        for (peer = bridge->peers; peer && left; peer = peer->next) {
-            if (!watches(watched, peer))
-                continue;
-            left--; /* after the last one the watched is gone */
-            tell(bridge, watched, peer);
-        }
+        if (cw_name_key_find(bridge->client, &watched->key, &found) != 0 ||
+            found.entry.id != watched->entry)
+            tell_all(bridge, watched);
     }
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import socket
@@ -39,8 +38,9 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Node, Node]]:
         b.start(**more)
         assert eventually(lambda: a.sees(b)), a.said()
         with b.here():
-            cw.put("open/small", [1, 2, 3])
-            cw.put("open/large", np.zeros(1_000_000, "u1"))
+            # Kept, since the tests may take minutes.
+            cw.put("open/small", [1, 2, 3], keep=True)
+            cw.put("open/large", np.zeros(1_000_000, "u1"), keep=True)
         yield a, b, evil
 
 
@@ -184,8 +184,8 @@ def test_a_first_record_of_more_than_2048_bytes_is_not_read(nodes: tuple[Node, N
 BREACHES = {
     "no-hello": (b"", frame(raw.PING)),
     "wrong-magic": (hello(magic=1), b""),
-    "older-version": (hello(versions=(1, 2)), b""),
-    "other-version": (hello(versions=(4, 9)), b""),
+    "older-version": (hello(versions=(1, 3)), b""),
+    "other-version": (hello(versions=(5, 9)), b""),
     "no-run": (hello(run=0), b""),
     "small-read": (hello(read=100), b""),
     "no-requests": (hello(requests=1), b""),
@@ -450,47 +450,3 @@ def test_a_put_offered_again_while_it_is_under_way_is_one_put(
                         assert op == raw.OFFER | raw.REPLY and id == 9 and status < 0
                         told = asked
                 assert newer.receive() == told
-
-
-def test_who_asks_on_and_reads_no_answer_is_let_go(nodes: tuple[Node, Node, Node]) -> None:
-    _, b, evil = nodes
-    with b.here():
-        cw.put("open/inside", np.zeros(16_000, "u1"))
-    with Raw(evil.keys, b.port) as connection:
-        connection.send(frame(raw.PING))
-        assert connection.receive() is not None  # before that it may send 4096 bytes
-        for begin in range(10, 20_010, 100):  # 320 MB of answers
-            connection.send(
-                b"".join(asking(raw.OPEN, b"open/inside", id=begin + i) for i in range(100))
-            )
-        assert eventually(lambda: "answers were not read" in b.said(), 60)
-
-
-def test_the_oldest_of_too_many_connections_of_a_peer_gives_way(
-    nodes: tuple[Node, Node, Node],
-) -> None:
-    _, b, evil = nodes
-    with contextlib.ExitStack() as stack:
-        many = [stack.enter_context(Raw(evil.keys, b.port)) for _ in range(66)]
-        assert many[0].ended()
-        many[-1].send(frame(raw.PING))
-        assert many[-1].receive() is not None
-
-
-def test_what_a_bridge_left_open_goes_when_it_was_started_anew(
-    nodes: tuple[Node, Node, Node],
-) -> None:
-    _, b, evil = nodes
-
-    def opens(connection: Raw, id: int) -> bool:
-        connection.send(asking(raw.OPEN, b"open/large", id=id))
-        answer = connection.receive()
-        assert answer is not None and answer[1] == id
-        return answer[2] == 0
-
-    with Raw(evil.keys, b.port, hello(run=7)) as connection:
-        refused = next(id for id in range(10, 2000) if not opens(connection, id))
-        assert refused > 1000
-    with Raw(evil.keys, b.port, hello(run=8)) as connection:
-        ids = iter(range(10, 100_000))
-        assert eventually(lambda: opens(connection, next(ids)), 30)

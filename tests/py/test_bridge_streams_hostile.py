@@ -35,8 +35,9 @@ def victim() -> Iterator[tuple[Node, Node, Node]]:
             node.start()
         assert eventually(lambda: a.sees(b)), a.said()
         with b.here():
-            cw.put("open/large", np.zeros(8 * MIB, "u1"))
-            cw.put("secret", np.ones(8 * MIB, "u1"))
+            # Kept, since the tests may take minutes.
+            cw.put("open/large", np.zeros(8 * MIB, "u1"), keep=True)
+            cw.put("secret", np.ones(8 * MIB, "u1"), keep=True)
         yield a, b, evil
 
 

@@ -59,13 +59,72 @@ static int put_replica(struct raw_client *client) {
     return raw_call(client, CW_OP_PUT, &body, sizeof body.put + REPLICA_BYTES + 4, &mail);
 }
 
+/* Names an array "\0X", X being that letter. */
+static int put_letter(struct raw_client *client, const struct raw_slab *slab, uint64_t gen,
+                      char letter) {
+    struct {
+        struct cw_put put;
+        char rest[2 + 4];
+    } body = {.put = {.flags = CW_PUT_REPLACE,
+                      .slab = slab->id,
+                      .gen = gen,
+                      .size_bytes = 16,
+                      .key_bytes = 2,
+                      .meta_bytes = 4},
+              .rest = {0, letter}};
+    return raw_call(client, CW_OP_PUT, &body, sizeof body.put + 6, &mail);
+}
+
+static bool post_changes(struct raw_client *client, uint64_t id, uint64_t seen, bool news) {
+    struct cw_changes changes = {.seen = seen, .news = news};
+    return raw_post(client, CW_OP_CHANGES, id, &changes, sizeof changes) == 0;
+}
+
+/* The next reply is that one, and tells so many ends. */
+static bool told(struct raw_client *client, uint64_t id, uint32_t count, uint32_t all,
+                 uint64_t *seen) {
+    struct cw_changed changed = {.count = 0};
+    if (raw_reply(client, &mail, RAW_TIMEOUT_MS) != 1 || mail.head.id != id ||
+        mail.head.status != 0 || mail.body_bytes > sizeof changed)
+        return false;
+    memcpy(&changed, mail.body, mail.body_bytes);
+    *seen = changed.seen;
+    return changed.count == count && changed.all == all &&
+           mail.body_bytes == offsetof(struct cw_changed, ended) + count * sizeof(uint64_t);
+}
+
+/* CHANGES: new names are told only to who asks for them, ends always, and each once. */
+static bool changes_are_told(struct raw_client *client, struct raw_client *other) {
+    struct raw_slab slab;
+    uint64_t seen, before;
+    if (raw_slab_add(other, SLAB_BYTES, BLOCKS, &slab) != 0)
+        return false;
+    uint64_t gen = raw_carve(other, &slab, 0, 0, 4096);
+    bool good = put_letter(other, &slab, gen, 'x') == 0 && post_changes(client, 900, 0, false);
+    good = good && put_letter(other, &slab, gen, 'y') == 0;
+    good = good && post_changes(client, 901, UINT64_MAX, true) && told(client, 900, 0, 0, &before);
+    good = good && told(client, 901, 0, 0, &seen) && seen == before;
+    good = good && post_changes(client, 902, seen, true);
+    good = good && put_letter(other, &slab, gen, 'z') == 0 && told(client, 902, 0, 0, &seen);
+    good = good && seen == before + 1 && post_changes(client, 903, seen, false);
+    good = good && put_letter(other, &slab, gen, 'w') == 0; /* tells nobody */
+    good = good && put_letter(other, &slab, gen, 'x') == 0 && told(client, 903, 1, 0, &seen);
+    for (unsigned i = 0; i <= CW_CHANGES_MAX && good; i++)
+        good = put_letter(other, &slab, gen, 'x') == 0;
+    good = good && post_changes(client, 904, seen, false);
+    good = good && told(client, 904, CW_CHANGES_MAX, 1, &seen);
+    good = good && post_changes(client, 905, seen, false);
+    return good && put_letter(other, &slab, gen, 'x') == 0 && told(client, 905, 1, 0, &seen);
+}
+
 /* $ACT: "done" and "fail" answer, "die" dies with the first job (GO.died), "hold" makes GO.has and
  * waits for GO.go, "replica" names one and holds, "leave" ends before it asks. What it is told of
- * as cancelled makes GO.cancelled. */
+ * as cancelled makes GO.cancelled. "changes" asks for changes and makes some: GO.has, if all was
+ * told as it should be. */
 static int act_as_bridge(const char *socket_path) {
     const char *act = getenv("ACT"), *go = getenv("GO");
     struct raw_broker at = {.pid = 0};
-    struct raw_client client;
+    struct raw_client client, other;
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* the tests kill their brokers */
     if (strcmp(act, "leave") == 0)
         return 7;
@@ -87,6 +146,11 @@ static int act_as_bridge(const char *socket_path) {
         if (strcmp(act, "die") == 0 && !is_there("died")) {
             touch(go, "died");
             return 1;
+        }
+        if (strcmp(act, "changes") == 0) {
+            if (raw_connect(&at, &other) != 0 || !changes_are_told(&client, &other))
+                return 1;
+            touch(go, "has");
         }
         if (strcmp(act, "replica") == 0 && put_replica(&client) != 0)
             return 1;
@@ -239,6 +303,16 @@ static void a_replicas_name_goes_with_the_bridge(void **state) {
     end(&client);
 }
 
+static void the_bridge_hears_which_names_ended(void **state) {
+    (void)state;
+    struct raw_client client;
+    struct request request = wish();
+    begin(&client, "changes");
+    assert_int_equal(ask(&client, &request), 0);
+    assert_true(made("has"));
+    end(&client);
+}
+
 static void what_belongs_to_the_bridge_is_refused_to_others(void **state) {
     (void)state;
     struct raw_client client, liar;
@@ -302,6 +376,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_bridge_that_is_not_there_is_looked_for_with_each_request),
         cmocka_unit_test(a_cancelled_request_is_answered_and_the_bridge_hears_of_it),
         cmocka_unit_test(a_replicas_name_goes_with_the_bridge),
+        cmocka_unit_test(the_bridge_hears_which_names_ended),
         cmocka_unit_test(what_belongs_to_the_bridge_is_refused_to_others),
         cmocka_unit_test(a_request_whose_lengths_lie_drops_its_client),
     };

@@ -44,14 +44,15 @@ def holders_of(what: str) -> int:
 
 
 def test_an_array_that_was_just_made_goes(monkeypatch):
-    first = cw.empty(NBYTES, "u1")
-    address = first.numpy().ctypes.data
-    first.close()
-    with monkeypatch.context() as patch:
-        patch.setattr(arrays, "lib", Late("cw_array_new"))
-        with pytest.raises(KeyboardInterrupt):
-            cw.empty(NBYTES, "u1")
-    assert cw.empty(NBYTES, "u1").numpy().ctypes.data == address
+    with cw.connect(namespace="made"):
+        first = cw.empty(NBYTES, "u1")
+        address = first.numpy().ctypes.data
+        first.close()
+        with monkeypatch.context() as patch:
+            patch.setattr(arrays, "lib", Late("cw_array_new"))
+            with pytest.raises(KeyboardInterrupt):
+                cw.empty(NBYTES, "u1")
+        assert cw.empty(NBYTES, "u1").numpy().ctypes.data == address
 
 
 def test_an_array_that_was_just_opened_goes(monkeypatch):
@@ -94,14 +95,15 @@ def gauge(name: str) -> int:
 
 
 def test_an_interrupt_anywhere_leaves_no_new_array():
-    first = cw.empty(NBYTES, "u1")
-    address = first.numpy().ctypes.data
-    first.close()
+    with cw.connect(namespace="new"):  # nothing else comes and goes in its memory
+        first = cw.empty(NBYTES, "u1")
+        address = first.numpy().ctypes.data
+        first.close()
 
-    def is_free():
-        assert cw.empty(NBYTES, "u1").numpy().ctypes.data == address
+        def is_free():
+            assert cw.empty(NBYTES, "u1").numpy().ctypes.data == address
 
-    assert everywhere(lambda: cw.empty(NBYTES, "u1"), is_free) > 100
+        assert everywhere(lambda: cw.empty(NBYTES, "u1"), is_free) > 100
 
 
 def test_an_interrupt_anywhere_leaves_no_array_that_was_opened():

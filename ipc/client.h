@@ -47,7 +47,8 @@
 #define CW_FORK_PATIENCE_NS  10000000000 /* fork() waits so long for the broker, each time twice */
 #define CW_NAP_NS            50000
 #define CW_NAP_NS_MOST       25600000
-#define CW_FDS_MAX           4u /* descriptors of one message */
+#define CW_FDS_MAX           4u   /* descriptors of one message */
+#define CW_POST_BUCKETS      256u /* of posts that are kept */
 
 /* What this process holds of one block. */
 struct cw_local {
@@ -157,6 +158,7 @@ struct cw_call {
 /* A request that needs no answer and found no room. */
 struct cw_post {
     struct cw_post *next;
+    struct cw_post *beside; /* in its bucket: the next younger one */
     uint16_t op;
     uint32_t body_bytes;
     uint8_t body[];
@@ -169,8 +171,9 @@ struct cw_lane {
     struct cw_call *calls;
     struct cw_call *receiver;           /* whose thread waits for the broker, on behalf of all */
     struct cw_post *posts, *posts_last; /* post.c: what goes before anything else */
-    bool postman;                       /* a thread of ours sees to that; it has a reference */
-    bool leaving;                       /* the last reference is that one: it frees the client */
+    struct cw_post *alike[CW_POST_BUCKETS]; /* the same, by what they say */
+    bool postman;                           /* a thread of ours sees to that; it has a reference */
+    bool leaving; /* the last reference is that one: it frees the client */
 };
 
 struct cw_client {

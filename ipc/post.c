@@ -8,6 +8,11 @@
  * costs memory, never data. What says that an array is held on (a transit's begin) is never kept,
  * since the broker must find it in the ring (cw_lane_push).
  *
+ * No two that are kept say the same: the broker looks at how things stand when it reads them, so
+ * the first will do. A worker that opens and closes the same array for each of its tasks, while
+ * the broker stands still, keeps one. What is kept is bounded by the blocks, transits and slabs
+ * that this process knows, and new ones need the broker.
+ *
  * Owner: lane_lock. The postman has a reference to the client, or (leaving) is the last to have
  * one, and frees it. If the process dies the broker sees that, and all of this is said by it. If
  * the broker dies nobody needs to be told. A forked child has no postman, and its copy of the
@@ -23,6 +28,24 @@
 #define NAP_NS      200000
 #define NAP_NS_MOST 5000000
 
+static struct cw_post **bucket(struct cw_lane *lane, uint16_t op, const void *body,
+                               uint32_t body_bytes) {
+    uint32_t hash = 2166136261u ^ op; /* FNV-1a */
+    for (uint32_t i = 0; i < body_bytes; i++)
+        hash = (hash ^ ((const uint8_t *)body)[i]) * 16777619u;
+    return &lane->alike[(hash ^ hash >> 16) % CW_POST_BUCKETS];
+}
+
+/* The place of the post that says this, or where it would be hung in. */
+static struct cw_post **find(struct cw_lane *lane, uint16_t op, const void *body,
+                             uint32_t body_bytes) {
+    struct cw_post **at = bucket(lane, op, body, body_bytes);
+    while (*at && ((*at)->op != op || (*at)->body_bytes != body_bytes ||
+                   (body_bytes && memcmp((*at)->body, body, body_bytes) != 0)))
+        at = &(*at)->beside;
+    return at;
+}
+
 int cw_posts_write(cw_client *client) {
     struct cw_lane *lane = &client->lane;
     for (struct cw_post *post; (post = lane->posts);) {
@@ -31,6 +54,7 @@ int cw_posts_write(cw_client *client) {
         if (code)
             return code;
         lane->posts = post->next;
+        *bucket(lane, post->op, post->body, post->body_bytes) = post->beside; /* the oldest there */
         free(post);
     }
     return 0;
@@ -101,6 +125,9 @@ static void start_postman(cw_client *client) {
 
 int cw_post_keep(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes) {
     struct cw_lane *lane = &client->lane;
+    struct cw_post **at = find(lane, op, body, body_bytes);
+    if (*at)
+        return 0;
     struct cw_post *post = malloc(sizeof *post + body_bytes);
     if (!post)
         return cw_fail(-EDQUOT, "no memory to keep a request of %u bytes until the broker has room",
@@ -108,7 +135,7 @@ int cw_post_keep(cw_client *client, uint16_t op, const void *body, uint32_t body
     *post = (struct cw_post){.op = op, .body_bytes = body_bytes};
     if (body_bytes)
         memcpy(post->body, body, body_bytes);
-    *(lane->posts ? &lane->posts_last->next : &lane->posts) = post;
+    *(lane->posts ? &lane->posts_last->next : &lane->posts) = *at = post;
     lane->posts_last = post;
     start_postman(client);
     return 0;

@@ -62,6 +62,46 @@ static void closing_waits_for_nobody(void **state) {
     cw_client_unref(other);
 }
 
+/* What a worker does for each of its tasks. */
+static void who_says_the_same_again_and_again_keeps_it_once(void **state) {
+    (void)state;
+    cw_client *client = client_open(), *other = client_open();
+    int64_t count = 1 << 20;
+    const cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &count, .dtype = "|u1"};
+    cw_array *made = bytes_new(other, count, 7), *array;
+    cw_handle handle;
+    OK(cw_array_export(made, 1, &handle));
+    OK(cw_array_open(client, &handle, &layout, 0, &array)); /* nobody else holds it at the broker */
+    OK(cw_ping(client));
+    cw_array_close(array);
+    OK(cw_ping(client));
+    stop_and_fill(client);
+    for (int i = 0; i < 1000; i++) {
+        OK(cw_array_open(client, &handle, &layout, 0, &array));
+        cw_array_close(array);
+    }
+    uint32_t kept = 0;
+    pthread_mutex_lock(&client->lane_lock);
+    for (struct cw_post *post = client->lane.posts; post; post = post->next)
+        kept++;
+    pthread_mutex_unlock(&client->lane_lock);
+    assert_in_range(kept, 1, 2); /* the end of its lease, and of its transit */
+    cw_array_close(made);
+    assert_int_equal(kill(cw_client_broker_pid(client), SIGCONT), 0);
+    EVENTUALLY(counter(other, CW_COUNTER_blocks_reclaimed) == 1);
+    EVENTUALLY(({
+        pthread_mutex_lock(&client->lane_lock);
+        bool empty = !client->lane.posts;
+        for (uint32_t i = 0; i < CW_POST_BUCKETS; i++)
+            empty = empty && !client->lane.alike[i];
+        pthread_mutex_unlock(&client->lane_lock);
+        empty;
+    }));
+    OK(cw_ping(client));
+    cw_client_unref(client);
+    cw_client_unref(other);
+}
+
 static void a_session_ends_behind_what_waits(void **state) {
     (void)state;
     cw_client *client = client_open(), *other = client_open();
@@ -213,6 +253,7 @@ int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
     const struct CMUnitTest tests[] = {
         TEST(closing_waits_for_nobody),
+        TEST(who_says_the_same_again_and_again_keeps_it_once),
         TEST(a_session_ends_behind_what_waits),
         TEST(what_is_kept_goes_with_a_killed_broker),
         TEST(a_signal_ends_each_wait),

@@ -239,6 +239,8 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
         cwb_log("no board for arrays without a name: %s", cw_detail());
     if (code == 0 && cwb_door_new(bridge) != 0)
         cwb_log("no quick way for gets: %s", cw_detail());
+    if (code == 0)
+        cwb_local_reserve(bridge);
     return code;
 }
 

@@ -89,6 +89,8 @@ struct cwb_bridge {
     struct cwb_works *movings; /* what waits for causeway-mover: a GPU that hangs holds up no other
                                   work */
     cw_client *client;         /* for all threads */
+    cw_array *reserve;         /* local.c; NULL: there is none */
+    bool reserving;            /* a helper makes one */
     struct cwb_home *home;     /* the loop's own (home.h) */
     struct cwb_listener listeners[CWB_LISTEN_MAX];
     uint32_t listener_count;

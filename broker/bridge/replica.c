@@ -31,7 +31,7 @@
 #include "ipc/meta.h"
 #include "ipc/remote.h"
 
-#define TRIES    3  /* of an array that is written to, or whose owner starts anew */
+#define TRIES    4  /* of an array that is written to, or whose owner starts anew */
 #define REWRITES 16 /* fetched again so often for writes of this node's own clients */
 
 static void replica_free(struct cwb_replica *replica) {
@@ -338,10 +338,10 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
         return;
     }
     struct cwb_key key = {.key_bytes = replica->there.length, .flags = CWB_WATCH};
-    struct iovec parts[] = {{&key, sizeof key}, {replica->there.text, replica->there.length}};
     replica->run = replica->peer->run;
     replica->doubtful = replica->written = false;
-    replica->asked = cwb_link_ask(link, CWB_OPEN, parts, 2, on_opened, replica);
+    replica->asked = cwb_link_open(link, &key, replica->there.text,
+                                   !replica->on_gpu && replica->tries == 0, on_opened, replica);
 }
 
 void cwb_replica_begin(struct cwb_replica *replica) {

@@ -270,7 +270,7 @@ class Storm:
             os.kill(pid, signal.SIGCONT)
 
     def run(self, cuts: int, kills: bool) -> None:
-        """Goes on until so much went wrong."""
+        """Goes on until so many connections were cut, stops not counted."""
         before = self.total()
         while self.total() - before < cuts:
             self.pause()
@@ -293,8 +293,8 @@ class Storm:
         return [line for line in found if "bridge" in line]
 
     def total(self) -> int:
-        """How much went wrong: cuts in the proxy, at bytes too, stops and kills."""
-        return self.cuts.total() + self.proxy.cuts
+        """How many cuts there were: in the proxy, at bytes too, and by kills."""
+        return self.cuts["cut"] + self.cuts["kill"] + self.proxy.cuts
 
 
 # ---- what must be as before

@@ -23,7 +23,7 @@ import causeway as cw
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 
 SOAK = bool(os.environ.get("CAUSEWAY_SOAK"))
-CUTS = 5000  # of each storm
+CUTS = 5000  # of each of the two storms: 10,000 with `make soak`
 NO_NAMESPACES = bridge_support.namespaces_lacking()
 
 
@@ -114,6 +114,7 @@ def test_a_cut_at_any_byte_gives_no_wrong_byte(world: tuple[Node, Node, Proxy]) 
     before = [node.bridge_pid() for node in (a, b)]
     for number, (way, at, kind) in enumerate(places):
         reached += one_cut(a, b, proxy, way, at, kind, number)
+    print(reached, "cuts at", len(places), "places")
     assert reached >= len(places) // 4
     assert [node.bridge_pid() for node in (a, b)] == before
     assert eventually(lambda: a.sees(b))

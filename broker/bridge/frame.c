@@ -156,7 +156,9 @@ static int parse_request(uint32_t op, const uint8_t *at, uint32_t left, struct c
     case CWB_NAMES:
     case CWB_REMOVE:
         code = take_key(&at, &left, out->open.key_bytes, op == CWB_NAMES, out);
-        if (code == 0 && out->open.flags & ~(uint32_t)(op == CWB_OPEN ? CWB_WATCH : 0))
+        if (code == 0 &&
+            (out->open.flags & ~(uint32_t)(op == CWB_OPEN ? CWB_WATCH | CWB_AHEAD : 0) ||
+             out->open.flags >> CWB_AHEAD_SHIFT > CWB_AHEAD_MAX))
             code = form("flags");
         break;
     case CWB_READ:
@@ -199,6 +201,8 @@ static int parse_reply(uint32_t op, const uint8_t *at, uint32_t left, struct cwb
     if (op == CWB_OPEN || op == CWB_NAMES) {
         int code = take_array(&at, &left, out->opened.size_bytes, out->opened.meta_bytes,
                               out->opened.inside, out->opened.source, op == CWB_NAMES, out);
+        if (code == 0 && out->opened.ahead && (out->opened.inside || op == CWB_NAMES))
+            code = form("count");
         return code == 0 && left ? form("length") : code;
     }
     if (op == CWB_READ &&

@@ -12,7 +12,9 @@
  * more than CWB_FRAME_MAX. So who receives decides how much is under way (that is the credit), on
  * which connection, and where to go on after a cut. A get is OPEN, READ..., CLOSE; a put is an
  * OFFER, at which the other side READs and CLOSEs, and then answers the OFFER. Small arrays go
- * inside the reply to OPEN, and inside the OFFER.
+ * inside the reply to OPEN, and inside the OFFER. Who OPENs may ask for the first pieces with it
+ * (CWB_AHEAD), before it knows the source's number, so that no more than one round trip passes
+ * before an array of some pieces is there.
  *
  * Pure functions over bytes: cwb_frame_parse() trusts nothing, and what it returns may be trusted
  * in form (lengths, ranges, NULs); whether a request may be made is looked at elsewhere.
@@ -27,13 +29,14 @@
 #include "shm/directory.h"
 
 #define CWB_MAGIC          0x6567646972627763ull /* "cwbridge" */
-#define CWB_VERSION        3u                    /* 3: the hash of CLOSE is a sum */
-#define CWB_VERSION_MIN    3u
+#define CWB_VERSION        4u                    /* 4: OPEN may bring READs with it */
+#define CWB_VERSION_MIN    4u
 #define CWB_NODE_MAX       63u          /* bytes of a node's name */
 #define CWB_INLINE_MAX     (16u << 10)  /* arrays up to here go inside OPEN's reply and OFFER */
 #define CWB_FRAME_MAX      (32u << 10)  /* of any frame but a READ's reply */
 #define CWB_READ_MAX       (256u << 10) /* bytes that one READ asks for; agreed by HELLO */
 #define CWB_READ_MIN       (16u << 10)  /* the least that a HELLO may offer */
+#define CWB_AHEAD_MAX      4u           /* READs that one OPEN may bring with it */
 #define CWB_REQUESTS_MAX   1024u        /* requests under way in one direction; agreed by HELLO */
 #define CWB_REQUESTS_MIN   16u
 #define CWB_REQUESTS_SPARE 16u          /* beyond those: PING, CANCEL, CHANGED */
@@ -44,7 +47,8 @@
 enum cwb_op {
     CWB_HELLO = 1, /* the first frame of each side, no reply */
     CWB_PING,      /* reply: nothing */
-    CWB_OPEN,      /* key. reply: opened, meta, data if it is small */
+    CWB_OPEN,      /* key. reply: opened, meta, data if it is small; behind it, as it says, the
+                      replies to READs that came with it */
     CWB_READ,      /* reply: data, then length_bytes of it */
     CWB_CLOSE,     /* reply: closed: the sum of the hashes of all of the array */
     CWB_OFFER,     /* offer, key, meta, data if it is small. reply: it stands under its name */
@@ -72,6 +76,13 @@ struct cwb_hello {
 };
 enum cwb_open_flags {
     CWB_WATCH = 1, /* tell when the name means something else, or is gone */
+    /*
+     * A number, from bit CWB_AHEAD_SHIFT on: so many READs come with it, of the agreed read_max (in
+     * whole CWB_READ_MIN) each, from the first byte on, and behind them, if they are all of the
+     * array, its CLOSE. Their ids are those that follow the OPEN's, one after another.
+     */
+    CWB_AHEAD = 0xff00,
+    CWB_AHEAD_SHIFT = 8,
 };
 struct cwb_key { /* OPEN, WAIT, NAMES, REMOVE; then key_bytes of key */
     uint32_t key_bytes;
@@ -83,7 +94,9 @@ struct cwb_opened {      /* then meta_bytes of meta, then size_bytes of data if 
     uint64_t instance;   /* of the owner's broker, and which put of it this is: two opened arrays */
     uint64_t entry;      /* with both the same are the same array */
     uint64_t hash;       /* XXH3, 64 bits, if inside, else 0 */
-    uint32_t inside;     /* 1: the data follow */
+    uint16_t inside;     /* 1: the data follow */
+    uint16_t ahead;      /* so many of the READs that came with the OPEN are answered; if these are
+                            all of the array, the CLOSE, too; of others nothing is heard */
     uint32_t meta_bytes;
 };
 struct cwb_read { /* READ; its reply begins with the same */

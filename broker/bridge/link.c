@@ -17,6 +17,8 @@
 #include "shm/wait.h"
 #include "broker/bridge/stream.h"
 
+#define AHEAD_UNTIL 64u /* requests under way on a link: then READs come with an OPEN no more */
+
 static void on_error(struct cwb_socket *socket, int error) {
     struct cwb_link *link = (struct cwb_link *)socket;
     cw_fail(-EREMOTEIO, "the connection broke: %s", strerror(-error));
@@ -131,6 +133,7 @@ void cwb_link_leave(struct cwb_link *link) {
 
 static void fail_requests(struct cwb_link *link, const char *reason) {
     struct cwb_request *request, *next;
+    link->ahead.source = 0;
     HASH_ITER(hh, link->requests, request, next) {
         HASH_DEL(link->requests, request);
         cw_fail(-EREMOTEIO, "%s", reason);
@@ -200,18 +203,25 @@ static struct cwb_request *request_new(struct cwb_link *link, uint16_t op, cwb_o
     return request;
 }
 
+/* For how many it counts. With an OPEN come its READs and the CLOSE. */
+static uint32_t weight(const struct cwb_request *request) {
+    if (request->op == CWB_OPEN && request->ahead)
+        return request->ahead + 2;
+    return request->op != CWB_WAIT;
+}
+
 /* Those that the other side has promised to take at once go without waiting. */
-static bool may_go(const struct cwb_link *link, uint16_t op) {
-    return op == CWB_WAIT || op == CWB_PING ||
-           (!link->backlog && link->request_count < link->requests_max);
+static bool may_go(const struct cwb_link *link, const struct cwb_request *request) {
+    return request->op == CWB_WAIT || request->op == CWB_PING ||
+           (!link->backlog && link->request_count + weight(request) <= link->requests_max);
 }
 
 static void send_request(struct cwb_request *request, const struct iovec *parts, uint32_t count) {
     struct cwb_link *link = request->link;
     struct cw_message head = {
         .size_bytes = cwb_frame_bytes(parts, count), .op = request->op, .id = request->id};
-    if (may_go(link, request->op)) {
-        link->request_count += request->op != CWB_WAIT;
+    if (may_go(link, request)) {
+        link->request_count += weight(request);
         cwb_wire_frame(&link->wire, &head, parts, count);
         return;
     }
@@ -223,8 +233,10 @@ static void send_request(struct cwb_request *request, const struct iovec *parts,
 }
 
 void cwb_link_answered(struct cwb_link *link, const struct cwb_request *request) {
-    link->request_count -= request->op != CWB_WAIT;
-    struct cwb_request *next = link->backlog;
+    link->request_count -= weight(request);
+    if (request->closing)
+        request->closing->ahead--;
+    struct cwb_request *next = link->backlog; /* nothing comes with it: it weighs one */
     if (!next || link->request_count >= link->requests_max)
         return;
     struct cw_message head;
@@ -243,6 +255,66 @@ struct cwb_request *cwb_link_ask(struct cwb_link *link, uint16_t op, const struc
     struct cwb_request *request = request_new(link, op, on_reply, owner);
     send_request(request, parts, count);
     return request;
+}
+
+struct cwb_request *cwb_link_open(struct cwb_link *link, struct cwb_key *key, const char *text,
+                                  bool ahead, cwb_on_reply *on_reply, void *owner) {
+    struct iovec parts[] = {{key, sizeof *key}, {(void *)(uintptr_t)text, key->key_bytes}};
+    struct cwb_request *request = request_new(link, CWB_OPEN, on_reply, owner);
+    /* Who has much under way waits for bytes anyway. */
+    request->ahead = ahead ? CWB_AHEAD_MAX : 0;
+    if (link->request_count >= AHEAD_UNTIL || !may_go(link, request))
+        request->ahead = 0;
+    key->flags |= request->ahead << CWB_AHEAD_SHIFT;
+    if (request->ahead)
+        link->next_id += request->ahead + 1;
+    send_request(request, parts, 2);
+    return request;
+}
+
+uint32_t cwb_link_piece_bytes(const struct cwb_link *link) {
+    return link->read_max / CWB_READ_MIN * CWB_READ_MIN;
+}
+
+/* One that came with an OPEN: it was sent. */
+static struct cwb_request *expect(struct cwb_link *link, uint64_t id, uint16_t op) {
+    struct cwb_request *request = calloc(1, sizeof *request);
+    CW_ASSERT(request);
+    request->id = id;
+    request->op = op;
+    request->link = link;
+    HASH_ADD(hh, link->requests, id, sizeof request->id, request);
+    link->request_count++;
+    return request;
+}
+
+int cwb_link_expect(struct cwb_link *link, const struct cwb_request *request,
+                    const struct cwb_opened *opened) {
+    struct cwb_ahead *ahead = &link->ahead;
+    const uint64_t piece = cwb_link_piece_bytes(link), size = opened->size_bytes;
+    *ahead = (struct cwb_ahead){.source = 0};
+    if (opened->ahead == 0)
+        return 0;
+    if (opened->ahead > request->ahead || opened->ahead > (size + piece - 1) / piece)
+        return cw_fail(-EPROTO, "%u pieces of an array of %llu bytes, of which %u were asked for",
+                       opened->ahead, (unsigned long long)size, request->ahead);
+    ahead->source = opened->source;
+    ahead->count = opened->ahead;
+    for (uint32_t i = 0; i < ahead->count; i++) {
+        uint64_t from = i * piece, left = size - from;
+        ahead->reads[i] = expect(link, request->id + 1 + i, CWB_READ);
+        ahead->reads[i]->read =
+            (struct cwb_read){.source = opened->source,
+                              .offset_bytes = from,
+                              .length_bytes = (uint32_t)(left < piece ? left : piece)};
+    }
+    if (ahead->count * piece < size)
+        return 0;
+    ahead->closing = expect(link, request->id + 1 + ahead->count, CWB_CLOSE);
+    ahead->closing->ahead = ahead->count;
+    for (uint32_t i = 0; i < ahead->count; i++)
+        ahead->reads[i]->closing = ahead->closing;
+    return 0;
 }
 
 struct cwb_request *cwb_link_read(struct cwb_link *link, const struct cwb_read *read,

@@ -53,8 +53,23 @@ struct cwb_request { /* ours, under way on one link */
     struct cwb_read read;
     uint8_t *target;
     uint8_t *frame; /* in the backlog: the whole frame */
+    /* OPEN: how many READs came with it. CLOSE that came with one: how many of these are not
+     * answered yet. */
+    uint32_t ahead;
+    struct cwb_request *closing; /* READ that came with an OPEN: its CLOSE; NULL: there is none */
     struct cwb_request *backlog_next;
     UT_hash_handle hh;
+};
+
+/*
+ * What an OPEN asked for with it, while its on_reply runs: requests without an owner, whose data
+ * go nowhere, unless somebody takes them over by then (take.c).
+ */
+struct cwb_ahead {
+    uint64_t source; /* 0: nothing */
+    struct cwb_request *reads[CWB_AHEAD_MAX];
+    uint32_t count;
+    struct cwb_request *closing; /* NULL: they are not all of it */
 };
 
 struct cwb_link {
@@ -70,6 +85,7 @@ struct cwb_link {
     struct cwb_stream *stream; /* it begins this one; NULL: it is a link, or will be */
 
     struct cwb_request *reading; /* whose data are coming */
+    struct cwb_ahead ahead;
 
     uint32_t version, read_max, requests_max; /* agreed */
     uint64_t next_id;
@@ -100,6 +116,11 @@ void cwb_link_end(struct cwb_link *link);
 /* Sends a request; the link is open. Never fails: a link that ends meanwhile tells on_reply. */
 struct cwb_request *cwb_link_ask(struct cwb_link *link, uint16_t op, const struct iovec *parts,
                                  uint32_t count, cwb_on_reply *on_reply, void *owner);
+/* The same, OPEN. ahead: the first READs go with it, if not too much is under way already. */
+struct cwb_request *cwb_link_open(struct cwb_link *link, struct cwb_key *key, const char *text,
+                                  bool ahead, cwb_on_reply *on_reply, void *owner);
+/* How long a piece of an array is that READs over this link ask for, but the last. */
+uint32_t cwb_link_piece_bytes(const struct cwb_link *link);
 /* The same, READ: the reply's data go to target. */
 struct cwb_request *cwb_link_read(struct cwb_link *link, const struct cwb_read *read,
                                   uint8_t *target, cwb_on_reply *on_reply, void *owner);

@@ -126,10 +126,18 @@ static int take_reply(struct cwb_link *link, const struct cwb_frame *frame) {
     struct cwb_request *request = asked(link, &frame->head);
     if (!request)
         return cw_fail(-EPROTO, "a reply with op %u to nothing that was asked", frame->head.op);
+    if (request->op == CWB_CLOSE && request->ahead)
+        return cw_fail(-EPROTO, "the hash of an array before its bytes");
+    if (request->op == CWB_OPEN && frame->head.status == 0) {
+        int code = cwb_link_expect(link, request, &frame->opened);
+        if (code)
+            return code;
+    }
     HASH_DEL(link->requests, request);
     cwb_link_answered(link, request);
     if (request->on_reply)
         request->on_reply(request, frame);
+    link->ahead.source = 0;
     free(request);
     return 0;
 }

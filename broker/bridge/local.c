@@ -1,6 +1,11 @@
 /*
  * Memory and names of this node: see parts.h. A helper thread does what may take long (a slab of
  * gigabytes is allocated in full, at about 1 s/GiB); libcauseway may be called from any thread.
+ *
+ * The reserve: an array that nobody uses, of as many bytes as may come with the answer to an OPEN,
+ * given up when there is no other memory at hand: what comes then finds its place at once. A helper
+ * makes the next, and touches its pages, so that who reads into it does not stop at each. Where
+ * there is no memory for one, the array is made as any other, and its bytes are asked for then.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +15,7 @@
 #include "ipc/name_key.h"
 
 #define AT_ONCE_BYTES (64u << 10) /* so small an array is made by the loop itself */
+#define RESERVE_BYTES (CWB_AHEAD_MAX * CWB_READ_MAX)
 
 /* here: in memory that there is, else -EAGAIN. */
 static int make_bytes(cw_client *client, uint64_t size_bytes, bool here, cw_array **out) {
@@ -97,10 +103,53 @@ static void made(struct cwb_work *work) {
     free(m);
 }
 
+static void run_reserving(struct cwb_work *work) {
+    struct making *m = (struct making *)work;
+    int code = make_bytes(m->client, m->size_bytes, false, &m->array);
+    if (code == 0)
+        memset(cw_array_lowest(m->array), 0, m->size_bytes);
+    cwb_work_set(work, code);
+}
+
+static void reserved(struct cwb_work *work) {
+    struct making *m = (struct making *)work;
+    struct cwb_bridge *bridge = m->owner;
+    bridge->reserving = false;
+    bridge->reserve = work->code ? NULL : m->array;
+    free(m);
+}
+
+void cwb_local_reserve(struct cwb_bridge *bridge) {
+    if (bridge->reserving || bridge->reserve)
+        return;
+    struct making *m = calloc(1, sizeof *m);
+    CW_ASSERT(m);
+    *m = (struct making){.work = {.run = run_reserving, .done = reserved},
+                         .client = bridge->client,
+                         .size_bytes = RESERVE_BYTES,
+                         .owner = bridge};
+    bridge->reserving = true;
+    cwb_work_begin(bridge->works, &m->work);
+}
+
+/* From memory that there is, the reserve included; else -EAGAIN. */
+static int make_here(struct cwb_bridge *bridge, uint64_t size_bytes, cw_array **out) {
+    int code = make_bytes(bridge->client, size_bytes, true, out);
+    if (code != -EAGAIN || size_bytes > RESERVE_BYTES)
+        return code;
+    if (bridge->reserve) {
+        cw_array_close(bridge->reserve);
+        bridge->reserve = NULL;
+        code = make_bytes(bridge->client, size_bytes, true, out);
+    }
+    cwb_local_reserve(bridge);
+    return code;
+}
+
 void cwb_local_new(struct cwb_bridge *bridge, uint64_t size_bytes, cwb_on_array *on_done,
                    void *owner) {
     cw_array *array = NULL;
-    int code = make_bytes(bridge->client, size_bytes, true, &array);
+    int code = make_here(bridge, size_bytes, &array);
     if (code == -EAGAIN && size_bytes <= AT_ONCE_BYTES)
         code = make_bytes(bridge->client, size_bytes, false, &array);
     if (code != -EAGAIN) { /* as a rule, and no thread is woken */

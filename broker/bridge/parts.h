@@ -18,6 +18,10 @@ int cwb_link_begin_tls(struct cwb_link *link);
 void cwb_link_drop_first(struct cwb_link *link);
 /* A request was answered: the next of the backlog may go. */
 void cwb_link_answered(struct cwb_link *link, const struct cwb_request *request);
+/* An OPEN was answered with a source: link->ahead has what came with it. 0, or -EPROTO: more is
+ * announced than was asked for. */
+int cwb_link_expect(struct cwb_link *link, const struct cwb_request *request,
+                    const struct cwb_opened *opened);
 
 /* ---- link_in.c ---- */
 void cwb_link_on_data(struct cwb_socket *socket, const uint8_t *bytes, uint32_t size_bytes);
@@ -108,10 +112,20 @@ void cwb_watch_changes(struct cwb_bridge *bridge, const struct cw_changed *chang
 void cwb_watch_end(struct cwb_bridge *bridge, struct cwb_peer *peer);
 
 /* ---- source.c: arrays of ours that a peer reads ---- */
-/* Takes the array over whose lowest byte is at bytes, or (array NULL) the malloced bytes. offered:
- * it stays after a CLOSE. On failure they stay the caller's. 0 or -EDQUOT. */
+enum cwb_sourced {
+    CWB_OPENED,
+    CWB_OFFERED, /* it stays after a CLOSE */
+    CWB_PUSHED,  /* its CLOSE came with its OPEN: answered when all was sent (cwb_source_push) */
+};
+/* Takes the array over whose lowest byte is at bytes, or (array NULL) the malloced bytes. On
+ * failure they stay the caller's. 0 or -EDQUOT. */
 int cwb_source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
-                   uint8_t *bytes, uint64_t size_bytes, bool offered, struct cwb_source **out);
+                   uint8_t *bytes, uint64_t size_bytes, enum cwb_sourced how,
+                   struct cwb_source **out);
+/* So many READs came with the OPEN by which it was made, and was answered; of a pushed one they are
+ * all of it. */
+void cwb_source_push(struct cwb_link *link, const struct cwb_frame *frame,
+                     struct cwb_source *source, uint32_t count);
 /* The same of an array on a GPU (CW_DISTANT), whose bytes come by way of host memory (stage.h). Its
  * READs are answered once they are there. read_max: what this peer's READs ask for. */
 int cwb_source_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
@@ -192,6 +206,8 @@ int cwb_local_hold(cw_array *array, cw_array **out);
 bool cwb_local_written(const cw_array *array, uint64_t *writes);
 /* A plain array of so many bytes. Any thread; blocks. */
 int cwb_local_make(struct cwb_bridge *bridge, uint64_t size_bytes, cw_array **out);
+/* Has memory made ready for what comes next. */
+void cwb_local_reserve(struct cwb_bridge *bridge);
 /* Makes a plain array of so many bytes. on_done(owner, code, array): 0 and the array, the owner's;
  * else cw_detail(). Runs at once where that cannot take long. */
 typedef void cwb_on_array(void *owner, int code, cw_array *array);

@@ -110,7 +110,7 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
                        ? cwb_source_new_staged(job->bridge, job->peer, p->array, offered.size_bytes,
                                                link->read_max, true, &p->source)
                        : cwb_source_new(job->bridge, job->peer, p->array, cw_array_lowest(p->array),
-                                        offered.size_bytes, true, &p->source);
+                                        offered.size_bytes, CWB_OFFERED, &p->source);
         if (code) {
             finish(p, code);
             return;

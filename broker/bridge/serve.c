@@ -156,6 +156,18 @@ static void answer_inside(struct cwb_link *link, const struct cwb_frame *frame,
     answer(link, frame, 0, parts, 3);
 }
 
+/* How many pieces follow the answer: as many as came with the OPEN, and are there; none of what
+ * goes over streams, since the link is to be free for requests. *all: they are all of the array. */
+static uint16_t ahead_of(const struct cwb_link *link, const struct cwb_frame *frame,
+                         uint64_t size_bytes, bool *all) {
+    uint64_t piece = cwb_link_piece_bytes(link), there = (size_bytes + piece - 1) / piece;
+    uint32_t asked = frame->open.flags >> CWB_AHEAD_SHIFT;
+    if (size_bytes >= CWB_STREAM_BYTES && cwb_streams_open(link->peer))
+        asked = 0;
+    *all = asked >= there;
+    return (uint16_t)(asked < there ? asked : there);
+}
+
 /* As a source of an array, which is taken over; on a GPU its bytes are still to come. */
 static void answer_source(struct cwb_link *link, const struct cwb_frame *frame,
                           const struct cw_found *found, cw_array *array, bool on_gpu) {
@@ -163,15 +175,19 @@ static void answer_source(struct cwb_link *link, const struct cwb_frame *frame,
     struct cwb_source *source;
     struct iovec parts[] = {{&opened, sizeof opened},
                             {(void *)(uintptr_t)found->meta, opened.meta_bytes}};
+    bool all = false;
+    opened.ahead = on_gpu ? 0 : ahead_of(link, frame, opened.size_bytes, &all);
     int code = on_gpu ? cwb_source_new_staged(link->bridge, link->peer, array, opened.size_bytes,
                                               link->read_max, false, &source)
                       : cwb_source_new(link->bridge, link->peer, array, cw_array_lowest(array),
-                                       opened.size_bytes, false, &source);
+                                       opened.size_bytes, all ? CWB_PUSHED : CWB_OPENED, &source);
     if (code)
         cw_array_close(array);
     else
         opened.source = cwb_source_id(source);
     answer(link, frame, code, parts, 2);
+    if (code == 0 && opened.ahead)
+        cwb_source_push(link, frame, source, opened.ahead);
 }
 
 /* Small, and in host memory. false: it is not, or was replaced meanwhile. */
@@ -238,8 +254,8 @@ static void answer_names(struct cwb_link *link, const struct cwb_frame *frame, c
         free(names);
         return;
     }
-    int code = cwb_source_new(link->bridge, link->peer, NULL, (uint8_t *)names, size_bytes, false,
-                              &source);
+    int code = cwb_source_new(link->bridge, link->peer, NULL, (uint8_t *)names, size_bytes,
+                              CWB_OPENED, &source);
     if (code)
         free(names);
     else
@@ -355,10 +371,15 @@ int cwb_serve(struct cwb_link *link, const struct cwb_frame *frame) {
         return cw_fail(-EPROTO, "more than %u requests at once", CWB_REQUESTS_MAX);
     if (cwb_wire_may_ask(&link->wire) < 0)
         return -EPROTO;
-    struct cwb_served *known;
-    HASH_FIND(hh, link->served, &frame->head.id, sizeof frame->head.id, known);
-    if (known)
-        return cw_fail(-EPROTO, "a request with the id of another that is under way");
+    uint32_t ids = 1; /* and those of what came with it */
+    if (frame->head.op == CWB_OPEN && frame->open.flags >> CWB_AHEAD_SHIFT)
+        ids += (frame->open.flags >> CWB_AHEAD_SHIFT) + 1;
+    for (uint64_t id = frame->head.id; ids; id++, ids--) {
+        struct cwb_served *known;
+        HASH_FIND(hh, link->served, &id, sizeof id, known);
+        if (known)
+            return cw_fail(-EPROTO, "a request with the id of another that is under way");
+    }
     switch (frame->head.op) {
     case CWB_PING:
         cwb_link_reply(link, CWB_PING, frame->head.id, 0, NULL, NULL, 0);

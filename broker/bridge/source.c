@@ -6,15 +6,18 @@
  * the peer closes it. What a peer opened and did not close ends with CWB_RESUME_NS without a link,
  * so that a peer that died holds nothing; when its bridge was started anew, whose numbers these are
  * not; and when it was not read for IDLE_NS, since an answer to OPEN that was cut leaves a number
- * that nobody knows. A number is the peer's own and tells others nothing. Who writes into the array
- * meanwhile makes the hash differ, and the peer reads again, as it does when the source is gone.
+ * that nobody knows. One whose CLOSE came with its OPEN ends when all of it was sent (pushed): if
+ * that is cut the peer opens it anew. A number is the peer's own and tells others nothing. Who
+ * writes into the array meanwhile makes the hash differ, and the peer reads again, as it does when
+ * the source is gone.
  *
  * READs come over the link, on the bridge's loop, and over streams, on strands: the tables of
  * sources, their references and when they were used are under one lock, bridge->sources_lock, which
  * is held for a look-up. The loop alone makes and ends sources. One that ended while a strand had
  * found it goes with the strand's reference: the piece still leaves, and nobody wants it. Of a
  * staged one a strand sends what is there; a READ whose bytes are away, a slot that is free, and
- * the last reference it hands over to the loop, and is told of a piece when it is there.
+ * the last reference it hands over to the loop, and is told of a piece when it is there. So it is
+ * with the last reference of a pushed one, and with the news that all of it was sent.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +46,7 @@ struct cwb_source {
     uint64_t size_bytes;
     struct cwb_sum *sum;         /* NULL: staged */
     bool offered;                /* it stays when it was closed: the offer ends it */
+    bool pushed;                 /* the CLOSE is there, and answered when all was sent */
     bool hashing;                /* a helper has the hash */
     struct cwb_served *closings; /* who asked for it, by next */
     UT_hash_handle hh;
@@ -93,13 +97,15 @@ static int room_for_list(struct cwb_peer *peer) {
 }
 
 int cwb_source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
-                   uint8_t *bytes, uint64_t size_bytes, bool offered, struct cwb_source **out) {
+                   uint8_t *bytes, uint64_t size_bytes, enum cwb_sourced how,
+                   struct cwb_source **out) {
     int code = array ? 0 : room_for_list(peer);
     if (code == 0)
-        code = source_new(bridge, peer, size_bytes, offered, out);
+        code = source_new(bridge, peer, size_bytes, how == CWB_OFFERED, out);
     if (code)
         return code;
     struct cwb_source *source = *out;
+    source->pushed = how == CWB_PUSHED;
     source->array = array;
     source->own = array ? NULL : bytes;
     source->bytes = bytes;
@@ -146,6 +152,22 @@ void cwb_source_ref(struct cwb_source *source) {
     pthread_mutex_unlock(&source->bridge->sources_lock);
 }
 
+static int no_source(uint64_t id) {
+    return cw_fail(-ESTALE,
+                   "there is no array %llu that you read: it was closed, or this node's "
+                   "bridge was started anew",
+                   (unsigned long long)id);
+}
+
+/* It ended before all was sent, and no piece of it is left. */
+static void refuse_closings(struct cwb_source *source) {
+    struct cwb_served *served;
+    while ((served = source->closings)) {
+        source->closings = served->next;
+        cwb_served_reply(served, no_source(source->id), NULL, 0);
+    }
+}
+
 void cwb_source_unref(struct cwb_source *source) {
     pthread_mutex_lock(&source->bridge->sources_lock);
     bool last = --source->references == 0;
@@ -153,6 +175,7 @@ void cwb_source_unref(struct cwb_source *source) {
     if (!last)
         return;
     CW_ASSERT(!source->peer);
+    refuse_closings(source);
     if (source->stage)
         cwb_stage_end(source->stage);
     cw_array_close(source->array);
@@ -183,11 +206,18 @@ struct handing {
     struct cwb_read read;
 };
 
-static int no_source(uint64_t id);
+/* All of a pushed one was sent: its CLOSE is answered, and it ends. */
+static void all_sent(struct cwb_source *source) {
+    if (source->peer && !source->hashing)
+        cwb_source_staged(source, 0, cwb_sum_digest(source->sum));
+}
 
 static void handed(struct cwb_work *work) {
     struct handing *h = (struct handing *)work;
-    if (!h->stream)
+    if (!h->stream && !h->source->stage) {
+        if (cwb_sum_left(h->source->sum) == 0)
+            all_sent(h->source);
+    } else if (!h->stream)
         cwb_stage_look(h->source->stage);
     else if (h->source->peer)
         cwb_stage_read(h->source->stage, NULL, h->stream, h->id, &h->read);
@@ -214,9 +244,10 @@ static bool drop_unless_last(struct cwb_source *source) {
 }
 
 void cwb_source_drop(struct cwb_source *source, const struct cwb_loop *loop) {
-    if (source->stage && loop != &source->bridge->loop && drop_unless_last(source))
+    bool loops = source->stage || source->pushed; /* the loop's to end */
+    if (loops && loop != &source->bridge->loop && drop_unless_last(source))
         return;
-    if (source->stage && loop != &source->bridge->loop)
+    if (loops && loop != &source->bridge->loop)
         hand_over(&(struct handing){.source = source});
     else
         cwb_source_unref(source);
@@ -228,21 +259,16 @@ void cwb_source_let_go(struct cwb_source *source, const struct cwb_loop *loop,
     if (source->stage)
         look = cwb_stage_let_go(source->stage, read->offset_bytes, read->length_bytes, sent);
     else if (sent)
-        cwb_sum_add(source->sum, read->offset_bytes, read->length_bytes);
+        look = cwb_sum_add(source->sum, read->offset_bytes, read->length_bytes) && source->pushed;
     if (look && loop != &source->bridge->loop) {
         hand_over(&(struct handing){.source = source});
         return;
     }
-    if (look)
+    if (look && source->stage)
         cwb_stage_look(source->stage);
+    else if (look)
+        all_sent(source);
     cwb_source_drop(source, loop);
-}
-
-static int no_source(uint64_t id) {
-    return cw_fail(-ESTALE,
-                   "there is no array %llu that you read: it was closed, or this node's "
-                   "bridge was started anew",
-                   (unsigned long long)id);
 }
 
 /* Is it one that was agreed on, of an array that is there? 0 and one reference, -EPROTO, or (the
@@ -345,6 +371,25 @@ static void hashed(struct cwb_work *work) {
     cwb_source_staged(source, 0, cwb_sum_digest(source->sum));
     cwb_source_unref(source);
     free(work);
+}
+
+void cwb_source_push(struct cwb_link *link, const struct cwb_frame *frame,
+                     struct cwb_source *source, uint32_t count) {
+    const uint32_t piece = cwb_link_piece_bytes(link);
+    struct cwb_frame closing = {.head = {.op = CWB_CLOSE, .id = frame->head.id + 1 + count}};
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t from = (uint64_t)i * piece, left = source->size_bytes - from;
+        struct cwb_read read = {.source = source->id,
+                                .offset_bytes = from,
+                                .length_bytes = (uint32_t)(left < piece ? left : piece)};
+        cwb_wire_send_piece(&link->wire, frame->head.id + 1 + i, source, &read,
+                            cwb_source_at(source, from));
+    }
+    if (!source->pushed)
+        return;
+    struct cwb_served *served = cwb_served_new(link, &closing);
+    served->next = source->closings;
+    source->closings = served;
 }
 
 int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame) {

@@ -5,7 +5,8 @@
  * only when all are here and the hash over all of it is the one that the peer computed. WINDOW
  * chunks are asked for at once over the link, which is the credit; those of CWB_STREAM_BYTES and
  * more are read by the streams of the peer as well, each by its own credit. A link or stream that
- * ends makes what was asked for over it wanted again. Without a link the take waits for the next
+ * ends makes what was asked for over it wanted again. What came with the OPEN (link.h) is taken
+ * over, if the take begins within its reply. Without a link the take waits for the next
  * one, for CWB_RESUME_NS, and goes on with the rest; if the peer's bridge was started anew its
  * sources are gone (-ESTALE), and the owner decides.
  *
@@ -197,8 +198,37 @@ void cwb_takes_spread(struct cwb_peer *peer) {
     }
 }
 
+/* The link over whose OPEN bytes of this array are coming already; NULL: none. */
+static struct cwb_link *link_ahead(const struct cwb_take *take) {
+    struct cwb_link *link;
+    for (link = take->peer->links; link; link = link->peer_next)
+        if (link->ahead.source == take->source)
+            break;
+    return link;
+}
+
+/* What came with the OPEN is ours. */
+static void take_over(struct cwb_take_state *state, const struct cwb_ahead *ahead) {
+    struct cwb_read read;
+    for (uint32_t i = 0; i < ahead->count; i++) {
+        struct cwb_request *request = ahead->reads[i];
+        bool same =
+            cwb_chunks_ask(state->chunks, &read) && memcmp(&read, &request->read, sizeof read) == 0;
+        CW_ASSERT(same);
+        request->target = cwb_chunks_place(state->chunks, &read);
+        request->on_reply = on_chunk;
+        request->owner = state;
+        state->asked[state->asked_count++] = request;
+    }
+    state->closing = ahead->closing;
+    if (!state->closing)
+        return;
+    state->closing->on_reply = on_closed;
+    state->closing->owner = state;
+}
+
 void cwb_take_begin(struct cwb_take *take, uint64_t run) {
-    struct cwb_link *link = cwb_peer_link(take->peer);
+    struct cwb_link *ahead = link_ahead(take), *link = ahead ? ahead : cwb_peer_link(take->peer);
     struct cwb_take_state *state = calloc(1, sizeof *state);
     cw_array *held = NULL;
     CW_ASSERT(state);
@@ -210,10 +240,12 @@ void cwb_take_begin(struct cwb_take *take, uint64_t run) {
                        cwb_local_hold(take->array, &held) == 0;
     state->chunks =
         cwb_chunks_new(take->bridge->works, take->array, held, take->source, take->size_bytes,
-                       take->ring_bytes, link ? link->read_max : CWB_READ_MIN);
+                       take->ring_bytes, link ? cwb_link_piece_bytes(link) : CWB_READ_MIN);
     state->chunks->progress_bytes = take->on_progress ? take->progress_bytes : 0;
     state->chunks->on_told = on_told;
     state->chunks->owner = state;
+    if (ahead && !take->ring_bytes)
+        take_over(state, &ahead->ahead);
     if (state->is_spread) {
         DL_APPEND(take->peer->takes, state);
         cwb_streams_want(take->bridge, take->peer);

@@ -39,9 +39,12 @@ static void check(const struct cwb_frame *frame, const uint8_t *body, uint32_t b
     if (reply && (op == CWB_OPEN || op == CWB_NAMES)) {
         promise(frame->opened.size_bytes <= CWB_ARRAY_MAX);
         promise((frame->opened.source == 0) == (frame->opened.inside == 1));
+        promise(frame->opened.ahead == 0 || (op == CWB_OPEN && !frame->opened.inside));
         if (frame->opened.inside)
             promise(within(frame->data, frame->opened.size_bytes, body, body_bytes));
     }
+    if (!reply && op == CWB_OPEN)
+        promise(frame->open.flags >> CWB_AHEAD_SHIFT <= CWB_AHEAD_MAX);
     if (!reply && op == CWB_OFFER) {
         struct cw_shape shape;
         promise(frame->offer.size_bytes <= CWB_ARRAY_MAX);

@@ -46,6 +46,9 @@ void cwb_peer_await(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb
 void cwb_peer_forget(struct cwb_peer *peer, struct cwb_waiter *waiter) {
     (void)peer, (void)waiter;
 }
+uint32_t cwb_link_piece_bytes(const struct cwb_link *link) {
+    return link->read_max;
+}
 bool cwb_streams_open(const struct cwb_peer *peer) {
     (void)peer;
     return true;

@@ -222,6 +222,7 @@ struct cw_client {
     pthread_mutex_t door_lock; /* never waited for */
     int door;                  /* door.c: to the bridge; -1: none */
     int64_t door_after_ns;     /* not looked for before */
+    struct cw_segment board;   /* door.c: the bridge's; under lock */
 
     pthread_mutex_t lane_lock;
     struct cw_lane lane;

@@ -324,3 +324,28 @@ def test_prefetch_does_not_wait(tmp_path):
             with near.reading(1): pass
             assert (near.to("cpu").numpy() == x).all()
         """)
+
+
+def test_an_array_that_is_given_to_a_library_does_not_leave_between_the_look_and_the_capsule(
+    tmp_path,
+):
+    with world(tmp_path / "b", **SMALL) as run:
+        run(
+            TOOLS
+            + """
+from causeway import dlpack
+w, look, others, left = make(0), dlpack.has_passed, [], []
+def slow(lease):
+    done = look(lease)
+    others.extend(make(seed) for seed in range(1, 6))
+    left.append(w.away)
+    return done
+dlpack.has_passed = slow
+capsule = w.__dlpack__(stream=1)
+assert left == [False], left
+dlpack.has_passed = look
+del capsule
+others[:] = [make(seed) for seed in range(6)]
+assert w.away and holds(w, 0)
+"""
+        )

@@ -205,8 +205,6 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     pthread_mutex_init(&bridge->sources_lock, NULL);
     if (bridge->options.streams == 0)
         bridge->options.streams = default_streams();
-    if (bridge->options.streams > 1)
-        bridge->options.streams++;
     name_node(bridge);
     if (!cwb_node_valid(bridge->node))
         return cw_fail(-EINVAL, "--node %.100s: 1 to %u of the characters A-Z a-z 0-9 _ . -",

@@ -65,8 +65,8 @@ struct cwb_options {
     const char *peers[CWB_PEERS_MAX]; /* NAME=HOST:PORT, over what the file says */
     uint32_t peer_count;
     bool use_epoll;
-    uint32_t streams; /* connections to one peer: 1, its link alone; else one and as many streams
-                         as `--streams` says, over which large arrays are read; 0: as cores */
+    uint32_t streams; /* --streams: connections to one peer over which large arrays are read: 1, its
+                         link; else so many streams, and the link is none of them; 0: as cores */
 };
 
 struct cwb_listener {

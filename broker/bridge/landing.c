@@ -13,9 +13,12 @@
 #define PIECE_SHARE 8u         /* of an array, within these bounds: */
 #define PIECE_LEAST (1u << 20) /* the mover registers memory from here on */
 #define PIECE_MOST  (4u << 20)
-#define ROOM_TRIES  6u       /* memory is free some time after it was given up */
-#define ROOM_NS     10000000 /* and this long is waited for it, at first; doubled each time */
-#define MOVES_MOST  4u       /* at once: one is copied while the others' jobs are on their way */
+#define AHEAD_MOST                                                                                 \
+    (16ull << 30)           /* nothing of larger ones is fetched before their memory is there: a   \
+                              take's books grow with what a peer says that it has */
+#define ROOM_TRIES 6u       /* memory is free some time after it was given up */
+#define ROOM_NS    10000000 /* and this long is waited for it, at first; doubled each time */
+#define MOVES_MOST 4u       /* at once: one is copied while the others' jobs are on their way */
 
 struct cwb_landing {
     struct cwb_take take;
@@ -304,6 +307,8 @@ static void made(struct cwb_work *work) {
         finish(landing, work->code);
     } else if (!wish->peer || wish->size_bytes == 0) {
         finish(landing, 0);
+    } else if (wish->size_bytes > AHEAD_MOST) {
+        begin(landing, make_ring, ring_made, &(struct task){.place = 0});
     } else {
         pump(landing);
     }
@@ -332,7 +337,7 @@ struct cwb_landing *cwb_landing_begin(struct cwb_bridge *bridge,
     }
     DL_APPEND(bridge->landings, landing);
     begin(landing, make, made, &(struct task){.place = 0});
-    if (wish->peer && wish->size_bytes)
+    if (wish->peer && wish->size_bytes && wish->size_bytes <= AHEAD_MOST)
         begin(landing, make_ring, ring_made, &(struct task){.place = 0});
     return landing;
 }

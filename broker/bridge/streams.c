@@ -2,12 +2,12 @@
  * The streams of each peer, as the bridge's loop sees them: how many there are to be, dialing,
  * letting in, handing over to strands, and their end. See stream.h for one stream.
  *
- * How many connections a peer's large arrays go over is the smaller of both sides' --streams; the
- * link is one of them. Each side says its number after the HELLOs. The side that dialed the link
- * dials the streams, since the other may not be able to: in the first moment in which an array of
- * CWB_STREAM_BYTES or more is to go either way. If both have dialed a link, the side with the
- * smaller run does. A try that fails is repeated after STREAM_PAUSE_NS, while large arrays
- * are wanted; nothing waits for it, they go over what there is.
+ * How many connections a peer's large arrays go over is the smaller of both sides' --streams; with
+ * one it is the link, which from two on stands beside them. Each side says its number after the
+ * HELLOs. The side that dialed the link dials the streams, since the other may not be able to: in
+ * the first moment in which an array of CWB_STREAM_BYTES or more is to go either way. If both have
+ * dialed a link, the side with the smaller run does. A try that fails is repeated after
+ * STREAM_PAUSE_NS, while large arrays are wanted; nothing waits for it, they go over what there is.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -37,8 +37,13 @@ bool cwb_streams_open(const struct cwb_peer *peer) {
 
 /* ---- what is agreed ---- */
 
+/* All connections to one peer, as STREAMS counts them: the link, and the streams beside it. */
+static uint32_t connections(const struct cwb_bridge *bridge) {
+    return bridge->options.streams > 1 ? bridge->options.streams + 1 : 1;
+}
+
 void cwb_streams_met(struct cwb_link *link, uint64_t run) {
-    struct cwb_streams_said said = {.streams = link->bridge->options.streams};
+    struct cwb_streams_said said = {.streams = connections(link->bridge)};
     struct iovec part = {&said, sizeof said};
     if (link->peer->run != run)
         cwb_streams_end(link->peer);
@@ -47,7 +52,7 @@ void cwb_streams_met(struct cwb_link *link, uint64_t run) {
 }
 
 void cwb_streams_agree(struct cwb_link *link, uint32_t streams) {
-    uint32_t ours = link->bridge->options.streams;
+    uint32_t ours = connections(link->bridge);
     link->peer->streams_max = streams < ours ? streams : ours;
     link->bridge->hurry = true; /* a large array may be wanted already */
 }
@@ -103,7 +108,7 @@ static struct cwb_stream *stream_new(struct cwb_bridge *bridge, struct cwb_peer 
 static int find_strand(struct cwb_stream *stream) {
     struct cwb_bridge *bridge = stream->bridge;
     uint32_t least = UINT32_MAX, best = 0;
-    for (uint32_t i = 0; i + 1 < bridge->options.streams; i++) {
+    for (uint32_t i = 0; i < bridge->options.streams; i++) {
         uint32_t count = 0;
         const struct cwb_stream *other;
         for (other = stream->peer->streams; other; other = other->next)
@@ -160,11 +165,11 @@ int cwb_streams_accept(struct cwb_link *link, const struct cwb_frame *frame) {
     struct cwb_peer *peer = link->peer;
     if (!peer->links || frame->stream.to_run != bridge->run || frame->stream.run != peer->run)
         return cw_fail(-EPERM, "a stream without an open connection of the same two bridges");
-    if (count_of(peer) + 1 >= bridge->options.streams)
+    if (count_of(peer) + 1 >= connections(bridge))
         return cw_fail(-EDQUOT,
                        "%u connections for large arrays, beside the link, are what the node %s has "
                        "for each peer; `--streams` there makes it more (at most %u)",
-                       bridge->options.streams - 1, bridge->node, CW_STREAMS_MAX);
+                       connections(bridge) - 1, bridge->node, CW_STREAMS_MAX);
     link->stream = stream_new(bridge, peer, false, link->where);
     link->stream->link = link;
     link->stream->began_with = frame->head.id;

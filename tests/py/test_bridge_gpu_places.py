@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import bridge_raw as raw
 import bridge_support
 import cuda_support
 import pytest
 from bridge_gpu_support import BYTES, MIB, begin, came, empty, end, figures, run, soon, two
+from bridge_liar import Liar, about, known, no, opened
+from bridge_raw import Raw, frame
 from bridge_support import Node
 
 cuda_support.require()
@@ -198,6 +201,29 @@ def test_a_full_gpu_is_told_and_nothing_leaks(nodes: tuple[Node, Node]) -> None:
     for i in range(4):
         b.command("rm", f"g/{i}")
     assert empty(a) and empty(b)
+
+
+def test_nothing_is_fetched_of_what_no_gpu_has_room_for(tmp_path: Path) -> None:
+    """Books over all the bytes that a peer says it has are not made either."""
+    size = 1 << 47
+
+    def answer(op: int, id: int, asked: bytes) -> bytes:
+        body = opened(size, about((size,)))
+        return frame(op | raw.REPLY, body, id=id) if op == raw.OPEN else no(op, id, asked)
+
+    with cuda_support.gpus(tmp_path), bridge_support.net("b", "evil") as made:
+        b, evil = made.nodes.values()
+        b.knows(evil, "--read", "*", address="")
+        b.start(CAUSEWAY_FAKECUDA_FAULTS="cuMemCreate@1+=delay:1000000")
+        with Raw(evil.keys, b.port) as connection:
+            known(connection, b, evil)
+            with Liar(connection, answer) as liar:
+                run(b, """
+                    try: cw.get("//evil/x", device="cuda:0")
+                    except cw.LimitExceeded: pass
+                    else: raise AssertionError
+                """)  # fmt: skip
+        assert raw.OPEN in liar.seen and raw.READ not in liar.seen
 
 
 def test_memory_that_streams_have_used_comes_back(

@@ -265,6 +265,13 @@ int64_t cwd_remote_serve(struct cwd_broker *b) {
     return look_after(b);
 }
 
+static void set_session(struct cwd_broker *b, struct cwd_session *session) {
+    b->remote.session = session;
+    /* BD1: clients look there after they have copied what the bridge's board says; who is told
+     * what came after the end of one bridge sees it gone. */
+    CW_STORE(BD1, &b->root->bridge, session ? session->id : 0, release);
+}
+
 static int only_bridge(struct cwd_broker *b, const struct cwd_session *session) {
     struct cwd_remote *remote = &b->remote;
     if (remote->pid && remote->pid == session->pid &&
@@ -280,7 +287,7 @@ int cwd_remote_next(struct cwd_broker *b, struct cwd_session *session, uint64_t 
         return code;
     if (b->remote.next_count == CW_REMOTE_NEXTS_MAX)
         return cw_fail(-EDQUOT, "a bridge asks for at most %u jobs at a time", CW_REMOTE_NEXTS_MAX);
-    b->remote.session = session;
+    set_session(b, session);
     b->remote.starts = 0;
     b->remote.nexts[b->remote.next_count++] = request;
     hand_out(b);
@@ -292,7 +299,7 @@ int cwd_remote_changes(struct cwd_broker *b, struct cwd_session *session, uint64
     int code = only_bridge(b, session);
     if (code)
         return code;
-    b->remote.session = session;
+    set_session(b, session);
     cwd_changes_ask(b, request, changes);
     return 0;
 }
@@ -440,7 +447,7 @@ void cwd_remote_forget(struct cwd_broker *b, struct cwd_session *session) {
     }
     if (session != b->remote.session)
         return;
-    b->remote.session = NULL;
+    set_session(b, NULL);
     b->remote.next_count = 0;
     cwd_changes_forget(b);
     cwd_names_end_replicas(b);

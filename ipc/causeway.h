@@ -286,7 +286,8 @@ int cw_array_away(const cw_array *array);
  * it can be named and passed on, and its memory stays as long as anyone holds it. *loan is its
  * number: until cw_loan_next() tells that it ended, the caller leaves the memory as it is and does
  * not use it for something else. The same range gives the same loan as long as it lasts. The caller
- * owns *out. -ENOENT: no pool is there. -EDQUOT: the slab has no block numbers left.
+ * owns *out. -ENOENT: no pool is there. -EDQUOT: the slab has no block numbers left, also not of
+ * loans that have ended; the broker may be asked which these are.
  */
 int cw_array_at(cw_client *client, const void *address, uint64_t size_bytes, cw_array **out,
                 uint64_t *loan);
@@ -308,7 +309,8 @@ int cw_array_borrow(cw_client *client, const void *address, uint64_t size_bytes,
  */
 int cw_array_behind(cw_array *array, void *stream);
 /* A loan that nobody holds any more, and on whose memory no stream is at work; each is told once.
- * Once the broker is gone: one that this process does not hold. -EAGAIN: none. Does not block. */
+ * Once the broker is gone: one that this process does not hold. -EAGAIN: none. Blocks only where a
+ * process's streams used one that was never met before: the broker is asked for its fences. */
 int cw_loan_next(cw_client *client, uint64_t *loan);
 
 /* ---- devices ---- */

@@ -158,6 +158,7 @@ void cw_client_free(cw_client *client) {
     close_fd(&client->bell);
     close_fd(&client->lifeline_child);
     cw_door_close(client);
+    cw_segment_close(&client->board);
     pthread_mutex_destroy(&client->door_lock);
     pthread_mutex_destroy(&client->borrow_lock);
     pthread_mutex_destroy(&client->lock);
@@ -269,7 +270,7 @@ static cw_client *client_new(const struct cw_address *address, const char *name_
     client->references = 1;
     client->sock = client->doorbell = client->bell = client->lifeline_child = -1;
     client->lifeline[0] = client->lifeline[1] = -1;
-    client->root_segment.fd = client->session_segment.fd = -1;
+    client->root_segment.fd = client->session_segment.fd = client->board.fd = -1;
     client->address = strdup(address->socket_path);
     client->log_path = strdup(address->log_path);
     strcpy(client->name_space, name_space);

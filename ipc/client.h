@@ -219,6 +219,7 @@ struct cw_client {
     pthread_mutex_t door_lock; /* never waited for */
     int door;                  /* door.c: to the bridge; -1: none */
     int64_t door_after_ns;     /* not looked for before */
+    struct cw_segment board;   /* door.c: the bridge's; under lock */
 
     pthread_mutex_t lane_lock;
     struct cw_lane lane;
@@ -328,8 +329,13 @@ int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_byt
 void cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* A published block of ours is held by us no more: it comes back when the broker frees it. */
 void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block);
-/* Takes back what the broker freed, on all devices: when a look pays, or now. */
+/* Takes back what the broker freed, on all devices: when a look pays, or now. Asks nobody: what
+ * waits for streams of processes that were never met here stays. */
 void cw_heap_collect(cw_client *client, bool now);
+/* The same for who may wait for the broker, which is asked for the fences of such streams.
+ * Meanwhile the lock is given up. hoarder: a heap that keeps what becomes free beyond its limit, or
+ * NULL. Returns how often something was learned. */
+uint32_t cw_heap_collect_all(cw_client *client, struct cw_heap *hoarder);
 /* Without a broker: loans that nobody here holds are at their end (loan.c). */
 void cw_heap_end_loans(cw_client *client);
 /* Prepares an own slab to be carved; clean: it reads as zeros. */

@@ -6,6 +6,9 @@
  *
  * What the bridge says is checked as what any other process says: place and layout here, the block
  * by taking a lease. If this process dies the kernel closes the socket.
+ *
+ * With the first answer comes the bridge's board, which stays when the door is shut: it counts as
+ * long as the broker says that its bridge is the one that made it.
  */
 #include "ipc/door.h"
 
@@ -17,6 +20,7 @@
 
 #include "ipc/address.h"
 #include "ipc/meta.h"
+#include "shm/board.h"
 
 #define PATIENCE_NS 50000000ll  /* at the door */
 #define AGAIN_NS    100000000ll /* before it is looked for again where there was none */
@@ -63,6 +67,40 @@ static int door_open(cw_client *client) {
     return 0;
 }
 
+/* The board, or what says that it is one. */
+static void take_board(cw_client *client, int fd) {
+    struct cw_segment fresh, before;
+    if (cw_board_open(fd, client->instance, &fresh) != 0)
+        return; /* gets ask at the door */
+    pthread_mutex_lock(&client->lock);
+    before = client->board;
+    client->board = fresh;
+    pthread_mutex_unlock(&client->lock);
+    cw_segment_close(&before);
+}
+
+/* The descriptor that came, -1: none. It was cut off if there were more. */
+static int fd_of(struct msghdr *message) {
+    int fd = -1;
+    struct cmsghdr *head = CMSG_FIRSTHDR(message);
+    if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS &&
+        head->cmsg_len == CMSG_LEN(sizeof fd))
+        memcpy(&fd, CMSG_DATA(head), sizeof fd);
+    return fd;
+}
+
+static ssize_t take_answer(cw_client *client, struct answer *answer) {
+    _Alignas(struct cmsghdr) uint8_t room[CMSG_SPACE(sizeof(int))];
+    struct iovec part = {answer, sizeof *answer};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
+    ssize_t got = recvmsg(client->door, &message, MSG_CMSG_CLOEXEC);
+    int fd = got < 0 ? -1 : fd_of(&message);
+    if (fd >= 0)
+        take_board(client, fd);
+    return got;
+}
+
 /* The answer's bytes, or -EAGAIN, -EINTR; then the door is closed. */
 static ssize_t ask(cw_client *client, const struct cw_name_key *key, struct answer *answer) {
     struct cw_remote remote = {.verb = CW_REMOTE_GET, .key_bytes = (uint16_t)key->length};
@@ -70,12 +108,34 @@ static ssize_t ask(cw_client *client, const struct cw_name_key *key, struct answ
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
     ssize_t got = -1;
     if (sendmsg(client->door, &message, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
-        got = recv(client->door, answer, sizeof *answer, 0);
+        got = take_answer(client, answer);
     if (got > 0)
         return got;
     int code = got < 0 && errno == EINTR ? -EINTR : -EAGAIN;
     cw_door_close(client);
     return code;
+}
+
+int cw_door_find(cw_client *client, const struct cw_name_key *key, uint32_t flags, cw_array **out) {
+    struct cw_found found;
+    struct cw_shape shape;
+    const struct cw_entry *at = &found.entry;
+    pthread_mutex_lock(&client->lock);
+    int code = client->board.base ? 0 : -EAGAIN;
+    if (code == 0)
+        code = cw_board_find(&client->board, key->text, key->length, &found);
+    /* BD1: after the record was copied (D4); then nobody was told anything newer by another bridge.
+     */
+    if (code == 0 &&
+        CW_LOAD(BD1, &client->root->bridge, acquire) != cw_board_session(&client->board))
+        code = -EAGAIN;
+    if (code == 0)
+        code = cw_meta_decode(found.meta, at->meta_bytes, at->size_bytes, &shape);
+    if (code == 0)
+        code = cw_array_attach(client, at->slab, at->block, at->gen, at->offset_bytes,
+                               at->size_bytes, &shape, flags, out);
+    pthread_mutex_unlock(&client->lock);
+    return code ? -EAGAIN : 0; /* whatever it is, who is asked at the door says so */
 }
 
 static int open_array(cw_client *client, const struct answer *answer, uint32_t flags,

@@ -14,7 +14,6 @@
 #include <time.h>
 
 #include "ipc/client.h"
-#include "ipc/fence.h"
 #include "shm/wait.h"
 
 #define NAP_NS      20000
@@ -37,14 +36,11 @@ static int64_t patience_ns(void) {
 
 static bool on_its_way(cw_client *client, struct cw_heap *heap, uint64_t *given) {
     pthread_mutex_lock(&client->lock);
-    heap->hoards = true; /* others may have its slab mapped, whose memory would not come free */
-    cw_heap_collect(client, true);
-    heap->hoards = false;
+    /* Kept: others may have its slab mapped, whose memory would not come free. */
+    cw_heap_collect_all(client, heap);
     bool any = heap->pending || heap->draining;
     *given = heap->given;
     pthread_mutex_unlock(&client->lock);
-    if (any && cw_fences_learn(client))
-        return on_its_way(client, heap, given); /* now it can be told of more */
     return any;
 }
 

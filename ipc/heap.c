@@ -204,6 +204,21 @@ void cw_heap_collect(cw_client *client, bool now) {
     }
 }
 
+uint32_t cw_heap_collect_all(cw_client *client, struct cw_heap *hoarder) {
+    for (uint32_t learned = 0;; learned++) {
+        if (hoarder)
+            hoarder->hoards = true; /* never past the lock */
+        cw_heap_collect(client, true);
+        if (hoarder)
+            hoarder->hoards = false;
+        pthread_mutex_unlock(&client->lock);
+        bool more = cw_fences_learn(client);
+        pthread_mutex_lock(&client->lock);
+        if (!more)
+            return learned;
+    }
+}
+
 void cw_heap_end_loans(cw_client *client) {
     for (struct cw_heap *heap = &client->heap; heap; heap = heap->next) {
         for (struct cw_extent *next, *extent = heap->pending; extent; extent = next) {
@@ -373,7 +388,12 @@ static int take_carved(cw_client *client, struct cw_heap *heap, uint64_t size_by
         pthread_mutex_unlock(&client->lock);
         if (code == 0)
             code = cw_heap_take_here(client, heap, size_bytes, slab, block, gen, clean);
-        if (code != -EAGAIN || !cw_fences_learn(client))
+        if (code != -EAGAIN)
+            return code;
+        pthread_mutex_lock(&client->lock);
+        uint32_t learned = cw_heap_collect_all(client, heap);
+        pthread_mutex_unlock(&client->lock);
+        if (!learned)
             return code;
     }
 }

@@ -31,7 +31,6 @@
 #include <string.h>
 
 #include "ipc/client.h"
-#include "ipc/fence.h"
 #include "shm/order.h"
 
 struct cw_loan {
@@ -94,8 +93,6 @@ static int make(cw_client *client, struct cw_slab *slab, uint64_t begin, uint64_
         return cw_fail(-ENOENT, "these %llu bytes do not lie in one pool of this process",
                        (unsigned long long)size);
     if (slab->blocks_free == 0 && slab->blocks_used == slab->capacity)
-        cw_heap_collect(client, true); /* some loan may have come back; the outer block is held */
-    if (slab->blocks_free == 0 && slab->blocks_used == slab->capacity)
         return cw_fail(-EDQUOT,
                        "all %u block numbers of the slab are in use: no more pieces of it can be "
                        "shared until others let go of some",
@@ -133,6 +130,35 @@ static int make(cw_client *client, struct cw_slab *slab, uint64_t begin, uint64_
     return 0;
 }
 
+/* A loan of these bytes, new or known, and an array on it. The lock is held; it is given up where
+ * room for leases has to be made. -EDQUOT: perhaps there is room when what came back is taken. */
+static int lend(cw_client *client, uintptr_t address, uint64_t size_bytes, bool borrowed,
+                const struct cw_shape *shape, cw_array **out, uint64_t *number) {
+    int code = cw_leases_room(client, 2); /* the memory's around it, and its own */
+    if (code)
+        return code;
+    struct cw_slab *slab = find_slab(client, address, size_bytes, borrowed);
+    if (!slab)
+        return cw_fail(-ENOENT, "%p does not lie in a slab of this process", (void *)address);
+    uint64_t within = address - (uintptr_t)slab->rw.base;
+    uint64_t begin = within / CW_CARVE_UNIT * CW_CARVE_UNIT;
+    uint64_t end = (within + size_bytes + CW_CARVE_UNIT - 1) / CW_CARVE_UNIT * CW_CARVE_UNIT;
+    struct cw_loan *loan = hold_known(client, slab, begin, end - begin);
+    if (!loan)
+        code = make(client, slab, begin, end - begin, &loan);
+    if (code)
+        return code;
+    uint64_t given = loan->number, gen = loan->extent.gen;
+    uint32_t block = loan->extent.block;
+    code = cw_array_make(client, slab, block, gen, begin, within - begin, size_bytes, shape, false,
+                         out);
+    if (code)
+        cw_lease_release(client, slab, block, gen);
+    else
+        *number = given;
+    return code;
+}
+
 int cw_loan_take(cw_client *client, const void *address, uint64_t size_bytes, bool borrowed,
                  cw_array **out, uint64_t *number) {
     if (!client || !out || !number || size_bytes == 0)
@@ -146,29 +172,10 @@ int cw_loan_take(cw_client *client, const void *address, uint64_t size_bytes, bo
     if (code)
         return code;
     pthread_mutex_lock(&client->lock);
-    code = cw_leases_room(client, 2); /* the memory's around it, and its own */
-    struct cw_slab *slab =
-        code ? NULL : find_slab(client, (uintptr_t)address, size_bytes, borrowed);
-    struct cw_loan *loan = NULL;
-    if (code == 0 && !slab)
-        code = cw_fail(-ENOENT, "%p does not lie in a slab of this process", address);
-    else if (code == 0) {
-        uint64_t within = (uintptr_t)address - (uintptr_t)slab->rw.base;
-        uint64_t begin = within / CW_CARVE_UNIT * CW_CARVE_UNIT;
-        uint64_t end = (within + size_bytes + CW_CARVE_UNIT - 1) / CW_CARVE_UNIT * CW_CARVE_UNIT;
-        loan = hold_known(client, slab, begin, end - begin);
-        if (!loan)
-            code = make(client, slab, begin, end - begin, &loan);
-        if (code == 0) {
-            uint64_t given = loan->number, gen = loan->extent.gen;
-            uint32_t block = loan->extent.block;
-            code = cw_array_make(client, slab, block, gen, begin, within - begin, size_bytes,
-                                 &shape, false, out);
-            if (code)
-                cw_lease_release(client, slab, block, gen);
-            else
-                *number = given;
-        }
+    code = lend(client, (uintptr_t)address, size_bytes, borrowed, &shape, out, number);
+    if (code == -EDQUOT) {
+        cw_heap_collect_all(client, NULL);
+        code = lend(client, (uintptr_t)address, size_bytes, borrowed, &shape, out, number);
     }
     pthread_mutex_unlock(&client->lock);
     return code;
@@ -196,7 +203,7 @@ int cw_loan_next(cw_client *client, uint64_t *number) {
         return -EAGAIN; /* the parent's */
     pthread_mutex_lock(&client->lock);
     if (!client->loans_ended)
-        cw_heap_collect(client, true);
+        cw_heap_collect_all(client, NULL); /* nobody else may ever ask */
     if (!client->loans_ended && client->loans && cw_client_usable(client) == -ECONNRESET)
         cw_heap_end_loans(client);
     struct cw_loan *loan = client->loans_ended;
@@ -205,9 +212,6 @@ int cw_loan_next(cw_client *client, uint64_t *number) {
         *number = loan->number;
     }
     pthread_mutex_unlock(&client->lock);
-    /* Whose work a block waits for may not be known here yet, and nobody else may ever ask. */
-    if (!loan && cw_fences_learn(client))
-        return cw_loan_next(client, number);
     free(loan);
     return loan ? 0 : -EAGAIN;
 }

@@ -72,7 +72,9 @@ static int get(cw_client *client, const struct cw_name_key *key, const struct cw
         int code = cw_name_key_get(client, at, flags, &found, out);
         if (code != -ENOENT && code != -ESTALE)
             return code;
-        code = at == key ? cw_door_get(client, key, flags, until_ns, out) : -EAGAIN;
+        code = at == key ? cw_door_find(client, key, flags, out) : -EAGAIN;
+        if (code == -EAGAIN && at == key)
+            code = cw_door_get(client, key, flags, until_ns, out);
         if (code != -EAGAIN)
             return code;
         int64_t left_ns = timeout_ns < 0 ? -1 : until_ns - cw_now_ns();

@@ -141,6 +141,18 @@ static int need_uses(struct waiter *w, struct cw_order *order) {
     return code ? code : need_use(w, seen.write, NULL, 0);
 }
 
+/* What the last write had waited for, for a write that keeps some of its bytes: whoever reads them
+ * afterwards finds only the new write's record. So it waits for the same. What is dead is found at
+ * the end (was_poisoned). The turn is ours. */
+static int need_inherited(struct waiter *w, struct cw_order *order) {
+    struct cw_order_seen seen;
+    int code = 0;
+    cw_order_see(order, &seen);
+    for (unsigned i = 0; i < CW_ORDER_WAITED && (code == 0 || code == -EOWNERDEAD); i++)
+        code = need(w, seen.waited[i], NULL, 0);
+    return code == -EOWNERDEAD ? 0 : code;
+}
+
 /* ---- one array ---- */
 
 /* Takes a place for a read whose stamp has passed: 1. 0: there is none. Negative: the broker was
@@ -195,6 +207,8 @@ static int take(struct waiter *w, struct cw_held *held) {
     if (code)
         return code;
     code = held->writing ? need_uses(w, held->order) : need_write(w, held->order);
+    if (code == 0 && held->writing && !held->whole)
+        code = need_inherited(w, held->order);
     if (code)
         give_back(w->section, held);
     return code;
@@ -279,7 +293,8 @@ static int settle_dependencies(cw_client *client, struct cw_fences *fences,
 }
 
 /* Did the block hold incomplete data before this write? The turn is ours: only the broker changes
- * the words, when it takes out the dead. May give the lock up. */
+ * the words, when it takes out the dead. All of these stamps were met at the begin; should a look
+ * fail nevertheless, the data count as incomplete. May give the lock up. */
 static bool was_poisoned(cw_client *client, struct cw_fences *fences, struct cw_order *order) {
     for (;;) {
         struct cw_order_seen seen, again;
@@ -287,7 +302,7 @@ static bool was_poisoned(cw_client *client, struct cw_fences *fences, struct cw_
         cw_order_see(order, &seen);
         for (unsigned i = 0; i <= CW_ORDER_WAITED; i++) {
             cw_stamp stamp = i < CW_ORDER_WAITED ? seen.waited[i] : seen.write;
-            dead = dead || (stamp && cw_stamp_look(client, fences, stamp) == -EOWNERDEAD);
+            dead = dead || (stamp && cw_stamp_look(client, fences, stamp) < 0);
         }
         cw_order_see(order, &again);
         if (seen.marks & CW_ORDER_POISONED)

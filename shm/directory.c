@@ -107,9 +107,7 @@ static void copy_words(uint64_t *to, cw_a64 *from, uint64_t count) {
         to[i] = CW_LOAD(D5, &from[i], acquire);
 }
 
-/* Copies a record whole. 0, -EAGAIN (being written, or reused: look again), -ENOENT (no record
- * there). */
-static int record_copy(struct cw_record *record, uint64_t room_bytes, struct cw_found *out) {
+int cw_record_copy(struct cw_record *record, uint64_t room_bytes, struct cw_found *out) {
     /* D3: pairs with D6: a record's words are at least as new as its sequence. */
     uint64_t before = CW_LOAD(D3, &record->seq, acquire);
     if (before & 1)
@@ -153,7 +151,7 @@ static int probe(struct cw_directory_reader *r, const char *key, size_t key_byte
         code = reader_record(r, ref, &record, &room_bytes);
         if (code)
             return code;
-        code = record_copy(record, room_bytes, out);
+        code = cw_record_copy(record, room_bytes, out);
         if (code == 0 && out->entry.key_bytes == key_bytes && memcmp(out->key, key, key_bytes) == 0)
             return 0;
         if (code == 0 && cw_directory_hash(out->key, out->entry.key_bytes) == hash)
@@ -201,7 +199,7 @@ int cw_directory_next(struct cw_directory_reader *r, uint64_t *cursor, struct cw
         if (ref > CW_REF_TOMB) {
             code = reader_record(r, ref, &record, &room_bytes);
             if (code == 0)
-                code = record_copy(record, room_bytes, out);
+                code = cw_record_copy(record, room_bytes, out);
             /* As in probe: an erased record, or one of another slot's key, means that the slot
              * moved on under us; the name in it may stand all the time. */
             if (code == -ENOENT ||

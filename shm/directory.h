@@ -113,6 +113,15 @@ int cw_directory_find(struct cw_directory_reader *r, const char *key, size_t key
  */
 int cw_directory_next(struct cw_directory_reader *r, uint64_t *cursor, struct cw_found *out);
 
+/* ---- records, also of the form's other user (board.h) ---- */
+/* Copies a record whole. 0, -EAGAIN (being written, or reused: look again), -ENOENT (no record
+ * there), -EPROTO. */
+int cw_record_copy(struct cw_record *record, uint64_t room_bytes, struct cw_found *out);
+/* Writes a record whole, under an odd sequence: readers that still hold an old reference see that.
+ */
+void cw_record_write(struct cw_record *record, const struct cw_entry *entry, const char *key,
+                     const void *meta);
+
 /* ---- the broker's side ---- */
 struct cw_directory_writer; /* private to the broker */
 /* Makes the first index and record segment. names_max bounds the records. instance marks segments.

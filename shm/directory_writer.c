@@ -141,10 +141,8 @@ static void store_words(cw_a64 *to, const void *from, size_t bytes) {
     }
 }
 
-/* Writes a record whole, under an odd sequence: readers that still hold an old reference see that.
- */
-static void record_write(struct cw_record *record, const struct cw_entry *entry, const char *key,
-                         const void *meta) {
+void cw_record_write(struct cw_record *record, const struct cw_entry *entry, const char *key,
+                     const void *meta) {
     uint64_t seq = CW_LOAD(D6, &record->seq, relaxed) | 1;
     CW_STORE(D6, &record->seq, seq, release);
     cw_a64 *body = record->body;
@@ -159,7 +157,7 @@ static void record_write(struct cw_record *record, const struct cw_entry *entry,
 
 static void record_erase(struct cw_record *record) {
     static const struct cw_entry none;
-    record_write(record, &none, NULL, NULL);
+    cw_record_write(record, &none, NULL, NULL);
 }
 
 static uint64_t record_units(struct cw_directory_writer *w, uint64_t ref) {
@@ -311,7 +309,7 @@ int cw_directory_put(struct cw_directory_writer *w, const char *key, size_t key_
     fresh.key_bytes = (uint16_t)key_bytes;
     fresh.meta_bytes = (uint16_t)meta_bytes;
     fresh.id = ++w->put_id;
-    record_write(record_at(w, ref), &fresh, key, meta);
+    cw_record_write(record_at(w, ref), &fresh, key, meta);
     *replaced = slot != NULL;
     if (slot) {
         slot_set(slot, hash, ref);

@@ -115,6 +115,7 @@ struct cw_root { /* the root segment */
     cw_a64 heartbeat_ns; /* CLOCK_MONOTONIC of the loop's last turn. While broker.asleep is 1 it may
                             stand: idle is no hang */
     struct cw_sleeper broker; /* asleep: clients that publish a request then ring their doorbell */
+    cw_a64 bridge;            /* the session of its bridge; 0: there is none (board.h) */
     _Alignas(64) struct cw_directory_root directory;
     _Alignas(64) cw_a64 limits[CW_LIMIT_COUNT];
     _Alignas(64) cw_a64 counters[CW_COUNTER_COUNT];

@@ -16,7 +16,9 @@
  *   writes  how many writes have ended. Stamps go when their process is dead; by this count who has
  *           read in pieces knows whether anybody wrote meanwhile.
  *   waited  what that write had to wait for and had not passed when it was submitted. Poison passes
- *           through here: if one of these died, the write has run on incomplete data.
+ *           through here: if one of these died, the write has run on incomplete data. A write that
+ *           does not cover the whole array waits for what the write before it had waited for, too:
+ *           so these stamps are handed on until they have passed.
  *   reads   stamps of reads under way. A fence stands here once at most, with its latest value.
  *   marks   CW_ORDER_POISONED: a writer learned before its end that it computed with incomplete
  *           data, or wrote a part of an array that was so. Cleared by the next write that covers

@@ -22,6 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "broker/bridge/board.h"
 #include "broker/bridge/door.h"
 #include "broker/bridge/home.h"
 #include "broker/bridge/parts.h"
@@ -234,6 +235,8 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
         code = cwb_home_new(bridge, &bridge->home);
     if (code == 0)
         cwb_jobs_init(bridge);
+    if (code == 0 && !(bridge->board = cwb_board_new(bridge)))
+        cwb_log("no board for arrays without a name: %s", cw_detail());
     if (code == 0 && cwb_door_new(bridge) != 0)
         cwb_log("no quick way for gets: %s", cw_detail());
     if (code == 0)

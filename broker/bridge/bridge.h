@@ -50,6 +50,7 @@
     (128u << 20) /* unread answers of a peer that still asks, over all its connections; who keeps  \
                     to what was agreed has less */
 
+struct cwb_board;
 struct cwb_job;
 struct cwb_jobs;
 struct cwb_replica;
@@ -101,6 +102,7 @@ struct cwb_bridge {
     struct cwb_link *links;       /* all that are not freed */
     uint32_t unknown;             /* links that have not shown who they are */
     struct cwb_jobs *jobs;        /* job.c */
+    struct cwb_board *board;      /* board.c; NULL: none */
     struct cwb_replica *replicas; /* replica.c, by key */
     uint32_t replicas_on_gpus;
     int64_t doubts_ns;            /* when doubtful replicas are let go; 0: none is held */

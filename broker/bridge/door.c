@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include <utlist.h>
 
+#include "broker/bridge/board.h"
 #include "ipc/address.h"
 #include "ipc/client.h"
 
@@ -25,6 +26,7 @@ struct cwb_visitor {
     struct cwb_socket socket; /* first: it is cast back */
     struct cwb_door *door;
     struct cwb_job *job; /* under way; NULL: none */
+    bool has_board;
 };
 
 static void leave(struct cwb_visitor *visitor) {
@@ -70,6 +72,21 @@ void cwb_door_took(struct cwb_visitor *visitor, struct cwb_job *job) {
     visitor->job = job;
 }
 
+/* The board goes along, once. room: for one descriptor. */
+static void hand_board(struct cwb_visitor *visitor, struct msghdr *message, uint8_t *room) {
+    int fd = cwb_board_fd(visitor->door->bridge);
+    if (fd < 0)
+        return;
+    message->msg_control = room;
+    message->msg_controllen = CMSG_SPACE(sizeof fd);
+    struct cmsghdr *head = CMSG_FIRSTHDR(message);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(head), &fd, sizeof fd);
+    visitor->has_board = true;
+}
+
 void cwb_door_answer(struct cwb_job *job, int status, const struct cw_put *put, const void *meta) {
     struct cwb_visitor *visitor = job->visitor;
     struct cw_door_answer answer = {.status = status,
@@ -91,6 +108,9 @@ void cwb_door_answer(struct cwb_job *job, int status, const struct cw_put *put, 
     job->visitor = NULL;
     cwb_job_release(job);
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    _Alignas(struct cmsghdr) uint8_t room[CMSG_SPACE(sizeof(int))] = {0};
+    if (!visitor->has_board)
+        hand_board(visitor, &message, room);
     if (sendmsg(visitor->socket.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
         leave(visitor); /* it went, or does not read */
 }

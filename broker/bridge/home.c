@@ -79,6 +79,10 @@ int cwb_home_new(struct cwb_bridge *bridge, struct cwb_home **out) {
     return code;
 }
 
+uint32_t cwb_home_session(const struct cwb_home *home) {
+    return home->client->session;
+}
+
 /* 0, -EAGAIN. */
 static int try_send(struct cwb_home *home, uint16_t op, const struct iovec *parts, uint32_t count,
                     cwb_on_answer *on_answer, void *owner) {

@@ -29,6 +29,8 @@ int cwb_home_new(struct cwb_bridge *bridge, struct cwb_home **out);
  * What is asked earlier is read earlier. */
 void cwb_home_ask(struct cwb_home *home, uint16_t op, const struct iovec *parts, uint32_t count,
                   cwb_on_answer *on_answer, void *owner);
+/* The session that it is to the broker. */
+uint32_t cwb_home_session(const struct cwb_home *home);
 /* Hands on what came. Once a turn. */
 void cwb_home_turn(struct cwb_home *home);
 /* What was asked last need not wake the broker now: it does some milliseconds later. */

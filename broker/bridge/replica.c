@@ -23,6 +23,7 @@
 #include <string.h>
 #include <utlist.h>
 
+#include "broker/bridge/board.h"
 #include "broker/bridge/door.h"
 #include "broker/bridge/hash.h"
 #include "broker/bridge/home.h"
@@ -32,18 +33,9 @@
 
 #define TRIES    4  /* of an array that is written to, or whose owner starts anew */
 #define REWRITES 16 /* fetched again so often for writes of this node's own clients */
-/*
- * A doubtful one is kept for so long. Where only visitors of the door asked for it, it gets no
- * name: they have been told where it lies, and have so long to open it. Who asked by way of the
- * broker (for a GPU, or where the door was shut) finds it by its name, and so does who reads the
- * directory within that time: he finds what its owner may have replaced before (the change came
- * while it was being fetched). That, and no more, is how far a get may lag behind the owner's word.
- * Who asks at the bridge does not get it: what is doubtful and HELD goes at once (cwb_replica_get).
- * Nothing that was opened after the change is doubtful.
- */
-#define DOUBT_NS 10000000
 
 static void replica_free(struct cwb_replica *replica) {
+    cwb_board_take_down(replica);
     HASH_DEL(replica->bridge->replicas, replica);
     replica->bridge->replicas_on_gpus -= replica->on_gpu;
     if (replica->followed)
@@ -86,6 +78,7 @@ static void tell_jobs(struct cwb_replica *replica, int status) {
 /* What was being fetched is given up, and fetched again. */
 static void begin_anew(struct cwb_replica *replica) {
     replica->held = replica->whole = false;
+    cwb_board_take_down(replica);
     cw_array_close(replica->array);
     replica->array = NULL;
     free(replica->came);
@@ -121,7 +114,7 @@ void cwb_replica_fail(struct cwb_replica *replica, int status) {
     end(replica);
 }
 
-static void unname(struct cwb_replica *replica) {
+void cwb_replica_unname(struct cwb_replica *replica) {
     struct cw_key key = {.key_bytes = replica->key.length};
     struct iovec parts[] = {{&key, sizeof key}, {replica->key.text, replica->key.length}};
     cwb_home_ask(replica->bridge->home, CW_OP_REMOVE, parts, 2, NULL, NULL);
@@ -129,7 +122,7 @@ static void unname(struct cwb_replica *replica) {
 
 void cwb_replica_let_go(struct cwb_replica *replica) {
     CW_ASSERT(replica->held && !replica->jobs);
-    unname(replica);
+    cwb_replica_unname(replica);
     end(replica);
 }
 
@@ -143,10 +136,9 @@ void cwb_replica_again(struct cwb_replica *replica) {
 /* All who wait for it hear so. */
 static void hold(struct cwb_replica *replica) {
     replica->held = true;
-    if (replica->doubtful && !replica->bridge->doubts_ns) {
-        replica->bridge->doubts_ns = replica->bridge->loop.now_ns + DOUBT_NS;
-        replica->bridge->hurry = true;
-    }
+    cwb_board_take_down(replica); /* it has its name, or is doubtful */
+    if (replica->doubtful)
+        cwb_doubts_hold(replica->bridge);
     tell_jobs(replica, 0);
     cwb_replica_wake(replica);
 }
@@ -232,7 +224,10 @@ void cwb_replica_put(struct cwb_replica *replica) {
     replica->came = realloc(replica->came, message.put.meta_bytes + 1u);
     CW_ASSERT(replica->came);
     memcpy(replica->came, meta, message.put.meta_bytes);
-    if (named(replica) != HIDDEN)
+    bool hidden = named(replica) == HIDDEN;
+    if (!hidden && !replica->doubtful)
+        cwb_board_post(replica);
+    if (!hidden)
         tell_visitors(replica);
     if (replica->doubtful && !replica->jobs) { /* nobody needs its name, nobody is to find it */
         hold(replica);
@@ -438,63 +433,7 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         cwb_replica_begin(replica);
 }
 
-static void outdate(struct cwb_replica *replica) {
-    if (replica->held) {
-        cwb_replica_let_go(replica);
-        return;
-    }
-    if (replica->whole && !replica->written)
-        unname(replica);
-    replica->written = true;
-}
-
-void cwb_replica_wrote(const struct cwb_job *job) {
-    struct cwb_replica *replica, *next;
-    HASH_ITER(hh, job->bridge->replicas, replica, next) { /* here and on GPUs */
-        if (replica->peer == job->peer && replica->there.length == job->there.length &&
-            memcmp(replica->there.text, job->there.text, job->there.length) == 0)
-            outdate(replica);
-    }
-}
-
-void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame) {
-    struct cwb_bridge *bridge = NULL;
-    struct cwb_replica *replica, *next;
-    if (!peer->links)
-        return;
-    bridge = peer->links->bridge;
-    HASH_ITER(hh, bridge->replicas, replica, next) {
-        if (replica->peer != peer || replica->there.length != frame->key_bytes ||
-            memcmp(replica->there.text, frame->key, frame->key_bytes) != 0)
-            continue;
-        if (!replica->held)
-            replica->doubtful = true;
-        else if (replica->opened.entry == frame->changed.entry)
-            cwb_replica_let_go(replica);
-    }
-}
-
-void cwb_replicas_unlink(struct cwb_bridge *bridge, struct cwb_peer *peer) {
-    struct cwb_replica *replica, *next;
-    HASH_ITER(hh, bridge->replicas, replica, next) {
-        if (replica->peer != peer)
-            continue;
-        if (replica->held)
-            cwb_replica_let_go(replica);
-        else
-            replica->doubtful = true;
-    }
-}
-
 int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
-    struct cwb_replica *replica, *next;
-    int64_t due_ns = cwb_looks_tick(bridge);
-    if (bridge->doubts_ns && bridge->loop.now_ns >= bridge->doubts_ns) {
-        bridge->doubts_ns = 0;
-        HASH_ITER(hh, bridge->replicas, replica, next) {
-            if (replica->held && replica->doubtful)
-                cwb_replica_let_go(replica);
-        }
-    }
-    return bridge->doubts_ns && bridge->doubts_ns < due_ns ? bridge->doubts_ns : due_ns;
+    int64_t due_ns = cwb_looks_tick(bridge), next_ns = cwb_doubts_tick(bridge);
+    return next_ns < due_ns ? next_ns : due_ns;
 }

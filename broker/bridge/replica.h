@@ -21,8 +21,10 @@ struct cwb_replica {
     bool whole; /* in memory, and checked: put and came say where and what; being named, or HELD */
     bool calm;  /* whole: nobody waited for its name when it was asked for */
     struct cw_put put;
-    bool written;  /* a client of this node wrote the name since the owner was asked */
-    bool doubtful; /* changed, or the peer was away, while it was being fetched: soon let go */
+    uint32_t posted; /* on the board: its place there + 1 */
+    bool written;    /* a client of this node wrote the name since the owner was asked */
+    bool doubtful;   /* changed, or the peer was away, while it was being fetched: soon let go; not
+                        on the board */
     unsigned tries, rewrites, unused;
     int64_t looked_ns; /* looks.c */
     struct cwb_job *jobs;
@@ -48,7 +50,16 @@ void cwb_replica_put(struct cwb_replica *replica);
 /* Takes the name of one that is HELD away; it is gone, or, for who asked late, fetched again. */
 void cwb_replica_let_go(struct cwb_replica *replica);
 
+/* Its name goes; it stays as it is. */
+void cwb_replica_unname(struct cwb_replica *replica);
+
 struct cwb_replica *cwb_replica_find(struct cwb_bridge *bridge, const struct cw_name_key *key);
+
+/* ---- doubts.c ---- */
+/* It is HELD, and doubtful: it is let go of some time later. */
+void cwb_doubts_hold(struct cwb_bridge *bridge);
+/* Lets go of those whose time is over. Returns when it wants to be called again. */
+int64_t cwb_doubts_tick(struct cwb_bridge *bridge);
 
 /* ---- looks.c ---- */
 /* Lets go of what nobody uses. Returns when it wants to be called again. */

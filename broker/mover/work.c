@@ -8,7 +8,6 @@
 
 #include "ipc/broken.h"
 #include "ipc/cuda_device.h"
-#include "ipc/fence.h"
 
 /* One end of a copy as an array of bytes; what the place says is checked against the block. */
 static int open_end(cw_client *client, const struct cw_place *place, uint64_t size_bytes,
@@ -80,19 +79,9 @@ int cw_mover_make(cw_client *client, const struct cw_make *make, struct cw_made 
     return code;
 }
 
-/* What came back, once the streams that used it have passed: of those of processes that are met for
- * the first time the broker has to be asked. */
-static void collect(cw_client *client) {
-    do {
-        pthread_mutex_lock(&client->lock);
-        cw_heap_collect(client, true);
-        pthread_mutex_unlock(&client->lock);
-    } while (cw_fences_learn(client));
-}
-
 void cw_mover_rest(cw_client *client) {
-    collect(client);
     pthread_mutex_lock(&client->lock);
+    cw_heap_collect_all(client, NULL);
     for (struct cw_slab *next, *slab = client->slabs.idle_first; slab; slab = next) {
         next = slab->idle_next;
         if (slab->device_kind != CW_DEVICE_HOST)

@@ -15,7 +15,7 @@ from causeway import _gpu, _order, layouts
 from causeway import array as arrays
 from causeway._lib import check_again, ffi, lib
 from causeway.layouts import Layout
-from causeway.views import Lease, copy_values
+from causeway.views import Lease, Pin, copy_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -181,9 +181,8 @@ def ahead(source: Array, device: str) -> Array:
     """This array on a device, copied by a stream of ours that nobody waits for."""
     if source.device == device:
         if source.evictable:
-            pointer = arrays.usable(source._open_lease())
-            check_again(lib.cw_array_pin, pointer)
-            lib.cw_array_unpin(pointer)
+            arrays.usable(source._open_lease())
+            Pin(source._open_lease())  # it comes back, and may leave again
         return source
     layout = source._layout_now()
     if device == "cpu" or not layouts.is_gapless(layout):

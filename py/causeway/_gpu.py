@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from causeway import _order, client, dtypes
-from causeway._lib import check, check_again, ffi, lib, try_once
+from causeway._lib import check, check_again, ffi, lib
 from causeway.layouts import Layout, contiguous, is_gapless
-from causeway.views import EvictableLease, Lease
+from causeway.views import EvictableLease, Lease, lease_once
 
 __all__ = ["Foreign", "find", "foreign", "interface", "no_host_view"]
 
@@ -35,11 +35,11 @@ def find(address: int) -> Lease | None:
     """A lease on GPU memory of ours that holds an address, None if there is none."""
     pointer, status = client.current().pointer, -errno.EINTR
     while status == -errno.EINTR:
-        status, found = try_once(lib.cw_memory_array, pointer, ffi.cast("void *", address))
+        status, found = lease_once(Lease, lib.cw_memory_array, pointer, ffi.cast("void *", address))
     if status == -errno.ENOENT:
         return None
     check(status)
-    return Lease(found)
+    return found
 
 
 def uuid(lease: Lease) -> str:

@@ -6,9 +6,9 @@ The program causeway-mover copies them, which the broker starts when it is first
 from __future__ import annotations
 
 from causeway import client
-from causeway._lib import check_again, ffi, lib
+from causeway._lib import lib
 from causeway.array import Array, make
-from causeway.views import Lease
+from causeway.views import Lease, lease_again
 
 __all__ = ["fetch"]
 
@@ -19,6 +19,5 @@ def fetch(encoded: bytes, device: str) -> Array:
     Raises:
         DeviceError: the mover does not reach that GPU either, or the copy failed there.
     """
-    out = ffi.new("cw_array **")
-    check_again(lib.cw_get_copy, client.current().pointer, encoded, device.encode(), out)
-    return make(Lease(out[0]), None)
+    pointer = client.current().pointer
+    return make(lease_again(Lease, lib.cw_get_copy, pointer, encoded, device.encode()), None)

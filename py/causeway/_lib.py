@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import errno
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +19,12 @@ from causeway.errors import from_status
 __all__ = [
     "check",
     "check_again",
+    "exported",
     "failure",
     "ffi",
+    "held",
     "lib",
-    "make_again",
     "on_broker_lost",
-    "try_once",
 ]
 
 ffi: Any = _module.ffi
@@ -59,23 +61,18 @@ def check_again(call: Callable[..., int], *arguments: Any) -> int:
     return check(status)
 
 
-def try_once(call: Callable[..., int], *arguments: Any) -> tuple[int, Any]:
-    """The status of a call, and the `cw_array *` that it puts where its last argument points: the caller's to close. If a
-    signal's handler raises when one was made, it is closed: nobody would get to know it.
-    """
-    out = ffi.new("cw_array **")
+def held(cell: Any) -> Any:
+    """The pointer in a cell (extra.h) that gives back what it has when it goes: the cell lives as long as this pointer."""
+    return ffi.gc(cell[0], functools.partial(operator.is_, cell))  # does nothing, but has the cell
+
+
+def exported(pointer: Any, transit: int) -> Any:
+    """The `cw_handle *` of an array. Its transit ends if a signal's handler raises when it was begun."""
+    handle = ffi.new("cw_handle *")
     try:
-        status = call(*arguments, out)
+        check_again(lib.cw_array_export, pointer, transit, handle)
     except BaseException:
-        lib.cw_array_close(out[0])
+        if handle.token:
+            lib.cw_handle_discard(lib.cw_array_client(pointer), handle)
         raise
-    return status, out[0]
-
-
-def make_again(call: Callable[..., int], *arguments: Any) -> Any:
-    """The `cw_array *` of such a call, which is made as in check_again()."""
-    status, pointer = try_once(call, *arguments)
-    while status == -errno.EINTR:
-        status, pointer = try_once(call, *arguments)
-    check(status)
-    return pointer
+    return handle

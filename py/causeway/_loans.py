@@ -20,8 +20,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from causeway import client
-from causeway._lib import check, ffi, lib, try_once
-from causeway.views import Lease
+from causeway._lib import check, ffi, lib
+from causeway.views import Lease, lease_once
 
 if TYPE_CHECKING:
     from causeway._gpu import Foreign
@@ -31,6 +31,7 @@ __all__ = ["borrow", "collect", "collect_soon", "lend", "number_of", "will_drop"
 
 _lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
 _kept: dict[int, tuple[Any, Any]] = {}  # by loan: its client, and what must not go before it
+_ended = ffi.new("uint64_t *")  # a loan that has ended and is in _kept yet, or 0
 _NAP_S, _SHORT_NAP_S, _LONGEST_NAP_S = 0.001, 0.01, 1.0
 _dropped: queue.SimpleQueue[int] = (
     queue.SimpleQueue()
@@ -76,12 +77,11 @@ def _open(call: Any, told: Foreign) -> tuple[int, Lease | None]:
     def take(out: Any) -> int:
         return int(call(connection.pointer, address, told.layout.span, out, number))
 
-    status, lent = try_once(take)
+    status, lease = lease_once(Lease, take)
     while status == -errno.EINTR:
-        status, lent = try_once(take)
+        status, lease = lease_once(Lease, take)
     if status < 0:
         return status, None
-    lease = Lease(lent)
     _numbers[lease] = number[0]
     _keep(connection, number[0], told.owner)
     return status, lease
@@ -98,12 +98,15 @@ def collect() -> None:
     """Lets go of the arrays whose loans have ended."""
     if not _kept:
         return
-    ended = ffi.new("uint64_t *")
     gone = []  # goes after the lock: letting go runs the library's code
     with _lock:
         for pointer in {pointer for pointer, _ in list(_kept.values())}:
-            while lib.cw_loan_next(pointer, ended) == 0:
-                gone.append(_kept.pop(ended[0], None))
+            told = True
+            while told:
+                if _ended[0]:  # perhaps told before, when a signal's handler raised
+                    gone.append(_kept.pop(_ended[0], None))
+                    _ended[0] = 0
+                told = lib.cw_loan_next(pointer, _ended) == 0
 
 
 def number_of(lease: Lease) -> int | None:

@@ -10,6 +10,7 @@ or not at all: then it is the current one of the library that this process uses.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import sys
@@ -32,14 +33,32 @@ __all__ = ["Reading", "Work", "Writing", "begun", "stream_number", "wait", "work
 _DEFAULT = 1  # CU_STREAM_LEGACY
 
 
-# Streams that were begun on, by what they work on: whoever views it inside the `with` follows these.
-_open: weakref.WeakKeyDictionary[Lease, list[int]] = weakref.WeakKeyDictionary()
+class _Mark:
+    """That one `with` was begun; a mark is equal to no other."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def put(self, lease: Lease) -> None:
+        """Whoever views that memory follows its stream."""
+        _open.setdefault(lease, []).append(self)
+
+    def take(self, lease: Lease) -> None:
+        """Not any more. May be repeated."""
+        with contextlib.suppress(ValueError):
+            _open.get(lease, []).remove(self)
+
+
+# What was begun, by what it works on: whoever views it inside the `with` follows these streams.
+_open: weakref.WeakKeyDictionary[Lease, list[_Mark]] = weakref.WeakKeyDictionary()
 
 
 def begun(lease: Lease) -> int | None:
     """The stream that works on memory of ours inside a `with` of this process; None if there is none."""
-    numbers = _open.get(lease)
-    return numbers[-1] or _DEFAULT if numbers else None
+    marks = _open.get(lease)
+    return marks[-1].number or _DEFAULT if marks else None
 
 
 def _of_cupy(module: Any) -> int | None:
@@ -93,54 +112,66 @@ def stream_number(stream: Any) -> int:
     raise TypeError(f"stream is a number or a stream of a GPU library, not {type(stream).__name__}")
 
 
-def _patiently(
-    call: Callable[[int], int], timeout: float | None, undo: Callable[[], object] | None = None
-) -> None:
-    """Repeats a call that signals end, with the time that is left.
-
-    Args:
-        undo: takes back what the call may have done, if a signal's handler raises when it returns.
-    """
+def _patiently(call: Callable[[int], int], timeout: float | None) -> None:
+    """Repeats a call that signals end, with the time that is left."""
     end = math.inf if timeout is None else time.monotonic() + timeout
     while True:
         left = end - time.monotonic()
-        try:
-            status = call(-1 if left > 1e9 else max(0, int(left * 1e9)))
-        except BaseException:
-            if undo is not None:
-                undo()
-            raise
+        status = call(-1 if left > 1e9 else max(0, int(left * 1e9)))
         if status != -errno.EINTR:
             check(status)
             return
 
 
 class _Use:
-    """Work on an array by one stream, from `with` to its end."""
+    """Work on an array by one stream, from `with` to its end. Wherever a signal's handler raises, also as the `with` begins
+    or ends: what was begun is ended, at the latest when this object goes.
+    """
 
-    __slots__ = ("_array", "_lease", "_number", "_pointer", "_stream", "_timeout")
+    __slots__ = (
+        "_array",
+        "_cell",
+        "_lease",
+        "_mark",
+        "_pointer",
+        "_stream",
+        "_timeout",
+        "_whole",
+        "_writes",
+    )
 
-    def __init__(self, array: Array, stream: Any, timeout: float | None) -> None:
+    def __init__(
+        self, array: Array, stream: Any, timeout: float | None, writes: bool, whole: bool
+    ) -> None:
+        self._cell = ffi.new("int *")  # whether it was begun, as the library notes it
         self._array = array
-        self._pointer = arrays.usable(array._open_lease())
-        self._number = stream_number(stream) if array._on_gpu() else 0
-        self._lease: Lease | None = None
-        self._stream = ffi.cast("void *", self._number)
+        self._lease = array._open_lease()
+        self._pointer = arrays.usable(self._lease)
+        self._mark = _Mark(stream_number(stream) if array._on_gpu() else 0)
+        self._stream = ffi.cast("void *", self._mark.number)
         self._timeout = timeout
+        self._writes = int(writes)
+        self._whole = int(whole)
 
     def _begin(self, left_ns: int) -> int:
-        raise NotImplementedError
+        status = lib.cwpy_use_begin(self._pointer, self._stream, left_ns, self._writes, self._cell)
+        return int(status)
 
-    def _end(self) -> int:
-        raise NotImplementedError
+    def _end(self, whole: int) -> int:
+        self._mark.take(self._lease)
+        status = lib.cwpy_use_end(self._pointer, self._stream, self._writes, whole, self._cell)
+        return int(status)
 
     def __enter__(self) -> Array:
-        lease = self._array._open_lease()
-        # What was begun before on the same stream is not to be ended for it.
-        alone = self._number not in _open.get(lease, ())
-        _patiently(self._begin, self._timeout, self._end if alone else None)
-        self._lease = lease
-        _open.setdefault(lease, []).append(self._number)
+        if self._cell[0]:
+            raise ValueError("this was begun already; end it first, or make another")
+        self._array._open_lease()
+        try:
+            _patiently(self._begin, self._timeout)
+            self._mark.put(self._lease)
+        except BaseException:
+            self._end(0)
+            raise
         return self._array
 
     def __exit__(
@@ -149,12 +180,18 @@ class _Use:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._lease is not None:
-            _open[self._lease].remove(self._number)
-            self._lease = None
-        status = self._end()
+        if kind is None and not self._cell[0]:
+            raise ValueError("nothing was begun here, or it has ended")
+        status = self._end(self._whole)
         if kind is None:
             check(status)
+
+    def __del__(self) -> None:
+        try:
+            if self._cell[0]:
+                self._end(0)
+        except AttributeError:
+            pass  # it was interrupted as it was made
 
 
 class Reading(_Use):
@@ -162,27 +199,17 @@ class Reading(_Use):
 
     __slots__ = ()
 
-    def _begin(self, left_ns: int) -> int:
-        return int(lib.cw_array_reading_begin(self._pointer, self._stream, left_ns))
-
-    def _end(self) -> int:
-        return int(lib.cw_array_reading_end(self._pointer, self._stream))
+    def __init__(self, array: Array, stream: Any, timeout: float | None) -> None:
+        super().__init__(array, stream, timeout, False, False)
 
 
 class Writing(_Use):
     """`Array.writing`."""
 
-    __slots__ = ("_whole",)
+    __slots__ = ()
 
     def __init__(self, array: Array, stream: Any, timeout: float | None, whole: bool) -> None:
-        super().__init__(array, stream, timeout)
-        self._whole = whole
-
-    def _begin(self, left_ns: int) -> int:
-        return int(lib.cw_array_writing_begin(self._pointer, self._stream, left_ns))
-
-    def _end(self) -> int:
-        return int(lib.cw_array_writing_end(self._pointer, self._stream, int(self._whole)))
+        super().__init__(array, stream, timeout, True, whole)
 
 
 def _listed(given: Array | Iterable[Array]) -> list[Array]:
@@ -195,8 +222,7 @@ class Work:
     __slots__ = (
         "_arrays",
         "_leases",
-        "_number",
-        "_open",
+        "_mark",
         "_out",
         "_pointers",
         "_stream",
@@ -212,6 +238,7 @@ class Work:
         timeout: float | None,
         whole: bool,
     ) -> None:
+        self._out = ffi.new("cw_work **")  # what was begun, as the library notes it
         self._arrays = reads + writes
         self._uses = ffi.new("cw_use[]", len(self._arrays) or 1)
         for i, array in enumerate(self._arrays):
@@ -219,11 +246,9 @@ class Work:
             self._uses[i].writing = i >= len(reads)
             self._uses[i].whole = i >= len(reads) and whole
         self._leases = [array._open_lease() for array in self._arrays if array._on_gpu()]
-        self._number = stream_number(stream) if self._leases else 0
-        self._stream = ffi.cast("void *", self._number)
+        self._mark = _Mark(stream_number(stream) if self._leases else 0)
+        self._stream = ffi.cast("void *", self._mark.number)
         self._timeout = timeout
-        self._out = ffi.new("cw_work **")
-        self._open = False
 
     def _begin(self, left_ns: int) -> int:
         return int(
@@ -231,16 +256,20 @@ class Work:
         )
 
     def _end(self) -> int:
-        return int(lib.cw_work_end(self._out[0]))
+        for lease in self._leases:
+            self._mark.take(lease)
+        return int(lib.cwpy_work_end(self._out))
 
     def __enter__(self) -> Work:
-        if self._open:
+        if self._out[0]:
             raise ValueError("this work was begun already; end it first, or make another")
-        self._out[0] = ffi.NULL
-        _patiently(self._begin, self._timeout, self._end)
-        self._open = True
-        for lease in self._leases:
-            _open.setdefault(lease, []).append(self._number)
+        try:
+            _patiently(self._begin, self._timeout)
+            for lease in self._leases:
+                self._mark.put(lease)
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
@@ -249,12 +278,16 @@ class Work:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for lease in self._leases:
-            _open[lease].remove(self._number)
-        self._open = False
         status = self._end()
         if kind is None:
             check(status)
+
+    def __del__(self) -> None:
+        try:
+            if self._out[0]:
+                self._end()
+        except AttributeError:
+            pass  # it was interrupted as it was made
 
 
 def work(

@@ -22,13 +22,13 @@ from causeway import _pool_foreign as foreign
 from causeway import _pool_table as table
 from causeway import array as arrays
 from causeway import client
-from causeway._lib import ffi, lib, make_again
+from causeway._lib import ffi, lib
 from causeway._pool_again import Again, Maker, again, maker
 from causeway._pool_buffers import bytes_layout
 from causeway._pool_wire import APPLY, MAP
 from causeway.array import Array, make
 from causeway.layouts import Layout
-from causeway.views import EvictableLease, Lease
+from causeway.views import EvictableLease, Lease, lease_again
 
 if TYPE_CHECKING:
     from causeway._pool_devices import Devices
@@ -251,7 +251,7 @@ class Opener:
             return None
         found, pointer = [], connection.pointer
         for handle, raw, flags, offset, look, quick in known.here:
-            lease = Lease(make_again(_open, pointer, handle, raw.c, flags))
+            lease = lease_again(Lease, _open, pointer, handle, raw.c, flags)
             made = None if quick is None else quick.make(lease, offset)
             found.append(look.array(lease, offset) if made is None else made)
         return known.call, found, known.nbytes

@@ -30,14 +30,14 @@ import functools
 import os
 import threading
 from collections import deque
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from causeway import client
-from causeway._lib import check_again, ffi, lib, make_again
+from causeway._lib import exported, ffi, lib
 from causeway.layouts import Layout
-from causeway.views import Lease
+from causeway.views import Lease, lease_again
 
 __all__ = [
     "HANDLE_BYTES", "HEADER_BYTES", "THRESHOLD_BYTES", "Block", "BlockLease", "BlockStore", "bytes_layout", "open_block", "open_lease",
@@ -50,6 +50,7 @@ LENT, RETURNED, LEFT, OPENED = 1, 2, 3, 4
 HEADER_BYTES = 64
 _LOOK_AT = 32  # lent blocks that one search for memory looks at
 
+_Kind = TypeVar("_Kind", bound=Lease)
 _forks = 0  # how often this process has forked
 
 
@@ -70,15 +71,22 @@ def bytes_layout(nbytes: int) -> Layout:
 class Block:
     """One piece of memory that the sender owns."""
 
-    __slots__ = ("_word", "address", "array", "capacity", "connection", "handle", "receiver")
+    __slots__ = (
+        "_lease",
+        "_word",
+        "address",
+        "array",
+        "capacity",
+        "connection",
+        "handle",
+        "receiver",
+    )
 
     def __init__(self, connection: client.Connection, capacity: int) -> None:
         layout = bytes_layout(capacity + HEADER_BYTES)
-        made = make_again(lib.cw_array_new, connection.pointer, b"cpu", layout.c, 0)
-        self.array: Any = ffi.gc(made, lib.cw_array_close)
-        handle = ffi.new("cw_handle *")
-        check_again(lib.cw_array_export, self.array, 0, handle)
-        self.handle: bytes = ffi.buffer(handle)[:]
+        self._lease = lease_again(Lease, lib.cw_array_new, connection.pointer, b"cpu", layout.c, 0)
+        self.array: Any = self._lease.pointer
+        self.handle: bytes = ffi.buffer(exported(self.array, 0))[:]
         base = lib.cw_array_data(self.array)
         self._word = ffi.cast("uint32_t *", base)
         self.address = int(ffi.cast("uintptr_t", base)) + HEADER_BYTES
@@ -101,9 +109,8 @@ class Block:
 
     def close(self) -> None:
         """Ends the sender's lease. May be repeated."""
-        array, self.array = self.array, None
-        if array is not None:
-            ffi.release(array)
+        self.array = None
+        self._lease.end()
 
 
 class BlockStore:
@@ -240,18 +247,18 @@ def _rounded(nbytes: int) -> int:
 class _Return:
     """Called when the last view on an opened block is gone. Takes no lock."""
 
-    __slots__ = ("array", "forks", "pid", "word")
+    __slots__ = ("forks", "lease", "pid", "word")
 
-    def __init__(self, array: Any) -> None:
-        self.array = array
-        self.word = ffi.cast("uint32_t *", lib.cw_array_data(array))
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self.word = ffi.cast("uint32_t *", lib.cw_array_data(lease.pointer))
         self.forks = _forks
         self.pid = os.getpid()
 
     def __call__(self, _pointer: Any) -> None:
         if os.getpid() == self.pid:
             self.word[0] = RETURNED if self.forks == _forks else LEFT
-        ffi.release(self.array)
+        self.lease.end()
 
 
 def open_block(handle: bytes, nbytes: int) -> Any:
@@ -260,17 +267,17 @@ def open_block(handle: bytes, nbytes: int) -> Any:
     Raises:
         Stale: the sender died before it could be opened.
     """
-    array = _open(handle, nbytes, 0)
-    ffi.cast("uint32_t *", lib.cw_array_data(array))[0] = OPENED
-    base = ffi.cast("char *", lib.cw_array_data(array)) + HEADER_BYTES
-    return ffi.buffer(ffi.gc(base, _Return(array)), nbytes)
+    lease = _opened(Lease, handle, HEADER_BYTES + nbytes, 0)
+    ffi.cast("uint32_t *", lib.cw_array_data(lease.pointer))[0] = OPENED
+    base = ffi.cast("char *", lib.cw_array_data(lease.pointer)) + HEADER_BYTES
+    return ffi.buffer(ffi.gc(base, _Return(lease)), nbytes)
 
 
 def open_private(handle: bytes, nbytes: int) -> Any:
     """As `open_block`, for a block that others get too: what is written is this buffer's alone."""
-    array = _open(handle, nbytes, lib.CW_PRIVATE)
-    base = ffi.cast("char *", lib.cw_array_data(array)) + HEADER_BYTES
-    return ffi.buffer(ffi.gc(base, lambda _pointer: ffi.release(array)), nbytes)
+    lease = _opened(Lease, handle, HEADER_BYTES + nbytes, lib.CW_PRIVATE)
+    base = ffi.cast("char *", lib.cw_array_data(lease.pointer)) + HEADER_BYTES
+    return ffi.buffer(ffi.gc(base, lambda _pointer: lease.end()), nbytes)
 
 
 class BlockLease(Lease):
@@ -282,13 +289,18 @@ class BlockLease(Lease):
 
     __slots__ = ("_forks", "_known", "_pid", "_word", "own")
 
-    def __init__(self, pointer: Any) -> None:
-        self.own = pointer
-        self._word = ffi.cast("uint32_t *", lib.cw_array_data(pointer))
-        self._word[0] = OPENED
+    def __init__(self) -> None:
+        super().__init__()
+        self._word: Any = None
         self._known = False
         self._forks = _forks
         self._pid = os.getpid()
+
+    def opened(self) -> None:
+        """The array is there, and its sender is told."""
+        self.own = self.cell[0]
+        self._word = ffi.cast("uint32_t *", lib.cw_array_data(self.own))
+        self._word[0] = OPENED
 
     @property
     def pointer(self) -> Any:
@@ -296,11 +308,13 @@ class BlockLease(Lease):
         self._known = True
         return self.own
 
-    def __del__(self, close: Any = lib.cw_array_close, getpid: Any = os.getpid) -> None:
-        if getpid() == self._pid:
-            stays = self._known or self._forks != _forks
-            self._word[0] = LEFT if stays else RETURNED
-        close(self.own)
+    def __del__(self, getpid: Any = os.getpid) -> None:
+        try:
+            if self._word is not None and getpid() == self._pid:
+                stays = self._known or self._forks != _forks
+                self._word[0] = LEFT if stays else RETURNED
+        except AttributeError:
+            pass  # it was interrupted as it began
 
     @property
     def readonly(self) -> bool:
@@ -321,7 +335,7 @@ class BlockLease(Lease):
 
 def open_lease(handle: bytes, nbytes: int) -> BlockLease:
     """As `open_block`, for an array that lies in the block, HEADER_BYTES behind its beginning."""
-    return BlockLease(_opened(handle, HEADER_BYTES + nbytes, 0))
+    return _opened(BlockLease, handle, HEADER_BYTES + nbytes, 0)
 
 
 def open_silently(handle: bytes, end: int, flags: int = 0) -> Lease:
@@ -331,15 +345,11 @@ def open_silently(handle: bytes, end: int, flags: int = 0) -> Lease:
     Raises:
         Stale: it is gone.
     """
-    return Lease(_opened(handle, end, flags))
+    return _opened(Lease, handle, end, flags)
 
 
-def _open(handle: bytes, nbytes: int, flags: int) -> Any:
-    return ffi.gc(_opened(handle, HEADER_BYTES + nbytes, flags), lib.cw_array_close)
-
-
-def _opened(handle: bytes, end: int, flags: int) -> Any:
-    """An array, as bytes; the caller's to close."""
+def _opened(kind: type[_Kind], handle: bytes, end: int, flags: int) -> _Kind:
+    """A lease on an array, as bytes."""
     raw = ffi.from_buffer("cw_handle *", handle)
     if end > raw.size_bytes:
         raise ValueError(
@@ -349,4 +359,4 @@ def _opened(handle: bytes, end: int, flags: int) -> Any:
     if connection.instance != raw.instance:  # the broker was lost, and one side knows it already
         connection = client.for_instance(raw.instance, connection.address)
     layout = bytes_layout(raw.size_bytes)
-    return make_again(lib.cw_array_open, connection.pointer, raw, layout.c, flags)
+    return lease_again(kind, lib.cw_array_open, connection.pointer, raw, layout.c, flags)

@@ -24,7 +24,7 @@ import numpy as np
 
 from causeway import array as arrays
 from causeway import dtypes
-from causeway._lib import check_again, ffi, lib, make_again
+from causeway._lib import check_again, exported, ffi, lib
 from causeway._pool_buffers import HEADER_BYTES as BLOCK_HEADER_BYTES
 from causeway._pool_buffers import Block, BlockStore
 from causeway._pool_buffers import _Return as Return
@@ -35,7 +35,7 @@ from causeway.array import Array
 from causeway.client import current
 from causeway.errors import Error
 from causeway.layouts import Layout
-from causeway.views import Lease
+from causeway.views import Lease, lease_again
 
 __all__ = ["Outgoing", "decode", "encode", "encode_array"]
 
@@ -112,7 +112,8 @@ class _ItemEncoder(Encoder):
 
     def _undo(self) -> None:
         for handle in self._transits:
-            lib.cw_handle_discard(current().pointer, handle)
+            if handle.token:  # it was begun
+                lib.cw_handle_discard(current().pointer, handle)
         self._arrays = []
         super()._undo()
 
@@ -142,8 +143,8 @@ class _ItemEncoder(Encoder):
     def _export(self, what: Any) -> Any:
         pointer = what.array if isinstance(what, Block) else arrays.usable(what._open_lease())
         handle = ffi.new("cw_handle *")
-        check_again(lib.cw_array_export, pointer, 1, handle)
         self._transits.append(handle)
+        check_again(lib.cw_array_export, pointer, 1, handle)
         return handle
 
     def _close(self, pickled: bytes, max_bytes: int) -> Outgoing:
@@ -218,15 +219,13 @@ def encode_array(array: Array, max_bytes: int) -> Outgoing | None:
     out = Outgoing(told[1])
     if len(out.data) > max_bytes:
         return None
-    out.handles = ffi.new("cw_handle *")
-    check_again(lib.cw_array_export, arrays.usable(lease), 1, out.handles)
+    out.handles = exported(arrays.usable(lease), 1)
     out.count, out.extra_bytes = 1, layout.nbytes
     return out
 
 
 def _decode_array(item: Any, view: memoryview, kind: int) -> Array:
-    pointer, item.arrays[0] = item.arrays[0], ffi.NULL
-    lease = Lease(pointer)
+    lease = _taken(item, 0)
     told = bytes(view[_ALONE_BYTES:])
     known = _layouts.get(told)
     if known is None:
@@ -257,12 +256,11 @@ def decode(item: Any) -> Any:
     by_pickle: list[Any] = []
     for i in range(count):
         nbytes, kind, _ = _DESCRIPTOR.unpack_from(view, _HEADER.size + i * _DESCRIPTOR.size)
-        pointer, item.arrays[i] = item.arrays[i], ffi.NULL
+        lease = _taken(item, i)
         if kind in (_ARRAY, _ARRAY_READONLY):
-            lease = Lease(pointer)
             parts.append(_readonly(lease) if kind == _ARRAY_READONLY else lease)
             continue
-        parts.append(_buffer(pointer, nbytes))
+        parts.append(_buffer(lease, nbytes))
         if kind == _BUFFER_BY_PICKLE:
             by_pickle.append(memoryview(parts[-1]))
     body = view[_HEADER.size + count * _DESCRIPTOR.size :]
@@ -275,21 +273,28 @@ def decode(item: Any) -> Any:
         incoming.buffers = before
 
 
+def _taken(item: Any, number: int) -> Lease:
+    """A lease on one of an item's arrays, which the item has no more."""
+    lease = Lease()
+    lib.cwpy_item_take(item, number, lease.cell)
+    lease.opened()
+    return lease
+
+
 def _readonly(lease: Lease) -> Lease:
     """The same memory, mapped so that a write is a SIGSEGV, as its sender had it."""
-    handle = ffi.new("cw_handle *")
-    check_again(lib.cw_array_export, lease.pointer, 0, handle)
+    handle = exported(lease.pointer, 0)
     raw = Layout((handle.size_bytes,), np.dtype(np.uint8))
     client = lib.cw_array_client(lease.pointer)
-    return Lease(make_again(lib.cw_array_open, client, handle, raw.c, lib.CW_READONLY))
+    return lease_again(Lease, lib.cw_array_open, client, handle, raw.c, lib.CW_READONLY)
 
 
-def _buffer(pointer: Any, nbytes: int) -> Any:
-    array = ffi.gc(pointer, lib.cw_array_close)
+def _buffer(lease: Lease, nbytes: int) -> Any:
+    array = lease.pointer
     if nbytes + BLOCK_HEADER_BYTES > lib.cw_array_nbytes(array):
         raise ValueError(f"an item names {nbytes} bytes in a block of {lib.cw_array_nbytes(array)}")
     base = ffi.cast("char *", lib.cw_array_data(array)) + BLOCK_HEADER_BYTES
-    return ffi.buffer(ffi.gc(base, Return(array)), nbytes)
+    return ffi.buffer(ffi.gc(base, Return(lease)), nbytes)
 
 
 def _array_of_item(

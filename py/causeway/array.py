@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from causeway import _copies, _gpu, _order, client, dlpack, dtypes, layouts
-from causeway._lib import check_again, ffi, lib, make_again
+from causeway._lib import check_again, exported, ffi, lib
 from causeway._values import Values
 from causeway.device import resolve
 from causeway.errors import Stale
 from causeway.layouts import Layout
-from causeway.views import EvictableLease, Lease, check_basic
+from causeway.views import EvictableLease, Lease, check_basic, lease_again
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -443,9 +443,7 @@ class Array(Values):
             transit: True: the broker holds the array until the handle is first opened, or for its limit of
                 seconds; False: the caller holds the array until then.
         """
-        out = ffi.new("cw_handle *")
-        check_again(lib.cw_array_export, usable(self._open_lease()), int(transit), out)
-        return bytes(ffi.buffer(out))
+        return bytes(ffi.buffer(exported(usable(self._open_lease()), int(transit))))
 
     def reduce(self, transit: bool = True) -> tuple[Any, tuple[Any, ...]]:
         """What `__reduce__` returns; see `handle` for transit."""
@@ -493,8 +491,9 @@ def new(
     """Allocates an unnamed array."""
     connection = client.current()
     flags = (lib.CW_ZERO if zero else 0) | (lib.CW_EVICTABLE if evictable else 0)
-    made = make_again(lib.cw_array_new, connection.pointer, device.encode(), layout.c, flags)
-    lease = EvictableLease(made) if evictable else Lease(made)
+    kind = EvictableLease if evictable else Lease
+    place = device.encode()
+    lease = lease_again(kind, lib.cw_array_new, connection.pointer, place, layout.c, flags)
     return make(lease, layout, layout.origin)
 
 
@@ -536,5 +535,5 @@ def open_handle(
         )
     raw = Layout((carried.size_bytes,), np.dtype(np.uint8))
     flags = lib.CW_READONLY if readonly else 0
-    opened = make_again(lib.cw_array_open, connection.pointer, carried, raw.c, flags)
-    return make(Lease(opened), layout, offset, name)
+    lease = lease_again(Lease, lib.cw_array_open, connection.pointer, carried, raw.c, flags)
+    return make(lease, layout, offset, name)

@@ -20,7 +20,7 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from causeway._lib import check, ffi, lib, on_broker_lost
+from causeway._lib import check, ffi, held, lib, on_broker_lost
 from causeway.errors import BrokerLost
 
 __all__ = ["Connection", "connect", "current"]
@@ -46,7 +46,7 @@ class Connection:
 
     def __init__(self, settings: Settings, flags: int = 0) -> None:
         address, namespace = settings
-        out = ffi.new("cw_client **")
+        out = ffi.gc(ffi.new("cw_client **"), lib.cwpy_client_end)
         check(
             lib.cw_connect(
                 ffi.NULL if address is None else os.fsencode(address),
@@ -55,7 +55,7 @@ class Connection:
                 out,
             )
         )
-        self._pointer: Any = ffi.gc(out[0], lib.cw_client_unref)
+        self._pointer: Any = held(out)
         self._settings = settings
         self._previous: Connection | None = None  # the default before; it is again after close()
         self._entered = False

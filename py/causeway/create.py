@@ -17,11 +17,11 @@ import numpy as np
 
 from causeway import _copies, _gpu, _loans, client, dtypes, layouts, views
 from causeway import array as arrays
-from causeway._lib import check_again, ffi, lib, make_again
+from causeway._lib import exported, lib
 from causeway.array import Array
 from causeway.device import resolve
 from causeway.layouts import Layout
-from causeway.views import Lease
+from causeway.views import Lease, lease_again
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
@@ -363,13 +363,12 @@ def _here(found: Array, insist: bool) -> Array | None:
     if lib.cw_array_client(pointer) == connection.pointer:
         return found
     if lib.cw_client_instance(lib.cw_array_client(pointer)) == connection.instance:
-        handle = ffi.new("cw_handle *")
-        check_again(lib.cw_array_export, pointer, 1, handle)
+        handle = exported(pointer, 1)
         raw = Layout((lease.span()[1],), np.dtype(np.uint8))
         flags = lib.CW_READONLY if lease.readonly else 0
-        opened = make_again(lib.cw_array_open, connection.pointer, handle, raw.c, flags)
+        opened = lease_again(Lease, lib.cw_array_open, connection.pointer, handle, raw.c, flags)
         layout = found._layout_now()
-        return arrays.make(Lease(opened), layout, found._offset, found._name)
+        return arrays.make(opened, layout, found._offset, found._name)
     if insist:
         raise ValueError(
             "copy=False, but this array belongs to another broker than the one that this process speaks with "
@@ -410,4 +409,5 @@ def _from_shared_memory(
 
 
 def _adopt(fd: int, offset: int, layout: Layout) -> Lease:
-    return Lease(make_again(lib.cw_array_adopt, client.current().pointer, fd, offset, layout.c))
+    pointer = client.current().pointer
+    return lease_again(Lease, lib.cw_array_adopt, pointer, fd, offset, layout.c)

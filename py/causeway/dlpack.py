@@ -111,6 +111,8 @@ def give(
     elif copy:
         source = array.copy()
     lease = source._open_lease()
+    # Pinned before the look: what leaves and comes back between the two is written anew.
+    owner = Pin(lease) if isinstance(lease, EvictableLease) else lease
     if lease.gpu >= 0:
         if _order.begun(lease) is not None:
             pass  # inside `writing` or `reading`: the stream has been made to wait
@@ -119,11 +121,13 @@ def give(
         elif not has_passed(lease):
             with source.reading(stream):  # the consumer's stream waits for the last write
                 pass
-    return _export(source, max_version, copied=source is not array)
+    return _export(source, owner, max_version, copied=source is not array)
 
 
-def _export(array: Array, max_version: tuple[int, int] | None, *, copied: bool) -> object:
-    """A capsule over an array, which keeps its lease. Versioned if the consumer understands it.
+def _export(
+    array: Array, owner: Lease | Pin, max_version: tuple[int, int] | None, *, copied: bool
+) -> object:
+    """A capsule over an array, which keeps its owner. Versioned if the consumer understands it.
 
     Raises:
         BufferError: DLPack cannot tell the dtype, the strides, or (unversioned) that it is read-only.
@@ -138,6 +142,5 @@ def _export(array: Array, max_version: tuple[int, int] | None, *, copied: bool) 
             "copy it first, or get the array without readonly=True"
         )
     flags = (_READ_ONLY if readonly else 0) | (_IS_COPIED if copied else 0)
-    owner = Pin(lease) if isinstance(lease, EvictableLease) else lease
     address = lease.span()[0] + array._offset  # pinned, it stays there
     return _dlpack.capsule(owner, address, device_of(lease), *told, flags, versioned)

@@ -23,17 +23,16 @@ from typing import Any
 
 from causeway import _hidden, client, create
 from causeway import array as arrays
-from causeway._lib import check, failure, ffi, lib, try_once
+from causeway._lib import check, failure, ffi, lib
 from causeway.array import Array
 from causeway.device import resolve, terminated
 from causeway.errors import Timeout
-from causeway.views import Lease
+from causeway.views import Lease, lease_once
 
 __all__ = ["get", "names", "put", "remove", "wait"]
 
 _new_array = Array.__new__
-_get = lib.cwpy_get
-_NULL = ffi.NULL
+_get = lib.cw_get
 
 
 def _encode(name: object) -> bytes:
@@ -171,20 +170,21 @@ def get(
         made._name = name
         return made
     connection = client._default or client.current()
-    flags = 2 if readonly else 0  # CW_READONLY
+    flags, status = 2 if readonly else 0, 0  # CW_READONLY
     if timeout and encoded.startswith(b"//"):
-        pointer = _get_later(name, encoded, flags, timeout, -errno.EINTR)
+        lease = _get_later(name, encoded, flags, timeout, -errno.EINTR)
     else:
-        pointer = _get(connection.pointer, encoded, flags)
-    if pointer == _NULL:
-        status = lib.cwpy_status()
+        lease = Lease()
+        status = _get(connection.pointer, encoded, flags, lease.cell)
+    if status:
         if status == -errno.ENODEV and device is not None:
             return _hidden.fetch(encoded, device)
         if status != -errno.EINTR and (status != -errno.ENOENT or timeout == 0):
             raise failure(status)
-        pointer = _get_later(name, encoded, flags, timeout, status)
+        lease = _get_later(name, encoded, flags, timeout, status)
+    lease.pointer = lease.cell[0]
     made = _new_array(Array)
-    made._lease = Lease(pointer)
+    made._lease = lease
     made._layout = None
     made._offset = 0
     made._name = name
@@ -205,24 +205,24 @@ def _get_at(name: str, encoded: bytes, device: str, flags: int, timeout: float |
     place = device.encode()
     while True:
         connection, left_ns = client.current().pointer, _left_ns(deadline)
-        status, got = try_once(lib.cw_get_at, connection, encoded, place, flags, left_ns)
+        status, got = lease_once(Lease, lib.cw_get_at, connection, encoded, place, flags, left_ns)
         if status == 0:
-            return arrays.make(Lease(got), None)
+            return arrays.make(got, None)
         if status == -errno.ENOENT and timeout != 0:
             _wait_until(name, encoded, deadline, timeout)
         elif status != -errno.EINTR:
             raise failure(status)
 
 
-def _get_later(name: str, encoded: bytes, flags: int, timeout: float | None, status: int) -> Any:
+def _get_later(name: str, encoded: bytes, flags: int, timeout: float | None, status: int) -> Lease:
     deadline = math.inf if timeout == 0 else _deadline(timeout)
     while True:
         if status == -errno.ENOENT and timeout != 0:
             _wait_until(name, encoded, deadline, timeout)
         connection, left_ns = client.current().pointer, _left_ns(deadline)
-        status, pointer = try_once(lib.cw_get_within, connection, encoded, flags, left_ns)
+        status, lease = lease_once(Lease, lib.cw_get_within, connection, encoded, flags, left_ns)
         if status == 0:
-            return pointer
+            return lease
         # A name that came and went; a signal while the array came from another node.
         if status != -errno.EINTR and (status != -errno.ENOENT or timeout == 0):
             raise failure(status)

@@ -39,9 +39,9 @@ from typing import Any
 from causeway import _dispatch, client
 from causeway import _queue_items as items
 from causeway import array as arrays
-from causeway._lib import check, check_again, failure, ffi, lib, make_again
+from causeway._lib import check, check_again, failure, ffi, held, lib
 from causeway.array import Array
-from causeway.views import Lease
+from causeway.views import Lease, lease_again
 
 __all__ = ["JoinableQueue", "Queue", "SimpleQueue"]
 
@@ -80,9 +80,9 @@ class _End:
     __slots__ = ("forks", "idle", "max_bytes", "plain", "pointer")
 
     def __init__(self, memory: Array) -> None:
-        out = ffi.new("cw_queue **")
+        out = ffi.gc(ffi.new("cw_queue **"), lib.cwpy_queue_end)
         check_again(lib.cw_queue_open, arrays.usable(memory._open_lease()), out)
-        self.pointer: Any = ffi.gc(out[0], lib.cw_queue_close)
+        self.pointer: Any = held(out)
         self.max_bytes: int = lib.cw_queue_max(out[0])
         self.plain = _dispatch.QueueEnd(
             _put_address, _get_address, int(ffi.cast("uintptr_t", out[0])), self.max_bytes
@@ -108,8 +108,9 @@ class _Shared:
         if limit < 0 or (limit == 0 and maxbytes is not None):
             raise ValueError(f"maxbytes is a number of bytes above 0, or None, not {maxbytes}")
         pointer = client.current().pointer
-        made = make_again(lib.cw_queue_new, pointer, max(0, operator.index(maxsize)), limit)
-        self._memory = arrays.make(Lease(made), None)
+        places = max(0, operator.index(maxsize))
+        made = lease_again(Lease, lib.cw_queue_new, pointer, places, limit)
+        self._memory = arrays.make(made, None)
         self._end = None
 
     def _open(self) -> _End:

@@ -6,12 +6,15 @@ is gone, whatever was closed before.
 
 from __future__ import annotations
 
+import errno
+import functools
 import gc
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
-from causeway._lib import check_again, ffi, lib
+from causeway._lib import check, check_again, ffi, lib
 
 __all__ = [
     "EvictableLease",
@@ -21,20 +24,36 @@ __all__ = [
     "check_basic",
     "copy_values",
     "find",
+    "lease_again",
+    "lease_once",
     "shared_memory_of",
 ]
 
 
+_new, _CELL, _gc, _end = ffi.new, ffi.typeof("cw_array **"), ffi.gc, lib.cwpy_array_end
+
+
 class Lease:
-    """One lease on one array, mapped: owns a `cw_array *`."""
+    """One lease on one array, mapped: owns the `cw_array *` in its cell (extra.h). It is there before a call makes or opens
+    the array, and ends without a line of Python, so that no exception that a signal's handler raises comes between.
 
-    __slots__ = ("__weakref__", "pointer")
+    Attributes:
+        cell: where such a call puts the array.
+        pointer: that array; only once it is there.
+    """
 
-    def __init__(self, pointer: Any) -> None:
-        self.pointer = pointer
+    __slots__ = ("__weakref__", "cell", "pointer")
 
-    def __del__(self, close: Any = lib.cw_array_close) -> None:
-        close(self.pointer)
+    def __init__(self) -> None:
+        self.cell = _gc(_new(_CELL), _end)
+
+    def opened(self) -> None:
+        """The array is there."""
+        self.pointer = self.cell[0]
+
+    def end(self) -> None:
+        """Ends it now, though views may stand on it. May be repeated."""
+        lib.cwpy_array_end(self.cell)
 
     @property
     def readonly(self) -> bool:
@@ -86,8 +105,6 @@ class EvictableLease(Lease):
 
     __slots__ = ("_lent",)
 
-    _lent: bool
-
     @property
     def address(self) -> int:
         """A number to compute offsets from, always the same."""
@@ -102,26 +119,62 @@ class EvictableLease(Lease):
             "data": (_NOWHERE, False),
         }
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._lent: Any = None
+
     def lend(self) -> None:
         """Its address is given to somebody who cannot say when it is done: from now on it stays where it is."""
-        if not getattr(self, "_lent", False):
-            check_again(lib.cw_array_pin, self.pointer)
-            self._lent = True
+        if self._lent is None:
+            self._lent = _pinned(self)
+
+
+def _pinned(lease: Lease) -> Any:
+    """What keeps an evictable array where it is as long as it is there."""
+    cell = ffi.gc(ffi.new("int *"), functools.partial(lib.cwpy_unpin, lease.cell))
+    check_again(lib.cwpy_pin, lease.pointer, cell)
+    return cell
 
 
 class Pin:
     """Keeps an evictable array where it is, as long as this object lives."""
 
-    __slots__ = ("_lease",)
+    __slots__ = ("_cell", "_lease")
 
     def __init__(self, lease: Lease) -> None:
-        check_again(lib.cw_array_pin, lease.pointer)
         self._lease = lease
+        self._cell = _pinned(lease)
 
-    def __del__(self, unpin: Any = lib.cw_array_unpin) -> None:
-        lease = getattr(self, "_lease", None)
-        if lease is not None:
-            unpin(lease.pointer)
+
+_Kind = TypeVar("_Kind", bound=Lease)
+
+
+def lease_once(kind: type[_Kind], call: Callable[..., int], *arguments: Any) -> tuple[int, _Kind]:
+    """The status of a call that makes or opens an array, with the cell as its last argument; and the lease on it, if that
+    is 0.
+    """
+    lease = kind()
+    try:
+        status = call(*arguments, lease.cell)
+    except BaseException:
+        lease.end()  # at once, and not with the traceback
+        raise
+    if status == 0:
+        lease.opened()
+    return status, lease
+
+
+def lease_again(kind: type[_Kind], call: Callable[..., int], *arguments: Any) -> _Kind:
+    """The same for a call that a signal ends before it did anything: the signal is served, and it is called again.
+
+    Raises:
+        What the status means when it is negative.
+    """
+    status, lease = lease_once(kind, call, *arguments)
+    while status == -errno.EINTR:
+        status, lease = lease_once(kind, call, *arguments)
+    check(status)
+    return lease
 
 
 def _chain(array: Any) -> Any:

@@ -1,8 +1,13 @@
 /*
- * extra.h: what the Python package needs beside causeway.h so that a warm get() is a single call.
+ * extra.h: what the Python package needs beside causeway.h.
+ *
+ * A signal's handler may raise as soon as a call returns, before Python has seen what it gave. So
+ * whatever is taken is noted by C, in memory of an object of Python's that was there before: a
+ * *cell*, which that object gives back when it goes. Whoever was interrupted, also in the midst of
+ * giving back, leaves nothing behind, and nothing is given back twice.
  *
  * Included by the CFFI module alone. The text between the marks is also the cdef. Every function
- * may be called from any thread; the status of the last cwpy_get() is kept per thread.
+ * may be called from any thread, for one cell by one at a time.
  */
 #ifndef CAUSEWAY_PY_EXTRA_H
 #define CAUSEWAY_PY_EXTRA_H
@@ -15,9 +20,21 @@
 #include "ipc/causeway.h"
 
 /* cdef begins */
-/* cw_get() by its result: NULL on failure, and then cwpy_status() has the code. */
-static cw_array *cwpy_get(cw_client *client, const char *name, uint32_t flags);
-static int cwpy_status(void);
+/* Closes the array in a cell, or disconnects the client, or closes the queue, if there is one. */
+static void cwpy_array_end(cw_array **cell);
+static void cwpy_client_end(cw_client **cell);
+static void cwpy_queue_end(cw_queue **cell);
+/* Takes an item's array out of it. */
+static void cwpy_item_take(cw_item *item, uint32_t number, cw_array **cell);
+/* cw_array_pin(), and its end if it was. *cell: whether it was. */
+static int cwpy_pin(cw_array *array, int *cell);
+static void cwpy_unpin(cw_array **array, int *cell);
+/* Begin and end of writing or reading. *cell: whether it was begun; ending what was not is 0. */
+static int cwpy_use_begin(cw_array *array, void *stream, int64_t timeout_ns, int writing,
+                          int *cell);
+static int cwpy_use_end(cw_array *array, void *stream, int writing, int whole, int *cell);
+/* cw_work_end() of what is in a cell, if there is anything. */
+static int cwpy_work_end(cw_work **cell);
 /* The layout as bytes (ndim, itemsize, nbytes, shape, strides, dtype), to be the key of a cache.
  * Writes at most size_bytes and returns the length that it would take, 0 when the layout cannot be.
  */
@@ -30,17 +47,71 @@ static void *cwpy_memory(const cw_array *array, uint64_t *span_bytes);
 static int cwpy_prefer_node(int node);
 /* cdef ends */
 
-static __thread int cwpy_last_status;
+static void cwpy_array_end(cw_array **cell) {
+    cw_array *array = *cell;
 
-static cw_array *cwpy_get(cw_client *client, const char *name, uint32_t flags) {
-    cw_array *array = NULL;
-
-    cwpy_last_status = cw_get(client, name, flags, &array);
-    return cwpy_last_status < 0 ? NULL : array;
+    *cell = NULL;
+    cw_array_close(array);
 }
 
-static int cwpy_status(void) {
-    return cwpy_last_status;
+static void cwpy_client_end(cw_client **cell) {
+    cw_client *client = *cell;
+
+    *cell = NULL;
+    cw_client_unref(client);
+}
+
+static void cwpy_queue_end(cw_queue **cell) {
+    cw_queue *queue = *cell;
+
+    *cell = NULL;
+    cw_queue_close(queue);
+}
+
+static void cwpy_item_take(cw_item *item, uint32_t number, cw_array **cell) {
+    *cell = item->arrays[number];
+    item->arrays[number] = NULL;
+}
+
+static int cwpy_pin(cw_array *array, int *cell) {
+    int code = cw_array_pin(array);
+
+    *cell = code == 0;
+    return code;
+}
+
+static void cwpy_unpin(cw_array **array, int *cell) {
+    int pinned = *cell;
+
+    *cell = 0;
+    if (pinned && *array)
+        cw_array_unpin(*array);
+}
+
+static int cwpy_use_begin(cw_array *array, void *stream, int64_t timeout_ns, int writing,
+                          int *cell) {
+    int code = writing ? cw_array_writing_begin(array, stream, timeout_ns)
+                       : cw_array_reading_begin(array, stream, timeout_ns);
+
+    *cell = code == 0;
+    return code;
+}
+
+static int cwpy_use_end(cw_array *array, void *stream, int writing, int whole, int *cell) {
+    int begun = *cell;
+
+    *cell = 0;
+    if (!begun)
+        return 0;
+    return writing ? cw_array_writing_end(array, stream, whole)
+                   : cw_array_reading_end(array, stream);
+}
+
+static int cwpy_work_end(cw_work **cell) {
+    cw_work *work = *cell;
+
+    *cell = NULL;
+    return work ? cw_work_end(work) : 0;
 }
 
 static int cwpy_prefer_node(int node) {

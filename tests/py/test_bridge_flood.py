@@ -1,5 +1,5 @@
 """Floods: thousands of connections that show no key, what they cost, that all are let go, and that a peer gets in
-meanwhile; and what one peer may have of connections and lists."""
+meanwhile; and what one peer may have of connections, lists and open arrays."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import bridge_raw as raw
 import bridge_support
+import numpy as np
 import pytest
 from bridge_raw import Raw, frame
 from bridge_support import Node
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_su
 
 MANY = 10_000
 UNKNOWN_MAX = 256  # CWB_UNKNOWN_MAX
+OPEN_MAX = 1024  # CWB_REQUESTS_MAX: arrays that a peer has open
 OURS_BYTES = 4096  # of our memory for one that has not shown its key
 
 
@@ -280,3 +282,58 @@ def test_what_a_peer_does_not_read_is_bounded_over_all_its_connections(
                 connection.send(b"".join(ask))
         assert eventually(lambda: "over all of its connections" in b.said(), 60)
     assert served(b, evil)
+
+
+def test_who_asks_on_and_reads_no_answer_is_let_go(node: tuple[Node, Node]) -> None:
+    b, peer = node
+    with b.here():
+        cw.put("inside", np.zeros(16_000, "u1"), keep=True)
+    with Raw(peer.keys, b.port) as connection:
+        connection.send(frame(raw.PING))
+        assert connection.receive() is not None  # before that it may send 4096 bytes
+        for begin in range(10, 20_010, 100):  # 320 MB of answers
+            connection.send(
+                b"".join(raw.asking(raw.OPEN, b"inside", id=begin + i) for i in range(100))
+            )
+        assert eventually(lambda: "answers were not read" in b.said(), 60)
+    assert served(b, peer)
+
+
+def test_the_oldest_of_too_many_connections_of_a_peer_gives_way(node: tuple[Node, Node]) -> None:
+    b, peer = node
+
+    def greeted() -> Raw:
+        """It is open there: the order in which those open that came at once is nobody's."""
+        one = stack.enter_context(Raw(peer.keys, b.port))
+        one.send(frame(raw.PING))
+        assert one.receive() is not None
+        return one
+
+    with contextlib.ExitStack() as stack:
+        oldest = greeted()
+        for _ in range(64):
+            stack.enter_context(Raw(peer.keys, b.port))
+        assert oldest.ended()
+        greeted()
+
+
+def test_what_a_bridge_left_open_goes_when_it_was_started_anew(node: tuple[Node, Node]) -> None:
+    b, peer = node
+    said = b""
+
+    def opens(connection: Raw, id: int) -> bool:
+        nonlocal said
+        connection.send(raw.asking(raw.OPEN, b"large", id=id))
+        answer = connection.receive()
+        assert answer is not None and answer[1] == id
+        said = answer[3]
+        return answer[2] == 0
+
+    with b.here():
+        cw.put("large", np.zeros(1_000_000, "u1"), keep=True)
+    with Raw(peer.keys, b.port, raw.hello(run=7)) as connection:
+        refused = next(id for id in range(10, 2000) if not opens(connection, id))
+        assert refused == 10 + OPEN_MAX and b"must close some first" in said, (refused, said)
+    with Raw(peer.keys, b.port, raw.hello(run=8)) as connection:
+        ids = iter(range(10, 100_000))
+        assert eventually(lambda: opens(connection, next(ids)), 30)

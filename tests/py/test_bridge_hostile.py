@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import socket
@@ -451,60 +450,3 @@ def test_a_put_offered_again_while_it_is_under_way_is_one_put(
                         assert op == raw.OFFER | raw.REPLY and id == 9 and status < 0
                         told = asked
                 assert newer.receive() == told
-
-
-def test_who_asks_on_and_reads_no_answer_is_let_go(nodes: tuple[Node, Node, Node]) -> None:
-    _, b, evil = nodes
-    with b.here():
-        cw.put("open/inside", np.zeros(16_000, "u1"))
-    with Raw(evil.keys, b.port) as connection:
-        connection.send(frame(raw.PING))
-        assert connection.receive() is not None  # before that it may send 4096 bytes
-        for begin in range(10, 20_010, 100):  # 320 MB of answers
-            connection.send(
-                b"".join(asking(raw.OPEN, b"open/inside", id=begin + i) for i in range(100))
-            )
-        assert eventually(lambda: "answers were not read" in b.said(), 60)
-
-
-def test_the_oldest_of_too_many_connections_of_a_peer_gives_way(
-    nodes: tuple[Node, Node, Node],
-) -> None:
-    _, b, evil = nodes
-
-    def greeted() -> Raw:
-        """It is open there: the order in which those open that came at once is nobody's."""
-        one = stack.enter_context(Raw(evil.keys, b.port))
-        one.send(frame(raw.PING))
-        assert one.receive() is not None
-        return one
-
-    with contextlib.ExitStack() as stack:
-        oldest = greeted()
-        for _ in range(64):
-            stack.enter_context(Raw(evil.keys, b.port))
-        assert oldest.ended()
-        greeted()
-
-
-def test_what_a_bridge_left_open_goes_when_it_was_started_anew(
-    nodes: tuple[Node, Node, Node],
-) -> None:
-    _, b, evil = nodes
-
-    said = b""
-
-    def opens(connection: Raw, id: int) -> bool:
-        nonlocal said
-        connection.send(asking(raw.OPEN, b"open/large", id=id))
-        answer = connection.receive()
-        assert answer is not None and answer[1] == id
-        said = answer[3]
-        return answer[2] == 0
-
-    with Raw(evil.keys, b.port, hello(run=7)) as connection:
-        refused = next(id for id in range(10, 2000) if not opens(connection, id))
-        assert refused > 1000 and b"must close some first" in said, (refused, said)
-    with Raw(evil.keys, b.port, hello(run=8)) as connection:
-        ids = iter(range(10, 100_000))
-        assert eventually(lambda: opens(connection, next(ids)), 30)

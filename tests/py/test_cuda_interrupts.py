@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import cuda_programs
 import cuda_support
+from mover_support import world
 
 cuda_support.require()
 
@@ -108,3 +111,45 @@ def test_ctrl_c_ends_a_read_that_asks_a_stopped_broker_for_fences(program):
         ended(child)
         with w.reading(s): pass
     """)
+
+
+def test_an_interrupt_anywhere_leaves_nothing_begun(program):
+    program(f"""
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from interrupted import everywhere
+        from causeway import _order
+        s, t = Stream(), Stream()
+        w, v = cw.zeros(1000, "u1", device="cuda:0"), cw.zeros(1000, "u1", device="cuda:0")
+        def write():
+            with w.writing(s.handle.value): s.fill(low(w), 3)
+        def read():
+            with w.reading(s.handle.value): pass
+        def inside():
+            with w.reading(s.handle.value), w.reading(s.handle.value): pass
+        def both():
+            with cw.work(s.handle.value, reads=v, writes=w): pass
+        def free():
+            assert _order.begun(w._open_lease()) is None and _order.begun(v._open_lease()) is None
+            with w.writing(t.handle.value, timeout=60): pass
+            with v.writing(t.handle.value, timeout=60): pass
+        for use in (write, read, inside, both):
+            assert everywhere(use, free) > 50
+    """)
+
+
+def test_an_interrupt_anywhere_leaves_no_array_that_cannot_leave_its_gpu(tmp_path):
+    with world(tmp_path / "b", CAUSEWAY_MAX_GPU_BYTES=256 << 20) as run:
+        run(f"""
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from interrupted import everywhere
+from causeway.views import Pin
+N = (48 << 20) // 8
+def make(): return cw.empty(N, device="cuda:0", evictable=True)
+w = make()
+for use in (lambda: Pin(w._open_lease()), w.prefetch, w.__dlpack__):
+    assert everywhere(use, lambda: None) > 10
+    w.wait()
+    others = [make() for _ in range(5)]
+    assert w.away
+    for other in others: other.close()
+        """)

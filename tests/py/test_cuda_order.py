@@ -206,6 +206,42 @@ def test_what_was_computed_from_incomplete_data_is_told_to_its_readers(program):
     """)
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_who_writes_a_part_over_incomplete_data_hands_on_what_they_wait_for(program, stopped):
+    """a has written what it computed from c's work, which is still under way; then a part of that is written anew."""
+    program(f"""
+        from causeway import client
+        c = other('''if True:
+            c, s = cw.put("c", cw.zeros(1000, "u1", device="cuda:0")), Stream()
+            with c.writing(s): s.hold("never"); s.fill(low(c), 3)
+            say(); time.sleep(1000)
+        ''')
+        heard(c)
+        a = other('''if True:
+            c, w, s = cw.get("c"), cw.put("w", cw.zeros(1000, "u1", device="cuda:0")), Stream()
+            w.wait()
+            with w.writing(s, whole=True), c.reading(s): s.fill(low(w), 4)
+            say(); sys.stdin.read()
+        ''')
+        heard(a)
+        w, s = cw.get("w"), Stream()
+        with w.writing(s):
+            s.fill(low(w), 5)
+            if {stopped}:  # and signals end what waits for it
+                os.kill(client.current().broker_pid, signal.SIGSTOP)
+                signal.signal(signal.SIGALRM, lambda *_: None)
+                signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        c.kill(); c.wait()
+        os.kill(client.current().broker_pid, signal.SIGCONT)
+        try: w.wait(timeout=30)
+        except cw.ProducerDied: pass
+        else: raise AssertionError("nobody told")
+        a.stdin.close()
+        ended(a)
+    """)
+
+
 def test_memory_is_not_used_again_before_its_last_use(program):
     program("""
         w = cw.full(3 << 20, 3, "u1", device="cuda:0")
@@ -226,6 +262,45 @@ def test_memory_is_not_used_again_before_its_last_use(program):
             if at in [low(o) for o in again]: break
             time.sleep(0.01)
         else: raise AssertionError("it never comes back")
+    """)
+
+
+def test_a_piece_can_be_lent_where_a_strangers_stream_has_used_the_last_one(program):
+    """All numbers for pieces are in use; whose streams used the one that came back the lender does not know yet."""
+    program("""
+        from causeway import client
+        from causeway._lib import ffi, lib
+        here, number, out = client.current().pointer, ffi.new("uint64_t *"), ffi.new("cw_array **")
+        size, dtype = ffi.new("int64_t[1]", [32 << 20]), ffi.new("char[]", b"|u1")
+        layout = ffi.new("cw_layout *", {"ndim": 1, "itemsize": 1, "shape": size, "dtype": dtype})
+        assert lib.cw_array_new(here, b"cuda:0", layout, lib.CW_POOL, out) == 0
+        begin = int(ffi.cast("uintptr_t", lib.cwpy_memory(out[0], number)))
+        lent = []
+        def lend():
+            place = ffi.cast("void *", begin + 8192 * len(lent))
+            done = lib.cw_array_at(here, place, 1000, out, number) == 0
+            if done: lent.append(out[0])
+            return done
+        while lend(): pass
+        assert len(lent) == 1023
+        assert lib.cw_array_put(lent[500], b"p", 0, ffi.NULL, 0) == 0
+        child = other('''if True:
+            w = cw.get("p"); s = Stream()
+            with w.reading(s): pass
+            s.finish(); w.close(); say()
+            sys.stdin.read()
+        ''')
+        heard(child)
+        mine, s = cw.zeros(10, "u1", device="cuda:0"), Stream()
+        with mine.reading(s): pass
+        lib.cw_array_close(lent[500])
+        cw.remove("p")
+        end = time.monotonic() + 30
+        while not lend():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        child.stdin.close()
+        ended(child)
     """)
 
 

@@ -7,11 +7,15 @@ import errno
 import signal
 
 import pytest
+from cli_support import run_json
+from interrupted import everywhere
+from waiting import eventually
 
 import causeway as cw
+from causeway import _lib, client, name
 from causeway import array as arrays
-from causeway import client, name
-from causeway._lib import ffi, lib, make_again
+from causeway._lib import ffi, lib
+from causeway.views import lease_again
 
 NBYTES = 1 << 16
 
@@ -40,14 +44,15 @@ def holders_of(what: str) -> int:
 
 
 def test_an_array_that_was_just_made_goes(monkeypatch):
-    first = cw.empty(NBYTES, "u1")
-    address = first.numpy().ctypes.data
-    first.close()
-    with monkeypatch.context() as patch:
-        patch.setattr(arrays, "lib", Late("cw_array_new"))
-        with pytest.raises(KeyboardInterrupt):
-            cw.empty(NBYTES, "u1")
-    assert cw.empty(NBYTES, "u1").numpy().ctypes.data == address
+    with cw.connect(namespace="made"):
+        first = cw.empty(NBYTES, "u1")
+        address = first.numpy().ctypes.data
+        first.close()
+        with monkeypatch.context() as patch:
+            patch.setattr(arrays, "lib", Late("cw_array_new"))
+            with pytest.raises(KeyboardInterrupt):
+                cw.empty(NBYTES, "u1")
+        assert cw.empty(NBYTES, "u1").numpy().ctypes.data == address
 
 
 def test_an_array_that_was_just_opened_goes(monkeypatch):
@@ -81,5 +86,72 @@ def test_a_handler_that_raises_nothing_lets_the_call_go_on():
         )
 
     layout = cw.empty(NBYTES, "u1")._layout_now()
-    made = arrays.Lease(make_again(call, client.current().pointer, layout.c))
+    made = lease_again(arrays.Lease, call, client.current().pointer, layout.c)
     assert made.span()[1] == NBYTES and len(asked) == 3
+
+
+def gauge(name: str) -> int:
+    return run_json("status")["gauges"][name]
+
+
+def test_an_interrupt_anywhere_leaves_no_new_array():
+    with cw.connect(namespace="new"):  # nothing else comes and goes in its memory
+        first = cw.empty(NBYTES, "u1")
+        address = first.numpy().ctypes.data
+        first.close()
+
+        def is_free():
+            assert cw.empty(NBYTES, "u1").numpy().ctypes.data == address
+
+        assert everywhere(lambda: cw.empty(NBYTES, "u1"), is_free) > 100
+
+
+def test_an_interrupt_anywhere_leaves_no_array_that_was_opened():
+    kept = cw.put("x", [1, 2, 3], keep=True)
+    function, arguments = kept.reduce(transit=False)
+    kept.close()
+
+    def is_free():
+        assert holders_of("x") == 0
+
+    assert everywhere(lambda: cw.get("x"), is_free) > 20
+    assert everywhere(lambda: cw.get("x", timeout=5), is_free) > 20
+    assert everywhere(lambda: function(*arguments), is_free) > 50
+
+
+def test_an_interrupt_anywhere_leaves_no_array_of_an_item():
+    sent = cw.put("x", [1, 2, 3], keep=True)
+    queue = cw.Queue()
+
+    def pass_on():
+        queue.put(sent)
+        queue.get(timeout=0)
+
+    def is_free():
+        while not queue.empty():
+            queue.get()
+        assert holders_of("x") == 1
+
+    assert everywhere(pass_on, is_free, 3) > 50
+    sent.close()
+    assert holders_of("x") == 0
+
+
+def test_an_interrupt_anywhere_leaves_no_connection():
+    assert client.current().pointer
+    before = gauge("clients")
+
+    def connect():
+        client.Connection((None, "another")).close()
+
+    everywhere(connect, lambda: None)
+    assert eventually(lambda: gauge("clients") == before)
+
+
+def test_the_transit_of_a_handle_that_was_just_made_ends(monkeypatch):
+    array, before = cw.put("x", [1, 2, 3], keep=True), gauge("transits")
+    with monkeypatch.context() as patch:
+        patch.setattr(_lib, "lib", Late("cw_array_export"))
+        with pytest.raises(KeyboardInterrupt):
+            array.handle()
+    assert eventually(lambda: gauge("transits") == before)

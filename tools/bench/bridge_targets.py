@@ -69,7 +69,7 @@ BRIDGE_CAUSES = {
     **{(f"bridge get {size}, CPU", TLS): f"a get {_WORK}" for size in SIZES},
     **{(f"bridge get {size}{cpu}", STANDARD): "it does not encrypt" for size in SIZES for cpu in ("", ", CPU")},
     ("bridge 64 B", PING): "client, broker and bridge are woken, and the other bridge; one round trip of bytes",
-    **{(f"bridge 64 B{cpu}", LOCAL): "a name is written when nobody waits for the bridge; until then a get asks the bridge of its own node, and no other"
+    **{(f"bridge 64 B{cpu}", LOCAL): "names are looked up first, then the board of the bridge"
        for cpu in ("", ", CPU")},
     ("bridge 64 B, CPU", PING): "five processes take part instead of two",
     **{(f"bridge 256 peers{cpu}", EPOLL): _MANY for cpu in ("", ", server's CPU for a get")},

@@ -1,0 +1,42 @@
+/*
+ * Board: arrays of other nodes that are here and have no name yet. The bridge writes it, clients of
+ * its node read it without asking anybody (ipc/door.c); the names come when the broker has time.
+ *
+ * A segment of CW_BOARD_PLACES records of the directory's form (directory.h), read-only to clients.
+ * A key has one place, by its hash; a later one takes an earlier one's. Who does not find a key
+ * there asks: that it is missing means nothing.
+ *
+ * Invariant: what a reader copies was, at that moment, what its name means as far as it can be
+ * known here: a record is erased before the bridge lets the array go, asks for a newer one, or
+ * tells anybody that the name means something else. An array stays until its record is erased; a
+ * reader takes its own lease, which fails if it has gone since. If the bridge dies the board stays
+ * as it was, and nobody keeps it true: it counts only while the broker says that the session for
+ * which it was made is its bridge's (cw_root.bridge). If it dies in the midst of a write the record
+ * stays odd, and is not found.
+ */
+#ifndef CW_SHM_BOARD_H
+#define CW_SHM_BOARD_H
+
+#include "directory.h"
+#include "segment.h"
+
+#define CW_BOARD_PLACES       64u
+#define CW_BOARD_RECORD_BYTES 1024u /* what does not fit has to wait for its name */
+
+/* Makes one, for the bridge with this session of that run of the broker. 0 or -EDQUOT. */
+int cw_board_new(uint64_t instance, uint64_t session, struct cw_segment *out);
+/* Maps one of that run; fd is taken over. 0, -EPROTO, -EDQUOT. */
+int cw_board_open(int fd, uint64_t instance, struct cw_segment *out);
+/* For whom it was made. */
+uint64_t cw_board_session(const struct cw_segment *board);
+/* Where a key stands: below CW_BOARD_PLACES. */
+uint32_t cw_board_place(const char *key, size_t key_bytes);
+/* entry has key_bytes and meta_bytes. false: it does not fit, and nothing changed. */
+bool cw_board_post(struct cw_segment *board, const struct cw_entry *entry, const char *key,
+                   const void *meta);
+void cw_board_erase(struct cw_segment *board, uint32_t place);
+/* 0, or -ENOENT: it is not there, or just being written. */
+int cw_board_find(const struct cw_segment *board, const char *key, size_t key_bytes,
+                  struct cw_found *out);
+
+#endif

@@ -1,0 +1,118 @@
+"""Arrays of other nodes that are here and have no name yet: found by everybody, and no longer than they are true."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import bridge_support
+import pytest
+from bridge_support import Node
+from conftest import eventually
+from test_bridge_home import stopped
+
+import causeway as cw
+
+pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
+
+WRITES = 300
+PUTS = """
+import sys, causeway as cw
+with cw.connect(sys.argv[1]):
+    for i in range(1, int(sys.argv[2]) + 1):
+        cw.put("open/x", [i])
+"""
+
+
+@pytest.fixture
+def two() -> Iterator[tuple[Node, Node]]:
+    """Two nodes that know each other."""
+    with bridge_support.net("a", "b") as made:
+        made.acquaint("--read", "open/*", "--write", "open/*")
+        made.start()
+        made.connected()
+        yield made.nodes["a"], made.nodes["b"]
+
+
+def test_what_has_no_name_yet_is_found_without_asking_anybody(two: tuple[Node, Node]) -> None:
+    a, b = two
+    with b.here():
+        for i in range(10):
+            cw.put(f"open/{i}", [i])
+    assert a.process is not None
+    asked = (a.process.pid, a.bridge_pid())
+
+    def go_on() -> None:
+        for pid in asked:
+            os.kill(pid, signal.SIGCONT)
+
+    alone = 0
+    with a.here():
+        cw.get("//b/open/0")  # the slab and the board are known from here on
+        for i in range(1, 10):
+            late = threading.Timer(3, go_on)  # a machine that is slow: then it is asked after all
+            late.start()
+            os.kill(asked[0], signal.SIGSTOP)  # no name is written
+            assert eventually(lambda: stopped(asked[0]))
+            first = cw.get(f"//b/open/{i}")
+            os.kill(asked[1], signal.SIGSTOP)
+            assert eventually(lambda: stopped(asked[1]))
+            assert cw.get(f"//b/open/{i}").numpy().tolist() == [i] == first.numpy().tolist()
+            alone += stopped(asked[0]) and stopped(asked[1])
+            late.cancel()
+            go_on()
+        assert alone
+
+
+def read_until(value: int, seen: list[int], lock: threading.Lock) -> None:
+    """Reads until it is there; what anybody has seen before is never newer than what comes."""
+    while seen[0] < value:
+        with lock:
+            before = seen[0]
+        found = int(cw.get("//b/open/x").numpy()[0])
+        assert found >= before
+        with lock:
+            seen[0] = max(seen[0], found)
+
+
+def test_who_has_read_a_later_value_never_reads_an_earlier_one(two: tuple[Node, Node]) -> None:
+    a, b = two
+    seen, lock = [0], threading.Lock()
+    b.put("open/x", [0])
+    with a.here(), concurrent.futures.ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read_until, WRITES, seen, lock) for _ in range(2)]
+        subprocess.run([sys.executable, "-c", PUTS, b.folder, str(WRITES)], check=True, timeout=60)
+        for reader in readers:
+            reader.result(60)
+
+
+def test_what_was_put_from_here_is_read_from_then_on(two: tuple[Node, Node]) -> None:
+    a, b = two
+    seen, lock = [0], threading.Lock()
+    b.put("open/x", [0])
+    with a.here(), concurrent.futures.ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read_until, WRITES, seen, lock) for _ in range(2)]
+        for i in range(1, WRITES + 1):
+            cw.put("//b/open/x", [i])
+            with lock:
+                seen[0] = max(seen[0], i)
+            assert int(cw.get("//b/open/x").numpy()[0]) == i
+        for reader in readers:
+            reader.result(60)
+
+
+def test_the_board_of_a_dead_bridge_counts_no_more(two: tuple[Node, Node]) -> None:
+    a, b = two
+    b.put("open/x", [1])
+    with a.here():
+        for value in range(2, 6):
+            held = cw.get("//b/open/x")
+            os.kill(a.bridge_pid(), signal.SIGKILL)
+            b.put("open/x", [value])
+            assert eventually(lambda v=value: cw.get("//b/open/x").numpy().tolist() == [v], 60)
+            assert held.numpy().tolist() == [value - 1]

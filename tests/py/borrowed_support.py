@@ -5,9 +5,14 @@ On the double with stand-ins of the libraries (standins/), on real GPUs with the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
+import cuda_support
 import device_pools
+import pytest
+
+gpus = cuda_support.for_module(devices=2)
 
 HEAD = """
 import weakref
@@ -40,3 +45,9 @@ def run(script: Callable[..., object], name: str, text: str, **env: str) -> None
     env = {**device_pools.environment_for(name), **env}
     begin = f"import {name} as library\nLIBRARY = {name!r}\n"
     device_pools.run(script, begin + HEAD + text, env=env)
+
+
+@pytest.fixture
+def program(script: Callable[..., object]) -> Callable[..., None]:
+    """run() for the tests of a module."""
+    return functools.partial(run, script)

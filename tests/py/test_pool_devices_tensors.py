@@ -5,8 +5,6 @@ On the double stand-ins of PyTorch (standins/), on real GPUs PyTorch.
 
 from __future__ import annotations
 
-import functools
-
 import borrowed_support
 import cuda_support
 import pytest
@@ -17,13 +15,7 @@ on_the_double = pytest.mark.skipif(
 )
 
 
-gpus = cuda_support.for_module(devices=2)
-
-
-@pytest.fixture
-def program(script):
-    """Runs a text with the library named."""
-    return functools.partial(borrowed_support.run, script)
+gpus, program = borrowed_support.gpus, borrowed_support.program
 
 
 @on_the_double

@@ -102,6 +102,22 @@ bool cwb_chunks_ask(struct cwb_chunks *chunks, struct cwb_read *out) {
     return true;
 }
 
+void cwb_chunks_readers(struct cwb_chunks *chunks, uint32_t readers) {
+    pthread_mutex_lock(&chunks->lock);
+    chunks->readers = readers;
+    pthread_mutex_unlock(&chunks->lock);
+}
+
+uint32_t cwb_chunks_share(struct cwb_chunks *chunks, uint32_t most) {
+    pthread_mutex_lock(&chunks->lock);
+    uint64_t readers = chunks->readers ? chunks->readers : 1;
+    uint64_t share = (chunks->count - chunks->next) / readers / CWB_SHARE_PARTS;
+    pthread_mutex_unlock(&chunks->lock);
+    if (share < CWB_SHARE_LEAST)
+        share = CWB_SHARE_LEAST;
+    return share < most ? (uint32_t)share : most;
+}
+
 bool cwb_chunks_lacked(struct cwb_chunks *chunks) {
     pthread_mutex_lock(&chunks->lock);
     bool lacked = chunks->in_vain && has_wanted(chunks);

@@ -10,6 +10,10 @@
  * each wire's own business: who is slow takes fewer chunks. Whoever makes it whole, fails it or
  * gives something back tells the bridge's loop (on_told), which knows the owner.
  *
+ * Streams share what there is: each has no more under way than a part of what nobody has asked for
+ * yet, so that all of them are at work from the first chunks on, as these become ready at the other
+ * side, and none has much left when the others are done.
+ *
  * The array may be a ring of fewer bytes than come (parts.h): a chunk is asked for only when its
  * place is free, which it is again when the owner has said so (cwb_chunks_landed).
  *
@@ -24,6 +28,9 @@
 
 #include "broker/bridge/bridge.h"
 #include "broker/bridge/sum.h"
+
+#define CWB_SHARE_LEAST 2u /* one is on its way while the next is asked for */
+#define CWB_SHARE_PARTS 4u /* of what each of them would read in all */
 
 enum cwb_chunk { CWB_WANTED, CWB_ASKED, CWB_HERE };
 
@@ -45,8 +52,9 @@ struct cwb_chunks {
     uint32_t references;
     bool stopped; /* nothing more is asked for */
     bool telling;
-    bool in_vain; /* somebody asked, and there was none */
-    int status;   /* why it failed; 0: it did not */
+    uint32_t readers; /* streams that read it; 0: none was told to */
+    bool in_vain;     /* somebody asked, and there was none */
+    int status;       /* why it failed; 0: it did not */
     char detail[CW_DETAIL_MAX];
     uint64_t next, landed; /* from next on all are WANTED */
     uint8_t states[];      /* enum cwb_chunk */
@@ -65,6 +73,10 @@ void cwb_chunks_ref(struct cwb_chunks *chunks);
 void cwb_chunks_unref(struct cwb_chunks *chunks);
 /* The first that is WANTED is ASKED from now on. false: there is none, or all was stopped. */
 bool cwb_chunks_ask(struct cwb_chunks *chunks, struct cwb_read *out);
+/* So many streams read it from now on. */
+void cwb_chunks_readers(struct cwb_chunks *chunks, uint32_t readers);
+/* How many one of them may have under way now; most: what is agreed. Any thread. */
+uint32_t cwb_chunks_share(struct cwb_chunks *chunks, uint32_t most);
 /* Has somebody asked in vain, and there is one now? Told once: then all who read it are to ask. */
 bool cwb_chunks_lacked(struct cwb_chunks *chunks);
 /* Its bytes came. true: the loop is to be told (cwb_chunks_tell). */

@@ -54,7 +54,8 @@ static void pump(struct cwb_stream *stream) {
         LL_FOREACH_SAFE(stream->flows, flow, next) {
             if (stream->ask_count == CWB_STREAM_ASKS)
                 return;
-            if (flow->asked < CWB_STREAM_WINDOW && cwb_chunks_ask(flow->chunks, &read)) {
+            if (flow->asked < cwb_chunks_share(flow->chunks, CWB_STREAM_WINDOW) &&
+                cwb_chunks_ask(flow->chunks, &read)) {
                 flow->asked++;
                 send_read(stream, flow->chunks, &read);
                 more = true;

@@ -15,6 +15,7 @@
 #include <unistd.h>
 #include <utlist.h>
 
+#include "broker/bridge/chunks.h"
 #include "broker/bridge/stage.h"
 #include "broker/bridge/stream.h"
 
@@ -175,6 +176,11 @@ int cwb_streams_accept(struct cwb_link *link, const struct cwb_frame *frame) {
 
 void cwb_streams_read(struct cwb_peer *peer, struct cwb_chunks *chunks) {
     struct cwb_stream *stream;
+    uint32_t open = 0;
+    DL_FOREACH(peer->streams, stream) {
+        open += stream->open;
+    }
+    cwb_chunks_readers(chunks, open);
     DL_FOREACH(peer->streams, stream) {
         if (stream->open)
             cwb_stream_read(stream, chunks);

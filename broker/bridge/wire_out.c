@@ -2,7 +2,9 @@
  * What goes out over a wire: frames and pieces into `out`, and `out` to the kernel when what was
  * sent before has gone. One piece is encrypted straight from the array's memory, slice by slice,
  * and each slice goes as soon as it can, so that the other side decrypts it while the next one is
- * encrypted; nothing comes between the slices of a piece. See wire.h.
+ * encrypted; nothing comes between the slices of a piece. The first slice after a rest and the last
+ * before one are small, since for these the other side does wait; and the last goes with what is
+ * said about the piece, such as the hash over all of it, in one. See wire.h.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +13,7 @@
 
 #define CWB_UNREAD_STEP (64u << 10) /* in which a wire tells what is unread */
 #define SLICE_BYTES     CWB_IO_AT_ONCE_BYTES
+#define SLICE_LEAST     (16u << 10)  /* a record of TLS */
 #define TURN_BYTES      (1u << 20)   /* of pieces; then what came is looked at */
 #define ENOUGH_BYTES    (256u << 10) /* encrypted ahead of what is being sent */
 #define KEEP_BYTES      (64u << 10)  /* larger buffers are freed when the wire rests */
@@ -132,22 +135,33 @@ static void launch(struct cwb_wire *wire) {
     cwb_io_send(wire->loop->io, &wire->socket, flying.data, flying.used);
 }
 
-static int write_slices(struct cwb_wire *wire, const struct cwb_piece *piece) {
+/* rested: nothing is under way. last: nothing follows but what is said about the piece. */
+static uint32_t slice_bytes(uint32_t left, bool rested, bool last) {
+    if (rested && left > SLICE_LEAST)
+        return SLICE_LEAST;
+    if (!last || left > SLICE_BYTES)
+        return left < SLICE_BYTES ? left : SLICE_BYTES;
+    return left <= SLICE_LEAST ? left : (left / 2 + SLICE_LEAST - 1) / SLICE_LEAST * SLICE_LEAST;
+}
+
+static int write_slices(struct cwb_wire *wire, const struct cwb_piece *piece, bool rested) {
     uint32_t left = piece->read.length_bytes;
+    bool last = !piece->next;
     int code = 0;
     for (const uint8_t *at = piece->bytes; left && code == 0;) {
-        uint32_t slice = left < SLICE_BYTES ? left : SLICE_BYTES;
+        uint32_t slice = slice_bytes(left, rested, last);
         code = cwb_tls_write(&wire->tls, at, slice);
-        if (code == 0)
-            launch(wire);
         at += slice;
         left -= slice;
+        rested = false;
+        if (code == 0 && (left || !last))
+            launch(wire);
     }
     return code;
 }
 
 /* Encrypts the next piece. */
-static int write_piece(struct cwb_wire *wire) {
+static int write_piece(struct cwb_wire *wire, bool rested) {
     struct cwb_piece *piece = wire->pieces;
     struct {
         struct cw_message head;
@@ -158,7 +172,7 @@ static int write_piece(struct cwb_wire *wire) {
                .read = piece->read};
     int code = cwb_tls_write(&wire->tls, &begin, sizeof begin);
     if (code == 0)
-        code = write_slices(wire, piece);
+        code = write_slices(wire, piece, rested);
     wire->pieces = piece->next;
     if (!wire->pieces)
         wire->pieces_end = &wire->pieces;
@@ -176,8 +190,9 @@ static void flush(struct cwb_wire *wire) {
         return;
     }
     while (wire->pieces && wire->out.used < ENOUGH_BYTES && turn_bytes < TURN_BYTES) {
+        bool rested = turn_bytes == 0 && !wire->sending && wire->out.used < SLICE_LEAST;
         turn_bytes += wire->pieces->read.length_bytes;
-        if (write_piece(wire) < 0) {
+        if (write_piece(wire, rested) < 0) {
             wire->calls->on_broken(wire);
             return;
         }

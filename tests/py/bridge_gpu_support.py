@@ -32,11 +32,15 @@ def same(array, seed=1):
 
 
 @contextlib.contextmanager
-def two(folder: Path, a: str = "", b: str = "", **settings: object) -> Iterator[tuple[Node, Node]]:
-    """Two nodes whose movers (and nobody else) have these faults of the double's; they share its GPUs."""
+def two(
+    folder: Path, a: str = "", b: str = "", streams: int = 0, **settings: object
+) -> Iterator[tuple[Node, Node]]:
+    """Two nodes whose movers (and nobody else) have these faults of the double's; they share its GPUs. streams: other
+    than by default."""
     with cuda_support.gpus(folder, **settings), bridge_support.net("a", "b") as made:
         made.acquaint("--read", "*", "--write", "*")
         for node, faults in zip(made.nodes.values(), (a, b), strict=True):
+            node.options = ["--streams", str(streams)] if streams else []
             node.start(CAUSEWAY_FAKECUDA_FAULTS=faults)
         made.connected()
         yield made.nodes["a"], made.nodes["b"]

@@ -19,6 +19,7 @@ import pytest
 from bridge_gpu_support import BYTES, MIB, begin, came, empty, end, figures, run, soon, two
 from bridge_support import Node
 from mover_support import movers
+from streams_support import connections
 
 cuda_support.require()
 pytestmark = [
@@ -79,6 +80,29 @@ def test_bytes_leave_before_the_last_chunk_was_copied(tmp_path: Path) -> None:
         assert end(getter, a, b) == "whole\n" and killed >= 2
         assert came(a, b) - before < 1.1 * BYTES  # nothing went twice
         assert figures(b)["bytes_from_gpu"] >= BYTES and figures(b)["jobs_repeated"] >= killed
+
+
+def test_all_streams_are_at_work_from_the_first_chunks_on(tmp_path: Path) -> None:
+    """Of 16 MiB two chunks of 2 MiB are copied, then the mover hangs: what they have is not one stream's alone."""
+    with two(tmp_path, b="copy@3=hang", streams=8) as (a, b):
+        run(b, f'cw.put("g", cw.asarray(values(size={16 * MIB}), device="cuda:0"), keep=True)')
+        for turn in range(20):  # of arrays in host memory, until the streams are there
+            run(b, f'cw.put("h{turn}", values(size={16 * MIB}), keep=True)')
+            run(a, f'assert same(cw.get("//b/h{turn}"))')
+            if len(connections(a, b)) == 8:
+                break
+        before = connections(a, b)
+        getter = begin(a, 'assert same(cw.get("//b/g")); print("whole")')
+
+        def busy() -> int:
+            """How many have brought a piece."""
+            pairs = zip(connections(a, b), before, strict=True)
+            return sum(late["bytes_in"] - early["bytes_in"] > 256 * 1024 for late, early in pairs)
+
+        assert soon(lambda: busy() >= 4 and hung(b) != [])
+        assert getter.poll() is None
+        kill_movers_until(getter, b)
+        assert end(getter, a, b) == "whole\n"
 
 
 def test_bytes_land_before_the_last_has_come(tmp_path: Path) -> None:

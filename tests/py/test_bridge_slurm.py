@@ -19,6 +19,12 @@ NO_NAMESPACES = bridge_support.namespaces_lacking()
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 
 
+def of_no_job() -> dict[str, str]:
+    """Our environment, a sanitizer's variables too, without those of a job and of a user's settings."""
+    ours = ("SLURM", "CAUSEWAY", "XDG")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
 def causeway(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """The command in a job on node n02, or what `more` says; "": not set."""
     job = {
@@ -27,10 +33,9 @@ def causeway(home: Path, *words: str, **more: str) -> subprocess.CompletedProces
         "SLURMD_NODENAME": "n02",
         **more,
     }
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CAUSEWAY", "XDG"))}  # fmt: skip
     return subprocess.run(
         [bridge_support.program("causeway"), *words],
-        env={**kept, "HOME": str(home), "CAUSEWAY_DIR": str(home / "run"),
+        env={**of_no_job(), "HOME": str(home), "CAUSEWAY_DIR": str(home / "run"),
              **{name: value for name, value in job.items() if value}},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
@@ -128,6 +133,7 @@ def test_the_example_runs_between_two_nodes(tmp_path: Path) -> None:
             programs = Path(bridge_support.program("causeway")).parent
             path = [Path(__file__).parent / "standins", programs, Path(sys.executable).parent]
             environment = {
+                **of_no_job(),
                 "HOME": str(tmp_path),
                 "PATH": ":".join([*map(str, path), os.environ["PATH"]]),
                 "SLURM_JOB_ID": "4711",

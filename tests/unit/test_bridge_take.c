@@ -1,6 +1,7 @@
 /*
  * A take and the strands that read for it: whoever learns of its end has been told of all its
- * bytes before, however late a strand says that it brought the last of them.
+ * bytes before, however late a strand says that it brought the last of them. Streams share what
+ * there is from the first chunks on.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -127,7 +128,45 @@ static void all_is_told_before_the_end(void **state) {
     free(bridge);
 }
 
+/* So many as a stream asks for before anything is answered. */
+static uint32_t asks(struct cwb_chunks *chunks, uint64_t *last) {
+    struct cwb_read read;
+    uint32_t count = 0;
+    while (count < cwb_chunks_share(chunks, 8) && cwb_chunks_ask(chunks, &read)) {
+        *last = read.offset_bytes / chunks->chunk_bytes;
+        count++;
+    }
+    return count;
+}
+
+static void streams_share_what_there_is(void **state) {
+    (void)state;
+    uint64_t last = 0;
+    /* 8 streams, an array of 64 chunks: the first chunks are everybody's. */
+    struct cwb_chunks *chunks =
+        cwb_chunks_new(NULL, NULL, NULL, 1, 64ull * CWB_READ_MAX, 0, CWB_READ_MAX);
+    cwb_chunks_readers(chunks, 8);
+    for (unsigned i = 0; i < 8; i++)
+        assert_int_equal(asks(chunks, &last), 2);
+    assert_int_equal(last, 15);
+    cwb_chunks_unref(chunks);
+    /* One that is long keeps all of them as busy as was agreed, to the last part of it. */
+    chunks = cwb_chunks_new(NULL, NULL, NULL, 1, 1024ull * CWB_READ_MAX, 0, CWB_READ_MAX);
+    cwb_chunks_readers(chunks, 8);
+    while (last < 767)
+        assert_int_equal(asks(chunks, &last), 8);
+    while (last < 1023)
+        assert_in_range(asks(chunks, &last), 1, 7);
+    cwb_chunks_unref(chunks);
+    /* Alone, and short. */
+    chunks = cwb_chunks_new(NULL, NULL, NULL, 1, 3ull * CWB_READ_MAX, 0, CWB_READ_MAX);
+    assert_int_equal(cwb_chunks_share(chunks, 8), 2);
+    assert_int_equal(cwb_chunks_share(chunks, 1), 1);
+    cwb_chunks_unref(chunks);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(all_is_told_before_the_end)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(all_is_told_before_the_end),
+                                       cmocka_unit_test(streams_share_what_there_is)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 """Several nodes on one machine, each with a broker and a bridge of its own, real TCP and TLS between them.
 
 Each node lives in a network namespace where those are allowed, with a veth pair to a bridge device that all share; else
-(`Net("loopback")`) all are on 127.0.0.1 with ports of their own. The sockets of brokers are files, so that the tests
+all are on 127.0.0.1, each with a port that is held for it. The sockets of brokers are files, so that the tests
 reach each from where they run.
 """
 
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -64,16 +66,18 @@ def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
-def free_port() -> int:
-    """A port that nobody uses now, below those that the kernel gives away by itself."""
-    import random
-    import socket
-
+def held_port() -> socket.socket:
+    """A socket bound to a port below those that the kernel gives away by itself. While it is open no other socket gets
+    that port but one with SO_REUSEADDR that listens, as a bridge's does, however often that is started anew."""
     while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as s, contextlib.suppress(OSError):
-            s.bind(("127.0.0.1", port))
-            return port
+        held = socket.socket()
+        try:
+            held.bind(("127.0.0.1", random.randrange(20_000, 32_000)))
+        except OSError:
+            held.close()
+            continue
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return held
 
 
 class Node:
@@ -194,6 +198,7 @@ class Net:
     def __init__(self, *names: str, namespaces: bool = False) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="cwbr-"))
         self.nodes: dict[str, Node] = {}
+        self.held: list[socket.socket] = []
         self.tag = f"cw{os.getpid() % 100000}" if namespaces else ""
         if namespaces:
             ip("link", "add", f"{self.tag}br", "type", "bridge")
@@ -203,7 +208,9 @@ class Net:
             netns = f"{self.tag}{name}" if namespaces else None
             if netns:
                 self._lay(name, netns, host)
-            port = PORT if namespaces else free_port()
+            if not namespaces:
+                self.held.append(held_port())
+            port = PORT if namespaces else self.held[-1].getsockname()[1]
             self.nodes[name] = Node(self.root, name, host, port, netns)
 
     def _lay(self, name: str, netns: str, host: str) -> None:
@@ -243,6 +250,8 @@ class Net:
         """Ends all of it."""
         for node in self.nodes.values():
             node.stop()
+        for held in self.held:
+            held.close()
         for node in self.nodes.values():
             if node.netns:  # the device goes at once, with the namespace it would some time later
                 ip("link", "del", f"{self.tag}v{node.name}")

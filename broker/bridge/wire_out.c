@@ -137,11 +137,10 @@ static void launch(struct cwb_wire *wire) {
 
 /* last: nothing follows but what is said about the piece. */
 static uint32_t slice_bytes(uint32_t left, uint32_t most, bool last) {
-    if (!last || left > SLICE_BYTES)
+    if (!last || left > SLICE_BYTES || left <= SLICE_LEAST)
         return left < most ? left : most;
     uint32_t half = (left / 2 + SLICE_LEAST - 1) / SLICE_LEAST * SLICE_LEAST;
-    half = half < most ? half : most;
-    return left < half ? left : half;
+    return half < most ? half : most;
 }
 
 static int write_slices(struct cwb_wire *wire, const struct cwb_piece *piece, bool rested) {

@@ -13,6 +13,7 @@
 #include "ipc/door.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -24,6 +25,7 @@
 
 #define PATIENCE_NS 50000000ll  /* at the door */
 #define AGAIN_NS    100000000ll /* before it is looked for again where there was none */
+#define NAPS_MOST   5
 
 struct answer {
     struct cw_door_answer head;
@@ -89,26 +91,53 @@ static int fd_of(struct msghdr *message) {
     return fd;
 }
 
-static ssize_t take_answer(cw_client *client, struct answer *answer) {
+static ssize_t take_answer(cw_client *client, struct answer *answer, int flags) {
     _Alignas(struct cmsghdr) uint8_t room[CMSG_SPACE(sizeof(int))];
     struct iovec part = {answer, sizeof *answer};
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
-    ssize_t got = recvmsg(client->door, &message, MSG_CMSG_CLOEXEC);
+    ssize_t got = recvmsg(client->door, &message, MSG_CMSG_CLOEXEC | flags);
     int fd = got < 0 ? -1 : fd_of(&message);
     if (fd >= 0)
         take_board(client, fd);
     return got;
 }
 
+/*
+ * Waits for the answer; awake for as long as a wake-up takes where the bridge runs on another core,
+ * which then need not wake this one. Where that was in vain (the other node is far away, or cores
+ * are short) twice in a row, it sleeps the next times: once at first, up to 2^NAPS_MOST times where
+ * it always is.
+ */
+static ssize_t await_answer(cw_client *client, struct answer *answer) {
+    ssize_t got = -1;
+    if (client->door_naps)
+        client->door_naps--;
+    else if (client->board.base && cw_sleeper_elsewhere(cw_board_bridge(&client->board))) {
+        int64_t until_ns = cw_now_ns() + CW_SPIN_NS;
+        do {
+            got = take_answer(client, answer, MSG_DONTWAIT);
+        } while (got < 0 && errno == EAGAIN && cw_now_ns() < until_ns);
+        if (got >= 0 || errno != EAGAIN) {
+            client->door_vain = 0;
+            return got;
+        }
+        client->door_naps = client->door_vain ? 1u << (client->door_vain - 1) : 0;
+        client->door_vain += client->door_vain <= NAPS_MOST;
+    }
+    return take_answer(client, answer, 0);
+}
+
 /* The answer's bytes, or -EAGAIN, -EINTR; then the door is closed. */
 static ssize_t ask(cw_client *client, const struct cw_name_key *key, struct answer *answer) {
-    struct cw_remote remote = {.verb = CW_REMOTE_GET, .key_bytes = (uint16_t)key->length};
+    struct cw_remote remote = {.verb = CW_REMOTE_GET,
+                               .key_bytes = (uint16_t)key->length,
+                               .slab = (uint32_t)sched_getcpu() + 1};
     struct iovec parts[] = {{&remote, sizeof remote}, {(void *)(uintptr_t)key->text, key->length}};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
     ssize_t got = -1;
     if (sendmsg(client->door, &message, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
-        got = take_answer(client, answer);
+        got = await_answer(client, answer);
     if (got > 0)
         return got;
     int code = got < 0 && errno == EINTR ? -EINTR : -EAGAIN;

@@ -13,7 +13,8 @@
 
 struct head { /* before the records */
     struct cw_segment_header header;
-    uint64_t session; /* stored before anybody else has the segment */
+    uint64_t session;         /* stored before anybody else has the segment */
+    struct cw_sleeper bridge; /* its core alone */
 };
 _Static_assert(sizeof(struct head) <= CW_BOARD_RECORD_BYTES, "layout");
 
@@ -44,6 +45,10 @@ int cw_board_open(int fd, uint64_t instance, struct cw_segment *out) {
 
 uint64_t cw_board_session(const struct cw_segment *board) {
     return ((const struct head *)board->base)->session;
+}
+
+struct cw_sleeper *cw_board_bridge(const struct cw_segment *board) {
+    return &((struct head *)board->base)->bridge;
 }
 
 uint32_t cw_board_place(const char *key, size_t key_bytes) {

@@ -19,6 +19,7 @@
 
 #include "directory.h"
 #include "segment.h"
+#include "wait.h"
 
 #define CW_BOARD_PLACES       64u
 #define CW_BOARD_RECORD_BYTES 1024u /* what does not fit has to wait for its name */
@@ -29,6 +30,8 @@ int cw_board_new(uint64_t instance, uint64_t session, struct cw_segment *out);
 int cw_board_open(int fd, uint64_t instance, struct cw_segment *out);
 /* For whom it was made. */
 uint64_t cw_board_session(const struct cw_segment *board);
+/* Where the bridge runs: it says so, who waits for it looks whether that is another core. */
+struct cw_sleeper *cw_board_bridge(const struct cw_segment *board);
 /* Where a key stands: below CW_BOARD_PLACES. */
 uint32_t cw_board_place(const char *key, size_t key_bytes);
 /* entry has key_bytes and meta_bytes. false: it does not fit, and nothing changed. */

@@ -23,6 +23,11 @@ struct cwb_board *cwb_board_new(struct cwb_bridge *bridge) {
     return NULL;
 }
 
+void cwb_board_here(const struct cwb_bridge *bridge) {
+    if (bridge->board)
+        cw_sleeper_here(cw_board_bridge(&bridge->board->segment));
+}
+
 int cwb_board_fd(const struct cwb_bridge *bridge) {
     return bridge->board ? bridge->board->segment.fd : -1;
 }

@@ -12,6 +12,8 @@ struct cwb_board;
 
 /* For the session at home. NULL: there is none, cw_detail(). */
 struct cwb_board *cwb_board_new(struct cwb_bridge *bridge);
+/* Clients are to see on which core the loop runs. Once a turn. */
+void cwb_board_here(const struct cwb_bridge *bridge);
 /* To be handed out; -1: there is no board. */
 int cwb_board_fd(const struct cwb_bridge *bridge);
 /* It is what its name means, and may be told: put and came say where and what. */

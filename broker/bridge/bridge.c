@@ -295,8 +295,10 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
         if (ring_ns > due_ns)
             ring_ns = due_ns;
         int64_t left_ns = ring_ns - cw_now_ns();
-        bool busy = bridge->loop.dirty != NULL || bridge->hurry;
+        bool busy =
+            bridge->loop.dirty != NULL || bridge->hurry || bridge->loop.now_ns < bridge->awake_ns;
         wait(bridge, busy || left_ns < 0 ? 0 : ring_ns == INT64_MAX ? -1 : left_ns);
+        cwb_board_here(bridge);
         cwb_home_turn(bridge->home);
     }
 }

@@ -4,6 +4,7 @@
  */
 #include "broker/bridge/door.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -13,6 +14,7 @@
 #include "broker/bridge/board.h"
 #include "ipc/address.h"
 #include "ipc/client.h"
+#include "shm/wait.h"
 
 #define BACKLOG 64
 
@@ -27,6 +29,9 @@ struct cwb_visitor {
     struct cwb_door *door;
     struct cwb_job *job; /* under way; NULL: none */
     bool has_board;
+    uint32_t core;       /* where it asked, + 1; 0: it does not say */
+    int64_t answered_ns; /* when it was last answered */
+    bool asks_on;        /* the last time it asked again within CW_SPIN_NS */
 };
 
 static void leave(struct cwb_visitor *visitor) {
@@ -54,7 +59,9 @@ static void on_closed(struct cwb_socket *socket) {
 
 static void on_data(struct cwb_socket *socket, const uint8_t *bytes, uint32_t size_bytes) {
     struct cwb_visitor *visitor = (struct cwb_visitor *)socket;
+    struct cwb_bridge *bridge = visitor->door->bridge;
     struct cw_remote remote = {.verb = 0};
+    bridge->awake_ns = 0;
     /* A GET, and one at a time; anything else is no client of ours. */
     if (size_bytes >= sizeof remote)
         memcpy(&remote, bytes, sizeof remote);
@@ -63,7 +70,9 @@ static void on_data(struct cwb_socket *socket, const uint8_t *bytes, uint32_t si
         leave(visitor);
         return;
     }
-    cwb_job_begin(visitor->door->bridge, visitor, 0, bytes, size_bytes);
+    visitor->core = remote.slab;
+    visitor->asks_on = bridge->loop.now_ns - visitor->answered_ns < CW_SPIN_NS;
+    cwb_job_begin(bridge, visitor, 0, bytes, size_bytes);
 }
 
 static const struct cwb_socket_calls calls = {NULL, on_data, NULL, on_error, on_closed};
@@ -85,6 +94,15 @@ static void hand_board(struct cwb_visitor *visitor, struct msghdr *message, uint
     head->cmsg_len = CMSG_LEN(sizeof fd);
     memcpy(CMSG_DATA(head), &fd, sizeof fd);
     visitor->has_board = true;
+}
+
+/* Who asks again and again, from another core, is waited for awake for a moment: to wake a core
+ * costs both sides more than the answer. On the same core it could not ask meanwhile. */
+static void stay_awake(struct cwb_visitor *visitor) {
+    struct cwb_bridge *bridge = visitor->door->bridge;
+    visitor->answered_ns = bridge->loop.now_ns;
+    if (visitor->asks_on && visitor->core && visitor->core != (uint32_t)sched_getcpu() + 1)
+        bridge->awake_ns = bridge->loop.now_ns + CW_SPIN_NS;
 }
 
 void cwb_door_answer(struct cwb_job *job, int status, const struct cw_put *put, const void *meta) {
@@ -113,6 +131,8 @@ void cwb_door_answer(struct cwb_job *job, int status, const struct cw_put *put, 
         hand_board(visitor, &message, room);
     if (sendmsg(visitor->socket.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
         leave(visitor); /* it went, or does not read */
+    else
+        stay_awake(visitor);
 }
 
 static void let_in(struct cwb_door *door, int fd) {

@@ -76,6 +76,7 @@ void cwd_monitor_answer(struct cwd_broker *b, struct cwd_session *session) {
     session->changed = true;
     CWD_COUNT(b, requests);
     update_gauges(b);
+    count_routes(b, session); /* what it had copied when it asked is there with the answer, too */
     update_row(b, session);
 }
 

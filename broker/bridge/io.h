@@ -61,7 +61,7 @@ void cwb_io_connect(struct cwb_io *io, struct cwb_socket *socket, const struct s
                     socklen_t length);
 /* The socket is connected: receive from now on. */
 void cwb_io_start(struct cwb_io *io, struct cwb_socket *socket);
-#define CWB_IO_AT_ONCE_BYTES (64u << 10)
+#define CWB_IO_AT_ONCE_BYTES (128u << 10)
 /* Sends; one at a time, the next after on_sent. bytes stay until then. What is small
  * (CWB_IO_AT_ONCE_BYTES, and what TLS adds) is sent at once if there is room: on_sent then comes
  * from within this call. */

@@ -2,9 +2,9 @@
  * What goes out over a wire: frames and pieces into `out`, and `out` to the kernel when what was
  * sent before has gone. One piece is encrypted straight from the array's memory, slice by slice,
  * and each slice goes as soon as it can, so that the other side decrypts it while the next one is
- * encrypted; nothing comes between the slices of a piece. The first slice after a rest and the last
- * before one are small, since for these the other side does wait; and the last goes with what is
- * said about the piece, such as the hash over all of it, in one. See wire.h.
+ * encrypted; nothing comes between the slices of a piece. The first slices after a rest and the
+ * last before one are smaller, since for these the other side does wait; and the last goes with
+ * what is said about the piece, such as the hash over all of it, in one. See wire.h.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -135,25 +135,24 @@ static void launch(struct cwb_wire *wire) {
     cwb_io_send(wire->loop->io, &wire->socket, flying.data, flying.used);
 }
 
-/* rested: nothing is under way. last: nothing follows but what is said about the piece. */
-static uint32_t slice_bytes(uint32_t left, bool rested, bool last) {
-    if (rested && left > SLICE_LEAST)
-        return SLICE_LEAST;
-    if (!last || left > SLICE_BYTES)
-        return left < SLICE_BYTES ? left : SLICE_BYTES;
-    return left <= SLICE_LEAST ? left : (left / 2 + SLICE_LEAST - 1) / SLICE_LEAST * SLICE_LEAST;
+/* last: nothing follows but what is said about the piece. */
+static uint32_t slice_bytes(uint32_t left, uint32_t most, bool last) {
+    if (!last || left > SLICE_BYTES || left <= SLICE_LEAST)
+        return left < most ? left : most;
+    uint32_t half = (left / 2 + SLICE_LEAST - 1) / SLICE_LEAST * SLICE_LEAST;
+    return half < most ? half : most;
 }
 
 static int write_slices(struct cwb_wire *wire, const struct cwb_piece *piece, bool rested) {
-    uint32_t left = piece->read.length_bytes;
+    uint32_t left = piece->read.length_bytes, most = rested ? SLICE_LEAST : SLICE_BYTES;
     bool last = !piece->next;
     int code = 0;
     for (const uint8_t *at = piece->bytes; left && code == 0;) {
-        uint32_t slice = slice_bytes(left, rested, last);
+        uint32_t slice = slice_bytes(left, most, last);
         code = cwb_tls_write(&wire->tls, at, slice);
         at += slice;
         left -= slice;
-        rested = false;
+        most = 2 * most < SLICE_BYTES ? 2 * most : SLICE_BYTES;
         if (code == 0 && (left || !last))
             launch(wire);
     }

@@ -27,13 +27,14 @@ from pathlib import Path
 
 import numpy as np
 from bridge_proxy import FROM, TO, Proxy
-from bridge_support import Node
+from bridge_support import KEPT_BY_SANITIZER, Node
 from waiting import eventually
 
 import causeway as cw
 
 HUNG_SECONDS = 90  # a call is told within 15 s, README; the machine may be slow
-HEAP_KIB = 24_000  # frees of a few buffers that glibc keeps, in each of the arenas of 7 threads
+# Frees of a few buffers that glibc keeps, in each of the arenas of 7 threads.
+HEAP_KIB = 24_000 + KEPT_BY_SANITIZER // 1024
 NAMES = 4  # of a worker
 MUST = ("put", "get", "look", "remove")
 HEAD = np.dtype([("writer", "<u4"), ("version", "<u4"), ("size", "<u8")])

@@ -26,6 +26,8 @@ import causeway as cw
 from causeway import _programs
 
 PORT = 7400
+# AddressSanitizer keeps what was freed, 256 MiB of it by default: what a process of ours may have more then.
+KEPT_BY_SANITIZER = (300 << 20) if os.environ.get("CAUSEWAY_ASAN") else 0
 
 
 def lacking() -> str:

@@ -61,7 +61,9 @@ static void figures_are_there_with_the_answer(void **state) {
     for (int i = 0; i < 2000; i++) {
         assert_int_equal(raw_put(&client, slab.id, 0, gen, 100, "x", 0), 0);
         assert_int_equal(raw_gauge(&broker, CW_GAUGE_names), 1);
+        CW_ADD(X1, &client.shared->routes[CW_ROUTE_STAGED], 7, relaxed);
         assert_int_equal(raw_remove(&client, "x"), 0);
+        assert_int_equal(raw_counter(&broker, CW_COUNTER_bytes_staged), 7 * (i + 1));
         assert_int_equal(raw_gauge(&broker, CW_GAUGE_names), 0);
     }
     for (int i = 0; i < 200; i++) {

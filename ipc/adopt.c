@@ -6,7 +6,8 @@
  * entry is copied and checked, and a table that cannot be is left alone. What is live there waits
  * in the heap's pending list until the broker frees it.
  *
- * Owner: client->lock. If this process dies in the middle the slab is an orphan again.
+ * Owner: client->lock. If this process dies in the middle, or cannot open it, the slab is an orphan
+ * again.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -110,6 +111,7 @@ int cw_heap_adopt(cw_client *client, struct cw_heap *heap, uint64_t size_bytes) 
     if (info_bytes != sizeof info)
         return cw_fail(-EPROTO, "the broker answered SLAB_ADOPT with %u bytes", info_bytes);
     struct cw_slab *slab;
+    bool ours = false;
     pthread_mutex_lock(&client->lock);
     code = cw_slab_get(client, info.slab, &slab);
     if (code == 0 && slab->own)
@@ -119,17 +121,17 @@ int cw_heap_adopt(cw_client *client, struct cw_heap *heap, uint64_t size_bytes) 
     if (code == 0) {
         cw_slab_wake(client, slab);
         slab->heap = heap;
-        slab->own = true;
+        slab->own = ours = true;
         slab->own_next = client->slabs.own;
         client->slabs.own = slab;
         code = rebuild(client, slab);
     }
     pthread_mutex_unlock(&client->lock);
-    if (code == -EPROTO) {
-        /* The dead maker left a table that is none: its slab is of no use, ours will do. */
+    if (code && !ours) {
+        /* It could not be opened: it is an orphan again, for who can. */
         request.slab = info.slab;
         cw_lane_post(client, CW_OP_SLAB_CLOSE, &request, sizeof request);
-        code = -ENOENT;
     }
-    return code;
+    /* The dead maker may have left a table that is none: its slab is of no use, ours will do. */
+    return code == -EPROTO ? -ENOENT : code;
 }

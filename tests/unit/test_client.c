@@ -1,6 +1,8 @@
 /*
  * The promises of causeway.h about arrays, names and handles, against a real broker.
  */
+#include <sys/resource.h>
+
 #include "tests/unit/client_support.h"
 
 static void the_first_client_starts_a_broker(void **state) {
@@ -547,6 +549,30 @@ static int make_and_die(void *context) {
     return 0;
 }
 
+/* No descriptor is to be had for it at that moment. */
+static void a_dead_makers_slab_that_cannot_be_opened_is_an_orphan_again(void **state) {
+    (void)state;
+    cw_client *client = client_open();
+    struct rlimit before, none;
+    cw_array *array = NULL;
+    int64_t count = 300000;
+    cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &count, .dtype = "|u1"};
+    assert_int_equal(in_child(make_and_die, NULL), 128 + SIGKILL);
+    EVENTUALLY(gauge(client, CW_GAUGE_orphan_slabs) == 1);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = before;
+    none.rlim_cur = 3;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    int code = cw_array_new(client, "cpu", &layout, 0, &array);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_true(code < 0);
+    EVENTUALLY(gauge(client, CW_GAUGE_orphan_slabs) == 1);
+    OK(cw_array_new(client, "cpu", &layout, 0, &array));
+    assert_int_equal(gauge(client, CW_GAUGE_orphan_slabs), 0);
+    cw_array_close(array);
+    cw_client_unref(client);
+}
+
 static void a_dead_makers_slab_is_adopted(void **state) {
     (void)state;
     cw_client *client = client_open();
@@ -590,6 +616,7 @@ int main(void) {
         TEST(many_large_arrays_share_slabs),
         TEST(new_zeroed_memory_is_zero_also_when_used_before),
         TEST(limits_are_errors_of_their_own),
+        TEST(a_dead_makers_slab_that_cannot_be_opened_is_an_orphan_again),
         TEST(a_dead_makers_slab_is_adopted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

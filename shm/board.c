@@ -78,5 +78,6 @@ int cw_board_find(const struct cw_segment *board, const char *key, size_t key_by
         code = cw_record_copy(record, CW_BOARD_RECORD_BYTES, out);
     bool same =
         code == 0 && out->entry.key_bytes == key_bytes && memcmp(out->key, key, key_bytes) == 0;
-    return same && now_ns - (int64_t)out->entry.id < CW_BOARD_NS ? 0 : -ENOENT;
+    bool counts = (int64_t)((uint64_t)now_ns - out->entry.id) < CW_BOARD_NS;
+    return same && counts ? 0 : -ENOENT;
 }

@@ -68,6 +68,13 @@ def next_of(connection: Raw) -> tuple[int, int, int, bytes]:
     return answer
 
 
+def next_request(connection: Raw) -> tuple[int, int, int, bytes]:
+    """The next that the other side asks for."""
+    request = connection.receive(requests=True)
+    assert request is not None
+    return request
+
+
 def answered(connection: Raw, size: int, count: int, id: int = 10) -> tuple[int, int]:
     """An OPEN with so many READs is answered by so many pieces and, if these are all, the hash; source, and hash or 0."""
     connection.send(asking(raw.OPEN, b"open/%d" % size, id=id, flags=ahead(count)))
@@ -358,3 +365,26 @@ def test_what_comes_for_a_client_that_has_gone_is_the_next_one_s(nodes: tuple[No
         connection.send(come(id, SIZE, 1) + come(id, SIZE, 2) + closed(id + 4, hash))
         with b.here():
             assert (cw.get("//evil/left").numpy() == values(SIZE)).all()
+
+
+def test_what_an_open_gives_back_is_used_whole(nodes: tuple[Node, Node]) -> None:
+    """What came with an OPEN counts as requests under way; where none of it is answered, as many others go."""
+    b, evil = nodes
+    most = 16
+    with Raw(evil.keys, b.port, raw.hello(requests=most)) as connection:
+        known(connection, b, evil)
+        connection.answers_pings = False  # each answer lets one more go
+        asked = [visitor(b, b"credit%d" % i) for i in range(40)]
+        opens: list[tuple[int, int]] = []
+        while not opens or opens[-1][1]:
+            op, id, _, body = next_request(connection)
+            assert op == raw.OPEN
+            opens.append((id, asked_ahead(body)))
+        with_pieces = [id for id, count in opens if count]
+        assert with_pieces and len(with_pieces) * (MOST + 2) < most
+        for id in with_pieces:
+            connection.send(no(raw.OPEN, id, b""))
+        for _ in range(most - 4):  # less some that were read already, and PINGs
+            assert next_request(connection)[0] == raw.OPEN
+        for one in asked:
+            one.close()

@@ -237,7 +237,7 @@ def test_who_speaks_another_version_is_told_which_this_is(
     with Raw(evil.keys, b.port, hello(versions=versions)) as connection:
         assert connection.versions() == (4, 4)
         assert connection.ended()
-    assert eventually(lambda: "speaks versions %d to %d" % versions in b.said())
+    assert eventually(lambda: "speaks versions {} to {}".format(*versions) in b.said())
 
 
 @pytest.mark.parametrize("breach", BREACHES)

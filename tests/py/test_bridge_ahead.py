@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import errno
 import functools
 import itertools
+import socket
 import struct
 from collections.abc import Iterator
 
@@ -365,6 +367,46 @@ def test_what_comes_for_a_client_that_has_gone_is_the_next_one_s(nodes: tuple[No
         connection.send(come(id, SIZE, 1) + come(id, SIZE, 2) + closed(id + 4, hash))
         with b.here():
             assert (cw.get("//evil/left").numpy() == values(SIZE)).all()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_was_asked_ahead_and_cut_is_asked_for_again(
+    nodes: tuple[Node, Node], kept: bool
+) -> None:
+    """Of the same source; where that has ended, of another, with nothing ahead."""
+    b, evil = nodes
+    read: list[int] = []
+    with b.here(), concurrent.futures.ThreadPoolExecutor() as pool:
+        with Raw(evil.keys, b.port) as connection:
+            known(connection, b, evil)
+            hash = pulled(connection, SIZE)
+            told = pool.submit(cw.get, f"//evil/cut{kept}")
+            op, id, _, body = next_request(connection)
+            assert (op, asked_ahead(body)) == (raw.OPEN, MOST)
+            connection.send(reply(id) + come(id, SIZE, 0) + come(id, SIZE, 1)[:100_000])
+            connection.socket.shutdown(socket.SHUT_WR)
+            while connection.receive() is not None:
+                pass
+
+        def answer(op: int, id: int, body: bytes) -> bytes:
+            if op == raw.OPEN and asked_ahead(body):  # for who asked after the cut
+                return reply(id) + whole(id) + closed(id + 4, hash)
+            if op == raw.OPEN:
+                assert not kept
+                return reply(id, 0, source=6)
+            if op == raw.CLOSE:
+                return closed(id, hash)
+            assert op == raw.READ
+            source, at, _, _ = struct.unpack("<QQII", body)
+            if source == 5 and not kept:
+                return frame(raw.READ | raw.REPLY, b"it ended", id=id, status=-errno.ESTALE)
+            read.append(at // PIECE)
+            return come(id - 1 - at // PIECE, SIZE, at // PIECE, source=source)
+
+        with Raw(evil.keys, b.port) as connection, Liar(connection, answer):
+            assert (told.result(60).numpy() == values(SIZE)).all()
+    # Piece 0 is here, unless there was no memory for it when it came.
+    assert sorted(read) == [0, 1, 2] or (kept and sorted(read) == [1, 2])
 
 
 def test_what_an_open_gives_back_is_used_whole(nodes: tuple[Node, Node]) -> None:

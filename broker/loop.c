@@ -209,6 +209,8 @@ static int64_t serve_time(struct cwd_broker *b) {
     due_ns = next_ns < due_ns ? next_ns : due_ns;
     next_ns = cwd_names_expire(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;
+    if (b->remote.session)
+        cwd_session_wake(b->remote.session); /* what it was told here: the loop may sleep next */
     if (b->accept_after_ns > b->now_ns && b->accept_after_ns < due_ns)
         due_ns = b->accept_after_ns;
     if (cwd_reclaim_due(b) <= b->now_ns) {

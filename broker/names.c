@@ -196,8 +196,6 @@ int64_t cwd_names_expire(struct cwd_broker *b) {
     struct sweep sweep = {.broker = b};
     cw_directory_sweep(b->directory, sweep_one, &sweep);
     cwd_changes_tell(b);
-    if (b->remote.session)
-        cwd_session_wake(b->remote.session); /* now: the loop may sleep next */
     cwd_log("%llu names ended, since their user has no client any more",
             (unsigned long long)(names - cwd_names_count(b)));
     return INT64_MAX;

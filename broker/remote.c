@@ -227,8 +227,8 @@ static int64_t look_after(struct cwd_broker *b) {
     remote->look_head = head;
     remote->look_ns = b->now_ns + LOOK_NS;
     if (remote->silent < (remote->session ? CWD_REMOTE_LOOKS : CWD_REMOTE_START_LOOKS)) {
-        if (!first && give(b, &nothing, NULL, 0))
-            cwd_session_wake(remote->session); /* now: the loop may sleep next */
+        if (!first)
+            (void)give(b, &nothing, NULL, 0);
     } else {
         cwd_log(PROGRAM " (pid %d) has said nothing for %u s: it stands, and is killed",
                 (int)remote->pid, remote->silent);
@@ -244,6 +244,7 @@ int64_t cwd_remote_serve(struct cwd_broker *b) {
     if (b->stopping)
         return INT64_MAX;
     int64_t look_ns = look_after(b);
+    cwd_changes_tell(b); /* where there was no room */
     if (!wanted && !remote->jobs)
         return look_ns;
     if (!remote->pid && !remote->session) {
@@ -261,7 +262,6 @@ int64_t cwd_remote_serve(struct cwd_broker *b) {
         }
     }
     hand_out(b);
-    cwd_changes_tell(b); /* where there was no room */
     return look_after(b);
 }
 

@@ -152,7 +152,7 @@ int cw_door_find(cw_client *client, const struct cw_name_key *key, uint32_t flag
     pthread_mutex_lock(&client->lock);
     int code = client->board.base ? 0 : -EAGAIN;
     if (code == 0)
-        code = cw_board_find(&client->board, key->text, key->length, &found);
+        code = cw_board_find(&client->board, key->text, key->length, cw_now_ns(), &found);
     /* BD1: after the record was copied (D4); then nobody was told anything newer by another bridge.
      */
     if (code == 0 &&
@@ -164,6 +164,8 @@ int cw_door_find(cw_client *client, const struct cw_name_key *key, uint32_t flag
         code = cw_array_attach(client, at->slab, at->block, at->gen, at->offset_bytes,
                                at->size_bytes, &shape, flags, out);
     pthread_mutex_unlock(&client->lock);
+    if (code == -EINTR)
+        return code;           /* a signal ends the call: it is not asked for again */
     return code ? -EAGAIN : 0; /* whatever it is, who is asked at the door says so */
 }
 

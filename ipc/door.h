@@ -16,7 +16,7 @@ int cw_door_get(cw_client *client, const struct cw_name_key *key, uint32_t flags
                 cw_array **out);
 /*
  * The same, of what is here already and has no name yet, by the bridge's board (shm/board.h): asks
- * nobody. 0 and *out; -EAGAIN (without a sentence): it is not to be had so.
+ * nobody. 0 and *out; -EINTR; -EAGAIN (without a sentence): it is not to be had so.
  */
 int cw_door_find(cw_client *client, const struct cw_name_key *key, uint32_t flags, cw_array **out);
 void cw_door_close(cw_client *client);

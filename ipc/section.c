@@ -141,16 +141,17 @@ static int need_uses(struct waiter *w, struct cw_order *order) {
     return code ? code : need_use(w, seen.write, NULL, 0);
 }
 
-/* What the last write had waited for, for a write that keeps some of its bytes: whoever reads them
- * afterwards finds only the new write's record. So it waits for the same. What is dead is found at
- * the end (was_poisoned). The turn is ours. */
-static int need_inherited(struct waiter *w, struct cw_order *order) {
+/* What the last write had waited for: a write that keeps some of its bytes hands that on at its end
+ * (gather), when nobody can be asked whose these stamps are. The turn is ours. */
+static int meet_inherited(const struct waiter *w, struct cw_order *order) {
     struct cw_order_seen seen;
-    int code = 0;
     cw_order_see(order, &seen);
-    for (unsigned i = 0; i < CW_ORDER_WAITED && (code == 0 || code == -EOWNERDEAD); i++)
-        code = need(w, seen.waited[i], NULL, 0);
-    return code == -EOWNERDEAD ? 0 : code;
+    for (unsigned i = 0; i < CW_ORDER_WAITED; i++) {
+        int state = seen.waited[i] ? cw_stamp_look(w->client, w->fences, seen.waited[i]) : 0;
+        if (state < 0 && state != -EOWNERDEAD)
+            return state;
+    }
+    return 0;
 }
 
 /* ---- one array ---- */
@@ -208,7 +209,7 @@ static int take(struct waiter *w, struct cw_held *held) {
         return code;
     code = held->writing ? need_uses(w, held->order) : need_write(w, held->order);
     if (code == 0 && held->writing && !held->whole)
-        code = need_inherited(w, held->order);
+        code = meet_inherited(w, held->order);
     if (code)
         give_back(w->section, held);
     return code;
@@ -275,19 +276,56 @@ int cw_section_begin(cw_client *client, struct cw_fences *fences, const cw_use *
 
 /* ---- end ---- */
 
-/* What readers of the result must look at besides its own stamp: what the stream still waits for.
- * Where that is more than a record holds the CPU waits for the rest. */
+#define GATHERED_MAX (CW_ORDER_WAITED + CW_DEPENDENCIES_MAX)
+
+/* What readers of a write must look at besides its own stamp: what the stream still waits for, and,
+ * where the write keeps some bytes, what the write before it had waited for, since only the new
+ * write's record is found. The stream need not wait for these, which that write has done. Returns
+ * their number. *dead: one of them will not be reached. The turn is ours; the lock is kept. */
+static uint32_t gather(struct cw_fences *fences, const struct cw_stream *stream,
+                       const struct cw_held *held, cw_stamp *out, bool *dead) {
+    struct cw_order_seen seen;
+    uint32_t count = 0;
+    bool final;
+    *dead = false;
+    cw_order_see(held->order, &seen);
+    for (unsigned i = 0; i < CW_ORDER_WAITED && !held->whole; i++) {
+        int state = seen.waited[i] ? cw_stamp_known(fences, seen.waited[i], &final) : 1;
+        *dead = *dead || state < 0;
+        if (state == 0)
+            out[count++] = seen.waited[i];
+    }
+    for (uint32_t i = 0, inherited = count; i < stream->dependency_count; i++) {
+        cw_stamp stamp = stream->dependencies[i];
+        uint32_t at = 0;
+        while (at < inherited && cw_stamp_fence(out[at]) != cw_stamp_fence(stamp))
+            at++;
+        if (at == inherited)
+            out[count++] = stamp;
+        else if (out[at] < stamp)
+            out[at] = stamp;
+    }
+    return count;
+}
+
+/* Where that is more than a record holds the CPU waits for the rest. */
 static int settle_dependencies(cw_client *client, struct cw_fences *fences,
-                               struct cw_stream *stream) {
-    cw_stream_prune(client, fences, stream);
-    while (stream->dependency_count > CW_ORDER_WAITED) {
-        cw_stamp oldest = stream->dependencies[0];
+                               struct cw_section *section) {
+    cw_stamp waited[GATHERED_MAX];
+    bool dead;
+    cw_stream_prune(client, fences, section->stream);
+    for (uint32_t i = 0; section->open && i < section->held_count;) {
+        struct cw_held *held = &section->held[i++];
+        if (!held->writing ||
+            gather(fences, section->stream, held, waited, &dead) <= CW_ORDER_WAITED)
+            continue;
         pthread_mutex_unlock(&fences->lock);
-        int code = cw_stamp_wait(client, oldest, -1);
+        int code = cw_stamp_wait(client, waited[0], -1);
         pthread_mutex_lock(&fences->lock);
         if (code && code != -EOWNERDEAD && code != -EINTR)
             return code;
-        cw_stream_prune(client, fences, stream);
+        cw_stream_prune(client, fences, section->stream);
+        i = 0; /* another thread's begin on this stream may have brought more */
     }
     return 0;
 }
@@ -323,19 +361,15 @@ int cw_section_end(cw_client *client, struct cw_fences *fences, struct cw_sectio
                    bool failed) {
     struct cw_stream *stream = section->stream;
     cw_stamp stamp = cw_section_stamp(section);
-    cw_stamp waited[CW_ORDER_WAITED];
-    int settled = has_writing(section) ? settle_dependencies(client, fences, stream) : 0;
+    cw_stamp waited[GATHERED_MAX];
+    int settled = has_writing(section) ? settle_dependencies(client, fences, section) : 0;
     for (uint32_t i = 0; section->open && i < section->held_count; i++) {
-        bool whole = !section->held[i].writing || section->held[i].whole ||
-                     !was_poisoned(client, fences, section->held[i].order);
-        section->held[i].whole = whole;
+        struct cw_held *held = &section->held[i];
+        held->poisoned = held->writing && !held->whole && was_poisoned(client, fences, held->order);
     }
     int code = section->open ? 0 : cw_gpu_check(stream->gpu); /* it broke meanwhile */
     if (code)
         return code;
-    uint32_t count =
-        stream->dependency_count < CW_ORDER_WAITED ? stream->dependency_count : CW_ORDER_WAITED;
-    memcpy(waited, stream->dependencies, count * sizeof *waited);
     code = cw_section_submit(section);
     if (code == 0)
         code = settled;
@@ -345,8 +379,14 @@ int cw_section_end(cw_client *client, struct cw_fences *fences, struct cw_sectio
         struct cw_held *held = &section->held[i];
         if (!held->writing)
             continue;
-        cw_order_written(held->order, stamp, waited, count,
-                         held->whole && code == 0 && !failed ? 0 : CW_ORDER_POISONED);
+        /* What has passed by now was reached; what died since was_poisoned() is told here. */
+        bool dead, good = code == 0 && !failed && !held->poisoned;
+        uint32_t count = gather(fences, stream, held, waited, &dead);
+        if (count > CW_ORDER_WAITED) { /* where settling failed */
+            good = false;
+            count = CW_ORDER_WAITED;
+        }
+        cw_order_written(held->order, stamp, waited, count, good && !dead ? 0 : CW_ORDER_POISONED);
         cw_order_turn_give(held->order);
     }
     section->held_count = 0;

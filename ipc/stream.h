@@ -33,6 +33,7 @@ struct cw_held { /* what an open section has of one array */
     cw_array *array;
     struct cw_order *order;
     bool writing, whole;
+    bool poisoned;  /* at the end: of what the write kept something was incomplete */
     unsigned place; /* of a reading: where its stamp stands, and what stood there before */
     cw_stamp before;
 };

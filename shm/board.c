@@ -70,7 +70,7 @@ void cw_board_erase(struct cw_segment *board, uint32_t place) {
     cw_record_write(record_at(board, place), &none, NULL, NULL);
 }
 
-int cw_board_find(const struct cw_segment *board, const char *key, size_t key_bytes,
+int cw_board_find(const struct cw_segment *board, const char *key, size_t key_bytes, int64_t now_ns,
                   struct cw_found *out) {
     struct cw_record *record = record_at(board, cw_board_place(key, key_bytes));
     int code = -EAGAIN;
@@ -78,5 +78,6 @@ int cw_board_find(const struct cw_segment *board, const char *key, size_t key_by
         code = cw_record_copy(record, CW_BOARD_RECORD_BYTES, out);
     bool same =
         code == 0 && out->entry.key_bytes == key_bytes && memcmp(out->key, key, key_bytes) == 0;
-    return same ? 0 : -ENOENT;
+    bool counts = (int64_t)((uint64_t)now_ns - out->entry.id) < CW_BOARD_NS;
+    return same && counts ? 0 : -ENOENT;
 }

@@ -17,8 +17,8 @@
  *           read in pieces knows whether anybody wrote meanwhile.
  *   waited  what that write had to wait for and had not passed when it was submitted. Poison passes
  *           through here: if one of these died, the write has run on incomplete data. A write that
- *           does not cover the whole array waits for what the write before it had waited for, too:
- *           so these stamps are handed on until they have passed.
+ *           does not cover the whole array adds what the write before it had waited for: so these
+ *           stamps are handed on until they have passed. One that does owes nothing to them.
  *   reads   stamps of reads under way. A fence stands here once at most, with its latest value.
  *   marks   CW_ORDER_POISONED: a writer learned before its end that it computed with incomplete
  *           data, or wrote a part of an array that was so. Cleared by the next write that covers

@@ -35,7 +35,8 @@ int cwb_board_fd(const struct cwb_bridge *bridge) {
 void cwb_board_post(struct cwb_replica *replica) {
     struct cwb_board *board = replica->bridge->board;
     const struct cw_put *put = &replica->put;
-    struct cw_entry entry = {.slab = put->slab,
+    struct cw_entry entry = {.id = (uint64_t)cw_now_ns(),
+                             .slab = put->slab,
                              .block = put->block,
                              .gen = put->gen,
                              .offset_bytes = put->offset_bytes,

@@ -236,18 +236,20 @@ void cwb_link_answered(struct cwb_link *link, const struct cwb_request *request)
     link->request_count -= weight(request);
     if (request->closing)
         request->closing->ahead--;
-    struct cwb_request *next = link->backlog; /* nothing comes with it: it weighs one */
-    if (!next || link->request_count >= link->requests_max)
-        return;
-    struct cw_message head;
-    memcpy(&head, next->frame, sizeof head);
-    link->backlog = next->backlog_next;
-    if (!link->backlog)
-        link->backlog_end = &link->backlog;
-    link->request_count++;
-    cwb_wire_write(&link->wire, next->frame, head.size_bytes);
-    free(next->frame);
-    next->frame = NULL;
+    /* An OPEN gives back what was never answered of what came with it; of the backlog nothing comes
+     * with any, and each weighs one. */
+    for (struct cwb_request *next;
+         (next = link->backlog) && link->request_count < link->requests_max;) {
+        struct cw_message head;
+        memcpy(&head, next->frame, sizeof head);
+        link->backlog = next->backlog_next;
+        if (!link->backlog)
+            link->backlog_end = &link->backlog;
+        link->request_count++;
+        cwb_wire_write(&link->wire, next->frame, head.size_bytes);
+        free(next->frame);
+        next->frame = NULL;
+    }
 }
 
 struct cwb_request *cwb_link_ask(struct cwb_link *link, uint16_t op, const struct iovec *parts,

@@ -16,7 +16,7 @@ struct cwb_stream;
 int cwb_link_begin_tls(struct cwb_link *link);
 /* What was kept of its first record is of no more use. */
 void cwb_link_drop_first(struct cwb_link *link);
-/* A request was answered: the next of the backlog may go. */
+/* A request was answered: of the backlog goes what may. */
 void cwb_link_answered(struct cwb_link *link, const struct cwb_request *request);
 /* An OPEN was answered with a source: link->ahead has what came with it. 0, or -EPROTO: more is
  * announced than was asked for. */

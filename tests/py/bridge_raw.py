@@ -67,7 +67,9 @@ def asking(op: int, name: bytes, *, id: int = 1, flags: int = 0) -> bytes:
 
 
 class Raw:
-    """A connection that has shown its key."""
+    """A connection that has shown its key. It answers PINGs, unless answers_pings is taken away."""
+
+    answers_pings = True
 
     def __init__(self, keys: Path, port: int, greeting: bytes | None = None) -> None:
         plain = socket.create_connection(("127.0.0.1", port), 60)
@@ -96,9 +98,19 @@ class Raw:
             if body is None:
                 return None
             if op == PING:
-                self.send(frame(PING | REPLY, id=id))
+                if self.answers_pings:
+                    self.send(frame(PING | REPLY, id=id))
             elif op not in (HELLO, STREAMS) and (requests or op & REPLY):
                 return op, id, status, body
+
+    def versions(self) -> tuple[int, int]:
+        """What the other side speaks, from its HELLO, which is the first that it says."""
+        head, body = self._exactly(24), self._exactly(96)
+        assert head is not None and body is not None
+        assert struct.unpack("<IHHQiI", head)[1] == HELLO
+        magic, least, most = struct.unpack("<QII", body[:16])
+        assert magic == MAGIC
+        return least, most
 
     def ended(self) -> bool:
         """Whether the other side ends the connection."""

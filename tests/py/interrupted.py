@@ -43,7 +43,7 @@ def _once(action: Callable[[], object], step: int) -> bool:
         return True
     finally:
         sys.settrace(before)
-    return left < 0
+    return left == 0  # it was raised, and something took it: there may be more steps
 
 
 def everywhere(action: Callable[[], object], check: Callable[[], object], every: int = 1) -> int:

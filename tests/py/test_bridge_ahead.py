@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import struct
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ import pytest
 from bridge_liar import Liar, about, known, lied_to, no, opened, visitor
 from bridge_raw import Raw, asking, frame
 from bridge_support import Node
+from conftest import eventually
 
 import causeway as cw
 
@@ -64,6 +66,13 @@ def next_of(connection: Raw) -> tuple[int, int, int, bytes]:
     answer = connection.receive()
     assert answer is not None
     return answer
+
+
+def next_request(connection: Raw) -> tuple[int, int, int, bytes]:
+    """The next that the other side asks for."""
+    request = connection.receive(requests=True)
+    assert request is not None
+    return request
 
 
 def answered(connection: Raw, size: int, count: int, id: int = 10) -> tuple[int, int]:
@@ -235,6 +244,7 @@ def closed(id: int, hash: int, status: int = 0) -> bytes:
 
 
 def test_a_get_of_some_pieces_asks_once(nodes: tuple[Node, Node]) -> None:
+    """Where memory for it is ready: else it reads what came before it had some, as of any array."""
     b, evil = nodes
     size = 3 * PIECE
     with Raw(evil.keys, b.port) as connection:
@@ -242,16 +252,24 @@ def test_a_get_of_some_pieces_asks_once(nodes: tuple[Node, Node]) -> None:
         hash = pulled(connection, size)
 
         def answer(op: int, id: int, body: bytes) -> bytes:
+            if op == raw.READ:
+                return come(0, size, int(struct.unpack("<Q", body[8:16])[0]) // PIECE, id=id)
+            if op == raw.CLOSE:
+                return closed(id, hash)
             assert op == raw.OPEN, op
             assert asked_ahead(body) == MOST
             first = frame(op | raw.REPLY, opened(size, about((size,)), ahead=3), id=id)
             # in any order
             return first + come(id, size, 2) + come(id, size, 0) + come(id, size, 1) + closed(id + 4, hash)  # fmt: skip
 
+        def asked(turn: int) -> list[int]:
+            before = len(liar.seen)
+            assert (cw.get(f"//evil/once{turn}").numpy() == values(size)).all()
+            return [op for op in liar.seen[before:] if not op & raw.REPLY]
+
         with b.here(), Liar(connection, answer) as liar:
-            for turn in range(3):
-                assert (cw.get(f"//evil/once{turn}").numpy() == values(size)).all()
-            assert liar.seen.count(raw.READ) == liar.seen.count(raw.CLOSE) == 0
+            turns = itertools.count()
+            assert eventually(lambda: asked(next(turns)) == [raw.OPEN])
 
 
 SIZE = 3 * PIECE
@@ -347,3 +365,26 @@ def test_what_comes_for_a_client_that_has_gone_is_the_next_one_s(nodes: tuple[No
         connection.send(come(id, SIZE, 1) + come(id, SIZE, 2) + closed(id + 4, hash))
         with b.here():
             assert (cw.get("//evil/left").numpy() == values(SIZE)).all()
+
+
+def test_what_an_open_gives_back_is_used_whole(nodes: tuple[Node, Node]) -> None:
+    """What came with an OPEN counts as requests under way; where none of it is answered, as many others go."""
+    b, evil = nodes
+    most = 16
+    with Raw(evil.keys, b.port, raw.hello(requests=most)) as connection:
+        known(connection, b, evil)
+        connection.answers_pings = False  # each answer lets one more go
+        asked = [visitor(b, b"credit%d" % i) for i in range(40)]
+        opens: list[tuple[int, int]] = []
+        while not opens or opens[-1][1]:
+            op, id, _, body = next_request(connection)
+            assert op == raw.OPEN
+            opens.append((id, asked_ahead(body)))
+        with_pieces = [id for id, count in opens if count]
+        assert with_pieces and len(with_pieces) * (MOST + 2) < most
+        for id in with_pieces:
+            connection.send(no(raw.OPEN, id, b""))
+        for _ in range(most - 4):  # less some that were read already, and PINGs
+            assert next_request(connection)[0] == raw.OPEN
+        for one in asked:
+            one.close()

@@ -116,3 +116,31 @@ def test_the_board_of_a_dead_bridge_counts_no_more(two: tuple[Node, Node]) -> No
             b.put("open/x", [value])
             assert eventually(lambda v=value: cw.get("//b/open/x").numpy().tolist() == [v], 60)
             assert held.numpy().tolist() == [value - 1]
+
+
+def test_what_a_bridge_that_stands_had_to_tell_is_told_no_more(two: tuple[Node, Node]) -> None:
+    a, b = two
+    b.put("open/0", [0])
+    b.put("open/x", [1])
+    assert a.process is not None
+    broker, bridge = a.process.pid, a.bridge_pid()
+
+    def told() -> bool:
+        try:
+            assert cw.get("//b/open/x", timeout=0.2).numpy().tolist() == [1]
+        except cw.Timeout:
+            return False
+        return True
+
+    with a.here():
+        cw.get("//b/open/0")  # the slab and the board are known from here on
+        os.kill(broker, signal.SIGSTOP)  # no name is written
+        assert eventually(lambda: stopped(broker))
+        held = cw.get("//b/open/x")
+        os.kill(bridge, signal.SIGSTOP)
+        assert eventually(lambda: stopped(bridge))
+        b.put("open/x", [2])
+        assert eventually(lambda: not told(), 30)
+        os.kill(broker, signal.SIGCONT)  # which finds that its bridge stands
+        assert eventually(lambda: cw.get("//b/open/x").numpy().tolist() == [2], 60)
+        assert held.numpy().tolist() == [1]

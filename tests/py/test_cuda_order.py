@@ -242,6 +242,69 @@ def test_who_writes_a_part_over_incomplete_data_hands_on_what_they_wait_for(prog
     """)
 
 
+PRODUCERS = """
+        c = other('''if True:
+            c, s = cw.put("c", cw.zeros(1000, "u1", device="cuda:0")), Stream()
+            with c.writing(s): s.hold("never"); s.fill(low(c), 3)
+            say(); time.sleep(1000)
+        ''')
+        heard(c)
+        a = other('''if True:
+            c, w, s = cw.get("c"), cw.put("w", cw.zeros(1000, "u1", device="cuda:0")), Stream()
+            w.wait()
+            with w.writing(s, whole=True), c.reading(s): s.fill(low(w), 4)
+            say(); sys.stdin.read()
+        ''')
+        heard(a)
+        w = cw.get("w")
+"""
+
+
+@pytest.mark.parametrize("begin", ["w.writing(s, whole=True)", "cw.work(s, writes=w, whole=True)"])
+def test_who_writes_all_anew_owes_nothing_to_what_the_write_before_waited_for(program, begin):
+    program(f"""{PRODUCERS}
+        s = Stream()
+        with {begin}: s.fill(low(w), 5)
+        c.kill(); c.wait()
+        w.wait(timeout=30)
+        assert (w.to("cpu").numpy() == 5).all()
+        with w.reading(s): pass
+        a.stdin.close()
+        ended(a)
+    """)
+
+
+def test_what_many_writes_of_parts_wait_for_is_handed_on_through_all_of_them(program):
+    """More streams than a record has room for: the CPU waits for what the first of them waited for."""
+    program(f"""{PRODUCERS}
+        import threading
+        many = other('''if True:
+            w, streams = cw.get("w"), [Stream() for _ in range(4)]
+            for s in streams:
+                with w.writing(s): s.fill(low(w), 5)
+            say(); sys.stdin.read()
+        ''')
+        heard(many)
+        s = Stream()
+        with w.writing(s): s.fill(low(w), 6)
+        begun, ended_ = threading.Event(), threading.Event()
+        def last():
+            s = Stream()
+            with w.writing(s): begun.set(); s.fill(low(w), 7)
+            ended_.set()
+        thread = threading.Thread(target=last)
+        thread.start()
+        assert begun.wait(30) and not ended_.wait(0.3)  # it waits for c, of whom no room is left to tell
+        c.kill(); c.wait()
+        assert ended_.wait(30)
+        thread.join()
+        try: w.wait(timeout=30)
+        except cw.ProducerDied: pass
+        else: raise AssertionError("nobody told")
+        for child in (many, a): child.stdin.close(); ended(child)
+    """)
+
+
 def test_memory_is_not_used_again_before_its_last_use(program):
     program("""
         w = cw.full(3 << 20, 3, "u1", device="cuda:0")

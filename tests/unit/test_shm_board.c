@@ -15,8 +15,9 @@
 
 #include "shm/board.h"
 
-#define RUN     7u
-#define SESSION 42u
+#define RUN       7u
+#define SESSION   42u
+#define POSTED_NS 1000 /* everything here */
 
 static struct cw_segment board;
 
@@ -33,7 +34,8 @@ static int teardown(void **state) {
 
 static bool post(const char *key, uint64_t gen, uint32_t meta_bytes) {
     static const uint8_t meta[CW_META_MAX] = {1, 2, 3};
-    struct cw_entry entry = {.slab = 3,
+    struct cw_entry entry = {.id = POSTED_NS,
+                             .slab = 3,
                              .gen = gen,
                              .size_bytes = 64,
                              .key_bytes = (uint16_t)strlen(key),
@@ -44,7 +46,7 @@ static bool post(const char *key, uint64_t gen, uint32_t meta_bytes) {
 /* Its generation, or a negative code. */
 static int64_t find(const struct cw_segment *at, const char *key) {
     struct cw_found found;
-    int code = cw_board_find(at, key, strlen(key), &found);
+    int code = cw_board_find(at, key, strlen(key), POSTED_NS, &found);
     return code ? code : (int64_t)found.entry.gen;
 }
 
@@ -53,7 +55,7 @@ static void what_is_posted_is_found_until_it_is_erased(void **state) {
     struct cw_found found;
     assert_int_equal(find(&board, "x"), -ENOENT);
     assert_true(post("x", 5, 3));
-    assert_int_equal(cw_board_find(&board, "x", 1, &found), 0);
+    assert_int_equal(cw_board_find(&board, "x", 1, POSTED_NS, &found), 0);
     assert_int_equal(found.entry.gen, 5);
     assert_int_equal(found.entry.slab, 3);
     assert_memory_equal(found.meta, "\1\2\3", 3);
@@ -102,6 +104,14 @@ static void a_writer_that_died_in_a_record_leaves_nothing_to_be_found(void **sta
     assert_int_equal(find(&board, "x"), 6);
 }
 
+static void what_nobody_named_for_long_counts_no_more(void **state) {
+    (void)state;
+    struct cw_found found;
+    assert_true(post("x", 5, 3));
+    assert_int_equal(cw_board_find(&board, "x", 1, POSTED_NS + CW_BOARD_NS - 1, &found), 0);
+    assert_int_equal(cw_board_find(&board, "x", 1, POSTED_NS + CW_BOARD_NS, &found), -ENOENT);
+}
+
 static void others_map_it_to_read_and_of_this_run_alone(void **state) {
     (void)state;
     struct cw_segment mine;
@@ -128,6 +138,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(what_does_not_fit_changes_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(a_writer_that_died_in_a_record_leaves_nothing_to_be_found,
                                         setup, teardown),
+        cmocka_unit_test_setup_teardown(what_nobody_named_for_long_counts_no_more, setup, teardown),
         cmocka_unit_test_setup_teardown(others_map_it_to_read_and_of_this_run_alone, setup,
                                         teardown),
     };

@@ -254,6 +254,8 @@ void cwb_link_on_data(struct cwb_socket *socket, const uint8_t *bytes, uint32_t 
     cwb_wire_heard(&link->wire, size_bytes);
     int code = link->state == CWB_SHAKING ? shake(link, bytes, size_bytes)
                                           : cwb_wire_feed(&link->wire, bytes, size_bytes);
+    if (code < 0 && link->state == CWB_GREETING && !link->dialed)
+        say_hello(link); /* it may be of another version, and is to know which this is */
     if (code < 0)
         cwb_link_end(link);
 }

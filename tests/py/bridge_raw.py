@@ -103,6 +103,15 @@ class Raw:
             elif op not in (HELLO, STREAMS) and (requests or op & REPLY):
                 return op, id, status, body
 
+    def versions(self) -> tuple[int, int]:
+        """What the other side speaks, from its HELLO, which is the first that it says."""
+        head, body = self._exactly(24), self._exactly(96)
+        assert head is not None and body is not None
+        assert struct.unpack("<IHHQiI", head)[1] == HELLO
+        magic, least, most = struct.unpack("<QII", body[:16])
+        assert magic == MAGIC
+        return least, most
+
     def ended(self) -> bool:
         """Whether the other side ends the connection."""
         return self.receive() is None

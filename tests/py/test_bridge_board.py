@@ -27,6 +27,20 @@ with cw.connect(sys.argv[1]):
     for i in range(1, int(sys.argv[2]) + 1):
         cw.put("open/x", [i])
 """
+GETS = """
+import sys, causeway as cw
+with cw.connect(sys.argv[1]):
+    held = [cw.get("//b/open/0")]
+    print("one", flush=True)
+    sys.stdin.readline()
+    held.append(cw.get("//b/open/x"))
+    print("two", flush=True)
+    sys.stdin.readline()
+"""
+
+
+class Interrupt(Exception):
+    """What a signal's handler raises."""
 
 
 @pytest.fixture
@@ -144,3 +158,45 @@ def test_what_a_bridge_that_stands_had_to_tell_is_told_no_more(two: tuple[Node, 
         os.kill(broker, signal.SIGCONT)  # which finds that its bridge stands
         assert eventually(lambda: cw.get("//b/open/x").numpy().tolist() == [2], 60)
         assert held.numpy().tolist() == [1]
+
+
+def test_a_signal_ends_a_look_for_which_the_broker_is_needed(two: tuple[Node, Node]) -> None:
+    a, b = two
+    b.put("open/0", [0])
+    b.put("open/x", [1])
+    assert a.process is not None
+    broker = a.process.pid
+
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    command = [sys.executable, "-c", GETS, a.folder]
+    with (
+        a.here(),
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as other,
+    ):
+        assert other.stdin and other.stdout
+        with pytest.raises(cw.NameNotFound):
+            cw.get("//b/open/none")  # the board is known from here on, and no slab
+        assert other.stdout.readline() == "one\n"
+        late = threading.Timer(30, os.kill, (broker, signal.SIGCONT))
+        late.start()
+        os.kill(broker, signal.SIGSTOP)  # no name is written, no slab is opened
+        assert eventually(lambda: stopped(broker))
+        print("go", file=other.stdin, flush=True)
+        assert other.stdout.readline() == "two\n"
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(Interrupt):
+                cw.get("//b/open/x")
+            assert stopped(broker)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            late.cancel()
+            os.kill(broker, signal.SIGCONT)
+        assert cw.get("//b/open/x").numpy().tolist() == [1]
+        other.communicate("end\n", 60)

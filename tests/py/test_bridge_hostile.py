@@ -229,6 +229,17 @@ BREACHES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("versions", [(1, 3), (5, 9)])
+def test_who_speaks_another_version_is_told_which_this_is(
+    nodes: tuple[Node, Node, Node], versions: tuple[int, int]
+) -> None:
+    _, b, evil = nodes
+    with Raw(evil.keys, b.port, hello(versions=versions)) as connection:
+        assert connection.versions() == (4, 4)
+        assert connection.ended()
+    assert eventually(lambda: "speaks versions {} to {}".format(*versions) in b.said())
+
+
 @pytest.mark.parametrize("breach", BREACHES)
 def test_a_breach_of_form_ends_the_connection(nodes: tuple[Node, Node, Node], breach: str) -> None:
     _, b, evil = nodes

@@ -111,6 +111,7 @@ struct cw_slabs {
     struct cw_slab *own;
     uint64_t closed_seen;  /* session->closed_slabs as last looked at */
     uint32_t closing;      /* own ones given up since somebody waited for their memory (kept.c) */
+    int64_t closed_ns;     /* when the last of these was given up; 0: none */
     uint64_t closing_from; /* how many descriptors the broker had closed before the first */
 };
 
@@ -363,6 +364,9 @@ void cw_kept_trim(cw_client *client, struct cw_heap *heap);
 /* At a limit: gives up all that is kept, and waits until its memory, and that of slabs given up
  * before, is free. True: there was some. Without client->lock. */
 bool cw_kept_drop(cw_client *client);
+/* Where that was not enough: 1 after a nap while the memory of a slab given up within the last
+ * second may be on its way, 0 otherwise, -EINTR. Without client->lock. */
+int cw_kept_nap(cw_client *client);
 
 /* ---- full.c; without client->lock ---- */
 /* Has the broker look at all that this process has let go of. 1: something of the heap came

@@ -34,31 +34,37 @@ static int64_t patience_ns(void) {
     return CW_FULL_WAIT_MS * (int64_t)1000000;
 }
 
-static bool on_its_way(cw_client *client, struct cw_heap *heap, uint64_t *given) {
+/* came: something came back just now. */
+static bool on_its_way(cw_client *client, struct cw_heap *heap, uint64_t *given, bool *came) {
     pthread_mutex_lock(&client->lock);
+    uint64_t before = heap->given;
     /* Kept: others may have its slab mapped, whose memory would not come free. */
     cw_heap_collect_all(client, heap);
     bool any = heap->pending || heap->draining;
     *given = heap->given;
+    *came = *given != before;
     pthread_mutex_unlock(&client->lock);
     return any;
 }
 
 int cw_full_ask(cw_client *client, struct cw_heap *heap) {
     uint64_t before, now;
-    bool any = on_its_way(client, heap, &before);
+    bool came, any = on_its_way(client, heap, &before, &came);
+    if (came)
+        return 1;
     int code = any ? cw_ping(client) : -ENOENT;
     if (code)
         return code == -EINTR ? code : 0; /* a lost broker shows at the next call */
-    on_its_way(client, heap, &now);
+    on_its_way(client, heap, &now, &came);
     return now != before;
 }
 
 int cw_full_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns) {
     struct timespec nap = {.tv_nsec = NAP_NS};
     uint64_t before, now;
-    if (!on_its_way(client, heap, &before))
-        return 0;
+    bool came, any = on_its_way(client, heap, &before, &came);
+    if (came || !any)
+        return came;
     if (!*until_ns) {
         int64_t now_ns = cw_now_ns();
         *until_ns = now_ns < resumes_ns ? resumes_ns : now_ns + patience_ns();
@@ -66,7 +72,7 @@ int cw_full_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns) {
     }
     while (cw_now_ns() < *until_ns && cw_client_usable(client) == 0) {
         bool signalled = nanosleep(&nap, NULL) < 0;
-        bool more = on_its_way(client, heap, &now);
+        bool more = on_its_way(client, heap, &now, &came);
         if (now != before)
             return 1;
         if (signalled) {

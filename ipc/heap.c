@@ -435,6 +435,8 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
                 again = evicted == 0         ? 1
                         : evicted == -ENOENT ? cw_full_wait(client, heap, &until_ns)
                                              : 0;
+                if (!again && evicted == -ENOENT)
+                    again = cw_kept_nap(client);
             }
             if (again < 0)
                 return again;

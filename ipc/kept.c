@@ -27,6 +27,7 @@ void cw_slab_close(cw_client *client, struct cw_slab *slab) {
         slab->heap->cached_bytes -= slab->size_bytes;
     if (client->slabs.closing++ == 0)
         client->slabs.closing_from = closed_by_broker(client);
+    client->slabs.closed_ns = cw_now_ns();
     cw_lane_post(client, CW_OP_SLAB_CLOSE, &request, sizeof request);
     cw_slab_free(client, slab);
 }
@@ -56,14 +57,26 @@ void cw_kept_trim(cw_client *client, struct cw_heap *heap) {
     }
 }
 
-/* Waits until the broker has closed so many more descriptors than it had. Gives up after CLOSE_NS:
- * then the next attempt fails, and says why. */
+/* Waits until the broker has closed so many more descriptors than it had; others' are counted, too,
+ * so who finds the device full all the same naps (cw_kept_nap). Gives up after CLOSE_NS. */
 static void await_closed(cw_client *client, uint64_t before, uint32_t slabs) {
     int64_t end_ns = cw_now_ns() + CLOSE_NS;
     struct timespec nap = {.tv_nsec = 1000000};
     while (closed_by_broker(client) < before + 2ull * slabs && cw_now_ns() < end_ns &&
            cw_client_usable(client) == 0)
         nanosleep(&nap, NULL);
+}
+
+int cw_kept_nap(cw_client *client) {
+    struct timespec nap = {.tv_nsec = 1000000};
+    pthread_mutex_lock(&client->lock);
+    int64_t end_ns = client->slabs.closed_ns ? client->slabs.closed_ns + CLOSE_NS : 0;
+    pthread_mutex_unlock(&client->lock);
+    if (cw_now_ns() >= end_ns || cw_client_usable(client))
+        return 0;
+    if (nanosleep(&nap, NULL) < 0)
+        return cw_fail(-EINTR, "a signal came while waiting for memory of a full GPU");
+    return 1;
 }
 
 bool cw_kept_drop(cw_client *client) {

@@ -298,7 +298,7 @@ class BlockLease(Lease):
 
     def opened(self) -> None:
         """The array is there, and its sender is told."""
-        self.own = self.cell[0]
+        self.own = self.out[0]
         self._word = ffi.cast("uint32_t *", lib.cw_array_data(self.own))
         self._word[0] = OPENED
 

@@ -40,9 +40,10 @@ class Connection:
     Attributes:
         instance: which run of the broker this is: a random number.
         pid: of the process that made it.
+        number: the address of the `cw_client`.
     """
 
-    __slots__ = ("_entered", "_pointer", "_previous", "_settings", "instance", "pid")
+    __slots__ = ("_entered", "_pointer", "_previous", "_settings", "instance", "number", "pid")
 
     def __init__(self, settings: Settings, flags: int = 0) -> None:
         address, namespace = settings
@@ -56,6 +57,7 @@ class Connection:
             )
         )
         self._pointer: Any = held(out)
+        self.number = int(ffi.cast("uintptr_t", self._pointer))
         self._settings = settings
         self._previous: Connection | None = None  # the default before; it is again after close()
         self._entered = False

@@ -32,7 +32,6 @@ from causeway.views import Lease, lease_once
 __all__ = ["get", "names", "put", "remove", "wait"]
 
 _new_array = Array.__new__
-_get = lib.cw_get
 
 
 def _encode(name: object) -> bytes:
@@ -175,14 +174,17 @@ def get(
         lease = _get_later(name, encoded, flags, timeout, -errno.EINTR)
     else:
         lease = Lease()
-        status = _get(connection.pointer, encoded, flags, lease.cell)
+        pointer = connection.pointer  # stays for as long as the call lasts
+        status = lease.cell.get(connection.number, encoded, flags)
+        del pointer
+        if status == 0:
+            lease.opened()
     if status:
         if status == -errno.ENODEV and device is not None:
             return _hidden.fetch(encoded, device)
         if status != -errno.EINTR and (status != -errno.ENOENT or timeout == 0):
             raise failure(status)
         lease = _get_later(name, encoded, flags, timeout, status)
-    lease.pointer = lease.cell[0]
     made = _new_array(Array)
     made._lease = lease
     made._layout = None

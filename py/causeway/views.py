@@ -9,11 +9,13 @@ from __future__ import annotations
 import errno
 import functools
 import gc
+import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 
+from causeway import _dispatch
 from causeway._lib import check, check_again, ffi, lib
 
 __all__ = [
@@ -30,7 +32,17 @@ __all__ = [
 ]
 
 
-_new, _CELL, _gc, _end = ffi.new, ffi.typeof("cw_array **"), ffi.gc, lib.cwpy_array_end
+def _address_of(function: str) -> int:
+    return int(ffi.cast("uintptr_t", ffi.addressof(lib, function)))
+
+
+_dispatch.held_functions(_address_of("cw_get"), _address_of("cw_array_close"))
+_Cell, _cast, _ARRAY, _CELL = (
+    _dispatch.Held,
+    ffi.cast,
+    ffi.typeof("cw_array *"),
+    ffi.typeof("cw_array **"),
+)
 
 
 class Lease:
@@ -38,22 +50,27 @@ class Lease:
     the array, and ends without a line of Python, so that no exception that a signal's handler raises comes between.
 
     Attributes:
-        cell: where such a call puts the array.
+        cell: owns the array, once such a call has put it there.
         pointer: that array; only once it is there.
     """
 
     __slots__ = ("__weakref__", "cell", "pointer")
 
     def __init__(self) -> None:
-        self.cell = _gc(_new(_CELL), _end)
+        self.cell = _Cell()
+
+    @property
+    def out(self) -> Any:
+        """The `cw_array **` of the cell, where a call puts the array; good as long as the cell is there."""
+        return _cast(_CELL, self.cell.address())
 
     def opened(self) -> None:
         """The array is there."""
-        self.pointer = self.cell[0]
+        self.pointer = _cast(_ARRAY, self.cell.array())
 
     def end(self) -> None:
         """Ends it now, though views may stand on it. May be repeated."""
-        lib.cwpy_array_end(self.cell)
+        self.cell.end()
 
     @property
     def readonly(self) -> bool:
@@ -131,7 +148,8 @@ class EvictableLease(Lease):
 
 def _pinned(lease: Lease) -> Any:
     """What keeps an evictable array where it is as long as it is there."""
-    cell = ffi.gc(ffi.new("int *"), functools.partial(lib.cwpy_unpin, lease.cell))
+    held = ffi.gc(lease.out, functools.partial(operator.is_, lease.cell))  # has the cell
+    cell = ffi.gc(ffi.new("int *"), functools.partial(lib.cwpy_unpin, held))
     check_again(lib.cwpy_pin, lease.pointer, cell)
     return cell
 
@@ -155,7 +173,7 @@ def lease_once(kind: type[_Kind], call: Callable[..., int], *arguments: Any) -> 
     """
     lease = kind()
     try:
-        status = call(*arguments, lease.cell)
+        status = call(*arguments, _cast(_CELL, lease.cell.address()))
     except BaseException:
         lease.end()  # at once, and not with the traceback
         raise

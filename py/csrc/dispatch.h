@@ -63,7 +63,10 @@ PyObject *small_load(const void *data, uint32_t size_bytes);
 /* An exception for a negative code of the library's: the class is chosen by causeway.errors. */
 PyObject *raise_failure(int code);
 
-extern PyType_Spec dispatch_spec, worker_spec, queue_spec, outcome_spec;
+extern PyType_Spec dispatch_spec, worker_spec, queue_spec, outcome_spec, held_spec;
+
+/* Tells Held the library's cw_get() and cw_array_close(), by address. */
+PyObject *held_functions(PyObject *module, PyObject *args);
 extern PyTypeObject *outcome_type; /* made of outcome_spec; the module's, for ever */
 
 #endif

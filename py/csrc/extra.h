@@ -3,8 +3,9 @@
  *
  * A signal's handler may raise as soon as a call returns, before Python has seen what it gave. So
  * whatever is taken is noted by C, in memory of an object of Python's that was there before: a
- * *cell*, which that object gives back when it goes. Whoever was interrupted, also in the midst of
- * giving back, leaves nothing behind, and nothing is given back twice.
+ * *cell*, which that object gives back when it goes (arrays: dispatch_held.c). Whoever was
+ * interrupted, also in the midst of giving back, leaves nothing behind, and nothing is given back
+ * twice.
  *
  * Included by the CFFI module alone. The text between the marks is also the cdef. Every function
  * may be called from any thread, for one cell by one at a time.
@@ -20,8 +21,7 @@
 #include "ipc/causeway.h"
 
 /* cdef begins */
-/* Closes the array in a cell, or disconnects the client, or closes the queue, if there is one. */
-static void cwpy_array_end(cw_array **cell);
+/* Disconnects the client in a cell, or closes the queue, if there is one. */
 static void cwpy_client_end(cw_client **cell);
 static void cwpy_queue_end(cw_queue **cell);
 /* Takes an item's array out of it. */
@@ -46,13 +46,6 @@ static void *cwpy_memory(const cw_array *array, uint64_t *span_bytes);
  * when it is full. 0, or -1 where the kernel or the container does not let us. */
 static int cwpy_prefer_node(int node);
 /* cdef ends */
-
-static void cwpy_array_end(cw_array **cell) {
-    cw_array *array = *cell;
-
-    *cell = NULL;
-    cw_array_close(array);
-}
 
 static void cwpy_client_end(cw_client **cell) {
     cw_client *client = *cell;

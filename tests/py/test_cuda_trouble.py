@@ -238,7 +238,25 @@ def test_memory_that_was_given_up_a_moment_ago_is_waited_for(script, tmp_path):
             y = cw.zeros(100 << 20, "u1", device="cuda:0")
             del y
     """
-    script(FULL + textwrap.dedent(text), env=env)
+    script(FULL + textwrap.dedent(text), env={**env, "CAUSEWAY_FULL_WAIT_MS": "60000"})
+
+
+@on_the_double
+def test_what_others_give_up_meanwhile_is_not_taken_for_it(script, tmp_path):
+    env = {**os.environ, **cuda_support.double(tmp_path / "full", memory_mib=128)}
+    text = """
+        OTHER = "import os, sys, causeway as cw\\nprint(flush=True)\\nwhile os.getppid() == int(sys.argv[1]): x = [cw.zeros(3 << 20, 'u1') for _ in range(40)]; del x"
+        other = subprocess.Popen([sys.executable, "-c", OTHER, str(os.getpid())], stdout=subprocess.PIPE)
+        other.stdout.readline()
+        for _ in range(60):
+            x = cw.zeros(80 << 20, "u1", device="cuda:0")
+            x.handle(False)
+            del x
+            y = cw.zeros(100 << 20, "u1", device="cuda:0")
+            del y
+        other.kill()
+    """
+    script(FULL + textwrap.dedent(text), env={**env, "CAUSEWAY_FULL_WAIT_MS": "60000"})
 
 
 @on_the_double

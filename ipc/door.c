@@ -81,7 +81,8 @@ static void take_board(cw_client *client, int fd) {
     cw_segment_close(&before);
 }
 
-/* The descriptor that came, -1: none. It was cut off if there were more. */
+/* The descriptor that came, -1: none. If there were more the kernel has cut them off: the room is
+ * of one (CMSG_LEN; CMSG_SPACE, which is aligned, has room for two). */
 static int fd_of(struct msghdr *message) {
     int fd = -1;
     struct cmsghdr *head = CMSG_FIRSTHDR(message);
@@ -94,8 +95,10 @@ static int fd_of(struct msghdr *message) {
 static ssize_t take_answer(cw_client *client, struct answer *answer, int flags) {
     _Alignas(struct cmsghdr) uint8_t room[CMSG_SPACE(sizeof(int))];
     struct iovec part = {answer, sizeof *answer};
-    struct msghdr message = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = room,
+                             .msg_controllen = CMSG_LEN(sizeof(int))};
     ssize_t got = recvmsg(client->door, &message, MSG_CMSG_CLOEXEC | flags);
     int fd = got < 0 ? -1 : fd_of(&message);
     if (fd >= 0)

@@ -258,6 +258,36 @@ def test_nonsense_at_the_door_harms_nobody(by_each_engine: tuple[Node, Node]) ->
     assert not list(a.folder.glob("*.door"))
 
 
+def test_descriptors_that_are_no_board_are_closed(two: tuple[Node, Node]) -> None:
+    a, _ = two
+    path = door_of(a)
+    path.unlink()
+    said = b"no such luck"
+    answer = struct.pack("<iIQIIQQQ", -errno.EREMOTEIO, len(said), 0, 0, 0, 0, 0, 0) + said
+    handed = [0, 1, 2, 3, 8, 253]
+
+    def serve(door: socket.socket) -> None:
+        one, _ = door.accept()
+        with one, open("/dev/null") as null:
+            for count in handed:
+                assert one.recv(65536)
+                socket.send_fds(one, [answer], [null.fileno()] * count)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door, a.here():
+        door.bind(str(path))
+        door.listen()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            served = pool.submit(serve, door)
+            open_then = []
+            for _ in handed:
+                with pytest.raises(cw.RemoteError, match="no such luck"):
+                    cw.get("//b/open/x")
+                open_then.append(len(os.listdir("/proc/self/fd")))
+            served.result(30)
+    # The server's own end closes with the last answer.
+    assert len(set(open_then[:-1])) == 1 and open_then[-1] <= open_then[0]
+
+
 def ask_at_the_door(node: Node, key: bytes) -> int:
     """The status of a GET as a client would send it, with any key."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:

@@ -221,10 +221,10 @@ class Work:
 
     __slots__ = (
         "_arrays",
+        "_kept",
         "_leases",
         "_mark",
         "_out",
-        "_pointers",
         "_stream",
         "_timeout",
         "_uses",
@@ -241,11 +241,13 @@ class Work:
         self._out = ffi.new("cw_work **")  # what was begun, as the library notes it
         self._arrays = reads + writes
         self._uses = ffi.new("cw_use[]", len(self._arrays) or 1)
-        for i, array in enumerate(self._arrays):
-            self._uses[i].array = arrays.usable(array._open_lease())
+        leases = [array._open_lease() for array in self._arrays]
+        self._kept = leases  # what is in _uses stays, though an array is closed
+        for i, lease in enumerate(leases):
+            self._uses[i].array = arrays.usable(lease)
             self._uses[i].writing = i >= len(reads)
             self._uses[i].whole = i >= len(reads) and whole
-        self._leases = [array._open_lease() for array in self._arrays if array._on_gpu()]
+        self._leases = [lease for lease in leases if lease.gpu >= 0]
         self._mark = _Mark(stream_number(stream) if self._leases else 0)
         self._stream = ffi.cast("void *", self._mark.number)
         self._timeout = timeout

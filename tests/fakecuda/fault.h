@@ -9,8 +9,8 @@
  *             does nothing; work fails with it, asynchronously. An error that is sticky on the real
  *             driver (ILLEGAL_ADDRESS, LAUNCH_FAILED, UNKNOWN ...) breaks the context in both cases
  *   hang      work: it never ends; its thread is called FAKE_HANGS from then on, for others to see
- *   delay:US  it begins so many microseconds later
- *   until:F   work: it begins once there is a file F (a path without a comma)
+ *   delay:US  it begins so many microseconds later; of work: its thread is called FAKE_WAITS
+ *   until:F   work: it begins once there is a file F (a path without a comma); called so, too
  *   lose      the device is lost, for all processes
  *   kill      the process kills itself here, by SIGKILL
  */
@@ -22,6 +22,7 @@
 
 #define FAKE_FILE_BYTES 256
 #define FAKE_HANGS      "fakecuda-hangs" /* at most 15 bytes */
+#define FAKE_WAITS      "fakecuda-waits"
 
 enum fake_action {
     FAKE_NOTHING,

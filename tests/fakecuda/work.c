@@ -143,19 +143,26 @@ static CUresult run_after(struct fake_stream *stream, struct fake_work *work) {
 }
 
 static CUresult apply(struct fake_stream *stream, struct fake_fault fault) {
+    char name[16];
     switch (fault.action) {
     case FAKE_ERROR:
         return fault.error;
     case FAKE_DELAY:
+        (void)pthread_getname_np(pthread_self(), name, sizeof name);
+        (void)pthread_setname_np(pthread_self(), FAKE_WAITS);
         for (uint64_t left = fault.delay_us; left && !stopped(stream);) {
             uint64_t step = left < 5000 ? left : 5000;
             fake_delay_us(step);
             left -= step;
         }
+        (void)pthread_setname_np(pthread_self(), name);
         return CUDA_SUCCESS;
     case FAKE_UNTIL:
+        (void)pthread_getname_np(pthread_self(), name, sizeof name);
+        (void)pthread_setname_np(pthread_self(), FAKE_WAITS);
         while (access(fault.file, F_OK) != 0 && !stopped(stream))
             fake_delay_us(2000);
+        (void)pthread_setname_np(pthread_self(), name);
         return CUDA_SUCCESS;
     case FAKE_HANG:
         (void)pthread_setname_np(pthread_self(), FAKE_HANGS);

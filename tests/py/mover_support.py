@@ -53,7 +53,8 @@ class Run:
 
 # What a program begins with: what its mover is, and what went by which way.
 PRELUDE = """
-import json, os, signal, subprocess, sys, threading, time
+import contextlib, json, os, signal, subprocess, sys, threading, time
+from pathlib import Path
 import numpy as np, causeway as cw
 
 def figure(name):
@@ -63,6 +64,19 @@ def figure(name):
 def staged():
     cw.put("tick", 0)  # a request: the broker then reads our figures
     return figure("bytes_staged")
+
+def in_a_copy():
+    "Waits until the mover is in a copy that the double holds up: it calls that thread so."
+    folder = os.fsencode(os.environ["CAUSEWAY_DIR"])
+    while True:
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\\0")
+                if words[0].endswith(b"causeway-mover") and any(word.startswith(folder) for word in words):
+                    if any((thread / "comm").read_text() in ("fakecuda-hangs\\n", "fakecuda-waits\\n")
+                           for thread in (entry / "task").iterdir()):
+                        return
+        time.sleep(0.01)
 
 def random(size, seed=1):
     return np.random.default_rng(seed).random(size)

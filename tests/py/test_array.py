@@ -393,3 +393,12 @@ def test_one_layout_serves_many_threads():
         for thread in threads:
             thread.join()
         assert found == [(n, 7)] * 4
+
+
+def test_work_on_an_array_that_was_closed_before_it_began_keeps_its_memory():
+    x = cw.zeros(1 << 16, "u1")
+    address = x.numpy().ctypes.data
+    work = cw.work(reads=x)
+    x.close()
+    with work:
+        assert cw.zeros(1 << 16, "u1").numpy().ctypes.data != address

@@ -237,8 +237,7 @@ def test_a_client_killed_while_the_mover_writes_for_it(tmp_path):
             source = cw.put("source", cw.asarray(random(1000), device="cuda:0"))
             target = cw.put("target", cw.zeros(1000, device="cuda:1"))
             def die():
-                while figure("mover_starts") == 0: time.sleep(0.01)
-                time.sleep(0.5)
+                in_a_copy()
                 os.kill(os.getpid(), signal.SIGKILL)
             threading.Thread(target=die).start()
             target.copy_from(source)
@@ -273,8 +272,7 @@ def test_who_writes_anew_what_a_dead_client_had_copied_waits_for_the_mover(tmp_p
             source = cw.put("source", cw.asarray(random(1000), device="cuda:0"))
             target = cw.put("target", cw.zeros(1000, device="cuda:1"))
             def die():
-                while figure("mover_starts") == 0: time.sleep(0.01)
-                time.sleep(0.3)
+                in_a_copy()
                 os.kill(os.getpid(), signal.SIGKILL)
             threading.Thread(target=die).start()
             target.copy_from(source)
@@ -320,8 +318,7 @@ def test_a_broker_killed_while_the_mover_works(tmp_path):
             lock = [name for name in os.listdir(os.environ["CAUSEWAY_DIR"]) if name.endswith(".lock")][0]
             pid = int(open(os.path.join(os.environ["CAUSEWAY_DIR"], lock)).read().split()[0])
             def kill():
-                while figure("mover_starts") == 0: time.sleep(0.01)
-                time.sleep(0.3)
+                in_a_copy()
                 os.kill(pid, signal.SIGKILL)
             threading.Thread(target=kill).start()
             try: a.to("cuda:1")
@@ -453,8 +450,7 @@ def test_no_number_of_ctrl_cs_leaves_a_target_that_the_mover_still_writes(tmp_pa
             source = cw.asarray(random(1000), device="cuda:0")
             target = cw.zeros(1000, device="cuda:1")
             def interrupt():
-                while figure("mover_starts") == 0: time.sleep(0.01)
-                time.sleep(0.3)
+                in_a_copy()
                 while not over:
                     os.kill(os.getpid(), signal.SIGINT)
                     time.sleep(0.1)

@@ -10,7 +10,6 @@ or not at all: then it is the current one of the library that this process uses.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import sys
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Reading", "Work", "Writing", "begun", "stream_number", "wait", "work"]
 
 _DEFAULT = 1  # CU_STREAM_LEGACY
+_CELL, _WORK_CELL, _STREAM = ffi.typeof("int *"), ffi.typeof("cw_work **"), ffi.typeof("void *")
 
 
 class _Mark:
@@ -47,8 +47,9 @@ class _Mark:
 
     def take(self, lease: Lease) -> None:
         """Not any more. May be repeated."""
-        with contextlib.suppress(ValueError):
-            _open.get(lease, []).remove(self)
+        marks = _open.get(lease)
+        if marks is not None and self in marks:
+            marks.remove(self)
 
 
 # What was begun, by what it works on: whoever views it inside the `with` follows these streams.
@@ -143,12 +144,12 @@ class _Use:
     def __init__(
         self, array: Array, stream: Any, timeout: float | None, writes: bool, whole: bool
     ) -> None:
-        self._cell = ffi.new("int *")  # whether it was begun, as the library notes it
+        self._cell = ffi.new(_CELL)  # whether it was begun, as the library notes it
         self._array = array
         self._lease = array._open_lease()
         self._pointer = arrays.usable(self._lease)
         self._mark = _Mark(stream_number(stream) if array._on_gpu() else 0)
-        self._stream = ffi.cast("void *", self._mark.number)
+        self._stream = ffi.cast(_STREAM, self._mark.number)
         self._timeout = timeout
         self._writes = int(writes)
         self._whole = int(whole)
@@ -220,7 +221,6 @@ class Work:
     """What `work` returns."""
 
     __slots__ = (
-        "_arrays",
         "_kept",
         "_leases",
         "_mark",
@@ -238,24 +238,23 @@ class Work:
         timeout: float | None,
         whole: bool,
     ) -> None:
-        self._out = ffi.new("cw_work **")  # what was begun, as the library notes it
-        self._arrays = reads + writes
-        self._uses = ffi.new("cw_use[]", len(self._arrays) or 1)
-        leases = [array._open_lease() for array in self._arrays]
-        self._kept = leases  # what is in _uses stays, though an array is closed
+        self._out = ffi.new(_WORK_CELL)  # what was begun, as the library notes it
+        given, written = reads + writes, len(reads)
+        # All that is in uses stays until this goes, though an array is closed.
+        self._kept = leases = [array._open_lease() for array in given]
+        self._uses = uses = ffi.new("cw_use[]", len(given) or 1)
         for i, lease in enumerate(leases):
-            self._uses[i].array = arrays.usable(lease)
-            self._uses[i].writing = i >= len(reads)
-            self._uses[i].whole = i >= len(reads) and whole
-        self._leases = [lease for lease in leases if lease.gpu >= 0]
+            use = uses[i]
+            use.array = arrays.usable(lease)
+            if i >= written:
+                use.writing, use.whole = 1, whole
+        self._leases = [leases[i] for i, array in enumerate(given) if array._on_gpu()]
         self._mark = _Mark(stream_number(stream) if self._leases else 0)
-        self._stream = ffi.cast("void *", self._mark.number)
+        self._stream = ffi.cast(_STREAM, self._mark.number)
         self._timeout = timeout
 
     def _begin(self, left_ns: int) -> int:
-        return int(
-            lib.cw_work_begin(self._uses, len(self._arrays), self._stream, left_ns, self._out)
-        )
+        return int(lib.cw_work_begin(self._uses, len(self._kept), self._stream, left_ns, self._out))
 
     def _end(self) -> int:
         for lease in self._leases:

@@ -15,9 +15,9 @@ $(RAW_WHEEL): $(PY_SRC) $(BUILD)/libcauseway.a $(PROGRAMS) $(VENV)/deps-package.
 	    bdist_wheel --dist-dir $(abspath $(BUILD))/wheel >$(abspath $(BUILD))/py/build.log 2>&1 || { cat $(abspath $(BUILD))/py/build.log; exit 1; }
 	@touch $@
 
-$(PACKAGE): $(RAW_WHEEL)
+$(PACKAGE): $(RAW_WHEEL) $(VENV)/deps-package.stamp
 	$(VPY) -m pip $(PIP_LOCAL) $(BUILD)/wheel/causeway-*.whl
 	@touch $@
-$(SITE): $(RAW_WHEEL)
+$(SITE): $(RAW_WHEEL) $(VENV)/deps-package.stamp
 	$(VPY) -m pip $(PIP_LOCAL) --upgrade --target $(BUILD)/site $(BUILD)/wheel/causeway-*.whl
 	@touch $@

@@ -21,7 +21,7 @@ import math
 import time
 from typing import Any
 
-from causeway import _hidden, client, create
+from causeway import _dispatch, _hidden, client, create
 from causeway import array as arrays
 from causeway._lib import check, failure, ffi, lib
 from causeway.array import Array
@@ -31,7 +31,7 @@ from causeway.views import Lease, lease_once
 
 __all__ = ["get", "names", "put", "remove", "wait"]
 
-_new_array = Array.__new__
+_new_array, _new_lease, _Cell = Array.__new__, Lease.__new__, _dispatch.Held
 
 
 def _encode(name: object) -> bytes:
@@ -173,12 +173,11 @@ def get(
     if timeout and encoded.startswith(b"//"):
         lease = _get_later(name, encoded, flags, timeout, -errno.EINTR)
     else:
-        lease = Lease()
+        lease = _new_lease(Lease)  # without a line of Python: this is each get's way
+        lease.cell = cell = _Cell()
         pointer = connection.pointer  # stays for as long as the call lasts
-        status = lease.cell.get(connection.number, encoded, flags)
+        status = cell.get(connection.number, encoded, flags)
         del pointer
-        if status == 0:
-            lease.opened()
     if status:
         if status == -errno.ENODEV and device is not None:
             return _hidden.fetch(encoded, device)

@@ -51,7 +51,7 @@ class Lease:
 
     Attributes:
         cell: owns the array, once such a call has put it there.
-        pointer: that array; only once it is there.
+        pointer: that array; only once it is there. Made when it is first looked at, which most that are only held never are.
     """
 
     __slots__ = ("__weakref__", "cell", "pointer")
@@ -59,14 +59,17 @@ class Lease:
     def __init__(self) -> None:
         self.cell = _Cell()
 
+    def __getattr__(self, name: str) -> Any:
+        address = self.cell.array() if name == "pointer" else 0
+        if not address:
+            raise AttributeError(f"a lease has no {name}" + " yet" * (name == "pointer"))
+        self.pointer = _cast(_ARRAY, address)
+        return self.pointer
+
     @property
     def out(self) -> Any:
         """The `cw_array **` of the cell, where a call puts the array; good as long as the cell is there."""
         return _cast(_CELL, self.cell.address())
-
-    def opened(self) -> None:
-        """The array is there."""
-        self.pointer = _cast(_ARRAY, self.cell.array())
 
     def end(self) -> None:
         """Ends it now, though views may stand on it. May be repeated."""
@@ -177,8 +180,6 @@ def lease_once(kind: type[_Kind], call: Callable[..., int], *arguments: Any) -> 
     except BaseException:
         lease.end()  # at once, and not with the traceback
         raise
-    if status == 0:
-        lease.opened()
     return status, lease
 
 

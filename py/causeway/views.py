@@ -71,6 +71,9 @@ class Lease:
         """The `cw_array **` of the cell, where a call puts the array; good as long as the cell is there."""
         return _cast(_CELL, self.cell.address())
 
+    def opened(self) -> None:
+        """The array is there: what a kind of its own has to do then."""
+
     def end(self) -> None:
         """Ends it now, though views may stand on it. May be repeated."""
         self.cell.end()
@@ -180,6 +183,8 @@ def lease_once(kind: type[_Kind], call: Callable[..., int], *arguments: Any) -> 
     except BaseException:
         lease.end()  # at once, and not with the traceback
         raise
+    if status == 0:
+        lease.opened()
     return status, lease
 
 

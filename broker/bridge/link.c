@@ -278,6 +278,15 @@ uint32_t cwb_link_piece_bytes(const struct cwb_link *link) {
     return link->read_max / CWB_READ_MIN * CWB_READ_MIN;
 }
 
+struct cwb_read cwb_link_piece(const struct cwb_link *link, uint64_t source, uint64_t size_bytes,
+                               uint32_t number) {
+    uint32_t piece = cwb_link_piece_bytes(link);
+    uint64_t from = (uint64_t)number * piece, left = size_bytes - from;
+    return (struct cwb_read){.source = source,
+                             .offset_bytes = from,
+                             .length_bytes = left < piece ? (uint32_t)left : piece};
+}
+
 /* One that came with an OPEN: it was sent. */
 static struct cwb_request *expect(struct cwb_link *link, uint64_t id, uint16_t op) {
     struct cwb_request *request = calloc(1, sizeof *request);
@@ -303,12 +312,8 @@ int cwb_link_expect(struct cwb_link *link, const struct cwb_request *request,
     ahead->source = opened->source;
     ahead->count = opened->ahead;
     for (uint32_t i = 0; i < ahead->count; i++) {
-        uint64_t from = i * piece, left = size - from;
         ahead->reads[i] = expect(link, request->id + 1 + i, CWB_READ);
-        ahead->reads[i]->read =
-            (struct cwb_read){.source = opened->source,
-                              .offset_bytes = from,
-                              .length_bytes = (uint32_t)(left < piece ? left : piece)};
+        ahead->reads[i]->read = cwb_link_piece(link, opened->source, size, i);
     }
     if (ahead->count * piece < size)
         return 0;

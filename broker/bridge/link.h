@@ -121,6 +121,9 @@ struct cwb_request *cwb_link_open(struct cwb_link *link, struct cwb_key *key, co
                                   bool ahead, cwb_on_reply *on_reply, void *owner);
 /* How long a piece of an array is that READs over this link ask for, but the last. */
 uint32_t cwb_link_piece_bytes(const struct cwb_link *link);
+/* The READ of a piece of an array of so many bytes. Both sides cut what comes with an OPEN so. */
+struct cwb_read cwb_link_piece(const struct cwb_link *link, uint64_t source, uint64_t size_bytes,
+                               uint32_t number);
 /* The same, READ: the reply's data go to target. */
 struct cwb_request *cwb_link_read(struct cwb_link *link, const struct cwb_read *read,
                                   uint8_t *target, cwb_on_reply *on_reply, void *owner);

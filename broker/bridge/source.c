@@ -159,12 +159,19 @@ static int no_source(uint64_t id) {
                    (unsigned long long)id);
 }
 
-/* It ended before all was sent, and no piece of it is left. */
-static void refuse_closings(struct cwb_source *source) {
+/* Answers all who asked for the hash; status below 0: with this thread's sentence. */
+static void answer_closings(struct cwb_source *source, int status, uint64_t hash) {
+    struct cwb_closed closed = {.hash = hash};
+    struct iovec part = {&closed, sizeof closed};
     struct cwb_served *served;
+    char sentence[CW_DETAIL_MAX] = "";
+    if (status)
+        strcpy(sentence, cw_detail());
     while ((served = source->closings)) {
         source->closings = served->next;
-        cwb_served_reply(served, no_source(source->id), NULL, 0);
+        if (status)
+            cw_fail(status, "%s", sentence);
+        cwb_served_reply(served, status, &part, 1);
     }
 }
 
@@ -175,7 +182,8 @@ void cwb_source_unref(struct cwb_source *source) {
     if (!last)
         return;
     CW_ASSERT(!source->peer);
-    refuse_closings(source);
+    if (source->closings) /* it ended before all was sent, and no piece of it is left */
+        answer_closings(source, no_source(source->id), 0);
     if (source->stage)
         cwb_stage_end(source->stage);
     cw_array_close(source->array);
@@ -347,21 +355,9 @@ static void hash_rest(struct cwb_work *work) {
     work->code = 0;
 }
 
-/* Answers all who asked for the hash; status below 0: with this thread's sentence. */
 void cwb_source_staged(struct cwb_source *source, int status, uint64_t hash) {
-    struct cwb_closed closed = {.hash = hash};
-    struct iovec part = {&closed, sizeof closed};
-    struct cwb_served *served;
-    char sentence[CW_DETAIL_MAX] = "";
-    if (status)
-        strcpy(sentence, cw_detail());
     source->hashing = false;
-    while ((served = source->closings)) {
-        source->closings = served->next;
-        if (status)
-            cw_fail(status, "%s", sentence);
-        cwb_served_reply(served, status, &part, 1);
-    }
+    answer_closings(source, status, hash);
     if (!source->offered)
         cwb_source_end(source);
 }
@@ -375,15 +371,11 @@ static void hashed(struct cwb_work *work) {
 
 void cwb_source_push(struct cwb_link *link, const struct cwb_frame *frame,
                      struct cwb_source *source, uint32_t count) {
-    const uint32_t piece = cwb_link_piece_bytes(link);
     struct cwb_frame closing = {.head = {.op = CWB_CLOSE, .id = frame->head.id + 1 + count}};
     for (uint32_t i = 0; i < count; i++) {
-        uint64_t from = (uint64_t)i * piece, left = source->size_bytes - from;
-        struct cwb_read read = {.source = source->id,
-                                .offset_bytes = from,
-                                .length_bytes = (uint32_t)(left < piece ? left : piece)};
+        struct cwb_read read = cwb_link_piece(link, source->id, source->size_bytes, i);
         cwb_wire_send_piece(&link->wire, frame->head.id + 1 + i, source, &read,
-                            cwb_source_at(source, from));
+                            cwb_source_at(source, read.offset_bytes));
     }
     if (!source->pushed)
         return;

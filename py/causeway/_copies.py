@@ -181,8 +181,9 @@ def ahead(source: Array, device: str) -> Array:
     """This array on a device, copied by a stream of ours that nobody waits for."""
     if source.device == device:
         if source.evictable:
-            arrays.usable(source._open_lease())
-            Pin(source._open_lease())  # it comes back, and may leave again
+            lease = source._open_lease()
+            arrays.usable(lease)
+            Pin(lease)  # it comes back, and may leave again
         return source
     layout = source._layout_now()
     if device == "cpu" or not layouts.is_gapless(layout):

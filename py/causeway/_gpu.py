@@ -15,7 +15,7 @@ import numpy as np
 from causeway import _order, client, dtypes
 from causeway._lib import check, check_again, ffi, lib
 from causeway.layouts import Layout, contiguous, is_gapless
-from causeway.views import EvictableLease, Lease, lease_once
+from causeway.views import EvictableLease, Lease, lease_served
 
 __all__ = ["Foreign", "find", "foreign", "interface", "no_host_view"]
 
@@ -33,9 +33,8 @@ def no_host_view(device: str) -> TypeError:
 
 def find(address: int) -> Lease | None:
     """A lease on GPU memory of ours that holds an address, None if there is none."""
-    pointer, status = client.current().pointer, -errno.EINTR
-    while status == -errno.EINTR:
-        status, found = lease_once(Lease, lib.cw_memory_array, pointer, ffi.cast("void *", address))
+    pointer = client.current().pointer
+    status, found = lease_served(Lease, lib.cw_memory_array, pointer, ffi.cast("void *", address))
     if status == -errno.ENOENT:
         return None
     check(status)

@@ -23,6 +23,7 @@ __all__ = [
     "failure",
     "ffi",
     "held",
+    "keeping",
     "lib",
     "on_broker_lost",
 ]
@@ -61,9 +62,16 @@ def check_again(call: Callable[..., int], *arguments: Any) -> int:
     return check(status)
 
 
+def keeping(pointer: Any, owner: object) -> Any:
+    """The same pointer; the owner of what it points to stays as long as this one."""
+    return ffi.gc(
+        pointer, functools.partial(operator.is_, owner)
+    )  # does nothing, but has the owner
+
+
 def held(cell: Any) -> Any:
-    """The pointer in a cell (extra.h) that gives back what it has when it goes: the cell lives as long as this pointer."""
-    return ffi.gc(cell[0], functools.partial(operator.is_, cell))  # does nothing, but has the cell
+    """The pointer in a cell (extra.h) that gives back what it has when it goes."""
+    return keeping(cell[0], cell)
 
 
 def exported(pointer: Any, transit: int) -> Any:

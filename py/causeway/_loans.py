@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from causeway import client
 from causeway._lib import check, ffi, lib
-from causeway.views import Lease, lease_once
+from causeway.views import Lease, lease_served
 
 if TYPE_CHECKING:
     from causeway._gpu import Foreign
@@ -77,9 +77,7 @@ def _open(call: Any, told: Foreign) -> tuple[int, Lease | None]:
     def take(out: Any) -> int:
         return int(call(connection.pointer, address, told.layout.span, out, number))
 
-    status, lease = lease_once(Lease, take)
-    while status == -errno.EINTR:
-        status, lease = lease_once(Lease, take)
+    status, lease = lease_served(Lease, take)
     if status < 0:
         return status, None
     _numbers[lease] = number[0]

@@ -277,7 +277,6 @@ def _taken(item: Any, number: int) -> Lease:
     """A lease on one of an item's arrays, which the item has no more."""
     lease = Lease()
     lib.cwpy_item_take(item, number, lease.out)
-    lease.opened()
     return lease
 
 

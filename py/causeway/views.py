@@ -9,14 +9,13 @@ from __future__ import annotations
 import errno
 import functools
 import gc
-import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 
 from causeway import _dispatch
-from causeway._lib import check, check_again, ffi, lib
+from causeway._lib import check, check_again, ffi, keeping, lib
 
 __all__ = [
     "EvictableLease",
@@ -28,6 +27,7 @@ __all__ = [
     "find",
     "lease_again",
     "lease_once",
+    "lease_served",
     "shared_memory_of",
 ]
 
@@ -154,8 +154,8 @@ class EvictableLease(Lease):
 
 def _pinned(lease: Lease) -> Any:
     """What keeps an evictable array where it is as long as it is there."""
-    held = ffi.gc(lease.out, functools.partial(operator.is_, lease.cell))  # has the cell
-    cell = ffi.gc(ffi.new("int *"), functools.partial(lib.cwpy_unpin, held))
+    array = keeping(lease.out, lease.cell)
+    cell = ffi.gc(ffi.new("int *"), functools.partial(lib.cwpy_unpin, array))
     check_again(lib.cwpy_pin, lease.pointer, cell)
     return cell
 
@@ -188,15 +188,21 @@ def lease_once(kind: type[_Kind], call: Callable[..., int], *arguments: Any) -> 
     return status, lease
 
 
+def lease_served(kind: type[_Kind], call: Callable[..., int], *arguments: Any) -> tuple[int, _Kind]:
+    """The same for a call that a signal ends before it did anything: the signal is served, and it is called again."""
+    status, lease = lease_once(kind, call, *arguments)
+    while status == -errno.EINTR:
+        status, lease = lease_once(kind, call, *arguments)
+    return status, lease
+
+
 def lease_again(kind: type[_Kind], call: Callable[..., int], *arguments: Any) -> _Kind:
-    """The same for a call that a signal ends before it did anything: the signal is served, and it is called again.
+    """The same, where nothing but a lease will do.
 
     Raises:
         What the status means when it is negative.
     """
-    status, lease = lease_once(kind, call, *arguments)
-    while status == -errno.EINTR:
-        status, lease = lease_once(kind, call, *arguments)
+    status, lease = lease_served(kind, call, *arguments)
     check(status)
     return lease
 

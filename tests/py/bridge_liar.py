@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import errno
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import bridge_raw as raw
+import bridge_support
 from bridge_raw import Raw, frame
 from bridge_support import Node
 from conftest import eventually
@@ -57,6 +59,16 @@ class Liar:
             pass
         self.thread.join(30)
         assert not self.thread.is_alive()
+
+
+@contextlib.contextmanager
+def good_and_evil(engine: str) -> Iterator[tuple[Node, Node]]:
+    """A node whose bridge has that engine, and one with a key that it knows, whose broker never runs."""
+    with bridge_support.net("b", "evil") as made:
+        b, evil = made.nodes.values()
+        b.knows(evil, "--read", "open/*", "--write", "in/*", address="")
+        b.start(**({"CAUSEWAY_BRIDGE_EPOLL": "1"} if engine == "epoll" else {}))
+        yield b, evil
 
 
 def no(op: int, id: int, _: bytes) -> bytes:

@@ -14,7 +14,7 @@ import bridge_raw as raw
 import bridge_support
 import numpy as np
 import pytest
-from bridge_liar import Liar, about, known, lied_to, no, opened, visitor
+from bridge_liar import Liar, about, good_and_evil, known, lied_to, no, opened, visitor
 from bridge_raw import Raw, asking, frame
 from bridge_support import Node
 from conftest import eventually
@@ -31,14 +31,11 @@ SIZES = [20_000, PIECE, PIECE + 1, 3 * PIECE, MOST * PIECE, MOST * PIECE + 1, 6_
 @pytest.fixture(scope="module", params=["io_uring", "epoll"])
 def nodes(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Node]]:
     """A node, and one with a key that it knows, whose broker never runs."""
-    with bridge_support.net("b", "evil") as made:
-        b, evil = made.nodes.values()
-        b.knows(evil, "--read", "open/*", "--write", "in/*", address="")
-        b.start(**({"CAUSEWAY_BRIDGE_EPOLL": "1"} if request.param == "epoll" else {}))
+    with good_and_evil(request.param) as (b, evil):
         with b.here():
-            cw.put("open/small", np.ones(100, "u1"))
+            cw.put("open/small", np.ones(100, "u1"), keep=True)
             for size in SIZES:
-                cw.put(f"open/{size}", values(size))
+                cw.put(f"open/{size}", values(size), keep=True)
         yield b, evil
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import bridge_raw as raw
 import bridge_support
 import pytest
-from bridge_liar import Liar, about, known, lied_to, no, opened, visitor
+from bridge_liar import Liar, about, good_and_evil, known, lied_to, no, opened, visitor
 from bridge_raw import Raw, frame
 from bridge_support import Node
 from conftest import eventually
@@ -29,11 +29,8 @@ SENTENCE_MAX = 512
 @pytest.fixture(scope="module", params=["io_uring", "epoll"])
 def nodes(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Node]]:
     """A node, and one with a key that it knows, whose broker never runs."""
-    with bridge_support.net("b", "evil") as made:
-        b, evil = made.nodes.values()
-        b.knows(evil, "--read", "open/*", "--write", "in/*", address="")
-        b.start(**({"CAUSEWAY_BRIDGE_EPOLL": "1"} if request.param == "epoll" else {}))
-        yield b, evil
+    with good_and_evil(request.param) as both:
+        yield both
 
 
 OPENED: dict[str, tuple[bytes, bool]] = {  # the reply, and whether it breaks the form

@@ -89,42 +89,6 @@ def test_what_was_computed_from_incomplete_data_is_told_to_its_readers(program):
     """)
 
 
-@pytest.mark.parametrize("stopped", [False, True])
-def test_who_writes_a_part_over_incomplete_data_hands_on_what_they_wait_for(program, stopped):
-    """a has written what it computed from c's work, which is still under way; then a part of that is written anew."""
-    program(f"""
-        from causeway import client
-        c = other('''if True:
-            c, s = cw.put("c", cw.zeros(1000, "u1", device="cuda:0")), Stream()
-            with c.writing(s): s.hold("never"); s.fill(low(c), 3)
-            say(); time.sleep(1000)
-        ''')
-        heard(c)
-        a = other('''if True:
-            c, w, s = cw.get("c"), cw.put("w", cw.zeros(1000, "u1", device="cuda:0")), Stream()
-            w.wait()
-            with w.writing(s, whole=True), c.reading(s): s.fill(low(w), 4)
-            say(); sys.stdin.read()
-        ''')
-        heard(a)
-        w, s = cw.get("w"), Stream()
-        with w.writing(s):
-            s.fill(low(w), 5)
-            if {stopped}:  # and signals end what waits for it
-                os.kill(client.current().broker_pid, signal.SIGSTOP)
-                signal.signal(signal.SIGALRM, lambda *_: None)
-                signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        c.kill(); c.wait()
-        os.kill(client.current().broker_pid, signal.SIGCONT)
-        try: w.wait(timeout=30)
-        except cw.ProducerDied: pass
-        else: raise AssertionError("nobody told")
-        a.stdin.close()
-        ended(a)
-    """)
-
-
 PRODUCERS = """
         c = other('''if True:
             c, s = cw.put("c", cw.zeros(1000, "u1", device="cuda:0")), Stream()
@@ -141,6 +105,29 @@ PRODUCERS = """
         heard(a)
         w = cw.get("w")
 """
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_who_writes_a_part_over_incomplete_data_hands_on_what_they_wait_for(program, stopped):
+    """a has written what it computed from c's work, which is still under way; then a part of that is written anew."""
+    program(f"""{PRODUCERS}
+        from causeway import client
+        s = Stream()
+        with w.writing(s):
+            s.fill(low(w), 5)
+            if {stopped}:  # and signals end what waits for it
+                os.kill(client.current().broker_pid, signal.SIGSTOP)
+                signal.signal(signal.SIGALRM, lambda *_: None)
+                signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        c.kill(); c.wait()
+        os.kill(client.current().broker_pid, signal.SIGCONT)
+        try: w.wait(timeout=30)
+        except cw.ProducerDied: pass
+        else: raise AssertionError("nobody told")
+        a.stdin.close()
+        ended(a)
+    """)
 
 
 @pytest.mark.parametrize("begin", ["w.writing(s, whole=True)", "cw.work(s, writes=w, whole=True)"])

@@ -17,6 +17,7 @@
 
 #define STREAMS_MAX 256
 #define STACK_BYTES (64 << 10)
+#define WAIT_MS     500
 #define ALONE       __attribute__((no_sanitize("address", "thread", "undefined"), noinline))
 
 static struct fake_stream *_Atomic watched[STREAMS_MAX];
@@ -42,9 +43,27 @@ ALONE static void copy_bytes(volatile char *to, const volatile char *from, size_
         to[i] = from[i];
 }
 
-ALONE static void work_late(const struct fake_work *work) {
+/* Is the word there in time? */
+ALONE static bool await_word(const struct fake_word *word, uint64_t *left_ms) {
+    for (;;) {
+        uint64_t now = word->size_bytes == 8 ? *(volatile uint64_t *)word->address
+                                             : *(volatile uint32_t *)word->address;
+        if (fake_word_reached(word, now))
+            return true;
+        if (!*left_ms)
+            return false;
+        pause_ms(1);
+        --*left_ms;
+    }
+}
+
+/* False: nothing behind it is done. */
+ALONE static bool work_late(const struct fake_work *work, uint64_t *left_ms) {
     const struct fake_copy *copy = &work->copy;
     const struct fake_fill *fill = &work->fill;
+    if (work->kind == FAKE_WAIT)
+        return await_word(&work->word, left_ms);
+    pause_ms(fake_config.late_ms);
     switch (work->kind) {
     case FAKE_WRITE:
         if (work->word.size_bytes == 8)
@@ -63,8 +82,9 @@ ALONE static void work_late(const struct fake_work *work) {
                        (size_t)fill->unit_bytes);
         break;
     default:
-        break;
+        return work->kind == FAKE_RECORD;
     }
+    return true;
 }
 
 ALONE static void wait_and_work(long pidfd) {
@@ -76,15 +96,12 @@ ALONE static void wait_and_work(long pidfd) {
     struct pollfd dead = {(int)pidfd, POLLIN, 0};
     while (call(SYS_poll, (long)&dead, 1, -1) == -EINTR)
         ;
+    uint64_t left_ms = WAIT_MS;
     for (int i = 0; i < STREAMS_MAX; i++) {
         struct fake_stream *stream = watched[i];
         struct fake_work *work = stream ? stream->current : NULL;
-        for (; work; work = work->next) {
-            if (work->kind != FAKE_WRITE && work->kind != FAKE_COPY && work->kind != FAKE_FILL)
-                continue;
-            pause_ms(fake_config.late_ms);
-            work_late(work);
-        }
+        while (work && work_late(work, &left_ms))
+            work = work->next;
     }
     call(SYS_exit_group, 0, 0, 0);
 }

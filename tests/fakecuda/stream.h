@@ -115,6 +115,22 @@ void fake_wait_changed(void);
 
 /* Does one piece of work (work.c); without fake_mutex. */
 CUresult fake_work_run(struct fake_stream *stream, struct fake_work *work);
+/* Does a word that is now so end a wait for it? cuda.h's four conditions; "at least" is cyclic. */
+__attribute__((no_sanitize("address", "thread", "undefined"))) static inline bool
+fake_word_reached(const struct fake_word *word, uint64_t now) {
+    uint64_t mask = word->size_bytes == 8 ? UINT64_MAX : UINT32_MAX, value = word->value & mask;
+    switch (word->flags & 3) {
+    case CU_STREAM_WAIT_VALUE_GEQ:
+        return word->size_bytes == 8 ? (int64_t)(now - value) >= 0
+                                     : (int32_t)((uint32_t)now - (uint32_t)value) >= 0;
+    case CU_STREAM_WAIT_VALUE_EQ:
+        return now == value;
+    case CU_STREAM_WAIT_VALUE_AND:
+        return (now & value) != 0;
+    default:
+        return (~(now | value) & mask) != 0;
+    }
+}
 /* Lets go what it refers to; under fake_mutex. */
 void fake_work_end(struct fake_work *work);
 

@@ -223,7 +223,7 @@ static void a_process_dies_at_the_work_that_is_named(void **state) {
     assert_int_equal(atomic_load(&page[0]), 2);
 }
 
-/* Its stream has three writes behind a wait that the dead process's memory keeps. */
+/* Its stream has two writes behind a wait for a word. */
 static void leave_writes(int fd) {
     start_on(0);
     CUdeviceptr address = register_page();
@@ -247,16 +247,30 @@ static void writes_can_come_after_a_death(void **state) {
         scene_receive(writer.fd, NULL);
         kill(writer.pid, SIGKILL);
         assert_int_equal(waitpid(writer.pid, NULL, 0), writer.pid);
+        assert_int_equal(atomic_load(&page[0]), 1);
+        atomic_store(&page[1], 1); /* what its stream waits for comes after the death */
         /* The end of file comes with the death, or after the last write of who keeps the socket. */
         assert_int_equal(read(writer.fd, &byte, 1), 0);
         if (keeps)
             assert_int_equal(atomic_load(&page[2]), 7);
         while (atomic_load(&page[2]) != 7)
             usleep(1000);
-        /* Its stream waited for a word that never came: only a dead one's work passes that. */
         assert_int_equal(atomic_load(&page[0]), 2);
         close(writer.fd);
     }
+}
+
+static void what_waits_for_a_word_that_does_not_come_is_not_written_late(void **state) {
+    (void)state;
+    char byte;
+    struct actor writer = scene_begin("LATE_MS=1 LATE_KEEPS=1", leave_writes);
+    scene_receive(writer.fd, NULL);
+    kill(writer.pid, SIGKILL);
+    assert_int_equal(waitpid(writer.pid, NULL, 0), writer.pid);
+    assert_int_equal(read(writer.fd, &byte, 1), 0); /* who would write has ended */
+    assert_int_equal(atomic_load(&page[0]), 1);
+    assert_int_equal(atomic_load(&page[2]), 0);
+    close(writer.fd);
 }
 
 static void nothing_is_written_after_a_death_unless_asked_for(void **state) {
@@ -307,6 +321,7 @@ int main(void) {
         WITH_PAGE(work_waits_for_a_file),
         WITH_PAGE(a_process_dies_at_the_work_that_is_named),
         WITH_PAGE(writes_can_come_after_a_death),
+        WITH_PAGE(what_waits_for_a_word_that_does_not_come_is_not_written_late),
         WITH_PAGE(nothing_is_written_after_a_death_unless_asked_for),
         WITH_PAGE(who_writes_late_is_not_seen_by_wait),
     };

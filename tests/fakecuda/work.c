@@ -80,31 +80,15 @@ static CUresult run_write(struct fake_stream *stream, const struct fake_word *wo
     return code;
 }
 
-/* cuda.h's four conditions; "at least" is cyclic. */
-static bool reached(const struct fake_word *word, uint64_t now) {
-    uint64_t mask = word->size_bytes == 8 ? UINT64_MAX : UINT32_MAX, value = word->value & mask;
-    switch (word->flags & 3) {
-    case CU_STREAM_WAIT_VALUE_GEQ:
-        return word->size_bytes == 8 ? (int64_t)(now - value) >= 0
-                                     : (int32_t)((uint32_t)now - (uint32_t)value) >= 0;
-    case CU_STREAM_WAIT_VALUE_EQ:
-        return now == value;
-    case CU_STREAM_WAIT_VALUE_AND:
-        return (now & value) != 0;
-    default:
-        return (~(now | value) & mask) != 0;
-    }
-}
-
 static CUresult look(struct fake_stream *stream, const struct fake_word *word, bool *out) {
     CUresult code = CUDA_SUCCESS;
     pthread_rwlock_rdlock(&fake_ranges_lock);
     if (!fake_range_allows(stream->context, word->address, (size_t)word->size_bytes, false, false))
         code = CUDA_ERROR_ILLEGAL_ADDRESS;
     else
-        *out =
-            reached(word, word->size_bytes == 8 ? atomic_load((_Atomic uint64_t *)word->address)
-                                                : atomic_load((_Atomic uint32_t *)word->address));
+        *out = fake_word_reached(word, word->size_bytes == 8
+                                           ? atomic_load((_Atomic uint64_t *)word->address)
+                                           : atomic_load((_Atomic uint32_t *)word->address));
     pthread_rwlock_unlock(&fake_ranges_lock);
     return code;
 }

@@ -65,8 +65,7 @@ static void live_on(void) {
 static void produce(void) {
     cw_client *client;
     CUdeviceptr flag;
-    /* The double does late what is no kernel: a stream's writes would pass its kernel by. */
-    if (part->late_ms && part->moment == ANY_TIME && !test_cuda_is_real()) {
+    if (part->late_ms && !test_cuda_is_real()) {
         char text[16];
         snprintf(text, sizeof text, "%u", part->late_ms);
         setenv("CAUSEWAY_FAKECUDA_LATE_MS", text, 1);

@@ -191,11 +191,14 @@ static void name_node(struct cwb_bridge *bridge) {
     strcpy(bridge->node, cwb_node_valid(host) ? host : "node");
 }
 
+static uint32_t cores(void) {
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? (uint32_t)CPU_COUNT(&set) : 1;
+}
+
 /* One core a connection, and no more than that; several peers share them. */
 static uint32_t default_streams(void) {
-    cpu_set_t cores;
-    int count = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
-    return count < (int)STREAMS_DEFAULT ? (uint32_t)count : STREAMS_DEFAULT;
+    return cores() < STREAMS_DEFAULT ? cores() : STREAMS_DEFAULT;
 }
 
 int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options) {
@@ -205,6 +208,7 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     pthread_mutex_init(&bridge->sources_lock, NULL);
     if (bridge->options.streams == 0)
         bridge->options.streams = default_streams();
+    cwb_awake_init(&bridge->awake, cores());
     name_node(bridge);
     if (!cwb_node_valid(bridge->node))
         return cw_fail(-EINVAL, "--node %.100s: 1 to %u of the characters A-Z a-z 0-9 _ . -",
@@ -293,8 +297,8 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
         if (ring_ns > due_ns)
             ring_ns = due_ns;
         int64_t left_ns = ring_ns - cw_now_ns();
-        bool busy =
-            bridge->loop.dirty != NULL || bridge->hurry || bridge->loop.now_ns < bridge->awake_ns;
+        bool busy = bridge->loop.dirty != NULL || bridge->hurry ||
+                    bridge->loop.now_ns < bridge->awake.until_ns;
         wait(bridge, busy || left_ns < 0 ? 0 : ring_ns == INT64_MAX ? -1 : left_ns);
         cwb_board_here(bridge);
         cwb_home_turn(bridge->home);

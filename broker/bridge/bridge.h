@@ -24,6 +24,7 @@
 
 #include <pthread.h>
 
+#include "broker/bridge/awake.h"
 #include "broker/bridge/frame.h"
 #include "broker/bridge/io.h"
 #include "broker/bridge/peers.h"
@@ -105,7 +106,7 @@ struct cwb_bridge {
     struct cwb_board *board;      /* board.c; NULL: none */
     struct cwb_replica *replicas; /* replica.c, by key */
     uint32_t replicas_on_gpus;
-    int64_t awake_ns;             /* until then the loop looks and does not sleep (door.c) */
+    struct cwb_awake awake;       /* when the loop looks and does not sleep */
     int64_t doubts_ns;            /* when doubtful replicas are let go; 0: none is held */
     struct cwb_watched *watched;  /* watch.c: what peers want to be told of */
     struct cwb_stage *stages;     /* stage.c */

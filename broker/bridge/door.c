@@ -61,7 +61,7 @@ static void on_data(struct cwb_socket *socket, const uint8_t *bytes, uint32_t si
     struct cwb_visitor *visitor = (struct cwb_visitor *)socket;
     struct cwb_bridge *bridge = visitor->door->bridge;
     struct cw_remote remote = {.verb = 0};
-    bridge->awake_ns = 0;
+    cwb_awake_end(&bridge->awake);
     /* A GET, and one at a time; anything else is no client of ours. */
     if (size_bytes >= sizeof remote)
         memcpy(&remote, bytes, sizeof remote);
@@ -73,6 +73,8 @@ static void on_data(struct cwb_socket *socket, const uint8_t *bytes, uint32_t si
     visitor->core = remote.slab;
     visitor->asks_on = bridge->loop.now_ns - visitor->answered_ns < CW_SPIN_NS;
     cwb_job_begin(bridge, visitor, 0, bytes, size_bytes);
+    if (visitor->job)
+        cwb_awake_asked(&bridge->awake, bridge->loop.now_ns);
 }
 
 static const struct cwb_socket_calls calls = {NULL, on_data, NULL, on_error, on_closed};
@@ -96,13 +98,15 @@ static void hand_board(struct cwb_visitor *visitor, struct msghdr *message, uint
     visitor->has_board = true;
 }
 
-/* Who asks again and again, from another core, is waited for awake for a moment: to wake a core
- * costs both sides more than the answer. On the same core it could not ask meanwhile. */
+/* Who asks again and again, from another core, is waited for awake for a moment. On the same core
+ * it could not ask meanwhile. */
 static void stay_awake(struct cwb_visitor *visitor) {
     struct cwb_bridge *bridge = visitor->door->bridge;
     visitor->answered_ns = bridge->loop.now_ns;
-    if (visitor->asks_on && visitor->core && visitor->core != (uint32_t)sched_getcpu() + 1)
-        bridge->awake_ns = bridge->loop.now_ns + CW_SPIN_NS;
+    cwb_awake_answered(&bridge->awake,
+                       visitor->asks_on && visitor->core &&
+                           visitor->core != (uint32_t)sched_getcpu() + 1,
+                       bridge->loop.now_ns);
 }
 
 void cwb_door_answer(struct cwb_job *job, int status, const struct cw_put *put, const void *meta) {

@@ -82,6 +82,7 @@ struct cwb_link {
     char where[CWB_ADDRESS_MAX + 1]; /* the other side's address */
     int64_t limit_ns;                /* until OPEN: then it must be open */
     int64_t pinged_ns, ping_sent_ns, opened_ns, rtt_ns;
+    int64_t served_ns;         /* when a small array was last sent, in its answer; 0: none */
     struct cwb_stream *stream; /* it begins this one; NULL: it is a link, or will be */
 
     struct cwb_request *reading; /* whose data are coming */

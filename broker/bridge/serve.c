@@ -201,6 +201,7 @@ static bool open_inside(struct cwb_link *link, const struct cwb_frame *frame,
     if (frame->open.flags & CWB_WATCH)
         cwb_watch_begin(link, &subject->key, found->entry.id);
     answer_inside(link, frame, &opened, found->meta, bytes);
+    cwb_awake_served(&link->bridge->awake, &link->served_ns, link->bridge->loop.now_ns);
     return true;
 }
 

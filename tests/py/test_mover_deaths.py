@@ -473,7 +473,7 @@ def test_an_idle_mover_leaves_and_holds_no_memory(tmp_path):
         run("""
             def free():
                 told = json.loads(subprocess.run([os.environ["CAUSEWAY_COMMAND"], "topo", "--json"], check=True, capture_output=True).stdout)
-                return [gpu["free_bytes"] for gpu in told["gpus"]]
+                return [gpu["free_bytes"] for gpu in told["gpus"][:2]]  # more may be there
             os.environ["CAUSEWAY_GPU_CACHE_BYTES"] = "0"
             a = cw.asarray(random(20_000_000), device="cuda:0")
             b = a.to("cuda:1")

@@ -45,7 +45,7 @@
 #define CWB_LISTEN_MAX      8u
 #define CWB_LINKS_MAX       64u /* open ones of one peer, and ungreeted ones; the oldest gives way */
 #define CWB_LISTS_BYTES     (64u << 20) /* lists of names that one peer has not read; then no more */
-#define CWB_STREAM_BYTES    (4u << 20)  /* arrays from here on are read over all of them */
+#define CWB_STREAM_BYTES    (2u << 20)  /* arrays from here on are read over all of them */
 #define CWB_OUT_MAX                                                                                \
     (128u << 20) /* unread answers of a peer that still asks, over all its connections; who keeps  \
                     to what was agreed has less */

@@ -70,11 +70,11 @@ PyObject *dispatch_call(PyObject *self, PyObject *args) {
     int code = 0;
     while (!call.ended && code == 0) {
         uint32_t was = cw_pool_news(d->pool, 0);
-        code = dispatch_listen_once(d, was, LOOK_NS, &call);
+        code = dispatch_listen_once(d, was, LOOK_NS, &call) ? -1 : PyErr_CheckSignals();
     }
     forget_call(d, &call);
     PyObject *result = NULL;
-    if (call.ended && call.error)
+    if (code == 0 && call.error) /* what a signal's handler raised meanwhile goes before it */
         PyErr_SetObject((PyObject *)Py_TYPE(call.error), call.error);
     else if (call.data && code == 0 &&
              (call.kind != ANSWER_MESSAGE || PyList_Append(messages, call.data) == 0))

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import os
+import signal
 import sys
 import threading
 from concurrent import futures
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
 import pool_tasks as tasks
 import pytest
+from pool_support import workers_of
 from waiting import eventually
 
 import causeway as cw
@@ -214,3 +218,30 @@ def test_a_ctrl_c_in_a_shutdown_that_cancels_leaves_none_unsettled() -> None:
     while through < 2 and number < _PLACES_MAX:
         through = 0 if once(number) else through + 1
         number += 7
+
+
+def test_what_a_handler_raises_is_not_lost_when_the_task_fails_meanwhile(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    with cw.Pool(1) as pool:
+        (pid,) = workers_of(pool, 1)
+
+        def interrupt() -> None:
+            assert eventually(mark.exists, LONG)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def handler(*_: object) -> None:
+            os.kill(pid, signal.SIGKILL)
+            # Its successor begins after the call was told that its worker has died.
+            assert eventually(lambda: pool.stats()["workers"][0]["pid"] not in (pid, None), LONG)
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGINT, handler)
+        interrupter = threading.Thread(target=interrupt)
+        interrupter.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                pool.apply(tasks.mark_and_wait, ((str(mark), str(tmp_path / "go")),))
+        finally:
+            signal.signal(signal.SIGINT, before)
+            interrupter.join()
+        assert pool.apply(tasks.square, (3,)) == 9

@@ -1,6 +1,6 @@
 """The bridge between two nodes on this machine, beside what moves arrays between processes otherwise.
 
-Ours is measured with one stream, and with as many as a bridge takes by default (arrays of 4 MiB and more use them).
+Ours is measured with one stream, and with as many as a bridge takes by default (arrays of 2 MiB and more use them).
 
 Loopback figures: both ends share the machine's cores, and the network is memory. Large arrays: a get of a name that is
 new to the getting node, into memory that was used before, beside a blocking OpenSSL loop in C with the same cipher

@@ -365,8 +365,9 @@ void cw_kept_trim(cw_client *client, struct cw_heap *heap);
  * before, is free. True: there was some. Without client->lock. */
 bool cw_kept_drop(cw_client *client);
 /* Where that was not enough: 1 after a nap while the memory of a slab given up within the last
- * second may be on its way, 0 otherwise, -EINTR. Without client->lock. */
-int cw_kept_nap(cw_client *client);
+ * second may be on its way, 0 otherwise, -EINTR. *until_ns: 0, then the end of all such naps.
+ * Without client->lock. */
+int cw_kept_nap(cw_client *client, int64_t *until_ns);
 
 /* ---- full.c; without client->lock ---- */
 /* Has the broker look at all that this process has let go of. 1: something of the heap came

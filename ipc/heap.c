@@ -402,7 +402,7 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
                  struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
     bool adopting = true, dropped = false;
     unsigned asked = 0;
-    int64_t until_ns = 0; /* waiting on a full device */
+    int64_t until_ns = 0, closed_until_ns = 0; /* waiting on a full device */
     for (unsigned tries = 0; tries < 2 * ADOPT_TRIES; tries++) {
         int code = take_carved(client, heap, size_bytes, slab, block, gen, clean);
         if (code != -EAGAIN)
@@ -436,7 +436,7 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
                         : evicted == -ENOENT ? cw_full_wait(client, heap, &until_ns)
                                              : 0;
                 if (!again && evicted == -ENOENT)
-                    again = cw_kept_nap(client);
+                    again = cw_kept_nap(client, &closed_until_ns);
             }
             if (again < 0)
                 return again;

@@ -67,12 +67,13 @@ static void await_closed(cw_client *client, uint64_t before, uint32_t slabs) {
         nanosleep(&nap, NULL);
 }
 
-int cw_kept_nap(cw_client *client) {
+int cw_kept_nap(cw_client *client, int64_t *until_ns) {
     struct timespec nap = {.tv_nsec = 1000000};
     pthread_mutex_lock(&client->lock);
-    int64_t end_ns = client->slabs.closed_ns ? client->slabs.closed_ns + CLOSE_NS : 0;
+    if (!*until_ns) /* once: other threads may give up slabs for ever */
+        *until_ns = client->slabs.closed_ns + CLOSE_NS;
     pthread_mutex_unlock(&client->lock);
-    if (cw_now_ns() >= end_ns || cw_client_usable(client))
+    if (cw_now_ns() >= *until_ns || cw_client_usable(client))
         return 0;
     if (nanosleep(&nap, NULL) < 0)
         return cw_fail(-EINTR, "a signal came while waiting for memory of a full GPU");

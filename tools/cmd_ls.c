@@ -113,6 +113,11 @@ int cmd_ls(const struct cli *cli) {
     struct listing listing = {.cli = cli};
     if ((cli->options & CLI_ALL) && (cli->options & CLI_NAMESPACE))
         return cli_error(CLI_USAGE, "ls: --all and --namespace exclude each other");
+    if (cli->count && strncmp(cli->arguments[0], "//", 2) == 0)
+        return cli_error(CLI_USAGE,
+                         "ls: \"%s\" are names of another node, whose broker alone knows all about "
+                         "them: ask there; causeway.names() in Python tells the names",
+                         cli->arguments[0]);
     if (cli->options & CLI_JSON)
         listing.json = json_array();
     output_table_init(&listing.table, cli->options & CLI_ALL ? titles : titles + 1);

@@ -349,6 +349,10 @@ def test_the_command_reaches_other_nodes(two: tuple[Node, Node]) -> None:
     a.command("cp", "mine", "//b/in/cp")
     a.command("cp", "//b/open/cp", "//b/in/cp2")
     assert "in/cp" not in a.command("ls").stdout and "mine" in a.command("ls").stdout
+    a.put("open/cp", [1])
+    for options in ((), ("--all",), ("--json",)):  # not what is here under the names that are there
+        listed = a.command("ls", *options, "//b/open", check=False)
+        assert listed.returncode == 2 and not listed.stdout and "another node" in listed.stderr
     with a.here():
         mine = cw.get("mine")
         mine.numpy()[:] = 0  # its own memory

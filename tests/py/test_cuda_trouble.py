@@ -275,6 +275,29 @@ def test_who_finds_a_gpu_full_waits_no_longer_than_it_may(script, tmp_path):
     script(FULL + textwrap.dedent(text), env={**env, "CAUSEWAY_FULL_WAIT_MS": "30"})
 
 
+@on_the_double
+def test_a_full_gpu_is_told_also_while_other_threads_give_up_slabs(script, tmp_path):
+    env = {**os.environ, **cuda_support.double(tmp_path / "full", memory_mib=256)}
+    text = """
+        import threading, time
+        held, end = cw.zeros(100 << 20, "u1", device="cuda:0"), time.monotonic() + 20
+        begun, over = threading.Event(), threading.Event()
+        def give_up():
+            while not over.is_set() and time.monotonic() < end:
+                try: cw.empty(48 << 20, "u1", device="cuda:0").close()
+                except cw.LimitExceeded: pass
+                begun.set()
+        thread = threading.Thread(target=give_up)
+        thread.start()
+        begun.wait()
+        told(lambda: cw.zeros(200 << 20, "u1", device="cuda:0"))
+        assert thread.is_alive()
+        over.set()
+        thread.join()
+    """
+    script(FULL + textwrap.dedent(text), env=env)
+
+
 def test_the_limit_on_gpu_bytes(script, tmp_path):
     (tmp_path / "b").mkdir(mode=0o700)
     env = {

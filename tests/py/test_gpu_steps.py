@@ -204,9 +204,10 @@ fence_deaths: 9 producers killed, seed 7
     to = tmp_path / "page.md"
     to.write_text("# Words\n\n<!-- below this line: tools/bench/page.py -->\nold\n")
     for _ in range(2):
-        subprocess.run([sys.executable, page, "gpu", log, log, "--into", to], check=True)
+        subprocess.run([sys.executable, page, "gpu", log, log, "--four", log, "--into", to], check=True)  # fmt: skip
     text = to.read_text()
     assert text.startswith("# Words\n") and "old" not in text and text.count("## One GPU") == 1
+    assert text.count("## Four GPUs") == 1
     assert "| begin and end, on the CPU | 1.8 |  |  | us |  |  |" in text
     assert "| host to GPU, 1 MiB | 33.6 | driver, pinned | 33.9 | GB/s | 0.989 | 30.1 to 34.0; 30.2 to 34.4, 200 each |" in text  # fmt: skip
     assert "| IPC events | 12.0 | IPC events, a new one each time | 275.8 | us | 0.044 |  |" in text

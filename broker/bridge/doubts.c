@@ -57,13 +57,55 @@ static void outdate(struct cwb_replica *replica) {
     replica->written = true;
 }
 
+static bool means(const struct cwb_replica *replica, const struct cwb_peer *peer,
+                  const struct cw_name_key *there) {
+    return replica->peer == peer && replica->there.length == there->length &&
+           memcmp(replica->there.text, there->text, there->length) == 0;
+}
+
 void cwb_replica_wrote(const struct cwb_job *job) {
     struct cwb_replica *replica, *next;
     HASH_ITER(hh, job->bridge->replicas, replica, next) { /* here and on GPUs */
-        if (replica->peer == job->peer && replica->there.length == job->there.length &&
-            memcmp(replica->there.text, job->there.text, job->there.length) == 0)
+        if (means(replica, job->peer, &job->there))
             outdate(replica);
     }
+}
+
+/*
+ * Siblings come to their places at their own pace, and who has got a later array at one place must
+ * not get an earlier one at another. The owner numbers its puts; over two runs of its broker the
+ * earlier one is doubtful.
+ */
+static bool older(const struct cwb_replica *a, const struct cwb_replica *b) {
+    return a->opened.instance == b->opened.instance ? a->opened.entry < b->opened.entry
+                                                    : a->doubtful && !b->doubtful;
+}
+
+bool cwb_doubts_newest(struct cwb_replica *replica) {
+    struct cwb_replica *other, *next;
+    if (!replica->bridge->replicas_on_gpus)
+        return true;
+    HASH_ITER(hh, replica->bridge->replicas, other, next) {
+        if (other->whole && !other->written && older(replica, other) &&
+            means(other, replica->peer, &replica->there))
+            return false;
+    }
+    return true;
+}
+
+bool cwb_doubts_outdate(struct cwb_replica *replica) {
+    struct cwb_replica *other, *next;
+    bool found = false;
+    if (!replica->bridge->replicas_on_gpus)
+        return false;
+    HASH_ITER(hh, replica->bridge->replicas, other, next) {
+        if (!(other->whole || other->doubtful) || !older(other, replica) ||
+            !means(other, replica->peer, &replica->there))
+            continue;
+        found = found || other->whole;
+        outdate(other);
+    }
+    return found;
 }
 
 void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame) {

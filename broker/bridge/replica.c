@@ -191,6 +191,7 @@ static void tell_visitors(struct cwb_replica *replica) {
 /* One message names it and answers one who waits; the others, if there are any, hear of it when the
  * broker has said that the name stands. */
 void cwb_replica_put(struct cwb_replica *replica) {
+    replica->written = replica->written || !cwb_doubts_newest(replica);
     if (outdated(replica)) {
         begin_anew(replica);
         return;
@@ -224,7 +225,8 @@ void cwb_replica_put(struct cwb_replica *replica) {
     replica->came = realloc(replica->came, message.put.meta_bytes + 1u);
     CW_ASSERT(replica->came);
     memcpy(replica->came, meta, message.put.meta_bytes);
-    bool hidden = named(replica) == HIDDEN;
+    replica->ahead = cwb_doubts_outdate(replica);
+    bool hidden = replica->ahead || named(replica) == HIDDEN;
     if (!hidden && !replica->doubtful)
         cwb_board_post(replica);
     if (!hidden)
@@ -396,7 +398,8 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
     if (replica && replica->held && named(replica) != NAMED)
         replica->doubtful = true;
     if (replica && !replica->doubtful && !replica->written &&
-        (replica->held || (replica->whole && !job->id && named(replica) != HIDDEN))) {
+        (replica->held ||
+         (replica->whole && !job->id && !replica->ahead && named(replica) != HIDDEN))) {
         answer(replica, job);
         if (!replica->held) /* it is asked for again and again: the next finds it by its name */
             cwb_home_urge(bridge->home);

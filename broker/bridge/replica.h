@@ -20,6 +20,7 @@ struct cwb_replica {
     bool held, waits;
     bool whole; /* in memory, and checked: put and came say where and what; being named, or HELD */
     bool calm;  /* whole: nobody waited for its name when it was asked for */
+    bool ahead; /* whole: an older sibling may be found at its place until this one has its name */
     struct cw_put put;
     uint32_t posted; /* on the board: its place there + 1 */
     bool written;    /* a client of this node wrote the name since the owner was asked */
@@ -58,6 +59,11 @@ struct cwb_replica *cwb_replica_find(struct cwb_bridge *bridge, const struct cw_
 /* ---- doubts.c ---- */
 /* It is HELD, and doubtful: it is let go of some time later. */
 void cwb_doubts_hold(struct cwb_bridge *bridge);
+/* It is whole, and about to be told. false: it is older than what was told at a sibling's place. */
+bool cwb_doubts_newest(struct cwb_replica *replica);
+/* It is about to be told: older siblings are found no more. true: one may be until the broker has
+ * read so. */
+bool cwb_doubts_outdate(struct cwb_replica *replica);
 /* Lets go of those whose time is over. Returns when it wants to be called again. */
 int64_t cwb_doubts_tick(struct cwb_bridge *bridge);
 

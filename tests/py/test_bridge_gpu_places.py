@@ -363,3 +363,27 @@ def test_a_name_without_room_for_a_place_of_its_own(tmp_path: Path) -> None:
             assert x.device == "cuda:1" and same(x) and same(y)
         """)  # fmt: skip
         assert moved(b)["bytes_from_gpu"] == 1 << 20
+
+
+def test_who_has_read_a_later_value_at_one_place_reads_no_earlier_one_at_another(
+    nodes: tuple[Node, Node],
+) -> None:
+    a, b = nodes
+    run(b, 'cw.put("g", np.zeros(1, "i8"), keep=True)')
+    readers = begin(a, """
+        import concurrent.futures, threading
+        seen, lock = [0], threading.Lock()
+        def read(device):
+            while seen[0] < 400:
+                with lock: before = seen[0]
+                found = int(cw.get("//b/g", device=device).to("cpu").numpy()[0])
+                assert found >= before, (device, found, before)
+                with lock: seen[0] = max(seen[0], found)
+        say()
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            for reader in [threads.submit(read, device) for device in ("cpu", "cuda:0", "cuda:1")]:
+                reader.result(50)
+    """)  # fmt: skip
+    assert readers.stdout is not None and readers.stdout.readline() == "ready\n"
+    run(b, 'for i in range(1, 401): cw.put("g", np.full(1 + i % 7 * 3000, i), keep=True)')
+    end(readers, a, b)

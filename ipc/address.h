@@ -3,11 +3,11 @@
  *
  * Folder: $CAUSEWAY_DIR, else $XDG_RUNTIME_DIR/causeway (when that is a folder of ours), else
  * /tmp/causeway-UID. In it, for protocol version 1:
- *     causewayd-v3[-JOB].sock   the socket
- *     causewayd-v3[-JOB].lock   flock held by the broker; one line "PID FD INSTANCE\n" once it
+ *     causewayd-v4[-JOB].sock   the socket
+ *     causewayd-v4[-JOB].lock   flock held by the broker; one line "PID FD INSTANCE\n" once it
  *                               listens (FD: its root segment, read through /proc/PID/fd/FD)
- *     causewayd-v3[-JOB].door   the socket of its bridge, if one runs
- *     causewayd-v3[-JOB].log    what a detached broker has to say, limited in size
+ *     causewayd-v4[-JOB].door   the socket of its bridge, if one runs
+ *     causewayd-v4[-JOB].log    what a detached broker has to say, limited in size
  * JOB is the first of SLURM_JOB_ID, PBS_JOBID, LSB_JOBID and JOB_ID that is set; characters outside
  * [A-Za-z0-9_.-] become '_'.
  *

@@ -58,7 +58,7 @@ for program in "$folder"/venv/lib/python*/site-packages/causeway/bin/*; do
     fi
 done
 # The broker that ran came from the wheel.
-pid=$(cut -d' ' -f1 "$dir"/causewayd-v3*.lock)
+pid=$(cut -d' ' -f1 "$dir"/causewayd-v4*.lock)
 case $(readlink "/proc/$pid/exe") in
 "$folder"/venv/*) ;;
 *)

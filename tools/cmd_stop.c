@@ -25,26 +25,38 @@ struct stop {
     bool forced;
 };
 
+/* Whose row it is. */
+enum who { NOBODYS, BROKERS /* its mover, its bridge: they go with it */, USERS };
+
+static enum who who(struct cw_monitor_client *row, char comm[33]) {
+    uint64_t words[4];
+    if (!CW_LOAD(MON, &row->session, acquire))
+        return NOBODYS;
+    for (int word = 0; word < 4; word++)
+        words[word] = monitor_word(&row->comm[word]);
+    memcpy(comm, words, sizeof words);
+    comm[32] = 0;
+    return strcmp(comm, "causeway-mover") && strcmp(comm, "causeway-bridge") ? USERS : BROKERS;
+}
+
 static void look(struct stop *stop) {
     struct cw_root *root = stop->monitor.root;
     double still_seconds;
+    char comm[33];
     stop->names = monitor_word(&root->gauges[CW_GAUGE_names]);
     stop->bytes = monitor_word(&root->gauges[CW_GAUGE_bytes]);
     stop->clients = monitor_word(&root->gauges[CW_GAUGE_clients]);
+    for (unsigned i = 0; i < CW_MONITOR_CLIENTS && stop->clients; i++)
+        stop->clients -= who(&root->clients[i], comm) == BROKERS;
     stop->state = monitor_look(&stop->monitor, &still_seconds);
 }
 
 static void print_clients(struct cw_root *root) {
     for (unsigned i = 0; i < CW_MONITOR_CLIENTS; i++) {
         struct cw_monitor_client *row = &root->clients[i];
-        uint64_t words[4];
-        char comm[33] = {0};
-        if (!CW_LOAD(MON, &row->session, acquire))
-            continue;
-        for (int word = 0; word < 4; word++)
-            words[word] = monitor_word(&row->comm[word]);
-        memcpy(comm, words, sizeof words);
-        cli_note("  pid %u  %s", CW_LOAD(MON, &row->pid, relaxed), comm);
+        char comm[33];
+        if (who(row, comm) == USERS)
+            cli_note("  pid %u  %s", CW_LOAD(MON, &row->pid, relaxed), comm);
     }
 }
 

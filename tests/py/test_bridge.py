@@ -433,3 +433,18 @@ def test_who_gets_a_name_again_never_gets_what_it_meant_before(two: tuple[Node, 
     finally:
         owner.kill()
         owner.communicate()
+
+
+def test_a_broker_with_its_bridge_alone_has_nothing_to_lose() -> None:
+    with bridge_support.net("a") as made:
+        a = made.nodes["a"]
+        a.start()
+        told = a.command("stop")  # without --yes
+        assert told.stderr.endswith("0 clients would get BrokerLost\n"), told.stderr
+        assert a.process is not None and a.process.wait(60) == 0
+        a.process = None
+        a.start()
+        with a.here():
+            refused = a.command("stop", check=False)  # a client is
+        assert refused.returncode == 1 and "1 client would get BrokerLost" in refused.stderr
+        assert "causeway-bridge" not in refused.stderr

@@ -359,6 +359,10 @@ int cw_heap_adopt_foreign(cw_client *client, struct cw_heap *heap, int fd, uint6
 void cw_slab_close(cw_client *client, struct cw_slab *slab);
 /* A slab that may have become entirely free: it is kept, or given up. */
 void cw_heap_settle(cw_client *client, struct cw_slab *slab);
+/* The same of the slab with this id, which was made for an array that may have found room
+ * elsewhere, where something came back meanwhile; 0, or it is gone: nothing. Without client->lock.
+ */
+void cw_kept_settle(cw_client *client, uint32_t id);
 /* Gives up what is kept beyond the limit. */
 void cw_kept_trim(cw_client *client, struct cw_heap *heap);
 /* At a limit: gives up all that is kept, and waits until its memory, and that of slabs given up

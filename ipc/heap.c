@@ -309,9 +309,9 @@ static int make_table(uint32_t device_kind, uint32_t capacity, uint64_t slab_byt
     return 0;
 }
 
-/* Makes a slab of so many bytes and blocks. Without the lock, but for the end. */
+/* Makes a slab of so many bytes and blocks; *made: its id. Without the lock, but for the end. */
 static int make_planned_slab(cw_client *client, struct cw_heap *heap, uint64_t slab_bytes,
-                             uint32_t capacity) {
+                             uint32_t capacity, uint32_t *made) {
     int fd;
     int code = heap->backend->slab_create(heap->device, slab_bytes, &fd);
     if (code)
@@ -327,6 +327,7 @@ static int make_planned_slab(cw_client *client, struct cw_heap *heap, uint64_t s
     pthread_mutex_lock(&client->lock);
     code = cw_slab_add(client, heap, &info, fd, &table, &slab);
     if (code == 0) {
+        *made = slab->id;
         code = cw_heap_divide(slab, &heap->carver, true);
         if (code)
             cw_slab_close(client, slab);
@@ -342,13 +343,13 @@ close_data:
 
 /* Makes a slab for an array of this size: where there is no memory for one with room to spare, a
  * smaller one, down to the array alone. */
-static int make_slab(cw_client *client, struct cw_heap *heap, uint64_t size_bytes) {
+static int make_slab(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, uint32_t *made) {
     for (;;) {
         uint32_t capacity;
         pthread_mutex_lock(&client->lock);
         uint64_t slab_bytes = plan_slab(heap, size_bytes, &capacity);
         pthread_mutex_unlock(&client->lock);
-        int code = make_planned_slab(client, heap, slab_bytes, capacity);
+        int code = make_planned_slab(client, heap, slab_bytes, capacity, made);
         if (code != -EDQUOT || capacity == heap->backend->large_blocks ||
             slab_bytes == heap->granule_bytes)
             return code;
@@ -401,12 +402,14 @@ static int take_carved(cw_client *client, struct cw_heap *heap, uint64_t size_by
 int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
                  struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
     bool adopting = true, dropped = false;
-    unsigned asked = 0;
+    uint32_t asked = 0, made = 0;
     int64_t until_ns = 0, closed_until_ns = 0; /* waiting on a full device */
     for (unsigned tries = 0; tries < 2 * ADOPT_TRIES; tries++) {
         int code = take_carved(client, heap, size_bytes, slab, block, gen, clean);
-        if (code != -EAGAIN)
+        if (code != -EAGAIN) {
+            cw_kept_settle(client, made); /* if what came back meanwhile was taken */
             return code;
+        }
         if (adopting) {
             code = tries < ADOPT_TRIES ? cw_heap_adopt(client, heap, size_bytes) : -ENOENT;
             if (code && code != -ENOENT)
@@ -415,7 +418,7 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
             if (adopting)
                 continue;
         }
-        code = make_slab(client, heap, size_bytes);
+        code = make_slab(client, heap, size_bytes, &made);
         if (code == -EDQUOT && !dropped) {
             dropped = true;
             uint32_t unmapped = cw_slabs_sweep(client); /* of others, which they gave up */

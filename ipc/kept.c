@@ -48,6 +48,18 @@ void cw_heap_settle(cw_client *client, struct cw_slab *slab) {
     heap->cached_bytes += slab->size_bytes;
 }
 
+void cw_kept_settle(cw_client *client, uint32_t id) {
+    if (!id)
+        return;
+    pthread_mutex_lock(&client->lock);
+    struct cw_slab *slab = client->slabs.own;
+    while (slab && slab->id != id)
+        slab = slab->own_next;
+    if (slab)
+        cw_heap_settle(client, slab);
+    pthread_mutex_unlock(&client->lock);
+}
+
 void cw_kept_trim(cw_client *client, struct cw_heap *heap) {
     for (struct cw_slab *next, *slab = client->slabs.own;
          slab && heap->cached_bytes > heap->cache_limit_bytes; slab = next) {

@@ -429,6 +429,30 @@ static void what_was_given_up_is_unmapped_at_the_next_open(void **state) {
     unsetenv("CAUSEWAY_CACHE_BYTES");
 }
 
+static bool has_one_slab(cw_client *client) {
+    cw_array_close(bytes_new(client, 10, 1)); /* takes back what is free */
+    return client->slabs.own && !client->slabs.own->own_next;
+}
+
+/* What a name had comes back while a slab is made for the next array, which then takes that. */
+static void a_slab_that_no_array_took_is_given_up(void **state) {
+    (void)state;
+    setenv("CAUSEWAY_CACHE_BYTES", "0", 1);
+    cw_client *client = client_open();
+    cw_array *small = bytes_new(client, 100, 1);
+    for (int i = 0; i < 20; i++) {
+        cw_array *array = bytes_new(client, 16 << 20, 1);
+        OK(cw_array_put(array, "large", 0, NULL, 0));
+        cw_array_close(array);
+        OK(cw_remove(client, "large"));
+        cw_array_close(bytes_new(client, 16 << 20, 2));
+        EVENTUALLY(has_one_slab(client));
+    }
+    cw_array_close(small);
+    cw_client_unref(client);
+    unsetenv("CAUSEWAY_CACHE_BYTES");
+}
+
 int main(void) {
     chance_seed(); /* before there are threads */
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
@@ -442,6 +466,7 @@ int main(void) {
         TEST(forks_while_other_threads_work),
         TEST(clients_that_start_at_once_find_one_broker),
         TEST(what_was_given_up_is_unmapped_at_the_next_open),
+        TEST(a_slab_that_no_array_took_is_given_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

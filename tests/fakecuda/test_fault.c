@@ -237,16 +237,21 @@ static void leave_writes(int fd) {
     scene_receive(fd, NULL);
 }
 
+/* The same with these settings of the double, killed with all of it before it. */
+static struct actor killed_writer(const char *settings) {
+    struct actor writer = scene_begin(settings, leave_writes);
+    scene_receive(writer.fd, NULL);
+    kill(writer.pid, SIGKILL);
+    assert_int_equal(waitpid(writer.pid, NULL, 0), writer.pid);
+    return writer;
+}
+
 static void writes_can_come_after_a_death(void **state) {
     (void)state;
     char byte;
     for (int keeps = 0; keeps < 2; keeps++) {
         memset((void *)(uintptr_t)page, 0, 4096);
-        struct actor writer =
-            scene_begin(keeps ? "LATE_MS=50 LATE_KEEPS=1" : "LATE_MS=50", leave_writes);
-        scene_receive(writer.fd, NULL);
-        kill(writer.pid, SIGKILL);
-        assert_int_equal(waitpid(writer.pid, NULL, 0), writer.pid);
+        struct actor writer = killed_writer(keeps ? "LATE_MS=50 LATE_KEEPS=1" : "LATE_MS=50");
         assert_int_equal(atomic_load(&page[0]), 1);
         atomic_store(&page[1], 1); /* what its stream waits for comes after the death */
         /* The end of file comes with the death, or after the last write of who keeps the socket. */
@@ -263,10 +268,7 @@ static void writes_can_come_after_a_death(void **state) {
 static void what_waits_for_a_word_that_does_not_come_is_not_written_late(void **state) {
     (void)state;
     char byte;
-    struct actor writer = scene_begin("LATE_MS=1 LATE_KEEPS=1", leave_writes);
-    scene_receive(writer.fd, NULL);
-    kill(writer.pid, SIGKILL);
-    assert_int_equal(waitpid(writer.pid, NULL, 0), writer.pid);
+    struct actor writer = killed_writer("LATE_MS=1 LATE_KEEPS=1");
     assert_int_equal(read(writer.fd, &byte, 1), 0); /* who would write has ended */
     assert_int_equal(atomic_load(&page[0]), 1);
     assert_int_equal(atomic_load(&page[2]), 0);
@@ -276,10 +278,7 @@ static void what_waits_for_a_word_that_does_not_come_is_not_written_late(void **
 static void nothing_is_written_after_a_death_unless_asked_for(void **state) {
     (void)state;
     char byte;
-    struct actor writer = scene_begin("", leave_writes);
-    scene_receive(writer.fd, NULL);
-    kill(writer.pid, SIGKILL);
-    assert_int_equal(waitpid(writer.pid, NULL, 0), writer.pid);
+    struct actor writer = killed_writer("");
     assert_int_equal(read(writer.fd, &byte, 1), 0);
     atomic_store(&page[1], 1);
     usleep(50000);

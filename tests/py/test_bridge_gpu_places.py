@@ -368,7 +368,7 @@ def test_a_name_without_room_for_a_place_of_its_own(tmp_path: Path) -> None:
 def test_who_has_read_a_later_value_at_one_place_hardly_reads_an_earlier_one_at_another(
     nodes: tuple[Node, Node],
 ) -> None:
-    """One in twenty at most, while each value stands for a millisecond: it was one in four before places looked at each other."""
+    """One read in a thousand at most. Before places looked at each other it was 2.9 %, in 11 of 12 runs 1 % or more; since then 0 of 758,000."""
     a, b = nodes
     run(b, 'cw.put("g", np.zeros(1, "i8"), keep=True)')
     readers = begin(a, """
@@ -385,7 +385,7 @@ def test_who_has_read_a_later_value_at_one_place_hardly_reads_an_earlier_one_at_
         with concurrent.futures.ThreadPoolExecutor() as threads:
             for reader in [threads.submit(read, device) for device in ("cpu", "cuda:0", "cuda:1")]:
                 reader.result(50)
-        assert len(older) * 20 <= len(reads), (len(reads), older)
+        assert len(older) * 1000 <= len(reads), (len(reads), older)
     """)  # fmt: skip
     assert readers.stdout is not None and readers.stdout.readline() == "ready\n"
     run(b, 'for i in range(1, 401): cw.put("g", np.full(1 + i % 7 * 3000, i), keep=True)')

@@ -1,16 +1,16 @@
-# causeway: the targets are listed by `make help`.
+# cableway: the targets are listed by `make help`.
 #
 # How the folders become programs (add a file, and it is built and run; no list to extend):
-#   shm/*.c ipc/*.c     libcwshm.a, libcauseway.a, libcauseway.so
-#   broker/*.c          causewayd; all but main.c also as libcwbroker.a, for tests
-#   broker/mover/*.c    causeway-mover
-#   tools/*.c           causeway
+#   shm/*.c ipc/*.c     libcwshm.a, libcableway.a, libcableway.so
+#   broker/*.c          cablewayd; all but main.c also as libcwbroker.a, for tests
+#   broker/mover/*.c    cableway-mover
+#   tools/*.c           cableway
 #   tests/{unit,stress,crash}/*.c   a file with a main() is a program, all others of its folder are linked into
 #                       each program of it; programs named *_helper.c or *_victim.c are built but not run by themselves
 #   (a comment `LDLIBS: -lX` in a program's file adds libraries to its link)
 #   tests/fuzz/*.c      libFuzzer programs (clang)
 #   tests/*/rules.mk    whatever else a folder needs: it may add programs to TEST_PROGRAMS as PART:PATH
-#   docs/examples/*.c   built against causeway.h and libcauseway.so alone, and run
+#   docs/examples/*.c   built against cableway.h and libcableway.so alone, and run
 #   tools/bench/*.c     benchmarks, by the same rule; with tools/bench/*.py they are what `make bench` runs
 BUILD   ?= build
 ifeq ($(origin CC),default)
@@ -31,7 +31,7 @@ CUDA_INCLUDE ?= $(or $(shell sh tools/cuda_header.sh find),$(abspath $(BUILD))/c
 CUDA_INCLUDE := $(CUDA_INCLUDE)
 export CUDA_INCLUDE
 CPPFLAGS += -isystem $(CUDA_INCLUDE)
-VERSION := $(shell sed -n 's/^.define CW_VERSION *"\(.*\)"/\1/p' ipc/causeway.h)
+VERSION := $(shell sed -n 's/^.define CW_VERSION *"\(.*\)"/\1/p' ipc/cableway.h)
 VENV    ?= $(BUILD)/venv
 VPY     := $(VENV)/bin/python
 
@@ -46,16 +46,16 @@ HAVE_BRIDGE := $(shell printf '%s\n' '$(hash)include <liburing.h>' '$(hash)inclu
     'void *used[] = {(void *)io_uring_submit_and_get_events, (void *)EVP_PKEY_Q_keygen};' \
     | $(CC) -D_GNU_SOURCE -fsyntax-only -x c - >/dev/null 2>&1 && echo yes)
 ifeq ($(HAVE_BRIDGE)$(filter-out all,$(MAKECMDGOALS)),) # tools/setup.sh says it to all others
-$(info causeway-bridge is left out: liburing-dev (2.3) or libssl-dev (3.0) is not here, so no other node can be reached)
+$(info cableway-bridge is left out: liburing-dev (2.3) or libssl-dev (3.0) is not here, so no other node can be reached)
 endif
 BRIDGE_LIBS ?= -luring -lssl -lcrypto
 TOOLS_SRC  := $(wildcard tools/*.c)
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 with_main = $(shell grep -lE '^(int )?main.(int|void)' $(1) /dev/null)
 
-PROGRAMS := $(if $(BROKER_SRC),$(BUILD)/causewayd $(BUILD)/causeway-mover) $(if $(TOOLS_SRC),$(BUILD)/causeway) $(if $(HAVE_BRIDGE),$(BUILD)/causeway-bridge)
+PROGRAMS := $(if $(BROKER_SRC),$(BUILD)/cablewayd $(BUILD)/cableway-mover) $(if $(TOOLS_SRC),$(BUILD)/cableway) $(if $(HAVE_BRIDGE),$(BUILD)/cableway-bridge)
 
-all: $(BUILD)/libcauseway.so $(BUILD)/libcauseway.a $(PROGRAMS)
+all: $(BUILD)/libcableway.so $(BUILD)/libcableway.a $(PROGRAMS)
 
 help:
 	@echo "make                  build everything that is written in C"
@@ -80,28 +80,28 @@ endif
 
 $(BUILD)/libcwshm.a: $(call obj,$(SHM_SRC))
 	rm -f $@ && ar rcs $@ $^
-$(BUILD)/libcauseway.a: $(call obj,$(IPC_SRC) $(SHM_SRC))
+$(BUILD)/libcableway.a: $(call obj,$(IPC_SRC) $(SHM_SRC))
 	rm -f $@ && ar rcs $@ $^
 $(BUILD)/libcwbroker.a: $(call obj,$(filter-out broker/main.c,$(BROKER_SRC)))
 	rm -f $@ && ar rcs $@ $^
 
-# Only what causeway.h declares is seen from outside.
-$(BUILD)/libcauseway.map: ipc/causeway.h
+# Only what cableway.h declares is seen from outside.
+$(BUILD)/libcableway.map: ipc/cableway.h
 	@mkdir -p $(@D)
-	(echo 'CAUSEWAY_0 { global:'; grep -oE '\bcw_[a-z_0-9]+\(' $< | tr '(' ';' | sort -u; echo 'local: *; };') >$@
-$(BUILD)/libcauseway.so.0: $(call obj,$(IPC_SRC)) $(BUILD)/libcwshm.a $(BUILD)/libcauseway.map
-	$(CC) -shared -Wl,-soname,libcauseway.so.0 -Wl,--version-script,$(BUILD)/libcauseway.map -Wl,-z,defs -Wl,-z,nodelete \
+	(echo 'CABLEWAY_0 { global:'; grep -oE '\bcw_[a-z_0-9]+\(' $< | tr '(' ';' | sort -u; echo 'local: *; };') >$@
+$(BUILD)/libcableway.so.0: $(call obj,$(IPC_SRC)) $(BUILD)/libcwshm.a $(BUILD)/libcableway.map
+	$(CC) -shared -Wl,-soname,libcableway.so.0 -Wl,--version-script,$(BUILD)/libcableway.map -Wl,-z,defs -Wl,-z,nodelete \
 	    -o $@ $(filter %.o %.a,$^) $(LDFLAGS)
-$(BUILD)/libcauseway.so: $(BUILD)/libcauseway.so.0
-	ln -sf libcauseway.so.0 $@
+$(BUILD)/libcableway.so: $(BUILD)/libcableway.so.0
+	ln -sf libcableway.so.0 $@
 
-$(BUILD)/causewayd: $(call obj,$(BROKER_SRC)) $(BUILD)/libcauseway.a
+$(BUILD)/cablewayd: $(call obj,$(BROKER_SRC)) $(BUILD)/libcableway.a
 	$(CC) -o $@ $^ $(LDFLAGS) -l:libinih.a
-$(BUILD)/causeway-mover: $(call obj,$(MOVER_SRC)) $(BUILD)/libcauseway.a
+$(BUILD)/cableway-mover: $(call obj,$(MOVER_SRC)) $(BUILD)/libcableway.a
 	$(CC) -o $@ $^ $(LDFLAGS)
-$(BUILD)/causeway-bridge: $(call obj,$(BRIDGE_SRC)) $(BUILD)/libcauseway.a
+$(BUILD)/cableway-bridge: $(call obj,$(BRIDGE_SRC)) $(BUILD)/libcableway.a
 	$(CC) -o $@ $^ $(LDFLAGS) $(BRIDGE_LIBS) -l:libinih.a -l:libjansson.a
-$(BUILD)/causeway: $(call obj,$(TOOLS_SRC)) $(BUILD)/libcauseway.a
+$(BUILD)/cableway: $(call obj,$(TOOLS_SRC)) $(BUILD)/libcableway.a
 	$(CC) -o $@ $^ $(LDFLAGS) -l:libjansson.a
 
 # ---- set-up: system packages, virtual environment, the package in it ---------------------------------
@@ -112,7 +112,7 @@ $(BUILD)/setup-%.stamp: tools/setup.sh
 	@touch $@
 
 $(VENV)/made.stamp: | $(BUILD)/setup-build.stamp
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "causeway needs Python 3.10 or newer")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "cableway needs Python 3.10 or newer")'
 	$(PYTHON) -m venv $(VENV)
 	$(VPY) -m pip install -q --disable-pip-version-check --upgrade pip
 	@touch $@
@@ -138,7 +138,7 @@ $(1)_MAIN := $$(call with_main,$$(wildcard tests/$(1)/*.c))
 $(1)_HELP := $$(call obj,$$(filter-out $$($(1)_MAIN),$$(wildcard tests/$(1)/*.c)))
 TEST_BUILT += $$(patsubst %.c,$(BUILD)/%,$$($(1)_MAIN))
 TEST_PROGRAMS += $$(patsubst %.c,$(1):$(BUILD)/%,$$(filter-out %_helper.c %_victim.c,$$($(1)_MAIN)))
-$(BUILD)/tests/$(1)/%: $(BUILD)/tests/$(1)/%.o $$($(1)_HELP) $(BUILD)/libcwbroker.a $(BUILD)/libcauseway.a
+$(BUILD)/tests/$(1)/%: $(BUILD)/tests/$(1)/%.o $$($(1)_HELP) $(BUILD)/libcwbroker.a $(BUILD)/libcableway.a
 	$$(CC) -o $$@ $$^ $$(LDFLAGS) -lcmocka -l:libinih.a $$$$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tests/$(1)/$$*.c)
 endef
 $(foreach part,$(C_PARTS),$(eval $(call c_part,$(part))))
@@ -147,13 +147,13 @@ $(BUILD)/tests/unit/test_bridge_sum $(BUILD)/tests/unit/test_bridge_take: $(call
 
 EXAMPLES := $(patsubst %.c,$(BUILD)/%,$(wildcard docs/examples/*.c))
 TEST_PROGRAMS += $(addprefix example:,$(EXAMPLES))
-$(BUILD)/docs/examples/%: docs/examples/%.c $(BUILD)/libcauseway.so
+$(BUILD)/docs/examples/%: docs/examples/%.c $(BUILD)/libcableway.so
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -Iipc -Wall -Wextra -Werror $(SANITIZE) -o $@ $< -L$(BUILD) -lcauseway -Wl,-rpath,$(abspath $(BUILD))
+	$(CC) -std=c11 -Iipc -Wall -Wextra -Werror $(SANITIZE) -o $@ $< -L$(BUILD) -lcableway -Wl,-rpath,$(abspath $(BUILD))
 
 # Built by tests/fuzz.sh in a folder of their own, everything instrumented.
 FUZZERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/*.c))
-$(BUILD)/tests/fuzz/%: $(BUILD)/tests/fuzz/%.o $(BUILD)/libcwbroker.a $(BUILD)/libcauseway.a
+$(BUILD)/tests/fuzz/%: $(BUILD)/tests/fuzz/%.o $(BUILD)/libcwbroker.a $(BUILD)/libcableway.a
 	$(CC) -o $@ $^ $(LDFLAGS) -fsanitize=fuzzer -l:libinih.a
 fuzzers: $(FUZZERS)
 
@@ -174,7 +174,7 @@ HAVE_CLANG := command -v $(CLANG) >/dev/null
 test: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
 	@built=; $(MAKE) --no-print-directory -k -j$$(nproc) test-programs $(PACKAGE) || built=build:/bin/false; \
 	$(RUN) tidy:tests/tidy.py $$built $(TEST_PROGRAMS) compilers:tests/compilers.sh \
-	    $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "py:pytest tests/py" "doc:doctest causeway"
+	    $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "py:pytest tests/py" "doc:doctest cableway"
 test-c: test-programs $(VENV)/made.stamp
 	@$(RUN) $(TEST_PROGRAMS)
 test-py: $(PACKAGE) $(VENV)/deps-test.stamp
@@ -191,7 +191,7 @@ sanitize-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
 fuzz: $(BUILD)/setup-test.stamp $(VENV)/made.stamp
 	@$(RUN) --timeout 100000 "fuzz:tests/fuzz.sh $(or $(FUZZ_SECONDS),60)"
 soak: $(BUILD)/setup-test.stamp $(PACKAGE) $(VENV)/deps-test.stamp test-programs
-	@CAUSEWAY_SOAK=1 $(RUN) --timeout 36000 $(filter stress:% crash:% model:%,$(TEST_PROGRAMS)) "py:pytest tests/py"
+	@CABLEWAY_SOAK=1 $(RUN) --timeout 36000 $(filter stress:% crash:% model:%,$(TEST_PROGRAMS)) "py:pytest tests/py"
 
 # gcc guesses at lengths and paths wrongly once sanitizers have rewritten the code.
 QUIET := -Wno-format-truncation -Wno-maybe-uninitialized
@@ -207,8 +207,8 @@ tsan: $(BUILD)/setup-test.stamp $(PACKAGE) $(VENV)/deps-test.stamp
 sanitized:
 	@$(if $(SANITIZED_PY),$(VPY) -m venv --without-pip $(BUILD)/venv)
 	@$(if $(SANITIZED_PY),$(VPY) -c 'import sysconfig; print("$(abspath $(BUILD)/site)", sysconfig.get_path("purelib"), sep="\n")' \
-	    >"$$(echo $(BUILD)/venv/lib/python3*/site-packages)/causeway.pth")
-	@built=; $(MAKE) --no-print-directory -k test-programs $(if $(SANITIZED_PY),$(SITE)) $(if $(SANITIZED_BRIDGE),$(BUILD)/causeway-bridge) || built=build:/bin/false; \
+	    >"$$(echo $(BUILD)/venv/lib/python3*/site-packages)/cableway.pth")
+	@built=; $(MAKE) --no-print-directory -k test-programs $(if $(SANITIZED_PY),$(SITE)) $(if $(SANITIZED_BRIDGE),$(BUILD)/cableway-bridge) || built=build:/bin/false; \
 	$(RUN) --timeout 1800 $$built $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
 	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py") $(if $(SANITIZED_BRIDGE),"py:pytest-bridge tests/py/test_bridge_streams.py tests/py/test_bridge_streams_hostile.py")
 
@@ -235,9 +235,9 @@ bench-run: $(PACKAGE) $(VENV)/deps-bench.stamp $(VENV)/peers.stamp
 $(VENV)/peers.stamp: tools/requirements/bench-peers.txt $(VENV)/deps-bench.stamp
 	@rm -f $@; lacking=; for peer in $$(grep -v '^#' $<); do \
 	    $(VPY) -m pip install -q --disable-pip-version-check "$$peer" || lacking="$$lacking $$peer"; done; \
-	if [ -z "$$lacking" ]; then touch $@; else echo "causeway: not installed, and so not measured:$$lacking" >&2; fi
+	if [ -z "$$lacking" ]; then touch $@; else echo "cableway: not installed, and so not measured:$$lacking" >&2; fi
 $(BUILD)/tools/bench/bench_tls_server $(BUILD)/tools/bench/bench_tls_load: $(BUILD)/broker/bridge/frame.o
-$(BUILD)/tools/bench/%: $(BUILD)/tools/bench/%.o $(BENCH_HELP) $(BUILD)/libcauseway.a
+$(BUILD)/tools/bench/%: $(BUILD)/tools/bench/%.o $(BENCH_HELP) $(BUILD)/libcableway.a
 	$(CC) -o $@ $^ $(LDFLAGS) $$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tools/bench/$*.c) -l:libck.a -lm
 
 demo: $(BUILD)/setup-build.stamp all
@@ -258,13 +258,13 @@ D = $(DESTDIR)$(PREFIX)
 install: all
 	install -d $(D)/bin $(D)/lib/pkgconfig $(D)/include $(D)/lib/systemd/user
 	install -m 755 $(PROGRAMS) $(D)/bin
-	install -m 755 $(BUILD)/libcauseway.so.0 $(D)/lib/libcauseway.so.$(VERSION)
-	ln -sf libcauseway.so.$(VERSION) $(D)/lib/libcauseway.so.0
-	ln -sf libcauseway.so.0 $(D)/lib/libcauseway.so
-	install -m 644 $(BUILD)/libcauseway.a $(D)/lib
-	install -m 644 ipc/causeway.h $(D)/include
-	sed 's|@PREFIX@|$(PREFIX)|;s|@VERSION@|$(VERSION)|' tools/causeway.pc.in >$(D)/lib/pkgconfig/causeway.pc
-	sed 's|@PREFIX@|$(PREFIX)|' tools/causewayd.service.in >$(D)/lib/systemd/user/causewayd.service
+	install -m 755 $(BUILD)/libcableway.so.0 $(D)/lib/libcableway.so.$(VERSION)
+	ln -sf libcableway.so.$(VERSION) $(D)/lib/libcableway.so.0
+	ln -sf libcableway.so.0 $(D)/lib/libcableway.so
+	install -m 644 $(BUILD)/libcableway.a $(D)/lib
+	install -m 644 ipc/cableway.h $(D)/include
+	sed 's|@PREFIX@|$(PREFIX)|;s|@VERSION@|$(VERSION)|' tools/cableway.pc.in >$(D)/lib/pkgconfig/cableway.pc
+	sed 's|@PREFIX@|$(PREFIX)|' tools/cablewayd.service.in >$(D)/lib/systemd/user/cablewayd.service
 	for page in docs/man/*.[1-9]; do [ ! -f $$page ] || install -D -m 644 $$page $(D)/share/man/man$${page##*.}/$${page##*/}; done
 
 # One wheel for Python 3.10 and later: library, broker and command inside, nothing else of ours needed.
@@ -272,9 +272,9 @@ wheel: $(BUILD)/setup-build.stamp $(VENV)/deps-wheel.stamp
 	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=$(BUILD)/release VENV=$(VENV) OPT=-O2 \
 	    BRIDGE_LIBS='-l:liburing.a -l:libssl.a -l:libcrypto.a -ldl' $(BUILD)/release/wheel/made.stamp # nothing of the system's inside
 	rm -rf $(BUILD)/dist && mkdir $(BUILD)/dist
-	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel show $(BUILD)/release/wheel/causeway-*.whl
-	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel repair --plat auto -w $(BUILD)/dist $(BUILD)/release/wheel/causeway-*.whl
-	sh tests/wheel.sh $(PYTHON) $(BUILD)/dist/causeway-*.whl
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel show $(BUILD)/release/wheel/cableway-*.whl
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel repair --plat auto -w $(BUILD)/dist $(BUILD)/release/wheel/cableway-*.whl
+	sh tests/wheel.sh $(PYTHON) $(BUILD)/dist/cableway-*.whl
 
 # The Python tests under every Python that is found. The wheel is one; each gets its own environment.
 PYTHONS ?= $$(sh tools/pythons.sh)
@@ -283,7 +283,7 @@ test-pythons: $(BUILD)/setup-test.stamp test-programs $(RAW_WHEEL)
 	    name=$$($$python -c 'import sys; print("py%d.%d" % sys.version_info[:2])'); venv=$(BUILD)/venv-$$name; \
 	    [ -x $$venv/bin/python ] || $$python -m venv $$venv; \
 	    $$venv/bin/python -m pip install -q --disable-pip-version-check -r tools/requirements/test.txt; \
-	    $$venv/bin/python -m pip $(PIP_LOCAL) $(BUILD)/wheel/causeway-*.whl; \
+	    $$venv/bin/python -m pip $(PIP_LOCAL) $(BUILD)/wheel/cableway-*.whl; \
 	    $$venv/bin/python tests/run.py --build $(BUILD) "$$name:pytest tests/py"; done
 
 clean:

@@ -27,7 +27,7 @@
 #include "broker/place.h"
 #include "broker/session.h"
 #include "broker/transit.h"
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 
 uint64_t cwd_fds_held(struct cwd_broker *b) {
     return b->fds + cwd_closer_pending(b->closer) + cwd_closer_pending(b->wild_closer);
@@ -91,7 +91,7 @@ int cwd_broker_init(struct cwd_broker *b, const struct cwd_options *options,
     if (code)
         goto unwind;
     b->accepting = true;
-    cwd_log("causewayd %s listens at %s, instance %llu", CW_VERSION, b->address.socket_path,
+    cwd_log("cablewayd %s listens at %s, instance %llu", CW_VERSION, b->address.socket_path,
             (unsigned long long)b->instance);
     if (fds_lowered)
         cwd_log("max_fds is %llu: RLIMIT_NOFILE allows no more (ulimit -Hn)",

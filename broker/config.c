@@ -75,7 +75,7 @@ static int read_file(const char *path, bool must_exist, struct cwd_limits *limit
 static int read_environment(struct cwd_limits *limits) {
     for (unsigned i = 0; i < CW_LIMIT_COUNT; i++) {
         char variable[64];
-        snprintf(variable, sizeof variable, "CAUSEWAY_%s", cw_limit_name(i));
+        snprintf(variable, sizeof variable, "CABLEWAY_%s", cw_limit_name(i));
         for (char *at = variable; *at; at++)
             *at = (char)toupper((unsigned char)*at);
         const char *text = getenv(variable);
@@ -90,18 +90,18 @@ int cwd_config_load(const char *file, struct cwd_limits *out, struct cwd_remote_
     struct cwd_limits limits;
     char path[PATH_MAX];
     cwd_limits_init(&limits);
-    int code = read_file("/etc/causeway.conf", false, &limits, remote);
+    int code = read_file("/etc/cableway.conf", false, &limits, remote);
     if (code)
         return code;
-    const char *named = file ? file : getenv("CAUSEWAY_CONFIG");
+    const char *named = file ? file : getenv("CABLEWAY_CONFIG");
     const char *home = getenv("HOME"), *config = getenv("XDG_CONFIG_HOME");
     if (named && *named)
         code = read_file(named, true, &limits, remote);
     else if (config && *config == '/' &&
-             (size_t)snprintf(path, sizeof path, "%s/causeway/causeway.conf", config) < sizeof path)
+             (size_t)snprintf(path, sizeof path, "%s/cableway/cableway.conf", config) < sizeof path)
         code = read_file(path, false, &limits, remote);
     else if (home && *home == '/' &&
-             (size_t)snprintf(path, sizeof path, "%s/.config/causeway/causeway.conf", home) <
+             (size_t)snprintf(path, sizeof path, "%s/.config/cableway/cableway.conf", home) <
                  sizeof path)
         code = read_file(path, false, &limits, remote);
     if (code == 0)

@@ -1,10 +1,10 @@
 /*
  * Configuration: from files and environment to limits.
  *
- * The later the stronger: defaults, /etc/causeway.conf, the user's file (--config, else
- * $CAUSEWAY_CONFIG, else ~/.config/causeway/causeway.conf), the environment (CAUSEWAY_MAX_CLIENTS
+ * The later the stronger: defaults, /etc/cableway.conf, the user's file (--config, else
+ * $CABLEWAY_CONFIG, else ~/.config/cableway/cableway.conf), the environment (CABLEWAY_MAX_CLIENTS
  * and so on). Files are INI with two sections: [limits], and [bridge] with `listen` and `peer` (any
- * number of each) and `node`, which are handed to causeway-bridge. A file that was named and is not
+ * number of each) and `node`, which are handed to cableway-bridge. A file that was named and is not
  * there, an unknown section or key, and a bad value are errors.
  */
 #ifndef CW_BROKER_CONFIG_H

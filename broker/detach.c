@@ -31,11 +31,11 @@ _Noreturn static void wait_for_verdict(int fd, pid_t child) {
         count = read(fd, &verdict, sizeof verdict);
     while (count < 0 && errno == EINTR);
     if (count != (ssize_t)sizeof verdict) {
-        fprintf(stderr, "causewayd: the broker ended before it listened\n");
+        fprintf(stderr, "cablewayd: the broker ended before it listened\n");
         _exit(CWD_EXIT_FAILED);
     }
     if (verdict.text[0])
-        fprintf(stderr, "causewayd: %.*s\n", (int)sizeof verdict.text, verdict.text);
+        fprintf(stderr, "cablewayd: %.*s\n", (int)sizeof verdict.text, verdict.text);
     _exit(verdict.exit_code);
 }
 

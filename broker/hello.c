@@ -42,11 +42,11 @@ static int check_hello(const struct cwd_mail *mail, struct cw_hello *hello) {
                        sizeof *hello, mail->head.op, mail->body_bytes);
     memcpy(hello, mail->body, sizeof *hello);
     if (hello->magic != CW_HELLO_MAGIC)
-        return cw_fail(-EPROTO, "the HELLO is not one of causeway's");
+        return cw_fail(-EPROTO, "the HELLO is not one of cableway's");
     if (hello->version_min > CW_PROTOCOL_VERSION || hello->version_max < CW_PROTOCOL_VERSION)
         return cw_fail(-EPROTO,
                        "this broker (pid %d) speaks protocol version %u, the client %u to %u: use "
-                       "the same release of causeway for both",
+                       "the same release of cableway for both",
                        (int)getpid(), CW_PROTOCOL_VERSION, hello->version_min, hello->version_max);
     return 0;
 }

@@ -197,7 +197,7 @@ void cwd_jobs_repeat(struct cwd_broker *b) {
             continue;
         }
         snprintf(sentence, sizeof sentence,
-                 "causeway-mover died %u times in this copy of %" PRIu64
+                 "cableway-mover died %u times in this copy of %" PRIu64
                  " bytes: the broker's log says how",
                  job->tries, job->copy.size_bytes + job->make.size_bytes);
         answer(b, job, -ENODEV, sentence, (uint32_t)strlen(sentence));

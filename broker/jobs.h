@@ -1,5 +1,5 @@
 /*
- * Jobs: copies that a client cannot do itself, and that causeway-mover does (mover.h).
+ * Jobs: copies that a client cannot do itself, and that cableway-mover does (mover.h).
  *
  *   waiting --NEXT of the mover--> moving --DONE--> answered --room in the client's ring--> gone
  *      |                             |

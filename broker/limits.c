@@ -63,7 +63,7 @@ int cwd_limits_set(struct cwd_limits *limits, const char *name, const char *text
     while (which < CW_LIMIT_COUNT && strcmp(cw_limit_name(which), name) != 0)
         which++;
     if (which == CW_LIMIT_COUNT)
-        return cw_fail(-EINVAL, "%s: there is no limit \"%.64s\"; causewayd --help lists them",
+        return cw_fail(-EINVAL, "%s: there is no limit \"%.64s\"; cablewayd --help lists them",
                        where, name);
     uint64_t number;
     if (!parse_number(text, &number))
@@ -112,12 +112,12 @@ int cwd_limit_refuse(struct cwd_broker *broker, enum cw_limit which, const char 
     va_start(arguments, asked);
     vsnprintf(text, sizeof text, asked, arguments);
     va_end(arguments);
-    snprintf(variable, sizeof variable, "CAUSEWAY_%s", cw_limit_name(which));
+    snprintf(variable, sizeof variable, "CABLEWAY_%s", cw_limit_name(which));
     for (char *at = variable; *at; at++)
         *at = (char)toupper((unsigned char)*at);
     CWD_COUNT(broker, limits_hit);
     return cw_fail(-EDQUOT,
-                   "%s; %s allows %llu (%s): set %s under [limits] in causeway.conf, or %s, and "
+                   "%s; %s allows %llu (%s): set %s under [limits] in cableway.conf, or %s, and "
                    "start the broker again",
                    text, cw_limit_name(which), (unsigned long long)broker->limits.value[which],
                    cw_limit_what(which), cw_limit_name(which), variable);

@@ -65,7 +65,7 @@ void cwd_log(const char *format, ...) {
     clock_gettime(CLOCK_REALTIME, &now);
     localtime_r(&now.tv_sec, &parts);
     size_t length = strftime(line, sizeof line, "%Y-%m-%d %H:%M:%S", &parts);
-    length += (size_t)snprintf(line + length, sizeof line - length, ".%03ld causewayd[%d] ",
+    length += (size_t)snprintf(line + length, sizeof line - length, ".%03ld cablewayd[%d] ",
                                now.tv_nsec / 1000000, (int)getpid());
     va_list arguments;
     va_start(arguments, format);

@@ -1,5 +1,5 @@
 /*
- * causewayd: the broker. Reads its arguments, detaches unless told not to, builds the broker
+ * cablewayd: the broker. Reads its arguments, detaches unless told not to, builds the broker
  * (broker.c), runs its loop (loop.c), unwinds. --help tells arguments, limits and exit codes.
  */
 #include <ctype.h>
@@ -15,7 +15,7 @@
 #include "broker/detach.h"
 #include "broker/log.h"
 #include "broker/loop.h"
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "ipc/wire.h"
 #include "shm/error.h"
 
@@ -24,7 +24,7 @@
 
 static void print_help(void) {
     puts(
-        "Usage: causewayd [OPTION]...\n"
+        "Usage: cablewayd [OPTION]...\n"
         "Keeps shared arrays of one user: memory, names, leases. Clients start one when they need\n"
         "it. Without --foreground it detaches, and returns when it listens.\n"
         "\n"
@@ -34,23 +34,23 @@ static void print_help(void) {
         "                       (default: 60 when detached, never in the foreground or with\n"
         "                       --listen)\n"
         "  --dir FOLDER         socket folder, or the path of a socket, FOLDER/NAME.sock\n"
-        "                       (default: $CAUSEWAY_DIR, else $XDG_RUNTIME_DIR/causeway,\n"
-        "                       else /tmp/causeway-UID)\n"
+        "                       (default: $CABLEWAY_DIR, else $XDG_RUNTIME_DIR/cableway,\n"
+        "                       else /tmp/cableway-UID)\n"
         "  --listen HOST:PORT   let nodes that are known here connect (any number of these; HOST "
         "may\n"
-        "                       be left out: all addresses; see causeway peers --help)\n"
+        "                       be left out: all addresses; see cableway peers --help)\n"
         "  --peer NAME=HOST:PORT  where a known node is reached, over what the file of peers says\n"
         "  --node NAME          this node's name (default: the host's)\n"
         "  --streams N          connections to each node over which large arrays go, at most 16\n"
         "                       (default: as there are cores, at most 4)\n"
-        "  --config FILE        configuration (default: $CAUSEWAY_CONFIG, else\n"
-        "                       ~/.config/causeway/causeway.conf; /etc/causeway.conf is read\n"
+        "  --config FILE        configuration (default: $CABLEWAY_CONFIG, else\n"
+        "                       ~/.config/cableway/cableway.conf; /etc/cableway.conf is read\n"
         "                       before it)\n"
         "  --version            print the version and end\n"
         "  --help               print this and end\n"
         "\n"
         "Limits, as KEY = NUMBER under [limits] in the configuration, or in the environment as\n"
-        "CAUSEWAY_KEY in capitals, which is the stronger (0 bytes: half of the memory):\n");
+        "CABLEWAY_KEY in capitals, which is the stronger (0 bytes: half of the memory):\n");
     for (unsigned i = 0; i < CW_LIMIT_COUNT; i++)
         printf("  %-22s %-9llu %s\n", cw_limit_name(i), (unsigned long long)cw_limit_default(i),
                cw_limit_what(i));
@@ -97,7 +97,7 @@ static int parse_arguments(int argc, char **argv, struct cwd_options *options, i
         case 'i':
             idle_given = true;
             if (parse_seconds(optarg, &options->idle_exit_ns) != 0) {
-                fprintf(stderr, "causewayd: %s\n", cw_detail());
+                fprintf(stderr, "cablewayd: %s\n", cw_detail());
                 *exit_code = CWD_EXIT_USAGE;
                 return 0;
             }
@@ -120,13 +120,13 @@ static int parse_arguments(int argc, char **argv, struct cwd_options *options, i
                                   : found == 'n' ? "--node"
                                                  : "--streams",
                                   optarg, "the command line") != 0) {
-                fprintf(stderr, "causewayd: %s\n", cw_detail());
+                fprintf(stderr, "cablewayd: %s\n", cw_detail());
                 *exit_code = CWD_EXIT_USAGE;
                 return 0;
             }
             break;
         case 'V':
-            printf("causewayd %s (protocol %u)\n", CW_VERSION, CW_PROTOCOL_VERSION);
+            printf("cablewayd %s (protocol %u)\n", CW_VERSION, CW_PROTOCOL_VERSION);
             return 0;
         case 'h':
             print_help();
@@ -137,7 +137,7 @@ static int parse_arguments(int argc, char **argv, struct cwd_options *options, i
         }
     }
     if (optind < argc) {
-        fprintf(stderr, "causewayd: \"%.64s\" is no argument of causewayd; see --help\n",
+        fprintf(stderr, "cablewayd: \"%.64s\" is no argument of cablewayd; see --help\n",
                 argv[optind]);
         *exit_code = CWD_EXIT_USAGE;
         return 0;
@@ -166,18 +166,18 @@ int main(int argc, char **argv) {
     if (!options.foreground) {
         options.place = absolute(options.place);
         options.config_file = absolute(options.config_file);
-        const char *config = getenv("CAUSEWAY_CONFIG");
-        if (config && *config && setenv("CAUSEWAY_CONFIG", absolute(config), 1) < 0)
+        const char *config = getenv("CABLEWAY_CONFIG");
+        if (config && *config && setenv("CABLEWAY_CONFIG", absolute(config), 1) < 0)
             return CWD_EXIT_FAILED;
         verdict_fd = cwd_detach();
         if (verdict_fd < 0) {
-            fprintf(stderr, "causewayd: %s\n", cw_detail());
+            fprintf(stderr, "cablewayd: %s\n", cw_detail());
             return CWD_EXIT_FAILED;
         }
     }
     if (cwd_broker_init(&broker, &options, &code) != 0) {
         if (options.foreground)
-            fprintf(stderr, "causewayd: %s\n", cw_detail());
+            fprintf(stderr, "cablewayd: %s\n", cw_detail());
         cwd_detach_tell(verdict_fd, code, cw_detail());
         return code;
     }

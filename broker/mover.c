@@ -20,7 +20,7 @@
 #include "broker/session.h"
 #include "broker/spawn.h"
 
-#define PROGRAM    "causeway-mover"
+#define PROGRAM    "cableway-mover"
 #define EXITS_MOST 3u  /* of movers that ended before they asked for work, in a row */
 #define KILLS_MOST 16u /* the same of those that were killed: it need not be their fault */
 
@@ -41,11 +41,11 @@ uint32_t cwd_mover_others(const struct cwd_broker *b) {
 /* ---- starting ---- */
 
 static int find_program(char path[PATH_MAX]) {
-    if (cwd_spawn_find(PROGRAM, "CAUSEWAY_MOVER", path) == 0)
+    if (cwd_spawn_find(PROGRAM, "CABLEWAY_MOVER", path) == 0)
         return 0;
     return cw_fail(-ENODEV,
                    "this copy needs the program " PROGRAM ", and %.300s cannot be run: %m; name it "
-                   "in CAUSEWAY_MOVER where the broker is started",
+                   "in CABLEWAY_MOVER where the broker is started",
                    path);
 }
 
@@ -85,7 +85,7 @@ static int start(struct cwd_broker *b) {
     char path[PATH_MAX];
     if (mover->exits >= EXITS_MOST || mover->kills >= KILLS_MOST)
         return cw_fail(-ENODEV,
-                       "causeway-mover ended %u times before it took a job: the broker's log says "
+                       "cableway-mover ended %u times before it took a job: the broker's log says "
                        "why",
                        mover->exits + mover->kills);
     int code = find_program(path);
@@ -188,12 +188,12 @@ void cwd_mover_on_exit(struct cwd_broker *b) {
     if (found == 0)
         return;
     if (found < 0)
-        cwd_log("causeway-mover (pid %d) ended; how is not known: %m", (int)mover->pid);
+        cwd_log("cableway-mover (pid %d) ended; how is not known: %m", (int)mover->pid);
     else if (WIFSIGNALED(status))
-        cwd_log("causeway-mover (pid %d) was killed by signal %d", (int)mover->pid,
+        cwd_log("cableway-mover (pid %d) was killed by signal %d", (int)mover->pid,
                 WTERMSIG(status));
     else
-        cwd_log("causeway-mover (pid %d) ended with exit code %d", (int)mover->pid,
+        cwd_log("cableway-mover (pid %d) ended with exit code %d", (int)mover->pid,
                 WEXITSTATUS(status));
     if (!mover->asked)
         WIFSIGNALED(status) ? mover->kills++ : mover->exits++;

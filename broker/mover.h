@@ -1,5 +1,5 @@
 /*
- * Mover: the process causeway-mover (broker/mover/), which copies what clients cannot: it alone of
+ * Mover: the process cableway-mover (broker/mover/), which copies what clients cannot: it alone of
  * ours sees all GPUs. One a broker, started when the first job comes, ended by itself when it has
  * had none for a while, started again when it died with jobs left.
  *

@@ -14,7 +14,7 @@
 #include "broker/monitor.h"
 #include "broker/session.h"
 #include "broker/waits.h"
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "ipc/layout.h"
 
 int cwd_key_check(const char *key, size_t key_bytes) {

@@ -21,7 +21,7 @@
 #include "broker/session.h"
 #include "broker/spawn.h"
 
-#define PROGRAM      "causeway-bridge"
+#define PROGRAM      "cableway-bridge"
 #define BRIDGE_TRIES 8u /* deaths of bridges in one job */
 #define STARTS_MOST  3u
 #define PAUSE_NS     500000000ll /* doubled with each start in a row that came to nothing */
@@ -139,12 +139,12 @@ static int start(struct cwd_broker *b) {
         return cw_fail(-EREMOTEIO,
                        "%s ended %u times before it was ready: the broker's log says why", PROGRAM,
                        remote->starts);
-    if (cwd_spawn_find(PROGRAM, "CAUSEWAY_BRIDGE", path) != 0)
+    if (cwd_spawn_find(PROGRAM, "CABLEWAY_BRIDGE", path) != 0)
         return cw_fail(
             -EREMOTEIO,
             "other nodes are reached by the program " PROGRAM ", and %.300s cannot be "
             "run: %m; it is built where the headers of liburing and OpenSSL are, or name "
-            "it in CAUSEWAY_BRIDGE where the broker is started",
+            "it in CABLEWAY_BRIDGE where the broker is started",
             path);
     snprintf(parent, sizeof parent, "%d", (int)getpid());
     for (uint32_t i = 0; i < remote->options.count; i++)

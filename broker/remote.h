@@ -1,5 +1,5 @@
 /*
- * Remote: what clients want of other nodes, and the process causeway-bridge that does it.
+ * Remote: what clients want of other nodes, and the process cableway-bridge that does it.
  *
  *   waiting --NEXT of the bridge--> given --DONE--> answered --room in the client's ring--> gone
  *      |                             |

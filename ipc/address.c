@@ -26,14 +26,14 @@ static bool is_own_directory(const char *path) {
 }
 
 static bool find_folder(char *out, size_t out_bytes) {
-    const char *chosen = getenv("CAUSEWAY_DIR");
+    const char *chosen = getenv("CABLEWAY_DIR");
     int count;
     if (chosen && *chosen)
         count = snprintf(out, out_bytes, "%s", chosen);
     else if ((chosen = getenv("XDG_RUNTIME_DIR")) && is_own_directory(chosen))
-        count = snprintf(out, out_bytes, "%s/causeway", chosen);
+        count = snprintf(out, out_bytes, "%s/cableway", chosen);
     else
-        count = snprintf(out, out_bytes, "/tmp/causeway-%u", (unsigned)geteuid());
+        count = snprintf(out, out_bytes, "/tmp/cableway-%u", (unsigned)geteuid());
     return count > 0 && (size_t)count < out_bytes;
 }
 
@@ -111,14 +111,14 @@ int cw_address_find(const char *place, struct cw_address *out) {
         if (place)
             strcpy(found.folder, whole);
         else if (!find_folder(found.folder, sizeof found.folder))
-            return cw_fail(-EINVAL, "CAUSEWAY_DIR or XDG_RUNTIME_DIR is too long for a path");
+            return cw_fail(-EINVAL, "CABLEWAY_DIR or XDG_RUNTIME_DIR is too long for a path");
         if (found.folder[0] != '/')
             return cw_fail(-EINVAL,
-                           "CAUSEWAY_DIR is %.200s, which is another folder wherever the working "
+                           "CABLEWAY_DIR is %.200s, which is another folder wherever the working "
                            "folder is another: give the whole path",
                            found.folder);
         find_job(job, sizeof job);
-        snprintf(stem, sizeof stem, "causewayd-v%u%s", CW_PROTOCOL_VERSION, job);
+        snprintf(stem, sizeof stem, "cablewayd-v%u%s", CW_PROTOCOL_VERSION, job);
     }
     join(found.socket_path, sizeof found.socket_path, found.socket_name, &found, stem, "sock");
     join(found.lock_path, sizeof found.lock_path, found.lock_name, &found, stem, "lock");
@@ -134,12 +134,12 @@ static int check_folder(const char *folder, int fd) {
     if (status.st_uid != geteuid())
         return cw_fail(-EPERM,
                        "the socket folder %.200s belongs to uid %u, we are uid %u: remove it, or "
-                       "set CAUSEWAY_DIR to a folder of your own",
+                       "set CABLEWAY_DIR to a folder of your own",
                        folder, (unsigned)status.st_uid, (unsigned)geteuid());
     if (status.st_mode & 077)
         return cw_fail(-EPERM,
                        "the socket folder %.200s is open to others (mode %03o): chmod 700 it, or "
-                       "set CAUSEWAY_DIR to a folder of your own",
+                       "set CABLEWAY_DIR to a folder of your own",
                        folder, (unsigned)status.st_mode & 0777);
     return 0;
 }
@@ -149,7 +149,7 @@ int cw_address_open_folder(const struct cw_address *address, bool create, int *f
         return cw_fail(errno == EACCES || errno == EROFS ? -EPERM
                        : errno == ENOENT                 ? -ECONNRESET /* ENOENT is for names */
                                                          : -errno,
-                       "making the socket folder %.200s failed: %m; set CAUSEWAY_DIR to a folder "
+                       "making the socket folder %.200s failed: %m; set CABLEWAY_DIR to a folder "
                        "that can be made",
                        address->folder);
     int opened = open(address->folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -160,7 +160,7 @@ int cw_address_open_folder(const struct cw_address *address, bool create, int *f
         if (code == ELOOP || code == ENOTDIR)
             return cw_fail(-EPERM,
                            "the socket folder %.200s is a symbolic link or no folder: remove it, "
-                           "or set CAUSEWAY_DIR to a folder of your own",
+                           "or set CABLEWAY_DIR to a folder of your own",
                            address->folder);
         return cw_fail(code == EACCES ? -EPERM : -code,
                        "opening the socket folder %.200s failed: %m; it must be yours, mode 700",

@@ -1,13 +1,13 @@
 /*
  * Address: where a user's broker lives, and whether that place can be trusted.
  *
- * Folder: $CAUSEWAY_DIR, else $XDG_RUNTIME_DIR/causeway (when that is a folder of ours), else
- * /tmp/causeway-UID. In it, for protocol version 1:
- *     causewayd-v4[-JOB].sock   the socket
- *     causewayd-v4[-JOB].lock   flock held by the broker; one line "PID FD INSTANCE\n" once it
+ * Folder: $CABLEWAY_DIR, else $XDG_RUNTIME_DIR/cableway (when that is a folder of ours), else
+ * /tmp/cableway-UID. In it, for protocol version 1:
+ *     cablewayd-v1[-JOB].sock   the socket
+ *     cablewayd-v1[-JOB].lock   flock held by the broker; one line "PID FD INSTANCE\n" once it
  *                               listens (FD: its root segment, read through /proc/PID/fd/FD)
- *     causewayd-v4[-JOB].door   the socket of its bridge, if one runs
- *     causewayd-v4[-JOB].log    what a detached broker has to say, limited in size
+ *     cablewayd-v1[-JOB].door   the socket of its bridge, if one runs
+ *     cablewayd-v1[-JOB].log    what a detached broker has to say, limited in size
  * JOB is the first of SLURM_JOB_ID, PBS_JOBID, LSB_JOBID and JOB_ID that is set; characters outside
  * [A-Za-z0-9_.-] become '_'.
  *
@@ -40,7 +40,7 @@ struct cw_address { /* plain data; nothing to release */
 /*
  * Fills *out. place: NULL for the user's own folder, a path that ends in ".sock" for that very
  * socket (lock and log lie beside it, with the same stem), any other path for that folder.
- * A relative place is made absolute; a relative $CAUSEWAY_DIR is refused, since each process would
+ * A relative place is made absolute; a relative $CABLEWAY_DIR is refused, since each process would
  * look for it from its own working folder. Touches no file but $XDG_RUNTIME_DIR. Returns 0 or
  * -EINVAL (too long, empty, or relative in the environment).
  */

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "shm/error.h"
 
 /* The number in "cuda" or "cuda:N"; -1: it is neither. */

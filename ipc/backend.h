@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "ipc/device.h"
 
 #define CW_LARGE_SLAB_BLOCKS 64u /* large_blocks of the host */

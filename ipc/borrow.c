@@ -68,7 +68,7 @@ static uint64_t own_process(void) {
 }
 
 static int write_ticket(const struct ticket *ticket, int *out) {
-    int fd = memfd_create("causeway-ticket", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int fd = memfd_create("cableway-ticket", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return cw_fail(-EDQUOT, "no descriptor for borrowed memory: %m");
     if (pwrite(fd, ticket, sizeof *ticket, 0) != sizeof *ticket ||

@@ -26,7 +26,7 @@
 
 #include "ipc/backend.h"
 #include "ipc/carve.h"
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "ipc/layout.h"
 #include "ipc/wire.h"
 #include "shm/block.h"

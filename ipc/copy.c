@@ -8,8 +8,8 @@
  *             copy of REGISTER_BYTES comes by, and stay so: three times the speed of other memory
  *   staged    GPU to GPU where the hardware knows no way: through host memory (stage.h), in this
  *             process where it sees both GPUs, since its contexts and mappings are there already
- *             and the copy can be given to a stream; else by causeway-mover (job.h)
- * CAUSEWAY_ROUTE in the environment forces a way between two GPUs, for tests and measurements:
+ *             and the copy can be given to a stream; else by cableway-mover (job.h)
+ * CABLEWAY_ROUTE in the environment forces a way between two GPUs, for tests and measurements:
  * "staged", or "mover".
  * Bytes are counted per route in the session's segment, so that a route that should not be shows.
  *
@@ -183,7 +183,7 @@ static int copy_staged(cw_client *client, const struct end *target, const struct
     return code;
 }
 
-/* By causeway-mover, which counts the bytes itself. Waits for the stream, and for the copy. */
+/* By cableway-mover, which counts the bytes itself. Waits for the stream, and for the copy. */
 static int copy_by_mover(const struct end *target, const struct end *source, uint64_t size_bytes,
                          void *stream) {
     struct lane lane;

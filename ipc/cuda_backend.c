@@ -94,7 +94,7 @@ static int no_memory(const struct cw_gpu *gpu, CUresult result, uint64_t size_by
         cw_gpu_leave(gpu);
         return cw_cuda_error(gpu->cuda, result,
                              "the memory of cuda:%d is full: %llu bytes were asked for, %zu of %zu "
-                             "are free (`causeway status` and nvidia-smi say who has the rest)",
+                             "are free (`cableway status` and nvidia-smi say who has the rest)",
                              gpu->ordinal, (unsigned long long)size_bytes, unused, total);
     }
     return cw_cuda_error(gpu->cuda, result, "making %llu bytes of memory on cuda:%d",

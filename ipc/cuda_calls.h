@@ -1,5 +1,5 @@
 /*
- * The calls of the CUDA driver that causeway uses, as an X-macro: CW_CUDA_CALL(NAME) for each.
+ * The calls of the CUDA driver that cableway uses, as an X-macro: CW_CUDA_CALL(NAME) for each.
  *
  * NAME is cuda.h's; include cuda.h first. Its macros turn the names of calls that have versions
  * into the versioned symbol (cuMemAlloc into cuMemAlloc_v2), both where a symbol is looked up and

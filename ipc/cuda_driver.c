@@ -105,7 +105,7 @@ static int start(struct cw_cuda *cuda, const char *path) {
 
 static int open_driver(void) {
     static bool watches_forks;
-    const char *path = getenv("CAUSEWAY_CUDA_DRIVER");
+    const char *path = getenv("CABLEWAY_CUDA_DRIVER");
     if (!path || !*path)
         path = DRIVER_NAME;
     /* Never closed: the driver has threads, and others in this process use it. */
@@ -113,7 +113,7 @@ static int open_driver(void) {
     if (!library)
         return cw_fail(-ENODEV,
                        "no CUDA driver here (%s): use device=\"cpu\", or install NVIDIA's driver, "
-                       "or name its library in CAUSEWAY_CUDA_DRIVER",
+                       "or name its library in CABLEWAY_CUDA_DRIVER",
                        dlerror());
     opened = library;
     int code = load_calls(library, path, &table);

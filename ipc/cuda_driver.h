@@ -1,7 +1,7 @@
 /*
  * The CUDA driver, opened at run time: one build runs with and without a GPU.
  *
- * libcuda.so.1 (or the file that $CAUSEWAY_CUDA_DRIVER names: a test double, or a driver in an odd
+ * libcuda.so.1 (or the file that $CABLEWAY_CUDA_DRIVER names: a test double, or a driver in an odd
  * place) is opened when the first call needs a GPU, never earlier: cuInit takes half a second, and
  * who uses host memory alone must not pay it. This is the one file that names <cuda.h>.
  *

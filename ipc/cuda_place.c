@@ -212,7 +212,7 @@ static int part_of(const struct cw_gpu *gpu, uint32_t asked, uint32_t part, void
                    uint32_t *got) {
     (void)asked, (void)part, (void)stream, (void)got;
     return cw_fail(-ENODEV,
-                   "a part of cuda:%d cannot be had: causeway was built with a cuda.h of CUDA "
+                   "a part of cuda:%d cannot be had: cableway was built with a cuda.h of CUDA "
                    "%d.%d, and parts need 12.5 or later",
                    gpu->ordinal, CUDA_VERSION / 1000, CUDA_VERSION % 1000 / 10);
 }

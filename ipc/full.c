@@ -5,7 +5,7 @@
  * the last stream that used them has passed. Under load both take a moment; who finds its device
  * full waits for them before it says so: one question to the broker, which then has seen all that
  * this process has let go of, and after that for others' leases and streams, CW_FULL_WAIT_MS at
- * most ($CAUSEWAY_FULL_WAIT_MS), in naps. Where nothing is on its way nobody waits.
+ * most ($CABLEWAY_FULL_WAIT_MS), in naps. Where nothing is on its way nobody waits.
  *
  * No state of its own. The caller holds no lock. If another process holds an array for good, or
  * dies, or the broker does, the wait ends with its time, and by a signal at once.
@@ -24,7 +24,7 @@
 static __thread int64_t resumes_ns;
 
 static int64_t patience_ns(void) {
-    const char *text = getenv("CAUSEWAY_FULL_WAIT_MS");
+    const char *text = getenv("CABLEWAY_FULL_WAIT_MS");
     if (text && *text) {
         char *end;
         unsigned long value = strtoul(text, &end, 10);
@@ -91,7 +91,7 @@ int cw_full_told(const struct cw_heap *heap, int64_t until_ns, const char *sente
     if (!until_ns)
         return cw_fail(-EDQUOT, "%s", sentence);
     return cw_fail(-EDQUOT,
-                   "%s; waited %lld ms (CAUSEWAY_FULL_WAIT_MS) for the %llu arrays that this "
+                   "%s; waited %lld ms (CABLEWAY_FULL_WAIT_MS) for the %llu arrays that this "
                    "process has let go of and others, or streams, still use",
                    sentence, (long long)(patience_ns() / 1000000),
                    (unsigned long long)heap->pending_count);

@@ -52,8 +52,8 @@ static int check_transits(cw_client *client) {
         return cw_fail(-EDQUOT,
                        "a handle more than the %llu of this client that are under way was asked "
                        "for; max_client_transits allows no more: open or discard some, or set "
-                       "max_client_transits under [limits] in causeway.conf, or "
-                       "CAUSEWAY_MAX_CLIENT_TRANSITS, and start the broker again",
+                       "max_client_transits under [limits] in cableway.conf, or "
+                       "CABLEWAY_MAX_CLIENT_TRANSITS, and start the broker again",
                        (unsigned long long)limit);
     return 0;
 }

@@ -1,5 +1,5 @@
 /*
- * Jobs for causeway-mover: see job.h. No state but the environment's word, read once.
+ * Jobs for cableway-mover: see job.h. No state but the environment's word, read once.
  */
 #include "ipc/job.h"
 
@@ -11,7 +11,7 @@ static enum cw_wish wished;
 static char unknown[32];
 
 static void read_wish(void) {
-    const char *text = getenv("CAUSEWAY_ROUTE");
+    const char *text = getenv("CABLEWAY_ROUTE");
     if (!text || !*text || strcmp(text, "auto") == 0)
         wished = CW_WISH_NONE;
     else if (strcmp(text, "staged") == 0)
@@ -26,7 +26,7 @@ int cw_route_wish(enum cw_wish *out) {
     pthread_once(&once, read_wish);
     if (*unknown)
         return cw_fail(-EINVAL,
-                       "CAUSEWAY_ROUTE=%s is no route between GPUs: they are \"auto\", \"staged\" "
+                       "CABLEWAY_ROUTE=%s is no route between GPUs: they are \"auto\", \"staged\" "
                        "and \"mover\"",
                        unknown);
     *out = wished;

@@ -1,7 +1,7 @@
 /*
- * Jobs: copies that causeway-mover does for this process, since it cannot reach the memory: on a
+ * Jobs: copies that cableway-mover does for this process, since it cannot reach the memory: on a
  * GPU that its mask hides, in a forked child, or where the user wishes it so
- * (CAUSEWAY_ROUTE=mover).
+ * (CABLEWAY_ROUTE=mover).
  *
  * Both ends are blocks in custody. The caller holds leases on both until the call returns; the
  * broker holds both for the job as well (broker/jobs.h), so that the mover touches nothing that
@@ -23,7 +23,7 @@
 int cw_job_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
                 uint64_t size_bytes);
 
-/* What CAUSEWAY_ROUTE says. -EINVAL: something else. */
+/* What CABLEWAY_ROUTE says. -EINVAL: something else. */
 enum cw_wish { CW_WISH_NONE, CW_WISH_STAGED, CW_WISH_MOVER };
 int cw_route_wish(enum cw_wish *out);
 

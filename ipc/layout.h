@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 
 struct cw_shape {
     uint32_t ndim, itemsize, dtype_bytes;

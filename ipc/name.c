@@ -5,7 +5,7 @@
  */
 #include <string.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "ipc/layout.h"
 #include "shm/error.h"
 

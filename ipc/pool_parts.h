@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "shm/dispatch.h"
 
 #define POOL_MAGIC 0x6377706f6f6c3033ull /* "cwpool03" */

@@ -168,7 +168,7 @@ static int check_info(const struct cw_slab_info *info, uint32_t id) {
     if (!cw_backend_of_kind(info->device_kind))
         return cw_fail(-ENODEV,
                        "the array lies on a device of kind %u, which this version of "
-                       "causeway does not know",
+                       "cableway does not know",
                        info->device_kind);
     if (info->slab != id || info->size_bytes == 0 || info->blocks == 0 ||
         info->blocks > CW_BLOCKS_MAX)

@@ -103,7 +103,7 @@ static int wait_ready(cw_client *client, short events, struct cw_brief *brief) {
         if (client->sock_until_ns > 0 && cw_now_ns() >= client->sock_until_ns)
             return cw_fail(-ECONNRESET,
                            "a broker listens, but does not answer: it is stopped or "
-                           "hangs; causeway status tells, causeway stop --force ends it");
+                           "hangs; cableway status tells, cableway stop --force ends it");
     }
 }
 

@@ -1,7 +1,7 @@
 /*
  * Starting a broker where none answers.
  *
- * The program: $CAUSEWAY_BROKER, else causewayd beside this library (the same folder, or ../bin),
+ * The program: $CABLEWAY_BROKER, else cablewayd beside this library (the same folder, or ../bin),
  * else by PATH. It detaches by itself (a session of its own, standard descriptors closed) and its
  * first process ends when the broker listens, or could not, or found that one runs already; it says
  * why on its standard error, which is a pipe to us. Two clients may do this at once: the broker's
@@ -27,12 +27,12 @@
 
 #include "ipc/client.h"
 
-#define PROGRAM        "causewayd"
+#define PROGRAM        "cablewayd"
 #define START_LIMIT_NS 8000000000
 
 extern char **environ;
 
-#define EXIT_RUNS    3 /* as causewayd --help says */
+#define EXIT_RUNS    3 /* as cablewayd --help says */
 #define EXIT_NO_EXEC 127
 
 static bool is_program(const char *path) {
@@ -72,10 +72,10 @@ static bool find_in_path(char *path) {
 }
 
 static int find_program(char *path) {
-    const char *given = getenv("CAUSEWAY_BROKER");
+    const char *given = getenv("CABLEWAY_BROKER");
     if (given && *given) {
         if (strlen(given) >= PATH_MAX || !is_program(given))
-            return cw_fail(-ECONNRESET, "no broker runs, and CAUSEWAY_BROKER=%.300s is no program",
+            return cw_fail(-ECONNRESET, "no broker runs, and CABLEWAY_BROKER=%.300s is no program",
                            given);
         strcpy(path, given);
         return 0;
@@ -83,7 +83,7 @@ static int find_program(char *path) {
     if (find_beside(path) || find_in_path(path))
         return 0;
     return cw_fail(-ECONNRESET, "no broker runs, and the program " PROGRAM " was not found beside "
-                                "libcauseway nor in PATH: set CAUSEWAY_BROKER to it");
+                                "libcableway nor in PATH: set CABLEWAY_BROKER to it");
 }
 
 static void close_from(int first) {

@@ -42,8 +42,8 @@
 
 #include <stdint.h>
 
-#define CW_PROTOCOL_VERSION 4u
-#define CW_HELLO_MAGIC      0x6361757365776179ull /* "causeway" */
+#define CW_PROTOCOL_VERSION 1u
+#define CW_HELLO_MAGIC      0x6361626c65776179ull /* "cableway" */
 #define CW_MESSAGE_MAX      8192u                 /* bytes of any message, header included */
 #define CW_OP_REPLY         0x8000u
 
@@ -80,19 +80,19 @@ enum cw_op {
     CW_OP_PING,       /* reply: nothing */
     CW_OP_TRANSIT_ANCHOR, /* no reply: the transit does not end by its limit while the block named
                              beside its token is alive (an item of a queue, and the queue) */
-    CW_OP_COPY,       /* a job for causeway-mover. Replies when it is done; CANCEL ends it while the
+    CW_OP_COPY,       /* a job for cableway-mover. Replies when it is done; CANCEL ends it while the
                          mover has not taken it */
     CW_OP_MOVER_NEXT, /* of the broker's own mover alone: replies with a job when there is one */
     CW_OP_MOVER_DONE, /* no reply: a job has ended, well or with a sentence */
     CW_OP_LINK,       /* reply: what is known of the way between two GPUs, or -ENOENT */
     CW_OP_LINK_KEEP,  /* no reply: what somebody measured */
-    CW_OP_REMOTE,     /* a job for causeway-bridge. Replies when it is done; CANCEL ends it */
+    CW_OP_REMOTE,     /* a job for cableway-bridge. Replies when it is done; CANCEL ends it */
     CW_OP_REMOTE_NEXT, /* of the broker's own bridge alone: replies with a job when there is one */
     CW_OP_REMOTE_DONE, /* no reply: a job has ended, well or with a sentence */
     CW_OP_CHANGES,     /* of the bridge alone: replies when names ended, or are new */
     CW_OP_REPLICA,     /* of the bridge alone: an array gets a remote name, and the job that wanted
                           it is answered with what became of that. reply: nothing */
-    CW_OP_MAKE,        /* of the bridge alone, a job for causeway-mover: replies with memory on a
+    CW_OP_MAKE,        /* of the bridge alone, a job for cableway-mover: replies with memory on a
                           GPU */
 };
 

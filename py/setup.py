@@ -1,7 +1,7 @@
-"""Builds the wheel: the package, its extension, and the programs causewayd, causeway-mover and causeway beside it.
+"""Builds the wheel: the package, its extension, and the programs cablewayd, cableway-mover and cableway beside it.
 
-The C parts come from a build folder that make has filled; CAUSEWAY_BUILD_DIR names it (absolute). The extension is
-linked against libcauseway.a there, so the wheel needs nothing else of ours on the machine. One wheel serves Python
+The C parts come from a build folder that make has filled; CABLEWAY_BUILD_DIR names it (absolute). The extension is
+linked against libcableway.a there, so the wheel needs nothing else of ours on the machine. One wheel serves Python
 3.10 and later (abi3).
 """
 
@@ -18,24 +18,24 @@ DISPATCH_PARTS = (
     "", "_plain", "_small", "_parent", "_submit", "_collect", "_calls", "_outcome", "_begin",
     "_worker", "_defer", "_queue", "_held",
 )  # fmt: skip
-BUILD = Path(os.environ.get("CAUSEWAY_BUILD_DIR", ROOT / "build"))
-PROGRAMS = ["causewayd", "causeway-mover", "causeway"]
-if (BUILD / "causeway-bridge").exists():  # where liburing and OpenSSL were there to build it
-    PROGRAMS.append("causeway-bridge")
+BUILD = Path(os.environ.get("CABLEWAY_BUILD_DIR", ROOT / "build"))
+PROGRAMS = ["cablewayd", "cableway-mover", "cableway"]
+if (BUILD / "cableway-bridge").exists():  # where liburing and OpenSSL were there to build it
+    PROGRAMS.append("cableway-bridge")
 
 
 class BuildWithPrograms(build_py):
-    """Puts the programs into the package, where causeway._programs finds them."""
+    """Puts the programs into the package, where cableway._programs finds them."""
 
     def run(self) -> None:
         """Copies the package, then the programs."""
         super().run()
-        target = Path(self.build_lib) / "causeway" / "bin"
+        target = Path(self.build_lib) / "cableway" / "bin"
         target.mkdir(parents=True, exist_ok=True)
         for name in PROGRAMS:
             if not (BUILD / name).exists():
                 raise SystemExit(
-                    f"{BUILD / name} is missing: run make first, or set CAUSEWAY_BUILD_DIR"
+                    f"{BUILD / name} is missing: run make first, or set CABLEWAY_BUILD_DIR"
                 )
             shutil.copy2(BUILD / name, target / name)
 
@@ -49,10 +49,10 @@ class BinaryDistribution(Distribution):
 
 
 def version() -> str:
-    """The version that causeway.h states."""
-    header = (ROOT / "ipc" / "causeway.h").read_text()
+    """The version that cableway.h states."""
+    header = (ROOT / "ipc" / "cableway.h").read_text()
     found = re.search(r'define CW_VERSION\s+"([^"]+)"', header)
-    assert found, "causeway.h states no CW_VERSION"
+    assert found, "cableway.h states no CW_VERSION"
     return found[1]
 
 
@@ -60,22 +60,22 @@ setup(
     version=version(),
     long_description=(ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else "",
     long_description_content_type="text/markdown",
-    packages=["causeway"],
-    package_data={"causeway": ["py.typed", "*.pyi"]},
-    cffi_modules=["causeway_build.py:ffibuilder"],
+    packages=["cableway"],
+    package_data={"cableway": ["py.typed", "*.pyi"]},
+    cffi_modules=["cableway_build.py:ffibuilder"],
     ext_modules=[
         Extension(
-            "causeway._dlpack",
+            "cableway._dlpack",
             sources=["csrc/dlpack.c"],
             define_macros=[("Py_LIMITED_API", "0x030a0000")],
             py_limited_api=True,
         ),
         Extension(
-            "causeway._dispatch",
+            "cableway._dispatch",
             sources=[f"csrc/dispatch{part}.c" for part in DISPATCH_PARTS],
             include_dirs=[str(ROOT), "csrc"],
-            depends=[*map(str, Path("csrc").glob("dispatch*.h")), str(ROOT / "ipc" / "causeway.h")],
-            extra_objects=[str(BUILD / "libcauseway.a")],
+            depends=[*map(str, Path("csrc").glob("dispatch*.h")), str(ROOT / "ipc" / "cableway.h")],
+            extra_objects=[str(BUILD / "libcableway.a")],
             define_macros=[("Py_LIMITED_API", "0x030a0000"), ("_GNU_SOURCE", None)],
             # Never unloaded: it has a fork handler.
             extra_link_args=["-Wl,--exclude-libs,ALL", "-Wl,-z,nodelete"],

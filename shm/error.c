@@ -23,6 +23,6 @@ const char *cw_detail(void) {
 }
 
 _Noreturn void cw_assert_failed(const char *expression, const char *file, int line) {
-    fprintf(stderr, "causeway: assertion failed: %s (%s:%d)\n", expression, file, line);
+    fprintf(stderr, "cableway: assertion failed: %s (%s:%d)\n", expression, file, line);
     abort();
 }

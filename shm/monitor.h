@@ -1,6 +1,6 @@
 /*
  * Monitor page: the root segment. The broker writes it, everybody of the user may read it, without
- * asking: `causeway status` works from it alone, also when the broker hangs.
+ * asking: `cableway status` works from it alone, also when the broker hangs.
  *
  * How a monitor finds it: the lock file in the socket folder holds one line "PID FD INSTANCE\n",
  * and /proc/PID/fd/FD is the segment. It ends with the broker; nothing is left in a file system.
@@ -12,7 +12,7 @@
 #include "wait.h"
 
 /* Limits: X(name, default, what it bounds). The name is the configuration key; the environment
- * variable is CAUSEWAY_ and the name in capitals. Bytes 0 means: half of the machine's memory. */
+ * variable is CABLEWAY_ and the name in capitals. Bytes 0 means: half of the machine's memory. */
 #define CW_LIMITS(X)                                                                               \
     X(max_clients, 256, "clients connected at once")                                               \
     X(max_names, 1000000, "names in the directory")                                                \
@@ -26,7 +26,7 @@
     X(max_client_transits, 65536, "transit leases that one client began")                          \
     X(max_client_fence_pages, 1024, "pages of 64 fences that one client has")                      \
     X(max_client_waits, 1024, "names that one client waits for")                                   \
-    X(max_client_jobs, 64, "copies by causeway-mover that one client has under way")               \
+    X(max_client_jobs, 64, "copies by cableway-mover that one client has under way")               \
     X(max_client_unread, 64, "messages with descriptors that one client has not read")             \
     X(transit_seconds, 300, "seconds until a transit lease ends by itself")                        \
     X(names_linger_seconds, 60, "seconds that names outlive the user's last client")
@@ -57,7 +57,7 @@
     X(bytes_to_gpu, "bytes copied from host memory to a GPU")                                      \
     X(bytes_from_gpu, "bytes copied from a GPU to host memory")                                    \
     X(bytes_staged, "bytes copied from GPU to GPU through host memory")                            \
-    X(jobs_done, "copies that causeway-mover did")                                                 \
+    X(jobs_done, "copies that cableway-mover did")                                                 \
     X(jobs_repeated, "copies begun anew since the mover died in them")                             \
     X(mover_starts, "times that a mover was started")
 
@@ -73,7 +73,7 @@
     X(gpu_orphan_bytes, "of these, of slabs without an owner: no process shows them")              \
     X(transits, "transit leases under way")                                                        \
     X(waiting, "waits under way")                                                                  \
-    X(jobs, "copies that wait for causeway-mover, or that it does")
+    X(jobs, "copies that wait for cableway-mover, or that it does")
 
 enum cw_limit {
 #define X(name, def, what) CW_LIMIT_##name,

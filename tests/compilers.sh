@@ -7,7 +7,7 @@ for cc in gcc clang; do
     for opt in -O0 -O3; do
         number=$((number + 1))
         name="builds without a warning: $cc $opt"
-        folder="${CAUSEWAY_BUILD:?}/cc/$cc$opt"
+        folder="${CABLEWAY_BUILD:?}/cc/$cc$opt"
         if ! command -v "$cc" >/dev/null; then
             echo "ok $number - $name # SKIP no $cc"
         elif make -s -j"$(nproc)" BUILD="$folder" CC="$cc" OPT="$opt" SANITIZE= all 2>&1; then

@@ -3,7 +3,7 @@
 # corpus grows in the build folder; it begins with the seeds in tests/fuzz/corpus.
 set -u
 seconds=${1:-60}
-build=${CAUSEWAY_BUILD:?}/fuzz
+build=${CABLEWAY_BUILD:?}/fuzz
 status=0
 number=0
 if command -v clang >/dev/null; then

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Formatters and analysers over everything: lint.sh, called by make lint with CAUSEWAY_BUILD set. Prints TAP.
+# Formatters and analysers over everything: lint.sh, called by make lint with CABLEWAY_BUILD set. Prints TAP.
 set -u
 number=0
 status=0
@@ -35,9 +35,9 @@ check "clang-tidy" each sh "$0" --tidy
 # uninitvar: cppcheck does not see into uthash's macros; the compilers look for the same.
 check "cppcheck" cppcheck --quiet --std=c11 -j "$(nproc)" --enable=warning,portability --inline-suppr --error-exitcode=1 \
     --suppress=missingIncludeSystem --suppress=normalCheckLevelMaxBranches --suppress=uninitvar -D_GNU_SOURCE -I. shm ipc broker tools
-check "ruff check" ruff check --no-cache --config py/pyproject.toml py/*.py py/causeway tests docs tools
-check "ruff format" ruff format --no-cache --check --config py/pyproject.toml py/*.py py/causeway tests docs tools
-check "mypy" mypy --cache-dir "${CAUSEWAY_BUILD:?}/mypy" --config-file py/pyproject.toml py/causeway
+check "ruff check" ruff check --no-cache --config py/pyproject.toml py/*.py py/cableway tests docs tools
+check "ruff format" ruff format --no-cache --check --config py/pyproject.toml py/*.py py/cableway tests docs tools
+check "mypy" mypy --cache-dir "${CABLEWAY_BUILD:?}/mypy" --config-file py/pyproject.toml py/cableway
 if command -v shellcheck >/dev/null; then
     check "shellcheck" sh -c 'find tests tools .ci -type f \( -name "*.sh" -o -path .ci/run \) -print0 | xargs -0 shellcheck'
 fi

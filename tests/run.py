@@ -6,7 +6,7 @@ PART:pytest FOLDER, PART:pytest-asan FOLDER, PART:pytest-bridge FILE (the bridge
 PACKAGE. A program that prints TAP lines ("ok 1 - name", "not ok 2 - name", "ok 3 # SKIP why") counts by these; any other
 is one test by its exit status: 0 passed, 77 skipped, else failed. cmocka programs are asked for TAP.
 
-Every program gets an own CAUSEWAY_DIR and time limit. When it has ended, its folder's broker is told to end, which
+Every program gets an own CABLEWAY_DIR and time limit. When it has ended, its folder's broker is told to end, which
 would do so by itself a minute later; what else it left behind is killed and named: the lane is the subreaper, so
 every orphan becomes its child. The full output stands in BUILD/test-logs.
 
@@ -184,13 +184,13 @@ class Runner:
     def environment(self, folder: str) -> dict[str, str]:
         """What a program sees: the built broker and command, a folder of its own, TAP from cmocka."""
         env = dict(os.environ)
-        for name in [n for n in env if n.startswith("CAUSEWAY_") and n != "CAUSEWAY_SOAK"]:
+        for name in [n for n in env if n.startswith("CABLEWAY_") and n != "CABLEWAY_SOAK"]:
             del env[name]
         path = f"{self.build}:{Path(sys.executable).parent}:{env.get('PATH', '/usr/bin:/bin')}"
         env.update(
-            CAUSEWAY_DIR=folder,
-            CAUSEWAY_BROKER=str(self.build / "causewayd"),
-            CAUSEWAY_BUILD=str(self.build),
+            CABLEWAY_DIR=folder,
+            CABLEWAY_BROKER=str(self.build / "cablewayd"),
+            CABLEWAY_BUILD=str(self.build),
             CMOCKA_MESSAGE_OUTPUT="TAP",
             PATH=path,
             PYTHONFAULTHANDLER="1",
@@ -225,7 +225,7 @@ class Runner:
                     str(Path(sys.executable).parent), str(Path(python).parent)
                 )
             if words[0] == "pytest-bridge":
-                env["CAUSEWAY_BRIDGE"] = str(self.build / "causeway-bridge")
+                env["CABLEWAY_BRIDGE"] = str(self.build / "cableway-bridge")
             return [python, "-m", "pytest", *options, *words[1:]], limit_s
         if words[0].endswith(".py"):
             return [sys.executable, *words], limit_s
@@ -235,7 +235,7 @@ class Runner:
         """Runs one program, prints its line, adds its counts."""
         name = f"{part}: {Path(words[0]).name} {shown(words[1:])}".strip()
         log = self.logs / (re.sub(r"[^A-Za-z0-9_.-]+", "-", name) + ".log")
-        folder = tempfile.mkdtemp(prefix="causeway-test-")
+        folder = tempfile.mkdtemp(prefix="cableway-test-")
         env = self.environment(folder)
         report = log.with_suffix(".xml")
         command, limit_s = self.command(words, env, report)
@@ -292,7 +292,7 @@ def preload_sanitizer(env: dict[str, str]) -> None:
     )
     env["LD_PRELOAD"] = f"{library.stdout.strip()} {cxx.stdout.strip()}"
     env["ASAN_OPTIONS"] = "detect_leaks=0:allocator_may_return_null=1"
-    env["CAUSEWAY_ASAN"] = "1"
+    env["CABLEWAY_ASAN"] = "1"
 
 
 def shown(words: list[str]) -> str:

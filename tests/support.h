@@ -1,8 +1,8 @@
 /*
  * What every test needs: chance with a printed seed, time, children that end with a verdict.
  *
- * The seed is printed by each program that uses chance; CAUSEWAY_TEST_SEED=N repeats its run.
- * CAUSEWAY_SOAK set (make soak) makes the long tests longer.
+ * The seed is printed by each program that uses chance; CABLEWAY_TEST_SEED=N repeats its run.
+ * CABLEWAY_SOAK set (make soak) makes the long tests longer.
  */
 #ifndef CW_TESTS_SUPPORT_H
 #define CW_TESTS_SUPPORT_H
@@ -49,7 +49,7 @@ static inline uint64_t chance_below(struct chance *chance, uint64_t below) {
 
 /* The seed of this run, printed once, the same in all files and children of a program. */
 static inline uint64_t chance_seed(void) {
-    const char *text = getenv("CAUSEWAY_TEST_SEED");
+    const char *text = getenv("CABLEWAY_TEST_SEED");
     char fresh[32];
     if (!text) {
         struct timespec now;
@@ -57,9 +57,9 @@ static inline uint64_t chance_seed(void) {
         uint64_t seed =
             (uint64_t)now.tv_nsec * 1000003u + (uint64_t)now.tv_sec + ((uint64_t)getpid() << 40);
         snprintf(fresh, sizeof fresh, "%llu", (unsigned long long)(seed + !seed));
-        setenv("CAUSEWAY_TEST_SEED", fresh, 1);
+        setenv("CABLEWAY_TEST_SEED", fresh, 1);
         text = fresh;
-        printf("# CAUSEWAY_TEST_SEED=%s repeats this run\n", text);
+        printf("# CABLEWAY_TEST_SEED=%s repeats this run\n", text);
         fflush(stdout);
     }
     return strtoull(text, NULL, 0);
@@ -73,7 +73,7 @@ static inline struct chance chance_init(uint64_t stream) {
 
 /* Rounds of a long test: more with make soak, fewer under a sanitizer. */
 static inline uint64_t test_rounds(uint64_t rounds) {
-    if (getenv("CAUSEWAY_SOAK"))
+    if (getenv("CABLEWAY_SOAK"))
         rounds *= 20;
     return CW_TEST_SANITIZED ? rounds / 10 + 1 : rounds;
 }

@@ -19,9 +19,9 @@ FUNCTION_LINES_MAX = 70
 
 # Files that may be longer, and why.
 LONG_FILES = {
-    "ipc/causeway.h": "the one public header",
+    "ipc/cableway.h": "the one public header",
     "ipc/queue.c": "an item's way through a queue, from one end to the other",
-    "py/causeway/array.py": "the face of one noun, docstrings for the most part",
+    "py/cableway/array.py": "the face of one noun, docstrings for the most part",
     "tests/model/scenarios_dispatch.c": "the scenarios of one protocol",
     "tests/py/gpu_standins.py": "stand-ins of six libraries, one after another",
     "tests/unit/test_client.c": "the promises of one interface, one after another",
@@ -42,9 +42,9 @@ MAY_INCLUDE = {
     "shm": {"shm"},
     "ipc": {"shm", "ipc"},
     "broker": {"shm", "ipc", "broker"},
-    "tools": {"shm", "tools", "ipc/causeway.h", "ipc/address.h", "ipc/wire.h"},
-    "py": {"py", "ipc/causeway.h"},
-    "docs": {"ipc/causeway.h"},
+    "tools": {"shm", "tools", "ipc/cableway.h", "ipc/address.h", "ipc/wire.h"},
+    "py": {"py", "ipc/cableway.h"},
+    "docs": {"ipc/cableway.h"},
 }
 # They speak the protocol of nodes.
 OF_THE_BRIDGE = {"broker/bridge/frame.h", "ipc/meta.h"}
@@ -136,7 +136,7 @@ def few_functions_are_long() -> Iterator[str]:
 
 
 def includes_point_one_way() -> Iterator[str]:
-    """shm <- ipc <- broker; tools use shm and causeway.h; Python sees causeway.h alone."""
+    """shm <- ipc <- broker; tools use shm and cableway.h; Python sees cableway.h alone."""
     for name, text in sources(*MAY_INCLUDE):
         folder = name.split("/")[0]
         for number, line in numbered(text):
@@ -145,7 +145,7 @@ def includes_point_one_way() -> Iterator[str]:
                 continue
             beside = (ROOT / name).parent / match[1]
             target = beside.resolve() if beside.exists() else ROOT / match[1]
-            if folder == "docs" and match[1] == "causeway.h":
+            if folder == "docs" and match[1] == "cableway.h":
                 continue
             inner = target.relative_to(ROOT).as_posix() if target.is_relative_to(ROOT) else match[1]
             allowed = MAY_INCLUDE[folder] | MAY_INCLUDE_TOO.get(name, set())

@@ -7,7 +7,7 @@ wheel=$(realpath "$2")
 folder=$(mktemp -d)
 dir="$folder/run"
 cleanup() {
-    env -i PATH="$folder/venv/bin:/usr/bin:/bin" CAUSEWAY_DIR="$dir" causeway stop --force >/dev/null 2>&1 || true
+    env -i PATH="$folder/venv/bin:/usr/bin:/bin" CABLEWAY_DIR="$dir" cableway stop --force >/dev/null 2>&1 || true
     rm -rf "$folder"
 }
 trap cleanup EXIT
@@ -17,17 +17,17 @@ mkdir "$folder/empty" "$dir"
 chmod 700 "$dir"
 cd "$folder/empty"
 
-clean() { env -i HOME="$folder/empty" PATH="$folder/venv/bin:/usr/bin:/bin" CAUSEWAY_DIR="$dir" "$@"; }
+clean() { env -i HOME="$folder/empty" PATH="$folder/venv/bin:/usr/bin:/bin" CABLEWAY_DIR="$dir" "$@"; }
 
 cat >first.py <<'PYTHON'
-"""Puts an array under a name and shows what of causeway is mapped."""
+"""Puts an array under a name and shows what of cableway is mapped."""
 import re
 import subprocess
 import sys
 
 import numpy as np
 
-import causeway as cw
+import cableway as cw
 
 
 def double(x):
@@ -38,27 +38,27 @@ def double(x):
 if __name__ == "__main__":
     kept = cw.put("wheel/numbers", np.arange(1000.0))
     maps = open("/proc/self/maps").read()
-    ours = set(re.findall(r"/\S*causeway\S*\.so\S*", maps))
+    ours = set(re.findall(r"/\S*cableway\S*\.so\S*", maps))
     assert ours and all(path.startswith(sys.prefix) for path in ours), ours
-    other = "import causeway as cw, numpy as np; print(np.asarray(cw.get('wheel/numbers')).sum())"
+    other = "import cableway as cw, numpy as np; print(np.asarray(cw.get('wheel/numbers')).sum())"
     seen = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True).stdout
     assert float(seen) == 499500.0, seen
     with cw.Pool(2) as pool:
         assert pool.map(double, range(5)) == [0, 2, 4, 6, 8]
-    listed = subprocess.run(["causeway", "ls", "--json"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["cableway", "ls", "--json"], capture_output=True, text=True, check=True).stdout
     assert "wheel/numbers" in listed, listed
     print("wheel: package, broker, command and Pool work from an empty environment")
 PYTHON
 clean python first.py
-clean causeway doctor >/dev/null || echo "wheel: causeway doctor ended with status $?"
-for program in "$folder"/venv/lib/python*/site-packages/causeway/bin/*; do
+clean cableway doctor >/dev/null || echo "wheel: cableway doctor ended with status $?"
+for program in "$folder"/venv/lib/python*/site-packages/cableway/bin/*; do
     if ldd "$program" | grep -vE 'linux-vdso|libc\.so|libm\.so|libpthread|libdl|ld-linux|statically'; then
         echo "wheel: $program needs more than the C library" >&2
         exit 1
     fi
 done
 # The broker that ran came from the wheel.
-pid=$(cut -d' ' -f1 "$dir"/causewayd-v4*.lock)
+pid=$(cut -d' ' -f1 "$dir"/cablewayd-v1*.lock)
 case $(readlink "/proc/$pid/exe") in
 "$folder"/venv/*) ;;
 *)

@@ -24,7 +24,7 @@ struct option_row {
 
 static const struct option_row option_rows[] = {
     {"json", CLI_JSON, NULL, "print JSON"},
-    {"namespace", CLI_NAMESPACE, "NS", "the namespace (default: $CAUSEWAY_NAMESPACE, else none)"},
+    {"namespace", CLI_NAMESPACE, "NS", "the namespace (default: $CABLEWAY_NAMESPACE, else none)"},
     {"all", CLI_ALL, NULL, "the names of all namespaces"},
     {"timeout", CLI_TIMEOUT_OPTION, "SECONDS", "give up after so long (default: never)"},
     {"yes", CLI_YES, NULL, "do not ask"},
@@ -37,7 +37,7 @@ static const struct option_row option_rows[] = {
 #define HELP_VALUE  1000
 
 static void print_help(const struct cli_command *command) {
-    printf("Usage: causeway %s %s%s%s\n\n%s\n", command->name,
+    printf("Usage: cableway %s %s%s%s\n\n%s\n", command->name,
            command->options & ~(unsigned)CLI_RAW_ARGUMENTS ? "[OPTIONS]" : "",
            command->options & ~(unsigned)CLI_RAW_ARGUMENTS && *command->arguments ? " " : "",
            command->arguments, command->summary);
@@ -53,7 +53,7 @@ static void print_help(const struct cli_command *command) {
                  row->value ? row->value : "");
         printf("  %-20s %s\n", text, row->help);
     }
-    printf("  %-20s %s\n\nExit codes: see causeway --help.\n", "--help", "print this");
+    printf("  %-20s %s\n\nExit codes: see cableway --help.\n", "--help", "print this");
 }
 
 /* Seconds, as people write them. Returns false for what is none. */
@@ -81,7 +81,7 @@ static int take_option(const struct option_row *row, const char *value, struct c
 static int check_count(const struct cli_command *command, const struct cli *cli) {
     if (cli->count >= command->least && (command->most < 0 || cli->count <= command->most))
         return -1;
-    return cli_error(CLI_USAGE, "%s: %d argument%s given, too %s; usage: causeway %s %s",
+    return cli_error(CLI_USAGE, "%s: %d argument%s given, too %s; usage: cableway %s %s",
                      command->name, cli->count, cli->count == 1 ? "" : "s",
                      cli->count < command->least ? "few" : "many", command->name,
                      command->arguments);
@@ -117,7 +117,7 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, struct c
             return cli_error(CLI_USAGE, "%s: option %s needs a value", command->name,
                              argv[optind - 1]);
         if (found == '?')
-            return cli_error(CLI_USAGE, "%s: no such option: %s (see causeway %s --help)",
+            return cli_error(CLI_USAGE, "%s: no such option: %s (see cableway %s --help)",
                              command->name, argv[optind > at ? optind - 1 : at], command->name);
         int code = take_option(&option_rows[found - 1], optarg, out);
         if (code >= 0)
@@ -140,7 +140,7 @@ static void print_message(const char *prefix, const char *format, va_list argume
 int cli_error(int code, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    print_message("causeway: ", format, arguments);
+    print_message("cableway: ", format, arguments);
     va_end(arguments);
     return code;
 }
@@ -204,8 +204,8 @@ static int check_broker(bool start) {
     monitor_close(&monitor);
     if (state == MONITOR_STOPPED || state == MONITOR_HANGS)
         return cli_error(CLI_FAILED,
-                         "the broker (pid %d) does not answer, it %s; causeway status tells more, "
-                         "causeway stop --force ends it",
+                         "the broker (pid %d) does not answer, it %s; cableway status tells more, "
+                         "cableway stop --force ends it",
                          pid, state == MONITOR_STOPPED ? "is stopped by a signal" : "hangs");
     return CLI_OK;
 }

@@ -1,8 +1,8 @@
 /*
- * The causeway command: what its subcommands share. One file a subcommand (cmd_NAME.c), one table
+ * The cableway command: what its subcommands share. One file a subcommand (cmd_NAME.c), one table
  * (main.c), one parser for the options of all of them (cli.c).
  *
- * Results: a subcommand returns an exit code (enum cli_exit), documented in --help and causeway(1).
+ * Results: a subcommand returns an exit code (enum cli_exit), documented in --help and cableway(1).
  * What people asked for goes to stdout, everything else (errors, notes, questions) to stderr.
  * No subcommand but `put` (and `broker` itself) ever starts a broker.
  */
@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 
 enum cli_exit {
     CLI_OK = 0,
@@ -79,12 +79,12 @@ int cmd_doctor(const struct cli *cli);
  */
 int cli_parse(const struct cli_command *command, int argc, char **argv, struct cli *out);
 
-/* Prints "causeway: " and the sentence to stderr, control characters made harmless. Returns code.
+/* Prints "cableway: " and the sentence to stderr, control characters made harmless. Returns code.
  */
 int cli_error(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The same for a note that is no error. */
 void cli_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* Prints cw_error() and returns the exit code that belongs to a result of causeway.h. */
+/* Prints cw_error() and returns the exit code that belongs to a result of cableway.h. */
 int cli_result(int result);
 /* Flushes stdout. A reader that went away (`| head`) is no error: it had enough. */
 int cli_finish(int code);
@@ -95,7 +95,7 @@ int cli_connect(const struct cli *cli, bool start, cw_client **out);
 /* The same with a namespace of its own (NULL: the environment's). */
 int cli_connect_to(const char *name_space, bool start, cw_client **out);
 
-/* The causewayd that this command runs: $CAUSEWAY_BROKER, beside this program, ../bin, then PATH. 0
+/* The cablewayd that this command runs: $CABLEWAY_BROKER, beside this program, ../bin, then PATH. 0
  * or -ENOENT. */
 int cli_broker_path(char *path, size_t path_bytes);
 

@@ -1,7 +1,7 @@
 /*
- * causeway keygen, causeway peers: become causeway-bridge, which has OpenSSL and the list of peers,
- * with the subcommand and the arguments as they are. It is looked for in $CAUSEWAY_BRIDGE, then
- * beside the causewayd that this command would run.
+ * cableway keygen, cableway peers: become cableway-bridge, which has OpenSSL and the list of peers,
+ * with the subcommand and the arguments as they are. It is looked for in $CABLEWAY_BRIDGE, then
+ * beside the cablewayd that this command would run.
  */
 #include <errno.h>
 #include <limits.h>
@@ -15,14 +15,14 @@
 #include "tools/cli.h"
 
 static int find(char path[PATH_MAX]) {
-    const char *chosen = getenv("CAUSEWAY_BRIDGE");
+    const char *chosen = getenv("CABLEWAY_BRIDGE");
     if (chosen && *chosen) {
         snprintf(path, PATH_MAX, "%s", chosen);
     } else {
         if (cli_broker_path(path, PATH_MAX - NAME_MAX))
             return cli_error(CLI_FAILED, "%s", cw_error());
         char *slash = strrchr(path, '/');
-        strcpy(slash ? slash + 1 : path, "causeway-bridge");
+        strcpy(slash ? slash + 1 : path, "cableway-bridge");
     }
     if (access(path, X_OK) == 0)
         return CLI_OK;
@@ -33,7 +33,7 @@ static int find(char path[PATH_MAX]) {
 }
 
 static int become(const char *subcommand, const struct cli *cli) {
-    static char name[] = "causeway-bridge";
+    static char name[] = "cableway-bridge";
     char path[PATH_MAX];
     int code = find(path);
     if (code)

@@ -1,6 +1,6 @@
 /*
- * causeway broker: becomes causewayd, with the arguments as they are. It is looked for where
- * clients look for it: $CAUSEWAY_BROKER, beside this program, ../bin, then PATH.
+ * cableway broker: becomes cablewayd, with the arguments as they are. It is looked for where
+ * clients look for it: $CABLEWAY_BROKER, beside this program, ../bin, then PATH.
  */
 #include <errno.h>
 #include <limits.h>
@@ -30,7 +30,7 @@ static bool find_neighbour(char *path, size_t path_bytes) {
         return false;
     slash[1] = 0;
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        int count = snprintf(path, path_bytes, "%s%scausewayd", self, places[i]);
+        int count = snprintf(path, path_bytes, "%s%scablewayd", self, places[i]);
         if (count > 0 && (size_t)count < path_bytes && is_program(path))
             return true;
     }
@@ -41,7 +41,7 @@ static bool find_in_path(char *path, size_t path_bytes) {
     const char *at = getenv("PATH");
     while (at && *at) {
         int length = (int)strcspn(at, ":");
-        int count = snprintf(path, path_bytes, "%.*s/causewayd", length, at);
+        int count = snprintf(path, path_bytes, "%.*s/cablewayd", length, at);
         if (length > 0 && count > 0 && (size_t)count < path_bytes && is_program(path))
             return true;
         at += length;
@@ -51,21 +51,21 @@ static bool find_in_path(char *path, size_t path_bytes) {
 }
 
 int cli_broker_path(char *path, size_t path_bytes) {
-    const char *chosen = getenv("CAUSEWAY_BROKER");
+    const char *chosen = getenv("CABLEWAY_BROKER");
     if (chosen && *chosen) {
         int count = snprintf(path, path_bytes, "%s", chosen);
         if (count > 0 && (size_t)count < path_bytes && is_program(path))
             return 0;
-        return cw_fail(-ENOENT, "CAUSEWAY_BROKER names %.300s, which is no program", chosen);
+        return cw_fail(-ENOENT, "CABLEWAY_BROKER names %.300s, which is no program", chosen);
     }
     if (find_neighbour(path, path_bytes) || find_in_path(path, path_bytes))
         return 0;
-    return cw_fail(-ENOENT, "there is no causewayd, neither beside this program nor in PATH: set "
-                            "CAUSEWAY_BROKER to its path");
+    return cw_fail(-ENOENT, "there is no cablewayd, neither beside this program nor in PATH: set "
+                            "CABLEWAY_BROKER to its path");
 }
 
 int cmd_broker(const struct cli *cli) {
-    static char name[] = "causewayd";
+    static char name[] = "cablewayd";
     char path[PATH_MAX];
     if (cli_broker_path(path, sizeof path))
         return cli_error(CLI_FAILED, "%s", cw_error());

@@ -1,5 +1,5 @@
 /*
- * causeway cp: the array under one name under another, either of which may be a name of another
+ * cableway cp: the array under one name under another, either of which may be a name of another
  * node. What stays on this node is copied; what goes to another is sent as it is.
  */
 #include <string.h>

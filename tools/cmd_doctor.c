@@ -1,5 +1,5 @@
 /*
- * causeway doctor: what this machine offers, what is missing, the remedy. The checks are in
+ * cableway doctor: what this machine offers, what is missing, the remedy. The checks are in
  * doctor_*.c.
  */
 #include <fcntl.h>
@@ -59,8 +59,8 @@ static void print_text(const struct doctor *doctor) {
         free(found);
     }
     printf("\n%s\n", doctor->worst == DOCTOR_MISSING
-                         ? "causeway does not work here until what is missing is there."
-                         : "causeway works here.");
+                         ? "cableway does not work here until what is missing is there."
+                         : "cableway works here.");
 }
 
 int cmd_doctor(const struct cli *cli) {

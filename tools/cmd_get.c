@@ -1,5 +1,5 @@
 /*
- * causeway get: an array as an .npy file. Contiguous arrays (C or Fortran) are written as they lie;
+ * cableway get: an array as an .npy file. Contiguous arrays (C or Fortran) are written as they lie;
  * strided views in C order, gathered piece by piece. The file appears whole or not at all.
  */
 #include <errno.h>

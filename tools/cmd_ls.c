@@ -1,5 +1,5 @@
 /*
- * causeway ls: names and what lies under them. One namespace, or all of them: which there are is
+ * cableway ls: names and what lies under them. One namespace, or all of them: which there are is
  * read from the directory itself (monitor.c), each is then asked for as its own clients would.
  */
 #include <errno.h>
@@ -116,7 +116,7 @@ int cmd_ls(const struct cli *cli) {
     if (cli->count && strncmp(cli->arguments[0], "//", 2) == 0)
         return cli_error(CLI_USAGE,
                          "ls: \"%s\" are names of another node, whose broker alone knows all about "
-                         "them: ask there; causeway.names() in Python tells the names",
+                         "them: ask there; cableway.names() in Python tells the names",
                          cli->arguments[0]);
     if (cli->options & CLI_JSON)
         listing.json = json_array();

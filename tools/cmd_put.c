@@ -1,5 +1,5 @@
 /*
- * causeway put: the array of an .npy file under a name. The file is read straight into the shared
+ * cableway put: the array of an .npy file under a name. The file is read straight into the shared
  * array; the name appears when all of it is there, or not at all.
  */
 #include <errno.h>

@@ -1,5 +1,5 @@
 /*
- * causeway rm: removes names. All are tried; the first failure decides the exit code.
+ * cableway rm: removes names. All are tried; the first failure decides the exit code.
  */
 #include "tools/cli.h"
 

@@ -1,5 +1,5 @@
 /*
- * causeway stat: all that is known about one name.
+ * cableway stat: all that is known about one name.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /*
- * causeway status: broker, clients, counters and limits, from the monitor page alone. Nothing is
+ * cableway status: broker, clients, counters and limits, from the monitor page alone. Nothing is
  * asked, so nothing can hang: a broker that is stopped or stuck is shown as that, with since when.
  */
 #include <errno.h>

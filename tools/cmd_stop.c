@@ -1,5 +1,5 @@
 /*
- * causeway stop: ends the broker, after saying what goes with it. What that is comes from the
+ * cableway stop: ends the broker, after saying what goes with it. What that is comes from the
  * monitor page. A broker that does not answer is ended by signals, with --force alone; the pidfd
  * was taken before the page proved that it is the broker, so no other process is ever hit.
  */
@@ -36,7 +36,7 @@ static enum who who(struct cw_monitor_client *row, char comm[33]) {
         words[word] = monitor_word(&row->comm[word]);
     memcpy(comm, words, sizeof words);
     comm[32] = 0;
-    return strcmp(comm, "causeway-mover") && strcmp(comm, "causeway-bridge") ? USERS : BROKERS;
+    return strcmp(comm, "cableway-mover") && strcmp(comm, "cableway-bridge") ? USERS : BROKERS;
 }
 
 static void look(struct stop *stop) {

@@ -1,5 +1,5 @@
 /*
- * causeway topo: the GPUs that this process sees, the routes between them with their measured
+ * cableway topo: the GPUs that this process sees, the routes between them with their measured
  * speed (measured by whoever asks first, and kept by the broker; without one each time), and the
  * bytes that went by each route since the broker began.
  */

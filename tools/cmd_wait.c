@@ -1,5 +1,5 @@
 /*
- * causeway wait: until a name is there. No broker is started for it, but one that is not there yet
+ * cableway wait: until a name is there. No broker is started for it, but one that is not there yet
  * is waited for, too: a script may begin to wait before the program that puts the name.
  */
 #include <errno.h>

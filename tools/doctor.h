@@ -13,7 +13,7 @@ enum doctor_level {
     DOCTOR_OK,
     DOCTOR_INFO,    /* no fault; good to know, or for later */
     DOCTOR_WARNING, /* works, with less than there could be */
-    DOCTOR_MISSING, /* causeway does not work here */
+    DOCTOR_MISSING, /* cableway does not work here */
 };
 
 struct doctor {

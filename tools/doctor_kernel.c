@@ -32,11 +32,11 @@ static void check_kernel(struct doctor *doctor) {
     sscanf(name.release, "%u.%u", &major, &minor);
     bool old = major < 5 || (major == 5 && minor < 3);
     doctor_add(doctor, old ? DOCTOR_MISSING : DOCTOR_OK, "kernel",
-               old ? "causeway needs Linux 5.3 or newer" : NULL, "%s %s, glibc %s", name.sysname,
+               old ? "cableway needs Linux 5.3 or newer" : NULL, "%s %s, glibc %s", name.sysname,
                name.release, gnu_get_libc_version());
     bool other = strcmp(name.machine, "x86_64") != 0;
     doctor_add(doctor, other ? DOCTOR_MISSING : DOCTOR_OK, "architecture",
-               other ? "causeway runs on x86-64" : NULL, "%s", name.machine);
+               other ? "cableway runs on x86-64" : NULL, "%s", name.machine);
 }
 
 static void check_cores(struct doctor *doctor) {

@@ -48,14 +48,14 @@ static int check_folder(struct doctor *doctor, const struct cw_address *address)
     }
     if (code) { /* the sentence tells what to do */
         doctor_add(doctor, DOCTOR_MISSING, "socket folder",
-                   "set CAUSEWAY_DIR to a folder of your own with mode 0700", "%s", cw_detail());
+                   "set CABLEWAY_DIR to a folder of your own with mode 0700", "%s", cw_detail());
         return -1;
     }
     struct stat status;
     CW_ASSERT(fstat(folder, &status) == 0);
     bool remote = is_remote(folder);
     doctor_add(doctor, remote ? DOCTOR_WARNING : DOCTOR_OK, "socket folder",
-               remote ? "it lies on a network file system: set CAUSEWAY_DIR to a local folder"
+               remote ? "it lies on a network file system: set CABLEWAY_DIR to a local folder"
                       : NULL,
                "%s: ours (uid %u), mode %04o", address->folder, (unsigned)status.st_uid,
                (unsigned)status.st_mode & 07777);
@@ -65,10 +65,10 @@ static int check_folder(struct doctor *doctor, const struct cw_address *address)
 static void check_program(struct doctor *doctor) {
     char path[PATH_MAX];
     if (cli_broker_path(path, sizeof path) == 0)
-        doctor_add(doctor, DOCTOR_OK, "causewayd", NULL, "%s", path);
+        doctor_add(doctor, DOCTOR_OK, "cablewayd", NULL, "%s", path);
     else
-        doctor_add(doctor, DOCTOR_MISSING, "causewayd",
-                   "install it beside this command, or set CAUSEWAY_BROKER to its path", "%s",
+        doctor_add(doctor, DOCTOR_MISSING, "cablewayd",
+                   "install it beside this command, or set CABLEWAY_BROKER to its path", "%s",
                    cw_detail());
 }
 
@@ -83,7 +83,7 @@ static void check_broker(struct doctor *doctor) {
     }
     if (code) {
         doctor_add(doctor, DOCTOR_MISSING, "broker",
-                   "stop the other broker, or set CAUSEWAY_DIR to another folder", "%s",
+                   "stop the other broker, or set CABLEWAY_DIR to another folder", "%s",
                    cw_detail());
         return;
     }
@@ -91,7 +91,7 @@ static void check_broker(struct doctor *doctor) {
     bool well = state == MONITOR_IDLE || state == MONITOR_RUNNING;
     doctor_add(doctor, well ? DOCTOR_OK : DOCTOR_WARNING, "broker",
                well ? NULL
-                    : "nobody gets an answer: kill -CONT lets a stopped one go on, causeway stop "
+                    : "nobody gets an answer: kill -CONT lets a stopped one go on, cableway stop "
                       "--force ends it",
                "pid %d, %s, up for %s", (int)monitor.lock.pid, monitor_state_text(state),
                output_span(output_age_seconds(monitor.root->started_ns), span));
@@ -117,7 +117,7 @@ static int live_pid(int folder, const char *name) {
 
 static bool is_lock_name(const char *name) {
     size_t length = strlen(name);
-    return strncmp(name, "causewayd-", 10) == 0 && length > 5 &&
+    return strncmp(name, "cablewayd-", 10) == 0 && length > 5 &&
            strcmp(name + length - 5, ".lock") == 0;
 }
 
@@ -154,7 +154,7 @@ static void check_job(struct doctor *doctor, const struct cw_address *address) {
 void doctor_place(struct doctor *doctor) {
     struct cw_address address;
     if (cw_address_find(NULL, &address)) {
-        doctor_add(doctor, DOCTOR_MISSING, "socket folder", "set CAUSEWAY_DIR to a shorter path",
+        doctor_add(doctor, DOCTOR_MISSING, "socket folder", "set CABLEWAY_DIR to a shorter path",
                    "%s", cw_detail());
         return;
     }

@@ -1,5 +1,5 @@
 /*
- * causeway: the command line. This table and one file a subcommand are all there is.
+ * cableway: the command line. This table and one file a subcommand are all there is.
  *
  * One thread, short-lived. SIGPIPE is ignored: a reader that goes away ends the output, not the
  * program.
@@ -13,7 +13,7 @@
 
 static const struct cli_command commands[] = {
     {"broker", "[ARGUMENTS...]",
-     "Run the broker, causewayd, with these arguments (see causewayd(1)).", NULL, CLI_RAW_ARGUMENTS,
+     "Run the broker, cablewayd, with these arguments (see cablewayd(1)).", NULL, CLI_RAW_ARGUMENTS,
      0, -1, cmd_broker},
     {"status", "", "Show the broker, its clients, counters and limits.",
      "Reads the monitor page alone and asks nobody: works also when the broker is stopped or "
@@ -60,13 +60,13 @@ static const struct cli_command commands[] = {
 #define COMMANDS (sizeof commands / sizeof *commands)
 
 static void print_help(void) {
-    printf("Usage: causeway COMMAND [OPTIONS] [ARGUMENTS]\n\n"
+    printf("Usage: cableway COMMAND [OPTIONS] [ARGUMENTS]\n\n"
            "Arrays shared by name between the processes of this machine, and of "
            "others.\n\nCommands:\n");
     for (size_t i = 0; i < COMMANDS; i++)
         printf("  %-8s %s\n", commands[i].name, commands[i].summary);
     printf(
-        "\n`causeway COMMAND --help` tells its options. `causeway --version` tells the version.\n\n"
+        "\n`cableway COMMAND --help` tells its options. `cableway --version` tells the version.\n\n"
         "Exit codes:\n"
         "  %d  done\n"
         "  %d  failed; for doctor: something needed is missing\n"
@@ -77,10 +77,10 @@ static void print_help(void) {
         "  %d  the name is taken (put --no-replace)\n"
         "  %d  a limit was reached, or no memory is left\n\n"
         "Environment:\n"
-        "  CAUSEWAY_DIR        folder of the socket (else $XDG_RUNTIME_DIR/causeway, else\n"
-        "                      /tmp/causeway-UID)\n"
-        "  CAUSEWAY_NAMESPACE  the namespace\n"
-        "  CAUSEWAY_BROKER     the causewayd to start\n",
+        "  CABLEWAY_DIR        folder of the socket (else $XDG_RUNTIME_DIR/cableway, else\n"
+        "                      /tmp/cableway-UID)\n"
+        "  CABLEWAY_NAMESPACE  the namespace\n"
+        "  CABLEWAY_BROKER     the cablewayd to start\n",
         CLI_OK, CLI_FAILED, CLI_USAGE, CLI_NO_BROKER, CLI_NO_NAME, CLI_TIMEOUT, CLI_NAME_TAKEN,
         CLI_LIMIT);
 }
@@ -95,23 +95,23 @@ static const struct cli_command *find_command(const char *name) {
 
 static int run(int argc, char **argv) {
     if (argc < 2)
-        return cli_error(CLI_USAGE, "a command is missing (see causeway --help)");
+        return cli_error(CLI_USAGE, "a command is missing (see cableway --help)");
     const char *name = argv[1];
     if (!strcmp(name, "--help") || !strcmp(name, "-h") || (!strcmp(name, "help") && argc == 2)) {
         print_help();
         return CLI_OK;
     }
     if (!strcmp(name, "--version")) {
-        printf("causeway %s\n", cw_version());
+        printf("cableway %s\n", cw_version());
         return CLI_OK;
     }
     if (!strcmp(name, "help"))
         name = argv[2];
     const struct cli_command *command = find_command(name);
     if (!command && name[0] == '-')
-        return cli_error(CLI_USAGE, "no such option: %s (see causeway --help)", name);
+        return cli_error(CLI_USAGE, "no such option: %s (see cableway --help)", name);
     if (!command)
-        return cli_error(CLI_USAGE, "no such command: %s (see causeway --help)", name);
+        return cli_error(CLI_USAGE, "no such command: %s (see cableway --help)", name);
     static char help_word[] = "--help";
     char *help[] = {argv[1], help_word, NULL};
     struct cli cli;

@@ -16,7 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "ipc/wire.h"
 #include "shm/error.h"
 #include "shm/wait.h"

@@ -6,7 +6,7 @@
 
 #include <jansson.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 
 json_t *names_json(const cw_name_info *info, const char *name_space);
 

@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 
 #define NPY_HEADER_MAX (64u << 10) /* bytes of a header; NumPy itself stops at 10,000 */
 #define NPY_ALIGN      64u

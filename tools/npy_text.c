@@ -6,7 +6,7 @@
 #include <ctype.h>
 #include <string.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "shm/error.h"
 
 static int damaged(const struct npy_text *text, const char *expected) {

@@ -1,23 +1,23 @@
 # The Python package: a wheel from py/ and the built C parts, installed into the virtual environment.
 # PACKAGE is the stamp of the installation, SITE that of one beside it (for sanitizer builds).
 
-PY_SRC := $(wildcard py/*.py py/*.toml py/causeway/*.py py/causeway/*.pyi py/csrc/* py/causeway/py.typed) ipc/causeway.h
+PY_SRC := $(wildcard py/*.py py/*.toml py/cableway/*.py py/cableway/*.pyi py/csrc/* py/cableway/py.typed) ipc/cableway.h
 RAW_WHEEL := $(BUILD)/wheel/made.stamp
 PACKAGE := $(VENV)/package.stamp
 SITE := $(BUILD)/site/made.stamp
 PIP_LOCAL := install -q --disable-pip-version-check --no-deps --no-index --force-reinstall
 
-$(RAW_WHEEL): $(PY_SRC) $(BUILD)/libcauseway.a $(PROGRAMS) $(VENV)/deps-package.stamp
+$(RAW_WHEEL): $(PY_SRC) $(BUILD)/libcableway.a $(PROGRAMS) $(VENV)/deps-package.stamp
 	rm -rf $(BUILD)/wheel $(BUILD)/py
 	mkdir -p $(BUILD)/wheel $(BUILD)/py
-	cd py && CAUSEWAY_BUILD_DIR=$(abspath $(BUILD)) CC=$(CC) CFLAGS='$(SANITIZE)' LDFLAGS='$(SANITIZE)' $(abspath $(VPY)) setup.py -q \
+	cd py && CABLEWAY_BUILD_DIR=$(abspath $(BUILD)) CC=$(CC) CFLAGS='$(SANITIZE)' LDFLAGS='$(SANITIZE)' $(abspath $(VPY)) setup.py -q \
 	    egg_info --egg-base $(abspath $(BUILD))/py build --build-base $(abspath $(BUILD))/py \
 	    bdist_wheel --dist-dir $(abspath $(BUILD))/wheel >$(abspath $(BUILD))/py/build.log 2>&1 || { cat $(abspath $(BUILD))/py/build.log; exit 1; }
 	@touch $@
 
 $(PACKAGE): $(RAW_WHEEL) $(VENV)/deps-package.stamp
-	$(VPY) -m pip $(PIP_LOCAL) $(BUILD)/wheel/causeway-*.whl
+	$(VPY) -m pip $(PIP_LOCAL) $(BUILD)/wheel/cableway-*.whl
 	@touch $@
 $(SITE): $(RAW_WHEEL) $(VENV)/deps-package.stamp
-	$(VPY) -m pip $(PIP_LOCAL) --upgrade --target $(BUILD)/site $(BUILD)/wheel/causeway-*.whl
+	$(VPY) -m pip $(PIP_LOCAL) --upgrade --target $(BUILD)/site $(BUILD)/wheel/cableway-*.whl
 	@touch $@

@@ -71,10 +71,10 @@ refresh() { # the lists of packages, once
 }
 install() { # install PACKAGES
     if ! command_ apt-get || [ "$as_root" = no ]; then
-        echo "causeway: please install these packages (Debian and Ubuntu names), then run this again: apt-get install$*" >&2
+        echo "cableway: please install these packages (Debian and Ubuntu names), then run this again: apt-get install$*" >&2
         exit 1
     fi
-    echo "causeway: installing$*" >&2
+    echo "cableway: installing$*" >&2
     refresh
     # shellcheck disable=SC2086,SC2048
     $as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 -y --no-install-recommends install $* >/dev/null
@@ -84,7 +84,7 @@ install() { # install PACKAGES
 [ -z "$missing" ] || install "$missing"
 
 if [ -n "$wanted" ] && ! { (install "$wanted") && wanted= && "check_$part" && [ -z "$wanted" ]; }; then
-    echo "causeway: not here:$wanted; causeway-bridge will be left out, and no other node can be reached" >&2
+    echo "cableway: not here:$wanted; cableway-bridge will be left out, and no other node can be reached" >&2
 fi
 
 # libFuzzer's runtime is a package of its own on newer systems, named after clang's version.
@@ -100,12 +100,12 @@ if [ "$part" = test ] && ! suite; then
         refresh
         if apt-cache show "$package" >/dev/null 2>&1; then (install " $package") || true; fi
     fi
-    suite || echo "causeway: CPython's own tests are not here ($package has them), so those for Pool, Executor and Queue will be skipped" >&2
+    suite || echo "cableway: CPython's own tests are not here ($package has them), so those for Pool, Executor and Queue will be skipped" >&2
 fi
 
 missing=
 "check_$part"
 if [ -n "$missing" ]; then
-    echo "causeway: still missing after installation:$missing" >&2
+    echo "cableway: still missing after installation:$missing" >&2
     exit 1
 fi

@@ -181,11 +181,11 @@ static const char *error_of(const struct cwb_bridge *bridge, const struct cwb_pe
     if (!bridge->tls)
         return bridge->no_key;
     if (!cwb_config_known(&peer->config))
-        return "it has neither a key here nor a CA: causeway peers add NAME ... --key or --ca";
+        return "it has neither a key here nor a CA: cableway peers add NAME ... --key or --ca";
     return *peer->error ? peer->error : "-";
 }
 
-/* One text a peer: NAME, then KEY VALUE lines, as `causeway peers list` prints them. */
+/* One text a peer: NAME, then KEY VALUE lines, as `cableway peers list` prints them. */
 void cwb_job_peers(struct cwb_job *job) {
     struct cwb_bridge *bridge = job->bridge;
     int64_t now_ns = bridge->loop.now_ns;

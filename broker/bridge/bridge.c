@@ -45,7 +45,7 @@ void cwb_log(const char *format, ...) {
     clock_gettime(CLOCK_REALTIME, &now);
     gmtime_r(&now.tv_sec, &parts);
     int length = (int)strftime(line, sizeof line, "%Y-%m-%dT%H:%M:%SZ ", &parts);
-    length += snprintf(line + length, sizeof line - (size_t)length, "causeway-bridge[%d] ",
+    length += snprintf(line + length, sizeof line - (size_t)length, "cableway-bridge[%d] ",
                        (int)getpid());
     va_start(arguments, format);
     vsnprintf(line + length, sizeof line - (size_t)length - 1, format, arguments);

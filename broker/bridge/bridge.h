@@ -2,7 +2,7 @@
  * The bridge: one struct that owns all, built in order (bridge.c). Nothing unwinds it: its end is
  * the process's.
  *
- * causeway-bridge is a client of the broker with a role, started by it, and keeps nothing that
+ * cableway-bridge is a client of the broker with a role, started by it, and keeps nothing that
  * cannot be fetched again: killed at any moment it is started anew, and the broker gives it the
  * jobs again that it had. Words used throughout:
  *   link      a connection to another node's bridge (link.c)
@@ -31,7 +31,7 @@
 #include "broker/bridge/tls.h"
 #include "broker/bridge/wire.h"
 #include "broker/bridge/work.h"
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 
 #define CWB_UNKNOWN_MAX     256u  /* connections at once that have not shown who they are */
 #define CWB_FIRST_BYTES     2048u /* its first record of TLS; OpenSSL begins when it is whole */
@@ -87,7 +87,7 @@ struct cwb_bridge {
     struct cwb_tls *tls; /* NULL: no key: nobody is reached, and each job is told so */
     char no_key[CW_DETAIL_MAX];
     struct cwb_works *works;
-    struct cwb_works *movings; /* what waits for causeway-mover: a GPU that hangs holds up no other
+    struct cwb_works *movings; /* what waits for cableway-mover: a GPU that hangs holds up no other
                                   work */
     cw_client *client;         /* for all threads */
     cw_array *reserve;         /* local.c; NULL: there is none */

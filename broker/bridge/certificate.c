@@ -10,7 +10,7 @@
 
 #include "shm/error.h"
 
-#define SCHEME "causeway://"
+#define SCHEME "cableway://"
 
 /* ---- reading ---- */
 
@@ -108,7 +108,7 @@ static bool set_subject(X509 *certificate, const char *node) {
     if (node)
         snprintf(text, sizeof text, "%s", node);
     else
-        used = snprintf(text, sizeof text, "causeway CA ");
+        used = snprintf(text, sizeof text, "cableway CA ");
     for (unsigned i = 0; !node && i < sizeof random; i++)
         used += snprintf(text + used, sizeof text - (size_t)used, "%02x", random[i]);
     X509_NAME *name = X509_NAME_new();

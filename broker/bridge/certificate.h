@@ -1,7 +1,7 @@
 /*
  * Certificates: what stands in one, and making one. Pure functions over OpenSSL's types; no files.
  *
- * A node's certificate names it by one subjectAltName of type URI, causeway://NODE, compared byte
+ * A node's certificate names it by one subjectAltName of type URI, cableway://NODE, compared byte
  * for byte. A scheme of our own, so that no certificate that an authority gave out for something
  * else (a web server's, with the host's DNS name) makes its holder a node. An authority's
  * certificate has CA:TRUE and names no node.

@@ -1,6 +1,6 @@
 /*
- * What people call: `causeway keygen` and `causeway peers`. Each returns the program's exit code
- * (causeway --help lists them) and prints what is to be printed.
+ * What people call: `cableway keygen` and `cableway peers`. Each returns the program's exit code
+ * (cableway --help lists them) and prints what is to be printed.
  */
 #ifndef CW_BRIDGE_COMMAND_H
 #define CW_BRIDGE_COMMAND_H

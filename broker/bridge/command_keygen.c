@@ -1,5 +1,5 @@
 /*
- * causeway keygen: this node's key, an authority, and what it signs. See keygen.h for the files.
+ * cableway keygen: this node's key, an authority, and what it signs. See keygen.h for the files.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -11,7 +11,7 @@
 #include "broker/bridge/folder.h"
 #include "broker/bridge/keygen.h"
 #include "broker/bridge/tls.h"
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 
 #define DAYS_MOST 36500
 
@@ -22,13 +22,13 @@ struct wish {
 };
 
 static void help(void) {
-    puts("Usage: causeway keygen [--node NAME]\n"
-         "       causeway keygen --show\n"
-         "       causeway keygen --ca\n"
-         "       causeway keygen --sign FILE [--node NAME] [--days N]\n"
+    puts("Usage: cableway keygen [--node NAME]\n"
+         "       cableway keygen --show\n"
+         "       cableway keygen --ca\n"
+         "       cableway keygen --sign FILE [--node NAME] [--days N]\n"
          "Makes this node's key and certificate (node.key and node.crt in\n"
-         "$CAUSEWAY_NODE_DIR, else ~/.config/causeway) and prints the key's fingerprint,\n"
-         "which the other nodes pin with `causeway peers add --key`.\n\n"
+         "$CABLEWAY_NODE_DIR, else ~/.config/cableway) and prints the key's fingerprint,\n"
+         "which the other nodes pin with `cableway peers add --key`.\n\n"
          "  --node NAME  the name in the certificate (default: the host's)\n"
          "  --show       make nothing, print the fingerprint of the key that is there\n"
          "  --ca         make an authority instead: ca.key, which stays here, and ca.crt, which\n"
@@ -39,7 +39,7 @@ static void help(void) {
 }
 
 static int wrong(const char *what) {
-    fprintf(stderr, "causeway: %s (see causeway keygen --help)\n", what);
+    fprintf(stderr, "cableway: %s (see cableway keygen --help)\n", what);
     return EXIT_WRONG;
 }
 
@@ -91,7 +91,7 @@ static int parse(int argc, char **argv, struct wish *wish, bool *done) {
     if (wish->node && (wish->show || wish->ca))
         return wrong("--node does not go with --show or --ca");
     if (wish->node && !cwb_node_valid(wish->node)) {
-        fprintf(stderr, "causeway: \"%s\" is no name of a node: 1 to %u of A-Z a-z 0-9 _ . -\n",
+        fprintf(stderr, "cableway: \"%s\" is no name of a node: 1 to %u of A-Z a-z 0-9 _ . -\n",
                 wish->node, CWB_NODE_MAX);
         return EXIT_WRONG;
     }
@@ -114,7 +114,7 @@ static int sign(const char *folder, const struct wish *wish) {
     char node[64], until[64] = "";
     FILE *in = from_stdin ? stdin : fopen(wish->sign, "re");
     if (!in) {
-        fprintf(stderr, "causeway: %s: %s\n", wish->sign, strerror(errno));
+        fprintf(stderr, "cableway: %s: %s\n", wish->sign, strerror(errno));
         return EXIT_FAILED;
     }
     int code = cwb_keygen_sign(folder, in, stdout, wish->node,
@@ -123,7 +123,7 @@ static int sign(const char *folder, const struct wish *wish) {
         fclose(in);
     if (code)
         return cwb_complain(EXIT_FAILED);
-    fprintf(stderr, "causeway: signed for the node %s, until %s; it becomes node.crt there\n", node,
+    fprintf(stderr, "cableway: signed for the node %s, until %s; it becomes node.crt there\n", node,
             until);
     return EXIT_DONE;
 }
@@ -144,7 +144,7 @@ int cwb_command_keygen(int argc, char **argv) {
         if (cwb_keygen_ca(folder) != 0)
             return cwb_complain(EXIT_FAILED);
         fprintf(stderr,
-                "causeway: made %s/ca.key, which stays here, and ca.crt, which goes to the nodes\n",
+                "cableway: made %s/ca.key, which stays here, and ca.crt, which goes to the nodes\n",
                 folder);
         return EXIT_DONE;
     }
@@ -155,7 +155,7 @@ int cwb_command_keygen(int argc, char **argv) {
     }
     if (cwb_keygen(folder, wish.node) != 0)
         return cwb_complain(EXIT_FAILED);
-    fprintf(stderr, "causeway: made %s/node.key and node.crt; this is the key's fingerprint:\n",
+    fprintf(stderr, "cableway: made %s/node.key and node.crt; this is the key's fingerprint:\n",
             folder);
     return print_own_key(folder);
 }

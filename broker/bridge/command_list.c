@@ -1,5 +1,5 @@
 /*
- * causeway peers list, show, wait: what the running bridge knows of each peer, as a table, as
+ * cableway peers list, show, wait: what the running bridge knows of each peer, as a table, as
  * texts, or as JSON; where no broker runs, what the file says. The bridge tells a text about each
  * peer: its name, then lines of two spaces, a key, a space and a value (cwb_job_peers()).
  *
@@ -24,7 +24,7 @@
 enum form { TABLE, TEXTS, JSON };
 
 int cwb_complain(int exit_code) {
-    fprintf(stderr, "causeway: %s\n", cw_error());
+    fprintf(stderr, "cableway: %s\n", cw_error());
     return exit_code;
 }
 
@@ -182,11 +182,11 @@ static int print_some(char *texts, uint64_t count, const char *of, enum form for
     print_all(some, found, form);
     free(some);
     if (of && !found) {
-        fprintf(stderr, "causeway: there is no peer \"%s\"\n", of);
+        fprintf(stderr, "cableway: there is no peer \"%s\"\n", of);
         return EXIT_NO_PEER;
     }
     if (!found)
-        fputs("causeway: there are no peers; `causeway peers add` makes one known\n", stderr);
+        fputs("cableway: there are no peers; `cableway peers add` makes one known\n", stderr);
     return EXIT_DONE;
 }
 
@@ -223,7 +223,7 @@ static int ask(cw_client *client, char **texts, uint64_t *count) {
     if (code != -ETIMEDOUT)
         return cwb_complain(EXIT_FAILED);
     fprintf(stderr,
-            "causeway: the bridge has not answered for %d s: it is stopped, or cannot be "
+            "cableway: the bridge has not answered for %d s: it is stopped, or cannot be "
             "started (the broker's log says why)\n",
             (int)(PATIENCE_NS / 1000000000));
     return EXIT_FAILED;
@@ -235,7 +235,7 @@ static int list(const char *of, enum form form) {
     cw_client *client;
     int code = cw_connect(NULL, NULL, CW_CONNECT_NO_START, &client);
     if (code == -ECONNRESET) {
-        fprintf(stderr, "causeway: %s; this is what the file of peers says\n", cw_error());
+        fprintf(stderr, "cableway: %s; this is what the file of peers says\n", cw_error());
         return list_file(cwb_node_folder(folder), of, form);
     }
     if (code)
@@ -276,11 +276,11 @@ static int wait_for(cw_client *client, const char *of, int64_t until_ns) {
             return exit_code;
         const char *late = missing(texts, count, of, &known);
         if (!known) {
-            fprintf(stderr, "causeway: there is no peer \"%s\"\n", of);
+            fprintf(stderr, "cableway: there is no peer \"%s\"\n", of);
             exit_code = EXIT_NO_PEER;
         } else if (late && cw_now_ns() >= until_ns) {
             bool why = value_of(late, "error", error, sizeof error);
-            fprintf(stderr, "causeway: the peer %.*s is not connected%s%s\n",
+            fprintf(stderr, "cableway: the peer %.*s is not connected%s%s\n",
                     (int)strcspn(late, "\n"), late, why ? ": " : "", why ? error : "");
             exit_code = EXIT_LATE;
         } else if (late) {
@@ -304,12 +304,12 @@ int cwb_command_wait(int argc, char **argv) {
             return EXIT_WRONG;
         seconds = strtod(optarg, &end);
         if (*end || end == optarg || !(seconds >= 0 && seconds <= 1e9)) {
-            fputs("causeway: --timeout is a number of seconds\n", stderr);
+            fputs("cableway: --timeout is a number of seconds\n", stderr);
             return EXIT_WRONG;
         }
     }
     if (argc - optind > 1) {
-        fputs("causeway: peers wait takes one NAME, or none for all (see causeway peers --help)\n",
+        fputs("cableway: peers wait takes one NAME, or none for all (see cableway peers --help)\n",
               stderr);
         return EXIT_WRONG;
     }
@@ -334,7 +334,7 @@ int cwb_command_list(int argc, char **argv) {
         form = JSON;
     }
     if (argc - optind > (strcmp(argv[0], "show") == 0)) {
-        fprintf(stderr, "causeway: peers %s does not know \"%s\" (see causeway peers --help)\n",
+        fprintf(stderr, "cableway: peers %s does not know \"%s\" (see cableway peers --help)\n",
                 argv[0], argv[argc - 1]);
         return EXIT_WRONG;
     }

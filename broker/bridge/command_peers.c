@@ -1,5 +1,5 @@
 /*
- * causeway peers add, remove: changes of the list of peers, a file that the running bridge reads
+ * cableway peers add, remove: changes of the list of peers, a file that the running bridge reads
  * again by itself. Each is made under the file's lock (folder.h).
  */
 #include "broker/bridge/command.h"
@@ -12,19 +12,19 @@
 
 #include "broker/bridge/folder.h"
 #include "broker/bridge/peers.h"
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 
 static void help(void) {
     puts(
-        "Usage: causeway peers [list] [--json]\n"
-        "       causeway peers show [NAME] [--json]\n"
-        "       causeway peers wait [NAME] [--timeout SECONDS]\n"
-        "       causeway peers add NAME [HOST:PORT] --key FINGERPRINT | --ca\n"
+        "Usage: cableway peers [list] [--json]\n"
+        "       cableway peers show [NAME] [--json]\n"
+        "       cableway peers wait [NAME] [--timeout SECONDS]\n"
+        "       cableway peers add NAME [HOST:PORT] --key FINGERPRINT | --ca\n"
         "                          [--read PATTERN]... [--write PATTERN]...\n"
-        "       causeway peers remove NAME\n"
-        "       causeway peers from-slurm [--port N] [--read PATTERN]... [--write PATTERN]...\n"
-        "The nodes that this one knows, kept in the file `peers` in $CAUSEWAY_NODE_DIR, else\n"
-        "~/.config/causeway; a running broker's bridge reads it again by itself. Without an\n"
+        "       cableway peers remove NAME\n"
+        "       cableway peers from-slurm [--port N] [--read PATTERN]... [--write PATTERN]...\n"
+        "The nodes that this one knows, kept in the file `peers` in $CABLEWAY_NODE_DIR, else\n"
+        "~/.config/cableway; a running broker's bridge reads it again by itself. Without an\n"
         "address a peer must connect to this node. Nothing may be read or written by a peer that\n"
         "no pattern allows (one of the shell's, * matches a / too), but arrays that were put with\n"
         "remote=\"read\". `add` replaces what was known under the name. With --key a peer is "
@@ -55,8 +55,8 @@ static int parse_peer(int argc, char **argv, struct cwb_peer_config *config) {
     }
     if (argc - optind < 1 || argc - optind > 2 || !cwb_node_valid(argv[optind])) {
         fprintf(stderr,
-                "causeway: peers add takes NAME and perhaps HOST:PORT; a name is 1 to %u of "
-                "A-Z a-z 0-9 _ . - (see causeway peers --help)\n",
+                "cableway: peers add takes NAME and perhaps HOST:PORT; a name is 1 to %u of "
+                "A-Z a-z 0-9 _ . - (see cableway peers --help)\n",
                 CWB_NODE_MAX);
         return EXIT_WRONG;
     }
@@ -65,7 +65,7 @@ static int parse_peer(int argc, char **argv, struct cwb_peer_config *config) {
         return cwb_complain(EXIT_WRONG);
     if (!cwb_config_known(config)) {
         fprintf(stderr,
-                "causeway: the key of %s is missing: --key FINGERPRINT, as `causeway "
+                "cableway: the key of %s is missing: --key FINGERPRINT, as `cableway "
                 "keygen` printed it there; or --ca\n",
                 config->name);
         return EXIT_WRONG;
@@ -87,10 +87,10 @@ static int change_locked(const char *folder, const char *name,
         if (strcmp(configs[i].name, name) != 0)
             changed[kept++] = configs[i];
     if (!config && kept == count) {
-        fprintf(stderr, "causeway: there is no peer \"%s\"\n", name);
+        fprintf(stderr, "cableway: there is no peer \"%s\"\n", name);
         exit_code = EXIT_NO_PEER;
     } else if (kept == CWB_PEERS_MAX && config) {
-        fprintf(stderr, "causeway: there are %u peers, and can be no more\n", kept);
+        fprintf(stderr, "cableway: there are %u peers, and can be no more\n", kept);
         exit_code = EXIT_FAILED;
     } else {
         if (config)
@@ -144,6 +144,6 @@ int cwb_command_peers(int argc, char **argv) {
         cwb_configs_free(config, 1);
         return exit_code;
     }
-    fprintf(stderr, "causeway: peers does not know this (see causeway peers --help)\n");
+    fprintf(stderr, "cableway: peers does not know this (see cableway peers --help)\n");
     return EXIT_WRONG;
 }

@@ -1,5 +1,5 @@
 /*
- * causeway peers from-slurm: once in a job, makes all its nodes known to each other.
+ * cableway peers from-slurm: once in a job, makes all its nodes known to each other.
  *
  * SLURM says which nodes (SLURM_JOB_NODELIST), which job (SLURM_JOB_ID) and, on each node, which
  * one it is (SLURMD_NODENAME). The user's folder lies in a home that the nodes share; there a
@@ -31,7 +31,7 @@
 #include "broker/bridge/keygen.h"
 #include "broker/bridge/nodelist.h"
 #include "broker/bridge/peers.h"
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 
 #define PORT "7400"
 
@@ -61,7 +61,7 @@ static int parse(int argc, char **argv, struct cwb_peer_config *rights, const ch
     }
     if (optind < argc || strspn(*port, "0123456789") != strlen(*port) || atoi(*port) < 1 ||
         atoi(*port) > 65535) {
-        fputs("causeway: peers from-slurm takes --port (1 to 65535), --read and --write\n", stderr);
+        fputs("cableway: peers from-slurm takes --port (1 to 65535), --read and --write\n", stderr);
         return EXIT_WRONG;
     }
     return EXIT_DONE;
@@ -189,8 +189,8 @@ int cwb_command_slurm(int argc, char **argv) {
             exit_code = cwb_complain(EXIT_FAILED);
         else {
             fprintf(stderr,
-                    was_there ? "causeway: %s was made already, and stays as it is\n"
-                              : "causeway: made %s; remove it when the job is done\n",
+                    was_there ? "cableway: %s was made already, and stays as it is\n"
+                              : "cableway: made %s; remove it when the job is done\n",
                     job.folder);
             puts(job.folder);
         }

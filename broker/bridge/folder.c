@@ -16,14 +16,14 @@
 #include "shm/wait.h"
 
 const char *cwb_user_folder(char folder[PATH_MAX]) {
-    const char *given = getenv("CAUSEWAY_NODE_DIR"), *config = getenv("XDG_CONFIG_HOME"),
+    const char *given = getenv("CABLEWAY_NODE_DIR"), *config = getenv("XDG_CONFIG_HOME"),
                *home = getenv("HOME");
     if (given && *given)
         snprintf(folder, PATH_MAX, "%s", given);
     else if (config && *config == '/')
-        snprintf(folder, PATH_MAX, "%s/causeway", config);
+        snprintf(folder, PATH_MAX, "%s/cableway", config);
     else
-        snprintf(folder, PATH_MAX, "%s/.config/causeway", home && *home ? home : "");
+        snprintf(folder, PATH_MAX, "%s/.config/cableway", home && *home ? home : "");
     return folder;
 }
 

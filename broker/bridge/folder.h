@@ -4,7 +4,7 @@
  *   node.key   the key, 0600, ours
  *   node.crt   the certificate that is shown, signed by the key itself or by an authority
  *   ca.crt     the authority whose word counts for peers with `key = ca`; there may be none
- *   ca.key     only where `causeway keygen --ca` made it
+ *   ca.key     only where `cableway keygen --ca` made it
  *   peers      who is known (peers.h), 0600
  *   peers.lock who changes `peers` holds a lock on it (flock)
  *
@@ -27,8 +27,8 @@
 
 #define CWB_LOCK_NS 10000000000
 
-/* The folder: $CAUSEWAY_NODE_DIR, else $XDG_CONFIG_HOME/causeway, else ~/.config/causeway; in a job
- * for which `causeway peers from-slurm` was called, this node's folder in there. Returns folder. */
+/* The folder: $CABLEWAY_NODE_DIR, else $XDG_CONFIG_HOME/cableway, else ~/.config/cableway; in a job
+ * for which `cableway peers from-slurm` was called, this node's folder in there. Returns folder. */
 const char *cwb_node_folder(char folder[PATH_MAX]);
 /* The same without looking for a job. */
 const char *cwb_user_folder(char folder[PATH_MAX]);

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "ipc/layout.h"
 #include "ipc/meta.h"
 #include "shm/error.h"
@@ -136,7 +136,7 @@ static int parse_hello(const struct cwb_hello *hello) {
         hello->version_min > hello->version_max)
         return cw_fail(-EPROTO,
                        "the other side speaks versions %u to %u of the bridges' protocol, this one "
-                       "%u to %u: use the same release of causeway on both",
+                       "%u to %u: use the same release of cableway on both",
                        hello->version_min, hello->version_max, CWB_VERSION_MIN, CWB_VERSION);
     if (hello->run == 0 || hello->read_max < CWB_READ_MIN || hello->requests_max < CWB_REQUESTS_MIN)
         return form("limits");

@@ -29,8 +29,8 @@
 #include "shm/directory.h"
 
 #define CWB_MAGIC          0x6567646972627763ull /* "cwbridge" */
-#define CWB_VERSION        4u                    /* 4: OPEN may bring READs with it */
-#define CWB_VERSION_MIN    4u
+#define CWB_VERSION        1u
+#define CWB_VERSION_MIN    1u
 #define CWB_NODE_MAX       63u          /* bytes of a node's name */
 #define CWB_INLINE_MAX     (16u << 10)  /* arrays up to here go inside OPEN's reply and OFFER */
 #define CWB_FRAME_MAX      (32u << 10)  /* of any frame but a READ's reply */

@@ -155,8 +155,8 @@ static int take_apart(struct cwb_job *job, const uint8_t *body, uint32_t body_by
         return cw_fail(-EREMOTEIO, "%s", job->bridge->no_key);
     if (!job->peer)
         return cw_fail(-EREMOTEIO,
-                       "there is no peer \"%.*s\" here: `causeway peers add NAME HOST:PORT --key "
-                       "FINGERPRINT` makes it known, `causeway peers list` shows who is",
+                       "there is no peer \"%.*s\" here: `cableway peers add NAME HOST:PORT --key "
+                       "FINGERPRINT` makes it known, `cableway peers list` shows who is",
                        (int)(slash - node - 3), node + 3);
     return 0;
 }

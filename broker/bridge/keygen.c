@@ -96,7 +96,7 @@ static int authority_load(const char *folder, struct authority *out) {
     if (code == 0)
         code = cwb_folder_trust(key_path, true);
     if (code == -ENOENT)
-        return cw_fail(-ENOENT, "there is no %.300s; `causeway keygen --ca` makes it", key_path);
+        return cw_fail(-ENOENT, "there is no %.300s; `cableway keygen --ca` makes it", key_path);
     if (code)
         return code;
     FILE *file = fopen(key_path, "re");
@@ -121,14 +121,14 @@ static int read_request(FILE *in, const char *node, X509 **out, char named[64]) 
     named[0] = 0;
     if (!request)
         return cw_fail(-EINVAL, "what is to be signed is not a certificate in PEM: it is the "
-                                "node.crt that `causeway keygen` made on the node");
+                                "node.crt that `cableway keygen` made on the node");
     cwb_certificate_node(request, named);
     if (X509_verify(request, X509_get0_pubkey(request)) != 1)
         code = cw_fail(-EINVAL, "the certificate is not signed by its own key, so it does not show "
-                                "who has the key: take the one that `causeway keygen` made");
+                                "who has the key: take the one that `cableway keygen` made");
     else if (!*named)
-        code = cw_fail(-EINVAL, "the certificate names no node (one URI causeway://NODE); make it "
-                                "with `causeway keygen --node NAME`");
+        code = cw_fail(-EINVAL, "the certificate names no node (one URI cableway://NODE); make it "
+                                "with `cableway keygen --node NAME`");
     else if (node && strcmp(node, named) != 0)
         code =
             cw_fail(-EINVAL, "the certificate is of the node \"%s\", not of \"%s\"", named, node);

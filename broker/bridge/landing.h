@@ -1,6 +1,6 @@
 /*
  * Landing: an array that comes into memory of a GPU of this node. The bridge has no driver:
- * causeway-mover makes the memory and copies into it, from a ring in host memory into which a take
+ * cableway-mover makes the memory and copies into it, from a ring in host memory into which a take
  * reads the peer's bytes; so network and copy go on at once, and no more host memory is needed than
  * the ring, however large the array is.
  *

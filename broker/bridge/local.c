@@ -1,6 +1,6 @@
 /*
  * Memory and names of this node: see parts.h. A helper thread does what may take long (a slab of
- * gigabytes is allocated in full, at about 1 s/GiB); libcauseway may be called from any thread.
+ * gigabytes is allocated in full, at about 1 s/GiB); libcableway may be called from any thread.
  *
  * The reserve: an array that nobody uses, of as many bytes as may come with the answer to an OPEN,
  * given up when there is no other memory at hand: what comes then finds its place at once. A helper

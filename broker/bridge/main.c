@@ -1,6 +1,6 @@
 /*
- * causeway-bridge: reaches other nodes (bridge.h), for the broker that starts it with `run`; makes
- * keys and keeps the list of peers, for people (`causeway keygen`, `causeway peers`).
+ * cableway-bridge: reaches other nodes (bridge.h), for the broker that starts it with `run`; makes
+ * keys and keeps the list of peers, for people (`cableway keygen`, `cableway peers`).
  */
 #include <getopt.h>
 #include <limits.h>
@@ -17,7 +17,7 @@
 #include "broker/bridge/folder.h"
 
 static int usage(void) {
-    fputs("causeway-bridge is started by causewayd; for people: causeway keygen, causeway peers\n",
+    fputs("cableway-bridge is started by cablewayd; for people: cableway keygen, cableway peers\n",
           stderr);
     return 2;
 }
@@ -85,10 +85,10 @@ static int run(int argc, char **argv) {
     int code = parse_run(argc, argv, &options, &parent);
     if (code)
         return code;
-    const char *engine = getenv("CAUSEWAY_BRIDGE_EPOLL");
+    const char *engine = getenv("CABLEWAY_BRIDGE_EPOLL");
     options.folder = cwb_node_folder(folder);
     options.use_epoll = options.use_epoll || (engine && *engine);
-    const char *rekey = getenv("CAUSEWAY_BRIDGE_REKEY");
+    const char *rekey = getenv("CABLEWAY_BRIDGE_REKEY");
     options.rekey_records = rekey ? (uint32_t)strtoul(rekey, NULL, 10) : 0;
     /* Nobody needs a bridge without its broker: the kernel ends it with that. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -98,7 +98,7 @@ static int run(int argc, char **argv) {
     /* Buffers of a burst come and go: their pages stay, else each get would fault them in anew. */
     mallopt(M_MMAP_THRESHOLD, 4 << 20);
     mallopt(M_TRIM_THRESHOLD, 16 << 20);
-    prctl(PR_SET_NAME, "causeway-bridge");
+    prctl(PR_SET_NAME, "cableway-bridge");
     if (cwb_bridge_init(&bridge, &options) != 0) {
         cwb_log("cannot run: %s", cw_error());
         return 1;

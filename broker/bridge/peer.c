@@ -54,13 +54,13 @@ static enum cwb_known stranger(struct cwb_bridge *bridge, const struct cwb_peer 
         cw_fail(-EPERM, "its key, %s, is not the one that is pinned for the peer %s", text,
                 (dialed ? dialed : named)->config.name);
     else if (dialed)
-        cw_fail(-EPERM, "it is for %s%s, and this is to be causeway://%s, known by the CA",
-                *node ? "causeway://" : "no node", node, dialed->config.name);
+        cw_fail(-EPERM, "it is for %s%s, and this is to be cableway://%s, known by the CA",
+                *node ? "cableway://" : "no node", node, dialed->config.name);
     else
         cw_fail(-EPERM,
                 "its key, %s, is pinned for no peer, and it is for %s%s, whom the CA lets in%s "
-                "(`causeway peers add` makes a peer known)",
-                text, *node ? "causeway://" : "no node", node, *node ? " as no peer" : "");
+                "(`cableway peers add` makes a peer known)",
+                text, *node ? "cableway://" : "no node", node, *node ? " as no peer" : "");
     return CWB_STRANGER;
 }
 
@@ -116,7 +116,7 @@ static int no_link(const struct cwb_peer *peer) {
     if (!cwb_config_known(&peer->config))
         return cw_fail(
             -EREMOTEIO,
-            "the peer %s has no key here: `causeway peers add %s ... --key FINGERPRINT`, "
+            "the peer %s has no key here: `cableway peers add %s ... --key FINGERPRINT`, "
             "or --ca",
             peer->config.name, peer->config.name);
     if (!*peer->config.address)
@@ -354,7 +354,7 @@ int cwb_peers_init(struct cwb_bridge *bridge) {
             return cw_fail(-EINVAL, "--peer %.300s: it is NAME=HOST:PORT", text);
         if (!cwb_peer_find(bridge, text, (size_t)(equals - text)))
             cwb_log("--peer %s: the file %s/peers has no key for it, so it cannot come in nor be "
-                    "reached; `causeway peers add` says it",
+                    "reached; `cableway peers add` says it",
                     text, bridge->options.folder);
     }
     return code;

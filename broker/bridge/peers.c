@@ -95,7 +95,7 @@ int cwb_config_set(struct cwb_peer_config *config, const char *name, const char 
                    ? 0
                    : cw_fail(-EINVAL,
                              "%.300s: peer %s: \"%.100s\" is not \"sha256:\" and 64 hexadecimal "
-                             "digits, as `causeway keygen` prints it, nor \"ca\"",
+                             "digits, as `cableway keygen` prints it, nor \"ca\"",
                              where, config->name, value);
     }
     return cw_fail(-EINVAL,

@@ -5,7 +5,7 @@
  *   [NAME]
  *   address = HOST:PORT        where it listens; without one it must come to us
  *   key = sha256:HEX           the fingerprint of its key; or
- *   key = ca                   a certificate for causeway://NAME that the authority in the node's
+ *   key = ca                   a certificate for cableway://NAME that the authority in the node's
  *                              folder signed. Without either it cannot come in
  *   read = PATTERN             it may read names like this (any number of such lines)
  *   write = PATTERN            it may put and remove names like this

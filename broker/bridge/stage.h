@@ -1,6 +1,6 @@
 /*
  * Stage: the bytes of an array on a GPU, as a peer reads them. The bridge has no driver, so
- * causeway-mover copies them to host memory, chunk by chunk, while others go out; no more than
+ * cableway-mover copies them to host memory, chunk by chunk, while others go out; no more than
  * CWB_SLOTS chunks (slots.h) are there at once, however large the array is.
  *
  *   a chunk: away --fill (mover)--> full --all of it was sent, or another is wanted--> away

@@ -140,7 +140,7 @@ static int load_key(SSL_CTX *ctx, const char *folder) {
     if (code == -ENOENT)
         return cw_fail(-ENOENT,
                        "this node has no key: there is no %.300s; make one with "
-                       "`causeway keygen`",
+                       "`cableway keygen`",
                        key);
     if (code)
         return code;
@@ -330,7 +330,7 @@ static const char *refusal(int reason) {
     case SSL_AD_CERTIFICATE_UNKNOWN:
     case SSL_AD_CERTIFICATE_REVOKED:
         return "does it know this node by this fingerprint, or by the name in this certificate? "
-               "(`causeway peers list` and the broker's log there)";
+               "(`cableway peers list` and the broker's log there)";
     default:
         return NULL;
     }

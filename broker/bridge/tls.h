@@ -5,7 +5,7 @@
  * shows its key anew). Who the other side is says its owner (cwb_allow), by one of two things:
  *   its key: SHA-256 of the certificate's SubjectPublicKeyInfo is pinned for a peer, so that a
  *     certificate may be renewed with the same key. Its dates count, its names and signer do not.
- *   its name: an authority of ca.crt has signed the certificate for causeway://NODE. OpenSSL then
+ *   its name: an authority of ca.crt has signed the certificate for cableway://NODE. OpenSSL then
  *     looks at the chain: signatures, dates, purpose (it must do for who dials and who is dialed).
  *     Lists of revoked certificates are not looked at.
  *

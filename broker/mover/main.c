@@ -1,5 +1,5 @@
 /*
- * causeway-mover: does the copies that clients cannot (broker/jobs.h, broker/mover.h).
+ * cableway-mover: does the copies that clients cannot (broker/jobs.h, broker/mover.h).
  *
  * A client with a role. Each of its threads asks the broker for a job, opens both blocks as any
  * client opens a handle, copies (ipc/copy.c, ipc/stage.h), closes them, and says that it is done.
@@ -48,7 +48,7 @@ struct mover {
 
 _Noreturn static void end(struct mover *mover, int exit_code, const char *why) {
     if (why)
-        fprintf(stderr, "causeway-mover[%d]: %s\n", (int)getpid(), why);
+        fprintf(stderr, "cableway-mover[%d]: %s\n", (int)getpid(), why);
     else
         (void)cw_lane_post(mover->client, CW_OP_BYE, NULL, 0);
     _exit(exit_code); /* threads wait for the broker: nothing of theirs is to be put in order */
@@ -105,7 +105,7 @@ static void answer(struct mover *mover, uint64_t job, int status, const struct c
     }
     if (status)
         message.head.text_bytes =
-            (uint32_t)snprintf(message.text, sizeof message.text, "causeway-mover: %s", cw_error());
+            (uint32_t)snprintf(message.text, sizeof message.text, "cableway-mover: %s", cw_error());
     if (cw_lane_post(mover->client, CW_OP_MOVER_DONE, &message,
                      (uint32_t)sizeof message.head + message.head.text_bytes) != 0)
         end(mover, EXIT_NO_BROKER, cw_error());
@@ -144,19 +144,19 @@ static void *work(void *context) {
 
 static void print_help(void) {
     puts(
-        "Usage: causeway-mover --socket PATH [--parent PID] [--idle SECONDS]\n"
+        "Usage: cableway-mover --socket PATH [--parent PID] [--idle SECONDS]\n"
         "Copies arrays that their users cannot reach, between GPUs that have no way to each other\n"
-        "and from GPUs that a process does not see. causewayd starts it when it is needed, and\n"
+        "and from GPUs that a process does not see. cablewayd starts it when it is needed, and\n"
         "again when it was killed; it is of no use by itself.\n"
         "\n"
         "  --socket PATH   the broker's socket\n"
         "  --parent PID    end when this process ends, which started it\n"
-        "  --idle SECONDS  end after so long without a job (default: $CAUSEWAY_MOVER_IDLE, else\n"
+        "  --idle SECONDS  end after so long without a job (default: $CABLEWAY_MOVER_IDLE, else\n"
         "                  60): its contexts take GPU memory\n"
         "  --version       print the version and end\n"
         "  --help          print this and end\n"
         "\n"
-        "CAUSEWAY_ROUTE=staged or mover in its environment: GPUs that could reach each other are\n"
+        "CABLEWAY_ROUTE=staged or mover in its environment: GPUs that could reach each other are\n"
         "copied between through host memory all the same.\n"
         "\n"
         "Exit codes: 0 idle; 2 wrong arguments; 3 the broker is gone, or refuses it; 4 a GPU's\n"
@@ -167,7 +167,7 @@ static int parse_seconds(const char *text, int64_t *out_ns) {
     char *rest;
     long long seconds = strtoll(text, &rest, 10);
     if (rest == text || *rest || seconds < 1 || seconds > IDLE_MOST_S) {
-        fprintf(stderr, "causeway-mover: idle time is 1 to %d whole seconds, not \"%.64s\"\n",
+        fprintf(stderr, "cableway-mover: idle time is 1 to %d whole seconds, not \"%.64s\"\n",
                 IDLE_MOST_S, text);
         return EXIT_USAGE;
     }
@@ -189,7 +189,7 @@ static int parse_arguments(int argc, char **argv, const char **socket, int64_t *
         {"socket", required_argument, NULL, 's'}, {"parent", required_argument, NULL, 'p'},
         {"idle", required_argument, NULL, 'i'},   {"version", no_argument, NULL, 'V'},
         {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0}};
-    const char *idle = getenv("CAUSEWAY_MOVER_IDLE");
+    const char *idle = getenv("CABLEWAY_MOVER_IDLE");
     int found;
     *exit_code = EXIT_SUCCESS;
     while ((found = getopt_long(argc, argv, "", names, NULL)) >= 0) {
@@ -201,7 +201,7 @@ static int parse_arguments(int argc, char **argv, const char **socket, int64_t *
             idle = optarg;
         else if (found == 'V' || found == 'h') {
             if (found == 'V')
-                printf("causeway-mover %s (protocol %u)\n", CW_VERSION, CW_PROTOCOL_VERSION);
+                printf("cableway-mover %s (protocol %u)\n", CW_VERSION, CW_PROTOCOL_VERSION);
             else
                 print_help();
             return -1;
@@ -211,7 +211,7 @@ static int parse_arguments(int argc, char **argv, const char **socket, int64_t *
         }
     }
     if (!*socket || optind < argc) {
-        fprintf(stderr, "causeway-mover: it takes --socket PATH, and no other arguments; causewayd "
+        fprintf(stderr, "cableway-mover: it takes --socket PATH, and no other arguments; cablewayd "
                         "starts it; see --help\n");
         *exit_code = EXIT_USAGE;
     } else if (idle && *idle)
@@ -229,7 +229,7 @@ int main(int argc, char **argv) {
         return exit_code;
     /* Whatever the broker held open is not ours to keep: it may be a slab's. */
     (void)syscall(SYS_close_range, 3u, ~0u, 0u);
-    prctl(PR_SET_NAME, "causeway-mover");
+    prctl(PR_SET_NAME, "cableway-mover");
     if (cw_connect(socket, "", CW_CONNECT_NO_START, &mover.client) != 0)
         end(&mover, EXIT_NO_BROKER, cw_error());
     mover.worked_ns = cw_now_ns();

@@ -1,8 +1,8 @@
-/* Shares an array by name, without a copy: cc share.c -lcauseway -o share && ./share
+/* Shares an array by name, without a copy: cc share.c -lcableway -o share && ./share
  * The first process puts it and starts a second one, which gets it by its name and writes into it.
  */
 #define _POSIX_C_SOURCE 200809L
-#include <causeway.h>
+#include <cableway.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>

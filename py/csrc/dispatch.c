@@ -1,5 +1,5 @@
 /*
- * dispatch.c: the module causeway._dispatch; see dispatch.h. Its types are in dispatch_parent.c and
+ * dispatch.c: the module cableway._dispatch; see dispatch.h. Its types are in dispatch_parent.c and
  * dispatch_worker.c.
  */
 #include "dispatch.h"
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 PyObject *raise_failure(int code) {
-    PyObject *errors = PyImport_ImportModule("causeway.errors");
+    PyObject *errors = PyImport_ImportModule("cableway.errors");
     PyObject *made =
         errors ? PyObject_CallMethod(errors, "from_status", "is", code, cw_error()) : NULL;
     if (made)
@@ -122,7 +122,7 @@ static PyMethodDef functions[] = {
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "causeway._dispatch",
+    .m_name = "cableway._dispatch",
     .m_doc = "The hot path of the Pool: tasks and answers through shared memory.",
     .m_size = -1,
     .m_methods = functions,

@@ -1,6 +1,6 @@
 /*
- * dispatch.h: what the parts of the module causeway._dispatch share. The module is the hot path of
- * the Pool: the parent's and the worker's end of cw_pool (ipc/causeway.h) as two Python types, so
+ * dispatch.h: what the parts of the module cableway._dispatch share. The module is the hot path of
+ * the Pool: the parent's and the worker's end of cw_pool (ipc/cableway.h) as two Python types, so
  * that a small task crosses without a line of Python in between.
  *
  * *Plain* objects are those whose pickle depends on nothing but the standard library's C pickler:
@@ -12,8 +12,8 @@
  *
  * Limited API of Python 3.10, so that one binary serves all versions from there on.
  */
-#ifndef CAUSEWAY_CSRC_DISPATCH_H
-#define CAUSEWAY_CSRC_DISPATCH_H
+#ifndef CABLEWAY_CSRC_DISPATCH_H
+#define CABLEWAY_CSRC_DISPATCH_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -24,7 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 
 #ifndef PyBUF_READ /* of the limited API from 3.11 on */
 #define PyBUF_READ 0x100
@@ -60,7 +60,7 @@ Py_ssize_t small_dump(PyObject *object, void *out, Py_ssize_t most);
 /* The object in such a pickle; NULL without an exception where it is another one. */
 PyObject *small_load(const void *data, uint32_t size_bytes);
 
-/* An exception for a negative code of the library's: the class is chosen by causeway.errors. */
+/* An exception for a negative code of the library's: the class is chosen by cableway.errors. */
 PyObject *raise_failure(int code);
 
 extern PyType_Spec dispatch_spec, worker_spec, queue_spec, outcome_spec, held_spec;

@@ -1,6 +1,6 @@
 /*
  * dispatch_held.c: `Held`, which owns one array of the library's, or none yet: the *cell* of a
- * lease (extra.h, causeway.views). It is there before a call makes or opens the array, the call
+ * lease (extra.h, cableway.views). It is there before a call makes or opens the array, the call
  * puts the array into it, and it closes the array when it goes, without a line of Python: whatever
  * a signal's handler raises, the array is closed once.
  *
@@ -102,7 +102,7 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 PyType_Spec held_spec = {
-    .name = "causeway._dispatch.Held",
+    .name = "cableway._dispatch.Held",
     .basicsize = sizeof(Held),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = slots,

@@ -247,7 +247,7 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 PyType_Spec outcome_spec = {
-    .name = "causeway._dispatch.Outcome",
+    .name = "cableway._dispatch.Outcome",
     .basicsize = sizeof(Outcome),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
     .slots = slots,

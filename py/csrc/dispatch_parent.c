@@ -347,7 +347,7 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 PyType_Spec dispatch_spec = {
-    .name = "causeway._dispatch.Dispatch",
+    .name = "cableway._dispatch.Dispatch",
     .basicsize = sizeof(Dispatch),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = slots,

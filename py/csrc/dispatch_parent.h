@@ -1,8 +1,8 @@
 /*
  * dispatch_parent.h: what the parts of `Dispatch` share; see dispatch_parent.c.
  */
-#ifndef CAUSEWAY_CSRC_DISPATCH_PARENT_H
-#define CAUSEWAY_CSRC_DISPATCH_PARENT_H
+#ifndef CABLEWAY_CSRC_DISPATCH_PARENT_H
+#define CABLEWAY_CSRC_DISPATCH_PARENT_H
 
 #include "dispatch.h"
 

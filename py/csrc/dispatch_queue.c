@@ -1,6 +1,6 @@
 /*
- * dispatch_queue.c: `QueueEnd`, the short way through a queue (cw_queue in ipc/causeway.h) for
- * plain objects. All else, and every refusal, is left to causeway.queue, which does it anew by
+ * dispatch_queue.c: `QueueEnd`, the short way through a queue (cw_queue in ipc/cableway.h) for
+ * plain objects. All else, and every refusal, is left to cableway.queue, which does it anew by
  * CFFI.
  *
  * The library's functions are called by their addresses in CFFI's extension: a queue belongs to the
@@ -100,7 +100,7 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 PyType_Spec queue_spec = {
-    .name = "causeway._dispatch.QueueEnd",
+    .name = "cableway._dispatch.QueueEnd",
     .basicsize = sizeof(QueueEnd),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = slots,

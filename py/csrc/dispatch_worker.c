@@ -363,7 +363,7 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 PyType_Spec worker_spec = {
-    .name = "causeway._dispatch.WorkerEnd",
+    .name = "cableway._dispatch.WorkerEnd",
     .basicsize = sizeof(WorkerEnd),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = slots,

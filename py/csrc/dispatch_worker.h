@@ -1,8 +1,8 @@
 /*
  * dispatch_worker.h: what the parts of `WorkerEnd` share; see dispatch_worker.c.
  */
-#ifndef CAUSEWAY_CSRC_DISPATCH_WORKER_H
-#define CAUSEWAY_CSRC_DISPATCH_WORKER_H
+#ifndef CABLEWAY_CSRC_DISPATCH_WORKER_H
+#define CABLEWAY_CSRC_DISPATCH_WORKER_H
 
 #include "dispatch.h"
 

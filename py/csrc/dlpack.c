@@ -1,5 +1,5 @@
 /*
- * dlpack.c: the module causeway._dlpack, which wraps memory of ours in DLPack capsules.
+ * dlpack.c: the module cableway._dlpack, which wraps memory of ours in DLPack capsules.
  *
  * One function, capsule(). The struct inside the capsule owns one reference to a Python object (the
  * lease of the memory), which its deleter gives back. Invariant: exactly one of the two calls the

@@ -1,5 +1,5 @@
 /*
- * extra.h: what the Python package needs beside causeway.h.
+ * extra.h: what the Python package needs beside cableway.h.
  *
  * A signal's handler may raise as soon as a call returns, before Python has seen what it gave. So
  * whatever is taken is noted by C, in memory of an object of Python's that was there before: a
@@ -10,15 +10,15 @@
  * Included by the CFFI module alone. The text between the marks is also the cdef. Every function
  * may be called from any thread, for one cell by one at a time.
  */
-#ifndef CAUSEWAY_PY_EXTRA_H
-#define CAUSEWAY_PY_EXTRA_H
+#ifndef CABLEWAY_PY_EXTRA_H
+#define CABLEWAY_PY_EXTRA_H
 
 #include <linux/mempolicy.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 
 /* cdef begins */
 /* Disconnects the client in a cell, or closes the queue, if there is one. */

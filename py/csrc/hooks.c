@@ -157,8 +157,8 @@ __attribute__((visibility("default"))) void *cwpy_hook_alloc(size_t size, int de
     if (status) {
         /* PyTorch takes any NULL for a full memory: the true reason must not be lost. */
         if (status != -EDQUOT)
-            fprintf(stderr, "causeway: %zu bytes on cuda:%d: %s\n", size, device,
-                    status == -EINVAL ? "causeway's allocator is not in use in this process"
+            fprintf(stderr, "cableway: %zu bytes on cuda:%d: %s\n", size, device,
+                    status == -EINVAL ? "cableway's allocator is not in use in this process"
                                       : cw_error());
         return NULL;
     }

@@ -1,14 +1,14 @@
 /*
  * hooks.h: memory of ours for the allocators of GPU libraries (CuPy, PyTorch, Numba).
  *
- * Part of the CFFI module, since a process must have one libcauseway. The text between the marks is
+ * Part of the CFFI module, since a process must have one libcableway. The text between the marks is
  * also the cdef. The two functions with streams have the signatures of PyTorch's pluggable
  * allocator and are exported.
  */
-#ifndef CAUSEWAY_PY_HOOKS_H
-#define CAUSEWAY_PY_HOOKS_H
+#ifndef CABLEWAY_PY_HOOKS_H
+#define CABLEWAY_PY_HOOKS_H
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 
 /* cdef begins */
 /* From now on memory comes over this connection. 0 or -EINVAL. */

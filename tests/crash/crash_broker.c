@@ -234,7 +234,7 @@ static unsigned entries_of_ours(const char *place) {
     DIR *folder = opendir(place);
     unsigned count = 0;
     for (struct dirent *entry; folder && (entry = readdir(folder));)
-        count += strstr(entry->d_name, "causeway") || strncmp(entry->d_name, "cw-", 3) == 0;
+        count += strstr(entry->d_name, "cableway") || strncmp(entry->d_name, "cw-", 3) == 0;
     if (folder)
         closedir(folder);
     return count;
@@ -251,7 +251,7 @@ static void nothing_of_ours_is_left_outside_the_folder(void **state) {
     DIR *folder = opendir(world.folder);
     for (struct dirent *entry; (entry = readdir(folder));)
         if (entry->d_name[0] != '.' && strcmp(entry->d_name, "foreground.out") != 0)
-            assert_int_equal(strncmp(entry->d_name, "causewayd-v4", 12), 0);
+            assert_int_equal(strncmp(entry->d_name, "cablewayd-v1", 12), 0);
     closedir(folder);
 }
 

@@ -338,7 +338,7 @@ static void test(void **state) {
     { #act, test, NULL, NULL, (void *)(uintptr_t)(act) }
 
 static int set_up(void **state) {
-    setenv("CAUSEWAY_MAX_CLIENT_SLABS", "200", 1);
+    setenv("CABLEWAY_MAX_CLIENT_SLABS", "200", 1);
     return hostile_set_up(state);
 }
 

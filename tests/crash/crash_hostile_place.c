@@ -87,7 +87,7 @@ static void another_user_is_refused(void **state) {
 
 static int connect_there(void *folder) {
     cw_client *client;
-    setenv("CAUSEWAY_DIR", folder, 1);
+    setenv("CABLEWAY_DIR", folder, 1);
     int code = cw_connect(NULL, NULL, 0, &client);
     if (code != -EPERM || !strstr(cw_error(), folder)) {
         printf("# %d: %s\n", code, code ? cw_error() : "");
@@ -98,7 +98,7 @@ static int connect_there(void *folder) {
 
 static int start_there(void *folder) {
     const char *program = world_program();
-    setenv("CAUSEWAY_DIR", folder, 1);
+    setenv("CABLEWAY_DIR", folder, 1);
     if (!freopen("/dev/null", "w", stderr))
         return 99;
     execl(program, program, "--foreground", NULL);

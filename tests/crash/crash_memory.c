@@ -171,7 +171,7 @@ static void a_broker_past_its_cgroups_limit_refuses_and_goes_on(void **state) {
     world_kill(&small);
     cgroup_close(&group);
     world_stop(&small);
-    setenv("CAUSEWAY_DIR", world.folder, 1);
+    setenv("CABLEWAY_DIR", world.folder, 1);
     if (code == IMPOSSIBLE) {
         print_message("skipped: a process may not be moved into a memory cgroup here\n");
         skip();

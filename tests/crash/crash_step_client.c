@@ -8,7 +8,7 @@
  * Every instruction of get, close and requests without reply is tried (1 in some under a sanitizer,
  * where they are ten times as many; the first one is chosen by the seed). Private get, ping and put
  * wait for the broker, so that their paths differ from run to run: there one in some is tried, each
- * one with CAUSEWAY_SOAK set (make soak).
+ * one with CABLEWAY_SOAK set (make soak).
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -180,7 +180,7 @@ static void at_every_instruction(void **state) {
     assert_int_equal(step_trace(pid, &path), STEP_OVER);
     step_kill(pid);
     end(reclaimed);
-    if ((!current->every || CW_TEST_SANITIZED) && !getenv("CAUSEWAY_SOAK"))
+    if ((!current->every || CW_TEST_SANITIZED) && !getenv("CABLEWAY_SOAK"))
         stride = path.count / SOME + 1;
     struct chance chance = chance_init(current->every);
     enum step_end how = STEP_KILLED;
@@ -207,7 +207,7 @@ static void at_every_instruction(void **state) {
 
 static int set_up(void **state) {
     (void)state;
-    setenv("CAUSEWAY_TRANSIT_SECONDS", "1", 1);
+    setenv("CABLEWAY_TRANSIT_SECONDS", "1", 1);
     world_start(&world);
     neighbour_start(&neighbour);
     step_pin();

@@ -1,6 +1,6 @@
 /*
  * A storm of deaths: clients that put, get, replace, remove, wait, hand over and fork at random are
- * killed with SIGKILL at random. 300 kills, 10,000 with make soak (or CAUSEWAY_STORM_KILLS, or the
+ * killed with SIGKILL at random. 300 kills, 10,000 with make soak (or CABLEWAY_STORM_KILLS, or the
  * first argument).
  *
  * While it lasts: whatever a client gets is whole and stays as it is while it holds it (an array is
@@ -351,10 +351,10 @@ static int remove_names(void *unused) {
 }
 
 int main(int argc, char **argv) {
-    const char *asked = argc > 1 ? argv[1] : getenv("CAUSEWAY_STORM_KILLS");
-    uint64_t kills = asked ? strtoull(asked, NULL, 10) : getenv("CAUSEWAY_SOAK") ? 10000 : 300;
+    const char *asked = argc > 1 ? argv[1] : getenv("CABLEWAY_STORM_KILLS");
+    uint64_t kills = asked ? strtoull(asked, NULL, 10) : getenv("CABLEWAY_SOAK") ? 10000 : 300;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    setenv("CAUSEWAY_TRANSIT_SECONDS", "2", 1);
+    setenv("CABLEWAY_TRANSIT_SECONDS", "2", 1);
     world_start(&world);
     tally = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CW_ASSERT(tally != MAP_FAILED);

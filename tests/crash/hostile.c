@@ -22,7 +22,7 @@ static int fds_at_rest;
 int hostile_set_up(void **state) {
     (void)state;
     chance_seed();
-    setenv("CAUSEWAY_TRANSIT_SECONDS", "1", 1);
+    setenv("CABLEWAY_TRANSIT_SECONDS", "1", 1);
     world_start(&hostile_world);
     neighbour_start(&hostile_neighbour);
     for (int i = 0; i < 3; i++)

@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "tests/support.h"
 
 #define GROWN 60 /* arrays */

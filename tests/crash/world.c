@@ -33,15 +33,15 @@ void world_pause(void) {
 
 const char *world_program(void) {
     static char path[PATH_MAX + 32];
-    const char *given = getenv("CAUSEWAY_BROKER");
+    const char *given = getenv("CABLEWAY_BROKER");
     if (given)
         return given;
     ssize_t length = readlink("/proc/self/exe", path, PATH_MAX);
     for (int up = 0; length > 0 && up < 3; up++) /* BUILD/tests/crash/NAME */
         while (length > 0 && path[--length] != '/')
             ;
-    strcpy(path + length, "/causewayd");
-    setenv("CAUSEWAY_BROKER", path, 1);
+    strcpy(path + length, "/cablewayd");
+    setenv("CABLEWAY_BROKER", path, 1);
     return path;
 }
 
@@ -49,8 +49,8 @@ void world_folder(struct world *world) {
     *world = (struct world){.folder = "/tmp/cw-crash-XXXXXX"};
     if (!mkdtemp(world->folder))
         give_up(world, "no folder for the broker");
-    setenv("CAUSEWAY_DIR", world->folder, 1);
-    setenv("CAUSEWAY_NAMESPACE", "", 1);
+    setenv("CABLEWAY_DIR", world->folder, 1);
+    setenv("CABLEWAY_NAMESPACE", "", 1);
 }
 
 bool world_attach(struct world *world) {

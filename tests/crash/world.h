@@ -1,6 +1,6 @@
 /*
  * World: a broker of its own for one test, in a folder of its own, seen from outside through its
- * monitor page and /proc, as `causeway status` sees it.
+ * monitor page and /proc, as `cableway status` sees it.
  */
 #ifndef CW_TESTS_CRASH_WORLD_H
 #define CW_TESTS_CRASH_WORLD_H
@@ -10,21 +10,21 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "shm/monitor.h"
 
 struct world {
-    char folder[128]; /* what CAUSEWAY_DIR is while the world stands */
+    char folder[128]; /* what CABLEWAY_DIR is while the world stands */
     pid_t broker;     /* our child; 0 when it is gone */
     struct cw_root *root;
 };
 
-/* Path of the broker's program: $CAUSEWAY_BROKER, else beside the build folder of this test. */
+/* Path of the broker's program: $CABLEWAY_BROKER, else beside the build folder of this test. */
 const char *world_program(void);
-/* Makes a folder, sets CAUSEWAY_DIR, starts `causewayd --foreground` and maps its monitor page.
+/* Makes a folder, sets CABLEWAY_DIR, starts `cablewayd --foreground` and maps its monitor page.
  * Limits come from the environment. Ends the test program when that fails. */
 void world_start(struct world *world);
-/* Only the folder and CAUSEWAY_DIR. */
+/* Only the folder and CABLEWAY_DIR. */
 void world_folder(struct world *world);
 /* Starts a broker in the world's folder and maps its monitor page. */
 void world_start_broker(struct world *world);

@@ -89,7 +89,7 @@ static CUresult prepare(void) {
         card->memory_bytes != fake_config.memory_bytes) {
         fprintf(stderr,
                 "fakecuda: the card in %s was made with other devices or memory; use the same, or "
-                "another CAUSEWAY_FAKECUDA_DIR\n",
+                "another CABLEWAY_FAKECUDA_DIR\n",
                 fake_config.folder);
         return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
     }

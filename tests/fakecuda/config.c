@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define PREFIX "CAUSEWAY_FAKECUDA_"
+#define PREFIX "CABLEWAY_FAKECUDA_"
 
 struct fake_config fake_config;
 
@@ -161,7 +161,7 @@ static CUresult load_folder(void) {
     if (text && *text)
         snprintf(folder, sizeof folder, "%s", text);
     else
-        snprintf(folder, sizeof folder, "/tmp/causeway-fakecuda-%d", (int)getuid());
+        snprintf(folder, sizeof folder, "/tmp/cableway-fakecuda-%d", (int)getuid());
     fake_config.folder = folder;
     mkdir(folder, 0700);
     if (access(folder, W_OK) < 0)

@@ -15,7 +15,7 @@
 #include "tests/fakecuda/config.h"
 #include "tests/fakecuda/error.h"
 
-#define VARIABLE   "CAUSEWAY_FAKECUDA_FAULTS"
+#define VARIABLE   "CABLEWAY_FAKECUDA_FAULTS"
 #define FAULTS_MAX 64
 
 struct entry {

@@ -43,7 +43,7 @@ struct fake_fault {
 
 /* Replaces all faults. Also for tests, by dlsym, in the midst of a run; counts begin anew. */
 CUresult fakecuda_faults(const char *specification);
-/* Reads CAUSEWAY_FAKECUDA_FAULTS. */
+/* Reads CABLEWAY_FAKECUDA_FAULTS. */
 CUresult fake_fault_load(void);
 /* Counts one more NAME, and tells what shall happen. kill has happened already. */
 struct fake_fault fake_fault_next(const char *name);

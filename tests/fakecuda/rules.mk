@@ -1,4 +1,4 @@
-# The test double of the CUDA driver. Tests that use it name it by CAUSEWAY_CUDA_DRIVER.
+# The test double of the CUDA driver. Tests that use it name it by CABLEWAY_CUDA_DRIVER.
 FAKECUDA     := $(BUILD)/tests/fakecuda/libcuda-double.so
 FAKECUDA_SRC := $(filter-out tests/fakecuda/test_%.c,$(wildcard tests/fakecuda/*.c))
 

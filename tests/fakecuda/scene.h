@@ -49,7 +49,7 @@ struct actor {
     int fd;
 };
 
-/* "NAME=VALUE NAME=VALUE": without CAUSEWAY_FAKECUDA_ where the name is in capitals and short. */
+/* "NAME=VALUE NAME=VALUE": without CABLEWAY_FAKECUDA_ where the name is in capitals and short. */
 static inline void scene_settings(const char *settings) {
     char text[1024], name[128];
     snprintf(text, sizeof text, "%s", settings);
@@ -57,7 +57,7 @@ static inline void scene_settings(const char *settings) {
         char *value = strchr(item, '=');
         CHECK(value);
         *value++ = 0;
-        snprintf(name, sizeof name, "%s%s", strncmp(item, "CUDA_", 5) ? "CAUSEWAY_FAKECUDA_" : "",
+        snprintf(name, sizeof name, "%s%s", strncmp(item, "CUDA_", 5) ? "CABLEWAY_FAKECUDA_" : "",
                  item);
         setenv(name, value, 1);
     }
@@ -146,7 +146,7 @@ static inline int scene_setup(void **state) {
     strcpy(scene_folder + sizeof scene_folder - 7, "XXXXXX");
     if (!mkdtemp(scene_folder))
         return -1;
-    return setenv("CAUSEWAY_FAKECUDA_DIR", scene_folder, 1);
+    return setenv("CABLEWAY_FAKECUDA_DIR", scene_folder, 1);
 }
 
 static inline int scene_teardown(void **state) {

@@ -1,5 +1,5 @@
 /*
- * Names of calls: cuGetProcAddress, and that none is missing of those that causeway uses: the list
+ * Names of calls: cuGetProcAddress, and that none is missing of those that cableway uses: the list
  * names them all, so the library does not link without one (-z defs).
  */
 #include <dlfcn.h>

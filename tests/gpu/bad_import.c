@@ -1,7 +1,7 @@
 /*
  * Descriptors that are no slab: what a process of the same user can hand to the broker as memory of
  * a GPU, and who opens it is told, maps nothing and goes on. On the test double, or on real GPUs
- * with CAUSEWAY_TEST_GPU=1.
+ * with CABLEWAY_TEST_GPU=1.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -78,7 +78,7 @@ static void slabs(void) {
 }
 
 int main(int argc, char **argv) {
-    char folder[] = "/tmp/causeway-import-XXXXXX", command[96];
+    char folder[] = "/tmp/cableway-import-XXXXXX", command[96];
     (void)argc;
     if (!mkdtemp(folder))
         test_fail("mkdtemp: %m");

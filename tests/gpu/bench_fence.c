@@ -22,7 +22,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "ipc/cuda_device.h"
 #include "shm/fence.h"
 #include "tests/gpu/bench_ok.h"

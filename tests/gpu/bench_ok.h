@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 
 static inline void fail(const char *what, int code) {
     fprintf(stderr, "%s: %s: %d, %s\n", program_invocation_short_name, what, code, cw_error());

@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "tests/gpu/cuda.h"
 #include "tests/support.h"
 
@@ -118,14 +118,14 @@ static int break_alone(void) {
 }
 
 int main(int argc, char **argv) {
-    char folder[] = "/tmp/causeway-broken-XXXXXX", card[64], command[96];
+    char folder[] = "/tmp/cableway-broken-XXXXXX", card[64], command[96];
     cw_client *client;
     int failed = 0, status;
     if (!mkdtemp(folder))
         test_fail("mkdtemp: %m");
     snprintf(card, sizeof card, "%s/card", folder);
     mkdir(card, 0700);
-    setenv("CAUSEWAY_DIR", folder, 1);
+    setenv("CABLEWAY_DIR", folder, 1);
     test_cuda_choose(argv[0], card);
     snprintf(command, sizeof command, "rm -rf %s", folder);
     if (argc > 1) {

@@ -30,7 +30,7 @@ void test_fail(const char *format, ...) {
 }
 
 bool test_cuda_is_real(void) {
-    const char *text = getenv("CAUSEWAY_TEST_GPU");
+    const char *text = getenv("CABLEWAY_TEST_GPU");
     return text && strcmp(text, "1") == 0;
 }
 
@@ -40,13 +40,13 @@ void test_cuda_choose(const char *program, const char *folder) {
         test_fail("%s: %m", program);
     for (int up = 0; up < 3; up++) /* BUILD/tests/gpu/PROGRAM */
         *strrchr(build, '/') = 0;
-    snprintf(path, sizeof path, "%.4000s/causewayd", build);
-    setenv("CAUSEWAY_BROKER", path, 0);
+    snprintf(path, sizeof path, "%.4000s/cablewayd", build);
+    setenv("CABLEWAY_BROKER", path, 0);
     if (test_cuda_is_real())
         return;
     snprintf(path, sizeof path, "%.4000s/tests/fakecuda/libcuda-double.so", build);
-    setenv("CAUSEWAY_CUDA_DRIVER", path, 1);
-    setenv("CAUSEWAY_FAKECUDA_DIR", folder, 1);
+    setenv("CABLEWAY_CUDA_DRIVER", path, 1);
+    setenv("CABLEWAY_FAKECUDA_DIR", folder, 1);
 }
 
 static int64_t since_us(int64_t *began_ns) {
@@ -56,7 +56,7 @@ static int64_t since_us(int64_t *began_ns) {
 }
 
 void test_cuda_start(void) {
-    const char *path = getenv("CAUSEWAY_CUDA_DRIVER");
+    const char *path = getenv("CABLEWAY_CUDA_DRIVER");
     CUcontext context;
     CUmodule module;
     CUdeviceptr words;

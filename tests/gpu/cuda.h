@@ -1,5 +1,5 @@
 /*
- * The CUDA driver for tests in C: the real one, or the test double where CAUSEWAY_TEST_GPU is not
+ * The CUDA driver for tests in C: the real one, or the test double where CABLEWAY_TEST_GPU is not
  * 1. Opened by each process for itself, after its fork: the driver does not survive one.
  */
 #ifndef CW_TESTS_GPU_CUDA_H

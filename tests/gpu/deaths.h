@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "tests/gpu/cuda.h"
 #include "tests/support.h"
 

@@ -3,10 +3,10 @@
  * other processes wait for it; in half of the rounds a forked child of it lives on. In each round
  *   nobody hangs; every consumer whose data are not complete is told so, also the one that reads
  *   what another computed from them; what was complete stays good and is told to be so;
- * and in the end no byte of GPU memory is left. With CAUSEWAY_TEST_GPU_SHARED=1 that is not looked
+ * and in the end no byte of GPU memory is left. With CABLEWAY_TEST_GPU_SHARED=1 that is not looked
  * at: others use the GPU, too.
  *
- *   fence_deaths [ROUNDS [JOBS [SECONDS [AHEAD]]]]     on the test double; CAUSEWAY_TEST_GPU=1: on
+ *   fence_deaths [ROUNDS [JOBS [SECONDS [AHEAD]]]]     on the test double; CABLEWAY_TEST_GPU=1: on
  *   a real GPU. After SECONDS no further round is begun, and as many as there were are told.
  *
  * A job is a process with two consumers that live through all its rounds; the producer is a new
@@ -68,8 +68,8 @@ static void produce(void) {
     if (part->late_ms && !test_cuda_is_real()) {
         char text[16];
         snprintf(text, sizeof text, "%u", part->late_ms);
-        setenv("CAUSEWAY_FAKECUDA_LATE_MS", text, 1);
-        setenv("CAUSEWAY_FAKECUDA_LATE_KEEPS", part->forks ? "1" : "0", 1);
+        setenv("CABLEWAY_FAKECUDA_LATE_MS", text, 1);
+        setenv("CABLEWAY_FAKECUDA_LATE_KEEPS", part->forks ? "1" : "0", 1);
     }
     test_cuda_start();
     int64_t began_ns = test_now_ns();
@@ -300,7 +300,7 @@ static int tell(int rounds, int jobs, int limit_s, bool shared, int64_t begun_ns
 }
 
 int main(int argc, char **argv) {
-    char folder[] = "/tmp/causeway-deaths-XXXXXX", card[64], command[96];
+    char folder[] = "/tmp/cableway-deaths-XXXXXX", card[64], command[96];
     int rounds = number(argc > 1 ? argv[1] : NULL, (int)test_rounds(64));
     int jobs = number(argc > 2 ? argv[2] : NULL, 2);
     int limit_s = number(argc > 3 ? argv[3] : NULL, 86400);
@@ -313,12 +313,12 @@ int main(int argc, char **argv) {
         test_fail("mkdtemp: %m");
     snprintf(card, sizeof card, "%s/card", folder);
     mkdir(card, 0700);
-    setenv("CAUSEWAY_DIR", folder, 1);
+    setenv("CABLEWAY_DIR", folder, 1);
     test_cuda_choose(argv[0], card);
     free_bytes = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     figures =
         mmap(NULL, sizeof *figures, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    bool shared = getenv("CAUSEWAY_TEST_GPU_SHARED") != NULL;
+    bool shared = getenv("CABLEWAY_TEST_GPU_SHARED") != NULL;
     long smi_before = shared ? -1 : smi_mib();
     uint64_t before = shared ? 0 : measure();
     int64_t begun_ns = test_now_ns();

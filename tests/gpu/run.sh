@@ -5,7 +5,7 @@
 #   sanitize   C programs and a few tests under compute-sanitizer, see sanitize.py; fails also when it is not there
 #   bench      benchmarks and promises: bench [--seconds N] [PART...]
 #   one, two   all of this in one call for one GPU, or for what needs two, with time limits and a table: steps.py
-# Needs python3 with NumPy, cffi and pytest, and BUILD/site, BUILD/causeway and BUILD/tests/gpu (`make test-gpu` makes all); no
+# Needs python3 with NumPy, cffi and pytest, and BUILD/site, BUILD/cableway and BUILD/tests/gpu (`make test-gpu` makes all); no
 # registry and no compiler. Libraries that are not there (CuPy, PyTorch, Numba, JAX) are skipped, and named. Wheels in a folder
 # .whl beside tests/ are used before those that are installed: what a library there needs in another version.
 set -eu
@@ -14,16 +14,16 @@ python=${PYTHON:-python3}
 shift
 tests=$(cd "$(dirname "$0")/.." && pwd)
 # site/bin has scripts of the Python that made it, which a copied build does not have.
-export CAUSEWAY_BROKER="$build/site/causeway/bin/causewayd"
-export CAUSEWAY_TEST_GPU="${CAUSEWAY_TEST_GPU:-1}" CAUSEWAY_BUILD="$build" PYTHONPATH="$build/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1
+export CABLEWAY_BROKER="$build/site/cableway/bin/cablewayd"
+export CABLEWAY_TEST_GPU="${CABLEWAY_TEST_GPU:-1}" CABLEWAY_BUILD="$build" PYTHONPATH="$build/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1
 
 wheels="$tests/../.whl"
-if [ -z "${CAUSEWAY_WHEELS:-}" ] && [ -n "$(find "$wheels" -name '*.whl' 2>/dev/null | head -n 1)" ]; then
-    CAUSEWAY_WHEELS=$(mktemp -d)
-    export CAUSEWAY_WHEELS # unpacked once; a step of steps.py calls this script again
-    "$python" -m pip install -q --no-index --no-deps --no-compile --target "$CAUSEWAY_WHEELS" "$wheels"/*.whl ||
-        echo "causeway: of the wheels in .whl not all can be used here, see above" >&2
-    export PYTHONPATH="$CAUSEWAY_WHEELS:$PYTHONPATH"
+if [ -z "${CABLEWAY_WHEELS:-}" ] && [ -n "$(find "$wheels" -name '*.whl' 2>/dev/null | head -n 1)" ]; then
+    CABLEWAY_WHEELS=$(mktemp -d)
+    export CABLEWAY_WHEELS # unpacked once; a step of steps.py calls this script again
+    "$python" -m pip install -q --no-index --no-deps --no-compile --target "$CABLEWAY_WHEELS" "$wheels"/*.whl ||
+        echo "cableway: of the wheels in .whl not all can be used here, see above" >&2
+    export PYTHONPATH="$CABLEWAY_WHEELS:$PYTHONPATH"
 fi
 
 pytests() {
@@ -38,7 +38,7 @@ with_folder() { # a folder of its own, which goes at the end
 }
 
 bench() {
-    export CAUSEWAY_DIR="$folder"
+    export CABLEWAY_DIR="$folder"
     "$python" "$tests/../tools/bench/bench_gpu.py" "$@"
     "$python" "$tests/../tools/bench/bench_gpu_staged.py"
     "$python" "$tests/../tools/bench/bench_gpu_pool.py"

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-MARK = "CAUSEWAY_SANITIZED"  # in the environment of all that runs under the tool
+MARK = "CABLEWAY_SANITIZED"  # in the environment of all that runs under the tool
 GRACE_S = 2  # so long may a process use CUDA before the tool's library is in it
 OPTIONS = (
     "--tool", "memcheck", "--target-processes", "all", "--max-connections", "64", "--report-api-errors", "no",
@@ -137,7 +137,7 @@ class Watch:
 def find() -> str | None:
     """The tool's path."""
     places = sorted(Path("/usr/local").glob("cuda*/bin/compute-sanitizer"))
-    return os.environ.get("CAUSEWAY_SANITIZER") or shutil.which("compute-sanitizer") or (str(places[-1]) if places else None)  # fmt: skip
+    return os.environ.get("CABLEWAY_SANITIZER") or shutil.which("compute-sanitizer") or (str(places[-1]) if places else None)  # fmt: skip
 
 
 def run(tool: str, program: Program, folder: Path, watch: Watch) -> tuple[str, int | None]:
@@ -145,12 +145,12 @@ def run(tool: str, program: Program, folder: Path, watch: Watch) -> tuple[str, i
     log = folder / "log"
     log.unlink(missing_ok=True)
     print(f"# {program.name}: {' '.join(program.command)}", flush=True)
-    env = {**os.environ, MARK: str(folder), "CAUSEWAY_TEST_GPU_SHARED": "1"}
-    if program.name.startswith("bench") and os.environ["CAUSEWAY_TEST_GPU"] != "1":
-        env["CAUSEWAY_CUDA_DRIVER"] = (
-            f"{os.environ['CAUSEWAY_BUILD']}/tests/fakecuda/libcuda-double.so"
+    env = {**os.environ, MARK: str(folder), "CABLEWAY_TEST_GPU_SHARED": "1"}
+    if program.name.startswith("bench") and os.environ["CABLEWAY_TEST_GPU"] != "1":
+        env["CABLEWAY_CUDA_DRIVER"] = (
+            f"{os.environ['CABLEWAY_BUILD']}/tests/fakecuda/libcuda-double.so"
         )
-        env["CAUSEWAY_FAKECUDA_DIR"] = env["CAUSEWAY_DIR"]
+        env["CABLEWAY_FAKECUDA_DIR"] = env["CABLEWAY_DIR"]
     process = subprocess.Popen(
         [tool, *OPTIONS, "--log-file", str(log), *program.command],
         stdin=subprocess.DEVNULL,
@@ -181,11 +181,11 @@ def own_folder() -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "causeway").mkdir(mode=0o700)
-        os.environ["CAUSEWAY_DIR"] = str(folder / "causeway")
-        subprocess.run([os.environ["CAUSEWAY_BROKER"], "--idle-exit", "900"], check=True)
+        (folder / "cableway").mkdir(mode=0o700)
+        os.environ["CABLEWAY_DIR"] = str(folder / "cableway")
+        subprocess.run([os.environ["CABLEWAY_BROKER"], "--idle-exit", "900"], check=True)
         yield folder
-        stop = [str(Path(os.environ["CAUSEWAY_BUILD"]) / "causeway"), "stop"]
+        stop = [str(Path(os.environ["CABLEWAY_BUILD"]) / "cableway"), "stop"]
         subprocess.run(stop, capture_output=True, check=False)
 
 
@@ -242,7 +242,7 @@ def main() -> int:
         print("compute-sanitizer: it is not here (CUDA's toolkit has it): nothing was checked")
         return 1
     with own_folder() as folder:
-        wrong = check(tool, Path(os.environ["CAUSEWAY_BUILD"]), folder)
+        wrong = check(tool, Path(os.environ["CABLEWAY_BUILD"]), folder)
     if wrong and wrong[0].startswith("it sees nothing"):
         print(f"compute-sanitizer: {wrong[0]}")
     return 1 if wrong else 0

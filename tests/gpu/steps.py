@@ -10,7 +10,7 @@ it. The exit status is 0 if all was ok.
     steps.py one|two [--seconds N] [--out FOLDER] [--at-once N] [--only NAME,...]
 
 one: what one GPU is enough for. two: the tests that one GPU skips, and what is measured between two.
-With CAUSEWAY_TEST_GPU=0 all of it runs on the test double, benchmarks in tiny sizes, to see that it does.
+With CABLEWAY_TEST_GPU=0 all of it runs on the test double, benchmarks in tiny sizes, to see that it does.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 TESTS, BENCH = HERE.parent / "py", HERE.parent.parent / "tools/bench"
-BUILD = Path(os.environ["CAUSEWAY_BUILD"])
-REAL = os.environ["CAUSEWAY_TEST_GPU"] == "1"
+BUILD = Path(os.environ["CABLEWAY_BUILD"])
+REAL = os.environ["CABLEWAY_TEST_GPU"] == "1"
 FILES = (
     "test_cuda*.py", "test_evict*.py", "test_mover*.py", "test_overlap*.py", "test_pool_devices*.py", "test_transfers_gpu.py",
     "test_gpu_examples.py", "test_bridge_gpu*.py",
@@ -84,7 +84,7 @@ def tests(saying: str = "") -> list[Step]:
 
 def whole(file: str) -> Step:
     """A file whose tests use as many GPUs as there are, none of which is marked: all of it on two, too."""
-    return Step(Path(file).stem[5:], ["env", "-u", "CAUSEWAY_TEST_SECOND_GPU", *pytest(file)], 240)
+    return Step(Path(file).stem[5:], ["env", "-u", "CABLEWAY_TEST_SECOND_GPU", *pytest(file)], 240)
 
 
 def benchmark(name: str, *arguments: str) -> list[str]:
@@ -138,11 +138,11 @@ class Running:
         self.end = min(self.begin + step.limit, end)
         env = dict(os.environ)
         if not REAL:
-            env["CAUSEWAY_FAKECUDA_MEMORY_MIB"] = "4096" if step.name == "deaths" else "1024"
+            env["CABLEWAY_FAKECUDA_MEMORY_MIB"] = "4096" if step.name == "deaths" else "1024"
         if not REAL and step.name.startswith("bench"):
-            env["CAUSEWAY_CUDA_DRIVER"] = str(BUILD / "tests/fakecuda/libcuda-double.so")
-            env["CAUSEWAY_FAKECUDA_DIR"] = env["CAUSEWAY_DIR"]
-            env["CAUSEWAY_BENCH_LARGEST_MIB"] = "8"
+            env["CABLEWAY_CUDA_DRIVER"] = str(BUILD / "tests/fakecuda/libcuda-double.so")
+            env["CABLEWAY_FAKECUDA_DIR"] = env["CABLEWAY_DIR"]
+            env["CABLEWAY_BENCH_LARGEST_MIB"] = "8"
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
                 step.command,
@@ -290,9 +290,9 @@ def main() -> int:
     given = parser.parse_args()
     begin = time.monotonic()
     given.out.mkdir(parents=True, exist_ok=True)
-    os.environ["CAUSEWAY_DIR"] = tempfile.mkdtemp(prefix="cw-gpu-")
+    os.environ["CABLEWAY_DIR"] = tempfile.mkdtemp(prefix="cw-gpu-")
     if given.which == "two":
-        os.environ["CAUSEWAY_TEST_SECOND_GPU"] = "1"
+        os.environ["CABLEWAY_TEST_SECOND_GPU"] = "1"
     waiting = steps(given.which)
     if given.only:
         names = given.only.split(",")
@@ -302,8 +302,8 @@ def main() -> int:
     before, table, folder = gpu_memory(), Table(given.out), given.out / "running"
     folder.mkdir(exist_ok=True)
     run(waiting, table, folder, given.at_once, begin + given.seconds)
-    subprocess.run([BUILD / "causeway", "stop"], capture_output=True, check=False)
-    shutil.rmtree(os.environ["CAUSEWAY_DIR"], ignore_errors=True)
+    subprocess.run([BUILD / "cableway", "stop"], capture_output=True, check=False)
+    shutil.rmtree(os.environ["CABLEWAY_DIR"], ignore_errors=True)
     took = f"{time.monotonic() - begin:.0f} s; GPU memory before: {before}; after: {gpu_memory()}"
     print(f"\n#### {given.which} GPU(s), {took}")
     print("\n".join(table.lines))

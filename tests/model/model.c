@@ -4,7 +4,7 @@
  * fails, if a weaker operation is not noticed, or if a seq_cst of the source is in no scenario.
  *
  * Arguments: none, or -v or -t, and then the beginning of the names of the scenarios to run. -v
- * prints times, -t also the steps by which each weaker operation failed. With CAUSEWAY_SOAK set,
+ * prints times, -t also the steps by which each weaker operation failed. With CABLEWAY_SOAK set,
  * orders that are listed as not needed are tried too.
  */
 #include <stdlib.h>
@@ -224,7 +224,7 @@ static bool run_weakened(void) {
 int main(int argc, char **argv) {
     verbose = argc > 1 && strcmp(argv[1], "-v") == 0;
     traces = argc > 1 && strcmp(argv[1], "-t") == 0;
-    thorough = getenv("CAUSEWAY_SOAK") != NULL;
+    thorough = getenv("CABLEWAY_SOAK") != NULL;
     only = (verbose || traces) && argc > 2 ? argv[2] : NULL;
     add(model_ring_scenarios);
     add(model_sleep_scenarios);

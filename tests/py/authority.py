@@ -16,7 +16,7 @@ def openssl_lacking() -> str:
 
 
 class Authority:
-    """A folder with ca.key and ca.crt, made by `causeway keygen --ca`."""
+    """A folder with ca.key and ca.crt, made by `cableway keygen --ca`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -26,10 +26,10 @@ class Authority:
         (folder / "serial").write_text("1000")
 
     def keygen(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """`causeway keygen` in this folder."""
+        """`cableway keygen` in this folder."""
         return subprocess.run(
-            [program("causeway"), "keygen", *words],
-            env={"CAUSEWAY_NODE_DIR": str(self.folder), "PATH": "/usr/bin:/bin"},
+            [program("cableway"), "keygen", *words],
+            env={"CABLEWAY_NODE_DIR": str(self.folder), "PATH": "/usr/bin:/bin"},
             capture_output=True, text=True, check=check, timeout=30,
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ gpus = cuda_support.for_module(devices=2)
 
 HEAD = """
 import weakref
-from causeway import _loans
+from cableway import _loans
 def new(values):
     if LIBRARY == "cupy": return library.array(values)
     return library.tensor(values, dtype=library.float32, device="cuda") if hasattr(library, "nn") else library.tensor(values)

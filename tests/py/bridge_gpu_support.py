@@ -41,7 +41,7 @@ def two(
         made.acquaint("--read", "*", "--write", "*")
         for node, faults in zip(made.nodes.values(), (a, b), strict=True):
             node.options = ["--streams", str(streams)] if streams else []
-            node.start(CAUSEWAY_FAKECUDA_FAULTS=faults)
+            node.start(CABLEWAY_FAKECUDA_FAULTS=faults)
         made.connected()
         yield made.nodes["a"], made.nodes["b"]
 

@@ -16,7 +16,7 @@ from bridge_raw import Raw, frame
 from bridge_support import Node
 from conftest import eventually
 
-import causeway as cw
+import cableway as cw
 
 
 def about(shape: tuple[int, ...]) -> bytes:
@@ -67,7 +67,7 @@ def good_and_evil(engine: str) -> Iterator[tuple[Node, Node]]:
     with bridge_support.net("b", "evil") as made:
         b, evil = made.nodes.values()
         b.knows(evil, "--read", "open/*", "--write", "in/*", address="")
-        b.start(**({"CAUSEWAY_BRIDGE_EPOLL": "1"} if engine == "epoll" else {}))
+        b.start(**({"CABLEWAY_BRIDGE_EPOLL": "1"} if engine == "epoll" else {}))
         yield b, evil
 
 

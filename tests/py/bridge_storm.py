@@ -30,7 +30,7 @@ from bridge_proxy import FROM, TO, Proxy
 from bridge_support import KEPT_BY_SANITIZER, Node
 from waiting import eventually
 
-import causeway as cw
+import cableway as cw
 
 HUNG_SECONDS = 90  # a call is told within 15 s, README; the machine may be slow
 # Frees of a few buffers that glibc keeps, in each of the arenas of 7 threads.

@@ -22,21 +22,21 @@ from pathlib import Path
 import numpy as np
 from conftest import eventually
 
-import causeway as cw
-from causeway import _programs
+import cableway as cw
+from cableway import _programs
 
 PORT = 7400
 # AddressSanitizer keeps what was freed, 256 MiB of it by default: what a process of ours may have more then.
-KEPT_BY_SANITIZER = (300 << 20) if os.environ.get("CAUSEWAY_ASAN") else 0
+KEPT_BY_SANITIZER = (300 << 20) if os.environ.get("CABLEWAY_ASAN") else 0
 
 
 def lacking() -> str:
     """Why there can be no bridge here; "" if there can."""
     try:
-        path = _programs.path("causeway-bridge")
+        path = _programs.path("cableway-bridge")
     except (OSError, RuntimeError) as error:
-        return f"causeway-bridge was not built: {error}"
-    return "" if os.access(path, os.X_OK) else "causeway-bridge was not built"
+        return f"cableway-bridge was not built: {error}"
+    return "" if os.access(path, os.X_OK) else "cableway-bridge was not built"
 
 
 def namespaces_lacking() -> str:
@@ -93,17 +93,17 @@ class Node:
         self.log = self.folder / "broker.log"
         self.environment = {
             **os.environ,
-            "CAUSEWAY_DIR": str(self.folder),
-            "CAUSEWAY_NODE_DIR": str(self.keys),
+            "CABLEWAY_DIR": str(self.folder),
+            "CABLEWAY_NODE_DIR": str(self.keys),
         }
         self.options: list[str] = []  # more of its broker's
         self.process: subprocess.Popen[bytes] | None = None
         self.print = self.command("keygen", "--node", name).stdout.strip()
 
     def command(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Runs the `causeway` command as this node's user would."""
+        """Runs the `cableway` command as this node's user would."""
         return subprocess.run(
-            [_programs.path("causeway"), *words],
+            [_programs.path("cableway"), *words],
             env=self.environment, capture_output=True, text=True, check=check, timeout=60,
         )  # fmt: skip
 
@@ -114,7 +114,7 @@ class Node:
     def start(self, **more: str) -> None:
         """Starts its broker, which starts its bridge."""
         assert self.process is None
-        words = [_programs.path("causewayd"), "--foreground", "--node", self.name, *self.options]
+        words = [_programs.path("cablewayd"), "--foreground", "--node", self.name, *self.options]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.inside([*words, "--listen", f"{self.host}:{self.port}"]),
@@ -146,7 +146,7 @@ class Node:
                 continue
             if (
                 len(words) > 3
-                and words[0] == b"causeway-bridge"
+                and words[0] == b"cableway-bridge"
                 and words[3].startswith(os.fsencode(self.folder) + b"/")
             ):
                 return int(entry.name)
@@ -168,7 +168,7 @@ class Node:
         )
 
     def state_of(self, other: Node) -> dict[str, str]:
-        """What `causeway peers show` tells about a peer; nothing when there is none such."""
+        """What `cableway peers show` tells about a peer; nothing when there is none such."""
         told = self.command("peers", "show", other.name, check=False)
         assert told.returncode in (0, 4), told
         return dict(

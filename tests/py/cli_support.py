@@ -1,4 +1,4 @@
-"""Running the `causeway` command in tests."""
+"""Running the `cableway` command in tests."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from conftest import eventually
 
-from causeway import _programs
+from cableway import _programs
 
-COMMAND = os.environ.get("CAUSEWAY_COMMAND") or _programs.path("causeway")
+COMMAND = os.environ.get("CABLEWAY_COMMAND") or _programs.path("cableway")
 OK, FAILED, USAGE, NO_BROKER, NO_NAME, TIMEOUT, NAME_TAKEN, LIMIT = range(8)
 
 
@@ -54,7 +54,7 @@ def suspend(pid: int) -> None:
 def broker_pid(folder: Path) -> int:
     """The pid of the broker that runs there, 0 if none does. One that nobody reaped yet does not run."""
     try:
-        pid = int((folder / "causewayd-v4.lock").read_text().split()[0])
+        pid = int((folder / "cablewayd-v1.lock").read_text().split()[0])
     except (OSError, IndexError, ValueError):
         return 0
     return 0 if state(pid) in "ZX" else pid

@@ -21,28 +21,28 @@ import pytest
 from hypothesis import HealthCheck, settings
 from waiting import eventually
 
-import causeway as cw
-from causeway import _pool_server, client
+import cableway as cw
+from cableway import _pool_server, client
 
 # A shell that starts us in the background ignores SIGINT for us, and so for every test of Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says nothing on a machine that is busy.
 settings.register_profile(
-    "causeway",
-    max_examples=1000 if os.environ.get("CAUSEWAY_SOAK") else 100,
+    "cableway",
+    max_examples=1000 if os.environ.get("CABLEWAY_SOAK") else 100,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
 )
-settings.load_profile("causeway")
+settings.load_profile("cableway")
 
 LEFT_BY_DESIGN = (".log", ".lock")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With CAUSEWAY_TEST_SECOND_GPU=1 only the tests that one GPU is not enough for (tests/gpu/steps.py)."""
-    if os.environ.get("CAUSEWAY_TEST_SECOND_GPU") != "1":
+    """With CABLEWAY_TEST_SECOND_GPU=1 only the tests that one GPU is not enough for (tests/gpu/steps.py)."""
+    if os.environ.get("CABLEWAY_TEST_SECOND_GPU") != "1":
         return
     reasons = [
         [mark.kwargs.get("reason") for mark in item.iter_markers("skipif")] for item in items
@@ -109,15 +109,15 @@ def stop_broker(folder: Path) -> None:
 def broker_folder() -> Iterator[Path]:
     """The socket folder of this module's broker, which the first call starts."""
     folder = Path(tempfile.mkdtemp(prefix="cwpy-"))
-    old = {name: os.environ.pop(name, None) for name in ("CAUSEWAY_DIR", "CAUSEWAY_NAMESPACE")}
-    os.environ["CAUSEWAY_DIR"] = str(folder)
+    old = {name: os.environ.pop(name, None) for name in ("CABLEWAY_DIR", "CABLEWAY_NAMESPACE")}
+    os.environ["CABLEWAY_DIR"] = str(folder)
     disconnect()
     yield folder
     _pool_server.stop()
     multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
     disconnect()
     stop_broker(folder)
-    setting = f"CAUSEWAY_DIR={folder}"
+    setting = f"CABLEWAY_DIR={folder}"
     trackers = {multiprocessing.resource_tracker._resource_tracker._pid}  # type: ignore[attr-defined]
     eventually(lambda: not set(processes_with(setting)) - trackers, 20)
     left = set(processes_with(setting)) - trackers
@@ -133,7 +133,7 @@ def broker_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
     assert not names, f"processes left behind: {names}"
     assert not files, f"files left behind: {files}"
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith(("cw", "causeway"))]
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(("cw", "cableway"))]
 
 
 @pytest.fixture(params=["fork", "spawn", "forkserver"])

@@ -14,8 +14,8 @@ import pytest
 __all__ = ["LIBRARY", "program"]
 
 LIBRARY = """
-import ctypes, os, signal, subprocess, sys, time, numpy as np, causeway as cw
-cuda = ctypes.CDLL(os.environ.get("CAUSEWAY_CUDA_DRIVER", "libcuda.so.1"))
+import ctypes, os, signal, subprocess, sys, time, numpy as np, cableway as cw
+cuda = ctypes.CDLL(os.environ.get("CABLEWAY_CUDA_DRIVER", "libcuda.so.1"))
 HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 kept = []
 def call(name, *arguments):

@@ -1,4 +1,4 @@
-"""Tests on GPUs: programs of their own, on the test double of the driver or, with CAUSEWAY_TEST_GPU=1, on real GPUs.
+"""Tests on GPUs: programs of their own, on the test double of the driver or, with CABLEWAY_TEST_GPU=1, on real GPUs.
 
 No test initialises CUDA in pytest's own process: other tests fork it.
 """
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-REAL = os.environ.get("CAUSEWAY_TEST_GPU") == "1"
-BUILD = Path(os.environ.get("CAUSEWAY_BUILD", "build")).resolve()
+REAL = os.environ.get("CABLEWAY_TEST_GPU") == "1"
+BUILD = Path(os.environ.get("CABLEWAY_BUILD", "build")).resolve()
 DOUBLE = BUILD / "tests/fakecuda/libcuda-double.so"
-COMMAND = BUILD / "causeway"
+COMMAND = BUILD / "cableway"
 
 
 def require() -> None:
@@ -39,9 +39,9 @@ def double(folder: Path, **settings: object) -> dict[str, str]:
     """What a process needs to use the test double, whose card lies in folder."""
     folder.mkdir(mode=0o700, exist_ok=True)
     return {
-        "CAUSEWAY_CUDA_DRIVER": str(DOUBLE),
-        "CAUSEWAY_FAKECUDA_DIR": str(folder),
-        **{f"CAUSEWAY_FAKECUDA_{name.upper()}": str(value) for name, value in settings.items()},
+        "CABLEWAY_CUDA_DRIVER": str(DOUBLE),
+        "CABLEWAY_FAKECUDA_DIR": str(folder),
+        **{f"CABLEWAY_FAKECUDA_{name.upper()}": str(value) for name, value in settings.items()},
     }
 
 

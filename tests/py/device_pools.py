@@ -22,9 +22,9 @@ HEAD = """
 import collections, contextlib, ctypes, json, os, signal, subprocess, sys, threading, time
 import multiprocessing as mp
 import numpy as np
-import causeway as cw
+import cableway as cw
 
-GPUS = int(os.environ["CAUSEWAY_TEST_GPUS"])
+GPUS = int(os.environ["CABLEWAY_TEST_GPUS"])
 
 POOL_ON = "cuda"
 """
@@ -65,7 +65,7 @@ ret;
 }
 '''
     def __init__(self):
-        self.cuda = ctypes.CDLL(os.environ.get("CAUSEWAY_CUDA_DRIVER", "libcuda.so.1"))
+        self.cuda = ctypes.CDLL(os.environ.get("CABLEWAY_CUDA_DRIVER", "libcuda.so.1"))
         self.context, self.module = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuInit", 0)
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
@@ -91,8 +91,8 @@ def run(script: Callable[..., object], text: str, **options: object) -> str:
     """Runs a text after HEAD; its main part stands under `if __name__ == "__main__":`. What it printed."""
     environment = {
         **os.environ,
-        "CAUSEWAY_COMMAND": str(cuda_support.COMMAND),
-        "CAUSEWAY_TEST_GPUS": str(GPUS),
+        "CABLEWAY_COMMAND": str(cuda_support.COMMAND),
+        "CABLEWAY_TEST_GPUS": str(GPUS),
         **options.pop("env", {}),  # type: ignore[dict-item]
     }
     done = script(HEAD + textwrap.dedent(text), env=environment, **options)

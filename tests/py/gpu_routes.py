@@ -4,10 +4,10 @@ from __future__ import annotations
 
 MOVED = """
 import collections, contextlib, json, os, subprocess, time
-import causeway as cw
+import cableway as cw
 
 def status():
-    told = subprocess.run([os.environ["CAUSEWAY_COMMAND"], "status", "--json"], capture_output=True, check=True)
+    told = subprocess.run([os.environ["CABLEWAY_COMMAND"], "status", "--json"], capture_output=True, check=True)
     return json.loads(told.stdout)
 
 class Moved:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-cuda = ctypes.CDLL(os.environ.get("CAUSEWAY_CUDA_DRIVER", "libcuda.so.1"))
+cuda = ctypes.CDLL(os.environ.get("CABLEWAY_CUDA_DRIVER", "libcuda.so.1"))
 
 
 def call(name: str, *arguments: Any) -> None:

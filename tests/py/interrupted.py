@@ -10,9 +10,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import causeway
+import cableway
 
-FOLDER = str(Path(causeway.__file__).parent)
+FOLDER = str(Path(cableway.__file__).parent)
 STEPS_MAX = 20000
 
 

@@ -1,4 +1,4 @@
-"""What the tests of causeway-mover share: a broker of their own in a folder of their own, and its mover."""
+"""What the tests of cableway-mover share: a broker of their own in a folder of their own, and its mover."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class Run:
 PRELUDE = """
 import contextlib, json, os, signal, subprocess, sys, threading, time
 from pathlib import Path
-import numpy as np, causeway as cw
+import numpy as np, cableway as cw
 
 def figure(name):
-    told = json.loads(subprocess.run([os.environ["CAUSEWAY_COMMAND"], "status", "--json"], check=True, capture_output=True).stdout)
+    told = json.loads(subprocess.run([os.environ["CABLEWAY_COMMAND"], "status", "--json"], check=True, capture_output=True).stdout)
     return told["counters"][name]
 
 def staged():
@@ -67,12 +67,12 @@ def staged():
 
 def in_a_copy():
     "Waits until the mover is in a copy that the double holds up: it calls that thread so."
-    folder = os.fsencode(os.environ["CAUSEWAY_DIR"])
+    folder = os.fsencode(os.environ["CABLEWAY_DIR"])
     while True:
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_bytes().split(b"\\0")
-                if words[0].endswith(b"causeway-mover") and any(word.startswith(folder) for word in words):
+                if words[0].endswith(b"cableway-mover") and any(word.startswith(folder) for word in words):
                     if any((thread / "comm").read_text() in ("fakecuda-hangs\\n", "fakecuda-waits\\n")
                            for thread in (entry / "task").iterdir()):
                         return
@@ -96,7 +96,7 @@ def movers(folder: Path) -> list[int]:
             continue
         if (
             state != "Z"
-            and words[0].endswith(b"causeway-mover")
+            and words[0].endswith(b"cableway-mover")
             and len(words) > 2
             and words[2].startswith(os.fsencode(folder))
         ):
@@ -114,8 +114,8 @@ def world(folder: Path, **settings: object) -> Iterator[Run]:
     environment = {
         **os.environ,
         **extra,
-        "CAUSEWAY_COMMAND": str(cuda_support.COMMAND),
-        "CAUSEWAY_DIR": str(folder),
+        "CABLEWAY_COMMAND": str(cuda_support.COMMAND),
+        "CABLEWAY_DIR": str(folder),
         **variables,
     }
 

@@ -2,7 +2,7 @@
 
     python pool_hangs.py MODULE CASE
 
-MODULE has the Pool: multiprocessing or causeway. Prints "begun", then what the call raised, then what the pool gives
+MODULE has the Pool: multiprocessing or cableway. Prints "begun", then what the call raised, then what the pool gives
 after it, then "ended" once its workers have.
 """
 

@@ -37,8 +37,8 @@ import storm_tasks as tasks
 from storm_tasks import Worker
 from waiting import eventually
 
-import causeway as cw
-from causeway import _programs
+import cableway as cw
+from cableway import _programs
 
 HUNG_SECONDS = 45
 SAY_SECONDS = 20
@@ -402,7 +402,7 @@ def children() -> list[int]:
 def status() -> dict[str, Any]:
     """What the broker's page tells."""
     done = subprocess.run(
-        [_programs.path("causeway"), "status", "--json"], capture_output=True, check=True
+        [_programs.path("cableway"), "status", "--json"], capture_output=True, check=True
     )
     return dict(json.loads(done.stdout))
 

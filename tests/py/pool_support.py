@@ -7,7 +7,7 @@ from pathlib import Path
 import pool_tasks as tasks
 from waiting import eventually
 
-import causeway as cw
+import cableway as cw
 
 LONG = 60  # seconds after which a test has failed; nothing here takes long
 

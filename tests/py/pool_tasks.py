@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-import causeway as cw
+import cableway as cw
 
 CHILD_LIVES = 60  # seconds that a child of a killed worker lives
 

@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-import causeway as cw
+import cableway as cw
 
 
 def put_many(q: Any, writer: int, count: int) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import server_tasks as tasks
 
-import causeway as cw
-from causeway import _pool_process, _pool_server
+import cableway as cw
+from cableway import _pool_process, _pool_server
 
 
 def server() -> _pool_server.Server:

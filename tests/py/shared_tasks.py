@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import causeway as cw
+import cableway as cw
 
 kept: list[Any] = []
 
@@ -252,7 +252,7 @@ def predict(fitted: Any, rows: Any, begin: int, end: int) -> Any:
 
 
 def cached(nothing: Any = None) -> int:
-    from causeway.constant import _cache
+    from cableway.constant import _cache
 
     time.sleep(0.01)
     return len(_cache)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import causeway as cw
+import cableway as cw
 
 MIB = 1 << 20
 _queue: Any = None

@@ -7,7 +7,7 @@ import json
 import numpy as np
 from bridge_support import Node
 
-import causeway as cw
+import cableway as cw
 
 MIB = 1 << 20
 

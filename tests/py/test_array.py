@@ -11,7 +11,7 @@ import threading
 import numpy as np
 import pytest
 
-import causeway as cw
+import cableway as cw
 
 
 def test_it_tells_what_numpy_would():
@@ -277,7 +277,7 @@ def test_a_forced_write_to_readonly_memory_is_a_sigsegv(script):
     cw.put("x", np.arange(4))
     done = script(
         """
-        import ctypes, resource, causeway as cw
+        import ctypes, resource, cableway as cw
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         w = cw.get("x", readonly=True)
         print(w.numpy().sum(), flush=True)
@@ -335,7 +335,7 @@ def test_asarray_copies_only_what_is_not_ours():
 
 
 def test_it_cannot_be_made_by_hand():
-    with pytest.raises(TypeError, match=r"causeway\.put"):
+    with pytest.raises(TypeError, match=r"cableway\.put"):
         cw.Array()
 
 

@@ -16,7 +16,7 @@ import pytest
 from bridge_support import Node
 from conftest import eventually
 
-import causeway as cw
+import cableway as cw
 
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 
@@ -29,7 +29,7 @@ def two(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Node]]:
     """Two nodes that know each other, with each of the two ways to wait for sockets."""
     with bridge_support.net("a", "b") as made:
         made.acquaint(*RIGHTS)
-        made.start(**({"CAUSEWAY_BRIDGE_EPOLL": "1"} if request.param == "epoll" else {}))
+        made.start(**({"CABLEWAY_BRIDGE_EPOLL": "1"} if request.param == "epoll" else {}))
         made.connected()
         yield made.nodes["a"], made.nodes["b"]
 
@@ -372,7 +372,7 @@ def test_what_a_peer_puts_stays_where_nobody_has_been_for_long() -> None:
     with bridge_support.net("a", "b") as made:
         a, b = made.nodes.values()
         made.acquaint("--read", "*", "--write", "*")
-        made.start(CAUSEWAY_NAMES_LINGER_SECONDS="5")
+        made.start(CABLEWAY_NAMES_LINGER_SECONDS="5")
         made.connected()
         with b.here():
             cw.put("before", [1])
@@ -400,7 +400,7 @@ def test_what_was_put_or_removed_there_is_what_is_got_from_then_on() -> None:
 
 
 OWNER = """
-import causeway as cw, numpy as np, sys
+import cableway as cw, numpy as np, sys
 values = np.zeros(20_000, "i8")
 print(flush=True)
 while True:
@@ -408,7 +408,7 @@ while True:
     cw.put("open/clock", values)
 """
 READER = """
-import causeway as cw
+import cableway as cw
 last = 0
 for _ in range(80_000):
     found = cw.get("//b/open/clock").numpy()
@@ -447,4 +447,4 @@ def test_a_broker_with_its_bridge_alone_has_nothing_to_lose() -> None:
         with a.here():
             refused = a.command("stop", check=False)  # a client is
         assert refused.returncode == 1 and "1 client would get BrokerLost" in refused.stderr
-        assert "causeway-bridge" not in refused.stderr
+        assert "cableway-bridge" not in refused.stderr

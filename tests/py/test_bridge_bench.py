@@ -20,10 +20,10 @@ gpus = cuda_support.for_module()
 
 
 def test_the_benchmark_runs() -> None:
-    build = Path(bridge_support.program("causewayd")).parent
+    build = Path(bridge_support.program("cablewayd")).parent
     done = subprocess.run(
         [sys.executable, str(BENCH), "--build", str(build), "--smoke"],
         capture_output=True, text=True, timeout=120, env=os.environ, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("across the bridge: ran, with causeway, GPU to host"), done.stdout
+    assert done.stdout.startswith("across the bridge: ran, with cableway, GPU to host"), done.stdout

@@ -16,19 +16,19 @@ from bridge_support import Node
 from conftest import eventually
 from test_bridge_home import stopped
 
-import causeway as cw
+import cableway as cw
 
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 
 WRITES = 300
 PUTS = """
-import sys, causeway as cw
+import sys, cableway as cw
 with cw.connect(sys.argv[1]):
     for i in range(1, int(sys.argv[2]) + 1):
         cw.put("open/x", [i])
 """
 GETS = """
-import sys, causeway as cw
+import sys, cableway as cw
 with cw.connect(sys.argv[1]):
     held = [cw.get("//b/open/0")]
     print("one", flush=True)

@@ -15,7 +15,7 @@ from authority import Authority, openssl_lacking
 from bridge_support import Node
 from conftest import eventually
 
-import causeway as cw
+import cableway as cw
 
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 needs_openssl = pytest.mark.skipif(bool(openssl_lacking()), reason=openssl_lacking())
@@ -76,16 +76,16 @@ def test_what_an_authority_signed_comes_in(signed: tuple[Node, Node, Authority])
 
 
 BAD = {
-    "expired": ("URI:causeway://{}", {"ends_days": -0.01}, "certificate has expired", "has expired, or"),
-    "not-yet-valid": ("URI:causeway://{}", {"begins_days": 0.1}, "certificate is not yet valid", "not valid yet"),
-    "purpose": ("URI:causeway://{}", {"purpose": "emailProtection"}, "purpose", "purpose is another"),
-    "another-node": ("URI:causeway://c", {}, "causeway://c", "does it know this node"),
-    "two-nodes": ("URI:causeway://a,URI:causeway://b", {}, "no node", "does it know this node"),
+    "expired": ("URI:cableway://{}", {"ends_days": -0.01}, "certificate has expired", "has expired, or"),
+    "not-yet-valid": ("URI:cableway://{}", {"begins_days": 0.1}, "certificate is not yet valid", "not valid yet"),
+    "purpose": ("URI:cableway://{}", {"purpose": "emailProtection"}, "purpose", "purpose is another"),
+    "another-node": ("URI:cableway://c", {}, "cableway://c", "does it know this node"),
+    "two-nodes": ("URI:cableway://a,URI:cableway://b", {}, "no node", "does it know this node"),
     "host-name": ("DNS:{}", {}, "no node", "does it know this node"),
     "no-name": ("", {}, "no node", "does it know this node"),
-    "longer-name": ("URI:causeway://{}.x", {}, "causeway://{}.x", "does it know this node"),
-    "other-authority": ("URI:causeway://{}", {}, "local issuer", "not signed by the CA"),
-    "self-signed": ("URI:causeway://{}", {}, "self", "not signed by the CA"),
+    "longer-name": ("URI:cableway://{}.x", {}, "cableway://{}.x", "does it know this node"),
+    "other-authority": ("URI:cableway://{}", {}, "local issuer", "not signed by the CA"),
+    "self-signed": ("URI:cableway://{}", {}, "self", "not signed by the CA"),
 }  # fmt: skip
 
 
@@ -162,7 +162,7 @@ def test_keys_and_authority_may_be_made_by_openssl_alone(tmp_path: Path, algorit
             openssl("genpkey", "-algorithm", kind, "-pkeyopt", size, "-out", str(key))
             key.chmod(0o600)
             openssl("req", "-new", "-key", str(key), "-subj", f"/CN={node.name}", "-out", str(csr))
-            extra.write_text(f"subjectAltName=URI:causeway://{node.name}\n")
+            extra.write_text(f"subjectAltName=URI:cableway://{node.name}\n")
             openssl("x509", "-req", "-in", str(csr), "-CA", f"{tmp_path}/{issuer}.crt",
                     "-CAkey", f"{tmp_path}/{issuer}.key", "-CAcreateserial", "-days", "7",
                     "-extfile", str(extra), "-out", str(node.keys / "node.crt"))  # fmt: skip

@@ -18,11 +18,11 @@ from bridge_storm import MUST, Account, Storm
 from bridge_support import Node
 from conftest import eventually
 
-import causeway as cw
+import cableway as cw
 
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 
-SOAK = bool(os.environ.get("CAUSEWAY_SOAK"))
+SOAK = bool(os.environ.get("CABLEWAY_SOAK"))
 CUTS = 5000  # of each of the two storms: 10,000 with `make soak`
 NO_NAMESPACES = bridge_support.namespaces_lacking()
 

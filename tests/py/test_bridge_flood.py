@@ -20,7 +20,7 @@ from bridge_raw import Raw, frame
 from bridge_support import KEPT_BY_SANITIZER, Node
 from conftest import eventually
 
-import causeway as cw
+import cableway as cw
 
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 
@@ -36,7 +36,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Node]]:
     with bridge_support.net("b", "peer") as made:
         b, peer = made.nodes.values()
         b.knows(peer, "--read", "*", address="")
-        b.start(**({"CAUSEWAY_BRIDGE_EPOLL": "1"} if request.param == "epoll" else {}))
+        b.start(**({"CABLEWAY_BRIDGE_EPOLL": "1"} if request.param == "epoll" else {}))
         with b.here():
             cw.put("open", [7], keep=True)
         yield b, peer

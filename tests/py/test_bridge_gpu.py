@@ -31,7 +31,7 @@ def two(broker_folder: Path) -> Iterator[tuple[Node, Node]]:
 def run(node: Node, text: str) -> str:
     """Runs a program as a client of a node."""
     done = subprocess.run(
-        [sys.executable, "-c", "import numpy as np, causeway as cw\n" + textwrap.dedent(text)],
+        [sys.executable, "-c", "import numpy as np, cableway as cw\n" + textwrap.dedent(text)],
         env=node.environment, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + node.said()

@@ -214,7 +214,7 @@ def test_nothing_is_fetched_of_what_no_gpu_has_room_for(tmp_path: Path) -> None:
     with cuda_support.gpus(tmp_path), bridge_support.net("b", "evil") as made:
         b, evil = made.nodes.values()
         b.knows(evil, "--read", "*", address="")
-        b.start(CAUSEWAY_FAKECUDA_FAULTS="cuMemCreate@1+=delay:1000000")
+        b.start(CABLEWAY_FAKECUDA_FAULTS="cuMemCreate@1+=delay:1000000")
         with Raw(evil.keys, b.port) as connection:
             known(connection, b, evil)
             with Liar(connection, answer) as liar:
@@ -230,7 +230,7 @@ def test_memory_that_streams_have_used_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mover, which made it, has never heard of the process whose streams they were; it does not end meanwhile."""
-    monkeypatch.setenv("CAUSEWAY_MOVER_IDLE", "1000")
+    monkeypatch.setenv("CABLEWAY_MOVER_IDLE", "1000")
     with two(tmp_path, memory_mib=256) as (a, b):
         run(b, 'cw.put("g", cw.asarray(values(), device="cuda:0"), keep=True)')
         user = begin(a, """
@@ -324,8 +324,8 @@ def test_a_gpu_that_is_lost_is_told(tmp_path: Path) -> None:
 def test_a_node_without_gpus(tmp_path: Path) -> None:
     with two(tmp_path) as (a, b):
         (tmp_path / "none").mkdir()
-        b.environment["CAUSEWAY_FAKECUDA_DEVICES"] = "0"
-        b.environment["CAUSEWAY_FAKECUDA_DIR"] = str(tmp_path / "none")
+        b.environment["CABLEWAY_FAKECUDA_DEVICES"] = "0"
+        b.environment["CABLEWAY_FAKECUDA_DIR"] = str(tmp_path / "none")
         b.stop()
         b.start()
         assert soon(lambda: a.sees(b) and b.sees(a))
@@ -356,7 +356,7 @@ def test_a_name_without_room_for_a_place_of_its_own(tmp_path: Path) -> None:
         made.connected(60)
         a, b = made.nodes.values()
         for node in (a, b):
-            node.environment["CAUSEWAY_NAMESPACE"] = 64 * "n"
+            node.environment["CABLEWAY_NAMESPACE"] = 64 * "n"
         run(b, 'cw.put(190 * "x", cw.asarray(values(1, 1 << 20), device="cuda:0"), keep=True)')
         run(a, f"""
             x, y = (cw.get("//{20 * "b"}/" + 190 * "x", device="cuda:1") for _ in range(2))

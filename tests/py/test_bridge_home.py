@@ -22,11 +22,11 @@ import pytest
 from bridge_support import Node
 from conftest import eventually
 
-import causeway as cw
+import cableway as cw
 
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 
-WAITS = "import causeway as cw; print('asks', flush=True); cw.get('//b/open/never', timeout=None)"
+WAITS = "import cableway as cw; print('asks', flush=True); cw.get('//b/open/never', timeout=None)"
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def by_each_engine(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Node]
     """The same by either engine, with one array under open/x at the second."""
     with bridge_support.net("a", "b") as made:
         made.acquaint("--read", "open/*")
-        made.start(**({"CAUSEWAY_BRIDGE_EPOLL": "1"} if request.param == "epoll" else {}))
+        made.start(**({"CABLEWAY_BRIDGE_EPOLL": "1"} if request.param == "epoll" else {}))
         made.connected()
         with made.nodes["b"].here():
             cw.put("open/x", [1])
@@ -148,7 +148,7 @@ def test_a_replica_whose_name_ended_with_its_users_is_fetched_again() -> None:
     with bridge_support.net("a", "b") as made:
         a, b = made.nodes.values()
         made.acquaint("--read", "*")
-        made.start(CAUSEWAY_NAMES_LINGER_SECONDS="3")
+        made.start(CABLEWAY_NAMES_LINGER_SECONDS="3")
         made.connected()
         with b.here():
             cw.put("x", [1], keep=True)

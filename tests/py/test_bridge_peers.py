@@ -1,4 +1,4 @@
-"""`causeway peers`: the list as people and programs see it, and its changes, made at once or killed."""
+"""`cableway peers`: the list as people and programs see it, and its changes, made at once or killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bridge_proxy import Proxy
 from bridge_support import Node
 from conftest import eventually
 
-import causeway as cw
+import cableway as cw
 
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 
@@ -31,7 +31,7 @@ def key(number: int) -> str:
 
 def add(node: Node, number: int) -> subprocess.Popen[str]:
     """Begins to add a peer."""
-    words = [bridge_support.program("causeway"), "peers", "add", f"p{number}", "127.0.0.1:1"]
+    words = [bridge_support.program("cableway"), "peers", "add", f"p{number}", "127.0.0.1:1"]
     return subprocess.Popen(
         [*words, "--key", key(number), "--read", f"r{number}/*", "--write", "*"],
         env=node.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -54,7 +54,7 @@ def alone() -> Iterator[Node]:
 def test_changes_at_once_are_all_made(alone: Node) -> None:
     alone.command("peers", "add", "gone", "--key", key(1000))
     removing = subprocess.Popen(
-        [bridge_support.program("causeway"), "peers", "remove", "gone"], env=alone.environment
+        [bridge_support.program("cableway"), "peers", "remove", "gone"], env=alone.environment
     )
     adding = [add(alone, number) for number in range(40)]
     for process in adding:
@@ -111,7 +111,7 @@ def test_one_who_keeps_the_lock_keeps_others_out_and_they_say_so(alone: Node) ->
 
 
 def test_the_file_is_made_where_there_was_no_folder(alone: Node) -> None:
-    alone.environment["CAUSEWAY_NODE_DIR"] = str(alone.folder / "deep/er")
+    alone.environment["CABLEWAY_NODE_DIR"] = str(alone.folder / "deep/er")
     assert add(alone, 3).wait(60) == 0
     assert (alone.folder / "deep").stat().st_mode & 0o777 == 0o700
     assert (alone.folder / "deep/er/peers").stat().st_mode & 0o777 == 0o600
@@ -182,7 +182,7 @@ def test_each_figure_is_there_and_true(two: tuple[Node, Node]) -> None:
     with a.here():
         cw.put("//b/figures", values)
     after, over_there = about(a, b), about(b, a)
-    assert after["state"] == "connected" and after["version"] == 4 and after["known_by"] == "key"
+    assert after["state"] == "connected" and after["version"] == 1 and after["known_by"] == "key"
     assert after["address"] == f"127.0.0.1:{b.port}" and after["error"] is None
     assert after["engine"] in ("io_uring", "epoll") and after["key_updates"] == 0
     assert 0 < int(str(after["rtt_us"])) < 5_000_000
@@ -226,7 +226,7 @@ def test_a_peer_that_ends_is_told_with_the_reason(two: tuple[Node, Node]) -> Non
     assert late.returncode == 5 and "b is not connected: " in late.stderr
     assert a.command("peers", "wait", "nobody", check=False).returncode == 4
     waiting = subprocess.Popen(
-        [bridge_support.program("causeway"), "peers", "wait", "--timeout", "60"], env=a.environment
+        [bridge_support.program("cableway"), "peers", "wait", "--timeout", "60"], env=a.environment
     )
     b.start()
     assert waiting.wait(60) == 0

@@ -36,11 +36,11 @@ def lines() -> list[tuple[str, str, bool]]:
 
 def test_two_machines_in_five_minutes() -> None:
     with bridge_support.net("a", "b", namespaces=True) as made:
-        bin_folder = Path(bridge_support.program("causeway")).parent
+        bin_folder = Path(bridge_support.program("cableway")).parent
         prints: dict[str, str] = {}
         programs = {
-            "a": "import causeway as cw, numpy as np\n",
-            "b": "import causeway as cw, numpy as np\n",
+            "a": "import cableway as cw, numpy as np\n",
+            "b": "import cableway as cw, numpy as np\n",
         }
         for node in made.nodes.values():
             shutil.rmtree(node.keys)  # the text begins with nothing
@@ -69,7 +69,7 @@ def test_two_machines_in_five_minutes() -> None:
             assert "['inbox/result'" in out or "shared/weights" in out
             assert "shape=(1000, 1000)" in out, out
             with made.nodes["a"].here():
-                import causeway as cw
+                import cableway as cw
 
                 assert cw.get("inbox/result").shape == (1000,)
         finally:

@@ -10,7 +10,7 @@ import pytest
 from bridge_support import Node
 from conftest import eventually
 
-import causeway as cw
+import cableway as cw
 
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 
@@ -50,8 +50,8 @@ def test_keys_are_changed_during_transfers(engine: str) -> None:
     records = 100
     with bridge_support.net("a", "b") as made:
         made.acquaint("--read", "*", "--write", "*")
-        more = {"CAUSEWAY_BRIDGE_EPOLL": "1"} if engine == "epoll" else {}
-        made.start(CAUSEWAY_BRIDGE_REKEY=str(records), **more)
+        more = {"CABLEWAY_BRIDGE_EPOLL": "1"} if engine == "epoll" else {}
+        made.start(CABLEWAY_BRIDGE_REKEY=str(records), **more)
         made.connected()
         a, b = made.nodes.values()
         pids = [a.bridge_pid(), b.bridge_pid()]

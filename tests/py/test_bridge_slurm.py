@@ -1,4 +1,4 @@
-"""Nodes of a SLURM job: `causeway peers from-slurm`, and the example, its batch script run word for word between two
+"""Nodes of a SLURM job: `cableway peers from-slurm`, and the example, its batch script run word for word between two
 namespaces with SLURM's variables set and a stand-in for srun."""
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_su
 
 def of_no_job() -> dict[str, str]:
     """Our environment, a sanitizer's variables too, without those of a job and of a user's settings."""
-    ours = ("SLURM", "CAUSEWAY", "XDG")
+    ours = ("SLURM", "CABLEWAY", "XDG")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
-def causeway(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+def cableway(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """The command in a job on node n02, or what `more` says; "": not set."""
     job = {
         "SLURM_JOB_ID": "4711",
@@ -34,16 +34,16 @@ def causeway(home: Path, *words: str, **more: str) -> subprocess.CompletedProces
         **more,
     }
     return subprocess.run(
-        [bridge_support.program("causeway"), *words],
-        env={**of_no_job(), "HOME": str(home), "CAUSEWAY_DIR": str(home / "run"),
+        [bridge_support.program("cableway"), *words],
+        env={**of_no_job(), "HOME": str(home), "CABLEWAY_DIR": str(home / "run"),
              **{name: value for name, value in job.items() if value}},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
 
 def test_all_nodes_of_a_job_are_made_known_to_each_other(tmp_path: Path) -> None:
-    told = causeway(tmp_path, "peers", "from-slurm", "--read", "out/*", "--port", "7500")
-    folder = tmp_path / ".config/causeway/job-4711"
+    told = cableway(tmp_path, "peers", "from-slurm", "--read", "out/*", "--port", "7500")
+    folder = tmp_path / ".config/cableway/job-4711"
     assert told.returncode == 0 and told.stdout == f"{folder}\n", told
     assert sorted(node.name for node in folder.iterdir()) == ["n01", "n02", "n03"]
     authorities, prints = set(), set()
@@ -53,33 +53,33 @@ def test_all_nodes_of_a_job_are_made_known_to_each_other(tmp_path: Path) -> None
         assert files == {"node.key": 0o600, "node.crt": 0o644, "ca.crt": 0o644, "peers": 0o600}
         authorities.add((node / "ca.crt").read_text())
         others = sorted({"n01", "n02", "n03"} - {node.name})
-        listed = causeway(tmp_path, "peers", "--json", SLURMD_NODENAME=node.name)
+        listed = cableway(tmp_path, "peers", "--json", SLURMD_NODENAME=node.name)
         assert [(p["name"], p["address"], p["known_by"]) for p in json.loads(listed.stdout)] == [
             (other, f"{other}:7500", "ca") for other in others
         ]
         assert (node / "peers").read_text().count("read = out/*") == 2
         assert "write" not in (node / "peers").read_text()
-        shown = causeway(tmp_path, "keygen", "--show", SLURMD_NODENAME=node.name)
+        shown = cableway(tmp_path, "keygen", "--show", SLURMD_NODENAME=node.name)
         prints.add(shown.stdout)
     assert len(authorities) == 1 and len(prints) == 3
     assert not [file for file in tmp_path.rglob("*") if file.name == "ca.key"]
     # Once more: the first counts.
-    again = causeway(tmp_path, "peers", "from-slurm", "--read", "*", SLURMD_NODENAME="n03")
+    again = cableway(tmp_path, "peers", "from-slurm", "--read", "*", SLURMD_NODENAME="n03")
     assert again.returncode == 0 and again.stdout == told.stdout and "already" in again.stderr
     assert (folder / "n01/ca.crt").read_text() == authorities.pop()
     assert sorted(file.name for file in folder.parent.iterdir()) == ["job-4711"]
     # A job that was started again may have other nodes, and another job has its own.
     more = {"SLURM_RESTART_COUNT": "1", "SLURM_JOB_NODELIST": "x[8-9]", "SLURMD_NODENAME": "x8"}
-    assert causeway(tmp_path, "peers", "from-slurm", **more).stdout == f"{folder}.1\n"
-    listed = causeway(tmp_path, "peers", "--json", **more)
+    assert cableway(tmp_path, "peers", "from-slurm", **more).stdout == f"{folder}.1\n"
+    listed = cableway(tmp_path, "peers", "--json", **more)
     assert [peer["name"] for peer in json.loads(listed.stdout)] == ["x9"]
     # Outside of it nothing has changed.
     for less in ({"SLURM_JOB_ID": ""}, {"SLURMD_NODENAME": ""}, {"SLURM_JOB_ID": "4712"}):
-        assert json.loads(causeway(tmp_path, "peers", "--json", **less).stdout) == []
+        assert json.loads(cableway(tmp_path, "peers", "--json", **less).stdout) == []
 
 
 def test_calls_at_once_make_one_folder(tmp_path: Path) -> None:
-    command = [bridge_support.program("causeway"), "peers", "from-slurm"]
+    command = [bridge_support.program("cableway"), "peers", "from-slurm"]
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-8]", "HOME": str(tmp_path), "PATH": os.environ["PATH"]}  # fmt: skip
     begun = [
         subprocess.Popen(
@@ -95,7 +95,7 @@ def test_calls_at_once_make_one_folder(tmp_path: Path) -> None:
     assert [process.returncode for process in begun] == [0] * 16, told
     assert len({out for out, _ in told}) == 1
     assert sum("already" not in said for _, said in told) == 1
-    folder = tmp_path / ".config/causeway"
+    folder = tmp_path / ".config/cableway"
     assert [file.name for file in folder.iterdir()] == ["job-7"]
     assert len({(node / "ca.crt").read_text() for node in (folder / "job-7").iterdir()}) == 1
 
@@ -112,7 +112,7 @@ def test_what_is_no_job_is_said_so(tmp_path: Path) -> None:
         ({}, ["--read", ""], "read is empty"),
         ({}, ["n04"], "takes --port"),
     ):  # fmt: skip
-        told = causeway(tmp_path, "peers", "from-slurm", *words, **more)
+        told = cableway(tmp_path, "peers", "from-slurm", *words, **more)
         assert told.returncode in (1, 2) and says in told.stderr and told.stdout == "", told
     assert not list(tmp_path.rglob("job-*"))
 
@@ -130,7 +130,7 @@ def test_the_example_runs_between_two_nodes(tmp_path: Path) -> None:
                 place = Path("/etc/netns", node.netns)
                 place.mkdir(parents=True)
                 (place / "hosts").write_text(hosts)
-            programs = Path(bridge_support.program("causeway")).parent
+            programs = Path(bridge_support.program("cableway")).parent
             path = [Path(__file__).parent / "standins", programs, Path(sys.executable).parent]
             environment = {
                 **of_no_job(),
@@ -140,7 +140,7 @@ def test_the_example_runs_between_two_nodes(tmp_path: Path) -> None:
                 "SLURM_JOB_NODELIST": "n[01-02]",
                 "SLURM_SUBMIT_DIR": str(EXAMPLES),
                 "SLURMD_NODENAME": "n01",
-                "CAUSEWAY_DIR": str(made.nodes["n01"].folder),
+                "CABLEWAY_DIR": str(made.nodes["n01"].folder),
                 "NODES_STANDIN": json.dumps(
                     {node.name: [node.netns, str(node.folder)] for node in nodes}
                 ),
@@ -159,7 +159,7 @@ def test_the_example_runs_between_two_nodes(tmp_path: Path) -> None:
             assert f"{name}: 16 MB from 1 other nodes" in done.stdout
         assert done.stdout.count(": right") == 2 and "WRONG" not in done.stdout
         assert (
-            list((tmp_path / ".config/causeway").iterdir()) == []
+            list((tmp_path / ".config/cableway").iterdir()) == []
         )  # the job's folder went with it
 
 

@@ -19,11 +19,11 @@ from bridge_support import Node
 from conftest import eventually
 from streams_support import MIB, connections, fetch, has_streams, values
 
-import causeway as cw
+import cableway as cw
 
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 
-EPOLL = {"CAUSEWAY_BRIDGE_EPOLL": "1"}
+EPOLL = {"CABLEWAY_BRIDGE_EPOLL": "1"}
 
 
 def spread(a: Node, b: Node, count: int) -> None:
@@ -136,9 +136,9 @@ def test_the_configuration_says_how_many(tmp_path: Path) -> None:
     with bridge_support.net("a", "b") as made:
         a, b = made.nodes.values()
         made.acquaint("--read", "*")
-        config = tmp_path / "causeway.conf"
+        config = tmp_path / "cableway.conf"
         config.write_text("[bridge]\nstreams = 3\n")
-        made.start(CAUSEWAY_CONFIG=str(config))
+        made.start(CABLEWAY_CONFIG=str(config))
         made.connected()
         spread(a, b, 3)
 
@@ -146,7 +146,7 @@ def test_the_configuration_says_how_many(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", ["0", "17", "-1", "two", "4x", ""])
 def test_a_wrong_number_is_refused(number: str) -> None:
     done = subprocess.run(
-        [bridge_support.program("causewayd"), "--foreground", "--streams", number],
+        [bridge_support.program("cablewayd"), "--foreground", "--streams", number],
         capture_output=True, text=True, timeout=20, check=False,
     )  # fmt: skip
     assert done.returncode == 2 and "1 to 16" in done.stderr and "streams" in done.stderr
@@ -310,7 +310,7 @@ def test_clients_that_die_and_names_that_go_in_the_midst(two: tuple[Node, Node])
     spread(a, b, 4)
     expected = values(64 * MIB, 6)
     program = """
-import sys, numpy as np, causeway as cw
+import sys, numpy as np, cableway as cw
 x = cw.put("mine", np.ones(64 << 20, "u1"))
 print("go", flush=True)
 for i in range(1000):

@@ -15,7 +15,7 @@ from bridge_support import Node
 from conftest import eventually
 from streams_support import MIB, fetch, has_streams
 
-import causeway as cw
+import cableway as cw
 
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 

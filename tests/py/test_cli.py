@@ -1,4 +1,4 @@
-"""The `causeway` command: every subcommand, its JSON, its exit codes, bad input, a broker that does not answer."""
+"""The `cableway` command: every subcommand, its JSON, its exit codes, bad input, a broker that does not answer."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from cli_support import (
 )
 from conftest import eventually
 
-import causeway as cw
+import cableway as cw
 
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder without a broker; one that a test starts in it is ended. Only the command goes there."""
     folder = Path(tempfile.mkdtemp(prefix="cwcli-"))
-    monkeypatch.setenv("CAUSEWAY_DIR", str(folder))
+    monkeypatch.setenv("CABLEWAY_DIR", str(folder))
     yield folder
     pid = broker_pid(folder)
     if pid:
@@ -64,10 +64,10 @@ def test_help_tells_commands_and_exit_codes() -> None:
     for name in ["broker", "status", "ls", "stat", "put", "get", "rm", "wait", "stop", "doctor"]:
         assert f"\n  {name} " in text
         if name != "broker":  # its arguments are the broker's own
-            assert f"causeway {name}" in run(name, "--help").stdout
+            assert f"cableway {name}" in run(name, "--help").stdout
     for code in range(8):
         assert re.search(rf"\n  {code}  ", text)
-    assert run("--version").stdout == f"causeway {cw.__version__}\n"
+    assert run("--version").stdout == f"cableway {cw.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_help_tells_commands_and_exit_codes() -> None:
 def test_wrong_usage_is_said_and_exits_2(arguments: tuple[str, ...]) -> None:
     done = run(*arguments, expect=USAGE)
     assert done.stdout == ""
-    assert done.stderr.startswith("causeway: ")
+    assert done.stderr.startswith("cableway: ")
     assert done.stderr.count("\n") == 1
 
 
@@ -136,10 +136,10 @@ def test_status_without_a_broker_is_json_too(elsewhere: Path) -> None:
 
 
 def test_a_stale_lock_file_is_no_broker(elsewhere: Path) -> None:
-    (elsewhere / "causewayd-v4.lock").write_text(f"{os.getpid()} 0 12345\n")
+    (elsewhere / "cablewayd-v1.lock").write_text(f"{os.getpid()} 0 12345\n")
     run("status", expect=NO_BROKER)
     run("ls", expect=NO_BROKER)
-    (elsewhere / "causewayd-v4.lock").write_text("nonsense")
+    (elsewhere / "cablewayd-v1.lock").write_text("nonsense")
     run("status", expect=NO_BROKER)
 
 
@@ -211,7 +211,7 @@ def test_a_taken_name_is_replaced_or_refused(npy: Path) -> None:
 
 
 def test_a_limit_has_its_own_exit_code(elsewhere: Path, npy: Path) -> None:
-    env = {"CAUSEWAY_MAX_NAMES": "1"}
+    env = {"CABLEWAY_MAX_NAMES": "1"}
     run("put", "a", str(npy), env=env)
     assert run("put", "b", str(npy), expect=LIMIT).stderr
 
@@ -264,7 +264,7 @@ def test_ls_json_tells_all() -> None:
 def test_namespaces_are_apart(npy: Path) -> None:
     run("put", "a", str(npy))
     run("put", "a", str(npy), "--namespace", "one")
-    run("put", "b", str(npy), env={"CAUSEWAY_NAMESPACE": "two"})
+    run("put", "b", str(npy), env={"CABLEWAY_NAMESPACE": "two"})
     try:
         assert [row["name"] for row in run_json("ls")] == ["a"]
         assert [row["name"] for row in run_json("ls", "--namespace", "one")] == ["a"]
@@ -432,8 +432,8 @@ def test_broker_runs_the_broker_with_its_arguments(elsewhere: Path) -> None:
         assert str(broker.pid) in second.stderr
         run("stop", "--yes")
         assert broker.wait(10) == OK
-    done = run("broker", expect=FAILED, env={"CAUSEWAY_BROKER": "/nonexistent"})
-    assert "CAUSEWAY_BROKER" in done.stderr
+    done = run("broker", expect=FAILED, env={"CABLEWAY_BROKER": "/nonexistent"})
+    assert "CABLEWAY_BROKER" in done.stderr
 
 
 # ---- doctor
@@ -456,7 +456,7 @@ def test_doctor_names_the_remedy(elsewhere: Path) -> None:
     answer = run_json("doctor", expect=FAILED)
     checks = {check["check"]: check for check in answer["checks"]}
     assert checks["socket folder"]["level"] == "missing"
-    assert "CAUSEWAY_DIR" in checks["socket folder"]["remedy"]
+    assert "CABLEWAY_DIR" in checks["socket folder"]["remedy"]
     assert "755" in checks["socket folder"]["found"]
     elsewhere.chmod(0o700)
     assert run_json("doctor", env={"SLURM_JOB_ID": "77"})["works"] is True

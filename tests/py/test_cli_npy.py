@@ -1,4 +1,4 @@
-"""`causeway put` and `causeway get`: every kind of .npy file comes back as it was, every bad one is refused."""
+"""`cableway put` and `cableway get`: every kind of .npy file comes back as it was, every bad one is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cli_support import FAILED, run
 
-import causeway as cw
+import cableway as cw
 
 ARRAYS = {
     "float": np.linspace(0, 1, 1000),

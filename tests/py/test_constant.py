@@ -1,4 +1,4 @@
-"""What `causeway.constant` promises: put once, unpickled once a process, the object itself for each task."""
+"""What `cableway.constant` promises: put once, unpickled once a process, the object itself for each task."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from conftest import Script, disconnect, eventually
 from pool_support import workers_of
 from test_pool_arrays import gauges
 
-import causeway as cw
-from causeway.constant import _cache, resolve, sweep
+import cableway as cw
+from cableway.constant import _cache, resolve, sweep
 
 MIB = 1 << 20
 
@@ -213,7 +213,7 @@ def test_a_handle_under_way_outlives_its_maker(script: Script, tmp_path: Path) -
     text = """
         import os, pickle, sys
         import numpy as np
-        import causeway as cw
+        import cableway as cw
         made = cw.constant({"a": np.full(1000, 5.0)})
         open(sys.argv[1], "wb").write(pickle.dumps(made))
         if sys.argv[2] == "kill":
@@ -246,7 +246,7 @@ def test_what_a_killed_maker_made_is_let_go_of(script: Script, tmp_path: Path) -
     text = """
         import pickle, sys, time
         import numpy as np
-        import causeway as cw
+        import cableway as cw
         made = cw.constant({"a": np.full(1000, 5.0)})
         data = pickle.dumps(made)
         open(sys.argv[1] + ".new", "wb").write(data)
@@ -303,7 +303,7 @@ def test_threads_unpickle_it_once() -> None:
 
 
 def test_bad_use_is_refused(table: Any) -> None:
-    with pytest.raises(TypeError, match=r"causeway\.constant"):
+    with pytest.raises(TypeError, match=r"cableway\.constant"):
         cw.Constant()
     with pytest.raises(TypeError):
         cw.constant()  # type: ignore[call-arg]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import cuda_support
 
-import causeway as cw
+import cableway as cw
 
 cuda_support.require()
 two = cuda_support.second_gpu
@@ -21,7 +21,7 @@ gpus = cuda_support.for_module()
 
 def test_an_array_is_made_filled_and_copied_back(script):
     script("""
-        import numpy as np, causeway as cw
+        import numpy as np, cableway as cw
         for dtype in ("u1", "i2", "f4", "f8", "c16", "?", [("a", "i4"), ("b", "f8")]):
             for shape in ((), (0,), (7,), (3, 5), (2, 3, 4)):
                 for order in "CF":
@@ -43,7 +43,7 @@ def test_an_array_is_made_filled_and_copied_back(script):
 
 def test_it_never_becomes_a_numpy_array_by_itself(script):
     script("""
-        import numpy as np, causeway as cw
+        import numpy as np, cableway as cw
         w = cw.full(3, 1.5, device="cuda:0")
         for use in (np.asarray, np.array, lambda w: w.numpy(), lambda w: w.tolist(), float, memoryview,
                     lambda w: np.add(w, 1), lambda w: w.item()):
@@ -60,11 +60,11 @@ def test_it_never_becomes_a_numpy_array_by_itself(script):
 
 def test_another_process_finds_it_by_name_and_writes_into_it(script):
     script("""
-        import subprocess, sys, numpy as np, causeway as cw
+        import subprocess, sys, numpy as np, cableway as cw
         x = np.random.default_rng(2).random((300, 40))
         w = cw.put("gpu/x", cw.asarray(x, device="cuda:0"))
         other = '''if True:
-            import numpy as np, causeway as cw
+            import numpy as np, cableway as cw
             w = cw.get("gpu/x")
             x = np.random.default_rng(2).random((300, 40))
             assert w.device == "cuda:0" and (w.to("cpu").numpy() == x).all()
@@ -81,7 +81,7 @@ def test_another_process_finds_it_by_name_and_writes_into_it(script):
 
 def test_handles_travel_through_a_pool(script):
     script("""
-        import numpy as np, causeway as cw
+        import numpy as np, cableway as cw
         def double(w):
             x = w.to("cpu").numpy()
             w[...] = 2 * x
@@ -98,7 +98,7 @@ def test_handles_travel_through_a_pool(script):
 
 def test_parts_of_it_are_handles_on_the_same_memory(script):
     script("""
-        import numpy as np, causeway as cw
+        import numpy as np, cableway as cw
         x = np.arange(24, dtype="i4").reshape(4, 6)
         w = cw.asarray(x, device="cuda:0")
         for key in (0, (1, 2), (slice(1, 3),), (slice(None), 2), (slice(None, None, -1), slice(1, None, 2)), Ellipsis):
@@ -128,10 +128,10 @@ def test_parts_of_it_are_handles_on_the_same_memory(script):
 def test_copies_between_gpus_go_by_the_peer_route_and_are_counted(script):
     script(
         """
-        import numpy as np, causeway as cw, json, subprocess, os
+        import numpy as np, cableway as cw, json, subprocess, os
         def counters():
             cw.put("look", 1)  # the broker reads a client's figures when it hears of it
-            told = subprocess.run([os.environ["CAUSEWAY_COMMAND"], "status", "--json"], capture_output=True, check=True)
+            told = subprocess.run([os.environ["CABLEWAY_COMMAND"], "status", "--json"], capture_output=True, check=True)
             return json.loads(told.stdout)["counters"]
         before = counters()
         x = np.random.default_rng(3).integers(0, 255, 5 << 20, "u1")
@@ -145,17 +145,17 @@ def test_copies_between_gpus_go_by_the_peer_route_and_are_counted(script):
         assert counted["bytes_to_gpu"] == x.nbytes and counted["bytes_from_gpu"] == 3 * x.nbytes, counted
         assert counted["bytes_staged"] == 0
     """,
-        env={**os.environ, "CAUSEWAY_COMMAND": str(cuda_support.COMMAND)},
+        env={**os.environ, "CABLEWAY_COMMAND": str(cuda_support.COMMAND)},
     )
 
 
 @two
 def test_processes_with_other_masks_mean_the_same_gpu(script):
     script("""
-        import os, subprocess, sys, causeway as cw
+        import os, subprocess, sys, cableway as cw
         w = cw.put("w", cw.full(10, 3.0, device="cuda:1"))
         other = f'''if True:
-            import causeway as cw
+            import cableway as cw
             w = cw.get("w")
             assert w.device == "cuda:0" and w.device_uuid == {w.device_uuid!r}, w
             w[...] = w.to("cpu").numpy() * 2
@@ -163,7 +163,7 @@ def test_processes_with_other_masks_mean_the_same_gpu(script):
         subprocess.run([sys.executable, "-c", other], check=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": "1,0"})
         assert (w.to("cpu").numpy() == 6).all()
         masked = '''if True:
-            import causeway as cw
+            import cableway as cw
             try: cw.get("w")
             except cw.DeviceError as error: print(error)
         '''
@@ -174,7 +174,7 @@ def test_processes_with_other_masks_mean_the_same_gpu(script):
 
 
 MAKER = """if True:
-    import sys, time, numpy as np, causeway as cw
+    import sys, time, numpy as np, cableway as cw
     w = cw.put("orphan", cw.asarray(np.arange(3_000_000), device="cuda:0"))
     print("made", flush=True)
     time.sleep(100)
@@ -188,7 +188,7 @@ def test_an_array_whose_maker_was_killed_is_whole(script):
     maker.wait()
     maker.stdout.close()
     script("""
-        import numpy as np, causeway as cw
+        import numpy as np, cableway as cw
         w = cw.get("orphan")
         assert (w.to("cpu").numpy() == np.arange(3_000_000)).all()
         # Its slab is adopted by the next one that needs memory of that GPU.
@@ -200,17 +200,17 @@ def test_an_array_whose_maker_was_killed_is_whole(script):
 
 def test_the_broker_has_no_cuda_in_its_process(script):
     connection = cw.connect()
-    script("import causeway as cw; cw.put('w', cw.zeros(5, device='cuda:0'))")
+    script("import cableway as cw; cw.put('w', cw.zeros(5, device='cuda:0'))")
     lines = Path(f"/proc/{connection.broker_pid}/maps").read_text().splitlines()
     mapped = {Path(line.split(maxsplit=5)[5]).name for line in lines if len(line.split()) > 5}
-    assert "causewayd" in mapped
+    assert "cablewayd" in mapped
     assert not [name for name in mapped if "cuda" in name.lower() or "nvidia" in name.lower()]
 
 
 def test_memory_that_is_let_go_is_used_again(script):
     script("""
-        import time, causeway as cw
-        from causeway._lib import ffi, lib, check
+        import time, cableway as cw
+        from cableway._lib import ffi, lib, check
         def free():
             info = ffi.new("cw_device_info *")
             check(lib.cw_device_stat(b"cuda:0", info))
@@ -230,8 +230,8 @@ def test_memory_that_is_let_go_is_used_again(script):
 
 def test_another_client_gets_the_memory_of_who_left(script):
     script("""
-        import os, subprocess, sys, time, causeway as cw
-        from causeway._lib import ffi, lib, check
+        import os, subprocess, sys, time, cableway as cw
+        from cableway._lib import ffi, lib, check
         def free():
             info = ffi.new("cw_device_info *")
             check(lib.cw_device_stat(b"cuda:0", info))
@@ -240,7 +240,7 @@ def test_another_client_gets_the_memory_of_who_left(script):
         before = free()
         for _ in range(4):
             subprocess.run([sys.executable, "-c",
-                            "import causeway as cw; w = [cw.zeros(30 << 20, 'u1', device='cuda:0') for _ in range(8)]"],
+                            "import cableway as cw; w = [cw.zeros(30 << 20, 'u1', device='cuda:0') for _ in range(8)]"],
                            check=True)
         for _ in range(2000):
             if free() >= before:
@@ -254,17 +254,17 @@ def test_another_client_gets_the_memory_of_who_left(script):
 def test_the_command_line_shows_and_writes_gpu_arrays(script):
     script(
         """
-        import json, os, subprocess, sys, time, numpy as np, causeway as cw
+        import json, os, subprocess, sys, time, numpy as np, cableway as cw
         x = np.arange(12, dtype="i4").reshape(3, 4)
         w = cw.put("gpu/x", cw.asarray(x, device="cuda:0"))
         cw.put("gpu/odd", w[::-1, 1::2])
         def run(*words):
-            return subprocess.run([os.environ["CAUSEWAY_COMMAND"], *words], capture_output=True, check=True).stdout
+            return subprocess.run([os.environ["CABLEWAY_COMMAND"], *words], capture_output=True, check=True).stdout
         listed = {row["name"]: row for row in json.loads(run("ls", "--json"))}
         assert listed["gpu/x"]["device"] == "cuda" and listed["gpu/x"]["device_uuid"] == w.device_uuid
         assert w.device_uuid[:12] in run("ls").decode() and w.device_uuid in run("stat", "gpu/x").decode()
         for name, wanted in {"gpu/x": x, "gpu/odd": x[::-1, 1::2]}.items():
-            file = os.path.join(os.environ["CAUSEWAY_DIR"], "out.npy")
+            file = os.path.join(os.environ["CABLEWAY_DIR"], "out.npy")
             run("get", name, file)
             assert (np.load(file) == wanted).all()
             os.remove(file)
@@ -275,16 +275,16 @@ def test_the_command_line_shows_and_writes_gpu_arrays(script):
             time.sleep(0.01)
         else: raise AssertionError(status)
         """,
-        env={**os.environ, "CAUSEWAY_COMMAND": str(cuda_support.COMMAND)},
+        env={**os.environ, "CABLEWAY_COMMAND": str(cuda_support.COMMAND)},
     )
 
 
 def test_the_command_line_shows_the_links(script):
     script(
         """
-        import json, os, subprocess, causeway as cw
+        import json, os, subprocess, cableway as cw
         def run(*words):
-            return subprocess.run([os.environ["CAUSEWAY_COMMAND"], *words], capture_output=True, check=True).stdout
+            return subprocess.run([os.environ["CABLEWAY_COMMAND"], *words], capture_output=True, check=True).stdout
         told = json.loads(run("topo", "--json"))
         count = len(cw.devices()) - 1
         assert len(told["gpus"]) == count and len(told["links"]) == count * count
@@ -293,18 +293,18 @@ def test_the_command_line_shows_the_links(script):
             assert link["bytes_per_second"] > 0
         assert told["gpus"][0]["uuid"] in run("topo").decode()
         """,
-        env={**os.environ, "CAUSEWAY_COMMAND": str(cuda_support.COMMAND)},
+        env={**os.environ, "CABLEWAY_COMMAND": str(cuda_support.COMMAND)},
     )
 
 
 @two
 def test_an_array_on_a_hidden_gpu_can_be_copied(script):
     script("""
-        import os, subprocess, sys, numpy as np, causeway as cw
+        import os, subprocess, sys, numpy as np, cableway as cw
         x = np.random.default_rng(8).random((50, 7))
         w = cw.put("far", cw.asarray(x, device="cuda:1"))
         masked = '''if True:
-            import numpy as np, causeway as cw
+            import numpy as np, cableway as cw
             x = np.random.default_rng(8).random((50, 7))
             near = cw.get("far", device="cpu")
             assert near.device == "cpu" and (near.numpy() == x).all()

@@ -1,4 +1,4 @@
-"""GPU libraries that allocate from causeway: what they make is shared without a copy, and stays while anyone has it.
+"""GPU libraries that allocate from cableway: what they make is shared without a copy, and stays while anyone has it.
 
 On the double stand-ins (gpu_standins) have the libraries' allocator interfaces; on real GPUs the libraries themselves
 are used, where they are there.
@@ -28,19 +28,19 @@ gpus = cuda_support.for_module(memory_mib=512)
 # For each library: make(host values), host(array), free() of what its allocator keeps.
 WAYS = {
     "cupy": """
-        import cupy, causeway.cupy as hook
+        import cupy, cableway.cupy as hook
         make, host = cupy.asarray, (lambda a: a.host()) if STANDIN else cupy.asnumpy
         full = cupy.cuda.memory.OutOfMemoryError
         """,
     "torch": """
-        import torch, causeway.torch as hook
+        import torch, cableway.torch as hook
         make, host = lambda x: torch.as_tensor(x, device="cuda"), lambda a: a.host() if STANDIN else a.cpu().numpy()
         full = torch.OutOfMemoryError
         """,
     "numba": """
         from numba import cuda
         from numba.cuda.cudadrv import driver
-        import causeway.numba as hook
+        import cableway.numba as hook
         make, host = cuda.to_device, lambda a: a.host() if STANDIN else a.copy_to_host()
         full = driver.CudaAPIError
         """,
@@ -48,7 +48,7 @@ WAYS = {
 OTHER = """
 def other(text):
     "Runs a text in another process that knows nothing of the library."
-    subprocess.run([sys.executable, "-c", "import numpy as np, causeway as cw\\n" + text], check=True)
+    subprocess.run([sys.executable, "-c", "import numpy as np, cableway as cw\\n" + text], check=True)
 def at(a):
     return a.__cuda_array_interface__["data"][0]
 """
@@ -63,8 +63,8 @@ def program(script: Callable[..., object]) -> Run:
     def run(name: str, text: str, **options: object) -> object:
         if cuda_support.REAL:
             pytest.importorskip("numba.cuda" if name == "numba" else name)
-        begin = f"STANDIN = {not cuda_support.REAL}\nimport gc, subprocess, sys, numpy as np, causeway as cw\n"
-        begin += "from causeway import _loans\nfrom causeway._lib import lib\n"
+        begin = f"STANDIN = {not cuda_support.REAL}\nimport gc, subprocess, sys, numpy as np, cableway as cw\n"
+        begin += "from cableway import _loans\nfrom cableway._lib import lib\n"
         if not cuda_support.REAL:
             begin += f"import gpu_standins; gpu_standins.install({name!r})\n"
         path = f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
@@ -108,7 +108,7 @@ def test_memory_is_not_used_again_while_others_have_it(program, name):
         place = at(mine)
         cw.put("kept", mine)
         holder = subprocess.Popen(
-            [sys.executable, "-c", "import sys, causeway as cw; w = cw.get('kept'); print(1, flush=True); sys.stdin.read();"
+            [sys.executable, "-c", "import sys, cableway as cw; w = cw.get('kept'); print(1, flush=True); sys.stdin.read();"
              "assert (w.to('cpu').numpy() == range(100_000)).all()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         holder.stdout.readline()
         cw.remove("kept")
@@ -200,9 +200,9 @@ def test_a_full_memory_is_the_librarys_own_error(program, name):
         if STANDIN:
             large = np.zeros(600 << 20, "u1")
             tries = [lambda: make(large)]
-        elif hook.__name__ == "causeway.cupy":
+        elif hook.__name__ == "cableway.cupy":
             tries = [lambda: cupy.empty(1 << 40, "u1")]
-        elif hook.__name__ == "causeway.torch":
+        elif hook.__name__ == "cableway.torch":
             tries = [lambda: torch.empty(1 << 40, dtype=torch.uint8, device="cuda")]
         else:
             tries = [lambda: cuda.device_array(1 << 40, "u1")]
@@ -241,8 +241,8 @@ def test_a_limit_of_the_broker_is_the_librarys_own_error_too(program, name, own_
         gc.collect()
         assert (host(make(np.ones(1000))) == 1).all()
         """,
-        CAUSEWAY_DIR=own_broker,
-        CAUSEWAY_MAX_GPU_BYTES=str(200 << 20),
+        CABLEWAY_DIR=own_broker,
+        CABLEWAY_MAX_GPU_BYTES=str(200 << 20),
     )
 
 
@@ -282,7 +282,7 @@ def test_a_new_broker_serves_after_the_old_one_is_gone(program, name, own_broker
         assert (cw.put("after", kept[3], copy=False).to("cpu").numpy() == 3).all()
         other("assert (cw.get('after').to('cpu').numpy() == 3).all()")
         """,
-        CAUSEWAY_DIR=own_broker,
+        CABLEWAY_DIR=own_broker,
     )
 
 
@@ -293,7 +293,7 @@ def test_without_its_broker_a_library_gets_back_what_was_lent(program, name, own
         name,
         """
         import time
-        from causeway import _loans
+        from cableway import _loans
         hook.use()
         mine, held = make(np.ones(100_000)), make(np.full(1000, 2.0))
         cw.put("mine", mine, copy=False)
@@ -312,7 +312,7 @@ def test_without_its_broker_a_library_gets_back_what_was_lent(program, name, own
         _loans.collect()
         assert not _loans._kept
         """,
-        CAUSEWAY_DIR=own_broker,
+        CABLEWAY_DIR=own_broker,
     )
 
 

@@ -167,7 +167,7 @@ w, s = cw.zeros(1000, "u1", device="cuda:0"), Stream()
 cw.put("anything", cw.zeros(3))
 with w.writing(s, whole=True): s.fill(low(w), 6)        # its page of fences is there
 w.wait()
-[lock] = pathlib.Path(os.environ["CAUSEWAY_DIR"]).glob("*.lock")
+[lock] = pathlib.Path(os.environ["CABLEWAY_DIR"]).glob("*.lock")
 broker = int(lock.read_text().split()[0])
 went_on = []
 def go_on():                                            # else a failure would leave it standing

@@ -111,7 +111,7 @@ PRODUCERS = """
 def test_who_writes_a_part_over_incomplete_data_hands_on_what_they_wait_for(program, stopped):
     """a has written what it computed from c's work, which is still under way; then a part of that is written anew."""
     program(f"""{PRODUCERS}
-        from causeway import client
+        from cableway import client
         s = Stream()
         with w.writing(s):
             s.fill(low(w), 5)

@@ -29,7 +29,7 @@ def program(script: Callable[..., object]) -> Run:
 
     def run(text: str) -> object:
         path = f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
-        begin = "import subprocess, sys, numpy as np, causeway as cw, gpu_standins as libs\nlibs.start()\nlibs.install('torch')\n"
+        begin = "import subprocess, sys, numpy as np, cableway as cw, gpu_standins as libs\nlibs.start()\nlibs.install('torch')\n"
         return script(begin + textwrap.dedent(text), env={**os.environ, "PYTHONPATH": path})
 
     return run
@@ -49,7 +49,7 @@ def test_an_array_of_each_library_comes_in_and_goes_to_others(program, kind):
         x = np.random.default_rng(4).random((40, 30))
         foreign = libs.make(kind, x)
         cw.put("x", foreign)
-        other = "import numpy as np, causeway as cw; x = cw.get('x', device='cpu').numpy();"
+        other = "import numpy as np, cableway as cw; x = cw.get('x', device='cpu').numpy();"
         other += "assert (x == np.random.default_rng(4).random((40, 30))).all()"
         subprocess.run([sys.executable, "-c", other], check=True)
         w = cw.get("x")
@@ -187,14 +187,14 @@ def test_a_tensor_is_ordered_by_the_current_stream_of_its_library(program):
 
 def test_memory_of_a_librarys_own_is_borrowed_when_no_copy_may_be_made(program):
     program("""
-        from causeway import _loans
+        from cableway import _loans
         import gc, time
         x = np.arange(300.0)
         foreign = libs.make(libs.CupyArray, x)
         w = cw.put("lent", foreign, copy=False)
         assert w.__cuda_array_interface__["data"][0] == foreign.address
         other = '''if True:
-            import numpy as np, causeway as cw
+            import numpy as np, cableway as cw
             w = cw.get("lent")
             assert w.device == "cuda:0" and (w.to("cpu").numpy() == range(300)).all()
             w[:100] = np.full(100, 5.0)

@@ -50,7 +50,7 @@ def test_ctrl_c_ends_a_wait_and_leaves_all_as_it_was(program):
 def test_ctrl_c_as_work_begins_leaves_nothing_begun(program):
     program("""
         import signal
-        from causeway import _order
+        from cableway import _order
         class Late:  # the signal comes when a call has begun something, and before Python goes on
             def __getattr__(self, name):
                 def call(*arguments):
@@ -81,8 +81,8 @@ def test_ctrl_c_as_work_begins_leaves_nothing_begun(program):
 def test_ctrl_c_ends_a_read_that_asks_a_stopped_broker_for_fences(program):
     """All places for reads are taken, by streams of which this process knows nothing yet."""
     program("""
-        from causeway import client
-        from causeway._lib import lib
+        from cableway import client
+        from cableway._lib import lib
         w, mine = cw.put("w", cw.zeros(1000, "u1", device="cuda:0")), cw.zeros(1000, "u1", device="cuda:0")
         child = other('''if True:
             w = cw.get("w"); streams = [Stream() for _ in range(6)]
@@ -117,7 +117,7 @@ def test_an_interrupt_anywhere_leaves_nothing_begun(program):
     program(f"""
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from interrupted import everywhere
-        from causeway import _order
+        from cableway import _order
         s, t = Stream(), Stream()
         w, v = cw.zeros(1000, "u1", device="cuda:0"), cw.zeros(1000, "u1", device="cuda:0")
         def write():
@@ -138,11 +138,11 @@ def test_an_interrupt_anywhere_leaves_nothing_begun(program):
 
 
 def test_an_interrupt_anywhere_leaves_no_array_that_cannot_leave_its_gpu(tmp_path):
-    with world(tmp_path / "b", CAUSEWAY_MAX_GPU_BYTES=256 << 20) as run:
+    with world(tmp_path / "b", CABLEWAY_MAX_GPU_BYTES=256 << 20) as run:
         run(f"""
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from interrupted import everywhere
-from causeway.views import Pin
+from cableway.views import Pin
 N = (48 << 20) // 8
 def make(): return cw.empty(N, device="cuda:0", evictable=True)
 w = make()

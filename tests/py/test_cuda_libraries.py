@@ -19,8 +19,8 @@ gpus = cuda_support.for_module()
 
 # Memory of cuMemAlloc, as a library has it.
 LIBRARY = """
-import ctypes, os, numpy as np, causeway as cw
-cuda = ctypes.CDLL(os.environ.get("CAUSEWAY_CUDA_DRIVER", "libcuda.so.1"))
+import ctypes, os, numpy as np, cableway as cw
+cuda = ctypes.CDLL(os.environ.get("CABLEWAY_CUDA_DRIVER", "libcuda.so.1"))
 def call(name, *arguments):
     status = getattr(cuda, name)(*arguments)
     assert status == 0, (name, status)
@@ -186,7 +186,7 @@ def test_a_library_sees_our_memory_and_we_see_its(script, name):
         """,
     }
     script(
-        "import numpy as np, causeway as cw\n"
+        "import numpy as np, cableway as cw\n"
         "x = np.random.default_rng(6).random((50, 20)).astype('f4')\n"
         "w = cw.asarray(x, device='cuda:0')\n"
         + textwrap.dedent(ways[name])

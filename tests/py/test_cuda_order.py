@@ -156,8 +156,8 @@ def test_memory_is_not_used_again_before_its_last_use(program):
 def test_a_piece_can_be_lent_where_a_strangers_stream_has_used_the_last_one(program):
     """All numbers for pieces are in use; whose streams used the one that came back the lender does not know yet."""
     program("""
-        from causeway import client
-        from causeway._lib import ffi, lib
+        from cableway import client
+        from cableway._lib import ffi, lib
         here, number, out = client.current().pointer, ffi.new("uint64_t *"), ffi.new("cw_array **")
         size, dtype = ffi.new("int64_t[1]", [32 << 20]), ffi.new("char[]", b"|u1")
         layout = ffi.new("cw_layout *", {"ndim": 1, "itemsize": 1, "shape": size, "dtype": dtype})

@@ -27,9 +27,9 @@ def refusal(script: Callable[..., object], tmp_path: Path) -> Callable[..., str]
     def told(error: str = "DeviceError", device: str = "cuda:0", **environment: object) -> str:
         env = {**os.environ, **{name: str(value) for name, value in environment.items()}}
         if not cuda_support.REAL:
-            env.setdefault("CAUSEWAY_FAKECUDA_DIR", str(tmp_path))
+            env.setdefault("CABLEWAY_FAKECUDA_DIR", str(tmp_path))
         text = f"""
-            import causeway as cw
+            import cableway as cw
             try: cw.zeros(3, device={device!r})
             except cw.{error} as error: print(error)
             w = cw.zeros(3)
@@ -46,18 +46,18 @@ def refusal(script: Callable[..., object], tmp_path: Path) -> Callable[..., str]
 
 
 def test_no_driver(refusal):
-    told = refusal(CAUSEWAY_CUDA_DRIVER="/nowhere/libcuda.so.1")
-    assert "no CUDA driver" in told and 'device="cpu"' in told and "CAUSEWAY_CUDA_DRIVER" in told
+    told = refusal(CABLEWAY_CUDA_DRIVER="/nowhere/libcuda.so.1")
+    assert "no CUDA driver" in told and 'device="cpu"' in told and "CABLEWAY_CUDA_DRIVER" in told
 
 
 @on_the_double
 def test_more_gpus_than_a_process_can_work_with(refusal, script, tmp_path):
-    env = {"CAUSEWAY_FAKECUDA_DEVICES": "65", "CAUSEWAY_FAKECUDA_DIR": str(tmp_path / "many")}
+    env = {"CABLEWAY_FAKECUDA_DEVICES": "65", "CABLEWAY_FAKECUDA_DIR": str(tmp_path / "many")}
     (tmp_path / "many").mkdir()
     told = refusal("LimitExceeded", **env)
     assert "65 GPUs" in told and "64 (CW_GPUS_MAX)" in told and "CUDA_VISIBLE_DEVICES" in told
     text = """
-        import causeway as cw
+        import cableway as cw
         try: print(len(cw.devices()))
         except cw.LimitExceeded as error: assert "CW_GPUS_MAX" in str(error), error
     """
@@ -67,7 +67,7 @@ def test_more_gpus_than_a_process_can_work_with(refusal, script, tmp_path):
 
 
 def test_a_library_that_is_no_driver(refusal):
-    assert "has no cuInit" in refusal(CAUSEWAY_CUDA_DRIVER="libm.so.6")
+    assert "has no cuInit" in refusal(CABLEWAY_CUDA_DRIVER="libm.so.6")
 
 
 @on_the_double
@@ -101,7 +101,7 @@ def test_an_instance_of_mig_is_a_device(script, tmp_path):
     env = {**os.environ, **cuda_support.double(tmp_path / "mig", mig=1, devices=2)}
     script(
         """
-        import causeway as cw
+        import cableway as cw
         w = cw.full(10, 4.0, device="cuda:0")
         assert cw.devices() == ["cpu", "cuda:0"] and (w.to("cpu").numpy() == 4).all()
         """,
@@ -114,7 +114,7 @@ def test_gpus_that_are_no_peers_copy_through_the_host(script, tmp_path):
     env = {**os.environ, **cuda_support.double(tmp_path / "apart", no_peer="all")}
     script(
         """
-        import numpy as np, causeway as cw
+        import numpy as np, cableway as cw
         x = np.random.default_rng(4).random(3_000_001)
         a = cw.asarray(x, device="cuda:0")
         b = a.to("cuda:1")
@@ -128,8 +128,8 @@ def test_gpus_that_are_no_peers_copy_through_the_host(script, tmp_path):
 
 def test_full_gpu_memory_is_told_and_nothing_is_lost(script):
     script("""
-        import causeway as cw
-        from causeway._lib import ffi, lib, check
+        import cableway as cw
+        from cableway._lib import ffi, lib, check
         kept = cw.full(1000, 3.0, device="cuda:0")
         info = ffi.new("cw_device_info *")
         check(lib.cw_device_stat(b"cuda:0", info))
@@ -150,7 +150,7 @@ def test_full_gpu_memory_is_told_and_nothing_is_lost(script):
 @on_the_double
 def test_a_full_gpu_is_filled_to_the_last_slab(script):
     script("""
-        import causeway as cw
+        import cableway as cw
         kept = []
         while True:
             try: kept.append(cw.full(1 << 20, len(kept), "u1", device="cuda:1"))
@@ -166,8 +166,8 @@ def test_a_full_gpu_is_filled_to_the_last_slab(script):
 
 FULL = """
 import os, pickle, subprocess, sys, time
-import causeway as cw
-HOLD = "import pickle, sys, causeway as cw; w = pickle.loads(bytes.fromhex(input())); print(w.nbytes, flush=True); input(); w.close(); input()"
+import cableway as cw
+HOLD = "import pickle, sys, cableway as cw; w = pickle.loads(bytes.fromhex(input())); print(w.nbytes, flush=True); input(); w.close(); input()"
 def lent():
     x = cw.zeros(80 << 20, "u1", device="cuda:0")
     other = subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -192,7 +192,7 @@ def test_who_finds_a_gpu_full_waits_for_what_is_on_its_way_back(script, tmp_path
         other.stdin.close()
         other.wait()
     """
-    script(FULL + textwrap.dedent(text), env={**env, "CAUSEWAY_FULL_WAIT_MS": "60000"})
+    script(FULL + textwrap.dedent(text), env={**env, "CABLEWAY_FULL_WAIT_MS": "60000"})
 
 
 @on_the_double
@@ -224,7 +224,7 @@ def test_ctrl_c_ends_the_wait_for_memory_of_a_full_gpu(script, tmp_path):
         other.stdin.close()
         other.wait()
     """
-    script(FULL + textwrap.dedent(text), env={**env, "CAUSEWAY_FULL_WAIT_MS": "3600000"})
+    script(FULL + textwrap.dedent(text), env={**env, "CABLEWAY_FULL_WAIT_MS": "3600000"})
 
 
 @on_the_double
@@ -238,14 +238,14 @@ def test_memory_that_was_given_up_a_moment_ago_is_waited_for(script, tmp_path):
             y = cw.zeros(100 << 20, "u1", device="cuda:0")
             del y
     """
-    script(FULL + textwrap.dedent(text), env={**env, "CAUSEWAY_FULL_WAIT_MS": "60000"})
+    script(FULL + textwrap.dedent(text), env={**env, "CABLEWAY_FULL_WAIT_MS": "60000"})
 
 
 @on_the_double
 def test_what_others_give_up_meanwhile_is_not_taken_for_it(script, tmp_path):
     env = {**os.environ, **cuda_support.double(tmp_path / "full", memory_mib=128)}
     text = """
-        OTHER = "import os, sys, causeway as cw\\nprint(flush=True)\\nwhile os.getppid() == int(sys.argv[1]): x = [cw.zeros(3 << 20, 'u1') for _ in range(40)]; del x"
+        OTHER = "import os, sys, cableway as cw\\nprint(flush=True)\\nwhile os.getppid() == int(sys.argv[1]): x = [cw.zeros(3 << 20, 'u1') for _ in range(40)]; del x"
         other = subprocess.Popen([sys.executable, "-c", OTHER, str(os.getpid())], stdout=subprocess.PIPE)
         other.stdout.readline()
         for _ in range(60):
@@ -256,7 +256,7 @@ def test_what_others_give_up_meanwhile_is_not_taken_for_it(script, tmp_path):
             del y
         other.kill()
     """
-    script(FULL + textwrap.dedent(text), env={**env, "CAUSEWAY_FULL_WAIT_MS": "60000"})
+    script(FULL + textwrap.dedent(text), env={**env, "CABLEWAY_FULL_WAIT_MS": "60000"})
 
 
 @on_the_double
@@ -265,14 +265,14 @@ def test_who_finds_a_gpu_full_waits_no_longer_than_it_may(script, tmp_path):
     text = """
         other = lent()
         text = told(lambda: cw.zeros(80 << 20, "u1", device="cuda:0"))
-        assert "waited 30 ms (CAUSEWAY_FULL_WAIT_MS) for the 1 arrays" in text, text
+        assert "waited 30 ms (CABLEWAY_FULL_WAIT_MS) for the 1 arrays" in text, text
         small = cw.zeros(8 << 20, "u1", device="cuda:0")
         assert "waited" not in told(lambda: cw.zeros(900 << 20, "u1", device="cuda:0"))   # in vain
         other.stdin.close()
         other.wait()
-        y = cw.zeros(80 << 20, "u1", device="cuda:0") if os.environ.update(CAUSEWAY_FULL_WAIT_MS="60000") is None else 0
+        y = cw.zeros(80 << 20, "u1", device="cuda:0") if os.environ.update(CABLEWAY_FULL_WAIT_MS="60000") is None else 0
     """
-    script(FULL + textwrap.dedent(text), env={**env, "CAUSEWAY_FULL_WAIT_MS": "30"})
+    script(FULL + textwrap.dedent(text), env={**env, "CABLEWAY_FULL_WAIT_MS": "30"})
 
 
 @on_the_double
@@ -302,12 +302,12 @@ def test_the_limit_on_gpu_bytes(script, tmp_path):
     (tmp_path / "b").mkdir(mode=0o700)
     env = {
         **os.environ,
-        "CAUSEWAY_DIR": str(tmp_path / "b"),
-        "CAUSEWAY_MAX_GPU_BYTES": str(40 << 20),
+        "CABLEWAY_DIR": str(tmp_path / "b"),
+        "CABLEWAY_MAX_GPU_BYTES": str(40 << 20),
     }
     script(
         """
-        import causeway as cw
+        import cableway as cw
         w = cw.full(1000, 3.0, device="cuda:0")
         try: cw.zeros(33 << 20, "u1", device="cuda:0")
         except cw.LimitExceeded as error: assert "max_gpu_bytes" in str(error) and str(40 << 20) in str(error), error
@@ -321,7 +321,7 @@ def test_the_limit_on_gpu_bytes(script, tmp_path):
 
 def test_a_fork_after_cuda_was_initialised(script):
     script("""
-        import os, causeway as cw
+        import os, cableway as cw
         w = cw.full(3, 1.0, device="cuda:0")
         h = cw.full(3, 2.0)
         child = os.fork()
@@ -344,8 +344,8 @@ def test_a_fork_after_cuda_was_initialised(script):
 
 def test_a_fork_after_another_library_initialised_cuda(script):
     script("""
-        import ctypes, os, causeway as cw
-        cuda = ctypes.CDLL(os.environ.get("CAUSEWAY_CUDA_DRIVER", "libcuda.so.1"))
+        import ctypes, os, cableway as cw
+        cuda = ctypes.CDLL(os.environ.get("CABLEWAY_CUDA_DRIVER", "libcuda.so.1"))
         assert cuda.cuInit(0) == 0
         child = os.fork()
         if not child:
@@ -362,10 +362,10 @@ def test_a_second_process_on_an_exclusive_gpu(script, tmp_path):
     env = {**os.environ, **cuda_support.double(tmp_path / "alone", mode="exclusive")}
     script(
         """
-        import subprocess, sys, causeway as cw
+        import subprocess, sys, cableway as cw
         w = cw.put("mine", cw.zeros(3, device="cuda:0"))
         other = '''if True:
-            import causeway as cw
+            import cableway as cw
             try: cw.get("mine")
             except cw.DeviceError as error: print(error)
         '''
@@ -382,7 +382,7 @@ def test_a_lost_gpu_is_told(script, tmp_path):
     env = {**os.environ, **cuda_support.double(tmp_path / "lost", faults="copy@2=lose")}
     script(
         """
-        import causeway as cw
+        import cableway as cw
         w = cw.full(1000, 3.0, device="cuda:0")
         for _ in range(2):
             try: w.to("cpu")

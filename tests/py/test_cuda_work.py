@@ -7,7 +7,7 @@ import cuda_support
 import numpy as np
 import pytest
 
-import causeway as cw
+import cableway as cw
 
 cuda_support.require()
 on_the_double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double")
@@ -244,7 +244,7 @@ def test_many_copies_where_the_driver_has_no_call_for_them(script, tmp_path):
     env = {**os.environ, **cuda_support.double(tmp_path / "old", no_batch=1)}
     script(
         """
-        import causeway as cw
+        import cableway as cw
         of = [cw.full(100, i, "u1", device="cuda:0") for i in range(50)]
         to = [cw.zeros(100, "u1", device="cuda:1") for i in range(50)]
         cw.copy(zip(to, of))
@@ -261,7 +261,7 @@ def test_gpus_that_are_no_peers_copy_many_all_the_same(script, tmp_path):
     env = {**os.environ, **cuda_support.double(tmp_path / "apart", no_peer="all")}
     script(
         """
-        import causeway as cw
+        import cableway as cw
         of = [cw.full(100, i, "u1", device="cuda:0") for i in range(20)]
         to = [cw.zeros(100, "u1", device=f"cuda:{i % 2}") for i in range(20)]
         cw.copy(zip(to, of))

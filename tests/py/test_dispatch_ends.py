@@ -1,4 +1,4 @@
-"""Both ends of a pool in C (causeway._dispatch), in one process: groups, looking ahead, answers given later.
+"""Both ends of a pool in C (cableway._dispatch), in one process: groups, looking ahead, answers given later.
 
 A worker end serves on a thread; what is not plain goes through a handler as _pool_worker has one.
 """
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from causeway import _dispatch
-from causeway._pool_plane import Memory, Plane
+from cableway import _dispatch
+from cableway._pool_plane import Memory, Plane
 
 MESSAGE, NONE, VALUE, ANSWER = 4, 1, 2, 3  # kinds: a task's, then answers'
 

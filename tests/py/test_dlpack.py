@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import causeway as cw
+import cableway as cw
 
 NUMPY = tuple(int(part) for part in np.__version__.split(".")[:2])
 

@@ -8,19 +8,19 @@ import pkgutil
 
 import pytest
 
-import causeway as cw
+import cableway as cw
 
-MODULES = ["causeway"] + [
-    f"causeway.{module.name}"
+MODULES = ["cableway"] + [
+    f"cableway.{module.name}"
     for module in pkgutil.iter_modules(cw.__path__)
-    if module.name not in ("_causeway", "_dlpack")
+    if module.name not in ("_cableway", "_dlpack")
 ]
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of(name):
-    if name in ("causeway.joblib", "causeway.cupy", "causeway.numba", "causeway.torch"):
-        pytest.importorskip(name.removeprefix("causeway."))
+    if name in ("cableway.joblib", "cableway.cupy", "cableway.numba", "cableway.torch"):
+        pytest.importorskip(name.removeprefix("cableway."))
     failed, _ = doctest.testmod(importlib.import_module(name))
     assert not failed
 

@@ -12,9 +12,9 @@ import time
 import numpy as np
 import pytest
 
-import causeway as cw
-from causeway import client
-from causeway.errors import from_status
+import cableway as cw
+from cableway import client
+from cableway.errors import from_status
 
 
 def test_the_classes_are_what_they_replace():
@@ -142,7 +142,7 @@ def test_more_than_memory_is_a_limit():
 
 def test_file_size_limit_is_an_error_and_no_signal(script):
     done = script("""
-        import resource, causeway as cw
+        import resource, cableway as cw
         cw.names()
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
         try:
@@ -157,9 +157,9 @@ def test_a_folder_that_is_not_ours(script, tmp_path):
     folder = tmp_path / "open"
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
-    env = {**os.environ, "CAUSEWAY_DIR": str(folder)}
+    env = {**os.environ, "CABLEWAY_DIR": str(folder)}
     done = script(
-        "import causeway as cw\ntry: cw.names()\nexcept cw.Error as error: print(error)", env=env
+        "import cableway as cw\ntry: cw.names()\nexcept cw.Error as error: print(error)", env=env
     )
     assert str(folder) in done.stdout
 
@@ -169,15 +169,15 @@ def test_a_folder_that_cannot_be_made(script):
         cw.connect("/nonexistent/x")
     with pytest.raises(ValueError, match="empty address"):
         cw.connect("")
-    env = {**os.environ, "CAUSEWAY_DIR": "here"}
-    done = script("import causeway as cw; cw.names()", env=env, check=False)
-    assert "ValueError: CAUSEWAY_DIR is here, which" in done.stderr
+    env = {**os.environ, "CABLEWAY_DIR": "here"}
+    done = script("import cableway as cw; cw.names()", env=env, check=False)
+    assert "ValueError: CABLEWAY_DIR is here, which" in done.stderr
 
 
 def test_a_relative_address_is_the_same_broker_in_another_folder(script, tmp_path):
     (tmp_path / "b").mkdir(mode=0o700)
     code = f"""
-        import os, pickle, signal, causeway as cw
+        import os, pickle, signal, cableway as cw
         os.chdir({str(tmp_path)!r})
         connection = cw.connect("b")
         w = cw.put("x", [1, 2])
@@ -186,7 +186,7 @@ def test_a_relative_address_is_the_same_broker_in_another_folder(script, tmp_pat
         if not child:
             os._exit(cw.names() != ["x"])
         assert os.waitpid(child, 0)[1] == 0
-        assert connection.address == {str(tmp_path / "b" / "causewayd-v4.sock")!r}
+        assert connection.address == {str(tmp_path / "b" / "cablewayd-v1.sock")!r}
         os.kill(connection.broker_pid, signal.SIGTERM)
         try: cw.wait("never")
         except cw.BrokerLost: pass
@@ -202,13 +202,13 @@ def test_a_relative_address_is_the_same_broker_in_another_folder(script, tmp_pat
 
 
 def test_a_script_in_a_pipe_ends(script):
-    done = script("import causeway as cw; cw.put('x', [1]); print('done')")
+    done = script("import cableway as cw; cw.put('x', [1]); print('done')")
     assert done.stdout == "done\n" and done.stderr == ""
 
 
 def test_interpreter_shutdown_is_quiet(script):
     done = script("""
-        import threading, causeway as cw, numpy as np
+        import threading, cableway as cw, numpy as np
         w = cw.put("x", np.arange(10)); v = w.numpy(); d = np.from_dlpack(w); m = cw.get("x")[1:]
         class Late:
             def __del__(self): self.w.close()
@@ -246,8 +246,8 @@ def test_broker_killed():
 
 def test_broker_killed_while_somebody_waits(script):
     code = """
-        import threading, time, os, signal, causeway as cw
-        from causeway import client
+        import threading, time, os, signal, cableway as cw
+        from cableway import client
         pid, told, turns = client.current().broker_pid, threading.Event(), []
         def kill():
             os.kill(pid, signal.SIGKILL)
@@ -272,7 +272,7 @@ def test_killed_clients_leave_nothing(script):
     for _ in range(3):
         done = script(
             """
-            import causeway as cw, os, numpy as np
+            import cableway as cw, os, numpy as np
             x = cw.get("x"); y = cw.put("mine", np.zeros(1000)); z = cw.empty(1000)
             os.kill(os.getpid(), 9)
         """,
@@ -310,8 +310,8 @@ def test_each_limit_is_a_limit_exceeded_and_all_goes_on(limit, script, tmp_path)
     name, value = limit.split("=")
     done = script(
         f"""
-        import os, signal, time, causeway as cw
-        from causeway import client
+        import os, signal, time, cableway as cw
+        from cableway import client
         pid = client.current().broker_pid
         keep = cw.put("before", [1, 2, 3])
         try:
@@ -330,7 +330,7 @@ def test_each_limit_is_a_limit_exceeded_and_all_goes_on(limit, script, tmp_path)
         assert cw.get("before").tolist() == [4]
         os.kill(pid, signal.SIGTERM)
         """,
-        env={**os.environ, "CAUSEWAY_DIR": str(folder), f"CAUSEWAY_{name}": value},
+        env={**os.environ, "CABLEWAY_DIR": str(folder), f"CABLEWAY_{name}": value},
     )
-    told = rf"limit .*{name.lower()} allows .*causeway\.conf, or CAUSEWAY_{name},"
+    told = rf"limit .*{name.lower()} allows .*cableway\.conf, or CABLEWAY_{name},"
     assert re.match(told, done.stdout), done.stdout

@@ -11,7 +11,7 @@ double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double's m
 two = cuda_support.second_gpu
 
 # A GPU of 256 MiB, or a broker that gives no more: four arrays of 48 MiB are there at once, and room for small ones.
-SMALL: dict[str, object] = {"CAUSEWAY_MAX_GPU_BYTES": 256 << 20}
+SMALL: dict[str, object] = {"CABLEWAY_MAX_GPU_BYTES": 256 << 20}
 TOOLS = """
 N = (48 << 20) // 8
 def make(seed, device="cuda:0", size=N):
@@ -151,7 +151,7 @@ def test_a_stream_at_work_keeps_an_array(tmp_path):
             TOOLS
             + """
 import ctypes
-cuda = ctypes.CDLL(os.environ["CAUSEWAY_CUDA_DRIVER"])
+cuda = ctypes.CDLL(os.environ["CABLEWAY_CUDA_DRIVER"])
 all = [make(seed) for seed in range(5)]
 context, stream, go = ctypes.c_void_p(), ctypes.c_void_p(), threading.Event()
 assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0 and cuda.cuCtxSetCurrent(context) == 0
@@ -219,7 +219,7 @@ assert not faults, faults
 
 
 def test_no_host_memory_left_is_told_and_loses_nothing(tmp_path):
-    with world(tmp_path / "b", **SMALL, CAUSEWAY_MAX_BYTES=32 << 20) as run:
+    with world(tmp_path / "b", **SMALL, CABLEWAY_MAX_BYTES=32 << 20) as run:
         run(
             TOOLS
             + """
@@ -242,7 +242,7 @@ def test_a_process_killed_while_an_array_leaves(tmp_path, moment):
 import ctypes
 keep = cw.put("keep", cw.asarray(random(1000), device="cuda:0"))
 all = [make(seed) for seed in range(5)]
-ctypes.CDLL(os.environ["CAUSEWAY_CUDA_DRIVER"]).fakecuda_faults(b"{moment}=kill")
+ctypes.CDLL(os.environ["CABLEWAY_CUDA_DRIVER"]).fakecuda_faults(b"{moment}=kill")
 make(5)
 """,
             check=False,
@@ -310,11 +310,11 @@ def test_prefetch_does_not_wait(tmp_path):
     with world(tmp_path / "b") as run:
         run("""
             import ctypes
-            double = ctypes.CDLL(os.environ["CAUSEWAY_CUDA_DRIVER"])
+            double = ctypes.CDLL(os.environ["CABLEWAY_CUDA_DRIVER"])
             x = random(1_000_000)
             a = cw.asarray(x)
             a.to("cuda:0")  # registers its memory
-            go = os.path.join(os.environ["CAUSEWAY_DIR"], "go")
+            go = os.path.join(os.environ["CABLEWAY_DIR"], "go")
             double.fakecuda_faults(f"copy@1=until:{go}".encode())
             near = a.prefetch("cuda:0")
             try: near.wait(timeout=0)
@@ -333,7 +333,7 @@ def test_an_array_that_is_given_to_a_library_does_not_leave_between_the_look_and
         run(
             TOOLS
             + """
-from causeway import dlpack
+from cableway import dlpack
 w, look, others, left = make(0), dlpack.has_passed, [], []
 def slow(lease):
     done = look(lease)

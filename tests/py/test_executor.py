@@ -1,4 +1,4 @@
-"""`causeway.Executor`: what it promises beyond CPython's own tests (test_executor_cpython.py)."""
+"""`cableway.Executor`: what it promises beyond CPython's own tests (test_executor_cpython.py)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ import pool_tasks as tasks
 import pytest
 from conftest import Script, eventually
 
-import causeway as cw
-import causeway.executor
-from causeway._pool_engine import Engine
-from causeway.executor import ExecutorBroken, ExecutorTimeout, ExecutorWorkerDied
+import cableway as cw
+import cableway.executor
+from cableway._pool_engine import Engine
+from cableway.executor import ExecutorBroken, ExecutorTimeout, ExecutorWorkerDied
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -227,7 +227,7 @@ def test_the_first_future_tells_also_when_the_workers_have_failed_at_once(monkey
             super().__init__(*args, **kwargs)
             assert eventually(lambda: self.error is not None)
 
-    monkeypatch.setattr(causeway.executor, "Engine", Broken)
+    monkeypatch.setattr(cableway.executor, "Engine", Broken)
     executor = cw.Executor(2, initializer=tasks.refuse_to_start, initargs=("no",))
     assert isinstance(executor.submit(abs, 1).exception(60), ExecutorBroken)
     executor.shutdown()
@@ -359,7 +359,7 @@ def test_the_interpreters_exit_waits_for_what_was_submitted(script: Script, meth
     done = script(
         f"""
         import time
-        import causeway as cw
+        import cableway as cw
 
         def late(text):
             time.sleep(0.3)
@@ -378,7 +378,7 @@ def test_after_the_interpreters_end_has_begun_nothing_is_taken(script: Script):
     done = script(
         """
         import atexit
-        import causeway as cw
+        import cableway as cw
 
         @atexit.register
         def last():

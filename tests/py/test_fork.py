@@ -15,8 +15,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import causeway as cw
-from causeway import client
+import cableway as cw
+from cableway import client
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 
@@ -179,7 +179,7 @@ def test_fork_while_other_threads_work():
 
 def test_a_daemon_that_forks_before_anything_is_connected(script):
     script("""
-        import os, causeway as cw
+        import os, cableway as cw
         if os.fork() == 0:
             cw.put("late", [1, 2])
             os._exit(0)
@@ -190,7 +190,7 @@ def test_a_daemon_that_forks_before_anything_is_connected(script):
 
 def test_the_child_may_end_by_itself(script):
     done = script("""
-        import os, sys, causeway as cw
+        import os, sys, cableway as cw
         w = cw.put("w", [1, 2, 3])
         view = w.numpy()
         if os.fork() == 0:

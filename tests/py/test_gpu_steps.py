@@ -25,8 +25,8 @@ exec "$@"
 
 
 def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setenv("CAUSEWAY_BUILD", str(cuda_support.BUILD))
-    monkeypatch.setenv("CAUSEWAY_TEST_GPU", "1")
+    monkeypatch.setenv("CABLEWAY_BUILD", str(cuda_support.BUILD))
+    monkeypatch.setenv("CABLEWAY_TEST_GPU", "1")
     spec = importlib.util.spec_from_file_location(f"gpu_{name}", HERE / f"{name}.py")
     assert spec and spec.loader
     made = importlib.util.module_from_spec(spec)
@@ -96,7 +96,7 @@ map over 64 MiB tensors       >= 10 times less         NO   67.9 us a task: 3.4 
 
 
 def test_deaths_are_told_with_their_number_and_seed(steps):
-    text = "# CAUSEWAY_TEST_SEED=7 repeats this run\nfence_deaths: 9 producers killed, seed 7, 8 at once\n"
+    text = "# CABLEWAY_TEST_SEED=7 repeats this run\nfence_deaths: 9 producers killed, seed 7, 8 at once\n"
     assert steps.verdict(text, 0, "") == ("ok", "fence_deaths: 9 producers killed, seed 7, 8 at once")  # fmt: skip
 
 
@@ -187,7 +187,7 @@ def test_a_page_of_benchmarks_keeps_its_words_and_has_every_row(tmp_path):
     log.write_text("""
 ######## cuda                        17 s  ok      11 passed, 3 skipped in 14.78s (no second GPU)
 ######## bench-gpu                   30 s  MISSED  # all: 29.6 s
-what                                                             causeway  peer                         figure  unit  ours/peer
+what                                                             cableway  peer                         figure  unit  ours/peer
 begin and end, on the CPU                                             1.8                                       us
 host to GPU, 1 MiB                                                   33.6  driver, pinned                 33.9  GB/s   0.989     30.1 to 34.0 | 30.2 to 34.4, 200 each
 IPC events                                                           12.0  IPC events, a new one each time      275.8  us     0.044

@@ -11,11 +11,11 @@ from cli_support import run_json
 from interrupted import everywhere
 from waiting import eventually
 
-import causeway as cw
-from causeway import _lib, client, name
-from causeway import array as arrays
-from causeway._lib import ffi, lib
-from causeway.views import Lease, lease_again
+import cableway as cw
+from cableway import _lib, client, name
+from cableway import array as arrays
+from cableway._lib import ffi, lib
+from cableway.views import Lease, lease_again
 
 NBYTES = 1 << 16
 

@@ -17,19 +17,19 @@ from conftest import Script, eventually
 joblib = pytest.importorskip("joblib")
 from joblib import Parallel, delayed, parallel_config  # noqa: E402
 
-import causeway as cw  # noqa: E402
-import causeway.joblib  # noqa: E402
+import cableway as cw  # noqa: E402
+import cableway.joblib  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="module")
 def workers_end(broker_folder):
     yield
-    causeway.joblib.shutdown()
+    cableway.joblib.shutdown()
 
 
 @pytest.fixture
 def two():
-    with parallel_config("causeway", n_jobs=2):
+    with parallel_config("cableway", n_jobs=2):
         yield
 
 
@@ -37,7 +37,7 @@ def test_a_grid_search_gives_the_scores_of_the_other_backends(script: Script):
     pytest.importorskip("sklearn")
     done = script(  # loky's processes end with it
         """
-        import causeway.joblib
+        import cableway.joblib
         from joblib import parallel_config
         from sklearn.datasets import load_digits
         from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -47,14 +47,14 @@ def test_a_grid_search_gives_the_scores_of_the_other_backends(script: Script):
             features, labels = load_digits(return_X_y=True)
             features, labels = features[:600], labels[:600]
             found = {}
-            for backend in ("sequential", "loky", "causeway"):
+            for backend in ("sequential", "loky", "cableway"):
                 with parallel_config(backend, n_jobs=2):
                     search = GridSearchCV(SVC(), {"C": [0.1, 1, 10], "gamma": [1e-3, 1e-4]}, n_jobs=-1)
                     search.fit(features, labels)
                     scores = cross_val_score(SVC(), features, labels, n_jobs=2)
                     means = search.cv_results_["mean_test_score"].tolist()
                     found[backend] = (means, scores.tolist(), search.best_params_)
-            print(found["sequential"] == found["loky"] == found["causeway"])
+            print(found["sequential"] == found["loky"] == found["cableway"])
         """
     )
     assert done.stdout == "True\n", done.stderr
@@ -63,7 +63,7 @@ def test_a_grid_search_gives_the_scores_of_the_other_backends(script: Script):
 def test_an_array_is_put_once_and_seen_by_all_tasks_read_only(two, monkeypatch):
     puts = []
     monkeypatch.setattr(
-        causeway._joblib_batches, "asarray", lambda x: puts.append(x.shape) or cw.asarray(x)
+        cableway._joblib_batches, "asarray", lambda x: puts.append(x.shape) or cw.asarray(x)
     )
     values = np.arange(500_000.0)
     found = Parallel()(delayed(tasks.seen)(values, i) for i in range(20))
@@ -87,7 +87,7 @@ def test_small_arrays_and_those_of_objects_are_the_tasks_own(two):
 def test_what_recurs_below_max_nbytes_is_put_once_as_long_as_it_stays_the_same(two, monkeypatch):
     puts = []
     monkeypatch.setattr(
-        causeway._joblib_batches,
+        cableway._joblib_batches,
         "asarray",
         lambda x, copy=None: puts.append(x.shape) or cw.asarray(x, copy=copy),
     )
@@ -102,7 +102,7 @@ def test_what_recurs_below_max_nbytes_is_put_once_as_long_as_it_stays_the_same(t
 
 
 def test_what_changes_between_tasks_below_max_nbytes_is_seen_as_it_was_submitted():
-    from causeway._joblib_batches import Batches, SharedArrays, run
+    from cableway._joblib_batches import Batches, SharedArrays, run
 
     values, batches = np.zeros(20_000), Batches(SharedArrays(readonly=True), 1 << 20, "r")
     numbers = (0.0, 0.0, 0.0, -0.0, np.nan, np.nan, 1.0, 1.0, 2.0)
@@ -116,8 +116,8 @@ def test_what_changes_between_tasks_below_max_nbytes_is_seen_as_it_was_submitted
 
 
 def test_only_what_the_workers_do_not_have_goes_by_value():
-    batches = causeway._joblib_batches.Batches(
-        causeway._joblib_batches.SharedArrays(readonly=True), None, None
+    batches = cableway._joblib_batches.Batches(
+        cableway._joblib_batches.SharedArrays(readonly=True), None, None
     )
 
     def by_value(*args):
@@ -154,7 +154,7 @@ def test_mmap_mode_tells_whether_tasks_share_what_they_write(two, mode, own):
 
 
 def test_what_is_shared_goes_with_its_original_and_at_the_calls_end():
-    arrays = causeway._joblib_batches.SharedArrays(readonly=True)
+    arrays = cableway._joblib_batches.SharedArrays(readonly=True)
     first, second = np.zeros(1000), np.zeros(1000)
     assert arrays.share(first) is arrays.share(first)
     assert arrays.share(first[:10]) is arrays.share(first[:10]) is not arrays.share(first)
@@ -228,12 +228,12 @@ def test_workers_stay_for_the_next_call_and_end_when_asked(two):
         lambda: one.update(workers()) or len(one) == 2
     )  # quick ones may go to one worker alone
     assert workers() <= one
-    causeway.joblib.shutdown()
+    cableway.joblib.shutdown()
     assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in one))
 
 
 def test_inner_threads_are_limited():
-    with parallel_config("causeway", n_jobs=2, inner_max_num_threads=1):
+    with parallel_config("cableway", n_jobs=2, inner_max_num_threads=1):
         assert set(Parallel()(delayed(tasks.threads_allowed)(i) for i in range(4))) == {"1"}
 
 
@@ -241,7 +241,7 @@ def test_threads_may_each_run_a_loop():
     found: list[list[int]] = []
 
     def run(number: int) -> None:
-        with parallel_config("causeway", n_jobs=2):
+        with parallel_config("cableway", n_jobs=2):
             found.append(Parallel()(delayed(abs)(-i) for i in range(number)))
 
     threads = [threading.Thread(target=run, args=(n,)) for n in (3, 30)]
@@ -253,7 +253,7 @@ def test_threads_may_each_run_a_loop():
 
 
 def test_n_jobs_counts_as_joblib_counts_it():
-    backend = causeway.joblib.CausewayBackend(nesting_level=0)
+    backend = cableway.joblib.CablewayBackend(nesting_level=0)
     cpus = backend.effective_n_jobs(-1)
     assert cpus >= 1 and backend.effective_n_jobs(3) == 3 and backend.effective_n_jobs(None) == 1
     assert backend.effective_n_jobs(-2) == max(cpus - 1, 1)
@@ -264,7 +264,7 @@ def test_n_jobs_counts_as_joblib_counts_it():
 def test_a_script_needs_no_guard_and_its_own_classes_travel(script: Script):
     done = script(
         """
-        import joblib, causeway.joblib
+        import joblib, cableway.joblib
 
         class Fault(Exception):
             pass
@@ -278,7 +278,7 @@ def test_a_script_needs_no_guard_and_its_own_classes_travel(script: Script):
                 raise Fault("seven")
             return Point(2 * x)
 
-        with joblib.parallel_config("causeway", n_jobs=2):
+        with joblib.parallel_config("cableway", n_jobs=2):
             found = joblib.Parallel()(joblib.delayed(double)(x) for x in range(5))
             print([point.x for point in found], all(type(point) is Point for point in found))
             try:
@@ -303,12 +303,12 @@ def test_what_a_batch_names_is_imported_once_for_all_workers(script: Script, tmp
         """
         import os, sys
         sys.path.insert(0, os.path.dirname(os.environ["COUNTED"]))
-        import joblib, causeway.joblib
+        import joblib, cableway.joblib
 
         def workers():
             import counted
             calls = (joblib.delayed(counted.pid)(i) for i in range(50))
-            return set(joblib.Parallel(2, backend="causeway", batch_size=1)(calls))
+            return set(joblib.Parallel(2, backend="cableway", batch_size=1)(calls))
 
         seen = set()
         while len(seen) < 2:
@@ -334,10 +334,10 @@ def test_what_is_imported_finds_how_many_threads_it_may_use(script: Script, tmp_
         """
         import os, sys
         sys.path.insert(0, os.environ["FOLDER"])
-        import joblib, looks, causeway.joblib
+        import joblib, looks, cableway.joblib
 
         for threads in 1, 3:
-            with joblib.parallel_config("causeway", n_jobs=2, inner_max_num_threads=threads):
+            with joblib.parallel_config("cableway", n_jobs=2, inner_max_num_threads=threads):
                 print(set(joblib.Parallel()(joblib.delayed(looks.at_import)(i) for i in range(20))))
         """,
         env={
@@ -351,10 +351,10 @@ def test_what_is_imported_finds_how_many_threads_it_may_use(script: Script, tmp_
 def test_an_initializer_runs_in_each_worker_and_workers_stay_for_the_same_one(script: Script):
     done = script(
         """
-        import joblib, os, causeway.joblib
+        import joblib, os, cableway.joblib
 
         def call(values):
-            found = joblib.Parallel(2, backend="causeway", initializer=start, initargs=(values,))(
+            found = joblib.Parallel(2, backend="cableway", initializer=start, initargs=(values,))(
                 joblib.delayed(look)(i) for i in range(20)
             )
             return {pid for pid, _ in found}, [value for _, value in found]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 theirs = pytest.importorskip("joblib.test.test_parallel")
-import causeway.joblib  # noqa: E402
+import cableway.joblib  # noqa: E402
 
 BACKENDS = {"backend", "parent_backend", "child_backend", "inner_backend", "outer_backend"}
 LEFT_OUT = {
@@ -33,7 +33,7 @@ LEFT_OUT = {
 def workers_end(broker_folder: Any) -> Iterator[None]:
     """None of ours are left, nor of loky, which some of the tests use beside it."""
     yield
-    causeway.joblib.shutdown()
+    cableway.joblib.shutdown()
     loky = pytest.importorskip("joblib.externals.loky")
     loky.get_reusable_executor(max_workers=1).shutdown(wait=True, kill_workers=True)
     gc.collect()  # managers of the tests, which hold its pipe
@@ -62,7 +62,7 @@ def cases(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
     seen = []
     for parts in itertools.product(*choices):
         case = {name: value for part in parts for name, value in part.items()}
-        case.update(dict.fromkeys(BACKENDS & case.keys(), "causeway"))
+        case.update(dict.fromkeys(BACKENDS & case.keys(), "cableway"))
         if BACKENDS & case.keys() and case not in seen:
             seen.append(case)
             yield case

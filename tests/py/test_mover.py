@@ -1,4 +1,4 @@
-"""causeway-mover: what a process cannot copy itself; and copies through host memory."""
+"""cableway-mover: what a process cannot copy itself; and copies through host memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ two = cuda_support.second_gpu
 pytestmark = two
 
 # Two GPUs that cannot reach each other; on real ones the way is forced.
-APART = {"no_peer": "all", "CAUSEWAY_ROUTE": "staged" if cuda_support.REAL else ""}
+APART = {"no_peer": "all", "CABLEWAY_ROUTE": "staged" if cuda_support.REAL else ""}
 
 
 def test_gpus_without_a_way_to_each_other_copy_through_the_host(tmp_path):
@@ -31,7 +31,7 @@ def test_gpus_without_a_way_to_each_other_copy_through_the_host(tmp_path):
 
 
 def test_the_mover_copies_between_gpus(tmp_path):
-    with world(tmp_path / "b", no_peer="all", CAUSEWAY_ROUTE="mover") as run:
+    with world(tmp_path / "b", no_peer="all", CABLEWAY_ROUTE="mover") as run:
         run("""
             for size in (1, 1000, 3_000_001):
                 x = random(size)
@@ -54,7 +54,7 @@ def test_an_array_on_a_hidden_gpu_comes_by_the_mover(tmp_path):
             w = cw.put("far", cw.asarray(x, device="cuda:1"))
             part = cw.put("part", w[10:20])
             other = '''if True:
-                import numpy as np, causeway as cw
+                import numpy as np, cableway as cw
                 x = np.random.default_rng(1).random((50, 7))
                 for device in ("cpu", "cuda:0"):
                     here = cw.get("far", device=device)
@@ -87,7 +87,7 @@ def test_a_staged_copy_is_given_to_a_stream(tmp_path):
     with world(tmp_path / "b", **APART, faults="copy=delay:30000") as run:
         run("""
             import ctypes
-            cuda = ctypes.CDLL(os.environ.get("CAUSEWAY_CUDA_DRIVER", "libcuda.so.1"))
+            cuda = ctypes.CDLL(os.environ.get("CABLEWAY_CUDA_DRIVER", "libcuda.so.1"))
             a = cw.asarray(random(4_000_001), device="cuda:0")
             b = cw.empty(a.shape, a.dtype, device="cuda:1")
             context, stream = ctypes.c_void_p(), ctypes.c_void_p()
@@ -112,7 +112,7 @@ def test_a_staged_copy_is_given_to_a_stream(tmp_path):
 
 
 def test_an_unknown_route_is_refused(tmp_path):
-    with world(tmp_path / "b", CAUSEWAY_ROUTE="teleport") as run:
+    with world(tmp_path / "b", CABLEWAY_ROUTE="teleport") as run:
         run("""
             a = cw.zeros(3, device="cuda:0")
             try: a.to("cuda:1")
@@ -126,13 +126,13 @@ def test_routes_are_measured_once_and_kept_by_the_broker(tmp_path):
     with world(tmp_path / "b", **forced) as run:
         run("""
             def topo():
-                return json.loads(subprocess.run([os.environ["CAUSEWAY_COMMAND"], "topo", "--json"], check=True, capture_output=True).stdout)
+                return json.loads(subprocess.run([os.environ["CABLEWAY_COMMAND"], "topo", "--json"], check=True, capture_output=True).stdout)
             cw.put("here", 1)  # a broker runs
             told, again = topo(), topo()
             assert [link["bytes_per_second"] for link in told["links"]] == [link["bytes_per_second"] for link in again["links"]]
             ways = {(link["from"], link["to"]): link for link in told["links"]}
             assert all(link["bytes_per_second"] > 0 for link in told["links"])
-            if "CAUSEWAY_CUDA_DRIVER" in os.environ:
+            if "CABLEWAY_CUDA_DRIVER" in os.environ:
                 assert {pair: link["route"] for pair, link in ways.items()} == {
                     (i, j): "same" if i == j else "staged" if {i, j} == {0, 1} else "peer" for i in range(3) for j in range(3)
                 }

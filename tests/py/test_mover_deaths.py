@@ -1,4 +1,4 @@
-"""causeway-mover, its clients and its broker killed at any moment; and what else can go wrong with it."""
+"""cableway-mover, its clients and its broker killed at any moment; and what else can go wrong with it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ cuda_support.require()
 double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double's faults")
 pytestmark = cuda_support.second_gpu
 
-REAL_MOVER = cuda_support.BUILD / "causeway-mover"
-MOVED = {"no_peer": "all", "CAUSEWAY_ROUTE": "mover"}
+REAL_MOVER = cuda_support.BUILD / "cableway-mover"
+MOVED = {"no_peer": "all", "CABLEWAY_ROUTE": "mover"}
 
 COPY = """
 x = random(2_000_001)
@@ -39,7 +39,7 @@ def wrapper(folder: Path, faults: str, times: int = 1) -> str:
         f"""#!/bin/sh
         echo >>{folder}/starts
         if [ $(wc -l <{folder}/starts) -le {times} ]; then
-            export CAUSEWAY_FAKECUDA_FAULTS={faults}
+            export CABLEWAY_FAKECUDA_FAULTS={faults}
         fi
         exec {REAL_MOVER} "$@"
         """
@@ -54,7 +54,7 @@ def status(folder: Path) -> dict[str, dict[str, int]]:
         [cuda_support.COMMAND, "status", "--json"],
         check=True,
         capture_output=True,
-        env={**os.environ, "CAUSEWAY_DIR": str(folder)},
+        env={**os.environ, "CABLEWAY_DIR": str(folder)},
     )
     told: dict[str, dict[str, int]] = json.loads(shown.stdout)
     return told
@@ -65,7 +65,7 @@ def status(folder: Path) -> dict[str, dict[str, int]]:
 def test_a_mover_killed_in_a_copy_is_started_again_and_the_copy_repeated(tmp_path, moment):
     # 31 pieces, each out and in: moment 62 is the last one's way in.
     mover = wrapper(tmp_path, f"copy@{moment}=kill", times=2)
-    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
+    with world(tmp_path / "b", **MOVED, CABLEWAY_MOVER=mover) as run:
         run(
             COPY
             + """
@@ -87,7 +87,7 @@ def test_a_mover_killed_in_a_copy_is_started_again_and_the_copy_repeated(tmp_pat
 )
 def test_a_mover_killed_before_and_after_its_copy(tmp_path, call):
     mover = wrapper(tmp_path, f"{call}=kill")
-    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
+    with world(tmp_path / "b", **MOVED, CABLEWAY_MOVER=mover) as run:
         run(COPY + "time.sleep(0.5)\n" + COPY)  # in between it unmaps
         assert eventually(lambda: status(tmp_path / "b")["gauges"]["jobs"] == 0)
 
@@ -96,10 +96,10 @@ def test_movers_killed_again_and_again(tmp_path):
     with world(tmp_path / "b", **MOVED) as run:
         run(
             """
-            folder, stop = os.environ["CAUSEWAY_DIR"], threading.Event()
+            folder, stop = os.environ["CABLEWAY_DIR"], threading.Event()
             sys.path.insert(0, os.environ["TESTS"])
             from mover_support import movers
-            real = os.environ.get("CAUSEWAY_TEST_GPU") == "1"  # there it takes a second to begin
+            real = os.environ.get("CABLEWAY_TEST_GPU") == "1"  # there it takes a second to begin
             slower = 1.0  # the more of them are killed before they begin
             def kill():
                 while not stop.wait(slower * ((1.5 if real else 0.02) + (1 if real else 0.1) * np.random.random())):
@@ -150,7 +150,7 @@ while True:
 
 @double
 def test_a_storm_of_deaths_of_clients_and_movers(tmp_path):
-    folder, kills = tmp_path / "b", 2000 if os.environ.get("CAUSEWAY_SOAK") else 40
+    folder, kills = tmp_path / "b", 2000 if os.environ.get("CABLEWAY_SOAK") else 40
     chance = random.Random(1)
     with world(folder, **MOVED) as run:
         keeper = run.begin("""
@@ -216,7 +216,7 @@ def test_a_storm_of_deaths_of_clients_and_movers(tmp_path):
 @double
 def test_copies_that_kill_every_mover_fail(tmp_path):
     mover = wrapper(tmp_path, "copy@1=kill", times=1000)
-    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
+    with world(tmp_path / "b", **MOVED, CABLEWAY_MOVER=mover) as run:
         run("""
             a = cw.zeros(10, device="cuda:0")
             try: a.to("cuda:1")
@@ -231,7 +231,7 @@ def test_a_client_killed_while_the_mover_writes_for_it(tmp_path):
     go = tmp_path / "go"
     mover = wrapper(tmp_path, f"copy=until:{go}", times=1000)
     folder = tmp_path / "b"
-    with world(folder, **MOVED, CAUSEWAY_MOVER=mover) as run:
+    with world(folder, **MOVED, CABLEWAY_MOVER=mover) as run:
         done = run(
             """
             source = cw.put("source", cw.asarray(random(1000), device="cuda:0"))
@@ -266,7 +266,7 @@ def test_a_client_killed_while_the_mover_writes_for_it(tmp_path):
 def test_who_writes_anew_what_a_dead_client_had_copied_waits_for_the_mover(tmp_path):
     # The copy goes on for longer than the poison of the dead needs to be final.
     mover = wrapper(tmp_path, "copy=delay:1100000", times=1000)
-    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
+    with world(tmp_path / "b", **MOVED, CABLEWAY_MOVER=mover) as run:
         run(
             """
             source = cw.put("source", cw.asarray(random(1000), device="cuda:0"))
@@ -292,7 +292,7 @@ def test_who_writes_anew_what_a_dead_client_had_copied_waits_for_the_mover(tmp_p
 @double
 def test_a_copy_that_fails_in_the_midst_marks_its_target(tmp_path):
     mover = wrapper(tmp_path, "copy@40=ILLEGAL_ADDRESS")
-    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
+    with world(tmp_path / "b", **MOVED, CABLEWAY_MOVER=mover) as run:
         run("""
             source = cw.asarray(random(2_000_001), device="cuda:0")
             target = cw.zeros(2_000_001, device="cuda:1")
@@ -312,11 +312,11 @@ def test_a_copy_that_fails_in_the_midst_marks_its_target(tmp_path):
 def test_a_broker_killed_while_the_mover_works(tmp_path):
     mover = wrapper(tmp_path, "copy=hang", times=1000)
     folder = tmp_path / "b"
-    with world(folder, **MOVED, CAUSEWAY_MOVER=mover) as run:
+    with world(folder, **MOVED, CABLEWAY_MOVER=mover) as run:
         run("""
             a = cw.asarray(random(1000), device="cuda:0")
-            lock = [name for name in os.listdir(os.environ["CAUSEWAY_DIR"]) if name.endswith(".lock")][0]
-            pid = int(open(os.path.join(os.environ["CAUSEWAY_DIR"], lock)).read().split()[0])
+            lock = [name for name in os.listdir(os.environ["CABLEWAY_DIR"]) if name.endswith(".lock")][0]
+            pid = int(open(os.path.join(os.environ["CABLEWAY_DIR"], lock)).read().split()[0])
             def kill():
                 in_a_copy()
                 os.kill(pid, signal.SIGKILL)
@@ -337,10 +337,10 @@ def test_a_broker_killed_while_the_mover_works(tmp_path):
 
 def test_a_mover_that_is_not_there_or_does_not_run(tmp_path):
     for program, told in (
-        ("/nowhere/mover", "CAUSEWAY_MOVER"),
+        ("/nowhere/mover", "CABLEWAY_MOVER"),
         ("/bin/false", "ended 3 times"),
     ):
-        with world(tmp_path / program.replace("/", "_"), **MOVED, CAUSEWAY_MOVER=program) as run:
+        with world(tmp_path / program.replace("/", "_"), **MOVED, CABLEWAY_MOVER=program) as run:
             run(f"""
                 a = cw.asarray(random(1000), device="cuda:0")
                 for _ in range(2):
@@ -354,12 +354,12 @@ def test_a_mover_that_is_not_there_or_does_not_run(tmp_path):
 @double
 def test_an_error_of_the_device_is_told_and_ends_the_mover(tmp_path):
     mover = wrapper(tmp_path, "copy@1=ILLEGAL_ADDRESS")
-    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
+    with world(tmp_path / "b", **MOVED, CABLEWAY_MOVER=mover) as run:
         run(
             """
             a = cw.asarray(random(1000), device="cuda:0")
             try: a.to("cuda:1")
-            except cw.DeviceError as error: assert "causeway-mover" in str(error) and "ILLEGAL_ADDRESS" in str(error), error
+            except cw.DeviceError as error: assert "cableway-mover" in str(error) and "ILLEGAL_ADDRESS" in str(error), error
             else: raise AssertionError
             """
             + COPY.replace("\n", "\n            ")
@@ -372,7 +372,7 @@ def test_ctrl_c_ends_the_wait_for_a_mover_that_does_not_come(tmp_path):
     script.write_text("#!/bin/sh\nexec sleep 1000\n")
     script.chmod(stat.S_IRWXU)
     folder = tmp_path / "b"
-    with world(folder, **MOVED, CAUSEWAY_MOVER=str(script), CAUSEWAY_MAX_CLIENT_JOBS=1) as run:
+    with world(folder, **MOVED, CABLEWAY_MOVER=str(script), CABLEWAY_MAX_CLIENT_JOBS=1) as run:
         run("""
             signal.signal(signal.SIGINT, signal.default_int_handler)
             a = cw.asarray(random(1000), device="cuda:0")
@@ -389,7 +389,7 @@ def test_ctrl_c_ends_the_wait_for_a_mover_that_does_not_come(tmp_path):
             except KeyboardInterrupt: pass
             else: raise AssertionError
             thread.join()
-            assert "CAUSEWAY_MAX_CLIENT_JOBS" in told[0], told
+            assert "CABLEWAY_MAX_CLIENT_JOBS" in told[0], told
             assert (a.to("cpu").numpy() == random(1000)).all()
         """)
         assert eventually(lambda: status(folder)["gauges"]["jobs"] == 0)
@@ -400,7 +400,7 @@ def test_a_broker_whose_starter_ignores_its_children_hears_how_its_mover_ended(t
     folder = tmp_path / "b"
     with world(folder, **MOVED) as run:
         broker = subprocess.Popen(
-            [cuda_support.BUILD / "causewayd", "--foreground"],
+            [cuda_support.BUILD / "cablewayd", "--foreground"],
             stderr=subprocess.DEVNULL,
             env=run.environment,
             preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
@@ -421,7 +421,7 @@ def test_signals_while_the_mover_starts_leave_many_copies_complete(tmp_path):
     slow = tmp_path / "slow"
     slow.write_text(f'#!/bin/sh\nsleep 0.5\nexec {REAL_MOVER} "$@"\n')
     slow.chmod(stat.S_IRWXU)
-    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=slow) as run:
+    with world(tmp_path / "b", **MOVED, CABLEWAY_MOVER=slow) as run:
         run("""
             came = []
             signal.signal(signal.SIGALRM, lambda *_: came.append(True))  # raises nothing: the call goes on
@@ -439,7 +439,7 @@ def test_signals_while_the_mover_starts_leave_many_copies_complete(tmp_path):
 @double
 def test_no_number_of_ctrl_cs_leaves_a_target_that_the_mover_still_writes(tmp_path):
     mover = wrapper(tmp_path, "copy=delay:900000", times=1000)
-    with world(tmp_path / "b", **MOVED, CAUSEWAY_MOVER=mover) as run:
+    with world(tmp_path / "b", **MOVED, CABLEWAY_MOVER=mover) as run:
         run("""
             over, told = [], []
             def raise_once(*_):
@@ -469,12 +469,12 @@ def test_no_number_of_ctrl_cs_leaves_a_target_that_the_mover_still_writes(tmp_pa
 
 def test_an_idle_mover_leaves_and_holds_no_memory(tmp_path):
     folder = tmp_path / "b"
-    with world(folder, **MOVED, CAUSEWAY_MOVER_IDLE=1) as run:
+    with world(folder, **MOVED, CABLEWAY_MOVER_IDLE=1) as run:
         run("""
             def free():
-                told = json.loads(subprocess.run([os.environ["CAUSEWAY_COMMAND"], "topo", "--json"], check=True, capture_output=True).stdout)
+                told = json.loads(subprocess.run([os.environ["CABLEWAY_COMMAND"], "topo", "--json"], check=True, capture_output=True).stdout)
                 return [gpu["free_bytes"] for gpu in told["gpus"][:2]]  # more may be there
-            os.environ["CAUSEWAY_GPU_CACHE_BYTES"] = "0"
+            os.environ["CABLEWAY_GPU_CACHE_BYTES"] = "0"
             a = cw.asarray(random(20_000_000), device="cuda:0")
             b = a.to("cuda:1")
             full = free()

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from waiting import eventually
 
-import causeway as cw
-from causeway import client
+import cableway as cw
+from cableway import client
 
 
 def test_put_and_get():
@@ -31,7 +31,7 @@ def test_put_and_get():
 def test_another_process_sees_the_same_memory(script):
     w = cw.put("shared", np.zeros(4, "i8"))
     done = script("""
-        import causeway as cw
+        import cableway as cw
         w = cw.get("shared")
         w[1] = 17
         print(w)
@@ -43,7 +43,7 @@ def test_another_process_sees_the_same_memory(script):
 
 
 def test_a_name_outlives_its_maker(script):
-    script("import causeway as cw, numpy as np; cw.put('left', np.arange(1000))")
+    script("import cableway as cw, numpy as np; cw.put('left', np.arange(1000))")
     assert cw.get("left").numpy().sum() == 499500
 
 
@@ -214,7 +214,7 @@ def test_get_with_patience():
 def test_waiting_across_processes(script):
     timer = threading.Timer(0.5, lambda: cw.put("go", 123))
     timer.start()
-    assert script("import causeway as cw; print(int(cw.get('go', timeout=30)))").stdout == "123\n"
+    assert script("import cableway as cw; print(int(cw.get('go', timeout=30)))").stdout == "123\n"
     timer.join()
 
 
@@ -238,7 +238,7 @@ def test_many_threads_wait_for_different_names():
     "call", ["cw.wait('never')", "cw.get('never', timeout=None)", "cw.wait('never', timeout=60)"]
 )
 def test_control_c_ends_a_wait(call, tmp_path):
-    code = f"import causeway as cw\ncw.names()\ntry:\n    print('up', flush=True)\n    {call}\nexcept KeyboardInterrupt:\n    print('out', cw.names())"
+    code = f"import cableway as cw\ncw.names()\ntry:\n    print('up', flush=True)\n    {call}\nexcept KeyboardInterrupt:\n    print('out', cw.names())"
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdout.readline() == "up\n"
     time.sleep(0.2)
@@ -274,8 +274,8 @@ def test_namespaces_keep_names_apart(script):
         assert int(cw.get("x")) == 2
     assert int(mine) == 2
     assert int(cw.get("x")) == 1
-    env = {**os.environ, "CAUSEWAY_NAMESPACE": "other"}
-    assert script("import causeway as cw; print(int(cw.get('x')))", env=env).stdout == "2\n"
+    env = {**os.environ, "CABLEWAY_NAMESPACE": "other"}
+    assert script("import cableway as cw; print(int(cw.get('x')))", env=env).stdout == "2\n"
     assert "closed" in repr(connection)
     with pytest.raises(ValueError, match="closed"):
         _ = connection.address
@@ -347,7 +347,7 @@ def test_a_closed_connection_leaves_no_trace():
 
 def test_connecting_again_and_again_keeps_few(script):
     done = script("""
-        import os, causeway as cw
+        import os, cableway as cw
         cw.connect()
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(50):

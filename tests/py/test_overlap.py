@@ -34,7 +34,7 @@ COMMON = """
 def brought():
     "In a worker: how many arrays are on the GPU already for tasks to come."
     import gc
-    from causeway._pool_ahead import Ahead
+    from cableway._pool_ahead import Ahead
     found = [one for one in gc.get_objects() if isinstance(one, Ahead)]
     return sum(len(task.leases) for one in found for task in list(one._kept.values()))
 
@@ -116,7 +116,7 @@ def test_arrays_of_gpus_without_a_link_come_ahead_by_way_of_the_host(program):
                 Path("go").touch()
                 assert [one.get(60)[1] for one in results] == [1, 2, 3, 4]
             assert moved.routes["staged"] == 32_000 and "peer" not in moved.routes, moved.routes
-    """, env={"CAUSEWAY_FAKECUDA_NO_PEER": "all"})  # fmt: skip
+    """, env={"CABLEWAY_FAKECUDA_NO_PEER": "all"})  # fmt: skip
 
 
 def test_arrays_of_ours_on_the_host_come_ahead_too(program):
@@ -192,7 +192,7 @@ def test_what_comes_ahead_is_bounded_by_a_share_of_the_gpu(program):
     program("""
         def look(x, seen):
             import gc
-            from causeway._pool_ahead import SHARE, Ahead
+            from cableway._pool_ahead import SHARE, Ahead
             (ahead,) = [one for one in gc.get_objects() if isinstance(one, Ahead)]
             if seen:
                 eventually(lambda: brought() >= seen)
@@ -275,7 +275,7 @@ def test_a_context_that_breaks_while_results_leave_tells_each_task(program):
                     assert "ILLEGAL_ADDRESS" in str(error)
                 assert pool.apply(abs, (-1,)) == 1   # by another worker
             assert not x.any()
-    """, env={"CAUSEWAY_FAKECUDA_FAULTS": "copy@1=ILLEGAL_ADDRESS"})  # fmt: skip
+    """, env={"CABLEWAY_FAKECUDA_FAULTS": "copy@1=ILLEGAL_ADDRESS"})  # fmt: skip
 
 
 @on_the_double
@@ -283,7 +283,7 @@ def test_a_context_that_breaks_while_results_leave_tells_each_task(program):
 def test_the_task_beside_one_that_overran_is_not_run_again_without_retries(program, retries):
     program("""
         def stuck(x):
-            cuda = ctypes.CDLL(os.environ["CAUSEWAY_CUDA_DRIVER"])
+            cuda = ctypes.CDLL(os.environ["CABLEWAY_CUDA_DRIVER"])
             assert cuda.fakecuda_faults(b"copy=hang") == 0  # its results never leave
             time.sleep(1)  # the next one begins clearly later
         def count():
@@ -319,7 +319,7 @@ def test_the_task_beside_one_that_overran_is_not_run_again_without_retries(progr
 def test_a_call_beside_one_that_overran_did_not_overrun(program):
     program("""
         def stuck(x):
-            cuda = ctypes.CDLL(os.environ["CAUSEWAY_CUDA_DRIVER"])
+            cuda = ctypes.CDLL(os.environ["CABLEWAY_CUDA_DRIVER"])
             assert cuda.fakecuda_faults(b"copy=hang") == 0  # its results never leave
         if __name__ == "__main__":
             with cw.Pool(devices="cuda:0", task_timeout=3.0) as pool:

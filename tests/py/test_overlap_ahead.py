@@ -15,13 +15,13 @@ gpus = cuda_support.for_module()
 
 
 LIBRARY = """
-import threading, time, numpy as np, causeway as cw
-from causeway import _pool_table as table, _pool_wire as wire
-from causeway._pool_ahead import Ahead
-from causeway._pool_arguments import Arguments
-from causeway._pool_buffers import BlockStore, open_silently
-from causeway._pool_given import TaskEncoder
-from causeway._pool_staging import Device
+import threading, time, numpy as np, cableway as cw
+from cableway import _pool_table as table, _pool_wire as wire
+from cableway._pool_ahead import Ahead
+from cableway._pool_arguments import Arguments
+from cableway._pool_buffers import BlockStore, open_silently
+from cableway._pool_given import TaskEncoder
+from cableway._pool_staging import Device
 KIB = 1024
 class End:
     "The plane: tasks that are ready, by place."
@@ -91,7 +91,7 @@ def test_what_was_brought_is_used_and_all_else_is_copied_when_it_is_taken(progra
 
 def test_the_parent_hears_that_a_block_may_be_used_again(program):
     program("""
-        from causeway._pool_buffers import LENT, RETURNED
+        from cableway._pool_buffers import LENT, RETURNED
         device = Device("cuda:0", 0)
         ahead = Ahead(end, device, 1 << 20)
         task = Arguments(device, ahead)
@@ -230,7 +230,7 @@ def test_arrays_on_the_own_gpu_are_taken_as_they_are_and_others_are_copied(progr
 
 def test_a_table_that_lies_in_a_block_is_read_there(program):
     program("""
-        from causeway._pool_buffers import LENT, RETURNED
+        from cableway._pool_buffers import LENT, RETURNED
         device = Device("cuda:0", 0)
         ahead = Ahead(end, device, 1 << 20)
         task = Arguments(device, ahead)

@@ -16,7 +16,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
-import causeway as cw
+import cableway as cw
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -229,7 +229,7 @@ def test_a_handle_finds_its_broker_where_the_receiver_has_another(script, tmp_pa
     other.mkdir(mode=0o700)
     cw.put("here", 1)
     done = script(f"""
-        import multiprocessing, os, signal, causeway as cw
+        import multiprocessing, os, signal, cableway as cw
 
         def work(w):
             w[0] = 7

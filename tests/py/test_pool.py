@@ -20,8 +20,8 @@ import pytest
 from pool_support import LONG
 from waiting import eventually
 
-import causeway as cw
-from causeway._pool_cpus import usable_cpus
+import cableway as cw
+from cableway._pool_cpus import usable_cpus
 
 
 @pytest.fixture(scope="module")

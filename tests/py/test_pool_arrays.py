@@ -20,10 +20,10 @@ import pytest
 from conftest import Script, disconnect, eventually, stop_broker
 from pool_support import LONG
 
-import causeway as cw
-from causeway import _pool_buffers as buffers
-from causeway import _pool_wire as wire
-from causeway import _programs
+import cableway as cw
+from cableway import _pool_buffers as buffers
+from cableway import _pool_wire as wire
+from cableway import _programs
 
 MIB = 1 << 20
 
@@ -31,7 +31,7 @@ MIB = 1 << 20
 def gauges() -> dict[str, int]:
     """What the broker tells about itself."""
     cw.names()  # so that one runs
-    program = [_programs.path("causeway"), "status", "--json"]
+    program = [_programs.path("cableway"), "status", "--json"]
     done = subprocess.run(program, capture_output=True, text=True, check=True)
     found: dict[str, int] = json.loads(done.stdout)["gauges"]
     return found
@@ -190,7 +190,7 @@ def test_large_arguments_of_local_functions_arrive(forked: cw.Pool) -> None:
     ]
 
 
-# ---- causeway.Array
+# ---- cableway.Array
 
 
 def test_an_array_of_ours_travels_as_a_handle(pool: cw.Pool) -> None:
@@ -306,13 +306,13 @@ def test_a_block_comes_back_with_the_last_view(forked: cw.Pool) -> None:
 
 def test_a_limit_is_told_to_the_caller_and_the_pool_goes_on(script: Script, tmp_path: Path) -> None:
     (folder := tmp_path / "small").mkdir(mode=0o700)
-    limits = {"CAUSEWAY_DIR": str(folder), "CAUSEWAY_MAX_USER_BYTES": str(64 * MIB)}
+    limits = {"CABLEWAY_DIR": str(folder), "CABLEWAY_MAX_USER_BYTES": str(64 * MIB)}
     done = script(
         f"""
         import sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         import numpy as np
-        import causeway as cw
+        import cableway as cw
         import pool_tasks as tasks
 
         if __name__ == "__main__":
@@ -347,7 +347,7 @@ def short_transits(broker_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     """A broker that ends what nobody opens after five seconds instead of five minutes."""
     disconnect()
     stop_broker(broker_folder)
-    monkeypatch.setenv("CAUSEWAY_TRANSIT_SECONDS", "5")
+    monkeypatch.setenv("CABLEWAY_TRANSIT_SECONDS", "5")
     yield
     disconnect()
     stop_broker(broker_folder)
@@ -363,7 +363,7 @@ def test_the_dead_leave_nothing_in_the_broker(script: Script) -> None:
         import os, sys, time
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         import numpy as np
-        import causeway as cw
+        import cableway as cw
         import pool_tasks as tasks
 
         if __name__ == "__main__":

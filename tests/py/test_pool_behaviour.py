@@ -16,7 +16,7 @@ import pytest
 from conftest import eventually
 from pool_support import LONG, gone, workers_of
 
-import causeway as cw
+import cableway as cw
 
 # ---- callbacks
 

@@ -15,7 +15,7 @@ import pytest
 from conftest import Script, broker_pid, disconnect, eventually, stop_broker
 from pool_support import LONG, workers_of
 
-import causeway as cw
+import cableway as cw
 
 BIG = np.arange(40_000.0)
 
@@ -114,7 +114,7 @@ def test_too_little_memory_for_tasks_is_told(script: Script) -> None:
     done = script(
         """
         import resource
-        import causeway as cw
+        import cableway as cw
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
         try:
             cw.Pool(2)

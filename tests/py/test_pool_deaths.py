@@ -14,7 +14,7 @@ import pytest
 from pool_support import LONG, gone, workers_of
 from waiting import eventually, soon
 
-import causeway as cw
+import cableway as cw
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-import causeway as cw
-from causeway import _pool_devices, _pool_environment
-from causeway._lib import lib
-from causeway._pool_devices import Device, Devices, Group
-from causeway._pool_environment import Description, Name
+import cableway as cw
+from cableway import _pool_devices, _pool_environment
+from cableway._lib import lib
+from cableway._pool_devices import Device, Devices, Group
+from cableway._pool_environment import Description, Name
 
 
 def gpu(number: int, kind: str = "GPU") -> Device:
@@ -257,7 +257,7 @@ def test_a_description_is_put_together(tmp_path, monkeypatch):
 def test_memory_comes_from_a_node_where_the_kernel_lets_it():
     """In a thread of its own, since it is the thread's."""
     code = (
-        "from causeway._lib import lib\n"
+        "from cableway._lib import lib\n"
         "import ctypes\n"
         "done = lib.cwpy_prefer_node(0)\n"
         "mode = ctypes.c_int(-1)\n"
@@ -287,7 +287,7 @@ def test_a_name_brings_its_environment_along():
     code = (
         "import os, pickle, sys\n"
         "name = pickle.load(sys.stdin.buffer)\n"
-        "assert type(name) is str and 'causeway' not in sys.modules\n"
+        "assert type(name) is str and 'cableway' not in sys.modules\n"
         "print(name, os.environ['CUDA_VISIBLE_DEVICES'], sorted(os.sched_getaffinity(0)))"
     )
     told = subprocess.run(

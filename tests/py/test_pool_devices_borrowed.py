@@ -96,7 +96,7 @@ if __name__ == "__main__":
         assert pool.map(total, [t] * 3) == [1000] * 3
         assert pool.lent() == (0, 3), pool.lent()
 """,
-        CAUSEWAY_FAKECUDA_FAULTS="cuIpcGetMemHandle@1+=INVALID_VALUE",
+        CABLEWAY_FAKECUDA_FAULTS="cuIpcGetMemHandle@1+=INVALID_VALUE",
     )
 
 
@@ -112,8 +112,8 @@ if __name__ == "__main__":
     t, driver = new(np.ones(100_000, "f4")), Driver()
     with Pool(devices="cuda:0") as pool:
         assert pool.apply(total, (t,)) == 100_000
-        if not os.environ.get("CAUSEWAY_CUDA_DRIVER", "").endswith("double.so"): faults = lambda text: None
-        else: faults = ctypes.CDLL(os.environ["CAUSEWAY_CUDA_DRIVER"]).fakecuda_faults
+        if not os.environ.get("CABLEWAY_CUDA_DRIVER", "").endswith("double.so"): faults = lambda text: None
+        else: faults = ctypes.CDLL(os.environ["CABLEWAY_CUDA_DRIVER"]).fakecuda_faults
         faults(b"fill=delay:200000")
         for value in (3, 5):
             fill(driver, t, value)
@@ -259,7 +259,7 @@ if __name__ == "__main__":
         start.wait()
         return [_loans.borrow(_gpu.Foreign(t, t.__cuda_array_interface__)) for t in which]
     from concurrent.futures import ThreadPoolExecutor
-    from causeway import _gpu
+    from cableway import _gpu
     with ThreadPoolExecutor(5) as threads:
         for _ in range(2):
             leases = list(threads.map(take, [ts[i * part:(i + 1) * part] for i in range(5)]))

@@ -42,7 +42,7 @@ def test_the_number_of_workers_changes_evenly(program):
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 def test_cores_are_shared_out_anew_when_the_number_of_workers_changes(program):
     program("""
-        from causeway import _pool_environment
+        from cableway import _pool_environment
         def cpus(_=None):
             wait()
             threads = {frozenset(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")}

@@ -36,7 +36,7 @@ if __name__ == "__main__":
         driver.call("cuStreamCreate", ctypes.byref(stream), 1)
     if not HAS_QUICK:
         del library._C
-    faults = ctypes.CDLL(os.environ["CAUSEWAY_CUDA_DRIVER"]).fakecuda_faults
+    faults = ctypes.CDLL(os.environ["CABLEWAY_CUDA_DRIVER"]).fakecuda_faults
     with Pool(devices="cuda:0") as pool:
         assert pool.apply(total, (t,)) == 100_000
         faults(b"fill=delay:200000")
@@ -61,7 +61,7 @@ if __name__ == "__main__":
     with Pool(devices="cuda:0") as pool:
         assert pool.map(where, ts * 3) == [((100 + i,), True) for i in range(3)] * 3
 """,
-        CAUSEWAY_FAKECUDA_FAULTS="cuStreamWriteValue64@1+=INVALID_VALUE,cuStreamWaitValue64@1+=INVALID_VALUE,"
+        CABLEWAY_FAKECUDA_FAULTS="cuStreamWriteValue64@1+=INVALID_VALUE,cuStreamWaitValue64@1+=INVALID_VALUE,"
         "cuEventRecord@1+=INVALID_VALUE,cuLaunchHostFunc@1+=INVALID_VALUE",
     )
 
@@ -113,7 +113,7 @@ def test_a_dtype_that_numpy_lacks_and_that_has_no_bytes_of_its_own_is_pickled(pr
     program(
         "torch",
         """
-from causeway import _pool_foreign as foreign
+from cableway import _pool_foreign as foreign
 if __name__ == "__main__":
     import torch
     t = new(np.ones(1000, "f4"))

@@ -157,7 +157,7 @@ def test_a_gpu_that_is_full_before_ours_is_opened_there_costs_no_worker(program)
             with pool_on("cuda:0") as pool:
                 assert len(set(pool.map(use, range(5)))) == 1
         """,
-        env={"CAUSEWAY_FAKECUDA_FAULTS": "cuStreamCreate=OUT_OF_MEMORY"},
+        env={"CABLEWAY_FAKECUDA_FAULTS": "cuStreamCreate=OUT_OF_MEMORY"},
     )
 
 
@@ -270,7 +270,7 @@ def test_no_driver(program):
             with cw.Pool(1, devices="auto") as pool:
                 assert pool.apply(abs, (-3,)) == 3
         """,
-        env={"CAUSEWAY_CUDA_DRIVER": "/nowhere/libcuda.so.1"},
+        env={"CABLEWAY_CUDA_DRIVER": "/nowhere/libcuda.so.1"},
     )
 
 
@@ -295,7 +295,7 @@ def test_a_main_module_that_takes_the_mask_and_cuda_for_itself(script):
         """
         import os
         os.environ["CUDA_VISIBLE_DEVICES"] = MASK = "1,0"
-        import causeway as cw
+        import cableway as cw
         cw.empty(1, device="cuda:0")
         def own(_):
             return cw.empty(1, device="cuda:0").device_uuid
@@ -313,7 +313,7 @@ def test_a_gpu_that_falls_off_the_bus(program, tmp_path):
     program(
         """
         def lose():
-            driver = ctypes.CDLL(os.environ["CAUSEWAY_CUDA_DRIVER"])
+            driver = ctypes.CDLL(os.environ["CABLEWAY_CUDA_DRIVER"])
             driver.fakecuda_faults(b"copy=lose")
             w = cw.zeros(1000, device="cuda:0")
             w.copy()
@@ -358,7 +358,7 @@ def test_parts_that_the_driver_cannot_make(program, tmp_path):
             except cw.DeviceError as error: assert "CUDA_ERROR_NOT_SUPPORTED" in str(error) and "part" in str(error), error
             else: raise AssertionError
         """,
-        env={"CAUSEWAY_FAKECUDA_FAULTS": "cuGreenCtxCreate=NOT_SUPPORTED"},
+        env={"CABLEWAY_FAKECUDA_FAULTS": "cuGreenCtxCreate=NOT_SUPPORTED"},
     )
     program("""
         if __name__ == "__main__":

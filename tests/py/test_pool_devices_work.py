@@ -125,8 +125,8 @@ def test_a_workers_own_gpu_is_its_first_one_and_the_others_come_behind(program):
 
 def test_a_worker_runs_on_its_share_of_the_cores_near_its_gpu(program):
     program("""
-        from causeway import _pool_environment
-        from causeway._lib import lib
+        from cableway import _pool_environment
+        from cableway._lib import lib
         def look(_):
             time.sleep(0.2)
             mode = ctypes.c_int(-1)
@@ -199,7 +199,7 @@ def test_a_script_that_sets_its_own_mask_does_not_take_it_from_the_workers(scrip
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
         import threading
         threading.Thread(target=lambda: None).start()
-        import causeway as cw
+        import cableway as cw
         def own(_):
             return cw.empty(1, device="cuda").device_uuid, len(cw.devices())
         if __name__ == "__main__":
@@ -214,7 +214,7 @@ def test_cuda_that_the_main_module_uses_when_it_is_imported(script):
     """Then no server serves, and the mask is set before the import all the same."""
     script("""
         import os
-        import causeway as cw
+        import cableway as cw
         last = cw.devices()[-1]
         if "FULL" in os.environ: w = cw.full(10, 2.0, device="cuda:0")
         def own(_):

@@ -13,7 +13,7 @@ import pytest
 from conftest import eventually
 from pool_support import LONG, gone
 
-import causeway as cw
+import cableway as cw
 
 
 def test_close_finishes_what_was_given(pool: cw.Pool) -> None:

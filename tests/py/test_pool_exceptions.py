@@ -12,7 +12,7 @@ import pool_tasks as tasks
 import pytest
 from pool_support import LONG
 
-import causeway as cw
+import cableway as cw
 
 
 def test_an_exception_comes_back_with_the_remote_traceback(pool: cw.Pool) -> None:

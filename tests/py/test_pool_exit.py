@@ -17,12 +17,12 @@ from conftest import Script
 from pool_support import LONG, gone
 from waiting import eventually, soon
 
-import causeway as cw
+import cableway as cw
 
 HEAD = f"""
     import os, signal, sys, threading, time
     sys.path.insert(0, {str(Path(__file__).parent)!r})
-    import causeway as cw
+    import cableway as cw
     import pool_tasks as tasks
     from pool_support import gone, workers_of
     from waiting import eventually

@@ -102,7 +102,7 @@ def test_the_standard_pool_hangs_and_ours_raises(
 ) -> None:
     assert standard[case].runs() and standard[case].printed() == ["begun"]
     standard[case].end()  # before ours: a failing initializer keeps it busy starting workers
-    ours = Run(tmp_path, "causeway", case)
+    ours = Run(tmp_path, "cableway", case)
     try:
         status = ours.process.wait(LONG)
     finally:

@@ -20,8 +20,8 @@ import pytest
 from pool_support import workers_of
 from waiting import eventually
 
-import causeway as cw
-from causeway.pool import MaybeEncodingError
+import cableway as cw
+from cableway.pool import MaybeEncodingError
 
 LONG = 20
 # CPython looks for signals when a function begins, after a call, and in a loop.

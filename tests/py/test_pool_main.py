@@ -15,7 +15,7 @@ import pytest
 from conftest import Script
 from pool_support import LONG
 
-import causeway as cw
+import cableway as cw
 
 # ---- lambdas and what is local
 
@@ -73,7 +73,7 @@ def test_the_initializer_may_be_a_lambda(method: str) -> None:
 
 SCRIPT = """
     import functools, sys
-    import causeway as cw
+    import cableway as cw
 
     def square(x):
         return x * x
@@ -142,7 +142,7 @@ def test_a_function_that_only_the_parent_has_hangs_nothing(script: Script, metho
     done = script(
         """
         import sys
-        import causeway as cw
+        import cableway as cw
 
         if __name__ == "__main__":
             def late(x):
@@ -167,7 +167,7 @@ def test_a_script_without_a_guard_ends_and_says_why(script: Script, method: str)
     done = script(
         """
         import sys
-        import causeway as cw
+        import cableway as cw
 
         pool = cw.Pool(2, context=sys.argv[1])
         print(pool.map(abs, [-1, -2]))
@@ -199,7 +199,7 @@ def notebook(script: Script, method: str) -> Callable[..., list[str]]:
     """Runs cells, after one that makes a pool; returns the lines that they printed."""
 
     def run(*cells: str) -> list[str]:
-        first = f"import causeway as cw; method = {method!r}"
+        first = f"import cableway as cw; method = {method!r}"
         last = "pool.terminate()"
         texts = [textwrap.dedent(cell) + "\n" for cell in (first, *cells, last)]
         done = script(NOTEBOOK, json.dumps(texts))
@@ -420,7 +420,7 @@ def test_the_executor_follows_the_same_rule_in_a_notebook(
 def test_a_program_from_the_command_line_is_as_a_notebook(method: str) -> None:
     text = textwrap.dedent(
         """
-        import sys, causeway as cw
+        import sys, cableway as cw
         def square(x):
             return x * x
         with cw.Pool(2, context=sys.argv[1]) as pool:

@@ -17,8 +17,8 @@ import pytest
 from pool_support import LONG, gone, workers_of
 from waiting import eventually
 
-import causeway as cw
-from causeway import _pool_progress
+import cableway as cw
+from cableway import _pool_progress
 
 
 @pytest.fixture(params=[cw.Pool, cw.Executor], ids=["Pool", "Executor"])

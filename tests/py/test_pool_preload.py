@@ -7,12 +7,12 @@ import os
 import pytest
 from conftest import Script
 
-from causeway._pool_preload import device_of, is_users
+from cableway._pool_preload import device_of, is_users
 
 FRAME = """
 {}
 import logging, multiprocessing, os
-import causeway as cw
+import cableway as cw
 def parent_and_draws(_):
     import random, time
     import numpy as np

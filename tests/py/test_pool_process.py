@@ -19,8 +19,8 @@ from cli_support import suspend
 from conftest import Script, eventually
 from server_support import parents_of_workers, server, start
 
-import causeway as cw
-from causeway import _pool_crew, _pool_process, _pool_server
+import cableway as cw
+from cableway import _pool_crew, _pool_process, _pool_server
 
 pytestmark = pytest.mark.usefixtures("no_server")
 
@@ -85,8 +85,8 @@ def test_exit_handlers_of_import_run_once_and_those_of_a_worker_in_it(
     done = script(
         """
         import atexit, multiprocessing, os, sys, tempfile
-        import causeway as cw
-        from causeway import _pool_server
+        import cableway as cw
+        from cableway import _pool_server
         def ended(words):
             with open(sys.argv[1], "a") as file:
                 print(words, os.getpid(), file=file)
@@ -119,8 +119,8 @@ def test_exit_handlers_that_hang_end_with_the_server(script: Script) -> None:
     done = script(
         """
         import atexit, multiprocessing, time
-        import causeway as cw
-        from causeway import _pool_server
+        import cableway as cw
+        from cableway import _pool_server
         if __name__ != "__main__":
             atexit.register(time.sleep, 3600)
         else:

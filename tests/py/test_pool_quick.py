@@ -24,10 +24,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from waiting import eventually
 
-import causeway as cw
-from causeway import _dispatch
-from causeway._pool_results import AsyncResult
-from causeway.executor import ExecutorWorkerDied
+import cableway as cw
+from cableway import _dispatch
+from cableway._pool_results import AsyncResult
+from cableway.executor import ExecutorWorkerDied
 
 MANY = 2000  # beyond the cells of a Pool of two
 

@@ -19,8 +19,8 @@ import pool_tasks as tasks
 import pytest
 from waiting import eventually
 
-import causeway as cw
-from causeway import _pool_engine
+import cableway as cw
+from cableway import _pool_engine
 
 LONG = 60
 _WORKERS_AT, _WORKER_BYTES, _DONE_AT = 64 + 256, 192, 64  # shm/dispatch.h, ipc/pool.c

@@ -23,8 +23,8 @@ from conftest import Script, eventually
 from pool_support import gone
 from server_support import parents_of_workers, server, start
 
-import causeway as cw
-from causeway import _pool_server
+import cableway as cw
+from cableway import _pool_server
 
 METHODS = ["spawn", "forkserver"]
 pytestmark = pytest.mark.usefixtures("no_server")
@@ -43,7 +43,7 @@ def test_the_main_module_is_imported_once(script: Script, tmp_path: Path) -> Non
     seen = tmp_path / "seen"
     text = """
         import multiprocessing, os, sys
-        import causeway as cw
+        import cableway as cw
         with open(sys.argv[2], "a") as file:
             print(__name__, file=file)
         class Mine:
@@ -65,7 +65,7 @@ def test_a_main_module_that_was_run_by_name(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "package" / "program.py").write_text(
-        "import multiprocessing, os, causeway as cw\n"
+        "import multiprocessing, os, cableway as cw\n"
         "def parent(_):\n"
         "    return os.getppid()\n"
         "if __name__ == '__main__':\n"
@@ -78,9 +78,9 @@ def test_a_main_module_that_was_run_by_name(tmp_path: Path) -> None:
 
 def test_without_a_main_module_the_server_imports_what_it_refers_to() -> None:
     command = (
-        "import multiprocessing, colorsys, causeway as cw\n"
+        "import multiprocessing, colorsys, cableway as cw\n"
         "from calendar import Calendar\n"
-        "from causeway import _pool_server\n"
+        "from cableway import _pool_server\n"
         "with cw.Pool(1, context=multiprocessing.get_context('spawn')) as pool:\n"
         "    assert pool.apply(abs, (-3,)) == 3\n"
         "(server,) = _pool_server._servers.values()\n"
@@ -111,14 +111,14 @@ def test_what_was_set_for_multiprocessings_forkserver_counts() -> None:
 
 def test_joblibs_workers_come_from_a_server_that_does_not_run_the_script() -> None:
     joblib = pytest.importorskip("joblib")
-    import causeway.joblib
+    import cableway.joblib
 
     try:
-        with joblib.parallel_config("causeway", n_jobs=2):
+        with joblib.parallel_config("cableway", n_jobs=2):
             found = joblib.Parallel()(joblib.delayed(tasks.parent_pid)(i) for i in range(8))
         assert set(found) == {_pool_server._servers["spawn", False, True].pid}
     finally:
-        causeway.joblib.shutdown()
+        cableway.joblib.shutdown()
 
 
 # ---- as a plain spawn would have it now
@@ -310,8 +310,8 @@ def test_a_server_that_dies_while_it_imports_gives_way_to_plain_spawn(script: Sc
     done = script(
         """
         import multiprocessing, os
-        import causeway as cw
-        from causeway import _pool_server
+        import cableway as cw
+        from cableway import _pool_server
         if __name__ == "__mp_main__" and not multiprocessing.current_process().daemon:
             if multiprocessing.process.current_process().name == "MainProcess":
                 os._exit(3)
@@ -332,8 +332,8 @@ def test_nobody_outlives_the_parent(script: Script) -> None:
     done = script(
         """
         import multiprocessing, os, signal
-        import causeway as cw
-        from causeway import _pool_process, _pool_server
+        import cableway as cw
+        from cableway import _pool_process, _pool_server
         import server_tasks as tasks
         if __name__ == "__main__":
             context = multiprocessing.get_context("spawn")
@@ -381,8 +381,8 @@ def test_a_fork_of_the_parent_has_a_server_of_its_own(script: Script) -> None:
     done = script(
         """
         import multiprocessing, os
-        import causeway as cw
-        from causeway import _pool_server
+        import cableway as cw
+        from cableway import _pool_server
         import server_tasks as tasks
         def parents():
             with cw.Pool(2, context=multiprocessing.get_context("spawn")) as pool:

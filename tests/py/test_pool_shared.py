@@ -17,8 +17,8 @@ from conftest import eventually
 from pool_support import workers_of
 from test_pool_arrays import gauges
 
-import causeway as cw
-from causeway._pool_shared import Shared, recurring
+import cableway as cw
+from cableway._pool_shared import Shared, recurring
 
 MIB = 1 << 20
 
@@ -244,7 +244,7 @@ def test_the_memory_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_closed_one_shares_nothing_any_more() -> None:
-    from causeway._pool_buffers import BlockStore
+    from cableway._pool_buffers import BlockStore
 
     store = BlockStore(MIB)
     given = ones()

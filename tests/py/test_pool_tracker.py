@@ -29,7 +29,7 @@ def test_the_tracker_ends_though_a_server_waits_for_work(script: Script, method:
         import multiprocessing, os, sys
         from multiprocessing import forkserver, resource_tracker
         from multiprocessing.shared_memory import SharedMemory
-        import causeway as cw
+        import cableway as cw
         def make(_):
             block = SharedMemory(create=True, size=100)
             block.close()
@@ -58,7 +58,7 @@ def test_the_tracker_ends_with_the_interpreter_though_a_pool_is_open(script: Scr
         STOP_AT_THE_END
         + """
 import multiprocessing
-import causeway as cw
+import cableway as cw
 if __name__ == "__main__":
     pool = cw.Pool(2, context=multiprocessing.get_context("spawn"))
     print(pool.map(abs, [-1]), flush=True)
@@ -76,7 +76,7 @@ def test_the_tracker_ends_with_the_interpreter_though_a_server_imports(
         STOP_AT_THE_END
         + """
 import multiprocessing, os, sys, threading, time
-from causeway import _pool_process
+from cableway import _pool_process
 import server_tasks as tasks
 if __name__ != "__main__":
     open(os.path.join(sys.argv[1], str(os.getpid())), "x").close()

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import causeway as cw
-from causeway import dtypes, layouts
+import cableway as cw
+from cableway import dtypes, layouts
 
 NUMBERS = st.one_of(
     hnp.boolean_dtypes(), hnp.integer_dtypes(endianness="?"), hnp.floating_dtypes(endianness="?"),

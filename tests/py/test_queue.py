@@ -19,7 +19,7 @@ import queue_tasks as tasks
 from cli_support import suspend
 from conftest import Script, eventually
 
-import causeway as cw
+import cableway as cw
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 METHODS = ["fork", "spawn", "forkserver"]
@@ -350,7 +350,7 @@ def test_what_a_killed_writer_had_put_is_there(context: Any) -> None:
 
 def test_readers_and_writers_killed_at_random_lose_only_their_own() -> None:
     context = multiprocessing.get_context("fork")
-    rounds = 200 if os.environ.get("CAUSEWAY_SOAK") else 12
+    rounds = 200 if os.environ.get("CABLEWAY_SOAK") else 12
     q, out = cw.Queue(30), cw.Queue()
     writers = {w: started(context, tasks.storm_writer, q, w) for w in range(3)}
     readers = [started(context, tasks.storm_reader, q, out) for _ in range(3)]
@@ -439,7 +439,7 @@ def test_ctrl_c_ends_a_wait(script: Script) -> None:
     done = script(
         """
         import os, signal, threading, time
-        import causeway as cw
+        import cableway as cw
 
         q = cw.Queue(1)
         make_room = lambda *_: (print("handled"), threading.Thread(target=q.get).start())
@@ -490,7 +490,7 @@ def test_an_idle_reader_uses_no_cpu() -> None:
 def test_exit_with_items_in_it(script: Script) -> None:
     done = script(
         """
-        import causeway as cw, numpy as np
+        import cableway as cw, numpy as np
         q = cw.Queue()
         q.put(np.zeros(100_000))
         q.put(q)

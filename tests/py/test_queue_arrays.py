@@ -1,4 +1,4 @@
-"""A `causeway.Array` as an item of a queue: it takes a short way, which remembers layouts at both ends."""
+"""A `cableway.Array` as an item of a queue: it takes a short way, which remembers layouts at both ends."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import queue as standard
 import numpy as np
 import pytest
 
-import causeway as cw
-from causeway import _queue_items as items
+import cableway as cw
+from cableway import _queue_items as items
 
 
 def through(q, w):

@@ -9,7 +9,7 @@ from multiprocessing.shared_memory import SharedMemory
 import numpy as np
 import pytest
 
-import causeway as cw
+import cableway as cw
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_arrays_over_shared_memory(shm):
 
 def test_another_process_sees_it(shm, script):
     cw.put("shm", shm)
-    script("import causeway as cw; w = cw.get('shm'); w[0] = 200; w[799] = 100")
+    script("import cableway as cw; w = cw.get('shm'); w[0] = 200; w[799] = 100")
     assert shm.buf[0] == 200 and shm.buf[799] == 100
 
 

@@ -20,8 +20,8 @@ import transfer_tasks as tasks
 from conftest import eventually
 from pool_support import LONG
 
-import causeway as cw
-from causeway import _pool_landing as landing
+import cableway as cw
+from cableway import _pool_landing as landing
 
 
 def kinds() -> list[np.ndarray[Any, Any]]:
@@ -288,7 +288,7 @@ def test_a_worker_that_cannot_answer_ends_and_says_why() -> None:
 
 
 CANNOT_ANSWER = """
-from causeway._pool_leaving import Leaving
+from cableway._pool_leaving import Leaving
 def answer(token, value): raise RuntimeError("no way to answer")
 leaving = Leaving(answer, lambda error: None)
 leaving.put([], 1, None)

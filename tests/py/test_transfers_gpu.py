@@ -165,7 +165,7 @@ def test_a_death_with_results_on_their_way_loses_their_task_too(program):
                     except cw.WorkerDied as death:
                         assert death.exitcode == 3
                 assert not x.any() and pool.apply(type, (cw.In(x),)) is cw.Array
-    """, env={"CAUSEWAY_FAKECUDA_FAULTS": "copy@2=hang"})  # fmt: skip
+    """, env={"CABLEWAY_FAKECUDA_FAULTS": "copy@2=hang"})  # fmt: skip
 
 
 def test_the_gpus_work_is_complete_before_results_come(program):
@@ -257,9 +257,9 @@ def test_a_copy_that_fails_fails_its_task_with_cudas_name(program, copy):
                     pool.apply(nothing, (cw.InOut(x),))
                     raise SystemExit("it did not raise")
                 except cw.DeviceError as error:
-                    assert os.environ["CAUSEWAY_FAKECUDA_FAULTS"].split("=")[1] in str(error), error
+                    assert os.environ["CABLEWAY_FAKECUDA_FAULTS"].split("=")[1] in str(error), error
                 assert not x.any()
-    """, env={"CAUSEWAY_FAKECUDA_FAULTS": copy})  # fmt: skip
+    """, env={"CABLEWAY_FAKECUDA_FAULTS": copy})  # fmt: skip
 
 
 def test_a_gpu_array_as_out_is_refused_and_as_in_goes_as_it_is(program):

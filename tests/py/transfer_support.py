@@ -12,9 +12,9 @@ from gpu_routes import MOVED
 
 HEAD = """
 import contextlib, ctypes, json, os, subprocess, sys, time
-sys.path.insert(0, os.environ["CAUSEWAY_TESTS"])
+sys.path.insert(0, os.environ["CABLEWAY_TESTS"])
 import numpy as np
-import causeway as cw
+import cableway as cw
 import transfer_tasks as tasks
 from pathlib import Path
 
@@ -38,7 +38,7 @@ HEAD += (
 class Kernel:
     '''Work on the worker's GPU that is not complete before a file is there.'''
     def __init__(self, name):
-        cuda = ctypes.CDLL(os.environ.get("CAUSEWAY_CUDA_DRIVER", "libcuda.so.1"))
+        cuda = ctypes.CDLL(os.environ.get("CABLEWAY_CUDA_DRIVER", "libcuda.so.1"))
         def call(name, *arguments):
             status = getattr(cuda, name)(*arguments)
             assert status == 0, (name, status)
@@ -64,8 +64,8 @@ def program_of(script: Callable[..., object], folder: Path) -> Callable[..., str
     def run(text: str, **options: object) -> str:
         environment = {
             **os.environ,
-            "CAUSEWAY_COMMAND": str(cuda_support.COMMAND),
-            "CAUSEWAY_TESTS": str(Path(__file__).parent),
+            "CABLEWAY_COMMAND": str(cuda_support.COMMAND),
+            "CABLEWAY_TESTS": str(Path(__file__).parent),
             **options.pop("env", {}),  # type: ignore[dict-item]
         }
         before = f"import os\nos.chdir({str(folder)!r})\n"

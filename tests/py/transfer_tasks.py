@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-import causeway as cw
+import cableway as cw
 
 kept: list[Any] = []
 

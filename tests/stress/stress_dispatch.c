@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "shm/error.h"
 #include "tests/support.h"
 

@@ -1,5 +1,5 @@
 /*
- * A broker of its own for a test: a fresh folder, the causewayd of this build, stopped at the end.
+ * A broker of its own for a test: a fresh folder, the cablewayd of this build, stopped at the end.
  */
 #ifndef CW_TESTS_UNIT_CLIENT_SUPPORT_H
 #define CW_TESTS_UNIT_CLIENT_SUPPORT_H
@@ -51,8 +51,8 @@ static inline void set_broker_path(void) {
     path[length] = 0;
     for (int i = 0; i < 3; i++) /* BUILD/tests/unit/program */
         *strrchr(path, '/') = 0;
-    strcat(path, "/causewayd");
-    setenv("CAUSEWAY_BROKER", path, 0);
+    strcat(path, "/cablewayd");
+    setenv("CABLEWAY_BROKER", path, 0);
 }
 
 /* cmocka's set-up and tear-down: a folder, and what lies in it. */
@@ -62,15 +62,15 @@ static inline int folder_make(void **state) {
     strcpy(folder, "/tmp/cw-client-XXXXXX");
     if (!mkdtemp(folder))
         return -1;
-    setenv("CAUSEWAY_DIR", folder, 1);
-    unsetenv("CAUSEWAY_NAMESPACE");
+    setenv("CABLEWAY_DIR", folder, 1);
+    unsetenv("CABLEWAY_NAMESPACE");
     set_broker_path();
     return 0;
 }
 
 static inline int folder_remove(void **state) {
     (void)state;
-    const char *folder = getenv("CAUSEWAY_DIR");
+    const char *folder = getenv("CABLEWAY_DIR");
     cw_client *client;
     if (cw_connect(NULL, NULL, CW_CONNECT_NO_START, &client) == 0) {
         int pid = cw_client_broker_pid(client);

@@ -18,10 +18,10 @@
 #include "shm/error.h"
 #include "tests/unit/raw_client.h"
 
-/* BUILD/tests/unit/PROGRAM -> BUILD/causewayd, unless CAUSEWAY_BROKER names another. */
+/* BUILD/tests/unit/PROGRAM -> BUILD/cablewayd, unless CABLEWAY_BROKER names another. */
 static const char *program(void) {
     static char path[PATH_MAX + 16];
-    const char *given = getenv("CAUSEWAY_BROKER");
+    const char *given = getenv("CABLEWAY_BROKER");
     if (given && *given)
         return given;
     ssize_t length = readlink("/proc/self/exe", path, PATH_MAX);
@@ -31,7 +31,7 @@ static const char *program(void) {
         if (slash)
             *slash = 0;
     }
-    strcat(path, "/causewayd");
+    strcat(path, "/cablewayd");
     return path;
 }
 
@@ -39,7 +39,7 @@ void raw_broker_folder(struct raw_broker *broker) {
     *broker = (struct raw_broker){.root_segment = {.fd = -1}, .errors = -1};
     strcpy(broker->folder, "/tmp/cw-broker-XXXXXX");
     CW_ASSERT(mkdtemp(broker->folder));
-    unsetenv("CAUSEWAY_CONFIG");
+    unsetenv("CABLEWAY_CONFIG");
     static const char *const jobs[] = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"};
     for (unsigned i = 0; i < sizeof jobs / sizeof *jobs; i++)
         unsetenv(jobs[i]);

@@ -1,5 +1,5 @@
 /*
- * Raw client: speaks the wire format (ipc/wire.h) byte by byte, without libcauseway, so that a test
+ * Raw client: speaks the wire format (ipc/wire.h) byte by byte, without libcableway, so that a test
  * can also say what no library would. With it comes a broker of its own for each test.
  *
  * Nothing here asserts: tests, hostile clients and fuzzers decide what is right.
@@ -33,7 +33,7 @@ struct raw_broker {
 };
 /* Makes a fresh folder. */
 void raw_broker_folder(struct raw_broker *broker);
-/* Starts causewayd --foreground with these further arguments (NULL at the end; may be NULL) in the
+/* Starts cablewayd --foreground with these further arguments (NULL at the end; may be NULL) in the
  * folder, without waiting. environment: "NAME=VALUE" strings, NULL at the end, or NULL. */
 void raw_broker_spawn(struct raw_broker *broker, const char *const *arguments,
                       const char *const *environment);

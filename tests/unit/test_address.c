@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "broker/log.h"
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "tests/support.h"
 #include "tests/unit/raw_client.h"
 
@@ -25,21 +25,21 @@ static void the_folder_is_found_in_its_order(void **state) {
     struct cw_address address;
     char own[64];
     unsetenv("SLURM_JOB_ID"), unsetenv("PBS_JOBID"), unsetenv("LSB_JOBID"), unsetenv("JOB_ID");
-    setenv("CAUSEWAY_DIR", "/tmp/chosen", 1);
+    setenv("CABLEWAY_DIR", "/tmp/chosen", 1);
     assert_int_equal(cw_address_find(NULL, &address), 0);
-    assert_string_equal(address.socket_path, "/tmp/chosen/causewayd-v4.sock");
-    assert_string_equal(address.lock_path, "/tmp/chosen/causewayd-v4.lock");
-    assert_string_equal(address.log_path, "/tmp/chosen/causewayd-v4.log");
-    unsetenv("CAUSEWAY_DIR");
+    assert_string_equal(address.socket_path, "/tmp/chosen/cablewayd-v1.sock");
+    assert_string_equal(address.lock_path, "/tmp/chosen/cablewayd-v1.lock");
+    assert_string_equal(address.log_path, "/tmp/chosen/cablewayd-v1.log");
+    unsetenv("CABLEWAY_DIR");
     strcpy(own, "/tmp/cw-run-XXXXXX");
     assert_non_null(mkdtemp(own));
     setenv("XDG_RUNTIME_DIR", own, 1);
     assert_int_equal(cw_address_find(NULL, &address), 0);
     assert_memory_equal(address.folder, own, strlen(own));
-    assert_string_equal(address.folder + strlen(own), "/causeway");
+    assert_string_equal(address.folder + strlen(own), "/cableway");
     rmdir(own); /* one that is not there is none */
     assert_int_equal(cw_address_find(NULL, &address), 0);
-    snprintf(own, sizeof own, "/tmp/causeway-%u", (unsigned)geteuid());
+    snprintf(own, sizeof own, "/tmp/cableway-%u", (unsigned)geteuid());
     assert_string_equal(address.folder, own);
     unsetenv("XDG_RUNTIME_DIR");
 }
@@ -50,10 +50,10 @@ static void each_batch_job_has_its_own(void **state) {
     char job[300];
     setenv("LSB_JOBID", "7/8 x", 1);
     assert_int_equal(cw_address_find("/tmp/f", &address), 0);
-    assert_string_equal(address.socket_name, "causewayd-v4-7_8_x.sock");
+    assert_string_equal(address.socket_name, "cablewayd-v1-7_8_x.sock");
     setenv("SLURM_JOB_ID", "41", 1);
     assert_int_equal(cw_address_find("/tmp/f", &address), 0);
-    assert_string_equal(address.socket_name, "causewayd-v4-41.sock");
+    assert_string_equal(address.socket_name, "cablewayd-v1-41.sock");
     memset(job, 'j', sizeof job - 1);
     job[sizeof job - 1] = 0;
     setenv("SLURM_JOB_ID", job, 1); /* a name of any length fits a socket's address */
@@ -90,10 +90,10 @@ static void a_place_is_a_folder_or_a_socket(void **state) {
 static void a_relative_folder_in_the_environment_is_refused(void **state) {
     (void)state;
     struct cw_address address;
-    setenv("CAUSEWAY_DIR", "here", 1);
+    setenv("CABLEWAY_DIR", "here", 1);
     assert_int_equal(cw_address_find(NULL, &address), -EINVAL);
     assert_non_null(strstr(cw_error(), "whole path"));
-    unsetenv("CAUSEWAY_DIR");
+    unsetenv("CABLEWAY_DIR");
 }
 
 static void a_lock_file_of_noise_names_no_broker(void **state) {
@@ -156,9 +156,9 @@ static void a_detached_broker_holds_no_pipe_of_its_starter(void **state) {
     program[length] = 0;
     for (int i = 0; i < 3; i++)
         *strrchr(program, '/') = 0;
-    const char *given = getenv("CAUSEWAY_BROKER");
+    const char *given = getenv("CABLEWAY_BROKER");
     snprintf(command, sizeof command, "'%s%s' --idle-exit 60 --dir '%s' 2>&1",
-             given ? given : program, given ? "" : "/causewayd", place.folder);
+             given ? given : program, given ? "" : "/cablewayd", place.folder);
     FILE *pipe = popen(command, "re");
     assert_non_null(pipe);
     assert_int_equal(fread(text, 1, sizeof text, pipe), 0); /* the end of file comes */

@@ -1,5 +1,5 @@
 /*
- * Promises of causewayd as a program: who may come in, one broker at a time, its end, its limits.
+ * Promises of cablewayd as a program: who may come in, one broker at a time, its end, its limits.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -99,7 +99,7 @@ static void other_versions_and_wrong_pidfds_are_refused(void **state) {
     assert_true(raw_broker_start(&broker, NULL, NULL));
     int own = raw_pidfd(getpid()), parent = raw_pidfd(getppid()), null = open("/dev/null", O_RDWR);
     assert_int_equal(refused(&broker, CW_PROTOCOL_VERSION + 1, 7, own, sentence), -EPROTO);
-    CONTAINS(sentence, "version 4, the client 5 to 7");
+    CONTAINS(sentence, "version 1, the client 2 to 7");
     assert_int_equal(refused(&broker, CW_PROTOCOL_VERSION, CW_PROTOCOL_VERSION, -1, sentence),
                      -EPROTO);
     CONTAINS(sentence, "pidfd");
@@ -266,7 +266,7 @@ static void stop_is_answered_before_the_end(void **state) {
 static void an_idle_broker_ends_after_its_time(void **state) {
     (void)state;
     static const char *const arguments[] = {"--idle-exit", "0", NULL};
-    static const char *const linger[] = {"CAUSEWAY_NAMES_LINGER_SECONDS=0", NULL};
+    static const char *const linger[] = {"CABLEWAY_NAMES_LINGER_SECONDS=0", NULL};
     struct raw_broker broker;
     struct raw_client client;
     struct raw_slab slab;
@@ -296,7 +296,7 @@ static void an_idle_broker_ends_after_its_time(void **state) {
 
 static void names_linger_after_the_last_client(void **state) {
     (void)state;
-    static const char *const linger[] = {"CAUSEWAY_NAMES_LINGER_SECONDS=3600", NULL};
+    static const char *const linger[] = {"CABLEWAY_NAMES_LINGER_SECONDS=3600", NULL};
     struct raw_broker broker;
     struct raw_client client;
     struct raw_slab slab;
@@ -345,17 +345,17 @@ static void bad_configuration_is_told_with_its_place(void **state) {
         CONTAINS(raw_broker_said(&broker), files[i].said);
         CONTAINS(raw_broker_said(&broker), path);
     }
-    static const char *const environment[] = {"CAUSEWAY_MAX_FDS=-3", NULL};
+    static const char *const environment[] = {"CABLEWAY_MAX_FDS=-3", NULL};
     broker.said_bytes = 0;
     raw_broker_spawn(&broker, NULL, environment);
     assert_int_equal(raw_broker_reap(&broker, RAW_TIMEOUT_MS), 2);
-    CONTAINS(raw_broker_said(&broker), "CAUSEWAY_MAX_FDS");
+    CONTAINS(raw_broker_said(&broker), "CABLEWAY_MAX_FDS");
     raw_broker_remove(&broker);
 }
 
 static void the_environment_is_stronger_than_the_file(void **state) {
     (void)state;
-    static const char *const environment[] = {"CAUSEWAY_MAX_NAMES=7", NULL};
+    static const char *const environment[] = {"CABLEWAY_MAX_NAMES=7", NULL};
     struct raw_broker broker;
     char path[128];
     static const char text[] = "; limits of a test\n[limits]\nmax_names = 5\nmax_slabs = 9\n";

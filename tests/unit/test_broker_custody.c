@@ -22,7 +22,7 @@ static struct raw_mail mail;
 static struct raw_broker broker;
 
 static int start(void **state) {
-    static const char *const environment[] = {"CAUSEWAY_TRANSIT_SECONDS=3", NULL};
+    static const char *const environment[] = {"CABLEWAY_TRANSIT_SECONDS=3", NULL};
     (void)state;
     return raw_broker_start(&broker, NULL, environment) ? 0 : -1;
 }

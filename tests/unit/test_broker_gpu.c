@@ -27,8 +27,8 @@
 static struct raw_mail mail;
 static struct raw_broker broker;
 /* As with the test double of the driver: any descriptor may then be GPU memory. */
-static const char *const with_double[] = {"CAUSEWAY_CUDA_DRIVER=double",
-                                          "CAUSEWAY_MAX_GPU_BYTES=9437184", NULL};
+static const char *const with_double[] = {"CABLEWAY_CUDA_DRIVER=double",
+                                          "CABLEWAY_MAX_GPU_BYTES=9437184", NULL};
 
 static struct raw_client client_open(void) {
     struct raw_client client;

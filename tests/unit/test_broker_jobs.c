@@ -1,5 +1,5 @@
 /*
- * Jobs at the broker: copies for causeway-mover, which is played by this very program, started by
+ * Jobs at the broker: copies for cableway-mover, which is played by this very program, started by
  * the broker as the mover is. What it does with a job stands in its environment.
  */
 #include <setjmp.h>
@@ -111,7 +111,7 @@ struct scene {
 static void begin(struct scene *s, const char *act, const char *more) {
     static char program[PATH_MAX + 32], what[64];
     const char *environment[] = {program, what, more, NULL};
-    snprintf(program, sizeof program, "CAUSEWAY_MOVER=%s", self);
+    snprintf(program, sizeof program, "CABLEWAY_MOVER=%s", self);
     snprintf(what, sizeof what, "ACT=%s", act);
     assert_true(raw_broker_start(&broker, NULL, environment));
     assert_int_equal(raw_connect(&broker, &s->client), 0);
@@ -190,7 +190,7 @@ static void a_waiting_job_holds_its_blocks_and_can_be_cancelled(void **state) {
     (void)state;
     struct scene s;
     struct cw_cancel cancel = {.id = 4242};
-    begin(&s, "sleep", "CAUSEWAY_MAX_CLIENT_JOBS=1");
+    begin(&s, "sleep", "CABLEWAY_MAX_CLIENT_JOBS=1");
     assert_int_equal(raw_post(&s.client, CW_OP_COPY, 4242, &s.copy, sizeof s.copy), 0);
     let_go(&s);
     assert_true(lives(&s, 0, s.copy.source.gen) && lives(&s, 1, s.copy.target.gen));
@@ -209,7 +209,7 @@ static void a_job_of_the_dead_holds_its_blocks_while_the_mover_has_it(void **sta
     struct scene s;
     char go[64], has[80], setting[80];
     struct raw_client other;
-    snprintf(go, sizeof go, "/tmp/causeway-go-%d", (int)getpid());
+    snprintf(go, sizeof go, "/tmp/cableway-go-%d", (int)getpid());
     snprintf(has, sizeof has, "%s.has", go);
     snprintf(setting, sizeof setting, "GO=%s", go);
     begin(&s, "hold", setting);
@@ -235,7 +235,7 @@ static void a_mover_that_was_dropped_gets_no_more_jobs(void **state) {
     (void)state;
     struct scene s;
     char go[64], setting[80];
-    snprintf(go, sizeof go, "/tmp/causeway-lie-%d", (int)getpid());
+    snprintf(go, sizeof go, "/tmp/cableway-lie-%d", (int)getpid());
     snprintf(setting, sizeof setting, "GO=%s", go);
     begin(&s, "lie", setting);
     assert_int_equal(raw_post(&s.client, CW_OP_COPY, 1, &s.copy, sizeof s.copy), 0);
@@ -257,7 +257,7 @@ static void what_a_mover_made_and_did_not_tell_of_goes_with_it(void **state) {
     (void)state;
     struct scene s;
     char go[64], setting[80];
-    snprintf(go, sizeof go, "/tmp/causeway-made-%d", (int)getpid());
+    snprintf(go, sizeof go, "/tmp/cableway-made-%d", (int)getpid());
     snprintf(setting, sizeof setting, "GO=%s", go);
     begin(&s, "make", setting);
     assert_int_equal(copy(&s), 0); /* by the next one */

@@ -24,7 +24,7 @@ static struct raw_broker broker;
 static void broker_with(enum cw_limit limit, uint64_t number) {
     char setting[80];
     const char *const environment[] = {setting, NULL};
-    snprintf(setting, sizeof setting, "CAUSEWAY_%s=%llu", cw_limit_name(limit),
+    snprintf(setting, sizeof setting, "CABLEWAY_%s=%llu", cw_limit_name(limit),
              (unsigned long long)number);
     for (char *at = setting; *at && *at != '='; at++)
         *at = (char)toupper((unsigned char)*at);
@@ -36,11 +36,11 @@ static void assert_says(const char *sentence, enum cw_limit limit, uint64_t numb
     char allows[80], variable[80];
     snprintf(allows, sizeof allows, "%s allows %llu", cw_limit_name(limit),
              (unsigned long long)number);
-    snprintf(variable, sizeof variable, "CAUSEWAY_%s", cw_limit_name(limit));
+    snprintf(variable, sizeof variable, "CABLEWAY_%s", cw_limit_name(limit));
     for (char *at = variable; *at; at++)
         *at = (char)toupper((unsigned char)*at);
     if (!strstr(sentence, allows) || !strstr(sentence, variable) ||
-        !strstr(sentence, "[limits] in causeway.conf"))
+        !strstr(sentence, "[limits] in cableway.conf"))
         fail_msg("not the sentence of %s: %s", cw_limit_name(limit), sentence);
     assert_true(RAW_UNTIL(raw_counter(&broker, CW_COUNTER_limits_hit) > 0));
 }

@@ -1,5 +1,5 @@
 /*
- * Requests to other nodes at the broker: causeway-bridge is played by this very program, started by
+ * Requests to other nodes at the broker: cableway-bridge is played by this very program, started by
  * the broker as the bridge is. What it does with a job stands in its environment.
  */
 #include <setjmp.h>
@@ -189,7 +189,7 @@ static char go_path[128];
 static void begin(struct raw_client *client, const char *act) {
     static char program[PATH_MAX + 32], what[64], go[160];
     const char *environment[] = {program, what, go, NULL};
-    snprintf(program, sizeof program, "CAUSEWAY_BRIDGE=%s", self);
+    snprintf(program, sizeof program, "CABLEWAY_BRIDGE=%s", self);
     snprintf(what, sizeof what, "ACT=%s", act);
     snprintf(go_path, sizeof go_path, "/tmp/cw-remote-%d", (int)getpid());
     snprintf(go, sizeof go, "GO=%s", go_path);
@@ -259,7 +259,7 @@ static void a_bridge_that_is_not_there_is_looked_for_with_each_request(void **st
     struct raw_client client;
     struct request request = wish();
     snprintf(link_path, sizeof link_path, "/tmp/cw-remote-link-%d", (int)getpid());
-    snprintf(program, sizeof program, "CAUSEWAY_BRIDGE=%s", link_path);
+    snprintf(program, sizeof program, "CABLEWAY_BRIDGE=%s", link_path);
     assert_true(raw_broker_start(&broker, NULL, environment));
     assert_int_equal(raw_connect(&broker, &client), 0);
     for (unsigned i = 0; i < 6; i++) {

@@ -1,5 +1,5 @@
 /*
- * The promises of causeway.h about arrays, names and handles, against a real broker.
+ * The promises of cableway.h about arrays, names and handles, against a real broker.
  */
 #include <sys/resource.h>
 
@@ -14,7 +14,7 @@ static void the_first_client_starts_a_broker(void **state) {
     OK(cw_client_check(client));
     assert_int_not_equal(cw_client_instance(client), 0);
     assert_true(cw_client_broker_pid(client) > 1);
-    assert_non_null(strstr(cw_client_address(client), getenv("CAUSEWAY_DIR")));
+    assert_non_null(strstr(cw_client_address(client), getenv("CABLEWAY_DIR")));
     cw_client *second;
     OK(cw_connect(NULL, NULL, CW_CONNECT_NO_START, &second));
     assert_int_equal(cw_client_instance(client), cw_client_instance(second));
@@ -434,9 +434,9 @@ static void replaced_arrays_give_their_memory_back(void **state) {
 
 static void free_slabs_beyond_the_cache_are_given_up(void **state) {
     (void)state;
-    setenv("CAUSEWAY_CACHE_BYTES", "1000000", 1);
+    setenv("CABLEWAY_CACHE_BYTES", "1000000", 1);
     cw_client *client = client_open();
-    unsetenv("CAUSEWAY_CACHE_BYTES");
+    unsetenv("CABLEWAY_CACHE_BYTES");
     uint64_t before = gauge(client, CW_GAUGE_slabs);
     cw_array *array = bytes_new(client, 8 << 20, 1);
     EVENTUALLY(gauge(client, CW_GAUGE_slabs) == before + 1);
@@ -503,13 +503,13 @@ static void new_zeroed_memory_is_zero_also_when_used_before(void **state) {
 
 static void limits_are_errors_of_their_own(void **state) {
     (void)state;
-    setenv("CAUSEWAY_MAX_CLIENT_SLABS", "5", 1);
-    setenv("CAUSEWAY_MAX_NAMES", "20", 1);
-    setenv("CAUSEWAY_MAX_CLIENT_TRANSITS", "50", 1);
+    setenv("CABLEWAY_MAX_CLIENT_SLABS", "5", 1);
+    setenv("CABLEWAY_MAX_NAMES", "20", 1);
+    setenv("CABLEWAY_MAX_CLIENT_TRANSITS", "50", 1);
     cw_client *client = client_open(); /* its broker has these limits */
-    unsetenv("CAUSEWAY_MAX_CLIENT_SLABS");
-    unsetenv("CAUSEWAY_MAX_NAMES");
-    unsetenv("CAUSEWAY_MAX_CLIENT_TRANSITS");
+    unsetenv("CABLEWAY_MAX_CLIENT_SLABS");
+    unsetenv("CABLEWAY_MAX_NAMES");
+    unsetenv("CABLEWAY_MAX_CLIENT_TRANSITS");
     cw_array *arrays[6];
     for (int i = 0; i < 5; i++)
         assert_non_null(arrays[i] = bytes_new(client, 17 << 20, i));

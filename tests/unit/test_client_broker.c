@@ -1,5 +1,5 @@
 /*
- * The promises of causeway.h about brokers that are killed, stopped, about to end, or hang.
+ * The promises of cableway.h about brokers that are killed, stopped, about to end, or hang.
  */
 #include "tests/unit/client_support.h"
 

@@ -1,5 +1,5 @@
 /*
- * The promises of causeway.h about time: waiting, signals, threads, forks.
+ * The promises of cableway.h about time: waiting, signals, threads, forks.
  */
 #include "tests/unit/client_support.h"
 
@@ -405,7 +405,7 @@ static bool was_told_of_a_closed_slab(cw_client *maker, cw_client *other) {
 
 static void what_was_given_up_is_unmapped_at_the_next_open(void **state) {
     (void)state;
-    setenv("CAUSEWAY_CACHE_BYTES", "0", 1);
+    setenv("CABLEWAY_CACHE_BYTES", "0", 1);
     cw_client *maker = client_open(), *other = client_open();
     cw_array *small = bytes_new(maker, 100, 1), *large = bytes_new(maker, 16 << 20, 2);
     cw_array *held, *got;
@@ -426,7 +426,7 @@ static void what_was_given_up_is_unmapped_at_the_next_open(void **state) {
     cw_array_close(small);
     cw_client_unref(other);
     cw_client_unref(maker);
-    unsetenv("CAUSEWAY_CACHE_BYTES");
+    unsetenv("CABLEWAY_CACHE_BYTES");
 }
 
 static bool has_one_slab(cw_client *client) {
@@ -437,7 +437,7 @@ static bool has_one_slab(cw_client *client) {
 /* What a name had comes back while a slab is made for the next array, which then takes that. */
 static void a_slab_that_no_array_took_is_given_up(void **state) {
     (void)state;
-    setenv("CAUSEWAY_CACHE_BYTES", "0", 1);
+    setenv("CABLEWAY_CACHE_BYTES", "0", 1);
     cw_client *client = client_open();
     cw_array *small = bytes_new(client, 100, 1);
     for (int i = 0; i < 20; i++) {
@@ -450,7 +450,7 @@ static void a_slab_that_no_array_took_is_given_up(void **state) {
     }
     cw_array_close(small);
     cw_client_unref(client);
-    unsetenv("CAUSEWAY_CACHE_BYTES");
+    unsetenv("CABLEWAY_CACHE_BYTES");
 }
 
 int main(void) {

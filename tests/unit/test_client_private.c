@@ -138,9 +138,9 @@ static void few_mappings_are_kept(void **state) {
 
 static void a_slab_that_goes_takes_its_spares(void **state) {
     (void)state;
-    setenv("CAUSEWAY_CACHE_BYTES", "0", 1);
+    setenv("CABLEWAY_CACHE_BYTES", "0", 1);
     cw_client *client = client_open();
-    unsetenv("CAUSEWAY_CACHE_BYTES");
+    unsetenv("CABLEWAY_CACHE_BYTES");
     cw_array *array = bytes_new(client, 64 << 20, 1); /* in a slab of its own */
     cw_handle handle;
     OK(cw_array_export(array, 0, &handle));

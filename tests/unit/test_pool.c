@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "shm/dispatch.h"
 #include "shm/error.h"
 #include "tests/support.h"

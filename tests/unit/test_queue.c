@@ -1,5 +1,5 @@
 /*
- * The promises of causeway.h about queues, with a broker.
+ * The promises of cableway.h about queues, with a broker.
  */
 #include "tests/unit/client_support.h"
 
@@ -219,9 +219,9 @@ static void arrays_travel_by_handle(void **state) {
 
 static void an_item_outlives_its_writer_and_every_limit(void **state) {
     (void)state;
-    setenv("CAUSEWAY_TRANSIT_SECONDS", "2", 1);
+    setenv("CABLEWAY_TRANSIT_SECONDS", "2", 1);
     make(0, 0);
-    unsetenv("CAUSEWAY_TRANSIT_SECONDS");
+    unsetenv("CABLEWAY_TRANSIT_SECONDS");
     pid_t child = fork();
     if (child == 0) {
         cw_client *own;

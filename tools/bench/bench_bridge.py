@@ -19,7 +19,7 @@ from bridge_nodes import Nodes, Owner, nodes, streams_chosen
 from bridge_rivals import Dask, Loop, Ours, Rival, Standard, closing, rows
 from measure import MIB, Used, in_turn, report, skipped
 
-import causeway as cw
+import cableway as cw
 
 SIZES = [
     ("1 MiB", MIB, 40),
@@ -35,8 +35,8 @@ def large(made: Nodes, default: Nodes, owner: Owner, rounds: int | None) -> None
     keys = made.root / "a" / "node"
     others = Owner(default, "b")
     rivals: list[Rival] = [
-        Ours(made, owner, "causeway, one stream"),
-        Ours(default, others, f"causeway, {streams_chosen()} streams, the default here"),
+        Ours(made, owner, "cableway, one stream"),
+        Ours(default, others, f"cableway, {streams_chosen()} streams, the default here"),
         Loop(made.build, keys, "tls", 1, 1 << 30),
         Standard(),
     ]
@@ -91,14 +91,14 @@ def small(made: Nodes, owner: Owner, rounds: int) -> None:
         loop = loops[0]
         assert isinstance(loop, Loop)
         candidates = [
-            ("causeway, a get of a new name", gets.fresh),
-            ("causeway, a get of a fresh replica", gets.replica),
-            ("causeway, a get of a local name", gets.local),
+            ("cableway, a get of a new name", gets.fresh),
+            ("cableway, a get of a fresh replica", gets.replica),
+            ("cableway, a get of a local name", gets.local),
             ("OpenSSL, ping-pong in C", lambda _: loop.ask(f"ping {SMALL_BATCH}")),
         ]
         found = in_turn(rounds, candidates)
     for name, samples in found.items():
-        how = "adaptive" if name.startswith("causeway") else "sleeps"
+        how = "adaptive" if name.startswith("cableway") else "sleeps"
         report(
             "bridge 64 B",
             name,

@@ -25,7 +25,7 @@ from bridge_nodes import Nodes, Owner, areas, nodes, random_bytes
 from bridge_rivals import Loop, closing
 from measure import MIB, in_turn
 
-import causeway as cw
+import cableway as cw
 
 LEAST = 0.8
 SIZES = (16 * MIB, 256 * MIB, 1024 * MIB)
@@ -97,7 +97,7 @@ def measure(made: Nodes, owner: Owner, size: int, streams: int, rounds: int) -> 
             loop.ready(size)
         found = in_turn(
             rounds,
-            [("causeway", ours.sample)]
+            [("cableway", ours.sample)]
             + [(name, part.sample) for name, part in copies.items()]
             + [(loop.name, loop.sample) for loop in loops],
         )
@@ -123,8 +123,8 @@ def main() -> int:
     if "cuda:0" not in cw.devices():
         print("across the bridge: not measured, there is no GPU")
         return 0
-    if not os.access(build / "causeway-bridge", os.X_OK):
-        print(f"across the bridge: not measured, there is no {build / 'causeway-bridge'}")
+    if not os.access(build / "cableway-bridge", os.X_OK):
+        print(f"across the bridge: not measured, there is no {build / 'cableway-bridge'}")
         return 0
     if options.explain:
         counts, mibs = (
@@ -141,7 +141,7 @@ def main() -> int:
             if options.smoke:
                 print("across the bridge: ran, with", ", ".join(it))
                 continue
-            rate = it.pop("causeway")
+            rate = it.pop("cableway")
             slowest = min(it, key=lambda name: it[name])
             low = rate < LEAST * it[slowest]
             missed += low

@@ -51,8 +51,8 @@ def make_keys(made: Nodes, server: str) -> Path:
     folder = made.root / "keys"
     for i in range(PEERS):
         (folder / str(i)).mkdir(parents=True, mode=0o700)
-        environment = {**os.environ, "CAUSEWAY_NODE_DIR": str(folder / str(i))}
-        told = subprocess.run([made.build / "causeway-bridge", "keygen", "--node", f"peer{i}"], env=environment,
+        environment = {**os.environ, "CABLEWAY_NODE_DIR": str(folder / str(i))}
+        told = subprocess.run([made.build / "cableway-bridge", "keygen", "--node", f"peer{i}"], env=environment,
                               capture_output=True, text=True, check=True).stdout  # fmt: skip
         made.call(server, "peers", "add", f"peer{i}", "--key", told.strip(), "--read", "*")
     return folder
@@ -75,7 +75,7 @@ def main() -> None:
         assert server.stdout
         keys, port = made.root / "keys", int(server.stdout.readline())
         loads = {
-            "causeway-bridge": Load(build, keys, made.ports["b"], made.pids),
+            "cableway-bridge": Load(build, keys, made.ports["b"], made.pids),
             "epoll and OpenSSL in C": Load(build, keys, port, [server.pid]),
         }
         found = in_turn(

@@ -26,7 +26,7 @@ def main() -> None:
     options = parser.parse_args()
     build = options.build.resolve()
     if not streams_known(build):
-        skipped("bridge streams", "this causewayd has no --streams")
+        skipped("bridge streams", "this cablewayd has no --streams")
         return
     with contextlib.ExitStack() as stack:
         rivals: list[Rival] = []
@@ -35,7 +35,7 @@ def main() -> None:
             owner = Owner(made, "b")
             stack.callback(owner.close)
             keys = made.root / "a" / "node"
-            rivals.append(Ours(made, owner, f"causeway, streams {count}"))
+            rivals.append(Ours(made, owner, f"cableway, streams {count}"))
             rivals += [Loop(build, keys, kind, count, SIZE) for kind in ("tls", "plain")]
         with closing(rivals):
             rows("streams 256 MiB", SIZE, rivals, min(options.rounds, 5))

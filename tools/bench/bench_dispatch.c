@@ -23,7 +23,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 #include "shm/atomic.h"
 #include "shm/error.h"
 #include "shm/wait.h"

@@ -24,9 +24,9 @@ import gpu_driver as driver
 import gpu_passing as passing
 from gpu_rows import LARGEST_MIB, missing, note, show
 
-import causeway as cw
+import cableway as cw
 
-BUILD = Path(os.environ.get("CAUSEWAY_BUILD", "build")).resolve()
+BUILD = Path(os.environ.get("CABLEWAY_BUILD", "build")).resolve()
 
 
 def program(name: str, *arguments: str) -> dict[str, float]:
@@ -84,7 +84,7 @@ def broker_mib() -> int:
     """What of it the broker has."""
     asked = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
     told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-    folder = Path(os.environ.get("CAUSEWAY_DIR", "/nowhere"))
+    folder = Path(os.environ.get("CABLEWAY_DIR", "/nowhere"))
     pids = {lock.read_text().split()[0] for lock in folder.glob("*.lock") if lock.read_text()}
     rows = [line.split(",") for line in told.splitlines() if "," in line]
     return sum(int(mib) for pid, mib in rows if pid.strip() in pids)
@@ -131,7 +131,7 @@ def leave(name: str) -> None:
 
 def gpus() -> int:
     """How many there are, asked in a process of its own: this one opens no driver."""
-    text = "import causeway as cw; print(len(cw.devices()) - 1)"
+    text = "import cableway as cw; print(len(cw.devices()) - 1)"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     return int(done.stdout)
 
@@ -150,7 +150,7 @@ def memory_after(before: int | None) -> None:
     """Stops the broker, and looks whether all GPU memory has come back."""
     if before is None:
         return
-    subprocess.run([Path(cw.__file__).parent / "bin" / "causeway", "stop"], capture_output=True)
+    subprocess.run([Path(cw.__file__).parent / "bin" / "cableway", "stop"], capture_output=True)
     end = time.monotonic() + 10
     while (left := used_mib() - before) > 0 and time.monotonic() < end:
         time.sleep(0.2)

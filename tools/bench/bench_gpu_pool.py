@@ -28,7 +28,7 @@ from typing import Any
 import gpu_pool_tasks as tasks
 import numpy as np
 
-import causeway as cw
+import cableway as cw
 
 MIB = 1 << 20
 ROWS: list[tuple[str, str, str, str]] = []
@@ -63,7 +63,7 @@ def same(found: object, wanted: object) -> None:
 def status() -> Any:
     """What the broker tells."""
     cw.put("bench/look", 1)  # the broker reads a client's figures when it hears of it
-    program = Path(cw.__file__).parent / "bin" / "causeway"
+    program = Path(cw.__file__).parent / "bin" / "cableway"
     told = subprocess.run([program, "status", "--json"], capture_output=True, check=True).stdout
     return json.loads(told)
 
@@ -151,12 +151,12 @@ def by_pool(given: list[Any], nbytes: int, rounds: int, function: Callable[[Any]
 
 
 def tensors_of_ours(nbytes: int, count: int) -> list[Any]:
-    """Tensors of torch's in memory of causeway's."""
+    """Tensors of torch's in memory of cableway's."""
     import torch
 
-    import causeway.torch
+    import cableway.torch
 
-    with causeway.torch.use():
+    with cableway.torch.use():
         made = [
             torch.full((nbytes,), i + 1, dtype=torch.uint8, device="cuda") for i in range(count)
         ]

@@ -1,7 +1,7 @@
 """Copies between two GPUs through host memory, beside the driver's own copies to and from the host: part of `make bench-gpu`.
 
-CAUSEWAY_ROUTE forces the way, so that machines whose GPUs have a link can measure it too: "staged" is this process,
-"mover" is causeway-mover. What a staged copy could reach is what both directions do at once, one GPU sending and the
+CABLEWAY_ROUTE forces the way, so that machines whose GPUs have a link can measure it too: "staged" is this process,
+"mover" is cableway-mover. What a staged copy could reach is what both directions do at once, one GPU sending and the
 other receiving, the slower of the two; measured in the same run, before and after. Random data, buffers in rotation,
 every result checked, bytes counted by route: another way than the forced one fails the run, and so does less than
 LEAST of what could be reached, from 64 MiB on here, and from 256 MiB on by the mover, who is asked anew for each copy.
@@ -22,7 +22,7 @@ from pathlib import Path
 import gpu_driver as driver
 import numpy as np
 
-import causeway as cw
+import cableway as cw
 
 MIB = 1 << 20
 LEAST = 0.85
@@ -43,7 +43,7 @@ def seconds(action: Callable[[int], object], rounds: int) -> float:
 def routes() -> dict[str, int]:
     """Bytes by route, as the broker counts them."""
     cw.put("bench/look", 1)  # it reads a client's figures when it hears of it
-    program = Path(cw.__file__).parent / "bin" / "causeway"
+    program = Path(cw.__file__).parent / "bin" / "cableway"
     told = subprocess.run([program, "status", "--json"], capture_output=True, check=True).stdout
     counters = json.loads(told)["counters"]
     return {name: counters[name] for name in counters if name.startswith("bytes_")}
@@ -129,24 +129,24 @@ def main() -> int:
         return 0
     missed = 0
     print(
-        f"{'staged copy between two GPUs':34} {'causeway':>9} {'GPU to host':>12} {'host to GPU':>12} "
+        f"{'staged copy between two GPUs':34} {'cableway':>9} {'GPU to host':>12} {'host to GPU':>12} "
         f"{'both at once':>13}  unit  of both"
     )
     for route, who, full in (
         ("staged", "in the caller", 64 * MIB),
-        ("mover", "by causeway-mover", 256 * MIB),
+        ("mover", "by cableway-mover", 256 * MIB),
     ):
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run(
                 [sys.executable, __file__, "child", *sys.argv[1:]],
-                env={**os.environ, "CAUSEWAY_ROUTE": route, "CAUSEWAY_DIR": folder},
+                env={**os.environ, "CABLEWAY_ROUTE": route, "CABLEWAY_DIR": folder},
                 stdout=subprocess.PIPE,
                 check=True,
             )
-            program = Path(cw.__file__).parent / "bin" / "causeway"
+            program = Path(cw.__file__).parent / "bin" / "cableway"
             subprocess.run(
                 [program, "stop", "--yes"],
-                env={**os.environ, "CAUSEWAY_DIR": folder},
+                env={**os.environ, "CABLEWAY_DIR": folder},
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 check=True,

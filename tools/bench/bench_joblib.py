@@ -26,8 +26,8 @@ import numpy as np
 import tasks
 from measure import MIB, PeakMemory, all_cpu, alternate, own_broker, report, skipped
 
-BACKENDS = ["loky", "causeway"]
-HOWS = {"causeway": "adaptive", "loky": "sleeps"}
+BACKENDS = ["loky", "cableway"]
+HOWS = {"cableway": "adaptive", "loky": "sleeps"}
 TASKS = 2000
 
 
@@ -145,11 +145,11 @@ def prepared(title: str) -> tuple[Any, np.ndarray, np.ndarray]:
 
 def alone(title: str, workers: int, backend: str) -> None:
     """In a process of its own: two searches, for its memory."""
-    import causeway.joblib
+    import cableway.joblib
 
     for _ in range(2):
         search(title, workers, backend)
-    causeway.joblib.shutdown()
+    cableway.joblib.shutdown()
 
 
 def peaks(title: str, workers: int, rounds: int) -> None:
@@ -209,12 +209,12 @@ def main() -> None:
     if options.alone:
         alone(options.alone, options.workers, options.backend)
         return
-    import causeway.joblib
+    import cableway.joblib
 
     with own_broker():
         for group in groups(options.workers, options.rounds):
             group()
-        causeway.joblib.shutdown()
+        cableway.joblib.shutdown()
 
 
 if __name__ == "__main__":

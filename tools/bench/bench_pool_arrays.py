@@ -7,7 +7,7 @@
 
 The last has plain ways (the array is an argument as any other) and, where a peer's manual names one, its best way to
 share an array: Ray's object store, mpire's shared_objects (a new pool for each call), joblib's memory maps (loky
-behind joblib.Parallel), and a causeway.Array; there the first call counts too, since a plain one takes long. Data are random, what comes back is checked, and seconds are those of the call.
+behind joblib.Parallel), and a cableway.Array; there the first call counts too, since a plain one takes long. Data are random, what comes back is checked, and seconds are those of the call.
 """
 
 from __future__ import annotations
@@ -125,14 +125,14 @@ def shared_ways(peer: Peer, array: np.ndarray, workers: int) -> list[Candidate]:
     """How this peer shares one array, other than as a plain argument."""
     found: list[tuple[str, Callable[[], Any]]] = []
     if isinstance(peer, Ours):
-        import causeway as cw
+        import cableway as cw
 
         held = cw.asarray(array)
 
         def by_handle() -> Any:
             return peer.starmap(glance_at_shared, [(held, number) for number in range(TASKS)])
 
-        found.append(("a causeway.Array, made before", by_handle))
+        found.append(("a cableway.Array, made before", by_handle))
     if isinstance(peer, Ray):
 
         def by_store() -> Any:
@@ -155,7 +155,7 @@ def shared_ways(peer: Peer, array: np.ndarray, workers: int) -> list[Candidate]:
 
 
 def glance_at_shared(array: Any, number: int) -> float:
-    """`tasks.glance_at` for a causeway.Array."""
+    """`tasks.glance_at` for a cableway.Array."""
     return tasks.glance_at(array.numpy(), number)
 
 

@@ -14,7 +14,7 @@ from measure import alternate, own_broker, own_cpu, report
 
 def bench_get(rounds: int) -> None:
     """get(name) and close; SharedMemory(name=) and close; both also with an ndarray over the bytes."""
-    import causeway as cw
+    import cableway as cw
 
     data = np.random.default_rng(1).random(1000)
     block = shared_memory.SharedMemory(create=True, size=data.nbytes)
@@ -43,9 +43,9 @@ def bench_get(rounds: int) -> None:
         rounds,
         300,
         [
-            ("causeway get+close", ours),
+            ("cableway get+close", ours),
             ("SharedMemory attach+close", theirs),
-            ("causeway get, ndarray, close", ours_array),
+            ("cableway get, ndarray, close", ours_array),
             ("SharedMemory attach, ndarray, close", theirs_array),
         ],
         own_cpu,

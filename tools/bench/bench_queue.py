@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from measure import own_broker, report
 
-import causeway as cw
+import cableway as cw
 
 CONTEXT = multiprocessing.get_context("fork")
 Make = Callable[[], Any]
@@ -82,11 +82,11 @@ def bench_small(rounds: int) -> None:
     compare(
         "queue 64 B", "1/s", 1, rounds,
         [
-            ("causeway.Queue(1000)", "adaptive", ours, item, 100_000, good),
+            ("cableway.Queue(1000)", "adaptive", ours, item, 100_000, good),
             ("multiprocessing.Queue(1000)", "sleeps", theirs, item, 20_000, good),
-            ("causeway.Queue()", "adaptive", cw.Queue, item, 100_000, good),
+            ("cableway.Queue()", "adaptive", cw.Queue, item, 100_000, good),
             ("multiprocessing.Queue()", "sleeps", multiprocessing.Queue, item, 20_000, good),
-            ("causeway.SimpleQueue", "adaptive", cw.SimpleQueue, item, 100_000, good),
+            ("cableway.SimpleQueue", "adaptive", cw.SimpleQueue, item, 100_000, good),
             ("multiprocessing.SimpleQueue", "sleeps", multiprocessing.SimpleQueue, item, 20_000, good),
         ],
     )  # fmt: skip
@@ -104,9 +104,9 @@ def bench_arrays(rounds: int) -> None:
     compare(
         "queue 16 MiB", "GB/s", array.nbytes / 1e9, rounds,
         [
-            ("causeway.Queue(4), ndarray", "adaptive", ours, array, 60, good),
+            ("cableway.Queue(4), ndarray", "adaptive", ours, array, 60, good),
             ("multiprocessing.Queue(4), ndarray", "sleeps", theirs, array, 10, good),
-            ("causeway.Queue(4), causeway.Array", "adaptive", ours, shared, 500, good),
+            ("cableway.Queue(4), cableway.Array", "adaptive", ours, shared, 500, good),
         ],
     )  # fmt: skip
 

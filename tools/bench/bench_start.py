@@ -5,7 +5,7 @@ take turns in one run, and each is ended before the next begins; what ends them 
 a start method pays for a server's start, ours or multiprocessing's forkserver: it stands in a row of its own, and comes
 from new interpreters, one for each sample. CPU seconds are those of the parent, its server and all workers.
 
-The script imports what a script of numerical Python does (NumPy, and causeway with it), and so does each worker.
+The script imports what a script of numerical Python does (NumPy, and cableway with it), and so does each worker.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from measure import all_cpu, own_broker, report
 
-import causeway
+import cableway
 
 METHODS = ("fork", "spawn", "forkserver")
-LIBRARIES = ("causeway", "multiprocessing")
+LIBRARIES = ("cableway", "multiprocessing")
 
 
 def tell(path: str) -> None:
@@ -40,14 +40,14 @@ def tell(path: str) -> None:
 def start(library: str, method: str, workers: int) -> tuple[float, float]:
     """Seconds and CPU seconds until the workers of a Pool are ready."""
     context = multiprocessing.get_context(method)
-    with tempfile.TemporaryDirectory(prefix="causeway-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="cableway-bench-") as folder:
         path = f"{folder}/ready"
         os.mkfifo(path)
         fd = os.open(path, os.O_RDWR)
         used, begun = all_cpu(), time.perf_counter()
         pool: Any = (
-            causeway.Pool(workers, tell, (path,), context=context)
-            if library == "causeway"
+            cableway.Pool(workers, tell, (path,), context=context)
+            if library == "cableway"
             else context.Pool(workers, tell, (path,))
         )
         ready = 0
@@ -98,13 +98,13 @@ def bench_next(rounds: int, rounds_slow: int, workers: int) -> None:
 def bench_replaced(rounds: int) -> None:
     """From the death of one of two workers, by SIGKILL, until its successor has run its initializer."""
     for method in METHODS:
-        with tempfile.TemporaryDirectory(prefix="causeway-bench-") as folder:
+        with tempfile.TemporaryDirectory(prefix="cableway-bench-") as folder:
             path = f"{folder}/ready"
             os.mkfifo(path)
             fd = os.open(path, os.O_RDWR)
             context = multiprocessing.get_context(method)
             samples = []
-            with causeway.Pool(2, tell, (path,), context=context) as pool:
+            with cableway.Pool(2, tell, (path,), context=context) as pool:
                 ready = 0
                 while ready < 2:
                     ready += len(os.read(fd, 2))
@@ -116,7 +116,7 @@ def bench_replaced(rounds: int) -> None:
                     samples.append(time.perf_counter() - begun)
                     time.sleep(0.1)  # one that dies at its start would count as such
             os.close(fd)
-            report("start", f"causeway.Pool, {method}, a killed worker's successor", "sleeps", "ms", [s * 1e3 for s in samples])  # fmt: skip
+            report("start", f"cableway.Pool, {method}, a killed worker's successor", "sleeps", "ms", [s * 1e3 for s in samples])  # fmt: skip
 
 
 def show(library: str, method: str, what: str, samples: list[tuple[float, float]]) -> None:
@@ -143,12 +143,12 @@ def main() -> None:
         print(json.dumps(start(*options.first, options.workers)))
         return
     with own_broker():
-        causeway.names()  # starts the broker
+        cableway.names()  # starts the broker
         bench_first(options.rounds_slow, options.workers)
         bench_next(options.rounds, options.rounds_slow, options.workers)
         bench_replaced(options.rounds)
         multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
-        causeway.connect().close()
+        cableway.connect().close()
 
 
 if __name__ == "__main__":

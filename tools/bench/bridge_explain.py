@@ -18,7 +18,7 @@ from bridge_nodes import Nodes, Owner, areas, nodes, random_bytes
 from bridge_rivals import Loop, closing
 from measure import MIB, TICKS, family
 
-import causeway as cw
+import cableway as cw
 
 ROUNDS = 4
 PAUSE_S = 0.5  # after so long movers have let go of what they keep between jobs

@@ -80,7 +80,7 @@ class Nodes:
             listens = ["--listen", f"127.0.0.1:{self.ports[name]}"]
             self.brokers.append(
                 subprocess.Popen(
-                    [build / "causewayd", "--foreground", "--node", name, *listens, *options],
+                    [build / "cablewayd", "--foreground", "--node", name, *listens, *options],
                     env=self.environment(name), stderr=(self.root / name / "log").open("w"),
                 )
             )  # fmt: skip
@@ -101,13 +101,13 @@ class Nodes:
         """A node's own."""
         return {
             **os.environ,
-            "CAUSEWAY_DIR": str(self.root / name),
-            "CAUSEWAY_NODE_DIR": str(self.root / name / "node"),
+            "CABLEWAY_DIR": str(self.root / name),
+            "CABLEWAY_NODE_DIR": str(self.root / name / "node"),
         }
 
     def call(self, name: str, *words: str) -> str:
-        """Runs causeway-bridge's command on a node; what it prints."""
-        return subprocess.run([self.build / "causeway-bridge", *words], env=self.environment(name),
+        """Runs cableway-bridge's command on a node; what it prints."""
+        return subprocess.run([self.build / "cableway-bridge", *words], env=self.environment(name),
                               capture_output=True, text=True, check=True).stdout  # fmt: skip
 
     def close(self) -> None:
@@ -119,9 +119,9 @@ class Nodes:
 
 
 def streams_known(build: Path) -> bool:
-    """Whether this causewayd has the option; else there is one stream."""
+    """Whether this cablewayd has the option; else there is one stream."""
     done = subprocess.run(
-        [build / "causewayd", "--help"], capture_output=True, text=True, check=True
+        [build / "cablewayd", "--help"], capture_output=True, text=True, check=True
     )
     return "--streams" in done.stdout
 
@@ -137,7 +137,7 @@ def nodes(build: Path, *names: str, **options: Any) -> Iterator[Nodes]:
 
 
 def _own(folder: Path, connection: Connection) -> None:
-    import causeway as cw
+    import cableway as cw
 
     with cw.connect(folder):
         while (words := connection.recv()) is not None:

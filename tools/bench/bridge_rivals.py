@@ -24,7 +24,7 @@ import numpy as np
 from bridge_nodes import Nodes, Owner, areas, free_port, random_bytes
 from measure import Used, in_turn, report
 
-import causeway as cw
+import cableway as cw
 
 Sample = tuple[float, float]
 START_SECONDS = 20  # what a benchmark may lose to a rival that does not start

@@ -7,13 +7,13 @@ import os
 from targets import Results, Target, at_least, at_most
 
 SIZES = ("1 MiB", "16 MiB", "256 MiB", "1 GiB")
-ONE = "causeway, one stream"
+ONE = "cableway, one stream"
 DEFAULT = " streams, the default here"
 TLS = "OpenSSL, blocking loop in C"
 STANDARD, DASK = "multiprocessing.connection, no TLS", "Dask, tls://"
-NEW, REPLICA = "causeway, a get of a new name", "causeway, a get of a fresh replica"
-PING, LOCAL = "OpenSSL, ping-pong in C", "causeway, a get of a local name"
-MANY, EPOLL = "causeway-bridge", "epoll and OpenSSL in C"
+NEW, REPLICA = "cableway, a get of a new name", "cableway, a get of a fresh replica"
+PING, LOCAL = "OpenSSL, ping-pong in C", "cableway, a get of a local name"
+MANY, EPOLL = "cableway-bridge", "epoll and OpenSSL in C"
 GOOD_PART = 0.8  # "nearly with them": of as many times as one stream
 
 
@@ -23,7 +23,7 @@ def by_rival(results: Results, size: str, other: str, cores: int) -> Target:
     bench = f"bridge get {size}"
     one = results.ratio(bench, ONE, other)
     line = at_least(
-        f"get of {size}, {ours.removeprefix('causeway, ').strip()}: by {other}",
+        f"get of {size}, {ours.removeprefix('cableway, ').strip()}: by {other}",
         3,
         results.ratio(bench, ours, other),
     )
@@ -48,8 +48,8 @@ def bridge_targets(results: Results, cores: int | None = None) -> list[Target]:
         at_least("256 peers, gets of 64 B at once: a second, by an epoll loop in C", 1, ratio("bridge 256 peers", MANY, EPOLL)),
     ]  # fmt: skip
     for streams in (2, 4):
-        ours = f"causeway, streams {streams}"
-        growth = ratio("bridge streams 256 MiB", ours, "causeway, streams 1")
+        ours = f"cableway, streams {streams}"
+        growth = ratio("bridge streams 256 MiB", ours, "cableway, streams 1")
         loops = ratio("bridge streams 256 MiB", f"{TLS}, {streams} threads", TLS)
         line = at_least(
             f"{streams} streams: bytes a second by one stream's", GOOD_PART * streams, growth

@@ -22,7 +22,7 @@ from gpu_rows import (
     size_name,
 )
 
-import causeway as cw
+import cableway as cw
 
 COUNT = 3  # buffers in rotation
 
@@ -114,7 +114,7 @@ def many(size: int, count: int, gpu: int) -> None:
 def routes() -> dict[str, int]:
     """Bytes by route, as the broker counts them."""
     cw.put("bench/look", 1)  # it reads a client's figures when it hears of it
-    program = Path(cw.__file__).parent / "bin" / "causeway"
+    program = Path(cw.__file__).parent / "bin" / "cableway"
     told = subprocess.run([program, "status", "--json"], capture_output=True, check=True).stdout
     counters = json.loads(told)["counters"]
     return {name: counters[name] for name in counters if name.startswith("bytes_")}

@@ -6,7 +6,7 @@ import ctypes
 import os
 from typing import Any
 
-_cuda = ctypes.CDLL(os.environ.get("CAUSEWAY_CUDA_DRIVER", "libcuda.so.1"))
+_cuda = ctypes.CDLL(os.environ.get("CABLEWAY_CUDA_DRIVER", "libcuda.so.1"))
 FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from gpu_rows import MIB, NEW, OTHER, SAME, affordable, missing, note, passing, seconds, value
 
-import causeway as cw
+import cableway as cw
 
 SIZES = affordable(MIB, 256 * MIB, 1024 * MIB)
 ARRAYS = 23
@@ -176,7 +176,7 @@ def by_core(size: int) -> float:
 
 def measure() -> None:
     """All of it. Memory that comes back is kept for the next array, as torch keeps all of its own."""
-    os.environ.setdefault("CAUSEWAY_GPU_CACHE_BYTES", str(8 << 30))
+    os.environ.setdefault("CABLEWAY_GPU_CACHE_BYTES", str(8 << 30))
     theirs: dict[tuple[str, int], float] = {}
     try:
         theirs = by_torch()

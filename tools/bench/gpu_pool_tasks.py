@@ -15,7 +15,7 @@ from gpu_kernel import Busy
 @functools.cache
 def busy() -> Busy:
     """The kernel in this worker."""
-    return Busy("double" in os.environ.get("CAUSEWAY_CUDA_DRIVER", ""))
+    return Busy("double" in os.environ.get("CABLEWAY_CUDA_DRIVER", ""))
 
 
 def ends_of(address: int, nbytes: int) -> tuple[int, int]:

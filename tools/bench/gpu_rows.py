@@ -96,11 +96,11 @@ def note_rates(what: str, size: int, found: tuple[Times, Times], peer: str) -> N
     note(what, ours.rate(size), peer, theirs.rate(size), "GB/s", spread)
 
 
-LARGEST_MIB = int(os.environ.get("CAUSEWAY_BENCH_LARGEST_MIB", "1024"))
+LARGEST_MIB = int(os.environ.get("CABLEWAY_BENCH_LARGEST_MIB", "1024"))
 
 
 def affordable(*sizes: int) -> tuple[int, ...]:
-    """Those up to $CAUSEWAY_BENCH_LARGEST_MIB: for a machine that has less memory than an H200."""
+    """Those up to $CABLEWAY_BENCH_LARGEST_MIB: for a machine that has less memory than an H200."""
     return tuple(size for size in sizes if size <= LARGEST_MIB * MIB)
 
 
@@ -183,7 +183,7 @@ def targets(two_gpus: bool) -> list[Target]:
 def show(two_gpus: bool) -> bool:
     """Prints both tables; whether nothing that was measured missed its target."""
     print(
-        f"\n{'what':62} {'causeway':>10}  {'peer':24} {'figure':>10}  unit  ours/peer  p10 to p90"
+        f"\n{'what':62} {'cableway':>10}  {'peer':24} {'figure':>10}  unit  ours/peer  p10 to p90"
     )
     for line in LINES:
         theirs = "" if line.theirs is None else f"{line.theirs:.1f}"

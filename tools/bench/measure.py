@@ -64,7 +64,7 @@ def family(first: int | None = None) -> list[int]:
 def broker(folder: str | None = None) -> list[int]:
     """The pid of the broker of these measurements, once it runs."""
     found = []
-    for lock in Path(folder or os.environ["CAUSEWAY_DIR"]).glob("*.lock"):
+    for lock in Path(folder or os.environ["CABLEWAY_DIR"]).glob("*.lock"):
         found += [int(word) for word in lock.read_text().split()[:1]]
     return found
 
@@ -211,10 +211,10 @@ def in_turn(
 @contextlib.contextmanager
 def own_broker() -> Iterator[Path]:
     """A folder of its own, with the broker that is started in it; both end with the block."""
-    with tempfile.TemporaryDirectory(prefix="causeway-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="cableway-bench-") as name:
         folder = Path(name)
-        os.environ["CAUSEWAY_DIR"] = name
-        os.environ.pop("CAUSEWAY_NAMESPACE", None)
+        os.environ["CABLEWAY_DIR"] = name
+        os.environ.pop("CABLEWAY_NAMESPACE", None)
         try:
             yield folder
         finally:

@@ -101,12 +101,12 @@ class Standard(Peer):
 class Ours(Standard):
     """Our Pool."""
 
-    name = "causeway.Pool"
+    name = "cableway.Pool"
     how = "adaptive"
 
     def open(self, workers: int, *prepare: Any) -> Any:
         """With fork, as the others."""
-        import causeway as cw
+        import cableway as cw
 
         return cw.Pool(workers, *prepare, context="fork")
 
@@ -195,12 +195,12 @@ class Futures(Peer):
 class OurExecutor(Futures):
     """Our executor."""
 
-    name = "causeway.Executor"
+    name = "cableway.Executor"
     how = "adaptive"
 
     def open(self, workers: int, *prepare: Any) -> Any:
         """With fork, as the standard library's."""
-        import causeway as cw
+        import cableway as cw
 
         return cw.Executor(workers, CONTEXT)
 

@@ -74,7 +74,7 @@ PANELS = [
     ),
 ]
 COLOURS = [
-    ("causeway", "#0b6e4f"),
+    ("cableway", "#0b6e4f"),
     ("multiprocessing.Pool", "#8c8c8c"),
     ("ProcessPoolExecutor", "#b9b9b9"),
     ("loky", "#d9a441"),
@@ -116,7 +116,7 @@ def panel(
     unit = shown[0]["unit"]
     for bench, label in benches:
         found = [row for row in shown if row["bench"] == bench]
-        found.sort(key=lambda row: not row["name"].startswith("causeway"))
+        found.sort(key=lambda row: not row["name"].startswith("cableway"))
         ticks.append(at + (len(found) - 1) / 2)
         labels.append(label)
         for row in found:
@@ -169,7 +169,7 @@ def draw(run: dict[str, Any], out: Path) -> None:
             panel(axes, title, benches, rows)
     caption = (
         f"Median time of a call with p10 and p90: shorter is better; in brackets, by the first of ours. Axes with marks are logarithmic."
-        f" {run['workers']} workers each, taking turns in one run. causeway spins for about one wake-up before it"
+        f" {run['workers']} workers each, taking turns in one run. cableway spins for about one wake-up before it"
         f" sleeps; the others sleep. {run['machine']}. {run['date']}, {run['command']}."
     )
     figure.suptitle("\n".join(textwrap.wrap(caption, 190)), fontsize=8, x=0.01, ha="left")

@@ -181,7 +181,7 @@ def main() -> int:
     options.json = options.json or options.build / (
         "bridge.json" if options.bridge else "bench.json"
     )
-    os.environ.setdefault("CAUSEWAY_BROKER", str((options.build / "causewayd").resolve()))
+    os.environ.setdefault("CABLEWAY_BROKER", str((options.build / "cablewayd").resolve()))
     words, name = machine()
     name = "bridge-loopback" if options.bridge else name
     command_line = "make bench" + (f" WORKERS={options.workers}" if options.workers != 2 else "")

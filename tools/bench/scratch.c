@@ -16,7 +16,7 @@
 #include "tools/bench/bench.h"
 
 void scratch_open(struct scratch *out) {
-    strcpy(out->folder, "/tmp/causeway-bench-XXXXXX");
+    strcpy(out->folder, "/tmp/cableway-bench-XXXXXX");
     CW_ASSERT(mkdtemp(out->folder));
     bench_need(cw_connect(out->folder, "", 0, &out->client), "connect");
 }

@@ -5,7 +5,7 @@
 #ifndef CW_BENCH_SCRATCH_H
 #define CW_BENCH_SCRATCH_H
 
-#include "ipc/causeway.h"
+#include "ipc/cableway.h"
 
 struct scratch {
     char folder[64];

@@ -84,8 +84,8 @@ def at_least(what: str, limit: float, found: float | None, unit: str = "x") -> T
     )
 
 
-POOL, MP_POOL = "causeway.Pool", "multiprocessing.Pool"
-EXECUTOR, MP_EXECUTOR = "causeway.Executor", "ProcessPoolExecutor"
+POOL, MP_POOL = "cableway.Pool", "multiprocessing.Pool"
+EXECUTOR, MP_EXECUTOR = "cableway.Executor", "ProcessPoolExecutor"
 SEARCHES = ("short fits on digits", "51 MiB of pixels")
 SHARES = [
     ("apply_async", "own share"),
@@ -117,7 +117,7 @@ def _of_memory(results: Results) -> list[Target]:
         at_most("warm get+close in C, 100 names", 1000, median("get", few), "ns"),
         at_most("warm get+close in C, 100,000 names", 1000, median("get", many), "ns"),
         at_most("100,000 names by 100 names", 1.3, ratio("get", many, few)),
-        at_least("Python get+close: SharedMemory attach by ours", 5, ratio("python get", "SharedMemory attach+close", "causeway get+close")),
+        at_least("Python get+close: SharedMemory attach by ours", 5, ratio("python get", "SharedMemory attach+close", "cableway get+close")),
         at_least("put of 256 MiB by memcpy into mapped memory", 0.8, ratio("put", "put 256 MiB, slab there already", "memcpy 256 MiB into mapped, touched memory")),
     ]  # fmt: skip
 
@@ -140,12 +140,12 @@ def _of_pools(results: Results, apply: int) -> list[Target]:
 
 
 def _of_starts(results: Results) -> list[Target]:
-    fork = "causeway.Pool, fork, 16 workers"
+    fork = "cableway.Pool, fork, 16 workers"
     return [
-        at_most(f"16 workers ready, from the second Pool on: ours by {method} by ours by fork", 1.5, results.ratio("start", f"causeway.Pool, {method}, 16 workers", fork))
+        at_most(f"16 workers ready, from the second Pool on: ours by {method} by ours by fork", 1.5, results.ratio("start", f"cableway.Pool, {method}, 16 workers", fork))
         for method in ("spawn", "forkserver")
     ] + [
-        at_most(f"a killed worker's successor is ready, {method}", 1000, results.median("start", f"causeway.Pool, {method}, a killed worker's successor"), "ms")
+        at_most(f"a killed worker's successor is ready, {method}", 1000, results.median("start", f"cableway.Pool, {method}, a killed worker's successor"), "ms")
         for method in ("fork", "spawn", "forkserver")
     ]  # fmt: skip
 
@@ -166,18 +166,18 @@ def _of_parent(results: Results, workers: int, cores: int) -> Iterator[Target]:
 def _of_others(results: Results) -> list[Target]:
     ratio, median = results.ratio, results.median
     return [
-        at_least("joblib, no-ops in batches of 1: loky (sleeps) by ours (adaptive)", 5, ratio("joblib no-op, batches of 1", "loky", "causeway")),
+        at_least("joblib, no-ops in batches of 1: loky (sleeps) by ours (adaptive)", 5, ratio("joblib no-op, batches of 1", "loky", "cableway")),
         *[
             line
             for title in SEARCHES
             for line in (
-                at_least(f"GridSearchCV, {title}: loky by ours", 1, ratio(f"joblib GridSearchCV, {title}", "loky", "causeway")),
-                at_most(f"GridSearchCV, {title}, peak memory: ours by loky", 1, ratio(f"joblib GridSearchCV, {title}, peak memory", "causeway", "loky")),
+                at_least(f"GridSearchCV, {title}: loky by ours", 1, ratio(f"joblib GridSearchCV, {title}", "loky", "cableway")),
+                at_most(f"GridSearchCV, {title}, peak memory: ours by loky", 1, ratio(f"joblib GridSearchCV, {title}, peak memory", "cableway", "loky")),
             )
         ],
-        at_least("Queue, 64-byte items a second, one writer, one reader: ours (adaptive) by multiprocessing.Queue (sleeps)", 5, ratio("queue 64 B", "causeway.Queue()", "multiprocessing.Queue()")),
-        at_least("Queue, 16 MiB NumPy arrays, bytes a second: the same", 20, ratio("queue 16 MiB", "causeway.Queue(4), ndarray", "multiprocessing.Queue(4), ndarray")),
-        at_least("Queue, 16 MiB causeway.Arrays, bytes a second: the same", 20, ratio("queue 16 MiB", "causeway.Queue(4), causeway.Array", "multiprocessing.Queue(4), ndarray")),
+        at_least("Queue, 64-byte items a second, one writer, one reader: ours (adaptive) by multiprocessing.Queue (sleeps)", 5, ratio("queue 64 B", "cableway.Queue()", "multiprocessing.Queue()")),
+        at_least("Queue, 16 MiB NumPy arrays, bytes a second: the same", 20, ratio("queue 16 MiB", "cableway.Queue(4), ndarray", "multiprocessing.Queue(4), ndarray")),
+        at_least("Queue, 16 MiB cableway.Arrays, bytes a second: the same", 20, ratio("queue 16 MiB", "cableway.Queue(4), cableway.Array", "multiprocessing.Queue(4), ndarray")),
         at_most("idle broker: CPU", 0.1, median("idle", "broker: CPU over 10 s"), "%"),
         at_most("idle Pool after use (parent, workers, broker): CPU", 0.1, median("idle pool", POOL), "%"),
         at_most("idle Executor after use: CPU", 0.1, median("idle pool", EXECUTOR), "%"),
@@ -198,28 +198,28 @@ RIVALS = [
     ("get", "get+close, 100,000 names, one name", "get+close, 100 names, one name"),
     ("put", "put 256 MiB, slab there already", "memcpy 256 MiB into mapped, touched memory"),
     ("put", "put 256 MiB, first touch (a new slab)", "memcpy 256 MiB, first touch"),
-    ("python get", "causeway get+close", "SharedMemory attach+close"),
-    ("python get", "causeway get, ndarray, close", "SharedMemory attach, ndarray, close"),
-    ("queue 64 B", "causeway.Queue()", "multiprocessing.Queue()"),
-    ("queue 64 B", "causeway.Queue(1000)", "multiprocessing.Queue(1000)"),
-    ("queue 64 B", "causeway.SimpleQueue", "multiprocessing.SimpleQueue"),
-    ("queue 16 MiB", "causeway.Queue(4), ndarray", "multiprocessing.Queue(4), ndarray"),
-    ("bridge 64 B", "causeway, a get of a new name", "OpenSSL, ping-pong in C"),
-    ("bridge 64 B", "causeway, a get of a fresh replica", "causeway, a get of a local name"),
-    ("bridge 64 B, CPU", "causeway, a get of a new name", "OpenSSL, ping-pong in C"),
+    ("python get", "cableway get+close", "SharedMemory attach+close"),
+    ("python get", "cableway get, ndarray, close", "SharedMemory attach, ndarray, close"),
+    ("queue 64 B", "cableway.Queue()", "multiprocessing.Queue()"),
+    ("queue 64 B", "cableway.Queue(1000)", "multiprocessing.Queue(1000)"),
+    ("queue 64 B", "cableway.SimpleQueue", "multiprocessing.SimpleQueue"),
+    ("queue 16 MiB", "cableway.Queue(4), ndarray", "multiprocessing.Queue(4), ndarray"),
+    ("bridge 64 B", "cableway, a get of a new name", "OpenSSL, ping-pong in C"),
+    ("bridge 64 B", "cableway, a get of a fresh replica", "cableway, a get of a local name"),
+    ("bridge 64 B, CPU", "cableway, a get of a new name", "OpenSSL, ping-pong in C"),
     *[
-        ("bridge streams 256 MiB", f"causeway, streams {count}", f"OpenSSL, blocking loop in C{threads}")
+        ("bridge streams 256 MiB", f"cableway, streams {count}", f"OpenSSL, blocking loop in C{threads}")
         for count, threads in ((1, ""), (2, ", 2 threads"), (4, ", 4 threads"))
     ],
     *[
-        ("start", f"causeway.Pool, {how}, {which}16 workers", f"multiprocessing.Pool, {how}, {which}16 workers")
+        ("start", f"cableway.Pool, {how}, {which}16 workers", f"multiprocessing.Pool, {how}, {which}16 workers")
         for how in ("fork", "spawn", "forkserver")
         for which in ("", "first ")
     ],
 ]  # fmt: skip
 # In these benches, whose names begin so, each row of ours has every other row as its rival.
 PEERS = ("pool ", "executor ", "joblib ", "idle pool", "bridge get ", "bridge 256 peers")
-OURS = ("causeway",)
+OURS = ("cableway",)
 
 # Why ours is slower, by bench and rival; a case that is not here has no cause that is known.
 CAUSES = {

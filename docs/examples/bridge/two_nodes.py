@@ -1,6 +1,6 @@
 """The sum of a large matrix's columns on several nodes: each makes its part, gets the others', and checks the whole.
 
-Run in a job of SLURM, on each node once (two_nodes.sbatch), while causewayd listens there and all are connected.
+Run in a job of SLURM, on each node once (two_nodes.sbatch), while cablewayd listens there and all are connected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-import causeway as cw
+import cableway as cw
 
 
 def part(which: int, rows: int) -> np.ndarray:
@@ -29,7 +29,7 @@ def main() -> int:
     rows = options.parse_args().rows
 
     me = os.environ["SLURMD_NODENAME"]
-    told = subprocess.run(["causeway", "peers", "--json"], check=True, capture_output=True)
+    told = subprocess.run(["cableway", "peers", "--json"], check=True, capture_output=True)
     nodes = sorted([me, *(peer["name"] for peer in json.loads(told.stdout))])
 
     cw.put("shared/part", part(nodes.index(me), rows), keep=True)

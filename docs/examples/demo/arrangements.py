@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 import work
 
-import causeway as cw
+import cableway as cw
 
 Scores = Iterable[float]
 
@@ -86,7 +86,7 @@ def inherited(search: str, workers: int) -> Scores:
         return pool.map(evaluate_kept, work.tasks(search))
 
 
-# ---- causeway.Pool: workers read the data by name ------------------------------------------------------
+# ---- cableway.Pool: workers read the data by name ------------------------------------------------------
 
 
 def evaluate_named(task: work.Task) -> float:
@@ -112,7 +112,7 @@ ARRANGEMENTS: dict[str, tuple[str, Callable[[str, int], Scores]]] = {
     "arguments": ("multiprocessing.Pool, data as arguments", arguments),
     "copies": ("multiprocessing.Pool, spawned, a copy each", copies),
     "inherited": ("multiprocessing.Pool, forked, inherited", inherited),
-    "named": ("causeway.Pool, data by name", named),
+    "named": ("cableway.Pool, data by name", named),
 }
 
 

@@ -3,7 +3,7 @@
     python demo.py [--out FOLDER] [--workers N]
 
 1. Puts the diabetes data of scikit-learn (442 patients, 10 measurements) under a name, searches
-   C and gamma of a support vector regression with causeway.Pool, and compares every score with
+   C and gamma of a support vector regression with cableway.Pool, and compares every score with
    GridSearchCV of scikit-learn, number for number.
 2. Puts the scores under a name too; another program (plot.py) reads data and scores by name and
    draws a picture.
@@ -40,7 +40,7 @@ from sklearn.model_selection import GridSearchCV, KFold
 from sklearn.svm import SVR
 from tqdm import tqdm
 
-import causeway as cw
+import cableway as cw
 
 HERE = Path(__file__).resolve().parent
 MIB = 1 << 20
@@ -54,14 +54,14 @@ inherited    costs nothing either, but works only for data that were there befor
 
 
 def search(workers: int) -> work.Floats:
-    """The search itself, with causeway. Returns the scores, shaped (C, gamma, fold)."""
+    """The search itself, with cableway. Returns the scores, shaped (C, gamma, fold)."""
     data = load_diabetes()
     cw.put("demo/svr/x", data.data)
     cw.put("demo/svr/y", data.target)
     tasks = work.tasks("svr")
     with cw.Pool(workers) as pool:
         found = pool.imap(evaluate_named, tasks, chunksize=9)
-        scores = list(tqdm(found, desc="causeway.Pool", total=len(tasks), unit="fit"))
+        scores = list(tqdm(found, desc="cableway.Pool", total=len(tasks), unit="fit"))
     return np.array(scores).reshape(work.shape("svr"))
 
 
@@ -165,10 +165,10 @@ def main() -> int:
     equal &= compare("tiled", title, args.workers)
     print(NOTES)
     equal &= gpus.show()
-    print("$ causeway ls", flush=True)
+    print("$ cableway ls", flush=True)
     command = (
-        shutil.which("causeway", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-        or "causeway"
+        shutil.which("cableway", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+        or "cableway"
     )
     subprocess.run([command, "ls"], check=True)
     for name in cw.names("demo/"):

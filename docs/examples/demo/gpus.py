@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import work
 
-import causeway as cw
+import cableway as cw
 
 ALPHA, GAMMA, FOLDS = np.logspace(-4, 1, 6), np.logspace(-1, 3, 6), 5
 AGREE = 1e-6  # of R²: other orders of adding up, in the solution of systems of 353 equations

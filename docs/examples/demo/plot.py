@@ -13,7 +13,7 @@ import work
 from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.svm import SVR
 
-import causeway as cw
+import cableway as cw
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402  (the backend is chosen first)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-import causeway as cw
+import cableway as cw
 
 THREADS = 256
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numba import cuda, float64
 
-import causeway as cw
+import cableway as cw
 
 EDGE = 3.0  # the square reaches from -EDGE to EDGE
 THREADS = 128  # a power of two: the reduction halves it

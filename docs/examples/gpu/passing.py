@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-import causeway as cw
+import cableway as cw
 
 
 def by_cupy(size: int, device: str, after: Any) -> None:

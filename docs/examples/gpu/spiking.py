@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-import causeway as cw
+import cableway as cw
 
 THRESHOLD, RESET = 1 << 14, 0
 LEAK_SHIFT = 4  # a sixteenth of the potential is lost at each step

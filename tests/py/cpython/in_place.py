@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-import causeway as cw
+import cableway as cw
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""CPython's tests of process pools (test.test_concurrent_futures), over `causeway.Executor`."""
+"""CPython's tests of process pools (test.test_concurrent_futures), over `cableway.Executor`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unittest import mock
 
 import in_place
 
-import causeway as cw
+import cableway as cw
 
 _PRIVATE = "looks at private attributes of ProcessPoolExecutor"
 _ALONE = "ours fails this task alone, and with the error itself; see test_executor.py"
@@ -169,7 +169,7 @@ class TestShutdown(
                 script = in_place.Script(
                     module.assert_python_ok,
                     "from concurrent.futures import Executor",
-                    "import multiprocessing; from causeway import Executor",
+                    "import multiprocessing; from cableway import Executor",
                 )
                 patch = mock.patch.object(module, "assert_python_ok", script)
                 patch.start()

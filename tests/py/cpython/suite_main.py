@@ -1,4 +1,4 @@
-"""CPython's tests of __main__ in workers (test.test_multiprocessing_main_handling), over `causeway.Pool`.
+"""CPython's tests of __main__ in workers (test.test_multiprocessing_main_handling), over `cableway.Pool`.
 
 Each is a program that makes a pool: a script, a directory, a zip file, a module of a package, compiled or not.
 """
@@ -14,7 +14,7 @@ from unittest import mock
 import test.test_multiprocessing_main_handling as cpython
 
 OLD = "from multiprocessing import Pool, set_start_method"
-NEW = "from multiprocessing import set_start_method; from causeway import Pool"
+NEW = "from multiprocessing import set_start_method; from cableway import Pool"
 
 
 class TestMain(cpython.MultiProcessingCmdLineMixin, unittest.TestCase):

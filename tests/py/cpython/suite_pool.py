@@ -1,4 +1,4 @@
-"""CPython's tests of multiprocessing.Pool (test._test_multiprocessing), over `causeway.Pool`."""
+"""CPython's tests of multiprocessing.Pool (test._test_multiprocessing), over `cableway.Pool`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unittest import mock
 import in_place
 import test._test_multiprocessing as cpython
 
-import causeway as cw
+import cableway as cw
 
 _PRIVATE = "looks at private attributes of multiprocessing.Pool"
 LEFT_OUT = {
@@ -46,7 +46,7 @@ class TestPoolWorkerLifetime(
         """A pool that lives until the interpreter ends."""
         helper = cpython.test.support.script_helper
         script = in_place.Script(
-            helper.assert_python_ok, "from multiprocessing import Pool", "from causeway import Pool"
+            helper.assert_python_ok, "from multiprocessing import Pool", "from cableway import Pool"
         )
         with mock.patch.object(helper, "assert_python_ok", script):
             super().test_worker_finalization_via_atexit_handler_of_multiprocessing()

@@ -1,0 +1,675 @@
+/*
+ * cableway.h: share arrays by name between processes, without copies.
+ *
+ * The one public header of libcableway. Plain C, so that CFFI reads the same text.
+ *
+ * Results: 0 (or what is said) or a negative errno value; cw_error() then has a sentence for this
+ * thread. -ENOENT no such name; -EEXIST the name is taken; -ESTALE the array behind a handle is
+ * gone; -EDQUOT a limit or no memory left; -ECONNRESET the broker is lost; -ETIMEDOUT; -EINVAL a
+ * bad argument; -ENODEV no such device; -EPROTO a breach of protocol or another version; -EPERM
+ * refused; -EINTR a signal came while waiting; -EAGAIN nothing there (where said); -EREMOTEIO
+ * another node could not be reached, or refused. Outputs come
+ * last and are set on success alone. Threads: every function may be called from any thread, unless
+ * said otherwise. Fork: a client does not work in a forked child; cw_client_forked() tells, and the
+ * child connects anew. Arrays inherited over fork stay mapped and stay held (the parent's leases
+ * are doubled at fork) as long as the child or a child of it lives. Time: timeout_ns < 0 means for
+ * ever, 0 means not at all.
+ */
+#ifndef CABLEWAY_H
+#define CABLEWAY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CW_VERSION       "0.1.0"
+#define CW_NDIM_MAX      64
+#define CW_NAME_MAX      200  /* bytes of a name */
+#define CW_NAMESPACE_MAX 64   /* bytes of a namespace */
+#define CW_DTYPE_MAX     2048 /* bytes of a dtype's text */
+
+typedef struct cw_client cw_client; /* a connection to the broker; reference counted */
+typedef struct cw_array cw_array;   /* one lease on one array, mapped */
+
+/* What the bytes of an array mean. Strides in bytes; strides[i] for C or Fortran order are computed
+ * when strides is NULL (C order). dtype is NumPy's: a typestr ("<f8") or, for structured types, the
+ * literal of the NPY format's 'descr' (NEP 1). The pointers are borrowed. */
+typedef struct cw_layout {
+    uint32_t ndim;
+    uint32_t itemsize;      /* bytes of one element */
+    const int64_t *shape;   /* ndim values */
+    const int64_t *strides; /* ndim values in bytes, or NULL */
+    const char *dtype;      /* terminated text */
+} cw_layout;
+
+/* A handle: names an array for another process of the same broker. 48 bytes, to be carried by any
+ * means. */
+typedef struct cw_handle {
+    uint64_t instance; /* run of the broker */
+    uint64_t token;    /* transit lease, 0 when the carrier holds the array itself */
+    uint32_t slab, block;
+    uint64_t gen;
+    uint64_t offset_bytes; /* within the block */
+    uint64_t size_bytes;
+} cw_handle;
+
+/* The sentence for this thread's last failure: what was asked, what was found, what to do. Never
+ * NULL. */
+const char *cw_error(void);
+/* Version of the library that runs. */
+const char *cw_version(void);
+
+/* ---- clients ---- */
+
+enum cw_connect_flags { CW_CONNECT_NO_START = 1 /* do not start a broker when none runs */ };
+/*
+ * Connects to the broker whose socket is at address (NULL: the user's own: $CABLEWAY_DIR, else
+ * $XDG_RUNTIME_DIR/cableway, else /tmp/cableway-UID), and starts one there if none runs. name_space
+ * NULL: $CABLEWAY_NAMESPACE, else "". Blocks, 10 s at most. The caller owns *out:
+ * cw_client_unref(). -EPERM when the folder is not ours, -EPROTO another version, -ECONNRESET none
+ * could be reached.
+ */
+int cw_connect(const char *address, const char *name_space, uint32_t flags, cw_client **out);
+void cw_client_ref(cw_client *client);
+/* The last reference ends the session; arrays hold one each. NULL is allowed. */
+void cw_client_unref(cw_client *client);
+/* 1 if this client came over a fork and does not work here. Costs no system call. */
+int cw_client_forked(const cw_client *client);
+/* 0, or -ECONNRESET when the broker is known to be gone. Does not block. */
+int cw_client_check(cw_client *client);
+/* Path of the socket, of the log, the broker's pid, the namespace; borrowed from client. */
+const char *cw_client_address(const cw_client *client);
+const char *cw_client_namespace(const cw_client *client);
+int cw_client_broker_pid(const cw_client *client);
+uint64_t cw_client_instance(const cw_client *client);
+
+/* ---- arrays ---- */
+
+enum cw_array_flags {
+    CW_ZERO = 1,     /* cw_array_new: filled with zeros */
+    CW_READONLY = 2, /* cw_get, cw_array_open: mapped read-only; a write is a SIGSEGV */
+    CW_REPLACE = 4,  /* cw_array_put: a taken name is replaced, at once and whole */
+    CW_KEEP = 8,     /* cw_array_put: the name outlives the user's last client */
+    /*
+     * cw_get, cw_array_open: copy-on-write. What is written here nobody else ever sees, and it goes
+     * with the array's close; it has no name and no handle. Where nothing was written yet, later
+     * writes of others show: so nobody may write to the block as long as it is open so. Host memory
+     * alone (-EINVAL), and not with CW_READONLY (-EINVAL). A forked child has its own copy. Every
+     * page that is written takes memory of this process.
+     */
+    CW_PRIVATE = 16,
+    CW_POOL = 32, /* cw_array_new: another allocator carves it; its pieces are lent, see below */
+    /*
+     * cw_array_new, on a GPU: when an allocation of this process there would fail, the array's
+     * bytes go to host memory, those first that were used last the longest time ago, and come back
+     * at the next use. Not while it is used, and never again once another process may know of it (a
+     * name, a handle, a fork). See cw_array_pin() for its address.
+     */
+    CW_EVICTABLE = 64,
+    CW_REMOTE_READ = 128 /* cw_array_put: every peer of this node may read it */
+};
+/*
+ * Allocates an unnamed array on device ("cpu"). The caller owns *out: cw_array_close(). Asks the
+ * broker only when a new slab is needed. -EDQUOT, -EINVAL, -ENODEV, -ECONNRESET.
+ */
+int cw_array_new(cw_client *client, const char *device, const cw_layout *layout, uint32_t flags,
+                 cw_array **out);
+/*
+ * Adopts shared memory of somebody else (a file in /dev/shm, a memfd) as an array, without a copy.
+ * fd stays the caller's. Weaker than our own memory: if its owner shrinks it, who reads gets a
+ * SIGBUS. -EINVAL if fd is not shared memory or too small.
+ */
+int cw_array_adopt(cw_client *client, int fd, uint64_t offset_bytes, const cw_layout *layout,
+                   cw_array **out);
+/*
+ * A copy on a device of the array under a name, also where this process cannot reach its memory: on
+ * a GPU that CUDA_VISIBLE_DEVICES hides, or in a child of a process that used CUDA. cableway-mover
+ * copies, which the broker starts when it is first needed (about a second). Blocks until the last
+ * write to the array is complete, and the copy. The caller owns *out. -ENOENT; -ENODEV: no such
+ * device, or what the mover says; -EDQUOT, -EINTR, -EOWNERDEAD, -ECONNRESET.
+ */
+int cw_get_copy(cw_client *client, const char *name, const char *device, cw_array **out);
+/* Names an array. Who held the old one keeps it. -EEXIST (taken, without CW_REPLACE), -EINVAL (bad
+ * name), -EDQUOT. A view of the array with another layout may be named: layout NULL means the
+ * array's own; offset_bytes leads from the array's lowest byte (cw_array_data, unless strides are
+ * negative) to the view's element 0. */
+int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
+                 uint64_t offset_bytes);
+/* The same to a name of another node, onto that node's GPU ("cuda:N" as it counts them, without a
+ * mask; "cpu": as cw_array_put()). -ENODEV: it has no such GPU; -EDQUOT: no memory there. A name of
+ * this node with a GPU is -EINVAL: an array is named where it lies. */
+int cw_array_put_at(cw_array *array, const char *name, const char *device, uint32_t flags,
+                    const cw_layout *layout, uint64_t offset_bytes);
+/*
+ * The array under a name. When its slab is mapped already it asks nobody and makes no system call.
+ * -ENOENT.
+ *
+ * A name "//NODE/NAME" is one of another node, here and in cw_array_put(), cw_wait(), cw_remove()
+ * and cw_names(). Getting it fetches the array once into memory of this node, where all clients
+ * share it, mapped read-only (a *replica*), and blocks until it is there, whole and checked; what
+ * was fetched is fetched again only when the name means another array at its node. What is written
+ * into the array there later does not show here. -EREMOTEIO, -EINTR.
+ */
+int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out);
+/*
+ * The same, for timeout_ns at most (< 0: for ever): -ETIMEDOUT if the array of another node did not
+ * come in that time. It is fetched all the same, for whoever asks next. A name that is not there is
+ * not waited for: cw_wait().
+ */
+int cw_get_within(cw_client *client, const char *name, uint32_t flags, int64_t timeout_ns,
+                  cw_array **out);
+/*
+ * cw_get_within() of a name of another node, in memory of a GPU of this process ("cuda:N"; "cpu":
+ * in host memory), where all processes of this node that see the GPU share it. Its bytes go to the
+ * GPU while others come; of what is in this node's memory already a copy is made here. It is to be
+ * read alone: nobody else would see what is written to it. -EINVAL: a name of this node; -ENODEV,
+ * -EDQUOT (no GPU memory left), -EOWNERDEAD (its writer died there), and as cw_get().
+ */
+int cw_get_at(cw_client *client, const char *name, const char *device, uint32_t flags,
+              int64_t timeout_ns, cw_array **out);
+/* Waits until the name is there. Blocks. -ETIMEDOUT, -EINTR, -ECONNRESET. */
+int cw_wait(cw_client *client, const char *name, int64_t timeout_ns);
+/* Removes a name. -ENOENT. */
+int cw_remove(cw_client *client, const char *name);
+/* All names of the client's namespace that begin with prefix ("" for all), each terminated, one
+ * behind the other; *count of them. The caller owns *names: cw_free(). A prefix "//NODE/..." or
+ * "//NODE" asks that node, and blocks; its names come without it. */
+int cw_names(cw_client *client, const char *prefix, char **names, uint64_t *count);
+/*
+ * Is this a name? 0 or -EINVAL with the rule that it breaks. Grammar: 1 to 200 bytes of UTF-8;
+ * parts divided by '/', none of them empty, "." or ".."; no control characters (so no NUL), no
+ * leading or trailing '/'. Or "//NODE/NAME": NODE 1 to 63 of A-Z a-z 0-9 _ . -, at most 223 bytes
+ * in all.
+ */
+int cw_name_check(const char *name);
+void cw_free(void *memory);
+
+/* Ends the lease. Pointers into it become invalid. NULL is allowed. */
+void cw_array_close(cw_array *array);
+/* Address of element 0: the array's lowest byte, or where strides are negative that much above. */
+void *cw_array_data(const cw_array *array);
+/* Bytes from the lowest to the highest that the array spans. */
+uint64_t cw_array_nbytes(const cw_array *array);
+int cw_array_readonly(const cw_array *array);
+/* The layout; its pointers are borrowed from array. */
+void cw_array_layout(const cw_array *array, cw_layout *out);
+/* "cpu", or "cuda:N" by this process's mask; borrowed. */
+const char *cw_array_device(const cw_array *array);
+/* The number of its GPU in this process, -1 for host memory. cw_array_data() of a GPU array is an
+ * address of the GPU: the CPU must not touch it. */
+int cw_array_gpu(const cw_array *array);
+/* The UUID of its GPU, the same in every process ("GPU-..."); "" for host memory. */
+void cw_array_device_uuid(const cw_array *array, char uuid[41]);
+/* The client that it belongs to; borrowed. */
+cw_client *cw_array_client(const cw_array *array);
+/* 1 when no lease of ours stands on it (the client came over a fork): take one with
+ * cw_array_renew(). */
+int cw_array_inherited(const cw_array *array);
+/* In a forked child: takes a lease of the child's own client on an inherited array. The mapping
+ * stays. -ESTALE. */
+int cw_array_renew(cw_array *array, cw_client *client);
+/*
+ * A handle for another process. transit 1: the broker holds the array until the handle is first
+ * opened or transit_seconds ran out; 0: the caller keeps its own lease until the other side has
+ * opened it.
+ */
+int cw_array_export(cw_array *array, int transit, cw_handle *out);
+/* Opens a handle: takes a lease and ends the transit. layout is how to see the bytes. -ESTALE. */
+int cw_array_open(cw_client *client, const cw_handle *handle, const cw_layout *layout,
+                  uint32_t flags, cw_array **out);
+/* Ends a transit that will never be opened. */
+int cw_handle_discard(cw_client *client, const cw_handle *handle);
+/* Copies host memory into an array at offset_bytes, or out of it, on whatever device it lies.
+ * -EINVAL beyond its end. Blocks until it is done; of a GPU array, also until its last write has
+ * passed. */
+int cw_array_write(cw_array *array, uint64_t offset_bytes, const void *source, uint64_t size_bytes);
+int cw_array_read(const cw_array *array, uint64_t offset_bytes, void *destination,
+                  uint64_t size_bytes);
+
+/*
+ * Copies size_bytes of source at source_bytes to target at target_bytes, from and to any device, by
+ * the fastest route that there is. stream NULL: blocks until it is done. Else a CUDA stream
+ * (CUstream) of this process: returns when the copy is submitted to it, in order with the arrays'
+ * other users as cw_array_writing_begin() has it. -EINVAL, -ENODEV, -EDQUOT, -EOWNERDEAD.
+ */
+int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
+                  uint64_t size_bytes, void *stream);
+/* As a stream of cw_array_copy(): one of the library's own, where the target lies on a GPU; else
+ * NULL is meant. A host array that is the source must stay open until the copy is complete, which
+ * cw_array_wait() of the target tells. */
+#define CW_STREAM_OWN ((void *)-1)
+/*
+ * Many copies as one piece of work: put in order once, given to the driver by one call where it has
+ * that, and told to others when all of them were submitted. They may run in any order, so no target
+ * overlaps another's bytes. All arrays of one client. stream NULL: blocks until all are done; else
+ * host arrays among them stay open until the stream is past. On -EINVAL, -EDQUOT and -EOWNERDEAD
+ * nothing was copied; when the driver fails in the midst (-ENODEV) all targets are marked, and
+ * whoever reads one gets -EOWNERDEAD until it is written anew.
+ */
+#define CW_PAIRS_MAX 1000000u
+typedef struct cw_pair {
+    cw_array *target;
+    uint64_t target_bytes; /* where in it, from its lowest byte */
+    cw_array *source;
+    uint64_t source_bytes;
+    uint64_t size_bytes;
+} cw_pair;
+int cw_array_copy_many(const cw_pair *pairs, uint64_t count, void *stream);
+/*
+ * The same as cw_array_copy() with memory of this process that is not ours: host memory (gpu -1),
+ * or GPU memory of any library on the GPU of that number.
+ */
+int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source, int gpu,
+                     uint64_t size_bytes, void *stream);
+int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int gpu,
+                      uint64_t size_bytes, void *stream);
+
+/*
+ * Brings an array with CW_EVICTABLE back if it is away, and keeps it where it is until as many
+ * cw_array_unpin(): only so long cw_array_data() holds. Calls that work on the array do this by
+ * themselves, and the sections from begin to end. The copy back is put in order as the work of a
+ * stream. Other arrays: nothing to be done, 0. -EDQUOT: no room for it; it stays away, whole.
+ */
+int cw_array_pin(cw_array *array);
+void cw_array_unpin(cw_array *array);
+/* 1 while the bytes of an array with CW_EVICTABLE are in host memory. */
+int cw_array_away(const cw_array *array);
+
+/* ---- loans: arrays that another allocator carves out of an array of ours ---- */
+
+/*
+ * The array of bytes at an address that lies in an array with CW_POOL of this client: for
+ * allocators of other libraries that have their memory from us. It has a lease of its own, so that
+ * it can be named and passed on, and its memory stays as long as anyone holds it. *loan is its
+ * number: until cw_loan_next() tells that it ended, the caller leaves the memory as it is and does
+ * not use it for something else. The same range gives the same loan as long as it lasts. The caller
+ * owns *out. -ENOENT: no pool is there. -EDQUOT: the slab has no block numbers left, also not of
+ * loans that have ended; the broker may be asked which these are.
+ */
+int cw_array_at(cw_client *client, const void *address, uint64_t size_bytes, cw_array **out,
+                uint64_t *loan);
+/*
+ * The same of GPU memory of somebody else's cudaMalloc, by a legacy handle. Weaker than memory of
+ * ours: whoever is the same user may open it, and it dies with this process. The caller neither
+ * frees nor reuses it before the loan has ended. -EINVAL: the driver gives no handle for it. What
+ * is known of the allocation is kept for the next loan, as long as it is not given back to the
+ * driver.
+ */
+int cw_array_borrow(cw_client *client, const void *address, uint64_t size_bytes, cw_array **out,
+                    uint64_t *loan);
+/*
+ * Puts an array behind all that a stream (CUstream; 0, 1, 2: default streams) of this process was
+ * given so far, as a piece of writing there does that has nothing in it: for arrays on which
+ * another library has been at work. A stream that has nothing to do costs a question. -ESTALE: the
+ * array is lent (cw_array_borrow), and its allocation is gone; -EINVAL: the stream is being
+ * captured. May wait for others' use of the array, as cw_array_writing_begin() does.
+ */
+int cw_array_behind(cw_array *array, void *stream);
+/* A loan that nobody holds any more, and on whose memory no stream is at work; each is told once.
+ * Once the broker is gone: one that this process does not hold. -EAGAIN: none. Blocks only where a
+ * process's streams used one that was never met before: the broker is asked for its fences. */
+int cw_loan_next(cw_client *client, uint64_t *loan);
+
+/* ---- devices ---- */
+
+/* Names of the devices that arrays can lie on, each terminated, one behind the other: "cpu", and a
+ * "cuda:N" for each GPU that this process sees. The first call with a driver installed opens it:
+ * half a second. -EDQUOT: it sees more than 64 GPUs (CW_GPUS_MAX). cw_free(). */
+int cw_devices(char **names, uint64_t *count);
+
+/* Is there such a device for this process? 0, -ENODEV with the reason (no driver, too old, masked
+ * out, forked), -EINVAL: no device name. Takes no GPU memory. */
+int cw_device_check(const char *device);
+/* The number of the GPU on which memory lies, whoever made it; -1: host memory, or none that CUDA
+ * knows. -ENODEV. */
+int cw_memory_gpu(const void *address, int *gpu);
+/* The array of ours, as bytes, in which an address of GPU memory lies that this process holds; one
+ * more lease on it. Of pools see cw_array_at(). The caller owns *out. -ENOENT. */
+int cw_memory_array(cw_client *client, const void *address, cw_array **out);
+/* Waits on the CPU for all work that a stream (CUstream; 0, 1, 2: default streams) of this process
+ * on that GPU was given; whole 1: for all streams of that GPU. */
+int cw_stream_wait(int gpu, void *stream, int whole);
+
+typedef struct cw_device_info {
+    char name[64]; /* what the maker calls it */
+    char uuid[41]; /* GPU-...; the same in every process; "" for the host */
+    uint64_t memory_bytes, free_bytes;
+} cw_device_info;
+/* About one device ("cpu", "cuda:N"). Of a GPU it opens a context, which takes GPU memory. -ENODEV,
+ * -EINVAL. */
+int cw_device_stat(const char *device, cw_device_info *out);
+
+typedef struct cw_device_place {
+    char name[64];
+    char uuid[41]; /* as CUDA_VISIBLE_DEVICES takes it: GPU-..., or MIG-... of a part of a GPU */
+    char bus[32];  /* where it is plugged in, as sysfs has it: "0000:4e:00.0"; "" unknown */
+    uint32_t multiprocessors;
+} cw_device_place;
+/* Which GPU a "cuda:N" is, and where; takes no GPU memory. -ENODEV, -EINVAL (also for "cpu"). */
+int cw_device_place_of(const char *device, cw_device_place *out);
+/* Waits on the CPU for all work of this process on a GPU; at once where the process has no context
+ * there. -ENODEV: the context is broken, by which error the sentence says; nothing of this process
+ * works on that GPU any more. */
+int cw_device_settle(int gpu);
+/*
+ * A part of a GPU's multiprocessors for this process: the GPU is cut into parts of so many (at
+ * least; the driver rounds up), and the one of this number, from 0 on, is taken. *stream, a
+ * CUstream that lives as long as the process: work that is given to it runs on the part alone.
+ * *got: how many it has. Opens a
+ * context, and makes it current on this thread if none is. -ENODEV: the driver has no green
+ * contexts (CUDA 12.5 or later has), or the GPU cannot be cut; -EDQUOT: it has no such part.
+ */
+int cw_device_part(int gpu, uint32_t multiprocessors, uint32_t part, void **stream, uint32_t *got);
+
+typedef struct cw_link_info {
+    int reaches;               /* one GPU can use the other's memory (a GPU its own) */
+    int rank;                  /* of the driver: the lower, the faster; -1 unknown */
+    int atomics;               /* atomic operations work across the link */
+    int route;                 /* 1 the same GPU, 2 its copy engine, 3 staged: through the host */
+    uint64_t bytes_per_second; /* by that route, measured; 0: not measured */
+} cw_link_info;
+/* How bytes get from the GPU from to the GPU to. measured 1: copies between them for some
+ * milliseconds, which takes memory and a context on both. -ENODEV, -EDQUOT. */
+int cw_link_stat(int from, int to, int measured, cw_link_info *out);
+/* The same as the broker knows it, who keeps it for the node. Where nobody has measured yet this
+ * call does. -ENODEV, -EDQUOT, -ECONNRESET. */
+int cw_link_known(cw_client *client, int from, int to, cw_link_info *out);
+
+/* ---- GPU work in order: arrays that streams of several processes use ---- */
+
+/*
+ * Work on a GPU array that a stream is given between begin and end is put in order with that of
+ * other streams, in whichever process, without the CPU: the stream waits for the last write (a
+ * writer also for the reads under way), and the next user waits for this one. stream is a CUstream
+ * of this process on any GPU; 0, 1 and 2 are CUDA's default streams, where begin waits on the CPU.
+ * Call end on the same thread, after the work was submitted; between the two, submit to this stream
+ * alone. A stream under capture is refused (-EINVAL). Host arrays: nothing to be done, 0.
+ *
+ * begin blocks while another writes (submits), while what it must wait for is not submitted yet,
+ * and when CW_STREAM_WAITS_MAX streams of this process wait already; timeout_ns bounds it.
+ * -ETIMEDOUT and -EINTR: nothing was begun. -EOWNERDEAD: who wrote last died before it was complete
+ * (nothing was begun); writing_begin does not say so, since it is about to write anew.
+ *
+ * whole 1: all of the array is written, so that what was incomplete before does not matter.
+ * end: 0, or -EOWNERDEAD when what the work waited for died meanwhile: the result is no good, and
+ * whoever reads the array is told so too.
+ */
+int cw_array_writing_begin(cw_array *array, void *stream, int64_t timeout_ns);
+int cw_array_writing_end(cw_array *array, void *stream, int whole);
+int cw_array_reading_begin(cw_array *array, void *stream, int64_t timeout_ns);
+int cw_array_reading_end(cw_array *array, void *stream);
+/*
+ * The same for work on several arrays: one wait for all that they need and one value at its end,
+ * which is what the GPU's time goes into. No deadlock with whoever begins on some of the same
+ * arrays in one call, in whatever order. An array that is given twice, or parts of one, count once
+ * (writing, if one is). Host arrays: nothing to be done for them. *out is ended once, by
+ * cw_work_end(); until then the arrays stay open. NULL as work: nothing to be ended. On failure
+ * nothing was begun.
+ */
+typedef struct cw_use {
+    cw_array *array;
+    int writing; /* else it is read */
+    int whole;   /* writing: all of it */
+} cw_use;
+typedef struct cw_section cw_work;
+int cw_work_begin(const cw_use *uses, uint32_t count, void *stream, int64_t timeout_ns,
+                  cw_work **out);
+int cw_work_end(cw_work *work);
+/* Waits on the CPU until the array's last write is complete. 0, -EOWNERDEAD, -ETIMEDOUT, -EINTR. */
+int cw_array_wait(cw_array *array, int64_t timeout_ns);
+
+/* ---- what the broker knows ---- */
+
+typedef struct cw_name_info {
+    char name[201];
+    uint32_t owner_pid;  /* who put it */
+    uint32_t holders;    /* clients that hold a lease on it */
+    uint32_t references; /* the broker's own: names, transits, forks */
+    uint64_t created_ns; /* CLOCK_REALTIME */
+    uint64_t nbytes;
+    uint32_t keep;
+    uint32_t slab;
+    uint32_t ndim;
+    int64_t shape[64];
+    char dtype[2049];
+    char device[16];      /* "cpu", or "cuda" */
+    char device_uuid[41]; /* which GPU; "" for the host */
+} cw_name_info;
+/* All about one name. -ENOENT. */
+int cw_name_stat(cw_client *client, const char *name, cw_name_info *out);
+/* Asks the broker to end. Every client then gets -ECONNRESET; names are lost. */
+int cw_broker_stop(cw_client *client);
+/* Round trip to the broker. */
+int cw_ping(cw_client *client);
+
+/* ---- queues: any number of writers and readers in any number of processes ---- */
+
+/* One end of a queue, both for putting and for taking. */
+typedef struct cw_queue cw_queue;
+
+/* What was taken. Zeros are an empty one; it is used again by the next cw_queue_get(). */
+typedef struct cw_item {
+    void *data; /* size_bytes of it; the item's. There is room for cw_queue_max(), and it stays */
+    uint64_t size_bytes, room_bytes;
+    cw_array **arrays; /* count of them, as plain bytes; who sets one to NULL takes it over */
+    uint32_t count, room;
+} cw_item;
+
+typedef struct cw_queue_info {
+    uint64_t items;      /* in it now */
+    uint64_t bytes;      /* of these, as they were charged */
+    uint64_t put, taken; /* since it was made */
+    uint64_t lost;       /* of the taken: their memory was gone with a reader that died */
+    uint64_t unfinished; /* put, and not yet said to be done */
+    uint64_t max_items, max_bytes;
+    uint64_t memory_bytes; /* of the memory in which small items lie now */
+} cw_queue_info;
+
+/*
+ * Makes a queue of at most max_items items and max_bytes bytes (0: no limit but memory's). It lives
+ * in the array *out, a plain one: whoever has that array, by a handle or over a fork, can open the
+ * queue, and it ends with the last of them. The caller owns *out. -EDQUOT, -ECONNRESET.
+ */
+int cw_queue_new(cw_client *client, uint64_t max_items, uint64_t max_bytes, cw_array **out);
+/*
+ * Opens the queue in an array, which must stay open as long. Any thread may use it. After a fork
+ * the child renews the array and opens the queue anew; the parent's cw_queue is not for it.
+ * -EPROTO: no queue is there. -EPERM: the process runs in another pid or time namespace than the
+ * queue's maker, so that nobody could tell who died.
+ */
+int cw_queue_open(cw_array *array, cw_queue **out);
+/* Nobody may be using it. What is in the queue stays. NULL is allowed. */
+void cw_queue_close(cw_queue *queue);
+/* The most bytes of data of one item; more belongs into an array that goes with it. */
+uint64_t cw_queue_max(const cw_queue *queue);
+/*
+ * Puts an item: bytes, and handles (exported with transit 1) that go with it. extra_bytes is what
+ * the item is charged beside size_bytes. On success the handles belong to the queue, which keeps
+ * what is behind them until the item is taken, whoever dies. Blocks while the queue is full. A
+ * writer that dies in it has put its item whole or not at all, and blocks nobody. -EMSGSIZE: can
+ * never fit. -EDQUOT: no memory for so many items. -ETIMEDOUT, -EINTR, -ECONNRESET, -EPROTO.
+ */
+int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const cw_handle *handles,
+                 uint32_t count, uint64_t extra_bytes, int64_t timeout_ns);
+/*
+ * Takes the next item, in the order in which they were put. What the item held before is ended.
+ * Blocks while the queue is empty. A reader that dies in it leaves its item to the next reader; if
+ * it died in the moment between, when what went with the item was its own alone, the item is
+ * counted as lost and passed over. Returns how many arrays go with it. -ETIMEDOUT, -EINTR,
+ * -ECONNRESET, -EPROTO.
+ */
+int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns);
+/* Frees what an item holds; it is empty then. */
+void cw_item_deinit(cw_item *item);
+/* Numbers, as they are at some moment of the call. Does not block. */
+void cw_queue_look_at(cw_queue *queue, cw_queue_info *out);
+/* An item that was taken is done with. -EINVAL: more often than there were items. */
+int cw_queue_task_done(cw_queue *queue);
+/* Waits until each item that was put is done with. Blocks. -ETIMEDOUT, -EINTR. */
+int cw_queue_wait_done(cw_queue *queue, int64_t timeout_ns);
+
+/* ---- pools: tasks of one process to its workers, which are in groups; within a group whoever
+ * takes a task first has it ---- */
+
+typedef struct cw_pool cw_pool;     /* the parent's end */
+typedef struct cw_worker cw_worker; /* a worker's end */
+
+#define CW_POOL_DATA_MAX       4096 /* bytes of a task or an answer; more belongs into an array */
+#define CW_POOL_WORKERS_MAX    4095
+#define CW_POOL_CELLS_MAX      65536
+#define CW_POOL_GROUPS_MAX     64
+#define CW_POOL_FUNCTION_MAX   2048 /* bytes of a function that is sent once */
+#define CW_POOL_FUNCTION_SLOTS 128
+
+/* A task, or its answer. Its data lies in a cell, in place: the parent's from cw_pool_reserve() to
+ * cw_pool_submit() and from cw_pool_collect() to cw_pool_free(), the worker's in between. Where
+ * workers peek, it is written by cw_task_write() alone. */
+typedef struct cw_task {
+    uint32_t cell;
+    uint32_t worker; /* collect, bury: whose */
+    uint32_t group;  /* submit: in whose queue; otherwise: of which group the task is */
+    uint32_t begun;  /* bury: 0: the worker had done no more than to take it */
+    uint64_t place;  /* take, peek, collect, bury: a number of the task's own; never used again */
+    void *data;      /* room for CW_POOL_DATA_MAX */
+    uint32_t size_bytes; /* of data; the other side may lie, but never beyond CW_POOL_DATA_MAX */
+    uint32_t kind;       /* the caller's */
+    uint64_t function;   /* a number that stands for the function; the caller's, 0: none */
+    uint32_t slot;       /* where its bytes lie: cw_pool_function() */
+    uint32_t function_bytes;
+} cw_task;
+
+/* What a worker says of itself; all from its own memory, so a hostile one may lie. */
+typedef struct cw_worker_info {
+    uint32_t state;    /* what cw_worker_tell() said last; 0 at the start */
+    uint64_t tasks;    /* answered */
+    uint64_t busy_ns;  /* in which it had a task, or several */
+    uint64_t bytes_in; /* of the tasks' data and what goes with it */
+    uint64_t bytes_out;
+} cw_worker_info;
+
+/* Bytes of memory for a pool: workers from 1 to CW_POOL_WORKERS_MAX, cells (tasks under way) from
+ * workers to CW_POOL_CELLS_MAX, groups from 1 to CW_POOL_GROUPS_MAX. 0 beyond. */
+uint64_t cw_pool_bytes(uint32_t workers, uint32_t cells, uint32_t groups);
+/* Writes a task's data, or its answer's, so that others may look at it meanwhile. */
+void cw_task_write(const cw_task *task, const void *data, uint32_t size_bytes);
+/*
+ * Memory for a pool that no broker knows: a memfd of at least so many bytes, zeroed, allocated in
+ * full, its size sealed. It goes with the last process that has it open or mapped. The caller maps
+ * and closes *out_fd. -EINVAL (0 bytes), -EDQUOT (the limit is named).
+ */
+int cw_pool_allocate(uint64_t memory_bytes, int *out_fd);
+/*
+ * Formats memory (zeroed or used, at a multiple of 64, at least cw_pool_bytes()) and opens the
+ * parent's end; the memory stays mapped as long. One thread at a time calls the functions that take
+ * a cw_pool, unless said otherwise: the caller's lock. The caller owns *out. -EINVAL, -EDQUOT.
+ */
+int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
+                uint32_t groups, cw_pool **out);
+/* A worker is about to be started in this group, where it stays until it is buried. A group without
+ * workers has its tasks taken by others, so this comes before its first task. */
+void cw_pool_assign(cw_pool *pool, uint32_t worker, uint32_t group);
+/* Only workers with numbers below this one are looked at from now on (all at first): none with a
+ * higher number lives, or has left anything. */
+void cw_pool_use(cw_pool *pool, uint32_t workers);
+/* Nobody may be using it. The memory stays. NULL is allowed. */
+void cw_pool_delete(cw_pool *pool);
+/* Where the bytes of a function lie, CW_POOL_FUNCTION_MAX, slot from 0 to CW_POOL_FUNCTION_SLOTS
+ * - 1. The caller writes them before a task names them and leaves them while one does. */
+void *cw_pool_function(cw_pool *pool, uint32_t slot);
+/* A free cell in *out. -EAGAIN: all are under way. */
+int cw_pool_reserve(cw_pool *pool, cw_task *out);
+/* Gives a cell back. */
+void cw_pool_free(cw_pool *pool, uint32_t cell);
+/*
+ * Makes a filled task (cell, group, size_bytes, kind, function, slot, function_bytes) ready for
+ * whichever worker of the group takes it first. While a group has more than two ready tasks for
+ * each of its workers, those of other groups that have been idle for 5 ms take them; those of a
+ * group without workers are taken at once. Wakes nobody: cw_pool_wake() does, once for many.
+ * -EAGAIN: no place just now.
+ */
+int cw_pool_submit(cw_pool *pool, const cw_task *task);
+/* Wakes as many workers of a group as it has tasks that nobody looks for, at most so many, and as
+ * many of others for what these may take. */
+void cw_pool_wake(cw_pool *pool, uint32_t group, uint32_t most);
+/* Takes a ready task back: its cell is the caller's. -EBUSY: a worker has taken it. */
+int cw_pool_withdraw(cw_pool *pool, uint32_t cell);
+/* Which worker has taken a submitted task, -1 while none has, and for how long (0: has just). */
+int cw_pool_taker(cw_pool *pool, uint32_t cell, int64_t *elapsed_ns);
+/* The next answer; its cell is the caller's. -EAGAIN: none. -EPROTO: out->worker broke the rules.
+ */
+int cw_pool_collect(cw_pool *pool, cw_task *out);
+/* Counts a thread in (1) that will wait for answers, or out (-1): it then collects what is there.
+ * While none is counted in, answers wake the helper. */
+void cw_pool_listen(cw_pool *pool, int change);
+/* What cw_pool_wait() compares with: rises with each cw_pool_tell(). Any thread. */
+uint32_t cw_pool_news(cw_pool *pool, int helper);
+/* Ends the waits of all listeners, or of the helper. Any thread. */
+void cw_pool_tell(cw_pool *pool, int helper);
+/*
+ * Waits until there is an answer, or news are no more what they were. A listener spins for spin_ns
+ * first; the helper (helper 1, one thread) leaves answers to listeners while there are any. Any
+ * thread, without the caller's lock. 0: look. -ETIMEDOUT, -EINTR. Blocks.
+ */
+int cw_pool_wait(cw_pool *pool, int helper, uint32_t was, int64_t spin_ns, int64_t timeout_ns);
+/* 1: workers leave when no task is ready; 0 takes it back. */
+void cw_pool_close(cw_pool *pool, int closing);
+/* Tells one worker to leave after its task. */
+void cw_pool_dismiss(cw_pool *pool, uint32_t worker);
+/* Tasks of a group that are ready and not taken, at some moment of the call. */
+uint64_t cw_pool_ready(cw_pool *pool, uint32_t group);
+/*
+ * A worker's process is dead, and cw_pool_collect() has been called until -EAGAIN. Returns, call by
+ * call, what it had: 1 a task that it had answered, 0 one that it had taken and not answered (the
+ * data may be half overwritten; out->begun); the cells are the caller's. -EAGAIN: no more, its
+ * number is free for another worker, of any group.
+ */
+int cw_pool_bury(cw_pool *pool, uint32_t worker, cw_task *out);
+/* What a worker says of itself. */
+void cw_pool_look_at(cw_pool *pool, uint32_t worker, cw_worker_info *out);
+/* What a worker left in its own 4 KiB, before it told its state; borrowed. */
+const void *cw_pool_words(cw_pool *pool, uint32_t worker);
+
+/*
+ * Opens a worker's end in a process that has the same memory mapped: one process a number (0 to
+ * workers - 1), for the life of which it is in one group. spinners: how many workers of a group may
+ * spin for tasks at the same time, for 50 us at most; 0: none does. -EINVAL, -EPROTO (no pool of
+ * these sizes is there), -EDQUOT.
+ */
+int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
+                   uint32_t groups, uint32_t number, uint32_t group, uint32_t spinners,
+                   cw_worker **out);
+void cw_worker_close(cw_worker *worker);
+/* Takes the next task; those that it has not answered stay its own. One thread of the process.
+ * Blocks. -ESHUTDOWN: the worker is to leave. -EINTR. -EPROTO. */
+int cw_worker_take(cw_worker *worker, cw_task *out);
+/*
+ * Copies the nth (from 0) ready task of the worker's own group into buffer, which has room for
+ * CW_POOL_DATA_MAX, and out, without taking it: whoever takes it later has it, perhaps at once. Any
+ * thread. Never blocks. -EAGAIN: there is none. -EPROTO.
+ */
+int cw_worker_peek(cw_worker *worker, uint32_t nth, void *buffer, cw_task *out);
+/* How many workers are in this worker's group, itself among them: those that were started and not
+ * yet buried. Any thread. Never blocks. */
+uint32_t cw_worker_fellows(cw_worker *worker);
+/* The bytes of a task's function, in place. */
+const void *cw_worker_function(cw_worker *worker, const cw_task *task);
+/* Answers a task: data of size_bytes and kind as they stand. extra_in and extra_out: bytes that
+ * went with task and answer beside their data. In any order; any thread, one at a time: the
+ * caller's lock. Another one than that which takes calls cw_worker_settle() then. */
+void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
+                      uint64_t extra_out);
+/* Sees to it that answers are collected though nobody listens; cw_worker_take() does so itself. To
+ * be called by who takes no more. Any thread. Spins for some microseconds. */
+void cw_worker_settle(cw_worker *worker);
+/* CW_POOL_DATA_MAX bytes of the worker's own, for what it has to say before cw_worker_tell(). */
+void *cw_worker_words(cw_worker *worker);
+/* States what it is (the caller's numbers) and wakes the parent's helper. */
+void cw_worker_tell(cw_worker *worker, uint32_t state);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,106 @@
+"""cableway: arrays shared by name between processes, without copies, and a Pool on them.
+
+>>> import numpy as np, cableway as cw
+>>> w = cw.put("weights", np.ones((2, 3)))     # in one process
+>>> float(np.asarray(cw.get("weights")).sum()) # in any other
+6.0
+>>> cw.remove("weights")
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from cableway._copies import copy
+from cableway._order import work
+from cableway.array import Array
+from cableway.client import Connection, connect
+from cableway.constant import Constant, constant
+from cableway.create import asarray, empty, full, zeros
+from cableway.device import devices
+from cableway.errors import (
+    BrokerLost,
+    DeviceError,
+    Error,
+    LimitExceeded,
+    NameNotFound,
+    NameTaken,
+    ProducerDied,
+    RemoteError,
+    Stale,
+    TaskTimeout,
+    Timeout,
+    WorkerDied,
+)
+from cableway.name import get, names, put, remove, wait
+from cableway.stream import current_stream
+from cableway.transfers import In, InOut, Out
+
+if TYPE_CHECKING:
+    from cableway.executor import Executor
+    from cableway.pool import Pool
+    from cableway.queue import JoinableQueue, Queue, SimpleQueue
+
+__all__ = [
+    "Array",
+    "BrokerLost",
+    "Connection",
+    "Constant",
+    "DeviceError",
+    "Error",
+    "Executor",
+    "In",
+    "InOut",
+    "JoinableQueue",
+    "LimitExceeded",
+    "NameNotFound",
+    "NameTaken",
+    "Out",
+    "Pool",
+    "ProducerDied",
+    "Queue",
+    "RemoteError",
+    "SimpleQueue",
+    "Stale",
+    "TaskTimeout",
+    "Timeout",
+    "WorkerDied",
+    "asarray",
+    "connect",
+    "constant",
+    "copy",
+    "current_stream",
+    "devices",
+    "empty",
+    "full",
+    "get",
+    "names",
+    "put",
+    "remove",
+    "wait",
+    "work",
+    "zeros",
+]
+__version__ = "0.1.0"
+
+
+# Imported when first used: they need multiprocessing.
+_LATER = {
+    "Executor": "cableway.executor",
+    "JoinableQueue": "cableway.queue",
+    "Pool": "cableway.pool",
+    "Queue": "cableway.queue",
+    "SimpleQueue": "cableway.queue",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'cableway' has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

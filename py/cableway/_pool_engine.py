@@ -1,0 +1,373 @@
+"""The engine of a Pool: what is under way.
+
+Threads of the parent
+    callers     submit on their own threads; who waits for a result listens for answers and sees to all that come,
+                its own and others'; who submits many sees to plain answers in passing
+    helper      (_pool_helper) sees to answers while nobody listens, to deaths, time limits, the end
+    watcher     (_pool_crew) sleeps on the workers' pidfds, tells the helper who died
+    callbacks   (_pool_callbacks) runs the callbacks; started when there is one
+    feeders     (_pool_feeder) one for each imap over an iterator of unknown length: reads it
+
+Tasks are taken by the workers from shared memory (shm/dispatch.h), and bound when they are taken. What there is no
+room for waits in the parent (_pool_outgoing). What came back is delivered by the thread that collected it
+(_pool_incoming).
+
+`_lock` guards the state; no code of the user's runs under it. The parent's death ends the workers (see _pool_worker).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from multiprocessing import util
+from typing import Any
+
+from cableway import _pool_wire as wire
+from cableway._pool_buffers import BlockStore
+from cableway._pool_callbacks import Callbacks
+from cableway._pool_crew import Crew
+from cableway._pool_devices import Devices
+from cableway._pool_feeder import Feeder
+from cableway._pool_functions import Functions
+from cableway._pool_helper import Helper
+from cableway._pool_imap import IMapIterator
+from cableway._pool_incoming import Incoming, decoded, drop
+from cableway._pool_jobs import Job, Outcome, Source, Task
+from cableway._pool_options import Options
+from cableway._pool_outgoing import Outgoing
+from cableway._pool_place import Placement
+from cableway._pool_shared import Shared, recurring
+from cableway._pool_withdrawn import Withdrawn
+from cableway.errors import Error
+
+__all__ = ["CLOSE", "RUN", "TERMINATE", "Engine"]
+
+RUN, CLOSE, TERMINATE = "RUN", "CLOSE", "TERMINATE"
+
+_KEEP_BYTES = 512 << 20  # memory for arguments that the parent keeps
+_START_DEATHS_MAX = 3
+_SLICE_SECONDS = (
+    1.0  # a signal may come just before the sleep: who waits for ever looks up now and then
+)
+
+
+def _nothing_begins(*_: Any) -> None:
+    """The quick way of a Pool that takes no more work: the other way says why."""
+
+
+class Engine:
+    """Runs jobs on worker processes. `Pool` and `Executor` are its faces."""
+
+    def __init__(
+        self,
+        processes: int,
+        context: Any,
+        options: Options,
+        daemon: bool = True,
+        devices: Devices | None = None,
+    ) -> None:
+        self.pid = os.getpid()
+        self.state = RUN
+        self.abandoned = False  # set without a lock by the Pool's finaliser
+        self.options = options
+        self._store = BlockStore(_KEEP_BYTES)
+        self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
+        self._over = False
+        self._feeding: set[Feeder] = set()
+        self._waiters: set[int] = set()  # threads that wait for a job
+        self._error: BaseException | None = None  # why nothing works any more
+
+        self._callbacks = Callbacks()
+        incoming = Incoming(self.fail)
+        self._crew = Crew(processes, context, options, daemon, incoming.deliver, devices)
+        self.devices = devices
+        self.dispatch = self._crew.dispatch
+        self._placement = Placement(self._crew)
+        self._outgoing = Outgoing(self._crew, self._store, self._placement, self._refusal)
+        incoming.connect(self._crew, self._outgoing)
+        self.functions = Functions(self.dispatch.put_function, self._crew.main)
+        self.dispatch.share(
+            self.functions.pinned, self.functions.kinds, self._outgoing.pending, self._waiters
+        )
+        # (class, self, owner, function, args, kwargs): an Outcome of that class, submitted; None: it must go by
+        # submit(), and nothing was done.
+        self.begin: Callable[..., Any] = self.dispatch.begin
+        self._helper = Helper(self, self._crew, self._outgoing, self._store)
+        self._crew.start_all()
+        self._at_exit = util.Finalize(None, self.terminate, exitpriority=15)
+        self._helper.start()
+
+    # ---- what the Pool calls, on callers' threads
+
+    @property
+    def processes(self) -> int:
+        """How many workers there shall be."""
+        return self._crew.size
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes work."""
+        return self.state == RUN
+
+    def check_running(self) -> None:
+        """ValueError if the Pool takes no more work; what broke it if something did."""
+        if os.getpid() != self.pid:
+            raise ValueError(
+                f"Pool not running in this process: it belongs to the process {self.pid}"
+            )
+        if self._error is not None:
+            raise self._error
+        if self.state != RUN:
+            raise ValueError("Pool not running")
+
+    def call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        """One call, waited for. (value,), or None where it must go as a job (nothing was begun then)."""
+        if self._outgoing or self.options.retries or not self._crew.started:
+            return None
+        found = self.functions.find(function)
+        if found is None:
+            return None
+        messages: list[bytes] = []
+        try:
+            answer = self.dispatch.call(
+                wire.APPLY,
+                found.described,
+                function,
+                (args, named) if named else (args,),
+                messages,
+                self._placement.idlest(),
+            )
+            if answer is None:
+                return None
+            plain, value = answer
+            if plain:
+                return (value,)
+            success, value = decoded(function, messages)
+        except BaseException:
+            for data in messages:  # it was interrupted before they were opened
+                drop(data)
+            raise
+        finally:
+            self.functions.unuse(found)
+        if success:
+            return (value,)
+        try:
+            raise value
+        finally:
+            del value  # the exception's traceback holds this frame, and it the arguments
+
+    def shared_by(self, job: Job, items: tuple[Any, ...], chunksize: int) -> Shared | None:
+        """What the tasks of a job over items have in common."""
+        arrays = recurring(job.function, items, chunksize, with_function=job.found is None)
+        return Shared(self._store, arrays) if arrays else None
+
+    def submit(self, job: Job, work: Task | Source) -> int:
+        """Submits a job's work, or what there is room for. The cell of a single plain task, else -1."""
+        at_once = self._crew.started and not self._outgoing
+        if at_once and type(work) is Task and job.described is not None:
+            cell: int = self.dispatch.submit_plain(
+                None,
+                job,
+                work.number,
+                work.kind,
+                job.described,
+                work.args,
+                self._placement.idlest(),
+            )
+            if cell >= 0:
+                return cell
+        self._outgoing.put(work)
+        return -1
+
+    def feed(
+        self, job: IMapIterator, iterable: Iterable[Any], chunksize: int, buffersize: int | None
+    ) -> None:
+        """Runs a job over an iterable that a thread of its own reads, some tasks ahead."""
+        feeder = Feeder(self, job, chunksize, buffersize)
+        with self._lock:
+            self._feeding.add(feeder)
+        feeder.start(iterable)
+
+    def fed(self, feeder: Feeder) -> None:
+        """An input is at its end."""
+        with self._lock:
+            self._feeding.discard(feeder)
+        self.wake()
+
+    def wait_for(self, job: Job | Outcome, timeout: float | None) -> None:
+        """Waits until a job has settled, or timeout seconds."""
+        if isinstance(job, Outcome):
+            self.dispatch.wait(job, timeout)
+        else:
+            self.wait_until(lambda: job.settled, timeout)
+
+    def wait_until(self, seen: Callable[[], bool], timeout: float | None) -> bool:
+        """Waits for answers, and sees to them, until seen() is true, or timeout seconds. Whether it is."""
+        until = None if timeout is None else time.monotonic() + timeout
+        me = threading.get_ident()
+        self._waiters.add(me)  # before seen() is asked: who changes it tells us
+        try:
+            while True:
+                was = self.dispatch.news(False)
+                if seen():
+                    return True
+                left = _SLICE_SECONDS if until is None else until - time.monotonic()
+                self.dispatch.listen(was, min(max(left, 0.0), _SLICE_SECONDS))
+                if left <= 0:
+                    return seen()
+        finally:
+            self._waiters.discard(me)
+
+    def notify(self) -> None:
+        """Something has changed for who waits, in another thread than this one."""
+        waiters = self._waiters
+        if waiters and (len(waiters) > 1 or threading.get_ident() not in waiters):
+            self.dispatch.tell(False)
+
+    def collect(self) -> bool:
+        """Sees to the answers that are there. True, so that it can stand in a condition."""
+        self.dispatch.collect()
+        return True
+
+    def withdraw(self, job: Job | None = None, cell: int = -1) -> None:
+        """Takes back what no worker has taken, of one job or of all, and tells the jobs so.
+
+        Args:
+            job: whose; None: all.
+            cell: where its only task was submitted to.
+        """
+        if os.getpid() != self.pid:
+            return
+        taken = Withdrawn(self.dispatch, self._outgoing)
+        try:
+            taken.take(job, cell)
+            taken.tell()
+        except BaseException:
+            self.defer(taken.tell)
+            raise
+        self.wake()
+
+    def kill(self) -> None:
+        """Sends SIGKILL to all workers: the tasks that they run are lost. Any thread."""
+        for worker in self._crew.living():
+            worker.process.kill()
+
+    def resize(self, processes: int) -> None:
+        """Changes how many workers there are. Those that are too many leave after their task."""
+        self._crew.resize(processes)
+        self.wake()
+
+    def figures(self) -> list[dict[str, Any]]:
+        """What each worker has done so far."""
+        return self._crew.figures()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why nothing works any more, if so."""
+        return self._error
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """The thread for callbacks."""
+        return self._callbacks
+
+    def close(self) -> None:
+        """No more work; workers end when all is done."""
+        with self._lock:
+            self.begin = _nothing_begins
+            if self.state == RUN:
+                self.state = CLOSE
+            feeding = list(self._feeding)
+        for feeder in feeding:
+            feeder.look_again()
+        self.wake()
+
+    def terminate(self) -> None:
+        """Ends the workers now, and with them all that is not done."""
+        if os.getpid() != self.pid:
+            return
+        with self._lock:
+            self.begin = _nothing_begins
+            self.state = TERMINATE
+        self._crew.terminate()
+        self.wake()
+        self._helper.join()
+
+    def join(self) -> None:
+        """Waits until all workers have ended and all callbacks have run."""
+        self._helper.join()
+        self._callbacks.join()
+
+    def defer(self, work: Callable[[], object]) -> None:
+        """Lets the helper do something, which no signal's handler interrupts."""
+        self._helper.defer(work)
+
+    def wake(self) -> None:
+        """Makes the helper look around. Takes no lock."""
+        self.dispatch.tell(True)
+
+    def job_done(self, job: Job) -> None:
+        """All tasks of a job have ended: runs its callback, then tells who waits. May be repeated."""
+        self.functions.leave(job)
+        if job.shared is not None:
+            job.shared.close()
+        if job.calls_back:
+            self._callbacks.run(job.call_back, job.settle)
+        else:
+            job.settle()
+
+    # ---- its state, for the helper
+
+    @property
+    def must_end(self) -> bool:
+        """Whether workers are to be ended now."""
+        return self.abandoned or self.state == TERMINATE or self._error is not None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something waits to be sent, or may come from an input."""
+        return bool(self._outgoing or self._feeding)
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing works any more. Any thread."""
+        self.begin = _nothing_begins
+        self._error = self._error or error
+        self.wake()
+
+    def begin_end(self) -> tuple[bool, list[Job]]:
+        """Nothing is sent from now on: whether it was closed and all is done, and the jobs whose input is read."""
+        with self._lock:
+            closed = self.state == CLOSE and self._error is None and not self.abandoned
+            self.begin = _nothing_begins
+            self.state = TERMINATE
+            self._over = True
+            feeding = [feeder.job() for feeder in self._feeding]
+        self.dispatch.shut()
+        return closed, [job for job in feeding if job is not None]
+
+    def has_ended(self, closed: bool) -> None:
+        """No worker lives any more, and all jobs have ended."""
+        self._callbacks.end()
+        self._store.close()
+        self._at_exit.cancel()
+        if closed:
+            self.state = CLOSE
+        self.dispatch.tell(False)
+
+    def _refusal(self) -> BaseException | None:
+        """Why nothing is sent any more, if so."""
+        if self._over or self.state == TERMINATE or self._error is not None:
+            return self.end_error()
+        return None
+
+    def end_error(self) -> BaseException:
+        """What becomes of calls that the end has cut short."""
+        if self._error is not None:
+            return self._error
+        return Error(
+            "the Pool was terminated before this call had ended; nothing of it will come any more"
+        )

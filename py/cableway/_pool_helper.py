@@ -1,0 +1,223 @@
+"""The helper of a Pool: the thread that sees to answers while nobody listens, to deaths, time limits and the end.
+
+Deaths: what a dead worker had published counts. The one task that it had taken raises WorkerDied, or is run again,
+and another worker starts in its place. Signals' handlers run on the main thread, so nothing interrupts this one.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cableway import _pool_outcomes as outcomes
+from cableway import _pool_process
+from cableway._pool_incoming import decoded
+
+if TYPE_CHECKING:
+    from cableway._pool_buffers import BlockStore
+    from cableway._pool_crew import Crew, Worker
+    from cableway._pool_engine import Engine
+    from cableway._pool_jobs import Job
+    from cableway._pool_outgoing import Outgoing
+
+__all__ = ["Helper"]
+
+_START_DEATHS_MAX = 3
+
+
+class Helper:
+    """The thread, and what it does."""
+
+    def __init__(self, engine: Engine, crew: Crew, outgoing: Outgoing, store: BlockStore) -> None:
+        self._engine = engine
+        self._crew = crew
+        self._dispatch = crew.dispatch
+        self._outgoing = outgoing
+        self._store = store
+        self._start_deaths = 0  # one after the other
+        self._deferred: deque[Callable[[], object]] = deque()
+        self._ended = False
+        self._thread = threading.Thread(target=self._serve, name="cableway-pool", daemon=True)
+
+    def start(self) -> None:
+        """Starts it; if that fails, workers are ended."""
+        try:
+            self._thread.start()
+        except BaseException:
+            self._engine.abandoned = True
+            if self._thread.ident is None:  # it will never run
+                self._end()
+            else:
+                self._engine.wake()
+            raise
+
+    def join(self) -> None:
+        """Waits for its end; returns at once where it calls this itself."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def defer(self, work: Callable[[], object]) -> None:
+        """Does something soon, on the helper's thread. Any thread."""
+        self._deferred.append(work)
+        if self._ended:
+            self._do_deferred()
+        else:
+            self._engine.wake()
+
+    def _do_deferred(self) -> None:
+        while True:
+            try:
+                work = self._deferred.popleft()
+            except IndexError:
+                return
+            work()
+
+    def _serve(self) -> None:
+        _pool_process.hurry()  # results must not wait while a server for workers starts
+        try:
+            self._serve_until_ended()
+        except BaseException as error:  # a fault of ours: nobody may wait for ever because of it
+            self._engine.fail(error)
+            sys.excepthook(type(error), error, error.__traceback__)
+        finally:
+            self._end()
+
+    def _serve_until_ended(self) -> None:
+        engine, crew = self._engine, self._crew
+        while True:
+            was = self._dispatch.news(True)
+            while crew.dead and not engine.must_end:
+                self._bury(crew.dead.popleft())
+            self._look_at_starting()
+            crew.share_anew()
+            waits = crew.look_at_start()
+            self._do_deferred()
+            if engine.must_end:
+                return
+            self._outgoing.pump()
+            if engine.is_open:
+                self._fill()
+            elif self._dismiss():
+                return
+            overdue = self._end_overdue()
+            seconds = [t for t in (waits, overdue) if t is not None]
+            self._dispatch.help(was, min(seconds, default=None))
+
+    def _look_at_starting(self) -> None:
+        for worker, failure in self._crew.look_at_starting():
+            if failure is None:
+                self._start_deaths = 0
+            else:
+                _, error = decoded("the initializer's exception", [failure])
+                self._engine.fail(error)
+                worker.process.terminate()
+
+    def _dismiss(self) -> bool:
+        """Closing: workers leave when nothing is left to do. True when all have gone."""
+        left = self._engine.has_work
+        self._dispatch.close(not left)
+        if self._crew.living():
+            return False
+        if left or self._dispatch.ready():  # submitted just before the end, to nobody
+            self._fill(1)
+            return False
+        return True
+
+    def _end_overdue(self) -> float | None:
+        """Kills workers whose task runs too long. Seconds until the next may."""
+        limit = self._engine.options.task_timeout
+        if limit is None:
+            return None
+        soonest = limit
+        overran: dict[int, list[tuple[Any, int]]] = {}
+        self._dispatch.collect()  # what has ended runs no more
+        for job, number, slot, seconds, _ in self._dispatch.running():
+            if seconds < limit:
+                soonest = min(soonest, limit - seconds)
+            else:
+                overran.setdefault(slot, []).append((job, number))
+        for slot, tasks in overran.items():
+            self._crew.overran(slot, limit, tasks)
+        return max(soonest, 0.001) if self._dispatch.under_way else limit
+
+    def _bury(self, worker: Worker) -> None:
+        """Sees to a worker that has died: its last words, its task, its successor."""
+        crew = self._crew
+        crew.reap(worker)
+        for job, number, _slot, begun, what, _, held in self._dispatch.bury(worker.slot):
+            if job is None:
+                overran = (None, number) in worker.overran_tasks
+                self._dispatch.fail(number, outcomes.death(worker, what, None, overran))
+                continue
+            self._outgoing.lose(held)
+            self._lost(worker, job, number, bool(begun))
+        self._store.lost(worker)
+        started = worker.ready
+        crew.discard(worker)
+        if not started and not worker.told_to_leave:
+            self._start_deaths += 1
+            if self._start_deaths >= _START_DEATHS_MAX:
+                self._engine.fail(outcomes.start_death(worker, self._start_deaths))
+
+    def _fill(self, most: int | None = None) -> None:
+        try:
+            self._crew.fill(most)
+        except Exception as error:  # no process or no broker any more
+            self._engine.fail(error)
+
+    def _lost(self, worker: Worker, job: Job, number: int, begun: bool) -> None:
+        """A task went with its worker: it is run again, or has failed.
+
+        Of a worker that was killed for its time limit this is that task, or one beside it. That one may have run: its
+        function may even have ended, its results being on their way out. Without retries nothing runs twice.
+        """
+        task, retries = None, self._engine.options.retries
+        overran = (job, number) in worker.overran_tasks
+        if worker.overran is None or (begun and not overran):
+            if retries:
+                if job.tries is None:
+                    job.tries = {}
+                tries = job.tries[number] = job.tries.get(number, 0) + 1
+                task = job.again(number) if tries <= retries else None
+        elif not overran:
+            task = job.again(number)
+        if task is not None:
+            self._outgoing.put_back(task)
+        else:
+            error = outcomes.death(worker, job.function, job.span(number), overran)
+            job.task_done(number, False, error)
+
+    def _end(self) -> None:
+        """Ends every worker, then every job that is not done."""
+        engine = self._engine
+        closed, aborted = engine.begin_end()
+        aborted.extend(self._outgoing.take_all())
+        try:
+            dead = self._crew.end_all()
+        except Exception as error:
+            engine.fail(error)
+            dead = self._crew.living()
+        for worker in dead:
+            try:
+                for job, number, *_ in self._dispatch.bury(worker.slot):
+                    self._abort(job, number)
+            except Exception as error:
+                engine.fail(error)
+            self._crew.discard(worker)
+        aborted.extend(job for job, *_ in self._dispatch.withdraw_all(None))
+        for job in aborted:
+            job.abort(engine.end_error())
+        self._dispatch.fail(0, engine.end_error())
+        self._ended = True
+        self._do_deferred()
+        engine.has_ended(closed)
+
+    def _abort(self, job: Job | None, number: int) -> None:
+        error = self._engine.end_error()
+        if job is None:
+            self._dispatch.fail(number, error)
+        else:
+            job.abort(error)

@@ -1,0 +1,124 @@
+"""What became of a task: its result, its exception with the worker's traceback, or its worker's death."""
+
+from __future__ import annotations
+
+import signal
+from multiprocessing.pool import (  # type: ignore[attr-defined]
+    MaybeEncodingError,
+    RemoteTraceback,
+)
+from typing import TYPE_CHECKING, Any
+
+from cableway import _pool_wire as wire
+from cableway._pool_jobs import name_of
+from cableway._pool_process import STATUS_SECONDS
+from cableway.errors import Error, TaskTimeout, WorkerDied
+
+if TYPE_CHECKING:
+    from cableway._pool_crew import Worker
+
+__all__ = ["decode", "death", "start_death", "undecodable"]
+
+
+def decode(message: wire.Message, what: str, *, interruptible: bool = False) -> tuple[bool, Any]:
+    """Success, and the result or the exception with its remote traceback as the cause.
+
+    Args:
+        message: with its blocks open.
+        what: what sent it.
+        interruptible: a KeyboardInterrupt while it is unpickled is raised, and not told as the message's own.
+    """
+    text = bytes(message.lead).decode("utf-8", "replace")
+    try:
+        value = wire.loads(message)
+    except BaseException as error:
+        if interruptible and isinstance(error, KeyboardInterrupt):
+            raise
+        return False, undecodable(error, what, text)
+    if message.call:
+        return True, value
+    if not isinstance(value, BaseException):
+        value = Error(f"{what} failed with something that is no exception: {value!r}")
+    value.__cause__ = RemoteTraceback(f'\n"""\n{text}"""')
+    return False, value
+
+
+def undecodable(error: BaseException, what: str, text: str = "") -> BaseException:
+    """The exception for a result or an exception that cannot be unpickled here; text: its own traceback.
+
+    What is ours (its memory is gone, the broker is gone) is told as it is.
+    """
+    if isinstance(error, Error) and not text:
+        return error
+    found: BaseException = MaybeEncodingError(
+        error, f"<what {what} sent, which cannot be unpickled here>"
+    )
+    found.__cause__ = RemoteTraceback(f'\n"""\n{text}"""') if text else error
+    return found
+
+
+def death(
+    worker: Worker, function: Any, span: tuple[int, int] | None, overran: bool = True
+) -> WorkerDied:
+    """The exception for a task whose worker died.
+
+    Args:
+        worker: the worker, reaped.
+        function: what the task called.
+        span: which items it had: the first and how many; None for a single call.
+        overran: if the worker was killed for its time limit: it was this task that had passed it, not one beside it.
+    """
+    what = name_of(function)
+    items = ""
+    if span is not None:
+        first, count = span
+        items = f", item {first}" if count == 1 else f", items {first} to {first + count - 1}"
+    kind, how = WorkerDied, f"{_how(worker.exitcode)} while it ran"
+    if worker.fault is not None:
+        how = f"was killed, since it has damaged the Pool's memory ({worker.fault}), while it ran"
+    if worker.overran is not None and not overran:
+        how = f"was killed, since another task of it had passed the task_timeout of {worker.overran} s, while it had begun"
+    elif worker.overran is not None:
+        kind, how = (
+            TaskTimeout,
+            f"was killed, since the task_timeout of {worker.overran} s was over, in",
+        )
+    return kind(
+        f"the Pool's worker {worker.pid} {how} {what}{items}; other tasks are not affected{_printed(worker)}",
+        pid=worker.pid,
+        exitcode=worker.exitcode,
+        function=what,
+        index=0 if span is None else span[0],
+        stderr=None if worker.stderr is None else worker.stderr.text,
+    )
+
+
+def start_death(worker: Worker, times: int) -> WorkerDied:
+    """The exception for workers that die before they can do anything."""
+    return WorkerDied(
+        f"{times} workers of the Pool died one after the other while they started, the last one (pid {worker.pid}) "
+        f"{_how(worker.exitcode)}; see what it printed. With spawn and forkserver the script's own work must stand "
+        f'under if __name__ == "__main__"{_printed(worker)}',
+        pid=worker.pid,
+        exitcode=worker.exitcode,
+        stderr=None if worker.stderr is None else worker.stderr.text,
+    )
+
+
+def _printed(worker: Worker) -> str:
+    text = worker.stderr.text.strip() if worker.stderr is not None else ""
+    return f". Its stderr ended with:\n{text}" if text else ""
+
+
+def _how(exitcode: int | None) -> str:
+    if exitcode is None:
+        return (
+            "is gone (how it ended is not known: the server that it was forked from has ended, or has not told it "
+            f"within {STATUS_SECONDS:g} s, or something else has waited for this process's children)"
+        )
+    if exitcode >= 0:
+        return f"ended with exit code {exitcode}"
+    try:
+        return f"was killed by {signal.Signals(-exitcode).name}"
+    except ValueError:
+        return f"was killed by signal {-exitcode}"

@@ -1,0 +1,312 @@
+"""Worker processes: multiprocessing's Process, forked from our server with spawn and forkserver.
+
+A `SpawnProcess` or `ForkServerProcess` of this module is multiprocessing's in all that it shows (attributes,
+active_children, join, exit codes) and in what the worker sees; only its making differs (_pool_server), and where no
+server serves it is made by plain spawn. What the worker sees otherwise than with a plain spawn: os.getppid() is the server,
+and what the main module does when it is imported was done once, before.
+
+Owner: the parent process holds a pidfd and its end of the worker's *line*, a socket whose other end the worker and
+the server hold. The parent says on it that the worker may run, the server how it ended; the worker sees there
+that the parent has gone (multiprocessing.parent_process()).
+
+Deaths: the parent's closes the line and its pidfd, which server and worker watch. The server's leaves the line
+without an exit code: then it is UNKNOWN_EXIT. So it is when a server that lives has not told it within
+STATUS_SECONDS of the worker's end (it is stopped, or the machine does not let it run), until it tells. It is never
+guessed. All signals go through the pidfd, so that none reaches a stranger.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import context as contexts
+from multiprocessing import popen_fork, popen_spawn_posix, reduction, spawn, util
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from cableway import _pool_forker, _pool_server
+
+__all__ = [
+    "STATUS_SECONDS", "ForkServerProcess", "SpawnProcess", "asked_ahead", "exitcode_of", "hurry", "open_pidfd", "process_class",
+]  # fmt: skip
+
+STATUS_SECONDS = 5.0  # from a worker's end until the server has told how
+_NOTED_SECONDS = 2.0  # from another thread's waitpid until it has noted what it was told
+_FDS_MAX = 240  # of one worker; the kernel takes 253 in one message
+_EXITCODE = struct.Struct("<i")
+_AHEAD = 4  # workers that are asked for before the first one is there
+
+
+class _DupFd:
+    """A descriptor on its way to a worker."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def detach(self) -> int:
+        """In the worker: the descriptor."""
+        return _pool_forker.inherited[self._index]
+
+
+class _Request:
+    """A worker that a server was asked for: what it is made of was sent, and nothing has come of it yet.
+
+    Raises:
+        ServerLost: ask another server.
+    """
+
+    DupFd = _DupFd
+
+    def __init__(self, process: BaseProcess, server: _pool_server.Server, told: Any) -> None:
+        self.process = process
+        self.server = server
+        self._fds: list[int] = []
+        buffer = io.BytesIO()
+        contexts.set_spawning_popen(self)  # type: ignore[arg-type]
+        try:
+            reduction.dump(told, buffer)
+            reduction.dump(process, buffer)
+        finally:
+            contexts.set_spawning_popen(None)
+        if len(self._fds) > _FDS_MAX:
+            raise ValueError(
+                f"a worker was to be given {len(self._fds)} descriptors (those in its initargs, one of the Pool's); the limit is {_FDS_MAX}"
+            )
+        data = os.memfd_create("cableway-pool-start", os.MFD_CLOEXEC)
+        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with open(data, "wb", closefd=False) as file:
+                file.write(buffer.getbuffer())
+            os.lseek(data, 0, os.SEEK_SET)
+            server.ask(data, theirs.fileno(), self._fds)
+        except BaseException:
+            self.line.close()
+            raise
+        finally:
+            os.close(data)
+            theirs.close()
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self._fds.append(fd)
+        return len(self._fds) - 1
+
+
+class _Popen(popen_fork.Popen):
+    method = "spawn"
+
+    def __init__(self, process: BaseProcess, request: _Request) -> None:
+        self._server = request.server
+        self._line = request.line
+        super().__init__(process)
+
+    def _launch(self, process: BaseProcess) -> None:
+        try:
+            self.pid, self.sentinel = self._server.answer()
+        except BaseException:
+            self._line.close()
+            raise
+        self.finalizer = util.Finalize(self, _close, (self._line, self.sentinel))
+        try:
+            self._line.send(_pool_forker.GO, socket.MSG_NOSIGNAL)
+        except OSError:  # dead already
+            pass
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        wait = flag != os.WNOHANG
+        if self.returncode is None and _readable(self.sentinel, None if wait else 0):
+            self.returncode = self._ending(STATUS_SECONDS if wait else 0)
+        elif self.returncode == _pool_server.UNKNOWN_EXIT and self._line.fileno() >= 0:
+            told = self._ending(0)  # it may have been told since
+            if told is not None:
+                self.returncode = told
+        return self.returncode
+
+    def _ending(self, seconds: float) -> int | None:
+        """How a dead worker ended; None: it is not told yet, and the time is not over."""
+        server_ended = self._server.ended()  # what it has told is there before it is dead
+        if not _readable(self._line.fileno(), 0 if server_ended else seconds):
+            waited = server_ended or seconds > 0
+            return _pool_server.UNKNOWN_EXIT if waited else None
+        # It stays there: another thread may look at the same time.
+        try:
+            told = self._line.recv(_EXITCODE.size, socket.MSG_PEEK)
+        except (
+            ConnectionResetError
+        ):  # it died before it had read GO; what was sent to us comes next
+            told = self._line.recv(_EXITCODE.size, socket.MSG_PEEK)
+        if len(told) != _EXITCODE.size:
+            return _pool_server.UNKNOWN_EXIT
+        return int(_EXITCODE.unpack(told)[0])
+
+    def _send_signal(self, sig: int) -> None:
+        if self.returncode is None:
+            try:
+                signal.pidfd_send_signal(self.sentinel, sig)
+            except ProcessLookupError:
+                pass
+
+
+def _close(line: socket.socket, pidfd: int) -> None:
+    line.close()
+    os.close(pidfd)
+
+
+def _readable(fd: int, seconds: float | None) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else seconds * 1000))
+
+
+_thread = threading.local()
+
+
+def hurry() -> None:
+    """Processes that this thread starts never wait until a server is ready."""
+    _thread.hurries = True
+
+
+def _server_for(process: Any) -> tuple[_pool_server.Server | None, Any]:
+    """The server for a process, None if there is none; and what multiprocessing tells the process."""
+    told = spawn.get_preparation_data(process._name)
+    start = [type(process), process._target, *process._args]
+    wait = not getattr(_thread, "hurries", False)
+    also = getattr(process, "modules", ())
+    environment = getattr(process, "environment", {})
+    server = _pool_server.find(process._start_method, told, start, wait, also, environment)
+    return server, told
+
+
+class _Ahead:
+    """Workers that are started one after the other, and asked for some ahead: the server forks one while this process
+    makes the next one ready and sees to the one before. All are of one server, whose lock the caller holds.
+    """
+
+    def __init__(self, processes: list[Any], server: _pool_server.Server, told: Any) -> None:
+        self._processes = deque(processes)
+        self._server = server
+        self._told = told
+        self._asked: deque[_Request] = deque()
+
+    def take(self, process: Any) -> _Request | None:
+        """What was asked for a process, None if nothing was."""
+        try:
+            while self._processes and len(self._asked) < _AHEAD:
+                told = {**self._told, "name": self._processes[0]._name}
+                self._asked.append(_Request(self._processes[0], self._server, told))
+                self._processes.popleft()
+        except _pool_server.ServerLost:
+            self._processes.clear()
+        if not self._asked or self._asked[0].process is not process:
+            return None
+        return self._asked.popleft()
+
+    def close(self) -> None:
+        """Who was asked for and not taken never runs."""
+        for request in self._asked:
+            request.line.close()
+        self._server.end_turn()
+
+
+@contextmanager
+def asked_ahead(processes: list[Any]) -> Iterator[None]:
+    """In this block processes of one context are started, these and in this order, by this thread."""
+    server = None
+    if len(processes) > 1 and type(processes[0]) in _OURS.values():
+        server, told = _server_for(processes[0])
+    if server is None:
+        yield
+        return
+    try:
+        with server.lock:
+            ahead = _thread.ahead = _Ahead(processes, server, told)
+            try:
+                yield
+            finally:
+                _thread.ahead = None
+                ahead.close()
+    finally:
+        server.close_retired()
+
+
+def _popen(process: Any) -> popen_fork.Popen:
+    ahead: _Ahead | None = getattr(_thread, "ahead", None)
+    request = ahead.take(process) if ahead is not None else None
+    if request is not None:
+        try:
+            return _Popen(process, request)
+        except _pool_server.ServerLost:
+            pass
+    for _ in range(2):  # a server may die between two requests; two in a row have a reason
+        server, told = _server_for(process)
+        if server is None:
+            break
+        try:
+            with server.lock:
+                try:
+                    return _Popen(process, _Request(process, server, told))
+                finally:
+                    server.end_turn()
+        except _pool_server.ServerLost:
+            continue
+        finally:
+            server.close_retired()
+    return popen_spawn_posix.Popen(process)
+
+
+class SpawnProcess(contexts.SpawnProcess):
+    """multiprocessing's, forked from our server."""
+
+    @staticmethod
+    def _Popen(process: Any) -> Any:
+        return _popen(process)
+
+
+class ForkServerProcess(contexts.ForkServerProcess):
+    """multiprocessing's, forked from our server."""
+
+    @staticmethod
+    def _Popen(process: Any) -> Any:
+        return _popen(process)
+
+
+_OURS = {"spawn": SpawnProcess, "forkserver": ForkServerProcess}
+_THEIRS = (contexts.Process, contexts.SpawnProcess, contexts.ForkServerProcess)
+
+
+def process_class(context: Any) -> Any:
+    """The class that makes a worker as a context of multiprocessing says. One with a class of its own keeps it."""
+    if context.Process in _THEIRS:
+        return _OURS.get(context.get_start_method(), context.Process)
+    return context.Process
+
+
+def open_pidfd(process: BaseProcess) -> int:
+    """A pidfd of a started process, which the caller closes.
+
+    Raises:
+        ProcessLookupError: it has ended, and was reaped.
+    """
+    popen = process._popen  # type: ignore[attr-defined]
+    if isinstance(popen, _Popen):
+        return os.dup(popen.sentinel)
+    return os.pidfd_open(popen.pid)
+
+
+def exitcode_of(process: BaseProcess) -> int | None:
+    """How a dead process ended. Waits until it is told; None if it is not in time (STATUS_SECONDS), or never will be."""
+    popen = process._popen  # type: ignore[attr-defined]
+    seconds = STATUS_SECONDS if isinstance(popen, _Popen) else _NOTED_SECONDS
+    deadline = time.monotonic() + seconds
+    while process.exitcode is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    found = process.exitcode
+    return None if found == _pool_server.UNKNOWN_EXIT else found

@@ -1,0 +1,539 @@
+"""`Array`: a handle on memory that several processes share.
+
+>>> import numpy as np, cableway as cw
+>>> w = cw.put("weights", np.arange(6, dtype="f4").reshape(2, 3))
+>>> w
+<cableway.Array name='weights' shape=(2, 3) dtype=float32 strides=(12, 4) ndim=2 size=6 nbytes=24 device='cpu'>
+>>> float(np.asarray(w).sum())
+15.0
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import EllipsisType, TracebackType
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+
+from cableway import _copies, _gpu, _order, client, dlpack, dtypes, layouts
+from cableway._lib import check_again, exported, ffi, lib
+from cableway._values import Values
+from cableway.device import resolve
+from cableway.errors import Stale
+from cableway.layouts import Layout
+from cableway.views import EvictableLease, Lease, check_basic, lease_again
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from cableway._pool_alone import Told
+
+__all__ = ["Array"]
+
+_BasicKey = SupportsIndex | slice | EllipsisType | None | str
+
+
+class Array(Values):
+    """A handle on an array in shared memory; `get`, `put`, `empty` and others make it.
+
+    NumPy and other libraries take it without a copy: `numpy.asarray(w)`, `numpy.from_dlpack(w)`, and from
+    Python 3.12 on `memoryview(w)`; what lies on a GPU `cupy.asarray(w)`, `torch.from_dlpack(w)`. Basic indexing (`w[10:20]`) gives a handle on a part of the same memory;
+    `w[...] = x` writes. Pickled by whatever means it travels as a handle of about 200 bytes, and the receiver
+    sees the same memory.
+
+    Two handles are equal when they are the same object: `==` compares identity, so that handles can be keys;
+    compare what they hold with `numpy.array_equal`.
+
+    close() ends this handle; views that were taken from it stay valid, and what keeps the memory ends with the
+    last of them.
+    """
+
+    __slots__ = ("__weakref__", "_layout", "_lease", "_memory", "_name", "_offset", "_told")
+
+    _lease: Lease | None
+    _layout: Layout | None
+    _memory: NDArray[np.uint8] | None
+    _name: str | None
+    _offset: int
+    _told: Told | None  # what a Pool's messages say of it (`_pool_alone`)
+
+    def __init__(self) -> None:
+        raise TypeError("an Array is made by cableway.put, get, empty, zeros, full and asarray")
+
+    # ---- what it is
+
+    def _open_lease(self) -> Lease:
+        lease = self._lease
+        if lease is None:
+            name = "" if self._name is None else f" {self._name!r}"
+            again = "cableway.get()" if self._name is not None else "put, get or empty"
+            raise ValueError(
+                f"this cableway.Array{name} is closed; take its views before close(), or open it again with {again}"
+            )
+        return lease
+
+    def _layout_now(self) -> Layout:
+        lease = self._open_lease()
+        layout = self._layout
+        if layout is None:
+            layout = layouts.of(lease.pointer)
+            self._offset = layout.origin
+            self._layout = layout
+        return layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each axis."""
+        return self._layout_now().shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """What one element is."""
+        return self._layout_now().dtype
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next along each axis."""
+        return self._layout_now().strides
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return self._layout_now().ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self._layout_now().size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self._layout_now().nbytes
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
+
+    @property
+    def device(self) -> str:
+        """Where the memory lies: "cpu", or "cuda:N" by the numbers of this process."""
+        return str(ffi.string(lib.cw_array_device(self._open_lease().pointer)), "ascii")
+
+    @property
+    def device_uuid(self) -> str:
+        """The UUID of the GPU where it lies, the same in every process; "" on the host."""
+        return _gpu.uuid(self._open_lease())
+
+    @property
+    def evictable(self) -> bool:
+        """Whether it was made with evictable=True."""
+        return isinstance(self._open_lease(), EvictableLease)
+
+    @property
+    def away(self) -> bool:
+        """Whether its bytes are in host memory now, since its GPU was full: the next use brings them back."""
+        return bool(lib.cw_array_away(self._open_lease().pointer))
+
+    @property
+    def name(self) -> str | None:
+        """The name under which it was put or found, None for unnamed arrays and parts."""
+        return self._name
+
+    @property
+    def readonly(self) -> bool:
+        """Whether it is mapped read-only."""
+        return self._open_lease().readonly
+
+    @property
+    def flags(self) -> Any:
+        """NumPy's flags of the memory (c_contiguous, f_contiguous, writeable, ...)."""
+        return self._seen().flags
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._lease is None
+
+    def __len__(self) -> int:
+        shape = self._layout_now().shape
+        if not shape:
+            raise TypeError("len() of a 0-d array")
+        return shape[0]
+
+    def __repr__(self) -> str:
+        if self._lease is None:
+            return f"<cableway.Array name={self._name!r} closed>"
+        it = self._layout_now()
+        return (
+            f"<cableway.Array name={self._name!r} shape={it.shape} dtype={it.dtype} strides={it.strides} "
+            f"ndim={it.ndim} size={it.size} nbytes={it.nbytes} device={self.device!r}"
+            f"{' readonly' if self.readonly else ''}>"
+        )
+
+    # ---- what it holds
+
+    def _seen(self) -> NDArray[Any]:
+        """The memory as NumPy describes it. Of a GPU array nobody may look at the elements."""
+        layout = self._layout_now()
+        memory = self._memory
+        if memory is None:
+            memory = self._open_lease().memory()
+        found: NDArray[Any] = np.ndarray(
+            layout.shape, layout.dtype, memory, self._offset, layout.strides
+        )
+        return found
+
+    def _on_gpu(self) -> bool:
+        return self._memory is None and self._open_lease().gpu >= 0
+
+    def numpy(self) -> NDArray[Any]:
+        """The memory as a NumPy array, never copied. It stays valid after close().
+
+        Raises:
+            ValueError: the array is closed.
+            TypeError: it lies on a GPU; `.to("cpu").numpy()` copies it.
+
+        >>> import cableway as cw
+        >>> w = cw.zeros(3, "i4")
+        >>> w.numpy()[1] = 7
+        >>> w.numpy().tolist()
+        [0, 7, 0]
+        """
+        if self._memory is None:
+            lease = self._open_lease()
+            if lease.gpu >= 0:
+                raise _gpu.no_host_view(self.device)
+            self._memory = lease.memory()
+        return self._seen()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        found = self.numpy()
+        if dtype is not None and np.dtype(dtype) != found.dtype:
+            if copy is False:
+                raise ValueError(
+                    f"from {found.dtype} to {np.dtype(dtype)} there is no way without a copy"
+                )
+            return found.astype(dtype)
+        return found.copy(order="K") if copy else found
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        if self._on_gpu():
+            raise AttributeError("an array on a GPU has no __array_interface__")
+        found = self.numpy()
+        if found.dtype.names is not None or not found.size:
+            raise AttributeError("__array_interface__ cannot tell this array; __array__ does")
+        return {
+            "version": 3,
+            "shape": found.shape,
+            "typestr": found.dtype.str,
+            "strides": found.strides,
+            # An object rather than an address: the consumer's view then keeps the lease itself.
+            "data": memoryview(self._memory),  # type: ignore[arg-type]
+            "offset": self._offset,
+        }
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        layout = self._layout_now()
+        return _gpu.interface(self._open_lease(), layout, self._offset)
+
+    if sys.version_info >= (3, 12):
+
+        def __buffer__(self, flags: int) -> memoryview:
+            if self._on_gpu():
+                raise BufferError(str(_gpu.no_host_view(self.device)))
+            found = self.numpy()
+            if found.dtype.names is not None:
+                raise BufferError(
+                    "structured arrays keep their dtype through cableway.Array.numpy() alone"
+                )
+            try:
+                return memoryview(found)
+            except ValueError as error:
+                raise BufferError(str(error)) from None
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.device_of(self._open_lease())
+
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """A DLPack capsule: versioned if max_version says 1.0 or later, else of the older form; see `dlpack.give`."""
+        return dlpack.give(self, stream, max_version, dl_device, copy)
+
+    def copy_from(self, source: ArrayLike | Array, *, stream: Any = None) -> Array:
+        """Copies source into this array, converting its numbers where that is safe enough ("same_kind").
+
+        Args:
+            source: anything array-like of the same shape, also on a GPU; from there numbers are not converted.
+            stream: between GPU arrays of ours, the copy is given to this stream and goes on; else it blocks until done.
+
+        Returns:
+            Array: this one.
+
+        Raises:
+            ValueError: the shapes differ, this array is closed or read-only.
+            TypeError: the dtype of source cannot be converted.
+
+        >>> import cableway as cw
+        >>> cw.empty(3, "f8").copy_from([1, 2, 3]).numpy()
+        array([1., 2., 3.])
+        """
+        _copies.assign(self, source, stream=stream)
+        return self
+
+    def copy(self) -> Array:
+        """A new, unnamed array on the same device with the same contents; the order of the axes is kept.
+
+        >>> import cableway as cw
+        >>> w = cw.asarray([1, 2]); c = w.copy(); c[0] = 9
+        >>> w.numpy().tolist(), c.numpy().tolist()
+        ([1, 2], [9, 2])
+        """
+        return _copies.duplicate(self)
+
+    def to(self, device: str, *, stream: Any = None) -> Array:
+        """This array on a device: itself when it lies there already, else a copy.
+
+        Args:
+            device: "cpu", or "cuda:N".
+            stream: as in `copy_from`.
+
+        Raises:
+            DeviceError: there is no such device.
+            LimitExceeded: no memory left there.
+
+        >>> import cableway as cw
+        >>> w = cw.zeros(2)
+        >>> w.to("cpu") is w
+        True
+        """
+        self._open_lease()
+        return _copies.onto(self, resolve(device), stream)
+
+    def prefetch(self, device: str | None = None) -> Array:
+        """This array on a device, ahead of its use there: itself when it belongs there, else a copy.
+
+        Returns at once; the copy goes on in a stream of its own. What uses the result comes after it by itself:
+        `reading` and `writing`, `wait`, every copy, and `cupy.asarray` or `torch.from_dlpack`, which wait until it is
+        there. Towards "cpu", and by cableway-mover, it blocks, as `to`.
+
+        Args:
+            device: "cuda:N" or "cpu"; None for its own: an evictable array that is away then comes back.
+
+        Raises:
+            DeviceError: there is no such device.
+            LimitExceeded: no memory left there; the array is as before.
+
+        >>> import cableway as cw
+        >>> w = cw.zeros(2)
+        >>> w.prefetch() is w
+        True
+        """
+        self._open_lease()
+        return _copies.ahead(self, self.device if device is None else resolve(device))
+
+    # ---- work of GPU streams on it
+
+    def writing(
+        self, stream: Any = None, *, timeout: float | None = None, whole: bool = False
+    ) -> _order.Writing:
+        """In this `with` a GPU stream may be given work that writes the array, in order with all others' work.
+
+        Args:
+            stream: a number or a stream of a GPU library; None for the current one. See `cableway._order`.
+            timeout: seconds that the CPU waits at most, where it has to; None for ever. Then `Timeout`.
+            whole: every element is written, so that it does not matter if the last writer died.
+
+        Raises:
+            ProducerDied: somebody on whose work this one builds died before it was complete.
+        """
+        return _order.Writing(self, stream, timeout, whole)
+
+    def reading(self, stream: Any = None, *, timeout: float | None = None) -> _order.Reading:
+        """The same for work that reads the array."""
+        return _order.Reading(self, stream, timeout)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits on the CPU until the last write is complete, timeout seconds at most. Raises as `writing`."""
+        _order.wait(self, timeout)
+        _copies.arrived(self._open_lease())
+
+    # ---- parts of it
+
+    def _part(self, found: NDArray[Any]) -> Array:
+        lease = self._open_lease()
+        offset = (
+            found.__array_interface__["data"][0] - lease.address if found.size else self._offset
+        )
+        return make(
+            lease, Layout(found.shape, found.dtype, found.strides), offset, None, self._memory
+        )
+
+    def __getitem__(self, key: _BasicKey | tuple[_BasicKey, ...]) -> Array:
+        for part in key if isinstance(key, tuple) else (key,):
+            check_basic(part)
+        found = self._seen()
+        if isinstance(key, str):
+            return self._part(found[key])
+        whole = key if isinstance(key, tuple) else (key,)
+        if not any(part is Ellipsis for part in whole):
+            whole += (Ellipsis,)
+        return self._part(found[whole])  # type: ignore[index]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self._on_gpu() or _copies.lies_on_gpu(value):
+            _copies.assign(self[key], value, spread=True)
+        else:
+            self.numpy()[key] = value.numpy() if isinstance(value, Array) else value
+
+    def __iter__(self) -> Iterator[Array]:
+        if not self.shape:
+            raise TypeError("iteration over a 0-d array")
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def T(self) -> Array:
+        """A handle on the same memory with the axes reversed."""
+        return self._part(self._seen().T)
+
+    # ---- its life
+
+    def close(self) -> None:
+        """Ends this handle. Views taken from it stay valid. May be repeated."""
+        self._memory = None
+        self._lease = None
+        self._told = None
+
+    def __enter__(self) -> Array:
+        self._open_lease()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._memory = None
+        self._lease = None
+        self._told = None
+
+    def __copy__(self) -> Array:
+        return make(self._open_lease(), self._layout, self._offset, self._name, self._memory)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Array:
+        made = memo[id(self)] = self.copy()
+        return made
+
+    def handle(self, transit: bool = True) -> bytes:
+        """48 bytes that name this array's memory for another process of the same broker.
+
+        Args:
+            transit: True: the broker holds the array until the handle is first opened, or for its limit of
+                seconds; False: the caller holds the array until then.
+        """
+        return bytes(ffi.buffer(exported(usable(self._open_lease()), int(transit))))
+
+    def reduce(self, transit: bool = True) -> tuple[Any, tuple[Any, ...]]:
+        """What `__reduce__` returns; see `handle` for transit."""
+        layout = self._layout_now()
+        handle = self.handle(transit)
+        pointer = self._open_lease().pointer
+        address = ffi.string(lib.cw_client_address(lib.cw_array_client(pointer)))
+        state = (
+            handle,
+            dtypes.encode(layout.dtype),
+            layout.shape,
+            layout.strides,
+            self._offset,
+            self.readonly,
+            self._name,
+            address,
+        )
+        return open_handle, state
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return self.reduce()
+
+
+def make(
+    lease: Lease,
+    layout: Layout | None,
+    offset: int = 0,
+    name: str | None = None,
+    memory: NDArray[np.uint8] | None = None,
+) -> Array:
+    """A handle on leased memory. layout None: the one that the library knows, read when first needed."""
+    made = Array.__new__(Array)
+    made._lease = lease
+    made._layout = layout
+    made._offset = offset
+    made._name = name
+    made._memory = memory
+    made._told = None
+    return made
+
+
+def new(
+    layout: Layout, *, zero: bool = False, device: str = "cpu", evictable: bool = False
+) -> Array:
+    """Allocates an unnamed array."""
+    connection = client.current()
+    flags = (lib.CW_ZERO if zero else 0) | (lib.CW_EVICTABLE if evictable else 0)
+    kind = EvictableLease if evictable else Lease
+    place = device.encode()
+    lease = lease_again(kind, lib.cw_array_new, connection.pointer, place, layout.c, flags)
+    return make(lease, layout, layout.origin)
+
+
+def usable(lease: Lease) -> Any:
+    """The `cw_array *`, after taking a lease of this process's own if it came over a fork."""
+    pointer = lease.pointer
+    if lib.cw_array_inherited(pointer):
+        check_again(lib.cw_array_renew, pointer, client.current().pointer)
+    return pointer
+
+
+def open_handle(
+    handle: bytes,
+    dtype: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+    readonly: bool,
+    name: str | None,
+    address: bytes,
+) -> Array:
+    """Opens a handle that another process made; what unpickling calls.
+
+    Raises:
+        Stale: the array is gone.
+        BrokerLost: the broker is gone that held it.
+    """
+    carried = ffi.new("cw_handle *")
+    if len(handle) != ffi.sizeof("cw_handle"):
+        raise ValueError(f"a handle has {ffi.sizeof('cw_handle')} bytes, not {len(handle)}")
+    ffi.memmove(carried, handle, len(handle))
+    layout = Layout(tuple(shape), dtypes.decode(dtype), tuple(strides))
+    connection = client.for_instance(
+        carried.instance, ffi.string(ffi.from_buffer(address)).decode()
+    )
+    if connection.instance != carried.instance:
+        raise Stale(
+            "the array behind this handle went with the broker that held it; put it again and send it anew"
+        )
+    raw = Layout((carried.size_bytes,), np.dtype(np.uint8))
+    flags = lib.CW_READONLY if readonly else 0
+    lease = lease_again(Lease, lib.cw_array_open, connection.pointer, carried, raw.c, flags)
+    return make(lease, layout, offset, name)

@@ -1,0 +1,264 @@
+"""Connections to the broker. A process has one default connection, made when it is first needed.
+
+No broker running: the first call starts one. After a fork the child makes its own connection at first use,
+to the same broker and namespace. After `BrokerLost` the next call connects anew.
+
+>>> import cableway as cw
+>>> with cw.connect(namespace="docs") as connection:
+...     _ = cw.put("x", [1, 2, 3])
+...     cw.names()
+['x']
+>>> with cw.connect(namespace="others"):
+...     cw.names()
+[]
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+from typing import Any
+
+from cableway._lib import check, ffi, held, lib, on_broker_lost
+from cableway.errors import BrokerLost
+
+__all__ = ["Connection", "connect", "current"]
+
+
+Settings = tuple[
+    str | None, str | None
+]  # address and namespace, None where the environment decides
+
+
+class Connection:
+    """One connection of this process to the broker. `connect` makes it.
+
+    As a context manager it ends at the end of the block, and the connection that was the default before is the
+    default again. Arrays that came over it stay valid.
+
+    Attributes:
+        instance: which run of the broker this is: a random number.
+        pid: of the process that made it.
+        number: the address of the `cw_client`.
+    """
+
+    __slots__ = ("_entered", "_pointer", "_previous", "_settings", "instance", "number", "pid")
+
+    def __init__(self, settings: Settings, flags: int = 0) -> None:
+        address, namespace = settings
+        out = ffi.gc(ffi.new("cw_client **"), lib.cwpy_client_end)
+        check(
+            lib.cw_connect(
+                ffi.NULL if address is None else os.fsencode(address),
+                ffi.NULL if namespace is None else namespace.encode(),
+                flags,
+                out,
+            )
+        )
+        self._pointer: Any = held(out)
+        self.number = int(ffi.cast("uintptr_t", self._pointer))
+        self._settings = settings
+        self._previous: Connection | None = None  # the default before; it is again after close()
+        self._entered = False
+        self.pid = os.getpid()
+        self.instance = int(lib.cw_client_instance(self._pointer))
+
+    @property
+    def pointer(self) -> Any:
+        """The `cw_client *`. Who calls the library keeps this very object for as long as the call lasts."""
+        pointer = self._pointer
+        if pointer is None:
+            raise ValueError("the connection is closed; make a new one with cableway.connect()")
+        return pointer
+
+    @property
+    def address(self) -> str:
+        """Path of the broker's socket."""
+        return os.fsdecode(ffi.string(lib.cw_client_address(self.pointer)))
+
+    @property
+    def namespace(self) -> str:
+        """The namespace in which names are looked up."""
+        return str(ffi.string(lib.cw_client_namespace(self.pointer)), "ascii")
+
+    @property
+    def broker_pid(self) -> int:
+        """Process id of the broker."""
+        return int(lib.cw_client_broker_pid(self.pointer))
+
+    @property
+    def settings(self) -> Settings:
+        """(address, namespace) as they were asked for; `connect(*settings)` connects alike."""
+        return self._settings
+
+    @property
+    def lost(self) -> bool:
+        """Whether the broker is known to be gone."""
+        return self._pointer is not None and lib.cw_client_check(self._pointer) < 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._pointer is None
+
+    def close(self) -> None:
+        """Ends the connection, once no array that came over it is held any more. May be repeated."""
+        global _default, _settings
+        with _lock:
+            # Also when the default was made anew from these settings, after the broker was lost.
+            if _default is self or _settings is self._settings:
+                previous = self._previous
+                while previous is not None and previous.closed:
+                    previous = previous._previous
+                _default = previous
+                _settings = ENVIRONMENT if previous is None else previous._settings
+            self._previous = None
+            self._pointer = None
+
+    def __enter__(self) -> Connection:
+        self._entered = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._pointer is None:
+            return "<cableway.Connection closed>"
+        return (
+            f"<cableway.Connection address={self.address!r} namespace={self.namespace!r} "
+            f"broker_pid={self.broker_pid}{' lost' if self.lost else ''}>"
+        )
+
+
+_lock = threading.RLock()
+_default: Connection | None = None
+ENVIRONMENT: Settings = (None, None)
+_settings = ENVIRONMENT  # how to make the default one anew
+_others: dict[str, Connection] = {}  # by address: connections made to open handles of other brokers
+_parents: list[Any] = []  # what came over a fork and is the parent's: neither used nor closed here
+
+
+def connect(
+    address: str | os.PathLike[str] | None = None, namespace: str | None = None
+) -> Connection:
+    """Connects to a broker and makes this connection the process's default.
+
+    Args:
+        address: path of the broker's socket, or of its folder; None for the user's own broker ($CABLEWAY_DIR, else
+            $XDG_RUNTIME_DIR/cableway, else /tmp/cableway-UID), which is started if it does not run.
+        namespace: keeps the names of unrelated runs apart; 0 to 64 of the characters A-Z a-z 0-9 _ . -
+            None for $CABLEWAY_NAMESPACE, else "". Child processes that do not come by fork read the
+            environment: set the variable where they shall use the namespace too.
+
+    Returns:
+        Connection: may be used with `with`.
+
+    Raises:
+        ValueError: a bad namespace.
+        BrokerLost: no broker could be reached or started.
+        Error: the socket's folder is not ours, or the broker speaks another version.
+
+    >>> import cableway as cw
+    >>> with cw.connect(namespace="run-7") as connection:
+    ...     connection.namespace
+    'run-7'
+    """
+    global _default, _settings
+    if namespace is not None and "\0" in namespace:
+        raise ValueError(f"a namespace holds no NUL character: {namespace!r}")
+    if address is not None and not os.fspath(address):
+        raise ValueError("an empty address names no broker")
+    with _lock:
+        # Made anew from these settings, perhaps in another working folder.
+        place = None if address is None else os.path.abspath(os.fsdecode(address))
+        made = Connection((place, namespace))
+        if _default is not None and not _default._entered:
+            _default._previous = (
+                None  # who connects again and again without closing keeps two, not all
+            )
+        made._previous = _default
+        _default = made
+        _settings = made._settings
+        return made
+
+
+def current() -> Connection:
+    """The process's default connection; made now if there is none."""
+    global _default
+    found = _default
+    if found is not None:
+        return found
+    with _lock:
+        if _default is None:
+            _default = Connection(_settings)
+        return _default
+
+
+def settings() -> Settings:
+    """How the default connection was made, or will be when it is first needed."""
+    return _settings
+
+
+def use(settings: Settings) -> None:
+    """The default connection shall be made so, when it is next needed; connects to nobody."""
+    global _default, _settings
+    with _lock:
+        if _default is not None and _default._settings != settings:
+            _default = None
+        _settings = settings
+
+
+def for_instance(instance: int, address: str) -> Connection:
+    """A connection to that run of the broker: the default one, or else one to address.
+
+    Where the broker there is another run by now, the caller finds the handle stale.
+    """
+    global _default
+    found = _default
+    if found is not None and not found.closed and found.instance == instance:
+        return found
+    with _lock:
+        known = _others.get(address)
+        if known is not None and known.instance == instance:
+            return known
+        if _default is None:
+            try:
+                _default = Connection(_settings, lib.CW_CONNECT_NO_START)
+            except BrokerLost:
+                pass  # it may run elsewhere: address tells
+            else:
+                if _default.instance == instance:
+                    return _default
+        known = Connection((address, None), lib.CW_CONNECT_NO_START)
+        _others[address] = known
+        return known
+
+
+def _forget_lost() -> None:
+    global _default
+    with _lock:
+        if _default is not None and _default.lost:
+            _default = None
+        for address in [address for address, known in _others.items() if known.lost]:
+            del _others[address]
+
+
+def _after_fork_in_child() -> None:
+    global _default, _lock
+    _lock = threading.RLock()
+    if _default is not None:
+        _parents.append(_default)
+    _parents.extend(_others.values())
+    _others.clear()
+    _default = None
+
+
+on_broker_lost(_forget_lost)
+os.register_at_fork(after_in_child=_after_fork_in_child)

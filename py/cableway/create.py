@@ -1,0 +1,413 @@
+"""Making arrays: empty, zeros, full, asarray.
+
+>>> import cableway as cw
+>>> cw.full((2, 2), 7, "i2").numpy()
+array([[7, 7],
+       [7, 7]], dtype=int16)
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cableway import _copies, _gpu, _loans, client, dtypes, layouts, views
+from cableway import array as arrays
+from cableway._lib import exported, lib
+from cableway.array import Array
+from cableway.device import resolve
+from cableway.layouts import Layout
+from cableway.views import Lease, lease_again
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
+
+__all__ = ["asarray", "empty", "full", "zeros"]
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    if type(shape) is int and shape >= 0:
+        return (shape,)
+    lengths = (shape,) if hasattr(shape, "__index__") else shape
+    found = tuple(operator.index(n) for n in lengths)
+    if any(n < 0 for n in found):
+        raise ValueError(f"no axis can have a negative length: {found}")
+    return found
+
+
+_layouts: dict[Any, Layout] = {}  # as they were asked for, so that the next array alike costs less
+_LAYOUTS_MAX = 1024
+
+
+def _layout(shape: Any, dtype: DTypeLike, order: str) -> Layout:
+    if order not in ("C", "F"):
+        raise ValueError(f"order is 'C' or 'F', not {order!r}")
+    found = _shape(shape)
+    if type(dtype) is not str:
+        dtype = kind = np.dtype(dtype)
+        if kind.names is not None or kind.subdtype is not None or kind.metadata is not None:
+            return _made(found, kind, order)  # those that are equal may differ still
+    key = found, dtype, order
+    layout = _layouts.get(key)
+    if layout is None:
+        layout = _made(found, np.dtype(dtype), order)
+        if len(_layouts) >= _LAYOUTS_MAX:
+            _layouts.clear()
+        _layouts[key] = layout
+    return layout
+
+
+def _made(found: tuple[int, ...], kind: np.dtype[Any], order: str) -> Layout:
+    if kind.subdtype is not None:
+        kind, inner = kind.subdtype
+        found += inner
+    if kind.itemsize == 0 and kind.kind in "SU":
+        kind = np.dtype(f"{kind.kind}1")  # as NumPy does
+    layout = Layout(found, kind, None, order)
+    if layout.nbytes > sys.maxsize:
+        raise ValueError(f"an array of shape {found} and dtype {kind} is larger than any memory")
+    return layout
+
+
+def empty(
+    shape: int | tuple[int, ...],
+    dtype: DTypeLike = float,
+    *,
+    device: str = "cpu",
+    order: str = "C",
+    evictable: bool = False,
+) -> Array:
+    """A new array; its contents are what was there before.
+
+    Args:
+        shape: one length or a tuple of them.
+        dtype: any dtype without Python objects.
+        device: "cpu", or "cuda:N" ("cuda": the first GPU of this process).
+        order: "C" or "F".
+        evictable: of a GPU array: when an allocation of this process on that GPU would fail, its bytes go to host
+            memory, those first that were used last the longest time ago, and come back at the next use. Not while it
+            is used, nor while a stream works on it; and never again once it has a name, was pickled, or its address
+            was given to a library (`cupy.asarray(w)` outside of `with w.reading()` or `writing()`; of a DLPack tensor,
+            as long as that lives).
+
+    Returns:
+        Array: unnamed; it lives until the last process lets it go.
+
+    Raises:
+        LimitExceeded: a limit of the broker, or no memory left.
+        DeviceError: there is no such device.
+        TypeError: the dtype holds objects.
+        ValueError: a negative or too large shape; evictable=True in host memory.
+
+    >>> import cableway as cw
+    >>> cw.empty((2, 3), "f4").shape
+    (2, 3)
+    """
+    return arrays.new(_layout(shape, dtype, order), device=resolve(device), evictable=evictable)
+
+
+def zeros(
+    shape: int | tuple[int, ...],
+    dtype: DTypeLike = float,
+    *,
+    device: str = "cpu",
+    order: str = "C",
+    evictable: bool = False,
+) -> Array:
+    """A new array of zeros; see `empty`.
+
+    >>> import cableway as cw
+    >>> cw.zeros(3).numpy()
+    array([0., 0., 0.])
+    """
+    return arrays.new(
+        _layout(shape, dtype, order), zero=True, device=resolve(device), evictable=evictable
+    )
+
+
+def full(
+    shape: int | tuple[int, ...],
+    fill_value: ArrayLike,
+    dtype: DTypeLike | None = None,
+    *,
+    device: str = "cpu",
+    order: str = "C",
+    evictable: bool = False,
+) -> Array:
+    """A new array filled with a value; dtype None takes the value's. See `empty`.
+
+    >>> import cableway as cw
+    >>> cw.full(2, 1.5).numpy()
+    array([1.5, 1.5])
+    """
+    value = np.asarray(fill_value)
+    kind = value.dtype if dtype is None else dtype
+    made = empty(shape, kind, device=device, order=order, evictable=evictable)
+    _copies.fill(made, value)
+    return made
+
+
+def asarray(
+    obj: Any,
+    dtype: DTypeLike | None = None,
+    *,
+    shape: int | tuple[int, ...] | None = None,
+    order: str = "K",
+    copy: bool | None = None,
+    device: str | None = None,
+    evictable: bool = False,
+) -> Array:
+    """An array of ours with obj's contents; copies only what is not ours yet.
+
+    What is ours: an `Array`, a view of one by NumPy or a GPU library, an array of a GPU library that allocates from us
+    (`cableway.cupy.use()`, `cableway.torch.use()`, `cableway.numba.use()`), a `multiprocessing.shared_memory.SharedMemory`
+    (whose memory is taken over as it is, also when it is unlinked later). Arrays of GPU libraries (CuPy, PyTorch,
+    Numba, JAX, PyCUDA, cuDF's columns) come in by `__cuda_array_interface__`, with one copy on their GPU.
+
+    Args:
+        obj: array-like (also on a GPU), Array or SharedMemory.
+        dtype: convert to this; of a SharedMemory how to read it (unsigned bytes).
+        shape: of a SharedMemory, the shape to see; None for all of it in one dimension.
+        order: of a copy; "K" keeps the order in memory, "C", "F" or "A" as in NumPy.
+        copy: True copies always, False never: memory that a GPU library allocated itself is then borrowed by a
+            legacy handle of CUDA's, which is weaker than memory of ours. Any process of the same user could open it,
+            it is gone with this process, and obj is kept until nobody else has it.
+        device: where it shall lie; None for where obj lies.
+        evictable: a copy in any case, on a GPU; see `empty`.
+
+    Returns:
+        Array: unnamed, unless obj is an Array that serves as it is, which is then returned itself.
+
+    Raises:
+        ValueError: copy=False, and it needs a copy.
+        TypeError: the dtype holds objects.
+        LimitExceeded: a limit of the broker, or no memory left.
+
+    >>> import cableway as cw
+    >>> w = cw.asarray([[1, 2], [3, 4]], "i4")
+    >>> cw.asarray(w) is w
+    True
+    >>> cw.asarray(w.numpy()[1]).numpy().tolist()
+    [3, 4]
+    """
+    if order not in ("C", "F", "A", "K"):
+        raise ValueError(f"order is 'C', 'F', 'A' or 'K', not {order!r}")
+    place = None if device is None else resolve(device)
+    if shape is not None and not _is_shared_memory(obj):
+        raise ValueError("shape is for a SharedMemory alone; reshape the array instead")
+    if evictable:
+        return _evictable(obj, dtype, order, copy, place)
+    if isinstance(obj, Array) and obj._on_gpu():
+        return _of_gpu_array(obj, dtype, copy, place)
+    told = None if isinstance(obj, Array) else _gpu.foreign(obj)
+    if told is not None:
+        return _of_foreign(told, dtype, copy, place)
+    if place is not None and place != "cpu":
+        if copy is False:
+            raise ValueError(f"copy=False, but from host memory to {place} there is no other way")
+        return _copies.from_host(np.asarray(obj, dtype), place, order)
+    return _of_host(obj, dtype, shape, order, copy)
+
+
+def _evictable(
+    obj: Any, dtype: DTypeLike | None, order: str, copy: bool | None, place: str | None
+) -> Array:
+    if copy is False:
+        raise ValueError("copy=False, but an evictable array is always a copy, nobody else's")
+    found = asarray(obj, dtype, order=order) if isinstance(obj, Array) else None
+    if found is None and _gpu.foreign(obj) is None:
+        values = np.asarray(obj, dtype)
+        layout = layouts.like(values, order)
+        made = arrays.new(layout, device=place or "cpu", evictable=True)
+        _copies.assign(made, values)
+        return made
+    if found is None:
+        found = asarray(obj, dtype, device=place)
+    made = arrays.new(found._layout_now(), device=place or found.device, evictable=True)
+    _copies.assign(made, found)
+    return made
+
+
+def _of_gpu_array(
+    obj: Array, dtype: DTypeLike | None, copy: bool | None, place: str | None
+) -> Array:
+    if dtype is not None and np.dtype(dtype) != obj.dtype:
+        raise TypeError(
+            f"from {obj.dtype} to {np.dtype(dtype)}: numbers are converted on the host alone; "
+            "copy the array with .to('cpu') first"
+        )
+    if place is None or place == obj.device:
+        found = None if copy else _here(obj, copy is False)
+        return found if found is not None else obj.copy()
+    if copy is False:
+        raise ValueError(f"copy=False, but from {obj.device} to {place} there is no other way")
+    return obj.to(place)
+
+
+def _of_foreign(
+    told: _gpu.Foreign, dtype: DTypeLike | None, copy: bool | None, place: str | None
+) -> Array:
+    if dtype is not None and np.dtype(dtype) != told.layout.dtype:
+        raise TypeError(
+            f"from {told.layout.dtype} to {np.dtype(dtype)}: numbers are converted on the host alone; "
+            "convert the array with its own library first"
+        )
+    stays = place is None or place == f"cuda:{told.gpu}"
+    lease = None
+    if told.layout.size and stays and not copy:
+        lease = _gpu.find(told.low) or _loans.lend(told, insist=copy is False)
+        if lease is None and copy is False:
+            lease = _loans.borrow(told)
+    if lease is not None:
+        found = arrays.make(lease, told.layout, told.address - lease.address)
+        if told.stream is not None and not told.readonly:
+            with found.writing(told.stream):  # what its library had begun on it comes first
+                pass
+        else:
+            told.ready()
+        return found
+    if copy is False and told.layout.size:
+        raise ValueError(f"copy=False, but from cuda:{told.gpu} to {place} there is no other way")
+    return _copies.from_foreign(told, place)
+
+
+def _of_host(obj: Any, dtype: DTypeLike | None, shape: Any, order: str, copy: bool | None) -> Array:
+    if _is_shared_memory(obj):
+        return _from_shared_memory(obj, dtype, shape, order, copy)
+    values = obj.numpy() if isinstance(obj, Array) else _values(obj)
+    kind = values.dtype if dtype is None else np.dtype(dtype)
+    serves = kind == values.dtype and (
+        order in ("K", "A")
+        or (order == "C" and values.flags.c_contiguous)
+        or (order == "F" and values.flags.f_contiguous)
+    )
+    if not copy and serves:
+        found = _without_copy(obj, values, copy is False)
+        if found is not None:
+            return found
+    if copy is False:
+        _refuse(values, kind, serves)
+    return _copied(values, kind, order)
+
+
+def _values(obj: Any) -> np.ndarray[Any, Any]:
+    if (
+        hasattr(obj, "__dlpack__")
+        and not hasattr(obj, "__array__")
+        and not hasattr(obj, "__array_interface__")
+    ):
+        return np.from_dlpack(obj)
+    return np.asarray(obj)
+
+
+def _refuse(values: np.ndarray[Any, Any], kind: np.dtype[Any], serves: bool) -> None:
+    if serves:
+        raise ValueError(
+            "copy=False, but this memory is neither cableway's nor a SharedMemory's, so that others could not "
+            "see it; leave copy out, or make the array with cableway.empty() from the start"
+        )
+    raise ValueError(
+        f"copy=False, but from {values.dtype} to {kind} in that order there is no way without a copy"
+    )
+
+
+def _copied(values: np.ndarray[Any, Any], kind: np.dtype[Any], order: str) -> Array:
+    layout = layouts.like(values, order)
+    if kind != values.dtype:
+        if kind.itemsize == 0 or kind.subdtype is not None:
+            values = values.astype(kind)
+            layout = layouts.like(values, order)
+        else:
+            steps = layouts.like(np.empty_like(values, dtype=kind, order=order), order).strides  # type: ignore[call-overload]
+            layout = Layout(values.shape, kind, steps)
+    made = arrays.new(layout)
+    views.copy_values(made.numpy(), values, casting="unsafe")
+    return made
+
+
+def _without_copy(obj: Any, values: np.ndarray[Any, Any], insist: bool) -> Array | None:
+    """An Array on the memory of values if it is ours, or (insist) if it lies in /dev/shm."""
+    if isinstance(obj, Array):
+        return _here(obj, insist)
+    lease = views.find(values)
+    if lease is not None:
+        offset = values.__array_interface__["data"][0] - lease.address if values.size else 0
+        found = arrays.make(lease, Layout(values.shape, values.dtype, values.strides), offset)
+        return _here(found, insist)
+    if not insist or not values.size:
+        return None
+    place = views.shared_memory_of(values)
+    if place is None:
+        return None
+    path, begin = place
+    low = views.bounds(values)[0]
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        span = views.bounds(values)[1] - low
+        raw = _adopt(fd, begin, Layout((span,), np.dtype(np.uint8)))
+    finally:
+        os.close(fd)
+    offset = values.__array_interface__["data"][0] - low
+    return arrays.make(raw, Layout(values.shape, values.dtype, values.strides), offset)
+
+
+def _here(found: Array, insist: bool) -> Array | None:
+    """found for the connection that this process has now; None when only a copy can get there."""
+    lease = found._open_lease()
+    connection = client.current()
+    pointer = arrays.usable(lease)
+    if lib.cw_array_client(pointer) == connection.pointer:
+        return found
+    if lib.cw_client_instance(lib.cw_array_client(pointer)) == connection.instance:
+        handle = exported(pointer, 1)
+        raw = Layout((lease.span()[1],), np.dtype(np.uint8))
+        flags = lib.CW_READONLY if lease.readonly else 0
+        opened = lease_again(Lease, lib.cw_array_open, connection.pointer, handle, raw.c, flags)
+        layout = found._layout_now()
+        return arrays.make(opened, layout, found._offset, found._name)
+    if insist:
+        raise ValueError(
+            "copy=False, but this array belongs to another broker than the one that this process speaks with "
+            f"now ({connection.address}); leave copy out"
+        )
+    return None
+
+
+def _is_shared_memory(obj: object) -> bool:
+    module = sys.modules.get("multiprocessing.shared_memory")  # who has one has imported it
+    return module is not None and isinstance(obj, module.SharedMemory)
+
+
+def _from_shared_memory(
+    obj: Any, dtype: DTypeLike | None, shape: Any, order: str, copy: bool | None
+) -> Array:
+    kind = np.dtype(np.uint8 if dtype is None else dtype)
+    dtypes.encode(kind)  # refuses what cannot be shared before anything is measured
+    if shape is None:
+        if kind.itemsize == 0 or obj.size % kind.itemsize:
+            raise ValueError(
+                f"SharedMemory {obj.name!r} of {obj.size} bytes is no whole number of {kind}; give shape="
+            )
+        shape = obj.size // kind.itemsize
+    layout = _layout(shape, kind, "F" if order == "F" else "C")
+    if layout.nbytes > obj.size:
+        raise ValueError(
+            f"SharedMemory {obj.name!r} has {obj.size} bytes, and an array of shape {layout.shape} and dtype "
+            f"{layout.dtype} needs {layout.nbytes}"
+        )
+    if copy:
+        values = np.ndarray(layout.shape, layout.dtype, obj.buf, 0, layout.strides)
+        return _copied(values, values.dtype, "K")
+    fd = getattr(obj, "_fd", -1)
+    if fd < 0:
+        raise ValueError(f"SharedMemory {obj.name!r} is closed; attach to it again and put that")
+    return arrays.make(_adopt(fd, 0, layout), layout) if layout.nbytes else arrays.new(layout)
+
+
+def _adopt(fd: int, offset: int, layout: Layout) -> Lease:
+    pointer = client.current().pointer
+    return lease_again(Lease, lib.cw_array_adopt, pointer, fd, offset, layout.c)

@@ -1,0 +1,57 @@
+"""CuPy's arrays in cableway's memory: `use()`.
+
+import cupy, cableway as cw, cableway.cupy
+
+cableway.cupy.use()
+x = cupy.arange(1_000_000)      # lies in a slab of cableway's
+cw.put("x", x)                  # shared with no copy
+"""
+
+from __future__ import annotations
+
+from cableway import _hooks
+from cableway.errors import LimitExceeded
+
+__all__ = ["use"]
+
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+
+
+def _allocate(size: int, gpu: int) -> int:
+    import cupy
+
+    try:
+        return _hooks.allocate(size, gpu)
+    except LimitExceeded as error:
+        # CuPy's pool frees what it can on this one, tries again, and then raises its OutOfMemoryError.
+        raise cupy.cuda.runtime.CUDARuntimeError(_OUT_OF_MEMORY) from error
+
+
+def use() -> _hooks.Use:
+    """From now on CuPy allocates GPU memory from cableway, in all threads and on all GPUs.
+
+    What is put (or sent through a Pool as `cableway.asarray(x)`) of it is shared without a copy, and stays in
+    memory as long as anyone holds it, also when CuPy's own array is gone. A pool of CuPy's stands between, so that
+    small arrays cost what they always cost.
+
+    Returns:
+        Use: end() or the end of its `with` gives CuPy the allocator back that it had; arrays stay valid.
+
+    Raises:
+        ImportError: CuPy is not installed.
+        BrokerLost: no broker could be reached or started.
+
+    When memory is full CuPy raises its own `cupy.cuda.memory.OutOfMemoryError`.
+    """
+    import cupy
+
+    _hooks.begin()
+    before = cupy.cuda.get_allocator()
+    pool = cupy.cuda.MemoryPool(cupy.cuda.PythonFunctionAllocator(_allocate, _hooks.free).malloc)
+    cupy.cuda.set_allocator(pool.malloc)
+
+    def end() -> None:
+        cupy.cuda.set_allocator(before)
+        pool.free_all_blocks()
+
+    return _hooks.Use(end)

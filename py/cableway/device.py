@@ -1,0 +1,64 @@
+"""Devices: where the memory of an array lies.
+
+Names are "cpu", and "cuda" or "cuda:N" for the GPU of that number in this process.
+
+>>> import cableway as cw
+>>> "cpu" in cw.devices()
+True
+"""
+
+from __future__ import annotations
+
+import re
+
+from cableway._lib import check, ffi, lib
+
+__all__ = ["devices", "resolve"]
+
+_NAME = re.compile(r"cpu|cuda(:[0-9]{1,4})?")
+
+
+def devices() -> list[str]:
+    """The devices that arrays can lie on, "cpu" first.
+
+    Raises:
+        LimitExceeded: this process sees more than 64 GPUs; CUDA_VISIBLE_DEVICES can name fewer.
+
+    >>> import cableway as cw
+    >>> cw.devices()[0]
+    'cpu'
+    """
+    texts, count = ffi.new("char **"), ffi.new("uint64_t *")
+    check(lib.cw_devices(texts, count))
+    return [name.decode() for name in terminated(texts[0], count[0])]
+
+
+def terminated(texts: object, count: int) -> list[bytes]:
+    """Takes count terminated texts, one behind the other, and frees them."""
+    found = []
+    try:
+        at = texts
+        for _ in range(count):
+            found.append(ffi.string(at))
+            at += len(found[-1]) + 1  # type: ignore[operator]
+    finally:
+        lib.cw_free(texts)
+    return found
+
+
+def resolve(device: str | None) -> str:
+    """The full name of a device that exists here; None means "cpu".
+
+    Raises:
+        TypeError, ValueError: no name of a device.
+        DeviceError: there is no such device for this process; the text says why.
+    """
+    if device is None or device == "cpu":
+        return "cpu"
+    if not isinstance(device, str):
+        raise TypeError(f"device is a text as 'cpu' or 'cuda:0', not {type(device).__name__}")
+    if device != "cuda:0" and not _NAME.fullmatch(device):  # the usual one is asked for often
+        raise ValueError(f"{device!r} is no device; write 'cpu' or 'cuda:N'")
+    full = "cuda:0" if device == "cuda" else device
+    check(lib.cw_device_check(full.encode()))
+    return full

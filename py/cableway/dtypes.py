@@ -1,0 +1,130 @@
+"""Dtypes as text: NumPy's typestr, or for structured ones the literal of the NPY format's `descr`.
+
+Where `descr` cannot tell a structured dtype (fields that overlap or stand out of order, titles), the text is the
+literal of the dict that `numpy.dtype` takes. What is read back is parsed as a literal and checked, since
+another process wrote it.
+
+>>> import numpy as np
+>>> encode(np.dtype("f4"))
+'<f4'
+>>> decode(encode(np.dtype([("x", "i2"), ("y", "f8", (3,))])))
+dtype([('x', '<i2'), ('y', '<f8', (3,))])
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+import numpy as np
+
+from cableway._lib import lib
+from cableway.errors import Error
+
+__all__ = ["decode", "encode"]
+
+_TYPESTR = re.compile(r"[<>|=][?a-zA-Z][0-9]*(\[[0-9a-zA-Z/]*\])?")
+_cache: dict[str, np.dtype[Any]] = {}
+_CACHE_MAX = 4096
+
+
+def _describe(dtype: np.dtype[Any]) -> Any:
+    """The literal for a dtype, nested as deep as the dtype is."""
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return (_describe(base), shape)
+    if dtype.names is None or dtype.fields is None:
+        return dtype.str
+    fields: list[Any] = [dtype.fields[name] for name in dtype.names]
+    found: dict[str, Any] = {
+        "names": list(dtype.names),
+        "formats": [_describe(field[0]) for field in fields],
+        "offsets": [int(field[1]) for field in fields],
+        "itemsize": dtype.itemsize,
+    }
+    if any(len(field) > 2 for field in fields):
+        found["titles"] = [field[2] if len(field) > 2 else None for field in fields]
+    if dtype.isalignedstruct:
+        found["aligned"] = True
+    return found
+
+
+def encode(dtype: np.dtype[Any]) -> str:
+    """The text of a dtype.
+
+    Raises:
+        TypeError: the dtype holds Python objects, or text cannot tell it.
+        ValueError: the text would be longer than 2048 bytes.
+    """
+    if dtype.hasobject:
+        raise TypeError(
+            f"dtype {dtype} holds Python objects, which live in one process only; "
+            "convert to a fixed dtype (for text array.astype('U') or 'S'), or send a pickle of it"
+        )
+    if dtype.names is None and dtype.subdtype is None:
+        text = str(dtype.str)
+    else:
+        text = ""
+        try:
+            descr: Any = dtype.descr  # NumPy's hints for the two do not agree
+            if not dtype.isalignedstruct and np.lib.format.descr_to_dtype(descr) == dtype:
+                text = repr(descr)
+        except (ValueError, TypeError):
+            pass
+        text = text or repr(_describe(dtype))
+    if len(text.encode()) > lib.CW_DTYPE_MAX:
+        raise ValueError(
+            f"dtype with {len(dtype.names or ())} fields takes {len(text.encode())} bytes as text, "
+            f"at most {lib.CW_DTYPE_MAX} are possible; share the fields as several arrays"
+        )
+    try:
+        same = decode(text) == dtype
+    except Error:
+        same = False
+    if not same:
+        raise TypeError(
+            f"dtype {dtype!r} cannot be told to another process as text ({text}); "
+            f"share array.view('V{dtype.itemsize}') or a view as unsigned integers instead"
+        )
+    return text
+
+
+def _build(found: Any) -> Any:
+    if isinstance(found, str):
+        if not _TYPESTR.fullmatch(found):
+            raise ValueError(f"{found!r} is no typestr")
+        return np.dtype(found)
+    if isinstance(found, list):
+        return np.lib.format.descr_to_dtype(found)
+    if isinstance(found, tuple) and len(found) == 2:
+        return np.dtype((_build(found[0]), found[1]))
+    if isinstance(found, dict):
+        fields: Any = {**found, "formats": [_build(one) for one in found["formats"]]}
+        return np.dtype(fields)
+    raise ValueError("neither text, list, tuple nor dict")
+
+
+def decode(text: str) -> np.dtype[Any]:
+    """The dtype for a text.
+
+    Raises:
+        Error: another process wrote a text that is no dtype, or one that holds objects.
+    """
+    known = _cache.get(text)
+    if known is not None:
+        return known
+    try:
+        found: np.dtype[Any] = _build(
+            ast.literal_eval(text) if text[:1] in ("[", "{", "(") else text
+        )
+        if found.hasobject:
+            raise ValueError("it holds objects")
+    except (ValueError, TypeError, SyntaxError, KeyError, MemoryError, RecursionError) as error:
+        raise Error(
+            f"another process described an array with a dtype that cannot be: {text[:200]!r} ({error})"
+        ) from None
+    if len(_cache) >= _CACHE_MAX:
+        _cache.clear()
+    _cache[text] = found
+    return found

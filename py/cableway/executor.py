@@ -1,0 +1,371 @@
+"""`Executor`: worker processes behind the interface of `concurrent.futures.Executor`.
+
+It is another face of the engine below `Pool`: tasks, large arrays and deaths are as there. A *job* here is one
+`submit`, which is its future, or one `map`. A future begins (and can no longer be cancelled) when a worker has taken
+it. Who waits for a result collects it on its own thread; done-callbacks run in the engine's thread for callbacks, so
+that a slow one holds up no result.
+
+>>> import cableway as cw
+>>> with cw.Executor(2) as executor:
+...     executor.submit(pow, 2, 5).result()
+32
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
+
+from cableway import _pool_devices, _pool_stats
+from cableway import _pool_wire as wire
+from cableway._executor_errors import (
+    ExecutorBroken,
+    ExecutorTimeout,
+    ExecutorWorkerDied,
+    broken,
+)
+from cableway._executor_future import Future
+from cableway._executor_map import Mapped
+from cableway._pool_cpus import usable_cpus
+from cableway._pool_engine import RUN, Engine
+from cableway._pool_jobs import Task
+from cableway._pool_options import Options
+
+__all__ = ["Executor", "ExecutorBroken", "ExecutorTimeout", "ExecutorWorkerDied"]
+
+_T = TypeVar("_T")
+
+
+def _call_each(function: Callable[..., Any], chunk: tuple[tuple[Any, ...], ...]) -> list[Any]:
+    return [function(*args) for args in chunk]
+
+
+class Executor(futures.Executor):
+    """A `concurrent.futures.Executor` of processes, to be used as `ProcessPoolExecutor`.
+
+    What differs: a worker that dies fails its own task, with `ExecutorWorkerDied` (a `WorkerDied` and a
+    `BrokenProcessPool`), and is replaced; the others go on. `sys.exit` in a task is such a death. A result that
+    cannot be pickled raises `MaybeEncodingError`. Arrays travel as those of a `Pool` do, and what standard pickle
+    refuses in a task goes by cloudpickle. max_tasks_per_child works with fork too.
+
+    Workers start, all of them, with the first task. Done-callbacks run in a thread of their own. At the
+    interpreter's exit it waits for what was submitted.
+
+    Args:
+        max_workers: how many processes; None for the CPUs that affinity and cgroup leave to this process.
+        mp_context: a multiprocessing context, or the name of a start method; None for multiprocessing's choice.
+        initializer: called as initializer(*initargs) in each worker. If it raises, every future of the executor
+            raises `ExecutorBroken`, whose cause is the exception.
+        initargs: its arguments.
+        max_tasks_per_child: a worker is replaced after so many tasks.
+        retries: how often a task is run again whose worker died. Never after an exception.
+        task_timeout: seconds that a task may run; then its worker is killed and replaced, and the task raises
+            `TaskTimeout`.
+        capture_stderr: workers' stderr goes through this process, which passes it on, and `WorkerDied` shows
+            the end of it.
+        devices: workers on GPUs; this, peer, sms and borrow as for `Pool`.
+        peer: tasks get arrays of other GPUs as views.
+        sms: multiprocessors for each worker.
+        borrow: PyTorch's and CuPy's own memory goes to tasks as it is, or by a copy.
+
+    Raises:
+        ValueError: max_workers or max_tasks_per_child below 1, retries below 0, task_timeout not above 0.
+        TypeError: initializer cannot be called; max_tasks_per_child is no integer.
+
+    >>> import cableway as cw
+    >>> with cw.Executor(2) as executor:
+    ...     list(executor.map(pow, [2, 3], [3, 2]))
+    [8, 9]
+    """
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        mp_context: Any = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: Iterable[Any] = (),
+        *,
+        max_tasks_per_child: int | None = None,
+        retries: int = 0,
+        task_timeout: float | None = None,
+        capture_stderr: bool = False,
+        devices: Any = None,
+        peer: bool = False,
+        sms: int | None = None,
+        borrow: bool | None = None,
+    ) -> None:
+        mp_context, self._devices = _pool_devices.start(
+            mp_context, devices, max_workers, peer=peer, sms=sms, borrow=borrow
+        )
+        if self._devices is not None:
+            max_workers = self._devices.count
+        elif max_workers is None:
+            max_workers = usable_cpus()
+        if max_workers <= 0:
+            raise ValueError("max_workers must be greater than 0")
+        if max_tasks_per_child is not None:
+            if not isinstance(max_tasks_per_child, int):
+                raise TypeError("max_tasks_per_child must be an integer")
+            if max_tasks_per_child <= 0:
+                raise ValueError("max_tasks_per_child must be >= 1")
+        self._options = Options(
+            initializer, initargs, max_tasks_per_child, retries, task_timeout, capture_stderr
+        )
+        self._max_workers = max_workers
+        self._context = mp_context
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._is_shut_down = False
+
+    def _running(self) -> Engine:
+        """The engine, started if need be."""
+        with self._lock:
+            if self._is_shut_down:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            if _exiting:
+                raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+            engine = self._engine
+            if engine is None:
+                engine = self._engine = Engine(
+                    self._max_workers,
+                    self._context,
+                    self._options,
+                    daemon=False,
+                    devices=self._devices,
+                )
+                _engines.add(engine)
+                return engine  # if its workers fail at once, the first future tells
+        if engine.pid != os.getpid():
+            raise RuntimeError(
+                f"this executor belongs to the process {engine.pid}; make one in this process ({os.getpid()})"
+            )
+        if engine.error is not None:
+            raise broken(engine.error)
+        return engine
+
+    def is_usable(self) -> bool:
+        """Whether `submit` would take a task in this process.
+
+        >>> import cableway as cw
+        >>> executor = cw.Executor(1)
+        >>> executor.shutdown()
+        >>> executor.is_usable()
+        False
+        """
+        engine = self._engine
+        if self._is_shut_down or _exiting:
+            return False
+        return engine is None or (engine.pid == os.getpid() and engine.error is None)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
+        """fn(*args, **kwargs) in a worker.
+
+        Returns:
+            Future: its result; it can be cancelled until a worker is free for it.
+
+        Raises:
+            RuntimeError: after `shutdown`.
+            ExecutorBroken: the initializer has raised, or workers cannot start.
+
+        >>> import cableway as cw
+        >>> with cw.Executor(1) as executor:
+        ...     executor.submit(sorted, [3, 1, 2], reverse=True).result(timeout=60)
+        [3, 2, 1]
+        """
+        running = self._engine
+        if running is not None:
+            begun: Future | None = running.begin(Future, running, self, fn, args, kwargs)
+            if begun is not None:
+                return begun
+        engine = self._running()
+        call = (args, kwargs) if kwargs else (args,)
+        future = Future(engine, self, fn, call)
+        future._cell = engine.submit(future, Task(future, 0, wire.APPLY, call))
+        return future
+
+    def map(
+        self,
+        fn: Callable[..., _T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+    ) -> Iterator[_T]:
+        """Like the built-in map, on all workers; results come in order.
+
+        Args:
+            fn: called with one item of each iterable.
+            iterables: read at once and as a whole, unless buffersize is given.
+            timeout: seconds from now until the last result is asked for; None for ever.
+            chunksize: calls that a worker takes at one go. One that raises takes the results of its chunk with it.
+            buffersize: tasks (of chunksize calls) whose results were not asked for yet; the iterables are read only so
+                far ahead.
+
+        Raises:
+            ExecutorTimeout: when a result is asked for and timeout is over.
+            ValueError: chunksize or buffersize below 1.
+
+        >>> import cableway as cw, itertools
+        >>> with cw.Executor(2) as executor:
+        ...     results = executor.map(abs, itertools.count(-2), buffersize=4)
+        ...     [next(results) for _ in range(3)]
+        [2, 1, 0]
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        if chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        if buffersize is not None:
+            if not isinstance(buffersize, int):
+                raise TypeError("buffersize must be an integer or None")
+            if buffersize < 1:
+                raise ValueError("buffersize must be None or > 0")
+            return self._map_ahead(fn, zip(*iterables, strict=False), until, chunksize, buffersize)
+        engine = self._running()
+        items = tuple(zip(*iterables, strict=False))
+        job = Mapped(engine, self, fn, chunksize)
+        job.take_all(items, star=True)
+        return job.results(until)
+
+    def _map_ahead(
+        self,
+        fn: Callable[..., _T],
+        calls: Iterator[tuple[Any, ...]],
+        until: float | None,
+        chunksize: int,
+        buffersize: int,
+    ) -> Iterator[_T]:
+        def chunks() -> Iterator[tuple[tuple[Any, ...], ...]]:
+            while chunk := tuple(islice(calls, chunksize)):
+                yield chunk
+
+        ahead = chunks()
+        work = partial(_call_each, fn)
+        begun = deque(self.submit(work, chunk) for chunk in islice(ahead, buffersize))
+        return self._results_ahead(work, ahead, begun, until)
+
+    def _results_ahead(
+        self,
+        work: Callable[..., Any],
+        ahead: Iterator[Any],
+        begun: deque[futures.Future[Any]],
+        until: float | None,
+    ) -> Iterator[Any]:
+        try:
+            while begun:
+                try:
+                    left = None if until is None else until - time.monotonic()
+                    found = begun[0].result(left)
+                except futures.TimeoutError as error:
+                    if not begun[0].done():
+                        raise ExecutorTimeout("a result of map was not there in time") from None
+                    raise error
+                begun.popleft()
+                begun.extend(self.submit(work, chunk) for chunk in islice(ahead, 1))
+                found.reverse()
+                while found:
+                    yield found.pop()
+        finally:
+            for future in begun:
+                future.cancel()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Takes no more work; the workers end when what was submitted is done. May be repeated.
+
+        Args:
+            wait: return only when they have ended.
+            cancel_futures: what no worker has begun is cancelled.
+        """
+        with self._lock:
+            self._is_shut_down = True
+            engine = self._engine
+        if engine is None or engine.pid != os.getpid():
+            return
+        if cancel_futures:
+            engine.withdraw()
+        engine.close()
+        if wait:
+            engine.join()
+
+    def resize(self, max_workers: int) -> None:
+        """Changes how many workers there are, while they work. Those that are too many leave after their task.
+
+        Raises:
+            ValueError: below 1, or more than there is room for (32, or as many as it was made with).
+
+        >>> import cableway as cw
+        >>> with cw.Executor(1) as executor:
+        ...     executor.resize(2)
+        ...     executor.submit(abs, -1).result()
+        1
+        """
+        engine = self._running()
+        engine.resize(max_workers)
+        self._max_workers = max_workers
+
+    def stats(self) -> dict[str, Any]:
+        """What was done so far; as `Pool.stats`."""
+        return _pool_stats.summary(self._engine.figures() if self._engine else [], self._devices)
+
+    def print_stats(self) -> None:
+        """Prints `stats` as a table."""
+        print(_pool_stats.table(self._engine.figures() if self._engine else []))
+
+    def terminate_workers(self) -> None:
+        """Ends the workers at once, with SIGTERM. Futures not done raise a `BrokenProcessPool`."""
+        self._end_workers(kill=False)
+
+    def kill_workers(self) -> None:
+        """Ends the workers at once, with SIGKILL. Futures not done raise a `BrokenProcessPool`."""
+        self._end_workers(kill=True)
+
+    def _end_workers(self, kill: bool) -> None:
+        with self._lock:
+            self._is_shut_down = True
+            engine = self._engine
+        if engine is not None and engine.pid == os.getpid():
+            if kill:
+                engine.kill()
+            engine.terminate()
+
+    def __del__(self, getpid: Any = os.getpid) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None and engine.pid == getpid() and engine.state == RUN:
+            engine.abandoned = True  # what is under way holds the executor: nothing is left to do
+            engine.wake()
+
+    def __reduce__(self) -> Any:
+        raise NotImplementedError("executors cannot be passed between processes or pickled")
+
+    def __repr__(self) -> str:
+        state = "shut down" if self._is_shut_down else "running" if self._engine else "not begun"
+        return f"<cableway.Executor max_workers={self._max_workers} {state}>"
+
+
+# ---- the interpreter's exit
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_exiting = False
+
+
+def _finish() -> None:
+    """Waits for what was submitted, as `concurrent.futures` does."""
+    global _exiting
+    _exiting = True
+    mine = [engine for engine in list(_engines) if engine.pid == os.getpid()]
+    for engine in mine:
+        engine.close()
+    for engine in mine:
+        engine.join()
+
+
+# Before the interpreter's own threads are waited for, and also in children of multiprocessing; else at exit.
+getattr(threading, "_register_atexit", atexit.register)(_finish)

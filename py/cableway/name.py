@@ -1,0 +1,288 @@
+"""Names: arrays that any process of the same user finds.
+
+A name is 1 to 200 bytes of UTF-8; parts divided by "/", none of them empty, "." or ".."; no control characters.
+A name "//NODE/NAME" is one of another node (`cableway peers`): the same functions, the same errors, and `RemoteError`
+where that node cannot be reached or refuses. What is got from there is a copy in this node's memory, which all its
+processes share, read-only; it is fetched again when the name means another array at its node.
+
+>>> import cableway as cw
+>>> _ = cw.put("model/weights", [1.0, 2.0])
+>>> cw.get("model/weights").numpy()
+array([1., 2.])
+>>> cw.names("model/")
+['model/weights']
+>>> cw.remove("model/weights")
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import time
+from typing import Any
+
+from cableway import _dispatch, _hidden, client, create
+from cableway import array as arrays
+from cableway._lib import check, failure, ffi, lib
+from cableway.array import Array
+from cableway.device import resolve, terminated
+from cableway.errors import Timeout
+from cableway.views import Lease, lease_once
+
+__all__ = ["get", "names", "put", "remove", "wait"]
+
+_new_array, _new_lease, _Cell = Array.__new__, Lease.__new__, _dispatch.Held
+
+
+def _encode(name: object) -> bytes:
+    """A name as the library takes it. Its grammar is the library's to check."""
+    if not isinstance(name, str):
+        raise TypeError(f"a name is a str, not {type(name).__name__}")
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"the name {name!r} is no text that UTF-8 can tell") from None
+    if b"\0" in encoded:
+        raise ValueError(f"a name holds no NUL character: {name!r}")
+    return encoded
+
+
+def _deadline(timeout: float | None) -> float:
+    """Seconds of time.monotonic() at which patience ends."""
+    if timeout is None:
+        return math.inf
+    if not hasattr(timeout, "__float__"):
+        raise TypeError(f"timeout is a number of seconds or None, not {type(timeout).__name__}")
+    seconds = float(timeout)
+    if math.isnan(seconds):
+        raise ValueError("timeout is not a number")
+    return time.monotonic() + seconds
+
+
+def put(
+    name: str,
+    array: Any,
+    *,
+    replace: bool = True,
+    keep: bool = False,
+    copy: bool | None = None,
+    remote: str | None = None,
+    device: str | None = None,
+) -> Array:
+    """Gives an array a name under which every process of this user finds it.
+
+    Copies only what is not ours yet: an `Array`, a view of one and a `SharedMemory` are named as they are. An array
+    of a GPU library is copied on its GPU, and lies there, unless that library allocates from cableway
+    (`cableway.cupy.use()`, `cableway.torch.use()`, `cableway.numba.use()`).
+
+    Args:
+        name: see this module's text for the grammar.
+        array: anything array-like, an Array (or part of one), or a SharedMemory (its bytes).
+        replace: a taken name is replaced, at once and whole; who holds the old array keeps it.
+        keep: the name stays until it is removed; else it goes with the user's last process (and a minute).
+        copy: True copies always, False never; what that means for memory of a GPU library's own see `asarray`.
+        remote: "read": every peer of this node may read it; None: those whose patterns allow it.
+        device: where it shall lie: a copy if it lies elsewhere. None: where it is. Of a name of another node: "cuda:N" as
+            that node counts its GPUs; None: in its host memory, wherever the array lies here.
+
+    Returns:
+        Array: a handle on what was put, with this name.
+
+    Raises:
+        NameTaken: replace=False, and the name exists.
+        LimitExceeded: too many names or bytes, or no memory left, here or there.
+        DeviceError: there is no such device, here or there.
+        ProducerDied: another node's name: who wrote the array died before its work was complete.
+        ValueError: a bad name; copy=False, and it needs a copy.
+        TypeError: the dtype holds objects.
+
+    >>> import cableway as cw
+    >>> w = cw.put("x", [[1, 2], [3, 4]])
+    >>> w.name, w.shape
+    ('x', (2, 2))
+    >>> cw.put("x", [5], replace=False)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    cableway.errors.NameTaken: ...
+    """
+    encoded = _encode(name)
+    check(lib.cw_name_check(encoded))
+    there = device if encoded[:2] == b"//" else None
+    found = create.asarray(array, copy=copy, device=None if there else device)
+    layout = found._layout_now()
+    lease = found._open_lease()
+    flags = (lib.CW_REPLACE if replace else 0) | (lib.CW_KEEP if keep else 0)
+    if remote is not None:
+        if remote != "read":
+            raise ValueError(f'remote is "read" or None, not {remote!r}')
+        flags |= lib.CW_REMOTE_READ
+    if there is None:
+        check(lib.cw_array_put(lease.pointer, encoded, flags, layout.c, found._offset))
+    else:
+        place = b"cuda:0" if there == "cuda" else there.encode()
+        check(lib.cw_array_put_at(lease.pointer, encoded, place, flags, layout.c, found._offset))
+    if isinstance(array, Array) and array._name is None:
+        array._name = name
+    return arrays.make(lease, layout, found._offset, name, found._memory)
+
+
+def get(
+    name: str, timeout: float | None = 0, *, readonly: bool = False, device: str | None = None
+) -> Array:
+    """The array under a name, without a copy.
+
+    Args:
+        name: the name.
+        timeout: seconds to wait for it; 0 not at all, None for ever. An array of another node is here within that
+            time, too, or `Timeout` is raised (it is then fetched all the same, for who asks next); with 0 a name that is
+            there takes the time that it takes.
+        readonly: map the memory read-only; a write by force is then a SIGSEGV.
+        device: where it shall lie: a copy if it lies elsewhere, also on a GPU that CUDA_VISIBLE_DEVICES hides here
+            (another process is then started for the copy). None for where it is; an array of another node then comes
+            into host memory. Of another node, on a GPU: what this node's processes have there is one and the same, to be
+            read alone, as in host memory.
+
+    Returns:
+        Array: a handle; close it, use it in a `with`, or just let it go.
+
+    Raises:
+        NameNotFound: no such name (timeout=0).
+        Timeout: it did not appear, or arrive, in time.
+        DeviceError: there is no such device.
+        LimitExceeded: no memory is left on that device, or here.
+        ProducerDied: another node's array: who wrote it died before its work was complete.
+        BrokerLost: the broker is gone.
+        RemoteError: the other node cannot be reached, or refuses.
+        ValueError: a bad name.
+
+    >>> import cableway as cw
+    >>> _ = cw.put("x", [1, 2, 3])
+    >>> with cw.get("x", readonly=True) as x:
+    ...     int(x.numpy().sum())
+    6
+    """
+    if device is not None:
+        device = resolve(device)
+    encoded = _encode(name)
+    if device is not None and encoded[:2] == b"//":
+        made = _get_at(name, encoded, device, 2 if readonly else 0, timeout)
+        made._name = name
+        return made
+    connection = client._default or client.current()
+    flags, status = 2 if readonly else 0, 0  # CW_READONLY
+    if timeout and encoded.startswith(b"//"):
+        lease = _get_later(name, encoded, flags, timeout, -errno.EINTR)
+    else:
+        lease = _new_lease(Lease)  # without a line of Python: this is each get's way
+        lease.cell = cell = _Cell()
+        pointer = connection.pointer  # stays for as long as the call lasts
+        status = cell.get(connection.number, encoded, flags)
+        del pointer
+    if status:
+        if status == -errno.ENODEV and device is not None:
+            return _hidden.fetch(encoded, device)
+        if status != -errno.EINTR and (status != -errno.ENOENT or timeout == 0):
+            raise failure(status)
+        lease = _get_later(name, encoded, flags, timeout, status)
+    made = _new_array(Array)
+    made._lease = lease
+    made._layout = None
+    made._offset = 0
+    made._name = name
+    made._memory = None
+    made._told = None
+    return made if device is None else made.to(device)
+
+
+def _left_ns(deadline: float) -> int:
+    """What is left of it, as the library takes it."""
+    left = deadline - time.monotonic()
+    return -1 if left == math.inf or left > 1e9 else max(0, int(left * 1e9))
+
+
+def _get_at(name: str, encoded: bytes, device: str, flags: int, timeout: float | None) -> Array:
+    """An array of another node on a device."""
+    deadline = math.inf if timeout == 0 else _deadline(timeout)
+    place = device.encode()
+    while True:
+        connection, left_ns = client.current().pointer, _left_ns(deadline)
+        status, got = lease_once(Lease, lib.cw_get_at, connection, encoded, place, flags, left_ns)
+        if status == 0:
+            return arrays.make(got, None)
+        if status == -errno.ENOENT and timeout != 0:
+            _wait_until(name, encoded, deadline, timeout)
+        elif status != -errno.EINTR:
+            raise failure(status)
+
+
+def _get_later(name: str, encoded: bytes, flags: int, timeout: float | None, status: int) -> Lease:
+    deadline = math.inf if timeout == 0 else _deadline(timeout)
+    while True:
+        if status == -errno.ENOENT and timeout != 0:
+            _wait_until(name, encoded, deadline, timeout)
+        connection, left_ns = client.current().pointer, _left_ns(deadline)
+        status, lease = lease_once(Lease, lib.cw_get_within, connection, encoded, flags, left_ns)
+        if status == 0:
+            return lease
+        # A name that came and went; a signal while the array came from another node.
+        if status != -errno.EINTR and (status != -errno.ENOENT or timeout == 0):
+            raise failure(status)
+
+
+def _wait_until(name: str, encoded: bytes, deadline: float, timeout: float | None) -> None:
+    """Waits. Signals are served between the calls: Ctrl-C works."""
+    while True:
+        status = lib.cw_wait(client.current().pointer, encoded, _left_ns(deadline))
+        if status == -errno.ETIMEDOUT:
+            raise Timeout(
+                f"no array was put under the name {name!r} within {timeout} s; is its maker running?"
+            )
+        if status != -errno.EINTR:
+            check(status)
+            return
+
+
+def wait(name: str, timeout: float | None = None) -> None:
+    """Waits until an array has that name.
+
+    Args:
+        name: the name.
+        timeout: seconds; None for ever.
+
+    Raises:
+        Timeout: it did not appear in time.
+        BrokerLost: the broker is gone.
+        ValueError: a bad name.
+
+    >>> import cableway as cw
+    >>> _ = cw.put("ready", 1)
+    >>> cw.wait("ready", timeout=1)
+    """
+    _wait_until(name, _encode(name), _deadline(timeout), timeout)
+
+
+def remove(name: str) -> None:
+    """Takes a name away. Who holds the array keeps it.
+
+    Raises:
+        NameNotFound: no such name.
+        ValueError: a bad name.
+
+    >>> import cableway as cw
+    >>> _ = cw.put("y", 1)
+    >>> cw.remove("y")
+    """
+    check(lib.cw_remove(client.current().pointer, _encode(name)))
+
+
+def names(prefix: str = "") -> list[str]:
+    """All names of this namespace that begin with prefix, sorted; "//NODE/..." are those of another node, told without it.
+
+    >>> import cableway as cw
+    >>> _ = cw.put("run/b", 1), cw.put("run/a", 2)
+    >>> cw.names("run/")
+    ['run/a', 'run/b']
+    """
+    texts, count = ffi.new("char **"), ffi.new("uint64_t *")
+    check(lib.cw_names(client.current().pointer, _encode(prefix), texts, count))
+    return sorted(name.decode() for name in terminated(texts[0], count[0]))

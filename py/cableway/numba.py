@@ -1,0 +1,108 @@
+"""Numba's device arrays in cableway's memory: `use()`.
+
+from numba import cuda
+import cableway as cw, cableway.numba
+
+cableway.numba.use()
+x = cuda.device_array(1000)     # lies in a slab of cableway's
+cw.put("x", x)                  # shared with no copy
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+from cableway import _hooks
+from cableway.errors import LimitExceeded
+
+__all__ = ["use"]
+
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+_users = 0  # use() without its end
+
+
+def _device_pointer(driver: Any, address: int) -> Any:
+    """An address as this version of Numba has it."""
+    if not getattr(driver, "USE_NV_BINDING", True):
+        return driver.drvapi.cu_device_ptr(address)
+    from cuda.bindings.driver import CUdeviceptr
+
+    return CUdeviceptr(address)
+
+
+@functools.cache
+def _manager() -> Any:
+    """The plug-in class (EMM, interface version 1). Made late: its base is Numba's."""
+    from numba import cuda
+    from numba.cuda.cudadrv import driver
+
+    class Manager(driver.NumbaCUDAMemoryManager):  # type: ignore[misc]
+        """Device memory from cableway while it is in use, else as Numba has it."""
+
+        def memalloc(self, size: int) -> Any:
+            """So many bytes on the context's GPU."""
+            if not _users:
+                return super().memalloc(size)
+            gpu = self.context.device.id
+
+            def allocator() -> int:
+                try:
+                    return _hooks.allocate(size, gpu)
+                except LimitExceeded as error:
+                    raise driver.CudaAPIError(_OUT_OF_MEMORY, str(error)) from error
+
+            address = self._attempt_allocation(allocator)
+            return cuda.MemoryPointer(
+                weakref.proxy(self.context),
+                _device_pointer(driver, address),
+                size,
+                finalizer=functools.partial(_hooks.free, address, gpu),
+            )
+
+        def get_ipc_handle(self, memory: Any) -> Any:
+            """Memory of cableway's has none."""
+            if _users:
+                raise NotImplementedError(
+                    "memory of cableway's has no CUDA IPC handle; cableway.put(name, x) shares it"
+                )
+            return super().get_ipc_handle(memory)
+
+    return Manager
+
+
+def use() -> _hooks.Use:
+    """From now on Numba allocates GPU memory from cableway, in all threads and on all GPUs.
+
+    What is put of it (or sent through a Pool as `cableway.asarray(x)`) is shared without a copy, and stays in memory
+    as long as anyone holds it, also when Numba's array is gone. Call it before Numba's first use of a GPU, since a
+    context of Numba's keeps its memory manager.
+
+    Returns:
+        Use: end() or the end of its `with` lets Numba allocate as before; arrays stay valid.
+
+    Raises:
+        ImportError: Numba is not installed.
+        RuntimeError: Numba has used a GPU already, with another memory manager.
+        BrokerLost: no broker could be reached or started.
+
+    When memory is full Numba raises its own `CudaAPIError` (CUDA_ERROR_OUT_OF_MEMORY).
+    """
+    global _users
+    from numba import cuda
+
+    _hooks.begin()
+    cuda.set_memory_manager(_manager())
+    if not isinstance(cuda.current_context().memory_manager, _manager()):
+        raise RuntimeError(
+            "Numba has used the GPU already, with its own memory manager; call cableway.numba.use() before that, "
+            "or numba.cuda.close() first"
+        )
+    _users += 1
+
+    def end() -> None:
+        global _users
+        _users -= 1
+
+    return _hooks.Use(end)

@@ -1,0 +1,411 @@
+"""`Pool`: worker processes behind the interface of `multiprocessing.pool.Pool`.
+
+>>> import cableway as cw
+>>> with cw.Pool(2) as pool:
+...     pool.map(abs, [-1, -2, 3])
+[1, 2, 3]
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Sized
+from multiprocessing.pool import MaybeEncodingError, RemoteTraceback  # type: ignore[attr-defined]
+from types import TracebackType
+from typing import Any
+
+from cableway import _pool_devices, _pool_stats
+from cableway import _pool_wire as wire
+from cableway._pool_cpus import usable_cpus
+from cableway._pool_engine import RUN, Engine
+from cableway._pool_imap import IMapIterator, IMapUnorderedIterator
+from cableway._pool_jobs import Task
+from cableway._pool_options import Options
+from cableway._pool_progress import Progress
+from cableway._pool_results import AsyncResult, MapResult
+
+__all__ = [
+    "AsyncResult",
+    "IMapIterator",
+    "MapResult",
+    "MaybeEncodingError",
+    "Pool",
+    "RemoteTraceback",
+]
+
+_Callback = Callable[[Any], object] | None
+_ErrorCallback = Callable[[BaseException], object] | None
+
+
+def _get(result: MapResult, progress: Any) -> list[Any]:
+    try:
+        return result.get_with(Progress.of(progress, result.length))
+    finally:
+        del result  # else an exception's traceback would hold it
+
+
+class Pool:
+    """A pool of worker processes, to be used as `multiprocessing.Pool`.
+
+    What differs: NumPy arrays of 64 KiB and more travel through shared memory, in one copy, and are the worker's
+    own to write; a `cableway.Array` travels as a handle on the same memory. What standard pickle refuses in
+    a task (lambdas, local functions) goes by cloudpickle. Whatever ends a worker ends its own task alone, with
+    `WorkerDied`, and another worker takes its place; an initializer that raises, raises at the caller.
+
+    A worker of a Pool is a daemon, as the standard library's, and may have no processes of its own: a Pool or
+    Executor made in one raises AssertionError. Workers of an `Executor` may have both, and those end with it.
+
+    In a notebook, functions and classes of its cells are those of the moment of the call: they go by value, unless
+    the workers came by fork and nothing that they read was bound anew since.
+
+    Args:
+        processes: how many workers; None for the CPUs that affinity and cgroup leave to this process.
+        initializer: called as initializer(*initargs) in each worker before its first task. A lambda or local
+            function goes by cloudpickle.
+        initargs: its arguments.
+        maxtasksperchild: a worker is replaced after so many tasks (chunks of a map count as one).
+        context: a multiprocessing context, or the name of a start method: "fork", "spawn", "forkserver". None
+            for multiprocessing's own choice.
+        retries: how often a task is run again whose worker died. Never after an exception.
+        task_timeout: seconds that a task may run (one chunk of a map); then its worker is killed and replaced,
+            and the task raises `TaskTimeout`.
+        capture_stderr: workers' stderr goes through this process, which passes it on, and `WorkerDied` shows
+            the end of it.
+        devices: workers on GPUs: "cuda", one on each GPU that this process sees; "auto", the same, or as without
+            devices if there is none; "cuda:1"; a list of names, a name twice for two workers there; a dict
+            from names to numbers of workers ({"cuda": 2}: two on each). A UUID is a name too, also of a part by MIG. See below.
+        peer: tasks get arrays of other GPUs as views, instead of copies on their own.
+        sms: multiprocessors for each worker, where several share a GPU; what is submitted to
+            `cableway.current_stream()` runs on them alone. The driver rounds up. GPUs take turns between processes
+            unless MPS runs: a part bounds what a worker takes, and it is no promise that others run beside it.
+        borrow: how arrays on a GPU go to tasks that PyTorch or CuPy has allocated by itself: True as they are, False by a
+            copy on the GPU, None PyTorch's as they are and CuPy's by a copy. See below.
+
+    With devices a worker is a process of its own interpreter (`context`: "spawn", which is the default then, or
+    "forkserver"), to which its GPU is cuda:0, so that the default device of every library is right; the others come
+    behind it. It runs on cores near its GPU, shared out among the workers there. The GPUs are found by the CUDA driver, which
+    this process opens. A task goes to the GPU where most bytes of its `cableway.Array` arguments lie, and to another one that is
+    idle when more than two tasks a worker wait there; without such arrays, to that with the least to do. An array on another
+    GPU than the worker's is copied there before func gets it, so what func writes into an argument reaches the caller's array
+    only if they lay on one GPU: return it. By default `map` takes items one by one then.
+
+    Tensors of PyTorch and arrays of CuPy that lie on a GPU go by handle too, and come as such. A tensor's memory is not
+    copied, as with torch.multiprocessing: what func writes into it the caller sees, and so do other tasks that were given
+    it. An array of CuPy's is copied once on its GPU, since it would be pickled otherwise; `borrow=True` passes it as it is
+    as well, `borrow=False` copies both. Memory that was allocated from cableway (`cableway.torch.use()`) is never copied.
+    Memory of which the driver gives no handle (expandable segments, cudaMallocAsync) is always copied: `stats`
+    counts. Who drops an array that a task still has keeps its memory until the task lets go of it. What a task returns
+    is memory of cableway's, or what it was given.
+
+    After each call of func the worker waits for all that it has begun on its GPU. If that has broken the CUDA
+    context, the task raises `DeviceError` with CUDA's name for it, and the worker is replaced. Memory
+    that is full is an exception of the task's.
+
+    Raises:
+        ValueError: processes or maxtasksperchild below 1, retries below 0, task_timeout not above 0; devices with the
+            start method "fork", with a number of processes that is not theirs, or that says nothing that can be.
+        TypeError: initializer cannot be called; devices is neither text, list nor dict.
+        DeviceError: there is no such GPU for this process.
+        LimitExceeded: no memory for tasks. (The broker is connected to when a task needs it.)
+
+    >>> import cableway as cw
+    >>> with cw.Pool(2) as pool:
+    ...     pool.starmap(pow, [(2, 3), (3, 2)])
+    [8, 9]
+    """
+
+    def __init__(
+        self,
+        processes: int | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: Iterable[Any] = (),
+        maxtasksperchild: int | None = None,
+        context: Any = None,
+        *,
+        retries: int = 0,
+        task_timeout: float | None = None,
+        capture_stderr: bool = False,
+        devices: Any = None,
+        peer: bool = False,
+        sms: int | None = None,
+        borrow: bool | None = None,
+    ) -> None:
+        context, found = _pool_devices.start(
+            context, devices, processes, peer=peer, sms=sms, borrow=borrow
+        )
+        if found is not None:
+            processes = found.count
+        elif processes is None:
+            processes = usable_cpus()
+        if processes < 1:
+            raise ValueError("Number of processes must be at least 1")
+        if maxtasksperchild is not None and (
+            not isinstance(maxtasksperchild, int) or maxtasksperchild <= 0
+        ):
+            raise ValueError("maxtasksperchild must be a positive int or None")
+        options = Options(
+            initializer, initargs, maxtasksperchild, retries, task_timeout, capture_stderr
+        )
+        self._engine = Engine(processes, context, options, devices=found)
+
+    # ---- one call
+
+    def apply(
+        self, func: Callable[..., Any], args: Iterable[Any] = (), kwds: dict[str, Any] | None = None
+    ) -> Any:
+        """func(*args, **kwds) in a worker; waits for the result.
+
+        Raises:
+            WorkerDied: the worker died.
+            ValueError: the pool is not running.
+            Whatever func raises; its cause is the worker's traceback.
+        """
+        engine = self._engine
+        engine.check_running()
+        found = engine.call(func, tuple(args), kwds or {})
+        if found is not None:
+            return found[0]
+        return self.apply_async(func, args, kwds).get()
+
+    def apply_async(
+        self,
+        func: Callable[..., Any],
+        args: Iterable[Any] = (),
+        kwds: dict[str, Any] | None = None,
+        callback: _Callback = None,
+        error_callback: _ErrorCallback = None,
+    ) -> AsyncResult:
+        """Like `apply`, but returns at once.
+
+        Args:
+            func: the function, args and kwds: its arguments.
+            args: positional arguments.
+            kwds: named arguments.
+            callback: called with the result, in a thread of its own, before the result counts as ready.
+            error_callback: called with the exception.
+        """
+        engine = self._engine
+        if callback is None and error_callback is None and type(args) is tuple:
+            begun: AsyncResult | None = engine.begin(AsyncResult, engine, self, func, args, kwds)
+            if begun is not None:
+                return begun
+        engine.check_running()
+        call = (tuple(args), kwds) if kwds else (tuple(args),)
+        result = AsyncResult(engine, self, func, callback, error_callback, call)
+        engine.submit(result, Task(result, 0, wire.APPLY, call))
+        return result
+
+    # ---- lists
+
+    def map(
+        self,
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int | None = None,
+        *,
+        progress: Any = None,
+    ) -> list[Any]:
+        """[func(x) for x in iterable], on all workers, in order.
+
+        Args:
+            func: called with one item.
+            iterable: read as a whole before the first task begins.
+            chunksize: items that a worker takes at one go; None for a quarter of its even share, with devices
+                for 1.
+            progress: True shows how far it is (by tqdm, where it is installed), or a callable like tqdm's:
+                called with total=len(iterable), it gives an object with update(n) and close().
+
+        >>> import cableway as cw
+        >>> with cw.Pool(2) as pool:
+        ...     pool.map(str, range(4), chunksize=2)
+        ['0', '1', '2', '3']
+        """
+        return _get(self.map_async(func, iterable, chunksize), progress)
+
+    def map_async(
+        self,
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int | None = None,
+        callback: _Callback = None,
+        error_callback: _ErrorCallback = None,
+    ) -> MapResult:
+        """Like `map`, but returns at once."""
+        return self._map(func, iterable, chunksize, callback, error_callback, star=False)
+
+    def starmap(
+        self,
+        func: Callable[..., Any],
+        iterable: Iterable[Iterable[Any]],
+        chunksize: int | None = None,
+        *,
+        progress: Any = None,
+    ) -> list[Any]:
+        """[func(*x) for x in iterable], on all workers, in order; see `map`."""
+        return _get(self.starmap_async(func, iterable, chunksize), progress)
+
+    def starmap_async(
+        self,
+        func: Callable[..., Any],
+        iterable: Iterable[Iterable[Any]],
+        chunksize: int | None = None,
+        callback: _Callback = None,
+        error_callback: _ErrorCallback = None,
+    ) -> MapResult:
+        """Like `starmap`, but returns at once."""
+        return self._map(func, iterable, chunksize, callback, error_callback, star=True)
+
+    def _map(
+        self,
+        func: Callable[..., Any],
+        iterable: Iterable[Any],
+        chunksize: int | None,
+        callback: _Callback,
+        error_callback: _ErrorCallback,
+        star: bool,
+    ) -> MapResult:
+        self._engine.check_running()
+        items = tuple(iterable)
+        if chunksize is None and self._engine.devices is not None:
+            chunksize = 1  # each to where its arrays lie
+        elif chunksize is None:
+            chunksize = -(-len(items) // (self._engine.processes * 4))
+        elif chunksize < 1:
+            raise ValueError(f"Chunksize must be 1+, not {chunksize}")
+        result = MapResult(
+            self._engine, self, func, items, max(chunksize, 1), star, callback, error_callback
+        )
+        result.begin()
+        return result
+
+    # ---- iterators
+
+    def imap(
+        self,
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int = 1,
+        *,
+        buffersize: int | None = None,
+        progress: Any = None,
+    ) -> IMapIterator:
+        """Like `map`, but an iterator over the results, in order; its next() takes a timeout.
+
+        Args:
+            func: called with one item.
+            iterable: read in a thread of its own, four tasks a worker ahead of what is done.
+            chunksize: items that a worker takes at one go.
+            buffersize: tasks whose results were not asked for yet: the iterable is read only so far ahead, until
+                the pool is closed. Once the iterator is dropped, no more of it is read.
+            progress: as for `map`; counts the results that were asked for.
+        """
+        return self._imap(IMapIterator, func, iterable, chunksize, buffersize, progress)
+
+    def imap_unordered(
+        self,
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int = 1,
+        *,
+        buffersize: int | None = None,
+        progress: Any = None,
+    ) -> IMapIterator:
+        """Like `imap`, but results come as soon as they are there."""
+        return self._imap(IMapUnorderedIterator, func, iterable, chunksize, buffersize, progress)
+
+    def _imap(
+        self,
+        kind: type[IMapIterator],
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int,
+        buffersize: int | None,
+        progress: Any,
+    ) -> IMapIterator:
+        self._engine.check_running()
+        if chunksize < 1:
+            raise ValueError(f"Chunksize must be 1+, not {chunksize:n}")
+        if buffersize is not None and (not isinstance(buffersize, int) or buffersize < 1):
+            raise ValueError(f"buffersize must be an integer above 0 or None, not {buffersize!r}")
+        known = len(iterable) if isinstance(iterable, Sized) else None
+        result = kind(self._engine, self, func, chunksize, Progress.of(progress, known))
+        if isinstance(iterable, (list, tuple, range)) and buffersize is None:
+            result.take_all(tuple(iterable))
+        else:
+            self._engine.feed(result, iterable, chunksize, buffersize)
+        return result
+
+    # ---- its workers
+
+    def resize(self, processes: int) -> None:
+        """Changes how many workers there are, while they work. Those that are too many leave after their task.
+
+        With devices they are shared out evenly, whatever the pool was made with: the first devices have one more.
+
+        Raises:
+            ValueError: below 1 (a device), or more than there is room for (32, or as many as the pool was made with).
+
+        >>> import cableway as cw
+        >>> with cw.Pool(1) as pool:
+        ...     pool.resize(2)
+        ...     pool
+        <cableway.Pool state=RUN pool_size=2>
+        """
+        self._engine.check_running()
+        self._engine.resize(processes)
+
+    def stats(self) -> dict[str, Any]:
+        """What was done so far: tasks, seconds, bytes_in and bytes_out in all, and the same for each of "workers", and
+        with devices also for each of "devices". "lent" is, with devices, how many arrays of PyTorch's and CuPy's went
+        "shared", without a copy, and how many "copied".
+
+        Seconds are those in which tasks ran; bytes are those of arguments and results as they were sent.
+        """
+        return _pool_stats.summary(self._engine.figures(), self._engine.devices)
+
+    def print_stats(self) -> None:
+        """Prints `stats` as a table."""
+        print(_pool_stats.table(self._engine.figures()))
+
+    # ---- its end
+
+    def close(self) -> None:
+        """Takes no more work; the workers end when what was given is done. May be repeated."""
+        self._engine.close()
+
+    def terminate(self) -> None:
+        """Ends the workers at once. Calls that have not ended raise `Error`. May be repeated."""
+        self._engine.terminate()
+
+    def join(self) -> None:
+        """Waits for the workers to end. ValueError before close() or terminate()."""
+        if self._engine.state == RUN:
+            raise ValueError("Pool is still running")
+        self._engine.join()
+
+    def __enter__(self) -> Pool:
+        self._engine.check_running()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.terminate()
+
+    def __del__(self, warn: Any = warnings.warn, getpid: Any = os.getpid) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is None or engine.pid != getpid() or engine.state != RUN:
+            return
+        warn(f"unclosed running multiprocessing pool {self!r}", ResourceWarning, source=self)
+        engine.abandoned = True
+        engine.wake()
+
+    def __reduce__(self) -> Any:
+        raise NotImplementedError("pool objects cannot be passed between processes or pickled")
+
+    def __repr__(self) -> str:
+        return f"<cableway.Pool state={self._engine.state} pool_size={self._engine.processes}>"

@@ -1,0 +1,360 @@
+"""Queues between processes, with the interfaces of `multiprocessing.Queue`, `SimpleQueue` and `JoinableQueue`.
+
+>>> import cableway as cw
+>>> q = cw.Queue(maxsize=100)
+>>> q.put({"answer": 42})
+>>> q.get(timeout=1)
+{'answer': 42}
+
+A queue lies in shared memory, and belongs to no process: any number of processes and threads put and take. One that is
+killed, at whatever moment, loses at most the item that it was putting or had just taken, and blocks nobody. A
+`cableway.Array` in an item travels as a handle, NumPy arrays and other buffers of 64 KiB and more with one copy into
+memory that the receiver then owns and may write; of everything else the pickle is copied.
+
+What differs from the standard library, and why:
+
+- put() pickles at once and in the calling thread: an object that cannot be pickled raises there, and a later change to
+  it does not show at the other end. There is no feeder thread: when put() returns the item is in the queue, also if
+  this process is killed next. So join_thread() and cancel_join_thread() have nothing to do.
+- A queue without maxsize grows. What bounds it is memory: put() raises `LimitExceeded` when the broker's limit on
+  bytes is reached (`max_user_bytes`, half of the machine's memory; see `man cablewayd`), or when small items fill
+  64 pieces of memory of up to 64 MiB. `maxbytes` bounds a queue itself.
+- empty(), full() and qsize() tell what was so at that moment, for all processes: an item that was put is seen at once.
+- A queue can be pickled by whatever means, also into another queue, not only to a child process. Put into itself it
+  is gone after `transit_seconds`, unless it was taken.
+- After close() every method raises `QueueClosed`: both the ValueError and the OSError that multiprocessing's methods
+  raise, some the one, some the other. Other processes and other copies of the queue are not concerned.
+"""
+
+from __future__ import annotations
+
+import errno
+import operator
+import os
+import queue as _standard
+import time
+import types
+from typing import Any
+
+from cableway import _dispatch, client
+from cableway import _queue_items as items
+from cableway import array as arrays
+from cableway._lib import check, check_again, failure, ffi, held, lib
+from cableway.array import Array
+from cableway.views import Lease, lease_again
+
+__all__ = ["JoinableQueue", "Queue", "SimpleQueue"]
+
+_queue_put, _queue_get = lib.cw_queue_put, lib.cw_queue_get
+_put_address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "cw_queue_put")))
+_get_address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "cw_queue_get")))
+_forks = 0  # how often this process is the child of a fork
+
+
+def _after_fork_in_child() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class QueueClosed(ValueError, OSError):
+    """A queue was used after its close()."""
+
+
+class _Slot:
+    """A `cw_item *` to take into, where it lies, and what the library said when it gave no plain object."""
+
+    __slots__ = ("address", "item", "status")
+
+    def __init__(self) -> None:
+        self.item: Any = ffi.gc(ffi.new("cw_item *"), lib.cw_item_deinit)
+        self.address = int(ffi.cast("uintptr_t", self.item))
+        self.status = 0
+
+
+class _End:
+    """The queue as this process has it open."""
+
+    __slots__ = ("forks", "idle", "max_bytes", "plain", "pointer")
+
+    def __init__(self, memory: Array) -> None:
+        out = ffi.gc(ffi.new("cw_queue **"), lib.cwpy_queue_end)
+        check_again(lib.cw_queue_open, arrays.usable(memory._open_lease()), out)
+        self.pointer: Any = held(out)
+        self.max_bytes: int = lib.cw_queue_max(out[0])
+        self.plain = _dispatch.QueueEnd(
+            _put_address, _get_address, int(ffi.cast("uintptr_t", out[0])), self.max_bytes
+        )
+        self.idle: list[_Slot] = []  # those that no thread uses now
+        self.forks = _forks
+
+
+def _nanoseconds(block: bool, timeout: float | None) -> int:
+    if not block:
+        return 0
+    return -1 if timeout is None else max(0, int(timeout * 1e9))
+
+
+class _Shared:
+    """What all queues have."""
+
+    _memory: Array | None
+    _end: _End | None
+
+    def __init__(self, maxsize: int = 0, maxbytes: int | None = None) -> None:
+        limit = 0 if maxbytes is None else operator.index(maxbytes)
+        if limit < 0 or (limit == 0 and maxbytes is not None):
+            raise ValueError(f"maxbytes is a number of bytes above 0, or None, not {maxbytes}")
+        pointer = client.current().pointer
+        places = max(0, operator.index(maxsize))
+        made = lease_again(Lease, lib.cw_queue_new, pointer, places, limit)
+        self._memory = arrays.make(made, None)
+        self._end = None
+
+    def _open(self) -> _End:
+        """The end of this process; after a fork the child opens its own."""
+        end = self._end
+        if end is not None and end.forks == _forks:
+            return end
+        memory = self._memory
+        if memory is None:
+            raise QueueClosed(f"Queue {self!r} is closed")
+        self._end = end = _End(memory)
+        return end
+
+    def _put(self, obj: Any, timeout_ns: int) -> None:
+        end = self._end
+        if end is None or end.forks != _forks:
+            end = self._open()
+        if not end.plain.put(obj):
+            self._put_slowly(end, obj, timeout_ns)
+
+    def _put_slowly(self, end: _End, obj: Any, timeout_ns: int) -> None:
+        """Whatever the object is, and however long it takes."""
+        out = items.encode_array(obj, end.max_bytes) if type(obj) is Array else None
+        if out is None:
+            out = items.encode(obj, end.max_bytes)
+        data = out.data
+        give_up = time.monotonic_ns() + timeout_ns if timeout_ns > 0 else 0
+        while True:
+            # What a signal's handler raises here leaves open whether the queue has the item: then neither is told.
+            status = _queue_put(
+                end.pointer, data, len(data), out.handles, out.count, out.extra_bytes, timeout_ns
+            )
+            if status != -errno.EINTR:
+                break
+            if give_up:
+                timeout_ns = max(0, give_up - time.monotonic_ns())
+        if status == 0:
+            out.sent()
+            return
+        error = _standard.Full() if status == -errno.ETIMEDOUT else failure(status)
+        out.refused()
+        raise error
+
+    def _get(self, timeout_ns: int) -> Any:
+        end = self._end
+        if end is None or end.forks != _forks:
+            end = self._open()
+        idle = end.idle
+        try:
+            slot = idle.pop()
+        except IndexError:
+            slot = _Slot()
+        try:
+            found = end.plain.get(slot, slot.address, timeout_ns)
+            if found is not slot:
+                return found
+            if slot.status < 0:
+                self._get_slowly(end, slot, slot.status, timeout_ns)
+            return items.decode(slot.item)
+        finally:
+            idle.append(slot)
+
+    def _get_slowly(self, end: _End, slot: _Slot, status: int, timeout_ns: int) -> None:
+        """After a first attempt: waits on over signals until an item is in the slot, or raises."""
+        give_up = time.monotonic_ns() + timeout_ns if timeout_ns > 0 else 0
+        while status == -errno.EINTR:  # its handler has run, and has not raised
+            status = _queue_get(end.pointer, slot.item, timeout_ns)
+            if give_up:
+                timeout_ns = max(0, give_up - time.monotonic_ns())
+        if status >= 0:
+            return
+        if status == -errno.ETIMEDOUT:
+            raise _standard.Empty
+        raise failure(status)
+
+    def _info(self) -> Any:
+        info = ffi.new("cw_queue_info *")
+        lib.cw_queue_look_at(self._open().pointer, info)
+        return info
+
+    def empty(self) -> bool:
+        """Whether there is no item in it now."""
+        return bool(self._info().items == 0)
+
+    def close(self) -> None:
+        """This process will not use the queue any more. What is in it stays for others. May be repeated."""
+        self._memory = None
+        self._end = None
+
+    def __getstate__(self) -> Any:
+        if self._memory is None:
+            raise QueueClosed(f"Queue {self!r} is closed")
+        return self._memory
+
+    def __setstate__(self, memory: Any) -> None:
+        self._memory = memory
+        self._end = None
+
+    def __repr__(self) -> str:
+        state = " closed" if self._memory is None else ""
+        return f"<cableway.{type(self).__name__}{state} at {id(self):#x}>"
+
+    __class_getitem__: Any = classmethod(types.GenericAlias)
+
+
+class Queue(_Shared):
+    """A queue with the interface of `multiprocessing.Queue`; see the module for what differs.
+
+    Args:
+        maxsize: most items in it at once; 0 or less for no bound but memory.
+        maxbytes: most bytes in it at once, those of arrays included; None for no bound. An item that is larger by
+            itself raises ValueError.
+        ctx: accepted for the interface's sake; queues work in every start method.
+
+    Raises:
+        LimitExceeded: no memory left, or a limit of the broker.
+
+    >>> import cableway as cw
+    >>> q = cw.Queue(maxsize=1)
+    >>> q.put("a")
+    >>> q.full(), q.qsize(), q.get(), q.empty()
+    (True, 1, 'a', True)
+    """
+
+    def __init__(self, maxsize: int = 0, maxbytes: int | None = None, *, ctx: Any = None) -> None:
+        super().__init__(maxsize, maxbytes)
+
+    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Puts an object.
+
+        Args:
+            obj: anything that can be pickled.
+            block: whether to wait while the queue is full.
+            timeout: seconds to wait at most; None for ever.
+
+        Raises:
+            queue.Full: it was full for all that time.
+            LimitExceeded: no memory left for the item.
+            ValueError: the queue is closed, or the item alone is above maxbytes.
+            BrokerLost: the item has large parts, and the broker that would keep them is gone.
+            Whatever pickling raises.
+
+        >>> import cableway as cw
+        >>> q = cw.Queue()
+        >>> q.put([1, 2], timeout=1)
+        """
+        self._put(obj, _nanoseconds(block, timeout))
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Takes the object that was put first.
+
+        Args:
+            block: whether to wait while the queue is empty.
+            timeout: seconds to wait at most; None for ever.
+
+        Raises:
+            queue.Empty: it was empty for all that time.
+            ValueError: the queue is closed.
+            BrokerLost: the item has large parts, and the broker that kept them is gone.
+            Whatever unpickling raises.
+
+        >>> import cableway as cw
+        >>> q = cw.Queue(); q.put(b"x"); q.get()
+        b'x'
+        """
+        return self._get(_nanoseconds(block, timeout))
+
+    def put_nowait(self, obj: Any) -> None:
+        """put(obj, block=False)."""
+        self._put(obj, 0)
+
+    def get_nowait(self) -> Any:
+        """get(block=False)."""
+        return self._get(0)
+
+    def qsize(self) -> int:
+        """Items in it now."""
+        return int(self._info().items)
+
+    def nbytes(self) -> int:
+        """Bytes of the items in it now, as maxbytes counts them."""
+        return int(self._info().bytes)
+
+    def full(self) -> bool:
+        """Whether it holds as many items or bytes as it may."""
+        info = self._info()
+        return bool(
+            (info.max_items and info.items >= info.max_items)
+            or (info.max_bytes and info.bytes >= info.max_bytes)
+        )
+
+    def join_thread(self) -> None:
+        """Nothing: what was put is in the queue already. As in the standard library only after close()."""
+        assert self._memory is None, f"Queue {self!r} not closed"
+
+    def cancel_join_thread(self) -> None:
+        """Nothing: there is no thread that the end of this process would wait for."""
+
+
+class JoinableQueue(Queue):
+    """A queue whose items are said to be done; `multiprocessing.JoinableQueue`.
+
+    A reader that dies between get() and task_done() leaves join() waiting, as in the standard library; an item that
+    was lost with a reader inside get() counts as done.
+
+    >>> import cableway as cw
+    >>> q = cw.JoinableQueue()
+    >>> q.put(1); q.get(); q.task_done(); q.join()
+    1
+    """
+
+    def task_done(self) -> None:
+        """An item that was taken is done with.
+
+        Raises:
+            ValueError: more often than items were put.
+        """
+        check(lib.cw_queue_task_done(self._open().pointer))
+
+    def join(self) -> None:
+        """Waits until every item that was put is done with."""
+        pointer = self._open().pointer
+        status = -errno.EINTR
+        while status == -errno.EINTR:
+            status = lib.cw_queue_wait_done(pointer, -1)
+        check(status)
+
+
+class SimpleQueue(_Shared):
+    """A queue with get, put and empty alone; `multiprocessing.SimpleQueue`.
+
+    >>> import cableway as cw
+    >>> q = cw.SimpleQueue()
+    >>> q.put(1); q.get()
+    1
+    """
+
+    def __init__(self, *, ctx: Any = None) -> None:
+        super().__init__()
+
+    def put(self, obj: Any) -> None:
+        """Puts an object; see `Queue.put`."""
+        self._put(obj, -1)
+
+    def get(self) -> Any:
+        """Takes the object that was put first; waits until there is one."""
+        return self._get(-1)

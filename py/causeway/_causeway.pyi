@@ -1,6 +1,0 @@
-"""The module that CFFI compiles: the functions of ipc/causeway.h, csrc/extra.h and csrc/hooks.h."""
-
-from typing import Any
-
-ffi: Any
-lib: Any

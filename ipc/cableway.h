@@ -608,6 +608,12 @@ void cw_pool_listen(cw_pool *pool, int change);
 uint32_t cw_pool_news(cw_pool *pool, int helper);
 /* Ends the waits of all listeners, or of the helper. Any thread. */
 void cw_pool_tell(cw_pool *pool, int helper);
+/* The helper, having read its news, is about to look whether anything still waits to be submitted:
+ * cw_pool_emptied() tells it from now on. Any thread. */
+void cw_pool_ask_emptied(cw_pool *pool);
+/* The caller has submitted, or dropped, the last task that waited for a cell: ends the helper's
+ * wait if it has asked. Any thread. */
+void cw_pool_emptied(cw_pool *pool);
 /*
  * Waits until there is an answer, or news are no more what they were. A listener spins for spin_ns
  * first; the helper (helper 1, one thread) leaves answers to listeners while there are any. Any

@@ -250,6 +250,14 @@ void cw_pool_tell(cw_pool *pool, int helper) {
     cw_dispatch_tell(&pool->parts.view, helper != 0);
 }
 
+void cw_pool_ask_emptied(cw_pool *pool) {
+    cw_dispatch_ask_emptied(&pool->parent);
+}
+
+void cw_pool_emptied(cw_pool *pool) {
+    cw_dispatch_emptied(&pool->parent);
+}
+
 /* It pays to spin for workers that run on other cores. */
 static bool spin_pays(cw_pool *pool) {
     struct cw_dispatch_view *view = &pool->parent.view;

@@ -171,7 +171,7 @@ static void leases_end(struct cwd_broker *b, struct cwd_session *session) {
     session->leases_ended = true;
     for (uint32_t t = 0; t < session->tables; t++) {
         struct cw_lease_table *table = cwd_session_table(session, t);
-        for (uint32_t i = 0; i < CW_LEASE_TABLE_SLOTS; i++) {
+        for (uint32_t i = 0, count = cw_lease_count(table); i < count; i++) {
             uint64_t slot = cw_lease_read(table, i);
             if (slot)
                 cwd_reclaim_suspect(b, cw_lease_slab(slot), cw_lease_block(slot));

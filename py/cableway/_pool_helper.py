@@ -120,12 +120,14 @@ class Helper:
         self._dispatch.ask_emptied()  # before the look: who takes the last one out now tells us
         left = self._engine.has_work
         self._dispatch.close(not left)
-        if self._crew.living():
+        living = len(self._crew.living())
+        ready = self._dispatch.ready()  # perhaps submitted just before the end, to nobody
+        if left or ready:
+            self._fill(
+                None if left else living + ready
+            )  # for those that have died, or done their maxtasksperchild
             return False
-        if left or self._dispatch.ready():  # submitted just before the end, to nobody
-            self._fill(1)
-            return False
-        return True
+        return not living
 
     def _end_overdue(self) -> float | None:
         """Kills workers whose task runs too long. Seconds until the next may."""

@@ -287,6 +287,12 @@ class Engine:
             self.begin = _nothing_begins
             if self.state == RUN:
                 self.state = CLOSE
+        self._tell_state()
+
+    def _tell_state(self) -> None:
+        if os.getpid() != self.pid:
+            return
+        with self._lock:
             feeding = list(self._feeding)
         for feeder in feeding:
             feeder.look_again()
@@ -305,6 +311,7 @@ class Engine:
 
     def join(self) -> None:
         """Waits until all workers have ended and all callbacks have run."""
+        self._tell_state()  # a Ctrl-C may have come into `close` or `terminate` before they did
         self._helper.join()
         self._callbacks.join()
 

@@ -15,6 +15,7 @@ from pool_support import LONG, gone
 
 import cableway as cw
 from cableway._pool_callbacks import Callbacks
+from cableway._pool_crew import Crew
 from cableway._pool_feeder import Feeder
 
 
@@ -179,3 +180,27 @@ def test_a_closed_pool_replaces_workers_while_there_is_work(tmp_path: Path, meth
     result = pool.map_async(tasks.meet, [(str(tmp_path), i) for i in range(8)], chunksize=1)
     assert ends_soon(pool)
     assert result.get() == list(range(8))
+
+
+@pytest.mark.parametrize("end", ["close", "terminate"])
+def test_join_ends_a_pool_whose_end_was_interrupted(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = cw.Pool(1, context="fork")
+    pool.apply(tasks.square, (2,))
+    results = pool.imap(tasks.square, iter([3, 4]), buffersize=1)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pool._engine, "wake", interrupted)
+        patched.setattr(Crew, "terminate", lambda _: interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            getattr(pool, end)()
+    joins = threading.Thread(target=pool.join, daemon=True)
+    joins.start()
+    joins.join(LONG)
+    assert not joins.is_alive()
+    if end == "close":
+        assert list(results) == [9, 16]

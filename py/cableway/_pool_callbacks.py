@@ -51,6 +51,7 @@ class Callbacks:
         while True:
             entry = self._queue.get()
             if entry is None:
+                self._queue.put(None)  # a Ctrl-C may have made `run` start two threads
                 return
             _run(*entry)
             del entry

@@ -188,9 +188,13 @@ class Engine:
     ) -> None:
         """Runs a job over an iterable that a thread of its own reads, some tasks ahead."""
         feeder = Feeder(self, job, chunksize, buffersize)
-        with self._lock:
-            self._feeding.add(feeder)
-        feeder.start(iterable)
+        try:
+            with self._lock:
+                self._feeding.add(feeder)
+            feeder.start(iterable)
+        except BaseException:  # its thread did not start, or nobody will ask for the results
+            self.fed(feeder)
+            raise
 
     def fed(self, feeder: Feeder) -> None:
         """An input is at its end."""
@@ -209,6 +213,7 @@ class Engine:
         """Waits for answers, and sees to them, until seen() is true, or timeout seconds. Whether it is."""
         until = None if timeout is None else time.monotonic() + timeout
         me = threading.get_ident()
+        nested = me in self._waiters  # by a signal's handler, in the middle of another wait
         self._waiters.add(me)  # before seen() is asked: who changes it tells us
         try:
             while True:
@@ -220,7 +225,8 @@ class Engine:
                 if left <= 0:
                     return seen()
         finally:
-            self._waiters.discard(me)
+            if not nested:
+                self._waiters.discard(me)
 
     def notify(self) -> None:
         """Something has changed for who waits, in another thread than this one."""
@@ -281,6 +287,12 @@ class Engine:
             self.begin = _nothing_begins
             if self.state == RUN:
                 self.state = CLOSE
+        self._tell_state()
+
+    def _tell_state(self) -> None:
+        if os.getpid() != self.pid:
+            return
+        with self._lock:
             feeding = list(self._feeding)
         for feeder in feeding:
             feeder.look_again()
@@ -299,6 +311,7 @@ class Engine:
 
     def join(self) -> None:
         """Waits until all workers have ended and all callbacks have run."""
+        self._tell_state()  # a Ctrl-C may have come into `close` or `terminate` before they did
         self._helper.join()
         self._callbacks.join()
 

@@ -2,6 +2,23 @@
 
 Deaths: what a dead worker had published counts. The one task that it had taken raises WorkerDied, or is run again,
 and another worker starts in its place. Signals' handlers run on the main thread, so nothing interrupts this one.
+
+Sleep: it reads its news, looks at everything that it sees to, and sleeps until the news are others, or a time limit.
+So whoever changes something of the following does that first, and then tells (`Engine.wake`, which takes no lock):
+
+    a worker has become ready or failed     the worker itself, by its state
+    a worker has died                       the watcher, or who started it: `crew.dead`
+    answers, and nobody listens             the worker
+    answers that C may not deliver (late)   who submits; `help` looks for them before it sleeps
+    cells are free for what waits           who frees them sends it, or tells
+    who sent was interrupted                `Dispatch.send_alone`, in one step with its end
+    nothing waits any more                  who takes the last thing out, if we have asked (`_dismiss`)
+    an input is at its end                  the feeder (`Engine.fed`)
+    close, terminate, error, resize, what was withdrawn, a Pool that is garbage, deferred work: who does it
+    time limits                             nobody: they bound the sleep
+
+Nothing of this may be looked at before the news are read. docs/ARCHITECTURE.md has the argument, and the listeners'
+part.
 """
 
 from __future__ import annotations
@@ -120,12 +137,14 @@ class Helper:
         self._dispatch.ask_emptied()  # before the look: who takes the last one out now tells us
         left = self._engine.has_work
         self._dispatch.close(not left)
-        if self._crew.living():
+        living = len(self._crew.living())
+        ready = self._dispatch.ready()  # perhaps submitted just before the end, to nobody
+        if left or ready:
+            self._fill(
+                None if left else living + ready
+            )  # for those that have died, or done their maxtasksperchild
             return False
-        if left or self._dispatch.ready():  # submitted just before the end, to nobody
-            self._fill(1)
-            return False
-        return True
+        return not living
 
     def _end_overdue(self) -> float | None:
         """Kills workers whose task runs too long. Seconds until the next may."""

@@ -76,8 +76,6 @@ class Outgoing:
         )
         self._lock = threading.RLock()
         self.pending: deque[Task | Source | Outcome] = deque()
-        self._pumping: object = None  # who sends
-        self._pump_again = False
         self._sending: Task | Source | None = None  # never a quick one: those are sent at one go
         self._ahead: dict[Held, int] = {}  # under way: their bytes
 
@@ -129,29 +127,16 @@ class Outgoing:
     # ---- sending
 
     def pump(self) -> None:
-        """Sends what waits, as far as there is room. One thread does it, for all."""
-        me = object()
+        """Sends what waits, as far as there is room. One thread does it, for all; if it is interrupted the helper does."""
+        if self.pending:
+            self._dispatch.send_alone(self._send_all)
+
+    def _send_all(self) -> None:
         try:
-            with self._lock:
-                if self._pumping is not None:
-                    self._pump_again = True
-                    return
-                if not self.pending:
-                    return
-                self._pumping = me
-            while True:
-                while self._send_first():
-                    pass
-                with self._lock:
-                    if not self._pump_again:
-                        self._sending = self._pumping = None
-                        return
-                    self._pump_again = False
-        except BaseException:
-            if self._pumping is me:
-                self._sending = self._pumping = None
-                self._dispatch.tell(True)  # the helper goes on
-            raise
+            while self._send_first():
+                pass
+        finally:
+            self._sending = None
 
     def _send_first(self) -> bool:
         """Sends what waits first; False when nothing waits, or there is no room for it, or nobody to take it yet."""

@@ -87,8 +87,10 @@ int dispatch_deliver(Dispatch *d, PyObject *list) {
     }
     Py_XDECREF(done);
     Py_DECREF(list);
-    if (type)
+    if (type) {
+        d->settled = 1; /* who was interrupted may have ended a job, and told nobody */
         PyErr_Restore(type, value, trace);
+    }
     return type ? -1 : 0;
 }
 
@@ -99,6 +101,8 @@ int dispatch_collect_all(Dispatch *d, struct call *mine) {
     d->late = NULL;
     Py_ssize_t before = d->under_way;
     int code = dispatch_drain(d, mine, &list);
+    if (code)
+        cw_pool_tell(d->pool, 1); /* what is left is for the helper, which has slept until now */
     int others_wait = dispatch_pump_quick(d);
     if (others_wait > 0 && !list && code == 0 && d->under_way != before)
         list = PyList_New(0);         /* cells are free for what is Python's to send */
@@ -119,6 +123,8 @@ int dispatch_listen_once(Dispatch *d, uint32_t was, int64_t timeout_ns, struct c
     int code;
     if (dispatch_is_ours(d))
         return -1;
+    if (d->late) /* nobody tells of these any more */
+        return dispatch_collect_all(d, mine);
     cw_pool_listen(d->pool, 1);
     Py_BEGIN_ALLOW_THREADS;
     code = cw_pool_wait(d->pool, 0, was, d->spin_ns, timeout_ns);
@@ -187,6 +193,11 @@ PyObject *dispatch_help(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "IO", &was, &seconds) ||
         dispatch_read_timeout(seconds, &timeout_ns) || dispatch_is_ours(d))
         return NULL;
+    if (d->late) { /* left since we collected, and told before the caller has read its news */
+        if (dispatch_collect_all(d, NULL))
+            return NULL;
+        Py_RETURN_NONE;
+    }
     Py_BEGIN_ALLOW_THREADS;
     code = cw_pool_wait(d->pool, 1, was, 0, timeout_ns);
     if (code == 0 && cw_pool_news(d->pool, 1) == was)

@@ -296,6 +296,8 @@ static PyMethodDef methods[] = {
      "Sends quick ones that wait first: whether what is first now is another one."},
     {"take_out", dispatch_take_out, METH_O,
      "(work): takes it out of what waits: whether it was there. Tells a helper that has asked."},
+    {"send_alone", dispatch_send_alone, METH_O,
+     "(send): calls it until nobody has asked for it meanwhile; not where a thread is at it."},
     {"ask_emptied", dispatch_ask_emptied, METH_NOARGS,
      "From now on who takes out the last thing that waits tells the helper."},
     {"withdraw", dispatch_withdraw, METH_VARARGS,

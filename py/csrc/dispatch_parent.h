@@ -64,6 +64,7 @@ typedef struct {
     _Atomic uint32_t own_collects; /* by who submits; the helper reads it without the GIL: advice */
     uint32_t seen_collects;        /* the helper's: of these */
     char settled;                  /* some have ended since waiters were told */
+    char sending, send_again;      /* a thread sends what waits for Python; and is to look again */
 } Dispatch;
 
 /* Whether this process has made it; else -1 with a ValueError: a child has the parent's memory, but
@@ -130,6 +131,7 @@ PyObject *dispatch_begin(PyObject *self, PyObject *const *args, Py_ssize_t count
 PyObject *dispatch_wait(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *dispatch_pump(PyObject *self, PyObject *unused);
 PyObject *dispatch_take_out(PyObject *self, PyObject *work);
+PyObject *dispatch_send_alone(PyObject *self, PyObject *send);
 PyObject *dispatch_ask_emptied(PyObject *self, PyObject *unused);
 /* Sends what waits first, as long as it is quick and there is room: whether what is first now is
  * Python's to send; -1: an exception. Runs no Python code. */

@@ -45,6 +45,15 @@ def nap(seconds: float) -> float:
     return seconds
 
 
+def meet(appointment: tuple[str, int]) -> int:
+    """Waits for the other one of two tasks: 0 and 1 meet, 2 and 3, and so on."""
+    folder, number = Path(appointment[0]), appointment[1]
+    (folder / str(number)).touch()
+    while not (folder / str(number ^ 1)).exists():
+        time.sleep(0.001)
+    return number
+
+
 def wait_for(path: str) -> str:
     """Runs until a file is there."""
     while not Path(path).exists():

@@ -57,14 +57,15 @@ struct ticket {
 
 /* A number that no other process has. 0: there is no chance to be had. */
 static uint64_t own_process(void) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static uint64_t number;
-    pthread_mutex_lock(&lock);
-    if (!number && getrandom(&number, sizeof number, 0) != sizeof number)
-        number = 0;
-    uint64_t found = number;
-    pthread_mutex_unlock(&lock);
-    return found;
+    static _Atomic uint64_t number; /* no lock, which a fork could find held */
+    uint64_t found = atomic_load_explicit(&number, memory_order_relaxed), made;
+    if (found || getrandom(&made, sizeof made, 0) != sizeof made)
+        return found;
+    /* Who was first decides for all. */
+    return atomic_compare_exchange_strong_explicit(&number, &found, made, memory_order_relaxed,
+                                                   memory_order_relaxed)
+               ? made
+               : found;
 }
 
 static int write_ticket(const struct ticket *ticket, int *out) {

@@ -387,7 +387,7 @@ class Engine:
 
 # ---- the interpreter's exit
 
-_starts = Starts("cannot start workers after interpreter shutdown")
+_starts = Starts("cannot start workers after interpreter shutdown", here=True)
 _running: set[Engine] = set()
 _exit_watch: Any = None
 

@@ -27,10 +27,12 @@ class Starts:
 
     Args:
         refusal: what RuntimeError says once it is closed.
+        here: whether the thread that has closed it, where exit handlers run, may start things still.
     """
 
-    def __init__(self, refusal: str) -> None:
+    def __init__(self, refusal: str, *, here: bool) -> None:
         self._refusal = refusal
+        self._here = here
         self._begin()
         _all.add(self)
 
@@ -47,7 +49,7 @@ class Starts:
     def __enter__(self) -> None:
         me = threading.get_ident()
         self._notes[me] = self._notes.get(me, 0) + 1
-        if self._closed_by not in (None, me):  # what the main thread starts now, in an exit handler, it ends itself
+        if self._closed_by is not None and not (self._here and self._closed_by == me):
             self.__exit__()
             raise RuntimeError(self._refusal)
 

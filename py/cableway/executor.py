@@ -369,7 +369,7 @@ class Executor(futures.Executor):
 # ---- the interpreter's exit
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-_starts = Starts("cannot schedule new futures after interpreter shutdown")
+_starts = Starts("cannot schedule new futures after interpreter shutdown", here=False)
 
 
 def _finish() -> None:

@@ -105,3 +105,21 @@ def test_the_exit_comes_at_any_moment_of_a_first_use(
     for _ in range(ROUNDS):
         found = ends(tmp_path, what, daemon, "any", str(chance.random() * 0.012))
         assert daemon == "daemon" or what == "pool" or found in ("9", "refused")
+
+
+def test_an_exit_handler_may_use_a_pool(tmp_path: Path) -> None:
+    """As with the standard library, also one that runs after the Pools' own."""
+    script = tmp_path / "handler.py"
+    script.write_text(
+        "import atexit\n"
+        "@atexit.register\n"
+        "def last():\n"
+        "    with cw.Pool(1, context='fork') as pool:\n"
+        "        print(pool.map(abs, [-3]))\n"
+        "import cableway as cw\n"
+        "cw.Pool\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "[3]\n" and done.returncode == 0, done.stderr

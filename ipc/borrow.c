@@ -57,15 +57,12 @@ struct ticket {
 
 /* A number that no other process has. 0: there is no chance to be had. */
 static uint64_t own_process(void) {
-    static _Atomic uint64_t number; /* no lock, which a fork could find held */
-    uint64_t found = atomic_load_explicit(&number, memory_order_relaxed), made;
+    static cw_a64 number; /* no lock, which a fork could find held */
+    uint64_t made, found = CW_LOAD(K21, &number, relaxed); /* K21: it says nothing else */
     if (found || getrandom(&made, sizeof made, 0) != sizeof made)
         return found;
     /* Who was first decides for all. */
-    return atomic_compare_exchange_strong_explicit(&number, &found, made, memory_order_relaxed,
-                                                   memory_order_relaxed)
-               ? made
-               : found;
+    return CW_CAS(K21, &number, &found, made, acquire) ? made : found;
 }
 
 static int write_ticket(const struct ticket *ticket, int *out) {

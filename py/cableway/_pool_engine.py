@@ -39,6 +39,7 @@ from cableway._pool_options import Options
 from cableway._pool_outgoing import Outgoing
 from cableway._pool_place import Placement
 from cableway._pool_shared import Shared, recurring
+from cableway._pool_starts import Starts
 from cableway._pool_withdrawn import Withdrawn
 from cableway.errors import Error
 
@@ -95,9 +96,13 @@ class Engine:
         # submit(), and nothing was done.
         self.begin: Callable[..., Any] = self.dispatch.begin
         self._helper = Helper(self, self._crew, self._outgoing, self._store)
-        self._crew.start_all()
-        self._at_exit = util.Finalize(None, self.terminate, exitpriority=15)
-        self._helper.start()
+        self._at_exit: Any = None
+        with _starts:
+            _watch_exit()
+            self._crew.start_all()
+            _running.add(self)
+            self._at_exit = util.Finalize(None, self.terminate, exitpriority=15)
+            self._helper.start()
 
     # ---- what the Pool calls, on callers' threads
 
@@ -283,6 +288,9 @@ class Engine:
 
     def close(self) -> None:
         """No more work; workers end when all is done."""
+        if os.getpid() != self.pid:  # a fork: the lock may be one's that is not here
+            self.state = CLOSE if self.state == RUN else self.state
+            return
         with self._lock:
             self.begin = _nothing_begins
             if self.state == RUN:
@@ -311,6 +319,8 @@ class Engine:
 
     def join(self) -> None:
         """Waits until all workers have ended and all callbacks have run."""
+        if os.getpid() != self.pid:
+            return
         self._tell_state()  # a Ctrl-C may have come into `close` or `terminate` before they did
         self._helper.join()
         self._callbacks.join()
@@ -366,7 +376,9 @@ class Engine:
         """No worker lives any more, and all jobs have ended."""
         self._callbacks.end()
         self._store.close()
-        self._at_exit.cancel()
+        _running.discard(self)
+        if self._at_exit is not None:
+            self._at_exit.cancel()
         if closed:
             self.state = CLOSE
         self.dispatch.tell(False)
@@ -384,3 +396,27 @@ class Engine:
         return Error(
             "the Pool was terminated before this call had ended; nothing of it will come any more"
         )
+
+
+# ---- the interpreter's exit
+
+_starts = Starts("cannot start workers after interpreter shutdown", here=True)
+_running: set[Engine] = set()
+_exit_watch: Any = None
+
+
+def _end_running() -> None:
+    """Before the engines' own finalizers: whose start this waits for is not among those that are run now."""
+    _starts.close()
+    for engine in list(_running):
+        engine.terminate()
+
+
+def _watch_exit() -> None:
+    """Once a process: a child of multiprocessing's begins without its parent's finalizers."""
+    global _exit_watch
+    if _exit_watch is None or not _exit_watch.still_active():
+        _exit_watch = util.Finalize(None, _end_running, exitpriority=16)
+
+
+_watch_exit()

@@ -47,6 +47,7 @@ class IMapIterator(Job):
         self._taken = 0  # items that were asked for
         self._length: int | None = None  # tasks in all, once known
         self._abort: BaseException | None = None
+        self._failure: tuple[int, BaseException] | None = None  # of the input, for the last task
         self._given: dict[int, Task] = {}  # tasks that may be asked for again
 
     def __iter__(self) -> Iterator[Any]:
@@ -141,6 +142,11 @@ class IMapIterator(Job):
         with self._lock:
             if number not in come and not self._was_handed_out(number):
                 come[number] = results
+                self._count += 1
+            failure = self._failure
+            if failure is not None and self._count == failure[0]:
+                self._failure = None
+                come[failure[0]] = [(False, failure[1])]
                 self._count += 1
             if self._counts_taken:
                 self._given.pop(number, None)
@@ -245,6 +251,14 @@ class IMapIterator(Job):
     def give(self, task: Task) -> None:
         """A task that may be asked for again."""
         self._given[task.number] = task
+
+    def input_failed(self, number: int, error: BaseException) -> None:
+        """Reading the input has raised, in place of that task. It comes last: no result before it is lost."""
+        with self._lock:
+            if self._count < number and not self.ordered:
+                self._failure = number, error
+                return
+        self.task_done(number, False, error)
 
     def input_ended(self, tasks: int) -> None:
         """The input made so many tasks and no more."""

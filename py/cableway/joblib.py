@@ -177,6 +177,15 @@ class _Workers:
 _workers = _Workers()
 
 
+def _after_fork_in_child() -> None:
+    """The workers are the parent's, and so may the lock be."""
+    global _workers
+    _workers = _Workers()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 def shutdown() -> None:
     """Ends the workers that wait for joblib's next call. They end by themselves after five minutes and at exit.
 

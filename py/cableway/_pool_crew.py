@@ -17,7 +17,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from cableway import _dispatch, _pool_main, _pool_process, _pool_worker, client
+from cableway import _dispatch, _imports, _pool_main, _pool_process, _pool_worker, client
 from cableway._pool_devices import Devices
 from cableway._pool_environment import Name, describe, move
 from cableway._pool_options import Options
@@ -79,6 +79,7 @@ class Crew:
         devices: the groups, if the Pool has devices; else there is one.
         wanted: how many workers each group shall have.
         main: the notebook's `__main__`; None where there is none.
+        fill_again: seconds until `fill` is to be called again, since others import now; None: it need not be.
         started: tasks may be sent. With several groups the first ones wait until each has a worker that takes them: else
             those that are ready first would take what lies on the others' GPUs.
     """
@@ -102,6 +103,8 @@ class Crew:
         self._by_fork = context.get_start_method() == "fork"
         self.main = _pool_main.notebook(self._by_fork)
         self._options = options
+        self._moment = _imports.Moment()
+        self.fill_again: float | None = None
         self._parent = _pool_worker.ParentId()
         self._settings = client.settings()
         self._spinners = spinners()
@@ -150,11 +153,16 @@ class Crew:
         return sum(self.wanted)
 
     def fill(self, most: int | None = None) -> None:
-        """Starts workers until there are as many as there shall be, or most of each group."""
+        """Starts workers until there are as many as there shall be, or most of each group. See `fill_again`."""
         made: list[Worker] = []
+        self.fill_again = None
         for group, wanted in enumerate(self.wanted):
             there = {worker.part for worker in self._staying(group)}
             missing = (wanted if most is None else min(most, wanted)) - len(there)
+            if missing > 0 and self._by_fork and self._watcher.ident is not None:
+                self.fill_again = self._moment.wait()
+                if self.fill_again is not None:
+                    return
             for part in range(wanted):
                 slot = self._free_slot(group, made) if missing > 0 and part not in there else -1
                 if slot >= 0:  # else who leaves makes room
@@ -198,6 +206,7 @@ class Crew:
             None if stderr is None else stderr.path,
             group,
             None if self.devices is None else describe(self.devices, group, part),
+            self._moment.kept,
         )
         options = self._options
         initializer, initargs = options.initializer, options.initargs

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from multiprocessing import util
 from typing import Any
 
+from cableway import _imports
 from cableway import _pool_wire as wire
 from cableway._pool_buffers import BlockStore
 from cableway._pool_callbacks import Callbacks
@@ -57,6 +58,16 @@ def _nothing_begins(*_: Any) -> None:
     """The quick way of a Pool that takes no more work: the other way says why."""
 
 
+def _check_not_begun_again() -> None:
+    module = _imports.begun_again_here()
+    if module is not None:
+        raise RuntimeError(
+            f"cannot start workers here: the module {module} was being imported when this process was forked, so it is "
+            "imported anew in this process, and starts workers again; start them under "
+            "`if __name__ == '__main__'` or in a function that the program calls after its imports"
+        )
+
+
 class Engine:
     """Runs jobs on worker processes. `Pool` and `Executor` are its faces."""
 
@@ -68,6 +79,7 @@ class Engine:
         daemon: bool = True,
         devices: Devices | None = None,
     ) -> None:
+        _check_not_begun_again()
         self.pid = os.getpid()
         self.state = RUN
         self.abandoned = False  # set without a lock by the Pool's finaliser

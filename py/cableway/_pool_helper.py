@@ -103,7 +103,7 @@ class Helper:
             elif self._dismiss():
                 return
             overdue = self._end_overdue()
-            seconds = [t for t in (waits, overdue) if t is not None]
+            seconds = [t for t in (waits, overdue, crew.fill_again) if t is not None]
             self._dispatch.help(was, min(seconds, default=None))
 
     def _look_at_starting(self) -> None:

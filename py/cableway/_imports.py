@@ -42,7 +42,7 @@ PATIENCE_SECONDS = 1.0  # more is a program that runs within an import, or one t
 _LOOK_AGAIN_SECONDS = 0.01
 _OURS = ("cableway", "cloudpickle", "concurrent", "multiprocessing")  # what we import late
 
-_bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]
+_bootstrap: Any = importlib._bootstrap
 _cut_short: dict[str, Any] = {}  # in a child: the locks of threads that are not there
 _begun_again: set[str] = set()
 

@@ -3,7 +3,7 @@
 A worker lives in a slot of the plane (see _pool_plane); its successor takes the same slot, once it is dead and what it
 had is seen to. The watcher thread sleeps on the workers' pidfds (a sentinel of multiprocessing stays open while a
 child of the worker lives) and tells the helper. What workers print to a captured stderr comes by a pipe, which the
-watcher passes on and of which it keeps the end.
+watcher reads; it keeps the end, and another thread passes it on (_pool_stderr).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cableway._pool_devices import Devices
 from cableway._pool_environment import Name, describe, move
 from cableway._pool_options import Options
 from cableway._pool_plane import Memory, Plane, spin_seconds, spinners
-from cableway._pool_stderr import Capture
+from cableway._pool_stderr import Capture, Outlet
 
 __all__ = ["Crew", "Worker"]
 
@@ -103,6 +103,7 @@ class Crew:
         self._by_fork = context.get_start_method() == "fork"
         self.main = _pool_main.notebook(self._by_fork)
         self._options = options
+        self._outlet = Outlet() if options.capture_stderr else None
         self._moment = _imports.Moment()
         self.fill_again: float | None = None
         self._parent = _pool_worker.ParentId()
@@ -196,7 +197,7 @@ class Crew:
 
     def _make(self, slot: int, group: int, part: int) -> Worker:
         """A worker for a slot that is free, to be started."""
-        stderr = Capture() if self._options.capture_stderr else None
+        stderr = None if self._outlet is None else Capture(self._outlet)
         place = _pool_worker.Place(
             slot,
             self.plane,
@@ -410,6 +411,8 @@ class Crew:
     def _end_watch(self) -> None:
         self._epoll.close()
         os.close(self._quit)
+        if self._outlet is not None:
+            self._outlet.close()
 
     def _watch(self) -> None:
         while True:

@@ -5,6 +5,7 @@ Threads of the parent
                 its own and others'; who submits many sees to plain answers in passing
     helper      (_pool_helper) sees to answers while nobody listens, to deaths, time limits, the end
     watcher     (_pool_crew) sleeps on the workers' pidfds, tells the helper who died
+    outlet      (_pool_stderr) writes captured stderr to this process's own; started when there is some
     callbacks   (_pool_callbacks) runs the callbacks; started when there is one
     feeders     (_pool_feeder) one for each imap over an iterator of unknown length: reads it
 

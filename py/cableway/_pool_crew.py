@@ -313,6 +313,7 @@ class Crew:
         if worker.pidfd >= 0:
             os.close(worker.pidfd)
             worker.pidfd = -1
+        _pool_process.let_go(worker.process)
         if worker.stderr is not None:
             if self._watched.pop(worker.stderr.fd, None) is not None and not self._epoll.closed:
                 # Closing does not do it: children that were forked meanwhile have the pipe too.
@@ -411,6 +412,7 @@ class Crew:
     def _end_watch(self) -> None:
         self._epoll.close()
         os.close(self._quit)
+        self._memory.close()
         if self._outlet is not None:
             self._outlet.close()
 

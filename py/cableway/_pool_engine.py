@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing import util
 from typing import Any
@@ -59,6 +60,17 @@ def _nothing_begins(*_: Any) -> None:
     """The quick way of a Pool that takes no more work: the other way says why."""
 
 
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls a method as long as its object is there. Whoever may call it has it, but while all of it is dropped."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        found = reference()
+        return None if found is None else found(*args)
+
+    return call
+
+
 def _check_not_begun_again() -> None:
     module = _imports.begun_again_here()
     if module is not None:
@@ -93,12 +105,14 @@ class Engine:
         self._error: BaseException | None = None  # why nothing works any more
 
         self._callbacks = Callbacks()
-        incoming = Incoming(self.fail)
-        self._crew = Crew(processes, context, options, daemon, incoming.deliver, devices)
+        # Nothing below refers to what is above it but weakly: an ended Pool that is dropped is gone at once, without gc.
+        incoming = self._incoming = Incoming(_weakly(self.fail))
+        deliver = _weakly(incoming.deliver)
+        self._crew = Crew(processes, context, options, daemon, deliver, devices)
         self.devices = devices
         self.dispatch = self._crew.dispatch
         self._placement = Placement(self._crew)
-        self._outgoing = Outgoing(self._crew, self._store, self._placement, self._refusal)
+        self._outgoing = Outgoing(self._crew, self._store, self._placement, _weakly(self._refusal))
         incoming.connect(self._crew, self._outgoing)
         self.functions = Functions(self.dispatch.put_function, self._crew.main)
         self.dispatch.share(

@@ -36,7 +36,8 @@ from typing import Any
 from cableway import _pool_forker, _pool_server
 
 __all__ = [
-    "STATUS_SECONDS", "ForkServerProcess", "SpawnProcess", "asked_ahead", "exitcode_of", "hurry", "open_pidfd", "process_class",
+    "STATUS_SECONDS", "ForkServerProcess", "SpawnProcess", "asked_ahead", "exitcode_of", "hurry", "let_go", "open_pidfd",
+    "process_class",
 ]  # fmt: skip
 
 STATUS_SECONDS = 5.0  # from a worker's end until the server has told how
@@ -310,3 +311,9 @@ def exitcode_of(process: BaseProcess) -> int | None:
         time.sleep(0.002)
     found = process.exitcode
     return None if found == _pool_server.UNKNOWN_EXIT else found
+
+
+def let_go(process: BaseProcess) -> None:
+    """Closes what multiprocessing keeps open of a dead process, which it would until it is garbage."""
+    if process.exitcode is not None:  # else its descriptors may be asked for it yet
+        process._popen.close()  # type: ignore[attr-defined]

@@ -298,7 +298,7 @@ class Crew:
 
     def reap(self, worker: Worker) -> None:
         """Learns how a dead worker ended. By spawn and forkserver it is told a moment later."""
-        worker.exitcode = _pool_process.exitcode_of(worker.process)
+        worker.exitcode = _pool_process.exitcode_of(worker.process, worker.pidfd)
         worker.process.join(timeout=0)  # so that multiprocessing forgets it
         if not worker.ready:
             worker.ready = self.dispatch.look_at(worker.slot)[0] == _pool_worker.READY

@@ -5,6 +5,7 @@ Threads of the parent
                 its own and others'; who submits many sees to plain answers in passing
     helper      (_pool_helper) sees to answers while nobody listens, to deaths, time limits, the end
     watcher     (_pool_crew) sleeps on the workers' pidfds, tells the helper who died
+    outlet      (_pool_stderr) writes captured stderr to this process's own; started when there is some
     callbacks   (_pool_callbacks) runs the callbacks; started when there is one
     feeders     (_pool_feeder) one for each imap over an iterator of unknown length: reads it
 
@@ -20,10 +21,12 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing import util
 from typing import Any
 
+from cableway import _imports
 from cableway import _pool_wire as wire
 from cableway._pool_buffers import BlockStore
 from cableway._pool_callbacks import Callbacks
@@ -58,6 +61,27 @@ def _nothing_begins(*_: Any) -> None:
     """The quick way of a Pool that takes no more work: the other way says why."""
 
 
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls a method as long as its object is there. Whoever may call it has it, but while all of it is dropped."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        found = reference()
+        return None if found is None else found(*args)
+
+    return call
+
+
+def _check_not_begun_again() -> None:
+    module = _imports.begun_again_here()
+    if module is not None:
+        raise RuntimeError(
+            f"cannot start workers here: the module {module} was being imported when this process was forked, so it is "
+            "imported anew in this process, and starts workers again; start them under "
+            "`if __name__ == '__main__'` or in a function that the program calls after its imports"
+        )
+
+
 class Engine:
     """Runs jobs on worker processes. `Pool` and `Executor` are its faces."""
 
@@ -69,6 +93,7 @@ class Engine:
         daemon: bool = True,
         devices: Devices | None = None,
     ) -> None:
+        _check_not_begun_again()
         self.pid = os.getpid()
         self.state = RUN
         self.abandoned = False  # set without a lock by the Pool's finaliser
@@ -81,12 +106,14 @@ class Engine:
         self._error: BaseException | None = None  # why nothing works any more
 
         self._callbacks = Callbacks()
-        incoming = Incoming(self.fail)
-        self._crew = Crew(processes, context, options, daemon, incoming.deliver, devices)
+        # Nothing below refers to what is above it but weakly: an ended Pool that is dropped is gone at once, without gc.
+        incoming = self._incoming = Incoming(_weakly(self.fail))
+        deliver = _weakly(incoming.deliver)
+        self._crew = Crew(processes, context, options, daemon, deliver, devices)
         self.devices = devices
         self.dispatch = self._crew.dispatch
         self._placement = Placement(self._crew)
-        self._outgoing = Outgoing(self._crew, self._store, self._placement, self._refusal)
+        self._outgoing = Outgoing(self._crew, self._store, self._placement, _weakly(self._refusal))
         incoming.connect(self._crew, self._outgoing)
         self.functions = Functions(self.dispatch.put_function, self._crew.main)
         self.dispatch.share(

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,7 @@ class Helper:
     """The thread, and what it does."""
 
     def __init__(self, engine: Engine, crew: Crew, outgoing: Outgoing, store: BlockStore) -> None:
-        self._engine = engine
+        self._engine_of = weakref.ref(engine)  # the engine has this, and its thread the engine
         self._crew = crew
         self._dispatch = crew.dispatch
         self._outgoing = outgoing
@@ -58,6 +59,12 @@ class Helper:
         self._deferred: deque[Callable[[], object]] = deque()
         self._ended = False
         self._thread = threading.Thread(target=self._serve, name="cableway-pool", daemon=True)
+
+    @property
+    def _engine(self) -> Engine:
+        engine = self._engine_of()
+        assert engine is not None  # who calls this has it
+        return engine
 
     def start(self) -> None:
         """Starts it; if that fails, workers are ended."""
@@ -93,11 +100,12 @@ class Helper:
             work()
 
     def _serve(self) -> None:
+        engine = self._engine
         _pool_process.hurry()  # results must not wait while a server for workers starts
         try:
             self._serve_until_ended()
         except BaseException as error:  # a fault of ours: nobody may wait for ever because of it
-            self._engine.fail(error)
+            engine.fail(error)
             sys.excepthook(type(error), error, error.__traceback__)
         finally:
             self._end()
@@ -120,7 +128,7 @@ class Helper:
             elif self._dismiss():
                 return
             overdue = self._end_overdue()
-            seconds = [t for t in (waits, overdue) if t is not None]
+            seconds = [t for t in (waits, overdue, crew.fill_again) if t is not None]
             self._dispatch.help(was, min(seconds, default=None))
 
     def _look_at_starting(self) -> None:

@@ -114,7 +114,7 @@ def _how(exitcode: int | None) -> str:
     if exitcode is None:
         return (
             "is gone (how it ended is not known: the server that it was forked from has ended, or has not told it "
-            f"within {STATUS_SECONDS:g} s, or something else has waited for this process's children)"
+            f"within {STATUS_SECONDS:g} s, or this process ignores SIGCHLD or something else in it has waited for its children)"
         )
     if exitcode >= 0:
         return f"ended with exit code {exitcode}"

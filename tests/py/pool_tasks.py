@@ -313,3 +313,9 @@ def pool_that_leaves_marks(mark: str) -> None:
         Path(mark + "-").write_text(" ".join(str(pid) for pid in {os.getpid(), *pids}))
         Path(mark + "-").rename(mark)
         time.sleep(60)
+
+
+def nap_if_slow(item: object) -> object:
+    if item == "slow":
+        time.sleep(0.3)
+    return item

@@ -16,8 +16,8 @@ $(RAW_WHEEL): $(PY_SRC) $(BUILD)/libcableway.a $(PROGRAMS) $(VENV)/deps-package.
 	@touch $@
 
 $(PACKAGE): $(RAW_WHEEL) $(VENV)/deps-package.stamp
-	$(VPY) -m pip $(PIP_LOCAL) $(BUILD)/wheel/cableway-*.whl
+	$(PIP) $(PIP_LOCAL) $(BUILD)/wheel/cableway-*.whl
 	@touch $@
 $(SITE): $(RAW_WHEEL) $(VENV)/deps-package.stamp
-	$(VPY) -m pip $(PIP_LOCAL) --upgrade --target $(BUILD)/site $(BUILD)/wheel/cableway-*.whl
+	$(PIP) $(PIP_LOCAL) --upgrade --target $(BUILD)/site $(BUILD)/wheel/cableway-*.whl
 	@touch $@

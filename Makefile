@@ -84,7 +84,8 @@ all: $(BUILD)/libcableway.so $(BUILD)/libcableway.a $(PROGRAMS)
 
 help:
 	@echo "make                  build everything that is written in C"
-	@echo "make test             set up, build, run all tests (from a fresh clone)"
+	@echo "make test             set up, build, run the tests (from a fresh clone)"
+	@echo "make test-more        the tests that take minutes; make test-fresh: README's commands in new roots (as root)"
 	@echo "make test-gpu         the tests of GPU memory on real GPUs; make bench-gpu: its benchmarks; make sanitize-gpu"
 	@echo "make demo             set up, build, run the demonstration (from a fresh clone)"
 	@echo "make install          PREFIX=$(PREFIX) DESTDIR="
@@ -193,8 +194,14 @@ HAVE_CLANG := command -v $(CLANG) >/dev/null
 # A part that does not build is a failed test; the rest is run all the same.
 test: $(VENV)/deps-test.stamp
 	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) || built=build:/bin/false; \
-	$(RUN) tidy:tests/tidy.py $$built $(TEST_PROGRAMS) compilers:tests/compilers.sh \
-	    $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "py:pytest tests/py" "doc:doctest cableway"
+	$(RUN) tidy:tests/tidy.py $$built $(TEST_PROGRAMS) "py:pytest --quick tests/py" "doc:doctest cableway"
+# What takes minutes: storms of deaths and cuts, CPython's own tests over ours, all warnings of two compilers, the fuzzers.
+test-more: $(VENV)/deps-test.stamp
+	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) || built=build:/bin/false; \
+	$(RUN) $$built compilers:tests/compilers.sh $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "py:pytest --more tests/py"
+# The README's commands in new roots of Debian and Ubuntu (tests/fresh). FRESH: its options, such as --whole.
+test-fresh:
+	@$(PYTHON) -B tests/fresh/fresh.py --build $(BUILD) $(FRESH)
 test-c: test-programs $(VENV)/made.stamp
 	@$(RUN) $(TEST_PROGRAMS)
 test-py: $(PACKAGE) $(VENV)/deps-test.stamp
@@ -287,11 +294,12 @@ install: all
 	sed 's|@PREFIX@|$(PREFIX)|;s|@VERSION@|$(VERSION)|' tools/cableway.pc.in >$(D)/lib/pkgconfig/cableway.pc
 	sed 's|@PREFIX@|$(PREFIX)|' tools/cablewayd.service.in >$(D)/lib/systemd/user/cablewayd.service
 	for page in docs/man/*.[1-9]; do [ ! -f $$page ] || install -D -m 644 $$page $(D)/share/man/man$${page##*.}/$${page##*/}; done
+	@sh tools/installed.sh '$(PREFIX)' '$(DESTDIR)'
 
 # One wheel for Python 3.10 and later: library, broker and command inside, nothing else of ours needed.
 wheel: $(VENV)/deps-wheel.stamp
 	@$(MAKE) --no-print-directory $(JOBS) BUILD=$(BUILD)/release VENV=$(VENV) OPT=-O2 \
-	    BRIDGE_LIBS='-l:liburing.a -l:libssl.a -l:libcrypto.a -ldl' $(BUILD)/release/wheel/made.stamp # nothing of the system's inside
+	    $(if $(HAVE_BRIDGE),BRIDGE_LIBS="$$(sh tools/static_libs.sh $(CC))") $(BUILD)/release/wheel/made.stamp # nothing of the system's inside
 	rm -rf $(BUILD)/dist && mkdir $(BUILD)/dist
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel show $(BUILD)/release/wheel/cableway-*.whl
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel repair --plat auto -w $(BUILD)/dist $(BUILD)/release/wheel/cableway-*.whl
@@ -313,6 +321,6 @@ clean:
 print-%:
 	@echo '$($*)'
 -include $(wildcard $(foreach d,shm ipc broker broker/mover broker/bridge tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
-.PHONY: all help always test test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-bridge-run bench-programs bench-run demo demo-run demo-gpu-deps \
+.PHONY: all help always test test-more test-fresh test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-bridge-run bench-programs bench-run demo demo-run demo-gpu-deps \
         lint install wheel clean fuzzers
 .DEFAULT_GOAL := all

@@ -58,7 +58,9 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
-def make(clone: Path, *words: str, set_up: str = SET_UP) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+def make(
+    clone: Path, *words: str, set_up: str = SET_UP
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """Types a make on the machine's double; what it said, and the notes of the double."""
     notes = clone.parent / "notes"
     doubles = {"compiler": COMPILER, "python": PYTHON}

@@ -24,6 +24,7 @@ import argparse
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -233,6 +234,8 @@ def inside(args: argparse.Namespace) -> int:
     """All roots, in the namespace."""
     out = (args.build / "fresh").resolve()
     out.mkdir(parents=True, exist_ok=True)
+    # The first process of a namespace takes no signal that it has no handler for.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     held = open(out / "lock", "w")
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,22 @@ def test_a_users_own_file_at_the_top_is_no_breach_of_the_rules(clone: Path, name
     (clone / "tests" / "new.sh").write_text("not ours\n")
     done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=False)
     assert "tests/new.sh" in done.stdout  # a new file in a folder of the project is looked at
+
+
+def test_fresh_roots_that_cannot_be_made_are_a_failure_and_told() -> None:
+    python = shutil.which("python3", path="/usr/bin:/bin")
+    if python is None:
+        pytest.skip("no python3 that every user can run")
+    with tempfile.TemporaryDirectory(prefix="cwfresh-", dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        shutil.copytree(ROOT / "tests/fresh", folder / "tests/fresh")
+        nobody = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+        done = subprocess.run(
+            [python, "-B", str(folder / "tests/fresh/fresh.py")],
+            cwd="/", capture_output=True, text=True, timeout=100, check=False, **nobody,
+        )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    told, counts = done.stdout.splitlines()
+    assert "must be run as root" in told
+    assert counts == "0 passed, 1 failed, 0 skipped"

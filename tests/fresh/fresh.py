@@ -150,6 +150,10 @@ def user_without_sudo(t: Try) -> None:
         "what make test needs is more than what make demo does",
         set(for_demo.split()) < set(for_test.split()),
     )
+    t.check(
+        "the bridge and its tests are in it",
+        {"liburing-dev", "libssl-dev", "iproute2", "openssl"} <= set(for_test.split()),
+    )
     t.types(f"{for_demo} -y --no-install-recommends -qq >/dev/null")
     demo(t, folder, user)
     t.types(f"{for_test} -y --no-install-recommends -qq >/dev/null")

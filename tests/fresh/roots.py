@@ -55,8 +55,11 @@ def output(*words: str) -> str:
 
 
 def mirror_of(suite: Suite) -> str:
-    """The mirror of apt's configuration that has the suite; "" if none has, and debootstrap's own is asked."""
-    for uri in dict.fromkeys(output("apt-get", "indextargets", "--format", "$(REPO_URI)").split()):
+    """A mirror that has the suite: of apt's configuration, else one that debootstrap's script names."""
+    uris = output("apt-get", "indextargets", "--format", "$(REPO_URI)").split()
+    script = SCRIPTS / (suite.script or suite.name)
+    uris += re.findall(r"default_mirror\s+(http\S+)", script.read_text() if script.exists() else "")
+    for uri in dict.fromkeys(uris):
         try:
             with urllib.request.urlopen(
                 f"{uri.rstrip('/')}/dists/{suite.name}/Release", timeout=60
@@ -66,7 +69,7 @@ def mirror_of(suite: Suite) -> str:
             continue
         if f"\nLabel: {suite.of}\n" in head and f"Origin: {suite.of}\n" in head:
             return uri
-    return ""
+    raise Cannot("no mirror of it can be reached")
 
 
 def keyring_of(suite: Suite, out: Path, place: Path) -> Path:
@@ -99,10 +102,8 @@ def base_of(suite: Suite, out: Path, place: Path, days: float) -> Path:
     kept, folder = out / f"base-{suite.name}.tar", place / f"base-{suite.name}"
     if not kept.exists() or time.time() - kept.stat().st_mtime > days * 86400:
         words = ["debootstrap", "--variant=minbase", f"--components={suite.components}"]
-        words += [f"--keyring={keyring_of(suite, out, place)}", suite.name, str(folder)]
         mirror = mirror_of(suite)
-        if mirror or suite.script:
-            words += [mirror or own_mirror(suite)]
+        words += [f"--keyring={keyring_of(suite, out, place)}", suite.name, str(folder), mirror]
         if suite.script and not (SCRIPTS / suite.name).exists():
             words += [str(SCRIPTS / suite.script)]
         log = out / f"base-{suite.name}.log"
@@ -120,14 +121,6 @@ def base_of(suite: Suite, out: Path, place: Path, days: float) -> Path:
         folder.mkdir()
         subprocess.run(["tar", "-C", str(folder), "-xpf", str(kept)], check=True)
     return folder
-
-
-def own_mirror(suite: Suite) -> str:
-    """The mirror that debootstrap's script for the distribution names."""
-    found = re.search(r"default_mirror\s+(http\S+)", (SCRIPTS / suite.script).read_text())
-    if not found:
-        raise Cannot("debootstrap names no mirror for it")
-    return found[1]
 
 
 def memory_for_roots(place: Path) -> str:

@@ -154,9 +154,11 @@ C_PARTS := unit stress crash
 TEST_PROGRAMS :=
 BENCH_PROGRAMS :=
 
+# Without the bridge its tests are left out, too.
 define c_part
-$(1)_MAIN := $$(call with_main,$$(wildcard tests/$(1)/*.c))
-$(1)_HELP := $$(call obj,$$(filter-out $$($(1)_MAIN),$$(wildcard tests/$(1)/*.c)))
+$(1)_SRC  := $$(filter-out $$(if $$(HAVE_BRIDGE),,tests/unit/test_bridge_%),$$(wildcard tests/$(1)/*.c))
+$(1)_MAIN := $$(call with_main,$$($(1)_SRC))
+$(1)_HELP := $$(call obj,$$(filter-out $$($(1)_MAIN),$$($(1)_SRC)))
 TEST_BUILT += $$(patsubst %.c,$(BUILD)/%,$$($(1)_MAIN))
 TEST_PROGRAMS += $$(patsubst %.c,$(1):$(BUILD)/%,$$(filter-out %_helper.c %_victim.c,$$($(1)_MAIN)))
 $(BUILD)/tests/$(1)/%: $(BUILD)/tests/$(1)/%.o $$($(1)_HELP) $(BUILD)/libcwbroker.a $(BUILD)/libcableway.a

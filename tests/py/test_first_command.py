@@ -96,6 +96,15 @@ def test_the_bridge_is_asked_for_after_the_set_up(clone: Path) -> None:
     assert "yes" in done.stdout.splitlines(), done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("bridge", ["yes", ""])
+def test_without_the_bridges_libraries_its_tests_are_left_out(clone: Path, bridge: str) -> None:
+    done, _ = make(clone, "-n", f"HAVE_BRIDGE={bridge}", "print-TEST_BUILT", "print-unit_HELP")
+    built, helpers = done.stdout.splitlines()[:2]
+    assert ("test_bridge_" in built) == bool(bridge)
+    assert "test_client" in built
+    assert "test_bridge_" not in helpers
+
+
 @pytest.mark.parametrize("words", [["help"], ["clean"], ["-n", "demo"], ["print-VERSION"]])
 def test_what_builds_nothing_sets_nothing_up(clone: Path, words: list[str]) -> None:
     done, notes = make(clone, *words)

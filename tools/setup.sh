@@ -1,5 +1,5 @@
 #!/bin/sh
-# Sees to it that this machine has what a part of the build needs: setup.sh build|test|lint|fresh.
+# Sees to it that this machine has what a part of the build needs: setup.sh build|wheel|test|lint|fresh.
 # Says what it will install and installs it through apt when it may (root, or sudo without a password); else says in one line
 # what to install, all that this part will ever ask for. Each requirement is a package and a probe; a probe that succeeds is
 # enough, whoever installed it.
@@ -60,6 +60,12 @@ check_build() {
     need libinih-dev header ini.h
     want liburing-dev header liburing.h
     want libssl-dev header openssl/ssl.h
+}
+# In a wheel OpenSSL is linked from its archive, which may want these (tools/static_libs.sh).
+check_wheel() {
+    check_build
+    need zlib1g-dev header zlib.h
+    need libzstd-dev header zstd.h
 }
 check_test() {
     check_build

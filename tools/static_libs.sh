@@ -14,7 +14,7 @@ int main(void) {
 }
 C
 base='-l:liburing.a -l:libssl.a -l:libcrypto.a'
-for more in '' '-l:libz.a' '-l:libzstd.a' '-l:libz.a -l:libzstd.a' '-l:libz.a -l:libzstd.a -l:libbrotlienc.a -l:libbrotlidec.a -l:libbrotlicommon.a'; do
+for more in '' '-l:libz.a' '-l:libzstd.a' '-l:libz.a -l:libzstd.a'; do
     # shellcheck disable=SC2086
     if "${1:-gcc}" -o "$folder/uses" "$folder/uses.c" $base $more -ldl -pthread 2>"$folder/said"; then
         echo "$base${more:+ $more} -ldl -pthread"

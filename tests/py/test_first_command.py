@@ -21,7 +21,7 @@ COMMANDS = {
     "all": "build",
     "demo": "build",
     "install": "build",
-    "wheel": "build",
+    "wheel": "wheel",
     "lint": "lint",
     "test": "test",
     "test-c": "test",

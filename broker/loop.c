@@ -35,7 +35,8 @@
 int cwd_loop_add(struct cwd_broker *b, int fd, enum cwd_event event, uint32_t id, uint32_t events) {
     struct epoll_event wanted = {.events = events, .data.u64 = cwd_loop_data(event, id)};
     if (epoll_ctl(b->epoll_fd, EPOLL_CTL_ADD, fd, &wanted) < 0)
-        return cw_fail(-EDQUOT, "watching a descriptor failed: %m");
+        return cw_fail(-EDQUOT, "watching a descriptor failed: %m%s",
+                       errno == ENOSPC ? "; raise sysctl fs.epoll.max_user_watches" : "");
     return 0;
 }
 

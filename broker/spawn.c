@@ -11,12 +11,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "broker/log.h"
 #include "shm/error.h"
+#include "shm/pidfd.h"
 
 int cwd_spawn_find(const char *program, const char *variable, char *path) {
     const char *given = getenv(variable);
@@ -55,11 +55,13 @@ int cwd_spawn(const char *path, char *const argv[], char *const environment[], p
     posix_spawn_file_actions_destroy(&files);
     if (error)
         return cw_fail(-ENOENT, "starting %.300s failed: %s", path, strerror(error));
-    *pidfd = (int)syscall(SYS_pidfd_open, *pid, 0);
+    *pidfd = cw_pidfd_open(*pid);
     if (*pidfd >= 0)
         return 0;
-    int code = cw_fail(-EDQUOT, "no descriptor is left to watch %.300s with: %m", path);
+    int code = *pidfd; /* the sentence says why: no descriptor, or the call is forbidden */
     kill(*pid, SIGKILL);
     waitpid(*pid, NULL, 0);
+    *pid = 0;
+    *pidfd = -1;
     return code;
 }

@@ -145,7 +145,7 @@ int cmd_stop(const struct cli *cli) {
         return result == -ENOENT ? cli_error(CLI_NO_BROKER, "%s", cw_error()) : cli_result(result);
     if (stop.monitor.pidfd < 0) {
         monitor_close(&stop.monitor);
-        return cli_error(CLI_FAILED, "this kernel gives no pidfd; end the broker with kill %d",
+        return cli_error(CLI_FAILED, "%s; or end the broker with kill %d", stop.monitor.no_pidfd,
                          (int)stop.monitor.lock.pid);
     }
     look(&stop);

@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "shm/error.h"
+#include "shm/pidfd.h"
 #include "shm/segment.h"
 #include "tools/doctor.h"
 
@@ -74,14 +75,16 @@ static void check_memfd(struct doctor *doctor) {
 }
 
 static void check_pidfd(struct doctor *doctor) {
-    int fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    int fd = (int)syscall(SYS_pidfd_open, getpid(), 0), error = errno;
     struct pollfd self = {.fd = fd, .events = POLLIN};
-    if (fd >= 0 && poll(&self, 1, 0) == 0)
-        doctor_add(doctor, DOCTOR_OK, "pidfd", NULL, "processes can be watched");
+    if (fd < 0)
+        doctor_add(doctor, DOCTOR_MISSING, "pidfd", cw_pidfd_remedy(error),
+                   "pidfd_open failed: %s", strerror(error));
+    else if (poll(&self, 1, 0) != 0)
+        doctor_add(doctor, DOCTOR_MISSING, "pidfd", "use a kernel or sandbox where it can",
+                   "a pidfd cannot be polled here: %m");
     else
-        doctor_add(doctor, DOCTOR_MISSING, "pidfd",
-                   "Linux 5.3 or newer, and a seccomp profile that allows pidfd_open",
-                   "pidfd_open failed: %s", strerror(errno));
+        doctor_add(doctor, DOCTOR_OK, "pidfd", NULL, "processes can be watched");
     if (fd >= 0)
         close(fd);
 }

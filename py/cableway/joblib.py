@@ -73,6 +73,8 @@ multiprocessing.spawn.get_preparation_data = _without_main
 
 
 class _Process(SpawnProcess):
+    runs_main = False
+
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
         _hidden.main = True

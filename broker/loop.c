@@ -145,6 +145,9 @@ static void on_event(struct cwd_broker *b, const struct epoll_event *event) {
     case CWD_EVENT_BRIDGE:
         cwd_remote_on_exit(b);
         break;
+    case CWD_EVENT_TOLD:
+        cwd_verdict_on_told(b);
+        break;
     }
 }
 
@@ -207,6 +210,8 @@ static int64_t serve_time(struct cwd_broker *b) {
     next_ns = cwd_fences_serve(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;
     next_ns = cwd_remote_serve(b);
+    due_ns = next_ns < due_ns ? next_ns : due_ns;
+    next_ns = cwd_verdict_serve(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;
     next_ns = cwd_names_expire(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;

@@ -149,10 +149,11 @@ int cw_array_put_at(cw_array *array, const char *name, const char *device, uint3
  * -ENOENT.
  *
  * A name "//NODE/NAME" is one of another node, here and in cw_array_put(), cw_wait(), cw_remove(),
- * cw_names() and cw_name_stat(); where NODE is this node, it is the name NAME here. Getting it fetches the array once into memory of this node, where all clients
- * share it, mapped read-only (a *replica*), and blocks until it is there, whole and checked; what
- * was fetched is fetched again only when the name means another array at its node. What is written
- * into the array there later does not show here. -EREMOTEIO, -EINTR.
+ * cw_names() and cw_name_stat(); where NODE is this node, it is the name NAME here. Getting it
+ * fetches the array once into memory of this node, where all clients share it, mapped read-only (a
+ * *replica*), and blocks until it is there, whole and checked; what was fetched is fetched again
+ * only when the name means another array at its node. What is written into the array there later
+ * does not show here. -EREMOTEIO, -EINTR.
  */
 int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out);
 /*
@@ -186,8 +187,8 @@ int cw_names(cw_client *client, const char *prefix, char **names, uint64_t *coun
  * in all.
  */
 int cw_name_check(const char *name);
-/* Does it name an array of this node? 1: it does, also as "//NODE/NAME" with this node's name; 0: of
- * another. Asks the bridge for the latter. -EINVAL, -EREMOTEIO (no such peer). */
+/* Does it name an array of this node? 1: it does, also as "//NODE/NAME" with this node's name; 0:
+ * of another. Asks the bridge for the latter. -EINVAL, -EREMOTEIO (no such peer). */
 int cw_name_is_here(cw_client *client, const char *name);
 void cw_free(void *memory);
 

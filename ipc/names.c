@@ -249,8 +249,8 @@ static int put_here(cw_array *array, const char *name, int gpu, uint32_t flags,
     if (gpu < 0 || strcmp(cw_array_device(array), device) == 0)
         return put(array, name, -1, flags, layout, offset_bytes);
     if (layout || offset_bytes)
-        return cw_fail(-EINVAL, "a part of an array is put onto %s of this node: copy it there first",
-                       device);
+        return cw_fail(
+            -EINVAL, "a part of an array is put onto %s of this node: copy it there first", device);
     cw_layout whole;
     cw_array_layout(array, &whole);
     int code = cw_array_new(array->client, device, &whole, 0, &there);

@@ -78,8 +78,8 @@ static void check_pidfd(struct doctor *doctor) {
     int fd = (int)syscall(SYS_pidfd_open, getpid(), 0), error = errno;
     struct pollfd self = {.fd = fd, .events = POLLIN};
     if (fd < 0)
-        doctor_add(doctor, DOCTOR_MISSING, "pidfd", cw_pidfd_remedy(error),
-                   "pidfd_open failed: %s", strerror(error));
+        doctor_add(doctor, DOCTOR_MISSING, "pidfd", cw_pidfd_remedy(error), "pidfd_open failed: %s",
+                   strerror(error));
     else if (poll(&self, 1, 0) != 0)
         doctor_add(doctor, DOCTOR_MISSING, "pidfd", "use a kernel or sandbox where it can",
                    "a pidfd cannot be polled here: %m");

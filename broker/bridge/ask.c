@@ -1,7 +1,7 @@
 /*
  * Jobs that are one question to a peer: WAIT, REMOVE, NAMES, ABOUT; and PEERS, which asks nobody. A
- * link that ends lets all but a REMOVE ask again over the next one; whether a REMOVE was done is then
- * not known, and said so.
+ * link that ends lets all but a REMOVE ask again over the next one; whether a REMOVE was done is
+ * then not known, and said so.
  */
 #include <stdio.h>
 #include <stdlib.h>

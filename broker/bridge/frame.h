@@ -76,8 +76,8 @@ struct cwb_hello {
 };
 enum cwb_names_flags {
     CWB_ABOUT = 1, /* of NAMES: the key is a whole name, and asked is what is known about it. reply:
-                      one text, or -ENOENT: bytes, moment of the put (ns, CLOCK_REALTIME), keep, dtype,
-                      then the shape's numbers, each after a tab */
+                      one text, or -ENOENT: bytes, moment of the put (ns, CLOCK_REALTIME), keep,
+                      dtype, then the shape's numbers, each after a tab */
 };
 enum cwb_open_flags {
     CWB_WATCH = 1, /* tell when the name means something else, or is gone */

@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <gnu/libc-version.h>
-#include <linux/io_uring.h>
 #include <linux/memfd.h>
 #include <poll.h>
 #include <sched.h>
@@ -92,6 +91,14 @@ static void check_pidfd(struct doctor *doctor) {
 /* status reads the broker's page through /proc/PID/fd: tried on a child of ours. */
 static void check_proc(struct doctor *doctor) {
     char path[64], link[64], mount[512];
+    if (access("/proc/self/fd", X_OK) != 0) {
+        doctor_add(
+            doctor, DOCTOR_MISSING, "/proc",
+            "mount it (mount -t proc proc /proc): broker and clients look at descriptors and "
+            "processes there",
+            "not there: %s", strerror(errno));
+        return;
+    }
     pid_t child = fork();
     if (child == 0) {
         pause();
@@ -117,21 +124,6 @@ static void check_proc(struct doctor *doctor) {
                readable ? "own processes can be looked at%s"
                         : "own processes cannot be looked at%s",
                hidden ? " (hidepid hides those of others)" : "");
-}
-
-static void check_io_uring(struct doctor *doctor) {
-    struct io_uring_params parameters = {0};
-    int fd = (int)syscall(SYS_io_uring_setup, 4, &parameters);
-    if (fd >= 0) {
-        close(fd);
-        doctor_add(doctor, DOCTOR_OK, "io_uring", NULL,
-                   "allowed (for bridges to other machines, later)");
-        return;
-    }
-    doctor_add(doctor, DOCTOR_INFO, "io_uring",
-               "only bridges to other machines (later) need it: a seccomp profile that allows it, "
-               "sysctl kernel.io_uring_disabled=0",
-               "not allowed: %s", strerror(errno));
 }
 
 static void check_hugepages(struct doctor *doctor) {
@@ -166,6 +158,5 @@ void doctor_kernel(struct doctor *doctor) {
     check_pidfd(doctor);
     check_proc(doctor);
     check_hugepages(doctor);
-    check_io_uring(doctor);
     check_cuda(doctor);
 }

@@ -143,6 +143,8 @@ int main(int argc, char **argv) {
         return usage();
     if (strcmp(argv[1], "run") == 0)
         return run(argc - 1, argv + 1);
+    if (strcmp(argv[1], "doctor") == 0)
+        return cwb_command_doctor();
     if (strcmp(argv[1], "keygen") == 0)
         return cwb_command_keygen(argc - 1, argv + 1);
     if (strcmp(argv[1], "peers") == 0)

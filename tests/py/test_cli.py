@@ -385,12 +385,30 @@ def test_stop_says_what_would_be_lost_and_wants_a_yes(elsewhere: Path, npy: Path
     run("put", "a", str(npy), "--keep")
     pid = broker_pid(elsewhere)
     done = run("stop", expect=FAILED)
-    assert "1 name" in done.stderr and "--yes" in done.stderr
+    assert "loses 1 array that stands under a name" in done.stderr and "--yes" in done.stderr
     assert broker_pid(elsewhere) == pid
     answer = run_json("stop", "--yes")
     assert answer["pid"] == pid and answer["names"] == 1 and answer["forced"] is False
     assert broker_pid(elsewhere) == 0
     run("stop", "--yes", expect=NO_BROKER)
+
+
+def test_stop_says_when_nothing_is_lost_and_what_clients_would_see(
+    elsewhere: Path, npy: Path
+) -> None:
+    run("put", "a", str(npy), "--keep")
+    run("rm", "a")
+    with subprocess.Popen([COMMAND, "wait", "b"], stderr=subprocess.PIPE) as client:
+        try:
+            assert eventually(lambda: run_json("status")["gauges"]["clients"] == 1)
+            said = run("stop", expect=FAILED).stderr
+        finally:
+            client.kill()
+    assert "loses no array" in said and "slab" not in said
+    assert "1 program is connected" in said and f"pid {client.pid}" in said
+    assert eventually(lambda: run_json("status")["gauges"]["clients"] == 0)
+    said = run("stop").stderr
+    assert "loses no array" in said and "BrokerLost" not in said
 
 
 def test_stop_asks_on_a_terminal(elsewhere: Path, npy: Path) -> None:

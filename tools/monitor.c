@@ -13,12 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "ipc/cableway.h"
 #include "ipc/wire.h"
 #include "shm/error.h"
+#include "shm/pidfd.h"
 #include "shm/wait.h"
 
 #define NAMESPACES_MAX 100000u
@@ -113,7 +113,9 @@ int monitor_open(struct monitor *out) {
     if (code)
         return code == -ENOENT ? none_runs(&out->address) : code;
     /* The pidfd first: what the segment then proves about the process holds for this pidfd, too. */
-    out->pidfd = (int)syscall(SYS_pidfd_open, out->lock.pid, 0);
+    out->pidfd = cw_pidfd_open((pid_t)out->lock.pid);
+    if (out->pidfd < 0)
+        snprintf(out->no_pidfd, sizeof out->no_pidfd, "%s", cw_detail());
     code = open_root(out);
     if (code)
         monitor_close(out);

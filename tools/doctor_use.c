@@ -89,8 +89,9 @@ void doctor_use(struct doctor *doctor) {
         doctor_add(doctor, DOCTOR_MISSING, "put and get", remedy_of(code), "failed: %s",
                    cw_error());
     else
-        doctor_add(doctor, DOCTOR_OK, "put and get", NULL,
-                   "an array of 64 KiB was put, got by another client, and removed (broker: pid %d)",
-                   cw_client_broker_pid(client));
+        doctor_add(
+            doctor, DOCTOR_OK, "put and get", NULL,
+            "an array of 64 KiB was put, got by another client, and removed (broker: pid %d)",
+            cw_client_broker_pid(client));
     cw_client_unref(client);
 }

@@ -131,9 +131,7 @@ def test_what_the_configuration_asks_for_never_keeps_local_use_from_working(
     """Every client starts that broker: its bridge is tried again, after pauses that grow."""
     config = alone.folder / "conf"
     config.write_text(f"[bridge]\nlisten = {port}\n")
-    started = alone.run(
-        "cablewayd", "--config", str(config), CABLEWAY_BRIDGE="/bin/false"
-    )
+    started = alone.run("cablewayd", "--config", str(config), CABLEWAY_BRIDGE="/bin/false")
     assert started.returncode == 0
     assert eventually(lambda: "after 2.0 s" in alone.log())
     pauses = re.findall(r"is started again after ([\d.]+) s", alone.log())
@@ -146,7 +144,8 @@ def test_a_bridge_that_never_gets_ready_is_given_up(alone: Alone, port: int) -> 
     config = alone.folder / "conf"
     config.write_text(f"[bridge]\nlisten = {port}\n")
     assert (
-        alone.run("cablewayd", "--config", str(config), CABLEWAY_BRIDGE="/bin/false").returncode == 0
+        alone.run("cablewayd", "--config", str(config), CABLEWAY_BRIDGE="/bin/false").returncode
+        == 0
     )
     assert eventually(lambda: "not started again until" in alone.log(), 400)
     assert alone.log().count("started /bin/false") == 10

@@ -35,7 +35,12 @@ def examine(
 ) -> dict[str, dict[str, str]]:
     """What doctor found, by check."""
     done = subprocess.run(
-        [*words, "doctor", "--json"], capture_output=True, text=True, check=False, timeout=60, **options
+        [*words, "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        **options,
     )
     assert done.returncode == expect, done
     answer = json.loads(done.stdout)
@@ -132,7 +137,10 @@ def test_of_the_bridge_it_tells_key_peers_and_where_it_listens(place: Path) -> N
 def test_which_way_the_bridge_waits_for_sockets_is_tried(place: Path) -> None:
     found = examine(preexec_fn=refusing(IO_URING_SETUP, errno.EPERM))["bridge sockets"]
     assert found["found"].startswith("epoll") and "seccomp" in found["found"]
-    assert examine(env={**os.environ, "CABLEWAY_BRIDGE_EPOLL": "1"})["bridge sockets"]["found"] == "epoll"
+    assert (
+        examine(env={**os.environ, "CABLEWAY_BRIDGE_EPOLL": "1"})["bridge sockets"]["found"]
+        == "epoll"
+    )
 
 
 def test_without_a_bridge_it_says_what_that_means(place: Path) -> None:

@@ -48,7 +48,9 @@ def test_a_row_that_contradicts_is_said(demo: Any) -> None:
     results = {name: found[0] for name, found in rounds.items()}
     said = demo.conclusion("svr", results, rounds)
     titles = {name: row[0] for name, row in demo.ARRANGEMENTS.items()}
-    parts = dict(zip(("serial", "arguments", "copies", "inherited"), said.split(" of \""), strict=False))
+    parts = dict(
+        zip(("serial", "arguments", "copies", "inherited"), said.split(' of "'), strict=False)
+    )
     assert "0.50 of the time" in parts["serial"]
     assert "rounds differ: 0.25 to 1.00" in parts["arguments"]
     assert "2.00 of the time" in parts["copies"]

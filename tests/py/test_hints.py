@@ -86,7 +86,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_script_on_stdin_is_told_that_it_has_no_file_and_not_of_a_guard(method: str, tmp_path: Path):
+def test_a_script_on_stdin_is_told_that_it_has_no_file_and_not_of_a_guard(
+    method: str, tmp_path: Path
+):
     done = subprocess.run(
         [sys.executable, "-", method],
         input=GUARDED, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path,

@@ -142,7 +142,9 @@ def compare(name: str, title: str, workers: int) -> tuple[bool, str]:
     }
     print(f"\n{title}\n")
     count = len(rounds["serial"])
-    print(f"  {f'medians of {count} rounds':44}{'seconds':>9}{'CPU s':>8}{'peak memory':>13}{'scores':>11}")
+    print(
+        f"  {f'medians of {count} rounds':44}{'seconds':>9}{'CPU s':>8}{'peak memory':>13}{'scores':>11}"
+    )
     expected = results["serial"].scores
     equal = {
         arrangement: all(result.scores == expected for result in found)
@@ -162,18 +164,26 @@ def conclusion(name: str, results: dict[str, Result], rounds: dict[str, list[Res
     words = []
     for other in ("serial", "arguments", "copies", "inherited"):
         times = verdict(
-            [mine.seconds / its.seconds for mine, its in zip(rounds["named"], rounds[other], strict=True)],
+            [
+                mine.seconds / its.seconds
+                for mine, its in zip(rounds["named"], rounds[other], strict=True)
+            ],
             "took {:.2f} of the time",
             "took as long",
         )
         memory = verdict(
-            [mine.peak_bytes / its.peak_bytes for mine, its in zip(rounds["named"], rounds[other], strict=True)],
+            [
+                mine.peak_bytes / its.peak_bytes
+                for mine, its in zip(rounds["named"], rounds[other], strict=True)
+            ],
             "{:.2f} of the memory",
             "as much memory",
         )
         title = ARRANGEMENTS[other][0]
-        words.append(f"{times} and {memory} of \"{title}\"")
-    return f"{name}: cableway.Pool with data by name ({ours.seconds:.2f} s) " + ", ".join(words) + "."
+        words.append(f'{times} and {memory} of "{title}"')
+    return (
+        f"{name}: cableway.Pool with data by name ({ours.seconds:.2f} s) " + ", ".join(words) + "."
+    )
 
 
 def verdict(ratios: list[float], different: str, same: str) -> str:

@@ -74,7 +74,7 @@ class Try:
         print(f"       ok: {what}", flush=True)
         self.result.passed += 1
 
-    def types(self, command: str, user: str = "root", timeout: float = 1500) -> str:
+    def types(self, command: str, user: str = "root", timeout: float = 2400) -> str:
         """A command that must succeed; what it said."""
         status, said = self.root.run(command, user, timeout)
         self.check(f"{command}{'' if user == 'root' else ', as an ordinary user'}", status == 0)

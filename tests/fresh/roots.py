@@ -218,7 +218,7 @@ class Root:
         """Writes a file of the root."""
         (self.path / path.lstrip("/")).write_text(text)
 
-    def run(self, command: str, user: str = "root", timeout: float = 1500) -> tuple[int, str]:
+    def run(self, command: str, user: str = "root", timeout: float = 2400) -> tuple[int, str]:
         """Types a command; its status, and all that it said, which the log gets, too."""
         home = "/root" if user == "root" else f"/home/{user}"
         words = [

@@ -425,6 +425,18 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
             if (cw_kept_drop(client) || unmapped)
                 continue;
         }
+        if (code == -EDQUOT && heap->backend->device_kind != CW_DEVICE_CUDA && !asked) {
+            asked++; /* what this process has let go of just now may be on its way back */
+            char sentence[CW_DETAIL_MAX];
+            snprintf(sentence, sizeof sentence, "%s", cw_detail());
+            int again = cw_full_ask(client, heap);
+            if (again < 0)
+                return again;
+            dropped = false;
+            if (again)
+                continue;
+            return cw_fail(-EDQUOT, "%s", sentence);
+        }
         if (code == -EDQUOT && heap->backend->device_kind == CW_DEVICE_CUDA) {
             char sentence[CW_DETAIL_MAX];
             snprintf(sentence, sizeof sentence, "%s", cw_detail());

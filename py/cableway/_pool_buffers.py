@@ -29,6 +29,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import weakref
 from collections import deque
 from typing import Any, TypeVar
 
@@ -37,7 +38,7 @@ import numpy as np
 from cableway import client
 from cableway._lib import exported, ffi, lib
 from cableway.layouts import Layout
-from cableway.views import Lease, lease_again
+from cableway.views import Lease, idle, lease_again
 
 __all__ = [
     "HANDLE_BYTES", "HEADER_BYTES", "THRESHOLD_BYTES", "Block", "BlockLease", "BlockStore", "bytes_layout", "open_block", "open_lease",
@@ -125,10 +126,11 @@ class BlockStore:
     """The blocks of one sender: free ones, and those that were lent and may come back.
 
     Args:
-        limit_bytes: how much it keeps, free or lent, beyond what is under way.
+        limit_bytes: how much it keeps, free or lent, beyond what is under way. A block that is larger is not kept.
         in_transit: what was lent is held by the broker too until it is opened, so the sender may let go of it at any time.
 
-    Any thread may call it. A forked child must not.
+    What is free is given up before anybody in this process is refused memory (`give_up`), and when the Pool ends: what
+    comes back later is let go of. Any thread may call it. A forked child must not.
     """
 
     def __init__(self, limit_bytes: int, *, in_transit: bool = False) -> None:
@@ -139,6 +141,8 @@ class BlockStore:
         self._lent: deque[Block] = deque()
         self._free_bytes = 0
         self._lent_bytes = 0
+        self._closed = False
+        _stores.add(self)
 
     def take(self, nbytes: int) -> Block:
         """A block of at least nbytes.
@@ -217,14 +221,24 @@ class BlockStore:
     def close(self) -> None:
         """Ends all leases of the sender. Receivers keep what they have opened."""
         with self._lock:
+            self._closed = True
             for block in [*self._free, *self._lent]:
                 block.close()
             self._free.clear()
             self._lent.clear()
             self._free_bytes = self._lent_bytes = 0
 
-    def _look(self) -> None:
-        for _ in range(min(len(self._lent), _LOOK_AT)):
+    def give_up(self) -> bool:
+        """Lets go of all that is free. Whether there was some."""
+        with self._lock:
+            self._look(len(self._lent))
+            given, self._free, self._free_bytes = self._free, [], 0
+        for block in given:
+            block.close()
+        return bool(given)
+
+    def _look(self, most: int = _LOOK_AT) -> None:
+        for _ in range(min(len(self._lent), most)):
             block = self._lent.popleft()
             state = block.state
             if state == RETURNED:
@@ -237,15 +251,32 @@ class BlockStore:
                 self._lent.append(block)
 
     def _keep(self, block: Block) -> None:
-        if block.connection.lost:
+        if self._closed or block.connection.lost:
             block.close()
             return
         self._free.append(block)
         self._free_bytes += block.capacity
-        while self._free_bytes > self._limit and len(self._free) > 1:
+        while self._free_bytes > self._limit:
             oldest = self._free.pop(0)
             self._free_bytes -= oldest.capacity
             oldest.close()
+
+
+_stores: weakref.WeakSet[BlockStore] = weakref.WeakSet()
+
+
+def _give_up_idle() -> bool:
+    return sum(store.give_up() for store in list(_stores)) > 0
+
+
+def _forget_stores() -> None:
+    """In a forked child they are the parent's."""
+    global _stores
+    _stores = weakref.WeakSet()
+
+
+idle.append(_give_up_idle)
+os.register_at_fork(after_in_child=_forget_stores)
 
 
 def _rounded(nbytes: int) -> int:

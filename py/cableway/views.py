@@ -16,6 +16,7 @@ import numpy as np
 
 from cableway import _dispatch
 from cableway._lib import check, check_again, ffi, keeping, lib
+from cableway.errors import LimitExceeded
 
 __all__ = [
     "EvictableLease",
@@ -172,6 +173,10 @@ class Pin:
 
 _Kind = TypeVar("_Kind", bound=Lease)
 
+# Each lets go of memory that is kept to be used again, and says whether there was some. Called by whoever would be
+# refused, who holds no lock that they take.
+idle: list[Callable[[], bool]] = []
+
 
 def lease_once(kind: type[_Kind], call: Callable[..., int], *arguments: Any) -> tuple[int, _Kind]:
     """The status of a call that makes or opens an array, with the cell as its last argument; and the lease on it, if that
@@ -197,13 +202,19 @@ def lease_served(kind: type[_Kind], call: Callable[..., int], *arguments: Any) -
 
 
 def lease_again(kind: type[_Kind], call: Callable[..., int], *arguments: Any) -> _Kind:
-    """The same, where nothing but a lease will do.
+    """The same, where nothing but a lease will do. Before memory is refused, this process gives up what it keeps idle.
 
     Raises:
         What the status means when it is negative.
     """
     status, lease = lease_served(kind, call, *arguments)
-    check(status)
+    try:
+        check(status)
+    except LimitExceeded:
+        if not sum(give_up() for give_up in idle):
+            raise
+        status, lease = lease_served(kind, call, *arguments)
+        check(status)
     return lease
 
 

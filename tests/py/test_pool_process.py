@@ -206,9 +206,9 @@ def test_a_worker_whose_server_does_not_tell_fails_its_task_with_what_is_known(
     context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_pool_process, "STATUS_SECONDS", 0.1)
-    monkeypatch.setattr(_pool_server, "_REPLY_SECONDS", 0.1)
     with cw.Pool(1, context=context) as pool:
         pid = pool.apply(os.getpid)
+        monkeypatch.setattr(_pool_server, "_REPLY_SECONDS", 0.1)  # a busy machine forks no sooner
         task = pool.apply_async(tasks.nap)
         assert eventually(lambda: bool(pool._engine.dispatch.running()))
         was = server()

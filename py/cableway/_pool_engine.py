@@ -33,7 +33,7 @@ from cableway._pool_feeder import Feeder
 from cableway._pool_functions import Functions
 from cableway._pool_helper import Helper
 from cableway._pool_imap import IMapIterator
-from cableway._pool_incoming import Incoming, decoded, drop
+from cableway._pool_incoming import Incoming
 from cableway._pool_jobs import Job, Outcome, Source, Task
 from cableway._pool_options import Options
 from cableway._pool_outgoing import Outgoing
@@ -80,13 +80,12 @@ class Engine:
         self._error: BaseException | None = None  # why nothing works any more
 
         self._callbacks = Callbacks()
-        incoming = Incoming(self.fail)
-        self._crew = Crew(processes, context, options, daemon, incoming.deliver, devices)
+        self._incoming = Incoming(self.fail)
+        self._crew = Crew(processes, context, options, daemon, self._incoming.deliver, devices)
         self.devices = devices
         self.dispatch = self._crew.dispatch
         self._placement = Placement(self._crew)
         self._outgoing = Outgoing(self._crew, self._store, self._placement, self._refusal)
-        incoming.connect(self._crew, self._outgoing)
         self.functions = Functions(self.dispatch.put_function, self._crew.main)
         self.dispatch.share(
             self.functions.pinned, self.functions.kinds, self._outgoing.pending, self._waiters
@@ -94,7 +93,8 @@ class Engine:
         # (class, self, owner, function, args, kwargs): an Outcome of that class, submitted; None: it must go by
         # submit(), and nothing was done.
         self.begin: Callable[..., Any] = self.dispatch.begin
-        self._helper = Helper(self, self._crew, self._outgoing, self._store)
+        self._helper = Helper(self, self._crew, self._outgoing, self._store, self._incoming)
+        self._incoming.connect(self._crew, self._outgoing, self._helper)
         self._crew.start_all()
         self._at_exit = util.Finalize(None, self.terminate, exitpriority=15)
         self._helper.start()
@@ -131,28 +131,21 @@ class Engine:
         found = self.functions.find(function)
         if found is None:
             return None
-        messages: list[bytes] = []
         try:
             answer = self.dispatch.call(
                 wire.APPLY,
                 found.described,
                 function,
                 (args, named) if named else (args,),
-                messages,
+                self._incoming.call_decoded,
                 self._placement.idlest(),
             )
-            if answer is None:
-                return None
-            plain, value = answer
-            if plain:
-                return (value,)
-            success, value = decoded(function, messages)
-        except BaseException:
-            for data in messages:  # it was interrupted before they were opened
-                drop(data)
-            raise
         finally:
             self.functions.unuse(found)
+        if answer is None:
+            return None
+        success, value = answer
+        del answer  # as below
         if success:
             return (value,)
         try:

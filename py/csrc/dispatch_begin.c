@@ -78,7 +78,7 @@ static int wait_for(Dispatch *d, const Outcome *outcome, int64_t timeout_ns) {
     int64_t until_ns = timeout_ns < 0 ? 0 : now_ns() + timeout_ns;
     for (;;) {
         uint32_t was = cw_pool_news(d->pool, 0);
-        if (d->late && dispatch_collect_all(d, NULL))
+        if (dispatch_has_left(d) && dispatch_collect_all(d, NULL))
             return -1;
         if (outcome->state != outcome_pending)
             return 0;

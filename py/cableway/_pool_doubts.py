@@ -12,6 +12,7 @@ An exception that may be a handler's is never swallowed: where no thread can be 
 from __future__ import annotations
 
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable
 
 __all__ = ["is_handlers"]
@@ -27,17 +28,19 @@ def is_handlers(error: BaseException, call: Callable[[], object]) -> bool:
     if threading.current_thread() is not threading.main_thread():
         return False
     seen: list[type[BaseException]] = []
+    over = threading.Event()
 
     def again() -> None:
         try:
             call()
         except BaseException as other:
             seen.append(type(other))
+        finally:
+            over.set()
 
-    thread = threading.Thread(target=again, name="cableway-again", daemon=True)
     try:
-        thread.start()
+        start_new_thread(again, ())
     except RuntimeError:  # no more threads, or the interpreter ends
         return True
-    thread.join()
+    over.wait()
     return seen != [type(error)]

@@ -180,10 +180,7 @@ class Engine:
         self, job: IMapIterator, iterable: Iterable[Any], chunksize: int, buffersize: int | None
     ) -> None:
         """Runs a job over an iterable that a thread of its own reads, some tasks ahead."""
-        feeder = Feeder(self, job, chunksize, buffersize)
-        with self._lock:
-            self._feeding.add(feeder)
-        feeder.start(iterable)
+        Feeder(self, job, chunksize, buffersize).start(iterable, self._feeding)
 
     def fed(self, feeder: Feeder) -> None:
         """An input is at its end."""
@@ -338,7 +335,7 @@ class Engine:
             self.begin = _nothing_begins
             self.state = TERMINATE
             self._over = True
-            feeding = [feeder.job() for feeder in self._feeding]
+            feeding = [feeder.job() for feeder in list(self._feeding)]
         self.dispatch.shut()
         return closed, [job for job in feeding if job is not None]
 

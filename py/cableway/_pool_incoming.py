@@ -148,7 +148,9 @@ class Incoming:
                     return False, outcomes.death(worker, function, None)
                 return False, outcomes.undecodable(why_not, name_of(function))
             time.sleep(LOOK_SECONDS)
-        return decoded(message, name_of(function))
+        found = decoded(message, name_of(function))
+        message.close()
+        return found
 
     def _sender_of(self, why_not: Exception, data: Any) -> Worker | None:
         """The worker with which went what a message needs; None: it is otherwise."""
@@ -169,10 +171,8 @@ def decoded(message: wire.Message, what: str) -> tuple[bool, Any]:
         What a signal's handler raises.
     """
     try:
-        found = outcomes.decode(message, what)
+        return outcomes.decode(message, what)
     except BaseException as error:
         if is_handlers(error, lambda: outcomes.decode(message, what)):
             raise
-        found = False, outcomes.undecodable(error, what, outcomes.printed(message))
-    message.close()
-    return found
+        return False, outcomes.undecodable(error, what, outcomes.printed(message))

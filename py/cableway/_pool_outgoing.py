@@ -1,8 +1,8 @@
 """Tasks on their way out: what waits in the parent, and how it is sent.
 
 What there is no room for waits here: all cells are under way, or so many bytes. One thread at a time sends (*pumps*),
-for all; quick calls, which stand in the same row, are sent by the dispatch (csrc/dispatch_begin.c) whenever they are
-first, by whatever thread has freed a cell. A Ctrl-C may end that thread's work at any line: then the helper goes on, and what was sent is known from
+for all (csrc/dispatch_turn.c); quick calls, which stand in the same row, are sent by the dispatch (csrc/dispatch_begin.c) whenever they are
+first, by whatever thread has freed a cell. A signal's handler may end that thread's work at any line: then the helper goes on, and what was sent is known from
 `work.sent`, which the dispatch sets as it sends, so that nothing is sent twice.
 
 The lock guards what is shared; no code of the user's runs under it. A finaliser may take it, on a thread that has it:
@@ -77,8 +77,6 @@ class Outgoing:
         )
         self._lock = threading.RLock()
         self.pending: deque[Task | Source | Outcome] = deque()
-        self._pumping: object = None  # who sends
-        self._pump_again = False
         self._sending: Task | Source | None = None  # never a quick one: those are sent at one go
         self._ahead: dict[Held, int] = {}  # under way: their bytes
 
@@ -135,28 +133,14 @@ class Outgoing:
 
     def pump(self) -> None:
         """Sends what waits, as far as there is room. One thread does it, for all."""
-        me = object()
-        try:
-            with self._lock:
-                if self._pumping is not None:
-                    self._pump_again = True
-                    return
-                if not self.pending:
-                    return
-                self._pumping = me
-            while True:
+        if not self.pending:
+            return
+        with self._dispatch.turn() as turn:
+            while turn.has:
                 while self._send_first():
                     pass
-                with self._lock:
-                    if not self._pump_again:
-                        self._sending = self._pumping = None
-                        return
-                    self._pump_again = False
-        except BaseException:
-            if self._pumping is me:
-                self._sending = self._pumping = None
-                self._dispatch.tell(True)  # the helper goes on
-            raise
+                self._sending = None
+                turn.done()
 
     def _send_first(self) -> bool:
         """Sends what waits first; False when nothing waits, or there is no room for it, or nobody to take it yet."""

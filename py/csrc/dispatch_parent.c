@@ -314,6 +314,7 @@ static PyMethodDef methods[] = {
      "(kind, described, function, object, decode, group=0): (True, value), or for a message what "
      "decode(function, message) returns; None: not plain, or no room."},
     {"fail", dispatch_fail, METH_VARARGS, "(token or 0, exception): ends one call, or all."},
+    {"turn", dispatch_turn, METH_NOARGS, "To be had by who sends what waits, in a with."},
     {"leave", dispatch_leave, METH_NOARGS, "There is no helper any more."},
     {"bury", dispatch_bury, METH_VARARGS,
      "(worker): delivers what it had answered, returns what is lost."},

@@ -55,6 +55,8 @@ typedef struct {
     uint32_t *lives;                   /* of each worker's number: how many were buried */
     PyObject *rest; /* list: answers whose delivery was interrupted, last first; or NULL */
     unsigned long helper; /* the helper's thread; 0: there is none */
+    char turn_taken;      /* somebody sends what waits: dispatch_turn.c */
+    char turn_wanted;     /* others came meanwhile */
     char shut;                         /* takes no more */
     /* The engine's own, told by `share`: */
     PyObject *pinned;  /* dict: functions that keep their slot, to _pool_functions.Function */
@@ -121,6 +123,10 @@ PyObject *dispatch_leave(PyObject *self, PyObject *unused);
 /* Whether there are answers that this thread is to deliver though it has not collected them. */
 int dispatch_has_left(const Dispatch *d);
 PyObject *dispatch_bury(PyObject *self, PyObject *args);
+
+/* ---- dispatch_turn.c ---- */
+
+PyObject *dispatch_turn(PyObject *self, PyObject *unused);
 
 /* ---- dispatch_answer.c ---- */
 

@@ -187,7 +187,8 @@ def test_answers_are_given_later_by_another_thread(ends: Ends) -> None:
     handler = thread.handler  # type: ignore[attr-defined]
     assert handler.opened == 0
     end.answer(tokens[1], object)  # not plain: the handler's, with something beside it
-    assert ends.answers(4)[1] == (ANSWER, b"value <class 'object'>")
+    kind, lent = ends.answers(4)[1]
+    assert (kind, lent.data) == (ANSWER, b"value <class 'object'>")
     assert handler.opened == 1
     thread.join()
     for token in [*tokens, 99]:

@@ -76,6 +76,7 @@ struct cwd_broker {
     /* session.c */
     struct cwd_session *sessions; /* by id; all that have not ended */
     struct cwd_session *ended;    /* to be freed at the end of the turn */
+    struct cwd_session *dropped;  /* to be settled at the end of the turn, before that */
     uint32_t next_session;
     uint32_t clients;    /* sessions that said HELLO and have not ended */
     uint32_t connecting; /* sessions that did not say HELLO yet */
@@ -99,7 +100,9 @@ struct cwd_broker {
     uint32_t waiting;
     struct cwd_fence_page *fence_pages; /* fences.c: by number */
     uint32_t next_fence_page;
-    int64_t poison_ns;        /* when to poison the buried again; INT64_MAX: nobody is */
+    int64_t poison_ns; /* when to poison the buried again; INT64_MAX: nobody is */
+    bool settling;     /* fences.c: a pass over all tables is under way; from where on: */
+    uint32_t settle_slab, settle_order;
     struct cwd_ghost *ghosts; /* fork.c: by id */
     uint32_t next_ghost;
     struct cwd_job *jobs; /* jobs.c: those that wait, and those that the mover has */

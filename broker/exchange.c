@@ -22,7 +22,6 @@ struct answer {
         struct cw_fence_page fences;
     } body;
     uint32_t body_bytes;
-    bool close_fds; /* once they are sent */
 };
 
 /* The answer is a segment's descriptor, which stays the broker's, and a body of so many bytes. */
@@ -83,7 +82,6 @@ static int lease_table(struct cwd_broker *b, struct cwd_session *session, struct
     int code = cwd_session_add_table(b, session, &segment);
     if (code)
         return code;
-    answer->close_fds = true;
     answer->body.segment.size_bytes = segment->size_bytes;
     return lend_segment(answer, segment, sizeof answer->body.segment);
 }
@@ -147,9 +145,13 @@ void cwd_exchange(struct cwd_broker *b, struct cwd_session *session, struct cwd_
         cwd_session_drop(b, session, reason);
         return;
     }
-    int code = operations[op].serve(b, session, mail, &answer);
-    cwd_socket_reply(b, session, &mail->head, code, &answer.body, answer.body_bytes, answer.fds,
-                     answer.fd_count);
-    if (answer.close_fds && code == 0)
-        cw_segment_close_fd(&session->more_tables[session->tables - 2]);
+    int code = cwd_mail_check(mail);
+    if (code == 0)
+        code = operations[op].serve(b, session, mail, &answer);
+    bool sent = cwd_socket_reply(b, session, &mail->head, code, &answer.body, answer.body_bytes,
+                                 answer.fds, answer.fd_count);
+    if (code == 0 && op == CW_OP_LEASE_TABLE)
+        cwd_session_table_sent(session, sent);
+    if (code == 0 && op == CW_OP_FENCES_ADD && !sent)
+        cwd_fences_take_back(b, session, answer.body.fences.page);
 }

@@ -16,6 +16,7 @@
 #include "shm/order.h"
 
 #define POISON_EVERY_NS 50000000
+#define SETTLE_EACH     8192u /* orders in one turn: about a millisecond */
 #define PAGE_MAX        ((CW_STAMP_FENCE_MAX + 1) / CW_FENCES_PER_PAGE)
 
 static void describe(const struct cwd_fence_page *page, struct cw_fence_page *info) {
@@ -111,60 +112,113 @@ void cwd_fences_end(struct cwd_broker *b, struct cwd_session *session) {
     }
 }
 
-/* cw_order_bury() asks: is this stamp's fence on the page, and was its value reached? */
-static int died(void *context, cw_stamp stamp) {
-    const struct cwd_fence_page *page = context;
-    uint32_t fence = cw_stamp_fence(stamp);
-    if (fence / CW_FENCES_PER_PAGE != page->page)
-        return 0;
-    return cw_fence_poll(fence_of(page, fence % CW_FENCES_PER_PAGE), cw_stamp_value(stamp)) > 0
-               ? 1
-               : -1;
-}
-
-/* Takes the page's stamps out of every GPU slab's table, and closes it. */
-static void settle(struct cwd_broker *b, struct cwd_fence_page *page) {
-    struct cwd_slab *slab;
-    for (uint32_t i = 0; i < CW_FENCES_PER_PAGE; i++)
-        cw_fence_finish(fence_of(page, i));
-    for (slab = b->slabs; slab; slab = slab->hh.next) {
-        if (slab->info.device_kind != CW_DEVICE_CUDA)
-            continue;
-        struct cw_order *orders = (struct cw_order *)(slab->table->blocks + slab->capacity);
-        for (uint32_t i = 0; i < slab->capacity; i++)
-            cw_order_bury(&orders[i], died, page);
-    }
+static void page_free(struct cwd_broker *b, struct cwd_fence_page *page) {
     HASH_DEL(b->fence_pages, page);
     cw_segment_close(&page->segment);
     b->fds--;
     free(page);
 }
 
-int64_t cwd_fences_serve(struct cwd_broker *b) {
+/*
+ * Settling takes the stamps of final pages out of every GPU slab's table, and then closes these
+ * pages: one pass over all tables for all pages that are final when it begins, SETTLE_EACH orders a
+ * turn, since a table may have a million and clients wait meanwhile. Clients work on the tables all
+ * the time, so a pass is no more exact in one turn than in many: a stamp that somebody copies
+ * behind it names a page that is gone, which everybody takes for dead.
+ */
+
+/* cw_order_bury() asks: is this stamp's fence on a page that is settled, and was its value reached?
+ */
+static int died(void *context, cw_stamp stamp) {
+    const struct cwd_broker *b = context;
+    struct cwd_fence_page *page;
+    uint32_t fence = cw_stamp_fence(stamp), number = fence / CW_FENCES_PER_PAGE;
+    HASH_FIND(hh, b->fence_pages, &number, sizeof number, page);
+    if (!page || !page->settling)
+        return 0;
+    return cw_fence_poll(fence_of(page, fence % CW_FENCES_PER_PAGE), cw_stamp_value(stamp)) > 0
+               ? 1
+               : -1;
+}
+
+/* A page's fences are final. */
+static void settle_begin(struct cwd_broker *b, struct cwd_fence_page *page) {
+    for (uint32_t i = 0; i < CW_FENCES_PER_PAGE; i++)
+        cw_fence_finish(fence_of(page, i));
+    page->settling = true;
+    b->settling = true;
+    b->settle_slab = 0;
+    b->settle_order = 0;
+}
+
+/* A slice of the pass. Slabs stand in the order of their numbers. */
+static void settle_some(struct cwd_broker *b) {
     struct cwd_fence_page *page, *next;
-    bool more = false;
-    if (b->poison_ns > b->now_ns)
-        return b->poison_ns;
+    struct cwd_slab *slab;
+    uint32_t left = SETTLE_EACH;
+    for (slab = b->slabs; slab; slab = slab->hh.next) {
+        if (slab->info.device_kind != CW_DEVICE_CUDA || slab->info.slab < b->settle_slab)
+            continue;
+        struct cw_order *orders = (struct cw_order *)(slab->table->blocks + slab->capacity);
+        uint32_t from = slab->info.slab == b->settle_slab ? b->settle_order : 0;
+        uint32_t until = slab->capacity - from < left ? slab->capacity : from + left;
+        for (uint32_t i = from; i < until; i++)
+            cw_order_bury(&orders[i], died, b);
+        left -= until - from;
+        if (until < slab->capacity) {
+            b->settle_slab = slab->info.slab;
+            b->settle_order = until;
+            return;
+        }
+        b->settle_slab = slab->info.slab + 1;
+        b->settle_order = 0;
+    }
+    b->settling = false;
     HASH_ITER(hh, b->fence_pages, page, next) {
-        if (!page->buried)
+        if (page->settling)
+            page_free(b, page);
+    }
+}
+
+/* Poisons the buried once more, and finds those that are final. Returns whether there are others.
+ */
+static bool look_at_buried(struct cwd_broker *b) {
+    struct cwd_fence_page *page;
+    bool more = false, busy = b->settling;
+    for (page = b->fence_pages; page; page = page->hh.next) {
+        if (!page->buried || page->settling)
             continue;
         poison(page);
-        /* Not while the mover writes for the dead: who waits for the end of its work would meet it.
-         */
-        if (page->final_ns && b->now_ns >= page->final_ns && !cwd_jobs_moving_for(b, page->session))
-            settle(b, page);
+        /* Not while the mover writes for the dead: who waits for the end of its work would meet it;
+         * and not in the midst of a pass: that has been at some tables already. */
+        if (!busy && page->final_ns && b->now_ns >= page->final_ns &&
+            !cwd_jobs_moving_for(b, page->session))
+            settle_begin(b, page);
         else
             more = true;
     }
-    b->poison_ns = more ? b->now_ns + POISON_EVERY_NS : INT64_MAX;
-    return b->poison_ns;
+    return more;
+}
+
+int64_t cwd_fences_serve(struct cwd_broker *b) {
+    if (b->poison_ns <= b->now_ns)
+        b->poison_ns = look_at_buried(b) ? b->now_ns + POISON_EVERY_NS : INT64_MAX;
+    if (b->settling)
+        settle_some(b);
+    return b->settling ? b->now_ns : b->poison_ns;
+}
+
+void cwd_fences_take_back(struct cwd_broker *b, struct cwd_session *session, uint32_t number) {
+    struct cwd_fence_page *page;
+    HASH_FIND(hh, b->fence_pages, &number, sizeof number, page);
+    CW_ASSERT(page && page->session == session->id);
+    session->fence_pages--;
+    page_free(b, page);
 }
 
 void cwd_fences_deinit(struct cwd_broker *b) {
     struct cwd_fence_page *page, *next;
     HASH_ITER(hh, b->fence_pages, page, next) {
-        HASH_DEL(b->fence_pages, page);
-        cw_segment_close(&page->segment);
-        free(page);
+        page_free(b, page);
     }
 }

@@ -25,6 +25,7 @@ struct cwd_fence_page {
     uint32_t session; /* whose */
     struct cw_segment segment;
     bool buried;
+    bool settling;    /* final, and its stamps are being taken out of the tables */
     int64_t final_ns; /* 0: the session's socket is still open */
     UT_hash_handle hh;
 };
@@ -32,6 +33,8 @@ struct cwd_fence_page {
 /* One more page for a session. *out: its segment, whose descriptor stays ours. -EDQUOT. */
 int cwd_fences_add(struct cwd_broker *broker, struct cwd_session *session,
                    struct cw_fence_page *info, const struct cw_segment **out);
+/* The session could not be told of its newest page: it is none. */
+void cwd_fences_take_back(struct cwd_broker *broker, struct cwd_session *session, uint32_t page);
 /* A page by its number. -ENOENT: its session is dead and buried, or there was none. */
 int cwd_fences_open(struct cwd_broker *broker, uint32_t page, struct cw_fence_page *info,
                     const struct cw_segment **out);

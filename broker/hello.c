@@ -83,6 +83,8 @@ void cwd_hello(struct cwd_broker *b, struct cwd_session *session, struct cwd_mai
     if (code == 0)
         code = check_hello(mail, &hello);
     if (code == 0)
+        code = cwd_mail_check(mail);
+    if (code == 0)
         code = check_pidfd(session, mail);
     if (code == 0)
         code = check_room(b, session);

@@ -12,7 +12,8 @@
 /* From here on lines go to address->log_name in the folder. Returns 0 or a negative code. */
 int cwd_log_open(const struct cw_address *address, int folder_fd);
 void cwd_log_close(void);
-/* One line, with time and pid before it. */
+/* One line, with time and pid before it; left out, and counted, where more come than 20 a second
+ * (500 at once) or nobody takes them. Never blocks. */
 void cwd_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Where lines go; borrowed. */
 int cwd_log_fd(void);

@@ -281,6 +281,7 @@ void cwd_loop_run(struct cwd_broker *b) {
         worked = serve_lanes(b);
         spin_next = spin_next || worked;
         due_ns = serve_time(b);
+        cwd_sessions_settle(b);
         cwd_sessions_free_ended(b);
         cwd_monitor_update(b);
     }

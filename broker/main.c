@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "broker/broker.h"
+#include "broker/clean.h"
 #include "broker/detach.h"
 #include "broker/log.h"
 #include "broker/loop.h"
@@ -174,6 +175,7 @@ int main(int argc, char **argv) {
             fprintf(stderr, "cablewayd: %s\n", cw_detail());
             return CWD_EXIT_FAILED;
         }
+        cwd_clean(); /* in the foreground its starter's wish holds */
     }
     if (cwd_broker_init(&broker, &options, &code) != 0) {
         if (options.foreground)
@@ -182,6 +184,7 @@ int main(int argc, char **argv) {
         return code;
     }
     cwd_detach_tell(verdict_fd, CWD_EXIT_OK, "");
+    cwd_clean_tell();
     cwd_loop_run(&broker);
     cwd_log("ends: %s", broker.stop_reason ? broker.stop_reason : "no reason");
     cwd_broker_deinit(&broker);

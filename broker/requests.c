@@ -326,38 +326,42 @@ static int serve_fences_break(struct cwd_broker *b, struct cwd_session *s, struc
     return 0;
 }
 
+/* What an operation is to somebody who cannot be answered any more. */
+enum { QUESTION, EFFECT };
+
 static const struct operation {
     serve *serve;
     uint32_t body_least, body_most;
-    int cost;
+    int cost, kind;
 } operations[] = {
 #define EXACT(type) sizeof(struct type), sizeof(struct type)
-    [CW_OP_FENCES_BREAK] = {serve_fences_break, EXACT(cw_fence_page), COST_SCAN},
-    [CW_OP_PUT] = {serve_put, sizeof(struct cw_put), CW_MESSAGE_MAX, 1},
-    [CW_OP_REMOVE] = {serve_remove, sizeof(struct cw_key), CW_MESSAGE_MAX, 1},
-    [CW_OP_WAIT] = {serve_wait, sizeof(struct cw_key), CW_MESSAGE_MAX, 1},
-    [CW_OP_CANCEL] = {serve_cancel, EXACT(cw_cancel), COST_SCAN},
-    [CW_OP_TRANSIT_BEGIN] = {serve_transit_begin, EXACT(cw_block_ref), 1},
-    [CW_OP_TRANSIT_END] = {serve_transit_end, EXACT(cw_block_ref), 1},
-    [CW_OP_DROP] = {serve_drop, EXACT(cw_block_ref), 1},
-    [CW_OP_SLAB_CLOSE] = {serve_slab_close, EXACT(cw_slab_request), COST_SCAN},
-    [CW_OP_SLAB_ADOPT] = {serve_slab_adopt, EXACT(cw_slab_request), COST_SCAN},
-    [CW_OP_HOLDERS] = {serve_holders, EXACT(cw_block_ref), COST_SCAN},
-    [CW_OP_STOP] = {serve_stop, 0, 0, 1},
-    [CW_OP_BYE] = {serve_bye, 0, 0, 1},
-    [CW_OP_PING] = {serve_ping, 0, 0, 1},
-    [CW_OP_TRANSIT_ANCHOR] = {serve_transit_anchor, EXACT(cw_block_ref), 1},
-    [CW_OP_COPY] = {serve_copy, EXACT(cw_copy), 1},
-    [CW_OP_MAKE] = {serve_make, EXACT(cw_make), 1},
-    [CW_OP_MOVER_NEXT] = {serve_mover_next, 0, 0, 1},
-    [CW_OP_MOVER_DONE] = {serve_mover_done, sizeof(struct cw_job_end), CW_MESSAGE_MAX, 1},
-    [CW_OP_REMOTE] = {serve_remote, sizeof(struct cw_remote), CW_MESSAGE_MAX, 1},
-    [CW_OP_REMOTE_NEXT] = {serve_remote_next, 0, 0, 1},
-    [CW_OP_REMOTE_DONE] = {serve_remote_done, sizeof(struct cw_remote_end), CW_MESSAGE_MAX, 1},
-    [CW_OP_CHANGES] = {serve_changes, EXACT(cw_changes), 1},
-    [CW_OP_REPLICA] = {serve_replica, sizeof(struct cw_replica), CW_MESSAGE_MAX, 1},
-    [CW_OP_LINK] = {serve_link, EXACT(cw_link), 1},
-    [CW_OP_LINK_KEEP] = {serve_link_keep, EXACT(cw_link), 1},
+    [CW_OP_FENCES_BREAK] = {serve_fences_break, EXACT(cw_fence_page), COST_SCAN, EFFECT},
+    [CW_OP_PUT] = {serve_put, sizeof(struct cw_put), CW_MESSAGE_MAX, 1, EFFECT},
+    [CW_OP_REMOVE] = {serve_remove, sizeof(struct cw_key), CW_MESSAGE_MAX, 1, EFFECT},
+    [CW_OP_WAIT] = {serve_wait, sizeof(struct cw_key), CW_MESSAGE_MAX, 1, QUESTION},
+    [CW_OP_CANCEL] = {serve_cancel, EXACT(cw_cancel), COST_SCAN, QUESTION},
+    [CW_OP_TRANSIT_BEGIN] = {serve_transit_begin, EXACT(cw_block_ref), 1, EFFECT},
+    [CW_OP_TRANSIT_END] = {serve_transit_end, EXACT(cw_block_ref), 1, EFFECT},
+    [CW_OP_DROP] = {serve_drop, EXACT(cw_block_ref), 1, EFFECT},
+    [CW_OP_SLAB_CLOSE] = {serve_slab_close, EXACT(cw_slab_request), COST_SCAN, EFFECT},
+    [CW_OP_SLAB_ADOPT] = {serve_slab_adopt, EXACT(cw_slab_request), COST_SCAN, QUESTION},
+    [CW_OP_HOLDERS] = {serve_holders, EXACT(cw_block_ref), COST_SCAN, QUESTION},
+    [CW_OP_STOP] = {serve_stop, 0, 0, 1, EFFECT},
+    [CW_OP_BYE] = {serve_bye, 0, 0, 1, EFFECT},
+    [CW_OP_PING] = {serve_ping, 0, 0, 1, QUESTION},
+    [CW_OP_TRANSIT_ANCHOR] = {serve_transit_anchor, EXACT(cw_block_ref), 1, EFFECT},
+    [CW_OP_COPY] = {serve_copy, EXACT(cw_copy), 1, QUESTION},
+    [CW_OP_MAKE] = {serve_make, EXACT(cw_make), 1, QUESTION},
+    [CW_OP_MOVER_NEXT] = {serve_mover_next, 0, 0, 1, QUESTION},
+    [CW_OP_MOVER_DONE] = {serve_mover_done, sizeof(struct cw_job_end), CW_MESSAGE_MAX, 1, EFFECT},
+    [CW_OP_REMOTE] = {serve_remote, sizeof(struct cw_remote), CW_MESSAGE_MAX, 1, QUESTION},
+    [CW_OP_REMOTE_NEXT] = {serve_remote_next, 0, 0, 1, QUESTION},
+    [CW_OP_REMOTE_DONE] = {serve_remote_done, sizeof(struct cw_remote_end), CW_MESSAGE_MAX, 1,
+                           EFFECT},
+    [CW_OP_CHANGES] = {serve_changes, EXACT(cw_changes), 1, QUESTION},
+    [CW_OP_REPLICA] = {serve_replica, sizeof(struct cw_replica), CW_MESSAGE_MAX, 1, EFFECT},
+    [CW_OP_LINK] = {serve_link, EXACT(cw_link), 1, QUESTION},
+    [CW_OP_LINK_KEEP] = {serve_link_keep, EXACT(cw_link), 1, EFFECT},
 #undef EXACT
 };
 
@@ -384,8 +388,9 @@ static void breach(struct cwd_broker *b, struct cwd_session *session, const char
     cwd_session_drop(b, session, reason);
 }
 
-/* One request. Returns its cost; 0: there was none, or the session is over. */
-static int serve_one(struct cwd_broker *b, struct cwd_session *session) {
+/* One request; draining: nobody hears the answer, so what is a mere question is passed over.
+ * Returns its cost; 0: there was none, or the session is over. */
+static int serve_one(struct cwd_broker *b, struct cwd_session *session, bool draining) {
     struct request request;
     struct result result = {.none = false};
     uint32_t type = 0, length = 0;
@@ -401,6 +406,10 @@ static int serve_one(struct cwd_broker *b, struct cwd_session *session) {
     if (!operation) {
         breach(b, session, "a request's form is none of the protocol's", type, length);
         return 0;
+    }
+    if (draining && operation->kind == QUESTION) {
+        cw_ring_consume(&session->requests);
+        return 1;
     }
     result.status = operation->serve(b, session, &request, &result);
     if (result.status == -EBADMSG) {
@@ -447,7 +456,7 @@ bool cwd_requests_serve(struct cwd_broker *b, struct cwd_session *session) {
             break;
         if (!cwd_session_has_room(session))
             break;
-        int cost = serve_one(b, session);
+        int cost = serve_one(b, session, false);
         if (cost == 0)
             break;
         worked = true;
@@ -471,6 +480,6 @@ bool cwd_requests_ready(struct cwd_session *session) {
 
 void cwd_requests_drain(struct cwd_broker *b, struct cwd_session *session) {
     for (unsigned i = 0; i < DRAIN_MAX; i++)
-        if (serve_one(b, session) == 0)
+        if (serve_one(b, session, true) == 0)
             return;
 }

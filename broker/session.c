@@ -145,6 +145,16 @@ int cwd_session_add_table(struct cwd_broker *b, struct cwd_session *session,
     return 0;
 }
 
+void cwd_session_table_sent(struct cwd_session *session, bool sent) {
+    struct cw_segment *table = &session->more_tables[session->tables - 2];
+    if (sent) {
+        cw_segment_close_fd(table);
+        return;
+    }
+    cw_segment_close(table);
+    session->tables--;
+}
+
 /* ---- the end ---- */
 
 static void close_fd(struct cwd_broker *b, int *fd) {
@@ -249,11 +259,19 @@ void cwd_session_on_socket_end(struct cwd_broker *b, struct cwd_session *session
     }
     session->socket_ended = true;
     close_fd(b, &session->sock);
+    /* S3: who never mapped its segment gave up while it connected: nothing of it is in use. (A lie
+     * takes from the liar's own memory alone.) */
+    if (!CW_LOAD(S3, &session->shared->mapped, relaxed)) {
+        CWD_COUNT(b, clients_died);
+        cwd_session_end(b, session);
+        return;
+    }
     if (session->state == CWD_OPEN) {
         cwd_requests_drain(b, session); /* a BYE may be the last word in it */
         if (session->ended)
             return;
-        session->state = CWD_DETACHED;
+        if (session->state == CWD_OPEN) /* else a breach was in it, and it is dropped */
+            session->state = CWD_DETACHED;
         cwd_waits_cancel_all(b, session);
     }
     end_if_dead(b, session);
@@ -264,22 +282,33 @@ void cwd_session_drop(struct cwd_broker *b, struct cwd_session *session, const c
         return;
     cwd_log("dropped client %u (pid %d): %s", session->id, (int)session->pid, reason);
     CWD_COUNT(b, clients_dropped);
-    bool connecting = session->state == CWD_CONNECTING;
-    if (session->sock >= 0)
+    if (session->state == CWD_CONNECTING) {
         cwd_socket_last_word(session, -EPROTO, reason);
-    if (connecting || session->sock < 0) {
-        session->state = connecting ? CWD_CONNECTING : CWD_DROPPED;
-        if (connecting)
-            cwd_session_end(b, session);
+        cwd_session_end(b, session);
         return;
     }
     session->state = CWD_DROPPED;
-    cwd_waits_cancel_all(b, session);
-    /* Only our half is shut: what it still sends is thrown away, so that it does not hang in a send
-     * before it sees the end; and its own close must be seen. */
-    shutdown(session->sock, SHUT_WR);
-    session->wake = true;
-    cwd_session_wake(session);
+    snprintf(session->drop_reason, sizeof session->drop_reason, "%s", reason);
+    session->next_dropped = b->dropped;
+    b->dropped = session;
+}
+
+void cwd_sessions_settle(struct cwd_broker *b) {
+    while (b->dropped) {
+        struct cwd_session *session = b->dropped;
+        b->dropped = session->next_dropped;
+        if (session->ended) /* it died in the same turn */
+            continue;
+        cwd_waits_cancel_all(b, session);
+        if (session->sock < 0)
+            continue;
+        cwd_socket_last_word(session, -EPROTO, session->drop_reason);
+        /* Only our half is shut: what it still sends is thrown away, so that it does not hang in a
+         * send before it sees the end; and its own close must be seen. */
+        shutdown(session->sock, SHUT_WR);
+        session->wake = true;
+        cwd_session_wake(session);
+    }
 }
 
 void cwd_sessions_make_room(struct cwd_broker *b) {

@@ -20,8 +20,9 @@
 #include "ipc/wire.h"
 #include "shm/session.h"
 
-#define CWD_NO_ROW   UINT32_MAX
-#define CWD_HELLO_NS 5000000000 /* how long a connection may wait with its HELLO */
+#define CWD_NO_ROW     UINT32_MAX
+#define CWD_HELLO_NS   5000000000 /* how long a connection may wait with its HELLO */
+#define CWD_REASON_MAX 256        /* bytes of the sentence that a dropped client gets */
 
 struct cwd_broker;
 struct cwd_wait;
@@ -59,13 +60,15 @@ struct cwd_session {
     uint64_t bytes, gpu_bytes, requests_done;
     uint64_t routes_seen[CW_ROUTES];       /* of its figures, what the counters have */
     uint64_t last_transit;                 /* the highest counter of its BEGINs */
-    struct cwd_wait *ready;                /* answers to waits that had no room yet */
+    struct cwd_wait *own_waits;            /* all of its waits */
+    struct cwd_wait *ready;                /* of these, the answers that had no room yet */
     struct cwd_job *answers;               /* to jobs, the same */
     struct cwd_remote_job *remote_answers; /* to what it wants of other nodes, the same */
 
-    uint32_t row; /* of the monitor page */
-    bool changed; /* its row is to be written */
-    struct cwd_session *next_ended;
+    uint32_t row;                     /* of the monitor page */
+    bool changed;                     /* its row is to be written */
+    char drop_reason[CWD_REASON_MAX]; /* of who is dropped, until it was told at the turn's end */
+    struct cwd_session *next_dropped, *next_ended;
     UT_hash_handle hh;
 };
 
@@ -82,10 +85,20 @@ struct cw_lease_table *cwd_session_table(struct cwd_session *session, uint32_t t
 int cwd_session_add_table(struct cwd_broker *broker, struct cwd_session *session,
                           const struct cw_segment **out);
 
+/* The newest lease table was sent, or could not be: then it is none of the session's. */
+void cwd_session_table_sent(struct cwd_session *session, bool sent);
+
 /* Events. */
 void cwd_session_on_pidfd(struct cwd_broker *broker, struct cwd_session *session);
 void cwd_session_on_socket_end(struct cwd_broker *broker, struct cwd_session *session);
-/* A breach of protocol: reason is the sentence that it gets and the log shows. */
+/*
+ * A breach of protocol: reason is the sentence that it gets and the log shows; it is copied.
+ *
+ * From now on nothing of the session is served and nothing is written to it. All else (its waits,
+ * its last word) ends in cwd_sessions_settle() at the end of the turn: a breach shows in the midst
+ * of a reply, while whoever replies walks a list in which the session may stand. Only a connection
+ * without HELLO ends at once; it stands in no list but that of all sessions.
+ */
 void cwd_session_drop(struct cwd_broker *broker, struct cwd_session *session, const char *reason);
 /* Ends it now, with everything that it holds. May be repeated. The struct stays until the turn's
  * end. */
@@ -94,7 +107,10 @@ void cwd_session_end(struct cwd_broker *broker, struct cwd_session *session);
 void cwd_sessions_make_room(struct cwd_broker *broker);
 /* Ends connections that did not say HELLO in time. Returns the next such limit, or INT64_MAX. */
 int64_t cwd_sessions_expire(struct cwd_broker *broker);
-/* Frees what ended in this turn. */
+/* Ends what sessions dropped in this turn had asked for, and tells them why. Outside of any list.
+ */
+void cwd_sessions_settle(struct cwd_broker *broker);
+/* Frees what ended in this turn. After cwd_sessions_settle(). */
 void cwd_sessions_free_ended(struct cwd_broker *broker);
 void cwd_sessions_deinit(struct cwd_broker *broker);
 

@@ -52,11 +52,14 @@ static enum outcome receive(struct cwd_broker *b, struct cwd_session *session,
                              .msg_controllen = sizeof control.bytes};
     mail->fd_count = 0; /* also where nothing is received, but an error (ECONNRESET) */
     ssize_t count = recvmsg(session->sock, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (count < 0)
-        return errno == EAGAIN || errno == EINTR ? NOTHING : END;
+    if (count < 0) /* no memory is the kernel's trouble of this moment, and not the client's end */
+        return errno == EAGAIN || errno == EINTR || errno == ENOMEM || errno == ENOBUFS ? NOTHING
+                                                                                        : END;
     take_fds(b, &message, mail);
     mail->body_bytes = (size_t)count > sizeof mail->head ? (uint32_t)count - sizeof mail->head : 0;
-    if (message.msg_flags & MSG_CTRUNC)
+    /* Cut off with room left for more: our own table of descriptors is full. */
+    mail->fds_lost = message.msg_flags & MSG_CTRUNC && mail->fd_count < CWD_FDS_MAX;
+    if (message.msg_flags & MSG_CTRUNC && !mail->fds_lost)
         *reason = "more descriptors came in one message than any request has";
     else if (message.msg_flags & MSG_TRUNC)
         *reason = "a message longer than the protocol allows came";
@@ -68,6 +71,15 @@ static enum outcome receive(struct cwd_broker *b, struct cwd_session *session,
     else
         return MAIL;
     return BREACH;
+}
+
+int cwd_mail_check(const struct cwd_mail *mail) {
+    if (!mail->fds_lost)
+        return 0;
+    return cw_fail(-EDQUOT,
+                   "the broker has no descriptor left for what came with a request: close "
+                   "some arrays and try again, or raise its limit (ulimit -n) and start it "
+                   "again");
 }
 
 static void discard_fds(struct cwd_broker *b, struct cwd_mail *mail) {

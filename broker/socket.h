@@ -20,8 +20,11 @@ struct cwd_mail { /* one message from a client, our own copy */
     uint32_t body_bytes;
     int fds[CWD_FDS_MAX]; /* taken: set to -1 */
     uint32_t fd_count;
+    bool fds_lost; /* descriptors came that this process had no room for */
 };
 
+/* 0, or -EDQUOT where descriptors were lost on their way in. */
+int cwd_mail_check(const struct cwd_mail *mail);
 /* epoll told something about the session's socket; what it is, receiving shows. */
 void cwd_socket_on_event(struct cwd_broker *broker, struct cwd_session *session);
 /* Sends a reply; the descriptors stay ours. A client that does not read is dropped. status < 0: the

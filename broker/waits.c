@@ -1,6 +1,8 @@
 /*
- * Waits: see waits.h. The loop's thread owns them. Each wait stands in the group of its key until
- * it is answered, then in its session's list of answers; max_client_waits bounds both together.
+ * Waits: see waits.h. The loop's thread owns them. Each wait stands in its session's list of all,
+ * and beside it in the group of its key until it is answered, then in its session's list of
+ * answers; max_client_waits bounds the first. Who cancels walks that one: what others wait for
+ * costs nobody.
  */
 #include "broker/waits.h"
 
@@ -18,8 +20,9 @@ struct cwd_wait {
     struct cwd_session *session;
     uint64_t id;
     int status;
-    struct cwd_wait_group *group; /* NULL: answered */
-    struct cwd_wait *prev, *next; /* in the group, or in the session's answers */
+    struct cwd_wait_group *group;         /* NULL: answered */
+    struct cwd_wait *prev, *next;         /* in the group, or in the session's answers */
+    struct cwd_wait *own_prev, *own_next; /* among the session's */
 };
 
 struct cwd_wait_group {
@@ -75,6 +78,7 @@ int cwd_wait_begin(struct cwd_broker *b, struct cwd_session *session, uint64_t i
     }
     *wait = (struct cwd_wait){.session = session, .id = id, .group = group};
     DL_APPEND(group->waits, wait);
+    DL_APPEND2(session->own_waits, wait, own_prev, own_next);
     session->waits++;
     session->changed = true;
     b->waiting++;
@@ -85,17 +89,12 @@ int cwd_wait_begin(struct cwd_broker *b, struct cwd_session *session, uint64_t i
 }
 
 void cwd_wait_cancel(struct cwd_broker *b, struct cwd_session *session, uint64_t id) {
-    struct cwd_wait_group *group, *next_group;
-    struct cwd_wait *wait, *next;
-    if (session->waits == 0)
+    struct cwd_wait *wait;
+    DL_FOREACH2(session->own_waits, wait, own_next) {
+        if (wait->id != id || !wait->group)
+            continue;
+        answer(b, wait, -ECANCELED);
         return;
-    HASH_ITER(hh, b->waits, group, next_group) {
-        DL_FOREACH_SAFE(group->waits, wait, next) {
-            if (wait->session != session || wait->id != id)
-                continue;
-            answer(b, wait, -ECANCELED);
-            return;
-        }
     }
 }
 
@@ -110,6 +109,7 @@ void cwd_waits_answer(struct cwd_broker *b, const char *key, size_t key_bytes) {
 }
 
 static void wait_free(struct cwd_wait *wait) {
+    DL_DELETE2(wait->session->own_waits, wait, own_prev, own_next);
     wait->session->waits--;
     wait->session->changed = true;
     free(wait);
@@ -132,23 +132,12 @@ bool cwd_waits_flush(struct cwd_broker *b, struct cwd_session *session) {
 }
 
 void cwd_waits_cancel_all(struct cwd_broker *b, struct cwd_session *session) {
-    struct cwd_wait_group *group, *next_group;
-    struct cwd_wait *wait, *next;
-    DL_FOREACH_SAFE(session->ready, wait, next) {
-        DL_DELETE(session->ready, wait);
-        wait_free(wait);
-    }
-    if (session->waits == 0)
-        return;
-    HASH_ITER(hh, b->waits, group, next_group) {
-        struct cwd_wait *at = group->waits;
-        while (at) { /* the group goes with its last wait */
-            wait = at;
-            at = at->next;
-            if (wait->session != session)
-                continue;
+    while (session->own_waits) {
+        struct cwd_wait *wait = session->own_waits;
+        if (wait->group)
             leave_group(b, wait);
-            wait_free(wait);
-        }
+        else
+            DL_DELETE(session->ready, wait);
+        wait_free(wait);
     }
 }

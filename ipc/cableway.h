@@ -7,9 +7,9 @@
  * thread. -ENOENT no such name; -EEXIST the name is taken; -ESTALE the array behind a handle is
  * gone; -EDQUOT a limit or no memory left; -ECONNRESET the broker is lost; -ETIMEDOUT; -EINVAL a
  * bad argument; -ENODEV no such device; -EPROTO a breach of protocol or another version; -EPERM
- * refused; -EINTR a signal came while waiting; -EAGAIN nothing there (where said); -EREMOTEIO
- * another node could not be reached, or refused. Outputs come
- * last and are set on success alone. Threads: every function may be called from any thread, unless
+ * refused; -EINTR a signal came while waiting; -EAGAIN nothing there, -EBUSY in use (where said);
+ * -EREMOTEIO another node could not be reached, or refused. Outputs come last and are set on
+ * success alone. Threads: every function may be called from any thread, unless
  * said otherwise. Fork: a client does not work in a forked child; cw_client_forked() tells, and the
  * child connects anew. Arrays inherited over fork stay mapped and stay held (the parent's leases
  * are doubled at fork) as long as the child or a child of it lives. Time: timeout_ns < 0 means for
@@ -489,17 +489,22 @@ uint64_t cw_queue_max(const cw_queue *queue);
  * Puts an item: bytes, and handles (exported with transit 1) that go with it. extra_bytes is what
  * the item is charged beside size_bytes. On success the handles belong to the queue, which keeps
  * what is behind them until the item is taken, whoever dies. Blocks while the queue is full. A
- * writer that dies in it has put its item whole or not at all, and blocks nobody. -EMSGSIZE: can
- * never fit. -EDQUOT: no memory for so many items. -ETIMEDOUT, -EINTR, -ECONNRESET, -EPROTO.
+ * writer that dies in it has put its item whole or not at all, and blocks nobody. -ETIMEDOUT: the
+ * queue was full until the end. It never says that others were putting: they are waited for, some
+ * microseconds each, whatever timeout_ns is. -EBUSY: timeout_ns is over, and one that is in the
+ * middle of putting has not run for a second (it is stopped, or asks a broker that does not
+ * answer). -EMSGSIZE: can never fit. -EDQUOT: no memory for so many items. -EINTR, -ECONNRESET,
+ * -EPROTO.
  */
+#define CW_QUEUE_TRY INT64_MIN /* as timeout_ns 0, but -EBUSY at once where others are at it */
 int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const cw_handle *handles,
                  uint32_t count, uint64_t extra_bytes, int64_t timeout_ns);
 /*
  * Takes the next item, in the order in which they were put. What the item held before is ended.
  * Blocks while the queue is empty. A reader that dies in it leaves its item to the next reader; if
  * it died in the moment between, when what went with the item was its own alone, the item is
- * counted as lost and passed over. Returns how many arrays go with it. -ETIMEDOUT, -EINTR,
- * -ECONNRESET, -EPROTO.
+ * counted as lost and passed over. Returns how many arrays go with it. -ETIMEDOUT: the queue was
+ * empty until the end. -EBUSY and CW_QUEUE_TRY as for cw_queue_put(). -EINTR, -ECONNRESET, -EPROTO.
  */
 int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns);
 /* Frees what an item holds; it is empty then. */
@@ -611,6 +616,12 @@ void cw_pool_listen(cw_pool *pool, int change);
 uint32_t cw_pool_news(cw_pool *pool, int helper);
 /* Ends the waits of all listeners, or of the helper. Any thread. */
 void cw_pool_tell(cw_pool *pool, int helper);
+/* The helper, having read its news, is about to look whether anything still waits to be submitted:
+ * cw_pool_emptied() tells it from now on. Any thread. */
+void cw_pool_ask_emptied(cw_pool *pool);
+/* The caller has submitted, or dropped, the last task that waited for a cell: ends the helper's
+ * wait if it has asked. Any thread. */
+void cw_pool_emptied(cw_pool *pool);
 /*
  * Waits until there is an answer, or news are no more what they were. A listener spins for spin_ns
  * first; the helper (helper 1, one thread) leaves answers to listeners while there are any. Any

@@ -227,6 +227,8 @@ static int begin_session(cw_client *client, const struct cw_hello_reply *reply,
     cw_segment_close_fd(&client->session_segment);
     client->root = client->root_segment.base;
     client->shared = client->session_segment.base;
+    /* S3: from here on we may hold what the broker has to keep for us. */
+    CW_STORE(S3, &client->shared->mapped, 1, relaxed);
     client->broker_pid = (int)client->root->pid;
     cw_lane_init(client);
     code = cw_heap_init(&client->heap, &cw_backend_host, 0);

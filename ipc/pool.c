@@ -217,8 +217,8 @@ void cw_pool_wake(cw_pool *pool, uint32_t group, uint32_t most) {
 
 void cw_pool_release(cw_pool *pool, uint32_t worker) {
     CW_ASSERT(worker < pool->parts.view.worker_count);
-    /* T52: release, after what was written into what was opened; pairs with T53. */
-    CW_ADD(T52, &pool->parts.view.workers[worker].released, 1, release);
+    /* T54: release, after what was written into what was opened; pairs with T55. */
+    CW_ADD(T54, &pool->parts.view.workers[worker].released, 1, release);
 }
 
 void cw_pool_assign(cw_pool *pool, uint32_t worker, uint32_t group) {
@@ -254,6 +254,14 @@ uint32_t cw_pool_news(cw_pool *pool, int helper) {
 
 void cw_pool_tell(cw_pool *pool, int helper) {
     cw_dispatch_tell(&pool->parts.view, helper != 0);
+}
+
+void cw_pool_ask_emptied(cw_pool *pool) {
+    cw_dispatch_ask_emptied(&pool->parent);
+}
+
+void cw_pool_emptied(cw_pool *pool) {
+    cw_dispatch_emptied(&pool->parent);
 }
 
 /* It pays to spin for workers that run on other cores. */

@@ -294,10 +294,18 @@ uint64_t cw_queue_max(const cw_queue *queue) {
 }
 
 static int64_t end_of(int64_t timeout_ns) {
+    if (timeout_ns == CW_QUEUE_TRY)
+        return CW_QUEUE_END_TRY;
     return timeout_ns <= 0 ? timeout_ns : cw_now_ns() + timeout_ns;
 }
 
 /* ---- putting ---- */
+
+/* What came of work within a turn, which is the caller's: a time that ran out there was the
+ * broker's, and says nothing of what the queue holds. */
+static int within_turn(int code) {
+    return code == -ETIMEDOUT ? -EBUSY : code;
+}
 
 /* Where a record of so many bytes goes; the caller has the turn. */
 static int find_room(cw_queue *queue, uint64_t bytes, uint64_t *position) {
@@ -354,7 +362,7 @@ int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const c
     code = find_room(queue, bytes, &place.position);
     if (code) {
         cw_queue_put_cancel(core);
-        return code;
+        return within_turn(code);
     }
     struct record record = {.kind = RECORD_ITEM,
                             .size_bytes = (uint32_t)size_bytes,
@@ -462,13 +470,13 @@ static int take(cw_queue *queue, struct cw_queue_place *place, cw_item *item) {
         code = make_room(item, record.size_bytes, record.handles);
     if (code) {
         cw_queue_get_cancel(core);
-        return code;
+        return within_turn(code);
     }
     uint64_t at = place->position + sizeof record;
     code = record.handles ? open_all(queue, at, record.handles, item) : 0;
     if (code && code != -ESTALE) {
         cw_queue_get_cancel(core);
-        return code;
+        return within_turn(code);
     }
     if (code == 0) {
         copy_out(&queue->get_ring, at + record.handles * sizeof(cw_handle), item->data,

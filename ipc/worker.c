@@ -65,7 +65,7 @@ int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32
     worker->number = number;
     for (int i = 0; i < 4; i++) /* T30: who had the number before us has counted there */
         worker->figures[i] = CW_LOAD(T30, &parts.view.workers[number].figures[i], relaxed);
-    worker->lent = CW_LOAD(T53, &parts.view.workers[number].released, relaxed); /* the same */
+    worker->lent = CW_LOAD(T55, &parts.view.workers[number].released, relaxed); /* the same */
     *out = worker;
     return 0;
 }
@@ -169,9 +169,9 @@ void cw_worker_lend(cw_worker *worker) {
 }
 
 int cw_worker_released(const cw_worker *worker) {
-    /* T53: acquire; pairs with T52. What the parent wrote into what it has opened is seen. */
+    /* T55: acquire; pairs with T54. What the parent wrote into what it has opened is seen. */
     const struct cw_dispatch_worker *own = &worker->parts.view.workers[worker->number];
-    return CW_LOAD(T53, &own->released, acquire) == worker->lent;
+    return CW_LOAD(T55, &own->released, acquire) == worker->lent;
 }
 
 void *cw_worker_words(cw_worker *worker) {

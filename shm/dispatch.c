@@ -258,6 +258,17 @@ void cw_dispatch_tell(const struct cw_dispatch_view *view, bool helper) {
     cw_bell_rouse(bell_of(view, helper));
 }
 
+void cw_dispatch_ask_emptied(struct cw_dispatch_parent *parent) {
+    /* T52: before the caller looks at the row; pairs with T53, after the last was taken out. */
+    CW_STORE(T52, &parent->asked, 1, seq_cst);
+}
+
+void cw_dispatch_emptied(struct cw_dispatch_parent *parent) {
+    /* T53: after the row was emptied; pairs with T52, before the row is looked at. */
+    if (CW_XCHG(T53, &parent->asked, 0, seq_cst))
+        cw_dispatch_tell(&parent->view, true);
+}
+
 /* Is there something to see? The helper leaves answers to the listeners. */
 static bool must_look(const struct cw_dispatch_parent *parent, bool helper, uint32_t was) {
     /* T26: after W8; pairs with T25, before W11: else W11 ends our sleep. */

@@ -64,6 +64,13 @@
  *              uncounts itself (T15), looks at done (T14), and collects what is there
  *   helper   : announces sleep (W8), looks at done (T14), sleeps
  *
+ * What there is no cell for waits in a row of the caller's. Workers may leave only once it is
+ * empty, so a helper that closes waits for that, and answers alone would not tell it, as long as
+ * somebody listens:
+ *
+ *   helper         : reads its news (T27), asks (T52), looks at the row, sleeps until its news rise
+ *   who takes last : takes it out of the row; has the helper asked (T53)? Then tells it (T25)
+ *
  * Peeking. A worker may copy what lies in READY cells of its group without taking them, to have
  * their inputs ready. The words in a cell are written one by one with release (T43: the parent's
  * task, the taker's answer), and read one by one with acquire (T44) between two looks at the cell's
@@ -182,6 +189,7 @@ struct cw_dispatch_parent { /* private to the parent; one thread at a time */
     uint32_t look_at; /* the worker whose answers are looked for next */
     struct cw_dispatch_notice ahead[CW_DISPATCH_AHEAD]; /* that were found and not yet collected */
     uint32_t ahead_next, ahead_count;
+    cw_a32 asked; /* 1: the helper wants to hear when nothing waits any more. Any thread */
 };
 #define CW_DISPATCH_NOWHERE UINT64_MAX
 
@@ -265,6 +273,12 @@ uint32_t cw_dispatch_news(const struct cw_dispatch_view *view, bool helper);
 /* Lets it rise, and ends the waits of all listeners or of the helper; a system call in any case.
  * Any thread, any party. */
 void cw_dispatch_tell(const struct cw_dispatch_view *view, bool helper);
+/* The helper is about to look whether anything waits to be sent, after it has read its news:
+ * whoever takes the last of it away from now on tells it. Any thread. */
+void cw_dispatch_ask_emptied(struct cw_dispatch_parent *parent);
+/* Nothing waits any more: the caller has just taken the last away. Tells the helper if it has
+ * asked. Any thread. */
+void cw_dispatch_emptied(struct cw_dispatch_parent *parent);
 /*
  * Waits until there is an answer, or news are no more what they were. A listener may spin for
  * spin_ns first; the helper, one thread, leaves answers to listeners while there are any. Any

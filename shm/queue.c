@@ -18,6 +18,7 @@
 struct waiting {
     int64_t end_ns;  /* < 0: for ever */
     int64_t look_ns; /* how long the next short sleep is */
+    bool try;        /* not even for a turn */
 };
 
 /* Sleeps at a bell whose number was read before the last look; briefly: somebody has a turn. */
@@ -74,19 +75,64 @@ static bool turn_spin(struct cw_queue_end *end, uint64_t *holder) {
     return false;
 }
 
-static int turn_take(struct cw_queue_end *end, struct waiting *waiting) {
+/* A turn that somebody else has when our time is out, as one look after the other finds it. */
+struct held {
+    uint64_t holder, count; /* of the end: another count is another turn */
+    int64_t since_ns;       /* since then it is that one's, who was not seen to run */
+    int64_t begun_ns;       /* the first look; 0: there was none */
+};
+
+/* Whether its holder goes on with it. */
+static bool turn_moves(const struct held *held, uint64_t holder, uint64_t count) {
+    return holder != held->holder || count != held->count || cw_task_ready(holder);
+}
+
+/*
+ * After a sleep (code: how it ended) and a look that found the turn taken. The caller's time is for
+ * what the queue holds, so the turn is waited for beyond it, as long as its holder runs, or is
+ * about to. Until that is known signals wait as well: else who is called again after each of them
+ * would never come to know. 0: wait on.
+ */
+static int turn_patience(struct cw_queue_end *end, const struct waiting *waiting, struct held *held,
+                         uint64_t holder, int code) {
+    int64_t now_ns = cw_now_ns();
+    if (waiting->end_ns < 0 || now_ns < waiting->end_ns)
+        return code;
+    uint64_t count = CW_LOAD(Q14, &end->count, relaxed); /* Q14: is it still the same turn? */
+    if (held->begun_ns == 0)
+        held->begun_ns = now_ns;
+    if (turn_moves(held, holder, count)) {
+        held->holder = holder;
+        held->count = count;
+        held->since_ns = now_ns;
+    }
+    if (now_ns - held->since_ns >= CW_QUEUE_PATIENCE_NS)
+        return cw_fail(-EBUSY,
+                       "thread %u is in the middle of a put or a get, and has not run for %.1f s: "
+                       "it is stopped (SIGSTOP, a debugger), or waits for the broker. Continue it, "
+                       "or kill it: then others go on",
+                       (unsigned)(holder & CW_TASK_TID_MASK), (double)CW_QUEUE_PATIENCE_NS / 1e9);
+    return now_ns - held->begun_ns < CW_QUEUE_PATIENCE_NS ? 0 : code;
+}
+
+static int turn_take(struct cw_queue_end *end, const struct waiting *waiting) {
+    struct waiting turn = {.end_ns = -1, .look_ns = LOOK_FIRST_NS};
+    struct held held = {.holder = 0};
     uint64_t holder;
     if (turn_try(end, &holder) || turn_spin(end, &holder))
         return 0;
+    if (waiting->try)
+        return cw_fail(-EBUSY, "others put or take at this moment");
     for (;;) {
         uint32_t rings = cw_bell_announce(&end->bell);
         /* Q5: after W8; pairs with Q2 before W9. A swap that fails would be no look: it may be old.
          */
-        holder = CW_LOAD(Q5, &end->turn, seq_cst);
-        int code = holder ? sleep_at(&end->bell, rings, waiting, true) : 0;
-        clear_dead(end, holder);
+        uint64_t seen = CW_LOAD(Q5, &end->turn, seq_cst);
+        int code = seen ? sleep_at(&end->bell, rings, &turn, true) : 0;
+        clear_dead(end, seen);
         if (turn_try(end, &holder))
             return 0;
+        code = turn_patience(end, waiting, &held, holder, code);
         if (code)
             return code;
     }
@@ -213,9 +259,10 @@ static int await(struct cw_queue_core *queue, const struct side *side, uint64_t 
 
 static int begin(struct cw_queue_core *queue, const struct side *side, uint64_t bytes,
                  int64_t end_ns, struct cw_queue_place *place) {
-    struct waiting waiting = {.end_ns = end_ns, .look_ns = LOOK_FIRST_NS};
+    bool try = end_ns == CW_QUEUE_END_TRY;
+    struct waiting waiting = {try ? 0 : end_ns, LOOK_FIRST_NS, try};
     enum verdict verdict = side->look(queue, bytes, place);
-    if (verdict == WAIT && end_ns != 0)
+    if (verdict == WAIT && waiting.end_ns != 0)
         verdict = spin(queue, side, bytes, place);
     for (;;) {
         if (verdict == GO) {

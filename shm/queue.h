@@ -46,8 +46,19 @@
  *   reader after Q3                      the item went with it: it is lost, and no other
  *   anybody who waits                    nothing: a set word asleep costs one system call
  *   the broker                           nothing: it has no part in this
- * A holder that is stopped (SIGSTOP, a debugger) within its turn, some microseconds, holds up its
- * own end until it goes on, as a lock of the standard library's queues would.
+ *
+ * Time limits are for what the queue holds: no room, or nothing there. A turn lasts microseconds,
+ * but its holder may lose its core within it, at any moment, for as long as the machine is busy. So
+ * nobody's time runs out at a turn: whoever finds it taken waits until it is free, also with a
+ * limit of 0, and only then looks whether there is room, or an item. What a holder does meanwhile:
+ *   runs, or waits for a core            it is waited for
+ *   dies                                 its turn is cleared, above: within a look (0.5 to 100 ms)
+ *   does neither for CW_QUEUE_PATIENCE_NS, since it is stopped (SIGSTOP, a debugger, a frozen
+ *   cgroup) or asks a broker that stands still: who has time goes on waiting; whose limit is out
+ *                                        gets -EBUSY, which is neither "full" nor "empty"
+ * It cannot be passed by: its next store may be to the place where another would put. Others at the
+ * same end go on when it does, or when it is killed; the other end is not concerned, and takes what
+ * is there or puts while there is room.
  *
  * Words that another process wrote are copied and checked by the caller; a turn that names nobody
  * who runs is cleared, a count that makes no sense is -EPROTO.
@@ -57,7 +68,10 @@
 
 #include "wait.h"
 
-#define CW_QUEUE_LOOK_NS 100000000 /* how long a dead holder goes unnoticed at most */
+#define CW_QUEUE_LOOK_NS     100000000  /* how long a dead holder goes unnoticed at most */
+#define CW_QUEUE_PATIENCE_NS 1000000000 /* for a holder that does not run, beyond one's own limit  \
+                                         */
+#define CW_QUEUE_END_TRY INT64_MIN      /* an end_ns: does not wait, not even for a turn */
 
 struct cw_queue_mark { /* shared; written by who has the turn */
     cw_a64 position;   /* in the memory of the items */
@@ -95,8 +109,10 @@ struct cw_queue_place { /* private: where an end stands */
 
 /*
  * Takes the turn to put an item that is charged with so many bytes, once there is room for it.
- * place: where writers stand. end_ns: CLOCK_MONOTONIC, < 0 for ever. Blocks. The caller then
- * commits or cancels, soon. 0, -ETIMEDOUT, -EINTR, -EPROTO (the words make no sense).
+ * place: where writers stand. end_ns: CLOCK_MONOTONIC, < 0 for ever, CW_QUEUE_END_TRY not for a
+ * turn either. Blocks. The caller then commits or cancels, soon. 0, -ETIMEDOUT (no room until
+ * then), -EBUSY (who has the turn does not run, see above; CW_QUEUE_END_TRY: it is taken), -EINTR,
+ * -EPROTO (the words make no sense).
  */
 int cw_queue_put_begin(struct cw_queue_core *queue, uint64_t bytes, int64_t end_ns,
                        struct cw_queue_place *place);

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define TID_BITS 22u
-#define TID_MASK ((1u << TID_BITS) - 1)
+#define TID_MASK CW_TASK_TID_MASK
 
 static __thread uint64_t self_word;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -81,6 +81,12 @@ bool cw_task_runs(uint64_t task) {
     if (task >> TID_BITS == 0)
         return true; /* it could not tell its start: its number is all that is known */
     return word_of(tid, start) == task && state != 'Z' && state != 'X' && state != 'x';
+}
+
+bool cw_task_ready(uint64_t task) {
+    char state;
+    uint64_t start;
+    return look(task & TID_MASK, &state, &start) == 0 && state == 'R';
 }
 
 uint64_t cw_task_world(void) {

@@ -14,11 +14,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define CW_TASK_TID_MASK ((1u << 22) - 1)
+
 /* The calling thread's own word. Reads /proc once a thread (and once after a fork). Never 0. */
 uint64_t cw_task_self(void);
 /* Does that thread still run? A thread that has ended and was not reaped yet does not. Whatever
  * cannot be told (no descriptor left) counts as running: it is asked again. */
 bool cw_task_runs(uint64_t task);
+/* Does it run now, or wait for a core alone? False where it sleeps, is stopped, frozen or dead. */
+bool cw_task_ready(uint64_t task);
 /* A number that is the same in processes which can ask about each other's tasks. */
 uint64_t cw_task_world(void);
 

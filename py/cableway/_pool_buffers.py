@@ -51,6 +51,7 @@ HANDLE_BYTES = 48
 LENT, RETURNED, LEFT, OPENED = 1, 2, 3, 4
 HEADER_BYTES = 64
 _LOOK_AT = 32  # lent blocks that one search for memory looks at
+_LOOKS_EACH = 4  # blocks that must stay, that are looked at for each one that is lent above the limit
 
 _Kind = TypeVar("_Kind", bound=Lease)
 _forks = 0  # how often this process has forked
@@ -120,12 +121,14 @@ class BlockStore:
 
     Args:
         limit_bytes: how much it keeps, free or lent, beyond what is under way.
+        in_transit: what was lent is held by the broker too until it is opened, so the sender may let go of it at any time.
 
     Any thread may call it. A forked child must not.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, *, in_transit: bool = False) -> None:
         self._limit = limit_bytes
+        self._in_transit = in_transit
         self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
         self._free: list[Block] = []
         self._lent: deque[Block] = deque()
@@ -171,18 +174,23 @@ class BlockStore:
                 block.receiver = receiver
                 self._lent.append(block)
                 self._lent_bytes += block.capacity
-            for _ in range(len(self._lent)):
-                if self._lent_bytes <= self._limit:
-                    break
-                block = self._lent.popleft()
-                if block.state == LENT:  # let go now, it would be gone before it is opened
-                    self._lent.append(block)
-                    continue
-                self._lent_bytes -= block.capacity
-                if block.state == RETURNED:
-                    self._keep(block)
-                else:
-                    block.close()
+            self._let_go(_LOOKS_EACH * len(blocks))
+
+    def _let_go(self, looks: int) -> None:
+        """Of lent blocks above the limit. However many there are, each that is lent costs a constant: a look at a few of
+        them where some must stay, and else its own end."""
+        while self._lent_bytes > self._limit and looks and self._lent:
+            block = self._lent.popleft()
+            state = block.state
+            if state == LENT and not self._in_transit:  # let go now, it would be gone before it is opened
+                self._lent.append(block)
+                looks -= 1
+                continue
+            self._lent_bytes -= block.capacity
+            if state == RETURNED:
+                self._keep(block)
+            else:
+                block.close()
 
     def refused(self, blocks: list[Block]) -> None:
         """These were sent, and the receiver has let go of their message: what of them it has not opened, it never will."""

@@ -174,6 +174,7 @@ class Helper:
 
     def _dismiss(self) -> bool:
         """Closing: workers leave when nothing is left to do. True when all have gone."""
+        self._dispatch.ask_emptied()  # before the look: who takes the last one out now tells us
         left = self._engine.has_work
         self._dispatch.close(not left)
         if self._crew.living():

@@ -120,11 +120,7 @@ class Outgoing:
         """Takes something out of the row, unless it is being sent or was."""
         if isinstance(work, Task) and self._is_being_sent(work):
             return False
-        try:
-            self.pending.remove(work)
-        except ValueError:
-            return False
-        return True
+        return self._dispatch.take_out(work)
 
     def _is_being_sent(self, work: Task) -> bool:
         return work is self._sending or work.sent > 0
@@ -186,10 +182,7 @@ class Outgoing:
 
     def _forget(self, work: Task | Source | Outcome) -> None:
         with self._lock:
-            if self.pending and self.pending[0] is work:
-                self.pending.popleft()
-            elif work in self.pending:  # a task that was lost has come before it
-                self.pending.remove(work)
+            self._dispatch.take_out(work)  # first, unless a task that was lost has come before it
 
     def _send_chunks(self, work: Source) -> int:
         """As many chunks as there is room for. 0, or why it stopped."""

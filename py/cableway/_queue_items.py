@@ -38,7 +38,7 @@ from cableway.views import Lease, lease_again
 
 __all__ = ["Outgoing", "decode", "encode", "encode_array"]
 
-KEPT_BYTES = 256 << 20  # how much a writer keeps of the blocks that its readers still have
+KEPT_BYTES = 256 << 20  # how much a writer keeps of the blocks that wait, or that its readers still have, to use them again
 
 _HEADER = struct.Struct("<II")  # descriptors, 1: the last one is a block with the pickle
 _DESCRIPTOR = struct.Struct("<QII")  # bytes, kind, 0
@@ -176,13 +176,13 @@ class _Pickler(pickle.Pickler):
     pass
 
 
-_store = BlockStore(KEPT_BYTES)
+_store = BlockStore(KEPT_BYTES, in_transit=True)
 _encoders: list[_ItemEncoder] = []  # those that nobody uses now
 
 
 def _after_fork_in_child() -> None:
     global _store
-    _store = BlockStore(KEPT_BYTES)
+    _store = BlockStore(KEPT_BYTES, in_transit=True)
     _encoders.clear()
 
 

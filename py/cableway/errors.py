@@ -24,6 +24,7 @@ __all__ = [
     "NameNotFound",
     "NameTaken",
     "ProducerDied",
+    "QueueBlocked",
     "RemoteError",
     "Stale",
     "TaskTimeout",
@@ -104,6 +105,11 @@ class RemoteError(Error):
 
 class Timeout(Error, TimeoutError, multiprocessing.TimeoutError):
     """The time given ran out."""
+
+
+class QueueBlocked(Timeout):
+    """The time given ran out, and whether a queue has room, or an item, cannot be told: another process is in the middle of
+    a put or a get, and stands still: it is stopped, or waits for a broker that does not answer."""
 
 
 class TaskTimeout(WorkerDied, Timeout):

@@ -19,6 +19,11 @@ What differs from the standard library, and why:
 - A queue without maxsize grows. What bounds it is memory: put() raises `LimitExceeded` when the broker's limit on
   bytes is reached (`max_user_bytes`, half of the machine's memory; see `man cablewayd`), or when small items fill
   64 pieces of memory of up to 64 MiB. `maxbytes` bounds a queue itself.
+- Full and Empty tell what the queue holds, never that others are at it: put_nowait() and a short timeout wait for those
+  who are putting at that moment, some microseconds each. If one of them stands still in the middle (it is stopped, or
+  waits for a broker that does not answer), calls with a limit raise `QueueBlocked` a second after it; it goes by itself
+  when that process continues, or dies. The standard library's get() raises Empty then, and its put() only fills the
+  memory of its own process.
 - empty(), full() and qsize() tell what was so at that moment, for all processes: an item that was put is seen at once.
 - A queue can be pickled by whatever means, also into another queue, not only to a child process. Put into itself it
   is gone after `transit_seconds`, unless it was taken.
@@ -41,6 +46,7 @@ from cableway import _queue_items as items
 from cableway import array as arrays
 from cableway._lib import check, check_again, failure, ffi, held, lib
 from cableway.array import Array
+from cableway.errors import QueueBlocked
 from cableway.views import Lease, lease_again
 
 __all__ = ["JoinableQueue", "Queue", "SimpleQueue"]
@@ -97,6 +103,11 @@ def _nanoseconds(block: bool, timeout: float | None) -> int:
     return -1 if timeout is None else max(0, int(timeout * 1e9))
 
 
+def _refusal(status: int) -> Exception:
+    error = failure(status)
+    return QueueBlocked(str(error)) if status == -errno.EBUSY else error
+
+
 class _Shared:
     """What all queues have."""
 
@@ -150,7 +161,7 @@ class _Shared:
         if status == 0:
             out.sent()
             return
-        error = _standard.Full() if status == -errno.ETIMEDOUT else failure(status)
+        error = _standard.Full() if status == -errno.ETIMEDOUT else _refusal(status)
         out.refused()
         raise error
 
@@ -184,7 +195,7 @@ class _Shared:
             return
         if status == -errno.ETIMEDOUT:
             raise _standard.Empty
-        raise failure(status)
+        raise _refusal(status)
 
     def _info(self) -> Any:
         info = ffi.new("cw_queue_info *")
@@ -244,10 +255,11 @@ class Queue(_Shared):
         Args:
             obj: anything that can be pickled.
             block: whether to wait while the queue is full.
-            timeout: seconds to wait at most; None for ever.
+            timeout: seconds to wait for room at most; None for ever.
 
         Raises:
             queue.Full: it was full for all that time.
+            QueueBlocked: the time is over, and another process that is in the middle of a put has not run for a second.
             LimitExceeded: no memory left for the item.
             ValueError: the queue is closed, or the item alone is above maxbytes.
             BrokerLost: the item has large parts, and the broker that would keep them is gone.
@@ -264,10 +276,11 @@ class Queue(_Shared):
 
         Args:
             block: whether to wait while the queue is empty.
-            timeout: seconds to wait at most; None for ever.
+            timeout: seconds to wait for an item at most; None for ever.
 
         Raises:
             queue.Empty: it was empty for all that time.
+            QueueBlocked: the time is over, and another process that is in the middle of a get has not run for a second.
             ValueError: the queue is closed.
             BrokerLost: the item has large parts, and the broker that kept them is gone.
             Whatever unpickling raises.
@@ -279,11 +292,11 @@ class Queue(_Shared):
         return self._get(_nanoseconds(block, timeout))
 
     def put_nowait(self, obj: Any) -> None:
-        """put(obj, block=False)."""
+        """put(obj, block=False): does not wait for room."""
         self._put(obj, 0)
 
     def get_nowait(self) -> Any:
-        """get(block=False)."""
+        """get(block=False): does not wait for an item."""
         return self._get(0)
 
     def qsize(self) -> int:

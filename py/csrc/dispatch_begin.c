@@ -7,7 +7,8 @@
  * What there is no cell for waits, pickled, in the engine's `pending`, in one order with what waits
  * there for Python to send (_pool_outgoing). C takes quick ones from its front and nothing else,
  * Python all but those, so nothing is sent twice: taking one and sending it is one step under the
- * GIL. Who frees cells sends what waits for them.
+ * GIL. Who frees cells sends what waits for them. Who takes the last one out tells a helper that
+ * has asked: in the same step, so that no signal's handler comes in between.
  *
  * Who submits also collects, now and then: it has the GIL and the cells in its cache, and the
  * helper sleeps on meanwhile. It runs no code of the user's at that: answers that are Python's to
@@ -170,7 +171,42 @@ int dispatch_pump_quick(Dispatch *d) {
         PyErr_Restore(type, value, trace);
     if (sent)
         cw_pool_wake(d->pool, 0, sent);
+    if (sent && waiting == NOTHING)
+        cw_pool_emptied(d->pool);
     return failed ? -1 : waiting == ANOTHER || (waiting == QUICK_ONE && d->shut);
+}
+
+/* (work): takes it out of what waits: whether it was there. What waits is compared by identity, so
+ * no Python code runs in between. */
+PyObject *dispatch_take_out(PyObject *self, PyObject *work) {
+    Dispatch *d = (Dispatch *)self;
+    PyObject *first =
+        d->pending && PyObject_Size(d->pending) > 0 ? PySequence_GetItem(d->pending, 0) : NULL;
+    if (!first)
+        return PyErr_Occurred() ? NULL : PyBool_FromLong(0);
+    Py_DECREF(first); /* the deque holds it */
+    if (first == work) {
+        if (PySequence_DelItem(d->pending, 0))
+            return NULL;
+    } else {
+        PyObject *done = PyObject_CallMethod(d->pending, "remove", "O", work);
+        Py_XDECREF(done);
+        if (!done && !PyErr_ExceptionMatches(PyExc_ValueError))
+            return NULL;
+        if (!done) {
+            PyErr_Clear();
+            Py_RETURN_FALSE;
+        }
+    }
+    if (PyObject_Size(d->pending) == 0)
+        cw_pool_emptied(d->pool);
+    Py_RETURN_TRUE;
+}
+
+PyObject *dispatch_ask_emptied(PyObject *self, PyObject *unused) {
+    (void)unused;
+    cw_pool_ask_emptied(((Dispatch *)self)->pool);
+    Py_RETURN_NONE;
 }
 
 PyObject *dispatch_pump(PyObject *self, PyObject *unused) {

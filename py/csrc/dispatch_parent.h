@@ -149,6 +149,8 @@ PyObject *dispatch_share(PyObject *self, PyObject *args);
 PyObject *dispatch_begin(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *dispatch_wait(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *dispatch_pump(PyObject *self, PyObject *unused);
+PyObject *dispatch_take_out(PyObject *self, PyObject *work);
+PyObject *dispatch_ask_emptied(PyObject *self, PyObject *unused);
 /* Sends what waits first, as long as it is quick and there is room: whether what is first now is
  * Python's to send; -1: an exception. Runs no Python code. */
 int dispatch_pump_quick(Dispatch *d);

@@ -38,7 +38,7 @@ static void end_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
-/* Puts a plain object if there is room now: whether it did. */
+/* Puts a plain object if there is room now, and nobody else is putting: whether it did. */
 static PyObject *end_put(PyObject *self, PyObject *object) {
     QueueEnd *end = (QueueEnd *)self;
     PyObject *pickled = plain_dumps(object);
@@ -51,7 +51,7 @@ static PyObject *end_put(PyObject *self, PyObject *object) {
     int code = -EMSGSIZE;
     if (nbytes <= end->data_max) {
         Py_BEGIN_ALLOW_THREADS;
-        code = end->put(end->queue, data, (uint64_t)nbytes, NULL, 0, 0, 0);
+        code = end->put(end->queue, data, (uint64_t)nbytes, NULL, 0, 0, CW_QUEUE_TRY);
         Py_END_ALLOW_THREADS;
     }
     Py_DECREF(pickled);

@@ -255,6 +255,47 @@ static void listener_compares_news(void) {
         MODEL_CHECK(model_plain_read(&note) == 5);
 }
 
+/* ---- what waits for a cell ----
+ *
+ * The row of what waits is the caller's: here a count, changed and read as the orders of T52 and
+ * T53 need it at least (in Python the GIL orders more). Two tasks wait in it, worker 0 has one that
+ * is not answered, and somebody listens, so that the helper does not hear of answers.
+ */
+static cw_a32 row;
+
+static void init_two_wait_and_one_listens(void) {
+    init_0_has_one_and_one_listens();
+    atomic_store(&row, 2);
+}
+
+/* Sends one of them, or drops it. */
+static void take_out_of_row(void) {
+    if (CW_ADD(ROW, &row, UINT32_MAX, seq_cst) == 1)
+        cw_dispatch_emptied(&parent);
+}
+
+static void helper_waits_for_empty_row(void) {
+    for (;;) {
+        uint32_t was = cw_dispatch_news(&parent.view, true);
+        cw_dispatch_ask_emptied(&parent);
+        if (CW_LOAD(ROW, &row, seq_cst) == 0)
+            return;
+        ghost.waits[1]++;
+        MODEL_CHECK(cw_dispatch_wait(&parent, true, was, 0, FOR_EVER) == 0);
+    }
+}
+
+/* Something comes into the row beside who takes the last thing out, and is taken out later. */
+static void put_into_row_and_take_out(void) {
+    CW_ADD(ROW, &row, 1, seq_cst);
+    take_out_of_row();
+}
+
+static void init_one_waits_and_one_listens(void) {
+    init_0_has_one_and_one_listens();
+    atomic_store(&row, 1);
+}
+
 /* ---- deaths: of thread 0, worker 0 ---- */
 
 static void parent_submits_one_and_buries(void) {
@@ -393,6 +434,12 @@ const struct model_scenario model_dispatch_scenarios[] = {
              NULL, helper_tells, listener_is_told),
     DISPATCH("dispatch, news", "what came before them is seen", init_two_cells, 0, NULL, NULL,
              helper_tells, listener_compares_news),
+    DISPATCH("dispatch, the row", "who closes hears that nothing waits any more",
+             init_two_wait_and_one_listens, 0, NULL, NULL, take_out_of_row, take_out_of_row,
+             helper_waits_for_empty_row),
+    DISPATCH("dispatch, the row is filled again", "who closes hears that nothing waits any more",
+             init_one_waits_and_one_listens, 0, NULL, NULL, take_out_of_row,
+             put_into_row_and_take_out, helper_waits_for_empty_row),
     DISPATCH("dispatch, a worker dies", "its task is READY, lost or answered", init_one_ready,
              WORKER_0, first_accounted, NULL, one_by_0, undertaker),
     DISPATCH("dispatch, a worker dies that spins", "another is woken for what is READY",

@@ -11,6 +11,7 @@
 #include "shm/queue.h"
 
 #define FOR_EVER (-1)
+#define AT_ONCE  0
 #define STEP     16u
 
 static struct cw_queue_core queue;
@@ -39,19 +40,23 @@ static void init_two_places(void) {
     fresh(2);
 }
 
-static void put(uint64_t value) {
+static void put_until(uint64_t value, int64_t end_ns) {
     struct cw_queue_place place;
-    MODEL_CHECK(cw_queue_put_begin(&queue, 1, FOR_EVER, &place) == 0);
+    MODEL_CHECK(cw_queue_put_begin(&queue, 1, end_ns, &place) == 0);
     MODEL_CHECK(place.position == place.count * STEP && place.bytes == place.count);
     model_plain_write(&cells[place.count % queue.max_items], value);
     place.position += STEP;
     cw_queue_put_commit(&queue, &place, 1);
 }
 
+static void put(uint64_t value) {
+    put_until(value, FOR_EVER);
+}
+
 /* Takes one; notes it when it is taken. */
-static uint64_t get(void) {
+static uint64_t get_until(int64_t end_ns) {
     struct cw_queue_place place;
-    MODEL_CHECK(cw_queue_get_begin(&queue, FOR_EVER, &place) == 0);
+    MODEL_CHECK(cw_queue_get_begin(&queue, end_ns, &place) == 0);
     MODEL_CHECK(place.position == place.count * STEP && place.bytes == place.count);
     uint64_t value = model_plain_read(&cells[place.count % queue.max_items]);
     place.position += STEP;
@@ -62,8 +67,24 @@ static uint64_t get(void) {
     return value;
 }
 
+static uint64_t get(void) {
+    return get_until(FOR_EVER);
+}
+
 static void put_1(void) {
     put(1);
+}
+
+static void put_1_at_once(void) {
+    put_until(1, AT_ONCE);
+}
+
+static void put_2_at_once(void) {
+    put_until(2, AT_ONCE);
+}
+
+static void get_one_at_once(void) {
+    get_until(AT_ONCE);
 }
 
 static void put_2(void) {
@@ -178,6 +199,12 @@ const struct model_scenario model_queue_scenarios[] = {
           put_2),
     QUEUE("queue, two readers", "each item is taken once", init_both_are_there, 0, all_taken, NULL,
           get_one, get_one),
+    QUEUE("queue, two writers that do not wait", "nobody finds it full that has room",
+          init_two_places, 0, both_are_there, NULL, put_1_at_once, put_2_at_once),
+    QUEUE("queue, two readers that do not wait", "nobody finds it empty beside an item",
+          init_both_are_there, 0, all_taken, NULL, get_one_at_once, get_one_at_once),
+    QUEUE("queue, a writer dies beside one that does not wait", "the other puts its own",
+          init_two_places, 1u << 0, the_others_is_there, NULL, put_1, put_2_at_once),
     QUEUE("queue, a writer dies", "what it published is read", init_one_place, 1u << 0, NULL,
           nothing_there, put_1, get_one),
     QUEUE("queue, a reader dies", "the room that it made is seen", init_first_is_there, 1u << 0,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import logging.handlers
 import os
+import queue
 import signal
 import time
 from typing import Any
@@ -69,3 +72,25 @@ def fill_array(q: Any) -> None:
 def send_queue(source: Any) -> None:
     q = source.get()
     q.put("through a queue that came through a queue")
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def log(q: Any, process: int, count: int) -> None:
+    logger = logging.Logger(f"of {process}")
+    logger.addHandler(logging.handlers.QueueHandler(q))
+    for i in range(count):
+        logger.info("%s %s", process, i)
+
+
+def drain_at_once(q: Any, out: Any) -> None:
+    found = []
+    while True:
+        try:
+            found.append(q.get_nowait())
+        except queue.Empty:
+            break
+    out.put(found)

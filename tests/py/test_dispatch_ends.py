@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -308,4 +309,31 @@ def test_what_a_dead_worker_had_is_told_one_by_one(ends: Ends) -> None:
     assert ends.dispatch.under_way == 0
     end.answer(held[0], None)  # what it does meanwhile is no answer to anything
     end.answer(held[2], None)
+    thread.join()
+
+
+def test_a_closing_helper_hears_that_nothing_waits_any_more(ends: Ends) -> None:
+    """Though somebody listens, so that answers do not wake it."""
+    work, others = object(), object()
+    waiting: deque[object] = deque([others, work])
+    ends.dispatch.share({}, (), waiting, set())
+    looked, told = threading.Event(), threading.Event()
+
+    def helper() -> None:
+        while True:
+            was = ends.dispatch.news(True)
+            ends.dispatch.ask_emptied()
+            if not waiting:
+                break
+            looked.set()
+            ends.dispatch.help(was, None)
+        told.set()
+
+    thread = threading.Thread(target=helper, daemon=True)
+    thread.start()
+    assert looked.wait(60)
+    assert ends.dispatch.take_out(work)
+    assert not ends.dispatch.take_out(work)
+    assert ends.dispatch.take_out(others)
+    assert told.wait(60)
     thread.join()

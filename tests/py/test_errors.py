@@ -24,8 +24,8 @@ def test_the_classes_are_what_they_replace():
         cw.Timeout, multiprocessing.TimeoutError
     )
     classes = [
-        cw.BrokerLost, cw.DeviceError, cw.LimitExceeded, cw.NameNotFound, cw.NameTaken, cw.ProducerDied, cw.RemoteError,
-        cw.Stale, cw.Timeout, cw.WorkerDied,
+        cw.BrokerLost, cw.DeviceError, cw.LimitExceeded, cw.NameNotFound, cw.NameTaken, cw.ProducerDied, cw.QueueBlocked,
+        cw.RemoteError, cw.Stale, cw.Timeout, cw.WorkerDied,
     ]  # fmt: skip
     for kind in classes:
         assert issubclass(kind, cw.Error)

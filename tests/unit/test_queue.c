@@ -5,6 +5,7 @@
 
 #include <sys/time.h>
 
+#include "shm/queue.h"
 #include "shm/task.h"
 
 static cw_client *client;
@@ -165,6 +166,85 @@ static void waits_end_when_there_is_something(void **state) {
     unmake();
 }
 
+/* ---- somebody is in the middle of a put, or a get ---- */
+
+static struct call {
+    pthread_t thread;
+    int64_t timeout_ns;
+    atomic_bool over;
+    int code;
+} calls[2];
+
+static void *put_beside(void *context) {
+    struct call *call = context;
+    call->code = put(1, 8, call->timeout_ns);
+    call->over = true;
+    return NULL;
+}
+
+static void *get_beside(void *context) {
+    struct call *call = context;
+    cw_item item = {.data = NULL};
+    call->code = cw_queue_get(queue, &item, call->timeout_ns);
+    cw_item_deinit(&item);
+    call->over = true;
+    return NULL;
+}
+
+static struct cw_queue_core *core(void) {
+    return (struct cw_queue_core *)((uint8_t *)cw_array_data(array) + 64);
+}
+
+/* Calls with no time, and with little, while we have the turn of that end: they wait for it. */
+static void call_beside(struct cw_queue_end *end, void *(*function)(void *)) {
+    for (int i = 0; i < 2; i++) {
+        calls[i] = (struct call){.timeout_ns = i * 1000};
+        pthread_create(&calls[i].thread, NULL, function, &calls[i]);
+    }
+    EVENTUALLY(atomic_load(&end->bell.sleeper.asleep) || calls[0].over || calls[1].over);
+    assert_false(calls[0].over || calls[1].over);
+}
+
+static void calls_end_well(void) {
+    for (int i = 0; i < 2; i++) {
+        pthread_join(calls[i].thread, NULL);
+        OK(calls[i].code);
+    }
+}
+
+static void who_is_putting_makes_no_queue_full(void **state) {
+    (void)state;
+    for (uint64_t places = 0; places < 3; places += 2) {
+        make(places, 0);
+        struct cw_queue_place place;
+        OK(cw_queue_put_begin(core(), 8, 0, &place));
+        assert_int_equal(put(1, 8, CW_QUEUE_TRY), -EBUSY);
+        call_beside(&core()->put, put_beside);
+        cw_queue_put_cancel(core());
+        calls_end_well();
+        assert_int_equal(look().items, 2);
+        assert_int_equal(put(1, 8, CW_QUEUE_TRY), places ? -ETIMEDOUT : 0);
+        unmake();
+    }
+}
+
+static void who_is_taking_makes_no_queue_empty(void **state) {
+    (void)state;
+    make(0, 0);
+    struct cw_queue_place place;
+    cw_item item = {.data = NULL};
+    OK(put(1, 8, 0));
+    OK(put(2, 8, 0));
+    OK(cw_queue_get_begin(core(), 0, &place));
+    assert_int_equal(cw_queue_get(queue, &item, CW_QUEUE_TRY), -EBUSY);
+    call_beside(&core()->get, get_beside);
+    cw_queue_get_cancel(core());
+    calls_end_well();
+    assert_int_equal(cw_queue_get(queue, &item, CW_QUEUE_TRY), -ETIMEDOUT);
+    cw_item_deinit(&item);
+    unmake();
+}
+
 static void on_signal(int number) {
     (void)number;
 }
@@ -319,7 +399,7 @@ static void other_memory_is_refused(void **state) {
     uint8_t *memory = cw_array_data(array);
     for (int round = 0; round < 2000; round++) {
         cw_item item = {.data = NULL};
-        put(1, 64, 0);
+        put(1, 64, CW_QUEUE_TRY); /* a turn may name anybody now */
         for (int i = 0; i < 4; i++) {
             uint64_t at = 64 + chance_below(&chance, i % 2 ? 640 : cw_array_nbytes(array) - 64);
             if (at >= 128 + 24 && at < 128 + 32)
@@ -327,8 +407,8 @@ static void other_memory_is_refused(void **state) {
             memory[at] = (uint8_t)chance_next(&chance);
         }
         for (int i = 0; i < 4; i++) {
-            put(2, 64, 0);
-            cw_queue_get(queue, &item, 0);
+            put(2, 64, CW_QUEUE_TRY);
+            cw_queue_get(queue, &item, CW_QUEUE_TRY);
         }
         cw_item_deinit(&item);
     }
@@ -362,6 +442,8 @@ int main(void) {
         TEST(it_is_bounded_in_items),
         TEST(it_is_bounded_in_bytes),
         TEST(waits_end_when_there_is_something),
+        TEST(who_is_putting_makes_no_queue_full),
+        TEST(who_is_taking_makes_no_queue_empty),
         TEST(a_signal_ends_a_wait),
         TEST(arrays_travel_by_handle),
         TEST(an_item_outlives_its_writer_and_every_limit),

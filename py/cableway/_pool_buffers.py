@@ -19,6 +19,8 @@ word, and the sender lets go of it.
 Each word has one writer at a time: the sender until the message is sent, the receiver afterwards. x86-64 makes
 stores visible in order, so whatever a view wrote or read is done when the word says RETURNED.
 
+A block whose message was released with its word still at LENT was refused: the sender has it back at once.
+
 Deaths: a lease ends with its holder. A receiver that dies never returns: the sender drops what it had lent to it
 (and the broker takes the memory back when no lease is left). A sender that dies loses its lease only: what
 the receiver has opened stays.
@@ -51,7 +53,9 @@ HANDLE_BYTES = 48
 LENT, RETURNED, LEFT, OPENED = 1, 2, 3, 4
 HEADER_BYTES = 64
 _LOOK_AT = 32  # lent blocks that one search for memory looks at
-_LOOKS_EACH = 4  # blocks that must stay, that are looked at for each one that is lent above the limit
+_LOOKS_EACH = (
+    4  # blocks that must stay, that are looked at for each one that is lent above the limit
+)
 
 _Kind = TypeVar("_Kind", bound=Lease)
 _forks = 0  # how often this process has forked
@@ -157,6 +161,11 @@ class BlockStore:
                 self._free.remove(best)
                 self._free_bytes -= best.capacity
                 return best
+            # One that is larger than all that is kept stays for the next that needs its size, not beside others.
+            for block in [block for block in self._free if block.capacity > self._limit]:
+                self._free.remove(block)
+                self._free_bytes -= block.capacity
+                block.close()
         return Block(connection, _rounded(nbytes))
 
     def untake(self, blocks: list[Block]) -> None:
@@ -182,7 +191,9 @@ class BlockStore:
         while self._lent_bytes > self._limit and looks and self._lent:
             block = self._lent.popleft()
             state = block.state
-            if state == LENT and not self._in_transit:  # let go now, it would be gone before it is opened
+            if (
+                state == LENT and not self._in_transit
+            ):  # let go now, it would be gone before it is opened
                 self._lent.append(block)
                 looks -= 1
                 continue

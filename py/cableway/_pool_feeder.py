@@ -63,8 +63,9 @@ class Feeder:
         ending. (A `threading.Thread` whose start() is interrupted runs, and may fail as it begins.)
         """
         begin = partial(start_new_thread, self._serve, (iterable,))
+        steps: tuple[Any, ...] = (partial(feeding.add, self), begin)
         try:
-            deque(map(partial.__call__, (partial(feeding.add, self), begin)), maxlen=0)  # in C
+            deque(map(partial.__call__, steps), maxlen=0)  # in C
         except RuntimeError:  # no more threads
             feeding.discard(self)
             raise

@@ -44,6 +44,7 @@ from cableway._pool_table import GIVEN, HEADER, IN_BLOCK, PRIVATE, Entry, entrie
 from cableway.array import Array
 from cableway.client import current
 from cableway.constant import Constant
+from cableway.views import opened
 
 __all__ = [
     "ANSWER_MESSAGE", "ANSWER_NONE", "ANSWER_VALUE", "APPLY", "MAP", "MESSAGE", "STARMAP",
@@ -335,7 +336,7 @@ class Message:
 
     __slots__ = (
         "_answer", "_cells", "_count", "_flags", "_lengths", "_rest", "_whole",
-        "block_bytes", "body", "buffers", "by_pickle", "call", "is_open", "lead", "task",
+        "block_bytes", "body", "buffers", "by_pickle", "call", "is_open", "lead", "opened", "task",
     )  # fmt: skip
 
     def __init__(self, data: Any) -> None:
@@ -351,6 +352,7 @@ class Message:
         self.by_pickle: list[Any] = []
         self.block_bytes = 0
         self.is_open = False
+        self.opened: list[tuple[bytes, Any]] | None = []  # what its handles are opened into
 
     def open(self, given: Callable[[int, Entry], Any] | None = None) -> Exception | None:
         """Opens what is not open yet.
@@ -402,7 +404,7 @@ class Message:
 
     def close(self) -> None:
         """Lets go of all that is open: who decodes it no more. What stands on it stays. May be repeated."""
-        self._cells = self._whole = None
+        self._cells = self._whole = self.opened = None
         self.buffers, self.by_pickle = [], []
         if self._answer is not None:
             self._answer.release()
@@ -419,7 +421,9 @@ def read(data: Any, given: Callable[[int, Entry], Any] | None = None) -> Message
     why_not = message.open(given)
     if why_not is not None:
         raise why_not
-    message._cells = None  # its buffers keep what they need, and a task's go before it ends
+    message._cells = message.opened = (
+        None  # its buffers keep what they need, and a task's go before it ends
+    )
     return message
 
 
@@ -431,7 +435,20 @@ _incoming = _Incoming()
 
 
 def loads(message: Message) -> Any:
-    """The object in a message's body. May raise whatever unpickling raises."""
+    """The object in a message's body. May raise whatever unpickling raises. Of an answer it may be called again as long as
+    the message is not closed: what its handles name stays open.
+    """
+    if message.opened is None:
+        return _loads(message)
+    before = opened.by, opened.count
+    opened.by, opened.count = message, 0
+    try:
+        return _loads(message)
+    finally:
+        opened.by, opened.count = before
+
+
+def _loads(message: Message) -> Any:
     if not message.buffers:
         return pickle.loads(message.body)
     before, _incoming.buffers = _incoming.buffers, message.buffers

@@ -38,7 +38,9 @@ from cableway.views import Lease, lease_again
 
 __all__ = ["Outgoing", "decode", "encode", "encode_array"]
 
-KEPT_BYTES = 256 << 20  # how much a writer keeps of the blocks that wait, or that its readers still have, to use them again
+KEPT_BYTES = (
+    256 << 20
+)  # how much a writer keeps of the blocks that wait, or that its readers still have, to use them again
 
 _HEADER = struct.Struct("<II")  # descriptors, 1: the last one is a block with the pickle
 _DESCRIPTOR = struct.Struct("<QII")  # bytes, kind, 0

@@ -140,7 +140,8 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
 PyMODINIT_FUNC PyInit__dispatch(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module &&
-        (plain_init() || outcome_init() || turn_init() || add_type(module, "Outcome", &outcome_spec) ||
+        (plain_init() || outcome_init() || turn_init() ||
+         add_type(module, "Outcome", &outcome_spec) ||
          add_type(module, "Dispatch", &dispatch_spec) ||
          add_type(module, "WorkerEnd", &worker_spec) || add_type(module, "QueueEnd", &queue_spec) ||
          add_type(module, "Held", &held_spec) || add_type(module, "Answer", &answer_spec) ||

@@ -120,8 +120,11 @@ static int deliver_all(Dispatch *d, PyObject *list) {
 /* What is left of a list, last first, becomes the helper's. An exception that is set stays. */
 static void hand_over(Dispatch *d, PyObject *list) {
     PyObject *type, *value, *trace;
-    if (PyList_Size(list) == 0)
+    if (PyList_Size(list) == 0) {
+        if (PyErr_Occurred()) /* what waits for the cells that are free now is to be sent */
+            cw_pool_tell(d->pool, 1);
         return;
+    }
     PyErr_Fetch(&type, &value, &trace);
     int there = 1;
     if (!d->rest) {

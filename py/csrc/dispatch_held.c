@@ -66,9 +66,9 @@ static void end(Held *held) {
     held->word = NULL;
     if (!array)
         return;
-    if (word && getpid() == held->pid) /* whatever was read or written there is done */
-        __atomic_store_n(word, held->forks == forks ? BLOCK_RETURNED : BLOCK_LEFT,
-                         __ATOMIC_RELEASE);
+    /* x86-64 makes stores visible in order: whatever was read or written there is done. */
+    if (word && getpid() == held->pid)
+        *word = held->forks == forks ? BLOCK_RETURNED : BLOCK_LEFT;
     Py_BEGIN_ALLOW_THREADS;
     close_array(array);
     Py_END_ALLOW_THREADS;
@@ -151,7 +151,12 @@ static PyObject *held_open(PyObject *self, PyObject *const *args, Py_ssize_t cou
         Py_BEGIN_ALLOW_THREADS;
         code = open_array(client, &handle, layout, (uint32_t)flags, &array);
         Py_END_ALLOW_THREADS;
-        held->array = array;
+        if (held->array && array) { /* another thread has opened it meanwhile */
+            close_array(array);
+            return PyLong_FromLong(0);
+        }
+        if (array)
+            held->array = array;
         if (code != -EINTR)
             break;
         if (PyErr_CheckSignals())
@@ -159,7 +164,7 @@ static PyObject *held_open(PyObject *self, PyObject *const *args, Py_ssize_t cou
     }
     if (code == 0 && args[4] == Py_True && !held->word) {
         note_block(held);
-        __atomic_store_n(held->word, BLOCK_OPENED, __ATOMIC_RELEASE);
+        *held->word = BLOCK_OPENED;
     }
     return PyLong_FromLong(code);
 }

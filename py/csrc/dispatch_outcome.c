@@ -85,7 +85,8 @@ int outcome_take(Dispatch *d, struct entry *entry, const cw_task *task) {
         Py_INCREF(value);
     } else if (task->kind == ANSWER_VALUE) {
         value = plain_loads_task(task);
-        /* As Python will tell; but on the main thread it may be what a signal's handler has raised. */
+        /* As Python will tell; but on the main thread it may be what a signal's handler has raised.
+         */
         if (!value && PyErr_ExceptionMatches(PyExc_Exception) && !is_main_thread())
             PyErr_Clear();
     }

@@ -6,12 +6,12 @@
  * calls belong to this process and are touched under the GIL alone.
  *
  * Who collects gives what belongs to others to `deliver`, a function of the engine's, as a list of
- * (owner, number, worker, kind, data, cell, held), the first one last: what it is done with it takes
- * out of the list. If it was interrupted, by a signal's handler, what is left becomes the helper's
- * (dispatch_collect.c). What a worker did that cannot be is given with None for the owner and kind
- * 0. Messages with memory beside them are Answers, whose worker is released when they go
- * (dispatch_answer.c), so what nobody waits for is simply let go. A thread whose call another thread
- * has collected is told by the listeners' news.
+ * (owner, number, worker, kind, data, cell, held), the first one last: what it is done with it
+ * takes out of the list. If it was interrupted, by a signal's handler, what is left becomes the
+ * helper's (dispatch_collect.c). What a worker did that cannot be is given with None for the owner
+ * and kind 0. Messages with memory beside them are Answers, whose worker is released when they go
+ * (dispatch_answer.c), so what nobody waits for is simply let go. A thread whose call another
+ * thread has collected is told by the listeners' news.
  *
  * Deaths: of a worker, see `bury`; a call that was lost gets its exception by `fail`. A thread that
  * leaves its call (Ctrl-C) takes the task back, or its entry's call away: then the answer is

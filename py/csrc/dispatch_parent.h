@@ -53,11 +53,11 @@ typedef struct {
     int64_t helped_ns;                 /* when the helper was last woken */
     unsigned forks;                    /* of the process that it belongs to */
     uint32_t *lives;                   /* of each worker's number: how many were buried */
-    PyObject *rest; /* list: answers whose delivery was interrupted, last first; or NULL */
+    PyObject *rest;       /* list: answers whose delivery was interrupted, last first; or NULL */
     unsigned long helper; /* the helper's thread; 0: there is none */
     char turn_taken;      /* somebody sends what waits: dispatch_turn.c */
     char turn_wanted;     /* others came meanwhile */
-    char shut;                         /* takes no more */
+    char shut;            /* takes no more */
     /* The engine's own, told by `share`: */
     PyObject *pinned;  /* dict: functions that keep their slot, to _pool_functions.Function */
     PyObject *kinds;   /* tuple: types of functions */

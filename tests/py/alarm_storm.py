@@ -105,7 +105,9 @@ class Storm:
         except BaseException as error:
             what = repr(error)[:200]
         if self.raised != before and what == "ok":
-            what = "swallowed"  # or it came after the call had ended, and before the timer was stopped
+            what = (
+                "swallowed"  # or it came after the call had ended, and before the timer was stopped
+            )
         self.main[what] += 1
 
     def run(self) -> None:
@@ -119,7 +121,9 @@ class Storm:
         executor = None if MODULE == "multiprocessing" else module.Executor(2, mp_context=METHOD)
         pool.map(same, values)
         if executor is not None:
-            list(executor.map(same, values))  # its workers are there: what handlers raise in a fork, Python prints
+            list(
+                executor.map(same, values)
+            )  # its workers are there: what handlers raise in a fork, Python prints
         others = [threading.Thread(target=self.other, args=(pool, values)) for _ in range(2)]
         for thread in others:
             thread.start()

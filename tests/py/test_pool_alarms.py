@@ -42,7 +42,8 @@ def storm(what: str, kind: str, method: str = "fork") -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["arrays", "plain"])
 @pytest.mark.parametrize(
-    "what", ["Custom", "CustomBase", "TimeoutError", "ValueError", "SystemExit", "KeyboardInterrupt"]
+    "what",
+    ["Custom", "CustomBase", "TimeoutError", "ValueError", "SystemExit", "KeyboardInterrupt"],
 )
 def test_what_a_handler_raises_is_raised_to_its_thread_and_harms_no_result(
     what: str, kind: str

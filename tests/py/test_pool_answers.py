@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pool_tasks as tasks
 import pytest
 from cli_support import run_json
@@ -250,7 +249,8 @@ def test_a_worker_goes_on_when_the_broker_takes_no_more_clients(
     script: Script, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("few")
-    done = script("""
+    done = script(
+        """
         import os
         import threading
         os.environ["CABLEWAY_MAX_CLIENTS"] = "1"
@@ -275,6 +275,8 @@ def test_a_worker_goes_on_when_the_broker_takes_no_more_clients(
             joins.start()
             joins.join(60)
             assert not joins.is_alive()
-    """, env={**os.environ, "CABLEWAY_DIR": str(folder)})
+    """,
+        env={**os.environ, "CABLEWAY_DIR": str(folder)},
+    )
     assert "CABLEWAY_MAX_CLIENTS" in done.stdout or "clients" in done.stdout, done.stdout
     stop_broker(folder)

@@ -26,6 +26,31 @@ CFLAGS  += -std=gnu11 $(OPT) -fPIC -pthread -Wall -Wextra -Wshadow -Wpointer-ari
            -Wmissing-prototypes -Wvla -Wwrite-strings -Werror $(SANITIZE)
 CPPFLAGS += -D_GNU_SOURCE -I.
 LDFLAGS += -pthread $(SANITIZE)
+
+# ---- set-up: what this machine must have ---------------------------------------------------------------
+
+# The set-up comes before all else, whatever is typed first: while this file is read, before anything is asked of this machine
+# (HAVE_BRIDGE) and before make looks at a target. What fails there ends make at once, also with -k. A make that one of ours
+# calls finds CABLEWAY_SET_UP and leaves it out; so does a dry run.
+GOALS      := $(or $(MAKECMDGOALS),all)
+FOR_LINT   := lint
+FOR_TESTS  := test test-% fuzz fuzzers soak asan tsan sanitized sanitize-% bench bench-% $(BUILD)/tests/% $(BUILD)/tools/bench/% \
+              $(BUILD)/venv%/deps-test.stamp $(BUILD)/venv%/deps-bench%
+NO_SET_UP  := help clean print-% test-fresh
+SET_UP     := $(or $(if $(filter $(FOR_LINT),$(GOALS)),lint),$(if $(filter $(FOR_TESTS),$(filter-out $(NO_SET_UP),$(GOALS))),test),$(if $(filter wheel,$(GOALS)),wheel),build)
+ifeq ($(filter-out $(NO_SET_UP),$(GOALS)),)
+else ifneq ($(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),)
+else ifndef CABLEWAY_SET_UP
+SET_UP_DONE := $(BUILD)/setup-$(SET_UP).stamp
+ifneq ($(shell [ $(SET_UP_DONE) -nt tools/setup.sh ] || echo anew),)
+HAS_ALL := $(shell PYTHON='$(PYTHON)' CC='$(CC)' sh tools/setup.sh $(SET_UP) >&2 && mkdir -p $(BUILD) && touch $(SET_UP_DONE) && echo done)
+$(if $(HAS_ALL),,$(error nothing was built: this machine lacks what is named above))
+endif
+endif
+export CABLEWAY_SET_UP := $(SET_UP)
+# What is built at once where nobody said: one a core. With a -j of the caller's, make shares that out.
+JOBS = $(if $(filter -j%,$(MAKEFLAGS)),,-j$$(nproc))
+
 # cuda.h: the Toolkit's where it stands, else PyPI's. Whatever is built from here uses the same one.
 CUDA_INCLUDE ?= $(or $(shell sh tools/cuda_header.sh find),$(abspath $(BUILD))/cuda)
 CUDA_INCLUDE := $(CUDA_INCLUDE)
@@ -34,6 +59,8 @@ CPPFLAGS += -isystem $(CUDA_INCLUDE)
 VERSION := $(shell sed -n 's/^.define CW_VERSION *"\(.*\)"/\1/p' ipc/cableway.h)
 VENV    ?= $(BUILD)/venv
 VPY     := $(VENV)/bin/python
+# One pip at a time in an environment, also with -j.
+PIP     := flock $(VENV)/pip.lock $(VPY) -m pip
 
 SHM_SRC    := $(wildcard shm/*.c)
 IPC_SRC    := $(wildcard ipc/*.c)
@@ -45,9 +72,6 @@ hash := \#
 HAVE_BRIDGE := $(shell printf '%s\n' '$(hash)include <liburing.h>' '$(hash)include <openssl/evp.h>' \
     'void *used[] = {(void *)io_uring_submit_and_get_events, (void *)EVP_PKEY_Q_keygen};' \
     | $(CC) -D_GNU_SOURCE -fsyntax-only -x c - >/dev/null 2>&1 && echo yes)
-ifeq ($(HAVE_BRIDGE)$(filter-out all,$(MAKECMDGOALS)),) # tools/setup.sh says it to all others
-$(info cableway-bridge is left out: liburing-dev (2.3) or libssl-dev (3.0) is not here, so no other node can be reached)
-endif
 BRIDGE_LIBS ?= -luring -lssl -lcrypto
 TOOLS_SRC  := $(wildcard tools/*.c)
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
@@ -56,10 +80,12 @@ with_main = $(shell grep -lE '^(int )?main.(int|void)' $(1) /dev/null)
 PROGRAMS := $(if $(BROKER_SRC),$(BUILD)/cablewayd $(BUILD)/cableway-mover) $(if $(TOOLS_SRC),$(BUILD)/cableway) $(if $(HAVE_BRIDGE),$(BUILD)/cableway-bridge)
 
 all: $(BUILD)/libcableway.so $(BUILD)/libcableway.a $(PROGRAMS)
+	$(if $(HAVE_BRIDGE),,@echo "cableway-bridge is left out: liburing 2.3 and OpenSSL 3.0 with their headers are not here, so no other node can be reached")
 
 help:
 	@echo "make                  build everything that is written in C"
-	@echo "make test             set up, build, run all tests (from a fresh clone)"
+	@echo "make test             set up, build, run the tests (from a fresh clone)"
+	@echo "make test-more        the tests that take minutes; make test-fresh: README's commands in new roots (as root)"
 	@echo "make test-gpu         the tests of GPU memory on real GPUs; make bench-gpu: its benchmarks; make sanitize-gpu"
 	@echo "make demo             set up, build, run the demonstration (from a fresh clone)"
 	@echo "make install          PREFIX=$(PREFIX) DESTDIR="
@@ -74,7 +100,7 @@ $(BUILD)/%.o: %.c | $(CUDA_INCLUDE)/cuda.h
 	@$(if $(V),set -x,echo '  CC      $<'); $(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
 # A processor is asked before this is called.
-ifneq ($(findstring x86_64,$(shell $(CC) -dumpmachine)),)
+ifneq ($(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null)),)
 $(BUILD)/broker/bridge/hash_avx2.o: CFLAGS += -mavx2
 endif
 
@@ -104,20 +130,15 @@ $(BUILD)/cableway-bridge: $(call obj,$(BRIDGE_SRC)) $(BUILD)/libcableway.a
 $(BUILD)/cableway: $(call obj,$(TOOLS_SRC)) $(BUILD)/libcableway.a
 	$(CC) -o $@ $^ $(LDFLAGS) -l:libjansson.a
 
-# ---- set-up: system packages, virtual environment, the package in it ---------------------------------
+# ---- virtual environment, the package in it -----------------------------------------------------------
 
-$(BUILD)/setup-%.stamp: tools/setup.sh
-	@mkdir -p $(@D)
-	sh tools/setup.sh $*
-	@touch $@
-
-$(VENV)/made.stamp: | $(BUILD)/setup-build.stamp
+$(VENV)/made.stamp:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "cableway needs Python 3.10 or newer")'
 	$(PYTHON) -m venv $(VENV)
-	$(VPY) -m pip install -q --disable-pip-version-check --upgrade pip
+	$(PIP) install -q --disable-pip-version-check --upgrade pip
 	@touch $@
 $(VENV)/deps-%.stamp: tools/requirements/%.txt $(VENV)/made.stamp
-	$(VPY) -m pip install -q --disable-pip-version-check -r $<
+	$(PIP) install -q --disable-pip-version-check -r $<
 	@touch $@
 
 ifeq ($(wildcard $(CUDA_INCLUDE)/cuda.h),)
@@ -133,9 +154,11 @@ C_PARTS := unit stress crash
 TEST_PROGRAMS :=
 BENCH_PROGRAMS :=
 
+# Without the bridge its tests are left out, too.
 define c_part
-$(1)_MAIN := $$(call with_main,$$(wildcard tests/$(1)/*.c))
-$(1)_HELP := $$(call obj,$$(filter-out $$($(1)_MAIN),$$(wildcard tests/$(1)/*.c)))
+$(1)_SRC  := $$(filter-out $$(if $$(HAVE_BRIDGE),,tests/unit/test_bridge_%),$$(wildcard tests/$(1)/*.c))
+$(1)_MAIN := $$(call with_main,$$($(1)_SRC))
+$(1)_HELP := $$(call obj,$$(filter-out $$($(1)_MAIN),$$($(1)_SRC)))
 TEST_BUILT += $$(patsubst %.c,$(BUILD)/%,$$($(1)_MAIN))
 TEST_PROGRAMS += $$(patsubst %.c,$(1):$(BUILD)/%,$$(filter-out %_helper.c %_victim.c,$$($(1)_MAIN)))
 $(BUILD)/tests/$(1)/%: $(BUILD)/tests/$(1)/%.o $$($(1)_HELP) $(BUILD)/libcwbroker.a $(BUILD)/libcableway.a
@@ -171,10 +194,16 @@ RUN := $(VPY) tests/run.py --build $(BUILD) --timeout $(TIMEOUT)
 HAVE_CLANG := command -v $(CLANG) >/dev/null
 
 # A part that does not build is a failed test; the rest is run all the same.
-test: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
-	@built=; $(MAKE) --no-print-directory -k -j$$(nproc) test-programs $(PACKAGE) || built=build:/bin/false; \
-	$(RUN) tidy:tests/tidy.py $$built $(TEST_PROGRAMS) compilers:tests/compilers.sh \
-	    $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "py:pytest tests/py" "doc:doctest cableway"
+test: $(VENV)/deps-test.stamp
+	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) || built=build:/bin/false; \
+	$(RUN) tidy:tests/tidy.py $$built $(TEST_PROGRAMS) "py:pytest --quick tests/py" "doc:doctest cableway"
+# What takes minutes: storms of deaths and cuts, CPython's own tests over ours, all warnings of two compilers, the fuzzers.
+test-more: $(VENV)/deps-test.stamp
+	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) || built=build:/bin/false; \
+	$(RUN) $$built compilers:tests/compilers.sh $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "py:pytest --more tests/py"
+# The README's commands in new roots of Debian and Ubuntu (tests/fresh). FRESH: its options, such as --whole.
+test-fresh:
+	@$(PYTHON) -B tests/fresh/fresh.py --build $(BUILD) $(FRESH)
 test-c: test-programs $(VENV)/made.stamp
 	@$(RUN) $(TEST_PROGRAMS)
 test-py: $(PACKAGE) $(VENV)/deps-test.stamp
@@ -188,19 +217,19 @@ bench-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS) $(if $(HAVE_BRIDGE),
 # The GPU tests in C and some others under compute-sanitizer, where it is installed.
 sanitize-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
 	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD) sanitize
-fuzz: $(BUILD)/setup-test.stamp $(VENV)/made.stamp
+fuzz: $(VENV)/made.stamp
 	@$(RUN) --timeout 100000 "fuzz:tests/fuzz.sh $(or $(FUZZ_SECONDS),60)"
-soak: $(BUILD)/setup-test.stamp $(PACKAGE) $(VENV)/deps-test.stamp test-programs
+soak: $(PACKAGE) $(VENV)/deps-test.stamp test-programs
 	@CABLEWAY_SOAK=1 $(RUN) --timeout 36000 $(filter stress:% crash:% model:%,$(TEST_PROGRAMS)) "py:pytest tests/py"
 
 # gcc guesses at lengths and paths wrongly once sanitizers have rewritten the code.
 QUIET := -Wno-format-truncation -Wno-maybe-uninitialized
 # AddressSanitizer and UndefinedBehaviorSanitizer, C and Python; ThreadSanitizer for threads over one mapping.
-asan: $(BUILD)/setup-test.stamp $(VENV)/deps-test.stamp
-	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/asan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer $(QUIET)' \
+asan: $(VENV)/deps-test.stamp
+	@$(MAKE) --no-print-directory $(JOBS) sanitized BUILD=$(BUILD)/asan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer $(QUIET)' \
 	    SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=undefined' SANITIZED_PARTS='$(C_PARTS) example' SANITIZED_PY=1
-tsan: $(BUILD)/setup-test.stamp $(PACKAGE) $(VENV)/deps-test.stamp
-	@$(MAKE) --no-print-directory -j$$(nproc) sanitized BUILD=$(BUILD)/tsan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer $(QUIET)' \
+tsan: $(PACKAGE) $(VENV)/deps-test.stamp
+	@$(MAKE) --no-print-directory $(JOBS) sanitized BUILD=$(BUILD)/tsan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer $(QUIET)' \
 	    SANITIZE='-fsanitize=thread' SANITIZED_PARTS='unit stress' SANITIZED_BRIDGE=1 # the bridge has threads
 # The package with the sanitizers stands before the tests' packages in a venv of its own: PYTHONPATH would not reach a
 # Python that is run with -I or in an environment of its own.
@@ -219,13 +248,13 @@ BENCH_MAIN := $(call with_main,$(BENCH_SRC))
 BENCH_HELP := $(call obj,$(filter-out $(BENCH_MAIN),$(BENCH_SRC)))
 WORKERS    ?= 2
 BENCHES    := $(patsubst %.c,$(BUILD)/%,$(BENCH_MAIN))
-bench: $(BUILD)/setup-test.stamp
-	@$(MAKE) --no-print-directory -j$$(nproc) all bench-programs
+bench:
+	@$(MAKE) --no-print-directory $(JOBS) all bench-programs
 	@$(MAKE) --no-print-directory bench-run VENV=$(BUILD)/bench-venv
 bench-programs: $(BENCHES)
 # The bridge between nodes on this machine, beside OpenSSL, Dask and multiprocessing.
-bench-bridge: $(BUILD)/setup-test.stamp
-	@$(MAKE) --no-print-directory -j$$(nproc) all $(BRIDGE_BENCHES:%=$(BUILD)/tools/bench/%)
+bench-bridge:
+	@$(MAKE) --no-print-directory $(JOBS) all $(BRIDGE_BENCHES:%=$(BUILD)/tools/bench/%)
 	@$(MAKE) --no-print-directory bench-bridge-run VENV=$(BUILD)/bench-venv
 bench-bridge-run: $(PACKAGE) $(VENV)/deps-bench-bridge.stamp
 	@$(VPY) tools/bench/run.py --bridge --build $(BUILD)
@@ -234,22 +263,23 @@ bench-run: $(PACKAGE) $(VENV)/deps-bench.stamp $(VENV)/peers.stamp
 # Those that cannot be installed are not measured; the next run tries again.
 $(VENV)/peers.stamp: tools/requirements/bench-peers.txt $(VENV)/deps-bench.stamp
 	@rm -f $@; lacking=; for peer in $$(grep -v '^#' $<); do \
-	    $(VPY) -m pip install -q --disable-pip-version-check "$$peer" || lacking="$$lacking $$peer"; done; \
+	    $(PIP) install -q --disable-pip-version-check "$$peer" || lacking="$$lacking $$peer"; done; \
 	if [ -z "$$lacking" ]; then touch $@; else echo "cableway: not installed, and so not measured:$$lacking" >&2; fi
 $(BUILD)/tools/bench/bench_tls_server $(BUILD)/tools/bench/bench_tls_load: $(BUILD)/broker/bridge/frame.o
 $(BUILD)/tools/bench/%: $(BUILD)/tools/bench/%.o $(BENCH_HELP) $(BUILD)/libcableway.a
 	$(CC) -o $@ $^ $(LDFLAGS) $$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tools/bench/$*.c) -l:libck.a -lm
 
-demo: $(BUILD)/setup-build.stamp all
+demo:
+	@$(MAKE) --no-print-directory $(JOBS) all $(PACKAGE) $(VENV)/deps-demo.stamp
 	@$(MAKE) --no-print-directory demo-run
 # CuPy, where there is a GPU; without it the demo says what it left out.
 DEMO_GPU := $(if $(wildcard /dev/nvidiactl),demo-gpu-deps)
 demo-gpu-deps: $(VENV)/deps-demo.stamp
-	-$(VPY) -c 'import cupy' 2>/dev/null || $(VPY) -m pip install -q --disable-pip-version-check -r tools/requirements/demo-gpu.txt
+	-$(VPY) -c 'import cupy' 2>/dev/null || $(PIP) install -q --disable-pip-version-check -r tools/requirements/demo-gpu.txt
 demo-run: $(PACKAGE) $(VENV)/deps-demo.stamp $(DEMO_GPU)
 	@PATH="$(abspath $(VENV))/bin:$$PATH" PYTHONDONTWRITEBYTECODE=1 $(VPY) docs/examples/demo/demo.py --out $(BUILD)
 
-lint: $(BUILD)/setup-lint.stamp $(VENV)/deps-lint.stamp $(PACKAGE)
+lint: $(VENV)/deps-lint.stamp $(PACKAGE)
 	@$(RUN) --timeout 900 lint:tests/lint.sh tidy:tests/tidy.py
 
 # ---- install ---------------------------------------------------------------------------------------
@@ -266,11 +296,12 @@ install: all
 	sed 's|@PREFIX@|$(PREFIX)|;s|@VERSION@|$(VERSION)|' tools/cableway.pc.in >$(D)/lib/pkgconfig/cableway.pc
 	sed 's|@PREFIX@|$(PREFIX)|' tools/cablewayd.service.in >$(D)/lib/systemd/user/cablewayd.service
 	for page in docs/man/*.[1-9]; do [ ! -f $$page ] || install -D -m 644 $$page $(D)/share/man/man$${page##*.}/$${page##*/}; done
+	@sh tools/installed.sh '$(PREFIX)' '$(DESTDIR)'
 
 # One wheel for Python 3.10 and later: library, broker and command inside, nothing else of ours needed.
-wheel: $(BUILD)/setup-build.stamp $(VENV)/deps-wheel.stamp
-	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=$(BUILD)/release VENV=$(VENV) OPT=-O2 \
-	    BRIDGE_LIBS='-l:liburing.a -l:libssl.a -l:libcrypto.a -ldl' $(BUILD)/release/wheel/made.stamp # nothing of the system's inside
+wheel: $(VENV)/deps-wheel.stamp
+	@$(MAKE) --no-print-directory $(JOBS) BUILD=$(BUILD)/release VENV=$(VENV) OPT=-O2 \
+	    $(if $(HAVE_BRIDGE),BRIDGE_LIBS="$$(sh tools/static_libs.sh $(CC))") $(BUILD)/release/wheel/made.stamp # nothing of the system's inside
 	rm -rf $(BUILD)/dist && mkdir $(BUILD)/dist
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel show $(BUILD)/release/wheel/cableway-*.whl
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel repair --plat auto -w $(BUILD)/dist $(BUILD)/release/wheel/cableway-*.whl
@@ -278,7 +309,7 @@ wheel: $(BUILD)/setup-build.stamp $(VENV)/deps-wheel.stamp
 
 # The Python tests under every Python that is found. The wheel is one; each gets its own environment.
 PYTHONS ?= $$(sh tools/pythons.sh)
-test-pythons: $(BUILD)/setup-test.stamp test-programs $(RAW_WHEEL)
+test-pythons: test-programs $(RAW_WHEEL)
 	@set -e; for python in $(PYTHONS); do \
 	    name=$$($$python -c 'import sys; print("py%d.%d" % sys.version_info[:2])'); venv=$(BUILD)/venv-$$name; \
 	    [ -x $$venv/bin/python ] || $$python -m venv $$venv; \
@@ -292,6 +323,6 @@ clean:
 print-%:
 	@echo '$($*)'
 -include $(wildcard $(foreach d,shm ipc broker broker/mover broker/bridge tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
-.PHONY: all help always test test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-bridge-run bench-programs bench-run demo demo-run demo-gpu-deps \
+.PHONY: all help always test test-more test-fresh test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-bridge-run bench-programs bench-run demo demo-run demo-gpu-deps \
         lint install wheel clean fuzzers
 .DEFAULT_GOAL := all

@@ -71,6 +71,7 @@ int cwd_broker_init(struct cwd_broker *b, const struct cwd_options *options,
                              .instance = random_instance()};
     cwd_mover_init(b);
     cwd_remote_init(b);
+    cwd_verdict_init(b);
     b->remote.options = options->remote;
     *exit_code = CWD_EXIT_USAGE;
     int code = cwd_config_load(options->config_file, &b->limits, &b->remote.options);
@@ -128,5 +129,6 @@ void cwd_broker_deinit(struct cwd_broker *b) {
     b->directory = NULL;
     cw_segment_close(&b->root_segment);
     b->root = NULL;
+    cwd_verdict_deinit(b);
     cwd_loop_deinit(b);
 }

@@ -17,6 +17,7 @@
 #include "broker/mover.h"
 #include "broker/reclaim.h"
 #include "broker/remote.h"
+#include "broker/verdict.h"
 #include "ipc/address.h"
 #include "shm/monitor.h"
 
@@ -45,6 +46,7 @@ struct cwd_options {
     const char *config_file; /* NULL: the usual ones */
     int64_t idle_exit_ns;    /* < 0: never */
     bool foreground;
+    bool bridge;                      /* the command line asks for one */
     struct cwd_remote_options remote; /* the broker's from cwd_broker_init() on */
 };
 
@@ -72,6 +74,7 @@ struct cwd_broker {
     int64_t accept_after_ns;
     bool accepting, stopping;
     const char *stop_reason;
+    enum cwd_exit exit_code; /* with which the program ends */
 
     /* session.c */
     struct cwd_session *sessions; /* by id; all that have not ended */
@@ -111,6 +114,7 @@ struct cwd_broker {
     struct cwd_mover mover;   /* mover.c */
     struct cwd_link *links;   /* links.c: by both UUIDs */
     struct cwd_remote remote; /* remote.c */
+    struct cwd_verdict verdict;
 };
 
 /* Descriptors held, those included that a closer has not closed yet. */

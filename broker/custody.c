@@ -80,8 +80,8 @@ static int open_table(const struct cw_slab_info *info, int fd, struct cw_segment
         return cw_fail(-EPROTO, "a block table must be a memfd of ordinary pages");
     int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0)
-        return cw_fail(-EDQUOT, "no descriptor is left for a block table: %m; raise the broker's "
-                                "limit (ulimit -n) and start it again");
+        return cw_fail(-EDQUOT, "the broker has no descriptor for a block table: %m; %s",
+                       cw_descriptor_remedy(errno));
     return cw_segment_open(own, bytes, CW_SEGMENT_BLOCKS, true, 0, out);
 }
 

@@ -39,12 +39,14 @@ static int gather_slots(struct cwd_session *session, uint64_t **out, uint32_t *c
     uint32_t found = 0;
     if (!slots)
         return cw_fail(-EDQUOT, "no memory to double the leases of a fork");
-    for (uint32_t t = 0; t < session->tables; t++)
-        for (uint32_t i = 0; i < CW_LEASE_TABLE_SLOTS; i++) {
-            uint64_t slot = cw_lease_read(cwd_session_table(session, t), i);
+    for (uint32_t t = 0; t < session->tables; t++) {
+        struct cw_lease_table *table = cwd_session_table(session, t);
+        for (uint32_t i = 0, most = cw_lease_count(table); i < most; i++) {
+            uint64_t slot = cw_lease_read(table, i);
             if (slot)
                 slots[found++] = slot;
         }
+    }
     qsort(slots, found, sizeof *slots, compare_slots);
     *out = slots;
     *count = found;

@@ -35,7 +35,8 @@
 int cwd_loop_add(struct cwd_broker *b, int fd, enum cwd_event event, uint32_t id, uint32_t events) {
     struct epoll_event wanted = {.events = events, .data.u64 = cwd_loop_data(event, id)};
     if (epoll_ctl(b->epoll_fd, EPOLL_CTL_ADD, fd, &wanted) < 0)
-        return cw_fail(-EDQUOT, "watching a descriptor failed: %m");
+        return cw_fail(-EDQUOT, "watching a descriptor failed: %m%s",
+                       errno == ENOSPC ? "; raise sysctl fs.epoll.max_user_watches" : "");
     return 0;
 }
 
@@ -144,6 +145,9 @@ static void on_event(struct cwd_broker *b, const struct epoll_event *event) {
     case CWD_EVENT_BRIDGE:
         cwd_remote_on_exit(b);
         break;
+    case CWD_EVENT_TOLD:
+        cwd_verdict_on_told(b);
+        break;
     }
 }
 
@@ -206,6 +210,8 @@ static int64_t serve_time(struct cwd_broker *b) {
     next_ns = cwd_fences_serve(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;
     next_ns = cwd_remote_serve(b);
+    due_ns = next_ns < due_ns ? next_ns : due_ns;
+    next_ns = cwd_verdict_serve(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;
     next_ns = cwd_names_expire(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;

@@ -21,7 +21,8 @@ enum cwd_event {
     CWD_EVENT_LIFELINE,
     CWD_EVENT_CLOSED,
     CWD_EVENT_MOVER,
-    CWD_EVENT_BRIDGE
+    CWD_EVENT_BRIDGE,
+    CWD_EVENT_TOLD /* by the bridge, at its first start */
 };
 
 /* What epoll tells with an event: its kind, and the id of the session or ghost. An id that is gone

@@ -27,7 +27,9 @@ static void print_help(void) {
     puts(
         "Usage: cablewayd [OPTION]...\n"
         "Keeps shared arrays of one user: memory, names, leases. Clients start one when they need\n"
-        "it. Without --foreground it detaches, and returns when it listens.\n"
+        "it. Without --foreground it detaches, and returns when it listens, with --listen also "
+        "for\n"
+        "other nodes, or says why it cannot.\n"
         "\n"
         "  --foreground         stay in the foreground, log to standard error\n"
         "  --idle-exit SECONDS  end when for so long no client was connected and no name, no\n"
@@ -37,9 +39,9 @@ static void print_help(void) {
         "  --dir FOLDER         socket folder, or the path of a socket, FOLDER/NAME.sock\n"
         "                       (default: $CABLEWAY_DIR, else $XDG_RUNTIME_DIR/cableway,\n"
         "                       else /tmp/cableway-UID)\n"
-        "  --listen HOST:PORT   let nodes that are known here connect (any number of these; HOST "
-        "may\n"
-        "                       be left out: all addresses; see cableway peers --help)\n"
+        "  --listen HOST:PORT   let nodes that are known here connect (any number of these; PORT "
+        "or\n"
+        "                       :PORT: at all addresses; see cableway peers --help)\n"
         "  --peer NAME=HOST:PORT  where a known node is reached, over what the file of peers says\n"
         "  --node NAME          this node's name (default: the host's)\n"
         "  --streams N          connections to each node over which large arrays go, at most 16\n"
@@ -89,6 +91,7 @@ static const struct option names[] = {
 static int parse_arguments(int argc, char **argv, struct cwd_options *options, int *exit_code) {
     bool idle_given = false, listens = false;
     int found;
+    options->bridge = false;
     *exit_code = CWD_EXIT_OK;
     while ((found = getopt_long(argc, argv, "", names, NULL)) >= 0) {
         switch (found) {
@@ -115,6 +118,7 @@ static int parse_arguments(int argc, char **argv, struct cwd_options *options, i
         case 'p':
         case 'n':
         case 'S':
+            options->bridge = true;
             if (cwd_remote_option(&options->remote,
                                   found == 'l'   ? "--listen"
                                   : found == 'p' ? "--peer"
@@ -183,10 +187,14 @@ int main(int argc, char **argv) {
         cwd_detach_tell(verdict_fd, code, cw_detail());
         return code;
     }
-    cwd_detach_tell(verdict_fd, CWD_EXIT_OK, "");
+    if (options.bridge)
+        cwd_verdict_await(&broker, verdict_fd);
+    else
+        cwd_detach_tell(verdict_fd, CWD_EXIT_OK, "");
     cwd_clean_tell();
     cwd_loop_run(&broker);
     cwd_log("ends: %s", broker.stop_reason ? broker.stop_reason : "no reason");
+    exit_code = broker.exit_code;
     cwd_broker_deinit(&broker);
-    return CWD_EXIT_OK;
+    return exit_code;
 }

@@ -75,7 +75,7 @@ static int spawn(struct cwd_broker *b, const char *path) {
                     NULL};
     snprintf(parent, sizeof parent, "%d", (int)getpid());
     char **env = environment();
-    int code = cwd_spawn(path, argv, env, &b->mover.pid, &b->mover.pidfd);
+    int code = cwd_spawn(path, argv, env, -1, &b->mover.pid, &b->mover.pidfd);
     free(env);
     return code == -ENOENT ? -ENODEV : code; /* of a copy no -ENOENT is told: that is a name's */
 }

@@ -33,8 +33,11 @@ static int take_lock(struct cwd_broker *b) {
             return cw_fail(-errno, "locking %.200s failed: %m", b->address.lock_path);
         if (cw_address_read_lock(&b->address, b->folder_fd, &line) == 0 &&
             faccessat(b->folder_fd, socket_name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
-            return cw_fail(-EEXIST, "a broker runs already: pid %d, socket %.200s", (int)line.pid,
-                           b->address.socket_path);
+            return cw_fail(
+                -EEXIST,
+                "a broker runs already: pid %d, socket %.200s; it keeps its options: "
+                "`cableway stop` says what would be lost and ends it, then start it anew",
+                (int)line.pid, b->address.socket_path);
         nanosleep(&moment, NULL);
     }
     return cw_fail(-EEXIST, "a broker holds %.200s already, and does not listen",

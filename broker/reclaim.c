@@ -185,7 +185,7 @@ static void scan(struct cwd_broker *b) {
     for (session = b->sessions; session; session = session->hh.next) {
         for (uint32_t t = 0; t < session->tables && !session->leases_ended; t++) {
             struct cw_lease_table *table = cwd_session_table(session, t);
-            for (uint32_t i = 0; i < CW_LEASE_TABLE_SLOTS; i++) {
+            for (uint32_t i = 0, count = cw_lease_count(table); i < count; i++) {
                 uint64_t slot = cw_lease_read(table, i);
                 if (slot)
                     suspects_mark(r, slot);

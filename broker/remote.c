@@ -20,13 +20,15 @@
 #include "broker/names.h"
 #include "broker/session.h"
 #include "broker/spawn.h"
+#include "broker/verdict.h"
 
-#define PROGRAM      "cableway-bridge"
-#define BRIDGE_TRIES 8u /* deaths of bridges in one job */
-#define STARTS_MOST  3u
-#define PAUSE_NS     500000000ll /* doubled with each start in a row that came to nothing */
-#define PAUSE_MAX_NS 30000000000
-#define LOOK_NS      1000000000
+#define PROGRAM       "cableway-bridge"
+#define BRIDGE_TRIES  8u /* deaths of bridges in one job */
+#define STARTS_MOST   3u
+#define RESTARTS_MOST 10u         /* in a row while nobody asks: some three minutes */
+#define PAUSE_NS      500000000ll /* doubled with each start in a row that came to nothing */
+#define PAUSE_MAX_NS  30000000000
+#define LOOK_NS       1000000000
 
 extern char **environ;
 
@@ -44,29 +46,6 @@ struct cwd_remote_job {
 
 void cwd_remote_init(struct cwd_broker *b) {
     b->remote.pidfd = -1;
-}
-
-static bool streams_valid(const char *text) {
-    char *end;
-    unsigned long streams = strtoul(text, &end, 10);
-    return *text >= '0' && *text <= '9' && !*end && streams >= 1 && streams <= CW_STREAMS_MAX;
-}
-
-int cwd_remote_option(struct cwd_remote_options *options, const char *option, const char *value,
-                      const char *where) {
-    if (options->count + 2 > 2 * CWD_REMOTE_OPTIONS_MAX)
-        return cw_fail(-EINVAL, "%.300s: more than %u addresses and peers", where,
-                       CWD_REMOTE_OPTIONS_MAX);
-    if (strcmp(option, "--streams") == 0 && !streams_valid(value))
-        return cw_fail(-EINVAL,
-                       "%.300s: streams = %.32s: it is the number of connections to one node over "
-                       "which large arrays go, 1 to %u",
-                       where, value, CW_STREAMS_MAX);
-    char *first = strdup(option), *second = strdup(value);
-    CW_ASSERT(first && second);
-    options->words[options->count++] = first;
-    options->words[options->count++] = second;
-    return 0;
 }
 
 bool cwd_remote_is(const struct cwd_broker *b, const struct cwd_session *session) {
@@ -131,10 +110,12 @@ static void fail_waiting(struct cwd_broker *b) {
 
 static int start(struct cwd_broker *b) {
     struct cwd_remote *remote = &b->remote;
+    static char tell[] = "--tell";
     char path[PATH_MAX], parent[16];
-    char *argv[8 + 2 * CWD_REMOTE_OPTIONS_MAX] = {(char[]){PROGRAM},    (char[]){"run"},
+    char *argv[9 + 2 * CWD_REMOTE_OPTIONS_MAX] = {(char[]){PROGRAM},    (char[]){"run"},
                                                   (char[]){"--socket"}, b->address.socket_path,
                                                   (char[]){"--parent"}, parent};
+    uint32_t used = 6;
     if (remote->starts >= STARTS_MOST && remote->jobs)
         return cw_fail(-EREMOTEIO,
                        "%s ended %u times before it was ready: the broker's log says why", PROGRAM,
@@ -148,8 +129,13 @@ static int start(struct cwd_broker *b) {
             path);
     snprintf(parent, sizeof parent, "%d", (int)getpid());
     for (uint32_t i = 0; i < remote->options.count; i++)
-        argv[6 + i] = remote->options.words[i];
-    int code = cwd_spawn(path, argv, environ, &remote->pid, &remote->pidfd);
+        argv[used++] = remote->options.words[i];
+    int tell_fd = cwd_verdict_pipe(b);
+    if (tell_fd >= 0)
+        argv[used++] = tell;
+    int code = cwd_spawn(path, argv, environ, tell_fd, &remote->pid, &remote->pidfd);
+    if (tell_fd >= 0)
+        close(tell_fd);
     if (code == 0) {
         code = cwd_loop_add(b, remote->pidfd, CWD_EVENT_BRIDGE, 0, EPOLLIN);
         if (code) {
@@ -238,6 +224,11 @@ static int64_t look_after(struct cwd_broker *b) {
     return remote->look_ns;
 }
 
+static int64_t pause_after(const struct cwd_remote *remote) {
+    int64_t pause_ns = PAUSE_NS << (remote->starts < 8 ? remote->starts : 8);
+    return pause_ns < PAUSE_MAX_NS ? pause_ns : PAUSE_MAX_NS;
+}
+
 int64_t cwd_remote_serve(struct cwd_broker *b) {
     struct cwd_remote *remote = &b->remote;
     bool wanted = remote->options.count > 0;
@@ -248,14 +239,16 @@ int64_t cwd_remote_serve(struct cwd_broker *b) {
     if (!wanted && !remote->jobs)
         return look_ns;
     if (!remote->pid && !remote->session) {
+        if (!remote->jobs && remote->starts >= RESTARTS_MOST)
+            return look_ns; /* until somebody asks */
         if (!remote->jobs && b->now_ns < remote->start_after_ns)
             return remote->start_after_ns;
         bool asked = remote->jobs != NULL;
         int code = start(b);
-        int64_t pause_ns = PAUSE_NS << (remote->starts < 8 ? remote->starts : 8);
-        remote->start_after_ns = b->now_ns + (pause_ns < PAUSE_MAX_NS ? pause_ns : PAUSE_MAX_NS);
+        remote->start_after_ns = b->now_ns + pause_after(remote);
         if (code) {
             cwd_log("%s", cw_detail());
+            cwd_verdict_fail(b);
             fail_waiting(b);
             remote->starts = asked ? 0 : remote->starts + 1; /* who asks next tries anew */
             return wanted ? remote->start_after_ns : INT64_MAX;
@@ -417,6 +410,19 @@ static void settle(struct cwd_broker *b) {
     (void)cwd_remote_serve(b);
 }
 
+/* It ended before it was ready. */
+static void failed_again(struct cwd_broker *b) {
+    struct cwd_remote *remote = &b->remote;
+    int64_t pause_ns = pause_after(remote);
+    remote->start_after_ns = b->now_ns + pause_ns;
+    if (remote->starts < RESTARTS_MOST)
+        cwd_log(PROGRAM " is started again after %.1f s", (double)pause_ns / 1e9);
+    else
+        cwd_log(PROGRAM " ended %u times in a row before it was ready: it is not started again "
+                        "until a name of another node is asked for",
+                remote->starts);
+}
+
 void cwd_remote_on_exit(struct cwd_broker *b) {
     struct cwd_remote *remote = &b->remote;
     int status;
@@ -431,6 +437,8 @@ void cwd_remote_on_exit(struct cwd_broker *b) {
     b->fds--;
     remote->pidfd = -1;
     remote->pid = 0;
+    if (remote->options.count && remote->starts)
+        failed_again(b);
     settle(b);
 }
 

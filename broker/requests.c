@@ -157,10 +157,12 @@ static int serve_slab_adopt(struct cwd_broker *b, struct cwd_session *s, struct 
 }
 
 static bool session_holds(struct cwd_session *session, uint64_t slot) {
-    for (uint32_t t = 0; t < session->tables; t++)
-        for (uint32_t i = 0; i < CW_LEASE_TABLE_SLOTS; i++)
-            if (cw_lease_read(cwd_session_table(session, t), i) == slot)
+    for (uint32_t t = 0; t < session->tables; t++) {
+        struct cw_lease_table *table = cwd_session_table(session, t);
+        for (uint32_t i = 0, count = cw_lease_count(table); i < count; i++)
+            if (cw_lease_read(table, i) == slot)
                 return true;
+    }
     return false;
 }
 

@@ -60,8 +60,8 @@ void cwd_session_accept(struct cwd_broker *b, int sock) {
 static int make_bell(int *read_end, int *write_end) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0)
-        return cw_fail(-EDQUOT, "the broker has no descriptor left for a bell: %m; raise its limit "
-                                "(ulimit -n) and start it again");
+        return cw_fail(-EDQUOT, "the broker has no descriptor left for a bell: %m; %s",
+                       cw_descriptor_remedy(errno));
     (void)fcntl(ends[1], F_SETPIPE_SZ, CW_PAGE); /* best effort: less kernel memory */
     *read_end = ends[0];
     *write_end = ends[1];
@@ -72,8 +72,8 @@ int cwd_session_open(struct cwd_broker *b, struct cwd_session *session, int pidf
     int read_end = -1, write_end = -1;
     struct cw_segment segment = {.fd = -1};
     int doorbell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int code = doorbell < 0 ? cw_fail(-EDQUOT, "the broker has no descriptor left: %m; raise its "
-                                               "limit (ulimit -n) and start it again")
+    int code = doorbell < 0 ? cw_fail(-EDQUOT, "the broker has no descriptor left: %m; %s",
+                                      cw_descriptor_remedy(errno))
                             : make_bell(&read_end, &write_end);
     if (code == 0)
         code = cw_segment_create("session", CW_SESSION_BYTES, CW_SEGMENT_SESSION, b->instance, 0,
@@ -171,7 +171,7 @@ static void leases_end(struct cwd_broker *b, struct cwd_session *session) {
     session->leases_ended = true;
     for (uint32_t t = 0; t < session->tables; t++) {
         struct cw_lease_table *table = cwd_session_table(session, t);
-        for (uint32_t i = 0; i < CW_LEASE_TABLE_SLOTS; i++) {
+        for (uint32_t i = 0, count = cw_lease_count(table); i < count; i++) {
             uint64_t slot = cw_lease_read(table, i);
             if (slot)
                 cwd_reclaim_suspect(b, cw_lease_slab(slot), cw_lease_block(slot));

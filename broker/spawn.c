@@ -11,12 +11,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "broker/log.h"
+#include "broker/verdict.h"
 #include "shm/error.h"
+#include "shm/pidfd.h"
 
 int cwd_spawn_find(const char *program, const char *variable, char *path) {
     const char *given = getenv(variable);
@@ -35,8 +36,8 @@ int cwd_spawn_find(const char *program, const char *variable, char *path) {
     return access(path, X_OK) == 0 ? 0 : -ENOENT;
 }
 
-int cwd_spawn(const char *path, char *const argv[], char *const environment[], pid_t *pid,
-              int *pidfd) {
+int cwd_spawn(const char *path, char *const argv[], char *const environment[], int tell_fd,
+              pid_t *pid, int *pidfd) {
     posix_spawn_file_actions_t files;
     posix_spawnattr_t how;
     sigset_t none, all;
@@ -46,6 +47,8 @@ int cwd_spawn(const char *path, char *const argv[], char *const environment[], p
     posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     posix_spawn_file_actions_adddup2(&files, cwd_log_fd(), STDERR_FILENO);
     posix_spawn_file_actions_adddup2(&files, STDERR_FILENO, STDOUT_FILENO);
+    if (tell_fd >= 0)
+        posix_spawn_file_actions_adddup2(&files, tell_fd, CWD_TELL_FD);
     posix_spawnattr_init(&how);
     posix_spawnattr_setflags(&how, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
     posix_spawnattr_setsigmask(&how, &none);
@@ -55,11 +58,13 @@ int cwd_spawn(const char *path, char *const argv[], char *const environment[], p
     posix_spawn_file_actions_destroy(&files);
     if (error)
         return cw_fail(-ENOENT, "starting %.300s failed: %s", path, strerror(error));
-    *pidfd = (int)syscall(SYS_pidfd_open, *pid, 0);
+    *pidfd = cw_pidfd_open(*pid);
     if (*pidfd >= 0)
         return 0;
-    int code = cw_fail(-EDQUOT, "no descriptor is left to watch %.300s with: %m", path);
+    int code = *pidfd; /* the sentence says why: no descriptor, or the call is forbidden */
     kill(*pid, SIGKILL);
     waitpid(*pid, NULL, 0);
+    *pid = 0;
+    *pidfd = -1;
     return code;
 }

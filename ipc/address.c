@@ -162,9 +162,12 @@ int cw_address_open_folder(const struct cw_address *address, bool create, int *f
                            "the socket folder %.200s is a symbolic link or no folder: remove it, "
                            "or set CABLEWAY_DIR to a folder of your own",
                            address->folder);
+        if (code == EMFILE || code == ENFILE || code == ENOMEM)
+            return cw_fail(-EDQUOT, "opening the socket folder %.200s failed: %s; %s",
+                           address->folder, strerror(code), cw_descriptor_remedy(code));
         return cw_fail(code == EACCES ? -EPERM : -code,
-                       "opening the socket folder %.200s failed: %m; it must be yours, mode 700",
-                       address->folder);
+                       "opening the socket folder %.200s failed: %s; it must be yours, mode 700",
+                       address->folder, strerror(code));
     }
     int code = check_folder(address->folder, opened);
     if (code) {

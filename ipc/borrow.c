@@ -57,14 +57,12 @@ struct ticket {
 
 /* A number that no other process has. 0: there is no chance to be had. */
 static uint64_t own_process(void) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static uint64_t number;
-    pthread_mutex_lock(&lock);
-    if (!number && getrandom(&number, sizeof number, 0) != sizeof number)
-        number = 0;
-    uint64_t found = number;
-    pthread_mutex_unlock(&lock);
-    return found;
+    static cw_a64 number; /* no lock, which a fork could find held */
+    uint64_t made, found = CW_LOAD(K21, &number, relaxed); /* K21: it says nothing else */
+    if (found || getrandom(&made, sizeof made, 0) != sizeof made)
+        return found;
+    /* Who was first decides for all. */
+    return CW_CAS(K21, &number, &found, made, acquire) ? made : found;
 }
 
 static int write_ticket(const struct ticket *ticket, int *out) {

@@ -140,18 +140,20 @@ int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_lay
                  uint64_t offset_bytes);
 /* The same to a name of another node, onto that node's GPU ("cuda:N" as it counts them, without a
  * mask; "cpu": as cw_array_put()). -ENODEV: it has no such GPU; -EDQUOT: no memory there. A name of
- * this node with a GPU is -EINVAL: an array is named where it lies. */
+ * this node with a GPU is -EINVAL, since an array is named where it lies; "//NODE/NAME" with this
+ * node as NODE is not: a copy is made there and named. */
 int cw_array_put_at(cw_array *array, const char *name, const char *device, uint32_t flags,
                     const cw_layout *layout, uint64_t offset_bytes);
 /*
  * The array under a name. When its slab is mapped already it asks nobody and makes no system call.
  * -ENOENT.
  *
- * A name "//NODE/NAME" is one of another node, here and in cw_array_put(), cw_wait(), cw_remove()
- * and cw_names(). Getting it fetches the array once into memory of this node, where all clients
- * share it, mapped read-only (a *replica*), and blocks until it is there, whole and checked; what
- * was fetched is fetched again only when the name means another array at its node. What is written
- * into the array there later does not show here. -EREMOTEIO, -EINTR.
+ * A name "//NODE/NAME" is one of another node, here and in cw_array_put(), cw_wait(), cw_remove(),
+ * cw_names() and cw_name_stat(); where NODE is this node, it is the name NAME here. Getting it
+ * fetches the array once into memory of this node, where all clients share it, mapped read-only (a
+ * *replica*), and blocks until it is there, whole and checked; what was fetched is fetched again
+ * only when the name means another array at its node. What is written into the array there later
+ * does not show here. -EREMOTEIO, -EINTR.
  */
 int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out);
 /*
@@ -185,6 +187,9 @@ int cw_names(cw_client *client, const char *prefix, char **names, uint64_t *coun
  * in all.
  */
 int cw_name_check(const char *name);
+/* Does it name an array of this node? 1: it does, also as "//NODE/NAME" with this node's name; 0:
+ * of another. Asks the bridge for the latter. -EINVAL, -EREMOTEIO (no such peer). */
+int cw_name_is_here(cw_client *client, const char *name);
 void cw_free(void *memory);
 
 /* Ends the lease. Pointers into it become invalid. NULL is allowed. */
@@ -438,7 +443,8 @@ typedef struct cw_name_info {
     char device[16];      /* "cpu", or "cuda" */
     char device_uuid[41]; /* which GPU; "" for the host */
 } cw_name_info;
-/* All about one name. -ENOENT. */
+/* All about one name. -ENOENT. Of another node's name that node is asked (it blocks: -EREMOTEIO,
+ * -EINTR), and name, nbytes, shape, dtype, keep and created_ns are told; the rest is 0 or empty. */
 int cw_name_stat(cw_client *client, const char *name, cw_name_info *out);
 /* Asks the broker to end. Every client then gets -ECONNRESET; names are lost. */
 int cw_broker_stop(cw_client *client);

@@ -18,7 +18,6 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -26,6 +25,7 @@
 #include "ipc/client.h"
 #include "ipc/door.h"
 #include "ipc/fence.h"
+#include "shm/pidfd.h"
 
 #define CONNECT_LIMIT_NS 10000000000
 #define CONNECT_PAUSE_NS 2000000
@@ -245,9 +245,9 @@ static int say_hello(cw_client *client) {
     char comm[16] = "";
     prctl(PR_GET_NAME, comm);
     strncpy(hello.comm, comm, sizeof hello.comm - 1);
-    int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    int pidfd = cw_pidfd_open(getpid());
     if (pidfd < 0)
-        return cw_fail(-errno, "pidfd_open failed: %m (Linux 5.3 or newer is needed)");
+        return pidfd;
     struct cw_fds send = {.fd = {pidfd}, .count = 1}, received = {.count = 4};
     struct cw_hello_reply reply;
     client->sock_until_ns = cw_now_ns() + CONNECT_LIMIT_NS; /* a stopped broker accepts, too */
@@ -296,7 +296,7 @@ static int connect_once(const struct cw_address *address, int folder_fd, int *so
     cw_address_sockaddr(address, folder_fd, &place, &length);
     *sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (*sock < 0)
-        return cw_fail(-EDQUOT, "no socket could be made: %m");
+        return cw_fail(-EDQUOT, "no socket could be made: %m; %s", cw_descriptor_remedy(errno));
     if (connect(*sock, (struct sockaddr *)&place, length) == 0)
         return 0;
     int code = -errno;

@@ -41,14 +41,11 @@ struct cw_loan {
     struct cw_loan *next; /* lent, or ended and not told yet */
 };
 
-/* One row of numbers for all clients of the process: they are keys. */
+/* One row of numbers for all clients of the process: they are keys. No lock, which a fork could
+ * find held. */
 static uint64_t next_number(void) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static uint64_t last;
-    pthread_mutex_lock(&lock);
-    uint64_t number = ++last;
-    pthread_mutex_unlock(&lock);
-    return number;
+    static cw_a64 last;
+    return CW_ADD(K20, &last, 1, relaxed) + 1; /* K20: it is a number and says nothing else */
 }
 
 /* The slab of ours, mapped writable, that has these addresses. borrowed: or one of borrowed memory,

@@ -12,6 +12,10 @@ struct cw_name_key {
     char text[CW_KEY_MAX]; /* not terminated */
 };
 
+/* Checks client and name and makes the key. */
+int cw_name_key_make(cw_client *client, const char *name, struct cw_name_key *key);
+/* The sentence. Returns -ENOENT. */
+int cw_no_such_name(cw_client *client, const char *name);
 /* The array under a key, and its record. Asks nobody when its slab is mapped. -ENOENT (without a
  * sentence), -ECONNRESET. */
 int cw_name_key_get(cw_client *client, const struct cw_name_key *key, uint32_t flags,

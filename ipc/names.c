@@ -1,5 +1,5 @@
 /*
- * Names: put, get, wait, remove, list, stat.
+ * Names: put, get, wait, remove, list.
  *
  * Reading a name asks nobody: the directory is shared memory that the broker writes. A record that
  * is found names a block; the lease is taken after that, and if the block went meanwhile (the name
@@ -21,8 +21,7 @@
 
 _Static_assert(CW_NAMESPACE_MAX + 1 + CW_NAME_MAX + 1 <= CW_KEY_MAX, "a key fits");
 
-/* Checks client and name and makes the key. */
-static int make_key(cw_client *client, const char *name, struct cw_name_key *key) {
+int cw_name_key_make(cw_client *client, const char *name, struct cw_name_key *key) {
     if (!client)
         return cw_fail(-EINVAL, "a client is needed, NULL was given");
     int code = cw_client_usable(client);
@@ -37,7 +36,7 @@ static int make_key(cw_client *client, const char *name, struct cw_name_key *key
     return 0;
 }
 
-static int no_such_name(cw_client *client, const char *name) {
+int cw_no_such_name(cw_client *client, const char *name) {
     return cw_fail(-ENOENT, "no array has the name \"%s\"%s%s%s", name,
                    *client->name_space ? " in the namespace \"" : "", client->name_space,
                    *client->name_space ? "\"" : "");
@@ -47,7 +46,7 @@ static int find(cw_client *client, const char *name, const struct cw_name_key *k
                 struct cw_found *found) {
     int code = cw_directory_find(&client->directory, key->text, key->length, found);
     if (code == -ENOENT)
-        return no_such_name(client, name);
+        return cw_no_such_name(client, name);
     return code == -ECONNRESET ? cw_client_lost(client) : code;
 }
 
@@ -92,13 +91,15 @@ static int get(cw_client *client, const char *name, uint32_t flags, int64_t time
     struct cw_found found;
     if (!out)
         return cw_fail(-EINVAL, "a place for the array is needed, NULL was given");
-    int code = make_key(client, name, &key);
+    int code = cw_name_key_make(client, name, &key);
     if (code)
         return code;
-    if (cw_remote_name(name))
-        return cw_remote_get(client, &key, flags, timeout_ns, out);
+    if (cw_remote_name(name)) {
+        code = cw_remote_get(client, &key, flags, timeout_ns, out);
+        return code == -ELOOP ? get(client, cw_remote_local(name), flags, timeout_ns, out) : code;
+    }
     code = cw_name_key_get(client, &key, flags, &found, out);
-    return code == -ENOENT ? no_such_name(client, name) : code;
+    return code == -ENOENT ? cw_no_such_name(client, name) : code;
 }
 
 int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out) {
@@ -117,6 +118,27 @@ int cw_get_within(cw_client *client, const char *name, uint32_t flags, int64_t t
     return code;
 }
 
+/* A copy on a device; of one that lies there, itself. Ends the caller's hold on the array. */
+static int bring(cw_client *client, cw_array *array, const char *device, cw_array **out) {
+    cw_layout layout;
+    cw_array *copy;
+    if (strcmp(cw_array_device(array), device) == 0) {
+        *out = array;
+        return 0;
+    }
+    cw_array_layout(array, &layout);
+    int code = cw_array_new(client, device, &layout, 0, &copy);
+    if (code == 0) {
+        code = cw_array_copy(copy, 0, array, 0, cw_array_nbytes(array), NULL);
+        if (code)
+            cw_array_close(copy);
+        else
+            *out = copy;
+    }
+    cw_array_close(array);
+    return code;
+}
+
 int cw_get_at(cw_client *client, const char *name, const char *device, uint32_t flags,
               int64_t timeout_ns, cw_array **out) {
     struct cw_name_key key;
@@ -124,12 +146,19 @@ int cw_get_at(cw_client *client, const char *name, const char *device, uint32_t 
     if (code == 0 && (!out || !device))
         code = cw_fail(-EINVAL, "a device and a place for the array are needed, NULL was given");
     if (code == 0)
-        code = make_key(client, name, &key);
+        code = cw_name_key_make(client, name, &key);
     if (code == 0 && !cw_remote_name(name))
         code = cw_fail(-EINVAL,
                        "\"%s\" is an array of this node, and lies where it lies: copy it to %s",
                        name, device);
-    return code ? code : cw_remote_get_on(client, &key, device, flags, timeout_ns, out);
+    if (code)
+        return code;
+    code = cw_remote_get_on(client, &key, device, flags, timeout_ns, out);
+    if (code != -ELOOP)
+        return code;
+    cw_array *here;
+    code = get(client, cw_remote_local(name), flags, timeout_ns, &here);
+    return code ? code : bring(client, here, device, out);
 }
 
 int cw_get_distant(cw_client *client, const char *name, cw_array **out) {
@@ -208,6 +237,32 @@ int cw_name_key_put(cw_array *array, const struct cw_name_key *key, uint32_t fla
     return code;
 }
 
+static int put(cw_array *array, const char *name, int gpu, uint32_t flags, const cw_layout *layout,
+               uint64_t offset_bytes);
+
+/* Under a name of this node that was said as "//NODE/NAME", on the device that was said with it. */
+static int put_here(cw_array *array, const char *name, int gpu, uint32_t flags,
+                    const cw_layout *layout, uint64_t offset_bytes) {
+    char device[16];
+    cw_array *there;
+    snprintf(device, sizeof device, gpu < 0 ? "cpu" : "cuda:%d", gpu);
+    if (gpu < 0 || strcmp(cw_array_device(array), device) == 0)
+        return put(array, name, -1, flags, layout, offset_bytes);
+    if (layout || offset_bytes)
+        return cw_fail(
+            -EINVAL, "a part of an array is put onto %s of this node: copy it there first", device);
+    cw_layout whole;
+    cw_array_layout(array, &whole);
+    int code = cw_array_new(array->client, device, &whole, 0, &there);
+    if (code)
+        return code;
+    code = cw_array_copy(there, 0, array, 0, cw_array_nbytes(array), NULL);
+    if (code == 0)
+        code = cw_array_put(there, name, flags, NULL, 0);
+    cw_array_close(there);
+    return code;
+}
+
 /* gpu: of the other node whose name it is, -1 none. */
 static int put(cw_array *array, const char *name, int gpu, uint32_t flags, const cw_layout *layout,
                uint64_t offset_bytes) {
@@ -222,11 +277,15 @@ static int put(cw_array *array, const char *name, int gpu, uint32_t flags, const
         code = cw_fail(-EINVAL, "a private array gets no name: nobody else would see what is "
                                 "written to it; copy it and name the copy");
     if (code == 0)
-        code = make_key(array->client, name, &key);
+        code = cw_name_key_make(array->client, name, &key);
     if (code)
         return code;
-    if (cw_remote_name(name))
-        return cw_remote_put(array, &key, gpu, flags, layout, offset_bytes);
+    if (cw_remote_name(name)) {
+        code = cw_remote_put(array, &key, gpu, flags, layout, offset_bytes);
+        return code == -ELOOP
+                   ? put_here(array, cw_remote_local(name), gpu, flags, layout, offset_bytes)
+                   : code;
+    }
     if (gpu >= 0)
         return cw_fail(-EINVAL,
                        "\"%s\" is a name of this node: the array is named where it lies; copy it "
@@ -285,7 +344,7 @@ static int key_call(cw_client *client, uint16_t op, const struct cw_name_key *ke
 static int await_name(cw_client *client, const char *name, int64_t timeout_ns) {
     struct cw_name_key key;
     struct cw_found found;
-    int code = make_key(client, name, &key);
+    int code = cw_name_key_make(client, name, &key);
     if (code)
         return code;
     pthread_mutex_lock(&client->lock);
@@ -299,6 +358,8 @@ static int await_name(cw_client *client, const char *name, int64_t timeout_ns) {
         code = cw_remote_call(client, CW_REMOTE_WAIT, &key, timeout_ns);
     else
         code = key_call(client, CW_OP_WAIT, &key, CW_CALL_LONG, timeout_ns);
+    if (code == -ELOOP)
+        return await_name(client, cw_remote_local(name), timeout_ns);
     if (code == -ETIMEDOUT)
         return cw_fail(code, "the name \"%s\" did not come in %.3f s", name,
                        (double)timeout_ns / 1e9);
@@ -318,13 +379,15 @@ int cw_name_key_remove(cw_client *client, const struct cw_name_key *key) {
 
 int cw_remove(cw_client *client, const char *name) {
     struct cw_name_key key;
-    int code = make_key(client, name, &key);
+    int code = cw_name_key_make(client, name, &key);
     if (code)
         return code;
-    if (cw_remote_name(name))
-        return cw_remote_call(client, CW_REMOTE_REMOVE, &key, -1);
+    if (cw_remote_name(name)) {
+        code = cw_remote_call(client, CW_REMOTE_REMOVE, &key, -1);
+        return code == -ELOOP ? cw_remove(client, cw_remote_local(name)) : code;
+    }
     code = cw_name_key_remove(client, &key);
-    return code == -ENOENT ? no_such_name(client, name) : code;
+    return code == -ENOENT ? cw_no_such_name(client, name) : code;
 }
 
 struct list {
@@ -410,87 +473,10 @@ int cw_names(cw_client *client, const char *prefix, char **names, uint64_t *coun
     if (remote && !strchr(prefix + 2, '/'))
         key.text[space + length++] = '/'; /* all names of that node */
     key.length = (uint32_t)(space + length);
-    return remote ? cw_remote_names(client, &key, names, count)
-                  : cw_name_key_list(client, &key, names, count);
-}
-
-/* Who holds the record's block, as the broker counts. */
-static int ask_holders(cw_client *client, const struct cw_entry *entry, struct cw_holders *out) {
-    struct {
-        struct cw_holders head;
-        uint32_t pids[64];
-    } reply;
-    uint32_t reply_bytes = sizeof reply;
-    struct cw_block_ref ref = {.slab = entry->slab, .block = entry->block, .gen = entry->gen};
-    struct iovec part = {&ref, sizeof ref};
-    int code =
-        cw_lane_call(client, CW_OP_HOLDERS, &part, 1, &reply, &reply_bytes, CW_CALL_BRIEF, -1);
-    if (code)
-        return code;
-    if (reply_bytes < sizeof reply.head)
-        return cw_fail(-EPROTO, "the broker answered HOLDERS with %u bytes", reply_bytes);
-    *out = reply.head;
-    return 0;
-}
-
-int cw_name_key_holders(cw_client *client, const struct cw_name_key *key, uint32_t *holders) {
-    struct cw_found found;
-    struct cw_holders reply;
-    int code = cw_name_key_find(client, key, &found);
-    if (code == 0)
-        code = ask_holders(client, &found.entry, &reply);
-    if (code == 0)
-        *holders = reply.holders;
-    return code;
-}
-
-int cw_name_stat(cw_client *client, const char *name, cw_name_info *out) {
-    struct cw_name_key key;
-    struct cw_found found;
-    struct cw_shape shape;
-    struct cw_holders holders = {.holders = 0};
-    if (!out)
-        return cw_fail(-EINVAL, "a place for the answer is needed, NULL was given");
-    int code = make_key(client, name, &key);
-    if (code == 0 && cw_remote_name(name))
-        return cw_fail(-EINVAL,
-                       "\"%s\" is a name of another node, whose broker alone knows all "
-                       "about it: ask there, or get the array",
-                       name);
-    for (unsigned tries = 0; code == 0 && tries < GET_TRIES; tries++) {
-        pthread_mutex_lock(&client->lock);
-        code = find(client, name, &key, &found);
-        pthread_mutex_unlock(&client->lock);
-        if (code == 0)
-            code =
-                cw_meta_decode(found.meta, found.entry.meta_bytes, found.entry.size_bytes, &shape);
-        if (code)
-            break;
-        code = ask_holders(client, &found.entry, &holders);
-        if (code != -ESTALE && code != -ENOENT)
-            break;
-        code = 0; /* the name was replaced meanwhile */
-        if (tries + 1 == GET_TRIES)
-            return cw_fail(-ESTALE, "the name \"%s\" is replaced faster than it can be looked at",
-                           name);
-    }
-    if (code)
-        return code;
-    memset(out, 0, sizeof *out);
-    strcpy(out->name, name);
-    out->owner_pid = found.entry.owner_pid;
-    out->holders = holders.holders;
-    out->references = holders.references;
-    out->created_ns = found.entry.created_ns;
-    out->nbytes = found.entry.size_bytes;
-    out->keep = (found.entry.flags & CW_ENTRY_KEEP) != 0;
-    out->slab = found.entry.slab;
-    out->ndim = shape.ndim;
-    memcpy(out->shape, shape.shape, shape.ndim * sizeof *shape.shape);
-    memcpy(out->dtype, shape.dtype, shape.dtype_bytes + 1);
-    strcpy(out->device, holders.device_kind == CW_DEVICE_CUDA ? "cuda" : "cpu");
-    cw_uuid_text(holders.device_uuid, out->device_uuid);
-    return 0;
+    if (!remote)
+        return cw_name_key_list(client, &key, names, count);
+    code = cw_remote_names(client, &key, names, count);
+    return code == -ELOOP ? cw_names(client, cw_remote_local(prefix), names, count) : code;
 }
 
 void cw_free(void *memory) {

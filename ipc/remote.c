@@ -8,6 +8,7 @@
  */
 #include "ipc/remote.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -237,4 +238,47 @@ int cw_remote_names(cw_client *client, const struct cw_name_key *key, char **nam
 int cw_remote_peers(cw_client *client, int64_t timeout_ns, char **texts, uint64_t *count) {
     struct cw_name_key none = {.length = 0};
     return ask_texts(client, CW_REMOTE_PEERS, &none, timeout_ns, texts, count);
+}
+
+/* A number, and the tab or end behind it. */
+static bool take_number(char **at, int64_t *out) {
+    char *end;
+    errno = 0;
+    *out = strtoll(*at, &end, 10);
+    if (end == *at || errno || *out < 0 || (*end && *end != '\t'))
+        return false;
+    *at = *end ? end + 1 : end;
+    return true;
+}
+
+static bool read_about(char *text, cw_name_info *out) {
+    int64_t size_bytes, created_ns, keep;
+    if (!take_number(&text, &size_bytes) || !take_number(&text, &created_ns) ||
+        !take_number(&text, &keep))
+        return false;
+    size_t length = strcspn(text, "\t");
+    if (length == 0 || length >= sizeof out->dtype)
+        return false;
+    memcpy(out->dtype, text, length);
+    out->dtype[length] = 0;
+    text += length + (text[length] != 0);
+    for (out->ndim = 0; *text; out->ndim++)
+        if (out->ndim == CW_NDIM_MAX || !take_number(&text, &out->shape[out->ndim]))
+            return false;
+    out->nbytes = (uint64_t)size_bytes;
+    out->created_ns = (uint64_t)created_ns;
+    out->keep = keep != 0;
+    return true;
+}
+
+int cw_remote_about(cw_client *client, const struct cw_name_key *key, cw_name_info *out) {
+    char *text;
+    uint64_t count;
+    int code = ask_texts(client, CW_REMOTE_ABOUT, key, -1, &text, &count);
+    if (code)
+        return code;
+    if (count != 1 || !read_about(text, out))
+        code = cw_fail(-EPROTO, "the other node told nothing that could be read about the name");
+    free(text);
+    return code;
 }

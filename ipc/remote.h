@@ -13,7 +13,19 @@
 static inline bool cw_remote_name(const char *name) {
     return name && name[0] == '/' && name[1] == '/';
 }
-/* Blocks until the replica is there. Flags and time as cw_get_within(). */
+/* The part behind the node: of a name that passed cw_name_check(). */
+static inline const char *cw_remote_local(const char *name) {
+    const char *slash = name + 2;
+    while (*slash && *slash != '/')
+        slash++;
+    return *slash ? slash + 1 : slash;
+}
+/*
+ * All of these: -ELOOP where the name's node is this one, which the bridge alone knows. The caller
+ * then does the same under cw_remote_local().
+ *
+ * Blocks until the replica is there. Flags and time as cw_get_within().
+ */
 int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t flags,
                   int64_t timeout_ns, cw_array **out);
 /* The same, of a replica on a GPU of this process. device: "cuda:N"; -ENODEV. */
@@ -34,5 +46,7 @@ int cw_remote_call(cw_client *client, enum cw_remote_verb verb, const struct cw_
 int cw_remote_peers(cw_client *client, int64_t timeout_ns, char **texts, uint64_t *count);
 int cw_remote_names(cw_client *client, const struct cw_name_key *key, char **names,
                     uint64_t *count);
+/* What the other node tells about a name; its name, and what it does not tell, is left as it is. */
+int cw_remote_about(cw_client *client, const struct cw_name_key *key, cw_name_info *out);
 
 #endif

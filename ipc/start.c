@@ -179,7 +179,8 @@ int cw_start_broker(const char *place) {
     char *argv[] = {(char[]){PROGRAM}, (char[]){"--dir"}, (char *)(uintptr_t)place, NULL};
     int errors[2];
     if (pipe2(errors, O_CLOEXEC) < 0)
-        return cw_fail(-EDQUOT, "no pipe could be made to start a broker: %m");
+        return cw_fail(-EDQUOT, "no pipe could be made to start a broker: %m; %s",
+                       cw_descriptor_remedy(errno));
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* no handler of ours runs in the child */

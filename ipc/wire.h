@@ -199,6 +199,8 @@ enum cw_remote_verb {
     CW_REMOTE_REMOVE,
     CW_REMOTE_NAMES, /* the key is a prefix. reply: remote names */
     CW_REMOTE_PEERS, /* no key. reply: remote names: lines of text about each peer */
+    CW_REMOTE_NODE,  /* whose name it is: 0 a peer's, -ELOOP this node's. Asks no peer */
+    CW_REMOTE_ABOUT, /* reply: remote names: one text, as the bridges' NAMES with ABOUT tells it */
     CW_REMOTE_VERBS
 };
 #define CW_STREAMS_MAX 16u /* --streams: connections of the bridge to one node */

@@ -16,7 +16,7 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent.parent
 DISPATCH_PARTS = (
     "", "_plain", "_small", "_parent", "_submit", "_collect", "_calls", "_outcome", "_begin",
-    "_worker", "_defer", "_queue", "_held", "_answer", "_turn",
+    "_worker", "_defer", "_queue", "_held", "_answer",
 )  # fmt: skip
 BUILD = Path(os.environ.get("CABLEWAY_BUILD_DIR", ROOT / "build"))
 PROGRAMS = ["cablewayd", "cableway-mover", "cableway"]
@@ -56,11 +56,23 @@ def version() -> str:
     return found[1]
 
 
+def manual() -> dict[str, list[Path]]:
+    """The man pages, by section."""
+    pages: dict[str, list[Path]] = {}
+    for page in sorted((ROOT / "docs" / "man").glob("*.[1-9]")):
+        pages.setdefault(page.suffix[1:], []).append(page)
+    return pages
+
+
 setup(
     version=version(),
     long_description=(ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else "",
     long_description_content_type="text/markdown",
     packages=["cableway"],
+    data_files=[
+        (f"share/man/man{section}", [os.path.relpath(page, ROOT / "py") for page in pages])
+        for section, pages in manual().items()
+    ],
     package_data={"cableway": ["py.typed", "*.pyi"]},
     cffi_modules=["cableway_build.py:ffibuilder"],
     ext_modules=[

@@ -26,3 +26,14 @@ _Noreturn void cw_assert_failed(const char *expression, const char *file, int li
     fprintf(stderr, "cableway: assertion failed: %s (%s:%d)\n", expression, file, line);
     abort();
 }
+
+const char *cw_descriptor_remedy(int error) {
+    switch (error) {
+    case EMFILE:
+        return "raise the process's limit on open files (ulimit -n) and start it again";
+    case ENFILE:
+        return "the whole machine has none left: raise sysctl fs.file-max";
+    default:
+        return "the kernel has no memory left for it";
+    }
+}

@@ -33,6 +33,9 @@ int cw_fail_detail(int code, const char *format, ...) __attribute__((format(prin
 /* The detail text of this thread's last failure; never NULL. */
 const char *cw_detail(void);
 
+/* What to do when no descriptor could be made: the error tells whose limit it was. */
+const char *cw_descriptor_remedy(int error);
+
 /* An assertion on our own state: never compiled out. Prints the place and aborts. */
 _Noreturn void cw_assert_failed(const char *expression, const char *file, int line);
 #define CW_ASSERT(expr) ((expr) ? (void)0 : cw_assert_failed(#expr, __FILE__, __LINE__))

@@ -69,9 +69,8 @@
 #include "wait.h"
 
 #define CW_QUEUE_LOOK_NS     100000000  /* how long a dead holder goes unnoticed at most */
-#define CW_QUEUE_PATIENCE_NS 1000000000 /* for a holder that does not run, beyond one's own limit  \
-                                         */
-#define CW_QUEUE_END_TRY INT64_MIN      /* an end_ns: does not wait, not even for a turn */
+#define CW_QUEUE_PATIENCE_NS 1000000000 /* for a holder that stands still, beyond one's limit */
+#define CW_QUEUE_END_TRY     INT64_MIN  /* an end_ns: does not wait, not even for a turn */
 
 struct cw_queue_mark { /* shared; written by who has the turn */
     cw_a64 position;   /* in the memory of the items */

@@ -2,7 +2,7 @@
 """Runs the test programs, prints a line for each, and one line of counts at the end.
 
 An argument is PART:PROGRAM (an executable or a script, with its own arguments), or for Python
-PART:pytest FOLDER, PART:pytest-asan FOLDER, PART:pytest-bridge FILE (the bridge is the build folder's), PART:doctest
+PART:pytest [--quick | --more] FOLDER, PART:pytest-asan FOLDER, PART:pytest-bridge FILE (the bridge is the build folder's), PART:doctest
 PACKAGE. A program that prints TAP lines ("ok 1 - name", "not ok 2 - name", "ok 3 # SKIP why") counts by these; any other
 is one test by its exit status: 0 passed, 77 skipped, else failed. cmocka programs are asked for TAP.
 
@@ -11,13 +11,15 @@ would do so by itself a minute later; what else it left behind is killed and nam
 every orphan becomes its child. The full output stands in BUILD/test-logs.
 
 Programs run in lanes, one after another in each: a lane is a process that takes the next program when it has ended one
-(--lanes, one a core up to four). `pytest FOLDER` is shared out among them by files.
+(--lanes, one a core up to four). `pytest FOLDER` is shared out among them by files; --more takes those of them whose
+docstring says that they run in `make test-more`, and --quick all others.
 The last line is `N passed, N failed, N skipped`; the exit status is 0 only if nothing failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import ctypes
 import json
 import os
@@ -41,6 +43,8 @@ TAP_LINE = re.compile(r"^(not ok|ok) +\d+\b(.*)$")
 PYTHON_KINDS = ("pytest", "pytest-asan", "pytest-bridge", "doctest")
 PYTHON_LIMIT_S = 900.0
 LANES_MAX = 4
+KEPT = ("CABLEWAY_SOAK", "CABLEWAY_SET_UP")  # what is said to all programs
+MORE = "make test-more"
 PYTEST_SHARES = 8  # of a folder, where there are several lanes
 BROKER_END_S = 10.0
 ORPHANS_END_S = 2.0
@@ -184,7 +188,7 @@ class Runner:
     def environment(self, folder: str) -> dict[str, str]:
         """What a program sees: the built broker and command, a folder of its own, TAP from cmocka."""
         env = dict(os.environ)
-        for name in [n for n in env if n.startswith("CABLEWAY_") and n != "CABLEWAY_SOAK"]:
+        for name in [n for n in env if n.startswith("CABLEWAY_") and n not in KEPT]:
             del env[name]
         path = f"{self.build}:{Path(sys.executable).parent}:{env.get('PATH', '/usr/bin:/bin')}"
         env.update(
@@ -205,6 +209,7 @@ class Runner:
     ) -> tuple[list[str], float]:
         """The command line of a program, and its time limit in seconds."""
         limit_s = self.limit_s
+        words = narrowed(words)
         if words[0] in PYTHON_KINDS:
             limit_s = max(limit_s, PYTHON_LIMIT_S)
             options = [
@@ -308,15 +313,33 @@ def shown(words: list[str]) -> str:
     )
 
 
+def narrowed(words: list[str]) -> list[str]:
+    """The files of a folder that --quick or --more asks for; all else as it is."""
+    if words[1:2] not in (["--quick"], ["--more"]):
+        return words
+    files = sorted(Path(words[-1]).glob("test_*.py"))
+    more = words[1] == "--more"
+    return [words[0], *(str(f) for f in files if (MORE in (docstring_of(f) or "")) == more)]
+
+
+def docstring_of(file: Path) -> str | None:
+    """What a file says of itself."""
+    return ast.get_docstring(ast.parse(file.read_text()))
+
+
 def shares(item: str) -> list[str]:
     """A folder for pytest as several programs, each with some of its files; all else as it is."""
     part, _, program = item.partition(":")
     words = shlex.split(program)
     if words[0] not in ("pytest", "pytest-asan") or not Path(words[-1]).is_dir():
         return [item]
-    files = sorted(str(file) for file in Path(words[-1]).glob("test_*.py"))
+    words = narrowed(words)
+    if Path(words[-1]).is_dir():
+        words[-1:] = sorted(str(file) for file in Path(words[-1]).glob("test_*.py"))
+    head = [word for word in words if not word.endswith(".py")]
+    files = words[len(head) :]
     dealt = [files[i::PYTEST_SHARES] for i in range(PYTEST_SHARES)]
-    return [f"{part}:{shlex.join([*words[:-1], *share])}" for share in dealt if share]
+    return [f"{part}:{shlex.join([*head, *share])}" for share in dealt if share]
 
 
 def run_lane(runner: Runner, programs: list[str], turns: int) -> None:

@@ -69,12 +69,22 @@ RAW_ATOMIC = re.compile(
 LABELLED = re.compile(r"\bCW_(?:LOAD|STORE|XCHG|ADD|CAS)\(\s*([A-Z]+[0-9]+)\s*,")
 
 
-def files() -> list[Path]:
-    """All files of the project: tracked, and new ones that git does not ignore."""
-    command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "-z"]
+def listed_by_git(*options: str) -> list[str] | None:
+    """What git ls-files lists; None where there is no repository."""
+    command = ["git", "-C", str(ROOT), "ls-files", "-z", *options]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
-    if listed.returncode == 0:
-        names = [name for name in listed.stdout.split("\0") if name]
+    return None if listed.returncode else [name for name in listed.stdout.split("\0") if name]
+
+
+def files() -> list[Path]:
+    """All files of the project: tracked, and new ones in its folders that git does not ignore.
+
+    What a user left at the top and git does not know (`make test > t.log`, an environment) is the user's own.
+    """
+    tracked = listed_by_git()
+    if tracked is not None:
+        new = listed_by_git("-o", "--exclude-standard") or []
+        names = tracked + [name for name in new if name.split("/")[0] in TOP]
         return sorted(p for p in (ROOT / name for name in names) if p.is_file())
     return sorted(
         p for p in ROOT.rglob("*") if p.is_file() and p.relative_to(ROOT).parts[0] != "build"

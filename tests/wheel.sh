@@ -57,6 +57,17 @@ for program in "$folder"/venv/lib/python*/site-packages/cableway/bin/*; do
         exit 1
     fi
 done
+# Its pages and its license are in it.
+for page in cableway.1 cablewayd.1 cableway-bridge.1 cableway-mover.1; do
+    if [ ! -s "$folder/venv/share/man/man1/$page" ]; then
+        echo "wheel: the man page $page is not in it" >&2
+        exit 1
+    fi
+done
+if ! grep -q "Apache License" "$folder"/venv/lib/python*/site-packages/cableway-*.dist-info/licenses/LICENSE; then
+    echo "wheel: LICENSE is not in it" >&2
+    exit 1
+fi
 # The broker that ran came from the wheel.
 pid=$(cut -d' ' -f1 "$dir"/cablewayd-v1*.lock)
 case $(readlink "/proc/$pid/exe") in

@@ -4,7 +4,7 @@
  *
  * Results: a subcommand returns an exit code (enum cli_exit), documented in --help and cableway(1).
  * What people asked for goes to stdout, everything else (errors, notes, questions) to stderr.
- * No subcommand but `put` (and `broker` itself) ever starts a broker.
+ * No subcommand but `put` and `doctor` (and `broker` itself) ever starts a broker.
  */
 #ifndef CW_TOOLS_CLI_H
 #define CW_TOOLS_CLI_H
@@ -98,5 +98,9 @@ int cli_connect_to(const char *name_space, bool start, cw_client **out);
 /* The cablewayd that this command runs: $CABLEWAY_BROKER, beside this program, ../bin, then PATH. 0
  * or -ENOENT. */
 int cli_broker_path(char *path, size_t path_bytes);
+
+/* The cableway-bridge that the broker runs: $CABLEWAY_BRIDGE, else beside cablewayd. path: PATH_MAX
+ * bytes. 0, or -ENOENT with the sentence. */
+int cli_bridge_path(char *path);
 
 #endif

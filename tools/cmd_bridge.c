@@ -14,30 +14,31 @@
 #include "shm/error.h"
 #include "tools/cli.h"
 
-static int find(char path[PATH_MAX]) {
+int cli_bridge_path(char *path) {
     const char *chosen = getenv("CABLEWAY_BRIDGE");
     if (chosen && *chosen) {
         snprintf(path, PATH_MAX, "%s", chosen);
     } else {
-        if (cli_broker_path(path, PATH_MAX - NAME_MAX))
-            return cli_error(CLI_FAILED, "%s", cw_error());
+        int code = cli_broker_path(path, PATH_MAX - NAME_MAX);
+        if (code)
+            return code;
         char *slash = strrchr(path, '/');
         strcpy(slash ? slash + 1 : path, "cableway-bridge");
     }
     if (access(path, X_OK) == 0)
-        return CLI_OK;
-    return cli_error(CLI_FAILED,
-                     "%s cannot be run: %s; it is built where the headers of liburing and OpenSSL "
-                     "are (liburing-dev, libssl-dev)",
-                     path, strerror(errno));
+        return 0;
+    return cw_fail(
+        -ENOENT,
+        "%s cannot be run: %m; it is built where the headers of liburing and OpenSSL are "
+        "(liburing-dev, libssl-dev)",
+        path);
 }
 
 static int become(const char *subcommand, const struct cli *cli) {
     static char name[] = "cableway-bridge";
     char path[PATH_MAX];
-    int code = find(path);
-    if (code)
-        return code;
+    if (cli_bridge_path(path) != 0)
+        return cli_error(CLI_FAILED, "%s", cw_detail());
     char **arguments = calloc((size_t)cli->count + 3, sizeof *arguments);
     CW_ASSERT(arguments);
     arguments[0] = name;

@@ -2,13 +2,7 @@
  * cableway cp: the array under one name under another, either of which may be a name of another
  * node. What stays on this node is copied; what goes to another is sent as it is.
  */
-#include <string.h>
-
 #include "tools/cli.h"
-
-static bool is_remote(const char *name) {
-    return strncmp(name, "//", 2) == 0;
-}
 
 /* A copy on this node; device NULL: where the source lies. */
 static int copy(cw_client *client, cw_array *source, const char *device, cw_array **out) {
@@ -32,10 +26,11 @@ int cmd_cp(const struct cli *cli) {
     int code = cli_connect(cli, false, &client);
     if (code)
         return code;
-    int result = cw_get(client, from, CW_READONLY, &source);
+    int here = cw_name_is_here(client, to);
+    int result = here < 0 ? here : cw_get(client, from, CW_READONLY, &source);
     if (result == 0) {
-        const char *there = is_remote(to) ? cli->device : NULL;
-        if (!is_remote(to))
+        const char *there = here ? NULL : cli->device;
+        if (here)
             result = copy(client, source, cli->device, &copied);
         if (result == 0 && there)
             result = cw_array_put_at(source, to, there, flags, NULL, 0);

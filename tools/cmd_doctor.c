@@ -59,8 +59,8 @@ static void print_text(const struct doctor *doctor) {
         free(found);
     }
     printf("\n%s\n", doctor->worst == DOCTOR_MISSING
-                         ? "cableway does not work here until what is missing is there."
-                         : "cableway works here.");
+                         ? "cableway does not work here: see what is missing above."
+                         : "cableway works here: an array was put and got.");
 }
 
 int cmd_doctor(const struct cli *cli) {
@@ -69,6 +69,8 @@ int cmd_doctor(const struct cli *cli) {
     doctor_kernel(&doctor);
     doctor_limits(&doctor);
     doctor_place(&doctor);
+    doctor_use(&doctor);
+    doctor_bridge(&doctor);
     bool works = doctor.worst < DOCTOR_MISSING;
     if (cli->options & CLI_JSON)
         output_json(json_pack("{s:b, s:O}", "works", (int)works, "checks", doctor.checks));

@@ -1,5 +1,6 @@
 /*
- * cableway ls: names and what lies under them. One namespace, or all of them: which there are is
+ * cableway ls: names and what lies under them, here or (//NODE/) on another node, which tells less
+ * of them. One namespace, or all of them: which there are is
  * read from the directory itself (monitor.c), each is then asked for as its own clients would.
  */
 #include <errno.h>
@@ -21,26 +22,37 @@ struct listing {
     struct output_table table;
 };
 
-static void add_row(struct listing *listing, const cw_name_info *info, const char *name_space) {
+/* name: as it is said here, with the node that it is of. */
+static void add_row(struct listing *listing, const char *name, const cw_name_info *info,
+                    const char *name_space) {
     char size[OUTPUT_SHORT], age[OUTPUT_SHORT];
     if (listing->json) {
-        json_array_append_new(listing->json, names_json(info, name_space));
+        json_array_append_new(listing->json, names_json(name, info, name_space));
         return;
     }
     struct output_table *table = &listing->table;
     char *shape = output_shape(info->ndim, info->shape);
     if (listing->cli->options & CLI_ALL)
         output_table_add(table, *name_space ? name_space : "-");
-    output_table_add(table, info->name);
+    bool here = *info->device; /* another node does not tell where it lies and who holds it */
+    output_table_add(table, name);
     /* Numbers of GPUs differ between processes; nvidia-smi -L tells which one this is. */
-    output_table_addf(table, "%.12s", *info->device_uuid ? info->device_uuid : info->device);
+    output_table_addf(table, "%.12s",
+                      *info->device_uuid ? info->device_uuid
+                      : here             ? info->device
+                                         : "-");
     output_table_add(table, shape);
     bool is_long = strlen(info->dtype) > DTYPE_COLUMNS;
     output_table_addf(table, "%.*s%s", is_long ? DTYPE_COLUMNS - 3 : DTYPE_COLUMNS, info->dtype,
                       is_long ? "..." : "");
     output_table_add(table, output_size(info->nbytes, size));
-    output_table_addf(table, "%u", info->owner_pid);
-    output_table_addf(table, "%u", info->holders);
+    if (here) {
+        output_table_addf(table, "%u", info->owner_pid);
+        output_table_addf(table, "%u", info->holders);
+    } else {
+        output_table_add(table, "-");
+        output_table_add(table, "-");
+    }
     output_table_add(table, output_span(output_age_seconds(info->created_ns), age));
     free(shape);
 }
@@ -53,10 +65,13 @@ static int compare_names(const void *a, const void *b) {
 static int add_names(struct listing *listing, cw_client *client) {
     char *names;
     uint64_t count;
-    int result =
-        cw_names(client, listing->cli->count ? listing->cli->arguments[0] : "", &names, &count);
-    if (result)
+    const char *prefix = listing->cli->count ? listing->cli->arguments[0] : "";
+    char *node = names_node(prefix);
+    int result = cw_names(client, prefix, &names, &count);
+    if (result) {
+        free(node);
         return result;
+    }
     const char **sorted = malloc((count + 1) * sizeof *sorted), *at = names;
     cw_name_info *info = malloc(sizeof *info);
     CW_ASSERT(sorted && info);
@@ -64,12 +79,16 @@ static int add_names(struct listing *listing, cw_client *client) {
         sorted[i] = at;
     qsort(sorted, count, sizeof *sorted, compare_names);
     for (uint64_t i = 0; i < count && result == 0; i++) {
-        result = cw_name_stat(client, sorted[i], info);
+        char *name;
+        CW_ASSERT(asprintf(&name, "%s%s", node, sorted[i]) >= 0);
+        result = cw_name_stat(client, name, info);
         if (result == 0)
-            add_row(listing, info, cw_client_namespace(client));
+            add_row(listing, name, info, cw_client_namespace(client));
         else if (result == -ENOENT)
             result = 0;
+        free(name);
     }
+    free(node);
     free(info);
     free(sorted);
     cw_free(names);
@@ -113,11 +132,10 @@ int cmd_ls(const struct cli *cli) {
     struct listing listing = {.cli = cli};
     if ((cli->options & CLI_ALL) && (cli->options & CLI_NAMESPACE))
         return cli_error(CLI_USAGE, "ls: --all and --namespace exclude each other");
-    if (cli->count && strncmp(cli->arguments[0], "//", 2) == 0)
+    if ((cli->options & CLI_ALL) && cli->count && strncmp(cli->arguments[0], "//", 2) == 0)
         return cli_error(CLI_USAGE,
-                         "ls: \"%s\" are names of another node, whose broker alone knows all about "
-                         "them: ask there; cableway.names() in Python tells the names",
-                         cli->arguments[0]);
+                         "ls: --all lists the namespaces of this node; of another node name one "
+                         "with --namespace");
     if (cli->options & CLI_JSON)
         listing.json = json_array();
     output_table_init(&listing.table, cli->options & CLI_ALL ? titles : titles + 1);

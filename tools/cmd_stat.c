@@ -1,6 +1,7 @@
 /*
- * cableway stat: all that is known about one name.
+ * cableway stat: all that is known about one name, here or on another node, which tells less.
  */
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -15,12 +16,14 @@ static void print_line(const char *title, const char *text) {
     free(safe);
 }
 
-static void print_info(const cw_name_info *info, const char *name_space) {
+static void print_info(const char *name, const cw_name_info *info, const char *name_space) {
     char text[256], size[OUTPUT_SHORT], age[OUTPUT_SHORT], moment[OUTPUT_SHORT];
     char *shape = output_shape(info->ndim, info->shape);
-    print_line("name", info->name);
+    bool here = *info->device; /* another node does not tell where it lies and who holds it */
+    print_line("name", name);
     print_line("namespace", *name_space ? name_space : "-");
-    print_line("device", *info->device_uuid ? info->device_uuid : info->device);
+    if (here)
+        print_line("device", *info->device_uuid ? info->device_uuid : info->device);
     print_line("shape", shape);
     print_line("dtype", info->dtype);
     output_size(info->nbytes, size);
@@ -29,18 +32,21 @@ static void print_info(const cw_name_info *info, const char *name_space) {
     else
         snprintf(text, sizeof text, "%llu (%s)", (unsigned long long)info->nbytes, size);
     print_line("bytes", text);
-    snprintf(text, sizeof text, "pid %u", info->owner_pid);
-    print_line("owner", text);
-    snprintf(text, sizeof text, "%u client%s; references of the broker: %u", info->holders,
-             info->holders == 1 ? "" : "s", info->references);
-    print_line("holders", text);
+    if (here) {
+        snprintf(text, sizeof text, "pid %u", info->owner_pid);
+        print_line("owner", text);
+        snprintf(text, sizeof text, "%u client%s; references of the broker: %u", info->holders,
+                 info->holders == 1 ? "" : "s", info->references);
+        print_line("holders", text);
+    }
     snprintf(text, sizeof text, "%s (%s ago)", output_time(info->created_ns, moment),
              output_span(output_age_seconds(info->created_ns), age));
     print_line("created", text);
     print_line("keep",
                info->keep ? "yes: until it is removed" : "no: goes with the user's last client");
     snprintf(text, sizeof text, "%u", info->slab);
-    print_line("slab", text);
+    if (here)
+        print_line("slab", text);
     free(shape);
 }
 
@@ -53,9 +59,9 @@ int cmd_stat(const struct cli *cli) {
     CW_ASSERT(info);
     code = cli_result(cw_name_stat(client, cli->arguments[0], info));
     if (code == CLI_OK && (cli->options & CLI_JSON))
-        output_json(names_json(info, cw_client_namespace(client)));
+        output_json(names_json(cli->arguments[0], info, cw_client_namespace(client)));
     else if (code == CLI_OK)
-        print_info(info, cw_client_namespace(client));
+        print_info(cli->arguments[0], info, cw_client_namespace(client));
     free(info);
     cw_client_unref(client);
     return code;

@@ -62,12 +62,23 @@ static void print_clients(struct cw_root *root) {
 
 static void say_loss(struct stop *stop) {
     char size[OUTPUT_SHORT];
-    cli_note(
-        "stopping the broker (pid %d) loses %llu name%s and %s of slabs; %llu client%s would get "
-        "BrokerLost%s",
-        (int)stop->monitor.lock.pid, (unsigned long long)stop->names, stop->names == 1 ? "" : "s",
-        output_size(stop->bytes, size), (unsigned long long)stop->clients,
-        stop->clients == 1 ? "" : "s", stop->clients ? ":" : "");
+    int pid = (int)stop->monitor.lock.pid;
+    output_size(stop->bytes, size);
+    if (stop->names)
+        cli_note("stopping the broker (pid %d) loses %llu array%s that %s under a name, for good "
+                 "(%s of shared memory in all)",
+                 pid, (unsigned long long)stop->names, stop->names == 1 ? "" : "s",
+                 stop->names == 1 ? "stands" : "stand", size);
+    else
+        cli_note(
+            "stopping the broker (pid %d) loses no array: none has a name (%s of shared memory "
+            "%s)",
+            pid, size, stop->clients ? "in use or spare" : "that nobody uses");
+    if (stop->clients)
+        cli_note("%llu program%s connected, and would get BrokerLost at the next call; what %s "
+                 "mapped stays readable:",
+                 (unsigned long long)stop->clients, stop->clients == 1 ? " is" : "s are",
+                 stop->clients == 1 ? "it has" : "they have");
     print_clients(stop->monitor.root);
 }
 
@@ -145,7 +156,7 @@ int cmd_stop(const struct cli *cli) {
         return result == -ENOENT ? cli_error(CLI_NO_BROKER, "%s", cw_error()) : cli_result(result);
     if (stop.monitor.pidfd < 0) {
         monitor_close(&stop.monitor);
-        return cli_error(CLI_FAILED, "this kernel gives no pidfd; end the broker with kill %d",
+        return cli_error(CLI_FAILED, "%s; or end the broker with kill %d", stop.monitor.no_pidfd,
                          (int)stop.monitor.lock.pid);
     }
     look(&stop);

@@ -11,7 +11,7 @@
 
 enum doctor_level {
     DOCTOR_OK,
-    DOCTOR_INFO,    /* no fault; good to know, or for later */
+    DOCTOR_INFO,    /* no fault; good to know */
     DOCTOR_WARNING, /* works, with less than there could be */
     DOCTOR_MISSING, /* cableway does not work here */
 };
@@ -30,5 +30,7 @@ bool doctor_read(const char *path, char *text, size_t text_bytes);
 void doctor_kernel(struct doctor *doctor); /* doctor_kernel.c: what the kernel lets us do */
 void doctor_limits(struct doctor *doctor); /* doctor_limits.c: memory and resource limits */
 void doctor_place(struct doctor *doctor);  /* doctor_place.c: socket folder and brokers */
+void doctor_use(struct doctor *doctor);    /* doctor_use.c: put and get, tried */
+void doctor_bridge(struct doctor *doctor); /* doctor_bridge.c: other nodes */
 
 #endif

@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <gnu/libc-version.h>
-#include <linux/io_uring.h>
 #include <linux/memfd.h>
 #include <poll.h>
 #include <sched.h>
@@ -22,6 +21,7 @@
 #include <unistd.h>
 
 #include "shm/error.h"
+#include "shm/pidfd.h"
 #include "shm/segment.h"
 #include "tools/doctor.h"
 
@@ -74,14 +74,16 @@ static void check_memfd(struct doctor *doctor) {
 }
 
 static void check_pidfd(struct doctor *doctor) {
-    int fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    int fd = (int)syscall(SYS_pidfd_open, getpid(), 0), error = errno;
     struct pollfd self = {.fd = fd, .events = POLLIN};
-    if (fd >= 0 && poll(&self, 1, 0) == 0)
-        doctor_add(doctor, DOCTOR_OK, "pidfd", NULL, "processes can be watched");
+    if (fd < 0)
+        doctor_add(doctor, DOCTOR_MISSING, "pidfd", cw_pidfd_remedy(error), "pidfd_open failed: %s",
+                   strerror(error));
+    else if (poll(&self, 1, 0) != 0)
+        doctor_add(doctor, DOCTOR_MISSING, "pidfd", "use a kernel or sandbox where it can",
+                   "a pidfd cannot be polled here: %m");
     else
-        doctor_add(doctor, DOCTOR_MISSING, "pidfd",
-                   "Linux 5.3 or newer, and a seccomp profile that allows pidfd_open",
-                   "pidfd_open failed: %s", strerror(errno));
+        doctor_add(doctor, DOCTOR_OK, "pidfd", NULL, "processes can be watched");
     if (fd >= 0)
         close(fd);
 }
@@ -89,6 +91,14 @@ static void check_pidfd(struct doctor *doctor) {
 /* status reads the broker's page through /proc/PID/fd: tried on a child of ours. */
 static void check_proc(struct doctor *doctor) {
     char path[64], link[64], mount[512];
+    if (access("/proc/self/fd", X_OK) != 0) {
+        doctor_add(
+            doctor, DOCTOR_MISSING, "/proc",
+            "mount it (mount -t proc proc /proc): broker and clients look at descriptors and "
+            "processes there",
+            "not there: %s", strerror(errno));
+        return;
+    }
     pid_t child = fork();
     if (child == 0) {
         pause();
@@ -114,21 +124,6 @@ static void check_proc(struct doctor *doctor) {
                readable ? "own processes can be looked at%s"
                         : "own processes cannot be looked at%s",
                hidden ? " (hidepid hides those of others)" : "");
-}
-
-static void check_io_uring(struct doctor *doctor) {
-    struct io_uring_params parameters = {0};
-    int fd = (int)syscall(SYS_io_uring_setup, 4, &parameters);
-    if (fd >= 0) {
-        close(fd);
-        doctor_add(doctor, DOCTOR_OK, "io_uring", NULL,
-                   "allowed (for bridges to other machines, later)");
-        return;
-    }
-    doctor_add(doctor, DOCTOR_INFO, "io_uring",
-               "only bridges to other machines (later) need it: a seccomp profile that allows it, "
-               "sysctl kernel.io_uring_disabled=0",
-               "not allowed: %s", strerror(errno));
 }
 
 static void check_hugepages(struct doctor *doctor) {
@@ -163,6 +158,5 @@ void doctor_kernel(struct doctor *doctor) {
     check_pidfd(doctor);
     check_proc(doctor);
     check_hugepages(doctor);
-    check_io_uring(doctor);
     check_cuda(doctor);
 }

@@ -94,24 +94,9 @@ static void check_file_size(struct doctor *doctor) {
                limit_text(size.rlim_cur, text));
 }
 
-static void check_locked(struct doctor *doctor) {
-    struct rlimit locked;
-    char text[OUTPUT_SHORT];
-    if (getrlimit(RLIMIT_MEMLOCK, &locked))
-        return;
-    bool little = locked.rlim_cur != RLIM_INFINITY && locked.rlim_cur < LITTLE_BYTES;
-    doctor_add(doctor, little ? DOCTOR_INFO : DOCTOR_OK, "locked memory",
-               little
-                   ? "host arrays do not need it; registering buffers with io_uring (later) does: "
-                     "ulimit -l"
-                   : NULL,
-               "%s", limit_text(locked.rlim_cur, text));
-}
-
 void doctor_limits(struct doctor *doctor) {
     check_memory(doctor);
     check_cgroup(doctor);
     check_files(doctor);
     check_file_size(doctor);
-    check_locked(doctor);
 }

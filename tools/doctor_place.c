@@ -42,7 +42,7 @@ static bool is_remote(int folder) {
 static int check_folder(struct doctor *doctor, const struct cw_address *address) {
     int folder, code = cw_address_open_folder(address, false, &folder);
     if (code == -ENOENT) {
-        doctor_add(doctor, DOCTOR_OK, "socket folder", NULL, "%s: not there yet, made when needed",
+        doctor_add(doctor, DOCTOR_INFO, "socket folder", NULL, "%s: not there yet",
                    address->folder);
         return -1;
     }
@@ -78,7 +78,8 @@ static void check_broker(struct doctor *doctor) {
     char span[OUTPUT_SHORT];
     int code = monitor_open(&monitor);
     if (code == -ENOENT) {
-        doctor_add(doctor, DOCTOR_OK, "broker", NULL, "none runs; the first client starts one");
+        doctor_add(doctor, DOCTOR_INFO, "broker", NULL,
+                   "none runs yet; the first client starts it");
         return;
     }
     if (code) {
@@ -89,7 +90,7 @@ static void check_broker(struct doctor *doctor) {
     }
     enum monitor_state state = monitor_look(&monitor, &still_seconds);
     bool well = state == MONITOR_IDLE || state == MONITOR_RUNNING;
-    doctor_add(doctor, well ? DOCTOR_OK : DOCTOR_WARNING, "broker",
+    doctor_add(doctor, well ? DOCTOR_OK : DOCTOR_MISSING, "broker",
                well ? NULL
                     : "nobody gets an answer: kill -CONT lets a stopped one go on, cableway stop "
                       "--force ends it",

@@ -54,8 +54,9 @@ static const struct cli_command commands[] = {
      CLI_RAW_ARGUMENTS, 0, -1, cmd_keygen},
     {"peers", "[list|show|wait|add|remove|from-slurm] [ARGUMENTS...]",
      "Other nodes: list, add, remove them.", NULL, CLI_RAW_ARGUMENTS, 0, -1, cmd_peers},
-    {"doctor", "", "Check what this machine offers, what is missing, and the remedy.", NULL,
-     CLI_JSON, 0, 0, cmd_doctor},
+    {"doctor", "", "Try whether it works here; say what is missing, and the remedy.",
+     "Puts and gets an array, for which it starts a broker if none runs.\n", CLI_JSON, 0, 0,
+     cmd_doctor},
 };
 #define COMMANDS (sizeof commands / sizeof *commands)
 

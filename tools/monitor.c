@@ -13,12 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "ipc/cableway.h"
 #include "ipc/wire.h"
 #include "shm/error.h"
+#include "shm/pidfd.h"
 #include "shm/wait.h"
 
 #define NAMESPACES_MAX 100000u
@@ -52,11 +52,34 @@ static int map_segment(int fd, uint32_t kind, struct cw_segment *out) {
     return cw_segment_open(fd, (uint64_t)status.st_size, kind, false, 0, out);
 }
 
+/* The state letter of a process, as /proc/PID/stat has it; 0 when there is none. */
+static char process_state(pid_t pid) {
+    char path[64], text[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    ssize_t count = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (count <= 0)
+        return 0;
+    text[count] = 0;
+    char *name_end = strrchr(text, ')'); /* the name before it may hold anything */
+    return name_end && name_end[1] == ' ' ? name_end[2] : 0;
+}
+
+static bool process_ended(char state) {
+    return state == 0 || state == 'Z' || state == 'X';
+}
+
 static int open_root(struct monitor *monitor) {
     char number[16];
     snprintf(number, sizeof number, "%d", monitor->lock.root_fd);
     int fd = open_memfd(monitor->lock.pid, number, "/memfd:cw-");
     if (fd == -ENOENT)
+        return none_runs(&monitor->address);
+    /* What is left of a dead one until it is waited for is root's alone to read. */
+    if (fd < 0 && process_ended(process_state(monitor->lock.pid)))
         return none_runs(&monitor->address);
     if (fd < 0)
         return cw_fail(-EPERM, "the broker with pid %d may run, but /proc/%d/fd cannot be read: %s",
@@ -90,7 +113,9 @@ int monitor_open(struct monitor *out) {
     if (code)
         return code == -ENOENT ? none_runs(&out->address) : code;
     /* The pidfd first: what the segment then proves about the process holds for this pidfd, too. */
-    out->pidfd = (int)syscall(SYS_pidfd_open, out->lock.pid, 0);
+    out->pidfd = cw_pidfd_open((pid_t)out->lock.pid);
+    if (out->pidfd < 0)
+        snprintf(out->no_pidfd, sizeof out->no_pidfd, "%s", cw_detail());
     code = open_root(out);
     if (code)
         monitor_close(out);
@@ -105,28 +130,12 @@ void monitor_close(struct monitor *monitor) {
     monitor->pidfd = -1;
 }
 
-/* The state letter of a process, as /proc/PID/stat has it; 0 when there is none. */
-static char process_state(pid_t pid) {
-    char path[64], text[512];
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 0;
-    ssize_t count = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (count <= 0)
-        return 0;
-    text[count] = 0;
-    char *name_end = strrchr(text, ')'); /* the name before it may hold anything */
-    return name_end && name_end[1] == ' ' ? name_end[2] : 0;
-}
-
 enum monitor_state monitor_look(const struct monitor *monitor, double *still_seconds) {
     uint64_t beat_ns = monitor_word(&monitor->root->heartbeat_ns);
     bool asleep = CW_LOAD(MON, &monitor->root->broker.asleep, relaxed) != 0;
     *still_seconds = beat_ns ? (double)(cw_now_ns() - (int64_t)beat_ns) * 1e-9 : -1;
     char state = process_state(monitor->lock.pid);
-    if (state == 0 || state == 'Z' || state == 'X')
+    if (process_ended(state))
         return MONITOR_GONE;
     if (state == 'T' || state == 't')
         return MONITOR_STOPPED;

@@ -10,13 +10,15 @@
 #define CW_TOOLS_MONITOR_H
 
 #include "ipc/address.h"
+#include "shm/error.h"
 #include "shm/monitor.h"
 #include "shm/segment.h"
 
 struct monitor {
     struct cw_address address;
     struct cw_lock_line lock;
-    int pidfd; /* of the broker; -1 where the kernel has none */
+    int pidfd; /* of the broker; negative: none could be had, no_pidfd says why */
+    char no_pidfd[CW_DETAIL_MAX];
     struct cw_segment segment;
     struct cw_root *root; /* read-only mapping */
 };

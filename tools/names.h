@@ -8,6 +8,9 @@
 
 #include "ipc/cableway.h"
 
-json_t *names_json(const cw_name_info *info, const char *name_space);
+/* name: as it is said here, with the node that it is of. */
+json_t *names_json(const char *name, const cw_name_info *info, const char *name_space);
+/* "//NODE/" of a name or prefix of another node, else "". The caller frees it. */
+char *names_node(const char *name);
 
 #endif

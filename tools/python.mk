@@ -1,7 +1,7 @@
 # The Python package: a wheel from py/ and the built C parts, installed into the virtual environment.
 # PACKAGE is the stamp of the installation, SITE that of one beside it (for sanitizer builds).
 
-PY_SRC := $(wildcard py/*.py py/*.toml py/cableway/*.py py/cableway/*.pyi py/csrc/* py/cableway/py.typed) ipc/cableway.h
+PY_SRC := $(wildcard py/*.py py/*.toml py/cableway/*.py py/cableway/*.pyi py/csrc/* py/cableway/py.typed docs/man/*.[1-9]) ipc/cableway.h LICENSE
 RAW_WHEEL := $(BUILD)/wheel/made.stamp
 PACKAGE := $(VENV)/package.stamp
 SITE := $(BUILD)/site/made.stamp
@@ -16,8 +16,8 @@ $(RAW_WHEEL): $(PY_SRC) $(BUILD)/libcableway.a $(PROGRAMS) $(VENV)/deps-package.
 	@touch $@
 
 $(PACKAGE): $(RAW_WHEEL) $(VENV)/deps-package.stamp
-	$(VPY) -m pip $(PIP_LOCAL) $(BUILD)/wheel/cableway-*.whl
+	$(PIP) $(PIP_LOCAL) $(BUILD)/wheel/cableway-*.whl
 	@touch $@
 $(SITE): $(RAW_WHEEL) $(VENV)/deps-package.stamp
-	$(VPY) -m pip $(PIP_LOCAL) --upgrade --target $(BUILD)/site $(BUILD)/wheel/cableway-*.whl
+	$(PIP) $(PIP_LOCAL) --upgrade --target $(BUILD)/site $(BUILD)/wheel/cableway-*.whl
 	@touch $@

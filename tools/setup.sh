@@ -1,7 +1,8 @@
 #!/bin/sh
-# Sees to it that this machine has what a part of the build needs: setup.sh build|test|lint.
-# Installs what is missing through apt when it may (root, or sudo without a password); else says in one line what to
-# install. Each requirement is a package and a probe; a probe that succeeds is enough, whoever installed it.
+# Sees to it that this machine has what a part of the build needs: setup.sh build|wheel|test|lint|fresh.
+# Says what it will install and installs it through apt when it may (root, or sudo without a password); else says in one line
+# what to install, all that this part will ever ask for. Each requirement is a package and a probe; a probe that succeeds is
+# enough, whoever installed it.
 set -eu
 part=${1:-build}
 python=${PYTHON:-python3}
@@ -17,6 +18,10 @@ sys.exit(not all(map(find_spec, ("test._test_multiprocessing", "test.test_concur
 fuzzer() { echo 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n); int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d && n > 9; }' |
     clang -x c -fsanitize=fuzzer,address - -o /dev/null 2>/dev/null; }
 
+lists() { [ -n "$(find /var/lib/apt/lists -name '*_Packages*' 2>/dev/null | head -n 1)" ]; }
+known() { apt-cache show "$1" >/dev/null 2>&1; }
+suite_package=lib$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')-testsuite
+
 missing=
 need() { # need PACKAGE PROBE...
     package=$1
@@ -28,6 +33,18 @@ want() { # want PACKAGE PROBE...: without it a part is left out
     package=$1
     shift
     "$@" || wanted="$wanted $package"
+}
+
+# libFuzzer's runtime is a package of its own on newer systems, and clang's own on older ones. Of a clang that is here it must
+# be the version; the one to be installed is the system's default. Where apt has no lists of packages yet it is asked for.
+need_fuzzer() {
+    package=libclang-rt-dev
+    if command_ clang; then package=libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev; fi
+    if ! lists || known "$package"; then missing="$missing $package"; fi
+}
+# Where CPython's tests are not to be had, ours that run them are skipped.
+want_suite() {
+    if known "$suite_package"; then wanted="$wanted $suite_package"; fi
 }
 
 check_build() {
@@ -44,13 +61,27 @@ check_build() {
     want liburing-dev header liburing.h
     want libssl-dev header openssl/ssl.h
 }
+# In a wheel OpenSSL is linked from its archive, which may want these (tools/static_libs.sh).
+check_wheel() {
+    check_build
+    need zlib1g-dev header zlib.h
+    need libzstd-dev header zstd.h
+}
 check_test() {
     check_build
+    need iproute2 command_ ip
+    need openssl command_ openssl
     need libcmocka-dev header cmocka.h
     need libck-dev header ck_ring.h
     need libfuse3-dev header fuse3/fuse.h
     need fuse3 command_ fusermount3
     need clang command_ clang
+    fuzzer || need_fuzzer
+    suite || want_suite
+}
+# What builds the roots of `make test-fresh`.
+check_fresh() {
+    need debootstrap command_ debootstrap
 }
 check_lint() {
     check_test
@@ -65,47 +96,46 @@ if [ "$(id -u)" != 0 ]; then
     if command_ sudo && sudo -n true 2>/dev/null; then as_root="sudo -n"; else as_root=no; fi
 fi
 
-refresh() { # the lists of packages, once
-    [ -n "${updated:-}" ] || $as_root apt-get -qq -o DPkg::Lock::Timeout=300 update
-    updated=1
+may_install() { command_ apt-get && [ "$as_root" != no ]; }
+apt() { $as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$@" >/dev/null; }
+# shellcheck disable=SC2086 # lists of packages
+install() { apt -y --no-install-recommends install $1; }
+
+look() { # what is not here, into missing and wanted
+    missing=
+    wanted=
+    "check_$part"
 }
-install() { # install PACKAGES
-    if ! command_ apt-get || [ "$as_root" = no ]; then
-        echo "cableway: please install these packages (Debian and Ubuntu names), then run this again: apt-get install$*" >&2
+
+look
+if [ -n "$missing$wanted" ] && may_install; then
+    apt update || echo "cableway: apt-get update failed; going on with the lists of packages that are here" >&2
+    look # which packages there are is known now
+fi
+if [ -n "$missing$wanted" ] && may_install; then
+    echo "cableway: installing by apt-get, which may take some minutes:$missing$wanted" >&2
+    if ! install "$missing$wanted"; then
+        if [ -n "$missing" ]; then install "$missing"; fi
+        for package in $wanted; do install "$package" || true; done
+    fi
+    look
+    if [ -n "$missing" ]; then
+        echo "cableway: still missing after installation:$missing" >&2
         exit 1
     fi
-    echo "cableway: installing$*" >&2
-    refresh
-    # shellcheck disable=SC2086,SC2048
-    $as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 -y --no-install-recommends install $* >/dev/null
-}
-
-"check_$part"
-[ -z "$missing" ] || install "$missing"
-
-if [ -n "$wanted" ] && ! { (install "$wanted") && wanted= && "check_$part" && [ -z "$wanted" ]; }; then
-    echo "cableway: not here:$wanted; cableway-bridge will be left out, and no other node can be reached" >&2
-fi
-
-# libFuzzer's runtime is a package of its own on newer systems, named after clang's version.
-if [ "$part" != build ] && ! fuzzer; then
-    major=$(clang -dumpversion | cut -d. -f1)
-    if apt-cache show "libclang-rt-$major-dev" >/dev/null 2>&1; then install " libclang-rt-$major-dev"; fi
-fi
-
-# Where CPython's tests are not to be had, ours that run them are skipped.
-if [ "$part" = test ] && ! suite; then
-    package=lib$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')-testsuite
-    if command_ apt-get && [ "$as_root" != no ]; then
-        refresh
-        if apt-cache show "$package" >/dev/null 2>&1; then (install " $package") || true; fi
-    fi
-    suite || echo "cableway: CPython's own tests are not here ($package has them), so those for Pool, Executor and Queue will be skipped" >&2
-fi
-
-missing=
-"check_$part"
-if [ -n "$missing" ]; then
-    echo "cableway: still missing after installation:$missing" >&2
+elif [ -n "$missing" ]; then
+    echo "cableway: please install these packages (Debian and Ubuntu names), then run this again: apt-get install$missing$wanted" >&2
     exit 1
+fi
+
+# What is left out.
+bridge=
+for package in $wanted; do
+    case $package in liburing-dev | libssl-dev) bridge="$bridge $package" ;; esac
+done
+if [ -n "$bridge" ]; then
+    echo "cableway: not here:$bridge; cableway-bridge will be left out, and no other node can be reached" >&2
+fi
+if [ "$part" = test ] && ! suite; then
+    echo "cableway: CPython's own tests are not here ($suite_package has them), so those for Pool, Executor and Queue will be skipped" >&2
 fi

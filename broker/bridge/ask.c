@@ -1,7 +1,7 @@
 /*
- * Jobs that are one question to a peer: WAIT, REMOVE, NAMES; and PEERS, which asks nobody. A link
- * that ends lets a WAIT and a NAMES ask again over the next one; whether a REMOVE was done is then
- * not known, and said so.
+ * Jobs that are one question to a peer: WAIT, REMOVE, NAMES, ABOUT; and PEERS, which asks nobody. A
+ * link that ends lets all but a REMOVE ask again over the next one; whether a REMOVE was done is
+ * then not known, and said so.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,6 +51,10 @@ static void cancel(struct cwb_job *job) {
 }
 
 /* ---- the list of names, whose bytes come as an array's do ---- */
+
+static bool asks_texts(const struct asking *a) {
+    return a->job->remote.verb == CW_REMOTE_NAMES || a->job->remote.verb == CW_REMOTE_ABOUT;
+}
 
 static uint64_t texts_in(const char *bytes, uint64_t size_bytes) {
     uint64_t count = 0;
@@ -119,7 +123,7 @@ static void on_reply(struct cwb_request *request, const struct cwb_frame *frame)
     if (frame->head.status < 0) {
         cw_fail(frame->head.status, "%.*s", (int)frame->sentence_bytes, frame->sentence);
         finish(a, frame->head.status);
-    } else if (a->job->remote.verb != CW_REMOTE_NAMES) {
+    } else if (!asks_texts(a)) {
         if (a->job->remote.verb == CW_REMOTE_REMOVE)
             cwb_replica_wrote(a->job);
         finish(a, 0);
@@ -136,14 +140,16 @@ static void on_reply(struct cwb_request *request, const struct cwb_frame *frame)
 static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     static const uint16_t ops[CW_REMOTE_VERBS] = {[CW_REMOTE_WAIT] = CWB_WAIT,
                                                   [CW_REMOTE_REMOVE] = CWB_REMOVE,
-                                                  [CW_REMOTE_NAMES] = CWB_NAMES};
+                                                  [CW_REMOTE_NAMES] = CWB_NAMES,
+                                                  [CW_REMOTE_ABOUT] = CWB_NAMES};
     struct asking *a = (struct asking *)waiter;
     a->waits = false;
     if (!link) {
         finish(a, -EREMOTEIO);
         return;
     }
-    struct cwb_key key = {.key_bytes = a->job->there.length};
+    struct cwb_key key = {.key_bytes = a->job->there.length,
+                          .flags = a->job->remote.verb == CW_REMOTE_ABOUT ? CWB_ABOUT : 0};
     struct iovec parts[] = {{&key, sizeof key}, {a->job->there.text, a->job->there.length}};
     a->asked_once = true;
     a->run = a->job->peer->run;

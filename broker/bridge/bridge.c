@@ -96,6 +96,20 @@ static int take_address(int fd, const struct addrinfo *at) {
     }
 }
 
+static const char *listen_remedy(int error) {
+    switch (error) {
+    case EADDRINUSE:
+        return "another program, perhaps another broker's bridge, listens there (`ss -ltnp` shows "
+               "which): stop it, or choose another port";
+    case EADDRNOTAVAIL:
+        return "this machine has no such address (`ip address` shows which it has)";
+    case EACCES:
+        return "ports below 1024 are root's: choose another";
+    default:
+        return "choose another address";
+    }
+}
+
 static int listen_at(struct cwb_bridge *bridge, const struct addrinfo *at, const char *text) {
     int one = 1;
     if (bridge->listener_count == CWB_LISTEN_MAX)
@@ -108,7 +122,7 @@ static int listen_at(struct cwb_bridge *bridge, const struct addrinfo *at, const
     if (at->ai_family == AF_INET6)
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof one);
     if (take_address(fd, at) < 0) {
-        int code = cw_fail(-EREMOTEIO, "--listen %s: %m", text);
+        int code = cw_fail(-EREMOTEIO, "--listen %s: %m; %s", text, listen_remedy(errno));
         close(fd);
         return code;
     }
@@ -128,7 +142,8 @@ static int listen_to(struct cwb_bridge *bridge, const char *text) {
         .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
     struct addrinfo *found;
     if (!cwb_address_split(text, host, port))
-        return cw_fail(-EINVAL, "--listen %.300s: it is HOST:PORT, [HOST]:PORT, or :PORT", text);
+        return cw_fail(-EINVAL, "--listen %.300s: it is HOST:PORT, [HOST]:PORT, :PORT, or PORT",
+                       text);
     int error = getaddrinfo(*host ? host : NULL, port, &hints, &found);
     if (error)
         return cw_fail(-EREMOTEIO, "--listen %.300s: %s", text, gai_strerror(error));

@@ -22,6 +22,8 @@ int cwb_command_peers(int argc, char **argv);
 int cwb_command_list(int argc, char **argv);
 /* peers wait [NAME] [--timeout SECONDS] */
 int cwb_command_wait(int argc, char **argv);
+/* What `cableway doctor` asks: JSON. */
+int cwb_command_doctor(void);
 /* peers from-slurm */
 int cwb_command_slurm(int argc, char **argv);
 /* cw_error() to standard error. Returns exit_code. */

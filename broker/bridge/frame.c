@@ -155,10 +155,12 @@ static int parse_request(uint32_t op, const uint8_t *at, uint32_t left, struct c
     case CWB_WAIT:
     case CWB_NAMES:
     case CWB_REMOVE:
-        code = take_key(&at, &left, out->open.key_bytes, op == CWB_NAMES, out);
-        if (code == 0 &&
-            (out->open.flags & ~(uint32_t)(op == CWB_OPEN ? CWB_WATCH | CWB_AHEAD : 0) ||
-             out->open.flags >> CWB_AHEAD_SHIFT > CWB_AHEAD_MAX))
+        code = take_key(&at, &left, out->open.key_bytes,
+                        op == CWB_NAMES && !(out->open.flags & CWB_ABOUT), out);
+        if (code == 0 && (out->open.flags & ~(uint32_t)(op == CWB_OPEN    ? CWB_WATCH | CWB_AHEAD
+                                                        : op == CWB_NAMES ? CWB_ABOUT
+                                                                          : 0) ||
+                          out->open.flags >> CWB_AHEAD_SHIFT > CWB_AHEAD_MAX))
             code = form("flags");
         break;
     case CWB_READ:

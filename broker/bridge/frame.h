@@ -74,6 +74,11 @@ struct cwb_hello {
     uint32_t read_max, requests_max;
     char node[CWB_NODE_MAX + 1]; /* terminated, the rest zero: how it calls itself */
 };
+enum cwb_names_flags {
+    CWB_ABOUT = 1, /* of NAMES: the key is a whole name, and asked is what is known about it. reply:
+                      one text, or -ENOENT: bytes, moment of the put (ns, CLOCK_REALTIME), keep,
+                      dtype, then the shape's numbers, each after a tab */
+};
 enum cwb_open_flags {
     CWB_WATCH = 1, /* tell when the name means something else, or is gone */
     /*
@@ -86,7 +91,7 @@ enum cwb_open_flags {
 };
 struct cwb_key { /* OPEN, WAIT, NAMES, REMOVE; then key_bytes of key */
     uint32_t key_bytes;
-    uint32_t flags; /* enum cwb_open_flags; 0 but in OPEN */
+    uint32_t flags; /* enum cwb_open_flags, cwb_names_flags; else 0 */
 };
 struct cwb_opened {      /* then meta_bytes of meta, then size_bytes of data if inside */
     uint64_t source;     /* to READ and CLOSE; 0 if inside */

@@ -120,6 +120,11 @@ static int check_there(const struct cwb_job *job) {
     return code ? cw_fail(-EINVAL, "a request to other nodes whose name or layout cannot be") : 0;
 }
 
+/* Does it mean this node? A peer of that name comes first: somebody has said so. */
+static bool is_own(const struct cwb_bridge *bridge, const char *node, size_t length) {
+    return strlen(bridge->node) == length && memcmp(bridge->node, node, length) == 0;
+}
+
 /* What a client sent, checked. */
 static int take_apart(struct cwb_job *job, const uint8_t *body, uint32_t body_bytes) {
     const uint8_t *at = body + sizeof job->remote;
@@ -151,6 +156,8 @@ static int take_apart(struct cwb_job *job, const uint8_t *body, uint32_t body_by
     if (code)
         return code;
     job->peer = cwb_peer_find(job->bridge, node + 3, (size_t)(slash - node - 3));
+    if (!job->peer && is_own(job->bridge, node + 3, (size_t)(slash - node - 3)))
+        return cw_fail(-ELOOP, "%s is this node", job->bridge->node);
     if (!job->bridge->tls)
         return cw_fail(-EREMOTEIO, "%s", job->bridge->no_key);
     if (!job->peer)
@@ -205,6 +212,8 @@ void cwb_job_begin(struct cwb_bridge *bridge, struct cwb_visitor *visitor, uint6
         cwb_job_put(job);
     else if (job->remote.verb == CW_REMOTE_PEERS)
         cwb_job_peers(job);
+    else if (job->remote.verb == CW_REMOTE_NODE)
+        cwb_job_done(job, 0, NULL, 0);
     else
         cwb_job_ask(job);
 }

@@ -2,6 +2,7 @@
  * cableway-bridge: reaches other nodes (bridge.h), for the broker that starts it with `run`; makes
  * keys and keeps the list of peers, for people (`cableway keygen`, `cableway peers`).
  */
+#include <fcntl.h>
 #include <getopt.h>
 #include <limits.h>
 #include <malloc.h>
@@ -15,6 +16,7 @@
 #include "broker/bridge/bridge.h"
 #include "broker/bridge/command.h"
 #include "broker/bridge/folder.h"
+#include "broker/verdict.h"
 
 static int usage(void) {
     fputs("cableway-bridge is started by cablewayd; for people: cableway keygen, cableway peers\n",
@@ -32,12 +34,28 @@ static int parse_streams(const char *text, uint32_t *out) {
     return 0;
 }
 
-static int parse_run(int argc, char **argv, struct cwb_options *options, long *parent) {
+/* The broker waits for how our start went (broker/verdict.h); one write, with its end. */
+static void say(bool tell, const char *kind, const char *text) {
+    char line[CW_DETAIL_MAX + 8];
+    if (!tell)
+        return;
+    int length = snprintf(line, sizeof line, "%s%s", kind, text);
+    if (write(CWD_TELL_FD, line, (size_t)length + 1) < 0)
+        cwb_log("the broker does not wait any more: %m");
+    close(CWD_TELL_FD);
+}
+
+static int parse_run(int argc, char **argv, struct cwb_options *options, long *parent, bool *tell) {
     static const struct option names[] = {
-        {"socket", required_argument, NULL, 's'}, {"parent", required_argument, NULL, 'P'},
-        {"listen", required_argument, NULL, 'l'}, {"peer", required_argument, NULL, 'p'},
-        {"node", required_argument, NULL, 'n'},   {"streams", required_argument, NULL, 'S'},
-        {"epoll", no_argument, NULL, 'e'},        {NULL, 0, NULL, 0},
+        {"socket", required_argument, NULL, 's'},
+        {"parent", required_argument, NULL, 'P'},
+        {"listen", required_argument, NULL, 'l'},
+        {"peer", required_argument, NULL, 'p'},
+        {"node", required_argument, NULL, 'n'},
+        {"streams", required_argument, NULL, 'S'},
+        {"epoll", no_argument, NULL, 'e'},
+        {"tell", no_argument, NULL, 't'},
+        {NULL, 0, NULL, 0},
     };
     int found;
     while ((found = getopt_long(argc, argv, "", names, NULL)) >= 0) {
@@ -70,6 +88,9 @@ static int parse_run(int argc, char **argv, struct cwb_options *options, long *p
         case 'e':
             options->use_epoll = true;
             break;
+        case 't':
+            *tell = true;
+            break;
         default:
             return usage();
         }
@@ -82,9 +103,12 @@ static int run(int argc, char **argv) {
     static struct cwb_options options;
     static char folder[PATH_MAX];
     long parent = 0;
-    int code = parse_run(argc, argv, &options, &parent);
+    bool tell = false;
+    int code = parse_run(argc, argv, &options, &parent, &tell);
     if (code)
         return code;
+    if (tell)
+        fcntl(CWD_TELL_FD, F_SETFD, FD_CLOEXEC);
     const char *engine = getenv("CABLEWAY_BRIDGE_EPOLL");
     options.folder = cwb_node_folder(folder);
     options.use_epoll = options.use_epoll || (engine && *engine);
@@ -100,9 +124,16 @@ static int run(int argc, char **argv) {
     mallopt(M_TRIM_THRESHOLD, 16 << 20);
     prctl(PR_SET_NAME, "cableway-bridge");
     if (cwb_bridge_init(&bridge, &options) != 0) {
-        cwb_log("cannot run: %s", cw_error());
+        char why[CW_DETAIL_MAX];
+        strcpy(why, cw_error());
+        cwb_log("cannot run: %s", why);
+        say(tell, "", why);
         return 1;
     }
+    if (bridge.tls)
+        say(tell, "", "");
+    else
+        say(tell, "key: ", bridge.no_key);
     cwb_bridge_run(&bridge);
     return 1;
 }
@@ -112,6 +143,8 @@ int main(int argc, char **argv) {
         return usage();
     if (strcmp(argv[1], "run") == 0)
         return run(argc - 1, argv + 1);
+    if (strcmp(argv[1], "doctor") == 0)
+        return cwb_command_doctor();
     if (strcmp(argv[1], "keygen") == 0)
         return cwb_command_keygen(argc - 1, argv + 1);
     if (strcmp(argv[1], "peers") == 0)

@@ -6,12 +6,14 @@
  * What is answered later (a served request) is kept by its link until then; a link that ends takes
  * the answers' way, not the work.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <utlist.h>
 
 #include "broker/bridge/hash.h"
 #include "broker/bridge/parts.h"
+#include "ipc/meta.h"
 #include "ipc/name_key.h"
 
 /* ---- requests that are answered later ---- */
@@ -264,11 +266,42 @@ static void answer_names(struct cwb_link *link, const struct cwb_frame *frame, c
     answer(link, frame, code, &part, 1);
 }
 
+/* What is known about one name, without its bytes. */
+static void serve_about(struct cwb_link *link, const struct cwb_frame *frame) {
+    struct subject subject;
+    struct cw_found found;
+    struct cw_shape shape;
+    char *text = NULL;
+    size_t size_bytes;
+    subject_of(frame->key, frame->key_bytes, &subject);
+    int code = look(link->bridge, link->peer, &subject, &found);
+    if (code == 0)
+        code = cw_meta_decode(found.meta, found.entry.meta_bytes, found.entry.size_bytes, &shape);
+    if (code) {
+        answer(link, frame, code, NULL, 0);
+        return;
+    }
+    FILE *out = open_memstream(&text, &size_bytes);
+    CW_ASSERT(out);
+    fprintf(out, "%llu\t%llu\t%d\t%s", (unsigned long long)found.entry.size_bytes,
+            (unsigned long long)found.entry.created_ns, (found.entry.flags & CW_ENTRY_KEEP) != 0,
+            shape.dtype);
+    for (uint32_t i = 0; i < shape.ndim; i++)
+        fprintf(out, "\t%lld", (long long)shape.shape[i]);
+    fputc(0, out);
+    CW_ASSERT(fclose(out) == 0);
+    answer_names(link, frame, text, size_bytes);
+}
+
 static void serve_names(struct cwb_link *link, const struct cwb_frame *frame) {
     struct subject prefix, subject;
     struct cw_found found;
     char *names = NULL;
     uint64_t count = 0, kept = 0;
+    if (frame->open.flags & CWB_ABOUT) {
+        serve_about(link, frame);
+        return;
+    }
     subject_of(frame->key, frame->key_bytes, &prefix);
     int code = cw_name_key_list(link->bridge->client, &prefix.key, &names, &count);
     if (code) {

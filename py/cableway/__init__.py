@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from cableway import _imports as _imports  # first: a fork may come while the rest is imported
 from cableway._copies import copy
 from cableway._order import work
 from cableway.array import Array

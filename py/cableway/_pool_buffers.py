@@ -79,13 +79,13 @@ class Block:
     """One piece of memory that the sender owns."""
 
     __slots__ = (
+        "_handle",
         "_lease",
         "_word",
         "address",
         "array",
         "capacity",
         "connection",
-        "handle",
         "receiver",
     )
 
@@ -93,13 +93,20 @@ class Block:
         layout = bytes_layout(capacity + HEADER_BYTES)
         self._lease = lease_again(Lease, lib.cw_array_new, connection.pointer, b"cpu", layout.c, 0)
         self.array: Any = self._lease.pointer
-        self.handle: bytes = ffi.buffer(exported(self.array, 0))[:]
         base = lib.cw_array_data(self.array)
+        self._handle: bytes | None = None
         self._word = ffi.cast("uint32_t *", base)
         self.address = int(ffi.cast("uintptr_t", base)) + HEADER_BYTES
         self.capacity = capacity
         self.connection = connection
         self.receiver: object = None
+
+    @property
+    def handle(self) -> bytes:
+        """Names it for a receiver."""
+        if self._handle is None:  # a queue's item never asks for it
+            self._handle = ffi.buffer(exported(self.array, 0))[:]
+        return self._handle
 
     @property
     def state(self) -> int:

@@ -3,7 +3,7 @@
 A worker lives in a slot of the plane (see _pool_plane); its successor takes the same slot, once it is dead and what it
 had is seen to. The watcher thread sleeps on the workers' pidfds (a sentinel of multiprocessing stays open while a
 child of the worker lives) and tells the helper. What workers print to a captured stderr comes by a pipe, which the
-watcher passes on and of which it keeps the end.
+watcher reads; it keeps the end, and another thread passes it on (_pool_stderr).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from cableway import _dispatch, _pool_main, _pool_process, _pool_worker, client
+from cableway import _dispatch, _imports, _pool_main, _pool_process, _pool_worker, client
 from cableway._pool_devices import Devices
 from cableway._pool_environment import Name, describe, move
 from cableway._pool_options import Options
 from cableway._pool_plane import Memory, Plane, spin_seconds, spinners
-from cableway._pool_stderr import Capture
+from cableway._pool_stderr import Capture, Outlet
 
 __all__ = ["Crew", "Worker"]
 
@@ -79,6 +79,7 @@ class Crew:
         devices: the groups, if the Pool has devices; else there is one.
         wanted: how many workers each group shall have.
         main: the notebook's `__main__`; None where there is none.
+        fill_again: seconds until `fill` is to be called again, since others import now; None: it need not be.
         started: tasks may be sent. With several groups the first ones wait until each has a worker that takes them: else
             those that are ready first would take what lies on the others' GPUs.
     """
@@ -102,6 +103,9 @@ class Crew:
         self._by_fork = context.get_start_method() == "fork"
         self.main = _pool_main.notebook(self._by_fork)
         self._options = options
+        self._outlet = Outlet() if options.capture_stderr else None
+        self._moment = _imports.Moment()
+        self.fill_again: float | None = None
         self._parent = _pool_worker.ParentId()
         self._settings = client.settings()
         self._spinners = spinners()
@@ -150,11 +154,16 @@ class Crew:
         return sum(self.wanted)
 
     def fill(self, most: int | None = None) -> None:
-        """Starts workers until there are as many as there shall be, or most of each group."""
+        """Starts workers until there are as many as there shall be, or most of each group. See `fill_again`."""
         made: list[Worker] = []
+        self.fill_again = None
         for group, wanted in enumerate(self.wanted):
             there = {worker.part for worker in self._staying(group)}
             missing = (wanted if most is None else min(most, wanted)) - len(there)
+            if missing > 0 and self._by_fork and self._watcher.ident is not None:
+                self.fill_again = self._moment.wait()
+                if self.fill_again is not None:
+                    return
             for part in range(wanted):
                 slot = self._free_slot(group, made) if missing > 0 and part not in there else -1
                 if slot >= 0:  # else who leaves makes room
@@ -188,7 +197,7 @@ class Crew:
 
     def _make(self, slot: int, group: int, part: int) -> Worker:
         """A worker for a slot that is free, to be started."""
-        stderr = Capture() if self._options.capture_stderr else None
+        stderr = None if self._outlet is None else Capture(self._outlet)
         place = _pool_worker.Place(
             slot,
             self.plane,
@@ -198,6 +207,7 @@ class Crew:
             None if stderr is None else stderr.path,
             group,
             None if self.devices is None else describe(self.devices, group, part),
+            self._moment.kept,
         )
         options = self._options
         initializer, initargs = options.initializer, options.initargs
@@ -288,7 +298,7 @@ class Crew:
 
     def reap(self, worker: Worker) -> None:
         """Learns how a dead worker ended. By spawn and forkserver it is told a moment later."""
-        worker.exitcode = _pool_process.exitcode_of(worker.process)
+        worker.exitcode = _pool_process.exitcode_of(worker.process, worker.pidfd)
         worker.process.join(timeout=0)  # so that multiprocessing forgets it
         if not worker.ready:
             worker.ready = self.dispatch.look_at(worker.slot)[0] == _pool_worker.READY
@@ -303,6 +313,7 @@ class Crew:
         if worker.pidfd >= 0:
             os.close(worker.pidfd)
             worker.pidfd = -1
+        _pool_process.let_go(worker.process)
         if worker.stderr is not None:
             if self._watched.pop(worker.stderr.fd, None) is not None and not self._epoll.closed:
                 # Closing does not do it: children that were forked meanwhile have the pipe too.
@@ -401,6 +412,9 @@ class Crew:
     def _end_watch(self) -> None:
         self._epoll.close()
         os.close(self._quit)
+        self._memory.close()
+        if self._outlet is not None:
+            self._outlet.close()
 
     def _watch(self) -> None:
         while True:

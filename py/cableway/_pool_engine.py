@@ -5,6 +5,7 @@ Threads of the parent
                 its own and others'; who submits many sees to plain answers in passing
     helper      (_pool_helper) sees to answers while nobody listens, to deaths, time limits, the end
     watcher     (_pool_crew) sleeps on the workers' pidfds, tells the helper who died
+    outlet      (_pool_stderr) writes captured stderr to this process's own; started when there is some
     callbacks   (_pool_callbacks) runs the callbacks; started when there is one
     feeders     (_pool_feeder) one for each imap over an iterator of unknown length: reads it
 
@@ -20,10 +21,12 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing import util
 from typing import Any
 
+from cableway import _imports
 from cableway import _pool_wire as wire
 from cableway._pool_buffers import BlockStore
 from cableway._pool_callbacks import Callbacks
@@ -39,6 +42,7 @@ from cableway._pool_options import Options
 from cableway._pool_outgoing import Outgoing
 from cableway._pool_place import Placement
 from cableway._pool_shared import Shared, recurring
+from cableway._pool_starts import Starts
 from cableway._pool_withdrawn import Withdrawn
 from cableway.errors import Error
 
@@ -57,6 +61,27 @@ def _nothing_begins(*_: Any) -> None:
     """The quick way of a Pool that takes no more work: the other way says why."""
 
 
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls a method as long as its object is there. Whoever may call it has it, but while all of it is dropped."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        found = reference()
+        return None if found is None else found(*args)
+
+    return call
+
+
+def _check_not_begun_again() -> None:
+    module = _imports.begun_again_here()
+    if module is not None:
+        raise RuntimeError(
+            f"cannot start workers here: the module {module} was being imported when this process was forked, so it is "
+            "imported anew in this process, and starts workers again; start them under "
+            "`if __name__ == '__main__'` or in a function that the program calls after its imports"
+        )
+
+
 class Engine:
     """Runs jobs on worker processes. `Pool` and `Executor` are its faces."""
 
@@ -68,6 +93,7 @@ class Engine:
         daemon: bool = True,
         devices: Devices | None = None,
     ) -> None:
+        _check_not_begun_again()
         self.pid = os.getpid()
         self.state = RUN
         self.abandoned = False  # set without a lock by the Pool's finaliser
@@ -80,12 +106,14 @@ class Engine:
         self._error: BaseException | None = None  # why nothing works any more
 
         self._callbacks = Callbacks()
-        self._incoming = Incoming(self.fail)
-        self._crew = Crew(processes, context, options, daemon, self._incoming.deliver, devices)
+        # Nothing below refers to what is above it but weakly: an ended Pool that is dropped is gone at once, without gc.
+        incoming = self._incoming = Incoming(_weakly(self.fail))
+        deliver = _weakly(incoming.deliver)
+        self._crew = Crew(processes, context, options, daemon, deliver, devices)
         self.devices = devices
         self.dispatch = self._crew.dispatch
         self._placement = Placement(self._crew)
-        self._outgoing = Outgoing(self._crew, self._store, self._placement, self._refusal)
+        self._outgoing = Outgoing(self._crew, self._store, self._placement, _weakly(self._refusal))
         self.functions = Functions(self.dispatch.put_function, self._crew.main)
         self.dispatch.share(
             self.functions.pinned, self.functions.kinds, self._outgoing.pending, self._waiters
@@ -93,11 +121,15 @@ class Engine:
         # (class, self, owner, function, args, kwargs): an Outcome of that class, submitted; None: it must go by
         # submit(), and nothing was done.
         self.begin: Callable[..., Any] = self.dispatch.begin
-        self._helper = Helper(self, self._crew, self._outgoing, self._store, self._incoming)
-        self._incoming.connect(self._crew, self._outgoing, self._helper)
-        self._crew.start_all()
-        self._at_exit = util.Finalize(None, self.terminate, exitpriority=15)
-        self._helper.start()
+        self._helper = Helper(self, self._crew, self._outgoing, self._store, incoming)
+        incoming.connect(self._crew, self._outgoing, self._helper)
+        self._at_exit: Any = None
+        with _starts:
+            _watch_exit()
+            self._crew.start_all()
+            _running.add(self)
+            self._at_exit = util.Finalize(None, self.terminate, exitpriority=15)
+            self._helper.start()
 
     # ---- what the Pool calls, on callers' threads
 
@@ -180,7 +212,12 @@ class Engine:
         self, job: IMapIterator, iterable: Iterable[Any], chunksize: int, buffersize: int | None
     ) -> None:
         """Runs a job over an iterable that a thread of its own reads, some tasks ahead."""
-        Feeder(self, job, chunksize, buffersize).start(iterable, self._feeding)
+        feeder = Feeder(self, job, chunksize, buffersize)
+        try:
+            feeder.start(iterable, self._feeding)
+        except BaseException:  # its thread did not start, or nobody will ask for the results
+            self.fed(feeder)
+            raise
 
     def fed(self, feeder: Feeder) -> None:
         """An input is at its end."""
@@ -199,6 +236,7 @@ class Engine:
         """Waits for answers, and sees to them, until seen() is true, or timeout seconds. Whether it is."""
         until = None if timeout is None else time.monotonic() + timeout
         me = threading.get_ident()
+        nested = me in self._waiters  # by a signal's handler, in the middle of another wait
         self._waiters.add(me)  # before seen() is asked: who changes it tells us
         try:
             while True:
@@ -210,7 +248,8 @@ class Engine:
                 if left <= 0:
                     return seen()
         finally:
-            self._waiters.discard(me)
+            if not nested:
+                self._waiters.discard(me)
 
     def notify(self) -> None:
         """Something has changed for who waits, in another thread than this one."""
@@ -267,10 +306,19 @@ class Engine:
 
     def close(self) -> None:
         """No more work; workers end when all is done."""
+        if os.getpid() != self.pid:  # a fork: the lock may be one's that is not here
+            self.state = CLOSE if self.state == RUN else self.state
+            return
         with self._lock:
             self.begin = _nothing_begins
             if self.state == RUN:
                 self.state = CLOSE
+        self._tell_state()
+
+    def _tell_state(self) -> None:
+        if os.getpid() != self.pid:
+            return
+        with self._lock:
             feeding = list(self._feeding)
         for feeder in feeding:
             feeder.look_again()
@@ -289,6 +337,9 @@ class Engine:
 
     def join(self) -> None:
         """Waits until all workers have ended and all callbacks have run."""
+        if os.getpid() != self.pid:
+            return
+        self._tell_state()  # a Ctrl-C may have come into `close` or `terminate` before they did
         self._helper.join()
         self._callbacks.join()
 
@@ -343,7 +394,9 @@ class Engine:
         """No worker lives any more, and all jobs have ended."""
         self._callbacks.end()
         self._store.close()
-        self._at_exit.cancel()
+        _running.discard(self)
+        if self._at_exit is not None:
+            self._at_exit.cancel()
         if closed:
             self.state = CLOSE
         self.dispatch.tell(False)
@@ -361,3 +414,27 @@ class Engine:
         return Error(
             "the Pool was terminated before this call had ended; nothing of it will come any more"
         )
+
+
+# ---- the interpreter's exit
+
+_starts = Starts("cannot start workers after interpreter shutdown", here=True)
+_running: set[Engine] = set()
+_exit_watch: Any = None
+
+
+def _end_running() -> None:
+    """Before the engines' own finalizers: whose start this waits for is not among those that are run now."""
+    _starts.close()
+    for engine in list(_running):
+        engine.terminate()
+
+
+def _watch_exit() -> None:
+    """Once a process: a child of multiprocessing's begins without its parent's finalizers."""
+    global _exit_watch
+    if _exit_watch is None or not _exit_watch.still_active():
+        _exit_watch = util.Finalize(None, _end_running, exitpriority=16)
+
+
+_watch_exit()

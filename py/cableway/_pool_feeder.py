@@ -127,7 +127,8 @@ class Feeder:
         if job is None:
             return
         if chunk is None:
-            job.task_done(number, False, error)
+            assert error is not None
+            job.input_failed(number, error)
             return
         task = Task(job, number, wire.MAP, chunk)
         if self._engine.options.retries:

@@ -151,6 +151,9 @@ def main(report: int, data: dict[str, Any]) -> NoReturn:
     os.pwrite(report, json.dumps(told).encode(), 0)
     os.close(report)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    on_child = signal.getsignal(signal.SIGCHLD)
+    if on_child is signal.SIG_IGN:  # the parent ignores it: nobody would be told how a worker ended
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(nothing, fd)
@@ -170,6 +173,8 @@ def main(report: int, data: dict[str, Any]) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
         signal.setitimer(signal.ITIMER_REAL, data["exit_seconds"])
         exit_.leave(0)
+    if on_child is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     preload.restore_randomness()
     code = 1

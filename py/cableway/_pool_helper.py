@@ -2,6 +2,24 @@
 
 Deaths: what a dead worker had published counts, if it can still be opened. The one task that it had taken raises
 WorkerDied, or is run again, and another worker starts in its place. Signals' handlers run on the main thread, so nothing interrupts this one.
+
+Sleep: it reads its news, looks at everything that it sees to, and sleeps until the news are others, or a time limit.
+So whoever changes something of the following does that first, and then tells (`Engine.wake`, which takes no lock):
+
+    a worker has become ready or failed     the worker itself, by its state
+    a worker has died                       the watcher, or who started it: `crew.dead`
+    answers, and nobody listens             the worker
+    answers whose delivery was interrupted  C (`rest`), and `help` looks for them before it sleeps
+    answers that C may not deliver (late)   who submits; `help` looks for them before it sleeps
+    cells are free for what waits           who frees them sends it, or tells
+    who sent was interrupted                `Dispatch.send_alone`, in one step with its end
+    nothing waits any more                  who takes the last thing out, if we have asked (`_dismiss`)
+    an input is at its end                  the feeder (`Engine.fed`)
+    close, terminate, error, resize, what was withdrawn, a Pool that is garbage, deferred work: who does it
+    time limits                             nobody: they bound the sleep
+
+Nothing of this may be looked at before the news are read. docs/ARCHITECTURE.md has the argument, and the listeners'
+part.
 """
 
 from __future__ import annotations
@@ -9,6 +27,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -43,7 +62,7 @@ class Helper:
         store: BlockStore,
         incoming: Incoming,
     ) -> None:
-        self._engine = engine
+        self._engine_of = weakref.ref(engine)  # the engine has this, and its thread the engine
         self._incoming = incoming
         self._crew = crew
         self._dispatch = crew.dispatch
@@ -55,6 +74,12 @@ class Helper:
         self._until: dict[Any, float] = {}  # of each: how long it is tried
         self._ended = False
         self._thread = threading.Thread(target=self._serve, name="cableway-pool", daemon=True)
+
+    @property
+    def _engine(self) -> Engine:
+        engine = self._engine_of()
+        assert engine is not None  # who calls this has it
+        return engine
 
     def start(self) -> None:
         """Starts it; if that fails, workers are ended."""
@@ -131,11 +156,12 @@ class Helper:
             work()
 
     def _serve(self) -> None:
+        engine = self._engine
         _pool_process.hurry()  # results must not wait while a server for workers starts
         try:
             self._serve_until_ended()
         except BaseException as error:  # a fault of ours: nobody may wait for ever because of it
-            self._engine.fail(error)
+            engine.fail(error)
             sys.excepthook(type(error), error, error.__traceback__)
         finally:
             self._end()
@@ -159,7 +185,7 @@ class Helper:
                 return
             again = self._open_again() if self._later else None
             overdue = self._end_overdue()
-            seconds = [t for t in (waits, again, overdue) if t is not None]
+            seconds = [t for t in (waits, again, overdue, crew.fill_again) if t is not None]
             self._dispatch.help(was, min(seconds, default=None))
 
     def _look_at_starting(self) -> None:
@@ -177,12 +203,14 @@ class Helper:
         self._dispatch.ask_emptied()  # before the look: who takes the last one out now tells us
         left = self._engine.has_work
         self._dispatch.close(not left)
-        if self._crew.living():
+        living = len(self._crew.living())
+        ready = self._dispatch.ready()  # perhaps submitted just before the end, to nobody
+        if left or ready:
+            self._fill(
+                None if left else living + ready
+            )  # for those that have died, or done their maxtasksperchild
             return False
-        if left or self._dispatch.ready():  # submitted just before the end, to nobody
-            self._fill(1)
-            return False
-        return True
+        return not living
 
     def _end_overdue(self) -> float | None:
         """Kills workers whose task runs too long. Seconds until the next may."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,44 @@ if TYPE_CHECKING:
     from cableway._pool_progress import Progress
 
 __all__ = ["IMapIterator", "IMapUnorderedIterator"]
+
+
+class _Numbers:
+    """Numbers as ranges, first and behind last: as many as there are gaps, which are tasks that were not handed out yet.
+
+    >>> numbers = _Numbers()
+    >>> for number in (0, 3, 1, 2, 5, 5):
+    ...     numbers.add(number)
+    >>> numbers.ranges, 4 in numbers, 5 in numbers
+    ([(0, 4), (5, 6)], False, True)
+    """
+
+    __slots__ = ("ranges",)
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, int]] = []
+
+    def _before(self, number: int) -> int:
+        """How many ranges begin at number or before."""
+        return bisect_left(self.ranges, (number + 1,))
+
+    def __contains__(self, number: int) -> bool:
+        at = self._before(number)
+        return at > 0 and number < self.ranges[at - 1][1]
+
+    def add(self, number: int) -> None:
+        """May be repeated. At once: a signal's handler comes before it or after it."""
+        if number in self:
+            return
+        ranges, first, behind = self.ranges, number, number + 1
+        low = high = self._before(number)
+        if low and ranges[low - 1][1] == number:
+            low -= 1
+            first = ranges[low][0]
+        if high < len(ranges) and ranges[high][0] == behind:
+            behind = ranges[high][1]
+            high += 1
+        ranges[low:high] = [(first, behind)]
 
 
 class IMapIterator(Job):
@@ -40,13 +79,14 @@ class IMapIterator(Job):
         self._come: dict[int, list[tuple[bool, Any]]] = {}  # results of tasks, not yet asked for
         self._ready: deque[tuple[bool, Any]] = deque()  # of the task that is being handed out
         self._next = 0  # the number of tasks that were handed out
-        self._handed: set[int] = set()  # of an unordered one: which
+        self._handed = _Numbers()  # of an unordered one: which
         self._count = 0  # tasks done
         self._begun = 0
         self._counts_taken = progress is not None  # or its input is fed
         self._taken = 0  # items that were asked for
         self._length: int | None = None  # tasks in all, once known
         self._abort: BaseException | None = None
+        self._failure: tuple[int, BaseException] | None = None  # of the input, for the last task
         self._given: dict[int, Task] = {}  # tasks that may be asked for again
 
     def __iter__(self) -> Iterator[Any]:
@@ -141,6 +181,11 @@ class IMapIterator(Job):
         with self._lock:
             if number not in come and not self._was_handed_out(number):
                 come[number] = results
+                self._count += 1
+            failure = self._failure
+            if failure is not None and self._count == failure[0]:
+                self._failure = None
+                come[failure[0]] = [(False, failure[1])]
                 self._count += 1
             if self._counts_taken:
                 self._given.pop(number, None)
@@ -245,6 +290,14 @@ class IMapIterator(Job):
     def give(self, task: Task) -> None:
         """A task that may be asked for again."""
         self._given[task.number] = task
+
+    def input_failed(self, number: int, error: BaseException) -> None:
+        """Reading the input has raised, in place of that task. It comes last: no result before it is lost."""
+        with self._lock:
+            if self._count < number and not self.ordered:
+                self._failure = number, error
+                return
+        self.task_done(number, False, error)
 
     def input_ended(self, tasks: int) -> None:
         """The input made so many tasks and no more."""

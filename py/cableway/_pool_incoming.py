@@ -21,6 +21,7 @@ some more looks, so the helper tries again for PATIENCE_SECONDS before it refuse
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,13 @@ class Incoming:
         """Before the first answer comes."""
         self._crew = crew
         self._outgoing = outgoing
-        self._helper = helper
+        self._helper_of = weakref.ref(helper)  # which has this
+
+    @property
+    def _helper(self) -> Helper:
+        helper = self._helper_of()
+        assert helper is not None  # the engine has both, and whoever delivers the engine
+        return helper
 
     def deliver(self, told: list[Any], faults: int) -> None:
         """Gives answers to their jobs, from the end of the list on, and takes them out of it. What is left in the list when

@@ -16,6 +16,7 @@ No two landings under way have an element in common, in whatever Pool of this pr
 
 from __future__ import annotations
 
+import os
 import threading
 from bisect import insort
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,17 @@ __all__ = ["Landing"]
 _lock = threading.RLock()
 _spans: list[tuple[int, int, int, np.ndarray[Any, Any]]] = []
 _longest = 0  # of any so far
+
+
+def _after_fork_in_child() -> None:
+    """What is under way is the parent's, and so may the lock be."""
+    global _lock, _longest
+    _lock = threading.RLock()
+    _spans.clear()
+    _longest = 0
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Landing:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from multiprocessing.spawn import get_preparation_data
 from multiprocessing.pool import (  # type: ignore[attr-defined]
     MaybeEncodingError,
     RemoteTraceback,
@@ -98,11 +100,32 @@ def start_death(worker: Worker, times: int) -> WorkerDied:
     """The exception for workers that die before they can do anything."""
     return WorkerDied(
         f"{times} workers of the Pool died one after the other while they started, the last one (pid {worker.pid}) "
-        f"{_how(worker.exitcode)}; see what it printed. With spawn and forkserver the script's own work must stand "
-        f'under if __name__ == "__main__"{_printed(worker)}',
+        f"{_how(worker.exitcode)}; {_why_not_started(worker)}{_printed(worker)}",
         pid=worker.pid,
         exitcode=worker.exitcode,
         stderr=None if worker.stderr is None else worker.stderr.text,
+    )
+
+
+def _why_not_started(worker: Worker) -> str:
+    """What may have ended a worker before it was ready, as far as this process can know."""
+    process: Any = worker.process
+    by_fork = getattr(process, "_start_method", None) == "fork"
+    if (worker.exitcode or 0) <= 0 or by_fork or not getattr(process, "runs_main", True):
+        return "see what it printed"
+    told = get_preparation_data("")
+    path = told.get("init_main_from_path")
+    if path is not None and not os.path.exists(path):
+        return (
+            f"with spawn and forkserver a worker runs the main module's file first, and here that is {path}, which is "
+            "not there: put the script into a file (python script.py instead of python < script.py)"
+        )
+    main = path or told.get("init_main_from_name")
+    if main is None:
+        return "see what it printed"
+    return (
+        f"see what it printed. With spawn and forkserver a worker first imports the main module ({main}), which must "
+        'not raise there, and whose own work must stand under if __name__ == "__main__"'
     )
 
 
@@ -115,7 +138,7 @@ def _how(exitcode: int | None) -> str:
     if exitcode is None:
         return (
             "is gone (how it ended is not known: the server that it was forked from has ended, or has not told it "
-            f"within {STATUS_SECONDS:g} s, or something else has waited for this process's children)"
+            f"within {STATUS_SECONDS:g} s, or this process ignores SIGCHLD or something else in it has waited for its children)"
         )
     if exitcode >= 0:
         return f"ended with exit code {exitcode}"

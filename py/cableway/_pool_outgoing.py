@@ -1,7 +1,7 @@
 """Tasks on their way out: what waits in the parent, and how it is sent.
 
 What there is no room for waits here: all cells are under way, or so many bytes. One thread at a time sends (*pumps*),
-for all (csrc/dispatch_turn.c); quick calls, which stand in the same row, are sent by the dispatch (csrc/dispatch_begin.c) whenever they are
+for all; quick calls, which stand in the same row, are sent by the dispatch (csrc/dispatch_begin.c) whenever they are
 first, by whatever thread has freed a cell. A signal's handler may end that thread's work at any line: then the helper goes on, and what was sent is known from
 `work.sent`, which the dispatch sets as it sends, so that nothing is sent twice.
 
@@ -128,15 +128,16 @@ class Outgoing:
     # ---- sending
 
     def pump(self) -> None:
-        """Sends what waits, as far as there is room. One thread does it, for all."""
-        if not self.pending:
-            return
-        with self._dispatch.turn() as turn:
-            while turn.has:
-                while self._send_first():
-                    pass
-                self._sending = None
-                turn.done()
+        """Sends what waits, as far as there is room. One thread does it, for all; if it is interrupted the helper does."""
+        if self.pending:
+            self._dispatch.send_alone(self._send_all)
+
+    def _send_all(self) -> None:
+        try:
+            while self._send_first():
+                pass
+        finally:
+            self._sending = None
 
     def _send_first(self) -> bool:
         """Sends what waits first; False when nothing waits, or there is no room for it, or nobody to take it yet."""

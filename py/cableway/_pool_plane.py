@@ -7,14 +7,11 @@ large it is, and who may spin on this machine.
 
 from __future__ import annotations
 
-import mmap
 import os
 import weakref
 from collections.abc import Callable
 from multiprocessing import reduction
 from typing import Any
-
-import numpy as np
 
 from cableway import _dispatch
 
@@ -62,7 +59,7 @@ class Plane:
 class Memory:
     """The memory of one plane, mapped as long as this object lives. Pickled to a new worker, it is mapped there too.
 
-    The parent keeps the descriptor, for workers to come; a worker's mapping needs none. All of it is allocated at once,
+    The parent keeps the descriptor until `close`, for workers to come; a mapping needs none. All of it is allocated at once,
     after the limits were looked at, and its size is sealed: nobody who touches it later is killed for want of it.
 
     Attributes:
@@ -72,18 +69,22 @@ class Memory:
         LimitExceeded: no such memory can be had.
     """
 
-    __slots__ = ("__weakref__", "_fd", "_mapping", "address", "nbytes")
+    __slots__ = ("__weakref__", "_closing", "_fd", "address", "nbytes")
 
     def __init__(self, nbytes: int) -> None:
         self._fd = _dispatch.pool_allocate(nbytes)
-        closing = weakref.finalize(self, os.close, self._fd)
-        closing.atexit = False  # a Pool that ends then may still need it
+        self._closing = weakref.finalize(self, os.close, self._fd)
+        self._closing.atexit = False  # a Pool that ends then may still need it
         self._map(self._fd, nbytes)
+
+    def close(self) -> None:
+        """No worker comes any more. The mapping stays as long as somebody has this object. May be repeated."""
+        self._closing()
 
     def _map(self, fd: int, nbytes: int) -> None:
         self.nbytes = nbytes
-        self._mapping = mmap.mmap(fd, nbytes)
-        self.address: int = np.frombuffer(self._mapping, "u1").__array_interface__["data"][0]
+        self.address = _dispatch.pool_map(fd, nbytes)
+        weakref.finalize(self, _dispatch.pool_unmap, self.address, nbytes).atexit = False
 
     def __reduce__(self) -> tuple[Callable[..., Memory], tuple[Any, int]]:
         return _received, (reduction.DupFd(self._fd), self.nbytes)

@@ -17,32 +17,40 @@ guessed. All signals go through the pidfd, so that none reaches a stranger.
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import select
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import context as contexts
 from multiprocessing import popen_fork, popen_spawn_posix, reduction, spawn, util
 from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any
 
 from cableway import _pool_forker, _pool_server
 
 __all__ = [
-    "STATUS_SECONDS", "ForkServerProcess", "SpawnProcess", "asked_ahead", "exitcode_of", "hurry", "open_pidfd", "process_class",
+    "STATUS_SECONDS", "ForkServerProcess", "SpawnProcess", "asked_ahead", "exitcode_of", "hurry", "let_go", "open_pidfd",
+    "process_class",
 ]  # fmt: skip
 
 STATUS_SECONDS = 5.0  # from a worker's end until the server has told how
-_NOTED_SECONDS = 2.0  # from another thread's waitpid until it has noted what it was told
 _FDS_MAX = 240  # of one worker; the kernel takes 253 in one message
 _EXITCODE = struct.Struct("<i")
+_POLL = popen_fork.Popen.poll.__code__
+# PIDFD_GET_INFO of linux/pidfd.h: struct pidfd_info begins with a mask of what is asked, and has the exit code at its end.
+_GET_INFO, _INFO_BYTES, _INFO_EXIT, _INFO_EXIT_AT = 0xC040FF0B, 64, 8, 60
+_INFO_MASK = struct.Struct("<Q")
 _AHEAD = 4  # workers that are asked for before the first one is there
 
 
@@ -301,12 +309,61 @@ def open_pidfd(process: BaseProcess) -> int:
     return os.pidfd_open(popen.pid)
 
 
-def exitcode_of(process: BaseProcess) -> int | None:
-    """How a dead process ended. Waits until it is told; None if it is not in time (STATUS_SECONDS), or never will be."""
+def exitcode_of(process: BaseProcess, pidfd: int = -1) -> int | None:
+    """How a dead process ended. Waits until it is told; None if it is not in time (STATUS_SECONDS), or never will be.
+
+    Somebody else may have waited for it: nobody is told then where SIGCHLD is ignored, or whoever called os.wait(). The
+    kernel tells it all the same, from Linux 6.15 on; else it is not known.
+
+    Args:
+        process: it has ended.
+        pidfd: of it, opened while it was there; -1: there is none.
+    """
     popen = process._popen  # type: ignore[attr-defined]
-    seconds = STATUS_SECONDS if isinstance(popen, _Popen) else _NOTED_SECONDS
-    deadline = time.monotonic() + seconds
+    is_ours = isinstance(popen, _Popen)
+    deadline = time.monotonic() + STATUS_SECONDS
     while process.exitcode is None and time.monotonic() < deadline:
-        time.sleep(0.002)
+        if not is_ours and _was_waited_for(popen) and process.exitcode is None:
+            # Noted with multiprocessing too: it sends no signal to this pid any more, which may be a stranger's soon.
+            told = _told_by_kernel(pidfd)
+            popen.returncode = _pool_server.UNKNOWN_EXIT if told is None else told
+        else:
+            time.sleep(0.002)
     found = process.exitcode
     return None if found == _pool_server.UNKNOWN_EXIT else found
+
+
+def _was_waited_for(popen: Any) -> bool:
+    """Whether the status of a child is gone, and no thread of this process that has got it is about to note it."""
+    try:
+        os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return not any(map(partial(_is_polling, popen), sys._current_frames().values()))
+    return False
+
+
+def _is_polling(popen: Any, frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code is _POLL and frame.f_locals.get("self") is popen:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _told_by_kernel(pidfd: int) -> int | None:
+    """How a process ended that was waited for."""
+    info = bytearray(_INFO_BYTES)
+    _INFO_MASK.pack_into(info, 0, _INFO_EXIT)
+    try:
+        fcntl.ioctl(pidfd, _GET_INFO, info)
+    except (OSError, ValueError):  # an older kernel, or no pidfd
+        return None
+    if not _INFO_MASK.unpack_from(info)[0] & _INFO_EXIT:
+        return None
+    return os.waitstatus_to_exitcode(_EXITCODE.unpack_from(info, _INFO_EXIT_AT)[0])
+
+
+def let_go(process: BaseProcess) -> None:
+    """Closes what multiprocessing keeps open of a dead process, which it would until it is garbage."""
+    if process.exitcode is not None:  # else its descriptors may be asked for it yet
+        process._popen.close()  # type: ignore[attr-defined]

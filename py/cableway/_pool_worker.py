@@ -21,7 +21,7 @@ from multiprocessing.pool import MaybeEncodingError  # type: ignore[attr-defined
 from pathlib import Path
 from typing import Any
 
-from cableway import _dispatch, client
+from cableway import _dispatch, _imports, client
 from cableway import _pool_wire as wire
 from cableway._pool_ahead import Ahead
 from cableway._pool_arguments import Arguments
@@ -86,6 +86,7 @@ class Place:
         stderr: what to open as stderr, None to leave it.
         group: in which group of workers it is.
         device: its place on a GPU; None: the Pool has no devices.
+        kept: modules that the thread that made the Pool was importing.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Place:
         stderr: str | None,
         group: int = 0,
         device: Description | None = None,
+        kept: frozenset[str] = frozenset(),
     ) -> None:
         self.slot = slot
         self.plane = plane
@@ -107,6 +109,7 @@ class Place:
         self.stderr = stderr
         self.group = group
         self.device = device
+        self.kept = kept
 
     def open(self, address: int) -> Any:
         """The worker's end of the plane that is mapped at address."""
@@ -349,6 +352,7 @@ def _main(
     initargs: tuple[Any, ...],
     maxtasks: int | None,
 ) -> None:
+    _imports.begin_again(place.kept)
     place.parent.watch()
     if place.stderr is not None:
         _replace_stderr(place.stderr)

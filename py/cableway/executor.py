@@ -39,6 +39,7 @@ from cableway._pool_cpus import usable_cpus
 from cableway._pool_engine import RUN, Engine
 from cableway._pool_jobs import Task
 from cableway._pool_options import Options
+from cableway._pool_starts import Starts
 
 __all__ = ["Executor", "ExecutorBroken", "ExecutorTimeout", "ExecutorWorkerDied"]
 
@@ -124,33 +125,45 @@ class Executor(futures.Executor):
         self._context = mp_context
         self._lock = threading.Lock()
         self._engine: Engine | None = None
+        self._starter: int | None = None  # the process that has begun to start it
         self._is_shut_down = False
+        _executors.add(self)
 
     def _running(self) -> Engine:
-        """The engine, started if need be."""
+        """The engine, started if need be. The caller is within _starts."""
         with self._lock:
             if self._is_shut_down:
                 raise RuntimeError("cannot schedule new futures after shutdown")
-            if _exiting:
-                raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-            engine = self._engine
-            if engine is None:
-                engine = self._engine = Engine(
-                    self._max_workers,
-                    self._context,
-                    self._options,
-                    daemon=False,
-                    devices=self._devices,
-                )
-                _engines.add(engine)
-                return engine  # if its workers fail at once, the first future tells
-        if engine.pid != os.getpid():
+            engine, pid = self._engine, os.getpid()
+            if engine is None and self._starter in (None, pid):
+                return self._start(pid)
+        if (
+            self._starter != pid
+        ):  # a worker that was forked in the middle of the start has no engine
             raise RuntimeError(
-                f"this executor belongs to the process {engine.pid}; make one in this process ({os.getpid()})"
+                f"this executor belongs to the process {self._starter}; make one in this process ({pid})"
             )
+        assert engine is not None
         if engine.error is not None:
             raise broken(engine.error)
         return engine
+
+    def _start(self, pid: int) -> Engine:
+        self._starter = pid  # before there are workers
+        try:
+            engine = Engine(
+                self._max_workers,
+                self._context,
+                self._options,
+                daemon=False,
+                devices=self._devices,
+            )
+            _engines.add(engine)  # where the exit finds it
+            self._engine = engine
+        finally:
+            if self._engine is None:
+                self._starter = None
+        return engine  # if its workers fail at once, the first future tells
 
     def is_usable(self) -> bool:
         """Whether `submit` would take a task in this process.
@@ -162,9 +175,9 @@ class Executor(futures.Executor):
         False
         """
         engine = self._engine
-        if self._is_shut_down or _exiting:
+        if self._is_shut_down or _starts.closed or self._starter not in (None, os.getpid()):
             return False
-        return engine is None or (engine.pid == os.getpid() and engine.error is None)
+        return engine is None or engine.error is None
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
         """fn(*args, **kwargs) in a worker.
@@ -186,10 +199,11 @@ class Executor(futures.Executor):
             begun: Future | None = running.begin(Future, running, self, fn, args, kwargs)
             if begun is not None:
                 return begun
-        engine = self._running()
-        call = (args, kwargs) if kwargs else (args,)
-        future = Future(engine, self, fn, call)
-        future._cell = engine.submit(future, Task(future, 0, wire.APPLY, call))
+        with _starts:  # until it is submitted: the exit waits for it, or it is refused
+            engine = self._running()
+            call = (args, kwargs) if kwargs else (args,)
+            future = Future(engine, self, fn, call)
+            future._cell = engine.submit(future, Task(future, 0, wire.APPLY, call))
         return future
 
     def map(
@@ -229,10 +243,13 @@ class Executor(futures.Executor):
             if buffersize < 1:
                 raise ValueError("buffersize must be None or > 0")
             return self._map_ahead(fn, zip(*iterables, strict=False), until, chunksize, buffersize)
-        engine = self._running()
+        if not self.is_usable():
+            with _starts:
+                self._running()  # says why
         items = tuple(zip(*iterables, strict=False))
-        job = Mapped(engine, self, fn, chunksize)
-        job.take_all(items, star=True)
+        with _starts:  # as in submit()
+            job = Mapped(self._running(), self, fn, chunksize)
+            job.take_all(items, star=True)
         return job.results(until)
 
     def _map_ahead(
@@ -307,7 +324,8 @@ class Executor(futures.Executor):
         ...     executor.submit(abs, -1).result()
         1
         """
-        engine = self._running()
+        with _starts:
+            engine = self._running()
         engine.resize(max_workers)
         self._max_workers = max_workers
 
@@ -353,13 +371,12 @@ class Executor(futures.Executor):
 # ---- the interpreter's exit
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-_exiting = False
+_starts = Starts("cannot schedule new futures after interpreter shutdown", here=False)
 
 
 def _finish() -> None:
     """Waits for what was submitted, as `concurrent.futures` does."""
-    global _exiting
-    _exiting = True
+    _starts.close()
     mine = [engine for engine in list(_engines) if engine.pid == os.getpid()]
     for engine in mine:
         engine.close()
@@ -369,3 +386,17 @@ def _finish() -> None:
 
 # Before the interpreter's own threads are waited for, and also in children of multiprocessing; else at exit.
 getattr(threading, "_register_atexit", atexit.register)(_finish)
+
+
+# ---- forks
+
+_executors: weakref.WeakSet[Executor] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """Another thread of the parent may have had the lock; and who starts workers has it while they are forked."""
+    for executor in list(_executors):
+        executor._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

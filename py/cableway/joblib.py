@@ -1,9 +1,12 @@
 """A backend for joblib, and so for scikit-learn: import this module, then ask for "cableway".
 
 >>> import cableway.joblib, joblib
->>> with joblib.parallel_config("cableway", n_jobs=2):
+>>> with joblib.parallel_config("cableway"):
 ...     joblib.Parallel()(joblib.delayed(abs)(x) for x in (-1, -2, 3))
 [1, 2, 3]
+
+Without `n_jobs` there is a worker for each CPU of this process, as with joblib's Dask backend; with "loky" everything
+would run in the caller. `parallel_config("cableway", n_jobs=4)`, or the n_jobs of an estimator or of Parallel, says how many.
 
 Tasks run in an `Executor`, whose workers stay for the next call (`shutdown` ends them). Arrays of max_nbytes and more
 (joblib's option, 1 MiB unless told otherwise; None: never) are put into shared memory once in a call, however many
@@ -70,6 +73,8 @@ multiprocessing.spawn.get_preparation_data = _without_main
 
 
 class _Process(SpawnProcess):
+    runs_main = False
+
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
         _hidden.main = True
@@ -177,6 +182,15 @@ class _Workers:
 _workers = _Workers()
 
 
+def _after_fork_in_child() -> None:
+    """The workers are the parent's, and so may the lock be."""
+    global _workers
+    _workers = _Workers()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 def shutdown() -> None:
     """Ends the workers that wait for joblib's next call. They end by themselves after five minutes and at exit.
 
@@ -194,6 +208,7 @@ class CablewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
 
     supports_retrieve_callback = True
     supports_inner_max_num_threads = True
+    default_n_jobs = -1  # whoever names this backend wants workers
 
     def __init__(self, context: Any = None, **options: Any) -> None:
         super().__init__(**options)
@@ -213,10 +228,12 @@ class CablewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         return self._nested
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """How many workers n_jobs means: negative ones count from all CPUs of this process."""
+        """How many workers n_jobs means: negative ones count from all CPUs of this process, None is all of them."""
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
-        if n_jobs is None or multiprocessing.current_process().daemon:
+        if n_jobs is None:
+            n_jobs = self.default_n_jobs
+        if multiprocessing.current_process().daemon:
             return 1
         return n_jobs if n_jobs > 0 else max(usable_cpus() + 1 + n_jobs, 1)
 

@@ -71,7 +71,7 @@ class Pool:
         task_timeout: seconds that a task may run (one chunk of a map); then its worker is killed and replaced,
             and the task raises `TaskTimeout`.
         capture_stderr: workers' stderr goes through this process, which passes it on, and `WorkerDied` shows
-            the end of it.
+            the end of it. Nobody waits for it: if 4 MiB wait for this process's stderr, more is dropped, which is told there.
         devices: workers on GPUs: "cuda", one on each GPU that this process sees; "auto", the same, or as without
             devices if there is none; "cuda:1"; a list of names, a name twice for two workers there; a dict
             from names to numbers of workers ({"cuda": 2}: two on each). A UUID is a name too, also of a part by MIG. See below.

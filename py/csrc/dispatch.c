@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 PyObject *raise_failure(int code) {
@@ -36,6 +37,27 @@ static PyObject *pool_allocate(PyObject *module, PyObject *args) {
         return NULL;
     int code = cw_pool_allocate(nbytes, &fd);
     return code ? raise_failure(code) : PyLong_FromLong(fd);
+}
+
+static PyObject *pool_map(PyObject *module, PyObject *args) {
+    (void)module;
+    unsigned long long nbytes;
+    int fd;
+    if (!PyArg_ParseTuple(args, "iK", &fd, &nbytes))
+        return NULL;
+    void *memory = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return memory == MAP_FAILED ? PyErr_SetFromErrno(PyExc_OSError)
+                                : PyLong_FromUnsignedLongLong((uintptr_t)memory);
+}
+
+static PyObject *pool_unmap(PyObject *module, PyObject *args) {
+    (void)module;
+    unsigned long long address, nbytes;
+    if (!PyArg_ParseTuple(args, "KK", &address, &nbytes))
+        return NULL;
+    if (munmap((void *)(uintptr_t)address, nbytes))
+        return PyErr_SetFromErrno(PyExc_OSError);
+    Py_RETURN_NONE;
 }
 
 struct watched {
@@ -114,6 +136,8 @@ static PyMethodDef functions[] = {
      "Bytes of memory for so many workers, cells and groups."},
     {"pool_allocate", pool_allocate, METH_VARARGS,
      "A descriptor of so many bytes of memory, which the caller closes."},
+    {"pool_map", pool_map, METH_VARARGS, "(fd, nbytes): the address of its memory, mapped."},
+    {"pool_unmap", pool_unmap, METH_VARARGS, "(address, nbytes): ends that."},
     {"held_functions", held_functions, METH_VARARGS,
      "(get, open, data, close): of the library, by address, before the first Held."},
     {"set_numpy", plain_numpy, METH_VARARGS, "Tells the array type and a tuple of scalar types."},
@@ -140,8 +164,7 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
 PyMODINIT_FUNC PyInit__dispatch(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module &&
-        (plain_init() || outcome_init() || turn_init() ||
-         add_type(module, "Outcome", &outcome_spec) ||
+        (plain_init() || outcome_init() || add_type(module, "Outcome", &outcome_spec) ||
          add_type(module, "Dispatch", &dispatch_spec) ||
          add_type(module, "WorkerEnd", &worker_spec) || add_type(module, "QueueEnd", &queue_spec) ||
          add_type(module, "Held", &held_spec) || add_type(module, "Answer", &answer_spec) ||

@@ -43,7 +43,6 @@ enum { ANSWER_LENT = 4 };
 /* Sets what plain_dumps() and plain_loads() need. 0 or -1 with an exception. */
 int plain_init(void);
 int outcome_init(void);
-int turn_init(void);
 /* The NumPy types that count as plain: the array type, a tuple of scalar types. */
 PyObject *plain_numpy(PyObject *module, PyObject *args);
 /* A pickle of at most CW_POOL_DATA_MAX bytes if the object is plain, else NULL without an

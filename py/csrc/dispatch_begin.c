@@ -79,8 +79,6 @@ static int wait_for(Dispatch *d, const Outcome *outcome, int64_t timeout_ns) {
     int64_t until_ns = timeout_ns < 0 ? 0 : now_ns() + timeout_ns;
     for (;;) {
         uint32_t was = cw_pool_news(d->pool, 0);
-        if (dispatch_has_left(d) && dispatch_collect_all(d, NULL))
-            return -1;
         if (outcome->state != outcome_pending)
             return 0;
         int64_t left_ns = timeout_ns < 0 ? LOOK_NS : until_ns - now_ns();
@@ -203,6 +201,27 @@ PyObject *dispatch_take_out(PyObject *self, PyObject *work) {
     Py_RETURN_TRUE;
 }
 
+/* (send): calls it, unless a thread is at it: that one then calls it once more. What an exception
+ * leaves is the helper's. Begin and end are one step each, whatever a signal's handler raises. */
+PyObject *dispatch_send_alone(PyObject *self, PyObject *send) {
+    Dispatch *d = (Dispatch *)self;
+    d->send_again = 1;
+    if (d->sending)
+        Py_RETURN_NONE;
+    d->sending = 1;
+    PyObject *done = Py_None;
+    Py_INCREF(done);
+    while (d->send_again && done) {
+        d->send_again = 0;
+        Py_DECREF(done);
+        done = PyObject_CallFunction(send, NULL);
+    }
+    d->sending = 0;
+    if (!done)
+        cw_pool_tell(d->pool, 1);
+    return done;
+}
+
 PyObject *dispatch_ask_emptied(PyObject *self, PyObject *unused) {
     (void)unused;
     cw_pool_ask_emptied(((Dispatch *)self)->pool);
@@ -246,9 +265,11 @@ static int collect_in_passing(Dispatch *d) {
     else
         Py_XDECREF(others);
     int others_wait = dispatch_pump_quick(d);
-    if (others_wait || d->late)
+    if (others_wait || d->late || code)
         cw_pool_tell(d->pool, 1);
     dispatch_tell_waiters(d);
+    if (d->shut && d->late && code == 0) /* the helper may have looked for the last time */
+        code = dispatch_collect_all(d, NULL);
     return others_wait < 0 ? -1 : code;
 }
 

@@ -112,8 +112,10 @@ static int deliver_all(Dispatch *d, PyObject *list) {
             PyErr_Fetch(&type, &value, &trace);
     }
     Py_XDECREF(done);
-    if (type)
+    if (type) {
+        d->settled = 1; /* who was interrupted may have ended a job, and told nobody */
         PyErr_Restore(type, value, trace);
+    }
     return type ? -1 : 0;
 }
 
@@ -155,7 +157,10 @@ static int deliver_once(Dispatch *d, PyObject *list) {
         done = PyObject_CallFunction(d->deliver, "Ol", list, 0L);
     hand_over(d, list);
     Py_XDECREF(done);
-    return PyErr_Occurred() ? -1 : 0;
+    if (!PyErr_Occurred())
+        return 0;
+    d->settled = 1; /* who was interrupted may have ended a job, and told nobody */
+    return -1;
 }
 
 int dispatch_deliver(Dispatch *d, PyObject *list) {
@@ -188,6 +193,8 @@ int dispatch_collect_all(Dispatch *d, struct call *mine) {
     d->late = NULL;
     Py_ssize_t before = d->under_way;
     int code = dispatch_drain(d, mine, &list);
+    if (code)
+        cw_pool_tell(d->pool, 1); /* what is left is for the helper, which has slept until now */
     int others_wait = dispatch_pump_quick(d);
     if (others_wait > 0 && !list && code == 0 && d->under_way != before)
         list = PyList_New(0);         /* cells are free for what is Python's to send */
@@ -208,6 +215,8 @@ int dispatch_listen_once(Dispatch *d, uint32_t was, int64_t timeout_ns, struct c
     int code;
     if (dispatch_is_ours(d))
         return -1;
+    if (dispatch_has_left(d)) /* nobody tells of these any more */
+        return dispatch_collect_all(d, mine);
     cw_pool_listen(d->pool, 1);
     Py_BEGIN_ALLOW_THREADS;
     code = cw_pool_wait(d->pool, 0, was, d->spin_ns, timeout_ns);
@@ -277,8 +286,12 @@ PyObject *dispatch_help(PyObject *self, PyObject *args) {
         dispatch_read_timeout(seconds, &timeout_ns) || dispatch_is_ours(d))
         return NULL;
     d->helper = PyThread_get_thread_ident();
-    if (d->rest) /* who leaves more for us tells us after it, so `was` is another one then */
-        timeout_ns = 0;
+    if (dispatch_has_left(
+            d)) { /* since we collected, and told before the caller has read its news */
+        if (dispatch_collect_all(d, NULL))
+            return NULL;
+        Py_RETURN_NONE;
+    }
     Py_BEGIN_ALLOW_THREADS;
     code = cw_pool_wait(d->pool, 1, was, 0, timeout_ns);
     if (code == 0 && cw_pool_news(d->pool, 1) == was)

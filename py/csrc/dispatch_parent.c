@@ -305,6 +305,8 @@ static PyMethodDef methods[] = {
      "Sends quick ones that wait first: whether what is first now is another one."},
     {"take_out", dispatch_take_out, METH_O,
      "(work): takes it out of what waits: whether it was there. Tells a helper that has asked."},
+    {"send_alone", dispatch_send_alone, METH_O,
+     "(send): calls it until nobody has asked for it meanwhile; not where a thread is at it."},
     {"ask_emptied", dispatch_ask_emptied, METH_NOARGS,
      "From now on who takes out the last thing that waits tells the helper."},
     {"withdraw", dispatch_withdraw, METH_VARARGS,
@@ -318,7 +320,6 @@ static PyMethodDef methods[] = {
      "(kind, described, function, object, decode, group=0): (True, value), or for a message what "
      "decode(function, message) returns; None: not plain, or no room."},
     {"fail", dispatch_fail, METH_VARARGS, "(token or 0, exception): ends one call, or all."},
-    {"turn", dispatch_turn, METH_NOARGS, "To be had by who sends what waits, in a with."},
     {"leave", dispatch_leave, METH_NOARGS, "There is no helper any more."},
     {"bury", dispatch_bury, METH_VARARGS,
      "(worker): delivers what it had answered, returns what is lost."},

@@ -55,8 +55,6 @@ typedef struct {
     uint32_t *lives;                   /* of each worker's number: how many were buried */
     PyObject *rest;       /* list: answers whose delivery was interrupted, last first; or NULL */
     unsigned long helper; /* the helper's thread; 0: there is none */
-    char turn_taken;      /* somebody sends what waits: dispatch_turn.c */
-    char turn_wanted;     /* others came meanwhile */
     char shut;            /* takes no more */
     /* The engine's own, told by `share`: */
     PyObject *pinned;  /* dict: functions that keep their slot, to _pool_functions.Function */
@@ -69,6 +67,7 @@ typedef struct {
     _Atomic uint32_t own_collects; /* by who submits; the helper reads it without the GIL: advice */
     uint32_t seen_collects;        /* the helper's: of these */
     char settled;                  /* some have ended since waiters were told */
+    char sending, send_again;      /* a thread sends what waits for Python; and is to look again */
 } Dispatch;
 
 /* Whether this process has made it; else -1 with a ValueError: a child has the parent's memory, but
@@ -124,10 +123,6 @@ PyObject *dispatch_leave(PyObject *self, PyObject *unused);
 int dispatch_has_left(const Dispatch *d);
 PyObject *dispatch_bury(PyObject *self, PyObject *args);
 
-/* ---- dispatch_turn.c ---- */
-
-PyObject *dispatch_turn(PyObject *self, PyObject *unused);
-
 /* ---- dispatch_answer.c ---- */
 
 /* The data of an ANSWER_LENT, which it takes over; NULL with an exception: it was released. */
@@ -150,6 +145,7 @@ PyObject *dispatch_begin(PyObject *self, PyObject *const *args, Py_ssize_t count
 PyObject *dispatch_wait(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *dispatch_pump(PyObject *self, PyObject *unused);
 PyObject *dispatch_take_out(PyObject *self, PyObject *work);
+PyObject *dispatch_send_alone(PyObject *self, PyObject *send);
 PyObject *dispatch_ask_emptied(PyObject *self, PyObject *unused);
 /* Sends what waits first, as long as it is quick and there is room: whether what is first now is
  * Python's to send; -1: an exception. Runs no Python code. */

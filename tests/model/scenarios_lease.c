@@ -34,6 +34,7 @@ static struct {
 static void init_free(void) {
     memset(&block, 0, sizeof block);
     tables[0].slots[0] = tables[1].slots[0] = 0;
+    tables[0].high = tables[1].high = 0;
     block.word = (uint64_t)GEN << CW_BLOCK_GEN_SHIFT;
     block.offset_bytes = 4096;
     data = OLD;
@@ -55,7 +56,8 @@ static void init_held_by_a(void) {
 
 static bool somebody_holds(void) {
     for (unsigned t = 0; t < 2; t++)
-        if (!ghost.dead[t] && cw_lease_read(&tables[t], 0) == cw_lease_slot(SLAB, BLOCK))
+        if (!ghost.dead[t] && cw_lease_count(&tables[t]) &&
+            cw_lease_read(&tables[t], 0) == cw_lease_slot(SLAB, BLOCK))
             return true;
     return false;
 }

@@ -60,3 +60,12 @@ def print_error(text: str) -> None:
 def print_and_die(text: str) -> None:
     print_error(text)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave_a_child_that_prints() -> None:
+    """Dies, while a child of it prints as long as somebody reads."""
+    if os.fork() == 0:
+        signal.alarm(5)
+        while True:
+            os.write(2, b"x" * 4096)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -46,6 +46,15 @@ def nap(seconds: float) -> float:
     return seconds
 
 
+def meet(appointment: tuple[str, int]) -> int:
+    """Waits for the other one of two tasks: 0 and 1 meet, 2 and 3, and so on."""
+    folder, number = Path(appointment[0]), appointment[1]
+    (folder / str(number)).touch()
+    while not (folder / str(number ^ 1)).exists():
+        time.sleep(0.001)
+    return number
+
+
 def wait_for(path: str) -> str:
     """Runs until a file is there."""
     while not Path(path).exists():
@@ -327,3 +336,9 @@ def blocks_of_this_worker() -> int:
     """Blocks for results, lent or free."""
     stores = [thing for thing in gc.get_objects() if isinstance(thing, BlockStore)]
     return sum(len(store._free) + len(store._lent) for store in stores)
+
+
+def nap_if_slow(item: object) -> object:
+    if item == "slow":
+        time.sleep(0.3)
+    return item

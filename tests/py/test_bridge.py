@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import bridge_support
 import numpy as np
@@ -350,9 +352,6 @@ def test_the_command_reaches_other_nodes(two: tuple[Node, Node]) -> None:
     a.command("cp", "//b/open/cp", "//b/in/cp2")
     assert "in/cp" not in a.command("ls").stdout and "mine" in a.command("ls").stdout
     a.put("open/cp", [1])
-    for options in ((), ("--all",), ("--json",)):  # not what is here under the names that are there
-        listed = a.command("ls", *options, "//b/open", check=False)
-        assert listed.returncode == 2 and not listed.stdout and "another node" in listed.stderr
     with a.here():
         mine = cw.get("mine")
         mine.numpy()[:] = 0  # its own memory
@@ -366,6 +365,73 @@ def test_the_command_reaches_other_nodes(two: tuple[Node, Node]) -> None:
     assert a.command("rm", "//b/in/cp2").returncode == 0
     refused = a.command("cp", "//c/x", "y", check=False)
     assert refused.returncode == 1 and "no peer" in refused.stderr
+
+
+def test_ls_and_stat_tell_of_another_nodes_names_without_fetching_them(
+    two: tuple[Node, Node],
+) -> None:
+    a, b = two
+    b.put("open/told", np.zeros((3, 5), "f4"))
+    b.put("open/tolder", np.zeros(0, [("n", "i8"), ("x", "f4")]))
+    b.put("hidden/told", [1])
+    a.put("open/told", [1])  # not what is here under the names that are there
+    assert "//b/open/told" in a.command("ls", "//b").stdout
+    assert "hidden" not in a.command("ls", "//b/").stdout
+    (row,) = (row for row in a.command("ls", "//b/open/told").stdout.splitlines() if "told " in row)
+    assert "(3, 5)" in row and "60 B" in row and "<f4" in row
+    listed = json.loads(a.command("ls", "--json", "//b/open/told").stdout)
+    assert [(row["name"], row["shape"], row["bytes"]) for row in listed] == [
+        ("//b/open/told", [3, 5], 60),
+        ("//b/open/tolder", [0], 0),
+    ]
+    assert listed[0]["dtype"] == "<f4" and listed[0]["holders"] is listed[0]["device"] is None
+    assert 0 <= listed[0]["age_seconds"] < 600 and listed[0]["keep"] is False
+    assert json.loads(a.command("stat", "--json", "//b/open/told").stdout)["shape"] == [3, 5]
+    told = a.command("stat", "//b/open/told").stdout
+    assert "//b/open/told" in told and "(3, 5)" in told and "holders" not in told
+    for name in ("//b/open/tol", "//b/hidden/told"):
+        assert a.command("stat", name, check=False).returncode == 4
+    assert a.command("ls", "--all", "//b/", check=False).returncode == 2
+    assert a.command("ls", "//c/", check=False).returncode == 1
+    listed = json.loads(a.command("ls", "--all", "--json").stdout)
+    assert not [row for row in listed if row["name"].startswith("//b/open/told")]  # no replica came
+
+
+def test_a_nodes_own_name_is_itself(two: tuple[Node, Node], tmp_path: Path) -> None:
+    a, b = two
+    with b.here():
+        mine = cw.put("//b/own/x", np.arange(4))
+        assert cw.get("own/x").numpy().tolist() == [0, 1, 2, 3]
+        with cw.get("//b/own/x") as x:
+            x.numpy()[0] = 7  # no replica: the array itself
+        assert mine.numpy()[0] == 7 and cw.get("//b/own/x", timeout=5).numpy()[0] == 7
+        assert cw.get("//b/own/x", device="cpu").numpy()[0] == 7
+        assert cw.names("//b/own/") == cw.names("own/") == ["own/x"]
+        assert cw.names("//b") == cw.names()
+        with pytest.raises(cw.NameNotFound, match='"own/none"'):
+            cw.get("//b/own/none")
+        with pytest.raises(cw.Timeout):
+            cw.get("//b/own/none", timeout=0.01)
+        with pytest.raises(cw.NameTaken):
+            cw.put("//b/own/x", 1, replace=False)
+        assert cw.get("//b/own/x", timeout=1).numpy()[0] == 7
+        cw.wait("//b/own/x")
+        cw.remove("//b/own/x")
+        assert "own/x" not in cw.names()
+    b.put("//b/own/cli", [1, 2])
+    assert json.loads(b.command("stat", "--json", "//b/own/cli").stdout)["holders"] >= 0
+    assert "//b/own/cli" in b.command("ls", "//b/own").stdout
+    b.command("cp", "//b/own/cli", "//b/own/copy")
+    with b.here():
+        cw.get("own/cli").numpy()[:] = 9
+        assert cw.get("own/copy").numpy().tolist() == [1, 2]  # a copy, as on one node
+    b.command("wait", "//b/own/copy")
+    b.command("get", "//b/own/copy", str(tmp_path / "copy.npy"))
+    assert np.load(tmp_path / "copy.npy").tolist() == [1, 2]
+    b.command("rm", "//b/own/cli", "//b/own/copy")
+    assert b.command("stat", "//b/own/cli", check=False).returncode == 4
+    for node in two:
+        assert json.loads(node.command("ls", "--json", "own/").stdout) == []
 
 
 def test_what_a_peer_puts_stays_where_nobody_has_been_for_long() -> None:

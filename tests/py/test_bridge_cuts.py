@@ -1,4 +1,7 @@
-"""Connections that are cut, stand, crawl or lie: an array arrives whole and checked, or the caller is told."""
+"""Connections that are cut, stand, crawl or lie: an array arrives whole and checked, or the caller is told.
+
+Runs in `make test-more`: storms of cuts take minutes.
+"""
 
 from __future__ import annotations
 

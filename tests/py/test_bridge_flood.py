@@ -1,5 +1,8 @@
 """Floods: thousands of connections that show no key, what they cost, that all are let go, and that a peer gets in
-meanwhile; and what one peer may have of connections, lists and open arrays."""
+meanwhile; and what one peer may have of connections, lists and open arrays.
+
+Runs in `make test-more`: thousands of connections take minutes.
+"""
 
 from __future__ import annotations
 

@@ -46,10 +46,10 @@ class Handler:
 
 
 class Ends:
-    """A parent's end of two groups with a worker each, and what it was given."""
+    """A parent's end of two groups with a worker each, or of one group, and what it was given."""
 
-    def __init__(self) -> None:
-        self.plane = Plane(2, groups=2)
+    def __init__(self, groups: int = 2, deliver: Callable[..., None] | None = None) -> None:
+        self.plane = Plane(2, groups=groups)
         self.memory = Memory(self.plane.nbytes)
         self.told: dict[int, tuple[int, Any]] = {}
         self.dispatch = _dispatch.Dispatch(
@@ -58,13 +58,13 @@ class Ends:
             self.plane.nbytes,
             self.plane.workers,
             self.plane.cells,
-            2,
+            groups,
             0.0,
-            self._deliver,
+            deliver or self._deliver,
         )
         self.dispatch.use(2)
         for worker in range(2):
-            self.dispatch.assign(worker, worker)
+            self.dispatch.assign(worker, worker % groups)
 
     def _deliver(self, told: list[Any], faults: int) -> None:
         while told:
@@ -73,9 +73,16 @@ class Ends:
 
     def worker(self, number: int, group: int | None = None) -> Any:
         plane = self.plane
-        group = number if group is None else group
+        group = number % plane.groups if group is None else group
         return _dispatch.WorkerEnd(
-            self.memory.address, plane.nbytes, plane.workers, plane.cells, 2, number, group, 0
+            self.memory.address,
+            plane.nbytes,
+            plane.workers,
+            plane.cells,
+            plane.groups,
+            number,
+            group,
+            0,
         )
 
     def submit(self, number: int, data: bytes, group: int) -> None:
@@ -337,3 +344,89 @@ def test_a_closing_helper_hears_that_nothing_waits_any_more(ends: Ends) -> None:
     assert ends.dispatch.take_out(others)
     assert told.wait(60)
     thread.join()
+
+
+class Known:
+    """As a function that keeps its slot."""
+
+    described = (1, 0, 0)
+
+
+def leave_one_behind() -> Ends:
+    """An answer that Python delivers was collected by a thread that submits, which has told of it."""
+    ends = Ends(groups=1)
+    ends.dispatch.share({len: Known()}, (type(len),), deque(), set())
+    ends.submit(7, b"seven", 0)
+    end = ends.worker(0)
+    serve(end, {b"seven": lambda _: 7}, most=1).join()
+    told = ends.dispatch.news(True)
+    while ends.dispatch.news(True) == told:
+        assert ends.dispatch.begin(_dispatch.Outcome, ends, None, len, ("x",), None) is not None
+    assert not ends.told
+    return ends
+
+
+def test_the_helper_does_not_sleep_on_an_answer_that_was_left_to_it() -> None:
+    """Also where it was told before it has read its news: it had still something else to do."""
+    ends = leave_one_behind()
+    was = ends.dispatch.news(True)
+    helper = threading.Thread(target=ends.dispatch.help, args=(was, None), daemon=True)
+    helper.start()
+    helper.join(60)
+    assert list(ends.told) == [7]
+
+
+def test_a_listener_does_not_sleep_on_an_answer_that_was_left_behind() -> None:
+    ends = leave_one_behind()
+    was = ends.dispatch.news(False)
+    listener = threading.Thread(target=ends.dispatch.listen, args=(was, None), daemon=True)
+    listener.start()
+    listener.join(60)
+    assert list(ends.told) == [7]
+
+
+def test_whoever_is_interrupted_in_a_delivery_tells_all_who_wait() -> None:
+    """The job may have ended, and the interrupt have come before the others were told."""
+    told: list[list[Any]] = []
+
+    def deliver(answers: list[Any], faults: int) -> None:
+        if not faults:
+            raise KeyboardInterrupt
+        told.append(list(answers))
+        answers.clear()
+
+    ends = Ends(groups=1, deliver=deliver)
+    ends.dispatch.share({}, (), deque(), {threading.get_ident(), 1})  # another thread waits, too
+    ends.submit(7, b"seven", 0)
+    serve(ends.worker(0), {b"seven": lambda _: 7}, most=1).join()
+    was = ends.dispatch.news(False)
+    with pytest.raises(KeyboardInterrupt):
+        ends.dispatch.collect()
+    assert len(told) == 1
+    assert ends.dispatch.news(False) != was
+
+
+def test_one_thread_sends_for_all_and_the_helper_takes_over_where_it_was_interrupted(
+    ends: Ends,
+) -> None:
+    calls: list[str] = []
+
+    def send() -> None:
+        calls.append("begin")
+        if len(calls) == 1:
+            ends.dispatch.send_alone(
+                send
+            )  # as another thread does meanwhile: it is for us to look again
+        elif len(calls) == 4:
+            raise KeyboardInterrupt
+        calls.append("end")
+
+    ends.dispatch.send_alone(send)
+    assert calls == ["begin", "end", "begin", "end"]
+    was = ends.dispatch.news(True)
+    calls[:] = ["", "", ""]
+    with pytest.raises(KeyboardInterrupt):
+        ends.dispatch.send_alone(send)
+    assert ends.dispatch.news(True) != was
+    ends.dispatch.send_alone(send)
+    assert calls[-2:] == ["begin", "end"]

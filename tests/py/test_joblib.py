@@ -19,6 +19,7 @@ from joblib import Parallel, delayed, parallel_config  # noqa: E402
 
 import cableway as cw  # noqa: E402
 import cableway.joblib  # noqa: E402
+from cableway._pool_cpus import usable_cpus  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -58,6 +59,28 @@ def test_a_grid_search_gives_the_scores_of_the_other_backends(script: Script):
         """
     )
     assert done.stdout == "True\n", done.stderr
+
+
+def test_the_snippet_of_the_readme_runs_tasks_in_workers(script: Script):
+    """As joblib's backends for clusters: who names this one and no number means all CPUs."""
+    done = script(
+        """
+        import os
+        import cableway.joblib, joblib
+        from joblib import Parallel, delayed
+
+        if __name__ == "__main__":
+            with joblib.parallel_config("cableway"):
+                found = Parallel(batch_size=1)(delayed(os.getpid)() for _ in range(20))
+            print("callers", found.count(os.getpid()))
+            with joblib.parallel_config("cableway", n_jobs=1):
+                print("one", set(Parallel()(delayed(os.getpid)() for _ in range(3))) == {os.getpid()})
+            with joblib.parallel_config("cableway"):
+                print("asked", set(Parallel(n_jobs=1)(delayed(os.getpid)() for _ in range(3))) == {os.getpid()})
+        """
+    )
+    callers = "20" if usable_cpus() == 1 else "0"
+    assert done.stdout == f"callers {callers}\none True\nasked True\n", done.stderr
 
 
 def test_an_array_is_put_once_and_seen_by_all_tasks_read_only(two, monkeypatch):
@@ -255,7 +278,7 @@ def test_threads_may_each_run_a_loop():
 def test_n_jobs_counts_as_joblib_counts_it():
     backend = cableway.joblib.CablewayBackend(nesting_level=0)
     cpus = backend.effective_n_jobs(-1)
-    assert cpus >= 1 and backend.effective_n_jobs(3) == 3 and backend.effective_n_jobs(None) == 1
+    assert cpus >= 1 and backend.effective_n_jobs(3) == 3 and backend.effective_n_jobs(None) == cpus
     assert backend.effective_n_jobs(-2) == max(cpus - 1, 1)
     with pytest.raises(ValueError):
         backend.effective_n_jobs(0)

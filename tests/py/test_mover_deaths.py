@@ -1,4 +1,7 @@
-"""cableway-mover, its clients and its broker killed at any moment; and what else can go wrong with it."""
+"""cableway-mover, its clients and its broker killed at any moment; and what else can go wrong with it.
+
+Runs in `make test-more`: storms of deaths take minutes.
+"""
 
 from __future__ import annotations
 

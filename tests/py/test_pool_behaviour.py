@@ -231,3 +231,37 @@ def test_a_pool_that_came_by_fork_is_not_the_childs(forked: cw.Pool) -> None:
     finally:
         tasks.inherited = None
     assert forked.apply(tasks.square, (3,)) == 9
+
+
+def test_imap_unordered_remembers_no_more_than_what_is_under_way(forked: cw.Pool) -> None:
+    """It must know what it has handed out, since an answer may be told twice; and not each number of a million."""
+    results = forked.imap_unordered(abs, range(20_000))
+    most = 0
+    found = []
+    for value in results:
+        found.append(value)
+        most = max(most, len(results._handed.ranges))
+    assert sorted(found) == list(range(20_000))
+    assert results._handed.ranges == [(0, 20_000)]
+    assert most <= forked._engine._crew.plane.cells + 1
+
+
+def test_one_slow_task_does_not_let_an_unordered_iterator_grow(forked: cw.Pool) -> None:
+    items = ["slow", *range(5000)]
+    results = forked.imap_unordered(tasks.nap_if_slow, items)
+    before_slow = 0
+    for value in results:
+        if value == "slow":
+            break
+        before_slow += 1
+        assert len(results._handed.ranges) <= forked._engine._crew.plane.cells + 1
+    assert before_slow + 1 + sum(1 for _ in results) == len(items)
+
+
+def test_an_answer_that_is_told_twice_is_handed_out_once(forked: cw.Pool) -> None:
+    results = forked.imap_unordered(abs, range(100))
+    found = []
+    for value in results:
+        found.append(value)
+        results.task_done(value, True, [value])  # again
+    assert sorted(found) == list(range(100))

@@ -1,4 +1,7 @@
-"""CPython's own tests over ours: see cpython/suite_pool.py."""
+"""CPython's own tests over ours: see cpython/suite_pool.py.
+
+Runs in `make test-more`: all start methods take minutes.
+"""
 
 import cpython_suite
 

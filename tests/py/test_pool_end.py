@@ -14,6 +14,9 @@ from conftest import eventually
 from pool_support import LONG, gone
 
 import cableway as cw
+from cableway._pool_callbacks import Callbacks
+from cableway._pool_crew import Crew
+from cableway._pool_feeder import Feeder
 
 
 def test_close_finishes_what_was_given(pool: cw.Pool) -> None:
@@ -107,3 +110,97 @@ def test_pools_leave_no_thread_and_no_descriptor(method: str) -> None:
     gc.collect()
     assert eventually(lambda: threading.active_count() <= threads)
     assert eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
+
+
+def ends_soon(pool: cw.Pool) -> bool:
+    """Whether a pool that was closed ends, told by another thread than the one that fails if not."""
+    pool.close()
+    joins = threading.Thread(target=pool.join, daemon=True)
+    joins.start()
+    joins.join(LONG)
+    return not joins.is_alive()
+
+
+def test_a_pool_ends_whose_input_could_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool = cw.Pool(1, context="fork")
+    with monkeypatch.context() as patched:
+        patched.setattr(Feeder, "start", start)
+        with pytest.raises(RuntimeError, match="can't start"):
+            pool.imap(tasks.square, iter([1]))
+    assert pool.map(tasks.square, [2]) == [4]
+    assert ends_soon(pool)
+
+
+def test_a_pool_ends_whose_callback_thread_was_started_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A Ctrl-C may come when the first has started and nobody has noted it yet."""
+    start, started = threading.Thread.start, []
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "cableway-pool-callbacks":
+            started.append(thread)
+            if len(started) == 1:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    callbacks, ran = Callbacks(), []
+    with pytest.raises(KeyboardInterrupt):
+        callbacks.run(lambda: ran.append(1), lambda: None)
+    callbacks.run(lambda: ran.append(2), lambda: None)
+    callbacks.end()
+    for thread in started:
+        thread.join(LONG)
+    assert ran == [2] and len(started) == 2
+    assert not any(thread.is_alive() for thread in started)
+
+
+def test_a_wait_within_a_wait_leaves_the_outer_one_told(forked: cw.Pool) -> None:
+    """As that of a signal's handler."""
+    engine, seen = forked._engine, []
+
+    def looks() -> bool:
+        if not seen:
+            engine.wait_until(lambda: True, None)
+            seen.append(set(engine._waiters))
+        return True
+
+    assert engine.wait_until(looks, None)
+    assert seen == [{threading.get_ident()}]
+    assert not engine._waiters
+
+
+def test_a_closed_pool_replaces_workers_while_there_is_work(tmp_path: Path, method: str) -> None:
+    """Else tasks that need each other would wait for ever, and others for one worker after the other."""
+    pool = cw.Pool(2, maxtasksperchild=1, context=method)
+    result = pool.map_async(tasks.meet, [(str(tmp_path), i) for i in range(8)], chunksize=1)
+    assert ends_soon(pool)
+    assert result.get() == list(range(8))
+
+
+@pytest.mark.parametrize("end", ["close", "terminate"])
+def test_join_ends_a_pool_whose_end_was_interrupted(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = cw.Pool(1, context="fork")
+    pool.apply(tasks.square, (2,))
+    results = pool.imap(tasks.square, iter([3, 4]), buffersize=1)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pool._engine, "wake", interrupted)
+        patched.setattr(Crew, "terminate", lambda _: interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            getattr(pool, end)()
+    joins = threading.Thread(target=pool.join, daemon=True)
+    joins.start()
+    joins.join(LONG)
+    assert not joins.is_alive()
+    if end == "close":
+        assert list(results) == [9, 16]

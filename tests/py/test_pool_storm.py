@@ -2,6 +2,8 @@
 
 300 kills in all, 10,000 with `make soak`. What is promised, and how it is checked, stands in pool_storm.py, which
 is a program of its own: `CABLEWAY_TRANSIT_SECONDS=10 python tests/py/pool_storm.py --seed N` runs one again.
+
+Runs in `make test-more`: hundreds of kills take minutes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""CPython's own tests over ours: see cpython/suite_queue.py."""
+"""CPython's own tests over ours: see cpython/suite_queue.py.
+
+Runs in `make test-more`: all start methods take minutes.
+"""
 
 import cpython_suite
 

@@ -71,7 +71,7 @@ static void *take(void *number) {
 
 static bool anybody_holds(uint32_t block) {
     for (int taker = 0; taker < TAKERS; taker++)
-        for (uint32_t slot = 0; slot < CW_LEASE_TABLE_SLOTS;
+        for (uint32_t slot = 0; slot < cw_lease_count(&tables[taker]);
              slot += slot % 2000 == 0 ? 1 : 1999) /* the six slots that takers use */
             if (cw_lease_read(&tables[taker], slot) == cw_lease_slot(1, block))
                 return true;

@@ -498,6 +498,19 @@ static void workers_leave_when_told(void **state) {
     assert_int_equal(cw_worker_take(workers[1], &task), -ESHUTDOWN);
 }
 
+static void the_helper_is_told_once_that_nothing_waits_if_it_asked(void **state) {
+    (void)state;
+    uint32_t was = cw_pool_news(pool, 1);
+    cw_pool_emptied(pool);
+    assert_int_equal(cw_pool_news(pool, 1), was);
+    cw_pool_ask_emptied(pool);
+    cw_pool_emptied(pool);
+    assert_int_equal(cw_pool_news(pool, 1), was + 1);
+    assert_int_equal(cw_pool_wait(pool, 1, was, 0, -1), 0);
+    cw_pool_emptied(pool);
+    assert_int_equal(cw_pool_news(pool, 1), was + 1);
+}
+
 /* ---- lies ---- */
 
 static void sizes_in_a_cell_never_lead_outside(void **state) {
@@ -603,6 +616,7 @@ int main(void) {
         TEST(figures_go_on_with_the_next_worker),
         TEST(only_numbers_in_use_are_looked_at),
         TEST(workers_leave_when_told),
+        TEST(the_helper_is_told_once_that_nothing_waits_if_it_asked),
         TEST(sizes_in_a_cell_never_lead_outside),
         TEST(who_answers_what_it_did_not_have_is_named),
 #define TEST_2(name) cmocka_unit_test_setup_teardown(name, setup_two_groups, teardown)

@@ -40,6 +40,23 @@ static void taking_fills_one_slot_and_dropping_empties_it(void **state) {
     }
 }
 
+static void a_scan_looks_at_the_slots_that_were_ever_used(void **state) {
+    (void)state;
+    static struct cw_lease_table own;
+    assert_int_equal(cw_lease_count(&own), 0);
+    cw_lease_take(&own, 0, 1, 1);
+    assert_int_equal(cw_lease_count(&own), 1);
+    cw_lease_take(&own, 41, 1, 1);
+    cw_lease_take(&own, 7, 1, 1);
+    assert_int_equal(cw_lease_count(&own), 42);
+    cw_lease_drop(&own, 41); /* it was used */
+    assert_int_equal(cw_lease_count(&own), 42);
+    cw_lease_take(&own, CW_LEASE_TABLE_SLOTS - 1, 1, 1);
+    assert_int_equal(cw_lease_count(&own), CW_LEASE_TABLE_SLOTS);
+    CW_STORE(L4, &own.high, UINT32_MAX, seq_cst); /* a lie */
+    assert_int_equal(cw_lease_count(&own), CW_LEASE_TABLE_SLOTS);
+}
+
 static int take_beyond(void *context) {
     (void)context;
     fclose(stderr);
@@ -75,6 +92,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_slot_names_slab_and_block_and_is_never_zero),
         cmocka_unit_test(taking_fills_one_slot_and_dropping_empties_it),
+        cmocka_unit_test(a_scan_looks_at_the_slots_that_were_ever_used),
         cmocka_unit_test(a_slot_beyond_the_table_is_our_own_fault),
         cmocka_unit_test(the_parts_of_a_session_do_not_overlap),
     };

@@ -111,6 +111,35 @@ def bench_arrays(rounds: int) -> None:
     )  # fmt: skip
 
 
+def all_at_once(make: Make, nbytes: int, count: int) -> tuple[float, float]:
+    """GB/s of putting so many arrays, each made for it, before anybody reads; and of putting and then taking them."""
+    queue = make()
+    begun = time.perf_counter()
+    for i in range(count):
+        queue.put(np.full(nbytes, i % 256, "u1"))
+    put = time.perf_counter() - begun
+    good = sum(int(queue.get()[-1]) == i % 256 for i in range(count))
+    taken = time.perf_counter() - begun
+    assert good == count
+    return nbytes * count / put / 1e9, nbytes * count / taken / 1e9
+
+
+def bench_waiting(rounds: int) -> None:
+    """1 GiB that waits until all of it is put, by a process that is then its reader."""
+    candidates = [("cableway.Queue()", cw.Queue), ("multiprocessing.Queue()", multiprocessing.Queue)]
+    for size, nbytes in (("64 KiB", 1 << 16), ("1 MiB", 1 << 20), ("16 MiB", 1 << 24)):
+        put: dict[str, list[float]] = {name: [] for name, _ in candidates}
+        both: dict[str, list[float]] = {name: [] for name, _ in candidates}
+        for _ in range(rounds):
+            for name, make in candidates:
+                rates = all_at_once(make, nbytes, (1 << 30) // nbytes)
+                put[name].append(rates[0])
+                both[name].append(rates[1])
+        for name, _ in candidates:
+            report(f"queue 1 GiB of {size}, put", name, "", "GB/s", put[name])
+            report(f"queue 1 GiB of {size}, put and taken", name, "", "GB/s", both[name])
+
+
 def main() -> None:
     """Runs all."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -119,6 +148,7 @@ def main() -> None:
     with own_broker():
         bench_small(options.rounds)
         bench_arrays(options.rounds)
+        bench_waiting(options.rounds)
 
 
 if __name__ == "__main__":

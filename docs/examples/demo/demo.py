@@ -8,7 +8,8 @@
 2. Puts the scores under a name too; another program (plot.py) reads data and scores by name and
    draws a picture.
 3. Runs the same search, then a search over the same rows tiled to 256 MiB, in each arrangement,
-   and prints times and peak memory.
+   several rounds of them in turn, prints the medians of times and peak memory, and says what
+   follows from them.
 4. Where there are GPUs, searches another model on all of them (gpus.py).
 
 Ends with status 1 if a score differs anywhere.
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 # One thread for each process, in every arrangement: parallel is only what the arrangement makes so.
@@ -109,22 +111,79 @@ def measure(arrangement: str, name: str, workers: int) -> Result:
     return Result(answer["seconds"], answer["cpu"], peak.peak_bytes, answer["scores"])
 
 
-def compare(name: str, title: str, workers: int) -> bool:
-    """Measures every arrangement on one search and prints the table. Do all scores agree?"""
+ROUNDS, ROUNDS_SECONDS = 5, 18.0  # at most so many, and none is begun after so long
+
+
+def measured(name: str, workers: int) -> dict[str, list[Result]]:
+    """Rounds of all arrangements in turn, each round in the other order than the one before: what else the machine
+    does falls on all of them."""
+    results: dict[str, list[Result]] = {arrangement: [] for arrangement in ARRANGEMENTS}
+    began = time.perf_counter()
+    for number in range(ROUNDS):
+        if number and time.perf_counter() - began > ROUNDS_SECONDS * number / (number + 1):
+            break
+        turn = list(ARRANGEMENTS)[:: -1 if number % 2 else 1]
+        for arrangement in tqdm(turn, desc=f"{name}, round {number + 1}", unit="run", leave=False):
+            results[arrangement].append(measure(arrangement, name, workers))
+    return results
+
+
+def compare(name: str, title: str, workers: int) -> tuple[bool, str]:
+    """Measures every arrangement on one search and prints the table. Do all scores agree? And what follows."""
+    rounds = measured(name, workers)
     results = {
-        arrangement: measure(arrangement, name, workers)
-        for arrangement in tqdm(ARRANGEMENTS, desc=name, unit="run", leave=False)
+        arrangement: Result(
+            median(result.seconds for result in found),
+            median(result.cpu_seconds for result in found),
+            int(median(result.peak_bytes for result in found)),
+            found[0].scores,
+        )
+        for arrangement, found in rounds.items()
     }
     print(f"\n{title}\n")
-    print(f"  {'':44}{'seconds':>9}{'CPU s':>8}{'peak memory':>13}{'scores':>11}")
+    count = len(rounds["serial"])
+    print(f"  {f'medians of {count} rounds':44}{'seconds':>9}{'CPU s':>8}{'peak memory':>13}{'scores':>11}")
     expected = results["serial"].scores
+    equal = {
+        arrangement: all(result.scores == expected for result in found)
+        for arrangement, found in rounds.items()
+    }
     for arrangement, result in results.items():
-        same = "equal" if result.scores == expected else "DIFFERENT"
         print(
             f"  {ARRANGEMENTS[arrangement][0]:44}{result.seconds:>9.2f}{result.cpu_seconds:>8.2f}"
-            f"{result.peak_bytes / MIB:>9.0f} MiB{same:>11}"
+            f"{result.peak_bytes / MIB:>9.0f} MiB{'equal' if equal[arrangement] else 'DIFFERENT':>11}"
         )
-    return all(result.scores == expected for result in results.values())
+    return all(equal.values()), conclusion(name, results, rounds)
+
+
+def conclusion(name: str, results: dict[str, Result], rounds: dict[str, list[Result]]) -> str:
+    """One sentence that is true for what was measured. What differs by less than rounds do is called equal."""
+    ours = results["named"]
+    words = []
+    for other in ("serial", "arguments", "copies", "inherited"):
+        times = verdict(
+            [mine.seconds / its.seconds for mine, its in zip(rounds["named"], rounds[other], strict=True)],
+            "took {:.2f} of the time",
+            "took as long",
+        )
+        memory = verdict(
+            [mine.peak_bytes / its.peak_bytes for mine, its in zip(rounds["named"], rounds[other], strict=True)],
+            "{:.2f} of the memory",
+            "as much memory",
+        )
+        title = ARRANGEMENTS[other][0]
+        words.append(f"{times} and {memory} of \"{title}\"")
+    return f"{name}: cableway.Pool with data by name ({ours.seconds:.2f} s) " + ", ".join(words) + "."
+
+
+def verdict(ratios: list[float], different: str, same: str) -> str:
+    """A median of ratios within a round, where all rounds say the same of it; else that they do not."""
+    middle = median(ratios)
+    if all(ratio < 0.97 for ratio in ratios) or all(ratio > 1.03 for ratio in ratios):
+        return different.format(middle)
+    if all(0.9 < ratio < 1.1 for ratio in ratios):
+        return same
+    return f"{different.format(middle)} (rounds differ: {min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def main() -> int:
@@ -157,12 +216,14 @@ def main() -> int:
 
     fits, tiled_fits = len(work.tasks("svr")), len(work.tasks("tiled"))
     title = f"SVR over the diabetes data: 442 rows, {fits} fits, {args.workers} workers"
-    equal &= compare("svr", title, args.workers)
+    same, small = compare("svr", title, args.workers)
+    equal &= same
     title = (
         f"Linear SVR by gradient descent over the same rows TILED to 256 MiB: {work.tiled_rows()} rows,\n"
         f"{tiled_fits} fits, {args.workers} workers (for time and memory: the scores of repeated rows mean nothing)"
     )
-    equal &= compare("tiled", title, args.workers)
+    same, large = compare("tiled", title, args.workers)
+    equal &= same
     print(NOTES)
     equal &= gpus.show()
     print("$ cableway ls", flush=True)
@@ -173,6 +234,7 @@ def main() -> int:
     subprocess.run([command, "ls"], check=True)
     for name in cw.names("demo/"):
         cw.remove(name)
+    print(f"\nWhat was measured here says:\n\n{small}\n{large}")
     print(f"\ndemo: {time.perf_counter() - began:.0f} s in all")
     return 0 if equal else 1
 

@@ -594,6 +594,9 @@ void *cw_pool_function(cw_pool *pool, uint32_t slot);
 int cw_pool_reserve(cw_pool *pool, cw_task *out);
 /* Gives a cell back. */
 void cw_pool_free(cw_pool *pool, uint32_t cell);
+/* One more of the answers for which this worker stays (cw_worker_lend()) needs it no longer: what
+ * goes with it was opened, or never will be. Needs no memory, descriptor or broker. */
+void cw_pool_release(cw_pool *pool, uint32_t worker);
 /*
  * Makes a filled task (cell, group, size_bytes, kind, function, slot, function_bytes) ready for
  * whichever worker of the group takes it first. While a group has more than two ready tasks for
@@ -678,6 +681,15 @@ const void *cw_worker_function(cw_worker *worker, const cw_task *task);
  * caller's lock. Another one than that which takes calls cw_worker_settle() then. */
 void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
                       uint64_t extra_out);
+/*
+ * The next answer needs the worker to stay: memory goes with it that this process alone keeps until
+ * the parent has opened it. The parent ends that by cw_pool_release(), once for each such answer.
+ * As cw_worker_answer().
+ */
+void cw_worker_lend(cw_worker *worker);
+/* 1: the parent has released all such answers, and what it has not opened by then it never will;
+ * else 0. Any thread. Never blocks. */
+int cw_worker_released(const cw_worker *worker);
 /* Sees to it that answers are collected though nobody listens; cw_worker_take() does so itself. To
  * be called by who takes no more. Any thread. Spins for some microseconds. */
 void cw_worker_settle(cw_worker *worker);

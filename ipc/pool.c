@@ -215,6 +215,12 @@ void cw_pool_wake(cw_pool *pool, uint32_t group, uint32_t most) {
     cw_dispatch_wake(&pool->parent, group, most);
 }
 
+void cw_pool_release(cw_pool *pool, uint32_t worker) {
+    CW_ASSERT(worker < pool->parts.view.worker_count);
+    /* T54: release, after what was written into what was opened; pairs with T55. */
+    CW_ADD(T54, &pool->parts.view.workers[worker].released, 1, release);
+}
+
 void cw_pool_assign(cw_pool *pool, uint32_t worker, uint32_t group) {
     CW_ASSERT(worker < pool->parts.view.worker_count && group < pool->parts.view.group_count);
     cw_dispatch_assign(&pool->parent, worker, group);

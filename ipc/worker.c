@@ -6,6 +6,11 @@
  * in which it had a task, however many: one thread takes and sets `counted_ns` where it has had
  * none, who answers moves it on before it gives its task up, so that no moment counts twice.
  *
+ * Answers for which the worker stays (memory goes with them that dies with it) are counted twice:
+ * `lent` by the worker, `released` in its words by the parent, which adds one for each, whatever
+ * becomes of it. Equal: the worker waits for nothing. The parent never adds for a worker that it
+ * has buried, so who opens a number begins with what stands there.
+ *
  * Deaths: see shm/dispatch.h.
  */
 #include <sched.h>
@@ -25,6 +30,7 @@ struct cw_worker {
     cw_a32 held;        /* tasks taken and not answered */
     cw_a64 counted_ns;  /* while there are any: up to here the time is in the figures */
     uint64_t figures[4];
+    uint64_t lent; /* what the parent's count of released answers comes to, when all are */
 };
 
 int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
@@ -59,6 +65,7 @@ int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32
     worker->number = number;
     for (int i = 0; i < 4; i++) /* T30: who had the number before us has counted there */
         worker->figures[i] = CW_LOAD(T30, &parts.view.workers[number].figures[i], relaxed);
+    worker->lent = CW_LOAD(T55, &parts.view.workers[number].released, relaxed); /* the same */
     *out = worker;
     return 0;
 }
@@ -155,6 +162,16 @@ void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
     if (!cw_dispatch_publish(view, worker->number, task->cell))
         /* T48: release, after the answer (T12); pairs with T49. */
         CW_STORE(T48, &worker->owes, 1, release);
+}
+
+void cw_worker_lend(cw_worker *worker) {
+    worker->lent++;
+}
+
+int cw_worker_released(const cw_worker *worker) {
+    /* T55: acquire; pairs with T54. What the parent wrote into what it has opened is seen. */
+    const struct cw_dispatch_worker *own = &worker->parts.view.workers[worker->number];
+    return CW_LOAD(T55, &own->released, acquire) == worker->lent;
 }
 
 void *cw_worker_words(cw_worker *worker) {

@@ -133,7 +133,8 @@ struct cw_dispatch_worker { /* 192 bytes, shared; a line of the cache for each w
     _Alignas(64) cw_a64 done;      /* the worker's: answers so far */
     cw_a64 figures[7];             /* the worker's, for the caller */
     _Alignas(64) cw_a64 collected; /* the parent's: of these answers; advice */
-    uint64_t reserved1[7];
+    cw_a64 released;               /* the parent's, for the caller: see ipc/worker.c */
+    uint64_t reserved1[6];
 };
 struct cw_dispatch_group { /* shared */
     _Alignas(64) cw_a64 tail;

@@ -19,6 +19,8 @@ word, and the sender lets go of it.
 Each word has one writer at a time: the sender until the message is sent, the receiver afterwards. x86-64 makes
 stores visible in order, so whatever a view wrote or read is done when the word says RETURNED.
 
+A block whose message was released with its word still at LENT was refused: the sender has it back at once.
+
 Deaths: a lease ends with its holder. A receiver that dies never returns: the sender drops what it had lent to it
 (and the broker takes the memory back when no lease is left). A sender that dies loses its lease only: what
 the receiver has opened stays.
@@ -36,13 +38,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cableway import client
-from cableway._lib import exported, ffi, lib
+from cableway._dispatch import Held
+from cableway._lib import exported, failure, ffi, keeping, lib
+from cableway.errors import Error
 from cableway.layouts import Layout
 from cableway.views import Lease, idle, lease_again
 
 __all__ = [
-    "HANDLE_BYTES", "HEADER_BYTES", "THRESHOLD_BYTES", "Block", "BlockLease", "BlockStore", "bytes_layout", "open_block", "open_lease",
-    "open_private", "open_silently",
+    "HANDLE_BYTES", "HEADER_BYTES", "THRESHOLD_BYTES", "Block", "BlockLease", "BlockStore", "buffer_of", "bytes_layout",
+    "open_block", "open_into", "open_lease", "open_silently",
 ]  # fmt: skip
 
 THRESHOLD_BYTES = 64 << 10  # smaller buffers travel inside the message
@@ -50,7 +54,9 @@ HANDLE_BYTES = 48
 LENT, RETURNED, LEFT, OPENED = 1, 2, 3, 4
 HEADER_BYTES = 64
 _LOOK_AT = 32  # lent blocks that one search for memory looks at
-_LOOKS_EACH = 4  # blocks that must stay, that are looked at for each one that is lent above the limit
+_LOOKS_EACH = (
+    4  # blocks that must stay, that are looked at for each one that is lent above the limit
+)
 
 _Kind = TypeVar("_Kind", bound=Lease)
 _forks = 0  # how often this process has forked
@@ -166,6 +172,11 @@ class BlockStore:
                 self._free.remove(best)
                 self._free_bytes -= best.capacity
                 return best
+            # One that is larger than all that is kept stays for the next that needs its size, not beside others.
+            for block in [block for block in self._free if block.capacity > self._limit]:
+                self._free.remove(block)
+                self._free_bytes -= block.capacity
+                block.close()
         return Block(connection, _rounded(nbytes))
 
     def untake(self, blocks: list[Block]) -> None:
@@ -191,7 +202,9 @@ class BlockStore:
         while self._lent_bytes > self._limit and looks and self._lent:
             block = self._lent.popleft()
             state = block.state
-            if state == LENT and not self._in_transit:  # let go now, it would be gone before it is opened
+            if (
+                state == LENT and not self._in_transit
+            ):  # let go now, it would be gone before it is opened
                 self._lent.append(block)
                 looks -= 1
                 continue
@@ -201,10 +214,16 @@ class BlockStore:
             else:
                 block.close()
 
-    def all_opened(self) -> bool:
-        """Whether the receivers have opened all that was sent: what this process holds may go with it."""
+    def refused(self, blocks: list[Block]) -> None:
+        """These were sent, and the receiver has let go of their message: what of them it has not opened, it never will."""
+        back = [block for block in blocks if block.state == LENT]
+        if not back:
+            return
         with self._lock:
-            return all(block.state != LENT for block in self._lent)
+            for block in back:
+                self._lent.remove(block)
+                self._lent_bytes -= block.capacity
+                self._keep(block)
 
     def lost(self, receiver: object) -> None:
         """The receiver died: nothing that was lent to it comes back."""
@@ -290,40 +309,51 @@ def _rounded(nbytes: int) -> int:
     return -(-whole // step) * step - HEADER_BYTES
 
 
-class _Return:
-    """Called when the last view on an opened block is gone. Takes no lock."""
+def open_into(cell: Any, handle: bytes, nbytes: int, *, private: bool = False) -> Exception | None:
+    """Opens the first nbytes of a block that another process lent into a cell (`_dispatch.Held`), unless they are open
+    there. What is open is noted by C, so this may be called again when a signal's handler has interrupted it.
 
-    __slots__ = ("forks", "lease", "pid", "word")
+    Args:
+        cell: gives the block back when it goes.
+        private: others get the block too: what is written is this process's alone, and its sender is not told.
 
-    def __init__(self, lease: Lease) -> None:
-        self.lease = lease
-        self.word = ffi.cast("uint32_t *", lib.cw_array_data(lease.pointer))
-        self.forks = _forks
-        self.pid = os.getpid()
+    Returns:
+        Why it cannot be opened: Stale, when the sender died before. What is raised is a handler's.
+    """
+    raw = ffi.from_buffer("cw_handle *", handle)
+    end = HEADER_BYTES + nbytes
+    if end > raw.size_bytes:
+        return ValueError(
+            f"a message names the bytes up to {end} of memory that has {raw.size_bytes}"
+        )
+    layout = bytes_layout(raw.size_bytes).c
+    try:
+        connection = _connection_of(raw)
+    except Error as error:
+        return error
+    flags = lib.CW_PRIVATE if private else 0
+    number = int(ffi.cast("uintptr_t", layout))
+    status = cell.open(connection.number, handle, number, flags, not private)
+    return failure(status) if status < 0 else None
 
-    def __call__(self, _pointer: Any) -> None:
-        if os.getpid() == self.pid:
-            self.word[0] = RETURNED if self.forks == _forks else LEFT
-        self.lease.end()
+
+def buffer_of(cell: Any, nbytes: int) -> Any:
+    """What was opened into a cell, as a writable buffer that keeps the cell."""
+    base = ffi.cast("char *", cell.data()) + HEADER_BYTES
+    return ffi.buffer(keeping(base, cell), nbytes)
 
 
-def open_block(handle: bytes, nbytes: int) -> Any:
-    """The first nbytes of a block that another process lent, as a writable buffer that holds the lease.
+def open_block(handle: bytes, nbytes: int, *, private: bool = False) -> Any:
+    """The first nbytes of a block that another process lent, as a writable buffer that holds the lease; see `open_into`.
 
     Raises:
         Stale: the sender died before it could be opened.
     """
-    lease = _opened(Lease, handle, HEADER_BYTES + nbytes, 0)
-    ffi.cast("uint32_t *", lib.cw_array_data(lease.pointer))[0] = OPENED
-    base = ffi.cast("char *", lib.cw_array_data(lease.pointer)) + HEADER_BYTES
-    return ffi.buffer(ffi.gc(base, _Return(lease)), nbytes)
-
-
-def open_private(handle: bytes, nbytes: int) -> Any:
-    """As `open_block`, for a block that others get too: what is written is this buffer's alone."""
-    lease = _opened(Lease, handle, HEADER_BYTES + nbytes, lib.CW_PRIVATE)
-    base = ffi.cast("char *", lib.cw_array_data(lease.pointer)) + HEADER_BYTES
-    return ffi.buffer(ffi.gc(base, lambda _pointer: lease.end()), nbytes)
+    cell = Held()
+    why_not = open_into(cell, handle, nbytes, private=private)
+    if why_not is not None:
+        raise why_not
+    return buffer_of(cell, nbytes)
 
 
 class BlockLease(Lease):
@@ -394,6 +424,13 @@ def open_silently(handle: bytes, end: int, flags: int = 0) -> Lease:
     return _opened(Lease, handle, end, flags)
 
 
+def _connection_of(raw: Any) -> client.Connection:
+    connection = client.current()
+    if connection.instance != raw.instance:  # the broker was lost, and one side knows it already
+        connection = client.for_instance(raw.instance, connection.address)
+    return connection
+
+
 def _opened(kind: type[_Kind], handle: bytes, end: int, flags: int) -> _Kind:
     """A lease on an array, as bytes."""
     raw = ffi.from_buffer("cw_handle *", handle)
@@ -401,8 +438,6 @@ def _opened(kind: type[_Kind], handle: bytes, end: int, flags: int) -> _Kind:
         raise ValueError(
             f"a message names the bytes up to {end} of memory that has {raw.size_bytes}"
         )
-    connection = client.current()
-    if connection.instance != raw.instance:  # the broker was lost, and one side knows it already
-        connection = client.for_instance(raw.instance, connection.address)
+    connection = _connection_of(raw)
     layout = bytes_layout(raw.size_bytes)
     return lease_again(kind, lib.cw_array_open, connection.pointer, raw, layout.c, flags)

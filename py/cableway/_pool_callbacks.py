@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable
 
 __all__ = ["Callbacks"]
@@ -17,7 +18,8 @@ class Callbacks:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[_Callback, _Callback] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._threads: list[int] = []  # its number, once it runs
+        self._served = threading.Event()
         self._ended = False
         self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
 
@@ -25,12 +27,9 @@ class Callbacks:
         """Runs callback, and then the other one, even where callback raises. May be repeated: callback knows."""
         with self._lock:
             if not self._ended:
-                if self._thread is None:
-                    thread = threading.Thread(
-                        target=self._serve, name="cableway-pool-callbacks", daemon=True
-                    )
-                    thread.start()
-                    self._thread = thread
+                if not self._threads:
+                    # In C, so that it is noted whatever a signal's handler raises.
+                    self._threads.extend(map(start_new_thread, (self._serve,), ((),)))
                 self._queue.put((callback, then))
                 return
         _run(callback, then)  # of an answer that was still on its way when the Pool had ended
@@ -43,18 +42,19 @@ class Callbacks:
 
     def join(self) -> None:
         """Waits until all have run."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        if self._threads and threading.get_ident() not in self._threads:
+            self._served.wait()
 
     def _serve(self) -> None:
-        while True:
-            entry = self._queue.get()
-            if entry is None:
-                self._queue.put(None)  # a Ctrl-C may have made `run` start two threads
-                return
-            _run(*entry)
-            del entry
+        try:
+            while True:
+                entry = self._queue.get()
+                if entry is None:
+                    return
+                _run(*entry)
+                del entry
+        finally:
+            self._served.set()
 
 
 def _run(callback: _Callback, then: _Callback) -> None:

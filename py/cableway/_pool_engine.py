@@ -36,7 +36,7 @@ from cableway._pool_feeder import Feeder
 from cableway._pool_functions import Functions
 from cableway._pool_helper import Helper
 from cableway._pool_imap import IMapIterator
-from cableway._pool_incoming import Incoming, decoded, drop
+from cableway._pool_incoming import Incoming
 from cableway._pool_jobs import Job, Outcome, Source, Task
 from cableway._pool_options import Options
 from cableway._pool_outgoing import Outgoing
@@ -114,7 +114,6 @@ class Engine:
         self.dispatch = self._crew.dispatch
         self._placement = Placement(self._crew)
         self._outgoing = Outgoing(self._crew, self._store, self._placement, _weakly(self._refusal))
-        incoming.connect(self._crew, self._outgoing)
         self.functions = Functions(self.dispatch.put_function, self._crew.main)
         self.dispatch.share(
             self.functions.pinned, self.functions.kinds, self._outgoing.pending, self._waiters
@@ -122,7 +121,8 @@ class Engine:
         # (class, self, owner, function, args, kwargs): an Outcome of that class, submitted; None: it must go by
         # submit(), and nothing was done.
         self.begin: Callable[..., Any] = self.dispatch.begin
-        self._helper = Helper(self, self._crew, self._outgoing, self._store)
+        self._helper = Helper(self, self._crew, self._outgoing, self._store, incoming)
+        incoming.connect(self._crew, self._outgoing, self._helper)
         self._at_exit: Any = None
         with _starts:
             _watch_exit()
@@ -163,28 +163,21 @@ class Engine:
         found = self.functions.find(function)
         if found is None:
             return None
-        messages: list[bytes] = []
         try:
             answer = self.dispatch.call(
                 wire.APPLY,
                 found.described,
                 function,
                 (args, named) if named else (args,),
-                messages,
+                self._incoming.call_decoded,
                 self._placement.idlest(),
             )
-            if answer is None:
-                return None
-            plain, value = answer
-            if plain:
-                return (value,)
-            success, value = decoded(function, messages)
-        except BaseException:
-            for data in messages:  # it was interrupted before they were opened
-                drop(data)
-            raise
         finally:
             self.functions.unuse(found)
+        if answer is None:
+            return None
+        success, value = answer
+        del answer  # as below
         if success:
             return (value,)
         try:
@@ -221,9 +214,7 @@ class Engine:
         """Runs a job over an iterable that a thread of its own reads, some tasks ahead."""
         feeder = Feeder(self, job, chunksize, buffersize)
         try:
-            with self._lock:
-                self._feeding.add(feeder)
-            feeder.start(iterable)
+            feeder.start(iterable, self._feeding)
         except BaseException:  # its thread did not start, or nobody will ask for the results
             self.fed(feeder)
             raise
@@ -395,7 +386,7 @@ class Engine:
             self.begin = _nothing_begins
             self.state = TERMINATE
             self._over = True
-            feeding = [feeder.job() for feeder in self._feeding]
+            feeding = [feeder.job() for feeder in list(self._feeding)]
         self.dispatch.shut()
         return closed, [job for job in feeding if job is not None]
 

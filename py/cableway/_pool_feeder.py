@@ -7,9 +7,11 @@ read no further, and the Pool that the iterator held may go, too.
 
 from __future__ import annotations
 
-import threading
 import weakref
+from _thread import start_new_thread
+from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -54,11 +56,19 @@ class Feeder:
             weakref.ref(job, self._job_gone) if self._of_results else lambda: job
         )
 
-    def start(self, iterable: Iterable[Any]) -> None:
-        """Begins to read."""
-        threading.Thread(
-            target=self._serve, args=(iterable,), name="cableway-pool-input", daemon=True
-        ).start()
+    def start(self, iterable: Iterable[Any], feeding: set[Feeder]) -> None:
+        """Begins to read, as one of those that do.
+
+        Both or none, whatever a signal's handler raises: one that counts and does not run would keep the Pool from
+        ending. (A `threading.Thread` whose start() is interrupted runs, and may fail as it begins.)
+        """
+        begin = partial(start_new_thread, self._serve, (iterable,))
+        steps: tuple[Any, ...] = (partial(feeding.add, self), begin)
+        try:
+            deque(map(partial.__call__, steps), maxlen=0)  # in C
+        except RuntimeError:  # no more threads
+            feeding.discard(self)
+            raise
 
     def look_again(self) -> None:
         """Something that it waits for may have changed."""

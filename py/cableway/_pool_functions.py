@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cableway import _dispatch
+from cableway._pool_doubts import is_handlers
 from cableway._pool_main import Main, names_in, of_main
 
 if TYPE_CHECKING:
@@ -174,7 +175,9 @@ def takes_little(value: Any, depth: int = 0) -> bool:
 def _by_name(function: Any) -> bytes:
     try:
         return pickle.dumps(function, protocol=5)
-    except Exception:
+    except Exception as error:
+        if is_handlers(error, lambda: pickle.dumps(function, protocol=5)):
+            raise
         return b""
 
 
@@ -183,5 +186,7 @@ def _by_value(function: Any, main: Main | None) -> bytes:
 
     try:
         return _pool_by_value.dumps(function, main, {})
-    except Exception:
+    except Exception as error:
+        if is_handlers(error, lambda: _pool_by_value.dumps(function, main, {})):
+            raise
         return b""

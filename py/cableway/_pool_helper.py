@@ -1,7 +1,7 @@
 """The helper of a Pool: the thread that sees to answers while nobody listens, to deaths, time limits and the end.
 
-Deaths: what a dead worker had published counts. The one task that it had taken raises WorkerDied, or is run again,
-and another worker starts in its place. Signals' handlers run on the main thread, so nothing interrupts this one.
+Deaths: what a dead worker had published counts, if it can still be opened. The one task that it had taken raises
+WorkerDied, or is run again, and another worker starts in its place. Signals' handlers run on the main thread, so nothing interrupts this one.
 
 Sleep: it reads its news, looks at everything that it sees to, and sleeps until the news are others, or a time limit.
 So whoever changes something of the following does that first, and then tells (`Engine.wake`, which takes no lock):
@@ -9,6 +9,7 @@ So whoever changes something of the following does that first, and then tells (`
     a worker has become ready or failed     the worker itself, by its state
     a worker has died                       the watcher, or who started it: `crew.dead`
     answers, and nobody listens             the worker
+    answers whose delivery was interrupted  C (`rest`), and `help` looks for them before it sleeps
     answers that C may not deliver (late)   who submits; `help` looks for them before it sleeps
     cells are free for what waits           who frees them sends it, or tells
     who sent was interrupted                `Dispatch.send_alone`, in one step with its end
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -32,12 +34,15 @@ from typing import TYPE_CHECKING, Any
 
 from cableway import _pool_outcomes as outcomes
 from cableway import _pool_process
-from cableway._pool_incoming import decoded
+from cableway import _pool_wire as wire
+from cableway._pool_incoming import LOOK_SECONDS, PATIENCE_SECONDS, decoded, may_pass
+from cableway.errors import Stale
 
 if TYPE_CHECKING:
     from cableway._pool_buffers import BlockStore
     from cableway._pool_crew import Crew, Worker
     from cableway._pool_engine import Engine
+    from cableway._pool_incoming import Incoming
     from cableway._pool_jobs import Job
     from cableway._pool_outgoing import Outgoing
 
@@ -49,14 +54,24 @@ _START_DEATHS_MAX = 3
 class Helper:
     """The thread, and what it does."""
 
-    def __init__(self, engine: Engine, crew: Crew, outgoing: Outgoing, store: BlockStore) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        crew: Crew,
+        outgoing: Outgoing,
+        store: BlockStore,
+        incoming: Incoming,
+    ) -> None:
         self._engine_of = weakref.ref(engine)  # the engine has this, and its thread the engine
+        self._incoming = incoming
         self._crew = crew
         self._dispatch = crew.dispatch
         self._outgoing = outgoing
         self._store = store
         self._start_deaths = 0  # one after the other
         self._deferred: deque[Callable[[], object]] = deque()
+        self._later: list[Any] = []  # answers whose blocks could not be opened, as delivered
+        self._until: dict[Any, float] = {}  # of each: how long it is tried
         self._ended = False
         self._thread = threading.Thread(target=self._serve, name="cableway-pool", daemon=True)
 
@@ -90,6 +105,47 @@ class Helper:
             self._do_deferred()
         else:
             self._engine.wake()
+
+    # ---- answers that others leave to it
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether this thread leaves to the helper what may have to be done again."""
+        return not self._ended and threading.current_thread() is not self._thread
+
+    def sees_to(self, why_not: Exception, entry: Any) -> bool:
+        """What becomes of an answer whose blocks cannot be opened: whether it is none any more, at least not now. On the
+        helper's thread, or once it has ended.
+        """
+        job, number, slot, _, message, _, held = entry
+        worker = self._crew.dead_sender(slot) if isinstance(why_not, Stale) else None
+        if worker is not None:
+            message.close()
+            self._outgoing.lose(held)
+            self._lost(worker, job, number, True)
+            return True
+        now = time.monotonic()
+        if (
+            may_pass(why_not)
+            and not self._engine.must_end
+            and now < self._until.setdefault(message, now + PATIENCE_SECONDS)
+        ):
+            self._later.append(entry)
+            return True
+        self._until.pop(message, None)
+        return False
+
+    def _open_again(self) -> float | None:
+        """Tries to deliver what could not be opened before. Seconds until the next time."""
+        told, self._later = self._later, []
+        try:
+            self._incoming.deliver(told, 0)
+        finally:
+            self._later += told
+        if not self._later:
+            self._until.clear()
+            return None
+        return LOOK_SECONDS
 
     def _do_deferred(self) -> None:
         while True:
@@ -127,8 +183,9 @@ class Helper:
                 self._fill()
             elif self._dismiss():
                 return
+            again = self._open_again() if self._later else None
             overdue = self._end_overdue()
-            seconds = [t for t in (waits, overdue, crew.fill_again) if t is not None]
+            seconds = [t for t in (waits, again, overdue, crew.fill_again) if t is not None]
             self._dispatch.help(was, min(seconds, default=None))
 
     def _look_at_starting(self) -> None:
@@ -136,7 +193,8 @@ class Helper:
             if failure is None:
                 self._start_deaths = 0
             else:
-                _, error = decoded("the initializer's exception", [failure])
+                message = wire.Message(failure)
+                error = message.open() or decoded(message, "the initializer's exception")[1]
                 self._engine.fail(error)
                 worker.process.terminate()
 
@@ -235,11 +293,17 @@ class Helper:
             except Exception as error:
                 engine.fail(error)
             self._crew.discard(worker)
+        try:
+            self._dispatch.collect()  # with what others had left
+            self._open_again()  # for the last time
+        except Exception as error:
+            engine.fail(error)
         aborted.extend(job for job, *_ in self._dispatch.withdraw_all(None))
         for job in aborted:
             job.abort(engine.end_error())
         self._dispatch.fail(0, engine.end_error())
         self._ended = True
+        self._dispatch.leave()
         self._do_deferred()
         engine.has_ended(closed)
 

@@ -84,15 +84,20 @@ class Landing:
     def __del__(self) -> None:
         self.end()  # its task was never sent: a Ctrl-C came between
 
-    def land(self) -> None:
+    def land(self) -> ValueError | None:
         """Copies the result into the caller's array. May be repeated.
 
-        Raises:
-            ValueError: the array has become read-only.
+        Returns:
+            Why it cannot be: the array has become read-only. What is raised is a signal's handler's.
         """
         values = self._span[3]
+        if not values.flags.writeable:
+            return ValueError(
+                "a result cannot be copied into the array that was given for it: it has become read-only"
+            )
         memory = self._block.memory(values.nbytes)
         copy_values(values, np.ndarray(values.shape, values.dtype, memory, order=self._order))
+        return None
 
     def end(self) -> None:
         """The task has ended. May be repeated."""

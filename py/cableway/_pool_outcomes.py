@@ -19,30 +19,31 @@ from cableway.errors import Error, TaskTimeout, WorkerDied
 if TYPE_CHECKING:
     from cableway._pool_crew import Worker
 
-__all__ = ["decode", "death", "start_death", "undecodable"]
+__all__ = ["death", "decode", "printed", "start_death", "undecodable"]
 
 
-def decode(message: wire.Message, what: str, *, interruptible: bool = False) -> tuple[bool, Any]:
+def decode(message: wire.Message, what: str) -> tuple[bool, Any]:
     """Success, and the result or the exception with its remote traceback as the cause.
 
     Args:
         message: with its blocks open.
         what: what sent it.
-        interruptible: a KeyboardInterrupt while it is unpickled is raised, and not told as the message's own.
+
+    Raises:
+        Whatever unpickling raises, or a signal's handler meanwhile; see `undecodable` and _pool_doubts.
     """
-    text = bytes(message.lead).decode("utf-8", "replace")
-    try:
-        value = wire.loads(message)
-    except BaseException as error:
-        if interruptible and isinstance(error, KeyboardInterrupt):
-            raise
-        return False, undecodable(error, what, text)
+    value = wire.loads(message)
     if message.call:
         return True, value
     if not isinstance(value, BaseException):
         value = Error(f"{what} failed with something that is no exception: {value!r}")
-    value.__cause__ = RemoteTraceback(f'\n"""\n{text}"""')
+    value.__cause__ = RemoteTraceback(f'\n"""\n{printed(message)}"""')
     return False, value
+
+
+def printed(message: wire.Message) -> str:
+    """The traceback that goes with a message; "" where none does."""
+    return bytes(message.lead).decode("utf-8", "replace")
 
 
 def undecodable(error: BaseException, what: str, text: str = "") -> BaseException:

@@ -2,7 +2,7 @@
 
 What there is no room for waits here: all cells are under way, or so many bytes. One thread at a time sends (*pumps*),
 for all; quick calls, which stand in the same row, are sent by the dispatch (csrc/dispatch_begin.c) whenever they are
-first, by whatever thread has freed a cell. A Ctrl-C may end that thread's work at any line: then the helper goes on, and what was sent is known from
+first, by whatever thread has freed a cell. A signal's handler may end that thread's work at any line: then the helper goes on, and what was sent is known from
 `work.sent`, which the dispatch sets as it sends, so that nothing is sent twice.
 
 The lock guards what is shared; no code of the user's runs under it. A finaliser may take it, on a thread that has it:
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cableway import _dispatch, client
 from cableway import _pool_wire as wire
 from cableway._pool_alone import Alone
+from cableway._pool_doubts import is_handlers
 from cableway._pool_given import TaskEncoder
 from cableway._pool_jobs import Job, Outcome, Source, Task, job_of
 from cableway.array import Array
@@ -286,24 +287,12 @@ class Outgoing:
         try:
             encoder = self._encoders.pop()
         except IndexError:
-            devices = self._crew.devices
-            encoder = TaskEncoder(
-                self._store,
-                _dispatch.DATA_MAX,
-                transit=False,
-                main=self._crew.main,
-                lender=None if devices is None else devices.lender,
-                groups=None if devices is None else devices.by_gpu,
-                peer=devices is not None and devices.peer,
-            )
+            encoder = self._new_encoder()
         try:
             parcel = encoder.encode(number, task.kind, b"", body, cloud=True, shared=job.shared)
         except BaseException as error:
-            # A Ctrl-C is the caller's, and leaves the task where it is; all else is the task's own.
-            if (
-                isinstance(error, KeyboardInterrupt)
-                and threading.current_thread() is threading.main_thread()
-            ):
+            # What a handler raises is the caller's, and leaves the task where it is; all else is the task's own.
+            if is_handlers(error, lambda: self._encode_in_vain(task, body)):
                 raise
             job.task_done(number, False, error)
             work.sent = number + 1
@@ -330,17 +319,42 @@ class Outgoing:
             if cell < 0 and work.sent <= number:
                 self.unhold(held)
 
+    def _new_encoder(self) -> TaskEncoder:
+        devices = self._crew.devices
+        return TaskEncoder(
+            self._store,
+            _dispatch.DATA_MAX,
+            transit=False,
+            main=self._crew.main,
+            lender=None if devices is None else devices.lender,
+            groups=None if devices is None else devices.by_gpu,
+            peer=devices is not None and devices.peer,
+        )
+
+    def _encode_in_vain(self, task: Task, body: Any) -> None:
+        """Encodes a task to see what that raises."""
+        job = task.job
+        parcel = self._new_encoder().encode(
+            task.number, task.kind, b"", body, cloud=True, shared=job.shared
+        )
+        for landing in parcel.landings:
+            landing.end()
+        self._store.untake(parcel.blocks)
+
     # ---- what went with tasks: a parcel, or arrays alone, which are held by the dispatch and need nothing else
 
-    def land(self, held: Held | tuple[Array, ...] | None) -> None:
+    def land(self, held: Held | tuple[Array, ...] | None) -> ValueError | None:
         """A task has succeeded: its results go into the caller's arrays. May be repeated until it is released.
 
-        Raises:
-            ValueError: one of them cannot be written any more.
+        Returns:
+            Why one of them cannot be written any more.
         """
         if type(held) is Held and held in self._ahead:
             for landing in held.parcel.landings:
-                landing.land()
+                why_not = landing.land()
+                if why_not is not None:
+                    return why_not
+        return None
 
     def unhold(self, held: Held | tuple[Array, ...] | None) -> None:
         """What went with a task that was not sent, or was taken back."""

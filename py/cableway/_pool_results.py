@@ -194,6 +194,7 @@ class MapResult(AsyncResult):
                 while not self.settled:
                     self.wait(progress.seconds)
                     progress.reach(self.items_done)
+                progress.reach(self.items_done)  # others may have ended it before we looked
         try:
             return self.get()  # type: ignore[no-any-return]
         finally:

@@ -27,14 +27,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cableway import _dispatch, _pool_foreign, _pool_table
+from cableway._dispatch import Answer, Held
 from cableway._lib import ffi, lib
 from cableway._pool_buffers import (
     HEADER_BYTES,
     THRESHOLD_BYTES,
     Block,
     BlockStore,
-    open_block,
-    open_private,
+    buffer_of,
+    open_into,
 )
 from cableway._pool_main import Main
 from cableway._pool_shared import Shared
@@ -43,10 +44,11 @@ from cableway._pool_table import GIVEN, HEADER, IN_BLOCK, PRIVATE, Entry, entrie
 from cableway.array import Array
 from cableway.client import current
 from cableway.constant import Constant
+from cableway.views import opened
 
 __all__ = [
     "ANSWER_MESSAGE", "ANSWER_NONE", "ANSWER_VALUE", "APPLY", "MAP", "MESSAGE", "STARMAP",
-    "Encoder", "Message", "Parcel", "fill", "has_blocks", "loads", "part", "plain_loads", "read",
+    "Encoder", "Message", "Parcel", "fill", "loads", "part", "plain_loads", "read",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -323,56 +325,106 @@ def fill(block: Block, values: np.ndarray[Any, Any]) -> None:
 
 
 class Message:
-    """A message as it was received. Its blocks are open; its lead and body are valid until the next one comes."""
+    """A message as it was received. Once it is open, its lead and body are valid until the next one comes.
 
-    __slots__ = ("block_bytes", "body", "buffers", "by_pickle", "call", "lead", "task")
+    Its blocks are opened into cells that C fills, so that `open` may be called again, also by another thread, when a
+    signal's handler has interrupted it: nothing is opened twice, nothing let go of.
 
-    def __init__(self, task: int, call: int, lead: Any, body: Any) -> None:
-        self.task = task
-        self.call = call
-        self.lead = lead
-        self.body = body
+    Args:
+        data: bytes, or an Answer, whose worker stays until the message is open or closed.
+    """
+
+    __slots__ = (
+        "_answer", "_cells", "_count", "_flags", "_lengths", "_rest", "_whole",
+        "block_bytes", "body", "buffers", "by_pickle", "call", "is_open", "lead", "opened", "task",
+    )  # fmt: skip
+
+    def __init__(self, data: Any) -> None:
+        self._answer = data if type(data) is Answer else None
+        raw = data if self._answer is None else data.data
+        self.task, self.call, self._flags, _, self._count, *self._lengths = HEADER.unpack_from(raw)
+        self._rest = raw[HEADER.size :]
+        self._whole: Any = None
+        self._cells: list[Any] | None = None
+        self.lead: Any = b""
+        self.body: Any = b""
         self.buffers: list[Any] = []
         self.by_pickle: list[Any] = []
         self.block_bytes = 0
+        self.is_open = False
+        self.opened: list[tuple[bytes, Any]] | None = []  # what its handles are opened into
+
+    def open(self, given: Callable[[int, Entry], Any] | None = None) -> Exception | None:
+        """Opens what is not open yet.
+
+        Args:
+            given: opens what becomes an array on the worker's device; only tasks have such.
+
+        Returns:
+            Why it cannot be opened; what is raised is a handler's, or comes of `given`.
+        """
+        rest: Any = self._rest
+        if self._flags & IN_BLOCK:
+            (whole,) = entries_in(rest, 1)
+            if self._whole is None:
+                self._whole = Held()
+            why_not = open_into(self._whole, whole.handle, whole.nbytes)
+            if why_not is not None:
+                return why_not
+            rest = memoryview(buffer_of(self._whole, whole.nbytes))
+        lead, body = _pool_table.split(rest, self._count, *self._lengths)
+        buffers: list[Any] = []
+        by_pickle: list[Any] = []
+        block_bytes = 0
+        if self._count:
+            entries = entries_in(rest, self._count)
+            if self._cells is None:
+                self._cells = [Held() for _ in entries]
+            for number, (cell, entry) in enumerate(zip(self._cells, entries, strict=True)):
+                block_bytes += entry.nbytes
+                if entry.flags & GIVEN:
+                    if given is None:
+                        return ValueError("a message has an entry that only a task can have")
+                    buffers.append(given(number, entry))
+                    continue
+                why_not = open_into(
+                    cell, entry.handle, entry.nbytes, private=bool(entry.flags & PRIVATE)
+                )
+                if why_not is not None:
+                    return why_not
+                buffers.append(buffer_of(cell, entry.nbytes))
+                if entry.flags & _BY_PICKLE:
+                    by_pickle.append(memoryview(buffers[-1]))
+        self.lead, self.body, self.block_bytes = lead, body, block_bytes
+        self.buffers, self.by_pickle = buffers, by_pickle
+        self.is_open = True
+        if self._answer is not None:
+            self._answer.release()
+        return None
+
+    def close(self) -> None:
+        """Lets go of all that is open: who decodes it no more. What stands on it stays. May be repeated."""
+        self._cells = self._whole = self.opened = None
+        self.buffers, self.by_pickle = [], []
+        if self._answer is not None:
+            self._answer.release()
 
 
 def read(data: Any, given: Callable[[int, Entry], Any] | None = None) -> Message:
-    """Takes a message apart and opens its blocks.
-
-    Args:
-        data: the message.
-        given: opens what becomes an array on the worker's device; only tasks have such.
+    """Takes a task's message apart and opens its blocks; see `Message.open`.
 
     Raises:
         Stale: its sender died, and blocks went with it.
         ValueError: the message cannot be.
     """
-    task, call, flags, _, count, lead_bytes, body_bytes = HEADER.unpack_from(data)
-    rest = data[HEADER.size :]
-    if flags & IN_BLOCK:
-        (whole,) = entries_in(rest, 1)
-        rest = memoryview(open_block(whole.handle, whole.nbytes))
-    lead, body = _pool_table.split(rest, count, lead_bytes, body_bytes)
-    message = Message(task, call, lead, body)
-    for number, entry in enumerate(entries_in(rest, count)):
-        message.block_bytes += entry.nbytes
-        if entry.flags & GIVEN:
-            if given is None:
-                raise ValueError("a message has an entry that only a task can have")
-            message.buffers.append(given(number, entry))
-            continue
-        buffer = (open_private if entry.flags & PRIVATE else open_block)(entry.handle, entry.nbytes)
-        message.buffers.append(buffer)
-        if entry.flags & _BY_PICKLE:
-            message.by_pickle.append(memoryview(buffer))
+    message = Message(data)
+    why_not = message.open(given)
+    if why_not is not None:
+        raise why_not
+    message._cells = message.opened = (
+        None  # its buffers keep what they need, and a task's go before it ends
+    )
     return message
-
-
-def has_blocks(data: Any) -> bool:
-    """Whether memory beside it goes with a message."""
-    _, _, flags, _, count, *_ = HEADER.unpack_from(data)
-    return bool(count or flags & IN_BLOCK)
 
 
 class _Incoming(threading.local):
@@ -383,7 +435,20 @@ _incoming = _Incoming()
 
 
 def loads(message: Message) -> Any:
-    """The object in a message's body. May raise whatever unpickling raises."""
+    """The object in a message's body. May raise whatever unpickling raises. Of an answer it may be called again as long as
+    the message is not closed: what its handles name stays open.
+    """
+    if message.opened is None:
+        return _loads(message)
+    before = opened.by, opened.count
+    opened.by, opened.count = message, 0
+    try:
+        return _loads(message)
+    finally:
+        opened.by, opened.count = before
+
+
+def _loads(message: Message) -> Any:
     if not message.buffers:
         return pickle.loads(message.body)
     before, _incoming.buffers = _incoming.buffers, message.buffers

@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from cableway import _dispatch, _imports, client
 from cableway import _pool_wire as wire
 from cableway._pool_ahead import Ahead
 from cableway._pool_arguments import Arguments
-from cableway._pool_buffers import BlockStore
+from cableway._pool_buffers import Block, BlockStore
 from cableway._pool_environment import Description
 from cableway._pool_foreign import Lender
 from cableway._pool_leaving import Leaving
@@ -129,6 +130,13 @@ class ContextBroken(Exception):
     """The worker's GPU cannot be used by this process any more."""
 
 
+class _Own(threading.local):
+    """Of a thread that answers: the blocks of its last answer."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+
+
 class _Handler:
     """What the worker's end calls for all that is not plain."""
 
@@ -136,6 +144,7 @@ class _Handler:
         self._end = end
         self._gpu = gpu
         self._store = BlockStore(_KEEP_BYTES)
+        self._own = _Own()
         self._encoder = wire.Encoder(
             self._store,
             _dispatch.WORDS_MAX,
@@ -256,30 +265,31 @@ class _Handler:
 
     def _sent(self, parcel: wire.Parcel) -> tuple[bytes, int]:
         self._store.lent(parcel.blocks, None)
+        self._own.blocks = parcel.blocks
         beside = sum(block.capacity for block in parcel.blocks)
         if self._gpu is not None and self._gpu.broken:
             beside += 1  # who says that there is something is asked to wait until it is opened, and leaves there
         return parcel.data, beside
 
-    def wait_until_opened(self) -> None:
-        """Until the parent has opened what it alone holds: else its death could take answers along that were given.
+    def wait_until_released(self) -> None:
+        """Until the parent has opened what it alone holds, or says that it never will: else its death could take answers
+        along that were given.
 
         Raises:
             ContextBroken: this worker takes no more tasks.
         """
-        self._wait_until_opened()
-        if self._gpu is not None and self._gpu.broken:
-            raise ContextBroken
-
-    def _wait_until_opened(self) -> None:
         spins, seconds = 200, 0.0001
-        while not self._store.all_opened():
+        while not self._end.released():
             if spins:
                 spins -= 1
                 os.sched_yield()
             else:
                 time.sleep(seconds)
                 seconds = min(2 * seconds, 0.05)
+        blocks, self._own.blocks = self._own.blocks, []
+        self._store.refused(blocks)
+        if self._gpu is not None and self._gpu.broken:
+            raise ContextBroken
 
     def interrupt(self, number: int, frame: Any) -> None:
         """SIGINT: ends a task that runs, and the worker with it. Between tasks it is the parent's to decide."""
@@ -366,7 +376,7 @@ def _main(
     end.tell(READY, b"")
     try:
         end.serve(handler, maxtasks or 0)
-        handler.wait_until_opened()
+        handler.wait_until_released()
     except ContextBroken:
         handler.leaving.wait()
         util._flush_std_streams()  # type: ignore[attr-defined]

@@ -24,10 +24,9 @@ import numpy as np
 
 from cableway import array as arrays
 from cableway import dtypes
-from cableway._lib import check_again, exported, ffi, lib
+from cableway._lib import check_again, exported, ffi, keeping, lib
 from cableway._pool_buffers import HEADER_BYTES as BLOCK_HEADER_BYTES
 from cableway._pool_buffers import Block, BlockStore
-from cableway._pool_buffers import _Return as Return
 from cableway._pool_table import BY_PICKLE
 from cableway._pool_wire import Encoder
 from cableway._pool_wire import _incoming as incoming
@@ -39,7 +38,9 @@ from cableway.views import Lease, lease_again
 
 __all__ = ["Outgoing", "decode", "encode", "encode_array"]
 
-KEPT_BYTES = 256 << 20  # how much a writer keeps of the blocks that wait, or that its readers still have, to use them again
+KEPT_BYTES = (
+    256 << 20
+)  # how much a writer keeps of the blocks that wait, or that its readers still have, to use them again
 
 _HEADER = struct.Struct("<II")  # descriptors, 1: the last one is a block with the pickle
 _DESCRIPTOR = struct.Struct("<QII")  # bytes, kind, 0
@@ -293,7 +294,8 @@ def _buffer(lease: Lease, nbytes: int) -> Any:
     if nbytes + BLOCK_HEADER_BYTES > lib.cw_array_nbytes(array):
         raise ValueError(f"an item names {nbytes} bytes in a block of {lib.cw_array_nbytes(array)}")
     base = ffi.cast("char *", lib.cw_array_data(array)) + BLOCK_HEADER_BYTES
-    return ffi.buffer(ffi.gc(base, Return(lease)), nbytes)
+    lease.cell.returns()
+    return ffi.buffer(keeping(base, lease.cell), nbytes)
 
 
 def _array_of_item(

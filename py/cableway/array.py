@@ -23,7 +23,7 @@ from cableway._values import Values
 from cableway.device import resolve
 from cableway.errors import Stale
 from cableway.layouts import Layout
-from cableway.views import EvictableLease, Lease, check_basic, lease_again
+from cableway.views import EvictableLease, Lease, check_basic, lease_again, lease_of_handle
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -535,5 +535,5 @@ def open_handle(
         )
     raw = Layout((carried.size_bytes,), np.dtype(np.uint8))
     flags = lib.CW_READONLY if readonly else 0
-    lease = lease_again(Lease, lib.cw_array_open, connection.pointer, carried, raw.c, flags)
+    lease = lease_of_handle(connection, bytes(handle), raw, flags)
     return make(lease, layout, offset, name)

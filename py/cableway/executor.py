@@ -137,7 +137,9 @@ class Executor(futures.Executor):
             engine, pid = self._engine, os.getpid()
             if engine is None and self._starter in (None, pid):
                 return self._start(pid)
-        if self._starter != pid:  # a worker that was forked in the middle of the start has no engine
+        if (
+            self._starter != pid
+        ):  # a worker that was forked in the middle of the start has no engine
             raise RuntimeError(
                 f"this executor belongs to the process {self._starter}; make one in this process ({pid})"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import functools
 import gc
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -27,8 +28,10 @@ __all__ = [
     "copy_values",
     "find",
     "lease_again",
+    "lease_of_handle",
     "lease_once",
     "lease_served",
+    "opened",
     "shared_memory_of",
 ]
 
@@ -37,7 +40,9 @@ def _address_of(function: str) -> int:
     return int(ffi.cast("uintptr_t", ffi.addressof(lib, function)))
 
 
-_dispatch.held_functions(_address_of("cw_get"), _address_of("cw_array_close"))
+_dispatch.held_functions(
+    *map(_address_of, ("cw_get", "cw_array_open", "cw_array_data", "cw_array_close"))
+)
 _Cell, _cast, _ARRAY, _CELL = (
     _dispatch.Held,
     ffi.cast,
@@ -215,6 +220,44 @@ def lease_again(kind: type[_Kind], call: Callable[..., int], *arguments: Any) ->
             raise
         status, lease = lease_served(kind, call, *arguments)
         check(status)
+    return lease
+
+
+class _Opened(threading.local):
+    """The message that this thread unpickles, whose handles are opened into its cells, in their order."""
+
+    by: Any = (
+        None  # has `opened`: of each handle its bytes and its cell; None: it needs none any more
+    )
+    count = 0  # handles met so far
+
+
+opened = _Opened()
+
+
+def lease_of_handle(connection: Any, handle: bytes, layout: Any, flags: int) -> Lease:
+    """The lease on what another process has handed on.
+
+    The first opening of a handle ends its transit. So where a message may have to be unpickled again, since a signal's
+    handler has interrupted it, its handles are opened into cells that the message keeps: the second time it is there.
+
+    Raises:
+        What `cw_array_open` says.
+    """
+    cells: list[tuple[bytes, Any]] | None = None if opened.by is None else opened.by.opened
+    layout_c = layout.c
+    if cells is None:
+        carried = ffi.from_buffer("cw_handle *", handle)
+        return lease_again(Lease, lib.cw_array_open, connection.pointer, carried, layout_c, flags)
+    number = opened.count
+    opened.count = number + 1
+    if number >= len(cells) or cells[number][0] != handle:
+        del cells[number:]
+        cells.append((handle, _Cell()))
+    lease = Lease.__new__(Lease)
+    lease.cell = cells[number][1]
+    address = int(ffi.cast("uintptr_t", layout_c))
+    check(lease.cell.open(connection.number, handle, address, flags, False))
     return lease
 
 

@@ -139,7 +139,7 @@ static PyMethodDef functions[] = {
     {"pool_map", pool_map, METH_VARARGS, "(fd, nbytes): the address of its memory, mapped."},
     {"pool_unmap", pool_unmap, METH_VARARGS, "(address, nbytes): ends that."},
     {"held_functions", held_functions, METH_VARARGS,
-     "(get, close): of the library, by address, before the first Held."},
+     "(get, open, data, close): of the library, by address, before the first Held."},
     {"set_numpy", plain_numpy, METH_VARARGS, "Tells the array type and a tuple of scalar types."},
     {NULL, NULL, 0, NULL},
 };
@@ -156,6 +156,8 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
     PyObject *type = PyType_FromSpec(spec);
     if (spec == &outcome_spec)
         outcome_type = (PyTypeObject *)type;
+    if (spec == &answer_spec)
+        answer_type = (PyTypeObject *)type;
     return type ? PyModule_AddObject(module, name, type) : -1;
 }
 
@@ -165,7 +167,7 @@ PyMODINIT_FUNC PyInit__dispatch(void) {
         (plain_init() || outcome_init() || add_type(module, "Outcome", &outcome_spec) ||
          add_type(module, "Dispatch", &dispatch_spec) ||
          add_type(module, "WorkerEnd", &worker_spec) || add_type(module, "QueueEnd", &queue_spec) ||
-         add_type(module, "Held", &held_spec) ||
+         add_type(module, "Held", &held_spec) || add_type(module, "Answer", &answer_spec) ||
          PyModule_AddIntConstant(module, "DATA_MAX", CW_POOL_DATA_MAX) ||
          PyModule_AddIntConstant(module, "WORDS_MAX", WORDS_MAX) ||
          PyModule_AddIntConstant(module, "FUNCTION_MAX", CW_POOL_FUNCTION_MAX) ||

@@ -33,6 +33,9 @@
 /* What a task is, and what an answer is: cw_task's kind. As in _pool_wire.py. */
 enum { TASK_APPLY = 1, TASK_MAP = 2, TASK_STARMAP = 3, TASK_MESSAGE = 4 };
 enum { ANSWER_NONE = 1, ANSWER_VALUE = 2, ANSWER_MESSAGE = 3 };
+/* A message with memory beside it, for which its worker stays; Python gets it as ANSWER_MESSAGE,
+ * with an Answer in place of the bytes (dispatch_answer.c). */
+enum { ANSWER_LENT = 4 };
 
 /* What a worker leaves in its own memory: its length, then so many bytes at most. */
 #define WORDS_MAX (CW_POOL_DATA_MAX - sizeof(uint32_t))
@@ -63,10 +66,11 @@ PyObject *small_load(const void *data, uint32_t size_bytes);
 /* An exception for a negative code of the library's: the class is chosen by cableway.errors. */
 PyObject *raise_failure(int code);
 
-extern PyType_Spec dispatch_spec, worker_spec, queue_spec, outcome_spec, held_spec;
+extern PyType_Spec dispatch_spec, worker_spec, queue_spec, outcome_spec, held_spec, answer_spec;
 
-/* Tells Held the library's cw_get() and cw_array_close(), by address. */
+/* Tells Held the library's functions, by address. */
 PyObject *held_functions(PyObject *module, PyObject *args);
+extern PyTypeObject *answer_type;  /* made of answer_spec */
 extern PyTypeObject *outcome_type; /* made of outcome_spec; the module's, for ever */
 
 #endif

@@ -24,25 +24,17 @@ static void forget_call(Dispatch *d, struct call *call) {
     }
 }
 
-/* An answer that the thread which waited for it cannot take any more. */
-static void drop_answer(Dispatch *d, struct call *call) {
-    if (!call->data || call->kind != ANSWER_MESSAGE)
-        return;
-    PyObject *type, *value, *trace, *list = NULL;
-    PyErr_Fetch(&type, &value, &trace);
-    dispatch_append(&list, Py_BuildValue("OiIIOIO", Py_None, 0, 0, ANSWER_MESSAGE, call->data,
-                                         call->cell, Py_None));
-    PyErr_Restore(type, value, trace);
-    dispatch_deliver(d, list);
-}
-
-/* The value of a call's answer; (None, None) for a message, which was put into the caller's list.
- */
-static PyObject *value_of(struct call *call) {
+/* What a call's answer says: (success, value). A message is decoded by Python; then its worker need
+ * stay no longer, whatever came of it. */
+static PyObject *value_of(struct call *call, PyObject *decode) {
     if (call->kind == ANSWER_NONE)
         return Py_BuildValue("OO", Py_True, Py_None);
-    if (call->kind == ANSWER_MESSAGE)
-        return Py_BuildValue("OO", Py_None, Py_None);
+    if (call->kind == ANSWER_MESSAGE) {
+        PyObject *found =
+            PyObject_CallFunctionObjArgs(decode, call->function, call->data, (PyObject *)NULL);
+        answer_release(call->data);
+        return found;
+    }
     char *data;
     Py_ssize_t nbytes;
     PyBytes_AsStringAndSize(call->data, &data, &nbytes);
@@ -52,10 +44,9 @@ static PyObject *value_of(struct call *call) {
 
 PyObject *dispatch_call(PyObject *self, PyObject *args) {
     Dispatch *d = (Dispatch *)self;
-    PyObject *function, *described, *object, *messages;
+    PyObject *function, *described, *object, *decode;
     unsigned kind, group = 0;
-    if (!PyArg_ParseTuple(args, "IOOOO!|I", &kind, &described, &function, &object, &PyList_Type,
-                          &messages, &group))
+    if (!PyArg_ParseTuple(args, "IOOOO|I", &kind, &described, &function, &object, &decode, &group))
         return NULL;
     long cell = dispatch_submit_object(d, group, kind, described, object);
     if (cell == -2)
@@ -76,12 +67,9 @@ PyObject *dispatch_call(PyObject *self, PyObject *args) {
     PyObject *result = NULL;
     if (code == 0 && call.error) /* what a signal's handler raised meanwhile goes before it */
         PyErr_SetObject((PyObject *)Py_TYPE(call.error), call.error);
-    else if (call.data && code == 0 &&
-             (call.kind != ANSWER_MESSAGE || PyList_Append(messages, call.data) == 0))
-        result = value_of(&call);
-    else
-        drop_answer(d, &call);
-    Py_XDECREF(call.data);
+    else if (call.data && code == 0)
+        result = value_of(&call, decode);
+    Py_XDECREF(call.data); /* one that nobody takes lets its worker go */
     Py_XDECREF(call.error);
     return result;
 }

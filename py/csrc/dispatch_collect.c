@@ -1,6 +1,14 @@
 /*
  * dispatch_collect.c: how `Dispatch` collects answers and waits for them, and what it does at a
  * worker's death; see dispatch_parent.c.
+ *
+ * Whoever collects delivers. One list of answers at a time is in a thread's hands; if it is
+ * interrupted there, what is left goes to `rest`, under the GIL and in C, so that every answer is
+ * in one of these: its cell, a list in a thread's hands, `late`, `rest`; and each of them has
+ * somebody who looks: listeners and the helper at cells and `late`, the helper at `rest`, and
+ * whoever collects when there is no helper (before its first wait, and after the Pool's end).
+ * No wake-up is lost: who adds to `rest` tells the helper's news afterwards, and the helper takes
+ * `rest`, or does not sleep, after it has read them.
  */
 #include "dispatch_parent.h"
 
@@ -10,31 +18,34 @@
 #define BURST_PAUSE_NS   200000
 #define BURST_PAUSES_MAX 50 /* then it looks in any case */
 
-/* Sees to one answer: a call of this process's threads takes it, or it goes to the list. */
+/* The data of an answer for Python: its kind and bytes, or an Answer. */
+static PyObject *data_of(Dispatch *d, const cw_task *task, uint32_t *kind) {
+    PyObject *data = PyBytes_FromStringAndSize(task->data, task->size_bytes);
+    *kind = task->kind == ANSWER_LENT ? ANSWER_MESSAGE : task->kind;
+    return task->kind == ANSWER_LENT ? answer_new(d, task, data) : data;
+}
+
+/* Sees to one answer: a call of this process's threads takes it, or it goes to the list, or, where
+ * nobody wants it any more, it is let go. */
 static int take_answer(Dispatch *d, const cw_task *task, struct call *mine, PyObject **list) {
     struct entry entry = dispatch_disown(d, task->cell);
     int code = 0;
+    uint32_t kind;
     if (entry.owner && outcome_take(d, &entry, task)) {
         cw_pool_free(d->pool, task->cell);
         return 0;
     }
-    PyObject *type, *value, *trace; /* a KeyboardInterrupt, while it was read */
+    PyObject *type, *value, *trace; /* what a signal's handler raised, while it was read */
     PyErr_Fetch(&type, &value, &trace);
-    PyObject *data = PyBytes_FromStringAndSize(task->data, task->size_bytes);
+    PyObject *data = data_of(d, task, &kind);
     if (entry.call && data) {
-        entry.call->kind = task->kind;
+        entry.call->kind = kind;
         entry.call->data = data;
         entry.call->ended = 1;
         if (entry.call != mine)
             cw_pool_tell(d->pool, 0);
     } else if (entry.owner && data) {
-        code = dispatch_append(list,
-                               dispatch_told(&entry, task->worker, task->kind, data, task->cell));
-    } else if (data && task->kind == ANSWER_MESSAGE) { /* nobody wants it any more */
-        Py_INCREF(Py_None);
-        entry.owner = Py_None;
-        code = dispatch_append(list,
-                               dispatch_told(&entry, task->worker, task->kind, data, task->cell));
+        code = dispatch_append(list, dispatch_told(&entry, task->worker, kind, data, task->cell));
     } else {
         code = data ? 0 : -1;
         Py_XDECREF(data);
@@ -68,10 +79,25 @@ int dispatch_drain(Dispatch *d, struct call *mine, PyObject **list) {
 
 #define FAULTS_MAX 8 /* exceptions in a row before the engine is told that it cannot go on */
 
-int dispatch_deliver(Dispatch *d, PyObject *list) {
+static int is_helper(const Dispatch *d) {
+    return d->helper == PyThread_get_thread_ident();
+}
+
+int dispatch_has_left(const Dispatch *d) {
+    return d->late || (d->rest && (!d->helper || is_helper(d)));
+}
+
+PyObject *dispatch_leave(PyObject *self, PyObject *unused) {
+    (void)unused;
+    ((Dispatch *)self)->helper = 0;
+    cw_pool_tell(((Dispatch *)self)->pool, 0); /* what is left is whoever's by now */
+    Py_RETURN_NONE;
+}
+
+/* By the thread that nothing interrupts: again while there is an exception, which is a fault of
+ * ours. An exception that is set stays. */
+static int deliver_all(Dispatch *d, PyObject *list) {
     PyObject *type, *value, *trace;
-    if (!list)
-        return PyErr_Occurred() ? -1 : 0;
     PyErr_Fetch(&type, &value, &trace);
     PyObject *done = NULL;
     for (long faults = 0; d->deliver && !done && faults <= FAULTS_MAX;) {
@@ -86,7 +112,6 @@ int dispatch_deliver(Dispatch *d, PyObject *list) {
             PyErr_Fetch(&type, &value, &trace);
     }
     Py_XDECREF(done);
-    Py_DECREF(list);
     if (type) {
         d->settled = 1; /* who was interrupted may have ended a job, and told nobody */
         PyErr_Restore(type, value, trace);
@@ -94,8 +119,75 @@ int dispatch_deliver(Dispatch *d, PyObject *list) {
     return type ? -1 : 0;
 }
 
+/* What is left of a list, last first, becomes the helper's. An exception that is set stays. */
+static void hand_over(Dispatch *d, PyObject *list) {
+    PyObject *type, *value, *trace;
+    if (PyList_Size(list) == 0) {
+        if (PyErr_Occurred()) /* what waits for the cells that are free now is to be sent */
+            cw_pool_tell(d->pool, 1);
+        return;
+    }
+    PyErr_Fetch(&type, &value, &trace);
+    int there = 1;
+    if (!d->rest) {
+        Py_INCREF(list);
+        d->rest = list;
+    } else {
+        there = PyList_SetSlice(d->rest, 0, 0, list) == 0; /* those come first */
+    }
+    if (!there) { /* no memory even for that */
+        PyErr_Clear();
+        if (deliver_all(d, list))
+            PyErr_Clear();
+    }
+    PyErr_Restore(type, value, trace);
+    cw_pool_tell(d->pool, 1);
+    if (!d->helper)
+        cw_pool_tell(d->pool, 0);
+}
+
+/*
+ * A thread other than the helper delivers: a signal's handler may raise at any line of it. Then the
+ * exception is this thread's, and what is left the helper's, whom no handler interrupts: to try
+ * again here would be to be interrupted again. `deliver` itself may leave something to it, too.
+ */
+static int deliver_once(Dispatch *d, PyObject *list) {
+    PyObject *done = NULL;
+    if (!PyErr_Occurred() && d->deliver)
+        done = PyObject_CallFunction(d->deliver, "Ol", list, 0L);
+    hand_over(d, list);
+    Py_XDECREF(done);
+    if (!PyErr_Occurred())
+        return 0;
+    d->settled = 1; /* who was interrupted may have ended a job, and told nobody */
+    return -1;
+}
+
+int dispatch_deliver(Dispatch *d, PyObject *list) {
+    if (!list)
+        return PyErr_Occurred() ? -1 : 0;
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyList_Reverse(list);
+    PyErr_Restore(type, value, trace);
+    int code = is_helper(d) ? deliver_all(d, list) : deliver_once(d, list);
+    Py_DECREF(list);
+    return code;
+}
+
+/* What others have left to this thread. 0, or -1 with an exception. */
+static int deliver_rest(Dispatch *d) {
+    PyObject *rest = d->rest;
+    if (!rest || (d->helper && !is_helper(d)))
+        return 0;
+    d->rest = NULL;
+    int code = is_helper(d) ? deliver_all(d, rest) : deliver_once(d, rest);
+    Py_DECREF(rest);
+    return code;
+}
+
 int dispatch_collect_all(Dispatch *d, struct call *mine) {
-    if (dispatch_is_ours(d))
+    if (dispatch_is_ours(d) || deliver_rest(d))
         return -1;
     PyObject *list = d->late;
     d->late = NULL;
@@ -123,7 +215,7 @@ int dispatch_listen_once(Dispatch *d, uint32_t was, int64_t timeout_ns, struct c
     int code;
     if (dispatch_is_ours(d))
         return -1;
-    if (d->late) /* nobody tells of these any more */
+    if (dispatch_has_left(d)) /* nobody tells of these any more */
         return dispatch_collect_all(d, mine);
     cw_pool_listen(d->pool, 1);
     Py_BEGIN_ALLOW_THREADS;
@@ -193,7 +285,9 @@ PyObject *dispatch_help(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "IO", &was, &seconds) ||
         dispatch_read_timeout(seconds, &timeout_ns) || dispatch_is_ours(d))
         return NULL;
-    if (d->late) { /* left since we collected, and told before the caller has read its news */
+    d->helper = PyThread_get_thread_ident();
+    if (dispatch_has_left(
+            d)) { /* since we collected, and told before the caller has read its news */
         if (dispatch_collect_all(d, NULL))
             return NULL;
         Py_RETURN_NONE;
@@ -254,6 +348,7 @@ PyObject *dispatch_bury(PyObject *self, PyObject *args) {
         if (code)
             Py_CLEAR(lost);
     }
+    d->lives[worker]++; /* whoever has its number next waits for nothing of it */
     if (dispatch_deliver(d, list))
         Py_CLEAR(lost);
     dispatch_tell_waiters(d);

@@ -7,36 +7,68 @@
  * Here and not by CFFI since it is on the way of each get. The library's functions are called by
  * their addresses in CFFI's extension, which has the copy of the library that made the array.
  *
+ * A *block* that another process has lent (_pool_buffers.py) is opened here as well, and given back
+ * when the object goes: its first word says OPENED, then RETURNED, or LEFT where a process that was
+ * forked meanwhile may look at it. No handler comes between opening and noting it, and what a
+ * handler raises is never lost in a finaliser, since none is Python's.
+ *
  * Owner: whoever has the object; one thread at a time calls it. If the process dies, so does the
  * lease. A forked child's copy closes the child's copy of the array, which the library sees to.
  */
 #include "dispatch.h"
 
+#include <pthread.h>
+#include <unistd.h>
+
 typedef int get_function(cw_client *, const char *, uint32_t, cw_array **);
+typedef int open_function(cw_client *, const cw_handle *, const cw_layout *, uint32_t, cw_array **);
+typedef void *data_function(const cw_array *);
 typedef void close_function(cw_array *);
 
+/* Of a block's word. As in _pool_buffers.py. */
+enum { BLOCK_RETURNED = 2, BLOCK_LEFT = 3, BLOCK_OPENED = 4 };
+
 static get_function *get_array; /* set once, before there is any Held */
+static open_function *open_array;
+static data_function *array_data;
 static close_function *close_array;
+static unsigned forks; /* that this process has begun */
 
 typedef struct {
     PyObject_HEAD cw_array *array;
+    volatile uint32_t *word; /* of a block; else NULL */
+    unsigned forks;
+    pid_t pid;
 } Held;
 
+static void count_fork(void) {
+    forks++;
+}
+
 PyObject *held_functions(PyObject *module, PyObject *args) {
-    unsigned long long get, close;
+    unsigned long long get, open, data, close;
     (void)module;
-    if (!PyArg_ParseTuple(args, "KK", &get, &close))
+    if (!PyArg_ParseTuple(args, "KKKK", &get, &open, &data, &close))
         return NULL;
+    if (!get_array && pthread_atfork(count_fork, NULL, NULL))
+        return PyErr_NoMemory();
     get_array = (get_function *)(uintptr_t)get;
+    open_array = (open_function *)(uintptr_t)open;
+    array_data = (data_function *)(uintptr_t)data;
     close_array = (close_function *)(uintptr_t)close;
     Py_RETURN_NONE;
 }
 
 static void end(Held *held) {
     cw_array *array = held->array;
+    volatile uint32_t *word = held->word;
     held->array = NULL;
+    held->word = NULL;
     if (!array)
         return;
+    /* x86-64 makes stores visible in order: whatever was read or written there is done. */
+    if (word && getpid() == held->pid)
+        *word = held->forks == forks ? BLOCK_RETURNED : BLOCK_LEFT;
     Py_BEGIN_ALLOW_THREADS;
     close_array(array);
     Py_END_ALLOW_THREADS;
@@ -86,10 +118,84 @@ static PyObject *held_get(PyObject *self, PyObject *const *args, Py_ssize_t coun
     return PyLong_FromLong(code);
 }
 
+static void note_block(Held *held) {
+    held->forks = forks;
+    held->pid = getpid();
+    held->word = array_data(held->array);
+}
+
+/* (client, handle, layout, flags, lent): cw_array_open() into it, unless it holds one already; what
+ * that returns. A signal is served, and it goes on unless the handler raises. */
+static PyObject *held_open(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Held *held = (Held *)self;
+    char *bytes;
+    Py_ssize_t length;
+    cw_handle handle;
+    if (count != 5) {
+        PyErr_SetString(PyExc_TypeError, "open(client, handle, layout, flags, lent)");
+        return NULL;
+    }
+    void *client = PyLong_AsVoidPtr(args[0]), *layout = PyLong_AsVoidPtr(args[2]);
+    unsigned long flags = PyLong_AsUnsignedLong(args[3]);
+    if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[1], &bytes, &length))
+        return NULL;
+    if (length != sizeof handle) {
+        PyErr_Format(PyExc_ValueError, "a handle has %d bytes, not %zd", (int)sizeof handle,
+                     length);
+        return NULL;
+    }
+    memcpy(&handle, bytes, sizeof handle);
+    int code = 0;
+    while (!held->array) {
+        cw_array *array = NULL;
+        Py_BEGIN_ALLOW_THREADS;
+        code = open_array(client, &handle, layout, (uint32_t)flags, &array);
+        Py_END_ALLOW_THREADS;
+        if (held->array && array) { /* another thread has opened it meanwhile */
+            close_array(array);
+            return PyLong_FromLong(0);
+        }
+        if (array)
+            held->array = array;
+        if (code != -EINTR)
+            break;
+        if (PyErr_CheckSignals())
+            return NULL;
+    }
+    if (code == 0 && args[4] == Py_True && !held->word) {
+        note_block(held);
+        *held->word = BLOCK_OPENED;
+    }
+    return PyLong_FromLong(code);
+}
+
+/* (): what it holds is a block, whose sender is told when it goes. */
+static PyObject *held_returns(PyObject *self, PyObject *none) {
+    (void)none;
+    if (!((Held *)self)->array) {
+        PyErr_SetString(PyExc_ValueError, "it holds nothing");
+        return NULL;
+    }
+    note_block((Held *)self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *held_data(PyObject *self, PyObject *none) {
+    (void)none;
+    Held *held = (Held *)self;
+    return PyLong_FromVoidPtr(held->array ? array_data(held->array) : NULL);
+}
+
 static PyMethodDef methods[] = {
     {"address", held_address, METH_NOARGS, "(): of the cell, a cw_array *."},
     {"array", held_array, METH_NOARGS, "(): what it holds, by address; 0: nothing."},
     {"end", held_end, METH_NOARGS, "(): closes the array, if there is one. May be repeated."},
+    {"data", held_data, METH_NOARGS, "(): where the array's data lie, by address; 0: nothing."},
+    {"open", (PyCFunction)(void (*)(void))held_open, METH_FASTCALL,
+     "(client, handle, layout, flags, lent): what cw_array_open() returned, 0 if it holds one "
+     "already; client and layout by their addresses; lent: it is a block."},
+    {"returns", held_returns, METH_NOARGS,
+     "(): what it holds is a block; its sender is told when it goes."},
     {"get", (PyCFunction)(void (*)(void))held_get, METH_FASTCALL,
      "(client, name, flags): what cw_get() returned; the client by its address."},
     {NULL, NULL, 0, NULL},

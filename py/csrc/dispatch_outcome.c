@@ -16,6 +16,9 @@
  */
 #include "dispatch_parent.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 PyTypeObject *outcome_type;
 PyObject *outcome_pending;
 static PyObject *finished, *get_name;
@@ -68,6 +71,10 @@ static int is_atom(PyObject *value) {
            type == &PyComplex_Type;
 }
 
+static int is_main_thread(void) {
+    return syscall(SYS_gettid) == getpid();
+}
+
 int outcome_take(Dispatch *d, struct entry *entry, const cw_task *task) {
     Outcome *outcome = (Outcome *)entry->owner;
     PyObject *value = NULL;
@@ -78,8 +85,10 @@ int outcome_take(Dispatch *d, struct entry *entry, const cw_task *task) {
         Py_INCREF(value);
     } else if (task->kind == ANSWER_VALUE) {
         value = plain_loads_task(task);
-        if (!value && PyErr_ExceptionMatches(PyExc_Exception))
-            PyErr_Clear(); /* as Python will tell */
+        /* As Python will tell; but on the main thread it may be what a signal's handler has raised.
+         */
+        if (!value && PyErr_ExceptionMatches(PyExc_Exception) && !is_main_thread())
+            PyErr_Clear();
     }
     if (!value || !is_ours_to_end(outcome)) {
         Py_XDECREF(value);

@@ -6,11 +6,12 @@
  * calls belong to this process and are touched under the GIL alone.
  *
  * Who collects gives what belongs to others to `deliver`, a function of the engine's, as a list of
- * (owner, number, worker, kind, data, cell, held), and again while it is interrupted by a signal's
- * handler: what it is done with it takes out of the list. Messages that nobody waits for any more
- * are given with None for the owner, since what goes with them must be opened; so is, with kind 0,
- * what a worker did that cannot be. A thread whose call another thread has collected is told by the
- * listeners' news.
+ * (owner, number, worker, kind, data, cell, held), the first one last: what it is done with it
+ * takes out of the list. If it was interrupted, by a signal's handler, what is left becomes the
+ * helper's (dispatch_collect.c). What a worker did that cannot be is given with None for the owner
+ * and kind 0. Messages with memory beside them are Answers, whose worker is released when they go
+ * (dispatch_answer.c), so what nobody waits for is simply let go. A thread whose call another
+ * thread has collected is told by the listeners' news.
  *
  * Deaths: of a worker, see `bury`; a call that was lost gets its exception by `fail`. A thread that
  * leaves its call (Ctrl-C) takes the task back, or its entry's call away: then the answer is
@@ -36,8 +37,12 @@ static int watch_forks(void) {
     return watching ? 0 : -1;
 }
 
+int dispatch_is_here(const Dispatch *d) {
+    return d->pool && d->forks == forks;
+}
+
 int dispatch_is_ours(Dispatch *d) {
-    if (d->pool && d->forks == forks)
+    if (dispatch_is_here(d))
         return 0;
     PyErr_SetString(PyExc_ValueError, "Pool not running in this process: another one has made it");
     return -1;
@@ -64,7 +69,8 @@ static int dispatch_init(PyObject *self, PyObject *args, PyObject *kwds) {
     }
     d->entries = calloc(cells, sizeof *d->entries);
     d->group_of = calloc(cells, sizeof *d->group_of);
-    if (!d->entries || !d->group_of) {
+    d->lives = calloc(workers, sizeof *d->lives);
+    if (!d->entries || !d->group_of || !d->lives) {
         PyErr_NoMemory();
         return -1;
     }
@@ -88,6 +94,7 @@ static int dispatch_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(d->pending);
     Py_VISIT(d->waiters);
     Py_VISIT(d->late);
+    Py_VISIT(d->rest);
     for (uint32_t i = 0; d->entries && i < d->cells; i++)
         Py_VISIT(d->entries[i].owner);
     for (uint32_t i = 0; d->entries && i < d->cells; i++)
@@ -104,6 +111,7 @@ static int dispatch_clear(PyObject *self) {
     Py_CLEAR(d->pending);
     Py_CLEAR(d->waiters);
     Py_CLEAR(d->late);
+    Py_CLEAR(d->rest);
     for (uint32_t i = 0; d->entries && i < d->cells; i++)
         Py_CLEAR(d->entries[i].owner);
     for (uint32_t i = 0; d->entries && i < d->cells; i++)
@@ -120,6 +128,7 @@ static void dispatch_dealloc(PyObject *self) {
     Py_XDECREF(d->memory); /* not when cleared: what is cleared after us may still call */
     free(d->entries);
     free(d->group_of);
+    free(d->lives);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
@@ -308,9 +317,10 @@ static PyMethodDef methods[] = {
     {"listen", dispatch_listen, METH_VARARGS, "(news, seconds): waits, delivers."},
     {"help", dispatch_help, METH_VARARGS, "(news, seconds): the helper's wait; delivers."},
     {"call", dispatch_call, METH_VARARGS,
-     "(kind, described, function, object, messages, group=0): (True, value), or (None, None) and a "
-     "message; None: not plain, or no room."},
+     "(kind, described, function, object, decode, group=0): (True, value), or for a message what "
+     "decode(function, message) returns; None: not plain, or no room."},
     {"fail", dispatch_fail, METH_VARARGS, "(token or 0, exception): ends one call, or all."},
+    {"leave", dispatch_leave, METH_NOARGS, "There is no helper any more."},
     {"bury", dispatch_bury, METH_VARARGS,
      "(worker): delivers what it had answered, returns what is lost."},
     {"close", dispatch_close, METH_O, "(closing): whether workers leave when nothing is ready."},

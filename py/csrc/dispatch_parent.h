@@ -13,7 +13,7 @@ struct call {
     uint32_t cell;
     int ended;
     uint32_t kind;
-    PyObject *data;  /* the answer's bytes */
+    PyObject *data;  /* the answer's bytes, or an Answer */
     PyObject *error; /* or what became of it */
 };
 struct entry {
@@ -52,7 +52,10 @@ typedef struct {
     uint64_t tokens;                   /* given so far */
     int64_t helped_ns;                 /* when the helper was last woken */
     unsigned forks;                    /* of the process that it belongs to */
-    char shut;                         /* takes no more */
+    uint32_t *lives;                   /* of each worker's number: how many were buried */
+    PyObject *rest;       /* list: answers whose delivery was interrupted, last first; or NULL */
+    unsigned long helper; /* the helper's thread; 0: there is none */
+    char shut;            /* takes no more */
     /* The engine's own, told by `share`: */
     PyObject *pinned;  /* dict: functions that keep their slot, to _pool_functions.Function */
     PyObject *kinds;   /* tuple: types of functions */
@@ -70,6 +73,7 @@ typedef struct {
 /* Whether this process has made it; else -1 with a ValueError: a child has the parent's memory, but
  * none of its tasks. */
 int dispatch_is_ours(Dispatch *d);
+int dispatch_is_here(const Dispatch *d); /* the same, without an exception */
 
 /* ---- dispatch_submit.c ---- */
 
@@ -114,7 +118,17 @@ int dispatch_listen_once(Dispatch *d, uint32_t was, int64_t timeout_ns, struct c
 PyObject *dispatch_collect(PyObject *self, PyObject *unused);
 PyObject *dispatch_listen(PyObject *self, PyObject *args);
 PyObject *dispatch_help(PyObject *self, PyObject *args);
+PyObject *dispatch_leave(PyObject *self, PyObject *unused);
+/* Whether there are answers that this thread is to deliver though it has not collected them. */
+int dispatch_has_left(const Dispatch *d);
 PyObject *dispatch_bury(PyObject *self, PyObject *args);
+
+/* ---- dispatch_answer.c ---- */
+
+/* The data of an ANSWER_LENT, which it takes over; NULL with an exception: it was released. */
+PyObject *answer_new(Dispatch *d, const cw_task *task, PyObject *data);
+/* Its worker need stay no longer. Any object; may be repeated. */
+void answer_release(PyObject *object);
 
 /* ---- dispatch_calls.c ---- */
 

@@ -147,7 +147,7 @@ int worker_put_message(cw_task *task, PyObject *message, uint64_t *extra_out) {
     }
     task->size_bytes = (uint32_t)nbytes;
     cw_task_write(task, data, task->size_bytes);
-    task->kind = ANSWER_MESSAGE;
+    task->kind = extra ? ANSWER_LENT : ANSWER_MESSAGE;
     *extra_out = extra;
     return 0;
 }
@@ -193,6 +193,8 @@ int worker_put_outcome(WorkerEnd *w, cw_task *task, PyObject *value, uint64_t *e
 
 int worker_answer(WorkerEnd *w, const cw_task *task, uint64_t extra_in, uint64_t extra_out,
                   int settle) {
+    if (task->kind == ANSWER_LENT)
+        cw_worker_lend(w->worker);
     cw_worker_answer(w->worker, task, extra_in, extra_out);
     if (!extra_out && !settle)
         return 0;
@@ -201,10 +203,10 @@ int worker_answer(WorkerEnd *w, const cw_task *task, uint64_t extra_in, uint64_t
     Py_END_ALLOW_THREADS;
     if (!extra_out)
         return 0;
-    /* This process alone holds it until the parent has opened it. */
-    PyObject *opened = PyObject_CallMethod(w->handler, "wait_until_opened", NULL);
-    Py_XDECREF(opened);
-    return opened ? 0 : -1;
+    /* This process alone holds it until the parent has opened it, or says that it will not. */
+    PyObject *done = PyObject_CallMethod(w->handler, "wait_until_released", NULL);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
 }
 
 /* Calls a task's function. */
@@ -307,6 +309,11 @@ static PyObject *worker_fellows(PyObject *self, PyObject *unused) {
     return PyLong_FromUnsignedLong(cw_worker_fellows(((WorkerEnd *)self)->worker));
 }
 
+static PyObject *worker_released(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyBool_FromLong(cw_worker_released(((WorkerEnd *)self)->worker));
+}
+
 static PyObject *worker_tell(PyObject *self, PyObject *args) {
     unsigned state;
     const char *words;
@@ -338,6 +345,8 @@ static PyMethodDef methods[] = {
      "(token, value): as if the function had returned it. Any thread."},
     {"answer_message", worker_answer_message, METH_VARARGS,
      "(token, (data, bytes beside it)): with a message of the handler's. Any thread."},
+    {"released", worker_released, METH_NOARGS,
+     "Whether the parent needs it for none of its answers: all that it will open is open."},
     {"tell", worker_tell, METH_VARARGS, "(state, words): tells the parent's helper what it is."},
     {NULL, NULL, 0, NULL},
 };

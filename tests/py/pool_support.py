@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pool_tasks as tasks
 from waiting import eventually
@@ -30,3 +34,26 @@ def workers_of(pool: cw.Pool, count: int) -> set[int]:
 
     assert eventually(all_seen, LONG), f"{count} workers, of which {found} have answered"
     return {pid for pid in found if not gone(pid)}
+
+
+@contextlib.contextmanager
+def nobody_collects(pool: Any) -> Iterator[None]:
+    """The parent's helper does something else, and no other thread listens."""
+    go_on, begun = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        go_on.wait()
+
+    pool._engine.defer(wait)
+    assert begun.wait(LONG)
+    try:
+        yield
+    finally:
+        go_on.set()
+
+
+def answers_of(pool: Any) -> int:
+    """How many answers the workers have published."""
+    dispatch = pool._engine.dispatch
+    return sum(dispatch.look_at(slot)[1] for slot in range(len(pool.stats()["workers"])))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import cableway as cw
+from cableway._pool_buffers import BlockStore
 
 CHILD_LIVES = 60  # seconds that a child of a killed worker lives
 
@@ -313,6 +314,28 @@ def pool_that_leaves_marks(mark: str) -> None:
         Path(mark + "-").write_text(" ".join(str(pid) for pid in {os.getpid(), *pids}))
         Path(mark + "-").rename(mark)
         time.sleep(60)
+
+
+def zeros(nbytes: int) -> np.ndarray[Any, Any]:
+    return np.zeros(nbytes, "u1")
+
+
+def zeros_after(nbytes: int, seconds: float) -> np.ndarray[Any, Any]:
+    time.sleep(seconds)
+    return np.zeros(nbytes, "u1")
+
+
+def mark_and_zeros(mark: str, nbytes: int) -> np.ndarray[Any, Any]:
+    """Says how often it ran."""
+    with open(mark, "a") as file:
+        file.write("x")
+    return np.zeros(nbytes, "u1")
+
+
+def blocks_of_this_worker() -> int:
+    """Blocks for results, lent or free."""
+    stores = [thing for thing in gc.get_objects() if isinstance(thing, BlockStore)]
+    return sum(len(store._free) + len(store._lent) for store in stores)
 
 
 def nap_if_slow(item: object) -> object:

@@ -31,7 +31,12 @@ cw.put("made", b"x", keep=True)
 
 def limits_of(pid: int) -> dict[int, tuple[int, int]]:
     """Soft and hard limits that the test is about."""
-    about = (resource.RLIMIT_CPU, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_DATA)
+    about = (
+        resource.RLIMIT_CPU,
+        resource.RLIMIT_NOFILE,
+        resource.RLIMIT_FSIZE,
+        resource.RLIMIT_DATA,
+    )
     return {which: resource.prlimit(pid, which) for which in about}
 
 

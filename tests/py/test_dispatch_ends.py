@@ -41,7 +41,7 @@ class Handler:
     def encode_exception(self, error: BaseException) -> tuple[bytes, int]:
         return b"error " + repr(error).encode(), 0
 
-    def wait_until_opened(self) -> None:
+    def wait_until_released(self) -> None:
         self.opened += 1
 
 
@@ -130,7 +130,7 @@ def test_groups_that_are_not_there_are_refused(ends: Ends) -> None:
     with pytest.raises(ValueError, match="no group 2"):
         ends.dispatch.submit_chunks(None, ends, 0, 2, None, (1, 2), 1, 2, 2)
     with pytest.raises(ValueError, match="no group 9"):
-        ends.dispatch.call(1, None, print, ((), {}), [], 9)
+        ends.dispatch.call(1, None, print, ((), {}), print, 9)
     with pytest.raises(ValueError, match="no group"):
         ends.dispatch.ready(1 << 40)
     with pytest.raises(ValueError, match="no group 2"):
@@ -195,7 +195,8 @@ def test_answers_are_given_later_by_another_thread(ends: Ends) -> None:
     handler = thread.handler  # type: ignore[attr-defined]
     assert handler.opened == 0
     end.answer(tokens[1], object)  # not plain: the handler's, with something beside it
-    assert ends.answers(4)[1] == (ANSWER, b"value <class 'object'>")
+    kind, lent = ends.answers(4)[1]
+    assert (kind, lent.data) == (ANSWER, b"value <class 'object'>")
     assert handler.opened == 1
     thread.join()
     for token in [*tokens, 99]:

@@ -169,7 +169,14 @@ def test_a_child_uses_what_a_thread_of_the_parent_was_in() -> None:
         return found
 
     locks = [lock for _, lock in module_locks()]
-    for holder in (unused, used, used._engine, pool._engine, pool._engine.functions, pool._engine._outgoing):
+    for holder in (
+        unused,
+        used,
+        used._engine,
+        pool._engine,
+        pool._engine.functions,
+        pool._engine._outgoing,
+    ):
         locks.append(holder._lock)  # type: ignore[union-attr]
     found = held_elsewhere(locks, functools.partial(in_a_child, use))
     assert found == [100_000.0, True, True, True, True, 25, False, 45.0, 45.0, 100]

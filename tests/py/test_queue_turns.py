@@ -25,7 +25,10 @@ import cableway as cw
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 FORK = multiprocessing.get_context("fork")
-PUT, GET = 64 // 8, (64 + 128) // 8  # the words of the turns (struct head in ipc/queue.c, shm/queue.h)
+PUT, GET = (
+    64 // 8,
+    (64 + 128) // 8,
+)  # the words of the turns (struct head in ipc/queue.c, shm/queue.h)
 QUEUES = [cw.Queue, FORK.Queue]
 
 

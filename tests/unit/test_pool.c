@@ -170,6 +170,24 @@ static void a_worker_opens_what_the_parent_formatted(void **state) {
           "not formatted");
 }
 
+static void a_worker_stays_until_each_of_its_answers_is_released(void **state) {
+    (void)state;
+    cw_worker *next;
+    assert_int_equal(cw_worker_released(workers[1]), 1);
+    cw_worker_lend(workers[1]);
+    cw_worker_lend(workers[1]);
+    assert_int_equal(cw_worker_released(workers[1]), 0);
+    cw_pool_release(pool, 1);
+    assert_int_equal(cw_worker_released(workers[1]), 0);
+    assert_int_equal(cw_worker_released(workers[0]), 1);
+    cw_pool_release(pool, 1);
+    assert_int_equal(cw_worker_released(workers[1]), 1);
+    cw_worker_lend(workers[1]); /* and dies: who has its number next owes nothing */
+    assert_int_equal(cw_worker_open(memory, memory_bytes, WORKERS, CELLS, 1, 1, 0, 0, &next), 0);
+    assert_int_equal(cw_worker_released(next), 1);
+    cw_worker_close(next);
+}
+
 static void a_task_and_its_answer_go_through_a_cell(void **state) {
     (void)state;
     uint8_t data[CW_POOL_DATA_MAX], back[CW_POOL_DATA_MAX];
@@ -590,6 +608,7 @@ int main(void) {
         TEST(sizes_have_limits),
         TEST(its_memory_is_whole_and_stays_so),
         TEST(a_worker_opens_what_the_parent_formatted),
+        TEST(a_worker_stays_until_each_of_its_answers_is_released),
         TEST(a_task_and_its_answer_go_through_a_cell),
         TEST(cells_run_out_and_come_back),
         TEST(what_a_worker_says_of_itself_is_read),

@@ -172,11 +172,6 @@ class BlockStore:
                 self._free.remove(best)
                 self._free_bytes -= best.capacity
                 return best
-            # One that is larger than all that is kept stays for the next that needs its size, not beside others.
-            for block in [block for block in self._free if block.capacity > self._limit]:
-                self._free.remove(block)
-                self._free_bytes -= block.capacity
-                block.close()
         return Block(connection, _rounded(nbytes))
 
     def untake(self, blocks: list[Block]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from multiprocessing.spawn import get_preparation_data
 from multiprocessing.pool import (  # type: ignore[attr-defined]
     MaybeEncodingError,
     RemoteTraceback,
 )
+from multiprocessing.spawn import get_preparation_data
 from typing import TYPE_CHECKING, Any
 
 from cableway import _pool_wire as wire

@@ -7,7 +7,8 @@ value's own, and goes to whoever asked for the value. Else it was a handler's, a
 it came up. On any other thread than the main one there is no doubt. It costs nothing where nothing fails.
 
 What is of this package (`Error`: no broker, no memory) is the value's own, since it may pass before the same is done again,
-and who writes handlers raises no such thing. Any other exception that may be a handler's is never swallowed: where no thread can be had, it counts as one.
+and who writes handlers raises no such thing. Any other exception that may be a handler's is never swallowed: where no
+thread can be had, it counts as one.
 """
 
 from __future__ import annotations

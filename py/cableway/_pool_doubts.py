@@ -6,7 +6,9 @@ So a thread of its own, where no handler runs, does the same again. If that fail
 value's own, and goes to whoever asked for the value. Else it was a handler's, and is raised to the caller, in whose frames
 it came up. On any other thread than the main one there is no doubt. It costs nothing where nothing fails.
 
-An exception that may be a handler's is never swallowed: where no thread can be had, it counts as one.
+What is of this package (`Error`: no broker, no memory) is the value's own, since it may pass before the same is done again,
+and who writes handlers raises no such thing. Any other exception that may be a handler's is never swallowed: where no
+thread can be had, it counts as one.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from __future__ import annotations
 import threading
 from _thread import start_new_thread
 from collections.abc import Callable
+
+from cableway.errors import Error
 
 __all__ = ["is_handlers"]
 
@@ -25,7 +29,7 @@ def is_handlers(error: BaseException, call: Callable[[], object]) -> bool:
     Raises:
         What a handler raises meanwhile.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if isinstance(error, Error) or threading.current_thread() is not threading.main_thread():
         return False
     seen: list[type[BaseException]] = []
     over = threading.Event()

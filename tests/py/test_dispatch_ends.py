@@ -388,9 +388,11 @@ def test_a_listener_does_not_sleep_on_an_answer_that_was_left_behind() -> None:
 def test_whoever_is_interrupted_in_a_delivery_tells_all_who_wait() -> None:
     """The job may have ended, and the interrupt have come before the others were told."""
     told: list[list[Any]] = []
+    calls: list[threading.Thread] = []
 
     def deliver(answers: list[Any], faults: int) -> None:
-        if not faults:
+        calls.append(threading.current_thread())
+        if len(calls) == 1:
             raise KeyboardInterrupt
         told.append(list(answers))
         answers.clear()
@@ -402,8 +404,40 @@ def test_whoever_is_interrupted_in_a_delivery_tells_all_who_wait() -> None:
     was = ends.dispatch.news(False)
     with pytest.raises(KeyboardInterrupt):
         ends.dispatch.collect()
-    assert len(told) == 1
+    assert not told  # who was interrupted does not try again
     assert ends.dispatch.news(False) != was
+    helper = threading.Thread(
+        target=ends.dispatch.help, args=(ends.dispatch.news(True), None), daemon=True
+    )
+    helper.start()
+    helper.join(60)
+    assert calls[1:] == [helper] and len(told) == 1 and len(told[0]) == 1
+
+
+def test_what_nobody_opens_lets_its_worker_go(ends: Ends) -> None:
+    end = ends.worker(0)
+    tokens: list[int] = []
+
+    def later(handler: Handler) -> None:
+        tokens.append(handler.end.defer())
+
+    for number in range(2):
+        ends.submit(number, b"later", 0)
+    ends.dispatch.close(True)
+    thread = serve(end, {b"later": later})
+    while len(tokens) < 2:
+        thread.join(0.01)
+    for token in tokens:
+        end.answer(token, object)  # with something beside it
+    assert not end.released()
+    answers = ends.answers(2)
+    lent = answers[0][1]
+    lent.release()
+    lent.release()  # counts once
+    assert not end.released()
+    answers.clear()  # nobody wants the other one
+    assert end.released()
+    thread.join()
 
 
 def test_one_thread_sends_for_all_and_the_helper_takes_over_where_it_was_interrupted(

@@ -180,6 +180,7 @@ def test_the_value_s_own_exception_is_told_from_a_handler_s() -> None:
 
     assert not is_handlers(LookupError(), fails)
     assert is_handlers(Alarm(), fails) and is_handlers(Alarm(), lambda: None)
+    assert not is_handlers(cw.BrokerLost(), lambda: None)  # it has passed
     found: list[bool] = []
     thread = threading.Thread(target=lambda: found.append(is_handlers(Alarm(), lambda: None)))
     thread.start()

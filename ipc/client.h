@@ -377,6 +377,9 @@ int cw_kept_nap(cw_client *client, int64_t *until_ns);
 /* Has the broker look at all that this process has let go of. 1: something of the heap came
  * back; 0; -EINTR. */
 int cw_full_ask(cw_client *client, struct cw_heap *heap);
+/* After a limit's refusal: gives up what is kept. -EAGAIN: something came free; else -EDQUOT or
+ * -EINTR. */
+int cw_full_make_room(cw_client *client, struct cw_heap *heap);
 /* Waits until something of the heap comes back: 1. 0: nothing is on its way, or the time is over.
  * -EINTR: a signal came.
  * *until_ns: 0 at first, then when that is. Blocks CW_FULL_WAIT_MS at most, over all calls. */

@@ -10,6 +10,7 @@
  * No state of its own. The caller holds no lock. If another process holds an array for good, or
  * dies, or the broker does, the wait ends with its time, and by a signal at once.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -57,6 +58,20 @@ int cw_full_ask(cw_client *client, struct cw_heap *heap) {
         return code == -EINTR ? code : 0; /* a lost broker shows at the next call */
     on_its_way(client, heap, &now, &came);
     return now != before;
+}
+
+int cw_full_make_room(cw_client *client, struct cw_heap *heap) {
+    char sentence[CW_DETAIL_MAX];
+    snprintf(sentence, sizeof sentence, "%s", cw_detail());
+    int came = 0;
+    if (heap->backend->device_kind != CW_DEVICE_CUDA)
+        came = cw_full_ask(client, heap); /* of a GPU it is asked for later, and waited for */
+    if (came < 0)
+        return came;
+    uint32_t unmapped = cw_slabs_sweep(client); /* of others, which they gave up */
+    if (cw_kept_drop(client) || unmapped || came)
+        return -EAGAIN;
+    return cw_fail(-EDQUOT, "%s", sentence);
 }
 
 int cw_full_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns) {

@@ -421,21 +421,9 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
         code = make_slab(client, heap, size_bytes, &made);
         if (code == -EDQUOT && !dropped) {
             dropped = true;
-            uint32_t unmapped = cw_slabs_sweep(client); /* of others, which they gave up */
-            if (cw_kept_drop(client) || unmapped)
+            code = cw_full_make_room(client, heap);
+            if (code == -EAGAIN)
                 continue;
-        }
-        if (code == -EDQUOT && heap->backend->device_kind != CW_DEVICE_CUDA && !asked) {
-            asked++; /* what this process has let go of just now may be on its way back */
-            char sentence[CW_DETAIL_MAX];
-            snprintf(sentence, sizeof sentence, "%s", cw_detail());
-            int again = cw_full_ask(client, heap);
-            if (again < 0)
-                return again;
-            dropped = false;
-            if (again)
-                continue;
-            return cw_fail(-EDQUOT, "%s", sentence);
         }
         if (code == -EDQUOT && heap->backend->device_kind == CW_DEVICE_CUDA) {
             char sentence[CW_DETAIL_MAX];

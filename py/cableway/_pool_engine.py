@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from multiprocessing import util
 from typing import Any
 
-from cableway import _imports
+from cableway import _imports, _pool_chunks
 from cableway import _pool_wire as wire
 from cableway._pool_buffers import BlockStore
 from cableway._pool_callbacks import Callbacks
@@ -137,6 +137,12 @@ class Engine:
     def processes(self) -> int:
         """How many workers there shall be."""
         return self._crew.size
+
+    def default_chunk(self, items: tuple[Any, ...]) -> int:
+        """How many items a task of a map has where the caller does not say."""
+        if self.options.maxtasks is not None:  # each task counts
+            return max(1, -(-len(items) // (self.processes * 4)))
+        return _pool_chunks.default(items, self.processes)
 
     @property
     def is_open(self) -> bool:

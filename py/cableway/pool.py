@@ -211,8 +211,8 @@ class Pool:
         Args:
             func: called with one item.
             iterable: read as a whole before the first task begins.
-            chunksize: items that a worker takes at one go; None for a quarter of its even share, with devices
-                for 1.
+            chunksize: items that a worker takes at one go; None for a quarter of its even share, or less where they are
+                quicker to send so (never with maxtasksperchild), with devices for 1.
             progress: True shows how far it is (by tqdm, where it is installed), or a callable like tqdm's:
                 called with total=len(iterable), it gives an object with update(n) and close().
 
@@ -270,7 +270,7 @@ class Pool:
         if chunksize is None and self._engine.devices is not None:
             chunksize = 1  # each to where its arrays lie
         elif chunksize is None:
-            chunksize = -(-len(items) // (self._engine.processes * 4))
+            chunksize = self._engine.default_chunk(items)
         elif chunksize < 1:
             raise ValueError(f"Chunksize must be 1+, not {chunksize}")
         result = MapResult(

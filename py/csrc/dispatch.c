@@ -127,7 +127,17 @@ static PyObject *load_plain(PyObject *module, PyObject *pickled) {
     return plain_loads(data, (uint32_t)nbytes);
 }
 
+static PyObject *dump_plain(PyObject *module, PyObject *object) {
+    (void)module;
+    PyObject *pickled = plain_dumps(object);
+    if (pickled || PyErr_Occurred())
+        return pickled;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
+    {"plain_dumps", dump_plain, METH_O,
+     "The pickle of a plain object that fits into a cell, or None."},
     {"plain_loads", load_plain, METH_O, "The object in a pickle of plain objects."},
     {"small_dump", dump_small, METH_O, "The pickle of a very small plain object, or None."},
     {"small_load", load_small, METH_VARARGS, "(pickle): (object,), or () where it is another one."},

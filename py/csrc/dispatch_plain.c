@@ -1,13 +1,16 @@
 /*
  * dispatch_plain.c: plain objects and their pickles; see dispatch.h.
  *
- * The scan is bounded (elements, depth), so that a large object costs a little before it goes the
- * other way.
+ * The scan is bounded (bytes of the pickle, depth), so that a large object costs a little before it
+ * goes the other way, and is not pickled twice. It counts what the pickle has at least: texts and
+ * bytes as if they had stood there before. An object of others that stands there several times is
+ * counted each time: where that is too much, it goes the other way.
  */
 #include "dispatch.h"
 
-#define DEPTH_MAX    4
-#define ELEMENTS_MAX 2048
+#define DEPTH_MAX   4
+#define FLOAT_BYTES 9
+#define OTHER_BYTES 2 /* of all else but None and booleans; of another one, what names it */
 
 static PyObject *dumps, *loads, *protocol;
 static PyObject *ndarray, *scalars; /* NumPy's types; NULL until told */
@@ -58,13 +61,25 @@ static int is_small_array(PyObject *array) {
     return small;
 }
 
-static int is_plain(PyObject *object, int depth, int *left) {
-    if (--*left < 0)
-        return 0;
-    if (object == Py_None || PyBool_Check(object) || PyFloat_CheckExact(object))
-        return 1;
+/* Bytes that a number takes in a pickle, at least. */
+static int number_bytes(PyObject *number) {
+    int overflow;
+    long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    if (overflow || value > INT32_MAX || value < INT32_MIN)
+        return 6;
+    return value < 0 || value > 0xffff ? 5 : value > 0xff ? 3 : 2;
+}
+
+static int is_plain(PyObject *object, int depth, int *left_bytes) {
     PyTypeObject *type = Py_TYPE(object);
-    if (type == &PyLong_Type || type == &PyComplex_Type)
+    *left_bytes -= object == Py_None || type == &PyBool_Type ? 1
+                   : type == &PyLong_Type                    ? number_bytes(object)
+                   : type == &PyFloat_Type                   ? FLOAT_BYTES
+                                                             : OTHER_BYTES;
+    if (*left_bytes < 0)
+        return 0;
+    if (object == Py_None || type == &PyBool_Type || type == &PyFloat_Type ||
+        type == &PyLong_Type || type == &PyComplex_Type)
         return 1;
     if (type == &PyUnicode_Type)
         return PyUnicode_GetLength(object) < CW_POOL_DATA_MAX;
@@ -73,13 +88,13 @@ static int is_plain(PyObject *object, int depth, int *left) {
     if (depth < DEPTH_MAX && type == &PyTuple_Type) {
         Py_ssize_t size = PyTuple_Size(object);
         for (Py_ssize_t i = 0; i < size; i++)
-            if (!is_plain(PyTuple_GetItem(object, i), depth + 1, left))
+            if (!is_plain(PyTuple_GetItem(object, i), depth + 1, left_bytes))
                 return 0;
         return 1;
     }
     if (depth < DEPTH_MAX && type == &PyList_Type) {
         for (Py_ssize_t i = 0; i < PyList_Size(object); i++)
-            if (!is_plain(PyList_GetItem(object, i), depth + 1, left))
+            if (!is_plain(PyList_GetItem(object, i), depth + 1, left_bytes))
                 return 0;
         return 1;
     }
@@ -87,7 +102,7 @@ static int is_plain(PyObject *object, int depth, int *left) {
         PyObject *key, *value;
         Py_ssize_t at = 0;
         while (PyDict_Next(object, &at, &key, &value))
-            if (!is_plain(key, depth + 1, left) || !is_plain(value, depth + 1, left))
+            if (!is_plain(key, depth + 1, left_bytes) || !is_plain(value, depth + 1, left_bytes))
                 return 0;
         return 1;
     }
@@ -103,8 +118,8 @@ static int is_plain(PyObject *object, int depth, int *left) {
 }
 
 PyObject *plain_dumps(PyObject *object) {
-    int left = ELEMENTS_MAX;
-    if (!is_plain(object, 0, &left))
+    int left_bytes = CW_POOL_DATA_MAX;
+    if (!is_plain(object, 0, &left_bytes))
         return NULL;
     PyObject *pickled = PyObject_CallFunctionObjArgs(dumps, object, protocol, NULL);
     if (pickled && PyBytes_Size(pickled) > CW_POOL_DATA_MAX)

@@ -44,6 +44,7 @@
 #include "ipc/broken.h"
 #include "ipc/client.h"
 #include "ipc/cuda_backend.h"
+#include "shm/fd.h"
 
 #define TICKET_MAGIC 0x31746b636974776cull
 
@@ -66,7 +67,7 @@ static uint64_t own_process(void) {
 }
 
 static int write_ticket(const struct ticket *ticket, int *out) {
-    int fd = memfd_create("cableway-ticket", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int fd = cw_fd_above_stdio(memfd_create("cableway-ticket", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (fd < 0)
         return cw_fail(-EDQUOT, "no descriptor for borrowed memory: %m");
     if (pwrite(fd, ticket, sizeof *ticket, 0) != sizeof *ticket ||

@@ -26,6 +26,7 @@
 #include "ipc/door.h"
 #include "ipc/fence.h"
 #include "shm/pidfd.h"
+#include "shm/fd.h"
 
 #define CONNECT_LIMIT_NS 10000000000
 #define CONNECT_PAUSE_NS 2000000
@@ -294,7 +295,7 @@ static int connect_once(const struct cw_address *address, int folder_fd, int *so
     struct sockaddr_un place;
     socklen_t length;
     cw_address_sockaddr(address, folder_fd, &place, &length);
-    *sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    *sock = cw_fd_above_stdio(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     if (*sock < 0)
         return cw_fail(-EDQUOT, "no socket could be made: %m; %s", cw_descriptor_remedy(errno));
     if (connect(*sock, (struct sockaddr *)&place, length) == 0)

@@ -22,6 +22,7 @@
 #include "ipc/address.h"
 #include "ipc/meta.h"
 #include "shm/board.h"
+#include "shm/fd.h"
 
 #define PATIENCE_NS 50000000ll  /* at the door */
 #define AGAIN_NS    100000000ll /* before it is looked for again where there was none */
@@ -54,7 +55,7 @@ static int door_open(cw_client *client) {
     cw_address_to_door(&address);
     cw_address_sockaddr(&address, folder, &name, &length);
     /* A queue that is full would be waited for. */
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = cw_fd_above_stdio(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     bool ok = fd >= 0 && connect(fd, (struct sockaddr *)&name, length) == 0 &&
               setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0 &&
               fcntl(fd, F_SETFL, 0) == 0;

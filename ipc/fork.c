@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "ipc/client.h"
+#include "shm/fd.h"
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static cw_client *clients;
@@ -44,6 +45,13 @@ static void publish_held(cw_client *client) {
 static void begin_lifeline(cw_client *client) {
     if (client->leases.held == 0 || pipe2(client->lifeline, O_CLOEXEC) < 0)
         return;
+    for (int i = 0; i < 2; i++)
+        client->lifeline[i] = cw_fd_above_stdio(client->lifeline[i]);
+    if (client->lifeline[0] < 0 || client->lifeline[1] < 0) {
+        close_end(&client->lifeline[0]);
+        close_end(&client->lifeline[1]);
+        return;
+    }
     struct cw_fds send = {.fd = {client->lifeline[0]}, .count = 1};
     client->sock_until_ns = cw_now_ns() + CW_FORK_PATIENCE_NS;
     int code = cw_socket_call_locked(client, CW_OP_FORK, NULL, 0, &send, NULL, 0, NULL);

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "ipc/client.h"
+#include "shm/fd.h"
 
 void cw_fds_close(struct cw_fds *fds) {
     for (uint32_t i = 0; i < fds->count; i++)
@@ -150,8 +151,11 @@ static void take_fds(struct msghdr *message, struct cw_fds *fds) {
         for (uint32_t i = 0; i < count; i++) {
             int fd;
             memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof fd);
-            if (fds->count < CW_FDS_MAX)
+            fd = cw_fd_above_stdio(fd);
+            if (fd >= 0 && fds->count < CW_FDS_MAX)
                 fds->fd[fds->count++] = fd;
+            else if (fd < 0)
+                continue; /* the answer then has fewer than it should, which its reader sees */
             else
                 close(fd);
         }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "shm/error.h"
+#include "shm/fd.h"
 
 const char *cw_pidfd_remedy(int error) {
     switch (error) {
@@ -38,7 +39,7 @@ static int code_of(int error) {
 }
 
 int cw_pidfd_open(pid_t pid) {
-    int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    int fd = cw_fd_above_stdio((int)syscall(SYS_pidfd_open, pid, 0));
     if (fd >= 0)
         return fd;
     int error = errno;

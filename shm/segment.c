@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "error.h"
+#include "fd.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -35,6 +36,7 @@ static int memfd_open(const char *label) {
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
     if (fd < 0 && errno == EINVAL)
         fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    fd = cw_fd_above_stdio(fd);
     if (fd < 0)
         return cw_fail(errno == EMFILE || errno == ENFILE || errno == ENOMEM ? -EDQUOT : -errno,
                        "memfd_create(%s) failed: %m%s", name,

@@ -128,8 +128,8 @@ class Crew:
         self._buried: dict[int, Worker] = {}  # the last one of each slot
         self._group_of: dict[int, int] = {}  # of the last one of each slot
         self._watched: dict[int, Worker] = {}
-        self._epoll = select.epoll()
-        self._quit = os.eventfd(0, os.EFD_CLOEXEC)
+        self._epoll = _pool_process.above_stdio(select.epoll)
+        self._quit = _pool_process.above_stdio(lambda: os.eventfd(0, os.EFD_CLOEXEC))
         self._epoll.register(self._quit, select.EPOLLIN)
         self._watcher = threading.Thread(
             target=self._watch, name="cableway-pool-deaths", daemon=True

@@ -28,25 +28,27 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import context as contexts
 from multiprocessing import popen_fork, popen_spawn_posix, reduction, spawn, util
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from cableway import _pool_forker, _pool_server
 
 __all__ = [
-    "STATUS_SECONDS", "ForkServerProcess", "SpawnProcess", "asked_ahead", "exitcode_of", "hurry", "let_go", "open_pidfd",
-    "process_class",
+    "STATUS_SECONDS", "ForkServerProcess", "SpawnProcess", "above_stdio", "asked_ahead", "exitcode_of", "hurry", "let_go",
+    "open_pidfd", "process_class",
 ]  # fmt: skip
 
 STATUS_SECONDS = 5.0  # from a worker's end until the server has told how
 _FDS_MAX = 240  # of one worker; the kernel takes 253 in one message
 _EXITCODE = struct.Struct("<i")
+
+_Made = TypeVar("_Made")
 _POLL = popen_fork.Popen.poll.__code__
 # PIDFD_GET_INFO of linux/pidfd.h: struct pidfd_info begins with a mask of what is asked, and has the exit code at its end.
 _GET_INFO, _INFO_BYTES, _INFO_EXIT, _INFO_EXIT_AT = 0xC040FF0B, 64, 8, 60
@@ -297,6 +299,22 @@ def process_class(context: Any) -> Any:
     return context.Process
 
 
+def above_stdio(make: Callable[[], _Made]) -> _Made:
+    """make(), which opens descriptors, so that none of them is 0, 1 or 2: where one of these is closed, whatever is
+    printed would go there."""
+    low: list[int] = []
+    try:
+        while True:
+            fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            if fd > 2:
+                os.close(fd)
+                return make()
+            low.append(fd)
+    finally:
+        for fd in low:
+            os.close(fd)
+
+
 def open_pidfd(process: BaseProcess) -> int:
     """A pidfd of a started process, which the caller closes.
 
@@ -305,8 +323,8 @@ def open_pidfd(process: BaseProcess) -> int:
     """
     popen = process._popen  # type: ignore[attr-defined]
     if isinstance(popen, _Popen):
-        return os.dup(popen.sentinel)
-    return os.pidfd_open(popen.pid)
+        return above_stdio(lambda: os.dup(popen.sentinel))
+    return above_stdio(lambda: os.pidfd_open(popen.pid))
 
 
 def exitcode_of(process: BaseProcess, pidfd: int = -1) -> int | None:

@@ -22,6 +22,8 @@ import threading
 import time
 from collections import deque
 
+from cableway._pool_process import above_stdio
+
 __all__ = ["END_SECONDS", "WAITING_BYTES", "Capture", "Outlet"]
 
 WAITING_BYTES = 4 << 20
@@ -40,7 +42,7 @@ class Outlet:
         self._nbytes = 0
         self._dropped = 0
         self._ending = False
-        self._gone = os.eventfd(0, os.EFD_CLOEXEC)  # nothing is written any more
+        self._gone = above_stdio(lambda: os.eventfd(0, os.EFD_CLOEXEC))  # nothing is written any more
         self._thread: threading.Thread | None = None
 
     def put(self, data: bytes) -> None:
@@ -140,7 +142,7 @@ class Capture:
 
     def __init__(self, outlet: Outlet) -> None:
         self._outlet = outlet
-        self.fd, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.fd, self._writing = above_stdio(lambda: os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
         self.path = f"/proc/{os.getpid()}/fd/{self._writing}"
         self._lock = threading.Lock()
         self._end = b""

@@ -141,13 +141,13 @@ def test_a_pool_ends_while_results_cannot_be_opened(large: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_go_on_when_the_broker_was_lost_before_their_results_were_opened(
-    workers: int, method: str, broker_folder: Path
+    workers: int, method: str, broker_folder: Path, large: int
 ) -> None:
     with cw.Pool(workers, context=method) as pool:
         workers_of(pool, workers)
         assert pool.apply(tasks.zeros, (300_000,)).nbytes == 300_000
         results: list[Any] = []
-        with answered(pool, results, workers):
+        with answered(pool, results, workers, large):
             os.kill(broker_pid(broker_folder), signal.SIGKILL)
             assert eventually(lambda: broker_pid(broker_folder) == 0, LONG)
         for result in results:

@@ -133,7 +133,7 @@ static void a_log_has_a_limited_size(void **state) {
     assert_int_equal(cw_address_open_folder(&place.address, false, &folder), 0);
     assert_int_equal(cwd_log_open(&place.address, folder), 0);
     for (int i = 0; i < 10000; i++)
-        cwd_log("line %d of a client that\nwould begin one of its own, %0100d", i, i);
+        cwd_log("line %d of a client that\nwould begin one of its own, %0900d", i, i);
     cwd_log_close();
     assert_int_equal(stat(place.address.log_path, &status), 0);
     assert_in_range(status.st_size, 1, CWD_LOG_MAX_BYTES + 2048);

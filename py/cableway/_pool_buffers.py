@@ -54,6 +54,8 @@ HANDLE_BYTES = 48
 LENT, RETURNED, LEFT, OPENED = 1, 2, 3, 4
 HEADER_BYTES = 64
 _LOOK_AT = 32  # lent blocks that one search for memory looks at
+_MISSES_MIN = 4  # of these that have not come back; and one more for each
+_MISS_BYTES = 64 << 10  # that are searched for: 32 looks take as long as it takes to make a block of some 100 KiB
 _LOOKS_EACH = (
     4  # blocks that must stay, that are looked at for each one that is lent above the limit
 )
@@ -159,7 +161,7 @@ class BlockStore:
         """
         connection = client.current()
         with self._lock:
-            self._look()
+            self._look(misses=_MISSES_MIN + nbytes // _MISS_BYTES)
             best: Block | None = None
             for block in self._free:
                 if block.connection is not connection:
@@ -251,7 +253,7 @@ class BlockStore:
             block.close()
         return bool(given)
 
-    def _look(self, most: int = _LOOK_AT) -> None:
+    def _look(self, most: int = _LOOK_AT, misses: int | None = None) -> None:
         for _ in range(min(len(self._lent), most)):
             block = self._lent.popleft()
             state = block.state
@@ -263,6 +265,10 @@ class BlockStore:
                 block.close()
             else:
                 self._lent.append(block)
+                if misses is not None:
+                    misses -= 1
+                    if misses <= 0:
+                        break
 
     def _keep(self, block: Block) -> None:
         if self._closed or block.connection.lost:

@@ -123,6 +123,9 @@ class _ItemEncoder(Encoder):
         kind = _BUFFER_BY_PICKLE if flags & BY_PICKLE else _BUFFER
         return self._note(values.nbytes, kind, self._blocks[-1])
 
+    def _enter(self, block: Block, nbytes: int, flags: int) -> int:
+        return 0  # an item has a table of its own, and no use for another handle
+
     def _note(self, nbytes: int, kind: int, what: Any) -> int:
         self._order.append((nbytes, kind, what))
         return len(self._order) - 1

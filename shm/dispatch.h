@@ -81,10 +81,10 @@
  * Memory. Who is refused memory asks the others for what they keep idle, and waits for them, no
  * longer than its own limit:
  *
- *   asker  : wanted (T56); looks who sleeps (W2), and tells the helper (T25); reads what they heeded
- *   worker : announces sleep (W1), looks at wanted (T57), sleeps. Awake, it looks before each task
- *   helper : reads its news (T27), looks at wanted (T57), sleeps until its news rise
- *   both   : give up what they keep, then say so (T58)
+ *   asker  : wanted (T56); looks who sleeps (W2), and tells the helper (T25); reads what they
+ * heeded worker : announces sleep (W1), looks at wanted (T57), sleeps. Awake, it looks before each
+ * task helper : reads its news (T27), looks at wanted (T57), sleeps until its news rise both   :
+ * give up what they keep, then say so (T58)
  *
  * Who runs a task heeds once that is done; nobody waits for an asker. Who has no group, or whose
  * state is still 0, keeps nothing and is not waited for.

@@ -30,8 +30,8 @@ from cableway._lib import ffi, lib
 
 __all__ = ["WAIT_SECONDS", "add_end", "end", "give_up", "given_up", "heed", "kept", "remove_end", "trim"]
 
-WAIT_SECONDS = 0.25  # for others, before memory is refused
-_ROUNDS = 3
+WAIT_SECONDS = 0.5  # for others, before memory is refused
+_ROUNDS = 6  # with their naps some 60 ms: for a broker that gets to run late
 _LOOK_SECONDS = 50e-6  # between two looks whether all have answered, at first
 _NAP_SECONDS = 0.001  # between two rounds, at first
 
@@ -100,13 +100,14 @@ def heed(end: Any) -> None:
 
 def given_up(*, ask_others: bool) -> Iterator[None]:
     """After a refusal: each time that something may have come free. Blocks `WAIT_SECONDS` at most."""
-    if give_up():
+    some = give_up()
+    if some:
         yield
     ends = list(_ends)
     if not ends or not ask_others:
         return
     until = time.monotonic() + WAIT_SECONDS
-    nap, rounds, some = _NAP_SECONDS, 0, False
+    nap, rounds = _NAP_SECONDS, 0
     while (rounds < _ROUNDS or some) and time.monotonic() < until:
         some |= _ask(ends, until)
         yield

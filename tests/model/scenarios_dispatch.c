@@ -143,6 +143,14 @@ static void asks(void) {
     cw_dispatch_ask(&parent.view);
 }
 
+/* Who has heeded has given up what it keeps before. */
+static void asks_and_looks(void) {
+    bool some;
+    uint32_t number = cw_dispatch_ask(&parent.view);
+    if (cw_dispatch_unheeded(&parent.view, number, &some) == 0)
+        MODEL_CHECK(some && model_plain_read(&note) == 1);
+}
+
 static void heeds_0(void) {
     uint32_t number;
     MODEL_CHECK(take(0) == -EDQUOT);
@@ -154,6 +162,7 @@ static void helper_heeds(void) {
     for (;;) {
         uint32_t number, was = cw_dispatch_news(&parent.view, true);
         if (cw_dispatch_must_heed(&parent.view, CW_DISPATCH_PARENT, &number)) {
+            model_plain_write(&note, 1);
             cw_dispatch_heed(&parent.view, CW_DISPATCH_PARENT, number, true);
             return;
         }
@@ -445,7 +454,7 @@ const struct model_scenario model_dispatch_scenarios[] = {
     DISPATCH("dispatch, memory is wanted", "who goes to sleep heeds it", init_two_cells, 0, NULL,
              NULL, heeds_0, asks),
     DISPATCH("dispatch, memory is wanted of the parent", "its helper heeds it", init_two_cells, 0,
-             NULL, NULL, helper_heeds, asks),
+             NULL, NULL, helper_heeds, asks_and_looks),
     DISPATCH("dispatch, two answers", "a listener collects both",
              init_both_have_one_and_one_listens, 0, NULL, NULL, answer_by_0, answer_by_1,
              listener_waits_for_both),

@@ -77,7 +77,7 @@ SHARED = """
         os.environ["CABLEWAY_MAX_BYTES"] = str(64 << 20)
     import json, multiprocessing, subprocess
     import numpy as np, cableway as cw
-    from cableway import _idle
+    from cableway import _idle, _programs
     MIB = 1 << 20
 
     def ones(n):
@@ -188,7 +188,7 @@ END = """
             assert pool.apply(ones, (300 * MIB,)).nbytes == 300 * MIB
             assert pool.apply(len, (np.ones(300 * MIB, "u1"),)) == 300 * MIB
         pool.join()
-        command = [os.environ["CABLEWAY_COMMAND"], "status", "--json"]
+        command = [_programs.path("cableway"), "status", "--json"]
         while True:  # the broker sees the workers' death
             told = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
             if int(told["gauges"]["bytes"]) <= _idle._KEPT_AFTER_BYTES + 16 * MIB:

@@ -450,6 +450,13 @@ int cw_name_stat(cw_client *client, const char *name, cw_name_info *out);
 int cw_broker_stop(cw_client *client);
 /* Round trip to the broker. */
 int cw_ping(cw_client *client);
+/*
+ * Gives back host memory that this client keeps to make arrays of, beyond keep_bytes: what lies in
+ * no array. Returns how many bytes. *waiting: how many arrays it has let go of that the broker has
+ * not given back yet, since others hold them, or since it has not looked; what it has, the next
+ * call sees. Any thread. Never blocks.
+ */
+uint64_t cw_trim(cw_client *client, uint64_t keep_bytes, uint64_t *waiting);
 
 /* ---- queues: any number of writers and readers in any number of processes ---- */
 
@@ -634,6 +641,18 @@ void cw_pool_emptied(cw_pool *pool);
  * thread, without the caller's lock. 0: look. -ETIMEDOUT, -EINTR. Blocks.
  */
 int cw_pool_wait(cw_pool *pool, int helper, uint32_t was, int64_t spin_ns, int64_t timeout_ns);
+/*
+ * Memory that is kept idle. Who is refused some asks parent and workers for theirs: the number of
+ * the request. The parent's helper is woken as by cw_pool_tell(), a worker's cw_worker_take()
+ * returns -EDQUOT; each gives up what it keeps, and says so: some: there was some.
+ * cw_pool_unheeded(): how many have not yet; *some: whether one that has gave something up. All of
+ * these also for workers; any thread, those of one process one at a time. Never block.
+ */
+uint32_t cw_pool_ask(cw_pool *pool);
+/* 1: there is a request that the caller has not heeded; *number: the last one. */
+int cw_pool_must_heed(cw_pool *pool, uint32_t *number);
+void cw_pool_heed(cw_pool *pool, uint32_t number, int some);
+uint32_t cw_pool_unheeded(cw_pool *pool, uint32_t number, int *some);
 /* 1: workers leave when no task is ready; 0 takes it back. */
 void cw_pool_close(cw_pool *pool, int closing);
 /* Tells one worker to leave after its task. */
@@ -663,7 +682,8 @@ int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32
                    cw_worker **out);
 void cw_worker_close(cw_worker *worker);
 /* Takes the next task; those that it has not answered stay its own. One thread of the process.
- * Blocks. -ESHUTDOWN: the worker is to leave. -EINTR. -EPROTO. */
+ * Blocks. -ESHUTDOWN: the worker is to leave. -EINTR. -EDQUOT: cw_worker_heed() comes first.
+ * -EPROTO. */
 int cw_worker_take(cw_worker *worker, cw_task *out);
 /*
  * Copies the nth (from 0) ready task of the worker's own group into buffer, which has room for
@@ -697,6 +717,11 @@ void cw_worker_settle(cw_worker *worker);
 void *cw_worker_words(cw_worker *worker);
 /* States what it is (the caller's numbers) and wakes the parent's helper. */
 void cw_worker_tell(cw_worker *worker, uint32_t state);
+/* As cw_pool_ask() and those with it. */
+uint32_t cw_worker_ask(cw_worker *worker);
+int cw_worker_must_heed(cw_worker *worker, uint32_t *number);
+void cw_worker_heed(cw_worker *worker, uint32_t number, int some);
+uint32_t cw_worker_unheeded(cw_worker *worker, uint32_t number, int *some);
 
 #ifdef __cplusplus
 }

@@ -69,6 +69,31 @@ void cw_kept_trim(cw_client *client, struct cw_heap *heap) {
     }
 }
 
+static struct cw_slab *largest_kept(const cw_client *client, const struct cw_heap *heap) {
+    struct cw_slab *found = NULL;
+    for (struct cw_slab *slab = client->slabs.own; slab; slab = slab->own_next)
+        if (slab->cached && slab->heap == heap && (!found || slab->size_bytes > found->size_bytes))
+            found = slab;
+    return found;
+}
+
+uint64_t cw_trim(cw_client *client, uint64_t keep_bytes, uint64_t *waiting) {
+    *waiting = 0;
+    if (cw_client_usable(client))
+        return 0; /* its broker is gone, and the slabs with it */
+    pthread_mutex_lock(&client->lock);
+    cw_heap_collect(client, true);
+    struct cw_heap *heap = &client->heap; /* the host's */
+    uint64_t before = heap->cached_bytes;
+    for (struct cw_slab *slab;
+         heap->cached_bytes > keep_bytes && (slab = largest_kept(client, heap));)
+        cw_slab_close(client, slab);
+    uint64_t given = before - heap->cached_bytes;
+    *waiting = heap->pending_count;
+    pthread_mutex_unlock(&client->lock);
+    return given;
+}
+
 /* Waits until the broker has closed so many more descriptors than it had; others' are counted, too,
  * so who finds the device full all the same naps (cw_kept_nap). Gives up after CLOSE_NS. */
 static void await_closed(cw_client *client, uint64_t before, uint32_t slabs) {

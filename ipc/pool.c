@@ -281,6 +281,25 @@ int cw_pool_wait(cw_pool *pool, int helper, uint32_t was, int64_t spin_ns, int64
     return cw_dispatch_wait(&pool->parent, helper != 0, was, spin_ns, timeout_ns);
 }
 
+uint32_t cw_pool_ask(cw_pool *pool) {
+    return cw_dispatch_ask(&pool->parent.view);
+}
+
+int cw_pool_must_heed(cw_pool *pool, uint32_t *number) {
+    return cw_dispatch_must_heed(&pool->parts.view, CW_DISPATCH_PARENT, number);
+}
+
+void cw_pool_heed(cw_pool *pool, uint32_t number, int some) {
+    cw_dispatch_heed(&pool->parts.view, CW_DISPATCH_PARENT, number, some != 0);
+}
+
+uint32_t cw_pool_unheeded(cw_pool *pool, uint32_t number, int *some) {
+    bool any;
+    uint32_t missing = cw_dispatch_unheeded(&pool->parent.view, number, &any);
+    *some = any;
+    return missing;
+}
+
 void cw_pool_close(cw_pool *pool, int closing) {
     cw_dispatch_close(&pool->parent, closing != 0);
 }

@@ -66,6 +66,9 @@ int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32
     for (int i = 0; i < 4; i++) /* T30: who had the number before us has counted there */
         worker->figures[i] = CW_LOAD(T30, &parts.view.workers[number].figures[i], relaxed);
     worker->lent = CW_LOAD(T55, &parts.view.workers[number].released, relaxed); /* the same */
+    uint32_t wanted;
+    cw_dispatch_must_heed(&parts.view, number, &wanted);
+    cw_dispatch_heed(&parts.view, number, wanted, false); /* it keeps nothing yet */
     *out = worker;
     return 0;
 }
@@ -180,4 +183,23 @@ void *cw_worker_words(cw_worker *worker) {
 
 void cw_worker_tell(cw_worker *worker, uint32_t state) {
     cw_dispatch_state(&worker->parts.view, worker->number, state);
+}
+
+uint32_t cw_worker_ask(cw_worker *worker) {
+    return cw_dispatch_ask(&worker->parts.view);
+}
+
+int cw_worker_must_heed(cw_worker *worker, uint32_t *number) {
+    return cw_dispatch_must_heed(&worker->parts.view, worker->number, number);
+}
+
+void cw_worker_heed(cw_worker *worker, uint32_t number, int some) {
+    cw_dispatch_heed(&worker->parts.view, worker->number, number, some != 0);
+}
+
+uint32_t cw_worker_unheeded(cw_worker *worker, uint32_t number, int *some) {
+    bool any;
+    uint32_t missing = cw_dispatch_unheeded(&worker->parts.view, number, &any);
+    *some = any;
+    return missing;
 }

@@ -78,7 +78,20 @@
  * was taken. A copy that was not READY throughout is thrown away. Nobody waits, nothing is bound,
  * and a death of either side leaves nothing.
  *
+ * Memory. Who is refused memory asks the others for what they keep idle, and waits for them, no
+ * longer than its own limit:
+ *
+ *   asker  : wanted (T56); looks who sleeps (W2), and tells the helper (T25); reads what they
+ * heeded worker : announces sleep (W1), looks at wanted (T57), sleeps. Awake, it looks before each
+ * task helper : reads its news (T27), looks at wanted (T57), sleeps until its news rise both   :
+ * give up what they keep, then say so (T58)
+ *
+ * Who runs a task heeds once that is done; nobody waits for an asker. Who has no group, or whose
+ * state is still 0, keeps nothing and is not waited for.
+ *
  * Deaths
+ *   who has asked for memory           the others have given up for nothing
+ *   who was asked, or is stopped       the asker's limit ends its wait; or the burial
  *   worker before it takes (CAS)       the task is READY for others
  *   worker after the CAS               head is moved by others; bury: the task is lost, it alone
  *   worker with several tasks          bury: those that it had not answered are lost, each alone
@@ -129,7 +142,8 @@ struct cw_dispatch_worker { /* 192 bytes, shared; a line of the cache for each w
     cw_a32 order;              /* the parent's: enum cw_worker_order */
     cw_a32 state;              /* the worker's; meaning by the caller, 0 at the start */
     cw_a32 group;              /* + 1; 0: none, it does not live */
-    uint32_t reserved0[11];
+    cw_a32 heeded;             /* the worker's: see cw_dispatch_heed() */
+    uint32_t reserved0[10];
     _Alignas(64) cw_a64 done;      /* the worker's: answers so far */
     cw_a64 figures[7];             /* the worker's, for the caller */
     _Alignas(64) cw_a64 collected; /* the parent's: of these answers; advice */
@@ -147,7 +161,8 @@ struct cw_dispatch_words { /* shared */
     struct cw_bell answers; /* threads of the parent that listen */
     struct cw_bell helper;
     cw_a32 news[2]; /* for listeners, for the helper: rises when there is something else to see */
-    uint64_t reserved;
+    cw_a32 wanted;  /* how often somebody has asked for memory */
+    cw_a32 heeded;  /* the parent's: see cw_dispatch_heed() */
 };
 _Static_assert(sizeof(struct cw_cell) == 64 && sizeof(struct cw_dispatch_worker) == 192 &&
                    sizeof(struct cw_dispatch_group) == 192 &&
@@ -205,7 +220,8 @@ uint32_t cw_dispatch_fellows(const struct cw_dispatch_view *view);
  * place; of its own group, or one that another group has too many of. One thread of the worker's.
  * Blocks.
  * -ESHUTDOWN: nothing is READY and the parent closes, or this worker is to leave (then whatever is
- * READY). -EINTR: a signal came while it slept. -EPROTO.
+ * READY). -EINTR: a signal came while it slept. -EDQUOT: somebody wants memory, cw_dispatch_heed()
+ * comes first. -EPROTO.
  */
 int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w, uint64_t *place);
 /* Since when the caller's task runs, CLOCK_MONOTONIC; 0: it has just been taken. */
@@ -229,6 +245,21 @@ void cw_dispatch_state(const struct cw_dispatch_view *view, uint32_t w, uint32_t
  */
 int cw_dispatch_peek(const struct cw_dispatch_view *view, uint32_t nth, uint64_t *place);
 bool cw_dispatch_is_still(const struct cw_dispatch_view *view, uint32_t cell, uint64_t place);
+
+/* ---- memory that is kept idle; both sides, any thread, never blocks ---- */
+
+#define CW_DISPATCH_PARENT UINT32_MAX /* in place of a worker's number */
+/* Asks all for the memory that they keep idle, and wakes them. The number of this request. */
+uint32_t cw_dispatch_ask(const struct cw_dispatch_view *view);
+/* The number of the last request; and whether who (a worker, or CW_DISPATCH_PARENT) has still to
+ * heed it. */
+bool cw_dispatch_must_heed(const struct cw_dispatch_view *view, uint32_t who, uint32_t *number);
+/* All requests up to number are heeded; some: something was given up. One thread of who's at a
+ * time. */
+void cw_dispatch_heed(const struct cw_dispatch_view *view, uint32_t who, uint32_t number,
+                      bool some);
+/* How many have not heeded that request yet; *some: whether one that did has given something up. */
+uint32_t cw_dispatch_unheeded(const struct cw_dispatch_view *view, uint32_t number, bool *some);
 
 /* ---- what lies in cells; both sides, word by word, so that it may be read meanwhile ---- */
 

@@ -167,8 +167,10 @@ static int sleep_for_task(const struct cw_dispatch_view *view, uint32_t w) {
     struct cw_sleeper *self = &view->workers[w].sleeper;
     cw_sleeper_announce(self);
     int64_t timeout_ns = soonest_steal_ns(view);
+    uint32_t number;
     bool look = head_of(view, view->group) < tail_of(view, view->group) || timeout_ns == 0 ||
-                is_closing(view) || ordered_to_leave(view, w);
+                is_closing(view) || ordered_to_leave(view, w) ||
+                cw_dispatch_must_heed(view, w, &number);
     int code = look ? 0 : cw_sleeper_sleep(self, timeout_ns);
     awake(self);
     return code == -EINTR ? cw_fail(-EINTR, "a signal came while waiting for a task") : -EAGAIN;
@@ -187,6 +189,11 @@ int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w, uint64_t *
     while (code == -EAGAIN) {
         if (ordered_to_leave(view, w)) {
             code = -ESHUTDOWN;
+            break;
+        }
+        uint32_t number;
+        if (cw_dispatch_must_heed(view, w, &number)) {
+            code = -EDQUOT;
             break;
         }
         bool closing = is_closing(view);

@@ -37,12 +37,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cableway import client
+from cableway import _idle, client
 from cableway._dispatch import Held
 from cableway._lib import exported, failure, ffi, keeping, lib
 from cableway.errors import Error
 from cableway.layouts import Layout
-from cableway.views import Lease, idle, lease_again
+from cableway.views import Lease, lease_again
 
 __all__ = [
     "HANDLE_BYTES", "HEADER_BYTES", "THRESHOLD_BYTES", "Block", "BlockLease", "BlockStore", "buffer_of", "bytes_layout",
@@ -295,7 +295,7 @@ def _forget_stores() -> None:
     _stores = weakref.WeakSet()
 
 
-idle.append(_give_up_idle)
+_idle.kept.append(_give_up_idle)
 os.register_at_fork(after_in_child=_forget_stores)
 
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from multiprocessing import util
 from typing import Any
 
-from cableway import _imports, _pool_chunks
+from cableway import _idle, _imports, _pool_chunks
 from cableway import _pool_wire as wire
 from cableway._pool_buffers import BlockStore
 from cableway._pool_callbacks import Callbacks
@@ -128,6 +128,7 @@ class Engine:
             _watch_exit()
             self._crew.start_all()
             _running.add(self)
+            _idle.add_end(self.dispatch)
             self._at_exit = util.Finalize(None, self.terminate, exitpriority=15)
             self._helper.start()
 
@@ -399,7 +400,8 @@ class Engine:
     def has_ended(self, closed: bool) -> None:
         """No worker lives any more, and all jobs have ended."""
         self._callbacks.end()
-        self._store.close()
+        _idle.remove_end(self.dispatch)
+        _idle.end(self._store.close)
         _running.discard(self)
         if self._at_exit is not None:
             self._at_exit.cancel()

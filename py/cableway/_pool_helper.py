@@ -16,6 +16,7 @@ So whoever changes something of the following does that first, and then tells (`
     nothing waits any more                  who takes the last thing out, if we have asked (`_dismiss`)
     an input is at its end                  the feeder (`Engine.fed`)
     close, terminate, error, resize, what was withdrawn, a Pool that is garbage, deferred work: who does it
+    somebody wants what we keep idle        who asks (`_idle`)
     time limits                             nobody: they bound the sleep
 
 Nothing of this may be looked at before the news are read. docs/ARCHITECTURE.md has the argument, and the listeners'
@@ -32,8 +33,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from cableway import _idle, _pool_process
 from cableway import _pool_outcomes as outcomes
-from cableway import _pool_process
 from cableway import _pool_wire as wire
 from cableway._pool_incoming import LOOK_SECONDS, PATIENCE_SECONDS, decoded, may_pass
 from cableway.errors import Stale
@@ -170,6 +171,7 @@ class Helper:
         engine, crew = self._engine, self._crew
         while True:
             was = self._dispatch.news(True)
+            _idle.heed(self._dispatch)
             while crew.dead and not engine.must_end:
                 self._bury(crew.dead.popleft())
             self._look_at_starting()

@@ -21,7 +21,7 @@ from multiprocessing.pool import MaybeEncodingError  # type: ignore[attr-defined
 from pathlib import Path
 from typing import Any
 
-from cableway import _dispatch, _imports, client
+from cableway import _dispatch, _idle, _imports, client
 from cableway import _pool_wire as wire
 from cableway._pool_ahead import Ahead
 from cableway._pool_arguments import Arguments
@@ -271,6 +271,10 @@ class _Handler:
             beside += 1  # who says that there is something is asked to wait until it is opened, and leaves there
         return parcel.data, beside
 
+    def heed(self) -> None:
+        """Somebody wants the memory that this process keeps idle. Between tasks."""
+        _idle.heed(self._end)
+
     def wait_until_released(self) -> None:
         """Until the parent has opened what it alone holds, or says that it never will: else its death could take answers
         along that were given.
@@ -359,6 +363,7 @@ def _main(
     if place.settings != client.ENVIRONMENT:
         client.use(place.settings)
     end = place.open(memory.address)
+    _idle.add_end(end)
     gpu = None if place.device is None else OwnGpu(place.device)
     handler = _Handler(end, gpu, place.group)
     if initializer is not None or gpu is not None:

@@ -201,6 +201,11 @@ def current() -> Connection:
         return _default
 
 
+def known() -> Connection | None:
+    """The process's default connection, if there is one."""
+    return _default
+
+
 def settings() -> Settings:
     """How the default connection was made, or will be when it is first needed."""
     return _settings

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cableway import _dispatch
+from cableway import _dispatch, _idle
 from cableway._lib import check, check_again, ffi, keeping, lib
 from cableway.errors import LimitExceeded
 
@@ -178,11 +178,6 @@ class Pin:
 
 _Kind = TypeVar("_Kind", bound=Lease)
 
-# Each lets go of memory that is kept to be used again, and says whether there was some. Called by whoever would be
-# refused, who holds no lock that they take.
-idle: list[Callable[[], bool]] = []
-
-
 def lease_once(kind: type[_Kind], call: Callable[..., int], *arguments: Any) -> tuple[int, _Kind]:
     """The status of a call that makes or opens an array, with the cell as its last argument; and the lease on it, if that
     is 0.
@@ -207,7 +202,7 @@ def lease_served(kind: type[_Kind], call: Callable[..., int], *arguments: Any) -
 
 
 def lease_again(kind: type[_Kind], call: Callable[..., int], *arguments: Any) -> _Kind:
-    """The same, where nothing but a lease will do. Before memory is refused, this process gives up what it keeps idle.
+    """The same, where nothing but a lease will do. Before memory is refused, what is kept idle is given up (`_idle`).
 
     Raises:
         What the status means when it is negative.
@@ -215,12 +210,18 @@ def lease_again(kind: type[_Kind], call: Callable[..., int], *arguments: Any) ->
     status, lease = lease_served(kind, call, *arguments)
     try:
         check(status)
-    except LimitExceeded:
-        if not sum(give_up() for give_up in idle):
-            raise
+        return lease
+    except LimitExceeded as error:
+        refusal = error
+    on_gpu = call is lib.cw_array_new and arguments[1] != b"cpu"  # what others keep lies on the host
+    for _ in _idle.given_up(ask_others=not on_gpu):
         status, lease = lease_served(kind, call, *arguments)
-        check(status)
-    return lease
+        try:
+            check(status)
+            return lease
+        except LimitExceeded as error:
+            refusal = error
+    raise refusal
 
 
 class _Opened(threading.local):

@@ -175,6 +175,37 @@ static PyObject *dispatch_tell(PyObject *self, PyObject *helper) {
     Py_RETURN_NONE;
 }
 
+static PyObject *dispatch_ask(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLong(cw_pool_ask(((Dispatch *)self)->pool));
+}
+
+static PyObject *dispatch_wanted(PyObject *self, PyObject *unused) {
+    uint32_t number;
+    (void)unused;
+    if (!cw_pool_must_heed(((Dispatch *)self)->pool, &number))
+        Py_RETURN_NONE;
+    return PyLong_FromUnsignedLong(number);
+}
+
+static PyObject *dispatch_heed(PyObject *self, PyObject *args) {
+    unsigned number;
+    int some;
+    if (!PyArg_ParseTuple(args, "Ip", &number, &some))
+        return NULL;
+    cw_pool_heed(((Dispatch *)self)->pool, number, some);
+    Py_RETURN_NONE;
+}
+
+static PyObject *dispatch_unheeded(PyObject *self, PyObject *args) {
+    unsigned number;
+    int some;
+    if (!PyArg_ParseTuple(args, "I", &number))
+        return NULL;
+    unsigned missing = cw_pool_unheeded(((Dispatch *)self)->pool, number, &some);
+    return Py_BuildValue("IN", missing, PyBool_FromLong(some));
+}
+
 static PyObject *dispatch_assign(PyObject *self, PyObject *args) {
     Dispatch *d = (Dispatch *)self;
     unsigned worker, group;
@@ -329,6 +360,11 @@ static PyMethodDef methods[] = {
     {"dismiss", dispatch_dismiss, METH_VARARGS, "(worker): it leaves after its task."},
     {"news", dispatch_news, METH_O, "(helper): the number that listen or help compare with."},
     {"tell", dispatch_tell, METH_O, "(helper): ends the waits of listeners, or of the helper."},
+    {"ask", dispatch_ask, METH_NOARGS, "Asks all for the memory that they keep idle: a number."},
+    {"wanted", dispatch_wanted, METH_NOARGS, "The number of a request to be heeded, or None."},
+    {"heed", dispatch_heed, METH_VARARGS, "(number, some): whether something was given up."},
+    {"unheeded", dispatch_unheeded, METH_VARARGS,
+     "(number): how many have not heeded it yet, and whether others gave something up."},
     {"assign", dispatch_assign, METH_VARARGS,
      "(worker, group): it is about to be started, in that group."},
     {"ready", dispatch_ready, METH_VARARGS,

@@ -257,7 +257,13 @@ static int take(WorkerEnd *w, cw_task *task) {
         Py_END_ALLOW_THREADS;
         if (code == -EINTR && PyErr_CheckSignals())
             return -1;
-    } while (code == -EINTR);
+        if (code == -EDQUOT) { /* somebody wants what we keep idle */
+            PyObject *done = PyObject_CallMethod(w->handler, "heed", NULL);
+            Py_XDECREF(done);
+            if (!done)
+                return -1;
+        }
+    } while (code == -EINTR || code == -EDQUOT);
     if (code == 0)
         return PyErr_CheckSignals(); /* one that came while no task ran is not meant for this one */
     if (code != -ESHUTDOWN)
@@ -331,6 +337,37 @@ static PyObject *worker_tell(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *worker_ask(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLong(cw_worker_ask(((WorkerEnd *)self)->worker));
+}
+
+static PyObject *worker_wanted(PyObject *self, PyObject *unused) {
+    uint32_t number;
+    (void)unused;
+    if (!cw_worker_must_heed(((WorkerEnd *)self)->worker, &number))
+        Py_RETURN_NONE;
+    return PyLong_FromUnsignedLong(number);
+}
+
+static PyObject *worker_heed(PyObject *self, PyObject *args) {
+    unsigned number;
+    int some;
+    if (!PyArg_ParseTuple(args, "Ip", &number, &some))
+        return NULL;
+    cw_worker_heed(((WorkerEnd *)self)->worker, number, some);
+    Py_RETURN_NONE;
+}
+
+static PyObject *worker_unheeded(PyObject *self, PyObject *args) {
+    unsigned number;
+    int some;
+    if (!PyArg_ParseTuple(args, "I", &number))
+        return NULL;
+    unsigned missing = cw_worker_unheeded(((WorkerEnd *)self)->worker, number, &some);
+    return Py_BuildValue("IN", missing, PyBool_FromLong(some));
+}
+
 static PyMethodDef methods[] = {
     {"serve", worker_serve, METH_VARARGS,
      "(handler, most): runs tasks, at most so many, 0 for any number."},
@@ -348,6 +385,11 @@ static PyMethodDef methods[] = {
     {"released", worker_released, METH_NOARGS,
      "Whether the parent needs it for none of its answers: all that it will open is open."},
     {"tell", worker_tell, METH_VARARGS, "(state, words): tells the parent's helper what it is."},
+    {"ask", worker_ask, METH_NOARGS, "Asks all for the memory that they keep idle: a number."},
+    {"wanted", worker_wanted, METH_NOARGS, "The number of a request to be heeded, or None."},
+    {"heed", worker_heed, METH_VARARGS, "(number, some): whether something was given up."},
+    {"unheeded", worker_unheeded, METH_VARARGS,
+     "(number): how many have not heeded it yet, and whether others gave something up."},
     {NULL, NULL, 0, NULL},
 };
 

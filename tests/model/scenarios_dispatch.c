@@ -137,6 +137,39 @@ static void first_answered(void) {
     MODEL_CHECK(ghost.collected[1] == 1);
 }
 
+/* ---- memory that is kept idle ---- */
+
+static void asks(void) {
+    cw_dispatch_ask(&parent.view);
+}
+
+/* Who has heeded has given up what it keeps before. */
+static void asks_and_looks(void) {
+    bool some;
+    uint32_t number = cw_dispatch_ask(&parent.view);
+    if (cw_dispatch_unheeded(&parent.view, number, &some) == 0)
+        MODEL_CHECK(some && model_plain_read(&note) == 1);
+}
+
+static void heeds_0(void) {
+    uint32_t number;
+    MODEL_CHECK(take(0) == -EDQUOT);
+    MODEL_CHECK(cw_dispatch_must_heed(&views[0], 0, &number));
+    cw_dispatch_heed(&views[0], 0, number, true);
+}
+
+static void helper_heeds(void) {
+    for (;;) {
+        uint32_t number, was = cw_dispatch_news(&parent.view, true);
+        if (cw_dispatch_must_heed(&parent.view, CW_DISPATCH_PARENT, &number)) {
+            model_plain_write(&note, 1);
+            cw_dispatch_heed(&parent.view, CW_DISPATCH_PARENT, number, true);
+            return;
+        }
+        MODEL_CHECK(cw_dispatch_wait(&parent, true, was, 0, FOR_EVER) == 0);
+    }
+}
+
 /* ---- answers ---- */
 
 /* Each worker has a task. */
@@ -418,6 +451,10 @@ const struct model_scenario model_dispatch_scenarios[] = {
              all_by_0, parent_dismisses_0),
     DISPATCH("dispatch, dismissed beside a task", "another is woken for it", init_one_spins, 0,
              woken_if_ready, NULL, all_by_0, parent_submits_and_dismisses_0),
+    DISPATCH("dispatch, memory is wanted", "who goes to sleep heeds it", init_two_cells, 0, NULL,
+             NULL, heeds_0, asks),
+    DISPATCH("dispatch, memory is wanted of the parent", "its helper heeds it", init_two_cells, 0,
+             NULL, NULL, helper_heeds, asks_and_looks),
     DISPATCH("dispatch, two answers", "a listener collects both",
              init_both_have_one_and_one_listens, 0, NULL, NULL, answer_by_0, answer_by_1,
              listener_waits_for_both),

@@ -221,7 +221,10 @@ def lease_again(kind: type[_Kind], call: Callable[..., int], *arguments: Any) ->
             return lease
         except LimitExceeded as error:
             refusal = error
-    raise refusal
+    try:
+        raise refusal
+    finally:
+        del refusal  # its traceback holds this frame, and those with all that the caller has made
 
 
 class _Opened(threading.local):

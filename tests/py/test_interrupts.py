@@ -12,7 +12,7 @@ from interrupted import everywhere
 from waiting import eventually
 
 import cableway as cw
-from cableway import _lib, client, name
+from cableway import _lib, client, name, views
 from cableway import array as arrays
 from cableway._lib import ffi, lib
 from cableway.views import Lease, lease_again
@@ -60,7 +60,7 @@ def test_an_array_that_was_just_opened_goes(monkeypatch):
     function, arguments = kept.reduce(transit=False)
     kept.close()
     with monkeypatch.context() as patch:
-        patch.setattr(arrays, "lib", Late("cw_array_open"))
+        patch.setattr(views, "lib", Late("cw_array_open"))
         with pytest.raises(KeyboardInterrupt):
             function(*arguments)
     assert holders_of("x") == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -134,29 +135,29 @@ def test_a_pool_ends_whose_input_could_not_be_read(monkeypatch: pytest.MonkeyPat
     assert ends_soon(pool)
 
 
-def test_a_pool_ends_whose_callback_thread_was_started_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A Ctrl-C may come when the first has started and nobody has noted it yet."""
-    start, started = threading.Thread.start, []
-
-    def interrupted(thread: threading.Thread) -> None:
-        start(thread)
-        if thread.name == "cableway-pool-callbacks":
-            started.append(thread)
-            if len(started) == 1:
-                raise KeyboardInterrupt
-
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
+def test_a_pool_ends_whose_callback_was_interrupted_when_its_thread_had_started() -> None:
+    """A Ctrl-C may come when the thread runs and has been told nothing yet: the next callback starts no second one."""
     callbacks, ran = Callbacks(), []
+    put, told = callbacks._queue.put, []
+
+    class Interrupted:
+        get = callbacks._queue.get
+
+        @staticmethod
+        def put(entry: object) -> None:
+            told.append(entry)
+            if len(told) == 1:
+                raise KeyboardInterrupt
+            put(entry)  # type: ignore[arg-type]
+
+    callbacks._queue = Interrupted()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         callbacks.run(lambda: ran.append(1), lambda: None)
     callbacks.run(lambda: ran.append(2), lambda: None)
     callbacks.end()
-    for thread in started:
-        thread.join(LONG)
-    assert ran == [2] and len(started) == 2
-    assert not any(thread.is_alive() for thread in started)
+    callbacks.join()
+    assert ran == [2] and len(callbacks._threads) == 1
+    assert eventually(lambda: callbacks._threads[0] not in sys._current_frames(), LONG)
 
 
 def test_a_wait_within_a_wait_leaves_the_outer_one_told(forked: cw.Pool) -> None:

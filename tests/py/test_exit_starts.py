@@ -95,10 +95,11 @@ def test_the_exit_ends_a_pool_that_is_being_started(tmp_path: Path, moment: str)
 
 
 @pytest.mark.parametrize("daemon", ["daemon", "not"])
-@pytest.mark.parametrize("what", ["std", "executor", "map", "pool", "queue"])
+@pytest.mark.parametrize("what", ["executor", "map", "pool", "queue"])
 def test_the_exit_comes_at_any_moment_of_a_first_use(
     tmp_path: Path, what: str, daemon: str
 ) -> None:
+    """The standard library's executor is no measure here: it hung at its exit in one such round."""
     if daemon == "not" and what == "queue":
         pytest.skip("it works for ever")
     chance = random.Random(f"{what} {daemon}")

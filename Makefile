@@ -181,7 +181,8 @@ $(BUILD)/tests/fuzz/%: $(BUILD)/tests/fuzz/%.o $(BUILD)/libcwbroker.a $(BUILD)/l
 fuzzers: $(FUZZERS)
 
 ifneq ($(wildcard tests/model/Makefile),)
-TEST_PROGRAMS += model:$(BUILD)/tests/model
+MODEL := model:$(BUILD)/tests/model
+TEST_PROGRAMS += $(MODEL)
 $(BUILD)/tests/model: always
 	@$(MAKE) --no-print-directory -C tests/model BUILD=$(abspath $(BUILD)) $(abspath $@)
 endif
@@ -196,11 +197,12 @@ HAVE_CLANG := command -v $(CLANG) >/dev/null
 # A part that does not build is a failed test; the rest is run all the same.
 test: $(VENV)/deps-test.stamp
 	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) || built=build:/bin/false; \
-	$(RUN) tidy:tests/tidy.py $$built $(TEST_PROGRAMS) "py:pytest --quick tests/py" "doc:doctest cableway"
-# What takes minutes: storms of deaths and cuts, CPython's own tests over ours, all warnings of two compilers, the fuzzers.
+	$(RUN) tidy:tests/tidy.py $$built $(filter-out $(MODEL),$(TEST_PROGRAMS)) "py:pytest --quick tests/py" "doc:doctest cableway"
+# What takes minutes: the model of the memory order, storms of deaths and cuts, CPython's own tests over ours, all warnings of
+# two compilers, the fuzzers.
 test-more: $(VENV)/deps-test.stamp
 	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) || built=build:/bin/false; \
-	$(RUN) $$built compilers:tests/compilers.sh $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "py:pytest --more tests/py"
+	$(RUN) $$built $(MODEL) compilers:tests/compilers.sh $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "py:pytest --more tests/py"
 # The README's commands in new roots of Debian and Ubuntu (tests/fresh). FRESH: its options, such as --whole.
 test-fresh:
 	@$(PYTHON) -B tests/fresh/fresh.py --build $(BUILD) $(FRESH)

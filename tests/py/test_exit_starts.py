@@ -14,7 +14,7 @@ import pytest
 ROUNDS = 1000 if os.environ.get("CABLEWAY_SOAK") else 6
 
 PROGRAM = """
-import concurrent.futures, multiprocessing, os, sys, threading, time
+import os, sys, threading, time
 import cableway as cw
 from cableway import _pool_crew
 import cableway.executor, cableway.pool, cableway.queue
@@ -22,7 +22,6 @@ import cableway.executor, cableway.pool, cableway.queue
 def square(x):
     return x * x
 
-fork = multiprocessing.get_context("fork")
 what, daemon, moment, seconds = sys.argv[1], sys.argv[2] == "daemon", sys.argv[3], float(sys.argv[4])
 started = threading.Event()
 start_all = _pool_crew.Crew.start_all
@@ -41,17 +40,15 @@ if moment != "any":
 
 if what == "executor":
     executor = cw.Executor(2, mp_context="fork")
-elif what == "std":
-    executor = concurrent.futures.ProcessPoolExecutor(2, mp_context=fork)
 
 def use():
     try:
-        if what in ("executor", "std"):
+        if what == "executor":
             print(executor.submit(square, 3).result(), flush=True)
         elif what == "map":
             print(*cw.Executor(2, mp_context="fork").map(square, [3]), flush=True)
         elif what == "pool":
-            print(cw.Pool(2, context=fork).map(square, [3])[0], flush=True)
+            print(cw.Pool(2, context="fork").map(square, [3])[0], flush=True)
         elif what == "queue":
             q = cw.Queue()
             while True:

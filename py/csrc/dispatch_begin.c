@@ -320,7 +320,8 @@ PyObject *dispatch_begin(PyObject *self, PyObject *const *args, Py_ssize_t count
         return NULL;
     }
     int named = PyDict_Check(args[5]) && PyDict_Size(args[5]) > 0;
-    if (!d->pinned || d->shut || d->groups > 1) /* whose group is to be chosen */
+    /* Whose group is to be chosen; or what the worker is to refuse. */
+    if (!d->pinned || d->shut || d->groups > 1 || (args[5] != Py_None && !PyDict_Check(args[5])))
         Py_RETURN_NONE;
     if (dispatch_is_ours(d)) {
         PyErr_Clear(); /* the caller says it better */

@@ -113,7 +113,11 @@ static PyObject *run_plain(WorkerEnd *w, const cw_task *task) {
     if (task->kind == TASK_APPLY) {
         PyObject *named = PyTuple_Size(args) > 1 ? PyTuple_GetItem(args, 1) : NULL;
         PyObject *positional = PyTuple_GetItem(args, 0);
-        value = positional ? PyObject_Call(function, positional, named) : NULL;
+        if (named && !PyDict_Check(named))
+            PyErr_Format(PyExc_TypeError, "argument after ** must be a mapping, not %R",
+                         Py_TYPE(named));
+        else if (positional)
+            value = PyObject_Call(function, positional, named);
     } else {
         value = call_each(function, args, task->kind == TASK_STARMAP);
     }

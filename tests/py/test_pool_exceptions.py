@@ -106,3 +106,12 @@ def test_arguments_that_cannot_be_sent_raise_at_get(forked: cw.Pool) -> None:
         next(results)
     assert next(results) == 3
     assert forked.apply(tasks.square, (3,)) == 9
+
+
+@pytest.mark.parametrize("named", [5, "text", [("a", 1)], b"bytes", 2.5, (1, 2)])
+def test_named_arguments_that_are_no_mapping_are_a_type_error(named: object) -> None:
+    with cw.Pool(1) as pool:
+        for call in (pool.apply, lambda *a: pool.apply_async(*a).get(60)):
+            with pytest.raises(TypeError, match="mapping"):
+                call(divmod, (7, 2), named)
+        assert pool.apply(divmod, (7, 2)) == (3, 1)

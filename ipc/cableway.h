@@ -475,7 +475,7 @@ typedef struct cw_queue_info {
     uint64_t items;      /* in it now */
     uint64_t bytes;      /* of these, as they were charged */
     uint64_t put, taken; /* since it was made */
-    uint64_t lost;       /* of the taken: their memory was gone with a reader that died */
+    uint64_t lost;       /* of the taken: what went with them was gone, or never was an array */
     uint64_t unfinished; /* put, and not yet said to be done */
     uint64_t max_items, max_bytes;
     uint64_t memory_bytes; /* of the memory in which small items lie now */
@@ -506,8 +506,8 @@ uint64_t cw_queue_max(const cw_queue *queue);
  * queue was full until the end. It never says that others were putting: they are waited for, some
  * microseconds each, whatever timeout_ns is. -EBUSY: timeout_ns is over, and one that is in the
  * middle of putting has not run for a second (it is stopped, or asks a broker that does not
- * answer). -EMSGSIZE: can never fit. -EDQUOT: no memory for so many items. -EINTR, -ECONNRESET,
- * -EPROTO.
+ * answer). -EMSGSIZE: can never fit. -EDQUOT: no memory for so many items. -EINVAL: a handle that
+ * cw_array_export() cannot have written. -EINTR, -ECONNRESET, -EPROTO.
  */
 #define CW_QUEUE_TRY INT64_MIN /* as timeout_ns 0, but -EBUSY at once where others are at it */
 int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const cw_handle *handles,
@@ -516,8 +516,9 @@ int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const c
  * Takes the next item, in the order in which they were put. What the item held before is ended.
  * Blocks while the queue is empty. A reader that dies in it leaves its item to the next reader; if
  * it died in the moment between, when what went with the item was its own alone, the item is
- * counted as lost and passed over. Returns how many arrays go with it. -ETIMEDOUT: the queue was
- * empty until the end. -EBUSY and CW_QUEUE_TRY as for cw_queue_put(). -EINTR, -ECONNRESET, -EPROTO.
+ * counted as lost and passed over; so is an item with a handle that names no array. Returns how
+ * many arrays go with it. -ETIMEDOUT: the queue was empty until the end. -EBUSY and CW_QUEUE_TRY as
+ * for cw_queue_put(). -EINTR, -ECONNRESET, -EPROTO.
  */
 int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns);
 /* Frees what an item holds; it is empty then. */

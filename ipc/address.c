@@ -26,11 +26,11 @@ static bool is_own_directory(const char *path) {
 }
 
 static bool find_folder(char *out, size_t out_bytes) {
-    const char *chosen = getenv("CABLEWAY_DIR");
+    const char *chosen = secure_getenv("CABLEWAY_DIR");
     int count;
     if (chosen && *chosen)
         count = snprintf(out, out_bytes, "%s", chosen);
-    else if ((chosen = getenv("XDG_RUNTIME_DIR")) && is_own_directory(chosen))
+    else if ((chosen = secure_getenv("XDG_RUNTIME_DIR")) && is_own_directory(chosen))
         count = snprintf(out, out_bytes, "%s/cableway", chosen);
     else
         count = snprintf(out, out_bytes, "/tmp/cableway-%u", (unsigned)geteuid());
@@ -42,7 +42,7 @@ static void find_job(char *out, size_t out_bytes) {
     static const char *const names[] = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"};
     const char *job = NULL;
     for (unsigned i = 0; i < sizeof names / sizeof *names && (!job || !*job); i++)
-        job = getenv(names[i]);
+        job = secure_getenv(names[i]);
     *out = 0;
     if (!job || !*job)
         return;

@@ -68,7 +68,8 @@ enum cw_connect_flags { CW_CONNECT_NO_START = 1 /* do not start a broker when no
 /*
  * Connects to the broker whose socket is at address (NULL: the user's own: $CABLEWAY_DIR, else
  * $XDG_RUNTIME_DIR/cableway, else /tmp/cableway-UID), and starts one there if none runs. name_space
- * NULL: $CABLEWAY_NAMESPACE, else "". Blocks, 10 s at most. The caller owns *out:
+ * NULL: $CABLEWAY_NAMESPACE, else "". The environment does not count in a program that has more
+ * rights than its caller (setuid). Blocks, 10 s at most. The caller owns *out:
  * cw_client_unref(). -EPERM when the folder is not ours, -EPROTO another version, -ECONNRESET none
  * could be reached.
  */

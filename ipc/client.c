@@ -370,7 +370,7 @@ int cw_connect(const char *place, const char *name_space, uint32_t flags, cw_cli
         return cw_fail(-EINVAL, out ? "cw_connect knows the flag CW_CONNECT_NO_START alone"
                                     : "a place for the client is needed, NULL was given");
     if (!name_space)
-        name_space = getenv("CABLEWAY_NAMESPACE");
+        name_space = secure_getenv("CABLEWAY_NAMESPACE");
     if (!name_space)
         name_space = "";
     int code = cw_namespace_check(name_space);

@@ -11,7 +11,7 @@ static enum cw_wish wished;
 static char unknown[32];
 
 static void read_wish(void) {
-    const char *text = getenv("CABLEWAY_ROUTE");
+    const char *text = secure_getenv("CABLEWAY_ROUTE");
     if (!text || !*text || strcmp(text, "auto") == 0)
         wished = CW_WISH_NONE;
     else if (strcmp(text, "staged") == 0)

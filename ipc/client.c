@@ -111,24 +111,26 @@ int cw_client_check(cw_client *client) {
 }
 
 int cw_client_forked(const cw_client *client) {
+    if (!client)
+        return cw_needs("a client");
     /* K4: stored in the child before any other thread is. */
     return CW_LOAD(K4, (cw_a32 *)(uintptr_t)&client->forked, relaxed) != 0;
 }
 
 const char *cw_client_address(const cw_client *client) {
-    return client->address;
+    return client ? client->address : NULL;
 }
 
 const char *cw_client_namespace(const cw_client *client) {
-    return client->name_space;
+    return client ? client->name_space : NULL;
 }
 
 int cw_client_broker_pid(const cw_client *client) {
-    return client->broker_pid;
+    return client ? client->broker_pid : cw_needs("a client");
 }
 
 uint64_t cw_client_instance(const cw_client *client) {
-    return client->instance;
+    return client ? client->instance : 0;
 }
 
 /* ---- the end ---- */
@@ -172,7 +174,8 @@ void cw_client_free(cw_client *client) {
 }
 
 void cw_client_ref(cw_client *client) {
-    CW_ADD(K6, &client->references, 1, relaxed);
+    if (client)
+        CW_ADD(K6, &client->references, 1, relaxed);
 }
 
 void cw_client_unref(cw_client *client) {

@@ -241,6 +241,8 @@ static void ring_forget(cw_queue *queue, uint64_t current) {
 
 int cw_queue_new(cw_client *client, uint64_t max_items, uint64_t max_bytes, cw_array **out) {
     cw_array *array;
+    if (!out)
+        return cw_needs("a place for the queue's array");
     int code = new_bytes(client, HEAD_BYTES + FIRST_BYTES, &array);
     if (code)
         return code;
@@ -291,8 +293,7 @@ void cw_queue_close(cw_queue *queue) {
 }
 
 uint64_t cw_queue_max(const cw_queue *queue) {
-    (void)queue;
-    return DATA_MAX;
+    return queue ? DATA_MAX : 0;
 }
 
 static int64_t end_of(int64_t timeout_ns) {
@@ -520,6 +521,10 @@ int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns) {
 /* ---- numbers, and being done ---- */
 
 void cw_queue_look_at(cw_queue *queue, cw_queue_info *out) {
+    if (out)
+        *out = (cw_queue_info){.items = 0};
+    if (!queue || !out)
+        return;
     struct cw_queue_core *core = &queue->head->core;
     struct cw_queue_place taken, put;
     cw_queue_look(&core->get, &taken);
@@ -540,9 +545,9 @@ void cw_queue_look_at(cw_queue *queue, cw_queue_info *out) {
 }
 
 int cw_queue_task_done(cw_queue *queue) {
-    return cw_queue_done(&queue->head->core);
+    return !queue ? cw_needs("a queue") : cw_queue_done(&queue->head->core);
 }
 
 int cw_queue_wait_done(cw_queue *queue, int64_t timeout_ns) {
-    return cw_queue_join(&queue->head->core, end_of(timeout_ns));
+    return !queue ? cw_needs("a queue") : cw_queue_join(&queue->head->core, end_of(timeout_ns));
 }

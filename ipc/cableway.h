@@ -43,7 +43,7 @@ typedef struct cw_array cw_array;   /* one lease on one array, mapped */
 
 /* What the bytes of an array mean. Strides in bytes; strides[i] for C or Fortran order are computed
  * when strides is NULL (C order). dtype is NumPy's: a typestr ("<f8") or, for structured types, the
- * literal of the NPY format's 'descr' (NEP 1). The pointers are borrowed. */
+ * literal of the NPY format's 'descr' (NEP 1); see cw_dtype_size(). The pointers are borrowed. */
 typedef struct cw_layout {
     uint32_t ndim;
     uint32_t itemsize;      /* bytes of one element */
@@ -68,6 +68,16 @@ typedef struct cw_handle {
 const char *cw_error(void);
 /* Version of the library that runs. */
 const char *cw_version(void);
+
+/*
+ * The bytes of one element of a dtype, as itemsize of a layout has to be. -EINVAL: no dtype that
+ * can be shared. A typestr is '<', '>', '|' or '=' and then b1; i or u with 1, 2, 4 or 8; f with 2,
+ * 4, 8 or 16; c with 8, 16 or 32; S, U or V with a length; M8 or m8, with a unit ("<M8[ns]") or
+ * without. A structured type is a literal like [('x', '<f4'), ('y', '<i2', (3,))], its fields
+ * without gaps;
+ * [('x', '|b1'), ('', '|V3'), ('y', '<f4')] has one of 3 bytes. Objects (O) cannot be shared.
+ */
+int cw_dtype_size(const char *dtype, uint32_t *size_bytes);
 
 /* ---- clients ---- */
 

@@ -7,9 +7,10 @@
  * thread. -ENOENT no such name; -EEXIST the name is taken; -ESTALE the array behind a handle is
  * gone; -EDQUOT a limit or no memory left; -ECONNRESET the broker is lost; -ETIMEDOUT; -EINVAL a
  * bad argument; -ENODEV no such device; -EPROTO a breach of protocol or another version; -EPERM
- * refused; -EINTR a signal came while waiting; -EAGAIN nothing there, -EBUSY in use (where said);
- * -EREMOTEIO another node could not be reached, or refused. Outputs come last and are set on
- * success alone.
+ * refused; -EINTR a signal came while waiting, and nothing was done; -EINPROGRESS (of what changes
+ * something) the same, but the broker has the request, stands still, and may yet do it; -EAGAIN
+ * nothing there, -EBUSY in use (where said); -EREMOTEIO another node could not be reached, or
+ * refused. Outputs come last and are set on success alone.
  *
  * Arguments: a pointer may be NULL only where that is said, or where 0 bytes lie behind it. NULL
  * anywhere else, a number out of range, and a cell or task that is not the caller's: -EINVAL from
@@ -151,9 +152,9 @@ int cw_array_adopt(cw_client *client, int fd, uint64_t offset_bytes, const cw_la
  */
 int cw_get_copy(cw_client *client, const char *name, const char *device, cw_array **out);
 /* Names an array. Who held the old one keeps it. -EEXIST (taken, without CW_REPLACE), -EINVAL (bad
- * name), -EDQUOT. A view of the array with another layout may be named: layout NULL means the
- * array's own; offset_bytes leads from the array's lowest byte (cw_array_data, unless strides are
- * negative) to the view's element 0. */
+ * name), -EDQUOT, -EINPROGRESS. A view of the array with another layout may be named: layout NULL
+ * means the array's own; offset_bytes leads from the array's lowest byte (cw_array_data, unless
+ * strides are negative) to the view's element 0. */
 int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
                  uint64_t offset_bytes);
 /* The same to a name of another node, onto that node's GPU ("cuda:N" as it counts them, without a
@@ -163,8 +164,9 @@ int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_lay
 int cw_array_put_at(cw_array *array, const char *name, const char *device, uint32_t flags,
                     const cw_layout *layout, uint64_t offset_bytes);
 /*
- * The array under a name. When its slab is mapped already it asks nobody and makes no system call.
- * -ENOENT.
+ * The array under a name. When its slab is mapped already it asks nobody and makes no system call,
+ * but for a client's first look at a name, and the first after the directory of names has grown:
+ * these ask the broker for the directory's memory. -ENOENT.
  *
  * A name "//NODE/NAME" is one of another node, here and in cw_array_put(), cw_wait(), cw_remove(),
  * cw_names() and cw_name_stat(); where NODE is this node, it is the name NAME here. Getting it
@@ -192,7 +194,7 @@ int cw_get_at(cw_client *client, const char *name, const char *device, uint32_t 
               int64_t timeout_ns, cw_array **out);
 /* Waits until the name is there. Blocks. -ETIMEDOUT, -EINTR, -ECONNRESET. */
 int cw_wait(cw_client *client, const char *name, int64_t timeout_ns);
-/* Removes a name. -ENOENT. */
+/* Removes a name. -ENOENT, -EINPROGRESS. */
 int cw_remove(cw_client *client, const char *name);
 /* All names of the client's namespace that begin with prefix ("" or NULL for all), each terminated,
  * one behind the other; *count of them. The caller owns *names: cw_free(). A prefix "//NODE/..." or
@@ -526,7 +528,9 @@ uint64_t cw_queue_max(const cw_queue *queue);
  * microseconds each, whatever timeout_ns is. -EBUSY: timeout_ns is over, and one that is in the
  * middle of putting has not run for a second (it is stopped, or asks a broker that does not
  * answer). -EMSGSIZE: can never fit. -EDQUOT: no memory for so many items. -EINVAL: a handle that
- * cw_array_export() cannot have written. -EINTR, -ECONNRESET, -EPROTO.
+ * cw_array_export() cannot have written. -EINTR, -EPROTO. -ECONNRESET: the item has handles, or
+ * needs a larger ring, and the broker is gone. Small items need none: they are put and taken by all
+ * who have the queue open, and whoever waits for one waits on, whatever becomes of the broker.
  */
 #define CW_QUEUE_TRY INT64_MIN /* as timeout_ns 0, but -EBUSY at once where others are at it */
 int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const cw_handle *handles,
@@ -536,8 +540,8 @@ int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const c
  * Blocks while the queue is empty. A reader that dies in it leaves its item to the next reader; if
  * it died in the moment between, when what went with the item was its own alone, the item is
  * counted as lost and passed over; so is an item with a handle that names no array. Returns how
- * many arrays go with it. -ETIMEDOUT: the queue was empty until the end. -EBUSY and CW_QUEUE_TRY as
- * for cw_queue_put(). -EINTR, -ECONNRESET, -EPROTO.
+ * many arrays go with it. -ETIMEDOUT: the queue was empty until the end. -EBUSY, CW_QUEUE_TRY and
+ * -ECONNRESET as for cw_queue_put(). -EINTR, -EPROTO.
  */
 int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns);
 /* Frees what an item holds; it is empty then. NULL is allowed. */

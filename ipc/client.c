@@ -335,7 +335,9 @@ static int connect_or_start(const struct cw_address *address, int folder_fd, uin
         if (now_ns - begun_ns > CONNECT_LIMIT_NS)
             return nobody_answers(address, "a broker was started, but none answers");
         if (!started_ns || now_ns - started_ns > START_AGAIN_NS) {
-            code = cw_start_broker(address->socket_path);
+            code = cw_address_check_versions(address, folder_fd);
+            if (code == 0)
+                code = cw_start_broker(address->socket_path);
             if (code)
                 return code;
             started_ns = cw_now_ns();

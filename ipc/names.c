@@ -227,7 +227,7 @@ int cw_name_key_put(cw_array *array, const struct cw_name_key *key, uint32_t fla
     cw_client *client = array->client;
     struct iovec parts[] = {
         {&put, sizeof put}, {(void *)(uintptr_t)key->text, key->length}, {meta, put.meta_bytes}};
-    code = cw_lane_call(client, CW_OP_PUT, parts, 3, NULL, NULL, CW_CALL_BRIEF, -1);
+    code = cw_lane_call(client, CW_OP_PUT, parts, 3, NULL, NULL, CW_CALL_DEED, -1);
     if (code == 0) {
         /* What the name meant before may be back already. */
         pthread_mutex_lock(&client->lock);
@@ -359,7 +359,7 @@ static int await_name(cw_client *client, const char *name, int64_t timeout_ns) {
     if (cw_remote_name(name))
         code = cw_remote_call(client, CW_REMOTE_WAIT, &key, timeout_ns);
     else
-        code = key_call(client, CW_OP_WAIT, &key, CW_CALL_LONG, timeout_ns);
+        code = key_call(client, CW_OP_WAIT, &key, CW_CALL_LOOK, timeout_ns);
     if (code == -ELOOP)
         return await_name(client, cw_remote_local(name), timeout_ns);
     if (code == -ETIMEDOUT)
@@ -376,7 +376,7 @@ int cw_wait(cw_client *client, const char *name, int64_t timeout_ns) {
 }
 
 int cw_name_key_remove(cw_client *client, const struct cw_name_key *key) {
-    return key_call(client, CW_OP_REMOVE, key, CW_CALL_BRIEF, -1);
+    return key_call(client, CW_OP_REMOVE, key, CW_CALL_DEED, -1);
 }
 
 int cw_remove(cw_client *client, const char *name) {

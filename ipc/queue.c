@@ -299,7 +299,7 @@ uint64_t cw_queue_max(const cw_queue *queue) {
 static int64_t end_of(int64_t timeout_ns) {
     if (timeout_ns == CW_QUEUE_TRY)
         return CW_QUEUE_END_TRY;
-    return timeout_ns <= 0 ? timeout_ns : cw_now_ns() + timeout_ns;
+    return timeout_ns <= 0 ? timeout_ns : cw_end_ns(cw_now_ns(), timeout_ns);
 }
 
 /* ---- putting ---- */

@@ -301,7 +301,7 @@ int cw_dispatch_wait(const struct cw_dispatch_parent *parent, bool helper, uint3
     struct cw_bell *bell = bell_of(&parent->view, helper);
     if (must_look(parent, helper, was))
         return 0;
-    int64_t end_ns = timeout_ns < 0 ? -1 : cw_now_ns() + timeout_ns, left_ns = -1;
+    int64_t end_ns = timeout_ns < 0 ? -1 : cw_end_ns(cw_now_ns(), timeout_ns), left_ns = -1;
     if (spin_ns > 0 && timeout_ns != 0 && spin_for_answer(parent, helper, was, spin_ns))
         return 0;
     for (int64_t look_ns = LOOK_FIRST_NS;;) {

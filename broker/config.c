@@ -78,7 +78,7 @@ static int read_environment(struct cwd_limits *limits) {
         snprintf(variable, sizeof variable, "CABLEWAY_%s", cw_limit_name(i));
         for (char *at = variable; *at; at++)
             *at = (char)toupper((unsigned char)*at);
-        const char *text = getenv(variable);
+        const char *text = secure_getenv(variable);
         int code = text ? cwd_limits_set(limits, cw_limit_name(i), text, variable) : 0;
         if (code)
             return code;
@@ -93,8 +93,8 @@ int cwd_config_load(const char *file, struct cwd_limits *out, struct cwd_remote_
     int code = read_file("/etc/cableway.conf", false, &limits, remote);
     if (code)
         return code;
-    const char *named = file ? file : getenv("CABLEWAY_CONFIG");
-    const char *home = getenv("HOME"), *config = getenv("XDG_CONFIG_HOME");
+    const char *named = file ? file : secure_getenv("CABLEWAY_CONFIG");
+    const char *home = secure_getenv("HOME"), *config = secure_getenv("XDG_CONFIG_HOME");
     if (named && *named)
         code = read_file(named, true, &limits, remote);
     else if (config && *config == '/' &&

@@ -34,7 +34,7 @@ struct cwd_slab *cwd_slab_find(struct cwd_broker *b, uint32_t id) {
  * class. Said by the environment of the broker alone: else a client could pass off anything as a
  * GPU's memory. */
 static bool test_driver(void) {
-    const char *path = getenv("CABLEWAY_CUDA_DRIVER");
+    const char *path = secure_getenv("CABLEWAY_CUDA_DRIVER");
     return path && *path;
 }
 

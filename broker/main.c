@@ -171,7 +171,7 @@ int main(int argc, char **argv) {
     if (!options.foreground) {
         options.place = absolute(options.place);
         options.config_file = absolute(options.config_file);
-        const char *config = getenv("CABLEWAY_CONFIG");
+        const char *config = secure_getenv("CABLEWAY_CONFIG");
         if (config && *config && setenv("CABLEWAY_CONFIG", absolute(config), 1) < 0)
             return CWD_EXIT_FAILED;
         verdict_fd = cwd_detach();

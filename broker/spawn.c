@@ -20,7 +20,7 @@
 #include "shm/pidfd.h"
 
 int cwd_spawn_find(const char *program, const char *variable, char *path) {
-    const char *given = getenv(variable);
+    const char *given = secure_getenv(variable);
     if (given && *given) {
         if (snprintf(path, PATH_MAX, "%s", given) >= PATH_MAX) {
             errno = ENAMETOOLONG;

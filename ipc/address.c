@@ -8,11 +8,13 @@
 #include "ipc/address.h"
 
 #include <ctype.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,11 +28,11 @@ static bool is_own_directory(const char *path) {
 }
 
 static bool find_folder(char *out, size_t out_bytes) {
-    const char *chosen = getenv("CABLEWAY_DIR");
+    const char *chosen = secure_getenv("CABLEWAY_DIR");
     int count;
     if (chosen && *chosen)
         count = snprintf(out, out_bytes, "%s", chosen);
-    else if ((chosen = getenv("XDG_RUNTIME_DIR")) && is_own_directory(chosen))
+    else if ((chosen = secure_getenv("XDG_RUNTIME_DIR")) && is_own_directory(chosen))
         count = snprintf(out, out_bytes, "%s/cableway", chosen);
     else
         count = snprintf(out, out_bytes, "/tmp/cableway-%u", (unsigned)geteuid());
@@ -42,7 +44,7 @@ static void find_job(char *out, size_t out_bytes) {
     static const char *const names[] = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"};
     const char *job = NULL;
     for (unsigned i = 0; i < sizeof names / sizeof *names && (!job || !*job); i++)
-        job = getenv(names[i]);
+        job = secure_getenv(names[i]);
     *out = 0;
     if (!job || !*job)
         return;
@@ -205,6 +207,44 @@ int cw_address_read_lock(const struct cw_address *address, int folder_fd,
         return cw_fail(-ENOENT, "the lock file %.200s has no line of a broker", address->lock_path);
     *out = (struct cw_lock_line){.pid = (pid_t)pid, .root_fd = root_fd, .instance = instance};
     return 0;
+}
+
+/* Does a file of this name belong to a broker of another version, of our job? */
+static bool is_of_other_version(const struct cw_address *address, const char *name,
+                                unsigned *version) {
+    unsigned own;
+    int length = 0, own_length = 0;
+    return sscanf(address->lock_name, "cablewayd-v%u%n", &own, &own_length) == 1 &&
+           sscanf(name, "cablewayd-v%u%n", version, &length) == 1 && *version != own &&
+           strcmp(name + length, address->lock_name + own_length) == 0;
+}
+
+int cw_address_check_versions(const struct cw_address *address, int folder_fd) {
+    int code = 0, listed = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *folder = listed < 0 ? NULL : fdopendir(listed);
+    if (!folder) {
+        if (listed >= 0)
+            close(listed);
+        return 0; /* nothing is known against it */
+    }
+    for (struct dirent *entry; code == 0 && (entry = readdir(folder));) {
+        unsigned version;
+        if (!is_of_other_version(address, entry->d_name, &version))
+            continue;
+        int fd = openat(folder_fd, entry->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+        if (fd < 0)
+            continue;
+        if (flock(fd, LOCK_SH | LOCK_NB) < 0 && errno == EWOULDBLOCK)
+            code = cw_fail(-EPROTO,
+                           "a broker of protocol version %u runs in %.200s (its lock file is "
+                           "%.60s), and this library speaks version %u: nothing would be shared. "
+                           "End that broker, or use programs of one version, or another "
+                           "CABLEWAY_DIR",
+                           version, address->folder, entry->d_name, CW_PROTOCOL_VERSION);
+        close(fd);
+    }
+    closedir(folder);
+    return code;
 }
 
 void cw_address_to_door(struct cw_address *address) {

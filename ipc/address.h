@@ -71,4 +71,9 @@ struct cw_lock_line { /* what a broker that listens wrote into its lock file */
  * not tell whether that broker still lives: its flock does. */
 int cw_address_read_lock(const struct cw_address *address, int folder_fd, struct cw_lock_line *out);
 
+/* Before a broker is started: does one of another protocol version run there? 0, or -EPROTO with
+ * its version and ours: each would serve its own programs, and none would find the others' names.
+ */
+int cw_address_check_versions(const struct cw_address *address, int folder_fd);
+
 #endif

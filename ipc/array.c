@@ -330,7 +330,7 @@ void cw_array_close(cw_array *array) {
 }
 
 void *cw_array_data(const cw_array *array) {
-    return array->data;
+    return array ? array->data : NULL;
 }
 
 uint8_t *cw_array_lowest(const cw_array *array) {
@@ -338,7 +338,7 @@ uint8_t *cw_array_lowest(const cw_array *array) {
 }
 
 uint64_t cw_array_nbytes(const cw_array *array) {
-    return array->size_bytes;
+    return array ? array->size_bytes : 0;
 }
 
 void cw_array_freeze(cw_array *array) {
@@ -346,26 +346,39 @@ void cw_array_freeze(cw_array *array) {
 }
 
 int cw_array_readonly(const cw_array *array) {
-    return array->readonly;
+    return array ? array->readonly : cw_needs("an array");
 }
 
 void cw_array_layout(const cw_array *array, cw_layout *out) {
-    *out = (cw_layout){.ndim = array->ndim,
-                       .itemsize = array->itemsize,
-                       .shape = array->shape,
-                       .strides = array->strides,
-                       .dtype = array->dtype};
+    if (!out)
+        return;
+    if (!array)
+        *out = (cw_layout){.shape = NULL};
+    else
+        *out = (cw_layout){.ndim = array->ndim,
+                           .itemsize = array->itemsize,
+                           .shape = array->shape,
+                           .strides = array->strides,
+                           .dtype = array->dtype};
 }
 
 const char *cw_array_device(const cw_array *array) {
+    if (!array)
+        return NULL;
     return array->evict ? array->evict->device_name : array->home_slab->device_name;
 }
 
 void cw_array_device_uuid(const cw_array *array, char uuid[CW_UUID_TEXT]) {
-    cw_uuid_text(array->evict ? array->evict->device_uuid : array->home_slab->device_uuid, uuid);
+    if (uuid)
+        *uuid = 0;
+    if (array && uuid)
+        cw_uuid_text(array->evict ? array->evict->device_uuid : array->home_slab->device_uuid,
+                     uuid);
 }
 
 int cw_array_gpu(const cw_array *array) {
+    if (!array)
+        return cw_needs("an array");
     if (array->evict)
         return array->evict->device;
     const struct cw_slab *slab = array->home_slab;
@@ -373,11 +386,11 @@ int cw_array_gpu(const cw_array *array) {
 }
 
 cw_client *cw_array_client(const cw_array *array) {
-    return array->client;
+    return array ? array->client : NULL;
 }
 
 int cw_array_inherited(const cw_array *array) {
-    return is_forked(array->client);
+    return !array ? cw_needs("an array") : is_forked(array->client);
 }
 
 int cw_array_renew(cw_array *array, cw_client *client) {

@@ -7,9 +7,17 @@
  * thread. -ENOENT no such name; -EEXIST the name is taken; -ESTALE the array behind a handle is
  * gone; -EDQUOT a limit or no memory left; -ECONNRESET the broker is lost; -ETIMEDOUT; -EINVAL a
  * bad argument; -ENODEV no such device; -EPROTO a breach of protocol or another version; -EPERM
- * refused; -EINTR a signal came while waiting; -EAGAIN nothing there, -EBUSY in use (where said);
- * -EREMOTEIO another node could not be reached, or refused. Outputs come last and are set on
- * success alone. Threads: every function may be called from any thread, unless
+ * refused; -EINTR a signal came while waiting, and nothing was done; -EINPROGRESS (of what changes
+ * something) the same, but the broker has the request, stands still, and may yet do it; -EAGAIN
+ * nothing there, -EBUSY in use (where said); -EREMOTEIO another node could not be reached, or
+ * refused. Outputs come last and are set on success alone.
+ *
+ * Arguments: a pointer may be NULL only where that is said, or where 0 bytes lie behind it. NULL
+ * anywhere else, a number out of range, and a cell or task that is not the caller's: -EINVAL from
+ * what returns an int; NULL, 0 or zeros from what gives something else; nothing happens in what
+ * gives nothing. So no argument ends the process, but a pointer to what is not there may.
+ *
+ * Threads: every function may be called from any thread, unless
  * said otherwise. Fork: a client does not work in a forked child; cw_client_forked() tells, and the
  * child connects anew. Arrays inherited over fork stay mapped and stay held (the parent's leases
  * are doubled at fork) as long as the child or a child of it lives. Time: timeout_ns < 0 means for
@@ -36,7 +44,7 @@ typedef struct cw_array cw_array;   /* one lease on one array, mapped */
 
 /* What the bytes of an array mean. Strides in bytes; strides[i] for C or Fortran order are computed
  * when strides is NULL (C order). dtype is NumPy's: a typestr ("<f8") or, for structured types, the
- * literal of the NPY format's 'descr' (NEP 1). The pointers are borrowed. */
+ * literal of the NPY format's 'descr' (NEP 1); see cw_dtype_size(). The pointers are borrowed. */
 typedef struct cw_layout {
     uint32_t ndim;
     uint32_t itemsize;      /* bytes of one element */
@@ -62,13 +70,24 @@ const char *cw_error(void);
 /* Version of the library that runs. */
 const char *cw_version(void);
 
+/*
+ * The bytes of one element of a dtype, as itemsize of a layout has to be. -EINVAL: no dtype that
+ * can be shared. A typestr is '<', '>', '|' or '=' and then b1; i or u with 1, 2, 4 or 8; f with 2,
+ * 4, 8 or 16; c with 8, 16 or 32; S, U or V with a length; M8 or m8, with a unit ("<M8[ns]") or
+ * without. A structured type is a literal like [('x', '<f4'), ('y', '<i2', (3,))], its fields
+ * without gaps;
+ * [('x', '|b1'), ('', '|V3'), ('y', '<f4')] has one of 3 bytes. Objects (O) cannot be shared.
+ */
+int cw_dtype_size(const char *dtype, uint32_t *size_bytes);
+
 /* ---- clients ---- */
 
 enum cw_connect_flags { CW_CONNECT_NO_START = 1 /* do not start a broker when none runs */ };
 /*
  * Connects to the broker whose socket is at address (NULL: the user's own: $CABLEWAY_DIR, else
  * $XDG_RUNTIME_DIR/cableway, else /tmp/cableway-UID), and starts one there if none runs. name_space
- * NULL: $CABLEWAY_NAMESPACE, else "". Blocks, 10 s at most. The caller owns *out:
+ * NULL: $CABLEWAY_NAMESPACE, else "". The environment does not count in a program that has more
+ * rights than its caller (setuid). Blocks, 10 s at most. The caller owns *out:
  * cw_client_unref(). -EPERM when the folder is not ours, -EPROTO another version, -ECONNRESET none
  * could be reached.
  */
@@ -133,9 +152,9 @@ int cw_array_adopt(cw_client *client, int fd, uint64_t offset_bytes, const cw_la
  */
 int cw_get_copy(cw_client *client, const char *name, const char *device, cw_array **out);
 /* Names an array. Who held the old one keeps it. -EEXIST (taken, without CW_REPLACE), -EINVAL (bad
- * name), -EDQUOT. A view of the array with another layout may be named: layout NULL means the
- * array's own; offset_bytes leads from the array's lowest byte (cw_array_data, unless strides are
- * negative) to the view's element 0. */
+ * name), -EDQUOT, -EINPROGRESS. A view of the array with another layout may be named: layout NULL
+ * means the array's own; offset_bytes leads from the array's lowest byte (cw_array_data, unless
+ * strides are negative) to the view's element 0. */
 int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_layout *layout,
                  uint64_t offset_bytes);
 /* The same to a name of another node, onto that node's GPU ("cuda:N" as it counts them, without a
@@ -145,8 +164,9 @@ int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_lay
 int cw_array_put_at(cw_array *array, const char *name, const char *device, uint32_t flags,
                     const cw_layout *layout, uint64_t offset_bytes);
 /*
- * The array under a name. When its slab is mapped already it asks nobody and makes no system call.
- * -ENOENT.
+ * The array under a name. When its slab is mapped already it asks nobody and makes no system call,
+ * but for a client's first look at a name, and the first after the directory of names has grown:
+ * these ask the broker for the directory's memory. -ENOENT.
  *
  * A name "//NODE/NAME" is one of another node, here and in cw_array_put(), cw_wait(), cw_remove(),
  * cw_names() and cw_name_stat(); where NODE is this node, it is the name NAME here. Getting it
@@ -174,10 +194,10 @@ int cw_get_at(cw_client *client, const char *name, const char *device, uint32_t 
               int64_t timeout_ns, cw_array **out);
 /* Waits until the name is there. Blocks. -ETIMEDOUT, -EINTR, -ECONNRESET. */
 int cw_wait(cw_client *client, const char *name, int64_t timeout_ns);
-/* Removes a name. -ENOENT. */
+/* Removes a name. -ENOENT, -EINPROGRESS. */
 int cw_remove(cw_client *client, const char *name);
-/* All names of the client's namespace that begin with prefix ("" for all), each terminated, one
- * behind the other; *count of them. The caller owns *names: cw_free(). A prefix "//NODE/..." or
+/* All names of the client's namespace that begin with prefix ("" or NULL for all), each terminated,
+ * one behind the other; *count of them. The caller owns *names: cw_free(). A prefix "//NODE/..." or
  * "//NODE" asks that node, and blocks; its names come without it. */
 int cw_names(cw_client *client, const char *prefix, char **names, uint64_t *count);
 /*
@@ -190,6 +210,7 @@ int cw_name_check(const char *name);
 /* Does it name an array of this node? 1: it does, also as "//NODE/NAME" with this node's name; 0:
  * of another. Asks the bridge for the latter. -EINVAL, -EREMOTEIO (no such peer). */
 int cw_name_is_here(cw_client *client, const char *name);
+/* Frees what a function has given so. NULL is allowed. */
 void cw_free(void *memory);
 
 /* Ends the lease. Pointers into it become invalid. NULL is allowed. */
@@ -475,7 +496,7 @@ typedef struct cw_queue_info {
     uint64_t items;      /* in it now */
     uint64_t bytes;      /* of these, as they were charged */
     uint64_t put, taken; /* since it was made */
-    uint64_t lost;       /* of the taken: their memory was gone with a reader that died */
+    uint64_t lost;       /* of the taken: what went with them was gone, or never was an array */
     uint64_t unfinished; /* put, and not yet said to be done */
     uint64_t max_items, max_bytes;
     uint64_t memory_bytes; /* of the memory in which small items lie now */
@@ -506,8 +527,10 @@ uint64_t cw_queue_max(const cw_queue *queue);
  * queue was full until the end. It never says that others were putting: they are waited for, some
  * microseconds each, whatever timeout_ns is. -EBUSY: timeout_ns is over, and one that is in the
  * middle of putting has not run for a second (it is stopped, or asks a broker that does not
- * answer). -EMSGSIZE: can never fit. -EDQUOT: no memory for so many items. -EINTR, -ECONNRESET,
- * -EPROTO.
+ * answer). -EMSGSIZE: can never fit. -EDQUOT: no memory for so many items. -EINVAL: a handle that
+ * cw_array_export() cannot have written. -EINTR, -EPROTO. -ECONNRESET: the item has handles, or
+ * needs a larger ring, and the broker is gone. Small items need none: they are put and taken by all
+ * who have the queue open, and whoever waits for one waits on, whatever becomes of the broker.
  */
 #define CW_QUEUE_TRY INT64_MIN /* as timeout_ns 0, but -EBUSY at once where others are at it */
 int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const cw_handle *handles,
@@ -516,11 +539,12 @@ int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const c
  * Takes the next item, in the order in which they were put. What the item held before is ended.
  * Blocks while the queue is empty. A reader that dies in it leaves its item to the next reader; if
  * it died in the moment between, when what went with the item was its own alone, the item is
- * counted as lost and passed over. Returns how many arrays go with it. -ETIMEDOUT: the queue was
- * empty until the end. -EBUSY and CW_QUEUE_TRY as for cw_queue_put(). -EINTR, -ECONNRESET, -EPROTO.
+ * counted as lost and passed over; so is an item with a handle that names no array. Returns how
+ * many arrays go with it. -ETIMEDOUT: the queue was empty until the end. -EBUSY, CW_QUEUE_TRY and
+ * -ECONNRESET as for cw_queue_put(). -EINTR, -EPROTO.
  */
 int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns);
-/* Frees what an item holds; it is empty then. */
+/* Frees what an item holds; it is empty then. NULL is allowed. */
 void cw_item_deinit(cw_item *item);
 /* Numbers, as they are at some moment of the call. Does not block. */
 void cw_queue_look_at(cw_queue *queue, cw_queue_info *out);
@@ -571,8 +595,9 @@ typedef struct cw_worker_info {
 /* Bytes of memory for a pool: workers from 1 to CW_POOL_WORKERS_MAX, cells (tasks under way) from
  * workers to CW_POOL_CELLS_MAX, groups from 1 to CW_POOL_GROUPS_MAX. 0 beyond. */
 uint64_t cw_pool_bytes(uint32_t workers, uint32_t cells, uint32_t groups);
-/* Writes a task's data, or its answer's, so that others may look at it meanwhile. */
-void cw_task_write(const cw_task *task, const void *data, uint32_t size_bytes);
+/* Writes a task's data, or its answer's, so that others may look at it meanwhile. -EINVAL: more
+ * than CW_POOL_DATA_MAX. */
+int cw_task_write(const cw_task *task, const void *data, uint32_t size_bytes);
 /*
  * Memory for a pool that no broker knows: a memfd of at least so many bytes, zeroed, allocated in
  * full, its size sealed. It goes with the last process that has it open or mapped. The caller maps
@@ -588,10 +613,10 @@ int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t 
                 uint32_t groups, cw_pool **out);
 /* A worker is about to be started in this group, where it stays until it is buried. A group without
  * workers has its tasks taken by others, so this comes before its first task. */
-void cw_pool_assign(cw_pool *pool, uint32_t worker, uint32_t group);
+int cw_pool_assign(cw_pool *pool, uint32_t worker, uint32_t group);
 /* Only workers with numbers below this one are looked at from now on (all at first): none with a
  * higher number lives, or has left anything. */
-void cw_pool_use(cw_pool *pool, uint32_t workers);
+int cw_pool_use(cw_pool *pool, uint32_t workers);
 /* Nobody may be using it. The memory stays. NULL is allowed. */
 void cw_pool_delete(cw_pool *pool);
 /* Where the bytes of a function lie, CW_POOL_FUNCTION_MAX, slot from 0 to CW_POOL_FUNCTION_SLOTS
@@ -599,23 +624,25 @@ void cw_pool_delete(cw_pool *pool);
 void *cw_pool_function(cw_pool *pool, uint32_t slot);
 /* A free cell in *out. -EAGAIN: all are under way. */
 int cw_pool_reserve(cw_pool *pool, cw_task *out);
-/* Gives a cell back. */
-void cw_pool_free(cw_pool *pool, uint32_t cell);
+/* Gives a cell back. -EINVAL: it is not the caller's, but free already or with a submitted task. */
+int cw_pool_free(cw_pool *pool, uint32_t cell);
 /* One more of the answers for which this worker stays (cw_worker_lend()) needs it no longer: what
  * goes with it was opened, or never will be. Needs no memory, descriptor or broker. */
-void cw_pool_release(cw_pool *pool, uint32_t worker);
+int cw_pool_release(cw_pool *pool, uint32_t worker);
 /*
  * Makes a filled task (cell, group, size_bytes, kind, function, slot, function_bytes) ready for
  * whichever worker of the group takes it first. While a group has more than two ready tasks for
  * each of its workers, those of other groups that have been idle for 5 ms take them; those of a
  * group without workers are taken at once. Wakes nobody: cw_pool_wake() does, once for many.
- * -EAGAIN: no place just now.
+ * -EAGAIN: no place just now. -EINVAL: the cell is not the caller's, the group is none, or more is
+ * named than a task or a function can have.
  */
 int cw_pool_submit(cw_pool *pool, const cw_task *task);
 /* Wakes as many workers of a group as it has tasks that nobody looks for, at most so many, and as
  * many of others for what these may take. */
-void cw_pool_wake(cw_pool *pool, uint32_t group, uint32_t most);
-/* Takes a ready task back: its cell is the caller's. -EBUSY: a worker has taken it. */
+int cw_pool_wake(cw_pool *pool, uint32_t group, uint32_t most);
+/* Takes a ready task back: its cell is the caller's. -EBUSY: a worker has taken it. -EINVAL: none
+ * was submitted in the cell, or it has come back. */
 int cw_pool_withdraw(cw_pool *pool, uint32_t cell);
 /* Which worker has taken a submitted task, -1 while none has, and for how long (0: has just). */
 int cw_pool_taker(cw_pool *pool, uint32_t cell, int64_t *elapsed_ns);
@@ -656,7 +683,7 @@ uint32_t cw_pool_unheeded(cw_pool *pool, uint32_t number, int *some);
 /* 1: workers leave when no task is ready; 0 takes it back. */
 void cw_pool_close(cw_pool *pool, int closing);
 /* Tells one worker to leave after its task. */
-void cw_pool_dismiss(cw_pool *pool, uint32_t worker);
+int cw_pool_dismiss(cw_pool *pool, uint32_t worker);
 /* Tasks of a group that are ready and not taken, at some moment of the call. */
 uint64_t cw_pool_ready(cw_pool *pool, uint32_t group);
 /*
@@ -667,7 +694,7 @@ uint64_t cw_pool_ready(cw_pool *pool, uint32_t group);
  */
 int cw_pool_bury(cw_pool *pool, uint32_t worker, cw_task *out);
 /* What a worker says of itself. */
-void cw_pool_look_at(cw_pool *pool, uint32_t worker, cw_worker_info *out);
+int cw_pool_look_at(cw_pool *pool, uint32_t worker, cw_worker_info *out);
 /* What a worker left in its own 4 KiB, before it told its state; borrowed. */
 const void *cw_pool_words(cw_pool *pool, uint32_t worker);
 
@@ -680,6 +707,7 @@ const void *cw_pool_words(cw_pool *pool, uint32_t worker);
 int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
                    uint32_t groups, uint32_t number, uint32_t group, uint32_t spinners,
                    cw_worker **out);
+/* NULL is allowed. */
 void cw_worker_close(cw_worker *worker);
 /* Takes the next task; those that it has not answered stay its own. One thread of the process.
  * Blocks. -ESHUTDOWN: the worker is to leave. -EINTR. -EDQUOT: cw_worker_heed() comes first.
@@ -698,9 +726,9 @@ uint32_t cw_worker_fellows(cw_worker *worker);
 const void *cw_worker_function(cw_worker *worker, const cw_task *task);
 /* Answers a task: data of size_bytes and kind as they stand. extra_in and extra_out: bytes that
  * went with task and answer beside their data. In any order; any thread, one at a time: the
- * caller's lock. Another one than that which takes calls cw_worker_settle() then. */
-void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
-                      uint64_t extra_out);
+ * caller's lock. Another one than that which takes calls cw_worker_settle() then. -EINVAL: the task
+ * is not one that this worker has taken and not answered. */
+int cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in, uint64_t extra_out);
 /*
  * The next answer needs the worker to stay: memory goes with it that this process alone keeps until
  * the parent has opened it. The parent ends that by cw_pool_release(), once for each such answer.

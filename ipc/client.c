@@ -111,24 +111,26 @@ int cw_client_check(cw_client *client) {
 }
 
 int cw_client_forked(const cw_client *client) {
+    if (!client)
+        return cw_needs("a client");
     /* K4: stored in the child before any other thread is. */
     return CW_LOAD(K4, (cw_a32 *)(uintptr_t)&client->forked, relaxed) != 0;
 }
 
 const char *cw_client_address(const cw_client *client) {
-    return client->address;
+    return client ? client->address : NULL;
 }
 
 const char *cw_client_namespace(const cw_client *client) {
-    return client->name_space;
+    return client ? client->name_space : NULL;
 }
 
 int cw_client_broker_pid(const cw_client *client) {
-    return client->broker_pid;
+    return client ? client->broker_pid : cw_needs("a client");
 }
 
 uint64_t cw_client_instance(const cw_client *client) {
-    return client->instance;
+    return client ? client->instance : 0;
 }
 
 /* ---- the end ---- */
@@ -172,7 +174,8 @@ void cw_client_free(cw_client *client) {
 }
 
 void cw_client_ref(cw_client *client) {
-    CW_ADD(K6, &client->references, 1, relaxed);
+    if (client)
+        CW_ADD(K6, &client->references, 1, relaxed);
 }
 
 void cw_client_unref(cw_client *client) {
@@ -332,7 +335,9 @@ static int connect_or_start(const struct cw_address *address, int folder_fd, uin
         if (now_ns - begun_ns > CONNECT_LIMIT_NS)
             return nobody_answers(address, "a broker was started, but none answers");
         if (!started_ns || now_ns - started_ns > START_AGAIN_NS) {
-            code = cw_start_broker(address->socket_path);
+            code = cw_address_check_versions(address, folder_fd);
+            if (code == 0)
+                code = cw_start_broker(address->socket_path);
             if (code)
                 return code;
             started_ns = cw_now_ns();
@@ -370,7 +375,7 @@ int cw_connect(const char *place, const char *name_space, uint32_t flags, cw_cli
         return cw_fail(-EINVAL, out ? "cw_connect knows the flag CW_CONNECT_NO_START alone"
                                     : "a place for the client is needed, NULL was given");
     if (!name_space)
-        name_space = getenv("CABLEWAY_NAMESPACE");
+        name_space = secure_getenv("CABLEWAY_NAMESPACE");
     if (!name_space)
         name_space = "";
     int code = cw_namespace_check(name_space);

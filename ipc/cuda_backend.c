@@ -394,8 +394,8 @@ int cw_memory_gpu(const void *address, int *gpu) {
     const struct cw_cuda *cuda;
     CUmemorytype kind = 0;
     int ordinal = -1;
-    if (!gpu)
-        return cw_fail(-EINVAL, "a place for the answer is needed, NULL was given");
+    if (!address || !gpu)
+        return cw_needs("an address and a place for the answer");
     int code = cw_cuda_open(&cuda);
     if (code)
         return code;

@@ -105,7 +105,7 @@ static int start(struct cw_cuda *cuda, const char *path) {
 
 static int open_driver(void) {
     static bool watches_forks;
-    const char *path = getenv("CABLEWAY_CUDA_DRIVER");
+    const char *path = secure_getenv("CABLEWAY_CUDA_DRIVER");
     if (!path || !*path)
         path = DRIVER_NAME;
     /* Never closed: the driver has threads, and others in this process use it. */

@@ -211,13 +211,18 @@ int cw_array_pin(cw_array *array) {
 }
 
 void cw_array_unpin(cw_array *array) {
+    if (!array)
+        return;
     struct cw_evictable *it = array->evict;
     cw_client *client = array->client;
     cw_array *passed = NULL;
     if (!it || cw_client_forked(client))
         return;
     pthread_mutex_lock(&client->lock);
-    CW_ASSERT(it->pins > 0);
+    if (it->pins == 0) { /* once more than it was pinned */
+        pthread_mutex_unlock(&client->lock);
+        return;
+    }
     it->pins--;
     it->used = ++client->uses;
     if (it->state == CW_HERE && it->host &&
@@ -230,6 +235,8 @@ void cw_array_unpin(cw_array *array) {
 }
 
 int cw_array_away(const cw_array *array) {
+    if (!array)
+        return cw_needs("an array");
     struct cw_evictable *it = array->evict;
     if (!it)
         return 0;

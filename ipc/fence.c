@@ -190,7 +190,7 @@ int cw_patience_spend(cw_client *client, struct cw_patience *patience, const cha
     int64_t now_ns = cw_now_ns();
     if (!patience->spin_end_ns) {
         patience->spin_end_ns = now_ns + SPIN_NS;
-        patience->end_ns = patience->timeout_ns < 0 ? INT64_MAX : now_ns + patience->timeout_ns;
+        patience->end_ns = cw_end_ns(now_ns, patience->timeout_ns);
     }
     if (now_ns >= patience->end_ns)
         return cw_fail(-ETIMEDOUT, "%s did not come to an end in %.3f s", what,

@@ -25,7 +25,7 @@
 static __thread int64_t resumes_ns;
 
 static int64_t patience_ns(void) {
-    const char *text = getenv("CABLEWAY_FULL_WAIT_MS");
+    const char *text = secure_getenv("CABLEWAY_FULL_WAIT_MS");
     if (text && *text) {
         char *end;
         unsigned long value = strtoul(text, &end, 10);

@@ -32,8 +32,8 @@
 
 /* What the user says in the environment, else what the device's size suggests. */
 static uint64_t cache_limit(const struct cw_backend *backend, uint64_t suggested_bytes) {
-    const char *text = getenv(backend->device_kind == CW_DEVICE_HOST ? "CABLEWAY_CACHE_BYTES"
-                                                                     : "CABLEWAY_GPU_CACHE_BYTES");
+    bool host = backend->device_kind == CW_DEVICE_HOST;
+    const char *text = secure_getenv(host ? "CABLEWAY_CACHE_BYTES" : "CABLEWAY_GPU_CACHE_BYTES");
     if (text && *text) {
         char *end;
         unsigned long long value = strtoull(text, &end, 10);

@@ -11,7 +11,7 @@ static enum cw_wish wished;
 static char unknown[32];
 
 static void read_wish(void) {
-    const char *text = getenv("CABLEWAY_ROUTE");
+    const char *text = secure_getenv("CABLEWAY_ROUTE");
     if (!text || !*text || strcmp(text, "auto") == 0)
         wished = CW_WISH_NONE;
     else if (strcmp(text, "staged") == 0)
@@ -80,8 +80,8 @@ static int take_copy(cw_array *distant, const char *device, cw_array **out) {
 
 int cw_get_copy(cw_client *client, const char *name, const char *device, cw_array **out) {
     cw_array *distant;
-    if (!out)
-        return cw_fail(-EINVAL, "a place for the array is needed, NULL was given");
+    if (!out || !device)
+        return cw_needs("a device and a place for the array");
     int code = cw_get_distant(client, name, &distant);
     return code ? code : take_copy(distant, device, out);
 }

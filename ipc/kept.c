@@ -78,8 +78,9 @@ static struct cw_slab *largest_kept(const cw_client *client, const struct cw_hea
 }
 
 uint64_t cw_trim(cw_client *client, uint64_t keep_bytes, uint64_t *waiting) {
-    *waiting = 0;
-    if (cw_client_usable(client))
+    if (waiting)
+        *waiting = 0;
+    if (!waiting || cw_client_usable(client))
         return 0; /* its broker is gone, and the slabs with it */
     pthread_mutex_lock(&client->lock);
     cw_heap_collect(client, true);

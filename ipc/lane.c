@@ -168,6 +168,11 @@ static bool nap(cw_client *client, struct cw_brief *brief) {
     return came;
 }
 
+/* Is the broker expected to answer at once? */
+static bool is_brief(enum cw_call_mode mode) {
+    return mode == CW_CALL_BRIEF || mode == CW_CALL_DEED;
+}
+
 /* Writes a request. The caller holds lane_lock, which is given up while there is no room. until_ns:
  * INT64_MAX for ever. 0; -ECONNRESET; -EINTR, -ETIMEDOUT: it was not written. */
 static int write_request(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
@@ -187,7 +192,7 @@ static int write_request(cw_client *client, uint16_t op, uint64_t id, const stru
             return cw_fail(-ETIMEDOUT, "the broker took no request in time: it is stopped, or "
                                        "hangs");
         bool came = nap(client, brief);
-        if (cw_brief_over(brief, came) || (came && mode != CW_CALL_BRIEF))
+        if (cw_brief_over(brief, came) || (came && !is_brief(mode)))
             return cw_fail(-EINTR, "a signal came while waiting for the broker");
     }
 }
@@ -338,9 +343,16 @@ static int call_wait(cw_client *client, struct cw_call *call, enum cw_call_mode 
             pthread_mutex_lock(&client->lane_lock);
         }
         bool over = cw_brief_over(brief, code == -EINTR);
-        if ((over || (code == -EINTR && mode != CW_CALL_BRIEF)) && call_word(call) != CALL_DONE)
+        if ((over || (code == -EINTR && !is_brief(mode))) && call_word(call) != CALL_DONE)
             return cw_fail(-EINTR, "a signal came while waiting for the broker");
     }
+}
+
+/* The wait for an answer has ended, and the broker, which stands still, may yet do it. */
+static int in_progress(void) {
+    return cw_fail(-EINPROGRESS,
+                   "the broker has the request and does not answer: it is stopped, or "
+                   "hangs. It may yet be done: look before you repeat it");
 }
 
 /* Takes a request back at the broker and waits for what became of it: answered meanwhile, or
@@ -351,16 +363,18 @@ static int call_cancel(cw_client *client, struct cw_call *call, enum cw_call_mod
     char sentence[CW_DETAIL_MAX];
     strcpy(sentence, cw_detail());
     int waited = post(client, CW_OP_CANCEL, &cancel, sizeof cancel, true);
-    if (waited == 0)
+    if (waited == 0 && mode != CW_CALL_LOOK)
         do {
             struct cw_brief brief = {.begun_ns = cw_now_ns()};
             int64_t until_ns = mode == CW_CALL_HELD ? INT64_MAX : brief.begun_ns + CW_PATIENCE_NS;
             waited = call_wait(client, call, CW_CALL_BRIEF, &brief, until_ns);
         } while (waited == -EINTR && mode == CW_CALL_HELD);
-    if (waited == 0 && call->status != -ECANCELED)
+    if (waited == 0 && mode != CW_CALL_LOOK && call->status != -ECANCELED)
         return 0;
     if (waited == -ECONNRESET)
         return waited;
+    if (waited && mode != CW_CALL_LOOK)
+        return in_progress();
     return cw_fail(code, "%s", sentence);
 }
 
@@ -368,15 +382,17 @@ int cw_lane_call(cw_client *client, uint16_t op, const struct iovec *parts, uint
                  void *reply, uint32_t *reply_bytes, enum cw_call_mode mode, int64_t timeout_ns) {
     struct cw_call call = {.reply = reply, .reply_room = reply_bytes ? *reply_bytes : 0};
     struct cw_brief brief = {.begun_ns = cw_now_ns()};
-    int64_t until_ns = timeout_ns < 0 ? INT64_MAX : brief.begun_ns + timeout_ns;
+    int64_t until_ns = cw_end_ns(brief.begun_ns, timeout_ns);
     pthread_mutex_lock(&client->lane_lock);
     call.id = ++client->lane.next_id;
     int code = write_request(client, op, call.id, parts, count, mode, &brief, until_ns);
     if (code == 0) {
         call_enter(client, &call);
         code = call_wait(client, &call, mode, &brief, until_ns);
-        if (mode != CW_CALL_BRIEF && (code == -EINTR || code == -ETIMEDOUT))
+        if (!is_brief(mode) && (code == -EINTR || code == -ETIMEDOUT))
             code = call_cancel(client, &call, mode, code);
+        else if (mode == CW_CALL_DEED && code == -EINTR)
+            code = in_progress();
         call_leave(client, &call);
     }
     pthread_mutex_unlock(&client->lane_lock);

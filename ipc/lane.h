@@ -71,11 +71,16 @@ int cw_lane_offer(cw_client *client, uint16_t op, const void *body, uint32_t bod
 /*
  * A request and its reply; parts are the body. *reply_bytes: in the room at reply, out what came.
  * timeout_ns < 0: for ever. Returns the reply's status (its sentence is then this thread's detail),
- * -ETIMEDOUT, -EINTR, -ECONNRESET. After -EINTR of a brief one, what became of it is not known;
- * else -EINTR and -ETIMEDOUT say that it was taken back, as far as the broker has answered.
+ * -ETIMEDOUT, -EINTR, -ECONNRESET. After -EINTR of a brief one, what became of it is not known; of
+ * the others -EINTR and -ETIMEDOUT say that it was not done or was taken back, and -EINPROGRESS
+ * that the broker has not said so.
  */
 enum cw_call_mode {
     CW_CALL_BRIEF, /* the broker answers at once: a signal ends it only after CW_PATIENCE_NS */
+    CW_CALL_DEED,  /* the same of what changes something: if a signal ends it once it was written,
+                      -EINPROGRESS says that it may yet be done */
+    CW_CALL_LOOK,  /* it may take long and changes nothing: a signal or the time ends it, it is
+                      cancelled, and nobody waits for what became of it */
     CW_CALL_LONG,  /* it may take long: a signal ends it, and it is cancelled at the broker */
     CW_CALL_HELD,  /* the same; once it is begun it cannot be cancelled, and no signal ends it:
                       memory of the caller's is in use until the reply */

@@ -10,7 +10,22 @@
 
 #include "shm/error.h"
 
-/* Copies the dtype's text: 1 to CW_DTYPE_MAX bytes without control characters. */
+int cw_shape_check_dtype(const struct cw_shape *shape) {
+    uint32_t size_bytes;
+    if (strlen(shape->dtype) != shape->dtype_bytes)
+        return cw_fail(-EINVAL, "a dtype's text holds a zero byte");
+    for (uint32_t i = 0; i < shape->dtype_bytes; i++)
+        if ((unsigned char)shape->dtype[i] < 0x20 || shape->dtype[i] == 0x7f)
+            return cw_fail(-EINVAL, "a dtype's text holds the control character 0x%02x",
+                           (unsigned char)shape->dtype[i]);
+    int code = cw_dtype_size(shape->dtype, &size_bytes);
+    if (code == 0 && size_bytes != shape->itemsize)
+        code = cw_fail(-EINVAL, "elements of \"%.200s\" have %u bytes, the layout says %u",
+                       shape->dtype, size_bytes, shape->itemsize);
+    return code;
+}
+
+/* Copies the dtype's text, if it is one (dtype.c), of elements that are as large as it says. */
 static int resolve_dtype(const char *dtype, struct cw_shape *out) {
     if (!dtype)
         return cw_fail(-EINVAL, "a layout needs a dtype (such as \"<f8\"), it has none");
@@ -18,14 +33,10 @@ static int resolve_dtype(const char *dtype, struct cw_shape *out) {
     if (length == 0 || length > CW_DTYPE_MAX)
         return cw_fail(-EINVAL, "a dtype's text has 1 to %d bytes, this one has %s", CW_DTYPE_MAX,
                        length ? "more" : "none");
-    for (size_t i = 0; i < length; i++)
-        if ((unsigned char)dtype[i] < 0x20 || dtype[i] == 0x7f)
-            return cw_fail(-EINVAL, "a dtype's text holds the control character 0x%02x",
-                           (unsigned char)dtype[i]);
-    memcpy(out->dtype, dtype, length);
+    memcpy(out->dtype, dtype, length); /* another thread may write there: the copy is checked */
     out->dtype[length] = 0;
     out->dtype_bytes = (uint32_t)length;
-    return 0;
+    return cw_shape_check_dtype(out);
 }
 
 static int overflow(void) {

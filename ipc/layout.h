@@ -24,6 +24,8 @@ struct cw_shape {
 /* Checks a caller's layout. Only the first ndim values and the dtype's text are written. 0 or
  * -EINVAL. */
 int cw_layout_resolve(const cw_layout *layout, struct cw_shape *out);
+/* Is the dtype's text one, and of elements of itemsize? 0 or -EINVAL. */
+int cw_shape_check_dtype(const struct cw_shape *shape);
 /* Computes origin and span from shape, strides and itemsize. 0 or -EINVAL. */
 int cw_shape_measure(struct cw_shape *shape);
 

@@ -37,8 +37,8 @@ static struct cw_slab *find_slab(cw_client *client, const uint8_t *address) {
 
 int cw_memory_array(cw_client *client, const void *address, cw_array **out) {
     uint32_t block;
-    if (!client || !out)
-        return cw_fail(-EINVAL, "a client and a place for the array are needed, NULL was given");
+    if (!client || !address || !out)
+        return cw_needs("a client, an address and a place for the array");
     int code = cw_client_usable(client);
     if (code)
         return code;

@@ -55,8 +55,8 @@ int cw_meta_decode(const void *buffer, uint32_t buffer_bytes, uint64_t size_byte
     at += axes;
     memcpy(out->dtype, at, meta.dtype_bytes);
     out->dtype[meta.dtype_bytes] = 0;
-    if (memchr(out->dtype, 0, meta.dtype_bytes))
-        return cw_fail(-EPROTO, "metadata whose dtype holds a zero byte");
+    if (cw_shape_check_dtype(out) != 0)
+        return cw_fail(-EPROTO, "metadata whose dtype cannot be: %.300s", (const char *)out->dtype);
     if (cw_shape_measure(out) != 0)
         return cw_fail(-EPROTO, "metadata whose shape cannot be");
     if (out->span_bytes > size_bytes)

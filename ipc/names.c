@@ -227,7 +227,7 @@ int cw_name_key_put(cw_array *array, const struct cw_name_key *key, uint32_t fla
     cw_client *client = array->client;
     struct iovec parts[] = {
         {&put, sizeof put}, {(void *)(uintptr_t)key->text, key->length}, {meta, put.meta_bytes}};
-    code = cw_lane_call(client, CW_OP_PUT, parts, 3, NULL, NULL, CW_CALL_BRIEF, -1);
+    code = cw_lane_call(client, CW_OP_PUT, parts, 3, NULL, NULL, CW_CALL_DEED, -1);
     if (code == 0) {
         /* What the name meant before may be back already. */
         pthread_mutex_lock(&client->lock);
@@ -308,21 +308,23 @@ int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_lay
 static int parse_device(const char *device, int *gpu) {
     char rest;
     unsigned number = 0;
-    if (device && strcmp(device, "cpu") == 0)
+    if (strcmp(device, "cpu") == 0)
         *gpu = -1;
-    else if (device && sscanf(device, "cuda:%3u%c", &number, &rest) == 1 && number < CW_GPUS_MAX)
+    else if (sscanf(device, "cuda:%3u%c", &number, &rest) == 1 && number < CW_GPUS_MAX)
         *gpu = (int)number;
     else
         return cw_fail(-ENODEV,
                        "\"%.100s\" is no device of another node: \"cpu\", or \"cuda:0\" to "
                        "\"cuda:%d\" as that node counts its GPUs",
-                       device ? device : "", CW_GPUS_MAX - 1);
+                       device, CW_GPUS_MAX - 1);
     return 0;
 }
 
 int cw_array_put_at(cw_array *array, const char *name, const char *device, uint32_t flags,
                     const cw_layout *layout, uint64_t offset_bytes) {
     int gpu;
+    if (!array || !name || !device)
+        return cw_needs("an array, a name and a device");
     int code = parse_device(device, &gpu);
     if (code == 0)
         code = cw_array_pin(array);
@@ -357,7 +359,7 @@ static int await_name(cw_client *client, const char *name, int64_t timeout_ns) {
     if (cw_remote_name(name))
         code = cw_remote_call(client, CW_REMOTE_WAIT, &key, timeout_ns);
     else
-        code = key_call(client, CW_OP_WAIT, &key, CW_CALL_LONG, timeout_ns);
+        code = key_call(client, CW_OP_WAIT, &key, CW_CALL_LOOK, timeout_ns);
     if (code == -ELOOP)
         return await_name(client, cw_remote_local(name), timeout_ns);
     if (code == -ETIMEDOUT)
@@ -374,7 +376,7 @@ int cw_wait(cw_client *client, const char *name, int64_t timeout_ns) {
 }
 
 int cw_name_key_remove(cw_client *client, const struct cw_name_key *key) {
-    return key_call(client, CW_OP_REMOVE, key, CW_CALL_BRIEF, -1);
+    return key_call(client, CW_OP_REMOVE, key, CW_CALL_DEED, -1);
 }
 
 int cw_remove(cw_client *client, const char *name) {

@@ -76,6 +76,8 @@ uint64_t cw_pool_bytes(uint32_t workers, uint32_t cells, uint32_t groups) {
 
 int cw_pool_allocate(uint64_t memory_bytes, int *out_fd) {
     struct cw_segment segment;
+    if (!out_fd)
+        return cw_needs("a place for the descriptor");
     int code = cw_segment_create("pool", memory_bytes, 0, 0, CW_SEGMENT_UNMAPPED, &segment);
     if (code == 0)
         *out_fd = segment.fd;
@@ -103,7 +105,45 @@ int cw_pool_check_memory(const void *memory, uint64_t memory_bytes, uint32_t wor
     return 0;
 }
 
-/* ---- the parent's end ---- */
+/* ---- the parent's end: what the caller says is looked at, and never led outside ---- */
+
+static int check_worker(const cw_pool *pool, uint32_t worker) {
+    if (!pool)
+        return cw_needs("a pool");
+    if (worker >= pool->parts.view.worker_count)
+        return cw_fail(-EINVAL, "a pool of %u workers has no worker %u",
+                       pool->parts.view.worker_count, worker);
+    return 0;
+}
+
+static int check_group(const cw_pool *pool, uint32_t group) {
+    if (!pool)
+        return cw_needs("a pool");
+    if (group >= pool->parts.view.group_count)
+        return cw_fail(-EINVAL, "a pool of %u groups has no group %u", pool->parts.view.group_count,
+                       group);
+    return 0;
+}
+
+static int check_cell(const cw_pool *pool, uint32_t cell) {
+    if (!pool)
+        return cw_needs("a pool");
+    if (cell >= pool->parts.view.cell_count)
+        return cw_fail(-EINVAL, "a pool of %u cells has no cell %u", pool->parts.view.cell_count,
+                       cell);
+    return 0;
+}
+
+/* Is the cell the caller's: reserved, collected, withdrawn or buried, and not freed or submitted
+ * since? */
+static int check_own_cell(const cw_pool *pool, uint32_t cell) {
+    int code = check_cell(pool, cell);
+    if (code == 0 && pool->parent.place[cell] != CW_DISPATCH_NOWHERE)
+        code = cw_fail(-EINVAL, "cell %u is not the caller's: it %s", cell,
+                       pool->parent.place[cell] == CW_DISPATCH_FREE ? "is free"
+                                                                    : "has a submitted task");
+    return code;
+}
 
 int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
                 uint32_t groups, cw_pool **out) {
@@ -132,7 +172,7 @@ int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t 
     parent->free_count = cells;
     for (uint32_t i = 0; i < cells; i++) {
         parent->free[i] = cells - 1 - i;
-        parent->place[i] = CW_DISPATCH_NOWHERE;
+        parent->place[i] = CW_DISPATCH_FREE;
     }
     *pool->parts.head =
         (struct head){.magic = POOL_MAGIC, .workers = workers, .cells = cells, .groups = groups};
@@ -140,9 +180,14 @@ int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t 
     return 0;
 }
 
-void cw_pool_use(cw_pool *pool, uint32_t workers) {
-    CW_ASSERT(workers >= 1 && workers <= pool->parts.view.worker_count);
+int cw_pool_use(cw_pool *pool, uint32_t workers) {
+    if (!pool)
+        return cw_needs("a pool");
+    if (workers < 1 || workers > pool->parts.view.worker_count)
+        return cw_fail(-EINVAL, "a pool of %u workers uses 1 to so many, not %u",
+                       pool->parts.view.worker_count, workers);
     cw_dispatch_use(&pool->parent, workers);
+    return 0;
 }
 
 void cw_pool_delete(cw_pool *pool) {
@@ -157,7 +202,11 @@ void cw_pool_delete(cw_pool *pool) {
 }
 
 void *cw_pool_function(cw_pool *pool, uint32_t slot) {
-    CW_ASSERT(slot < CW_POOL_FUNCTION_SLOTS);
+    if (!pool || slot >= CW_POOL_FUNCTION_SLOTS) {
+        (void)cw_fail(-EINVAL, "a pool and one of its %u slots are needed, %s %u was given",
+                      CW_POOL_FUNCTION_SLOTS, pool ? "slot" : "NULL and", slot);
+        return NULL;
+    }
     return pool->parts.functions + (uint64_t)slot * CW_POOL_FUNCTION_MAX;
 }
 
@@ -180,12 +229,38 @@ void cw_pool_read_task(const struct parts *parts, uint32_t cell, uint64_t place,
                      .function_bytes = meta.function_bytes};
 }
 
-void cw_task_write(const cw_task *task, const void *data, uint32_t size_bytes) {
-    CW_ASSERT(size_bytes <= CW_POOL_DATA_MAX);
-    cw_dispatch_write(task->data, data, size_bytes);
+/* The same for both ends. */
+static int check_size(uint32_t size_bytes) {
+    return size_bytes <= CW_POOL_DATA_MAX
+               ? 0
+               : cw_fail(-EINVAL, "a task or an answer has at most %u bytes, %u were given",
+                         CW_POOL_DATA_MAX, size_bytes);
+}
+
+int cw_pool_check_task(const cw_task *task) {
+    if (!task)
+        return cw_needs("a task");
+    if (task->slot >= CW_POOL_FUNCTION_SLOTS || task->function_bytes > CW_POOL_FUNCTION_MAX)
+        return cw_fail(-EINVAL,
+                       "a function has at most %u bytes in one of %u slots, %u in slot %u were "
+                       "given",
+                       CW_POOL_FUNCTION_MAX, CW_POOL_FUNCTION_SLOTS, task->function_bytes,
+                       task->slot);
+    return check_size(task->size_bytes);
+}
+
+int cw_task_write(const cw_task *task, const void *data, uint32_t size_bytes) {
+    if (!task || !task->data || (!data && size_bytes))
+        return cw_needs("a task that was reserved or taken, and its data");
+    int code = check_size(size_bytes);
+    if (code == 0 && size_bytes)
+        cw_dispatch_write(task->data, data, size_bytes);
+    return code;
 }
 
 int cw_pool_reserve(cw_pool *pool, cw_task *out) {
+    if (!pool || !out)
+        return cw_needs("a pool and a place for the task");
     int cell = cw_dispatch_reserve(&pool->parent);
     if (cell < 0)
         return cell;
@@ -193,14 +268,21 @@ int cw_pool_reserve(cw_pool *pool, cw_task *out) {
     return 0;
 }
 
-void cw_pool_free(cw_pool *pool, uint32_t cell) {
-    cw_dispatch_free(&pool->parent, cell);
+int cw_pool_free(cw_pool *pool, uint32_t cell) {
+    int code = check_own_cell(pool, cell);
+    if (code == 0)
+        cw_dispatch_free(&pool->parent, cell);
+    return code;
 }
 
 int cw_pool_submit(cw_pool *pool, const cw_task *task) {
-    CW_ASSERT(task->size_bytes <= CW_POOL_DATA_MAX && task->slot < CW_POOL_FUNCTION_SLOTS &&
-              task->function_bytes <= CW_POOL_FUNCTION_MAX);
-    CW_ASSERT(task->group < pool->parts.view.group_count);
+    int code = cw_pool_check_task(task);
+    if (code == 0)
+        code = check_group(pool, task->group);
+    if (code == 0)
+        code = check_own_cell(pool, task->cell);
+    if (code)
+        return code;
     struct cell_meta meta = {.kind = task->kind,
                              .size_bytes = task->size_bytes,
                              .function = task->function,
@@ -210,31 +292,48 @@ int cw_pool_submit(cw_pool *pool, const cw_task *task) {
     return cw_dispatch_submit(&pool->parent, task->group, task->cell);
 }
 
-void cw_pool_wake(cw_pool *pool, uint32_t group, uint32_t most) {
-    CW_ASSERT(group < pool->parts.view.group_count);
-    cw_dispatch_wake(&pool->parent, group, most);
+int cw_pool_wake(cw_pool *pool, uint32_t group, uint32_t most) {
+    int code = check_group(pool, group);
+    if (code == 0)
+        cw_dispatch_wake(&pool->parent, group, most);
+    return code;
 }
 
-void cw_pool_release(cw_pool *pool, uint32_t worker) {
-    CW_ASSERT(worker < pool->parts.view.worker_count);
+int cw_pool_release(cw_pool *pool, uint32_t worker) {
+    int code = check_worker(pool, worker);
+    if (code)
+        return code;
     /* T54: release, after what was written into what was opened; pairs with T55. */
     CW_ADD(T54, &pool->parts.view.workers[worker].released, 1, release);
+    return 0;
 }
 
-void cw_pool_assign(cw_pool *pool, uint32_t worker, uint32_t group) {
-    CW_ASSERT(worker < pool->parts.view.worker_count && group < pool->parts.view.group_count);
-    cw_dispatch_assign(&pool->parent, worker, group);
+int cw_pool_assign(cw_pool *pool, uint32_t worker, uint32_t group) {
+    int code = check_worker(pool, worker);
+    if (code == 0)
+        code = check_group(pool, group);
+    if (code == 0)
+        cw_dispatch_assign(&pool->parent, worker, group);
+    return code;
 }
 
 int cw_pool_withdraw(cw_pool *pool, uint32_t cell) {
-    return cw_dispatch_withdraw(&pool->parent, cell);
+    int code = check_cell(pool, cell);
+    if (code == 0 && pool->parent.place[cell] >= CW_DISPATCH_NOWHERE)
+        code = cw_fail(-EINVAL, "no task was submitted in cell %u, or it has come back", cell);
+    return code ? code : cw_dispatch_withdraw(&pool->parent, cell);
 }
 
 int cw_pool_taker(cw_pool *pool, uint32_t cell, int64_t *elapsed_ns) {
-    return cw_dispatch_taker(&pool->parent, cell, elapsed_ns);
+    int code = check_cell(pool, cell);
+    if (code == 0 && !elapsed_ns)
+        code = cw_needs("a place for the time");
+    return code ? code : cw_dispatch_taker(&pool->parent, cell, elapsed_ns);
 }
 
 int cw_pool_collect(cw_pool *pool, cw_task *out) {
+    if (!pool || !out)
+        return cw_needs("a pool and a place for the task");
     uint32_t worker = 0;
     uint64_t place;
     int cell = cw_dispatch_collect(&pool->parent, &worker, &place);
@@ -245,23 +344,27 @@ int cw_pool_collect(cw_pool *pool, cw_task *out) {
 }
 
 void cw_pool_listen(cw_pool *pool, int change) {
-    cw_dispatch_listen(&pool->parent, change);
+    if (pool)
+        cw_dispatch_listen(&pool->parent, change);
 }
 
 uint32_t cw_pool_news(cw_pool *pool, int helper) {
-    return cw_dispatch_news(&pool->parts.view, helper != 0);
+    return !pool ? 0 : cw_dispatch_news(&pool->parts.view, helper != 0);
 }
 
 void cw_pool_tell(cw_pool *pool, int helper) {
-    cw_dispatch_tell(&pool->parts.view, helper != 0);
+    if (pool)
+        cw_dispatch_tell(&pool->parts.view, helper != 0);
 }
 
 void cw_pool_ask_emptied(cw_pool *pool) {
-    cw_dispatch_ask_emptied(&pool->parent);
+    if (pool)
+        cw_dispatch_ask_emptied(&pool->parent);
 }
 
 void cw_pool_emptied(cw_pool *pool) {
-    cw_dispatch_emptied(&pool->parent);
+    if (pool)
+        cw_dispatch_emptied(&pool->parent);
 }
 
 /* It pays to spin for workers that run on other cores. */
@@ -276,48 +379,61 @@ static bool spin_pays(cw_pool *pool) {
 }
 
 int cw_pool_wait(cw_pool *pool, int helper, uint32_t was, int64_t spin_ns, int64_t timeout_ns) {
+    if (!pool)
+        return cw_needs("a pool");
     if (helper || (spin_ns > 0 && !spin_pays(pool)))
         spin_ns = 0;
     return cw_dispatch_wait(&pool->parent, helper != 0, was, spin_ns, timeout_ns);
 }
 
 uint32_t cw_pool_ask(cw_pool *pool) {
-    return cw_dispatch_ask(&pool->parent.view);
+    return pool ? cw_dispatch_ask(&pool->parent.view) : 0;
 }
 
 int cw_pool_must_heed(cw_pool *pool, uint32_t *number) {
+    if (!pool || !number)
+        return cw_needs("a pool and a place for the number");
     return cw_dispatch_must_heed(&pool->parts.view, CW_DISPATCH_PARENT, number);
 }
 
 void cw_pool_heed(cw_pool *pool, uint32_t number, int some) {
-    cw_dispatch_heed(&pool->parts.view, CW_DISPATCH_PARENT, number, some != 0);
+    if (pool)
+        cw_dispatch_heed(&pool->parts.view, CW_DISPATCH_PARENT, number, some != 0);
 }
 
 uint32_t cw_pool_unheeded(cw_pool *pool, uint32_t number, int *some) {
     bool any;
+    if (!pool || !some)
+        return 0;
     uint32_t missing = cw_dispatch_unheeded(&pool->parent.view, number, &any);
     *some = any;
     return missing;
 }
 
 void cw_pool_close(cw_pool *pool, int closing) {
-    cw_dispatch_close(&pool->parent, closing != 0);
+    if (pool)
+        cw_dispatch_close(&pool->parent, closing != 0);
 }
 
-void cw_pool_dismiss(cw_pool *pool, uint32_t worker) {
-    CW_ASSERT(worker < pool->parts.view.worker_count);
-    cw_dispatch_order(&pool->parent, worker, CW_ORDER_LEAVE);
+int cw_pool_dismiss(cw_pool *pool, uint32_t worker) {
+    int code = check_worker(pool, worker);
+    if (code == 0)
+        cw_dispatch_order(&pool->parent, worker, CW_ORDER_LEAVE);
+    return code;
 }
 
 uint64_t cw_pool_ready(cw_pool *pool, uint32_t group) {
-    CW_ASSERT(group < pool->parts.view.group_count);
-    return cw_dispatch_ready(&pool->parent.view, group);
+    return check_group(pool, group) ? 0 : cw_dispatch_ready(&pool->parent.view, group);
 }
 
 int cw_pool_bury(cw_pool *pool, uint32_t worker, cw_task *out) {
-    CW_ASSERT(worker < pool->parts.view.worker_count);
+    int cell = check_worker(pool, worker);
+    if (cell == 0 && !out)
+        cell = cw_needs("a place for the task");
+    if (cell)
+        return cell;
     struct cw_dispatch_end end;
-    int cell = cw_dispatch_bury(&pool->parent, worker, &end);
+    cell = cw_dispatch_bury(&pool->parent, worker, &end);
     if (cell >= 0) {
         cw_pool_read_task(&pool->parts, (uint32_t)cell, end.place, out);
         out->worker = worker;
@@ -329,8 +445,12 @@ int cw_pool_bury(cw_pool *pool, uint32_t worker, cw_task *out) {
     return cell;
 }
 
-void cw_pool_look_at(cw_pool *pool, uint32_t worker, cw_worker_info *out) {
-    CW_ASSERT(worker < pool->parts.view.worker_count);
+int cw_pool_look_at(cw_pool *pool, uint32_t worker, cw_worker_info *out) {
+    int code = check_worker(pool, worker);
+    if (code == 0 && !out)
+        code = cw_needs("a place for the figures");
+    if (code)
+        return code;
     struct cw_dispatch_worker *from = &pool->parts.view.workers[worker];
     /* T30: figures only. */
     *out = (cw_worker_info){
@@ -341,9 +461,11 @@ void cw_pool_look_at(cw_pool *pool, uint32_t worker, cw_worker_info *out) {
         .bytes_in = CW_LOAD(T30, &from->figures[FIGURE_BYTES_IN], relaxed),
         .bytes_out = CW_LOAD(T30, &from->figures[FIGURE_BYTES_OUT], relaxed),
     };
+    return 0;
 }
 
 const void *cw_pool_words(cw_pool *pool, uint32_t worker) {
-    CW_ASSERT(worker < pool->parts.view.worker_count);
+    if (check_worker(pool, worker))
+        return NULL;
     return pool->parts.worker_data + (uint64_t)worker * DATA_STRIDE;
 }

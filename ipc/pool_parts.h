@@ -55,6 +55,8 @@ uint64_t cw_pool_lay_out(uint8_t *base, uint32_t workers, uint32_t cells, uint32
 /* Is this memory large enough for such a pool? -EINVAL. */
 int cw_pool_check_memory(const void *memory, uint64_t memory_bytes, uint32_t workers,
                          uint32_t cells, uint32_t groups);
+/* Are the sizes and the slot in range that the caller has set? -EINVAL. */
+int cw_pool_check_task(const cw_task *task);
 /* What stands in a cell, copied and checked. */
 void cw_pool_read_task(const struct parts *parts, uint32_t cell, uint64_t place, cw_task *out);
 

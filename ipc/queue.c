@@ -18,6 +18,8 @@
  * whoever dies. A reader takes leases of its own on all that goes with an item, ends the transits
  * and then publishes that the item is taken. If it dies before the last step the next reader finds
  * the item again: whole, or (the transits ended) without its memory; such an item is passed over.
+ * So is one with a handle that names no array: put looks at what can be seen in a handle alone, but
+ * another process may write here what it likes, and one bad item must not stop the readers.
  * A reader that has passed a ring ends that ring's transit; if it dies before, the next one does.
  * A writer that dies before it ties a transit leaves it to its limit.
  *
@@ -239,6 +241,8 @@ static void ring_forget(cw_queue *queue, uint64_t current) {
 
 int cw_queue_new(cw_client *client, uint64_t max_items, uint64_t max_bytes, cw_array **out) {
     cw_array *array;
+    if (!out)
+        return cw_needs("a place for the queue's array");
     int code = new_bytes(client, HEAD_BYTES + FIRST_BYTES, &array);
     if (code)
         return code;
@@ -289,14 +293,13 @@ void cw_queue_close(cw_queue *queue) {
 }
 
 uint64_t cw_queue_max(const cw_queue *queue) {
-    (void)queue;
-    return DATA_MAX;
+    return queue ? DATA_MAX : 0;
 }
 
 static int64_t end_of(int64_t timeout_ns) {
     if (timeout_ns == CW_QUEUE_TRY)
         return CW_QUEUE_END_TRY;
-    return timeout_ns <= 0 ? timeout_ns : cw_now_ns() + timeout_ns;
+    return timeout_ns <= 0 ? timeout_ns : cw_end_ns(cw_now_ns(), timeout_ns);
 }
 
 /* ---- putting ---- */
@@ -342,6 +345,16 @@ static int check_put(cw_queue *queue, const void *data, uint64_t size_bytes,
     if (charge < size_bytes || (limit && charge > limit))
         return cw_fail(-EMSGSIZE, "an item of %llu bytes can never fit a queue of at most %llu",
                        (unsigned long long)charge, (unsigned long long)limit);
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t end_bytes;
+        if (__builtin_add_overflow(handles[i].offset_bytes, handles[i].size_bytes, &end_bytes) ||
+            end_bytes > INT64_MAX)
+            return cw_fail(-EINVAL,
+                           "handle %u names %llu bytes at %llu, which no array has: give what "
+                           "cw_array_export() wrote",
+                           i, (unsigned long long)handles[i].size_bytes,
+                           (unsigned long long)handles[i].offset_bytes);
+    }
     return 0;
 }
 
@@ -435,7 +448,8 @@ static int find_record(cw_queue *queue, struct cw_queue_place *place, struct rec
     return 0;
 }
 
-/* Leases on all that goes with the item, then the end of its transits. -ESTALE: it is gone. */
+/* Leases on all that goes with the item, then the end of its transits. -ESTALE: it is gone, or a
+ * handle names what is no array (-EPROTO), which no reader will ever open. */
 static int open_all(cw_queue *queue, uint64_t at, uint32_t count, cw_item *item) {
     int stale = 0;
     for (uint32_t i = 0; i < count && !stale; i++) {
@@ -443,11 +457,11 @@ static int open_all(cw_queue *queue, uint64_t at, uint32_t count, cw_item *item)
         copy_out(&queue->get_ring, at + i * sizeof handle, &handle, sizeof handle);
         item->arrays[i] = NULL;
         int code = open_bytes(queue->client, handle, &item->arrays[i]);
-        if (code && code != -ESTALE) {
+        if (code && code != -ESTALE && code != -EPROTO) {
             close_arrays(item);
             return code; /* all is as it was */
         }
-        stale = code;
+        stale = code ? -ESTALE : 0;
         item->count += !stale;
     }
     for (uint32_t i = 0; i < count; i++) {
@@ -507,6 +521,10 @@ int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns) {
 /* ---- numbers, and being done ---- */
 
 void cw_queue_look_at(cw_queue *queue, cw_queue_info *out) {
+    if (out)
+        *out = (cw_queue_info){.items = 0};
+    if (!queue || !out)
+        return;
     struct cw_queue_core *core = &queue->head->core;
     struct cw_queue_place taken, put;
     cw_queue_look(&core->get, &taken);
@@ -527,9 +545,9 @@ void cw_queue_look_at(cw_queue *queue, cw_queue_info *out) {
 }
 
 int cw_queue_task_done(cw_queue *queue) {
-    return cw_queue_done(&queue->head->core);
+    return !queue ? cw_needs("a queue") : cw_queue_done(&queue->head->core);
 }
 
 int cw_queue_wait_done(cw_queue *queue, int64_t timeout_ns) {
-    return cw_queue_join(&queue->head->core, end_of(timeout_ns));
+    return !queue ? cw_needs("a queue") : cw_queue_join(&queue->head->core, end_of(timeout_ns));
 }

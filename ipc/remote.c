@@ -49,8 +49,9 @@ static int call(cw_client *client, struct cw_remote *remote, const struct cw_nam
     struct iovec parts[] = {{remote, sizeof *remote},
                             {(void *)(uintptr_t)key->text, key->length},
                             {(void *)(uintptr_t)meta, meta_bytes}};
-    return cw_lane_call(client, CW_OP_REMOTE, parts, 3, reply, reply_bytes, CW_CALL_LONG,
-                        timeout_ns);
+    bool looks = remote->verb == CW_REMOTE_WAIT || remote->verb == CW_REMOTE_GET;
+    return cw_lane_call(client, CW_OP_REMOTE, parts, 3, reply, reply_bytes,
+                        looks ? CW_CALL_LOOK : CW_CALL_LONG, timeout_ns);
 }
 
 int cw_remote_call(cw_client *client, enum cw_remote_verb verb, const struct cw_name_key *key,
@@ -65,7 +66,7 @@ static int get(cw_client *client, const struct cw_name_key *key, const struct cw
                cw_array **out) {
     struct cw_found found;
     unsigned room_tries = ROOM_TRIES;
-    int64_t until_ns = timeout_ns < 0 ? INT64_MAX : cw_now_ns() + timeout_ns;
+    int64_t until_ns = cw_end_ns(cw_now_ns(), timeout_ns);
     if (!(flags & CW_PRIVATE))
         flags |= CW_READONLY; /* others share it, and its owner would never see what is written */
     for (unsigned tries = 0; tries < GET_TRIES; tries++) {

@@ -24,7 +24,7 @@ void cw_fds_close(struct cw_fds *fds) {
 static __thread int64_t limit_ns; /* 0: none */
 
 int64_t cw_brief_limit(int64_t timeout_ns) {
-    int64_t before = limit_ns, until_ns = cw_now_ns() + timeout_ns;
+    int64_t before = limit_ns, until_ns = cw_end_ns(cw_now_ns(), timeout_ns);
     if (timeout_ns >= 0 && (!limit_ns || until_ns < limit_ns))
         limit_ns = until_ns;
     return before;
@@ -84,7 +84,7 @@ static int poll_ms(const cw_client *client, const struct cw_brief *brief) {
         if (limits[i] > 0 && (left_ns < 0 || until_ns < left_ns))
             left_ns = until_ns > 0 ? until_ns : 0;
     }
-    return left_ns < 0 ? -1 : left_ns > 0 ? (int)(left_ns / 1000000) + 1 : 0;
+    return left_ns < 0 ? -1 : cw_poll_ms(left_ns);
 }
 
 /* Waits until the socket is ready. A signal ends it, if at all (brief), only after CW_PATIENCE_NS.

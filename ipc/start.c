@@ -2,7 +2,12 @@
  * Starting a broker where none answers.
  *
  * The program: $CABLEWAY_BROKER, else cablewayd beside this library (the same folder, or ../bin),
- * else by PATH. It detaches by itself (a session of its own, standard descriptors closed) and its
+ * else by PATH. In a program that runs with more rights than its caller (setuid, setgid, file
+ * capabilities: AT_SECURE) nothing that the caller says counts, neither the environment nor
+ * argv[0]: the broker is the one beside the shared library or in the system's folders, it gets no
+ * environment but PATH, and is wholly the effective user's, so that the caller cannot signal it.
+ *
+ * The program detaches by itself (a session of its own, standard descriptors closed) and its
  * first process ends when the broker listens, or could not, or found that one runs already; it says
  * why on its standard error, which is a pipe to us. Two clients may do this at once: the broker's
  * lock decides, and both then connect.
@@ -15,11 +20,13 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <link.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -29,6 +36,7 @@
 
 #define PROGRAM        "cablewayd"
 #define START_LIMIT_NS 8000000000
+#define SECURE_PATH    "/usr/local/bin:/usr/bin:/bin"
 
 extern char **environ;
 
@@ -39,13 +47,30 @@ static bool is_program(const char *path) {
     return access(path, X_OK) == 0;
 }
 
+/* Has this program more rights than who called it? */
+static bool is_secure(void) {
+    return getauxval(AT_SECURE) != 0;
+}
+
+/* The file that this function is in; of the program itself dladdr() knows no more than argv[0],
+ * which is the caller's word. */
+static bool find_self(char *real) {
+    Dl_info info;
+    struct link_map *map = NULL;
+    if (!dladdr1((void *)(uintptr_t)&cw_start_broker, &info, (void **)&map, RTLD_DL_LINKMAP) ||
+        !info.dli_fname)
+        return false;
+    if (map && *map->l_name)
+        return realpath(map->l_name, real) != NULL;
+    /* Whoever may link it into a folder of his own chooses what lies beside it. */
+    return !is_secure() && realpath("/proc/self/exe", real) != NULL;
+}
+
 /* Beside the file that this function is in. */
 static bool find_beside(char *path) {
     static const char *const places[] = {"", "../bin/", "bin/"};
-    Dl_info info;
     char real[PATH_MAX];
-    if (!dladdr((void *)(uintptr_t)&cw_start_broker, &info) || !info.dli_fname ||
-        !realpath(info.dli_fname, real))
+    if (!find_self(real))
         return false;
     char *slash = strrchr(real, '/');
     if (!slash)
@@ -59,7 +84,7 @@ static bool find_beside(char *path) {
 }
 
 static bool find_in_path(char *path) {
-    const char *at = getenv("PATH");
+    const char *at = is_secure() ? SECURE_PATH : getenv("PATH");
     while (at && *at) {
         size_t length = strcspn(at, ":");
         if (length && at[0] == '/' &&
@@ -72,7 +97,7 @@ static bool find_in_path(char *path) {
 }
 
 static int find_program(char *path) {
-    const char *given = getenv("CABLEWAY_BROKER");
+    const char *given = secure_getenv("CABLEWAY_BROKER");
     if (given && *given) {
         if (strlen(given) >= PATH_MAX || !is_program(given))
             return cw_fail(-ECONNRESET, "no broker runs, and CABLEWAY_BROKER=%.300s is no program",
@@ -82,6 +107,11 @@ static int find_program(char *path) {
     }
     if (find_beside(path) || find_in_path(path))
         return 0;
+    if (is_secure())
+        return cw_fail(-ECONNRESET,
+                       "no broker runs, and the program " PROGRAM " was not found beside "
+                       "libcableway.so nor in " SECURE_PATH "; the environment does not count in a "
+                       "program with more rights than its caller: install it there, or start it");
     return cw_fail(-ECONNRESET, "no broker runs, and the program " PROGRAM " was not found beside "
                                 "libcableway nor in PATH: set CABLEWAY_BROKER to it");
 }
@@ -111,12 +141,19 @@ static void default_signals(void) {
 
 /* The child: becomes the program. errors is the pipe's write end. */
 _Noreturn static void become_broker(const char *path, char *const argv[], int errors) {
+    static char path_only[] = "PATH=" SECURE_PATH;
+    char *const clean[] = {path_only, NULL};
+    bool secure = is_secure();
+    /* By the kernel's calls: glibc's would look for threads, which are not here. */
+    if (secure && (syscall(SYS_setresgid, getegid(), getegid(), getegid()) != 0 ||
+                   syscall(SYS_setresuid, geteuid(), geteuid(), geteuid()) != 0))
+        _exit(EXIT_NO_EXEC);
     /* Out of the way of 0 to 2 first. */
     int high = fcntl(errors, F_DUPFD, 3), null = open("/dev/null", O_RDWR);
     if (high < 0 || null < 0 || dup2(null, 0) < 0 || dup2(0, 1) < 0 || dup2(high, 2) < 0)
         _exit(EXIT_NO_EXEC);
     close_from(3);
-    execve(path, argv, environ);
+    execve(path, argv, secure ? clean : environ);
     _exit(EXIT_NO_EXEC);
 }
 

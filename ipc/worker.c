@@ -78,6 +78,8 @@ void cw_worker_close(cw_worker *worker) {
 }
 
 void cw_worker_settle(cw_worker *worker) {
+    if (!worker)
+        return;
     const struct cw_dispatch_view *view = &worker->parts.view;
     /* T48: relaxed: our own thread's; another one that answers settles itself. T49: acquire; pairs
      * with T48: we tell of all answers up to there, whosever they are. */
@@ -89,6 +91,8 @@ void cw_worker_settle(cw_worker *worker) {
 }
 
 int cw_worker_take(cw_worker *worker, cw_task *out) {
+    if (!worker || !out)
+        return cw_needs("a worker and a place for the task");
     struct cw_dispatch_view *view = &worker->parts.view;
     cw_worker_settle(worker);
     cw_sleeper_here(&view->workers[worker->number].sleeper);
@@ -110,6 +114,8 @@ int cw_worker_take(cw_worker *worker, cw_task *out) {
 }
 
 int cw_worker_peek(cw_worker *worker, uint32_t nth, void *buffer, cw_task *out) {
+    if (!worker || !buffer || !out)
+        return cw_needs("a worker and places for the task and its data");
     const struct parts *parts = &worker->parts;
     for (int i = 0; i < PEEKS_MAX; i++) {
         uint64_t place;
@@ -129,11 +135,12 @@ int cw_worker_peek(cw_worker *worker, uint32_t nth, void *buffer, cw_task *out) 
 }
 
 uint32_t cw_worker_fellows(cw_worker *worker) {
-    return cw_dispatch_fellows(&worker->parts.view);
+    return worker ? cw_dispatch_fellows(&worker->parts.view) : 0;
 }
 
 const void *cw_worker_function(cw_worker *worker, const cw_task *task) {
-    CW_ASSERT(task->slot < CW_POOL_FUNCTION_SLOTS);
+    if (!worker || cw_pool_check_task(task))
+        return NULL;
     return worker->parts.functions + (uint64_t)task->slot * CW_POOL_FUNCTION_MAX;
 }
 
@@ -143,9 +150,22 @@ static void count(cw_worker *worker, enum figure figure, uint64_t more) {
              worker->figures[figure], relaxed);
 }
 
-void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
-                      uint64_t extra_out) {
-    CW_ASSERT(task->size_bytes <= CW_POOL_DATA_MAX);
+/* Is the task one that this worker has taken, and not answered? */
+static int check_answer(const cw_worker *worker, const cw_task *task) {
+    if (!worker)
+        return cw_needs("a worker");
+    int code = cw_pool_check_task(task);
+    if (code == 0 && !cw_dispatch_is_taken(&worker->parts.view, worker->number, task->cell))
+        code = cw_fail(-EINVAL, "worker %u has no task in cell %u to be answered", worker->number,
+                       task->cell);
+    return code;
+}
+
+int cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
+                     uint64_t extra_out) {
+    int code = check_answer(worker, task);
+    if (code)
+        return code;
     const struct cw_dispatch_view *view = &worker->parts.view;
     struct cell_meta meta;
     cw_a64 *kind_and_size = meta_of(&worker->parts, task->cell);
@@ -165,40 +185,52 @@ void cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
     if (!cw_dispatch_publish(view, worker->number, task->cell))
         /* T48: release, after the answer (T12); pairs with T49. */
         CW_STORE(T48, &worker->owes, 1, release);
+    return 0;
 }
 
 void cw_worker_lend(cw_worker *worker) {
-    worker->lent++;
+    if (worker)
+        worker->lent++;
 }
 
 int cw_worker_released(const cw_worker *worker) {
+    if (!worker)
+        return cw_needs("a worker");
     /* T55: acquire; pairs with T54. What the parent wrote into what it has opened is seen. */
     const struct cw_dispatch_worker *own = &worker->parts.view.workers[worker->number];
     return CW_LOAD(T55, &own->released, acquire) == worker->lent;
 }
 
 void *cw_worker_words(cw_worker *worker) {
+    if (!worker)
+        return NULL;
     return worker->parts.worker_data + (uint64_t)worker->number * DATA_STRIDE;
 }
 
 void cw_worker_tell(cw_worker *worker, uint32_t state) {
-    cw_dispatch_state(&worker->parts.view, worker->number, state);
+    if (worker)
+        cw_dispatch_state(&worker->parts.view, worker->number, state);
 }
 
 uint32_t cw_worker_ask(cw_worker *worker) {
-    return cw_dispatch_ask(&worker->parts.view);
+    return worker ? cw_dispatch_ask(&worker->parts.view) : 0;
 }
 
 int cw_worker_must_heed(cw_worker *worker, uint32_t *number) {
+    if (!worker || !number)
+        return cw_needs("a worker and a place for the number");
     return cw_dispatch_must_heed(&worker->parts.view, worker->number, number);
 }
 
 void cw_worker_heed(cw_worker *worker, uint32_t number, int some) {
-    cw_dispatch_heed(&worker->parts.view, worker->number, number, some != 0);
+    if (worker)
+        cw_dispatch_heed(&worker->parts.view, worker->number, number, some != 0);
 }
 
 uint32_t cw_worker_unheeded(cw_worker *worker, uint32_t number, int *some) {
     bool any;
+    if (!worker || !some)
+        return 0;
     uint32_t missing = cw_dispatch_unheeded(&worker->parts.view, number, &any);
     *some = any;
     return missing;

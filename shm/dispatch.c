@@ -55,12 +55,15 @@ void cw_dispatch_use(struct cw_dispatch_parent *parent, uint32_t workers) {
 int cw_dispatch_reserve(struct cw_dispatch_parent *parent) {
     if (parent->free_count == 0)
         return -EAGAIN;
-    return (int)parent->free[--parent->free_count];
+    uint32_t cell = parent->free[--parent->free_count];
+    parent->place[cell] = CW_DISPATCH_NOWHERE;
+    return (int)cell;
 }
 
 void cw_dispatch_free(struct cw_dispatch_parent *parent, uint32_t cell) {
     CW_ASSERT(parent->free_count < parent->view.cell_count &&
               parent->place[cell] == CW_DISPATCH_NOWHERE);
+    parent->place[cell] = CW_DISPATCH_FREE;
     parent->free[parent->free_count++] = cell;
 }
 
@@ -100,7 +103,7 @@ int cw_dispatch_submit(struct cw_dispatch_parent *parent, uint32_t group, uint32
 
 int cw_dispatch_withdraw(struct cw_dispatch_parent *parent, uint32_t cell) {
     uint64_t place = parent->place[cell];
-    CW_ASSERT(place != CW_DISPATCH_NOWHERE);
+    CW_ASSERT(place < CW_DISPATCH_NOWHERE);
     uint64_t word = word_of(CW_CELL_READY, 0, place);
     /* T31: against the workers (T6); what lies in the cell is our own. */
     if (!CW_CAS(T31, &parent->view.cells[cell].word, &word, word_of(CW_CELL_FREE, 0, place),
@@ -202,7 +205,7 @@ int cw_dispatch_collect(struct cw_dispatch_parent *parent, uint32_t *w, uint64_t
         see_all(parent, *w, seen_of(parent, *w) + 1);
     else
         see(parent, *w, seen_of(parent, *w) + 1);
-    if (cell >= view->cell_count || parent->place[cell] == CW_DISPATCH_NOWHERE ||
+    if (cell >= view->cell_count || parent->place[cell] >= CW_DISPATCH_NOWHERE ||
         /* T16: T14 ordered it, and the answer. */
         CW_LOAD(T16, &view->cells[cell].word, relaxed) !=
             word_of(CW_CELL_DONE, *w + 1, parent->place[cell]))
@@ -298,7 +301,7 @@ int cw_dispatch_wait(const struct cw_dispatch_parent *parent, bool helper, uint3
     struct cw_bell *bell = bell_of(&parent->view, helper);
     if (must_look(parent, helper, was))
         return 0;
-    int64_t end_ns = timeout_ns < 0 ? -1 : cw_now_ns() + timeout_ns, left_ns = -1;
+    int64_t end_ns = timeout_ns < 0 ? -1 : cw_end_ns(cw_now_ns(), timeout_ns), left_ns = -1;
     if (spin_ns > 0 && timeout_ns != 0 && spin_for_answer(parent, helper, was, spin_ns))
         return 0;
     for (int64_t look_ns = LOOK_FIRST_NS;;) {
@@ -356,7 +359,7 @@ int cw_dispatch_bury(struct cw_dispatch_parent *parent, uint32_t w, struct cw_di
     const struct cw_dispatch_view *view = &parent->view;
     for (uint32_t cell = 0; cell < view->cell_count; cell++) {
         uint64_t place = parent->place[cell];
-        if (place == CW_DISPATCH_NOWHERE)
+        if (place >= CW_DISPATCH_NOWHERE)
             continue;
         /* T33: the death orders it. */
         uint64_t word = CW_LOAD(T33, &view->cells[cell].word, relaxed);

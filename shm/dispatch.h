@@ -199,14 +199,16 @@ struct cw_dispatch_parent { /* private to the parent; one thread at a time */
     uint64_t *head; /* of each group, as last looked at: it only rises */
     uint32_t *free; /* cell_count numbers, a stack */
     uint32_t free_count;
-    uint64_t *place;  /* of each cell's task; CW_DISPATCH_NOWHERE when it has none */
+    uint64_t *place;  /* of each cell's task; CW_DISPATCH_NOWHERE when it has none and the cell is
+                         the caller's, CW_DISPATCH_FREE when it is nobody's */
     cw_a64 *seen;     /* of each worker: answers collected; waiting threads read it */
     uint32_t look_at; /* the worker whose answers are looked for next */
     struct cw_dispatch_notice ahead[CW_DISPATCH_AHEAD]; /* that were found and not yet collected */
     uint32_t ahead_next, ahead_count;
     cw_a32 asked; /* 1: the helper wants to hear when nothing waits any more. Any thread */
 };
-#define CW_DISPATCH_NOWHERE UINT64_MAX
+#define CW_DISPATCH_FREE    UINT64_MAX
+#define CW_DISPATCH_NOWHERE (UINT64_MAX - 1)
 
 /* ---- the worker's side; w is its own number ---- */
 
@@ -224,6 +226,8 @@ uint32_t cw_dispatch_fellows(const struct cw_dispatch_view *view);
  * comes first. -EPROTO.
  */
 int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w, uint64_t *place);
+/* Is this a cell whose task the worker has taken and not answered? */
+bool cw_dispatch_is_taken(const struct cw_dispatch_view *view, uint32_t w, uint32_t cell);
 /* Since when the caller's task runs, CLOCK_MONOTONIC; 0: it has just been taken. */
 uint64_t cw_dispatch_taken_ns(const struct cw_dispatch_view *view, uint32_t cell);
 /* For how long it runs. */

@@ -216,6 +216,14 @@ int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w, uint64_t *
     return code;
 }
 
+bool cw_dispatch_is_taken(const struct cw_dispatch_view *view, uint32_t w, uint32_t cell) {
+    if (cell >= view->cell_count)
+        return false;
+    /* T11: our own word since T6, if it is that. */
+    uint64_t word = CW_LOAD(T11, &view->cells[cell].word, relaxed);
+    return state_of(word) == CW_CELL_TAKEN && worker_of(word) == w + 1;
+}
+
 uint64_t cw_dispatch_taken_ns(const struct cw_dispatch_view *view, uint32_t cell) {
     return CW_LOAD(T10, &view->cells[cell].taken_ns, relaxed);
 }

@@ -30,6 +30,8 @@ int cw_fail_detail(int code, const char *format, ...) __attribute__((format(prin
         cw_fail_detail(cw_fail_code, __VA_ARGS__);                                                 \
         cw_fail_code;                                                                              \
     })
+/* -EINVAL: the caller gave NULL for what ("an array"). */
+#define cw_needs(what) cw_fail(-EINVAL, "%s is needed, NULL was given", what)
 /* The detail text of this thread's last failure; never NULL. */
 const char *cw_detail(void);
 

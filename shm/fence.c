@@ -51,7 +51,7 @@ bool cw_fence_submitted(struct cw_fence *fence, uint64_t value) {
 }
 
 int cw_fence_wait(struct cw_fence *fence, uint64_t value, int64_t timeout_ns) {
-    int64_t end_ns = timeout_ns < 0 ? 0 : cw_now_ns() + timeout_ns;
+    int64_t end_ns = timeout_ns < 0 ? 0 : cw_end_ns(cw_now_ns(), timeout_ns);
     int64_t spin_end_ns = cw_now_ns() + CW_SPIN_NS;
     for (;;) {
         int done = cw_fence_poll(fence, value);

@@ -39,8 +39,7 @@ static int memfd_open(const char *label) {
     fd = cw_fd_above_stdio(fd);
     if (fd < 0)
         return cw_fail(errno == EMFILE || errno == ENFILE || errno == ENOMEM ? -EDQUOT : -errno,
-                       "memfd_create(%s) failed: %m%s", name,
-                       errno == EMFILE ? "; raise the limit (ulimit -n)" : "");
+                       "memfd_create(%s) failed: %m; %s", name, cw_descriptor_remedy(errno));
     return fd;
 }
 

@@ -74,5 +74,17 @@ void cw_bell_rouse(struct cw_bell *bell);
 
 /* CLOCK_MONOTONIC in ns. */
 int64_t cw_now_ns(void);
+/* When a time that began then is over: timeout_ns later, INT64_MAX (for ever) where that cannot be
+ * counted or timeout_ns < 0. The one place where a caller's time is added to the clock. */
+static inline int64_t cw_end_ns(int64_t begun_ns, int64_t timeout_ns) {
+    int64_t end_ns;
+    return timeout_ns < 0 || __builtin_add_overflow(begun_ns, timeout_ns, &end_ns) ? INT64_MAX
+                                                                                   : end_ns;
+}
+/* How long poll() may wait for what is left: at least 1 ms of it, as many as an int holds. */
+static inline int cw_poll_ms(int64_t left_ns) {
+    int64_t ms = left_ns / 1000000 + 1;
+    return left_ns <= 0 ? 0 : ms > INT32_MAX ? INT32_MAX : (int)ms;
+}
 
 #endif

@@ -248,6 +248,16 @@ def text_is_clean() -> Iterator[str]:
                 yield f"{name}:{number}: blanks at the end of the line"
 
 
+def the_environment_is_read_as_of_somebody_else() -> Iterator[str]:
+    """secure_getenv, which finds nothing in a program that has more rights than its caller; what CUDA reads is CUDA's."""
+    for name, text in sources("shm", "ipc", "broker", "tools"):
+        for number, line in numbered(text):
+            if re.search(r"(?<!secure_)\bgetenv\(", line) and not re.search(
+                r"CUDA_VISIBLE_DEVICES|is_secure\(\) \?|tools/bench", f"{name} {line}"
+            ):
+                yield f"{name}:{number}: getenv(): use secure_getenv()"
+
+
 RULES = [
     few_files_are_long,
     few_functions_are_long,
@@ -257,6 +267,7 @@ RULES = [
     the_top_folder_is_as_designed,
     docs_name_every_limit_and_counter,
     atomics_have_labels_and_labels_have_rows,
+    the_environment_is_read_as_of_somebody_else,
     sources_say_what_they_are,
     text_is_clean,
 ]

@@ -15,7 +15,7 @@
 #include "tools/cli.h"
 
 int cli_bridge_path(char *path) {
-    const char *chosen = getenv("CABLEWAY_BRIDGE");
+    const char *chosen = secure_getenv("CABLEWAY_BRIDGE");
     if (chosen && *chosen) {
         snprintf(path, PATH_MAX, "%s", chosen);
     } else {

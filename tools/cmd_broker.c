@@ -38,7 +38,7 @@ static bool find_neighbour(char *path, size_t path_bytes) {
 }
 
 static bool find_in_path(char *path, size_t path_bytes) {
-    const char *at = getenv("PATH");
+    const char *at = secure_getenv("PATH");
     while (at && *at) {
         int length = (int)strcspn(at, ":");
         int count = snprintf(path, path_bytes, "%.*s/cablewayd", length, at);
@@ -51,7 +51,7 @@ static bool find_in_path(char *path, size_t path_bytes) {
 }
 
 int cli_broker_path(char *path, size_t path_bytes) {
-    const char *chosen = getenv("CABLEWAY_BROKER");
+    const char *chosen = secure_getenv("CABLEWAY_BROKER");
     if (chosen && *chosen) {
         int count = snprintf(path, path_bytes, "%s", chosen);
         if (count > 0 && (size_t)count < path_bytes && is_program(path))

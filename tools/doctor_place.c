@@ -143,7 +143,7 @@ static void check_others(struct doctor *doctor, const struct cw_address *address
 static void check_job(struct doctor *doctor, const struct cw_address *address) {
     static const char *const names[] = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const char *job = getenv(names[i]);
+        const char *job = secure_getenv(names[i]);
         if (!job || !*job)
             continue;
         doctor_add(doctor, DOCTOR_INFO, "batch job", NULL, "%s=%s: its broker is its own (%s)",

@@ -69,10 +69,11 @@ static int parse(int argc, char **argv, struct cwb_peer_config *rights, const ch
 
 /* What SLURM says. */
 static int look(struct job *job) {
-    const char *list = getenv("SLURM_JOB_NODELIST"), *node = getenv("SLURMD_NODENAME");
+    const char *list = secure_getenv("SLURM_JOB_NODELIST"),
+               *node = secure_getenv("SLURMD_NODENAME");
     char user[PATH_MAX], name[CWB_JOB_NAME], other[CWB_JOB_NAME + 32];
     if (!list)
-        list = getenv("SLURM_NODELIST");
+        list = secure_getenv("SLURM_NODELIST");
     if (!list || !*list || !cwb_job_name(name)) {
         cw_fail(-EINVAL, "SLURM_JOB_ID and SLURM_JOB_NODELIST are not set: this is for a job of "
                          "SLURM (sbatch, salloc)");

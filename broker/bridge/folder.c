@@ -16,8 +16,8 @@
 #include "shm/wait.h"
 
 const char *cwb_user_folder(char folder[PATH_MAX]) {
-    const char *given = getenv("CABLEWAY_NODE_DIR"), *config = getenv("XDG_CONFIG_HOME"),
-               *home = getenv("HOME");
+    const char *given = secure_getenv("CABLEWAY_NODE_DIR"),
+               *config = secure_getenv("XDG_CONFIG_HOME"), *home = secure_getenv("HOME");
     if (given && *given)
         snprintf(folder, PATH_MAX, "%s", given);
     else if (config && *config == '/')
@@ -32,7 +32,7 @@ static bool is_number(const char *text) {
 }
 
 bool cwb_job_name(char name[CWB_JOB_NAME]) {
-    const char *job = getenv("SLURM_JOB_ID"), *again = getenv("SLURM_RESTART_COUNT");
+    const char *job = secure_getenv("SLURM_JOB_ID"), *again = secure_getenv("SLURM_RESTART_COUNT");
     if (!is_number(job))
         return false;
     bool anew = is_number(again) && strcmp(again, "0") != 0;
@@ -42,7 +42,7 @@ bool cwb_job_name(char name[CWB_JOB_NAME]) {
 
 /* The job's folder of this node, if there is one. */
 static bool job_folder(char folder[PATH_MAX]) {
-    const char *node = getenv("SLURMD_NODENAME");
+    const char *node = secure_getenv("SLURMD_NODENAME");
     char user[PATH_MAX], job[CWB_JOB_NAME], name[CWB_JOB_NAME + CWB_NODE_MAX + 2];
     if (!node || !cwb_node_valid(node) || !cwb_job_name(job))
         return false;
@@ -56,7 +56,7 @@ const char *cwb_node_folder(char folder[PATH_MAX]) {
 
 const char *cwb_job_node(void) {
     char folder[PATH_MAX];
-    return job_folder(folder) ? getenv("SLURMD_NODENAME") : NULL;
+    return job_folder(folder) ? secure_getenv("SLURMD_NODENAME") : NULL;
 }
 
 int cwb_folder_make(const char *folder) {

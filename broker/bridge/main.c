@@ -109,10 +109,10 @@ static int run(int argc, char **argv) {
         return code;
     if (tell)
         fcntl(CWD_TELL_FD, F_SETFD, FD_CLOEXEC);
-    const char *engine = getenv("CABLEWAY_BRIDGE_EPOLL");
+    const char *engine = secure_getenv("CABLEWAY_BRIDGE_EPOLL");
     options.folder = cwb_node_folder(folder);
     options.use_epoll = options.use_epoll || (engine && *engine);
-    const char *rekey = getenv("CABLEWAY_BRIDGE_REKEY");
+    const char *rekey = secure_getenv("CABLEWAY_BRIDGE_REKEY");
     options.rekey_records = rekey ? (uint32_t)strtoul(rekey, NULL, 10) : 0;
     /* Nobody needs a bridge without its broker: the kernel ends it with that. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -189,7 +189,7 @@ static int parse_arguments(int argc, char **argv, const char **socket, int64_t *
         {"socket", required_argument, NULL, 's'}, {"parent", required_argument, NULL, 'p'},
         {"idle", required_argument, NULL, 'i'},   {"version", no_argument, NULL, 'V'},
         {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0}};
-    const char *idle = getenv("CABLEWAY_MOVER_IDLE");
+    const char *idle = secure_getenv("CABLEWAY_MOVER_IDLE");
     int found;
     *exit_code = EXIT_SUCCESS;
     while ((found = getopt_long(argc, argv, "", names, NULL)) >= 0) {

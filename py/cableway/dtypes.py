@@ -14,17 +14,15 @@ dtype([('x', '<i2'), ('y', '<f8', (3,))])
 from __future__ import annotations
 
 import ast
-import re
 from typing import Any
 
 import numpy as np
 
-from cableway._lib import lib
+from cableway._lib import check, ffi, lib
 from cableway.errors import Error
 
 __all__ = ["decode", "encode"]
 
-_TYPESTR = re.compile(r"[<>|=][?a-zA-Z][0-9]*(\[[0-9a-zA-Z/]*\])?")
 _cache: dict[str, np.dtype[Any]] = {}
 _CACHE_MAX = 4096
 
@@ -92,8 +90,6 @@ def encode(dtype: np.dtype[Any]) -> str:
 
 def _build(found: Any) -> Any:
     if isinstance(found, str):
-        if not _TYPESTR.fullmatch(found):
-            raise ValueError(f"{found!r} is no typestr")
         return np.dtype(found)
     if isinstance(found, list):
         return np.lib.format.descr_to_dtype(found)
@@ -115,12 +111,24 @@ def decode(text: str) -> np.dtype[Any]:
     if known is not None:
         return known
     try:
+        itemsize = ffi.new("uint32_t *")
+        check(lib.cw_dtype_size(text.encode(), itemsize))  # the one grammar, which C checks by, too
         found: np.dtype[Any] = _build(
             ast.literal_eval(text) if text[:1] in ("[", "{", "(") else text
         )
         if found.hasobject:
             raise ValueError("it holds objects")
-    except (ValueError, TypeError, SyntaxError, KeyError, MemoryError, RecursionError) as error:
+        if found.itemsize != itemsize[0]:
+            raise ValueError(f"{found.itemsize} bytes by NumPy, {itemsize[0]} by its text")
+    except (
+        ArithmeticError,
+        LookupError,
+        MemoryError,
+        RecursionError,
+        SyntaxError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise Error(
             f"another process described an array with a dtype that cannot be: {text[:200]!r} ({error})"
         ) from None

@@ -131,6 +131,7 @@ _BY_ERRNO: dict[int, type[Exception]] = {
     errno.EOWNERDEAD: ProducerDied,
     errno.EREMOTEIO: RemoteError,
     errno.EINTR: InterruptedError,
+    errno.EINPROGRESS: InterruptedError,  # and the sentence says that it may yet be done
 }
 
 

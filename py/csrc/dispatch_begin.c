@@ -76,7 +76,9 @@ static int64_t now_ns(void) {
 
 /* Listens until an outcome has ended. 0: it has, or it took too long; -1: an exception. */
 static int wait_for(Dispatch *d, const Outcome *outcome, int64_t timeout_ns) {
-    int64_t until_ns = timeout_ns < 0 ? 0 : now_ns() + timeout_ns;
+    int64_t until_ns;
+    if (__builtin_add_overflow(now_ns(), timeout_ns, &until_ns))
+        until_ns = INT64_MAX;
     for (;;) {
         uint32_t was = cw_pool_news(d->pool, 0);
         if (outcome->state != outcome_pending)

@@ -135,6 +135,34 @@ static void what_is_kept_goes_with_a_killed_broker(void **state) {
     cw_client_unref(client);
 }
 
+/* The broker has it and stands still: nobody can tell whether the name is put, or removed. */
+static void a_signal_that_ends_a_put_leaves_it_open(void **state) {
+    (void)state;
+    cw_client *client = client_open();
+    cw_array *array = bytes_new(client, 1 << 20, 1);
+    OK(cw_ping(client));
+    kill(cw_client_broker_pid(client), SIGSTOP); /* with room in the ring */
+    signal_soon(false);
+    assert_int_equal(cw_array_put(array, "x", 0, NULL, 0), -EINPROGRESS);
+    assert_non_null(strstr(cw_error(), "may yet be done"));
+    go_on(client);
+    OK(cw_wait(client, "x", -1));
+    kill(cw_client_broker_pid(client), SIGSTOP);
+    signal_soon(false);
+    assert_int_equal(cw_remove(client, "x"), -EINPROGRESS);
+    go_on(client);
+    OK(cw_ping(client));
+    assert_int_equal(cw_wait(client, "x", 0), -ETIMEDOUT);
+    stop_and_fill(client);
+    signal_soon(true);
+    assert_int_equal(cw_array_put(array, "y", 0, NULL, 0), -EINTR); /* it was never written */
+    go_on(client);
+    OK(cw_ping(client));
+    assert_int_equal(cw_wait(client, "y", 0), -ETIMEDOUT);
+    cw_array_close(array);
+    cw_client_unref(client);
+}
+
 static void a_signal_ends_each_wait(void **state) {
     (void)state;
     cw_client *client = client_open();
@@ -257,6 +285,7 @@ int main(void) {
         TEST(a_session_ends_behind_what_waits),
         TEST(what_is_kept_goes_with_a_killed_broker),
         TEST(a_signal_ends_each_wait),
+        TEST(a_signal_that_ends_a_put_leaves_it_open),
         TEST(a_thread_that_waits_holds_up_nobody),
         TEST(a_fork_waits_for_a_while),
     };

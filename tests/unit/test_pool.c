@@ -188,6 +188,92 @@ static void a_worker_stays_until_each_of_its_answers_is_released(void **state) {
     cw_worker_close(next);
 }
 
+/* Reserved and free cells of the pool are as many as before: none was given out twice. */
+static void cells_are_whole(void) {
+    cw_task tasks[CELLS], more;
+    for (uint32_t i = 0; i < CELLS; i++) {
+        assert_int_equal(cw_pool_reserve(pool, &tasks[i]), 0);
+        for (uint32_t k = 0; k < i; k++)
+            assert_int_not_equal(tasks[i].cell, tasks[k].cell);
+    }
+    assert_int_equal(cw_pool_reserve(pool, &more), -EAGAIN);
+    for (uint32_t i = 0; i < CELLS; i++)
+        assert_int_equal(cw_pool_free(pool, tasks[i].cell), 0);
+}
+
+static void a_cell_that_is_not_the_callers_is_refused(void **state) {
+    (void)state;
+    const uint32_t none[] = {CELLS, CELLS + 1, 1u << 20, UINT32_MAX};
+    int64_t elapsed;
+    for (int i = 0; i < 4; i++) {
+        cw_task forged = {.cell = none[i]};
+        fails(cw_pool_free(pool, none[i]), -EINVAL, "has no cell");
+        fails(cw_pool_submit(pool, &forged), -EINVAL, "has no cell");
+        fails(cw_pool_withdraw(pool, none[i]), -EINVAL, "has no cell");
+        fails(cw_pool_taker(pool, none[i], &elapsed), -EINVAL, "has no cell");
+    }
+    for (uint32_t cell = 0; cell < CELLS; cell++) { /* free ones */
+        cw_task forged = {.cell = cell};
+        fails(cw_pool_free(pool, cell), -EINVAL, "is free");
+        fails(cw_pool_submit(pool, &forged), -EINVAL, "is free");
+        fails(cw_pool_withdraw(pool, cell), -EINVAL, "no task was submitted");
+    }
+    cw_task task;
+    assert_int_equal(cw_pool_reserve(pool, &task), 0);
+    fails(cw_pool_withdraw(pool, task.cell), -EINVAL, "no task was submitted");
+    assert_int_equal(cw_pool_free(pool, task.cell), 0);
+    fails(cw_pool_free(pool, task.cell), -EINVAL, "is free"); /* twice */
+
+    task = submit("data", 5);
+    fails(cw_pool_submit(pool, &task), -EINVAL, "has a submitted task");
+    fails(cw_pool_free(pool, task.cell), -EINVAL, "has a submitted task");
+    assert_int_equal(cw_pool_withdraw(pool, task.cell), 0);
+    fails(cw_pool_withdraw(pool, task.cell), -EINVAL, "no task was submitted");
+    assert_int_equal(cw_pool_free(pool, task.cell), 0);
+
+    submit("data", 5);
+    cw_task taken = take(0);
+    fails(cw_worker_answer(workers[1], &taken, 0, 0), -EINVAL, "has no task in cell");
+    assert_int_equal(cw_worker_answer(workers[0], &taken, 0, 0), 0);
+    fails(cw_worker_answer(workers[0], &taken, 0, 0), -EINVAL, "has no task in cell");
+    taken.cell = UINT32_MAX;
+    fails(cw_worker_answer(workers[0], &taken, 0, 0), -EINVAL, "has no task in cell");
+    task = collect();
+    fails(cw_pool_withdraw(pool, task.cell), -EINVAL, "it has come back");
+    fails(cw_pool_collect(pool, &taken), -EAGAIN, "");
+    assert_int_equal(cw_pool_free(pool, task.cell), 0);
+    fails(cw_pool_free(pool, task.cell), -EINVAL, "is free");
+    cells_are_whole();
+}
+
+static void a_task_of_more_than_there_is_room_for_is_refused(void **state) {
+    (void)state;
+    static const uint8_t data[2 * CW_POOL_DATA_MAX];
+    cw_task task;
+    assert_int_equal(cw_pool_reserve(pool, &task), 0);
+    fails(cw_task_write(&task, data, CW_POOL_DATA_MAX + 1), -EINVAL, "at most 4096 bytes");
+    fails(cw_task_write(&task, NULL, 1), -EINVAL, "NULL was given");
+    assert_int_equal(cw_task_write(&task, data, CW_POOL_DATA_MAX), 0);
+    cw_task large = task, slot = task, function = task, group = task;
+    large.size_bytes = CW_POOL_DATA_MAX + 1;
+    slot.slot = CW_POOL_FUNCTION_SLOTS;
+    function.function_bytes = CW_POOL_FUNCTION_MAX + 1;
+    group.group = groups;
+    fails(cw_pool_submit(pool, &large), -EINVAL, "4097 were given");
+    fails(cw_pool_submit(pool, &slot), -EINVAL, "in slot 128");
+    fails(cw_pool_submit(pool, &function), -EINVAL, "2049 in slot");
+    fails(cw_pool_submit(pool, &group), -EINVAL, "has no group");
+    assert_int_equal(cw_pool_submit(pool, &task), 0);
+    task = take(0);
+    large = task;
+    large.size_bytes = UINT32_MAX;
+    fails(cw_worker_answer(workers[0], &large, 0, 0), -EINVAL, "at most 4096 bytes");
+    assert_int_equal(cw_worker_answer(workers[0], &task, 0, 0), 0);
+    task = collect();
+    assert_int_equal(cw_pool_free(pool, task.cell), 0);
+    cells_are_whole();
+}
+
 static void a_task_and_its_answer_go_through_a_cell(void **state) {
     (void)state;
     uint8_t data[CW_POOL_DATA_MAX], back[CW_POOL_DATA_MAX];
@@ -610,6 +696,8 @@ int main(void) {
         TEST(a_worker_opens_what_the_parent_formatted),
         TEST(a_worker_stays_until_each_of_its_answers_is_released),
         TEST(a_task_and_its_answer_go_through_a_cell),
+        TEST(a_cell_that_is_not_the_callers_is_refused),
+        TEST(a_task_of_more_than_there_is_room_for_is_refused),
         TEST(cells_run_out_and_come_back),
         TEST(what_a_worker_says_of_itself_is_read),
         TEST(time_counts_once_however_many_tasks_a_worker_has),

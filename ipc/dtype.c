@@ -1,0 +1,305 @@
+/*
+ * Dtypes as text: the one grammar of what may stand in a layout, here and in Python's dtypes.py,
+ * which asks cw_dtype_size() before it lets NumPy see a text.
+ *
+ *   dtype    typestr | value
+ *   typestr  order then b1 | i or u and 1, 2, 4, 8 | f and 2, 4, 8, 16 | c and 8, 16, 32
+ *            | S, U or V and a length | M8 or m8, and perhaps [unit]; order: '<' '>' '|' '='
+ *   value    'typestr' | [field, ...] | (value, shape) | {members}
+ *   field    (name, value) | (name, value, shape); name: a string, or (title, string)
+ *   members  'names': [...], 'formats': [value, ...], 'offsets': [...], 'itemsize': n, and perhaps
+ *            'titles': [string or None, ...], 'aligned': True or False; in this order
+ *   shape    n | (n, ...)
+ *
+ * It is what NumPy writes (dtype.str, dtype.descr as in the NPY format, and the dict for what descr
+ * cannot tell); blanks may stand between the words. Objects (O) live in one process only, and are
+ * none. What the names mean is NumPy's: names that are there twice it refuses by itself.
+ *
+ * Pure functions, from any thread. The text may come from another process: nothing is trusted, no
+ * product overflows, nothing nests deeper than DEPTH_MAX.
+ */
+#include <stdbool.h>
+#include <string.h>
+
+#include "ipc/layout.h"
+#include "shm/error.h"
+
+#define DEPTH_MAX  32
+#define FIELDS_MAX (CW_DTYPE_MAX / 5u) /* of all dicts that are open: each takes so much text */
+#define SIZE_MAX_  INT32_MAX           /* NumPy counts an element's bytes in 31 bits */
+
+struct parser {
+    const char *at;
+    uint32_t depth;
+    uint32_t count; /* of sizes */
+    uint64_t sizes[FIELDS_MAX];
+};
+
+static bool value(struct parser *parser, uint64_t *size_bytes);
+
+static bool word(struct parser *parser, char wanted) {
+    while (*parser->at == ' ')
+        parser->at++;
+    if (*parser->at != wanted)
+        return false;
+    parser->at++;
+    return true;
+}
+
+static bool text(struct parser *parser, const char *wanted) {
+    size_t length = strlen(wanted);
+    while (*parser->at == ' ')
+        parser->at++;
+    if (strncmp(parser->at, wanted, length) != 0)
+        return false;
+    parser->at += length;
+    return true;
+}
+
+static bool number(struct parser *parser, uint64_t *out) {
+    uint64_t found = 0;
+    while (*parser->at == ' ')
+        parser->at++;
+    if (*parser->at < '0' || *parser->at > '9')
+        return false;
+    for (; *parser->at >= '0' && *parser->at <= '9'; parser->at++) {
+        found = found * 10 + (uint64_t)(*parser->at - '0');
+        if (found > SIZE_MAX_)
+            return false;
+    }
+    *out = found;
+    return true;
+}
+
+/* A string as Python writes it, whatever is in it. */
+static bool string(struct parser *parser) {
+    while (*parser->at == ' ')
+        parser->at++;
+    char quote = *parser->at;
+    if (quote != '\'' && quote != '"')
+        return false;
+    for (parser->at++; *parser->at != quote; parser->at++) {
+        if (*parser->at == '\\')
+            parser->at++;
+        if (!*parser->at)
+            return false;
+    }
+    parser->at++;
+    return true;
+}
+
+/* Behind an item: is there another one? Sets *more; false: neither that nor the end. */
+static bool next(struct parser *parser, char end, bool *more) {
+    bool comma = word(parser, ',');
+    *more = !word(parser, end);
+    return comma || !*more;
+}
+
+/* ---- typestr ---- */
+
+static bool unit(struct parser *parser) {
+    static const char *const units[] = {"Y",  "M",  "W",  "D",  "h",  "m",  "s",
+                                        "ms", "us", "ns", "ps", "fs", "as", "generic"};
+    uint64_t many;
+    if (*parser->at != '[')
+        return true;
+    parser->at++;
+    if (*parser->at != ' ' && number(parser, &many) && many == 0)
+        return false;
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        size_t length = strlen(units[i]);
+        if (strncmp(parser->at, units[i], length) == 0 && parser->at[length] == ']') {
+            parser->at += length + 1;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool typestr(struct parser *parser, uint64_t *size_bytes) {
+    static const struct {
+        char kind;
+        const char *sizes; /* a bit for each that it has, as characters; NULL: any length */
+        uint32_t unit;
+    } kinds[] = {{'b', "\1", 1},         {'i', "\1\2\4\10", 1}, {'u', "\1\2\4\10", 1},
+                 {'f', "\2\4\10\20", 1}, {'c', "\10\20\40", 1}, {'M', "\10", 1},
+                 {'m', "\10", 1},        {'S', NULL, 1},        {'V', NULL, 1},
+                 {'U', NULL, 4}};
+    if (!*parser->at || !strchr("<>|=", *parser->at))
+        return false;
+    char kind = *++parser->at;
+    if (!kind || *++parser->at == ' ' || !number(parser, size_bytes))
+        return false;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        if (kinds[i].kind != kind)
+            continue;
+        if (kinds[i].sizes &&
+            (!*size_bytes || *size_bytes > 32 || !strchr(kinds[i].sizes, (int)*size_bytes)))
+            return false;
+        *size_bytes *= kinds[i].unit;
+        return *size_bytes <= SIZE_MAX_ && ((kind != 'M' && kind != 'm') || unit(parser));
+    }
+    return false;
+}
+
+/* ---- values ---- */
+
+/* Multiplies *size_bytes by the items of a shape. */
+static bool shape(struct parser *parser, uint64_t *size_bytes) {
+    uint64_t length;
+    bool more = true;
+    if (!word(parser, '('))
+        return number(parser, &length) && (*size_bytes *= length) <= SIZE_MAX_;
+    if (word(parser, ')'))
+        return true;
+    while (more)
+        if (!number(parser, &length) || (*size_bytes *= length) > SIZE_MAX_ ||
+            !next(parser, ')', &more))
+            return false;
+    return true;
+}
+
+/* ', shape)' or ')' */
+static bool shape_end(struct parser *parser, uint64_t *size_bytes) {
+    if (word(parser, ')'))
+        return true;
+    if (!word(parser, ','))
+        return false;
+    return word(parser, ')') || (shape(parser, size_bytes) && word(parser, ')'));
+}
+
+static bool field(struct parser *parser, uint64_t *size_bytes) {
+    if (!word(parser, '('))
+        return false;
+    if (word(parser, '(')) {
+        if (!string(parser) || !word(parser, ',') || !string(parser) || !word(parser, ')'))
+            return false;
+    } else if (!string(parser))
+        return false;
+    return word(parser, ',') && value(parser, size_bytes) && shape_end(parser, size_bytes);
+}
+
+/* [field, ...] */
+static bool fields(struct parser *parser, uint64_t *size_bytes) {
+    uint64_t one;
+    bool more = !word(parser, ']');
+    *size_bytes = 0;
+    while (more)
+        if (!field(parser, &one) || (*size_bytes += one) > SIZE_MAX_ || !next(parser, ']', &more))
+            return false;
+    return true;
+}
+
+static bool string_item(struct parser *parser, uint64_t at) {
+    (void)at;
+    return string(parser);
+}
+
+static bool title_item(struct parser *parser, uint64_t at) {
+    (void)at;
+    return text(parser, "None") || string(parser);
+}
+
+static bool format_item(struct parser *parser, uint64_t at) {
+    uint64_t size_bytes;
+    if (at >= FIELDS_MAX || !value(parser, &size_bytes))
+        return false;
+    parser->sizes[at] = size_bytes;
+    parser->count = (uint32_t)at + 1;
+    return true;
+}
+
+/* Where its field ends takes the place of how large it is. */
+static bool offset_item(struct parser *parser, uint64_t at) {
+    uint64_t offset;
+    if (at >= parser->count || !number(parser, &offset))
+        return false;
+    parser->sizes[at] += offset;
+    return true;
+}
+
+/* ': [item, ...]': how many, told by number from first on. */
+static bool items(struct parser *parser, uint64_t first, bool (*item)(struct parser *, uint64_t),
+                  uint64_t *count) {
+    bool more;
+    *count = 0;
+    if (!word(parser, ':') || !word(parser, '['))
+        return false;
+    for (more = !word(parser, ']'); more; ++*count)
+        if (!item(parser, first + *count) || !next(parser, ']', &more))
+            return false;
+    return true;
+}
+
+/* ', name', if that is next. */
+static bool member(struct parser *parser, const char *name) {
+    const char *before = parser->at;
+    if (word(parser, ',') && text(parser, name))
+        return true;
+    parser->at = before;
+    return false;
+}
+
+/* {members} */
+static bool dict(struct parser *parser, uint64_t *size_bytes) {
+    uint64_t names, formats, offsets, titles;
+    uint32_t first = parser->count;
+    if (!text(parser, "'names'") || !items(parser, 0, string_item, &names) ||
+        !member(parser, "'formats'") || !items(parser, first, format_item, &formats) ||
+        !member(parser, "'offsets'") || !items(parser, first, offset_item, &offsets) ||
+        names != formats || names != offsets || !member(parser, "'itemsize'") ||
+        !word(parser, ':') || !number(parser, size_bytes))
+        return false;
+    for (uint64_t i = first; i < first + formats; i++)
+        if (parser->sizes[i] > *size_bytes)
+            return false;
+    parser->count = first;
+    if (member(parser, "'titles'") && (!items(parser, 0, title_item, &titles) || titles != names))
+        return false;
+    if (member(parser, "'aligned'") &&
+        (!word(parser, ':') || (!text(parser, "True") && !text(parser, "False"))))
+        return false;
+    return word(parser, '}');
+}
+
+static bool value(struct parser *parser, uint64_t *size_bytes) {
+    bool good;
+    if (parser->depth == DEPTH_MAX)
+        return false;
+    parser->depth++;
+    if (word(parser, '['))
+        good = fields(parser, size_bytes);
+    else if (word(parser, '{'))
+        good = dict(parser, size_bytes);
+    else if (word(parser, '('))
+        good = value(parser, size_bytes) && word(parser, ',') && shape(parser, size_bytes) &&
+               word(parser, ')');
+    else {
+        char quote = *parser->at;
+        good = (quote == '\'' || quote == '"') && (parser->at++, typestr(parser, size_bytes)) &&
+               *parser->at++ == quote;
+    }
+    parser->depth--;
+    return good;
+}
+
+int cw_dtype_size(const char *dtype, uint32_t *size_bytes) {
+    struct parser parser; /* sizes are written before they are read */
+    uint64_t found;
+    if (!dtype || !size_bytes)
+        return cw_needs("a dtype's text and a place for its size");
+    if (strnlen(dtype, CW_DTYPE_MAX + 1) > CW_DTYPE_MAX)
+        return cw_fail(-EINVAL, "a dtype's text has at most %d bytes, this one has more",
+                       CW_DTYPE_MAX);
+    parser.at = dtype;
+    parser.depth = parser.count = 0;
+    bool nested = *dtype && strchr("[({", *dtype);
+    if (!(nested ? value(&parser, &found) : typestr(&parser, &found)) || *parser.at)
+        return cw_fail(-EINVAL,
+                       "\"%.200s\" is no dtype that can be shared (at \"%.20s\"): it is NumPy's "
+                       "typestr, such as \"<f8\" or \"|V16\", or the literal of a structured "
+                       "dtype's descr",
+                       dtype, parser.at);
+    *size_bytes = (uint32_t)found;
+    return 0;
+}

@@ -1,0 +1,110 @@
+/*
+ * The promises of a queue's items that arrays go with, against a real broker: a handle that is none
+ * is refused, and where one lies in the queue all the same it stops nobody.
+ */
+#include "tests/unit/client_support.h"
+
+struct made {
+    cw_client *client;
+    cw_array *memory, *array;
+    cw_queue *queue;
+    cw_handle handle; /* of array, under way */
+};
+
+static struct made queue_make(void) {
+    struct made made = {.client = client_open()};
+    OK(cw_queue_new(made.client, 10, 0, &made.memory));
+    OK(cw_queue_open(made.memory, &made.queue));
+    made.array = bytes_new(made.client, 80, 7);
+    OK(cw_array_export(made.array, 1, &made.handle));
+    return made;
+}
+
+static void queue_end(struct made *made) {
+    cw_queue_close(made->queue);
+    cw_array_close(made->array);
+    cw_array_close(made->memory);
+    cw_client_unref(made->client);
+}
+
+static void a_handle_that_can_be_none_is_refused_at_put(void **state) {
+    (void)state;
+    struct made made = queue_make();
+    cw_handle bad[3] = {made.handle, made.handle, made.handle};
+    cw_queue_info info;
+    bad[0].size_bytes = 1ull << 63;
+    bad[1].size_bytes = UINT64_MAX;
+    bad[2].offset_bytes = UINT64_MAX - 1;
+    for (int i = 0; i < 3; i++) {
+        cw_handle both[2] = {made.handle, bad[i]};
+        assert_int_equal(cw_queue_put(made.queue, "bad", 3, both, 2, 0, 0), -EINVAL);
+        assert_non_null(strstr(cw_error(), "handle 1"));
+    }
+    cw_queue_look_at(made.queue, &info);
+    assert_int_equal(info.put, 0);
+    OK(cw_handle_discard(made.client, &made.handle)); /* it stayed the caller's */
+    queue_end(&made);
+}
+
+/* Puts an item whose one handle then becomes bad in the queue's memory, as another process can do
+ * that puts by itself, and a good item behind it: that one is reached, the bad one is lost. */
+static void passes_over(const cw_handle *bad) {
+    struct made made = queue_make();
+    cw_item item = {.data = NULL};
+    cw_queue_info info;
+    OK(cw_queue_put(made.queue, "bad", 3, &made.handle, 1, 0, 0));
+    OK(cw_queue_put(made.queue, "good", 4, NULL, 0, 0, 0));
+    uint8_t *memory = cw_array_data(made.memory);
+    uint64_t bytes = cw_array_nbytes(made.memory), at = 0;
+    while (at + sizeof *bad < bytes && memcmp(memory + at, &made.handle, sizeof *bad) != 0)
+        at += 8;
+    assert_true(at + sizeof *bad < bytes);
+    cw_handle changed = *bad;
+    changed.instance = made.handle.instance;
+    changed.token = made.handle.token;
+    if (!changed.gen) { /* its own block, another range */
+        changed.slab = made.handle.slab;
+        changed.block = made.handle.block;
+        changed.gen = made.handle.gen;
+    }
+    memcpy(memory + at, &changed, sizeof changed);
+    int count = cw_queue_get(made.queue, &item, 0);
+    if (count < 0)
+        fail_msg("get: %d: %s", count, cw_error());
+    assert_int_equal(count, 0);
+    assert_int_equal(item.size_bytes, 4);
+    assert_memory_equal(item.data, "good", 4);
+    cw_queue_look_at(made.queue, &info);
+    assert_int_equal(info.items, 0);
+    assert_int_equal(info.lost, 1);
+    cw_item_deinit(&item);
+    queue_end(&made);
+}
+
+static void an_item_whose_handle_names_no_bytes_is_passed_over_as_lost(void **state) {
+    (void)state;
+    passes_over(&(cw_handle){.size_bytes = 1ull << 63});
+    passes_over(&(cw_handle){.size_bytes = UINT64_MAX});
+    passes_over(&(cw_handle){.size_bytes = INT64_MAX});
+    passes_over(&(cw_handle){.size_bytes = 81ull << 40});
+    passes_over(&(cw_handle){.offset_bytes = 1ull << 40, .size_bytes = 1});
+}
+
+static void an_item_whose_handle_names_no_block_is_passed_over_as_lost(void **state) {
+    (void)state;
+    passes_over(&(cw_handle){.slab = 1, .block = UINT32_MAX, .gen = 1, .size_bytes = 1});
+    passes_over(&(cw_handle){.slab = 123456, .block = 0, .gen = 1, .size_bytes = 1});
+    passes_over(&(cw_handle){.slab = 0, .block = 0, .gen = 1, .size_bytes = 1});
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(a_handle_that_can_be_none_is_refused_at_put, folder_make,
+                                        folder_remove),
+        cmocka_unit_test_setup_teardown(an_item_whose_handle_names_no_bytes_is_passed_over_as_lost,
+                                        folder_make, folder_remove),
+        cmocka_unit_test_setup_teardown(an_item_whose_handle_names_no_block_is_passed_over_as_lost,
+                                        folder_make, folder_remove),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

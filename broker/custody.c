@@ -227,8 +227,7 @@ discard_data:
 
 static void slab_close(struct cwd_broker *b, struct cwd_slab *slab) {
     struct cwd_session *session;
-    CW_ASSERT(!slab->owner && slab->refs == 0);
-    cwd_reclaim_forget_slab(b, slab->id);
+    CW_ASSERT(!slab->owner && slab->refs == 0 && slab->waits == 0);
     /* S2: tells who still has it mapped; they look when their session's count moved. */
     CW_STORE(S2, &slab->table->closed, 1, release);
     for (session = b->sessions; session; session = session->hh.next)
@@ -267,23 +266,17 @@ static bool block_is_alive(struct cwd_slab *slab, uint32_t block) {
            bits == CW_BLOCK_RETIRING;
 }
 
-static bool anything_alive(struct cwd_slab *slab) {
-    if (slab->refs || block_is_alive(slab, slab->live_hint))
-        return true;
-    for (uint32_t i = 0; i < slab->capacity; i++)
-        if (block_is_alive(slab, i)) {
-            slab->live_hint = i;
-            return true;
-        }
-    return false;
-}
-
 void cwd_slabs_sweep(struct cwd_broker *b) {
     struct cwd_slab *slab, *next;
+    if (!b->suspect)
+        return;
+    cwd_reclaim_mark_slabs(b, ++b->sweeps);
     DL_FOREACH_SAFE(b->suspect, slab, next) {
+        if (!slab->owner && slab->unsettled == b->sweeps)
+            continue;
         DL_DELETE(b->suspect, slab);
         slab->suspected = false;
-        if (!slab->owner && !anything_alive(slab))
+        if (!slab->owner && slab->refs == 0 && slab->waits == 0)
             slab_close(b, slab);
     }
 }
@@ -401,6 +394,9 @@ int cwd_slab_adopt(struct cwd_broker *b, struct cwd_session *owner,
         b->orphans--;
         b->gpu_orphan_bytes -= slab->gpu_bytes;
         charge(slab, owner);
+        /* Its new owner waits for whatever its table calls alive: also for what nobody has. */
+        for (uint32_t i = 0; i < slab->capacity; i++)
+            cwd_reclaim_suspect(b, slab->id, i);
         CWD_COUNT(b, slabs_adopted);
         *out = slab->info;
         return 0;

@@ -5,6 +5,11 @@
  *   orphan   its owner is dead or gave it up; adopted by the next client that needs memory, or
  *            closed when nothing of it is alive
  * The broker maps the table, never the data.
+ *
+ * What is alive in an orphan the broker knows without the table, in which any client can write:
+ * when its owner went, every block that was alive had a reference, or became a suspect, and nobody
+ * carves it since. So nothing is alive once it has no reference, no block that waits and no
+ * suspect.
  */
 #ifndef CW_BROKER_CUSTODY_H
 #define CW_BROKER_CUSTODY_H
@@ -28,7 +33,8 @@ struct cwd_slab {
     uint64_t gpu_bytes;        /* of GPU memory, as declared */
     struct cwd_session *owner; /* NULL: orphan */
     uint32_t refs;             /* references on its blocks */
-    uint32_t live_hint;        /* a block that was alive when we last looked */
+    uint32_t waits;            /* blocks of it that wait for the end of somebody's lease */
+    uint64_t unsettled;        /* the sweep that found suspects of it yet to be looked at */
     bool suspected;
     struct cwd_slab *prev, *next; /* in broker.suspect */
     UT_hash_handle hh;
@@ -52,7 +58,7 @@ void cwd_slabs_orphan_of(struct cwd_broker *broker, struct cwd_session *owner);
 void cwd_slab_block_freed(struct cwd_broker *broker, struct cwd_slab *slab);
 /* Perhaps nothing of this orphan is alive any more. */
 void cwd_slab_suspect(struct cwd_broker *broker, struct cwd_slab *slab);
-/* Closes the suspected orphans in which nothing is alive. */
+/* Closes the suspected orphans in which nothing is alive; those with suspects stay in the list. */
 void cwd_slabs_sweep(struct cwd_broker *broker);
 /* Closes all. */
 void cwd_slabs_deinit(struct cwd_broker *broker);

@@ -25,6 +25,17 @@ from cableway.errors import Error
 __all__ = ["decode", "encode"]
 
 _TYPESTR = re.compile(r"[<>|=][?a-zA-Z][0-9]*(\[[0-9a-zA-Z/]*\])?")
+# What NumPy and ast raise where a text makes no dtype. Not Exception: a signal's handler may raise here.
+_MET = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 _cache: dict[str, np.dtype[Any]] = {}
 _CACHE_MAX = 4096
 
@@ -120,7 +131,7 @@ def decode(text: str) -> np.dtype[Any]:
         )
         if found.hasobject:
             raise ValueError("it holds objects")
-    except (ValueError, TypeError, SyntaxError, KeyError, MemoryError, RecursionError) as error:
+    except _MET as error:
         raise Error(
             f"another process described an array with a dtype that cannot be: {text[:200]!r} ({error})"
         ) from None

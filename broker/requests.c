@@ -121,7 +121,7 @@ static int serve_transit_begin(struct cwd_broker *b, struct cwd_session *s, stru
 static int serve_transit_end(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                              struct result *result) {
     result->none = true;
-    cwd_transit_end(b, s, r->body.ref.token);
+    cwd_transit_end(b, s, &r->body.ref);
     return 0;
 }
 

@@ -176,7 +176,8 @@ struct cw_key { /* REMOVE, WAIT; then key_bytes of key */
 struct cw_cancel {
     uint64_t id; /* of the WAIT */
 };
-struct cw_block_ref { /* TRANSIT_BEGIN (token), TRANSIT_END (token alone counts), DROP, HOLDERS,
+struct cw_block_ref { /* TRANSIT_BEGIN (token), TRANSIT_END (of this block; slab 0: of any), DROP,
+                         HOLDERS,
                          TRANSIT_ANCHOR (token of the transit, the block to which it is tied) */
     uint64_t token;   /* session << 32 | counter of that session; 0 where none */
     uint32_t slab, block;

@@ -410,7 +410,12 @@ uint64_t raw_transit_begin(struct raw_client *client, uint32_t slab, uint32_t bl
 }
 
 void raw_transit_end(struct raw_client *client, uint64_t token) {
-    struct cw_block_ref ref = {.token = token};
+    raw_transit_end_of(client, token, 0, 0, 0);
+}
+
+void raw_transit_end_of(struct raw_client *client, uint64_t token, uint32_t slab, uint32_t block,
+                        uint64_t gen) {
+    struct cw_block_ref ref = {.token = token, .slab = slab, .block = block, .gen = gen};
     raw_post(client, CW_OP_TRANSIT_END, 0, &ref, sizeof ref);
 }
 

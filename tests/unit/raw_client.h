@@ -150,6 +150,9 @@ uint64_t raw_wait(struct raw_client *client, const char *name);
 /* BEGIN; returns the token. */
 uint64_t raw_transit_begin(struct raw_client *client, uint32_t slab, uint32_t block, uint64_t gen);
 void raw_transit_end(struct raw_client *client, uint64_t token);
+/* The same, as who has the whole handle says it. */
+void raw_transit_end_of(struct raw_client *client, uint64_t token, uint32_t slab, uint32_t block,
+                        uint64_t gen);
 void raw_drop(struct raw_client *client, uint32_t slab, uint32_t block, uint64_t gen);
 /* Waits until all that was asked before is done: a PING and its reply, and again, since blocks are
  * looked at in the turn after, and what was freed in a turn shows at its end. */

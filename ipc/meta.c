@@ -55,8 +55,10 @@ int cw_meta_decode(const void *buffer, uint32_t buffer_bytes, uint64_t size_byte
     at += axes;
     memcpy(out->dtype, at, meta.dtype_bytes);
     out->dtype[meta.dtype_bytes] = 0;
-    if (memchr(out->dtype, 0, meta.dtype_bytes))
-        return cw_fail(-EPROTO, "metadata whose dtype holds a zero byte");
+    for (size_t i = 0; i < meta.dtype_bytes; i++) /* as in cw_layout_resolve() */
+        if ((unsigned char)out->dtype[i] < 0x20 || out->dtype[i] == 0x7f)
+            return cw_fail(-EPROTO, "metadata whose dtype holds the control character 0x%02x",
+                           (unsigned char)out->dtype[i]);
     if (cw_shape_measure(out) != 0)
         return cw_fail(-EPROTO, "metadata whose shape cannot be");
     if (out->span_bytes > size_bytes)

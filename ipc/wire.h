@@ -94,6 +94,7 @@ enum cw_op {
                           it is answered with what became of that. reply: nothing */
     CW_OP_MAKE,        /* of the bridge alone, a job for cableway-mover: replies with memory on a
                           GPU */
+    CW_OP_HOLDERS_OF,  /* reply: how many clients hold each of many blocks */
 };
 
 struct cw_message {
@@ -192,6 +193,27 @@ struct cw_holders {   /* HOLDERS reply; then count (at most 64 listed) pids, uin
     uint32_t reserved;
     uint8_t device_uuid[16];
 };
+
+#define CW_BLOCKS_ASKED 240u
+struct cw_block_name {
+    uint32_t slab, block;
+    uint64_t gen;
+};
+struct cw_blocks { /* HOLDERS_OF body; then count of cw_block_name */
+    uint32_t count;
+    uint32_t reserved; /* 0 */
+};
+struct cw_block_holders { /* HOLDERS_OF reply: one for each, in their order, or for as many as there
+                             is room for */
+    uint32_t holders;     /* as in cw_holders */
+    uint32_t references;
+    uint32_t device_kind; /* 0: the block is gone */
+    uint32_t reserved;
+    uint8_t device_uuid[16];
+};
+_Static_assert(sizeof(struct cw_message) + CW_BLOCKS_ASKED * sizeof(struct cw_block_holders) <=
+                   CW_MESSAGE_MAX,
+               "an answer fits a message");
 
 enum cw_remote_verb {
     CW_REMOTE_GET = 1, /* the array is to stand under its remote name, as a replica */

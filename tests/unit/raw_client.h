@@ -142,6 +142,10 @@ uint64_t raw_carve(struct raw_client *client, struct raw_slab *slab, uint32_t bl
                    uint64_t offset_bytes, uint64_t length_bytes);
 int raw_put(struct raw_client *client, uint32_t slab, uint32_t block, uint64_t gen,
             uint64_t size_bytes, const char *name, uint32_t flags);
+/* With this description of the array; raw_put() has one that is none. */
+int raw_put_meta(struct raw_client *client, uint32_t slab, uint32_t block, uint64_t gen,
+                 uint64_t size_bytes, const char *name, uint32_t flags, const void *meta,
+                 size_t meta_bytes);
 int raw_remove(struct raw_client *client, const char *name);
 /* The body of REMOVE and WAIT; returns its size. */
 uint32_t raw_key(const char *name, uint8_t *body);

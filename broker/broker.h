@@ -89,6 +89,7 @@ struct cwd_broker {
     struct cwd_slab *slabs;   /* by id */
     struct cwd_slab *suspect; /* orphans that are perhaps empty */
     uint32_t next_slab, orphans;
+    uint64_t sweeps;                      /* looks at the suspects, counted */
     uint64_t bytes;                       /* of data and tables in custody */
     uint64_t gpu_bytes, gpu_orphan_bytes; /* of GPU memory, as it was declared */
     uint64_t fds;                         /* descriptors held for clients: see cwd_fds_held() */

@@ -5,6 +5,11 @@
  *   orphan   its owner is dead or gave it up; adopted by the next client that needs memory, or
  *            closed when nothing of it is alive
  * The broker maps the table, never the data.
+ *
+ * What is alive in an orphan the broker knows without the table, in which any client can write:
+ * when its owner went, every block that was alive had a reference, or became a suspect, and nobody
+ * carves it since. So nothing is alive once it has no reference, no block that waits and no
+ * suspect.
  */
 #ifndef CW_BROKER_CUSTODY_H
 #define CW_BROKER_CUSTODY_H
@@ -15,6 +20,8 @@
 
 struct cwd_broker;
 struct cwd_session;
+
+#define CWD_GAP_UNKNOWN UINT64_MAX
 
 struct cwd_slab {
     uint32_t id;
@@ -28,7 +35,9 @@ struct cwd_slab {
     uint64_t gpu_bytes;        /* of GPU memory, as declared */
     struct cwd_session *owner; /* NULL: orphan */
     uint32_t refs;             /* references on its blocks */
-    uint32_t live_hint;        /* a block that was alive when we last looked */
+    uint32_t waits;            /* blocks of it that wait for the end of somebody's lease */
+    uint64_t unsettled;        /* the sweep that found suspects of it yet to be looked at */
+    uint64_t gap_bytes; /* the largest free piece, as its table said; CWD_GAP_UNKNOWN: look */
     bool suspected;
     struct cwd_slab *prev, *next; /* in broker.suspect */
     UT_hash_handle hh;
@@ -41,7 +50,8 @@ struct cwd_slab *cwd_slab_find(struct cwd_broker *broker, uint32_t id);
  * table that is none). */
 int cwd_slab_add(struct cwd_broker *broker, struct cwd_session *owner,
                  const struct cw_slab_info *info, const int fds[2], struct cw_slab_info *out);
-/* An orphan with one free piece of that size becomes owner's. 0, -ENOENT, -EDQUOT. */
+/* An orphan with one free piece of that size becomes owner's. 0, -ENOENT, -EDQUOT; -EAGAIN: some
+ * tables were looked at, and others are still to be: ask in the next turn. */
 int cwd_slab_adopt(struct cwd_broker *broker, struct cwd_session *owner,
                    const struct cw_slab_request *wish, struct cw_slab_info *out);
 /* The owner gives it up or is gone: it becomes an orphan, its blocks are suspected. */
@@ -52,7 +62,7 @@ void cwd_slabs_orphan_of(struct cwd_broker *broker, struct cwd_session *owner);
 void cwd_slab_block_freed(struct cwd_broker *broker, struct cwd_slab *slab);
 /* Perhaps nothing of this orphan is alive any more. */
 void cwd_slab_suspect(struct cwd_broker *broker, struct cwd_slab *slab);
-/* Closes the suspected orphans in which nothing is alive. */
+/* Closes the suspected orphans in which nothing is alive; those with suspects stay in the list. */
 void cwd_slabs_sweep(struct cwd_broker *broker);
 /* Closes all. */
 void cwd_slabs_deinit(struct cwd_broker *broker);

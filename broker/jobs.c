@@ -120,8 +120,10 @@ static void answer(struct cwd_broker *b, struct cwd_job *job, int status, const 
     if (made.token && job->client)
         cwd_transit_keep(b, made.token, job->client);
     if (!job->client) {
+        struct cw_block_ref ref = {
+            .token = made.token, .slab = made.slab, .block = made.block, .gen = made.gen};
         if (made.token)
-            cwd_transit_end(b, b->mover.session, made.token);
+            cwd_transit_end(b, b->mover.session, &ref);
         job_free(job);
         return;
     }

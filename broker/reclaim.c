@@ -63,17 +63,25 @@ static void hold_settle(struct cwd_broker *b, struct cwd_hold *hold) {
 
 static void wait_begin(struct cwd_broker *b, uint64_t slot, uint64_t gen) {
     struct cwd_hold *hold = hold_make(b, slot, gen);
-    if (!hold->waits)
+    struct cwd_slab *slab = cwd_slab_find(b, cw_lease_slab(slot));
+    CW_ASSERT(slab);
+    if (!hold->waits) {
         DL_APPEND(b->reclaim.waiting, hold);
+        slab->waits++;
+    }
     hold->waits = true;
 }
 
 static void wait_end(struct cwd_broker *b, struct cwd_hold *hold) {
-    if (hold && hold->waits) {
-        DL_DELETE(b->reclaim.waiting, hold);
-        hold->waits = false;
-        hold_settle(b, hold);
-    }
+    if (!hold || !hold->waits)
+        return;
+    struct cwd_slab *slab = cwd_slab_find(b, cw_lease_slab(hold->key.slot));
+    CW_ASSERT(slab && slab->waits > 0);
+    DL_DELETE(b->reclaim.waiting, hold);
+    hold->waits = false;
+    slab->waits--;
+    cwd_slab_suspect(b, slab); /* it was perhaps the last block: if it is an orphan */
+    hold_settle(b, hold);
 }
 
 int cwd_ref_take(struct cwd_broker *b, struct cwd_slab *slab, uint32_t block, uint64_t gen) {
@@ -149,7 +157,8 @@ void cwd_reclaim_suspect_waiting(struct cwd_broker *b) {
     DL_FOREACH_SAFE(b->reclaim.waiting, hold, next) {
         uint64_t slot = hold->key.slot;
         struct cwd_slab *slab = cwd_slab_find(b, cw_lease_slab(slot));
-        if (slab && cw_block_want(&slab->table->blocks[cw_lease_block(slot)], hold->key.gen))
+        CW_ASSERT(slab);
+        if (cw_block_want(&slab->table->blocks[cw_lease_block(slot)], hold->key.gen))
             suspect_push(b, slot, hold->key.gen);
         else
             wait_end(b, hold);
@@ -336,11 +345,11 @@ int64_t cwd_reclaim_due(const struct cwd_broker *b) {
     return b->reclaim.urgent ? 0 : b->reclaim.not_before_ns;
 }
 
-void cwd_reclaim_forget_slab(struct cwd_broker *b, uint32_t slab) {
-    struct cwd_hold *hold, *next;
-    DL_FOREACH_SAFE(b->reclaim.waiting, hold, next) {
-        if (cw_lease_slab(hold->key.slot) == slab)
-            wait_end(b, hold);
+void cwd_reclaim_mark_slabs(struct cwd_broker *b, uint64_t sweep) {
+    for (uint32_t i = 0; i < b->reclaim.count; i++) {
+        struct cwd_slab *slab = cwd_slab_find(b, cw_lease_slab(b->reclaim.suspects[i].slot));
+        if (slab)
+            slab->unsettled = sweep;
     }
 }
 

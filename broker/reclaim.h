@@ -64,8 +64,8 @@ void cwd_reclaim_suspect_waiting(struct cwd_broker *broker);
 void cwd_reclaim_run(struct cwd_broker *broker);
 /* When to run next: 0 now, INT64_MAX never, else CLOCK_MONOTONIC ns. */
 int64_t cwd_reclaim_due(const struct cwd_broker *broker);
-/* A slab goes: forgets what waits in it. */
-void cwd_reclaim_forget_slab(struct cwd_broker *broker, uint32_t slab);
+/* Writes this number into each slab that has suspects (unsettled). */
+void cwd_reclaim_mark_slabs(struct cwd_broker *broker, uint64_t sweep);
 void cwd_reclaim_deinit(struct cwd_broker *broker);
 
 #endif

@@ -12,6 +12,7 @@
 #include "broker/broker.h"
 #include "broker/custody.h"
 #include "broker/fences.h"
+#include "broker/holders.h"
 #include "broker/jobs.h"
 #include "broker/links.h"
 #include "broker/log.h"
@@ -22,10 +23,10 @@
 #include "broker/transit.h"
 #include "broker/waits.h"
 
-#define BUDGET       64 /* requests of one client in one turn */
-#define COST_SCAN    32 /* what counts as so many of them: it looks through tables */
-#define DRAIN_MAX    (CW_LANE_BYTES / 16)
-#define HOLDERS_MOST 64
+#define BUDGET        64 /* requests of one client in one turn */
+#define COST_SCAN     32 /* what counts as so many of them: it looks through tables */
+#define HOLDERS_LEAST 16 /* blocks: the answer for so many always fits */
+#define DRAIN_MAX     (CW_LANE_BYTES / 16)
 
 struct request { /* our own copy */
     struct cw_message head;
@@ -35,6 +36,7 @@ struct request { /* our own copy */
         struct cw_key key;
         struct cw_cancel cancel;
         struct cw_block_ref ref;
+        struct cw_blocks blocks;
         struct cw_slab_request slab;
         struct cw_fence_page fences;
         struct cw_copy copy;
@@ -50,16 +52,18 @@ struct request { /* our own copy */
 };
 
 struct result {
-    bool none; /* no reply, or a later one */
-    bool calm; /* who asked is not woken for it */
+    bool none;  /* no reply, or a later one */
+    bool calm;  /* who asked is not woken for it */
+    bool again; /* it takes longer than a turn may: it stays in the ring for the next one */
     int status;
     uint32_t body_bytes;
+    const void *large; /* the body, where it is none of these; NULL: it is */
     union {
         struct cw_slab_info slab;
         struct cw_link link;
         struct {
             struct cw_holders head;
-            uint32_t pids[HOLDERS_MOST];
+            uint32_t pids[CWD_HOLDERS_LISTED];
         } holders;
     } body;
 };
@@ -121,7 +125,7 @@ static int serve_transit_begin(struct cwd_broker *b, struct cwd_session *s, stru
 static int serve_transit_end(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                              struct result *result) {
     result->none = true;
-    cwd_transit_end(b, s, r->body.ref.token);
+    cwd_transit_end(b, s, &r->body.ref);
     return 0;
 }
 
@@ -153,44 +157,34 @@ static int serve_slab_close(struct cwd_broker *b, struct cwd_session *s, struct 
 static int serve_slab_adopt(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                             struct result *result) {
     result->body_bytes = sizeof result->body.slab;
-    return cwd_slab_adopt(b, s, &r->body.slab, &result->body.slab);
-}
-
-static bool session_holds(struct cwd_session *session, uint64_t slot) {
-    for (uint32_t t = 0; t < session->tables; t++) {
-        struct cw_lease_table *table = cwd_session_table(session, t);
-        for (uint32_t i = 0, count = cw_lease_count(table); i < count; i++)
-            if (cw_lease_read(table, i) == slot)
-                return true;
-    }
-    return false;
+    int code = cwd_slab_adopt(b, s, &r->body.slab, &result->body.slab);
+    result->again = code == -EAGAIN;
+    return code;
 }
 
 static int serve_holders(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                          struct result *result) {
-    const struct cw_block_ref *ref = &r->body.ref;
-    struct cwd_slab *slab = cwd_slab_find(b, ref->slab);
     struct cw_holders *head = &result->body.holders.head;
-    struct cwd_session *other;
     (void)s;
-    if (!slab || ref->block >= slab->capacity ||
-        cw_block_check(&slab->table->blocks[ref->block], ref->gen) != 0)
-        return cw_fail(-ESTALE, "the array is gone: slab %u has no block %u of generation %llu",
-                       ref->slab, ref->block, (unsigned long long)ref->gen);
-    *head = (struct cw_holders){
-        .references = cwd_ref_count(b, ref->slab, ref->block, ref->gen),
-        .owner_pid = slab->owner ? (uint32_t)slab->owner->pid : 0,
-        .device_kind = slab->info.device_kind,
-    };
-    memcpy(head->device_uuid, slab->info.device_uuid, sizeof head->device_uuid);
-    for (other = b->sessions; other; other = other->hh.next) {
-        if (!session_holds(other, cw_lease_slot(ref->slab, ref->block)))
-            continue;
-        head->holders++;
-        if (head->listed < HOLDERS_MOST)
-            result->body.holders.pids[head->listed++] = (uint32_t)other->pid;
-    }
+    int code = cwd_holders_list(b, &r->body.ref, head, result->body.holders.pids);
     result->body_bytes = (uint32_t)(sizeof *head + head->listed * sizeof(uint32_t));
+    return code;
+}
+
+static int serve_holders_of(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                            struct result *result) {
+    static struct cw_block_holders found[CW_BLOCKS_ASKED];
+    struct cw_block_name asked[CW_BLOCKS_ASKED];
+    uint32_t count = r->body.blocks.count;
+    if (count > CW_BLOCKS_ASKED || r->body.blocks.reserved ||
+        r->body_bytes != sizeof r->body.blocks + count * sizeof *asked)
+        return -EBADMSG;
+    memcpy(asked, r->body.bytes + sizeof r->body.blocks, count * sizeof *asked);
+    if (!cwd_session_fits(s, count * (uint32_t)sizeof *found) && count > HOLDERS_LEAST)
+        count = HOLDERS_LEAST;
+    cwd_holders_count(b, asked, count, found);
+    result->large = found;
+    result->body_bytes = count * (uint32_t)sizeof *found;
     return 0;
 }
 
@@ -348,6 +342,8 @@ static const struct operation {
     [CW_OP_SLAB_CLOSE] = {serve_slab_close, EXACT(cw_slab_request), COST_SCAN, EFFECT},
     [CW_OP_SLAB_ADOPT] = {serve_slab_adopt, EXACT(cw_slab_request), COST_SCAN, QUESTION},
     [CW_OP_HOLDERS] = {serve_holders, EXACT(cw_block_ref), COST_SCAN, QUESTION},
+    [CW_OP_HOLDERS_OF] = {serve_holders_of, sizeof(struct cw_blocks), CW_MESSAGE_MAX, COST_SCAN,
+                          QUESTION},
     [CW_OP_STOP] = {serve_stop, 0, 0, 1, EFFECT},
     [CW_OP_BYE] = {serve_bye, 0, 0, 1, EFFECT},
     [CW_OP_PING] = {serve_ping, 0, 0, 1, QUESTION},
@@ -420,6 +416,8 @@ static int serve_one(struct cwd_broker *b, struct cwd_session *session, bool dra
     }
     if (session->ended)
         return 0;
+    if (result.again)
+        return BUDGET;
     /* The index advances after the effect: who took over from us would see the request again. */
     cw_ring_consume(&session->requests);
     if (cw_sleeper_claim(&session->requests.ring->producer))
@@ -428,7 +426,9 @@ static int serve_one(struct cwd_broker *b, struct cwd_session *session, bool dra
         const char *sentence = result.status < 0 ? cw_detail() : NULL;
         bool wake = session->wake || !result.calm;
         cwd_session_reply(b, session, request.head.op, request.head.id, result.status,
-                          sentence ? (const void *)sentence : &result.body,
+                          sentence       ? (const void *)sentence
+                          : result.large ? result.large
+                                         : &result.body,
                           sentence ? (uint32_t)strlen(sentence) : result.body_bytes);
         session->wake = wake;
     }

@@ -28,7 +28,7 @@
 #include "broker/waits.h"
 
 /* The largest body of a reply: HOLDERS with 64 pids, or a sentence. */
-#define BODY_MAX 1024u /* but of REMOTE_NEXT, whose room is looked for by itself */
+#define BODY_MAX 1024u /* but of REMOTE_NEXT and HOLDERS_OF, whose room is looked for by itself */
 
 struct cwd_session *cwd_session_find(struct cwd_broker *b, uint32_t id) {
     struct cwd_session *session;
@@ -344,10 +344,14 @@ bool cwd_session_has_room(struct cwd_session *session) {
     return cw_ring_has_room(&session->replies, sizeof(struct cw_message) + BODY_MAX);
 }
 
+bool cwd_session_fits(struct cwd_session *session, uint32_t body_bytes) {
+    return cw_ring_has_room(&session->replies, sizeof(struct cw_message) + body_bytes);
+}
+
 void cwd_session_reply(struct cwd_broker *b, struct cwd_session *session, uint16_t op, uint64_t id,
                        int status, const void *body, uint32_t body_bytes) {
     uint8_t *place;
-    CW_ASSERT(body_bytes <= BODY_MAX || op == CW_OP_REMOTE_NEXT);
+    CW_ASSERT(body_bytes <= BODY_MAX || op == CW_OP_REMOTE_NEXT || op == CW_OP_HOLDERS_OF);
     if (session->ended || session->state != CWD_OPEN || session->socket_ended)
         return; /* nobody reads it */
     struct cw_message head = {.size_bytes = (uint32_t)sizeof head + body_bytes,

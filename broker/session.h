@@ -116,6 +116,8 @@ void cwd_sessions_deinit(struct cwd_broker *broker);
 
 /* Is there room in the reply ring for any reply? */
 bool cwd_session_has_room(struct cwd_session *session);
+/* Is there room for one with this body, which may be larger than those? */
+bool cwd_session_fits(struct cwd_session *session, uint32_t body_bytes);
 /* Writes one reply; there must be room. A status < 0 goes with its sentence. */
 void cwd_session_reply(struct cwd_broker *broker, struct cwd_session *session, uint16_t op,
                        uint64_t id, int status, const void *body, uint32_t body_bytes);

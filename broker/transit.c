@@ -29,7 +29,9 @@ struct cwd_transit {
 
 struct cwd_early_end {
     uint64_t token;
+    uint64_t turn; /* in which it came: its BEGIN stood in the beginner's ring by then */
     uint32_t sender;
+    struct cw_block_ref ref;
     UT_hash_handle hh;
 };
 
@@ -75,6 +77,20 @@ static void transit_free(struct cwd_broker *b, struct cwd_transit *transit) {
     free(transit);
 }
 
+/* Does this END speak of that block? Slab 0: it knows the token alone. */
+static bool ends_block(const struct cw_block_ref *end, const struct cw_block_ref *begin) {
+    return end->slab == 0 ||
+           (end->slab == begin->slab && end->block == begin->block && end->gen == begin->gen);
+}
+
+/* An END came before this BEGIN. Did it mean this one? A BEGIN stands in its ring before the handle
+ * leaves: so once that ring was read as far as it was filled when the END came, the END was of a
+ * token that nobody had handed out, and says nothing of who gets that number later. */
+static bool ended_early(const struct cwd_session *beginner, const struct cwd_early_end *early,
+                        const struct cw_block_ref *ref) {
+    return beginner->read_through <= early->turn && ends_block(&early->ref, ref);
+}
+
 int cwd_transit_begin(struct cwd_broker *b, struct cwd_session *session,
                       const struct cw_block_ref *ref) {
     if (token_session(ref->token) != session->id || transit_find(b, ref->token))
@@ -82,8 +98,10 @@ int cwd_transit_begin(struct cwd_broker *b, struct cwd_session *session,
     struct cwd_early_end *early = early_find(b, ref->token);
     if ((uint32_t)ref->token > session->last_transit)
         session->last_transit = (uint32_t)ref->token;
-    if (early) { /* it ended before we knew that it began */
+    bool ended = early && ended_early(session, early, ref);
+    if (early)
         early_free(b, early);
+    if (ended) { /* before we knew that it began */
         CWD_COUNT(b, transits_begun);
         CWD_COUNT(b, transits_ended);
         cwd_reclaim_suspect(b, ref->slab, ref->block);
@@ -115,9 +133,13 @@ int cwd_transit_begin(struct cwd_broker *b, struct cwd_session *session,
     return 0;
 }
 
-void cwd_transit_end(struct cwd_broker *b, struct cwd_session *session, uint64_t token) {
+void cwd_transit_end(struct cwd_broker *b, struct cwd_session *session,
+                     const struct cw_block_ref *ref) {
+    uint64_t token = ref->token;
     struct cwd_transit *transit = transit_find(b, token);
     if (transit) {
+        if (!ends_block(ref, &transit->ref))
+            return; /* a token that is not of this handle */
         transit_free(b, transit);
         CWD_COUNT(b, transits_ended);
         return;
@@ -130,8 +152,8 @@ void cwd_transit_end(struct cwd_broker *b, struct cwd_session *session, uint64_t
         return; /* the limit ends it, later */
     struct cwd_early_end *early = calloc(1, sizeof *early);
     CW_ASSERT(early);
-    early->token = token;
-    early->sender = session->id;
+    *early =
+        (struct cwd_early_end){.token = token, .turn = b->turn, .sender = session->id, .ref = *ref};
     HASH_ADD(hh, b->early_ends, token, sizeof early->token, early);
     session->early_ends++;
 }

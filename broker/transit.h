@@ -5,6 +5,8 @@
  *
  * BEGIN and END come from the rings of two clients. BEGIN was written before the handle was handed
  * on, but may be read after END: an END whose BEGIN is still to come is remembered, and meets it.
+ * Tokens are numbers that anybody can guess, so an END says of which block it speaks, and it is
+ * remembered until the beginner's ring was read as far as it was filled then, and no longer.
  *
  * A transit may be tied to another block, its anchor: an item that waits in a queue, to the queue.
  * At its limit it then lives on for as long again if the anchor is alive, whoever died meanwhile.
@@ -28,7 +30,9 @@ struct cwd_session;
  * gone) does not, and returns 0: the handle is then stale for who opens it. */
 int cwd_transit_begin(struct cwd_broker *broker, struct cwd_session *session,
                       const struct cw_block_ref *ref);
-void cwd_transit_end(struct cwd_broker *broker, struct cwd_session *session, uint64_t token);
+/* The transit of ref's token ends, if it is one of ref's block (slab 0: of any). */
+void cwd_transit_end(struct cwd_broker *broker, struct cwd_session *session,
+                     const struct cw_block_ref *ref);
 /* Ties a transit that the session began to ref's block. One that ended already is no matter. */
 void cwd_transit_anchor(struct cwd_broker *broker, struct cwd_session *session,
                         const struct cw_block_ref *ref);

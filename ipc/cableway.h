@@ -467,6 +467,13 @@ typedef struct cw_name_info {
 /* All about one name. -ENOENT. Of another node's name that node is asked (it blocks: -EREMOTEIO,
  * -EINTR), and name, nbytes, shape, dtype, keep and created_ns are told; the rest is 0 or empty. */
 int cw_name_stat(cw_client *client, const char *name, cw_name_info *out);
+/* The same of all names that cw_names() would list, in the order of strcmp(), with one question to
+ * the broker for some hundreds of them: each(context, info) is called for one after the other on
+ * the caller's thread, and a value other than 0 ends it and is returned. What goes meanwhile is
+ * left out. A name whose description cannot be read, since whoever put it wrote what is none, has
+ * ndim 0 and an empty dtype. Of another node's names each is asked for. */
+int cw_names_stat(cw_client *client, const char *prefix,
+                  int (*each)(void *context, const cw_name_info *info), void *context);
 /* Asks the broker to end. Every client then gets -ECONNRESET; names are lost. */
 int cw_broker_stop(cw_client *client);
 /* Round trip to the broker. */

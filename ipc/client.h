@@ -132,7 +132,9 @@ struct cw_heap { /* allocation on one device */
     struct cw_carver carver;
     struct cw_carver foreign; /* somebody else's memory: one block a slab, never carved */
     uint64_t next_slab_bytes;
-    uint32_t large_ones; /* arrays for which a slab was made that is larger than the next one */
+    uint64_t crowded_bytes; /* the last slab that ran out of block numbers had so much in use; 0: it
+                             * was followed by one for such arrays */
+    uint32_t large_ones;    /* arrays for which a slab was made that is larger than the next one */
     uint64_t cached_bytes, cache_limit_bytes; /* entirely free slabs that are kept */
     bool hoards;               /* keep what becomes free beyond the limit: it is about to be used */
     struct cw_extent *pending; /* published, dropped, not yet back; the oldest come back first */

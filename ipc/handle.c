@@ -124,9 +124,10 @@ int cw_array_export(cw_array *array, int transit, cw_handle *out) {
     return code;
 }
 
-static int end_transit(cw_client *client, uint64_t token) {
-    struct cw_block_ref ref = {.token = token};
-    return token ? cw_lane_post(client, CW_OP_TRANSIT_END, &ref, sizeof ref) : 0;
+static int end_transit(cw_client *client, const cw_handle *handle) {
+    struct cw_block_ref ref = {
+        .token = handle->token, .slab = handle->slab, .block = handle->block, .gen = handle->gen};
+    return ref.token ? cw_lane_post(client, CW_OP_TRANSIT_END, &ref, sizeof ref) : 0;
 }
 
 static int check_handle(cw_client *client, const cw_handle *handle) {
@@ -163,11 +164,11 @@ int cw_array_open(cw_client *client, const cw_handle *handle, const cw_layout *l
                            copy.size_bytes, &shape, flags, out);
     pthread_mutex_unlock(&client->lock);
     if (code == 0)
-        end_transit(client, copy.token); /* a lost broker shows at the next call */
+        end_transit(client, &copy); /* a lost broker shows at the next call */
     return code;
 }
 
 int cw_handle_discard(cw_client *client, const cw_handle *handle) {
     int code = check_handle(client, handle);
-    return code ? code : end_transit(client, handle->token);
+    return code ? code : end_transit(client, handle);
 }

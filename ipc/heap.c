@@ -263,6 +263,8 @@ static void carve(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
     else
         slab->blocks_used++;
     slab->arena.full = slab->blocks_free == 0 && slab->blocks_used == slab->capacity;
+    if (slab->arena.full && slab->device_kind == CW_DEVICE_HOST)
+        heap->crowded_bytes = slab->arena.size_bytes - slab->arena.free_bytes;
     if (slab->cached) {
         slab->cached = false;
         heap->cached_bytes -= slab->size_bytes;
@@ -280,16 +282,30 @@ static void carve(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
     *clean = extent->clean;
 }
 
-/* The size of the slab that an array of this size calls for, and how many blocks it has. */
+static uint64_t to_granules(const struct cw_heap *heap, uint64_t size_bytes) {
+    return (size_bytes + heap->granule_bytes - 1) / heap->granule_bytes * heap->granule_bytes;
+}
+
+/* The size of the slab that an array of this size calls for, and how many blocks it has. Where
+ * block numbers ran out before bytes did, arrays are small: a larger slab would lie empty, so the
+ * next one has all the numbers, and twice what that many took. */
 static uint64_t plan_slab(struct cw_heap *heap, uint64_t size_bytes, uint32_t *capacity) {
     uint64_t next =
         heap->next_slab_bytes > heap->granule_bytes ? heap->next_slab_bytes : heap->granule_bytes;
+    uint64_t crowded = 2 * heap->crowded_bytes;
+    heap->crowded_bytes = 0;
+    if (crowded && crowded < heap->backend->slab_min_bytes)
+        crowded = heap->backend->slab_min_bytes;
+    if (crowded && crowded < next && size_bytes <= crowded / 16) {
+        *capacity = CW_SLAB_BLOCKS_MAX;
+        return to_granules(heap, crowded);
+    }
     bool grows = size_bytes <= next || ++heap->large_ones % LARGE_A_STEP == 0;
     if (grows && heap->next_slab_bytes < heap->backend->slab_max_bytes)
         heap->next_slab_bytes *= 2;
     if (size_bytes > next / 4) {
         *capacity = heap->backend->large_blocks;
-        return (size_bytes + heap->granule_bytes - 1) / heap->granule_bytes * heap->granule_bytes;
+        return to_granules(heap, size_bytes);
     }
     uint64_t blocks = next / heap->backend->block_bytes;
     *capacity = blocks < CW_SLAB_BLOCKS_MAX ? (uint32_t)blocks : CW_SLAB_BLOCKS_MAX;

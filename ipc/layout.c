@@ -56,10 +56,11 @@ static int resolve_strides(struct cw_shape *out) {
 
 int cw_shape_measure(struct cw_shape *shape) {
     int64_t low = 0, high = 0, reach;
-    for (uint32_t i = 0; i < shape->ndim; i++) {
+    for (uint32_t i = 0; i < shape->ndim; i++) /* also behind an axis of length 0 */
         if (shape->shape[i] < 0)
             return cw_fail(-EINVAL, "axis %u has the length %lld: it must be 0 or more", i,
                            (long long)shape->shape[i]);
+    for (uint32_t i = 0; i < shape->ndim; i++) {
         if (shape->shape[i] == 0) {
             shape->origin_bytes = shape->span_bytes = 0;
             return 0;

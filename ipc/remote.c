@@ -258,7 +258,7 @@ static bool read_about(char *text, cw_name_info *out) {
         !take_number(&text, &keep))
         return false;
     size_t length = strcspn(text, "\t");
-    if (length == 0 || length >= sizeof out->dtype)
+    if (length >= sizeof out->dtype) /* 0: who put it described it by what is no array */
         return false;
     memcpy(out->dtype, text, length);
     out->dtype[length] = 0;

@@ -94,6 +94,7 @@ enum cw_op {
                           it is answered with what became of that. reply: nothing */
     CW_OP_MAKE,        /* of the bridge alone, a job for cableway-mover: replies with memory on a
                           GPU */
+    CW_OP_HOLDERS_OF,  /* reply: how many clients hold each of many blocks */
 };
 
 struct cw_message {
@@ -176,7 +177,8 @@ struct cw_key { /* REMOVE, WAIT; then key_bytes of key */
 struct cw_cancel {
     uint64_t id; /* of the WAIT */
 };
-struct cw_block_ref { /* TRANSIT_BEGIN (token), TRANSIT_END (token alone counts), DROP, HOLDERS,
+struct cw_block_ref { /* TRANSIT_BEGIN (token), TRANSIT_END (of this block; slab 0: of any), DROP,
+                         HOLDERS,
                          TRANSIT_ANCHOR (token of the transit, the block to which it is tied) */
     uint64_t token;   /* session << 32 | counter of that session; 0 where none */
     uint32_t slab, block;
@@ -191,6 +193,27 @@ struct cw_holders {   /* HOLDERS reply; then count (at most 64 listed) pids, uin
     uint32_t reserved;
     uint8_t device_uuid[16];
 };
+
+#define CW_BLOCKS_ASKED 240u
+struct cw_block_name {
+    uint32_t slab, block;
+    uint64_t gen;
+};
+struct cw_blocks { /* HOLDERS_OF body; then count of cw_block_name */
+    uint32_t count;
+    uint32_t reserved; /* 0 */
+};
+struct cw_block_holders { /* HOLDERS_OF reply: one for each, in their order, or for as many as there
+                             is room for */
+    uint32_t holders;     /* as in cw_holders */
+    uint32_t references;
+    uint32_t device_kind; /* 0: the block is gone */
+    uint32_t reserved;
+    uint8_t device_uuid[16];
+};
+_Static_assert(sizeof(struct cw_message) + CW_BLOCKS_ASKED * sizeof(struct cw_block_holders) <=
+                   CW_MESSAGE_MAX,
+               "an answer fits a message");
 
 enum cw_remote_verb {
     CW_REMOTE_GET = 1, /* the array is to stand under its remote name, as a replica */

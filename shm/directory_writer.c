@@ -3,8 +3,11 @@
  *
  * One thread of the broker owns the writer. Readers look at every moment, so each change ends in
  * one store of one reference: a record is written whole before a slot names it, and its units are
- * used again only under an odd sequence. The broker's death leaves the directory as it was after
- * the last whole store; readers of a half-written record give up after bounded retries.
+ * used again only under an odd sequence. An index that grows full is built anew beside the current
+ * one, some slots with each put, so that no turn of the broker has all to do; what changes
+ * meanwhile in slots that were moved already is changed in both. Readers learn of the new one when
+ * it is whole. The broker's death leaves the directory as it was after the last whole store;
+ * readers of a half-written record give up after bounded retries.
  */
 #include "directory.h"
 
@@ -15,6 +18,7 @@
 #include "error.h"
 
 #define UNITS_MAX (CW_RECORD_MAX / CW_RECORD_UNIT)
+#define MOVE_EACH 16u /* slots with each put: all are moved before a sixteenth more is used */
 
 struct free_list { /* records of one size, given back */
     uint64_t *refs;
@@ -26,7 +30,10 @@ struct cw_directory_writer {
     uint64_t names_max, instance;
     uint64_t names, put_id;
     struct cw_segment index;
-    uint64_t slots, used; /* used: live and tombstones */
+    uint64_t slots, used;    /* used: live and tombstones */
+    struct cw_segment fresh; /* the index that is being built; base NULL: none is */
+    uint64_t fresh_slots, fresh_used;
+    uint64_t moved; /* slots of the current index before this one stand in the fresh one, too */
     struct cw_segment records[CW_RECORD_SEGMENTS];
     unsigned record_segments;
     uint64_t next_unit, end_unit; /* never used units of the last record segment */
@@ -194,48 +201,90 @@ static void slot_set(struct cw_index_slot *slot, uint64_t hash, uint64_t ref) {
     CW_STORE(D2, &slot->ref, ref, release);
 }
 
-static uint64_t key_hash(struct cw_directory_writer *w, uint64_t ref) {
-    return cw_directory_hash(record_key(w, ref), record_entry(w, ref).key_bytes);
-}
-
-/* Builds the index anew with this many slots, without tombstones, and names it in the root. */
-static int index_rebuild(struct cw_directory_writer *w, uint64_t slots) {
-    struct cw_segment fresh;
+static int index_create(struct cw_directory_writer *w, uint64_t slots, struct cw_segment *out) {
     char label[32];
     snprintf(label, sizeof label, "index-%llu",
              (unsigned long long)CW_LOAD(D1, &w->root->index_id, relaxed) + 1);
-    int code = cw_segment_create(
+    return cw_segment_create(
         label, sizeof(struct cw_segment_header) + slots * sizeof(struct cw_index_slot),
-        CW_SEGMENT_INDEX, w->instance, CW_SEGMENT_READERS_ONLY, &fresh);
-    if (code)
-        return code;
-    for (uint64_t i = 0; i < w->slots; i++) {
-        uint64_t ref = CW_LOAD(D2, &slot_at(&w->index, i)->ref, relaxed);
-        if (ref <= CW_REF_TOMB)
-            continue;
-        uint64_t hash = key_hash(w, ref), n = hash & (slots - 1);
-        while (CW_LOAD(D2, &slot_at(&fresh, n)->ref, relaxed) != 0)
-            n = (n + 1) & (slots - 1);
-        slot_set(slot_at(&fresh, n), hash, ref);
-    }
+        CW_SEGMENT_INDEX, w->instance, CW_SEGMENT_READERS_ONLY, out);
+}
+
+static void index_publish(struct cw_directory_writer *w, struct cw_segment *index, uint64_t slots,
+                          uint64_t used) {
     cw_segment_close(&w->index); /* readers keep their own mappings of it */
-    w->index = fresh;
+    w->index = *index;
     w->slots = slots;
-    w->used = w->names;
+    w->used = used;
     CW_STORE(D8, &w->root->index_slots, slots, relaxed);
     /* D1: names the index only now that it is filled; pairs with D1 in readers. */
     CW_STORE(D1, &w->root->index_id, CW_LOAD(D1, &w->root->index_id, relaxed) + 1, release);
+}
+
+/* ---- an index that is being built ---- */
+
+static void fresh_add(struct cw_directory_writer *w, uint64_t hash, uint64_t ref) {
+    uint64_t n = hash & (w->fresh_slots - 1);
+    while (CW_LOAD(D2, &slot_at(&w->fresh, n)->ref, relaxed) > CW_REF_TOMB)
+        n = (n + 1) & (w->fresh_slots - 1);
+    w->fresh_used += CW_LOAD(D2, &slot_at(&w->fresh, n)->ref, relaxed) == 0;
+    slot_set(slot_at(&w->fresh, n), hash, ref);
+}
+
+/* What a slot of the current index had is something else now: after the slot, before the record of
+ * old_ref is given back. old_ref 0: it was free; ref CW_REF_TOMB: it is. */
+static void fresh_follow(struct cw_directory_writer *w, const struct cw_index_slot *slot,
+                         uint64_t hash, uint64_t old_ref, uint64_t ref) {
+    if (!w->fresh.base || slot >= slot_at(&w->index, w->moved))
+        return;
+    if (!old_ref) {
+        fresh_add(w, hash, ref);
+        return;
+    }
+    uint64_t n = hash & (w->fresh_slots - 1);
+    while (CW_LOAD(D2, &slot_at(&w->fresh, n)->ref, relaxed) != old_ref)
+        n = (n + 1) & (w->fresh_slots - 1);
+    slot_set(slot_at(&w->fresh, n), hash, ref);
+}
+
+/* Without tombstones, and with room for what is put while it is built. */
+static int fresh_begin(struct cw_directory_writer *w) {
+    uint64_t slots = w->slots;
+    while ((w->names + w->slots / 8) * 2 > slots)
+        slots *= 2;
+    int code = index_create(w, slots, &w->fresh);
+    if (code)
+        return code;
+    w->fresh_slots = slots;
+    w->fresh_used = w->moved = 0;
     return 0;
 }
 
-/* Keeps at least 30 % of the slots empty, so that probes end soon. */
+/* Moves some slots; after the last one the fresh index is the current one. */
+static void fresh_move(struct cw_directory_writer *w, uint64_t some) {
+    uint64_t until = w->slots - w->moved < some ? w->slots : w->moved + some;
+    for (; w->moved < until; w->moved++) {
+        const struct cw_index_slot *slot = slot_at(&w->index, w->moved);
+        uint64_t ref = CW_LOAD(D2, &slot->ref, relaxed);
+        if (ref > CW_REF_TOMB)
+            fresh_add(w, CW_LOAD(D7, &slot->hash, relaxed), ref);
+    }
+    if (w->moved < w->slots)
+        return;
+    index_publish(w, &w->fresh, w->fresh_slots, w->fresh_used);
+    w->fresh = (struct cw_segment){.fd = -1};
+}
+
+/* Keeps at least 30 % of the slots empty, so that probes end soon: from half on the next index is
+ * built. For want of memory that begins later, and at last all is moved at once. */
 static int index_make_room(struct cw_directory_writer *w) {
-    if ((w->used + 1) * 10 <= w->slots * 7)
-        return 0;
-    uint64_t slots = w->slots;
-    while ((w->names + 1) * 2 > slots)
-        slots *= 2;
-    return index_rebuild(w, slots);
+    bool full = (w->used + 1) * 10 > w->slots * 7;
+    int code = 0;
+    if (!w->fresh.base && (w->used + 1) * 2 > w->slots)
+        code = fresh_begin(w);
+    if (w->fresh.base)
+        fresh_move(w, full ? w->slots : MOVE_EACH);
+    return full ? code : 0;
 }
 
 int cw_directory_writer_new(struct cw_directory_root *root, uint64_t names_max, uint64_t instance,
@@ -246,12 +295,15 @@ int cw_directory_writer_new(struct cw_directory_root *root, uint64_t names_max, 
     w->root = root;
     w->names_max = names_max;
     w->instance = instance;
-    w->index.fd = -1;
+    w->index.fd = w->fresh.fd = -1;
     for (unsigned i = 0; i < CW_RECORD_SEGMENTS; i++)
         w->records[i].fd = -1;
-    int code = index_rebuild(w, CW_INDEX_FIRST_SLOTS);
-    if (code == 0)
+    struct cw_segment first;
+    int code = index_create(w, CW_INDEX_FIRST_SLOTS, &first);
+    if (code == 0) {
+        index_publish(w, &first, CW_INDEX_FIRST_SLOTS, 0);
         code = records_grow(w);
+    }
     if (code) {
         cw_directory_writer_free(w);
         return code;
@@ -264,6 +316,7 @@ void cw_directory_writer_free(struct cw_directory_writer *w) {
     if (!w)
         return;
     cw_segment_close(&w->index);
+    cw_segment_close(&w->fresh);
     for (unsigned i = 0; i < CW_RECORD_SEGMENTS; i++)
         cw_segment_close(&w->records[i]);
     for (unsigned i = 0; i <= UNITS_MAX; i++)
@@ -313,11 +366,13 @@ int cw_directory_put(struct cw_directory_writer *w, const char *key, size_t key_
     *replaced = slot != NULL;
     if (slot) {
         slot_set(slot, hash, ref);
+        fresh_follow(w, slot, hash, old_ref, ref);
         record_release(w, old_ref);
     } else {
         w->used += CW_LOAD(D2, &place->ref, relaxed) == 0;
         w->names++;
         slot_set(place, hash, ref);
+        fresh_follow(w, place, hash, 0, ref);
     }
     count_change(w);
     return 0;
@@ -325,7 +380,9 @@ int cw_directory_put(struct cw_directory_writer *w, const char *key, size_t key_
 
 static void slot_remove(struct cw_directory_writer *w, struct cw_index_slot *slot) {
     uint64_t ref = CW_LOAD(D2, &slot->ref, relaxed);
+    uint64_t hash = CW_LOAD(D7, &slot->hash, relaxed);
     CW_STORE(D2, &slot->ref, CW_REF_TOMB, release);
+    fresh_follow(w, slot, hash, ref, CW_REF_TOMB);
     record_release(w, ref);
     w->names--;
     count_change(w);

@@ -31,7 +31,9 @@ static void add_row(struct listing *listing, const char *name, const cw_name_inf
         return;
     }
     struct output_table *table = &listing->table;
-    char *shape = output_shape(info->ndim, info->shape);
+    bool known = *info->dtype; /* else who put it described it by what is no description */
+    char *shape = known ? output_shape(info->ndim, info->shape) : strdup("?");
+    CW_ASSERT(shape);
     if (listing->cli->options & CLI_ALL)
         output_table_add(table, *name_space ? name_space : "-");
     bool here = *info->device; /* another node does not tell where it lies and who holds it */
@@ -43,8 +45,8 @@ static void add_row(struct listing *listing, const char *name, const cw_name_inf
                                          : "-");
     output_table_add(table, shape);
     bool is_long = strlen(info->dtype) > DTYPE_COLUMNS;
-    output_table_addf(table, "%.*s%s", is_long ? DTYPE_COLUMNS - 3 : DTYPE_COLUMNS, info->dtype,
-                      is_long ? "..." : "");
+    output_table_addf(table, "%.*s%s", is_long ? DTYPE_COLUMNS - 3 : DTYPE_COLUMNS,
+                      known ? info->dtype : "?", is_long ? "..." : "");
     output_table_add(table, output_size(info->nbytes, size));
     if (here) {
         output_table_addf(table, "%u", info->owner_pid);
@@ -57,41 +59,27 @@ static void add_row(struct listing *listing, const char *name, const cw_name_inf
     free(shape);
 }
 
-static int compare_names(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
+struct names {
+    struct listing *listing;
+    const char *node, *name_space; /* "//NODE/" or "" */
+};
+
+static int add_name(void *context, const cw_name_info *info) {
+    const struct names *names = context;
+    char *name;
+    CW_ASSERT(asprintf(&name, "%s%s", names->node, info->name) >= 0);
+    add_row(names->listing, name, info, names->name_space);
+    free(name);
+    return 0;
 }
 
 /* Adds the names of the client's namespace, sorted. Names that go meanwhile are left out. */
 static int add_names(struct listing *listing, cw_client *client) {
-    char *names;
-    uint64_t count;
     const char *prefix = listing->cli->count ? listing->cli->arguments[0] : "";
     char *node = names_node(prefix);
-    int result = cw_names(client, prefix, &names, &count);
-    if (result) {
-        free(node);
-        return result;
-    }
-    const char **sorted = malloc((count + 1) * sizeof *sorted), *at = names;
-    cw_name_info *info = malloc(sizeof *info);
-    CW_ASSERT(sorted && info);
-    for (uint64_t i = 0; i < count; i++, at += strlen(at) + 1)
-        sorted[i] = at;
-    qsort(sorted, count, sizeof *sorted, compare_names);
-    for (uint64_t i = 0; i < count && result == 0; i++) {
-        char *name;
-        CW_ASSERT(asprintf(&name, "%s%s", node, sorted[i]) >= 0);
-        result = cw_name_stat(client, name, info);
-        if (result == 0)
-            add_row(listing, name, info, cw_client_namespace(client));
-        else if (result == -ENOENT)
-            result = 0;
-        free(name);
-    }
+    struct names names = {listing, node, cw_client_namespace(client)};
+    int result = cw_names_stat(client, prefix, add_name, &names);
     free(node);
-    free(info);
-    free(sorted);
-    cw_free(names);
     return result;
 }
 

@@ -1,6 +1,6 @@
 /*
  * What ls and stat say of a name as JSON: one structure for both. null: the name's node does not
- * tell it.
+ * tell it, or (shape, dtype) who put it wrote no description of an array.
  */
 #include "tools/names.h"
 
@@ -28,17 +28,18 @@ static json_t *number_if(bool told, uint64_t number) {
 
 json_t *names_json(const char *name, const cw_name_info *info, const char *name_space) {
     bool here = *info->device;
-    json_t *shape = json_array();
+    bool known = *info->dtype; /* else its description cannot be read */
+    json_t *shape = known ? json_array() : json_null();
     for (uint32_t i = 0; i < info->ndim && i < CW_NDIM_MAX; i++)
         json_array_append_new(shape, json_integer(info->shape[i]));
     return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:o, s:o, s:I, s:f, s:b}",
                      "name", output_json_text(name), "namespace", output_json_text(name_space),
                      "device", here ? output_json_text(info->device) : json_null(), "device_uuid",
                      *info->device_uuid ? output_json_text(info->device_uuid) : json_null(),
-                     "shape", shape, "dtype", output_json_text(info->dtype), "bytes",
-                     (json_int_t)info->nbytes, "owner_pid", number_if(here, info->owner_pid),
-                     "holders", number_if(here, info->holders), "references",
-                     number_if(here, info->references), "slab", number_if(here, info->slab),
-                     "created_ns", (json_int_t)info->created_ns, "age_seconds",
-                     output_age_seconds(info->created_ns), "keep", info->keep != 0);
+                     "shape", shape, "dtype", known ? output_json_text(info->dtype) : json_null(),
+                     "bytes", (json_int_t)info->nbytes, "owner_pid",
+                     number_if(here, info->owner_pid), "holders", number_if(here, info->holders),
+                     "references", number_if(here, info->references), "slab",
+                     number_if(here, info->slab), "created_ns", (json_int_t)info->created_ns,
+                     "age_seconds", output_age_seconds(info->created_ns), "keep", info->keep != 0);
 }

@@ -132,7 +132,8 @@ static int make_on_gpu(cw_client *client, const struct cwb_landing_wish *wish, c
     code = cw_array_attach(client, made.slab, made.block, made.gen, made.offset_bytes,
                            wish->size_bytes, &shape, CW_DISTANT, out);
     pthread_mutex_unlock(&client->lock);
-    struct cw_block_ref ref = {.token = made.token};
+    struct cw_block_ref ref = {
+        .token = made.token, .slab = made.slab, .block = made.block, .gen = made.gen};
     (void)cw_lane_post(client, CW_OP_TRANSIT_END, &ref, sizeof ref);
     return code;
 }

@@ -132,6 +132,18 @@ static int look(struct cwb_bridge *bridge, const struct cwb_peer *peer,
     return code;
 }
 
+/* Who put it may have written anything as its description, and a peer that is sent what is none
+ * ends the connection, with all that others ask for. */
+static int check_described(const struct subject *subject, const struct cw_found *found) {
+    struct cw_shape shape;
+    const struct cw_entry *entry = &found->entry;
+    if (cw_meta_decode(found->meta, entry->meta_bytes, entry->size_bytes, &shape) == 0 &&
+        shape.span_bytes == entry->size_bytes)
+        return 0;
+    return cw_fail(-EREMOTEIO, "who put \"%s\" there described it by what is no array",
+                   subject->name);
+}
+
 /* ---- OPEN ---- */
 
 /* The answer at once. status < 0: cw_detail() is the sentence. */
@@ -215,6 +227,8 @@ static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
     bool on_gpu = false;
     subject_of(frame->key, frame->key_bytes, &subject);
     int code = look(bridge, link->peer, &subject, &found);
+    if (code == 0)
+        code = check_described(&subject, &found);
     if (code == 0 && open_inside(link, frame, &subject, &found))
         return;
     if (code == 0)
@@ -222,6 +236,10 @@ static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
     if (code == 0 && !may_read(link->peer, subject.name, &found.entry)) {
         cw_array_close(array); /* it was replaced in between */
         code = -ENOENT;
+    } else if (code == 0) {
+        code = check_described(&subject, &found);
+        if (code)
+            cw_array_close(array);
     }
     if (code == -ENOENT)
         not_there(subject.name);
@@ -275,11 +293,13 @@ static void serve_about(struct cwb_link *link, const struct cwb_frame *frame) {
     size_t size_bytes;
     subject_of(frame->key, frame->key_bytes, &subject);
     int code = look(link->bridge, link->peer, &subject, &found);
-    if (code == 0)
-        code = cw_meta_decode(found.meta, found.entry.meta_bytes, found.entry.size_bytes, &shape);
     if (code) {
         answer(link, frame, code, NULL, 0);
         return;
+    }
+    if (cw_meta_decode(found.meta, found.entry.meta_bytes, found.entry.size_bytes, &shape) != 0) {
+        shape.ndim = 0; /* the name is there all the same */
+        *shape.dtype = 0;
     }
     FILE *out = open_memstream(&text, &size_bytes);
     CW_ASSERT(out);

@@ -33,7 +33,7 @@ from cableway._pool_wire import _incoming as incoming
 from cableway.array import Array
 from cableway.client import current
 from cableway.errors import Error
-from cableway.layouts import Layout
+from cableway.layouts import Layout, check_fits, received
 from cableway.views import Lease, lease_again
 
 __all__ = ["Outgoing", "decode", "encode", "encode_array"]
@@ -234,10 +234,13 @@ def _decode_array(item: Any, view: memoryview, kind: int) -> Array:
     known = _layouts.get(told)
     if known is None:
         dtype, shape, strides, offset, name = pickle.loads(told)
-        known = Layout(tuple(shape), dtypes.decode(dtype), tuple(strides)), offset, name
+        nbytes = lib.cw_array_nbytes(lease.pointer)
+        known = received(shape, dtype, strides, offset, nbytes), offset, name
         if len(_layouts) >= _LAYOUTS_MAX:
             _layouts.clear()
         _layouts[told] = known
+    else:
+        check_fits(known[0], known[1], lib.cw_array_nbytes(lease.pointer))
     return arrays.make(_readonly(lease) if kind == _ALONE_READONLY else lease, *known)
 
 
@@ -312,5 +315,6 @@ def _array_of_item(
     parts = incoming.buffers
     if parts is None or not isinstance(parts[number], Lease):
         raise pickle.UnpicklingError("a part of a queue's item was taken out of it")
-    layout = Layout(tuple(shape), dtypes.decode(dtype), tuple(strides))
+    nbytes = lib.cw_array_nbytes(parts[number].pointer)
+    layout = received(shape, dtype, strides, offset, nbytes)
     return arrays.make(parts[number], layout, offset, name)

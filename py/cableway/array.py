@@ -21,8 +21,8 @@ from cableway import _copies, _gpu, _order, client, dlpack, dtypes, layouts
 from cableway._lib import check_again, exported, ffi, lib
 from cableway._values import Values
 from cableway.device import resolve
-from cableway.errors import Stale
-from cableway.layouts import Layout
+from cableway.errors import Error, Stale
+from cableway.layouts import Layout, received
 from cableway.views import EvictableLease, Lease, check_basic, lease_again, lease_of_handle
 
 if TYPE_CHECKING:
@@ -520,12 +520,15 @@ def open_handle(
     Raises:
         Stale: the array is gone.
         BrokerLost: the broker is gone that held it.
+        Error: the handle or the layout cannot be.
     """
     carried = ffi.new("cw_handle *")
     if len(handle) != ffi.sizeof("cw_handle"):
         raise ValueError(f"a handle has {ffi.sizeof('cw_handle')} bytes, not {len(handle)}")
     ffi.memmove(carried, handle, len(handle))
-    layout = Layout(tuple(shape), dtypes.decode(dtype), tuple(strides))
+    if carried.size_bytes > sys.maxsize:
+        raise Error(f"a handle names {carried.size_bytes} bytes, more than any memory has")
+    layout = received(shape, dtype, strides, offset, carried.size_bytes)
     connection = client.for_instance(
         carried.instance, ffi.string(ffi.from_buffer(address)).decode()
     )

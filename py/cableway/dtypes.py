@@ -23,6 +23,17 @@ from cableway.errors import Error
 
 __all__ = ["decode", "encode"]
 
+# What NumPy and ast raise where a text makes no dtype. Not Exception: a signal's handler may raise here.
+_MET = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 _cache: dict[str, np.dtype[Any]] = {}
 _CACHE_MAX = 4096
 
@@ -120,15 +131,7 @@ def decode(text: str) -> np.dtype[Any]:
             raise ValueError("it holds objects")
         if found.itemsize != itemsize[0]:
             raise ValueError(f"{found.itemsize} bytes by NumPy, {itemsize[0]} by its text")
-    except (
-        ArithmeticError,
-        LookupError,
-        MemoryError,
-        RecursionError,
-        SyntaxError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _MET as error:
         raise Error(
             f"another process described an array with a dtype that cannot be: {text[:200]!r} ({error})"
         ) from None

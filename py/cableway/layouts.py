@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,41 @@ def contiguous(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, 
         strides.append(step)
         step *= max(n, 1)
     return tuple(strides if order == "F" else reversed(strides))
+
+
+def check_fits(layout: Layout, offset: int, nbytes: int) -> None:
+    """Whether all elements lie within nbytes bytes, element 0 at offset.
+
+    Raises:
+        Error: they do not: another process told what cannot be.
+    """
+    low = offset - layout.origin
+    if low < 0 or low + layout.span > nbytes:
+        raise Error(
+            f"another process described an array of shape {layout.shape} at byte {offset} of a memory of {nbytes} bytes, "
+            "which does not hold it"
+        )
+
+
+def received(shape: Any, dtype: Any, strides: Any, offset: Any, nbytes: int) -> Layout:
+    """The layout that another process told of an array in nbytes bytes.
+
+    Raises:
+        Error: what it told cannot be.
+    """
+    try:
+        dims, steps = tuple(map(index, shape)), tuple(map(index, strides))
+        fits = struct.pack(f"={2 * len(dims) + 1}q", *dims, *steps, index(offset))
+    except (TypeError, struct.error):
+        fits = b""
+    if not fits or len(dims) > lib.CW_NDIM_MAX or min(dims, default=0) < 0 or not isinstance(dtype, str):
+        raise Error(
+            f"another process described an array with a layout that cannot be: shape {shape!r:.100}, "
+            f"strides {strides!r:.100}, offset {offset!r:.30}, dtype {dtype!r:.100}"
+        )
+    made = Layout(dims, dtypes.decode(dtype), steps)
+    check_fits(made, offset, nbytes)
+    return made
 
 
 def is_gapless(layout: Layout) -> bool:

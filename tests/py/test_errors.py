@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import cableway as cw
-from cableway import client
+from cableway import client, dtypes
 from cableway.errors import from_status
 
 
@@ -108,6 +108,29 @@ def test_objects_are_refused_with_a_remedy():
     if hasattr(np.dtypes if hasattr(np, "dtypes") else np, "StringDType"):
         with pytest.raises(TypeError):
             cw.asarray(np.array(["a", "b"], np.dtypes.StringDType()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[('a',())]",
+        "[('a',()),('b',None,[])]",
+        "{'names':['a'],'formats':['<f8'],'offsets':[99999999999999999999],'itemsize':8}",
+        "{'names':['a'],'formats':['<f8'],'offsets':[0],'itemsize':99999999999999999999}",
+        "('<f8',(99999999999999999999,))",
+        "{'formats':['<f8']}",
+        "[1]",
+        "((1,),)",
+        "{1:2}",
+        "[('a','<f8',(-1,))]",
+        "[" * 1000,
+        "",
+    ],
+)
+def test_texts_that_are_no_dtype_are_errors(text):
+    """Whatever NumPy meets in them."""
+    with pytest.raises(cw.Error):
+        dtypes.decode(text)
 
 
 def test_dtypes_that_text_cannot_tell():

@@ -127,6 +127,65 @@ def test_bad_pickles_are_errors():
         opener(state[0], state[1], (1000,), *state[3:]).numpy()
 
 
+LIES = [
+    {"shape": (-1,)},
+    {"shape": (-1,), "strides": (0,)},
+    {"shape": (0, -1), "strides": (8, 8)},
+    {"shape": (1001,)},
+    {"shape": (2**62,)},
+    {"shape": (2**64,)},
+    {"shape": (1000, 2)},
+    {"shape": (1.5,)},
+    {"shape": None},
+    {"strides": (-8,)},
+    {"strides": (16,)},
+    {"strides": (2**70,)},
+    {"strides": (-(2**63),)},
+    {"offset": -8},
+    {"offset": 8},
+    {"offset": 2**63 - 1},
+    {"offset": None},
+    {"dtype": "<c16"},
+    {"dtype": None},
+    {"shape": (1,) * 100, "strides": (8,) * 100},
+]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=str)
+def test_a_pickle_that_lies_about_the_layout_is_an_error(lie):
+    """No element outside of the array's memory is ever looked at."""
+    opener, (handle, dtype, shape, strides, offset, *rest) = cw.asarray(
+        np.arange(1000)
+    ).__reduce__()
+    told = {"dtype": dtype, "shape": shape, "strides": strides, "offset": offset, **lie}
+    with pytest.raises(cw.Error):
+        opener(handle, told["dtype"], told["shape"], told["strides"], told["offset"], *rest)
+
+
+def test_an_item_of_a_queue_that_lies_about_the_layout_is_an_error(monkeypatch):
+    w = cw.asarray(np.arange(1000))
+    layout = w._layout_now()
+    queue = cw.Queue()
+    for item in (w, [w, w]):
+        with monkeypatch.context() as patch:
+            patch.setattr(layout, "shape", (1001,))
+            patch.setattr(layout, "_span", None)
+            patch.setattr(layout, "told", None)
+            queue.put(item)
+            with pytest.raises(cw.Error):
+                queue.get(timeout=60)
+    queue.put(w)
+    assert queue.get(timeout=60).tolist() == list(range(1000))
+    queue.close()
+
+
+def test_a_handle_of_more_bytes_than_there_are_is_an_error():
+    opener, (handle, *state) = cw.asarray(np.arange(10)).__reduce__()
+    for size in (2**63, 2**64 - 1):
+        with pytest.raises(cw.Error):
+            opener(handle[:40] + size.to_bytes(8, sys.byteorder), *state)
+
+
 def test_other_picklers():
     class Own(pickle.Pickler):
         dispatch_table = copyreg.dispatch_table.copy()

@@ -359,8 +359,14 @@ uint64_t raw_carve(struct raw_client *client, struct raw_slab *slab, uint32_t bl
 
 int raw_put(struct raw_client *client, uint32_t slab, uint32_t block, uint64_t gen,
             uint64_t size_bytes, const char *name, uint32_t flags) {
+    return raw_put_meta(client, slab, block, gen, size_bytes, name, flags, "meta", 4);
+}
+
+int raw_put_meta(struct raw_client *client, uint32_t slab, uint32_t block, uint64_t gen,
+                 uint64_t size_bytes, const char *name, uint32_t flags, const void *meta,
+                 size_t meta_bytes) {
     static _Thread_local struct raw_mail mail;
-    uint8_t body[sizeof(struct cw_put) + CW_KEY_MAX + 8];
+    uint8_t body[sizeof(struct cw_put) + CW_KEY_MAX + CW_META_MAX];
     size_t length = strlen(name);
     struct cw_put put = {.slab = slab,
                          .block = block,
@@ -368,13 +374,14 @@ int raw_put(struct raw_client *client, uint32_t slab, uint32_t block, uint64_t g
                          .size_bytes = size_bytes,
                          .flags = flags,
                          .key_bytes = (uint16_t)(length + 1),
-                         .meta_bytes = 4};
-    CW_ASSERT(length <= CW_KEY_MAX);
+                         .meta_bytes = (uint16_t)meta_bytes};
+    CW_ASSERT(length < CW_KEY_MAX && meta_bytes <= CW_META_MAX);
     memcpy(body, &put, sizeof put);
     body[sizeof put] = 0; /* the empty namespace, and the NUL behind it */
     memcpy(body + sizeof put + 1, name, length);
-    memcpy(body + sizeof put + 1 + length, "meta", 4);
-    return raw_call(client, CW_OP_PUT, body, (uint32_t)(sizeof put + 1 + length + 4), &mail);
+    memcpy(body + sizeof put + 1 + length, meta, meta_bytes);
+    return raw_call(client, CW_OP_PUT, body, (uint32_t)(sizeof put + 1 + length + meta_bytes),
+                    &mail);
 }
 
 uint32_t raw_key(const char *name, uint8_t *body) {
@@ -410,7 +417,12 @@ uint64_t raw_transit_begin(struct raw_client *client, uint32_t slab, uint32_t bl
 }
 
 void raw_transit_end(struct raw_client *client, uint64_t token) {
-    struct cw_block_ref ref = {.token = token};
+    raw_transit_end_of(client, token, 0, 0, 0);
+}
+
+void raw_transit_end_of(struct raw_client *client, uint64_t token, uint32_t slab, uint32_t block,
+                        uint64_t gen) {
+    struct cw_block_ref ref = {.token = token, .slab = slab, .block = block, .gen = gen};
     raw_post(client, CW_OP_TRANSIT_END, 0, &ref, sizeof ref);
 }
 

@@ -142,6 +142,10 @@ uint64_t raw_carve(struct raw_client *client, struct raw_slab *slab, uint32_t bl
                    uint64_t offset_bytes, uint64_t length_bytes);
 int raw_put(struct raw_client *client, uint32_t slab, uint32_t block, uint64_t gen,
             uint64_t size_bytes, const char *name, uint32_t flags);
+/* With this description of the array; raw_put() has one that is none. */
+int raw_put_meta(struct raw_client *client, uint32_t slab, uint32_t block, uint64_t gen,
+                 uint64_t size_bytes, const char *name, uint32_t flags, const void *meta,
+                 size_t meta_bytes);
 int raw_remove(struct raw_client *client, const char *name);
 /* The body of REMOVE and WAIT; returns its size. */
 uint32_t raw_key(const char *name, uint8_t *body);
@@ -150,6 +154,9 @@ uint64_t raw_wait(struct raw_client *client, const char *name);
 /* BEGIN; returns the token. */
 uint64_t raw_transit_begin(struct raw_client *client, uint32_t slab, uint32_t block, uint64_t gen);
 void raw_transit_end(struct raw_client *client, uint64_t token);
+/* The same, as who has the whole handle says it. */
+void raw_transit_end_of(struct raw_client *client, uint64_t token, uint32_t slab, uint32_t block,
+                        uint64_t gen);
 void raw_drop(struct raw_client *client, uint32_t slab, uint32_t block, uint64_t gen);
 /* Waits until all that was asked before is done: a PING and its reply, and again, since blocks are
  * looked at in the turn after, and what was freed in a turn shows at its end. */

@@ -89,10 +89,42 @@ static void a_client_that_reads_nothing_keeps_nobodys_memory(void **state) {
     raw_broker_remove(&broker);
 }
 
+/* Tokens can be guessed, and handles come damaged: what says a number that nobody has handed out
+ * yet ends nothing of who gets it later, and what says another's number ends nothing of his. */
+static void a_damaged_handle_ends_no_other_handles_transit(void **state) {
+    (void)state;
+    assert_true(raw_broker_start(&broker, NULL, NULL));
+    struct raw_client maker = client_open(), opener = client_open();
+    struct raw_slab slab;
+    assert_int_equal(raw_slab_add(&maker, 1 << 20, 16, &slab), 0);
+    uint64_t gen = raw_carve(&maker, &slab, 0, 0, 4096);
+    uint64_t other_gen = raw_carve(&maker, &slab, 1, 4096, 4096);
+    for (uint32_t i = 1; i < 100; i++)
+        raw_transit_end_of(&opener, (uint64_t)maker.session << 32 | i, slab.id, 0, gen);
+    assert_int_equal(raw_ping(&opener), 0);
+    assert_int_equal(raw_ping(&maker), 0); /* all that it had said by then was read */
+    uint64_t token = raw_transit_begin(&maker, slab.id, 0, gen);
+    raw_unlease(&maker, 0);
+    raw_drop(&maker, slab.id, 0, gen);
+    assert_int_equal(raw_ping(&maker), 0);
+    assert_int_equal(holders(&opener, &slab, gen), 0);
+    raw_transit_end_of(&opener, token, slab.id, 1, other_gen);
+    raw_transit_end_of(&opener, token, slab.id, 0, gen + 1);
+    assert_int_equal(raw_ping(&opener), 0);
+    assert_int_equal(holders(&opener, &slab, gen), 0);
+    raw_transit_end_of(&opener, token, slab.id, 0, gen);
+    assert_true(RAW_UNTIL(holders(&opener, &slab, gen) == -ESTALE));
+    raw_slab_close(&slab);
+    raw_bye(&opener);
+    raw_bye(&maker);
+    raw_broker_remove(&broker);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_transit_that_was_not_read_yet_holds_its_block),
         cmocka_unit_test(a_client_that_reads_nothing_keeps_nobodys_memory),
+        cmocka_unit_test(a_damaged_handle_ends_no_other_handles_transit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -177,17 +178,57 @@ static void who_dies_after_a_breach_is_dropped_once(void **state) {
     close(go[1]);
 }
 
+static void connect_badly(void) {
+    int sock = raw_dial(&broker);
+    assert_true(sock >= 0);
+    (void)raw_say_hello(sock, CW_PROTOCOL_VERSION + 1, CW_PROTOCOL_VERSION + 1, -1);
+    assert_int_equal(raw_receive(sock, &mail, RAW_TIMEOUT_MS), 1);
+    close(sock);
+}
+
 /* The broker says all that it has to say, and waits for nobody who should read it. */
 static void a_log_that_nobody_reads_holds_up_nobody(void **state) {
     (void)state;
-    for (int i = 0; i < 2000; i++) {
-        int sock = raw_dial(&broker);
-        assert_true(sock >= 0);
-        (void)raw_say_hello(sock, CW_PROTOCOL_VERSION + 1, CW_PROTOCOL_VERSION + 1, -1);
-        assert_int_equal(raw_receive(sock, &mail, RAW_TIMEOUT_MS), 1);
-        close(sock);
-    }
+    for (int i = 0; i < 2000; i++)
+        connect_badly();
     assert_int_equal(raw_ping(&honest), 0);
+}
+
+/* Reads what it said on standard error so far: how many lines, and whether one tells of others. */
+static unsigned lines_said(bool *told) {
+    static char text[65536];
+    unsigned lines = 0;
+    struct pollfd end = {.fd = broker.errors, .events = POLLIN};
+    while (poll(&end, 1, 0) == 1 && end.revents & POLLIN) {
+        ssize_t length = read(broker.errors, text, sizeof text - 1);
+        if (length <= 0)
+            break;
+        text[length] = 0;
+        *told |= strstr(text, "were left out") != NULL;
+        for (ssize_t i = 0; i < length; i++)
+            lines += text[i] == '\n';
+    }
+    return lines;
+}
+
+/* 500 lines at once, then 20 a second, however many are caused; and how many were left out. */
+static void bad_connections_do_not_fill_the_log(void **state) {
+    (void)state;
+    unsigned lines = 0, most;
+    bool told = false;
+    int64_t begun_ns = cw_now_ns();
+    for (int i = 0; i < 4000; i++) {
+        connect_badly();
+        lines += lines_said(&told);
+    }
+    most = 500 + 20 * (1 + (unsigned)((cw_now_ns() - begun_ns) / 1000000000));
+    assert_in_range(lines, 500, 2 * most); /* each after a pause may tell of those left out */
+    for (int64_t end_ns = cw_now_ns() + RAW_TIMEOUT_MS * 1000000ll;
+         !told && cw_now_ns() < end_ns;) {
+        connect_badly();
+        (void)lines_said(&told);
+    }
+    assert_true(told);
 }
 
 static unsigned descriptors_of(pid_t pid) {
@@ -235,6 +276,7 @@ int main(void) {
         TEST(who_gives_up_while_connecting_leaves_nothing),
         TEST(who_dies_after_a_breach_is_dropped_once),
         TEST(a_log_that_nobody_reads_holds_up_nobody),
+        TEST(bad_connections_do_not_fill_the_log),
         TEST(a_full_table_of_descriptors_is_told_and_drops_nobody),
     };
     return cmocka_run_group_tests_name("the broker's turns", tests, NULL, NULL);

@@ -151,6 +151,31 @@ static void bad_names_break_a_rule(void **state) {
     assert_int_equal(cw_connect(NULL, "a/b", CW_CONNECT_NO_START, &client), -EINVAL);
 }
 
+/* Their slabs have numbers for as many as lie in them, and no large rest that nobody can use. */
+static void small_arrays_take_little_memory(void **state) {
+    (void)state;
+    enum { SMALL = 40000 };
+    cw_client *client = client_open();
+    cw_array **arrays = malloc(SMALL * sizeof *arrays);
+    assert_non_null(arrays);
+    for (int i = 0; i < SMALL; i++) {
+        arrays[i] = bytes_new(client, 8, (uint8_t)i);
+        assert_non_null(arrays[i]);
+    }
+    OK(cw_ping(client));
+    uint64_t bytes = CW_LOAD(M1, &client->root->gauges[CW_GAUGE_bytes], relaxed);
+    assert_in_range(bytes, SMALL * 64, SMALL * 400);
+    cw_array *large = bytes_new(client, 4 << 20, 5); /* others have their room as before */
+    assert_non_null(large);
+    cw_array_close(large);
+    for (int i = 0; i < SMALL; i++) {
+        assert_true(bytes_are(arrays[i], 8, (uint8_t)i));
+        cw_array_close(arrays[i]);
+    }
+    free(arrays);
+    cw_client_unref(client);
+}
+
 static void bad_layouts_are_refused(void **state) {
     (void)state;
     cw_client *client = client_open();
@@ -603,6 +628,7 @@ int main(void) {
         TEST(names_are_taken_replaced_and_removed),
         TEST(names_are_listed_and_described),
         TEST(bad_names_break_a_rule),
+        TEST(small_arrays_take_little_memory),
         TEST(bad_layouts_are_refused),
         TEST(empty_scalar_fortran_and_backward_arrays_keep_their_layout),
         TEST(bytes_are_copied_in_and_out_within_bounds),

@@ -149,6 +149,47 @@ static void tombstones_and_freed_records_are_used_again(void **state) {
     fixture_deinit(&f);
 }
 
+/* The next index is built with the puts from half on, so that none has to wait for all of it; what
+ * is put, replaced and removed meanwhile is found after as before. */
+static void an_index_is_built_anew_bit_by_bit(void **state) {
+    (void)state;
+    enum { NAMES = 9000 };
+    static uint64_t versions[NAMES]; /* 0: not there */
+    uint64_t indexes = 1, there = 0;
+    struct chance chance = chance_init(2);
+    bool replaced;
+    memset(versions, 0, sizeof versions);
+    fixture_init(&f, NAMES);
+    for (uint64_t step = 1; step < 60000; step++) {
+        bool grows = step < 2000; /* at first nothing goes */
+        uint64_t most = step < 40000 ? step / 5 + 2000 : NAMES;
+        uint64_t number = grows ? step : chance_below(&chance, most < NAMES ? most : NAMES);
+        if (versions[number] && chance_below(&chance, 3) == 0) {
+            assert_int_equal(take_away(&f, number), 0);
+            versions[number] = 0;
+            there--;
+        } else {
+            assert_int_equal(put(&f, number, step, true, &replaced), 0);
+            assert_int_equal(replaced, versions[number] != 0);
+            there += versions[number] == 0;
+            versions[number] = step;
+        }
+        uint64_t slots = atomic_load(&f.root.index_slots);
+        assert_true(there * 8 <= slots * 5); /* never nearly full: it was begun in time */
+        if (atomic_load(&f.root.index_id) == indexes && step % 5000)
+            continue;
+        indexes = atomic_load(&f.root.index_id);
+        for (uint64_t i = 0; i < NAMES; i++) {
+            if (versions[i])
+                expect_found(&f, i, versions[i]);
+            else
+                expect_missing(&f, i);
+        }
+    }
+    assert_true(indexes > 5);
+    fixture_deinit(&f);
+}
+
 static void a_walk_across_a_new_index_says_start_over(void **state) {
     (void)state;
     bool replaced;
@@ -264,6 +305,7 @@ int main(void) {
         cmocka_unit_test(a_warm_lookup_asks_nobody),
         cmocka_unit_test(it_grows_to_100000_names_and_a_reader_of_the_first_hour_finds_all),
         cmocka_unit_test(tombstones_and_freed_records_are_used_again),
+        cmocka_unit_test(an_index_is_built_anew_bit_by_bit),
         cmocka_unit_test(a_walk_across_a_new_index_says_start_over),
         cmocka_unit_test(a_sweep_asks_once_for_each),
         cmocka_unit_test(the_writer_hands_out_what_exists_alone),

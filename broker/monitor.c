@@ -13,6 +13,7 @@
 #include "broker/session.h"
 #include "broker/transit.h"
 #include "ipc/wire.h"
+#include "shm/task.h"
 
 static uint64_t realtime_ns(void) {
     struct timespec now;
@@ -24,6 +25,8 @@ void cwd_monitor_init(struct cwd_broker *b) {
     b->root->protocol = CW_PROTOCOL_VERSION;
     b->root->pid = (uint32_t)getpid();
     b->root->started_ns = realtime_ns();
+    b->root->task = cw_task_self();
+    b->root->world = cw_task_world();
     for (unsigned i = 0; i < CW_LIMIT_COUNT; i++)
         CW_STORE(M1, &b->root->limits[i], b->limits.value[i], relaxed);
 }

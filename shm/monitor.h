@@ -116,6 +116,7 @@ struct cw_root { /* the root segment */
                             stand: idle is no hang */
     struct cw_sleeper broker; /* asleep: clients that publish a request then ring their doorbell */
     cw_a64 bridge;            /* the session of its bridge; 0: there is none (board.h) */
+    uint64_t task, world; /* its loop's, see task.h: whether it is dead, for whoever asks later */
     _Alignas(64) struct cw_directory_root directory;
     _Alignas(64) cw_a64 limits[CW_LIMIT_COUNT];
     _Alignas(64) cw_a64 counters[CW_COUNTER_COUNT];

@@ -18,10 +18,11 @@
  * whoever dies. A reader takes leases of its own on all that goes with an item, ends the transits
  * and then publishes that the item is taken. If it dies before the last step the next reader finds
  * the item again: whole, or (the transits ended) without its memory; such an item is passed over.
- * So is one with a handle that names no array: put looks at what can be seen in a handle alone, but
- * another process may write here what it likes, and one bad item must not stop the readers.
- * A reader that has passed a ring ends that ring's transit; if it dies before, the next one does.
- * A writer that dies before it ties a transit leaves it to its limit.
+ * If the broker is dead, so is what it kept: the item is passed over and whoever came to it is
+ * told. So is one with a handle that names no array: put looks at what can be seen in a handle
+ * alone, but another process may write here what it likes, and one bad item must not stop the
+ * readers. A reader that has passed a ring ends that ring's transit; if it dies before, the next
+ * one does. A writer that dies before it ties a transit leaves it to its limit.
  *
  * The memory can be written by every process of the queue: what is read is copied, the copy is
  * checked and used. struct cw_queue is this process's; put_ring belongs to who has the writers'
@@ -38,7 +39,7 @@
 #define RINGS          64u                   /* that an item and the last one put can lie apart */
 #define FIRST_BYTES    (32u << 10)
 #define RING_MAX_BYTES (64ull << 20)
-#define DATA_MAX       (16u << 10)
+#define DATA_MAX       (288u << 10)
 #define HANDLES_MAX    1024u
 #define RECORD_ALIGN   32u
 #define OFFSET_BITS    40u /* of a position: the ring's number stands above */
@@ -177,14 +178,21 @@ static void end_transit(cw_queue *queue, uint64_t token) {
         cw_lane_post(queue->client, CW_OP_TRANSIT_END, &ref, sizeof ref);
 }
 
-/* Ties a transit of ours to the queue. */
+/* Ties a transit of ours to the queue. The broker is to hear of the queue's end, also where no
+ * other process ever knew of it. */
 static void anchor(cw_queue *queue, uint64_t token) {
     struct cw_block_ref ref = {.token = token,
                                .slab = queue->array->slab->id,
                                .block = queue->array->block,
                                .gen = queue->array->gen};
-    if (token)
-        cw_lane_post(queue->client, CW_OP_TRANSIT_ANCHOR, &ref, sizeof ref);
+    if (!token)
+        return;
+    pthread_mutex_lock(&queue->client->lock);
+    struct cw_extent *extent = queue->array->slab->locals[ref.block].extent;
+    if (extent)
+        extent->published = true;
+    pthread_mutex_unlock(&queue->client->lock);
+    cw_lane_post(queue->client, CW_OP_TRANSIT_ANCHOR, &ref, sizeof ref);
 }
 
 /* Makes the ring after the writers', and leaves the note. *position: where it begins. */
@@ -474,7 +482,16 @@ static int open_all(cw_queue *queue, uint64_t at, uint32_t count, cw_item *item)
     return stale;
 }
 
-/* Takes the record that the turn's holder stands at. -ESTALE: it was lost, and is passed over. */
+/* Has the broker ended that kept what goes with the items? No answer of it is waited for. Whoever
+ * it dropped, or who closed its own connection, does not take an item from those who can open it.
+ */
+static bool keeper_is_dead(const cw_queue *queue) {
+    const struct cw_root *root = queue->client->root;
+    return root->world == cw_task_world() && !cw_task_runs(root->task);
+}
+
+/* Takes the record that the turn's holder stands at. -ESTALE: it was lost, and is passed over.
+ * -ECONNRESET: it was lost with the broker, and is told of; the next one comes next. */
 static int take(cw_queue *queue, struct cw_queue_place *place, cw_item *item) {
     struct cw_queue_core *core = &queue->head->core;
     struct record record;
@@ -488,7 +505,8 @@ static int take(cw_queue *queue, struct cw_queue_place *place, cw_item *item) {
     }
     uint64_t at = place->position + sizeof record;
     code = record.handles ? open_all(queue, at, record.handles, item) : 0;
-    if (code && code != -ESTALE) {
+    bool lost = code == -ESTALE || (code == -ECONNRESET && keeper_is_dead(queue));
+    if (code && !lost) {
         cw_queue_get_cancel(core);
         return within_turn(code);
     }
@@ -498,7 +516,12 @@ static int take(cw_queue *queue, struct cw_queue_place *place, cw_item *item) {
         item->size_bytes = record.size_bytes;
     }
     place->position = moved(place->position, record_bytes(record.size_bytes, record.handles));
-    cw_queue_get_commit(core, place, record.charge_bytes, code == -ESTALE);
+    cw_queue_get_commit(core, place, record.charge_bytes, lost);
+    if (code == -ECONNRESET)
+        return cw_fail(code,
+                       "an item of the queue is lost: the broker (pid %d) that kept the %u arrays "
+                       "that went with it has ended. The next call takes the next item",
+                       queue->client->broker_pid, record.handles);
     return code;
 }
 

@@ -4,6 +4,9 @@
  */
 #include "tests/unit/client_support.h"
 
+#include "ipc/client.h"
+#include "shm/task.h"
+
 struct made {
     cw_client *client;
     cw_array *memory, *array;
@@ -97,6 +100,49 @@ static void an_item_whose_handle_names_no_block_is_passed_over_as_lost(void **st
     passes_over(&(cw_handle){.slab = 0, .block = 0, .gen = 1, .size_bytes = 1});
 }
 
+/* One item is lost with the broker for who has not mapped its memory, and is told of once; those
+ * that need none come, and join() ends. */
+static void what_the_broker_kept_is_lost_with_it_and_nothing_behind_it(void **state) {
+    (void)state;
+    struct made made = queue_make();
+    cw_client *reader = client_open();
+    int64_t bytes = (int64_t)cw_array_nbytes(made.memory);
+    cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &bytes, .dtype = "|u1"};
+    cw_handle handle;
+    cw_array *memory;
+    cw_queue *queue;
+    cw_item item = {.data = NULL};
+    cw_queue_info info;
+    OK(cw_array_export(made.memory, 1, &handle));
+    OK(cw_array_open(reader, &handle, &layout, 0, &memory));
+    OK(cw_queue_open(memory, &queue));
+    OK(cw_handle_discard(made.client, &made.handle));
+    cw_array *big = bytes_new(made.client, 64 << 20, 7); /* a slab of its own */
+    OK(cw_array_export(big, 1, &made.handle));
+    OK(cw_queue_put(made.queue, "big", 3, &made.handle, 1, 0, 0));
+    for (int i = 0; i < 2; i++)
+        OK(cw_queue_put(made.queue, "small", 5, NULL, 0, 0, 0));
+    kill(cw_client_broker_pid(made.client), SIGKILL);
+    EVENTUALLY(!cw_task_runs(made.client->root->task));
+    assert_int_equal(cw_queue_get(queue, &item, 0), -ECONNRESET);
+    assert_non_null(strstr(cw_error(), "is lost"));
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(cw_queue_get(queue, &item, 0), 0);
+        assert_memory_equal(item.data, "small", 5);
+        OK(cw_queue_task_done(queue));
+    }
+    assert_int_equal(cw_queue_get(queue, &item, 0), -ETIMEDOUT);
+    OK(cw_queue_wait_done(queue, 0));
+    cw_queue_look_at(queue, &info);
+    assert_int_equal(info.lost, 1);
+    cw_item_deinit(&item);
+    cw_queue_close(queue);
+    cw_array_close(memory);
+    cw_array_close(big);
+    cw_client_unref(reader);
+    queue_end(&made);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_handle_that_can_be_none_is_refused_at_put, folder_make,
@@ -104,6 +150,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(an_item_whose_handle_names_no_bytes_is_passed_over_as_lost,
                                         folder_make, folder_remove),
         cmocka_unit_test_setup_teardown(an_item_whose_handle_names_no_block_is_passed_over_as_lost,
+                                        folder_make, folder_remove),
+        cmocka_unit_test_setup_teardown(what_the_broker_kept_is_lost_with_it_and_nothing_behind_it,
                                         folder_make, folder_remove),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -99,6 +99,7 @@ struct cwd_broker {
     struct cwd_transit *transits;      /* transit.c: by token */
     struct cwd_transit *transit_first; /* in the order of their limits */
     struct cwd_transit *transits_kept; /* those that end with a session */
+    struct cwd_anchor *anchors;        /* to what some are tied, by block */
     struct cwd_early_end *early_ends;  /* by token */
     struct cwd_wait_group *waits;      /* waits.c: by key */
     uint32_t waiting;

@@ -205,9 +205,8 @@ static bool spin(struct cwd_broker *b) {
 
 /* Does what time asks for; returns when it asks next, or INT64_MAX. */
 static int64_t serve_time(struct cwd_broker *b) {
-    int64_t due_ns = cwd_transits_expire(b), next_ns = cwd_sessions_expire(b);
-    due_ns = next_ns < due_ns ? next_ns : due_ns;
-    next_ns = cwd_fences_serve(b);
+    cwd_transits_expire(b);
+    int64_t due_ns = cwd_sessions_expire(b), next_ns = cwd_fences_serve(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;
     next_ns = cwd_remote_serve(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;
@@ -226,6 +225,8 @@ static int64_t serve_time(struct cwd_broker *b) {
         cwd_slabs_sweep(b);
     }
     next_ns = cwd_reclaim_due(b);
+    due_ns = next_ns < due_ns ? next_ns : due_ns;
+    next_ns = cwd_transits_due(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;
     if (b->idle_exit_ns >= 0 && cwd_mover_others(b) == 0 && b->connecting == 0 &&
         cwd_names_count(b) == 0 && !b->ghosts && !b->transits) {

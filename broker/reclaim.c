@@ -15,6 +15,7 @@
 #include "broker/monitor.h"
 #include "broker/session.h"
 #include "broker/table.h"
+#include "broker/transit.h"
 #include "shm/block.h"
 
 #define SUSPECTS_MAX 65536u   /* then they are looked at at once */
@@ -263,6 +264,7 @@ static void commit_unheld(struct cwd_broker *b) {
         } else if (cw_block_commit(block, s.gen)) {
             wait_end(b, hold_find(b, s.slot, s.gen));
             CWD_COUNT(b, blocks_reclaimed);
+            cwd_transits_untie(b, slab->id, cw_lease_block(s.slot), s.gen);
             cwd_slab_block_freed(b, slab);
         } else {
             wait_begin(b, s.slot, s.gen); /* rescued by a taker between the looks */

@@ -15,15 +15,29 @@
 #define TRANSITS_MAX      (1u << 20) /* in all, those of dead clients included */
 #define EARLY_ENDS_MAX    (1u << 16)
 #define EARLY_PER_SESSION 4096u
+#define SLICE             1024u /* that end in one turn by their limit, or with what they are tied to */
 
 struct cwd_transit {
     uint64_t token;
     struct cw_block_ref ref;
-    struct cw_block_ref anchor; /* token 0: none */
+    struct cwd_anchor *anchor; /* NULL: none */
     int64_t limit_ns;
     uint32_t keeper; /* the session that it ends with; 0: none */
     struct cwd_transit *prev, *next;
     struct cwd_transit *kept_prev, *kept_next; /* in transits_kept, if it has a keeper */
+    struct cwd_transit *tied_prev, *tied_next; /* in anchor->tied, if it has one */
+    UT_hash_handle hh;
+};
+
+struct anchor_key {
+    uint32_t slab, block;
+    uint64_t gen;
+};
+
+/* A block to which transits are tied: there is one as long as one is. */
+struct cwd_anchor {
+    struct anchor_key key;
+    struct cwd_transit *tied;
     UT_hash_handle hh;
 };
 
@@ -63,7 +77,49 @@ static void early_free(struct cwd_broker *b, struct cwd_early_end *early) {
     free(early);
 }
 
+static struct cwd_anchor *anchor_find(struct cwd_broker *b, uint32_t slab, uint32_t block,
+                                      uint64_t gen) {
+    struct anchor_key key = {slab, block, gen};
+    struct cwd_anchor *anchor;
+    HASH_FIND(hh, b->anchors, &key, sizeof key, anchor);
+    return anchor;
+}
+
+static void untie(struct cwd_broker *b, struct cwd_transit *transit) {
+    struct cwd_anchor *anchor = transit->anchor;
+    transit->anchor = NULL;
+    if (!anchor)
+        return;
+    DL_DELETE2(anchor->tied, transit, tied_prev, tied_next);
+    if (anchor->tied)
+        return;
+    HASH_DEL(b->anchors, anchor);
+    free(anchor);
+}
+
+static void tie(struct cwd_broker *b, struct cwd_transit *transit, const struct cw_block_ref *to) {
+    struct cwd_anchor *anchor = anchor_find(b, to->slab, to->block, to->gen);
+    untie(b, transit);
+    if (!anchor) {
+        anchor = calloc(1, sizeof *anchor);
+        CW_ASSERT(anchor);
+        anchor->key = (struct anchor_key){to->slab, to->block, to->gen};
+        HASH_ADD(hh, b->anchors, key, sizeof anchor->key, anchor);
+    }
+    transit->anchor = anchor;
+    DL_APPEND2(anchor->tied, transit, tied_prev, tied_next);
+}
+
+/* Its limit is over; cwd_transits_expire() ends it. */
+static void expire(struct cwd_broker *b, struct cwd_transit *transit) {
+    untie(b, transit);
+    transit->limit_ns = 0;
+    DL_DELETE(b->transit_first, transit);
+    DL_PREPEND(b->transit_first, transit);
+}
+
 static void transit_free(struct cwd_broker *b, struct cwd_transit *transit) {
+    untie(b, transit);
     struct cwd_session *session = cwd_session_find(b, token_session(transit->token));
     if (session) {
         session->transits--;
@@ -158,12 +214,30 @@ void cwd_transit_end(struct cwd_broker *b, struct cwd_session *session,
     session->early_ends++;
 }
 
+static bool is_alive(struct cwd_broker *b, const struct anchor_key *key) {
+    struct cwd_slab *slab = cwd_slab_find(b, key->slab);
+    if (!slab || key->block >= slab->capacity)
+        return false;
+    /* B13: a look at the word; one that a client damaged keeps what that client could hold anyway.
+     */
+    uint64_t word = CW_LOAD(B13, &slab->table->blocks[key->block].word, acquire);
+    return cw_block_gen(word) == key->gen && cw_block_state(word) != CW_BLOCK_FREE;
+}
+
 void cwd_transit_anchor(struct cwd_broker *b, struct cwd_session *session,
                         const struct cw_block_ref *ref) {
     struct cwd_transit *transit = transit_find(b, ref->token);
     bool itself = transit && transit->ref.slab == ref->slab && transit->ref.block == ref->block;
-    if (transit && token_session(ref->token) == session->id && !itself)
-        transit->anchor = *ref;
+    if (!transit || token_session(ref->token) != session->id || itself)
+        return;
+    tie(b, transit, ref);
+    if (!is_alive(b, &transit->anchor->key)) /* it went while this was on its way */
+        expire(b, transit);
+}
+
+void cwd_transits_untie(struct cwd_broker *b, uint32_t slab, uint32_t block, uint64_t gen) {
+    for (struct cwd_anchor *anchor; (anchor = anchor_find(b, slab, block, gen));)
+        expire(b, anchor->tied);
 }
 
 void cwd_transit_keep(struct cwd_broker *b, uint64_t token, struct cwd_session *client) {
@@ -172,20 +246,10 @@ void cwd_transit_keep(struct cwd_broker *b, uint64_t token, struct cwd_session *
         transit->keeper = client->id;
 }
 
-static bool anchor_alive(struct cwd_broker *b, const struct cw_block_ref *anchor) {
-    struct cwd_slab *slab = anchor->token ? cwd_slab_find(b, anchor->slab) : NULL;
-    if (!slab || anchor->block >= slab->capacity)
-        return false;
-    /* B13: a look at the word; one that a client damaged keeps what that client could hold anyway.
-     */
-    uint64_t word = CW_LOAD(B13, &slab->table->blocks[anchor->block].word, acquire);
-    return cw_block_gen(word) == anchor->gen && cw_block_state(word) != CW_BLOCK_FREE;
-}
-
-int64_t cwd_transits_expire(struct cwd_broker *b) {
-    while (b->transit_first && b->transit_first->limit_ns <= b->now_ns) {
+void cwd_transits_expire(struct cwd_broker *b) {
+    for (uint32_t i = 0; i < SLICE && cwd_transits_due(b) <= b->now_ns; i++) {
         struct cwd_transit *transit = b->transit_first;
-        if (anchor_alive(b, &transit->anchor)) {
+        if (transit->anchor && is_alive(b, &transit->anchor->key)) {
             transit->limit_ns = b->now_ns + transit_life_ns(b);
             DL_DELETE(b->transit_first, transit);
             DL_APPEND(b->transit_first, transit);
@@ -194,6 +258,9 @@ int64_t cwd_transits_expire(struct cwd_broker *b) {
         transit_free(b, transit);
         CWD_COUNT(b, transits_expired);
     }
+}
+
+int64_t cwd_transits_due(struct cwd_broker *b) {
     return b->transit_first ? b->transit_first->limit_ns : INT64_MAX;
 }
 

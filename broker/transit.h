@@ -9,7 +9,9 @@
  * remembered until the beginner's ring was read as far as it was filled then, and no longer.
  *
  * A transit may be tied to another block, its anchor: an item that waits in a queue, to the queue.
- * At its limit it then lives on for as long again if the anchor is alive, whoever died meanwhile.
+ * At its limit it then lives on for as long again if the anchor is alive, whoever died meanwhile;
+ * and when the anchor is freed it ends, whatever its limit: what waits in a queue that nobody has
+ * any more is nobody's.
  *
  * What the mover begins is no handle in a pipe: the one who has it is known. That is the mover
  * until it has told of what it made, then the client that asked (the *keeper*), until it ends the
@@ -38,9 +40,12 @@ void cwd_transit_anchor(struct cwd_broker *broker, struct cwd_session *session,
                         const struct cw_block_ref *ref);
 /* What the mover made and has told of is the client's from now on. */
 void cwd_transit_keep(struct cwd_broker *broker, uint64_t token, struct cwd_session *client);
-/* Ends those past their limit, but for those whose anchor is alive; returns when the next is, or
- * INT64_MAX. */
-int64_t cwd_transits_expire(struct cwd_broker *broker);
+/* This block is free now: what is tied to it ends at the next cwd_transits_expire(). */
+void cwd_transits_untie(struct cwd_broker *broker, uint32_t slab, uint32_t block, uint64_t gen);
+/* Ends those past their limit, but for those whose anchor is alive; so many in a turn. */
+void cwd_transits_expire(struct cwd_broker *broker);
+/* When cwd_transits_expire() is to be called next; INT64_MAX: there are none. */
+int64_t cwd_transits_due(struct cwd_broker *broker);
 /* A session ends: those that it keeps end, its others stay, uncharged; remembered ENDs for it go,
  * those from it stay. */
 void cwd_transits_forget(struct cwd_broker *broker, struct cwd_session *session);

@@ -102,6 +102,8 @@ class Encoder:
         lender: of GPU arrays of other libraries, which go as ours do; None: they do not.
     """
 
+    _threshold = THRESHOLD_BYTES  # larger buffers go in blocks
+
     def __init__(
         self,
         store: BlockStore,
@@ -257,13 +259,13 @@ class Encoder:
             raw = buffer.raw()
         except BufferError:
             return True
-        if raw.nbytes < THRESHOLD_BYTES:
+        if raw.nbytes < self._threshold:
             return True
         self._put(np.frombuffer(raw, "u1"), _BY_PICKLE)
         return False
 
     def _reduce_ndarray(self, values: np.ndarray[Any, Any]) -> Any:
-        if values.nbytes < THRESHOLD_BYTES or values.dtype.hasobject:
+        if values.nbytes < self._threshold or values.dtype.hasobject:
             return values.__reduce__()
         in_fortran_order = values.flags.f_contiguous and not values.flags.c_contiguous
         number = self._put(values, 0)

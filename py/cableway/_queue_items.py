@@ -38,6 +38,7 @@ from cableway.views import Lease, lease_again
 
 __all__ = ["Outgoing", "decode", "encode", "encode_array"]
 
+THRESHOLD_BYTES = 256 << 10  # of a buffer that goes in a block; two copies of fewer bytes cost less than the broker's part
 KEPT_BYTES = (
     256 << 20
 )  # how much a writer keeps of the blocks that wait, or that its readers still have, to use them again
@@ -94,6 +95,8 @@ class Outgoing:
 
 class _ItemEncoder(Encoder):
     """Encodes items; one thread at a time."""
+
+    _threshold = THRESHOLD_BYTES
 
     def __init__(self, store: BlockStore) -> None:
         super().__init__(store, 0, transit=True)

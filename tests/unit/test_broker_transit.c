@@ -120,11 +120,52 @@ static void a_damaged_handle_ends_no_other_handles_transit(void **state) {
     raw_broker_remove(&broker);
 }
 
+/* Ties the transit of block 1 to block 0, and drops both leases. */
+static void tie_and_leave(struct raw_client *maker, const struct raw_slab *slab, uint64_t queue,
+                          uint64_t item) {
+    uint64_t token = raw_transit_begin(maker, slab->id, 1, item);
+    struct cw_block_ref to = {.token = token, .slab = slab->id, .block = 0, .gen = queue};
+    assert_int_equal(raw_post(maker, CW_OP_TRANSIT_ANCHOR, 0, &to, sizeof to), 0);
+    raw_unlease(maker, 1);
+    raw_drop(maker, slab->id, 1, item);
+}
+
+static void what_is_tied_to_a_queue_ends_with_it(void **state) {
+    (void)state;
+    assert_true(raw_broker_start(&broker, NULL, NULL)); /* transit_seconds is 300 */
+    struct raw_client maker = client_open();
+    struct raw_slab slab;
+    assert_int_equal(raw_slab_add(&maker, 1 << 20, 16, &slab), 0);
+    for (int late = 0; late < 2; late++) {
+        uint64_t queue = raw_carve(&maker, &slab, 0, 0, 4096);
+        uint64_t item = raw_carve(&maker, &slab, 1, 4096, 4096);
+        if (late) { /* the queue has gone before it is said what is tied to it */
+            raw_unlease(&maker, 0);
+            raw_drop(&maker, slab.id, 0, queue);
+            assert_true(RAW_UNTIL(holders(&maker, &slab, queue) == -ESTALE));
+        }
+        tie_and_leave(&maker, &slab, queue, item);
+        if (!late) {
+            assert_int_equal(raw_ping(&maker), 0);
+            assert_int_equal(raw_gauge(&broker, CW_GAUGE_transits), 1);
+            raw_unlease(&maker, 0);
+            raw_drop(&maker, slab.id, 0, queue);
+        }
+        assert_true(RAW_UNTIL(raw_ping(&maker) == 0 && raw_gauge(&broker, CW_GAUGE_transits) == 0));
+        assert_true(
+            RAW_UNTIL(cw_block_state(atomic_load(&slab.table->blocks[1].word)) == CW_BLOCK_FREE));
+    }
+    raw_slab_close(&slab);
+    raw_bye(&maker);
+    raw_broker_remove(&broker);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_transit_that_was_not_read_yet_holds_its_block),
         cmocka_unit_test(a_client_that_reads_nothing_keeps_nobodys_memory),
         cmocka_unit_test(a_damaged_handle_ends_no_other_handles_transit),
+        cmocka_unit_test(what_is_tied_to_a_queue_ends_with_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -89,10 +89,15 @@ uint64_t cw_client_instance(const cw_client *client);
 /* ---- arrays ---- */
 
 enum cw_array_flags {
-    CW_ZERO = 1,     /* cw_array_new: filled with zeros */
-    CW_READONLY = 2, /* cw_get, cw_array_open: mapped read-only; a write is a SIGSEGV */
-    CW_REPLACE = 4,  /* cw_array_put: a taken name is replaced, at once and whole */
-    CW_KEEP = 8,     /* cw_array_put: the name outlives the user's last client */
+    CW_ZERO = 1, /* cw_array_new: filled with zeros */
+    /*
+     * cw_get, cw_array_open: read-only; a write is a SIGSEGV as long as this process has no
+     * writable array on the same block open. An array has one address in a process: beside a
+     * writable one a read-only one lies where that lies, and only must not be written.
+     */
+    CW_READONLY = 2,
+    CW_REPLACE = 4, /* cw_array_put: a taken name is replaced, at once and whole */
+    CW_KEEP = 8,    /* cw_array_put: the name outlives the user's last client */
     /*
      * cw_get, cw_array_open: copy-on-write. What is written here nobody else ever sees, and it goes
      * with the array's close; it has no name and no handle. Where nothing was written yet, later

@@ -15,7 +15,7 @@ from cableway import _gpu, _order, layouts
 from cableway import array as arrays
 from cableway._lib import check_again, ffi, lib
 from cableway.layouts import Layout
-from cableway.views import Lease, Pin, copy_values
+from cableway.views import Lease, Pin, clear_of, copy_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -340,7 +340,7 @@ def _assign_host(target: Array, values: np.ndarray[Any, Any], spread: bool) -> N
         found = target.numpy()
         if values.shape != found.shape:
             _same_shape(layout, Layout(values.shape, values.dtype, values.strides))
-        copy_values(found, values, casting="same_kind")
+        copy_values(found, clear_of(found, values), casting="same_kind")
         return
     _same_shape(layout, Layout(values.shape, values.dtype, values.strides))
     if not np.can_cast(values.dtype, layout.dtype, "same_kind"):

@@ -23,7 +23,14 @@ from cableway._values import Values
 from cableway.device import resolve
 from cableway.errors import Stale
 from cableway.layouts import Layout
-from cableway.views import EvictableLease, Lease, check_basic, lease_again, lease_of_handle
+from cableway.views import (
+    EvictableLease,
+    Lease,
+    check_basic,
+    clear_of,
+    lease_again,
+    lease_of_handle,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -395,7 +402,8 @@ class Array(Values):
         if self._on_gpu() or _copies.lies_on_gpu(value):
             _copies.assign(self[key], value, spread=True)
         else:
-            self.numpy()[key] = value.numpy() if isinstance(value, Array) else value
+            found = self.numpy()
+            found[key] = value.numpy() if isinstance(value, Array) else clear_of(found, value)
 
     def __iter__(self) -> Iterator[Array]:
         if not self.shape:

@@ -136,7 +136,8 @@ def get(
         timeout: seconds to wait for it; 0 not at all, None for ever. An array of another node is here within that
             time, too, or `Timeout` is raised (it is then fetched all the same, for who asks next); with 0 a name that is
             there takes the time that it takes.
-        readonly: map the memory read-only; a write by force is then a SIGSEGV.
+        readonly: a handle that cannot write. As long as this process has no writable handle on the array, a write by
+            force is a SIGSEGV; beside one, both see the memory at the same address, so that NumPy sees what overlaps.
         device: where it shall lie: a copy if it lies elsewhere, also on a GPU that CUDA_VISIBLE_DEVICES hides here
             (another process is then started for the copy). None for where it is; an array of another node then comes
             into host memory. Of another node, on a GPU: what this node's processes have there is one and the same, to be

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import functools
 import gc
+import mmap
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ __all__ = [
     "Pin",
     "bounds",
     "check_basic",
+    "clear_of",
     "copy_values",
     "find",
     "lease_again",
@@ -299,6 +301,31 @@ def bounds(array: np.ndarray[Any, Any]) -> tuple[int, int]:
     for n, step in zip(array.shape, array.strides, strict=True):
         low, high = low + min(0, (n - 1) * step), high + max(0, (n - 1) * step)
     return low, high + array.itemsize
+
+
+def clear_of(target: np.ndarray[Any, Any], source: Any) -> Any:
+    """source, or a copy of it where it shares bytes with target under another address.
+
+    What is ours has one address in this process (ipc/mapping.h). Only memory that we took over from a `SharedMemory` has
+    two: that object's, and ours.
+    """
+    if not isinstance(source, np.ndarray) or not isinstance(_chain(source), mmap.mmap):
+        return source
+    (low, high), (from_low, from_high) = (_file_range(array) for array in (target, source))
+    return source.copy() if low < from_high and from_low < high else source
+
+
+def _file_range(array: np.ndarray[Any, Any]) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Where an array's first byte and the one behind its last lie: the file, by device and number, and the offset in it."""
+    low, high = bounds(array)
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        for line in maps:
+            span, _, offset, device, number, *_ = line.split(maxsplit=5)
+            begin, end = (int(part, 16) for part in span.split("-"))
+            if begin <= low < end and int(number):
+                at = int(offset, 16) + low - begin
+                return (f"{device} {number}", at), (f"{device} {number}", at + high - low)
+    return ("", 0), ("", 0)
 
 
 def shared_memory_of(array: np.ndarray[Any, Any]) -> tuple[str, int] | None:

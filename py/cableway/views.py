@@ -29,6 +29,7 @@ __all__ = [
     "clear_of",
     "copy_values",
     "find",
+    "is_basic",
     "lease_again",
     "lease_of_handle",
     "lease_once",
@@ -180,6 +181,7 @@ class Pin:
 
 _Kind = TypeVar("_Kind", bound=Lease)
 
+
 def lease_once(kind: type[_Kind], call: Callable[..., int], *arguments: Any) -> tuple[int, _Kind]:
     """The status of a call that makes or opens an array, with the cell as its last argument; and the lease on it, if that
     is 0.
@@ -215,7 +217,9 @@ def lease_again(kind: type[_Kind], call: Callable[..., int], *arguments: Any) ->
         return lease
     except LimitExceeded as error:
         refusal = error
-    on_gpu = call is lib.cw_array_new and arguments[1] != b"cpu"  # what others keep lies on the host
+    on_gpu = (
+        call is lib.cw_array_new and arguments[1] != b"cpu"
+    )  # what others keep lies on the host
     for _ in _idle.given_up(ask_others=not on_gpu):
         status, lease = lease_served(kind, call, *arguments)
         try:
@@ -355,15 +359,21 @@ def copy_values(
     np.copyto(target, source, casting=casting)
 
 
-def check_basic(part: object) -> None:
-    """Refuses what is no part of a basic index, with the remedy."""
+def is_basic(part: object) -> bool:
+    """Whether it is what a basic index consists of, so that the result is a part of the same memory."""
     if part is None or part is Ellipsis or isinstance(part, (slice, str)):
-        return
-    whole = isinstance(part, (int, np.integer)) or (
+        return True
+    if isinstance(part, bool):
+        return False
+    return isinstance(part, (int, np.integer)) or (
         hasattr(part, "__index__") and not hasattr(part, "__array__")
     )
-    if isinstance(part, bool) or not whole:
+
+
+def check_basic(part: object, device: str) -> None:
+    """Refuses what is no part of a basic index, for an array on a GPU."""
+    if not is_basic(part):
         raise TypeError(
-            f"a cableway.Array is indexed by ints, slices, ... and None, not by {type(part).__name__}; "
-            "for all that NumPy can do write array.numpy()[...]"
+            f"a cableway.Array on {device} is indexed by ints, slices, ... and None, not by {type(part).__name__}; "
+            "for more than that give it to a GPU library: cupy.asarray(w)[...], torch.from_dlpack(w)[...]"
         )

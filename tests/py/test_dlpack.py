@@ -76,7 +76,7 @@ def test_numpy_takes_it_without_a_copy(dtype):
 
 
 @pytest.mark.parametrize(
-    "key", [np.s_[::-1], np.s_[:, ::2], np.s_[1], np.s_[0, 0], np.s_[0:0], np.s_[...]]
+    "key", [np.s_[::-1], np.s_[:, ::2], np.s_[1], np.s_[0, 0, ...], np.s_[0:0], np.s_[...]]
 )
 def test_strides(key):
     x = np.arange(24.0).reshape(4, 6)

@@ -131,7 +131,14 @@ def test_put_of_ours_does_not_copy():
 
 @pytest.mark.parametrize(
     "key",
-    [np.s_[::-1], np.s_[:, ::-2], np.s_[2, :], np.s_[::-1, ::-1, 1:], np.s_[1, 2, 3], np.s_[3:1]],
+    [
+        np.s_[::-1],
+        np.s_[:, ::-2],
+        np.s_[2, :],
+        np.s_[::-1, ::-1, 1:],
+        np.s_[1, 2, 3, ...],
+        np.s_[3:1],
+    ],
 )
 def test_parts_can_be_named(key):
     x = np.arange(60).reshape(3, 4, 5)

@@ -163,14 +163,13 @@ def onto(source: Array, device: str, stream: Any = None) -> Array:
 
 
 def fill(target: Array, value: Any) -> None:
-    """Sets every element of a new array to a value."""
-    if target._open_lease().gpu < 0:
-        np.copyto(target.numpy(), value, casting="unsafe")
-        return
+    """Sets every element of a new array to a value, which is converted as by `numpy.full`."""
     layout = target._layout_now()
-    values = np.empty(layout.shape, layout.dtype)
+    on_gpu = target._open_lease().gpu >= 0
+    values = np.empty(layout.shape, layout.dtype) if on_gpu else target.numpy()
     np.copyto(values, value, casting="unsafe")
-    _write(target, values)
+    if on_gpu:
+        _write(target, values)
 
 
 # What a copy that goes on reads on the host, by the lease of its target.
@@ -308,7 +307,7 @@ def assign(target: Array, source: Any, *, spread: bool = False, stream: Any = No
         return
     told = _gpu.foreign(source)
     if told is None:
-        _assign_host(target, np.asarray(source), spread)
+        _assign_host(target, _host_values(to, source, spread), spread)
     elif to.same(told.layout) and layouts.is_gapless(to):
         _take(target, told)
     else:
@@ -332,9 +331,31 @@ def _check_bytes(target: Array, of: Layout) -> None:
         )
 
 
+def _host_values(to: Layout, source: Any, spread: bool) -> np.ndarray[Any, Any]:
+    """Something array-like as NumPy has it. A number of Python's that does not fit is an error, as in an assignment.
+
+    Raises:
+        TypeError: elements are masked.
+        OverflowError: a number does not fit.
+    """
+    if isinstance(source, np.ma.MaskedArray) and np.ma.is_masked(source):
+        raise TypeError(
+            "elements are masked, and what would be copied there is not known; give array.filled()"
+        )
+    found = np.asarray(source)
+    known = isinstance(source, (np.ndarray, np.generic)) or hasattr(source, "__array__")
+    if not spread and not known and found.dtype.kind in "iu" and to.dtype.kind in "iu":
+        found = np.asarray(source, to.dtype)
+    if spread and not known:  # what an assignment to a part does in NumPy
+        values = np.empty(to.shape, to.dtype)
+        values[...] = source
+        return values
+    return found
+
+
 def _assign_host(target: Array, values: np.ndarray[Any, Any], spread: bool) -> None:
     layout = target._layout_now()
-    if spread:  # what an assignment to a part does in NumPy
+    if spread:
         values = np.broadcast_to(values, layout.shape).astype(layout.dtype)
     if target._open_lease().gpu < 0:
         found = target.numpy()

@@ -5,7 +5,6 @@ TypeError that `numpy()` raises, which names the remedy.
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -136,13 +135,12 @@ class Values(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def _method(name: str) -> Callable[..., Any]:
-    known = getattr(np.ndarray, name)
-
-    @functools.wraps(known)
     def method(self: Values, *arguments: Any, **options: Any) -> Any:
         found = getattr(self.numpy(), name)(*plain(arguments), **plain(options))
         return _all_given_back(found, options.get("out"))
 
+    method.__name__, method.__qualname__ = name, f"Values.{name}"
+    method.__doc__ = f"As numpy.ndarray.{name}."
     return method
 
 

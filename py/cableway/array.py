@@ -31,6 +31,7 @@ from cableway.views import (
     is_basic,
     lease_again,
     lease_of_handle,
+    show,
 )
 
 if TYPE_CHECKING:
@@ -216,6 +217,7 @@ class Array(Values):
             if lease.gpu >= 0:
                 raise _gpu.no_host_view(self.device)
             self._memory = lease.memory()
+            show(lease)
         return self._seen()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from cableway import _dlpack, _order
 from cableway._lib import lib
-from cableway.views import EvictableLease, Lease, Pin
+from cableway.views import EvictableLease, Lease, Pin, show
 
 if TYPE_CHECKING:
     from cableway.array import Array
@@ -143,4 +143,5 @@ def _export(
         )
     flags = (_READ_ONLY if readonly else 0) | (_IS_COPIED if copied else 0)
     address = lease.span()[0] + array._offset  # pinned, it stays there
+    show(lease)
     return _dlpack.capsule(owner, address, device_of(lease), *told, flags, versioned)

@@ -71,7 +71,8 @@ def put(
 ) -> Array:
     """Gives an array a name under which every process of this user finds it.
 
-    Copies only what is not ours yet: an `Array`, a view of one and a `SharedMemory` are named as they are. An array
+    Copies only what is not ours yet: an `Array`, a view of one and a `SharedMemory` are named as they are, also a view that
+    NumPy, ctypes, Arrow or PyTorch made of `w.numpy()` or by DLPack. An array
     of a GPU library is copied on its GPU, and lies there, unless that library allocates from cableway
     (`cableway.cupy.use()`, `cableway.torch.use()`, `cableway.numba.use()`).
 
@@ -94,7 +95,7 @@ def put(
         DeviceError: there is no such device, here or there.
         ProducerDied: another node's name: who wrote the array died before its work was complete.
         ValueError: a bad name; copy=False, and it needs a copy.
-        TypeError: the dtype holds objects.
+        TypeError: the dtype holds objects, or elements are masked.
 
     >>> import cableway as cw
     >>> w = cw.put("x", [[1, 2], [3, 4]])

@@ -11,6 +11,7 @@ import functools
 import gc
 import mmap
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -36,6 +37,7 @@ __all__ = [
     "lease_served",
     "opened",
     "shared_memory_of",
+    "show",
 ]
 
 
@@ -294,7 +296,27 @@ def _chain(array: Any) -> Any:
 def find(array: np.ndarray[Any, Any]) -> Lease | None:
     """The lease that a NumPy array stands on, None if its memory is not ours."""
     owner = _chain(array)
-    return owner if isinstance(owner, Lease) else None
+    if isinstance(owner, Lease):
+        return owner
+    if isinstance(owner, (np.ndarray, mmap.mmap, bytes, bytearray)) or not array.size:
+        return None
+    low, high = bounds(array)
+    for begin, lease in list(_shown.items()):
+        if begin[0] <= low and high <= begin[0] + lease.span()[1]:
+            return lease
+    return None
+
+
+# Leases on host memory of which views went out, by address and identity. Where another library has taken such a view (ctypes,
+# Arrow, PyTorch, a capsule of DLPack, as_strided), what comes back has its object at the end of the chain, but our address.
+# Blocks that a sender uses again are not here: they must not get a name.
+_shown: weakref.WeakValueDictionary[tuple[int, int], Lease] = weakref.WeakValueDictionary()
+
+
+def show(lease: Lease) -> None:
+    """A view of its memory goes out."""
+    if type(lease) is Lease and lease.gpu < 0:
+        _shown[lease.address, id(lease)] = lease
 
 
 def bounds(array: np.ndarray[Any, Any]) -> tuple[int, int]:

@@ -24,7 +24,7 @@ import numpy as np
 
 from cableway import array as arrays
 from cableway import dtypes
-from cableway._lib import check_again, exported, ffi, keeping, lib
+from cableway._lib import export, exported, ffi, keeping, lib
 from cableway._pool_buffers import HEADER_BYTES as BLOCK_HEADER_BYTES
 from cableway._pool_buffers import Block, BlockStore
 from cableway._pool_table import BY_PICKLE
@@ -148,7 +148,7 @@ class _ItemEncoder(Encoder):
         pointer = what.array if isinstance(what, Block) else arrays.usable(what._open_lease())
         handle = ffi.new("cw_handle *")
         self._transits.append(handle)
-        check_again(lib.cw_array_export, pointer, 1, handle)
+        export(pointer, 1, handle)
         return handle
 
     def _close(self, pickled: bytes, max_bytes: int) -> Outgoing:

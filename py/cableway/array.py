@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cableway import _copies, _gpu, _order, client, dlpack, dtypes, layouts
+from cableway import (
+    _copies,
+    _gpu,
+    _hashing,
+    _order,
+    _pickles,
+    client,
+    dlpack,
+    dtypes,
+    layouts,
+)
 from cableway._lib import check_again, exported, ffi, lib
 from cableway._values import Values, plain
 from cableway.device import resolve
@@ -492,7 +502,18 @@ class Array(Values):
         return open_handle, state
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return self.reduce()
+        reduced = self.reduce()
+        _pickles.begun(reduced[1][0])
+        return reduced
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if protocol == _hashing.PROTOCOL and _hashing.by_joblib(sys._getframe(1)):
+            return _hashing.content(self)
+        return self.__reduce__()
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        """What dask names a computation by: equal for equal contents."""
+        return _hashing.token(self)
 
 
 def make(

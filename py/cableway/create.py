@@ -36,7 +36,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
     if shape is None or isinstance(shape, (bool, float)):
         raise TypeError(f"a shape is an integer or a sequence of integers, not {shape!r}")
     try:
-        found = (operator.index(shape),)
+        found: tuple[int, ...] = (operator.index(shape),)
     except TypeError:
         found = tuple(map(operator.index, shape))
     if any(n < 0 for n in found):

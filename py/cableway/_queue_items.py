@@ -285,10 +285,14 @@ def _taken(item: Any, number: int) -> Lease:
 
 
 def _readonly(lease: Lease) -> Lease:
-    """The same memory, mapped so that a write is a SIGSEGV, as its sender had it."""
-    handle = exported(lease.pointer, 0)
+    """The same memory, read-only as its sender had it.
+
+    A transit holds it for a moment: beside the writable array that the item held it would lie where that lies, writable by force.
+    """
+    handle = exported(lease.pointer, 1)
     raw = Layout((handle.size_bytes,), np.dtype(np.uint8))
-    client = lib.cw_array_client(lease.pointer)
+    client = lib.cw_array_client(lease.pointer)  # the queue's, which is there
+    lease.end()
     return lease_again(Lease, lib.cw_array_open, client, handle, raw.c, lib.CW_READONLY)
 
 

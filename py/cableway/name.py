@@ -26,7 +26,7 @@ from cableway import array as arrays
 from cableway._lib import check, failure, ffi, lib
 from cableway.array import Array
 from cableway.device import resolve, terminated
-from cableway.errors import Timeout
+from cableway.errors import NameTaken, Timeout
 from cableway.views import Lease, lease_once
 
 __all__ = ["get", "names", "put", "remove", "wait"]
@@ -108,23 +108,32 @@ def put(
     """
     encoded = _encode(name)
     check(lib.cw_name_check(encoded))
-    there = device if encoded[:2] == b"//" else None
-    found = create.asarray(array, copy=copy, device=None if there else device)
-    layout = found._layout_now()
-    lease = found._open_lease()
     flags = (lib.CW_REPLACE if replace else 0) | (lib.CW_KEEP if keep else 0)
     if remote is not None:
         if remote != "read":
             raise ValueError(f'remote is "read" or None, not {remote!r}')
         flags |= lib.CW_REMOTE_READ
+    there = device if encoded[:2] == b"//" else None
+    if not replace and encoded[:2] != b"//":
+        _check_free(name, encoded)
+    found = create.asarray(array, copy=copy, device=None if there else device)
+    layout = found._layout_now()
+    lease = found._open_lease()
     if there is None:
         check(lib.cw_array_put(lease.pointer, encoded, flags, layout.c, found._offset))
     else:
         place = b"cuda:0" if there == "cuda" else there.encode()
         check(lib.cw_array_put_at(lease.pointer, encoded, place, flags, layout.c, found._offset))
-    if isinstance(array, Array) and array._name is None:
-        array._name = name
     return arrays.make(lease, layout, found._offset, name, found._memory)
+
+
+def _check_free(name: str, encoded: bytes) -> None:
+    """Refuses a name that is taken before anything is copied. The broker decides: another may take it meanwhile."""
+    status = lib.cw_wait(client.current().pointer, encoded, 0)
+    if status == 0:
+        raise NameTaken(f'the name "{name}" is taken: replace it, or choose another')
+    if status not in (-errno.ETIMEDOUT, -errno.EINTR):
+        check(status)
 
 
 def get(

@@ -16,6 +16,7 @@
 #include "ipc/name_key.h"
 
 #define ARRAY_POOL_MAX 1024u
+#define POPULATE_BYTES (64u << 10) /* below, a call gains less than it takes */
 
 static bool is_forked(const cw_client *client) {
     /* K4: stored in the child before any other thread is. */
@@ -255,8 +256,10 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     struct cw_shape shape;
     if (!client || !out)
         return cw_fail(-EINVAL, "a client and a place for the array are needed, NULL was given");
-    if (flags & ~(uint32_t)(CW_ZERO | CW_POOL | CW_EVICTABLE))
-        return cw_fail(-EINVAL, "flags 0x%x: cw_array_new knows CW_ZERO, CW_POOL and CW_EVICTABLE",
+    if (flags & ~(uint32_t)(CW_ZERO | CW_POOL | CW_EVICTABLE | CW_FILLED))
+        return cw_fail(-EINVAL,
+                       "flags 0x%x: cw_array_new knows CW_ZERO, CW_POOL, CW_EVICTABLE and "
+                       "CW_FILLED",
                        flags);
     int code = cw_client_usable(client);
     if (code == 0)
@@ -285,6 +288,8 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     code = make_of_block(client, slab, block, gen, &shape, flags & CW_POOL, &array);
     if (code)
         return code;
+    if (clean && flags & CW_FILLED && backend->populate && array->size_bytes >= POPULATE_BYTES)
+        backend->populate(array->bytes, array->size_bytes);
     if (!clean && flags & CW_ZERO)
         code = cw_broken_serve(backend->zero(ordinal, array->bytes, array->size_bytes));
     if (code == 0 && flags & CW_EVICTABLE)

@@ -114,7 +114,12 @@ enum cw_array_flags {
      * name, a handle, a fork). See cw_array_pin() for its address.
      */
     CW_EVICTABLE = 64,
-    CW_REMOTE_READ = 128 /* cw_array_put: every peer of this node may read it */
+    CW_REMOTE_READ = 128, /* cw_array_put: every peer of this node may read it */
+    /*
+     * cw_array_new, in host memory: all of it is about to be written. Memory that nobody has
+     * written before is then mapped in one go; page by page that takes as long as the writing.
+     */
+    CW_FILLED = 256
 };
 /*
  * Allocates an unnamed array on device ("cpu"). The caller owns *out: cw_array_close(). Asks the

@@ -52,7 +52,7 @@ def _host_bytes(values: np.ndarray[Any, Any]) -> Any:
 def from_host(values: np.ndarray[Any, Any], device: str, order: str = "K") -> Array:
     """A new array on a device with the values of a host array."""
     layout = layouts.like(values, order)
-    made = arrays.new(layout, device=device)
+    made = arrays.new(layout, filled=True, device=device)
     if made._open_lease().gpu < 0:
         copy_values(made.numpy(), values, casting="unsafe")
     else:
@@ -113,12 +113,12 @@ def duplicate(source: Array, device: str | None = None, stream: Any = None) -> A
     place = source.device if device is None else device
     if place == "cpu" and source.device == "cpu":
         values = source.numpy()
-        made = arrays.new(layouts.like(values))
+        made = arrays.new(layouts.like(values), filled=True)
         copy_values(made.numpy(), values)
         return made
     if not layouts.is_gapless(layout):
         return _duplicate_with_gaps(source, place)
-    made = arrays.new(layout, device=place)
+    made = arrays.new(layout, filled=True, device=place)
     _move(made, source, stream)
     return made
 

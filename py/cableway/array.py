@@ -535,11 +535,17 @@ def make(
 
 
 def new(
-    layout: Layout, *, zero: bool = False, device: str = "cpu", evictable: bool = False
+    layout: Layout,
+    *,
+    zero: bool = False,
+    filled: bool = False,
+    device: str = "cpu",
+    evictable: bool = False,
 ) -> Array:
-    """Allocates an unnamed array."""
+    """Allocates an unnamed array. filled: all of it is about to be written."""
     connection = client.current()
     flags = (lib.CW_ZERO if zero else 0) | (lib.CW_EVICTABLE if evictable else 0)
+    flags |= lib.CW_FILLED if filled else 0
     kind = EvictableLease if evictable else Lease
     place = device.encode()
     lease = lease_again(kind, lib.cw_array_new, connection.pointer, place, layout.c, flags)

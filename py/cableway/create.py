@@ -153,7 +153,8 @@ def full(
     if dtype is None:
         value = np.asarray(value)
     kind = value.dtype if dtype is None else dtype
-    made = empty(shape, kind, device=device, order=order, evictable=evictable)
+    layout, place = _layout(shape, kind, order), resolve(device)
+    made = arrays.new(layout, filled=True, device=place, evictable=evictable)
     _copies.fill(made, value)
     return made
 
@@ -339,7 +340,7 @@ def _copied(values: np.ndarray[Any, Any], kind: np.dtype[Any], order: str) -> Ar
         else:
             steps = layouts.like(np.empty_like(values, dtype=kind, order=order), order).strides  # type: ignore[call-overload]
             layout = Layout(values.shape, kind, steps)
-    made = arrays.new(layout)
+    made = arrays.new(layout, filled=True)
     views.copy_values(made.numpy(), values, casting="unsafe")
     return made
 

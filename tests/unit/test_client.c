@@ -584,6 +584,39 @@ static void new_zeroed_memory_is_zero_also_when_used_before(void **state) {
     cw_client_unref(client);
 }
 
+/* Pages of an array that this process has mapped already. */
+static unsigned pages_here(cw_array *array) {
+    uint64_t entry, page = (uintptr_t)cw_array_data(array) / 4096;
+    unsigned count = 0, pages = (unsigned)(cw_array_nbytes(array) / 4096);
+    int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    for (unsigned i = 0; i < pages; i++)
+        if (pread(fd, &entry, sizeof entry, (off_t)((page + i) * sizeof entry)) == sizeof entry)
+            count += entry >> 63;
+    close(fd);
+    return count;
+}
+
+static void fresh_memory_that_is_to_be_filled_is_mapped_in_one_go(void **state) {
+    (void)state;
+    cw_client *client = client_open();
+    int64_t length = 8 << 20;
+    const cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &length, .dtype = "|u1"};
+    cw_array *empty, *filled;
+    OK(cw_array_new(client, "cpu", &layout, 0, &empty));
+    OK(cw_array_new(client, "cpu", &layout, CW_FILLED, &filled));
+    assert_int_equal(pages_here(empty), 0);
+    void *probe = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (madvise(probe, 4096, 23 /* MADV_POPULATE_WRITE */) == 0)
+        assert_in_range(pages_here(filled), (8 << 20) / 4096 - 1, (8 << 20) / 4096);
+    else
+        print_message("# this kernel maps pages one by one\n");
+    assert_true(bytes_are(filled, length, 0));
+    munmap(probe, 4096);
+    cw_array_close(filled);
+    cw_array_close(empty);
+    cw_client_unref(client);
+}
+
 static void limits_are_errors_of_their_own(void **state) {
     (void)state;
     setenv("CABLEWAY_MAX_CLIENT_SLABS", "5", 1);
@@ -700,6 +733,7 @@ int main(void) {
         TEST(slabs_grow_with_what_is_put_into_them_not_with_one_large_array),
         TEST(many_large_arrays_share_slabs),
         TEST(new_zeroed_memory_is_zero_also_when_used_before),
+        TEST(fresh_memory_that_is_to_be_filled_is_mapped_in_one_go),
         TEST(limits_are_errors_of_their_own),
         TEST(a_dead_makers_slab_that_cannot_be_opened_is_an_orphan_again),
         TEST(a_dead_makers_slab_is_adopted),

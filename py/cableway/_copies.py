@@ -15,7 +15,7 @@ from cableway import _gpu, _order, layouts
 from cableway import array as arrays
 from cableway._lib import check_again, ffi, lib
 from cableway.layouts import Layout
-from cableway.views import Lease, Pin, clear_of, copy_values
+from cableway.views import Lease, Pin, clear_of, copy_values, has_masked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -338,7 +338,7 @@ def _host_values(to: Layout, source: Any, spread: bool) -> np.ndarray[Any, Any]:
         TypeError: elements are masked.
         OverflowError: a number does not fit.
     """
-    if isinstance(source, np.ma.MaskedArray) and np.ma.is_masked(source):
+    if has_masked(source):
         raise TypeError(
             "elements are masked, and what would be copied there is not known; give array.filled()"
         )

@@ -208,7 +208,7 @@ def asarray(
     place = None if device is None else resolve(device)
     if shape is not None and not _is_shared_memory(obj):
         raise ValueError("shape is for a SharedMemory alone; reshape the array instead")
-    if isinstance(obj, np.ma.MaskedArray) and np.ma.is_masked(obj):
+    if views.has_masked(obj):
         raise TypeError(
             "a masked array's mask would be lost; put array.filled(), and the mask as an array of its own"
         )

@@ -10,6 +10,7 @@ import errno
 import functools
 import gc
 import mmap
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -30,6 +31,7 @@ __all__ = [
     "clear_of",
     "copy_values",
     "find",
+    "has_masked",
     "is_basic",
     "lease_again",
     "lease_of_handle",
@@ -368,6 +370,12 @@ def shared_memory_of(array: np.ndarray[Any, Any]) -> tuple[str, int] | None:
                 return None
             return parts[5], int(parts[2], 16) + low - begin
     return None
+
+
+def has_masked(obj: object) -> bool:
+    """Whether it is a masked array with elements that are masked. numpy.ma is not imported for that: who has one has it."""
+    ma = sys.modules.get("numpy.ma")
+    return ma is not None and isinstance(obj, ma.MaskedArray) and bool(ma.is_masked(obj))
 
 
 def copy_values(

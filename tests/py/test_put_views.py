@@ -116,3 +116,14 @@ def test_elements_of_a_record_array_are_records_in_every_process(script):
         """
     )
     assert done.stdout == (f"3 [2.5, 4.5] {records.dtype!r}\n0.0 {nested.dtype!r}\n")
+
+
+def test_an_ordinary_put_does_not_import_what_only_masked_arrays_need(script):
+    done = script(
+        """
+        import sys, numpy as np, cableway as cw
+        cw.put("plain", np.zeros(3)).copy_from([1, 2, 3])
+        print("numpy.ma" in sys.modules)
+        """
+    )
+    assert done.stdout == "False\n"

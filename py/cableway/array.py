@@ -164,7 +164,7 @@ class Array(Values):
 
     @property
     def readonly(self) -> bool:
-        """Whether it is mapped read-only."""
+        """Whether it was opened read-only: NumPy refuses to write, see `get`."""
         return self._open_lease().readonly
 
     @property

@@ -93,7 +93,7 @@ class Lease:
 
     @property
     def readonly(self) -> bool:
-        """Whether it is mapped read-only: a write would be a SIGSEGV."""
+        """Whether it must not be written: a write is a SIGSEGV, unless a writable array on the same block is open here."""
         return bool(lib.cw_array_readonly(self.pointer))
 
     @property

@@ -278,3 +278,21 @@ def test_what_looks_at_elements_raises_on_a_gpu_and_names_the_remedy(program):
             raise AssertionError
         assert w.to("cpu").tolist() == [0, 1, 2, 3]
     """)
+
+
+def test_a_number_that_does_not_fit_is_an_error_on_a_gpu_too(program):
+    program("""
+        w = cw.zeros(2, "i1", device="cuda:0")
+        for use in (
+            lambda: w.__setitem__(0, 300), lambda: w.__setitem__(slice(None), [1, 300]), lambda: w.copy_from([300, 1]),
+            lambda: cw.full(2, 300, "i1", device="cuda:0"), lambda: cw.asarray([300], "i1", device="cuda:0"),
+        ):
+            try:
+                use()
+            except OverflowError:
+                continue
+            raise AssertionError
+        w[0], w[1:] = 5, [-6]
+        assert w.to("cpu").tolist() == [5, -6]
+        assert cw.full(2, 3, "i1", device="cuda:0").to("cpu").tolist() == [3, 3]
+    """)

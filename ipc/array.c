@@ -16,6 +16,7 @@
 #include "ipc/name_key.h"
 
 #define ARRAY_POOL_MAX 1024u
+#define POPULATE_BYTES (64u << 10) /* below, a call gains less than it takes */
 
 static bool is_forked(const cw_client *client) {
     /* K4: stored in the child before any other thread is. */
@@ -63,8 +64,10 @@ static int place_layout(cw_array *array, const struct cw_shape *shape) {
 }
 
 int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen,
-                  uint64_t begin_bytes, uint64_t offset_bytes, uint64_t size_bytes,
-                  const struct cw_shape *shape, bool readonly, cw_array **out) {
+                  const struct cw_range *range, uint64_t offset_bytes, uint64_t size_bytes,
+                  const struct cw_shape *shape, uint32_t flags, cw_array **out) {
+    bool readonly = flags & CW_READONLY, counts = !(flags & (CW_PRIVATE | CW_DISTANT));
+    struct cw_mapping *mapping = NULL;
     cw_array *array = client->array_pool;
     if (array) {
         client->array_pool = array->next;
@@ -75,6 +78,11 @@ int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
             return cw_fail(-EDQUOT, "no memory for an array's description");
     }
     int code = place_layout(array, shape);
+    if (code == 0 && slab->mappings && counts) {
+        code = cw_mappings_enter(slab->mappings, block, range, readonly, &mapping);
+        if (code)
+            free(array->spill);
+    }
     if (code) {
         free(array);
         return code;
@@ -89,8 +97,9 @@ int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
     array->own_pages = (struct cw_mapping){.base = NULL};
     array->origin_bytes = shape->origin_bytes;
     array->evict = NULL;
-    uint8_t *base = cw_slab_base(slab, readonly);
-    array->bytes = base ? base + begin_bytes + offset_bytes : NULL; /* NULL: CW_DISTANT */
+    array->mapping = mapping;
+    uint8_t *base = mapping ? mapping->base : cw_slab_base(slab, false);
+    array->bytes = base ? base + range->begin_bytes + offset_bytes : NULL; /* NULL: CW_DISTANT */
     array->data = base ? array->bytes + shape->origin_bytes : NULL;
     cw_client_ref(client);
     client->arrays++;
@@ -100,7 +109,7 @@ int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
 
 /* The block's range, as its table says, if it lies in the slab. */
 static int check_range(const struct cw_slab *slab, uint32_t block, uint64_t offset_bytes,
-                       uint64_t size_bytes, uint64_t *begin) {
+                       uint64_t size_bytes, struct cw_range *range) {
     struct cw_block *entry = &slab->table->blocks[block];
     /* B9: written before B7, whose word we have seen. Other processes can write here: copies are
      * checked. */
@@ -115,16 +124,35 @@ static int check_range(const struct cw_slab *slab, uint32_t block, uint64_t offs
             (unsigned long long)size_bytes, (unsigned long long)offset_bytes, block,
             (unsigned long long)length, (unsigned long long)start,
             (unsigned long long)slab->size_bytes);
-    *begin = start;
+    *range = (struct cw_range){.begin_bytes = start, .length_bytes = length};
     return 0;
+}
+
+/* An array on a block that is held, in the mapping where the others on it lie. */
+static int make_mapped(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen,
+                       const struct cw_range *range, uint64_t offset_bytes, uint64_t size_bytes,
+                       const struct cw_shape *shape, uint32_t flags, cw_array **out) {
+    bool maps =
+        !(flags & CW_DISTANT) && !(client->host_only && slab->device_kind != CW_DEVICE_HOST);
+    bool counts = slab->mappings && !(flags & CW_PRIVATE);
+    int code = maps && !counts ? cw_slab_map(client, slab, false) : 0;
+    while (code == 0) {
+        code = cw_array_make(client, slab, block, gen, range, offset_bytes, size_bytes, shape,
+                             flags, out);
+        if (code != -EAGAIN)
+            return code;
+        /* Once more where another thread was quicker, while the broker was asked for it. */
+        code = cw_slab_map(client, slab,
+                           cw_mappings_choose(slab->mappings, block, flags & CW_READONLY));
+    }
+    return code;
 }
 
 int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_t gen,
                     uint64_t offset_bytes, uint64_t size_bytes, const struct cw_shape *shape,
                     uint32_t flags, cw_array **out) {
     struct cw_slab *slab;
-    uint64_t begin = 0;
-    bool readonly = flags & CW_READONLY;
+    struct cw_range range = {.begin_bytes = 0};
     struct cw_mapping own_pages = {.base = NULL};
     int code = cw_slab_get(client, slab_id, &slab);
     if (code)
@@ -138,18 +166,15 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
                                          "holder closed it",
                                          slab_id, block)
                                : code;
-    code = check_range(slab, block, offset_bytes, size_bytes, &begin);
+    code = check_range(slab, block, offset_bytes, size_bytes, &range);
     if (!(flags & CW_PRIVATE) && cw_block_frozen(&slab->table->blocks[block], gen))
-        readonly = true;
-    if (code == 0)
-        code = flags & CW_DISTANT || (client->host_only && slab->device_kind != CW_DEVICE_HOST)
-                   ? 0
-                   : cw_slab_map(client, slab, readonly);
+        flags |= CW_READONLY;
     if (code == 0 && flags & CW_PRIVATE && size_bytes)
-        code = cw_private_take(client, slab, begin + offset_bytes, size_bytes, &own_pages);
+        code =
+            cw_private_take(client, slab, range.begin_bytes + offset_bytes, size_bytes, &own_pages);
     if (code == 0)
-        code = cw_array_make(client, slab, block, gen, begin, offset_bytes, size_bytes, shape,
-                             readonly, out);
+        code = make_mapped(client, slab, block, gen, &range, offset_bytes, size_bytes, shape, flags,
+                           out);
     if (code) {
         if (own_pages.base)
             slab->backend->slab_unmap(&own_pages);
@@ -157,9 +182,9 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
         return code;
     }
     if (own_pages.base) {
-        uint64_t within = (begin + offset_bytes) % CW_PAGE;
+        uint64_t within = (range.begin_bytes + offset_bytes) % CW_PAGE;
         (*out)->own_pages = own_pages;
-        (*out)->own_pages_begin = begin + offset_bytes - within;
+        (*out)->own_pages_begin = range.begin_bytes + offset_bytes - within;
         (*out)->bytes = (uint8_t *)own_pages.base + within;
         (*out)->data = (*out)->bytes + shape->origin_bytes;
     }
@@ -169,7 +194,7 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
 int cw_found_read(cw_client *client, const struct cw_found *found, void *buffer) {
     const struct cw_entry *entry = &found->entry;
     struct cw_slab *slab;
-    uint64_t begin = 0;
+    struct cw_range range;
     pthread_mutex_lock(&client->lock);
     int code = cw_slab_get(client, entry->slab, &slab);
     if (code == 0 && slab->device_kind != CW_DEVICE_HOST)
@@ -179,11 +204,12 @@ int cw_found_read(cw_client *client, const struct cw_found *found, void *buffer)
     if (code == 0)
         code = cw_lease_hold(client, slab, entry->block, entry->gen);
     if (code == 0) {
-        code = check_range(slab, entry->block, entry->offset_bytes, entry->size_bytes, &begin);
+        code = check_range(slab, entry->block, entry->offset_bytes, entry->size_bytes, &range);
         if (code == 0)
             code = cw_slab_map(client, slab, true);
         if (code == 0 && entry->size_bytes)
-            memcpy(buffer, (uint8_t *)cw_slab_base(slab, true) + begin + entry->offset_bytes,
+            memcpy(buffer,
+                   (uint8_t *)cw_slab_base(slab, true) + range.begin_bytes + entry->offset_bytes,
                    entry->size_bytes);
         cw_lease_release(client, slab, entry->block, entry->gen);
     }
@@ -195,9 +221,10 @@ int cw_found_read(cw_client *client, const struct cw_found *found, void *buffer)
 static int make_of_block(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen,
                          const struct cw_shape *shape, bool pool, cw_array **out) {
     pthread_mutex_lock(&client->lock);
-    slab->locals[block].extent->pool = pool;
-    int code = cw_array_make(client, slab, block, gen, slab->locals[block].extent->offset_bytes, 0,
-                             shape->span_bytes, shape, false, out);
+    struct cw_extent *extent = slab->locals[block].extent;
+    const struct cw_range range = {extent->offset_bytes, extent->length_bytes};
+    extent->pool = pool;
+    int code = cw_array_make(client, slab, block, gen, &range, 0, shape->span_bytes, shape, 0, out);
     if (code)
         cw_lease_release(client, slab, block, gen);
     pthread_mutex_unlock(&client->lock);
@@ -229,8 +256,10 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     struct cw_shape shape;
     if (!client || !out)
         return cw_fail(-EINVAL, "a client and a place for the array are needed, NULL was given");
-    if (flags & ~(uint32_t)(CW_ZERO | CW_POOL | CW_EVICTABLE))
-        return cw_fail(-EINVAL, "flags 0x%x: cw_array_new knows CW_ZERO, CW_POOL and CW_EVICTABLE",
+    if (flags & ~(uint32_t)(CW_ZERO | CW_POOL | CW_EVICTABLE | CW_FILLED))
+        return cw_fail(-EINVAL,
+                       "flags 0x%x: cw_array_new knows CW_ZERO, CW_POOL, CW_EVICTABLE and "
+                       "CW_FILLED",
                        flags);
     int code = cw_client_usable(client);
     if (code == 0)
@@ -259,6 +288,8 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     code = make_of_block(client, slab, block, gen, &shape, flags & CW_POOL, &array);
     if (code)
         return code;
+    if (clean && flags & CW_FILLED && backend->populate && array->size_bytes >= POPULATE_BYTES)
+        backend->populate(array->bytes, array->size_bytes);
     if (!clean && flags & CW_ZERO)
         code = cw_broken_serve(backend->zero(ordinal, array->bytes, array->size_bytes));
     if (code == 0 && flags & CW_EVICTABLE)
@@ -289,8 +320,9 @@ int cw_array_adopt(cw_client *client, int fd, uint64_t offset_bytes, const cw_la
     if (code)
         return code;
     pthread_mutex_lock(&client->lock);
+    const struct cw_range range = {.length_bytes = end_bytes};
     code =
-        cw_array_make(client, slab, 0, gen, 0, offset_bytes, shape.span_bytes, &shape, false, out);
+        cw_array_make(client, slab, 0, gen, &range, offset_bytes, shape.span_bytes, &shape, 0, out);
     if (code)
         cw_lease_release(client, slab, 0, gen);
     pthread_mutex_unlock(&client->lock);
@@ -317,6 +349,8 @@ void cw_array_close(cw_array *array) {
     bool has_lease = !array->evict || cw_evict_end(array);
     cw_private_give(array);
     pthread_mutex_lock(&client->lock);
+    if (array->mapping)
+        cw_mappings_leave(array->home_slab->mappings, array->block, array->readonly);
     client->arrays--;
     if (is_forked(client))
         cw_fork_settled(client);

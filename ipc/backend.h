@@ -63,6 +63,9 @@ struct cw_backend {
     int (*copy_in)(int device, void *target, const void *host, size_t size_bytes);
     int (*copy_out)(int device, void *host, const void *source, size_t size_bytes);
     int (*zero)(int device, void *target, size_t size_bytes);
+    /* Memory that is mapped, and about to be written for the first time: its pages may be brought
+     * in now. NULL: nothing is gained. */
+    void (*populate)(void *target, size_t size_bytes);
 };
 
 extern const struct cw_backend cw_backend_host, cw_backend_cuda;

@@ -108,10 +108,15 @@ uint64_t cw_client_instance(const cw_client *client);
 /* ---- arrays ---- */
 
 enum cw_array_flags {
-    CW_ZERO = 1,     /* cw_array_new: filled with zeros */
-    CW_READONLY = 2, /* cw_get, cw_array_open: mapped read-only; a write is a SIGSEGV */
-    CW_REPLACE = 4,  /* cw_array_put: a taken name is replaced, at once and whole */
-    CW_KEEP = 8,     /* cw_array_put: the name outlives the user's last client */
+    CW_ZERO = 1, /* cw_array_new: filled with zeros */
+    /*
+     * cw_get, cw_array_open: read-only; a write is a SIGSEGV as long as this process has no
+     * writable array on the same block open. An array has one address in a process: beside a
+     * writable one a read-only one lies where that lies, and only must not be written.
+     */
+    CW_READONLY = 2,
+    CW_REPLACE = 4, /* cw_array_put: a taken name is replaced, at once and whole */
+    CW_KEEP = 8,    /* cw_array_put: the name outlives the user's last client */
     /*
      * cw_get, cw_array_open: copy-on-write. What is written here nobody else ever sees, and it goes
      * with the array's close; it has no name and no handle. Where nothing was written yet, later
@@ -128,7 +133,12 @@ enum cw_array_flags {
      * name, a handle, a fork). See cw_array_pin() for its address.
      */
     CW_EVICTABLE = 64,
-    CW_REMOTE_READ = 128 /* cw_array_put: every peer of this node may read it */
+    CW_REMOTE_READ = 128, /* cw_array_put: every peer of this node may read it */
+    /*
+     * cw_array_new, in host memory: all of it is about to be written. Memory that nobody has
+     * written before is then mapped in one go; page by page that takes as long as the writing.
+     */
+    CW_FILLED = 256
 };
 /*
  * Allocates an unnamed array on device ("cpu"). The caller owns *out: cw_array_close(). Asks the

@@ -6,6 +6,7 @@
  *   client->lock       slabs, leases, allocator, directory reader, array structs
  *   client->sock_lock  one request at a time over the socket
  *   client->lane_lock  both ends of the lane, the list of calls under way
+ *   mapping.c's        where slabs lie in this process, for all of its clients
  * Nobody waits for the broker with client->lock or lane_lock held: who has to ask it gives them up
  * meanwhile, and looks again afterwards at what others may have changed. So a broker that stands
  * still stops only those who need its answer, and a signal ends their wait. sock_lock is held
@@ -28,6 +29,7 @@
 #include "ipc/carve.h"
 #include "ipc/cableway.h"
 #include "ipc/layout.h"
+#include "ipc/mapping.h"
 #include "ipc/wire.h"
 #include "shm/block.h"
 #include "shm/error.h"
@@ -69,9 +71,10 @@ struct cw_slab {
     char device_name[16];
     struct cw_segment table_segment;
     struct cw_block_table *table;
-    struct cw_mapping rw, ro; /* base NULL: not mapped that way */
-    struct cw_local *locals;  /* capacity of them */
-    uint32_t held;            /* blocks with a lease of ours */
+    struct cw_mapping rw;         /* of a GPU; base NULL: not mapped */
+    struct cw_mappings *mappings; /* of host memory, shared with this process's other clients */
+    struct cw_local *locals;      /* capacity of them */
+    uint32_t held;                /* blocks with a lease of ours */
     struct cw_slab *hash_next;
     struct cw_slab *idle_prev, *idle_next;
     bool idle;
@@ -252,6 +255,7 @@ struct cw_array {
     uint8_t *data;         /* element 0 */
     uint32_t ndim, itemsize;
     bool readonly;
+    struct cw_mapping *mapping;  /* host memory: where it was counted (mapping.h); else NULL */
     uint64_t origin_bytes;       /* of element 0, from the lowest byte */
     struct cw_evictable *evict;  /* evict.h; NULL: it stays where it is. While its bytes are away
                                   * slab, home_slab, bytes and data are NULL */
@@ -298,10 +302,10 @@ void cw_lease_release(cw_client *client, struct cw_slab *slab, uint32_t block, u
 /* The slab, with its table mapped: from the cache, or from the broker, and room for a lease. The
  * lock is given up where the broker is asked, here and in the next three. -ESTALE: it is gone. */
 int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out);
-/* Maps the data that way if it is not. */
-int cw_slab_map(cw_client *client, struct cw_slab *slab, bool readonly);
-/* Where its data begin, mapped that way. */
-void *cw_slab_base(const struct cw_slab *slab, bool readonly);
+/* Maps the data if they are not; in_ro: in the read-only mapping, where there are two. */
+int cw_slab_map(cw_client *client, struct cw_slab *slab, bool in_ro);
+/* Where they begin in that mapping; NULL: it is not there. */
+void *cw_slab_base(struct cw_slab *slab, bool in_ro);
 /* Hands a new slab to the broker; a signal may end that. data and table stay the caller's on
  * failure; on success both are taken over, and the slab is own. capacity: of the table. */
 int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_info *info,
@@ -406,11 +410,12 @@ int cw_heap_adopt(cw_client *client, struct cw_heap *heap, uint64_t size_bytes);
 /* cw_array_new() in host memory of this client that is there, for who may not wait: -EAGAIN,
  * without a sentence, where there is none. Without the lock. */
 int cw_array_new_here(cw_client *client, const cw_layout *layout, cw_array **out);
-/* An array struct on a block that is held already and begins at begin_bytes of its slab; that hold
- * becomes the array's. The caller holds the lock. */
+/* An array struct on a block that is held already and has that range of its slab; that hold
+ * becomes the array's. flags: as of cw_array_attach(). -EAGAIN: the mapping in which it would lie
+ * is not there. The caller holds the lock. */
 int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen,
-                  uint64_t begin_bytes, uint64_t offset_bytes, uint64_t size_bytes,
-                  const struct cw_shape *shape, bool readonly, cw_array **out);
+                  const struct cw_range *range, uint64_t offset_bytes, uint64_t size_bytes,
+                  const struct cw_shape *shape, uint32_t flags, cw_array **out);
 #define CW_DISTANT                                                                                 \
     (1u << 31) /* its memory is not mapped: only its lease, layout and order count                 \
                 */

@@ -59,12 +59,10 @@ static int check_target(const cw_array *array, uint64_t offset_bytes, uint64_t s
 
 static struct end end_of(cw_array *array, uint64_t offset_bytes) {
     struct cw_slab *slab = array->home_slab;
-    bool on_gpu = slab->device_kind == CW_DEVICE_CUDA, own_pages = array->own_pages.base != NULL;
+    bool on_gpu = slab->device_kind == CW_DEVICE_CUDA;
     return (struct end){.bytes = array->bytes + offset_bytes,
                         .gpu = on_gpu ? slab->device : -1,
-                        .mapping = own_pages                                    ? NULL
-                                   : array->readonly && slab->backend->protects ? &slab->ro
-                                                                                : &slab->rw,
+                        .mapping = on_gpu ? &slab->rw : array->mapping,
                         .array = array,
                         .offset_bytes = offset_bytes};
 }

@@ -8,7 +8,8 @@
  *   value    'typestr' | [field, ...] | (value, shape) | {members}
  *   field    (name, value) | (name, value, shape); name: a string, or (title, string)
  *   members  'names': [...], 'formats': [value, ...], 'offsets': [...], 'itemsize': n, and perhaps
- *            'titles': [string or None, ...], 'aligned': True or False; in this order
+ *            'titles': [string or None, ...], 'aligned': True or False, 'record': True (elements
+ *            are numpy.record, which dtypes.py alone knows); in this order
  *   shape    n | (n, ...)
  *
  * It is what NumPy writes (dtype.str, dtype.descr as in the NPY format, and the dict for what descr
@@ -258,6 +259,8 @@ static bool dict(struct parser *parser, uint64_t *size_bytes) {
         return false;
     if (member(parser, "'aligned'") &&
         (!word(parser, ':') || (!text(parser, "True") && !text(parser, "False"))))
+        return false;
+    if (member(parser, "'record'") && (!word(parser, ':') || !text(parser, "True")))
         return false;
     return word(parser, '}');
 }

@@ -161,7 +161,7 @@ static int take_block(cw_client *client, struct cw_evictable *it) {
     array->slab = array->home_slab = slab;
     array->block = block;
     array->gen = gen;
-    array->bytes = (uint8_t *)cw_slab_base(slab, false) + slab->locals[block].extent->offset_bytes;
+    array->bytes = (uint8_t *)slab->rw.base + slab->locals[block].extent->offset_bytes;
     array->data = array->bytes + array->origin_bytes;
     pthread_mutex_unlock(&client->lock);
     return 0;

@@ -75,6 +75,7 @@ static void before_fork(void) {
             begin_lifeline(client);
         pthread_mutex_lock(&client->lane_lock);
     }
+    cw_mappings_lock();
 }
 
 static void unlock_all(cw_client *client) {
@@ -85,6 +86,7 @@ static void unlock_all(cw_client *client) {
 }
 
 static void after_fork_parent(void) {
+    cw_mappings_unlock();
     for (cw_client *client = clients; client; client = client->list_next) {
         close_end(&client->lifeline[1]);
         unlock_all(client);
@@ -93,6 +95,7 @@ static void after_fork_parent(void) {
 }
 
 static void after_fork_child(void) {
+    cw_mappings_unlock();
     for (cw_client *client = clients; client; client = client->list_next) {
         if (!cw_client_forked(client)) {
             /* K4: the child has one thread yet. */

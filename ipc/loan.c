@@ -53,7 +53,7 @@ static uint64_t next_number(void) {
 static struct cw_slab *find_slab(cw_client *client, uintptr_t address, uint64_t size_bytes,
                                  bool borrowed) {
     for (struct cw_slab *slab = client->slabs.own; slab; slab = slab->own_next) {
-        uintptr_t base = (uintptr_t)slab->rw.base;
+        uintptr_t base = (uintptr_t)cw_slab_base(slab, false);
         if (base && slab->carved && !slab->gone && (borrowed || !slab->allocation) &&
             address >= base && address - base < slab->size_bytes &&
             size_bytes <= slab->size_bytes - (address - base))
@@ -137,7 +137,7 @@ static int lend(cw_client *client, uintptr_t address, uint64_t size_bytes, bool 
     struct cw_slab *slab = find_slab(client, address, size_bytes, borrowed);
     if (!slab)
         return cw_fail(-ENOENT, "%p does not lie in a slab of this process", (void *)address);
-    uint64_t within = address - (uintptr_t)slab->rw.base;
+    uint64_t within = address - (uintptr_t)cw_slab_base(slab, false);
     uint64_t begin = within / CW_CARVE_UNIT * CW_CARVE_UNIT;
     uint64_t end = (within + size_bytes + CW_CARVE_UNIT - 1) / CW_CARVE_UNIT * CW_CARVE_UNIT;
     struct cw_loan *loan = hold_known(client, slab, begin, end - begin);
@@ -147,8 +147,9 @@ static int lend(cw_client *client, uintptr_t address, uint64_t size_bytes, bool 
         return code;
     uint64_t given = loan->number, gen = loan->extent.gen;
     uint32_t block = loan->extent.block;
-    code = cw_array_make(client, slab, block, gen, begin, within - begin, size_bytes, shape, false,
-                         out);
+    const struct cw_range range = {begin, end - begin};
+    code =
+        cw_array_make(client, slab, block, gen, &range, within - begin, size_bytes, shape, 0, out);
     if (code)
         cw_lease_release(client, slab, block, gen);
     else

@@ -112,8 +112,8 @@ void cw_slab_free(cw_client *client, struct cw_slab *slab) {
     cw_private_forget(client, slab);
     if (slab->rw.base)
         slab->backend->slab_unmap(&slab->rw);
-    if (slab->ro.base)
-        slab->backend->slab_unmap(&slab->ro);
+    if (slab->mappings)
+        cw_mappings_release(slab->mappings, slab->backend);
     cw_segment_close(&slab->table_segment);
     free(slab->blocks);
     free(slab->locals);
@@ -147,12 +147,20 @@ static int slab_new(cw_client *client, const struct cw_slab_info *info, struct c
         free(locals);
         return cw_fail(-EDQUOT, "no memory for a slab of %u blocks", info->blocks);
     }
+    slab->backend = cw_backend_of_kind(info->device_kind);
+    if (slab->backend->protects) {
+        int code = cw_mappings_hold(client->instance, info->slab, info->blocks, &slab->mappings);
+        if (code) {
+            free(slab);
+            free(locals);
+            return code;
+        }
+    }
     slab->id = info->slab;
     slab->capacity = info->blocks;
     slab->size_bytes = info->size_bytes;
     slab->flags = info->flags;
     slab->device_kind = info->device_kind;
-    slab->backend = cw_backend_of_kind(info->device_kind);
     name_device(slab, -1);
     memcpy(slab->device_uuid, info->device_uuid, sizeof slab->device_uuid);
     slab->table_segment = *table;
@@ -194,24 +202,21 @@ static int request_slab(cw_client *client, uint32_t id, struct cw_slab_info *inf
     return code;
 }
 
-/* Where a mapping of that kind is kept. A device that cannot protect has one for both. */
-static struct cw_mapping *place_of(struct cw_slab *slab, bool readonly) {
-    return readonly && slab->backend->protects ? &slab->ro : &slab->rw;
+void *cw_slab_base(struct cw_slab *slab, bool in_ro) {
+    return slab->mappings ? cw_mappings_base(slab->mappings, in_ro) : slab->rw.base;
 }
 
-void *cw_slab_base(const struct cw_slab *slab, bool readonly) {
-    return (readonly && slab->backend->protects ? slab->ro : slab->rw).base;
-}
-
-static int map_data(struct cw_slab *slab, int fd, bool readonly) {
+static int map_data(struct cw_slab *slab, int fd, bool in_ro) {
     if (slab->device < 0) {
         int device, code = slab->backend->device_find(slab->device_uuid, &device);
         if (code)
             return code;
         name_device(slab, device);
     }
-    return slab->backend->slab_map(slab->device, fd, slab->size_bytes, slab->flags, readonly,
-                                   place_of(slab, readonly));
+    return slab->mappings ? cw_mappings_map(slab->mappings, slab->backend, fd, slab->size_bytes,
+                                            slab->flags, in_ro)
+                          : slab->backend->slab_map(slab->device, fd, slab->size_bytes, slab->flags,
+                                                    false, &slab->rw);
 }
 
 /* The slab, which is not in the cache. */
@@ -278,16 +283,16 @@ static int request_again(cw_client *client, struct cw_slab *slab, struct cw_slab
     return code;
 }
 
-int cw_slab_map(cw_client *client, struct cw_slab *slab, bool readonly) {
-    if (place_of(slab, readonly)->base)
+int cw_slab_map(cw_client *client, struct cw_slab *slab, bool in_ro) {
+    if (cw_slab_base(slab, in_ro))
         return 0;
     struct cw_slab_info info;
     struct cw_fds fds;
     int code = request_again(client, slab, &info, &fds);
     if (code)
         return code;
-    if (!place_of(slab, readonly)->base) /* another thread may have been quicker */
-        code = map_data(slab, fds.fd[0], readonly);
+    if (!cw_slab_base(slab, in_ro)) /* another thread may have been quicker */
+        code = map_data(slab, fds.fd[0], in_ro);
     cw_fds_close(&fds);
     return code;
 }
@@ -326,7 +331,10 @@ int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_in
         cw_lane_post(client, CW_OP_SLAB_CLOSE, &request, sizeof request);
         goto unmap_data;
     }
-    (*out)->rw = rw;
+    if ((*out)->mappings)
+        cw_mappings_give((*out)->mappings, &rw);
+    else
+        (*out)->rw = rw;
     name_device(*out, heap->device);
     (*out)->heap = heap;
     (*out)->own = true;

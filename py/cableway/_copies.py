@@ -15,7 +15,7 @@ from cableway import _gpu, _order, layouts
 from cableway import array as arrays
 from cableway._lib import check_again, ffi, lib
 from cableway.layouts import Layout
-from cableway.views import Lease, Pin, copy_values
+from cableway.views import Lease, Pin, clear_of, copy_values, has_masked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,7 +52,7 @@ def _host_bytes(values: np.ndarray[Any, Any]) -> Any:
 def from_host(values: np.ndarray[Any, Any], device: str, order: str = "K") -> Array:
     """A new array on a device with the values of a host array."""
     layout = layouts.like(values, order)
-    made = arrays.new(layout, device=device)
+    made = arrays.new(layout, filled=True, device=device)
     if made._open_lease().gpu < 0:
         copy_values(made.numpy(), values, casting="unsafe")
     else:
@@ -113,12 +113,12 @@ def duplicate(source: Array, device: str | None = None, stream: Any = None) -> A
     place = source.device if device is None else device
     if place == "cpu" and source.device == "cpu":
         values = source.numpy()
-        made = arrays.new(layouts.like(values))
+        made = arrays.new(layouts.like(values), filled=True)
         copy_values(made.numpy(), values)
         return made
     if not layouts.is_gapless(layout):
         return _duplicate_with_gaps(source, place)
-    made = arrays.new(layout, device=place)
+    made = arrays.new(layout, filled=True, device=place)
     _move(made, source, stream)
     return made
 
@@ -163,14 +163,13 @@ def onto(source: Array, device: str, stream: Any = None) -> Array:
 
 
 def fill(target: Array, value: Any) -> None:
-    """Sets every element of a new array to a value."""
-    if target._open_lease().gpu < 0:
-        np.copyto(target.numpy(), value, casting="unsafe")
-        return
+    """Sets every element of a new array to a value, which is converted as by `numpy.full`."""
     layout = target._layout_now()
-    values = np.empty(layout.shape, layout.dtype)
+    on_gpu = target._open_lease().gpu >= 0
+    values = np.empty(layout.shape, layout.dtype) if on_gpu else target.numpy()
     np.copyto(values, value, casting="unsafe")
-    _write(target, values)
+    if on_gpu:
+        _write(target, values)
 
 
 # What a copy that goes on reads on the host, by the lease of its target.
@@ -308,7 +307,7 @@ def assign(target: Array, source: Any, *, spread: bool = False, stream: Any = No
         return
     told = _gpu.foreign(source)
     if told is None:
-        _assign_host(target, np.asarray(source), spread)
+        _assign_host(target, _host_values(to, source, spread), spread)
     elif to.same(told.layout) and layouts.is_gapless(to):
         _take(target, told)
     else:
@@ -332,15 +331,37 @@ def _check_bytes(target: Array, of: Layout) -> None:
         )
 
 
+def _host_values(to: Layout, source: Any, spread: bool) -> np.ndarray[Any, Any]:
+    """Something array-like as NumPy has it. A number of Python's that does not fit is an error, as in an assignment.
+
+    Raises:
+        TypeError: elements are masked.
+        OverflowError: a number does not fit.
+    """
+    if has_masked(source):
+        raise TypeError(
+            "elements are masked, and what would be copied there is not known; give array.filled()"
+        )
+    found = np.asarray(source)
+    known = isinstance(source, (np.ndarray, np.generic)) or hasattr(source, "__array__")
+    if not spread and not known and found.dtype.kind in "iu" and to.dtype.kind in "iu":
+        found = np.asarray(source, to.dtype)
+    if spread and not known:  # what an assignment to a part does in NumPy
+        values = np.empty(to.shape, to.dtype)
+        values[...] = source
+        return values
+    return found
+
+
 def _assign_host(target: Array, values: np.ndarray[Any, Any], spread: bool) -> None:
     layout = target._layout_now()
-    if spread:  # what an assignment to a part does in NumPy
+    if spread:
         values = np.broadcast_to(values, layout.shape).astype(layout.dtype)
     if target._open_lease().gpu < 0:
         found = target.numpy()
         if values.shape != found.shape:
             _same_shape(layout, Layout(values.shape, values.dtype, values.strides))
-        copy_values(found, values, casting="same_kind")
+        copy_values(found, clear_of(found, values), casting="same_kind")
         return
     _same_shape(layout, Layout(values.shape, values.dtype, values.strides))
     if not np.can_cast(values.dtype, layout.dtype, "same_kind"):

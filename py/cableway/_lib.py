@@ -14,11 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 from cableway import _cableway as _module
-from cableway.errors import from_status
+from cableway.errors import LimitExceeded, from_status
 
 __all__ = [
     "check",
     "check_again",
+    "export",
     "exported",
     "failure",
     "ffi",
@@ -26,12 +27,14 @@ __all__ = [
     "keeping",
     "lib",
     "on_broker_lost",
+    "when_full",
 ]
 
 ffi: Any = _module.ffi
 lib: Any = _module.lib
 
 _lost_hooks: list[Callable[[], None]] = []
+_make_room: list[Callable[[], bool]] = []
 
 
 def on_broker_lost(hook: Callable[[], None]) -> None:
@@ -74,11 +77,27 @@ def held(cell: Any) -> Any:
     return keeping(cell[0], cell)
 
 
+def when_full(make_room: Callable[[], bool]) -> None:
+    """Where no further transit is possible make_room() is called, and the array exported again as long as it says True."""
+    _make_room.append(make_room)
+
+
+def export(pointer: Any, transit: int, handle: Any) -> None:
+    """Names an array in a `cw_handle *`."""
+    while True:
+        try:
+            check_again(lib.cw_array_export, pointer, transit, handle)
+            return
+        except LimitExceeded:
+            if not transit or not any(make() for make in _make_room):
+                raise
+
+
 def exported(pointer: Any, transit: int) -> Any:
     """The `cw_handle *` of an array. Its transit ends if a signal's handler raises when it was begun."""
     handle = ffi.new("cw_handle *")
     try:
-        check_again(lib.cw_array_export, pointer, transit, handle)
+        export(pointer, transit, handle)
     except BaseException:
         if handle.token:
             lib.cw_handle_discard(lib.cw_array_client(pointer), handle)

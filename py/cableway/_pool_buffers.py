@@ -94,7 +94,9 @@ class Block:
 
     def __init__(self, connection: client.Connection, capacity: int) -> None:
         layout = bytes_layout(capacity + HEADER_BYTES)
-        self._lease = lease_again(Lease, lib.cw_array_new, connection.pointer, b"cpu", layout.c, 0)
+        self._lease = lease_again(
+            Lease, lib.cw_array_new, connection.pointer, b"cpu", layout.c, lib.CW_FILLED
+        )
         self.array: Any = self._lease.pointer
         base = lib.cw_array_data(self.array)
         self._handle: bytes | None = None

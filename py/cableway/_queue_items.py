@@ -24,7 +24,7 @@ import numpy as np
 
 from cableway import array as arrays
 from cableway import dtypes
-from cableway._lib import check_again, exported, ffi, keeping, lib
+from cableway._lib import export, exported, ffi, keeping, lib
 from cableway._pool_buffers import HEADER_BYTES as BLOCK_HEADER_BYTES
 from cableway._pool_buffers import Block, BlockStore
 from cableway._pool_table import BY_PICKLE
@@ -151,7 +151,7 @@ class _ItemEncoder(Encoder):
         pointer = what.array if isinstance(what, Block) else arrays.usable(what._open_lease())
         handle = ffi.new("cw_handle *")
         self._transits.append(handle)
-        check_again(lib.cw_array_export, pointer, 1, handle)
+        export(pointer, 1, handle)
         return handle
 
     def _close(self, pickled: bytes, max_bytes: int) -> Outgoing:
@@ -291,10 +291,14 @@ def _taken(item: Any, number: int) -> Lease:
 
 
 def _readonly(lease: Lease) -> Lease:
-    """The same memory, mapped so that a write is a SIGSEGV, as its sender had it."""
-    handle = exported(lease.pointer, 0)
+    """The same memory, read-only as its sender had it.
+
+    A transit holds it for a moment: beside the writable array that the item held it would lie where that lies, writable by force.
+    """
+    handle = exported(lease.pointer, 1)
     raw = Layout((handle.size_bytes,), np.dtype(np.uint8))
-    client = lib.cw_array_client(lease.pointer)
+    client = lib.cw_array_client(lease.pointer)  # the queue's, which is there
+    lease.end()
     return lease_again(Lease, lib.cw_array_open, client, handle, raw.c, lib.CW_READONLY)
 
 

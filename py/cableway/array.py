@@ -12,18 +12,37 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cableway import _copies, _gpu, _order, client, dlpack, dtypes, layouts
+from cableway import (
+    _copies,
+    _gpu,
+    _hashing,
+    _order,
+    _pickles,
+    client,
+    dlpack,
+    dtypes,
+    layouts,
+)
 from cableway._lib import check_again, exported, ffi, lib
-from cableway._values import Values
+from cableway._values import Values, plain
 from cableway.device import resolve
 from cableway.errors import Error, Stale
 from cableway.layouts import Layout, received
-from cableway.views import EvictableLease, Lease, check_basic, lease_again, lease_of_handle
+from cableway.views import (
+    EvictableLease,
+    Lease,
+    check_basic,
+    clear_of,
+    is_basic,
+    lease_again,
+    lease_of_handle,
+    show,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -32,19 +51,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Array"]
 
-_BasicKey = SupportsIndex | slice | EllipsisType | None | str
-
 
 class Array(Values):
     """A handle on an array in shared memory; `get`, `put`, `empty` and others make it.
 
     NumPy and other libraries take it without a copy: `numpy.asarray(w)`, `numpy.from_dlpack(w)`, and from
-    Python 3.12 on `memoryview(w)`; what lies on a GPU `cupy.asarray(w)`, `torch.from_dlpack(w)`. Basic indexing (`w[10:20]`) gives a handle on a part of the same memory;
-    `w[...] = x` writes. Pickled by whatever means it travels as a handle of about 200 bytes, and the receiver
-    sees the same memory.
+    Python 3.12 on `memoryview(w)`; what lies on a GPU `cupy.asarray(w)`, `torch.from_dlpack(w)`. Slices (`w[10:20]`) give a
+    handle on a part of the same memory; `w[...] = x` writes. Pickled by whatever means it travels as a handle of about 200
+    bytes, and the receiver sees the same memory.
 
-    Two handles are equal when they are the same object: `==` compares identity, so that handles can be keys;
-    compare what they hold with `numpy.array_equal`.
+    In host memory all else is as with an ndarray: `w == 2`, `2 in w`, `w + 1`, `w.sum()`, `numpy.sqrt(w)`, `w[w > 2]` and
+    `w[[0, 2]]` give ndarrays or scalars, `w += 1` and `out=w` write, a 1-d array iterates its elements, one with more
+    axes handles on its parts. Like an ndarray it has no hash: use its name, or `id(w)`, as a key. For an array on a GPU
+    they raise a TypeError that says what to do instead.
 
     close() ends this handle; views that were taken from it stay valid, and what keeps the memory ends with the
     last of them.
@@ -145,7 +164,7 @@ class Array(Values):
 
     @property
     def readonly(self) -> bool:
-        """Whether it is mapped read-only."""
+        """Whether it was opened read-only: NumPy refuses to write, see `get`."""
         return self._open_lease().readonly
 
     @property
@@ -208,6 +227,7 @@ class Array(Values):
             if lease.gpu >= 0:
                 raise _gpu.no_host_view(self.device)
             self._memory = lease.memory()
+            show(lease)
         return self._seen()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -380,26 +400,44 @@ class Array(Values):
             lease, Layout(found.shape, found.dtype, found.strides), offset, None, self._memory
         )
 
-    def __getitem__(self, key: _BasicKey | tuple[_BasicKey, ...]) -> Array:
-        for part in key if isinstance(key, tuple) else (key,):
-            check_basic(part)
+    def __getitem__(self, key: Any) -> Any:
+        """A handle on a part, if key is basic; an element of host memory, or a copy of several, as NumPy gives them.
+
+        >>> import cableway as cw
+        >>> w = cw.asarray([1, 2, 3])
+        >>> w[1], w[1:].name, w[w > 1]
+        (np.int64(2), None, array([2, 3]))
+        """
         found = self._seen()
         if isinstance(key, str):
             return self._part(found[key])
         whole = key if isinstance(key, tuple) else (key,)
+        on_gpu = self._on_gpu()
+        if on_gpu:
+            for part in whole:
+                check_basic(part, self.device)
+        elif not all(map(is_basic, whole)):
+            return self.numpy()[plain(key)]
         if not any(part is Ellipsis for part in whole):
+            if not on_gpu and not isinstance(found[key], np.ndarray):
+                return self.numpy()[key]
             whole += (Ellipsis,)
-        return self._part(found[whole])  # type: ignore[index]
+        return self._part(found[whole])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if self._on_gpu() or _copies.lies_on_gpu(value):
             _copies.assign(self[key], value, spread=True)
         else:
-            self.numpy()[key] = value.numpy() if isinstance(value, Array) else value
+            found = self.numpy()
+            value = value.numpy() if isinstance(value, Array) else clear_of(found, value)
+            found[plain(key)] = value
 
-    def __iter__(self) -> Iterator[Array]:
+    def __iter__(self) -> Iterator[Any]:
+        """The elements of a 1-d array, handles on the parts of one with more axes."""
         if not self.shape:
             raise TypeError("iteration over a 0-d array")
+        if self.ndim == 1:
+            return iter(self.numpy())
         return (self[i] for i in range(len(self)))
 
     @property
@@ -464,7 +502,18 @@ class Array(Values):
         return open_handle, state
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return self.reduce()
+        reduced = self.reduce()
+        _pickles.begun(reduced[1][0])
+        return reduced
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if protocol == _hashing.PROTOCOL and _hashing.by_joblib(sys._getframe(1)):
+            return _hashing.content(self)
+        return self.__reduce__()
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        """What dask names a computation by: equal for equal contents."""
+        return _hashing.token(self)
 
 
 def make(
@@ -486,11 +535,17 @@ def make(
 
 
 def new(
-    layout: Layout, *, zero: bool = False, device: str = "cpu", evictable: bool = False
+    layout: Layout,
+    *,
+    zero: bool = False,
+    filled: bool = False,
+    device: str = "cpu",
+    evictable: bool = False,
 ) -> Array:
-    """Allocates an unnamed array."""
+    """Allocates an unnamed array. filled: all of it is about to be written."""
     connection = client.current()
     flags = (lib.CW_ZERO if zero else 0) | (lib.CW_EVICTABLE if evictable else 0)
+    flags |= lib.CW_FILLED if filled else 0
     kind = EvictableLease if evictable else Lease
     place = device.encode()
     lease = lease_again(kind, lib.cw_array_new, connection.pointer, place, layout.c, flags)

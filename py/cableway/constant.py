@@ -39,8 +39,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from cableway import _pickles, client, layouts
 from cableway import array as arrays
-from cableway import client, layouts
 from cableway._lib import ffi, lib
 from cableway.array import Array
 from cableway.errors import Stale
@@ -310,7 +310,9 @@ class Constant(Generic[_T]):
         return _open, (opened.ident, tuple(state))
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return self.reduce()
+        reduced = self.reduce()
+        _pickles.begun(reduced[1][1][0])
+        return reduced
 
     def __repr__(self) -> str:
         if self.closed:

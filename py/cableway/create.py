@@ -18,6 +18,7 @@ import numpy as np
 from cableway import _copies, _gpu, _loans, client, dtypes, layouts, views
 from cableway import array as arrays
 from cableway._lib import exported, lib
+from cableway._values import plain
 from cableway.array import Array
 from cableway.device import resolve
 from cableway.layouts import Layout
@@ -32,8 +33,12 @@ __all__ = ["asarray", "empty", "full", "zeros"]
 def _shape(shape: Any) -> tuple[int, ...]:
     if type(shape) is int and shape >= 0:
         return (shape,)
-    lengths = (shape,) if hasattr(shape, "__index__") else shape
-    found = tuple(operator.index(n) for n in lengths)
+    if shape is None or isinstance(shape, (bool, float)):
+        raise TypeError(f"a shape is an integer or a sequence of integers, not {shape!r}")
+    try:
+        found: tuple[int, ...] = (operator.index(shape),)
+    except TypeError:
+        found = tuple(map(operator.index, shape))
     if any(n < 0 for n in found):
         raise ValueError(f"no axis can have a negative length: {found}")
     return found
@@ -144,9 +149,12 @@ def full(
     >>> cw.full(2, 1.5).numpy()
     array([1.5, 1.5])
     """
-    value = np.asarray(fill_value)
+    value = plain(fill_value)
+    if dtype is None:
+        value = np.asarray(value)
     kind = value.dtype if dtype is None else dtype
-    made = empty(shape, kind, device=device, order=order, evictable=evictable)
+    layout, place = _layout(shape, kind, order), resolve(device)
+    made = arrays.new(layout, filled=True, device=place, evictable=evictable)
     _copies.fill(made, value)
     return made
 
@@ -184,7 +192,8 @@ def asarray(
 
     Raises:
         ValueError: copy=False, and it needs a copy.
-        TypeError: the dtype holds objects.
+        TypeError: the dtype holds objects, or elements are masked.
+        OverflowError: a number of a list does not fit dtype, as in NumPy.
         LimitExceeded: a limit of the broker, or no memory left.
 
     >>> import cableway as cw
@@ -199,6 +208,10 @@ def asarray(
     place = None if device is None else resolve(device)
     if shape is not None and not _is_shared_memory(obj):
         raise ValueError("shape is for a SharedMemory alone; reshape the array instead")
+    if views.has_masked(obj):
+        raise TypeError(
+            "a masked array's mask would be lost; put array.filled(), and the mask as an array of its own"
+        )
     if evictable:
         return _evictable(obj, dtype, order, copy, place)
     if isinstance(obj, Array) and obj._on_gpu():
@@ -278,8 +291,9 @@ def _of_foreign(
 def _of_host(obj: Any, dtype: DTypeLike | None, shape: Any, order: str, copy: bool | None) -> Array:
     if _is_shared_memory(obj):
         return _from_shared_memory(obj, dtype, shape, order, copy)
-    values = obj.numpy() if isinstance(obj, Array) else _values(obj)
-    kind = values.dtype if dtype is None else np.dtype(dtype)
+    values = obj.numpy() if isinstance(obj, Array) else _values(obj, dtype)
+    converted = dtype is not None and not isinstance(obj, (Array, np.ndarray))
+    kind = values.dtype if dtype is None or converted else np.dtype(dtype)
     serves = kind == values.dtype and (
         order in ("K", "A")
         or (order == "C" and values.flags.c_contiguous)
@@ -294,14 +308,16 @@ def _of_host(obj: Any, dtype: DTypeLike | None, shape: Any, order: str, copy: bo
     return _copied(values, kind, order)
 
 
-def _values(obj: Any) -> np.ndarray[Any, Any]:
+def _values(obj: Any, dtype: DTypeLike | None) -> np.ndarray[Any, Any]:
+    """obj as NumPy has it; of that dtype, if it has none of its own that could be converted without a copy between."""
     if (
         hasattr(obj, "__dlpack__")
         and not hasattr(obj, "__array__")
         and not hasattr(obj, "__array_interface__")
     ):
-        return np.from_dlpack(obj)
-    return np.asarray(obj)
+        obj = np.from_dlpack(obj)
+        return obj if dtype is None else np.asarray(obj, dtype)
+    return np.asarray(obj) if isinstance(obj, np.ndarray) else np.asarray(obj, dtype)
 
 
 def _refuse(values: np.ndarray[Any, Any], kind: np.dtype[Any], serves: bool) -> None:
@@ -324,7 +340,7 @@ def _copied(values: np.ndarray[Any, Any], kind: np.dtype[Any], order: str) -> Ar
         else:
             steps = layouts.like(np.empty_like(values, dtype=kind, order=order), order).strides  # type: ignore[call-overload]
             layout = Layout(values.shape, kind, steps)
-    made = arrays.new(layout)
+    made = arrays.new(layout, filled=True)
     views.copy_values(made.numpy(), values, casting="unsafe")
     return made
 

@@ -9,13 +9,15 @@ array([1.5, 2.5])
 from __future__ import annotations
 
 import functools
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from cableway import _dlpack, _order
 from cableway._lib import lib
-from cableway.views import EvictableLease, Lease, Pin
+from cableway.views import EvictableLease, Lease, Pin, show
 
 if TYPE_CHECKING:
     from cableway.array import Array
@@ -124,6 +126,28 @@ def give(
     return _export(source, owner, max_version, copied=source is not array)
 
 
+_warned = False
+
+
+def _warn_of_torch(array: Array) -> None:
+    """Once a process: PyTorch takes a read-only array, and makes a tensor of it that says nothing of that."""
+    global _warned
+    frame = None if _warned or "torch" not in sys.modules else sys._getframe(4)
+    if frame is None or frame.f_globals.get("__name__", "").partition(".")[0] != "torch":
+        return
+    _warned = True
+    what = "the array" if array.name is None else f"the array {array.name!r}"
+    happens = (
+        "ends the process by SIGSEGV" if array.device == "cpu" else "changes it for every process"
+    )
+    warnings.warn(
+        f"{what} is read-only, and PyTorch has no read-only tensors: writing to this one (t.add_(1)) {happens}. Use "
+        "t.clone(), or get the array without readonly=True. This is said once",
+        UserWarning,
+        stacklevel=6,
+    )
+
+
 def _export(
     array: Array, owner: Lease | Pin, max_version: tuple[int, int] | None, *, copied: bool
 ) -> object:
@@ -141,6 +165,9 @@ def _export(
             "the array is read-only and the consumer's DLPack (before 1.0) cannot tell so; "
             "copy it first, or get the array without readonly=True"
         )
+    if readonly:
+        _warn_of_torch(array)
     flags = (_READ_ONLY if readonly else 0) | (_IS_COPIED if copied else 0)
     address = lease.span()[0] + array._offset  # pinned, it stays there
+    show(lease)
     return _dlpack.capsule(owner, address, device_of(lease), *told, flags, versioned)

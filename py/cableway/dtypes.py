@@ -1,7 +1,7 @@
 """Dtypes as text: NumPy's typestr, or for structured ones the literal of the NPY format's `descr`.
 
-Where `descr` cannot tell a structured dtype (fields that overlap or stand out of order, titles), the text is the
-literal of the dict that `numpy.dtype` takes. What is read back is parsed as a literal and checked, since
+Where `descr` cannot tell a structured dtype (fields that overlap or stand out of order, titles, elements of
+`numpy.recarray`), the text is the literal of the dict that `numpy.dtype` takes, with "record": True for a record. What is read back is parsed as a literal and checked, since
 another process wrote it.
 
 >>> import numpy as np
@@ -52,11 +52,21 @@ def _describe(dtype: np.dtype[Any]) -> Any:
         "offsets": [int(field[1]) for field in fields],
         "itemsize": dtype.itemsize,
     }
+    if issubclass(dtype.type, np.record):
+        found["record"] = True
     if any(len(field) > 2 for field in fields):
         found["titles"] = [field[2] if len(field) > 2 else None for field in fields]
     if dtype.isalignedstruct:
         found["aligned"] = True
     return found
+
+
+def _has_records(dtype: np.dtype[Any]) -> bool:
+    """Whether its elements, or parts of them, are `numpy.record`: equal dtypes need not agree in that."""
+    if dtype.subdtype is not None:
+        return _has_records(dtype.subdtype[0])
+    fields: Any = dtype.fields or {}
+    return issubclass(dtype.type, np.record) or any(_has_records(f[0]) for f in fields.values())
 
 
 def encode(dtype: np.dtype[Any]) -> str:
@@ -77,7 +87,11 @@ def encode(dtype: np.dtype[Any]) -> str:
         text = ""
         try:
             descr: Any = dtype.descr  # NumPy's hints for the two do not agree
-            if not dtype.isalignedstruct and np.lib.format.descr_to_dtype(descr) == dtype:
+            if (
+                not dtype.isalignedstruct
+                and not _has_records(dtype)
+                and np.lib.format.descr_to_dtype(descr) == dtype
+            ):
                 text = repr(descr)
         except (ValueError, TypeError):
             pass
@@ -88,7 +102,8 @@ def encode(dtype: np.dtype[Any]) -> str:
             f"at most {lib.CW_DTYPE_MAX} are possible; share the fields as several arrays"
         )
     try:
-        same = decode(text) == dtype
+        found = decode(text)
+        same = found == dtype and _has_records(found) == _has_records(dtype)
     except Error:
         same = False
     if not same:
@@ -108,7 +123,9 @@ def _build(found: Any) -> Any:
         return np.dtype((_build(found[0]), found[1]))
     if isinstance(found, dict):
         fields: Any = {**found, "formats": [_build(one) for one in found["formats"]]}
-        return np.dtype(fields)
+        is_record = fields.pop("record", False)
+        made = np.dtype(fields)
+        return np.dtype((np.record, made)) if is_record else made
     raise ValueError("neither text, list, tuple nor dict")
 
 

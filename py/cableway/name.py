@@ -26,7 +26,7 @@ from cableway import array as arrays
 from cableway._lib import check, failure, ffi, lib
 from cableway.array import Array
 from cableway.device import resolve, terminated
-from cableway.errors import Timeout
+from cableway.errors import NameTaken, Timeout
 from cableway.views import Lease, lease_once
 
 __all__ = ["get", "names", "put", "remove", "wait"]
@@ -71,7 +71,8 @@ def put(
 ) -> Array:
     """Gives an array a name under which every process of this user finds it.
 
-    Copies only what is not ours yet: an `Array`, a view of one and a `SharedMemory` are named as they are. An array
+    Copies only what is not ours yet: an `Array`, a view of one and a `SharedMemory` are named as they are, also a view that
+    NumPy, ctypes, Arrow or PyTorch made of `w.numpy()` or by DLPack. An array
     of a GPU library is copied on its GPU, and lies there, unless that library allocates from cableway
     (`cableway.cupy.use()`, `cableway.torch.use()`, `cableway.numba.use()`).
 
@@ -94,7 +95,7 @@ def put(
         DeviceError: there is no such device, here or there.
         ProducerDied: another node's name: who wrote the array died before its work was complete.
         ValueError: a bad name; copy=False, and it needs a copy.
-        TypeError: the dtype holds objects.
+        TypeError: the dtype holds objects, or elements are masked.
 
     >>> import cableway as cw
     >>> w = cw.put("x", [[1, 2], [3, 4]])
@@ -107,23 +108,32 @@ def put(
     """
     encoded = _encode(name)
     check(lib.cw_name_check(encoded))
-    there = device if encoded[:2] == b"//" else None
-    found = create.asarray(array, copy=copy, device=None if there else device)
-    layout = found._layout_now()
-    lease = found._open_lease()
     flags = (lib.CW_REPLACE if replace else 0) | (lib.CW_KEEP if keep else 0)
     if remote is not None:
         if remote != "read":
             raise ValueError(f'remote is "read" or None, not {remote!r}')
         flags |= lib.CW_REMOTE_READ
+    there = device if encoded[:2] == b"//" else None
+    if not replace and encoded[:2] != b"//":
+        _check_free(name, encoded)
+    found = create.asarray(array, copy=copy, device=None if there else device)
+    layout = found._layout_now()
+    lease = found._open_lease()
     if there is None:
         check(lib.cw_array_put(lease.pointer, encoded, flags, layout.c, found._offset))
     else:
         place = b"cuda:0" if there == "cuda" else there.encode()
         check(lib.cw_array_put_at(lease.pointer, encoded, place, flags, layout.c, found._offset))
-    if isinstance(array, Array) and array._name is None:
-        array._name = name
     return arrays.make(lease, layout, found._offset, name, found._memory)
+
+
+def _check_free(name: str, encoded: bytes) -> None:
+    """Refuses a name that is taken before anything is copied. The broker decides: another may take it meanwhile."""
+    status = lib.cw_wait(client.current().pointer, encoded, 0)
+    if status == 0:
+        raise NameTaken(f'the name "{name}" is taken: replace it, or choose another')
+    if status not in (-errno.ETIMEDOUT, -errno.EINTR):
+        check(status)
 
 
 def get(
@@ -136,7 +146,8 @@ def get(
         timeout: seconds to wait for it; 0 not at all, None for ever. An array of another node is here within that
             time, too, or `Timeout` is raised (it is then fetched all the same, for who asks next); with 0 a name that is
             there takes the time that it takes.
-        readonly: map the memory read-only; a write by force is then a SIGSEGV.
+        readonly: a handle that cannot write. As long as this process has no writable handle on the array, a write by
+            force is a SIGSEGV; beside one, both see the memory at the same address, so that NumPy sees what overlaps.
         device: where it shall lie: a copy if it lies elsewhere, also on a GPU that CUDA_VISIBLE_DEVICES hides here
             (another process is then started for the copy). None for where it is; an array of another node then comes
             into host memory. Of another node, on a GPU: what this node's processes have there is one and the same, to be

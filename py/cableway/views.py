@@ -9,7 +9,10 @@ from __future__ import annotations
 import errno
 import functools
 import gc
+import mmap
+import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -25,14 +28,18 @@ __all__ = [
     "Pin",
     "bounds",
     "check_basic",
+    "clear_of",
     "copy_values",
     "find",
+    "has_masked",
+    "is_basic",
     "lease_again",
     "lease_of_handle",
     "lease_once",
     "lease_served",
     "opened",
     "shared_memory_of",
+    "show",
 ]
 
 
@@ -86,7 +93,7 @@ class Lease:
 
     @property
     def readonly(self) -> bool:
-        """Whether it is mapped read-only: a write would be a SIGSEGV."""
+        """Whether it must not be written: a write is a SIGSEGV, unless a writable array on the same block is open here."""
         return bool(lib.cw_array_readonly(self.pointer))
 
     @property
@@ -178,6 +185,7 @@ class Pin:
 
 _Kind = TypeVar("_Kind", bound=Lease)
 
+
 def lease_once(kind: type[_Kind], call: Callable[..., int], *arguments: Any) -> tuple[int, _Kind]:
     """The status of a call that makes or opens an array, with the cell as its last argument; and the lease on it, if that
     is 0.
@@ -213,7 +221,9 @@ def lease_again(kind: type[_Kind], call: Callable[..., int], *arguments: Any) ->
         return lease
     except LimitExceeded as error:
         refusal = error
-    on_gpu = call is lib.cw_array_new and arguments[1] != b"cpu"  # what others keep lies on the host
+    on_gpu = (
+        call is lib.cw_array_new and arguments[1] != b"cpu"
+    )  # what others keep lies on the host
     for _ in _idle.given_up(ask_others=not on_gpu):
         status, lease = lease_served(kind, call, *arguments)
         try:
@@ -288,7 +298,27 @@ def _chain(array: Any) -> Any:
 def find(array: np.ndarray[Any, Any]) -> Lease | None:
     """The lease that a NumPy array stands on, None if its memory is not ours."""
     owner = _chain(array)
-    return owner if isinstance(owner, Lease) else None
+    if isinstance(owner, Lease):
+        return owner
+    if isinstance(owner, (np.ndarray, mmap.mmap, bytes, bytearray)) or not array.size:
+        return None
+    low, high = bounds(array)
+    for begin, lease in list(_shown.items()):
+        if begin[0] <= low and high <= begin[0] + lease.span()[1]:
+            return lease
+    return None
+
+
+# Leases on host memory of which views went out, by address and identity. Where another library has taken such a view (ctypes,
+# Arrow, PyTorch, a capsule of DLPack, as_strided), what comes back has its object at the end of the chain, but our address.
+# Blocks that a sender uses again are not here: they must not get a name.
+_shown: weakref.WeakValueDictionary[tuple[int, int], Lease] = weakref.WeakValueDictionary()
+
+
+def show(lease: Lease) -> None:
+    """A view of its memory goes out."""
+    if type(lease) is Lease and lease.gpu < 0:
+        _shown[lease.address, id(lease)] = lease
 
 
 def bounds(array: np.ndarray[Any, Any]) -> tuple[int, int]:
@@ -299,6 +329,31 @@ def bounds(array: np.ndarray[Any, Any]) -> tuple[int, int]:
     for n, step in zip(array.shape, array.strides, strict=True):
         low, high = low + min(0, (n - 1) * step), high + max(0, (n - 1) * step)
     return low, high + array.itemsize
+
+
+def clear_of(target: np.ndarray[Any, Any], source: Any) -> Any:
+    """source, or a copy of it where it shares bytes with target under another address.
+
+    What is ours has one address in this process (ipc/mapping.h). Only memory that we took over from a `SharedMemory` has
+    two: that object's, and ours.
+    """
+    if not isinstance(source, np.ndarray) or not isinstance(_chain(source), mmap.mmap):
+        return source
+    (low, high), (from_low, from_high) = (_file_range(array) for array in (target, source))
+    return source.copy() if low < from_high and from_low < high else source
+
+
+def _file_range(array: np.ndarray[Any, Any]) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Where an array's first byte and the one behind its last lie: the file, by device and number, and the offset in it."""
+    low, high = bounds(array)
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        for line in maps:
+            span, _, offset, device, number, *_ = line.split(maxsplit=5)
+            begin, end = (int(part, 16) for part in span.split("-"))
+            if begin <= low < end and int(number):
+                at = int(offset, 16) + low - begin
+                return (f"{device} {number}", at), (f"{device} {number}", at + high - low)
+    return ("", 0), ("", 0)
 
 
 def shared_memory_of(array: np.ndarray[Any, Any]) -> tuple[str, int] | None:
@@ -317,6 +372,12 @@ def shared_memory_of(array: np.ndarray[Any, Any]) -> tuple[str, int] | None:
     return None
 
 
+def has_masked(obj: object) -> bool:
+    """Whether it is a masked array with elements that are masked. numpy.ma is not imported for that: who has one has it."""
+    ma = sys.modules.get("numpy.ma")
+    return ma is not None and isinstance(obj, ma.MaskedArray) and bool(ma.is_masked(obj))
+
+
 def copy_values(
     target: np.ndarray[Any, Any], source: np.ndarray[Any, Any], casting: Any = "same_kind"
 ) -> None:
@@ -328,15 +389,21 @@ def copy_values(
     np.copyto(target, source, casting=casting)
 
 
-def check_basic(part: object) -> None:
-    """Refuses what is no part of a basic index, with the remedy."""
+def is_basic(part: object) -> bool:
+    """Whether it is what a basic index consists of, so that the result is a part of the same memory."""
     if part is None or part is Ellipsis or isinstance(part, (slice, str)):
-        return
-    whole = isinstance(part, (int, np.integer)) or (
+        return True
+    if isinstance(part, bool):
+        return False
+    return isinstance(part, (int, np.integer)) or (
         hasattr(part, "__index__") and not hasattr(part, "__array__")
     )
-    if isinstance(part, bool) or not whole:
+
+
+def check_basic(part: object, device: str) -> None:
+    """Refuses what is no part of a basic index, for an array on a GPU."""
+    if not is_basic(part):
         raise TypeError(
-            f"a cableway.Array is indexed by ints, slices, ... and None, not by {type(part).__name__}; "
-            "for all that NumPy can do write array.numpy()[...]"
+            f"a cableway.Array on {device} is indexed by ints, slices, ... and None, not by {type(part).__name__}; "
+            "for more than that give it to a GPU library: cupy.asarray(w)[...], torch.from_dlpack(w)[...]"
         )

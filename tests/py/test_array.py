@@ -7,6 +7,7 @@ import gc
 import signal
 import sys
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -117,7 +118,7 @@ def test_closed_use_is_a_clear_error():
     "key",
     [
         np.s_[1:2], np.s_[...], np.s_[0], np.s_[-1], np.s_[:, 1], np.s_[1, 2], np.s_[::-1], np.s_[::-2, ::-1, 1:],
-        np.s_[None], np.s_[..., None], np.s_[:, None, ..., 0], np.s_[5:2], np.s_[1, 1, 1], np.s_[()], np.s_[:, ::3],
+        np.s_[None], np.s_[..., None], np.s_[:, None, ..., 0], np.s_[5:2], np.s_[1, 1, 1, ...], np.s_[()], np.s_[:, ::3],
         np.s_[np.int64(1)],
     ],
 )  # fmt: skip
@@ -152,9 +153,31 @@ def test_fields_are_handles_too():
 @pytest.mark.parametrize(
     "key", [[0, 1], np.array([0]), np.array([True, False]), True, (0, [1]), np.True_, 1.5]
 )
-def test_advanced_indexing_names_the_remedy(key):
-    with pytest.raises(TypeError, match=r"numpy\(\)\[\.\.\.\]"):
-        cw.zeros((2, 2))[key]
+def test_advanced_indexing_is_numpys(key):
+    x = np.arange(4.0).reshape(2, 2)
+    w = cw.asarray(x)
+    try:
+        expected = x[key]
+    except IndexError:
+        with pytest.raises(IndexError):
+            w[key]
+        return
+    found = w[key]
+    assert type(found) is np.ndarray and np.array_equal(found, expected)
+    assert not np.shares_memory(found, w.numpy())
+    w[key] = x[key] = 7
+    assert np.array_equal(w.numpy(), x)
+
+
+def test_an_element_is_a_scalar_and_with_an_ellipsis_a_handle():
+    w = cw.asarray(np.arange(6).reshape(2, 3))
+    assert type(w[1, 2]) is np.int64 and w[1, 2] == 5
+    part = w[1, 2, ...]
+    part[...] = 9
+    assert isinstance(part, cw.Array) and w[1, 2] == 9
+    rows = cw.zeros(2, [("a", "i4"), ("b", "f8")])
+    rows[0]["a"] = 3  # as in NumPy a view
+    assert rows["a"].tolist() == [3, 0]
 
 
 def test_index_errors_are_numpys():
@@ -291,10 +314,13 @@ def test_a_forced_write_to_readonly_memory_is_a_sigsegv(script):
     assert cw.get("x").tolist() == [0, 1, 2, 3]
 
 
-def test_equality_is_identity():
+def test_equality_is_by_value_and_there_is_no_hash_as_of_an_ndarray():
     w = cw.zeros(2)
     v = copy.copy(w)
-    assert w == w and w != v and len({w, v}) == 2
+    assert (w == v).tolist() == [True, True] and (w != v).tolist() == [False, False]
+    for one in (w, w.numpy()):
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(one)
 
 
 def test_creation():
@@ -402,3 +428,59 @@ def test_work_on_an_array_that_was_closed_before_it_began_keeps_its_memory():
     x.close()
     with work:
         assert cw.zeros(1 << 16, "u1").numpy().ctypes.data != address
+
+
+STRUCT = [("a", "i4"), ("b", "f8")]
+READ = [
+    ([(1, 2.5), (3, 4.5)], STRUCT), ([300], "i1"), ([-1], "u1"), ([2**64 - 1, 0], "u8"), ([2**64 - 1, -1], "f8"),
+    ([2**70], "f8"), ([None, 1.0], "f8"), ([float("nan")], "i4"), (["2020-01-01"], "M8[D]"), ([1, 2], "M8[s]"),
+    ([1, "a"], "U4"), (["a", 1], "S3"), ([2**62 + 1, 0.5], "i8"), ([1 + 2j], "f8"), (["1", "x"], "i4"), (["True"], "?"),
+    (["False"], "?"), ((1, 2.5), STRUCT), ([[1, 2], [3, 4]], "(2,)i4"), (["abc"], "S1"), (np.array(["a", "bb"], object), "U"),
+    (np.array([1.5, None], object), "f8"), (["0.1"], "g"), (np.array([300]), "i1"), (range(3), "f4"), (7, "f4"),
+]  # fmt: skip
+
+
+def numpys(make):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = make()
+        except Exception as error:
+            return type(error)
+    found = np.asarray(found)
+    return found.dtype, found.shape, found.tolist()
+
+
+@pytest.mark.parametrize(("obj", "dtype"), READ)
+def test_asarray_reads_by_the_dtype_as_numpy_does(obj, dtype):
+    assert repr(numpys(lambda: cw.asarray(obj, dtype))) == repr(
+        numpys(lambda: np.asarray(obj, dtype))
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (300, "i1"), (-1, "u1"), (float("nan"), "i4"), (1 + 2j, "f8"), ("x", "f8"), (2**70, "f8"), (None, "f8"),
+        ((1, 2.5), STRUCT), ("2020-01-01", "M8[D]"), (0, "U3"), (1e300, "f4"), ("abc", "S2"), (7, None), ([1, 2], "i2"),
+    ],
+)  # fmt: skip
+def test_full_converts_as_numpys(value, dtype):
+    assert repr(numpys(lambda: cw.full(2, value, dtype))) == repr(
+        numpys(lambda: np.full(2, value, dtype))
+    )
+
+
+@pytest.mark.parametrize(
+    "shape", ["3", [3, 2], np.int64(3), np.array([2, 3]), np.array(3), range(2), 3.0, (2.0,), True, None, [], ()]
+)  # fmt: skip
+def test_a_shape_is_what_numpy_takes(shape):
+    assert numpys(lambda: cw.zeros(shape)) == numpys(lambda: np.zeros(shape))
+
+
+def test_a_number_that_does_not_fit_is_an_error_in_copy_from_too():
+    with pytest.raises(OverflowError):
+        cw.zeros(1, "i1").copy_from([300])
+    with pytest.raises(OverflowError):
+        cw.zeros(1, "i1")[0] = 300
+    assert cw.zeros(2, "i1").copy_from([1, -2]).tolist() == [1, -2]

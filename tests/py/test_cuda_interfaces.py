@@ -248,3 +248,51 @@ def test_what_has_no_legacy_handle_is_not_borrowed(program):
         else: raise AssertionError
         assert cw.asarray(foreign, device="cuda:0", copy=False).__cuda_array_interface__["data"][0] == foreign.address
         """)
+
+
+def test_what_looks_at_elements_raises_on_a_gpu_and_names_the_remedy(program):
+    program("""
+        w = cw.put("w", np.arange(4.0), device="cuda:0")
+        rows = cw.zeros((2, 3), device="cuda:0")
+        host = cw.zeros(4)
+        uses = [
+            lambda: w == 2, lambda: 2 == w, lambda: w != w, lambda: 2 in w, lambda: list(w), lambda: w + 1, lambda: 1 - w,
+            lambda: host + w, lambda: w < 3, lambda: -w, lambda: w @ w, lambda: w.sum(), lambda: w.reshape(2, 2), lambda: w.real,
+            lambda: np.add(w, 1), lambda: np.add(host, 1, out=w), lambda: np.sum(w), lambda: np.concatenate([host, w]),
+            lambda: w[[0, 1]], lambda: w[w], lambda: float(w[1]), lambda: bool(w), lambda: w.tolist(), lambda: host[w],
+        ]
+        for number, use in enumerate(uses):
+            try:
+                use()
+            except TypeError as error:
+                assert "cupy.asarray(w)" in str(error) and "torch.from_dlpack(w)" in str(error), (number, error)
+            else:
+                raise AssertionError(number)
+        assert isinstance(w[1], cw.Array) and w[1].shape == ()
+        assert [row.shape for row in rows] == [(3,), (3,)]
+        try:
+            w += 1
+        except TypeError:
+            pass
+        else:
+            raise AssertionError
+        assert w.to("cpu").tolist() == [0, 1, 2, 3]
+    """)
+
+
+def test_a_number_that_does_not_fit_is_an_error_on_a_gpu_too(program):
+    program("""
+        w = cw.zeros(2, "i1", device="cuda:0")
+        for use in (
+            lambda: w.__setitem__(0, 300), lambda: w.__setitem__(slice(None), [1, 300]), lambda: w.copy_from([300, 1]),
+            lambda: cw.full(2, 300, "i1", device="cuda:0"), lambda: cw.asarray([300], "i1", device="cuda:0"),
+        ):
+            try:
+                use()
+            except OverflowError:
+                continue
+            raise AssertionError
+        w[0], w[1:] = 5, [-6]
+        assert w.to("cpu").tolist() == [5, -6]
+        assert cw.full(2, 3, "i1", device="cuda:0").to("cpu").tolist() == [3, 3]
+    """)

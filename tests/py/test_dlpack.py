@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
+import types
+import warnings
 from typing import Any
 
 import numpy as np
@@ -76,7 +79,7 @@ def test_numpy_takes_it_without_a_copy(dtype):
 
 
 @pytest.mark.parametrize(
-    "key", [np.s_[::-1], np.s_[:, ::2], np.s_[1], np.s_[0, 0], np.s_[0:0], np.s_[...]]
+    "key", [np.s_[::-1], np.s_[:, ::2], np.s_[1], np.s_[0, 0, ...], np.s_[0:0], np.s_[...]]
 )
 def test_strides(key):
     x = np.arange(24.0).reshape(4, 6)
@@ -188,3 +191,29 @@ def test_arrays_of_others_come_in():
             return (1, 0)
 
     assert cw.asarray(Foreign()).tolist() == [0, 1, 2]
+
+
+def test_a_readonly_array_warns_once_when_pytorch_takes_it(monkeypatch):
+    import cableway.dlpack
+
+    torch = types.ModuleType("torch")
+    # As PyTorch's own: a function in Python, in a module of its package.
+    namespace = {"__name__": "torch.utils.dlpack"}
+    exec("def from_dlpack(x): return x.__dlpack__(max_version=(1, 0))", namespace)
+    torch.from_dlpack = namespace["from_dlpack"]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(cableway.dlpack, "_warned", False)
+    cw.put("taken", [1.0, 2.0])
+    w = cw.get("taken", readonly=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.from_dlpack(cw.get("taken"))
+        w.__dlpack__(max_version=(1, 0))
+        if NUMPY >= (2, 1):
+            np.from_dlpack(w)
+    with pytest.warns(UserWarning, match=r"'taken' is read-only.*SIGSEGV.*clone\(\)") as seen:
+        torch.from_dlpack(w)
+    assert len(seen) == 1 and seen[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.from_dlpack(w)

@@ -114,7 +114,7 @@ def test_put_of_ours_does_not_copy():
     w = cw.empty((4, 5), "f4")
     w[...] = 1
     named = cw.put("x", w)
-    assert w.name == "x" and named.name == "x"
+    assert w.name is None and named.name == "x"
     w[0, 0] = 9
     assert cw.get("x").numpy()[0, 0] == 9
     cw.put("view", w.numpy()[1:, ::2])
@@ -131,7 +131,14 @@ def test_put_of_ours_does_not_copy():
 
 @pytest.mark.parametrize(
     "key",
-    [np.s_[::-1], np.s_[:, ::-2], np.s_[2, :], np.s_[::-1, ::-1, 1:], np.s_[1, 2, 3], np.s_[3:1]],
+    [
+        np.s_[::-1],
+        np.s_[:, ::-2],
+        np.s_[2, :],
+        np.s_[::-1, ::-1, 1:],
+        np.s_[1, 2, 3, ...],
+        np.s_[3:1],
+    ],
 )
 def test_parts_can_be_named(key):
     x = np.arange(60).reshape(3, 4, 5)
@@ -356,3 +363,32 @@ def test_connecting_again_and_again_keeps_few(script):
         print(len(os.listdir("/proc/self/fd")) - before < 20)
     """)
     assert done.stdout == "True\n"
+
+
+class Unread:
+    """Something array-like that nobody may look at."""
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        raise AssertionError("it was read")
+
+
+def test_a_put_that_is_refused_reads_and_copies_nothing():
+    cw.put("taken", [1, 2])
+    with pytest.raises(cw.NameTaken, match='"taken" is taken'):
+        cw.put("taken", Unread(), replace=False)
+    with pytest.raises(ValueError, match="remote"):
+        cw.put("free", Unread(), remote="write")
+    with pytest.raises(ValueError, match="name"):
+        cw.put("a//b", Unread())
+    assert cw.get("taken").tolist() == [1, 2] and "free" not in cw.names()
+    cw.put("free", [3], replace=False)
+    cw.remove("free")
+    cw.put("free", [4], replace=False)
+    assert cw.get("free").tolist() == [4]
+
+
+def test_put_leaves_the_callers_array_as_it_was():
+    w = cw.zeros(2)
+    named = cw.put("named", w)
+    assert w.name is None and named.name == "named" and np.shares_memory(w.numpy(), named.numpy())
+    assert cw.put("again", named).name == "again" and named.name == "named"

@@ -102,7 +102,9 @@ def test_slices_are_numpys(data, x):
             hnp.basic_indices(x.shape, allow_newaxis=True, allow_ellipsis=True, max_dims=8)
         )
         whole = key if isinstance(key, tuple) else (key,)
-        x, w = x[whole if any(part is Ellipsis for part in whole) else (*whole, ...)], w[key]
+        if not any(part is Ellipsis for part in whole):
+            whole += (...,)  # else one element is a scalar
+        x, w = x[whole], w[whole]
         assert same(w, x)
         cw.put("part", w)
         assert same(cw.get("part"), x)

@@ -20,7 +20,7 @@ def through(q, w):
 def test_the_memory_is_the_same_and_the_layout_comes_along():
     q, values = cw.Queue(), np.arange(24, dtype="i4").reshape(2, 3, 4)
     w = cw.asarray(values)
-    parts = [w, w[0], w[1:, ::2], w[:, :, 1], w.T, w[1, 2, 3], w[:, :0], w[::-1]]
+    parts = [w, w[0], w[1:, ::2], w[:, :, 1], w.T, w[1, 2, 3, ...], w[:, :0], w[::-1]]
     for _ in range(3):  # the same layout with other offsets, and the other way
         for part, seen in zip(
             parts,
@@ -95,3 +95,30 @@ def test_what_is_under_way_outlives_its_sender():
     child.join(60)
     assert child.exitcode == 0
     assert [back.get(timeout=10).numpy()[0] for _ in range(50)] == list(range(1, 51))
+
+
+def _permissions(array: cw.Array) -> str:
+    """Of the page where an array begins."""
+    address = array.numpy().ctypes.data
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, permissions, *_ = line.split()
+            begin, end = (int(part, 16) for part in span.split("-"))
+            if begin <= address < end:
+                return permissions
+    raise AssertionError(hex(address))
+
+
+@pytest.mark.parametrize("pack", [lambda w: w, lambda w: {"w": w, "n": 1}])
+def test_a_readonly_array_comes_out_of_a_queue_guarded(pack):
+    q = cw.Queue()
+    cw.put("guarded", np.arange(5.0)).close()
+    q.put(pack(cw.get("guarded", readonly=True)))
+    got = q.get()
+    got = got if isinstance(got, cw.Array) else got["w"]
+    assert got.readonly and got.tolist() == [0, 1, 2, 3, 4]
+    assert _permissions(got) == "r--s"
+    with cw.get("guarded") as w:
+        w[0] = 7
+        assert got[0] == 7 and _permissions(got) == "rw-s"
+    assert _permissions(got) == "r--s"

@@ -302,9 +302,92 @@ static void a_write_to_a_readonly_mapping_faults(void **state) {
     cw_client *client = client_open();
     cw_array *array = bytes_new(client, 100, 0);
     OK(cw_array_put(array, "readonly", 0, NULL, 0));
+    cw_array_close(array); /* which the child would have inherited, writable */
     assert_int_equal(in_child(write_readonly, NULL), 128 + SIGSEGV);
     OK(cw_remove(client, "readonly"));
+    cw_client_unref(client);
+}
+
+static int read_beside_inherited(void *context) {
+    cw_client *mine;
+    cw_array *inherited = context, *got, *part;
+    CHILD(cw_connect(NULL, NULL, 0, &mine) == 0);
+    CHILD(cw_get(mine, "address", CW_READONLY, &got) == 0);
+    CHILD(cw_array_data(got) == cw_array_data(inherited) && cw_array_readonly(got));
+    CHILD(cw_get(mine, "address", 0, &part) == 0);
+    CHILD(cw_array_data(part) == cw_array_data(inherited) && !cw_array_readonly(part));
+    CHILD(cw_array_renew(inherited, mine) == 0);
+    cw_array_close(inherited);
+    cw_array_close(part);
+    cw_array_close(got);
+    CHILD(cw_get(mine, "address", CW_READONLY, &got) == 0);
+    signal(SIGSEGV, SIG_DFL);
+    *(volatile uint8_t *)cw_array_data(got) = 1; /* nothing writable is open any more */
+    return 0;
+}
+
+static int write_when_writers_are_gone(void *context) {
+    cw_array *got;
+    cw_client *mine;
+    (void)context;
+    CHILD(cw_connect(NULL, NULL, 0, &mine) == 0);
+    CHILD(cw_get(mine, "address", CW_READONLY, &got) == 0);
+    volatile uint8_t *bytes = cw_array_data(got);
+    for (int i = 0; i < 3; i++) {
+        cw_array *first, *second;
+        CHILD(cw_get(mine, "address", 0, &first) == 0);
+        CHILD(cw_get(mine, "address", 0, &second) == 0);
+        CHILD(cw_array_data(first) == bytes && cw_array_data(second) == bytes);
+        *bytes = (uint8_t)i;
+        cw_array_close(first);
+        *bytes = (uint8_t)i;
+        cw_array_close(second);
+    }
+    signal(SIGSEGV, SIG_DFL);
+    *bytes = 1;
+    return 0;
+}
+
+static void an_array_has_one_address_in_a_process(void **state) {
+    (void)state;
+    cw_client *client = client_open(), *other = client_open();
+    cw_array *array = bytes_new(client, 3 * 4096 + 100, 0), *held[4];
+    uint8_t *bytes = cw_array_data(array);
+    OK(cw_array_put(array, "address", 0, NULL, 0));
+    /* Whoever comes beside a writable one lies where it lies, over any connection. */
+    OK(cw_get(client, "address", CW_READONLY, &held[0]));
+    OK(cw_get(other, "address", CW_READONLY, &held[1]));
+    OK(cw_get(other, "address", 0, &held[2]));
+    for (int i = 0; i < 3; i++) {
+        assert_ptr_equal(cw_array_data(held[i]), bytes);
+        assert_int_equal(cw_array_readonly(held[i]), i < 2);
+    }
+    assert_int_equal(in_child(read_beside_inherited, array), 0); /* others are inherited, too */
+    for (int i = 0; i < 3; i++)
+        cw_array_close(held[i]);
+    assert_int_equal(in_child(read_beside_inherited, array), 128 + SIGSEGV);
     cw_array_close(array);
+    /* A read-only one first: a writable one beside it lies there, as long as it is. */
+    OK(cw_get(other, "address", CW_READONLY, &held[0]));
+    uint8_t *apart = cw_array_data(held[0]);
+    assert_ptr_not_equal(apart, bytes);
+    OK(cw_get(client, "address", 0, &held[1]));
+    OK(cw_get(other, "address", 0, &held[2]));
+    assert_ptr_equal(cw_array_data(held[1]), apart);
+    assert_ptr_equal(cw_array_data(held[2]), apart);
+    apart[3 * 4096 + 99] = 7;
+    cw_array_close(held[0]);
+    OK(cw_get(client, "address", CW_READONLY, &held[0]));
+    assert_ptr_equal(cw_array_data(held[0]), apart);
+    /* What overlaps is seen by whoever compares addresses. */
+    const cw_pair pair = {
+        .target = held[1], .target_bytes = 1, .source = held[0], .size_bytes = 3 * 4096};
+    assert_int_equal(cw_array_copy_many(&pair, 1, NULL), -EINVAL);
+    for (int i = 0; i < 3; i++)
+        cw_array_close(held[i]);
+    assert_int_equal(in_child(write_when_writers_are_gone, NULL), 128 + SIGSEGV);
+    OK(cw_remove(client, "address"));
+    cw_client_unref(other);
     cw_client_unref(client);
 }
 
@@ -526,6 +609,39 @@ static void new_zeroed_memory_is_zero_also_when_used_before(void **state) {
     cw_client_unref(client);
 }
 
+/* Pages of an array that this process has mapped already. */
+static unsigned pages_here(cw_array *array) {
+    uint64_t entry, page = (uintptr_t)cw_array_data(array) / 4096;
+    unsigned count = 0, pages = (unsigned)(cw_array_nbytes(array) / 4096);
+    int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    for (unsigned i = 0; i < pages; i++)
+        if (pread(fd, &entry, sizeof entry, (off_t)((page + i) * sizeof entry)) == sizeof entry)
+            count += entry >> 63;
+    close(fd);
+    return count;
+}
+
+static void fresh_memory_that_is_to_be_filled_is_mapped_in_one_go(void **state) {
+    (void)state;
+    cw_client *client = client_open();
+    int64_t length = 8 << 20;
+    const cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &length, .dtype = "|u1"};
+    cw_array *empty, *filled;
+    OK(cw_array_new(client, "cpu", &layout, 0, &empty));
+    OK(cw_array_new(client, "cpu", &layout, CW_FILLED, &filled));
+    assert_int_equal(pages_here(empty), 0);
+    void *probe = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (madvise(probe, 4096, 23 /* MADV_POPULATE_WRITE */) == 0)
+        assert_in_range(pages_here(filled), (8 << 20) / 4096 - 1, (8 << 20) / 4096);
+    else
+        print_message("# this kernel maps pages one by one\n");
+    assert_true(bytes_are(filled, length, 0));
+    munmap(probe, 4096);
+    cw_array_close(filled);
+    cw_array_close(empty);
+    cw_client_unref(client);
+}
+
 static void limits_are_errors_of_their_own(void **state) {
     (void)state;
     setenv("CABLEWAY_MAX_CLIENT_SLABS", "5", 1);
@@ -633,6 +749,7 @@ int main(void) {
         TEST(empty_scalar_fortran_and_backward_arrays_keep_their_layout),
         TEST(bytes_are_copied_in_and_out_within_bounds),
         TEST(a_write_to_a_readonly_mapping_faults),
+        TEST(an_array_has_one_address_in_a_process),
         TEST(a_handle_in_flight_holds_its_array),
         TEST(handles_that_lie_are_refused),
         TEST(foreign_memory_is_shared_without_a_copy),
@@ -642,6 +759,7 @@ int main(void) {
         TEST(slabs_grow_with_what_is_put_into_them_not_with_one_large_array),
         TEST(many_large_arrays_share_slabs),
         TEST(new_zeroed_memory_is_zero_also_when_used_before),
+        TEST(fresh_memory_that_is_to_be_filled_is_mapped_in_one_go),
         TEST(limits_are_errors_of_their_own),
         TEST(a_dead_makers_slab_that_cannot_be_opened_is_an_orphan_again),
         TEST(a_dead_makers_slab_is_adopted),

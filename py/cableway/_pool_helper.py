@@ -196,7 +196,7 @@ class Helper:
                 self._start_deaths = 0
             else:
                 message = wire.Message(failure)
-                error = message.open() or decoded(message, "the initializer's exception")[1]
+                error = message.open() or decoded(message, "the initializer")[1]
                 self._engine.fail(error)
                 worker.process.terminate()
 

@@ -206,7 +206,9 @@ class MapResult(AsyncResult):
         if source is not None and self._left:
             self.engine.submit(self, source)
         else:
-            super().task_done(0, True, self._list)  # there is nothing to do
+            with _settling:
+                self._success, self._result, self._ended = True, self._list, True
+            self.settle()  # there is nothing to do, and as in the standard library no callback
 
     def span(self, number: int) -> tuple[int, int] | None:
         """Which items a task has."""

@@ -22,6 +22,7 @@ from cableway._pool_engine import RUN, Engine
 from cableway._pool_imap import IMapIterator, IMapUnorderedIterator
 from cableway._pool_jobs import Task
 from cableway._pool_options import Options
+from cableway._pool_outcomes import MaybeDecodingError
 from cableway._pool_progress import Progress
 from cableway._pool_results import AsyncResult, MapResult
 
@@ -29,6 +30,7 @@ __all__ = [
     "AsyncResult",
     "IMapIterator",
     "MapResult",
+    "MaybeDecodingError",
     "MaybeEncodingError",
     "Pool",
     "RemoteTraceback",

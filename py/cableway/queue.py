@@ -169,6 +169,7 @@ class _Shared:
         end = self._end
         if end is None or end.forks != _forks:
             end = self._open()
+        give_up = time.monotonic_ns() + timeout_ns if timeout_ns > 0 else 0
         idle = end.idle
         try:
             slot = idle.pop()
@@ -179,18 +180,25 @@ class _Shared:
             if found is not slot:
                 return found
             if slot.status < 0:
-                self._get_slowly(end, slot, slot.status, timeout_ns)
+                self._get_slowly(end, slot, timeout_ns, give_up)
             return items.decode(slot.item)
         finally:
             idle.append(slot)
 
-    def _get_slowly(self, end: _End, slot: _Slot, status: int, timeout_ns: int) -> None:
-        """After a first attempt: waits on over signals until an item is in the slot, or raises."""
-        give_up = time.monotonic_ns() + timeout_ns if timeout_ns > 0 else 0
+    def _get_slowly(self, end: _End, slot: _Slot, timeout_ns: int, give_up: int) -> None:
+        """After a first attempt: waits on over signals until an item is in the slot, or raises.
+
+        Args:
+            end: this process's.
+            slot: what the first attempt has said stands in it.
+            timeout_ns: how long that was to wait at most.
+            give_up: on which moment of time.monotonic_ns() its time is over, if timeout_ns is above 0.
+        """
+        status = slot.status
         while status == -errno.EINTR:  # its handler has run, and has not raised
-            status = _queue_get(end.pointer, slot.item, timeout_ns)
             if give_up:
                 timeout_ns = max(0, give_up - time.monotonic_ns())
+            status = _queue_get(end.pointer, slot.item, timeout_ns)
         if status >= 0:
             return
         if status == -errno.ETIMEDOUT:

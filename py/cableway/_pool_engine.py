@@ -51,7 +51,6 @@ __all__ = ["CLOSE", "RUN", "TERMINATE", "Engine"]
 RUN, CLOSE, TERMINATE = "RUN", "CLOSE", "TERMINATE"
 
 _KEEP_BYTES = 512 << 20  # memory for arguments that the parent keeps
-_START_DEATHS_MAX = 3
 _SLICE_SECONDS = (
     1.0  # a signal may come just before the sleep: who waits for ever looks up now and then
 )
@@ -259,10 +258,12 @@ class Engine:
                 self._waiters.discard(me)
 
     def notify(self) -> None:
-        """Something has changed for who waits, in another thread than this one."""
+        """Something has changed for who waits, in any thread."""
         waiters = self._waiters
         if waiters and (len(waiters) > 1 or threading.get_ident() not in waiters):
             self.dispatch.tell(False)
+        elif waiters:
+            self.dispatch.note()  # in a signal's handler, perhaps, just before this thread sleeps
 
     def collect(self) -> bool:
         """Sees to the answers that are there. True, so that it can stand in a condition."""

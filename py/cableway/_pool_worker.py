@@ -182,7 +182,7 @@ class _Handler:
             return self._call_with_arrays(data, function)
         constants_before = met.count
         message = self._arguments.read(data, self._end.place)
-        self._end.extra_in = message.block_bytes
+        self._end.extra_in, self._end.extra_back = message.block_bytes, message.back_bytes
         came_along = function is None
         if came_along:
             function, args = wire.loads(message)

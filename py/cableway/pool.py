@@ -362,7 +362,8 @@ class Pool:
         with devices also for each of "devices". "lent" is, with devices, how many arrays of PyTorch's and CuPy's went
         "shared", without a copy, and how many "copied".
 
-        Seconds are those in which tasks ran; bytes are those of arguments and results as they were sent.
+        Seconds are those in which tasks ran; bytes are those of arguments and results as they were sent, an `Out` with the
+        results.
         """
         return _pool_stats.summary(self._engine.figures(), self._engine.devices)
 

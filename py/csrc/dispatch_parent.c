@@ -167,7 +167,19 @@ static PyObject *dispatch_dismiss(PyObject *self, PyObject *args) {
 }
 
 static PyObject *dispatch_news(PyObject *self, PyObject *helper) {
-    return PyLong_FromUnsignedLong(cw_pool_news(((Dispatch *)self)->pool, helper == Py_True));
+    Dispatch *d = (Dispatch *)self;
+    if (helper == Py_True)
+        return PyLong_FromUnsignedLong(cw_pool_news(d->pool, 1));
+    return PyLong_FromUnsignedLongLong((unsigned long long)d->noted << 32 |
+                                       cw_pool_news(d->pool, 0));
+}
+
+/* A thread that waits has changed what it waits for, in a signal's handler: the wait that this has
+ * interrupted may have looked already, and not sleep yet. It does not then. */
+static PyObject *dispatch_note(PyObject *self, PyObject *unused) {
+    (void)unused;
+    ((Dispatch *)self)->noted++;
+    Py_RETURN_NONE;
 }
 
 static PyObject *dispatch_tell(PyObject *self, PyObject *helper) {
@@ -359,6 +371,7 @@ static PyMethodDef methods[] = {
     {"shut", dispatch_shut, METH_NOARGS, "Takes no more tasks."},
     {"dismiss", dispatch_dismiss, METH_VARARGS, "(worker): it leaves after its task."},
     {"news", dispatch_news, METH_O, "(helper): the number that listen or help compare with."},
+    {"note", dispatch_note, METH_NOARGS, "Ends the wait of this thread that it has interrupted."},
     {"tell", dispatch_tell, METH_O, "(helper): ends the waits of listeners, or of the helper."},
     {"ask", dispatch_ask, METH_NOARGS, "Asks all for the memory that they keep idle: a number."},
     {"wanted", dispatch_wanted, METH_NOARGS, "The number of a request to be heeded, or None."},

@@ -23,6 +23,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from multiprocessing import util
 from typing import Any
 
@@ -97,10 +98,12 @@ class Engine:
         self.state = RUN
         self.abandoned = False  # set without a lock by the Pool's finaliser
         self.options = options
+        self.context = context
         self._store = BlockStore(_KEEP_BYTES)
         self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
         self._over = False
         self._feeding: set[Feeder] = set()
+        self._called_back: set[Job] = set()  # those whose callback has not returned
         self._waiters: set[int] = set()  # threads that wait for a job
         self._error: BaseException | None = None  # why nothing works any more
 
@@ -365,9 +368,27 @@ class Engine:
         if job.shared is not None:
             job.shared.close()
         if job.calls_back:
-            self._callbacks.run(job.call_back, job.settle)
+            self._called_back.add(job)
+            self._callbacks.run(job.call_back, partial(self._was_called_back, job))
         else:
             job.settle()
+
+    def _was_called_back(self, job: Job) -> None:
+        job.settle()
+        self._called_back.discard(job)
+
+    def workers(self) -> list[Any]:
+        """The processes of the workers that live, as multiprocessing has them. Any thread."""
+        return self._crew.show()
+
+    def unfinished(self) -> list[Any]:
+        """The jobs that have not ended, but for calls that their callers wait for; those under way first. Any thread. One
+        whose answer another thread is at may be missing.
+        """
+        with self._lock:
+            feeding = [feeder.job() for feeder in list(self._feeding)]
+        found = [*self.dispatch.owners(), *self._outgoing.jobs(), *feeding, *self._called_back]
+        return [job for job in dict.fromkeys(found) if job is not None and not job.settled]
 
     # ---- its state, for the helper
 

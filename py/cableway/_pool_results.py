@@ -183,6 +183,13 @@ class MapResult(AsyncResult):
         self._first_error: BaseException | None = None
 
     @property
+    def _number_left(self) -> int:
+        """As the standard library's, which programs read to show how far a map is: tasks that have not ended."""
+        if not self.settled and self.engine is not None:
+            self.engine.collect()
+        return len(self._left)
+
+    @property
     def items_done(self) -> int:
         """How many items have their result, or their exception."""
         return max(0, self.length - len(self._left) * self._chunksize)

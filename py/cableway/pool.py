@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sized
 from multiprocessing.pool import MaybeEncodingError, RemoteTraceback  # type: ignore[attr-defined]
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cableway import _pool_devices, _pool_stats
 from cableway import _pool_wire as wire
@@ -47,8 +47,16 @@ def _get(result: MapResult, progress: Any) -> list[Any]:
         del result  # else an exception's traceback would hold it
 
 
-class Pool:
+if TYPE_CHECKING:
+    _Standard = object
+else:
+    from multiprocessing.pool import Pool as _Standard
+
+
+class Pool(_Standard):
     """A pool of worker processes, to be used as `multiprocessing.Pool`.
+
+    It is an instance of that class, since programs ask (dask, schwimmbad), and has nothing of it.
 
     What differs: NumPy arrays of 64 KiB and more travel through shared memory, in one copy, and are the worker's
     own to write; a `cableway.Array` travels as a handle on the same memory. What standard pickle refuses in
@@ -150,6 +158,7 @@ class Pool:
             initializer, initargs, maxtasksperchild, retries, task_timeout, capture_stderr
         )
         self._engine = Engine(processes, context, options, devices=found)
+        self._told_to_end = False
 
     # ---- one call
 
@@ -375,10 +384,12 @@ class Pool:
 
     def close(self) -> None:
         """Takes no more work; the workers end when what was given is done. May be repeated."""
+        self._told_to_end = True
         self._engine.close()
 
     def terminate(self) -> None:
         """Ends the workers at once. Calls that have not ended raise `Error`. May be repeated."""
+        self._told_to_end = True
         self._engine.terminate()
 
     def join(self) -> None:
@@ -401,11 +412,51 @@ class Pool:
 
     def __del__(self, warn: Any = warnings.warn, getpid: Any = os.getpid) -> None:
         engine = getattr(self, "_engine", None)
-        if engine is None or engine.pid != getpid() or engine.state != RUN:
+        if engine is None or engine.pid != getpid():
             return
-        warn(f"unclosed running multiprocessing pool {self!r}", ResourceWarning, source=self)
-        engine.abandoned = True
-        engine.wake()
+        if not self._told_to_end and engine.error is None:  # at exit the engine has ended before
+            warn(f"unclosed running multiprocessing pool {self!r}", ResourceWarning, source=self)
+        if engine.state == RUN:
+            engine.abandoned = True
+            engine.wake()
+
+    # ---- what programs read of multiprocessing.Pool beside its interface
+
+    @property
+    def _pool(self) -> list[Any]:
+        """The workers' processes."""
+        return self._engine.workers()
+
+    @property
+    def _processes(self) -> int:
+        """How many workers there shall be."""
+        return self._engine.processes
+
+    @property
+    def _ctx(self) -> Any:
+        return self._engine.context
+
+    @property
+    def _state(self) -> str:
+        return self._engine.state
+
+    @_state.setter
+    def _state(self, state: str) -> None:
+        """Only __del__ asks for it."""
+        self._engine.state = state
+        self._told_to_end = state != RUN
+
+    @property
+    def _cache(self) -> dict[int, Any]:
+        """The results that are not ready, by numbers: `while pool._cache: ...` waits for all of them. Calls that `apply` or
+        another thread waits for inside the library may be missing.
+        """
+        self._engine.collect()
+        return dict(enumerate(self._engine.unfinished()))
+
+    def _repopulate_pool(self) -> None:
+        """Dead workers are replaced at once in any case."""
+        self._engine.wake()
 
     def __reduce__(self) -> Any:
         raise NotImplementedError("pool objects cannot be passed between processes or pickled")

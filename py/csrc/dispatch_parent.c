@@ -277,6 +277,31 @@ static PyObject *dispatch_running(PyObject *self, PyObject *unused) {
     return found;
 }
 
+/* 0, or -1 with an exception. */
+static int append_owners(PyObject *found, PyObject *told) {
+    Py_ssize_t count = told ? PyList_Size(told) : 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *owner = PyTuple_GetItem(PyList_GetItem(told, i), 0);
+        if (!owner || PyList_Append(found, owner))
+            return -1;
+    }
+    return 0;
+}
+
+/* The owner of each task under way, and of each answer that nobody has been given yet. */
+static PyObject *dispatch_owners(PyObject *self, PyObject *unused) {
+    (void)unused;
+    Dispatch *d = (Dispatch *)self;
+    PyObject *found = PyList_New(0);
+    int code = found ? 0 : -1;
+    for (uint32_t i = 0; code == 0 && i < d->cells; i++)
+        if (d->entries[i].owner)
+            code = PyList_Append(found, d->entries[i].owner);
+    if (code || append_owners(found, d->late) || append_owners(found, d->rest))
+        Py_CLEAR(found);
+    return found;
+}
+
 /* Whether a worker has taken this owner's task in this cell. */
 static PyObject *dispatch_is_taken(PyObject *self, PyObject *args) {
     Dispatch *d = (Dispatch *)self;
@@ -385,6 +410,7 @@ static PyMethodDef methods[] = {
     {"load", dispatch_load, METH_VARARGS,
      "(group): tasks under way that were given to it, whoever has taken them."},
     {"running", dispatch_running, METH_NOARGS, "[(owner, number, worker, seconds, cell)]."},
+    {"owners", dispatch_owners, METH_NOARGS, "Of each task under way or not delivered yet."},
     {"is_taken", dispatch_is_taken, METH_VARARGS, "(cell, owner)"},
     {"look_at", dispatch_look_at, METH_VARARGS,
      "(worker): state, tasks, busy ns, bytes in, bytes out."},

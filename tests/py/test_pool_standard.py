@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing.pool
+import os
 import pickle
 import threading
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pool_tasks as tasks
 import pytest
+from waiting import eventually
 
 import cableway as cw
 from cableway import _pool_engine
@@ -89,3 +92,107 @@ def test_a_wait_does_not_sleep_over_what_a_signals_handler_has_collected(
 
     threading.Thread(target=wait, daemon=True).start()
     assert ended.wait(LONG)
+
+
+# ---- attributes that are private there, and read by programs
+
+
+def test_a_pool_shows_its_workers_its_size_and_its_state(pool: cw.Pool) -> None:
+    assert isinstance(pool, multiprocessing.pool.Pool)  # as dask asks
+    assert (pool._processes, pool._state, len(pool._pool)) == (2, "RUN", 2)
+    assert set(pool.map(tasks.pid_after_a_while, range(20), 1)) <= {p.pid for p in pool._pool}
+    assert all(process.is_alive() and process.exitcode is None for process in pool._pool)
+    victim = pool._pool[0]
+    victim.terminate()
+    victim.join()
+    assert eventually(lambda: len(pool._pool) == 2 and victim not in pool._pool)
+    pool.close()
+    assert pool._state == "CLOSE"
+    processes = pool._pool
+    pool.terminate()
+    pool.join()
+    assert pool._state == "TERMINATE" and not any(process.is_alive() for process in processes)
+
+
+def test_results_that_are_not_ready_stand_in_the_cache(forked: cw.Pool) -> None:
+    assert not forked._cache
+    count = 300  # more than there are cells
+    begun = [forked.apply_async(tasks.pid_after_a_while) for _ in range(count // 3)]
+    begun += [forked.apply_async(tasks.pid_after_a_while, callback=id) for _ in range(count // 3)]
+    more: list[Any] = [forked.map_async(tasks.pid_after_a_while, range(20), 1)]
+    more.append(forked.imap(tasks.pid_after_a_while, iter(range(20))))
+    known = set(map(id, forked._cache.values()))
+    assert known <= set(map(id, [*begun, *more])) and set(map(id, more)) <= known
+    while forked._cache:
+        pass
+    assert all(result.ready() for result in begun) and list(more[1])
+
+
+def test_the_cache_has_a_result_until_its_callback_has_returned(forked: cw.Pool) -> None:
+    go = threading.Event()
+    called: list[int] = []
+
+    def callback(value: int) -> None:
+        go.wait(LONG)
+        called.append(value)
+
+    result = forked.apply_async(tasks.square, (3,), callback=callback)
+    forked.apply(tasks.square, (2,))
+    assert list(forked._cache.values()) == [result] and not called
+    go.set()
+    assert eventually(lambda: not forked._cache)
+    assert called == [9]
+
+
+def test_a_map_tells_how_many_of_its_tasks_are_left(forked: cw.Pool) -> None:
+    result = forked.map_async(tasks.pid_after_a_while, range(10), 3)
+    seen = []
+    while not result.ready():
+        seen.append(result._number_left)
+    assert result._number_left == 0 and seen == sorted(seen, reverse=True) and set(seen) <= set(range(5))
+
+
+@pytest.mark.parametrize("how", ["forgotten", "at exit"])
+def test_a_pool_that_nobody_ends_is_told_as_the_standard_librarys(script: Any, how: str) -> None:
+    text = """
+        import sys
+        import {module} as module
+
+        if __name__ == "__main__":
+            pool = module.Pool(1)
+            assert pool.map(abs, [-1]) == [1]
+            results = pool.imap(abs, [-1])
+            assert next(results) == 1
+            if "{how}" == "forgotten":
+                del pool, results
+    """
+    for module, name in (("cableway", "cableway.Pool"), ("multiprocessing", "multiprocessing.pool.Pool")):
+        environment = {**os.environ, "PYTHONWARNINGS": "always"}
+        done = script(text.format(module=module, how=how), env=environment)
+        assert f": ResourceWarning: unclosed running multiprocessing pool <{name} state=" in done.stderr
+
+
+def test_an_executor_shows_its_workers_and_what_it_has_to_do(method: str) -> None:
+    with cw.Executor(2, method) as executor:
+        assert (executor._max_workers, executor._processes, executor._broken) == (2, {}, False)
+        assert executor._mp_context.get_start_method() == method and not executor._pending_work_items
+        begun = [executor.submit(tasks.pid_after_a_while, n) for n in range(100)]
+        items = executor._pending_work_items.values()
+        assert {item.future for item in items} <= set(begun)
+        assert all((item.fn, item.kwargs) == (tasks.pid_after_a_while, {}) for item in items)
+        assert all(begun[item.args[0]] is item.future for item in items)
+        assert {future.result() for future in begun} <= set(executor._processes)
+        assert not executor._pending_work_items
+        processes = executor._processes
+        assert not executor._shutdown_thread
+    assert executor._shutdown_thread
+    for process in processes.values():
+        process.join()
+        assert process.exitcode == 0
+
+
+def test_an_executor_whose_initializer_failed_is_broken(forked: cw.Pool) -> None:
+    with cw.Executor(1, "fork", initializer=tasks.fail) as executor:
+        with pytest.raises(cw.executor.ExecutorBroken):
+            executor.submit(tasks.square, 2).result(LONG)
+        assert isinstance(executor._broken, str) and executor._broken

@@ -46,7 +46,7 @@ def printed(message: wire.Message) -> str:
     return bytes(message.lead).decode("utf-8", "replace")
 
 
-class MaybeDecodingError(MaybeEncodingError):
+class MaybeDecodingError(MaybeEncodingError):  # type: ignore[misc]
     """What a task had sent cannot be unpickled at the caller.
 
     The standard library has no such error: there, nobody answers the call then. It is a `MaybeEncodingError`, which is what
@@ -70,7 +70,9 @@ def undecodable(error: BaseException, what: str, text: str = "") -> BaseExceptio
     """
     if isinstance(error, Error) and not text:
         return error
-    found = MaybeDecodingError(error, f"the exception of {what}" if text else f"the result of {what}")
+    found = MaybeDecodingError(
+        error, f"the exception of {what}" if text else f"the result of {what}"
+    )
     found.__cause__ = RemoteTraceback(f'\n"""\n{text}"""') if text else error
     return found
 

@@ -39,8 +39,8 @@ from cableway._pool_buffers import (
 )
 from cableway._pool_main import Main
 from cableway._pool_shared import Shared
-from cableway._pool_table import BY_PICKLE as _BY_PICKLE
 from cableway._pool_table import ARRAY, GIVEN, HEADER, IN, IN_BLOCK, OUT, PRIVATE, Entry, entries_in
+from cableway._pool_table import BY_PICKLE as _BY_PICKLE
 from cableway.array import Array
 from cableway.client import current
 from cableway.constant import Constant

@@ -149,7 +149,11 @@ def test_a_map_tells_how_many_of_its_tasks_are_left(forked: cw.Pool) -> None:
     seen = []
     while not result.ready():
         seen.append(result._number_left)
-    assert result._number_left == 0 and seen == sorted(seen, reverse=True) and set(seen) <= set(range(5))
+    assert (
+        result._number_left == 0
+        and seen == sorted(seen, reverse=True)
+        and set(seen) <= set(range(5))
+    )
 
 
 @pytest.mark.parametrize("how", ["forgotten", "at exit"])
@@ -166,16 +170,24 @@ def test_a_pool_that_nobody_ends_is_told_as_the_standard_librarys(script: Any, h
             if "{how}" == "forgotten":
                 del pool, results
     """
-    for module, name in (("cableway", "cableway.Pool"), ("multiprocessing", "multiprocessing.pool.Pool")):
+    for module, name in (
+        ("cableway", "cableway.Pool"),
+        ("multiprocessing", "multiprocessing.pool.Pool"),
+    ):
         environment = {**os.environ, "PYTHONWARNINGS": "always"}
         done = script(text.format(module=module, how=how), env=environment)
-        assert f": ResourceWarning: unclosed running multiprocessing pool <{name} state=" in done.stderr
+        assert (
+            f": ResourceWarning: unclosed running multiprocessing pool <{name} state="
+            in done.stderr
+        )
 
 
 def test_an_executor_shows_its_workers_and_what_it_has_to_do(method: str) -> None:
     with cw.Executor(2, method) as executor:
         assert (executor._max_workers, executor._processes, executor._broken) == (2, {}, False)
-        assert executor._mp_context.get_start_method() == method and not executor._pending_work_items
+        assert (
+            executor._mp_context.get_start_method() == method and not executor._pending_work_items
+        )
         begun = [executor.submit(tasks.pid_after_a_while, n) for n in range(100)]
         items = executor._pending_work_items.values()
         assert {item.future for item in items} <= set(begun)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import multiprocessing
 import os
@@ -11,7 +10,6 @@ import queue as standard
 import signal
 import threading
 import time
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -91,30 +89,6 @@ def test_timeouts_are_kept() -> None:
     with pytest.raises(standard.Full):
         q.put(2, timeout=0.2)
     assert time.monotonic() - begun >= 0.2
-
-
-def test_a_signal_does_not_make_a_timeout_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The signal comes after nine of ten seconds: one is left."""
-    q: Any = cw.Queue()
-    left: list[int] = []
-    now = iter([0, 9_000_000_000])
-
-    class Interrupted:
-        def get(self, slot: Any, address: int, timeout_ns: int) -> Any:
-            slot.status = -errno.EINTR
-            left.append(timeout_ns)
-            return slot
-
-    def again(pointer: Any, item: Any, timeout_ns: int) -> int:
-        left.append(timeout_ns)
-        return -errno.ETIMEDOUT
-
-    q._open().plain = Interrupted()
-    monkeypatch.setattr(cw.queue, "_queue_get", again)
-    monkeypatch.setattr(cw.queue, "time", types.SimpleNamespace(monotonic_ns=lambda: next(now)))
-    with pytest.raises(standard.Empty):
-        q.get(timeout=10)
-    assert left == [10_000_000_000, 1_000_000_000]
 
 
 def test_after_close_nothing_works() -> None:

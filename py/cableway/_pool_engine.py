@@ -27,7 +27,7 @@ from functools import partial
 from multiprocessing import util
 from typing import Any
 
-from cableway import _idle, _imports, _pool_chunks
+from cableway import _idle, _imports, _pool_chunks, _pool_exit
 from cableway import _pool_wire as wire
 from cableway._pool_buffers import BlockStore
 from cableway._pool_callbacks import Callbacks
@@ -161,7 +161,9 @@ class Engine:
         if self._error is not None:
             raise self._error
         if self.state != RUN:
-            raise ValueError("Pool not running")
+            refusal = _pool_exit.cut_short(ValueError("Pool not running"))
+            _pool_exit.hold(refusal)
+            raise refusal
 
     def call(
         self, function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
@@ -173,7 +175,7 @@ class Engine:
         if found is None:
             return None
         try:
-            answer = self.dispatch.call(
+            answer = self._call(
                 wire.APPLY,
                 found.described,
                 function,
@@ -189,10 +191,18 @@ class Engine:
         del answer  # as below
         if success:
             return (value,)
+        _pool_exit.hold(value)
         try:
             raise value
         finally:
             del value  # the exception's traceback holds this frame, and it the arguments
+
+    def _call(self, *call: Any) -> Any:
+        try:
+            return self.dispatch.call(*call)
+        except Error as error:
+            _pool_exit.hold(error)
+            raise
 
     def shared_by(self, job: Job, items: tuple[Any, ...], chunksize: int) -> Shared | None:
         """What the tasks of a job over items have in common."""
@@ -441,8 +451,10 @@ class Engine:
         """What becomes of calls that the end has cut short."""
         if self._error is not None:
             return self._error
-        return Error(
-            "the Pool was terminated before this call had ended; nothing of it will come any more"
+        return _pool_exit.cut_short(
+            Error(
+                "the Pool was terminated before this call had ended; nothing of it will come any more"
+            )
         )
 
 
@@ -455,6 +467,7 @@ _exit_watch: Any = None
 
 def _end_running() -> None:
     """Before the engines' own finalizers: whose start this waits for is not among those that are run now."""
+    _pool_exit.begin()
     _starts.close()
     for engine in list(_running):
         engine.terminate()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from cableway import _pool_exit
 from cableway._pool_jobs import FINISHED, Job, Outcome, Source, Task, name_of
 from cableway._pool_wire import APPLY
 from cableway.errors import Timeout
@@ -100,6 +101,7 @@ class AsyncResult(Outcome, Job):
                 )
         if self._success:
             return self._result
+        _pool_exit.hold(self._result)
         try:
             raise self._result
         finally:

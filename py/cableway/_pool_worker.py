@@ -143,6 +143,7 @@ class _Handler:
     def __init__(self, end: Any, gpu: OwnGpu | None, group: int) -> None:
         self._end = end
         self._gpu = gpu
+        self._interrupted = False  # by a SIGINT, and not by a task that raises what looks so
         self._store = BlockStore(_KEEP_BYTES)
         self._own = _Own()
         self._encoder = wire.Encoder(
@@ -221,8 +222,8 @@ class _Handler:
             return self._encoder.encode(0, 0, _traceback(error), _encoding_error(error, value))
 
     def encode_exception(self, error: BaseException) -> tuple[bytes, int]:
-        """An exception of the task's as a message. What ends the process goes on its way."""
-        if isinstance(error, KeyboardInterrupt):
+        """An exception of the task's as a message. What ends the process goes on its way: sys.exit, and a SIGINT."""
+        if isinstance(error, KeyboardInterrupt) and self._interrupted:
             sys.exit(_INTERRUPTED)
         if isinstance(error, SystemExit):
             raise error
@@ -299,6 +300,7 @@ class _Handler:
         """SIGINT: ends a task that runs, and the worker with it. Between tasks it is the parent's to decide."""
         if self._end.running:
             self._end.running = False
+            self._interrupted = True
             raise KeyboardInterrupt
 
 

@@ -208,3 +208,89 @@ def test_an_executor_whose_initializer_failed_is_broken(forked: cw.Pool) -> None
         with pytest.raises(cw.executor.ExecutorBroken):
             executor.submit(tasks.square, 2).result(LONG)
         assert isinstance(executor._broken, str) and executor._broken
+
+
+# ---- the ends
+
+
+def interrupted_by_itself(x: Any = None) -> None:
+    raise KeyboardInterrupt(f"not from the keyboard: {x}")
+
+
+def test_a_keyboard_interrupt_that_a_task_raises_itself_is_its_exception(method: str) -> None:
+    with cw.Executor(1, method) as executor:
+        pid = executor.submit(tasks.pid).result()
+        with pytest.raises(KeyboardInterrupt, match="not from the keyboard: 1"):
+            executor.submit(interrupted_by_itself, 1).result(LONG)
+        assert executor.submit(tasks.pid).result(LONG) == pid
+    with cw.Pool(1, context=method) as pool:
+        pid = pool.apply(tasks.pid)
+        for call in (
+            lambda: pool.apply(interrupted_by_itself, (1,)),
+            lambda: pool.map(interrupted_by_itself, [1]),
+            lambda: next(pool.imap_unordered(interrupted_by_itself, [1])),
+        ):
+            with pytest.raises(KeyboardInterrupt, match="not from the keyboard: 1"):
+                call()
+        assert pool.apply(tasks.pid) == pid
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "pool.map(abs, range(20))",
+        "pool.apply(abs, (-1,))",
+        "pool.apply_async(abs, (-1,)).get()",
+        "list(pool.imap(abs, range(20)))",
+        "list(pool.imap_unordered(abs, iter(range(20))))",
+    ],
+)
+def test_a_daemon_thread_that_uses_a_pool_at_exit_prints_nothing(script: Any, use: str) -> None:
+    text = f"""
+        import threading
+        import cableway as cw
+
+        def go():
+            while True:
+                {use}
+                begun.set()
+
+        if __name__ == "__main__":
+            pool, begun = cw.Pool(2), threading.Event()
+            threading.Thread(target=go, daemon=True).start()
+            begun.wait()
+    """
+    for _ in range(3):
+        assert script(text).stderr == ""
+
+
+def test_who_uses_a_pool_in_an_exit_handler_is_told_that_it_has_ended(script: Any) -> None:
+    text = """
+        import atexit, threading
+
+        def late():
+            errors = []
+            def use():
+                for call in (lambda: result.get(), lambda: pool.map(abs, [1])):
+                    try:
+                        call()
+                    except Exception as error:
+                        errors.append(error)
+            use()
+            thread = threading.Thread(target=use)
+            thread.daemon = False
+            try:
+                thread.start()
+                thread.join()
+            except RuntimeError:  # from Python 3.12 on
+                use()
+            print(len(errors))
+
+        atexit.register(late)
+        import cableway as cw, time
+
+        if __name__ == "__main__":
+            pool = cw.Pool(1)
+            result = pool.apply_async(time.sleep, (60,))
+    """
+    assert script(text).stdout == "4\n"

@@ -387,6 +387,11 @@ class Engine:
         job.settle()
         self._called_back.discard(job)
 
+    @property
+    def helper_thread(self) -> threading.Thread:
+        """Which sees to the engine until its end."""
+        return self._helper.thread
+
     def workers(self) -> list[Any]:
         """The processes of the workers that live, as multiprocessing has them. Any thread."""
         return self._crew.show()

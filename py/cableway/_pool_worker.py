@@ -8,6 +8,8 @@ It holds nothing that others need: what it had is known to the broker.
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
 import pickle
 import signal
@@ -40,6 +42,7 @@ __all__ = ["FAILED", "READY", "ParentId", "Place", "main"]
 
 READY, FAILED = 1, 2  # what a worker tells of itself; FAILED goes with a message
 
+_LOGGER = logging.getLogger("concurrent.futures")
 _KEEP_BYTES = 128 << 20  # memory for results that a worker keeps
 _INTERRUPTED = 130  # exit code after SIGINT in a task, as shells have it
 _ORPHANED = 1
@@ -374,10 +377,13 @@ def _main(
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
+            if not multiprocessing.current_process().daemon:  # an Executor's
+                _LOGGER.critical("Exception in initializer:", exc_info=True)  # as its users expect
             message, _ = handler.encode_exception(error)
+            signal.signal(signal.SIGTERM, _leave)
             end.tell(FAILED, message)
-            signal.pause()  # until the parent, which reads it first, ends us
-            sys.exit(1)
+            while True:  # until the parent, which reads it first, ends us
+                signal.pause()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, handler.interrupt)
     end.tell(READY, b"")
@@ -388,6 +394,12 @@ def _main(
         handler.leaving.wait()
         util._flush_std_streams()  # type: ignore[attr-defined]
         os._exit(0)  # libraries would tidy up on a GPU that does not answer them
+
+
+def _leave(number: int, frame: Any) -> None:
+    """The parent has read why this worker failed. It ends as by itself: what it has logged into a queue gets there."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(1)
 
 
 def _begin(

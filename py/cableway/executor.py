@@ -376,6 +376,11 @@ class Executor(futures.Executor):
         return False if engine is None or engine.error is None else str(broken(engine.error))
 
     @property
+    def _executor_manager_thread(self) -> threading.Thread | None:
+        """The thread that ends when all is done: joined to see that nothing is left."""
+        return None if self._engine is None else self._engine.helper_thread
+
+    @property
     def _shutdown_thread(self) -> bool:
         return self._is_shut_down
 

@@ -223,7 +223,8 @@ class Pool(_Standard):
             func: called with one item.
             iterable: read as a whole before the first task begins.
             chunksize: items that a worker takes at one go; None for a quarter of its even share, or less where they are
-                quicker to send so (never with maxtasksperchild), with devices for 1.
+                quicker to send so (never with maxtasksperchild), with devices for 1. Below 1 it is refused
+                (the standard library calls nothing then, and returns a list of None).
             progress: True shows how far it is (by tqdm, where it is installed), or a callable like tqdm's:
                 called with total=len(iterable), it gives an object with update(n) and close().
 

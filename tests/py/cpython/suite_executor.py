@@ -16,11 +16,13 @@ import cableway as cw
 
 _PRIVATE = "looks at private attributes of ProcessPoolExecutor"
 _ALONE = "ours fails this task alone, and with the error itself; see test_executor.py"
+_AT_ONCE = "ours starts all workers with the first task"
 _NO_EXIT = "here sys.exit in a worker is its death, told as such; see test_executor.py"
 LEFT_OUT = {
     "test_max_workers_too_large": "a limit of Windows",
     "test_killed_child": "the whole pool breaks there; ours fails the task alone (test_executor.py)",
-    "test_idle_process_reuse_one": "ours starts all workers with the first task",
+    "test_idle_process_reuse_one": _AT_ONCE,
+    "test_idle_process_reuse_multiple": _AT_ONCE,
     "test_max_tasks_per_child_defaults_to_spawn_context": "ours works with fork too",
     "test_python_finalization_error": _PRIVATE,
     "test_gh105829_should_not_deadlock_if_wakeup_pipe_full": _PRIVATE,

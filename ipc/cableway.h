@@ -565,6 +565,18 @@ int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns);
 void cw_item_deinit(cw_item *item);
 /* Numbers, as they are at some moment of the call. Does not block. */
 void cw_queue_look_at(cw_queue *queue, cw_queue_info *out);
+/*
+ * To watch a queue without taking part, for a descriptor that others poll: begin; look at it
+ * (cw_queue_look_at); sleep until items may have been put (taken 0), or taken (1), since begin. A
+ * sight is one thread's, zeros at first. The sleep returns 0, also for nothing: begin again; or
+ * -EINTR. rouse ends the sleeps of all who watch.
+ */
+typedef struct cw_queue_sight_words {
+    uint64_t words[5];
+} cw_queue_sight_words;
+void cw_queue_watch_begin(cw_queue *queue, int taken, cw_queue_sight_words *sight);
+int cw_queue_watch_wait(cw_queue *queue, cw_queue_sight_words *sight);
+void cw_queue_watch_rouse(cw_queue *queue);
 /* An item that was taken is done with. -EINVAL: more often than there were items. */
 int cw_queue_task_done(cw_queue *queue);
 /* Waits until each item that was put is done with. Blocks. -ETIMEDOUT, -EINTR. */

@@ -567,6 +567,28 @@ void cw_queue_look_at(cw_queue *queue, cw_queue_info *out) {
                            .memory_bytes = size};
 }
 
+_Static_assert(sizeof(struct cw_queue_sight) <= sizeof(cw_queue_sight_words), "room");
+
+void cw_queue_watch_begin(cw_queue *queue, int taken, cw_queue_sight_words *sight) {
+    struct cw_queue_sight own;
+    memcpy(&own, sight, sizeof own);
+    cw_queue_watch(&queue->head->core, taken != 0, &own);
+    memcpy(sight, &own, sizeof own);
+}
+
+int cw_queue_watch_wait(cw_queue *queue, cw_queue_sight_words *sight) {
+    (void)queue;
+    struct cw_queue_sight own;
+    memcpy(&own, sight, sizeof own);
+    int code = cw_queue_watch_sleep(&own);
+    memcpy(sight, &own, sizeof own);
+    return code;
+}
+
+void cw_queue_watch_rouse(cw_queue *queue) {
+    cw_queue_rouse(&queue->head->core);
+}
+
 int cw_queue_task_done(cw_queue *queue) {
     return !queue ? cw_needs("a queue") : cw_queue_done(&queue->head->core);
 }

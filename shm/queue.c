@@ -327,6 +327,31 @@ void cw_queue_get_cancel(struct cw_queue_core *queue) {
     turn_release(&queue->get);
 }
 
+/* ---- who watches ---- */
+
+void cw_queue_watch(struct cw_queue_core *queue, bool taken, struct cw_queue_sight *sight) {
+    sight->end = taken ? &queue->get : &queue->put;
+    sight->bell = taken ? &queue->freed : &queue->filled;
+    sight->rings = cw_bell_announce(sight->bell);
+    /* Q5: as in await(), before the caller looks. */
+    sight->holder = CW_LOAD(Q5, &sight->end->turn, seq_cst);
+    if (!sight->holder || !sight->look_ns)
+        sight->look_ns = LOOK_FIRST_NS;
+}
+
+int cw_queue_watch_sleep(struct cw_queue_sight *sight) {
+    struct waiting waiting = {.end_ns = -1, .look_ns = sight->look_ns};
+    int code = sleep_at(sight->bell, sight->rings, &waiting, sight->holder != 0);
+    sight->look_ns = waiting.look_ns;
+    clear_dead(sight->end, sight->holder);
+    return code;
+}
+
+void cw_queue_rouse(struct cw_queue_core *queue) {
+    cw_bell_rouse(&queue->filled);
+    cw_bell_rouse(&queue->freed);
+}
+
 /* ---- who waits until all is done ---- */
 
 uint64_t cw_queue_count_done(struct cw_queue_core *queue) {

@@ -125,6 +125,26 @@ void cw_queue_get_commit(struct cw_queue_core *queue, struct cw_queue_place *pla
                          bool lost);
 void cw_queue_get_cancel(struct cw_queue_core *queue);
 
+/*
+ * Who watches a queue and takes no part: announces, then looks, then sleeps until that end may have
+ * moved since. It sleeps where the other end does, and as that does: at `filled` to see items put,
+ * at `freed` to see items taken; so each death above leaves it awake, or nothing to see. Any number
+ * may watch. What it costs the others is what a sleeper costs them: a system call an item while it
+ * sleeps.
+ */
+struct cw_queue_sight { /* private; zeros at first */
+    struct cw_queue_end *end;
+    struct cw_bell *bell;
+    uint64_t holder; /* who had the turn of that end */
+    int64_t look_ns; /* how long the next sleep is, if somebody had */
+    uint32_t rings;
+};
+void cw_queue_watch(struct cw_queue_core *queue, bool taken, struct cw_queue_sight *sight);
+/* 0: look again; -EINTR. */
+int cw_queue_watch_sleep(struct cw_queue_sight *sight);
+/* Ends the sleep of all who watch and have announced it: it is theirs to know why. */
+void cw_queue_rouse(struct cw_queue_core *queue);
+
 /* Where an end stands; never waits. */
 void cw_queue_look(struct cw_queue_end *end, struct cw_queue_place *place);
 

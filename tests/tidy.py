@@ -27,6 +27,7 @@ LONG_FILES = {
     "tests/unit/test_client.c": "the promises of one interface, one after another",
     "tests/unit/test_dispatch.c": "the promises of one noun, one after another",
     "tests/unit/test_pool.c": "the promises of one interface, one after another",
+    "tests/unit/test_queue.c": "the promises of one interface, one after another",
     "tests/unit/test_shm_directory.c": "the promises of one noun, one after another",
 }
 # Functions that may be longer, and why.

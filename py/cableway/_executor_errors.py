@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from concurrent import futures
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures.process import BrokenProcessPool, _RemoteTraceback
+from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
+from typing import Any
 
 from cableway.errors import Error, Timeout, WorkerDied
 
@@ -26,7 +28,10 @@ class ExecutorTimeout(Timeout, futures.TimeoutError):
 
 
 def as_told(error: BaseException) -> BaseException:
-    """A worker's death as the executor's users expect it; all else as it is."""
+    """A worker's death as the executor's users expect it; all else as it is, with the cause of that class that it has there."""
+    cause: Any = error.__cause__
+    if type(cause) is RemoteTraceback:
+        error.__cause__ = _RemoteTraceback(cause.tb)
     if type(error) is not WorkerDied:
         return error
     return ExecutorWorkerDied(

@@ -43,11 +43,12 @@ class Worker:
         group: in which group it is.
         part: which one of its group, from 0 on.
         cpus: its share of the cores near its GPU; None: it has none.
+        shown: the caller has its process, and may be asking it: its descriptors stay as long as that.
     """
 
     __slots__ = (
-        "cpus", "exitcode", "fault", "group", "overran", "overran_tasks", "part", "pid", "pidfd", "process", "ready", "slot",
-        "stderr", "told_to_leave",
+        "cpus", "exitcode", "fault", "group", "overran", "overran_tasks", "part", "pid", "pidfd", "process", "ready", "shown",
+        "slot", "stderr", "told_to_leave",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +68,7 @@ class Worker:
         self.fault: str | None = None
         self.stderr = stderr
         self.cpus: list[int] | None = None
+        self.shown = False
 
 
 class Crew:
@@ -260,6 +262,13 @@ class Crew:
         """The workers that were not discarded. Any thread."""
         return [worker for worker in self._workers if worker is not None]
 
+    def show(self) -> list[BaseProcess]:
+        """The processes of the living, for the caller to keep. Any thread."""
+        found = [worker for worker in self.living() if worker.pid]
+        for worker in found:
+            worker.shown = True
+        return [worker.process for worker in found]
+
     def at(self, slot: int) -> Worker | None:
         """The worker in a slot. Any thread."""
         return self._workers[slot]
@@ -313,7 +322,8 @@ class Crew:
         if worker.pidfd >= 0:
             os.close(worker.pidfd)
             worker.pidfd = -1
-        _pool_process.let_go(worker.process)
+        if not worker.shown:
+            _pool_process.let_go(worker.process)
         if worker.stderr is not None:
             if self._watched.pop(worker.stderr.fd, None) is not None and not self._epoll.closed:
                 # Closing does not do it: children that were forked meanwhile have the pipe too.

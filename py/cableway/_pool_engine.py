@@ -23,10 +23,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from multiprocessing import util
 from typing import Any
 
-from cableway import _idle, _imports, _pool_chunks
+from cableway import _idle, _imports, _pool_chunks, _pool_exit
 from cableway import _pool_wire as wire
 from cableway._pool_buffers import BlockStore
 from cableway._pool_callbacks import Callbacks
@@ -51,7 +52,6 @@ __all__ = ["CLOSE", "RUN", "TERMINATE", "Engine"]
 RUN, CLOSE, TERMINATE = "RUN", "CLOSE", "TERMINATE"
 
 _KEEP_BYTES = 512 << 20  # memory for arguments that the parent keeps
-_START_DEATHS_MAX = 3
 _SLICE_SECONDS = (
     1.0  # a signal may come just before the sleep: who waits for ever looks up now and then
 )
@@ -98,10 +98,12 @@ class Engine:
         self.state = RUN
         self.abandoned = False  # set without a lock by the Pool's finaliser
         self.options = options
+        self.context = context
         self._store = BlockStore(_KEEP_BYTES)
         self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
         self._over = False
         self._feeding: set[Feeder] = set()
+        self._called_back: set[Job] = set()  # those whose callback has not returned
         self._waiters: set[int] = set()  # threads that wait for a job
         self._error: BaseException | None = None  # why nothing works any more
 
@@ -159,7 +161,9 @@ class Engine:
         if self._error is not None:
             raise self._error
         if self.state != RUN:
-            raise ValueError("Pool not running")
+            refusal = _pool_exit.cut_short(ValueError("Pool not running"))
+            _pool_exit.hold(refusal)
+            raise refusal
 
     def call(
         self, function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
@@ -171,7 +175,7 @@ class Engine:
         if found is None:
             return None
         try:
-            answer = self.dispatch.call(
+            answer = self._call(
                 wire.APPLY,
                 found.described,
                 function,
@@ -187,10 +191,18 @@ class Engine:
         del answer  # as below
         if success:
             return (value,)
+        _pool_exit.hold(value)
         try:
             raise value
         finally:
             del value  # the exception's traceback holds this frame, and it the arguments
+
+    def _call(self, *call: Any) -> Any:
+        try:
+            return self.dispatch.call(*call)
+        except Error as error:
+            _pool_exit.hold(error)
+            raise
 
     def shared_by(self, job: Job, items: tuple[Any, ...], chunksize: int) -> Shared | None:
         """What the tasks of a job over items have in common."""
@@ -259,10 +271,12 @@ class Engine:
                 self._waiters.discard(me)
 
     def notify(self) -> None:
-        """Something has changed for who waits, in another thread than this one."""
+        """Something has changed for who waits, in any thread."""
         waiters = self._waiters
         if waiters and (len(waiters) > 1 or threading.get_ident() not in waiters):
             self.dispatch.tell(False)
+        elif waiters:
+            self.dispatch.note()  # in a signal's handler, perhaps, just before this thread sleeps
 
     def collect(self) -> bool:
         """Sees to the answers that are there. True, so that it can stand in a condition."""
@@ -364,9 +378,32 @@ class Engine:
         if job.shared is not None:
             job.shared.close()
         if job.calls_back:
-            self._callbacks.run(job.call_back, job.settle)
+            self._called_back.add(job)
+            self._callbacks.run(job.call_back, partial(self._was_called_back, job))
         else:
             job.settle()
+
+    def _was_called_back(self, job: Job) -> None:
+        job.settle()
+        self._called_back.discard(job)
+
+    @property
+    def helper_thread(self) -> threading.Thread:
+        """Which sees to the engine until its end."""
+        return self._helper.thread
+
+    def workers(self) -> list[Any]:
+        """The processes of the workers that live, as multiprocessing has them. Any thread."""
+        return self._crew.show()
+
+    def unfinished(self) -> list[Any]:
+        """The jobs that have not ended, but for calls that their callers wait for; those under way first. Any thread. One
+        whose answer another thread is at may be missing.
+        """
+        with self._lock:
+            feeding = [feeder.job() for feeder in list(self._feeding)]
+        found = [*self.dispatch.owners(), *self._outgoing.jobs(), *feeding, *self._called_back]
+        return [job for job in dict.fromkeys(found) if job is not None and not job.settled]
 
     # ---- its state, for the helper
 
@@ -419,8 +456,10 @@ class Engine:
         """What becomes of calls that the end has cut short."""
         if self._error is not None:
             return self._error
-        return Error(
-            "the Pool was terminated before this call had ended; nothing of it will come any more"
+        return _pool_exit.cut_short(
+            Error(
+                "the Pool was terminated before this call had ended; nothing of it will come any more"
+            )
         )
 
 
@@ -433,6 +472,7 @@ _exit_watch: Any = None
 
 def _end_running() -> None:
     """Before the engines' own finalizers: whose start this waits for is not among those that are run now."""
+    _pool_exit.begin()
     _starts.close()
     for engine in list(_running):
         engine.terminate()

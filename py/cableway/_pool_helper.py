@@ -74,7 +74,7 @@ class Helper:
         self._later: list[Any] = []  # answers whose blocks could not be opened, as delivered
         self._until: dict[Any, float] = {}  # of each: how long it is tried
         self._ended = False
-        self._thread = threading.Thread(target=self._serve, name="cableway-pool", daemon=True)
+        self.thread = threading.Thread(target=self._serve, name="cableway-pool", daemon=True)
 
     @property
     def _engine(self) -> Engine:
@@ -85,10 +85,10 @@ class Helper:
     def start(self) -> None:
         """Starts it; if that fails, workers are ended."""
         try:
-            self._thread.start()
+            self.thread.start()
         except BaseException:
             self._engine.abandoned = True
-            if self._thread.ident is None:  # it will never run
+            if self.thread.ident is None:  # it will never run
                 self._end()
             else:
                 self._engine.wake()
@@ -96,8 +96,8 @@ class Helper:
 
     def join(self) -> None:
         """Waits for its end; returns at once where it calls this itself."""
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        if threading.current_thread() is not self.thread:
+            self.thread.join()
 
     def defer(self, work: Callable[[], object]) -> None:
         """Does something soon, on the helper's thread. Any thread."""
@@ -112,7 +112,7 @@ class Helper:
     @property
     def is_needed(self) -> bool:
         """Whether this thread leaves to the helper what may have to be done again."""
-        return not self._ended and threading.current_thread() is not self._thread
+        return not self._ended and threading.current_thread() is not self.thread
 
     def sees_to(self, why_not: Exception, entry: Any) -> bool:
         """What becomes of an answer whose blocks cannot be opened: whether it is none any more, at least not now. On the
@@ -196,7 +196,7 @@ class Helper:
                 self._start_deaths = 0
             else:
                 message = wire.Message(failure)
-                error = message.open() or decoded(message, "the initializer's exception")[1]
+                error = message.open() or decoded(message, "the initializer")[1]
                 self._engine.fail(error)
                 worker.process.terminate()
 

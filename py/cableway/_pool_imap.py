@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from cableway import _pool_exit
 from cableway._pool_jobs import Job, Source, Task, name_of
 from cableway.errors import Timeout
 
@@ -152,6 +153,7 @@ class IMapIterator(Job):
                 self._progress.close()
             raise StopIteration
         if self._abort is not None:
+            _pool_exit.hold(self._abort)
             try:
                 raise self._abort
             finally:

@@ -46,6 +46,23 @@ def printed(message: wire.Message) -> str:
     return bytes(message.lead).decode("utf-8", "replace")
 
 
+class MaybeDecodingError(MaybeEncodingError):  # type: ignore[misc]
+    """What a task had sent cannot be unpickled at the caller.
+
+    The standard library has no such error: there, nobody answers the call then. It is a `MaybeEncodingError`, which is what
+    programs catch.
+    """
+
+    def __init__(self, exc: BaseException | str, value: str) -> None:
+        super().__init__(exc, value)
+        self.exc = exc if isinstance(exc, str) else repr(exc)  # a copy has the text already
+        self.value = value
+        self.args = (self.exc, value)
+
+    def __str__(self) -> str:
+        return f"{self.value} was sent, but cannot be unpickled here: {self.exc}"
+
+
 def undecodable(error: BaseException, what: str, text: str = "") -> BaseException:
     """The exception for a result or an exception that cannot be unpickled here; text: its own traceback.
 
@@ -53,8 +70,8 @@ def undecodable(error: BaseException, what: str, text: str = "") -> BaseExceptio
     """
     if isinstance(error, Error) and not text:
         return error
-    found: BaseException = MaybeEncodingError(
-        error, f"<what {what} sent, which cannot be unpickled here>"
+    found = MaybeDecodingError(
+        error, f"the exception of {what}" if text else f"the result of {what}"
     )
     found.__cause__ = RemoteTraceback(f'\n"""\n{text}"""') if text else error
     return found

@@ -95,6 +95,11 @@ class Outgoing:
         with self._lock:
             self.pending.appendleft(task)
 
+    def jobs(self) -> list[Any]:
+        """Those of all that waits."""
+        with self._lock:
+            return [job_of(work) for work in list(self.pending)]
+
     def take_all(self) -> list[Job]:
         """The jobs of all that waits, which it does no more. Once the dispatch is shut."""
         with self._lock:

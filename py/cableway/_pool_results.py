@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from cableway import _pool_exit
 from cableway._pool_jobs import FINISHED, Job, Outcome, Source, Task, name_of
 from cableway._pool_wire import APPLY
 from cableway.errors import Timeout
@@ -100,6 +101,7 @@ class AsyncResult(Outcome, Job):
                 )
         if self._success:
             return self._result
+        _pool_exit.hold(self._result)
         try:
             raise self._result
         finally:
@@ -183,6 +185,13 @@ class MapResult(AsyncResult):
         self._first_error: BaseException | None = None
 
     @property
+    def _number_left(self) -> int:
+        """As the standard library's, which programs read to show how far a map is: tasks that have not ended."""
+        if not self.settled and self.engine is not None:
+            self.engine.collect()
+        return len(self._left)
+
+    @property
     def items_done(self) -> int:
         """How many items have their result, or their exception."""
         return max(0, self.length - len(self._left) * self._chunksize)
@@ -206,7 +215,9 @@ class MapResult(AsyncResult):
         if source is not None and self._left:
             self.engine.submit(self, source)
         else:
-            super().task_done(0, True, self._list)  # there is nothing to do
+            with _settling:
+                self._success, self._result, self._ended = True, self._list, True
+            self.settle()  # there is nothing to do, and as in the standard library no callback
 
     def span(self, number: int) -> tuple[int, int] | None:
         """Which items a task has."""

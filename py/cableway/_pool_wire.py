@@ -39,8 +39,8 @@ from cableway._pool_buffers import (
 )
 from cableway._pool_main import Main
 from cableway._pool_shared import Shared
+from cableway._pool_table import ARRAY, GIVEN, HEADER, IN, IN_BLOCK, OUT, PRIVATE, Entry, entries_in
 from cableway._pool_table import BY_PICKLE as _BY_PICKLE
-from cableway._pool_table import GIVEN, HEADER, IN_BLOCK, PRIVATE, Entry, entries_in
 from cableway.array import Array
 from cableway.client import current
 from cableway.constant import Constant
@@ -338,7 +338,7 @@ class Message:
 
     __slots__ = (
         "_answer", "_cells", "_count", "_flags", "_lengths", "_rest", "_whole",
-        "block_bytes", "body", "buffers", "by_pickle", "call", "is_open", "lead", "opened", "task",
+        "back_bytes", "block_bytes", "body", "buffers", "by_pickle", "call", "is_open", "lead", "opened", "task",
     )  # fmt: skip
 
     def __init__(self, data: Any) -> None:
@@ -353,6 +353,7 @@ class Message:
         self.buffers: list[Any] = []
         self.by_pickle: list[Any] = []
         self.block_bytes = 0
+        self.back_bytes = 0
         self.is_open = False
         self.opened: list[tuple[bytes, Any]] | None = []  # what its handles are opened into
 
@@ -377,13 +378,16 @@ class Message:
         lead, body = _pool_table.split(rest, self._count, *self._lengths)
         buffers: list[Any] = []
         by_pickle: list[Any] = []
-        block_bytes = 0
+        block_bytes = back_bytes = 0
         if self._count:
             entries = entries_in(rest, self._count)
             if self._cells is None:
                 self._cells = [Held() for _ in entries]
             for number, (cell, entry) in enumerate(zip(self._cells, entries, strict=True)):
-                block_bytes += entry.nbytes
+                if entry.flags & (GIVEN | IN | OUT) != GIVEN | OUT:  # else nothing is in it yet
+                    block_bytes += entry.nbytes
+                if entry.flags & (OUT | ARRAY) == OUT:
+                    back_bytes += entry.nbytes
                 if entry.flags & GIVEN:
                     if given is None:
                         return ValueError("a message has an entry that only a task can have")
@@ -397,7 +401,8 @@ class Message:
                 buffers.append(buffer_of(cell, entry.nbytes))
                 if entry.flags & _BY_PICKLE:
                     by_pickle.append(memoryview(buffers[-1]))
-        self.lead, self.body, self.block_bytes = lead, body, block_bytes
+        self.lead, self.body = lead, body
+        self.block_bytes, self.back_bytes = block_bytes, back_bytes
         self.buffers, self.by_pickle = buffers, by_pickle
         self.is_open = True
         if self._answer is not None:

@@ -8,6 +8,8 @@ It holds nothing that others need: what it had is known to the broker.
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
 import pickle
 import signal
@@ -40,6 +42,7 @@ __all__ = ["FAILED", "READY", "ParentId", "Place", "main"]
 
 READY, FAILED = 1, 2  # what a worker tells of itself; FAILED goes with a message
 
+_LOGGER = logging.getLogger("concurrent.futures")
 _KEEP_BYTES = 128 << 20  # memory for results that a worker keeps
 _INTERRUPTED = 130  # exit code after SIGINT in a task, as shells have it
 _ORPHANED = 1
@@ -143,6 +146,7 @@ class _Handler:
     def __init__(self, end: Any, gpu: OwnGpu | None, group: int) -> None:
         self._end = end
         self._gpu = gpu
+        self._interrupted = False  # by a SIGINT, and not by a task that raises what looks so
         self._store = BlockStore(_KEEP_BYTES)
         self._own = _Own()
         self._encoder = wire.Encoder(
@@ -182,7 +186,7 @@ class _Handler:
             return self._call_with_arrays(data, function)
         constants_before = met.count
         message = self._arguments.read(data, self._end.place)
-        self._end.extra_in = message.block_bytes
+        self._end.extra_in, self._end.extra_back = message.block_bytes, message.back_bytes
         came_along = function is None
         if came_along:
             function, args = wire.loads(message)
@@ -221,8 +225,8 @@ class _Handler:
             return self._encoder.encode(0, 0, _traceback(error), _encoding_error(error, value))
 
     def encode_exception(self, error: BaseException) -> tuple[bytes, int]:
-        """An exception of the task's as a message. What ends the process goes on its way."""
-        if isinstance(error, KeyboardInterrupt):
+        """An exception of the task's as a message. What ends the process goes on its way: sys.exit, and a SIGINT."""
+        if isinstance(error, KeyboardInterrupt) and self._interrupted:
             sys.exit(_INTERRUPTED)
         if isinstance(error, SystemExit):
             raise error
@@ -299,6 +303,7 @@ class _Handler:
         """SIGINT: ends a task that runs, and the worker with it. Between tasks it is the parent's to decide."""
         if self._end.running:
             self._end.running = False
+            self._interrupted = True
             raise KeyboardInterrupt
 
 
@@ -372,10 +377,13 @@ def _main(
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
+            if not multiprocessing.current_process().daemon:  # an Executor's
+                _LOGGER.critical("Exception in initializer:", exc_info=True)  # as its users expect
             message, _ = handler.encode_exception(error)
+            signal.signal(signal.SIGTERM, _leave)
             end.tell(FAILED, message)
-            signal.pause()  # until the parent, which reads it first, ends us
-            sys.exit(1)
+            while True:  # until the parent, which reads it first, ends us
+                signal.pause()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, handler.interrupt)
     end.tell(READY, b"")
@@ -386,6 +394,12 @@ def _main(
         handler.leaving.wait()
         util._flush_std_streams()  # type: ignore[attr-defined]
         os._exit(0)  # libraries would tidy up on a GPU that does not answer them
+
+
+def _leave(number: int, frame: Any) -> None:
+    """The parent has read why this worker failed. It ends as by itself: what it has logged into a queue gets there."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(1)
 
 
 def _begin(

@@ -21,6 +21,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
+from concurrent.futures.process import _WorkItem
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -122,7 +123,7 @@ class Executor(futures.Executor):
             initializer, initargs, max_tasks_per_child, retries, task_timeout, capture_stderr
         )
         self._max_workers = max_workers
-        self._context = mp_context
+        self._mp_context = mp_context
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._starter: int | None = None  # the process that has begun to start it
@@ -153,7 +154,7 @@ class Executor(futures.Executor):
         try:
             engine = Engine(
                 self._max_workers,
-                self._context,
+                self._mp_context,
                 self._options,
                 daemon=False,
                 devices=self._devices,
@@ -359,6 +360,44 @@ class Executor(futures.Executor):
         if engine is not None and engine.pid == getpid() and engine.state == RUN:
             engine.abandoned = True  # what is under way holds the executor: nothing is left to do
             engine.wake()
+
+    # ---- what programs read of ProcessPoolExecutor beside its interface (and _max_workers, _mp_context)
+
+    @property
+    def _processes(self) -> dict[int, Any]:
+        """The workers' processes, by pid."""
+        engine = self._engine
+        return {} if engine is None else {process.pid: process for process in engine.workers()}
+
+    @property
+    def _broken(self) -> str | bool:
+        """Why it does nothing any more; False as long as it does."""
+        engine = self._engine
+        return False if engine is None or engine.error is None else str(broken(engine.error))
+
+    @property
+    def _executor_manager_thread(self) -> threading.Thread | None:
+        """The thread that ends when all is done: joined to see that nothing is left."""
+        return None if self._engine is None else self._engine.helper_thread
+
+    @property
+    def _shutdown_thread(self) -> bool:
+        return self._is_shut_down
+
+    @property
+    def _pending_work_items(self) -> dict[int, Any]:
+        """What was submitted and is not done, by numbers. What `map` has begun is not among it."""
+        engine = self._engine
+        if engine is None or engine.pid != os.getpid():
+            return {}
+        engine.collect()
+        jobs = [job for job in engine.unfinished() if isinstance(job, Future)]
+        found = [(job, job.function, job._call) for job in jobs]
+        return {
+            number: _WorkItem(job, function, call[0], call[1] if len(call) > 1 else {})
+            for number, (job, function, call) in enumerate(found)
+            if call is not None  # it has ended meanwhile
+        }
 
     def __reduce__(self) -> Any:
         raise NotImplementedError("executors cannot be passed between processes or pickled")

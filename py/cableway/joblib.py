@@ -212,7 +212,7 @@ class CablewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
 
     def __init__(self, context: Any = None, **options: Any) -> None:
         super().__init__(**options)
-        self._context = context
+        self._mp_context = context
         self._executor: Executor | None = None
         self._kind: Any = None
         self._arrays = SharedArrays(readonly=True)
@@ -256,7 +256,7 @@ class CablewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         self._batches = Batches(self._arrays, min_bytes, mode)
         start = self._options.get("initializer"), tuple(self._options.get("initargs", ()))
         self._kind, self._executor = _workers.take(
-            n_jobs, self._prepare_worker_env(n_jobs=n_jobs), self._context, start
+            n_jobs, self._prepare_worker_env(n_jobs=n_jobs), self._mp_context, start
         )
         self.parallel = parallel
         self._nested = None
@@ -282,7 +282,7 @@ class CablewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
 
     def _tell_modules(self, executor: Executor) -> None:
         """Before the workers start, what the first batch of their first call names."""
-        context = executor._context
+        context = executor._mp_context
         if type(context) is _Context and executor._engine is None:
             context.modules.update(self._batches.modules)
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sized
 from multiprocessing.pool import MaybeEncodingError, RemoteTraceback  # type: ignore[attr-defined]
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cableway import _pool_devices, _pool_stats
 from cableway import _pool_wire as wire
@@ -22,6 +22,7 @@ from cableway._pool_engine import RUN, Engine
 from cableway._pool_imap import IMapIterator, IMapUnorderedIterator
 from cableway._pool_jobs import Task
 from cableway._pool_options import Options
+from cableway._pool_outcomes import MaybeDecodingError
 from cableway._pool_progress import Progress
 from cableway._pool_results import AsyncResult, MapResult
 
@@ -29,6 +30,7 @@ __all__ = [
     "AsyncResult",
     "IMapIterator",
     "MapResult",
+    "MaybeDecodingError",
     "MaybeEncodingError",
     "Pool",
     "RemoteTraceback",
@@ -45,8 +47,16 @@ def _get(result: MapResult, progress: Any) -> list[Any]:
         del result  # else an exception's traceback would hold it
 
 
-class Pool:
+if TYPE_CHECKING:
+    _Standard = object
+else:
+    from multiprocessing.pool import Pool as _Standard
+
+
+class Pool(_Standard):
     """A pool of worker processes, to be used as `multiprocessing.Pool`.
+
+    It is an instance of that class, since programs ask (dask, schwimmbad), and has nothing of it.
 
     What differs: NumPy arrays of 64 KiB and more travel through shared memory, in one copy, and are the worker's
     own to write; a `cableway.Array` travels as a handle on the same memory. What standard pickle refuses in
@@ -148,6 +158,7 @@ class Pool:
             initializer, initargs, maxtasksperchild, retries, task_timeout, capture_stderr
         )
         self._engine = Engine(processes, context, options, devices=found)
+        self._told_to_end = False
 
     # ---- one call
 
@@ -212,7 +223,8 @@ class Pool:
             func: called with one item.
             iterable: read as a whole before the first task begins.
             chunksize: items that a worker takes at one go; None for a quarter of its even share, or less where they are
-                quicker to send so (never with maxtasksperchild), with devices for 1.
+                quicker to send so (never with maxtasksperchild), with devices for 1. Below 1 it is refused
+                (the standard library calls nothing then, and returns a list of None).
             progress: True shows how far it is (by tqdm, where it is installed), or a callable like tqdm's:
                 called with total=len(iterable), it gives an object with update(n) and close().
 
@@ -360,7 +372,8 @@ class Pool:
         with devices also for each of "devices". "lent" is, with devices, how many arrays of PyTorch's and CuPy's went
         "shared", without a copy, and how many "copied".
 
-        Seconds are those in which tasks ran; bytes are those of arguments and results as they were sent.
+        Seconds are those in which tasks ran; bytes are those of arguments and results as they were sent, an `Out` with the
+        results.
         """
         return _pool_stats.summary(self._engine.figures(), self._engine.devices)
 
@@ -372,10 +385,12 @@ class Pool:
 
     def close(self) -> None:
         """Takes no more work; the workers end when what was given is done. May be repeated."""
+        self._told_to_end = True
         self._engine.close()
 
     def terminate(self) -> None:
         """Ends the workers at once. Calls that have not ended raise `Error`. May be repeated."""
+        self._told_to_end = True
         self._engine.terminate()
 
     def join(self) -> None:
@@ -398,11 +413,51 @@ class Pool:
 
     def __del__(self, warn: Any = warnings.warn, getpid: Any = os.getpid) -> None:
         engine = getattr(self, "_engine", None)
-        if engine is None or engine.pid != getpid() or engine.state != RUN:
+        if engine is None or engine.pid != getpid():
             return
-        warn(f"unclosed running multiprocessing pool {self!r}", ResourceWarning, source=self)
-        engine.abandoned = True
-        engine.wake()
+        if not self._told_to_end and engine.error is None:  # at exit the engine has ended before
+            warn(f"unclosed running multiprocessing pool {self!r}", ResourceWarning, source=self)
+        if engine.state == RUN:
+            engine.abandoned = True
+            engine.wake()
+
+    # ---- what programs read of multiprocessing.Pool beside its interface
+
+    @property
+    def _pool(self) -> list[Any]:
+        """The workers' processes."""
+        return self._engine.workers()
+
+    @property
+    def _processes(self) -> int:
+        """How many workers there shall be."""
+        return self._engine.processes
+
+    @property
+    def _ctx(self) -> Any:
+        return self._engine.context
+
+    @property
+    def _state(self) -> str:
+        return self._engine.state
+
+    @_state.setter
+    def _state(self, state: str) -> None:
+        """Only __del__ asks for it."""
+        self._engine.state = state
+        self._told_to_end = state != RUN
+
+    @property
+    def _cache(self) -> dict[int, Any]:
+        """The results that are not ready, by numbers: `while pool._cache: ...` waits for all of them. Calls that `apply` or
+        another thread waits for inside the library may be missing.
+        """
+        self._engine.collect()
+        return dict(enumerate(self._engine.unfinished()))
+
+    def _repopulate_pool(self) -> None:
+        """Dead workers are replaced at once in any case."""
+        self._engine.wake()
 
     def __reduce__(self) -> Any:
         raise NotImplementedError("pool objects cannot be passed between processes or pickled")

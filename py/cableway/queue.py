@@ -27,8 +27,9 @@ What differs from the standard library, and why:
 - empty(), full() and qsize() tell what was so at that moment, for all processes: an item that was put is seen at once.
 - A queue can be pickled by whatever means, also into another queue, not only to a child process. Put into itself it
   is gone after `transit_seconds`, unless it was taken.
-- After close() every method raises `QueueClosed`: both the ValueError and the OSError that multiprocessing's methods
-  raise, some the one, some the other. Other processes and other copies of the queue are not concerned.
+- After close() put(), get() and empty() raise `QueueClosed`: both the ValueError and the OSError that multiprocessing's
+  methods raise, some the one, some the other. qsize() and full() tell what was so when it was closed, and so does empty() of
+  a queue that was never used, as there. Other processes and other copies of the queue are not concerned.
 """
 
 from __future__ import annotations
@@ -37,16 +38,18 @@ import errno
 import operator
 import os
 import queue as _standard
+import threading
 import time
 import types
 from typing import Any
 
 from cableway import _dispatch, client
 from cableway import _queue_items as items
+from cableway import _queue_watch as watching
 from cableway import array as arrays
 from cableway._lib import check, check_again, failure, ffi, held, lib
 from cableway.array import Array
-from cableway.errors import QueueBlocked
+from cableway.errors import Error, QueueBlocked
 from cableway.views import Lease, lease_again
 
 __all__ = ["JoinableQueue", "Queue", "SimpleQueue"]
@@ -54,12 +57,15 @@ __all__ = ["JoinableQueue", "Queue", "SimpleQueue"]
 _queue_put, _queue_get = lib.cw_queue_put, lib.cw_queue_get
 _put_address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "cw_queue_put")))
 _get_address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "cw_queue_get")))
+_UNBOUNDED = 0x7FFFFFFF  # multiprocessing's _maxsize of a queue without one
 _forks = 0  # how often this process is the child of a fork
+_watching = threading.RLock()  # decides who makes a watch
 
 
 def _after_fork_in_child() -> None:
-    global _forks
+    global _forks, _watching
     _forks += 1
+    _watching = threading.RLock()  # another thread of the parent may have had it
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -83,11 +89,14 @@ class _Slot:
 class _End:
     """The queue as this process has it open."""
 
-    __slots__ = ("forks", "idle", "max_bytes", "plain", "pointer")
+    __slots__ = (
+        "__weakref__", "forks", "idle", "lease", "max_bytes", "plain", "pointer", "watches",
+    )  # fmt: skip
 
     def __init__(self, memory: Array) -> None:
         out = ffi.gc(ffi.new("cw_queue **"), lib.cwpy_queue_end)
-        check_again(lib.cw_queue_open, arrays.usable(memory._open_lease()), out)
+        self.lease = memory._open_lease()
+        check_again(lib.cw_queue_open, arrays.usable(self.lease), out)
         self.pointer: Any = held(out)
         self.max_bytes: int = lib.cw_queue_max(out[0])
         self.plain = _dispatch.QueueEnd(
@@ -95,6 +104,12 @@ class _End:
         )
         self.idle: list[_Slot] = []  # those that no thread uses now
         self.forks = _forks
+        self.watches: dict[bool, watching.Watch] = {}  # of descriptors that were asked for
+
+    def look(self) -> None:
+        """Something was put or taken here."""
+        for watch in list(self.watches.values()):
+            watch.look()
 
 
 def _nanoseconds(block: bool, timeout: float | None) -> int:
@@ -108,11 +123,29 @@ def _refusal(status: int) -> Exception:
     return QueueBlocked(str(error)) if status == -errno.EBUSY else error
 
 
+class _Left:
+    """What is known of a queue after its close().
+
+    Attributes:
+        used: this object had opened it.
+        info: the numbers of that moment; None if its memory could not be had any more.
+    """
+
+    def __init__(self, closed: _Shared) -> None:
+        self.used = closed._end is not None
+        self.info: Any = None
+        try:
+            self.info = closed._info()
+        except Error:
+            pass
+
+
 class _Shared:
     """What all queues have."""
 
     _memory: Array | None
     _end: _End | None
+    _left: _Left | None = None
 
     def __init__(self, maxsize: int = 0, maxbytes: int | None = None) -> None:
         limit = 0 if maxbytes is None else operator.index(maxbytes)
@@ -141,6 +174,8 @@ class _Shared:
             end = self._open()
         if not end.plain.put(obj):
             self._put_slowly(end, obj, timeout_ns)
+        if end.watches:
+            end.look()
 
     def _put_slowly(self, end: _End, obj: Any, timeout_ns: int) -> None:
         """Whatever the object is, and however long it takes."""
@@ -169,6 +204,7 @@ class _Shared:
         end = self._end
         if end is None or end.forks != _forks:
             end = self._open()
+        give_up = time.monotonic_ns() + timeout_ns if timeout_ns > 0 else 0
         idle = end.idle
         try:
             slot = idle.pop()
@@ -179,18 +215,27 @@ class _Shared:
             if found is not slot:
                 return found
             if slot.status < 0:
-                self._get_slowly(end, slot, slot.status, timeout_ns)
+                self._get_slowly(end, slot, timeout_ns, give_up)
             return items.decode(slot.item)
         finally:
             idle.append(slot)
+            if end.watches:
+                end.look()
 
-    def _get_slowly(self, end: _End, slot: _Slot, status: int, timeout_ns: int) -> None:
-        """After a first attempt: waits on over signals until an item is in the slot, or raises."""
-        give_up = time.monotonic_ns() + timeout_ns if timeout_ns > 0 else 0
+    def _get_slowly(self, end: _End, slot: _Slot, timeout_ns: int, give_up: int) -> None:
+        """After a first attempt: waits on over signals until an item is in the slot, or raises.
+
+        Args:
+            end: this process's.
+            slot: what the first attempt has said stands in it.
+            timeout_ns: how long that was to wait at most.
+            give_up: on which moment of time.monotonic_ns() its time is over, if timeout_ns is above 0.
+        """
+        status = slot.status
         while status == -errno.EINTR:  # its handler has run, and has not raised
-            status = _queue_get(end.pointer, slot.item, timeout_ns)
             if give_up:
                 timeout_ns = max(0, give_up - time.monotonic_ns())
+            status = _queue_get(end.pointer, slot.item, timeout_ns)
         if status >= 0:
             return
         if status == -errno.ETIMEDOUT:
@@ -198,18 +243,53 @@ class _Shared:
         raise _refusal(status)
 
     def _info(self) -> Any:
+        if self._memory is None and self._left is not None and self._left.info is not None:
+            return self._left.info
         info = ffi.new("cw_queue_info *")
         lib.cw_queue_look_at(self._open().pointer, info)
         return info
 
     def empty(self) -> bool:
         """Whether there is no item in it now."""
+        if self._memory is None and self._left is not None and self._left.used:
+            raise QueueClosed(f"Queue {self!r} is closed")
         return bool(self._info().items == 0)
 
     def close(self) -> None:
         """This process will not use the queue any more. What is in it stays for others. May be repeated."""
+        if self._memory is not None:
+            self._left = _Left(self)
         self._memory = None
         self._end = None
+
+    # ---- what programs read of multiprocessing's queues beside their interface
+
+    def _watch(self, writer: bool) -> watching.Watch:
+        end = self._open()
+        with _watching:
+            found = end.watches.get(writer)
+            if found is None:
+                found = watching.watch(end, end.pointer, end.lease, writer)
+                end.watches[writer] = found
+        return found
+
+    @property
+    def _maxsize(self) -> int:
+        return int(self._info().max_items) or _UNBOUNDED
+
+    @property
+    def _closed(self) -> bool:
+        return self._memory is None
+
+    @property
+    def _reader(self) -> watching.Descriptor:
+        """For `select` and `connection.wait`: its fileno() is readable when and only when an item waits."""
+        return watching.Descriptor(self, False)
+
+    @property
+    def _writer(self) -> watching.Descriptor:
+        """Its fileno() is writable while the queue is not full."""
+        return watching.Descriptor(self, True)
 
     def __getstate__(self) -> Any:
         if self._memory is None:
@@ -246,7 +326,7 @@ class Queue(_Shared):
     (True, 1, 'a', True)
     """
 
-    def __init__(self, maxsize: int = 0, maxbytes: int | None = None, *, ctx: Any = None) -> None:
+    def __init__(self, maxsize: int = 0, *, maxbytes: int | None = None, ctx: Any = None) -> None:
         super().__init__(maxsize, maxbytes)
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
@@ -300,7 +380,7 @@ class Queue(_Shared):
         return self._get(0)
 
     def qsize(self) -> int:
-        """Items in it now."""
+        """Items in it now; after close() those at that moment."""
         return int(self._info().items)
 
     def nbytes(self) -> int:
@@ -308,12 +388,8 @@ class Queue(_Shared):
         return int(self._info().bytes)
 
     def full(self) -> bool:
-        """Whether it holds as many items or bytes as it may."""
-        info = self._info()
-        return bool(
-            (info.max_items and info.items >= info.max_items)
-            or (info.max_bytes and info.bytes >= info.max_bytes)
-        )
+        """Whether it holds as many items or bytes as it may; after close() whether it did at that moment."""
+        return watching.is_full(self._info())
 
     def join_thread(self) -> None:
         """Nothing: what was put is in the queue already. As in the standard library only after close()."""

@@ -59,8 +59,10 @@ void dispatch_tell_waiters(Dispatch *d) {
     Py_ssize_t count = PySet_Size(d->waiters);
     if (count == 1) {
         PyObject *me = this_thread();
-        if (me && PySet_Contains(d->waiters, me) == 1)
+        if (me && PySet_Contains(d->waiters, me) == 1) {
             count = 0;
+            d->noted++;
+        }
         Py_XDECREF(me);
     }
     PyErr_Restore(type, value, trace);

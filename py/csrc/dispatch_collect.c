@@ -243,13 +243,16 @@ int dispatch_read_timeout(PyObject *seconds, int64_t *ns) {
 }
 
 PyObject *dispatch_listen(PyObject *self, PyObject *args) {
+    Dispatch *d = (Dispatch *)self;
     PyObject *seconds;
-    unsigned was;
+    unsigned long long was;
     int64_t timeout_ns;
-    if (!PyArg_ParseTuple(args, "IO", &was, &seconds) ||
+    if (!PyArg_ParseTuple(args, "KO", &was, &seconds) ||
         dispatch_read_timeout(seconds, &timeout_ns))
         return NULL;
-    if (dispatch_listen_once((Dispatch *)self, was, timeout_ns, NULL))
+    if ((uint32_t)(was >> 32) != d->noted)
+        timeout_ns = 0;
+    if (dispatch_listen_once(d, (uint32_t)was, timeout_ns, NULL))
         return NULL;
     Py_RETURN_NONE;
 }

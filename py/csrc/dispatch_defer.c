@@ -30,8 +30,11 @@ PyObject *worker_defer(PyObject *self, PyObject *unused) {
     struct deferred *made = malloc(sizeof *made);
     if (!made)
         return PyErr_NoMemory();
-    *made = (struct deferred){
-        .next = w->deferred, .token = ++w->tokens, .task = *w->current, .extra_in = w->extra_in};
+    *made = (struct deferred){.next = w->deferred,
+                              .token = ++w->tokens,
+                              .task = *w->current,
+                              .extra_in = w->extra_in,
+                              .extra_back = w->extra_back};
     w->deferred = made;
     w->deferred_place = w->place;
     w->any_deferred = 1;
@@ -66,8 +69,7 @@ static PyObject *end(WorkerEnd *w, struct deferred *entry, int code, uint64_t ex
         return NULL;
     }
     cw_task task = entry->task;
-    uint64_t extra_in = entry->extra_in;
-    code = worker_answer(w, &task, extra_in, extra_out, 1);
+    code = worker_answer(w, &task, entry->extra_in, entry->extra_back, extra_out, 1);
     forget(w, entry); /* only now: nobody ends the process before it has left */
     if (code)
         return NULL;

@@ -167,7 +167,19 @@ static PyObject *dispatch_dismiss(PyObject *self, PyObject *args) {
 }
 
 static PyObject *dispatch_news(PyObject *self, PyObject *helper) {
-    return PyLong_FromUnsignedLong(cw_pool_news(((Dispatch *)self)->pool, helper == Py_True));
+    Dispatch *d = (Dispatch *)self;
+    if (helper == Py_True)
+        return PyLong_FromUnsignedLong(cw_pool_news(d->pool, 1));
+    return PyLong_FromUnsignedLongLong((unsigned long long)d->noted << 32 |
+                                       cw_pool_news(d->pool, 0));
+}
+
+/* A thread that waits has changed what it waits for, in a signal's handler: the wait that this has
+ * interrupted may have looked already, and not sleep yet. It does not then. */
+static PyObject *dispatch_note(PyObject *self, PyObject *unused) {
+    (void)unused;
+    ((Dispatch *)self)->noted++;
+    Py_RETURN_NONE;
 }
 
 static PyObject *dispatch_tell(PyObject *self, PyObject *helper) {
@@ -265,6 +277,31 @@ static PyObject *dispatch_running(PyObject *self, PyObject *unused) {
     return found;
 }
 
+/* 0, or -1 with an exception. */
+static int append_owners(PyObject *found, PyObject *told) {
+    Py_ssize_t count = told ? PyList_Size(told) : 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *owner = PyTuple_GetItem(PyList_GetItem(told, i), 0);
+        if (!owner || PyList_Append(found, owner))
+            return -1;
+    }
+    return 0;
+}
+
+/* The owner of each task under way, and of each answer that nobody has been given yet. */
+static PyObject *dispatch_owners(PyObject *self, PyObject *unused) {
+    (void)unused;
+    Dispatch *d = (Dispatch *)self;
+    PyObject *found = PyList_New(0);
+    int code = found ? 0 : -1;
+    for (uint32_t i = 0; code == 0 && i < d->cells; i++)
+        if (d->entries[i].owner)
+            code = PyList_Append(found, d->entries[i].owner);
+    if (code || append_owners(found, d->late) || append_owners(found, d->rest))
+        Py_CLEAR(found);
+    return found;
+}
+
 /* Whether a worker has taken this owner's task in this cell. */
 static PyObject *dispatch_is_taken(PyObject *self, PyObject *args) {
     Dispatch *d = (Dispatch *)self;
@@ -359,6 +396,7 @@ static PyMethodDef methods[] = {
     {"shut", dispatch_shut, METH_NOARGS, "Takes no more tasks."},
     {"dismiss", dispatch_dismiss, METH_VARARGS, "(worker): it leaves after its task."},
     {"news", dispatch_news, METH_O, "(helper): the number that listen or help compare with."},
+    {"note", dispatch_note, METH_NOARGS, "Ends the wait of this thread that it has interrupted."},
     {"tell", dispatch_tell, METH_O, "(helper): ends the waits of listeners, or of the helper."},
     {"ask", dispatch_ask, METH_NOARGS, "Asks all for the memory that they keep idle: a number."},
     {"wanted", dispatch_wanted, METH_NOARGS, "The number of a request to be heeded, or None."},
@@ -372,6 +410,7 @@ static PyMethodDef methods[] = {
     {"load", dispatch_load, METH_VARARGS,
      "(group): tasks under way that were given to it, whoever has taken them."},
     {"running", dispatch_running, METH_NOARGS, "[(owner, number, worker, seconds, cell)]."},
+    {"owners", dispatch_owners, METH_NOARGS, "Of each task under way or not delivered yet."},
     {"is_taken", dispatch_is_taken, METH_VARARGS, "(cell, owner)"},
     {"look_at", dispatch_look_at, METH_VARARGS,
      "(worker): state, tasks, busy ns, bytes in, bytes out."},

@@ -195,11 +195,11 @@ int worker_put_outcome(WorkerEnd *w, cw_task *task, PyObject *value, uint64_t *e
     return code;
 }
 
-int worker_answer(WorkerEnd *w, const cw_task *task, uint64_t extra_in, uint64_t extra_out,
-                  int settle) {
+int worker_answer(WorkerEnd *w, const cw_task *task, uint64_t extra_in, uint64_t extra_back,
+                  uint64_t extra_out, int settle) {
     if (task->kind == ANSWER_LENT)
         cw_worker_lend(w->worker);
-    cw_worker_answer(w->worker, task, extra_in, extra_out);
+    cw_worker_answer(w->worker, task, extra_in, extra_out + extra_back);
     if (!extra_out && !settle)
         return 0;
     Py_BEGIN_ALLOW_THREADS;
@@ -237,16 +237,16 @@ static PyObject *call(WorkerEnd *w, const cw_task *task) {
 static int run(WorkerEnd *w, cw_task *task) {
     w->current = task;
     w->place = task->place;
-    w->extra_in = 0;
+    w->extra_in = w->extra_back = 0;
     PyObject *value = call(w, task);
     w->current = NULL;
     uint64_t extra_out = 0;
-    int code = 0;
-    if (worker_leave_deferred(w, task->place, value != NULL)) {
+    int code = 0, well = value != NULL;
+    if (worker_leave_deferred(w, task->place, well)) {
         code = worker_put_outcome(w, task, value, &extra_out);
         Py_CLEAR(value);
         if (code == 0)
-            code = worker_answer(w, task, w->extra_in, extra_out, 0);
+            code = worker_answer(w, task, w->extra_in, well ? w->extra_back : 0, extra_out, 0);
     }
     Py_XDECREF(value);
     return code;
@@ -400,6 +400,8 @@ static PyMethodDef methods[] = {
 static PyMemberDef members[] = {
     {"extra_in", T_ULONGLONG, offsetof(WorkerEnd, extra_in), 0,
      "Bytes that came beside the task's data."},
+    {"extra_back", T_ULONGLONG, offsetof(WorkerEnd, extra_back), 0,
+     "Bytes of results that the task has written, or will have, into the parent's memory."},
     {"place", T_ULONGLONG, offsetof(WorkerEnd, place), READONLY,
      "The number of the task that runs, or ran last."},
     {"running", T_BOOL, offsetof(WorkerEnd, running), 0, "Whether a task of the user's runs."},

@@ -12,7 +12,7 @@ struct deferred { /* a task that is answered later */
     struct deferred *next;
     uint64_t token; /* names it; never used again */
     cw_task task;
-    uint64_t extra_in;
+    uint64_t extra_in, extra_back;
     char answering; /* a thread does */
 };
 typedef struct {
@@ -22,9 +22,10 @@ typedef struct {
         uint64_t number;
         PyObject *function;
     } functions[FUNCTIONS];
-    unsigned long long extra_in; /* bytes beside the present task's data, told by the handler */
-    unsigned long long place;    /* of the task that runs, or ran last */
-    const cw_task *current;      /* the task that runs */
+    unsigned long long extra_in;   /* bytes beside the present task's data, told by the handler */
+    unsigned long long extra_back; /* bytes of results in the parent's own memory, likewise */
+    unsigned long long place;      /* of the task that runs, or ran last */
+    const cw_task *current;        /* the task that runs */
     struct deferred *deferred;
     uint64_t deferred_place; /* of the last task that was deferred */
     uint64_t tokens;         /* given so far */
@@ -40,10 +41,11 @@ int worker_put_message(cw_task *task, PyObject *message, uint64_t *extra_out);
 /* Puts a value into the cell, or (value NULL) the exception that is set. 0, or -1 with an
  * exception: the worker is to end. */
 int worker_put_outcome(WorkerEnd *w, cw_task *task, PyObject *value, uint64_t *extra_out);
-/* Answers with what was put there, and sees to what only this process holds. settle: nobody takes a
- * task soon. 0, or -1 with an exception. */
-int worker_answer(WorkerEnd *w, const cw_task *task, uint64_t extra_in, uint64_t extra_out,
-                  int settle);
+/* Answers with what was put there, and sees to what only this process holds (extra_out bytes of
+ * it; extra_back are the parent's already). settle: nobody takes a task soon. 0, or -1 with an
+ * exception. */
+int worker_answer(WorkerEnd *w, const cw_task *task, uint64_t extra_in, uint64_t extra_back,
+                  uint64_t extra_out, int settle);
 
 /* ---- dispatch_defer.c ---- */
 

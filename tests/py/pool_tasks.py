@@ -32,6 +32,12 @@ def same(x: Any) -> Any:
     return x
 
 
+def fill_or_fail(x: Any, fails: bool = False) -> None:
+    x[:] = 1
+    if fails:
+        raise Fault("after it was written", 0)
+
+
 def pid(_: Any = None) -> int:
     return os.getpid()
 

@@ -31,7 +31,7 @@ def test_what_a_callback_raises_is_printed_and_nothing_else(
     assert forked.apply_async(tasks.square, (4,), callback=bad).get(LONG) == 16
     assert forked.map_async(tasks.square, [1, 2], callback=bad).get(LONG) == [1, 4]
     assert forked.starmap_async(tasks.add, [(1, 2)], callback=bad).get(LONG) == [3]
-    assert forked.map_async(tasks.square, [], callback=bad).get(LONG) == []
+    assert forked.map_async(tasks.square, [], callback=bad).get(LONG) == []  # calls nobody
     with pytest.raises(tasks.Fault):
         forked.apply_async(tasks.fail, (1,), error_callback=bad).get(LONG)
     with pytest.raises(cw.WorkerDied):
@@ -39,7 +39,7 @@ def test_what_a_callback_raises_is_printed_and_nothing_else(
     seen: list[int] = []
     assert forked.apply_async(tasks.square, (5,), callback=seen.append).get(LONG) == 25
     assert seen == [25]
-    assert capsys.readouterr().err.count(f"\n{kind.__name__}: in a callback\n") == 6
+    assert capsys.readouterr().err.count(f"\n{kind.__name__}: in a callback\n") == 5
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -26,14 +26,14 @@ LONG = 60
 
 SQUARES = "[0, 1, 4, 9, 16, 25]"
 DIED = r"WorkerDied: .*worker \d+ {} while it ran __main__.{}, item 3;"
-UNREADABLE = r"MaybeEncodingError: .*__main__.{}.*{}"
+UNREADABLE = r"MaybeDecodingError: the .* of __main__.{} was sent, but cannot be unpickled here: {}"
 CASES = {  # what ours prints for the call, and for another one after it
     "killed": (DIED.format("was killed by SIGKILL", "killed"), None),
     "exits": (DIED.format("ended with exit code 5", "exits"), None),
     "exits_at_once": (DIED.format("ended with exit code 5", "exits_at_once"), None),
     "unreadable_exception": (UNREADABLE.format("unreadable_exception", "TypeError"), None),
     "unreadable_result": (
-        UNREADABLE.format("unreadable_result", "not to be unpickled here"),
+        UNREADABLE.format("unreadable_result", ".*not to be unpickled here"),
         None,
     ),
     "failing_initializer": ("LookupError: no licence", "LookupError: no licence"),

@@ -247,6 +247,75 @@ static void who_is_taking_makes_no_queue_empty(void **state) {
     unmake();
 }
 
+/* ---- who watches ---- */
+
+static void *watch(void *context) {
+    struct call *call = context;
+    cw_queue_sight_words sight = {.words = {0}};
+    while (!call->over) {
+        cw_queue_watch_begin(queue, call->timeout_ns != 0, &sight);
+        if (look().items != (uint64_t)call->timeout_ns)
+            call->over = true;
+        else
+            call->code = cw_queue_watch_wait(queue, &sight);
+    }
+    return NULL;
+}
+
+static void who_watches_sees_puts_and_takes(void **state) {
+    (void)state;
+    make(0, 0);
+    cw_item item = {.data = NULL};
+    for (int i = 0; i < 2; i++) { /* timeout_ns: how many there are */
+        struct call *call = &calls[i];
+        *call = (struct call){.timeout_ns = i};
+        pthread_create(&call->thread, NULL, watch, call);
+        struct cw_bell *bell = i ? &core()->freed : &core()->filled;
+        EVENTUALLY(atomic_load(&bell->sleeper.asleep));
+        assert_false(call->over);
+        if (i == 0)
+            OK(put(1, 8, 0));
+        else
+            OK(cw_queue_get(queue, &item, 0));
+        pthread_join(call->thread, NULL);
+    }
+    cw_item_deinit(&item);
+    unmake();
+}
+
+static void what_came_between_begin_and_wait_ends_the_wait(void **state) {
+    (void)state;
+    make(0, 0);
+    cw_queue_sight_words sight = {.words = {0}};
+    cw_queue_watch_begin(queue, 0, &sight);
+    OK(put(1, 8, 0));
+    OK(cw_queue_watch_wait(queue, &sight));
+    cw_queue_watch_begin(queue, 1, &sight);
+    cw_queue_watch_rouse(queue);
+    OK(cw_queue_watch_wait(queue, &sight));
+    unmake();
+}
+
+static void who_watches_sees_what_a_writer_had_put_that_died_in_its_turn(void **state) {
+    (void)state;
+    make(0, 0);
+    pid_t child = fork();
+    if (child == 0) { /* its turn, and nothing after it */
+        struct cw_queue_place place;
+        _exit(cw_queue_put_begin(core(), 8, 0, &place) != 0);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    uint64_t holder = atomic_load(&core()->put.turn);
+    assert_int_not_equal(holder, 0);
+    cw_queue_sight_words sight = {.words = {0}};
+    cw_queue_watch_begin(queue, 0, &sight);
+    OK(cw_queue_watch_wait(queue, &sight)); /* not for ever: somebody had the turn */
+    assert_int_equal(atomic_load(&core()->put.turn), 0);
+    unmake();
+}
+
 static void on_signal(int number) {
     (void)number;
 }
@@ -446,6 +515,9 @@ int main(void) {
         TEST(waits_end_when_there_is_something),
         TEST(who_is_putting_makes_no_queue_full),
         TEST(who_is_taking_makes_no_queue_empty),
+        TEST(who_watches_sees_puts_and_takes),
+        TEST(what_came_between_begin_and_wait_ends_the_wait),
+        TEST(who_watches_sees_what_a_writer_had_put_that_died_in_its_turn),
         TEST(a_signal_ends_a_wait),
         TEST(arrays_travel_by_handle),
         TEST(an_item_outlives_its_writer_and_every_limit),

@@ -12,22 +12,9 @@ import test._test_multiprocessing as cpython
 
 import cableway as cw
 
-_PRIVATE = "looks at private attributes of multiprocessing.Pool"
-LEFT_OUT = {
-    "test_make_pool": _PRIVATE + " (_pool)",
-    "test_pool_worker_lifetime": _PRIVATE + " (_pool, _repopulate_pool)",
-    "test_resource_warning": _PRIVATE + " (_state)",
-}
 
-
-@in_place.without(LEFT_OUT)
 class TestPool(in_place.Ours, cpython._TestPool, cpython.ProcessesMixin, unittest.TestCase):
     """All methods of one pool."""
-
-    def test_number_of_workers(self) -> None:
-        """What test_make_pool has beside private attributes."""
-        self.assertRaises(ValueError, self.Pool, -1)
-        self.assertRaises(ValueError, self.Pool, 0)
 
 
 class TestPoolWorkerErrors(
@@ -36,7 +23,6 @@ class TestPoolWorkerErrors(
     """Exceptions and results that cannot be pickled."""
 
 
-@in_place.without(LEFT_OUT)
 class TestPoolWorkerLifetime(
     in_place.Ours, cpython._TestPoolWorkerLifetime, cpython.ProcessesMixin, unittest.TestCase
 ):

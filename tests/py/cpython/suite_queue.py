@@ -10,8 +10,6 @@ import test._test_multiprocessing as cpython
 LEFT_OUT = {
     "test_queue_feeder_donot_stop_onexc": "there is no feeder thread: put() raises what pickling raises (test_queue.py)",
     "test_queue_feeder_on_queue_feeder_error": "there is no feeder thread",
-    "test_closed_queue_empty_exceptions": "wants empty() to work after close() on a queue that was not used",
-    "test_closed": "looks at private attributes of multiprocessing.SimpleQueue",
 }
 
 

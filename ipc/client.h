@@ -351,6 +351,8 @@ uint32_t cw_heap_collect_all(cw_client *client, struct cw_heap *hoarder);
 /* Without a broker: loans that nobody here holds are at their end (loan.c). */
 void cw_heap_end_loans(cw_client *client);
 /* Prepares an own slab to be carved; clean: it reads as zeros. */
+/* The size of the slab that an array of this size calls for, and how many blocks it has. */
+uint64_t cw_slab_plan(struct cw_heap *heap, uint64_t size_bytes, uint32_t *capacity);
 int cw_heap_divide(struct cw_slab *slab, struct cw_carver *carver, bool clean);
 /* May a free block's bytes be used anew? In GPU memory the last user's work may still be under way,
  * also when all leases have ended. */

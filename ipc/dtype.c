@@ -2,7 +2,7 @@
  * Dtypes as text: the one grammar of what may stand in a layout, here and in Python's dtypes.py,
  * which asks cw_dtype_size() before it lets NumPy see a text.
  *
- *   dtype    typestr | value
+ *   dtype    typestr | value | packed
  *   typestr  order then b1 | i or u and 1, 2, 4, 8 | f and 2, 4, 8, 16 | c and 8, 16, 32
  *            | S, U or V and a length | M8 or m8, and perhaps [unit]; order: '<' '>' '|' '='
  *   value    'typestr' | [field, ...] | (value, shape) | {members}
@@ -11,6 +11,8 @@
  *            'titles': [string or None, ...], 'aligned': True or False, 'record': True (elements
  *            are numpy.record, which dtypes.py alone knows); in this order
  *   shape    n | (n, ...)
+ *   packed   |Vsize of n fields, zlib base85: a value that is too long for a text; dtypes.py
+ * unpacks it, and looks that it has this size
  *
  * It is what NumPy writes (dtype.str, dtype.descr as in the NPY format, and the dict for what descr
  * cannot tell); blanks may stand between the words. Objects (O) live in one process only, and are
@@ -286,6 +288,19 @@ static bool value(struct parser *parser, uint64_t *size_bytes) {
     return good;
 }
 
+/* Behind the typestr of a packed one. */
+static bool packed(struct parser *parser) {
+    uint64_t fields;
+    if (!text(parser, "of") || !number(parser, &fields) || !text(parser, "fields, zlib"))
+        return false;
+    const char *first = ++parser->at; /* behind a blank, or it is no base85 */
+    if (first[-1] != ' ')
+        return false;
+    while (*parser->at > ' ' && *parser->at < 0x7f)
+        parser->at++;
+    return parser->at > first;
+}
+
 int cw_dtype_size(const char *dtype, uint32_t *size_bytes) {
     struct parser parser; /* sizes are written before they are read */
     uint64_t found;
@@ -297,7 +312,10 @@ int cw_dtype_size(const char *dtype, uint32_t *size_bytes) {
     parser.at = dtype;
     parser.depth = parser.count = 0;
     bool nested = *dtype && strchr("[({", *dtype);
-    if (!(nested ? value(&parser, &found) : typestr(&parser, &found)) || *parser.at)
+    bool good = nested ? value(&parser, &found) : typestr(&parser, &found);
+    if (good && !nested && dtype[1] == 'V' && *parser.at == ' ')
+        good = packed(&parser);
+    if (!good || *parser.at)
         return cw_fail(-EINVAL,
                        "\"%.200s\" is no dtype that can be shared (at \"%.20s\"): it is NumPy's "
                        "typestr, such as \"<f8\" or \"|V16\", or the literal of a structured "

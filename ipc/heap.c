@@ -6,12 +6,9 @@
  * word going FREE, and the block waits in the pending list until we see that. session->reclaimed
  * tells when a look pays.
  *
- * Slabs: the first is small and each further one twice as large; an array larger than a quarter of
- * the next slab gets one of its own, which then serves only arrays of at least a quarter of it. One
- * that is larger than the whole next slab says little about those to come, so that the next one
- * grows only with every fourth of these: what is made is taken from the system whether used or not.
- * Slabs that are entirely free are kept up to cache_limit_bytes, since making one costs a second a
- * GiB. Before a new one is made the broker is asked for the slabs of dead makers.
+ * How large slabs are is said in plan.c. Slabs that are entirely free are kept up to
+ * cache_limit_bytes, since making one costs a second a GiB. Before a new one is made the broker is
+ * asked for the slabs of dead makers.
  *
  * Owner: client->lock; only the making of a slab's memory, which takes long, is done without it. If
  * this process dies its slabs become orphans, which the next client of the user adopts.
@@ -28,7 +25,6 @@
 
 #define ADOPT_TRIES   8u
 #define COLLECT_SHARE 16u /* a look at all pending blocks pays when one in so many came back */
-#define LARGE_A_STEP  4u  /* arrays larger than the next slab, until that grows for their sake */
 
 /* What the user says in the environment, else what the device's size suggests. */
 static uint64_t cache_limit(const struct cw_backend *backend, uint64_t suggested_bytes) {
@@ -282,36 +278,6 @@ static void carve(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
     *clean = extent->clean;
 }
 
-static uint64_t to_granules(const struct cw_heap *heap, uint64_t size_bytes) {
-    return (size_bytes + heap->granule_bytes - 1) / heap->granule_bytes * heap->granule_bytes;
-}
-
-/* The size of the slab that an array of this size calls for, and how many blocks it has. Where
- * block numbers ran out before bytes did, arrays are small: a larger slab would lie empty, so the
- * next one has all the numbers, and twice what that many took. */
-static uint64_t plan_slab(struct cw_heap *heap, uint64_t size_bytes, uint32_t *capacity) {
-    uint64_t next =
-        heap->next_slab_bytes > heap->granule_bytes ? heap->next_slab_bytes : heap->granule_bytes;
-    uint64_t crowded = 2 * heap->crowded_bytes;
-    heap->crowded_bytes = 0;
-    if (crowded && crowded < heap->backend->slab_min_bytes)
-        crowded = heap->backend->slab_min_bytes;
-    if (crowded && crowded < next && size_bytes <= crowded / 16) {
-        *capacity = CW_SLAB_BLOCKS_MAX;
-        return to_granules(heap, crowded);
-    }
-    bool grows = size_bytes <= next || ++heap->large_ones % LARGE_A_STEP == 0;
-    if (grows && heap->next_slab_bytes < heap->backend->slab_max_bytes)
-        heap->next_slab_bytes *= 2;
-    if (size_bytes > next / 4) {
-        *capacity = heap->backend->large_blocks;
-        return to_granules(heap, size_bytes);
-    }
-    uint64_t blocks = next / heap->backend->block_bytes;
-    *capacity = blocks < CW_SLAB_BLOCKS_MAX ? (uint32_t)blocks : CW_SLAB_BLOCKS_MAX;
-    return next;
-}
-
 /* A block table with nothing in it. */
 static int make_table(uint32_t device_kind, uint32_t capacity, uint64_t slab_bytes,
                       struct cw_segment *out) {
@@ -363,7 +329,7 @@ static int make_slab(cw_client *client, struct cw_heap *heap, uint64_t size_byte
     for (;;) {
         uint32_t capacity;
         pthread_mutex_lock(&client->lock);
-        uint64_t slab_bytes = plan_slab(heap, size_bytes, &capacity);
+        uint64_t slab_bytes = cw_slab_plan(heap, size_bytes, &capacity);
         pthread_mutex_unlock(&client->lock);
         int code = make_planned_slab(client, heap, slab_bytes, capacity, made);
         if (code != -EDQUOT || capacity == heap->backend->large_blocks ||

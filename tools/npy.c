@@ -173,6 +173,12 @@ static bool is_ascii(const char *text) {
 
 int npy_format_header(const cw_layout *layout, bool fortran_order, char **out,
                       uint64_t *size_bytes) {
+    uint32_t itemsize;
+    if (npy_dtype_itemsize(layout->dtype, &itemsize) != 0 || itemsize != layout->itemsize)
+        return cw_fail(-ENOTSUP,
+                       "the dtype %.60s cannot stand in a .npy file as it is here; from Python "
+                       "numpy.save(file, cableway.get(name).numpy()) writes it",
+                       layout->dtype);
     const char *quote = layout->dtype[0] == '[' || layout->dtype[0] == '(' ? "" : "'";
     size_t room = strlen(layout->dtype) + 24 * (size_t)layout->ndim + 256;
     char *header = calloc(1, room);

@@ -35,7 +35,7 @@ struct npy {          /* what a header says, checked */
 int npy_read_header(int fd, const char *path, struct npy *out);
 
 /* Formats the header of an array (version 1.0, or 3.0 where the dtype needs UTF-8), its length a
- * multiple of NPY_ALIGN. The caller frees *out. */
+ * multiple of NPY_ALIGN. The caller frees *out. -ENOTSUP: NPY has no such form of a dtype. */
 int npy_format_header(const cw_layout *layout, bool fortran_order, char **out,
                       uint64_t *size_bytes);
 

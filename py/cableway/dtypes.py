@@ -1,8 +1,9 @@
 """Dtypes as text: NumPy's typestr, or for structured ones the literal of the NPY format's `descr`.
 
 Where `descr` cannot tell a structured dtype (fields that overlap or stand out of order, titles, elements of
-`numpy.recarray`), the text is the literal of the dict that `numpy.dtype` takes, with "record": True for a record. What is read back is parsed as a literal and checked, since
-another process wrote it.
+`numpy.recarray`), the text is the literal of the dict that `numpy.dtype` takes, with "record": True for a record. A
+literal of some hundred fields is too long as it is, and goes compressed behind a word on what it is. What is read back
+is parsed as a literal and checked, since another process wrote it.
 
 >>> import numpy as np
 >>> encode(np.dtype("f4"))
@@ -14,6 +15,9 @@ dtype([('x', '<i2'), ('y', '<f8', (3,))])
 from __future__ import annotations
 
 import ast
+import base64
+import re
+import zlib
 from typing import Any
 
 import numpy as np
@@ -33,7 +37,10 @@ _MET = (
     SyntaxError,
     TypeError,
     ValueError,
+    zlib.error,
 )
+_PACKED = re.compile(r"\|V[0-9]+ of [0-9]+ fields, zlib ([!-~]+)")
+_UNPACKED_MAX = 1 << 20
 _cache: dict[str, np.dtype[Any]] = {}
 _CACHE_MAX = 4096
 
@@ -69,12 +76,29 @@ def _has_records(dtype: np.dtype[Any]) -> bool:
     return issubclass(dtype.type, np.record) or any(_has_records(f[0]) for f in fields.values())
 
 
+def _packed(dtype: np.dtype[Any], text: str) -> str:
+    data = base64.b85encode(zlib.compress(text.encode(), 9)).decode()
+    return f"|V{dtype.itemsize} of {len(dtype.names or ())} fields, zlib {data}"
+
+
+def _unpacked(text: str) -> str:
+    """The literal; text itself if it is not compressed. At most _UNPACKED_MAX bytes, whatever another process wrote."""
+    found = _PACKED.fullmatch(text)
+    if not found:
+        return text
+    unpacker = zlib.decompressobj()
+    data = unpacker.decompress(base64.b85decode(found[1]), _UNPACKED_MAX)
+    if not unpacker.eof:
+        raise ValueError(f"it is longer than {_UNPACKED_MAX} bytes, or cut off")
+    return data.decode()
+
+
 def encode(dtype: np.dtype[Any]) -> str:
     """The text of a dtype.
 
     Raises:
         TypeError: the dtype holds Python objects, or text cannot tell it.
-        ValueError: the text would be longer than 2048 bytes.
+        ValueError: the text would be longer than 2048 bytes, even compressed.
     """
     if dtype.hasobject:
         raise TypeError(
@@ -96,9 +120,11 @@ def encode(dtype: np.dtype[Any]) -> str:
         except (ValueError, TypeError):
             pass
         text = text or repr(_describe(dtype))
+    if len(text.encode()) > lib.CW_DTYPE_MAX and len(text) <= _UNPACKED_MAX // 4:
+        text = _packed(dtype, text)
     if len(text.encode()) > lib.CW_DTYPE_MAX:
         raise ValueError(
-            f"dtype with {len(dtype.names or ())} fields takes {len(text.encode())} bytes as text, "
+            f"dtype with {len(dtype.names or ())} fields takes {len(text.encode())} bytes as compressed text, "
             f"at most {lib.CW_DTYPE_MAX} are possible; share the fields as several arrays"
         )
     try:
@@ -141,8 +167,9 @@ def decode(text: str) -> np.dtype[Any]:
     try:
         itemsize = ffi.new("uint32_t *")
         check(lib.cw_dtype_size(text.encode(), itemsize))  # the one grammar, which C checks by, too
+        literal = _unpacked(text)
         found: np.dtype[Any] = _build(
-            ast.literal_eval(text) if text[:1] in ("[", "{", "(") else text
+            ast.literal_eval(literal) if literal[:1] in ("[", "{", "(") else literal
         )
         if found.hasobject:
             raise ValueError("it holds objects")

@@ -159,7 +159,12 @@ def received(shape: Any, dtype: Any, strides: Any, offset: Any, nbytes: int) -> 
         fits = struct.pack(f"={2 * len(dims) + 1}q", *dims, *steps, index(offset))
     except (TypeError, struct.error):
         fits = b""
-    if not fits or len(dims) > lib.CW_NDIM_MAX or min(dims, default=0) < 0 or not isinstance(dtype, str):
+    if (
+        not fits
+        or len(dims) > lib.CW_NDIM_MAX
+        or min(dims, default=0) < 0
+        or not isinstance(dtype, str)
+    ):
         raise Error(
             f"another process described an array with a layout that cannot be: shape {shape!r:.100}, "
             f"strides {strides!r:.100}, offset {offset!r:.30}, dtype {dtype!r:.100}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import bridge_support
 import numpy as np
 import pytest
 from bridge_support import Node
+from cuda_support import BUILD
 
 import cableway as cw
 
@@ -54,6 +56,28 @@ def test_ls_and_stat_tell_of_another_nodes_names_without_fetching_them(
     assert a.command("ls", "//c/", check=False).returncode == 1
     listed = json.loads(a.command("ls", "--all", "--json").stdout)
     assert not [row for row in listed if row["name"].startswith("//b/open/told")]  # no replica came
+
+
+def test_a_name_with_garbage_is_listed_and_breaks_no_connection(two: tuple[Node, Node]) -> None:
+    a, b = two
+    program = BUILD / "tests" / "unit" / "test_names_garbage"
+    if not program.exists():
+        pytest.skip(f"{program} is not built: make test-programs")
+    subprocess.run([program, "put", "open/garbage"], env=b.environment, check=True, timeout=60)
+    b.put("open/good", np.arange(5))
+    before = b.said()
+    with a.here():
+        for _ in range(3):
+            with pytest.raises(cw.RemoteError, match="described"):
+                cw.get("//b/open/garbage", timeout=60)
+        assert cw.get("//b/open/good", timeout=60).tolist() == [0, 1, 2, 3, 4]
+    assert b.said() == before, "the connection went"
+    listed = json.loads(a.command("ls", "--json", "//b/open/g").stdout)
+    assert [(row["name"], row["dtype"], row["bytes"]) for row in listed] == [
+        ("//b/open/garbage", None, 100),
+        ("//b/open/good", "<i8", 40),
+    ]
+    b.command("rm", "open/garbage", "open/good")
 
 
 def test_a_nodes_own_name_is_itself(two: tuple[Node, Node], tmp_path: Path) -> None:

@@ -51,6 +51,21 @@ def test_a_file_comes_back_as_it_was(key: str, tmp_path: Path) -> None:
     assert ((tmp_path / "out.npy").stat().st_size - array.nbytes) % 64 == 0
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        [(f"f{i}", "<f8") for i in range(300)],
+        {"names": ["b", "a"], "formats": ["<f8", "<f8"], "offsets": [0, 4], "itemsize": 16},
+    ],
+    ids=["300 fields", "fields that overlap"],
+)
+def test_a_dtype_that_the_file_cannot_tell_is_an_error(kind: object, tmp_path: Path) -> None:
+    """And no file that nobody can read."""
+    cw.put("a", np.zeros(2, np.dtype(kind)))
+    assert "numpy.save" in run("get", "a", str(tmp_path / "out.npy"), expect=FAILED).stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 def test_all_versions_of_the_format_are_read(version: tuple[int, int], tmp_path: Path) -> None:
     array = np.arange(6).reshape(2, 3)

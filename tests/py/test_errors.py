@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import multiprocessing
 import os
 import pickle
 import re
 import signal
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -135,7 +138,49 @@ def test_texts_that_are_no_dtype_are_errors(text):
 
 def test_dtypes_that_text_cannot_tell():
     with pytest.raises(ValueError, match="2048"):
-        cw.empty(1, [(f"a rather long name of a field {i}", "f8") for i in range(100)])
+        cw.empty(1, [(hashlib.sha256(b"%d" % i).hexdigest(), "f8") for i in range(100)])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        [(f"f{i}", "<f8") for i in range(300)],
+        [
+            (f"column number {i}", ["<f8", "<i4", "<M8[ns]", "S7"][i % 4], i % 3 + 1)
+            for i in range(400)
+        ],
+    ],
+    ids=["300", "400"],
+)
+def test_structs_of_some_hundred_fields_are_shared(kind):
+    x = np.zeros(3, kind)
+    x[x.dtype.names[0]] = 7
+    cw.put("x", x)
+    found = cw.get("x")
+    assert found.dtype == x.dtype and (found.numpy() == x).all()
+    assert pickle.loads(pickle.dumps(found)).dtype == x.dtype
+    assert len(dtypes.encode(x.dtype)) <= 2048
+
+
+def test_a_compressed_dtype_that_lies_is_an_error():
+    def packed(text: bytes) -> str:
+        return "|V8 of 300 fields, zlib " + base64.b85encode(zlib.compress(text)).decode()
+
+    assert dtypes.decode(packed(b"[('a','<f8')]")).names == ("a",)
+    good = packed(b"[('a','<f8')]")
+    for text in (
+        packed(b"[" * (1 << 28)),  # hundreds of MiB: no more than a MiB of it is made
+        packed(b"\xff\xff"),
+        packed(b""),
+        packed(b"[('a','|O')]"),
+        packed(packed(b"[('a','<f8')]").encode()),
+        good[:-3],
+        good[:-5] + "00000",
+        "|V8 of 300 fields, zlib ",
+        "|V8 of 300 fields, zlib \x7f",
+    ):
+        with pytest.raises(cw.Error):
+            dtypes.decode(text)
 
 
 def test_bad_shapes_orders_timeouts():

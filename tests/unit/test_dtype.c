@@ -48,6 +48,8 @@ static void what_numpy_writes_has_its_size(void **state) {
          "[0, 8], 'itemsize': 16, 'aligned': True}], 'offsets': [16], 'itemsize': 64, 'titles': "
          "[None]}",
          64},
+        {"{'names': ['a'], 'formats': ['<i4'], 'offsets': [0], 'itemsize': 4, 'record': True}", 4},
+        {"|V2400 of 300 fields, zlib c-rk@$*~", 2400},
     };
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         uint32_t size_bytes = 77;
@@ -115,6 +117,14 @@ static const char *const bad[] = {
     "{'names': ['a'], 'formats': ['<f8', '<f8'], 'offsets': [0], 'itemsize': 16}",
     "{'names': ['a'], 'formats': ['<f8'], 'offsets': [0, 0], 'itemsize': 16}",
     "{'names': ['a'], 'formats': ['<f8'], 'offsets': [0], 'itemsize': 8, 'aligned': 1}",
+    "{'names': ['a'], 'formats': ['<f8'], 'offsets': [0], 'itemsize': 8, 'record': False}",
+    "|V2400 of 300 fields, zlib ",
+    "|V2400 of 300 fields, zlib",
+    "|V2400 of 300 fields, zlib a b",
+    "|V2400 of fields, zlib ab",
+    "|V2400 of 300 fields",
+    "<f8 of 300 fields, zlib ab",
+    "|V2400 ",
     "[('a', '<f8')]; import os",
 };
 

@@ -220,7 +220,20 @@ static void a_question_of_wrong_form_drops_its_client(void **state) {
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, start, finish)
 
-int main(void) {
+/* For other tests: gives an array that is described by garbage this name, at the user's broker. */
+static int put_garbage(const char *name) {
+    if (cw_address_find(NULL, &broker.address) != 0 || raw_connect(&broker, &raw) != 0 ||
+        raw_slab_add(&raw, 1 << 20, 64, &slab) != 0)
+        return 1;
+    gen = raw_carve(&raw, &slab, 0, 0, 4096);
+    int code = raw_put(&raw, slab.id, 0, gen, 100, name, CW_PUT_KEEP | CW_PUT_REPLACE);
+    raw_bye(&raw);
+    return code != 0;
+}
+
+int main(int count, char **arguments) {
+    if (count == 3 && strcmp(arguments[1], "put") == 0)
+        return put_garbage(arguments[2]);
     set_broker_path();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_no_layout_is_refused),

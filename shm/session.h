@@ -32,8 +32,8 @@ enum cw_route {
 struct cw_session {
     struct cw_segment_header header;
     uint32_t session; /* id, never used again within this run of the broker */
-    cw_a32 mapped;    /* client: 1 once it has mapped this segment; a client that gave up before holds
-                       * nothing, and its session ends with its socket */
+    cw_a32 mapped; /* client: 1 once it has mapped this segment; a client that gave up before holds
+                    * nothing, and its session ends with its socket */
     cw_a64 reclaimed; /* broker: rises when blocks of this client's slabs came back (state FREE) */
     cw_a64 closed_slabs;      /* broker: rises when a slab that this client opened was given up */
     cw_a64 routes[CW_ROUTES]; /* client: bytes that it copied, by route */

@@ -45,6 +45,7 @@ __all__ = [
 ]  # fmt: skip
 
 STATUS_SECONDS = 5.0  # from a worker's end until the server has told how
+_TURN_SECONDS = 1.0  # of a wait for a worker's end
 _FDS_MAX = 240  # of one worker; the kernel takes 253 in one message
 _EXITCODE = struct.Struct("<i")
 
@@ -132,12 +133,22 @@ class _Popen(popen_fork.Popen):
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         wait = flag != os.WNOHANG
-        if self.returncode is None and _readable(self.sentinel, None if wait else 0):
-            self.returncode = self._ending(STATUS_SECONDS if wait else 0)
-        elif self.returncode == _pool_server.UNKNOWN_EXIT and self._line.fileno() >= 0:
-            told = self._ending(0)  # it may have been told since
-            if told is not None:
-                self.returncode = told
+        told = None
+        try:
+            # In turns: the descriptor may have become somebody else's, see let_go.
+            while self.returncode is None and not _readable(self.sentinel, _TURN_SECONDS if wait else 0):
+                if not wait:
+                    return None
+            if self.returncode is None:
+                told = self._ending(STATUS_SECONDS if wait else 0)
+            elif self.returncode == _pool_server.UNKNOWN_EXIT and self._line.fileno() >= 0:
+                told = self._ending(0)  # it may have been told since
+        except (OSError, ValueError):
+            if self.returncode is None:
+                raise
+            # Another thread learned how it ended, and let go of it in the midst of this.
+        if told is not None and self.returncode in (None, _pool_server.UNKNOWN_EXIT):
+            self.returncode = told
         return self.returncode
 
     def _ending(self, seconds: float) -> int | None:
@@ -382,6 +393,9 @@ def _told_by_kernel(pidfd: int) -> int | None:
 
 
 def let_go(process: BaseProcess) -> None:
-    """Closes what multiprocessing keeps open of a dead process, which it would until it is garbage."""
+    """Closes what multiprocessing keeps open of a dead process, which it would until it is garbage.
+
+    Other threads may be asking how it ended: Process.start() asks all children. They find it noted.
+    """
     if process.exitcode is not None:  # else its descriptors may be asked for it yet
         process._popen.close()  # type: ignore[attr-defined]

@@ -84,8 +84,10 @@ class Raw:
         except OSError:
             pass
 
-    def receive(self, requests: bool = False) -> tuple[int, int, int, bytes] | None:
-        """The next answer, or (requests) the next frame that is no PING: op, id, status, body; None: the end.
+    def receive(
+        self, requests: bool = False, pings: bool = False
+    ) -> tuple[int, int, int, bytes] | None:
+        """The next answer, or (requests) the next frame that is no PING (pings: or one): op, id, status, body; None: the end.
 
         What an earlier connection had offered is asked for again on this one.
         """
@@ -100,6 +102,8 @@ class Raw:
             if op == PING:
                 if self.answers_pings:
                     self.send(frame(PING | REPLY, id=id))
+                if pings:
+                    return op, id, status, body
             elif op not in (HELLO, STREAMS) and (requests or op & REPLY):
                 return op, id, status, body
 

@@ -238,6 +238,28 @@ def test_threads_that_ask_at_once_are_told_the_same(context: Any) -> None:
         assert found == [3] * 4
 
 
+@pytest.mark.parametrize("turn", [1, 2], ids=["before-the-end-is-seen", "before-it-is-told"])
+def test_who_asks_while_another_thread_lets_go_is_told(
+    context: Any, turn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Process.start() asks all children of multiprocessing, those of a Pool that is just ending among them."""
+    process = start(context, tasks.end, 7)
+    assert multiprocessing.connection.wait([process.sentinel], 30)
+    assert eventually(lambda: _pool_process._readable(process._popen._line.fileno(), 0))
+    readable, turns = _pool_process._readable, 0
+
+    def let_go_meanwhile(fd: int, seconds: float | None) -> bool:
+        nonlocal turns
+        turns += 1
+        if turns == turn:
+            assert process.exitcode == 7
+            _pool_process.let_go(process)
+        return readable(fd, seconds)
+
+    monkeypatch.setattr(_pool_process, "_readable", let_go_meanwhile)
+    assert process._popen.poll() == 7
+
+
 def test_a_worker_of_a_request_that_was_given_up_never_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 # cableway: the targets are listed by `make help`.
 #
 # How the folders become programs (add a file, and it is built and run; no list to extend):
-#   shm/*.c ipc/*.c     libcwshm.a, libcableway.a, libcableway.so
+#   shm/*.c ipc/*.c     libcwshm.a, libcwipc.a (for our own programs), libcableway.a, libcableway.so
 #   broker/*.c          cablewayd; all but main.c also as libcwbroker.a, for tests
 #   broker/mover/*.c    cableway-mover
 #   tools/*.c           cableway
@@ -106,12 +106,19 @@ endif
 
 $(BUILD)/libcwshm.a: $(call obj,$(SHM_SRC))
 	rm -f $@ && ar rcs $@ $^
-$(BUILD)/libcableway.a: $(call obj,$(IPC_SRC) $(SHM_SRC))
+$(BUILD)/libcwipc.a: $(call obj,$(IPC_SRC) $(SHM_SRC))
 	rm -f $@ && ar rcs $@ $^
 $(BUILD)/libcwbroker.a: $(call obj,$(filter-out broker/main.c,$(BROKER_SRC)))
 	rm -f $@ && ar rcs $@ $^
 
-# Only what cableway.h declares is seen from outside.
+# Only what cableway.h declares is seen from outside, also in the static library: one object, all else local.
+$(BUILD)/libcableway.names: ipc/cableway.h
+	@mkdir -p $(@D)
+	grep -oE '\bcw_[a-z_0-9]+\(' $< | tr -d '(' | sort -u >$@
+$(BUILD)/libcableway.o: $(call obj,$(IPC_SRC) $(SHM_SRC)) $(BUILD)/libcableway.names
+	$(LD) -r -o $@ $(filter %.o,$^) && objcopy --keep-global-symbols=$(BUILD)/libcableway.names $@
+$(BUILD)/libcableway.a: $(BUILD)/libcableway.o
+	rm -f $@ && ar rcs $@ $^
 $(BUILD)/libcableway.map: ipc/cableway.h
 	@mkdir -p $(@D)
 	(echo 'CABLEWAY_0 { global:'; grep -oE '\bcw_[a-z_0-9]+\(' $< | tr '(' ';' | sort -u; echo 'local: *; };') >$@
@@ -121,13 +128,13 @@ $(BUILD)/libcableway.so.0: $(call obj,$(IPC_SRC)) $(BUILD)/libcwshm.a $(BUILD)/l
 $(BUILD)/libcableway.so: $(BUILD)/libcableway.so.0
 	ln -sf libcableway.so.0 $@
 
-$(BUILD)/cablewayd: $(call obj,$(BROKER_SRC)) $(BUILD)/libcableway.a
+$(BUILD)/cablewayd: $(call obj,$(BROKER_SRC)) $(BUILD)/libcwipc.a
 	$(CC) -o $@ $^ $(LDFLAGS) -l:libinih.a
-$(BUILD)/cableway-mover: $(call obj,$(MOVER_SRC)) $(BUILD)/libcableway.a
+$(BUILD)/cableway-mover: $(call obj,$(MOVER_SRC)) $(BUILD)/libcwipc.a
 	$(CC) -o $@ $^ $(LDFLAGS)
-$(BUILD)/cableway-bridge: $(call obj,$(BRIDGE_SRC)) $(BUILD)/libcableway.a
+$(BUILD)/cableway-bridge: $(call obj,$(BRIDGE_SRC)) $(BUILD)/libcwipc.a
 	$(CC) -o $@ $^ $(LDFLAGS) $(BRIDGE_LIBS) -l:libinih.a -l:libjansson.a
-$(BUILD)/cableway: $(call obj,$(TOOLS_SRC)) $(BUILD)/libcableway.a
+$(BUILD)/cableway: $(call obj,$(TOOLS_SRC)) $(BUILD)/libcwipc.a
 	$(CC) -o $@ $^ $(LDFLAGS) -l:libjansson.a
 
 # ---- virtual environment, the package in it -----------------------------------------------------------
@@ -161,7 +168,7 @@ $(1)_MAIN := $$(call with_main,$$($(1)_SRC))
 $(1)_HELP := $$(call obj,$$(filter-out $$($(1)_MAIN),$$($(1)_SRC)))
 TEST_BUILT += $$(patsubst %.c,$(BUILD)/%,$$($(1)_MAIN))
 TEST_PROGRAMS += $$(patsubst %.c,$(1):$(BUILD)/%,$$(filter-out %_helper.c %_victim.c,$$($(1)_MAIN)))
-$(BUILD)/tests/$(1)/%: $(BUILD)/tests/$(1)/%.o $$($(1)_HELP) $(BUILD)/libcwbroker.a $(BUILD)/libcableway.a
+$(BUILD)/tests/$(1)/%: $(BUILD)/tests/$(1)/%.o $$($(1)_HELP) $(BUILD)/libcwbroker.a $(BUILD)/libcwipc.a
 	$$(CC) -o $$@ $$^ $$(LDFLAGS) -lcmocka -l:libinih.a $$$$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tests/$(1)/$$*.c)
 endef
 $(foreach part,$(C_PARTS),$(eval $(call c_part,$(part))))
@@ -169,14 +176,30 @@ $(BUILD)/tests/unit/test_bridge_sum $(BUILD)/tests/unit/test_bridge_take: $(call
 .SECONDARY:
 
 EXAMPLES := $(patsubst %.c,$(BUILD)/%,$(wildcard docs/examples/*.c))
+# Beside those in C: one in C++, one that has the library in itself, and a plugin with its host.
+EXAMPLES += $(BUILD)/docs/examples/linking/cplusplus $(BUILD)/docs/examples/linking/static $(BUILD)/docs/examples/linking/host
+EXAMPLE_FLAGS = -Iipc -Wall -Wextra -Werror $(SANITIZE)
+EXAMPLE_SHARED = -L$(BUILD) -lcableway -Wl,-rpath,$(abspath $(BUILD))
 TEST_PROGRAMS += $(addprefix example:,$(EXAMPLES))
+$(BUILD)/docs/examples/linking/cplusplus: docs/examples/linking/cplusplus.cpp $(BUILD)/libcableway.so
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 $(EXAMPLE_FLAGS) -o $@ $< $(EXAMPLE_SHARED)
+$(BUILD)/docs/examples/linking/static: docs/examples/linking/static.c $(BUILD)/libcableway.a
+	@mkdir -p $(@D)
+	$(CC) -std=c11 $(EXAMPLE_FLAGS) -o $@ $^ -pthread
+$(BUILD)/docs/examples/linking/plugin.so: docs/examples/linking/plugin.c $(BUILD)/libcableway.so
+	@mkdir -p $(@D)
+	$(CC) -std=c11 $(EXAMPLE_FLAGS) -shared -fPIC -o $@ $< $(EXAMPLE_SHARED)
+$(BUILD)/docs/examples/linking/host: docs/examples/linking/host.c $(BUILD)/docs/examples/linking/plugin.so
+	@mkdir -p $(@D)
+	$(CC) -std=c11 $(EXAMPLE_FLAGS) -o $@ $< -ldl
 $(BUILD)/docs/examples/%: docs/examples/%.c $(BUILD)/libcableway.so
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -Iipc -Wall -Wextra -Werror $(SANITIZE) -o $@ $< -L$(BUILD) -lcableway -Wl,-rpath,$(abspath $(BUILD))
 
 # Built by tests/fuzz.sh in a folder of their own, everything instrumented.
 FUZZERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/*.c))
-$(BUILD)/tests/fuzz/%: $(BUILD)/tests/fuzz/%.o $(BUILD)/libcwbroker.a $(BUILD)/libcableway.a
+$(BUILD)/tests/fuzz/%: $(BUILD)/tests/fuzz/%.o $(BUILD)/libcwbroker.a $(BUILD)/libcwipc.a
 	$(CC) -o $@ $^ $(LDFLAGS) -fsanitize=fuzzer -l:libinih.a
 fuzzers: $(FUZZERS)
 
@@ -268,7 +291,7 @@ $(VENV)/peers.stamp: tools/requirements/bench-peers.txt $(VENV)/deps-bench.stamp
 	    $(PIP) install -q --disable-pip-version-check "$$peer" || lacking="$$lacking $$peer"; done; \
 	if [ -z "$$lacking" ]; then touch $@; else echo "cableway: not installed, and so not measured:$$lacking" >&2; fi
 $(BUILD)/tools/bench/bench_tls_server $(BUILD)/tools/bench/bench_tls_load: $(BUILD)/broker/bridge/frame.o
-$(BUILD)/tools/bench/%: $(BUILD)/tools/bench/%.o $(BENCH_HELP) $(BUILD)/libcableway.a
+$(BUILD)/tools/bench/%: $(BUILD)/tools/bench/%.o $(BENCH_HELP) $(BUILD)/libcwipc.a
 	$(CC) -o $@ $^ $(LDFLAGS) $$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tools/bench/$*.c) -l:libck.a -lm
 
 demo:

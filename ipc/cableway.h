@@ -17,6 +17,9 @@
  * what returns an int; NULL, 0 or zeros from what gives something else; nothing happens in what
  * gives nothing. So no argument ends the process, but a pointer to what is not there may.
  *
+ * Structs: they grow into their reserved words alone, so a program goes on working with a later
+ * library of the same soname. What a caller fills he begins with zeros ({.field = value} does).
+ *
  * Threads: every function may be called from any thread, unless
  * said otherwise. Fork: a client does not work in a forked child; cw_client_forked() tells, and the
  * child connects anew. Arrays inherited over fork stay mapped and stay held (the parent's leases
@@ -33,11 +36,12 @@
 extern "C" {
 #endif
 
-#define CW_VERSION       "0.1.0"
-#define CW_NDIM_MAX      64
-#define CW_NAME_MAX      200  /* bytes of a name */
-#define CW_NAMESPACE_MAX 64   /* bytes of a namespace */
-#define CW_DTYPE_MAX     2048 /* bytes of a dtype's text */
+#define CW_VERSION        "0.1.0"
+#define CW_VERSION_NUMBER 100 /* 10000 * major + 100 * minor + patch, for #if */
+#define CW_NDIM_MAX       64
+#define CW_NAME_MAX       200  /* bytes of a name */
+#define CW_NAMESPACE_MAX  64   /* bytes of a namespace */
+#define CW_DTYPE_MAX      2048 /* bytes of a dtype's text */
 
 typedef struct cw_client cw_client; /* a connection to the broker; reference counted */
 typedef struct cw_array cw_array;   /* one lease on one array, mapped */
@@ -51,6 +55,7 @@ typedef struct cw_layout {
     const int64_t *shape;   /* ndim values */
     const int64_t *strides; /* ndim values in bytes, or NULL */
     const char *dtype;      /* terminated text */
+    uint64_t reserved[2];   /* 0 */
 } cw_layout;
 
 /* A handle: names an array for another process of the same broker. 48 bytes, to be carried by any
@@ -67,8 +72,9 @@ typedef struct cw_handle {
 /* The sentence for this thread's last failure: what was asked, what was found, what to do. Never
  * NULL. */
 const char *cw_error(void);
-/* Version of the library that runs. */
+/* Version of the library that runs, as CW_VERSION and as CW_VERSION_NUMBER. */
 const char *cw_version(void);
+int cw_version_number(void);
 
 /*
  * The bytes of one element of a dtype, as itemsize of a layout has to be. -EINVAL: no dtype that
@@ -373,6 +379,7 @@ typedef struct cw_device_info {
     char name[64]; /* what the maker calls it */
     char uuid[41]; /* GPU-...; the same in every process; "" for the host */
     uint64_t memory_bytes, free_bytes;
+    uint64_t reserved[8];
 } cw_device_info;
 /* About one device ("cpu", "cuda:N"). Of a GPU it opens a context, which takes GPU memory. -ENODEV,
  * -EINVAL. */
@@ -383,6 +390,7 @@ typedef struct cw_device_place {
     char uuid[41]; /* as CUDA_VISIBLE_DEVICES takes it: GPU-..., or MIG-... of a part of a GPU */
     char bus[32];  /* where it is plugged in, as sysfs has it: "0000:4e:00.0"; "" unknown */
     uint32_t multiprocessors;
+    uint64_t reserved[8];
 } cw_device_place;
 /* Which GPU a "cuda:N" is, and where; takes no GPU memory. -ENODEV, -EINVAL (also for "cpu"). */
 int cw_device_place_of(const char *device, cw_device_place *out);
@@ -406,6 +414,7 @@ typedef struct cw_link_info {
     int atomics;               /* atomic operations work across the link */
     int route;                 /* 1 the same GPU, 2 its copy engine, 3 staged: through the host */
     uint64_t bytes_per_second; /* by that route, measured; 0: not measured */
+    uint64_t reserved[4];
 } cw_link_info;
 /* How bytes get from the GPU from to the GPU to. measured 1: copies between them for some
  * milliseconds, which takes memory and a context on both. -ENODEV, -EDQUOT. */
@@ -473,6 +482,7 @@ typedef struct cw_name_info {
     char dtype[2049];
     char device[16];      /* "cpu", or "cuda" */
     char device_uuid[41]; /* which GPU; "" for the host */
+    uint64_t reserved[8];
 } cw_name_info;
 /* All about one name. -ENOENT. Of another node's name that node is asked (it blocks: -EREMOTEIO,
  * -EINTR), and name, nbytes, shape, dtype, keep and created_ns are told; the rest is 0 or empty. */
@@ -507,6 +517,7 @@ typedef struct cw_item {
     uint64_t size_bytes, room_bytes;
     cw_array **arrays; /* count of them, as plain bytes; who sets one to NULL takes it over */
     uint32_t count, room;
+    uint64_t reserved[2];
 } cw_item;
 
 typedef struct cw_queue_info {
@@ -517,6 +528,7 @@ typedef struct cw_queue_info {
     uint64_t unfinished; /* put, and not yet said to be done */
     uint64_t max_items, max_bytes;
     uint64_t memory_bytes; /* of the memory in which small items lie now */
+    uint64_t reserved[3];
 } cw_queue_info;
 
 /*
@@ -619,6 +631,7 @@ typedef struct cw_worker_info {
     uint64_t busy_ns;  /* in which it had a task, or several */
     uint64_t bytes_in; /* of the tasks' data and what goes with it */
     uint64_t bytes_out;
+    uint64_t reserved[3];
 } cw_worker_info;
 
 /* Bytes of memory for a pool: workers from 1 to CW_POOL_WORKERS_MAX, cells (tasks under way) from

@@ -40,6 +40,10 @@ const char *cw_version(void) {
     return CW_VERSION;
 }
 
+int cw_version_number(void) {
+    return CW_VERSION_NUMBER;
+}
+
 /* Coarse time is enough here, and costs no more than a load. */
 static uint64_t coarse_ns(void) {
     struct timespec now;

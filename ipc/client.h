@@ -58,6 +58,7 @@ struct cw_local {
     uint32_t slot;            /* table * CW_LEASE_TABLE_SLOTS + index */
     struct cw_extent *extent; /* in our own slabs: where it lies */
 };
+struct cw_post;
 
 struct cw_slab {
     uint32_t id;
@@ -80,8 +81,9 @@ struct cw_slab {
     bool idle;
     /* own slabs */
     struct cw_heap *heap;
-    bool own, carved; /* carved: arena is in use */
-    bool cached;      /* entirely free, counted in cached_bytes */
+    bool own, carved;          /* carved: arena is in use */
+    bool cached;               /* entirely free, counted in cached_bytes */
+    struct cw_post *last_word; /* room to say SLAB_CLOSE, also when there is no memory left */
     struct cw_arena arena;
     uint32_t blocks_used; /* numbers from here on were never given out */
     uint32_t blocks_free; /* numbers in the stack below */

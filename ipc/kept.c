@@ -28,7 +28,8 @@ void cw_slab_close(cw_client *client, struct cw_slab *slab) {
     if (client->slabs.closing++ == 0)
         client->slabs.closing_from = closed_by_broker(client);
     client->slabs.closed_ns = cw_now_ns();
-    cw_lane_post(client, CW_OP_SLAB_CLOSE, &request, sizeof request);
+    /* A lost broker needs not be told; else it would keep the memory until we end. */
+    (void)cw_lane_post_in(client, &slab->last_word, CW_OP_SLAB_CLOSE, &request, sizeof request);
     cw_slab_free(client, slab);
 }
 

@@ -60,6 +60,9 @@ void cw_lane_init(cw_client *client);
 /* A request without a reply. Does not block: where there is no room it is kept, and goes before any
  * later request (post.c). 0, -ECONNRESET, or -EDQUOT: there is no memory to keep it. */
 int cw_lane_post(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes);
+/* The same, in *room (cw_post_room()) if it must be kept, which is NULL then: never -EDQUOT. */
+int cw_lane_post_in(cw_client *client, struct cw_post **room, uint16_t op, const void *body,
+                    uint32_t body_bytes);
 /* The same, for what must be in the ring before anything else happens: -EAGAIN where there is no
  * room. Does not block. */
 int cw_lane_push(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes);
@@ -118,8 +121,12 @@ int cw_lane_put(cw_client *client, uint16_t op, uint64_t id, const struct iovec 
 int cw_lane_drain(cw_client *client);
 
 /* ---- post.c: what goes without an answer; the caller holds lane_lock ---- */
-/* Keeps a request that found no room. 0, -EDQUOT. */
-int cw_post_keep(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes);
+/* Memory for a request of so many bytes that may have to be kept; NULL: there is none. For free(),
+ * or cw_lane_post_in(). Without the lock. */
+struct cw_post *cw_post_room(uint32_t body_bytes);
+/* Keeps a request that found no room in the ring, in *room unless that is NULL. 0, -EDQUOT. */
+int cw_post_keep(cw_client *client, struct cw_post **room, uint16_t op, const void *body,
+                 uint32_t body_bytes);
 /* Writes what is kept. 0: nothing is left; -EAGAIN, -EPROTO. */
 int cw_posts_write(cw_client *client);
 void cw_posts_deinit(cw_client *client);

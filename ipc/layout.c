@@ -80,6 +80,8 @@ int cw_shape_measure(struct cw_shape *shape) {
 int cw_layout_resolve(const cw_layout *layout, struct cw_shape *out) {
     if (!layout)
         return cw_fail(-EINVAL, "a layout is needed, NULL was given");
+    if (layout->reserved[0] || layout->reserved[1])
+        return cw_fail(-EINVAL, "the reserved words of a layout must be 0: begin it with zeros");
     if (layout->ndim > CW_NDIM_MAX)
         return cw_fail(-EINVAL, "an array has at most %d axes, %u were asked for", CW_NDIM_MAX,
                        layout->ndim);

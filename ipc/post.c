@@ -123,15 +123,21 @@ static void start_postman(cw_client *client) {
     pthread_attr_destroy(&attributes);
 }
 
-int cw_post_keep(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes) {
+struct cw_post *cw_post_room(uint32_t body_bytes) {
+    return malloc(sizeof(struct cw_post) + body_bytes);
+}
+
+int cw_post_keep(cw_client *client, struct cw_post **room, uint16_t op, const void *body,
+                 uint32_t body_bytes) {
     struct cw_lane *lane = &client->lane;
     struct cw_post **at = find(lane, op, body, body_bytes);
     if (*at)
         return 0;
-    struct cw_post *post = malloc(sizeof *post + body_bytes);
+    struct cw_post *post = *room ? *room : cw_post_room(body_bytes);
     if (!post)
         return cw_fail(-EDQUOT, "no memory to keep a request of %u bytes until the broker has room",
                        body_bytes);
+    *room = NULL;
     *post = (struct cw_post){.op = op, .body_bytes = body_bytes};
     if (body_bytes)
         memcpy(post->body, body, body_bytes);
@@ -146,11 +152,12 @@ bool cw_posts_leave(cw_client *client) {
     CW_ASSERT(!client->lane.postman); /* it would have a reference */
     client->lane.leaving = true;
     struct iovec none = {NULL, 0};
+    struct cw_post *room = NULL;
     int code = cw_lane_write(client, CW_OP_BYE, ++client->lane.next_id, &none, 1);
     if (code == 0)
         cw_lane_ring(client);
     else if (code == -EAGAIN) /* where no thread is to be had the session ends with the process */
-        (void)cw_post_keep(client, CW_OP_BYE, NULL, 0);
+        (void)cw_post_keep(client, &room, CW_OP_BYE, NULL, 0);
     bool kept = client->lane.postman;
     pthread_mutex_unlock(&client->lane_lock);
     return kept;

@@ -117,6 +117,7 @@ void cw_slab_free(cw_client *client, struct cw_slab *slab) {
     cw_segment_close(&slab->table_segment);
     free(slab->blocks);
     free(slab->locals);
+    free(slab->last_word);
     free(slab);
 }
 
@@ -142,7 +143,9 @@ static int slab_new(cw_client *client, const struct cw_slab_info *info, struct c
                     struct cw_slab **out) {
     struct cw_slab *slab = calloc(1, sizeof *slab);
     struct cw_local *locals = calloc(info->blocks, sizeof *locals);
-    if (!slab || !locals) {
+    struct cw_post *last_word = cw_post_room(sizeof(struct cw_slab_request));
+    if (!slab || !locals || !last_word) {
+        free(last_word);
         free(slab);
         free(locals);
         return cw_fail(-EDQUOT, "no memory for a slab of %u blocks", info->blocks);
@@ -166,6 +169,7 @@ static int slab_new(cw_client *client, const struct cw_slab_info *info, struct c
     slab->table_segment = *table;
     slab->table = table->base;
     slab->locals = locals;
+    slab->last_word = last_word;
     slab->hash_next = *bucket(client, slab->id);
     *bucket(client, slab->id) = slab;
     *out = slab;
@@ -320,17 +324,20 @@ int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_in
     int code = backend->slab_map(heap->device, data_fd, info->size_bytes, info->flags, false, &rw);
     if (code)
         return code;
-    code = cw_socket_call_apart(client, &client->lock, CW_OP_SLAB_ADD, info, sizeof *info, &fds,
-                                &known, sizeof known, NULL);
+    struct cw_post *room = cw_post_room(sizeof(struct cw_slab_request));
+    code = !room ? cw_fail(-EDQUOT, "no memory to ask for a slab")
+                 : cw_socket_call_apart(client, &client->lock, CW_OP_SLAB_ADD, info, sizeof *info,
+                                        &fds, &known, sizeof known, NULL);
     if (code)
         goto unmap_data;
     mine.slab = known.slab;
     code = slab_new(client, &mine, table, out);
     if (code) {
         struct cw_slab_request request = {.slab = known.slab};
-        cw_lane_post(client, CW_OP_SLAB_CLOSE, &request, sizeof request);
+        (void)cw_lane_post_in(client, &room, CW_OP_SLAB_CLOSE, &request, sizeof request);
         goto unmap_data;
     }
+    free(room);
     if ((*out)->mappings)
         cw_mappings_give((*out)->mappings, &rw);
     else
@@ -345,6 +352,7 @@ int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_in
     return 0;
 
 unmap_data:
+    free(room);
     rw.reachers = 0; /* nobody has used it: there is no work to wait for */
     backend->slab_unmap(&rw);
     return code;

@@ -25,6 +25,22 @@ def test_every_function_of_the_header_is_walked_over() -> None:
     assert walked == exported
 
 
+def test_the_static_library_shows_what_the_header_declares_and_nothing_else() -> None:
+    archive = Path(sys.prefix).parent / "libcableway.a"
+    if not archive.exists():
+        pytest.skip("this Python's environment lies in no build folder")
+    listed = subprocess.run(
+        ["nm", "-g", "--defined-only", archive], capture_output=True, text=True, check=True
+    )
+    shown = {line.split()[2] for line in listed.stdout.splitlines() if len(line.split()) == 3}
+    assert shown == {name for _, name, _ in prototypes()}
+
+
+def test_the_version_is_told_as_text_and_as_a_number() -> None:
+    major, minor, patch = map(int, ffi.string(lib.cw_version()).decode().split("."))
+    assert lib.cw_version_number() == lib.CW_VERSION_NUMBER == 10000 * major + 100 * minor + patch
+
+
 def test_no_wrong_argument_ends_the_process_and_each_is_told() -> None:
     """NULL and numbers out of range, in each parameter of each function. A run ends where the process dies."""
     wrong: list[str] = []

@@ -9,6 +9,15 @@
 
 #define ARRAYS 64
 
+#if !CW_TEST_SANITIZED
+static bool refuses; /* no memory is left */
+
+void *__libc_malloc(size_t bytes);
+void *malloc(size_t bytes) {
+    return refuses ? NULL : __libc_malloc(bytes);
+}
+#endif
+
 static void on_signal(int number) {
     (void)number;
 }
@@ -121,6 +130,28 @@ static void a_session_ends_behind_what_waits(void **state) {
     EVENTUALLY(gauge(other, CW_GAUGE_clients) == 1);
     cw_client_unref(other);
 }
+
+#if !CW_TEST_SANITIZED
+static void a_slab_is_given_back_though_no_memory_is_left_to_say_so(void **state) {
+    (void)state;
+    setenv("CABLEWAY_CACHE_BYTES", "0", 1);
+    cw_client *client = client_open(), *other = client_open();
+    cw_array *arrays[3];
+    for (int i = 0; i < 3; i++)
+        arrays[i] = bytes_new(client, 64 << 20, i); /* a slab each */
+    assert_true(gauge(other, CW_GAUGE_slabs) >= 3);
+    stop_and_fill(client);
+    refuses = true;
+    for (int i = 0; i < 3; i++)
+        cw_array_close(arrays[i]);
+    refuses = false;
+    go_on(client);
+    EVENTUALLY(gauge(other, CW_GAUGE_slabs) == 0);
+    unsetenv("CABLEWAY_CACHE_BYTES");
+    cw_client_unref(client);
+    cw_client_unref(other);
+}
+#endif
 
 static void what_is_kept_goes_with_a_killed_broker(void **state) {
     (void)state;
@@ -283,6 +314,9 @@ int main(void) {
         TEST(closing_waits_for_nobody),
         TEST(who_says_the_same_again_and_again_keeps_it_once),
         TEST(a_session_ends_behind_what_waits),
+#if !CW_TEST_SANITIZED
+        TEST(a_slab_is_given_back_though_no_memory_is_left_to_say_so),
+#endif
         TEST(what_is_kept_goes_with_a_killed_broker),
         TEST(a_signal_ends_each_wait),
         TEST(a_signal_that_ends_a_put_leaves_it_open),

@@ -86,8 +86,8 @@ static const char *const bad[] = {
     "<M8[0s]",
     "<M8[]",
     "<M4",
-    "<\xff"
-    "8",
+    ("<\xff"
+     "8"),
     "\xff\xfe",
     "'<f8'",
     "[",

@@ -38,7 +38,9 @@ from cableway.views import Lease, lease_again
 
 __all__ = ["Outgoing", "decode", "encode", "encode_array"]
 
-THRESHOLD_BYTES = 256 << 10  # of a buffer that goes in a block; two copies of fewer bytes cost less than a block does
+THRESHOLD_BYTES = (
+    256 << 10
+)  # of a buffer that goes in a block; two copies of fewer bytes cost less than a block does
 KEPT_BYTES = (
     256 << 20
 )  # how much a writer keeps of the blocks that wait, or that its readers still have, to use them again

@@ -18,12 +18,13 @@
 #include "broker/transit.h"
 #include "shm/block.h"
 
-#define SUSPECTS_MAX 65536u   /* then they are looked at at once */
-#define PAUSE_FACTOR 4        /* pause after a scan, in durations of it */
-#define PAUSE_MAX_NS 20000000 /* deaths must be through within 100 ms */
-#define PATIENCE_NS  40000000 /* with a client that stops reading its replies */
-#define MISSED_MAX   4        /* turns in which there was nothing to look at yet; then rarely: */
-#define MISSED_NS    2000000
+#define SUSPECTS_MAX   65536u   /* then they are looked at at once */
+#define PAUSE_FACTOR   4        /* pause after a scan, in durations of it */
+#define PAUSE_MAX_NS   20000000 /* deaths must be through within 100 ms */
+#define PATIENCE_NS    40000000 /* with a client that stops reading its replies, */
+#define PATIENCE_TURNS 4        /* and at least so many turns */
+#define MISSED_MAX     4        /* turns in which there was nothing to look at yet; then rarely: */
+#define MISSED_NS      2000000
 
 struct hold_key {
     uint64_t slot, gen;
@@ -124,8 +125,10 @@ static void suspect_push(struct cwd_broker *b, uint64_t slot, uint64_t gen) {
         r->suspects = suspects;
         r->room = room;
     }
-    if (r->count == 0)
+    if (r->count == 0) {
         r->since_ns = b->now_ns;
+        r->since_turn = b->turn;
+    }
     r->suspects[r->count++] = (struct cwd_suspect){.slot = slot, .gen = gen, .turn = b->turn};
 }
 
@@ -273,13 +276,15 @@ static void commit_unheld(struct cwd_broker *b) {
     r->count = 0;
 }
 
-/* Suspects of turns before this one may be looked at. */
+/* Suspects of turns before this one may be looked at. Time alone excuses nobody from being read: it
+ * passes also while this process waits for a core. Only who takes no replies, whose ring is not
+ * read for that, is not waited for longer than PATIENCE_NS. */
 static uint64_t turn_read(const struct cwd_broker *b) {
     uint64_t turn = UINT64_MAX;
-    if (b->now_ns - b->reclaim.since_ns > PATIENCE_NS)
-        return turn;
-    for (const struct cwd_session *s = b->sessions; s; s = s->hh.next)
-        if (s->state == CWD_OPEN && s->read_through < turn)
+    bool patient = b->now_ns - b->reclaim.since_ns <= PATIENCE_NS ||
+                   b->turn - b->reclaim.since_turn <= PATIENCE_TURNS;
+    for (struct cwd_session *s = b->sessions; s; s = s->hh.next)
+        if (s->state == CWD_OPEN && s->read_through < turn && (patient || cwd_session_has_room(s)))
             turn = s->read_through;
     return turn;
 }
@@ -327,6 +332,7 @@ void cwd_reclaim_run(struct cwd_broker *b) {
         r->urgent = false;
         look_at_suspects(b);
         r->since_ns = b->now_ns;
+        r->since_turn = b->turn;
     }
     for (uint32_t i = 0; i < count; i++)
         r->suspects[i] = young[i]; /* they were in there before */

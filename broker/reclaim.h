@@ -45,6 +45,7 @@ struct cwd_reclaim {
     uint32_t crowded;      /* so many are looked at at once */
     uint32_t missed;       /* looks in a row that found all of them too young */
     int64_t since_ns;      /* the oldest was marked then, or later */
+    uint64_t since_turn;   /* the same, in turns of the loop */
     int64_t not_before_ns; /* scans take a fifth of the time at most */
     bool urgent;           /* a session ended: look now */
 };

@@ -254,10 +254,61 @@ static void retire_unheld(struct cwd_broker *b) {
     r->count = kept;
 }
 
+static int compare_keys(const void *one, const void *other) {
+    return memcmp(one, other, sizeof(struct hold_key));
+}
+
+/* Of which blocks transits begin in what stands in a session's ring. */
+static void note_begins(struct cwd_reclaim *r, struct cwd_session *session) {
+    struct cw_ring_consumer ahead = session->requests; /* a copy: nothing is read in its place */
+    uint64_t first = ahead.head;
+    uint32_t type, length;
+    const void *record;
+    ahead.advance = 0;
+    while (cw_ring_look_on(&ahead, &type, &record, &length) == 1 &&
+           ahead.head - first < CW_LANE_BYTES) {
+        struct cw_block_ref ref;
+        if (type != CW_OP_TRANSIT_BEGIN || length != sizeof(struct cw_message) + sizeof ref)
+            continue;
+        memcpy(&ref, (const uint8_t *)record + sizeof(struct cw_message), sizeof ref);
+        if (r->begun_count == r->begun_room) {
+            uint32_t room = r->begun_room ? r->begun_room * 2 : 64;
+            struct hold_key *begun = realloc(r->begun, room * sizeof *begun);
+            CW_ASSERT(begun);
+            r->begun = begun;
+            r->begun_room = room;
+        }
+        r->begun[r->begun_count++] = (struct hold_key){cw_lease_slot(ref.slab, ref.block), ref.gen};
+    }
+}
+
+/*
+ * Whoever holds a block may begin a transit of it and let go: the BEGIN is in its ring before its
+ * slot is empty (R1 before L3). One that let go before the scan just now is not seen by it; its
+ * BEGIN is (L2 before R2). After the word is RETIRING nobody new comes to hold the block, so what
+ * stands in the rings now is all there is.
+ */
+static void hold_what_begins(struct cwd_broker *b) {
+    struct cwd_reclaim *r = &b->reclaim;
+    r->begun_count = 0;
+    for (struct cwd_session *s = b->sessions; s; s = s->hh.next)
+        if (s->state == CWD_OPEN)
+            note_begins(r, s);
+    if (!r->begun_count)
+        return;
+    qsort(r->begun, r->begun_count, sizeof *r->begun, compare_keys);
+    for (uint32_t i = 0; i < r->count; i++) {
+        struct hold_key key = {r->suspects[i].slot, r->suspects[i].gen};
+        if (bsearch(&key, r->begun, r->begun_count, sizeof key, compare_keys))
+            r->suspects[i].held = true;
+    }
+}
+
 /* Second look: who is held after all goes back, the others are free. */
 static void commit_unheld(struct cwd_broker *b) {
     struct cwd_reclaim *r = &b->reclaim;
     struct cwd_slab *slab;
+    hold_what_begins(b);
     for (uint32_t i = 0; i < r->count; i++) {
         struct cwd_suspect s = r->suspects[i];
         struct cw_block *block = suspect_block(b, &s, &slab);
@@ -368,5 +419,6 @@ void cwd_reclaim_deinit(struct cwd_broker *b) {
         free(hold);
     }
     free(b->reclaim.suspects);
+    free(b->reclaim.begun);
     b->reclaim = (struct cwd_reclaim){0};
 }

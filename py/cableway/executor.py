@@ -51,6 +51,10 @@ def _call_each(function: Callable[..., Any], chunk: tuple[tuple[Any, ...], ...])
     return [function(*args) for args in chunk]
 
 
+def _shut_down() -> RuntimeError:
+    return RuntimeError("cannot schedule new futures after shutdown")
+
+
 class Executor(futures.Executor):
     """A `concurrent.futures.Executor` of processes, to be used as `ProcessPoolExecutor`.
 
@@ -134,7 +138,7 @@ class Executor(futures.Executor):
         """The engine, started if need be. The caller is within _starts."""
         with self._lock:
             if self._is_shut_down:
-                raise RuntimeError("cannot schedule new futures after shutdown")
+                raise _shut_down()
             engine, pid = self._engine, os.getpid()
             if engine is None and self._starter in (None, pid):
                 return self._start(pid)
@@ -158,6 +162,7 @@ class Executor(futures.Executor):
                 self._options,
                 daemon=False,
                 devices=self._devices,
+                not_running=_shut_down,
             )
             _engines.add(engine)  # where the exit finds it
             self._engine = engine

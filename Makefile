@@ -222,10 +222,10 @@ test: $(VENV)/deps-test.stamp
 	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) || built=build:/bin/false; \
 	$(RUN) tidy:tests/tidy.py $$built $(filter-out $(MODEL),$(TEST_PROGRAMS)) "py:pytest --quick tests/py" "doc:doctest cableway"
 # What takes minutes: the model of the memory order, storms of deaths and cuts, CPython's own tests over ours, all warnings of
-# two compilers, the fuzzers.
+# two compilers, the fuzzers, the walk through the local protocol.
 test-more: $(VENV)/deps-test.stamp
 	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) || built=build:/bin/false; \
-	$(RUN) $$built $(MODEL) compilers:tests/compilers.sh $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "py:pytest --more tests/py"
+	$(RUN) $$built $(MODEL) compilers:tests/compilers.sh $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "protocol:tests/protocol.sh 300" "py:pytest --more tests/py"
 # The README's commands in new roots of Debian and Ubuntu (tests/fresh). FRESH: its options, such as --whole.
 test-fresh:
 	@$(PYTHON) -B tests/fresh/fresh.py --build $(BUILD) $(FRESH)
@@ -245,7 +245,7 @@ sanitize-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
 fuzz: $(VENV)/made.stamp
 	@$(RUN) --timeout 100000 "fuzz:tests/fuzz.sh $(or $(FUZZ_SECONDS),60)"
 soak: $(PACKAGE) $(VENV)/deps-test.stamp test-programs
-	@CABLEWAY_SOAK=1 $(RUN) --timeout 36000 $(filter stress:% crash:% model:%,$(TEST_PROGRAMS)) "py:pytest tests/py"
+	@CABLEWAY_SOAK=1 $(RUN) --timeout 36000 $(filter stress:% crash:% model:%,$(TEST_PROGRAMS)) "protocol:tests/protocol.sh 3600" "py:pytest tests/py"
 
 # gcc guesses at lengths and paths wrongly once sanitizers have rewritten the code.
 QUIET := -Wno-format-truncation -Wno-maybe-uninitialized

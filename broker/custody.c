@@ -18,9 +18,6 @@
 #include "broker/session.h"
 #include "ipc/device.h"
 
-#define ADOPT_LOOKS      65536u /* entries of tables that are read for one request in a turn */
-#define ADOPT_BLOCKS_MAX 65536u
-
 void cwd_fd_discard(struct cwd_broker *b, int fd) {
     cwd_closer_push(cwd_fd_class(fd) == CWD_FD_OTHER ? b->wild_closer : b->closer, fd);
 }
@@ -206,7 +203,6 @@ int cwd_slab_add(struct cwd_broker *b, struct cwd_session *owner, const struct c
     slab->data_fd = fds[0];
     slab->data_is_known = info->device_kind == CW_DEVICE_HOST || info->flags & CW_SLAB_FOREIGN;
     slab->gpu_bytes = gpu_bytes_of(info);
-    slab->gap_bytes = CWD_GAP_UNKNOWN;
     slab->segment = table;
     slab->table = mapped;
     slab->charge_bytes =
@@ -286,7 +282,6 @@ void cwd_slabs_sweep(struct cwd_broker *b) {
 }
 
 void cwd_slab_block_freed(struct cwd_broker *b, struct cwd_slab *slab) {
-    slab->gap_bytes = CWD_GAP_UNKNOWN;
     if (slab->owner)
         /* S1: after B4; the owner loads it and then looks at the words that it waits for. */
         CW_ADD(S1, &slab->owner->shared->reclaimed, 1, release);
@@ -301,7 +296,6 @@ void cwd_slab_orphan(struct cwd_broker *b, struct cwd_slab *slab) {
     slab->owner->gpu_bytes -= slab->gpu_bytes;
     b->gpu_orphan_bytes += slab->gpu_bytes;
     slab->owner = NULL;
-    slab->gap_bytes = CWD_GAP_UNKNOWN;
     slab->info.owner_session = 0;
     b->orphans++;
     /* Blocks that the owner never published, or whose last drop it had no time to tell. */
@@ -342,9 +336,8 @@ static int compare_extents(const void *left, const void *right) {
     return l->begin < r->begin ? -1 : l->begin > r->begin;
 }
 
-/* The largest piece that no live block covers, as far as the table can be believed; 0 if it has no
- * entry left for another block. */
-static uint64_t largest_gap(struct cwd_slab *slab) {
+/* The largest piece that no live block covers, as far as the table can be believed. */
+static uint64_t largest_gap(struct cwd_slab *slab, bool *entry_left) {
     uint64_t size = slab->info.size_bytes, at = 0, largest = 0;
     uint32_t count = 0;
     struct extent *extents = malloc(slab->capacity * sizeof *extents);
@@ -360,10 +353,7 @@ static uint64_t largest_gap(struct cwd_slab *slab) {
         length = length < size - offset ? length : size - offset;
         extents[count++] = (struct extent){offset, offset + length};
     }
-    if (count == slab->capacity) {
-        free(extents);
-        return 0;
-    }
+    *entry_left = count < slab->capacity;
     qsort(extents, count, sizeof *extents, compare_extents);
     for (uint32_t i = 0; i < count; i++) {
         if (extents[i].begin > at && extents[i].begin - at > largest)
@@ -385,46 +375,29 @@ static bool header_is_whole(struct cwd_slab *slab) {
            head.slab_bytes == slab->info.size_bytes;
 }
 
-static void hand_over(struct cwd_broker *b, struct cwd_slab *slab, struct cwd_session *owner) {
-    b->orphans--;
-    b->gpu_orphan_bytes -= slab->gpu_bytes;
-    charge(slab, owner);
-    /* Its new owner waits for whatever its table calls alive: also for what nobody has. */
-    for (uint32_t i = 0; i < slab->capacity; i++)
-        cwd_reclaim_suspect(b, slab->id, i);
-    CWD_COUNT(b, slabs_adopted);
-}
-
-/* Could it be meant? Tables larger than any library's are left alone: to sort them takes long. */
-static bool adoptable(struct cwd_slab *slab, const struct cw_slab_request *wish) {
-    return !slab->owner && slab->info.device_kind == wish->device_kind &&
-           memcmp(slab->info.device_uuid, wish->device_uuid, sizeof wish->device_uuid) == 0 &&
-           !(slab->info.flags & CW_SLAB_FOREIGN) && slab->info.size_bytes >= wish->free_bytes &&
-           slab->capacity <= ADOPT_BLOCKS_MAX && header_is_whole(slab);
-}
-
-/* A table is looked at once, and again when something of it has come back: nobody carves an orphan,
- * so what is free in it only grows. */
 int cwd_slab_adopt(struct cwd_broker *b, struct cwd_session *owner,
                    const struct cw_slab_request *wish, struct cw_slab_info *out) {
     struct cwd_slab *slab, *next;
-    uint32_t looked = 0;
+    bool entry_left = false;
     if (b->orphans == 0)
         return cw_fail(-ENOENT, "no slab is without an owner");
     if (owner->slabs >= CWD_LIMIT(b, max_client_slabs))
         return check_limits(b, owner, wish->free_bytes, 0);
     HASH_ITER(hh, b->slabs, slab, next) {
-        if (!adoptable(slab, wish))
+        if (slab->owner || slab->info.device_kind != wish->device_kind ||
+            memcmp(slab->info.device_uuid, wish->device_uuid, sizeof wish->device_uuid) != 0 ||
+            (slab->info.flags & CW_SLAB_FOREIGN) || slab->info.size_bytes < wish->free_bytes ||
+            !header_is_whole(slab))
             continue;
-        if (slab->gap_bytes == CWD_GAP_UNKNOWN) {
-            if (looked >= ADOPT_LOOKS)
-                return -EAGAIN;
-            looked += slab->capacity;
-            slab->gap_bytes = largest_gap(slab);
-        }
-        if (slab->gap_bytes < wish->free_bytes)
+        if (largest_gap(slab, &entry_left) < wish->free_bytes || !entry_left)
             continue;
-        hand_over(b, slab, owner);
+        b->orphans--;
+        b->gpu_orphan_bytes -= slab->gpu_bytes;
+        charge(slab, owner);
+        /* Its new owner waits for whatever its table calls alive: also for what nobody has. */
+        for (uint32_t i = 0; i < slab->capacity; i++)
+            cwd_reclaim_suspect(b, slab->id, i);
+        CWD_COUNT(b, slabs_adopted);
         *out = slab->info;
         return 0;
     }

@@ -21,8 +21,6 @@
 struct cwd_broker;
 struct cwd_session;
 
-#define CWD_GAP_UNKNOWN UINT64_MAX
-
 struct cwd_slab {
     uint32_t id;
     struct cw_slab_info info; /* as the maker declared it, checked */
@@ -37,7 +35,6 @@ struct cwd_slab {
     uint32_t refs;             /* references on its blocks */
     uint32_t waits;            /* blocks of it that wait for the end of somebody's lease */
     uint64_t unsettled;        /* the sweep that found suspects of it yet to be looked at */
-    uint64_t gap_bytes; /* the largest free piece, as its table said; CWD_GAP_UNKNOWN: look */
     bool suspected;
     struct cwd_slab *prev, *next; /* in broker.suspect */
     UT_hash_handle hh;
@@ -50,8 +47,7 @@ struct cwd_slab *cwd_slab_find(struct cwd_broker *broker, uint32_t id);
  * table that is none). */
 int cwd_slab_add(struct cwd_broker *broker, struct cwd_session *owner,
                  const struct cw_slab_info *info, const int fds[2], struct cw_slab_info *out);
-/* An orphan with one free piece of that size becomes owner's. 0, -ENOENT, -EDQUOT; -EAGAIN: some
- * tables were looked at, and others are still to be: ask in the next turn. */
+/* An orphan with one free piece of that size becomes owner's. 0, -ENOENT, -EDQUOT. */
 int cwd_slab_adopt(struct cwd_broker *broker, struct cwd_session *owner,
                    const struct cw_slab_request *wish, struct cw_slab_info *out);
 /* The owner gives it up or is gone: it becomes an orphan, its blocks are suspected. */

@@ -18,12 +18,13 @@
 #include "broker/transit.h"
 #include "shm/block.h"
 
-#define SUSPECTS_MAX 65536u   /* then they are looked at at once */
-#define PAUSE_FACTOR 4        /* pause after a scan, in durations of it */
-#define PAUSE_MAX_NS 20000000 /* deaths must be through within 100 ms */
-#define PATIENCE_NS  40000000 /* with a client that stops reading its replies */
-#define MISSED_MAX   4        /* turns in which there was nothing to look at yet; then rarely: */
-#define MISSED_NS    2000000
+#define SUSPECTS_MAX   65536u   /* then they are looked at at once */
+#define PAUSE_FACTOR   4        /* pause after a scan, in durations of it */
+#define PAUSE_MAX_NS   20000000 /* deaths must be through within 100 ms */
+#define PATIENCE_NS    40000000 /* with a client that stops reading its replies, */
+#define PATIENCE_TURNS 4        /* and at least so many turns */
+#define MISSED_MAX     4        /* turns in which there was nothing to look at yet; then rarely: */
+#define MISSED_NS      2000000
 
 struct hold_key {
     uint64_t slot, gen;
@@ -124,8 +125,10 @@ static void suspect_push(struct cwd_broker *b, uint64_t slot, uint64_t gen) {
         r->suspects = suspects;
         r->room = room;
     }
-    if (r->count == 0)
+    if (r->count == 0) {
         r->since_ns = b->now_ns;
+        r->since_turn = b->turn;
+    }
     r->suspects[r->count++] = (struct cwd_suspect){.slot = slot, .gen = gen, .turn = b->turn};
 }
 
@@ -251,10 +254,61 @@ static void retire_unheld(struct cwd_broker *b) {
     r->count = kept;
 }
 
+static int compare_keys(const void *one, const void *other) {
+    return memcmp(one, other, sizeof(struct hold_key));
+}
+
+/* Of which blocks transits begin in what stands in a session's ring. */
+static void note_begins(struct cwd_reclaim *r, struct cwd_session *session) {
+    struct cw_ring_consumer ahead = session->requests; /* a copy: nothing is read in its place */
+    uint64_t first = ahead.head;
+    uint32_t type, length;
+    const void *record;
+    ahead.advance = 0;
+    while (cw_ring_look_on(&ahead, &type, &record, &length) == 1 &&
+           ahead.head - first < CW_LANE_BYTES) {
+        struct cw_block_ref ref;
+        if (type != CW_OP_TRANSIT_BEGIN || length != sizeof(struct cw_message) + sizeof ref)
+            continue;
+        memcpy(&ref, (const uint8_t *)record + sizeof(struct cw_message), sizeof ref);
+        if (r->begun_count == r->begun_room) {
+            uint32_t room = r->begun_room ? r->begun_room * 2 : 64;
+            struct hold_key *begun = realloc(r->begun, room * sizeof *begun);
+            CW_ASSERT(begun);
+            r->begun = begun;
+            r->begun_room = room;
+        }
+        r->begun[r->begun_count++] = (struct hold_key){cw_lease_slot(ref.slab, ref.block), ref.gen};
+    }
+}
+
+/*
+ * Whoever holds a block may begin a transit of it and let go: the BEGIN is in its ring before its
+ * slot is empty (R1 before L3). One that let go before the scan just now is not seen by it; its
+ * BEGIN is (L2 before R2). After the word is RETIRING nobody new comes to hold the block, so what
+ * stands in the rings now is all there is.
+ */
+static void hold_what_begins(struct cwd_broker *b) {
+    struct cwd_reclaim *r = &b->reclaim;
+    r->begun_count = 0;
+    for (struct cwd_session *s = b->sessions; s; s = s->hh.next)
+        if (s->state == CWD_OPEN)
+            note_begins(r, s);
+    if (!r->begun_count)
+        return;
+    qsort(r->begun, r->begun_count, sizeof *r->begun, compare_keys);
+    for (uint32_t i = 0; i < r->count; i++) {
+        struct hold_key key = {r->suspects[i].slot, r->suspects[i].gen};
+        if (bsearch(&key, r->begun, r->begun_count, sizeof key, compare_keys))
+            r->suspects[i].held = true;
+    }
+}
+
 /* Second look: who is held after all goes back, the others are free. */
 static void commit_unheld(struct cwd_broker *b) {
     struct cwd_reclaim *r = &b->reclaim;
     struct cwd_slab *slab;
+    hold_what_begins(b);
     for (uint32_t i = 0; i < r->count; i++) {
         struct cwd_suspect s = r->suspects[i];
         struct cw_block *block = suspect_block(b, &s, &slab);
@@ -273,13 +327,15 @@ static void commit_unheld(struct cwd_broker *b) {
     r->count = 0;
 }
 
-/* Suspects of turns before this one may be looked at. */
+/* Suspects of turns before this one may be looked at. Time alone excuses nobody from being read: it
+ * passes also while this process waits for a core. Only who takes no replies, whose ring is not
+ * read for that, is not waited for longer than PATIENCE_NS. */
 static uint64_t turn_read(const struct cwd_broker *b) {
     uint64_t turn = UINT64_MAX;
-    if (b->now_ns - b->reclaim.since_ns > PATIENCE_NS)
-        return turn;
-    for (const struct cwd_session *s = b->sessions; s; s = s->hh.next)
-        if (s->state == CWD_OPEN && s->read_through < turn)
+    bool patient = b->now_ns - b->reclaim.since_ns <= PATIENCE_NS ||
+                   b->turn - b->reclaim.since_turn <= PATIENCE_TURNS;
+    for (struct cwd_session *s = b->sessions; s; s = s->hh.next)
+        if (s->state == CWD_OPEN && s->read_through < turn && (patient || cwd_session_has_room(s)))
             turn = s->read_through;
     return turn;
 }
@@ -327,6 +383,7 @@ void cwd_reclaim_run(struct cwd_broker *b) {
         r->urgent = false;
         look_at_suspects(b);
         r->since_ns = b->now_ns;
+        r->since_turn = b->turn;
     }
     for (uint32_t i = 0; i < count; i++)
         r->suspects[i] = young[i]; /* they were in there before */
@@ -362,5 +419,6 @@ void cwd_reclaim_deinit(struct cwd_broker *b) {
         free(hold);
     }
     free(b->reclaim.suspects);
+    free(b->reclaim.begun);
     b->reclaim = (struct cwd_reclaim){0};
 }

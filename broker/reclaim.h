@@ -16,9 +16,11 @@
  * Before a suspect is looked at, all rings are read that far as they were filled when it was marked
  * WANTED. Somebody may have begun a transit and then dropped its lease without a word, as it may
  * while the block is not WANTED: then nothing but the BEGIN in its ring says that the block is
- * held. Behind the mark whoever drops says so, in the same ring behind its BEGIN. A client whose
- * ring cannot be read (it takes no replies) is waited for PATIENCE_NS: it may lose what it alone
- * had begun to pass on, and holds up nobody's memory.
+ * held. The same may happen while it is looked at: it is taken, passed on and let go between the
+ * reading of that ring and the scan. So when nobody was found to hold it after RETIRING, what
+ * stands in the rings by then is looked through for such BEGINs before anything is freed. A client
+ * whose ring cannot be read (it takes no replies) is waited for PATIENCE_NS: it may lose what it
+ * alone had begun to pass on, and holds up nobody's memory.
  */
 #ifndef CW_BROKER_RECLAIM_H
 #define CW_BROKER_RECLAIM_H
@@ -29,6 +31,8 @@
 struct cwd_broker;
 struct cwd_slab;
 struct cwd_hold;
+
+struct hold_key;
 
 struct cwd_suspect {
     uint64_t slot; /* as in a lease table: slab and block */
@@ -42,9 +46,12 @@ struct cwd_reclaim {
     struct cwd_hold *waiting; /* list of those that wait */
     struct cwd_suspect *suspects;
     uint32_t count, room;
+    struct hold_key *begun; /* of which blocks transits begin that were not read yet */
+    uint32_t begun_count, begun_room;
     uint32_t crowded;      /* so many are looked at at once */
     uint32_t missed;       /* looks in a row that found all of them too young */
     int64_t since_ns;      /* the oldest was marked then, or later */
+    uint64_t since_turn;   /* the same, in turns of the loop */
     int64_t not_before_ns; /* scans take a fifth of the time at most */
     bool urgent;           /* a session ended: look now */
 };

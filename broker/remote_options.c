@@ -20,6 +20,12 @@ static bool is_port(const char *text) {
     return *text && strspn(text, "0123456789") == strlen(text);
 }
 
+/* One that there is: to 65535. Where no number stands, whoever listens says what is wrong. */
+static bool port_valid(const char *address) {
+    const char *colon = strrchr(address, ':'), *port = colon ? colon + 1 : address;
+    return !is_port(port) || (strlen(port) <= 5 && atoi(port) <= UINT16_MAX);
+}
+
 int cwd_remote_option(struct cwd_remote_options *options, const char *option, const char *value,
                       const char *where) {
     if (options->count + 2 > 2 * CWD_REMOTE_OPTIONS_MAX)
@@ -36,6 +42,9 @@ int cwd_remote_option(struct cwd_remote_options *options, const char *option, co
                        "%.300s: listen = %.100s: it is HOST:PORT, [HOST]:PORT, or PORT alone (all "
                        "addresses)",
                        where, value);
+    if ((listens || strcmp(option, "--peer") == 0) && !port_valid(value))
+        return cw_fail(-EINVAL, "%.300s: %s = %.100s: a port is a number from 0 to %u", where,
+                       option + 2, value, UINT16_MAX);
     char *first = strdup(option), *second = NULL;
     CW_ASSERT(first && asprintf(&second, "%s%s", bare ? ":" : "", value) >= 0);
     options->words[options->count++] = first;

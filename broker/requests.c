@@ -52,9 +52,8 @@ struct request { /* our own copy */
 };
 
 struct result {
-    bool none;  /* no reply, or a later one */
-    bool calm;  /* who asked is not woken for it */
-    bool again; /* it takes longer than a turn may: it stays in the ring for the next one */
+    bool none; /* no reply, or a later one */
+    bool calm; /* who asked is not woken for it */
     int status;
     uint32_t body_bytes;
     const void *large; /* the body, where it is none of these; NULL: it is */
@@ -157,9 +156,7 @@ static int serve_slab_close(struct cwd_broker *b, struct cwd_session *s, struct 
 static int serve_slab_adopt(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                             struct result *result) {
     result->body_bytes = sizeof result->body.slab;
-    int code = cwd_slab_adopt(b, s, &r->body.slab, &result->body.slab);
-    result->again = code == -EAGAIN;
-    return code;
+    return cwd_slab_adopt(b, s, &r->body.slab, &result->body.slab);
 }
 
 static int serve_holders(struct cwd_broker *b, struct cwd_session *s, struct request *r,
@@ -416,8 +413,6 @@ static int serve_one(struct cwd_broker *b, struct cwd_session *session, bool dra
     }
     if (session->ended)
         return 0;
-    if (result.again)
-        return BUDGET;
     /* The index advances after the effect: who took over from us would see the request again. */
     cw_ring_consume(&session->requests);
     if (cw_sleeper_claim(&session->requests.ring->producer))

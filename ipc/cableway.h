@@ -492,8 +492,8 @@ int cw_name_stat(cw_client *client, const char *name, cw_name_info *out);
  * the caller's thread, and a value other than 0 ends it and is returned. What goes meanwhile is
  * left out. A name whose description cannot be read, since whoever put it wrote what is none, has
  * ndim 0 and an empty dtype. Of another node's names each is asked for. */
-int cw_names_stat(cw_client *client, const char *prefix,
-                  int (*each)(void *context, const cw_name_info *info), void *context);
+typedef int cw_on_name(void *context, const cw_name_info *info);
+int cw_names_stat(cw_client *client, const char *prefix, cw_on_name *each, void *context);
 /* Asks the broker to end. Every client then gets -ECONNRESET; names are lost. */
 int cw_broker_stop(cw_client *client);
 /* Round trip to the broker. */
@@ -581,14 +581,14 @@ void cw_queue_look_at(cw_queue *queue, cw_queue_info *out);
  * To watch a queue without taking part, for a descriptor that others poll: begin; look at it
  * (cw_queue_look_at); sleep until items may have been put (taken 0), or taken (1), since begin. A
  * sight is one thread's, zeros at first. The sleep returns 0, also for nothing: begin again; or
- * -EINTR. rouse ends the sleeps of all who watch.
+ * -EINTR, -EINVAL. rouse ends the sleeps of all who watch.
  */
 typedef struct cw_queue_sight_words {
     uint64_t words[5];
 } cw_queue_sight_words;
-void cw_queue_watch_begin(cw_queue *queue, int taken, cw_queue_sight_words *sight);
+int cw_queue_watch_begin(cw_queue *queue, int taken, cw_queue_sight_words *sight);
 int cw_queue_watch_wait(cw_queue *queue, cw_queue_sight_words *sight);
-void cw_queue_watch_rouse(cw_queue *queue);
+int cw_queue_watch_rouse(cw_queue *queue);
 /* An item that was taken is done with. -EINVAL: more often than there were items. */
 int cw_queue_task_done(cw_queue *queue);
 /* Waits until each item that was put is done with. Blocks. -ETIMEDOUT, -EINTR. */

@@ -569,24 +569,33 @@ void cw_queue_look_at(cw_queue *queue, cw_queue_info *out) {
 
 _Static_assert(sizeof(struct cw_queue_sight) <= sizeof(cw_queue_sight_words), "room");
 
-void cw_queue_watch_begin(cw_queue *queue, int taken, cw_queue_sight_words *sight) {
+int cw_queue_watch_begin(cw_queue *queue, int taken, cw_queue_sight_words *sight) {
+    if (!queue || !sight)
+        return cw_needs("a queue and a sight");
     struct cw_queue_sight own;
     memcpy(&own, sight, sizeof own);
     cw_queue_watch(&queue->head->core, taken != 0, &own);
     memcpy(sight, &own, sizeof own);
+    return 0;
 }
 
 int cw_queue_watch_wait(cw_queue *queue, cw_queue_sight_words *sight) {
-    (void)queue;
+    if (!queue || !sight)
+        return cw_needs("a queue and a sight");
     struct cw_queue_sight own;
     memcpy(&own, sight, sizeof own);
+    if (!own.bell)
+        return cw_fail(-EINVAL, "a sight that nothing began: call cw_queue_watch_begin() first");
     int code = cw_queue_watch_sleep(&own);
     memcpy(sight, &own, sizeof own);
     return code;
 }
 
-void cw_queue_watch_rouse(cw_queue *queue) {
+int cw_queue_watch_rouse(cw_queue *queue) {
+    if (!queue)
+        return cw_needs("a queue");
     cw_queue_rouse(&queue->head->core);
+    return 0;
 }
 
 int cw_queue_task_done(cw_queue *queue) {

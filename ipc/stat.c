@@ -227,8 +227,7 @@ static int stat_sorted(struct batch *batch, const char **names, uint64_t count, 
     return code ? code : batch_tell_all(batch);
 }
 
-int cw_names_stat(cw_client *client, const char *prefix,
-                  int (*each)(void *context, const cw_name_info *info), void *context) {
+int cw_names_stat(cw_client *client, const char *prefix, cw_on_name *each, void *context) {
     char *names, node[CW_KEY_MAX] = "";
     uint64_t count;
     if (!each)

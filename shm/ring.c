@@ -155,8 +155,14 @@ static bool header_parse(const struct cw_ring_consumer *c, uint64_t word, uint32
            record_bytes(*length_bytes) <= to_end;
 }
 
-int cw_ring_peek(struct cw_ring_consumer *c, uint32_t *type, const void **payload,
-                 uint32_t *length_bytes) {
+static void go_on(struct cw_ring_consumer *c) {
+    c->head += c->advance;
+    c->advance = 0;
+}
+
+/* gives_back: the space of a padding that is passed. */
+static int peek(struct cw_ring_consumer *c, uint32_t *type, const void **payload,
+                uint32_t *length_bytes, bool gives_back) {
     /* At most one padding lies before a record: two turns are enough, more would be a hostile
      * producer. */
     for (int turn = 0; turn < 2; turn++) {
@@ -172,15 +178,28 @@ int cw_ring_peek(struct cw_ring_consumer *c, uint32_t *type, const void **payloa
             *payload = (const uint8_t *)header + HEADER_BYTES;
             return 1;
         }
-        cw_ring_consume(c);
+        if (gives_back)
+            cw_ring_consume(c);
+        else
+            go_on(c);
     }
     return cw_fail(-EPROTO, "ring: no record can begin at position %llu as the producer wrote it",
                    (unsigned long long)c->head);
 }
 
+int cw_ring_peek(struct cw_ring_consumer *c, uint32_t *type, const void **payload,
+                 uint32_t *length_bytes) {
+    return peek(c, type, payload, length_bytes, true);
+}
+
+int cw_ring_look_on(struct cw_ring_consumer *copy, uint32_t *type, const void **payload,
+                    uint32_t *length_bytes) {
+    go_on(copy);
+    return peek(copy, type, payload, length_bytes, false);
+}
+
 void cw_ring_consume(struct cw_ring_consumer *c) {
-    c->head += c->advance;
-    c->advance = 0;
+    go_on(c);
     /* R3: our reads come before the producer's next writes there; pairs with R6. seq_cst for the
      * look at the producer's sleep word that follows (W2); pairs with R5. */
     CW_STORE(R3, &c->ring->head, c->head, seq_cst);

@@ -93,6 +93,11 @@ bool cw_ring_has_room(struct cw_ring_producer *p, uint32_t length_bytes);
  */
 int cw_ring_peek(struct cw_ring_consumer *c, uint32_t *type, const void **payload,
                  uint32_t *length_bytes);
+/* The same of a copy of the consumer's struct, which goes on by one record each time: what stands
+ * in the ring to be read. Nothing is given back. The first one is the first that was not consumed.
+ */
+int cw_ring_look_on(struct cw_ring_consumer *copy, uint32_t *type, const void **payload,
+                    uint32_t *length_bytes);
 /* Gives the peeked record's space back. seq_cst: the caller may then look whether the producer
  * sleeps. */
 void cw_ring_consume(struct cw_ring_consumer *c);

@@ -37,6 +37,7 @@ def double(x):
 
 if __name__ == "__main__":
     kept = cw.put("wheel/numbers", np.arange(1000.0))
+    np.save("numbers.npy", np.asarray(kept))
     maps = open("/proc/self/maps").read()
     ours = set(re.findall(r"/\S*cableway\S*\.so\S*", maps))
     assert ours and all(path.startswith(sys.prefix) for path in ours), ours
@@ -50,6 +51,10 @@ if __name__ == "__main__":
     print("wheel: package, broker, command and Pool work from an empty environment")
 PYTHON
 clean python first.py
+# The command finds its broker by itself, whatever PATH says.
+mkdir -m 700 "$folder/bare"
+env -i CABLEWAY_DIR="$folder/bare" PATH=/usr/bin:/bin "$folder/venv/bin/cableway" put x numbers.npy >/dev/null
+env -i CABLEWAY_DIR="$folder/bare" PATH=/usr/bin:/bin "$folder/venv/bin/cableway" stop --yes >/dev/null 2>&1
 clean cableway doctor >/dev/null || echo "wheel: cableway doctor ended with status $?"
 for program in "$folder"/venv/lib/python*/site-packages/cableway/bin/*; do
     if ldd "$program" | grep -vE 'linux-vdso|libc\.so|libm\.so|libpthread|libdl|ld-linux|statically'; then

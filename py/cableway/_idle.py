@@ -28,7 +28,17 @@ from typing import Any
 from cableway import client
 from cableway._lib import ffi, lib
 
-__all__ = ["WAIT_SECONDS", "add_end", "end", "give_up", "given_up", "heed", "kept", "remove_end", "trim"]
+__all__ = [
+    "WAIT_SECONDS",
+    "add_end",
+    "end",
+    "give_up",
+    "given_up",
+    "heed",
+    "kept",
+    "remove_end",
+    "trim",
+]
 
 WAIT_SECONDS = 0.5  # for others, before memory is refused
 _ROUNDS = 6  # with their naps some 60 ms: for a broker that gets to run late

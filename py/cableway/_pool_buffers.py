@@ -55,7 +55,9 @@ LENT, RETURNED, LEFT, OPENED = 1, 2, 3, 4
 HEADER_BYTES = 64
 _LOOK_AT = 32  # lent blocks that one search for memory looks at
 _MISSES_MIN = 4  # of these that have not come back; and one more for each
-_MISS_BYTES = 64 << 10  # that are searched for: 32 looks take as long as it takes to make a block of some 100 KiB
+_MISS_BYTES = (
+    64 << 10
+)  # that are searched for: 32 looks take as long as it takes to make a block of some 100 KiB
 _LOOKS_EACH = (
     4  # blocks that must stay, that are looked at for each one that is lent above the limit
 )

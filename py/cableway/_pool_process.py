@@ -136,7 +136,9 @@ class _Popen(popen_fork.Popen):
         told = None
         try:
             # In turns: the descriptor may have become somebody else's, see let_go.
-            while self.returncode is None and not _readable(self.sentinel, _TURN_SECONDS if wait else 0):
+            while self.returncode is None and not _readable(
+                self.sentinel, _TURN_SECONDS if wait else 0
+            ):
                 if not wait:
                     return None
             if self.returncode is None:

@@ -42,7 +42,9 @@ class Outlet:
         self._nbytes = 0
         self._dropped = 0
         self._ending = False
-        self._gone = above_stdio(lambda: os.eventfd(0, os.EFD_CLOEXEC))  # nothing is written any more
+        self._gone = above_stdio(
+            lambda: os.eventfd(0, os.EFD_CLOEXEC)
+        )  # nothing is written any more
         self._thread: threading.Thread | None = None
 
     def put(self, data: bytes) -> None:

@@ -1,13 +1,13 @@
 """Items of a queue: how an object becomes bytes and handles, and an object again at the other end.
 
-An item is a pickle of at most 16 KiB, and arrays that go with it by their handles:
+An item is a pickle of at most 288 KiB (`cw_queue_max()`), and arrays that go with it by their handles:
 
     no arrays       the data is the pickle
     with arrays     the data is a header, a descriptor for each array, the pickle
     one array       (a `cableway.Array` and nothing else) the same, but the pickle tells the layout alone; both ends
                     remember it, so that such an item costs no pickling
 
-An array that goes with an item is a *block* with the bytes of a large buffer (see `_pool_buffers`: one copy, and the
+An array that goes with an item is a *block* with the bytes of a buffer of 256 KiB and more (see `_pool_buffers`: one copy, and the
 block comes back to its writer when the reader's last view is gone), a block with a pickle that is too long, or the
 memory of a `cableway.Array`, of which nothing is copied. The queue keeps them until the item is taken, whoever dies
 meanwhile; the library opens them in the moment in which the item is taken.
@@ -38,7 +38,9 @@ from cableway.views import Lease, lease_again
 
 __all__ = ["Outgoing", "decode", "encode", "encode_array"]
 
-THRESHOLD_BYTES = 256 << 10  # of a buffer that goes in a block; two copies of fewer bytes cost less than the broker's part
+THRESHOLD_BYTES = (
+    256 << 10
+)  # of a buffer that goes in a block; two copies of fewer bytes cost less than a block does
 KEPT_BYTES = (
     256 << 20
 )  # how much a writer keeps of the blocks that wait, or that its readers still have, to use them again

@@ -8,7 +8,7 @@
 
 A queue lies in shared memory, and belongs to no process: any number of processes and threads put and take. One that is
 killed, at whatever moment, loses at most the item that it was putting or had just taken, and blocks nobody. A
-`cableway.Array` in an item travels as a handle, NumPy arrays and other buffers of 64 KiB and more with one copy into
+`cableway.Array` in an item travels as a handle, NumPy arrays and other buffers of 256 KiB and more with one copy into
 memory that the receiver then owns and may write; of everything else the pickle is copied.
 
 What differs from the standard library, and why:
@@ -49,7 +49,7 @@ from cableway import _queue_watch as watching
 from cableway import array as arrays
 from cableway._lib import check, check_again, failure, ffi, held, lib
 from cableway.array import Array
-from cableway.errors import Error, QueueBlocked
+from cableway.errors import BrokerLost, Error, QueueBlocked, Stale
 from cableway.views import Lease, lease_again
 
 __all__ = ["JoinableQueue", "Queue", "SimpleQueue"]
@@ -58,6 +58,7 @@ _queue_put, _queue_get = lib.cw_queue_put, lib.cw_queue_get
 _put_address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "cw_queue_put")))
 _get_address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "cw_queue_get")))
 _UNBOUNDED = 0x7FFFFFFF  # multiprocessing's _maxsize of a queue without one
+_FOR_EVER_SECONDS = 1e9  # and longer: for ever
 _forks = 0  # how often this process is the child of a fork
 _watching = threading.RLock()  # decides who makes a watch
 
@@ -115,7 +116,7 @@ class _End:
 def _nanoseconds(block: bool, timeout: float | None) -> int:
     if not block:
         return 0
-    return -1 if timeout is None else max(0, int(timeout * 1e9))
+    return -1 if timeout is None or timeout > _FOR_EVER_SECONDS else max(0, int(timeout * 1e9))
 
 
 def _refusal(status: int) -> Exception:
@@ -165,7 +166,12 @@ class _Shared:
         memory = self._memory
         if memory is None:
             raise QueueClosed(f"Queue {self!r} is closed")
-        self._end = end = _End(memory)
+        try:
+            self._end = end = _End(memory)
+        except Stale as error:
+            raise BrokerLost(
+                f"the broker that this queue was made at has ended, and this process, a child of a fork, had not opened it: {error}"
+            ) from None
         return end
 
     def _put(self, obj: Any, timeout_ns: int) -> None:
@@ -362,7 +368,8 @@ class Queue(_Shared):
             queue.Empty: it was empty for all that time.
             QueueBlocked: the time is over, and another process that is in the middle of a get has not run for a second.
             ValueError: the queue is closed.
-            BrokerLost: the item has large parts, and the broker that kept them is gone.
+            BrokerLost: the item has large parts, and the broker that kept them is gone: it is lost, and the next call
+                takes the next one.
             Whatever unpickling raises.
 
         >>> import cableway as cw

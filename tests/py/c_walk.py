@@ -27,6 +27,8 @@ OPTIONAL = {
     ("cw_array_put", "layout"),
     ("cw_array_put_at", "layout"),
     ("cw_names", "prefix"),
+    ("cw_names_stat", "prefix"),
+    ("cw_names_stat", "context"),
 }
 # Memory that may be NULL if size_bytes is 0.
 MEMORY = {
@@ -127,6 +129,8 @@ class World:
         }
         if plain in given and name != "out":
             return given[plain]
+        if plain == "cw_on_name *":
+            return self.keep(ffi.callback("cw_on_name", lambda *_: 0))
         if plain == "void *":
             return ffi.NULL if name == "stream" else self.address
         return ffi.cast(plain, self.keep(ffi.new("char[8192]")))

@@ -444,5 +444,8 @@ def test_a_broker_with_its_bridge_alone_has_nothing_to_lose() -> None:
         a.start()
         with a.here():
             refused = a.command("stop", check=False)  # a client is
-        assert refused.returncode == 1 and "1 program is connected, and would get BrokerLost" in refused.stderr
+        assert (
+            refused.returncode == 1
+            and "1 program is connected, and would get BrokerLost" in refused.stderr
+        )
         assert "cableway-bridge" not in refused.stderr

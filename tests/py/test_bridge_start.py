@@ -87,6 +87,8 @@ def test_a_port_that_is_taken_is_said_and_no_broker_stays(
     ("words", "code", "said"),
     [
         (("--listen", "nonsense"), 2, "HOST:PORT"),
+        (("--listen", ":99999"), 2, "65535"),
+        (("--peer", "a:70000"), 2, "65535"),
         (("--listen", "127.0.0.1:http"), 1, "HOST:PORT"),
         (("--listen", "203.0.113.9:7400"), 1, "no such address"),
         (("--listen", "127.0.0.1:0", "--node", "a b"), 1, "--node a b"),

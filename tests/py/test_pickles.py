@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import stop_broker
 from waiting import eventually
 
 import cableway as cw
@@ -19,8 +20,11 @@ def few_transits(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
     """A broker at which a client may have 20 transits."""
     monkeypatch.setenv("CABLEWAY_MAX_CLIENT_TRANSITS", "20")
     monkeypatch.setenv("CABLEWAY_DIR", str(tmp_path))
-    with cw.connect(str(tmp_path)) as connection:
-        yield connection
+    try:
+        with cw.connect(str(tmp_path)) as connection:
+            yield connection
+    finally:
+        stop_broker(tmp_path)
 
 
 def test_pickles_that_nobody_opens_refuse_nobody(few_transits):

@@ -177,9 +177,7 @@ STOPPED = """
 
 
 @pytest.mark.parametrize("then", ["SIGCONT", "SIGKILL"])
-def test_who_is_stopped_or_dies_holds_up_nobody_who_wants_memory(
-    script: Script, then: str
-) -> None:
+def test_who_is_stopped_or_dies_holds_up_nobody_who_wants_memory(script: Script, then: str) -> None:
     assert script(SHARED + STOPPED, "fork", then).stdout == "True\nhad\n"
 
 
@@ -199,10 +197,12 @@ END = """
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_what_was_made_for_a_pool_goes_with_it(
-    script: Script, tmp_path: Path, method: str
-) -> None:
-    own = {**os.environ, "LARGE": "1", "CABLEWAY_DIR": str(tmp_path / "d")}  # a broker without that limit
+def test_what_was_made_for_a_pool_goes_with_it(script: Script, tmp_path: Path, method: str) -> None:
+    own = {
+        **os.environ,
+        "LARGE": "1",
+        "CABLEWAY_DIR": str(tmp_path / "d"),
+    }  # a broker without that limit
     (tmp_path / "d").mkdir(mode=0o700)
     assert script(SHARED + END, method, env=own).stdout.endswith("gone\n")
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
+import os
 import queue as standard
+import signal
 
 import numpy as np
 import pytest
+from cli_support import run_json
+from conftest import eventually
 
 import cableway as cw
 from cableway import _queue_items as items
+
+
+def transits():
+    """How many the broker keeps; those of queues that are garbage go."""
+    gc.collect()
+    return run_json("status")["gauges"]["transits"]
 
 
 def through(q, w):
@@ -122,3 +133,44 @@ def test_a_readonly_array_comes_out_of_a_queue_guarded(pack):
         w[0] = 7
         assert got[0] == 7 and _permissions(got) == "rw-s"
     assert _permissions(got) == "r--s"
+
+
+def test_what_waits_in_a_queue_that_nobody_has_any_more_is_nobodys():
+    """Also where no other process ever knew of the queue; not only when `transit_seconds` are over."""
+    before = transits()
+    for close in (True, False):
+        q = cw.Queue()
+        for _ in range(4):
+            q.put(np.zeros(items.THRESHOLD_BYTES, "u1"))
+            q.put(cw.zeros(100))
+        assert transits() > before
+        if close:
+            q.close()
+        del q
+        gc.collect()
+        assert eventually(lambda: transits() <= before)
+
+
+def _put_and_be_killed(q):
+    for _ in range(4):
+        q.put(np.zeros(items.THRESHOLD_BYTES, "u1"))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_items_live_as_long_as_somebody_has_their_queue():
+    before = transits()
+    q = cw.Queue()
+    child = multiprocessing.get_context("spawn").Process(target=_put_and_be_killed, args=(q,))
+    child.start()
+    child.join(60)
+    assert [q.get(timeout=10).nbytes for _ in range(2)] == [items.THRESHOLD_BYTES] * 2
+    assert transits() > before
+    del q
+    gc.collect()
+    assert eventually(lambda: transits() <= before)
+
+
+def test_a_timeout_may_be_infinite():
+    q = cw.Queue()
+    q.put(1, timeout=float("inf"))
+    assert q.get(timeout=float("inf")) == 1

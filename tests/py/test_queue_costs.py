@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import cableway as cw
+from cableway import _queue_items as items
 from cableway._pool_buffers import Block
 
 
 def test_a_put_looks_at_few_of_the_blocks_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, values, looks = cw.Queue(), np.zeros(64 << 10, "u1"), []
+    queue, values, looks = cw.Queue(), np.zeros(items.THRESHOLD_BYTES, "u1"), []
     state = Block.state.fget
     assert state is not None
     for _ in range(100):
@@ -29,6 +30,6 @@ def test_a_put_makes_one_handle_of_each_array(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Block, "handle", property(refuse))
     queue = cw.Queue()
-    queue.put((np.arange(20_000), b"x" * 100_000, "y" * 30_000))
+    queue.put((np.arange(40_000), b"x" * 300_000, "y" * 300_000))
     array, _, text = queue.get()
-    assert array[-1] == 19_999 and text == "y" * 30_000
+    assert array[-1] == 39_999 and text == "y" * 300_000

@@ -348,57 +348,6 @@ static void a_dead_makers_slab_is_adopted(void **state) {
     raw_bye(&client);
 }
 
-/* What is free in an orphan is read from its table once, and again when something came back. */
-static void an_orphans_table_is_looked_at_once(void **state) {
-    (void)state;
-    struct raw_client maker = client_open(), client = client_open();
-    struct raw_slab slab;
-    struct cw_slab_request wish = {.device_kind = CW_DEVICE_HOST, .free_bytes = 8192};
-    assert_int_equal(raw_slab_add(&maker, SLAB_BYTES, 16, &slab), 0);
-    uint64_t large = raw_carve(&maker, &slab, 0, 0, SLAB_BYTES - 8192);
-    uint64_t small = raw_carve(&maker, &slab, 1, SLAB_BYTES - 8192, 4096);
-    assert_int_equal(raw_put(&maker, slab.id, 0, large, 1, "large", 0), 0);
-    assert_int_equal(raw_put(&maker, slab.id, 1, small, 1, "small", 0), 0);
-    raw_bye(&maker);
-    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_orphan_slabs) == 1));
-    assert_int_equal(raw_call(&client, CW_OP_SLAB_ADOPT, &wish, sizeof wish, &mail), -ENOENT);
-    uint64_t before = word(&slab, 0);
-    CW_STORE(B7, &slab.table->blocks[0].word, 0, release); /* somebody writes into the table */
-    assert_int_equal(raw_call(&client, CW_OP_SLAB_ADOPT, &wish, sizeof wish, &mail), -ENOENT);
-    CW_STORE(B7, &slab.table->blocks[0].word, before, release);
-    assert_int_equal(raw_remove(&client, "large"), 0);
-    assert_true(RAW_UNTIL(is_free(&slab, 0)));
-    assert_int_equal(raw_call(&client, CW_OP_SLAB_ADOPT, &wish, sizeof wish, &mail), 0);
-    raw_slab_close(&slab);
-    raw_bye(&client);
-}
-
-/* More tables than are looked at in a turn: the one that has room is found all the same. */
-static void many_orphans_are_looked_at_in_turns(void **state) {
-    (void)state;
-    enum { ORPHANS = 40, BLOCKS = 8192 };
-    struct raw_client maker = client_open(), client = client_open();
-    struct raw_slab slabs[ORPHANS];
-    struct cw_slab_request wish = {.device_kind = CW_DEVICE_HOST, .free_bytes = SLAB_BYTES / 2};
-    struct cw_slab_info info;
-    for (int i = 0; i < ORPHANS; i++) {
-        char name[16];
-        snprintf(name, sizeof name, "n%d", i);
-        assert_int_equal(raw_slab_add(&maker, SLAB_BYTES, BLOCKS, &slabs[i]), 0);
-        uint64_t bytes = i == ORPHANS - 1 ? 4096 : SLAB_BYTES - 4096;
-        uint64_t gen = raw_carve(&maker, &slabs[i], 0, 0, bytes);
-        assert_int_equal(raw_put(&maker, slabs[i].id, 0, gen, 1, name, 0), 0);
-    }
-    raw_bye(&maker);
-    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_orphan_slabs) == ORPHANS));
-    assert_int_equal(raw_call(&client, CW_OP_SLAB_ADOPT, &wish, sizeof wish, &mail), 0);
-    memcpy(&info, mail.body, sizeof info);
-    assert_int_equal(info.slab, slabs[ORPHANS - 1].id);
-    for (int i = 0; i < ORPHANS; i++)
-        raw_slab_close(&slabs[i]);
-    raw_bye(&client);
-}
-
 static void a_socket_that_ends_while_the_process_lives_keeps_leases(void **state) {
     (void)state;
     struct raw_client client = client_open(), other = client_open();
@@ -481,8 +430,6 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_drop_that_was_never_told_is_found_at_death, start,
                                         finish),
         cmocka_unit_test_setup_teardown(a_dead_makers_slab_is_adopted, start, finish),
-        cmocka_unit_test_setup_teardown(an_orphans_table_is_looked_at_once, start, finish),
-        cmocka_unit_test_setup_teardown(many_orphans_are_looked_at_in_turns, start, finish),
         cmocka_unit_test_setup_teardown(a_socket_that_ends_while_the_process_lives_keeps_leases,
                                         start, finish),
         cmocka_unit_test_setup_teardown(a_fork_doubles_leases_until_its_lifeline_ends, start,

@@ -126,7 +126,10 @@ def all_at_once(make: Make, nbytes: int, count: int) -> tuple[float, float]:
 
 def bench_waiting(rounds: int) -> None:
     """1 GiB that waits until all of it is put, by a process that is then its reader."""
-    candidates = [("cableway.Queue()", cw.Queue), ("multiprocessing.Queue()", multiprocessing.Queue)]
+    candidates = [
+        ("cableway.Queue()", cw.Queue),
+        ("multiprocessing.Queue()", multiprocessing.Queue),
+    ]
     for size, nbytes in (("64 KiB", 1 << 16), ("1 MiB", 1 << 20), ("16 MiB", 1 << 24)):
         put: dict[str, list[float]] = {name: [] for name, _ in candidates}
         both: dict[str, list[float]] = {name: [] for name, _ in candidates}

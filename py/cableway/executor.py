@@ -39,7 +39,7 @@ from cableway._executor_map import Mapped
 from cableway._pool_cpus import usable_cpus
 from cableway._pool_engine import RUN, Engine
 from cableway._pool_jobs import Task
-from cableway._pool_options import Options
+from cableway._pool_options import Options, chunk_size
 from cableway._pool_starts import Starts
 
 __all__ = ["Executor", "ExecutorBroken", "ExecutorTimeout", "ExecutorWorkerDied"]
@@ -241,8 +241,7 @@ class Executor(futures.Executor):
         [2, 1, 0]
         """
         until = None if timeout is None else time.monotonic() + timeout
-        if chunksize < 1:
-            raise ValueError("chunksize must be >= 1.")
+        chunksize = chunk_size(chunksize, "chunksize must be >= 1.")
         if buffersize is not None:
             if not isinstance(buffersize, int):
                 raise TypeError("buffersize must be an integer or None")

@@ -46,9 +46,7 @@ SENDS: dict[str, Callable[[cw.Pool], Any]] = {
 BEGINS: dict[str, Callable[[cw.Pool], Any]] = {
     "apply": lambda pool: pool.apply(tasks.square, (3,)),
     "apply_async": lambda pool: pool.apply_async(tasks.square, (3,)),
-    "apply_async with a callback": lambda pool: pool.apply_async(
-        tasks.square, (3,), callback=bool
-    ),
+    "apply_async with a callback": lambda pool: pool.apply_async(tasks.square, (3,), callback=bool),
     "map": lambda pool: pool.map(tasks.square, range(N), 1),
     "map_async": lambda pool: pool.map_async(tasks.square, range(N), 1),
     "starmap": lambda pool: pool.starmap(pow, _pairs(), 1),
@@ -65,7 +63,9 @@ def _expected(way: str) -> list[int]:
     return [9] if way.startswith("apply") else [x * x for x in range(N)]
 
 
-def _close_within(pool: cw.Pool, monkeypatch: pytest.MonkeyPatch, end: Callable[[], object]) -> None:
+def _close_within(
+    pool: cw.Pool, monkeypatch: pytest.MonkeyPatch, end: Callable[[], object]
+) -> None:
     """The next call looks whether the pool runs; then end() comes, and only then the call goes on."""
     engine = pool._engine
     looks, begins = engine.check_running, engine.begin
@@ -178,6 +178,8 @@ def test_what_comes_after_an_executors_shutdown_is_refused_itself(
         return found
 
     monkeypatch.setattr(executor, "_running", looked)
-    with pytest.raises(RuntimeError, match="^cannot schedule new futures after shutdown$") as caught:
+    with pytest.raises(
+        RuntimeError, match="^cannot schedule new futures after shutdown$"
+    ) as caught:
         EXECUTOR_SENDS[way](executor)
     assert type(caught.value) is RuntimeError

@@ -9,6 +9,7 @@ from typing import Any
 
 from cableway._executor_errors import ExecutorTimeout, as_told, broken
 from cableway._pool_imap import IMapIterator
+from cableway._pool_jobs import name_of
 from cableway.errors import Timeout
 
 __all__ = ["Mapped"]
@@ -51,8 +52,10 @@ class Mapped(IMapIterator):
                     found = [self.next(left)]
                 except StopIteration:
                     return
-                except Timeout as error:
-                    raise ExecutorTimeout(str(error)) from None
+                except Timeout:
+                    raise ExecutorTimeout(
+                        f"the next result of {name_of(self.function)} was not there in the time that map() was given"
+                    ) from None
                 yield found.pop()
         finally:
             # What is left ends with what workers have of it; till then they need its function.

@@ -8,6 +8,7 @@ watcher reads; it keeps the end, and another thread passes it on (_pool_stderr).
 
 from __future__ import annotations
 
+import operator
 import os
 import select
 import threading
@@ -346,7 +347,10 @@ class Crew:
 
     def resize(self, size: int) -> None:
         """Changes how many workers there shall be; the helper starts what is missing. Any thread."""
-        if not 1 <= size <= self.plane.workers:
+        size = operator.index(size)  # here: what the helper stumbles over ends the Pool
+        if size < 1:
+            raise ValueError(f"a Pool has at least 1 worker, {size} were asked for")
+        if size > self.plane.workers:
             raise ValueError(
                 f"a Pool that was made with room for {self.plane.workers} workers cannot have {size}; "
                 "make one with more"

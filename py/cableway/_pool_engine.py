@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from multiprocessing import util
-from typing import Any
+from typing import Any, NoReturn
 
 from cableway import _idle, _imports, _pool_chunks, _pool_exit
 from cableway import _pool_wire as wire
@@ -61,6 +61,10 @@ def _nothing_begins(*_: Any) -> None:
     """The quick way of a Pool that takes no more work: the other way says why."""
 
 
+def _not_running() -> Exception:
+    return ValueError("Pool not running")
+
+
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """Calls a method as long as its object is there. Whoever may call it has it, but while all of it is dropped."""
     reference = weakref.WeakMethod(method)
@@ -83,7 +87,21 @@ def _check_not_begun_again() -> None:
 
 
 class Engine:
-    """Runs jobs on worker processes. `Pool` and `Executor` are its faces."""
+    """Runs jobs on worker processes. `Pool` and `Executor` are its faces.
+
+    Args:
+        processes: how many.
+        context: a multiprocessing context.
+        options: of both faces.
+        daemon: whether workers are daemons.
+        devices: where they work; None: anywhere.
+        not_running: makes the error of what comes after close().
+
+    Closing: a call that comes beside close() is done as a whole, or refused as a whole. Work counts from the moment at
+    which it stands in the dispatch, in the row of `Outgoing` or among the feeders, and not from the caller's look at
+    `state`, which may be long past. The helper ends a closed Pool by one step (`end_if_done`), at which nothing stands
+    anywhere; who comes later is refused, in the call itself.
+    """
 
     def __init__(
         self,
@@ -92,6 +110,7 @@ class Engine:
         options: Options,
         daemon: bool = True,
         devices: Devices | None = None,
+        not_running: Callable[[], Exception] = _not_running,
     ) -> None:
         _check_not_begun_again()
         self.pid = os.getpid()
@@ -102,6 +121,7 @@ class Engine:
         self._store = BlockStore(_KEEP_BYTES)
         self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
         self._over = False
+        self._done = False  # it was closed, and has ended by itself
         self._feeding: set[Feeder] = set()
         self._called_back: set[Job] = set()  # those whose callback has not returned
         self._waiters: set[int] = set()  # threads that wait for a job
@@ -115,7 +135,10 @@ class Engine:
         self.devices = devices
         self.dispatch = self._crew.dispatch
         self._placement = Placement(self._crew)
-        self._outgoing = Outgoing(self._crew, self._store, self._placement, _weakly(self._refusal))
+        self._not_running = not_running
+        self._outgoing = Outgoing(
+            self._crew, self._store, self._placement, _weakly(self._refusal), self._lock
+        )
         self.functions = Functions(self.dispatch.put_function, self._crew.main)
         self.dispatch.share(
             self.functions.pinned, self.functions.kinds, self._outgoing.pending, self._waiters
@@ -161,9 +184,13 @@ class Engine:
         if self._error is not None:
             raise self._error
         if self.state != RUN:
-            refusal = _pool_exit.cut_short(ValueError("Pool not running"))
-            _pool_exit.hold(refusal)
-            raise refusal
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        """It was closed, and what comes now comes too late."""
+        refusal = _pool_exit.cut_short(self._not_running())
+        _pool_exit.hold(refusal)
+        raise refusal
 
     def call(
         self, function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
@@ -210,7 +237,11 @@ class Engine:
         return Shared(self._store, arrays) if arrays else None
 
     def submit(self, job: Job, work: Task | Source) -> int:
-        """Submits a job's work, or what there is room for. The cell of a single plain task, else -1."""
+        """Submits a job's work, or what there is room for. The cell of a single plain task, else -1.
+
+        Raises:
+            ValueError, or what else `not_running` makes: it was closed, and has ended by itself. Nothing was begun.
+        """
         at_once = self._crew.started and not self._outgoing
         if at_once and type(work) is Task and job.described is not None:
             cell: int = self.dispatch.submit_plain(
@@ -224,16 +255,31 @@ class Engine:
             )
             if cell >= 0:
                 return cell
-        self._outgoing.put(work)
+        with self._lock:
+            is_late = self._done
+            if not is_late:
+                self._outgoing.add(work)
+        if is_late:
+            self._refuse()
+        self._outgoing.pump()
         return -1
 
     def feed(
         self, job: IMapIterator, iterable: Iterable[Any], chunksize: int, buffersize: int | None
     ) -> None:
-        """Runs a job over an iterable that a thread of its own reads, some tasks ahead."""
+        """Runs a job over an iterable that a thread of its own reads, some tasks ahead.
+
+        Raises:
+            As `submit`.
+        """
         feeder = Feeder(self, job, chunksize, buffersize)
         try:
-            feeder.start(iterable, self._feeding)
+            with self._lock:
+                is_late = self._done
+                if not is_late:
+                    feeder.start(iterable, self._feeding)
+            if is_late:
+                self._refuse()
         except BaseException:  # its thread did not start, or nobody will ask for the results
             self.fed(feeder)
             raise
@@ -417,6 +463,12 @@ class Engine:
         """Whether something waits to be sent, or may come from an input."""
         return bool(self._outgoing or self._feeding)
 
+    def end_if_done(self) -> bool:
+        """It was closed, and no worker lives: whether nothing is left to do. Then nothing can come any more, either."""
+        with self._lock:
+            self._done = not self.has_work and self.dispatch.shut_if_done()
+            return self._done
+
     def fail(self, error: BaseException) -> None:
         """Nothing works any more. Any thread."""
         self.begin = _nothing_begins
@@ -448,6 +500,8 @@ class Engine:
 
     def _refusal(self) -> BaseException | None:
         """Why nothing is sent any more, if so."""
+        if self._done:
+            return _pool_exit.cut_short(self._not_running())
         if self._over or self.state == TERMINATE or self._error is not None:
             return self.end_error()
         return None

@@ -202,17 +202,21 @@ class Helper:
 
     def _dismiss(self) -> bool:
         """Closing: workers leave when nothing is left to do. True when all have gone."""
-        self._dispatch.ask_emptied()  # before the look: who takes the last one out now tells us
-        left = self._engine.has_work
-        self._dispatch.close(not left)
-        living = len(self._crew.living())
-        ready = self._dispatch.ready()  # perhaps submitted just before the end, to nobody
-        if left or ready:
-            self._fill(
-                None if left else living + ready
-            )  # for those that have died, or done their maxtasksperchild
-            return False
-        return not living
+        while True:
+            self._dispatch.ask_emptied()  # before the look: who takes the last one out now tells us
+            left = self._engine.has_work
+            self._dispatch.close(not left)
+            living = len(self._crew.living())
+            ready = self._dispatch.ready()  # perhaps submitted just before the end, to nobody
+            if left or ready:
+                self._fill(
+                    None if left else living + ready
+                )  # for those that have died, or done their maxtasksperchild
+                return False
+            if living:
+                return False
+            if self._engine.end_if_done():
+                return True  # else something came at this moment, and nobody tells us of it again
 
     def _end_overdue(self) -> float | None:
         """Kills workers whose task runs too long. Seconds until the next may."""

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["Options"]
+__all__ = ["Options", "chunk_size"]
+
+_COUNT_MAX = 1 << 60  # of items or tasks: C counts no further, and nobody gets there
+
+
+def chunk_size(given: int, refusal: str = "Chunksize must be 1+, not {}") -> int:
+    """How many items of a call a worker takes at one go, as the caller says. Checked before anything of the call begins: what
+    another thread stumbles over ends more than that call.
+
+    >>> chunk_size(3), chunk_size(1 << 70) == 1 << 60
+    (3, True)
+    """
+    size = operator.index(given)
+    if size < 1:
+        raise ValueError(refusal.format(size))
+    return min(size, _COUNT_MAX)
 
 
 class Options:
@@ -38,11 +54,20 @@ class Options:
             raise TypeError("initializer must be a callable")
         if not isinstance(retries, int) or retries < 0:
             raise ValueError(f"retries must be an integer from 0 on, not {retries!r}")
-        if task_timeout is not None and not task_timeout > 0:
-            raise ValueError(f"task_timeout must be seconds above 0 or None, not {task_timeout!r}")
+        if task_timeout is not None:
+            try:
+                is_one = task_timeout > 0
+            except TypeError:
+                raise TypeError(
+                    f"task_timeout must be seconds or None, not {task_timeout!r}"
+                ) from None
+            if not is_one:
+                raise ValueError(
+                    f"task_timeout must be seconds above 0 or None, not {task_timeout!r}"
+                )
         self.initializer = initializer
         self.initargs = tuple(initargs)
-        self.maxtasks = maxtasks
+        self.maxtasks = None if maxtasks is None else min(maxtasks, _COUNT_MAX)
         self.retries = retries
         self.task_timeout = task_timeout
         self.capture_stderr = capture_stderr

@@ -56,6 +56,7 @@ class Outgoing:
         store: where large arguments go.
         placement: knows to which group of workers a task goes.
         refusal: why nothing is sent any more; None as long as it is.
+        lock: the engine's, under which it decides that nothing waits and nothing will.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Outgoing:
         store: BlockStore,
         placement: Placement,
         refusal: Callable[[], BaseException | None],
+        lock: threading.RLock,
     ) -> None:
         self._crew = crew
         self._placement = placement
@@ -75,7 +77,7 @@ class Outgoing:
         self._alone = (
             None if devices is None or devices.peer else Alone(devices, _dispatch.DATA_MAX)
         )
-        self._lock = threading.RLock()
+        self._lock = lock
         self.pending: deque[Task | Source | Outcome] = deque()
         self._sending: Task | Source | None = None  # never a quick one: those are sent at one go
         self._ahead: dict[Held, int] = {}  # under way: their bytes
@@ -83,11 +85,10 @@ class Outgoing:
     def __bool__(self) -> bool:
         return bool(self.pending)
 
-    def put(self, work: Task | Source) -> None:
-        """Behind all that waits; sends what there is room for."""
+    def add(self, work: Task | Source) -> None:
+        """Behind all that waits, to be pumped."""
         with self._lock:
             self.pending.append(work)
-        self.pump()
 
     def put_back(self, task: Task) -> None:
         """Before all that waits: a task that was sent before, and was lost."""

@@ -39,7 +39,7 @@ from cableway._executor_map import Mapped
 from cableway._pool_cpus import usable_cpus
 from cableway._pool_engine import RUN, Engine
 from cableway._pool_jobs import Task
-from cableway._pool_options import Options
+from cableway._pool_options import Options, chunk_size
 from cableway._pool_starts import Starts
 
 __all__ = ["Executor", "ExecutorBroken", "ExecutorTimeout", "ExecutorWorkerDied"]
@@ -49,6 +49,10 @@ _T = TypeVar("_T")
 
 def _call_each(function: Callable[..., Any], chunk: tuple[tuple[Any, ...], ...]) -> list[Any]:
     return [function(*args) for args in chunk]
+
+
+def _shut_down() -> RuntimeError:
+    return RuntimeError("cannot schedule new futures after shutdown")
 
 
 class Executor(futures.Executor):
@@ -134,7 +138,7 @@ class Executor(futures.Executor):
         """The engine, started if need be. The caller is within _starts."""
         with self._lock:
             if self._is_shut_down:
-                raise RuntimeError("cannot schedule new futures after shutdown")
+                raise _shut_down()
             engine, pid = self._engine, os.getpid()
             if engine is None and self._starter in (None, pid):
                 return self._start(pid)
@@ -158,6 +162,7 @@ class Executor(futures.Executor):
                 self._options,
                 daemon=False,
                 devices=self._devices,
+                not_running=_shut_down,
             )
             _engines.add(engine)  # where the exit finds it
             self._engine = engine
@@ -236,8 +241,7 @@ class Executor(futures.Executor):
         [2, 1, 0]
         """
         until = None if timeout is None else time.monotonic() + timeout
-        if chunksize < 1:
-            raise ValueError("chunksize must be >= 1.")
+        chunksize = chunk_size(chunksize, "chunksize must be >= 1.")
         if buffersize is not None:
             if not isinstance(buffersize, int):
                 raise TypeError("buffersize must be an integer or None")

@@ -21,7 +21,7 @@ from cableway._pool_cpus import usable_cpus
 from cableway._pool_engine import RUN, Engine
 from cableway._pool_imap import IMapIterator, IMapUnorderedIterator
 from cableway._pool_jobs import Task
-from cableway._pool_options import Options
+from cableway._pool_options import Options, chunk_size
 from cableway._pool_outcomes import MaybeDecodingError
 from cableway._pool_progress import Progress
 from cableway._pool_results import AsyncResult, MapResult
@@ -283,8 +283,8 @@ class Pool(_Standard):
             chunksize = 1  # each to where its arrays lie
         elif chunksize is None:
             chunksize = self._engine.default_chunk(items)
-        elif chunksize < 1:
-            raise ValueError(f"Chunksize must be 1+, not {chunksize}")
+        else:
+            chunksize = chunk_size(chunksize)
         result = MapResult(
             self._engine, self, func, items, max(chunksize, 1), star, callback, error_callback
         )
@@ -336,8 +336,7 @@ class Pool(_Standard):
         progress: Any,
     ) -> IMapIterator:
         self._engine.check_running()
-        if chunksize < 1:
-            raise ValueError(f"Chunksize must be 1+, not {chunksize:n}")
+        chunksize = chunk_size(chunksize)
         if buffersize is not None and (not isinstance(buffersize, int) or buffersize < 1):
             raise ValueError(f"buffersize must be an integer above 0 or None, not {buffersize!r}")
         known = len(iterable) if isinstance(iterable, Sized) else None

@@ -156,6 +156,21 @@ static PyObject *dispatch_shut(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+/* Takes no more tasks, if none waits that nobody has taken: whether it is so. One step: whoever
+ * submits comes before it, and is served, or after it, and is refused. */
+static PyObject *dispatch_shut_if_done(PyObject *self, PyObject *unused) {
+    Dispatch *d = (Dispatch *)self;
+    (void)unused;
+    Py_ssize_t waiting = d->pending ? PyObject_Size(d->pending) : 0;
+    if (waiting < 0)
+        return NULL;
+    for (uint32_t i = 0; i < d->groups && !waiting; i++)
+        waiting = cw_pool_ready(d->pool, i) > 0;
+    if (!waiting)
+        d->shut = 1;
+    return PyBool_FromLong(!waiting);
+}
+
 static PyObject *dispatch_dismiss(PyObject *self, PyObject *args) {
     unsigned worker;
     if (!PyArg_ParseTuple(args, "I", &worker))
@@ -394,6 +409,8 @@ static PyMethodDef methods[] = {
     {"close", dispatch_close, METH_O, "(closing): whether workers leave when nothing is ready."},
     {"use", dispatch_use, METH_VARARGS, "(workers): numbers from there on are not looked at."},
     {"shut", dispatch_shut, METH_NOARGS, "Takes no more tasks."},
+    {"shut_if_done", dispatch_shut_if_done, METH_NOARGS,
+     "Takes no more tasks, if none is left that nobody has taken: whether it is so."},
     {"dismiss", dispatch_dismiss, METH_VARARGS, "(worker): it leaves after its task."},
     {"news", dispatch_news, METH_O, "(helper): the number that listen or help compare with."},
     {"note", dispatch_note, METH_NOARGS, "Ends the wait of this thread that it has interrupted."},

@@ -72,8 +72,11 @@ def test_how_a_worker_ended_is_told_though_another_has_waited_for_it(
 
 @pytest.mark.parametrize("way", ["ignored", "wait"])
 def test_what_is_not_known_is_said(script: Script, way: str) -> None:
-    printed = script(WAIT, "fork", way, "unknown").stdout
-    assert printed.splitlines()[:4] == ["None True"] * 3 + ["[0, 1, 2]"]
+    printed = script(WAIT, "fork", way, "unknown").stdout.splitlines()
+    assert printed[3] == "[0, 1, 2]"
+    # Who calls os.wait() may come too late for one: then it is known, and right.
+    right = ["3 False", "-9 False", "1 False"] if way == "wait" else ["None True"] * 3
+    assert all(said in ("None True", known) for said, known in zip(printed, right, strict=False))
 
 
 def test_a_death_that_another_has_waited_for_is_not_slept_on(

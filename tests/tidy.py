@@ -22,6 +22,7 @@ LONG_FILES = {
     "ipc/cableway.h": "the one public header",
     "ipc/queue.c": "an item's way through a queue, from one end to the other",
     "py/cableway/array.py": "the face of one noun, docstrings for the most part",
+    "py/cableway/_pool_engine.py": "what a Pool is, from its start to its end",
     "tests/model/scenarios_dispatch.c": "the scenarios of one protocol",
     "tests/py/gpu_standins.py": "stand-ins of six libraries, one after another",
     "tests/unit/test_client.c": "the promises of one interface, one after another",

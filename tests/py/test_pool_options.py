@@ -297,9 +297,12 @@ def test_a_pool_grows_and_shrinks_while_it_works(kind: Any) -> None:
         assert run(pool, abs, -2) == 2
 
 
-@pytest.mark.parametrize("bad", [0, -1, 100_000])
-def test_a_size_that_cannot_be_is_refused(kind: Any, bad: int) -> None:
-    with kind(1) as pool, pytest.raises(ValueError, match="room for 32 workers"):
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [(0, "at least 1 worker, 0"), (-1, "at least 1"), (100_000, "room for 32 workers")],
+)
+def test_a_size_that_cannot_be_is_refused(kind: Any, bad: int, said: str) -> None:
+    with kind(1) as pool, pytest.raises(ValueError, match=said):
         pool.resize(bad)
 
 

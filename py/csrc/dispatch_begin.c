@@ -304,7 +304,8 @@ static int submit(Dispatch *d, Outcome *outcome, const void *data, Py_ssize_t nb
     if (!done)
         return PyErr_Occurred() ? -1 : 0;
     Py_DECREF(done);
-    if (d->shut) { /* by another thread, which a finaliser has let run: who ends it may have looked */
+    if (d->shut) { /* by another thread, which a finaliser has let run: who ends it may have looked
+                    */
         PyObject *taken = dispatch_take_out((PyObject *)d, (PyObject *)outcome);
         int was_there = taken == Py_True;
         Py_XDECREF(taken);

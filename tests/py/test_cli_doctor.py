@@ -76,6 +76,8 @@ def in_mounts_of_its_own(script: str) -> tuple[str, ...]:
 def test_a_tmp_that_is_read_only_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CABLEWAY_DIR", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
+    if Path(COMMAND).resolve().is_relative_to("/tmp"):
+        pytest.skip("the command itself lies in /tmp, which this hides")
     words = in_mounts_of_its_own("mount -t tmpfs -o ro none /tmp")
     found = examine(FAILED, words)["put and get"]
     assert "Read-only file system" in found["found"] and "CABLEWAY_DIR" in found["found"]

@@ -71,6 +71,7 @@ check_test() {
     check_build
     need iproute2 command_ ip
     need openssl command_ openssl
+    need g++ command_ g++
     need libcmocka-dev header cmocka.h
     need libck-dev header ck_ring.h
     need libfuse3-dev header fuse3/fuse.h

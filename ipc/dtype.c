@@ -282,7 +282,8 @@ static bool value(struct parser *parser, uint64_t *size_bytes) {
     else {
         char quote = *parser->at;
         good = (quote == '\'' || quote == '"') && (parser->at++, typestr(parser, size_bytes)) &&
-               *parser->at++ == quote;
+               *parser->at == quote;
+        parser->at += good; /* never beyond the end */
     }
     parser->depth--;
     return good;
@@ -293,9 +294,9 @@ static bool packed(struct parser *parser) {
     uint64_t fields;
     if (!text(parser, "of") || !number(parser, &fields) || !text(parser, "fields, zlib"))
         return false;
-    const char *first = ++parser->at; /* behind a blank, or it is no base85 */
-    if (first[-1] != ' ')
+    if (*parser->at != ' ') /* else it is no base85 */
         return false;
+    const char *first = ++parser->at;
     while (*parser->at > ' ' && *parser->at < 0x7f)
         parser->at++;
     return parser->at > first;

@@ -1,17 +1,19 @@
 # cableway: the targets are listed by `make help`.
 #
 # How the folders become programs (add a file, and it is built and run; no list to extend):
-#   shm/*.c ipc/*.c     libcwshm.a, libcwipc.a (for our own programs), libcableway.a, libcableway.so
-#   broker/*.c          cablewayd; all but main.c also as libcwbroker.a, for tests
-#   broker/mover/*.c    cableway-mover
-#   tools/*.c           cableway
-#   tests/{unit,stress,crash}/*.c   a file with a main() is a program, all others of its folder are linked into
-#                       each program of it; programs named *_helper.c or *_victim.c are built but not run by themselves
+#   shm, ipc            libcwshm.a, libcwipc.a (for our own programs), libcableway.a, libcableway.so
+#   broker              cablewayd, without the folders of the next two; all but main.c also as libcwbroker.a, for tests
+#   broker/mover        cableway-mover
+#   broker/bridge       cableway-bridge
+#   tools               cableway, without tools/bench
+#   (each with its folders, one level deep)
+#   tests/{unit,stress,crash}   a file with a main() is a program, all others of its folders are linked into each
+#                       program of it; programs named *_helper.c or *_victim.c are built but not run by themselves
 #   (a comment `LDLIBS: -lX` in a program's file adds libraries to its link)
 #   tests/fuzz/*.c      libFuzzer programs (clang)
 #   tests/*/rules.mk    whatever else a folder needs: it may add programs to TEST_PROGRAMS as PART:PATH
 #   docs/examples/*.c   built against cableway.h and libcableway.so alone, and run
-#   tools/bench/*.c     benchmarks, by the same rule; with tools/bench/*.py they are what `make bench` runs
+#   tools/bench/programs benchmarks, by the same rule; with tools/bench/*.py they are what `make bench` runs
 BUILD   ?= build
 ifeq ($(origin CC),default)
 CC := gcc
@@ -34,7 +36,7 @@ LDFLAGS += -pthread $(SANITIZE)
 # calls finds CABLEWAY_SET_UP and leaves it out; so does a dry run.
 GOALS      := $(or $(MAKECMDGOALS),all)
 FOR_LINT   := lint
-FOR_TESTS  := test test-% fuzz fuzzers soak asan tsan sanitized sanitize-% bench bench-% $(BUILD)/tests/% $(BUILD)/tools/bench/% \
+FOR_TESTS  := test test-% faults faults-programs fuzz fuzzers soak asan tsan sanitized sanitize-% bench bench-% $(BUILD)/tests/% $(BUILD)/tools/bench/% \
               $(BUILD)/venv%/deps-test.stamp $(BUILD)/venv%/deps-bench%
 NO_SET_UP  := help clean print-% test-fresh
 SET_UP     := $(or $(if $(filter $(FOR_LINT),$(GOALS)),lint),$(if $(filter $(FOR_TESTS),$(filter-out $(NO_SET_UP),$(GOALS))),test),$(if $(filter wheel,$(GOALS)),wheel),build)
@@ -62,18 +64,20 @@ VPY     := $(VENV)/bin/python
 # One pip at a time in an environment, also with -j.
 PIP     := flock $(VENV)/pip.lock $(VPY) -m pip
 
-SHM_SRC    := $(wildcard shm/*.c)
-IPC_SRC    := $(wildcard ipc/*.c)
-BROKER_SRC := $(wildcard broker/*.c)
-MOVER_SRC  := $(wildcard broker/mover/*.c)
-BRIDGE_SRC := $(wildcard broker/bridge/*.c)
+# The sources of a folder and of the folders in it.
+c_of = $(wildcard $(1)/*.c $(1)/*/*.c)
+SHM_SRC    := $(call c_of,shm)
+IPC_SRC    := $(call c_of,ipc)
+MOVER_SRC  := $(call c_of,broker/mover)
+BRIDGE_SRC := $(call c_of,broker/bridge)
+BROKER_SRC := $(filter-out broker/mover/% broker/bridge/%,$(call c_of,broker))
 # The bridge needs liburing 2.3 and OpenSSL 3.0 with their headers (tools/setup.sh); without them all else is built.
 hash := \#
 HAVE_BRIDGE := $(shell printf '%s\n' '$(hash)include <liburing.h>' '$(hash)include <openssl/evp.h>' \
     'void *used[] = {(void *)io_uring_submit_and_get_events, (void *)EVP_PKEY_Q_keygen};' \
     | $(CC) -D_GNU_SOURCE -fsyntax-only -x c - >/dev/null 2>&1 && echo yes)
 BRIDGE_LIBS ?= -luring -lssl -lcrypto
-TOOLS_SRC  := $(wildcard tools/*.c)
+TOOLS_SRC  := $(filter-out tools/bench/%,$(call c_of,tools))
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 with_main = $(shell grep -lE '^(int )?main.(int|void)' $(1) /dev/null)
 
@@ -88,8 +92,10 @@ help:
 	@echo "make test-more        the tests that take minutes; make test-fresh: README's commands in new roots (as root)"
 	@echo "make test-gpu         the tests of GPU memory on real GPUs; make bench-gpu: its benchmarks; make sanitize-gpu"
 	@echo "make demo             set up, build, run the demonstration (from a fresh clone)"
+	@echo "make docs             the guide and the API reference in HTML: $(BUILD)/docs/index.html"
 	@echo "make install          PREFIX=$(PREFIX) DESTDIR="
 	@echo "make wheel            $(BUILD)/dist/*.whl, checked with auditwheel and in an empty environment"
+	@echo "make faults           each call site of the broker, the library and the package fails once (FAULTS='--role client')"
 	@echo "make lint asan tsan fuzz soak bench bench-bridge test-pythons clean"
 
 # ---- libraries and programs ------------------------------------------------------------------------
@@ -101,7 +107,7 @@ $(BUILD)/%.o: %.c | $(CUDA_INCLUDE)/cuda.h
 
 # A processor is asked before this is called.
 ifneq ($(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null)),)
-$(BUILD)/broker/bridge/hash_avx2.o: CFLAGS += -mavx2
+$(BUILD)/broker/bridge/wire/hash_avx2.o: CFLAGS += -mavx2
 endif
 
 $(BUILD)/libcwshm.a: $(call obj,$(SHM_SRC))
@@ -163,7 +169,7 @@ BENCH_PROGRAMS :=
 
 # Without the bridge its tests are left out, too.
 define c_part
-$(1)_SRC  := $$(filter-out $$(if $$(HAVE_BRIDGE),,tests/unit/test_bridge_%),$$(wildcard tests/$(1)/*.c))
+$(1)_SRC  := $$(filter-out $$(if $$(HAVE_BRIDGE),,tests/unit/bridge/% tests/unit/test_bridge_%),$$(call c_of,tests/$(1)))
 $(1)_MAIN := $$(call with_main,$$($(1)_SRC))
 $(1)_HELP := $$(call obj,$$(filter-out $$($(1)_MAIN),$$($(1)_SRC)))
 TEST_BUILT += $$(patsubst %.c,$(BUILD)/%,$$($(1)_MAIN))
@@ -172,7 +178,7 @@ $(BUILD)/tests/$(1)/%: $(BUILD)/tests/$(1)/%.o $$($(1)_HELP) $(BUILD)/libcwbroke
 	$$(CC) -o $$@ $$^ $$(LDFLAGS) -lcmocka -l:libinih.a $$$$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tests/$(1)/$$*.c)
 endef
 $(foreach part,$(C_PARTS),$(eval $(call c_part,$(part))))
-$(BUILD)/tests/unit/test_bridge_sum $(BUILD)/tests/unit/test_bridge_take: $(call obj,broker/bridge/hash.c broker/bridge/hash_avx2.c)
+$(BUILD)/tests/unit/bridge/test_bridge_checksum $(BUILD)/tests/unit/bridge/test_bridge_transfer_plan: $(call obj,broker/bridge/wire/hash.c broker/bridge/wire/hash_avx2.c)
 .SECONDARY:
 
 EXAMPLES := $(patsubst %.c,$(BUILD)/%,$(wildcard docs/examples/*.c))
@@ -198,9 +204,14 @@ $(BUILD)/docs/examples/%: docs/examples/%.c $(BUILD)/libcableway.so
 	$(CC) -std=c11 -Iipc -Wall -Wextra -Werror $(SANITIZE) -o $@ $< -L$(BUILD) -lcableway -Wl,-rpath,$(abspath $(BUILD))
 
 # Built by tests/fuzz.sh in a folder of their own, everything instrumented.
-FUZZERS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/*.c))
+FUZZERS := $(patsubst %.c,$(BUILD)/%,$(if $(HAVE_BRIDGE),$(wildcard tests/fuzz/*.c),$(filter-out %/fuzz_link.c,$(wildcard tests/fuzz/*.c))))
 $(BUILD)/tests/fuzz/%: $(BUILD)/tests/fuzz/%.o $(BUILD)/libcwbroker.a $(BUILD)/libcwipc.a
 	$(CC) -o $@ $^ $(LDFLAGS) -fsanitize=fuzzer -l:libinih.a
+# The bridge's state machine: all of it but what tests/fuzz/link plays.
+FUZZ_LINK_OBJ := $(call obj,$(filter-out $(patsubst %,broker/bridge/%.c,main io/io io/epoll io/uring tls/tls io/helpers local/broker_channel tls/keys cli/%),$(BRIDGE_SRC)) $(wildcard tests/fuzz/link/*.c))
+$(BUILD)/tests/fuzz/fuzz_link: $(FUZZ_LINK_OBJ) $(BUILD)/cablewayd
+$(BUILD)/tests/fuzz/fuzz_link: $(BUILD)/tests/fuzz/fuzz_link.o $(FUZZ_LINK_OBJ) $(BUILD)/libcwipc.a
+	$(CC) -o $@ $(filter %.o %.a,$^) $(LDFLAGS) -fsanitize=fuzzer -Wl,--wrap=cwb_log -pthread -lssl -lcrypto -l:libinih.a
 fuzzers: $(FUZZERS)
 
 ifneq ($(wildcard tests/model/Makefile),)
@@ -218,14 +229,14 @@ RUN := $(VPY) tests/run.py --build $(BUILD) --timeout $(TIMEOUT)
 HAVE_CLANG := command -v $(CLANG) >/dev/null
 
 # A part that does not build is a failed test; the rest is run all the same.
-test: $(VENV)/deps-test.stamp
+test: $(VENV)/deps-test.stamp $(VENV)/deps-docs.stamp
 	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) || built=build:/bin/false; \
-	$(RUN) tidy:tests/tidy.py $$built $(filter-out $(MODEL),$(TEST_PROGRAMS)) "py:pytest --quick tests/py" "doc:doctest cableway"
-# What takes minutes: the model of the memory order, storms of deaths and cuts, CPython's own tests over ours, all warnings of
-# two compilers, the fuzzers, the walk through the local protocol.
+	$(RUN) tidy:tests/tidy.py $$built $(filter-out $(MODEL),$(TEST_PROGRAMS)) "py:pytest --quick tests/py" "doc:doctest cableway" doc:tests/docs.sh
+# What takes minutes: the model of the memory order, storms of deaths and cuts, CPython's and loky's own tests over ours, all
+# warnings of two compilers, the fuzzers, the walk through the local protocol, some of `make faults` by chance.
 test-more: $(VENV)/deps-test.stamp
 	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) || built=build:/bin/false; \
-	$(RUN) $$built $(MODEL) compilers:tests/compilers.sh $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "protocol:tests/protocol.sh 300" "py:pytest --more tests/py"
+	$(RUN) $$built $(MODEL) compilers:tests/compilers.sh $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "protocol:tests/protocol.sh 300" "faults:tests/faults/faults.py --sample 24 --jobs 1" "py:pytest --more tests/py"
 # The README's commands in new roots of Debian and Ubuntu (tests/fresh). FRESH: its options, such as --whole.
 test-fresh:
 	@$(PYTHON) -B tests/fresh/fresh.py --build $(BUILD) $(FRESH)
@@ -237,13 +248,16 @@ test-py: $(PACKAGE) $(VENV)/deps-test.stamp
 test-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
 	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD)
 # GPU arrays beside the driver, torch and NCCL, on the GPUs that are there.
-bench-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS) $(if $(HAVE_BRIDGE),$(BUILD)/tools/bench/bench_tls)
+bench-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS) $(if $(HAVE_BRIDGE),$(BUILD)/tools/bench/programs/bench_tls)
 	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD) bench
 # The GPU tests in C and some others under compute-sanitizer, where it is installed.
 sanitize-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
 	PYTHON=$(abspath $(VPY)) sh tests/gpu/run.sh $(BUILD) sanitize
 fuzz: $(VENV)/made.stamp
 	@$(RUN) --timeout 100000 "fuzz:tests/fuzz.sh $(or $(FUZZ_SECONDS),60)"
+# Each call site of each allocation and system call fails once (tests/faults). FAULTS: options of faults.py.
+faults: $(PACKAGE) $(VENV)/deps-test.stamp faults-programs
+	@$(RUN) --timeout 36000 "faults:tests/faults/faults.py $(FAULTS)"
 soak: $(PACKAGE) $(VENV)/deps-test.stamp test-programs
 	@CABLEWAY_SOAK=1 $(RUN) --timeout 36000 $(filter stress:% crash:% model:%,$(TEST_PROGRAMS)) "protocol:tests/protocol.sh 3600" "py:pytest tests/py"
 
@@ -264,11 +278,11 @@ sanitized:
 	    >"$$(echo $(BUILD)/venv/lib/python3*/site-packages)/cableway.pth")
 	@built=; $(MAKE) --no-print-directory -k test-programs $(if $(SANITIZED_PY),$(SITE)) $(if $(SANITIZED_BRIDGE),$(BUILD)/cableway-bridge) || built=build:/bin/false; \
 	$(RUN) --timeout 1800 $$built $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
-	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py") $(if $(SANITIZED_BRIDGE),"py:pytest-bridge tests/py/test_bridge_streams.py tests/py/test_bridge_streams_hostile.py")
+	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py") $(if $(SANITIZED_BRIDGE),"py:pytest-bridge tests/py/bridge/transfers/test_bridge_streams.py tests/py/bridge/faults/test_bridge_streams_hostile.py")
 
 # These need OpenSSL or liburing.
 BRIDGE_BENCHES := bench_send bench_tls bench_tls_server bench_tls_load
-BENCH_SRC  := $(filter-out $(if $(HAVE_BRIDGE),,$(BRIDGE_BENCHES:%=tools/bench/%.c)),$(wildcard tools/bench/*.c))
+BENCH_SRC  := $(filter-out $(if $(HAVE_BRIDGE),,$(BRIDGE_BENCHES:%=tools/bench/programs/%.c)),$(call c_of,tools/bench))
 BENCH_MAIN := $(call with_main,$(BENCH_SRC))
 BENCH_HELP := $(call obj,$(filter-out $(BENCH_MAIN),$(BENCH_SRC)))
 WORKERS    ?= 2
@@ -279,7 +293,7 @@ bench:
 bench-programs: $(BENCHES)
 # The bridge between nodes on this machine, beside OpenSSL, Dask and multiprocessing.
 bench-bridge:
-	@$(MAKE) --no-print-directory $(JOBS) all $(BRIDGE_BENCHES:%=$(BUILD)/tools/bench/%)
+	@$(MAKE) --no-print-directory $(JOBS) all $(BRIDGE_BENCHES:%=$(BUILD)/tools/bench/programs/%)
 	@$(MAKE) --no-print-directory bench-bridge-run VENV=$(BUILD)/bench-venv
 bench-bridge-run: $(PACKAGE) $(VENV)/deps-bench-bridge.stamp
 	@$(VPY) tools/bench/run.py --bridge --build $(BUILD)
@@ -290,9 +304,9 @@ $(VENV)/peers.stamp: tools/requirements/bench-peers.txt $(VENV)/deps-bench.stamp
 	@rm -f $@; lacking=; for peer in $$(grep -v '^#' $<); do \
 	    $(PIP) install -q --disable-pip-version-check "$$peer" || lacking="$$lacking $$peer"; done; \
 	if [ -z "$$lacking" ]; then touch $@; else echo "cableway: not installed, and so not measured:$$lacking" >&2; fi
-$(BUILD)/tools/bench/bench_tls_server $(BUILD)/tools/bench/bench_tls_load: $(BUILD)/broker/bridge/frame.o
-$(BUILD)/tools/bench/%: $(BUILD)/tools/bench/%.o $(BENCH_HELP) $(BUILD)/libcwipc.a
-	$(CC) -o $@ $^ $(LDFLAGS) $$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tools/bench/$*.c) -l:libck.a -lm
+$(BUILD)/tools/bench/programs/bench_tls_server $(BUILD)/tools/bench/programs/bench_tls_load: $(BUILD)/broker/bridge/wire/frame.o
+$(BUILD)/tools/bench/programs/%: $(BUILD)/tools/bench/programs/%.o $(BENCH_HELP) $(BUILD)/libcwipc.a
+	$(CC) -o $@ $^ $(LDFLAGS) $$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tools/bench/programs/$*.c) -l:libck.a -lm
 
 demo:
 	@$(MAKE) --no-print-directory $(JOBS) all $(PACKAGE) $(VENV)/deps-demo.stamp
@@ -303,6 +317,10 @@ demo-gpu-deps: $(VENV)/deps-demo.stamp
 	-$(VPY) -c 'import cupy' 2>/dev/null || $(PIP) install -q --disable-pip-version-check -r tools/requirements/demo-gpu.txt
 demo-run: $(PACKAGE) $(VENV)/deps-demo.stamp $(DEMO_GPU)
 	@PATH="$(abspath $(VENV))/bin:$$PATH" PYTHONDONTWRITEBYTECODE=1 $(VPY) docs/examples/demo/demo.py --out $(BUILD)
+
+# The guide and the API reference in HTML; a warning is an error.
+docs: $(PACKAGE) $(VENV)/deps-docs.stamp
+	@PYTHON=$(VPY) CABLEWAY_BUILD=$(BUILD) sh tests/docs.sh && echo "$(BUILD)/docs/index.html"
 
 lint: $(VENV)/deps-lint.stamp $(PACKAGE)
 	@$(RUN) --timeout 900 lint:tests/lint.sh tidy:tests/tidy.py
@@ -347,7 +365,7 @@ clean:
 
 print-%:
 	@echo '$($*)'
--include $(wildcard $(foreach d,shm ipc broker broker/mover broker/bridge tools tools/bench tests/*,$(BUILD)/$(d)/*.d))
-.PHONY: all help always test test-more test-fresh test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-bridge-run bench-programs bench-run demo demo-run demo-gpu-deps \
-        lint install wheel clean fuzzers
+-include $(wildcard $(foreach d,* */* */*/* */*/*/*,$(BUILD)/$(d).d))
+.PHONY: all help always faults faults-programs test test-more test-fresh test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-bridge-run bench-programs bench-run demo demo-run demo-gpu-deps \
+        docs lint install wheel clean fuzzers
 .DEFAULT_GOAL := all

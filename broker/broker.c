@@ -13,20 +13,22 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "broker/closer.h"
-#include "broker/config.h"
-#include "broker/custody.h"
-#include "broker/fork.h"
-#include "broker/fences.h"
-#include "broker/jobs.h"
-#include "broker/links.h"
-#include "broker/log.h"
-#include "broker/loop.h"
-#include "broker/monitor.h"
-#include "broker/names.h"
-#include "broker/place.h"
-#include "broker/session.h"
-#include "broker/transit.h"
+#include "broker/core/closer.h"
+#include "broker/core/config.h"
+#include "broker/memory/slabs.h"
+#include "broker/roles/once.h"
+#include "broker/memory/inherited.h"
+#include "broker/memory/fences.h"
+#include "broker/memory/holds.h"
+#include "broker/roles/copy_jobs.h"
+#include "broker/names/routes.h"
+#include "broker/core/log.h"
+#include "broker/core/loop.h"
+#include "broker/core/monitor.h"
+#include "broker/names/names.h"
+#include "broker/core/rendezvous.h"
+#include "broker/session/session.h"
+#include "broker/memory/transit.h"
 #include "ipc/cableway.h"
 
 uint64_t cwd_fds_held(struct cwd_broker *b) {
@@ -47,6 +49,9 @@ static int make_root(struct cwd_broker *b) {
         return code;
     b->root = b->root_segment.base;
     cwd_monitor_init(b);
+    code = cw_alive_begin(&b->alive, &b->root->alive);
+    if (code)
+        return code;
     code = cw_directory_writer_new(&b->root->directory, CWD_LIMIT(b, max_names), b->instance,
                                    &b->directory);
     if (code == 0)
@@ -68,6 +73,7 @@ int cwd_broker_init(struct cwd_broker *b, const struct cwd_options *options,
                              .root_segment = {.fd = -1},
                              .idle_exit_ns = options->idle_exit_ns,
                              .poison_ns = INT64_MAX,
+                             .wake_again_ns = INT64_MAX,
                              .instance = random_instance()};
     cwd_mover_init(b);
     cwd_remote_init(b);
@@ -77,14 +83,20 @@ int cwd_broker_init(struct cwd_broker *b, const struct cwd_options *options,
     int code = cwd_config_load(options->config_file, &b->limits, &b->remote.options);
     if (code)
         return code;
-    cwd_limits_settle(&b->limits, &fds_lowered);
+    cw_descriptors_are_the_brokers();
     code = cwd_place_lock(b, options, exit_code);
     if (code)
         goto unwind;
     *exit_code = CWD_EXIT_FAILED;
-    code = cwd_loop_init(b);
+    code = cwd_limits_settle(&b->limits, &fds_lowered);
+    if (code == 0)
+        code = cwd_loop_init(b);
     if (code == 0)
         code = make_root(b);
+    if (code == 0)
+        code = cwd_holds_init(b);
+    if (code == 0)
+        code = cwd_transits_init(b);
     if (code == 0)
         code = cwd_place_listen(b);
     if (code == 0)
@@ -95,7 +107,9 @@ int cwd_broker_init(struct cwd_broker *b, const struct cwd_options *options,
     cwd_log("cablewayd %s listens at %s, instance %llu", CW_VERSION, b->address.socket_path,
             (unsigned long long)b->instance);
     if (fds_lowered)
-        cwd_log("max_fds is %llu: RLIMIT_NOFILE allows no more (ulimit -Hn)",
+        cwd_log("max_fds is %llu: the program that started this broker allows no more (hard limit "
+                "on open files, ulimit -Hn), and this holds for all its clients; if that is too "
+                "little, end it (cableway stop) and start it where more are allowed",
                 (unsigned long long)CWD_LIMIT(b, max_fds));
     *exit_code = CWD_EXIT_OK;
     return 0;
@@ -106,6 +120,7 @@ unwind:
 }
 
 void cwd_broker_deinit(struct cwd_broker *b) {
+    cw_alive_end(&b->alive); /* before another may have the lock */
     cwd_place_withdraw(b);
     if (b->root && b->closer && b->wild_closer) {
         b->stopping = true;
@@ -113,6 +128,7 @@ void cwd_broker_deinit(struct cwd_broker *b) {
         cwd_remote_deinit(b);
         cwd_jobs_deinit(b);
         cwd_links_deinit(b);
+        cwd_deeds_deinit(b);
         cwd_names_deinit(b);
         cwd_transits_deinit(b);
         cwd_ghosts_deinit(b);

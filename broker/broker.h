@@ -13,13 +13,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "broker/limits.h"
-#include "broker/mover.h"
-#include "broker/reclaim.h"
-#include "broker/remote.h"
-#include "broker/verdict.h"
-#include "ipc/address.h"
-#include "shm/monitor.h"
+#include "broker/core/limits.h"
+#include "broker/roles/mover.h"
+#include "broker/memory/reclaim.h"
+#include "broker/roles/remote.h"
+#include "broker/roles/verdict.h"
+#include "ipc/request/address.h"
+#include "shm/base/alive.h"
+#include "shm/session/monitor.h"
 
 struct cwd_closer;
 struct cwd_session;
@@ -51,12 +52,13 @@ struct cwd_options {
 };
 
 struct cwd_broker {
+    struct cw_alive_keeper alive; /* its loop's thread */
     struct cwd_limits limits;
     uint64_t turn; /* of the loop; from 1 */
     int64_t idle_exit_ns;
     uint64_t instance; /* random, never 0 */
 
-    /* place.c */
+    /* rendezvous.c */
     struct cw_address address;
     int folder_fd, lock_fd, listen_fd;
 
@@ -72,6 +74,7 @@ struct cwd_broker {
     int closed_fd;  /* rung by the closers: figures have changed */
     int64_t now_ns; /* CLOCK_MONOTONIC at the begin of this turn */
     int64_t accept_after_ns;
+    int64_t wake_again_ns; /* a wake-up that the kernel had no memory for is due again; INT64_MAX */
     bool accepting, stopping;
     const char *stop_reason;
     enum cwd_exit exit_code; /* with which the program ends */
@@ -85,7 +88,7 @@ struct cwd_broker {
     uint32_t connecting; /* sessions that did not say HELLO yet */
     int64_t last_client_ns;
 
-    /* custody.c */
+    /* slabs.c */
     struct cwd_slab *slabs;   /* by id */
     struct cwd_slab *suspect; /* orphans that are perhaps empty */
     uint32_t next_slab, orphans;
@@ -97,6 +100,8 @@ struct cwd_broker {
     struct cwd_reclaim reclaim;        /* reclaim.c */
     uint64_t kept_names;               /* names.c: with CW_ENTRY_KEEP */
     struct cwd_transit *transits;      /* transit.c: by token */
+    struct cwd_transit *transit_floor; /* of no session: the table is never empty */
+    uint32_t transits_ready;           /* of all sessions: what they may still begin */
     struct cwd_transit *transit_first; /* in the order of their limits */
     struct cwd_transit *transits_kept; /* those that end with a session */
     struct cwd_anchor *anchors;        /* to what some are tied, by block */
@@ -108,14 +113,15 @@ struct cwd_broker {
     int64_t poison_ns; /* when to poison the buried again; INT64_MAX: nobody is */
     bool settling;     /* fences.c: a pass over all tables is under way; from where on: */
     uint32_t settle_slab, settle_order;
-    struct cwd_ghost *ghosts; /* fork.c: by id */
+    struct cwd_ghost *ghosts; /* inherited.c: by id */
     uint32_t next_ghost;
-    struct cwd_job *jobs; /* jobs.c: those that wait, and those that the mover has */
+    struct cwd_job *jobs; /* copy_jobs.c: those that wait, and those that the mover has */
     uint64_t next_job;
     uint32_t job_count;
     struct cwd_mover mover;   /* mover.c */
-    struct cwd_link *links;   /* links.c: by both UUIDs */
+    struct cwd_link *links;   /* routes.c: by both UUIDs */
     struct cwd_remote remote; /* remote.c */
+    struct cwd_deeds *deeds;  /* once.c: by peer */
     struct cwd_verdict verdict;
 };
 

@@ -12,13 +12,13 @@
 #include <unistd.h>
 
 #include "broker/broker.h"
-#include "broker/clean.h"
-#include "broker/detach.h"
-#include "broker/log.h"
-#include "broker/loop.h"
+#include "broker/core/clean_start.h"
+#include "broker/core/detach.h"
+#include "broker/core/log.h"
+#include "broker/core/loop.h"
 #include "ipc/cableway.h"
 #include "ipc/wire.h"
-#include "shm/error.h"
+#include "shm/base/error.h"
 
 #define IDLE_EXIT_DETACHED_NS 60000000000
 #define IDLE_EXIT_MOST_S      (10 * 366 * 86400)
@@ -46,6 +46,8 @@ static void print_help(void) {
         "  --node NAME          this node's name (default: the host's)\n"
         "  --streams N          connections to each node over which large arrays go, at most 16\n"
         "                       (default: as there are cores, at most 4)\n"
+        "  --stall SECONDS      how long nothing may come of what another node that is heard was\n"
+        "                       asked for (default: 60; 0: for ever)\n"
         "  --config FILE        configuration (default: $CABLEWAY_CONFIG, else\n"
         "                       ~/.config/cableway/cableway.conf; /etc/cableway.conf is read\n"
         "                       before it)\n"
@@ -74,17 +76,12 @@ static int parse_seconds(const char *text, int64_t *out_ns) {
 }
 
 static const struct option names[] = {
-    {"foreground", no_argument, NULL, 'f'},
-    {"idle-exit", required_argument, NULL, 'i'},
-    {"dir", required_argument, NULL, 'd'},
-    {"config", required_argument, NULL, 'c'},
-    {"listen", required_argument, NULL, 'l'},
-    {"peer", required_argument, NULL, 'p'},
-    {"node", required_argument, NULL, 'n'},
-    {"streams", required_argument, NULL, 'S'},
-    {"version", no_argument, NULL, 'V'},
-    {"help", no_argument, NULL, 'h'},
-    {NULL, 0, NULL, 0},
+    {"foreground", no_argument, NULL, 'f'},   {"idle-exit", required_argument, NULL, 'i'},
+    {"dir", required_argument, NULL, 'd'},    {"config", required_argument, NULL, 'c'},
+    {"listen", required_argument, NULL, 'l'}, {"peer", required_argument, NULL, 'p'},
+    {"node", required_argument, NULL, 'n'},   {"streams", required_argument, NULL, 'S'},
+    {"stall", required_argument, NULL, 'T'},  {"version", no_argument, NULL, 'V'},
+    {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0},
 };
 
 /* Returns 1 when the program is to go on, else its exit code in *exit_code. */
@@ -118,11 +115,13 @@ static int parse_arguments(int argc, char **argv, struct cwd_options *options, i
         case 'p':
         case 'n':
         case 'S':
+        case 'T':
             options->bridge = true;
             if (cwd_remote_option(&options->remote,
                                   found == 'l'   ? "--listen"
                                   : found == 'p' ? "--peer"
                                   : found == 'n' ? "--node"
+                                  : found == 'T' ? "--stall"
                                                  : "--streams",
                                   optarg, "the command line") != 0) {
                 fprintf(stderr, "cablewayd: %s\n", cw_detail());

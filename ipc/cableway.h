@@ -9,13 +9,14 @@
  * bad argument; -ENODEV no such device; -EPROTO a breach of protocol or another version; -EPERM
  * refused; -EINTR a signal came while waiting, and nothing was done; -EINPROGRESS (of what changes
  * something) the same, but the broker has the request, stands still, and may yet do it; -EAGAIN
- * nothing there, -EBUSY in use (where said); -EREMOTEIO another node could not be reached, or
- * refused. Outputs come last and are set on success alone.
+ * nothing there, -EBUSY in use, -ESHUTDOWN to leave (where said); -EREMOTEIO another node could not
+ * be reached, or refused. Outputs come last and are set on success alone.
  *
  * Arguments: a pointer may be NULL only where that is said, or where 0 bytes lie behind it. NULL
  * anywhere else, a number out of range, and a cell or task that is not the caller's: -EINVAL from
  * what returns an int; NULL, 0 or zeros from what gives something else; nothing happens in what
- * gives nothing. So no argument ends the process, but a pointer to what is not there may.
+ * gives nothing. Of an int that is 0 or 1 anything but 0 counts as 1. So no argument ends the
+ * process, but a pointer to what is not there may.
  *
  * Structs: they grow into their reserved words alone, so a program goes on working with a later
  * library of the same soname. What a caller fills he begins with zeros ({.field = value} does).
@@ -25,6 +26,10 @@
  * child connects anew. Arrays inherited over fork stay mapped and stay held (the parent's leases
  * are doubled at fork) as long as the child or a child of it lives. Time: timeout_ns < 0 means for
  * ever, 0 means not at all.
+ *
+ * Signals: what waits and says -EINTR returns it when a signal's handler has run on its thread,
+ * whether that was set with SA_RESTART or without, and with a limit of time or without. A signal
+ * that comes just before the wait does not end it. Who wants to wait on calls again.
  */
 #ifndef CABLEWAY_H
 #define CABLEWAY_H
@@ -47,8 +52,8 @@ typedef struct cw_client cw_client; /* a connection to the broker; reference cou
 typedef struct cw_array cw_array;   /* one lease on one array, mapped */
 
 /* What the bytes of an array mean. Strides in bytes; strides[i] for C or Fortran order are computed
- * when strides is NULL (C order). dtype is NumPy's: a typestr ("<f8") or, for structured types, the
- * literal of the NPY format's 'descr' (NEP 1); see cw_dtype_size(). The pointers are borrowed. */
+ * when strides is NULL (C order). dtype is NumPy's: a typestr ("<f8") or, for structured types, a
+ * literal; see cw_dtype_size() for its three forms. The pointers are borrowed. */
 typedef struct cw_layout {
     uint32_t ndim;
     uint32_t itemsize;      /* bytes of one element */
@@ -80,9 +85,17 @@ int cw_version_number(void);
  * The bytes of one element of a dtype, as itemsize of a layout has to be. -EINVAL: no dtype that
  * can be shared. A typestr is '<', '>', '|' or '=' and then b1; i or u with 1, 2, 4 or 8; f with 2,
  * 4, 8 or 16; c with 8, 16 or 32; S, U or V with a length; M8 or m8, with a unit ("<M8[ns]") or
- * without. A structured type is a literal like [('x', '<f4'), ('y', '<i2', (3,))], its fields
- * without gaps;
- * [('x', '|b1'), ('', '|V3'), ('y', '<f4')] has one of 3 bytes. Objects (O) cannot be shared.
+ * without. Objects (O) cannot be shared.
+ *
+ * A structured type is, with names that differ and are written as Python's repr() does:
+ * - a list as in the NPY format's 'descr' (NEP 1), [('x', '<f4'), ('y', '<i2', (3,))], its fields
+ *   without gaps; [('x', '|b1'), ('', '|V3'), ('y', '<f4')] has one of 3 bytes;
+ * - a dict, as Python writes where a list cannot tell all: {'names': ['x', 'y'], 'formats': ['|b1',
+ *   '<f8'], 'offsets': [0, 8], 'itemsize': 16, 'aligned': True} is numpy.dtype(..., align=True).
+ *   Behind 'itemsize' may come 'titles', 'aligned' and 'record', in this order. A format is a
+ *   typestr, a list or a dict; in a list stands no dict;
+ * - "|V2400 of 300 fields, zlib ...": what is longer than CW_DTYPE_MAX, compressed by Python; C
+ *   programs see the element's bytes alone.
  */
 int cw_dtype_size(const char *dtype, uint32_t *size_bytes);
 
@@ -93,9 +106,11 @@ enum cw_connect_flags { CW_CONNECT_NO_START = 1 /* do not start a broker when no
  * Connects to the broker whose socket is at address (NULL: the user's own: $CABLEWAY_DIR, else
  * $XDG_RUNTIME_DIR/cableway, else /tmp/cableway-UID), and starts one there if none runs. name_space
  * NULL: $CABLEWAY_NAMESPACE, else "". The environment does not count in a program that has more
- * rights than its caller (setuid). Blocks, 10 s at most. The caller owns *out:
+ * rights than its caller (setuid). A relative address counts from the working folder; a relative
+ * $CABLEWAY_DIR is refused. Blocks, 10 s at most. The caller owns *out:
  * cw_client_unref(). -EPERM when the folder is not ours, -EPROTO another version, -ECONNRESET none
- * could be reached.
+ * could be reached or started, -ENOSYS no pidfd_open() (Linux before 5.3, or valgrind before it
+ * knew that call).
  */
 int cw_connect(const char *address, const char *name_space, uint32_t flags, cw_client **out);
 void cw_client_ref(cw_client *client);
@@ -105,9 +120,10 @@ void cw_client_unref(cw_client *client);
 int cw_client_forked(const cw_client *client);
 /* 0, or -ECONNRESET when the broker is known to be gone. Does not block. */
 int cw_client_check(cw_client *client);
-/* Path of the socket, of the log, the broker's pid, the namespace; borrowed from client. */
+/* The path of the broker's socket, and the namespace; borrowed from client. */
 const char *cw_client_address(const cw_client *client);
 const char *cw_client_namespace(const cw_client *client);
+/* The broker's process, and the number of its run, which its handles have. */
 int cw_client_broker_pid(const cw_client *client);
 uint64_t cw_client_instance(const cw_client *client);
 
@@ -116,9 +132,12 @@ uint64_t cw_client_instance(const cw_client *client);
 enum cw_array_flags {
     CW_ZERO = 1, /* cw_array_new: filled with zeros */
     /*
-     * cw_get, cw_array_open: read-only; a write is a SIGSEGV as long as this process has no
-     * writable array on the same block open. An array has one address in a process: beside a
-     * writable one a read-only one lies where that lies, and only must not be written.
+     * cw_get, cw_array_open: read-only; the library writes nothing there. A write through its
+     * address is a SIGSEGV in a process that only reads. An array has one address in a process: one
+     * that was opened beside a writable array on the same block lies where that lies, and nothing
+     * stops a write, also when the writable one is closed, until no array on the block is open any
+     * more. Where a writable one came later, the pages of its block can be written as long as it is
+     * open at least; small arrays share pages.
      */
     CW_READONLY = 2,
     CW_REPLACE = 4, /* cw_array_put: a taken name is replaced, at once and whole */
@@ -141,8 +160,9 @@ enum cw_array_flags {
     CW_EVICTABLE = 64,
     CW_REMOTE_READ = 128, /* cw_array_put: every peer of this node may read it */
     /*
-     * cw_array_new, in host memory: all of it is about to be written. Memory that nobody has
-     * written before is then mapped in one go; page by page that takes as long as the writing.
+     * cw_array_new, in host memory: all of it is about to be written through its pointer, as
+     * cw_array_prefault() has it. Who has the bytes in one piece leaves it out, and copies them by
+     * cw_array_write(), which takes half the time.
      */
     CW_FILLED = 256
 };
@@ -153,9 +173,16 @@ enum cw_array_flags {
 int cw_array_new(cw_client *client, const char *device, const cw_layout *layout, uint32_t flags,
                  cw_array **out);
 /*
+ * Before all of a new host array is written through its pointer: maps its memory in one go, which
+ * page by page takes as long as the writing. Where it was written or passed on already, and on a
+ * GPU, it does nothing. Blocks for some 0.2 s a GiB; threads of the library's own may take a share.
+ */
+void cw_array_prefault(cw_array *array);
+/*
  * Adopts shared memory of somebody else (a file in /dev/shm, a memfd) as an array, without a copy.
  * fd stays the caller's. Weaker than our own memory: if its owner shrinks it, who reads gets a
- * SIGBUS. -EINVAL if fd is not shared memory or too small.
+ * SIGBUS. -EINVAL if fd is not shared memory or too small; -EPERM if it is open for reading alone,
+ * or sealed against writing.
  */
 int cw_array_adopt(cw_client *client, int fd, uint64_t offset_bytes, const cw_layout *layout,
                    cw_array **out);
@@ -194,7 +221,7 @@ int cw_array_put_at(cw_array *array, const char *name, const char *device, uint3
 int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out);
 /*
  * The same, for timeout_ns at most (< 0: for ever): -ETIMEDOUT if the array of another node did not
- * come in that time. It is fetched all the same, for whoever asks next. A name that is not there is
+ * come in that time. If it can be fetched it is, for whoever asks next. A name that is not there is
  * not waited for: cw_wait().
  */
 int cw_get_within(cw_client *client, const char *name, uint32_t flags, int64_t timeout_ns,
@@ -266,7 +293,7 @@ int cw_array_open(cw_client *client, const cw_handle *handle, const cw_layout *l
 int cw_handle_discard(cw_client *client, const cw_handle *handle);
 /* Copies host memory into an array at offset_bytes, or out of it, on whatever device it lies.
  * -EINVAL beyond its end. Blocks until it is done; of a GPU array, also until its last write has
- * passed. */
+ * passed. -ECONNRESET once the broker is gone, though a host array's memory stays mapped. */
 int cw_array_write(cw_array *array, uint64_t offset_bytes, const void *source, uint64_t size_bytes);
 int cw_array_read(const cw_array *array, uint64_t offset_bytes, void *destination,
                   uint64_t size_bytes);
@@ -539,7 +566,9 @@ typedef struct cw_queue_info {
 int cw_queue_new(cw_client *client, uint64_t max_items, uint64_t max_bytes, cw_array **out);
 /*
  * Opens the queue in an array, which must stay open as long. Any thread may use it. After a fork
- * the child renews the array and opens the queue anew; the parent's cw_queue is not for it.
+ * the child renews the array and opens the queue anew. The parent's cw_queue serves it for small
+ * items alone: where an item has handles, or needs a larger ring, it is -EINVAL there. It needs no
+ * broker: whoever has the array open may open its queue after the broker's end, too.
  * -EPROTO: no queue is there. -EPERM: the process runs in another pid or time namespace than the
  * queue's maker, so that nobody could tell who died.
  */
@@ -654,7 +683,8 @@ int cw_pool_allocate(uint64_t memory_bytes, int *out_fd);
 int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
                 uint32_t groups, cw_pool **out);
 /* A worker is about to be started in this group, where it stays until it is buried. A group without
- * workers has its tasks taken by others, so this comes before its first task. */
+ * workers has its tasks taken by others, so this comes before its first task. -EINVAL: it is in a
+ * group already. */
 int cw_pool_assign(cw_pool *pool, uint32_t worker, uint32_t group);
 /* Only workers with numbers below this one are looked at from now on (all at first): none with a
  * higher number lives, or has left anything. */
@@ -669,7 +699,9 @@ int cw_pool_reserve(cw_pool *pool, cw_task *out);
 /* Gives a cell back. -EINVAL: it is not the caller's, but free already or with a submitted task. */
 int cw_pool_free(cw_pool *pool, uint32_t cell);
 /* One more of the answers for which this worker stays (cw_worker_lend()) needs it no longer: what
- * goes with it was opened, or never will be. Needs no memory, descriptor or broker. */
+ * goes with it was opened, or never will be. Needs no memory, descriptor or broker. How many
+ * answers these are the caller alone knows: after one release too many the worker may leave too
+ * early, or stay. */
 int cw_pool_release(cw_pool *pool, uint32_t worker);
 /*
  * Makes a filled task (cell, group, size_bytes, kind, function, slot, function_bytes) ready for
@@ -691,8 +723,8 @@ int cw_pool_taker(cw_pool *pool, uint32_t cell, int64_t *elapsed_ns);
 /* The next answer; its cell is the caller's. -EAGAIN: none. -EPROTO: out->worker broke the rules.
  */
 int cw_pool_collect(cw_pool *pool, cw_task *out);
-/* Counts a thread in (1) that will wait for answers, or out (-1): it then collects what is there.
- * While none is counted in, answers wake the helper. */
+/* Counts a thread in (1) that will wait for answers, or out (-1; nothing else counts): it then
+ * collects what is there. While none is counted in, answers wake the helper. */
 void cw_pool_listen(cw_pool *pool, int change);
 /* What cw_pool_wait() compares with: rises with each cw_pool_tell(). Any thread. */
 uint32_t cw_pool_news(cw_pool *pool, int helper);

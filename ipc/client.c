@@ -21,12 +21,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "ipc/address.h"
+#include "ipc/request/address.h"
 #include "ipc/client.h"
-#include "ipc/door.h"
-#include "ipc/fence.h"
-#include "shm/pidfd.h"
-#include "shm/fd.h"
+#include "ipc/array/fast_path.h"
+#include "ipc/order/fence.h"
+#include "shm/base/pidfd.h"
+#include "shm/base/fd.h"
 
 #define CONNECT_LIMIT_NS 10000000000
 #define CONNECT_PAUSE_NS 2000000
@@ -211,6 +211,29 @@ static int fetch_segment(void *context, uint32_t kind, uint64_t which, struct cw
     return code;
 }
 
+/* Gives the directory's reader what HELLO brought, so that a first get of an array whose memory is
+ * mapped asks nobody. Both descriptors are taken over. */
+static int begin_directory(cw_client *client, const struct cw_hello_reply *reply, int index_fd,
+                           int records_fd) {
+    struct cw_segment index, records;
+    cw_directory_reader_init(&client->directory, &client->root->directory, fetch_segment, client);
+    int code = cw_segment_open(index_fd, reply->index_bytes, CW_SEGMENT_INDEX, false, 0, &index);
+    if (code) {
+        close(records_fd);
+        return code;
+    }
+    code =
+        cw_segment_open(records_fd, reply->records_bytes, CW_SEGMENT_RECORDS, false, 0, &records);
+    if (code) {
+        cw_segment_close(&index);
+        return code;
+    }
+    cw_segment_close_fd(&index);
+    cw_segment_close_fd(&records);
+    cw_directory_reader_give(&client->directory, reply->index_id, &index, &records);
+    return 0;
+}
+
 /* Maps what HELLO brought. fds are closed or taken over. */
 static int begin_session(cw_client *client, const struct cw_hello_reply *reply,
                          struct cw_fds *fds) {
@@ -222,15 +245,17 @@ static int begin_session(cw_client *client, const struct cw_hello_reply *reply,
                                &client->root_segment);
     if (code) {
         close(fds->fd[1]);
-        return code;
+        goto close_directory;
     }
     code = cw_segment_open(fds->fd[1], reply->session_bytes, CW_SEGMENT_SESSION, true, 0,
                            &client->session_segment);
     if (code)
-        return code;
+        goto close_directory;
     if (client->root_segment.size_bytes < sizeof(struct cw_root) ||
-        client->session_segment.size_bytes < CW_SESSION_BYTES || reply->instance == 0)
-        return cw_fail(-EPROTO, "the broker's segments are smaller than this version's");
+        client->session_segment.size_bytes < CW_SESSION_BYTES || reply->instance == 0) {
+        code = cw_fail(-EPROTO, "the broker's segments are smaller than this version's");
+        goto close_directory;
+    }
     cw_segment_close_fd(&client->root_segment);
     cw_segment_close_fd(&client->session_segment);
     client->root = client->root_segment.base;
@@ -239,11 +264,15 @@ static int begin_session(cw_client *client, const struct cw_hello_reply *reply,
     CW_STORE(S3, &client->shared->mapped, 1, relaxed);
     client->broker_pid = (int)client->root->pid;
     cw_lane_init(client);
-    code = cw_heap_init(&client->heap, &cw_backend_host, 0);
-    if (code)
-        return code;
-    cw_directory_reader_init(&client->directory, &client->root->directory, fetch_segment, client);
-    return cw_leases_init(client);
+    code = begin_directory(client, reply, fds->fd[4], fds->fd[5]);
+    if (code == 0)
+        code = cw_heap_init(&client->heap, &cw_backend_host, 0);
+    return code ? code : cw_leases_init(client);
+
+close_directory:
+    close(fds->fd[4]);
+    close(fds->fd[5]);
+    return code;
 }
 
 static int say_hello(cw_client *client) {
@@ -256,7 +285,7 @@ static int say_hello(cw_client *client) {
     int pidfd = cw_pidfd_open(getpid());
     if (pidfd < 0)
         return pidfd;
-    struct cw_fds send = {.fd = {pidfd}, .count = 1}, received = {.count = 4};
+    struct cw_fds send = {.fd = {pidfd}, .count = 1}, received = {.count = 6};
     struct cw_hello_reply reply;
     client->sock_until_ns = cw_now_ns() + CONNECT_LIMIT_NS; /* a stopped broker accepts, too */
     int code = cw_socket_call(client, CW_OP_HELLO, &hello, sizeof hello, &send, &reply,

@@ -11,8 +11,8 @@
  * meanwhile, and looks again afterwards at what others may have changed. So a broker that stands
  * still stops only those who need its answer, and a signal ends their wait. sock_lock is held
  * while the socket's answer is waited for; it is taken in naps that a signal ends too. What needs
- * no answer waits for nobody (post.c). Only fork() cannot be ended: there the wait is bounded by
- * CW_FORK_PATIENCE_NS.
+ * no answer waits for nobody (deferred.c). Only fork() cannot be ended: there the wait is bounded
+ * by CW_FORK_PATIENCE_NS.
  *
  * After fork the child's copy is dead: forked is set, nothing of it is written that the parent
  * shares, and only mappings and the inherited socket are kept (a parent whose child lives on is not
@@ -25,20 +25,20 @@
 #include <stdbool.h>
 #include <sys/uio.h>
 
-#include "ipc/backend.h"
-#include "ipc/carve.h"
+#include "ipc/memory/backend.h"
+#include "ipc/memory/extent.h"
 #include "ipc/cableway.h"
-#include "ipc/layout.h"
-#include "ipc/mapping.h"
+#include "ipc/base/layout.h"
+#include "ipc/memory/mapping.h"
 #include "ipc/wire.h"
-#include "shm/block.h"
-#include "shm/error.h"
-#include "shm/monitor.h"
-#include "shm/session.h"
+#include "shm/blocks/block.h"
+#include "shm/base/error.h"
+#include "shm/session/monitor.h"
+#include "shm/session/session.h"
 
 #define CW_LEASE_TABLES_MAX  256u
 #define CW_IDLE_SLABS_MAX    256u   /* mappings kept of slabs that nothing is held of */
-#define CW_FULL_WAIT_MS      200    /* on a full device, for what is on its way back (full.c) */
+#define CW_FULL_WAIT_MS      200    /* on a full device, for what is on its way back (retry.c) */
 #define CW_BORROWED_KEPT_MAX 64u    /* allocations kept that something was borrowed from */
 #define CW_SPARES_MAX        16u    /* private mappings kept, of which no page was written */
 #define CW_SLAB_BLOCKS_MAX   16384u /* block numbers of a shared slab */
@@ -49,7 +49,7 @@
 #define CW_FORK_PATIENCE_NS  10000000000 /* fork() waits so long for the broker, each time twice */
 #define CW_NAP_NS            50000
 #define CW_NAP_NS_MOST       25600000
-#define CW_FDS_MAX           4u   /* descriptors of one message */
+#define CW_FDS_MAX           6u   /* descriptors of one message */
 #define CW_POST_BUCKETS      256u /* of posts that are kept */
 
 /* What this process holds of one block. */
@@ -89,13 +89,13 @@ struct cw_slab {
     uint32_t blocks_free; /* numbers in the stack below */
     uint32_t *blocks;
     struct cw_slab *own_next;
-    /* borrowed memory of this process's own (borrow.c) */
+    /* borrowed memory of this process's own (import.c) */
     uint64_t allocation; /* the driver's number of the allocation, never used again; 0: none */
     uint64_t kept_since; /* when it was borrowed from last, by a counter; 0: not kept */
     bool gone;           /* its allocation is: nothing is lent of it any more */
 };
 
-/* A private mapping that no array has, see private.c. */
+/* A private mapping that no array has, see cow.c. */
 struct cw_spare {
     const struct cw_slab *slab;
     uint64_t begin_bytes; /* in the slab */
@@ -114,9 +114,10 @@ struct cw_slabs {
     struct cw_slab *idle_first, *idle_last; /* least recently used first */
     uint32_t idle_count;
     struct cw_slab *own;
-    uint64_t closed_seen;  /* session->closed_slabs as last looked at */
-    uint32_t closing;      /* own ones given up since somebody waited for their memory (kept.c) */
-    int64_t closed_ns;     /* when the last of these was given up; 0: none */
+    uint64_t closed_seen;     /* session->closed_slabs as last looked at */
+    uint64_t own_closed_seen; /* the same, for slabs of ours (slab_cache.c) */
+    uint32_t closing;  /* own ones given up since somebody waited for their memory (slab_cache.c) */
+    int64_t closed_ns; /* when the last of these was given up; 0: none */
     uint64_t closing_from; /* how many descriptors the broker had closed before the first */
 };
 
@@ -178,7 +179,7 @@ struct cw_lane {
     uint64_t next_id;
     struct cw_call *calls;
     struct cw_call *receiver;           /* whose thread waits for the broker, on behalf of all */
-    struct cw_post *posts, *posts_last; /* post.c: what goes before anything else */
+    struct cw_post *posts, *posts_last; /* deferred.c: what goes before anything else */
     struct cw_post *alike[CW_POST_BUCKETS]; /* the same, by what they say */
     bool postman;                           /* a thread of ours sees to that; it has a reference */
     bool leaving; /* the last reference is that one: it frees the client */
@@ -209,9 +210,9 @@ struct cw_client {
     struct cw_spares spares;
     struct cw_leases leases;
     struct cw_fences *fences;            /* fence.h; NULL until first used */
-    struct cw_loan *loans, *loans_ended; /* loan.c */
-    uint64_t borrowed;                   /* borrow.c: how often anything was */
-    pthread_mutex_t borrow_lock;         /* borrow.c: one slab is made at a time */
+    struct cw_loan *loans, *loans_ended; /* suballocation.c */
+    uint64_t borrowed;                   /* import.c: how often anything was */
+    pthread_mutex_t borrow_lock;         /* import.c: one slab is made at a time */
     struct cw_evictable *evictables;     /* evict.h */
     pthread_cond_t moved;                /* one of them has left or come back */
     uint64_t uses, evictions;
@@ -220,19 +221,18 @@ struct cw_client {
     uint32_t array_pool_count;
     uint64_t arrays; /* open ones */
     uint32_t transits;
-    uint64_t transits_unsure; /* begun since the monitor page surely counted all */
-    uint32_t monitor_row;     /* ours in the monitor page, as last found */
+    uint32_t monitor_row; /* ours in the monitor page, as last found */
 
     pthread_mutex_t sock_lock;
     uint64_t sock_id;
     int64_t sock_until_ns; /* > 0: a request over the socket is given up then (HELLO, FORK) */
 
     pthread_mutex_t door_lock;     /* never waited for */
-    int door;                      /* door.c: to the bridge; -1: none */
+    int door;                      /* fast_path.c: to the bridge; -1: none */
     int64_t door_after_ns;         /* not looked for before */
     unsigned door_naps, door_vain; /* answers that are slept for at once; of how many in a row it
                                       was in vain to be awake */
-    struct cw_segment board;       /* door.c: the bridge's; changed under both locks */
+    struct cw_segment board;       /* fast_path.c: the bridge's; changed under both locks */
 
     pthread_mutex_t lane_lock;
     struct cw_lane lane;
@@ -257,6 +257,7 @@ struct cw_array {
     uint8_t *data;         /* element 0 */
     uint32_t ndim, itemsize;
     bool readonly;
+    cw_a32 fresh; /* 1: host memory that nobody has written, as far as we know (first_touch.c) */
     struct cw_mapping *mapping;  /* host memory: where it was counted (mapping.h); else NULL */
     uint64_t origin_bytes;       /* of element 0, from the lowest byte */
     struct cw_evictable *evict;  /* evict.h; NULL: it stays where it is. While its bytes are away
@@ -284,7 +285,7 @@ bool cw_client_hung_up(const cw_client *client);
 /* Everything of it goes. The last reference was given up. */
 void cw_client_free(cw_client *client);
 
-#include "ipc/lane.h"
+#include "ipc/request/channel.h"
 
 /* ---- lease.c; the caller holds client->lock ---- */
 /* Makes sure that so many leases may be taken at once. May give the lock up meanwhile: whatever is
@@ -296,6 +297,8 @@ void cw_leases_deinit(cw_client *client);
 int cw_lease_hold(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen);
 /* For a block that is still FREE and about to be carved: only the slot is stored. There is room. */
 void cw_lease_hold_new(cw_client *client, struct cw_slab *slab, uint32_t block);
+/* Takes that back: nothing was carved. */
+void cw_lease_unhold_new(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* Gives one hold back. The last one tells the broker where it must, and frees our own private
  * blocks. */
 void cw_lease_release(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen);
@@ -312,6 +315,8 @@ void *cw_slab_base(struct cw_slab *slab, bool in_ro);
  * failure; on success both are taken over, and the slab is own. capacity: of the table. */
 int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_info *info,
                 int data_fd, struct cw_segment *table, struct cw_slab **out);
+/* Its file, which the caller closes. Asks the broker. */
+int cw_slab_file(cw_client *client, struct cw_slab *slab, int *fd);
 /* Maps a part of it copy-on-write; both in whole pages. */
 int cw_slab_map_private(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes,
                         uint64_t size_bytes, struct cw_mapping *out);
@@ -325,7 +330,7 @@ void cw_slab_wake(cw_client *client, struct cw_slab *slab);
 void cw_slab_free(cw_client *client, struct cw_slab *slab);
 void cw_slabs_deinit(cw_client *client);
 
-/* ---- heap.c; the caller holds client->lock unless said otherwise ---- */
+/* ---- allocator.c; the caller holds client->lock unless said otherwise ---- */
 int cw_heap_init(struct cw_heap *heap, const struct cw_backend *backend, int device);
 /* The heap of a device, made when there is none. -ENODEV, -EDQUOT. Without client->lock: it may
  * open the driver. */
@@ -343,6 +348,8 @@ int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_byt
 void cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* A published block of ours is held by us no more: it comes back when the broker frees it. */
 void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block);
+/* It is waited for no more. */
+void cw_heap_await_no_more(struct cw_heap *heap, struct cw_extent *extent);
 /* Takes back what the broker freed, on all devices: when a look pays, or now. Asks nobody: what
  * waits for streams of processes that were never met here stays. */
 void cw_heap_collect(cw_client *client, bool now);
@@ -350,7 +357,7 @@ void cw_heap_collect(cw_client *client, bool now);
  * Meanwhile the lock is given up. hoarder: a heap that keeps what becomes free beyond its limit, or
  * NULL. Returns how often something was learned. */
 uint32_t cw_heap_collect_all(cw_client *client, struct cw_heap *hoarder);
-/* Without a broker: loans that nobody here holds are at their end (loan.c). */
+/* Without a broker: loans that nobody here holds are at their end (suballocation.c). */
 void cw_heap_end_loans(cw_client *client);
 /* Prepares an own slab to be carved; clean: it reads as zeros. */
 /* The size of the slab that an array of this size calls for, and how many blocks it has. */
@@ -359,12 +366,15 @@ int cw_heap_divide(struct cw_slab *slab, struct cw_carver *carver, bool clean);
 /* May a free block's bytes be used anew? In GPU memory the last user's work may still be under way,
  * also when all leases have ended. */
 bool cw_heap_drained(cw_client *client, struct cw_slab *slab, uint32_t block);
+/* A block table with nothing in it. Without client->lock. */
+int cw_heap_make_table(uint32_t device_kind, uint32_t capacity, uint64_t slab_bytes,
+                       struct cw_segment *out);
 /* Makes a slab of somebody else's memory with a table of so many entries; block 0 is all of it, and
  * held. Without client->lock. */
 int cw_heap_adopt_foreign(cw_client *client, struct cw_heap *heap, int fd, uint64_t size_bytes,
                           uint32_t capacity, struct cw_slab **slab, uint64_t *gen);
 
-/* ---- kept.c; the caller holds client->lock, but for the last ---- */
+/* ---- slab_cache.c; the caller holds client->lock, but for the last ---- */
 /* Gives up an own slab; it is freed. */
 void cw_slab_close(cw_client *client, struct cw_slab *slab);
 /* A slab that may have become entirely free: it is kept, or given up. */
@@ -375,21 +385,33 @@ void cw_heap_settle(cw_client *client, struct cw_slab *slab);
 void cw_kept_settle(cw_client *client, uint32_t id);
 /* Gives up what is kept beyond the limit. */
 void cw_kept_trim(cw_client *client, struct cw_heap *heap);
+/* Forgets the slabs that the broker has taken back for others (broker/memory/room.h), or does so
+ * when the broker has said that a slab was given up. Who calls has none of them in hand. */
+void cw_kept_forget(cw_client *client);
+void cw_kept_forget_if_told(cw_client *client);
 /* At a limit: gives up all that is kept, and waits until its memory, and that of slabs given up
  * before, is free. True: there was some. Without client->lock. */
 bool cw_kept_drop(cw_client *client);
+/* How many descriptors the broker has closed; and waits until it has closed those of so many slabs
+ * more, or for a second. Without client->lock. */
+uint64_t cw_kept_closed(const cw_client *client);
+void cw_kept_await_closed(cw_client *client, uint64_t before, uint32_t slabs);
 /* Where that was not enough: 1 after a nap while the memory of a slab given up within the last
  * second may be on its way, 0 otherwise, -EINTR. *until_ns: 0, then the end of all such naps.
  * Without client->lock. */
 int cw_kept_nap(cw_client *client, int64_t *until_ns);
 
-/* ---- full.c; without client->lock ---- */
+/* ---- retry.c; without client->lock ---- */
 /* Has the broker look at all that this process has let go of. 1: something of the heap came
  * back; 0; -EINTR. */
 int cw_full_ask(cw_client *client, struct cw_heap *heap);
 /* After a limit's refusal: gives up what is kept. -EAGAIN: something came free; else -EDQUOT or
  * -EINTR. */
 int cw_full_make_room(cw_client *client, struct cw_heap *heap);
+/* The last step before -EDQUOT in host memory: the broker takes back what other clients keep free.
+ * -EAGAIN: something came free; -EDQUOT with the sentence that stands; -EINTR. Waits for what is on
+ * its way, 1 s at most. */
+int cw_full_ask_others(cw_client *client, uint64_t size_bytes);
 /* Waits until something of the heap comes back: 1. 0: nothing is on its way, or the time is over.
  * -EINTR: a signal came.
  * *until_ns: 0 at first, then when that is. Blocks CW_FULL_WAIT_MS at most, over all calls. */
@@ -397,7 +419,7 @@ int cw_full_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns);
 /* -EDQUOT with a sentence, and whether anything was waited for. */
 int cw_full_told(const struct cw_heap *heap, int64_t until_ns, const char *sentence);
 
-/* ---- loan.c; the caller holds client->lock, but for the first ---- */
+/* ---- suballocation.c; the caller holds client->lock, but for the first ---- */
 /* cw_array_at(), or (borrowed) also of memory that was borrowed. */
 int cw_loan_take(cw_client *client, const void *address, uint64_t size_bytes, bool borrowed,
                  cw_array **out, uint64_t *number);
@@ -405,7 +427,7 @@ int cw_loan_take(cw_client *client, const void *address, uint64_t size_bytes, bo
 void cw_loan_end(cw_client *client, struct cw_slab *slab, struct cw_extent *extent);
 void cw_loans_deinit(cw_client *client);
 
-/* ---- adopt.c ---- */
+/* ---- adoption.c ---- */
 /* Takes over a dead maker's slab with at least so much free. -ENOENT: there is none. Without the
  * lock. */
 int cw_heap_adopt(cw_client *client, struct cw_heap *heap, uint64_t size_bytes);
@@ -423,21 +445,26 @@ int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
 #define CW_DISTANT                                                                                 \
     (1u << 31) /* its memory is not mapped: only its lease, layout and order count                 \
                 */
+#define CW_CURRENT                                                                                 \
+    (1u << 30) /* of a replica: -ENOENT, without a sentence, where its name does not mean it any   \
+                  more */
 /* Holds a block, maps its slab and makes an array on it; checks that the range lies in the block.
- * flags: CW_READONLY, CW_PRIVATE or CW_DISTANT. */
+ * flags: CW_READONLY, CW_PRIVATE or CW_DISTANT, and CW_CURRENT. */
 int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_t gen,
                     uint64_t offset_bytes, uint64_t size_bytes, const struct cw_shape *shape,
                     uint32_t flags, cw_array **out);
 /* 0, or -EINVAL: flags for opening an array that do not exist, or exclude each other. */
 int cw_open_flags_check(const char *function, uint32_t flags);
-/* 0, or -EINVAL when the array is not this process's to use for requests. */
+/* 0, or -EINVAL when the array is not this process's: NULL, or it came over a fork. */
+int cw_array_ours(const cw_array *array);
+/* The same for who asks the broker about it: -ECONNRESET when that is gone. */
 int cw_array_usable(const cw_array *array);
 
 /* ---- names.c ---- */
 /* cw_get() with CW_DISTANT. */
 int cw_get_distant(cw_client *client, const char *name, cw_array **out);
 
-/* ---- private.c ---- */
+/* ---- cow.c ---- */
 /* A private mapping of the pages that hold a range of a slab, spare or new. The caller holds the
  * lock. -EINVAL: not in host memory. */
 int cw_private_take(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes,

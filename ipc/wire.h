@@ -32,8 +32,8 @@
  * SLAB_OPEN gets the fds. SLAB_CLOSE  blocks that are still alive do not matter: the slab then
  * becomes an orphan. FORK        reply without body. The fd is the read end of a pipe. TRANSIT_* a
  * session's counters rise in the order of its BEGINs. An END that overtakes its BEGIN (they come
- * from two rings) is remembered. Above max_client_transits a BEGIN does nothing: the sender sees
- * the number in its row of the monitor page, and asks first. PUT         -ESTALE: slab or
+ * from two rings) is remembered. A counter is at most transits_ready of the session segment, which
+ * a PING may let rise; a BEGIN beyond that may do nothing. PUT         -ESTALE: slab or
  * generation is gone; -EINVAL: key, or beyond the block's end. BYE         the broker closes the
  * socket; no reply.
  */
@@ -42,14 +42,19 @@
 
 #include <stdint.h>
 
-#define CW_PROTOCOL_VERSION 1u
+#define CW_PROTOCOL_VERSION 2u
 #define CW_HELLO_MAGIC      0x6361626c65776179ull /* "cableway" */
 #define CW_MESSAGE_MAX      8192u                 /* bytes of any message, header included */
 #define CW_OP_REPLY         0x8000u
+/* Bytes of GET's reply, that says where an array of another node lies, and its meta. Of one that is
+ * longer the client finds the name in the directory: a look more, and nothing is refused. */
+#define CW_PLACED_MAX   512u
+#define CW_TRANSITS_MAX (1u << 20) /* of all clients together, the dead included */
 
 enum cw_op {
     /* socket */
-    CW_OP_HELLO = 1,    /* fds in: pidfd. reply fds: root, session, doorbell, bell */
+    CW_OP_HELLO = 1,    /* fds in: pidfd. reply fds: root, session, doorbell, bell,
+                      index, first segment of records */
     CW_OP_SLAB_ADD,     /* fds in: data, block table. reply: slab id */
     CW_OP_SLAB_OPEN,    /* reply fds: data, block table */
     CW_OP_SEGMENT_OPEN, /* reply fds: the segment */
@@ -90,11 +95,14 @@ enum cw_op {
     CW_OP_REMOTE_NEXT, /* of the broker's own bridge alone: replies with a job when there is one */
     CW_OP_REMOTE_DONE, /* no reply: a job has ended, well or with a sentence */
     CW_OP_CHANGES,     /* of the bridge alone: replies when names ended, or are new */
-    CW_OP_REPLICA,     /* of the bridge alone: an array gets a remote name, and the job that wanted
-                          it is answered with what became of that. reply: nothing */
+    CW_OP_REPLICA,     /* of the bridge alone: an array gets a remote name. reply: nothing */
     CW_OP_MAKE,        /* of the bridge alone, a job for cableway-mover: replies with memory on a
                           GPU */
     CW_OP_HOLDERS_OF,  /* reply: how many clients hold each of many blocks */
+    CW_OP_ROOM,        /* reply: how much host memory that other clients kept free was taken back,
+                          for one who is about to be refused */
+    CW_OP_DEED,        /* of the bridge alone: a put or a remove for a peer, done once however often
+                          it is asked for. reply: nothing */
 };
 
 struct cw_message {
@@ -116,6 +124,9 @@ struct cw_hello_reply {
     uint32_t session;
     uint64_t instance; /* of the broker: random, never 0 */
     uint64_t root_bytes, session_bytes;
+    uint64_t index_id, index_bytes; /* of the directory as it stands, */
+    uint64_t records_bytes;         /* and of its first segment of records: what is warm from the
+                                       start needs no SEGMENT_OPEN */
 };
 /* A refused HELLO replies with status -EPERM (other user), -EPROTO (version), -EDQUOT (max_clients)
  * and the sentence, then the broker closes. */
@@ -140,6 +151,15 @@ struct cw_slab_request { /* SLAB_OPEN, SLAB_CLOSE (slab); SLAB_ADOPT (the rest) 
     uint32_t device_kind;
     uint64_t free_bytes;
     uint8_t device_uuid[16]; /* SLAB_ADOPT: of that device */
+};
+struct cw_room {         /* ROOM; the reply is the same struct */
+    uint64_t size_bytes; /* that are wanted; reply: that were taken back */
+    uint64_t turn;       /* 0 at first, then as in the last reply */
+    uint32_t next;       /* the same: where to go on; reply: 0: all slabs were looked at */
+    uint32_t slabs;      /* reply: so many were taken back */
+    uint32_t unsettled;  /* reply: 1 while blocks that came free before the first ROOM are still to
+                            be looked at */
+    uint32_t reserved;   /* 0 */
 };
 struct cw_segment_request { /* SEGMENT_OPEN body */
     uint32_t kind;          /* CW_SEGMENT_INDEX or CW_SEGMENT_RECORDS */
@@ -226,14 +246,14 @@ enum cw_remote_verb {
     CW_REMOTE_ABOUT, /* reply: remote names: one text, as the bridges' NAMES with ABOUT tells it */
     CW_REMOTE_VERBS
 };
-#define CW_STREAMS_MAX 16u /* --streams: connections of the bridge to one node */
+#define CW_STALL_MAX_S 86400u /* --stall: seconds in which nothing comes of what was asked */
+#define CW_STREAMS_MAX 16u    /* --streams: connections of the bridge to one node */
 struct cw_remote { /* REMOTE; then key_bytes of key (namespace, NUL, "//node/name"), then meta */
     uint32_t verb;
     uint32_t flags; /* PUT: enum cw_put_flags */
     uint16_t key_bytes, meta_bytes;
     uint32_t reserved;    /* 0 */
-    uint8_t token[16];    /* PUT: random; the same put, repeated, has the same. GET: the UUID of
-                             the GPU where the replica is to lie; zero: host memory */
+    uint8_t uuid[16];     /* GET: of the GPU where the replica is to lie; zero: host memory */
     uint64_t instance;    /* PUT: which array, as a handle has it; the caller holds it */
     uint32_t slab, block; /* until the reply */
     uint64_t gen, offset_bytes, size_bytes;
@@ -248,6 +268,11 @@ struct cw_remote_job { /* REMOTE_NEXT reply; then the body of the client's reque
     uint64_t job;
     uint32_t session;   /* whose it is */
     uint32_t cancelled; /* 1: a job that the bridge has is not wanted any more; no body */
+    uint64_t deed;    /* of PUT and REMOVE: its number, rising; the same for every bridge; else 0 */
+    uint64_t settled; /* of these: nobody waits any more for those below it, and none is repeated */
+    uint64_t taken_ns; /* when the broker took it, CLOCK_BOOTTIME */
+    uint32_t handed;   /* 1: an earlier bridge had it, and may have begun it */
+    uint32_t reserved; /* 0 */
 }; /* job 0: nothing but a sign of life, to be answered by the next REMOTE_NEXT */
 #define CW_REMOTE_NEXTS_MAX 8u /* REMOTE_NEXT of the bridge that may wait at once */
 struct cw_remote_end { /* REMOTE_DONE; then a sentence (status < 0), or the client's reply */
@@ -256,14 +281,25 @@ struct cw_remote_end { /* REMOTE_DONE; then a sentence (status < 0), or the clie
     uint32_t reserved;
 };
 struct cw_replica {    /* REPLICA; then the key and the meta of the put */
-    uint64_t job;      /* that is done with it, 0: none */
     uint32_t calm;     /* 1: the bridge is not woken for the reply: it sees it when it next wakes */
     uint32_t reserved; /* 0 */
     struct cw_put put;
 };
-struct cw_door_answer { /* of the bridge itself, to a cw_remote of a GET over its door: where the
-                           array lies, which whoever asked takes a lease on. Then text_bytes of its
-                           meta, or (status < 0) of a sentence */
+enum cw_deed_verb { CW_DEED_ASK = 1, CW_DEED_PUT, CW_DEED_REMOVE, CW_DEED_VERBS };
+/* DEED; then, as for the ops of these names, put with key and meta, or key; of ASK nothing. What a
+ * peer wants to be done once: instance (of its broker) and number are the same in each repetition.
+ */
+struct cw_deed {
+    char peer[64]; /* terminated, the rest zero */
+    uint64_t instance, number;
+    uint64_t settled; /* the peer repeats none with a lower number */
+    uint32_t verb;    /* enum cw_deed_verb */
+    uint32_t again;   /* 1: it may have been done already; 0: it was not asked for before */
+};
+struct cw_door_answer { /* of the bridge itself, to a cw_remote of a GET over its door, and (status
+                           0) the body of a REMOTE's reply to a GET: where the array lies, which
+                           whoever asked takes a lease on. Then text_bytes of its meta, or (status <
+                           0) of a sentence */
     int32_t status;
     uint32_t text_bytes;
     uint64_t instance;
@@ -283,9 +319,9 @@ struct cw_changed {        /* its reply, up to ended[count] */
 };
 
 _Static_assert(sizeof(struct cw_remote) == 72 && sizeof(struct cw_remote_names) == 56 &&
-                   sizeof(struct cw_remote_job) == 16 && sizeof(struct cw_remote_end) == 16 &&
-                   sizeof(struct cw_changes) == 16 && sizeof(struct cw_replica) == 56 &&
-                   sizeof(struct cw_door_answer) == 48,
+                   sizeof(struct cw_remote_job) == 48 && sizeof(struct cw_deed) == 96 &&
+                   sizeof(struct cw_remote_end) == 16 && sizeof(struct cw_changes) == 16 &&
+                   sizeof(struct cw_replica) == 48 && sizeof(struct cw_door_answer) == 48,
                "layout");
 struct cw_place { /* bytes of a block */
     uint32_t slab, block;
@@ -334,7 +370,7 @@ _Static_assert(sizeof(struct cw_place) == 24 && sizeof(struct cw_copy) == 56 &&
                    sizeof(struct cw_link) == 56,
                "layout");
 _Static_assert(sizeof(struct cw_message) == 24 && sizeof(struct cw_hello) == 48 &&
-                   sizeof(struct cw_hello_reply) == 32 && sizeof(struct cw_slab_info) == 48 &&
+                   sizeof(struct cw_hello_reply) == 56 && sizeof(struct cw_slab_info) == 48 &&
                    sizeof(struct cw_slab_request) == 32 && sizeof(struct cw_put) == 40 &&
                    sizeof(struct cw_block_ref) == 24 && sizeof(struct cw_holders) == 40 &&
                    sizeof(struct cw_fence_page) == 16,

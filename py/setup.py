@@ -10,7 +10,7 @@ import re
 import shutil
 from pathlib import Path
 
-from setuptools import Distribution, Extension, setup
+from setuptools import Distribution, Extension, find_packages, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,7 +25,7 @@ if (BUILD / "cableway-bridge").exists():  # where liburing and OpenSSL were ther
 
 
 class BuildWithPrograms(build_py):
-    """Puts the programs into the package, where cableway._programs finds them."""
+    """Puts the programs into the package, where cableway._core.programs finds them."""
 
     def run(self) -> None:
         """Copies the package, then the programs."""
@@ -68,7 +68,7 @@ setup(
     version=version(),
     long_description=(ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else "",
     long_description_content_type="text/markdown",
-    packages=["cableway"],
+    packages=find_packages(include=["cableway", "cableway.*"]),
     data_files=[
         (f"share/man/man{section}", [os.path.relpath(page, ROOT / "py") for page in pages])
         for section, pages in manual().items()

@@ -22,7 +22,8 @@ for source in tests/fuzz/*.c; do
     seeds="tests/fuzz/corpus/$name"
     [ -d "$seeds" ] || seeds=
     mkdir -p "$corpus"
-    if "$program" -max_total_time="$seconds" -timeout=10 -use_value_profile=1 -artifact_prefix="$build/$name-" "$corpus" ${seeds:+"$seeds"} >"$corpus.log" 2>&1; then
+    # fuzz_link wants a broker beside it, which is the one of this build.
+    if CABLEWAY_BROKER="$build/cablewayd" "$program" -max_total_time="$seconds" -timeout=10 -use_value_profile=1 -artifact_prefix="$build/$name-" "$corpus" ${seeds:+"$seeds"} >"$corpus.log" 2>&1; then
         grep -hE 'Seed:|DONE' "$corpus.log"
         echo "ok $number - $name"
     else

@@ -314,10 +314,10 @@ def shown(words: list[str]) -> str:
 
 
 def narrowed(words: list[str]) -> list[str]:
-    """The files of a folder that --quick or --more asks for; all else as it is."""
+    """The files in and below a folder that --quick or --more asks for; all else as it is."""
     if words[1:2] not in (["--quick"], ["--more"]):
         return words
-    files = sorted(Path(words[-1]).glob("test_*.py"))
+    files = sorted(Path(words[-1]).rglob("test_*.py"))
     more = words[1] == "--more"
     return [words[0], *(str(f) for f in files if (MORE in (docstring_of(f) or "")) == more)]
 
@@ -335,7 +335,7 @@ def shares(item: str) -> list[str]:
         return [item]
     words = narrowed(words)
     if Path(words[-1]).is_dir():
-        words[-1:] = sorted(str(file) for file in Path(words[-1]).glob("test_*.py"))
+        words[-1:] = sorted(str(file) for file in Path(words[-1]).rglob("test_*.py"))
     head = [word for word in words if not word.endswith(".py")]
     files = words[len(head) :]
     dealt = [files[i::PYTEST_SHARES] for i in range(PYTEST_SHARES)]

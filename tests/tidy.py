@@ -12,6 +12,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import tidy_c
+import tidy_folders
+import tidy_python
+
 ROOT = Path(__file__).resolve().parent.parent
 
 LINES_MAX = 500
@@ -19,45 +23,73 @@ FUNCTION_LINES_MAX = 70
 
 # Files that may be longer, and why.
 LONG_FILES = {
+    "broker/bridge/serve/upload.c": "an array that a peer reads, from its OPEN to its hash",
     "ipc/cableway.h": "the one public header",
-    "ipc/queue.c": "an item's way through a queue, from one end to the other",
+    "ipc/tasks/queue.c": "an item's way through a queue, from one end to the other",
     "py/cableway/array.py": "the face of one noun, docstrings for the most part",
-    "py/cableway/_pool_engine.py": "what a Pool is, from its start to its end",
-    "tests/model/scenarios_dispatch.c": "the scenarios of one protocol",
-    "tests/py/gpu_standins.py": "stand-ins of six libraries, one after another",
-    "tests/unit/test_client.c": "the promises of one interface, one after another",
-    "tests/unit/test_dispatch.c": "the promises of one noun, one after another",
-    "tests/unit/test_pool.c": "the promises of one interface, one after another",
-    "tests/unit/test_queue.c": "the promises of one interface, one after another",
-    "tests/unit/test_shm_directory.c": "the promises of one noun, one after another",
+    "py/cableway/_pool/engine.py": "what a Pool is, from its start to its end",
+    "tests/model/scenarios/dispatch.c": "the scenarios of one protocol",
+    "tests/py/support/gpu_standins.py": "stand-ins of six libraries, one after another",
+    "tests/unit/ipc/test_client.c": "the promises of one interface, one after another",
+    "tests/unit/shm/test_dispatch.c": "the promises of one noun, one after another",
+    "tests/unit/ipc/test_pool.c": "the promises of one interface, one after another",
+    "tests/unit/shm/test_queue.c": "the promises of one interface, one after another",
+    "tests/unit/shm/test_shm_directory.c": "the promises of one noun, one after another",
 }
 # Functions that may be longer, and why.
 LONG_FUNCTIONS: dict[str, str] = {}
+
+# Width of a line in any text of docs; where lines may be longer, and why.
+WIDTH_MAX = 160
+LONG_LINES = {
+    "docs/ARCHITECTURE.md": "a paragraph is a line",
+    "docs/MEMORY-MODEL.md": "a paragraph is a line",
+    "docs/PROTOCOL.md": "a paragraph is a line",
+    "docs/man/cableway-bridge.1": "a paragraph is a line",
+    "CONTRIBUTING.md": "the table of targets: a row is a line",
+}
+LONG_ROWS = "docs/benchmarks/"  # what programs printed: tables, and their rows
+
+# Figures in documents that a source decides: document, how it is told there, source, name of the constant. `256 KiB` is a number.
+FIGURES = [
+    ("docs/PROTOCOL.md", r"MEMORY-MODEL\.md\)\. Version \*\*(\d+)\*\*", "ipc/wire.h", "CW_PROTOCOL_VERSION"),
+    ("docs/PROTOCOL.md", r"cablewayd-v(\d+)", "ipc/wire.h", "CW_PROTOCOL_VERSION"),
+    ("docs/PROTOCOL.md", r"with the one that holds\. Version (\d+) is", "ipc/wire.h", "CW_PROTOCOL_VERSION"),
+    ("docs/PROTOCOL.md", r"\*\*CW_PLACED_MAX\*\*, (\d+) bytes", "ipc/wire.h", "CW_PLACED_MAX"),
+    ("docs/PROTOCOL.md", r"of the whole message, at most (\d+)", "ipc/wire.h", "CW_MESSAGE_MAX"),
+    ("docs/PROTOCOL.md", r"Version (\d+) is the only one that this release speaks; a HELLO", "broker/bridge/wire/frame.h", "CWB_VERSION"),
+    ("docs/PROTOCOL.md", r"A peer has at most (\d+) WAITs", "broker/bridge/wire/frame.h", "CWB_WAITS_MAX"),
+    ("docs/man/cableway-bridge.1", r"(\d+) waits", "broker/bridge/wire/frame.h", "CWB_WAITS_MAX"),
+    ("docs/man/cablewayd.1", r"cablewayd\\-v(\d+)\.sock", "ipc/wire.h", "CW_PROTOCOL_VERSION"),
+    ("docs/guide/troubleshooting.md", r"cablewayd-v(\d+)", "ipc/wire.h", "CW_PROTOCOL_VERSION"),
+    ("docs/guide/pool-and-executor.md", r"a NumPy array of (\d+ KiB) or more", "py/cableway/_transport/blocks.py", "THRESHOLD_BYTES"),
+    ("docs/guide/queues.md", r"another buffer of (\d+ KiB) or more", "py/cableway/_queue/items.py", "THRESHOLD_BYTES"),
+    ("docs/guide/faults.md", r"items of up to (\d+ KiB)", "py/cableway/_queue/items.py", "THRESHOLD_BYTES"),
+]  # fmt: skip
+# The same for defaults of limits, which stand in CW_LIMITS of shm/session/monitor.h.
+DEFAULTS = [
+    ("README.md", r"(\d+) processes a broker by default", "max_clients"),
+    ("docs/guide/slurm.md", r"(\d+) processes by default", "max_clients"),
+    ("docs/guide/troubleshooting.md", r"(\d+) processes by default", "max_clients"),
+    (
+        "docs/guide/troubleshooting.md",
+        r"(\d+) s later \(`names_linger_seconds`",
+        "names_linger_seconds",
+    ),
+    ("docs/guide/troubleshooting.md", r"after (\d+) s \(`transit_seconds`", "transit_seconds"),
+    ("docs/guide/installing.md", r"each for (\d+) s", "transit_seconds"),
+    ("docs/guide/installing.md", r"latest ([\d,]+) pickles", "max_client_transits"),
+]
 
 TOP = {
     ".ci", ".clang-format", ".clang-tidy", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile",
     "README.md", "broker", "docs", "ipc", "py", "shm", "tests", "tools",
 }  # fmt: skip
 
-# What the code of a folder may include, by folder of the included file.
-MAY_INCLUDE = {
-    "shm": {"shm"},
-    "ipc": {"shm", "ipc"},
-    "broker": {"shm", "ipc", "broker"},
-    "tools": {"shm", "tools", "ipc/cableway.h", "ipc/address.h", "ipc/wire.h"},
-    "py": {"py", "ipc/cableway.h"},
-    "docs": {"ipc/cableway.h"},
-}
-# They speak the protocol of nodes.
-OF_THE_BRIDGE = {"broker/bridge/frame.h", "ipc/meta.h"}
-MAY_INCLUDE_TOO = {
-    "tools/bench/bench_tls_load.c": OF_THE_BRIDGE,
-    "tools/bench/bench_tls_server.c": OF_THE_BRIDGE,
-}
 # Headers that one place alone may name.
 ONE_PLACE = {
-    "cuda.h": r"ipc/cuda_driver\.h|tests/fakecuda/.*",
-    "liburing.h": r"broker/bridge/.*|tools/bench/bench_send\.c",
+    "cuda.h": r"ipc/cuda/driver\.h|tests/fakecuda/.*",
+    "liburing.h": r"broker/bridge/.*|tools/bench/programs/bench_send\.c",
 }
 
 WORDS = re.compile(
@@ -148,21 +180,18 @@ def few_functions_are_long() -> Iterator[str]:
 
 
 def includes_point_one_way() -> Iterator[str]:
-    """shm <- ipc <- broker; tools use shm and cableway.h; Python sees cableway.h alone."""
-    for name, text in sources(*MAY_INCLUDE):
-        folder = name.split("/")[0]
-        for number, line in numbered(text):
-            match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
-            if not match:
-                continue
-            beside = (ROOT / name).parent / match[1]
-            target = beside.resolve() if beside.exists() else ROOT / match[1]
-            if folder == "docs" and match[1] == "cableway.h":
-                continue
-            inner = target.relative_to(ROOT).as_posix() if target.is_relative_to(ROOT) else match[1]
-            allowed = MAY_INCLUDE[folder] | MAY_INCLUDE_TOO.get(name, set())
-            if inner not in allowed and inner.split("/")[0] not in allowed:
-                yield f"{name}:{number}: includes {inner}; {folder}/ may include {', '.join(sorted(allowed))}"
+    """A folder of the C code includes what the table says."""
+    yield from tidy_c.includes_against_the_table({NAMES[p]: TEXTS[p] for p in FILES})
+
+
+def folders_can_be_read() -> Iterator[str]:
+    """Few files in each, and a page that says what they are."""
+    yield from tidy_folders.that_cannot_be_read({NAMES[p]: TEXTS[p] for p in FILES})
+
+
+def python_imports_point_one_way() -> Iterator[str]:
+    """A folder of the package imports what the table says."""
+    yield from tidy_python.imports_against_the_table({NAMES[p]: TEXTS[p] for p in FILES})
 
 
 def special_headers_have_one_place() -> Iterator[str]:
@@ -201,25 +230,25 @@ def docs_name_every_limit_and_counter() -> Iterator[str]:
         for p, name in NAMES.items()
         if name.startswith("docs/") and p.suffix in (".md", ".1", ".5", ".7", ".8")
     ).replace("\\-", "-")
-    header = (ROOT / "shm" / "monitor.h").read_text()
+    header = (ROOT / "shm" / "session" / "monitor.h").read_text()
     for kind in ("LIMITS", "COUNTERS", "GAUGES"):
         body = re.search(rf"#define CW_{kind}\(X\)(.*?)\n\n", header, re.DOTALL)
         for word in re.findall(r"X\((\w+),", body[1] if body else ""):
             if not re.search(rf"\b{word}\b", docs):
-                yield f"docs: {word} (CW_{kind} in shm/monitor.h) stands in no document"
+                yield f"docs: {word} (CW_{kind} in shm/session/monitor.h) stands in no document"
 
 
 def atomics_have_labels_and_labels_have_rows() -> Iterator[str]:
-    """Shared words are touched through shm/atomic.h, and docs/MEMORY-MODEL.md has a row for each label."""
+    """Shared words are touched through shm/base/atomic.h, and docs/MEMORY-MODEL.md has a row for each label."""
     model = ROOT / "docs" / "MEMORY-MODEL.md"
     rows = model.read_text() if model.exists() else ""
     for name, text in sources("shm", "ipc", "broker", "tools", "py"):
-        if name == "shm/atomic.h":
+        if name == "shm/base/atomic.h":
             continue
         for number, line in numbered(text):
             raw = RAW_ATOMIC.search(line)
             if raw:
-                yield f"{name}:{number}: {raw[1]} without a label; use the macros of shm/atomic.h"
+                yield f"{name}:{number}: {raw[1]} without a label; use the macros of shm/base/atomic.h"
             for label in LABELLED.findall(line):
                 if not re.search(rf"\b{label}\b", rows):
                     yield f"{name}:{number}: label {label} has no row in docs/MEMORY-MODEL.md"
@@ -260,10 +289,103 @@ def the_environment_is_read_as_of_somebody_else() -> Iterator[str]:
                 yield f"{name}:{number}: getenv(): use secure_getenv()"
 
 
+def documents() -> Iterator[tuple[str, str]]:
+    """Names and texts of what people read."""
+    for path, name in NAMES.items():
+        if path.suffix in (".md", ".1") and (name.startswith("docs/") or "/" not in name):
+            yield name, TEXTS[path]
+
+
+def lines_of_documents_are_short() -> Iterator[str]:
+    """A line of a document can be read in an editor, and a change of it in a diff."""
+    for name, text in documents():
+        if name in LONG_LINES or name.startswith(LONG_ROWS):
+            continue
+        for number, line in numbered(text):
+            if len(line) > WIDTH_MAX:
+                yield f"{name}:{number}: {len(line)} characters, more than {WIDTH_MAX}"
+    for name in LONG_LINES:
+        if not any(len(line) > WIDTH_MAX for line in (ROOT / name).read_text().splitlines()):
+            yield f"LONG_LINES names {name}, where no line is long any more"
+
+
+def number_of(words: str) -> int:
+    """What `8192u`, `(16u << 10)`, `65,536` or `256 KiB` says."""
+    plain = re.sub(r"(?<=\d)(u|ull)\b", "", words.replace(",", "").replace("KiB", "<< 10"))
+    left, _, shift = plain.strip("() \n").partition("<<")
+    return int(left) << int(shift or 0)
+
+
+def constant(source: str, name: str) -> int:
+    """A constant of a header or of a module."""
+    text = (ROOT / source).read_text()
+    found = re.search(rf"^(?:#define )?{name}(?: *=)?\s+(\(?\s*[\d][^)/#\n]*)", text, re.MULTILINE)
+    assert found, f"{source} has no {name}"
+    return number_of(found[1])
+
+
+def figures_are_those_of_the_source() -> Iterator[str]:
+    """What a document says of versions and limits is what the code has."""
+    limits = dict(re.findall(r"X\((\w+), (\d+),", (ROOT / "shm/session/monitor.h").read_text()))
+    told = [
+        (document, words, constant(source, name), f"{name} of {source}")
+        for document, words, source, name in FIGURES
+    ]
+    told += [
+        (document, words, int(limits[name]), f"the default of {name}")
+        for document, words, name in DEFAULTS
+    ]
+    told += [
+        (
+            "docs/man/cablewayd.1",
+            rf'\.BR {name} " \((\d+)\)"',
+            int(default),
+            f"the default of {name}",
+        )
+        for name, default in limits.items()
+    ]
+    for document, words, right, what in told:
+        text = " ".join((ROOT / document).read_text().split())  # wherever lines end
+        said = re.findall(words, text)
+        if not said:
+            yield f"{document}: nothing there is like {words!r}, by which {what} was told"
+        for figure in said:
+            if number_of(figure) != right:
+                yield f"{document}: says {figure} where {what} is {right}"
+
+
+def versions_are_that_of_the_header() -> Iterator[str]:
+    """One version everywhere."""
+    found = re.search(r'define CW_VERSION +"([^"]+)"', (ROOT / "ipc/cableway.h").read_text())
+    version = found[1] if found else "?"
+    places = {
+        "CHANGELOG.md": f"\n## [{version}]",
+        "py/cableway/__init__.py": f'__version__ = "{version}"',
+    }
+    places.update({name: f'"cableway {version}"' for name, _ in documents() if name.endswith(".1")})
+    for name, words in places.items():
+        if words not in (ROOT / name).read_text():
+            yield f"{name}: does not say {words.strip()!r}, and CW_VERSION is {version}"
+
+
+def figures_of_the_readme_were_measured() -> Iterator[str]:
+    """What README's table says of speed stands in a page of docs/benchmarks."""
+    pages = "".join(text for name, text in documents() if name.startswith("docs/benchmarks/"))
+    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if "|" in line]
+    figures = [figure for row in rows for figure in re.findall(r"([\d,.]*\d) (?:ms|us|s)\b", row)]
+    if len(figures) < 10:
+        yield f"README.md: {len(figures)} measured figures were found in its table"
+    for figure in figures:
+        if not re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d.,]*\d)", pages):
+            yield f"README.md: {figure} stands in no page of docs/benchmarks"
+
+
 RULES = [
     few_files_are_long,
     few_functions_are_long,
     includes_point_one_way,
+    folders_can_be_read,
+    python_imports_point_one_way,
     special_headers_have_one_place,
     no_leftover_words,
     the_top_folder_is_as_designed,
@@ -272,6 +394,10 @@ RULES = [
     the_environment_is_read_as_of_somebody_else,
     sources_say_what_they_are,
     text_is_clean,
+    lines_of_documents_are_short,
+    figures_are_those_of_the_source,
+    versions_are_that_of_the_header,
+    figures_of_the_readme_were_measured,
 ]
 
 

@@ -17,9 +17,9 @@
 
 #include "ipc/cableway.h"
 #include "ipc/wire.h"
-#include "shm/error.h"
-#include "shm/pidfd.h"
-#include "shm/wait.h"
+#include "shm/base/error.h"
+#include "shm/base/pidfd.h"
+#include "shm/base/wait.h"
 
 #define NAMESPACES_MAX 100000u
 

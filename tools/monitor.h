@@ -9,10 +9,10 @@
 #ifndef CW_TOOLS_MONITOR_H
 #define CW_TOOLS_MONITOR_H
 
-#include "ipc/address.h"
-#include "shm/error.h"
-#include "shm/monitor.h"
-#include "shm/segment.h"
+#include "ipc/request/address.h"
+#include "shm/base/error.h"
+#include "shm/session/monitor.h"
+#include "shm/base/segment.h"
 
 struct monitor {
     struct cw_address address;

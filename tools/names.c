@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shm/error.h"
+#include "shm/base/error.h"
 #include "tools/output.h"
 
 char *names_node(const char *name) {

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <wchar.h>
 
-#include "shm/error.h"
+#include "shm/base/error.h"
 
 /* Decodes one character of UTF-8. Returns its length, or 0 if it is none. */
 static size_t decode(const unsigned char *at, uint32_t *out) {

@@ -11,8 +11,8 @@ header() { [ -f "/usr/include/$1" ] || [ -f "/usr/local/include/$1" ] || [ -f "/
 command_() { command -v "$1" >/dev/null 2>&1; }
 venv() { "$python" -c 'import ensurepip, venv' 2>/dev/null; }
 python_h() { "$python" -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'; }
-# CPython's own tests of multiprocessing and concurrent.futures, as tests/py/cpython_suite.py finds them.
-suite() { PYTHONPATH="$(dirname "$0")/../tests/py/cpython" "$python" -B -c 'import sys
+# CPython's own tests of multiprocessing and concurrent.futures, as tests/py/suites/cpython_suite.py finds them.
+suite() { PYTHONPATH="$(dirname "$0")/../tests/py/suites/cpython" "$python" -B -c 'import sys
 from importlib.util import find_spec
 sys.exit(not all(map(find_spec, ("test._test_multiprocessing", "test.test_concurrent_futures"))))'; }
 fuzzer() { echo 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n); int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d && n > 9; }' |

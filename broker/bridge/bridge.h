@@ -5,55 +5,88 @@
  * cableway-bridge is a client of the broker with a role, started by it, and keeps nothing that
  * cannot be fetched again: killed at any moment it is started anew, and the broker gives it the
  * jobs again that it had. Words used throughout:
- *   link      a connection to another node's bridge (link.c)
+ *   link      the connection to another node's bridge (link.c)
  *   stream    one more connection to it, for large arrays alone, on a thread of its own (stream.h)
- *   peer      a node that is known, with its links (peer.c)
+ *   peer      a node that is known, with its link (peer.c)
  *   request   a frame that waits for its reply (link.c)
- *   source    an array of this node that a peer reads (source.c)
- *   take      an array of a peer that is being read into this node's memory (take.c)
+ *   source    an array of this node that a peer reads (upload.c)
+ *   take      an array of a peer that is being read into this node's memory (download.c)
  *   job       what a local client wants, as the broker handed it over (job.c)
  *   replica   a remote array in local memory, under its remote name (replica.c)
  *
- * All of it belongs to the one thread of the loop, but streams, which run on strands (strand.h) and
- * share sources and chunks with it, under locks. What may block (the broker, allocating, the
- * resolver, hashing much) is done by helper threads (work.c), which touch nothing but their piece
- * of work.
+ * All of it belongs to the one thread of the loop, but streams, which run on strands (io_thread.h)
+ * and share sources and chunks with it, under locks. What may block (the broker, allocating, the
+ * resolver, hashing much) is done by helper threads (helpers.c), which touch nothing but their
+ * piece of work. Neither the loop nor a strand can wait for the broker (cw_asks_nobody): a broker
+ * that stands mutes nobody.
+ *
+ * Want of memory, of descriptors and of threads: one rule. What comes of a peer or a client is
+ * refused with -EDQUOT (LimitExceeded) and leaves nothing behind; where there is nobody to refuse
+ * (a piece of an answer that has begun, bytes that came), that link, stream or local client ends
+ * alone, as if it had been cut. What must happen later has its memory from the begin on, in the
+ * struct that it is about: the end of a stream, a source's word to the loop, the tasks of a landing
+ * and of a stage; and for what must be said to the broker some is kept ready (broker_channel.c).
+ * What nobody asked for is tried again at its next time: a PING, a look at replicas, a try to dial,
+ * the file of peers, the reserve. Only what is needed at the start ends the process, with a
+ * sentence (cwb_bridge_init). Tables are the broker's (broker/core/table.h), `make faults` tries
+ * each call site.
  */
 #ifndef CW_BRIDGE_BRIDGE_H
 #define CW_BRIDGE_BRIDGE_H
 
 #include <pthread.h>
 
-#include "broker/bridge/awake.h"
-#include "broker/bridge/frame.h"
-#include "broker/bridge/io.h"
-#include "broker/bridge/peers.h"
-#include "broker/bridge/tls.h"
-#include "broker/bridge/wire.h"
-#include "broker/bridge/work.h"
+#include "broker/bridge/io/spin.h"
+#include "broker/bridge/wire/frame.h"
+#include "broker/bridge/io/io.h"
+#include "broker/bridge/link/peer_list.h"
+#include "broker/bridge/tls/tls.h"
+#include "broker/bridge/wire/wire.h"
+#include "broker/bridge/io/helpers.h"
 #include "ipc/cableway.h"
 
 #define CWB_UNKNOWN_MAX     256u  /* connections at once that have not shown who they are */
 #define CWB_FIRST_BYTES     2048u /* its first record of TLS; OpenSSL begins when it is whole */
 #define CWB_UNKNOWN_BYTES   4096u /* what such a one may have sent in all */
 #define CWB_UNKNOWN_NS      2000000000 /* and how long it may take */
+#define CWB_SHAKING_NS      1000000    /* of one turn, for the handshakes of all of them */
 #define CWB_DIAL_NS         5000000000 /* to connect, TLS and HELLO included */
 #define CWB_PING_NS         1000000000
 #define CWB_SILENCE_NS      5000000000  /* nothing heard for so long: the peer is gone */
-#define CWB_RESUME_NS       10000000000 /* how long a transfer waits for a new link */
+#define CWB_RESUME_NS       10000000000 /* how long what a peer reads or puts waits for a new link */
 #define CWB_REDIAL_FIRST_NS 100000000ll /* pause after a try that failed, doubled each time */
 #define CWB_REDIAL_MOST_NS  5000000000
 #define CWB_LISTEN_MAX      8u
-#define CWB_LINKS_MAX       64u /* open ones of one peer, and ungreeted ones; the oldest gives way */
-#define CWB_LISTS_BYTES     (64u << 20) /* lists of names that one peer has not read; then no more */
-#define CWB_STREAM_BYTES    (2u << 20)  /* arrays from here on are read over all of them */
+#define CWB_LINKS_MAX       64u /* of one peer, accepted and not open yet; the oldest gives way */
+#define CWB_LISTS_BYTES     (64u << 20) /* one list of names; and lists that one peer has not read */
+#define CWB_STALL_S                                                                                \
+    60u /* --stall: how long nothing may come of what a peer that is                               \
+           heard was asked for */
+#define CWB_OFFERED_MAX     (1ull << 30) /* memory of arrays that a peer puts, not all here yet, */
+#define CWB_OFFERED_ALL_MAX (4ull << 30) /* and of all peers */
+#define CWB_OFFERED_SMALL   (4u << 20)   /* what is no larger waits for no larger one, and has of */
+#define CWB_OFFERED_OWN     (64u << 20)  /* each peer so much */
+#define CWB_STREAM_BYTES    (2u << 20)   /* arrays from here on are read over all of them */
 #define CWB_OUT_MAX                                                                                \
     (128u << 20) /* unread answers of a peer that still asks, over all its connections; who keeps  \
                     to what was agreed has less */
+#define CWB_OUT_ALL_MAX (512u << 20) /* and of all peers: then none may have more than */
+#define CWB_OUT_OWN     (40u << 20)  /* the most that requests agreed on ask for */
+/* All that one peer can make this process keep: unread answers; lists that it has not read, the
+ * last of them, and the one that is being made; waits and watches, whose names are as long as may
+ * be; offers with their bytes inside, and outcomes; what is kept of each of its connections
+ * (turns.c). */
+#define CWB_PEER_BYTES (512u << 20)
+_Static_assert(CWB_OUT_MAX + 3 * CWB_LISTS_BYTES + CWB_WAITS_MAX * 512 + CWB_WATCHES_MAX * 512 +
+                       (32u << 20) + (1 + CW_STREAMS_MAX) * (CWB_KEPT_BYTES + (4u << 20)) <=
+                   CWB_PEER_BYTES,
+               "a peer's part of the bridge's memory");
 
 struct cwb_board;
 struct cwb_job;
 struct cwb_jobs;
+struct cwb_lingering;
+struct cwb_list;
 struct cwb_replica;
 
 struct cwb_options {
@@ -63,11 +96,19 @@ struct cwb_options {
     uint32_t rekey_records; /* as cwb_tls_new() */
     const char *listen[CWB_LISTEN_MAX];
     uint32_t listens;
+    bool strict; /* who cannot listen ends: somebody waits for how the start goes */
     const char *peers[CWB_PEERS_MAX]; /* NAME=HOST:PORT, over what the file says */
     uint32_t peer_count;
     bool use_epoll;
+    int64_t stall_ns; /* --stall; 0: for ever */
     uint32_t streams; /* --streams: connections to one peer over which large arrays are read: 1, its
                          link; else so many streams, and the link is none of them; 0: as cores */
+};
+
+struct addrinfo;
+struct cwb_listening { /* one --listen; listen.c */
+    struct addrinfo *found;
+    bool done; /* it listens at all of these */
 };
 
 struct cwb_listener {
@@ -78,7 +119,7 @@ struct cwb_listener {
 
 struct cwb_bridge {
     struct cwb_options options;
-    char node[CWB_NODE_MAX + 1];
+    char node[CW_NODE_MAX + 1];
     uint64_t run; /* random, never 0 */
     struct cwb_loop loop;
     bool stopping;
@@ -86,15 +127,23 @@ struct cwb_bridge {
 
     struct cwb_tls *tls; /* NULL: no key: nobody is reached, and each job is told so */
     char no_key[CW_DETAIL_MAX];
-    struct cwb_works *works;
+    int64_t key_looked_ns;   /* while there is none */
+    int64_t dates_told_ns;   /* that a certificate ends soon; 0: not of those that are loaded now */
+    struct cwb_works *works; /* hashing; and what strands tell */
+    struct cwb_works *askings;   /* what waits for the broker */
+    struct cwb_works *makings;   /* what makes memory: a second for each GiB */
+    struct cwb_works *resolvers; /* what waits for name servers, which may not answer */
     struct cwb_works *movings; /* what waits for cableway-mover: a GPU that hangs holds up no other
                                   work */
     cw_client *client;         /* for all threads */
-    cw_array *reserve;         /* local.c; NULL: there is none */
+    cw_array *reserve;         /* arrays.c; NULL: there is none */
     bool reserving;            /* a helper makes one */
-    struct cwb_home *home;     /* the loop's own (home.h) */
+    struct cwb_home *home;     /* the loop's own (broker_channel.h) */
     struct cwb_listener listeners[CWB_LISTEN_MAX];
     uint32_t listener_count;
+    struct cwb_listening listenings[CWB_LISTEN_MAX];
+    int64_t listen_since_ns, listen_looked_ns; /* while it cannot listen; 0: it does, or not yet */
+    bool listen_told;                          /* and the log says why */
 
     struct cwb_peer *peers;
     uint32_t peer_count;
@@ -102,18 +151,37 @@ struct cwb_bridge {
     int64_t peers_looked_ns;
     struct cwb_link *links;       /* all that are not freed */
     uint32_t unknown;             /* links that have not shown who they are */
+    int64_t unknown_told_ns;      /* that one of them ended; 0: never */
+    uint64_t shaking_turn;        /* the last turn in which one of them shook hands, */
+    int64_t shaking_ns;           /* and for how long all did */
     struct cwb_jobs *jobs;        /* job.c */
-    struct cwb_board *board;      /* board.c; NULL: none */
+    struct cwb_board *board;      /* replica_cache.c; NULL: none */
     struct cwb_replica *replicas; /* replica.c, by key */
-    uint32_t replicas_on_gpus;
-    struct cwb_awake awake;       /* when the loop looks and does not sleep */
-    int64_t doubts_ns;            /* when doubtful replicas are let go; 0: none is held */
-    struct cwb_watched *watched;  /* watch.c: what peers want to be told of */
-    struct cwb_stage *stages;     /* stage.c */
-    struct cwb_landing *landings; /* landing.c */
-    struct cwb_served *waits;     /* serve.c: names that peers wait for */
+    struct cwb_replica *looks; /* replica_gc.c: the same, who was not looked at for longest first */
+    struct cwb_awake awake;    /* when the loop looks and does not sleep */
+    struct cwb_lingering *lingering; /* invalidation.c: the first to go is the first */
+    uint64_t stamp;                  /* floor.h: of the last question or fact */
+    struct cwb_watched *watched;     /* watch.c: what peers want to be told of, */
+    struct cwb_watched *watch_at;    /* the next to be looked at, since all are; NULL: none, */
+    bool watch_again;                /* and then all once more */
+    struct cwb_stage *stages;        /* staging.c */
+    struct cwb_landing *landings;    /* gpu_receive.c */
+    uint32_t wait_count;             /* waits.c: names that peers wait for; */
+    uint64_t news;                   /* how often there were new names, */
+    bool waits_due;                  /* for which not all were looked at */
+    uint64_t offering_bytes; /* incoming_put.c: of large ones that have their turn, of all peers */
+    struct cwb_list *lists;  /* name_lists.c: of names, that peers ask for */
+    struct cwb_served *deferred; /* deferred.c: what waits for the broker, the oldest first */
+    int64_t probed_ns;           /* since when the broker is asked whether it lives; 0: it is not */
+    bool changes_mapping;        /* serve.c: a helper maps what is needed to look at changes; */
+    int64_t changes_after_ns;    /* or that failed: not before */
+    bool mapping; /* arrays.c: a helper maps the directory for nobody in particular */
+    struct cwb_take_state *takes; /* download.c */
+    int64_t takes_looked_ns;
+    cw_a64 unread_bytes; /* send.c: of answers, of all peers */
     uint64_t next_source;
-    pthread_mutex_t sources_lock;               /* source.c: what peers read, also over streams */
+    int64_t sources_looked_ns;                  /* for what was open for too long */
+    pthread_mutex_t sources_lock;               /* upload.c: what peers read, also over streams */
     struct cwb_strand *strands[CW_STREAMS_MAX]; /* streams.c: made when first needed */
 };
 

@@ -14,9 +14,9 @@
 #include <unistd.h>
 
 #include "broker/bridge/bridge.h"
-#include "broker/bridge/command.h"
-#include "broker/bridge/folder.h"
-#include "broker/verdict.h"
+#include "broker/bridge/cli/command.h"
+#include "broker/bridge/tls/folder.h"
+#include "broker/roles/verdict.h"
 
 static int usage(void) {
     fputs("cableway-bridge is started by cablewayd; for people: cableway keygen, cableway peers\n",
@@ -34,7 +34,16 @@ static int parse_streams(const char *text, uint32_t *out) {
     return 0;
 }
 
-/* The broker waits for how our start went (broker/verdict.h); one write, with its end. */
+static int parse_stall(const char *text, int64_t *out_ns) {
+    char *end;
+    unsigned long seconds = strtoul(text, &end, 10);
+    if (*end || seconds > CW_STALL_MAX_S)
+        return cw_fail(-EINVAL, "--stall %.32s: it is 0 to %u", text, CW_STALL_MAX_S);
+    *out_ns = (int64_t)seconds * 1000000000;
+    return 0;
+}
+
+/* The broker waits for how our start went (broker/roles/verdict.h); one write, with its end. */
 static void say(bool tell, const char *kind, const char *text) {
     char line[CW_DETAIL_MAX + 8];
     if (!tell)
@@ -47,15 +56,11 @@ static void say(bool tell, const char *kind, const char *text) {
 
 static int parse_run(int argc, char **argv, struct cwb_options *options, long *parent, bool *tell) {
     static const struct option names[] = {
-        {"socket", required_argument, NULL, 's'},
-        {"parent", required_argument, NULL, 'P'},
-        {"listen", required_argument, NULL, 'l'},
-        {"peer", required_argument, NULL, 'p'},
-        {"node", required_argument, NULL, 'n'},
-        {"streams", required_argument, NULL, 'S'},
-        {"epoll", no_argument, NULL, 'e'},
-        {"tell", no_argument, NULL, 't'},
-        {NULL, 0, NULL, 0},
+        {"socket", required_argument, NULL, 's'}, {"parent", required_argument, NULL, 'P'},
+        {"listen", required_argument, NULL, 'l'}, {"peer", required_argument, NULL, 'p'},
+        {"node", required_argument, NULL, 'n'},   {"streams", required_argument, NULL, 'S'},
+        {"stall", required_argument, NULL, 'T'},  {"epoll", no_argument, NULL, 'e'},
+        {"tell", no_argument, NULL, 't'},         {NULL, 0, NULL, 0},
     };
     int found;
     while ((found = getopt_long(argc, argv, "", names, NULL)) >= 0) {
@@ -85,6 +90,12 @@ static int parse_run(int argc, char **argv, struct cwb_options *options, long *p
                 return 2;
             }
             break;
+        case 'T':
+            if (parse_stall(optarg, &options->stall_ns) != 0) {
+                cwb_log("cannot run: %s", cw_detail());
+                return 2;
+            }
+            break;
         case 'e':
             options->use_epoll = true;
             break;
@@ -99,14 +110,15 @@ static int parse_run(int argc, char **argv, struct cwb_options *options, long *p
 }
 
 static int run(int argc, char **argv) {
-    static struct cwb_bridge bridge;
-    static struct cwb_options options;
-    static char folder[PATH_MAX];
+    struct cwb_bridge bridge;
+    struct cwb_options options = {.stall_ns = CWB_STALL_S * 1000000000LL};
+    char folder[PATH_MAX];
     long parent = 0;
     bool tell = false;
     int code = parse_run(argc, argv, &options, &parent, &tell);
     if (code)
         return code;
+    options.strict = tell;
     if (tell)
         fcntl(CWD_TELL_FD, F_SETFD, FD_CLOEXEC);
     const char *engine = secure_getenv("CABLEWAY_BRIDGE_EPOLL");
@@ -144,7 +156,7 @@ int main(int argc, char **argv) {
     if (strcmp(argv[1], "run") == 0)
         return run(argc - 1, argv + 1);
     if (strcmp(argv[1], "doctor") == 0)
-        return cwb_command_doctor();
+        return cwb_command_doctor(argc > 3 && strcmp(argv[2], "running") == 0 ? atoi(argv[3]) : 0);
     if (strcmp(argv[1], "keygen") == 0)
         return cwb_command_keygen(argc - 1, argv + 1);
     if (strcmp(argv[1], "peers") == 0)

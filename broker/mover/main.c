@@ -1,12 +1,13 @@
 /*
- * cableway-mover: does the copies that clients cannot (broker/jobs.h, broker/mover.h).
+ * cableway-mover: does the copies that clients cannot (broker/roles/copy_jobs.h,
+ * broker/roles/mover.h).
  *
  * A client with a role. Each of its threads asks the broker for a job, opens both blocks as any
- * client opens a handle, copies (ipc/copy.c, ipc/stage.h), closes them, and says that it is done.
- * The broker holds both blocks until then. Nothing is kept between jobs but mappings and contexts;
- * mappings of GPU memory only while jobs follow each other, those of host memory, which cost
- * milliseconds to register, until its owner gives it up, which is looked for: a slab that is given
- * up is not to live on here.
+ * client opens a handle, copies (ipc/array/copy.c, ipc/cuda/staging.h), closes them, and says that
+ * it is done. The broker holds both blocks until then. Nothing is kept between jobs but mappings
+ * and contexts; mappings of GPU memory only while jobs follow each other, those of host memory,
+ * which cost milliseconds to register, until its owner gives it up, which is looked for: a slab
+ * that is given up is not to live on here.
  *
  * Deaths: killed at any moment, the broker gives its jobs to the next one, which begins them anew.
  * A context that a job broke (a lost GPU, an error that CUDA keeps) ends it too: the job hears the
@@ -25,8 +26,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "broker/mover/work.h"
-#include "shm/wait.h"
+#include "broker/mover/copy.h"
+#include "shm/base/wait.h"
 
 #define THREADS         4
 #define IDLE_DEFAULT_S  60

@@ -12,9 +12,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from cableway import _imports as _imports  # first: a fork may come while the rest is imported
-from cableway._copies import copy
-from cableway._order import work
+from cableway._core import imports as _imports  # noqa: F401 - first: a fork may come while the rest is imported
+
+# isort: split
+from cableway._array.copies import copy
+from cableway._cuda.stream_order import work
 from cableway.array import Array
 from cableway.client import Connection, connect
 from cableway.constant import Constant, constant

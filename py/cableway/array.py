@@ -17,23 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cableway import (
-    _copies,
-    _gpu,
-    _hashing,
-    _order,
-    _pickles,
-    client,
-    dlpack,
-    dtypes,
-    layouts,
-)
-from cableway._lib import check_again, exported, ffi, lib
-from cableway._values import Values, plain
-from cableway.device import resolve
-from cableway.errors import Error, Stale
-from cableway.layouts import Layout, received
-from cableway.views import (
+from cableway import client
+from cableway._array import copies, dlpack, hashing, pickles, swaps
+from cableway._array.values import Values, plain
+from cableway._core import dtypes, layouts
+from cableway._core.layouts import Layout, received
+from cableway._core.leases import (
     EvictableLease,
     Lease,
     check_basic,
@@ -43,11 +32,15 @@ from cableway.views import (
     lease_of_handle,
     show,
 )
+from cableway._core.library import check_again, exported, ffi, lib
+from cableway._cuda import interop, stream_order
+from cableway.device import resolve
+from cableway.errors import Error, Stale
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from cableway._pool_alone import Told
+    from cableway._pool.devices.fast_path import Told
 
 __all__ = ["Array"]
 
@@ -55,18 +48,18 @@ __all__ = ["Array"]
 class Array(Values):
     """A handle on an array in shared memory; `get`, `put`, `empty` and others make it.
 
-    NumPy and other libraries take it without a copy: `numpy.asarray(w)`, `numpy.from_dlpack(w)`, and from
-    Python 3.12 on `memoryview(w)`; what lies on a GPU `cupy.asarray(w)`, `torch.from_dlpack(w)`. Slices (`w[10:20]`) give a
-    handle on a part of the same memory; `w[...] = x` writes. Pickled by whatever means it travels as a handle of about 200
-    bytes, and the receiver sees the same memory.
+    NumPy and other libraries take it without a copy: `numpy.asarray(w)`, `numpy.from_dlpack(w)`, and from Python 3.12 on
+    `memoryview(w)` and `bytearray(w)` (with older Pythons those of `w.numpy()`). An array on a GPU is taken by
+    `cupy.asarray(w)` and `torch.from_dlpack(w)`. A slice (`w[10:20]`) is a handle on a part of the same memory; `w[...] = x`
+    writes. However it is pickled, it travels as a handle of about 200 bytes, and the receiver sees the same memory.
 
-    In host memory all else is as with an ndarray: `w == 2`, `2 in w`, `w + 1`, `w.sum()`, `numpy.sqrt(w)`, `w[w > 2]` and
-    `w[[0, 2]]` give ndarrays or scalars, `w += 1` and `out=w` write, a 1-d array iterates its elements, one with more
-    axes handles on its parts. Like an ndarray it has no hash: use its name, or `id(w)`, as a key. For an array on a GPU
-    they raise a TypeError that says what to do instead.
+    In host memory everything else is as with an ndarray: `w == 2`, `2 in w`, `w + 1`, `w.sum()`, `numpy.sqrt(w)`, `w[w > 2]`
+    and `w[[0, 2]]` give ndarrays or scalars; `w += 1` and `out=w` write; a 1-d array iterates over its elements, one with more
+    axes over handles on its parts. Take `x = w.numpy()` before a loop over single elements: `x[i]` is many times quicker than
+    `w[i]`. Functions that insist on a real ndarray want it too: `rng.random(out=w.numpy())`. Like an ndarray it has no hash:
+    use its name, or `id(w)`, as a key. For an array on a GPU all of these raise a TypeError that says what to do instead.
 
-    close() ends this handle; views that were taken from it stay valid, and what keeps the memory ends with the
-    last of them.
+    close() ends this handle. Views that were taken from it stay valid, and keep the memory until the last of them is gone.
     """
 
     __slots__ = ("__weakref__", "_layout", "_lease", "_memory", "_name", "_offset", "_told")
@@ -76,7 +69,7 @@ class Array(Values):
     _memory: NDArray[np.uint8] | None
     _name: str | None
     _offset: int
-    _told: Told | None  # what a Pool's messages say of it (`_pool_alone`)
+    _told: Told | None  # what a Pool's messages say of it (`_pool.devices.fast_path`)
 
     def __init__(self) -> None:
         raise TypeError("an Array is made by cableway.put, get, empty, zeros, full and asarray")
@@ -145,7 +138,7 @@ class Array(Values):
     @property
     def device_uuid(self) -> str:
         """The UUID of the GPU where it lies, the same in every process; "" on the host."""
-        return _gpu.uuid(self._open_lease())
+        return interop.uuid(self._open_lease())
 
     @property
     def evictable(self) -> bool:
@@ -164,8 +157,8 @@ class Array(Values):
 
     @property
     def readonly(self) -> bool:
-        """Whether it was opened read-only: NumPy refuses to write, see `get`."""
-        return self._open_lease().readonly
+        """Whether NumPy refuses to write: it was opened read-only, see `get`, or is what `numpy.broadcast_to` made."""
+        return self._open_lease().readonly or self._layout_now().repeats
 
     @property
     def flags(self) -> Any:
@@ -204,6 +197,8 @@ class Array(Values):
         found: NDArray[Any] = np.ndarray(
             layout.shape, layout.dtype, memory, self._offset, layout.strides
         )
+        if layout.repeats:
+            found.flags.writeable = False
         return found
 
     def _on_gpu(self) -> bool:
@@ -225,7 +220,9 @@ class Array(Values):
         if self._memory is None:
             lease = self._open_lease()
             if lease.gpu >= 0:
-                raise _gpu.no_host_view(self.device)
+                raise interop.no_host_view(self.device)
+            if self._layout is not None:  # it may be new, and about to be filled
+                lib.cw_array_prefault(lease.pointer)
             self._memory = lease.memory()
             show(lease)
         return self._seen()
@@ -247,26 +244,27 @@ class Array(Values):
         found = self.numpy()
         if found.dtype.names is not None or not found.size:
             raise AttributeError("__array_interface__ cannot tell this array; __array__ does")
+        memory = memoryview(self._memory)  # type: ignore[arg-type]
         return {
             "version": 3,
             "shape": found.shape,
             "typestr": found.dtype.str,
             "strides": found.strides,
             # An object rather than an address: the consumer's view then keeps the lease itself.
-            "data": memoryview(self._memory),  # type: ignore[arg-type]
+            "data": memory if found.flags.writeable else memory.toreadonly(),
             "offset": self._offset,
         }
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         layout = self._layout_now()
-        return _gpu.interface(self._open_lease(), layout, self._offset)
+        return interop.interface(self._open_lease(), layout, self._offset)
 
     if sys.version_info >= (3, 12):
 
         def __buffer__(self, flags: int) -> memoryview:
             if self._on_gpu():
-                raise BufferError(str(_gpu.no_host_view(self.device)))
+                raise BufferError(str(interop.no_host_view(self.device)))
             found = self.numpy()
             if found.dtype.names is not None:
                 raise BufferError(
@@ -309,7 +307,7 @@ class Array(Values):
         >>> cw.empty(3, "f8").copy_from([1, 2, 3]).numpy()
         array([1., 2., 3.])
         """
-        _copies.assign(self, source, stream=stream)
+        copies.assign(self, source, stream=stream)
         return self
 
     def copy(self) -> Array:
@@ -320,7 +318,7 @@ class Array(Values):
         >>> w.numpy().tolist(), c.numpy().tolist()
         ([1, 2], [9, 2])
         """
-        return _copies.duplicate(self)
+        return copies.duplicate(self)
 
     def to(self, device: str, *, stream: Any = None) -> Array:
         """This array on a device: itself when it lies there already, else a copy.
@@ -339,7 +337,11 @@ class Array(Values):
         True
         """
         self._open_lease()
-        return _copies.onto(self, resolve(device), stream)
+        return copies.onto(self, resolve(device), stream)
+
+    def to_device(self, device: str, /, *, stream: Any = None) -> Array:
+        """`to`, by the name that the array API standard has for it."""
+        return self.to(device, stream=stream)
 
     def prefetch(self, device: str | None = None) -> Array:
         """This array on a device, ahead of its use there: itself when it belongs there, else a copy.
@@ -361,33 +363,33 @@ class Array(Values):
         True
         """
         self._open_lease()
-        return _copies.ahead(self, self.device if device is None else resolve(device))
+        return copies.ahead(self, self.device if device is None else resolve(device))
 
     # ---- work of GPU streams on it
 
     def writing(
         self, stream: Any = None, *, timeout: float | None = None, whole: bool = False
-    ) -> _order.Writing:
+    ) -> stream_order.Writing:
         """In this `with` a GPU stream may be given work that writes the array, in order with all others' work.
 
         Args:
-            stream: a number or a stream of a GPU library; None for the current one. See `cableway._order`.
+            stream: a number or a stream of a GPU library; None for the current one. See `cableway._cuda.stream_order`.
             timeout: seconds that the CPU waits at most, where it has to; None for ever. Then `Timeout`.
             whole: every element is written, so that it does not matter if the last writer died.
 
         Raises:
-            ProducerDied: somebody on whose work this one builds died before it was complete.
+            ProducerDied: a process died before its work, which this one builds on, was complete.
         """
-        return _order.Writing(self, stream, timeout, whole)
+        return stream_order.Writing(self, stream, timeout, whole)
 
-    def reading(self, stream: Any = None, *, timeout: float | None = None) -> _order.Reading:
+    def reading(self, stream: Any = None, *, timeout: float | None = None) -> stream_order.Reading:
         """The same for work that reads the array."""
-        return _order.Reading(self, stream, timeout)
+        return stream_order.Reading(self, stream, timeout)
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits on the CPU until the last write is complete, timeout seconds at most. Raises as `writing`."""
-        _order.wait(self, timeout)
-        _copies.arrived(self._open_lease())
+        stream_order.wait(self, timeout)
+        copies.arrived(self._open_lease())
 
     # ---- parts of it
 
@@ -408,6 +410,12 @@ class Array(Values):
         >>> w[1], w[1:].name, w[w > 1]
         (np.int64(2), None, array([2, 3]))
         """
+        found = self._at(key)
+        if swaps.is_part(found):
+            swaps.taken(found)
+        return found
+
+    def _at(self, key: Any) -> Any:
         found = self._seen()
         if isinstance(key, str):
             return self._part(found[key])
@@ -419,15 +427,19 @@ class Array(Values):
         elif not all(map(is_basic, whole)):
             return self.numpy()[plain(key)]
         if not any(part is Ellipsis for part in whole):
-            if not on_gpu and not isinstance(found[key], np.ndarray):
-                return self.numpy()[key]
+            if not on_gpu:
+                element = found[key]
+                if not isinstance(element, np.ndarray):
+                    return self.numpy()[key] if self._memory is None else element
             whole += (Ellipsis,)
         return self._part(found[whole])
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if self._on_gpu() or _copies.lies_on_gpu(value):
-            _copies.assign(self[key], value, spread=True)
-        else:
+        if swaps.is_part(value) and swaps.assigned(self, key, value):
+            return
+        if self._on_gpu() or copies.lies_on_gpu(value):
+            copies.assign(self._at(key), value, spread=True)
+        elif key is not ... or not copies.fill_new(self, value):
             found = self.numpy()
             value = value.numpy() if isinstance(value, Array) else clear_of(found, value)
             found[plain(key)] = value
@@ -444,6 +456,13 @@ class Array(Values):
     def T(self) -> Array:
         """A handle on the same memory with the axes reversed."""
         return self._part(self._seen().T)
+
+    @property
+    def mT(self) -> Array:
+        """A handle on the same memory with the last two axes exchanged. ValueError if there are fewer than two."""
+        if self.ndim < 2:
+            raise ValueError("matrix transpose with ndim < 2 is undefined")
+        return self._part(self._seen().swapaxes(-1, -2))
 
     # ---- its life
 
@@ -495,7 +514,7 @@ class Array(Values):
             layout.shape,
             layout.strides,
             self._offset,
-            self.readonly,
+            self._open_lease().readonly,
             self._name,
             address,
         )
@@ -503,17 +522,17 @@ class Array(Values):
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         reduced = self.reduce()
-        _pickles.begun(reduced[1][0])
+        pickles.begun(reduced[1][0])
         return reduced
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if protocol == _hashing.PROTOCOL and _hashing.by_joblib(sys._getframe(1)):
-            return _hashing.content(self)
+        if protocol == hashing.PROTOCOL and hashing.by_joblib(sys._getframe(1)):
+            return hashing.content(self)
         return self.__reduce__()
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         """What dask names a computation by: equal for equal contents."""
-        return _hashing.token(self)
+        return hashing.token(self)
 
 
 def make(

@@ -20,7 +20,7 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from cableway._lib import check, ffi, held, lib, on_broker_lost
+from cableway._core.library import check, ffi, held, lib, on_broker_lost
 from cableway.errors import BrokerLost
 
 __all__ = ["Connection", "connect", "current"]

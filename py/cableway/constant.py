@@ -29,6 +29,7 @@ import operator
 import os
 import pickle
 import struct
+import sys
 import threading
 import time
 import weakref
@@ -39,9 +40,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from cableway import _pickles, client, layouts
 from cableway import array as arrays
-from cableway._lib import ffi, lib
+from cableway import client
+from cableway._array import hashing, pickles
+from cableway._core import layouts
+from cableway._core.library import ffi, lib
 from cableway.array import Array
 from cableway.errors import Stale
 
@@ -311,8 +314,18 @@ class Constant(Generic[_T]):
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         reduced = self.reduce()
-        _pickles.begun(reduced[1][1][0])
+        pickles.begun(reduced[1][1][0])
         return reduced
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if protocol == hashing.PROTOCOL and hashing.by_joblib(sys._getframe(1)):
+            return hashing.of_value(self.value)
+        return self.__reduce__()
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        """What dask names this by: of the pickle and its buffers, equal in every process."""
+        memory = self._now().memory
+        return "cableway.Constant", hashing.digest(memory[_HEADER.size :])
 
     def __repr__(self) -> str:
         if self.closed:

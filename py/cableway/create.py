@@ -11,18 +11,22 @@ from __future__ import annotations
 import operator
 import os
 import sys
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cableway import _copies, _gpu, _loans, client, dtypes, layouts, views
 from cableway import array as arrays
-from cableway._lib import exported, lib
-from cableway._values import plain
+from cableway import client
+from cableway._array import copies
+from cableway._array.values import plain
+from cableway._core import dtypes, layouts, leases
+from cableway._core.layouts import Layout
+from cableway._core.leases import Lease, lease_again
+from cableway._core.library import exported, lib
+from cableway._cuda import interop, suballocation
 from cableway.array import Array
 from cableway.device import resolve
-from cableway.layouts import Layout
-from cableway.views import Lease, lease_again
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
@@ -44,38 +48,16 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return found
 
 
-_layouts: dict[Any, Layout] = {}  # as they were asked for, so that the next array alike costs less
-_LAYOUTS_MAX = 1024
-
-
 def _layout(shape: Any, dtype: DTypeLike, order: str) -> Layout:
     if order not in ("C", "F"):
         raise ValueError(f"order is 'C' or 'F', not {order!r}")
-    found = _shape(shape)
-    if type(dtype) is not str:
-        dtype = kind = np.dtype(dtype)
-        if kind.names is not None or kind.subdtype is not None or kind.metadata is not None:
-            return _made(found, kind, order)  # those that are equal may differ still
-    key = found, dtype, order
-    layout = _layouts.get(key)
-    if layout is None:
-        layout = _made(found, np.dtype(dtype), order)
-        if len(_layouts) >= _LAYOUTS_MAX:
-            _layouts.clear()
-        _layouts[key] = layout
-    return layout
-
-
-def _made(found: tuple[int, ...], kind: np.dtype[Any], order: str) -> Layout:
+    found, kind = _shape(shape), np.dtype(dtype)
     if kind.subdtype is not None:
         kind, inner = kind.subdtype
         found += inner
     if kind.itemsize == 0 and kind.kind in "SU":
         kind = np.dtype(f"{kind.kind}1")  # as NumPy does
-    layout = Layout(found, kind, None, order)
-    if layout.nbytes > sys.maxsize:
-        raise ValueError(f"an array of shape {found} and dtype {kind} is larger than any memory")
-    return layout
+    return layouts.gapless(found, kind, order)
 
 
 def empty(
@@ -86,18 +68,17 @@ def empty(
     order: str = "C",
     evictable: bool = False,
 ) -> Array:
-    """A new array; its contents are what was there before.
+    """A new array with arbitrary contents.
 
     Args:
         shape: one length or a tuple of them.
         dtype: any dtype without Python objects.
         device: "cpu", or "cuda:N" ("cuda": the first GPU of this process).
         order: "C" or "F".
-        evictable: of a GPU array: when an allocation of this process on that GPU would fail, its bytes go to host
-            memory, those first that were used last the longest time ago, and come back at the next use. Not while it
-            is used, nor while a stream works on it; and never again once it has a name, was pickled, or its address
-            was given to a library (`cupy.asarray(w)` outside of `with w.reading()` or `writing()`; of a DLPack tensor,
-            as long as that lives).
+        evictable: for a GPU array: when an allocation of this process on that GPU would fail, the array's bytes go to host
+            memory, longest unused arrays first, and come back at the next use. Not while it is used or a stream works on
+            it. An array that has a name, was pickled, or whose address a library has stays on the GPU from then on
+            (`cupy.asarray(w)` outside of `with w.reading()` or `writing()`; for a DLPack tensor only as long as it lives).
 
     Returns:
         Array: unnamed; it lives until the last process lets it go.
@@ -155,7 +136,7 @@ def full(
     kind = value.dtype if dtype is None else dtype
     layout, place = _layout(shape, kind, order), resolve(device)
     made = arrays.new(layout, filled=True, device=place, evictable=evictable)
-    _copies.fill(made, value)
+    copies.fill(made, value)
     return made
 
 
@@ -169,22 +150,22 @@ def asarray(
     device: str | None = None,
     evictable: bool = False,
 ) -> Array:
-    """An array of ours with obj's contents; copies only what is not ours yet.
+    """A `cableway.Array` with obj's contents; copies only what is not cableway's memory yet.
 
-    What is ours: an `Array`, a view of one by NumPy or a GPU library, an array of a GPU library that allocates from us
-    (`cableway.cupy.use()`, `cableway.torch.use()`, `cableway.numba.use()`), a `multiprocessing.shared_memory.SharedMemory`
-    (whose memory is taken over as it is, also when it is unlinked later). Arrays of GPU libraries (CuPy, PyTorch,
-    Numba, JAX, PyCUDA, cuDF's columns) come in by `__cuda_array_interface__`, with one copy on their GPU.
+    Not copied are: an `Array`; a view of one by NumPy or a GPU library; an array of a GPU library that allocates from cableway
+    (`cableway.cupy.use()`, `cableway.torch.use()`, `cableway.numba.use()`); a `multiprocessing.shared_memory.SharedMemory`,
+    whose memory is taken over as it is and stays valid if it is unlinked later. Other arrays of GPU libraries (CuPy, PyTorch,
+    Numba, JAX, PyCUDA, cuDF's columns) are copied once on their GPU.
 
     Args:
         obj: array-like (also on a GPU), Array or SharedMemory.
         dtype: convert to this; of a SharedMemory how to read it (unsigned bytes).
         shape: of a SharedMemory, the shape to see; None for all of it in one dimension.
         order: of a copy; "K" keeps the order in memory, "C", "F" or "A" as in NumPy.
-        copy: True copies always, False never: memory that a GPU library allocated itself is then borrowed by a
-            legacy handle of CUDA's, which is weaker than memory of ours. Any process of the same user could open it,
-            it is gone with this process, and obj is kept until nobody else has it.
-        device: where it shall lie; None for where obj lies.
+        copy: True copies always, False never. With False, memory that a GPU library allocated itself is shared by a legacy handle
+            of CUDA's, which is weaker: any process of the same user could open it, it ends with this process, and obj is kept
+            until nobody else has it.
+        device: where to have it; None for where obj lies.
         evictable: a copy in any case, on a GPU; see `empty`.
 
     Returns:
@@ -208,7 +189,7 @@ def asarray(
     place = None if device is None else resolve(device)
     if shape is not None and not _is_shared_memory(obj):
         raise ValueError("shape is for a SharedMemory alone; reshape the array instead")
-    if views.has_masked(obj):
+    if leases.has_masked(obj):
         raise TypeError(
             "a masked array's mask would be lost; put array.filled(), and the mask as an array of its own"
         )
@@ -216,13 +197,13 @@ def asarray(
         return _evictable(obj, dtype, order, copy, place)
     if isinstance(obj, Array) and obj._on_gpu():
         return _of_gpu_array(obj, dtype, copy, place)
-    told = None if isinstance(obj, Array) else _gpu.foreign(obj)
+    told = None if isinstance(obj, Array) else interop.foreign(obj)
     if told is not None:
         return _of_foreign(told, dtype, copy, place)
     if place is not None and place != "cpu":
         if copy is False:
             raise ValueError(f"copy=False, but from host memory to {place} there is no other way")
-        return _copies.from_host(np.asarray(obj, dtype), place, order)
+        return copies.from_host(_converted(obj, dtype), place, order)
     return _of_host(obj, dtype, shape, order, copy)
 
 
@@ -232,16 +213,16 @@ def _evictable(
     if copy is False:
         raise ValueError("copy=False, but an evictable array is always a copy, nobody else's")
     found = asarray(obj, dtype, order=order) if isinstance(obj, Array) else None
-    if found is None and _gpu.foreign(obj) is None:
-        values = np.asarray(obj, dtype)
+    if found is None and interop.foreign(obj) is None:
+        values = _converted(obj, dtype)
         layout = layouts.like(values, order)
         made = arrays.new(layout, device=place or "cpu", evictable=True)
-        _copies.assign(made, values)
+        copies.assign(made, values)
         return made
     if found is None:
         found = asarray(obj, dtype, device=place)
     made = arrays.new(found._layout_now(), device=place or found.device, evictable=True)
-    _copies.assign(made, found)
+    copies.assign(made, found)
     return made
 
 
@@ -262,7 +243,7 @@ def _of_gpu_array(
 
 
 def _of_foreign(
-    told: _gpu.Foreign, dtype: DTypeLike | None, copy: bool | None, place: str | None
+    told: interop.Foreign, dtype: DTypeLike | None, copy: bool | None, place: str | None
 ) -> Array:
     if dtype is not None and np.dtype(dtype) != told.layout.dtype:
         raise TypeError(
@@ -272,9 +253,9 @@ def _of_foreign(
     stays = place is None or place == f"cuda:{told.gpu}"
     lease = None
     if told.layout.size and stays and not copy:
-        lease = _gpu.find(told.low) or _loans.lend(told, insist=copy is False)
+        lease = interop.find(told.low) or suballocation.lend(told, insist=copy is False)
         if lease is None and copy is False:
-            lease = _loans.borrow(told)
+            lease = suballocation.borrow(told)
     if lease is not None:
         found = arrays.make(lease, told.layout, told.address - lease.address)
         if told.stream is not None and not told.readonly:
@@ -285,7 +266,7 @@ def _of_foreign(
         return found
     if copy is False and told.layout.size:
         raise ValueError(f"copy=False, but from cuda:{told.gpu} to {place} there is no other way")
-    return _copies.from_foreign(told, place)
+    return copies.from_foreign(told, place)
 
 
 def _of_host(obj: Any, dtype: DTypeLike | None, shape: Any, order: str, copy: bool | None) -> Array:
@@ -317,7 +298,26 @@ def _values(obj: Any, dtype: DTypeLike | None) -> np.ndarray[Any, Any]:
     ):
         obj = np.from_dlpack(obj)
         return obj if dtype is None else np.asarray(obj, dtype)
-    return np.asarray(obj) if isinstance(obj, np.ndarray) else np.asarray(obj, dtype)
+    if isinstance(obj, np.ndarray):
+        return np.asarray(obj)
+    return _converted(obj, dtype)
+
+
+def _converted(obj: Any, dtype: DTypeLike | None) -> np.ndarray[Any, Any]:
+    """numpy.asarray. Where that makes one element of obj, the object itself, the error says what obj is and what to do."""
+    found = np.asarray(obj, dtype)
+    if found.dtype != object or found.shape or isinstance(obj, np.ndarray):
+        return found
+    what = "None" if obj is None else f"this {type(obj).__name__}"
+    if hasattr(obj, "toarray") and hasattr(obj, "nnz"):
+        remedy = "put the arrays that it consists of (of CSR: data, indices, indptr), or .toarray()"
+    elif isinstance(obj, Mapping):
+        remedy = "put its values, each under a name of its own"
+    elif isinstance(obj, Iterable):
+        remedy = "make a list or an array of it first"
+    else:
+        remedy = "objects go through a Pool, a Queue or cableway.constant"
+    raise TypeError(f"NumPy makes no array of numbers or text of {what}; {remedy}")
 
 
 def _refuse(values: np.ndarray[Any, Any], kind: np.dtype[Any], serves: bool) -> None:
@@ -340,30 +340,28 @@ def _copied(values: np.ndarray[Any, Any], kind: np.dtype[Any], order: str) -> Ar
         else:
             steps = layouts.like(np.empty_like(values, dtype=kind, order=order), order).strides  # type: ignore[call-overload]
             layout = Layout(values.shape, kind, steps)
-    made = arrays.new(layout, filled=True)
-    views.copy_values(made.numpy(), values, casting="unsafe")
-    return made
+    return copies.of_values(values, layout)
 
 
 def _without_copy(obj: Any, values: np.ndarray[Any, Any], insist: bool) -> Array | None:
     """An Array on the memory of values if it is ours, or (insist) if it lies in /dev/shm."""
     if isinstance(obj, Array):
         return _here(obj, insist)
-    lease = views.find(values)
+    lease = leases.find(values)
     if lease is not None:
         offset = values.__array_interface__["data"][0] - lease.address if values.size else 0
         found = arrays.make(lease, Layout(values.shape, values.dtype, values.strides), offset)
         return _here(found, insist)
     if not insist or not values.size:
         return None
-    place = views.shared_memory_of(values)
+    place = leases.shared_memory_of(values)
     if place is None:
         return None
     path, begin = place
-    low = views.bounds(values)[0]
+    low = leases.bounds(values)[0]
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        span = views.bounds(values)[1] - low
+        span = leases.bounds(values)[1] - low
         raw = _adopt(fd, begin, Layout((span,), np.dtype(np.uint8)))
     finally:
         os.close(fd)

@@ -1,15 +1,17 @@
 """CuPy's arrays in cableway's memory: `use()`.
 
-import cupy, cableway as cw, cableway.cupy
+For example::
 
-cableway.cupy.use()
-x = cupy.arange(1_000_000)      # lies in a slab of cableway's
-cw.put("x", x)                  # shared with no copy
+    import cupy, cableway as cw, cableway.cupy
+
+    cableway.cupy.use()
+    x = cupy.arange(1_000_000)      # lies in a slab of cableway's
+    cw.put("x", x)                  # shared with no copy
 """
 
 from __future__ import annotations
 
-from cableway import _hooks
+from cableway._cuda import allocator_hooks
 from cableway.errors import LimitExceeded
 
 __all__ = ["use"]
@@ -21,13 +23,13 @@ def _allocate(size: int, gpu: int) -> int:
     import cupy
 
     try:
-        return _hooks.allocate(size, gpu)
+        return allocator_hooks.allocate(size, gpu)
     except LimitExceeded as error:
         # CuPy's pool frees what it can on this one, tries again, and then raises its OutOfMemoryError.
         raise cupy.cuda.runtime.CUDARuntimeError(_OUT_OF_MEMORY) from error
 
 
-def use() -> _hooks.Use:
+def use() -> allocator_hooks.Use:
     """From now on CuPy allocates GPU memory from cableway, in all threads and on all GPUs.
 
     What is put (or sent through a Pool as `cableway.asarray(x)`) of it is shared without a copy, and stays in
@@ -45,13 +47,15 @@ def use() -> _hooks.Use:
     """
     import cupy
 
-    _hooks.begin()
+    allocator_hooks.begin()
     before = cupy.cuda.get_allocator()
-    pool = cupy.cuda.MemoryPool(cupy.cuda.PythonFunctionAllocator(_allocate, _hooks.free).malloc)
+    pool = cupy.cuda.MemoryPool(
+        cupy.cuda.PythonFunctionAllocator(_allocate, allocator_hooks.free).malloc
+    )
     cupy.cuda.set_allocator(pool.malloc)
 
     def end() -> None:
         cupy.cuda.set_allocator(before)
         pool.free_all_blocks()
 
-    return _hooks.Use(end)
+    return allocator_hooks.Use(end)

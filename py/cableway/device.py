@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from cableway._lib import check, ffi, lib
+from cableway._core.library import check, ffi, lib
 
 __all__ = ["devices", "resolve"]
 

@@ -65,7 +65,7 @@ class DeviceError(Error):
 
 
 class ProducerDied(Error):
-    """The process died that was to write the data."""
+    """The process that was to write the data died before that was complete."""
 
 
 class WorkerDied(Error):
@@ -108,8 +108,9 @@ class Timeout(Error, TimeoutError, multiprocessing.TimeoutError):
 
 
 class QueueBlocked(Timeout):
-    """The time given ran out, and whether a queue has room, or an item, cannot be told: another process is in the middle of
-    a put or a get, and stands still: it is stopped, or waits for a broker that does not answer."""
+    """The time given ran out, and it cannot be told whether the queue has room, or an item: another process is in the middle of
+    a put or a get and stands still, because it is stopped or waits for a broker that does not answer.
+    """
 
 
 class TaskTimeout(WorkerDied, Timeout):

@@ -26,21 +26,22 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-from cableway import _pool_devices, _pool_stats
-from cableway import _pool_wire as wire
-from cableway._executor_errors import (
+from cableway._core.cpus import usable_cpus
+from cableway._executor.errors import (
     ExecutorBroken,
     ExecutorTimeout,
     ExecutorWorkerDied,
     broken,
 )
-from cableway._executor_future import Future
-from cableway._executor_map import Mapped
-from cableway._pool_cpus import usable_cpus
-from cableway._pool_engine import RUN, Engine
-from cableway._pool_jobs import Task
-from cableway._pool_options import Options, chunk_size
-from cableway._pool_starts import Starts
+from cableway._executor.future import Future
+from cableway._executor.map import Mapped
+from cableway._pool import stats as pool_stats
+from cableway._pool.devices import devices as pool_devices
+from cableway._pool.engine import RUN, Engine
+from cableway._pool.jobs import Task
+from cableway._pool.options import Options, chunk_size
+from cableway._pool.starts import Starts
+from cableway._transport import message as wire
 
 __all__ = ["Executor", "ExecutorBroken", "ExecutorTimeout", "ExecutorWorkerDied"]
 
@@ -58,30 +59,29 @@ def _shut_down() -> RuntimeError:
 class Executor(futures.Executor):
     """A `concurrent.futures.Executor` of processes, to be used as `ProcessPoolExecutor`.
 
-    What differs: a worker that dies fails its own task, with `ExecutorWorkerDied` (a `WorkerDied` and a
-    `BrokenProcessPool`), and is replaced; the others go on. `sys.exit` in a task is such a death. A result that
-    cannot be pickled raises `MaybeEncodingError`. Arrays travel as those of a `Pool` do, and what standard pickle
-    refuses in a task goes by cloudpickle. max_tasks_per_child works with fork too.
+    What differs: if a worker dies, only its own task fails, with `ExecutorWorkerDied` (a `WorkerDied` and a
+    `BrokenProcessPool`); the worker is replaced, and the others go on. `sys.exit` in a task ends its worker, too. A result that
+    cannot be pickled raises `MaybeEncodingError`. Arrays travel as those of a `Pool` do, and lambdas and local functions
+    can be sent. max_tasks_per_child works with fork too.
 
-    Workers start, all of them, with the first task. Done-callbacks run in a thread of their own. At the
-    interpreter's exit it waits for what was submitted.
+    All workers start with the first task. Done-callbacks run in a thread of their own. When the interpreter exits, it waits
+    until all submitted tasks are done.
 
     Args:
-        max_workers: how many processes; None for the CPUs that affinity and cgroup leave to this process.
+        max_workers: how many processes; None for as many as there are CPUs that this process may use (by affinity and cgroup).
         mp_context: a multiprocessing context, or the name of a start method; None for multiprocessing's choice.
-        initializer: called as initializer(*initargs) in each worker. If it raises, every future of the executor
+        initializer: called as ``initializer(*initargs)`` in each worker. If it raises, every future of the executor
             raises `ExecutorBroken`, whose cause is the exception.
         initargs: its arguments.
-        max_tasks_per_child: a worker is replaced after so many tasks.
-        retries: how often a task is run again whose worker died. Never after an exception.
+        max_tasks_per_child: a worker is replaced after this many tasks.
+        retries: how many times a task is run again if its worker dies. After an exception it is never run again.
         task_timeout: seconds that a task may run; then its worker is killed and replaced, and the task raises
             `TaskTimeout`.
-        capture_stderr: workers' stderr goes through this process, which passes it on, and `WorkerDied` shows
-            the end of it.
-        devices: workers on GPUs; this, peer, sms and borrow as for `Pool`.
-        peer: tasks get arrays of other GPUs as views.
+        capture_stderr: this process reads the workers' stderr and passes it on, and `WorkerDied` shows the end of it.
+        devices: workers on GPUs; this, peer, sms and borrow are as for `Pool`.
+        peer: tasks get arrays that lie on other GPUs as views.
         sms: multiprocessors for each worker.
-        borrow: PyTorch's and CuPy's own memory goes to tasks as it is, or by a copy.
+        borrow: tasks get GPU memory that PyTorch or CuPy has allocated as it is, or as a copy.
 
     Raises:
         ValueError: max_workers or max_tasks_per_child below 1, retries below 0, task_timeout not above 0.
@@ -109,7 +109,7 @@ class Executor(futures.Executor):
         sms: int | None = None,
         borrow: bool | None = None,
     ) -> None:
-        mp_context, self._devices = _pool_devices.start(
+        mp_context, self._devices = pool_devices.start(
             mp_context, devices, max_workers, peer=peer, sms=sms, borrow=borrow
         )
         if self._devices is not None:
@@ -186,7 +186,7 @@ class Executor(futures.Executor):
         return engine is None or engine.error is None
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
-        """fn(*args, **kwargs) in a worker.
+        """``fn(*args, **kwargs)`` in a worker.
 
         Returns:
             Future: its result; it can be cancelled until a worker is free for it.
@@ -336,11 +336,11 @@ class Executor(futures.Executor):
 
     def stats(self) -> dict[str, Any]:
         """What was done so far; as `Pool.stats`."""
-        return _pool_stats.summary(self._engine.figures() if self._engine else [], self._devices)
+        return pool_stats.summary(self._engine.figures() if self._engine else [], self._devices)
 
     def print_stats(self) -> None:
         """Prints `stats` as a table."""
-        print(_pool_stats.table(self._engine.figures() if self._engine else []))
+        print(pool_stats.table(self._engine.figures() if self._engine else []))
 
     def terminate_workers(self) -> None:
         """Ends the workers at once, with SIGTERM. Futures not done raise a `BrokenProcessPool`."""

@@ -40,11 +40,11 @@ from joblib.parallel import (
     SequentialBackend,
 )
 
-from cableway._joblib_batches import Batches, Failed, SharedArrays, run
-from cableway._joblib_calls import Batch, Call
-from cableway._pool_by_value import ByValue
-from cableway._pool_cpus import usable_cpus
-from cableway._pool_process import SpawnProcess
+from cableway._core.cpus import usable_cpus
+from cableway._joblib.batches import Batches, Failed, SharedArrays, run
+from cableway._joblib.calls import Batch, Call
+from cableway._pool.launch.process import SpawnProcess
+from cableway._transport.by_value import ByValue
 from cableway.executor import Executor
 
 __all__ = ["CablewayBackend", "shutdown"]

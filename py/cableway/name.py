@@ -18,16 +18,17 @@ from __future__ import annotations
 
 import errno
 import math
-import time
 from typing import Any
 
-from cableway import _dispatch, _hidden, client, create
+from cableway import _dispatch, client, create
 from cableway import array as arrays
-from cableway._lib import check, failure, ffi, lib
+from cableway._core.deadlines import deadline, left_ns
+from cableway._core.leases import Lease, lease_once
+from cableway._core.library import check, failure, ffi, lib
+from cableway._cuda import hidden_gpus
 from cableway.array import Array
 from cableway.device import resolve, terminated
 from cableway.errors import NameTaken, Timeout
-from cableway.views import Lease, lease_once
 
 __all__ = ["get", "names", "put", "remove", "wait"]
 
@@ -47,18 +48,6 @@ def _encode(name: object) -> bytes:
     return encoded
 
 
-def _deadline(timeout: float | None) -> float:
-    """Seconds of time.monotonic() at which patience ends."""
-    if timeout is None:
-        return math.inf
-    if not hasattr(timeout, "__float__"):
-        raise TypeError(f"timeout is a number of seconds or None, not {type(timeout).__name__}")
-    seconds = float(timeout)
-    if math.isnan(seconds):
-        raise ValueError("timeout is not a number")
-    return time.monotonic() + seconds
-
-
 def put(
     name: str,
     array: Any,
@@ -71,20 +60,22 @@ def put(
 ) -> Array:
     """Gives an array a name under which every process of this user finds it.
 
-    Copies only what is not ours yet: an `Array`, a view of one and a `SharedMemory` are named as they are, also a view that
-    NumPy, ctypes, Arrow or PyTorch made of `w.numpy()` or by DLPack. An array
-    of a GPU library is copied on its GPU, and lies there, unless that library allocates from cableway
-    (`cableway.cupy.use()`, `cableway.torch.use()`, `cableway.numba.use()`).
+    Memory that is cableway's already is not copied, but gets the name: an `Array`, a view of one (also one that NumPy,
+    ctypes, Arrow or PyTorch made of `w.numpy()` or by DLPack) and a `SharedMemory`. An array of a GPU library is copied on its
+    GPU, and stays there, unless that library allocates from cableway (`cableway.cupy.use()`, `cableway.torch.use()`,
+    `cableway.numba.use()`). Of a record array the records are kept, the class is not, as in a file of `numpy.save`:
+    `w.numpy().view(numpy.recarray)` has the fields as attributes again.
 
     Args:
-        name: see this module's text for the grammar.
+        name: 1 to 200 bytes of UTF-8, parts divided by "/", none of them empty, "." or "..", no control characters;
+            "//NODE/NAME" is one of another node.
         array: anything array-like, an Array (or part of one), or a SharedMemory (its bytes).
-        replace: a taken name is replaced, at once and whole; who holds the old array keeps it.
-        keep: the name stays until it is removed; else it goes with the user's last process (and a minute).
-        copy: True copies always, False never; what that means for memory of a GPU library's own see `asarray`.
+        replace: a taken name gets the new array, at once and whole; whoever holds the old one keeps it.
+        keep: the name stays until it is removed. Else it goes a minute after the user's last process that uses cableway.
+        copy: True copies always, False never. What False means for memory of a GPU library: see `asarray`.
         remote: "read": every peer of this node may read it; None: those whose patterns allow it.
-        device: where it shall lie: a copy if it lies elsewhere. None: where it is. Of a name of another node: "cuda:N" as
-            that node counts its GPUs; None: in its host memory, wherever the array lies here.
+        device: where to put it; a copy if it lies elsewhere. None: where it is. For a name of another node: "cuda:N" as
+            that node counts its GPUs, or None for its host memory, wherever the array lies here.
 
     Returns:
         Array: a handle on what was put, with this name.
@@ -93,7 +84,7 @@ def put(
         NameTaken: replace=False, and the name exists.
         LimitExceeded: too many names or bytes, or no memory left, here or there.
         DeviceError: there is no such device, here or there.
-        ProducerDied: another node's name: who wrote the array died before its work was complete.
+        ProducerDied: a name of another node, and the array's writer died before its work was complete.
         ValueError: a bad name; copy=False, and it needs a copy.
         TypeError: the dtype holds objects, or elements are masked.
 
@@ -143,15 +134,14 @@ def get(
 
     Args:
         name: the name.
-        timeout: seconds to wait for it; 0 not at all, None for ever. An array of another node is here within that
-            time, too, or `Timeout` is raised (it is then fetched all the same, for who asks next); with 0 a name that is
-            there takes the time that it takes.
-        readonly: a handle that cannot write. As long as this process has no writable handle on the array, a write by
-            force is a SIGSEGV; beside one, both see the memory at the same address, so that NumPy sees what overlaps.
-        device: where it shall lie: a copy if it lies elsewhere, also on a GPU that CUDA_VISIBLE_DEVICES hides here
-            (another process is then started for the copy). None for where it is; an array of another node then comes
-            into host memory. Of another node, on a GPU: what this node's processes have there is one and the same, to be
-            read alone, as in host memory.
+        timeout: seconds to wait for it; 0: do not wait, None: for ever. An array of another node must also arrive within
+            that time, else `Timeout` is raised (and it is fetched all the same, for whoever asks next); with 0 a name that
+            exists is fetched, however long that takes.
+        readonly: a handle that cannot write: NumPy refuses. If code writes all the same (in C, or by a tensor), the process gets
+            a SIGSEGV, unless it has a writable handle on the same array as well.
+        device: where to have it; a copy if it lies elsewhere, also if it lies on a GPU that CUDA_VISIBLE_DEVICES hides here
+            (another process then makes the copy). None: where it is. An array of another node comes into host memory, or
+            onto the GPU that you name; all processes of this node share it there, read-only.
 
     Returns:
         Array: a handle; close it, use it in a `with`, or just let it go.
@@ -161,7 +151,7 @@ def get(
         Timeout: it did not appear, or arrive, in time.
         DeviceError: there is no such device.
         LimitExceeded: no memory is left on that device, or here.
-        ProducerDied: another node's array: who wrote it died before its work was complete.
+        ProducerDied: an array of another node whose writer died before its work was complete.
         BrokerLost: the broker is gone.
         RemoteError: the other node cannot be reached, or refuses.
         ValueError: a bad name.
@@ -181,7 +171,7 @@ def get(
         return made
     connection = client._default or client.current()
     flags, status = 2 if readonly else 0, 0  # CW_READONLY
-    if timeout and encoded.startswith(b"//"):
+    if timeout:  # it bounds the whole call: also the broker's answer, where memory is to be mapped
         lease = _get_later(name, encoded, flags, timeout, -errno.EINTR)
     else:
         lease = _new_lease(Lease)  # without a line of Python: this is each get's way
@@ -191,7 +181,7 @@ def get(
         del pointer
     if status:
         if status == -errno.ENODEV and device is not None:
-            return _hidden.fetch(encoded, device)
+            return hidden_gpus.fetch(encoded, device)
         if status != -errno.EINTR and (status != -errno.ENOENT or timeout == 0):
             raise failure(status)
         lease = _get_later(name, encoded, flags, timeout, status)
@@ -205,34 +195,28 @@ def get(
     return made if device is None else made.to(device)
 
 
-def _left_ns(deadline: float) -> int:
-    """What is left of it, as the library takes it."""
-    left = deadline - time.monotonic()
-    return -1 if left == math.inf or left > 1e9 else max(0, int(left * 1e9))
-
-
 def _get_at(name: str, encoded: bytes, device: str, flags: int, timeout: float | None) -> Array:
     """An array of another node on a device."""
-    deadline = math.inf if timeout == 0 else _deadline(timeout)
+    end = math.inf if timeout == 0 else deadline(timeout)
     place = device.encode()
     while True:
-        connection, left_ns = client.current().pointer, _left_ns(deadline)
-        status, got = lease_once(Lease, lib.cw_get_at, connection, encoded, place, flags, left_ns)
+        connection, left = client.current().pointer, left_ns(end)
+        status, got = lease_once(Lease, lib.cw_get_at, connection, encoded, place, flags, left)
         if status == 0:
             return arrays.make(got, None)
         if status == -errno.ENOENT and timeout != 0:
-            _wait_until(name, encoded, deadline, timeout)
+            _wait_until(name, encoded, end, timeout)
         elif status != -errno.EINTR:
             raise failure(status)
 
 
 def _get_later(name: str, encoded: bytes, flags: int, timeout: float | None, status: int) -> Lease:
-    deadline = math.inf if timeout == 0 else _deadline(timeout)
+    end = math.inf if timeout == 0 else deadline(timeout)
     while True:
         if status == -errno.ENOENT and timeout != 0:
-            _wait_until(name, encoded, deadline, timeout)
-        connection, left_ns = client.current().pointer, _left_ns(deadline)
-        status, lease = lease_once(Lease, lib.cw_get_within, connection, encoded, flags, left_ns)
+            _wait_until(name, encoded, end, timeout)
+        connection, left = client.current().pointer, left_ns(end)
+        status, lease = lease_once(Lease, lib.cw_get_within, connection, encoded, flags, left)
         if status == 0:
             return lease
         # A name that came and went; a signal while the array came from another node.
@@ -240,10 +224,10 @@ def _get_later(name: str, encoded: bytes, flags: int, timeout: float | None, sta
             raise failure(status)
 
 
-def _wait_until(name: str, encoded: bytes, deadline: float, timeout: float | None) -> None:
+def _wait_until(name: str, encoded: bytes, end: float, timeout: float | None) -> None:
     """Waits. Signals are served between the calls: Ctrl-C works."""
     while True:
-        status = lib.cw_wait(client.current().pointer, encoded, _left_ns(deadline))
+        status = lib.cw_wait(client.current().pointer, encoded, left_ns(end))
         if status == -errno.ETIMEDOUT:
             raise Timeout(
                 f"no array was put under the name {name!r} within {timeout} s; is its maker running?"
@@ -269,11 +253,11 @@ def wait(name: str, timeout: float | None = None) -> None:
     >>> _ = cw.put("ready", 1)
     >>> cw.wait("ready", timeout=1)
     """
-    _wait_until(name, _encode(name), _deadline(timeout), timeout)
+    _wait_until(name, _encode(name), deadline(timeout), timeout)
 
 
 def remove(name: str) -> None:
-    """Takes a name away. Who holds the array keeps it.
+    """Takes a name away. Whoever holds the array keeps it.
 
     Raises:
         NameNotFound: no such name.

@@ -1,11 +1,13 @@
 """Numba's device arrays in cableway's memory: `use()`.
 
-from numba import cuda
-import cableway as cw, cableway.numba
+For example::
 
-cableway.numba.use()
-x = cuda.device_array(1000)     # lies in a slab of cableway's
-cw.put("x", x)                  # shared with no copy
+    from numba import cuda
+    import cableway as cw, cableway.numba
+
+    cableway.numba.use()
+    x = cuda.device_array(1000)     # lies in a slab of cableway's
+    cw.put("x", x)                  # shared with no copy
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import functools
 import weakref
 from typing import Any
 
-from cableway import _hooks
+from cableway._cuda import allocator_hooks
 from cableway.errors import LimitExceeded
 
 __all__ = ["use"]
@@ -49,7 +51,7 @@ def _manager() -> Any:
 
             def allocator() -> int:
                 try:
-                    return _hooks.allocate(size, gpu)
+                    return allocator_hooks.allocate(size, gpu)
                 except LimitExceeded as error:
                     raise driver.CudaAPIError(_OUT_OF_MEMORY, str(error)) from error
 
@@ -58,7 +60,7 @@ def _manager() -> Any:
                 weakref.proxy(self.context),
                 _device_pointer(driver, address),
                 size,
-                finalizer=functools.partial(_hooks.free, address, gpu),
+                finalizer=functools.partial(allocator_hooks.free, address, gpu),
             )
 
         def get_ipc_handle(self, memory: Any) -> Any:
@@ -72,7 +74,7 @@ def _manager() -> Any:
     return Manager
 
 
-def use() -> _hooks.Use:
+def use() -> allocator_hooks.Use:
     """From now on Numba allocates GPU memory from cableway, in all threads and on all GPUs.
 
     What is put of it (or sent through a Pool as `cableway.asarray(x)`) is shared without a copy, and stays in memory
@@ -92,7 +94,7 @@ def use() -> _hooks.Use:
     global _users
     from numba import cuda
 
-    _hooks.begin()
+    allocator_hooks.begin()
     cuda.set_memory_manager(_manager())
     if not isinstance(cuda.current_context().memory_manager, _manager()):
         raise RuntimeError(
@@ -105,4 +107,4 @@ def use() -> _hooks.Use:
         global _users
         _users -= 1
 
-    return _hooks.Use(end)
+    return allocator_hooks.Use(end)

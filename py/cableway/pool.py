@@ -15,16 +15,17 @@ from multiprocessing.pool import MaybeEncodingError, RemoteTraceback  # type: ig
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cableway import _pool_devices, _pool_stats
-from cableway import _pool_wire as wire
-from cableway._pool_cpus import usable_cpus
-from cableway._pool_engine import RUN, Engine
-from cableway._pool_imap import IMapIterator, IMapUnorderedIterator
-from cableway._pool_jobs import Task
-from cableway._pool_options import Options, chunk_size
-from cableway._pool_outcomes import MaybeDecodingError
-from cableway._pool_progress import Progress
-from cableway._pool_results import AsyncResult, MapResult
+from cableway._core.cpus import usable_cpus
+from cableway._pool import stats as pool_stats
+from cableway._pool.answers import MaybeDecodingError
+from cableway._pool.async_result import AsyncResult, MapResult
+from cableway._pool.devices import devices as pool_devices
+from cableway._pool.engine import RUN, Engine
+from cableway._pool.imap import IMapIterator, IMapUnorderedIterator
+from cableway._pool.jobs import Task
+from cableway._pool.options import Options, chunk_size
+from cableway._pool.progress import Progress
+from cableway._transport import message as wire
 
 __all__ = [
     "AsyncResult",
@@ -56,65 +57,62 @@ else:
 class Pool(_Standard):
     """A pool of worker processes, to be used as `multiprocessing.Pool`.
 
-    It is an instance of that class, since programs ask (dask, schwimmbad), and has nothing of it.
+    It is an instance of that class, because programs such as dask ask for that, but shares no code with it.
 
-    What differs: NumPy arrays of 64 KiB and more travel through shared memory, in one copy, and are the worker's
-    own to write; a `cableway.Array` travels as a handle on the same memory. What standard pickle refuses in
-    a task (lambdas, local functions) goes by cloudpickle. Whatever ends a worker ends its own task alone, with
-    `WorkerDied`, and another worker takes its place; an initializer that raises, raises at the caller.
+    What differs: NumPy arrays of 64 KiB and more travel through shared memory with one copy, and the task may write to
+    its copy; a `cableway.Array` travels as a handle on the same memory. Lambdas and local functions, which standard pickle
+    refuses, are pickled by cloudpickle. If a worker dies, only its own task fails, with `WorkerDied`, and another worker
+    takes its place. An initializer that raises, raises at the caller.
 
-    A worker of a Pool is a daemon, as the standard library's, and may have no processes of its own: a Pool or
-    Executor made in one raises AssertionError. Workers of an `Executor` may have both, and those end with it.
+    As in the standard library a Pool's worker is a daemon and may have no processes of its own: a Pool or Executor made
+    in one raises AssertionError. Workers of an `Executor` may have both, and those end with the worker.
 
-    In a notebook, functions and classes of its cells are those of the moment of the call: they go by value, unless
-    the workers came by fork and nothing that they read was bound anew since.
+    In a notebook a task uses the functions and classes of the cells as they are at the moment of the call.
 
     Args:
-        processes: how many workers; None for the CPUs that affinity and cgroup leave to this process.
-        initializer: called as initializer(*initargs) in each worker before its first task. A lambda or local
-            function goes by cloudpickle.
+        processes: how many workers; None for as many as there are CPUs that this process may use (by affinity and cgroup).
+        initializer: called as ``initializer(*initargs)`` in each worker before its first task. It may be a lambda or a
+            local function.
         initargs: its arguments.
-        maxtasksperchild: a worker is replaced after so many tasks (chunks of a map count as one).
+        maxtasksperchild: a worker is replaced after this many tasks (a chunk of a map counts as one).
         context: a multiprocessing context, or the name of a start method: "fork", "spawn", "forkserver". None
             for multiprocessing's own choice.
-        retries: how often a task is run again whose worker died. Never after an exception.
+        retries: how many times a task is run again if its worker dies. After an exception it is never run again.
         task_timeout: seconds that a task may run (one chunk of a map); then its worker is killed and replaced,
             and the task raises `TaskTimeout`.
-        capture_stderr: workers' stderr goes through this process, which passes it on, and `WorkerDied` shows
-            the end of it. Nobody waits for it: if 4 MiB wait for this process's stderr, more is dropped, which is told there.
-        devices: workers on GPUs: "cuda", one on each GPU that this process sees; "auto", the same, or as without
-            devices if there is none; "cuda:1"; a list of names, a name twice for two workers there; a dict
-            from names to numbers of workers ({"cuda": 2}: two on each). A UUID is a name too, also of a part by MIG. See below.
-        peer: tasks get arrays of other GPUs as views, instead of copies on their own.
-        sms: multiprocessors for each worker, where several share a GPU; what is submitted to
-            `cableway.current_stream()` runs on them alone. The driver rounds up. GPUs take turns between processes
-            unless MPS runs: a part bounds what a worker takes, and it is no promise that others run beside it.
-        borrow: how arrays on a GPU go to tasks that PyTorch or CuPy has allocated by itself: True as they are, False by a
-            copy on the GPU, None PyTorch's as they are and CuPy's by a copy. See below.
+        capture_stderr: this process reads the workers' stderr and passes it on, and `WorkerDied` shows the end of it. Workers
+            never wait for that: what exceeds 4 MiB is dropped, with a note on this process's stderr.
+        devices: workers on GPUs. "cuda": one on each GPU that this process sees; "auto": the same, or workers without GPUs if
+            there is none; "cuda:1"; a list of names, where a name may appear twice for two workers; a dict from names to
+            numbers of workers ({"cuda": 2}: two on each). A UUID, of a GPU or of an instance of MIG, is a name too. See below.
+        peer: tasks get arrays that lie on other GPUs as views instead of as copies on their own GPU.
+        sms: multiprocessors for each worker, where several share a GPU: what a task submits to `cableway.current_stream()` runs on
+            these only. The driver rounds up. Without MPS a GPU serves one process at a time, so this bounds what a worker
+            takes, but does not make workers run at the same time.
+        borrow: how a task gets GPU memory that PyTorch or CuPy has allocated by itself. True: the same memory; False: a copy on the
+            GPU; None: the same memory for PyTorch's tensors, a copy for CuPy's arrays. See below.
 
-    With devices a worker is a process of its own interpreter (`context`: "spawn", which is the default then, or
-    "forkserver"), to which its GPU is cuda:0, so that the default device of every library is right; the others come
-    behind it. It runs on cores near its GPU, shared out among the workers there. The GPUs are found by the CUDA driver, which
-    this process opens. A task goes to the GPU where most bytes of its `cableway.Array` arguments lie, and to another one that is
-    idle when more than two tasks a worker wait there; without such arrays, to that with the least to do. An array on another
-    GPU than the worker's is copied there before func gets it, so what func writes into an argument reaches the caller's array
-    only if they lay on one GPU: return it. By default `map` takes items one by one then.
+    With devices each worker is started by "spawn" (the default then) or "forkserver". Its own GPU is cuda:0 to it, so that the
+    default device of every library is right; the other GPUs follow. It runs on cores near its GPU.
 
-    Tensors of PyTorch and arrays of CuPy that lie on a GPU go by handle too, and come as such. A tensor's memory is not
-    copied, as with torch.multiprocessing: what func writes into it the caller sees, and so do other tasks that were given
-    it. An array of CuPy's is copied once on its GPU, since it would be pickled otherwise; `borrow=True` passes it as it is
-    as well, `borrow=False` copies both. Memory that was allocated from cableway (`cableway.torch.use()`) is never copied.
-    Memory of which the driver gives no handle (expandable segments, cudaMallocAsync) is always copied: `stats`
-    counts. Who drops an array that a task still has keeps its memory until the task lets go of it. What a task returns
-    is memory of cableway's, or what it was given.
+    A task goes to the GPU that holds most bytes of its `cableway.Array` arguments, or to the least busy one if it has none. If
+    more than two tasks a worker wait at one GPU, idle workers of others take some. An argument that lies on another GPU than
+    the worker's is copied to the worker's first, so the caller sees what func writes into it only if both are on one GPU:
+    return the result instead. With devices `map` sends items one by one by default.
 
-    After each call of func the worker waits for all that it has begun on its GPU. If that has broken the CUDA
-    context, the task raises `DeviceError` with CUDA's name for it, and the worker is replaced. Memory
-    that is full is an exception of the task's.
+    PyTorch's tensors and CuPy's arrays on a GPU are passed by handle, and arrive as tensors and arrays. A tensor is the same
+    memory, as with torch.multiprocessing: the caller, and other tasks that were given it, see what func writes. A CuPy
+    array is copied once on its GPU; with `borrow=True` it is the same memory as well, and with `borrow=False` both are
+    copied. Memory that was allocated from cableway (`cableway.torch.use()`) is never copied. Memory that the driver gives
+    no handle for (expandable segments, cudaMallocAsync) is always copied; `stats` counts both. An array that you drop while
+    a task has it stays until the task lets go of it. What a task returns is memory of cableway's, or what it was given.
+
+    After each call of func the worker waits until its GPU work is complete. If that work has broken the CUDA context, the task
+    raises `DeviceError` with CUDA's name for the error, and the worker is replaced. If GPU memory is full, the task raises.
 
     Raises:
-        ValueError: processes or maxtasksperchild below 1, retries below 0, task_timeout not above 0; devices with the
-            start method "fork", with a number of processes that is not theirs, or that says nothing that can be.
+        ValueError: processes or maxtasksperchild below 1, retries below 0, task_timeout not above 0; devices that are no names
+            of devices, or together with the start method "fork" or with another number of processes.
         TypeError: initializer cannot be called; devices is neither text, list nor dict.
         DeviceError: there is no such GPU for this process.
         LimitExceeded: no memory for tasks. (The broker is connected to when a task needs it.)
@@ -141,7 +139,7 @@ class Pool(_Standard):
         sms: int | None = None,
         borrow: bool | None = None,
     ) -> None:
-        context, found = _pool_devices.start(
+        context, found = pool_devices.start(
             context, devices, processes, peer=peer, sms=sms, borrow=borrow
         )
         if found is not None:
@@ -165,7 +163,7 @@ class Pool(_Standard):
     def apply(
         self, func: Callable[..., Any], args: Iterable[Any] = (), kwds: dict[str, Any] | None = None
     ) -> Any:
-        """func(*args, **kwds) in a worker; waits for the result.
+        """``func(*args, **kwds)`` in a worker; waits for the result.
 
         Raises:
             WorkerDied: the worker died.
@@ -217,7 +215,7 @@ class Pool(_Standard):
         *,
         progress: Any = None,
     ) -> list[Any]:
-        """[func(x) for x in iterable], on all workers, in order.
+        """``[func(x) for x in iterable]``, on all workers, in order.
 
         Args:
             func: called with one item.
@@ -254,7 +252,7 @@ class Pool(_Standard):
         *,
         progress: Any = None,
     ) -> list[Any]:
-        """[func(*x) for x in iterable], on all workers, in order; see `map`."""
+        """``[func(*x) for x in iterable]``, on all workers, in order; see `map`."""
         return _get(self.starmap_async(func, iterable, chunksize), progress)
 
     def starmap_async(
@@ -374,11 +372,11 @@ class Pool(_Standard):
         Seconds are those in which tasks ran; bytes are those of arguments and results as they were sent, an `Out` with the
         results.
         """
-        return _pool_stats.summary(self._engine.figures(), self._engine.devices)
+        return pool_stats.summary(self._engine.figures(), self._engine.devices)
 
     def print_stats(self) -> None:
         """Prints `stats` as a table."""
-        print(_pool_stats.table(self._engine.figures()))
+        print(pool_stats.table(self._engine.figures()))
 
     # ---- its end
 

@@ -6,30 +6,30 @@
 >>> q.get(timeout=1)
 {'answer': 42}
 
-A queue lies in shared memory, and belongs to no process: any number of processes and threads put and take. One that is
-killed, at whatever moment, loses at most the item that it was putting or had just taken, and blocks nobody. A
-`cableway.Array` in an item travels as a handle, NumPy arrays and other buffers of 256 KiB and more with one copy into
-memory that the receiver then owns and may write; of everything else the pickle is copied.
+A queue lies in shared memory and belongs to no process: any number of processes and threads may put and get. If a process
+is killed, at whatever moment, at most the item that it was putting or had just taken is lost, and nobody is blocked. A
+`cableway.Array` in an item travels as a handle. NumPy arrays and other buffers of 256 KiB and more are copied once, into
+memory that the receiver then owns and may write to. Everything else is pickled and copied.
 
 What differs from the standard library, and why:
 
-- put() pickles at once and in the calling thread: an object that cannot be pickled raises there, and a later change to
-  it does not show at the other end. There is no feeder thread: when put() returns the item is in the queue, also if
-  this process is killed next. So join_thread() and cancel_join_thread() have nothing to do.
+- put() pickles at once, in the calling thread: an object that cannot be pickled raises there, and a later change to it does
+  not show at the other end. There is no feeder thread: when put() has returned, the item is in the queue, also if this
+  process is killed next. So join_thread() and cancel_join_thread() have nothing to do.
 - A queue without maxsize grows. What bounds it is memory: put() raises `LimitExceeded` when the broker's limit on
   bytes is reached (`max_user_bytes`, half of the machine's memory; see `man cablewayd`), or when small items fill
   64 pieces of memory of up to 64 MiB. `maxbytes` bounds a queue itself.
-- Full and Empty tell what the queue holds, never that others are at it: put_nowait() and a short timeout wait for those
-  who are putting at that moment, some microseconds each. If one of them stands still in the middle (it is stopped, or
-  waits for a broker that does not answer), calls with a limit raise `QueueBlocked` a second after it; it goes by itself
-  when that process continues, or dies. The standard library's get() raises Empty then, and its put() only fills the
-  memory of its own process.
-- empty(), full() and qsize() tell what was so at that moment, for all processes: an item that was put is seen at once.
+- Full and Empty tell what the queue holds, not that others use it: put_nowait() and calls with a short timeout wait for
+  processes that are putting at that moment, some microseconds each. If one of these stands still in the middle (it is
+  stopped, or waits for a broker that does not answer), calls with a timeout raise `QueueBlocked`, a second later at the
+  earliest. That ends by itself when the process continues or dies. In the standard library get() raises Empty then, and
+  put() only fills the memory of its own process.
+- empty(), full() and qsize() tell the state at that moment, for all processes: an item that was put is seen at once.
 - A queue can be pickled by whatever means, also into another queue, not only to a child process. Put into itself it
   is gone after `transit_seconds`, unless it was taken.
-- After close() put(), get() and empty() raise `QueueClosed`: both the ValueError and the OSError that multiprocessing's
-  methods raise, some the one, some the other. qsize() and full() tell what was so when it was closed, and so does empty() of
-  a queue that was never used, as there. Other processes and other copies of the queue are not concerned.
+- After close() put(), get() and empty() raise `QueueClosed`, which is both a ValueError and an OSError: multiprocessing's
+  methods raise one or the other. qsize() and full() tell the state at close(), and so does empty() of a Queue that was never
+  used, as in the standard library. Other processes, and other copies of the queue, are not affected.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ import types
 from typing import Any
 
 from cableway import _dispatch, client
-from cableway import _queue_items as items
-from cableway import _queue_watch as watching
 from cableway import array as arrays
-from cableway._lib import check, check_again, failure, ffi, held, lib
+from cableway._core.leases import Lease, lease_again
+from cableway._core.library import check, check_again, failure, ffi, held, lib
+from cableway._queue import descriptors as watching
+from cableway._queue import items
 from cableway.array import Array
 from cableway.errors import BrokerLost, Error, QueueBlocked, Stale
-from cableway.views import Lease, lease_again
 
 __all__ = ["JoinableQueue", "Queue", "SimpleQueue"]
 
@@ -345,7 +345,7 @@ class Queue(_Shared):
 
         Raises:
             queue.Full: it was full for all that time.
-            QueueBlocked: the time is over, and another process that is in the middle of a put has not run for a second.
+            QueueBlocked: the time is over, and a process in the middle of a put has stood still for a second.
             LimitExceeded: no memory left for the item.
             ValueError: the queue is closed, or the item alone is above maxbytes.
             BrokerLost: the item has large parts, and the broker that would keep them is gone.
@@ -366,7 +366,7 @@ class Queue(_Shared):
 
         Raises:
             queue.Empty: it was empty for all that time.
-            QueueBlocked: the time is over, and another process that is in the middle of a get has not run for a second.
+            QueueBlocked: the time is over, and a process in the middle of a get has stood still for a second.
             ValueError: the queue is closed.
             BrokerLost: the item has large parts, and the broker that kept them is gone: it is lost, and the next call
                 takes the next one.
@@ -407,7 +407,7 @@ class Queue(_Shared):
 
 
 class JoinableQueue(Queue):
-    """A queue whose items are said to be done; `multiprocessing.JoinableQueue`.
+    """A queue that counts which items are done; `multiprocessing.JoinableQueue`.
 
     A reader that dies between get() and task_done() leaves join() waiting, as in the standard library; an item that
     was lost with a reader inside get() counts as done.
@@ -454,3 +454,12 @@ class SimpleQueue(_Shared):
     def get(self) -> Any:
         """Takes the object that was put first; waits until there is one."""
         return self._get(-1)
+
+    def empty(self) -> bool:
+        """Whether there is no item in it now.
+
+        Raises:
+            QueueClosed: it is closed, be it that it was used before or not.
+        """
+        self._open()
+        return super().empty()

@@ -1,17 +1,20 @@
 """PyTorch's tensors in cableway's memory: `use()`.
 
-import torch, cableway as cw, cableway.torch
+For example::
 
-with cableway.torch.use():
-    x = torch.zeros(1000, 1000, device="cuda")      # lies in a slab of cableway's
-cw.put("x", x)                                      # shared with no copy
+    import torch, cableway as cw, cableway.torch
+
+    with cableway.torch.use():
+        x = torch.zeros(1000, 1000, device="cuda")      # lies in a slab of cableway's
+    cw.put("x", x)                                      # shared with no copy
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from cableway import _cableway, _hooks
+from cableway import _cableway
+from cableway._cuda import allocator_hooks
 
 __all__ = ["use"]
 
@@ -33,7 +36,7 @@ def _pool(torch: Any, gpu: int) -> Any:
     return _pools[gpu]
 
 
-def use(device: Any = None) -> _hooks.Use:
+def use(device: Any = None) -> allocator_hooks.Use:
     """From now on what this thread makes on a GPU lies in cableway's memory, by a `torch.cuda.MemPool`.
 
     What is put of it (or sent through a Pool as `cableway.asarray(x)`) is shared without a copy, and stays in memory
@@ -63,7 +66,7 @@ def use(device: Any = None) -> _hooks.Use:
     torch.cuda.init()
     place = torch.device("cuda" if device is None else device)
     gpu = torch.cuda.current_device() if place.index is None else place.index
-    _hooks.begin()
+    allocator_hooks.begin()
     context = torch.cuda.use_mem_pool(_pool(torch, gpu), gpu)
     context.__enter__()
     _open.append(context)
@@ -72,4 +75,4 @@ def use(device: Any = None) -> _hooks.Use:
         _open.remove(context)
         context.__exit__(None, None, None)
 
-    return _hooks.Use(end)
+    return allocator_hooks.Use(end)

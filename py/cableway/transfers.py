@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from cableway import dtypes
+from cableway._core import dtypes
+from cableway._core.leases import bounds
 from cableway.array import Array
-from cableway.views import bounds
 
 __all__ = ["In", "InOut", "Out", "check_distinct", "overlap"]
 
@@ -80,8 +80,8 @@ class Out(_Transfer):
     worker's GPU or on the host if the Pool has no devices, that holds anything at first. When the task has
     returned and its GPU work is complete, array holds what it has written there.
 
-    If the task raises, or its worker dies, array stays as it was. While a task is under way nobody else
-    should write to it; an array that is the Out of two tasks at a time is refused.
+    If the task raises, or its worker dies, array stays as it was. Nobody else should write to it while the task runs; an array
+    that is the Out of two tasks at a time is refused.
 
     Args:
         array: a NumPy array that can be written, of any strides, or a `cableway.Array` on the host.

@@ -5,7 +5,7 @@
  *
  * *Plain* objects are those whose pickle depends on nothing but the standard library's C pickler:
  * None, bool, int, float, complex, str, bytes, small NumPy arrays and scalars, and tuples, lists
- * and dicts of these. Whatever else there is goes as a message that Python encodes (_pool_wire).
+ * and dicts of these. Whatever else there is goes as a message that Python encodes (_transport.message).
  *
  * The GIL is the parent's lock: all calls into cw_pool but the waits are made while holding it, and
  * no Python code runs between those that belong together.
@@ -30,7 +30,7 @@
 #define PyBUF_READ 0x100
 #endif
 
-/* What a task is, and what an answer is: cw_task's kind. As in _pool_wire.py. */
+/* What a task is, and what an answer is: cw_task's kind. As in _transport/message.py. */
 enum { TASK_APPLY = 1, TASK_MAP = 2, TASK_STARMAP = 3, TASK_MESSAGE = 4 };
 enum { ANSWER_NONE = 1, ANSWER_VALUE = 2, ANSWER_MESSAGE = 3 };
 /* A message with memory beside it, for which its worker stays; Python gets it as ANSWER_MESSAGE,

@@ -2,10 +2,10 @@
  * dispatch_begin.c: the quick way of one call, as `submit` and `apply_async` make most of them: a
  * function that keeps its slot, plain arguments, no callback, workers of one group. One call from
  * Python makes the Outcome, pickles and submits the task; its end is seen to in dispatch_outcome.c.
- * Whatever is otherwise goes by _pool_engine.submit.
+ * Whatever is otherwise goes by _pool.engine.submit.
  *
  * What there is no cell for waits, pickled, in the engine's `pending`, in one order with what waits
- * there for Python to send (_pool_outgoing). C takes quick ones from its front and nothing else,
+ * there for Python to send (_pool.submit). C takes quick ones from its front and nothing else,
  * Python all but those, so nothing is sent twice: taking one and sending it is one step under the
  * GIL. Who frees cells sends what waits for them. Who takes the last one out tells a helper that
  * has asked: in the same step, so that no signal's handler comes in between.

@@ -8,7 +8,7 @@
  * answer marks the entry, since encoding runs Python code; who fails takes the mark away.
  *
  * Deaths: the cells are TAKEN by this worker until they are answered; all of them are lost with it
- * (shm/dispatch.h).
+ * (shm/tasks/dispatch.h).
  */
 #include "dispatch_worker.h"
 

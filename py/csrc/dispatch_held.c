@@ -1,13 +1,13 @@
 /*
  * dispatch_held.c: `Held`, which owns one array of the library's, or none yet: the *cell* of a
- * lease (extra.h, cableway.views). It is there before a call makes or opens the array, the call
+ * lease (extra.h, cableway._core.leases). It is there before a call makes or opens the array, the call
  * puts the array into it, and it closes the array when it goes, without a line of Python: whatever
  * a signal's handler raises, the array is closed once.
  *
  * Here and not by CFFI since it is on the way of each get. The library's functions are called by
  * their addresses in CFFI's extension, which has the copy of the library that made the array.
  *
- * A *block* that another process has lent (_pool_buffers.py) is opened here as well, and given back
+ * A *block* that another process has lent (_transport/blocks.py) is opened here as well, and given back
  * when the object goes: its first word says OPENED, then RETURNED, or LEFT where a process that was
  * forked meanwhile may look at it. No handler comes between opening and noting it, and what a
  * handler raises is never lost in a finaliser, since none is Python's.
@@ -25,7 +25,7 @@ typedef int open_function(cw_client *, const cw_handle *, const cw_layout *, uin
 typedef void *data_function(const cw_array *);
 typedef void close_function(cw_array *);
 
-/* Of a block's word. As in _pool_buffers.py. */
+/* Of a block's word. As in _transport/blocks.py. */
 enum { BLOCK_RETURNED = 2, BLOCK_LEFT = 3, BLOCK_OPENED = 4 };
 
 static get_function *get_array; /* set once, before there is any Held */

@@ -1,7 +1,7 @@
 /*
  * dispatch_parent.c: `Dispatch`, the parent's end of a pool.
  *
- * Each cell that is under way has an *entry*: its owner (a job of _pool_jobs) and the number of the
+ * Each cell that is under way has an *entry*: its owner (a job of _pool.jobs) and the number of the
  * task within it, or the *call* of a thread that waits for this very answer (`call`). Entries and
  * calls belong to this process and are touched under the GIL alone.
  *
@@ -240,7 +240,8 @@ static PyObject *dispatch_assign(PyObject *self, PyObject *args) {
         return NULL;
     if (worker >= d->workers)
         return PyErr_Format(PyExc_ValueError, "there is no worker %u", worker);
-    cw_pool_assign(d->pool, worker, group);
+    if (cw_pool_assign(d->pool, worker, group))
+        return PyErr_Format(PyExc_ValueError, "%s", cw_error());
     Py_RETURN_NONE;
 }
 

@@ -57,9 +57,9 @@ typedef struct {
     unsigned long helper; /* the helper's thread; 0: there is none */
     char shut;            /* takes no more */
     /* The engine's own, told by `share`: */
-    PyObject *pinned;  /* dict: functions that keep their slot, to _pool_functions.Function */
+    PyObject *pinned;  /* dict: functions that keep their slot, to _pool.functions.Function */
     PyObject *kinds;   /* tuple: types of functions */
-    PyObject *pending; /* deque: what waits for a cell (_pool_outgoing) */
+    PyObject *pending; /* deque: what waits for a cell (_pool.submit) */
     PyObject *waiters; /* set: threads that wait for a job */
     /* Of the quick way (dispatch_begin.c): */
     PyObject *late; /* list of answers that are Python's, collected by who submits; or NULL */

@@ -39,7 +39,8 @@ static pid_t owner;       /* the process that this is about */
 static struct piece *table[BUCKETS], *freed;
 static uint64_t bytes, freed_bytes;
 static unsigned freed_count;
-static __thread int status;
+/* In memory that each thread has from its beginning: taking some later could end the process. */
+static _Thread_local int status __attribute__((tls_model("initial-exec")));
 
 static struct piece **bucket(const void *memory) {
     return &table[((uintptr_t)memory >> 9) * 2654435769u % BUCKETS];

@@ -14,10 +14,10 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 
-#include "shm/dispatch.h"
-#include "shm/error.h"
-#include "tests/crash/every.h"
-#include "tests/crash/step.h"
+#include "shm/tasks/dispatch.h"
+#include "shm/base/error.h"
+#include "tests/crash/support/every.h"
+#include "tests/crash/support/step.h"
 #include "tests/support.h"
 
 #define WORKERS 2u

@@ -16,7 +16,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#include "tests/crash/hostile.h"
+#include "tests/crash/support/hostile.h"
 
 static struct raw_client client;
 static struct chance chance;

@@ -18,8 +18,8 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-#include "tests/crash/fuse_blocking.h"
-#include "tests/crash/hostile.h"
+#include "tests/crash/support/fuse_blocking.h"
+#include "tests/crash/support/hostile.h"
 
 static struct raw_client client;
 

@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
-#include "tests/crash/hostile.h"
+#include "tests/crash/support/hostile.h"
 
 #define NOBODY 65534
 

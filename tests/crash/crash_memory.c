@@ -12,8 +12,8 @@
 #include <sys/resource.h>
 
 #include "tests/cgroup.h"
-#include "tests/crash/neighbour.h"
-#include "tests/crash/world.h"
+#include "tests/crash/support/neighbour.h"
+#include "tests/crash/support/world.h"
 #include "tests/support.h"
 
 #define MIB        ((int64_t)1 << 20)

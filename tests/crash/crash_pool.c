@@ -15,7 +15,7 @@
 #include <sys/prctl.h>
 
 #include "ipc/cableway.h"
-#include "shm/error.h"
+#include "shm/base/error.h"
 #include "tests/support.h"
 
 #define CREW   3u

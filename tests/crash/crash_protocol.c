@@ -13,10 +13,10 @@
 #include <signal.h>
 #include <sys/mman.h>
 
-#include "shm/error.h"
-#include "tests/crash/liar.h"
-#include "tests/crash/neighbour.h"
-#include "tests/crash/world.h"
+#include "shm/base/error.h"
+#include "tests/crash/support/liar.h"
+#include "tests/crash/support/neighbour.h"
+#include "tests/crash/support/world.h"
 #include "tests/support.h"
 
 #define ACTORS      4

@@ -13,10 +13,10 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-#include "shm/queue.h"
-#include "shm/task.h"
-#include "tests/crash/every.h"
-#include "tests/crash/step.h"
+#include "shm/tasks/queue.h"
+#include "shm/base/task.h"
+#include "tests/crash/support/every.h"
+#include "tests/crash/support/step.h"
 #include "tests/support.h"
 
 #define PLACES 4u

@@ -12,11 +12,11 @@
 
 #include <sys/mman.h>
 
-#include "shm/block.h"
-#include "shm/lease.h"
-#include "shm/ring.h"
-#include "tests/crash/every.h"
-#include "tests/crash/step.h"
+#include "shm/blocks/block.h"
+#include "shm/session/lease.h"
+#include "shm/session/ring.h"
+#include "tests/crash/support/every.h"
+#include "tests/crash/support/step.h"
 #include "tests/support.h"
 
 #define CAPACITY 256u

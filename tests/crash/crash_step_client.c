@@ -17,9 +17,9 @@
 
 #include <errno.h>
 
-#include "tests/crash/neighbour.h"
-#include "tests/crash/step.h"
-#include "tests/crash/world.h"
+#include "tests/crash/support/neighbour.h"
+#include "tests/crash/support/step.h"
+#include "tests/crash/support/world.h"
 #include "tests/support.h"
 
 #define LOOKS     1000                            /* about 1 ms each */

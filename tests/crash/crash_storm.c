@@ -14,9 +14,9 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 
-#include "shm/error.h"
-#include "tests/crash/neighbour.h"
-#include "tests/crash/world.h"
+#include "shm/base/error.h"
+#include "tests/crash/support/neighbour.h"
+#include "tests/crash/support/world.h"
 #include "tests/support.h"
 
 #define WORKERS     5

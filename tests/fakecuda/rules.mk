@@ -1,15 +1,15 @@
 # The test double of the CUDA driver. Tests that use it name it by CABLEWAY_CUDA_DRIVER.
 FAKECUDA     := $(BUILD)/tests/fakecuda/libcuda-double.so
-FAKECUDA_SRC := $(filter-out tests/fakecuda/test_%.c,$(wildcard tests/fakecuda/*.c))
+FAKECUDA_SRC := $(filter-out tests/fakecuda/tests/% tests/fakecuda/test_%.c,$(call c_of,tests/fakecuda))
 
-# Every call of ipc/cuda_calls.h is in it, or it does not link (symbols.c, -z defs). It stays loaded: its threads do.
+# Every call of ipc/cuda/calls.h is in it, or it does not link (symbols.c, -z defs). It stays loaded: its threads do.
 $(FAKECUDA): $(call obj,$(FAKECUDA_SRC))
 	$(CC) -shared -o $@ $^ $(LDFLAGS) -Wl,-soname,libcuda-double.so -Wl,-Bsymbolic -Wl,-z,nodelete $(if $(SANITIZE),,-Wl,-z,defs)
 
 # Its own tests link it like a library.
-FAKECUDA_TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fakecuda/test_*.c))
+FAKECUDA_TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fakecuda/tests/*.c tests/fakecuda/test_*.c))
 TEST_PROGRAMS  += $(addprefix unit:,$(FAKECUDA_TESTS))
 $(FAKECUDA_TESTS): $(BUILD)/%: $(BUILD)/%.o $(FAKECUDA)
-	$(CC) -o $@ $< $(LDFLAGS) -lcmocka $(abspath $(FAKECUDA)) -Wl,-rpath,'$$ORIGIN'
+	$(CC) -o $@ $< $(LDFLAGS) -lcmocka $(abspath $(FAKECUDA)) -Wl,-rpath,'$$ORIGIN' -Wl,-rpath,'$$ORIGIN/..'
 # Everything that may load the double by its path finds it built.
 test-programs: $(FAKECUDA)

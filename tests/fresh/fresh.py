@@ -161,7 +161,7 @@ def user_without_sudo(t: Try) -> None:
         f"cd {folder} && make test-programs build/venv/package.stamp build/venv/deps-test.stamp",
         user,
     )
-    stop = "tests/py/test_cli.py -k test_stop_by_force_ends_a_stopped_broker"
+    stop = "tests/py/cli/test_cli.py -k test_stop_by_force_ends_a_stopped_broker"
     t.types(
         f"cd {folder} && build/venv/bin/python tests/run.py --build build 'py:pytest {stop}'", user
     )

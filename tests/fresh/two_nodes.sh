@@ -1,5 +1,5 @@
 #!/bin/sh
-# README's two machines as two nodes on one: keys, peers, brokers that listen, an array fetched and one put. Run where the
+# The guide's two machines as two nodes on one: keys, peers, brokers that listen, an array fetched and one put. Run where the
 # wheel is installed.
 set -eu
 folder=$(mktemp -d)

@@ -1,11 +1,11 @@
 /*
- * Fuzzes the parser of what another node says (broker/bridge/frame.c): a row of frames, each a head
- * and a body, as a connection would bring them. Whatever passes the parser keeps its promises.
+ * Fuzzes the parser of what another node says (broker/bridge/wire/frame.c): a row of frames, each a
+ * head and a body, as a connection would bring them. Whatever passes the parser keeps its promises.
  */
 #include <stdlib.h>
 #include <string.h>
 
-#include "broker/bridge/frame.c"
+#include "broker/bridge/wire/frame.c"
 
 static void promise(bool kept) {
     if (!kept)
@@ -45,9 +45,15 @@ static void check(const struct cwb_frame *frame, const uint8_t *body, uint32_t b
     }
     if (!reply && op == CWB_OPEN)
         promise(frame->open.flags >> CWB_AHEAD_SHIFT <= CWB_AHEAD_MAX);
+    if (!reply && op == CWB_REMOVE) {
+        promise(frame->remove.token.instance && frame->remove.token.number);
+        promise(frame->remove.token.settled <= frame->remove.token.number);
+    }
     if (!reply && op == CWB_OFFER) {
         struct cw_shape shape;
         promise(frame->offer.size_bytes <= CWB_ARRAY_MAX);
+        promise(frame->offer.token.instance && frame->offer.token.number);
+        promise(frame->offer.token.settled <= frame->offer.token.number);
         promise(cw_meta_decode(frame->meta, frame->meta_bytes, frame->offer.size_bytes, &shape) ==
                 0);
         promise(shape.span_bytes == frame->offer.size_bytes);

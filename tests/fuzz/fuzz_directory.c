@@ -8,8 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "shm/directory.h"
-#include "shm/error.h"
+#include "shm/names/directory.h"
+#include "shm/base/error.h"
 
 #define NAMES 40
 

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/meta.h"
-#include "shm/error.h"
+#include "ipc/base/meta.h"
+#include "shm/base/error.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -7,12 +7,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "shm/error.h"
-#include "tools/npy.h"
+#include "shm/base/error.h"
+#include "tools/npy/npy.h"
 
-#include "tools/npy.c"
-#include "tools/npy_dtype.c"
-#include "tools/npy_text.c"
+#include "tools/npy/npy.c"
+#include "tools/npy/dtype.c"
+#include "tools/npy/text.c"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 
 #include "broker/broker.h"
-#include "broker/loop.h"
+#include "broker/core/loop.h"
 #include "tests/unit/raw_client.c"
 
 #define SLABS_MAX  4
@@ -146,7 +146,8 @@ static void say(struct world *w, struct input *in, bool bent) {
         CW_OP_SLAB_ADOPT,  CW_OP_HOLDERS,       CW_OP_HOLDERS_OF,  CW_OP_BYE,
         CW_OP_PING,        CW_OP_COPY,          CW_OP_MOVER_NEXT,  CW_OP_MOVER_DONE,
         CW_OP_MAKE,        CW_OP_LINK,          CW_OP_LINK_KEEP,   CW_OP_REMOTE,
-        CW_OP_REMOTE_NEXT, CW_OP_REMOTE_DONE,   CW_OP_CHANGES,     CW_OP_REPLICA};
+        CW_OP_REMOTE_NEXT, CW_OP_REMOTE_DONE,   CW_OP_CHANGES,     CW_OP_REPLICA,
+        CW_OP_ROOM,        CW_OP_DEED};
     uint8_t bytes[sizeof(struct cw_message) + 2048];
     struct cw_message head = {.op = ops[take(in, 1) % (sizeof ops / sizeof *ops)],
                               .id = take(in, 1)};

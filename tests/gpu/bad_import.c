@@ -11,8 +11,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "ipc/cuda_backend.h"
-#include "shm/block.h"
+#include "ipc/cuda/backend.h"
+#include "shm/blocks/block.h"
 #include "tests/gpu/cuda.h"
 
 #define SLAB_BYTES (2ull << 20)

@@ -23,8 +23,8 @@
 #include <unistd.h>
 
 #include "ipc/cableway.h"
-#include "ipc/cuda_device.h"
-#include "shm/fence.h"
+#include "ipc/cuda/device.h"
+#include "shm/blocks/fence.h"
 #include "tests/gpu/bench_ok.h"
 
 #define WARM      200

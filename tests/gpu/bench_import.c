@@ -14,8 +14,8 @@
 #include <unistd.h>
 
 #include "ipc/client.h"
-#include "ipc/cuda_backend.h"
-#include "shm/wait.h"
+#include "ipc/cuda/backend.h"
+#include "shm/base/wait.h"
 #include "tests/gpu/bench_ok.h"
 
 #define SLABS_MAX 64

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/fakecuda/kernels.h"
+#include "tests/fakecuda/streams/kernels.h"
 #include "tests/support.h"
 
 #define HANG_NS       60000000000

@@ -68,6 +68,7 @@ bench)
         "$build/tests/gpu/fence_deaths" "${DEATHS:-1000}" 8
     fi
     # shellcheck disable=SC2046 # names without spaces
-    pytests "$@" $(cd "$tests/py" && ls test_cuda*.py test_mover*.py test_evict*.py test_pool_devices*.py test_transfers_gpu.py test_overlap*.py test_gpu_examples.py)
+    pytests "$@" $(cd "$tests/py" && find . \( -name 'test_cuda*.py' -o -name 'test_mover*.py' -o -name 'test_evict*.py' -o -name 'test_pool_devices*.py' \
+        -o -name test_transfers_gpu.py -o -name 'test_overlap*.py' -o -name test_gpu_examples.py -o -name test_guide.py \) | sort)
     ;;
 esac

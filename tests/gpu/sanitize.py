@@ -67,14 +67,19 @@ def programs(build: Path) -> list[Program]:
     of = build / "tests/gpu"
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rs", "-k"]
     here = [name for name in ("cupy", "numba") if importlib.util.find_spec(name)]
+
+    def file(name: str) -> str:
+        (path,) = (HERE.parent / "py").rglob(name)
+        return str(path)
+
     libraries = [
-        Program(f"kernels of {name}", [*pytest, name, "test_cuda_libraries.py"], 90)
+        Program(f"kernels of {name}", [*pytest, name, file("test_cuda_libraries.py")], 90)
         for name in here
     ]
     return [
         Program(
             "order and work",
-            [*pytest, "reader_waits_for or one_piece_of_work or several_arrays_is", "test_cuda_order.py", "test_cuda_work.py"],
+            [*pytest, "reader_waits_for or one_piece_of_work or several_arrays_is", file("test_cuda_order.py"), file("test_cuda_work.py")],
             90,
         ),
         *libraries,

@@ -35,7 +35,7 @@ BUILD = Path(os.environ["CABLEWAY_BUILD"])
 REAL = os.environ["CABLEWAY_TEST_GPU"] == "1"
 FILES = (
     "test_cuda*.py", "test_evict*.py", "test_mover*.py", "test_overlap*.py", "test_pool_devices*.py", "test_transfers_gpu.py",
-    "test_gpu_examples.py", "test_bridge_gpu*.py",
+    "test_gpu_examples.py", "test_guide.py", "test_bridge_gpu*.py",
 )  # fmt: skip
 _NOTHING_RUN = 5  # pytest's exit status when it has run no test
 _GRACE = 5  # seconds between SIGTERM and SIGKILL
@@ -70,12 +70,13 @@ def pytest(file: str) -> list[str]:
     ]
     if importlib.util.find_spec("pytest_timeout") is not None:
         command += ["--timeout=90", "--timeout-method=thread"]
-    return [*command, str(TESTS / file)]
+    (path,) = TESTS.rglob(file)
+    return [*command, str(path)]
 
 
 def tests(saying: str = "") -> list[Step]:
     """The files of tests, those that take longest first; of those with a text in them."""
-    found = {path for pattern in FILES for path in TESTS.glob(pattern)}
+    found = {path for pattern in FILES for path in TESTS.rglob(pattern)}
     files = sorted(path.name for path in found if saying in path.read_text())
     last = ("test_overlap_ahead.py", "test_cuda_interfaces.py", "test_pool_devices_alone.py")
     files.sort(key=lambda name: (name in last, not name.startswith(("test_pool", "test_mover"))))

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "shm/error.h"
+#include "shm/base/error.h"
 
 enum { LOCK };
 

@@ -14,7 +14,7 @@
 #include <errno.h>
 
 #include "model.h"
-#include "shm/dispatch.h"
+#include "shm/tasks/dispatch.h"
 
 #define WORKERS  2u
 #define CELLS    2u

@@ -12,9 +12,10 @@
 #include <time.h>
 
 #include "threads.h"
-#include "shm/atomic.h"
-#include "shm/error.h"
-#include "shm/task.h"
+#include "shm/base/atomic.h"
+#include "shm/base/error.h"
+#include "shm/base/task.h"
+#include "shm/base/wait.h"
 
 struct model_label model_labels[MODEL_LABELS];
 unsigned model_label_count;
@@ -143,7 +144,8 @@ long cw_model_syscall(long number, ...) {
     void *word = va_arg(arguments, void *);
     int operation = va_arg(arguments, int);
     model_current->op.expected = va_arg(arguments, uint32_t);
-    model_current->timed = va_arg(arguments, void *) != NULL;
+    const struct timespec *limit = va_arg(arguments, void *);
+    model_current->timed = limit && limit->tv_sec < CW_FAR_S; /* a far one is none */
     va_end(arguments);
     model_current->op.word = memory_word(word, 4);
     model_current->label = (operation & FUTEX_CMD_MASK) == FUTEX_WAIT ? "futex wait" : "futex wake";

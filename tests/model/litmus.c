@@ -4,7 +4,7 @@
  */
 #include "scenarios.h"
 
-#include "shm/atomic.h"
+#include "shm/base/atomic.h"
 
 static cw_a64 x, y;
 static uint64_t data;

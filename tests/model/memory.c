@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shm/atomic.h"
+#include "shm/base/atomic.h"
 
 static struct memory_word words[MEMORY_WORDS];
 static unsigned word_count;

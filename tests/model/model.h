@@ -37,6 +37,7 @@ struct model_scenario {
     /* Which operations the language lets each thread see; false for litmus tests that want a count.
      */
     bool (*stuck)(void); /* no thread can go on: is that fine? NULL: never */
+    bool fails;          /* something is left out: the search must find why it is there */
 };
 
 /* ---- for scenarios ---- */

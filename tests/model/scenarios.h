@@ -7,6 +7,9 @@
 extern const struct model_scenario model_ring_scenarios[];
 extern const struct model_scenario model_sleep_scenarios[];
 extern const struct model_scenario model_lease_scenarios[];
+extern const struct model_scenario model_transit_scenarios[];
+extern const struct model_scenario model_room_scenarios[];
+extern const struct model_scenario model_floor_scenarios[];
 extern const struct model_scenario model_directory_scenarios[];
 extern const struct model_scenario model_fence_scenarios[];
 extern const struct model_scenario model_order_scenarios[];

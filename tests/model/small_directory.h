@@ -1,5 +1,5 @@
-/* The directory in small, for the model: included before shm/directory.c and its writer. */
-#include "shm/directory.h"
+/* The directory in small, for the model: included before shm/names/directory.c and its writer. */
+#include "shm/names/directory.h"
 
 #undef CW_PAGE
 #undef CW_INDEX_FIRST_SLOTS

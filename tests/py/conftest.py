@@ -19,10 +19,17 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from waiting import eventually
 
 import cableway as cw
-from cableway import _pool_server, client
+from cableway import client
+from cableway._pool.launch import server
+
+HERE = Path(__file__).resolve().parent
+# Where modules lie that tests share: on sys.path here and, by whoever starts them, in programs of tests.
+PATH = [str(HERE), str(HERE / "support")]
+sys.path[:0] = [folder for folder in PATH if folder not in sys.path]
+
+from waiting import eventually  # noqa: E402
 
 # A shell that starts us in the background ignores SIGINT for us, and so for every test of Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -94,6 +101,13 @@ def broker_pid(folder: Path) -> int:
     return 0
 
 
+def running_broker(folder: Path) -> int:
+    """The pid of a broker that must be there: a signal to 0 goes to the whole group of this process."""
+    pid = broker_pid(folder)
+    assert pid, f"no broker runs in {folder}"
+    return pid
+
+
 def stop_broker(folder: Path) -> None:
     """Ends the broker of a folder, as an administrator would."""
     pid = broker_pid(folder)
@@ -113,7 +127,7 @@ def broker_folder() -> Iterator[Path]:
     os.environ["CABLEWAY_DIR"] = str(folder)
     disconnect()
     yield folder
-    _pool_server.stop()
+    server.stop()
     multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
     disconnect()
     stop_broker(folder)
@@ -151,9 +165,9 @@ def context(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def no_server() -> Iterator[None]:
     """The test begins and ends without a server of workers."""
-    _pool_server.stop()
+    server.stop()
     yield
-    _pool_server.stop()
+    server.stop()
 
 
 @pytest.fixture

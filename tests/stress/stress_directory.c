@@ -5,8 +5,8 @@
  */
 #include <pthread.h>
 
-#include "shm/directory.h"
-#include "shm/error.h"
+#include "shm/names/directory.h"
+#include "shm/base/error.h"
 #include "tests/support.h"
 
 #define READERS  2

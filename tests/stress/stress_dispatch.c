@@ -11,7 +11,7 @@
 #include <sys/prctl.h>
 
 #include "ipc/cableway.h"
-#include "shm/error.h"
+#include "shm/base/error.h"
 #include "tests/support.h"
 
 #define WORKERS 3u

@@ -5,8 +5,8 @@
  */
 #include <pthread.h>
 
-#include "shm/error.h"
-#include "shm/fence.h"
+#include "shm/base/error.h"
+#include "shm/blocks/fence.h"
 #include "tests/support.h"
 
 #define WAITERS 3

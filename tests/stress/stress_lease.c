@@ -7,9 +7,9 @@
  */
 #include <pthread.h>
 
-#include "shm/block.h"
-#include "shm/error.h"
-#include "shm/lease.h"
+#include "shm/blocks/block.h"
+#include "shm/base/error.h"
+#include "shm/session/lease.h"
 #include "tests/support.h"
 
 #define TAKERS 3

@@ -5,8 +5,8 @@
  */
 #include <pthread.h>
 
-#include "shm/error.h"
-#include "shm/queue.h"
+#include "shm/base/error.h"
+#include "shm/tasks/queue.h"
 #include "tests/support.h"
 
 #define WRITERS 3u

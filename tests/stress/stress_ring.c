@@ -5,8 +5,8 @@
  */
 #include <pthread.h>
 
-#include "shm/error.h"
-#include "shm/ring.h"
+#include "shm/base/error.h"
+#include "shm/session/ring.h"
 #include "tests/support.h"
 
 #define CAPACITY 4096u

@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "shm/error.h"
+#include "shm/base/error.h"
 #include "tests/unit/raw_client.h"
 
 /* BUILD/tests/unit/PROGRAM -> BUILD/cablewayd, unless CABLEWAY_BROKER names another. */

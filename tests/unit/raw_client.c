@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "shm/error.h"
+#include "shm/base/error.h"
 
 void raw_pause(void) {
     nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
@@ -115,13 +115,15 @@ static void keep_sentence(struct raw_client *client, const struct raw_mail *mail
 static int open_session(struct raw_client *client, struct raw_mail *mail) {
     struct cw_hello_reply reply;
     if (mail->head.op != (CW_OP_HELLO | CW_OP_REPLY) || mail->body_bytes != sizeof reply ||
-        mail->fd_count != 4)
+        mail->fd_count != 6)
         return -EPROTO;
     memcpy(&reply, mail->body, sizeof reply);
     client->session = reply.session;
     client->instance = reply.instance;
     client->doorbell = mail->fds[2];
     client->bell = mail->fds[3];
+    close(mail->fds[4]); /* the directory's; who looks for names asks for them */
+    close(mail->fds[5]);
     mail->fd_count = 0;
     int code = cw_segment_open(mail->fds[0], reply.root_bytes, CW_SEGMENT_ROOT, false, 0,
                                &client->root_segment);

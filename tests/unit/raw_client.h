@@ -11,11 +11,11 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "ipc/address.h"
+#include "ipc/request/address.h"
 #include "ipc/wire.h"
-#include "shm/block.h"
-#include "shm/monitor.h"
-#include "shm/session.h"
+#include "shm/blocks/block.h"
+#include "shm/session/monitor.h"
+#include "shm/session/session.h"
 
 #define RAW_FDS_MAX    8
 #define RAW_TIMEOUT_MS 20000 /* a test that waits so long has failed */

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from bridge_nodes import Nodes, Owner, nodes, streams_chosen
-from bridge_rivals import Dask, Loop, Ours, Rival, Standard, closing, rows
+from bridge.nodes import Nodes, Owner, nodes, streams_chosen
+from bridge.rivals import Dask, Loop, Ours, Rival, Standard, closing, rows
 from measure import MIB, Used, in_turn, report, skipped
 
 import cableway as cw

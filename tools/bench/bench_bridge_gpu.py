@@ -7,7 +7,7 @@ share cores. The parts, measured in the same run: the driver's copy to and from 
 loops in C on as many threads as the bridge has streams, and plain sockets on as many. The promise is LEAST of the
 slowest of them. Random data, arrays in rotation, every result checked. --smoke: small, and prints no figure: for the
 test double, whose figures say nothing. --explain: in about 40 s where the time goes, by streams and threads
-(bridge_explain.py), and no promise.
+(bridge/explain.py), and no promise.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import sys
 import time
 from pathlib import Path
 
-import gpu_driver as driver
-from bridge_explain import explain
-from bridge_nodes import Nodes, Owner, areas, nodes, random_bytes
-from bridge_rivals import Loop, closing
+from bridge.explain import explain
+from bridge.nodes import Nodes, Owner, areas, nodes, random_bytes
+from bridge.rivals import Loop, closing
+from gpu import driver
 from measure import MIB, in_turn
 
 import cableway as cw
@@ -89,7 +89,7 @@ def measure(made: Nodes, owner: Owner, size: int, streams: int, rounds: int) -> 
     ours = Get(made, owner, size, f"cuda:{last}")
     copies = {"GPU to host": Copy("DtoH", 0, size), "host to GPU": Copy("HtoD", last, size)}
     loops: list[Loop] = []
-    if (made.build / "tools/bench/bench_tls").exists():
+    if (made.build / "tools/bench/programs/bench_tls").exists():
         keys = made.root / "a" / "node"
         loops = [Loop(made.build, keys, kind, streams, size) for kind in ("tls", "plain")]
     with closing(list(loops)):

@@ -13,7 +13,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from bridge_nodes import Nodes, Owner, nodes
+from bridge.nodes import Nodes, Owner, nodes
 from measure import cpu_of, in_turn, report
 
 PEERS, NAMES, SIZE = 256, 1000, 64
@@ -26,7 +26,7 @@ class Load:
     def __init__(self, build: Path, keys: Path, port: int, servers: list[int]) -> None:
         self.servers = servers
         self.process = subprocess.Popen(
-            [build / "tools/bench/bench_tls_load", keys, str(PEERS), str(port), str(NAMES), str(SIZE)],
+            [build / "tools/bench/programs/bench_tls_load", keys, str(PEERS), str(port), str(NAMES), str(SIZE)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.process.stdout
@@ -69,7 +69,7 @@ def main() -> None:
         owner = Owner(made, "b")
         owner.small(SIZE, *[f"many/{i}" for i in range(NAMES)])
         server = subprocess.Popen(
-            [build / "tools/bench/bench_tls_server", made.root / "b" / "node", str(NAMES), str(SIZE)],
+            [build / "tools/bench/programs/bench_tls_server", made.root / "b" / "node", str(NAMES), str(SIZE)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert server.stdout

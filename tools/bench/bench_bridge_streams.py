@@ -10,8 +10,8 @@ import argparse
 import contextlib
 from pathlib import Path
 
-from bridge_nodes import Owner, nodes, streams_known
-from bridge_rivals import Loop, Ours, Rival, closing, rows
+from bridge.nodes import Owner, nodes, streams_known
+from bridge.rivals import Loop, Ours, Rival, closing, rows
 from measure import MIB, skipped
 
 COUNTS = (1, 2, 4)

@@ -19,10 +19,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-import gpu_copies as copies
-import gpu_driver as driver
-import gpu_passing as passing
-from gpu_rows import LARGEST_MIB, missing, note, show
+from gpu import copies, driver, passing
+from gpu.rows import LARGEST_MIB, missing, note, show
 
 import cableway as cw
 
@@ -110,7 +108,7 @@ def in_child(part: str) -> None:
     import pickle
     import tempfile
 
-    from gpu_rows import LINES, REASONS
+    from gpu.rows import LINES, REASONS
 
     with tempfile.NamedTemporaryFile() as file:
         subprocess.run([sys.executable, __file__, "--into", file.name, part], check=True)
@@ -123,7 +121,7 @@ def leave(name: str) -> None:
     """Writes the lines of this process to a file for in_child()."""
     import pickle
 
-    from gpu_rows import LINES, REASONS
+    from gpu.rows import LINES, REASONS
 
     with open(name, "wb") as file:
         pickle.dump((LINES, REASONS), file)

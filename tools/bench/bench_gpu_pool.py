@@ -25,8 +25,8 @@ from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
-import gpu_pool_tasks as tasks
 import numpy as np
+from gpu import pool_tasks as tasks
 
 import cableway as cw
 

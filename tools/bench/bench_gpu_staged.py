@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import gpu_driver as driver
 import numpy as np
+from gpu import driver
 
 import cableway as cw
 

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from bridge_targets import bridge_targets
+from bridge.targets import bridge_targets
 from targets import Results, Row, Target, number
 from targets import targets as pool_targets
 

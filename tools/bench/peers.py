@@ -6,6 +6,7 @@ others do. A call that a peer does not have is not there; a peer that is not ins
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import importlib
@@ -21,7 +22,7 @@ from tasks import nothing
 CONTEXT = multiprocessing.get_context("fork")
 
 
-class Peer:
+class Peer(abc.ABC):
     """One of them; `how` says how its sides wait for each other."""
 
     name = ""
@@ -35,16 +36,17 @@ class Peer:
         self.begin()
         self.pids = sorted(set(family()) - before)
 
+    @abc.abstractmethod
     def open(self, workers: int, *prepare: Any) -> Any:
         """Makes the pool; prepare: an initializer and its arguments."""
-        raise NotImplementedError
 
     def begin(self) -> None:
         """Sees to it that all workers are there."""
+        return
 
+    @abc.abstractmethod
     def apply(self, work: Callable[..., Any], *args: Any) -> Any:
         """One call, and its result."""
-        raise NotImplementedError
 
     def cpu(self) -> float:
         """CPU seconds of this process and of what the peer started."""
@@ -52,6 +54,7 @@ class Peer:
 
     def close(self) -> None:
         """Ends it."""
+        return
 
 
 class Standard(Peer):

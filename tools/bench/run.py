@@ -20,7 +20,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from bridge_targets import BRIDGE_CAUSES, bridge_targets
+from bridge.targets import BRIDGE_CAUSES, bridge_targets
 from targets import CAUSES, Results, Row, Target, number, slower, targets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -201,7 +201,7 @@ def main() -> int:
     for program in BRIDGE if options.bridge else PROGRAMS + PYTHON:
         if not any(word in program for word in options.only.split(",")):
             continue
-        command = [str(options.build / "tools" / "bench" / program)]
+        command = [str(options.build / "tools" / "bench" / "programs" / program)]
         if program.endswith(".py"):
             command = [sys.executable, str(ROOT / "tools" / "bench" / program)]
             command += [f"--rounds={options.rounds}"] if options.rounds else []

@@ -1,0 +1,107 @@
+/*
+ * Siblings: replicas of one remote array at several places of this node, in host memory and on
+ * GPUs. Each is a replica with a key of its own (cw_remote_place()); a process asks for the place
+ * where it wants the array.
+ *
+ * Its bytes come over the network once, wherever they are wanted: what is HELD at one place is
+ * copied from there, by the mover where a GPU is an end of it; what is coming to one place is
+ * waited for. If that fails, one of those who waited fetches it. Where a GPU is full, siblings on
+ * GPUs that nobody uses are let go.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "broker/bridge/fetch/floor.h"
+#include "broker/bridge/memory.h"
+#include "broker/bridge/fetch/replica.h"
+
+void cwb_replica_wake(struct cwb_replica *replica) {
+    struct cwb_replica *follower;
+    while ((follower = replica->followers)) {
+        replica->followers = follower->follow_next;
+        follower->followed = NULL;
+        cwb_replica_begin(follower);
+    }
+}
+
+/* What nobody uses on GPUs is let go of, as soon as the broker has told so. Is there anything? */
+static bool make_room(void *owner) {
+    return cwb_looks_at_gpus(((struct cwb_replica *)owner)->bridge);
+}
+
+static void on_landed(void *owner, int code, cw_array *array) {
+    struct cwb_replica *replica = owner;
+    replica->landing = NULL;
+    replica->array = array;
+    if (code == 0) {
+        cwb_replica_put(replica);
+        return;
+    }
+    if (code == -ESTALE || code == -EAGAIN)
+        cwb_replica_again(replica);
+    else
+        cwb_replica_fail(replica, code);
+}
+
+void cwb_replica_land(struct cwb_replica *replica, const struct cwb_landing_wish *what) {
+    struct cwb_landing_wish wish = *what;
+    wish.size_bytes = replica->opened.size_bytes;
+    wish.to_host = !replica->on_gpu;
+    wish.make_room = replica->on_gpu ? make_room : NULL;
+    memcpy(wish.gpu.device_uuid, replica->gpu, sizeof replica->gpu);
+    replica->landing = cwb_landing_begin(replica->bridge, &wish, on_landed, replica);
+    if (!replica->landing)
+        cwb_replica_fail(replica, -EDQUOT);
+}
+
+/* Another place of the same array at this node: one that is there, else one that is coming. */
+static struct cwb_replica *sibling(const struct cwb_replica *replica) {
+    struct cwb_replica *coming = NULL, *other = replica->floor->places;
+    for (; other; other = other->next_place) {
+        if (other == replica || other->followed)
+            continue;
+        if (other->held && !other->doubtful)
+            return other;
+        if (!other->held)
+            coming = other;
+    }
+    return coming;
+}
+
+bool cwb_replica_follow(struct cwb_replica *replica) {
+    struct cwb_replica *other = sibling(replica);
+    struct cw_found found;
+    cw_array *array;
+    bool on_gpu;
+    if (!other)
+        return false;
+    if (!other->held) {
+        replica->followed = other;
+        replica->waited = true;
+        LL_PREPEND2(other->followers, replica, follow_next);
+        cwb_replica_hurry(other);
+        return true;
+    }
+    if (cwb_local_open(replica->bridge, &other->key, &found, &array, &on_gpu) != 0)
+        return false;
+    bool same = found.entry.slab == other->put.slab && found.entry.block == other->put.block &&
+                found.entry.gen == other->put.gen;
+    if (!same) { /* its name went meanwhile */
+        cw_array_close(array);
+        return false;
+    }
+    replica->doubtful = false;
+    replica->sent = other->sent;
+    replica->opened = other->opened;
+    replica->opened.inside = 0;
+    replica->opened.meta_bytes = found.entry.meta_bytes;
+    replica->came = malloc(found.entry.meta_bytes + 1);
+    if (!replica->came) {
+        cw_array_close(array);
+        cwb_replica_fail(replica, cwb_no_memory("an array of another node"));
+        return true;
+    }
+    memcpy(replica->came, found.meta, found.entry.meta_bytes);
+    cwb_replica_land(replica, &(struct cwb_landing_wish){.local = array});
+    return true;
+}

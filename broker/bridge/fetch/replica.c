@@ -1,0 +1,498 @@
+/*
+ * Replicas: remote arrays in local memory, each under its remote name in the directory, where local
+ * clients find it without asking anybody.
+ *
+ *   OPENING --opened--> MAKING --memory--> TAKING --whole, checked--> HELD --changed, unused, or
+ *      |  (small arrays come with the answer: no TAKING)               |     the peer is away-->
+ * gone
+ *      +--it fails: all jobs are told, gone                            v
+ *
+ * However many clients want one array, it is fetched once: they all wait for the same replica. At
+ * other places of this node, on GPUs, it has siblings (co_located.c). What is HELD is what the name
+ * means at its owner as far as it can be known: the owner tells of each change, and while there is
+ * no link to it, nothing is HELD. Clients that have opened a replica keep it in any case, also
+ * under other names that they give it: its block is frozen, and means the same bytes for as long as
+ * anybody has it. If this process dies, the broker takes all replicas' names away.
+ *
+ * Within the node a name never goes back: floor.h. What a client of this node put or removed is
+ * outdated before the broker is told that the write is done. Who asks then, or after its owner has
+ * told of a change, while it is being fetched, waits for the next one (late); who asked before that
+ * gets what was opened before. A client is told where its array lies, at the door and by way of the
+ * broker, so that it gets that array though the name may mean another by then; the name is for
+ * those who come later, and what is doubtful gets none.
+ *
+ * Between TAKING and HELD the broker is asked for the name. Where nothing here depends on that
+ * (calm), its answer does not wake this process, which may then sleep for as long as it has nothing
+ * else to do. So whatever makes the answer matter calls cwb_replica_hurry(): somebody asks for it
+ * (cwb_replica_get), or a sibling waits for it (co_located.c). Who sleeps has somebody who wakes
+ * him.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "broker/bridge/local/replica_cache.h"
+#include "broker/bridge/local/fast_path.h"
+#include "broker/bridge/fetch/floor.h"
+#include "broker/bridge/wire/hash.h"
+#include "broker/bridge/local/broker_channel.h"
+#include "broker/bridge/memory.h"
+#include "broker/bridge/fetch/replica.h"
+#include "ipc/base/meta.h"
+#include "ipc/array/remote_name.h"
+
+#define TRIES 4 /* of an array that is written to, or whose owner starts anew */
+
+struct cwb_naming {              /* the broker was asked for a name */
+    struct cwb_replica *replica; /* NULL: it was let go of meanwhile */
+};
+
+static void replica_free(struct cwb_replica *replica) {
+    cwb_board_take_down(replica);
+    HASH_DEL(replica->bridge->replicas, replica);
+    DL_DELETE2(replica->bridge->looks, replica, look_prev, look_next);
+    if (replica->followed)
+        LL_DELETE2(replica->followed->followers, replica, follow_next);
+    cwb_landing_cancel(replica->landing);
+    cwb_replica_wake(replica);
+    if (replica->waits)
+        cwb_peer_forget(replica->peer, &replica->waiter);
+    if (replica->asked)
+        cwb_request_forget(replica->asked);
+    cwb_take_cancel(&replica->take);
+    cwb_floor_leave(replica);
+    cwb_doubts_part(replica);
+    free(replica->came);
+    free(replica);
+}
+
+/* May a job that came by way of the broker be told where it lies? Else it looks for the name. */
+static bool fits_answer(const struct cwb_replica *replica) {
+    return sizeof(struct cw_door_answer) + replica->put.meta_bytes <= CW_PLACED_MAX;
+}
+
+/* It is whole: where it lies, or (HELD, and that does not fit) that its name stands. */
+static void answer(struct cwb_replica *replica, struct cwb_job *job) {
+    struct {
+        struct cw_door_answer head;
+        uint8_t meta[CW_PLACED_MAX - sizeof(struct cw_door_answer)];
+    } placed;
+    replica->answered_ns = replica->bridge->loop.now_ns;
+    if (!job->id) {
+        cwb_door_answer(job, 0, &replica->put, replica->came);
+        return;
+    }
+    if (!fits_answer(replica)) {
+        cwb_job_done(job, 0, NULL, 0);
+        return;
+    }
+    cwb_door_place(replica->bridge, &replica->put, &placed.head);
+    memcpy(placed.meta, replica->came, replica->put.meta_bytes);
+    cwb_job_done(job, 0, &placed, (uint32_t)sizeof placed.head + replica->put.meta_bytes);
+}
+
+static void tell_jobs(struct cwb_replica *replica, int status) {
+    struct cwb_job *job;
+    char sentence[CW_DETAIL_MAX];
+    strcpy(sentence, cw_detail());
+    while ((job = replica->jobs)) {
+        replica->jobs = job->next;
+        if (status) {
+            cw_fail(status, "%s", sentence);
+            cwb_job_done(job, status, NULL, 0);
+        } else {
+            answer(replica, job);
+        }
+    }
+}
+
+/* What was being fetched is given up, and fetched again. */
+static void begin_anew(struct cwb_replica *replica) {
+    cwb_board_take_down(replica);
+    cwb_doubts_part(replica);
+    replica->held = replica->whole = replica->named = false;
+    replica->naming = NULL;
+    free(replica->came);
+    replica->came = NULL;
+    cwb_replica_begin(replica);
+}
+
+/* The end of this one; who asked late has another. */
+static void end(struct cwb_replica *replica) {
+    if (!replica->late) {
+        replica_free(replica);
+        return;
+    }
+    replica->tries = replica->unused = 0;
+    replica->waited = true;
+    begin_anew(replica);
+}
+
+void cwb_replica_fail(struct cwb_replica *replica, int status) {
+    char sentence[CW_DETAIL_MAX];
+    strcpy(sentence, cw_detail());
+    if (status == -ENOENT && cwb_floor_stands(replica))
+        cwb_floor_none(replica->bridge, replica->peer, &replica->there);
+    cw_fail(status, "%s", sentence);
+    tell_jobs(replica, status);
+    end(replica);
+}
+
+static void unname(struct cwb_replica *replica) {
+    struct cw_key key = {.key_bytes = replica->key.length};
+    struct iovec parts[] = {{&key, sizeof key}, {replica->key.text, replica->key.length}};
+    cwb_home_ask(replica->bridge->home, CW_OP_REMOVE, parts, 2, NULL, NULL);
+}
+
+void cwb_replica_let_go(struct cwb_replica *replica) {
+    struct cwb_job *job;
+    CW_ASSERT(replica->whole);
+    while ((job = replica->jobs)) { /* they were to look for its name */
+        replica->jobs = job->next;
+        LL_PREPEND(replica->late, job);
+    }
+    cw_slab_outdate(replica->bridge->client, replica->put.slab, replica->put.block,
+                    replica->put.gen); /* before its name is gone */
+    if (replica->naming)
+        replica->naming->replica = NULL;
+    if (replica->named)
+        unname(replica); /* the broker reads it behind what names it */
+    end(replica);
+}
+
+void cwb_replica_again(struct cwb_replica *replica) {
+    if (++replica->tries >= TRIES)
+        cwb_replica_fail(replica, -EREMOTEIO);
+    else
+        begin_anew(replica);
+}
+
+void cwb_replica_hurry(struct cwb_replica *replica) {
+    if (!replica->whole || !replica->calm || replica->held)
+        return;
+    struct cw_block_ref ref = {
+        .slab = replica->put.slab, .block = replica->put.block, .gen = replica->put.gen};
+    struct iovec part = {&ref, sizeof ref};
+    replica->calm = false;
+    cwb_home_ask(replica->bridge->home, CW_OP_HOLDERS, &part, 1, NULL, NULL);
+}
+
+/* The broker has named it: all who wait hear so. */
+static void hold(struct cwb_replica *replica) {
+    LL_CONCAT(replica->jobs, replica->late);
+    replica->late = NULL;
+    replica->held = true;
+    cwb_board_take_down(replica);
+    tell_jobs(replica, 0);
+    if (!replica->on_gpu) /* the name holds it, and gives way where memory is wanted */
+        cwb_doubts_part(replica);
+    cwb_replica_wake(replica);
+}
+
+static void on_put(void *owner, int code, const void *body, uint32_t body_bytes) {
+    struct cwb_naming *naming = owner;
+    struct cwb_replica *replica = naming->replica;
+    (void)body, (void)body_bytes;
+    free(naming);
+    if (!replica)
+        return; /* it was let go of meanwhile */
+    replica->naming = NULL;
+    if (code)
+        cwb_replica_fail(replica, code);
+    else
+        hold(replica);
+}
+
+/* Is it what has its name? Nothing has, as when its user had no client for long, or what the name
+ * meant before, to whose end the broker has not come. put is set. */
+static bool is_named(const struct cwb_replica *replica) {
+    struct cw_found found;
+    return cwb_local_find(replica->bridge, &replica->key, &found) == 0 &&
+           found.entry.slab == replica->put.slab && found.entry.block == replica->put.block &&
+           found.entry.gen == replica->put.gen;
+}
+
+/* It is here, whole and checked. Of those who came by way of the broker some need its name. Were
+ * there any? */
+static bool tell_at_once(struct cwb_replica *replica) {
+    struct cwb_job **at = &replica->jobs, *job;
+    bool any = false;
+    while ((job = *at)) {
+        any = any || job->id;
+        if (job->id && !fits_answer(replica)) {
+            at = &job->next;
+            continue;
+        }
+        *at = job->next;
+        answer(replica, job);
+    }
+    return any;
+}
+
+/* Asks the broker for its name. calm: nobody waits for it. */
+static void ask_name(struct cwb_replica *replica, const struct cw_put *put, bool calm) {
+    /* Does anything here depend on the broker's answer? */
+    replica->calm = !replica->jobs && !replica->followers;
+    replica->named = true;
+    replica->naming = malloc(sizeof *replica->naming);
+    if (!replica->naming) {
+        cwb_replica_fail(replica, cwb_no_memory("an array of another node"));
+        return;
+    }
+    replica->naming->replica = replica;
+    struct cw_replica message = {.calm = replica->calm, .put = *put};
+    struct iovec parts[] = {{&message, sizeof message},
+                            {replica->key.text, replica->key.length},
+                            {replica->came, put->meta_bytes}};
+    if (cwb_home_ask(replica->bridge->home, CW_OP_REPLICA, parts, 3, on_put, replica->naming) !=
+        0) {
+        free(replica->naming);
+        replica->naming = NULL;
+        cwb_replica_fail(replica, -EDQUOT);
+        return;
+    }
+    if (calm)
+        cwb_home_calm(replica->bridge->home);
+}
+
+void cwb_replica_put(struct cwb_replica *replica) {
+    struct cw_put put;
+    struct cw_shape shape;
+    uint8_t meta[CW_META_BYTES_MAX];
+    cw_layout layout;
+    int code = cw_meta_layout(replica->came, replica->opened.meta_bytes, replica->opened.size_bytes,
+                              &shape, &layout);
+    cw_array_freeze(replica->array);
+    if (code == 0)
+        code = cw_name_key_put_form(replica->array, &replica->key, CW_REPLACE, &layout,
+                                    shape.origin_bytes, &put, meta);
+    if (code) {
+        cwb_replica_fail(replica, code);
+        return;
+    }
+    uint8_t *came = realloc(replica->came, put.meta_bytes + 1u);
+    if (!came) {
+        cwb_replica_fail(replica, cwb_no_memory("an array of another node"));
+        return;
+    }
+    replica->whole = true;
+    replica->put = put;
+    replica->came = memcpy(came, meta, put.meta_bytes);
+    if (cwb_floor_stands(replica))
+        cwb_floor_raise(replica);
+    else
+        replica->doubtful = true;
+    if (!replica->doubtful) {
+        LL_CONCAT(replica->jobs, replica->late); /* new enough for all who ask */
+        replica->late = NULL;
+        cwb_board_post(replica);
+    }
+    bool calm = !tell_at_once(replica);
+    if (replica->doubtful) /* nobody is to find it */
+        cwb_replica_let_go(replica);
+    else
+        ask_name(replica, &put, calm);
+}
+
+static void on_taken(struct cwb_take *take, int status) {
+    struct cwb_replica *replica =
+        (struct cwb_replica *)((char *)take - offsetof(struct cwb_replica, take));
+    if (status == 0)
+        cwb_replica_put(replica);
+    else if (status == -ESTALE || status == -EAGAIN)
+        cwb_replica_again(replica);
+    else
+        cwb_replica_fail(replica, status);
+}
+
+static void on_array(void *owner, int code, cw_array *array) {
+    struct cwb_replica *replica = owner;
+    if (code) {
+        char sentence[CW_DETAIL_MAX];
+        strcpy(sentence, cw_detail());
+        if (!replica->opened.inside)
+            cwb_take_refuse(replica->peer, replica->run, replica->opened.source);
+        cw_fail(code, "%s", sentence);
+        cwb_replica_fail(replica, code);
+        return;
+    }
+    replica->array = array;
+    if (replica->opened.inside) {
+        code = replica->opened.size_bytes
+                   ? cw_array_write(array, 0, replica->came + replica->opened.meta_bytes,
+                                    replica->opened.size_bytes)
+                   : 0;
+        if (code)
+            cwb_replica_fail(replica, code);
+        else
+            cwb_replica_put(replica);
+        return;
+    }
+    replica->take = (struct cwb_take){.on_done = on_taken,
+                                      .bridge = replica->bridge,
+                                      .peer = replica->peer,
+                                      .source = replica->opened.source,
+                                      .size_bytes = replica->opened.size_bytes,
+                                      .array = array};
+    cwb_take_begin(&replica->take, replica->run);
+}
+
+static void on_opened(struct cwb_request *request, const struct cwb_frame *frame) {
+    struct cwb_replica *replica = request->owner;
+    replica->asked = NULL;
+    if (!frame) { /* cut: once more, with patience */
+        cwb_replica_again(replica);
+        return;
+    }
+    if (frame->head.status < 0) {
+        cwb_replica_fail(replica, cwb_link_refused(replica->peer, frame));
+        return;
+    }
+    uint64_t inside_bytes = frame->opened.inside ? frame->opened.size_bytes : 0;
+    replica->opened = frame->opened;
+    if (frame->opened.inside && cwb_hash(frame->data, inside_bytes, 0) != frame->opened.hash) {
+        cw_fail(-EREMOTEIO, "the bytes of the array are not those that %s hashed",
+                replica->peer->config.name);
+        cwb_replica_fail(replica, -EREMOTEIO);
+        return;
+    }
+    replica->came = malloc(frame->meta_bytes + inside_bytes + 1);
+    if (!replica->came) {
+        if (!frame->opened.inside)
+            cwb_take_refuse(replica->peer, replica->run, frame->opened.source);
+        cwb_replica_fail(replica, cwb_no_memory("an array of another node"));
+        return;
+    }
+    memcpy(replica->came, frame->meta, frame->meta_bytes);
+    if (inside_bytes)
+        memcpy(replica->came + frame->meta_bytes, frame->data, inside_bytes);
+    if (!replica->on_gpu)
+        cwb_local_new(replica->bridge, frame->opened.size_bytes, on_array, replica);
+    else if (frame->opened.inside)
+        cwb_replica_land(replica, &(struct cwb_landing_wish){.inside = replica->came +
+                                                                       frame->opened.meta_bytes});
+    else
+        cwb_replica_land(replica, &(struct cwb_landing_wish){.peer = replica->peer,
+                                                             .run = replica->run,
+                                                             .source = frame->opened.source});
+}
+
+static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
+    struct cwb_replica *replica = (struct cwb_replica *)waiter;
+    replica->waits = false;
+    if (!link) {
+        cwb_replica_fail(replica, -EREMOTEIO);
+        return;
+    }
+    struct cwb_key key = {.key_bytes = replica->there.length, .flags = CWB_WATCH};
+    replica->run = replica->peer->run;
+    replica->doubtful = false;
+    replica->sent = ++replica->bridge->stamp;
+    replica->asked = cwb_link_open(link, &key, replica->there.text,
+                                   !replica->on_gpu && replica->tries == 0, on_opened, replica);
+    if (!replica->asked)
+        cwb_replica_fail(replica, -EDQUOT);
+}
+
+void cwb_replica_begin(struct cwb_replica *replica) {
+    LL_CONCAT(replica->jobs, replica->late); /* new enough for all who ask */
+    replica->late = NULL;
+    replica->sent = 0;
+    replica->opened = (struct cwb_opened){.source = 0};
+    if (cwb_replica_follow(replica))
+        return;
+    replica->waits = true;
+    replica->waiter = (struct cwb_waiter){.on_link = on_link};
+    cwb_peer_await(replica->bridge, replica->peer, &replica->waiter,
+                   replica->tries || replica->waited ? CWB_SILENCE_NS : 0);
+}
+
+static const uint8_t host[CW_UUID_BYTES];
+
+struct cwb_replica *cwb_replica_find(struct cwb_bridge *bridge, const struct cw_name_key *key) {
+    struct cwb_replica *replica;
+    HASH_FIND(hh, bridge->replicas, key->text, key->length, replica);
+    return replica;
+}
+
+static void cancel(struct cwb_job *job) {
+    struct cwb_replica *replica = job->owner;
+    struct cwb_job **at = &replica->jobs;
+    while (*at && *at != job)
+        at = &(*at)->next;
+    if (!*at)
+        for (at = &replica->late; *at != job;)
+            at = &(*at)->next;
+    *at = job->next; /* it is fetched all the same: it was wanted, and may be again */
+}
+
+/* Of a job's name. NULL: there is no memory. */
+static struct cwb_replica *replica_new(struct cwb_bridge *bridge, const struct cw_name_key *key,
+                                       struct cwb_peer *peer, const struct cwb_job *job) {
+    struct cwb_replica *replica = calloc(1, sizeof *replica);
+    if (replica) {
+        replica->bridge = bridge;
+        replica->key = *key;
+        replica->peer = peer;
+        replica->there = job->there;
+        HASH_ADD_KEYPTR(hh, bridge->replicas, replica->key.text, replica->key.length, replica);
+    }
+    bool added = replica && CWD_ADDED(replica);
+    if (!added || !cwb_floor_join(replica)) {
+        if (added)
+            HASH_DEL(bridge->replicas, replica);
+        free(replica);
+        cwb_no_memory("an array of another node");
+        return NULL;
+    }
+    DL_APPEND2(bridge->looks, replica, look_prev, look_next);
+    return replica;
+}
+
+void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job) {
+    const uint8_t *gpu = job->remote.uuid;
+    struct cw_name_key key = job->key;
+    if (memcmp(gpu, host, sizeof host) != 0 && !cw_remote_place(&job->key, gpu, &key)) {
+        cw_fail(-EINVAL, "the name is too long for a replica on a GPU");
+        cwb_job_done(job, -EINVAL, NULL, 0);
+        return;
+    }
+    struct cwb_replica *replica = cwb_replica_find(bridge, &key);
+    if (replica && replica->held && !is_named(replica)) {
+        cwb_replica_let_go(replica);
+        replica = NULL;
+    }
+    if (replica && !replica->doubtful &&
+        (replica->held || (replica->whole && (!job->id || fits_answer(replica))))) {
+        answer(replica, job);
+        if (!replica->held) /* it is asked for again and again: the next finds it by its name */
+            cwb_home_urge(bridge->home);
+        return;
+    }
+    if (replica)
+        cwb_replica_hurry(replica);
+    bool fresh = !replica;
+    if (fresh) {
+        replica = replica_new(bridge, &key, peer, job);
+        if (!replica) {
+            cwb_job_done(job, -EDQUOT, NULL, 0);
+            return;
+        }
+        replica->looked_ns = bridge->loop.now_ns;
+        replica->on_gpu = key.length != job->key.length;
+        memcpy(replica->gpu, gpu, sizeof replica->gpu);
+    }
+    /* What was asked for before may be older than what this one knows of. */
+    bool late = replica->sent && (replica->doubtful || !cwb_floor_stands(replica));
+    struct cwb_job **list = late ? &replica->late : &replica->jobs;
+    job->next = *list;
+    *list = job;
+    job->owner = replica;
+    job->on_cancel = cancel;
+    if (fresh)
+        cwb_replica_begin(replica);
+}
+
+int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
+    int64_t due_ns = cwb_looks_tick(bridge), next_ns = cwb_doubts_tick(bridge);
+    return next_ns < due_ns ? next_ns : due_ns;
+}

@@ -1,0 +1,496 @@
+/*
+ * Peers as they are now: dialing those with an address, telling who waits for a link, and reading
+ * the file again when it changed. See peer_list.h for the file, parts.h for what others call.
+ *
+ * A peer with an address is dialed at the start and whenever it has no link, with growing pauses;
+ * one without must come to us. Who waits (a job, a transfer that was cut) is told of the link when
+ * it opens, or of the reason why there is none when its patience is over.
+ *
+ * Invariant: no client waits for a peer that cannot be heard for longer than CWB_SILENCE_NS. Before
+ * anything was asked its time counts from the call; what was asked over a link counts from the last
+ * byte of that one, or, if it was a process before this that asked, from when this one first
+ * looks: if it ended for its silence that time is over, and if it was cut, what is left
+ * of it is for the next one. Nobody begins anew to wait for having to ask once more. What a peer
+ * has of us (sources), or puts here, waits CWB_RESUME_NS: longer than that peer does.
+ *
+ * Invariant: a peer has one open link at most, and what was said over a link that has ended counts
+ * as not said: requests are asked again or fail, watches are forgotten, replicas let go, each side
+ * for itself and at once. So it need not be known what of it the other side has heard. Who dials
+ * has no link; so where one comes in beside an open one, the other side has lost that one, or both
+ * have dialed at once:
+ *   - It has lost it (its process died, a middlebox reset one side): the newer one wins. But only
+ *     once something has come over it after its HELLO (PROVING), for a connection that was given up
+ *     may be read late. Who dialed says STREAMS as soon as it has it open, so that takes no longer
+ *     than the way there and back.
+ *   - Both have dialed at once, that is, each has said HELLO before it has read the other's: the
+ * try of the side with the smaller run stays. It refuses the other one, which gives its own up. A
+ * bridge whose link was replaced by one of another run is dead, as a rule. If it comes again while
+ * that one is open, there are two with the same key: it is refused, since else each would end the
+ * other's link in turn. If this process dies its links end with it, and all of this with them.
+ */
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "broker/bridge/memory.h"
+#include "broker/bridge/parts.h"
+
+#define FILE_LOOK_NS  1000000000
+#define DATES_TELL_NS (24ll * 3600 * 1000000000)
+
+struct cwb_peer *cwb_peer_find(struct cwb_bridge *bridge, const char *name, size_t length) {
+    struct cwb_peer *peer;
+    LL_FOREACH(bridge->peers, peer) {
+        if (!peer->gone && strlen(peer->config.name) == length &&
+            memcmp(peer->config.name, name, length) == 0)
+            return peer;
+    }
+    return NULL;
+}
+
+struct cwb_link *cwb_peer_link(struct cwb_peer *peer) {
+    return peer->link;
+}
+
+/* ---- who waits ---- */
+
+/* Who is told that there is no link: all; whose time is over; and who waits for one try. */
+enum told { ALL, LATE, FAILED };
+
+/* One at a time is taken off the list: what it does may end others. */
+static void tell(struct cwb_peer *peer, struct cwb_link *link, int64_t now_ns, enum told who) {
+    struct cwb_waiter *waiter;
+    char reason[CW_DETAIL_MAX];
+    strcpy(reason, cw_detail());
+    for (;;) {
+        LL_FOREACH(peer->waiting, waiter) {
+            if (link || who == ALL || waiter->until_ns <= now_ns || (who == FAILED && waiter->once))
+                break;
+        }
+        if (!waiter)
+            return;
+        LL_DELETE(peer->waiting, waiter);
+        if (!link)
+            cw_fail(-EREMOTEIO, "%s", reason);
+        waiter->on_link(waiter, link ? peer->link : NULL);
+    }
+}
+
+static int no_link(const struct cwb_peer *peer) {
+    if (peer->gone)
+        return cw_fail(-EREMOTEIO, "the peer %s was removed", peer->config.name);
+    if (!cwb_config_known(&peer->config))
+        return cw_fail(
+            -EREMOTEIO,
+            "the peer %s has no key here: `cableway peers add %s ... --key FINGERPRINT`, "
+            "or --ca",
+            peer->config.name, peer->config.name);
+    if (!*peer->config.address)
+        return cw_fail(-EREMOTEIO,
+                       "the peer %s is not connected, and has no address here at which it could be "
+                       "reached%s%s",
+                       peer->config.name, *peer->error ? "; last: " : "", peer->error);
+    return cw_fail(-EREMOTEIO, "the peer %s at %s cannot be reached: %s", peer->config.name,
+                   peer->config.address,
+                   *peer->error            ? peer->error
+                   : cwb_peer_trying(peer) ? "no connection has come yet"
+                                           : "it was not tried yet");
+}
+
+void cwb_peer_await(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_waiter *waiter,
+                    int64_t patience_ns) {
+    if (peer->link) {
+        waiter->on_link(waiter, peer->link);
+        return;
+    }
+    bool known = !peer->gone && cwb_config_known(&peer->config);
+    if (!known || (patience_ns == 0 && !*peer->config.address)) {
+        no_link(peer);
+        waiter->on_link(waiter, NULL);
+        return;
+    }
+    waiter->once = patience_ns == 0;
+    /* Of a peer that this process never heard an earlier one may have asked (once.h). */
+    int64_t heard_ns = peer->heard_ns ? peer->heard_ns : bridge->loop.now_ns;
+    waiter->until_ns = waiter->once ? bridge->loop.now_ns + CWB_SILENCE_NS : heard_ns + patience_ns;
+    if (waiter->until_ns <= bridge->loop.now_ns) {
+        no_link(peer);
+        waiter->on_link(waiter, NULL);
+        return;
+    }
+    bridge->hurry = true;
+    LL_APPEND(peer->waiting, waiter);
+    if (patience_ns == 0)
+        peer->dial_after_ns = 0; /* somebody asks: do not wait for the pause to end */
+}
+
+void cwb_peer_forget(struct cwb_peer *peer, struct cwb_waiter *waiter) {
+    struct cwb_waiter *at;
+    LL_FOREACH(peer->waiting, at) {
+        if (at == waiter) {
+            LL_DELETE(peer->waiting, waiter);
+            return;
+        }
+    }
+}
+
+/* ---- links ---- */
+
+bool cwb_peer_trying(const struct cwb_peer *peer) {
+    return peer->resolving || peer->dialing;
+}
+
+/* Is there a try of ours for which the other side may have a link already? */
+static bool has_said_hello(const struct cwb_link *dialing) {
+    return dialing && dialing->state == CWB_GREETING;
+}
+
+int cwb_peer_may_open(const struct cwb_link *link) {
+    struct cwb_peer *peer = link->peer;
+    if (has_said_hello(peer->dialing) && link->bridge->run < link->run)
+        return cw_fail(-EPERM, "both nodes dialed at once, and the other connection is the one");
+    if (!peer->link || link->run == peer->link->run || link->run != peer->replaced_run)
+        return 0;
+    peer->twin_ns = link->bridge->loop.now_ns;
+    return cw_fail(-EPERM,
+                   "two bridges are the peer %s, perhaps since one key lies on two machines; the "
+                   "other one came later, and stays",
+                   peer->config.name);
+}
+
+void cwb_peer_replace(struct cwb_link *link) {
+    struct cwb_peer *peer = link->peer;
+    struct cwb_link *dialing = peer->dialing;
+    if (dialing && dialing != link) {
+        peer->dialing = NULL; /* it has not failed */
+        cw_fail(-EREMOTEIO, "the other side has dialed, too");
+        cwb_link_end(dialing);
+    }
+    if (!peer->link)
+        return;
+    peer->heard_ns = link->bridge->loop.now_ns; /* over this one */
+    if (peer->link->run != link->run)
+        peer->replaced_run = peer->link->run;
+    cw_fail(-EREMOTEIO, "the peer has made a newer connection");
+    cwb_link_end(peer->link);
+}
+
+void cwb_peer_opened(struct cwb_link *link) {
+    struct cwb_peer *peer = link->peer;
+    if (peer->dialing == link)
+        peer->dialing = NULL;
+    if (cwb_link_may_log(link->bridge, peer))
+        cwb_log("peer %s is connected (%s %s, by %s)", peer->config.name,
+                link->dialed ? "dialed" : "from", link->where, cwb_io_kind(link->bridge->loop.io));
+    peer->link = link;
+    peer->fails = 0;
+    peer->unlinked_ns = 0;
+    peer->error[0] = 0;
+    tell(peer, link, link->bridge->loop.now_ns, ALL);
+}
+
+static void try_failed(struct cwb_bridge *bridge, struct cwb_peer *peer, const char *reason) {
+    int64_t pause_ns = CWB_REDIAL_FIRST_NS << (peer->fails < 10 ? peer->fails : 10);
+    if (strcmp(peer->error, reason) != 0)
+        cwb_log("peer %s at %s cannot be reached: %s", peer->config.name, peer->config.address,
+                reason);
+    snprintf(peer->error, sizeof peer->error, "%s", reason);
+    peer->fails++;
+    bridge->hurry = true;
+    peer->dial_after_ns =
+        bridge->loop.now_ns + (pause_ns < CWB_REDIAL_MOST_NS ? pause_ns : CWB_REDIAL_MOST_NS);
+    no_link(peer);
+    tell(peer, NULL, bridge->loop.now_ns, FAILED);
+}
+
+/* The other side has closed a try of ours after our HELLO. It may have dialed, too (above), and its
+ * HELLO be here, and not read yet: nobody is told that the peer cannot be reached before another
+ * try has failed. */
+static bool may_be_refused(const struct cwb_link *link, enum cwb_link_state was) {
+    return was == CWB_GREETING && link->peer->fails == 0 &&
+           link->bridge->loop.now_ns < link->limit_ns;
+}
+
+void cwb_peer_ended(struct cwb_link *link, enum cwb_link_state was, const char *reason) {
+    struct cwb_peer *peer = link->peer;
+    struct cwb_bridge *bridge = link->bridge;
+    bridge->hurry = true;
+    cwb_wire_counts(&link->wire, &peer->bytes_in, &peer->bytes_out);
+    if (was == CWB_OPEN_LINK) {
+        peer->link = NULL;
+        snprintf(peer->error, sizeof peer->error, "%s", reason);
+        peer->unlinked_ns = bridge->loop.now_ns;
+        if (peer->heard_ns < link->wire.heard_ns)
+            peer->heard_ns = link->wire.heard_ns;
+        peer->dial_after_ns = bridge->loop.now_ns;
+        cwb_watch_end(bridge, peer);
+        cwb_streams_end(peer);
+        cwb_replicas_unlink(peer); /* a CHANGED may have been on its way */
+    } else if (peer->dialing == link) {
+        peer->dialing = NULL;
+        if (may_be_refused(link, was))
+            peer->fails = 1;
+        else
+            try_failed(bridge, peer, reason);
+    }
+}
+
+/* ---- dialing: the resolver may block, so threads of its own ask it ---- */
+
+struct resolving {
+    struct cwb_work work;
+    struct cwb_bridge *bridge;
+    struct cwb_peer *peer;
+    char host[CW_ADDRESS_MAX + 1], port[8], where[CW_ADDRESS_MAX + 1];
+    struct addrinfo *found;
+};
+
+/* flags 0: it may ask a name server. */
+static int look_up(struct resolving *r, int flags) {
+    struct addrinfo hints = {
+        .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV};
+    return getaddrinfo(r->host, r->port, &hints, &r->found);
+}
+
+static void resolve(struct cwb_work *work) {
+    struct resolving *r = (struct resolving *)work;
+    int error = look_up(r, 0);
+    cwb_work_set(work, error ? cw_fail(-EREMOTEIO, "%s: %s", r->host, gai_strerror(error)) : 0);
+}
+
+static void resolved(struct cwb_work *work) {
+    struct resolving *r = (struct resolving *)work;
+    struct cwb_peer *peer = r->peer;
+    peer->resolving = false;
+    if (peer->link) { /* it came to us meanwhile */
+        if (r->found)
+            freeaddrinfo(r->found);
+        free(r);
+        return;
+    }
+    int fd = -1;
+    struct addrinfo *at = r->found;
+    /* One address a try: the next try takes the next one. */
+    for (uint32_t skip = peer->fails; work->code == 0 && at && skip; skip--)
+        at = at->ai_next ? at->ai_next : r->found;
+    if (at)
+        fd = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (work->code)
+        try_failed(r->bridge, peer, work->detail);
+    else if (fd < 0)
+        try_failed(r->bridge, peer, "no socket could be made for it");
+    else
+        peer->dialing = cwb_link_dial(r->bridge, peer, fd, at->ai_addr, at->ai_addrlen, r->where);
+    if (fd >= 0 && !peer->dialing)
+        try_failed(r->bridge, peer, cw_detail());
+    if (r->found)
+        freeaddrinfo(r->found);
+    free(r);
+}
+
+static void dial(struct cwb_bridge *bridge, struct cwb_peer *peer) {
+    struct resolving *r = calloc(1, sizeof *r);
+    if (!r) {
+        cwb_no_memory("a connection");
+        try_failed(bridge, peer, cw_detail());
+        return;
+    }
+    r->work = (struct cwb_work){.run = resolve, .done = resolved};
+    r->bridge = bridge;
+    r->peer = peer;
+    strcpy(r->where, peer->config.address);
+    CW_ASSERT(cw_address_split(peer->config.address, r->host, r->port));
+    peer->resolving = true;
+    if (look_up(r, AI_NUMERICHOST) == 0) /* asks nobody */
+        resolved(&r->work);
+    else
+        cwb_work_begin(bridge->resolvers, &r->work);
+}
+
+/* ---- the file ---- */
+
+/* An address on the command line stands over the file's. */
+static int apply_options(struct cwb_bridge *bridge, struct cwb_peer_config *config) {
+    size_t length = strlen(config->name);
+    for (uint32_t i = 0; i < bridge->options.peer_count; i++) {
+        const char *text = bridge->options.peers[i];
+        if (strncmp(text, config->name, length) == 0 && text[length] == '=')
+            return cwb_config_set(config, "address", text + length + 1, "--peer");
+    }
+    return 0;
+}
+
+static void end_links(struct cwb_bridge *bridge, const struct cwb_peer *peer, const char *why) {
+    struct cwb_link *link, *next;
+    DL_FOREACH_SAFE(bridge->links, link, next) {
+        if (link->peer == peer) {
+            cw_fail(-EREMOTEIO, "%s", why);
+            cwb_link_end(link);
+        }
+    }
+}
+
+static int adopt(struct cwb_bridge *bridge, struct cwb_peer_config *config) {
+    struct cwb_peer *peer, *found = NULL;
+    LL_FOREACH(bridge->peers, peer) {
+        if (strcmp(peer->config.name, config->name) == 0)
+            found = peer;
+    }
+    if (!found) {
+        found = calloc(1, sizeof *found);
+        if (!found)
+            return cwb_no_memory("a peer");
+        LL_APPEND(bridge->peers, found);
+        found->number = bridge->peer_count++;
+    }
+    bool same = cwb_config_same_identity(&found->config, config);
+    struct cwb_peer_config old = found->config;
+    found->config = *config;
+    *config = old; /* freed with the list */
+    found->gone = false;
+    found->dial_after_ns = 0;
+    if (!same)
+        end_links(bridge, found, "what the peer is known by was changed");
+    return 0;
+}
+
+static void remove_missing(struct cwb_bridge *bridge, const bool *seen) {
+    struct cwb_peer *peer;
+    uint32_t i = 0;
+    LL_FOREACH(bridge->peers, peer) {
+        if (seen[i++] || peer->gone)
+            continue;
+        peer->gone = true;
+        end_links(bridge, peer, "the peer was removed");
+        no_link(peer);
+        tell(peer, NULL, bridge->loop.now_ns, ALL);
+    }
+}
+
+static int read_file(struct cwb_bridge *bridge) {
+    struct cwb_peer_config *configs;
+    struct cwb_peer *peer;
+    uint32_t count;
+    bridge->peers_stamp = cwb_folder_stamp(bridge->options.folder, "peers");
+    int code = cwb_peers_read(bridge->options.folder, &configs, &count);
+    for (uint32_t i = 0; code == 0 && i < count; i++)
+        code = apply_options(bridge, &configs[i]);
+    bool *seen = code ? NULL : calloc(bridge->peer_count + count + 1, sizeof *seen);
+    if (!seen) {
+        code = code ? code : cwb_no_memory("the peers");
+        cwb_configs_free(configs, count);
+        return code;
+    }
+    uint32_t at = 0;
+    LL_FOREACH(bridge->peers, peer) {
+        for (uint32_t i = 0; i < count; i++)
+            seen[at] = seen[at] || strcmp(peer->config.name, configs[i].name) == 0;
+        at++;
+    }
+    remove_missing(bridge, seen);
+    free(seen);
+    for (uint32_t i = 0; code == 0 && i < count; i++)
+        code = adopt(bridge, &configs[i]);
+    cwb_configs_free(configs, count);
+    return code;
+}
+
+int cwb_peers_init(struct cwb_bridge *bridge) {
+    int code = read_file(bridge);
+    for (uint32_t i = 0; code == 0 && i < bridge->options.peer_count; i++) {
+        const char *text = bridge->options.peers[i], *equals = strchr(text, '=');
+        if (!equals)
+            return cw_fail(-EINVAL, "--peer %.300s: it is NAME=HOST:PORT", text);
+        if (!cwb_peer_find(bridge, text, (size_t)(equals - text)))
+            cwb_log("--peer %s: the file %s/peers has no key for it, so it cannot come in nor be "
+                    "reached; `cableway peers add` says it",
+                    text, bridge->options.folder);
+    }
+    return code;
+}
+
+/* ---- time ---- */
+
+/* Before nobody lets this node in any more: at once, and then once a day. */
+static void look_at_dates(struct cwb_bridge *bridge) {
+    int64_t now_ns = bridge->loop.now_ns;
+    if (!bridge->tls || (bridge->dates_told_ns && now_ns - bridge->dates_told_ns < DATES_TELL_NS))
+        return;
+    bridge->dates_told_ns = now_ns;
+    if (cwb_tls_ends_soon(bridge->tls, (int64_t)time(NULL)))
+        cwb_log("%s; from then on it opens no connection: give the node a new certificate "
+                "(`cableway keygen`, with --sign where a CA signs), which is read at once",
+                cw_detail());
+}
+
+/* The node's key, certificate and authority: others hold from now on, for new connections. Those of
+ * peers that an authority vouched for are made anew. */
+static void look_at_key(struct cwb_bridge *bridge) {
+    char print[CWB_PRINT_TEXT];
+    struct cwb_peer *peer;
+    int what = bridge->tls ? cwb_tls_renew(bridge->tls, bridge->options.folder) : 0;
+    if (what < 0)
+        cwb_log("the node's key, certificate and CA stay as they were: %s", cw_detail());
+    if (what <= 0)
+        return;
+    bridge->dates_told_ns = 0;
+    cwb_print_text(cwb_tls_print(bridge->tls), print);
+    cwb_log("loaded again:%s%s%s; the key is %s", what & CWB_NEW_KEY ? " key" : "",
+            what & CWB_NEW_CERTIFICATE ? " certificate" : "", what & CWB_NEW_CA ? " CA" : "",
+            print);
+    LL_FOREACH(bridge->peers, peer) {
+        peer->dial_after_ns = 0;
+        if ((what & CWB_NEW_CA) && peer->config.by_ca)
+            end_links(bridge, peer, "the node's CA was changed");
+    }
+}
+
+static void look_at_files(struct cwb_bridge *bridge) {
+    struct cwb_stamp stamp = cwb_folder_stamp(bridge->options.folder, "peers");
+    bridge->peers_looked_ns = bridge->loop.now_ns;
+    look_at_key(bridge);
+    look_at_dates(bridge);
+    if (cwb_stamp_same(&stamp, &bridge->peers_stamp))
+        return;
+    int code = read_file(bridge);
+    if (code == -EDQUOT) /* the next look may find memory */
+        bridge->peers_stamp = (struct cwb_stamp){.inode = 0};
+    if (code)
+        cwb_log("the peers stay as they are: %s", cw_detail());
+    else
+        cwb_log("the file of peers was read again");
+}
+
+int64_t cwb_peers_tick(struct cwb_bridge *bridge) {
+    struct cwb_peer *peer;
+    if (bridge->loop.now_ns - bridge->peers_looked_ns >= FILE_LOOK_NS)
+        look_at_files(bridge);
+    int64_t due_ns = bridge->peers_looked_ns + FILE_LOOK_NS;
+    LL_FOREACH(bridge->peers, peer) {
+        struct cwb_waiter *waiter;
+        bool late = false;
+        if (peer->link || peer->gone)
+            continue;
+        LL_FOREACH(peer->waiting, waiter) {
+            if (waiter->until_ns <= bridge->loop.now_ns)
+                late = true;
+            else if (waiter->until_ns < due_ns)
+                due_ns = waiter->until_ns;
+        }
+        if (late) {
+            no_link(peer);
+            tell(peer, NULL, bridge->loop.now_ns, LATE);
+        }
+        if (!*peer->config.address || !cwb_config_known(&peer->config) || cwb_peer_trying(peer) ||
+            !bridge->tls)
+            continue;
+        if (bridge->loop.now_ns >= peer->dial_after_ns)
+            dial(bridge, peer);
+        else if (peer->dial_after_ns < due_ns)
+            due_ns = peer->dial_after_ns;
+    }
+    return due_ns;
+}

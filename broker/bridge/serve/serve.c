@@ -1,0 +1,461 @@
+/*
+ * What peers ask of this node: see parts.h. Every request is looked at here for whether its sender
+ * may make it. Who may not read a name hears what it would hear if there were none; names are read
+ * in the directory, which asks nobody.
+ *
+ * What is answered later (a served request) is kept by its link until then; a link that ends takes
+ * the answers' way, not the work.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "broker/bridge/local/once.h"
+#include "broker/bridge/wire/hash.h"
+#include "broker/bridge/parts.h"
+#include "ipc/base/meta.h"
+#include "ipc/request/channel.h"
+#include "ipc/base/name_key.h"
+
+#define AGAIN_NS 1000000000
+
+/* ---- requests that are answered later ---- */
+
+struct cwb_served *cwb_served_new(struct cwb_link *link, const struct cwb_frame *frame) {
+    struct cwb_served *served = calloc(1, sizeof *served);
+    if (served) {
+        served->id = frame->head.id;
+        served->op = frame->head.op;
+        served->link = link;
+        HASH_ADD(hh, link->served, id, sizeof served->id, served);
+    }
+    if (!served || !CWD_ADDED(served)) {
+        free(served);
+        cwb_no_memory("a peer's request");
+        return NULL;
+    }
+    link->served_count++;
+    link->wait_count += served->op == CWB_WAIT;
+    return served;
+}
+
+static void leave_link(struct cwb_served *served) {
+    if (!served->link)
+        return;
+    cwb_deferred_end(served);
+    HASH_DEL(served->link->served, served);
+    served->link->served_count--;
+    served->link->wait_count -= served->op == CWB_WAIT;
+    served->link = NULL;
+}
+
+struct cwb_link *cwb_served_leave(struct cwb_served *served) {
+    struct cwb_link *link = served->link;
+    leave_link(served);
+    free(served);
+    return link;
+}
+
+void cwb_served_reply(struct cwb_served *served, int status, const struct iovec *parts,
+                      uint32_t count) {
+    struct cwb_link *link = served->link;
+    leave_link(served);
+    if (link)
+        cwb_link_reply(link, served->op, served->id, status, cw_detail(), parts, count);
+    free(served);
+}
+
+void cwb_served_refuse(struct cwb_served *served, int status) {
+    void (*on_cancel)(struct cwb_served *) = served->on_cancel;
+    struct cwb_link *link = served->link;
+    leave_link(served);
+    cwb_link_reply(link, served->op, served->id, status, cw_detail(), NULL, 0);
+    on_cancel(served);
+}
+
+void cwb_serve_end(struct cwb_link *link) {
+    struct cwb_served *served, *next;
+    HASH_ITER(hh, link->served, served, next) {
+        leave_link(served);
+        if (served->on_cancel)
+            served->on_cancel(served);
+    }
+}
+
+static void serve_cancel(struct cwb_link *link, const struct cwb_frame *frame) {
+    struct cwb_served *served;
+    HASH_FIND(hh, link->served, &frame->cancel.id, sizeof frame->cancel.id, served);
+    if (!served || !served->on_cancel)
+        return; /* it was answered already, or its answer is on its way */
+    cwb_served_refuse(served, cw_fail(-ECANCELED, "cancelled"));
+}
+
+/* ---- who may ---- */
+
+struct subject { /* a key, and its name as text */
+    struct cw_name_key key;
+    char name[CW_KEY_MAX + 1];
+};
+
+static void subject_of(const char *key, uint32_t key_bytes, struct subject *out) {
+    memcpy(out->key.text, key, key_bytes);
+    out->key.length = key_bytes;
+    memcpy(out->name, key, key_bytes);
+    out->name[key_bytes] = 0;
+    size_t at = strlen(out->name) + 1;
+    memmove(out->name, out->name + at, key_bytes + 1 - at);
+}
+
+bool cwb_may_read(const struct cwb_peer *peer, const char *name, const struct cw_entry *entry) {
+    return (entry->flags & CW_ENTRY_REMOTE_READ) || cwb_patterns_match(&peer->config.read, name);
+}
+
+int cwb_not_there(const char *name) {
+    return cw_fail(-ENOENT, "no array has the name \"%s\" there, or it may not be read from here",
+                   name);
+}
+
+bool cwb_may_write(const struct cwb_bridge *bridge, const struct cwb_peer *peer, const char *key,
+                   uint32_t key_bytes) {
+    struct subject subject;
+    subject_of(key, key_bytes, &subject);
+    if (cwb_patterns_match(&peer->config.write, subject.name))
+        return true;
+    cw_fail(-EREMOTEIO,
+            "the node %s does not let this one write \"%s\": its file of peers has no such "
+            "\"write\" pattern",
+            bridge->node, subject.name);
+    return false;
+}
+
+/* The record under a key, if this peer may read it. */
+static int look(struct cwb_bridge *bridge, const struct cwb_peer *peer,
+                const struct subject *subject, struct cw_found *found) {
+    int code = cwb_local_find(bridge, &subject->key, found);
+    if (code == -ENOENT || (code == 0 && !cwb_may_read(peer, subject->name, &found->entry)))
+        return cwb_not_there(subject->name);
+    return code;
+}
+
+int cwb_is_there(struct cwb_bridge *bridge, const struct cwb_peer *peer, const char *key,
+                 uint32_t key_bytes) {
+    struct subject subject;
+    struct cw_found found;
+    subject_of(key, key_bytes, &subject);
+    int code = cwb_local_find(bridge, &subject.key, &found);
+    return code == 0 && !cwb_may_read(peer, subject.name, &found.entry) ? -ENOENT : code;
+}
+
+/* Who put it may have written anything as its description, and a peer that is sent what is none
+ * ends the connection, with all that others ask for. */
+static int check_described(const struct subject *subject, const struct cw_found *found) {
+    struct cw_shape shape;
+    const struct cw_entry *entry = &found->entry;
+    if (cw_meta_decode(found->meta, entry->meta_bytes, entry->size_bytes, &shape) == 0 &&
+        shape.span_bytes == entry->size_bytes)
+        return 0;
+    return cw_fail(-EREMOTEIO, "who put \"%s\" there described it by what is no array",
+                   subject->name);
+}
+
+/* ---- OPEN ---- */
+
+/* The answer at once, or, where something must be mapped for it first, later. status < 0:
+ * cw_detail() is the sentence. */
+static void answer(struct cwb_link *link, const struct cwb_frame *frame, int status,
+                   const struct iovec *parts, uint32_t count) {
+    if (status == CW_WOULD_WAIT)
+        cwb_defer(link, frame);
+    else
+        cwb_link_reply(link, frame->head.op, frame->head.id, status, cw_detail(), parts, count);
+}
+
+static struct cwb_opened opened_of(const struct cwb_link *link, const struct cw_found *found) {
+    return (struct cwb_opened){.size_bytes = found->entry.size_bytes,
+                               .instance = cw_client_instance(link->bridge->client),
+                               .entry = found->entry.id,
+                               .meta_bytes = found->entry.meta_bytes};
+}
+
+/* With the bytes inside; they are a copy: somebody may write to the array. */
+static void answer_inside(struct cwb_link *link, const struct cwb_frame *frame,
+                          struct cwb_opened *opened, const uint8_t *meta, const void *bytes) {
+    struct iovec parts[] = {{opened, sizeof *opened},
+                            {(void *)(uintptr_t)meta, opened->meta_bytes},
+                            {(void *)(uintptr_t)bytes, opened->size_bytes}};
+    opened->inside = 1;
+    opened->hash = cwb_hash(bytes, opened->size_bytes, 0);
+    answer(link, frame, 0, parts, 3);
+}
+
+/* How many pieces follow the answer: as many as came with the OPEN, and are there; none of what
+ * goes over streams, since the link is to be free for requests. *all: they are all of the array. */
+static uint16_t ahead_of(const struct cwb_link *link, const struct cwb_frame *frame,
+                         uint64_t size_bytes, bool *all) {
+    uint64_t piece = cwb_link_piece_bytes(link), there = (size_bytes + piece - 1) / piece;
+    uint32_t asked = frame->open.flags >> CWB_AHEAD_SHIFT;
+    if (size_bytes >= CWB_STREAM_BYTES && cwb_streams_open(link->peer))
+        asked = 0;
+    *all = asked >= there;
+    return (uint16_t)(asked < there ? asked : there);
+}
+
+/* As a source of an array, which is taken over; on a GPU its bytes are still to come. */
+static void answer_source(struct cwb_link *link, const struct cwb_frame *frame,
+                          const struct cw_found *found, cw_array *array, bool on_gpu) {
+    struct cwb_opened opened = opened_of(link, found);
+    struct cwb_source *source;
+    struct iovec parts[] = {{&opened, sizeof opened},
+                            {(void *)(uintptr_t)found->meta, opened.meta_bytes}};
+    bool all = false;
+    opened.ahead = on_gpu ? 0 : ahead_of(link, frame, opened.size_bytes, &all);
+    int code = on_gpu ? cwb_source_new_staged(link->bridge, link->peer, array, opened.size_bytes,
+                                              link->read_max, false, &source)
+                      : cwb_source_new(link->bridge, link->peer, array, cw_array_lowest(array),
+                                       opened.size_bytes, all ? CWB_PUSHED : CWB_OPENED, &source);
+    if (code)
+        cw_array_close(array);
+    else
+        opened.source = cwb_source_id(source);
+    answer(link, frame, code, parts, 2);
+    if (code == 0 && opened.ahead)
+        cwb_source_push(link, frame, source, opened.ahead);
+}
+
+/* Small, and in host memory. false: it is not, or was replaced meanwhile. */
+static bool open_inside(struct cwb_link *link, const struct cwb_frame *frame,
+                        const struct subject *subject, const struct cw_found *found) {
+    uint8_t bytes[CWB_INLINE_MAX];
+    if (found->entry.size_bytes > CWB_INLINE_MAX ||
+        cw_found_read(link->bridge->client, found, bytes) != 0)
+        return false;
+    struct cwb_opened opened = opened_of(link, found);
+    if (frame->open.flags & CWB_WATCH &&
+        cwb_watch_begin(link, &subject->key, found->entry.id) != 0) {
+        answer(link, frame, -EDQUOT, NULL, 0); /* who is not told keeps it for good */
+        return true;
+    }
+    answer_inside(link, frame, &opened, found->meta, bytes);
+    cwb_awake_served(&link->bridge->awake, &link->served_ns, link->bridge->loop.now_ns);
+    return true;
+}
+
+static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
+    struct cwb_bridge *bridge = link->bridge;
+    struct subject subject;
+    struct cw_found found;
+    cw_array *array = NULL;
+    bool on_gpu = false;
+    subject_of(frame->key, frame->key_bytes, &subject);
+    int code = look(bridge, link->peer, &subject, &found);
+    if (code == 0)
+        code = check_described(&subject, &found);
+    if (code == 0 && open_inside(link, frame, &subject, &found))
+        return;
+    if (code == 0)
+        code = cwb_local_open(bridge, &subject.key, &found, &array, &on_gpu);
+    if (code == 0 && !cwb_may_read(link->peer, subject.name, &found.entry)) {
+        cw_array_close(array); /* it was replaced in between */
+        code = -ENOENT;
+    } else if (code == 0) {
+        code = check_described(&subject, &found);
+        if (code)
+            cw_array_close(array);
+    }
+    if (code == -ENOENT)
+        cwb_not_there(subject.name);
+    if (code) {
+        answer(link, frame, code, NULL, 0);
+        return;
+    }
+    uint64_t size_bytes = found.entry.size_bytes;
+    if (frame->open.flags & CWB_WATCH && cwb_watch_begin(link, &subject.key, found.entry.id) != 0) {
+        cw_array_close(array);
+        answer(link, frame, -EDQUOT, NULL, 0);
+        return;
+    }
+    if (size_bytes > CWB_INLINE_MAX || (on_gpu && size_bytes)) {
+        answer_source(link, frame, &found, array, on_gpu);
+        return;
+    }
+    uint8_t bytes[CWB_INLINE_MAX];
+    struct cwb_opened opened = opened_of(link, &found);
+    if (size_bytes)
+        memcpy(bytes, cw_array_lowest(array), size_bytes);
+    cw_array_close(array);
+    answer_inside(link, frame, &opened, found.meta, bytes);
+}
+
+/* ---- NAMES ---- */
+
+/* Texts are answered as an array of bytes is; they are taken over. about: whose text it is; NULL: a
+ * list. */
+static void answer_texts(struct cwb_link *link, uint64_t id, char *texts, uint64_t size_bytes,
+                         const struct cw_found *about) {
+    struct cwb_opened opened = {.size_bytes = size_bytes};
+    struct cwb_source *source = NULL;
+    struct iovec parts[] = {{&opened, sizeof opened}, {texts, size_bytes}};
+    if (about) {
+        opened.instance = cw_client_instance(link->bridge->client);
+        opened.entry = about->entry.id;
+    }
+    if (size_bytes <= CWB_INLINE_MAX) {
+        opened.inside = 1;
+        opened.hash = cwb_hash(texts, size_bytes, 0);
+        cwb_link_reply(link, CWB_NAMES, id, 0, NULL, parts, 2);
+        free(texts);
+        return;
+    }
+    int code = cwb_source_new(link->bridge, link->peer, NULL, (uint8_t *)texts, size_bytes,
+                              CWB_OPENED, &source);
+    if (code)
+        free(texts);
+    else
+        opened.source = cwb_source_id(source);
+    cwb_link_reply(link, CWB_NAMES, id, code, cw_detail(), parts, 1);
+}
+
+void cwb_list_answer(struct cwb_served *served, int status, char *names, uint64_t size_bytes) {
+    uint64_t id = served->id;
+    if (status) {
+        free(names);
+        cwb_served_reply(served, status, NULL, 0);
+        return;
+    }
+    struct cwb_link *link = cwb_served_leave(served);
+    if (link)
+        answer_texts(link, id, names, size_bytes, NULL);
+    else
+        free(names);
+}
+
+/* What is known about one name, without its bytes. */
+static void serve_about(struct cwb_link *link, const struct cwb_frame *frame) {
+    struct subject subject;
+    struct cw_found found;
+    struct cw_shape shape;
+    char *text = NULL;
+    size_t size_bytes;
+    subject_of(frame->key, frame->key_bytes, &subject);
+    int code = look(link->bridge, link->peer, &subject, &found);
+    if (code) {
+        answer(link, frame, code, NULL, 0);
+        return;
+    }
+    if (cw_meta_decode(found.meta, found.entry.meta_bytes, found.entry.size_bytes, &shape) != 0) {
+        shape.ndim = 0; /* the name is there all the same */
+        *shape.dtype = 0;
+    }
+    FILE *out = open_memstream(&text, &size_bytes);
+    if (!out) {
+        answer(link, frame, cwb_no_memory("what is known about a name"), NULL, 0);
+        return;
+    }
+    fprintf(out, "%llu\t%llu\t%d\t%s", (unsigned long long)found.entry.size_bytes,
+            (unsigned long long)found.entry.created_ns, (found.entry.flags & CW_ENTRY_KEEP) != 0,
+            shape.dtype);
+    for (uint32_t i = 0; i < shape.ndim; i++)
+        fprintf(out, "\t%lld", (long long)shape.shape[i]);
+    fputc(0, out);
+    bool whole = !ferror(out);
+    if (fclose(out) == 0 && whole && text) {
+        answer_texts(link, frame->head.id, text, size_bytes, &found);
+        return;
+    }
+    free(text);
+    answer(link, frame, cwb_no_memory("what is known about a name"), NULL, 0);
+}
+
+/* ---- changes ---- */
+
+void cwb_serve_changes(struct cwb_bridge *bridge, const struct cw_changed *changed) {
+    cwb_watch_changes(bridge, changed);
+    cwb_waits_look(bridge);
+}
+
+/* It failed: the next look is in a while. */
+static void on_mapped(void *owner, int code) {
+    struct cwb_bridge *bridge = owner;
+    bridge->changes_mapping = false;
+    if (code == 0)
+        return;
+    cwb_log("changes of names could not be looked at: %s", cw_detail());
+    bridge->changes_after_ns = bridge->loop.now_ns + AGAIN_NS;
+}
+
+bool cwb_changes_due(const struct cwb_bridge *bridge) {
+    return (bridge->waits_due || bridge->watch_at) && !bridge->changes_mapping &&
+           bridge->loop.now_ns >= bridge->changes_after_ns;
+}
+
+void cwb_changes_turn(struct cwb_bridge *bridge) {
+    if (!cwb_changes_due(bridge))
+        return;
+    if (!cwb_local_mapped(bridge)) {
+        bridge->changes_mapping = true;
+        cwb_local_map(bridge, NULL, on_mapped, bridge);
+        return;
+    }
+    cwb_waits_turn(bridge);
+    cwb_watches_turn(bridge);
+}
+
+bool cwb_serve_watches(const struct cwb_bridge *bridge) {
+    return bridge->watched || bridge->wait_count;
+}
+
+int cwb_serve(struct cwb_link *link, const struct cwb_frame *frame) {
+    if (link->served_count - link->wait_count + link->wire.piece_count >=
+        CWB_REQUESTS_MAX + CWB_REQUESTS_SPARE)
+        return cw_fail(-EPROTO, "more than %u requests at once", CWB_REQUESTS_MAX);
+    if (cwb_wire_may_ask(&link->wire) < 0)
+        return -EPROTO;
+    uint32_t ids = 1; /* and those of what came with it */
+    if (frame->head.op == CWB_OPEN && frame->open.flags >> CWB_AHEAD_SHIFT)
+        ids += (frame->open.flags >> CWB_AHEAD_SHIFT) + 1;
+    for (uint64_t id = frame->head.id; ids; id++, ids--) {
+        struct cwb_served *known;
+        HASH_FIND(hh, link->served, &id, sizeof id, known);
+        if (known)
+            return cw_fail(-EPROTO, "a request with the id of another that is under way");
+    }
+    switch (frame->head.op) {
+    case CWB_PING:
+        cwb_link_reply(link, CWB_PING, frame->head.id, 0, NULL, NULL, 0);
+        return 0;
+    case CWB_OPEN:
+        serve_open(link, frame);
+        return 0;
+    case CWB_READ:
+        return cwb_source_serve_read(link, frame);
+    case CWB_CLOSE:
+        return cwb_source_serve_close(link, frame);
+    case CWB_OFFER:
+        return cwb_offered_serve(link, frame);
+    case CWB_WAIT:
+        cwb_wait_begin(link, frame);
+        return 0;
+    case CWB_NAMES:
+        if (frame->open.flags & CWB_ABOUT)
+            serve_about(link, frame);
+        else
+            cwb_list_begin(link, frame);
+        return 0;
+    case CWB_REMOVE:
+        cwb_remove_serve(link, frame);
+        return 0;
+    case CWB_CANCEL:
+        serve_cancel(link, frame);
+        return 0;
+    case CWB_CHANGED:
+        if (link->changed_left == 0)
+            return cw_fail(-EPROTO,
+                           "it tells of %u changes more than it was asked to (CWB_CHANGED_SPARE)",
+                           CWB_CHANGED_SPARE);
+        link->changed_left--;
+        cwb_replica_changed(link->peer, frame);
+        return 0;
+    default: /* frame.c lets no other through */
+        return cw_fail(-EPROTO, "op %u", frame->head.op);
+    }
+}

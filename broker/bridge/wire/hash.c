@@ -1,0 +1,15 @@
+/*
+ * Hashes: see hash.h.
+ */
+#include "broker/bridge/wire/hash.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+uint64_t cwb_hash(const void *bytes, size_t size_bytes, uint64_t seed) {
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx2"))
+        return cwb_hash_avx2(bytes, size_bytes, seed);
+#endif
+    return XXH3_64bits_withSeed(bytes, size_bytes, seed);
+}

@@ -1,0 +1,68 @@
+/*
+ * Transits: references for handles under way. A client begins one when it exports a handle, and who
+ * opens (or discards) the handle ends it; else its limit does. They outlive the client that began
+ * them: the handle may still lie in a pipe.
+ *
+ * BEGIN and END come from the rings of two clients. BEGIN was written before the handle was handed
+ * on, but may be read after END: an END whose BEGIN is still to come is remembered, and meets it.
+ * Tokens are numbers that anybody can guess, so an END says of which block it speaks, and it is
+ * remembered until the beginner's ring was read as far as it was filled then, and no longer.
+ *
+ * BEGIN has no answer, so it must not fail. The broker has the memory for a session's next ones
+ * ready before it tells the session how many they may be (transits_ready, a counter of its tokens):
+ * some at HELLO, and as many again as were begun, whenever it reads a BEGIN or a PING. A client
+ * that has used all of them sends a PING; where the number does not rise by that, a limit or the
+ * memory is at its end, and the handle is refused where it is asked for. If the client dies, what
+ * it said by then has its memory; what was ready beyond that ends with its session.
+ *
+ * A transit may be tied to another block, its anchor: an item that waits in a queue, to the queue.
+ * At its limit it then lives on for as long again if the anchor is alive, whoever died meanwhile;
+ * and when the anchor is freed it ends, whatever its limit: what waits in a queue that nobody has
+ * any more is nobody's.
+ *
+ * What the mover begins is no handle in a pipe: the one who has it is known. That is the mover
+ * until it has told of what it made, then the client that asked (the *keeper*), until it ends the
+ * transit; with its keeper's session the transit ends at once. So memory that was made, and whose
+ * maker or asker was killed in any moment in between, is free as soon as the death is known.
+ */
+#ifndef CW_BROKER_MEMORY_TRANSIT_H
+#define CW_BROKER_MEMORY_TRANSIT_H
+
+#include <stdint.h>
+
+#include "ipc/wire.h"
+
+struct cwd_broker;
+struct cwd_session;
+
+/* 0, or -EDQUOT. */
+int cwd_transits_init(struct cwd_broker *broker);
+/* Has memory ready for the session's next transits, as far as limits and memory allow, and tells it
+ * how many they are. */
+void cwd_transits_ready(struct cwd_broker *broker, struct cwd_session *session);
+/* The token is session's own and new; else -EPROTO. What cannot begin (more than it was told that
+ * it may, a block that is gone) does not, and returns 0: the handle is then stale for who opens it.
+ */
+int cwd_transit_begin(struct cwd_broker *broker, struct cwd_session *session,
+                      const struct cw_block_ref *ref);
+/* The transit of ref's token ends, if it is one of ref's block (slab 0: of any). */
+void cwd_transit_end(struct cwd_broker *broker, struct cwd_session *session,
+                     const struct cw_block_ref *ref);
+/* Ties a transit that the session began to ref's block. One that ended already is no matter. */
+void cwd_transit_anchor(struct cwd_broker *broker, struct cwd_session *session,
+                        const struct cw_block_ref *ref);
+/* What the mover made and has told of is the client's from now on. */
+void cwd_transit_keep(struct cwd_broker *broker, uint64_t token, struct cwd_session *client);
+/* This block is free now: what is tied to it ends at the next cwd_transits_expire(). */
+void cwd_transits_untie(struct cwd_broker *broker, uint32_t slab, uint32_t block, uint64_t gen);
+/* Ends those past their limit, but for those whose anchor is alive; so many in a turn. */
+void cwd_transits_expire(struct cwd_broker *broker);
+/* When cwd_transits_expire() is to be called next; INT64_MAX: there are none. */
+int64_t cwd_transits_due(struct cwd_broker *broker);
+/* A session ends: those that it keeps end, its others stay, uncharged; remembered ENDs for it go,
+ * those from it stay. */
+void cwd_transits_forget(struct cwd_broker *broker, struct cwd_session *session);
+uint32_t cwd_transit_count(struct cwd_broker *broker);
+void cwd_transits_deinit(struct cwd_broker *broker);
+
+#endif

@@ -1,0 +1,28 @@
+/*
+ * Waits: clients that wait for a name. A wait is answered when the name is put, cancelled, or
+ * forgotten with its session. Answers that find no room in the reply ring stay with the session
+ * until there is.
+ */
+#ifndef CW_BROKER_NAMES_WAITS_H
+#define CW_BROKER_NAMES_WAITS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct cwd_broker;
+struct cwd_session;
+
+/* Answers at once if the name is there. 0: begun or answered; -EINVAL, -EDQUOT: to be replied. */
+int cwd_wait_begin(struct cwd_broker *broker, struct cwd_session *session, uint64_t id,
+                   const char *key, size_t key_bytes);
+/* Replies -ECANCELED unless it is answered already. */
+void cwd_wait_cancel(struct cwd_broker *broker, struct cwd_session *session, uint64_t id);
+/* The name was put. */
+void cwd_waits_answer(struct cwd_broker *broker, const char *key, size_t key_bytes);
+/* Writes answers that had no room; returns whether any was written. */
+bool cwd_waits_flush(struct cwd_broker *broker, struct cwd_session *session);
+/* The session reads no replies any more. */
+void cwd_waits_cancel_all(struct cwd_broker *broker, struct cwd_session *session);
+
+#endif

@@ -1,0 +1,267 @@
+/*
+ * Evictable arrays: see evict.h.
+ */
+#include "ipc/array/evict.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/order/context_failure.h"
+#include "ipc/order/fence.h"
+#include "ipc/array/mover_copy.h"
+#include "ipc/order/stream.h"
+
+int cw_evict_admit(cw_array *array) {
+    cw_client *client = array->client;
+    struct cw_evictable *made = calloc(1, sizeof *made);
+    if (!made)
+        return cw_fail(-EDQUOT, "no memory for an evictable array's books");
+    made->array = array;
+    made->device = array->slab->device;
+    memcpy(made->device_name, array->slab->device_name, sizeof made->device_name);
+    memcpy(made->device_uuid, array->slab->device_uuid, sizeof made->device_uuid);
+    pthread_mutex_lock(&client->lock);
+    made->used = ++client->uses;
+    made->next = client->evictables;
+    if (made->next)
+        made->next->prev = made;
+    client->evictables = made;
+    array->evict = made;
+    pthread_mutex_unlock(&client->lock);
+    return 0;
+}
+
+/* Waits until nobody moves it. The lock is held, and given up meanwhile. */
+static void await_move(cw_client *client, const struct cw_evictable *it) {
+    while (it->state == CW_LEAVING || it->state == CW_RETURNING)
+        pthread_cond_wait(&client->moved, &client->lock);
+}
+
+static void set_state(cw_client *client, struct cw_evictable *it, enum cw_evict_state state) {
+    it->state = state;
+    pthread_cond_broadcast(&client->moved);
+}
+
+/* ---- may it leave? ---- */
+
+/* Is its last write complete, also what that was computed from, and does no stream read it? */
+static bool is_settled(cw_client *client, const cw_array *array) {
+    struct cw_order *order = cw_order_of(array->slab->table, array->block);
+    struct cw_order_seen seen;
+    bool whole = true, final;
+    if (!cw_order_passed(client, array->slab, array->block))
+        return false;
+    cw_order_see(order, &seen);
+    if (seen.marks & CW_ORDER_POISONED || seen.write == CW_STAMP_DEAD)
+        return false;
+    if (!client->fences)
+        return true; /* no stream ever used anything */
+    pthread_mutex_lock(&client->fences->lock);
+    for (unsigned i = 0; i < CW_ORDER_WAITED && whole; i++)
+        whole = !seen.waited[i] || cw_stamp_known(client->fences, seen.waited[i], &final) > 0;
+    pthread_mutex_unlock(&client->fences->lock);
+    return whole;
+}
+
+static bool may_leave(cw_client *client, const struct cw_evictable *it) {
+    const cw_array *array = it->array;
+    if (it->state != CW_HERE || it->pins || !array->slab->own)
+        return false;
+    const struct cw_local *local = &array->slab->locals[array->block];
+    const struct cw_extent *extent = local->extent;
+    return local->count == 1 && extent && !extent->published && !extent->lent && !extent->pool &&
+           is_settled(client, array);
+}
+
+/* The one that was used last the longest time ago. The lock is held. */
+static struct cw_evictable *choose(cw_client *client, int device) {
+    struct cw_evictable *found = NULL;
+    for (struct cw_evictable *at = client->evictables; at; at = at->next)
+        if (at->device == device && (!found || at->used < found->used) && may_leave(client, at))
+            found = at;
+    return found;
+}
+
+/* ---- leaving ---- */
+
+/* A host array of as many bytes. */
+static int make_host(const cw_array *array, cw_array **out) {
+    const int64_t shape = (int64_t)array->size_bytes;
+    const cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &shape, .dtype = "|u1"};
+    return cw_array_new(array->client, "cpu", &layout, 0, out);
+}
+
+/* The array's lease on its block ends; it has none now. The lock is held. */
+static void forget_block(cw_client *client, cw_array *array) {
+    struct cw_slab *slab = array->slab;
+    array->slab = array->home_slab = NULL;
+    array->bytes = array->data = NULL;
+    cw_lease_release(client, slab, array->block, array->gen);
+}
+
+bool cw_evict_in_vain(const cw_client *client, const struct cw_heap *heap, uint64_t size_bytes) {
+    cw_device_info info;
+    /* M1: a figure that stands since the broker started. */
+    uint64_t limit = CW_LOAD(M1, &client->root->limits[CW_LIMIT_max_gpu_bytes], relaxed);
+    uint64_t slab_bytes =
+        (size_bytes + heap->granule_bytes - 1) / heap->granule_bytes * heap->granule_bytes;
+    return slab_bytes > limit ||
+           (heap->backend->device_stat(heap->device, &info) == 0 && size_bytes > info.memory_bytes);
+}
+
+int cw_evict_one(cw_client *client, const struct cw_heap *heap) {
+    cw_array *host = NULL, *old;
+    pthread_mutex_lock(&client->lock);
+    struct cw_evictable *it = choose(client, heap->device);
+    if (!it) {
+        pthread_mutex_unlock(&client->lock);
+        return -ENOENT;
+    }
+    it->state = CW_LEAVING;
+    it->mover = cw_this_thread();
+    old = it->host; /* its copy has passed: the write is complete */
+    it->host = NULL;
+    pthread_mutex_unlock(&client->lock);
+    cw_array_close(old);
+    int code = make_host(it->array, &host);
+    if (code == 0)
+        code = cw_broken_serve(cw_copy_unordered(host, it->array, it->array->size_bytes));
+    pthread_mutex_lock(&client->lock);
+    if (code == 0) {
+        it->array->slab->heap->hoards = true; /* what it leaves free is about to be used */
+        struct cw_heap *own = it->array->slab->heap;
+        forget_block(client, it->array);
+        own->hoards = false;
+        it->host = host;
+        client->evictions++;
+    }
+    set_state(client, it, code ? CW_HERE : CW_AWAY);
+    pthread_mutex_unlock(&client->lock);
+    if (code)
+        cw_array_close(host);
+    return code;
+}
+
+/* ---- returning ---- */
+
+/* A block for an array that is away. */
+static int take_block(cw_client *client, struct cw_evictable *it) {
+    struct cw_heap *heap;
+    struct cw_slab *slab;
+    uint32_t block;
+    uint64_t gen;
+    bool clean;
+    cw_array *array = it->array;
+    int code = cw_heap_of(client, &cw_backend_cuda, it->device, &heap);
+    if (code == 0)
+        code = cw_heap_take(client, heap, array->size_bytes, &slab, &block, &gen, &clean);
+    if (code)
+        return code;
+    pthread_mutex_lock(&client->lock);
+    array->slab = array->home_slab = slab;
+    array->block = block;
+    array->gen = gen;
+    array->bytes = (uint8_t *)slab->rw.base + slab->locals[block].extent->offset_bytes;
+    array->data = array->bytes + array->origin_bytes;
+    pthread_mutex_unlock(&client->lock);
+    return 0;
+}
+
+/* The state is RETURNING, by this thread. */
+static int bring_back(cw_client *client, struct cw_evictable *it) {
+    int code = take_block(client, it);
+    if (code)
+        return code;
+    code = cw_array_copy(it->array, 0, it->host, 0, it->array->size_bytes, CW_STREAM_OWN);
+    if (code == 0)
+        return 0;
+    pthread_mutex_lock(&client->lock);
+    forget_block(client, it->array);
+    pthread_mutex_unlock(&client->lock);
+    return code;
+}
+
+int cw_array_pin(cw_array *array) {
+    if (!array || !array->evict)
+        return array ? 0 : cw_fail(-EINVAL, "an array is needed, NULL was given");
+    cw_client *client = array->client;
+    struct cw_evictable *it = array->evict;
+    int code = cw_client_forked(client) ? cw_array_usable(array) : 0;
+    if (code)
+        return code;
+    pthread_mutex_lock(&client->lock);
+    if (it->state == CW_RETURNING && it->mover == cw_this_thread()) {
+        it->pins++;
+        pthread_mutex_unlock(&client->lock);
+        return 0;
+    }
+    await_move(client, it);
+    if (it->state == CW_AWAY) {
+        it->state = CW_RETURNING;
+        it->mover = cw_this_thread();
+        pthread_mutex_unlock(&client->lock);
+        code = bring_back(client, it);
+        pthread_mutex_lock(&client->lock);
+        set_state(client, it, code ? CW_AWAY : CW_HERE);
+    }
+    if (code == 0)
+        it->pins++;
+    pthread_mutex_unlock(&client->lock);
+    return code;
+}
+
+void cw_array_unpin(cw_array *array) {
+    if (!array)
+        return;
+    struct cw_evictable *it = array->evict;
+    cw_client *client = array->client;
+    cw_array *passed = NULL;
+    if (!it || cw_client_forked(client))
+        return;
+    pthread_mutex_lock(&client->lock);
+    if (it->pins == 0) { /* once more than it was pinned */
+        pthread_mutex_unlock(&client->lock);
+        return;
+    }
+    it->pins--;
+    it->used = ++client->uses;
+    if (it->state == CW_HERE && it->host &&
+        cw_order_passed(client, it->array->slab, it->array->block)) {
+        passed = it->host;
+        it->host = NULL;
+    }
+    pthread_mutex_unlock(&client->lock);
+    cw_array_close(passed);
+}
+
+int cw_array_away(const cw_array *array) {
+    if (!array)
+        return cw_needs("an array");
+    struct cw_evictable *it = array->evict;
+    if (!it)
+        return 0;
+    pthread_mutex_lock(&array->client->lock);
+    bool away = it->state == CW_AWAY || it->state == CW_RETURNING;
+    pthread_mutex_unlock(&array->client->lock);
+    return away;
+}
+
+bool cw_evict_end(cw_array *array) {
+    struct cw_evictable *it = array->evict;
+    cw_client *client = array->client;
+    if (cw_client_forked(client))
+        return true;
+    pthread_mutex_lock(&client->lock);
+    await_move(client, it);
+    *(it->prev ? &it->prev->next : &client->evictables) = it->next;
+    if (it->next)
+        it->next->prev = it->prev;
+    bool here = it->state == CW_HERE;
+    pthread_mutex_unlock(&client->lock);
+    if (here && it->host)
+        (void)cw_array_settle(array, -1); /* the copy from it may be under way */
+    cw_array_close(it->host);
+    array->evict = NULL;
+    free(it);
+    return here;
+}

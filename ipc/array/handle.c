@@ -1,0 +1,187 @@
+/*
+ * Handles: an array named for another process, carried by any means.
+ *
+ * A handle with a token stands for a transit lease at the broker: the client makes the token, so
+ * that beginning one needs no reply. It begins only those for which the broker has memory already,
+ * and says so (broker/memory/transit.h); so none is lost. Opening takes a lease first and ends the
+ * transit then: at no moment is the array held by nobody. What a handle says is checked against the
+ * slab's table; its slab and block may be anything.
+ */
+#include "ipc/client.h"
+
+/* Our row of the monitor page; NULL if the broker shows none. */
+static const struct cw_monitor_client *own_row(cw_client *client) {
+    struct cw_monitor_client *rows = client->root->clients;
+    for (uint32_t i = 0; i < CW_MONITOR_CLIENTS; i++) {
+        uint32_t at = (client->monitor_row + i) % CW_MONITOR_CLIENTS;
+        /* M1: a number to show, no order is needed. */
+        if (CW_LOAD(M1, &rows[at].session, relaxed) == client->session) {
+            client->monitor_row = at;
+            return &rows[at];
+        }
+    }
+    return NULL;
+}
+
+static uint64_t transits_shown(cw_client *client) {
+    const struct cw_monitor_client *row = own_row(client);
+    return row ? CW_LOAD(M1, (cw_a64 *)(uintptr_t)&row->transits, relaxed) : 0;
+}
+
+/* How many the broker has memory for, counted from our first. */
+static uint64_t transits_ready(cw_client *client) {
+    /* S4: after the broker's answer to our ping, or before it: then we ping. */
+    return CW_LOAD(S4, &client->shared->transits_ready, relaxed);
+}
+
+/* The broker can take no transit more of ours: why? */
+static int refuse_transit(cw_client *client) {
+    uint64_t limit = CW_LOAD(M1, &client->root->limits[CW_LIMIT_max_client_transits], relaxed);
+    int code = cw_ping(client); /* our row of the monitor page is up to date now */
+    if (code)
+        return code;
+    pthread_mutex_lock(&client->lock);
+    bool limited = transits_shown(client) >= limit;
+    uint32_t begun = client->transits;
+    pthread_mutex_unlock(&client->lock);
+    if (!limited)
+        return cw_fail(-EDQUOT,
+                       "a handle more than the %u that this client has made was asked for; the "
+                       "broker has no memory to keep its array, or all clients together have as "
+                       "many handles under way as it keeps (%u): open or discard some, or let it "
+                       "have more memory",
+                       begun, CW_TRANSITS_MAX);
+    return cw_fail(-EDQUOT,
+                   "a handle more than the %llu of this client that are under way was asked for; "
+                   "max_client_transits allows no more: open or discard some, or set "
+                   "max_client_transits under [limits] in cableway.conf, or "
+                   "CABLEWAY_MAX_CLIENT_TRANSITS, and start the broker again",
+                   (unsigned long long)limit);
+}
+
+/* The broker was ready for this many when we had used all. A ping lets it get ready for more: there
+ * is no wait but this one, and only where we are quicker than it. */
+static int more_transits(cw_client *client, uint64_t ready) {
+    int code = cw_ping(client);
+    if (code)
+        return code;
+    return transits_ready(client) > ready ? 0 : refuse_transit(client);
+}
+
+/* Others may know of the array from now on, and (transit) the broker holds it for the handle. That
+ * must stand in the ring before the handle leaves (or the broker, which reads the rings before it
+ * takes a block back, would not see it): -EAGAIN where there is no room. -ENOBUFS: the broker is
+ * ready for *ready, and we have used them all. */
+static int begin_transit(cw_array *array, int transit, cw_handle *handle, uint64_t *ready) {
+    cw_client *client = array->client;
+    int code = 0;
+    pthread_mutex_lock(&client->lock);
+    *ready = transit ? transits_ready(client) : 0;
+    if (transit && client->transits >= *ready) {
+        pthread_mutex_unlock(&client->lock);
+        return -ENOBUFS;
+    }
+    struct cw_extent *extent = array->slab->locals[array->block].extent;
+    if (extent)
+        extent->published = true;
+    if (transit) {
+        /* Under the lock: a session's tokens rise in the order of its BEGINs. */
+        handle->token = (uint64_t)client->session << 32 | (client->transits + 1);
+        struct cw_block_ref ref = {.token = handle->token,
+                                   .slab = handle->slab,
+                                   .block = handle->block,
+                                   .gen = handle->gen};
+        code = cw_lane_push(client, CW_OP_TRANSIT_BEGIN, &ref, sizeof ref);
+        client->transits += code == 0;
+        if (extent && code == 0)
+            extent->told = true; /* the broker knows of it, and looks when the transit ends */
+    }
+    pthread_mutex_unlock(&client->lock);
+    return code;
+}
+
+static int export(cw_array *array, int transit, cw_handle *out) {
+    int code = cw_array_usable(array);
+    if (code)
+        return code;
+    if (!out)
+        return cw_fail(-EINVAL, "a place for the handle is needed, NULL was given");
+    if (array->own_pages.base)
+        return cw_fail(-EINVAL, "a private array has no handle: nobody else would see what is "
+                                "written to it; copy it, or hand on the handle it came by");
+    cw_client *client = array->client;
+    cw_handle handle = {.instance = client->instance,
+                        .slab = array->slab->id,
+                        .block = array->block,
+                        .gen = array->gen,
+                        .offset_bytes = array->offset_bytes,
+                        .size_bytes = array->size_bytes};
+    struct cw_brief brief = {.begun_ns = cw_now_ns()};
+    uint64_t ready;
+    while ((code = begin_transit(array, transit, &handle, &ready)) == -EAGAIN || code == -ENOBUFS) {
+        code = code == -EAGAIN ? cw_lane_await_room(client, &brief) : more_transits(client, ready);
+        if (code)
+            return code;
+    }
+    if (code == 0)
+        *out = handle;
+    return code;
+}
+
+int cw_array_export(cw_array *array, int transit, cw_handle *out) {
+    int code = cw_array_pin(array); /* once others may know of it, it stays */
+    if (code)
+        return code;
+    code = export(array, transit, out);
+    cw_array_unpin(array);
+    return code;
+}
+
+static int end_transit(cw_client *client, const cw_handle *handle) {
+    struct cw_block_ref ref = {
+        .token = handle->token, .slab = handle->slab, .block = handle->block, .gen = handle->gen};
+    return ref.token ? cw_lane_post(client, CW_OP_TRANSIT_END, &ref, sizeof ref) : 0;
+}
+
+static int check_handle(cw_client *client, const cw_handle *handle) {
+    if (!client || !handle)
+        return cw_fail(-EINVAL, "a client and a handle are needed, NULL was given");
+    int code = cw_client_usable(client);
+    if (code)
+        return code;
+    if (handle->instance != client->instance)
+        return cw_fail(
+            -ESTALE, "the handle was made at another run of the broker (%016llx, ours is %016llx)",
+            (unsigned long long)handle->instance, (unsigned long long)client->instance);
+    return 0;
+}
+
+int cw_array_open(cw_client *client, const cw_handle *handle, const cw_layout *layout,
+                  uint32_t flags, cw_array **out) {
+    struct cw_shape shape;
+    int code = check_handle(client, handle);
+    if (code == 0 && !out)
+        code = cw_fail(-EINVAL, "a place for the array is needed, NULL was given");
+    if (code == 0)
+        code = cw_open_flags_check("cw_array_open", flags);
+    if (code == 0)
+        code = cw_layout_resolve(layout, &shape);
+    if (code)
+        return code;
+    cw_handle copy = *handle;
+    if (shape.span_bytes > copy.size_bytes)
+        return cw_fail(-EINVAL, "a layout of %llu bytes does not fit a handle of %llu",
+                       (unsigned long long)shape.span_bytes, (unsigned long long)copy.size_bytes);
+    pthread_mutex_lock(&client->lock);
+    code = cw_array_attach(client, copy.slab, copy.block, copy.gen, copy.offset_bytes,
+                           copy.size_bytes, &shape, flags, out);
+    pthread_mutex_unlock(&client->lock);
+    if (code == 0)
+        end_transit(client, &copy); /* a lost broker shows at the next call */
+    return code;
+}
+
+int cw_handle_discard(cw_client *client, const cw_handle *handle) {
+    int code = check_handle(client, handle);
+    return code ? code : end_transit(client, handle);
+}

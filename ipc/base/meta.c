@@ -1,0 +1,81 @@
+/*
+ * Metadata: a layout to bytes and back; see meta.h for the form.
+ *
+ * The bytes come from another client by way of the broker: decoding checks them all, and what it
+ * returns may be trusted. Pure functions, from any thread.
+ */
+#include "ipc/base/meta.h"
+
+#include <string.h>
+
+#include "shm/base/error.h"
+
+uint32_t cw_meta_encode(const struct cw_shape *shape, void *buffer) {
+    struct cw_meta meta = {.version = CW_META_VERSION,
+                           .ndim = (uint16_t)shape->ndim,
+                           .itemsize = shape->itemsize,
+                           .dtype_bytes = (uint16_t)shape->dtype_bytes};
+    uint8_t *at = buffer;
+    size_t axes = shape->ndim * sizeof(int64_t);
+    memcpy(at, &meta, sizeof meta);
+    at += sizeof meta;
+    memcpy(at, shape->shape, axes);
+    at += axes;
+    memcpy(at, shape->strides, axes);
+    at += axes;
+    memcpy(at, shape->dtype, shape->dtype_bytes);
+    at += shape->dtype_bytes;
+    return (uint32_t)(at - (uint8_t *)buffer);
+}
+
+int cw_meta_decode(const void *buffer, uint32_t buffer_bytes, uint64_t size_bytes,
+                   struct cw_shape *out) {
+    struct cw_meta meta;
+    const uint8_t *at = buffer;
+    if (buffer_bytes < sizeof meta)
+        return cw_fail(-EPROTO, "metadata of %u bytes is too short", buffer_bytes);
+    memcpy(&meta, at, sizeof meta);
+    at += sizeof meta;
+    if (meta.version != CW_META_VERSION)
+        return cw_fail(-EPROTO, "metadata of version %u, this library reads version %u",
+                       meta.version, CW_META_VERSION);
+    if (meta.flags || meta.reserved)
+        return cw_fail(-EPROTO, "metadata with flags that version %u does not know",
+                       CW_META_VERSION);
+    size_t axes = meta.ndim * sizeof(int64_t);
+    if (meta.ndim > CW_NDIM_MAX || meta.dtype_bytes == 0 || meta.dtype_bytes > CW_DTYPE_MAX ||
+        buffer_bytes != sizeof meta + 2 * axes + meta.dtype_bytes)
+        return cw_fail(-EPROTO, "metadata whose lengths do not fit each other");
+    out->ndim = meta.ndim;
+    out->itemsize = meta.itemsize;
+    out->dtype_bytes = meta.dtype_bytes;
+    memcpy(out->shape, at, axes);
+    at += axes;
+    memcpy(out->strides, at, axes);
+    at += axes;
+    memcpy(out->dtype, at, meta.dtype_bytes);
+    out->dtype[meta.dtype_bytes] = 0;
+    if (cw_shape_check_dtype(out) != 0)
+        return cw_fail(-EPROTO, "metadata whose dtype cannot be: %.300s", (const char *)out->dtype);
+    if (cw_shape_measure(out) != 0)
+        return cw_fail(-EPROTO, "metadata whose shape cannot be");
+    if (out->span_bytes > size_bytes)
+        return cw_fail(-EPROTO, "metadata that spans %llu bytes of an array of %llu",
+                       (unsigned long long)out->span_bytes, (unsigned long long)size_bytes);
+    return 0;
+}
+
+int cw_meta_layout(const void *buffer, uint32_t buffer_bytes, uint64_t size_bytes,
+                   struct cw_shape *shape, cw_layout *layout) {
+    struct cw_shape read;
+    int code = cw_meta_decode(buffer, buffer_bytes, size_bytes, &read);
+    if (code)
+        return code;
+    *shape = read;
+    *layout = (cw_layout){.ndim = shape->ndim,
+                          .itemsize = shape->itemsize,
+                          .shape = shape->shape,
+                          .strides = shape->strides,
+                          .dtype = shape->dtype};
+    return 0;
+}

@@ -1,0 +1,45 @@
+/*
+ * Metadata of a named array: the fixed binary form of a cw_layout, as it stands in directory
+ * records and in PUT messages. Never a pickle: whoever reads it checks every field.
+ *
+ *   struct cw_meta, then ndim shapes (int64_t), then ndim strides in bytes (int64_t), then
+ * dtype_bytes of the dtype's text (UTF-8, not terminated). All little-endian. Nothing follows.
+ *
+ * The record's offset_bytes and size_bytes name the lowest byte and the span of the array within
+ * its block. Element 0 lies at the lowest byte, or, where strides are negative, so far above it
+ * that the lowest element of the layout begins there: origin = sum over the axes with a negative
+ * stride of (shape - 1) * -stride.
+ */
+#ifndef CW_IPC_BASE_META_H
+#define CW_IPC_BASE_META_H
+
+#include <stdint.h>
+
+#include "ipc/base/layout.h"
+
+#define CW_META_VERSION 1u
+
+struct cw_meta {
+    uint16_t version; /* CW_META_VERSION */
+    uint16_t ndim;
+    uint32_t itemsize;
+    uint16_t dtype_bytes;
+    uint16_t flags;    /* 0 */
+    uint32_t reserved; /* 0 */
+};
+_Static_assert(sizeof(struct cw_meta) == 16, "layout");
+
+#define CW_META_BYTES_MAX (sizeof(struct cw_meta) + CW_NDIM_MAX * 16 + CW_DTYPE_MAX)
+
+/* Writes a resolved layout to buffer (CW_META_BYTES_MAX bytes). Returns the bytes written. */
+uint32_t cw_meta_encode(const struct cw_shape *shape, void *buffer);
+/* Reads and checks metadata; what it describes must fit into size_bytes. *out points into itself
+ * only. Returns 0 or -EPROTO. */
+int cw_meta_decode(const void *buffer, uint32_t buffer_bytes, uint64_t size_bytes,
+                   struct cw_shape *out);
+/* The same, and as a layout that points into the shape. Both are as they were unless 0 is
+ * returned. */
+int cw_meta_layout(const void *buffer, uint32_t buffer_bytes, uint64_t size_bytes,
+                   struct cw_shape *shape, cw_layout *layout);
+
+#endif

@@ -1,0 +1,464 @@
+/*
+ * The heap: slabs that this client owns, and blocks carved out of them.
+ *
+ * A block of ours is private (no other process can know of it: freed at once, nobody is asked) or
+ * published (named, exported, or there at a fork): then the broker decides when it is free, by its
+ * word going FREE, and the block waits in the pending list until we see that. session->reclaimed
+ * tells when a look pays.
+ *
+ * How large slabs are is said in slab_size.c. Slabs that are entirely free are kept up to
+ * cache_limit_bytes, since making one costs a second a GiB. Before a new one is made the broker is
+ * asked for the slabs of dead makers.
+ *
+ * Owner: client->lock; only the making of a slab's memory, which takes long, is done without it. If
+ * this process dies its slabs become orphans, which the next client of the user adopts.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ipc/client.h"
+#include "ipc/array/evict.h"
+#include "ipc/order/fence.h"
+
+#define ADOPT_TRIES   8u
+#define COLLECT_SHARE 16u /* a look at all pending blocks pays when one in so many came back */
+
+/* What the user says in the environment, else what the device's size suggests. */
+static uint64_t cache_limit(const struct cw_backend *backend, uint64_t suggested_bytes) {
+    bool host = backend->device_kind == CW_DEVICE_HOST;
+    const char *text = secure_getenv(host ? "CABLEWAY_CACHE_BYTES" : "CABLEWAY_GPU_CACHE_BYTES");
+    if (text && *text) {
+        char *end;
+        unsigned long long value = strtoull(text, &end, 10);
+        if (*end == 0)
+            return value;
+    }
+    return suggested_bytes;
+}
+
+int cw_heap_init(struct cw_heap *heap, const struct cw_backend *backend, int device) {
+    uint64_t granule, cache;
+    uint8_t uuid[CW_UUID_BYTES];
+    int code = backend->device_limits(device, &granule, &cache);
+    if (code == 0)
+        code = backend->device_uuid(device, uuid);
+    if (code)
+        return code;
+    *heap = (struct cw_heap){.backend = backend,
+                             .device = device,
+                             .granule_bytes = granule,
+                             .next_slab_bytes = backend->slab_min_bytes,
+                             .cache_limit_bytes = cache_limit(backend, cache)};
+    memcpy(heap->device_uuid, uuid, sizeof uuid);
+    return 0;
+}
+
+static struct cw_heap *find_heap(cw_client *client, const struct cw_backend *backend, int device) {
+    struct cw_heap *heap = &client->heap;
+    while (heap && (heap->backend != backend || heap->device != device))
+        heap = heap->next;
+    return heap;
+}
+
+int cw_heap_of(cw_client *client, const struct cw_backend *backend, int device,
+               struct cw_heap **out) {
+    pthread_mutex_lock(&client->lock);
+    *out = find_heap(client, backend, device);
+    pthread_mutex_unlock(&client->lock);
+    if (*out)
+        return 0;
+    struct cw_heap *made = malloc(sizeof *made);
+    if (!made)
+        return cw_fail(-EDQUOT, "no memory for the books of %s:%d", backend->name, device);
+    int code = cw_heap_init(made, backend, device);
+    if (code) {
+        free(made);
+        return code;
+    }
+    pthread_mutex_lock(&client->lock);
+    *out = find_heap(client, backend, device);
+    if (!*out) {
+        made->next = client->heap.next;
+        client->heap.next = *out = made;
+        made = NULL;
+    }
+    pthread_mutex_unlock(&client->lock);
+    free(made); /* another thread was quicker */
+    return 0;
+}
+
+void cw_heaps_deinit(cw_client *client) {
+    for (struct cw_heap *next, *heap = client->heap.next; heap; heap = next) {
+        next = heap->next;
+        free(heap);
+    }
+    client->heap.next = NULL;
+}
+
+bool cw_heap_drained(cw_client *client, struct cw_slab *slab, uint32_t block) {
+    return slab->device_kind == CW_DEVICE_HOST || cw_order_passed(client, slab, block);
+}
+
+static void give_drained(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
+    slab->heap->given++;
+    slab->locals[extent->block].extent = NULL;
+    slab->blocks[slab->blocks_free++] = extent->block;
+    slab->arena.full = false;
+    if (extent->lent) {
+        cw_loan_end(client, slab, extent);
+        return;
+    }
+    if (slab->flags & CW_SLAB_FOREIGN) {
+        cw_slab_close(client, slab);
+        return;
+    }
+    cw_carve_give(extent);
+    cw_heap_settle(client, slab);
+}
+
+/* A block that is FREE: its bytes come back now, or when the last stream has passed. */
+static void give(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
+    if (cw_heap_drained(client, slab, extent->block)) {
+        give_drained(client, slab, extent);
+        return;
+    }
+    extent->next = slab->heap->draining;
+    slab->heap->draining = extent;
+}
+
+static void drain(cw_client *client, struct cw_heap *heap) {
+    struct cw_extent *list = heap->draining;
+    heap->draining = NULL;
+    while (list) {
+        struct cw_extent *next = list->next;
+        give(client, list->arena->user, list);
+        list = next;
+    }
+}
+
+void cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block) {
+    give(client, slab, slab->locals[block].extent);
+}
+
+void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block) {
+    struct cw_extent *extent = slab->locals[block].extent;
+    struct cw_heap *heap = slab->heap;
+    (void)client;
+    if (extent->pending)
+        return;
+    extent->pending = true;
+    extent->next = NULL;
+    extent->prev = heap->pending_last;
+    *(extent->prev ? &extent->prev->next : &heap->pending) = extent;
+    heap->pending_last = extent;
+    heap->pending_count++;
+}
+
+/* Did the broker free it? */
+static bool came_back(const struct cw_slab *slab, const struct cw_extent *extent) {
+    /* B8: pairs with B4: the last user's reads and writes come before our reuse. */
+    uint64_t word = CW_LOAD(B8, &slab->table->blocks[extent->block].word, acquire);
+    return cw_block_gen(word) != extent->gen && cw_block_state(word) == CW_BLOCK_FREE &&
+           slab->locals[extent->block].count == 0;
+}
+
+void cw_heap_await_no_more(struct cw_heap *heap, struct cw_extent *extent) {
+    *(extent->prev ? &extent->prev->next : &heap->pending) = extent->next;
+    *(extent->next ? &extent->next->prev : &heap->pending_last) = extent->prev;
+    heap->pending_count--;
+}
+
+static void collect(cw_client *client, struct cw_heap *heap, bool now) {
+    /* S1: rises by one for each block, after its word went FREE (B4): what it tells of is there. */
+    uint64_t reclaimed = CW_LOAD(S1, &client->shared->reclaimed, acquire);
+    heap->owed += reclaimed - heap->reclaimed_seen;
+    heap->reclaimed_seen = reclaimed;
+    if (heap->owed == 0 || (!now && heap->owed * COLLECT_SHARE < heap->pending_count))
+        return;
+    for (struct cw_extent *next, *extent = heap->pending; extent && heap->owed; extent = next) {
+        struct cw_slab *slab = extent->arena->user;
+        next = extent->next;
+        if (!came_back(slab, extent))
+            continue;
+        cw_heap_await_no_more(heap, extent);
+        heap->owed--;
+        give(client, slab, extent);
+    }
+    if (!heap->pending || heap->owed)
+        heap->owed =
+            0; /* all was looked at: the rest was never in the list, or is another heap's */
+}
+
+void cw_heap_collect(cw_client *client, bool now) {
+    for (struct cw_heap *heap = &client->heap; heap; heap = heap->next) {
+        collect(client, heap, now);
+        if (heap->draining)
+            drain(client, heap);
+    }
+}
+
+uint32_t cw_heap_collect_all(cw_client *client, struct cw_heap *hoarder) {
+    for (uint32_t learned = 0;; learned++) {
+        if (hoarder)
+            hoarder->hoards = true; /* never past the lock */
+        cw_heap_collect(client, true);
+        if (hoarder)
+            hoarder->hoards = false;
+        pthread_mutex_unlock(&client->lock);
+        bool more = cw_fences_learn(client);
+        pthread_mutex_lock(&client->lock);
+        if (!more)
+            return learned;
+    }
+}
+
+void cw_heap_end_loans(cw_client *client) {
+    for (struct cw_heap *heap = &client->heap; heap; heap = heap->next) {
+        for (struct cw_extent *next, *extent = heap->pending; extent; extent = next) {
+            struct cw_slab *slab = extent->arena->user;
+            next = extent->next; /* of another slab, if this ends the slab */
+            if (!extent->lent || slab->locals[extent->block].count)
+                continue;
+            cw_heap_await_no_more(heap, extent);
+            give(client, slab, extent);
+        }
+    }
+}
+
+int cw_heap_divide(struct cw_slab *slab, struct cw_carver *carver, bool clean) {
+    uint64_t odd = slab->size_bytes % CW_CARVE_UNIT, usable = slab->size_bytes - odd;
+    if (slab->flags & CW_SLAB_FOREIGN && odd)
+        usable += CW_CARVE_UNIT; /* one block, whole: only the books are rounded up */
+    slab->blocks = malloc(slab->capacity * sizeof *slab->blocks);
+    if (!slab->blocks || usable == 0 || !cw_arena_init(&slab->arena, carver, slab, usable, clean))
+        return cw_fail(-EDQUOT, "no memory to divide slab %u", slab->id);
+    slab->carved = true;
+    if (slab->capacity == slab->backend->large_blocks)
+        slab->arena.least_bytes = slab->size_bytes / 4;
+    return 0;
+}
+
+/* Room in a slab that is ours, and a lease on the block number that comes next there. NULL: none.
+ */
+static struct cw_extent *find_room(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+                                   uint64_t align, uint32_t *number) {
+    for (struct cw_extent *extent;
+         (extent = cw_carve_take(&heap->carver, size_bytes ? size_bytes : 1, align));) {
+        struct cw_slab *slab = extent->arena->user;
+        *number = slab->blocks_free ? slab->blocks[slab->blocks_free - 1] : slab->blocks_used;
+        cw_lease_hold_new(client, slab, *number);
+        if (cw_table_keep(slab->table))
+            return extent;
+        cw_lease_unhold_new(client, slab, *number);
+        cw_carve_give(extent);
+        slab->arena.full = true;
+        cw_kept_forget(client);
+    }
+    return NULL;
+}
+
+/* Carves from what we own. NULL slab: no room. */
+static void carve(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+                  struct cw_slab **out, uint32_t *block, uint64_t *gen, bool *clean) {
+    uint64_t align = size_bytes >= CW_LARGE_BYTES ? CW_LARGE_ALIGN_BYTES : CW_CARVE_UNIT;
+    uint32_t number;
+    if (align < heap->backend->align_bytes)
+        align = heap->backend->align_bytes;
+    *out = NULL;
+    struct cw_extent *extent = find_room(client, heap, size_bytes, align, &number);
+    if (!extent)
+        return;
+    struct cw_slab *slab = extent->arena->user;
+    if (slab->blocks_free)
+        slab->blocks_free--;
+    else
+        slab->blocks_used++;
+    slab->arena.full = slab->blocks_free == 0 && slab->blocks_used == slab->capacity;
+    if (slab->arena.full && slab->device_kind == CW_DEVICE_HOST)
+        heap->crowded_bytes = slab->arena.size_bytes - slab->arena.free_bytes;
+    if (slab->cached) {
+        slab->cached = false;
+        heap->cached_bytes -= slab->size_bytes;
+    }
+    extent->block = number;
+    extent->published = extent->pending = extent->told = extent->pool = false;
+    if (slab->device_kind == CW_DEVICE_CUDA)
+        cw_order_clear(cw_order_of(slab->table, number));
+    extent->gen =
+        cw_block_carve(&slab->table->blocks[number], extent->offset_bytes, extent->length_bytes);
+    slab->locals[number].extent = extent;
+    *out = slab;
+    *block = number;
+    *gen = extent->gen;
+    *clean = extent->clean;
+}
+
+int cw_heap_make_table(uint32_t device_kind, uint32_t capacity, uint64_t slab_bytes,
+                       struct cw_segment *out) {
+    int code = cw_segment_create("blocks", cw_slab_table_bytes(device_kind, capacity),
+                                 CW_SEGMENT_BLOCKS, 0, 0, out);
+    if (code)
+        return code;
+    struct cw_block_table *table = out->base;
+    table->capacity = capacity;
+    table->slab_bytes = slab_bytes;
+    return 0;
+}
+
+/* Makes a slab of so many bytes and blocks; *made: its id. Without the lock, but for the end. */
+static int make_planned_slab(cw_client *client, struct cw_heap *heap, uint64_t slab_bytes,
+                             uint32_t capacity, uint32_t *made) {
+    int fd;
+    int code = heap->backend->slab_create(heap->device, slab_bytes, &fd);
+    if (code)
+        return code;
+    struct cw_segment table;
+    code = cw_heap_make_table(heap->backend->device_kind, capacity, slab_bytes, &table);
+    if (code)
+        goto close_data;
+    struct cw_slab_info info = {
+        .device_kind = heap->backend->device_kind, .size_bytes = slab_bytes, .blocks = capacity};
+    memcpy(info.device_uuid, heap->device_uuid, sizeof info.device_uuid);
+    struct cw_slab *slab;
+    pthread_mutex_lock(&client->lock);
+    code = cw_slab_add(client, heap, &info, fd, &table, &slab);
+    if (code == 0) {
+        *made = slab->id;
+        code = cw_heap_divide(slab, &heap->carver, true);
+        if (code)
+            cw_slab_close(client, slab);
+        pthread_mutex_unlock(&client->lock);
+        return code;
+    }
+    pthread_mutex_unlock(&client->lock);
+    cw_segment_close(&table);
+close_data:
+    close(fd);
+    return code;
+}
+
+/* Makes a slab for an array of this size: where there is no memory for one with room to spare, a
+ * smaller one, down to the array alone. */
+static int make_slab(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, uint32_t *made) {
+    for (;;) {
+        uint32_t capacity;
+        pthread_mutex_lock(&client->lock);
+        uint64_t slab_bytes = cw_slab_plan(heap, size_bytes, &capacity);
+        pthread_mutex_unlock(&client->lock);
+        int code = make_planned_slab(client, heap, slab_bytes, capacity, made);
+        if (code != -EDQUOT || capacity == heap->backend->large_blocks ||
+            slab_bytes == heap->granule_bytes)
+            return code;
+        pthread_mutex_lock(&client->lock);
+        heap->next_slab_bytes = slab_bytes / 4;
+        pthread_mutex_unlock(&client->lock);
+    }
+}
+
+int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+                      struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
+    *slab = NULL;
+    pthread_mutex_lock(&client->lock);
+    cw_kept_forget_if_told(client);
+    if (client->leases.free_count) {
+        heap->hoards = true; /* what comes back now is about to be used */
+        cw_heap_collect(client, false);
+        carve(client, heap, size_bytes, slab, block, gen, clean);
+        if (!*slab) {
+            cw_heap_collect(client, true);
+            carve(client, heap, size_bytes, slab, block, gen, clean);
+        }
+        heap->hoards = false;
+        if (*slab)
+            cw_kept_trim(client, heap);
+    }
+    pthread_mutex_unlock(&client->lock);
+    return *slab ? 0 : -EAGAIN;
+}
+
+/* The same for who may ask the broker: for room for a lease, and for what tells that streams have
+ * passed. */
+static int take_carved(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+                       struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
+    for (;;) {
+        pthread_mutex_lock(&client->lock);
+        int code = cw_leases_room(client, 1);
+        pthread_mutex_unlock(&client->lock);
+        if (code == 0)
+            code = cw_heap_take_here(client, heap, size_bytes, slab, block, gen, clean);
+        if (code != -EAGAIN)
+            return code;
+        pthread_mutex_lock(&client->lock);
+        uint32_t learned = cw_heap_collect_all(client, heap);
+        pthread_mutex_unlock(&client->lock);
+        if (!learned)
+            return code;
+    }
+}
+
+int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+                 struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
+    bool adopting = true, dropped = false;
+    uint32_t asked = 0, made = 0;
+    int64_t until_ns = 0, closed_until_ns = 0; /* waiting on a full device */
+    for (unsigned tries = 0; tries < 2 * ADOPT_TRIES; tries++) {
+        int code = take_carved(client, heap, size_bytes, slab, block, gen, clean);
+        if (code != -EAGAIN) {
+            cw_kept_settle(client, made); /* if what came back meanwhile was taken */
+            return code;
+        }
+        if (adopting) {
+            code = tries < ADOPT_TRIES ? cw_heap_adopt(client, heap, size_bytes) : -ENOENT;
+            if (code && code != -ENOENT)
+                return code;
+            adopting = code == 0;
+            if (adopting)
+                continue;
+        }
+        code = make_slab(client, heap, size_bytes, &made);
+        if (code == -EDQUOT && !dropped) {
+            dropped = true;
+            code = cw_full_make_room(client, heap);
+            if (code == -EAGAIN)
+                continue;
+        }
+        if (code == -EDQUOT && heap->backend->device_kind == CW_DEVICE_HOST && !asked++) {
+            code = cw_full_ask_others(client, size_bytes);
+            if (code == -EAGAIN)
+                continue;
+        }
+        if (code == -EDQUOT && heap->backend->device_kind == CW_DEVICE_CUDA) {
+            char sentence[CW_DETAIL_MAX];
+            snprintf(sentence, sizeof sentence, "%s", cw_detail());
+            bool in_vain = cw_evict_in_vain(client, heap, size_bytes);
+            int evicted = -ENOENT;
+            int again = in_vain || asked++ >= ADOPT_TRIES ? 0 : cw_full_ask(client, heap);
+            if (!again)
+                asked = ADOPT_TRIES; /* as long as that brings anything */
+            if (!again && !in_vain) {
+                evicted = cw_evict_one(client, heap);
+                again = evicted == 0         ? 1
+                        : evicted == -ENOENT ? cw_full_wait(client, heap, &until_ns)
+                                             : 0;
+                if (!again && evicted == -ENOENT)
+                    again = cw_kept_nap(client, &closed_until_ns);
+            }
+            if (again < 0)
+                return again;
+            if (again) {
+                dropped = false;     /* perhaps its slab is empty now */
+                tries = ADOPT_TRIES; /* as often as there are arrays that may leave, or come back */
+                continue;
+            }
+            return evicted == -ENOENT ? cw_full_told(heap, until_ns, sentence) : evicted;
+        }
+        if (code)
+            return code;
+    }
+    return cw_fail(-EDQUOT,
+                   "no room for %llu bytes although slabs were made: other threads took it",
+                   (unsigned long long)size_bytes);
+}

@@ -1,0 +1,1 @@
+"""What an Array can do: copies, operators, hashes, pickles, DLPack."""

@@ -1,0 +1,56 @@
+"""Hashes of what an array holds, for those who remember results by their arguments: joblib.hash (and Memory), dask's tokenize.
+
+A pickle of an array names its memory, and no two are equal. These want what is in it: equal contents, equal hash, in every
+process. joblib's hasher is a pickler without a hook for a class of ours: it is known by its frame. It hashes an array of ours
+as a pair with NumPy's view of it, whose bytes it then takes as ever, and a constant with its value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cableway._core import dtypes
+
+if TYPE_CHECKING:
+    from cableway.array import Array
+
+__all__ = ["PROTOCOL", "by_joblib", "content", "digest", "of_value", "token"]
+
+PROTOCOL = 3  # what joblib's hasher pickles by, and hardly anybody else
+
+
+def by_joblib(frame: FrameType) -> bool:
+    """Whether that frame is of joblib's hasher, which asks how to pickle an object."""
+    hashing = sys.modules.get("joblib.hashing")
+    return hashing is not None and isinstance(frame.f_locals.get("self"), hashing.Hasher)
+
+
+def content(array: Array) -> tuple[Any, tuple[Any, ...]]:
+    """What the hasher takes in place of a pickle: the values, from wherever they lie."""
+    return _contents, (array.to("cpu").numpy(),)
+
+
+def of_value(value: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The same for a constant: the object that it stands for."""
+    return _contents, (value,)
+
+
+def _contents(values: Any) -> Any:
+    raise TypeError("a hash is no pickle: there is nothing to load")
+
+
+def token(array: Array) -> tuple[Any, ...]:
+    """Equal for equal contents: dtype, shape, and a hash of the bytes in C order."""
+    values = np.ascontiguousarray(array.to("cpu").numpy())
+    taken: Any = values.reshape(-1).view(np.uint8) if values.nbytes else b""
+    return "cableway.Array", dtypes.encode(values.dtype), array.shape, digest(taken)
+
+
+def digest(taken: Any) -> str:
+    """A hash of bytes."""
+    return hashlib.blake2b(taken, digest_size=20).hexdigest()

@@ -1,0 +1,1 @@
+"""What all other modules stand on: the library, leases, layouts, dtypes."""

@@ -1,0 +1,34 @@
+"""Timeouts as callers give them, in seconds, and what is left of them, as the library takes it."""
+
+from __future__ import annotations
+
+import math
+import time
+
+__all__ = ["deadline", "left_ns"]
+
+
+def deadline(timeout: float | None) -> float:
+    """Seconds of time.monotonic() at which patience ends.
+
+    Raises:
+        TypeError: timeout is no number.
+        ValueError: it is NaN.
+    """
+    if timeout is None:
+        return math.inf
+    if not hasattr(timeout, "__float__"):
+        raise TypeError(f"timeout is a number of seconds or None, not {type(timeout).__name__}")
+    try:
+        seconds = float(timeout)
+    except OverflowError:  # an integer that no float holds
+        seconds = math.inf if timeout > 0 else -math.inf
+    if math.isnan(seconds):
+        raise ValueError("timeout is not a number")
+    return time.monotonic() + seconds
+
+
+def left_ns(end: float) -> int:
+    """What is left until then; -1 for ever."""
+    left = end - time.monotonic()
+    return -1 if left > 1e9 else int(max(0.0, left) * 1e9)

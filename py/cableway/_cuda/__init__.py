@@ -1,0 +1,1 @@
+"""GPUs: stream order, and memory shared with other GPU libraries."""

@@ -1,0 +1,179 @@
+"""GPU arrays and other libraries: what we show them, and what they show us.
+
+Both sides speak the CUDA Array Interface (version 3). Memory of ours that went out by it is found again by its
+address when it comes back, so that no copy is made of what is shared already.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from typing import Any
+
+import numpy as np
+
+from cableway import client
+from cableway._core import dtypes
+from cableway._core.layouts import Layout, contiguous, is_gapless
+from cableway._core.leases import EvictableLease, Lease, lease_served
+from cableway._core.library import check, check_again, ffi, lib
+from cableway._cuda import stream_order
+
+__all__ = ["Foreign", "find", "foreign", "interface", "no_host_view"]
+
+_DLPACK_CUDA = 2
+_LEGACY_STREAM = 1
+
+
+def no_host_view(device: str) -> TypeError:
+    """The error for whoever wants to look at GPU memory from the CPU."""
+    return TypeError(
+        f"the array lies on {device}, and the CPU cannot look at it there; copy it with "
+        '.to("cpu").numpy(), or give it to a GPU library: cupy.asarray(w), torch.from_dlpack(w)'
+    )
+
+
+def find(address: int) -> Lease | None:
+    """A lease on GPU memory of ours that holds an address, None if there is none."""
+    pointer = client.current().pointer
+    status, found = lease_served(Lease, lib.cw_memory_array, pointer, ffi.cast("void *", address))
+    if status == -errno.ENOENT:
+        return None
+    check(status)
+    return found
+
+
+def uuid(lease: Lease) -> str:
+    """The UUID of the GPU where memory of ours lies; "" on the host."""
+    text = ffi.new("char[41]")
+    lib.cw_array_device_uuid(lease.pointer, text)
+    return str(ffi.string(text), "ascii")
+
+
+def interface(lease: Lease, layout: Layout, offset: int) -> dict[str, Any]:
+    """`__cuda_array_interface__` of an array. Inside `writing` or `reading` it names that stream, which the consumer then
+    follows; else it waits until the last writer's work has passed, and stream is None. An evictable array then stays
+    where it is for good, since nobody tells when the consumer is done with its address.
+
+    Raises:
+        AttributeError: it has none: host memory, or fields.
+        ProducerDied: who wrote it last died before it was complete.
+    """
+    if lease.gpu < 0:
+        raise AttributeError(
+            "host memory has no __cuda_array_interface__; .to('cuda:0') copies it to a GPU"
+        )
+    if layout.dtype.names is not None:
+        raise AttributeError("__cuda_array_interface__ cannot tell structured dtypes")
+    stream = stream_order.begun(lease)
+    if stream is None:
+        if isinstance(lease, EvictableLease):
+            lease.lend()
+        check_again(lib.cw_array_wait, lease.pointer, -1)
+    low, _ = lease.span()
+    return {
+        "version": 3,
+        "shape": layout.shape,
+        "typestr": layout.dtype.str,
+        "data": (low + offset if layout.size else 0, lease.readonly or layout.repeats),
+        "strides": None if layout.is_contiguous("C") else layout.strides,
+        "stream": stream,
+    }
+
+
+class Foreign:
+    """GPU memory of another library, as its `__cuda_array_interface__` describes it."""
+
+    __slots__ = ("address", "gpu", "layout", "owner", "readonly", "stream", "whole")
+
+    def __init__(self, owner: Any, told: dict[str, Any]) -> None:
+        if told.get("mask") is not None:
+            raise ValueError(
+                "the array has a mask, which shared memory cannot carry; fill the masked elements first"
+            )
+        dtype = np.dtype(told["typestr"])
+        dtypes.encode(dtype)
+        shape = tuple(told["shape"])
+        strides = told.get("strides")
+        self.owner = owner
+        self.layout = Layout(
+            shape, dtype, contiguous(shape, dtype.itemsize, "C") if strides is None else strides
+        )
+        self.address, self.readonly = told["data"]
+        self.stream = told.get("stream")
+        self.whole = told.get("version", 0) < 3
+        if self.whole and type(owner).__module__.partition(".")[0] == "torch":
+            # PyTorch tells no stream, and orders a tensor's work by the current one.
+            number = sys.modules["torch"].cuda.current_stream(owner.device).cuda_stream
+            self.stream, self.whole = number or _LEGACY_STREAM, False
+        if self.stream == 0:
+            raise ValueError(
+                "__cuda_array_interface__ names the stream 0, which could be two; "
+                "its maker should say 1 or 2"
+            )
+        self.gpu = self._find_gpu()
+
+    @classmethod
+    def at(cls, owner: Any, address: int, layout: Layout) -> Foreign:
+        """The same of what is known already, without a stream: whoever takes it orders the work by himself."""
+        self = cls.__new__(cls)
+        self.owner, self.address, self.layout = owner, address, layout
+        self.readonly, self.stream, self.whole = False, None, False
+        self.gpu = self._find_gpu()
+        return self
+
+    def _find_gpu(self) -> int:
+        gpu = ffi.new("int *", -1)
+        if self.layout.size:
+            check(lib.cw_memory_gpu(ffi.cast("void *", self.address), gpu))
+            if gpu[0] < 0:
+                raise ValueError(
+                    f"the address {self.address:#x} in __cuda_array_interface__ is not GPU memory"
+                )
+        return int(gpu[0])
+
+    @property
+    def low(self) -> int:
+        """The address of the lowest byte."""
+        return int(self.address) - self.layout.origin
+
+    def ready(self) -> None:
+        """Waits until what its maker had begun on it has passed, as the interface's rule for streams says.
+
+        JAX names no stream although its work may not even be submitted: it is asked to wait.
+        """
+        submitted = getattr(self.owner, "block_until_ready", None)
+        if submitted is not None:
+            submitted()
+        if self.layout.size and (self.whole or self.stream is not None):
+            stream = ffi.cast("void *", self.stream or 0)
+            check(lib.cw_stream_wait(self.gpu, stream, int(self.whole)))
+
+    def check_gapless(self) -> None:
+        """Refuses what cannot be copied in one piece, with the remedy."""
+        if not is_gapless(self.layout):
+            raise ValueError(
+                f"the GPU array of shape {self.layout.shape} and strides {self.layout.strides} has gaps or "
+                "overlaps, and is not copied piece by piece; make it contiguous first "
+                "(cupy.ascontiguousarray(x), x.contiguous())"
+            )
+
+
+def foreign(obj: Any) -> Foreign | None:
+    """What obj shows of GPU memory; None for what lies on the host.
+
+    Raises:
+        TypeError: it lies on a GPU but does not speak `__cuda_array_interface__`.
+    """
+    if isinstance(obj, (np.ndarray, np.generic, list, tuple, int, float, complex)):
+        return None
+    told = getattr(obj, "__cuda_array_interface__", None)
+    if told is not None:
+        return Foreign(obj, told)
+    place = getattr(obj, "__dlpack_device__", None)
+    if place is not None and place()[0] == _DLPACK_CUDA:
+        raise TypeError(
+            f"a {type(obj).__name__} on a GPU without __cuda_array_interface__; "
+            "give cupy.from_dlpack(x) or torch.from_dlpack(x) instead"
+        )
+    return None

@@ -1,0 +1,1 @@
+"""Parts of the Executor: errors, futures, map."""

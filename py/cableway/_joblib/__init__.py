@@ -1,0 +1,1 @@
+"""Parts of the backend for joblib: batches and calls."""

@@ -1,0 +1,1 @@
+"""The Pool in its parent process: jobs, tasks, workers, answers."""

@@ -1,0 +1,1 @@
+"""A Pool on GPUs: devices, placement, the fast path."""

@@ -1,0 +1,59 @@
+"""Where a task goes: to which group of a Pool's workers.
+
+A task prefers the GPU on which most bytes of its arrays lie, among those that have workers. One without such
+goes to the group with the fewest tasks under way a worker. Within the group whoever is free takes it; and a group that
+has more waiting than its bound has them taken, after a moment, by idle workers of others
+(CW_DISPATCH_STEAL_BEYOND and _PATIENCE_NS, shm/tasks/dispatch.h), which then copy the arrays. Bytes are counted where a task is encoded, so that arrays at any depth of its arguments count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from cableway.array import Array
+
+if TYPE_CHECKING:
+    from cableway._pool.workers import Crew
+
+__all__ = ["Placement"]
+
+
+class Placement:
+    """Knows the groups. Any thread; where two ask at a time, they may get the same answer."""
+
+    __slots__ = ("_crew", "_devices", "_turn")
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._devices = crew.devices
+        self._turn = 0  # of groups that have as little to do, the next one
+
+    def group_of(self, held: Iterable[Any]) -> int:
+        """The group for a task with these arrays (what else goes with it does not count)."""
+        devices = self._devices
+        if devices is None or len(devices.groups) == 1:
+            return 0
+        nbytes: dict[int, int] = {}
+        for array in held:
+            if type(array) is not Array or array.closed:
+                continue
+            group = devices.by_gpu.get(array._open_lease().gpu)
+            if group is not None:
+                nbytes[group] = nbytes.get(group, 0) + array.nbytes
+        if not nbytes:
+            return self.idlest()
+        return max(nbytes, key=lambda group: nbytes[group])
+
+    def idlest(self) -> int:
+        """The group with the fewest tasks under way a worker."""
+        wanted = self._crew.wanted
+        count = len(wanted)
+        if count == 1:
+            return 0
+        load = self._crew.dispatch.load
+        first = self._turn
+        order = [(first + i) % count for i in range(count)]
+        found = min(order, key=lambda group: load(group) / wanted[group])
+        self._turn = (found + 1) % count
+        return found

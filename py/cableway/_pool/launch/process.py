@@ -1,0 +1,404 @@
+"""Worker processes: multiprocessing's Process, forked from our server with spawn and forkserver.
+
+A `SpawnProcess` or `ForkServerProcess` of this module is multiprocessing's in all that it shows (attributes,
+active_children, join, exit codes) and in what the worker sees; only its making differs (_pool.launch.server), and where no
+server serves it is made by plain spawn. What the worker sees otherwise than with a plain spawn: os.getppid() is the server,
+and what the main module does when it is imported was done once, before.
+
+Owner: the parent process holds a pidfd and its end of the worker's *line*, a socket whose other end the worker and
+the server hold. The parent says on it that the worker may run, the server how it ended; the worker sees there
+that the parent has gone (multiprocessing.parent_process()).
+
+Deaths: the parent's closes the line and its pidfd, which server and worker watch. The server's leaves the line
+without an exit code: then it is UNKNOWN_EXIT. So it is when a server that lives has not told it within
+STATUS_SECONDS of the worker's end (it is stopped, or the machine does not let it run), until it tells. It is never
+guessed. All signals go through the pidfd, so that none reaches a stranger.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import context as contexts
+from multiprocessing import popen_fork, popen_spawn_posix, reduction, spawn, util
+from multiprocessing.process import BaseProcess
+from types import FrameType
+from typing import Any, TypeVar
+
+from cableway._pool.launch import forker
+from cableway._pool.launch import server as servers
+
+__all__ = [
+    "STATUS_SECONDS", "ForkServerProcess", "SpawnProcess", "above_stdio", "asked_ahead", "exitcode_of", "hurry", "let_go",
+    "open_pidfd", "process_class",
+]  # fmt: skip
+
+STATUS_SECONDS = 5.0  # from a worker's end until the server has told how
+_TURN_SECONDS = 1.0  # of a wait for a worker's end
+_FDS_MAX = 240  # of one worker; the kernel takes 253 in one message
+_EXITCODE = struct.Struct("<i")
+
+_Made = TypeVar("_Made")
+_POLL = popen_fork.Popen.poll.__code__
+# PIDFD_GET_INFO of linux/pidfd.h: struct pidfd_info begins with a mask of what is asked, and has the exit code at its end.
+_GET_INFO, _INFO_BYTES, _INFO_EXIT, _INFO_EXIT_AT = 0xC040FF0B, 64, 8, 60
+_INFO_MASK = struct.Struct("<Q")
+_AHEAD = 4  # workers that are asked for before the first one is there
+
+
+class _DupFd:
+    """A descriptor on its way to a worker."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def detach(self) -> int:
+        """In the worker: the descriptor."""
+        return forker.inherited[self._index]
+
+
+class _Request:
+    """A worker that a server was asked for: what it is made of was sent, and nothing has come of it yet.
+
+    Raises:
+        ServerLost: ask another server.
+    """
+
+    DupFd = _DupFd
+
+    def __init__(self, process: BaseProcess, server: servers.Server, told: Any) -> None:
+        self.process = process
+        self.server = server
+        self._fds: list[int] = []
+        buffer = io.BytesIO()
+        contexts.set_spawning_popen(self)  # type: ignore[arg-type]
+        try:
+            reduction.dump(told, buffer)
+            reduction.dump(process, buffer)
+        finally:
+            contexts.set_spawning_popen(None)
+        if len(self._fds) > _FDS_MAX:
+            raise ValueError(
+                f"a worker was to be given {len(self._fds)} descriptors (those in its initargs, one of the Pool's); the limit is {_FDS_MAX}"
+            )
+        data = os.memfd_create("cableway-pool-start", os.MFD_CLOEXEC)
+        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with open(data, "wb", closefd=False) as file:
+                file.write(buffer.getbuffer())
+            os.lseek(data, 0, os.SEEK_SET)
+            server.ask(data, theirs.fileno(), self._fds)
+        except BaseException:
+            self.line.close()
+            raise
+        finally:
+            os.close(data)
+            theirs.close()
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self._fds.append(fd)
+        return len(self._fds) - 1
+
+
+class _Popen(popen_fork.Popen):
+    method = "spawn"
+
+    def __init__(self, process: BaseProcess, request: _Request) -> None:
+        self._server = request.server
+        self._line = request.line
+        super().__init__(process)
+
+    def _launch(self, process: BaseProcess) -> None:
+        try:
+            self.pid, self.sentinel = self._server.answer()
+        except BaseException:
+            self._line.close()
+            raise
+        self.finalizer = util.Finalize(self, _close, (self._line, self.sentinel))
+        try:
+            self._line.send(forker.GO, socket.MSG_NOSIGNAL)
+        except OSError:  # dead already
+            pass
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        wait = flag != os.WNOHANG
+        told = None
+        try:
+            # In turns: the descriptor may have become somebody else's, see let_go.
+            while self.returncode is None and not _readable(
+                self.sentinel, _TURN_SECONDS if wait else 0
+            ):
+                if not wait:
+                    return None
+            if self.returncode is None:
+                told = self._ending(STATUS_SECONDS if wait else 0)
+            elif self.returncode == servers.UNKNOWN_EXIT and self._line.fileno() >= 0:
+                told = self._ending(0)  # it may have been told since
+        except (OSError, ValueError):
+            if self.returncode is None:
+                raise
+            # Another thread learned how it ended, and let go of it in the midst of this.
+        if told is not None and self.returncode in (None, servers.UNKNOWN_EXIT):
+            self.returncode = told
+        return self.returncode
+
+    def _ending(self, seconds: float) -> int | None:
+        """How a dead worker ended; None: it is not told yet, and the time is not over."""
+        server_ended = self._server.ended()  # what it has told is there before it is dead
+        if not _readable(self._line.fileno(), 0 if server_ended else seconds):
+            waited = server_ended or seconds > 0
+            return servers.UNKNOWN_EXIT if waited else None
+        # It stays there: another thread may look at the same time.
+        try:
+            told = self._line.recv(_EXITCODE.size, socket.MSG_PEEK)
+        except (
+            ConnectionResetError
+        ):  # it died before it had read GO; what was sent to us comes next
+            told = self._line.recv(_EXITCODE.size, socket.MSG_PEEK)
+        if len(told) != _EXITCODE.size:
+            return servers.UNKNOWN_EXIT
+        return int(_EXITCODE.unpack(told)[0])
+
+    def _send_signal(self, sig: int) -> None:
+        if self.returncode is None:
+            try:
+                signal.pidfd_send_signal(self.sentinel, sig)
+            except ProcessLookupError:
+                pass
+
+
+def _close(line: socket.socket, pidfd: int) -> None:
+    line.close()
+    os.close(pidfd)
+
+
+def _readable(fd: int, seconds: float | None) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else seconds * 1000))
+
+
+_thread = threading.local()
+
+
+def hurry() -> None:
+    """Processes that this thread starts never wait until a server is ready."""
+    _thread.hurries = True
+
+
+def _server_for(process: Any) -> tuple[servers.Server | None, Any]:
+    """The server for a process, None if there is none; and what multiprocessing tells the process."""
+    told = spawn.get_preparation_data(process._name)
+    start = [type(process), process._target, *process._args]
+    wait = not getattr(_thread, "hurries", False)
+    also = getattr(process, "modules", ())
+    environment = getattr(process, "environment", {})
+    server = servers.find(process._start_method, told, start, wait, also, environment)
+    return server, told
+
+
+class _Ahead:
+    """Workers that are started one after the other, and asked for some ahead: the server forks one while this process
+    makes the next one ready and sees to the one before. All are of one server, whose lock the caller holds.
+    """
+
+    def __init__(self, processes: list[Any], server: servers.Server, told: Any) -> None:
+        self._processes = deque(processes)
+        self._server = server
+        self._told = told
+        self._asked: deque[_Request] = deque()
+
+    def take(self, process: Any) -> _Request | None:
+        """What was asked for a process, None if nothing was."""
+        try:
+            while self._processes and len(self._asked) < _AHEAD:
+                told = {**self._told, "name": self._processes[0]._name}
+                self._asked.append(_Request(self._processes[0], self._server, told))
+                self._processes.popleft()
+        except servers.ServerLost:
+            self._processes.clear()
+        if not self._asked or self._asked[0].process is not process:
+            return None
+        return self._asked.popleft()
+
+    def close(self) -> None:
+        """Who was asked for and not taken never runs."""
+        for request in self._asked:
+            request.line.close()
+        self._server.end_turn()
+
+
+@contextmanager
+def asked_ahead(processes: list[Any]) -> Iterator[None]:
+    """In this block processes of one context are started, these and in this order, by this thread."""
+    server = None
+    if len(processes) > 1 and type(processes[0]) in _OURS.values():
+        server, told = _server_for(processes[0])
+    if server is None:
+        yield
+        return
+    try:
+        with server.lock:
+            ahead = _thread.ahead = _Ahead(processes, server, told)
+            try:
+                yield
+            finally:
+                _thread.ahead = None
+                ahead.close()
+    finally:
+        server.close_retired()
+
+
+def _popen(process: Any) -> popen_fork.Popen:
+    ahead: _Ahead | None = getattr(_thread, "ahead", None)
+    request = ahead.take(process) if ahead is not None else None
+    if request is not None:
+        try:
+            return _Popen(process, request)
+        except servers.ServerLost:
+            pass
+    for _ in range(2):  # a server may die between two requests; two in a row have a reason
+        server, told = _server_for(process)
+        if server is None:
+            break
+        try:
+            with server.lock:
+                try:
+                    return _Popen(process, _Request(process, server, told))
+                finally:
+                    server.end_turn()
+        except servers.ServerLost:
+            continue
+        finally:
+            server.close_retired()
+    return popen_spawn_posix.Popen(process)
+
+
+class SpawnProcess(contexts.SpawnProcess):
+    """multiprocessing's, forked from our server."""
+
+    @staticmethod
+    def _Popen(process: Any) -> Any:
+        return _popen(process)
+
+
+class ForkServerProcess(contexts.ForkServerProcess):
+    """multiprocessing's, forked from our server."""
+
+    @staticmethod
+    def _Popen(process: Any) -> Any:
+        return _popen(process)
+
+
+_OURS = {"spawn": SpawnProcess, "forkserver": ForkServerProcess}
+_THEIRS = (contexts.Process, contexts.SpawnProcess, contexts.ForkServerProcess)
+
+
+def process_class(context: Any) -> Any:
+    """The class that makes a worker as a context of multiprocessing says. One with a class of its own keeps it."""
+    if context.Process in _THEIRS:
+        return _OURS.get(context.get_start_method(), context.Process)
+    return context.Process
+
+
+def above_stdio(make: Callable[[], _Made]) -> _Made:
+    """make(), which opens descriptors, so that none of them is 0, 1 or 2: where one of these is closed, whatever is
+    printed would go there."""
+    low: list[int] = []
+    try:
+        while True:
+            fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            if fd > 2:
+                os.close(fd)
+                return make()
+            low.append(fd)
+    finally:
+        for fd in low:
+            os.close(fd)
+
+
+def open_pidfd(process: BaseProcess) -> int:
+    """A pidfd of a started process, which the caller closes.
+
+    Raises:
+        ProcessLookupError: it has ended, and was reaped.
+    """
+    popen = process._popen  # type: ignore[attr-defined]
+    if isinstance(popen, _Popen):
+        return above_stdio(lambda: os.dup(popen.sentinel))
+    return above_stdio(lambda: os.pidfd_open(popen.pid))
+
+
+def exitcode_of(process: BaseProcess, pidfd: int = -1) -> int | None:
+    """How a dead process ended. Waits until it is told; None if it is not in time (STATUS_SECONDS), or never will be.
+
+    Somebody else may have waited for it: nobody is told then where SIGCHLD is ignored, or whoever called os.wait(). The
+    kernel tells it all the same, from Linux 6.15 on; else it is not known.
+
+    Args:
+        process: it has ended.
+        pidfd: of it, opened while it was there; -1: there is none.
+    """
+    popen = process._popen  # type: ignore[attr-defined]
+    is_ours = isinstance(popen, _Popen)
+    deadline = time.monotonic() + STATUS_SECONDS
+    while process.exitcode is None and time.monotonic() < deadline:
+        if not is_ours and _was_waited_for(popen) and process.exitcode is None:
+            # Noted with multiprocessing too: it sends no signal to this pid any more, which may be a stranger's soon.
+            told = _told_by_kernel(pidfd)
+            popen.returncode = servers.UNKNOWN_EXIT if told is None else told
+        else:
+            time.sleep(0.002)
+    found = process.exitcode
+    return None if found == servers.UNKNOWN_EXIT else found
+
+
+def _was_waited_for(popen: Any) -> bool:
+    """Whether the status of a child is gone, and no thread of this process that has got it is about to note it."""
+    try:
+        os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return not any(map(partial(_is_polling, popen), sys._current_frames().values()))
+    return False
+
+
+def _is_polling(popen: Any, frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code is _POLL and frame.f_locals.get("self") is popen:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _told_by_kernel(pidfd: int) -> int | None:
+    """How a process ended that was waited for."""
+    info = bytearray(_INFO_BYTES)
+    _INFO_MASK.pack_into(info, 0, _INFO_EXIT)
+    try:
+        fcntl.ioctl(pidfd, _GET_INFO, info)
+    except (OSError, ValueError):  # an older kernel, or no pidfd
+        return None
+    if not _INFO_MASK.unpack_from(info)[0] & _INFO_EXIT:
+        return None
+    return os.waitstatus_to_exitcode(_EXITCODE.unpack_from(info, _INFO_EXIT_AT)[0])
+
+
+def let_go(process: BaseProcess) -> None:
+    """Closes what multiprocessing keeps open of a dead process, which it would until it is garbage.
+
+    Other threads may be asking how it ended: Process.start() asks all children. They find it noted.
+    """
+    if process.exitcode is not None:  # else its descriptors may be asked for it yet
+        process._popen.close()  # type: ignore[attr-defined]

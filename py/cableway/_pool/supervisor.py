@@ -1,0 +1,363 @@
+"""The helper of a Pool: the thread that sees to answers while nobody listens, to deaths, time limits and the end.
+
+Deaths: what a dead worker had published counts, if it can still be opened. The one task that it had taken raises
+WorkerDied, or is run again, and another worker starts in its place. Signals' handlers run on the main thread, so nothing interrupts this one.
+
+Sleep: it reads its news, looks at everything that it sees to, and sleeps until the news are others, or a time limit.
+So whoever changes something of the following does that first, and then tells (`Engine.wake`, which takes no lock):
+
+    a worker has become ready or failed     the worker itself, by its state
+    a worker has died                       the watcher, or who started it: `crew.dead`
+    answers, and nobody listens             the worker
+    answers whose delivery was interrupted  C (`rest`), and `help` looks for them before it sleeps
+    answers that C may not deliver (late)   who submits; `help` looks for them before it sleeps
+    cells are free for what waits           who frees them sends it, or tells
+    who sent was interrupted                `Dispatch.send_alone`, in one step with its end
+    nothing waits any more                  who takes the last thing out, if we have asked (`_dismiss`)
+    an input is at its end                  the feeder (`Engine.fed`)
+    close, terminate, error, resize, what was withdrawn, a Pool that is garbage, deferred work: who does it
+    somebody wants what we keep idle        who asks (`_core.idle_memory`)
+    time limits                             nobody: they bound the sleep
+
+Nothing of this may be looked at before the news are read. docs/ARCHITECTURE.md has the argument, and the listeners'
+part.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cableway._core import idle_memory
+from cableway._pool import answers as outcomes
+from cableway._pool.deliver import LOOK_SECONDS, PATIENCE_SECONDS, decoded, may_pass
+from cableway._pool.launch import process
+from cableway._transport import message as wire
+from cableway.errors import Stale
+
+if TYPE_CHECKING:
+    from cableway._pool.deliver import Incoming
+    from cableway._pool.engine import Engine
+    from cableway._pool.jobs import Job
+    from cableway._pool.submit import Outgoing
+    from cableway._pool.workers import Crew, Worker
+    from cableway._transport.blocks import BlockStore
+
+__all__ = ["Helper"]
+
+_DEATHS_MAX = 3  # one after the other: while they start, or before any had done a task
+_END_SECONDS = 2.0  # how long a worker whose initializer has failed is waited for
+
+
+class Helper:
+    """The thread, and what it does."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        crew: Crew,
+        outgoing: Outgoing,
+        store: BlockStore,
+        incoming: Incoming,
+    ) -> None:
+        self._engine_of = weakref.ref(engine)  # the engine has this, and its thread the engine
+        self._incoming = incoming
+        self._crew = crew
+        self._dispatch = crew.dispatch
+        self._outgoing = outgoing
+        self._store = store
+        self._start_deaths = 0  # one after the other
+        self._idle_deaths = 0  # of workers that had had no task, since the Pool's last one was done
+        self._done_then = 0  # tasks that were done at the latest of these
+        self._failure: BaseException | None = None  # of the first initializer that has raised
+        self._failed_until = 0.0  # how long its worker's end is waited for
+        self._deferred: deque[Callable[[], object]] = deque()
+        self._later: list[Any] = []  # answers whose blocks could not be opened, as delivered
+        self._until: dict[Any, float] = {}  # of each: how long it is tried
+        self._ended = False
+        self.thread = threading.Thread(target=self._serve, name="cableway-pool", daemon=True)
+
+    @property
+    def _engine(self) -> Engine:
+        engine = self._engine_of()
+        assert engine is not None  # who calls this has it
+        return engine
+
+    def start(self) -> None:
+        """Starts it; if that fails, workers are ended."""
+        try:
+            self.thread.start()
+        except BaseException:
+            self._engine.abandoned = True
+            if self.thread.ident is None:  # it will never run
+                self._end()
+            else:
+                self._engine.wake()
+            raise
+
+    def join(self) -> None:
+        """Waits for its end; returns at once where it calls this itself."""
+        if threading.current_thread() is not self.thread:
+            self.thread.join()
+
+    def defer(self, work: Callable[[], object]) -> None:
+        """Does something soon, on the helper's thread. Any thread."""
+        self._deferred.append(work)
+        if self._ended:
+            self._do_deferred()
+        else:
+            self._engine.wake()
+
+    # ---- answers that others leave to it
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether this thread leaves to the helper what may have to be done again."""
+        return not self._ended and threading.current_thread() is not self.thread
+
+    def sees_to(self, why_not: Exception, entry: Any) -> bool:
+        """What becomes of an answer whose blocks cannot be opened: whether it is none any more, at least not now. On the
+        helper's thread, or once it has ended.
+        """
+        job, number, slot, _, message, _, held = entry
+        worker = self._crew.dead_sender(slot) if isinstance(why_not, Stale) else None
+        if worker is not None:
+            message.close()
+            self._outgoing.lose(held)
+            self._lost(worker, job, number, True)
+            return True
+        now = time.monotonic()
+        if (
+            may_pass(why_not)
+            and not self._engine.must_end
+            and now < self._until.setdefault(message, now + PATIENCE_SECONDS)
+        ):
+            self._later.append(entry)
+            return True
+        self._until.pop(message, None)
+        return False
+
+    def _open_again(self) -> float | None:
+        """Tries to deliver what could not be opened before. Seconds until the next time."""
+        told, self._later = self._later, []
+        try:
+            self._incoming.deliver(told, 0)
+        finally:
+            self._later += told
+        if not self._later:
+            self._until.clear()
+            return None
+        return LOOK_SECONDS
+
+    def _do_deferred(self) -> None:
+        while True:
+            try:
+                work = self._deferred.popleft()
+            except IndexError:
+                return
+            work()
+
+    def _serve(self) -> None:
+        engine = self._engine
+        process.hurry()  # results must not wait while a server for workers starts
+        try:
+            self._serve_until_ended()
+        except BaseException as error:  # a fault of ours: nobody may wait for ever because of it
+            engine.fail(error)
+            sys.excepthook(type(error), error, error.__traceback__)
+        finally:
+            self._end()
+
+    def _serve_until_ended(self) -> None:
+        engine, crew = self._engine, self._crew
+        while True:
+            was = self._dispatch.news(True)
+            idle_memory.heed(self._dispatch)
+            while crew.dead and not engine.must_end:
+                self._bury(crew.dead.popleft())
+            ending = self._look_at_starting()
+            crew.share_anew()
+            waits = crew.look_at_start()
+            self._do_deferred()
+            if engine.must_end:
+                return
+            self._outgoing.pump()
+            if engine.is_open:
+                self._fill()
+            elif self._dismiss():
+                return
+            again = self._open_again() if self._later else None
+            overdue = self._end_overdue()
+            seconds = [t for t in (waits, again, overdue, ending, crew.fill_again) if t is not None]
+            self._dispatch.help(was, min(seconds, default=None))
+
+    def _look_at_starting(self) -> float | None:
+        """Sees to workers that are ready or have failed. Seconds until one of the latter is waited for no more.
+
+        What a worker logged into a queue is on its way until it ends. So the error is told when the worker is buried,
+        as in the standard library, which learns of the failure by the end.
+        """
+        for worker, failure in self._crew.look_at_starting():
+            if failure is None:
+                self._start_deaths = 0
+            elif worker.failure is None:
+                message = wire.Message(failure)
+                worker.failure = message.open() or decoded(message, "the initializer")[1]
+                worker.process.terminate()
+                if self._failure is None:
+                    self._failure = worker.failure
+                    self._failed_until = time.monotonic() + _END_SECONDS
+        if self._failure is None:
+            return None
+        left = self._failed_until - time.monotonic()
+        if left <= 0:
+            self._engine.fail(self._failure)
+        return max(left, 0.0)
+
+    def _dismiss(self) -> bool:
+        """Closing: workers leave when nothing is left to do. True when all have gone."""
+        while True:
+            self._dispatch.ask_emptied()  # before the look: who takes the last one out now tells us
+            left = self._engine.has_work
+            self._dispatch.close(not left)
+            living = len(self._crew.living())
+            ready = self._dispatch.ready()  # perhaps submitted just before the end, to nobody
+            if left or ready:
+                self._fill(
+                    None if left else living + ready
+                )  # for those that have died, or done their maxtasksperchild
+                return False
+            if living:
+                return False
+            if self._engine.end_if_done():
+                return True  # else something came at this moment, and nobody tells us of it again
+
+    def _end_overdue(self) -> float | None:
+        """Kills workers whose task runs too long. Seconds until the next may."""
+        limit = self._engine.options.task_timeout
+        if limit is None:
+            return None
+        soonest = limit
+        overran: dict[int, list[tuple[Any, int]]] = {}
+        self._dispatch.collect()  # what has ended runs no more
+        for job, number, slot, seconds, _ in self._dispatch.running():
+            if seconds < limit:
+                soonest = min(soonest, limit - seconds)
+            else:
+                overran.setdefault(slot, []).append((job, number))
+        for slot, tasks in overran.items():
+            self._crew.overran(slot, limit, tasks)
+        return max(soonest, 0.001) if self._dispatch.under_way else limit
+
+    def _bury(self, worker: Worker) -> None:
+        """Sees to a worker that has died: its last words, its task, its successor."""
+        crew = self._crew
+        crew.reap(worker)
+        tasks = self._dispatch.bury(worker.slot)
+        for job, number, _slot, begun, what, _, held in tasks:
+            if job is None:
+                overran = (None, number) in worker.overran_tasks
+                self._dispatch.fail(number, outcomes.death(worker, what, None, overran))
+                continue
+            self._outgoing.lose(held)
+            self._lost(worker, job, number, bool(begun))
+        self._store.lost(worker)
+        started = worker.ready
+        crew.discard(worker)
+        if worker.failure is not None:
+            self._engine.fail(worker.failure)
+        elif not started and not worker.told_to_leave:
+            self._start_deaths += 1
+            if self._start_deaths >= _DEATHS_MAX:
+                self._engine.fail(outcomes.start_death(worker, self._start_deaths))
+        elif not tasks and not crew.has_done_any(worker):
+            self._died_idle(worker)
+
+    def _died_idle(self, worker: Worker) -> None:
+        """A worker that was ready has died without having had a task. One that others have killed is replaced for ever; if
+        they die of something here, there is an end to it: its successors are likely to die in the same way.
+        """
+        open_ = self._engine.is_open
+        if worker.told_to_leave or not outcomes.by_itself(worker):
+            return
+        if not open_ and not self._engine.has_work and not self._dispatch.ready():
+            return  # it has left, as it should
+        done = self._crew.done()
+        if done != self._done_then:
+            self._idle_deaths, self._done_then = 0, done
+        self._idle_deaths += 1
+        # All that have left while a Pool closes may be seen together, after a task came back to be run again.
+        limit = _DEATHS_MAX if open_ else _DEATHS_MAX + self._crew.size
+        if self._idle_deaths >= limit:
+            self._engine.fail(outcomes.idle_death(worker, self._idle_deaths, limit))
+
+    def _fill(self, most: int | None = None) -> None:
+        try:
+            self._crew.fill(most)
+        except Exception as error:  # no process or no broker any more
+            self._engine.fail(error)
+
+    def _lost(self, worker: Worker, job: Job, number: int, begun: bool) -> None:
+        """A task went with its worker: it is run again, or has failed.
+
+        Of a worker that was killed for its time limit this is that task, or one beside it. That one may have run: its
+        function may even have ended, its results being on their way out. Without retries nothing runs twice.
+        """
+        task, retries = None, self._engine.options.retries
+        overran = (job, number) in worker.overran_tasks
+        if worker.overran is None or (begun and not overran):
+            if retries:
+                if job.tries is None:
+                    job.tries = {}
+                tries = job.tries[number] = job.tries.get(number, 0) + 1
+                task = job.again(number) if tries <= retries else None
+        elif not overran:
+            task = job.again(number)
+        if task is not None:
+            self._outgoing.put_back(task)
+        else:
+            error = outcomes.death(worker, job.function, job.span(number), overran)
+            job.task_done(number, False, error)
+
+    def _end(self) -> None:
+        """Ends every worker, then every job that is not done."""
+        engine = self._engine
+        closed, aborted = engine.begin_end()
+        aborted.extend(self._outgoing.take_all())
+        try:
+            dead = self._crew.end_all()
+        except Exception as error:
+            engine.fail(error)
+            dead = self._crew.living()
+        for worker in dead:
+            try:
+                for job, number, *_ in self._dispatch.bury(worker.slot):
+                    self._abort(job, number)
+            except Exception as error:
+                engine.fail(error)
+            self._crew.discard(worker)
+        try:
+            self._dispatch.collect()  # with what others had left
+            self._open_again()  # for the last time
+        except Exception as error:
+            engine.fail(error)
+        aborted.extend(job for job, *_ in self._dispatch.withdraw_all(None))
+        for job in aborted:
+            job.abort(engine.end_error())
+        self._dispatch.fail(0, engine.end_error())
+        self._ended = True
+        self._dispatch.leave()
+        self._do_deferred()
+        engine.has_ended(closed)
+
+    def _abort(self, job: Job | None, number: int) -> None:
+        error = self._engine.end_error()
+        if job is None:
+            self._dispatch.fail(number, error)
+        else:
+            job.abort(error)

@@ -1,0 +1,122 @@
+"""What a worker's task is given: the arrays of `In`, `Out` and `InOut`, and those on GPUs.
+
+On a worker without a GPU of its own an array lies in the parent's block itself, and what the function writes there is the
+result. Else it is a copy on the worker's GPU: made by the thread that looks ahead (`_pool.worker.prefetch`), or here if the task came
+too soon; when the function has returned, results leave by a thread of their own (`_pool.worker.write_back`) while the
+next task runs. An array that lies on the worker's GPU already is taken as it is.
+
+Invariant: a task's copies are its own. The thread that runs tasks waits, before the function counts as returned, until all
+work that the process has given the GPU is complete (`_pool.worker.own_gpu`): libraries launch kernels and return, and what such a
+kernel reads or writes must not become another task's. Only then do arguments go, and results leave.
+
+Owner: the thread that runs tasks. If the process dies, its leases end: blocks are the parent's, who sees them
+as lost with their task; GPU memory goes with its last lease.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cableway._core.leases import Lease
+from cableway._pool.devices import fast_path as alone
+from cableway._pool.worker.prefetch import Ahead
+from cableway._pool.worker.staging import Device, Result
+from cableway._transport import message as wire
+from cableway._transport import table
+from cableway._transport.blocks import BlockLease, open_lease
+from cableway._transport.table import Entry
+from cableway.errors import LimitExceeded
+
+__all__ = ["Arguments"]
+
+
+_LOOKS_ON = 16  # tasks that need no copy, after one that did, until nobody looks ahead
+
+
+class Arguments:
+    """The arguments of one task after the other.
+
+    Args:
+        device: the worker's GPU; None if it has none.
+        ahead: what was brought there before; None: nothing is.
+    """
+
+    def __init__(self, device: Device | None = None, ahead: Ahead | None = None) -> None:
+        self._device = device
+        self._opener = None if device is None else alone.Opener(device)
+        self._ahead = ahead
+        self._brought: dict[int, Lease | None] = {}
+        self._results: list[Result] = []
+        self._looks = 0
+        self._begun = False  # the one who looks ahead was told of this task
+
+    def read(self, data: Any, place: int) -> wire.Message:
+        """Takes a task's message apart; what is not on the worker's GPU is copied there. Blocks.
+
+        Args:
+            data: the message.
+            place: the task's.
+
+        Raises:
+            LimitExceeded: no memory left there.
+            Stale, DeviceError, ValueError: it cannot be had.
+        """
+        if self._ahead is None:
+            return wire.read(data, self._given)
+        self._begun = True
+        self._brought = self._ahead.begin(place)
+        self._looks = max(0, self._looks - 1)
+        message = wire.read(data, self._given)
+        if self._looks:
+            self._ahead.look()
+        return message
+
+    def alone(self, data: Any, place: int) -> tuple[int, list[Any], int]:
+        """As `read`, of a task of arrays alone: how to call its function, the arrays, and their bytes."""
+        if self._opener is not None and not self._looks:  # nobody looks ahead
+            found = self._opener.open(data)
+            if found is not None:
+                return found
+        message = self.read(data, place)
+        call, _, looks = alone.read(data)
+        made = zip(message.buffers, looks, strict=True)
+        args = [look.array(lease, low + look.layout.origin) for (lease, low), look in made]
+        return call, args, message.block_bytes
+
+    def _given(self, number: int, entry: Entry) -> tuple[Lease, int]:
+        """The memory of an entry, and where it begins there."""
+        flags = entry.flags
+        device = self._device
+        if device is None:
+            if flags & (table.ARRAY | table.PRIVATE):
+                raise ValueError("a task for a GPU came to a worker that has none")
+            return open_lease(entry.handle, entry.nbytes), entry.offset
+        own = device.here(entry)
+        if own is not None:
+            return own, entry.offset
+        block = None
+        if not flags & (table.ARRAY | table.PRIVATE):
+            block = open_lease(entry.handle, entry.nbytes)
+        self._looks = _LOOKS_ON
+        lease = self._brought.pop(number, None) or self._bring(device, entry, block)
+        if flags & table.OUT and block is not None:
+            self._results.append(Result(entry, block, lease))
+        return lease, 0
+
+    def _bring(self, device: Device, entry: Entry, block: BlockLease | None) -> Lease:
+        try:
+            return device.bring(entry, block)
+        except LimitExceeded:
+            if self._ahead is None:
+                raise
+            self._ahead.give_way()
+            return device.bring(entry, block)
+
+    def returned(self) -> list[Result]:
+        """The function has returned or raised, and its GPU work is complete: what is to go back if it has returned."""
+        if self._ahead is not None and self._begun:
+            self._begun = False
+            self._ahead.rest()
+        self._brought = {}
+        results, self._results = self._results, []
+        return results

@@ -1,0 +1,329 @@
+"""Items of a queue: how an object becomes bytes and handles, and an object again at the other end.
+
+An item is a pickle of at most 288 KiB (`cw_queue_max()`), and arrays that go with it by their handles:
+
+    no arrays       the data is the pickle
+    with arrays     the data is a header, a descriptor for each array, the pickle
+    one array       (a `cableway.Array` and nothing else) the same, but the pickle tells the layout alone; both ends
+                    remember it, so that such an item costs no pickling
+
+An array that goes with an item is a *block* with the bytes of a buffer of 256 KiB and more (see `_transport.blocks`: one copy, and the
+block comes back to its writer when the reader's last view is gone), a block with a pickle that is too long, or the
+memory of a `cableway.Array`, of which nothing is copied. The queue keeps them until the item is taken, whoever dies
+meanwhile; the library opens them in the moment in which the item is taken.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+from typing import Any
+
+import numpy as np
+
+from cableway import array as arrays
+from cableway._core import dtypes
+from cableway._core.layouts import Layout, check_fits, received
+from cableway._core.leases import Lease, lease_again
+from cableway._core.library import export, exported, ffi, keeping, lib
+from cableway._transport.blocks import HEADER_BYTES as BLOCK_HEADER_BYTES
+from cableway._transport.blocks import Block, BlockStore
+from cableway._transport.message import Encoder
+from cableway._transport.message import _incoming as incoming
+from cableway._transport.table import BY_PICKLE
+from cableway.array import Array
+from cableway.client import current
+from cableway.errors import Error
+
+__all__ = ["Outgoing", "decode", "encode", "encode_array"]
+
+THRESHOLD_BYTES = (
+    256 << 10
+)  # of a buffer that goes in a block; two copies of fewer bytes cost less than a block does
+KEPT_BYTES = (
+    256 << 20
+)  # how much a writer keeps of the blocks that wait, or that its readers still have, to use them again
+
+_HEADER = struct.Struct("<II")  # descriptors, 1: the last one is a block with the pickle
+_DESCRIPTOR = struct.Struct("<QII")  # bytes, kind, 0
+_BUFFER, _BUFFER_BY_PICKLE, _ARRAY, _ARRAY_READONLY, _ALONE, _ALONE_READONLY = range(6)
+_ALONE_BYTES = _HEADER.size + _DESCRIPTOR.size  # before the layout of one array
+_LAYOUTS_MAX = 1024
+_layouts: dict[bytes, tuple[Layout, int, str | None]] = {}  # of arrays alone, as they came
+
+
+class Outgoing:
+    """An encoded item, until the queue has it or refuses it.
+
+    Dropped without either, it lets go of its memory, and what began at the broker ends by its limit.
+    """
+
+    __slots__ = ("_blocks", "count", "data", "extra_bytes", "handles")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.handles: Any = ffi.NULL
+        self.count = 0
+        self.extra_bytes = 0
+        self._blocks: list[Block] = []
+
+    def attach(self, blocks: list[Block], handles: list[Any]) -> None:
+        """What goes with it; the handles are in transit already."""
+        self._blocks = blocks
+        self.count = len(handles)
+        self.handles = ffi.new("cw_handle[]", self.count)
+        for i, handle in enumerate(handles):
+            self.handles[i] = handle[0]
+
+    def sent(self) -> None:
+        """The queue has it."""
+        if self._blocks:
+            _store.lent(self._blocks, None)
+            self._blocks = []
+
+    def refused(self) -> None:
+        """The queue did not take it: nothing stays at the broker."""
+        blocks, self._blocks = self._blocks, []
+        _store.untake(blocks)
+        try:
+            pointer = current().pointer if self.count else None
+        except Error:
+            return  # the broker is gone, and what it held with it
+        for i in range(self.count):
+            lib.cw_handle_discard(pointer, self.handles + i)
+        self.count = 0
+
+
+class _ItemEncoder(Encoder):
+    """Encodes items; one thread at a time."""
+
+    _threshold = THRESHOLD_BYTES
+
+    def __init__(self, store: BlockStore) -> None:
+        super().__init__(store, 0, transit=True)
+
+    def item(self, obj: Any, max_bytes: int) -> Outgoing:
+        try:
+            pickled = self._dump(obj, _Pickler)
+            return self._close(pickled, max_bytes)
+        except BaseException:
+            self._undo()
+            raise
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._order: list[tuple[int, int, Any]] = []  # bytes, kind, Block or Array
+        self._transits: list[Any] = []
+
+    def _undo(self) -> None:
+        for handle in self._transits:
+            if handle.token:  # it was begun
+                lib.cw_handle_discard(current().pointer, handle)
+        self._arrays = []
+        super()._undo()
+
+    def _put(self, values: np.ndarray[Any, Any], flags: int) -> int:
+        super()._put(values, flags)
+        kind = _BUFFER_BY_PICKLE if flags & BY_PICKLE else _BUFFER
+        return self._note(values.nbytes, kind, self._blocks[-1])
+
+    def _enter(self, block: Block, nbytes: int, flags: int) -> int:
+        return 0  # an item has a table of its own, and no use for another handle
+
+    def _note(self, nbytes: int, kind: int, what: Any) -> int:
+        self._order.append((nbytes, kind, what))
+        return len(self._order) - 1
+
+    def _reduce_array(self, array: Array) -> Any:
+        layout = array._layout_now()
+        kind = _ARRAY_READONLY if array._open_lease().readonly else _ARRAY
+        number = self._note(layout.nbytes, kind, array)
+        dtype = dtypes.encode(layout.dtype)
+        return _array_of_item, (
+            number,
+            dtype,
+            layout.shape,
+            layout.strides,
+            array._offset,
+            array._name,
+        )
+
+    def _export(self, what: Any) -> Any:
+        pointer = what.array if isinstance(what, Block) else arrays.usable(what._open_lease())
+        handle = ffi.new("cw_handle *")
+        self._transits.append(handle)
+        export(pointer, 1, handle)
+        return handle
+
+    def _close(self, pickled: bytes, max_bytes: int) -> Outgoing:
+        order = self._order
+        if not order and len(pickled) <= max_bytes:
+            return Outgoing(pickled)
+        head = _HEADER.size + len(order) * _DESCRIPTOR.size
+        spilled = head + len(pickled) > max_bytes
+        if spilled:
+            self._put(np.frombuffer(pickled, "u1"), 0)
+            pickled = b""
+        parts = [_HEADER.pack(len(order), spilled)]
+        parts += [_DESCRIPTOR.pack(nbytes, kind, 0) for nbytes, kind, _ in order]
+        made = Outgoing(b"".join((*parts, pickled)))
+        if len(made.data) > max_bytes:
+            raise ValueError(
+                f"an object with {len(order)} large parts is more than one item of a queue can hold"
+            )
+        for _, _, what in order:
+            self._export(what)
+        for block in self._blocks:
+            block.lend()
+        made.extra_bytes = sum(nbytes for nbytes, _, _ in order)
+        made.attach(self._blocks, self._transits)
+        self._begin()
+        return made
+
+
+class _Pickler(pickle.Pickler):
+    pass
+
+
+_store = BlockStore(KEPT_BYTES, in_transit=True)
+_encoders: list[_ItemEncoder] = []  # those that nobody uses now
+
+
+def _after_fork_in_child() -> None:
+    global _store
+    _store = BlockStore(KEPT_BYTES, in_transit=True)
+    _encoders.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def encode(obj: Any, max_bytes: int) -> Outgoing:
+    """An object as an item whose data has at most max_bytes.
+
+    Raises:
+        LimitExceeded: no memory left, or a limit of the broker.
+        Whatever pickling raises. Nothing is held then.
+    """
+    try:
+        encoder = _encoders.pop()
+    except IndexError:
+        encoder = _ItemEncoder(_store)
+    made = encoder.item(obj, max_bytes)
+    _encoders.append(encoder)
+    return made
+
+
+def encode_array(array: Array, max_bytes: int) -> Outgoing | None:
+    """An item of one array alone; None when its layout is too long for that."""
+    lease, layout = array._open_lease(), array._layout_now()
+    key = (array._offset, array._name, lease.readonly)
+    told = layout.told  # another thread may tell of another array with this layout
+    if told is None or told[0] != key:
+        described = (dtypes.encode(layout.dtype), layout.shape, layout.strides, *key[:2])
+        kind = _ALONE_READONLY if lease.readonly else _ALONE
+        head = _HEADER.pack(1, 0) + _DESCRIPTOR.pack(layout.nbytes, kind, 0)
+        told = layout.told = (key, head + pickle.dumps(described, 5))
+    out = Outgoing(told[1])
+    if len(out.data) > max_bytes:
+        return None
+    out.handles = exported(arrays.usable(lease), 1)
+    out.count, out.extra_bytes = 1, layout.nbytes
+    return out
+
+
+def _decode_array(item: Any, view: memoryview, kind: int) -> Array:
+    lease = _taken(item, 0)
+    told = bytes(view[_ALONE_BYTES:])
+    known = _layouts.get(told)
+    if known is None:
+        dtype, shape, strides, offset, name = pickle.loads(told)
+        nbytes = lib.cw_array_nbytes(lease.pointer)
+        known = received(shape, dtype, strides, offset, nbytes), offset, name
+        if len(_layouts) >= _LAYOUTS_MAX:
+            _layouts.clear()
+        _layouts[told] = known
+    else:
+        check_fits(known[0], known[1], lib.cw_array_nbytes(lease.pointer))
+    return arrays.make(_readonly(lease) if kind == _ALONE_READONLY else lease, *known)
+
+
+def decode(item: Any) -> Any:
+    """The object in a `cw_item *`; arrays that go with it are taken out of it.
+
+    Raises:
+        Whatever unpickling raises; the item is lost then.
+    """
+    view = memoryview(ffi.buffer(item.data, item.size_bytes))
+    if not item.count:
+        return pickle.loads(view)
+    count, spilled = _HEADER.unpack_from(view)
+    if count != item.count:
+        raise ValueError(f"an item of {item.count} arrays says that it has {count}")
+    kind = _DESCRIPTOR.unpack_from(view, _HEADER.size)[1]
+    if kind in (_ALONE, _ALONE_READONLY) and count == 1:
+        return _decode_array(item, view, kind)
+    parts: list[Any] = []
+    by_pickle: list[Any] = []
+    for i in range(count):
+        nbytes, kind, _ = _DESCRIPTOR.unpack_from(view, _HEADER.size + i * _DESCRIPTOR.size)
+        lease = _taken(item, i)
+        if kind in (_ARRAY, _ARRAY_READONLY):
+            parts.append(_readonly(lease) if kind == _ARRAY_READONLY else lease)
+            continue
+        parts.append(_buffer(lease, nbytes))
+        if kind == _BUFFER_BY_PICKLE:
+            by_pickle.append(memoryview(parts[-1]))
+    body = view[_HEADER.size + count * _DESCRIPTOR.size :]
+    if spilled:
+        body = memoryview(parts.pop())
+    before, incoming.buffers = incoming.buffers, parts
+    try:
+        return pickle.loads(body, buffers=by_pickle)
+    finally:
+        incoming.buffers = before
+
+
+def _taken(item: Any, number: int) -> Lease:
+    """A lease on one of an item's arrays, which the item has no more."""
+    lease = Lease()
+    lib.cwpy_item_take(item, number, lease.out)
+    return lease
+
+
+def _readonly(lease: Lease) -> Lease:
+    """The same memory, read-only as its sender had it.
+
+    A transit holds it for a moment: beside the writable array that the item held it would lie where that lies, writable by force.
+    """
+    handle = exported(lease.pointer, 1)
+    raw = Layout((handle.size_bytes,), np.dtype(np.uint8))
+    client = lib.cw_array_client(lease.pointer)  # the queue's, which is there
+    lease.end()
+    return lease_again(Lease, lib.cw_array_open, client, handle, raw.c, lib.CW_READONLY)
+
+
+def _buffer(lease: Lease, nbytes: int) -> Any:
+    array = lease.pointer
+    if nbytes + BLOCK_HEADER_BYTES > lib.cw_array_nbytes(array):
+        raise ValueError(f"an item names {nbytes} bytes in a block of {lib.cw_array_nbytes(array)}")
+    base = ffi.cast("char *", lib.cw_array_data(array)) + BLOCK_HEADER_BYTES
+    lease.cell.returns()
+    return ffi.buffer(keeping(base, lease.cell), nbytes)
+
+
+def _array_of_item(
+    number: int,
+    dtype: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+    name: str | None,
+) -> Array:
+    parts = incoming.buffers
+    if parts is None or not isinstance(parts[number], Lease):
+        raise pickle.UnpicklingError("a part of a queue's item was taken out of it")
+    nbytes = lib.cw_array_nbytes(parts[number].pointer)
+    layout = received(shape, dtype, strides, offset, nbytes)
+    return arrays.make(parts[number], layout, offset, name)

@@ -1,0 +1,85 @@
+"""Queues whose broker dies: what is small goes on between all who have the queue, and who waits waits on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue as standard
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import queue_tasks as tasks
+from conftest import broker_pid, disconnect, eventually, running_broker
+
+import cableway as cw
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+
+
+def started(method: str, target: Any, *arguments: Any) -> Any:
+    process = multiprocessing.get_context(method).Process(
+        target=target, args=arguments, daemon=True
+    )
+    process.start()
+    return process
+
+
+def asleep(process: Any) -> bool:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def test_who_waits_when_the_broker_dies_gets_the_next_item_that_is_put(
+    method: str, broker_folder: Any
+) -> None:
+    q, full, out = cw.Queue(), cw.Queue(1), cw.Queue()
+    full.put("first")
+    reader = started(method, tasks.say_and_get, q, out)
+    assert out.get(timeout=30) == "here"
+    writer = started(method, tasks.say_and_put, full, out, "second")
+    assert out.get(timeout=30) == "here"
+    assert eventually(lambda: asleep(reader) and asleep(writer))
+    os.kill(running_broker(broker_folder), signal.SIGKILL)
+    assert eventually(lambda: broker_pid(broker_folder) == 0)
+    assert reader.exitcode is None and writer.exitcode is None
+    q.put("item")  # a reader need not begin anew, and loses nothing
+    assert out.get(timeout=30) == "item"
+    assert full.get(timeout=30) == "first"
+    assert [out.get(timeout=30), full.get(timeout=30)] == ["put", "second"]
+    for process in (reader, writer):
+        process.join(30)
+        assert process.exitcode == 0
+    disconnect()
+
+
+def knows_of_it() -> bool:
+    """Whether this process has learned of its broker's death; it looks four times a second."""
+    try:
+        cw.names()
+    except cw.BrokerLost:
+        return True
+    return False
+
+
+def test_the_queue_outlives_its_maker_and_its_broker(broker_folder: Any) -> None:
+    q = cw.Queue()
+    q.put("small")
+    os.kill(running_broker(broker_folder), signal.SIGKILL)
+    assert eventually(lambda: broker_pid(broker_folder) == 0)
+    q.put("also small")
+    assert [q.get(), q.get()] == ["small", "also small"]
+    with pytest.raises(standard.Empty):
+        q.get(timeout=0.05)
+    disconnect()  # what comes next meets a new broker, and not this one's last quarter of a second
+
+
+@pytest.mark.parametrize("kind", [cw.Queue, cw.JoinableQueue, cw.SimpleQueue])
+def test_a_queue_that_was_never_used_outlives_its_broker(kind: Any, broker_folder: Any) -> None:
+    q = kind()
+    os.kill(running_broker(broker_folder), signal.SIGKILL)
+    assert eventually(lambda: broker_pid(broker_folder) == 0)
+    assert eventually(knows_of_it)
+    q.put("small")
+    assert q.get() == "small" and q.empty()
+    disconnect()

@@ -1,0 +1,62 @@
+"""The rules of tests/tidy.py for the folders of the Python package."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parent.parent / "py" / "cableway"
+
+# What a folder of py/cableway may import: other folders, and modules at its top. Annotations may name anything.
+ARRAYS = {"array", "client", "constant", "create", "device", "errors", "name", "stream", "transfers"}  # fmt: skip
+MAY_IMPORT = {
+    "_core": {"client", "errors"},
+    "_cuda": {"_core"} | ARRAYS,
+    "_array": {"_core", "_cuda"} | ARRAYS,
+    "_transport": {"_core", "_cuda", "_array"} | ARRAYS,
+    "_pool/devices": {"_core", "_transport"} | ARRAYS,
+    "_pool/launch": {"_core", "_pool/devices"},
+    "_pool/worker": {"_core", "_transport", "_pool", "_pool/devices", "_pool/launch"} | ARRAYS,
+    "_pool": {"_core", "_transport", "_pool/devices", "_pool/launch", "_pool/worker"} | ARRAYS,
+    "_executor": {"_transport", "_pool", "errors"},
+    "_joblib": {"_core", "_transport", "_pool", "_executor"} | ARRAYS,
+    "_queue": {"_core", "_transport"} | ARRAYS,
+}
+COMPILED = {"_cableway", "_dispatch", "_dlpack"}
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of each `from cableway... import` that runs."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "cableway":
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        yield from imported(node)
+
+
+def place_of(dotted: str) -> str:
+    """The folder in which a module lies, or the module at the top, of which a dotted name tells."""
+    parts = dotted.split(".")[1:]
+    while parts and not TOP.joinpath(*parts).with_suffix(".py").is_file():
+        if TOP.joinpath(*parts).is_dir() or parts[0] in COMPILED:
+            return "/".join(parts)
+        parts.pop()
+    return "/".join(parts[:-1] or parts)
+
+
+def imports_against_the_table(texts: Mapping[str, str]) -> Iterator[str]:
+    """Of the files by their names: what a folder imports that MAY_IMPORT does not say."""
+    for name, text in texts.items():
+        folder = name.removeprefix("py/cableway/").rpartition("/")[0]
+        if not name.endswith(".py") or not name.startswith("py/cableway/_") or not folder:
+            continue
+        allowed = MAY_IMPORT.get(folder)
+        if allowed is None:
+            yield f"{name}: MAY_IMPORT has no {folder}"
+            continue
+        for line, dotted in imported(ast.parse(text)):
+            place = place_of(dotted)
+            if place != folder and place.partition("/")[0] not in COMPILED and place not in allowed:
+                yield f"{name}:{line}: imports {dotted}; {folder} may import {', '.join(sorted(allowed))}"

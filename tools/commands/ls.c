@@ -1,0 +1,138 @@
+/*
+ * cableway ls: names and what lies under them, here or (//NODE/) on another node, which tells less
+ * of them. One namespace, or all of them: which there are is
+ * read from the directory itself (monitor.c), each is then asked for as its own clients would.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "shm/base/error.h"
+#include "tools/cli.h"
+#include "tools/monitor.h"
+#include "tools/names.h"
+#include "tools/output.h"
+
+#define DTYPE_COLUMNS 40
+
+struct listing {
+    const struct cli *cli;
+    json_t *json; /* NULL: a table */
+    struct output_table table;
+};
+
+/* name: as it is said here, with the node that it is of. */
+static void add_row(struct listing *listing, const char *name, const cw_name_info *info,
+                    const char *name_space) {
+    char size[OUTPUT_SHORT], age[OUTPUT_SHORT];
+    if (listing->json) {
+        json_array_append_new(listing->json, names_json(name, info, name_space));
+        return;
+    }
+    struct output_table *table = &listing->table;
+    bool known = *info->dtype; /* else who put it described it by what is no description */
+    char *shape = known ? output_shape(info->ndim, info->shape) : strdup("?");
+    CW_ASSERT(shape);
+    if (listing->cli->options & CLI_ALL)
+        output_table_add(table, *name_space ? name_space : "-");
+    bool here = *info->device; /* another node does not tell where it lies and who holds it */
+    output_table_add(table, name);
+    /* Numbers of GPUs differ between processes; nvidia-smi -L tells which one this is. */
+    output_table_addf(table, "%.12s",
+                      *info->device_uuid ? info->device_uuid
+                      : here             ? info->device
+                                         : "-");
+    output_table_add(table, shape);
+    bool is_long = strlen(info->dtype) > DTYPE_COLUMNS;
+    output_table_addf(table, "%.*s%s", is_long ? DTYPE_COLUMNS - 3 : DTYPE_COLUMNS,
+                      known ? info->dtype : "?", is_long ? "..." : "");
+    output_table_add(table, output_size(info->nbytes, size));
+    if (here) {
+        output_table_addf(table, "%u", info->owner_pid);
+        output_table_addf(table, "%u", info->holders);
+    } else {
+        output_table_add(table, "-");
+        output_table_add(table, "-");
+    }
+    output_table_add(table, output_span(output_age_seconds(info->created_ns), age));
+    free(shape);
+}
+
+struct names {
+    struct listing *listing;
+    const char *node, *name_space; /* "//NODE/" or "" */
+};
+
+static int add_name(void *context, const cw_name_info *info) {
+    const struct names *names = context;
+    char *name;
+    CW_ASSERT(asprintf(&name, "%s%s", names->node, info->name) >= 0);
+    add_row(names->listing, name, info, names->name_space);
+    free(name);
+    return 0;
+}
+
+/* Adds the names of the client's namespace, sorted. Names that go meanwhile are left out. */
+static int add_names(struct listing *listing, cw_client *client) {
+    const char *prefix = listing->cli->count ? listing->cli->arguments[0] : "";
+    char *node = names_node(prefix);
+    struct names names = {listing, node, cw_client_namespace(client)};
+    int result = cw_names_stat(client, prefix, add_name, &names);
+    free(node);
+    return result;
+}
+
+static int list_one(struct listing *listing, const char *name_space) {
+    cw_client *client;
+    int code = cli_connect_to(name_space, false, &client);
+    if (code)
+        return code;
+    code = cli_result(add_names(listing, client));
+    cw_client_unref(client);
+    return code;
+}
+
+static int list_all(struct listing *listing) {
+    struct monitor monitor;
+    char **spaces;
+    size_t count;
+    int result = monitor_open(&monitor);
+    if (result)
+        return result == -ENOENT ? cli_error(CLI_NO_BROKER, "%s", cw_error()) : cli_result(result);
+    result = monitor_namespaces(&monitor, &spaces, &count);
+    monitor_close(&monitor);
+    int code = cli_result(result);
+    if (code)
+        return code;
+    for (size_t i = 0; i < count; i++) {
+        if (code == CLI_OK)
+            code = list_one(listing, spaces[i]);
+        free(spaces[i]);
+    }
+    free(spaces);
+    return code;
+}
+
+int cmd_ls(const struct cli *cli) {
+    static const char *const titles[] = {"NAMESPACE", "NAME",   "DEVICE",   "SHAPE", "DTYPE",
+                                         ">BYTES",    ">OWNER", ">HOLDERS", ">AGE",  NULL};
+    struct listing listing = {.cli = cli};
+    if ((cli->options & CLI_ALL) && (cli->options & CLI_NAMESPACE))
+        return cli_error(CLI_USAGE, "ls: --all and --namespace exclude each other");
+    if ((cli->options & CLI_ALL) && cli->count && strncmp(cli->arguments[0], "//", 2) == 0)
+        return cli_error(CLI_USAGE,
+                         "ls: --all lists the namespaces of this node; of another node name one "
+                         "with --namespace");
+    if (cli->options & CLI_JSON)
+        listing.json = json_array();
+    output_table_init(&listing.table, cli->options & CLI_ALL ? titles : titles + 1);
+    int code = cli->options & CLI_ALL ? list_all(&listing) : list_one(&listing, cli->name_space);
+    if (code == CLI_OK && listing.json)
+        output_json(json_incref(listing.json));
+    else if (code == CLI_OK && listing.table.cell_count)
+        output_table_print(&listing.table, "");
+    json_decref(listing.json);
+    output_table_deinit(&listing.table);
+    return code;
+}

@@ -195,9 +195,10 @@ class Array(Values):
         memory = self._memory
         if memory is None:
             memory = self._open_lease().memory()
-        found: NDArray[Any] = np.ndarray(
-            layout.shape, words.raw(layout.dtype), memory, self._offset, layout.strides
-        )
+        dtype = layout.dtype
+        if dtype.metadata is not None:
+            dtype = words.raw(dtype)
+        found: NDArray[Any] = np.ndarray(layout.shape, dtype, memory, self._offset, layout.strides)
         if layout.repeats:
             found.flags.writeable = False
         return found
@@ -416,9 +417,9 @@ class Array(Values):
         offset = (
             found.__array_interface__["data"][0] - lease.address if found.size else self._offset
         )
-        dtype = self._layout_now().dtype
-        if found.dtype != words.raw(dtype):
-            dtype = found.dtype  # a field's
+        dtype, whole = found.dtype, self._layout_now().dtype
+        if whole.metadata is not None and dtype == words.raw(whole):  # and not a field's
+            dtype = whole
         return make(lease, Layout(found.shape, dtype, found.strides), offset, None, self._memory)
 
     def __getitem__(self, key: Any) -> Any:
@@ -459,8 +460,8 @@ class Array(Values):
         if self._on_gpu() or copies.lies_on_gpu(value):
             copies.assign(self._at(key), value, spread=True)
         elif key is not ... or not copies.fill_new(self, value):
-            value = copies.as_values(self, value)
-            self.numpy()[plain(key)] = value
+            found = self.numpy()
+            found[plain(key)] = copies.as_values(self, found, value)
 
     def __iter__(self) -> Iterator[Any]:
         """The elements of a 1-d array, handles on the parts of one with more axes."""

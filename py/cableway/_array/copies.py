@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 _NO_STREAM = ffi.NULL
+_QUICK = (np.ndarray, np.generic, int, float, complex, str, bytes, list, tuple)  # what NumPy takes
 _IN_ONE_PIECE = 1 << 16  # bytes; below, NumPy's own way is as quick
 
 
@@ -104,14 +105,16 @@ def fill_new(target: Array, values: Any) -> bool:
     return True
 
 
-def as_values(target: Array, value: Any) -> Any:
-    """What NumPy is to assign to a part of target, which lies in host memory, as NumPy sees that."""
+def as_values(target: Array, seen: np.ndarray[Any, Any], value: Any) -> Any:
+    """What NumPy is to assign to a part of target, which lies in host memory and is seen as that."""
     dtype = target._layout_now().dtype
+    if dtype.metadata is None and isinstance(value, _QUICK):
+        return clear_of(seen, value)
     if isinstance(value, arrays.Array):
         value = value._exact()
     else:
         of_library = capsules.host_values(value)
-        value = clear_of(target.numpy(), value if of_library is None else of_library)
+        value = clear_of(seen, value if of_library is None else of_library)
     of = value.dtype if isinstance(value, np.ndarray) else None
     if dtype.metadata is None and (of is None or of.metadata is None):
         return value

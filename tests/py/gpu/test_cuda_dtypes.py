@@ -5,6 +5,7 @@ On the double stand-ins of the libraries (standins/), on real GPUs the libraries
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Callable
 
@@ -40,8 +41,6 @@ def program(script: Callable[..., object]) -> Callable[[str], object]:
     """Runs a text that has PyTorch, or its stand-in."""
 
     def run(text: str) -> object:
-        import os
-
         environment = {**os.environ, **device_pools.environment_for("torch")}
         return script(TORCH + textwrap.dedent(text), env=environment)
 
@@ -121,8 +120,6 @@ def test_an_interface_without_the_dtype_is_not_there(program):
 
 
 def test_cupy_takes_and_gives_bfloat16(script):
-    import os
-
     environment = {**os.environ, **device_pools.environment_for("cupy")}
     script(
         """
@@ -145,6 +142,38 @@ def test_cupy_takes_and_gives_bfloat16(script):
         """,
         env=environment,
     )
+
+
+@pytest.mark.skipif(not cuda_support.REAL, reason="no GPU")
+def test_jax_gives_and_takes_what_its_interface_cannot_tell(script):
+    """JAX has no `__cuda_array_interface__` for these: they come in by DLPack, on the host and on the GPU."""
+    pytest.importorskip("jax")
+    script(
+        """
+        import jax, jax.numpy as jnp, numpy as np, cableway as cw
+        for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+            x = jnp.arange(8).astype(getattr(jnp, name))
+            w = cw.put("x", x)
+            assert w.device == "cuda:0" and f" dtype={name} " in repr(w), w
+            back = jnp.from_dlpack(w)
+            assert back.dtype == name and (np.asarray(back).astype("f4") == np.arange(8)).all()
+            w = cw.put("x", jax.device_put(x, jax.devices("cpu")[0]))
+            assert w.device == "cpu" and f" dtype={name} " in repr(w) and (w.numpy().astype("f4") == np.arange(8)).all()
+        """,
+        env={**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+    )
+
+
+@pytest.mark.skipif(not cuda_support.REAL, reason="no GPU")
+def test_work_in_pytorchs_current_stream_comes_before_the_copy(program):
+    program("""
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x = torch.zeros(1 << 26, dtype=torch.bfloat16, device="cuda")
+            for _ in range(50):
+                x += 1
+            w = cw.put("x", x)
+        assert (raw(torch.from_dlpack(w.to("cpu"))) == raw(torch.full((1 << 26,), 50, dtype=torch.bfloat16)))
+        """)
 
 
 def test_tensors_of_all_dtypes_go_to_tasks_and_back(pool_program):

@@ -148,8 +148,6 @@ static PyMethodDef functions[] = {
      "A descriptor of so many bytes of memory, which the caller closes."},
     {"pool_map", pool_map, METH_VARARGS, "(fd, nbytes): the address of its memory, mapped."},
     {"pool_unmap", pool_unmap, METH_VARARGS, "(address, nbytes): ends that."},
-    {"held_functions", held_functions, METH_VARARGS,
-     "(get, open, data, close): of the library, by address, before the first Held."},
     {"set_numpy", plain_numpy, METH_VARARGS, "Tells the array type and a tuple of scalar types."},
     {NULL, NULL, 0, NULL},
 };
@@ -174,7 +172,7 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
 PyMODINIT_FUNC PyInit__dispatch(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module &&
-        (plain_init() || outcome_init() || add_type(module, "Outcome", &outcome_spec) ||
+        (plain_init() || outcome_init() || held_begin() || add_type(module, "Outcome", &outcome_spec) ||
          add_type(module, "Dispatch", &dispatch_spec) ||
          add_type(module, "WorkerEnd", &worker_spec) || add_type(module, "QueueEnd", &queue_spec) ||
          add_type(module, "Held", &held_spec) || add_type(module, "Answer", &answer_spec) ||

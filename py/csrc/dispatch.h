@@ -68,8 +68,8 @@ PyObject *raise_failure(int code);
 
 extern PyType_Spec dispatch_spec, worker_spec, queue_spec, outcome_spec, held_spec, answer_spec;
 
-/* Tells Held the library's functions, by address. */
-PyObject *held_functions(PyObject *module, PyObject *args);
+/* Before the first Held: 0, or -1 with an exception. */
+int held_begin(void);
 extern PyTypeObject *answer_type;  /* made of answer_spec */
 extern PyTypeObject *outcome_type; /* made of outcome_spec; the module's, for ever */
 

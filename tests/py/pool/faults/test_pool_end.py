@@ -76,7 +76,9 @@ def test_terminate_ends_running_tasks_at_once(method: str, tmp_path: Path) -> No
         pool.apply(tasks.square, (1,))
 
 
-def test_an_input_that_a_pool_did_not_live_to_read_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_input_that_a_pool_did_not_live_to_read_has_no_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ended, served = threading.Event(), threading.Event()
 
     def start_late(serve: Callable[..., None], args: tuple[object, ...]) -> int:

@@ -13,8 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tidy_c
+import tidy_commits
 import tidy_folders
 import tidy_python
+import tidy_recursion
+import tidy_words
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -192,6 +195,27 @@ def folders_can_be_read() -> Iterator[str]:
 def python_imports_point_one_way() -> Iterator[str]:
     """A folder of the package imports what the table says."""
     yield from tidy_python.imports_against_the_table({NAMES[p]: TEXTS[p] for p in FILES})
+
+
+def recursions_across_files_are_few() -> Iterator[str]:
+    """No function calls itself by way of another file, and no module imports itself, but for those that are listed."""
+    yield from tidy_recursion.recursions({NAMES[p]: TEXTS[p] for p in FILES})
+
+
+def names_are_the_fields_words() -> Iterator[str]:
+    """A private word stands in no more names than before."""
+    yield from tidy_words.private_words({NAMES[p]: TEXTS[p] for p in FILES})
+
+
+def subjects_of_commits_are_short() -> Iterator[str]:
+    """A list of commits can be read."""
+    yield from tidy_commits.with_long_subjects(tidy_commits.of(ROOT))
+
+
+def twenty_questions_have_answers() -> Iterator[str]:
+    """What a newcomer asks is answered by a folder, whose page says so."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    yield from tidy_folders.questions_without_answers(text, set(NAMES.values()))
 
 
 def special_headers_have_one_place() -> Iterator[str]:
@@ -386,6 +410,10 @@ RULES = [
     includes_point_one_way,
     folders_can_be_read,
     python_imports_point_one_way,
+    recursions_across_files_are_few,
+    names_are_the_fields_words,
+    subjects_of_commits_are_short,
+    twenty_questions_have_answers,
     special_headers_have_one_place,
     no_leftover_words,
     the_top_folder_is_as_designed,

@@ -42,16 +42,8 @@ LONG_FILES = {
 # Functions that may be longer, and why.
 LONG_FUNCTIONS: dict[str, str] = {}
 
-# Width of a line in any text of docs; where lines may be longer, and why.
+# Width of a line in any text of docs.
 WIDTH_MAX = 160
-LONG_LINES = {
-    "docs/ARCHITECTURE.md": "a paragraph is a line",
-    "docs/MEMORY-MODEL.md": "a paragraph is a line",
-    "docs/PROTOCOL.md": "a paragraph is a line",
-    "docs/man/cableway-bridge.1": "a paragraph is a line",
-    "CONTRIBUTING.md": "the table of targets: a row is a line",
-}
-LONG_ROWS = "docs/benchmarks/"  # what programs printed: tables, and their rows
 
 # Figures in documents that a source decides: document, how it is told there, source, name of the constant. `256 KiB` is a number.
 FIGURES = [
@@ -316,21 +308,16 @@ def the_environment_is_read_as_of_somebody_else() -> Iterator[str]:
 def documents() -> Iterator[tuple[str, str]]:
     """Names and texts of what people read."""
     for path, name in NAMES.items():
-        if path.suffix in (".md", ".1") and (name.startswith("docs/") or "/" not in name):
+        if path.suffix in (".md", ".1"):
             yield name, TEXTS[path]
 
 
 def lines_of_documents_are_short() -> Iterator[str]:
     """A line of a document can be read in an editor, and a change of it in a diff."""
     for name, text in documents():
-        if name in LONG_LINES or name.startswith(LONG_ROWS):
-            continue
         for number, line in numbered(text):
             if len(line) > WIDTH_MAX:
                 yield f"{name}:{number}: {len(line)} characters, more than {WIDTH_MAX}"
-    for name in LONG_LINES:
-        if not any(len(line) > WIDTH_MAX for line in (ROOT / name).read_text().splitlines()):
-            yield f"LONG_LINES names {name}, where no line is long any more"
 
 
 def number_of(words: str) -> int:

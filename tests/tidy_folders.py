@@ -34,7 +34,7 @@ def that_cannot_be_read(texts: Mapping[str, str]) -> Iterator[str]:
             yield f"{folder}/README.md: {lines} lines, more than {README_LINES_MAX}"
         if not lines:
             yield f"{folder}: has no README.md"
-        elif told and f"May include: {told}\n" not in text:
+        elif told and f"May include: {told} " not in " ".join([*text.split(), ""]):
             yield f"{folder}/README.md: has no line 'May include: {told}'"
 
 
@@ -57,6 +57,7 @@ def questions_without_answers(page: str, names: Set[str]) -> Iterator[str]:
             if path not in names and path.rstrip("/") not in folders:
                 yield f"CONTRIBUTING.md: {path} is not there: {match['question']}"
             elif not any(
-                f"{place}/README.md" in names for place in (path.rstrip("/"), path.rpartition("/")[0])
+                f"{place}/README.md" in names
+                for place in (path.rstrip("/"), path.rpartition("/")[0])
             ):
                 yield f"CONTRIBUTING.md: no README.md stands beside {path}: {match['question']}"

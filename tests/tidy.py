@@ -44,6 +44,11 @@ LONG_FUNCTIONS: dict[str, str] = {}
 
 # Width of a line in any text of docs.
 WIDTH_MAX = 160
+# Lines under one heading of the page on architecture.
+PAGE_LINES = 60
+# A file of C or Python, perhaps with its folder; not a pattern, and not a method of something.
+FILE_NAME = re.compile(r"(?<![\w*{}$%<./-])((?:[\w-]+/)*[\w-]+\.(?:c|h|py))\b(?![\w(*])")
+FILES_OF_USERS = {"prog.c", "train.py", "linux/pidfd.h"}
 
 # Figures in documents that a source decides: document, how it is told there, source, name of the constant. `256 KiB` is a number.
 FIGURES = [
@@ -320,6 +325,29 @@ def lines_of_documents_are_short() -> Iterator[str]:
                 yield f"{name}:{number}: {len(line)} characters, more than {WIDTH_MAX}"
 
 
+def sections_are_a_page_at_most() -> Iterator[str]:
+    """What stands under one heading of docs/ARCHITECTURE.md is seen at once."""
+    text = (ROOT / "docs/ARCHITECTURE.md").read_text()
+    headings = [(number, line) for number, line in numbered(text) if line.startswith("#")]
+    ends = [number for number, _ in headings[1:]] + [text.count("\n") + 1]
+    for (begin, heading), end in zip(headings, ends, strict=True):
+        if end - begin > PAGE_LINES:
+            yield f"docs/ARCHITECTURE.md:{begin}: {end - begin} lines, more than {PAGE_LINES}, stand under {heading!r}"
+
+
+def files_that_are_named_are_there() -> Iterator[str]:
+    """Who follows the name of a file in a comment or a document finds it."""
+    parts = [name.split("/") for name in NAMES.values()]
+    there = {"/".join(part[i:]) for part in parts for i in range(len(part))}
+    for name, text in [*documents(), *sources("shm", "ipc", "broker", "tools", "tests")]:
+        if name.endswith((".c", ".h")):  # their comments, line by line
+            text = re.sub(r"/\*.*?\*/|[^\n]", lambda part: part[0] if part[0][1:] else " ", text, flags=re.DOTALL)  # fmt: skip
+        for number, line in numbered(text):
+            for named in FILE_NAME.findall(line):
+                if named not in there and named not in FILES_OF_USERS:
+                    yield f"{name}:{number}: names {named}, which is not there"
+
+
 def number_of(words: str) -> int:
     """What `8192u`, `(16u << 10)`, `65,536` or `256 KiB` says."""
     plain = re.sub(r"(?<=\d)(u|ull)\b", "", words.replace(",", "").replace("KiB", "<< 10"))
@@ -410,6 +438,8 @@ RULES = [
     sources_say_what_they_are,
     text_is_clean,
     lines_of_documents_are_short,
+    sections_are_a_page_at_most,
+    files_that_are_named_are_there,
     figures_are_those_of_the_source,
     versions_are_that_of_the_header,
     figures_of_the_readme_were_measured,

@@ -11,8 +11,8 @@
 
 #include "tests/unit/ipc/client_support.h"
 
-static int told = -1;   /* a copy of standard error */
-static bool began_low;  /* a descriptor was doubled from below 3 on */
+static int told = -1;  /* a copy of standard error */
+static bool began_low; /* a descriptor was doubled from below 3 on */
 
 /* Every call of it in this program: what a doubled descriptor is called at first shows here alone,
  * since it may be closed again before anybody looks. */

@@ -260,7 +260,7 @@ fuzz: $(VENV)/made.stamp
 faults: $(PACKAGE) $(VENV)/deps-test.stamp faults-programs
 	@$(RUN) --timeout 36000 "faults:tests/faults/faults.py $(FAULTS)"
 soak: $(PACKAGE) $(VENV)/deps-test.stamp test-programs
-	@CABLEWAY_SOAK=1 $(RUN) --timeout 36000 $(filter stress:% crash:% model:%,$(TEST_PROGRAMS)) "protocol:tests/protocol.sh 3600" "py:pytest tests/py"
+	@CABLEWAY_SOAK=1 $(RUN) --timeout 36000 $(filter stress:% crash:% model:%,$(TEST_PROGRAMS)) "protocol:tests/protocol.sh 3600" $(if $(filter %/fuzz_link,$(FUZZERS)),"fuzz:tests/fuzz.sh 3600 fuzz_bridge fuzz_link") "py:pytest tests/py"
 
 # gcc guesses at lengths and paths wrongly once sanitizers have rewritten the code.
 QUIET := -Wno-format-truncation -Wno-maybe-uninitialized

@@ -1,4 +1,4 @@
-"""Descriptors above standard input, output and error."""
+"""Descriptors of this process: none of ours is standard input, output or error."""
 
 from __future__ import annotations
 

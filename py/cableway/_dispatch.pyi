@@ -18,6 +18,14 @@ def plain_dumps(value: Any, /) -> bytes | None: ...
 def plain_loads(pickled: bytes, /) -> Any: ...
 def small_dump(obj: Any, /) -> bytes | None: ...
 def small_load(pickled: bytes, /) -> tuple[Any, ...]: ...
+def pairs_fill(
+    pairs: list[Any],
+    address: int,
+    usable: Callable[[Any], bool],
+    describe: Callable[[Any, Any], tuple[int, int] | None],
+    leases: list[Any],
+    /,
+) -> int: ...
 def set_numpy(array: type, scalars: tuple[type, ...], /) -> None: ...
 
 Described = tuple[int, int, int] | None
@@ -173,6 +181,14 @@ class WorkerEnd:
     def answer(self, token: int, value: Any, /) -> None: ...
     # With a message of the handler's: (data, bytes beside it), as encode_exception() makes.
     def answer_message(self, token: int, message: tuple[bytes, int], /) -> None: ...
+
+class Fields:
+    _lease: Any
+    _layout: Any
+    _memory: Any
+    _name: str | None
+    _offset: int
+    _told: Any
 
 class QueueEnd:
     def __init__(self, queue: int, data_max: int, /) -> None: ...

@@ -22,6 +22,7 @@
 /* Of a block's word. As in _transport/blocks.py. */
 enum { BLOCK_RETURNED = 2, BLOCK_LEFT = 3, BLOCK_OPENED = 4 };
 
+PyTypeObject *held_type;
 static unsigned forks; /* that this process has begun */
 
 typedef struct {
@@ -43,6 +44,10 @@ int held_begin(void) {
     }
     begun = 1;
     return 0;
+}
+
+cw_array *held_array_in(PyObject *cell) {
+    return PyObject_TypeCheck(cell, held_type) ? ((Held *)cell)->array : NULL;
 }
 
 static void end(Held *held) {

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* The codes of DLPack's DLDataTypeCode (dlpack.h, version 1.1 and later). */
+/* DLPack's DLDataTypeCode, as version 1.1 and later have it. */
 enum {
     DL_INT = 0,
     DL_UINT = 1,

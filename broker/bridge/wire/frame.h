@@ -81,7 +81,7 @@ struct cwb_hello {
 };
 /*
  * What changes something is done once, however often it is asked for: its token is the instance of
- * the asker's broker and a number which that broker gave, the same in each repetition (deeds.h).
+ * the asker's broker and a number which that broker gave, the same in each repetition (once.h).
  */
 struct cwb_token {
     uint64_t instance, number; /* neither 0 */

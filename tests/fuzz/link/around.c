@@ -1,5 +1,5 @@
 /*
- * See around.h. Stands in place of io.c, work.c and home.c; also for deeds, since a broker does
+ * See around.h. Stands in place of io.c, work.c and broker_channel.c; also for deeds, since a broker does
  * them for its own bridge alone. One broker serves all inputs: it is started by the first call, in
  * a folder of its own, and takes MOST_BYTES.
  */

@@ -1,7 +1,7 @@
 /*
- * See around.h. Stands in place of io.c, work.c and broker_channel.c; also for deeds, since a broker does
- * them for its own bridge alone. One broker serves all inputs: it is started by the first call, in
- * a folder of its own, and takes MOST_BYTES.
+ * See around.h. Stands in place of io.c, work.c and broker_channel.c; also for deeds, since a
+ * broker does them for its own bridge alone. One broker serves all inputs: it is started by the
+ * first call, in a folder of its own, and takes MOST_BYTES.
  */
 #include "tests/fuzz/link/around.h"
 

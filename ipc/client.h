@@ -227,12 +227,12 @@ struct cw_client {
     uint64_t sock_id;
     int64_t sock_until_ns; /* > 0: a request over the socket is given up then (HELLO, FORK) */
 
-    pthread_mutex_t door_lock;     /* never waited for */
-    int door;                      /* fast_path.c: to the bridge; -1: none */
-    int64_t door_after_ns;         /* not looked for before */
-    unsigned door_naps, door_vain; /* answers that are slept for at once; of how many in a row it
-                                      was in vain to be awake */
-    struct cw_segment board;       /* fast_path.c: the bridge's; changed under both locks */
+    pthread_mutex_t fast_path_lock;          /* never waited for */
+    int fast_path;                           /* fast_path.c: to the bridge; -1: none */
+    int64_t fast_path_after_ns;              /* not looked for before */
+    unsigned fast_path_naps, fast_path_vain; /* answers that are slept for at once; of how many in a
+                                      row it was in vain to be awake */
+    struct cw_segment unnamed; /* fast_path.c: the bridge's; changed under both locks */
 
     pthread_mutex_t lane_lock;
     struct cw_lane lane;

@@ -155,7 +155,7 @@ void cw_client_free(cw_client *client) {
     cw_loans_deinit(client);
     cw_heaps_deinit(client);
     cw_leases_deinit(client);
-    cw_posts_deinit(client);
+    cw_deferred_deinit(client);
     if (client->root)
         cw_directory_reader_deinit(&client->directory);
     cw_segment_close(&client->session_segment);
@@ -189,7 +189,8 @@ void cw_client_unref(cw_client *client) {
     cw_fork_unregister(client);
     if (!cw_fences_deinit(client))
         return; /* GPU work of ours goes on: the session ends with the process */
-    if (cw_client_forked(client) || CW_LOAD(K3, &client->lost, relaxed) || !cw_posts_leave(client))
+    if (cw_client_forked(client) || CW_LOAD(K3, &client->lost, relaxed) ||
+        !cw_deferred_leave(client))
         cw_client_free(client);
 }
 

@@ -155,7 +155,7 @@ void cw_client_free(cw_client *client) {
     cw_loans_deinit(client);
     cw_heaps_deinit(client);
     cw_leases_deinit(client);
-    cw_deferred_deinit(client);
+    cw_posts_deinit(client);
     if (client->root)
         cw_directory_reader_deinit(&client->directory);
     cw_segment_close(&client->session_segment);
@@ -164,9 +164,9 @@ void cw_client_free(cw_client *client) {
     close_fd(&client->doorbell);
     close_fd(&client->bell);
     close_fd(&client->lifeline_child);
-    cw_fast_path_close(client);
-    cw_segment_close(&client->unnamed);
-    pthread_mutex_destroy(&client->fast_path_lock);
+    cw_door_close(client);
+    cw_segment_close(&client->board);
+    pthread_mutex_destroy(&client->door_lock);
     pthread_mutex_destroy(&client->borrow_lock);
     pthread_mutex_destroy(&client->lock);
     pthread_mutex_destroy(&client->sock_lock);
@@ -189,8 +189,7 @@ void cw_client_unref(cw_client *client) {
     cw_fork_unregister(client);
     if (!cw_fences_deinit(client))
         return; /* GPU work of ours goes on: the session ends with the process */
-    if (cw_client_forked(client) || CW_LOAD(K3, &client->lost, relaxed) ||
-        !cw_deferred_leave(client))
+    if (cw_client_forked(client) || CW_LOAD(K3, &client->lost, relaxed) || !cw_posts_leave(client))
         cw_client_free(client);
 }
 
@@ -310,16 +309,16 @@ static cw_client *client_new(const struct cw_address *address, const char *name_
     client->references = 1;
     client->sock = client->doorbell = client->bell = client->lifeline_child = -1;
     client->lifeline[0] = client->lifeline[1] = -1;
-    client->root_segment.fd = client->session_segment.fd = client->unnamed.fd = -1;
+    client->root_segment.fd = client->session_segment.fd = client->board.fd = -1;
     client->address = strdup(address->socket_path);
     client->log_path = strdup(address->log_path);
     strcpy(client->name_space, name_space);
     pthread_mutex_init(&client->lock, NULL);
     pthread_mutex_init(&client->sock_lock, NULL);
     pthread_mutex_init(&client->lane_lock, NULL);
-    pthread_mutex_init(&client->fast_path_lock, NULL);
+    pthread_mutex_init(&client->door_lock, NULL);
     pthread_mutex_init(&client->borrow_lock, NULL);
-    client->fast_path = -1;
+    client->door = -1;
     pthread_cond_init(&client->moved, NULL);
     if (client->address && client->log_path)
         return client;

@@ -38,7 +38,7 @@
 
 #define CW_LEASE_TABLES_MAX  256u
 #define CW_IDLE_SLABS_MAX    256u   /* mappings kept of slabs that nothing is held of */
-#define CW_RETRY_WAIT_MS     200    /* on a full device, for what is on its way back (retry.c) */
+#define CW_FULL_WAIT_MS      200    /* on a full device, for what is on its way back (retry.c) */
 #define CW_BORROWED_KEPT_MAX 64u    /* allocations kept that something was borrowed from */
 #define CW_SPARES_MAX        16u    /* private mappings kept, of which no page was written */
 #define CW_SLAB_BLOCKS_MAX   16384u /* block numbers of a shared slab */
@@ -50,7 +50,7 @@
 #define CW_NAP_NS            50000
 #define CW_NAP_NS_MOST       25600000
 #define CW_FDS_MAX           6u   /* descriptors of one message */
-#define CW_DEFERRED_BUCKETS  256u /* of posts that are kept */
+#define CW_POST_BUCKETS      256u /* of posts that are kept */
 
 /* What this process holds of one block. */
 struct cw_local {
@@ -58,7 +58,7 @@ struct cw_local {
     uint32_t slot;            /* table * CW_LEASE_TABLE_SLOTS + index */
     struct cw_extent *extent; /* in our own slabs: where it lies */
 };
-struct cw_deferred;
+struct cw_post;
 
 struct cw_slab {
     uint32_t id;
@@ -81,9 +81,9 @@ struct cw_slab {
     bool idle;
     /* own slabs */
     struct cw_heap *heap;
-    bool own, carved;              /* carved: arena is in use */
-    bool cached;                   /* entirely free, counted in cached_bytes */
-    struct cw_deferred *last_word; /* room to say SLAB_CLOSE, also when there is no memory left */
+    bool own, carved;          /* carved: arena is in use */
+    bool cached;               /* entirely free, counted in cached_bytes */
+    struct cw_post *last_word; /* room to say SLAB_CLOSE, also when there is no memory left */
     struct cw_arena arena;
     uint32_t blocks_used; /* numbers from here on were never given out */
     uint32_t blocks_free; /* numbers in the stack below */
@@ -165,9 +165,9 @@ struct cw_call {
 };
 
 /* A request that needs no answer and found no room. */
-struct cw_deferred {
-    struct cw_deferred *next;
-    struct cw_deferred *beside; /* in its bucket: the next younger one */
+struct cw_post {
+    struct cw_post *next;
+    struct cw_post *beside; /* in its bucket: the next younger one */
     uint16_t op;
     uint32_t body_bytes;
     uint8_t body[];
@@ -178,10 +178,10 @@ struct cw_lane {
     struct cw_ring_consumer replies;
     uint64_t next_id;
     struct cw_call *calls;
-    struct cw_call *receiver; /* whose thread waits for the broker, on behalf of all */
-    struct cw_deferred *posts, *posts_last;         /* deferred.c: what goes before anything else */
-    struct cw_deferred *alike[CW_DEFERRED_BUCKETS]; /* the same, by what they say */
-    bool postman; /* a thread of ours sees to that; it has a reference */
+    struct cw_call *receiver;           /* whose thread waits for the broker, on behalf of all */
+    struct cw_post *posts, *posts_last; /* deferred.c: what goes before anything else */
+    struct cw_post *alike[CW_POST_BUCKETS]; /* the same, by what they say */
+    bool postman;                           /* a thread of ours sees to that; it has a reference */
     bool leaving; /* the last reference is that one: it frees the client */
 };
 
@@ -227,12 +227,12 @@ struct cw_client {
     uint64_t sock_id;
     int64_t sock_until_ns; /* > 0: a request over the socket is given up then (HELLO, FORK) */
 
-    pthread_mutex_t fast_path_lock;          /* never waited for */
-    int fast_path;                           /* fast_path.c: to the bridge; -1: none */
-    int64_t fast_path_after_ns;              /* not looked for before */
-    unsigned fast_path_naps, fast_path_vain; /* answers that are slept for at once; of how many in a
-                                      row it was in vain to be awake */
-    struct cw_segment unnamed; /* fast_path.c: the bridge's; changed under both locks */
+    pthread_mutex_t door_lock;     /* never waited for */
+    int door;                      /* fast_path.c: to the bridge; -1: none */
+    int64_t door_after_ns;         /* not looked for before */
+    unsigned door_naps, door_vain; /* answers that are slept for at once; of how many in a row it
+                                      was in vain to be awake */
+    struct cw_segment board;       /* fast_path.c: the bridge's; changed under both locks */
 
     pthread_mutex_t lane_lock;
     struct cw_lane lane;
@@ -382,42 +382,42 @@ void cw_heap_settle(cw_client *client, struct cw_slab *slab);
 /* The same of the slab with this id, which was made for an array that may have found room
  * elsewhere, where something came back meanwhile; 0, or it is gone: nothing. Without client->lock.
  */
-void cw_slab_cache_settle(cw_client *client, uint32_t id);
+void cw_kept_settle(cw_client *client, uint32_t id);
 /* Gives up what is kept beyond the limit. */
-void cw_slab_cache_trim(cw_client *client, struct cw_heap *heap);
+void cw_kept_trim(cw_client *client, struct cw_heap *heap);
 /* Forgets the slabs that the broker has taken back for others (broker/memory/room.h), or does so
  * when the broker has said that a slab was given up. Who calls has none of them in hand. */
-void cw_slab_cache_forget(cw_client *client);
-void cw_slab_cache_forget_if_told(cw_client *client);
+void cw_kept_forget(cw_client *client);
+void cw_kept_forget_if_told(cw_client *client);
 /* At a limit: gives up all that is kept, and waits until its memory, and that of slabs given up
  * before, is free. True: there was some. Without client->lock. */
-bool cw_slab_cache_drop(cw_client *client);
+bool cw_kept_drop(cw_client *client);
 /* How many descriptors the broker has closed; and waits until it has closed those of so many slabs
  * more, or for a second. Without client->lock. */
-uint64_t cw_slab_cache_closed(const cw_client *client);
-void cw_slab_cache_await_closed(cw_client *client, uint64_t before, uint32_t slabs);
+uint64_t cw_kept_closed(const cw_client *client);
+void cw_kept_await_closed(cw_client *client, uint64_t before, uint32_t slabs);
 /* Where that was not enough: 1 after a nap while the memory of a slab given up within the last
  * second may be on its way, 0 otherwise, -EINTR. *until_ns: 0, then the end of all such naps.
  * Without client->lock. */
-int cw_slab_cache_nap(cw_client *client, int64_t *until_ns);
+int cw_kept_nap(cw_client *client, int64_t *until_ns);
 
 /* ---- retry.c; without client->lock ---- */
 /* Has the broker look at all that this process has let go of. 1: something of the heap came
  * back; 0; -EINTR. */
-int cw_retry_ask(cw_client *client, struct cw_heap *heap);
+int cw_full_ask(cw_client *client, struct cw_heap *heap);
 /* After a limit's refusal: gives up what is kept. -EAGAIN: something came free; else -EDQUOT or
  * -EINTR. */
-int cw_retry_make_room(cw_client *client, struct cw_heap *heap);
+int cw_full_make_room(cw_client *client, struct cw_heap *heap);
 /* The last step before -EDQUOT in host memory: the broker takes back what other clients keep free.
  * -EAGAIN: something came free; -EDQUOT with the sentence that stands; -EINTR. Waits for what is on
  * its way, 1 s at most. */
-int cw_retry_ask_others(cw_client *client, uint64_t size_bytes);
+int cw_full_ask_others(cw_client *client, uint64_t size_bytes);
 /* Waits until something of the heap comes back: 1. 0: nothing is on its way, or the time is over.
  * -EINTR: a signal came.
- * *until_ns: 0 at first, then when that is. Blocks CW_RETRY_WAIT_MS at most, over all calls. */
-int cw_retry_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns);
+ * *until_ns: 0 at first, then when that is. Blocks CW_FULL_WAIT_MS at most, over all calls. */
+int cw_full_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns);
 /* -EDQUOT with a sentence, and whether anything was waited for. */
-int cw_retry_told(const struct cw_heap *heap, int64_t until_ns, const char *sentence);
+int cw_full_told(const struct cw_heap *heap, int64_t until_ns, const char *sentence);
 
 /* ---- suballocation.c; the caller holds client->lock, but for the first ---- */
 /* cw_array_at(), or (borrowed) also of memory that was borrowed. */

@@ -296,10 +296,10 @@ struct cw_deed {
     uint32_t verb;    /* enum cw_deed_verb */
     uint32_t again;   /* 1: it may have been done already; 0: it was not asked for before */
 };
-struct cw_fast_path_answer { /* of the bridge itself, to a cw_remote of a GET over its fast path,
-                           and (status 0) the body of a REMOTE's reply to a GET: where the array
-                           lies, which whoever asked takes a lease on. Then text_bytes of its meta,
-                           or (status < 0) of a sentence */
+struct cw_door_answer { /* of the bridge itself, to a cw_remote of a GET over its door, and (status
+                           0) the body of a REMOTE's reply to a GET: where the array lies, which
+                           whoever asked takes a lease on. Then text_bytes of its meta, or (status <
+                           0) of a sentence */
     int32_t status;
     uint32_t text_bytes;
     uint64_t instance;
@@ -321,7 +321,7 @@ struct cw_changed {        /* its reply, up to ended[count] */
 _Static_assert(sizeof(struct cw_remote) == 72 && sizeof(struct cw_remote_names) == 56 &&
                    sizeof(struct cw_remote_job) == 48 && sizeof(struct cw_deed) == 96 &&
                    sizeof(struct cw_remote_end) == 16 && sizeof(struct cw_changes) == 16 &&
-                   sizeof(struct cw_replica) == 48 && sizeof(struct cw_fast_path_answer) == 48,
+                   sizeof(struct cw_replica) == 48 && sizeof(struct cw_door_answer) == 48,
                "layout");
 struct cw_place { /* bytes of a block */
     uint32_t slab, block;

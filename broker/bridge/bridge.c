@@ -116,10 +116,10 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     const char *why;
     memset(bridge, 0, sizeof *bridge);
     bridge->options = *options;
-    pthread_mutex_init(&bridge->uploads_lock, NULL);
+    pthread_mutex_init(&bridge->sources_lock, NULL);
     if (bridge->options.streams == 0)
         bridge->options.streams = default_streams();
-    cwb_spin_init(&bridge->awake, cores());
+    cwb_awake_init(&bridge->awake, cores());
     name_node(bridge);
     if (!cw_node_valid(bridge->node))
         return cw_fail(-EINVAL, "--node %.100s: 1 to %u of the characters A-Z a-z 0-9 _ . -",
@@ -127,7 +127,7 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     while (bridge->run == 0)
         if (getrandom(&bridge->run, sizeof bridge->run, 0) < 0)
             return cw_fail(-EREMOTEIO, "the kernel gave no random numbers: %m");
-    bridge->next_upload = bridge->run >> 16; /* no number of one run is one of the next */
+    bridge->next_source = bridge->run >> 16; /* no number of one run is one of the next */
     bridge->loop.now_ns = cw_now_ns();
     int code = cw_connect(options->place, "", CW_CONNECT_NO_START, &bridge->client);
     if (code == 0) {
@@ -153,12 +153,12 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     if (code == 0)
         code = cwb_peers_init(bridge);
     if (code == 0)
-        code = cwb_channel_new(bridge, &bridge->channel);
+        code = cwb_home_new(bridge, &bridge->home);
     if (code == 0)
         code = cwb_jobs_init(bridge);
-    if (code == 0 && !(bridge->cache = cwb_replica_cache_new(bridge)))
+    if (code == 0 && !(bridge->board = cwb_board_new(bridge)))
         cwb_log("no board for arrays without a name: %s", cw_detail());
-    if (code == 0 && cwb_fast_path_new(bridge) != 0)
+    if (code == 0 && cwb_door_new(bridge) != 0)
         cwb_log("no quick way for gets: %s", cw_detail());
     if (code == 0)
         cwb_local_reserve(bridge);
@@ -167,17 +167,17 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
 
 static int64_t tick(struct cwb_bridge *bridge) {
     int64_t due_ns[] = {
-        cwb_links_tick(bridge),        cwb_peers_tick(bridge),   cwb_replicas_tick(bridge),
-        cwb_jobs_tick(bridge),         key_tick(bridge),         cwb_stages_tick(bridge),
-        cwb_gpu_receives_tick(bridge), cwb_streams_tick(bridge), cwb_deferred_tick(bridge),
-        cwb_downloads_tick(bridge),    cwb_listen_tick(bridge)};
+        cwb_links_tick(bridge),    cwb_peers_tick(bridge),   cwb_replicas_tick(bridge),
+        cwb_jobs_tick(bridge),     key_tick(bridge),         cwb_stages_tick(bridge),
+        cwb_landings_tick(bridge), cwb_streams_tick(bridge), cwb_deferred_tick(bridge),
+        cwb_takes_tick(bridge),    cwb_listen_tick(bridge)};
     int64_t first_ns = due_ns[0];
     if (cw_client_usable(bridge->client) != 0) {
         cwb_log("ends with its broker: %s", cw_detail());
         bridge->stopping = true;
     }
-    cwb_uploads_tick(bridge);
-    cwb_incoming_tick(bridge);
+    cwb_sources_tick(bridge);
+    cwb_offered_tick(bridge);
     for (unsigned i = 1; i < sizeof due_ns / sizeof *due_ns; i++)
         first_ns = due_ns[i] < first_ns ? due_ns[i] : first_ns;
     return first_ns;
@@ -187,12 +187,12 @@ static int64_t tick(struct cwb_bridge *bridge) {
 
 /* Sleeps until something comes, from a socket or from the broker. */
 static void wait(struct cwb_bridge *bridge, int64_t timeout_ns) {
-    if (timeout_ns == 0 || !cwb_channel_rest(bridge->channel)) {
+    if (timeout_ns == 0 || !cwb_home_rest(bridge->home)) {
         cwb_io_turn(bridge->loop.io, 0, &bridge->loop.now_ns);
         return;
     }
     cwb_io_turn(bridge->loop.io, timeout_ns, &bridge->loop.now_ns);
-    cwb_channel_rise(bridge->channel);
+    cwb_home_rise(bridge->home);
 }
 
 /* What came is answered before time is looked at: that costs more than a small answer. */
@@ -211,7 +211,7 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
         }
         cwb_lists_turn(bridge);
         cwb_changes_turn(bridge);
-        int64_t ring_ns = cwb_channel_flush(bridge->channel);
+        int64_t ring_ns = cwb_home_flush(bridge->home);
         cwb_wires_flush(&bridge->loop);
         if (bridge->stopping)
             break;
@@ -221,7 +221,7 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
         bool busy = bridge->loop.dirty || bridge->loop.held || bridge->hurry || bridge->lists ||
                     cwb_changes_due(bridge) || bridge->loop.now_ns < bridge->awake.until_ns;
         wait(bridge, busy || left_ns < 0 ? 0 : ring_ns == INT64_MAX ? -1 : left_ns);
-        cwb_replica_cache_here(bridge);
-        cwb_channel_turn(bridge->channel);
+        cwb_board_here(bridge);
+        cwb_home_turn(bridge->home);
     }
 }

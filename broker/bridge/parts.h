@@ -1,6 +1,6 @@
 /*
  * What the parts of the bridge tell each other. Each function's file is named; all of it runs on
- * the loop's thread, but where I/O threads are named too.
+ * the loop's thread, but where strands are named too.
  */
 #ifndef CW_BRIDGE_PARTS_H
 #define CW_BRIDGE_PARTS_H
@@ -8,7 +8,7 @@
 #include "broker/bridge/link/link.h"
 #include "ipc/base/name_key.h"
 
-struct cwb_plan;
+struct cwb_chunks;
 struct cwb_stream;
 
 /* ---- link.c ---- */
@@ -49,7 +49,7 @@ void cwb_streams_met(struct cwb_link *link, uint64_t run);
 void cwb_streams_agree(struct cwb_link *link, uint32_t streams);
 /* A connection of theirs says STREAM: link->stream is made. 0, -EPERM, or -EDQUOT. */
 int cwb_streams_accept(struct cwb_link *link, const struct cwb_frame *frame);
-/* The connection of link->stream is nobody's now: it goes to a I/O thread. */
+/* The connection of link->stream is nobody's now: it goes to a strand. */
 void cwb_streams_arrived(struct cwb_link *link);
 /* The link that was to become link->stream ended. */
 void cwb_streams_lost(struct cwb_link *link, const char *reason);
@@ -59,7 +59,7 @@ void cwb_streams_want(struct cwb_bridge *bridge, struct cwb_peer *peer);
 /* Is there one over which arrays are read? */
 bool cwb_streams_open(const struct cwb_peer *peer);
 /* Reads an array over all streams that there are. */
-void cwb_streams_read(struct cwb_peer *peer, struct cwb_plan *plan);
+void cwb_streams_read(struct cwb_peer *peer, struct cwb_chunks *chunks);
 /* The peer has no link any more. */
 void cwb_streams_end(struct cwb_peer *peer);
 /* Dials. Returns when it wants to be called again. */
@@ -203,91 +203,91 @@ void cwb_waits_turn(struct cwb_bridge *bridge);
 /* ---- upload.c: arrays of ours that a peer reads ---- */
 enum cwb_sourced {
     CWB_OPENED,
-    CWB_INCOMING, /* it stays after a CLOSE */
-    CWB_PUSHED,   /* its CLOSE came with its OPEN: answered when all was sent (cwb_upload_push) */
+    CWB_OFFERED, /* it stays after a CLOSE */
+    CWB_PUSHED,  /* its CLOSE came with its OPEN: answered when all was sent (cwb_source_push) */
 };
 /* Takes the array over whose lowest byte is at bytes, or (array NULL) the malloced bytes. On
  * failure they stay the caller's. 0 or -EDQUOT. */
-int cwb_upload_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
+int cwb_source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
                    uint8_t *bytes, uint64_t size_bytes, enum cwb_sourced how,
-                   struct cwb_upload **out);
+                   struct cwb_source **out);
 /* So many READs came with the OPEN by which it was made, and was answered; of a pushed one they are
  * all of it. */
-void cwb_upload_push(struct cwb_link *link, const struct cwb_frame *frame,
-                     struct cwb_upload *source, uint32_t count);
+void cwb_source_push(struct cwb_link *link, const struct cwb_frame *frame,
+                     struct cwb_source *source, uint32_t count);
 /* The same of an array on a GPU (CW_DISTANT), whose bytes come by way of host memory (staging.h).
  * Its READs are answered once they are there. read_max: what this peer's READs ask for. */
-int cwb_upload_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
-                          uint64_t size_bytes, uint32_t read_max, bool incoming,
-                          struct cwb_upload **out);
+int cwb_source_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
+                          uint64_t size_bytes, uint32_t read_max, bool offered,
+                          struct cwb_source **out);
 /* From staging.c: all was staged and hashed, or (status below 0, cw_detail()) it failed. */
-void cwb_upload_staged(struct cwb_upload *source, int status, uint64_t hash);
-uint64_t cwb_upload_id(const struct cwb_upload *source);
+void cwb_source_staged(struct cwb_source *source, int status, uint64_t hash);
+uint64_t cwb_source_id(const struct cwb_source *source);
 /* When it was made, or its peer last asked for bytes of it, or its hash. */
-int64_t cwb_upload_used_ns(struct cwb_upload *source);
+int64_t cwb_source_used_ns(struct cwb_source *source);
 /* Where the bytes of a piece lie, not of a staged one. Any thread. */
-const uint8_t *cwb_upload_at(const struct cwb_upload *source, uint64_t offset_bytes);
-/* Strands too; there cwb_upload_drop() is the other. */
-void cwb_upload_ref(struct cwb_upload *source);
-void cwb_upload_unref(struct cwb_upload *source);
+const uint8_t *cwb_source_at(const struct cwb_source *source, uint64_t offset_bytes);
+/* Strands too; there cwb_source_drop() is the other. */
+void cwb_source_ref(struct cwb_source *source);
+void cwb_source_unref(struct cwb_source *source);
 /* The peer has it no more: it goes with its last reference. */
-void cwb_upload_end(struct cwb_upload *source);
+void cwb_source_end(struct cwb_source *source);
 /* A READ of the peer, over its link. 0 or -EPROTO. */
-int cwb_upload_serve_read(struct cwb_link *link, const struct cwb_frame *frame);
-/* The same over a stream, on its I/O thread. */
-int cwb_upload_serve_far_read(struct cwb_stream *stream, const struct cwb_frame *frame);
-int cwb_upload_serve_close(struct cwb_link *link, const struct cwb_frame *frame);
-/* Ends a reference; I/O threads too. */
-void cwb_upload_drop(struct cwb_upload *source, const struct cwb_loop *loop);
+int cwb_source_serve_read(struct cwb_link *link, const struct cwb_frame *frame);
+/* The same over a stream, on its strand. */
+int cwb_source_serve_far_read(struct cwb_stream *stream, const struct cwb_frame *frame);
+int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame);
+/* Ends a reference; strands too. */
+void cwb_source_drop(struct cwb_source *source, const struct cwb_loop *loop);
 /* A piece lets go of its source, and its reference ends. sent: its bytes were just read, and lie in
- * the cache; else its wire ended. loop: of who says so; I/O threads too. */
-void cwb_upload_let_go(struct cwb_upload *source, const struct cwb_loop *loop,
+ * the cache; else its wire ended. loop: of who says so; strands too. */
+void cwb_source_let_go(struct cwb_source *source, const struct cwb_loop *loop,
                        const struct cwb_read *read, bool sent);
 /* Ends those of peers that were away for too long. */
-void cwb_uploads_tick(struct cwb_bridge *bridge);
+void cwb_sources_tick(struct cwb_bridge *bridge);
 
 /* ---- download.c: arrays of a peer, read into our memory ---- */
-struct cwb_download { /* embedded in its owner's struct, which stays until on_done */
+struct cwb_take { /* embedded in its owner's struct, which stays until on_done */
     /* status 0: all bytes are in array, checked. Else cw_detail() has the sentence. */
-    void (*on_done)(struct cwb_download *download, int status);
+    void (*on_done)(struct cwb_take *take, int status);
     /* Bytes from the begin on, without a gap, are here and hashed; told when they are
      * progress_bytes more, or all: before on_done. NULL: nobody asks. It ends nothing. */
-    void (*on_progress)(struct cwb_download *download, uint64_t bytes);
+    void (*on_progress)(struct cwb_take *take, uint64_t bytes);
     /* set by the owner */
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
     uint64_t source, size_bytes, progress_bytes;
     int64_t patience_ns; /* as cwb_peer_await(); 0: CWB_SILENCE_NS, as a client waits for it */
-    cw_array *array;     /* plain bytes, the download's until done */
+    cw_array *array;     /* plain bytes, the take's until done */
     uint64_t ring_bytes; /* 0: array has them all; else it is a ring of so many, at least
-                            CWB_READ_MAX, of which cwb_download_landed() gives bytes back */
+                            CWB_READ_MAX, of which cwb_take_landed() gives bytes back */
     /* download.c's */
-    struct cwb_download_state *state;
+    struct cwb_take_state *state;
 };
 /* All large takes of the peer go on over streams that have just opened, or over its link, if its
  * last stream ended. */
-void cwb_downloads_spread(struct cwb_peer *peer);
+void cwb_takes_spread(struct cwb_peer *peer);
 /* A peer is heard, and sent nothing of this for stall_ns: -EREMOTEIO with the sentence. */
 int cwb_stalled(const struct cwb_bridge *bridge, const struct cwb_peer *peer, const char *what);
 /* Fails those of which nothing comes. Returns when it wants to be called again. */
-int64_t cwb_downloads_tick(struct cwb_bridge *bridge);
+int64_t cwb_takes_tick(struct cwb_bridge *bridge);
 /* Begins to read; array is there. */
-void cwb_download_begin(struct cwb_download *download, uint64_t run);
+void cwb_take_begin(struct cwb_take *take, uint64_t run);
 /* A ring: bytes from the begin on that are needed there no more. */
-void cwb_download_landed(struct cwb_download *download, uint64_t bytes);
+void cwb_take_landed(struct cwb_take *take, uint64_t bytes);
 /* How much of the ring it uses: byte i lies at i modulo this. It has begun, and is not done. */
-uint64_t cwb_download_ring_bytes(const struct cwb_download *download);
+uint64_t cwb_take_ring_bytes(const struct cwb_take *take);
 /* A source that was opened there is not read at all: the peer need not keep it. */
-void cwb_download_refuse(struct cwb_peer *peer, uint64_t run, uint64_t source);
+void cwb_take_refuse(struct cwb_peer *peer, uint64_t run, uint64_t source);
 /* Nobody wants it any more: on_done is not called. The array stays the owner's. */
-void cwb_download_cancel(struct cwb_download *download);
+void cwb_take_cancel(struct cwb_take *take);
 
 /* ---- remove.c: removals of peers ---- */
 void cwb_remove_serve(struct cwb_link *link, const struct cwb_frame *frame);
 
 /* ---- incoming_put.c: puts of peers ---- */
-int cwb_incoming_serve(struct cwb_link *link, const struct cwb_frame *frame);
-void cwb_incoming_tick(struct cwb_bridge *bridge);
+int cwb_offered_serve(struct cwb_link *link, const struct cwb_frame *frame);
+void cwb_offered_tick(struct cwb_bridge *bridge);
 
 /* ---- arrays.c: memory and names of this node, by helper threads ---- */
 /*

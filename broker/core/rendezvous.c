@@ -107,10 +107,10 @@ int cwd_place_listen(struct cwd_broker *b) {
 /* The line goes last: who finds none may remove the folder. */
 void cwd_place_withdraw(struct cwd_broker *b) {
     if (b->listen_fd >= 0) {
-        struct cw_address fast_path = b->address;
+        struct cw_address door = b->address;
         (void)unlinkat(b->folder_fd, b->address.socket_name, 0);
-        cw_address_to_fast_path(&fast_path);
-        (void)unlinkat(b->folder_fd, fast_path.socket_name, 0); /* our bridge's, if one ran */
+        cw_address_to_door(&door);
+        (void)unlinkat(b->folder_fd, door.socket_name, 0); /* our bridge's, if one ran */
         close(b->listen_fd);
     }
     b->listen_fd = -1;

@@ -89,7 +89,7 @@ void cw_mover_rest(cw_client *client) {
     }
     pthread_mutex_unlock(&client->lock);
     (void)cw_slabs_sweep(client);
-    (void)cw_slab_cache_drop(client);
+    (void)cw_kept_drop(client);
 }
 
 bool cw_mover_is_sound(void) {

@@ -85,18 +85,17 @@ int cw_remote_call(cw_client *client, enum cw_remote_verb verb, const struct cw_
 
 /* The answer to a GET: where the array lies, if the bridge could say so in it. */
 struct placed {
-    struct cw_fast_path_answer head;
-    uint8_t meta[CW_PLACED_MAX - sizeof(struct cw_fast_path_answer)];
+    struct cw_door_answer head;
+    uint8_t meta[CW_PLACED_MAX - sizeof(struct cw_door_answer)];
 };
 
-/* What stands here already: under its name, or on the table of unnamed replicas. -EAGAIN: nothing.
- */
+/* What stands here already: under its name, or on the board. -EAGAIN: nothing. */
 static int get_here(cw_client *client, const struct cw_name_key *key, const struct cw_name_key *at,
                     uint32_t flags, cw_array **out) {
     struct cw_found found;
     int code = cw_name_key_get(client, at, flags | CW_CURRENT, &found, out);
     if (code == -ENOENT || code == -ESTALE)
-        code = at == key ? cw_fast_path_find(client, key, flags, out) : -EAGAIN;
+        code = at == key ? cw_door_find(client, key, flags, out) : -EAGAIN;
     return code;
 }
 
@@ -114,7 +113,7 @@ static int look(cw_client *client, const struct cw_name_key *key, const struct c
         uint32_t placed_bytes = sizeof placed;
         int code = get_here(client, key, at, flags, out);
         if (code == -EAGAIN && at == key)
-            code = cw_fast_path_get(client, key, flags, until_ns, out);
+            code = cw_door_get(client, key, flags, until_ns, out);
         if (code != -EAGAIN)
             return code;
         int64_t left_ns = timeout_ns < 0 ? -1 : until_ns - cw_now_ns();
@@ -130,7 +129,7 @@ static int look(cw_client *client, const struct cw_name_key *key, const struct c
         if (code == -EDQUOT && at != key && room_tries-- && cw_slabs_sweep(client))
             continue; /* the GPU was full of what we had mapped last */
         if (code == 0)
-            code = cw_fast_path_open(client, &placed.head, placed_bytes, flags, out);
+            code = cw_door_open(client, &placed.head, placed_bytes, flags, out);
         if (code != -EAGAIN)
             return code;
     }

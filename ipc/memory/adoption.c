@@ -184,6 +184,6 @@ int cw_heap_adopt_foreign(cw_client *client, struct cw_heap *heap, int fd, uint6
     int code = adopt_foreign(client, heap, fd, size_bytes, capacity, out, gen);
     if (code != -EDQUOT || heap->backend->device_kind != CW_DEVICE_HOST)
         return code;
-    code = cw_retry_ask_others(client, size_bytes);
+    code = cw_full_ask_others(client, size_bytes);
     return code == -EAGAIN ? adopt_foreign(client, heap, fd, size_bytes, capacity, out, gen) : code;
 }

@@ -255,7 +255,7 @@ static struct cw_extent *find_room(cw_client *client, struct cw_heap *heap, uint
         cw_lease_unhold_new(client, slab, *number);
         cw_carve_give(extent);
         slab->arena.full = true;
-        cw_slab_cache_forget(client);
+        cw_kept_forget(client);
     }
     return NULL;
 }
@@ -362,7 +362,7 @@ int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_byt
                       struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
     *slab = NULL;
     pthread_mutex_lock(&client->lock);
-    cw_slab_cache_forget_if_told(client);
+    cw_kept_forget_if_told(client);
     if (client->leases.free_count) {
         heap->hoards = true; /* what comes back now is about to be used */
         cw_heap_collect(client, false);
@@ -373,7 +373,7 @@ int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_byt
         }
         heap->hoards = false;
         if (*slab)
-            cw_slab_cache_trim(client, heap);
+            cw_kept_trim(client, heap);
     }
     pthread_mutex_unlock(&client->lock);
     return *slab ? 0 : -EAGAIN;
@@ -407,7 +407,7 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
     for (unsigned tries = 0; tries < 2 * ADOPT_TRIES; tries++) {
         int code = take_carved(client, heap, size_bytes, slab, block, gen, clean);
         if (code != -EAGAIN) {
-            cw_slab_cache_settle(client, made); /* if what came back meanwhile was taken */
+            cw_kept_settle(client, made); /* if what came back meanwhile was taken */
             return code;
         }
         if (adopting) {
@@ -421,12 +421,12 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
         code = make_slab(client, heap, size_bytes, &made);
         if (code == -EDQUOT && !dropped) {
             dropped = true;
-            code = cw_retry_make_room(client, heap);
+            code = cw_full_make_room(client, heap);
             if (code == -EAGAIN)
                 continue;
         }
         if (code == -EDQUOT && heap->backend->device_kind == CW_DEVICE_HOST && !asked++) {
-            code = cw_retry_ask_others(client, size_bytes);
+            code = cw_full_ask_others(client, size_bytes);
             if (code == -EAGAIN)
                 continue;
         }
@@ -435,16 +435,16 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
             snprintf(sentence, sizeof sentence, "%s", cw_detail());
             bool in_vain = cw_evict_in_vain(client, heap, size_bytes);
             int evicted = -ENOENT;
-            int again = in_vain || asked++ >= ADOPT_TRIES ? 0 : cw_retry_ask(client, heap);
+            int again = in_vain || asked++ >= ADOPT_TRIES ? 0 : cw_full_ask(client, heap);
             if (!again)
                 asked = ADOPT_TRIES; /* as long as that brings anything */
             if (!again && !in_vain) {
                 evicted = cw_evict_one(client, heap);
                 again = evicted == 0         ? 1
-                        : evicted == -ENOENT ? cw_retry_wait(client, heap, &until_ns)
+                        : evicted == -ENOENT ? cw_full_wait(client, heap, &until_ns)
                                              : 0;
                 if (!again && evicted == -ENOENT)
-                    again = cw_slab_cache_nap(client, &closed_until_ns);
+                    again = cw_kept_nap(client, &closed_until_ns);
             }
             if (again < 0)
                 return again;
@@ -453,7 +453,7 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
                 tries = ADOPT_TRIES; /* as often as there are arrays that may leave, or come back */
                 continue;
             }
-            return evicted == -ENOENT ? cw_retry_told(heap, until_ns, sentence) : evicted;
+            return evicted == -ENOENT ? cw_full_told(heap, until_ns, sentence) : evicted;
         }
         if (code)
             return code;

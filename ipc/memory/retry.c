@@ -4,7 +4,7 @@
  * A published block comes back when the broker has seen that nobody holds it, and its bytes when
  * the last stream that used them has passed. Under load both take a moment; who finds its device
  * full waits for them before it says so: one question to the broker, which then has seen all that
- * this process has let go of, and after that for others' leases and streams, CW_RETRY_WAIT_MS at
+ * this process has let go of, and after that for others' leases and streams, CW_FULL_WAIT_MS at
  * most ($CABLEWAY_FULL_WAIT_MS), in naps. Where nothing is on its way nobody waits.
  *
  * No state of its own. The caller holds no lock. If another process holds an array for good, or
@@ -33,7 +33,7 @@ static int64_t patience_ns(void) {
         if (*end == 0 && value <= 3600000)
             return (int64_t)value * 1000000;
     }
-    return CW_RETRY_WAIT_MS * (int64_t)1000000;
+    return CW_FULL_WAIT_MS * (int64_t)1000000;
 }
 
 /* came: something came back just now. */
@@ -49,7 +49,7 @@ static bool on_its_way(cw_client *client, struct cw_heap *heap, uint64_t *given,
     return any;
 }
 
-int cw_retry_ask(cw_client *client, struct cw_heap *heap) {
+int cw_full_ask(cw_client *client, struct cw_heap *heap) {
     uint64_t before, now;
     bool came, any = on_its_way(client, heap, &before, &came);
     if (came)
@@ -61,16 +61,16 @@ int cw_retry_ask(cw_client *client, struct cw_heap *heap) {
     return now != before;
 }
 
-int cw_retry_make_room(cw_client *client, struct cw_heap *heap) {
+int cw_full_make_room(cw_client *client, struct cw_heap *heap) {
     char sentence[CW_DETAIL_MAX];
     snprintf(sentence, sizeof sentence, "%s", cw_detail());
     int came = 0;
     if (heap->backend->device_kind != CW_DEVICE_CUDA)
-        came = cw_retry_ask(client, heap); /* of a GPU it is asked for later, and waited for */
+        came = cw_full_ask(client, heap); /* of a GPU it is asked for later, and waited for */
     if (came < 0)
         return came;
     uint32_t unmapped = cw_slabs_sweep(client); /* of others, which they gave up */
-    if (cw_slab_cache_drop(client) || unmapped || came)
+    if (cw_kept_drop(client) || unmapped || came)
         return -EAGAIN;
     return cw_fail(-EDQUOT, "%s", sentence);
 }
@@ -97,11 +97,11 @@ static int take_back(cw_client *client, struct cw_room *room, uint64_t *left, ui
     return 0;
 }
 
-int cw_retry_ask_others(cw_client *client, uint64_t size_bytes) {
+int cw_full_ask_others(cw_client *client, uint64_t size_bytes) {
     char sentence[CW_DETAIL_MAX];
     snprintf(sentence, sizeof sentence, "%s", cw_detail());
     struct timespec nap = {.tv_nsec = NAP_NS};
-    uint64_t closed = cw_slab_cache_closed(client), left = size_bytes ? size_bytes : 1;
+    uint64_t closed = cw_kept_closed(client), left = size_bytes ? size_bytes : 1;
     int64_t end_ns = cw_now_ns() + OTHERS_NS;
     struct cw_room room = {.turn = 0};
     uint32_t slabs = 0;
@@ -119,11 +119,11 @@ int cw_retry_ask_others(cw_client *client, uint64_t size_bytes) {
             nap.tv_nsec *= 2;
     }
     if (slabs)
-        cw_slab_cache_await_closed(client, closed, slabs);
+        cw_kept_await_closed(client, closed, slabs);
     return slabs || waited ? -EAGAIN : cw_fail(-EDQUOT, "%s", sentence);
 }
 
-int cw_retry_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns) {
+int cw_full_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns) {
     struct timespec nap = {.tv_nsec = NAP_NS};
     uint64_t before, now;
     bool came, any = on_its_way(client, heap, &before, &came);
@@ -151,7 +151,7 @@ int cw_retry_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns) {
     return 0;
 }
 
-int cw_retry_told(const struct cw_heap *heap, int64_t until_ns, const char *sentence) {
+int cw_full_told(const struct cw_heap *heap, int64_t until_ns, const char *sentence) {
     if (!until_ns)
         return cw_fail(-EDQUOT, "%s", sentence);
     return cw_fail(-EDQUOT,

@@ -144,7 +144,7 @@ static int slab_new(cw_client *client, const struct cw_slab_info *info, struct c
                     struct cw_slab **out) {
     struct cw_slab *slab = calloc(1, sizeof *slab);
     struct cw_local *locals = calloc(info->blocks, sizeof *locals);
-    struct cw_deferred *last_word = cw_deferred_room(sizeof(struct cw_slab_request));
+    struct cw_post *last_word = cw_post_room(sizeof(struct cw_slab_request));
     if (!slab || !locals || !last_word) {
         free(last_word);
         free(slab);
@@ -345,7 +345,7 @@ int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_in
     int code = backend->slab_map(heap->device, data_fd, info->size_bytes, info->flags, false, &rw);
     if (code)
         return code;
-    struct cw_deferred *room = cw_deferred_room(sizeof(struct cw_slab_request));
+    struct cw_post *room = cw_post_room(sizeof(struct cw_slab_request));
     code = !room ? cw_fail(-EDQUOT, "no memory to ask for a slab")
                  : cw_socket_call_apart(client, &client->lock, CW_OP_SLAB_ADD, info, sizeof *info,
                                         &fds, &known, sizeof known, NULL);

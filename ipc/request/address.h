@@ -58,10 +58,10 @@ int cw_address_open_folder(const struct cw_address *address, bool create, int *f
 void cw_address_sockaddr(const struct cw_address *address, int folder_fd, struct sockaddr_un *out,
                          socklen_t *length);
 
-/* From then on the socket of that broker's bridge is meant (ipc/array/fast_path.h): .door in
- * place of .sock.
+/* From then on the socket of that broker's bridge is meant (ipc/array/fast_path.h): .door in place
+ * of .sock.
  */
-void cw_address_to_fast_path(struct cw_address *address);
+void cw_address_to_door(struct cw_address *address);
 
 struct cw_lock_line { /* what a broker that listens wrote into its lock file */
     pid_t pid;

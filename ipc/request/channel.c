@@ -155,7 +155,7 @@ void cw_lane_ring(cw_client *client) {
 
 int cw_lane_write(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
                   uint32_t count) {
-    int code = cw_deferred_write(client);
+    int code = cw_posts_write(client);
     return code ? code : cw_lane_put(client, op, id, parts, count);
 }
 
@@ -199,7 +199,7 @@ static int write_request(cw_client *client, uint16_t op, uint64_t id, const stru
 
 /* The caller holds lane_lock. keep: where there is no room; in *room, unless that is NULL. */
 static int post(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes, bool keep,
-                struct cw_deferred **room) {
+                struct cw_post **room) {
     struct iovec part = {(void *)(uintptr_t)body, body_bytes};
     if (CW_LOAD(K3, &client->lost, relaxed))
         return cw_client_lost(client);
@@ -209,19 +209,19 @@ static int post(cw_client *client, uint16_t op, const void *body, uint32_t body_
     else if (code != -EAGAIN)
         code = cw_client_lost(client);
     else if (keep)
-        code = cw_deferred_keep(client, room, op, body, body_bytes);
+        code = cw_post_keep(client, room, op, body, body_bytes);
     return code;
 }
 
 int cw_lane_post(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes) {
     pthread_mutex_lock(&client->lane_lock);
-    struct cw_deferred *none = NULL;
+    struct cw_post *none = NULL;
     int code = post(client, op, body, body_bytes, true, &none);
     pthread_mutex_unlock(&client->lane_lock);
     return code;
 }
 
-int cw_lane_post_in(cw_client *client, struct cw_deferred **room, uint16_t op, const void *body,
+int cw_lane_post_in(cw_client *client, struct cw_post **room, uint16_t op, const void *body,
                     uint32_t body_bytes) {
     pthread_mutex_lock(&client->lane_lock);
     int code = post(client, op, body, body_bytes, true, room);
@@ -376,7 +376,7 @@ static int call_cancel(cw_client *client, struct cw_call *call, enum cw_call_mod
     struct cw_cancel cancel = {.id = call->id};
     char sentence[CW_DETAIL_MAX];
     strcpy(sentence, cw_detail());
-    struct cw_deferred *none = NULL;
+    struct cw_post *none = NULL;
     int waited = post(client, CW_OP_CANCEL, &cancel, sizeof cancel, true, &none);
     if (waited == 0 && mode != CW_CALL_LOOK)
         do {

@@ -68,8 +68,8 @@ void cw_lane_init(cw_client *client);
 /* A request without a reply. Does not block: where there is no room it is kept, and goes before any
  * later request (deferred.c). 0, -ECONNRESET, or -EDQUOT: there is no memory to keep it. */
 int cw_lane_post(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes);
-/* The same, in *room (cw_deferred_room()) if it must be kept, which is NULL then: never -EDQUOT. */
-int cw_lane_post_in(cw_client *client, struct cw_deferred **room, uint16_t op, const void *body,
+/* The same, in *room (cw_post_room()) if it must be kept, which is NULL then: never -EDQUOT. */
+int cw_lane_post_in(cw_client *client, struct cw_post **room, uint16_t op, const void *body,
                     uint32_t body_bytes);
 /* The same, for what must be in the ring before anything else happens: -EAGAIN where there is no
  * room. Does not block. */
@@ -131,15 +131,15 @@ int cw_lane_drain(cw_client *client);
 /* ---- deferred.c: what goes without an answer; the caller holds lane_lock ---- */
 /* Memory for a request of so many bytes that may have to be kept; NULL: there is none. For free(),
  * or cw_lane_post_in(). Without the lock. */
-struct cw_deferred *cw_deferred_room(uint32_t body_bytes);
+struct cw_post *cw_post_room(uint32_t body_bytes);
 /* Keeps a request that found no room in the ring, in *room unless that is NULL. 0, -EDQUOT. */
-int cw_deferred_keep(cw_client *client, struct cw_deferred **room, uint16_t op, const void *body,
-                     uint32_t body_bytes);
+int cw_post_keep(cw_client *client, struct cw_post **room, uint16_t op, const void *body,
+                 uint32_t body_bytes);
 /* Writes what is kept, and rings for it. 0: nothing is left; -EAGAIN, -EPROTO. */
-int cw_deferred_write(cw_client *client);
-void cw_deferred_deinit(cw_client *client);
+int cw_posts_write(cw_client *client);
+void cw_posts_deinit(cw_client *client);
 /* The last reference is gone: says so to the broker. True: the postman does, and frees the client.
  * The caller does NOT hold lane_lock. */
-bool cw_deferred_leave(cw_client *client);
+bool cw_posts_leave(cw_client *client);
 
 #endif

@@ -28,29 +28,29 @@
 #define NAP_NS      200000
 #define NAP_NS_MOST 5000000
 
-static struct cw_deferred **bucket(struct cw_lane *lane, uint16_t op, const void *body,
-                                   uint32_t body_bytes) {
+static struct cw_post **bucket(struct cw_lane *lane, uint16_t op, const void *body,
+                               uint32_t body_bytes) {
     uint32_t hash = 2166136261u ^ op; /* FNV-1a */
     for (uint32_t i = 0; i < body_bytes; i++)
         hash = (hash ^ ((const uint8_t *)body)[i]) * 16777619u;
-    return &lane->alike[(hash ^ hash >> 16) % CW_DEFERRED_BUCKETS];
+    return &lane->alike[(hash ^ hash >> 16) % CW_POST_BUCKETS];
 }
 
 /* The place of the post that says this, or where it would be hung in. */
-static struct cw_deferred **find(struct cw_lane *lane, uint16_t op, const void *body,
-                                 uint32_t body_bytes) {
-    struct cw_deferred **at = bucket(lane, op, body, body_bytes);
+static struct cw_post **find(struct cw_lane *lane, uint16_t op, const void *body,
+                             uint32_t body_bytes) {
+    struct cw_post **at = bucket(lane, op, body, body_bytes);
     while (*at && ((*at)->op != op || (*at)->body_bytes != body_bytes ||
                    (body_bytes && memcmp((*at)->body, body, body_bytes) != 0)))
         at = &(*at)->beside;
     return at;
 }
 
-int cw_deferred_write(cw_client *client) {
+int cw_posts_write(cw_client *client) {
     struct cw_lane *lane = &client->lane;
     bool any = false;
     int code = 0;
-    for (struct cw_deferred *post; (post = lane->posts);) {
+    for (struct cw_post *post; (post = lane->posts);) {
         struct iovec part = {post->body, post->body_bytes};
         code = cw_lane_put(client, post->op, ++lane->next_id, &part, 1);
         if (code)
@@ -67,8 +67,8 @@ int cw_deferred_write(cw_client *client) {
     return code;
 }
 
-void cw_deferred_deinit(cw_client *client) {
-    for (struct cw_deferred *post; (post = client->lane.posts);) {
+void cw_posts_deinit(cw_client *client) {
+    for (struct cw_post *post; (post = client->lane.posts);) {
         client->lane.posts = post->next;
         free(post);
     }
@@ -78,7 +78,7 @@ void cw_deferred_deinit(cw_client *client) {
 static int deliver(cw_client *client) {
     if (CW_LOAD(K3, &client->lost, relaxed))
         return -ECONNRESET;
-    int code = cw_deferred_write(client);
+    int code = cw_posts_write(client);
     if (code && (code != -EAGAIN || cw_lane_drain(client) < 0 || cw_client_hung_up(client)))
         return cw_client_lost(client);
     return code;
@@ -123,22 +123,22 @@ static void start_postman(cw_client *client) {
     pthread_attr_destroy(&attributes);
 }
 
-struct cw_deferred *cw_deferred_room(uint32_t body_bytes) {
-    return malloc(sizeof(struct cw_deferred) + body_bytes);
+struct cw_post *cw_post_room(uint32_t body_bytes) {
+    return malloc(sizeof(struct cw_post) + body_bytes);
 }
 
-int cw_deferred_keep(cw_client *client, struct cw_deferred **room, uint16_t op, const void *body,
-                     uint32_t body_bytes) {
+int cw_post_keep(cw_client *client, struct cw_post **room, uint16_t op, const void *body,
+                 uint32_t body_bytes) {
     struct cw_lane *lane = &client->lane;
-    struct cw_deferred **at = find(lane, op, body, body_bytes);
+    struct cw_post **at = find(lane, op, body, body_bytes);
     if (*at)
         return 0;
-    struct cw_deferred *post = *room ? *room : cw_deferred_room(body_bytes);
+    struct cw_post *post = *room ? *room : cw_post_room(body_bytes);
     if (!post)
         return cw_fail(-EDQUOT, "no memory to keep a request of %u bytes until the broker has room",
                        body_bytes);
     *room = NULL;
-    *post = (struct cw_deferred){.op = op, .body_bytes = body_bytes};
+    *post = (struct cw_post){.op = op, .body_bytes = body_bytes};
     if (body_bytes)
         memcpy(post->body, body, body_bytes);
     *(lane->posts ? &lane->posts_last->next : &lane->posts) = *at = post;
@@ -147,17 +147,17 @@ int cw_deferred_keep(cw_client *client, struct cw_deferred **room, uint16_t op, 
     return 0;
 }
 
-bool cw_deferred_leave(cw_client *client) {
+bool cw_posts_leave(cw_client *client) {
     pthread_mutex_lock(&client->lane_lock);
     CW_ASSERT(!client->lane.postman); /* it would have a reference */
     client->lane.leaving = true;
     struct iovec none = {NULL, 0};
-    struct cw_deferred *room = NULL;
+    struct cw_post *room = NULL;
     int code = cw_lane_write(client, CW_OP_BYE, ++client->lane.next_id, &none, 1);
     if (code == 0)
         cw_lane_ring(client);
     else if (code == -EAGAIN) /* where no thread is to be had the session ends with the process */
-        (void)cw_deferred_keep(client, &room, CW_OP_BYE, NULL, 0);
+        (void)cw_post_keep(client, &room, CW_OP_BYE, NULL, 0);
     bool kept = client->lane.postman;
     pthread_mutex_unlock(&client->lane_lock);
     return kept;

@@ -26,12 +26,12 @@ void cwb_replica_wake(struct cwb_replica *replica) {
 
 /* What nobody uses on GPUs is let go of, as soon as the broker has told so. Is there anything? */
 static bool make_room(void *owner) {
-    return cwb_replica_gc_of_gpus(((struct cwb_replica *)owner)->bridge);
+    return cwb_looks_at_gpus(((struct cwb_replica *)owner)->bridge);
 }
 
 static void on_landed(void *owner, int code, cw_array *array) {
     struct cwb_replica *replica = owner;
-    replica->gpu_receive = NULL;
+    replica->landing = NULL;
     replica->array = array;
     if (code == 0) {
         cwb_replica_put(replica);
@@ -43,24 +43,24 @@ static void on_landed(void *owner, int code, cw_array *array) {
         cwb_replica_fail(replica, code);
 }
 
-void cwb_replica_land(struct cwb_replica *replica, const struct cwb_gpu_receive_wish *what) {
-    struct cwb_gpu_receive_wish wish = *what;
+void cwb_replica_land(struct cwb_replica *replica, const struct cwb_landing_wish *what) {
+    struct cwb_landing_wish wish = *what;
     wish.size_bytes = replica->opened.size_bytes;
     wish.to_host = !replica->on_gpu;
     wish.make_room = replica->on_gpu ? make_room : NULL;
     memcpy(wish.gpu.device_uuid, replica->gpu, sizeof replica->gpu);
-    replica->gpu_receive = cwb_gpu_receive_begin(replica->bridge, &wish, on_landed, replica);
-    if (!replica->gpu_receive)
+    replica->landing = cwb_landing_begin(replica->bridge, &wish, on_landed, replica);
+    if (!replica->landing)
         cwb_replica_fail(replica, -EDQUOT);
 }
 
 /* Another place of the same array at this node: one that is there, else one that is coming. */
-static struct cwb_replica *co_located(const struct cwb_replica *replica) {
+static struct cwb_replica *sibling(const struct cwb_replica *replica) {
     struct cwb_replica *coming = NULL, *other = replica->floor->places;
     for (; other; other = other->next_place) {
         if (other == replica || other->followed)
             continue;
-        if (other->held && !other->stale)
+        if (other->held && !other->doubtful)
             return other;
         if (!other->held)
             coming = other;
@@ -69,7 +69,7 @@ static struct cwb_replica *co_located(const struct cwb_replica *replica) {
 }
 
 bool cwb_replica_follow(struct cwb_replica *replica) {
-    struct cwb_replica *other = co_located(replica);
+    struct cwb_replica *other = sibling(replica);
     struct cw_found found;
     cw_array *array;
     bool on_gpu;
@@ -90,7 +90,7 @@ bool cwb_replica_follow(struct cwb_replica *replica) {
         cw_array_close(array);
         return false;
     }
-    replica->stale = false;
+    replica->doubtful = false;
     replica->sent = other->sent;
     replica->opened = other->opened;
     replica->opened.inside = 0;
@@ -102,6 +102,6 @@ bool cwb_replica_follow(struct cwb_replica *replica) {
         return true;
     }
     memcpy(replica->came, found.meta, found.entry.meta_bytes);
-    cwb_replica_land(replica, &(struct cwb_gpu_receive_wish){.local = array});
+    cwb_replica_land(replica, &(struct cwb_landing_wish){.local = array});
     return true;
 }

@@ -17,9 +17,9 @@
  * Within the node a name never goes back: floor.h. What a client of this node put or removed is
  * outdated before the broker is told that the write is done. Who asks then, or after its owner has
  * told of a change, while it is being fetched, waits for the next one (late); who asked before that
- * gets what was opened before. A client is told where its array lies, at the fast path and by way
- * of the broker, so that it gets that array though the name may mean another by then; the name is
- * for those who come later, and what is stale gets none.
+ * gets what was opened before. A client is told where its array lies, at the door and by way of the
+ * broker, so that it gets that array though the name may mean another by then; the name is for
+ * those who come later, and what is doubtful gets none.
  *
  * Between TAKING and HELD the broker is asked for the name. Where nothing here depends on that
  * (calm), its answer does not wake this process, which may then sleep for as long as it has nothing
@@ -47,45 +47,45 @@ struct cwb_naming {              /* the broker was asked for a name */
 };
 
 static void replica_free(struct cwb_replica *replica) {
-    cwb_replica_cache_remove(replica);
+    cwb_board_take_down(replica);
     HASH_DEL(replica->bridge->replicas, replica);
     DL_DELETE2(replica->bridge->looks, replica, look_prev, look_next);
     if (replica->followed)
         LL_DELETE2(replica->followed->followers, replica, follow_next);
-    cwb_gpu_receive_cancel(replica->gpu_receive);
+    cwb_landing_cancel(replica->landing);
     cwb_replica_wake(replica);
     if (replica->waits)
         cwb_peer_forget(replica->peer, &replica->waiter);
     if (replica->asked)
         cwb_request_forget(replica->asked);
-    cwb_download_cancel(&replica->download);
+    cwb_take_cancel(&replica->take);
     cwb_floor_leave(replica);
-    cwb_invalidation_part(replica);
+    cwb_doubts_part(replica);
     free(replica->came);
     free(replica);
 }
 
 /* May a job that came by way of the broker be told where it lies? Else it looks for the name. */
 static bool fits_answer(const struct cwb_replica *replica) {
-    return sizeof(struct cw_fast_path_answer) + replica->put.meta_bytes <= CW_PLACED_MAX;
+    return sizeof(struct cw_door_answer) + replica->put.meta_bytes <= CW_PLACED_MAX;
 }
 
 /* It is whole: where it lies, or (HELD, and that does not fit) that its name stands. */
 static void answer(struct cwb_replica *replica, struct cwb_job *job) {
     struct {
-        struct cw_fast_path_answer head;
-        uint8_t meta[CW_PLACED_MAX - sizeof(struct cw_fast_path_answer)];
+        struct cw_door_answer head;
+        uint8_t meta[CW_PLACED_MAX - sizeof(struct cw_door_answer)];
     } placed;
     replica->answered_ns = replica->bridge->loop.now_ns;
     if (!job->id) {
-        cwb_fast_path_answer(job, 0, &replica->put, replica->came);
+        cwb_door_answer(job, 0, &replica->put, replica->came);
         return;
     }
     if (!fits_answer(replica)) {
         cwb_job_done(job, 0, NULL, 0);
         return;
     }
-    cwb_fast_path_place(replica->bridge, &replica->put, &placed.head);
+    cwb_door_place(replica->bridge, &replica->put, &placed.head);
     memcpy(placed.meta, replica->came, replica->put.meta_bytes);
     cwb_job_done(job, 0, &placed, (uint32_t)sizeof placed.head + replica->put.meta_bytes);
 }
@@ -107,8 +107,8 @@ static void tell_jobs(struct cwb_replica *replica, int status) {
 
 /* What was being fetched is given up, and fetched again. */
 static void begin_anew(struct cwb_replica *replica) {
-    cwb_replica_cache_remove(replica);
-    cwb_invalidation_part(replica);
+    cwb_board_take_down(replica);
+    cwb_doubts_part(replica);
     replica->held = replica->whole = replica->named = false;
     replica->naming = NULL;
     free(replica->came);
@@ -140,7 +140,7 @@ void cwb_replica_fail(struct cwb_replica *replica, int status) {
 static void unname(struct cwb_replica *replica) {
     struct cw_key key = {.key_bytes = replica->key.length};
     struct iovec parts[] = {{&key, sizeof key}, {replica->key.text, replica->key.length}};
-    cwb_channel_ask(replica->bridge->channel, CW_OP_REMOVE, parts, 2, NULL, NULL);
+    cwb_home_ask(replica->bridge->home, CW_OP_REMOVE, parts, 2, NULL, NULL);
 }
 
 void cwb_replica_let_go(struct cwb_replica *replica) {
@@ -173,7 +173,7 @@ void cwb_replica_hurry(struct cwb_replica *replica) {
         .slab = replica->put.slab, .block = replica->put.block, .gen = replica->put.gen};
     struct iovec part = {&ref, sizeof ref};
     replica->calm = false;
-    cwb_channel_ask(replica->bridge->channel, CW_OP_HOLDERS, &part, 1, NULL, NULL);
+    cwb_home_ask(replica->bridge->home, CW_OP_HOLDERS, &part, 1, NULL, NULL);
 }
 
 /* The broker has named it: all who wait hear so. */
@@ -181,10 +181,10 @@ static void hold(struct cwb_replica *replica) {
     LL_CONCAT(replica->jobs, replica->late);
     replica->late = NULL;
     replica->held = true;
-    cwb_replica_cache_remove(replica);
+    cwb_board_take_down(replica);
     tell_jobs(replica, 0);
     if (!replica->on_gpu) /* the name holds it, and gives way where memory is wanted */
-        cwb_invalidation_part(replica);
+        cwb_doubts_part(replica);
     cwb_replica_wake(replica);
 }
 
@@ -243,15 +243,15 @@ static void ask_name(struct cwb_replica *replica, const struct cw_put *put, bool
     struct iovec parts[] = {{&message, sizeof message},
                             {replica->key.text, replica->key.length},
                             {replica->came, put->meta_bytes}};
-    if (cwb_channel_ask(replica->bridge->channel, CW_OP_REPLICA, parts, 3, on_put,
-                        replica->naming) != 0) {
+    if (cwb_home_ask(replica->bridge->home, CW_OP_REPLICA, parts, 3, on_put, replica->naming) !=
+        0) {
         free(replica->naming);
         replica->naming = NULL;
         cwb_replica_fail(replica, -EDQUOT);
         return;
     }
     if (calm)
-        cwb_channel_batch(replica->bridge->channel);
+        cwb_home_calm(replica->bridge->home);
 }
 
 void cwb_replica_put(struct cwb_replica *replica) {
@@ -280,22 +280,22 @@ void cwb_replica_put(struct cwb_replica *replica) {
     if (cwb_floor_stands(replica))
         cwb_floor_raise(replica);
     else
-        replica->stale = true;
-    if (!replica->stale) {
+        replica->doubtful = true;
+    if (!replica->doubtful) {
         LL_CONCAT(replica->jobs, replica->late); /* new enough for all who ask */
         replica->late = NULL;
-        cwb_replica_cache_post(replica);
+        cwb_board_post(replica);
     }
     bool calm = !tell_at_once(replica);
-    if (replica->stale) /* nobody is to find it */
+    if (replica->doubtful) /* nobody is to find it */
         cwb_replica_let_go(replica);
     else
         ask_name(replica, &put, calm);
 }
 
-static void on_taken(struct cwb_download *download, int status) {
+static void on_taken(struct cwb_take *take, int status) {
     struct cwb_replica *replica =
-        (struct cwb_replica *)((char *)download - offsetof(struct cwb_replica, download));
+        (struct cwb_replica *)((char *)take - offsetof(struct cwb_replica, take));
     if (status == 0)
         cwb_replica_put(replica);
     else if (status == -ESTALE || status == -EAGAIN)
@@ -310,7 +310,7 @@ static void on_array(void *owner, int code, cw_array *array) {
         char sentence[CW_DETAIL_MAX];
         strcpy(sentence, cw_detail());
         if (!replica->opened.inside)
-            cwb_download_refuse(replica->peer, replica->run, replica->opened.source);
+            cwb_take_refuse(replica->peer, replica->run, replica->opened.source);
         cw_fail(code, "%s", sentence);
         cwb_replica_fail(replica, code);
         return;
@@ -327,13 +327,13 @@ static void on_array(void *owner, int code, cw_array *array) {
             cwb_replica_put(replica);
         return;
     }
-    replica->download = (struct cwb_download){.on_done = on_taken,
-                                              .bridge = replica->bridge,
-                                              .peer = replica->peer,
-                                              .source = replica->opened.source,
-                                              .size_bytes = replica->opened.size_bytes,
-                                              .array = array};
-    cwb_download_begin(&replica->download, replica->run);
+    replica->take = (struct cwb_take){.on_done = on_taken,
+                                      .bridge = replica->bridge,
+                                      .peer = replica->peer,
+                                      .source = replica->opened.source,
+                                      .size_bytes = replica->opened.size_bytes,
+                                      .array = array};
+    cwb_take_begin(&replica->take, replica->run);
 }
 
 static void on_opened(struct cwb_request *request, const struct cwb_frame *frame) {
@@ -358,7 +358,7 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     replica->came = malloc(frame->meta_bytes + inside_bytes + 1);
     if (!replica->came) {
         if (!frame->opened.inside)
-            cwb_download_refuse(replica->peer, replica->run, frame->opened.source);
+            cwb_take_refuse(replica->peer, replica->run, frame->opened.source);
         cwb_replica_fail(replica, cwb_no_memory("an array of another node"));
         return;
     }
@@ -368,12 +368,12 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     if (!replica->on_gpu)
         cwb_local_new(replica->bridge, frame->opened.size_bytes, on_array, replica);
     else if (frame->opened.inside)
-        cwb_replica_land(replica, &(struct cwb_gpu_receive_wish){
-                                      .inside = replica->came + frame->opened.meta_bytes});
+        cwb_replica_land(replica, &(struct cwb_landing_wish){.inside = replica->came +
+                                                                       frame->opened.meta_bytes});
     else
-        cwb_replica_land(replica, &(struct cwb_gpu_receive_wish){.peer = replica->peer,
-                                                                 .run = replica->run,
-                                                                 .source = frame->opened.source});
+        cwb_replica_land(replica, &(struct cwb_landing_wish){.peer = replica->peer,
+                                                             .run = replica->run,
+                                                             .source = frame->opened.source});
 }
 
 static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
@@ -385,7 +385,7 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     }
     struct cwb_key key = {.key_bytes = replica->there.length, .flags = CWB_WATCH};
     replica->run = replica->peer->run;
-    replica->stale = false;
+    replica->doubtful = false;
     replica->sent = ++replica->bridge->stamp;
     replica->asked = cwb_link_open(link, &key, replica->there.text,
                                    !replica->on_gpu && replica->tries == 0, on_opened, replica);
@@ -461,11 +461,11 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         cwb_replica_let_go(replica);
         replica = NULL;
     }
-    if (replica && !replica->stale &&
+    if (replica && !replica->doubtful &&
         (replica->held || (replica->whole && (!job->id || fits_answer(replica))))) {
         answer(replica, job);
         if (!replica->held) /* it is asked for again and again: the next finds it by its name */
-            cwb_channel_notify(bridge->channel);
+            cwb_home_urge(bridge->home);
         return;
     }
     if (replica)
@@ -482,7 +482,7 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         memcpy(replica->gpu, gpu, sizeof replica->gpu);
     }
     /* What was asked for before may be older than what this one knows of. */
-    bool late = replica->sent && (replica->stale || !cwb_floor_stands(replica));
+    bool late = replica->sent && (replica->doubtful || !cwb_floor_stands(replica));
     struct cwb_job **list = late ? &replica->late : &replica->jobs;
     job->next = *list;
     *list = job;
@@ -493,6 +493,6 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
 }
 
 int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
-    int64_t due_ns = cwb_replica_gc_tick(bridge), next_ns = cwb_invalidation_tick(bridge);
+    int64_t due_ns = cwb_looks_tick(bridge), next_ns = cwb_doubts_tick(bridge);
     return next_ns < due_ns ? next_ns : due_ns;
 }

@@ -9,8 +9,8 @@
 
 struct cwb_replica {
     struct cwb_waiter waiter; /* first: it is cast back */
-    struct cwb_download download;
-    struct cwb_gpu_receive *gpu_receive; /* it comes onto a GPU, or is a copy of a sibling */
+    struct cwb_take take;
+    struct cwb_landing *landing; /* it comes onto a GPU, or is a copy of a sibling */
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
     struct cw_name_key key, there;
@@ -23,19 +23,19 @@ struct cwb_replica {
     struct cwb_naming *naming; /* whole: until the broker has answered */
     bool calm; /* whole: the broker's answer that it has its name wakes nobody (replica.c) */
     struct cw_put put;
-    uint32_t posted;                /* on the replica cache: its place there + 1 */
+    uint32_t posted;                /* on the board: its place there + 1 */
     struct cwb_floor *floor;        /* floor.h */
     struct cwb_replica *next_place; /* there */
     uint64_t sent; /* stamp of the question to its owner (floor.h); 0: it was not asked yet */
-    bool stale;    /* it will not be found: it changed, or the peer was away, or something later was
-                         told, while it was being fetched */
+    bool doubtful; /* it will not be found: it changed, or the peer was away, or something later was
+                      told, while it was being fetched */
     bool waited;   /* who wants it has waited for another fetch already */
     unsigned tries, unused;
     int64_t answered_ns; /* whole: when somebody was last told where it lies; 0: nobody was */
     int64_t looked_ns;   /* replica_gc.c */
     struct cwb_replica *look_next, *look_prev;
     struct cwb_job *jobs;
-    struct cwb_job *late; /* asked when it was stale already: what is fetched next is theirs */
+    struct cwb_job *late; /* asked when it was doubtful already: what is fetched next is theirs */
     struct cwb_request *asked;
     struct cwb_opened opened;
     uint64_t run;
@@ -67,22 +67,22 @@ struct cwb_replica *cwb_replica_find(struct cwb_bridge *bridge, const struct cw_
 /* ---- invalidation.c ---- */
 /* It may be found no more from now on, or will not be. If it is whole it is gone, or begins anew.
  */
-void cwb_invalidation_outdate(struct cwb_replica *replica);
+void cwb_doubts_outdate(struct cwb_replica *replica);
 /* Ends our hold on its array, if there is one: later, where somebody may be about to open it. */
-void cwb_invalidation_part(struct cwb_replica *replica);
+void cwb_doubts_part(struct cwb_replica *replica);
 /* Ends such holds. Returns when it wants to be called again. */
-int64_t cwb_invalidation_tick(struct cwb_bridge *bridge);
+int64_t cwb_doubts_tick(struct cwb_bridge *bridge);
 
 /* ---- replica_gc.c ---- */
 /* Looks at all that are HELD on GPUs, now: memory is needed there. true: there are some. */
-bool cwb_replica_gc_of_gpus(struct cwb_bridge *bridge);
+bool cwb_looks_at_gpus(struct cwb_bridge *bridge);
 /* Lets go of what nobody uses. Returns when it wants to be called again. */
-int64_t cwb_replica_gc_tick(struct cwb_bridge *bridge);
+int64_t cwb_looks_tick(struct cwb_bridge *bridge);
 
 /* ---- co_located.c ---- */
 /* Its array is to come onto a GPU, or from another place of this node: size and place are filled
  * in. */
-void cwb_replica_land(struct cwb_replica *replica, const struct cwb_gpu_receive_wish *what);
+void cwb_replica_land(struct cwb_replica *replica, const struct cwb_landing_wish *what);
 /* What came to one place is copied to another on this node; what is coming is waited for. false: it
  * must be fetched. */
 bool cwb_replica_follow(struct cwb_replica *replica);

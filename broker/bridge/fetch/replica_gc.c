@@ -46,11 +46,11 @@ static void look_at(struct cwb_replica *replica) {
         .ref = {.slab = replica->put.slab, .block = replica->put.block, .gen = replica->put.gen},
         .key = replica->key};
     struct iovec part = {&look->ref, sizeof look->ref};
-    if (cwb_channel_ask(replica->bridge->channel, CW_OP_HOLDERS, &part, 1, on_holders, look) != 0)
+    if (cwb_home_ask(replica->bridge->home, CW_OP_HOLDERS, &part, 1, on_holders, look) != 0)
         free(look);
 }
 
-bool cwb_replica_gc_of_gpus(struct cwb_bridge *bridge) {
+bool cwb_looks_at_gpus(struct cwb_bridge *bridge) {
     struct cwb_replica *replica, *next;
     bool any = false;
     HASH_ITER(hh, bridge->replicas, replica, next) {
@@ -62,7 +62,7 @@ bool cwb_replica_gc_of_gpus(struct cwb_bridge *bridge) {
     return any;
 }
 
-int64_t cwb_replica_gc_tick(struct cwb_bridge *bridge) {
+int64_t cwb_looks_tick(struct cwb_bridge *bridge) {
     int64_t now_ns = bridge->loop.now_ns;
     struct cwb_replica *replica;
     /* The first is who was not looked at for longest. */

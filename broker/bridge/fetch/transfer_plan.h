@@ -1,6 +1,6 @@
 /*
  * Chunks: the pieces of an array of a peer that are being read, shared by all threads that read it:
- * the bridge's loop over the main link, I/O threads over streams.
+ * the bridge's loop over the main link, strands over streams.
  *
  *   WANTED --ask--> ASKED --its bytes came--> HERE
  *      ^-- its wire ended --+
@@ -15,11 +15,11 @@
  * side, and none has much left when the others are done.
  *
  * The array may be a ring of fewer bytes than come (parts.h): a chunk is asked for only when its
- * place is free, which it is again when the owner has said so (cwb_plan_landed).
+ * place is free, which it is again when the owner has said so (cwb_chunks_landed).
  *
- * A struct cwb_plan has references and, where streams read too, a lease of its own on the array:
- * a download that is given up stops it, and the memory stays until the last byte that was asked for
- * has come or its wire has ended. Threads end with the process alone.
+ * A struct cwb_chunks has references and, where streams read too, a lease of its own on the array:
+ * a take that is given up stops it, and the memory stays until the last byte that was asked for has
+ * come or its wire has ended. Threads end with the process alone.
  */
 #ifndef CW_BROKER_BRIDGE_FETCH_TRANSFER_PLAN_H
 #define CW_BROKER_BRIDGE_FETCH_TRANSFER_PLAN_H
@@ -34,7 +34,7 @@
 
 enum cwb_chunk { CWB_WANTED, CWB_ASKED, CWB_HERE };
 
-struct cwb_plan {
+struct cwb_chunks {
     struct cwb_work work; /* first: it is cast back; the bridge's loop is told */
     struct cwb_works *works;
     /* the loop's: NULL once nobody wants it any more */
@@ -65,39 +65,39 @@ struct cwb_plan {
 /* Of an array; held is taken over. NULL: there is no memory (cw_detail()), and held stays the
  * caller's. ring_bytes 0: it has room for all. chunk_bytes: at least
  * CWB_READ_MIN; a whole number of CWB_SUM_PIECE of it is used. One reference. */
-struct cwb_plan *cwb_plan_new(struct cwb_works *works, cw_array *array, cw_array *held,
-                              uint64_t source, uint64_t size_bytes, uint64_t ring_bytes,
-                              uint32_t chunk_bytes);
+struct cwb_chunks *cwb_chunks_new(struct cwb_works *works, cw_array *array, cw_array *held,
+                                  uint64_t source, uint64_t size_bytes, uint64_t ring_bytes,
+                                  uint32_t chunk_bytes);
 /* Where the bytes of a READ go. */
-uint8_t *cwb_plan_place(const struct cwb_plan *plan, const struct cwb_read *read);
+uint8_t *cwb_chunks_place(const struct cwb_chunks *chunks, const struct cwb_read *read);
 /* So many bytes from the begin on are needed there no more. */
-void cwb_plan_landed(struct cwb_plan *plan, uint64_t bytes);
-void cwb_plan_ref(struct cwb_plan *plan);
-void cwb_plan_unref(struct cwb_plan *plan);
+void cwb_chunks_landed(struct cwb_chunks *chunks, uint64_t bytes);
+void cwb_chunks_ref(struct cwb_chunks *chunks);
+void cwb_chunks_unref(struct cwb_chunks *chunks);
 /* The first that is WANTED is ASKED from now on. false: there is none, or all was stopped. */
-bool cwb_plan_ask(struct cwb_plan *plan, struct cwb_read *out);
+bool cwb_chunks_ask(struct cwb_chunks *chunks, struct cwb_read *out);
 /* So many streams read it from now on. */
-void cwb_plan_readers(struct cwb_plan *plan, uint32_t readers);
+void cwb_chunks_readers(struct cwb_chunks *chunks, uint32_t readers);
 /* How many one of them may have under way now; most: what is agreed. Any thread. */
-uint32_t cwb_plan_share(struct cwb_plan *plan, uint32_t most);
+uint32_t cwb_chunks_share(struct cwb_chunks *chunks, uint32_t most);
 /* Has somebody asked in vain, and there is one now? Told once: then all who read it are to ask. */
-bool cwb_plan_lacked(struct cwb_plan *plan);
-/* Its bytes came. true: the loop is to be told (cwb_plan_tell). */
-bool cwb_plan_here(struct cwb_plan *plan, const struct cwb_read *read);
+bool cwb_chunks_lacked(struct cwb_chunks *chunks);
+/* Its bytes came. true: the loop is to be told (cwb_chunks_tell). */
+bool cwb_chunks_here(struct cwb_chunks *chunks, const struct cwb_read *read);
 /* Its wire ended: another asks for it. */
-void cwb_plan_back(struct cwb_plan *plan, const struct cwb_read *read);
+void cwb_chunks_back(struct cwb_chunks *chunks, const struct cwb_read *read);
 /* The peer answers with an error. The first counts. */
-void cwb_plan_fail(struct cwb_plan *plan, int status, const char *sentence, uint32_t length);
+void cwb_chunks_fail(struct cwb_chunks *chunks, int status, const char *sentence, uint32_t length);
 /* Has the loop call on_told, soon. */
-void cwb_plan_tell(struct cwb_plan *plan);
+void cwb_chunks_tell(struct cwb_chunks *chunks);
 /* Is all here and hashed? */
-bool cwb_plan_whole(struct cwb_plan *plan);
+bool cwb_chunks_whole(struct cwb_chunks *chunks);
 /* 0, or why it failed with cw_detail(). */
-int cwb_plan_status(struct cwb_plan *plan);
+int cwb_chunks_status(struct cwb_chunks *chunks);
 /* Is it waited for wires: is any asked for, or could be? *moves: rises with each that is, came, or
  * was given back. */
-bool cwb_plan_wait(struct cwb_plan *plan, uint64_t *moves);
+bool cwb_chunks_wait(struct cwb_chunks *chunks, uint64_t *moves);
 /* Nobody wants it any more: on_told is not called. The loop's. */
-void cwb_plan_stop(struct cwb_plan *plan);
+void cwb_chunks_stop(struct cwb_chunks *chunks);
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * The streams of each peer, as the bridge's loop sees them: how many there are to be, dialing,
- * letting in, handing over to I/O threads, and their end. See stream.h for one stream.
+ * letting in, handing over to strands, and their end. See stream.h for one stream.
  *
  * How many connections a peer's large arrays go over is the smaller of both sides' --streams; with
  * one it is the link, which from two on stands beside them. Each side says its number after the
@@ -71,7 +71,7 @@ static void on_opened(struct cwb_work *work) {
         (struct cwb_stream *)((char *)work - offsetof(struct cwb_stream, opened));
     stream->open = true;
     stream->opened_ns = stream->bridge->loop.now_ns;
-    cwb_downloads_spread(stream->peer);
+    cwb_takes_spread(stream->peer);
 }
 
 static void on_ended(struct cwb_work *work) {
@@ -88,8 +88,8 @@ static void on_ended(struct cwb_work *work) {
     struct cwb_peer *peer = stream->peer;
     drop(stream);
     if (!cwb_streams_open(peer))
-        cwb_downloads_spread(peer);
-    cwb_stream_free(stream); /* the last that its I/O thread is told of it */
+        cwb_takes_spread(peer);
+    cwb_stream_free(stream); /* the last that its strand is told of it */
 }
 
 static struct cwb_stream *stream_new(struct cwb_bridge *bridge, struct cwb_peer *peer, bool dialed,
@@ -109,34 +109,34 @@ static struct cwb_stream *stream_new(struct cwb_bridge *bridge, struct cwb_peer 
     return stream;
 }
 
-/* The I/O thread with the fewest streams of this peer; made if it is not there. */
-static int find_io_thread(struct cwb_stream *stream) {
+/* The strand with the fewest streams of this peer; made if it is not there. */
+static int find_strand(struct cwb_stream *stream) {
     struct cwb_bridge *bridge = stream->bridge;
     uint32_t least = UINT32_MAX, best = 0;
     for (uint32_t i = 0; i < bridge->options.streams; i++) {
         uint32_t count = 0;
         const struct cwb_stream *other;
         for (other = stream->peer->streams; other; other = other->next)
-            count += other->io_thread && other->io_thread == bridge->io_threads[i];
+            count += other->strand && other->strand == bridge->strands[i];
         if (count < least) {
             least = count;
             best = i;
         }
     }
-    if (!bridge->io_threads[best]) {
+    if (!bridge->strands[best]) {
         bool use_epoll = strcmp(cwb_io_kind(bridge->loop.io), "epoll") == 0;
-        int code = cwb_io_thread_new(use_epoll, &bridge->io_threads[best]);
+        int code = cwb_strand_new(use_epoll, &bridge->strands[best]);
         if (code)
             return code;
     }
-    stream->io_thread = bridge->io_threads[best];
+    stream->strand = bridge->strands[best];
     return 0;
 }
 
 void cwb_streams_arrived(struct cwb_link *link) {
     struct cwb_stream *stream = link->stream;
     struct cwb_peer *peer = stream->peer;
-    int code = find_io_thread(stream);
+    int code = find_strand(stream);
     stream->link = NULL;
     if (code || !peer->link) {
         if (code)
@@ -148,7 +148,7 @@ void cwb_streams_arrived(struct cwb_link *link) {
         return;
     }
     stream->read_max = peer->link->read_max;
-    cwb_wire_move(&link->wire, &stream->wire, &stream->io_thread->loop, NULL);
+    cwb_wire_move(&link->wire, &stream->wire, &stream->strand->loop, NULL);
     cwb_stream_begin(stream);
 }
 
@@ -185,23 +185,23 @@ int cwb_streams_accept(struct cwb_link *link, const struct cwb_frame *frame) {
 
 /* ---- all of a peer ---- */
 
-void cwb_streams_read(struct cwb_peer *peer, struct cwb_plan *plan) {
+void cwb_streams_read(struct cwb_peer *peer, struct cwb_chunks *chunks) {
     struct cwb_stream *stream;
     uint32_t open = 0;
     DL_FOREACH(peer->streams, stream) {
         open += stream->open;
     }
-    cwb_plan_readers(plan, open);
+    cwb_chunks_readers(chunks, open);
     DL_FOREACH(peer->streams, stream) {
         if (stream->open)
-            cwb_stream_read(stream, plan);
+            cwb_stream_read(stream, chunks);
     }
 }
 
 void cwb_streams_end(struct cwb_peer *peer) {
     struct cwb_stream *stream, *next;
     DL_FOREACH_SAFE(peer->streams, stream, next) {
-        if (stream->io_thread) {
+        if (stream->strand) {
             cwb_stream_end(stream);
         } else if (stream->link) {
             cw_fail(-ECONNRESET, "the peer has no other connection any more");
@@ -246,7 +246,7 @@ static void dial(struct cwb_bridge *bridge, struct cwb_peer *peer, const struct 
 int64_t cwb_streams_tick(struct cwb_bridge *bridge) {
     int64_t due_ns = INT64_MAX, now_ns = bridge->loop.now_ns;
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
-        if (peer->downloads)
+        if (peer->takes)
             peer->streams_until_ns = now_ns + CWB_STREAM_IDLE_NS;
         if (!peer->link || peer->streams_max < 2 || peer->streams_until_ns <= now_ns)
             continue;

@@ -42,7 +42,7 @@ struct spare {
     _Alignas(struct unsent) uint8_t bytes[sizeof(struct unsent) + SPARE_BYTES];
 };
 
-struct cwb_channel {
+struct cwb_home {
     struct cwb_watch bell; /* first: it is cast back */
     struct cwb_bridge *bridge;
     struct cwb_watch end;
@@ -66,99 +66,98 @@ static void on_bell(struct cwb_watch *watch) {
 
 /* The broker's last word, or the end of the socket. Nothing else comes over it. */
 static void on_end(struct cwb_watch *watch) {
-    struct cwb_channel *channel =
-        (struct cwb_channel *)((char *)watch - offsetof(struct cwb_channel, end));
-    cw_client_lost(channel->client);
+    struct cwb_home *home = (struct cwb_home *)((char *)watch - offsetof(struct cwb_home, end));
+    cw_client_lost(home->client);
     broker_lost();
 }
 
-int cwb_channel_new(struct cwb_bridge *bridge, struct cwb_channel **out) {
-    struct cwb_channel *channel = calloc(1, sizeof *channel);
+int cwb_home_new(struct cwb_bridge *bridge, struct cwb_home **out) {
+    struct cwb_home *home = calloc(1, sizeof *home);
     struct spare *spares = calloc(SPARES, sizeof *spares); /* untouched pages cost nothing */
-    if (!channel || !spares) {
-        free(channel);
+    if (!home || !spares) {
+        free(home);
         free(spares);
         return cwb_no_memory("what it has to do with its broker");
     }
     for (uint32_t i = 0; i < SPARES; i++)
-        LL_PREPEND(channel->spares, (struct unsent *)spares[i].bytes);
-    channel->bridge = bridge;
-    channel->last = &channel->first;
-    int code = cw_connect(bridge->options.place, "", CW_CONNECT_NO_START, &channel->client);
+        LL_PREPEND(home->spares, (struct unsent *)spares[i].bytes);
+    home->bridge = bridge;
+    home->last = &home->first;
+    int code = cw_connect(bridge->options.place, "", CW_CONNECT_NO_START, &home->client);
     if (code == 0) {
-        channel->bell = (struct cwb_watch){.fd = channel->client->bell, .on_ready = on_bell};
-        channel->end = (struct cwb_watch){.fd = channel->client->sock, .on_ready = on_end};
-        code = cwb_io_watch(bridge->loop.io, &channel->bell);
+        home->bell = (struct cwb_watch){.fd = home->client->bell, .on_ready = on_bell};
+        home->end = (struct cwb_watch){.fd = home->client->sock, .on_ready = on_end};
+        code = cwb_io_watch(bridge->loop.io, &home->bell);
     }
     if (code == 0)
-        code = cwb_io_watch(bridge->loop.io, &channel->end);
-    *out = channel; /* on failure the process ends */
+        code = cwb_io_watch(bridge->loop.io, &home->end);
+    *out = home; /* on failure the process ends */
     return code;
 }
 
-uint32_t cwb_channel_session(const struct cwb_channel *channel) {
-    return channel->client->session;
+uint32_t cwb_home_session(const struct cwb_home *home) {
+    return home->client->session;
 }
 
-void cwb_channel_check(const struct cwb_channel *channel) {
-    if (cw_alive(&channel->client->root->alive))
+void cwb_home_check(const struct cwb_home *home) {
+    if (cw_alive(&home->client->root->alive))
         return;
-    cw_client_lost(channel->client);
+    cw_client_lost(home->client);
     broker_lost();
 }
 
 /* 0, -EAGAIN. */
-static int try_send(struct cwb_channel *channel, uint16_t op, const struct iovec *parts,
-                    uint32_t count, struct asked *asked) {
+static int try_send(struct cwb_home *home, uint16_t op, const struct iovec *parts, uint32_t count,
+                    struct asked *asked) {
     uint64_t id;
-    int code = cw_lane_send(channel->client, op, parts, count, &id);
+    int code = cw_lane_send(home->client, op, parts, count, &id);
     if (code == -EAGAIN)
         return code;
     if (code)
         broker_lost();
-    channel->asked_count++;
+    home->asked_count++;
     if (!asked)
         return 0;
     asked->id = id;
-    HASH_ADD(hh, channel->asked, id, sizeof asked->id, asked);
+    HASH_ADD(hh, home->asked, id, sizeof asked->id, asked);
     if (!CWD_ADDED(asked))
-        LL_PREPEND(channel->untabled, asked);
+        LL_PREPEND(home->untabled, asked);
     return 0;
 }
 
 /* NULL: there is no memory; of what must be said a spare one. */
-static struct unsent *unsent_new(struct cwb_channel *channel, uint32_t size_bytes, bool must) {
-    struct unsent *unsent = malloc(sizeof *unsent + size_bytes), *spare = channel->spares;
+static struct unsent *unsent_new(struct cwb_home *home, uint32_t size_bytes, bool must) {
+    struct unsent *unsent = malloc(sizeof *unsent + size_bytes), *spare = home->spares;
     if (unsent || !must || !spare || size_bytes > SPARE_BYTES) {
         if (unsent)
             unsent->spare = false;
         return unsent;
     }
-    LL_DELETE(channel->spares, spare);
+    LL_DELETE(home->spares, spare);
     spare->spare = true;
     return spare;
 }
 
-static void unsent_free(struct cwb_channel *channel, struct unsent *unsent) {
+static void unsent_free(struct cwb_home *home, struct unsent *unsent) {
     if (unsent->spare)
-        LL_PREPEND(channel->spares, unsent);
+        LL_PREPEND(home->spares, unsent);
     else
         free(unsent);
 }
 
-int cwb_channel_ask(struct cwb_channel *channel, uint16_t op, const struct iovec *parts,
-                    uint32_t count, cwb_on_answer *on_answer, void *owner) {
+int cwb_home_ask(struct cwb_home *home, uint16_t op, const struct iovec *parts, uint32_t count,
+                 cwb_on_answer *on_answer, void *owner) {
     struct asked *asked = on_answer ? malloc(sizeof *asked) : NULL;
     if (on_answer && !asked)
         return cwb_no_memory("what its broker is asked");
     if (asked)
         *asked = (struct asked){.on_answer = on_answer, .owner = owner};
-    if (!channel->first && try_send(channel, op, parts, count, asked) == 0)
+    if (!home->first && try_send(home, op, parts, count, asked) == 0)
         return 0;
     uint32_t size_bytes = 0;
     for (uint32_t i = 0; i < count; i++)
         size_bytes += (uint32_t)parts[i].iov_len;
-    struct unsent *unsent = unsent_new(channel, size_bytes, !on_answer);
+    struct unsent *unsent = unsent_new(home, size_bytes, !on_answer);
     if (!unsent) {
         int code = cwb_no_memory("what its broker is to read");
         free(asked);
@@ -177,36 +176,36 @@ int cwb_channel_ask(struct cwb_channel *channel, uint16_t op, const struct iovec
             memcpy(at, parts[i].iov_base, parts[i].iov_len);
         at += parts[i].iov_len;
     }
-    *channel->last = unsent;
-    channel->last = &unsent->next;
+    *home->last = unsent;
+    home->last = &unsent->next;
     return 0;
 }
 
-static void send_rest(struct cwb_channel *channel) {
+static void send_rest(struct cwb_home *home) {
     struct unsent *unsent;
-    while ((unsent = channel->first)) {
+    while ((unsent = home->first)) {
         struct iovec part = {unsent->body, unsent->body_bytes};
-        if (try_send(channel, unsent->op, &part, 1, unsent->asked) != 0)
+        if (try_send(home, unsent->op, &part, 1, unsent->asked) != 0)
             return;
-        channel->first = unsent->next;
-        if (!channel->first)
-            channel->last = &channel->first;
-        unsent_free(channel, unsent);
+        home->first = unsent->next;
+        if (!home->first)
+            home->last = &home->first;
+        unsent_free(home, unsent);
     }
 }
 
 static void on_reply(void *context, const struct cw_message *head, const void *body,
                      uint32_t body_bytes) {
-    struct cwb_channel *channel = context;
+    struct cwb_home *home = context;
     struct asked *asked;
-    HASH_FIND(hh, channel->asked, &head->id, sizeof head->id, asked);
+    HASH_FIND(hh, home->asked, &head->id, sizeof head->id, asked);
     if (asked) {
-        HASH_DEL(channel->asked, asked);
+        HASH_DEL(home->asked, asked);
     } else {
-        LL_SEARCH_SCALAR(channel->untabled, asked, id, head->id);
+        LL_SEARCH_SCALAR(home->untabled, asked, id, head->id);
         if (!asked)
             return; /* nobody wants it */
-        LL_DELETE(channel->untabled, asked);
+        LL_DELETE(home->untabled, asked);
     }
     if (head->status < 0)
         cw_fail(head->status, "%.*s", (int)body_bytes, (const char *)body);
@@ -214,40 +213,40 @@ static void on_reply(void *context, const struct cw_message *head, const void *b
     free(asked);
 }
 
-void cwb_channel_turn(struct cwb_channel *channel) {
+void cwb_home_turn(struct cwb_home *home) {
     int code;
-    while ((code = cw_lane_take(channel->client, on_reply, channel)) == 1)
+    while ((code = cw_lane_take(home->client, on_reply, home)) == 1)
         continue;
     if (code < 0)
         broker_lost();
-    if (channel->first)
-        send_rest(channel);
+    if (home->first)
+        send_rest(home);
 }
 
-void cwb_channel_batch(struct cwb_channel *channel) {
-    if (channel->calm_count++ == 0)
-        channel->calm_until_ns = channel->bridge->loop.now_ns + CALM_NS;
+void cwb_home_calm(struct cwb_home *home) {
+    if (home->calm_count++ == 0)
+        home->calm_until_ns = home->bridge->loop.now_ns + CALM_NS;
 }
 
-void cwb_channel_notify(struct cwb_channel *channel) {
-    channel->calm_count = 0;
+void cwb_home_urge(struct cwb_home *home) {
+    home->calm_count = 0;
 }
 
-int64_t cwb_channel_flush(struct cwb_channel *channel) {
-    if (channel->asked_count == 0)
+int64_t cwb_home_flush(struct cwb_home *home) {
+    if (home->asked_count == 0)
         return INT64_MAX;
-    if (channel->asked_count <= channel->calm_count && channel->calm_count < CALM_MOST &&
-        channel->bridge->loop.now_ns < channel->calm_until_ns)
-        return channel->calm_until_ns;
-    cw_lane_ring(channel->client);
-    channel->asked_count = channel->calm_count = 0;
+    if (home->asked_count <= home->calm_count && home->calm_count < CALM_MOST &&
+        home->bridge->loop.now_ns < home->calm_until_ns)
+        return home->calm_until_ns;
+    cw_lane_ring(home->client);
+    home->asked_count = home->calm_count = 0;
     return INT64_MAX;
 }
 
-bool cwb_channel_rest(struct cwb_channel *channel) {
-    return cw_lane_rest(channel->client);
+bool cwb_home_rest(struct cwb_home *home) {
+    return cw_lane_rest(home->client);
 }
 
-void cwb_channel_rise(struct cwb_channel *channel) {
-    cw_lane_rise(channel->client);
+void cwb_home_rise(struct cwb_home *home) {
+    cw_lane_rise(home->client);
 }

@@ -57,8 +57,7 @@ static void ask_nexts(struct cwb_jobs *jobs, uint32_t least) {
     if (jobs->nexts >= least)
         return;
     for (; jobs->nexts < CW_REMOTE_NEXTS_MAX; jobs->nexts++)
-        if (cwb_channel_ask(jobs->bridge->channel, CW_OP_REMOTE_NEXT, NULL, 0, on_next, jobs) !=
-            0) {
+        if (cwb_home_ask(jobs->bridge->home, CW_OP_REMOTE_NEXT, NULL, 0, on_next, jobs) != 0) {
             jobs->bridge->hurry = true; /* cwb_jobs_tick() tries again */
             return;
         }
@@ -100,7 +99,7 @@ int64_t cwb_jobs_tick(struct cwb_bridge *bridge) {
         return jobs->looked_ns + CHANGES_PAUSE_NS;
     struct cw_changes changes = {.seen = jobs->seen, .news = bridge->wait_count != 0};
     struct iovec part = {&changes, sizeof changes};
-    if (cwb_channel_ask(bridge->channel, CW_OP_CHANGES, &part, 1, on_changes, jobs) != 0)
+    if (cwb_home_ask(bridge->home, CW_OP_CHANGES, &part, 1, on_changes, jobs) != 0)
         return bridge->loop.now_ns + AGAIN_NS;
     jobs->watch = false;
     jobs->asked++;
@@ -203,7 +202,7 @@ static void tell_end(struct cwb_bridge *bridge, uint64_t job, int status, const 
     }
     CW_ASSERT(body_bytes <= CW_DETAIL_MAX);
     struct iovec parts[] = {{&end, sizeof end}, {(void *)(uintptr_t)body, body_bytes}};
-    (void)cwb_channel_ask(bridge->channel, CW_OP_REMOTE_DONE, parts, 2, NULL, NULL);
+    (void)cwb_home_ask(bridge->home, CW_OP_REMOTE_DONE, parts, 2, NULL, NULL);
 }
 
 static void begin(struct cwb_jobs *jobs, const struct cw_remote_job *head, const uint8_t *body,
@@ -216,7 +215,7 @@ static void begin(struct cwb_jobs *jobs, const struct cw_remote_job *head, const
         tell_end(jobs->bridge, head->job, -EDQUOT, NULL, 0);
 }
 
-int cwb_job_begin(struct cwb_bridge *bridge, struct cwb_local_client *local_client,
+int cwb_job_begin(struct cwb_bridge *bridge, struct cwb_visitor *visitor,
                   const struct cw_remote_job *head, const uint8_t *body, uint32_t body_bytes) {
     struct cwb_job *job = calloc(1, sizeof *job + body_bytes);
     if (!job)
@@ -225,12 +224,12 @@ int cwb_job_begin(struct cwb_bridge *bridge, struct cwb_local_client *local_clie
         job->head = *head;
     job->id = job->head.job;
     job->bridge = bridge;
-    job->local_client = local_client;
-    if (local_client)
-        cwb_fast_path_took(local_client, job);
+    job->visitor = visitor;
+    if (visitor)
+        cwb_door_took(visitor, job);
     else
         HASH_ADD(hh, bridge->jobs->jobs, id, sizeof job->id, job);
-    if (!local_client && !CWD_ADDED(job)) {
+    if (!visitor && !CWD_ADDED(job)) {
         free(job);
         return cwb_no_memory("a request to another node");
     }
@@ -253,7 +252,7 @@ int cwb_job_begin(struct cwb_bridge *bridge, struct cwb_local_client *local_clie
 void cwb_job_done(struct cwb_job *job, int status, const void *body, uint32_t body_bytes) {
     if (!job->id) {
         CW_ASSERT(status < 0);
-        cwb_fast_path_answer(job, status, NULL, NULL);
+        cwb_door_answer(job, status, NULL, NULL);
         return;
     }
     tell_end(job->bridge, job->id, status, body, body_bytes);

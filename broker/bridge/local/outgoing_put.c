@@ -20,7 +20,7 @@ struct putting {
     bool waits;
     cw_array *array;
     bool on_gpu; /* then its bytes come by way of host memory */
-    struct cwb_upload *source;
+    struct cwb_source *source;
     struct cwb_request *asked;
 };
 
@@ -30,8 +30,8 @@ static void putting_free(struct putting *p) {
     if (p->asked)
         cwb_request_forget(p->asked);
     if (p->source) {
-        cwb_upload_end(p->source);
-        cwb_upload_unref(p->source);
+        cwb_source_end(p->source);
+        cwb_source_unref(p->source);
     } else {
         cw_array_close(p->array);
     }
@@ -76,7 +76,7 @@ static void on_reply(struct cwb_request *request, const struct cwb_frame *frame)
 /* When the peer last asked for bytes of it. */
 static int64_t read_ns(const struct cwb_request *request) {
     const struct putting *p = request->owner;
-    return p && p->source ? cwb_upload_used_ns(p->source) : 0;
+    return p && p->source ? cwb_source_used_ns(p->source) : 0;
 }
 
 static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
@@ -87,38 +87,38 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
         finish(p, cwb_deed_fail(job, -EREMOTEIO));
         return;
     }
-    struct cwb_offer incoming = {.size_bytes = job->remote.size_bytes,
-                                 .flags = job->remote.flags &
-                                          (CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_GPU),
-                                 .key_bytes = job->there.length,
-                                 .meta_bytes = job->remote.meta_bytes};
+    struct cwb_offer offered = {.size_bytes = job->remote.size_bytes,
+                                .flags =
+                                    job->remote.flags & (CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_GPU),
+                                .key_bytes = job->there.length,
+                                .meta_bytes = job->remote.meta_bytes};
     uint8_t inside[CWB_INLINE_MAX];
-    struct iovec parts[] = {{&incoming, sizeof incoming},
+    struct iovec parts[] = {{&offered, sizeof offered},
                             {job->there.text, job->there.length},
                             {job->meta, job->remote.meta_bytes},
                             {inside, 0}};
-    if (incoming.size_bytes <= CWB_INLINE_MAX && !p->on_gpu) {
-        incoming.inside = 1;
-        if (incoming.size_bytes)
-            memcpy(inside, cw_array_lowest(p->array), incoming.size_bytes);
-        incoming.hash = cwb_hash(inside, incoming.size_bytes, 0);
-        parts[3].iov_len = incoming.size_bytes;
+    if (offered.size_bytes <= CWB_INLINE_MAX && !p->on_gpu) {
+        offered.inside = 1;
+        if (offered.size_bytes)
+            memcpy(inside, cw_array_lowest(p->array), offered.size_bytes);
+        offered.hash = cwb_hash(inside, offered.size_bytes, 0);
+        parts[3].iov_len = offered.size_bytes;
     } else if (!p->source) {
-        int code =
-            p->on_gpu ? cwb_upload_new_staged(job->bridge, job->peer, p->array, incoming.size_bytes,
-                                              link->read_max, true, &p->source)
-                      : cwb_upload_new(job->bridge, job->peer, p->array, cw_array_lowest(p->array),
-                                       incoming.size_bytes, CWB_INCOMING, &p->source);
+        int code = p->on_gpu
+                       ? cwb_source_new_staged(job->bridge, job->peer, p->array, offered.size_bytes,
+                                               link->read_max, true, &p->source)
+                       : cwb_source_new(job->bridge, job->peer, p->array, cw_array_lowest(p->array),
+                                        offered.size_bytes, CWB_OFFERED, &p->source);
         if (code) {
             finish(p, cwb_deed_fail(job, code));
             return;
         }
-        cwb_upload_ref(p->source);
+        cwb_source_ref(p->source);
     }
     if (p->source)
-        incoming.source = cwb_upload_id(p->source);
+        offered.source = cwb_source_id(p->source);
     uint64_t asked_before = job->asked_of;
-    int code = cwb_deed_ask(job, link, &incoming.token, &incoming.flags);
+    int code = cwb_deed_ask(job, link, &offered.token, &offered.flags);
     if (code) {
         finish(p, code);
         return;

@@ -12,12 +12,12 @@
  * side sees another `run`, and tells its client that the outcome is not known.
  *
  * Memory: an offer costs its peer nothing and this node all of the array's memory, so of arrays
- * whose bytes are not all here a peer has CWB_INCOMING_MAX bytes, and all peers
- * CWB_INCOMING_ALL_MAX (one array that is larger goes alone). The others wait, which costs no more
- * than the offer: their bytes are asked for when it is their turn, in the order in which they came,
- * and of peers he who had none begun for longest is first. Arrays of CWB_INCOMING_SMALL bytes or
- * less have a measure of their own, CWB_INCOMING_OWN of each peer: they wait for no large one, and
- * for nobody else's.
+ * whose bytes are not all here a peer has CWB_OFFERED_MAX bytes, and all peers CWB_OFFERED_ALL_MAX
+ * (one array that is larger goes alone). The others wait, which costs no more than the offer: their
+ * bytes are asked for when it is their turn, in the order in which they came, and of peers he
+ * who had none begun for longest is first. Arrays of CWB_OFFERED_SMALL bytes or less have a
+ * measure of their own, CWB_OFFERED_OWN of each peer: they wait for no large one, and for nobody
+ * else's.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -36,9 +36,9 @@ struct token { /* what names it */
     uint64_t instance, number;
 };
 
-struct cwb_incoming {
+struct cwb_offered {
     struct token token;
-    struct cwb_download download;
+    struct cwb_take take;
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
     uint64_t run;              /* of the peer's bridge that offered it last */
@@ -54,29 +54,29 @@ struct cwb_incoming {
     struct cw_name_key key;
     uint8_t *meta, *inside;
     cw_array *array;
-    struct cwb_gpu_receive *gpu_receive; /* it is to lie on a GPU */
+    struct cwb_landing *landing; /* it is to lie on a GPU */
     UT_hash_handle hh;
-    struct cwb_incoming *next, *prev; /* of its peer: that wait, or that are done, in order */
+    struct cwb_offered *next, *prev; /* of its peer: that wait, or that are done, in order */
 };
 
-static void answer(struct cwb_incoming *incoming) {
+static void answer(struct cwb_offered *offered) {
     struct cwb_served *served;
-    while ((served = incoming->served)) {
-        LL_DELETE(incoming->served, served);
+    while ((served = offered->served)) {
+        LL_DELETE(offered->served, served);
         served->on_cancel = NULL;
-        if (incoming->status < 0)
-            cw_fail(incoming->status, "%s",
-                    incoming->sentence ? incoming->sentence
-                                       : "the bridge had no memory left to keep why it failed");
-        cwb_served_reply(served, incoming->status, NULL, 0);
+        if (offered->status < 0)
+            cw_fail(offered->status, "%s",
+                    offered->sentence ? offered->sentence
+                                      : "the bridge had no memory left to keep why it failed");
+        cwb_served_reply(served, offered->status, NULL, 0);
     }
 }
 
 /* From now on the broker is waited for, or (false) it is not. */
-static void await_broker(struct cwb_incoming *incoming, bool waits) {
+static void await_broker(struct cwb_offered *offered, bool waits) {
     struct cwb_served *served;
-    incoming->at_broker = waits;
-    LL_FOREACH(incoming->served, served) {
+    offered->at_broker = waits;
+    LL_FOREACH(offered->served, served) {
         if (waits)
             cwb_deferred_begin(served);
         else
@@ -86,47 +86,47 @@ static void await_broker(struct cwb_incoming *incoming, bool waits) {
 
 /* ---- turns ---- */
 
-static unsigned kind_of(const struct cwb_incoming *incoming) {
-    return incoming->offer.size_bytes <= CWB_INCOMING_SMALL ? CWB_SMALL : CWB_LARGE;
+static unsigned kind_of(const struct cwb_offered *offered) {
+    return offered->offer.size_bytes <= CWB_OFFERED_SMALL ? CWB_SMALL : CWB_LARGE;
 }
 
-static bool has_room(const struct cwb_incoming *incoming) {
-    uint64_t own = incoming->peer->offering_bytes[kind_of(incoming)];
-    uint64_t all = own + incoming->offer.size_bytes;
-    if (kind_of(incoming) == CWB_SMALL)
-        return all <= CWB_INCOMING_OWN;
-    return (own == 0 || all <= CWB_INCOMING_MAX) &&
-           incoming->bridge->offering_bytes < CWB_INCOMING_ALL_MAX;
+static bool has_room(const struct cwb_offered *offered) {
+    uint64_t own = offered->peer->offering_bytes[kind_of(offered)];
+    uint64_t all = own + offered->offer.size_bytes;
+    if (kind_of(offered) == CWB_SMALL)
+        return all <= CWB_OFFERED_OWN;
+    return (own == 0 || all <= CWB_OFFERED_MAX) &&
+           offered->bridge->offering_bytes < CWB_OFFERED_ALL_MAX;
 }
 
-static void count(struct cwb_incoming *incoming) {
-    unsigned kind = kind_of(incoming);
-    incoming->begun = true;
-    incoming->peer->offering_bytes[kind] += incoming->offer.size_bytes;
-    incoming->peer->offered_ns[kind] = incoming->bridge->loop.now_ns;
+static void count(struct cwb_offered *offered) {
+    unsigned kind = kind_of(offered);
+    offered->begun = true;
+    offered->peer->offering_bytes[kind] += offered->offer.size_bytes;
+    offered->peer->offered_ns[kind] = offered->bridge->loop.now_ns;
     if (kind == CWB_LARGE)
-        incoming->bridge->offering_bytes += incoming->offer.size_bytes;
+        offered->bridge->offering_bytes += offered->offer.size_bytes;
 }
 
 /* It waits no more; its memory is free, and another has its turn. */
-static void give_turn(struct cwb_incoming *incoming) {
-    unsigned kind = kind_of(incoming);
-    if (incoming->waits)
-        DL_DELETE(incoming->peer->offers_waiting[kind], incoming);
-    if (incoming->begun) {
-        incoming->peer->offering_bytes[kind] -= incoming->offer.size_bytes;
+static void give_turn(struct cwb_offered *offered) {
+    unsigned kind = kind_of(offered);
+    if (offered->waits)
+        DL_DELETE(offered->peer->offers_waiting[kind], offered);
+    if (offered->begun) {
+        offered->peer->offering_bytes[kind] -= offered->offer.size_bytes;
         if (kind == CWB_LARGE)
-            incoming->bridge->offering_bytes -= incoming->offer.size_bytes;
-        incoming->bridge->hurry = true;
+            offered->bridge->offering_bytes -= offered->offer.size_bytes;
+        offered->bridge->hurry = true;
     }
-    incoming->waits = incoming->begun = false;
+    offered->waits = offered->begun = false;
 }
 
 /* The next one whose turn it is; NULL: none has room. */
-static struct cwb_incoming *next_of(const struct cwb_bridge *bridge, unsigned kind) {
-    struct cwb_incoming *best = NULL;
+static struct cwb_offered *next_of(const struct cwb_bridge *bridge, unsigned kind) {
+    struct cwb_offered *best = NULL;
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
-        struct cwb_incoming *first = peer->offers_waiting[kind];
+        struct cwb_offered *first = peer->offers_waiting[kind];
         if (first && has_room(first) &&
             (!best || peer->offered_ns[kind] < best->peer->offered_ns[kind]))
             best = first;
@@ -136,144 +136,143 @@ static struct cwb_incoming *next_of(const struct cwb_bridge *bridge, unsigned ki
 
 /* ---- one offer ---- */
 
-static void release(struct cwb_incoming *incoming) {
-    give_turn(incoming);
-    cwb_download_cancel(&incoming->download);
-    cwb_gpu_receive_cancel(incoming->gpu_receive);
-    incoming->gpu_receive = NULL;
-    cwb_local_close(incoming->bridge, incoming->array);
-    free(incoming->meta);
-    free(incoming->inside);
-    incoming->array = NULL;
-    incoming->meta = incoming->inside = NULL;
+static void release(struct cwb_offered *offered) {
+    give_turn(offered);
+    cwb_take_cancel(&offered->take);
+    cwb_landing_cancel(offered->landing);
+    offered->landing = NULL;
+    cwb_local_close(offered->bridge, offered->array);
+    free(offered->meta);
+    free(offered->inside);
+    offered->array = NULL;
+    offered->meta = offered->inside = NULL;
 }
 
-static void finish(struct cwb_incoming *incoming, int status) {
-    incoming->done_ns = incoming->bridge->loop.now_ns;
-    incoming->status = status == -EAGAIN || status == -ESTALE ? -EREMOTEIO : status;
+static void finish(struct cwb_offered *offered, int status) {
+    offered->done_ns = offered->bridge->loop.now_ns;
+    offered->status = status == -EAGAIN || status == -ESTALE ? -EREMOTEIO : status;
     if (status < 0)
-        incoming->sentence = strdup(cw_detail());
-    release(incoming);
-    incoming->done = true;
-    incoming->peer->incoming_pending--;
-    incoming->peer->incoming_kept++;
-    DL_APPEND(incoming->peer->offers_done, incoming);
-    answer(incoming);
+        offered->sentence = strdup(cw_detail());
+    release(offered);
+    offered->done = true;
+    offered->peer->offered_pending--;
+    offered->peer->offered_kept++;
+    DL_APPEND(offered->peer->offers_done, offered);
+    answer(offered);
 }
 
-static void forget(struct cwb_incoming *incoming) {
-    struct cwb_peer *peer = incoming->peer;
-    HASH_DEL(peer->incoming, incoming);
-    release(incoming);
-    if (incoming->done)
-        DL_DELETE(peer->offers_done, incoming);
-    *(incoming->done ? &peer->incoming_kept : &peer->incoming_pending) -= 1;
-    free(incoming->sentence);
-    free(incoming);
+static void forget(struct cwb_offered *offered) {
+    struct cwb_peer *peer = offered->peer;
+    HASH_DEL(peer->offered, offered);
+    release(offered);
+    if (offered->done)
+        DL_DELETE(peer->offers_done, offered);
+    *(offered->done ? &peer->offered_kept : &peer->offered_pending) -= 1;
+    free(offered->sentence);
+    free(offered);
 }
 
 static void on_put(void *owner, int status, const void *body, uint32_t body_bytes) {
-    struct cwb_incoming *incoming = owner;
+    struct cwb_offered *offered = owner;
     (void)body, (void)body_bytes;
     if (status == 0) {
-        cw_name_key_replaced(incoming->bridge->client);
-        cw_array_close(incoming->array); /* its name holds it */
-        incoming->array = NULL;
+        cw_name_key_replaced(offered->bridge->client);
+        cw_array_close(offered->array); /* its name holds it */
+        offered->array = NULL;
     }
-    finish(incoming, status);
+    finish(offered, status);
 }
 
-static void put(struct cwb_incoming *incoming) {
-    await_broker(incoming, true);
-    int code = cwb_deed_put(incoming->peer, incoming->bridge, &incoming->offer, &incoming->key,
-                            incoming->array, incoming->meta, on_put, incoming);
+static void put(struct cwb_offered *offered) {
+    await_broker(offered, true);
+    int code = cwb_deed_put(offered->peer, offered->bridge, &offered->offer, &offered->key,
+                            offered->array, offered->meta, on_put, offered);
     if (code)
-        finish(incoming, code);
+        finish(offered, code);
 }
 
-static void start(struct cwb_incoming *incoming);
+static void start(struct cwb_offered *offered);
 
 /* Its bytes are here, or will not come. */
-static void brought(struct cwb_incoming *incoming, int status) {
+static void brought(struct cwb_offered *offered, int status) {
     if (status == 0) {
-        put(incoming);
-    } else if (status == -ESTALE && incoming->renewed) {
-        incoming->renewed = false;
-        cwb_local_close(incoming->bridge, incoming->array);
-        incoming->array = NULL;
-        start(incoming);
-    } else if (status == -ESTALE && !incoming->served) {
-        forget(incoming); /* its bridge was started anew, and may offer it again from there */
+        put(offered);
+    } else if (status == -ESTALE && offered->renewed) {
+        offered->renewed = false;
+        cwb_local_close(offered->bridge, offered->array);
+        offered->array = NULL;
+        start(offered);
+    } else if (status == -ESTALE && !offered->served) {
+        forget(offered); /* its bridge was started anew, and may offer it again from there */
     } else {
-        finish(incoming, status);
+        finish(offered, status);
     }
 }
 
-static void on_taken(struct cwb_download *download, int status) {
-    brought((struct cwb_incoming *)((char *)download - offsetof(struct cwb_incoming, download)),
-            status);
+static void on_taken(struct cwb_take *take, int status) {
+    brought((struct cwb_offered *)((char *)take - offsetof(struct cwb_offered, take)), status);
 }
 
 static void on_array(void *owner, int code, cw_array *array) {
-    struct cwb_incoming *incoming = owner;
-    incoming->array = array;
-    await_broker(incoming, false);
-    if (code == 0 && incoming->offer.inside && incoming->offer.size_bytes)
-        code = cw_array_write(array, 0, incoming->inside, incoming->offer.size_bytes);
+    struct cwb_offered *offered = owner;
+    offered->array = array;
+    await_broker(offered, false);
+    if (code == 0 && offered->offer.inside && offered->offer.size_bytes)
+        code = cw_array_write(array, 0, offered->inside, offered->offer.size_bytes);
     if (code) {
-        finish(incoming, code);
+        finish(offered, code);
         return;
     }
-    if (incoming->offer.inside) {
-        put(incoming);
+    if (offered->offer.inside) {
+        put(offered);
         return;
     }
-    incoming->download = (struct cwb_download){.on_done = on_taken,
-                                               .bridge = incoming->bridge,
-                                               .peer = incoming->peer,
-                                               .source = incoming->offer.source,
-                                               .size_bytes = incoming->offer.size_bytes,
-                                               .patience_ns = CWB_RESUME_NS,
-                                               .array = array};
-    cwb_download_begin(&incoming->download, incoming->peer->run);
+    offered->take = (struct cwb_take){.on_done = on_taken,
+                                      .bridge = offered->bridge,
+                                      .peer = offered->peer,
+                                      .source = offered->offer.source,
+                                      .size_bytes = offered->offer.size_bytes,
+                                      .patience_ns = CWB_RESUME_NS,
+                                      .array = array};
+    cwb_take_begin(&offered->take, offered->peer->run);
 }
 
 static void on_landed(void *owner, int code, cw_array *array) {
-    struct cwb_incoming *incoming = owner;
-    incoming->gpu_receive = NULL;
-    incoming->array = array;
-    brought(incoming, code);
+    struct cwb_offered *offered = owner;
+    offered->landing = NULL;
+    offered->array = array;
+    brought(offered, code);
 }
 
 /* Memory for it is made, and its bytes are brought there. */
-static void start(struct cwb_incoming *incoming) {
-    uint32_t gpu = (incoming->offer.flags & CW_PUT_GPU) >> CW_PUT_GPU_SHIFT;
+static void start(struct cwb_offered *offered) {
+    uint32_t gpu = (offered->offer.flags & CW_PUT_GPU) >> CW_PUT_GPU_SHIFT;
     if (!gpu) {
-        await_broker(incoming, true);
-        cwb_local_new(incoming->bridge, incoming->offer.size_bytes, on_array, incoming);
+        await_broker(offered, true);
+        cwb_local_new(offered->bridge, offered->offer.size_bytes, on_array, offered);
         return;
     }
-    struct cwb_gpu_receive_wish wish = {.size_bytes = incoming->offer.size_bytes,
-                                        .gpu = {.device = gpu - 1},
-                                        .inside = incoming->inside,
-                                        .peer = incoming->offer.inside ? NULL : incoming->peer,
-                                        .run = incoming->peer->run,
-                                        .source = incoming->offer.source,
-                                        .patience_ns = CWB_RESUME_NS};
-    incoming->gpu_receive = cwb_gpu_receive_begin(incoming->bridge, &wish, on_landed, incoming);
-    if (!incoming->gpu_receive)
-        finish(incoming, -EDQUOT);
+    struct cwb_landing_wish wish = {.size_bytes = offered->offer.size_bytes,
+                                    .gpu = {.device = gpu - 1},
+                                    .inside = offered->inside,
+                                    .peer = offered->offer.inside ? NULL : offered->peer,
+                                    .run = offered->peer->run,
+                                    .source = offered->offer.source,
+                                    .patience_ns = CWB_RESUME_NS};
+    offered->landing = cwb_landing_begin(offered->bridge, &wish, on_landed, offered);
+    if (!offered->landing)
+        finish(offered, -EDQUOT);
 }
 
-static void begin(struct cwb_incoming *incoming) {
-    unsigned kind = kind_of(incoming);
-    if (incoming->peer->offers_waiting[kind] || !has_room(incoming)) {
-        incoming->waits = true;
-        DL_APPEND(incoming->peer->offers_waiting[kind], incoming);
+static void begin(struct cwb_offered *offered) {
+    unsigned kind = kind_of(offered);
+    if (offered->peer->offers_waiting[kind] || !has_room(offered)) {
+        offered->waits = true;
+        DL_APPEND(offered->peer->offers_waiting[kind], offered);
         return;
     }
-    count(incoming);
-    start(incoming);
+    count(offered);
+    start(offered);
 }
 
 static void *copy_of(const void *bytes, size_t size_bytes) {
@@ -284,19 +283,19 @@ static void *copy_of(const void *bytes, size_t size_bytes) {
 }
 
 static void on_cancel(struct cwb_served *served) {
-    struct cwb_incoming *incoming = served->owner;
-    LL_DELETE(incoming->served, served); /* it goes on: what was offered may come again */
+    struct cwb_offered *offered = served->owner;
+    LL_DELETE(offered->served, served); /* it goes on: what was offered may come again */
     free(served);
 }
 
 /* Room for one more. 0 or -EDQUOT. */
 static int make_room(struct cwb_peer *peer) {
-    if (peer->incoming_pending >= PENDING_MAX)
+    if (peer->offered_pending >= PENDING_MAX)
         return cw_fail(-EDQUOT,
                        "%u puts of this peer are under way; one more may come when one is "
                        "done",
-                       peer->incoming_pending);
-    while (peer->incoming_kept >= KEPT_MAX)
+                       peer->offered_pending);
+    while (peer->offered_kept >= KEPT_MAX)
         forget(peer->offers_done);
     return 0;
 }
@@ -307,30 +306,30 @@ static struct token token_of(const struct cwb_frame *frame) {
 }
 
 /* NULL: there is no memory. */
-static struct cwb_incoming *incoming_new(struct cwb_link *link, const struct cwb_frame *frame) {
-    struct cwb_incoming *incoming = calloc(1, sizeof *incoming);
-    if (!incoming) {
+static struct cwb_offered *offered_new(struct cwb_link *link, const struct cwb_frame *frame) {
+    struct cwb_offered *offered = calloc(1, sizeof *offered);
+    if (!offered) {
         cwb_no_memory("a put of a peer");
         return NULL;
     }
-    incoming->token = token_of(frame);
-    incoming->bridge = link->bridge;
-    incoming->peer = link->peer;
-    incoming->offer = frame->offer;
-    memcpy(incoming->key.text, frame->key, frame->key_bytes);
-    incoming->key.length = frame->key_bytes;
-    incoming->meta = copy_of(frame->meta, frame->meta_bytes);
+    offered->token = token_of(frame);
+    offered->bridge = link->bridge;
+    offered->peer = link->peer;
+    offered->offer = frame->offer;
+    memcpy(offered->key.text, frame->key, frame->key_bytes);
+    offered->key.length = frame->key_bytes;
+    offered->meta = copy_of(frame->meta, frame->meta_bytes);
     if (frame->offer.inside)
-        incoming->inside = copy_of(frame->data, frame->offer.size_bytes);
-    if (incoming->meta && (incoming->inside || !frame->offer.inside)) {
-        HASH_ADD(hh, link->peer->incoming, token, sizeof incoming->token, incoming);
-        if (CWD_ADDED(incoming)) {
-            link->peer->incoming_pending++;
-            return incoming;
+        offered->inside = copy_of(frame->data, frame->offer.size_bytes);
+    if (offered->meta && (offered->inside || !frame->offer.inside)) {
+        HASH_ADD(hh, link->peer->offered, token, sizeof offered->token, offered);
+        if (CWD_ADDED(offered)) {
+            link->peer->offered_pending++;
+            return offered;
         }
     }
-    release(incoming);
-    free(incoming);
+    release(offered);
+    free(offered);
     cwb_no_memory("a put of a peer");
     return NULL;
 }
@@ -347,34 +346,34 @@ static int check(const struct cwb_bridge *bridge, const struct cwb_peer *peer,
 
 /* Was it done before? */
 static void on_asked(void *owner, int status, const void *body, uint32_t body_bytes) {
-    struct cwb_incoming *incoming = owner;
+    struct cwb_offered *offered = owner;
     (void)body, (void)body_bytes;
-    await_broker(incoming, false);
+    await_broker(offered, false);
     if (status != -ENOENT) {
-        finish(incoming, status);
+        finish(offered, status);
         return;
     }
-    int code = check(incoming->bridge, incoming->peer, &incoming->offer, incoming->key.text,
-                     incoming->inside);
+    int code =
+        check(offered->bridge, offered->peer, &offered->offer, offered->key.text, offered->inside);
     if (code) {
-        finish(incoming, code);
-        forget(incoming);
+        finish(offered, code);
+        forget(offered);
     } else {
-        begin(incoming);
+        begin(offered);
     }
 }
 
-int cwb_incoming_serve(struct cwb_link *link, const struct cwb_frame *frame) {
+int cwb_offered_serve(struct cwb_link *link, const struct cwb_frame *frame) {
     struct cwb_served *served = cwb_served_new(link, frame);
     struct token token = token_of(frame);
-    struct cwb_incoming *incoming;
+    struct cwb_offered *offered;
     const bool again = frame->offer.flags & CWB_AGAIN;
     if (!served) {
         cwb_link_reply(link, CWB_OFFER, frame->head.id, -EDQUOT, cw_detail(), NULL, 0);
         return 0;
     }
-    HASH_FIND(hh, link->peer->incoming, &token, sizeof token, incoming);
-    bool fresh = !incoming;
+    HASH_FIND(hh, link->peer->offered, &token, sizeof token, offered);
+    bool fresh = !offered;
     /* One that may have been done is looked up before anything else can refuse it. */
     int code = fresh ? cwb_deferred_refuse(link->bridge, CWB_OFFER, again) : 0;
     if (code == 0 && fresh && !again)
@@ -391,32 +390,32 @@ int cwb_incoming_serve(struct cwb_link *link, const struct cwb_frame *frame) {
         return 0;
     }
     if (fresh)
-        incoming = incoming_new(link, frame);
-    if (!incoming) {
+        offered = offered_new(link, frame);
+    if (!offered) {
         cwb_served_reply(served, -EDQUOT, NULL, 0);
         return 0;
     }
-    incoming->run = link->peer->run;
-    if (incoming->offer.source != frame->offer.source) {
-        incoming->offer.source = frame->offer.source;
-        incoming->renewed = true;
+    offered->run = link->peer->run;
+    if (offered->offer.source != frame->offer.source) {
+        offered->offer.source = frame->offer.source;
+        offered->renewed = true;
     }
-    served->owner = incoming;
+    served->owner = offered;
     served->on_cancel = on_cancel;
-    LL_PREPEND(incoming->served, served);
-    if (incoming->at_broker)
+    LL_PREPEND(offered->served, served);
+    if (offered->at_broker)
         cwb_deferred_begin(served);
-    if (incoming->done) {
-        answer(incoming);
+    if (offered->done) {
+        answer(offered);
     } else if (fresh && again) {
-        await_broker(incoming, true);
-        code = cwb_deed_asked(link->peer, link->bridge, &frame->offer.token, on_asked, incoming);
+        await_broker(offered, true);
+        code = cwb_deed_asked(link->peer, link->bridge, &frame->offer.token, on_asked, offered);
         if (code) {
-            finish(incoming, code);
-            forget(incoming);
+            finish(offered, code);
+            forget(offered);
         }
     } else if (fresh) {
-        begin(incoming);
+        begin(offered);
     }
     return 0;
 }
@@ -431,12 +430,11 @@ static void end_waiting(struct cwb_peer *peer, unsigned kind) {
 }
 
 /* Its bridge was started anew, and has not offered it again: there is nothing to be read. */
-static bool is_outdated(const struct cwb_incoming *incoming) {
-    return incoming && !incoming->served && incoming->peer->link &&
-           incoming->run != incoming->peer->run;
+static bool is_outdated(const struct cwb_offered *offered) {
+    return offered && !offered->served && offered->peer->link && offered->run != offered->peer->run;
 }
 
-void cwb_incoming_tick(struct cwb_bridge *bridge) {
+void cwb_offered_tick(struct cwb_bridge *bridge) {
     const int64_t now_ns = bridge->loop.now_ns;
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
         while (peer->offers_done && now_ns - peer->offers_done->done_ns >= KEEP_NS)
@@ -450,11 +448,11 @@ void cwb_incoming_tick(struct cwb_bridge *bridge) {
         }
     }
     for (unsigned kind = 0; kind < CWB_KINDS; kind++) {
-        struct cwb_incoming *incoming;
-        while ((incoming = next_of(bridge, kind))) {
-            give_turn(incoming); /* its place in the order */
-            count(incoming);
-            start(incoming);
+        struct cwb_offered *offered;
+        while ((offered = next_of(bridge, kind))) {
+            give_turn(offered); /* its place in the order */
+            count(offered);
+            start(offered);
         }
     }
 }

@@ -204,22 +204,22 @@ static uint16_t ahead_of(const struct cwb_link *link, const struct cwb_frame *fr
 static void answer_source(struct cwb_link *link, const struct cwb_frame *frame,
                           const struct cw_found *found, cw_array *array, bool on_gpu) {
     struct cwb_opened opened = opened_of(link, found);
-    struct cwb_upload *source;
+    struct cwb_source *source;
     struct iovec parts[] = {{&opened, sizeof opened},
                             {(void *)(uintptr_t)found->meta, opened.meta_bytes}};
     bool all = false;
     opened.ahead = on_gpu ? 0 : ahead_of(link, frame, opened.size_bytes, &all);
-    int code = on_gpu ? cwb_upload_new_staged(link->bridge, link->peer, array, opened.size_bytes,
+    int code = on_gpu ? cwb_source_new_staged(link->bridge, link->peer, array, opened.size_bytes,
                                               link->read_max, false, &source)
-                      : cwb_upload_new(link->bridge, link->peer, array, cw_array_lowest(array),
+                      : cwb_source_new(link->bridge, link->peer, array, cw_array_lowest(array),
                                        opened.size_bytes, all ? CWB_PUSHED : CWB_OPENED, &source);
     if (code)
         cw_array_close(array);
     else
-        opened.source = cwb_upload_id(source);
+        opened.source = cwb_source_id(source);
     answer(link, frame, code, parts, 2);
     if (code == 0 && opened.ahead)
-        cwb_upload_push(link, frame, source, opened.ahead);
+        cwb_source_push(link, frame, source, opened.ahead);
 }
 
 /* Small, and in host memory. false: it is not, or was replaced meanwhile. */
@@ -236,7 +236,7 @@ static bool open_inside(struct cwb_link *link, const struct cwb_frame *frame,
         return true;
     }
     answer_inside(link, frame, &opened, found->meta, bytes);
-    cwb_spin_served(&link->bridge->awake, &link->served_ns, link->bridge->loop.now_ns);
+    cwb_awake_served(&link->bridge->awake, &link->served_ns, link->bridge->loop.now_ns);
     return true;
 }
 
@@ -293,7 +293,7 @@ static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
 static void answer_texts(struct cwb_link *link, uint64_t id, char *texts, uint64_t size_bytes,
                          const struct cw_found *about) {
     struct cwb_opened opened = {.size_bytes = size_bytes};
-    struct cwb_upload *source = NULL;
+    struct cwb_source *source = NULL;
     struct iovec parts[] = {{&opened, sizeof opened}, {texts, size_bytes}};
     if (about) {
         opened.instance = cw_client_instance(link->bridge->client);
@@ -306,12 +306,12 @@ static void answer_texts(struct cwb_link *link, uint64_t id, char *texts, uint64
         free(texts);
         return;
     }
-    int code = cwb_upload_new(link->bridge, link->peer, NULL, (uint8_t *)texts, size_bytes,
+    int code = cwb_source_new(link->bridge, link->peer, NULL, (uint8_t *)texts, size_bytes,
                               CWB_OPENED, &source);
     if (code)
         free(texts);
     else
-        opened.source = cwb_upload_id(source);
+        opened.source = cwb_source_id(source);
     cwb_link_reply(link, CWB_NAMES, id, code, cw_detail(), parts, 1);
 }
 
@@ -427,11 +427,11 @@ int cwb_serve(struct cwb_link *link, const struct cwb_frame *frame) {
         serve_open(link, frame);
         return 0;
     case CWB_READ:
-        return cwb_upload_serve_read(link, frame);
+        return cwb_source_serve_read(link, frame);
     case CWB_CLOSE:
-        return cwb_upload_serve_close(link, frame);
+        return cwb_source_serve_close(link, frame);
     case CWB_OFFER:
-        return cwb_incoming_serve(link, frame);
+        return cwb_offered_serve(link, frame);
     case CWB_WAIT:
         cwb_wait_begin(link, frame);
         return 0;

@@ -35,7 +35,7 @@ struct parked { /* a READ whose bytes are not here yet */
 struct task { /* of a helper */
     struct cwb_work work;
     struct cwb_stage *stage;
-    struct cwb_staging_buffer *buffer;
+    struct cwb_slot *slot;
     uint64_t from_bytes, to_bytes, length_bytes; /* in the array, in the ring */
     cw_array *ring;
     uint64_t writes;
@@ -43,11 +43,11 @@ struct task { /* of a helper */
 
 struct cwb_stage {
     struct cwb_bridge *bridge;
-    struct cwb_upload *source; /* NULL: ended */
+    struct cwb_source *source; /* NULL: ended */
     cw_array *array, *ring; /* on the GPU; in host memory, NULL until the last write is complete */
-    struct cwb_staging_buffers buffers; /* in the ring */
-    uint32_t tail_bytes;                /* of the next chunk, that a slot has, too */
-    uint64_t filled;                    /* chunks: so many were begun to be filled, in order */
+    struct cwb_slots slots; /* in the ring */
+    uint32_t tail_bytes;    /* of the next chunk, that a slot has, too */
+    uint64_t filled;        /* chunks: so many were begun to be filled, in order */
     struct cwb_sum *sum;
     uint64_t writes; /* to the array, when its bytes began to be copied */
     struct parked *parked;
@@ -77,7 +77,7 @@ static void release(struct cwb_stage *stage) {
     cw_array_close(stage->array);
     cw_array_close(stage->ring);
     cwb_sum_free(stage->sum);
-    cwb_staging_buffers_deinit(&stage->buffers);
+    cwb_slots_deinit(&stage->slots);
     free(stage);
 }
 
@@ -95,16 +95,16 @@ static bool ended(struct task *task) {
 /* The source stays: what is parked it has not ended with. */
 static void unpark(struct parked *parked) {
     DL_DELETE(parked->stage->parked, parked);
-    cwb_upload_unref(parked->stage->source);
+    cwb_source_unref(parked->stage->source);
     free(parked);
 }
 
 /* Who asked for the hash hears it, with this thread's sentence. The stage may end with it. */
 static void tell_closing(struct cwb_stage *stage, int status, uint64_t value) {
-    struct cwb_upload *source = stage->source;
+    struct cwb_source *source = stage->source;
     stage->closing = false;
-    cwb_upload_staged(source, status, value);
-    cwb_upload_unref(source);
+    cwb_source_staged(source, status, value);
+    cwb_source_unref(source);
 }
 
 static void cancel_parked(struct cwb_served *served) {
@@ -149,8 +149,7 @@ static void look(struct cwb_work *work) {
     int code = cwb_local_written(stage->array, &task->writes) ? cw_array_wait(stage->array, 0)
                                                               : -ETIMEDOUT;
     if (code == 0)
-        code =
-            cwb_local_make(stage->bridge, cwb_staging_buffers_bytes(&stage->buffers), &task->ring);
+        code = cwb_local_make(stage->bridge, cwb_slots_bytes(&stage->slots), &task->ring);
     cwb_work_set(work, code);
 }
 
@@ -170,7 +169,7 @@ static void looked(struct cwb_work *work) {
         } else {
             stage->ring = task->ring;
             stage->writes = task->writes;
-            stage->buffers.bytes = cw_array_lowest(task->ring);
+            stage->slots.bytes = cw_array_lowest(task->ring);
             go(stage);
         }
     }
@@ -203,7 +202,7 @@ static int64_t say_so(struct cwb_stage *stage) {
 static void begin_look(struct cwb_stage *stage) {
     stage->look_ns = 0;
     stage->looking = true;
-    stage->look = (struct task){.buffer = NULL};
+    stage->look = (struct task){.slot = NULL};
     begin(stage, &stage->look, look, looked);
 }
 
@@ -228,8 +227,8 @@ int64_t cwb_stages_tick(struct cwb_bridge *bridge) {
 /* The first chunk of which not all is in the sum; CWB_NO_CHUNK: there is none. */
 static uint64_t first_unhashed(const struct cwb_stage *stage) {
     uint64_t prefix_bytes = cwb_sum_prefix(stage->sum);
-    return prefix_bytes < stage->buffers.size_bytes ? prefix_bytes / stage->buffers.chunk_bytes
-                                                    : CWB_NO_CHUNK;
+    return prefix_bytes < stage->slots.size_bytes ? prefix_bytes / stage->slots.chunk_bytes
+                                                  : CWB_NO_CHUNK;
 }
 
 /* ---- filling ---- */
@@ -251,8 +250,8 @@ static void on_filled(struct cwb_work *work) {
     stage->fills--;
     if (!ended(task))
         return;
-    cwb_staging_buffers_filled(&stage->buffers, task->buffer, work->code ? 0 : task->length_bytes);
-    task->buffer = NULL;
+    cwb_slots_filled(&stage->slots, task->slot, work->code ? 0 : task->length_bytes);
+    task->slot = NULL;
     if (work->code)
         fail(stage, work->code, work->detail);
     else
@@ -262,23 +261,23 @@ static void on_filled(struct cwb_work *work) {
 static bool begin_fill(struct cwb_stage *stage, uint64_t chunk, bool demanded) {
     /* What the hash comes to later stays, unless it waits for this one. */
     uint64_t keep = stage->closing ? first_unhashed(stage) : CWB_NO_CHUNK;
-    struct cwb_staging_buffer *buffer = cwb_staging_buffers_begin(
-        &stage->buffers, chunk, demanded, chunk == keep ? CWB_NO_CHUNK : keep);
-    if (!buffer)
+    struct cwb_slot *slot =
+        cwb_slots_begin(&stage->slots, chunk, demanded, chunk == keep ? CWB_NO_CHUNK : keep);
+    if (!slot)
         return false;
-    uint64_t from = chunk * stage->buffers.chunk_bytes,
-             length = cwb_staging_buffers_length(&stage->buffers, chunk);
-    uint64_t tail = stage->buffers.size_bytes - from - length;
+    uint64_t from = chunk * stage->slots.chunk_bytes,
+             length = cwb_slots_length(&stage->slots, chunk);
+    uint64_t tail = stage->slots.size_bytes - from - length;
     length += tail < stage->tail_bytes ? tail : stage->tail_bytes;
     stage->fills++;
     struct task *task = stage->filling;
-    while (task->buffer)
+    while (task->slot)
         task++;
-    *task = (struct task){.buffer = buffer,
+    *task = (struct task){.slot = slot,
                           .ring = stage->ring,
                           .from_bytes = from,
-                          .to_bytes = (uint64_t)(cwb_staging_buffers_at(&stage->buffers, buffer) -
-                                                 stage->buffers.bytes),
+                          .to_bytes =
+                              (uint64_t)(cwb_slots_at(&stage->slots, slot) - stage->slots.bytes),
                           .length_bytes = length};
     begin(stage, task, fill, on_filled);
     return true;
@@ -289,8 +288,8 @@ static bool begin_fill(struct cwb_stage *stage, uint64_t chunk, bool demanded) {
 static void hash(struct cwb_work *work) {
     struct task *task = (struct task *)work;
     struct cwb_stage *stage = task->stage;
-    (void)cwb_sum_add_at(stage->sum, task->buffer->chunk * stage->buffers.chunk_bytes,
-                         task->length_bytes, cwb_staging_buffers_at(&stage->buffers, task->buffer));
+    (void)cwb_sum_add_at(stage->sum, task->slot->chunk * stage->slots.chunk_bytes,
+                         task->length_bytes, cwb_slots_at(&stage->slots, task->slot));
     work->code = 0;
 }
 
@@ -299,7 +298,7 @@ static void on_hashed(struct cwb_work *work) {
     struct cwb_stage *stage = task->stage;
     stage->hashing = false;
     if (ended(task)) {
-        cwb_staging_buffers_unhold(&stage->buffers, task->buffer);
+        cwb_slots_unhold(&stage->slots, task->slot);
         go(stage);
     }
 }
@@ -307,14 +306,13 @@ static void on_hashed(struct cwb_work *work) {
 /* Who closes, and has not read all, waits for a helper to hash the rest. */
 static void hash_on(struct cwb_stage *stage) {
     uint64_t chunk = stage->closing && !stage->hashing ? first_unhashed(stage) : CWB_NO_CHUNK;
-    struct cwb_staging_buffer *buffer =
-        chunk == CWB_NO_CHUNK ? NULL : cwb_staging_buffers_of(&stage->buffers, chunk);
-    if (!buffer || !buffer->valid_bytes)
+    struct cwb_slot *slot = chunk == CWB_NO_CHUNK ? NULL : cwb_slots_of(&stage->slots, chunk);
+    if (!slot || !slot->valid_bytes)
         return;
     stage->hashing = true;
-    cwb_staging_buffers_hold(&stage->buffers, buffer);
-    stage->hash = (struct task){.buffer = buffer,
-                                .length_bytes = cwb_staging_buffers_length(&stage->buffers, chunk)};
+    cwb_slots_hold(&stage->slots, slot);
+    stage->hash =
+        (struct task){.slot = slot, .length_bytes = cwb_slots_length(&stage->slots, chunk)};
     begin(stage, &stage->hash, hash, on_hashed);
 }
 
@@ -344,33 +342,32 @@ static void serve_parked(struct cwb_stage *stage) {
     struct parked *parked, *next;
     DL_FOREACH_SAFE(stage->parked, parked, next) {
         struct parked what = *parked;
-        const uint8_t *bytes = cwb_staging_buffers_take(&stage->buffers, &what.read);
+        const uint8_t *bytes = cwb_slots_take(&stage->slots, &what.read);
         if (!bytes)
             continue;
         unpark(parked);
         if (!send_parked(stage, &what, bytes)) /* its connection ends */
-            (void)cwb_staging_buffers_let_go(&stage->buffers, what.read.offset_bytes,
-                                             what.read.length_bytes, false);
+            (void)cwb_slots_let_go(&stage->slots, what.read.offset_bytes, what.read.length_bytes,
+                                   false);
     }
 }
 
 static void fill_more(struct cwb_stage *stage) {
     struct parked *parked;
     bool demanded = stage->closing;
-    cwb_staging_buffers_demand(&stage->buffers, stage->closing || stage->parked);
+    cwb_slots_demand(&stage->slots, stage->closing || stage->parked);
     DL_FOREACH(stage->parked, parked) {
-        uint64_t chunk = parked->read.offset_bytes / stage->buffers.chunk_bytes;
-        const struct cwb_staging_buffer *buffer = cwb_staging_buffers_of(&stage->buffers, chunk);
+        uint64_t chunk = parked->read.offset_bytes / stage->slots.chunk_bytes;
+        const struct cwb_slot *slot = cwb_slots_of(&stage->slots, chunk);
         if (chunk >= stage->filled)
             demanded = true;
-        else if (stage->fills < FILLS_MOST && !(buffer && buffer->filling))
+        else if (stage->fills < FILLS_MOST && !(slot && slot->filling))
             begin_fill(stage, chunk, true); /* again */
     }
     uint64_t rest = stage->closing ? first_unhashed(stage) : CWB_NO_CHUNK;
-    if (rest < stage->filled && stage->fills < FILLS_MOST &&
-        !cwb_staging_buffers_of(&stage->buffers, rest))
+    if (rest < stage->filled && stage->fills < FILLS_MOST && !cwb_slots_of(&stage->slots, rest))
         begin_fill(stage, rest, true);
-    while (stage->fills < FILLS_MOST && stage->filled < stage->buffers.plan) {
+    while (stage->fills < FILLS_MOST && stage->filled < stage->slots.chunks) {
         if (!begin_fill(stage, stage->filled, demanded))
             break;
         stage->filled++;
@@ -386,7 +383,7 @@ static void go(struct cwb_stage *stage) {
     tell_hash(stage); /* last: the source may end with it */
 }
 
-struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_upload *source,
+struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_source *source,
                                 cw_array *array, uint64_t size_bytes, uint32_t read_max) {
     CW_ASSERT(size_bytes && read_max <= CWB_READ_MAX);
     struct cwb_stage *stage = calloc(1, sizeof *stage);
@@ -403,7 +400,7 @@ struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_upload *so
     stage->source = source;
     stage->array = array;
     read_max = read_max / CWB_SUM_PIECE * CWB_SUM_PIECE; /* READs keep to chunks' bounds */
-    cwb_staging_buffers_init(&stage->buffers, size_bytes, (uint32_t)share / read_max * read_max);
+    cwb_slots_init(&stage->slots, size_bytes, (uint32_t)share / read_max * read_max);
     stage->sum = sum;
     stage->nap_ns = NAP_LEAST_NS;
     DL_APPEND(bridge->stages, stage);
@@ -446,16 +443,16 @@ void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served, struct c
         served->on_cancel = cancel_parked;
     }
     DL_APPEND(stage->parked, parked);
-    cwb_upload_ref(stage->source);
-    if (read->offset_bytes % stage->buffers.chunk_bytes + read->length_bytes >
-        stage->buffers.chunk_bytes)
+    cwb_source_ref(stage->source);
+    if (read->offset_bytes % stage->slots.chunk_bytes + read->length_bytes >
+        stage->slots.chunk_bytes)
         stage->tail_bytes = CWB_READ_MAX; /* from now on slots have the begin of the next chunk */
     go(stage);
 }
 
 void cwb_stage_close(struct cwb_stage *stage) {
     stage->closing = true;
-    cwb_upload_ref(stage->source);
+    cwb_source_ref(stage->source);
     if (stage->status)
         fail(stage, stage->status, stage->detail);
     else
@@ -463,15 +460,15 @@ void cwb_stage_close(struct cwb_stage *stage) {
 }
 
 const uint8_t *cwb_stage_take(struct cwb_stage *stage, const struct cwb_read *read) {
-    return cwb_staging_buffers_take(&stage->buffers, read);
+    return cwb_slots_take(&stage->slots, read);
 }
 
 bool cwb_stage_let_go(struct cwb_stage *stage, uint64_t offset_bytes, uint32_t length_bytes,
                       bool sent) {
     if (sent)
         (void)cwb_sum_add_at(stage->sum, offset_bytes, length_bytes,
-                             cwb_staging_buffers_held(&stage->buffers, offset_bytes));
-    return cwb_staging_buffers_let_go(&stage->buffers, offset_bytes, length_bytes, sent);
+                             cwb_slots_held(&stage->slots, offset_bytes));
+    return cwb_slots_let_go(&stage->slots, offset_bytes, length_bytes, sent);
 }
 
 void cwb_stage_look(struct cwb_stage *stage) {

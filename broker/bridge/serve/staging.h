@@ -1,7 +1,7 @@
 /*
  * Stage: the bytes of an array on a GPU, as a peer reads them. The bridge has no driver, so
  * cableway-mover copies them to host memory, chunk by chunk, while others go out; no more than
- * CWB_STAGING_BUFFERS chunks (staging_buffers.h) are there at once, however large the array is.
+ * CWB_SLOTS chunks (staging_buffers.h) are there at once, however large the array is.
  *
  *   a chunk: away --fill (mover)--> full --all of it was sent, or another is wanted--> away
  *
@@ -25,8 +25,8 @@
  * when the last helper is done with it. This process: the broker holds both ends of each job.
  *
  * All of it is the loop's; helpers touch their own piece of work, and the slot that it is about.
- * A I/O thread finds what is there, sends it and lets go of it without the loop, which hears of a
- * READ only if its bytes are away, and of a slot when it may be filled anew.
+ * A strand finds what is there, sends it and lets go of it without the loop, which hears of a READ
+ * only if its bytes are away, and of a slot when it may be filled anew.
  */
 #ifndef CW_BROKER_BRIDGE_SERVE_STAGING_H
 #define CW_BROKER_BRIDGE_SERVE_STAGING_H
@@ -38,7 +38,7 @@ struct cwb_stage;
 /* Begins to stage; array (CW_DISTANT) is the stage's from now on. The source stays until
  * cwb_stage_end(). read_max: what a READ of this peer asks for. NULL: there is no memory, and the
  * array stays the caller's. */
-struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_upload *source,
+struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_source *source,
                                 cw_array *array, uint64_t size_bytes, uint32_t read_max);
 /* A READ within the array: it is answered when its bytes are there, over its link (served), or over
  * a stream (served NULL). */
@@ -46,7 +46,7 @@ void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served, struct c
                     uint64_t id, const struct cwb_read *read);
 /* The stream ended: nothing is answered over it. */
 void cwb_stages_forget(struct cwb_bridge *bridge, struct cwb_stream *stream);
-/* The hash over all is wanted: cwb_upload_staged() tells it, perhaps at once. */
+/* The hash over all is wanted: cwb_source_staged() tells it, perhaps at once. */
 void cwb_stage_close(struct cwb_stage *stage);
 /* The bytes of a READ if they are there, for a piece, which holds their slot; else NULL, and
  * cwb_stage_read() waits for them. Any thread. */

@@ -14,13 +14,13 @@
  * Who closes what he has not read has it hashed all the same. One array of a peer is hashed at a
  * time, by one helper, in slices of HASH_BYTES: the helpers are there for others, too.
  *
- * READs come over the link, on the bridge's loop, and over streams, on I/O threads: the tables of
+ * READs come over the link, on the bridge's loop, and over streams, on strands: the tables of
  * sources, their references and when they were used are under one lock, bridge->sources_lock, which
- * is held for a look-up. The loop alone makes and ends sources. One that ended while a I/O thread
- * had found it goes with the I/O thread's reference: the piece still leaves, and nobody wants it.
- * Of a staged one a I/O thread sends what is there; a READ whose bytes are away, a slot that is
- * free, and the last reference it hands over to the loop, and is told of a piece when it is there.
- * So it is with the last reference of a pushed one, and with the news that all of it was sent.
+ * is held for a look-up. The loop alone makes and ends sources. One that ended while a strand had
+ * found it goes with the strand's reference: the piece still leaves, and nobody wants it. Of a
+ * staged one a strand sends what is there; a READ whose bytes are away, a slot that is free, and
+ * the last reference it hands over to the loop, and is told of a piece when it is there. So it is
+ * with the last reference of a pushed one, and with the news that all of it was sent.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -36,16 +36,16 @@
 #define IDLE_NS       60000000000
 #define LOOK_NS       1000000000 /* between looks at who is idle */
 
-/* What I/O threads hand over to the loop, of staged and pushed sources. */
+/* What strands hand over to the loop, of staged and pushed sources. */
 struct handing {
     struct cwb_work work;
-    struct cwb_upload *source; /* one reference */
+    struct cwb_source *source; /* one reference */
     struct cwb_stream *stream; /* a READ; NULL: a slot may be free, or the reference alone */
     uint64_t id;
     struct cwb_read read;
 };
 
-struct cwb_upload {
+struct cwb_source {
     uint64_t id;
     struct cwb_bridge *bridge;
     struct cwb_peer *peer; /* NULL: ended */
@@ -67,7 +67,7 @@ struct cwb_upload {
     bool hashing;        /* a helper has the hash */
     struct cwb_hashing {
         struct cwb_work work;
-        struct cwb_upload *source; /* one reference */
+        struct cwb_source *source; /* one reference */
         struct cwb_peer *peer;
         struct cwb_hashing *next, *prev; /* of the peer: the first is a helper's */
     } rest;                              /* while it waits for it, or has it */
@@ -76,14 +76,14 @@ struct cwb_upload {
 };
 
 static int source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, uint64_t size_bytes,
-                      bool offered, struct cwb_upload **out) {
-    if (HASH_COUNT(peer->uploads) >= CWB_REQUESTS_MAX)
+                      bool offered, struct cwb_source **out) {
+    if (HASH_COUNT(peer->sources) >= CWB_REQUESTS_MAX)
         return cw_fail(-EDQUOT, "%u arrays are being read by this peer; it must close some first",
                        CWB_REQUESTS_MAX);
-    struct cwb_upload *source = calloc(1, sizeof *source);
+    struct cwb_source *source = calloc(1, sizeof *source);
     if (!source)
         return cwb_no_memory("an array that a peer reads");
-    source->id = ++bridge->next_upload;
+    source->id = ++bridge->next_source;
     source->bridge = bridge;
     source->peer = peer;
     source->run = peer->run;
@@ -96,11 +96,11 @@ static int source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, uint64_t
 }
 
 /* From now on READs find it. 0 or -EDQUOT. */
-static int publish(struct cwb_upload *source) {
+static int publish(struct cwb_source *source) {
     struct cwb_peer *peer = source->peer;
-    pthread_mutex_lock(&source->bridge->uploads_lock);
-    HASH_ADD(hh, peer->uploads, id, sizeof source->id, source);
-    pthread_mutex_unlock(&source->bridge->uploads_lock);
+    pthread_mutex_lock(&source->bridge->sources_lock);
+    HASH_ADD(hh, peer->sources, id, sizeof source->id, source);
+    pthread_mutex_unlock(&source->bridge->sources_lock);
     if (!CWD_ADDED(source))
         return cwb_no_memory("an array that a peer reads");
     if (source->size_bytes >= CWB_STREAM_BYTES)
@@ -110,9 +110,9 @@ static int publish(struct cwb_upload *source) {
 
 /* Arrays are there anyway; a list is made for the one who asks. */
 static int room_for_list(struct cwb_peer *peer) {
-    struct cwb_upload *source, *next;
+    struct cwb_source *source, *next;
     uint64_t bytes = 0;
-    HASH_ITER(hh, peer->uploads, source, next) {
+    HASH_ITER(hh, peer->sources, source, next) {
         bytes += source->own ? source->size_bytes : 0;
     }
     return bytes < CWB_LISTS_BYTES
@@ -123,13 +123,13 @@ static int room_for_list(struct cwb_peer *peer) {
                          (unsigned long long)bytes, CWB_LISTS_BYTES);
 }
 
-int cwb_upload_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
+int cwb_source_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
                    uint8_t *bytes, uint64_t size_bytes, enum cwb_sourced how,
-                   struct cwb_upload **out) {
-    struct cwb_upload *source;
+                   struct cwb_source **out) {
+    struct cwb_source *source;
     int code = array ? 0 : room_for_list(peer);
     if (code == 0)
-        code = source_new(bridge, peer, size_bytes, how == CWB_INCOMING, &source);
+        code = source_new(bridge, peer, size_bytes, how == CWB_OFFERED, &source);
     if (code)
         return code;
     source->pushed = how == CWB_PUSHED;
@@ -147,10 +147,10 @@ int cwb_upload_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *a
     return 0;
 }
 
-int cwb_upload_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
+int cwb_source_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
                           uint64_t size_bytes, uint32_t read_max, bool offered,
-                          struct cwb_upload **out) {
-    struct cwb_upload *source;
+                          struct cwb_source **out) {
+    struct cwb_source *source;
     int code = source_new(bridge, peer, size_bytes, offered, &source);
     if (code)
         return code;
@@ -161,9 +161,9 @@ int cwb_upload_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_a
     }
     source->stage = cwb_stage_new(bridge, source, array, size_bytes, read_max);
     if (!source->stage) {
-        pthread_mutex_lock(&bridge->uploads_lock); /* nobody has heard its number */
-        HASH_DEL(peer->uploads, source);
-        pthread_mutex_unlock(&bridge->uploads_lock);
+        pthread_mutex_lock(&bridge->sources_lock); /* nobody has heard its number */
+        HASH_DEL(peer->sources, source);
+        pthread_mutex_unlock(&bridge->sources_lock);
         free(source);
         return -EDQUOT;
     }
@@ -171,38 +171,38 @@ int cwb_upload_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_a
     return 0;
 }
 
-uint64_t cwb_upload_id(const struct cwb_upload *source) {
+uint64_t cwb_source_id(const struct cwb_source *source) {
     return source->id;
 }
 
-int64_t cwb_upload_used_ns(struct cwb_upload *source) {
-    pthread_mutex_lock(&source->bridge->uploads_lock);
+int64_t cwb_source_used_ns(struct cwb_source *source) {
+    pthread_mutex_lock(&source->bridge->sources_lock);
     int64_t used_ns = source->used_ns;
-    pthread_mutex_unlock(&source->bridge->uploads_lock);
+    pthread_mutex_unlock(&source->bridge->sources_lock);
     return used_ns;
 }
 
-const uint8_t *cwb_upload_at(const struct cwb_upload *source, uint64_t offset_bytes) {
+const uint8_t *cwb_source_at(const struct cwb_source *source, uint64_t offset_bytes) {
     return source->bytes + offset_bytes;
 }
 
-static struct cwb_upload *find(struct cwb_bridge *bridge, struct cwb_peer *peer, uint64_t id,
+static struct cwb_source *find(struct cwb_bridge *bridge, struct cwb_peer *peer, uint64_t id,
                                int64_t now_ns) {
-    struct cwb_upload *source;
-    pthread_mutex_lock(&bridge->uploads_lock);
-    HASH_FIND(hh, peer->uploads, &id, sizeof id, source);
+    struct cwb_source *source;
+    pthread_mutex_lock(&bridge->sources_lock);
+    HASH_FIND(hh, peer->sources, &id, sizeof id, source);
     if (source) {
         source->references++;
         source->used_ns = now_ns;
     }
-    pthread_mutex_unlock(&bridge->uploads_lock);
+    pthread_mutex_unlock(&bridge->sources_lock);
     return source;
 }
 
-void cwb_upload_ref(struct cwb_upload *source) {
-    pthread_mutex_lock(&source->bridge->uploads_lock);
+void cwb_source_ref(struct cwb_source *source) {
+    pthread_mutex_lock(&source->bridge->sources_lock);
     source->references++;
-    pthread_mutex_unlock(&source->bridge->uploads_lock);
+    pthread_mutex_unlock(&source->bridge->sources_lock);
 }
 
 static int no_source(uint64_t id) {
@@ -213,7 +213,7 @@ static int no_source(uint64_t id) {
 }
 
 /* Answers all who asked for the hash; status below 0: with this thread's sentence. */
-static void answer_closings(struct cwb_upload *source, int status, uint64_t hash) {
+static void answer_closings(struct cwb_source *source, int status, uint64_t hash) {
     struct cwb_closed closed = {.hash = hash};
     struct iovec part = {&closed, sizeof closed};
     struct cwb_served *served;
@@ -228,10 +228,10 @@ static void answer_closings(struct cwb_upload *source, int status, uint64_t hash
     }
 }
 
-void cwb_upload_unref(struct cwb_upload *source) {
-    pthread_mutex_lock(&source->bridge->uploads_lock);
+void cwb_source_unref(struct cwb_source *source) {
+    pthread_mutex_lock(&source->bridge->sources_lock);
     bool last = --source->references == 0;
-    pthread_mutex_unlock(&source->bridge->uploads_lock);
+    pthread_mutex_unlock(&source->bridge->sources_lock);
     if (!last)
         return;
     CW_ASSERT(!source->peer);
@@ -245,24 +245,24 @@ void cwb_upload_unref(struct cwb_upload *source) {
     free(source);
 }
 
-void cwb_upload_end(struct cwb_upload *source) {
+void cwb_source_end(struct cwb_source *source) {
     if (!source->peer)
         return;
-    pthread_mutex_lock(&source->bridge->uploads_lock);
-    HASH_DEL(source->peer->uploads, source);
+    pthread_mutex_lock(&source->bridge->sources_lock);
+    HASH_DEL(source->peer->sources, source);
     source->peer = NULL;
-    pthread_mutex_unlock(&source->bridge->uploads_lock);
+    pthread_mutex_unlock(&source->bridge->sources_lock);
     if (source->stage)
         cwb_stage_drop(source->stage);
-    cwb_upload_unref(source);
+    cwb_source_unref(source);
 }
 
-/* ---- what I/O threads hand over to the loop ---- */
+/* ---- what strands hand over to the loop ---- */
 
 /* All of a pushed one was sent: its CLOSE is answered, and it ends. */
-static void all_sent(struct cwb_upload *source) {
+static void all_sent(struct cwb_source *source) {
     if (source->peer && !source->hashing)
-        cwb_upload_staged(source, 0, cwb_sum_digest(source->sum));
+        cwb_source_staged(source, 0, cwb_sum_digest(source->sum));
 }
 
 static void handed(struct cwb_work *work) {
@@ -271,7 +271,7 @@ static void handed(struct cwb_work *work) {
         cwb_stage_read(h->source->stage, NULL, h->stream, h->id, &h->read);
     else
         cwb_stream_refuse(h->stream, h->id, no_source(h->read.source));
-    cwb_upload_unref(h->source);
+    cwb_source_unref(h->source);
     free(h);
 }
 
@@ -287,50 +287,50 @@ static int hand_over(const struct handing *what) {
 }
 
 static void handed_look(struct cwb_work *work) {
-    struct cwb_upload *source = ((struct handing *)work)->source;
-    pthread_mutex_lock(&source->bridge->uploads_lock);
+    struct cwb_source *source = ((struct handing *)work)->source;
+    pthread_mutex_lock(&source->bridge->sources_lock);
     source->handed = false; /* what happens from now on is told anew */
-    pthread_mutex_unlock(&source->bridge->uploads_lock);
+    pthread_mutex_unlock(&source->bridge->sources_lock);
     if (source->stage)
         cwb_stage_look(source->stage);
     else if (cwb_sum_left(source->sum) == 0)
         all_sent(source);
-    cwb_upload_unref(source);
+    cwb_source_unref(source);
 }
 
 /* The loop is to look, and a reference ends. It needs no memory: the source has room for one such
  * word, and one that is on its way is enough. */
-static void hand_look(struct cwb_upload *source) {
-    pthread_mutex_lock(&source->bridge->uploads_lock);
+static void hand_look(struct cwb_source *source) {
+    pthread_mutex_lock(&source->bridge->sources_lock);
     bool tell = !source->handed;
     source->handed = true;
     source->references -= !tell; /* that word has one, too: this is not the last */
-    pthread_mutex_unlock(&source->bridge->uploads_lock);
+    pthread_mutex_unlock(&source->bridge->sources_lock);
     if (!tell)
         return;
     source->looking = (struct handing){.work = {.done = handed_look}, .source = source};
     cwb_work_tell(source->bridge->works, &source->looking.work);
 }
 
-static bool drop_unless_last(struct cwb_upload *source) {
-    pthread_mutex_lock(&source->bridge->uploads_lock);
+static bool drop_unless_last(struct cwb_source *source) {
+    pthread_mutex_lock(&source->bridge->sources_lock);
     bool last = source->references == 1;
     source->references -= !last;
-    pthread_mutex_unlock(&source->bridge->uploads_lock);
+    pthread_mutex_unlock(&source->bridge->sources_lock);
     return !last;
 }
 
-void cwb_upload_drop(struct cwb_upload *source, const struct cwb_loop *loop) {
+void cwb_source_drop(struct cwb_source *source, const struct cwb_loop *loop) {
     bool loops = source->stage || source->pushed; /* the loop's to end */
     if (loops && loop != &source->bridge->loop && drop_unless_last(source))
         return;
     if (loops && loop != &source->bridge->loop)
         hand_look(source);
     else
-        cwb_upload_unref(source);
+        cwb_source_unref(source);
 }
 
-void cwb_upload_let_go(struct cwb_upload *source, const struct cwb_loop *loop,
+void cwb_source_let_go(struct cwb_source *source, const struct cwb_loop *loop,
                        const struct cwb_read *read, bool sent) {
     bool look = false;
     if (source->stage)
@@ -345,16 +345,16 @@ void cwb_upload_let_go(struct cwb_upload *source, const struct cwb_loop *loop,
         cwb_stage_look(source->stage);
     else if (look)
         all_sent(source);
-    cwb_upload_drop(source, loop);
+    cwb_source_drop(source, loop);
 }
 
 /* Is it one that was agreed on, of an array that is there? 0 and one reference, -EPROTO, or (the
  * refusal, without a reference) -ESTALE. */
 static int look_up(struct cwb_bridge *bridge, struct cwb_peer *peer, const struct cwb_loop *loop,
-                   uint32_t read_max, const struct cwb_read *read, struct cwb_upload **out) {
+                   uint32_t read_max, const struct cwb_read *read, struct cwb_source **out) {
     if (read->length_bytes > read_max)
         return cw_fail(-EPROTO, "a READ of %u bytes, %u were agreed", read->length_bytes, read_max);
-    struct cwb_upload *source = find(bridge, peer, read->source, loop->now_ns);
+    struct cwb_source *source = find(bridge, peer, read->source, loop->now_ns);
     if (!source)
         return no_source(read->source);
     if (read->offset_bytes <= source->size_bytes &&
@@ -366,13 +366,13 @@ static int look_up(struct cwb_bridge *bridge, struct cwb_peer *peer, const struc
                        (unsigned long long)read->offset_bytes,
                        (unsigned long long)(read->offset_bytes + read->length_bytes),
                        (unsigned long long)source->size_bytes);
-    cwb_upload_drop(source, loop);
+    cwb_source_drop(source, loop);
     return code;
 }
 
-int cwb_upload_serve_read(struct cwb_link *link, const struct cwb_frame *frame) {
+int cwb_source_serve_read(struct cwb_link *link, const struct cwb_frame *frame) {
     const struct cwb_read *read = &frame->read;
-    struct cwb_upload *source;
+    struct cwb_source *source;
     int code = look_up(link->bridge, link->peer, link->wire.loop, link->read_max, read, &source);
     if (code == -ESTALE)
         cwb_link_reply(link, CWB_READ, frame->head.id, code, cw_detail(), NULL, 0);
@@ -387,14 +387,14 @@ int cwb_upload_serve_read(struct cwb_link *link, const struct cwb_frame *frame) 
         cwb_link_reply(link, CWB_READ, frame->head.id, -EDQUOT, cw_detail(), NULL, 0);
     else
         (void)cwb_wire_send_piece(&link->wire, frame->head.id, source, read,
-                                  cwb_upload_at(source, read->offset_bytes));
-    cwb_upload_unref(source);
+                                  cwb_source_at(source, read->offset_bytes));
+    cwb_source_unref(source);
     return 0;
 }
 
-int cwb_upload_serve_far_read(struct cwb_stream *stream, const struct cwb_frame *frame) {
+int cwb_source_serve_far_read(struct cwb_stream *stream, const struct cwb_frame *frame) {
     const struct cwb_read *read = &frame->read;
-    struct cwb_upload *source;
+    struct cwb_source *source;
     int code =
         look_up(stream->bridge, stream->peer, stream->wire.loop, stream->read_max, read, &source);
     if (code == -ESTALE)
@@ -402,21 +402,21 @@ int cwb_upload_serve_far_read(struct cwb_stream *stream, const struct cwb_frame 
     if (code)
         return code == -ESTALE ? 0 : code;
     const uint8_t *bytes = source->stage ? cwb_stage_take(source->stage, read)
-                                         : cwb_upload_at(source, read->offset_bytes);
+                                         : cwb_source_at(source, read->offset_bytes);
     if (bytes) {
         if (cwb_wire_send_piece(&stream->wire, frame->head.id, source, read, bytes))
-            cwb_upload_drop(source, stream->wire.loop);
+            cwb_source_drop(source, stream->wire.loop);
         else
-            cwb_upload_let_go(source, stream->wire.loop, read, false);
+            cwb_source_let_go(source, stream->wire.loop, read, false);
         return 0;
     }
     code = hand_over(
         &(struct handing){.source = source, .stream = stream, .id = frame->head.id, .read = *read});
     if (code) {
         cwb_wire_reply(&stream->wire, CWB_READ, frame->head.id, code, cw_detail(), NULL, 0);
-        cwb_upload_drop(source, stream->wire.loop);
+        cwb_source_drop(source, stream->wire.loop);
     } else {
-        stream->parked++; /* this I/O thread's own: what is handed over has not come back before */
+        stream->parked++; /* this strand's own: what is handed over has not come back before */
     }
     return 0;
 }
@@ -424,20 +424,20 @@ int cwb_upload_serve_far_read(struct cwb_stream *stream, const struct cwb_frame 
 /* ---- the end: the hash over all ---- */
 
 static void hash_rest(struct cwb_work *work) {
-    struct cwb_upload *source = ((struct cwb_hashing *)work)->source;
+    struct cwb_source *source = ((struct cwb_hashing *)work)->source;
     work->code = cwb_sum_rest(source->sum, HASH_BYTES) ? 0 : 1;
 }
 
-void cwb_upload_staged(struct cwb_upload *source, int status, uint64_t hash) {
+void cwb_source_staged(struct cwb_source *source, int status, uint64_t hash) {
     source->hashing = false;
     answer_closings(source, status, hash);
     if (!source->offered)
-        cwb_upload_end(source);
+        cwb_source_end(source);
 }
 
 static void hashed(struct cwb_work *work) {
     struct cwb_hashing *hashing = (struct cwb_hashing *)work;
-    struct cwb_upload *source = hashing->source;
+    struct cwb_source *source = hashing->source;
     struct cwb_peer *peer = hashing->peer;
     struct cwb_works *works = source->bridge->works;
     if (work->code && source->peer) { /* behind what others want of the helpers */
@@ -448,17 +448,17 @@ static void hashed(struct cwb_work *work) {
     if (peer->hashings)
         cwb_work_begin(works, &peer->hashings->work);
     if (work->code == 0)
-        cwb_upload_staged(source, 0, cwb_sum_digest(source->sum));
-    cwb_upload_unref(source);
+        cwb_source_staged(source, 0, cwb_sum_digest(source->sum));
+    cwb_source_unref(source);
 }
 
-void cwb_upload_push(struct cwb_link *link, const struct cwb_frame *frame,
-                     struct cwb_upload *source, uint32_t count) {
+void cwb_source_push(struct cwb_link *link, const struct cwb_frame *frame,
+                     struct cwb_source *source, uint32_t count) {
     struct cwb_frame closing = {.head = {.op = CWB_CLOSE, .id = frame->head.id + 1 + count}};
     for (uint32_t i = 0; i < count; i++) {
         struct cwb_read read = cwb_link_piece(link, source->id, source->size_bytes, i);
         if (!cwb_wire_send_piece(&link->wire, frame->head.id + 1 + i, source, &read,
-                                 cwb_upload_at(source, read.offset_bytes)))
+                                 cwb_source_at(source, read.offset_bytes)))
             return; /* the link ends */
     }
     if (!source->pushed)
@@ -467,23 +467,23 @@ void cwb_upload_push(struct cwb_link *link, const struct cwb_frame *frame,
     if (!served) { /* a CLOSE came, and nobody would answer it */
         link->wire.broken = -EDQUOT;
         cwb_wire_touch(&link->wire);
-        cwb_upload_end(source);
+        cwb_source_end(source);
         return;
     }
     served->next = source->closings;
     source->closings = served;
 }
 
-int cwb_upload_serve_close(struct cwb_link *link, const struct cwb_frame *frame) {
-    struct cwb_upload *source =
+int cwb_source_serve_close(struct cwb_link *link, const struct cwb_frame *frame) {
+    struct cwb_source *source =
         find(link->bridge, link->peer, frame->close.source, link->bridge->loop.now_ns);
     struct cwb_closed closed = {.hash = 0};
     struct iovec part = {&closed, sizeof closed};
     if (frame->close.unneeded) {
         if (source && !source->offered)
-            cwb_upload_end(source);
+            cwb_source_end(source);
         if (source)
-            cwb_upload_unref(source);
+            cwb_source_unref(source);
         cwb_link_reply(link, CWB_CLOSE, frame->head.id, 0, NULL, &part, 1);
         return 0;
     }
@@ -492,7 +492,7 @@ int cwb_upload_serve_close(struct cwb_link *link, const struct cwb_frame *frame)
         cwb_link_reply(link, CWB_CLOSE, frame->head.id, code, cw_detail(), NULL, 0);
         return 0;
     }
-    cwb_upload_unref(source); /* it is in the table: this thread alone takes it out */
+    cwb_source_unref(source); /* it is in the table: this thread alone takes it out */
     struct cwb_served *served = cwb_served_new(link, frame);
     if (!served) {
         cwb_link_reply(link, CWB_CLOSE, frame->head.id, -EDQUOT, cw_detail(), NULL, 0);
@@ -510,11 +510,11 @@ int cwb_upload_serve_close(struct cwb_link *link, const struct cwb_frame *frame)
     source->rest = (struct cwb_hashing){
         .work = {.run = hash_rest, .done = hashed}, .source = source, .peer = link->peer};
     source->hashing = true;
-    cwb_upload_ref(source);
+    cwb_source_ref(source);
     if (cwb_sum_left(source->sum) <= AT_ONCE_BYTES) {
         (void)cwb_sum_rest(source->sum, UINT64_MAX);
-        cwb_upload_staged(source, 0, cwb_sum_digest(source->sum));
-        cwb_upload_unref(source);
+        cwb_source_staged(source, 0, cwb_sum_digest(source->sum));
+        cwb_source_unref(source);
         return 0;
     }
     DL_APPEND(link->peer->hashings, &source->rest);
@@ -524,25 +524,25 @@ int cwb_upload_serve_close(struct cwb_link *link, const struct cwb_frame *frame)
 }
 
 /* Does nobody read it any more? Its pieces under way, and its hash, are references. */
-static bool forgotten(const struct cwb_upload *source, int64_t now_ns) {
-    pthread_mutex_lock(&source->bridge->uploads_lock);
+static bool forgotten(const struct cwb_source *source, int64_t now_ns) {
+    pthread_mutex_lock(&source->bridge->sources_lock);
     bool held = source->references > 1, idle = now_ns - source->used_ns >= IDLE_NS;
-    pthread_mutex_unlock(&source->bridge->uploads_lock);
+    pthread_mutex_unlock(&source->bridge->sources_lock);
     return !source->offered && !held && (idle || source->run != source->peer->run);
 }
 
-void cwb_uploads_tick(struct cwb_bridge *bridge) {
-    bool look = bridge->loop.now_ns - bridge->uploads_looked_ns >= LOOK_NS;
+void cwb_sources_tick(struct cwb_bridge *bridge) {
+    bool look = bridge->loop.now_ns - bridge->sources_looked_ns >= LOOK_NS;
     if (look)
-        bridge->uploads_looked_ns = bridge->loop.now_ns;
+        bridge->sources_looked_ns = bridge->loop.now_ns;
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
-        struct cwb_upload *source, *next;
+        struct cwb_source *source, *next;
         bool away = !peer->link && bridge->loop.now_ns - peer->unlinked_ns >= CWB_RESUME_NS;
         if (!away && !look)
             continue;
-        HASH_ITER(hh, peer->uploads, source, next) {
+        HASH_ITER(hh, peer->sources, source, next) {
             if (away || forgotten(source, bridge->loop.now_ns))
-                cwb_upload_end(source);
+                cwb_source_end(source);
         }
     }
 }

@@ -17,13 +17,13 @@
 
 const char *cwb_user_folder(char folder[PATH_MAX]) {
     const char *given = secure_getenv("CABLEWAY_NODE_DIR"),
-               *config = secure_getenv("XDG_CONFIG_HOME"), *channel = secure_getenv("HOME");
+               *config = secure_getenv("XDG_CONFIG_HOME"), *home = secure_getenv("HOME");
     if (given && *given)
         snprintf(folder, PATH_MAX, "%s", given);
     else if (config && *config == '/')
         snprintf(folder, PATH_MAX, "%s/cableway", config);
     else
-        snprintf(folder, PATH_MAX, "%s/.config/cableway", channel && *channel ? channel : "");
+        snprintf(folder, PATH_MAX, "%s/.config/cableway", home && *home ? home : "");
     return folder;
 }
 

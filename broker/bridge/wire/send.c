@@ -113,7 +113,7 @@ int cwb_wire_may_ask(struct cwb_wire *wire) {
                    (unsigned long long)unread, CWB_OUT_MAX);
 }
 
-bool cwb_wire_send_piece(struct cwb_wire *wire, uint64_t id, struct cwb_upload *source,
+bool cwb_wire_send_piece(struct cwb_wire *wire, uint64_t id, struct cwb_source *source,
                          const struct cwb_read *read, const uint8_t *bytes) {
     struct cwb_piece *piece = calloc(1, sizeof *piece);
     if (!piece) {
@@ -122,7 +122,7 @@ bool cwb_wire_send_piece(struct cwb_wire *wire, uint64_t id, struct cwb_upload *
         return false;
     }
     *piece = (struct cwb_piece){.id = id, .source = source, .read = *read, .bytes = bytes};
-    cwb_upload_ref(source);
+    cwb_source_ref(source);
     *wire->pieces_end = piece;
     wire->pieces_end = &piece->next;
     wire->piece_count++;
@@ -192,7 +192,7 @@ static int write_piece(struct cwb_wire *wire, bool rested) {
     if (!wire->pieces)
         wire->pieces_end = &wire->pieces;
     wire->piece_count--;
-    cwb_upload_let_go(piece->source, wire->loop, &piece->read, code == 0);
+    cwb_source_let_go(piece->source, wire->loop, &piece->read, code == 0);
     free(piece);
     return code;
 }

@@ -69,7 +69,7 @@ void cwb_wire_end(struct cwb_wire *wire) {
     cwb_wire_tell_unread(wire);
     while ((piece = wire->pieces)) {
         wire->pieces = piece->next;
-        cwb_upload_let_go(piece->source, wire->loop, &piece->read, false);
+        cwb_source_let_go(piece->source, wire->loop, &piece->read, false);
         free(piece);
     }
     wire->pieces_end = &wire->pieces;

@@ -26,7 +26,7 @@
 #include "broker/bridge/tls/tls.h"
 #include "shm/base/atomic.h"
 
-struct cwb_upload;
+struct cwb_source;
 struct cwb_wire;
 
 #define CWB_TURN_NS    500000       /* for which a wire is read in one turn */
@@ -56,7 +56,7 @@ struct cwb_wire_calls {
 
 struct cwb_piece { /* a READ's reply that waits for room */
     uint64_t id;
-    struct cwb_upload *source; /* one reference */
+    struct cwb_source *source; /* one reference */
     struct cwb_read read;
     const uint8_t *bytes; /* of the source; they stay until the piece lets go */
     struct cwb_piece *next;
@@ -152,7 +152,7 @@ void cwb_wire_reply(struct cwb_wire *wire, uint16_t op, uint64_t id, int status,
                     const struct iovec *parts, uint32_t count);
 /* The reply to a READ: when there is room. The source's range was checked. false: there is no
  * memory for it, nothing of the source is held, and the wire ends with the next flush. */
-bool cwb_wire_send_piece(struct cwb_wire *wire, uint64_t id, struct cwb_upload *source,
+bool cwb_wire_send_piece(struct cwb_wire *wire, uint64_t id, struct cwb_source *source,
                          const struct cwb_read *read, const uint8_t *bytes);
 /* Bytes that were encrypted, and that the other side has not taken. */
 uint64_t cwb_wire_unread(const struct cwb_wire *wire);

@@ -1,7 +1,7 @@
 /*
- * See around.h. Stands in place of io.c, work.c and broker_channel.c; also for deeds, since a
- * broker does them for its own bridge alone. One broker serves all inputs: it is started by the
- * first call, in a folder of its own, and takes MOST_BYTES.
+ * See around.h. Stands in place of io.c, work.c and broker_channel.c; also for deeds, since a broker does
+ * them for its own bridge alone. One broker serves all inputs: it is started by the first call, in
+ * a folder of its own, and takes MOST_BYTES.
  */
 #include "tests/fuzz/link/around.h"
 
@@ -209,23 +209,23 @@ struct question {
     struct question *prev, *next;
 };
 
-struct cwb_channel {
+struct cwb_home {
     struct question *nexts, *others;
     uint8_t answered[JOBS_MOST], cancelled[JOBS_MOST]; /* by a job's number */
 };
 
-int cwb_channel_new(struct cwb_bridge *bridge, struct cwb_channel **out) {
+int cwb_home_new(struct cwb_bridge *bridge, struct cwb_home **out) {
     (void)bridge;
     *out = calloc(1, sizeof **out);
     return 0;
 }
 
-int cwb_channel_ask(struct cwb_channel *channel, uint16_t op, const struct iovec *parts,
-                    uint32_t count, cwb_on_answer *on_answer, void *owner) {
+int cwb_home_ask(struct cwb_home *home, uint16_t op, const struct iovec *parts, uint32_t count,
+                 cwb_on_answer *on_answer, void *owner) {
     promise(count == 0 || parts[0].iov_len > 0);
     uint64_t job =
         op == CW_OP_REMOTE_DONE ? ((const struct cw_remote_end *)parts[0].iov_base)->job : 0;
-    promise(job < JOBS_MOST && (job == 0 || ++channel->answered[job] == 1));
+    promise(job < JOBS_MOST && (job == 0 || ++home->answered[job] == 1));
     if (!on_answer)
         return 0;
     struct question *question = calloc(1, sizeof *question);
@@ -234,57 +234,57 @@ int cwb_channel_ask(struct cwb_channel *channel, uint16_t op, const struct iovec
     if (op == CW_OP_DEED)
         memcpy(&question->deed, parts[0].iov_base, sizeof question->deed);
     if (op == CW_OP_REMOTE_NEXT)
-        DL_APPEND(channel->nexts, question);
+        DL_APPEND(home->nexts, question);
     else
-        DL_APPEND(channel->others, question);
+        DL_APPEND(home->others, question);
     return 0;
 }
 
-uint32_t cwb_channel_session(const struct cwb_channel *channel) {
-    (void)channel;
+uint32_t cwb_home_session(const struct cwb_home *home) {
+    (void)home;
     return 1;
 }
 
-void cwb_channel_check(const struct cwb_channel *channel) {
-    (void)channel; /* it lives as long as this process */
+void cwb_home_check(const struct cwb_home *home) {
+    (void)home; /* it lives as long as this process */
 }
 
-void cwb_channel_turn(struct cwb_channel *channel) {
-    (void)channel;
+void cwb_home_turn(struct cwb_home *home) {
+    (void)home;
 }
 
-void cwb_channel_batch(struct cwb_channel *channel) {
-    (void)channel;
+void cwb_home_calm(struct cwb_home *home) {
+    (void)home;
 }
 
-void cwb_channel_notify(struct cwb_channel *channel) {
-    (void)channel;
+void cwb_home_urge(struct cwb_home *home) {
+    (void)home;
 }
 
-int64_t cwb_channel_flush(struct cwb_channel *channel) {
-    (void)channel;
+int64_t cwb_home_flush(struct cwb_home *home) {
+    (void)home;
     return INT64_MAX;
 }
 
-bool cwb_channel_rest(struct cwb_channel *channel) {
-    (void)channel;
+bool cwb_home_rest(struct cwb_home *home) {
+    (void)home;
     return true;
 }
 
-void cwb_channel_rise(struct cwb_channel *channel) {
-    (void)channel;
+void cwb_home_rise(struct cwb_home *home) {
+    (void)home;
 }
 
 bool around_job(struct cwb_bridge *bridge, const void *body, uint32_t body_bytes) {
-    struct question *next = bridge->channel->nexts;
+    struct question *next = bridge->home->nexts;
     const struct cw_remote_job *head = body;
     if (!next || head->job >= JOBS_MOST)
         return false;
-    bridge->channel->cancelled[head->job] |= head->cancelled != 0;
+    bridge->home->cancelled[head->job] |= head->cancelled != 0;
     uint8_t *copy = malloc(body_bytes);
     promise(copy != NULL);
     memcpy(copy, body, body_bytes);
-    DL_DELETE(bridge->channel->nexts, next);
+    DL_DELETE(bridge->home->nexts, next);
     next->on_answer(next->owner, 0, copy, body_bytes);
     free(next);
     free(copy);
@@ -297,7 +297,7 @@ static int deed_status(const struct cw_deed *deed) {
 }
 
 bool around_answer(struct cwb_bridge *bridge, uint8_t which, uint8_t how) {
-    struct question *question = bridge->channel->others;
+    struct question *question = bridge->home->others;
     for (which %= 8; question && which && question->next; which--)
         question = question->next;
     if (!question)
@@ -305,7 +305,7 @@ bool around_answer(struct cwb_bridge *bridge, uint8_t which, uint8_t how) {
     struct cw_changed changed = {.seen = 1, .all = how % 2};
     struct cw_holders holders = {.holders = how % 3};
     const uint32_t head_bytes = (uint32_t)(sizeof changed - sizeof changed.ended);
-    DL_DELETE(bridge->channel->others, question);
+    DL_DELETE(bridge->home->others, question);
     if (question->op == CW_OP_DEED)
         question->on_answer(question->owner, deed_status(&question->deed), NULL, 0);
     else if (question->op == CW_OP_CHANGES)
@@ -409,19 +409,19 @@ struct cwb_peer *around_begin(struct cwb_bridge *bridge) {
     bridge->options.streams = 1;
     strcpy(bridge->node, "fuzzed");
     bridge->run = 2;
-    bridge->next_upload = 1000;
+    bridge->next_source = 1000;
     bridge->client = world.client;
     bridge->loop.now_ns = 1000000000000;
     promise(cwb_tls_new(world.folder, 0, &bridge->tls) == 0);
-    pthread_mutex_init(&bridge->uploads_lock, NULL);
-    cwb_spin_init(&bridge->awake, 1);
+    pthread_mutex_init(&bridge->sources_lock, NULL);
+    cwb_awake_init(&bridge->awake, 1);
     promise(cwb_io_new(true, &bridge->loop.io, &why) == 0);
     promise(cwb_works_new(bridge->loop.io, "", 1, &bridge->works) == 0);
     bridge->resolvers = bridge->movings = bridge->askings = bridge->makings = bridge->works;
     bridge->peers = peer_new();
     bridge->peer_count = 1;
     bridge->peers_stamp = cwb_folder_stamp(bridge->options.folder, "peers");
-    promise(cwb_channel_new(bridge, &bridge->channel) == 0);
+    promise(cwb_home_new(bridge, &bridge->home) == 0);
     promise(cwb_jobs_init(bridge) == 0);
     return bridge->peers;
 }
@@ -429,15 +429,15 @@ struct cwb_peer *around_begin(struct cwb_bridge *bridge) {
 void around_end(struct cwb_bridge *bridge, uint64_t jobs) {
     struct question *question, *next;
     for (uint64_t job = 1; job <= jobs; job++)
-        promise(bridge->channel->answered[job] || bridge->channel->cancelled[job]);
-    DL_FOREACH_SAFE(bridge->channel->nexts, question, next)
+        promise(bridge->home->answered[job] || bridge->home->cancelled[job]);
+    DL_FOREACH_SAFE(bridge->home->nexts, question, next)
     free(question);
-    DL_FOREACH_SAFE(bridge->channel->others, question, next)
+    DL_FOREACH_SAFE(bridge->home->others, question, next)
     free(question);
     promise(!begun.first && !told.first);
     cw_array_close(bridge->reserve);
     free(bridge->jobs);
-    free(bridge->channel);
+    free(bridge->home);
     free(bridge->loop.io);
-    pthread_mutex_destroy(&bridge->uploads_lock);
+    pthread_mutex_destroy(&bridge->sources_lock);
 }

@@ -1,7 +1,7 @@
 /*
- * A download and the I/O threads that read for it: whoever learns of its end has been told of all
- * its bytes before, however late a I/O thread says that it brought the last of them. Streams share
- * what there is from the first chunks on.
+ * A take and the strands that read for it: whoever learns of its end has been told of all its
+ * bytes before, however late a strand says that it brought the last of them. Streams share what
+ * there is from the first chunks on.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -62,8 +62,8 @@ bool cwb_streams_open(const struct cwb_peer *peer) {
 void cwb_streams_want(struct cwb_bridge *bridge, struct cwb_peer *peer) {
     (void)bridge, (void)peer;
 }
-void cwb_streams_read(struct cwb_peer *peer, struct cwb_plan *plan) {
-    (void)peer, (void)plan;
+void cwb_streams_read(struct cwb_peer *peer, struct cwb_chunks *chunks) {
+    (void)peer, (void)chunks;
 }
 struct cwb_request *cwb_link_read(struct cwb_link *link, const struct cwb_read *read,
                                   uint8_t *target, cwb_on_reply *on_read, void *owner) {
@@ -88,14 +88,14 @@ void cwb_request_forget(struct cwb_request *request) {
 static uint64_t told_bytes;
 static int done_status = 1;
 
-static void on_progress(struct cwb_download *download, uint64_t come_bytes) {
-    (void)download;
+static void on_progress(struct cwb_take *take, uint64_t come_bytes) {
+    (void)take;
     assert_int_equal(done_status, 1);
     told_bytes = come_bytes;
 }
 
-static void on_done(struct cwb_download *download, int status) {
-    (void)download;
+static void on_done(struct cwb_take *take, int status) {
+    (void)take;
     done_status = status;
 }
 
@@ -106,39 +106,39 @@ static void all_is_told_before_the_end(void **state) {
     assert_true(bridge && peer);
     bridge->options.streams = 2;
     peer->run = 7;
-    struct cwb_download download = {.on_done = on_done,
-                                    .on_progress = on_progress,
-                                    .bridge = bridge,
-                                    .peer = peer,
-                                    .source = 1,
-                                    .size_bytes = SIZE,
-                                    .progress_bytes = 1 << 20};
-    cwb_download_begin(&download, 7);
-    struct cwb_plan *plan = download.state->plan;
+    struct cwb_take take = {.on_done = on_done,
+                            .on_progress = on_progress,
+                            .bridge = bridge,
+                            .peer = peer,
+                            .source = 1,
+                            .size_bytes = SIZE,
+                            .progress_bytes = 1 << 20};
+    cwb_take_begin(&take, 7);
+    struct cwb_chunks *chunks = take.state->chunks;
     struct cwb_read read;
-    /* A I/O thread brings all; the loop, which something else has woken, finds it whole and has the
-     * answer to its CLOSE before the I/O thread has said a word. */
-    while (cwb_plan_ask(plan, &read))
-        (void)cwb_plan_here(plan, &read);
-    assert_true(cwb_plan_whole(plan));
-    cwb_plan_ref(plan);
-    pump(download.state);
+    /* A strand brings all; the loop, which something else has woken, finds it whole and has the
+     * answer to its CLOSE before the strand has said a word. */
+    while (cwb_chunks_ask(chunks, &read))
+        (void)cwb_chunks_here(chunks, &read);
+    assert_true(cwb_chunks_whole(chunks));
+    cwb_chunks_ref(chunks);
+    pump(take.state);
     assert_non_null(on_reply);
-    struct cwb_frame answer = {.closed.hash = cwb_sum_digest(plan->sum)};
+    struct cwb_frame answer = {.closed.hash = cwb_sum_digest(chunks->sum)};
     on_reply(&closing, &answer);
     assert_int_equal(done_status, 0);
     assert_int_equal(told_bytes, SIZE);
-    cwb_plan_unref(plan);
+    cwb_chunks_unref(chunks);
     free(peer);
     free(bridge);
 }
 
 /* So many as a stream asks for before anything is answered. */
-static uint32_t asks(struct cwb_plan *plan, uint64_t *last) {
+static uint32_t asks(struct cwb_chunks *chunks, uint64_t *last) {
     struct cwb_read read;
     uint32_t count = 0;
-    while (count < cwb_plan_share(plan, 8) && cwb_plan_ask(plan, &read)) {
-        *last = read.offset_bytes / plan->chunk_bytes;
+    while (count < cwb_chunks_share(chunks, 8) && cwb_chunks_ask(chunks, &read)) {
+        *last = read.offset_bytes / chunks->chunk_bytes;
         count++;
     }
     return count;
@@ -148,26 +148,26 @@ static void streams_share_what_there_is(void **state) {
     (void)state;
     uint64_t last = 0;
     /* 8 streams, an array of 64 chunks: the first chunks are everybody's. */
-    struct cwb_plan *plan =
-        cwb_plan_new(NULL, NULL, NULL, 1, 64ull * CWB_READ_MAX, 0, CWB_READ_MAX);
-    cwb_plan_readers(plan, 8);
+    struct cwb_chunks *chunks =
+        cwb_chunks_new(NULL, NULL, NULL, 1, 64ull * CWB_READ_MAX, 0, CWB_READ_MAX);
+    cwb_chunks_readers(chunks, 8);
     for (unsigned i = 0; i < 8; i++)
-        assert_int_equal(asks(plan, &last), 2);
+        assert_int_equal(asks(chunks, &last), 2);
     assert_int_equal(last, 15);
-    cwb_plan_unref(plan);
+    cwb_chunks_unref(chunks);
     /* One that is long keeps all of them as busy as was agreed, to the last part of it. */
-    plan = cwb_plan_new(NULL, NULL, NULL, 1, 1024ull * CWB_READ_MAX, 0, CWB_READ_MAX);
-    cwb_plan_readers(plan, 8);
+    chunks = cwb_chunks_new(NULL, NULL, NULL, 1, 1024ull * CWB_READ_MAX, 0, CWB_READ_MAX);
+    cwb_chunks_readers(chunks, 8);
     while (last < 767)
-        assert_int_equal(asks(plan, &last), 8);
+        assert_int_equal(asks(chunks, &last), 8);
     while (last < 1023)
-        assert_in_range(asks(plan, &last), 1, 7);
-    cwb_plan_unref(plan);
+        assert_in_range(asks(chunks, &last), 1, 7);
+    cwb_chunks_unref(chunks);
     /* Alone, and short. */
-    plan = cwb_plan_new(NULL, NULL, NULL, 1, 3ull * CWB_READ_MAX, 0, CWB_READ_MAX);
-    assert_int_equal(cwb_plan_share(plan, 8), 2);
-    assert_int_equal(cwb_plan_share(plan, 1), 1);
-    cwb_plan_unref(plan);
+    chunks = cwb_chunks_new(NULL, NULL, NULL, 1, 3ull * CWB_READ_MAX, 0, CWB_READ_MAX);
+    assert_int_equal(cwb_chunks_share(chunks, 8), 2);
+    assert_int_equal(cwb_chunks_share(chunks, 1), 1);
+    cwb_chunks_unref(chunks);
 }
 
 int main(void) {

@@ -117,7 +117,7 @@ static void who_says_the_same_again_and_again_keeps_it_once(void **state) {
     }
     uint32_t kept = 0;
     pthread_mutex_lock(&client->lane_lock);
-    for (struct cw_deferred *post = client->lane.posts; post; post = post->next)
+    for (struct cw_post *post = client->lane.posts; post; post = post->next)
         kept++;
     pthread_mutex_unlock(&client->lane_lock);
     assert_in_range(kept, 1, 2); /* the end of its lease, and of its transit */
@@ -127,7 +127,7 @@ static void who_says_the_same_again_and_again_keeps_it_once(void **state) {
     EVENTUALLY(({
         pthread_mutex_lock(&client->lane_lock);
         bool empty = !client->lane.posts;
-        for (uint32_t i = 0; i < CW_DEFERRED_BUCKETS; i++)
+        for (uint32_t i = 0; i < CW_POST_BUCKETS; i++)
             empty = empty && !client->lane.alike[i];
         pthread_mutex_unlock(&client->lane_lock);
         empty;

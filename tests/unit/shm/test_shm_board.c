@@ -1,6 +1,6 @@
 /*
  * The promises of shm/names/unnamed.h: what is posted is found until it is erased or its place is
- * taken, whole or not at all, by whoever maps the table of unnamed replicas.
+ * taken, whole or not at all, by whoever maps the board.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,16 +19,16 @@
 #define SESSION   42u
 #define POSTED_NS 1000 /* everything here */
 
-static struct cw_segment unnamed;
+static struct cw_segment board;
 
 static int setup(void **state) {
     (void)state;
-    return cw_unnamed_new(RUN, SESSION, &unnamed);
+    return cw_board_new(RUN, SESSION, &board);
 }
 
 static int teardown(void **state) {
     (void)state;
-    cw_segment_close(&unnamed);
+    cw_segment_close(&board);
     return 0;
 }
 
@@ -40,30 +40,30 @@ static bool post(const char *key, uint64_t gen, uint32_t meta_bytes) {
                              .size_bytes = 64,
                              .key_bytes = (uint16_t)strlen(key),
                              .meta_bytes = (uint16_t)meta_bytes};
-    return cw_unnamed_post(&unnamed, &entry, key, meta);
+    return cw_board_post(&board, &entry, key, meta);
 }
 
 /* Its generation, or a negative code. */
 static int64_t find(const struct cw_segment *at, const char *key) {
     struct cw_found found;
-    int code = cw_unnamed_find(at, key, strlen(key), POSTED_NS, &found);
+    int code = cw_board_find(at, key, strlen(key), POSTED_NS, &found);
     return code ? code : (int64_t)found.entry.gen;
 }
 
 static void what_is_posted_is_found_until_it_is_erased(void **state) {
     (void)state;
     struct cw_found found;
-    assert_int_equal(find(&unnamed, "x"), -ENOENT);
+    assert_int_equal(find(&board, "x"), -ENOENT);
     assert_true(post("x", 5, 3));
-    assert_int_equal(cw_unnamed_find(&unnamed, "x", 1, POSTED_NS, &found), 0);
+    assert_int_equal(cw_board_find(&board, "x", 1, POSTED_NS, &found), 0);
     assert_int_equal(found.entry.gen, 5);
     assert_int_equal(found.entry.slab, 3);
     assert_memory_equal(found.meta, "\1\2\3", 3);
-    assert_int_equal(find(&unnamed, "xy"), -ENOENT);
+    assert_int_equal(find(&board, "xy"), -ENOENT);
     assert_true(post("x", 6, 0));
-    assert_int_equal(find(&unnamed, "x"), 6);
-    cw_unnamed_erase(&unnamed, cw_unnamed_place("x", 1));
-    assert_int_equal(find(&unnamed, "x"), -ENOENT);
+    assert_int_equal(find(&board, "x"), 6);
+    cw_board_erase(&board, cw_board_place("x", 1));
+    assert_int_equal(find(&board, "x"), -ENOENT);
 }
 
 static void a_later_key_takes_the_place_of_an_earlier_one(void **state) {
@@ -72,61 +72,61 @@ static void a_later_key_takes_the_place_of_an_earlier_one(void **state) {
     assert_true(post("x", 5, 3));
     for (unsigned i = 0;; i++) {
         snprintf(other, sizeof other, "other %u", i);
-        if (cw_unnamed_place(other, strlen(other)) == cw_unnamed_place("x", 1))
+        if (cw_board_place(other, strlen(other)) == cw_board_place("x", 1))
             break;
     }
-    assert_int_equal(find(&unnamed, other), -ENOENT);
+    assert_int_equal(find(&board, other), -ENOENT);
     assert_true(post(other, 9, 0));
-    assert_int_equal(find(&unnamed, other), 9);
-    assert_int_equal(find(&unnamed, "x"), -ENOENT);
+    assert_int_equal(find(&board, other), 9);
+    assert_int_equal(find(&board, "x"), -ENOENT);
 }
 
 static void what_does_not_fit_changes_nothing(void **state) {
     (void)state;
     assert_true(post("x", 5, 3));
-    assert_false(post("x", 6, CW_UNNAMED_RECORD_BYTES));
-    assert_int_equal(find(&unnamed, "x"), 5);
-    uint32_t most = CW_UNNAMED_RECORD_BYTES - 8 - (uint32_t)sizeof(struct cw_entry) - 8;
+    assert_false(post("x", 6, CW_BOARD_RECORD_BYTES));
+    assert_int_equal(find(&board, "x"), 5);
+    uint32_t most = CW_BOARD_RECORD_BYTES - 8 - (uint32_t)sizeof(struct cw_entry) - 8;
     assert_false(post("x", 7, most + 1));
     assert_true(post("x", 8, most));
-    assert_int_equal(find(&unnamed, "x"), 8);
+    assert_int_equal(find(&board, "x"), 8);
 }
 
 static void a_writer_that_died_in_a_record_leaves_nothing_to_be_found(void **state) {
     (void)state;
     assert_true(post("x", 5, 3));
     struct cw_record *record =
-        (struct cw_record *)((uint8_t *)unnamed.base +
-                             (1 + cw_unnamed_place("x", 1)) * CW_UNNAMED_RECORD_BYTES);
+        (struct cw_record *)((uint8_t *)board.base +
+                             (1 + cw_board_place("x", 1)) * CW_BOARD_RECORD_BYTES);
     atomic_fetch_or(&record->seq, 1);
-    assert_int_equal(find(&unnamed, "x"), -ENOENT);
+    assert_int_equal(find(&board, "x"), -ENOENT);
     assert_true(post("x", 6, 3));
-    assert_int_equal(find(&unnamed, "x"), 6);
+    assert_int_equal(find(&board, "x"), 6);
 }
 
 static void what_nobody_named_for_long_counts_no_more(void **state) {
     (void)state;
     struct cw_found found;
     assert_true(post("x", 5, 3));
-    assert_int_equal(cw_unnamed_find(&unnamed, "x", 1, POSTED_NS + CW_UNNAMED_NS - 1, &found), 0);
-    assert_int_equal(cw_unnamed_find(&unnamed, "x", 1, POSTED_NS + CW_UNNAMED_NS, &found), -ENOENT);
+    assert_int_equal(cw_board_find(&board, "x", 1, POSTED_NS + CW_BOARD_NS - 1, &found), 0);
+    assert_int_equal(cw_board_find(&board, "x", 1, POSTED_NS + CW_BOARD_NS, &found), -ENOENT);
 }
 
 static void others_map_it_to_read_and_of_this_run_alone(void **state) {
     (void)state;
     struct cw_segment mine;
     assert_true(post("x", 5, 3));
-    assert_int_equal(cw_unnamed_open(dup(unnamed.fd), RUN, &mine), 0);
-    assert_int_equal(cw_unnamed_session(&mine), SESSION);
+    assert_int_equal(cw_board_open(dup(board.fd), RUN, &mine), 0);
+    assert_int_equal(cw_board_session(&mine), SESSION);
     assert_int_equal(find(&mine, "x"), 5);
     assert_true(post("x", 6, 3));
     assert_int_equal(find(&mine, "x"), 6);
-    assert_ptr_equal(mmap(NULL, CW_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, unnamed.fd, 0),
+    assert_ptr_equal(mmap(NULL, CW_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, board.fd, 0),
                      MAP_FAILED);
     cw_segment_close(&mine);
-    assert_int_equal(cw_unnamed_open(dup(unnamed.fd), RUN + 1, &mine), -EPROTO);
+    assert_int_equal(cw_board_open(dup(board.fd), RUN + 1, &mine), -EPROTO);
     int other = memfd_create("no board", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    assert_int_equal(cw_unnamed_open(other, RUN, &mine), -EPROTO);
+    assert_int_equal(cw_board_open(other, RUN, &mine), -EPROTO);
 }
 
 int main(void) {

@@ -128,8 +128,9 @@ $(BUILD)/libcableway.a: $(BUILD)/libcableway.o
 $(BUILD)/libcableway.map: ipc/cableway.h
 	@mkdir -p $(@D)
 	(echo 'CABLEWAY_0 { global:'; grep -oE '\bcw_[a-z_0-9]+\(' $< | tr '(' ';' | sort -u; echo 'local: *; };') >$@
-$(BUILD)/libcableway.so.0: $(call obj,$(IPC_SRC)) $(BUILD)/libcwshm.a $(BUILD)/libcableway.map
-	$(CC) -shared -Wl,-soname,libcableway.so.0 -Wl,--version-script,$(BUILD)/libcableway.map -Wl,-z,defs -Wl,-z,nodelete \
+# The package's own has another soname: a program that has loaded some libcableway.so.0 before must not give it to the package.
+$(BUILD)/libcableway.so.0 $(BUILD)/libcableway-python.so.0: $(call obj,$(IPC_SRC)) $(BUILD)/libcwshm.a $(BUILD)/libcableway.map
+	$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script,$(BUILD)/libcableway.map -Wl,-z,defs -Wl,-z,nodelete \
 	    -o $@ $(filter %.o %.a,$^) $(LDFLAGS)
 $(BUILD)/libcableway.so: $(BUILD)/libcableway.so.0
 	ln -sf libcableway.so.0 $@

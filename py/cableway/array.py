@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cableway import client
+from cableway import _dispatch, client
 from cableway._array import copies, dlpack, hashing, pickles, swaps
 from cableway._array.values import Values, plain
 from cableway._core import dtypes, layouts
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Array"]
 
 
-class Array(Values):
+class Array(Values, _dispatch.Fields):
     """A handle on an array in shared memory; `get`, `put`, `empty` and others make it.
 
     NumPy and other libraries take it without a copy: `numpy.asarray(w)`, `numpy.from_dlpack(w)`, and from Python 3.12 on
@@ -62,7 +62,7 @@ class Array(Values):
     close() ends this handle. Views that were taken from it stay valid, and keep the memory until the last of them is gone.
     """
 
-    __slots__ = ("__weakref__", "_layout", "_lease", "_memory", "_name", "_offset", "_told")
+    __slots__ = ("__weakref__",)
 
     _lease: Lease | None
     _layout: Layout | None
@@ -398,9 +398,7 @@ class Array(Values):
         offset = (
             found.__array_interface__["data"][0] - lease.address if found.size else self._offset
         )
-        return make(
-            lease, Layout(found.shape, found.dtype, found.strides), offset, None, self._memory
-        )
+        return make(lease, layouts.seen(found), offset, None, self._memory)
 
     def __getitem__(self, key: Any) -> Any:
         """A handle on a part, if key is basic; an element of host memory, or a copy of several, as NumPy gives them.

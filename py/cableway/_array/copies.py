@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cableway import _dispatch
 from cableway import array as arrays
 from cableway._core import layouts
 from cableway._core.layouts import Layout
@@ -245,6 +246,48 @@ def lies_on_gpu(value: Any) -> bool:
     return hasattr(value, "__cuda_array_interface__")
 
 
+def _usable(lease: Lease) -> bool:
+    arrays.usable(lease)
+    return True
+
+
+def _usable_on_gpu(lease: Lease) -> bool:
+    return lease.gpu >= 0 and _usable(lease)
+
+
+def _span_and_origin(to: Layout, of: Layout) -> tuple[int, int] | None:
+    """Of what is copied in one piece; None: it is not."""
+    return (of.span, of.origin) if to.same(of) and layouts.is_gapless(of) else None
+
+
+def _fill_pair(pair: Any, i: int, target: Any, source: Any, stream: Any, kept: list[Lease]) -> None:
+    if not isinstance(target, arrays.Array) or not isinstance(source, arrays.Array):
+        wrong = source if isinstance(target, arrays.Array) else target
+        raise TypeError(
+            f"pair {i}: a cableway.Array is needed, not {type(wrong).__name__}; copy_from() takes whatever is array-like"
+        )
+    to, of = target._layout_now(), source._layout_now()
+    if not to.same(of):
+        raise ValueError(
+            f"pair {i}: shapes {to.shape} and {of.shape}, dtypes {to.dtype} and {of.dtype}, strides {to.strides} "
+            f"and {of.strides} are to be the same; copy_from() converts"
+        )
+    if not layouts.is_gapless(of):
+        raise ValueError(
+            f"pair {i}: strides {of.strides} leave gaps or overlap, and are not copied in one piece; use copy_from()"
+        )
+    if stream is not None and not (target._on_gpu() and source._on_gpu()):
+        raise ValueError(
+            f"pair {i}: `stream=` needs both arrays on a GPU; drop `stream=`, or move the array with .to('cuda:0')"
+        )
+    leases = target._open_lease(), source._open_lease()
+    kept += leases
+    pair.target, pair.source = map(arrays.usable, leases)
+    pair.target_bytes = target._offset - of.origin
+    pair.source_bytes = source._offset - of.origin
+    pair.size_bytes = of.span
+
+
 def copy(pairs: Iterable[tuple[Array, Array]], *, stream: Any = None) -> None:
     """Copies many arrays at once: (target, source) pairs of one shape, dtype and order of axes each.
 
@@ -272,32 +315,14 @@ def copy(pairs: Iterable[tuple[Array, Array]], *, stream: Any = None) -> None:
     """
     listed: list[tuple[Any, Any]] = list(pairs)
     given = ffi.new("cw_pair[]", len(listed) or 1)
-    for i, (target, source) in enumerate(listed):
-        if not isinstance(target, arrays.Array) or not isinstance(source, arrays.Array):
-            wrong = source if isinstance(target, arrays.Array) else target
-            raise TypeError(
-                f"pair {i}: a cableway.Array is needed, not {type(wrong).__name__}; copy_from() takes whatever is array-like"
-            )
-        to, of = target._layout_now(), source._layout_now()
-        if to is not of and not to.same(of):
-            raise ValueError(
-                f"pair {i}: shapes {to.shape} and {of.shape}, dtypes {to.dtype} and {of.dtype}, strides {to.strides} "
-                f"and {of.strides} are to be the same; copy_from() converts"
-            )
-        if not layouts.is_gapless(of):
-            raise ValueError(
-                f"pair {i}: strides {of.strides} leave gaps or overlap, and are not copied in one piece; use copy_from()"
-            )
-        if stream is not None and not (target._on_gpu() and source._on_gpu()):
-            raise ValueError(
-                f"pair {i}: with a stream all arrays lie on GPUs: who would keep host memory until it is done?"
-            )
-        pair, origin = given[i], of.origin
-        pair.target = arrays.usable(target._open_lease())
-        pair.target_bytes = target._offset - origin
-        pair.source = arrays.usable(source._open_lease())
-        pair.source_bytes = source._offset - origin
-        pair.size_bytes = of.span
+    kept: list[Lease] = []  # whoever closes an Array meanwhile
+    usable, address = (
+        _usable if stream is None else _usable_on_gpu,
+        int(ffi.cast("uintptr_t", given)),
+    )
+    filled = _dispatch.pairs_fill(listed, address, usable, _span_and_origin, kept)
+    for i in range(filled, len(listed)):
+        _fill_pair(given[i], i, *listed[i], stream, kept)
     number = _NO_STREAM
     if stream is not None:
         number = ffi.cast("void *", stream_order.stream_number(stream) or 1)

@@ -21,7 +21,7 @@ from cableway._core import dtypes
 from cableway._core.library import ffi, lib
 from cableway.errors import Error
 
-__all__ = ["Layout", "of"]
+__all__ = ["Layout", "of", "seen"]
 
 _cache: dict[bytes, Layout] = {}
 _gapless: dict[Any, Layout] = {}
@@ -222,6 +222,20 @@ def gapless(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> L
                 _gapless.clear()
             _gapless[key] = made
     return made
+
+
+def seen(array: np.ndarray[Any, Any]) -> Layout:
+    """The layout of an array as it lies; of plain ones without gaps the same object each time.
+
+    >>> x = np.zeros((2, 3))
+    >>> seen(x[0]) is seen(x[1]), seen(x.T).strides
+    (True, (8, 24))
+    """
+    if array.size and array.flags.c_contiguous:
+        made = gapless(array.shape, array.dtype)
+        if made.strides == array.strides:  # not so of axes of one element, as NumPy may have them
+            return made
+    return Layout(array.shape, array.dtype, array.strides)
 
 
 def like(array: np.ndarray[Any, Any], order: str = "K") -> Layout:

@@ -44,13 +44,6 @@ __all__ = [
 ]
 
 
-def _address_of(function: str) -> int:
-    return int(ffi.cast("uintptr_t", ffi.addressof(lib, function)))
-
-
-_dispatch.held_functions(
-    *map(_address_of, ("cw_get", "cw_array_open", "cw_array_data", "cw_array_close"))
-)
 _Cell, _cast, _ARRAY, _CELL = (
     _dispatch.Held,
     ffi.cast,

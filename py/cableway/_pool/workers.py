@@ -253,7 +253,7 @@ class Crew:
         ):  # what it gets is what there is between this look and the one after its start
             self.main.worker_starts()
         try:
-            process.start()
+            above_stdio(process.start)
         except BaseException:
             if process.ident is None:  # nobody runs there: its group does not count it
                 self.dispatch.bury(slot)

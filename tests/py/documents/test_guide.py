@@ -51,7 +51,8 @@ SECONDS = 100
 
 def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
     """What a program prints that must succeed. It has a broker of its own."""
-    path = f"{cuda_support.BUILD}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    programs = Path(cw.__file__).parent / "bin"
+    path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     broker = Path(tempfile.mkdtemp(prefix="cwguide-"))
     try:
         done = subprocess.run(

@@ -93,8 +93,10 @@ class _Request:
             raise ValueError(
                 f"a worker was to be given {len(self._fds)} descriptors (those in its initargs, one of the Pool's); the limit is {_FDS_MAX}"
             )
-        data = os.memfd_create("cableway-pool-start", os.MFD_CLOEXEC)
-        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        data = above_stdio(lambda: os.memfd_create("cableway-pool-start", os.MFD_CLOEXEC))
+        self.line, theirs = above_stdio(
+            lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        )
         try:
             with open(data, "wb", closefd=False) as file:
                 file.write(buffer.getbuffer())

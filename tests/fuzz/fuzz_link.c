@@ -9,17 +9,13 @@
  * What must hold: nothing is read or written beside (AddressSanitizer), no assertion fails, each
  * job is answered once, and when all links have ended and time has passed nothing is left.
  */
-#include "tests/fuzz/link/around.h"
-
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "broker/bridge/local/job.h"
-#include "broker/bridge/memory.h"
-#include "broker/bridge/fetch/replica.h"
-#include "ipc/client.h"
 #include "ipc/base/meta.h"
+#include "ipc/client.h"
+#include "tests/fuzz/link/around.h"
 
 #define STEPS_MOST 200u
 #define LINKS_MOST 4u

@@ -8,12 +8,16 @@
  * waited for. If that fails, one of those who waited fetches it. Where a GPU is full, siblings on
  * GPUs that nobody uses are let go.
  */
+#include "broker/bridge/fetch/co_located.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "broker/bridge/fetch/floor.h"
-#include "broker/bridge/memory.h"
 #include "broker/bridge/fetch/replica.h"
+#include "broker/bridge/fetch/replica_gc.h"
+#include "broker/bridge/local/arrays.h"
+#include "broker/bridge/memory.h"
 
 void cwb_replica_wake(struct cwb_replica *replica) {
     struct cwb_replica *follower;

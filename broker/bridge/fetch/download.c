@@ -1,5 +1,5 @@
 /*
- * Takes: an array of a peer, read piece by piece into an array of ours; see frame.h and parts.h.
+ * Takes: an array of a peer, read piece by piece into an array of ours; see frame.h and download.h.
  *
  * Invariant: each chunk is wanted, asked for, or here (transfer_plan.h); the array is told to its
  * owner only when all are here and the hash over all of it is the one that the peer computed.
@@ -20,12 +20,21 @@
  * is the take's, which it is until on_progress tells of the chunk, and again once its owner has
  * given the place back (cwb_take_landed).
  */
+#include "broker/bridge/fetch/download.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/bridge.h"
 #include "broker/bridge/fetch/transfer_plan.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/link/streams.h"
+#include "broker/bridge/local/arrays.h"
 #include "broker/bridge/memory.h"
-#include "broker/bridge/parts.h"
+#include "broker/bridge/wire/checksum.h"
+#include "broker/bridge/wire/frame.h"
+#include "broker/bridge/wire/wire.h"
 
 #define WINDOW  16u
 #define LOOK_NS 1000000000 /* between looks at who brings nothing */

@@ -7,7 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/invalidation.h"
+#include "broker/bridge/link/peer.h"
 #include "broker/bridge/memory.h"
+#include "broker/bridge/wire/frame.h"
 
 struct cwb_floor *cwb_floor_find(struct cwb_peer *peer, const char *there, uint32_t length) {
     struct cwb_floor *floor;

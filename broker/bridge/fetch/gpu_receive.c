@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/download.h"
+#include "broker/bridge/local/arrays.h"
 #include "broker/bridge/memory.h"
 #include "ipc/array/mover_copy.h"
 

@@ -26,9 +26,15 @@
 #ifndef CW_BROKER_BRIDGE_FETCH_GPU_RECEIVE_H
 #define CW_BROKER_BRIDGE_FETCH_GPU_RECEIVE_H
 
-#include "broker/bridge/parts.h"
+#include <stdbool.h>
+#include <stdint.h>
 
+#include "broker/bridge/local/arrays.h"
+#include "ipc/wire.h"
+
+struct cwb_bridge;
 struct cwb_landing;
+struct cwb_peer;
 
 struct cwb_landing_wish {
     uint64_t size_bytes; /* of the array */

@@ -4,12 +4,18 @@
  * of at once; one that is being fetched is from then on doubtful, and gets no name. The loop's
  * thread owns all.
  */
+#include "broker/bridge/fetch/invalidation.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <utlist.h>
 
-#include "broker/bridge/local/replica_cache.h"
+#include "broker/bridge/bridge.h"
 #include "broker/bridge/fetch/floor.h"
+#include "broker/bridge/fetch/replica.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/local/arrays.h"
+#include "broker/bridge/local/replica_cache.h"
 
 /* Who was told where an array lies has so long to open it, whatever has become of the replica. Who
  * comes later finds it gone, perhaps, and asks anew. */

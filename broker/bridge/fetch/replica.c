@@ -1,44 +1,28 @@
 /*
- * Replicas: remote arrays in local memory, each under its remote name in the directory, where local
- * clients find it without asking anybody.
- *
- *   OPENING --opened--> MAKING --memory--> TAKING --whole, checked--> HELD --changed, unused, or
- *      |  (small arrays come with the answer: no TAKING)               |     the peer is away-->
- * gone
- *      +--it fails: all jobs are told, gone                            v
- *
- * However many clients want one array, it is fetched once: they all wait for the same replica. At
- * other places of this node, on GPUs, it has siblings (co_located.c). What is HELD is what the name
- * means at its owner as far as it can be known: the owner tells of each change, and while there is
- * no link to it, nothing is HELD. Clients that have opened a replica keep it in any case, also
- * under other names that they give it: its block is frozen, and means the same bytes for as long as
- * anybody has it. If this process dies, the broker takes all replicas' names away.
- *
- * Within the node a name never goes back: floor.h. What a client of this node put or removed is
- * outdated before the broker is told that the write is done. Who asks then, or after its owner has
- * told of a change, while it is being fetched, waits for the next one (late); who asked before that
- * gets what was opened before. A client is told where its array lies, at the door and by way of the
- * broker, so that it gets that array though the name may mean another by then; the name is for
- * those who come later, and what is doubtful gets none.
- *
- * Between TAKING and HELD the broker is asked for the name. Where nothing here depends on that
- * (calm), its answer does not wake this process, which may then sleep for as long as it has nothing
- * else to do. So whatever makes the answer matter calls cwb_replica_hurry(): somebody asks for it
- * (cwb_replica_get), or a sibling waits for it (co_located.c). Who sleeps has somebody who wakes
- * him.
+ * Replicas: see replica.h.
  */
+#include "broker/bridge/fetch/replica.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "broker/bridge/local/replica_cache.h"
-#include "broker/bridge/local/fast_path.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/co_located.h"
+#include "broker/bridge/fetch/download.h"
 #include "broker/bridge/fetch/floor.h"
-#include "broker/bridge/wire/hash.h"
+#include "broker/bridge/fetch/invalidation.h"
+#include "broker/bridge/fetch/replica_gc.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/local/arrays.h"
 #include "broker/bridge/local/broker_channel.h"
+#include "broker/bridge/local/fast_path.h"
+#include "broker/bridge/local/replica_cache.h"
 #include "broker/bridge/memory.h"
-#include "broker/bridge/fetch/replica.h"
-#include "ipc/base/meta.h"
+#include "broker/bridge/wire/frame.h"
+#include "broker/bridge/wire/hash.h"
 #include "ipc/array/remote_name.h"
+#include "ipc/base/meta.h"
 
 #define TRIES 4 /* of an array that is written to, or whose owner starts anew */
 

@@ -1,11 +1,40 @@
 /*
- * Replica: what replica.c and co_located.c share. See replica.c for its states.
+ * Replicas: remote arrays in local memory, each under its remote name in the directory, where local
+ * clients find it without asking anybody.
+ *
+ *   OPENING --opened--> MAKING --memory--> TAKING --whole, checked--> HELD
+ *      |  (small arrays come with the answer: no TAKING)               |
+ *      |                                 changed, unused, or the peer is away
+ *      |                                                               v
+ *      +--it fails: all jobs are told--------------------------------> gone
+ *
+ * However many clients want one array, it is fetched once: they all wait for the same replica. At
+ * other places of this node, on GPUs, it has siblings (co_located.c). What is HELD is what the name
+ * means at its owner as far as it can be known: the owner tells of each change, and while there is
+ * no link to it, nothing is HELD. Clients that have opened a replica keep it in any case, also
+ * under other names that they give it: its block is frozen, and means the same bytes for as long as
+ * anybody has it. If this process dies, the broker takes all replicas' names away.
+ *
+ * Within the node a name never goes back: floor.h. What a client of this node put or removed is
+ * outdated before the broker is told that the write is done. Who asks then, or after its owner has
+ * told of a change, while it is being fetched, waits for the next one (late); who asked before that
+ * gets what was opened before. A client is told where its array lies, at the door and by way of the
+ * broker, so that it gets that array though the name may mean another by then; the name is for
+ * those who come later, and what is doubtful gets none.
+ *
+ * Between TAKING and HELD the broker is asked for the name. Where nothing here depends on that
+ * (calm), its answer does not wake this process, which may then sleep for as long as it has nothing
+ * else to do. So whatever makes the answer matter calls cwb_replica_hurry(): somebody asks for it
+ * (cwb_replica_get), or a sibling waits for it (co_located.c). Who sleeps has somebody who wakes
+ * him.
  */
 #ifndef CW_BROKER_BRIDGE_FETCH_REPLICA_H
 #define CW_BROKER_BRIDGE_FETCH_REPLICA_H
 
-#include "broker/bridge/local/job.h"
+#include "broker/bridge/fetch/download.h"
 #include "broker/bridge/fetch/gpu_receive.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/local/job.h"
 
 struct cwb_replica {
     struct cwb_waiter waiter; /* first: it is cast back */
@@ -45,7 +74,6 @@ struct cwb_replica {
     UT_hash_handle hh;
 };
 
-/* ---- replica.c ---- */
 /* Fetches it, or has it copied from a sibling. */
 void cwb_replica_begin(struct cwb_replica *replica);
 /* What was being fetched is given up, and fetched again. */
@@ -62,31 +90,11 @@ void cwb_replica_let_go(struct cwb_replica *replica);
  * one. */
 void cwb_replica_hurry(struct cwb_replica *replica);
 
+/* A local client wants the array under a remote key. */
+void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job);
+
 struct cwb_replica *cwb_replica_find(struct cwb_bridge *bridge, const struct cw_name_key *key);
-
-/* ---- invalidation.c ---- */
-/* It may be found no more from now on, or will not be. If it is whole it is gone, or begins anew.
- */
-void cwb_doubts_outdate(struct cwb_replica *replica);
-/* Ends our hold on its array, if there is one: later, where somebody may be about to open it. */
-void cwb_doubts_part(struct cwb_replica *replica);
-/* Ends such holds. Returns when it wants to be called again. */
-int64_t cwb_doubts_tick(struct cwb_bridge *bridge);
-
-/* ---- replica_gc.c ---- */
-/* Looks at all that are HELD on GPUs, now: memory is needed there. true: there are some. */
-bool cwb_looks_at_gpus(struct cwb_bridge *bridge);
-/* Lets go of what nobody uses. Returns when it wants to be called again. */
-int64_t cwb_looks_tick(struct cwb_bridge *bridge);
-
-/* ---- co_located.c ---- */
-/* Its array is to come onto a GPU, or from another place of this node: size and place are filled
- * in. */
-void cwb_replica_land(struct cwb_replica *replica, const struct cwb_landing_wish *what);
-/* What came to one place is copied to another on this node; what is coming is waited for. false: it
- * must be fetched. */
-bool cwb_replica_follow(struct cwb_replica *replica);
-/* It is HELD, or gone: siblings that waited for it go on. */
-void cwb_replica_wake(struct cwb_replica *replica);
+/* Returns when it wants to be called again. */
+int64_t cwb_replicas_tick(struct cwb_bridge *bridge);
 
 #endif

@@ -3,12 +3,15 @@
  * tells who holds it, and is not waited for. One that nobody held at some looks in a row is let go:
  * at once where it lies on a GPU, whose memory is dear. The loop's thread owns all.
  */
+#include "broker/bridge/fetch/replica_gc.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/replica.h"
 #include "broker/bridge/local/broker_channel.h"
 #include "broker/bridge/memory.h"
-#include "broker/bridge/fetch/replica.h"
 
 #define LOOK_NS      10000000000 /* between looks at one replica */
 #define LOOKS_MOST   64u         /* of one turn */

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "broker/bridge/memory.h"
-#include "broker/bridge/parts.h"
 #include "ipc/base/name_key.h"
 
 static void told(struct cwb_work *work) {

@@ -14,7 +14,7 @@
  * yet, so that all of them are at work from the first chunks on, as these become ready at the other
  * side, and none has much left when the others are done.
  *
- * The array may be a ring of fewer bytes than come (parts.h): a chunk is asked for only when its
+ * The array may be a ring of fewer bytes than come (download.h): a chunk is asked for only when its
  * place is free, which it is again when the owner has said so (cwb_chunks_landed).
  *
  * A struct cwb_chunks has references and, where streams read too, a lease of its own on the array:

@@ -10,12 +10,14 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "broker/bridge/memory.h"
 #include "broker/bridge/link/stream.h"
+#include "broker/bridge/memory.h"
+#include "broker/bridge/wire/send.h"
+#include "broker/bridge/wire/turns.h"
 #include "ipc/client.h"
 #include "shm/base/error.h"
-#include "shm/base/wait.h"
 #include "shm/base/thread.h"
+#include "shm/base/wait.h"
 
 #define TICK_NS 100000000 /* heartbeats and idle streams are looked at no more often */
 

@@ -12,10 +12,16 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "broker/bridge/local/broker_channel.h"
-#include "broker/bridge/parts.h"
-#include "shm/base/wait.h"
+#include "broker/bridge/link/identity.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/link/receive.h"
+#include "broker/bridge/link/stall.h"
 #include "broker/bridge/link/stream.h"
+#include "broker/bridge/link/streams.h"
+#include "broker/bridge/local/broker_channel.h"
+#include "broker/bridge/serve/serve.h"
+#include "broker/bridge/wire/send.h"
+#include "shm/base/wait.h"
 
 #define LINES_MOST  256u /* of the log at once, about one peer's connections */
 #define LINE_NS     250000000

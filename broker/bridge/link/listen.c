@@ -3,6 +3,8 @@
  * for whose start nobody waits goes on without those that it cannot have, and tries them again:
  * this node can still call others.
  */
+#include "broker/bridge/link/listen.h"
+
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -12,7 +14,8 @@
 #include <unistd.h>
 
 #include "broker/bridge/bridge.h"
-#include "broker/bridge/parts.h"
+#include "broker/bridge/io/io.h"
+#include "broker/bridge/link/link.h"
 #include "broker/bridge/link/taker.h"
 
 #define BACKLOG      4096

@@ -5,11 +5,16 @@
  * comes later it goes nowhere, and is no breach. The loop's thread owns all; if this process dies
  * they are gone.
  */
+#include "broker/bridge/link/stall.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/download.h"
+#include "broker/bridge/link/link.h"
 #include "broker/bridge/memory.h"
-#include "broker/bridge/parts.h"
+#include "broker/bridge/wire/frame.h"
 
 /* Those whose answers need nobody else. Of arrays' bytes the take knows more; a WAIT may be long.
  */

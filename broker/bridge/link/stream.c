@@ -8,7 +8,10 @@
 
 #include "broker/bridge/fetch/transfer_plan.h"
 #include "broker/bridge/memory.h"
-#include "broker/bridge/parts.h"
+#include "broker/bridge/serve/upload.h"
+#include "broker/bridge/wire/receive.h"
+#include "broker/bridge/wire/send.h"
+#include "broker/bridge/wire/turns.h"
 
 static void end(struct cwb_stream *stream);
 
@@ -331,8 +334,8 @@ static void give(struct cwb_note *note) {
     answer->stream->parked--;
     if (!answer->source) {
         cwb_wire_reply(wire, CWB_READ, answer->id, answer->status, answer->detail, NULL, 0);
-    } else if (wire->ended || !cwb_wire_send_piece(wire, answer->id, answer->source, &answer->read,
-                                                   answer->bytes)) {
+    } else if (wire->ended ||
+               !cwb_source_send(answer->source, wire, answer->id, &answer->read, answer->bytes)) {
         cwb_source_let_go(answer->source, wire->loop, &answer->read, false);
     } else {
         cwb_source_drop(answer->source, wire->loop);

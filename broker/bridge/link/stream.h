@@ -30,6 +30,7 @@
 
 struct cwb_chunks;
 struct cwb_link;
+struct cwb_source;
 
 struct cwb_ask { /* a READ of ours; chunks NULL: the place is free */
     uint64_t id;

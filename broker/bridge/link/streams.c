@@ -9,15 +9,25 @@
  * fails is repeated after STREAM_PAUSE_NS, while large arrays are wanted; nothing waits for it,
  * they go over what there is.
  */
+#include "broker/bridge/link/streams.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/download.h"
 #include "broker/bridge/fetch/transfer_plan.h"
+#include "broker/bridge/io/helpers.h"
+#include "broker/bridge/io/io.h"
+#include "broker/bridge/io/io_thread.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/link/stream.h"
 #include "broker/bridge/memory.h"
 #include "broker/bridge/serve/staging.h"
-#include "broker/bridge/link/stream.h"
+#include "broker/bridge/wire/wire.h"
 
 #define STREAM_PAUSE_NS 1000000000
 

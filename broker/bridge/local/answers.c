@@ -5,10 +5,15 @@
  * or was not asked for, is left out, and the log says so once for each peer. Making memory for the
  * texts may block, and there may be many, so a helper does it.
  */
+#include "broker/bridge/local/answers.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/bridge.h"
 #include "broker/bridge/fetch/floor.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/local/job.h"
 #include "ipc/base/layout.h"
 
 /* A name of which something stands here, or is coming: is it in the peer's list? What is told there

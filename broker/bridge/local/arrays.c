@@ -1,5 +1,5 @@
 /*
- * Memory and names of this node: see parts.h. A helper thread does what may take long (a slab of
+ * Memory and names of this node: see arrays.h. A helper thread does what may take long (a slab of
  * gigabytes is allocated in full, at about 1 s/GiB); libcableway may be called from any thread.
  *
  * The reserve: an array that nobody uses, of as many bytes as may come with the answer to an OPEN,
@@ -7,14 +7,17 @@
  * makes the next, and touches its pages, so that who reads into it does not stop at each. Where
  * there is no memory for one, the array is made as any other, and its bytes are asked for then.
  */
+#include "broker/bridge/local/arrays.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/bridge.h"
 #include "broker/bridge/memory.h"
-#include "broker/bridge/parts.h"
-#include "ipc/request/channel.h"
+#include "broker/bridge/wire/frame.h"
 #include "ipc/base/meta.h"
 #include "ipc/base/name_key.h"
+#include "ipc/request/channel.h"
 
 #define CLOSE_BYTES   (8u << 20) /* to give so much back takes the kernel a millisecond */
 #define RESERVE_BYTES (CWB_AHEAD_MAX * CWB_READ_MAX)

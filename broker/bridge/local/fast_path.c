@@ -11,10 +11,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "broker/bridge/bridge.h"
 #include "broker/bridge/local/replica_cache.h"
 #include "broker/bridge/memory.h"
-#include "ipc/request/address.h"
 #include "ipc/client.h"
+#include "ipc/request/address.h"
 #include "shm/base/wait.h"
 
 #define BACKLOG 64

@@ -8,10 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "broker/bridge/local/once.h"
-#include "broker/bridge/local/fast_path.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/replica.h"
+#include "broker/bridge/link/peer.h"
 #include "broker/bridge/local/broker_channel.h"
+#include "broker/bridge/local/fast_path.h"
+#include "broker/bridge/local/once.h"
+#include "broker/bridge/local/outgoing_put.h"
+#include "broker/bridge/local/questions.h"
 #include "broker/bridge/memory.h"
+#include "broker/bridge/serve/serve.h"
+#include "broker/bridge/wire/frame.h"
 #include "ipc/base/meta.h"
 
 #define AGAIN_NS         10000000 /* there was no memory to ask: when that is tried again */

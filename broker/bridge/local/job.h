@@ -6,7 +6,10 @@
 #ifndef CW_BROKER_BRIDGE_LOCAL_JOB_H
 #define CW_BROKER_BRIDGE_LOCAL_JOB_H
 
-#include "broker/bridge/parts.h"
+#include <stdint.h>
+
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/memory.h"
 #include "ipc/base/name_key.h"
 
 struct cwb_visitor;
@@ -38,14 +41,11 @@ int cwb_job_begin(struct cwb_bridge *bridge, struct cwb_visitor *visitor,
 /* Frees it without an answer: whoever calls answers for its number, which is returned. */
 uint64_t cwb_job_release(struct cwb_job *job);
 
-/* outgoing_put.c, questions.c: begin a job; they own it from then on. */
-void cwb_job_put(struct cwb_job *job);
-void cwb_job_ask(struct cwb_job *job);
-/* The text about all peers. */
-void cwb_job_peers(struct cwb_job *job);
-/* answers.c: answers with an array of bytes, texts that are each terminated. They are copied. */
-void cwb_job_texts(struct cwb_job *job, const char *texts, uint64_t size_bytes);
-/* The same of what the job's peer calls names: what are none are left out. */
-void cwb_job_names(struct cwb_job *job, const char *texts, uint64_t size_bytes);
+/* 0 or -EDQUOT. */
+int cwb_jobs_init(struct cwb_bridge *bridge);
+/* Asks for changes where they are wanted. Returns when it wants to be called again. */
+int64_t cwb_jobs_tick(struct cwb_bridge *bridge);
+/* From now on changes of names are to be told (cwb_serve_changes). */
+void cwb_jobs_watch(struct cwb_bridge *bridge);
 
 #endif

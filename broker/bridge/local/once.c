@@ -6,6 +6,10 @@
 #include <string.h>
 #include <time.h>
 
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/wire/frame.h"
 #include "ipc/base/meta.h"
 
 uint64_t cwb_deed_now_ns(void) {

@@ -5,14 +5,22 @@
  * A link that ends before the answer leaves the outcome open: the offer is made again with the same
  * token, by which the peer's broker knows whether it was done (once.h).
  */
+#include "broker/bridge/local/outgoing_put.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "broker/bridge/local/once.h"
+#include "broker/bridge/bridge.h"
 #include "broker/bridge/fetch/floor.h"
-#include "broker/bridge/wire/hash.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/local/arrays.h"
 #include "broker/bridge/local/job.h"
+#include "broker/bridge/local/once.h"
 #include "broker/bridge/memory.h"
+#include "broker/bridge/serve/upload.h"
+#include "broker/bridge/wire/frame.h"
+#include "broker/bridge/wire/hash.h"
 
 struct putting {
     struct cwb_waiter waiter; /* first: it is cast back */

@@ -3,16 +3,26 @@
  * link that ends lets them ask again over the next one; a REMOVE is done once all the same
  * (once.h).
  */
+#include "broker/bridge/local/questions.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "broker/bridge/local/once.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/download.h"
 #include "broker/bridge/fetch/floor.h"
-#include "broker/bridge/wire/hash.h"
-#include "broker/bridge/local/job.h"
-#include "broker/bridge/memory.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
 #include "broker/bridge/link/stream.h"
+#include "broker/bridge/local/answers.h"
+#include "broker/bridge/local/arrays.h"
+#include "broker/bridge/local/job.h"
+#include "broker/bridge/local/once.h"
+#include "broker/bridge/memory.h"
+#include "broker/bridge/wire/frame.h"
+#include "broker/bridge/wire/hash.h"
+#include "broker/bridge/wire/wire.h"
 
 #define TWIN_TOLD_NS 60000000000
 

@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 
+#include "broker/bridge/bridge.h"
 #include "broker/bridge/local/broker_channel.h"
 #include "broker/bridge/memory.h"
 #include "shm/names/unnamed.h"

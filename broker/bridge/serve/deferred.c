@@ -20,11 +20,17 @@
  * The loop's thread owns all. If this process dies so do its links, and with them who asked; if the
  * broker dies, so does this process.
  */
+#include "broker/bridge/serve/deferred.h"
+
 #include <stdlib.h>
 #include <string.h>
+
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/local/arrays.h"
 #include "broker/bridge/local/broker_channel.h"
 #include "broker/bridge/memory.h"
-#include "broker/bridge/parts.h"
+#include "broker/bridge/serve/serve.h"
 #include "ipc/request/channel.h"
 
 #define PROBE_NS  500000000

@@ -19,14 +19,23 @@
  * measure of their own, CWB_OFFERED_OWN of each peer: they wait for no large one, and for nobody
  * else's.
  */
+#include "broker/bridge/serve/incoming_put.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "broker/bridge/local/once.h"
-#include "broker/bridge/wire/hash.h"
-#include "broker/bridge/local/job.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/download.h"
 #include "broker/bridge/fetch/gpu_receive.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/local/arrays.h"
+#include "broker/bridge/local/job.h"
+#include "broker/bridge/local/once.h"
 #include "broker/bridge/memory.h"
+#include "broker/bridge/serve/deferred.h"
+#include "broker/bridge/serve/serve.h"
+#include "broker/bridge/wire/hash.h"
 
 #define KEEP_NS     600000000000
 #define KEPT_MAX    8192u /* outcomes of one peer */

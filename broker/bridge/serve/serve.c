@@ -1,21 +1,34 @@
 /*
- * What peers ask of this node: see parts.h. Every request is looked at here for whether its sender
+ * What peers ask of this node: see serve.h. Every request is looked at here for whether its sender
  * may make it. Who may not read a name hears what it would hear if there were none; names are read
  * in the directory, which asks nobody.
  *
  * What is answered later (a served request) is kept by its link until then; a link that ends takes
  * the answers' way, not the work.
  */
+#include "broker/bridge/serve/serve.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/fetch/invalidation.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/link/streams.h"
+#include "broker/bridge/local/arrays.h"
 #include "broker/bridge/local/once.h"
+#include "broker/bridge/serve/deferred.h"
+#include "broker/bridge/serve/incoming_put.h"
+#include "broker/bridge/serve/name_lists.h"
+#include "broker/bridge/serve/remove.h"
+#include "broker/bridge/serve/upload.h"
+#include "broker/bridge/serve/waits.h"
+#include "broker/bridge/serve/watch.h"
 #include "broker/bridge/wire/hash.h"
-#include "broker/bridge/parts.h"
+#include "broker/bridge/wire/send.h"
 #include "ipc/base/meta.h"
-#include "ipc/request/channel.h"
 #include "ipc/base/name_key.h"
+#include "ipc/request/channel.h"
 
 #define AGAIN_NS 1000000000
 

@@ -6,10 +6,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "broker/bridge/memory.h"
-#include "broker/bridge/serve/staging_buffers.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/link/link.h"
 #include "broker/bridge/link/stream.h"
+#include "broker/bridge/local/arrays.h"
+#include "broker/bridge/memory.h"
+#include "broker/bridge/serve/deferred.h"
+#include "broker/bridge/serve/serve.h"
+#include "broker/bridge/serve/staging_buffers.h"
+#include "broker/bridge/serve/upload.h"
 #include "broker/bridge/wire/checksum.h"
+#include "broker/bridge/wire/frame.h"
 #include "ipc/array/mover_copy.h"
 #include "ipc/base/name_key.h"
 
@@ -334,7 +341,7 @@ static bool send_parked(struct cwb_stage *stage, const struct parked *what, cons
         return cwb_stream_send_piece(what->stream, what->id, stage->source, &what->read, bytes);
     uint64_t id = what->served->id;
     struct cwb_link *link = cwb_served_leave(what->served);
-    return cwb_wire_send_piece(&link->wire, id, stage->source, &what->read, bytes);
+    return cwb_source_send(stage->source, &link->wire, id, &what->read, bytes);
 }
 
 /* Sends what is here. */

@@ -31,9 +31,17 @@
 #ifndef CW_BROKER_BRIDGE_SERVE_STAGING_H
 #define CW_BROKER_BRIDGE_SERVE_STAGING_H
 
-#include "broker/bridge/parts.h"
+#include <stdbool.h>
+#include <stdint.h>
 
+#include "broker/bridge/wire/frame.h"
+#include "ipc/cableway.h"
+
+struct cwb_bridge;
+struct cwb_served;
+struct cwb_source;
 struct cwb_stage;
+struct cwb_stream;
 
 /* Begins to stage; array (CW_DISTANT) is the stage's from now on. The source stays until
  * cwb_stage_end(). read_max: what a READ of this peer asks for. NULL: there is no memory, and the

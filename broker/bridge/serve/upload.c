@@ -1,5 +1,5 @@
 /*
- * Sources: arrays of this node that a peer reads by pieces; see frame.h and parts.h.
+ * Sources: arrays of this node that a peer reads by pieces; see frame.h and upload.h.
  *
  * A source holds a lease on its array, so that its memory stays while it is read, and is hashed as
  * it goes out, by whoever sends, while its bytes lie in a cache (checksum.h), and what was not read
@@ -22,14 +22,23 @@
  * the last reference it hands over to the loop, and is told of a piece when it is there. So it is
  * with the last reference of a pushed one, and with the news that all of it was sent.
  */
+#include "broker/bridge/serve/upload.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <utlist.h>
 
-#include "broker/bridge/memory.h"
-#include "broker/bridge/serve/staging.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
 #include "broker/bridge/link/stream.h"
+#include "broker/bridge/link/streams.h"
+#include "broker/bridge/local/arrays.h"
+#include "broker/bridge/memory.h"
+#include "broker/bridge/serve/serve.h"
+#include "broker/bridge/serve/staging.h"
 #include "broker/bridge/wire/checksum.h"
+#include "broker/bridge/wire/send.h"
 
 #define AT_ONCE_BYTES (1u << 20)  /* so much is hashed by the loop itself */
 #define HASH_BYTES    (32u << 20) /* and so much by a helper, before it does something else */
@@ -348,6 +357,19 @@ void cwb_source_let_go(struct cwb_source *source, const struct cwb_loop *loop,
     cwb_source_drop(source, loop);
 }
 
+static void on_piece(void *owner, const struct cwb_loop *loop, const struct cwb_read *read,
+                     bool sent) {
+    cwb_source_let_go(owner, loop, read, sent);
+}
+
+bool cwb_source_send(struct cwb_source *source, struct cwb_wire *wire, uint64_t id,
+                     const struct cwb_read *read, const uint8_t *bytes) {
+    if (!cwb_wire_send_piece(wire, id, read, bytes, on_piece, source))
+        return false;
+    cwb_source_ref(source);
+    return true;
+}
+
 /* Is it one that was agreed on, of an array that is there? 0 and one reference, -EPROTO, or (the
  * refusal, without a reference) -ESTALE. */
 static int look_up(struct cwb_bridge *bridge, struct cwb_peer *peer, const struct cwb_loop *loop,
@@ -386,8 +408,8 @@ int cwb_source_serve_read(struct cwb_link *link, const struct cwb_frame *frame) 
     else if (source->stage)
         cwb_link_reply(link, CWB_READ, frame->head.id, -EDQUOT, cw_detail(), NULL, 0);
     else
-        (void)cwb_wire_send_piece(&link->wire, frame->head.id, source, read,
-                                  cwb_source_at(source, read->offset_bytes));
+        (void)cwb_source_send(source, &link->wire, frame->head.id, read,
+                              cwb_source_at(source, read->offset_bytes));
     cwb_source_unref(source);
     return 0;
 }
@@ -404,7 +426,7 @@ int cwb_source_serve_far_read(struct cwb_stream *stream, const struct cwb_frame 
     const uint8_t *bytes = source->stage ? cwb_stage_take(source->stage, read)
                                          : cwb_source_at(source, read->offset_bytes);
     if (bytes) {
-        if (cwb_wire_send_piece(&stream->wire, frame->head.id, source, read, bytes))
+        if (cwb_source_send(source, &stream->wire, frame->head.id, read, bytes))
             cwb_source_drop(source, stream->wire.loop);
         else
             cwb_source_let_go(source, stream->wire.loop, read, false);
@@ -457,8 +479,8 @@ void cwb_source_push(struct cwb_link *link, const struct cwb_frame *frame,
     struct cwb_frame closing = {.head = {.op = CWB_CLOSE, .id = frame->head.id + 1 + count}};
     for (uint32_t i = 0; i < count; i++) {
         struct cwb_read read = cwb_link_piece(link, source->id, source->size_bytes, i);
-        if (!cwb_wire_send_piece(&link->wire, frame->head.id + 1 + i, source, &read,
-                                 cwb_source_at(source, read.offset_bytes)))
+        if (!cwb_source_send(source, &link->wire, frame->head.id + 1 + i, &read,
+                             cwb_source_at(source, read.offset_bytes)))
             return; /* the link ends */
     }
     if (!source->pushed)

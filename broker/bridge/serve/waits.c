@@ -1,5 +1,5 @@
 /*
- * Waits: names that peers wait for (WAIT); see parts.h. The loop's thread owns them.
+ * Waits: names that peers wait for (WAIT); see waits.h. The loop's thread owns them.
  *
  * The broker tells that there are new names, not which, so after each such news every wait is
  * looked at, in slices of SLICE_NS a turn, LOOKS of each peer in turn: who waits for one name hears
@@ -7,11 +7,19 @@
  * being looked at make them be looked at once more. A wait goes with its answer, its CANCEL or its
  * link.
  */
+#include "broker/bridge/serve/waits.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <utlist.h>
 
-#include "broker/bridge/parts.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/local/job.h"
+#include "broker/bridge/memory.h"
+#include "broker/bridge/serve/deferred.h"
+#include "broker/bridge/serve/serve.h"
 #include "shm/base/wait.h"
 
 #define SLICE_NS 200000

@@ -24,6 +24,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #include "ipc/base/node.h"
 #include "ipc/wire.h"
@@ -203,6 +204,10 @@ int cwb_head_check(const struct cw_message *head, bool greeted, uint32_t read_ma
 /* Checks a whole frame whose head was checked; body is of head->size_bytes - 24 bytes, of a READ's
  * reply the struct cwb_read alone (its data are not looked at). 0 or -EPROTO with the sentence. */
 int cwb_frame_parse(const struct cw_message *head, const void *body, struct cwb_frame *out);
+/* The size of a frame of a head and parts, and its bytes, at `frame`. */
+uint32_t cwb_frame_bytes(const struct iovec *parts, uint32_t count);
+void cwb_frame_fill(uint8_t *frame, const struct cw_message *head, const struct iovec *parts,
+                    uint32_t count);
 /* Is this a key: a namespace, NUL, and a name, or (prefix) the begin of one? 0 or -EPROTO. */
 int cwb_key_check(const char *key, uint32_t key_bytes, bool prefix);
 

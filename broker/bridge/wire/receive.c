@@ -1,10 +1,15 @@
 /*
  * What comes in over a wire: bytes to TLS, TLS to frames, frames to the wire's owner. See wire.h.
  */
+#include "broker/bridge/wire/receive.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "broker/bridge/memory.h"
+#include "broker/bridge/tls/tls.h"
+#include "broker/bridge/wire/frame.h"
+#include "broker/bridge/wire/turns.h"
 #include "broker/bridge/wire/wire.h"
 #include "ipc/base/layout.h"
 #include "shm/base/error.h"

@@ -12,11 +12,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "broker/bridge/wire/hash.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/io/io.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/link/peer_list.h"
 #include "broker/bridge/local/broker_channel.h"
 #include "broker/bridge/local/job.h"
 #include "broker/bridge/memory.h"
+#include "broker/bridge/tls/folder.h"
+#include "broker/bridge/tls/tls.h"
 #include "broker/bridge/wire/checksum.h"
+#include "broker/bridge/wire/hash.h"
 #include "ipc/client.h"
 #include "ipc/request/channel.h"
 

@@ -172,8 +172,8 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
         code = cwb_jobs_init(bridge);
     if (code == 0 && !(bridge->board = cwb_board_new(bridge)))
         cwb_log("no board for arrays without a name: %s", cw_detail());
-    if (code == 0 && cwb_door_new(bridge) != 0)
-        cwb_log("no quick way for gets: %s", cw_detail());
+    if (code == 0 && cwb_fast_path_new(bridge) != 0)
+        cwb_log("no fast path for gets: %s", cw_detail());
     if (code == 0)
         cwb_local_reserve(bridge);
     return code;

@@ -62,14 +62,14 @@ static void answer(struct cwb_replica *replica, struct cwb_job *job) {
     } placed;
     replica->answered_ns = replica->bridge->loop.now_ns;
     if (!job->id) {
-        cwb_door_answer(job, 0, &replica->put, replica->came);
+        cwb_fast_path_answer(job, 0, &replica->put, replica->came);
         return;
     }
     if (!fits_answer(replica)) {
         cwb_job_done(job, 0, NULL, 0);
         return;
     }
-    cwb_door_place(replica->bridge, &replica->put, &placed.head);
+    cwb_fast_path_location(replica->bridge, &replica->put, &placed.head);
     memcpy(placed.meta, replica->came, replica->put.meta_bytes);
     cwb_job_done(job, 0, &placed, (uint32_t)sizeof placed.head + replica->put.meta_bytes);
 }

@@ -18,9 +18,9 @@
  * Within the node a name never goes back: floor.h. What a client of this node put or removed is
  * outdated before the broker is told that the write is done. Who asks then, or after its owner has
  * told of a change, while it is being fetched, waits for the next one (late); who asked before that
- * gets what was opened before. A client is told where its array lies, at the door and by way of the
- * broker, so that it gets that array though the name may mean another by then; the name is for
- * those who come later, and what is doubtful gets none.
+ * gets what was opened before. A client is told where its array lies, over the fast path and by way
+ * of the broker, so that it gets that array though the name may mean another by then; the name is
+ * for those who come later, and what is doubtful gets none.
  *
  * Between TAKING and HELD the broker is asked for the name. Where nothing here depends on that
  * (calm), its answer does not wake this process, which may then sleep for as long as it has nothing

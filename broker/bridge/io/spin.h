@@ -22,7 +22,7 @@ struct cwb_awake {
     bool spare; /* cores */
     int64_t until_ns;
     int64_t asked_ns;    /* since when it has been awake for an answer; 0: it is not */
-    unsigned naps, vain; /* as a client's door_naps and door_vain (ipc/client.h) */
+    unsigned naps, vain; /* ipc/client.h has the same for a client that waits */
 };
 
 void cwb_awake_init(struct cwb_awake *awake, unsigned cores);

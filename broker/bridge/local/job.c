@@ -222,7 +222,7 @@ static void begin(struct cwb_jobs *jobs, const struct cw_remote_job *head, const
         tell_end(jobs->bridge, head->job, -EDQUOT, NULL, 0);
 }
 
-int cwb_job_begin(struct cwb_bridge *bridge, struct cwb_visitor *visitor,
+int cwb_job_begin(struct cwb_bridge *bridge, struct cwb_local_client *local_client,
                   const struct cw_remote_job *head, const uint8_t *body, uint32_t body_bytes) {
     struct cwb_job *job = calloc(1, sizeof *job + body_bytes);
     if (!job)
@@ -231,12 +231,12 @@ int cwb_job_begin(struct cwb_bridge *bridge, struct cwb_visitor *visitor,
         job->head = *head;
     job->id = job->head.job;
     job->bridge = bridge;
-    job->visitor = visitor;
-    if (visitor)
-        cwb_door_took(visitor, job);
+    job->local_client = local_client;
+    if (local_client)
+        cwb_fast_path_took(local_client, job);
     else
         HASH_ADD(hh, bridge->jobs->jobs, id, sizeof job->id, job);
-    if (!visitor && !CWD_ADDED(job)) {
+    if (!local_client && !CWD_ADDED(job)) {
         free(job);
         return cwb_no_memory("a request to another node");
     }
@@ -259,7 +259,7 @@ int cwb_job_begin(struct cwb_bridge *bridge, struct cwb_visitor *visitor,
 void cwb_job_done(struct cwb_job *job, int status, const void *body, uint32_t body_bytes) {
     if (!job->id) {
         CW_ASSERT(status < 0);
-        cwb_door_answer(job, status, NULL, NULL);
+        cwb_fast_path_answer(job, status, NULL, NULL);
         return;
     }
     tell_end(job->bridge, job->id, status, body, body_bytes);

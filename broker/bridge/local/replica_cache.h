@@ -1,7 +1,7 @@
 /*
  * The bridge's board (shm/names/unnamed.h): what is here, whole and checked, and waits for its
- * name. Clients get it with the first answer at the door. The loop's thread owns it; without one
- * (no memory was left) clients ask at the door each time.
+ * name. Clients get it with the first answer over the fast path. The loop's thread owns it; without
+ * one (no memory was left) clients ask over the fast path each time.
  */
 #ifndef CW_BROKER_BRIDGE_LOCAL_REPLICA_CACHE_H
 #define CW_BROKER_BRIDGE_LOCAL_REPLICA_CACHE_H

@@ -170,8 +170,8 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
         code = cwb_home_new(bridge, &bridge->home);
     if (code == 0)
         code = cwb_jobs_init(bridge);
-    if (code == 0 && !(bridge->board = cwb_board_new(bridge)))
-        cwb_log("no board for arrays without a name: %s", cw_detail());
+    if (code == 0 && !(bridge->replica_cache = cwb_replica_cache_new(bridge)))
+        cwb_log("no replica cache for arrays without a name: %s", cw_detail());
     if (code == 0 && cwb_fast_path_new(bridge) != 0)
         cwb_log("no fast path for gets: %s", cw_detail());
     if (code == 0)
@@ -235,7 +235,7 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
         bool busy = bridge->loop.dirty || bridge->loop.held || bridge->hurry || bridge->lists ||
                     cwb_changes_due(bridge) || bridge->loop.now_ns < bridge->awake.until_ns;
         wait(bridge, busy || left_ns < 0 ? 0 : ring_ns == INT64_MAX ? -1 : left_ns);
-        cwb_board_here(bridge);
+        cwb_replica_cache_here(bridge);
         cwb_home_turn(bridge->home);
     }
 }

@@ -82,7 +82,7 @@ _Static_assert(CWB_OUT_MAX + 3 * CWB_LISTS_BYTES + CWB_WAITS_MAX * 512 + CWB_WAT
                    CWB_PEER_BYTES,
                "a peer's part of the bridge's memory");
 
-struct cwb_board;
+struct cwb_replica_cache;
 struct cwb_job;
 struct cwb_jobs;
 struct cwb_lingering;
@@ -149,14 +149,14 @@ struct cwb_bridge {
     uint32_t peer_count;
     struct cwb_stamp peers_stamp; /* the file, as it was last read */
     int64_t peers_looked_ns;
-    struct cwb_link *links;       /* all that are not freed */
-    uint32_t unknown;             /* links that have not shown who they are */
-    int64_t unknown_told_ns;      /* that one of them ended; 0: never */
-    uint64_t shaking_turn;        /* the last turn in which one of them shook hands, */
-    int64_t shaking_ns;           /* and for how long all did */
-    struct cwb_jobs *jobs;        /* job.c */
-    struct cwb_board *board;      /* replica_cache.c; NULL: none */
-    struct cwb_replica *replicas; /* replica.c, by key */
+    struct cwb_link *links;                  /* all that are not freed */
+    uint32_t unknown;                        /* links that have not shown who they are */
+    int64_t unknown_told_ns;                 /* that one of them ended; 0: never */
+    uint64_t shaking_turn;                   /* the last turn in which one of them shook hands, */
+    int64_t shaking_ns;                      /* and for how long all did */
+    struct cwb_jobs *jobs;                   /* job.c */
+    struct cwb_replica_cache *replica_cache; /* replica_cache.c; NULL: none */
+    struct cwb_replica *replicas;            /* replica.c, by key */
     struct cwb_replica *looks; /* replica_gc.c: the same, who was not looked at for longest first */
     struct cwb_awake awake;    /* when the loop looks and does not sleep */
     struct cwb_lingering *lingering; /* invalidation.c: the first to go is the first */

@@ -9,8 +9,8 @@
  *
  * Invariant: a replica STANDS if no other fact was told since its owner was asked for it, or if it
  * is the array of the last fact, or a later one by the same run of the owner's broker (which
- * numbers its puts). It can be found (by its name, on the board) only if it stood when it was
- * whole; and before a later fact is told to anybody it is outdated: one store into its block's
+ * numbers its puts). It can be found (by its name, in the replica cache) only if it stood when it
+ * was whole; and before a later fact is told to anybody it is outdated: one store into its block's
  * entry (shm/blocks/block.h), which whoever finds its name at any place looks at last. A job that
  * asks is given what is coming only if that stands at that moment; else it waits for the next one.
  *

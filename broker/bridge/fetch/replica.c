@@ -31,7 +31,7 @@ struct cwb_naming {              /* the broker was asked for a name */
 };
 
 static void replica_free(struct cwb_replica *replica) {
-    cwb_board_take_down(replica);
+    cwb_replica_cache_remove(replica);
     HASH_DEL(replica->bridge->replicas, replica);
     DL_DELETE2(replica->bridge->looks, replica, look_prev, look_next);
     if (replica->followed)
@@ -91,7 +91,7 @@ static void tell_jobs(struct cwb_replica *replica, int status) {
 
 /* What was being fetched is given up, and fetched again. */
 static void begin_anew(struct cwb_replica *replica) {
-    cwb_board_take_down(replica);
+    cwb_replica_cache_remove(replica);
     cwb_doubts_part(replica);
     replica->held = replica->whole = replica->named = false;
     replica->naming = NULL;
@@ -165,7 +165,7 @@ static void hold(struct cwb_replica *replica) {
     LL_CONCAT(replica->jobs, replica->late);
     replica->late = NULL;
     replica->held = true;
-    cwb_board_take_down(replica);
+    cwb_replica_cache_remove(replica);
     tell_jobs(replica, 0);
     if (!replica->on_gpu) /* the name holds it, and gives way where memory is wanted */
         cwb_doubts_part(replica);
@@ -268,7 +268,7 @@ void cwb_replica_put(struct cwb_replica *replica) {
     if (!replica->doubtful) {
         LL_CONCAT(replica->jobs, replica->late); /* new enough for all who ask */
         replica->late = NULL;
-        cwb_board_post(replica);
+        cwb_replica_cache_add(replica);
     }
     bool calm = !tell_at_once(replica);
     if (replica->doubtful) /* nobody is to find it */

@@ -52,7 +52,7 @@ struct cwb_replica {
     struct cwb_naming *naming; /* whole: until the broker has answered */
     bool calm; /* whole: the broker's answer that it has its name wakes nobody (replica.c) */
     struct cw_put put;
-    uint32_t posted;                /* on the board: its place there + 1 */
+    uint32_t cached;                /* in the replica cache: its index there + 1 */
     struct cwb_floor *floor;        /* floor.h */
     struct cwb_replica *next_place; /* there */
     uint64_t sent; /* stamp of the question to its owner (floor.h); 0: it was not asked yet */

@@ -30,7 +30,7 @@ struct cwb_local_client {
     struct cwb_socket socket; /* first: it is cast back */
     struct cwb_fast_path *fast_path;
     struct cwb_job *job; /* under way; NULL: none */
-    bool has_board;
+    bool has_cache;
     uint32_t core;       /* where it asked, + 1; 0: it does not say */
     int64_t answered_ns; /* when it was last answered */
     bool asks_on;        /* the last time it asked again within CW_SPIN_NS */
@@ -86,9 +86,9 @@ void cwb_fast_path_took(struct cwb_local_client *client, struct cwb_job *job) {
     client->job = job;
 }
 
-/* The board goes along, once. room: for one descriptor. */
-static void hand_board(struct cwb_local_client *client, struct msghdr *message, uint8_t *room) {
-    int fd = cwb_board_fd(client->fast_path->bridge);
+/* The replica cache goes along, once. room: for one descriptor. */
+static void hand_cache(struct cwb_local_client *client, struct msghdr *message, uint8_t *room) {
+    int fd = cwb_replica_cache_fd(client->fast_path->bridge);
     if (fd < 0)
         return;
     message->msg_control = room;
@@ -98,7 +98,7 @@ static void hand_board(struct cwb_local_client *client, struct msghdr *message, 
     head->cmsg_type = SCM_RIGHTS;
     head->cmsg_len = CMSG_LEN(sizeof fd);
     memcpy(CMSG_DATA(head), &fd, sizeof fd);
-    client->has_board = true;
+    client->has_cache = true;
 }
 
 /* Who asks again and again, from another core, is waited for awake for a moment. On the same core
@@ -142,8 +142,8 @@ void cwb_fast_path_answer(struct cwb_job *job, int status, const struct cw_put *
     cwb_job_release(job);
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
     _Alignas(struct cmsghdr) uint8_t room[CMSG_SPACE(sizeof(int))] = {0};
-    if (!client->has_board)
-        hand_board(client, &message, room);
+    if (!client->has_cache)
+        hand_cache(client, &message, room);
     if (sendmsg(client->socket.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
         leave(client); /* it went, or does not read */
     else

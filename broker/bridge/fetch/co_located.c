@@ -64,7 +64,7 @@ static struct cwb_replica *sibling(const struct cwb_replica *replica) {
     for (; other; other = other->next_place) {
         if (other == replica || other->followed)
             continue;
-        if (other->held && !other->doubtful)
+        if (other->held && !other->stale)
             return other;
         if (!other->held)
             coming = other;
@@ -94,7 +94,7 @@ bool cwb_replica_follow(struct cwb_replica *replica) {
         cw_array_close(array);
         return false;
     }
-    replica->doubtful = false;
+    replica->stale = false;
     replica->sent = other->sent;
     replica->opened = other->opened;
     replica->opened.inside = 0;

@@ -65,7 +65,7 @@ static struct cwb_replica *another(const struct cwb_floor *floor, uint64_t insta
                                    uint64_t entry) {
     struct cwb_replica *replica;
     for (replica = floor->places; replica; replica = replica->next_place) {
-        if (replica->whole && !replica->doubtful &&
+        if (replica->whole && !replica->stale &&
             (!entry || replica->opened.instance != instance || replica->opened.entry != entry))
             return replica;
     }
@@ -80,7 +80,7 @@ void cwb_floor_raise(struct cwb_replica *replica) {
         return;
     replica->whole = false; /* it is not meant */
     while ((other = another(floor, instance, entry)))
-        cwb_doubts_outdate(other);
+        cwb_replica_invalidate(other);
     replica->whole = true;
     floor->told = ++replica->bridge->stamp;
     floor->instance = instance;
@@ -97,7 +97,7 @@ void cwb_floor_none(struct cwb_bridge *bridge, struct cwb_peer *peer,
         other = another(floor, 0, 0);
         if (!other)
             return;
-        cwb_doubts_outdate(other);
+        cwb_replica_invalidate(other);
     }
 }
 

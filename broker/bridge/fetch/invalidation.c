@@ -1,8 +1,8 @@
 /*
- * Doubts: when a replica no longer means what its name means: its owner told of a change, something
- * later was told here (floor.h), or the link is gone. One that can be found is outdated and let go
- * of at once; one that is being fetched is from then on doubtful, and gets no name. The loop's
- * thread owns all.
+ * Invalidation: when a replica no longer means what its name means: its owner told of a change,
+ * something later was told here (floor.h), or the link is gone. One that can be found is outdated
+ * and let go of at once; one that is being fetched is from then on stale, and gets no name. The
+ * loop's thread owns all.
  */
 #include "broker/bridge/fetch/invalidation.h"
 
@@ -27,7 +27,7 @@ struct cwb_lingering {
     struct cwb_lingering *next;
 };
 
-void cwb_doubts_part(struct cwb_replica *replica) {
+void cwb_replica_release_array(struct cwb_replica *replica) {
     struct cwb_bridge *bridge = replica->bridge;
     struct cwb_lingering *lingering = replica->array && replica->answered_ns &&
                                               bridge->loop.now_ns - replica->answered_ns < LINGER_NS
@@ -45,7 +45,7 @@ void cwb_doubts_part(struct cwb_replica *replica) {
     replica->answered_ns = 0;
 }
 
-int64_t cwb_doubts_tick(struct cwb_bridge *bridge) {
+int64_t cwb_invalidation_tick(struct cwb_bridge *bridge) {
     struct cwb_lingering *first;
     while ((first = bridge->lingering)) {
         if (bridge->loop.now_ns < first->until_ns)
@@ -57,17 +57,17 @@ int64_t cwb_doubts_tick(struct cwb_bridge *bridge) {
     return INT64_MAX;
 }
 
-void cwb_doubts_outdate(struct cwb_replica *replica) {
+void cwb_replica_invalidate(struct cwb_replica *replica) {
     if (replica->whole)
         cwb_replica_let_go(replica);
     else
-        replica->doubtful = true;
+        replica->stale = true;
 }
 
 /* May it be from before the change that its owner tells of? What is coming is taken to be. */
 static bool concerns(const struct cwb_replica *replica, const struct cwb_changed *changed) {
     const struct cwb_opened *opened = &replica->opened;
-    return replica->sent && !replica->doubtful &&
+    return replica->sent && !replica->stale &&
            (!replica->whole || opened->instance != changed->instance ||
             opened->entry <= changed->entry);
 }
@@ -81,7 +81,7 @@ void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame) {
         while (replica && !concerns(replica, &frame->changed))
             replica = replica->next_place;
         if (replica)
-            cwb_doubts_outdate(replica);
+            cwb_replica_invalidate(replica);
     } while (replica);
 }
 
@@ -93,10 +93,10 @@ void cwb_replicas_unlink(struct cwb_peer *peer) {
         do { /* with one of them the floor may end, and others of it */
             struct cwb_floor *left = cwb_floor_find(peer, there.text, there.length);
             replica = left ? left->places : NULL;
-            while (replica && (!replica->sent || replica->doubtful))
+            while (replica && (!replica->sent || replica->stale))
                 replica = replica->next_place;
             if (replica)
-                cwb_doubts_outdate(replica);
+                cwb_replica_invalidate(replica);
         } while (replica);
     }
 }

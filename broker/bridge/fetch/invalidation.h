@@ -14,11 +14,11 @@ struct cwb_replica;
 
 /* It may be found no more from now on, or will not be. If it is whole it is gone, or begins anew.
  */
-void cwb_doubts_outdate(struct cwb_replica *replica);
+void cwb_replica_invalidate(struct cwb_replica *replica);
 /* Ends our hold on its array, if there is one: later, where somebody may be about to open it. */
-void cwb_doubts_part(struct cwb_replica *replica);
+void cwb_replica_release_array(struct cwb_replica *replica);
 /* Ends such holds. Returns when it wants to be called again. */
-int64_t cwb_doubts_tick(struct cwb_bridge *bridge);
+int64_t cwb_invalidation_tick(struct cwb_bridge *bridge);
 /* The owner tells that a name means something else now. */
 void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame);
 /* The peer has no link any more: nobody can say whether its replicas are fresh. */

@@ -44,7 +44,7 @@ static void replica_free(struct cwb_replica *replica) {
         cwb_request_forget(replica->asked);
     cwb_take_cancel(&replica->take);
     cwb_floor_leave(replica);
-    cwb_doubts_part(replica);
+    cwb_replica_release_array(replica);
     free(replica->came);
     free(replica);
 }
@@ -92,7 +92,7 @@ static void tell_jobs(struct cwb_replica *replica, int status) {
 /* What was being fetched is given up, and fetched again. */
 static void begin_anew(struct cwb_replica *replica) {
     cwb_replica_cache_remove(replica);
-    cwb_doubts_part(replica);
+    cwb_replica_release_array(replica);
     replica->held = replica->whole = replica->named = false;
     replica->naming = NULL;
     free(replica->came);
@@ -168,7 +168,7 @@ static void hold(struct cwb_replica *replica) {
     cwb_replica_cache_remove(replica);
     tell_jobs(replica, 0);
     if (!replica->on_gpu) /* the name holds it, and gives way where memory is wanted */
-        cwb_doubts_part(replica);
+        cwb_replica_release_array(replica);
     cwb_replica_wake(replica);
 }
 
@@ -264,14 +264,14 @@ void cwb_replica_put(struct cwb_replica *replica) {
     if (cwb_floor_stands(replica))
         cwb_floor_raise(replica);
     else
-        replica->doubtful = true;
-    if (!replica->doubtful) {
+        replica->stale = true;
+    if (!replica->stale) {
         LL_CONCAT(replica->jobs, replica->late); /* new enough for all who ask */
         replica->late = NULL;
         cwb_replica_cache_add(replica);
     }
     bool calm = !tell_at_once(replica);
-    if (replica->doubtful) /* nobody is to find it */
+    if (replica->stale) /* nobody is to find it */
         cwb_replica_let_go(replica);
     else
         ask_name(replica, &put, calm);
@@ -369,7 +369,7 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     }
     struct cwb_key key = {.key_bytes = replica->there.length, .flags = CWB_WATCH};
     replica->run = replica->peer->run;
-    replica->doubtful = false;
+    replica->stale = false;
     replica->sent = ++replica->bridge->stamp;
     replica->asked = cwb_link_open(link, &key, replica->there.text,
                                    !replica->on_gpu && replica->tries == 0, on_opened, replica);
@@ -445,7 +445,7 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         cwb_replica_let_go(replica);
         replica = NULL;
     }
-    if (replica && !replica->doubtful &&
+    if (replica && !replica->stale &&
         (replica->held || (replica->whole && (!job->id || fits_answer(replica))))) {
         answer(replica, job);
         if (!replica->held) /* it is asked for again and again: the next finds it by its name */
@@ -466,7 +466,7 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         memcpy(replica->gpu, gpu, sizeof replica->gpu);
     }
     /* What was asked for before may be older than what this one knows of. */
-    bool late = replica->sent && (replica->doubtful || !cwb_floor_stands(replica));
+    bool late = replica->sent && (replica->stale || !cwb_floor_stands(replica));
     struct cwb_job **list = late ? &replica->late : &replica->jobs;
     job->next = *list;
     *list = job;
@@ -477,6 +477,6 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
 }
 
 int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
-    int64_t due_ns = cwb_looks_tick(bridge), next_ns = cwb_doubts_tick(bridge);
+    int64_t due_ns = cwb_looks_tick(bridge), next_ns = cwb_invalidation_tick(bridge);
     return next_ns < due_ns ? next_ns : due_ns;
 }

@@ -20,7 +20,7 @@
  * told of a change, while it is being fetched, waits for the next one (late); who asked before that
  * gets what was opened before. A client is told where its array lies, over the fast path and by way
  * of the broker, so that it gets that array though the name may mean another by then; the name is
- * for those who come later, and what is doubtful gets none.
+ * for those who come later, and what is stale gets none.
  *
  * Between TAKING and HELD the broker is asked for the name. Where nothing here depends on that
  * (calm), its answer does not wake this process, which may then sleep for as long as it has nothing
@@ -56,15 +56,15 @@ struct cwb_replica {
     struct cwb_floor *floor;        /* floor.h */
     struct cwb_replica *next_place; /* there */
     uint64_t sent; /* stamp of the question to its owner (floor.h); 0: it was not asked yet */
-    bool doubtful; /* it will not be found: it changed, or the peer was away, or something later was
-                      told, while it was being fetched */
+    bool stale;    /* it will not be found: it changed, or the peer was away, or something later was
+                         told, while it was being fetched */
     bool waited;   /* who wants it has waited for another fetch already */
     unsigned tries, unused;
     int64_t answered_ns; /* whole: when somebody was last told where it lies; 0: nobody was */
     int64_t looked_ns;   /* replica_gc.c */
     struct cwb_replica *look_next, *look_prev;
     struct cwb_job *jobs;
-    struct cwb_job *late; /* asked when it was doubtful already: what is fetched next is theirs */
+    struct cwb_job *late; /* asked when it was stale already: what is fetched next is theirs */
     struct cwb_request *asked;
     struct cwb_opened opened;
     uint64_t run;

@@ -26,8 +26,8 @@
  * alone, as if it had been cut. What must happen later has its memory from the begin on, in the
  * struct that it is about: the end of a stream, a source's word to the loop, the tasks of a landing
  * and of a stage; and for what must be said to the broker some is kept ready (broker_channel.c).
- * What nobody asked for is tried again at its next time: a PING, a look at replicas, a try to dial,
- * the file of peers, the reserve. Only what is needed at the start ends the process, with a
+ * What nobody asked for is tried again at its next time: a PING, a check of replicas, a try to
+ * dial, the file of peers, the reserve. Only what is needed at the start ends the process, with a
  * sentence (cwb_bridge_init). Tables are the broker's (broker/core/table.h), `make faults` tries
  * each call site.
  */
@@ -157,8 +157,8 @@ struct cwb_bridge {
     struct cwb_jobs *jobs;                   /* job.c */
     struct cwb_replica_cache *replica_cache; /* replica_cache.c; NULL: none */
     struct cwb_replica *replicas;            /* replica.c, by key */
-    struct cwb_replica *looks; /* replica_gc.c: the same, who was not looked at for longest first */
-    struct cwb_awake awake;    /* when the loop looks and does not sleep */
+    struct cwb_replica *gc_order;    /* replica_gc.c: the same, that was checked last is last */
+    struct cwb_awake awake;          /* when the loop looks and does not sleep */
     struct cwb_lingering *lingering; /* invalidation.c: the first to go is the first */
     uint64_t stamp;                  /* floor.h: of the last question or fact */
     struct cwb_watched *watched;     /* watch.c: what peers want to be told of, */

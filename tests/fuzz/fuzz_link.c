@@ -469,7 +469,7 @@ static void finish(struct fuzz *f) {
             continue;
         turn(f);
     }
-    promise(!bridge->links && !bridge->replicas && !bridge->looks && !bridge->watched);
+    promise(!bridge->links && !bridge->replicas && !bridge->gc_order && !bridge->watched);
     promise(!bridge->wait_count && !bridge->deferred && !bridge->lingering);
     promise(!bridge->lists && !bridge->landings && !bridge->stages);
     promise(!f->peer->sources && !f->peer->offered && !f->peer->takes && !f->peer->waiting);

@@ -30,7 +30,7 @@ void cwb_replica_wake(struct cwb_replica *replica) {
 
 /* What nobody uses on GPUs is let go of, as soon as the broker has told so. Is there anything? */
 static bool make_room(void *owner) {
-    return cwb_looks_at_gpus(((struct cwb_replica *)owner)->bridge);
+    return cwb_replica_gc_on_gpus(((struct cwb_replica *)owner)->bridge);
 }
 
 static void on_landed(void *owner, int code, cw_array *array) {

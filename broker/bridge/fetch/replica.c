@@ -33,7 +33,7 @@ struct cwb_naming {              /* the broker was asked for a name */
 static void replica_free(struct cwb_replica *replica) {
     cwb_replica_cache_remove(replica);
     HASH_DEL(replica->bridge->replicas, replica);
-    DL_DELETE2(replica->bridge->looks, replica, look_prev, look_next);
+    DL_DELETE2(replica->bridge->gc_order, replica, gc_prev, gc_next);
     if (replica->followed)
         LL_DELETE2(replica->followed->followers, replica, follow_next);
     cwb_landing_cancel(replica->landing);
@@ -428,7 +428,7 @@ static struct cwb_replica *replica_new(struct cwb_bridge *bridge, const struct c
         cwb_no_memory("an array of another node");
         return NULL;
     }
-    DL_APPEND2(bridge->looks, replica, look_prev, look_next);
+    DL_APPEND2(bridge->gc_order, replica, gc_prev, gc_next);
     return replica;
 }
 
@@ -461,7 +461,7 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
             cwb_job_done(job, -EDQUOT, NULL, 0);
             return;
         }
-        replica->looked_ns = bridge->loop.now_ns;
+        replica->checked_ns = bridge->loop.now_ns;
         replica->on_gpu = key.length != job->key.length;
         memcpy(replica->gpu, gpu, sizeof replica->gpu);
     }
@@ -477,6 +477,6 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
 }
 
 int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
-    int64_t due_ns = cwb_looks_tick(bridge), next_ns = cwb_invalidation_tick(bridge);
+    int64_t due_ns = cwb_replica_gc_tick(bridge), next_ns = cwb_invalidation_tick(bridge);
     return next_ns < due_ns ? next_ns : due_ns;
 }

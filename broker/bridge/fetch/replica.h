@@ -61,8 +61,8 @@ struct cwb_replica {
     bool waited;   /* who wants it has waited for another fetch already */
     unsigned tries, unused;
     int64_t answered_ns; /* whole: when somebody was last told where it lies; 0: nobody was */
-    int64_t looked_ns;   /* replica_gc.c */
-    struct cwb_replica *look_next, *look_prev;
+    int64_t checked_ns;  /* replica_gc.c */
+    struct cwb_replica *gc_next, *gc_prev;
     struct cwb_job *jobs;
     struct cwb_job *late; /* asked when it was stale already: what is fetched next is theirs */
     struct cwb_request *asked;

@@ -9,9 +9,9 @@
 
 struct cwb_bridge;
 
-/* Looks at all that are HELD on GPUs, now: memory is needed there. true: there are some. */
-bool cwb_looks_at_gpus(struct cwb_bridge *bridge);
+/* Checks all that are HELD on GPUs, now: memory is needed there. true: there are some. */
+bool cwb_replica_gc_on_gpus(struct cwb_bridge *bridge);
 /* Lets go of what nobody uses. Returns when it wants to be called again. */
-int64_t cwb_looks_tick(struct cwb_bridge *bridge);
+int64_t cwb_replica_gc_tick(struct cwb_bridge *bridge);
 
 #endif

@@ -1,12 +1,12 @@
 /*
- * Siblings: replicas of one remote array at several places of this node, in host memory and on
- * GPUs. Each is a replica with a key of its own (cw_remote_place()); a process asks for the place
- * where it wants the array.
+ * Co-located replicas: those of one remote array at several places of this node, in host memory and
+ * on GPUs. Each is a replica with a key of its own (cw_remote_place()); a process asks for the
+ * place where it wants the array.
  *
  * Its bytes come over the network once, wherever they are wanted: what is HELD at one place is
  * copied from there, by the mover where a GPU is an end of it; what is coming to one place is
- * waited for. If that fails, one of those who waited fetches it. Where a GPU is full, siblings on
- * GPUs that nobody uses are let go.
+ * waited for. If that fails, one of those who waited fetches it. Where a GPU is full, co-located
+ * ones on GPUs that nobody uses are let go.
  */
 #include "broker/bridge/fetch/co_located.h"
 
@@ -59,7 +59,7 @@ void cwb_replica_land(struct cwb_replica *replica, const struct cwb_landing_wish
 }
 
 /* Another place of the same array at this node: one that is there, else one that is coming. */
-static struct cwb_replica *sibling(const struct cwb_replica *replica) {
+static struct cwb_replica *co_located(const struct cwb_replica *replica) {
     struct cwb_replica *coming = NULL, *other = replica->floor->places;
     for (; other; other = other->next_place) {
         if (other == replica || other->followed)
@@ -73,7 +73,7 @@ static struct cwb_replica *sibling(const struct cwb_replica *replica) {
 }
 
 bool cwb_replica_follow(struct cwb_replica *replica) {
-    struct cwb_replica *other = sibling(replica);
+    struct cwb_replica *other = co_located(replica);
     struct cw_found found;
     cw_array *array;
     bool on_gpu;

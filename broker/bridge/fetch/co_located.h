@@ -14,7 +14,7 @@ void cwb_replica_land(struct cwb_replica *replica, const struct cwb_landing_wish
 /* What came to one place is copied to another on this node; what is coming is waited for. false: it
  * must be fetched. */
 bool cwb_replica_follow(struct cwb_replica *replica);
-/* It is HELD, or gone: siblings that waited for it go on. */
+/* It is HELD, or gone: co-located ones that waited for it go on. */
 void cwb_replica_wake(struct cwb_replica *replica);
 
 #endif

@@ -9,11 +9,11 @@
  *      +--it fails: all jobs are told--------------------------------> gone
  *
  * However many clients want one array, it is fetched once: they all wait for the same replica. At
- * other places of this node, on GPUs, it has siblings (co_located.c). What is HELD is what the name
- * means at its owner as far as it can be known: the owner tells of each change, and while there is
- * no link to it, nothing is HELD. Clients that have opened a replica keep it in any case, also
- * under other names that they give it: its block is frozen, and means the same bytes for as long as
- * anybody has it. If this process dies, the broker takes all replicas' names away.
+ * other places of this node, on GPUs, it has co-located replicas (co_located.c). What is HELD is
+ * what the name means at its owner as far as it can be known: the owner tells of each change, and
+ * while there is no link to it, nothing is HELD. Clients that have opened a replica keep it in any
+ * case, also under other names that they give it: its block is frozen, and means the same bytes for
+ * as long as anybody has it. If this process dies, the broker takes all replicas' names away.
  *
  * Within the node a name never goes back: floor.h. What a client of this node put or removed is
  * outdated before the broker is told that the write is done. Who asks then, or after its owner has
@@ -25,8 +25,8 @@
  * Between TAKING and HELD the broker is asked for the name. Where nothing here depends on that
  * (calm), its answer does not wake this process, which may then sleep for as long as it has nothing
  * else to do. So whatever makes the answer matter calls cwb_replica_hurry(): somebody asks for it
- * (cwb_replica_get), or a sibling waits for it (co_located.c). Who sleeps has somebody who wakes
- * him.
+ * (cwb_replica_get), or a co-located replica waits for it (co_located.c). Who sleeps has somebody
+ * who wakes him.
  */
 #ifndef CW_BROKER_BRIDGE_FETCH_REPLICA_H
 #define CW_BROKER_BRIDGE_FETCH_REPLICA_H
@@ -39,13 +39,13 @@
 struct cwb_replica {
     struct cwb_waiter waiter; /* first: it is cast back */
     struct cwb_take take;
-    struct cwb_landing *landing; /* it comes onto a GPU, or is a copy of a sibling */
+    struct cwb_landing *landing; /* it comes onto a GPU, or is a copy of a co-located one */
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
     struct cw_name_key key, there;
     bool on_gpu;
     uint8_t gpu[CW_UUID_BYTES];
-    struct cwb_replica *followed, *followers, *follow_next; /* siblings, see co_located.c */
+    struct cwb_replica *followed, *followers, *follow_next; /* co-located ones, see co_located.c */
     bool held, waits;
     bool whole; /* in memory, and checked: put and came say where and what; being named, or HELD */
     bool named; /* whole: the broker was asked for its name */
@@ -74,7 +74,7 @@ struct cwb_replica {
     UT_hash_handle hh;
 };
 
-/* Fetches it, or has it copied from a sibling. */
+/* Fetches it, or has it copied from a co-located one. */
 void cwb_replica_begin(struct cwb_replica *replica);
 /* What was being fetched is given up, and fetched again. */
 void cwb_replica_again(struct cwb_replica *replica);

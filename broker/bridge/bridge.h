@@ -10,7 +10,7 @@
  *   peer      a node that is known, with its link (peer.c)
  *   request   a frame that waits for its reply (link.c)
  *   source    an array of this node that a peer reads (upload.c)
- *   take      an array of a peer that is being read into this node's memory (download.c)
+ *   download  an array of a peer that is being read into this node's memory (download.c)
  *   job       what a local client wants, as the broker handed it over (job.c)
  *   replica   a remote array in local memory, under its remote name (replica.c)
  *
@@ -176,8 +176,8 @@ struct cwb_bridge {
     bool changes_mapping;        /* serve.c: a helper maps what is needed to look at changes; */
     int64_t changes_after_ns;    /* or that failed: not before */
     bool mapping; /* arrays.c: a helper maps the directory for nobody in particular */
-    struct cwb_take_state *takes; /* download.c */
-    int64_t takes_looked_ns;
+    struct cwb_download_state *downloads; /* download.c */
+    int64_t downloads_looked_ns;
     cw_a64 unread_bytes; /* send.c: of answers, of all peers */
     uint64_t next_source;
     int64_t sources_looked_ns;                  /* for what was open for too long */

@@ -356,7 +356,7 @@ static void turn(struct fuzz *f) {
     (void)cwb_jobs_tick(bridge);
     (void)cwb_streams_tick(bridge);
     (void)cwb_deferred_tick(bridge);
-    (void)cwb_takes_tick(bridge);
+    (void)cwb_downloads_tick(bridge);
     cwb_sources_tick(bridge);
     cwb_offered_tick(bridge);
     cwb_lists_turn(bridge);
@@ -472,7 +472,7 @@ static void finish(struct fuzz *f) {
     promise(!bridge->links && !bridge->replicas && !bridge->gc_order && !bridge->watched);
     promise(!bridge->wait_count && !bridge->deferred && !bridge->lingering);
     promise(!bridge->lists && !bridge->landings && !bridge->stages);
-    promise(!f->peer->sources && !f->peer->offered && !f->peer->takes && !f->peer->waiting);
+    promise(!f->peer->sources && !f->peer->offered && !f->peer->downloads && !f->peer->waiting);
     promise(!f->peer->streams && !f->peer->wait_count && !f->peer->watches);
     around_end(bridge, f->jobs);
     free(f->peer);

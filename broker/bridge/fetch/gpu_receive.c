@@ -18,7 +18,7 @@
 #define PIECE_MOST  (4u << 20)
 #define AHEAD_MOST                                                                                 \
     (16ull << 30)           /* nothing of larger ones is fetched before their memory is there: a   \
-                              take's books grow with what a peer says that it has */
+                              download's books grow with what a peer says that it has */
 #define ROOM_TRIES 6u       /* memory is free some time after it was given up */
 #define ROOM_NS    10000000 /* and this long is waited for it, at first; doubled each time */
 #define MOVES_MOST 4u       /* at once: one is copied while the others' jobs are on their way */
@@ -32,14 +32,14 @@ struct task { /* of a helper */
 };
 
 struct cwb_landing {
-    struct cwb_take take;
+    struct cwb_download download;
     struct cwb_bridge *bridge;
     cwb_on_array *on_done; /* NULL: nobody is told any more */
     void *owner;
     struct cwb_landing_wish wish;
     uint8_t *inside;
     cw_array *target, *ring;
-    uint64_t ring_bytes; /* of which the take uses so many; 0: it has not begun */
+    uint64_t ring_bytes; /* of which the download uses so many; 0: it has not begun */
     uint64_t piece_bytes;
     uint64_t come, begun;        /* bytes from the begin on: hashed; given to the mover */
     uint64_t moving[MOVES_MOST]; /* where those begin that the mover has; come: none */
@@ -47,7 +47,7 @@ struct cwb_landing {
     uint32_t room_tries;
     int64_t retry_ns;                /* there was no room: when to try again; 0: not */
     struct cwb_landing *prev, *next; /* of the bridge */
-    bool taken;                      /* all is here, and its hash is right */
+    bool complete;                   /* all is here, and its hash is right */
     struct task making, ringing, moves[MOVES_MOST]; /* one of each at a time */
 };
 
@@ -79,8 +79,8 @@ static void release(struct cwb_landing *landing) {
 
 /* What the peer opened for it, and was not read. */
 static void refuse(const struct cwb_landing *landing) {
-    if (landing->wish.peer && !landing->take.bridge)
-        cwb_take_refuse(landing->wish.peer, landing->wish.run, landing->wish.source);
+    if (landing->wish.peer && !landing->download.bridge)
+        cwb_download_refuse(landing->wish.peer, landing->wish.run, landing->wish.source);
 }
 
 static void finish(struct cwb_landing *landing, int code) {
@@ -93,7 +93,7 @@ static void finish(struct cwb_landing *landing, int code) {
         landing->target = NULL;
     if (code)
         refuse(landing);
-    cwb_take_cancel(&landing->take);
+    cwb_download_cancel(&landing->download);
     landing->on_done = NULL;
     release(landing);
     if (code)
@@ -221,38 +221,38 @@ static bool begin_move(struct cwb_landing *landing) {
     return true;
 }
 
-/* Gives the mover what came, the take what has landed, and tells the end. */
+/* Gives the mover what came, the download back what was copied, and tells the end. */
 static void pump(struct cwb_landing *landing) {
     while (begin_move(landing))
         continue;
-    uint64_t landed = landing->begun;
+    uint64_t copied = landing->begun;
     for (unsigned i = 0; i < MOVES_MOST; i++)
-        landed = landing->moving[i] < landed ? landing->moving[i] : landed;
-    if (landed == landing->wish.size_bytes && landing->taken)
+        copied = landing->moving[i] < copied ? landing->moving[i] : copied;
+    if (copied == landing->wish.size_bytes && landing->complete)
         finish(landing, 0);
-    else if (landing->take.bridge)
-        cwb_take_landed(&landing->take, landed); /* last: the take may end with it */
+    else if (landing->download.bridge)
+        cwb_download_consumed(&landing->download, copied); /* last: the download may end with it */
 }
 
-static struct cwb_landing *landing_of(struct cwb_take *take) {
-    return (struct cwb_landing *)((char *)take - offsetof(struct cwb_landing, take));
+static struct cwb_landing *landing_of(struct cwb_download *download) {
+    return (struct cwb_landing *)((char *)download - offsetof(struct cwb_landing, download));
 }
 
-static void on_progress(struct cwb_take *take, uint64_t bytes) {
-    struct cwb_landing *landing = landing_of(take);
-    landing->ring_bytes = cwb_take_ring_bytes(take);
+static void on_progress(struct cwb_download *download, uint64_t bytes) {
+    struct cwb_landing *landing = landing_of(download);
+    landing->ring_bytes = cwb_download_ring_bytes(download);
     landing->come = bytes;
     while (begin_move(landing))
         continue;
 }
 
-static void on_taken(struct cwb_take *take, int status) {
-    struct cwb_landing *landing = landing_of(take);
+static void on_downloaded(struct cwb_download *download, int status) {
+    struct cwb_landing *landing = landing_of(download);
     if (status) {
         finish(landing, status);
         return;
     }
-    landing->taken = true;
+    landing->complete = true;
     pump(landing);
 }
 
@@ -270,18 +270,18 @@ static void ring_made(struct cwb_work *work) {
         cw_fail(work->code, "%s", work->detail);
         finish(landing, work->code);
     } else {
-        landing->take =
-            (struct cwb_take){.on_done = on_taken,
-                              .on_progress = on_progress,
-                              .bridge = landing->bridge,
-                              .peer = wish->peer,
-                              .source = wish->source,
-                              .size_bytes = wish->size_bytes,
-                              .patience_ns = wish->patience_ns,
-                              .progress_bytes = landing->piece_bytes,
-                              .array = landing->ring,
-                              .ring_bytes = wish->size_bytes <= RING_BYTES ? 0 : RING_BYTES};
-        cwb_take_begin(&landing->take, wish->run);
+        landing->download =
+            (struct cwb_download){.on_done = on_downloaded,
+                                  .on_progress = on_progress,
+                                  .bridge = landing->bridge,
+                                  .peer = wish->peer,
+                                  .source = wish->source,
+                                  .size_bytes = wish->size_bytes,
+                                  .patience_ns = wish->patience_ns,
+                                  .progress_bytes = landing->piece_bytes,
+                                  .array = landing->ring,
+                                  .ring_bytes = wish->size_bytes <= RING_BYTES ? 0 : RING_BYTES};
+        cwb_download_begin(&landing->download, wish->run);
     }
 }
 
@@ -339,7 +339,7 @@ struct cwb_landing *cwb_landing_begin(struct cwb_bridge *bridge,
         free(landing);
         cw_array_close(wish->local);
         if (wish->peer)
-            cwb_take_refuse(wish->peer, wish->run, wish->source);
+            cwb_download_refuse(wish->peer, wish->run, wish->source);
         cwb_no_memory("an array on its way to a GPU");
         return NULL;
     }
@@ -382,7 +382,7 @@ void cwb_landing_cancel(struct cwb_landing *landing) {
     if (!landing)
         return;
     refuse(landing);
-    cwb_take_cancel(&landing->take);
+    cwb_download_cancel(&landing->download);
     landing->on_done = NULL;
     release(landing);
 }

@@ -1,18 +1,19 @@
 /*
  * Landing: an array that comes into memory of a GPU of this node. The bridge has no driver:
- * cableway-mover makes the memory and copies into it, from a ring in host memory into which a take
- * reads the peer's bytes; so network and copy go on at once, and no more host memory is needed than
- * the ring, however large the array is.
+ * cableway-mover makes the memory and copies into it, from a ring in host memory into which a
+ * download reads the peer's bytes; so network and copy go on at once, and no more host memory is
+ * needed than the ring, however large the array is.
  *
  *   BEGUN --ring--> COMING --all here, hash right--> LANDING --all copied--> told, gone
  *     +--memory, made meanwhile: copies begin--+          |
  *     +--it fails: whatever was made is freed, and its owner told
  *
  * Who has a place of the ring, at each moment:
- *   the take      from when it asks for its bytes until it has hashed them (on_progress)
+ *   the download  from when it asks for its bytes until it has hashed them (on_progress)
  *   the landing   from then on; a helper's job lets the mover read it
- *   the take      again, when the job and all before it are done (cwb_take_landed)
- * A cut changes nothing: what is in the ring or on the GPU stays, and the take asks for the rest.
+ *   the download  again, when the job and all before it are done (cwb_download_consumed)
+ * A cut changes nothing: what is in the ring or on the GPU stays, and the download asks for the
+ * rest.
  *
  * Invariant: nobody but us and the mover knows the memory until all bytes are there and their hash
  * is the peer's; then its owner gives it a name. On failure the block is closed, which frees it.
@@ -43,7 +44,7 @@ struct cwb_landing_wish {
     /* where the bytes are: one of these three */
     cw_array *local;       /* of this node, complete; the landing's from now on */
     const uint8_t *inside; /* copied at once */
-    struct cwb_peer *peer; /* and its run and source: as a take has them */
+    struct cwb_peer *peer; /* and its run and source: as a download has them */
     uint64_t run, source;
     int64_t patience_ns;
     /* The GPU is full. Has the owner made room, so that another try is worth it? NULL: no. */
@@ -51,7 +52,7 @@ struct cwb_landing_wish {
 };
 
 /* on_done(owner, code, array): 0 and an array of plain bytes (not mapped), the owner's; else
- * cw_detail(): -EDQUOT (GPU or host memory), -ENODEV, or what the take says. Never from within.
+ * cw_detail(): -EDQUOT (GPU or host memory), -ENODEV, or what the download says. Never from within.
  * NULL: there is no memory for the landing itself (cw_detail()), what the wish brought is given up,
  * and on_done is not called. */
 struct cwb_landing *cwb_landing_begin(struct cwb_bridge *bridge,

@@ -42,7 +42,7 @@ static void replica_free(struct cwb_replica *replica) {
         cwb_peer_forget(replica->peer, &replica->waiter);
     if (replica->asked)
         cwb_request_forget(replica->asked);
-    cwb_take_cancel(&replica->take);
+    cwb_download_cancel(&replica->download);
     cwb_floor_leave(replica);
     cwb_replica_release_array(replica);
     free(replica->came);
@@ -277,9 +277,9 @@ void cwb_replica_put(struct cwb_replica *replica) {
         ask_name(replica, &put, calm);
 }
 
-static void on_taken(struct cwb_take *take, int status) {
+static void on_downloaded(struct cwb_download *download, int status) {
     struct cwb_replica *replica =
-        (struct cwb_replica *)((char *)take - offsetof(struct cwb_replica, take));
+        (struct cwb_replica *)((char *)download - offsetof(struct cwb_replica, download));
     if (status == 0)
         cwb_replica_put(replica);
     else if (status == -ESTALE || status == -EAGAIN)
@@ -294,7 +294,7 @@ static void on_array(void *owner, int code, cw_array *array) {
         char sentence[CW_DETAIL_MAX];
         strcpy(sentence, cw_detail());
         if (!replica->opened.inside)
-            cwb_take_refuse(replica->peer, replica->run, replica->opened.source);
+            cwb_download_refuse(replica->peer, replica->run, replica->opened.source);
         cw_fail(code, "%s", sentence);
         cwb_replica_fail(replica, code);
         return;
@@ -311,13 +311,13 @@ static void on_array(void *owner, int code, cw_array *array) {
             cwb_replica_put(replica);
         return;
     }
-    replica->take = (struct cwb_take){.on_done = on_taken,
-                                      .bridge = replica->bridge,
-                                      .peer = replica->peer,
-                                      .source = replica->opened.source,
-                                      .size_bytes = replica->opened.size_bytes,
-                                      .array = array};
-    cwb_take_begin(&replica->take, replica->run);
+    replica->download = (struct cwb_download){.on_done = on_downloaded,
+                                              .bridge = replica->bridge,
+                                              .peer = replica->peer,
+                                              .source = replica->opened.source,
+                                              .size_bytes = replica->opened.size_bytes,
+                                              .array = array};
+    cwb_download_begin(&replica->download, replica->run);
 }
 
 static void on_opened(struct cwb_request *request, const struct cwb_frame *frame) {
@@ -342,7 +342,7 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     replica->came = malloc(frame->meta_bytes + inside_bytes + 1);
     if (!replica->came) {
         if (!frame->opened.inside)
-            cwb_take_refuse(replica->peer, replica->run, frame->opened.source);
+            cwb_download_refuse(replica->peer, replica->run, frame->opened.source);
         cwb_replica_fail(replica, cwb_no_memory("an array of another node"));
         return;
     }

@@ -2,8 +2,8 @@
  * Replicas: remote arrays in local memory, each under its remote name in the directory, where local
  * clients find it without asking anybody.
  *
- *   OPENING --opened--> MAKING --memory--> TAKING --whole, checked--> HELD
- *      |  (small arrays come with the answer: no TAKING)               |
+ *   OPENING --opened--> MAKING --memory--> COMING --whole, checked--> HELD
+ *      |  (small arrays come with the answer: no COMING)               |
  *      |                                 changed, unused, or the peer is away
  *      |                                                               v
  *      +--it fails: all jobs are told--------------------------------> gone
@@ -22,7 +22,7 @@
  * of the broker, so that it gets that array though the name may mean another by then; the name is
  * for those who come later, and what is stale gets none.
  *
- * Between TAKING and HELD the broker is asked for the name. Where nothing here depends on that
+ * Between COMING and HELD the broker is asked for the name. Where nothing here depends on that
  * (calm), its answer does not wake this process, which may then sleep for as long as it has nothing
  * else to do. So whatever makes the answer matter calls cwb_replica_hurry(): somebody asks for it
  * (cwb_replica_get), or a co-located replica waits for it (co_located.c). Who sleeps has somebody
@@ -38,7 +38,7 @@
 
 struct cwb_replica {
     struct cwb_waiter waiter; /* first: it is cast back */
-    struct cwb_take take;
+    struct cwb_download download;
     struct cwb_landing *landing; /* it comes onto a GPU, or is a copy of a co-located one */
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;

@@ -77,9 +77,9 @@ uint8_t *cwb_chunks_place(const struct cwb_chunks *chunks, const struct cwb_read
     return chunks->bytes + number_of(chunks, read) % chunks->ring * chunks->chunk_bytes;
 }
 
-void cwb_chunks_landed(struct cwb_chunks *chunks, uint64_t bytes) {
+void cwb_chunks_consumed(struct cwb_chunks *chunks, uint64_t bytes) {
     pthread_mutex_lock(&chunks->lock);
-    chunks->landed = bytes / chunks->chunk_bytes;
+    chunks->consumed = bytes / chunks->chunk_bytes;
     pthread_mutex_unlock(&chunks->lock);
 }
 
@@ -88,7 +88,7 @@ static bool has_wanted(struct cwb_chunks *chunks) {
     while (chunks->next < chunks->count && chunks->states[chunks->next] != CWB_WANTED)
         chunks->next++;
     return !chunks->stopped && !chunks->status && chunks->next < chunks->count &&
-           chunks->next < chunks->landed + chunks->ring;
+           chunks->next < chunks->consumed + chunks->ring;
 }
 
 bool cwb_chunks_ask(struct cwb_chunks *chunks, struct cwb_read *out) {

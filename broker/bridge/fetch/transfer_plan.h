@@ -15,11 +15,11 @@
  * side, and none has much left when the others are done.
  *
  * The array may be a ring of fewer bytes than come (download.h): a chunk is asked for only when its
- * place is free, which it is again when the owner has said so (cwb_chunks_landed).
+ * place is free, which it is again when the owner has said so (cwb_chunks_consumed).
  *
  * A struct cwb_chunks has references and, where streams read too, a lease of its own on the array:
- * a take that is given up stops it, and the memory stays until the last byte that was asked for has
- * come or its wire has ended. Threads end with the process alone.
+ * a download that is given up stops it, and the memory stays until the last byte that was asked for
+ * has come or its wire has ended. Threads end with the process alone.
  */
 #ifndef CW_BROKER_BRIDGE_FETCH_TRANSFER_PLAN_H
 #define CW_BROKER_BRIDGE_FETCH_TRANSFER_PLAN_H
@@ -56,10 +56,10 @@ struct cwb_chunks {
     bool in_vain;     /* somebody asked, and there was none */
     int status;       /* why it failed; 0: it did not */
     char detail[CW_DETAIL_MAX];
-    uint64_t next, landed; /* from next on all are WANTED */
-    uint64_t asked;        /* how many are ASKED */
-    uint64_t moves;        /* rises with each step of one of them */
-    uint8_t states[];      /* enum cwb_chunk */
+    uint64_t next, consumed; /* from next on all are WANTED */
+    uint64_t asked;          /* how many are ASKED */
+    uint64_t moves;          /* rises with each step of one of them */
+    uint8_t states[];        /* enum cwb_chunk */
 };
 
 /* Of an array; held is taken over. NULL: there is no memory (cw_detail()), and held stays the
@@ -71,7 +71,7 @@ struct cwb_chunks *cwb_chunks_new(struct cwb_works *works, cw_array *array, cw_a
 /* Where the bytes of a READ go. */
 uint8_t *cwb_chunks_place(const struct cwb_chunks *chunks, const struct cwb_read *read);
 /* So many bytes from the begin on are needed there no more. */
-void cwb_chunks_landed(struct cwb_chunks *chunks, uint64_t bytes);
+void cwb_chunks_consumed(struct cwb_chunks *chunks, uint64_t bytes);
 void cwb_chunks_ref(struct cwb_chunks *chunks);
 void cwb_chunks_unref(struct cwb_chunks *chunks);
 /* The first that is WANTED is ASKED from now on. false: there is none, or all was stopped. */

@@ -69,7 +69,8 @@ static int refused(const struct addrinfo *at, const char *text, bool names, int 
 }
 
 /* A socket with that address, in *fd; -1: this machine has no such family. */
-static int take(const struct addrinfo *at, const char *text, const struct trial *trial, int *fd) {
+static int bind_one(const struct addrinfo *at, const char *text, const struct trial *trial,
+                    int *fd) {
     int one = 1;
     *fd = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (*fd < 0)
@@ -93,7 +94,7 @@ static int take(const struct addrinfo *at, const char *text, const struct trial 
 }
 
 /* All addresses of one option, or none. */
-static int take_all(struct cwb_bridge *bridge, uint32_t option, const struct trial *trial) {
+static int bind_all(struct cwb_bridge *bridge, uint32_t option, const struct trial *trial) {
     const char *text = bridge->options.listen[option];
     int fds[CWB_LISTEN_MAX], code = 0;
     uint32_t count = 0, left = CWB_LISTEN_MAX - bridge->listener_count;
@@ -101,7 +102,7 @@ static int take_all(struct cwb_bridge *bridge, uint32_t option, const struct tri
         if (count == left)
             code = cw_fail(-EINVAL, "--listen %s: more than %u addresses", text, CWB_LISTEN_MAX);
         else
-            code = take(at, text, trial, &fds[count]);
+            code = bind_one(at, text, trial, &fds[count]);
         count += code == 0 && fds[count] >= 0;
     }
     for (uint32_t i = 0; i < count; i++) {
@@ -130,7 +131,7 @@ static int find(struct cwb_bridge *bridge, uint32_t option) {
     int error = getaddrinfo(*host ? host : NULL, port, &hints, &bridge->listenings[option].found);
     if (error)
         return cw_fail(-EREMOTEIO, "--listen %.300s: %s", text, gai_strerror(error));
-    return bridge->options.strict ? take_all(bridge, option, &look) : 0;
+    return bridge->options.strict ? bind_all(bridge, option, &look) : 0;
 }
 
 int cwb_listen_find(struct cwb_bridge *bridge) {
@@ -147,7 +148,7 @@ static int listen_all(struct cwb_bridge *bridge, const struct trial *trial) {
     for (uint32_t i = 0; i < bridge->options.listens; i++) {
         if (bridge->listenings[i].done)
             continue;
-        int code = take_all(bridge, i, trial);
+        int code = bind_all(bridge, i, trial);
         if (code == 0) {
             bridge->listenings[i].done = true;
             cwb_log("listens at %s", bridge->options.listen[i]);

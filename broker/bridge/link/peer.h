@@ -51,7 +51,7 @@ struct cwb_offered;
 struct cwb_replica;
 struct cwb_served;
 struct cwb_stream;
-struct cwb_take_state;
+struct cwb_download_state;
 struct cwb_waiter;
 
 struct cwb_peer {
@@ -72,15 +72,15 @@ struct cwb_peer {
     uint64_t bytes_in, bytes_out; /* of links that are gone */
     struct cwb_waiter *waiting;   /* for a link */
     /* streams.c */
-    struct cwb_stream *streams;      /* beginning, running, and ended that are not freed yet */
-    uint32_t streams_max;            /* agreed over the link: connections, the link included */
-    int64_t streams_until_ns;        /* a large array was wanted: till then they are dialed */
-    int64_t streams_after_ns;        /* not before: the last try failed */
-    struct cwb_take_state *takes;    /* download.c: large arrays that are being read from it */
-    struct cwb_source *sources;      /* upload.c: what it is reading, by number, */
-    struct cwb_hashing *hashings;    /* and what it has closed, and is to be hashed */
-    struct cwb_offered *offered;     /* incoming_put.c: what it put, by token; */
-    struct cwb_offered *offers_done; /* the oldest first, */
+    struct cwb_stream *streams;           /* beginning, running, and ended that are not freed yet */
+    uint32_t streams_max;                 /* agreed over the link: connections, the link included */
+    int64_t streams_until_ns;             /* a large array was wanted: till then they are dialed */
+    int64_t streams_after_ns;             /* not before: the last try failed */
+    struct cwb_download_state *downloads; /* download.c: large arrays that are being read from it */
+    struct cwb_source *sources;           /* upload.c: what it is reading, by number, */
+    struct cwb_hashing *hashings;         /* and what it has closed, and is to be hashed */
+    struct cwb_offered *offered;          /* incoming_put.c: what it put, by token; */
+    struct cwb_offered *offers_done;      /* the oldest first, */
     struct cwb_offered *offers_waiting[CWB_KINDS]; /* and those that wait for their turn; */
     uint32_t offered_pending, offered_kept;        /* how many are not done, and are; */
     uint64_t offering_bytes[CWB_KINDS];            /* what those take that have their turn, */

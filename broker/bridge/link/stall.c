@@ -16,7 +16,8 @@
 #include "broker/bridge/memory.h"
 #include "broker/bridge/wire/frame.h"
 
-/* Those whose answers need nobody else. Of arrays' bytes the take knows more; a WAIT may be long.
+/* Those whose answers need nobody else. Of arrays' bytes the download knows more; a WAIT may be
+ * long.
  */
 static bool has_limit(uint16_t op) {
     return op == CWB_OPEN || op == CWB_NAMES || op == CWB_REMOVE || op == CWB_OFFER;

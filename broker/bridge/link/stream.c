@@ -387,7 +387,8 @@ void cwb_stream_free(struct cwb_stream *stream) {
 
 /* ---- time ---- */
 
-/* Its READs are not answered. Takes find that out first (download.c), and let go of what is here.
+/* Its READs are not answered. Downloads find that out first (download.c), and let go of what is
+ * here.
  */
 static bool stalls(const struct cwb_stream *stream, int64_t now_ns) {
     const int64_t stall_ns = stream->bridge->options.stall_ns;

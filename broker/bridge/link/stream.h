@@ -16,7 +16,8 @@
  * hand-over on. The loop makes the struct and frees it, the latter by a last note, when the strand
  * has told that the stream has ended; so no note finds it gone, nor does the strand. A stream that
  * ends gives back the chunks that it had asked for, and drops the sources of pieces that waited;
- * nothing else depends on it. If a peer, a take, or a source goes, the stream lives on without it.
+ * nothing else depends on it. If a peer, a download, or a source goes, the stream lives on without
+ * it.
  */
 #ifndef CW_BROKER_BRIDGE_LINK_STREAM_H
 #define CW_BROKER_BRIDGE_LINK_STREAM_H

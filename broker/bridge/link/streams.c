@@ -81,7 +81,7 @@ static void on_opened(struct cwb_work *work) {
         (struct cwb_stream *)((char *)work - offsetof(struct cwb_stream, opened));
     stream->open = true;
     stream->opened_ns = stream->bridge->loop.now_ns;
-    cwb_takes_spread(stream->peer);
+    cwb_downloads_spread(stream->peer);
 }
 
 static void on_ended(struct cwb_work *work) {
@@ -98,7 +98,7 @@ static void on_ended(struct cwb_work *work) {
     struct cwb_peer *peer = stream->peer;
     drop(stream);
     if (!cwb_streams_open(peer))
-        cwb_takes_spread(peer);
+        cwb_downloads_spread(peer);
     cwb_stream_free(stream); /* the last that its strand is told of it */
 }
 
@@ -256,7 +256,7 @@ static void dial(struct cwb_bridge *bridge, struct cwb_peer *peer, const struct 
 int64_t cwb_streams_tick(struct cwb_bridge *bridge) {
     int64_t due_ns = INT64_MAX, now_ns = bridge->loop.now_ns;
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
-        if (peer->takes)
+        if (peer->downloads)
             peer->streams_until_ns = now_ns + CWB_STREAM_IDLE_NS;
         if (!peer->link || peer->streams_max < 2 || peer->streams_until_ns <= now_ns)
             continue;

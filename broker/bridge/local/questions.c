@@ -28,7 +28,7 @@
 
 struct asking {
     struct cwb_waiter waiter; /* first: it is cast back */
-    struct cwb_take take;
+    struct cwb_download download;
     struct cwb_job *job;
     bool waits, asked_once;
     struct cwb_request *asked;
@@ -42,7 +42,7 @@ static void asking_free(struct asking *a) {
         cwb_peer_forget(a->job->peer, &a->waiter);
     if (a->asked)
         cwb_request_forget(a->asked);
-    cwb_take_cancel(&a->take);
+    cwb_download_cancel(&a->download);
     cw_array_close(a->array);
     free(a);
 }
@@ -82,8 +82,8 @@ static void give_texts(struct asking *a, const char *bytes, uint64_t size_bytes)
     asking_free(a);
 }
 
-static void on_taken(struct cwb_take *take, int status) {
-    struct asking *a = (struct asking *)((char *)take - offsetof(struct asking, take));
+static void on_downloaded(struct cwb_download *download, int status) {
+    struct asking *a = (struct asking *)((char *)download - offsetof(struct asking, download));
     if (status)
         finish(a, status == -ESTALE || status == -EAGAIN ? -EREMOTEIO : status);
     else
@@ -98,13 +98,13 @@ static void on_array(void *owner, int code, cw_array *array) {
         return;
     }
     a->job->on_cancel = cancel;
-    a->take = (struct cwb_take){.on_done = on_taken,
-                                .bridge = a->job->bridge,
-                                .peer = a->job->peer,
-                                .source = a->source,
-                                .size_bytes = a->size_bytes,
-                                .array = array};
-    cwb_take_begin(&a->take, a->run);
+    a->download = (struct cwb_download){.on_done = on_downloaded,
+                                        .bridge = a->job->bridge,
+                                        .peer = a->job->peer,
+                                        .source = a->source,
+                                        .size_bytes = a->size_bytes,
+                                        .array = array};
+    cwb_download_begin(&a->download, a->run);
 }
 
 /* ---- the question ---- */
@@ -139,7 +139,7 @@ static void on_reply(struct cwb_request *request, const struct cwb_frame *frame)
     } else {
         a->source = frame->opened.source;
         a->size_bytes = frame->opened.size_bytes;
-        a->job->on_cancel = NULL; /* until there is memory; then the take can be given up */
+        a->job->on_cancel = NULL; /* until there is memory; then the download can be given up */
         cwb_local_new(a->job->bridge, a->size_bytes, on_array, a);
     }
 }

@@ -47,7 +47,7 @@ struct token { /* what names it */
 
 struct cwb_offered {
     struct token token;
-    struct cwb_take take;
+    struct cwb_download download;
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
     uint64_t run;              /* of the peer's bridge that offered it last */
@@ -147,7 +147,7 @@ static struct cwb_offered *next_of(const struct cwb_bridge *bridge, unsigned kin
 
 static void release(struct cwb_offered *offered) {
     give_turn(offered);
-    cwb_take_cancel(&offered->take);
+    cwb_download_cancel(&offered->download);
     cwb_landing_cancel(offered->landing);
     offered->landing = NULL;
     cwb_local_close(offered->bridge, offered->array);
@@ -218,8 +218,9 @@ static void brought(struct cwb_offered *offered, int status) {
     }
 }
 
-static void on_taken(struct cwb_take *take, int status) {
-    brought((struct cwb_offered *)((char *)take - offsetof(struct cwb_offered, take)), status);
+static void on_downloaded(struct cwb_download *download, int status) {
+    brought((struct cwb_offered *)((char *)download - offsetof(struct cwb_offered, download)),
+            status);
 }
 
 static void on_array(void *owner, int code, cw_array *array) {
@@ -236,14 +237,14 @@ static void on_array(void *owner, int code, cw_array *array) {
         put(offered);
         return;
     }
-    offered->take = (struct cwb_take){.on_done = on_taken,
-                                      .bridge = offered->bridge,
-                                      .peer = offered->peer,
-                                      .source = offered->offer.source,
-                                      .size_bytes = offered->offer.size_bytes,
-                                      .patience_ns = CWB_RESUME_NS,
-                                      .array = array};
-    cwb_take_begin(&offered->take, offered->peer->run);
+    offered->download = (struct cwb_download){.on_done = on_downloaded,
+                                              .bridge = offered->bridge,
+                                              .peer = offered->peer,
+                                              .source = offered->offer.source,
+                                              .size_bytes = offered->offer.size_bytes,
+                                              .patience_ns = CWB_RESUME_NS,
+                                              .array = array};
+    cwb_download_begin(&offered->download, offered->peer->run);
 }
 
 static void on_landed(void *owner, int code, cw_array *array) {

@@ -1,5 +1,5 @@
 /*
- * A take and the strands that read for it: whoever learns of its end has been told of all its
+ * A download and the strands that read for it: whoever learns of its end has been told of all its
  * bytes before, however late a strand says that it brought the last of them. Streams share what
  * there is from the first chunks on.
  */
@@ -88,14 +88,14 @@ void cwb_request_forget(struct cwb_request *request) {
 static uint64_t told_bytes;
 static int done_status = 1;
 
-static void on_progress(struct cwb_take *take, uint64_t come_bytes) {
-    (void)take;
+static void on_progress(struct cwb_download *download, uint64_t come_bytes) {
+    (void)download;
     assert_int_equal(done_status, 1);
     told_bytes = come_bytes;
 }
 
-static void on_done(struct cwb_take *take, int status) {
-    (void)take;
+static void on_done(struct cwb_download *download, int status) {
+    (void)download;
     done_status = status;
 }
 
@@ -106,15 +106,15 @@ static void all_is_told_before_the_end(void **state) {
     assert_true(bridge && peer);
     bridge->options.streams = 2;
     peer->run = 7;
-    struct cwb_take take = {.on_done = on_done,
-                            .on_progress = on_progress,
-                            .bridge = bridge,
-                            .peer = peer,
-                            .source = 1,
-                            .size_bytes = SIZE,
-                            .progress_bytes = 1 << 20};
-    cwb_take_begin(&take, 7);
-    struct cwb_chunks *chunks = take.state->chunks;
+    struct cwb_download download = {.on_done = on_done,
+                                    .on_progress = on_progress,
+                                    .bridge = bridge,
+                                    .peer = peer,
+                                    .source = 1,
+                                    .size_bytes = SIZE,
+                                    .progress_bytes = 1 << 20};
+    cwb_download_begin(&download, 7);
+    struct cwb_chunks *chunks = download.state->chunks;
     struct cwb_read read;
     /* A strand brings all; the loop, which something else has woken, finds it whole and has the
      * answer to its CLOSE before the strand has said a word. */
@@ -122,7 +122,7 @@ static void all_is_told_before_the_end(void **state) {
         (void)cwb_chunks_here(chunks, &read);
     assert_true(cwb_chunks_whole(chunks));
     cwb_chunks_ref(chunks);
-    pump(take.state);
+    pump(download.state);
     assert_non_null(on_reply);
     struct cwb_frame answer = {.closed.hash = cwb_sum_digest(chunks->sum)};
     on_reply(&closing, &answer);

@@ -130,7 +130,7 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     const char *why;
     memset(bridge, 0, sizeof *bridge);
     bridge->options = *options;
-    pthread_mutex_init(&bridge->sources_lock, NULL);
+    pthread_mutex_init(&bridge->uploads_lock, NULL);
     if (bridge->options.streams == 0)
         bridge->options.streams = default_streams();
     cwb_awake_init(&bridge->awake, cores());
@@ -141,7 +141,7 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     while (bridge->run == 0)
         if (getrandom(&bridge->run, sizeof bridge->run, 0) < 0)
             return cw_fail(-EREMOTEIO, "the kernel gave no random numbers: %m");
-    bridge->next_source = bridge->run >> 16; /* no number of one run is one of the next */
+    bridge->next_upload = bridge->run >> 16; /* no number of one run is one of the next */
     bridge->loop.now_ns = cw_now_ns();
     int code = cw_connect(options->place, "", CW_CONNECT_NO_START, &bridge->client);
     if (code == 0) {
@@ -190,7 +190,7 @@ static int64_t tick(struct cwb_bridge *bridge) {
         cwb_log("ends with its broker: %s", cw_detail());
         bridge->stopping = true;
     }
-    cwb_sources_tick(bridge);
+    cwb_uploads_tick(bridge);
     cwb_offered_tick(bridge);
     for (unsigned i = 1; i < sizeof due_ns / sizeof *due_ns; i++)
         first_ns = due_ns[i] < first_ns ? due_ns[i] : first_ns;

@@ -9,13 +9,13 @@
  *   stream    one more connection to it, for large arrays alone, on a thread of its own (stream.h)
  *   peer      a node that is known, with its link (peer.c)
  *   request   a frame that waits for its reply (link.c)
- *   source    an array of this node that a peer reads (upload.c)
+ *   upload    an array of this node that a peer reads (upload.c)
  *   download  an array of a peer that is being read into this node's memory (download.c)
  *   job       what a local client wants, as the broker handed it over (job.c)
  *   replica   a remote array in local memory, under its remote name (replica.c)
  *
  * All of it belongs to the one thread of the loop, but streams, which run on strands (io_thread.h)
- * and share sources and chunks with it, under locks. What may block (the broker, allocating, the
+ * and share uploads and chunks with it, under locks. What may block (the broker, allocating, the
  * resolver, hashing much) is done by helper threads (helpers.c), which touch nothing but their
  * piece of work. Neither the loop nor a strand can wait for the broker (cw_asks_nobody): a broker
  * that stands mutes nobody.
@@ -24,12 +24,12 @@
  * refused with -EDQUOT (LimitExceeded) and leaves nothing behind; where there is nobody to refuse
  * (a piece of an answer that has begun, bytes that came), that link, stream or local client ends
  * alone, as if it had been cut. What must happen later has its memory from the begin on, in the
- * struct that it is about: the end of a stream, a source's word to the loop, the tasks of a landing
- * and of a stage; and for what must be said to the broker some is kept ready (broker_channel.c).
- * What nobody asked for is tried again at its next time: a PING, a check of replicas, a try to
- * dial, the file of peers, the reserve. Only what is needed at the start ends the process, with a
- * sentence (cwb_bridge_init). Tables are the broker's (broker/core/table.h), `make faults` tries
- * each call site.
+ * struct that it is about: the end of a stream, an upload's word to the loop, the tasks of a
+ * landing and of a stage; and for what must be said to the broker some is kept ready
+ * (broker_channel.c). What nobody asked for is tried again at its next time: a PING, a check of
+ * replicas, a try to dial, the file of peers, the reserve. Only what is needed at the start ends
+ * the process, with a sentence (cwb_bridge_init). Tables are the broker's (broker/core/table.h),
+ * `make faults` tries each call site.
  */
 #ifndef CW_BRIDGE_BRIDGE_H
 #define CW_BRIDGE_BRIDGE_H
@@ -179,9 +179,9 @@ struct cwb_bridge {
     struct cwb_download_state *downloads; /* download.c */
     int64_t downloads_looked_ns;
     cw_a64 unread_bytes; /* send.c: of answers, of all peers */
-    uint64_t next_source;
-    int64_t sources_looked_ns;                  /* for what was open for too long */
-    pthread_mutex_t sources_lock;               /* upload.c: what peers read, also over streams */
+    uint64_t next_upload;
+    int64_t uploads_looked_ns;                  /* for what was open for too long */
+    pthread_mutex_t uploads_lock;               /* upload.c: what peers read, also over streams */
     struct cwb_strand *strands[CW_STREAMS_MAX]; /* streams.c: made when first needed */
 };
 

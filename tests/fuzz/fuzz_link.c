@@ -138,14 +138,14 @@ static void fill(struct fuzz *f, uint16_t op, struct body *body) {
         return;
     }
     case CWB_READ: {
-        struct cwb_read read = {.source = f->bridge.next_source - number(f),
+        struct cwb_read read = {.source = f->bridge.next_upload - number(f),
                                 .offset_bytes = number(f) * CWB_READ_MIN,
                                 .length_bytes = (uint32_t)size_of(f)};
         add(body, &read, sizeof read);
         return;
     }
     case CWB_CLOSE: {
-        struct cwb_close close = {.source = f->bridge.next_source - number(f),
+        struct cwb_close close = {.source = f->bridge.next_upload - number(f),
                                   .unneeded = byte(f) % 2};
         add(body, &close, sizeof close);
         return;
@@ -357,7 +357,7 @@ static void turn(struct fuzz *f) {
     (void)cwb_streams_tick(bridge);
     (void)cwb_deferred_tick(bridge);
     (void)cwb_downloads_tick(bridge);
-    cwb_sources_tick(bridge);
+    cwb_uploads_tick(bridge);
     cwb_offered_tick(bridge);
     cwb_lists_turn(bridge);
     cwb_changes_turn(bridge);
@@ -472,7 +472,7 @@ static void finish(struct fuzz *f) {
     promise(!bridge->links && !bridge->replicas && !bridge->gc_order && !bridge->watched);
     promise(!bridge->wait_count && !bridge->deferred && !bridge->lingering);
     promise(!bridge->lists && !bridge->landings && !bridge->stages);
-    promise(!f->peer->sources && !f->peer->offered && !f->peer->downloads && !f->peer->waiting);
+    promise(!f->peer->uploads && !f->peer->offered && !f->peer->downloads && !f->peer->waiting);
     promise(!f->peer->streams && !f->peer->wait_count && !f->peer->watches);
     around_end(bridge, f->jobs);
     free(f->peer);

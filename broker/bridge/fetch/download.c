@@ -9,7 +9,7 @@
  * that ends makes what was asked for over it wanted again. What came with the OPEN (link.h) is
  * taken over, if the download begins within its reply. Without a link the download waits for the
  * next one, until its patience is over, and goes on with the rest; if the peer's bridge was started
- * anew its sources are gone (-ESTALE), and the owner decides.
+ * anew its uploads are gone (-ESTALE), and the owner decides.
  *
  * Nothing is asked for in vain for longer than the bridge's stall_ns: if no piece of it comes, or
  * is asked for, and none is coming, for so long while the peer is heard, the download fails

@@ -43,7 +43,7 @@ void cwb_download_begin(struct cwb_download *download, uint64_t run);
 void cwb_download_consumed(struct cwb_download *download, uint64_t bytes);
 /* How much of the ring it uses: byte i lies at i modulo this. It has begun, and is not done. */
 uint64_t cwb_download_ring_bytes(const struct cwb_download *download);
-/* A source that was opened there is not read at all: the peer need not keep it. */
+/* What was opened there is not read at all: the peer need not keep it. */
 void cwb_download_refuse(struct cwb_peer *peer, uint64_t run, uint64_t source);
 /* Nobody wants it any more: on_done is not called. The array stays the owner's. */
 void cwb_download_cancel(struct cwb_download *download);

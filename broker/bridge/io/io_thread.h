@@ -2,7 +2,7 @@
  * Strand: a thread with a loop of its own that runs streams (stream.h), so that TLS has more than
  * one core. Strands are made when the first stream needs them and stay to the end of the process.
  *
- * The bridge's loop and a strand share nothing but what has a lock (sources, chunks); else each
+ * The bridge's loop and a strand share nothing but what has a lock (uploads, chunks); else each
  * tells the other: the loop by notes, which a strand runs in the order in which they came, a strand
  * by cwb_work_tell(). Neither waits for the other, but for the strand's begin.
  */

@@ -162,8 +162,8 @@ bool cwb_link_may_log(struct cwb_bridge *bridge, struct cwb_peer *peer);
 int cwb_link_refused(const struct cwb_peer *peer, const struct cwb_frame *frame);
 /* A request was answered: of the backlog goes what may. */
 void cwb_link_answered(struct cwb_link *link, const struct cwb_request *request);
-/* An OPEN was answered with a source: link->ahead has what came with it. 0; -EPROTO: more is
- * announced than was asked for; or -EDQUOT. */
+/* An OPEN was answered with the number of an upload: link->ahead has what came with it. 0; -EPROTO:
+ * more is announced than was asked for; or -EDQUOT. */
 int cwb_link_expect(struct cwb_link *link, const struct cwb_request *request,
                     const struct cwb_opened *opened);
 

@@ -13,7 +13,7 @@
  * byte of that one, or, if it was a process before this that asked, from when this one first
  * looks: if it ended for its silence that time is over, and if it was cut, what is left
  * of it is for the next one. Nobody begins anew to wait for having to ask once more. What a peer
- * has of us (sources), or puts here, waits CWB_RESUME_NS: longer than that peer does.
+ * has of us (uploads), or puts here, waits CWB_RESUME_NS: longer than that peer does.
  *
  * Invariant: a peer has one open link at most, and what was said over a link that has ended counts
  * as not said: requests are asked again or fail, watches are forgotten, replicas let go, each side
@@ -46,7 +46,7 @@ enum cwb_kind { CWB_SMALL, CWB_LARGE, CWB_KINDS }; /* of offers: incoming_put.c 
 struct cwb_link;
 struct cwb_hashing;
 struct cwb_list;
-struct cwb_source;
+struct cwb_upload;
 struct cwb_offered;
 struct cwb_replica;
 struct cwb_served;
@@ -77,7 +77,7 @@ struct cwb_peer {
     int64_t streams_until_ns;             /* a large array was wanted: till then they are dialed */
     int64_t streams_after_ns;             /* not before: the last try failed */
     struct cwb_download_state *downloads; /* download.c: large arrays that are being read from it */
-    struct cwb_source *sources;           /* upload.c: what it is reading, by number, */
+    struct cwb_upload *uploads;           /* upload.c: what it is reading, by number, */
     struct cwb_hashing *hashings;         /* and what it has closed, and is to be hashed */
     struct cwb_offered *offered;          /* incoming_put.c: what it put, by token; */
     struct cwb_offered *offers_done;      /* the oldest first, */

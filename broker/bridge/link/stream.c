@@ -142,7 +142,7 @@ static int on_frame(struct cwb_wire *wire, const struct cwb_frame *frame) {
             return cw_fail(-EPROTO, "more than %u requests at once", CWB_REQUESTS_MAX);
         if (cwb_wire_may_ask(wire) < 0)
             return -EPROTO;
-        return cwb_source_serve_far_read(stream, frame);
+        return cwb_upload_serve_stream_read(stream, frame);
     case CWB_READ | CW_OP_REPLY:
         return read_failed(stream, frame);
     case CWB_PING:
@@ -321,7 +321,7 @@ struct answer { /* to a READ of theirs, from the loop */
     struct cwb_note note;
     struct cwb_stream *stream;
     uint64_t id;
-    struct cwb_source *source; /* one reference; NULL: refused */
+    struct cwb_upload *upload; /* one reference; NULL: refused */
     struct cwb_read read;
     const uint8_t *bytes;
     int status;
@@ -332,29 +332,29 @@ static void give(struct cwb_note *note) {
     struct answer *answer = (struct answer *)note;
     struct cwb_wire *wire = &answer->stream->wire;
     answer->stream->parked--;
-    if (!answer->source) {
+    if (!answer->upload) {
         cwb_wire_reply(wire, CWB_READ, answer->id, answer->status, answer->detail, NULL, 0);
     } else if (wire->ended ||
-               !cwb_source_send(answer->source, wire, answer->id, &answer->read, answer->bytes)) {
-        cwb_source_let_go(answer->source, wire->loop, &answer->read, false);
+               !cwb_upload_send(answer->upload, wire, answer->id, &answer->read, answer->bytes)) {
+        cwb_upload_release_piece(answer->upload, wire->loop, &answer->read, false);
     } else {
-        cwb_source_drop(answer->source, wire->loop);
+        cwb_upload_drop(answer->upload, wire->loop);
     }
     free(answer);
 }
 
-bool cwb_stream_send_piece(struct cwb_stream *stream, uint64_t id, struct cwb_source *source,
+bool cwb_stream_send_piece(struct cwb_stream *stream, uint64_t id, struct cwb_upload *upload,
                            const struct cwb_read *read, const uint8_t *bytes) {
     struct answer *answer = calloc(1, sizeof *answer);
     if (!answer) {
         tell_end(stream, true);
         return false;
     }
-    cwb_source_ref(source);
+    cwb_upload_ref(upload);
     *answer = (struct answer){.note = {.run = give},
                               .stream = stream,
                               .id = id,
-                              .source = source,
+                              .upload = upload,
                               .read = *read,
                               .bytes = bytes};
     cwb_strand_tell(stream->strand, &answer->note);

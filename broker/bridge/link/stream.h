@@ -15,8 +15,8 @@
  * Who owns what: `bridge's` fields are the bridge's loop's, `strand's` the strand's from the
  * hand-over on. The loop makes the struct and frees it, the latter by a last note, when the strand
  * has told that the stream has ended; so no note finds it gone, nor does the strand. A stream that
- * ends gives back the chunks that it had asked for, and drops the sources of pieces that waited;
- * nothing else depends on it. If a peer, a download, or a source goes, the stream lives on without
+ * ends gives back the chunks that it had asked for, and drops the uploads of pieces that waited;
+ * nothing else depends on it. If a peer, a download, or an upload goes, the stream lives on without
  * it.
  */
 #ifndef CW_BROKER_BRIDGE_LINK_STREAM_H
@@ -31,7 +31,7 @@
 
 struct cwb_chunks;
 struct cwb_link;
-struct cwb_source;
+struct cwb_upload;
 
 struct cwb_ask { /* a READ of ours; chunks NULL: the place is free */
     uint64_t id;
@@ -71,7 +71,7 @@ struct cwb_stream {
     struct cwb_ask asks[CWB_STREAM_ASKS];
     uint32_t ask_count;
     struct cwb_flow *flows;
-    uint32_t parked; /* READs of theirs that the bridge's loop has: of staged sources */
+    uint32_t parked; /* READs of theirs that the bridge's loop has: of staged uploads */
     struct cwb_stream *strand_next, *strand_prev;
 };
 
@@ -82,8 +82,8 @@ void cwb_stream_begin(struct cwb_stream *stream);
 void cwb_stream_read(struct cwb_stream *stream, struct cwb_chunks *chunks);
 /* The answer to a READ that the loop was given: a piece, whose bytes are there, or (without memory
  * the stream ends instead) a refusal with cw_detail(). */
-/* false: there is no memory, nothing of the source is held, and the stream ends. */
-bool cwb_stream_send_piece(struct cwb_stream *stream, uint64_t id, struct cwb_source *source,
+/* false: there is no memory, nothing of the upload is held, and the stream ends. */
+bool cwb_stream_send_piece(struct cwb_stream *stream, uint64_t id, struct cwb_upload *upload,
                            const struct cwb_read *read, const uint8_t *bytes);
 void cwb_stream_refuse(struct cwb_stream *stream, uint64_t id, int status);
 /* Ends it; `ended` is told. */

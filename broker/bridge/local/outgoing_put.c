@@ -28,7 +28,7 @@ struct putting {
     bool waits;
     cw_array *array;
     bool on_gpu; /* then its bytes come by way of host memory */
-    struct cwb_source *source;
+    struct cwb_upload *upload;
     struct cwb_request *asked;
 };
 
@@ -37,9 +37,9 @@ static void putting_free(struct putting *p) {
         cwb_peer_forget(p->job->peer, &p->waiter);
     if (p->asked)
         cwb_request_forget(p->asked);
-    if (p->source) {
-        cwb_source_end(p->source);
-        cwb_source_unref(p->source);
+    if (p->upload) {
+        cwb_upload_end(p->upload);
+        cwb_upload_unref(p->upload);
     } else {
         cw_array_close(p->array);
     }
@@ -84,7 +84,7 @@ static void on_reply(struct cwb_request *request, const struct cwb_frame *frame)
 /* When the peer last asked for bytes of it. */
 static int64_t read_ns(const struct cwb_request *request) {
     const struct putting *p = request->owner;
-    return p && p->source ? cwb_source_used_ns(p->source) : 0;
+    return p && p->upload ? cwb_upload_used_ns(p->upload) : 0;
 }
 
 static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
@@ -111,20 +111,20 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
             memcpy(inside, cw_array_lowest(p->array), offered.size_bytes);
         offered.hash = cwb_hash(inside, offered.size_bytes, 0);
         parts[3].iov_len = offered.size_bytes;
-    } else if (!p->source) {
+    } else if (!p->upload) {
         int code = p->on_gpu
-                       ? cwb_source_new_staged(job->bridge, job->peer, p->array, offered.size_bytes,
-                                               link->read_max, true, &p->source)
-                       : cwb_source_new(job->bridge, job->peer, p->array, cw_array_lowest(p->array),
-                                        offered.size_bytes, CWB_OFFERED, &p->source);
+                       ? cwb_upload_new_staged(job->bridge, job->peer, p->array, offered.size_bytes,
+                                               link->read_max, true, &p->upload)
+                       : cwb_upload_new(job->bridge, job->peer, p->array, cw_array_lowest(p->array),
+                                        offered.size_bytes, CWB_UPLOAD_PUT, &p->upload);
         if (code) {
             finish(p, cwb_deed_fail(job, code));
             return;
         }
-        cwb_source_ref(p->source);
+        cwb_upload_ref(p->upload);
     }
-    if (p->source)
-        offered.source = cwb_source_id(p->source);
+    if (p->upload)
+        offered.source = cwb_upload_id(p->upload);
     uint64_t asked_before = job->asked_of;
     int code = cwb_deed_ask(job, link, &offered.token, &offered.flags);
     if (code) {

@@ -50,7 +50,7 @@ struct task { /* of a helper */
 
 struct cwb_stage {
     struct cwb_bridge *bridge;
-    struct cwb_source *source; /* NULL: ended */
+    struct cwb_upload *upload; /* NULL: ended */
     cw_array *array, *ring; /* on the GPU; in host memory, NULL until the last write is complete */
     struct cwb_slots slots; /* in the ring */
     uint32_t tail_bytes;    /* of the next chunk, that a slot has, too */
@@ -78,7 +78,7 @@ static void begin(struct cwb_stage *stage, struct task *task, void (*run)(struct
 }
 
 static void release(struct cwb_stage *stage) {
-    if (stage->source || stage->works)
+    if (stage->upload || stage->works)
         return;
     DL_DELETE(stage->bridge->stages, stage);
     cw_array_close(stage->array);
@@ -92,26 +92,26 @@ static void release(struct cwb_stage *stage) {
 static bool ended(struct task *task) {
     struct cwb_stage *stage = task->stage;
     stage->works--;
-    if (!stage->source) {
+    if (!stage->upload) {
         release(stage);
         return false;
     }
     return true;
 }
 
-/* The source stays: what is parked it has not ended with. */
+/* The upload stays: what is parked it has not ended with. */
 static void unpark(struct parked *parked) {
     DL_DELETE(parked->stage->parked, parked);
-    cwb_source_unref(parked->stage->source);
+    cwb_upload_unref(parked->stage->upload);
     free(parked);
 }
 
 /* Who asked for the hash hears it, with this thread's sentence. The stage may end with it. */
 static void tell_closing(struct cwb_stage *stage, int status, uint64_t value) {
-    struct cwb_source *source = stage->source;
+    struct cwb_upload *upload = stage->upload;
     stage->closing = false;
-    cwb_source_staged(source, status, value);
-    cwb_source_unref(source);
+    cwb_upload_staged(upload, status, value);
+    cwb_upload_unref(upload);
 }
 
 static void cancel_parked(struct cwb_served *served) {
@@ -164,7 +164,7 @@ static void looked(struct cwb_work *work) {
     struct task *task = (struct task *)work;
     struct cwb_stage *stage = task->stage;
     stage->looking = false;
-    if (!stage->source)
+    if (!stage->upload)
         cw_array_close(task->ring);
     if (ended(task)) {
         if (work->code == -ETIMEDOUT) {
@@ -217,7 +217,7 @@ int64_t cwb_stages_tick(struct cwb_bridge *bridge) {
     struct cwb_stage *stage, *next;
     int64_t due_ns = INT64_MAX;
     DL_FOREACH_SAFE(bridge->stages, stage, next) {
-        if (!stage->source)
+        if (!stage->upload)
             continue;
         int64_t say_ns = say_so(stage);
         due_ns = say_ns < due_ns ? say_ns : due_ns;
@@ -338,10 +338,10 @@ static void tell_hash(struct cwb_stage *stage) {
 
 static bool send_parked(struct cwb_stage *stage, const struct parked *what, const uint8_t *bytes) {
     if (!what->served)
-        return cwb_stream_send_piece(what->stream, what->id, stage->source, &what->read, bytes);
+        return cwb_stream_send_piece(what->stream, what->id, stage->upload, &what->read, bytes);
     uint64_t id = what->served->id;
     struct cwb_link *link = cwb_served_leave(what->served);
-    return cwb_source_send(stage->source, &link->wire, id, &what->read, bytes);
+    return cwb_upload_send(stage->upload, &link->wire, id, &what->read, bytes);
 }
 
 /* Sends what is here. */
@@ -387,10 +387,10 @@ static void go(struct cwb_stage *stage) {
     serve_parked(stage);
     hash_on(stage);
     fill_more(stage);
-    tell_hash(stage); /* last: the source may end with it */
+    tell_hash(stage); /* last: the upload may end with it */
 }
 
-struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_source *source,
+struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_upload *upload,
                                 cw_array *array, uint64_t size_bytes, uint32_t read_max) {
     CW_ASSERT(size_bytes && read_max <= CWB_READ_MAX);
     struct cwb_stage *stage = calloc(1, sizeof *stage);
@@ -404,7 +404,7 @@ struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_source *so
     uint64_t share = size_bytes / CHUNK_SHARE;
     share = share < CHUNK_LEAST ? CHUNK_LEAST : share > CHUNK_MOST ? CHUNK_MOST : share;
     stage->bridge = bridge;
-    stage->source = source;
+    stage->upload = upload;
     stage->array = array;
     read_max = read_max / CWB_SUM_PIECE * CWB_SUM_PIECE; /* READs keep to chunks' bounds */
     cwb_slots_init(&stage->slots, size_bytes, (uint32_t)share / read_max * read_max);
@@ -450,7 +450,7 @@ void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served, struct c
         served->on_cancel = cancel_parked;
     }
     DL_APPEND(stage->parked, parked);
-    cwb_source_ref(stage->source);
+    cwb_upload_ref(stage->upload);
     if (read->offset_bytes % stage->slots.chunk_bytes + read->length_bytes >
         stage->slots.chunk_bytes)
         stage->tail_bytes = CWB_READ_MAX; /* from now on slots have the begin of the next chunk */
@@ -459,7 +459,7 @@ void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served, struct c
 
 void cwb_stage_close(struct cwb_stage *stage) {
     stage->closing = true;
-    cwb_source_ref(stage->source);
+    cwb_upload_ref(stage->upload);
     if (stage->status)
         fail(stage, stage->status, stage->detail);
     else
@@ -479,7 +479,7 @@ bool cwb_stage_let_go(struct cwb_stage *stage, uint64_t offset_bytes, uint32_t l
 }
 
 void cwb_stage_look(struct cwb_stage *stage) {
-    if (stage->source)
+    if (stage->upload)
         go(stage);
 }
 
@@ -492,6 +492,6 @@ void cwb_stage_drop(struct cwb_stage *stage) {
 }
 
 void cwb_stage_end(struct cwb_stage *stage) {
-    stage->source = NULL;
+    stage->upload = NULL;
     release(stage);
 }

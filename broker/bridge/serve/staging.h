@@ -11,7 +11,7 @@
  * Invariants: chunks are filled for the first time in order. Whoever sends a piece hashes it
  * (checksum.h), while its bytes lie in the core's cache; what was never sent is filled and hashed
  * for who closes. Who asks for a chunk again, after a cut, has it filled again: the array stays on
- * its GPU until the source ends. A slot is written by the mover alone from `filling` to the end of
+ * its GPU until the upload ends. A slot is written by the mover alone from `filling` to the end of
  * its job, and never while a piece or the hash holds it; so whoever reads it reads what was copied
  * last.
  *
@@ -21,7 +21,7 @@
  *
  * Deaths: the mover: the broker has the job done again, into the same slot. The writer before its
  * work was complete: -EOWNERDEAD to all READs. The GPU, or no host memory: the same with -ENODEV,
- * -EDQUOT. The link: its READs are gone, what they held is free. The source: the stage is freed
+ * -EDQUOT. The link: its READs are gone, what they held is free. The upload: the stage is freed
  * when the last helper is done with it. This process: the broker holds both ends of each job.
  *
  * All of it is the loop's; helpers touch their own piece of work, and the slot that it is about.
@@ -39,14 +39,14 @@
 
 struct cwb_bridge;
 struct cwb_served;
-struct cwb_source;
+struct cwb_upload;
 struct cwb_stage;
 struct cwb_stream;
 
-/* Begins to stage; array (CW_DISTANT) is the stage's from now on. The source stays until
+/* Begins to stage; array (CW_DISTANT) is the stage's from now on. The upload stays until
  * cwb_stage_end(). read_max: what a READ of this peer asks for. NULL: there is no memory, and the
  * array stays the caller's. */
-struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_source *source,
+struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_upload *upload,
                                 cw_array *array, uint64_t size_bytes, uint32_t read_max);
 /* A READ within the array: it is answered when its bytes are there, over its link (served), or over
  * a stream (served NULL). */
@@ -54,7 +54,7 @@ void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served, struct c
                     uint64_t id, const struct cwb_read *read);
 /* The stream ended: nothing is answered over it. */
 void cwb_stages_forget(struct cwb_bridge *bridge, struct cwb_stream *stream);
-/* The hash over all is wanted: cwb_source_staged() tells it, perhaps at once. */
+/* The hash over all is wanted: cwb_upload_staged() tells it, perhaps at once. */
 void cwb_stage_close(struct cwb_stage *stage);
 /* The bytes of a READ if they are there, for a piece, which holds their slot; else NULL, and
  * cwb_stage_read() waits for them. Any thread. */
@@ -64,7 +64,7 @@ bool cwb_stage_let_go(struct cwb_stage *stage, uint64_t offset_bytes, uint32_t l
                       bool sent);
 /* A slot may be free to be filled. */
 void cwb_stage_look(struct cwb_stage *stage);
-/* The source is gone: no piece refers to it any more. */
+/* The upload is gone: no piece refers to it any more. */
 void cwb_stage_end(struct cwb_stage *stage);
 /* Nobody hears of it any more, but pieces may be left: answers what is parked with -ESTALE. */
 void cwb_stage_drop(struct cwb_stage *stage);

@@ -8,13 +8,13 @@
  * below 0 has a sentence as its body. HELLO, CANCEL, CHANGED and STREAMS have no reply.
  *
  * Bytes of arrays are always PULLED by who receives them: a *source* is a number that the sending
- * side gave to an array; READ asks for a piece of it, and its reply is the only frame that carries
- * more than CWB_FRAME_MAX. So who receives decides how much is under way (that is the credit), on
- * which connection, and where to go on after a cut. A get is OPEN, READ..., CLOSE; a put is an
- * OFFER, at which the other side READs and CLOSEs, and then answers the OFFER. Small arrays go
- * inside the reply to OPEN, and inside the OFFER. Who OPENs may ask for the first pieces with it
- * (CWB_AHEAD), before it knows the source's number, so that no more than one round trip passes
- * before an array of some pieces is there.
+ * side gave to an array (to its upload of it, upload.h); READ asks for a piece of it, and its reply
+ * is the only frame that carries more than CWB_FRAME_MAX. So who receives decides how much is under
+ * way (that is the credit), on which connection, and where to go on after a cut. A get is OPEN,
+ * READ..., CLOSE; a put is an OFFER, at which the other side READs and CLOSEs, and then answers the
+ * OFFER. Small arrays go inside the reply to OPEN, and inside the OFFER. Who OPENs may ask for the
+ * first pieces with it (CWB_AHEAD), before it knows the source's number, so that no more than one
+ * round trip passes before an array of some pieces is there.
  *
  * Pure functions over bytes: cwb_frame_parse() trusts nothing, and what it returns may be trusted
  * in form (lengths, ranges, NULs); whether a request may be made is looked at elsewhere.

@@ -415,11 +415,11 @@ struct cwb_peer *around_begin(struct cwb_bridge *bridge) {
     bridge->options.streams = 1;
     strcpy(bridge->node, "fuzzed");
     bridge->run = 2;
-    bridge->next_source = 1000;
+    bridge->next_upload = 1000;
     bridge->client = world.client;
     bridge->loop.now_ns = 1000000000000;
     promise(cwb_tls_new(world.folder, 0, &bridge->tls) == 0);
-    pthread_mutex_init(&bridge->sources_lock, NULL);
+    pthread_mutex_init(&bridge->uploads_lock, NULL);
     cwb_awake_init(&bridge->awake, 1);
     promise(cwb_io_new(true, &bridge->loop.io, &why) == 0);
     promise(cwb_works_new(bridge->loop.io, "", 1, &bridge->works) == 0);
@@ -445,5 +445,5 @@ void around_end(struct cwb_bridge *bridge, uint64_t jobs) {
     free(bridge->jobs);
     free(bridge->home);
     free(bridge->loop.io);
-    pthread_mutex_destroy(&bridge->sources_lock);
+    pthread_mutex_destroy(&bridge->uploads_lock);
 }

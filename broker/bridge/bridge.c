@@ -191,7 +191,7 @@ static int64_t tick(struct cwb_bridge *bridge) {
         bridge->stopping = true;
     }
     cwb_uploads_tick(bridge);
-    cwb_offered_tick(bridge);
+    cwb_incoming_puts_tick(bridge);
     for (unsigned i = 1; i < sizeof due_ns / sizeof *due_ns; i++)
         first_ns = due_ns[i] < first_ns ? due_ns[i] : first_ns;
     return first_ns;

@@ -62,11 +62,13 @@
 #define CWB_STALL_S                                                                                \
     60u /* --stall: how long nothing may come of what a peer that is                               \
            heard was asked for */
-#define CWB_OFFERED_MAX     (1ull << 30) /* memory of arrays that a peer puts, not all here yet, */
-#define CWB_OFFERED_ALL_MAX (4ull << 30) /* and of all peers */
-#define CWB_OFFERED_SMALL   (4u << 20)   /* what is no larger waits for no larger one, and has of */
-#define CWB_OFFERED_OWN     (64u << 20)  /* each peer so much */
-#define CWB_STREAM_BYTES    (2u << 20)   /* arrays from here on are read over all of them */
+/* Memory of arrays that a peer puts and that are not all here yet; and of all peers. What is SMALL
+ * waits for no larger one, and of such ones each peer has its OWN. */
+#define CWB_INCOMING_PUTS_MAX     (1ull << 30)
+#define CWB_INCOMING_PUTS_ALL_MAX (4ull << 30)
+#define CWB_INCOMING_PUT_SMALL    (4u << 20)
+#define CWB_INCOMING_PUTS_OWN     (64u << 20)
+#define CWB_STREAM_BYTES          (2u << 20) /* arrays from here on are read over all of them */
 #define CWB_OUT_MAX                                                                                \
     (128u << 20) /* unread answers of a peer that still asks, over all its connections; who keeps  \
                     to what was agreed has less */
@@ -169,8 +171,8 @@ struct cwb_bridge {
     uint32_t wait_count;             /* waits.c: names that peers wait for; */
     uint64_t news;                   /* how often there were new names, */
     bool waits_due;                  /* for which not all were looked at */
-    uint64_t offering_bytes; /* incoming_put.c: of large ones that have their turn, of all peers */
-    struct cwb_list *lists;  /* name_lists.c: of names, that peers ask for */
+    uint64_t put_bytes;     /* incoming_put.c: of large ones that have their turn, of all peers */
+    struct cwb_list *lists; /* name_lists.c: of names, that peers ask for */
     struct cwb_served *deferred; /* deferred.c: what waits for the broker, the oldest first */
     int64_t probed_ns;           /* since when the broker is asked whether it lives; 0: it is not */
     bool changes_mapping;        /* serve.c: a helper maps what is needed to look at changes; */

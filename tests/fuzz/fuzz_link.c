@@ -358,7 +358,7 @@ static void turn(struct fuzz *f) {
     (void)cwb_deferred_tick(bridge);
     (void)cwb_downloads_tick(bridge);
     cwb_uploads_tick(bridge);
-    cwb_offered_tick(bridge);
+    cwb_incoming_puts_tick(bridge);
     cwb_lists_turn(bridge);
     cwb_changes_turn(bridge);
     cwb_wires_flush(&bridge->loop);
@@ -472,7 +472,8 @@ static void finish(struct fuzz *f) {
     promise(!bridge->links && !bridge->replicas && !bridge->gc_order && !bridge->watched);
     promise(!bridge->wait_count && !bridge->deferred && !bridge->lingering);
     promise(!bridge->lists && !bridge->landings && !bridge->stages);
-    promise(!f->peer->uploads && !f->peer->offered && !f->peer->downloads && !f->peer->waiting);
+    promise(!f->peer->uploads && !f->peer->incoming_puts && !f->peer->downloads &&
+            !f->peer->waiting);
     promise(!f->peer->streams && !f->peer->wait_count && !f->peer->watches);
     around_end(bridge, f->jobs);
     free(f->peer);

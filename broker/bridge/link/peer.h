@@ -47,7 +47,7 @@ struct cwb_link;
 struct cwb_hashing;
 struct cwb_list;
 struct cwb_upload;
-struct cwb_offered;
+struct cwb_incoming_put;
 struct cwb_replica;
 struct cwb_served;
 struct cwb_stream;
@@ -79,12 +79,12 @@ struct cwb_peer {
     struct cwb_download_state *downloads; /* download.c: large arrays that are being read from it */
     struct cwb_upload *uploads;           /* upload.c: what it is reading, by number, */
     struct cwb_hashing *hashings;         /* and what it has closed, and is to be hashed */
-    struct cwb_offered *offered;          /* incoming_put.c: what it put, by token; */
-    struct cwb_offered *offers_done;      /* the oldest first, */
-    struct cwb_offered *offers_waiting[CWB_KINDS]; /* and those that wait for their turn; */
-    uint32_t offered_pending, offered_kept;        /* how many are not done, and are; */
-    uint64_t offering_bytes[CWB_KINDS];            /* what those take that have their turn, */
-    int64_t offered_ns[CWB_KINDS];                 /* and when the last one got it */
+    struct cwb_incoming_put *incoming_puts;           /* incoming_put.c: what it put, by token; */
+    struct cwb_incoming_put *puts_done;               /* the oldest first, */
+    struct cwb_incoming_put *puts_waiting[CWB_KINDS]; /* and those that wait for their turn; */
+    uint32_t puts_pending, puts_kept;                 /* how many are not done, and are; */
+    uint64_t put_bytes[CWB_KINDS];                    /* what those take that have their turn, */
+    int64_t put_ns[CWB_KINDS];                        /* and when the last one got it */
     struct cwb_floor
         *floors;           /* floor.c: what was told here of its names, and what stands of them */
     uint32_t number;       /* among all that ever were */

@@ -95,28 +95,28 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
         finish(p, cwb_deed_fail(job, -EREMOTEIO));
         return;
     }
-    struct cwb_offer offered = {.size_bytes = job->remote.size_bytes,
+    struct cwb_offer message = {.size_bytes = job->remote.size_bytes,
                                 .flags =
                                     job->remote.flags & (CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_GPU),
                                 .key_bytes = job->there.length,
                                 .meta_bytes = job->remote.meta_bytes};
     uint8_t inside[CWB_INLINE_MAX];
-    struct iovec parts[] = {{&offered, sizeof offered},
+    struct iovec parts[] = {{&message, sizeof message},
                             {job->there.text, job->there.length},
                             {job->meta, job->remote.meta_bytes},
                             {inside, 0}};
-    if (offered.size_bytes <= CWB_INLINE_MAX && !p->on_gpu) {
-        offered.inside = 1;
-        if (offered.size_bytes)
-            memcpy(inside, cw_array_lowest(p->array), offered.size_bytes);
-        offered.hash = cwb_hash(inside, offered.size_bytes, 0);
-        parts[3].iov_len = offered.size_bytes;
+    if (message.size_bytes <= CWB_INLINE_MAX && !p->on_gpu) {
+        message.inside = 1;
+        if (message.size_bytes)
+            memcpy(inside, cw_array_lowest(p->array), message.size_bytes);
+        message.hash = cwb_hash(inside, message.size_bytes, 0);
+        parts[3].iov_len = message.size_bytes;
     } else if (!p->upload) {
         int code = p->on_gpu
-                       ? cwb_upload_new_staged(job->bridge, job->peer, p->array, offered.size_bytes,
+                       ? cwb_upload_new_staged(job->bridge, job->peer, p->array, message.size_bytes,
                                                link->read_max, true, &p->upload)
                        : cwb_upload_new(job->bridge, job->peer, p->array, cw_array_lowest(p->array),
-                                        offered.size_bytes, CWB_UPLOAD_PUT, &p->upload);
+                                        message.size_bytes, CWB_UPLOAD_PUT, &p->upload);
         if (code) {
             finish(p, cwb_deed_fail(job, code));
             return;
@@ -124,9 +124,9 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
         cwb_upload_ref(p->upload);
     }
     if (p->upload)
-        offered.source = cwb_upload_id(p->upload);
+        message.source = cwb_upload_id(p->upload);
     uint64_t asked_before = job->asked_of;
-    int code = cwb_deed_ask(job, link, &offered.token, &offered.flags);
+    int code = cwb_deed_ask(job, link, &message.token, &message.flags);
     if (code) {
         finish(p, code);
         return;

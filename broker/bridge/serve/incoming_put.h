@@ -9,7 +9,7 @@
 struct cwb_bridge;
 struct cwb_link;
 
-int cwb_offered_serve(struct cwb_link *link, const struct cwb_frame *frame);
-void cwb_offered_tick(struct cwb_bridge *bridge);
+int cwb_incoming_put_serve(struct cwb_link *link, const struct cwb_frame *frame);
+void cwb_incoming_puts_tick(struct cwb_bridge *bridge);
 
 #endif

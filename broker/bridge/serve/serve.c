@@ -445,7 +445,7 @@ int cwb_serve(struct cwb_link *link, const struct cwb_frame *frame) {
     case CWB_CLOSE:
         return cwb_upload_serve_close(link, frame);
     case CWB_OFFER:
-        return cwb_offered_serve(link, frame);
+        return cwb_incoming_put_serve(link, frame);
     case CWB_WAIT:
         cwb_wait_begin(link, frame);
         return 0;

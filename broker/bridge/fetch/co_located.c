@@ -33,9 +33,9 @@ static bool make_room(void *owner) {
     return cwb_replica_gc_on_gpus(((struct cwb_replica *)owner)->bridge);
 }
 
-static void on_landed(void *owner, int code, cw_array *array) {
+static void on_received(void *owner, int code, cw_array *array) {
     struct cwb_replica *replica = owner;
-    replica->landing = NULL;
+    replica->gpu_receive = NULL;
     replica->array = array;
     if (code == 0) {
         cwb_replica_put(replica);
@@ -47,14 +47,14 @@ static void on_landed(void *owner, int code, cw_array *array) {
         cwb_replica_fail(replica, code);
 }
 
-void cwb_replica_land(struct cwb_replica *replica, const struct cwb_landing_wish *what) {
-    struct cwb_landing_wish wish = *what;
-    wish.size_bytes = replica->opened.size_bytes;
-    wish.to_host = !replica->on_gpu;
-    wish.make_room = replica->on_gpu ? make_room : NULL;
-    memcpy(wish.gpu.device_uuid, replica->gpu, sizeof replica->gpu);
-    replica->landing = cwb_landing_begin(replica->bridge, &wish, on_landed, replica);
-    if (!replica->landing)
+void cwb_replica_receive(struct cwb_replica *replica, const struct cwb_gpu_receive_spec *what) {
+    struct cwb_gpu_receive_spec spec = *what;
+    spec.size_bytes = replica->opened.size_bytes;
+    spec.to_host = !replica->on_gpu;
+    spec.make_room = replica->on_gpu ? make_room : NULL;
+    memcpy(spec.gpu.device_uuid, replica->gpu, sizeof replica->gpu);
+    replica->gpu_receive = cwb_gpu_receive_begin(replica->bridge, &spec, on_received, replica);
+    if (!replica->gpu_receive)
         cwb_replica_fail(replica, -EDQUOT);
 }
 
@@ -106,6 +106,6 @@ bool cwb_replica_follow(struct cwb_replica *replica) {
         return true;
     }
     memcpy(replica->came, found.meta, found.entry.meta_bytes);
-    cwb_replica_land(replica, &(struct cwb_landing_wish){.local = array});
+    cwb_replica_receive(replica, &(struct cwb_gpu_receive_spec){.local = array});
     return true;
 }

@@ -10,7 +10,7 @@ struct cwb_replica;
 
 /* Its array is to come onto a GPU, or from another place of this node: size and place are filled
  * in. */
-void cwb_replica_land(struct cwb_replica *replica, const struct cwb_landing_wish *what);
+void cwb_replica_receive(struct cwb_replica *replica, const struct cwb_gpu_receive_spec *what);
 /* What came to one place is copied to another on this node; what is coming is waited for. false: it
  * must be fetched. */
 bool cwb_replica_follow(struct cwb_replica *replica);

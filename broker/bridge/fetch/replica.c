@@ -36,7 +36,7 @@ static void replica_free(struct cwb_replica *replica) {
     DL_DELETE2(replica->bridge->gc_order, replica, gc_prev, gc_next);
     if (replica->followed)
         LL_DELETE2(replica->followed->followers, replica, follow_next);
-    cwb_landing_cancel(replica->landing);
+    cwb_gpu_receive_cancel(replica->gpu_receive);
     cwb_replica_wake(replica);
     if (replica->waits)
         cwb_peer_forget(replica->peer, &replica->waiter);
@@ -352,12 +352,13 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     if (!replica->on_gpu)
         cwb_local_new(replica->bridge, frame->opened.size_bytes, on_array, replica);
     else if (frame->opened.inside)
-        cwb_replica_land(replica, &(struct cwb_landing_wish){.inside = replica->came +
-                                                                       frame->opened.meta_bytes});
+        cwb_replica_receive(replica, &(struct cwb_gpu_receive_spec){
+                                         .inside = replica->came + frame->opened.meta_bytes});
     else
-        cwb_replica_land(replica, &(struct cwb_landing_wish){.peer = replica->peer,
-                                                             .run = replica->run,
-                                                             .source = frame->opened.source});
+        cwb_replica_receive(replica,
+                            &(struct cwb_gpu_receive_spec){.peer = replica->peer,
+                                                           .run = replica->run,
+                                                           .source = frame->opened.source});
 }
 
 static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {

@@ -39,7 +39,7 @@
 struct cwb_replica {
     struct cwb_waiter waiter; /* first: it is cast back */
     struct cwb_download download;
-    struct cwb_landing *landing; /* it comes onto a GPU, or is a copy of a co-located one */
+    struct cwb_gpu_receive *gpu_receive; /* it comes onto a GPU, or is a copy of a co-located one */
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
     struct cw_name_key key, there;

@@ -63,7 +63,7 @@ struct cwb_incoming_put {
     struct cw_name_key key;
     uint8_t *meta, *inside;
     cw_array *array;
-    struct cwb_landing *landing; /* it is to lie on a GPU */
+    struct cwb_gpu_receive *gpu_receive; /* it is to lie on a GPU */
     UT_hash_handle hh;
     struct cwb_incoming_put *next, *prev; /* of its peer: that wait, or that are done, in order */
 };
@@ -147,8 +147,8 @@ static struct cwb_incoming_put *next_of(const struct cwb_bridge *bridge, unsigne
 static void release(struct cwb_incoming_put *incoming) {
     give_turn(incoming);
     cwb_download_cancel(&incoming->download);
-    cwb_landing_cancel(incoming->landing);
-    incoming->landing = NULL;
+    cwb_gpu_receive_cancel(incoming->gpu_receive);
+    incoming->gpu_receive = NULL;
     cwb_local_close(incoming->bridge, incoming->array);
     free(incoming->meta);
     free(incoming->inside);
@@ -247,9 +247,9 @@ static void on_array(void *owner, int code, cw_array *array) {
     cwb_download_begin(&incoming->download, incoming->peer->run);
 }
 
-static void on_landed(void *owner, int code, cw_array *array) {
+static void on_received(void *owner, int code, cw_array *array) {
     struct cwb_incoming_put *incoming = owner;
-    incoming->landing = NULL;
+    incoming->gpu_receive = NULL;
     incoming->array = array;
     brought(incoming, code);
 }
@@ -262,15 +262,15 @@ static void start(struct cwb_incoming_put *incoming) {
         cwb_local_new(incoming->bridge, incoming->offer.size_bytes, on_array, incoming);
         return;
     }
-    struct cwb_landing_wish wish = {.size_bytes = incoming->offer.size_bytes,
-                                    .gpu = {.device = gpu - 1},
-                                    .inside = incoming->inside,
-                                    .peer = incoming->offer.inside ? NULL : incoming->peer,
-                                    .run = incoming->peer->run,
-                                    .source = incoming->offer.source,
-                                    .patience_ns = CWB_RESUME_NS};
-    incoming->landing = cwb_landing_begin(incoming->bridge, &wish, on_landed, incoming);
-    if (!incoming->landing)
+    struct cwb_gpu_receive_spec spec = {.size_bytes = incoming->offer.size_bytes,
+                                        .gpu = {.device = gpu - 1},
+                                        .inside = incoming->inside,
+                                        .peer = incoming->offer.inside ? NULL : incoming->peer,
+                                        .run = incoming->peer->run,
+                                        .source = incoming->offer.source,
+                                        .patience_ns = CWB_RESUME_NS};
+    incoming->gpu_receive = cwb_gpu_receive_begin(incoming->bridge, &spec, on_received, incoming);
+    if (!incoming->gpu_receive)
         finish(incoming, -EDQUOT);
 }
 

@@ -15,10 +15,10 @@
  *   replica   a remote array in local memory, under its remote name (replica.c)
  *
  * All of it belongs to the one thread of the loop, but streams, which run on strands (io_thread.h)
- * and share uploads and chunks with it, under locks. What may block (the broker, allocating, the
- * resolver, hashing much) is done by helper threads (helpers.c), which touch nothing but their
- * piece of work. Neither the loop nor a strand can wait for the broker (cw_asks_nobody): a broker
- * that stands mutes nobody.
+ * and share uploads and transfer plans with it, under locks. What may block (the broker,
+ * allocating, the resolver, hashing much) is done by helper threads (helpers.c), which touch
+ * nothing but their piece of work. Neither the loop nor a strand can wait for the broker
+ * (cw_asks_nobody): a broker that stands mutes nobody.
  *
  * Want of memory, of descriptors and of threads: one rule. What comes of a peer or a client is
  * refused with -EDQUOT (LimitExceeded) and leaves nothing behind; where there is nobody to refuse

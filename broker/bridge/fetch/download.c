@@ -44,8 +44,8 @@ struct cwb_download_state {
     struct cwb_waiter waiter; /* first: it is cast back */
     struct cwb_download *download;
     bool waits;
-    uint64_t run;              /* of the peer's bridge, whose number the source is */
-    struct cwb_chunks *chunks; /* one reference */
+    uint64_t run;                   /* of the peer's bridge, whose number the source is */
+    struct cwb_transfer_plan *plan; /* one reference */
     struct cwb_request *asked[WINDOW];
     uint32_t asked_count;
     struct cwb_request *closing;
@@ -74,8 +74,8 @@ static void forget(struct cwb_download *download) {
     if (state->is_spread)
         DL_DELETE(download->peer->downloads, state);
     DL_DELETE2(download->bridge->downloads, state, all_prev, all_next);
-    cwb_chunks_stop(state->chunks);
-    cwb_chunks_unref(state->chunks);
+    cwb_transfer_plan_stop(state->plan);
+    cwb_transfer_plan_unref(state->plan);
     free(state);
     download->state = NULL;
 }
@@ -121,7 +121,7 @@ static void await_link(struct cwb_download_state *state) {
 
 static void tell_progress(struct cwb_download_state *state) {
     struct cwb_download *download = state->download;
-    uint64_t bytes = download->on_progress ? cwb_sum_prefix(state->chunks->sum) : 0;
+    uint64_t bytes = download->on_progress ? cwb_sum_prefix(state->plan->sum) : 0;
     if (bytes <= state->told_bytes)
         return;
     state->told_bytes = bytes;
@@ -140,7 +140,7 @@ static void on_closed(struct cwb_request *request, const struct cwb_frame *frame
     int status = frame->head.status;
     if (status < 0)
         cwb_link_refused(state->download->peer, frame);
-    else if (frame->closed.hash != cwb_sum_digest(state->chunks->sum))
+    else if (frame->closed.hash != cwb_sum_digest(state->plan->sum))
         status = cw_fail(-EAGAIN, "the bytes that came are not those that were sent: somebody "
                                   "writes into the array while it is read");
     else /* a strand that brought the last of them may not have told us yet */
@@ -162,7 +162,7 @@ static void ask_hash(struct cwb_download_state *state, struct cwb_link *link) {
 static bool ask_chunk(struct cwb_download_state *state, struct cwb_link *link,
                       const struct cwb_read *read) {
     struct cwb_request *request =
-        cwb_link_read(link, read, cwb_chunks_place(state->chunks, read), on_chunk, state);
+        cwb_link_read(link, read, cwb_transfer_plan_target(state->plan, read), on_chunk, state);
     if (request)
         state->asked[state->asked_count++] = request;
     else
@@ -177,12 +177,12 @@ static void on_chunk(struct cwb_request *request, const struct cwb_frame *frame)
         i++;
     state->asked[i] = state->asked[--state->asked_count];
     if (!frame) { /* cut: wanted again */
-        cwb_chunks_back(state->chunks, &request->read);
+        cwb_transfer_plan_back(state->plan, &request->read);
         await_link(state);
         return;
     }
     if (frame->head.status == -EINPROGRESS) {
-        cwb_chunks_back(state->chunks, &request->read);
+        cwb_transfer_plan_back(state->plan, &request->read);
         pump(state);
         return;
     }
@@ -190,7 +190,7 @@ static void on_chunk(struct cwb_request *request, const struct cwb_frame *frame)
         finish(state, cwb_link_refused(state->download->peer, frame));
         return;
     }
-    (void)cwb_chunks_here(state->chunks, &request->read);
+    (void)cwb_transfer_plan_here(state->plan, &request->read);
     tell_progress(state);
     pump(state);
 }
@@ -200,7 +200,7 @@ static void pump(struct cwb_download_state *state) {
     struct cwb_download *download = state->download;
     struct cwb_link *link = cwb_peer_link(download->peer);
     struct cwb_read read;
-    int status = cwb_chunks_status(state->chunks);
+    int status = cwb_transfer_plan_status(state->plan);
     if (status) { /* what the peer said over a stream, as cwb_link_refused() */
         char said[CW_DETAIL_MAX];
         strcpy(said, cw_detail());
@@ -208,8 +208,8 @@ static void pump(struct cwb_download_state *state) {
         return;
     }
     bool by_streams = state->is_spread && cwb_streams_open(download->peer);
-    if (by_streams && cwb_chunks_lacked(state->chunks))
-        cwb_streams_read(download->peer, state->chunks);
+    if (by_streams && cwb_transfer_plan_refilled(state->plan))
+        cwb_streams_read(download->peer, state->plan);
     if (!link) {
         await_link(state);
         return;
@@ -221,10 +221,10 @@ static void pump(struct cwb_download_state *state) {
         return;
     }
     while (!by_streams && state->asked_count < WINDOW && link->state == CWB_OPEN_LINK &&
-           cwb_chunks_ask(state->chunks, &read))
+           cwb_transfer_plan_ask(state->plan, &read))
         if (!ask_chunk(state, link, &read))
             return;
-    if (cwb_chunks_whole(state->chunks) && link->state == CWB_OPEN_LINK)
+    if (cwb_transfer_plan_whole(state->plan) && link->state == CWB_OPEN_LINK)
         ask_hash(state, link);
 }
 
@@ -238,8 +238,8 @@ static void on_told(void *owner) {
 void cwb_downloads_spread(struct cwb_peer *peer) {
     struct cwb_download_state *state;
     for (state = peer->downloads; state; state = state->next) {
-        cwb_streams_read(peer, state->chunks);
-        cwb_chunks_tell(state->chunks);
+        cwb_streams_read(peer, state->plan);
+        cwb_transfer_plan_tell(state->plan);
     }
 }
 
@@ -248,10 +248,10 @@ static void adopt_ahead(struct cwb_download_state *state, const struct cwb_ahead
     struct cwb_read read;
     for (uint32_t i = 0; i < ahead->count; i++) {
         struct cwb_request *request = ahead->reads[i];
-        bool same =
-            cwb_chunks_ask(state->chunks, &read) && memcmp(&read, &request->read, sizeof read) == 0;
+        bool same = cwb_transfer_plan_ask(state->plan, &read) &&
+                    memcmp(&read, &request->read, sizeof read) == 0;
         CW_ASSERT(same);
-        request->target = cwb_chunks_place(state->chunks, &read);
+        request->target = cwb_transfer_plan_target(state->plan, &read);
         request->on_reply = on_chunk;
         request->owner = state;
         state->asked[state->asked_count++] = request;
@@ -266,19 +266,19 @@ static void adopt_ahead(struct cwb_download_state *state, const struct cwb_ahead
 void cwb_download_begin(struct cwb_download *download, uint64_t run) {
     struct cwb_link *link = cwb_peer_link(download->peer);
     struct cwb_download_state *state = calloc(1, sizeof *state);
-    cw_array *held = NULL;
+    cw_array *lease = NULL;
     /* Streams may still write when the download was given up: the memory must stay for them. */
     bool is_spread = download->size_bytes >= CWB_STREAM_BYTES &&
                      download->bridge->options.streams > 1 &&
-                     cwb_local_hold(download->array, &held) == 0;
-    struct cwb_chunks *chunks =
-        state ? cwb_chunks_new(download->bridge->works, download->array, held, download->source,
-                               download->size_bytes, download->ring_bytes,
-                               link ? cwb_link_piece_bytes(link) : CWB_READ_MIN)
+                     cwb_local_hold(download->array, &lease) == 0;
+    struct cwb_transfer_plan *plan =
+        state ? cwb_transfer_plan_new(download->bridge->works, download->array, lease,
+                                      download->source, download->size_bytes, download->ring_bytes,
+                                      link ? cwb_link_piece_bytes(link) : CWB_READ_MIN)
               : NULL;
-    if (!chunks) {
+    if (!plan) {
         free(state);
-        cw_array_close(held);
+        cw_array_close(lease);
         cwb_download_refuse(download->peer, run, download->source);
         download->on_done(download, cwb_no_memory("an array of another node"));
         return;
@@ -289,17 +289,17 @@ void cwb_download_begin(struct cwb_download *download, uint64_t run) {
     state->moved_ns = download->bridge->loop.now_ns;
     DL_APPEND2(download->bridge->downloads, state, all_prev, all_next);
     state->is_spread = is_spread;
-    state->chunks = chunks;
-    state->chunks->progress_bytes = download->on_progress ? download->progress_bytes : 0;
-    state->chunks->on_told = on_told;
-    state->chunks->owner = state;
+    state->plan = plan;
+    state->plan->progress_bytes = download->on_progress ? download->progress_bytes : 0;
+    state->plan->on_told = on_told;
+    state->plan->owner = state;
     /* Bytes of this array may be coming already, over its OPEN. */
     if (link && link->ahead.source == download->source && !download->ring_bytes)
         adopt_ahead(state, &link->ahead);
     if (state->is_spread) {
         DL_APPEND(download->peer->downloads, state);
         cwb_streams_want(download->bridge, download->peer);
-        cwb_streams_read(download->peer, state->chunks);
+        cwb_streams_read(download->peer, state->plan);
     }
     pump(state);
 }
@@ -310,7 +310,7 @@ static bool stalls(struct cwb_download_state *state) {
     const struct cwb_link *link = cwb_peer_link(download->peer);
     const int64_t now_ns = download->bridge->loop.now_ns;
     uint64_t moves;
-    bool waits = cwb_chunks_wait(state->chunks, &moves) || state->closing;
+    bool waits = cwb_transfer_plan_wait(state->plan, &moves) || state->closing;
     if (!waits || state->waits || moves != state->moves)
         state->moved_ns = now_ns;
     else if (link && link->reading && link->reading->owner == state)
@@ -350,15 +350,15 @@ void cwb_download_consumed(struct cwb_download *download, uint64_t bytes) {
     struct cwb_download_state *state = download->state;
     if (!state)
         return; /* all is here: it is done */
-    cwb_chunks_consumed(state->chunks, bytes);
-    if (cwb_chunks_whole(state->chunks))
+    cwb_transfer_plan_consumed(state->plan, bytes);
+    if (cwb_transfer_plan_whole(state->plan))
         return;
     if (!state->telling)
         pump(state);
 }
 
 uint64_t cwb_download_ring_bytes(const struct cwb_download *download) {
-    return download->state->chunks->ring * download->state->chunks->chunk_bytes;
+    return download->state->plan->ring * download->state->plan->chunk_bytes;
 }
 
 void cwb_download_cancel(struct cwb_download *download) {

@@ -2,9 +2,9 @@
  * Strand: a thread with a loop of its own that runs streams (stream.h), so that TLS has more than
  * one core. Strands are made when the first stream needs them and stay to the end of the process.
  *
- * The bridge's loop and a strand share nothing but what has a lock (uploads, chunks); else each
- * tells the other: the loop by notes, which a strand runs in the order in which they came, a strand
- * by cwb_work_tell(). Neither waits for the other, but for the strand's begin.
+ * The bridge's loop and a strand share nothing but what has a lock (uploads, transfer plans); else
+ * each tells the other: the loop by notes, which a strand runs in the order in which they came, a
+ * strand by cwb_work_tell(). Neither waits for the other, but for the strand's begin.
  */
 #ifndef CW_BROKER_BRIDGE_IO_IO_THREAD_H
 #define CW_BROKER_BRIDGE_IO_IO_THREAD_H

@@ -19,27 +19,27 @@ static void end(struct cwb_stream *stream);
 
 static void flow_drop(struct cwb_stream *stream, struct cwb_flow *flow) {
     LL_DELETE(stream->flows, flow);
-    cwb_chunks_unref(flow->chunks);
+    cwb_transfer_plan_unref(flow->plan);
     free(flow);
 }
 
-static struct cwb_flow *flow_of(struct cwb_stream *stream, const struct cwb_chunks *chunks) {
+static struct cwb_flow *flow_of(struct cwb_stream *stream, const struct cwb_transfer_plan *plan) {
     struct cwb_flow *flow;
     LL_FOREACH(stream->flows, flow) {
-        if (flow->chunks == chunks)
+        if (flow->plan == plan)
             break;
     }
     return flow;
 }
 
-static void send_read(struct cwb_stream *stream, struct cwb_chunks *chunks,
+static void send_read(struct cwb_stream *stream, struct cwb_transfer_plan *plan,
                       const struct cwb_read *read) {
     struct cwb_ask *ask = stream->asks;
     struct iovec part = {(void *)(uintptr_t)read, sizeof *read};
-    while (ask->chunks)
+    while (ask->plan)
         ask++;
-    cwb_chunks_ref(chunks);
-    *ask = (struct cwb_ask){.id = ++stream->next_id, .chunks = chunks, .read = *read};
+    cwb_transfer_plan_ref(plan);
+    *ask = (struct cwb_ask){.id = ++stream->next_id, .plan = plan, .read = *read};
     if (stream->ask_count++ == 0)
         stream->moved_ns = stream->wire.loop->now_ns;
     stream->used_ns = stream->wire.loop->now_ns;
@@ -58,10 +58,10 @@ static void pump(struct cwb_stream *stream) {
         LL_FOREACH_SAFE(stream->flows, flow, next) {
             if (stream->ask_count == CWB_STREAM_ASKS)
                 return;
-            if (flow->asked < cwb_chunks_share(flow->chunks, CWB_STREAM_WINDOW) &&
-                cwb_chunks_ask(flow->chunks, &read)) {
+            if (flow->asked < cwb_transfer_plan_share(flow->plan, CWB_STREAM_WINDOW) &&
+                cwb_transfer_plan_ask(flow->plan, &read)) {
                 flow->asked++;
-                send_read(stream, flow->chunks, &read);
+                send_read(stream, flow->plan, &read);
                 more = true;
             } else if (flow->asked == 0) {
                 flow_drop(stream, flow); /* what comes back to it is told anew */
@@ -73,19 +73,19 @@ static void pump(struct cwb_stream *stream) {
 /* Which READ a reply answers; NULL: none. */
 static struct cwb_ask *asked(struct cwb_stream *stream, uint64_t id) {
     for (uint32_t i = 0; i < CWB_STREAM_ASKS; i++)
-        if (stream->asks[i].chunks && stream->asks[i].id == id)
+        if (stream->asks[i].plan && stream->asks[i].id == id)
             return &stream->asks[i];
     return NULL;
 }
 
 /* The place is free; its reference is the caller's. */
-static struct cwb_chunks *answered(struct cwb_stream *stream, struct cwb_ask *ask) {
-    struct cwb_chunks *chunks = ask->chunks;
-    ask->chunks = NULL;
+static struct cwb_transfer_plan *answered(struct cwb_stream *stream, struct cwb_ask *ask) {
+    struct cwb_transfer_plan *plan = ask->plan;
+    ask->plan = NULL;
     stream->ask_count--;
     stream->moved_ns = stream->wire.loop->now_ns;
-    flow_of(stream, chunks)->asked--;
-    return chunks;
+    flow_of(stream, plan)->asked--;
+    return plan;
 }
 
 static int on_data(struct cwb_wire *wire, const struct cwb_frame *frame, uint8_t **target) {
@@ -93,7 +93,7 @@ static int on_data(struct cwb_wire *wire, const struct cwb_frame *frame, uint8_t
     struct cwb_ask *ask = asked(stream, frame->head.id);
     if (!ask || memcmp(&ask->read, &frame->read, sizeof ask->read) != 0)
         return cw_fail(-EPROTO, "bytes of an array came that were not asked for");
-    *target = cwb_chunks_place(ask->chunks, &ask->read);
+    *target = cwb_transfer_plan_target(ask->plan, &ask->read);
     return 0;
 }
 
@@ -101,11 +101,11 @@ static int on_data_end(struct cwb_wire *wire, const struct cwb_frame *frame) {
     struct cwb_stream *stream = (struct cwb_stream *)wire;
     struct cwb_ask *ask = asked(stream, frame->head.id);
     struct cwb_read read = ask->read;
-    struct cwb_chunks *chunks = answered(stream, ask);
+    struct cwb_transfer_plan *plan = answered(stream, ask);
     pump(stream); /* first: what is asked for comes while this is hashed */
-    if (cwb_chunks_here(chunks, &read))
-        cwb_chunks_tell(chunks);
-    cwb_chunks_unref(chunks);
+    if (cwb_transfer_plan_here(plan, &read))
+        cwb_transfer_plan_tell(plan);
+    cwb_transfer_plan_unref(plan);
     return 0;
 }
 
@@ -114,12 +114,12 @@ static int read_failed(struct cwb_stream *stream, const struct cwb_frame *frame)
     if (!ask)
         return cw_fail(-EPROTO, "a reply to a READ that was not asked");
     struct cwb_read read = ask->read;
-    struct cwb_chunks *chunks = answered(stream, ask);
+    struct cwb_transfer_plan *plan = answered(stream, ask);
     if (frame->head.status != -EINPROGRESS) /* else it is asked for again */
-        cwb_chunks_fail(chunks, frame->head.status, frame->sentence, frame->sentence_bytes);
-    cwb_chunks_back(chunks, &read);
-    cwb_chunks_tell(chunks);
-    cwb_chunks_unref(chunks);
+        cwb_transfer_plan_fail(plan, frame->head.status, frame->sentence, frame->sentence_bytes);
+    cwb_transfer_plan_back(plan, &read);
+    cwb_transfer_plan_tell(plan);
+    cwb_transfer_plan_unref(plan);
     pump(stream);
     return 0;
 }
@@ -207,11 +207,11 @@ static void end(struct cwb_stream *stream) {
     cwb_wire_end(&stream->wire);
     for (uint32_t i = 0; i < CWB_STREAM_ASKS; i++) {
         struct cwb_ask ask = stream->asks[i];
-        if (!ask.chunks)
+        if (!ask.plan)
             continue;
-        cwb_chunks_back(answered(stream, &stream->asks[i]), &ask.read);
-        cwb_chunks_tell(ask.chunks);
-        cwb_chunks_unref(ask.chunks);
+        cwb_transfer_plan_back(answered(stream, &stream->asks[i]), &ask.read);
+        cwb_transfer_plan_tell(ask.plan);
+        cwb_transfer_plan_unref(ask.plan);
     }
     while (stream->flows)
         flow_drop(stream, stream->flows);
@@ -257,31 +257,31 @@ void cwb_stream_begin(struct cwb_stream *stream) {
 struct order {
     struct cwb_note note;
     struct cwb_stream *stream;
-    struct cwb_chunks *chunks; /* one reference */
+    struct cwb_transfer_plan *plan; /* one reference */
 };
 
 /* Also over this stream. Without memory for its books the stream ends. */
-static void add_flow(struct cwb_stream *stream, struct cwb_chunks *chunks) {
+static void add_flow(struct cwb_stream *stream, struct cwb_transfer_plan *plan) {
     struct cwb_flow *flow = calloc(1, sizeof *flow);
     if (!flow) {
-        cwb_chunks_unref(chunks);
+        cwb_transfer_plan_unref(plan);
         cwb_no_memory("an array that comes over a stream");
         end(stream);
         return;
     }
-    flow->chunks = chunks;
+    flow->plan = plan;
     LL_APPEND(stream->flows, flow);
 }
 
 static void obey(struct cwb_note *note) {
     struct order *order = (struct order *)note;
     struct cwb_stream *stream = order->stream;
-    struct cwb_chunks *chunks = order->chunks;
+    struct cwb_transfer_plan *plan = order->plan;
     free(order);
-    if (stream->wire.ended || flow_of(stream, chunks))
-        cwb_chunks_unref(chunks);
+    if (stream->wire.ended || flow_of(stream, plan))
+        cwb_transfer_plan_unref(plan);
     else
-        add_flow(stream, chunks);
+        add_flow(stream, plan);
     if (!stream->wire.ended)
         pump(stream);
 }
@@ -306,14 +306,14 @@ static void tell_end(struct cwb_stream *stream, bool no_memory) {
     cwb_strand_tell(stream->strand, &stream->ending);
 }
 
-void cwb_stream_read(struct cwb_stream *stream, struct cwb_chunks *chunks) {
+void cwb_stream_read(struct cwb_stream *stream, struct cwb_transfer_plan *plan) {
     struct order *order = calloc(1, sizeof *order);
     if (!order) {
         tell_end(stream, true);
         return;
     }
-    cwb_chunks_ref(chunks);
-    *order = (struct order){.note = {.run = obey}, .stream = stream, .chunks = chunks};
+    cwb_transfer_plan_ref(plan);
+    *order = (struct order){.note = {.run = obey}, .stream = stream, .plan = plan};
     cwb_strand_tell(stream->strand, &order->note);
 }
 

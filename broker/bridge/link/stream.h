@@ -29,18 +29,18 @@
 #define CWB_STREAM_ASKS    64u /* of all arrays over one stream */
 #define CWB_STREAM_IDLE_NS 30000000000
 
-struct cwb_chunks;
+struct cwb_transfer_plan;
 struct cwb_link;
 struct cwb_upload;
 
-struct cwb_ask { /* a READ of ours; chunks NULL: the place is free */
+struct cwb_ask { /* a READ of ours; plan NULL: the place is free */
     uint64_t id;
-    struct cwb_chunks *chunks; /* one reference */
+    struct cwb_transfer_plan *plan; /* one reference */
     struct cwb_read read;
 };
 
-struct cwb_flow {              /* an array that is read over the stream */
-    struct cwb_chunks *chunks; /* one reference */
+struct cwb_flow {                   /* an array that is read over the stream */
+    struct cwb_transfer_plan *plan; /* one reference */
     uint32_t asked;
     struct cwb_flow *next;
 };
@@ -79,7 +79,7 @@ struct cwb_stream {
 /* The bridge's loop: the strand takes it over; wire, opened and ended are set. */
 void cwb_stream_begin(struct cwb_stream *stream);
 /* Reads an array also over this stream. */
-void cwb_stream_read(struct cwb_stream *stream, struct cwb_chunks *chunks);
+void cwb_stream_read(struct cwb_stream *stream, struct cwb_transfer_plan *plan);
 /* The answer to a READ that the loop was given: a piece, whose bytes are there, or (without memory
  * the stream ends instead) a refusal with cw_detail(). */
 /* false: there is no memory, nothing of the upload is held, and the stream ends. */

@@ -195,16 +195,16 @@ int cwb_streams_accept(struct cwb_link *link, const struct cwb_frame *frame) {
 
 /* ---- all of a peer ---- */
 
-void cwb_streams_read(struct cwb_peer *peer, struct cwb_chunks *chunks) {
+void cwb_streams_read(struct cwb_peer *peer, struct cwb_transfer_plan *plan) {
     struct cwb_stream *stream;
     uint32_t open = 0;
     DL_FOREACH(peer->streams, stream) {
         open += stream->open;
     }
-    cwb_chunks_readers(chunks, open);
+    cwb_transfer_plan_readers(plan, open);
     DL_FOREACH(peer->streams, stream) {
         if (stream->open)
-            cwb_stream_read(stream, chunks);
+            cwb_stream_read(stream, plan);
     }
 }
 

@@ -11,7 +11,7 @@
 #include "broker/bridge/wire/frame.h"
 
 struct cwb_bridge;
-struct cwb_chunks;
+struct cwb_transfer_plan;
 struct cwb_link;
 struct cwb_peer;
 
@@ -32,7 +32,7 @@ void cwb_streams_want(struct cwb_bridge *bridge, struct cwb_peer *peer);
 /* Is there one over which arrays are read? */
 bool cwb_streams_open(const struct cwb_peer *peer);
 /* Reads an array over all streams that there are. */
-void cwb_streams_read(struct cwb_peer *peer, struct cwb_chunks *chunks);
+void cwb_streams_read(struct cwb_peer *peer, struct cwb_transfer_plan *plan);
 /* The peer has no link any more. */
 void cwb_streams_end(struct cwb_peer *peer);
 /* Dials. Returns when it wants to be called again. */

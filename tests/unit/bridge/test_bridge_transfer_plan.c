@@ -62,8 +62,8 @@ bool cwb_streams_open(const struct cwb_peer *peer) {
 void cwb_streams_want(struct cwb_bridge *bridge, struct cwb_peer *peer) {
     (void)bridge, (void)peer;
 }
-void cwb_streams_read(struct cwb_peer *peer, struct cwb_chunks *chunks) {
-    (void)peer, (void)chunks;
+void cwb_streams_read(struct cwb_peer *peer, struct cwb_transfer_plan *plan) {
+    (void)peer, (void)plan;
 }
 struct cwb_request *cwb_link_read(struct cwb_link *link, const struct cwb_read *read,
                                   uint8_t *target, cwb_on_reply *on_read, void *owner) {
@@ -114,31 +114,31 @@ static void all_is_told_before_the_end(void **state) {
                                     .size_bytes = SIZE,
                                     .progress_bytes = 1 << 20};
     cwb_download_begin(&download, 7);
-    struct cwb_chunks *chunks = download.state->chunks;
+    struct cwb_transfer_plan *plan = download.state->plan;
     struct cwb_read read;
     /* A strand brings all; the loop, which something else has woken, finds it whole and has the
      * answer to its CLOSE before the strand has said a word. */
-    while (cwb_chunks_ask(chunks, &read))
-        (void)cwb_chunks_here(chunks, &read);
-    assert_true(cwb_chunks_whole(chunks));
-    cwb_chunks_ref(chunks);
+    while (cwb_transfer_plan_ask(plan, &read))
+        (void)cwb_transfer_plan_here(plan, &read);
+    assert_true(cwb_transfer_plan_whole(plan));
+    cwb_transfer_plan_ref(plan);
     pump(download.state);
     assert_non_null(on_reply);
-    struct cwb_frame answer = {.closed.hash = cwb_sum_digest(chunks->sum)};
+    struct cwb_frame answer = {.closed.hash = cwb_sum_digest(plan->sum)};
     on_reply(&closing, &answer);
     assert_int_equal(done_status, 0);
     assert_int_equal(told_bytes, SIZE);
-    cwb_chunks_unref(chunks);
+    cwb_transfer_plan_unref(plan);
     free(peer);
     free(bridge);
 }
 
 /* So many as a stream asks for before anything is answered. */
-static uint32_t asks(struct cwb_chunks *chunks, uint64_t *last) {
+static uint32_t asks(struct cwb_transfer_plan *plan, uint64_t *last) {
     struct cwb_read read;
     uint32_t count = 0;
-    while (count < cwb_chunks_share(chunks, 8) && cwb_chunks_ask(chunks, &read)) {
-        *last = read.offset_bytes / chunks->chunk_bytes;
+    while (count < cwb_transfer_plan_share(plan, 8) && cwb_transfer_plan_ask(plan, &read)) {
+        *last = read.offset_bytes / plan->chunk_bytes;
         count++;
     }
     return count;
@@ -148,26 +148,26 @@ static void streams_share_what_there_is(void **state) {
     (void)state;
     uint64_t last = 0;
     /* 8 streams, an array of 64 chunks: the first chunks are everybody's. */
-    struct cwb_chunks *chunks =
-        cwb_chunks_new(NULL, NULL, NULL, 1, 64ull * CWB_READ_MAX, 0, CWB_READ_MAX);
-    cwb_chunks_readers(chunks, 8);
+    struct cwb_transfer_plan *plan =
+        cwb_transfer_plan_new(NULL, NULL, NULL, 1, 64ull * CWB_READ_MAX, 0, CWB_READ_MAX);
+    cwb_transfer_plan_readers(plan, 8);
     for (unsigned i = 0; i < 8; i++)
-        assert_int_equal(asks(chunks, &last), 2);
+        assert_int_equal(asks(plan, &last), 2);
     assert_int_equal(last, 15);
-    cwb_chunks_unref(chunks);
+    cwb_transfer_plan_unref(plan);
     /* One that is long keeps all of them as busy as was agreed, to the last part of it. */
-    chunks = cwb_chunks_new(NULL, NULL, NULL, 1, 1024ull * CWB_READ_MAX, 0, CWB_READ_MAX);
-    cwb_chunks_readers(chunks, 8);
+    plan = cwb_transfer_plan_new(NULL, NULL, NULL, 1, 1024ull * CWB_READ_MAX, 0, CWB_READ_MAX);
+    cwb_transfer_plan_readers(plan, 8);
     while (last < 767)
-        assert_int_equal(asks(chunks, &last), 8);
+        assert_int_equal(asks(plan, &last), 8);
     while (last < 1023)
-        assert_in_range(asks(chunks, &last), 1, 7);
-    cwb_chunks_unref(chunks);
+        assert_in_range(asks(plan, &last), 1, 7);
+    cwb_transfer_plan_unref(plan);
     /* Alone, and short. */
-    chunks = cwb_chunks_new(NULL, NULL, NULL, 1, 3ull * CWB_READ_MAX, 0, CWB_READ_MAX);
-    assert_int_equal(cwb_chunks_share(chunks, 8), 2);
-    assert_int_equal(cwb_chunks_share(chunks, 1), 1);
-    cwb_chunks_unref(chunks);
+    plan = cwb_transfer_plan_new(NULL, NULL, NULL, 1, 3ull * CWB_READ_MAX, 0, CWB_READ_MAX);
+    assert_int_equal(cwb_transfer_plan_share(plan, 8), 2);
+    assert_int_equal(cwb_transfer_plan_share(plan, 1), 1);
+    cwb_transfer_plan_unref(plan);
 }
 
 int main(void) {

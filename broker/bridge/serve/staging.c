@@ -42,7 +42,7 @@ struct parked { /* a READ whose bytes are not here yet */
 struct task { /* of a helper */
     struct cwb_work work;
     struct cwb_stage *stage;
-    struct cwb_slot *slot;
+    struct cwb_staging_buffer *buffer;
     uint64_t from_bytes, to_bytes, length_bytes; /* in the array, in the ring */
     cw_array *ring;
     uint64_t writes;
@@ -52,9 +52,9 @@ struct cwb_stage {
     struct cwb_bridge *bridge;
     struct cwb_upload *upload; /* NULL: ended */
     cw_array *array, *ring; /* on the GPU; in host memory, NULL until the last write is complete */
-    struct cwb_slots slots; /* in the ring */
-    uint32_t tail_bytes;    /* of the next chunk, that a slot has, too */
-    uint64_t filled;        /* chunks: so many were begun to be filled, in order */
+    struct cwb_staging_buffers buffers; /* in the ring */
+    uint32_t tail_bytes;                /* of the next chunk, that a buffer has, too */
+    uint64_t filled;                    /* chunks: so many were begun to be filled, in order */
     struct cwb_sum *sum;
     uint64_t writes; /* to the array, when its bytes began to be copied */
     struct parked *parked;
@@ -64,7 +64,7 @@ struct cwb_stage {
     int status;              /* below 0: it failed, detail says how */
     char detail[CW_DETAIL_MAX];
     struct cwb_stage *prev, *next;               /* of the bridge */
-    struct task look, hash, filling[FILLS_MOST]; /* as many as there may be; slot NULL: free */
+    struct task look, hash, filling[FILLS_MOST]; /* as many as there may be; buffer NULL: free */
 };
 
 static void go(struct cwb_stage *stage);
@@ -84,7 +84,7 @@ static void release(struct cwb_stage *stage) {
     cw_array_close(stage->array);
     cw_array_close(stage->ring);
     cwb_sum_free(stage->sum);
-    cwb_slots_deinit(&stage->slots);
+    cwb_staging_buffers_deinit(&stage->buffers);
     free(stage);
 }
 
@@ -156,7 +156,8 @@ static void look(struct cwb_work *work) {
     int code = cwb_local_written(stage->array, &task->writes) ? cw_array_wait(stage->array, 0)
                                                               : -ETIMEDOUT;
     if (code == 0)
-        code = cwb_local_make(stage->bridge, cwb_slots_bytes(&stage->slots), &task->ring);
+        code =
+            cwb_local_make(stage->bridge, cwb_staging_buffers_bytes(&stage->buffers), &task->ring);
     cwb_work_set(work, code);
 }
 
@@ -176,7 +177,7 @@ static void looked(struct cwb_work *work) {
         } else {
             stage->ring = task->ring;
             stage->writes = task->writes;
-            stage->slots.bytes = cw_array_lowest(task->ring);
+            stage->buffers.bytes = cw_array_lowest(task->ring);
             go(stage);
         }
     }
@@ -209,7 +210,7 @@ static int64_t say_so(struct cwb_stage *stage) {
 static void begin_look(struct cwb_stage *stage) {
     stage->look_ns = 0;
     stage->looking = true;
-    stage->look = (struct task){.slot = NULL};
+    stage->look = (struct task){.buffer = NULL};
     begin(stage, &stage->look, look, looked);
 }
 
@@ -234,8 +235,8 @@ int64_t cwb_stages_tick(struct cwb_bridge *bridge) {
 /* The first chunk of which not all is in the sum; CWB_NO_CHUNK: there is none. */
 static uint64_t first_unhashed(const struct cwb_stage *stage) {
     uint64_t prefix_bytes = cwb_sum_prefix(stage->sum);
-    return prefix_bytes < stage->slots.size_bytes ? prefix_bytes / stage->slots.chunk_bytes
-                                                  : CWB_NO_CHUNK;
+    return prefix_bytes < stage->buffers.size_bytes ? prefix_bytes / stage->buffers.chunk_bytes
+                                                    : CWB_NO_CHUNK;
 }
 
 /* ---- filling ---- */
@@ -257,8 +258,8 @@ static void on_filled(struct cwb_work *work) {
     stage->fills--;
     if (!ended(task))
         return;
-    cwb_slots_filled(&stage->slots, task->slot, work->code ? 0 : task->length_bytes);
-    task->slot = NULL;
+    cwb_staging_buffers_filled(&stage->buffers, task->buffer, work->code ? 0 : task->length_bytes);
+    task->buffer = NULL;
     if (work->code)
         fail(stage, work->code, work->detail);
     else
@@ -268,23 +269,23 @@ static void on_filled(struct cwb_work *work) {
 static bool begin_fill(struct cwb_stage *stage, uint64_t chunk, bool demanded) {
     /* What the hash comes to later stays, unless it waits for this one. */
     uint64_t keep = stage->closing ? first_unhashed(stage) : CWB_NO_CHUNK;
-    struct cwb_slot *slot =
-        cwb_slots_begin(&stage->slots, chunk, demanded, chunk == keep ? CWB_NO_CHUNK : keep);
-    if (!slot)
+    struct cwb_staging_buffer *buffer = cwb_staging_buffers_begin(
+        &stage->buffers, chunk, demanded, chunk == keep ? CWB_NO_CHUNK : keep);
+    if (!buffer)
         return false;
-    uint64_t from = chunk * stage->slots.chunk_bytes,
-             length = cwb_slots_length(&stage->slots, chunk);
-    uint64_t tail = stage->slots.size_bytes - from - length;
+    uint64_t from = chunk * stage->buffers.chunk_bytes,
+             length = cwb_staging_buffers_length(&stage->buffers, chunk);
+    uint64_t tail = stage->buffers.size_bytes - from - length;
     length += tail < stage->tail_bytes ? tail : stage->tail_bytes;
     stage->fills++;
     struct task *task = stage->filling;
-    while (task->slot)
+    while (task->buffer)
         task++;
-    *task = (struct task){.slot = slot,
+    *task = (struct task){.buffer = buffer,
                           .ring = stage->ring,
                           .from_bytes = from,
-                          .to_bytes =
-                              (uint64_t)(cwb_slots_at(&stage->slots, slot) - stage->slots.bytes),
+                          .to_bytes = (uint64_t)(cwb_staging_buffers_at(&stage->buffers, buffer) -
+                                                 stage->buffers.bytes),
                           .length_bytes = length};
     begin(stage, task, fill, on_filled);
     return true;
@@ -295,8 +296,8 @@ static bool begin_fill(struct cwb_stage *stage, uint64_t chunk, bool demanded) {
 static void hash(struct cwb_work *work) {
     struct task *task = (struct task *)work;
     struct cwb_stage *stage = task->stage;
-    (void)cwb_sum_add_at(stage->sum, task->slot->chunk * stage->slots.chunk_bytes,
-                         task->length_bytes, cwb_slots_at(&stage->slots, task->slot));
+    (void)cwb_sum_add_at(stage->sum, task->buffer->chunk * stage->buffers.chunk_bytes,
+                         task->length_bytes, cwb_staging_buffers_at(&stage->buffers, task->buffer));
     work->code = 0;
 }
 
@@ -305,7 +306,7 @@ static void on_hashed(struct cwb_work *work) {
     struct cwb_stage *stage = task->stage;
     stage->hashing = false;
     if (ended(task)) {
-        cwb_slots_unhold(&stage->slots, task->slot);
+        cwb_staging_buffers_unhold(&stage->buffers, task->buffer);
         go(stage);
     }
 }
@@ -313,13 +314,14 @@ static void on_hashed(struct cwb_work *work) {
 /* Who closes, and has not read all, waits for a helper to hash the rest. */
 static void hash_on(struct cwb_stage *stage) {
     uint64_t chunk = stage->closing && !stage->hashing ? first_unhashed(stage) : CWB_NO_CHUNK;
-    struct cwb_slot *slot = chunk == CWB_NO_CHUNK ? NULL : cwb_slots_of(&stage->slots, chunk);
-    if (!slot || !slot->valid_bytes)
+    struct cwb_staging_buffer *buffer =
+        chunk == CWB_NO_CHUNK ? NULL : cwb_staging_buffers_of(&stage->buffers, chunk);
+    if (!buffer || !buffer->valid_bytes)
         return;
     stage->hashing = true;
-    cwb_slots_hold(&stage->slots, slot);
-    stage->hash =
-        (struct task){.slot = slot, .length_bytes = cwb_slots_length(&stage->slots, chunk)};
+    cwb_staging_buffers_hold(&stage->buffers, buffer);
+    stage->hash = (struct task){.buffer = buffer,
+                                .length_bytes = cwb_staging_buffers_length(&stage->buffers, chunk)};
     begin(stage, &stage->hash, hash, on_hashed);
 }
 
@@ -349,32 +351,33 @@ static void serve_parked(struct cwb_stage *stage) {
     struct parked *parked, *next;
     DL_FOREACH_SAFE(stage->parked, parked, next) {
         struct parked what = *parked;
-        const uint8_t *bytes = cwb_slots_take(&stage->slots, &what.read);
+        const uint8_t *bytes = cwb_staging_buffers_acquire(&stage->buffers, &what.read);
         if (!bytes)
             continue;
         unpark(parked);
         if (!send_parked(stage, &what, bytes)) /* its connection ends */
-            (void)cwb_slots_let_go(&stage->slots, what.read.offset_bytes, what.read.length_bytes,
-                                   false);
+            (void)cwb_staging_buffers_release(&stage->buffers, what.read.offset_bytes,
+                                              what.read.length_bytes, false);
     }
 }
 
 static void fill_more(struct cwb_stage *stage) {
     struct parked *parked;
     bool demanded = stage->closing;
-    cwb_slots_demand(&stage->slots, stage->closing || stage->parked);
+    cwb_staging_buffers_demand(&stage->buffers, stage->closing || stage->parked);
     DL_FOREACH(stage->parked, parked) {
-        uint64_t chunk = parked->read.offset_bytes / stage->slots.chunk_bytes;
-        const struct cwb_slot *slot = cwb_slots_of(&stage->slots, chunk);
+        uint64_t chunk = parked->read.offset_bytes / stage->buffers.chunk_bytes;
+        const struct cwb_staging_buffer *buffer = cwb_staging_buffers_of(&stage->buffers, chunk);
         if (chunk >= stage->filled)
             demanded = true;
-        else if (stage->fills < FILLS_MOST && !(slot && slot->filling))
+        else if (stage->fills < FILLS_MOST && !(buffer && buffer->filling))
             begin_fill(stage, chunk, true); /* again */
     }
     uint64_t rest = stage->closing ? first_unhashed(stage) : CWB_NO_CHUNK;
-    if (rest < stage->filled && stage->fills < FILLS_MOST && !cwb_slots_of(&stage->slots, rest))
+    if (rest < stage->filled && stage->fills < FILLS_MOST &&
+        !cwb_staging_buffers_of(&stage->buffers, rest))
         begin_fill(stage, rest, true);
-    while (stage->fills < FILLS_MOST && stage->filled < stage->slots.chunks) {
+    while (stage->fills < FILLS_MOST && stage->filled < stage->buffers.chunk_count) {
         if (!begin_fill(stage, stage->filled, demanded))
             break;
         stage->filled++;
@@ -407,7 +410,7 @@ struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_upload *up
     stage->upload = upload;
     stage->array = array;
     read_max = read_max / CWB_SUM_PIECE * CWB_SUM_PIECE; /* READs keep to chunks' bounds */
-    cwb_slots_init(&stage->slots, size_bytes, (uint32_t)share / read_max * read_max);
+    cwb_staging_buffers_init(&stage->buffers, size_bytes, (uint32_t)share / read_max * read_max);
     stage->sum = sum;
     stage->nap_ns = NAP_LEAST_NS;
     DL_APPEND(bridge->stages, stage);
@@ -451,9 +454,9 @@ void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served, struct c
     }
     DL_APPEND(stage->parked, parked);
     cwb_upload_ref(stage->upload);
-    if (read->offset_bytes % stage->slots.chunk_bytes + read->length_bytes >
-        stage->slots.chunk_bytes)
-        stage->tail_bytes = CWB_READ_MAX; /* from now on slots have the begin of the next chunk */
+    if (read->offset_bytes % stage->buffers.chunk_bytes + read->length_bytes >
+        stage->buffers.chunk_bytes)
+        stage->tail_bytes = CWB_READ_MAX; /* from now on buffers have the begin of the next chunk */
     go(stage);
 }
 
@@ -466,16 +469,16 @@ void cwb_stage_close(struct cwb_stage *stage) {
         go(stage);
 }
 
-const uint8_t *cwb_stage_take(struct cwb_stage *stage, const struct cwb_read *read) {
-    return cwb_slots_take(&stage->slots, read);
+const uint8_t *cwb_stage_acquire(struct cwb_stage *stage, const struct cwb_read *read) {
+    return cwb_staging_buffers_acquire(&stage->buffers, read);
 }
 
-bool cwb_stage_let_go(struct cwb_stage *stage, uint64_t offset_bytes, uint32_t length_bytes,
-                      bool sent) {
+bool cwb_stage_release(struct cwb_stage *stage, uint64_t offset_bytes, uint32_t length_bytes,
+                       bool sent) {
     if (sent)
         (void)cwb_sum_add_at(stage->sum, offset_bytes, length_bytes,
-                             cwb_slots_held(&stage->slots, offset_bytes));
-    return cwb_slots_let_go(&stage->slots, offset_bytes, length_bytes, sent);
+                             cwb_staging_buffers_held(&stage->buffers, offset_bytes));
+    return cwb_staging_buffers_release(&stage->buffers, offset_bytes, length_bytes, sent);
 }
 
 void cwb_stage_look(struct cwb_stage *stage) {

@@ -18,7 +18,7 @@
  * uploads, their references and when they were used are under one lock, bridge->uploads_lock, which
  * is held for a look-up. The loop alone makes and ends uploads. One that ended while a strand had
  * found it goes with the strand's reference: the piece still leaves, and nobody wants it. Of a
- * staged one a strand sends what is there; a READ whose bytes are away, a slot that is free, and
+ * staged one a strand sends what is there; a READ whose bytes are away, a buffer that is free, and
  * the last reference it hands over to the loop, and is told of a piece when it is there. So it is
  * with the last reference of a pushed one, and with the news that all of it was sent.
  */
@@ -49,7 +49,7 @@
 struct handing {
     struct cwb_work work;
     struct cwb_upload *upload; /* one reference */
-    struct cwb_stream *stream; /* a READ; NULL: a slot may be free, or the reference alone */
+    struct cwb_stream *stream; /* a READ; NULL: a buffer may be free, or the reference alone */
     uint64_t id;
     struct cwb_read read;
 };
@@ -63,7 +63,7 @@ struct cwb_upload {
     int64_t used_ns;
     uint32_t references;
     bool handed;            /* looking is on its way to the loop */
-    struct handing looking; /* that a slot may be free, all was sent, or the last reference ends */
+    struct handing looking; /* a buffer may be free, all was sent, or the last reference ends */
     /* the loop's, and fixed */
     cw_array *array;
     uint8_t *own;            /* malloced bytes in place of an array */
@@ -343,7 +343,7 @@ void cwb_upload_release_piece(struct cwb_upload *upload, const struct cwb_loop *
                               const struct cwb_read *read, bool sent) {
     bool look = false;
     if (upload->stage)
-        look = cwb_stage_let_go(upload->stage, read->offset_bytes, read->length_bytes, sent);
+        look = cwb_stage_release(upload->stage, read->offset_bytes, read->length_bytes, sent);
     else if (sent)
         look = cwb_sum_add(upload->sum, read->offset_bytes, read->length_bytes) && upload->pushed;
     if (look && loop != &upload->bridge->loop) {
@@ -423,7 +423,7 @@ int cwb_upload_serve_stream_read(struct cwb_stream *stream, const struct cwb_fra
         cwb_wire_reply(&stream->wire, CWB_READ, frame->head.id, code, cw_detail(), NULL, 0);
     if (code)
         return code == -ESTALE ? 0 : code;
-    const uint8_t *bytes = upload->stage ? cwb_stage_take(upload->stage, read)
+    const uint8_t *bytes = upload->stage ? cwb_stage_acquire(upload->stage, read)
                                          : cwb_upload_at(upload, read->offset_bytes);
     if (bytes) {
         if (cwb_upload_send(upload, &stream->wire, frame->head.id, read, bytes))

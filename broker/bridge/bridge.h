@@ -14,10 +14,10 @@
  *   job       what a local client wants, as the broker handed it over (job.c)
  *   replica   a remote array in local memory, under its remote name (replica.c)
  *
- * All of it belongs to the one thread of the loop, but streams, which run on strands (io_thread.h)
- * and share uploads and transfer plans with it, under locks. What may block (the broker,
- * allocating, the resolver, hashing much) is done by helper threads (helpers.c), which touch
- * nothing but their piece of work. Neither the loop nor a strand can wait for the broker
+ * All of it belongs to the one thread of the loop, but streams, which run on I/O threads
+ * (io_thread.h) and share uploads and transfer plans with it, under locks. What may block (the
+ * broker, allocating, the resolver, hashing much) is done by helper threads (helpers.c), which
+ * touch nothing but their piece of work. Neither the loop nor an I/O thread can wait for the broker
  * (cw_asks_nobody): a broker that stands mutes nobody.
  *
  * Want of memory, of descriptors and of threads: one rule. What comes of a peer or a client is
@@ -131,7 +131,7 @@ struct cwb_bridge {
     char no_key[CW_DETAIL_MAX];
     int64_t key_looked_ns;   /* while there is none */
     int64_t dates_told_ns;   /* that a certificate ends soon; 0: not of those that are loaded now */
-    struct cwb_works *works; /* hashing; and what strands tell */
+    struct cwb_works *works; /* hashing; and what I/O threads tell */
     struct cwb_works *askings;   /* what waits for the broker */
     struct cwb_works *makings;   /* what makes memory: a second for each GiB */
     struct cwb_works *resolvers; /* what waits for name servers, which may not answer */
@@ -182,9 +182,9 @@ struct cwb_bridge {
     int64_t downloads_looked_ns;
     cw_a64 unread_bytes; /* send.c: of answers, of all peers */
     uint64_t next_upload;
-    int64_t uploads_looked_ns;                  /* for what was open for too long */
-    pthread_mutex_t uploads_lock;               /* upload.c: what peers read, also over streams */
-    struct cwb_strand *strands[CW_STREAMS_MAX]; /* streams.c: made when first needed */
+    int64_t uploads_looked_ns;    /* for what was open for too long */
+    pthread_mutex_t uploads_lock; /* upload.c: what peers read, also over streams */
+    struct cwb_io_thread *io_threads[CW_STREAMS_MAX]; /* streams.c: made when first needed */
 };
 
 /* Builds all. 0 or a negative code with the sentence; the process then ends. */

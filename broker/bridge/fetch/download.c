@@ -143,7 +143,7 @@ static void on_closed(struct cwb_request *request, const struct cwb_frame *frame
     else if (frame->closed.hash != cwb_sum_digest(state->plan->sum))
         status = cw_fail(-EAGAIN, "the bytes that came are not those that were sent: somebody "
                                   "writes into the array while it is read");
-    else /* a strand that brought the last of them may not have told us yet */
+    else /* an I/O thread that brought the last of them may not have told us yet */
         tell_progress(state);
     finish(state, status);
 }

@@ -1,6 +1,7 @@
 /*
  * The transfer plan of a download: which chunks of the peer's array are here, asked for, or wanted,
- * shared by all threads that read it: the bridge's loop over the main link, strands over streams.
+ * shared by all threads that read it: the bridge's loop over the main link, I/O threads over
+ * streams.
  *
  *   WANTED --ask--> ASKED --its bytes came--> HERE
  *      ^-- its wire ended --+

@@ -1,5 +1,5 @@
 /*
- * Streams on their strand: see stream.h.
+ * Streams on their I/O thread: see stream.h.
  */
 #include "broker/bridge/link/stream.h"
 
@@ -193,7 +193,7 @@ static void on_error(struct cwb_socket *socket, int error) {
 static void on_closed(struct cwb_socket *socket) {
     struct cwb_stream *stream = (struct cwb_stream *)socket;
     cwb_wire_deinit(&stream->wire);
-    DL_DELETE2(stream->strand->streams, stream, strand_prev, strand_next);
+    DL_DELETE2(stream->io_thread->streams, stream, thread_prev, thread_next);
     cwb_work_tell(stream->bridge->works, &stream->ended);
 }
 
@@ -235,7 +235,7 @@ static void begin(struct cwb_note *note) {
     struct cwb_stream *stream =
         (struct cwb_stream *)((char *)note - offsetof(struct cwb_stream, begin));
     struct cwb_wire *wire = &stream->wire;
-    DL_APPEND2(stream->strand->streams, stream, strand_prev, strand_next);
+    DL_APPEND2(stream->io_thread->streams, stream, thread_prev, thread_next);
     wire->calls = &wire_calls;
     wire->socket.calls = &socket_calls;
     wire->greeted = true;
@@ -251,7 +251,7 @@ static void begin(struct cwb_note *note) {
 
 void cwb_stream_begin(struct cwb_stream *stream) {
     stream->begin.run = begin;
-    cwb_strand_tell(stream->strand, &stream->begin);
+    cwb_io_thread_tell(stream->io_thread, &stream->begin);
 }
 
 struct order {
@@ -303,7 +303,7 @@ static void tell_end(struct cwb_stream *stream, bool no_memory) {
     stream->told_end = true;
     stream->no_memory = no_memory;
     stream->ending.run = obey_end;
-    cwb_strand_tell(stream->strand, &stream->ending);
+    cwb_io_thread_tell(stream->io_thread, &stream->ending);
 }
 
 void cwb_stream_read(struct cwb_stream *stream, struct cwb_transfer_plan *plan) {
@@ -314,7 +314,7 @@ void cwb_stream_read(struct cwb_stream *stream, struct cwb_transfer_plan *plan) 
     }
     cwb_transfer_plan_ref(plan);
     *order = (struct order){.note = {.run = obey}, .stream = stream, .plan = plan};
-    cwb_strand_tell(stream->strand, &order->note);
+    cwb_io_thread_tell(stream->io_thread, &order->note);
 }
 
 struct answer { /* to a READ of theirs, from the loop */
@@ -357,7 +357,7 @@ bool cwb_stream_send_piece(struct cwb_stream *stream, uint64_t id, struct cwb_up
                               .upload = upload,
                               .read = *read,
                               .bytes = bytes};
-    cwb_strand_tell(stream->strand, &answer->note);
+    cwb_io_thread_tell(stream->io_thread, &answer->note);
     return true;
 }
 
@@ -369,7 +369,7 @@ void cwb_stream_refuse(struct cwb_stream *stream, uint64_t id, int status) {
     }
     *answer = (struct answer){.note = {.run = give}, .stream = stream, .id = id, .status = status};
     strcpy(answer->detail, cw_detail());
-    cwb_strand_tell(stream->strand, &answer->note);
+    cwb_io_thread_tell(stream->io_thread, &answer->note);
 }
 
 void cwb_stream_end(struct cwb_stream *stream) {
@@ -382,7 +382,7 @@ static void run_free(struct cwb_note *note) {
 
 void cwb_stream_free(struct cwb_stream *stream) {
     stream->free.run = run_free;
-    cwb_strand_tell(stream->strand, &stream->free);
+    cwb_io_thread_tell(stream->io_thread, &stream->free);
 }
 
 /* ---- time ---- */
@@ -395,11 +395,11 @@ static bool stalls(const struct cwb_stream *stream, int64_t now_ns) {
     return stall_ns && stream->ask_count && now_ns - stream->moved_ns >= 2 * stall_ns;
 }
 
-void cwb_strand_tick(struct cwb_strand *strand) {
+void cwb_io_thread_tick(struct cwb_io_thread *io_thread) {
     struct cwb_stream *stream, *next;
-    int64_t now_ns = strand->loop.now_ns;
-    for (stream = strand->streams; stream; stream = next) {
-        next = stream->strand_next;
+    int64_t now_ns = io_thread->loop.now_ns;
+    for (stream = io_thread->streams; stream; stream = next) {
+        next = stream->thread_next;
         if (stream->wire.ended)
             continue;
         if (now_ns - stream->wire.heard_ns >= CWB_SILENCE_NS) {

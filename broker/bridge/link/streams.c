@@ -1,6 +1,6 @@
 /*
  * The streams of each peer, as the bridge's loop sees them: how many there are to be, dialing,
- * letting in, handing over to strands, and their end. See stream.h for one stream.
+ * letting in, handing over to I/O threads, and their end. See stream.h for one stream.
  *
  * How many connections a peer's large arrays go over is the smaller of both sides' --streams; with
  * one it is the link, which from two on stands beside them. Each side says its number after the
@@ -99,7 +99,7 @@ static void on_ended(struct cwb_work *work) {
     drop(stream);
     if (!cwb_streams_open(peer))
         cwb_downloads_spread(peer);
-    cwb_stream_free(stream); /* the last that its strand is told of it */
+    cwb_stream_free(stream); /* the last that its I/O thread is told of it */
 }
 
 static struct cwb_stream *stream_new(struct cwb_bridge *bridge, struct cwb_peer *peer, bool dialed,
@@ -119,34 +119,34 @@ static struct cwb_stream *stream_new(struct cwb_bridge *bridge, struct cwb_peer 
     return stream;
 }
 
-/* The strand with the fewest streams of this peer; made if it is not there. */
-static int find_strand(struct cwb_stream *stream) {
+/* The I/O thread with the fewest streams of this peer; made if it is not there. */
+static int find_io_thread(struct cwb_stream *stream) {
     struct cwb_bridge *bridge = stream->bridge;
     uint32_t least = UINT32_MAX, best = 0;
     for (uint32_t i = 0; i < bridge->options.streams; i++) {
         uint32_t count = 0;
         const struct cwb_stream *other;
         for (other = stream->peer->streams; other; other = other->next)
-            count += other->strand && other->strand == bridge->strands[i];
+            count += other->io_thread && other->io_thread == bridge->io_threads[i];
         if (count < least) {
             least = count;
             best = i;
         }
     }
-    if (!bridge->strands[best]) {
+    if (!bridge->io_threads[best]) {
         bool use_epoll = strcmp(cwb_io_kind(bridge->loop.io), "epoll") == 0;
-        int code = cwb_strand_new(use_epoll, &bridge->strands[best]);
+        int code = cwb_io_thread_new(use_epoll, &bridge->io_threads[best]);
         if (code)
             return code;
     }
-    stream->strand = bridge->strands[best];
+    stream->io_thread = bridge->io_threads[best];
     return 0;
 }
 
 void cwb_streams_arrived(struct cwb_link *link) {
     struct cwb_stream *stream = link->stream;
     struct cwb_peer *peer = stream->peer;
-    int code = find_strand(stream);
+    int code = find_io_thread(stream);
     stream->link = NULL;
     if (code || !peer->link) {
         if (code)
@@ -158,7 +158,7 @@ void cwb_streams_arrived(struct cwb_link *link) {
         return;
     }
     stream->read_max = peer->link->read_max;
-    cwb_wire_move(&link->wire, &stream->wire, &stream->strand->loop, NULL);
+    cwb_wire_move(&link->wire, &stream->wire, &stream->io_thread->loop, NULL);
     cwb_stream_begin(stream);
 }
 
@@ -211,7 +211,7 @@ void cwb_streams_read(struct cwb_peer *peer, struct cwb_transfer_plan *plan) {
 void cwb_streams_end(struct cwb_peer *peer) {
     struct cwb_stream *stream, *next;
     DL_FOREACH_SAFE(peer->streams, stream, next) {
-        if (stream->strand) {
+        if (stream->io_thread) {
             cwb_stream_end(stream);
         } else if (stream->link) {
             cw_fail(-ECONNRESET, "the peer has no other connection any more");

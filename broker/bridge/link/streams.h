@@ -22,7 +22,7 @@ void cwb_streams_met(struct cwb_link *link, uint64_t run);
 void cwb_streams_agree(struct cwb_link *link, uint32_t streams);
 /* A connection of theirs says STREAM: link->stream is made. 0, -EPERM, or -EDQUOT. */
 int cwb_streams_accept(struct cwb_link *link, const struct cwb_frame *frame);
-/* The connection of link->stream is nobody's now: it goes to a strand. */
+/* The connection of link->stream is nobody's now: it goes to an I/O thread. */
 void cwb_streams_arrived(struct cwb_link *link);
 /* The link that was to become link->stream ended. */
 void cwb_streams_lost(struct cwb_link *link, const char *reason);

@@ -25,8 +25,8 @@
  * when the last helper is done with it. This process: the broker holds both ends of each job.
  *
  * All of it is the loop's; helpers touch their own piece of work, and the buffer that it is about.
- * A strand finds what is there, sends it and lets go of it without the loop, which hears of a READ
- * only if its bytes are away, and of a buffer when it may be filled anew.
+ * An I/O thread finds what is there, sends it and lets go of it without the loop, which hears of a
+ * READ only if its bytes are away, and of a buffer when it may be filled anew.
  */
 #ifndef CW_BROKER_BRIDGE_SERVE_STAGING_H
 #define CW_BROKER_BRIDGE_SERVE_STAGING_H

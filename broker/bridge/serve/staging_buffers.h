@@ -7,8 +7,8 @@
  *
  * Invariant: the loop alone gives a buffer another chunk, and only one that nobody holds; so who
  * holds one may read its bytes without the lock. All else is under the lock, which is held for some
- * instructions: strands find what is there, and let go of it, without the loop. Threads end with
- * the process alone.
+ * instructions: I/O threads find what is there, and let go of it, without the loop. Threads end
+ * with the process alone.
  */
 #ifndef CW_BROKER_BRIDGE_SERVE_STAGING_BUFFERS_H
 #define CW_BROKER_BRIDGE_SERVE_STAGING_BUFFERS_H

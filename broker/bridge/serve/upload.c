@@ -14,13 +14,13 @@
  * Who closes what he has not read has it hashed all the same. One array of a peer is hashed at a
  * time, by one helper, in slices of HASH_BYTES: the helpers are there for others, too.
  *
- * READs come over the link, on the bridge's loop, and over streams, on strands: the tables of
+ * READs come over the link, on the bridge's loop, and over streams, on I/O threads: the tables of
  * uploads, their references and when they were used are under one lock, bridge->uploads_lock, which
- * is held for a look-up. The loop alone makes and ends uploads. One that ended while a strand had
- * found it goes with the strand's reference: the piece still leaves, and nobody wants it. Of a
- * staged one a strand sends what is there; a READ whose bytes are away, a buffer that is free, and
- * the last reference it hands over to the loop, and is told of a piece when it is there. So it is
- * with the last reference of a pushed one, and with the news that all of it was sent.
+ * is held for a look-up. The loop alone makes and ends uploads. One that ended while an I/O thread
+ * had found it goes with the I/O thread's reference: the piece still leaves, and nobody wants it.
+ * Of a staged one an I/O thread sends what is there; a READ whose bytes are away, a buffer that is
+ * free, and the last reference it hands over to the loop, and is told of a piece when it is there.
+ * So it is with the last reference of a pushed one, and with the news that all of it was sent.
  */
 #include "broker/bridge/serve/upload.h"
 
@@ -45,7 +45,7 @@
 #define IDLE_NS       60000000000
 #define LOOK_NS       1000000000 /* between looks at who is idle */
 
-/* What strands hand over to the loop, of staged and pushed uploads. */
+/* What I/O threads hand over to the loop, of staged and pushed uploads. */
 struct handing {
     struct cwb_work work;
     struct cwb_upload *upload; /* one reference */
@@ -266,7 +266,7 @@ void cwb_upload_end(struct cwb_upload *upload) {
     cwb_upload_unref(upload);
 }
 
-/* ---- what strands hand over to the loop ---- */
+/* ---- what I/O threads hand over to the loop ---- */
 
 /* All of a pushed one was sent: its CLOSE is answered, and it ends. */
 static void all_sent(struct cwb_upload *upload) {
@@ -438,7 +438,7 @@ int cwb_upload_serve_stream_read(struct cwb_stream *stream, const struct cwb_fra
         cwb_wire_reply(&stream->wire, CWB_READ, frame->head.id, code, cw_detail(), NULL, 0);
         cwb_upload_drop(upload, stream->wire.loop);
     } else {
-        stream->parked++; /* this strand's own: what is handed over has not come back before */
+        stream->parked++; /* this I/O thread's own: what is handed over has not come back before */
     }
     return 0;
 }

@@ -42,24 +42,24 @@ uint64_t cwb_upload_id(const struct cwb_upload *upload);
 int64_t cwb_upload_used_ns(struct cwb_upload *upload);
 /* Where the bytes of a piece lie, not of a staged one. Any thread. */
 const uint8_t *cwb_upload_at(const struct cwb_upload *upload, uint64_t offset_bytes);
-/* Strands too; there cwb_upload_drop() is the other. */
+/* I/O threads too; there cwb_upload_drop() is the other. */
 void cwb_upload_ref(struct cwb_upload *upload);
 void cwb_upload_unref(struct cwb_upload *upload);
 /* The peer has it no more: it goes with its last reference. */
 void cwb_upload_end(struct cwb_upload *upload);
 /* A READ of the peer, over its link. 0 or -EPROTO. */
 int cwb_upload_serve_read(struct cwb_link *link, const struct cwb_frame *frame);
-/* The same over a stream, on its strand. */
+/* The same over a stream, on its I/O thread. */
 int cwb_upload_serve_stream_read(struct cwb_stream *stream, const struct cwb_frame *frame);
 int cwb_upload_serve_close(struct cwb_link *link, const struct cwb_frame *frame);
-/* Ends a reference; strands too. */
+/* Ends a reference; I/O threads too. */
 void cwb_upload_drop(struct cwb_upload *upload, const struct cwb_loop *loop);
 /* The reply to a READ over a wire, with a reference to the upload. false: there is no memory for
  * it, nothing of the upload is held, and the wire ends with the next flush. */
 bool cwb_upload_send(struct cwb_upload *upload, struct cwb_wire *wire, uint64_t id,
                      const struct cwb_read *read, const uint8_t *bytes);
 /* A piece lets go of its upload, and its reference ends. sent: its bytes were just read, and lie in
- * the cache; else its wire ended. loop: of who says so; strands too. */
+ * the cache; else its wire ended. loop: of who says so; I/O threads too. */
 void cwb_upload_release_piece(struct cwb_upload *upload, const struct cwb_loop *loop,
                               const struct cwb_read *read, bool sent);
 /* Ends those of peers that were away for too long. */

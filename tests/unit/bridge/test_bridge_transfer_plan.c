@@ -1,7 +1,7 @@
 /*
- * A download and the strands that read for it: whoever learns of its end has been told of all its
- * bytes before, however late a strand says that it brought the last of them. Streams share what
- * there is from the first chunks on.
+ * A download and the I/O threads that read for it: whoever learns of its end has been told of all
+ * its bytes before, however late an I/O thread says that it brought the last of them. Streams share
+ * what there is from the first chunks on.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -116,8 +116,8 @@ static void all_is_told_before_the_end(void **state) {
     cwb_download_begin(&download, 7);
     struct cwb_transfer_plan *plan = download.state->plan;
     struct cwb_read read;
-    /* A strand brings all; the loop, which something else has woken, finds it whole and has the
-     * answer to its CLOSE before the strand has said a word. */
+    /* An I/O thread brings all; the loop, which something else has woken, finds it whole and has
+     * the answer to its CLOSE before the I/O thread has said a word. */
     while (cwb_transfer_plan_ask(plan, &read))
         (void)cwb_transfer_plan_here(plan, &read);
     assert_true(cwb_transfer_plan_whole(plan));

@@ -167,7 +167,7 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     if (code == 0)
         code = cwb_peers_init(bridge);
     if (code == 0)
-        code = cwb_home_new(bridge, &bridge->home);
+        code = cwb_broker_channel_new(bridge, &bridge->broker_channel);
     if (code == 0)
         code = cwb_jobs_init(bridge);
     if (code == 0 && !(bridge->replica_cache = cwb_replica_cache_new(bridge)))
@@ -201,12 +201,12 @@ static int64_t tick(struct cwb_bridge *bridge) {
 
 /* Sleeps until something comes, from a socket or from the broker. */
 static void wait(struct cwb_bridge *bridge, int64_t timeout_ns) {
-    if (timeout_ns == 0 || !cwb_home_rest(bridge->home)) {
+    if (timeout_ns == 0 || !cwb_broker_channel_rest(bridge->broker_channel)) {
         cwb_io_turn(bridge->loop.io, 0, &bridge->loop.now_ns);
         return;
     }
     cwb_io_turn(bridge->loop.io, timeout_ns, &bridge->loop.now_ns);
-    cwb_home_rise(bridge->home);
+    cwb_broker_channel_rise(bridge->broker_channel);
 }
 
 /* What came is answered before time is looked at: that costs more than a small answer. */
@@ -225,7 +225,7 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
         }
         cwb_lists_turn(bridge);
         cwb_changes_turn(bridge);
-        int64_t ring_ns = cwb_home_flush(bridge->home);
+        int64_t ring_ns = cwb_broker_channel_notify(bridge->broker_channel);
         cwb_wires_flush(&bridge->loop);
         if (bridge->stopping)
             break;
@@ -236,6 +236,6 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
                     cwb_changes_due(bridge) || bridge->loop.now_ns < bridge->awake.until_ns;
         wait(bridge, busy || left_ns < 0 ? 0 : ring_ns == INT64_MAX ? -1 : left_ns);
         cwb_replica_cache_here(bridge);
-        cwb_home_turn(bridge->home);
+        cwb_broker_channel_turn(bridge->broker_channel);
     }
 }

@@ -140,7 +140,7 @@ struct cwb_bridge {
     cw_client *client;         /* for all threads */
     cw_array *reserve;         /* arrays.c; NULL: there is none */
     bool reserving;            /* a helper makes one */
-    struct cwb_home *home;     /* the loop's own (broker_channel.h) */
+    struct cwb_broker_channel *broker_channel; /* the loop's own (broker_channel.h) */
     struct cwb_listener listeners[CWB_LISTEN_MAX];
     uint32_t listener_count;
     struct cwb_listening listenings[CWB_LISTEN_MAX];

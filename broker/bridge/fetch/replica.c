@@ -124,7 +124,7 @@ void cwb_replica_fail(struct cwb_replica *replica, int status) {
 static void unname(struct cwb_replica *replica) {
     struct cw_key key = {.key_bytes = replica->key.length};
     struct iovec parts[] = {{&key, sizeof key}, {replica->key.text, replica->key.length}};
-    cwb_home_ask(replica->bridge->home, CW_OP_REMOVE, parts, 2, NULL, NULL);
+    cwb_broker_channel_ask(replica->bridge->broker_channel, CW_OP_REMOVE, parts, 2, NULL, NULL);
 }
 
 void cwb_replica_let_go(struct cwb_replica *replica) {
@@ -151,13 +151,13 @@ void cwb_replica_again(struct cwb_replica *replica) {
 }
 
 void cwb_replica_hurry(struct cwb_replica *replica) {
-    if (!replica->whole || !replica->calm || replica->held)
+    if (!replica->whole || !replica->no_wake || replica->held)
         return;
     struct cw_block_ref ref = {
         .slab = replica->put.slab, .block = replica->put.block, .gen = replica->put.gen};
     struct iovec part = {&ref, sizeof ref};
-    replica->calm = false;
-    cwb_home_ask(replica->bridge->home, CW_OP_HOLDERS, &part, 1, NULL, NULL);
+    replica->no_wake = false;
+    cwb_broker_channel_ask(replica->bridge->broker_channel, CW_OP_HOLDERS, &part, 1, NULL, NULL);
 }
 
 /* The broker has named it: all who wait hear so. */
@@ -212,10 +212,10 @@ static bool tell_at_once(struct cwb_replica *replica) {
     return any;
 }
 
-/* Asks the broker for its name. calm: nobody waits for it. */
-static void ask_name(struct cwb_replica *replica, const struct cw_put *put, bool calm) {
+/* Asks the broker for its name. batched: nobody waits for it. */
+static void ask_name(struct cwb_replica *replica, const struct cw_put *put, bool batched) {
     /* Does anything here depend on the broker's answer? */
-    replica->calm = !replica->jobs && !replica->followers;
+    replica->no_wake = !replica->jobs && !replica->followers;
     replica->named = true;
     replica->naming = malloc(sizeof *replica->naming);
     if (!replica->naming) {
@@ -223,19 +223,19 @@ static void ask_name(struct cwb_replica *replica, const struct cw_put *put, bool
         return;
     }
     replica->naming->replica = replica;
-    struct cw_replica message = {.calm = replica->calm, .put = *put};
+    struct cw_replica message = {.calm = replica->no_wake, .put = *put};
     struct iovec parts[] = {{&message, sizeof message},
                             {replica->key.text, replica->key.length},
                             {replica->came, put->meta_bytes}};
-    if (cwb_home_ask(replica->bridge->home, CW_OP_REPLICA, parts, 3, on_put, replica->naming) !=
-        0) {
+    if (cwb_broker_channel_ask(replica->bridge->broker_channel, CW_OP_REPLICA, parts, 3, on_put,
+                               replica->naming) != 0) {
         free(replica->naming);
         replica->naming = NULL;
         cwb_replica_fail(replica, -EDQUOT);
         return;
     }
-    if (calm)
-        cwb_home_calm(replica->bridge->home);
+    if (batched)
+        cwb_broker_channel_batch_notify(replica->bridge->broker_channel);
 }
 
 void cwb_replica_put(struct cwb_replica *replica) {
@@ -270,11 +270,11 @@ void cwb_replica_put(struct cwb_replica *replica) {
         replica->late = NULL;
         cwb_replica_cache_add(replica);
     }
-    bool calm = !tell_at_once(replica);
+    bool batched = !tell_at_once(replica);
     if (replica->stale) /* nobody is to find it */
         cwb_replica_let_go(replica);
     else
-        ask_name(replica, &put, calm);
+        ask_name(replica, &put, batched);
 }
 
 static void on_downloaded(struct cwb_download *download, int status) {
@@ -450,7 +450,7 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         (replica->held || (replica->whole && (!job->id || fits_answer(replica))))) {
         answer(replica, job);
         if (!replica->held) /* it is asked for again and again: the next finds it by its name */
-            cwb_home_urge(bridge->home);
+            cwb_broker_channel_flush(bridge->broker_channel);
         return;
     }
     if (replica)

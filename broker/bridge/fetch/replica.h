@@ -23,10 +23,10 @@
  * for those who come later, and what is stale gets none.
  *
  * Between COMING and HELD the broker is asked for the name. Where nothing here depends on that
- * (calm), its answer does not wake this process, which may then sleep for as long as it has nothing
- * else to do. So whatever makes the answer matter calls cwb_replica_hurry(): somebody asks for it
- * (cwb_replica_get), or a co-located replica waits for it (co_located.c). Who sleeps has somebody
- * who wakes him.
+ * (no_wake), its answer does not wake this process, which may then sleep for as long as it has
+ * nothing else to do. So whatever makes the answer matter calls cwb_replica_hurry(): somebody asks
+ * for it (cwb_replica_get), or a co-located replica waits for it (co_located.c). Who sleeps has
+ * somebody who wakes him.
  */
 #ifndef CW_BROKER_BRIDGE_FETCH_REPLICA_H
 #define CW_BROKER_BRIDGE_FETCH_REPLICA_H
@@ -50,7 +50,7 @@ struct cwb_replica {
     bool whole; /* in memory, and checked: put and came say where and what; being named, or HELD */
     bool named; /* whole: the broker was asked for its name */
     struct cwb_naming *naming; /* whole: until the broker has answered */
-    bool calm; /* whole: the broker's answer that it has its name wakes nobody (replica.c) */
+    bool no_wake; /* whole: the broker's answer that it has its name wakes nobody (replica.c) */
     struct cw_put put;
     uint32_t cached;                /* in the replica cache: its index there + 1 */
     struct cwb_floor *floor;        /* floor.h */

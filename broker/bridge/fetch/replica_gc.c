@@ -50,7 +50,8 @@ static void begin_check(struct cwb_replica *replica) {
         .ref = {.slab = replica->put.slab, .block = replica->put.block, .gen = replica->put.gen},
         .key = replica->key};
     struct iovec part = {&check->ref, sizeof check->ref};
-    if (cwb_home_ask(replica->bridge->home, CW_OP_HOLDERS, &part, 1, on_holders, check) != 0)
+    if (cwb_broker_channel_ask(replica->bridge->broker_channel, CW_OP_HOLDERS, &part, 1, on_holders,
+                               check) != 0)
         free(check);
 }
 

@@ -432,7 +432,7 @@ void cwb_link_say(struct cwb_link *link, uint16_t op, const struct iovec *parts,
 
 void cwb_link_reply(struct cwb_link *link, uint16_t op, uint64_t id, int status, const char *detail,
                     const struct iovec *parts, uint32_t count) {
-    cwb_home_check(link->bridge->home);
+    cwb_broker_channel_check(link->bridge->broker_channel);
     cwb_wire_reply(&link->wire, op, id, status, detail, parts, count);
 }
 

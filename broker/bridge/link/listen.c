@@ -162,7 +162,7 @@ static int listen_all(struct cwb_bridge *bridge, const struct trial *trial) {
 
 int cwb_listen_begin(struct cwb_bridge *bridge) {
     const struct trial first = {.tries = TRIES, .listens = true, .names = true};
-    if (bridge->options.strict && !bridge->home) /* at the start */
+    if (bridge->options.strict && !bridge->broker_channel) /* at the start */
         return listen_all(bridge, &first);
     bridge->listen_since_ns = bridge->loop.now_ns;
     return 0;

@@ -64,7 +64,8 @@ static void ask_nexts(struct cwb_jobs *jobs, uint32_t least) {
     if (jobs->nexts >= least)
         return;
     for (; jobs->nexts < CW_REMOTE_NEXTS_MAX; jobs->nexts++)
-        if (cwb_home_ask(jobs->bridge->home, CW_OP_REMOTE_NEXT, NULL, 0, on_next, jobs) != 0) {
+        if (cwb_broker_channel_ask(jobs->bridge->broker_channel, CW_OP_REMOTE_NEXT, NULL, 0,
+                                   on_next, jobs) != 0) {
             jobs->bridge->hurry = true; /* cwb_jobs_tick() tries again */
             return;
         }
@@ -106,7 +107,8 @@ int64_t cwb_jobs_tick(struct cwb_bridge *bridge) {
         return jobs->looked_ns + CHANGES_PAUSE_NS;
     struct cw_changes changes = {.seen = jobs->seen, .news = bridge->wait_count != 0};
     struct iovec part = {&changes, sizeof changes};
-    if (cwb_home_ask(bridge->home, CW_OP_CHANGES, &part, 1, on_changes, jobs) != 0)
+    if (cwb_broker_channel_ask(bridge->broker_channel, CW_OP_CHANGES, &part, 1, on_changes, jobs) !=
+        0)
         return bridge->loop.now_ns + AGAIN_NS;
     jobs->watch = false;
     jobs->asked++;
@@ -209,7 +211,7 @@ static void tell_end(struct cwb_bridge *bridge, uint64_t job, int status, const 
     }
     CW_ASSERT(body_bytes <= CW_DETAIL_MAX);
     struct iovec parts[] = {{&end, sizeof end}, {(void *)(uintptr_t)body, body_bytes}};
-    (void)cwb_home_ask(bridge->home, CW_OP_REMOTE_DONE, parts, 2, NULL, NULL);
+    (void)cwb_broker_channel_ask(bridge->broker_channel, CW_OP_REMOTE_DONE, parts, 2, NULL, NULL);
 }
 
 static void begin(struct cwb_jobs *jobs, const struct cw_remote_job *head, const uint8_t *body,

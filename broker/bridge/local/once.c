@@ -78,7 +78,7 @@ int cwb_deed_asked(const struct cwb_peer *peer, struct cwb_bridge *bridge,
                    const struct cwb_token *token, cwb_on_answer *on_answer, void *owner) {
     struct cw_deed deed = deed_of(peer, CW_DEED_ASK, token, CWB_AGAIN);
     struct iovec part = {&deed, sizeof deed};
-    return cwb_home_ask(bridge->home, CW_OP_DEED, &part, 1, on_answer, owner);
+    return cwb_broker_channel_ask(bridge->broker_channel, CW_OP_DEED, &part, 1, on_answer, owner);
 }
 
 int cwb_deed_remove(const struct cwb_peer *peer, struct cwb_bridge *bridge,
@@ -88,7 +88,7 @@ int cwb_deed_remove(const struct cwb_peer *peer, struct cwb_bridge *bridge,
     struct cw_key key = {.key_bytes = name->length};
     struct iovec parts[] = {
         {&deed, sizeof deed}, {&key, sizeof key}, {(void *)(uintptr_t)name->text, name->length}};
-    return cwb_home_ask(bridge->home, CW_OP_DEED, parts, 3, on_answer, owner);
+    return cwb_broker_channel_ask(bridge->broker_channel, CW_OP_DEED, parts, 3, on_answer, owner);
 }
 
 int cwb_deed_put(const struct cwb_peer *peer, struct cwb_bridge *bridge,
@@ -112,5 +112,5 @@ int cwb_deed_put(const struct cwb_peer *peer, struct cwb_bridge *bridge,
                             {&put, sizeof put},
                             {(void *)(uintptr_t)name->text, name->length},
                             {form, put.meta_bytes}};
-    return cwb_home_ask(bridge->home, CW_OP_DEED, parts, 4, on_answer, owner);
+    return cwb_broker_channel_ask(bridge->broker_channel, CW_OP_DEED, parts, 4, on_answer, owner);
 }

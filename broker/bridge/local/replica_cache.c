@@ -21,8 +21,8 @@ struct cwb_replica_cache *cwb_replica_cache_new(struct cwb_bridge *bridge) {
         cwb_no_memory("the replica cache");
         return NULL;
     }
-    if (cw_board_new(cw_client_instance(bridge->client), cwb_home_session(bridge->home),
-                     &cache->segment) == 0)
+    if (cw_board_new(cw_client_instance(bridge->client),
+                     cwb_broker_channel_session(bridge->broker_channel), &cache->segment) == 0)
         return cache;
     free(cache);
     return NULL;

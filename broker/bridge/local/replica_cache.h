@@ -10,7 +10,7 @@
 
 struct cwb_replica_cache;
 
-/* For the session at home. NULL: there is none, cw_detail(). */
+/* For the broker channel's session. NULL: there is none, cw_detail(). */
 struct cwb_replica_cache *cwb_replica_cache_new(struct cwb_bridge *bridge);
 /* Clients are to see on which core the loop runs. Once a turn. */
 void cwb_replica_cache_here(const struct cwb_bridge *bridge);

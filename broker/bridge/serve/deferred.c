@@ -84,7 +84,8 @@ static void on_probed(void *owner, int status, const void *body, uint32_t body_b
 static int probe(struct cwb_bridge *bridge) {
     if (bridge->probed_ns)
         return 0;
-    int code = cwb_home_ask(bridge->home, CW_OP_PING, NULL, 0, on_probed, bridge);
+    int code =
+        cwb_broker_channel_ask(bridge->broker_channel, CW_OP_PING, NULL, 0, on_probed, bridge);
     if (code == 0)
         bridge->probed_ns = bridge->loop.now_ns;
     return code;

@@ -133,7 +133,7 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     pthread_mutex_init(&bridge->uploads_lock, NULL);
     if (bridge->options.streams == 0)
         bridge->options.streams = default_streams();
-    cwb_awake_init(&bridge->awake, cores());
+    cwb_spin_init(&bridge->spin, cores());
     name_node(bridge);
     if (!cw_node_valid(bridge->node))
         return cw_fail(-EINVAL, "--node %.100s: 1 to %u of the characters A-Z a-z 0-9 _ . -",
@@ -233,7 +233,7 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
             ring_ns = due_ns;
         int64_t left_ns = ring_ns - cw_now_ns();
         bool busy = bridge->loop.dirty || bridge->loop.held || bridge->hurry || bridge->lists ||
-                    cwb_changes_due(bridge) || bridge->loop.now_ns < bridge->awake.until_ns;
+                    cwb_changes_due(bridge) || bridge->loop.now_ns < bridge->spin.until_ns;
         wait(bridge, busy || left_ns < 0 ? 0 : ring_ns == INT64_MAX ? -1 : left_ns);
         cwb_replica_cache_here(bridge);
         cwb_broker_channel_turn(bridge->broker_channel);

@@ -160,7 +160,7 @@ struct cwb_bridge {
     struct cwb_replica_cache *replica_cache; /* replica_cache.c; NULL: none */
     struct cwb_replica *replicas;            /* replica.c, by key */
     struct cwb_replica *gc_order;    /* replica_gc.c: the same, that was checked last is last */
-    struct cwb_awake awake;          /* when the loop looks and does not sleep */
+    struct cwb_spin spin;            /* when the loop looks and does not sleep */
     struct cwb_lingering *lingering; /* invalidation.c: the first to go is the first */
     uint64_t stamp;                  /* floor.h: of the last question or fact */
     struct cwb_watched *watched;     /* watch.c: what peers want to be told of, */

@@ -63,7 +63,7 @@ static void on_data(struct cwb_socket *socket, const uint8_t *bytes, uint32_t si
     struct cwb_local_client *client = (struct cwb_local_client *)socket;
     struct cwb_bridge *bridge = client->fast_path->bridge;
     struct cw_remote remote = {.verb = 0};
-    cwb_awake_end(&bridge->awake);
+    cwb_spin_end(&bridge->spin);
     /* A GET, and one at a time; anything else is no client of ours. */
     if (size_bytes >= sizeof remote)
         memcpy(&remote, bytes, sizeof remote);
@@ -77,7 +77,7 @@ static void on_data(struct cwb_socket *socket, const uint8_t *bytes, uint32_t si
     if (cwb_job_begin(bridge, client, NULL, bytes, size_bytes) != 0)
         leave(client); /* it asks by way of the broker */
     else if (client->job)
-        cwb_awake_asked(&bridge->awake, bridge->loop.now_ns);
+        cwb_spin_asked(&bridge->spin, bridge->loop.now_ns);
 }
 
 static const struct cwb_socket_calls calls = {NULL, on_data, NULL, on_error, on_closed};
@@ -101,15 +101,15 @@ static void hand_cache(struct cwb_local_client *client, struct msghdr *message, 
     client->has_cache = true;
 }
 
-/* Who asks again and again, from another core, is waited for awake for a moment. On the same core
+/* Who asks again and again, from another core, is spun for, for a moment. On the same core
  * it could not ask meanwhile. */
-static void stay_awake(struct cwb_local_client *client) {
+static void spin_on(struct cwb_local_client *client) {
     struct cwb_bridge *bridge = client->fast_path->bridge;
     client->answered_ns = bridge->loop.now_ns;
-    cwb_awake_answered(&bridge->awake,
-                       client->asks_on && client->core &&
-                           client->core != (uint32_t)sched_getcpu() + 1,
-                       bridge->loop.now_ns);
+    cwb_spin_answered(&bridge->spin,
+                      client->asks_on && client->core &&
+                          client->core != (uint32_t)sched_getcpu() + 1,
+                      bridge->loop.now_ns);
 }
 
 void cwb_fast_path_location(const struct cwb_bridge *bridge, const struct cw_put *put,
@@ -147,7 +147,7 @@ void cwb_fast_path_answer(struct cwb_job *job, int status, const struct cw_put *
     if (sendmsg(client->socket.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
         leave(client); /* it went, or does not read */
     else
-        stay_awake(client);
+        spin_on(client);
 }
 
 static void let_in(struct cwb_fast_path *fast_path, int fd) {

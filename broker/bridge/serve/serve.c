@@ -250,7 +250,7 @@ static bool open_inside(struct cwb_link *link, const struct cwb_frame *frame,
         return true;
     }
     answer_inside(link, frame, &opened, found->meta, bytes);
-    cwb_awake_served(&link->bridge->awake, &link->served_ns, link->bridge->loop.now_ns);
+    cwb_spin_served(&link->bridge->spin, &link->served_ns, link->bridge->loop.now_ns);
     return true;
 }
 

@@ -421,7 +421,7 @@ struct cwb_peer *around_begin(struct cwb_bridge *bridge) {
     bridge->loop.now_ns = 1000000000000;
     promise(cwb_tls_new(world.folder, 0, &bridge->tls) == 0);
     pthread_mutex_init(&bridge->uploads_lock, NULL);
-    cwb_awake_init(&bridge->awake, 1);
+    cwb_spin_init(&bridge->spin, 1);
     promise(cwb_io_new(true, &bridge->loop.io, &why) == 0);
     promise(cwb_works_new(bridge->loop.io, "", 1, &bridge->works) == 0);
     bridge->resolvers = bridge->movings = bridge->askings = bridge->makings = bridge->works;

@@ -7,12 +7,10 @@
 #include <string.h>
 
 #include "broker/bridge/bridge.h"
-#include "broker/bridge/link/link.h"
-#include "broker/bridge/link/stream.h"
 #include "broker/bridge/local/arrays.h"
 #include "broker/bridge/memory.h"
 #include "broker/bridge/serve/deferred.h"
-#include "broker/bridge/serve/serve.h"
+#include "broker/bridge/serve/parked_reads.h"
 #include "broker/bridge/serve/staging_buffers.h"
 #include "broker/bridge/serve/upload.h"
 #include "broker/bridge/wire/checksum.h"
@@ -20,24 +18,14 @@
 #include "ipc/array/mover_copy.h"
 #include "ipc/base/name_key.h"
 
-#define FILLS_MOST   3u         /* at once: one is copied while the others' jobs are on their way */
-#define CHUNK_SHARE  8u         /* of an array, within these bounds: */
-#define CHUNK_LEAST  (1u << 20) /* the mover registers memory from here on */
-#define CHUNK_MOST   (8u << 20) /* long beside the way of a job through the broker */
-#define NAP_LEAST_NS 200000
-#define NAP_MOST_NS  10000000
-#define SAY_NS       5000000000 /* a READ that waits so long for a write is told so */
-#define PROBE_NS     1000000000 /* how often it is looked whether the broker stands, meanwhile */
-
-struct parked { /* a READ whose bytes are not here yet */
-    struct cwb_stage *stage;
-    struct cwb_served *served; /* NULL: over a stream, with id */
-    struct cwb_stream *stream;
-    uint64_t id;
-    struct cwb_read read;
-    int64_t since_ns;
-    struct parked *prev, *next;
-};
+#define FILLS_MOST       3u /* at once: one is copied while the others' jobs are on their way */
+#define CHUNK_SHARE      8u /* of an array, within these bounds: */
+#define CHUNK_LEAST      (1u << 20) /* the mover registers memory from here on */
+#define CHUNK_MOST       (8u << 20) /* long beside the way of a job through the broker */
+#define BACKOFF_LEAST_NS 200000
+#define BACKOFF_MOST_NS  10000000
+#define SAY_NS           5000000000 /* a READ that waits so long for a write is told so */
+#define PROBE_NS         1000000000 /* how often it is looked whether the broker stands, meanwhile */
 
 struct task { /* of a helper */
     struct cwb_work work;
@@ -57,11 +45,11 @@ struct cwb_stage {
     uint64_t filled;                    /* chunks: so many were begun to be filled, in order */
     struct cwb_sum *sum;
     uint64_t writes; /* to the array, when its bytes began to be copied */
-    struct parked *parked;
+    struct cwb_parked_read *parked;
     bool closing, hashing, looking;
-    int64_t look_ns, nap_ns; /* when to look again; 0: not */
-    uint32_t fills, works;   /* helpers at it */
-    int status;              /* below 0: it failed, detail says how */
+    int64_t look_ns, backoff_ns; /* when to look again; 0: not */
+    uint32_t fills, works;       /* helpers at it */
+    int status;                  /* below 0: it failed, detail says how */
     char detail[CW_DETAIL_MAX];
     struct cwb_stage *prev, *next;               /* of the bridge */
     struct task look, hash, filling[FILLS_MOST]; /* as many as there may be; buffer NULL: free */
@@ -99,39 +87,12 @@ static bool ended(struct task *task) {
     return true;
 }
 
-/* The upload stays: what is parked it has not ended with. */
-static void unpark(struct parked *parked) {
-    DL_DELETE(parked->stage->parked, parked);
-    cwb_upload_unref(parked->stage->upload);
-    free(parked);
-}
-
 /* Who asked for the hash hears it, with this thread's sentence. The stage may end with it. */
 static void tell_closing(struct cwb_stage *stage, int status, uint64_t value) {
     struct cwb_upload *upload = stage->upload;
     stage->closing = false;
     cwb_upload_staged(upload, status, value);
     cwb_upload_unref(upload);
-}
-
-static void cancel_parked(struct cwb_served *served) {
-    unpark(served->owner);
-    free(served);
-}
-
-/* All that wait hear this thread's sentence. */
-static void refuse(struct cwb_stage *stage, int status) {
-    char sentence[CW_DETAIL_MAX];
-    strcpy(sentence, cw_detail());
-    while (stage->parked) {
-        struct parked parked = *stage->parked;
-        unpark(stage->parked);
-        cw_fail(status, "%s", sentence);
-        if (parked.served)
-            cwb_served_reply(parked.served, status, NULL, 0);
-        else
-            cwb_stream_refuse(parked.stream, parked.id, status);
-    }
 }
 
 static void fail(struct cwb_stage *stage, int status, const char *detail) {
@@ -141,7 +102,7 @@ static void fail(struct cwb_stage *stage, int status, const char *detail) {
     }
     stage->look_ns = 0;
     cw_fail(stage->status, "%s", stage->detail);
-    refuse(stage, stage->status);
+    cwb_parked_reads_refuse(&stage->parked, stage->status);
     if (!stage->closing)
         return;
     cw_fail(stage->status, "%s", stage->detail);
@@ -169,8 +130,9 @@ static void looked(struct cwb_work *work) {
         cw_array_close(task->ring);
     if (ended(task)) {
         if (work->code == -ETIMEDOUT) {
-            stage->look_ns = stage->bridge->loop.now_ns + stage->nap_ns;
-            stage->nap_ns = stage->nap_ns < NAP_MOST_NS ? 2 * stage->nap_ns : NAP_MOST_NS;
+            stage->look_ns = stage->bridge->loop.now_ns + stage->backoff_ns;
+            stage->backoff_ns =
+                stage->backoff_ns < BACKOFF_MOST_NS ? 2 * stage->backoff_ns : BACKOFF_MOST_NS;
             stage->bridge->hurry = true;
         } else if (work->code) {
             fail(stage, work->code, work->detail);
@@ -189,20 +151,17 @@ static void looked(struct cwb_work *work) {
  * the next one is to. */
 static int64_t say_so(struct cwb_stage *stage) {
     const int64_t now_ns = stage->bridge->loop.now_ns;
-    struct parked *parked;
+    struct cwb_parked_read *parked;
     while ((parked = stage->parked) && now_ns - parked->since_ns >= SAY_NS) {
-        struct parked what = *parked;
+        struct cwb_parked_read what = *parked;
         int code = cwb_deferred_probe(stage->bridge);
         if (code == 0 && stage->ring)
             return now_ns + PROBE_NS; /* the mover copies, by way of the broker */
-        unpark(parked);
+        cwb_parked_read_remove(parked);
         if (code == 0)
             code =
                 cw_fail(-EINPROGRESS, "the last write to the array is not complete yet: ask again");
-        if (what.served)
-            cwb_served_reply(what.served, code, NULL, 0);
-        else
-            cwb_stream_refuse(what.stream, what.id, code);
+        cwb_parked_read_refuse(&what, code);
     }
     return stage->parked ? stage->parked->since_ns + SAY_NS : INT64_MAX;
 }
@@ -338,31 +297,23 @@ static void tell_hash(struct cwb_stage *stage) {
 
 /* ---- all of it ---- */
 
-static bool send_parked(struct cwb_stage *stage, const struct parked *what, const uint8_t *bytes) {
-    if (!what->served)
-        return cwb_stream_send_piece(what->stream, what->id, stage->upload, &what->read, bytes);
-    uint64_t id = what->served->id;
-    struct cwb_link *link = cwb_served_leave(what->served);
-    return cwb_upload_send(stage->upload, &link->wire, id, &what->read, bytes);
-}
-
 /* Sends what is here. */
 static void serve_parked(struct cwb_stage *stage) {
-    struct parked *parked, *next;
+    struct cwb_parked_read *parked, *next;
     DL_FOREACH_SAFE(stage->parked, parked, next) {
-        struct parked what = *parked;
+        struct cwb_parked_read what = *parked;
         const uint8_t *bytes = cwb_staging_buffers_acquire(&stage->buffers, &what.read);
         if (!bytes)
             continue;
-        unpark(parked);
-        if (!send_parked(stage, &what, bytes)) /* its connection ends */
+        cwb_parked_read_remove(parked);
+        if (!cwb_parked_read_send(&what, bytes)) /* its connection ends */
             (void)cwb_staging_buffers_release(&stage->buffers, what.read.offset_bytes,
                                               what.read.length_bytes, false);
     }
 }
 
 static void fill_more(struct cwb_stage *stage) {
-    struct parked *parked;
+    struct cwb_parked_read *parked;
     bool demanded = stage->closing;
     cwb_staging_buffers_demand(&stage->buffers, stage->closing || stage->parked);
     DL_FOREACH(stage->parked, parked) {
@@ -412,7 +363,7 @@ struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_upload *up
     read_max = read_max / CWB_SUM_PIECE * CWB_SUM_PIECE; /* READs keep to chunks' bounds */
     cwb_staging_buffers_init(&stage->buffers, size_bytes, (uint32_t)share / read_max * read_max);
     stage->sum = sum;
-    stage->nap_ns = NAP_LEAST_NS;
+    stage->backoff_ns = BACKOFF_LEAST_NS;
     DL_APPEND(bridge->stages, stage);
     begin_look(stage);
     return stage;
@@ -420,40 +371,24 @@ struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_upload *up
 
 void cwb_stages_forget(struct cwb_bridge *bridge, struct cwb_stream *stream) {
     struct cwb_stage *stage;
-    struct parked *parked, *next;
     DL_FOREACH(bridge->stages, stage) {
-        DL_FOREACH_SAFE(stage->parked, parked, next) {
-            if (parked->stream == stream)
-                unpark(parked);
-        }
+        cwb_parked_reads_forget(&stage->parked, stream);
     }
 }
 
 void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served, struct cwb_stream *stream,
                     uint64_t id, const struct cwb_read *read) {
-    struct parked *parked = calloc(1, sizeof *parked);
-    if (stage->status || !parked) {
-        free(parked);
-        int code = stage->status ? cw_fail(stage->status, "%s", stage->detail)
-                                 : cwb_no_memory("a piece that a peer reads");
-        if (served)
-            cwb_served_reply(served, code, NULL, 0);
-        else
-            cwb_stream_refuse(stream, id, code);
+    const struct cwb_parked_read what = {.upload = stage->upload,
+                                         .served = served,
+                                         .stream = stream,
+                                         .id = id,
+                                         .read = *read,
+                                         .since_ns = stage->bridge->loop.now_ns};
+    if (stage->status || !cwb_parked_read_add(&stage->parked, &what)) {
+        cwb_parked_read_refuse(&what, stage->status ? cw_fail(stage->status, "%s", stage->detail)
+                                                    : -EDQUOT);
         return;
     }
-    *parked = (struct parked){.stage = stage,
-                              .served = served,
-                              .stream = stream,
-                              .id = id,
-                              .read = *read,
-                              .since_ns = stage->bridge->loop.now_ns};
-    if (served) {
-        served->owner = parked;
-        served->on_cancel = cancel_parked;
-    }
-    DL_APPEND(stage->parked, parked);
-    cwb_upload_ref(stage->upload);
     if (read->offset_bytes % stage->buffers.chunk_bytes + read->length_bytes >
         stage->buffers.chunk_bytes)
         stage->tail_bytes = CWB_READ_MAX; /* from now on buffers have the begin of the next chunk */
@@ -488,7 +423,7 @@ void cwb_stage_look(struct cwb_stage *stage) {
 
 void cwb_stage_drop(struct cwb_stage *stage) {
     cw_fail(-ESTALE, "the array is not read any more: it was closed");
-    refuse(stage, -ESTALE);
+    cwb_parked_reads_refuse(&stage->parked, -ESTALE);
     stage->look_ns = 0;
     if (stage->closing)
         tell_closing(stage, -ESTALE, 0);

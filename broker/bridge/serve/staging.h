@@ -15,9 +15,9 @@
  * of its job, and never while a piece or the hash holds it; so whoever reads it reads what was
  * copied last.
  *
- * Order: nothing is copied before the array's last write is complete; that is looked for, in
- * growing naps, by a helper. Who writes into it between then and the end is found by the count of
- * writes: the peer is told -EAGAIN in place of the hash, and reads again.
+ * Order: nothing is copied before the array's last write is complete; a helper looks for that, with
+ * back-off. Who writes into it between then and the end is found by the count of writes: the peer
+ * is told -EAGAIN in place of the hash, and reads again.
  *
  * Deaths: the mover: the broker has the job done again, into the same buffer. The writer before its
  * work was complete: -EOWNERDEAD to all READs. The GPU, or no host memory: the same with -ENODEV,

@@ -182,7 +182,7 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
 static int64_t tick(struct cwb_bridge *bridge) {
     int64_t due_ns[] = {
         cwb_links_tick(bridge),        cwb_peers_tick(bridge),   cwb_replicas_tick(bridge),
-        cwb_jobs_tick(bridge),         key_tick(bridge),         cwb_stages_tick(bridge),
+        cwb_jobs_tick(bridge),         key_tick(bridge),         cwb_stagings_tick(bridge),
         cwb_gpu_receives_tick(bridge), cwb_streams_tick(bridge), cwb_deferred_tick(bridge),
         cwb_downloads_tick(bridge),    cwb_listen_tick(bridge)};
     int64_t first_ns = due_ns[0];

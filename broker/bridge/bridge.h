@@ -25,7 +25,7 @@
  * (a piece of an answer that has begun, bytes that came), that link, stream or local client ends
  * alone, as if it had been cut. What must happen later has its memory from the begin on, in the
  * struct that it is about: the end of a stream, an upload's word to the loop, the tasks of a GPU
- * receive and of a stage; and for what must be said to the broker some is kept ready
+ * receive and of a staging; and for what must be said to the broker some is kept ready
  * (broker_channel.c). What nobody asked for is tried again at its next time: a PING, a check of
  * replicas, a try to dial, the file of peers, the reserve. Only what is needed at the start ends
  * the process, with a sentence (cwb_bridge_init). Tables are the broker's (broker/core/table.h),
@@ -166,7 +166,7 @@ struct cwb_bridge {
     struct cwb_watched *watched;     /* watch.c: what peers want to be told of, */
     struct cwb_watched *watch_at;    /* the next to be looked at, since all are; NULL: none, */
     bool watch_again;                /* and then all once more */
-    struct cwb_stage *stages;        /* staging.c */
+    struct cwb_staging *stagings;    /* staging.c */
     struct cwb_gpu_receive *gpu_receives; /* gpu_receive.c */
     uint32_t wait_count;                  /* waits.c: names that peers wait for; */
     uint64_t news;                        /* how often there were new names, */

@@ -471,7 +471,7 @@ static void finish(struct fuzz *f) {
     }
     promise(!bridge->links && !bridge->replicas && !bridge->gc_order && !bridge->watched);
     promise(!bridge->wait_count && !bridge->deferred && !bridge->lingering);
-    promise(!bridge->lists && !bridge->gpu_receives && !bridge->stages);
+    promise(!bridge->lists && !bridge->gpu_receives && !bridge->stagings);
     promise(!f->peer->uploads && !f->peer->incoming_puts && !f->peer->downloads &&
             !f->peer->waiting);
     promise(!f->peer->streams && !f->peer->wait_count && !f->peer->watches);

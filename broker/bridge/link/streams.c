@@ -94,7 +94,7 @@ static void on_ended(struct cwb_work *work) {
     stream->peer->streams_after_ns = bridge->loop.now_ns + STREAM_PAUSE_NS;
     bridge->hurry = true;
     stream->open = false;
-    cwb_stages_forget(bridge, stream);
+    cwb_stagings_forget(bridge, stream);
     struct cwb_peer *peer = stream->peer;
     drop(stream);
     if (!cwb_streams_open(peer))

@@ -1,6 +1,6 @@
 /*
  * Parked READs: those of a staged upload whose bytes are not here yet (staging.h). Each holds a
- * reference to the upload, and is in the list of its stage until it is answered, or its link or
+ * reference to the upload, and is in the list of its staging until it is answered, or its link or
  * stream ends. The loop's thread owns all.
  */
 #ifndef CW_BROKER_BRIDGE_SERVE_PARKED_READS_H

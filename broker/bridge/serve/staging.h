@@ -1,5 +1,5 @@
 /*
- * Stage: the bytes of an array on a GPU, as a peer reads them. The bridge has no driver, so
+ * Staging: the bytes of an array on a GPU, as a peer reads them. The bridge has no driver, so
  * cableway-mover copies them to host memory, chunk by chunk, while others go out; no more than
  * CWB_STAGING_BUFFERS chunks (staging_buffers.h) are there at once, however large the array is.
  *
@@ -21,7 +21,7 @@
  *
  * Deaths: the mover: the broker has the job done again, into the same buffer. The writer before its
  * work was complete: -EOWNERDEAD to all READs. The GPU, or no host memory: the same with -ENODEV,
- * -EDQUOT. The link: its READs are gone, what they held is free. The upload: the stage is freed
+ * -EDQUOT. The link: its READs are gone, what they held is free. The upload: the staging is freed
  * when the last helper is done with it. This process: the broker holds both ends of each job.
  *
  * All of it is the loop's; helpers touch their own piece of work, and the buffer that it is about.
@@ -40,36 +40,36 @@
 struct cwb_bridge;
 struct cwb_served;
 struct cwb_upload;
-struct cwb_stage;
+struct cwb_staging;
 struct cwb_stream;
 
-/* Begins to stage; array (CW_DISTANT) is the stage's from now on. The upload stays until
- * cwb_stage_end(). read_max: what a READ of this peer asks for. NULL: there is no memory, and the
+/* Begins to stage; array (CW_DISTANT) is the staging's from now on. The upload stays until
+ * cwb_staging_end(). read_max: what a READ of this peer asks for. NULL: there is no memory, and the
  * array stays the caller's. */
-struct cwb_stage *cwb_stage_new(struct cwb_bridge *bridge, struct cwb_upload *upload,
-                                cw_array *array, uint64_t size_bytes, uint32_t read_max);
+struct cwb_staging *cwb_staging_new(struct cwb_bridge *bridge, struct cwb_upload *upload,
+                                    cw_array *array, uint64_t size_bytes, uint32_t read_max);
 /* A READ within the array: it is answered when its bytes are there, over its link (served), or over
  * a stream (served NULL). */
-void cwb_stage_read(struct cwb_stage *stage, struct cwb_served *served, struct cwb_stream *stream,
-                    uint64_t id, const struct cwb_read *read);
+void cwb_staging_read(struct cwb_staging *staging, struct cwb_served *served,
+                      struct cwb_stream *stream, uint64_t id, const struct cwb_read *read);
 /* The stream ended: nothing is answered over it. */
-void cwb_stages_forget(struct cwb_bridge *bridge, struct cwb_stream *stream);
+void cwb_stagings_forget(struct cwb_bridge *bridge, struct cwb_stream *stream);
 /* The hash over all is wanted: cwb_upload_staged() tells it, perhaps at once. */
-void cwb_stage_close(struct cwb_stage *stage);
+void cwb_staging_close(struct cwb_staging *staging);
 /* The bytes of a READ if they are there, for a piece, which holds their buffer; else NULL, and
- * cwb_stage_read() waits for them. Any thread. */
-const uint8_t *cwb_stage_acquire(struct cwb_stage *stage, const struct cwb_read *read);
+ * cwb_staging_read() waits for them. Any thread. */
+const uint8_t *cwb_staging_acquire(struct cwb_staging *staging, const struct cwb_read *read);
 /* A piece lets go of its buffer. sent: its bytes went out. true: the loop is to look. Any
  * thread. */
-bool cwb_stage_release(struct cwb_stage *stage, uint64_t offset_bytes, uint32_t length_bytes,
-                       bool sent);
+bool cwb_staging_release(struct cwb_staging *staging, uint64_t offset_bytes, uint32_t length_bytes,
+                         bool sent);
 /* A buffer may be free to be filled. */
-void cwb_stage_look(struct cwb_stage *stage);
+void cwb_staging_look(struct cwb_staging *staging);
 /* The upload is gone: no piece refers to it any more. */
-void cwb_stage_end(struct cwb_stage *stage);
+void cwb_staging_end(struct cwb_staging *staging);
 /* Nobody hears of it any more, but pieces may be left: answers what is parked with -ESTALE. */
-void cwb_stage_drop(struct cwb_stage *stage);
+void cwb_staging_drop(struct cwb_staging *staging);
 /* Looks again at those that wait for a write. Returns when it wants to be called again. */
-int64_t cwb_stages_tick(struct cwb_bridge *bridge);
+int64_t cwb_stagings_tick(struct cwb_bridge *bridge);
 
 #endif

@@ -66,8 +66,8 @@ struct cwb_upload {
     struct handing looking; /* a buffer may be free, all was sent, or the last reference ends */
     /* the loop's, and fixed */
     cw_array *array;
-    uint8_t *own;            /* malloced bytes in place of an array */
-    struct cwb_stage *stage; /* an array on a GPU: it has the bytes, and their hash */
+    uint8_t *own;                /* malloced bytes in place of an array */
+    struct cwb_staging *staging; /* an array on a GPU: it has the bytes, and their hash */
     const uint8_t *bytes;
     uint64_t size_bytes;
     struct cwb_sum *sum; /* NULL: staged */
@@ -168,8 +168,8 @@ int cwb_upload_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_a
         free(upload);
         return code;
     }
-    upload->stage = cwb_stage_new(bridge, upload, array, size_bytes, read_max);
-    if (!upload->stage) {
+    upload->staging = cwb_staging_new(bridge, upload, array, size_bytes, read_max);
+    if (!upload->staging) {
         pthread_mutex_lock(&bridge->uploads_lock); /* nobody has heard its number */
         HASH_DEL(peer->uploads, upload);
         pthread_mutex_unlock(&bridge->uploads_lock);
@@ -246,8 +246,8 @@ void cwb_upload_unref(struct cwb_upload *upload) {
     CW_ASSERT(!upload->peer);
     if (upload->closings) /* it ended before all was sent, and no piece of it is left */
         answer_closings(upload, no_upload(upload->id), 0);
-    if (upload->stage)
-        cwb_stage_end(upload->stage);
+    if (upload->staging)
+        cwb_staging_end(upload->staging);
     cwb_local_close(upload->bridge, upload->array);
     free(upload->own);
     cwb_sum_free(upload->sum);
@@ -261,8 +261,8 @@ void cwb_upload_end(struct cwb_upload *upload) {
     HASH_DEL(upload->peer->uploads, upload);
     upload->peer = NULL;
     pthread_mutex_unlock(&upload->bridge->uploads_lock);
-    if (upload->stage)
-        cwb_stage_drop(upload->stage);
+    if (upload->staging)
+        cwb_staging_drop(upload->staging);
     cwb_upload_unref(upload);
 }
 
@@ -277,7 +277,7 @@ static void all_sent(struct cwb_upload *upload) {
 static void handed(struct cwb_work *work) {
     struct handing *h = (struct handing *)work;
     if (h->upload->peer)
-        cwb_stage_read(h->upload->stage, NULL, h->stream, h->id, &h->read);
+        cwb_staging_read(h->upload->staging, NULL, h->stream, h->id, &h->read);
     else
         cwb_stream_refuse(h->stream, h->id, no_upload(h->read.source));
     cwb_upload_unref(h->upload);
@@ -300,8 +300,8 @@ static void handed_look(struct cwb_work *work) {
     pthread_mutex_lock(&upload->bridge->uploads_lock);
     upload->handed = false; /* what happens from now on is told anew */
     pthread_mutex_unlock(&upload->bridge->uploads_lock);
-    if (upload->stage)
-        cwb_stage_look(upload->stage);
+    if (upload->staging)
+        cwb_staging_look(upload->staging);
     else if (cwb_sum_left(upload->sum) == 0)
         all_sent(upload);
     cwb_upload_unref(upload);
@@ -330,7 +330,7 @@ static bool drop_unless_last(struct cwb_upload *upload) {
 }
 
 void cwb_upload_drop(struct cwb_upload *upload, const struct cwb_loop *loop) {
-    bool loops = upload->stage || upload->pushed; /* the loop's to end */
+    bool loops = upload->staging || upload->pushed; /* the loop's to end */
     if (loops && loop != &upload->bridge->loop && drop_unless_last(upload))
         return;
     if (loops && loop != &upload->bridge->loop)
@@ -342,16 +342,16 @@ void cwb_upload_drop(struct cwb_upload *upload, const struct cwb_loop *loop) {
 void cwb_upload_release_piece(struct cwb_upload *upload, const struct cwb_loop *loop,
                               const struct cwb_read *read, bool sent) {
     bool look = false;
-    if (upload->stage)
-        look = cwb_stage_release(upload->stage, read->offset_bytes, read->length_bytes, sent);
+    if (upload->staging)
+        look = cwb_staging_release(upload->staging, read->offset_bytes, read->length_bytes, sent);
     else if (sent)
         look = cwb_sum_add(upload->sum, read->offset_bytes, read->length_bytes) && upload->pushed;
     if (look && loop != &upload->bridge->loop) {
         hand_look(upload);
         return;
     }
-    if (look && upload->stage)
-        cwb_stage_look(upload->stage);
+    if (look && upload->staging)
+        cwb_staging_look(upload->staging);
     else if (look)
         all_sent(upload);
     cwb_upload_drop(upload, loop);
@@ -402,10 +402,10 @@ int cwb_upload_serve_read(struct cwb_link *link, const struct cwb_frame *frame) 
         return code == -ESTALE ? 0 : code;
     if (upload->size_bytes >= CWB_STREAM_BYTES)
         cwb_streams_want(link->bridge, link->peer); /* still */
-    struct cwb_served *served = upload->stage ? cwb_served_new(link, frame) : NULL;
+    struct cwb_served *served = upload->staging ? cwb_served_new(link, frame) : NULL;
     if (served)
-        cwb_stage_read(upload->stage, served, NULL, 0, read);
-    else if (upload->stage)
+        cwb_staging_read(upload->staging, served, NULL, 0, read);
+    else if (upload->staging)
         cwb_link_reply(link, CWB_READ, frame->head.id, -EDQUOT, cw_detail(), NULL, 0);
     else
         (void)cwb_upload_send(upload, &link->wire, frame->head.id, read,
@@ -423,8 +423,8 @@ int cwb_upload_serve_stream_read(struct cwb_stream *stream, const struct cwb_fra
         cwb_wire_reply(&stream->wire, CWB_READ, frame->head.id, code, cw_detail(), NULL, 0);
     if (code)
         return code == -ESTALE ? 0 : code;
-    const uint8_t *bytes = upload->stage ? cwb_stage_acquire(upload->stage, read)
-                                         : cwb_upload_at(upload, read->offset_bytes);
+    const uint8_t *bytes = upload->staging ? cwb_staging_acquire(upload->staging, read)
+                                           : cwb_upload_at(upload, read->offset_bytes);
     if (bytes) {
         if (cwb_upload_send(upload, &stream->wire, frame->head.id, read, bytes))
             cwb_upload_drop(upload, stream->wire.loop);
@@ -524,9 +524,9 @@ int cwb_upload_serve_close(struct cwb_link *link, const struct cwb_frame *frame)
     upload->closings = served;
     if (upload->hashing)
         return 0;
-    if (upload->stage) {
+    if (upload->staging) {
         upload->hashing = true;
-        cwb_stage_close(upload->stage);
+        cwb_staging_close(upload->staging);
         return 0;
     }
     upload->rest = (struct cwb_hashing){

@@ -454,7 +454,7 @@ static void open_one(struct fuzz *f, uint64_t run) {
     feed(link, body.bytes, body.used);
 }
 
-/* Nobody says anything any more; what is left after all patience is a leak. */
+/* Nobody says anything any more; what is left after all waits is a leak. */
 static void finish(struct fuzz *f) {
     struct cwb_bridge *bridge = &f->bridge;
     struct cwb_link *link, *next;

@@ -8,7 +8,7 @@
  * and more are read by the streams of the peer as well, each by its own credit. A link or stream
  * that ends makes what was asked for over it wanted again. What came with the OPEN (link.h) is
  * taken over, if the download begins within its reply. Without a link the download waits for the
- * next one, until its patience is over, and goes on with the rest; if the peer's bridge was started
+ * next one, for wait_ns at most, and goes on with the rest; if the peer's bridge was started
  * anew its uploads are gone (-ESTALE), and the owner decides.
  *
  * Nothing is asked for in vain for longer than the bridge's stall_ns: if no piece of it comes, or
@@ -116,7 +116,7 @@ static void await_link(struct cwb_download_state *state) {
     state->waits = true;
     state->waiter = (struct cwb_waiter){.on_link = on_link};
     cwb_peer_await(state->download->bridge, state->download->peer, &state->waiter,
-                   state->download->patience_ns ? state->download->patience_ns : CWB_SILENCE_NS);
+                   state->download->wait_ns ? state->download->wait_ns : CWB_SILENCE_NS);
 }
 
 static void tell_progress(struct cwb_download_state *state) {

@@ -23,7 +23,7 @@ struct cwb_download { /* embedded in its owner's struct, which stays until on_do
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
     uint64_t source, size_bytes, progress_bytes;
-    int64_t patience_ns; /* as cwb_peer_await(); 0: CWB_SILENCE_NS, as a client waits for it */
+    int64_t wait_ns;     /* as cwb_peer_await(); 0: CWB_SILENCE_NS, as a client waits for it */
     cw_array *array;     /* plain bytes, the download's until done */
     uint64_t ring_bytes; /* 0: array has them all; else it is a ring of so many, at least
                             CWB_READ_MAX, of which cwb_download_consumed() gives bytes back */

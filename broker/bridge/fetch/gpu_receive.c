@@ -278,7 +278,7 @@ static void ring_made(struct cwb_work *work) {
                                   .peer = spec->peer,
                                   .source = spec->source,
                                   .size_bytes = spec->size_bytes,
-                                  .patience_ns = spec->patience_ns,
+                                  .wait_ns = spec->wait_ns,
                                   .progress_bytes = receive->piece_bytes,
                                   .array = receive->ring,
                                   .ring_bytes = spec->size_bytes <= RING_BYTES ? 0 : RING_BYTES};

@@ -46,7 +46,7 @@ struct cwb_gpu_receive_spec {
     const uint8_t *inside; /* copied at once */
     struct cwb_peer *peer; /* and its run and source: as a download has them */
     uint64_t run, source;
-    int64_t patience_ns;
+    int64_t wait_ns;
     /* The GPU is full. Has the owner made room, so that another try is worth it? NULL: no. */
     bool (*make_room)(void *owner);
 };

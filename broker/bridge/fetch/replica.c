@@ -323,7 +323,7 @@ static void on_array(void *owner, int code, cw_array *array) {
 static void on_opened(struct cwb_request *request, const struct cwb_frame *frame) {
     struct cwb_replica *replica = request->owner;
     replica->asked = NULL;
-    if (!frame) { /* cut: once more, with patience */
+    if (!frame) { /* cut: once more, and it waits for a link */
         cwb_replica_again(replica);
         return;
     }

@@ -79,21 +79,21 @@ static int no_link(const struct cwb_peer *peer) {
 }
 
 void cwb_peer_await(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_waiter *waiter,
-                    int64_t patience_ns) {
+                    int64_t wait_ns) {
     if (peer->link) {
         waiter->on_link(waiter, peer->link);
         return;
     }
     bool known = !peer->gone && cwb_config_known(&peer->config);
-    if (!known || (patience_ns == 0 && !*peer->config.address)) {
+    if (!known || (wait_ns == 0 && !*peer->config.address)) {
         no_link(peer);
         waiter->on_link(waiter, NULL);
         return;
     }
-    waiter->once = patience_ns == 0;
+    waiter->once = wait_ns == 0;
     /* Of a peer that this process never heard an earlier one may have asked (once.h). */
     int64_t heard_ns = peer->heard_ns ? peer->heard_ns : bridge->loop.now_ns;
-    waiter->until_ns = waiter->once ? bridge->loop.now_ns + CWB_SILENCE_NS : heard_ns + patience_ns;
+    waiter->until_ns = waiter->once ? bridge->loop.now_ns + CWB_SILENCE_NS : heard_ns + wait_ns;
     if (waiter->until_ns <= bridge->loop.now_ns) {
         no_link(peer);
         waiter->on_link(waiter, NULL);
@@ -101,7 +101,7 @@ void cwb_peer_await(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb
     }
     bridge->hurry = true;
     LL_APPEND(peer->waiting, waiter);
-    if (patience_ns == 0)
+    if (wait_ns == 0)
         peer->dial_after_ns = 0; /* somebody asks: do not wait for the pause to end */
 }
 

@@ -6,7 +6,7 @@
  *
  * A peer with an address is dialed at the start and whenever it has no link, with growing pauses;
  * one without must come to us. Who waits (a job, a transfer that was cut) is told of the link when
- * it opens, or of the reason why there is none when its patience is over.
+ * it opens, or of the reason why there is none when its time to wait is over.
  *
  * Invariant: no client waits for a peer that cannot be heard for longer than CWB_SILENCE_NS. Before
  * anything was asked its time counts from the call; what was asked over a link counts from the last
@@ -113,10 +113,10 @@ int cwb_peers_init(struct cwb_bridge *bridge);
 struct cwb_peer *cwb_peer_find(struct cwb_bridge *bridge, const char *name, size_t length);
 /* The open link; NULL: none. */
 struct cwb_link *cwb_peer_link(struct cwb_peer *peer);
-/* Calls back when there is one, perhaps at once. patience_ns: how long after the peer was last
+/* Calls back when there is one, perhaps at once. wait_ns: how long after the peer was last
  * heard tries may go on; 0: one, and CWB_SILENCE_NS at most. */
 void cwb_peer_await(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_waiter *waiter,
-                    int64_t patience_ns);
+                    int64_t wait_ns);
 void cwb_peer_forget(struct cwb_peer *peer, struct cwb_waiter *waiter);
 /* Is it being looked up or dialed just now? */
 bool cwb_peer_trying(const struct cwb_peer *peer);

@@ -38,7 +38,7 @@ static int not_known(const struct cwb_job *job, const char *why) {
                    job->peer ? job->peer->config.name : "the other node", reason);
 }
 
-int64_t cwb_deed_patience_ns(const struct cwb_job *job) {
+int64_t cwb_deed_wait_ns(const struct cwb_job *job) {
     return may_be_done(job) ? CWB_SILENCE_NS : 0;
 }
 

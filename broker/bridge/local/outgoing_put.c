@@ -143,7 +143,7 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
 static void offer(struct putting *p) {
     p->waits = true;
     p->waiter = (struct cwb_waiter){.on_link = on_link};
-    cwb_peer_await(p->job->bridge, p->job->peer, &p->waiter, cwb_deed_patience_ns(p->job));
+    cwb_peer_await(p->job->bridge, p->job->peer, &p->waiter, cwb_deed_wait_ns(p->job));
 }
 
 /* ---- the array, by a helper ---- */

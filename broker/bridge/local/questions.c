@@ -190,7 +190,7 @@ static void ask(struct asking *a) {
     a->waits = true;
     a->waiter = (struct cwb_waiter){.on_link = on_link};
     cwb_peer_await(a->job->bridge, a->job->peer, &a->waiter,
-                   a->asked_once ? CWB_SILENCE_NS : cwb_deed_patience_ns(a->job));
+                   a->asked_once ? CWB_SILENCE_NS : cwb_deed_wait_ns(a->job));
 }
 
 void cwb_job_ask(struct cwb_job *job) {

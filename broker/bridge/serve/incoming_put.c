@@ -242,7 +242,7 @@ static void on_array(void *owner, int code, cw_array *array) {
                                                .peer = incoming->peer,
                                                .source = incoming->offer.source,
                                                .size_bytes = incoming->offer.size_bytes,
-                                               .patience_ns = CWB_RESUME_NS,
+                                               .wait_ns = CWB_RESUME_NS,
                                                .array = array};
     cwb_download_begin(&incoming->download, incoming->peer->run);
 }
@@ -268,7 +268,7 @@ static void start(struct cwb_incoming_put *incoming) {
                                         .peer = incoming->offer.inside ? NULL : incoming->peer,
                                         .run = incoming->peer->run,
                                         .source = incoming->offer.source,
-                                        .patience_ns = CWB_RESUME_NS};
+                                        .wait_ns = CWB_RESUME_NS};
     incoming->gpu_receive = cwb_gpu_receive_begin(incoming->bridge, &spec, on_received, incoming);
     if (!incoming->gpu_receive)
         finish(incoming, -EDQUOT);

@@ -40,8 +40,8 @@ struct cwb_link *cwb_peer_link(struct cwb_peer *peer) {
     return &link_there;
 }
 void cwb_peer_await(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_waiter *waiter,
-                    int64_t patience_ns) {
-    (void)bridge, (void)peer, (void)waiter, (void)patience_ns;
+                    int64_t wait_ns) {
+    (void)bridge, (void)peer, (void)waiter, (void)wait_ns;
     fail();
 }
 void cwb_peer_forget(struct cwb_peer *peer, struct cwb_waiter *waiter) {

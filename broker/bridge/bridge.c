@@ -143,7 +143,7 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
             return cw_fail(-EREMOTEIO, "the kernel gave no random numbers: %m");
     bridge->next_upload = bridge->run >> 16; /* no number of one run is one of the next */
     bridge->loop.now_ns = cw_now_ns();
-    int code = cw_connect(options->place, "", CW_CONNECT_NO_START, &bridge->client);
+    int code = cw_connect(options->broker_socket, "", CW_CONNECT_NO_START, &bridge->client);
     if (code == 0) {
         bridge->client->host_only = true;
         code = cwb_io_new(options->use_epoll, &bridge->loop.io, &why);
@@ -217,9 +217,9 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
         cwb_wires_turn(&bridge->loop);
         cwb_wires_flush(&bridge->loop);
         first_ns = first_ns ? first_ns : bridge->loop.now_ns;
-        if (bridge->hurry || bridge->loop.now_ns >= due_ns ||
+        if (bridge->tick_now || bridge->loop.now_ns >= due_ns ||
             bridge->loop.now_ns - first_ns >= TICK_NS) {
-            bridge->hurry = false;
+            bridge->tick_now = false;
             due_ns = tick(bridge);
             first_ns = 0;
         }
@@ -232,7 +232,7 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
         if (ring_ns > due_ns)
             ring_ns = due_ns;
         int64_t left_ns = ring_ns - cw_now_ns();
-        bool busy = bridge->loop.dirty || bridge->loop.held || bridge->hurry || bridge->lists ||
+        bool busy = bridge->loop.dirty || bridge->loop.held || bridge->tick_now || bridge->lists ||
                     cwb_changes_due(bridge) || bridge->loop.now_ns < bridge->spin.until_ns;
         wait(bridge, busy || left_ns < 0 ? 0 : ring_ns == INT64_MAX ? -1 : left_ns);
         cwb_replica_cache_here(bridge);

@@ -92,10 +92,10 @@ struct cwb_list;
 struct cwb_replica;
 
 struct cwb_options {
-    const char *place;      /* the broker's socket */
-    const char *folder;     /* node.key, node.crt, peers */
-    const char *node;       /* NULL: as a job has it, else the host's name */
-    uint32_t rekey_records; /* as cwb_tls_new() */
+    const char *broker_socket; /* the broker's socket */
+    const char *folder;        /* node.key, node.crt, peers */
+    const char *node;          /* NULL: as a job has it, else the host's name */
+    uint32_t rekey_records;    /* as cwb_tls_new() */
     const char *listen[CWB_LISTEN_MAX];
     uint32_t listens;
     bool strict; /* who cannot listen ends: somebody waits for how the start goes */
@@ -125,7 +125,7 @@ struct cwb_bridge {
     uint64_t run; /* random, never 0 */
     struct cwb_loop loop;
     bool stopping;
-    bool hurry; /* something changed that time decides about: look at it now */
+    bool tick_now; /* something changed that time decides about: look at it now */
 
     struct cwb_tls *tls; /* NULL: no key: nobody is reached, and each job is told so */
     char no_key[CW_DETAIL_MAX];

@@ -60,8 +60,8 @@ void cwb_replica_receive(struct cwb_replica *replica, const struct cwb_gpu_recei
 
 /* Another place of the same array at this node: one that is there, else one that is coming. */
 static struct cwb_replica *co_located(const struct cwb_replica *replica) {
-    struct cwb_replica *coming = NULL, *other = replica->floor->places;
-    for (; other; other = other->next_place) {
+    struct cwb_replica *coming = NULL, *other = replica->floor->replicas;
+    for (; other; other = other->floor_next) {
         if (other == replica || other->followed)
             continue;
         if (other->held && !other->stale)

@@ -35,15 +35,15 @@ bool cwb_floor_join(struct cwb_replica *replica) {
         }
     }
     replica->floor = floor;
-    LL_PREPEND2(floor->places, replica, next_place);
+    LL_PREPEND2(floor->replicas, replica, floor_next);
     return true;
 }
 
 void cwb_floor_leave(struct cwb_replica *replica) {
     struct cwb_floor *floor = replica->floor;
-    LL_DELETE2(floor->places, replica, next_place);
+    LL_DELETE2(floor->replicas, replica, floor_next);
     replica->floor = NULL;
-    if (floor->places)
+    if (floor->replicas)
         return;
     HASH_DEL(replica->peer->floors, floor);
     free(floor);
@@ -64,7 +64,7 @@ bool cwb_floor_stands(const struct cwb_replica *replica) {
 static struct cwb_replica *another(const struct cwb_floor *floor, uint64_t instance,
                                    uint64_t entry) {
     struct cwb_replica *replica;
-    for (replica = floor->places; replica; replica = replica->next_place) {
+    for (replica = floor->replicas; replica; replica = replica->floor_next) {
         if (replica->whole && !replica->stale &&
             (!entry || replica->opened.instance != instance || replica->opened.entry != entry))
             return replica;

@@ -35,9 +35,9 @@
 #include "broker/bridge/fetch/replica.h"
 
 struct cwb_floor {
-    struct cwb_replica *places;
-    uint64_t told;            /* stamp of the last fact; 0: none yet */
-    uint64_t instance, entry; /* the array that it was; 0: it was none, or not said which */
+    struct cwb_replica *replicas; /* at whatever place */
+    uint64_t told;                /* stamp of the last fact; 0: none yet */
+    uint64_t instance, entry;     /* the array that it was; 0: it was none, or not said which */
     struct cw_name_key there;
     UT_hash_handle hh; /* of the peer, by there */
 };

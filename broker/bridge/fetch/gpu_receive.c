@@ -16,12 +16,12 @@
 #define PIECE_SHARE 8u         /* of an array, within these bounds: */
 #define PIECE_LEAST (1u << 20) /* the mover registers memory from here on */
 #define PIECE_MOST  (4u << 20)
-#define AHEAD_MOST                                                                                 \
+#define PREFETCH_MOST                                                                              \
     (16ull << 30)           /* nothing of larger ones is fetched before their memory is there: a   \
                               download's books grow with what a peer says that it has */
 #define ROOM_TRIES 6u       /* memory is free some time after it was given up */
 #define ROOM_NS    10000000 /* and this long is waited for it, at first; doubled each time */
-#define MOVES_MOST 4u       /* at once: one is copied while the others' jobs are on their way */
+#define MOVES_MOST 4u /* at once: one is copied while the others' copy jobs are on their way */
 
 struct task { /* of a helper */
     struct cwb_work work;
@@ -306,13 +306,13 @@ static void made(struct cwb_work *work) {
         release(receive);
     } else if (work->code == -EDQUOT && !receive->target && has_room(receive)) {
         receive->retry_ns = receive->bridge->loop.now_ns + (ROOM_NS << receive->room_tries++);
-        receive->bridge->hurry = true;
+        receive->bridge->tick_now = true;
     } else if (work->code) {
         cw_fail(work->code, "%s", work->detail);
         finish(receive, work->code);
     } else if (!spec->peer || spec->size_bytes == 0) {
         finish(receive, 0);
-    } else if (spec->size_bytes > AHEAD_MOST) {
+    } else if (spec->size_bytes > PREFETCH_MOST) {
         begin_ring(receive);
     } else {
         pump(receive);
@@ -358,7 +358,7 @@ struct cwb_gpu_receive *cwb_gpu_receive_begin(struct cwb_bridge *bridge,
         memcpy(receive->inside, spec->inside, spec->size_bytes);
     DL_APPEND(bridge->gpu_receives, receive);
     begin_making(receive);
-    if (spec->peer && spec->size_bytes && spec->size_bytes <= AHEAD_MOST)
+    if (spec->peer && spec->size_bytes && spec->size_bytes <= PREFETCH_MOST)
         begin_ring(receive);
     return receive;
 }

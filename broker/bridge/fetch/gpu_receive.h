@@ -10,18 +10,18 @@
  *
  * Who has a place of the ring, at each moment:
  *   the download  from when it asks for its bytes until it has hashed them (on_progress)
- *   the receive   from then on; a helper's job lets the mover read it
- *   the download  again, when the job and all before it are done (cwb_download_consumed)
+ *   the receive   from then on; a copy job lets the mover read it
+ *   the download  again, when the copy job and all before it are done (cwb_download_consumed)
  * A cut changes nothing: what is in the ring or on the GPU stays, and the download asks for the
  * rest.
  *
  * Invariant: nobody but us and the mover knows the memory until all bytes are there and their hash
  * is the peer's; then its owner gives it a name. On failure the block is closed, which frees it.
  *
- * Deaths: the mover: the broker has the job done again, from the same place of the ring to the same
- * bytes of the GPU; memory that was made and not yet told of goes with it
- * (broker/memory/transit.h). This process: the broker holds both ends of a job until it is done;
- * then all of it is free, memory that it was told of and had not opened, too. The owner:
+ * Deaths: the mover: the broker has the copy job done again, from the same place of the ring to the
+ * same bytes of the GPU; memory that was made and not yet told of goes with it
+ * (broker/memory/transit.h). This process: the broker holds both ends of a copy job until it is
+ * done; then all of it is free, memory that it was told of and had not opened, too. The owner:
  * cwb_gpu_receive_cancel() at any moment; what helpers have in hand goes when they are done.
  */
 #ifndef CW_BROKER_BRIDGE_FETCH_GPU_RECEIVE_H

@@ -34,7 +34,7 @@ void cwb_replica_release_array(struct cwb_replica *replica) {
                                           ? malloc(sizeof *lingering)
                                           : NULL;
     if (lingering) {
-        bridge->hurry = bridge->hurry || !bridge->lingering;
+        bridge->tick_now = bridge->tick_now || !bridge->lingering;
         *lingering = (struct cwb_lingering){.array = replica->array,
                                             .until_ns = bridge->loop.now_ns + LINGER_NS};
         LL_APPEND(bridge->lingering, lingering);
@@ -77,9 +77,9 @@ void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame) {
     struct cwb_replica *replica;
     do { /* with one of them the floor may end */
         floor = cwb_floor_find(peer, frame->key, frame->key_bytes);
-        replica = floor ? floor->places : NULL;
+        replica = floor ? floor->replicas : NULL;
         while (replica && !concerns(replica, &frame->changed))
-            replica = replica->next_place;
+            replica = replica->floor_next;
         if (replica)
             cwb_replica_invalidate(replica);
     } while (replica);
@@ -92,9 +92,9 @@ void cwb_replicas_unlink(struct cwb_peer *peer) {
         struct cw_name_key there = floor->there;
         do { /* with one of them the floor may end, and others of it */
             struct cwb_floor *left = cwb_floor_find(peer, there.text, there.length);
-            replica = left ? left->places : NULL;
+            replica = left ? left->replicas : NULL;
             while (replica && (!replica->sent || replica->stale))
-                replica = replica->next_place;
+                replica = replica->floor_next;
             if (replica)
                 cwb_replica_invalidate(replica);
         } while (replica);

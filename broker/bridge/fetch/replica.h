@@ -54,7 +54,7 @@ struct cwb_replica {
     struct cw_put put;
     uint32_t cached;                /* in the replica cache: its index there + 1 */
     struct cwb_floor *floor;        /* floor.h */
-    struct cwb_replica *next_place; /* there */
+    struct cwb_replica *floor_next; /* there */
     uint64_t sent; /* stamp of the question to its owner (floor.h); 0: it was not asked yet */
     bool stale;    /* it will not be found: it changed, or the peer was away, or something later was
                          told, while it was being fetched */

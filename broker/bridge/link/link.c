@@ -103,7 +103,7 @@ static struct cwb_link *link_new(struct cwb_bridge *bridge, int fd, const char *
     link->changed_left = CWB_CHANGED_SPARE;
     strncpy(link->where, where, sizeof link->where - 1);
     DL_APPEND(bridge->links, link);
-    bridge->hurry = true; /* its limits count from now on */
+    bridge->tick_now = true; /* its limits count from now on */
     return link;
 }
 

@@ -99,7 +99,7 @@ void cwb_peer_await(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb
         waiter->on_link(waiter, NULL);
         return;
     }
-    bridge->hurry = true;
+    bridge->tick_now = true;
     LL_APPEND(peer->waiting, waiter);
     if (wait_ns == 0)
         peer->dial_after_ns = 0; /* somebody asks: do not wait for the pause to end */
@@ -177,7 +177,7 @@ static void try_failed(struct cwb_bridge *bridge, struct cwb_peer *peer, const c
                 reason);
     snprintf(peer->error, sizeof peer->error, "%s", reason);
     peer->fails++;
-    bridge->hurry = true;
+    bridge->tick_now = true;
     peer->dial_after_ns =
         bridge->loop.now_ns + (pause_ns < CWB_REDIAL_MOST_NS ? pause_ns : CWB_REDIAL_MOST_NS);
     no_link(peer);
@@ -195,7 +195,7 @@ static bool may_be_refused(const struct cwb_link *link, enum cwb_link_state was)
 void cwb_peer_ended(struct cwb_link *link, enum cwb_link_state was, const char *reason) {
     struct cwb_peer *peer = link->peer;
     struct cwb_bridge *bridge = link->bridge;
-    bridge->hurry = true;
+    bridge->tick_now = true;
     cwb_wire_counts(&link->wire, &peer->bytes_in, &peer->bytes_out);
     if (was == CWB_OPEN_LINK) {
         peer->link = NULL;

@@ -78,7 +78,7 @@ static struct cwb_ask *asked(struct cwb_stream *stream, uint64_t id) {
     return NULL;
 }
 
-/* The place is free; its reference is the caller's. */
+/* It is free; its reference is the caller's. */
 static struct cwb_transfer_plan *answered(struct cwb_stream *stream, struct cwb_ask *ask) {
     struct cwb_transfer_plan *plan = ask->plan;
     ask->plan = NULL;

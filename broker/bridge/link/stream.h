@@ -33,7 +33,7 @@ struct cwb_transfer_plan;
 struct cwb_link;
 struct cwb_upload;
 
-struct cwb_ask { /* a READ of ours; plan NULL: the place is free */
+struct cwb_ask { /* a READ of ours; plan NULL: it is free */
     uint64_t id;
     struct cwb_transfer_plan *plan; /* one reference */
     struct cwb_read read;

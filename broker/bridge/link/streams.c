@@ -65,7 +65,7 @@ void cwb_streams_met(struct cwb_link *link, uint64_t run) {
 void cwb_streams_agree(struct cwb_link *link, uint32_t streams) {
     uint32_t ours = connections(link->bridge);
     link->peer->streams_max = streams < ours ? streams : ours;
-    link->bridge->hurry = true; /* a large array may be wanted already */
+    link->bridge->tick_now = true; /* a large array may be wanted already */
 }
 
 /* ---- one stream ---- */
@@ -92,7 +92,7 @@ static void on_ended(struct cwb_work *work) {
         cwb_log("stream %s %s, peer %s ended: %s", stream->dialed ? "to" : "from", stream->where,
                 stream->peer->config.name, work->detail);
     stream->peer->streams_after_ns = bridge->loop.now_ns + STREAM_PAUSE_NS;
-    bridge->hurry = true;
+    bridge->tick_now = true;
     stream->open = false;
     cwb_stagings_forget(bridge, stream);
     struct cwb_peer *peer = stream->peer;
@@ -169,7 +169,7 @@ void cwb_streams_lost(struct cwb_link *link, const char *reason) {
         cwb_log("a stream to %s at %s cannot be had: %s", peer->config.name, link->where, reason);
     peer->streams_after_ns = link->bridge->loop.now_ns + STREAM_PAUSE_NS;
     link->stream = NULL;
-    link->bridge->hurry = true;
+    link->bridge->tick_now = true;
     cwb_wire_counts(&link->wire, &peer->bytes_in, &peer->bytes_out);
     drop(stream);
     free(stream);
@@ -223,7 +223,7 @@ void cwb_streams_end(struct cwb_peer *peer) {
 void cwb_streams_want(struct cwb_bridge *bridge, struct cwb_peer *peer) {
     peer->streams_until_ns = bridge->loop.now_ns + CWB_STREAM_IDLE_NS;
     if (peer->streams_max > count_of(peer) + 1 && peer->streams_after_ns <= bridge->loop.now_ns)
-        bridge->hurry = true;
+        bridge->tick_now = true;
 }
 
 /* ---- dialing ---- */

@@ -85,7 +85,7 @@ int cwb_broker_channel_new(struct cwb_bridge *bridge, struct cwb_broker_channel 
         LL_PREPEND(channel->spares, (struct unsent *)spares[i].bytes);
     channel->bridge = bridge;
     channel->last = &channel->first;
-    int code = cw_connect(bridge->options.place, "", CW_CONNECT_NO_START, &channel->client);
+    int code = cw_connect(bridge->options.broker_socket, "", CW_CONNECT_NO_START, &channel->client);
     if (code == 0) {
         channel->bell = (struct cwb_watch){.fd = channel->client->bell, .on_ready = on_bell};
         channel->end = (struct cwb_watch){.fd = channel->client->sock, .on_ready = on_end};

@@ -176,12 +176,12 @@ static void on_ready(struct cwb_watch *watch) {
 }
 
 /* In the broker's folder, which is the user's alone. A bridge before us may have left its own. */
-static int listen_at(const char *place) {
+static int listen_at(const char *broker_socket) {
     struct cw_address address;
     struct sockaddr_un name;
     socklen_t length;
     int folder;
-    int code = cw_address_find(place, &address);
+    int code = cw_address_find(broker_socket, &address);
     if (code == 0)
         code = cw_address_open_folder(&address, false, &folder);
     if (code)
@@ -203,7 +203,7 @@ static int listen_at(const char *place) {
 }
 
 int cwb_fast_path_new(struct cwb_bridge *bridge) {
-    int fd = listen_at(bridge->options.place);
+    int fd = listen_at(bridge->options.broker_socket);
     if (fd < 0)
         return fd;
     struct cwb_fast_path *fast_path = calloc(1, sizeof *fast_path);

@@ -66,7 +66,7 @@ static void ask_nexts(struct cwb_jobs *jobs, uint32_t least) {
     for (; jobs->nexts < CW_REMOTE_NEXTS_MAX; jobs->nexts++)
         if (cwb_broker_channel_ask(jobs->bridge->broker_channel, CW_OP_REMOTE_NEXT, NULL, 0,
                                    on_next, jobs) != 0) {
-            jobs->bridge->hurry = true; /* cwb_jobs_tick() tries again */
+            jobs->bridge->tick_now = true; /* cwb_jobs_tick() tries again */
             return;
         }
 }
@@ -120,7 +120,7 @@ void cwb_jobs_watch(struct cwb_bridge *bridge) {
     struct cwb_jobs *jobs = bridge->jobs;
     if (jobs->watch || asked_enough(jobs))
         return;
-    jobs->watch = bridge->hurry = true;
+    jobs->watch = bridge->tick_now = true;
 }
 
 /* ---- the loop's ---- */

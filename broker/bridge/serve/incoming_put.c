@@ -126,7 +126,7 @@ static void give_turn(struct cwb_incoming_put *incoming) {
         incoming->peer->put_bytes[kind] -= incoming->offer.size_bytes;
         if (kind == CWB_LARGE)
             incoming->bridge->put_bytes -= incoming->offer.size_bytes;
-        incoming->bridge->hurry = true;
+        incoming->bridge->tick_now = true;
     }
     incoming->waits = incoming->begun = false;
 }

@@ -18,10 +18,10 @@
 #include "ipc/array/mover_copy.h"
 #include "ipc/base/name_key.h"
 
-#define FILLS_MOST       3u /* at once: one is copied while the others' jobs are on their way */
-#define CHUNK_SHARE      8u /* of an array, within these bounds: */
+#define FILLS_MOST       3u /* at once: one is copied while the others' copy jobs are on their way */
+#define CHUNK_SHARE      8u         /* of an array, within these bounds: */
 #define CHUNK_LEAST      (1u << 20) /* the mover registers memory from here on */
-#define CHUNK_MOST       (8u << 20) /* long beside the way of a job through the broker */
+#define CHUNK_MOST       (8u << 20) /* long beside the way of a copy job through the broker */
 #define BACKOFF_LEAST_NS 200000
 #define BACKOFF_MOST_NS  10000000
 #define SAY_NS           5000000000 /* a READ that waits so long for a write is told so */
@@ -133,7 +133,7 @@ static void looked(struct cwb_work *work) {
             staging->look_ns = staging->bridge->loop.now_ns + staging->backoff_ns;
             staging->backoff_ns =
                 staging->backoff_ns < BACKOFF_MOST_NS ? 2 * staging->backoff_ns : BACKOFF_MOST_NS;
-            staging->bridge->hurry = true;
+            staging->bridge->tick_now = true;
         } else if (work->code) {
             fail(staging, work->code, work->detail);
         } else {

@@ -12,17 +12,18 @@
  * (checksum.h), while its bytes lie in the core's cache; what was never sent is filled and hashed
  * for who closes. Who asks for a chunk again, after a cut, has it filled again: the array stays on
  * its GPU until the upload ends. A buffer is written by the mover alone from `filling` to the end
- * of its job, and never while a piece or the hash holds it; so whoever reads it reads what was
+ * of its copy job, and never while a piece or the hash holds it; so whoever reads it reads what was
  * copied last.
  *
  * Order: nothing is copied before the array's last write is complete; a helper looks for that, with
  * back-off. Who writes into it between then and the end is found by the count of writes: the peer
  * is told -EAGAIN in place of the hash, and reads again.
  *
- * Deaths: the mover: the broker has the job done again, into the same buffer. The writer before its
- * work was complete: -EOWNERDEAD to all READs. The GPU, or no host memory: the same with -ENODEV,
- * -EDQUOT. The link: its READs are gone, what they held is free. The upload: the staging is freed
- * when the last helper is done with it. This process: the broker holds both ends of each job.
+ * Deaths: the mover: the broker has the copy job done again, into the same buffer. The writer
+ * before its work was complete: -EOWNERDEAD to all READs. The GPU, or no host memory: the same with
+ * -ENODEV, -EDQUOT. The link: its READs are gone, what they held is free. The upload: the staging
+ * is freed when the last helper is done with it. This process: the broker holds both ends of each
+ * copy job.
  *
  * All of it is the loop's; helpers touch their own piece of work, and the buffer that it is about.
  * An I/O thread finds what is there, sends it and lets go of it without the loop, which hears of a

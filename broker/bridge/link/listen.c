@@ -16,7 +16,7 @@
 #include "broker/bridge/bridge.h"
 #include "broker/bridge/io/io.h"
 #include "broker/bridge/link/link.h"
-#include "broker/bridge/link/taker.h"
+#include "broker/bridge/link/port_owner.h"
 
 #define BACKLOG      4096
 #define ACCEPTS_MOST 256
@@ -56,8 +56,8 @@ static void on_listener(struct cwb_watch *watch) {
 }
 
 static int refused(const struct addrinfo *at, const char *text, bool names, int error) {
-    char who[CWB_TAKER_TEXT] = "";
-    if (error == EADDRINUSE && (!names || cwb_taker(at, 0, who) < 0))
+    char who[CWB_PORT_OWNER_TEXT] = "";
+    if (error == EADDRINUSE && (!names || cwb_port_owner(at, 0, who) < 0))
         strcpy(who, "another program (`ss -ltnp` shows which)");
     errno = error;
     return cw_fail(-EREMOTEIO, "--listen %.300s: %m; %s%s", text, who,

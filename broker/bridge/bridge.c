@@ -151,15 +151,16 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     if (code == 0 && *why)
         cwb_log("%s", why);
     if (code == 0)
-        code = cwb_works_new(bridge->loop.io, "cw-helper", CWB_HELPERS, &bridge->works);
+        code = cwb_helpers_new(bridge->loop.io, "cw-helper", CWB_HELPERS, &bridge->helpers);
     if (code == 0)
-        code = cwb_works_new(bridge->loop.io, "cw-asking", CWB_HELPERS, &bridge->askings);
+        code = cwb_helpers_new(bridge->loop.io, "cw-asking", CWB_HELPERS, &bridge->broker_helpers);
     if (code == 0)
-        code = cwb_works_new(bridge->loop.io, "cw-making", CWB_HELPERS, &bridge->makings);
+        code = cwb_helpers_new(bridge->loop.io, "cw-making", CWB_HELPERS, &bridge->memory_helpers);
     if (code == 0)
-        code = cwb_works_new(bridge->loop.io, "cw-resolver", CWB_HELPERS_MAX, &bridge->resolvers);
+        code = cwb_helpers_new(bridge->loop.io, "cw-resolver", CWB_HELPERS_MAX,
+                               &bridge->resolver_helpers);
     if (code == 0)
-        code = cwb_works_new(bridge->loop.io, "cw-staging", CWB_HELPERS, &bridge->movings);
+        code = cwb_helpers_new(bridge->loop.io, "cw-staging", CWB_HELPERS, &bridge->mover_helpers);
     if (code == 0)
         code = cwb_listen_find(bridge);
     if (code == 0)

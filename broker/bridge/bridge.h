@@ -129,17 +129,17 @@ struct cwb_bridge {
 
     struct cwb_tls *tls; /* NULL: no key: nobody is reached, and each job is told so */
     char no_key[CW_DETAIL_MAX];
-    int64_t key_looked_ns;   /* while there is none */
-    int64_t dates_told_ns;   /* that a certificate ends soon; 0: not of those that are loaded now */
-    struct cwb_works *works; /* hashing; and what I/O threads tell */
-    struct cwb_works *askings;   /* what waits for the broker */
-    struct cwb_works *makings;   /* what makes memory: a second for each GiB */
-    struct cwb_works *resolvers; /* what waits for name servers, which may not answer */
-    struct cwb_works *movings; /* what waits for cableway-mover: a GPU that hangs holds up no other
-                                  work */
-    cw_client *client;         /* for all threads */
-    cw_array *reserve;         /* arrays.c; NULL: there is none */
-    bool reserving;            /* a helper makes one */
+    int64_t key_looked_ns; /* while there is none */
+    int64_t dates_told_ns; /* that a certificate ends soon; 0: not of those that are loaded now */
+    struct cwb_helpers *helpers;          /* hashing; and what I/O threads tell */
+    struct cwb_helpers *broker_helpers;   /* what waits for the broker */
+    struct cwb_helpers *memory_helpers;   /* what makes memory: a second for each GiB */
+    struct cwb_helpers *resolver_helpers; /* what waits for name servers, which may not answer */
+    struct cwb_helpers *mover_helpers; /* what waits for cableway-mover: a GPU that hangs holds up
+                                  no other work */
+    cw_client *client;                 /* for all threads */
+    cw_array *reserve;                 /* arrays.c; NULL: there is none */
+    bool reserving;                    /* a helper makes one */
     struct cwb_broker_channel *broker_channel; /* the loop's own (broker_channel.h) */
     struct cwb_listener listeners[CWB_LISTEN_MAX];
     uint32_t listener_count;

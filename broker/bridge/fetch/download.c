@@ -272,7 +272,7 @@ void cwb_download_begin(struct cwb_download *download, uint64_t run) {
                      download->bridge->options.streams > 1 &&
                      cwb_local_hold(download->array, &lease) == 0;
     struct cwb_transfer_plan *plan =
-        state ? cwb_transfer_plan_new(download->bridge->works, download->array, lease,
+        state ? cwb_transfer_plan_new(download->bridge->helpers, download->array, lease,
                                       download->source, download->size_bytes, download->ring_bytes,
                                       link ? cwb_link_piece_bytes(link) : CWB_READ_MIN)
               : NULL;

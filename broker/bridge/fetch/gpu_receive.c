@@ -43,7 +43,7 @@ struct cwb_gpu_receive {
     uint64_t piece_bytes;
     uint64_t come, begun;        /* bytes from the begin on: hashed; given to the mover */
     uint64_t moving[MOVES_MOST]; /* where those begin that the mover has; come: none */
-    uint32_t works;              /* helpers at it */
+    uint32_t tasks;              /* helpers at it */
     uint32_t room_tries;
     int64_t retry_ns;                    /* there was no room: when to try again; 0: not */
     struct cwb_gpu_receive *prev, *next; /* of the bridge */
@@ -59,15 +59,15 @@ static void begin(struct cwb_gpu_receive *receive, struct task *task,
     task->work.run = run;
     task->work.done = done;
     task->receive = receive;
-    receive->works++;
-    cwb_work_begin(receive->bridge->movings, &task->work);
+    receive->tasks++;
+    cwb_work_begin(receive->bridge->mover_helpers, &task->work);
 }
 
 static void begin_ring(struct cwb_gpu_receive *receive);
 
 /* Frees it, unless a helper is at it. */
 static void release(struct cwb_gpu_receive *receive) {
-    if (receive->on_done || receive->works)
+    if (receive->on_done || receive->tasks)
         return;
     DL_DELETE(receive->bridge->gpu_receives, receive);
     cw_array_close(receive->target);
@@ -184,7 +184,7 @@ static void pump(struct cwb_gpu_receive *receive);
 static void moved(struct cwb_work *work) {
     struct task *task = (struct task *)work;
     struct cwb_gpu_receive *receive = task->receive;
-    receive->works--;
+    receive->tasks--;
     receive->moving[task->index] = NOWHERE;
     if (!receive->on_done) {
         release(receive);
@@ -263,7 +263,7 @@ static void ring_made(struct cwb_work *work) {
     struct task *task = (struct task *)work;
     struct cwb_gpu_receive *receive = task->receive;
     const struct cwb_gpu_receive_spec *spec = &receive->spec;
-    receive->works--;
+    receive->tasks--;
     receive->ring = task->ring;
     if (!receive->on_done) {
         release(receive);
@@ -298,7 +298,7 @@ static void made(struct cwb_work *work) {
     struct task *task = (struct task *)work;
     struct cwb_gpu_receive *receive = task->receive;
     const struct cwb_gpu_receive_spec *spec = &receive->spec;
-    receive->works--;
+    receive->tasks--;
     receive->target = task->target;
     if (task->ring)
         receive->ring = task->ring;

@@ -20,7 +20,7 @@ static void told(struct cwb_work *work) {
     cwb_transfer_plan_unref(plan);
 }
 
-struct cwb_transfer_plan *cwb_transfer_plan_new(struct cwb_works *works, cw_array *array,
+struct cwb_transfer_plan *cwb_transfer_plan_new(struct cwb_helpers *helpers, cw_array *array,
                                                 cw_array *lease, uint64_t source,
                                                 uint64_t size_bytes, uint64_t ring_bytes,
                                                 uint32_t chunk_bytes) {
@@ -40,7 +40,7 @@ struct cwb_transfer_plan *cwb_transfer_plan_new(struct cwb_works *works, cw_arra
         return NULL;
     }
     plan->work.done = told;
-    plan->works = works;
+    plan->helpers = helpers;
     plan->source = source;
     plan->size_bytes = size_bytes;
     plan->count = count;
@@ -182,7 +182,7 @@ void cwb_transfer_plan_tell(struct cwb_transfer_plan *plan) {
     plan->references += tell;
     pthread_mutex_unlock(&plan->lock);
     if (tell)
-        cwb_work_tell(plan->works, &plan->work);
+        cwb_work_tell(plan->helpers, &plan->work);
 }
 
 bool cwb_transfer_plan_whole(struct cwb_transfer_plan *plan) {

@@ -37,7 +37,7 @@ enum cwb_chunk_state { CWB_WANTED, CWB_ASKED, CWB_HERE };
 
 struct cwb_transfer_plan {
     struct cwb_work work; /* first: it is cast back; the bridge's loop is told */
-    struct cwb_works *works;
+    struct cwb_helpers *helpers;
     /* the loop's: NULL once nobody wants it any more */
     void (*on_told)(void *owner);
     void *owner;
@@ -66,7 +66,7 @@ struct cwb_transfer_plan {
 /* Of an array; lease is taken over. NULL: there is no memory (cw_detail()), and lease stays the
  * caller's. ring_bytes 0: it has room for all. chunk_bytes: at least CWB_READ_MIN; a whole number
  * of CWB_SUM_PIECE of it is used. One reference. */
-struct cwb_transfer_plan *cwb_transfer_plan_new(struct cwb_works *works, cw_array *array,
+struct cwb_transfer_plan *cwb_transfer_plan_new(struct cwb_helpers *helpers, cw_array *array,
                                                 cw_array *lease, uint64_t source,
                                                 uint64_t size_bytes, uint64_t ring_bytes,
                                                 uint32_t chunk_bytes);

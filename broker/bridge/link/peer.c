@@ -285,7 +285,7 @@ static void dial(struct cwb_bridge *bridge, struct cwb_peer *peer) {
     if (look_up(r, AI_NUMERICHOST) == 0) /* asks nobody */
         resolved(&r->work);
     else
-        cwb_work_begin(bridge->resolvers, &r->work);
+        cwb_work_begin(bridge->resolver_helpers, &r->work);
 }
 
 /* ---- the file ---- */

@@ -128,7 +128,7 @@ static int read_failed(struct cwb_stream *stream, const struct cwb_frame *frame)
 
 static void tell_open(struct cwb_stream *stream) {
     stream->heard = true;
-    cwb_work_tell(stream->bridge->works, &stream->opened);
+    cwb_work_tell(stream->bridge->helpers, &stream->opened);
 }
 
 static int on_frame(struct cwb_wire *wire, const struct cwb_frame *frame) {
@@ -194,7 +194,7 @@ static void on_closed(struct cwb_socket *socket) {
     struct cwb_stream *stream = (struct cwb_stream *)socket;
     cwb_wire_deinit(&stream->wire);
     DL_DELETE2(stream->io_thread->streams, stream, thread_prev, thread_next);
-    cwb_work_tell(stream->bridge->works, &stream->ended);
+    cwb_work_tell(stream->bridge->helpers, &stream->ended);
 }
 
 static const struct cwb_socket_calls socket_calls = {NULL, on_bytes, cwb_wire_on_sent, on_error,

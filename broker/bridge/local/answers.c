@@ -208,7 +208,7 @@ static void begin(struct cwb_job *job, const char *bytes, uint64_t size_bytes, b
         return;
     }
     job->on_cancel = NULL; /* it ends by itself, soon */
-    cwb_work_begin(job->bridge->askings, &texts->work);
+    cwb_work_begin(job->bridge->broker_helpers, &texts->work);
 }
 
 void cwb_job_texts(struct cwb_job *job, const char *texts, uint64_t size_bytes) {

@@ -86,7 +86,7 @@ void cwb_local_map(struct cwb_bridge *bridge, const struct cw_name_key *key, cwb
                           .owner = owner};
     if (key)
         m->key = *key;
-    cwb_work_begin(bridge->askings, &m->work);
+    cwb_work_begin(bridge->broker_helpers, &m->work);
 }
 
 bool cwb_local_mapped(struct cwb_bridge *bridge) {
@@ -180,7 +180,7 @@ void cwb_local_close(struct cwb_bridge *bridge, cw_array *array) {
         return;
     }
     *closing = (struct closing){.work = {.run = run_closing, .done = closed}, .array = array};
-    cwb_work_begin(bridge->works, &closing->work);
+    cwb_work_begin(bridge->helpers, &closing->work);
 }
 
 struct making {
@@ -232,7 +232,7 @@ void cwb_local_reserve(struct cwb_bridge *bridge) {
                          .size_bytes = RESERVE_BYTES,
                          .owner = bridge};
     bridge->reserving = true;
-    cwb_work_begin(bridge->makings, &m->work);
+    cwb_work_begin(bridge->memory_helpers, &m->work);
 }
 
 /* From memory that there is, the reserve included; else -EAGAIN. */
@@ -267,5 +267,5 @@ void cwb_local_new(struct cwb_bridge *bridge, uint64_t size_bytes, cwb_on_array 
                          .size_bytes = size_bytes,
                          .on_done = on_done,
                          .owner = owner};
-    cwb_work_begin(bridge->makings, &m->work);
+    cwb_work_begin(bridge->memory_helpers, &m->work);
 }

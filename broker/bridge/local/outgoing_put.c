@@ -204,5 +204,5 @@ void cwb_job_put(struct cwb_job *job) {
                           .remote = job->remote};
     job->owner = o;
     job->on_cancel = cancel_opening;
-    cwb_work_begin(job->bridge->askings, &o->work);
+    cwb_work_begin(job->bridge->broker_helpers, &o->work);
 }

@@ -48,7 +48,7 @@ struct cwb_staging {
     struct cwb_parked_read *parked;
     bool closing, hashing, looking;
     int64_t look_ns, backoff_ns; /* when to look again; 0: not */
-    uint32_t fills, works;       /* helpers at it */
+    uint32_t fills, tasks;       /* helpers at it */
     int status;                  /* below 0: it failed, detail says how */
     char detail[CW_DETAIL_MAX];
     struct cwb_staging *prev, *next;             /* of the bridge */
@@ -61,12 +61,12 @@ static void begin(struct cwb_staging *staging, struct task *task, void (*run)(st
                   void (*done)(struct cwb_work *)) {
     task->work = (struct cwb_work){.run = run, .done = done};
     task->staging = staging;
-    staging->works++;
-    cwb_work_begin(staging->bridge->movings, &task->work);
+    staging->tasks++;
+    cwb_work_begin(staging->bridge->mover_helpers, &task->work);
 }
 
 static void release(struct cwb_staging *staging) {
-    if (staging->upload || staging->works)
+    if (staging->upload || staging->tasks)
         return;
     DL_DELETE(staging->bridge->stagings, staging);
     cw_array_close(staging->array);
@@ -79,7 +79,7 @@ static void release(struct cwb_staging *staging) {
 /* The helper is done; false: so is the staging, which may be gone now. */
 static bool ended(struct task *task) {
     struct cwb_staging *staging = task->staging;
-    staging->works--;
+    staging->tasks--;
     if (!staging->upload) {
         release(staging);
         return false;

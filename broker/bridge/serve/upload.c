@@ -291,7 +291,7 @@ static int hand_over(const struct handing *what) {
         return cwb_no_memory("a piece that a peer reads");
     *h = *what;
     h->work.done = handed;
-    cwb_work_tell(h->upload->bridge->works, &h->work);
+    cwb_work_tell(h->upload->bridge->helpers, &h->work);
     return 0;
 }
 
@@ -318,7 +318,7 @@ static void hand_look(struct cwb_upload *upload) {
     if (!tell)
         return;
     upload->looking = (struct handing){.work = {.done = handed_look}, .upload = upload};
-    cwb_work_tell(upload->bridge->works, &upload->looking.work);
+    cwb_work_tell(upload->bridge->helpers, &upload->looking.work);
 }
 
 static bool drop_unless_last(struct cwb_upload *upload) {
@@ -461,14 +461,14 @@ static void hashed(struct cwb_work *work) {
     struct cwb_hashing *hashing = (struct cwb_hashing *)work;
     struct cwb_upload *upload = hashing->upload;
     struct cwb_peer *peer = hashing->peer;
-    struct cwb_works *works = upload->bridge->works;
+    struct cwb_helpers *helpers = upload->bridge->helpers;
     if (work->code && upload->peer) { /* behind what others want of the helpers */
-        cwb_work_begin(works, work);
+        cwb_work_begin(helpers, work);
         return;
     }
     DL_DELETE(peer->hashings, hashing);
     if (peer->hashings)
-        cwb_work_begin(works, &peer->hashings->work);
+        cwb_work_begin(helpers, &peer->hashings->work);
     if (work->code == 0)
         cwb_upload_staged(upload, 0, cwb_sum_digest(upload->sum));
     cwb_upload_unref(upload);
@@ -541,7 +541,7 @@ int cwb_upload_serve_close(struct cwb_link *link, const struct cwb_frame *frame)
     }
     DL_APPEND(link->peer->hashings, &upload->rest);
     if (link->peer->hashings == &upload->rest)
-        cwb_work_begin(link->bridge->works, &upload->rest.work);
+        cwb_work_begin(link->bridge->helpers, &upload->rest.work);
     return 0;
 }
 

@@ -150,34 +150,34 @@ int around_socket(void) {
 
 /* ---- helpers ---- */
 
-struct cwb_works {
+struct cwb_helpers {
     struct cwb_work *first, **last;
 };
 
-static struct cwb_works begun, told;
+static struct cwb_helpers begun, told;
 
-static void push(struct cwb_works *works, struct cwb_work *work) {
+static void push(struct cwb_helpers *helpers, struct cwb_work *work) {
     work->next = NULL;
-    if (!works->first)
-        works->last = &works->first;
-    *works->last = work;
-    works->last = &work->next;
+    if (!helpers->first)
+        helpers->last = &helpers->first;
+    *helpers->last = work;
+    helpers->last = &work->next;
 }
 
-static struct cwb_work *pop(struct cwb_works *works) {
-    struct cwb_work *work = works->first;
+static struct cwb_work *pop(struct cwb_helpers *helpers) {
+    struct cwb_work *work = helpers->first;
     if (work)
-        works->first = work->next;
+        helpers->first = work->next;
     return work;
 }
 
-void cwb_work_begin(struct cwb_works *works, struct cwb_work *work) {
-    (void)works;
+void cwb_work_begin(struct cwb_helpers *helpers, struct cwb_work *work) {
+    (void)helpers;
     push(&begun, work);
 }
 
-void cwb_work_tell(struct cwb_works *works, struct cwb_work *work) {
-    (void)works;
+void cwb_work_tell(struct cwb_helpers *helpers, struct cwb_work *work) {
+    (void)helpers;
     push(&told, work);
 }
 
@@ -188,7 +188,7 @@ void cwb_work_set(struct cwb_work *work, int code) {
         strcpy(work->detail, cw_detail());
 }
 
-int cwb_works_new(struct cwb_io *io, const char *name, unsigned most, struct cwb_works **out) {
+int cwb_helpers_new(struct cwb_io *io, const char *name, unsigned most, struct cwb_helpers **out) {
     (void)io, (void)name, (void)most;
     *out = &begun;
     return 0;
@@ -423,8 +423,9 @@ struct cwb_peer *around_begin(struct cwb_bridge *bridge) {
     pthread_mutex_init(&bridge->uploads_lock, NULL);
     cwb_spin_init(&bridge->spin, 1);
     promise(cwb_io_new(true, &bridge->loop.io, &why) == 0);
-    promise(cwb_works_new(bridge->loop.io, "", 1, &bridge->works) == 0);
-    bridge->resolvers = bridge->movings = bridge->askings = bridge->makings = bridge->works;
+    promise(cwb_helpers_new(bridge->loop.io, "", 1, &bridge->helpers) == 0);
+    bridge->resolver_helpers = bridge->mover_helpers = bridge->broker_helpers =
+        bridge->memory_helpers = bridge->helpers;
     bridge->peers = peer_new();
     bridge->peer_count = 1;
     bridge->peers_stamp = cwb_folder_stamp(bridge->options.folder, "peers");

@@ -32,8 +32,8 @@ int cwb_local_hold(cw_array *array, cw_array **out) {
     *out = array;
     return 0;
 }
-void cwb_work_tell(struct cwb_works *works, struct cwb_work *work) {
-    (void)works, (void)work; /* the loop has not come to it */
+void cwb_work_tell(struct cwb_helpers *helpers, struct cwb_work *work) {
+    (void)helpers, (void)work; /* the loop has not come to it */
 }
 struct cwb_link *cwb_peer_link(struct cwb_peer *peer) {
     (void)peer;

@@ -11,7 +11,8 @@
  *   request   a frame that waits for its reply (link.c)
  *   upload    an array of this node that a peer reads (upload.c)
  *   download  an array of a peer that is being read into this node's memory (download.c)
- *   job       what a local client wants, as the broker handed it over (job.c)
+ *   job       what a local client wants, as the broker handed it over (job.c); the mover's are copy
+ *             jobs
  *   replica   a remote array in local memory, under its remote name (replica.c)
  *
  * All of it belongs to the one thread of the loop, but streams, which run on I/O threads

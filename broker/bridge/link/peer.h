@@ -25,10 +25,10 @@
  *     may be read late. Who dialed says STREAMS as soon as it has it open, so that takes no longer
  *     than the way there and back.
  *   - Both have dialed at once, that is, each has said HELLO before it has read the other's: the
- * try of the side with the smaller run stays. It refuses the other one, which gives its own up. A
- * bridge whose link was replaced by one of another run is dead, as a rule. If it comes again while
- * that one is open, there are two with the same key: it is refused, since else each would end the
- * other's link in turn. If this process dies its links end with it, and all of this with them.
+ *     try of the side with the smaller run stays. It refuses the other one, which gives its own up.
+ * A bridge whose link was replaced by one of another run is dead, as a rule. If it comes again
+ * while that one is open, there are two with the same key: it is refused, since else each would end
+ * the other's link in turn. If this process dies its links end with it, and all of this with them.
  */
 #ifndef CW_BROKER_BRIDGE_LINK_PEER_H
 #define CW_BROKER_BRIDGE_LINK_PEER_H

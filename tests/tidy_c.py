@@ -54,7 +54,7 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     ),
     "broker/bridge/local": (
         "shm/base", "shm/names", "ipc", "ipc/base", "ipc/request", "broker/bridge", "broker/bridge/wire",
-        "broker/bridge/link", "broker/bridge/fetch",
+        "broker/bridge/link", "broker/bridge/serve", "broker/bridge/fetch",
     ),
     "broker/bridge/cli": (
         "shm/base", "ipc/cableway.h", "ipc/array/remote_name.h", "broker/bridge", "broker/bridge/io", "broker/bridge/tls",

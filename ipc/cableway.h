@@ -510,6 +510,13 @@ int cw_work_finish(cw_work *work, cw_completion *out);
  * thread, any number of times.
  */
 int cw_completion_wait(cw_client *client, const cw_completion *completion, int64_t timeout_ns);
+/*
+ * For who has waited for the GPU by other means (cuStreamSynchronize(), cuCtxSynchronize()) and has
+ * no completions: -EOWNERDEAD when a stream to which this thread gave work had waited for a process
+ * that died, and no call has said so yet; then it counts as said. 0: nothing of the kind is known.
+ * Never blocks.
+ */
+int cw_work_check(cw_client *client);
 /* Waits on the CPU until the array's last write is complete. 0, -EOWNERDEAD, -ETIMEDOUT, -EINTR. */
 int cw_array_wait(cw_array *array, int64_t timeout_ns);
 

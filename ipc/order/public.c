@@ -260,6 +260,32 @@ int cw_work_fail(cw_work *work, int code) {
     return cw_fail(code, "%s", text);
 }
 
+/* Did this thread begin anything there? */
+static bool used_here(const struct cw_stream *stream) {
+    for (const struct cw_section *at = stream->sections; at; at = at->next)
+        if (at->thread == cw_this_thread())
+            return true;
+    return false;
+}
+
+int cw_work_check(cw_client *client) {
+    if (!client || cw_client_forked(client))
+        return cw_client_usable(client);
+    pthread_mutex_lock(&client->lock);
+    struct cw_fences *fences = client->fences; /* once made it stays */
+    pthread_mutex_unlock(&client->lock);
+    int code = 0;
+    if (!fences)
+        return 0;
+    pthread_mutex_lock(&fences->lock);
+    for (struct cw_stream *stream = fences->streams; stream; stream = stream->next) {
+        int told = used_here(stream) ? cw_stream_tell(client, fences, stream, NULL) : 0;
+        code = code ? code : told;
+    }
+    pthread_mutex_unlock(&fences->lock);
+    return cw_broken_serve(code);
+}
+
 /* ---- on the CPU ---- */
 
 static int await(cw_array *array, bool uses, int64_t timeout_ns) {

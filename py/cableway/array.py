@@ -365,6 +365,22 @@ class Array(Values):
         self._open_lease()
         return copies.ahead(self, self.device if device is None else resolve(device))
 
+    def torch(self) -> Any:
+        """A tensor of PyTorch's on this memory, without a copy: what one writes the other sees, and sending it to another process
+        (by a `cableway.Queue`, or after `cableway.torch.share()`) copies nothing either.
+
+        Its work comes after the last write of the array, in the current stream; later work is put in order by `writing` and
+        `reading`. Of a read-only array it is writable all the same, since PyTorch has no others: a warning says so once.
+
+        Raises:
+            ImportError: PyTorch is not installed.
+            BufferError: PyTorch has no such dtype.
+            ProducerDied: who wrote it last died before it was complete.
+        """
+        import torch
+
+        return torch.from_dlpack(self)
+
     # ---- work of GPU streams on it
 
     def writing(

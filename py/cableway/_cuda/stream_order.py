@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from cableway import array as arrays
 from cableway._core.deadlines import deadline, left_ns
 from cableway._core.library import check, ffi, lib
+from cableway.errors import Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Reading", "Work", "Writing", "begun", "stream_number", "wait", "work"]
 
 _DEFAULT = 1  # CU_STREAM_LEGACY
+_SLICE_NS = 500_000_000
 _CELL, _WORK_CELL, _STREAM = ffi.typeof("int *"), ffi.typeof("cw_work **"), ffi.typeof("void *")
 _COMPLETION = ffi.typeof("cw_completion *")
 
@@ -127,6 +129,22 @@ def _patiently(call: Callable[[int], int], timeout: float | None) -> None:
             return
 
 
+def _wait(call: Callable[[int], int], timeout: float | None) -> None:
+    """The same for a wait, which may be begun again at any time: so no signal is left unserved for longer than a slice of it,
+    though it came when the library did not sleep, or to another thread.
+    """
+    end = deadline(timeout)
+    while True:
+        left = left_ns(end)
+        last = 0 <= left <= _SLICE_NS
+        status = call(left if last else _SLICE_NS)
+        if status == -errno.ETIMEDOUT and last:
+            raise Timeout(f"the work on the array did not come to an end in {timeout:.3f} s")
+        if status not in (-errno.EINTR, -errno.ETIMEDOUT):
+            check(status)
+            return
+
+
 class _Section:
     """What a section came to. A kind of its own has `_cell`, in which the library notes what is begun."""
 
@@ -170,7 +188,7 @@ class _Section:
             raise ValueError("nothing was begun here: call wait() after the `with`")
         client = self._client()
         if client:
-            _patiently(
+            _wait(
                 lambda left_ns: int(lib.cw_completion_wait(client, self._completion, left_ns)),
                 timeout,
             )
@@ -392,4 +410,4 @@ def work(
 def wait(array: Array, timeout: float | None = None) -> None:
     """`Array.wait`."""
     pointer = arrays.usable(array._open_lease())
-    _patiently(lambda left_ns: int(lib.cw_array_wait(pointer, left_ns)), timeout)
+    _wait(lambda left_ns: int(lib.cw_array_wait(pointer, left_ns)), timeout)

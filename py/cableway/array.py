@@ -393,8 +393,13 @@ class Array(Values):
             timeout: seconds that the CPU waits at most, where it has to; None for ever. Then `Timeout`.
             whole: every element is written, so that it does not matter if the last writer died.
 
+        Returns:
+            Writing: a section. `with y.writing() as r:`, and after it `r.wait()` means: the work is done and was built on complete
+            data, or `ProducerDied`.
+
         Raises:
-            ProducerDied: a process died before its work, which this one builds on, was complete.
+            ProducerDied: a process died before its work, which this one builds on, was complete: by the begin, by the end where it is
+                known by then, or by the section's `wait`.
         """
         return stream_order.Writing(self, stream, timeout, whole)
 

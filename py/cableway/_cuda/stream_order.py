@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cableway._core.leases import Lease
     from cableway.array import Array
 
-__all__ = ["Reading", "Work", "Writing", "begun", "stream_number", "wait", "work"]
+__all__ = ["Reading", "Section", "Work", "Writing", "begun", "stream_number", "wait", "work"]
 
 _DEFAULT = 1  # CU_STREAM_LEGACY
 _SLICE_NS = 500_000_000
@@ -145,13 +145,13 @@ def _wait(call: Callable[[int], int], timeout: float | None) -> None:
             return
 
 
-class _Section:
-    """What a section came to. A kind of its own has `_cell`, in which the library notes what is begun."""
+class Section:
+    """What `Array.reading`, `Array.writing` and `cableway.work` return, for a `with`."""
 
     __slots__ = ("_begun", "_cell", "_completion")
 
     def __init__(self, cell: Any) -> None:
-        self._cell = cell
+        self._cell = cell  # in which the library notes what is begun
         self._completion = ffi.new(_COMPLETION)  # of the last end
         self._begun = False
 
@@ -194,7 +194,7 @@ class _Section:
             )
 
 
-class _Use(_Section):
+class _Use(Section):
     """Work on an array by one stream, from `with` to its end. Wherever a signal's handler raises, also as the `with` begins
     or ends: what was begun is ended, at the latest when this object goes.
     """
@@ -293,7 +293,7 @@ def _listed(given: Array | Iterable[Array]) -> list[Array]:
     return [given] if isinstance(given, arrays.Array) else list(given)
 
 
-class Work(_Section):
+class Work(Section):
     """What `work` returns."""
 
     __slots__ = (
@@ -395,8 +395,12 @@ def work(
         timeout: seconds that the CPU waits at most, where it has to; None for ever. Then `Timeout`, and nothing was begun.
         whole: every element of what is written is, so that it does not matter if the last writer died.
 
+    Returns:
+        Work: a section. After the `with`, its `wait()` means that the work is done and was built on complete data, or `ProducerDied`.
+
     Raises:
-        ProducerDied: a process died before its work, which this one builds on, was complete.
+        ProducerDied: a process died before its work, which this one builds on, was complete: by the begin, by the end where it is
+            known by then, or by the section's `wait`.
         DeviceError: this process's context on that GPU is broken.
 
     >>> import cableway as cw

@@ -60,7 +60,7 @@ static int incomplete(void) {
 
 /* Its own context failed, or its stream refused the value. */
 static int lost(const struct noted *noted) {
-    const struct cw_gpu *gpu = cw_gpu_started(noted->gpu);
+    const struct cw_gpu *gpu = noted->gpu < 0 ? NULL : cw_gpu_started(noted->gpu);
     int code = gpu ? cw_gpu_check(gpu) : 0;
     if (code)
         return code;

@@ -155,8 +155,11 @@ class Tensors:
             BrokerLost: the broker is gone.
             DeviceError: the GPU, or the work that the array was made by, has failed.
         """
+        of_torch = type(obj).__module__ == "torch"
+        if of_torch and obj.requires_grad and not obj.is_leaf:
+            return None  # PyTorch refuses: a graph ends with its process
         found = self.lender.lend(obj)
-        if found is not None or type(obj).__module__ != "torch":
+        if found is not None or not of_torch:
             return found
         seen = _on_host(sys.modules["torch"], obj)
         ours = None if seen is None else _of_ours(seen.values)

@@ -139,6 +139,9 @@ def test_what_pytorch_made_in_memory_of_ours_goes_without_a_copy(program):
             assert got.dtype is library.bfloat16 and bool((got == 1).all())
             conjugate = library.tensor([1 + 2j], device="cuda").conj()
             back.put([conjugate]); assert back.get()[0].cpu().resolve_conj()[0] == 1 - 2j
+            try: back.put(library.ones(3, device="cuda", requires_grad=True) * 2)
+            except RuntimeError as said: assert "non-leaf" in str(said)
+            else: raise AssertionError("a graph was sent")
             there.put(None); child.join()
         """,
     )

@@ -108,6 +108,12 @@ def test_dtypes_and_classes_and_what_stands_around_a_tensor_are_kept(program, ho
                     g = torch.tensor(values, dtype=torch.float32).requires_grad_()
                     assert same(g, trip(g))
                 t, big = torch.tensor([1.0, 2.0]), many()
+                with_graph = torch.tensor([1.0, 2.0]).requires_grad_() if hasattr(torch, "cuda") else torch.tensor([1.0]).requires_grad_()
+                if hasattr(torch, "cuda"): with_graph = with_graph * 2
+                else: with_graph.is_leaf = False
+                try: cw.Queue().put(with_graph)
+                except RuntimeError: pass
+                else: raise AssertionError("a graph was sent")
                 got = trip({{"a": [t, big], "b": big, "c": np.arange(3), "n": 5}})
                 assert got["a"][1] is got["b"] and got["n"] == 5 and same(got["b"], big) and same(got["a"][0], t)
     """)

@@ -384,6 +384,22 @@ class Array(Values, _dispatch.Fields):
         self._open_lease()
         return copies.ahead(self, self.device if device is None else resolve(device))
 
+    def torch(self) -> Any:
+        """A tensor of PyTorch's on this memory, without a copy: what one writes the other sees, and sending it to another process
+        (by a `cableway.Queue`, or after `cableway.torch.share()`) copies nothing either.
+
+        Its work comes after the last write of the array, in the current stream; later work is put in order by `writing` and
+        `reading`. Of a read-only array it is writable all the same, since PyTorch has no others: a warning says so once.
+
+        Raises:
+            ImportError: PyTorch is not installed.
+            BufferError: PyTorch has no such dtype.
+            ProducerDied: who wrote it last died before it was complete.
+        """
+        import torch
+
+        return torch.from_dlpack(self)
+
     # ---- work of GPU streams on it
 
     def writing(
@@ -396,8 +412,13 @@ class Array(Values, _dispatch.Fields):
             timeout: seconds that the CPU waits at most, where it has to; None for ever. Then `Timeout`.
             whole: every element is written, so that it does not matter if the last writer died.
 
+        Returns:
+            Writing: a section. `with y.writing() as r:`, and after it `r.wait()` means: the work is done and was built on complete
+            data, or `ProducerDied`.
+
         Raises:
-            ProducerDied: a process died before its work, which this one builds on, was complete.
+            ProducerDied: a process died before its work, which this one builds on, was complete: by the begin, by the end where it is
+                known by then, or by the section's `wait`.
         """
         return stream_order.Writing(self, stream, timeout, whole)
 

@@ -131,18 +131,26 @@ def _write_bytes(target: Array, values: np.ndarray[Any, Any]) -> None:
     check_again(lib.cw_array_copy_in, pointer, _low(target), source, -1, layout.span, _NO_STREAM)
 
 
-def from_foreign(source: interop.Foreign, device: str | None = None) -> Array:
-    """A new array with the contents of another library's GPU memory, on that GPU or on the device named."""
+def from_foreign(
+    source: interop.Foreign, device: str | None = None, stream: int | None = None
+) -> Array:
+    """A new array with the contents of another library's GPU memory, on that GPU or on the device named.
+
+    Args:
+        stream: its number: the copy is given to it and goes on, and who uses the array comes after it. The caller sees to it that
+            the source stays until the array's `wait` returns.
+    """
     source.check_gapless()
     made = arrays.new(
         source.layout, device=device or ("cpu" if source.gpu < 0 else f"cuda:{source.gpu}")
     )
-    _take(made, source)
+    _take(made, source, stream)
     return made
 
 
-def _take(target: Array, source: interop.Foreign) -> None:
-    source.ready()
+def _take(target: Array, source: interop.Foreign, stream: int | None = None) -> None:
+    if stream is None:
+        source.ready()
     layout = source.layout
     pointer = arrays.usable(target._open_lease())
     check_again(
@@ -152,7 +160,7 @@ def _take(target: Array, source: interop.Foreign) -> None:
         ffi.cast("void *", source.low),
         source.gpu,
         layout.span,
-        _NO_STREAM,
+        _NO_STREAM if stream is None else ffi.cast("void *", stream),
     )
 
 

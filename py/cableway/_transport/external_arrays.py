@@ -43,7 +43,7 @@ from cableway._transport.rebuilt_tensors import Again, again
 from cableway.array import Array
 from cableway.errors import LimitExceeded
 
-__all__ = ["Lender", "is_foreign", "kinds", "reductions"]
+__all__ = ["Lender", "changed", "changes", "is_foreign", "kinds", "reductions"]
 
 _CLASSES = {"torch": "Tensor", "cupy": "ndarray"}
 _LEGACY_STREAM = 1
@@ -61,6 +61,20 @@ def kinds() -> list[tuple[str, type]]:
         if isinstance(kind, type):
             found.append((library, kind))
     return found
+
+
+_changes = 0
+
+
+def changed() -> None:
+    """What multiprocessing's pickler knows of these classes is not what it was (`cableway.torch.share`)."""
+    global _changes
+    _changes += 1
+
+
+def changes() -> int:
+    """How often that was."""
+    return _changes
 
 
 def is_foreign(kind: type) -> bool:
@@ -216,6 +230,8 @@ class Lender:
     Args:
         borrow: the libraries' own memory goes as it is: True; False: it is copied; None: PyTorch's goes as it
             is, as with torch.multiprocessing, and CuPy's is copied, as its pickle would be.
+        copy: makes an array of ours with what a library's array without gaps holds; its second argument tells the number of
+            the library's current stream on a GPU.
 
     Attributes:
         shared: arrays that went without a copy.
@@ -223,10 +239,15 @@ class Lender:
             such memory (expandable segments, cudaMallocAsync).
     """
 
-    __slots__ = ("borrow", "copied", "shared")
+    __slots__ = ("_copy", "borrow", "copied", "shared")
 
-    def __init__(self, borrow: bool | None) -> None:
+    def __init__(
+        self,
+        borrow: bool | None,
+        copy: Callable[[Any, Callable[[int], int]], Array] = lambda obj, _: create.asarray(obj),
+    ) -> None:
         self.borrow = borrow
+        self._copy = copy
         self.copied = 0
         self.shared = 0
 
@@ -254,7 +275,7 @@ class Lender:
             found = self._lend_new(library, module, obj, seen) if seen.whole else None
             if found is None:
                 self.copied += 1
-                return create.asarray(seen.alias), seen.how
+                return self._copy(seen.alias, partial(_STREAM[library], module)), seen.how
         self.shared += 1
         return found
 

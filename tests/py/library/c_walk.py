@@ -30,6 +30,7 @@ OPTIONAL = {
     ("cw_names", "prefix"),
     ("cw_names_stat", "prefix"),
     ("cw_names_stat", "context"),
+    ("cw_work_finish", "work"),
 }
 # Memory that may be NULL if size_bytes is 0.
 MEMORY = {

@@ -69,6 +69,7 @@ def put(
     device: str | None = None,
     meta: Any = None,
     if_version: int | None = None,
+    hashed: bool | None = None,
 ) -> Tree: ...
 @overload
 def put(
@@ -97,6 +98,7 @@ def put(
     meta: Any = None,
     if_version: int | None = None,
     as_tree: bool | None = None,
+    hashed: bool | None = None,
 ) -> Any:
     """Gives an array a name under which every process of this user finds it.
 
@@ -122,6 +124,7 @@ def put(
             that node counts its GPUs, or None for its host memory, wherever the array lies here.
         meta: of a tree: what JSON can tell, for its readers.
         if_version: of a tree: the version that the name must mean for this to be done; 0: none.
+        hashed: of a tree: whether its leaves get a hash, for `Tree.verify`; None: those in host memory.
         as_tree: True: a list becomes a tree, too, where NumPy could make one array of it; False: never a tree.
 
     Returns:
@@ -155,11 +158,13 @@ def put(
     if as_tree or (as_tree is None and tree.is_tree(array)):
         if remote is not None:
             raise ValueError("trees of other nodes cannot be reached yet: remote= is for arrays")
+        if hashed is not None:
+            flags |= lib.CW_TREE_HASH if hashed else lib.CW_TREE_NO_HASH
         return tree.put(
             name, array, flags=flags, if_version=if_version, meta=meta, device=device, copy=copy
         )
-    if meta is not None or if_version is not None:
-        raise ValueError("meta= and if_version= are for trees; put a dict of arrays")
+    if (meta, if_version, hashed) != (None, None, None):
+        raise ValueError("meta=, if_version= and hashed= are for trees; put a dict of arrays")
     there = device if encoded[:2] == b"//" else None
     if not replace and encoded[:2] != b"//":
         _check_free(name, encoded)

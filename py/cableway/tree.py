@@ -393,6 +393,7 @@ def _name_again(name: str, tree: Tree, flags: int, if_version: int | None) -> Tr
     wanted = ANY_VERSION if if_version is None else if_version
     version = ffi.new("uint64_t *")
     pointer, connection = tree._pointer(), client.current()
+    flags &= lib.CW_REPLACE | lib.CW_KEEP
     status = lib.cw_tree_name(pointer, connection.pointer, name.encode(), flags, wanted, version)
     if status == -errno.ESTALE:
         raise VersionChanged(str(failure(status)))

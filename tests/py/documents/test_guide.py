@@ -32,6 +32,7 @@ COMPILED_ONLY = {
     'docs/guide/coming-from.md: w = cw.put("weights", torch.zeros(3))',
     'docs/guide/gpus.md: x = cw.put("x", cupy.arange(1_000_000, dtype="f8"))',
     "docs/guide/gpus.md: def norm(x):",
+    'docs/guide/models.md: cw.put("net", torch.nn.Linear(4, 2))',
 }
 # Blocks that this test does not run, and what does.
 RUN_ELSEWHERE = {
@@ -129,8 +130,9 @@ def test_each_block_says_what_it_is() -> None:
             )
 
 
-def test_the_picture_is_the_one_that_the_script_draws() -> None:
-    script = guide_blocks.ROOT / "docs/pictures/overview.py"
+@pytest.mark.parametrize("name", ["overview", "models"])
+def test_a_picture_is_the_one_that_its_script_draws(name: str) -> None:
+    script = guide_blocks.ROOT / f"docs/pictures/{name}.py"
     drawn = runpy.run_path(str(script))["draw"]()
     assert script.with_suffix(".svg").read_text() == drawn, f"run {script.name}"
 

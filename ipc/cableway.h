@@ -432,6 +432,8 @@ typedef struct cw_tree_info {
     uint32_t leaves, parts;
     const void *meta; /* borrowed */
     uint64_t meta_bytes;
+    const void *index; /* borrowed: all of the index, as docs/PROTOCOL.md has its form, checked */
+    uint64_t index_bytes;
     uint64_t reserved[4];
 } cw_tree_info;
 

@@ -254,7 +254,9 @@ void cw_tree_look_at(const cw_tree *tree, cw_tree_info *out) {
                           .leaves = head->leaves,
                           .parts = head->parts,
                           .meta = tree->index.meta,
-                          .meta_bytes = head->meta_bytes};
+                          .meta_bytes = head->meta_bytes,
+                          .index = head,
+                          .index_bytes = head->size_bytes};
 }
 
 int cw_tree_leaf(const cw_tree *tree, uint32_t number, cw_leaf *out) {

@@ -33,6 +33,7 @@ from cableway._core.library import check, check_again, failure, ffi, lib
 from cableway._tree import modules
 from cableway._tree.leaves import flatten, is_tree
 from cableway._tree.publish import ANY_VERSION, publish
+from cableway._tree.table import Row, rows
 from cableway.array import Array
 from cableway.errors import Error, Stale, Timeout, VersionChanged
 
@@ -49,12 +50,13 @@ class Tree(Mapping[str, Array]):
     Nothing of a version ever changes: who wants a later one gets it (`newer`, `cw.get(name)`).
     """
 
-    __slots__ = ("_cell", "_info", "_leases", "_name")
+    __slots__ = ("_cell", "_info", "_leases", "_name", "_table")
 
     _cell: Any  # cw_tree **; None: closed
     _info: Any  # cw_tree_info *
     _leases: dict[int, Lease]  # on the parts that are mapped
     _name: str | None
+    _table: list[Row] | None  # all leaves, once they were looked at
 
     def __init__(self) -> None:
         raise TypeError("a Tree is made by cableway.put and get")
@@ -145,9 +147,14 @@ class Tree(Mapping[str, Array]):
         status = lib.cw_tree_find(self._pointer(), path.encode("utf-8", "surrogatepass"), number)
         return int(number[0]) if status == 0 else -1
 
+    def _rows(self) -> list[Row]:
+        if self._table is None:
+            self._pointer()
+            self._table = rows(self._info)
+        return self._table
+
     def __iter__(self) -> Iterator[str]:
-        for number in range(len(self)):
-            yield ffi.string(self._leaf(number).path).decode()
+        return iter([row.path for row in self._rows()])
 
     def __contains__(self, path: object) -> bool:
         return self._number(path) >= 0
@@ -190,13 +197,8 @@ class Tree(Mapping[str, Array]):
 
     def ties(self) -> dict[str, str]:
         """Of each tied leaf the earlier one that is the same memory."""
-        found = {}
-        for number in range(len(self)):
-            leaf = self._leaf(number)
-            if leaf.alias:
-                first = self._leaf(leaf.alias - 1)
-                found[ffi.string(leaf.path).decode()] = ffi.string(first.path).decode()
-        return found
+        table = self._rows()
+        return {row.path: table[row.alias - 1].path for row in table if row.alias}
 
     # ---- what is done with it
 
@@ -207,17 +209,15 @@ class Tree(Mapping[str, Array]):
             Error: one is not what was published; it is named.
         """
         looked = 0
-        for number in range(len(self)):
-            leaf = self._leaf(number)
-            if not leaf.flags & lib.CW_LEAF_HASHED or not leaf.size_bytes:
+        hashed = ffi.new("uint64_t *")
+        for row in self._rows():
+            if not row.flags & lib.CW_LEAF_HASHED or not row.nbytes:
                 continue
-            hashed = ffi.new("uint64_t *")
-            pointer = arrays.usable(self._part(leaf.part))
-            check_again(lib.cw_array_hash, pointer, leaf.offset_bytes, leaf.size_bytes, hashed)
-            if hashed[0] != leaf.hash:
-                path = ffi.string(leaf.path).decode()
+            pointer = arrays.usable(self._part(row.part))
+            check_again(lib.cw_array_hash, pointer, row.offset, row.nbytes, hashed)
+            if hashed[0] != row.hash:
                 raise Error(
-                    f'"{path}" of version {self.version} is not what was published: somebody wrote there; '
+                    f'"{row.path}" of version {self.version} is not what was published: somebody wrote there; '
                     "publish it again, and write to copies"
                 )
             looked += 1
@@ -234,21 +234,32 @@ class Tree(Mapping[str, Array]):
     def _tensors(self) -> dict[str, tuple[Any, int]]:
         from torch.utils.dlpack import from_dlpack
 
-        found: dict[str, tuple[Any, int]] = {}
-        by_number: list[Any] = []
-        for number in range(len(self)):
-            leaf = self._leaf(number)
-            if leaf.alias:
-                tensor = by_number[leaf.alias - 1]
+        forms: dict[Layout, dlpack.Form] = {}
+        places = [self._place(number) for number in range(self._info.parts)]
+        tensors: list[Any] = []
+        for row in self._rows():
+            if row.alias:
+                tensors.append(tensors[row.alias - 1])
+                continue
+            layout = row.layout
+            told = forms.get(layout)
+            if told is None:
+                told = forms[layout] = dlpack.form(layout.dtype, layout.shape, layout.strides)
+            if row.nbytes:
+                lease, low, device = places[row.part]
             else:
-                array = self._array(leaf)
-                layout, lease = array._layout_now(), array._open_lease()
-                told = dlpack.form(layout.dtype, layout.shape, layout.strides)
-                address = lease.span()[0] + array._offset
-                tensor = from_dlpack(dlpack.on(lease, address, dlpack.device_of(lease), told))
-            by_number.append(tensor)
-            found[ffi.string(leaf.path).decode()] = (tensor, leaf.kind)
-        return found
+                lease = create.empty(layout.shape, layout.dtype)._open_lease()
+                low, device = lease.address, dlpack.HOST
+            address = low + row.offset + layout.origin
+            tensors.append(from_dlpack(dlpack.on(lease, address, device, told)))
+        kinds = ((tensor, row.kind) for tensor, row in zip(tensors, self._rows(), strict=True))
+        return dict(zip(self, kinds, strict=True))
+
+    def _place(self, number: int) -> tuple[Lease, int, tuple[int, int]]:
+        """A part's lease, the address of its lowest byte, and its device as DLPack has it."""
+        lease = self._part(number)
+        arrays.usable(lease)
+        return lease, lease.address, dlpack.device_of(lease)
 
     def into(self, module: Any, *, strict: bool = True) -> Any:
         """Gives a module of PyTorch this tree's memory in place of its own; it may have been made on the device "meta".
@@ -288,7 +299,7 @@ class Tree(Mapping[str, Array]):
 
     def close(self) -> None:
         """Ends this handle. Arrays that were taken out of it stay valid. May be repeated."""
-        self._cell = None
+        self._cell = self._table = None
         self._leases = {}
 
     def __enter__(self) -> Tree:
@@ -323,6 +334,7 @@ def make(cell: Any, name: str | None) -> Tree:
     made._cell = cell
     made._name = name
     made._leases = {}
+    made._table = None
     made._info = ffi.new("cw_tree_info *")
     lib.cw_tree_look_at(cell[0], made._info)
     return made

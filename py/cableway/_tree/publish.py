@@ -29,7 +29,13 @@ __all__ = ["ANY_VERSION", "PIECE_BYTES", "publish"]
 
 ANY_VERSION = (1 << 64) - 1  # CW_ANY_VERSION
 
+_SMALL = (
+    1 << 16
+)  # bytes of a leaf that NumPy copies; larger ones in one piece, which is the quickest way into new memory
 PIECE_BYTES = 64 << 30  # of memory that is allocated at once, unless one leaf is larger
+
+
+_told: set[np.dtype[Any]] = set()  # dtypes that can be shared
 
 
 class Place(NamedTuple):
@@ -67,7 +73,9 @@ class Source:
             self._of_others(value)
         if device is not None:
             self.where = device
-        dtypes.encode(self.layout.dtype)  # refuses what cannot be shared
+        if self.layout.dtype not in _told:
+            dtypes.encode(self.layout.dtype)  # refuses what cannot be shared
+            _told.add(self.layout.dtype)
 
     def _of_others(self, value: Any) -> None:
         told = interop.foreign(value)
@@ -170,11 +178,17 @@ def _copy(sources: list[Source]) -> None:
 
 def _fill(whole: Array, placed: list[tuple[Source, int]]) -> None:
     lease = whole._open_lease()
+    memory = lease.memory()
     for source, begin in placed:
-        layout = source.layout
-        target = arrays.make(lease, layout, begin + layout.origin)
+        layout, values = source.layout, source.values
         source.place = Place(lease, begin, layout)
-        copies.assign(target, source.values)
+        if source.where == "cpu" and layout.nbytes < _SMALL and type(values) is np.ndarray:
+            shown: np.ndarray[Any, Any] = np.ndarray(
+                layout.shape, layout.dtype, memory, begin + layout.origin, layout.strides
+            )
+            leases.copy_values(shown, values)
+        else:
+            copies.assign(arrays.make(lease, layout, begin + layout.origin), values)
 
 
 def _put(

@@ -229,9 +229,10 @@ class Tree(Mapping[str, Array]):
         They are read-only, of which PyTorch knows nothing: a write ends the process by SIGSEGV in host memory, and
         spoils its CUDA context (error 700) on a GPU. `clone()` what you want to write.
         """
-        return {path: tensor for path, (tensor, _) in self._tensors().items()}
+        return dict(zip(self, self._tensors(), strict=True))
 
-    def _tensors(self) -> dict[str, tuple[Any, int]]:
+    def _tensors(self) -> list[Any]:
+        """A tensor for each leaf."""
         from torch.utils.dlpack import from_dlpack
 
         forms: dict[Layout, dlpack.Form] = {}
@@ -252,8 +253,7 @@ class Tree(Mapping[str, Array]):
                 low, device = lease.address, dlpack.HOST
             address = low + row.offset + layout.origin
             tensors.append(from_dlpack(dlpack.on(lease, address, device, told)))
-        kinds = ((tensor, row.kind) for tensor, row in zip(tensors, self._rows(), strict=True))
-        return dict(zip(self, kinds, strict=True))
+        return tensors
 
     def _place(self, number: int) -> tuple[Lease, int, tuple[int, int]]:
         """A part's lease, the address of its lowest byte, and its device as DLPack has it."""
@@ -278,7 +278,8 @@ class Tree(Mapping[str, Array]):
             KeyError: strict, and paths are lacking, here or there.
             ValueError: a shape or a dtype differs.
         """
-        modules.fill(module, self._tensors(), strict)
+        found = zip(self._rows(), self._tensors(), strict=True)
+        modules.fill(module, {row.path: (tensor, row.kind) for row, tensor in found}, strict)
         return module
 
     def newer(self, timeout: float | None = 0) -> Tree | None:

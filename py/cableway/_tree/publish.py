@@ -18,7 +18,7 @@ from cableway._array import copies
 from cableway._core import dtypes, layouts, leases
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease
-from cableway._core.library import check, failure, ffi, lib
+from cableway._core.library import check, ffi, lib
 from cableway._cuda import interop
 from cableway._tree.leaves import Leaf
 from cableway.array import Array
@@ -58,15 +58,18 @@ class Source:
         self.leaf = leaf
         self.place: Place | None = None
         self.values = value
-        if copy is False:
+        if copy is False and not _is_here(value, device):
             value = create.asarray(value, copy=False, device=device)
         if isinstance(value, Array):
             self.layout, self.where = value._layout_now(), value.device
             stays = device is None or device == self.where
             lease = value._open_lease()
-            if copy is False or (copy is None and stays and lease in frozen):
-                arrays.usable(lease)
-                self.place = Place(lease, value._offset - self.layout.origin, self.layout)
+            shared = (
+                create._here(value, copy is False) if copy is False or lease in frozen else None
+            )
+            if shared is not None and (copy is False or (copy is None and stays)):
+                lease = shared._open_lease()
+                self.place = Place(lease, shared._offset - self.layout.origin, self.layout)
             elif not layouts.is_gapless(self.layout):
                 self.layout = _gapless(self.layout)
         else:
@@ -86,12 +89,15 @@ class Source:
         self.values = create._values(value, None)
         self.layout, self.where = layouts.like(self.values, "K"), "cpu"
 
-    def key(self) -> tuple[Any, ...]:
-        """The same for leaves that are one: the object, or the memory and how it is seen."""
+    def key(self, places: dict[int, tuple[int, int]]) -> tuple[Any, ...]:
+        """The same for leaves that are one: the object, or the memory and how it is seen. places: of leases met so far."""
         values = self.leaf.value
         if isinstance(values, Array):
             lease = values._open_lease()
-            low: Any = (lease.gpu, lease.address + values._offset)
+            known = places.get(id(lease))
+            if known is None:
+                known = places[id(lease)] = (lease.gpu, lease.address)
+            low: Any = (known[0], known[1] + values._offset)
         elif isinstance(self.values, np.ndarray):
             low = (-1, self.values.__array_interface__["data"][0])
         else:
@@ -104,6 +110,14 @@ class Source:
     def _steps(self) -> tuple[int, ...]:
         values = self.values
         return values.strides if isinstance(values, np.ndarray) else self.layout.strides
+
+
+def _is_here(value: Any, device: str | None) -> bool:
+    """Whether it is an Array of this process's connection, on that device."""
+    if not isinstance(value, Array) or (device is not None and device != value.device):
+        return False
+    owner = lib.cw_array_client(value._open_lease().pointer)
+    return bool(owner == client.current().pointer) and not value.evictable
 
 
 def _gapless(layout: Layout) -> Layout:
@@ -148,9 +162,10 @@ def publish(
 def _aliases(sources: list[Source]) -> list[int]:
     """Of each leaf the number of the earlier one that it is, from 1; 0: none."""
     first: dict[tuple[Any, ...], int] = {}
+    places: dict[int, tuple[int, int]] = {}
     found = []
     for number, source in enumerate(sources, 1):
-        known = first.setdefault(source.key(), number)
+        known = first.setdefault(source.key(places), number)
         found.append(0 if known == number else known)
     return found
 
@@ -216,13 +231,13 @@ def _put(
     wanted = ANY_VERSION if if_version is None else if_version
     connection = client.current()
     pointer = connection.pointer
-    status = lib.cw_tree_put(
-        pointer, name, leaves, len(sources), about, len(about), flags, wanted, cell
-    )
+    status = -errno.EINTR
+    while status == -errno.EINTR:  # nothing was done: the signal is served, and it begins anew
+        status = lib.cw_tree_put(
+            pointer, name, leaves, len(sources), about, len(about), flags, wanted, cell
+        )
     if status == -errno.ESTALE:
         raise VersionChanged(str(from_status(status, ffi.string(lib.cw_error()).decode())))
-    if status == -errno.EINTR:
-        raise failure(status)
     check(status)
     del kept
     return cell

@@ -68,6 +68,7 @@ def rows(info: Any) -> list[Row]:
     known_dtypes: dict[int, np.dtype[Any]] = {}
     known: dict[Any, Layout] = {}
     found = []
+    made = tuple.__new__  # what Row() does, without a call of Python for each of its fields
     columns = (leaves[name].tolist() for name in _READ)
     for (
         offset, nbytes, hashed, path_at, path_bytes, dtype_at, dtype_bytes, shape_at, ndim, strided, part, alias, kind, flags,
@@ -84,5 +85,5 @@ def rows(info: Any) -> list[Row]:
             steps = contiguous(shape, dtype.itemsize, "C") if steps is None else steps
             layout = known[key] = Layout(shape, dtype, steps)
         path = text[path_at : path_at + path_bytes].decode()
-        found.append(Row(path, layout, part, offset, nbytes, alias, kind, flags, hashed))
+        found.append(made(Row, (path, layout, part, offset, nbytes, alias, kind, flags, hashed)))
     return found

@@ -63,6 +63,30 @@ assert (cw.get("m")["w"].to("cpu").numpy() == 7).all()
 """)
 
 
+def test_a_signal_while_the_writers_are_waited_for_is_served_and_the_tree_is_put(program):
+    program("""
+import threading
+stream = Stream()
+w = cw.zeros(1000, "u1", device="cuda:0")
+with w.writing(stream.handle.value):
+    stream.hold("go")
+    stream.fill(low(w), 7)
+served = []
+def serve(*_):
+    served.append(1)
+    touch("go")
+signal.signal(signal.SIGALRM, serve)
+main = threading.main_thread().ident
+def knock():
+    while not served:                            # until one comes while it waits: those before end nothing
+        signal.pthread_kill(main, signal.SIGALRM)
+        time.sleep(0.01)
+threading.Timer(0.05, knock).start()
+t = cw.put("m", {"w": w}, copy=False)
+assert served and (t["w"].to("cpu").numpy() == 7).all()
+""")
+
+
 def test_who_publishes_what_a_dead_process_never_finished_is_told(program):
     program("""
 child = other('''
@@ -122,10 +146,12 @@ assert (t["a.weight"].to("cpu").numpy() == 1).all()
 
 
 def test_its_memory_comes_back_with_the_last_reader(program):
-    program("""
+    program(
+        f"COMMAND = {str(cuda_support.COMMAND)!r}"
+        + """
 import json
 def gpu_bytes():
-    command = os.path.join(sys.prefix, "bin", "cableway")
+    command = COMMAND
     told = json.loads(subprocess.run([command, "status", "--json"], capture_output=True, text=True, check=True).stdout)
     return told["gauges"]["gpu_bytes"]
 child = other('''
@@ -150,7 +176,8 @@ for _ in range(100):
     if gpu_bytes() == 0: break
     time.sleep(0.01)
 assert gpu_bytes() == 0
-""")
+"""
+    )
 
 
 @two

@@ -396,6 +396,19 @@ def _opens(handle: bytes) -> bool:
     return bool(status == 0)
 
 
+def test_leaves_of_a_tree_of_another_connection_are_put_too() -> None:
+    tree = cw.put("m", state())
+    with cw.connect(namespace="other"):
+        mixed = cw.put("mixed", {"w": tree["norm.bias"], "x": np.ones(2)})
+        assert mixed["w"].numpy().sum() == 10 and mixed.verify() == 2
+    child = os.fork()
+    if child == 0:
+        again = cw.put("again", {"w": tree["norm.bias"]})
+        os._exit(0 if again["w"].numpy().sum() == 10 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert cw.get("again").verify() == 1
+
+
 def test_a_closed_tree_says_so_and_its_arrays_live() -> None:
     tree = cw.put("m", state())
     bias = tree["norm.bias"]

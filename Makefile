@@ -128,8 +128,9 @@ $(BUILD)/libcableway.a: $(BUILD)/libcableway.o
 $(BUILD)/libcableway.map: ipc/cableway.h
 	@mkdir -p $(@D)
 	(echo 'CABLEWAY_0 { global:'; grep -oE '\bcw_[a-z_0-9]+\(' $< | tr '(' ';' | sort -u; echo 'local: *; };') >$@
-$(BUILD)/libcableway.so.0: $(call obj,$(IPC_SRC)) $(BUILD)/libcwshm.a $(BUILD)/libcableway.map
-	$(CC) -shared -Wl,-soname,libcableway.so.0 -Wl,--version-script,$(BUILD)/libcableway.map -Wl,-z,defs -Wl,-z,nodelete \
+# The package's own has another soname: a program that has loaded some libcableway.so.0 before must not give it to the package.
+$(BUILD)/libcableway.so.0 $(BUILD)/libcableway-python.so.0: $(call obj,$(IPC_SRC)) $(BUILD)/libcwshm.a $(BUILD)/libcableway.map
+	$(CC) -shared -Wl,-soname,$(@F) -Wl,--version-script,$(BUILD)/libcableway.map -Wl,-z,defs -Wl,-z,nodelete \
 	    -o $@ $(filter %.o %.a,$^) $(LDFLAGS)
 $(BUILD)/libcableway.so: $(BUILD)/libcableway.so.0
 	ln -sf libcableway.so.0 $@
@@ -206,7 +207,7 @@ $(BUILD)/docs/examples/%: docs/examples/%.c $(BUILD)/libcableway.so
 # Built by tests/fuzz.sh in a folder of their own, everything instrumented.
 FUZZERS := $(patsubst %.c,$(BUILD)/%,$(if $(HAVE_BRIDGE),$(wildcard tests/fuzz/*.c),$(filter-out %/fuzz_link.c,$(wildcard tests/fuzz/*.c))))
 $(BUILD)/tests/fuzz/%: $(BUILD)/tests/fuzz/%.o $(BUILD)/libcwbroker.a $(BUILD)/libcwipc.a
-	$(CC) -o $@ $^ $(LDFLAGS) -fsanitize=fuzzer -l:libinih.a
+	$(CC) -o $@ $^ $(LDFLAGS) -fsanitize=fuzzer -l:libinih.a -l:libjansson.a
 # The bridge's state machine: all of it but what tests/fuzz/link plays.
 FUZZ_LINK_OBJ := $(call obj,$(filter-out $(patsubst %,broker/bridge/%.c,main io/io io/epoll io/uring tls/tls io/helpers local/broker_channel tls/keys cli/%),$(BRIDGE_SRC)) $(wildcard tests/fuzz/link/*.c))
 $(BUILD)/tests/fuzz/fuzz_link: $(FUZZ_LINK_OBJ) $(BUILD)/cablewayd
@@ -259,7 +260,7 @@ fuzz: $(VENV)/made.stamp
 faults: $(PACKAGE) $(VENV)/deps-test.stamp faults-programs
 	@$(RUN) --timeout 36000 "faults:tests/faults/faults.py $(FAULTS)"
 soak: $(PACKAGE) $(VENV)/deps-test.stamp test-programs
-	@CABLEWAY_SOAK=1 $(RUN) --timeout 36000 $(filter stress:% crash:% model:%,$(TEST_PROGRAMS)) "protocol:tests/protocol.sh 3600" "py:pytest tests/py"
+	@CABLEWAY_SOAK=1 $(RUN) --timeout 36000 $(filter stress:% crash:% model:%,$(TEST_PROGRAMS)) "protocol:tests/protocol.sh 3600" $(if $(filter %/fuzz_link,$(FUZZERS)),"fuzz:tests/fuzz.sh 3600 fuzz_bridge fuzz_link") "py:pytest tests/py"
 
 # gcc guesses at lengths and paths wrongly once sanitizers have rewritten the code.
 QUIET := -Wno-format-truncation -Wno-maybe-uninitialized

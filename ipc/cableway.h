@@ -53,7 +53,8 @@ typedef struct cw_array cw_array;   /* one lease on one array, mapped */
 
 /* What the bytes of an array mean. Strides in bytes; strides[i] for C or Fortran order are computed
  * when strides is NULL (C order). dtype is NumPy's: a typestr ("<f8") or, for structured types, a
- * literal; see cw_dtype_size() for its three forms. The pointers are borrowed. */
+ * literal; or a word for what NumPy cannot tell ("bfloat16"); see cw_dtype_size() for its forms.
+ * The pointers are borrowed. */
 typedef struct cw_layout {
     uint32_t ndim;
     uint32_t itemsize;      /* bytes of one element */
@@ -96,8 +97,25 @@ int cw_version_number(void);
  *   typestr, a list or a dict; in a list stands no dict;
  * - "|V2400 of 300 fields, zlib ...": what is longer than CW_DTYPE_MAX, compressed by Python; C
  *   programs see the element's bytes alone.
+ *
+ * A word stands alone, for what NumPy has no typestr for: bfloat16; float8_e4m3fn, float8_e4m3fnuz,
+ * float8_e5m2, float8_e5m2fnuz, float8_e8m0fnu; complex32 (two numbers of f2); and of one byte with
+ * two numbers in it, the first one in its low half, float4_e2m1fn_x2, int4_x2, uint4_x2: the shape
+ * counts these bytes. There are no others: every other text that begins with a letter is refused.
  */
 int cw_dtype_size(const char *dtype, uint32_t *size_bytes);
+
+/* What array libraries call a dtype; "": such a library has none. */
+typedef struct cw_dtype_row {
+    const char *dtype; /* the text in a layout: a word, or the typestr of a number ("<f4") */
+    const char *ml_dtypes, *torch, *safetensors;
+    uint32_t size_bytes; /* of one element */
+    uint8_t dlpack_code; /* DLDataTypeCode */
+    uint8_t dlpack_bits; /* of one lane */
+    uint16_t dlpack_lanes;
+} cw_dtype_row;
+/* All words, then the plain numbers; *count, which may be NULL: how many. Constant, never freed. */
+const cw_dtype_row *cw_dtype_table(uint32_t *count);
 
 /* ---- clients ---- */
 

@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def build_dir() -> Path:
-    """Where libcableway.a, cablewayd and cableway were built."""
+    """Where libcableway-python.so.0, cablewayd and cableway were built."""
     return Path(os.environ.get("CABLEWAY_BUILD_DIR") or HERE.parent / "build").resolve()
 
 
@@ -60,16 +60,14 @@ def make() -> FFI:
         '#include "ipc/cableway.h"\n#include "extra.h"\n#include "hooks.h"\n',
         sources=["csrc/hooks.c"],
         include_dirs=[str(header_dir()), str(HERE / "csrc")],
-        extra_objects=[str(build_dir() / "libcableway.a")],
         depends=[
-            str(build_dir() / "libcableway.a"),
+            str(build_dir() / "libcableway-python.so.0"),
             str(header_dir() / "ipc" / "cableway.h"),
             str(HERE / "csrc" / "extra.h"),
             str(HERE / "csrc" / "hooks.h"),
         ],
         define_macros=[("Py_LIMITED_API", "0x030a0000"), ("_GNU_SOURCE", None)],
-        # Nothing of the library inside is seen from outside, and it is never unloaded: it has fork handlers.
-        extra_link_args=["-Wl,--exclude-libs,ALL", "-Wl,-z,nodelete"],
+        extra_link_args=[str(build_dir() / "libcableway-python.so.0"), "-Wl,-rpath,$ORIGIN"],
         libraries=["pthread", "dl"],
         py_limited_api=True,
     )

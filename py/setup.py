@@ -1,8 +1,8 @@
-"""Builds the wheel: the package, its extension, and the programs cablewayd, cableway-mover and cableway beside it.
+"""Builds the wheel: the package, its extensions, and the programs cablewayd, cableway-mover and cableway beside it.
 
-The C parts come from a build folder that make has filled; CABLEWAY_BUILD_DIR names it (absolute). The extension is
-linked against libcableway.a there, so the wheel needs nothing else of ours on the machine. One wheel serves Python
-3.10 and later (abi3).
+The C parts come from a build folder that make has filled; CABLEWAY_BUILD_DIR names it (absolute). The extensions share
+the library, libcableway-python.so.0, which lies beside them: a process has one. So the wheel needs nothing else of ours
+on the machine. One wheel serves Python 3.10 and later (abi3).
 """
 
 import os
@@ -16,21 +16,24 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent.parent
 DISPATCH_PARTS = (
     "", "_plain", "_small", "_parent", "_submit", "_collect", "_calls", "_outcome", "_begin",
-    "_worker", "_defer", "_queue", "_held", "_answer",
+    "_worker", "_defer", "_queue", "_held", "_answer", "_arrays",
 )  # fmt: skip
 BUILD = Path(os.environ.get("CABLEWAY_BUILD_DIR", ROOT / "build"))
+LIBRARY = BUILD / "libcableway-python.so.0"
 PROGRAMS = ["cablewayd", "cableway-mover", "cableway"]
 if (BUILD / "cableway-bridge").exists():  # where liburing and OpenSSL were there to build it
     PROGRAMS.append("cableway-bridge")
 
 
 class BuildWithPrograms(build_py):
-    """Puts the programs into the package, where cableway._core.programs finds them."""
+    """Puts the library beside the extensions, and the programs where cableway._core.programs finds them."""
 
     def run(self) -> None:
-        """Copies the package, then the programs."""
+        """Copies the package, then the library and the programs."""
         super().run()
-        target = Path(self.build_lib) / "cableway" / "bin"
+        package = Path(self.build_lib) / "cableway"
+        shutil.copy2(LIBRARY, package / LIBRARY.name)
+        target = package / "bin"
         target.mkdir(parents=True, exist_ok=True)
         for name in PROGRAMS:
             if not (BUILD / name).exists():
@@ -87,10 +90,9 @@ setup(
             sources=[f"csrc/dispatch{part}.c" for part in DISPATCH_PARTS],
             include_dirs=[str(ROOT), "csrc"],
             depends=[*map(str, Path("csrc").glob("dispatch*.h")), str(ROOT / "ipc" / "cableway.h")],
-            extra_objects=[str(BUILD / "libcableway.a")],
             define_macros=[("Py_LIMITED_API", "0x030a0000"), ("_GNU_SOURCE", None)],
             # Never unloaded: it has a fork handler.
-            extra_link_args=["-Wl,--exclude-libs,ALL", "-Wl,-z,nodelete"],
+            extra_link_args=[str(LIBRARY), "-Wl,-rpath,$ORIGIN", "-Wl,-z,nodelete"],
             libraries=["pthread"],
             py_limited_api=True,
         ),

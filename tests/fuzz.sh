@@ -1,8 +1,10 @@
 #!/bin/sh
-# Builds and runs each libFuzzer program for some seconds: fuzz.sh SECONDS. Prints TAP; the seed stands in the log, the
+# Builds and runs each libFuzzer program, or those named, for some seconds: fuzz.sh SECONDS [NAME ...]. Prints TAP; the seed stands in the log, the
 # corpus grows in the build folder; it begins with the seeds in tests/fuzz/corpus.
 set -u
 seconds=${1:-60}
+shift $(($# > 0))
+wanted=" $* "
 build=${CABLEWAY_BUILD:?}/fuzz
 status=0
 number=0
@@ -11,8 +13,9 @@ if command -v clang >/dev/null; then
         SANITIZE='-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined' || status=1
 fi
 for source in tests/fuzz/*.c; do
-    number=$((number + 1))
     name=$(basename "$source" .c)
+    case "$wanted" in "  " | *" $name "*) ;; *) continue ;; esac
+    number=$((number + 1))
     program="$build/tests/fuzz/$name"
     corpus="$build/corpus/$name"
     if ! command -v clang >/dev/null; then

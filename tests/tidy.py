@@ -13,8 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tidy_c
+import tidy_commits
 import tidy_folders
 import tidy_python
+import tidy_recursion
+import tidy_words
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -39,16 +42,13 @@ LONG_FILES = {
 # Functions that may be longer, and why.
 LONG_FUNCTIONS: dict[str, str] = {}
 
-# Width of a line in any text of docs; where lines may be longer, and why.
+# Width of a line in any text of docs.
 WIDTH_MAX = 160
-LONG_LINES = {
-    "docs/ARCHITECTURE.md": "a paragraph is a line",
-    "docs/MEMORY-MODEL.md": "a paragraph is a line",
-    "docs/PROTOCOL.md": "a paragraph is a line",
-    "docs/man/cableway-bridge.1": "a paragraph is a line",
-    "CONTRIBUTING.md": "the table of targets: a row is a line",
-}
-LONG_ROWS = "docs/benchmarks/"  # what programs printed: tables, and their rows
+# Lines under one heading of the page on architecture.
+PAGE_LINES = 60
+# A file of C or Python, perhaps with its folder; not a pattern, and not a method of something.
+FILE_NAME = re.compile(r"(?<![\w*{}$%<./-])((?:[\w-]+/)*[\w-]+\.(?:c|h|py))\b(?![\w(*])")
+FILES_OF_USERS = {"prog.c", "train.py", "linux/pidfd.h"}
 
 # Figures in documents that a source decides: document, how it is told there, source, name of the constant. `256 KiB` is a number.
 FIGURES = [
@@ -194,6 +194,27 @@ def python_imports_point_one_way() -> Iterator[str]:
     yield from tidy_python.imports_against_the_table({NAMES[p]: TEXTS[p] for p in FILES})
 
 
+def recursions_across_files_are_few() -> Iterator[str]:
+    """No function calls itself by way of another file, and no module imports itself, but for those that are listed."""
+    yield from tidy_recursion.recursions({NAMES[p]: TEXTS[p] for p in FILES})
+
+
+def names_are_the_fields_words() -> Iterator[str]:
+    """A private word stands in no more names than before."""
+    yield from tidy_words.private_words({NAMES[p]: TEXTS[p] for p in FILES})
+
+
+def subjects_of_commits_are_short() -> Iterator[str]:
+    """A list of commits can be read."""
+    yield from tidy_commits.with_long_subjects(tidy_commits.of(ROOT))
+
+
+def twenty_questions_have_answers() -> Iterator[str]:
+    """What a newcomer asks is answered by a folder, whose page says so."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    yield from tidy_folders.questions_without_answers(text, set(NAMES.values()))
+
+
 def special_headers_have_one_place() -> Iterator[str]:
     """One file names <cuda.h>, one folder and its benchmark <liburing.h>."""
     for name, text in sources("shm", "ipc", "broker", "tools", "py"):
@@ -292,21 +313,39 @@ def the_environment_is_read_as_of_somebody_else() -> Iterator[str]:
 def documents() -> Iterator[tuple[str, str]]:
     """Names and texts of what people read."""
     for path, name in NAMES.items():
-        if path.suffix in (".md", ".1") and (name.startswith("docs/") or "/" not in name):
+        if path.suffix in (".md", ".1"):
             yield name, TEXTS[path]
 
 
 def lines_of_documents_are_short() -> Iterator[str]:
     """A line of a document can be read in an editor, and a change of it in a diff."""
     for name, text in documents():
-        if name in LONG_LINES or name.startswith(LONG_ROWS):
-            continue
         for number, line in numbered(text):
             if len(line) > WIDTH_MAX:
                 yield f"{name}:{number}: {len(line)} characters, more than {WIDTH_MAX}"
-    for name in LONG_LINES:
-        if not any(len(line) > WIDTH_MAX for line in (ROOT / name).read_text().splitlines()):
-            yield f"LONG_LINES names {name}, where no line is long any more"
+
+
+def sections_are_a_page_at_most() -> Iterator[str]:
+    """What stands under one heading of docs/ARCHITECTURE.md is seen at once."""
+    text = (ROOT / "docs/ARCHITECTURE.md").read_text()
+    headings = [(number, line) for number, line in numbered(text) if line.startswith("#")]
+    ends = [number for number, _ in headings[1:]] + [text.count("\n") + 1]
+    for (begin, heading), end in zip(headings, ends, strict=True):
+        if end - begin > PAGE_LINES:
+            yield f"docs/ARCHITECTURE.md:{begin}: {end - begin} lines, more than {PAGE_LINES}, stand under {heading!r}"
+
+
+def files_that_are_named_are_there() -> Iterator[str]:
+    """Who follows the name of a file in a comment or a document finds it."""
+    parts = [name.split("/") for name in NAMES.values()]
+    there = {"/".join(part[i:]) for part in parts for i in range(len(part))}
+    for name, text in [*documents(), *sources("shm", "ipc", "broker", "tools", "tests")]:
+        if name.endswith((".c", ".h")):  # their comments, line by line
+            text = re.sub(r"/\*.*?\*/|[^\n]", lambda part: part[0] if part[0][1:] else " ", text, flags=re.DOTALL)  # fmt: skip
+        for number, line in numbered(text):
+            for named in FILE_NAME.findall(line):
+                if named not in there and named not in FILES_OF_USERS:
+                    yield f"{name}:{number}: names {named}, which is not there"
 
 
 def number_of(words: str) -> int:
@@ -386,6 +425,10 @@ RULES = [
     includes_point_one_way,
     folders_can_be_read,
     python_imports_point_one_way,
+    recursions_across_files_are_few,
+    names_are_the_fields_words,
+    subjects_of_commits_are_short,
+    twenty_questions_have_answers,
     special_headers_have_one_place,
     no_leftover_words,
     the_top_folder_is_as_designed,
@@ -395,6 +438,8 @@ RULES = [
     sources_say_what_they_are,
     text_is_clean,
     lines_of_documents_are_short,
+    sections_are_a_page_at_most,
+    files_that_are_named_are_there,
     figures_are_those_of_the_source,
     versions_are_that_of_the_header,
     figures_of_the_readme_were_measured,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Set
 
 import tidy_c
 
@@ -33,5 +34,30 @@ def that_cannot_be_read(texts: Mapping[str, str]) -> Iterator[str]:
             yield f"{folder}/README.md: {lines} lines, more than {README_LINES_MAX}"
         if not lines:
             yield f"{folder}: has no README.md"
-        elif told and f"May include: {told}\n" not in text:
+        elif told and f"May include: {told} " not in " ".join([*text.split(), ""]):
             yield f"{folder}/README.md: has no line 'May include: {told}'"
+
+
+QUESTIONS = 20
+QUESTION = re.compile(r"^\d+\. (?P<question>.*\?) (?P<answer>.+)$", re.MULTILINE)
+
+
+def questions_without_answers(page: str, names: Set[str]) -> Iterator[str]:
+    """Of CONTRIBUTING.md and the names of all files: whether the newcomer's questions are twenty, answered by paths that exist."""
+    section = page.partition("## Twenty questions\n")[2].partition("\n## ")[0]
+    found = [*QUESTION.finditer(section)]
+    if len(found) != QUESTIONS:
+        yield f"CONTRIBUTING.md: {len(found)} questions with their answers, not {QUESTIONS}"
+    folders = {name.rpartition("/")[0] for name in names}
+    for match in found:
+        paths = re.findall(r"`([^`]+)`", match["answer"])
+        if not paths:
+            yield f"CONTRIBUTING.md: no path answers {match['question']!r}"
+        for path in paths:
+            if path not in names and path.rstrip("/") not in folders:
+                yield f"CONTRIBUTING.md: {path} is not there: {match['question']}"
+            elif not any(
+                f"{place}/README.md" in names
+                for place in (path.rstrip("/"), path.rpartition("/")[0])
+            ):
+                yield f"CONTRIBUTING.md: no README.md stands beside {path}: {match['question']}"

@@ -1,5 +1,5 @@
 /*
- * The cableway command: what its subcommands share. One file a subcommand (cmd_NAME.c), one table
+ * The cableway command: what its subcommands share. One file a subcommand (in commands/), one table
  * (main.c), one parser for the options of all of them (cli.c).
  *
  * Results: a subcommand returns an exit code (enum cli_exit), documented in --help and cableway(1).

@@ -7,7 +7,7 @@ PACKAGE := $(VENV)/package.stamp
 SITE := $(BUILD)/site/made.stamp
 PIP_LOCAL := install -q --disable-pip-version-check --no-deps --no-index --force-reinstall
 
-$(RAW_WHEEL): $(PY_SRC) $(BUILD)/libcableway.a $(PROGRAMS) $(VENV)/deps-package.stamp
+$(RAW_WHEEL): $(PY_SRC) $(BUILD)/libcableway-python.so.0 $(PROGRAMS) $(VENV)/deps-package.stamp
 	rm -rf $(BUILD)/wheel $(BUILD)/py
 	mkdir -p $(BUILD)/wheel $(BUILD)/py
 	cd py && CABLEWAY_BUILD_DIR=$(abspath $(BUILD)) CC=$(CC) CFLAGS='$(SANITIZE)' LDFLAGS='$(SANITIZE)' $(abspath $(VPY)) setup.py -q \

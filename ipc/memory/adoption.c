@@ -144,7 +144,7 @@ static int adopt_foreign(cw_client *client, struct cw_heap *heap, int fd, uint64
     int code = cw_heap_make_table(heap->backend->device_kind, capacity, size_bytes, &table);
     if (code)
         return code;
-    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     struct cw_slab_info info = {.device_kind = heap->backend->device_kind,
                                 .size_bytes = size_bytes,
                                 .blocks = capacity,

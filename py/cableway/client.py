@@ -172,7 +172,7 @@ def connect(
     """
     global _default, _settings
     if namespace is not None and "\0" in namespace:
-        raise ValueError(f"a namespace holds no NUL character: {namespace!r}")
+        raise ValueError(f"a namespace must not contain a NUL character: {namespace!r}")
     if address is not None and not os.fspath(address):
         raise ValueError("an empty address names no broker")
     with _lock:

@@ -56,9 +56,11 @@ def resolve(device: str | None) -> str:
     if device is None or device == "cpu":
         return "cpu"
     if not isinstance(device, str):
-        raise TypeError(f"device is a text as 'cpu' or 'cuda:0', not {type(device).__name__}")
+        raise TypeError(
+            f"device must be a string such as 'cpu' or 'cuda:0', not {type(device).__name__}"
+        )
     if device != "cuda:0" and not _NAME.fullmatch(device):  # the usual one is asked for often
-        raise ValueError(f"{device!r} is no device; write 'cpu' or 'cuda:N'")
+        raise ValueError(f"{device!r} is not a device; use 'cpu' or 'cuda:N'")
     full = "cuda:0" if device == "cuda" else device
     check(lib.cw_device_check(full.encode()))
     return full

@@ -288,7 +288,9 @@ class Executor(futures.Executor):
                     found = begun[0].result(left)
                 except futures.TimeoutError as error:
                     if not begun[0].done():
-                        raise ExecutorTimeout("a result of map was not there in time") from None
+                        raise ExecutorTimeout(
+                            "the next result of map was not ready in time"
+                        ) from None
                     raise error
                 begun.popleft()
                 begun.extend(self.submit(work, chunk) for chunk in islice(ahead, 1))

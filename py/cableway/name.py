@@ -44,9 +44,9 @@ def _encode(name: object) -> bytes:
     try:
         encoded = name.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"the name {name!r} is no text that UTF-8 can tell") from None
+        raise ValueError(f"the name {name!r} cannot be encoded as UTF-8") from None
     if b"\0" in encoded:
-        raise ValueError(f"a name holds no NUL character: {name!r}")
+        raise ValueError(f"a name must not contain a NUL character: {name!r}")
     return encoded
 
 

@@ -67,7 +67,7 @@ def _manager() -> Any:
             """Memory of cableway's has none."""
             if _users:
                 raise NotImplementedError(
-                    "memory of cableway's has no CUDA IPC handle; cableway.put(name, x) shares it"
+                    "cableway's memory has no CUDA IPC handle; share the array by name: cableway.put(name, x)"
                 )
             return super().get_ipc_handle(memory)
 

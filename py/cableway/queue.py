@@ -55,8 +55,6 @@ from cableway.errors import BrokerLost, Error, QueueBlocked, Stale
 __all__ = ["JoinableQueue", "Queue", "SimpleQueue"]
 
 _queue_put, _queue_get = lib.cw_queue_put, lib.cw_queue_get
-_put_address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "cw_queue_put")))
-_get_address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "cw_queue_get")))
 _UNBOUNDED = 0x7FFFFFFF  # multiprocessing's _maxsize of a queue without one
 _FOR_EVER_SECONDS = 1e9  # and longer: for ever
 _forks = 0  # how often this process is the child of a fork
@@ -100,9 +98,7 @@ class _End:
         check_again(lib.cw_queue_open, arrays.usable(self.lease), out)
         self.pointer: Any = held(out)
         self.max_bytes: int = lib.cw_queue_max(out[0])
-        self.plain = _dispatch.QueueEnd(
-            _put_address, _get_address, int(ffi.cast("uintptr_t", out[0])), self.max_bytes
-        )
+        self.plain = _dispatch.QueueEnd(int(ffi.cast("uintptr_t", out[0])), self.max_bytes)
         self.idle: list[_Slot] = []  # those that no thread uses now
         self.forks = _forks
         self.watches: dict[bool, watching.Watch] = {}  # of descriptors that were asked for

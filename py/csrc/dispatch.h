@@ -5,7 +5,8 @@
  *
  * *Plain* objects are those whose pickle depends on nothing but the standard library's C pickler:
  * None, bool, int, float, complex, str, bytes, small NumPy arrays and scalars, and tuples, lists
- * and dicts of these. Whatever else there is goes as a message that Python encodes (_transport.message).
+ * and dicts of these. Whatever else there is goes as a message that Python encodes
+ * (_transport.message).
  *
  * The GIL is the parent's lock: all calls into cw_pool but the waits are made while holding it, and
  * no Python code runs between those that belong together.
@@ -66,10 +67,22 @@ PyObject *small_load(const void *data, uint32_t size_bytes);
 /* An exception for a negative code of the library's: the class is chosen by cableway.errors. */
 PyObject *raise_failure(int code);
 
-extern PyType_Spec dispatch_spec, worker_spec, queue_spec, outcome_spec, held_spec, answer_spec;
+extern PyType_Spec dispatch_spec, worker_spec, queue_spec, outcome_spec, held_spec, answer_spec,
+    fields_spec;
 
-/* Tells Held the library's functions, by address. */
-PyObject *held_functions(PyObject *module, PyObject *args);
+/* ---- dispatch_held.c ---- */
+
+/* Before the first Held: 0, or -1 with an exception. */
+int held_begin(void);
+extern PyTypeObject *held_type; /* made of held_spec */
+/* What a Held holds; NULL: nothing, or it is none. */
+cw_array *held_array_in(PyObject *cell);
+
+/* ---- dispatch_arrays.c ---- */
+
+extern PyTypeObject *fields_type; /* made of fields_spec */
+PyObject *pairs_fill(PyObject *module, PyObject *args);
+
 extern PyTypeObject *answer_type;  /* made of answer_spec */
 extern PyTypeObject *outcome_type; /* made of outcome_spec; the module's, for ever */
 

@@ -1,16 +1,15 @@
 /*
  * dispatch_held.c: `Held`, which owns one array of the library's, or none yet: the *cell* of a
- * lease (extra.h, cableway._core.leases). It is there before a call makes or opens the array, the call
- * puts the array into it, and it closes the array when it goes, without a line of Python: whatever
- * a signal's handler raises, the array is closed once.
+ * lease (extra.h, cableway._core.leases). It is there before a call makes or opens the array, the
+ * call puts the array into it, and it closes the array when it goes, without a line of Python:
+ * whatever a signal's handler raises, the array is closed once.
  *
- * Here and not by CFFI since it is on the way of each get. The library's functions are called by
- * their addresses in CFFI's extension, which has the copy of the library that made the array.
+ * Here and not by CFFI since it is on the way of each get.
  *
- * A *block* that another process has lent (_transport/blocks.py) is opened here as well, and given back
- * when the object goes: its first word says OPENED, then RETURNED, or LEFT where a process that was
- * forked meanwhile may look at it. No handler comes between opening and noting it, and what a
- * handler raises is never lost in a finaliser, since none is Python's.
+ * A *block* that another process has lent (_transport/blocks.py) is opened here as well, and given
+ * back when the object goes: its first word says OPENED, then RETURNED, or LEFT where a process
+ * that was forked meanwhile may look at it. No handler comes between opening and noting it, and
+ * what a handler raises is never lost in a finaliser, since none is Python's.
  *
  * Owner: whoever has the object; one thread at a time calls it. If the process dies, so does the
  * lease. A forked child's copy closes the child's copy of the array, which the library sees to.
@@ -20,18 +19,10 @@
 #include <pthread.h>
 #include <unistd.h>
 
-typedef int get_function(cw_client *, const char *, uint32_t, cw_array **);
-typedef int open_function(cw_client *, const cw_handle *, const cw_layout *, uint32_t, cw_array **);
-typedef void *data_function(const cw_array *);
-typedef void close_function(cw_array *);
-
 /* Of a block's word. As in _transport/blocks.py. */
 enum { BLOCK_RETURNED = 2, BLOCK_LEFT = 3, BLOCK_OPENED = 4 };
 
-static get_function *get_array; /* set once, before there is any Held */
-static open_function *open_array;
-static data_function *array_data;
-static close_function *close_array;
+PyTypeObject *held_type;
 static unsigned forks; /* that this process has begun */
 
 typedef struct {
@@ -45,18 +36,18 @@ static void count_fork(void) {
     forks++;
 }
 
-PyObject *held_functions(PyObject *module, PyObject *args) {
-    unsigned long long get, open, data, close;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "KKKK", &get, &open, &data, &close))
-        return NULL;
-    if (!get_array && pthread_atfork(count_fork, NULL, NULL))
-        return PyErr_NoMemory();
-    get_array = (get_function *)(uintptr_t)get;
-    open_array = (open_function *)(uintptr_t)open;
-    array_data = (data_function *)(uintptr_t)data;
-    close_array = (close_function *)(uintptr_t)close;
-    Py_RETURN_NONE;
+int held_begin(void) {
+    static int begun;
+    if (!begun && pthread_atfork(count_fork, NULL, NULL)) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    begun = 1;
+    return 0;
+}
+
+cw_array *held_array_in(PyObject *cell) {
+    return PyObject_TypeCheck(cell, held_type) ? ((Held *)cell)->array : NULL;
 }
 
 static void end(Held *held) {
@@ -70,7 +61,7 @@ static void end(Held *held) {
     if (word && getpid() == held->pid)
         *word = held->forks == forks ? BLOCK_RETURNED : BLOCK_LEFT;
     Py_BEGIN_ALLOW_THREADS;
-    close_array(array);
+    cw_array_close(array);
     Py_END_ALLOW_THREADS;
 }
 
@@ -113,7 +104,7 @@ static PyObject *held_get(PyObject *self, PyObject *const *args, Py_ssize_t coun
         return NULL;
     int code;
     Py_BEGIN_ALLOW_THREADS;
-    code = get_array(client, name, (uint32_t)flags, &held->array);
+    code = cw_get(client, name, (uint32_t)flags, &held->array);
     Py_END_ALLOW_THREADS;
     return PyLong_FromLong(code);
 }
@@ -121,7 +112,7 @@ static PyObject *held_get(PyObject *self, PyObject *const *args, Py_ssize_t coun
 static void note_block(Held *held) {
     held->forks = forks;
     held->pid = getpid();
-    held->word = array_data(held->array);
+    held->word = cw_array_data(held->array);
 }
 
 /* (client, handle, layout, flags, lent): cw_array_open() into it, unless it holds one already; what
@@ -149,10 +140,10 @@ static PyObject *held_open(PyObject *self, PyObject *const *args, Py_ssize_t cou
     while (!held->array) {
         cw_array *array = NULL;
         Py_BEGIN_ALLOW_THREADS;
-        code = open_array(client, &handle, layout, (uint32_t)flags, &array);
+        code = cw_array_open(client, &handle, layout, (uint32_t)flags, &array);
         Py_END_ALLOW_THREADS;
         if (held->array && array) { /* another thread has opened it meanwhile */
-            close_array(array);
+            cw_array_close(array);
             return PyLong_FromLong(0);
         }
         if (array)
@@ -183,7 +174,7 @@ static PyObject *held_returns(PyObject *self, PyObject *none) {
 static PyObject *held_data(PyObject *self, PyObject *none) {
     (void)none;
     Held *held = (Held *)self;
-    return PyLong_FromVoidPtr(held->array ? array_data(held->array) : NULL);
+    return PyLong_FromVoidPtr(held->array ? cw_array_data(held->array) : NULL);
 }
 
 static PyMethodDef methods[] = {

@@ -1,32 +1,21 @@
 /*
  * dispatch_queue.c: `QueueEnd`, the short way through a queue (cw_queue in ipc/cableway.h) for
  * plain objects. All else, and every refusal, is left to cableway.queue, which does it anew by
- * CFFI.
- *
- * The library's functions are called by their addresses in CFFI's extension: a queue belongs to the
- * copy of the library that has opened it. The end and the item stay the caller's.
+ * CFFI. The end and the item stay the caller's.
  */
 #include "dispatch.h"
 
-typedef int put_function(cw_queue *, const void *, uint64_t, const cw_handle *, uint32_t, uint64_t,
-                         int64_t);
-typedef int get_function(cw_queue *, cw_item *, int64_t);
-
 typedef struct {
-    PyObject_HEAD put_function *put;
-    get_function *get;
-    cw_queue *queue;
+    PyObject_HEAD cw_queue *queue;
     Py_ssize_t data_max; /* of one item */
 } QueueEnd;
 
 static int end_init(PyObject *self, PyObject *args, PyObject *kwds) {
     QueueEnd *end = (QueueEnd *)self;
     (void)kwds;
-    unsigned long long put, get, queue;
-    if (!PyArg_ParseTuple(args, "KKKn", &put, &get, &queue, &end->data_max))
+    unsigned long long queue;
+    if (!PyArg_ParseTuple(args, "Kn", &queue, &end->data_max))
         return -1;
-    end->put = (put_function *)(uintptr_t)put;
-    end->get = (get_function *)(uintptr_t)get;
     end->queue = (cw_queue *)(uintptr_t)queue;
     return 0;
 }
@@ -51,7 +40,7 @@ static PyObject *end_put(PyObject *self, PyObject *object) {
     int code = -EMSGSIZE;
     if (nbytes <= end->data_max) {
         Py_BEGIN_ALLOW_THREADS;
-        code = end->put(end->queue, data, (uint64_t)nbytes, NULL, 0, 0, CW_QUEUE_TRY);
+        code = cw_queue_put(end->queue, data, (uint64_t)nbytes, NULL, 0, 0, CW_QUEUE_TRY);
         Py_END_ALLOW_THREADS;
     }
     Py_DECREF(pickled);
@@ -72,7 +61,7 @@ static PyObject *end_get(PyObject *self, PyObject *args) {
     cw_item *item = (cw_item *)(uintptr_t)address;
     int code;
     Py_BEGIN_ALLOW_THREADS;
-    code = end->get(end->queue, item, timeout_ns);
+    code = cw_queue_get(end->queue, item, timeout_ns);
     Py_END_ALLOW_THREADS;
     if (code == 0)
         return plain_loads(item->data, (uint32_t)item->size_bytes);
@@ -96,7 +85,7 @@ static PyType_Slot slots[] = {
     {Py_tp_init, end_init},
     {Py_tp_dealloc, end_dealloc},
     {Py_tp_methods, methods},
-    {Py_tp_doc, "QueueEnd(put, get, queue, data_max): addresses, and the most bytes of an item."},
+    {Py_tp_doc, "QueueEnd(queue, data_max): by its address, and the most bytes of an item."},
     {0, NULL},
 };
 PyType_Spec queue_spec = {

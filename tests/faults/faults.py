@@ -367,7 +367,7 @@ class Bridge(Role):
 
 def roles(build: Path) -> list[Role]:
     """All of them."""
-    extensions = "_cableway:_dispatch:_dlpack"
+    extensions = "_cableway:_dispatch:_dlpack:libcableway"
     return [
         Broker("broker", build, "cablewayd", "cablewayd"),
         Client("client", build, "libcableway", "walk"),

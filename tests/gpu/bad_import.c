@@ -27,7 +27,7 @@ static void refused(int fd, uint64_t size_bytes, uint32_t flags, const char *wor
         test_fail("%s: \"%s\" does not say \"%s\"", what, cw_error(), words);
 }
 
-/* A ticket (borrow.c) that its owner has written as it likes. */
+/* A ticket (import.c) that its owner has written as it likes. */
 static int write_ticket(const void *bytes, size_t count) {
     int fd = memfd_create("ticket", MFD_CLOEXEC);
     if (fd < 0 || write(fd, bytes, count) != (ssize_t)count)

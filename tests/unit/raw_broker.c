@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "shm/base/error.h"
@@ -109,6 +110,13 @@ bool raw_broker_start(struct raw_broker *broker, const char *const *arguments,
     raw_broker_folder(broker);
     raw_broker_spawn(broker, arguments, environment);
     return raw_broker_ready(broker);
+}
+
+int64_t raw_broker_ran_ns(const struct raw_broker *broker) {
+    clockid_t clock;
+    struct timespec ran;
+    CW_ASSERT(clock_getcpuclockid(broker->pid, &clock) == 0 && clock_gettime(clock, &ran) == 0);
+    return (int64_t)ran.tv_sec * 1000000000 + ran.tv_nsec;
 }
 
 int raw_broker_reap(struct raw_broker *broker, int timeout_ms) {

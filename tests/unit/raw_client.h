@@ -48,6 +48,8 @@ int raw_broker_reap(struct raw_broker *broker, int timeout_ms);
 void raw_broker_remove(struct raw_broker *broker);
 /* What it said on standard error so far. */
 const char *raw_broker_said(struct raw_broker *broker);
+/* For how long it has run on a core, which a busy machine does not change. */
+int64_t raw_broker_ran_ns(const struct raw_broker *broker);
 uint64_t raw_counter(const struct raw_broker *broker, enum cw_counter which);
 /* Whether nothing wakes the broker for so long. */
 bool raw_rests(const struct raw_broker *broker, int ms);

@@ -4,19 +4,22 @@ Every figure stands beside its peer of the same run: the driver's own calls for 
 cuda.core for passing arrays on, NCCL between GPUs. Random data, buffers in rotation, every result is checked. At the
 end: all figures, then what is promised and whether it is kept. What could not be measured says why.
 
-    bench_gpu.py [--seconds N] [PART...]     parts: fences, imports, copies, passing, peers, memory
+    bench_gpu.py [--seconds N] [PART...]     parts: fences, turns, imports, copies, passing, peers, memory
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from gpu import copies, driver, passing
@@ -27,10 +30,17 @@ import cableway as cw
 BUILD = Path(os.environ.get("CABLEWAY_BUILD", "build")).resolve()
 
 
-def program(name: str, *arguments: str) -> dict[str, float]:
+def program(
+    name: str, *arguments: str, environment: dict[str, str] | None = None
+) -> dict[str, float]:
     """Runs a benchmark in C and returns its figures by their names."""
+    command = [BUILD / "tests/gpu" / name, *arguments]
     done = subprocess.run(
-        [BUILD / "tests/gpu" / name, *arguments], capture_output=True, text=True, timeout=120
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **(environment or {})},
     )
     print(done.stdout, end="", flush=True)
     if done.returncode:
@@ -50,6 +60,42 @@ def fences() -> None:
     apart = found["fences: writing and reading apart"]
     note("the same, a writing and a reading apart", apart, "", None, "us")
     note("begin and end, on the CPU", found["begin and end on the CPU alone"], "", None, "us")
+
+
+@contextlib.contextmanager
+def mps() -> Iterator[dict[str, str]]:
+    """The variables by which programs find a daemon of the driver's MPS, which runs as long.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it cannot run here.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        found = dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), folder)
+        control = partial(
+            subprocess.run, env={**os.environ, **found}, capture_output=True, text=True, timeout=30
+        )
+        control(["nvidia-cuda-mps-control", "-d"], check=True)
+        try:
+            yield found
+        finally:
+            control(["nvidia-cuda-mps-control"], input="quit\n", check=False)
+
+
+def turns() -> None:
+    """Two processes on one GPU, a kernel in each turn: what binds them is whose turn the driver says it is."""
+
+    def add(what: str, found: dict[str, float]) -> None:
+        ours, cpu = found["sections"], "the CPU waits and tells"
+        note(what, ours, "IPC events", found.get("IPC events"), "us")
+        note(what, ours, cpu, found[cpu], "us")
+
+    what = "a turn of two processes on one GPU, a kernel on 1 MiB in it"
+    add(what, program("bench_turns", "2000"))
+    try:
+        with mps() as environment:
+            add(f"{what}, MPS", program("bench_turns", "2000", environment=environment))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        missing(f"{what}, with MPS", error)
 
 
 def imports() -> None:
@@ -106,7 +152,6 @@ def in_child(part: str) -> None:
     """Runs a part in a process of its own, whose GPU memory ends with it."""
     # The lines come back by a file: what the process prints is for people.
     import pickle
-    import tempfile
 
     from gpu.rows import LINES, REASONS
 
@@ -136,6 +181,7 @@ def gpus() -> int:
 
 PARTS: dict[str, Callable[[], None]] = {
     "fences": fences,
+    "turns": turns,
     "imports": imports,
     "passing": passing.measure,
     "peers": copies.between_gpus,

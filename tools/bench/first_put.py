@@ -11,7 +11,7 @@
     result     the same of one that returns it
 
 Each sample is a process of its own, forked, with random bytes of its own: its first write, then three later ones (new
-ones of each kind, the one before was let go of). The numbers are medians in milliseconds: "first / later". What was
+ones of each kind, the one before was let go of). The numbers are medians in milliseconds: "first/later". What was
 written is compared after each.
 """
 
@@ -22,7 +22,7 @@ import pickle
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import shared_memory
 from typing import Any
 
@@ -185,18 +185,22 @@ def row(nbytes: int, rounds: int) -> str:
             later[name] += samples[1:]
     one = {name: statistics.median(samples) * 1e3 for name, samples in first.items()}
     more = {name: statistics.median(samples) * 1e3 for name, samples in later.items()}
-    cells = [f"{one[name]:8.3f} / {more[name]:7.3f}" for name in WAYS]
-    by_save = f"{one['put'] / one['save']:5.2f} / {more['put'] / more['save']:4.2f}"
-    by_shm = f"{one['put'] / one['shm']:5.2f} / {more['put'] / more['shm']:4.2f}"
-    return f"{nbytes:10} | " + " | ".join([*cells, by_save, by_shm])
+    cells = [f"{one[name]:.3f}/{more[name]:.3f}" for name in WAYS]
+    by_save = f"{one['put'] / one['save']:.2f}/{more['put'] / more['save']:.2f}"
+    by_shm = f"{one['put'] / one['shm']:.2f}/{more['put'] / more['shm']:.2f}"
+    return line(nbytes, cells, by_save, by_shm)
+
+
+def line(nbytes: object, cells: Iterable[str], by_save: str, by_shm: str) -> str:
+    """One line of the table, which a page of docs can show."""
+    return "  ".join([f"{nbytes!s:>10}", *(f"{cell:>15}" for cell in cells), f"{by_save:>11}", f"{by_shm:>11}"])  # fmt: skip
 
 
 def main() -> None:
     """Prints the table."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
     sizes = [int(size) for size in sys.argv[2:]] or SIZES
-    titles = [f"{name:^18}" for name in WAYS]
-    print(" | ".join([f"{'bytes':>10}", *titles, f"{'put by save':^12}", f"{'put by shm':^12}"]))
+    print(line("bytes", WAYS, "put by save", "put by shm"))
     with own_broker():
         for nbytes in sizes:
             print(row(nbytes, rounds), flush=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from bridge.targets import bridge_targets
 from targets import Results, Row, Target, number
 from targets import targets as pool_targets
+from wrapped import wrapped
 
 MARK = "<!-- below this line: tools/bench/page.py -->"
 
@@ -232,7 +233,7 @@ def main() -> None:
         lines = list(gpu(one, two, given.four, more[0] if more else None))
     else:
         lines = list(rows(given.files, given.cores, given.workers))
-    text = "\n".join([MARK, *lines]) + "\n"
+    text = wrapped("\n".join([MARK, *lines]))
     if given.into:
         above, mark, _ = given.into.read_text().partition(MARK)
         if not mark:

@@ -22,6 +22,7 @@ from typing import Any
 
 from bridge.targets import BRIDGE_CAUSES, bridge_targets
 from targets import CAUSES, Results, Row, Target, number, slower, targets
+from wrapped import wrapped
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ["bench_ring", "bench_dispatch", "bench_ping", "bench_get", "bench_put", "bench_idle"]
@@ -133,7 +134,7 @@ def document(
             f" | {number(row.p90)} | {row.unit} | {row.samples} | {cpu} |"
         )
     lines += ["", *[f"Failed or skipped: {failure}" for failure in run["failures"]]]
-    return "\n".join(lines).rstrip() + "\n"
+    return wrapped("\n".join(lines).rstrip())
 
 
 def about_all(run: dict[str, Any]) -> list[str]:

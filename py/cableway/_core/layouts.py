@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from cableway._core import dtypes
+from cableway._core import dtypes, words
 from cableway._core.library import ffi, lib
 from cableway.errors import Error
 
-__all__ = ["Layout", "of"]
+__all__ = ["Layout", "of", "seen"]
 
 _cache: dict[bytes, Layout] = {}
 _gapless: dict[Any, Layout] = {}
@@ -120,7 +120,7 @@ class Layout:
         return (
             self.shape == other.shape
             and self.strides == other.strides
-            and self.dtype == other.dtype
+            and words.same(self.dtype, other.dtype)
         )
 
     def is_contiguous(self, order: str) -> bool:
@@ -214,7 +214,7 @@ def gapless(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> L
     if made is None:
         if math.prod(n or 1 for n in shape) * dtype.itemsize > sys.maxsize:  # NumPy's rule
             raise ValueError(
-                f"an array of shape {shape} and dtype {dtype} is larger than any memory"
+                f"an array of shape {shape} and dtype {words.name(dtype)} is larger than any memory"
             )
         made = Layout(shape, dtype, None, order)
         if plain:
@@ -222,6 +222,20 @@ def gapless(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> L
                 _gapless.clear()
             _gapless[key] = made
     return made
+
+
+def seen(array: np.ndarray[Any, Any]) -> Layout:
+    """The layout of an array as it lies; of plain ones without gaps the same object each time.
+
+    >>> x = np.zeros((2, 3))
+    >>> seen(x[0]) is seen(x[1]), seen(x.T).strides
+    (True, (8, 24))
+    """
+    if array.size and array.flags.c_contiguous:
+        made = gapless(array.shape, array.dtype)
+        if made.strides == array.strides:  # not so of axes of one element, as NumPy may have them
+            return made
+    return Layout(array.shape, array.dtype, array.strides)
 
 
 def like(array: np.ndarray[Any, Any], order: str = "K") -> Layout:
@@ -258,7 +272,7 @@ def of(pointer: Any) -> Layout:
     dtype = dtypes.decode(key[16 + 16 * ndim :].decode("utf-8", "replace"))
     if dtype.itemsize != itemsize or min(dims[:ndim], default=0) < 0:
         raise Error(
-            f"another process described an array of {dtype} with {itemsize} bytes an element"
+            f"another process described an array of {words.name(dtype)} with {itemsize} bytes an element"
         )
     made = Layout(dims[:ndim], dtype, dims[ndim:])
     if len(_cache) >= _CACHE_MAX:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cableway import _dispatch
-from cableway._core import idle_memory
+from cableway._core import idle_memory, words
 from cableway._core.library import check, check_again, ffi, keeping, lib
 from cableway.errors import LimitExceeded
 
@@ -44,13 +44,6 @@ __all__ = [
 ]
 
 
-def _address_of(function: str) -> int:
-    return int(ffi.cast("uintptr_t", ffi.addressof(lib, function)))
-
-
-_dispatch.held_functions(
-    *map(_address_of, ("cw_get", "cw_array_open", "cw_array_data", "cw_array_close"))
-)
 _Cell, _cast, _ARRAY, _CELL = (
     _dispatch.Held,
     ffi.cast,
@@ -385,8 +378,11 @@ def copy_values(
     """Copies between arrays of one shape. Of structured dtypes the bytes between the fields come along too, so that
     nothing of what the memory held before is seen there.
     """
+    words.check_cast(source.dtype, target.dtype)
     if target.dtype.names is not None and target.dtype == source.dtype and target.itemsize:
         target, source = target.view(f"V{target.itemsize}"), source.view(f"V{source.itemsize}")
+    elif words.are_bytes(source.dtype, target.dtype):
+        target, source = target.view("u1"), source.view("u1")
     np.copyto(target, source, casting=casting)
 
 

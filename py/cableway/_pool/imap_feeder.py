@@ -82,16 +82,18 @@ class Feeder:
 
     def _serve(self, iterable: Iterable[Any]) -> None:
         try:
-            self._feed(iterable)
+            ended = self._feed(iterable)
             job = self.job()
             if job is not None:
-                job.input_ended(self._number)
+                if ended:
+                    job.input_ended(self._number)
             elif self._function is not None:
                 self._engine.functions.unuse(self._function)
         finally:
             self._engine.fed(self)
 
-    def _feed(self, iterable: Iterable[Any]) -> None:
+    def _feed(self, iterable: Iterable[Any]) -> bool:
+        """False: the Pool has ended first, or nobody asks any more; what was not read must not look like the end."""
         iterator = None
         while self._wait_for_room():
             try:
@@ -100,10 +102,11 @@ class Feeder:
                 chunk = tuple(islice(iterator, self._chunksize))
             except BaseException as error:
                 self._give(None, error)
-                return
+                return True
             if not chunk:
-                return
+                return True
             self._give(chunk)
+        return False
 
     def _wait_for_room(self) -> bool:
         """Waits until one more task may begin. False: none may any more."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from cableway import _dispatch, client
 from cableway._core import imports
+from cableway._core.descriptors import above_stdio
 from cableway._pool.devices.devices import Devices
 from cableway._pool.launch import process as processes
 from cableway._pool.launch.environment import Name, describe, move
@@ -140,8 +141,8 @@ class Crew:
         self._buried: dict[int, Worker] = {}  # the last one of each slot
         self._group_of: dict[int, int] = {}  # of the last one of each slot
         self._watched: dict[int, Worker] = {}
-        self._epoll = processes.above_stdio(select.epoll)
-        self._quit = processes.above_stdio(lambda: os.eventfd(0, os.EFD_CLOEXEC))
+        self._epoll = above_stdio(select.epoll)
+        self._quit = above_stdio(lambda: os.eventfd(0, os.EFD_CLOEXEC))
         self._epoll.register(self._quit, select.EPOLLIN)
         self._watcher = threading.Thread(
             target=self._watch, name="cableway-pool-deaths", daemon=True
@@ -252,7 +253,7 @@ class Crew:
         ):  # what it gets is what there is between this look and the one after its start
             self.main.worker_starts()
         try:
-            process.start()
+            above_stdio(process.start)
         except BaseException:
             if process.ident is None:  # nobody runs there: its group does not count it
                 self.dispatch.bury(slot)

@@ -28,6 +28,7 @@ import weakref
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
+from cableway._core.descriptors import above_stdio
 from cableway._core.library import ffi, lib
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Watch:
             threading.RLock()
         )  # a finaliser, or a signal's handler, may come on a thread that has it
         self._info = ffi.new("cw_queue_info *")
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.fd = above_stdio(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self.look()
         if not writer or self._info.max_items or self._info.max_bytes:
             threading.Thread(target=self._serve, name="cableway-queue", daemon=True).start()

@@ -34,6 +34,7 @@ import numpy as np
 
 from cableway import array as arrays
 from cableway import client, create
+from cableway._core import words
 from cableway._core.layouts import Layout, is_gapless
 from cableway._core.leases import Lease
 from cableway._core.library import check, ffi, lib
@@ -108,7 +109,11 @@ class _Seen(NamedTuple):
     layout: Layout | None
 
 
-_WITHOUT_NUMPY = {1: "uint8", 2: "int16"}  # dtypes that NumPy lacks travel as these, by their bytes
+_WITHOUT_NUMPY = {
+    1: "uint8",
+    2: "int16",
+    4: "int32",
+}  # dtypes that NumPy lacks travel as these, by their bytes
 
 
 @functools.lru_cache(maxsize=256)
@@ -119,7 +124,8 @@ def _torch_layout(dtype: Any, itemsize: int, shape: Any, steps: Any) -> tuple[st
         TypeError: NumPy has no such dtype, and it is none that travels by its bytes.
     """
     name = str(dtype).partition(".")[2]
-    without = name.startswith(("bfloat", "float8"))
+    row = words.of_torch(name)
+    without = row is not None and row.dtype[0].isalpha()
     strides = tuple(step * itemsize for step in steps)
     layout = Layout(tuple(shape), np.dtype(_WITHOUT_NUMPY[itemsize] if without else name), strides)
     return name if without else "", layout, is_gapless(layout)
@@ -133,7 +139,7 @@ def _see_torch(torch: Any, tensor: Any) -> _Seen | None:
     try:
         dtype, layout, whole = _torch_layout(tensor.dtype, itemsize, plain.shape, plain.stride())
     except TypeError:
-        return None  # complex32 and quantized ones: pickled, as PyTorch does it
+        return None  # quantized ones: pickled, as PyTorch does it
     if dtype:
         plain = plain.view(getattr(torch, _WITHOUT_NUMPY[itemsize]))
     how = ("torch", dtype, tensor.requires_grad)
@@ -266,10 +272,12 @@ class Lender:
         self, library: str, module: Any, obj: Any, seen: _Seen
     ) -> tuple[Array, Again] | None:
         told = (
-            interop.Foreign(seen.alias, seen.alias.__cuda_array_interface__)
+            interop.foreign(seen.alias)
             if seen.layout is None
             else interop.Foreign.at(seen.alias, seen.alias.data_ptr(), seen.layout)
         )
+        if told is None:
+            return None
         stream = _STREAM[library](module, told.gpu)
         for _ in range(2):
             lease, borrowed = self._lease_on(library, told)

@@ -52,7 +52,8 @@ SECONDS = 100
 
 def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
     """What a program prints that must succeed. It has a broker of its own."""
-    path = f"{cuda_support.BUILD}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    programs = Path(cw.__file__).parent / "bin"
+    path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     broker = Path(tempfile.mkdtemp(prefix="cwguide-"))
     try:
         done = subprocess.run(
@@ -130,11 +131,16 @@ def test_each_block_says_what_it_is() -> None:
             )
 
 
-@pytest.mark.parametrize("name", ["overview", "models"])
-def test_a_picture_is_the_one_that_its_script_draws(name: str) -> None:
-    script = guide_blocks.ROOT / f"docs/pictures/{name}.py"
-    drawn = runpy.run_path(str(script))["draw"]()
-    assert script.with_suffix(".svg").read_text() == drawn, f"run {script.name}"
+def test_pictures_are_those_that_the_scripts_draw() -> None:
+    folder = guide_blocks.ROOT / "docs/pictures"
+    overview, sequences, models = (runpy.run_path(str(folder / f"{name}.py")) for name in ("overview", "sequences", "models"))  # fmt: skip
+    drawn = {"overview": overview["draw"](), "models": models["draw"]()}
+    drawn.update({name: sequences["draw"](name) for name in sequences["PICTURES"]})
+    assert {file.stem: file.read_text() for file in folder.glob("*.svg")} == drawn, (
+        "run the scripts"
+    )
+    shown = "".join((guide_blocks.ROOT / page).read_text() for page in ("README.md", "docs/ARCHITECTURE.md", "docs/guide/models.md"))  # fmt: skip
+    assert [name for name in drawn if f"pictures/{name}.svg)" not in shown] == []
 
 
 def test_the_reference_has_every_public_name() -> None:

@@ -324,7 +324,7 @@ def test_pairs_that_cannot_be_are_refused_before_anything_is_copied(program):
         refused([(c, a)], "overlap")
         refused([(a[5:], c[5:])], "overlap")
         refused([(b[:5], c[:5])], "overlap")
-        refused([(c, cw.zeros(10, "u1"))], "with a stream", stream=Stream())
+        refused([(c, cw.zeros(10, "u1"))], "pair 1: `stream=` needs", stream=Stream())
         cw.put("pairs/ro", c)
         refused([(cw.get("pairs/ro", readonly=True), b)], "read-only")
         cw.copy([(a, b), (c[:5], b[:5]), (c[5:], b[:5])])  # a source may serve often
@@ -335,6 +335,28 @@ def test_pairs_that_cannot_be_are_refused_before_anything_is_copied(program):
             except ValueError as told: assert "wait for itself" in str(told)
             else: raise SystemExit("it would have hung")
     """)
+
+
+def test_pairs_of_all_kinds_are_copied_in_one_call():
+    """Some are looked at in C and some in Python: parts, whole arrays, ones that were just found, other shapes between."""
+    rng = np.random.default_rng(5)
+    for n in range(40):
+        cw.put(f"pairs/{n}", rng.random((3, 4)))
+    of = [cw.get(f"pairs/{n}") for n in range(40)]
+    rows = cw.asarray(rng.random((40, 3, 4)))
+    to, parts = [cw.zeros((3, 4)) for _ in of], cw.zeros((40, 3, 4))
+    turned = cw.zeros((3, 4), order="F"), cw.asarray(np.asfortranarray(rng.random((3, 4))))
+    pairs = [*zip(to, of, strict=True), *((parts[i], rows[i]) for i in range(40)), turned]
+    rng.shuffle(pairs)
+    cw.copy(map(tuple, pairs))
+    assert all(np.array_equal(a.numpy(), b.numpy()) for a, b in zip(to, of, strict=True))
+    assert np.array_equal(parts.numpy(), rows.numpy())
+    assert np.array_equal(turned[0].numpy(), turned[1].numpy())
+    with pytest.raises(ValueError, match="pair 2: shapes"):
+        cw.copy([(to[0], of[0]), (to[1], of[1]), (to[2], rows)])
+    to[3].close()
+    with pytest.raises(ValueError, match="closed"):
+        cw.copy([(to[0], of[0]), (to[3], of[3])])
 
 
 def test_many_copies_on_the_host():

@@ -26,6 +26,7 @@ OPTIONAL = {
     ("cw_connect", "name_space"),
     ("cw_array_put", "layout"),
     ("cw_array_put_at", "layout"),
+    ("cw_dtype_table", "count"),
     ("cw_names", "prefix"),
     ("cw_names_stat", "prefix"),
     ("cw_names_stat", "context"),

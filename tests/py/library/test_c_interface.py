@@ -37,6 +37,19 @@ def test_the_static_library_shows_what_the_header_declares_and_nothing_else() ->
     assert shown == {name for _, name, _ in prototypes()}
 
 
+def test_a_process_has_the_library_once() -> None:
+    package = Path(cableway.__file__).parent
+    maps = Path("/proc/self/maps").read_text().split()
+    mapped = {Path(path) for path in maps if "libcableway" in path}
+    assert mapped == {package / "libcableway-python.so.0"}
+    for extension in ("_cableway", "_dispatch"):
+        (built,) = package.glob(f"{extension}.*so")
+        listed = subprocess.run(["nm", "-D", built], capture_output=True, text=True, check=True)
+        rows = [line.split() for line in listed.stdout.splitlines()]
+        ours = {row[-1]: row[-2] for row in rows if row[-1].startswith("cw_")}
+        assert len(ours) > 20 and set(ours.values()) == {"U"}, ours
+
+
 def test_the_version_is_told_as_text_and_as_a_number() -> None:
     major, minor, patch = map(int, ffi.string(lib.cw_version()).decode().split("."))
     assert lib.cw_version_number() == lib.CW_VERSION_NUMBER == 10000 * major + 100 * minor + patch

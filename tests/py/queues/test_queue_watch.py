@@ -266,3 +266,25 @@ def test_ours_in_place_of_multiprocessings_leaves_its_thread_pool_alone(
             print(type(q).__module__)
     """)
     assert (done.stdout, done.stderr) == ("cableway.queue\n", "")
+
+
+def test_no_descriptor_is_one_of_standard_output_where_that_is_closed(script: Script) -> None:
+    """Whatever is printed would make the queue readable."""
+    done = script("""
+        import os, sys
+        out = os.dup2(1, 50)
+        for fd in range(3):
+            os.close(fd)
+        import cableway as cw
+        q = cw.Queue(maxsize=3)
+        found = [q._reader.fileno(), q._writer.fileno()]
+        left = []
+        for fd in range(3):
+            try:
+                left.append(os.readlink(f"/proc/self/fd/{fd}"))
+            except OSError:
+                pass
+        os.write(out, repr((min(found) > 2, left)).encode())
+        os._exit(0)
+    """)
+    assert done.stdout == "(True, [])"

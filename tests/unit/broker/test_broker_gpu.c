@@ -37,13 +37,13 @@ static struct raw_client client_open(void) {
 }
 
 /* A table with orders behind its blocks. */
-static struct cw_segment make_table(void) {
+static struct cw_segment make_table(uint32_t blocks) {
     struct cw_segment segment;
-    assert_int_equal(cw_segment_create("blocks", cw_order_table_bytes(BLOCKS), CW_SEGMENT_BLOCKS, 0,
+    assert_int_equal(cw_segment_create("blocks", cw_order_table_bytes(blocks), CW_SEGMENT_BLOCKS, 0,
                                        0, &segment),
                      0);
     struct cw_block_table *table = segment.base;
-    table->capacity = BLOCKS;
+    table->capacity = blocks;
     table->slab_bytes = SLAB_BYTES;
     return segment;
 }
@@ -59,7 +59,7 @@ static struct cw_slab_info gpu_slab(uint8_t gpu) {
 static int offer(struct raw_client *client, struct cw_slab_info *info, struct cw_segment *table) {
     int ends[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends), 0);
-    *table = make_table();
+    *table = make_table(info->blocks);
     int fds[2] = {ends[0], table->fd};
     int code = raw_exchange(client, CW_OP_SLAB_ADD, info, sizeof *info, fds, 2, &mail);
     if (code == 0)
@@ -135,7 +135,7 @@ static void borrowed_memory_comes_as_a_ticket_and_is_charged_to_nobody(void **st
     info.flags = CW_SLAB_FOREIGN;
     assert_int_equal(offer(&client, &info, &wrong), -EINVAL); /* a socket */
     assert_non_null(strstr(client.sentence, "ticket"));
-    table = make_table();
+    table = make_table(BLOCKS);
     int ticket = memfd_create("ticket", MFD_CLOEXEC);
     int fds[2] = {ticket, table.fd};
     assert_int_equal(raw_exchange(&client, CW_OP_SLAB_ADD, &info, sizeof info, fds, 2, &mail), 0);
@@ -257,6 +257,67 @@ static void the_fences_of_the_dead_are_poisoned_and_forgotten(void **state) {
     raw_broker_remove(&broker);
 }
 
+/* The broker's own time from the death of somebody with so many pages until it has forgotten them.
+ * *longest_ns: how long another client waited for an answer meanwhile. */
+static int64_t death_takes_ns(struct raw_client *client, uint32_t pages, int64_t *longest_ns) {
+    struct cw_fence_page info = {.page = 0};
+    int told[2];
+    assert_int_equal(pipe(told), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct raw_client producer;
+        if (raw_connect(&broker, &producer) != 0)
+            _exit(1);
+        for (uint32_t i = 0; i < pages; i++)
+            fences_of(&producer, CW_OP_FENCES_ADD, 0, &info);
+        if (write(told[1], &info.page, sizeof info.page) != sizeof info.page)
+            _exit(1);
+        pause();
+        _exit(0);
+    }
+    struct cw_fence_page last = {.page = 0};
+    assert_int_equal(read(told[0], &last.page, sizeof last.page), sizeof last.page);
+    int64_t before_ns = raw_broker_ran_ns(&broker);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    *longest_ns = 0;
+    for (int status = 0; status != -ENOENT; usleep(1000)) {
+        int64_t asked_ns = cw_now_ns();
+        status = raw_exchange(client, CW_OP_FENCES_OPEN, &last, sizeof last, NULL, 0, &mail);
+        int64_t took_ns = cw_now_ns() - asked_ns;
+        *longest_ns = took_ns > *longest_ns ? took_ns : *longest_ns;
+        if (status == 0)
+            close(mail.fds[0]);
+    }
+    close(told[0]);
+    close(told[1]);
+    return raw_broker_ran_ns(&broker) - before_ns;
+}
+
+/* A pass over all orders a page was 9 to 21 ms a page: 32 workers that end together held everybody
+ * up for half a second. */
+static void pages_that_end_together_are_settled_together(void **state) {
+    (void)state;
+    enum { ORDERS = 1u << 18, PAGES = 64 };
+    assert_true(raw_broker_start(&broker, NULL, with_double));
+    struct raw_client client = client_open();
+    struct cw_segment table;
+    struct cw_slab_info slab = gpu_slab(1);
+    slab.blocks = ORDERS;
+    assert_int_equal(offer(&client, &slab, &table), 0);
+    int64_t longest_ns;
+    death_takes_ns(&client, 1, &longest_ns); /* the table's memory has been touched then */
+    int64_t one_ns = death_takes_ns(&client, 1, &longest_ns);
+    int64_t many_ns = death_takes_ns(&client, PAGES, &longest_ns);
+    print_message("# one page %lld us, %d pages %lld us, an answer %lld us\n",
+                  (long long)one_ns / 1000, PAGES, (long long)many_ns / 1000,
+                  (long long)longest_ns / 1000);
+    assert_in_range(many_ns, 0, 8 * one_ns);
+    cw_segment_close(&table);
+    raw_bye(&client);
+    raw_broker_remove(&broker);
+}
+
 static void the_fences_of_a_broken_context_are_poisoned_while_its_process_lives(void **state) {
     (void)state;
     assert_true(raw_broker_start(&broker, NULL, with_double));
@@ -313,6 +374,7 @@ int main(void) {
         cmocka_unit_test(borrowed_memory_comes_as_a_ticket_and_is_charged_to_nobody),
         cmocka_unit_test(an_orphan_is_adopted_by_who_needs_that_gpu),
         cmocka_unit_test(the_fences_of_the_dead_are_poisoned_and_forgotten),
+        cmocka_unit_test(pages_that_end_together_are_settled_together),
         cmocka_unit_test(the_fences_of_a_broken_context_are_poisoned_while_its_process_lives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -268,6 +268,43 @@ static void a_full_table_of_descriptors_is_told_and_drops_nobody(void **state) {
     raw_slab_close(&slab);
 }
 
+/* The broker's own time for a thousand CANCELs of what was never asked; the least of some. */
+static int64_t cancels_take_ns(void) {
+    int64_t least_ns = INT64_MAX;
+    for (int round = 0; round < 5; round++) {
+        int64_t before_ns = raw_broker_ran_ns(&broker);
+        for (uint64_t i = 0; i < 1000; i++) {
+            struct cw_cancel nothing = {.id = 1000000 + i};
+            assert_int_equal(
+                raw_post(&honest, CW_OP_CANCEL, ++honest.next_id, &nothing, sizeof nothing), 0);
+        }
+        assert_int_equal(raw_ping(&honest), 0);
+        int64_t took_ns = raw_broker_ran_ns(&broker) - before_ns;
+        least_ns = took_ns < least_ns ? took_ns : least_ns;
+    }
+    return least_ns;
+}
+
+static void what_others_wait_for_makes_no_cancel_dearer(void **state) {
+    (void)state;
+    enum { OTHERS = 12, WAITS = 1000 };
+    int64_t quiet_ns = cancels_take_ns();
+    struct raw_client others[OTHERS];
+    for (int i = 0; i < OTHERS; i++) {
+        assert_int_equal(raw_connect(&broker, &others[i]), 0);
+        for (int k = 0; k < WAITS; k++) {
+            char name[32];
+            snprintf(name, sizeof name, "never/%d", k);
+            raw_wait(&others[i], name);
+        }
+        assert_int_equal(raw_ping(&others[i]), 0);
+    }
+    assert_int_equal(raw_gauge(&broker, CW_GAUGE_waiting), OTHERS * WAITS);
+    assert_in_range(cancels_take_ns(), 0, 4 * quiet_ns + 2000000);
+    for (int i = 0; i < OTHERS; i++)
+        raw_close(&others[i]);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, start, finish)
 
 int main(void) {
@@ -279,6 +316,7 @@ int main(void) {
         TEST(a_log_that_nobody_reads_holds_up_nobody),
         TEST(bad_connections_do_not_fill_the_log),
         TEST(a_full_table_of_descriptors_is_told_and_drops_nobody),
+        TEST(what_others_wait_for_makes_no_cancel_dearer),
     };
     return cmocka_run_group_tests_name("the broker's turns", tests, NULL, NULL);
 }

@@ -49,7 +49,7 @@ static inline void set_broker_path(void) {
     ssize_t length = readlink("/proc/self/exe", path, sizeof path - 32);
     assert_true(length > 0);
     path[length] = 0;
-    for (int i = 0; i < 3; i++) /* BUILD/tests/unit/program */
+    for (int i = 0; i < 4; i++) /* BUILD/tests/unit/ipc/program */
         *strrchr(path, '/') = 0;
     strcat(path, "/cablewayd");
     setenv("CABLEWAY_BROKER", path, 0);

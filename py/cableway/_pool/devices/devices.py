@@ -137,7 +137,7 @@ class Devices:
         """
         if processes < len(self.groups):
             raise ValueError(
-                f"a Pool on {len(self.groups)} devices has at least one worker on each, {processes} were asked for; "
+                f"a Pool on {len(self.groups)} devices needs at least one worker on each, and {processes} were asked for; "
                 "make one on fewer devices"
             )
         each, more = divmod(processes, len(self.groups))
@@ -248,9 +248,7 @@ def _wanted(devices: Any) -> list[tuple[str, int]]:
         if not isinstance(name, str):
             raise TypeError(f"{_SPELLING}; {name!r} is no name")
         if name == "cpu":
-            raise ValueError(
-                '"cpu" is no device for workers of a GPU; a Pool without devices= runs on the CPU'
-            )
+            raise ValueError('"cpu" is not a GPU; a Pool without devices= runs on the CPU')
         if name == "auto" and len(named) + (not isinstance(devices, str)) > 1:
             raise ValueError('"auto" stands alone: devices="auto"')
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -307,6 +305,6 @@ def _device(name: str, visible: list[Device]) -> Device:
         if device.name == name:
             return device
     if not re.fullmatch(r"cuda:[0-9]{1,4}", name):
-        raise ValueError(f"{name!r} is no device; {_SPELLING}")
+        raise ValueError(f"{name!r} is not a device; {_SPELLING}")
     check(lib.cw_device_check(name.encode()))  # says which there are
     raise DeviceError(f"this process does not see {name}")

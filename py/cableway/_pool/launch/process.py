@@ -28,20 +28,21 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import context as contexts
 from multiprocessing import popen_fork, popen_spawn_posix, reduction, spawn, util
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
+from cableway._core.descriptors import above_stdio
 from cableway._pool.launch import forker
 from cableway._pool.launch import server as servers
 
 __all__ = [
-    "STATUS_SECONDS", "ForkServerProcess", "SpawnProcess", "above_stdio", "asked_ahead", "exitcode_of", "hurry", "let_go",
+    "STATUS_SECONDS", "ForkServerProcess", "SpawnProcess", "asked_ahead", "exitcode_of", "hurry", "let_go",
     "open_pidfd", "process_class",
 ]  # fmt: skip
 
@@ -50,7 +51,6 @@ _TURN_SECONDS = 1.0  # of a wait for a worker's end
 _FDS_MAX = 240  # of one worker; the kernel takes 253 in one message
 _EXITCODE = struct.Struct("<i")
 
-_Made = TypeVar("_Made")
 _POLL = popen_fork.Popen.poll.__code__
 # PIDFD_GET_INFO of linux/pidfd.h: struct pidfd_info begins with a mask of what is asked, and has the exit code at its end.
 _GET_INFO, _INFO_BYTES, _INFO_EXIT, _INFO_EXIT_AT = 0xC040FF0B, 64, 8, 60
@@ -93,8 +93,10 @@ class _Request:
             raise ValueError(
                 f"a worker was to be given {len(self._fds)} descriptors (those in its initargs, one of the Pool's); the limit is {_FDS_MAX}"
             )
-        data = os.memfd_create("cableway-pool-start", os.MFD_CLOEXEC)
-        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        data = above_stdio(lambda: os.memfd_create("cableway-pool-start", os.MFD_CLOEXEC))
+        self.line, theirs = above_stdio(
+            lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        )
         try:
             with open(data, "wb", closefd=False) as file:
                 file.write(buffer.getbuffer())
@@ -311,22 +313,6 @@ def process_class(context: Any) -> Any:
     if context.Process in _THEIRS:
         return _OURS.get(context.get_start_method(), context.Process)
     return context.Process
-
-
-def above_stdio(make: Callable[[], _Made]) -> _Made:
-    """make(), which opens descriptors, so that none of them is 0, 1 or 2: where one of these is closed, whatever is
-    printed would go there."""
-    low: list[int] = []
-    try:
-        while True:
-            fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            if fd > 2:
-                os.close(fd)
-                return make()
-            low.append(fd)
-    finally:
-        for fd in low:
-            os.close(fd)
 
 
 def open_pidfd(process: BaseProcess) -> int:

@@ -52,6 +52,7 @@ from collections.abc import Iterable
 from multiprocessing import forkserver, resource_tracker, spawn, util
 from typing import Any
 
+from cableway._core.descriptors import above_stdio
 from cableway._pool.launch import forker
 
 __all__ = ["UNKNOWN_EXIT", "Server", "ServerLost", "find", "stop"]
@@ -88,10 +89,12 @@ class Server:
         self.lock = threading.RLock()
         self._retired = False
         self._unanswered = 0
-        self._report = os.memfd_create("cableway-pool-server", os.MFD_CLOEXEC)
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._report = above_stdio(lambda: os.memfd_create("cableway-pool-server", os.MFD_CLOEXEC))
+        self._control, theirs = above_stdio(
+            lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        )
         self.pidfd = -1
-        parent = os.pidfd_open(os.getpid())
+        parent = above_stdio(lambda: os.pidfd_open(os.getpid()))
         try:
             tracker = _tracker()
             data = {
@@ -111,7 +114,7 @@ class Server:
                 [executable, *state["flags"], "-c", _COMMAND.format(self._report)],
                 [theirs.fileno(), parent, self._report, tracker],
             )
-            self.pidfd = os.pidfd_open(self.pid)
+            self.pidfd = above_stdio(lambda: os.pidfd_open(self.pid))
         except BaseException:
             self.kill()
             raise

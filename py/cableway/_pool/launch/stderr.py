@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 
-from cableway._pool.launch.process import above_stdio
+from cableway._core.descriptors import above_stdio
 
 __all__ = ["END_SECONDS", "WAITING_BYTES", "Capture", "Outlet"]
 

@@ -15,6 +15,8 @@ from cuda_support import BUILD
 
 import cableway as cw
 
+TOP = Path(__file__).parents[4]
+
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 
 
@@ -57,7 +59,8 @@ def test_ls_and_stat_tell_of_another_nodes_names_without_fetching_them(
 
 def test_a_name_with_garbage_is_listed_and_breaks_no_connection(two: tuple[Node, Node]) -> None:
     a, b = two
-    program = BUILD / "tests" / "unit" / "test_names_garbage"
+    (source,) = (TOP / "tests/unit").rglob("test_names_garbage.c")
+    program = BUILD / source.relative_to(TOP).with_suffix("")
     if not program.exists():
         pytest.skip(f"{program} is not built: make test-programs")
     subprocess.run([program, "put", "open/garbage"], env=b.environment, check=True, timeout=60)

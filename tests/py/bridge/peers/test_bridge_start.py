@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -67,6 +68,28 @@ def test_it_listens_when_the_command_returns(alone: Alone, port: int, form: str)
     started = alone.run("cablewayd", "--listen", form.format(port))
     assert (started.returncode, started.stderr) == (0, "")
     assert accepts(port)
+
+
+def test_the_bridge_has_nothing_of_its_brokers_starter(alone: Alone, port: int) -> None:
+    """Neither limits, nor priority, nor what changes how programs run: it serves all, as the broker does."""
+    broker = bridge_support.program("cablewayd")
+    limits = 'ulimit -S -t 200; ulimit -S -n 300; ulimit -S -v 40000000; exec nice -n 1 "$@"'
+    started = subprocess.run(
+        ["sh", "-c", limits, "sh", broker, "--listen", f"127.0.0.1:{port}"],
+        env={**alone.environment, "MALLOC_PERTURB_": "85", "LD_BIND_NOW": "1"}, check=False, timeout=60,
+    )  # fmt: skip
+    assert started.returncode == 0
+    parent = broker_pid(alone.folder)
+    (bridge,) = map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
+    assert "bridge" in Path(f"/proc/{bridge}/comm").read_text()
+    for which in (resource.RLIMIT_CPU, resource.RLIMIT_AS):
+        soft, hard = resource.prlimit(bridge, which)
+        assert soft == hard
+    assert resource.prlimit(bridge, resource.RLIMIT_NOFILE)[0] > 300
+    if os.geteuid() == 0:  # others may not undo it
+        assert os.getpriority(os.PRIO_PROCESS, bridge) <= 0
+    named = Path(f"/proc/{bridge}/environ").read_bytes()
+    assert b"CABLEWAY_DIR" in named and b"MALLOC_PERTURB_" not in named and b"LD_BIND_NOW" not in named
 
 
 @pytest.mark.parametrize("key", [True, False])

@@ -65,6 +65,27 @@ def test_an_iterable_that_raises_raises_at_the_caller(forked: cw.Pool) -> None:
         list(forked.imap_unordered(tasks.square, broken(0)))
 
 
+@pytest.mark.parametrize("chunksize", [1, 3])
+def test_what_an_iterable_raises_comes_behind_the_results_of_what_it_gave(
+    forked: cw.Pool, tmp_path: Path, chunksize: int
+) -> None:
+    """Unordered, too: all tasks wait until the iterable has raised."""
+    go = tmp_path / "go"
+
+    def broken() -> Iterator[str]:
+        for _ in range(6):
+            yield str(go)
+        go.touch()
+        raise tasks.Fault("iterable", 6)
+
+    results = forked.imap_unordered(tasks.wait_for, broken(), chunksize)
+    assert [next(results) for _ in range(6)] == [str(go)] * 6
+    with pytest.raises(tasks.Fault):
+        next(results)
+    with pytest.raises(StopIteration):
+        next(results)
+
+
 def test_what_is_no_exception_of_the_usual_kind_comes_back_too(forked: cw.Pool) -> None:
     with pytest.raises(tasks.Outcome):
         forked.apply(tasks.base_fault)

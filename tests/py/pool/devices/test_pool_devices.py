@@ -88,8 +88,8 @@ def test_none_and_auto_without_a_gpu_leave_the_pool_as_it_is(find):
         (b"cuda", TypeError, "bytes"),
         ("cpu", ValueError, "runs on the CPU"),
         (["cpu", "cuda:0"], ValueError, "runs on the CPU"),
-        ("cuda0", ValueError, "'cuda0' is no device"),
-        ("gpu:1", ValueError, "'gpu:1' is no device"),
+        ("cuda0", ValueError, "'cuda0' is not a device"),
+        ("gpu:1", ValueError, "'gpu:1' is not a device"),
         (["cuda"], ValueError, 'write "cuda:0"'),
         (["auto"], ValueError, "stands alone"),
         ({"auto": 1, "cuda:0": 1}, ValueError, "stands alone"),
@@ -174,7 +174,7 @@ def test_workers_are_shared_out_evenly_when_their_number_changes():
     assert (
         made.resize(3) == [1, 1, 1] and made.resize(5) == [2, 2, 1] and made.resize(12) == [4, 4, 4]
     )
-    with pytest.raises(ValueError, match="at least one worker on each, 2 were asked for"):
+    with pytest.raises(ValueError, match="at least one worker on each, and 2 were asked for"):
         made.resize(2)
     with pytest.raises(ValueError, match="5 workers of sms=33"):
         made.resize(13)

@@ -8,6 +8,8 @@ import os
 import sys
 import threading
 import warnings
+from _thread import start_new_thread
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from conftest import eventually
 from pool_support import LONG, gone
 
 import cableway as cw
+from cableway._pool import imap_feeder
 from cableway._pool.callbacks import Callbacks
 from cableway._pool.imap_feeder import Feeder
 from cableway._pool.launch import process as processes
@@ -71,6 +74,30 @@ def test_terminate_ends_running_tasks_at_once(method: str, tmp_path: Path) -> No
     pool.terminate()
     with pytest.raises(ValueError, match="Pool not running"):
         pool.apply(tasks.square, (1,))
+
+
+def test_an_input_that_a_pool_did_not_live_to_read_has_no_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended, served = threading.Event(), threading.Event()
+
+    def start_late(serve: Callable[..., None], args: tuple[object, ...]) -> int:
+        def late() -> None:
+            ended.wait(LONG)
+            serve(*args)
+            served.set()
+
+        return start_new_thread(late, ())
+
+    monkeypatch.setattr(imap_feeder, "start_new_thread", start_late)
+    pool = cw.Pool(2)
+    lazily = pool.imap(tasks.square, iter(range(10)))
+    pool.terminate()
+    ended.set()
+    pool.join()
+    assert served.wait(LONG)
+    with pytest.raises(cw.Error, match="terminated"):
+        next(lazily)
 
 
 def test_with_ends_the_pool(method: str) -> None:

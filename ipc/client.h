@@ -307,7 +307,12 @@ void cw_lease_release(cw_client *client, struct cw_slab *slab, uint32_t block, u
 /* The slab, with its table mapped: from the cache, or from the broker, and room for a lease. The
  * lock is given up where the broker is asked, here and in the next three. -ESTALE: it is gone. */
 int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out);
-/* Maps the data if they are not; in_ro: in the read-only mapping, where there are two. */
+/* The same for a read-only array (in_ro): memory of a GPU that this process has not mapped yet is
+ * mapped so that it cannot be written. */
+int cw_slab_get_for(cw_client *client, uint32_t id, bool in_ro, struct cw_slab **out);
+/* Maps the data if they are not; in_ro: in the read-only mapping, where there are two. Where there
+ * is one, it is as the first one wanted it, and writable from the first on who did not say in_ro.
+ */
 int cw_slab_map(cw_client *client, struct cw_slab *slab, bool in_ro);
 /* Where they begin in that mapping; NULL: it is not there. */
 void *cw_slab_base(struct cw_slab *slab, bool in_ro);

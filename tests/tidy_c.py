@@ -15,6 +15,7 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "shm/names": ("shm/base",),
     "shm/tasks": ("shm/base",),
     "ipc": (*SHM, "ipc/base", "ipc/request", "ipc/memory", "ipc/cuda", "ipc/order", "ipc/array"),
+    "ipc/tree": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/memory", "ipc/array"),
     "ipc/base": ("shm/base", "shm/blocks", "ipc"),
     "ipc/request": (*SHM, "ipc", "ipc/base"),
     # What is evicted or waits for GPUs makes room, too.

@@ -141,7 +141,8 @@ static int make_mapped(cw_client *client, struct cw_slab *slab, uint32_t block, 
     bool maps =
         !(flags & CW_DISTANT) && !(client->host_only && slab->device_kind != CW_DEVICE_HOST);
     bool counts = slab->mappings && !(flags & CW_PRIVATE);
-    int code = maps && !counts ? cw_slab_map(client, slab, false) : 0;
+    bool in_ro = flags & CW_READONLY && !slab->mappings;
+    int code = maps && !counts ? cw_slab_map(client, slab, in_ro) : 0;
     while (code == 0) {
         code = cw_array_make(client, slab, block, gen, range, offset_bytes, size_bytes, shape,
                              flags, out);
@@ -160,7 +161,7 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
     struct cw_slab *slab;
     struct cw_range range = {.begin_bytes = 0};
     struct cw_mapping own_pages = {.base = NULL};
-    int code = cw_slab_get(client, slab_id, &slab);
+    int code = cw_slab_get_for(client, slab_id, flags & CW_READONLY, &slab);
     if (code)
         return code;
     if (block >= slab->capacity)

@@ -194,7 +194,8 @@ int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint3
         return cw_fail(-EINVAL, "flags 0x%x: cw_tree_name knows CW_REPLACE and CW_KEEP", flags);
     int code = make_key(client, name, &key);
     if (code == 0 && client->instance != tree->client->instance)
-        code = cw_fail(-ESTALE, "the tree was opened at another run of the broker");
+        code = cw_fail(-EINVAL, "the tree was opened at another run of the broker, which had its "
+                                "memory: put its arrays as a new one");
     if (code)
         return code;
     return cw_tree_put_index(client, tree->array, tree->index.head, &key, flags, if_version,

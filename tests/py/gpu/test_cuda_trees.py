@@ -180,6 +180,40 @@ assert gpu_bytes() == 0
     )
 
 
+def test_a_publisher_killed_at_any_moment_leaves_a_whole_version_and_no_memory(program):
+    program(
+        f"COMMAND = {str(cuda_support.COMMAND)!r}"
+        + """
+import json, random
+def gpu_bytes():
+    told = json.loads(subprocess.run([COMMAND, "status", "--json"], capture_output=True, text=True, check=True).stdout)
+    return told["gauges"]["gpu_bytes"]
+chance = random.Random()
+for _ in range(6):
+    maker = other('''
+import itertools
+for value in itertools.count(1):
+    state = {str(i): np.full(50000, value, "f4") for i in range(8)}
+    cw.put("m", state, device="cuda:0", meta=value, keep=True)
+    say(str(value))
+''')
+    for _ in range(chance.randrange(1, 12)):
+        maker.stdout.readline()
+    maker.kill()
+    maker.wait()
+    tree = cw.get("m")
+    assert {float(v) for x in tree.values() for v in np.unique(x.to("cpu").numpy())} == {float(tree.meta)}
+    cw.remove("m")
+    tree.close()
+    del tree
+    for _ in range(100):
+        if gpu_bytes() == 0: break
+        time.sleep(0.01)
+    assert gpu_bytes() == 0
+"""
+    )
+
+
 @two
 def test_parts_on_two_gpus_are_one_tree(program):
     program(

@@ -6,6 +6,7 @@ import collections
 import json
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import stop_broker
 from hypothesis import given
 from hypothesis import strategies as st
 from waiting import eventually, soon
@@ -184,6 +186,15 @@ def test_options_that_are_not_for_it_are_refused() -> None:
         cw.put("m", state(), meta={"x": object()})
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
+def test_the_dtypes_of_machine_learning_are_leaves_too(name: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    values = np.arange(6).astype(getattr(ml_dtypes, name))
+    tree = cw.put("m", {"plain": np.ones(3), "w": values})
+    assert tree["w"].dtype == cw.asarray(values).dtype
+    assert tree["w"].numpy().tobytes() == values.tobytes() and tree.verify() == 2
+
+
 def test_an_empty_tree_is_one() -> None:
     tree = cw.put("m", {})
     assert len(tree) == 0 and list(cw.get("m")) == [] and tree.verify() == 0
@@ -346,6 +357,43 @@ def test_leaves_travel_alone() -> None:
         assert pool.apply(np.sum, (leaf,)) == 10
     again = pickle.loads(pickle.dumps(leaf))
     assert again.readonly and again.numpy().sum() == 10
+
+
+def test_what_is_open_stays_readable_without_a_broker(broker_folder: Path) -> None:
+    tree = cw.put("m", state())
+    bias = tree["norm.bias"]
+    stop_broker(broker_folder)
+    assert bias.numpy().sum() == 10 and list(tree)[0] == "embed.weight" and tree.verify() == 3
+    with pytest.raises((cw.BrokerLost, cw.NameNotFound)):  # whichever call is the first to hear of it
+        cw.get("m")
+    with pytest.raises((cw.BrokerLost, ValueError)):  # of a broker that is gone, put at the next one
+        cw.put("again", tree)
+    assert cw.put("m", state())["norm.bias"].numpy().sum() == 10
+
+
+def test_a_publisher_killed_at_any_moment_leaves_a_whole_version() -> None:
+    """By chance, between processes; at every instruction: tests/crash/crash_tree.c."""
+    code = """
+        import cableway as cw, numpy as np, itertools
+        for value in itertools.count(1):
+            cw.put("m", {str(i): np.full(5000, float(value)) for i in range(10)}, meta=value)
+            print(value, flush=True)
+        """
+    chance = random.Random()
+    for _ in range(8):
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as maker:
+            assert maker.stdout is not None
+            for _ in range(chance.randrange(1, 20)):
+                maker.stdout.readline()
+            maker.kill()
+        tree = cw.get("m")
+        assert {float(x.numpy().min()) for x in tree.values()} == {float(tree.meta)}
+        assert {float(x.numpy().max()) for x in tree.values()} == {float(tree.meta)}
+        handle = tree["0"].handle(transit=False)
+        cw.remove("m")
+        tree.close()
+        assert soon(lambda handle=handle: not _opens(handle))
 
 
 def test_a_forked_child_reads_on_when_its_parent_has_let_go() -> None:

@@ -80,6 +80,16 @@ def test_an_optimisers_tensors_and_a_permuted_one_come_back() -> None:
     assert tensors["step"].item() == 3 and tensors["half"].dtype == torch.float16
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_the_dtypes_of_models_come_back_as_they_were(name: str) -> None:
+    dtype = getattr(torch, name)
+    made = torch.arange(6.0).reshape(2, 3).to(dtype)
+    tree = cw.put("m", {"w": made, "scale": torch.ones(2)})
+    found = tree.torch()["w"]
+    assert found.dtype == dtype and torch.equal(found.float(), made.float())
+    assert name in repr(tree["w"])
+
+
 def test_a_tensor_of_torchs_own_function_that_needs_grad_is_published() -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     assert cw.put("m", {"w": weight})["w"].numpy().tolist() == [1, 1, 1]

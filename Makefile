@@ -207,7 +207,7 @@ $(BUILD)/docs/examples/%: docs/examples/%.c $(BUILD)/libcableway.so
 # Built by tests/fuzz.sh in a folder of their own, everything instrumented.
 FUZZERS := $(patsubst %.c,$(BUILD)/%,$(if $(HAVE_BRIDGE),$(wildcard tests/fuzz/*.c),$(filter-out %/fuzz_link.c,$(wildcard tests/fuzz/*.c))))
 $(BUILD)/tests/fuzz/%: $(BUILD)/tests/fuzz/%.o $(BUILD)/libcwbroker.a $(BUILD)/libcwipc.a
-	$(CC) -o $@ $^ $(LDFLAGS) -fsanitize=fuzzer -l:libinih.a
+	$(CC) -o $@ $^ $(LDFLAGS) -fsanitize=fuzzer -l:libinih.a -l:libjansson.a
 # The bridge's state machine: all of it but what tests/fuzz/link plays.
 FUZZ_LINK_OBJ := $(call obj,$(filter-out $(patsubst %,broker/bridge/%.c,main io/io io/epoll io/uring tls/tls io/helpers local/broker_channel tls/keys cli/%),$(BRIDGE_SRC)) $(wildcard tests/fuzz/link/*.c))
 $(BUILD)/tests/fuzz/fuzz_link: $(FUZZ_LINK_OBJ) $(BUILD)/cablewayd

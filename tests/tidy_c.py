@@ -54,16 +54,17 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     ),
     "broker/bridge/local": (
         "shm/base", "shm/names", "ipc", "ipc/base", "ipc/request", "broker/bridge", "broker/bridge/wire",
-        "broker/bridge/link", "broker/bridge/fetch",
+        "broker/bridge/link", "broker/bridge/serve", "broker/bridge/fetch",
     ),
     "broker/bridge/cli": (
         "shm/base", "ipc/cableway.h", "ipc/array/remote_name.h", "broker/bridge", "broker/bridge/io", "broker/bridge/tls",
         "broker/bridge/wire", "broker/bridge/link",
     ),
     "tools": ("shm/base", "shm/session", "ipc/cableway.h", "ipc/wire.h", "ipc/request/address.h"),
-    "tools/commands": ("shm/base", "shm/session", "ipc/cableway.h", "tools", "tools/doctor", "tools/npy"),
+    "tools/commands": ("shm/base", "shm/session", "ipc/cableway.h", "tools", "tools/doctor", "tools/npy", "tools/safetensors"),
     "tools/doctor": ("shm/base", "shm/session", "ipc/cableway.h", "tools"),
     "tools/npy": ("shm/base", "ipc/cableway.h"),
+    "tools/safetensors": ("shm/base", "ipc/cableway.h", "tools/npy"),
     # The benchmarks of TLS speak the protocol of nodes.
     "tools/bench/programs": ("shm/base", "shm/session", "ipc/cableway.h", "ipc/base/meta.h", "broker/bridge/wire/frame.h"),
     "py/csrc": ("ipc/cableway.h",),

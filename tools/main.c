@@ -25,12 +25,16 @@ static const struct cli_command commands[] = {
     {"stat", "NAME", "Show all that is known about one name.", NULL, CLI_JSON | CLI_NAMESPACE, 1, 1,
      cmd_stat},
     {"put", "NAME FILE.npy", "Put the array of a file under a name (FILE - reads stdin).",
+     "The file may be a .safetensors file of one array, too.\n"
      "Starts a broker if none runs. A taken name is replaced, at once and whole. A name lives as "
      "long\n"
      "as the user has a client, and a minute more, unless --keep is given.\n",
      CLI_JSON | CLI_NAMESPACE | CLI_KEEP | CLI_NO_REPLACE, 2, 2, cmd_put},
     {"get", "NAME FILE.npy", "Write an array into a file (FILE - writes stdout).",
-     "C and Fortran order are kept; strided views are written in C order.\n",
+     "C and Fortran order are kept; strided views are written in C order. A FILE whose name ends "
+     "in\n"
+     ".safetensors gets that format, in C order: it has dtypes that .npy lacks, such as "
+     "bfloat16.\n",
      CLI_JSON | CLI_NAMESPACE, 2, 2, cmd_get},
     {"cp", "NAME NAME", "Copy an array to another name; //NODE/NAME are other nodes'.",
      "Without --device a copy on this node lies where its original does, and what comes from "

@@ -22,12 +22,26 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "broker/bridge/local/replica_cache.h"
-#include "broker/bridge/local/fast_path.h"
-#include "broker/bridge/local/broker_channel.h"
-#include "broker/bridge/parts.h"
+#include "broker/bridge/fetch/download.h"
 #include "broker/bridge/fetch/gpu_receive.h"
+#include "broker/bridge/fetch/replica.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/listen.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/link/streams.h"
+#include "broker/bridge/local/arrays.h"
+#include "broker/bridge/local/broker_channel.h"
+#include "broker/bridge/local/fast_path.h"
+#include "broker/bridge/local/job.h"
+#include "broker/bridge/local/replica_cache.h"
+#include "broker/bridge/serve/deferred.h"
+#include "broker/bridge/serve/incoming_put.h"
+#include "broker/bridge/serve/name_lists.h"
+#include "broker/bridge/serve/serve.h"
 #include "broker/bridge/serve/staging.h"
+#include "broker/bridge/serve/upload.h"
+#include "broker/bridge/wire/send.h"
+#include "broker/bridge/wire/turns.h"
 #include "ipc/request/channel.h"
 #include "shm/base/wait.h"
 
@@ -116,10 +130,10 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     const char *why;
     memset(bridge, 0, sizeof *bridge);
     bridge->options = *options;
-    pthread_mutex_init(&bridge->sources_lock, NULL);
+    pthread_mutex_init(&bridge->uploads_lock, NULL);
     if (bridge->options.streams == 0)
         bridge->options.streams = default_streams();
-    cwb_awake_init(&bridge->awake, cores());
+    cwb_spin_init(&bridge->spin, cores());
     name_node(bridge);
     if (!cw_node_valid(bridge->node))
         return cw_fail(-EINVAL, "--node %.100s: 1 to %u of the characters A-Z a-z 0-9 _ . -",
@@ -127,9 +141,9 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     while (bridge->run == 0)
         if (getrandom(&bridge->run, sizeof bridge->run, 0) < 0)
             return cw_fail(-EREMOTEIO, "the kernel gave no random numbers: %m");
-    bridge->next_source = bridge->run >> 16; /* no number of one run is one of the next */
+    bridge->next_upload = bridge->run >> 16; /* no number of one run is one of the next */
     bridge->loop.now_ns = cw_now_ns();
-    int code = cw_connect(options->place, "", CW_CONNECT_NO_START, &bridge->client);
+    int code = cw_connect(options->broker_socket, "", CW_CONNECT_NO_START, &bridge->client);
     if (code == 0) {
         bridge->client->host_only = true;
         code = cwb_io_new(options->use_epoll, &bridge->loop.io, &why);
@@ -137,15 +151,16 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     if (code == 0 && *why)
         cwb_log("%s", why);
     if (code == 0)
-        code = cwb_works_new(bridge->loop.io, "cw-helper", CWB_HELPERS, &bridge->works);
+        code = cwb_helpers_new(bridge->loop.io, "cw-helper", CWB_HELPERS, &bridge->helpers);
     if (code == 0)
-        code = cwb_works_new(bridge->loop.io, "cw-asking", CWB_HELPERS, &bridge->askings);
+        code = cwb_helpers_new(bridge->loop.io, "cw-asking", CWB_HELPERS, &bridge->broker_helpers);
     if (code == 0)
-        code = cwb_works_new(bridge->loop.io, "cw-making", CWB_HELPERS, &bridge->makings);
+        code = cwb_helpers_new(bridge->loop.io, "cw-making", CWB_HELPERS, &bridge->memory_helpers);
     if (code == 0)
-        code = cwb_works_new(bridge->loop.io, "cw-resolver", CWB_HELPERS_MAX, &bridge->resolvers);
+        code = cwb_helpers_new(bridge->loop.io, "cw-resolver", CWB_HELPERS_MAX,
+                               &bridge->resolver_helpers);
     if (code == 0)
-        code = cwb_works_new(bridge->loop.io, "cw-staging", CWB_HELPERS, &bridge->movings);
+        code = cwb_helpers_new(bridge->loop.io, "cw-staging", CWB_HELPERS, &bridge->mover_helpers);
     if (code == 0)
         code = cwb_listen_find(bridge);
     if (code == 0)
@@ -153,13 +168,13 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     if (code == 0)
         code = cwb_peers_init(bridge);
     if (code == 0)
-        code = cwb_home_new(bridge, &bridge->home);
+        code = cwb_broker_channel_new(bridge, &bridge->broker_channel);
     if (code == 0)
         code = cwb_jobs_init(bridge);
-    if (code == 0 && !(bridge->board = cwb_board_new(bridge)))
-        cwb_log("no board for arrays without a name: %s", cw_detail());
-    if (code == 0 && cwb_door_new(bridge) != 0)
-        cwb_log("no quick way for gets: %s", cw_detail());
+    if (code == 0 && !(bridge->replica_cache = cwb_replica_cache_new(bridge)))
+        cwb_log("no replica cache for arrays without a name: %s", cw_detail());
+    if (code == 0 && cwb_fast_path_new(bridge) != 0)
+        cwb_log("no fast path for gets: %s", cw_detail());
     if (code == 0)
         cwb_local_reserve(bridge);
     return code;
@@ -167,17 +182,17 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
 
 static int64_t tick(struct cwb_bridge *bridge) {
     int64_t due_ns[] = {
-        cwb_links_tick(bridge),    cwb_peers_tick(bridge),   cwb_replicas_tick(bridge),
-        cwb_jobs_tick(bridge),     key_tick(bridge),         cwb_stages_tick(bridge),
-        cwb_landings_tick(bridge), cwb_streams_tick(bridge), cwb_deferred_tick(bridge),
-        cwb_takes_tick(bridge),    cwb_listen_tick(bridge)};
+        cwb_links_tick(bridge),        cwb_peers_tick(bridge),   cwb_replicas_tick(bridge),
+        cwb_jobs_tick(bridge),         key_tick(bridge),         cwb_stagings_tick(bridge),
+        cwb_gpu_receives_tick(bridge), cwb_streams_tick(bridge), cwb_deferred_tick(bridge),
+        cwb_downloads_tick(bridge),    cwb_listen_tick(bridge)};
     int64_t first_ns = due_ns[0];
     if (cw_client_usable(bridge->client) != 0) {
         cwb_log("ends with its broker: %s", cw_detail());
         bridge->stopping = true;
     }
-    cwb_sources_tick(bridge);
-    cwb_offered_tick(bridge);
+    cwb_uploads_tick(bridge);
+    cwb_incoming_puts_tick(bridge);
     for (unsigned i = 1; i < sizeof due_ns / sizeof *due_ns; i++)
         first_ns = due_ns[i] < first_ns ? due_ns[i] : first_ns;
     return first_ns;
@@ -187,12 +202,12 @@ static int64_t tick(struct cwb_bridge *bridge) {
 
 /* Sleeps until something comes, from a socket or from the broker. */
 static void wait(struct cwb_bridge *bridge, int64_t timeout_ns) {
-    if (timeout_ns == 0 || !cwb_home_rest(bridge->home)) {
+    if (timeout_ns == 0 || !cwb_broker_channel_rest(bridge->broker_channel)) {
         cwb_io_turn(bridge->loop.io, 0, &bridge->loop.now_ns);
         return;
     }
     cwb_io_turn(bridge->loop.io, timeout_ns, &bridge->loop.now_ns);
-    cwb_home_rise(bridge->home);
+    cwb_broker_channel_rise(bridge->broker_channel);
 }
 
 /* What came is answered before time is looked at: that costs more than a small answer. */
@@ -203,25 +218,25 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
         cwb_wires_turn(&bridge->loop);
         cwb_wires_flush(&bridge->loop);
         first_ns = first_ns ? first_ns : bridge->loop.now_ns;
-        if (bridge->hurry || bridge->loop.now_ns >= due_ns ||
+        if (bridge->tick_now || bridge->loop.now_ns >= due_ns ||
             bridge->loop.now_ns - first_ns >= TICK_NS) {
-            bridge->hurry = false;
+            bridge->tick_now = false;
             due_ns = tick(bridge);
             first_ns = 0;
         }
         cwb_lists_turn(bridge);
         cwb_changes_turn(bridge);
-        int64_t ring_ns = cwb_home_flush(bridge->home);
+        int64_t ring_ns = cwb_broker_channel_notify(bridge->broker_channel);
         cwb_wires_flush(&bridge->loop);
         if (bridge->stopping)
             break;
         if (ring_ns > due_ns)
             ring_ns = due_ns;
         int64_t left_ns = ring_ns - cw_now_ns();
-        bool busy = bridge->loop.dirty || bridge->loop.held || bridge->hurry || bridge->lists ||
-                    cwb_changes_due(bridge) || bridge->loop.now_ns < bridge->awake.until_ns;
+        bool busy = bridge->loop.dirty || bridge->loop.held || bridge->tick_now || bridge->lists ||
+                    cwb_changes_due(bridge) || bridge->loop.now_ns < bridge->spin.until_ns;
         wait(bridge, busy || left_ns < 0 ? 0 : ring_ns == INT64_MAX ? -1 : left_ns);
-        cwb_board_here(bridge);
-        cwb_home_turn(bridge->home);
+        cwb_replica_cache_here(bridge);
+        cwb_broker_channel_turn(bridge->broker_channel);
     }
 }

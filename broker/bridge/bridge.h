@@ -9,27 +9,28 @@
  *   stream    one more connection to it, for large arrays alone, on a thread of its own (stream.h)
  *   peer      a node that is known, with its link (peer.c)
  *   request   a frame that waits for its reply (link.c)
- *   source    an array of this node that a peer reads (upload.c)
- *   take      an array of a peer that is being read into this node's memory (download.c)
- *   job       what a local client wants, as the broker handed it over (job.c)
+ *   upload    an array of this node that a peer reads (upload.c)
+ *   download  an array of a peer that is being read into this node's memory (download.c)
+ *   job       what a local client wants, as the broker handed it over (job.c); the mover's are copy
+ *             jobs
  *   replica   a remote array in local memory, under its remote name (replica.c)
  *
- * All of it belongs to the one thread of the loop, but streams, which run on strands (io_thread.h)
- * and share sources and chunks with it, under locks. What may block (the broker, allocating, the
- * resolver, hashing much) is done by helper threads (helpers.c), which touch nothing but their
- * piece of work. Neither the loop nor a strand can wait for the broker (cw_asks_nobody): a broker
- * that stands mutes nobody.
+ * All of it belongs to the one thread of the loop, but streams, which run on I/O threads
+ * (io_thread.h) and share uploads and transfer plans with it, under locks. What may block (the
+ * broker, allocating, the resolver, hashing much) is done by helper threads (helpers.c), which
+ * touch nothing but their piece of work. Neither the loop nor an I/O thread can wait for the broker
+ * (cw_asks_nobody): a broker that stands mutes nobody.
  *
  * Want of memory, of descriptors and of threads: one rule. What comes of a peer or a client is
  * refused with -EDQUOT (LimitExceeded) and leaves nothing behind; where there is nobody to refuse
  * (a piece of an answer that has begun, bytes that came), that link, stream or local client ends
  * alone, as if it had been cut. What must happen later has its memory from the begin on, in the
- * struct that it is about: the end of a stream, a source's word to the loop, the tasks of a landing
- * and of a stage; and for what must be said to the broker some is kept ready (broker_channel.c).
- * What nobody asked for is tried again at its next time: a PING, a look at replicas, a try to dial,
- * the file of peers, the reserve. Only what is needed at the start ends the process, with a
- * sentence (cwb_bridge_init). Tables are the broker's (broker/core/table.h), `make faults` tries
- * each call site.
+ * struct that it is about: the end of a stream, an upload's word to the loop, the tasks of a GPU
+ * receive and of a staging; and for what must be said to the broker some is kept ready
+ * (broker_channel.c). What nobody asked for is tried again at its next time: a PING, a check of
+ * replicas, a try to dial, the file of peers, the reserve. Only what is needed at the start ends
+ * the process, with a sentence (cwb_bridge_init). Tables are the broker's (broker/core/table.h),
+ * `make faults` tries each call site.
  */
 #ifndef CW_BRIDGE_BRIDGE_H
 #define CW_BRIDGE_BRIDGE_H
@@ -62,11 +63,13 @@
 #define CWB_STALL_S                                                                                \
     60u /* --stall: how long nothing may come of what a peer that is                               \
            heard was asked for */
-#define CWB_OFFERED_MAX     (1ull << 30) /* memory of arrays that a peer puts, not all here yet, */
-#define CWB_OFFERED_ALL_MAX (4ull << 30) /* and of all peers */
-#define CWB_OFFERED_SMALL   (4u << 20)   /* what is no larger waits for no larger one, and has of */
-#define CWB_OFFERED_OWN     (64u << 20)  /* each peer so much */
-#define CWB_STREAM_BYTES    (2u << 20)   /* arrays from here on are read over all of them */
+/* Memory of arrays that a peer puts and that are not all here yet; and of all peers. What is SMALL
+ * waits for no larger one, and of such ones each peer has its OWN. */
+#define CWB_INCOMING_PUTS_MAX     (1ull << 30)
+#define CWB_INCOMING_PUTS_ALL_MAX (4ull << 30)
+#define CWB_INCOMING_PUT_SMALL    (4u << 20)
+#define CWB_INCOMING_PUTS_OWN     (64u << 20)
+#define CWB_STREAM_BYTES          (2u << 20) /* arrays from here on are read over all of them */
 #define CWB_OUT_MAX                                                                                \
     (128u << 20) /* unread answers of a peer that still asks, over all its connections; who keeps  \
                     to what was agreed has less */
@@ -82,7 +85,7 @@ _Static_assert(CWB_OUT_MAX + 3 * CWB_LISTS_BYTES + CWB_WAITS_MAX * 512 + CWB_WAT
                    CWB_PEER_BYTES,
                "a peer's part of the bridge's memory");
 
-struct cwb_board;
+struct cwb_replica_cache;
 struct cwb_job;
 struct cwb_jobs;
 struct cwb_lingering;
@@ -90,10 +93,10 @@ struct cwb_list;
 struct cwb_replica;
 
 struct cwb_options {
-    const char *place;      /* the broker's socket */
-    const char *folder;     /* node.key, node.crt, peers */
-    const char *node;       /* NULL: as a job has it, else the host's name */
-    uint32_t rekey_records; /* as cwb_tls_new() */
+    const char *broker_socket; /* the broker's socket */
+    const char *folder;        /* node.key, node.crt, peers */
+    const char *node;          /* NULL: as a job has it, else the host's name */
+    uint32_t rekey_records;    /* as cwb_tls_new() */
     const char *listen[CWB_LISTEN_MAX];
     uint32_t listens;
     bool strict; /* who cannot listen ends: somebody waits for how the start goes */
@@ -123,22 +126,22 @@ struct cwb_bridge {
     uint64_t run; /* random, never 0 */
     struct cwb_loop loop;
     bool stopping;
-    bool hurry; /* something changed that time decides about: look at it now */
+    bool tick_now; /* something changed that time decides about: look at it now */
 
     struct cwb_tls *tls; /* NULL: no key: nobody is reached, and each job is told so */
     char no_key[CW_DETAIL_MAX];
-    int64_t key_looked_ns;   /* while there is none */
-    int64_t dates_told_ns;   /* that a certificate ends soon; 0: not of those that are loaded now */
-    struct cwb_works *works; /* hashing; and what strands tell */
-    struct cwb_works *askings;   /* what waits for the broker */
-    struct cwb_works *makings;   /* what makes memory: a second for each GiB */
-    struct cwb_works *resolvers; /* what waits for name servers, which may not answer */
-    struct cwb_works *movings; /* what waits for cableway-mover: a GPU that hangs holds up no other
-                                  work */
-    cw_client *client;         /* for all threads */
-    cw_array *reserve;         /* arrays.c; NULL: there is none */
-    bool reserving;            /* a helper makes one */
-    struct cwb_home *home;     /* the loop's own (broker_channel.h) */
+    int64_t key_looked_ns; /* while there is none */
+    int64_t dates_told_ns; /* that a certificate ends soon; 0: not of those that are loaded now */
+    struct cwb_helpers *helpers;          /* hashing; and what I/O threads tell */
+    struct cwb_helpers *broker_helpers;   /* what waits for the broker */
+    struct cwb_helpers *memory_helpers;   /* what makes memory: a second for each GiB */
+    struct cwb_helpers *resolver_helpers; /* what waits for name servers, which may not answer */
+    struct cwb_helpers *mover_helpers; /* what waits for cableway-mover: a GPU that hangs holds up
+                                  no other work */
+    cw_client *client;                 /* for all threads */
+    cw_array *reserve;                 /* arrays.c; NULL: there is none */
+    bool reserving;                    /* a helper makes one */
+    struct cwb_broker_channel *broker_channel; /* the loop's own (broker_channel.h) */
     struct cwb_listener listeners[CWB_LISTEN_MAX];
     uint32_t listener_count;
     struct cwb_listening listenings[CWB_LISTEN_MAX];
@@ -149,40 +152,40 @@ struct cwb_bridge {
     uint32_t peer_count;
     struct cwb_stamp peers_stamp; /* the file, as it was last read */
     int64_t peers_looked_ns;
-    struct cwb_link *links;       /* all that are not freed */
-    uint32_t unknown;             /* links that have not shown who they are */
-    int64_t unknown_told_ns;      /* that one of them ended; 0: never */
-    uint64_t shaking_turn;        /* the last turn in which one of them shook hands, */
-    int64_t shaking_ns;           /* and for how long all did */
-    struct cwb_jobs *jobs;        /* job.c */
-    struct cwb_board *board;      /* replica_cache.c; NULL: none */
-    struct cwb_replica *replicas; /* replica.c, by key */
-    struct cwb_replica *looks; /* replica_gc.c: the same, who was not looked at for longest first */
-    struct cwb_awake awake;    /* when the loop looks and does not sleep */
+    struct cwb_link *links;                  /* all that are not freed */
+    uint32_t unknown;                        /* links that have not shown who they are */
+    int64_t unknown_told_ns;                 /* that one of them ended; 0: never */
+    uint64_t shaking_turn;                   /* the last turn in which one of them shook hands, */
+    int64_t shaking_ns;                      /* and for how long all did */
+    struct cwb_jobs *jobs;                   /* job.c */
+    struct cwb_replica_cache *replica_cache; /* replica_cache.c; NULL: none */
+    struct cwb_replica *replicas;            /* replica.c, by key */
+    struct cwb_replica *gc_order;    /* replica_gc.c: the same, that was checked last is last */
+    struct cwb_spin spin;            /* when the loop looks and does not sleep */
     struct cwb_lingering *lingering; /* invalidation.c: the first to go is the first */
     uint64_t stamp;                  /* floor.h: of the last question or fact */
     struct cwb_watched *watched;     /* watch.c: what peers want to be told of, */
     struct cwb_watched *watch_at;    /* the next to be looked at, since all are; NULL: none, */
     bool watch_again;                /* and then all once more */
-    struct cwb_stage *stages;        /* staging.c */
-    struct cwb_landing *landings;    /* gpu_receive.c */
-    uint32_t wait_count;             /* waits.c: names that peers wait for; */
-    uint64_t news;                   /* how often there were new names, */
-    bool waits_due;                  /* for which not all were looked at */
-    uint64_t offering_bytes; /* incoming_put.c: of large ones that have their turn, of all peers */
-    struct cwb_list *lists;  /* name_lists.c: of names, that peers ask for */
+    struct cwb_staging *stagings;    /* staging.c */
+    struct cwb_gpu_receive *gpu_receives; /* gpu_receive.c */
+    uint32_t wait_count;                  /* waits.c: names that peers wait for; */
+    uint64_t news;                        /* how often there were new names, */
+    bool waits_due;                       /* for which not all were looked at */
+    uint64_t put_bytes;     /* incoming_put.c: of large ones that have their turn, of all peers */
+    struct cwb_list *lists; /* name_lists.c: of names, that peers ask for */
     struct cwb_served *deferred; /* deferred.c: what waits for the broker, the oldest first */
     int64_t probed_ns;           /* since when the broker is asked whether it lives; 0: it is not */
     bool changes_mapping;        /* serve.c: a helper maps what is needed to look at changes; */
     int64_t changes_after_ns;    /* or that failed: not before */
     bool mapping; /* arrays.c: a helper maps the directory for nobody in particular */
-    struct cwb_take_state *takes; /* download.c */
-    int64_t takes_looked_ns;
+    struct cwb_download_state *downloads; /* download.c */
+    int64_t downloads_looked_ns;
     cw_a64 unread_bytes; /* send.c: of answers, of all peers */
-    uint64_t next_source;
-    int64_t sources_looked_ns;                  /* for what was open for too long */
-    pthread_mutex_t sources_lock;               /* upload.c: what peers read, also over streams */
-    struct cwb_strand *strands[CW_STREAMS_MAX]; /* streams.c: made when first needed */
+    uint64_t next_upload;
+    int64_t uploads_looked_ns;    /* for what was open for too long */
+    pthread_mutex_t uploads_lock; /* upload.c: what peers read, also over streams */
+    struct cwb_io_thread *io_threads[CW_STREAMS_MAX]; /* streams.c: made when first needed */
 };
 
 /* Builds all. 0 or a negative code with the sentence; the process then ends. */

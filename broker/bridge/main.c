@@ -66,7 +66,7 @@ static int parse_run(int argc, char **argv, struct cwb_options *options, long *p
     while ((found = getopt_long(argc, argv, "", names, NULL)) >= 0) {
         switch (found) {
         case 's':
-            options->place = optarg;
+            options->broker_socket = optarg;
             break;
         case 'P':
             *parent = atol(optarg);

@@ -2,7 +2,7 @@
  * Dtypes as text: the one grammar of what may stand in a layout, here and in Python's dtypes.py,
  * which asks cw_dtype_size() before it lets NumPy see a text.
  *
- *   dtype    typestr | value | packed
+ *   dtype    typestr | value | packed | one of the words of ml_dtype.c
  *   typestr  order then b1 | i or u and 1, 2, 4, 8 | f and 2, 4, 8, 16 | c and 8, 16, 32
  *            | S, U or V and a length | M8 or m8, and perhaps [unit]; order: '<' '>' '|' '='
  *   value    'typestr' | [field, ...] | (value, shape) | {members}
@@ -28,6 +28,7 @@
 #include <string.h>
 
 #include "ipc/base/layout.h"
+#include "ipc/base/ml_dtype.h"
 #include "shm/base/error.h"
 
 #define DEPTH_MAX  32
@@ -413,6 +414,11 @@ int cw_dtype_size(const char *dtype, uint32_t *size_bytes) {
     if (strnlen(dtype, CW_DTYPE_MAX + 1) > CW_DTYPE_MAX)
         return cw_fail(-EINVAL, "a dtype's text has at most %d bytes, this one has more",
                        CW_DTYPE_MAX);
+    const cw_dtype_row *known = cw_dtype_word(dtype);
+    if (known) {
+        *size_bytes = known->size_bytes;
+        return 0;
+    }
     parser.at = dtype;
     parser.depth = parser.count = parser.names_end = parser.lists = 0;
     parser.is_void = parser.is_empty = false;
@@ -423,8 +429,8 @@ int cw_dtype_size(const char *dtype, uint32_t *size_bytes) {
     if (!good || *parser.at)
         return cw_fail(-EINVAL,
                        "\"%.200s\" is no dtype that can be shared (at \"%.20s\"): it is NumPy's "
-                       "typestr, such as \"<f8\" or \"|V16\", or the literal of a structured "
-                       "dtype's descr",
+                       "typestr, such as \"<f8\" or \"|V16\", the literal of a structured "
+                       "dtype's descr, or a word such as \"bfloat16\"",
                        dtype, parser.at);
     *size_bytes = (uint32_t)found;
     return 0;

@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include "ipc/order/completion.h"
+
 #define GHOST_PATIENCE_NS (3 * (int64_t)CW_POISON_NS)
 
 /* Who waits, and what for. */
@@ -297,8 +299,10 @@ static uint32_t gather(struct cw_fences *fences, const struct cw_stream *stream,
             out[count++] = seen.waited[i];
     }
     for (uint32_t i = 0, inherited = count; i < stream->dependency_count; i++) {
-        cw_stamp stamp = stream->dependencies[i];
+        cw_stamp stamp = stream->dependencies[i].stamp;
         uint32_t at = 0;
+        if (stream->dependencies[i].only_read)
+            continue;
         while (at < inherited && cw_stamp_fence(out[at]) != cw_stamp_fence(stamp))
             at++;
         if (at == inherited)
@@ -358,11 +362,36 @@ static bool has_writing(const struct cw_section *section) {
     return false;
 }
 
+/* What each array that was written says from now on. Returns whether all of them are complete, as
+ * far as is known. */
+static bool publish(struct cw_fences *fences, struct cw_section *section, cw_stamp stamp,
+                    bool complete) {
+    cw_stamp waited[GATHERED_MAX];
+    bool all = true;
+    for (uint32_t i = 0; i < section->held_count; i++) {
+        struct cw_held *held = &section->held[i];
+        if (!held->writing)
+            continue;
+        /* What has passed by now was reached; what died since was_poisoned() is told here. */
+        bool dead, good = complete && !held->poisoned;
+        uint32_t count = gather(fences, section->stream, held, waited, &dead);
+        if (count > CW_ORDER_WAITED) { /* where settling failed */
+            good = false;
+            count = CW_ORDER_WAITED;
+        }
+        good = good && !dead;
+        cw_order_written(held->order, stamp, waited, count, good ? 0 : CW_ORDER_POISONED);
+        cw_order_turn_give(held->order);
+        all = all && good;
+    }
+    section->held_count = 0;
+    return all;
+}
+
 int cw_section_end(cw_client *client, struct cw_fences *fences, struct cw_section *section,
-                   bool failed) {
+                   bool failed, cw_completion *out) {
     struct cw_stream *stream = section->stream;
     cw_stamp stamp = cw_section_stamp(section);
-    cw_stamp waited[GATHERED_MAX];
     int settled = has_writing(section) ? settle_dependencies(client, fences, section) : 0;
     for (uint32_t i = 0; section->open && i < section->held_count; i++) {
         struct cw_held *held = &section->held[i];
@@ -375,22 +404,10 @@ int cw_section_end(cw_client *client, struct cw_fences *fences, struct cw_sectio
     if (code == 0)
         code = settled;
     if (code == 0)
-        code = cw_stream_tell(client, fences, stream);
-    for (uint32_t i = 0; i < section->held_count; i++) {
-        struct cw_held *held = &section->held[i];
-        if (!held->writing)
-            continue;
-        /* What has passed by now was reached; what died since was_poisoned() is told here. */
-        bool dead, good = code == 0 && !failed && !held->poisoned;
-        uint32_t count = gather(fences, stream, held, waited, &dead);
-        if (count > CW_ORDER_WAITED) { /* where settling failed */
-            good = false;
-            count = CW_ORDER_WAITED;
-        }
-        cw_order_written(held->order, stamp, waited, count, good && !dead ? 0 : CW_ORDER_POISONED);
-        cw_order_turn_give(held->order);
-    }
-    section->held_count = 0;
+        code = cw_stream_tell(client, fences, stream, section);
+    bool complete = publish(fences, section, stamp, code == 0 && !failed);
+    if (out)
+        cw_completion_note(client, stream, stamp, code == 0 && !complete ? -EOWNERDEAD : code, out);
     return code;
 }
 

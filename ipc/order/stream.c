@@ -274,7 +274,7 @@ int cw_section_open(cw_client *client, struct cw_fences *fences, int gpu, void *
     if (code == 0)
         code = cw_gpu_check(stream->gpu);
     if (code == 0)
-        code = cw_stream_tell(client, fences, stream);
+        code = cw_stream_tell(client, fences, stream, NULL);
     if (code == 0)
         code = free_section(client, fences, stream, out);
     if (code == 0)
@@ -284,6 +284,7 @@ int cw_section_open(cw_client *client, struct cw_fences *fences, int gpu, void *
     if (code == 0) {
         (*out)->open = true;
         (*out)->several = false;
+        (*out)->incomplete = false;
         (*out)->thread = cw_this_thread();
         (*out)->held_count = 0;
     }

@@ -8,6 +8,19 @@ def capsule(
     strides: tuple[int, ...],
     code: int,
     bits: int,
+    lanes: int,
     flags: int,
     versioned: bool,
 ) -> object: ...
+def look(
+    capsule: object,
+) -> tuple[
+    int,
+    tuple[int, int],
+    tuple[int, ...],
+    tuple[int, ...] | None,
+    int,
+    int,
+    int,
+    int,
+]: ...

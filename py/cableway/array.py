@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,12 @@ import numpy as np
 from cableway import _dispatch, client
 from cableway._array import copies, dlpack, hashing, pickles, swaps
 from cableway._array.values import Values, plain
-from cableway._core import dtypes, layouts
+from cableway._core import dtypes, layouts, words
 from cableway._core.layouts import Layout, received
 from cableway._core.leases import (
     EvictableLease,
     Lease,
     check_basic,
-    clear_of,
     is_basic,
     lease_again,
     lease_of_handle,
@@ -102,7 +101,9 @@ class Array(Values, _dispatch.Fields):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """What one element is."""
+        """What one element is. What NumPy lacks ("bfloat16") is ml_dtypes' where that is installed, else a void of its size;
+        repr(w) has the word. Of two numbers in a byte (`int4_x2`) an element is the byte, and `numpy()` sees it as uint8.
+        """
         return self._layout_now().dtype
 
     @property
@@ -181,7 +182,7 @@ class Array(Values, _dispatch.Fields):
             return f"<cableway.Array name={self._name!r} closed>"
         it = self._layout_now()
         return (
-            f"<cableway.Array name={self._name!r} shape={it.shape} dtype={it.dtype} strides={it.strides} "
+            f"<cableway.Array name={self._name!r} shape={it.shape} dtype={words.name(it.dtype)} strides={it.strides} "
             f"ndim={it.ndim} size={it.size} nbytes={it.nbytes} device={self.device!r}"
             f"{' readonly' if self.readonly else ''}>"
         )
@@ -194,9 +195,10 @@ class Array(Values, _dispatch.Fields):
         memory = self._memory
         if memory is None:
             memory = self._open_lease().memory()
-        found: NDArray[Any] = np.ndarray(
-            layout.shape, layout.dtype, memory, self._offset, layout.strides
-        )
+        dtype = layout.dtype
+        if dtype.metadata is not None:
+            dtype = words.raw(dtype)
+        found: NDArray[Any] = np.ndarray(layout.shape, dtype, memory, self._offset, layout.strides)
         if layout.repeats:
             found.flags.writeable = False
         return found
@@ -227,14 +229,21 @@ class Array(Values, _dispatch.Fields):
             show(lease)
         return self._seen()
 
+    def _exact(self) -> NDArray[Any]:
+        """The same, of two numbers in a byte not as bytes: what is made like it has the dtype of this array."""
+        found, dtype = self.numpy(), self._layout_now().dtype
+        return found if found.dtype == dtype else found.view(dtype)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         found = self.numpy()
-        if dtype is not None and np.dtype(dtype) != found.dtype:
+        wanted = found.dtype if dtype is None else words.dtype_of(dtype)
+        if not words.same(wanted, found.dtype):
+            words.check_cast(found.dtype, wanted)
             if copy is False:
                 raise ValueError(
-                    f"from {found.dtype} to {np.dtype(dtype)} there is no way without a copy"
+                    f"from {words.name(found.dtype)} to {words.name(wanted)} there is no way without a copy"
                 )
-            return found.astype(dtype)
+            return found.astype(wanted)
         return found.copy(order="K") if copy else found
 
     @property
@@ -242,7 +251,7 @@ class Array(Values, _dispatch.Fields):
         if self._on_gpu():
             raise AttributeError("an array on a GPU has no __array_interface__")
         found = self.numpy()
-        if found.dtype.names is not None or not found.size:
+        if found.dtype.names is not None or not found.size or words.word(found.dtype):
             raise AttributeError("__array_interface__ cannot tell this array; __array__ does")
         memory = memoryview(self._memory)  # type: ignore[arg-type]
         return {
@@ -260,6 +269,11 @@ class Array(Values, _dispatch.Fields):
         layout = self._layout_now()
         return interop.interface(self._open_lease(), layout, self._offset)
 
+    @property
+    def __cupy_get_ndarray__(self) -> Callable[[], Any]:
+        # What __cuda_array_interface__ cannot tell; CuPy looks here after that.
+        return dlpack.for_cupy(self)
+
     if sys.version_info >= (3, 12):
 
         def __buffer__(self, flags: int) -> memoryview:
@@ -269,6 +283,11 @@ class Array(Values, _dispatch.Fields):
             if found.dtype.names is not None:
                 raise BufferError(
                     "structured arrays keep their dtype through cableway.Array.numpy() alone"
+                )
+            if words.word(found.dtype):  # without ml_dtypes NumPy would say void
+                raise BufferError(
+                    f"a buffer cannot tell {words.name(found.dtype)}; take cableway.Array.numpy(), or its bytes: "
+                    "w.numpy().view('u1')"
                 )
             try:
                 return memoryview(found)
@@ -365,6 +384,22 @@ class Array(Values, _dispatch.Fields):
         self._open_lease()
         return copies.ahead(self, self.device if device is None else resolve(device))
 
+    def torch(self) -> Any:
+        """A tensor of PyTorch's on this memory, without a copy: what one writes the other sees, and sending it to another process
+        (by a `cableway.Queue`, or after `cableway.torch.share()`) copies nothing either.
+
+        Its work comes after the last write of the array, in the current stream; later work is put in order by `writing` and
+        `reading`. Of a read-only array it is writable all the same, since PyTorch has no others: a warning says so once.
+
+        Raises:
+            ImportError: PyTorch is not installed.
+            BufferError: PyTorch has no such dtype.
+            ProducerDied: who wrote it last died before it was complete.
+        """
+        import torch
+
+        return torch.from_dlpack(self)
+
     # ---- work of GPU streams on it
 
     def writing(
@@ -377,8 +412,13 @@ class Array(Values, _dispatch.Fields):
             timeout: seconds that the CPU waits at most, where it has to; None for ever. Then `Timeout`.
             whole: every element is written, so that it does not matter if the last writer died.
 
+        Returns:
+            Writing: a section. `with y.writing() as r:`, and after it `r.wait()` means: the work is done and was built on complete
+            data, or `ProducerDied`.
+
         Raises:
-            ProducerDied: a process died before its work, which this one builds on, was complete.
+            ProducerDied: a process died before its work, which this one builds on, was complete: by the begin, by the end where it is
+                known by then, or by the section's `wait`.
         """
         return stream_order.Writing(self, stream, timeout, whole)
 
@@ -398,6 +438,9 @@ class Array(Values, _dispatch.Fields):
         offset = (
             found.__array_interface__["data"][0] - lease.address if found.size else self._offset
         )
+        whole = self._layout_now().dtype
+        if whole.metadata is not None and found.dtype == words.raw(whole):  # and not a field's
+            found = found.view(whole)
         return make(lease, layouts.seen(found), offset, None, self._memory)
 
     def __getitem__(self, key: Any) -> Any:
@@ -439,8 +482,7 @@ class Array(Values, _dispatch.Fields):
             copies.assign(self._at(key), value, spread=True)
         elif key is not ... or not copies.fill_new(self, value):
             found = self.numpy()
-            value = value.numpy() if isinstance(value, Array) else clear_of(found, value)
-            found[plain(key)] = value
+            found[plain(key)] = copies.as_values(self, found, value)
 
     def __iter__(self) -> Iterator[Any]:
         """The elements of a 1-d array, handles on the parts of one with more axes."""

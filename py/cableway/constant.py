@@ -353,6 +353,10 @@ def _reduce_ndarray(values: np.ndarray[Any, Any]) -> Any:
     """As NumPy does it with buffers; what is not contiguous is made so, else it would travel inside the pickle."""
     if not (values.flags.forc or values.dtype.hasobject):
         values = np.ascontiguousarray(values)
+    if (
+        values.dtype.num >= 256 and values.nbytes
+    ):  # a dtype of ml_dtypes, of which NumPy makes no buffer
+        return _view, (values.view(f"u{values.itemsize}"), values.dtype)
     return values.__reduce_ex__(5)
 
 

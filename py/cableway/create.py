@@ -20,7 +20,7 @@ from cableway import array as arrays
 from cableway import client
 from cableway._array import copies
 from cableway._array.values import plain
-from cableway._core import dtypes, layouts, leases
+from cableway._core import capsules, dtypes, layouts, leases, words
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease, lease_again
 from cableway._core.library import exported, lib
@@ -30,6 +30,8 @@ from cableway.device import resolve
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
+
+    _DType = np.dtype[Any]
 
 __all__ = ["asarray", "empty", "full", "zeros"]
 
@@ -51,7 +53,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
 def _layout(shape: Any, dtype: DTypeLike, order: str) -> Layout:
     if order not in ("C", "F"):
         raise ValueError(f"order is 'C' or 'F', not {order!r}")
-    found, kind = _shape(shape), np.dtype(dtype)
+    found, kind = _shape(shape), words.dtype_of(dtype)
     if kind.subdtype is not None:
         kind, inner = kind.subdtype
         found += inner
@@ -72,7 +74,8 @@ def empty(
 
     Args:
         shape: one length or a tuple of them.
-        dtype: any dtype without Python objects.
+        dtype: any dtype without Python objects: of NumPy, ml_dtypes or PyTorch, or a word ("bfloat16", "float8_e4m3fn",
+            "int4_x2"; the guide lists them).
         device: "cpu", or "cuda:N" ("cuda": the first GPU of this process).
         order: "C" or "F".
         evictable: for a GPU array: when an allocation of this process on that GPU would fail, the array's bytes go to host
@@ -133,7 +136,7 @@ def full(
     value = plain(fill_value)
     if dtype is None:
         value = np.asarray(value)
-    kind = value.dtype if dtype is None else dtype
+    kind = value.dtype if dtype is None else words.dtype_of(dtype)
     layout, place = _layout(shape, kind, order), resolve(device)
     made = arrays.new(layout, filled=True, device=place, evictable=evictable)
     copies.fill(made, value)
@@ -187,6 +190,7 @@ def asarray(
     if order not in ("C", "F", "A", "K"):
         raise ValueError(f"order is 'C', 'F', 'A' or 'K', not {order!r}")
     place = None if device is None else resolve(device)
+    dtype = None if dtype is None else words.dtype_of(dtype)
     if shape is not None and not _is_shared_memory(obj):
         raise ValueError("shape is for a SharedMemory alone; reshape the array instead")
     if leases.has_masked(obj):
@@ -208,7 +212,7 @@ def asarray(
 
 
 def _evictable(
-    obj: Any, dtype: DTypeLike | None, order: str, copy: bool | None, place: str | None
+    obj: Any, dtype: _DType | None, order: str, copy: bool | None, place: str | None
 ) -> Array:
     if copy is False:
         raise ValueError("copy=False, but an evictable array is always a copy, nobody else's")
@@ -226,12 +230,12 @@ def _evictable(
     return made
 
 
-def _of_gpu_array(
-    obj: Array, dtype: DTypeLike | None, copy: bool | None, place: str | None
-) -> Array:
-    if dtype is not None and np.dtype(dtype) != obj.dtype:
+def _of_gpu_array(obj: Array, dtype: _DType | None, copy: bool | None, place: str | None) -> Array:
+    if dtype is not None and words.are_bytes(dtype, obj.dtype):
+        obj = _viewed(obj, dtype)
+    elif dtype is not None and not words.same(dtype, obj.dtype):
         raise TypeError(
-            f"from {obj.dtype} to {np.dtype(dtype)}: numbers are converted on the host alone; "
+            f"from {words.name(obj.dtype)} to {words.name(dtype)}: numbers are converted on the host alone; "
             "copy the array with .to('cpu') first"
         )
     if place is None or place == obj.device:
@@ -243,11 +247,13 @@ def _of_gpu_array(
 
 
 def _of_foreign(
-    told: interop.Foreign, dtype: DTypeLike | None, copy: bool | None, place: str | None
+    told: interop.Foreign, dtype: _DType | None, copy: bool | None, place: str | None
 ) -> Array:
-    if dtype is not None and np.dtype(dtype) != told.layout.dtype:
+    if dtype is not None and words.are_bytes(dtype, told.layout.dtype):
+        told.layout = Layout(told.layout.shape, dtype, told.layout.strides)
+    elif dtype is not None and not words.same(dtype, told.layout.dtype):
         raise TypeError(
-            f"from {told.layout.dtype} to {np.dtype(dtype)}: numbers are converted on the host alone; "
+            f"from {words.name(told.layout.dtype)} to {words.name(dtype)}: numbers are converted on the host alone; "
             "convert the array with its own library first"
         )
     stays = place is None or place == f"cuda:{told.gpu}"
@@ -269,13 +275,17 @@ def _of_foreign(
     return copies.from_foreign(told, place)
 
 
-def _of_host(obj: Any, dtype: DTypeLike | None, shape: Any, order: str, copy: bool | None) -> Array:
+def _of_host(obj: Any, dtype: _DType | None, shape: Any, order: str, copy: bool | None) -> Array:
     if _is_shared_memory(obj):
         return _from_shared_memory(obj, dtype, shape, order, copy)
-    values = obj.numpy() if isinstance(obj, Array) else _values(obj, dtype)
+    if isinstance(obj, Array) and dtype is not None and words.are_bytes(dtype, obj.dtype):
+        obj = _viewed(obj, dtype)
+    values = obj._exact() if isinstance(obj, Array) else _values(obj, dtype)
     converted = dtype is not None and not isinstance(obj, (Array, np.ndarray))
-    kind = values.dtype if dtype is None or converted else np.dtype(dtype)
-    serves = kind == values.dtype and (
+    kind = values.dtype if dtype is None or converted else dtype
+    if words.are_bytes(kind, values.dtype):
+        values = values.view(kind)
+    serves = words.same(kind, values.dtype) and (
         order in ("K", "A")
         or (order == "C" and values.flags.c_contiguous)
         or (order == "F" and values.flags.f_contiguous)
@@ -289,8 +299,11 @@ def _of_host(obj: Any, dtype: DTypeLike | None, shape: Any, order: str, copy: bo
     return _copied(values, kind, order)
 
 
-def _values(obj: Any, dtype: DTypeLike | None) -> np.ndarray[Any, Any]:
+def _values(obj: Any, dtype: _DType | None) -> np.ndarray[Any, Any]:
     """obj as NumPy has it; of that dtype, if it has none of its own that could be converted without a copy between."""
+    of_library = capsules.host_values(obj)
+    if of_library is not None:
+        return of_library if dtype is None else _cast(of_library, dtype)
     if (
         hasattr(obj, "__dlpack__")
         and not hasattr(obj, "__array__")
@@ -303,8 +316,27 @@ def _values(obj: Any, dtype: DTypeLike | None) -> np.ndarray[Any, Any]:
     return _converted(obj, dtype)
 
 
-def _converted(obj: Any, dtype: DTypeLike | None) -> np.ndarray[Any, Any]:
+def _cast(values: np.ndarray[Any, Any], dtype: _DType) -> np.ndarray[Any, Any]:
+    if words.are_bytes(values.dtype, dtype):
+        return values.view(dtype)
+    words.check_cast(values.dtype, dtype)
+    return values.astype(dtype, copy=False)
+
+
+def _viewed(obj: Array, dtype: _DType) -> Array:
+    """The same memory with another dtype of the same size."""
+    layout = obj._layout_now()
+    return arrays.make(obj._open_lease(), Layout(layout.shape, dtype, layout.strides), obj._offset)
+
+
+def _converted(obj: Any, dtype: _DType | None) -> np.ndarray[Any, Any]:
     """numpy.asarray. Where that makes one element of obj, the object itself, the error says what obj is and what to do."""
+    of_library = capsules.host_values(obj)
+    if of_library is not None:
+        return of_library if dtype is None else _cast(of_library, dtype)
+    if dtype is not None and dtype.metadata is not None and words.word(dtype):
+        listed = words.raw(dtype) != dtype and not isinstance(obj, np.ndarray)
+        return _cast(np.asarray(obj, words.raw(dtype) if listed else None), dtype)
     found = np.asarray(obj, dtype)
     if found.dtype != object or found.shape or isinstance(obj, np.ndarray):
         return found
@@ -327,13 +359,13 @@ def _refuse(values: np.ndarray[Any, Any], kind: np.dtype[Any], serves: bool) -> 
             "see it; leave copy out, or make the array with cableway.empty() from the start"
         )
     raise ValueError(
-        f"copy=False, but from {values.dtype} to {kind} in that order there is no way without a copy"
+        f"copy=False, but from {words.name(values.dtype)} to {words.name(kind)} in that order there is no way without a copy"
     )
 
 
 def _copied(values: np.ndarray[Any, Any], kind: np.dtype[Any], order: str) -> Array:
     layout = layouts.like(values, order)
-    if kind != values.dtype:
+    if not words.same(kind, values.dtype):
         if kind.itemsize == 0 or kind.subdtype is not None:
             values = values.astype(kind)
             layout = layouts.like(values, order)
@@ -397,14 +429,14 @@ def _is_shared_memory(obj: object) -> bool:
 
 
 def _from_shared_memory(
-    obj: Any, dtype: DTypeLike | None, shape: Any, order: str, copy: bool | None
+    obj: Any, dtype: _DType | None, shape: Any, order: str, copy: bool | None
 ) -> Array:
-    kind = np.dtype(np.uint8 if dtype is None else dtype)
+    kind = np.dtype(np.uint8) if dtype is None else dtype
     dtypes.encode(kind)  # refuses what cannot be shared before anything is measured
     if shape is None:
         if kind.itemsize == 0 or obj.size % kind.itemsize:
             raise ValueError(
-                f"SharedMemory {obj.name!r} of {obj.size} bytes is no whole number of {kind}; give shape="
+                f"SharedMemory {obj.name!r} of {obj.size} bytes is no whole number of {words.name(kind)}; give shape="
             )
         shape = obj.size // kind.itemsize
     layout = _layout(shape, kind, "F" if order == "F" else "C")

@@ -181,7 +181,7 @@ class _Shared:
 
     def _put_slowly(self, end: _End, obj: Any, timeout_ns: int) -> None:
         """Whatever the object is, and however long it takes."""
-        out = items.encode_array(obj, end.max_bytes) if type(obj) is Array else None
+        out = items.encode_alone(obj, end.max_bytes)
         if out is None:
             out = items.encode(obj, end.max_bytes)
         data = out.data

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from cableway._core import dtypes
+from cableway._core import capsules, dtypes
 from cableway._core.leases import bounds
 from cableway.array import Array
 
@@ -70,7 +70,8 @@ class In(_Transfer):
                 raise TypeError(
                     "a masked array's mask would be lost; give array.filled(), and the mask as another argument"
                 )
-            array = np.asarray(array)
+            of_library = capsules.host_values(array)
+            array = np.asarray(array) if of_library is None else of_library
             dtypes.encode(array.dtype)
         self.array = array
 

@@ -5,7 +5,8 @@
  *
  * *Plain* objects are those whose pickle depends on nothing but the standard library's C pickler:
  * None, bool, int, float, complex, str, bytes, small NumPy arrays and scalars, and tuples, lists
- * and dicts of these. Whatever else there is goes as a message that Python encodes (_transport.message).
+ * and dicts of these. Whatever else there is goes as a message that Python encodes
+ * (_transport.message).
  *
  * The GIL is the parent's lock: all calls into cw_pool but the waits are made while holding it, and
  * no Python code runs between those that belong together.
@@ -66,7 +67,8 @@ PyObject *small_load(const void *data, uint32_t size_bytes);
 /* An exception for a negative code of the library's: the class is chosen by cableway.errors. */
 PyObject *raise_failure(int code);
 
-extern PyType_Spec dispatch_spec, worker_spec, queue_spec, outcome_spec, held_spec, answer_spec, fields_spec;
+extern PyType_Spec dispatch_spec, worker_spec, queue_spec, outcome_spec, held_spec, answer_spec,
+    fields_spec;
 
 /* ---- dispatch_held.c ---- */
 

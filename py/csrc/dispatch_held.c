@@ -1,15 +1,15 @@
 /*
  * dispatch_held.c: `Held`, which owns one array of the library's, or none yet: the *cell* of a
- * lease (extra.h, cableway._core.leases). It is there before a call makes or opens the array, the call
- * puts the array into it, and it closes the array when it goes, without a line of Python: whatever
- * a signal's handler raises, the array is closed once.
+ * lease (extra.h, cableway._core.leases). It is there before a call makes or opens the array, the
+ * call puts the array into it, and it closes the array when it goes, without a line of Python:
+ * whatever a signal's handler raises, the array is closed once.
  *
  * Here and not by CFFI since it is on the way of each get.
  *
- * A *block* that another process has lent (_transport/blocks.py) is opened here as well, and given back
- * when the object goes: its first word says OPENED, then RETURNED, or LEFT where a process that was
- * forked meanwhile may look at it. No handler comes between opening and noting it, and what a
- * handler raises is never lost in a finaliser, since none is Python's.
+ * A *block* that another process has lent (_transport/blocks.py) is opened here as well, and given
+ * back when the object goes: its first word says OPENED, then RETURNED, or LEFT where a process
+ * that was forked meanwhile may look at it. No handler comes between opening and noting it, and
+ * what a handler raises is never lost in a finaliser, since none is Python's.
  *
  * Owner: whoever has the object; one thread at a time calls it. If the process dies, so does the
  * lease. A forked child's copy closes the child's copy of the array, which the library sees to.

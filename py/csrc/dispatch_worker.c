@@ -1,7 +1,7 @@
 /*
  * dispatch_worker.c: `WorkerEnd`, a worker's end of a pool: takes tasks, calls their functions,
- * answers. What is not plain goes through the handler, an object of _pool.worker.worker; what is answered
- * after its function has returned, through dispatch_defer.c.
+ * answers. What is not plain goes through the handler, an object of _pool.worker.worker; what is
+ * answered after its function has returned, through dispatch_defer.c.
  *
  * One thread serves. A task's data are the worker's until it answers. A child that a task has
  * forked must not answer: it ends where it would.

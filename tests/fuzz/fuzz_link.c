@@ -9,17 +9,13 @@
  * What must hold: nothing is read or written beside (AddressSanitizer), no assertion fails, each
  * job is answered once, and when all links have ended and time has passed nothing is left.
  */
-#include "tests/fuzz/link/around.h"
-
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "broker/bridge/local/job.h"
-#include "broker/bridge/memory.h"
-#include "broker/bridge/fetch/replica.h"
-#include "ipc/client.h"
 #include "ipc/base/meta.h"
+#include "ipc/client.h"
+#include "tests/fuzz/link/around.h"
 
 #define STEPS_MOST 200u
 #define LINKS_MOST 4u
@@ -142,14 +138,14 @@ static void fill(struct fuzz *f, uint16_t op, struct body *body) {
         return;
     }
     case CWB_READ: {
-        struct cwb_read read = {.source = f->bridge.next_source - number(f),
+        struct cwb_read read = {.source = f->bridge.next_upload - number(f),
                                 .offset_bytes = number(f) * CWB_READ_MIN,
                                 .length_bytes = (uint32_t)size_of(f)};
         add(body, &read, sizeof read);
         return;
     }
     case CWB_CLOSE: {
-        struct cwb_close close = {.source = f->bridge.next_source - number(f),
+        struct cwb_close close = {.source = f->bridge.next_upload - number(f),
                                   .unneeded = byte(f) % 2};
         add(body, &close, sizeof close);
         return;
@@ -360,9 +356,9 @@ static void turn(struct fuzz *f) {
     (void)cwb_jobs_tick(bridge);
     (void)cwb_streams_tick(bridge);
     (void)cwb_deferred_tick(bridge);
-    (void)cwb_takes_tick(bridge);
-    cwb_sources_tick(bridge);
-    cwb_offered_tick(bridge);
+    (void)cwb_downloads_tick(bridge);
+    cwb_uploads_tick(bridge);
+    cwb_incoming_puts_tick(bridge);
     cwb_lists_turn(bridge);
     cwb_changes_turn(bridge);
     cwb_wires_flush(&bridge->loop);
@@ -458,7 +454,7 @@ static void open_one(struct fuzz *f, uint64_t run) {
     feed(link, body.bytes, body.used);
 }
 
-/* Nobody says anything any more; what is left after all patience is a leak. */
+/* Nobody says anything any more; what is left after all waits is a leak. */
 static void finish(struct fuzz *f) {
     struct cwb_bridge *bridge = &f->bridge;
     struct cwb_link *link, *next;
@@ -473,10 +469,11 @@ static void finish(struct fuzz *f) {
             continue;
         turn(f);
     }
-    promise(!bridge->links && !bridge->replicas && !bridge->looks && !bridge->watched);
+    promise(!bridge->links && !bridge->replicas && !bridge->gc_order && !bridge->watched);
     promise(!bridge->wait_count && !bridge->deferred && !bridge->lingering);
-    promise(!bridge->lists && !bridge->landings && !bridge->stages);
-    promise(!f->peer->sources && !f->peer->offered && !f->peer->takes && !f->peer->waiting);
+    promise(!bridge->lists && !bridge->gpu_receives && !bridge->stagings);
+    promise(!f->peer->uploads && !f->peer->incoming_puts && !f->peer->downloads &&
+            !f->peer->waiting);
     promise(!f->peer->streams && !f->peer->wait_count && !f->peer->watches);
     around_end(bridge, f->jobs);
     free(f->peer);

@@ -1,6 +1,7 @@
 /*
- * cableway get: an array as an .npy file. Contiguous arrays (C or Fortran) are written as they lie;
- * strided views in C order, gathered piece by piece. The file appears whole or not at all.
+ * cableway get: an array as an .npy file, or a .safetensors file if its name ends so. Contiguous
+ * arrays (C or Fortran) are written as they lie; strided views in C order, gathered piece by piece.
+ * The file appears whole or not at all.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -15,6 +16,7 @@
 #include "tools/cli.h"
 #include "tools/npy/npy.h"
 #include "tools/output.h"
+#include "tools/safetensors/safetensors.h"
 
 #define PIECE_BYTES (4u << 20)
 
@@ -173,14 +175,17 @@ static int bring_here(cw_array *array, const cw_layout *layout, char **copy, con
     return code;
 }
 
-static int write_array(int fd, cw_array *array) {
+static int write_array(const struct cli *cli, int fd, cw_array *array) {
     cw_layout layout;
     cw_array_layout(array, &layout);
+    bool to_safetensors = safetensors_is_path(cli->arguments[1]); /* which has C order alone */
     bool c_order = is_contiguous(&layout, false);
-    bool fortran_order = !c_order && is_contiguous(&layout, true);
+    bool fortran_order = !to_safetensors && !c_order && is_contiguous(&layout, true);
     uint64_t header_bytes, nbytes = data_bytes(&layout);
     char *header;
-    int code = npy_format_header(&layout, fortran_order, &header, &header_bytes);
+    int code = to_safetensors
+                   ? safetensors_format_header(cli->arguments[0], &layout, &header, &header_bytes)
+                   : npy_format_header(&layout, fortran_order, &header, &header_bytes);
     if (code)
         return code;
     code = write_all(fd, header, header_bytes);
@@ -231,7 +236,7 @@ int cmd_get(const struct cli *cli) {
         struct target target;
         result = target_open(cli->arguments[1], &target);
         if (result == 0)
-            result = write_array(target.fd, array);
+            result = write_array(cli, target.fd, array);
         result = target_close(&target, result);
         /* A file that cannot be written is no missing name and no lost broker. */
         code = result ? cli_error(result == -EDQUOT ? CLI_LIMIT : CLI_FAILED, "%s", cw_error())

@@ -1,6 +1,6 @@
 /*
- * cableway put: the array of an .npy file under a name. The file is read straight into the shared
- * array; the name appears when all of it is there, or not at all.
+ * cableway put: the array of an .npy or .safetensors file under a name. The file is read straight
+ * into the shared array; the name appears when all of it is there, or not at all.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -15,6 +15,7 @@
 #include "tools/monitor.h"
 #include "tools/npy/npy.h"
 #include "tools/output.h"
+#include "tools/safetensors/safetensors.h"
 
 #define READ_PIECE_BYTES (64u << 20)
 
@@ -132,7 +133,9 @@ int cmd_put(const struct cli *cli) {
     if (result == 0)
         result = fd = open_input(cli->arguments[1]);
     if (result >= 0)
-        result = npy_read_header(fd, cli->arguments[1], npy);
+        result = safetensors_is_path(cli->arguments[1])
+                     ? safetensors_read_header(fd, cli->arguments[1], npy)
+                     : npy_read_header(fd, cli->arguments[1], npy);
     if (result == 0)
         result = check_length(fd, cli->arguments[1], npy);
     int code = result == -ENOENT ? cli_error(CLI_FAILED, "%s", cw_error()) : cli_result(result);

@@ -6,6 +6,7 @@
  */
 #include "tools/npy/npy.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,9 +43,16 @@ static bool size_fits(char kind, unsigned long size) {
 /* "<f8", "|S10", "<M8[ns]". */
 static int typestr_itemsize(const char *typestr, uint64_t *itemsize) {
     const char *at = typestr;
+    bool ordered = *at == '<' || *at == '>';
     if (*at && strchr("<>|=", *at))
         at++;
     char kind = *at ? *at++ : 0;
+    if (kind == 'V' && ordered) /* NumPy's own void has no order */
+        return cw_fail(-ENOTSUP,
+                       "the dtype %.40s in the .npy file is what numpy.save() makes of one that it "
+                       "does not know, such as bfloat16; save a .safetensors file, or the bytes: "
+                       "x.view('u1')",
+                       typestr);
     if (kind == 'O')
         return cw_fail(-ENOTSUP,
                        "the array holds Python objects (dtype %.40s): only their own process could "

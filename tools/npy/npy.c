@@ -171,9 +171,29 @@ static bool is_ascii(const char *text) {
     return !*text;
 }
 
+/* NumPy would write '<V2', which nobody can read back. */
+static int no_word(const char *dtype) {
+    uint32_t count;
+    const cw_dtype_row *row = cw_dtype_table(&count), *end = row + count;
+    while (row < end && strcmp(row->dtype, dtype))
+        row++;
+    if (row < end && *row->safetensors)
+        return cw_fail(
+            -ENOTSUP,
+            "a .npy file has no dtype %.60s; write the array into a file whose name ends "
+            "in .safetensors",
+            dtype);
+    return cw_fail(-ENOTSUP,
+                   "neither a .npy file nor a .safetensors file has a dtype %.60s; from Python "
+                   "numpy.save(file, cableway.get(name).numpy()) writes its bytes",
+                   dtype);
+}
+
 int npy_format_header(const cw_layout *layout, bool fortran_order, char **out,
                       uint64_t *size_bytes) {
     uint32_t itemsize;
+    if (layout->dtype[0] >= 'a' && layout->dtype[0] <= 'z')
+        return no_word(layout->dtype);
     if (npy_dtype_itemsize(layout->dtype, &itemsize) != 0 || itemsize != layout->itemsize)
         return cw_fail(-ENOTSUP,
                        "the dtype %.60s cannot stand in a .npy file as it is here; from Python "

@@ -13,7 +13,7 @@
 #include "broker/bridge/tls/folder.h"
 #include "broker/bridge/io/io.h"
 #include "broker/bridge/link/peer_list.h"
-#include "broker/bridge/link/taker.h"
+#include "broker/bridge/link/port_owner.h"
 #include "broker/bridge/tls/tls.h"
 #include "ipc/array/remote_name.h"
 
@@ -86,7 +86,7 @@ static void ask_bridge(json_t *out) {
 
 /* Whether the bridge listens at an address that it was told: "", or why not. */
 static void look_at_port(const char *text, int pid, char *why, size_t room) {
-    char host[CW_ADDRESS_MAX + 1], port[8], who[CWB_TAKER_TEXT];
+    char host[CW_ADDRESS_MAX + 1], port[8], who[CWB_PORT_OWNER_TEXT];
     struct addrinfo *found = NULL, hints = {.ai_family = AF_UNSPEC,
                                             .ai_socktype = SOCK_STREAM,
                                             .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
@@ -96,7 +96,7 @@ static void look_at_port(const char *text, int pid, char *why, size_t room) {
         return;
     bool here = false; /* else there may be no such family */
     for (struct addrinfo *at = found; at; at = at->ai_next) {
-        int owner = cwb_taker(at, pid, who);
+        int owner = cwb_port_owner(at, pid, who);
         here = here || owner == pid;
         if (owner >= 0 && owner != pid)
             snprintf(why, room, "%s listens at %.100s", who, text);
@@ -108,7 +108,7 @@ static void look_at_port(const char *text, int pid, char *why, size_t room) {
 
 /* Where the running bridge was told to listen, and what of that it does not do. */
 static void look_at_ports(json_t *out, int pid) {
-    char path[64], words[8192], why[CWB_TAKER_TEXT + 128], whys[1024] = "", where[1024] = "";
+    char path[64], words[8192], why[CWB_PORT_OWNER_TEXT + 128], whys[1024] = "", where[1024] = "";
     snprintf(path, sizeof path, "/proc/%d/cmdline", pid);
     FILE *file = fopen(path, "re");
     size_t count = file ? fread(words, 1, sizeof words - 1, file) : 0;

@@ -1,19 +1,23 @@
 /*
- * Siblings: replicas of one remote array at several places of this node, in host memory and on
- * GPUs. Each is a replica with a key of its own (cw_remote_place()); a process asks for the place
- * where it wants the array.
+ * Co-located replicas: those of one remote array at several places of this node, in host memory and
+ * on GPUs. Each is a replica with a key of its own (cw_remote_place()); a process asks for the
+ * place where it wants the array.
  *
  * Its bytes come over the network once, wherever they are wanted: what is HELD at one place is
  * copied from there, by the mover where a GPU is an end of it; what is coming to one place is
- * waited for. If that fails, one of those who waited fetches it. Where a GPU is full, siblings on
- * GPUs that nobody uses are let go.
+ * waited for. If that fails, one of those who waited fetches it. Where a GPU is full, co-located
+ * ones on GPUs that nobody uses are let go.
  */
+#include "broker/bridge/fetch/co_located.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "broker/bridge/fetch/floor.h"
-#include "broker/bridge/memory.h"
 #include "broker/bridge/fetch/replica.h"
+#include "broker/bridge/fetch/replica_gc.h"
+#include "broker/bridge/local/arrays.h"
+#include "broker/bridge/memory.h"
 
 void cwb_replica_wake(struct cwb_replica *replica) {
     struct cwb_replica *follower;
@@ -26,12 +30,12 @@ void cwb_replica_wake(struct cwb_replica *replica) {
 
 /* What nobody uses on GPUs is let go of, as soon as the broker has told so. Is there anything? */
 static bool make_room(void *owner) {
-    return cwb_looks_at_gpus(((struct cwb_replica *)owner)->bridge);
+    return cwb_replica_gc_on_gpus(((struct cwb_replica *)owner)->bridge);
 }
 
-static void on_landed(void *owner, int code, cw_array *array) {
+static void on_received(void *owner, int code, cw_array *array) {
     struct cwb_replica *replica = owner;
-    replica->landing = NULL;
+    replica->gpu_receive = NULL;
     replica->array = array;
     if (code == 0) {
         cwb_replica_put(replica);
@@ -43,24 +47,24 @@ static void on_landed(void *owner, int code, cw_array *array) {
         cwb_replica_fail(replica, code);
 }
 
-void cwb_replica_land(struct cwb_replica *replica, const struct cwb_landing_wish *what) {
-    struct cwb_landing_wish wish = *what;
-    wish.size_bytes = replica->opened.size_bytes;
-    wish.to_host = !replica->on_gpu;
-    wish.make_room = replica->on_gpu ? make_room : NULL;
-    memcpy(wish.gpu.device_uuid, replica->gpu, sizeof replica->gpu);
-    replica->landing = cwb_landing_begin(replica->bridge, &wish, on_landed, replica);
-    if (!replica->landing)
+void cwb_replica_receive(struct cwb_replica *replica, const struct cwb_gpu_receive_spec *what) {
+    struct cwb_gpu_receive_spec spec = *what;
+    spec.size_bytes = replica->opened.size_bytes;
+    spec.to_host = !replica->on_gpu;
+    spec.make_room = replica->on_gpu ? make_room : NULL;
+    memcpy(spec.gpu.device_uuid, replica->gpu, sizeof replica->gpu);
+    replica->gpu_receive = cwb_gpu_receive_begin(replica->bridge, &spec, on_received, replica);
+    if (!replica->gpu_receive)
         cwb_replica_fail(replica, -EDQUOT);
 }
 
 /* Another place of the same array at this node: one that is there, else one that is coming. */
-static struct cwb_replica *sibling(const struct cwb_replica *replica) {
-    struct cwb_replica *coming = NULL, *other = replica->floor->places;
-    for (; other; other = other->next_place) {
+static struct cwb_replica *co_located(const struct cwb_replica *replica) {
+    struct cwb_replica *coming = NULL, *other = replica->floor->replicas;
+    for (; other; other = other->floor_next) {
         if (other == replica || other->followed)
             continue;
-        if (other->held && !other->doubtful)
+        if (other->held && !other->stale)
             return other;
         if (!other->held)
             coming = other;
@@ -69,7 +73,7 @@ static struct cwb_replica *sibling(const struct cwb_replica *replica) {
 }
 
 bool cwb_replica_follow(struct cwb_replica *replica) {
-    struct cwb_replica *other = sibling(replica);
+    struct cwb_replica *other = co_located(replica);
     struct cw_found found;
     cw_array *array;
     bool on_gpu;
@@ -90,7 +94,7 @@ bool cwb_replica_follow(struct cwb_replica *replica) {
         cw_array_close(array);
         return false;
     }
-    replica->doubtful = false;
+    replica->stale = false;
     replica->sent = other->sent;
     replica->opened = other->opened;
     replica->opened.inside = 0;
@@ -102,6 +106,6 @@ bool cwb_replica_follow(struct cwb_replica *replica) {
         return true;
     }
     memcpy(replica->came, found.meta, found.entry.meta_bytes);
-    cwb_replica_land(replica, &(struct cwb_landing_wish){.local = array});
+    cwb_replica_receive(replica, &(struct cwb_gpu_receive_spec){.local = array});
     return true;
 }

@@ -7,7 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/invalidation.h"
+#include "broker/bridge/link/peer.h"
 #include "broker/bridge/memory.h"
+#include "broker/bridge/wire/frame.h"
 
 struct cwb_floor *cwb_floor_find(struct cwb_peer *peer, const char *there, uint32_t length) {
     struct cwb_floor *floor;
@@ -31,15 +35,15 @@ bool cwb_floor_join(struct cwb_replica *replica) {
         }
     }
     replica->floor = floor;
-    LL_PREPEND2(floor->places, replica, next_place);
+    LL_PREPEND2(floor->replicas, replica, floor_next);
     return true;
 }
 
 void cwb_floor_leave(struct cwb_replica *replica) {
     struct cwb_floor *floor = replica->floor;
-    LL_DELETE2(floor->places, replica, next_place);
+    LL_DELETE2(floor->replicas, replica, floor_next);
     replica->floor = NULL;
-    if (floor->places)
+    if (floor->replicas)
         return;
     HASH_DEL(replica->peer->floors, floor);
     free(floor);
@@ -60,8 +64,8 @@ bool cwb_floor_stands(const struct cwb_replica *replica) {
 static struct cwb_replica *another(const struct cwb_floor *floor, uint64_t instance,
                                    uint64_t entry) {
     struct cwb_replica *replica;
-    for (replica = floor->places; replica; replica = replica->next_place) {
-        if (replica->whole && !replica->doubtful &&
+    for (replica = floor->replicas; replica; replica = replica->floor_next) {
+        if (replica->whole && !replica->stale &&
             (!entry || replica->opened.instance != instance || replica->opened.entry != entry))
             return replica;
     }
@@ -76,7 +80,7 @@ void cwb_floor_raise(struct cwb_replica *replica) {
         return;
     replica->whole = false; /* it is not meant */
     while ((other = another(floor, instance, entry)))
-        cwb_doubts_outdate(other);
+        cwb_replica_invalidate(other);
     replica->whole = true;
     floor->told = ++replica->bridge->stamp;
     floor->instance = instance;
@@ -93,7 +97,7 @@ void cwb_floor_none(struct cwb_bridge *bridge, struct cwb_peer *peer,
         other = another(floor, 0, 0);
         if (!other)
             return;
-        cwb_doubts_outdate(other);
+        cwb_replica_invalidate(other);
     }
 }
 

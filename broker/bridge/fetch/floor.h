@@ -9,8 +9,8 @@
  *
  * Invariant: a replica STANDS if no other fact was told since its owner was asked for it, or if it
  * is the array of the last fact, or a later one by the same run of the owner's broker (which
- * numbers its puts). It can be found (by its name, on the board) only if it stood when it was
- * whole; and before a later fact is told to anybody it is outdated: one store into its block's
+ * numbers its puts). It can be found (by its name, in the replica cache) only if it stood when it
+ * was whole; and before a later fact is told to anybody it is outdated: one store into its block's
  * entry (shm/blocks/block.h), which whoever finds its name at any place looks at last. A job that
  * asks is given what is coming only if that stands at that moment; else it waits for the next one.
  *
@@ -35,9 +35,9 @@
 #include "broker/bridge/fetch/replica.h"
 
 struct cwb_floor {
-    struct cwb_replica *places;
-    uint64_t told;            /* stamp of the last fact; 0: none yet */
-    uint64_t instance, entry; /* the array that it was; 0: it was none, or not said which */
+    struct cwb_replica *replicas; /* at whatever place */
+    uint64_t told;                /* stamp of the last fact; 0: none yet */
+    uint64_t instance, entry;     /* the array that it was; 0: it was none, or not said which */
     struct cw_name_key there;
     UT_hash_handle hh; /* of the peer, by there */
 };

@@ -1,15 +1,21 @@
 /*
- * Doubts: when a replica no longer means what its name means: its owner told of a change, something
- * later was told here (floor.h), or the link is gone. One that can be found is outdated and let go
- * of at once; one that is being fetched is from then on doubtful, and gets no name. The loop's
- * thread owns all.
+ * Invalidation: when a replica no longer means what its name means: its owner told of a change,
+ * something later was told here (floor.h), or the link is gone. One that can be found is outdated
+ * and let go of at once; one that is being fetched is from then on stale, and gets no name. The
+ * loop's thread owns all.
  */
+#include "broker/bridge/fetch/invalidation.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <utlist.h>
 
-#include "broker/bridge/local/replica_cache.h"
+#include "broker/bridge/bridge.h"
 #include "broker/bridge/fetch/floor.h"
+#include "broker/bridge/fetch/replica.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/local/arrays.h"
+#include "broker/bridge/local/replica_cache.h"
 
 /* Who was told where an array lies has so long to open it, whatever has become of the replica. Who
  * comes later finds it gone, perhaps, and asks anew. */
@@ -21,14 +27,14 @@ struct cwb_lingering {
     struct cwb_lingering *next;
 };
 
-void cwb_doubts_part(struct cwb_replica *replica) {
+void cwb_replica_release_array(struct cwb_replica *replica) {
     struct cwb_bridge *bridge = replica->bridge;
     struct cwb_lingering *lingering = replica->array && replica->answered_ns &&
                                               bridge->loop.now_ns - replica->answered_ns < LINGER_NS
                                           ? malloc(sizeof *lingering)
                                           : NULL;
     if (lingering) {
-        bridge->hurry = bridge->hurry || !bridge->lingering;
+        bridge->tick_now = bridge->tick_now || !bridge->lingering;
         *lingering = (struct cwb_lingering){.array = replica->array,
                                             .until_ns = bridge->loop.now_ns + LINGER_NS};
         LL_APPEND(bridge->lingering, lingering);
@@ -39,7 +45,7 @@ void cwb_doubts_part(struct cwb_replica *replica) {
     replica->answered_ns = 0;
 }
 
-int64_t cwb_doubts_tick(struct cwb_bridge *bridge) {
+int64_t cwb_invalidation_tick(struct cwb_bridge *bridge) {
     struct cwb_lingering *first;
     while ((first = bridge->lingering)) {
         if (bridge->loop.now_ns < first->until_ns)
@@ -51,17 +57,17 @@ int64_t cwb_doubts_tick(struct cwb_bridge *bridge) {
     return INT64_MAX;
 }
 
-void cwb_doubts_outdate(struct cwb_replica *replica) {
+void cwb_replica_invalidate(struct cwb_replica *replica) {
     if (replica->whole)
         cwb_replica_let_go(replica);
     else
-        replica->doubtful = true;
+        replica->stale = true;
 }
 
 /* May it be from before the change that its owner tells of? What is coming is taken to be. */
 static bool concerns(const struct cwb_replica *replica, const struct cwb_changed *changed) {
     const struct cwb_opened *opened = &replica->opened;
-    return replica->sent && !replica->doubtful &&
+    return replica->sent && !replica->stale &&
            (!replica->whole || opened->instance != changed->instance ||
             opened->entry <= changed->entry);
 }
@@ -71,11 +77,11 @@ void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame) {
     struct cwb_replica *replica;
     do { /* with one of them the floor may end */
         floor = cwb_floor_find(peer, frame->key, frame->key_bytes);
-        replica = floor ? floor->places : NULL;
+        replica = floor ? floor->replicas : NULL;
         while (replica && !concerns(replica, &frame->changed))
-            replica = replica->next_place;
+            replica = replica->floor_next;
         if (replica)
-            cwb_doubts_outdate(replica);
+            cwb_replica_invalidate(replica);
     } while (replica);
 }
 
@@ -86,11 +92,11 @@ void cwb_replicas_unlink(struct cwb_peer *peer) {
         struct cw_name_key there = floor->there;
         do { /* with one of them the floor may end, and others of it */
             struct cwb_floor *left = cwb_floor_find(peer, there.text, there.length);
-            replica = left ? left->places : NULL;
-            while (replica && (!replica->sent || replica->doubtful))
-                replica = replica->next_place;
+            replica = left ? left->replicas : NULL;
+            while (replica && (!replica->sent || replica->stale))
+                replica = replica->floor_next;
             if (replica)
-                cwb_doubts_outdate(replica);
+                cwb_replica_invalidate(replica);
         } while (replica);
     }
 }

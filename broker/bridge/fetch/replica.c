@@ -1,44 +1,28 @@
 /*
- * Replicas: remote arrays in local memory, each under its remote name in the directory, where local
- * clients find it without asking anybody.
- *
- *   OPENING --opened--> MAKING --memory--> TAKING --whole, checked--> HELD --changed, unused, or
- *      |  (small arrays come with the answer: no TAKING)               |     the peer is away-->
- * gone
- *      +--it fails: all jobs are told, gone                            v
- *
- * However many clients want one array, it is fetched once: they all wait for the same replica. At
- * other places of this node, on GPUs, it has siblings (co_located.c). What is HELD is what the name
- * means at its owner as far as it can be known: the owner tells of each change, and while there is
- * no link to it, nothing is HELD. Clients that have opened a replica keep it in any case, also
- * under other names that they give it: its block is frozen, and means the same bytes for as long as
- * anybody has it. If this process dies, the broker takes all replicas' names away.
- *
- * Within the node a name never goes back: floor.h. What a client of this node put or removed is
- * outdated before the broker is told that the write is done. Who asks then, or after its owner has
- * told of a change, while it is being fetched, waits for the next one (late); who asked before that
- * gets what was opened before. A client is told where its array lies, at the door and by way of the
- * broker, so that it gets that array though the name may mean another by then; the name is for
- * those who come later, and what is doubtful gets none.
- *
- * Between TAKING and HELD the broker is asked for the name. Where nothing here depends on that
- * (calm), its answer does not wake this process, which may then sleep for as long as it has nothing
- * else to do. So whatever makes the answer matter calls cwb_replica_hurry(): somebody asks for it
- * (cwb_replica_get), or a sibling waits for it (co_located.c). Who sleeps has somebody who wakes
- * him.
+ * Replicas: see replica.h.
  */
+#include "broker/bridge/fetch/replica.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "broker/bridge/local/replica_cache.h"
-#include "broker/bridge/local/fast_path.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/co_located.h"
+#include "broker/bridge/fetch/download.h"
 #include "broker/bridge/fetch/floor.h"
-#include "broker/bridge/wire/hash.h"
+#include "broker/bridge/fetch/invalidation.h"
+#include "broker/bridge/fetch/replica_gc.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/local/arrays.h"
 #include "broker/bridge/local/broker_channel.h"
+#include "broker/bridge/local/fast_path.h"
+#include "broker/bridge/local/replica_cache.h"
 #include "broker/bridge/memory.h"
-#include "broker/bridge/fetch/replica.h"
-#include "ipc/base/meta.h"
+#include "broker/bridge/wire/frame.h"
+#include "broker/bridge/wire/hash.h"
 #include "ipc/array/remote_name.h"
+#include "ipc/base/meta.h"
 
 #define TRIES 4 /* of an array that is written to, or whose owner starts anew */
 
@@ -47,20 +31,20 @@ struct cwb_naming {              /* the broker was asked for a name */
 };
 
 static void replica_free(struct cwb_replica *replica) {
-    cwb_board_take_down(replica);
+    cwb_replica_cache_remove(replica);
     HASH_DEL(replica->bridge->replicas, replica);
-    DL_DELETE2(replica->bridge->looks, replica, look_prev, look_next);
+    DL_DELETE2(replica->bridge->gc_order, replica, gc_prev, gc_next);
     if (replica->followed)
         LL_DELETE2(replica->followed->followers, replica, follow_next);
-    cwb_landing_cancel(replica->landing);
+    cwb_gpu_receive_cancel(replica->gpu_receive);
     cwb_replica_wake(replica);
     if (replica->waits)
         cwb_peer_forget(replica->peer, &replica->waiter);
     if (replica->asked)
         cwb_request_forget(replica->asked);
-    cwb_take_cancel(&replica->take);
+    cwb_download_cancel(&replica->download);
     cwb_floor_leave(replica);
-    cwb_doubts_part(replica);
+    cwb_replica_release_array(replica);
     free(replica->came);
     free(replica);
 }
@@ -78,14 +62,14 @@ static void answer(struct cwb_replica *replica, struct cwb_job *job) {
     } placed;
     replica->answered_ns = replica->bridge->loop.now_ns;
     if (!job->id) {
-        cwb_door_answer(job, 0, &replica->put, replica->came);
+        cwb_fast_path_answer(job, 0, &replica->put, replica->came);
         return;
     }
     if (!fits_answer(replica)) {
         cwb_job_done(job, 0, NULL, 0);
         return;
     }
-    cwb_door_place(replica->bridge, &replica->put, &placed.head);
+    cwb_fast_path_location(replica->bridge, &replica->put, &placed.head);
     memcpy(placed.meta, replica->came, replica->put.meta_bytes);
     cwb_job_done(job, 0, &placed, (uint32_t)sizeof placed.head + replica->put.meta_bytes);
 }
@@ -107,8 +91,8 @@ static void tell_jobs(struct cwb_replica *replica, int status) {
 
 /* What was being fetched is given up, and fetched again. */
 static void begin_anew(struct cwb_replica *replica) {
-    cwb_board_take_down(replica);
-    cwb_doubts_part(replica);
+    cwb_replica_cache_remove(replica);
+    cwb_replica_release_array(replica);
     replica->held = replica->whole = replica->named = false;
     replica->naming = NULL;
     free(replica->came);
@@ -140,7 +124,7 @@ void cwb_replica_fail(struct cwb_replica *replica, int status) {
 static void unname(struct cwb_replica *replica) {
     struct cw_key key = {.key_bytes = replica->key.length};
     struct iovec parts[] = {{&key, sizeof key}, {replica->key.text, replica->key.length}};
-    cwb_home_ask(replica->bridge->home, CW_OP_REMOVE, parts, 2, NULL, NULL);
+    cwb_broker_channel_ask(replica->bridge->broker_channel, CW_OP_REMOVE, parts, 2, NULL, NULL);
 }
 
 void cwb_replica_let_go(struct cwb_replica *replica) {
@@ -167,13 +151,13 @@ void cwb_replica_again(struct cwb_replica *replica) {
 }
 
 void cwb_replica_hurry(struct cwb_replica *replica) {
-    if (!replica->whole || !replica->calm || replica->held)
+    if (!replica->whole || !replica->no_wake || replica->held)
         return;
     struct cw_block_ref ref = {
         .slab = replica->put.slab, .block = replica->put.block, .gen = replica->put.gen};
     struct iovec part = {&ref, sizeof ref};
-    replica->calm = false;
-    cwb_home_ask(replica->bridge->home, CW_OP_HOLDERS, &part, 1, NULL, NULL);
+    replica->no_wake = false;
+    cwb_broker_channel_ask(replica->bridge->broker_channel, CW_OP_HOLDERS, &part, 1, NULL, NULL);
 }
 
 /* The broker has named it: all who wait hear so. */
@@ -181,10 +165,10 @@ static void hold(struct cwb_replica *replica) {
     LL_CONCAT(replica->jobs, replica->late);
     replica->late = NULL;
     replica->held = true;
-    cwb_board_take_down(replica);
+    cwb_replica_cache_remove(replica);
     tell_jobs(replica, 0);
     if (!replica->on_gpu) /* the name holds it, and gives way where memory is wanted */
-        cwb_doubts_part(replica);
+        cwb_replica_release_array(replica);
     cwb_replica_wake(replica);
 }
 
@@ -228,10 +212,10 @@ static bool tell_at_once(struct cwb_replica *replica) {
     return any;
 }
 
-/* Asks the broker for its name. calm: nobody waits for it. */
-static void ask_name(struct cwb_replica *replica, const struct cw_put *put, bool calm) {
+/* Asks the broker for its name. batched: nobody waits for it. */
+static void ask_name(struct cwb_replica *replica, const struct cw_put *put, bool batched) {
     /* Does anything here depend on the broker's answer? */
-    replica->calm = !replica->jobs && !replica->followers;
+    replica->no_wake = !replica->jobs && !replica->followers;
     replica->named = true;
     replica->naming = malloc(sizeof *replica->naming);
     if (!replica->naming) {
@@ -239,19 +223,19 @@ static void ask_name(struct cwb_replica *replica, const struct cw_put *put, bool
         return;
     }
     replica->naming->replica = replica;
-    struct cw_replica message = {.calm = replica->calm, .put = *put};
+    struct cw_replica message = {.calm = replica->no_wake, .put = *put};
     struct iovec parts[] = {{&message, sizeof message},
                             {replica->key.text, replica->key.length},
                             {replica->came, put->meta_bytes}};
-    if (cwb_home_ask(replica->bridge->home, CW_OP_REPLICA, parts, 3, on_put, replica->naming) !=
-        0) {
+    if (cwb_broker_channel_ask(replica->bridge->broker_channel, CW_OP_REPLICA, parts, 3, on_put,
+                               replica->naming) != 0) {
         free(replica->naming);
         replica->naming = NULL;
         cwb_replica_fail(replica, -EDQUOT);
         return;
     }
-    if (calm)
-        cwb_home_calm(replica->bridge->home);
+    if (batched)
+        cwb_broker_channel_batch_notify(replica->bridge->broker_channel);
 }
 
 void cwb_replica_put(struct cwb_replica *replica) {
@@ -280,22 +264,22 @@ void cwb_replica_put(struct cwb_replica *replica) {
     if (cwb_floor_stands(replica))
         cwb_floor_raise(replica);
     else
-        replica->doubtful = true;
-    if (!replica->doubtful) {
+        replica->stale = true;
+    if (!replica->stale) {
         LL_CONCAT(replica->jobs, replica->late); /* new enough for all who ask */
         replica->late = NULL;
-        cwb_board_post(replica);
+        cwb_replica_cache_add(replica);
     }
-    bool calm = !tell_at_once(replica);
-    if (replica->doubtful) /* nobody is to find it */
+    bool batched = !tell_at_once(replica);
+    if (replica->stale) /* nobody is to find it */
         cwb_replica_let_go(replica);
     else
-        ask_name(replica, &put, calm);
+        ask_name(replica, &put, batched);
 }
 
-static void on_taken(struct cwb_take *take, int status) {
+static void on_downloaded(struct cwb_download *download, int status) {
     struct cwb_replica *replica =
-        (struct cwb_replica *)((char *)take - offsetof(struct cwb_replica, take));
+        (struct cwb_replica *)((char *)download - offsetof(struct cwb_replica, download));
     if (status == 0)
         cwb_replica_put(replica);
     else if (status == -ESTALE || status == -EAGAIN)
@@ -310,7 +294,7 @@ static void on_array(void *owner, int code, cw_array *array) {
         char sentence[CW_DETAIL_MAX];
         strcpy(sentence, cw_detail());
         if (!replica->opened.inside)
-            cwb_take_refuse(replica->peer, replica->run, replica->opened.source);
+            cwb_download_refuse(replica->peer, replica->run, replica->opened.source);
         cw_fail(code, "%s", sentence);
         cwb_replica_fail(replica, code);
         return;
@@ -327,19 +311,19 @@ static void on_array(void *owner, int code, cw_array *array) {
             cwb_replica_put(replica);
         return;
     }
-    replica->take = (struct cwb_take){.on_done = on_taken,
-                                      .bridge = replica->bridge,
-                                      .peer = replica->peer,
-                                      .source = replica->opened.source,
-                                      .size_bytes = replica->opened.size_bytes,
-                                      .array = array};
-    cwb_take_begin(&replica->take, replica->run);
+    replica->download = (struct cwb_download){.on_done = on_downloaded,
+                                              .bridge = replica->bridge,
+                                              .peer = replica->peer,
+                                              .source = replica->opened.source,
+                                              .size_bytes = replica->opened.size_bytes,
+                                              .array = array};
+    cwb_download_begin(&replica->download, replica->run);
 }
 
 static void on_opened(struct cwb_request *request, const struct cwb_frame *frame) {
     struct cwb_replica *replica = request->owner;
     replica->asked = NULL;
-    if (!frame) { /* cut: once more, with patience */
+    if (!frame) { /* cut: once more, and it waits for a link */
         cwb_replica_again(replica);
         return;
     }
@@ -358,7 +342,7 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     replica->came = malloc(frame->meta_bytes + inside_bytes + 1);
     if (!replica->came) {
         if (!frame->opened.inside)
-            cwb_take_refuse(replica->peer, replica->run, frame->opened.source);
+            cwb_download_refuse(replica->peer, replica->run, frame->opened.source);
         cwb_replica_fail(replica, cwb_no_memory("an array of another node"));
         return;
     }
@@ -368,12 +352,13 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     if (!replica->on_gpu)
         cwb_local_new(replica->bridge, frame->opened.size_bytes, on_array, replica);
     else if (frame->opened.inside)
-        cwb_replica_land(replica, &(struct cwb_landing_wish){.inside = replica->came +
-                                                                       frame->opened.meta_bytes});
+        cwb_replica_receive(replica, &(struct cwb_gpu_receive_spec){
+                                         .inside = replica->came + frame->opened.meta_bytes});
     else
-        cwb_replica_land(replica, &(struct cwb_landing_wish){.peer = replica->peer,
-                                                             .run = replica->run,
-                                                             .source = frame->opened.source});
+        cwb_replica_receive(replica,
+                            &(struct cwb_gpu_receive_spec){.peer = replica->peer,
+                                                           .run = replica->run,
+                                                           .source = frame->opened.source});
 }
 
 static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
@@ -385,7 +370,7 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     }
     struct cwb_key key = {.key_bytes = replica->there.length, .flags = CWB_WATCH};
     replica->run = replica->peer->run;
-    replica->doubtful = false;
+    replica->stale = false;
     replica->sent = ++replica->bridge->stamp;
     replica->asked = cwb_link_open(link, &key, replica->there.text,
                                    !replica->on_gpu && replica->tries == 0, on_opened, replica);
@@ -444,7 +429,7 @@ static struct cwb_replica *replica_new(struct cwb_bridge *bridge, const struct c
         cwb_no_memory("an array of another node");
         return NULL;
     }
-    DL_APPEND2(bridge->looks, replica, look_prev, look_next);
+    DL_APPEND2(bridge->gc_order, replica, gc_prev, gc_next);
     return replica;
 }
 
@@ -461,11 +446,11 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         cwb_replica_let_go(replica);
         replica = NULL;
     }
-    if (replica && !replica->doubtful &&
+    if (replica && !replica->stale &&
         (replica->held || (replica->whole && (!job->id || fits_answer(replica))))) {
         answer(replica, job);
         if (!replica->held) /* it is asked for again and again: the next finds it by its name */
-            cwb_home_urge(bridge->home);
+            cwb_broker_channel_flush(bridge->broker_channel);
         return;
     }
     if (replica)
@@ -477,12 +462,12 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
             cwb_job_done(job, -EDQUOT, NULL, 0);
             return;
         }
-        replica->looked_ns = bridge->loop.now_ns;
+        replica->checked_ns = bridge->loop.now_ns;
         replica->on_gpu = key.length != job->key.length;
         memcpy(replica->gpu, gpu, sizeof replica->gpu);
     }
     /* What was asked for before may be older than what this one knows of. */
-    bool late = replica->sent && (replica->doubtful || !cwb_floor_stands(replica));
+    bool late = replica->sent && (replica->stale || !cwb_floor_stands(replica));
     struct cwb_job **list = late ? &replica->late : &replica->jobs;
     job->next = *list;
     *list = job;
@@ -493,6 +478,6 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
 }
 
 int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
-    int64_t due_ns = cwb_looks_tick(bridge), next_ns = cwb_doubts_tick(bridge);
+    int64_t due_ns = cwb_replica_gc_tick(bridge), next_ns = cwb_invalidation_tick(bridge);
     return next_ns < due_ns ? next_ns : due_ns;
 }

@@ -1,41 +1,70 @@
 /*
- * Replica: what replica.c and co_located.c share. See replica.c for its states.
+ * Replicas: remote arrays in local memory, each under its remote name in the directory, where local
+ * clients find it without asking anybody.
+ *
+ *   OPENING --opened--> MAKING --memory--> COMING --whole, checked--> HELD
+ *      |  (small arrays come with the answer: no COMING)               |
+ *      |                                 changed, unused, or the peer is away
+ *      |                                                               v
+ *      +--it fails: all jobs are told--------------------------------> gone
+ *
+ * However many clients want one array, it is fetched once: they all wait for the same replica. At
+ * other places of this node, on GPUs, it has co-located replicas (co_located.c). What is HELD is
+ * what the name means at its owner as far as it can be known: the owner tells of each change, and
+ * while there is no link to it, nothing is HELD. Clients that have opened a replica keep it in any
+ * case, also under other names that they give it: its block is frozen, and means the same bytes for
+ * as long as anybody has it. If this process dies, the broker takes all replicas' names away.
+ *
+ * Within the node a name never goes back: floor.h. What a client of this node put or removed is
+ * outdated before the broker is told that the write is done. Who asks then, or after its owner has
+ * told of a change, while it is being fetched, waits for the next one (late); who asked before that
+ * gets what was opened before. A client is told where its array lies, over the fast path and by way
+ * of the broker, so that it gets that array though the name may mean another by then; the name is
+ * for those who come later, and what is stale gets none.
+ *
+ * Between COMING and HELD the broker is asked for the name. Where nothing here depends on that
+ * (no_wake), its answer does not wake this process, which may then sleep for as long as it has
+ * nothing else to do. So whatever makes the answer matter calls cwb_replica_hurry(): somebody asks
+ * for it (cwb_replica_get), or a co-located replica waits for it (co_located.c). Who sleeps has
+ * somebody who wakes him.
  */
 #ifndef CW_BROKER_BRIDGE_FETCH_REPLICA_H
 #define CW_BROKER_BRIDGE_FETCH_REPLICA_H
 
-#include "broker/bridge/local/job.h"
+#include "broker/bridge/fetch/download.h"
 #include "broker/bridge/fetch/gpu_receive.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/local/job.h"
 
 struct cwb_replica {
     struct cwb_waiter waiter; /* first: it is cast back */
-    struct cwb_take take;
-    struct cwb_landing *landing; /* it comes onto a GPU, or is a copy of a sibling */
+    struct cwb_download download;
+    struct cwb_gpu_receive *gpu_receive; /* it comes onto a GPU, or is a copy of a co-located one */
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
     struct cw_name_key key, there;
     bool on_gpu;
     uint8_t gpu[CW_UUID_BYTES];
-    struct cwb_replica *followed, *followers, *follow_next; /* siblings, see co_located.c */
+    struct cwb_replica *followed, *followers, *follow_next; /* co-located ones, see co_located.c */
     bool held, waits;
     bool whole; /* in memory, and checked: put and came say where and what; being named, or HELD */
     bool named; /* whole: the broker was asked for its name */
     struct cwb_naming *naming; /* whole: until the broker has answered */
-    bool calm; /* whole: the broker's answer that it has its name wakes nobody (replica.c) */
+    bool no_wake; /* whole: the broker's answer that it has its name wakes nobody (replica.c) */
     struct cw_put put;
-    uint32_t posted;                /* on the board: its place there + 1 */
+    uint32_t cached;                /* in the replica cache: its index there + 1 */
     struct cwb_floor *floor;        /* floor.h */
-    struct cwb_replica *next_place; /* there */
+    struct cwb_replica *floor_next; /* there */
     uint64_t sent; /* stamp of the question to its owner (floor.h); 0: it was not asked yet */
-    bool doubtful; /* it will not be found: it changed, or the peer was away, or something later was
-                      told, while it was being fetched */
+    bool stale;    /* it will not be found: it changed, or the peer was away, or something later was
+                         told, while it was being fetched */
     bool waited;   /* who wants it has waited for another fetch already */
     unsigned tries, unused;
     int64_t answered_ns; /* whole: when somebody was last told where it lies; 0: nobody was */
-    int64_t looked_ns;   /* replica_gc.c */
-    struct cwb_replica *look_next, *look_prev;
+    int64_t checked_ns;  /* replica_gc.c */
+    struct cwb_replica *gc_next, *gc_prev;
     struct cwb_job *jobs;
-    struct cwb_job *late; /* asked when it was doubtful already: what is fetched next is theirs */
+    struct cwb_job *late; /* asked when it was stale already: what is fetched next is theirs */
     struct cwb_request *asked;
     struct cwb_opened opened;
     uint64_t run;
@@ -45,8 +74,7 @@ struct cwb_replica {
     UT_hash_handle hh;
 };
 
-/* ---- replica.c ---- */
-/* Fetches it, or has it copied from a sibling. */
+/* Fetches it, or has it copied from a co-located one. */
 void cwb_replica_begin(struct cwb_replica *replica);
 /* What was being fetched is given up, and fetched again. */
 void cwb_replica_again(struct cwb_replica *replica);
@@ -62,31 +90,11 @@ void cwb_replica_let_go(struct cwb_replica *replica);
  * one. */
 void cwb_replica_hurry(struct cwb_replica *replica);
 
+/* A local client wants the array under a remote key. */
+void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job);
+
 struct cwb_replica *cwb_replica_find(struct cwb_bridge *bridge, const struct cw_name_key *key);
-
-/* ---- invalidation.c ---- */
-/* It may be found no more from now on, or will not be. If it is whole it is gone, or begins anew.
- */
-void cwb_doubts_outdate(struct cwb_replica *replica);
-/* Ends our hold on its array, if there is one: later, where somebody may be about to open it. */
-void cwb_doubts_part(struct cwb_replica *replica);
-/* Ends such holds. Returns when it wants to be called again. */
-int64_t cwb_doubts_tick(struct cwb_bridge *bridge);
-
-/* ---- replica_gc.c ---- */
-/* Looks at all that are HELD on GPUs, now: memory is needed there. true: there are some. */
-bool cwb_looks_at_gpus(struct cwb_bridge *bridge);
-/* Lets go of what nobody uses. Returns when it wants to be called again. */
-int64_t cwb_looks_tick(struct cwb_bridge *bridge);
-
-/* ---- co_located.c ---- */
-/* Its array is to come onto a GPU, or from another place of this node: size and place are filled
- * in. */
-void cwb_replica_land(struct cwb_replica *replica, const struct cwb_landing_wish *what);
-/* What came to one place is copied to another on this node; what is coming is waited for. false: it
- * must be fetched. */
-bool cwb_replica_follow(struct cwb_replica *replica);
-/* It is HELD, or gone: siblings that waited for it go on. */
-void cwb_replica_wake(struct cwb_replica *replica);
+/* Returns when it wants to be called again. */
+int64_t cwb_replicas_tick(struct cwb_bridge *bridge);
 
 #endif

@@ -1,79 +1,84 @@
 /*
- * Looks: which replicas are still used. Each that is HELD is looked at every LOOK_NS; the broker
- * tells who holds it, and is not waited for. One that nobody held at some looks in a row is let go:
- * at once where it lies on a GPU, whose memory is dear. The loop's thread owns all.
+ * Garbage collection of replicas: which are still used? Each that is HELD is checked every
+ * CHECK_NS; the broker tells who holds it, and is not waited for. One that nobody held at some
+ * checks in a row is let go: at once where it lies on a GPU, whose memory is dear. The loop's
+ * thread owns all.
  */
+#include "broker/bridge/fetch/replica_gc.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/replica.h"
 #include "broker/bridge/local/broker_channel.h"
 #include "broker/bridge/memory.h"
-#include "broker/bridge/fetch/replica.h"
 
-#define LOOK_NS      10000000000 /* between looks at one replica */
-#define LOOKS_MOST   64u         /* of one turn */
-#define UNUSED_LOOKS 6           /* let go after so many that found nobody */
+#define CHECK_NS      10000000000 /* between two checks of one replica */
+#define CHECKS_MOST   64u         /* of one turn */
+#define UNUSED_CHECKS 6           /* let go after so many that found nobody */
 
-struct look { /* the replica may be gone, or another, when the answer comes */
+struct check { /* the replica may be gone, or another, when the answer comes */
     struct cwb_bridge *bridge;
     struct cw_block_ref ref;
     struct cw_name_key key;
 };
 
 static void on_holders(void *owner, int status, const void *body, uint32_t body_bytes) {
-    struct look *look = owner;
-    struct cwb_replica *replica = cwb_replica_find(look->bridge, &look->key);
+    struct check *check = owner;
+    struct cwb_replica *replica = cwb_replica_find(check->bridge, &check->key);
     struct cw_holders holders = {.holders = UINT32_MAX};
     if (status == 0 && body_bytes >= sizeof holders)
         memcpy(&holders, body, sizeof holders);
-    bool same = replica && replica->held && replica->put.slab == look->ref.slab &&
-                replica->put.block == look->ref.block && replica->put.gen == look->ref.gen;
-    free(look);
+    bool same = replica && replica->held && replica->put.slab == check->ref.slab &&
+                replica->put.block == check->ref.block && replica->put.gen == check->ref.gen;
+    free(check);
     if (!same)
         return;
     uint32_t ours = replica->array ? 1 : 0;
     replica->unused = holders.holders > ours ? 0 : replica->unused + 1;
-    if (status == -ESTALE || replica->unused >= (replica->on_gpu ? 1 : UNUSED_LOOKS))
+    if (status == -ESTALE || replica->unused >= (replica->on_gpu ? 1 : UNUSED_CHECKS))
         cwb_replica_let_go(replica);
 }
 
-static void look_at(struct cwb_replica *replica) {
-    struct look *look = malloc(sizeof *look);
-    if (!look)
-        return; /* the next look may find memory */
-    *look = (struct look){
+static void begin_check(struct cwb_replica *replica) {
+    struct check *check = malloc(sizeof *check);
+    if (!check)
+        return; /* the next check may find memory */
+    *check = (struct check){
         .bridge = replica->bridge,
         .ref = {.slab = replica->put.slab, .block = replica->put.block, .gen = replica->put.gen},
         .key = replica->key};
-    struct iovec part = {&look->ref, sizeof look->ref};
-    if (cwb_home_ask(replica->bridge->home, CW_OP_HOLDERS, &part, 1, on_holders, look) != 0)
-        free(look);
+    struct iovec part = {&check->ref, sizeof check->ref};
+    if (cwb_broker_channel_ask(replica->bridge->broker_channel, CW_OP_HOLDERS, &part, 1, on_holders,
+                               check) != 0)
+        free(check);
 }
 
-bool cwb_looks_at_gpus(struct cwb_bridge *bridge) {
+bool cwb_replica_gc_on_gpus(struct cwb_bridge *bridge) {
     struct cwb_replica *replica, *next;
     bool any = false;
     HASH_ITER(hh, bridge->replicas, replica, next) {
         if (!replica->held || !replica->on_gpu)
             continue;
-        look_at(replica);
+        begin_check(replica);
         any = true;
     }
     return any;
 }
 
-int64_t cwb_looks_tick(struct cwb_bridge *bridge) {
+int64_t cwb_replica_gc_tick(struct cwb_bridge *bridge) {
     int64_t now_ns = bridge->loop.now_ns;
     struct cwb_replica *replica;
-    /* The first is who was not looked at for longest. */
-    for (unsigned i = 0; (replica = bridge->looks) && i < LOOKS_MOST; i++) {
-        if (now_ns - replica->looked_ns < LOOK_NS)
+    /* The first is the one that was not checked for longest. */
+    for (unsigned i = 0; (replica = bridge->gc_order) && i < CHECKS_MOST; i++) {
+        if (now_ns - replica->checked_ns < CHECK_NS)
             break;
-        replica->looked_ns = now_ns;
-        DL_DELETE2(bridge->looks, replica, look_prev, look_next);
-        DL_APPEND2(bridge->looks, replica, look_prev, look_next);
+        replica->checked_ns = now_ns;
+        DL_DELETE2(bridge->gc_order, replica, gc_prev, gc_next);
+        DL_APPEND2(bridge->gc_order, replica, gc_prev, gc_next);
         if (replica->held)
-            look_at(replica);
+            begin_check(replica);
     }
-    return replica ? replica->looked_ns + LOOK_NS : INT64_MAX;
+    return replica ? replica->checked_ns + CHECK_NS : INT64_MAX;
 }

@@ -1,6 +1,6 @@
 /*
- * Work: see helpers.h. One lock for both queues; an eventfd wakes the loop when the first piece of
- * a burst is done.
+ * Helpers: see helpers.h. One lock for both queues; an eventfd wakes the loop when the first piece
+ * of a burst is done.
  */
 #include "broker/bridge/io/helpers.h"
 
@@ -18,7 +18,7 @@ struct queue {
     struct cwb_work *first, **last;
 };
 
-struct cwb_works {
+struct cwb_helpers {
     struct cwb_watch watch; /* first: it is cast back */
     pthread_mutex_t lock;
     pthread_cond_t filled;
@@ -46,44 +46,44 @@ static struct cwb_work *pop(struct queue *queue) {
     return work;
 }
 
-static void tell_locked(struct cwb_works *works, struct cwb_work *work) {
+static void tell_locked(struct cwb_helpers *helpers, struct cwb_work *work) {
     uint64_t one = 1;
-    bool first = !works->done.first;
-    push(&works->done, work);
-    if (first && write(works->watch.fd, &one, sizeof one) < 0)
+    bool first = !helpers->done.first;
+    push(&helpers->done, work);
+    if (first && write(helpers->watch.fd, &one, sizeof one) < 0)
         CW_ASSERT(errno == EAGAIN || errno == EINTR); /* full: it was told */
 }
 
 static void *helper(void *context) {
-    struct cwb_works *works = context;
-    pthread_mutex_lock(&works->lock);
-    while (!works->stop) {
-        struct cwb_work *work = pop(&works->begun);
+    struct cwb_helpers *helpers = context;
+    pthread_mutex_lock(&helpers->lock);
+    while (!helpers->stop) {
+        struct cwb_work *work = pop(&helpers->begun);
         if (!work) {
-            works->idle++;
-            pthread_cond_wait(&works->filled, &works->lock);
-            works->idle--;
+            helpers->idle++;
+            pthread_cond_wait(&helpers->filled, &helpers->lock);
+            helpers->idle--;
             continue;
         }
-        works->waiting--;
-        pthread_mutex_unlock(&works->lock);
+        helpers->waiting--;
+        pthread_mutex_unlock(&helpers->lock);
         work->run(work);
-        pthread_mutex_lock(&works->lock);
-        tell_locked(works, work);
+        pthread_mutex_lock(&helpers->lock);
+        tell_locked(helpers, work);
     }
-    pthread_mutex_unlock(&works->lock);
+    pthread_mutex_unlock(&helpers->lock);
     return NULL;
 }
 
 static void on_ready(struct cwb_watch *watch) {
-    struct cwb_works *works = (struct cwb_works *)watch;
+    struct cwb_helpers *helpers = (struct cwb_helpers *)watch;
     uint64_t rings;
     ssize_t got = read(watch->fd, &rings, sizeof rings);
     (void)got; /* however often it rang, the queue is looked at */
-    pthread_mutex_lock(&works->lock);
-    struct cwb_work *work = works->done.first;
-    works->done = (struct queue){.first = NULL, .last = &works->done.first};
-    pthread_mutex_unlock(&works->lock);
+    pthread_mutex_lock(&helpers->lock);
+    struct cwb_work *work = helpers->done.first;
+    helpers->done = (struct queue){.first = NULL, .last = &helpers->done.first};
+    pthread_mutex_unlock(&helpers->lock);
     while (work) {
         struct cwb_work *next = work->next;
         work->done(work);
@@ -91,70 +91,70 @@ static void on_ready(struct cwb_watch *watch) {
     }
 }
 
-static int add_thread(struct cwb_works *works) {
-    pthread_t *thread = &works->threads[works->count];
-    if (cw_thread_start(thread, NULL, helper, works) != 0)
+static int add_thread(struct cwb_helpers *helpers) {
+    pthread_t *thread = &helpers->threads[helpers->count];
+    if (cw_thread_start(thread, NULL, helper, helpers) != 0)
         return cw_fail(-EDQUOT, "no thread could be made for the bridge's helpers");
-    pthread_setname_np(*thread, works->name);
-    works->count++;
+    pthread_setname_np(*thread, helpers->name);
+    helpers->count++;
     return 0;
 }
 
-int cwb_works_new(struct cwb_io *io, const char *name, unsigned most, struct cwb_works **out) {
-    struct cwb_works *works = calloc(1, sizeof *works);
+int cwb_helpers_new(struct cwb_io *io, const char *name, unsigned most, struct cwb_helpers **out) {
+    struct cwb_helpers *helpers = calloc(1, sizeof *helpers);
     CW_ASSERT(most <= CWB_HELPERS_MAX);
-    if (!works)
+    if (!helpers)
         return cwb_no_memory("its helpers");
-    works->name = name;
-    works->most = most;
-    works->begun.last = &works->begun.first;
-    works->done.last = &works->done.first;
-    pthread_mutex_init(&works->lock, NULL);
-    pthread_cond_init(&works->filled, NULL);
-    works->watch =
+    helpers->name = name;
+    helpers->most = most;
+    helpers->begun.last = &helpers->begun.first;
+    helpers->done.last = &helpers->done.first;
+    pthread_mutex_init(&helpers->lock, NULL);
+    pthread_cond_init(&helpers->filled, NULL);
+    helpers->watch =
         (struct cwb_watch){.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), .on_ready = on_ready};
-    int code = works->watch.fd < 0 ? cw_fail(-EDQUOT, "eventfd failed: %m")
-                                   : cwb_io_watch(io, &works->watch);
-    while (code == 0 && works->count < CWB_HELPERS)
-        code = add_thread(works);
+    int code = helpers->watch.fd < 0 ? cw_fail(-EDQUOT, "eventfd failed: %m")
+                                     : cwb_io_watch(io, &helpers->watch);
+    while (code == 0 && helpers->count < CWB_HELPERS)
+        code = add_thread(helpers);
     if (code)
-        cwb_works_free(works);
+        cwb_helpers_free(helpers);
     else
-        *out = works;
+        *out = helpers;
     return code;
 }
 
-void cwb_works_free(struct cwb_works *works) {
-    if (!works)
+void cwb_helpers_free(struct cwb_helpers *helpers) {
+    if (!helpers)
         return;
-    pthread_mutex_lock(&works->lock);
-    works->stop = true;
-    pthread_cond_broadcast(&works->filled);
-    pthread_mutex_unlock(&works->lock);
-    for (unsigned i = 0; i < works->count; i++)
-        pthread_join(works->threads[i], NULL);
-    if (works->watch.fd >= 0)
-        close(works->watch.fd);
-    pthread_mutex_destroy(&works->lock);
-    pthread_cond_destroy(&works->filled);
-    free(works);
+    pthread_mutex_lock(&helpers->lock);
+    helpers->stop = true;
+    pthread_cond_broadcast(&helpers->filled);
+    pthread_mutex_unlock(&helpers->lock);
+    for (unsigned i = 0; i < helpers->count; i++)
+        pthread_join(helpers->threads[i], NULL);
+    if (helpers->watch.fd >= 0)
+        close(helpers->watch.fd);
+    pthread_mutex_destroy(&helpers->lock);
+    pthread_cond_destroy(&helpers->filled);
+    free(helpers);
 }
 
-void cwb_work_begin(struct cwb_works *works, struct cwb_work *work) {
-    pthread_mutex_lock(&works->lock);
-    push(&works->begun, work);
-    works->waiting++;
+void cwb_work_begin(struct cwb_helpers *helpers, struct cwb_work *work) {
+    pthread_mutex_lock(&helpers->lock);
+    push(&helpers->begun, work);
+    helpers->waiting++;
     /* Without one more they do it, later. */
-    if (works->waiting > works->idle && works->count < works->most)
-        (void)add_thread(works);
-    pthread_cond_signal(&works->filled);
-    pthread_mutex_unlock(&works->lock);
+    if (helpers->waiting > helpers->idle && helpers->count < helpers->most)
+        (void)add_thread(helpers);
+    pthread_cond_signal(&helpers->filled);
+    pthread_mutex_unlock(&helpers->lock);
 }
 
-void cwb_work_tell(struct cwb_works *works, struct cwb_work *work) {
-    pthread_mutex_lock(&works->lock);
-    tell_locked(works, work);
-    pthread_mutex_unlock(&works->lock);
+void cwb_work_tell(struct cwb_helpers *helpers, struct cwb_work *work) {
+    pthread_mutex_lock(&helpers->lock);
+    tell_locked(helpers, work);
+    pthread_mutex_unlock(&helpers->lock);
 }
 
 void cwb_work_set(struct cwb_work *work, int code) {

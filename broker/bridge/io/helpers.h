@@ -10,7 +10,7 @@
 #include "shm/base/error.h"
 
 struct cwb_io;
-struct cwb_works;
+struct cwb_helpers;
 
 struct cwb_work {                    /* the begin of a struct of the caller's, on the heap */
     void (*run)(struct cwb_work *);  /* a helper's thread */
@@ -24,13 +24,13 @@ struct cwb_work {                    /* the begin of a struct of the caller's, o
  * `most` as more work waits than they can take. 0 or -EDQUOT. */
 #define CWB_HELPERS     4u
 #define CWB_HELPERS_MAX 64u
-int cwb_works_new(struct cwb_io *io, const char *name, unsigned most, struct cwb_works **out);
+int cwb_helpers_new(struct cwb_io *io, const char *name, unsigned most, struct cwb_helpers **out);
 /* Waits for what runs; what was not begun is not run, and nothing is told any more. */
-void cwb_works_free(struct cwb_works *works);
-/* Any thread. The work is the works' until done. */
-void cwb_work_begin(struct cwb_works *works, struct cwb_work *work);
+void cwb_helpers_free(struct cwb_helpers *helpers);
+/* Any thread. The work is the helpers' until done. */
+void cwb_work_begin(struct cwb_helpers *helpers, struct cwb_work *work);
 /* Any thread: no helper, done is called by the loop. */
-void cwb_work_tell(struct cwb_works *works, struct cwb_work *work);
+void cwb_work_tell(struct cwb_helpers *helpers, struct cwb_work *work);
 /* Keeps code, and the thread's sentence if it is negative. */
 void cwb_work_set(struct cwb_work *work, int code);
 

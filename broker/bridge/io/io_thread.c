@@ -1,6 +1,6 @@
 /*
- * Strands: see io_thread.h. One lock for the notes; an eventfd wakes the strand when the first of a
- * burst comes.
+ * I/O threads: see io_thread.h. One lock for the notes; an eventfd wakes the I/O thread when the
+ * first of a burst comes.
  */
 #include "broker/bridge/io/io_thread.h"
 
@@ -10,18 +10,20 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "broker/bridge/memory.h"
 #include "broker/bridge/link/stream.h"
+#include "broker/bridge/memory.h"
+#include "broker/bridge/wire/send.h"
+#include "broker/bridge/wire/turns.h"
 #include "ipc/client.h"
 #include "shm/base/error.h"
-#include "shm/base/wait.h"
 #include "shm/base/thread.h"
+#include "shm/base/wait.h"
 
 #define TICK_NS 100000000 /* heartbeats and idle streams are looked at no more often */
 
 struct cwb_mailbox {
     struct cwb_watch watch; /* first: it is cast back */
-    struct cwb_strand *strand;
+    struct cwb_io_thread *io_thread;
     pthread_mutex_t lock;
     pthread_cond_t begun;
     struct cwb_note *first, **last;
@@ -34,8 +36,8 @@ static void on_notes(struct cwb_watch *watch) {
     struct cwb_mailbox *box = (struct cwb_mailbox *)watch;
     uint64_t rings;
     ssize_t got = read(watch->fd, &rings, sizeof rings);
-    (void)got;                              /* however often it rang, the notes are looked at */
-    box->strand->loop.now_ns = cw_now_ns(); /* it may have slept for long */
+    (void)got;                                 /* however often it rang, the notes are looked at */
+    box->io_thread->loop.now_ns = cw_now_ns(); /* it may have slept for long */
     pthread_mutex_lock(&box->lock);
     struct cwb_note *note = box->first;
     box->first = NULL;
@@ -48,19 +50,19 @@ static void on_notes(struct cwb_watch *watch) {
     }
 }
 
-static int begin(struct cwb_strand *strand) {
+static int begin(struct cwb_io_thread *io_thread) {
     const char *why;
-    int code = cwb_io_new(strand->box->use_epoll, &strand->loop.io, &why);
-    return code ? code : cwb_io_watch(strand->loop.io, &strand->box->watch);
+    int code = cwb_io_new(io_thread->box->use_epoll, &io_thread->loop.io, &why);
+    return code ? code : cwb_io_watch(io_thread->loop.io, &io_thread->box->watch);
 }
 
 static void *run(void *context) {
-    struct cwb_strand *strand = context;
-    struct cwb_mailbox *box = strand->box;
+    struct cwb_io_thread *io_thread = context;
+    struct cwb_mailbox *box = io_thread->box;
     int64_t ticked_ns = 0;
-    prctl(PR_SET_NAME, "cw-strand");
+    prctl(PR_SET_NAME, "cw-io-thread");
     cw_asks_nobody();
-    int code = begin(strand); /* here: an io belongs to the thread that makes it */
+    int code = begin(io_thread); /* here: an io belongs to the thread that makes it */
     pthread_mutex_lock(&box->lock);
     box->is_begun = true;
     box->code = code;
@@ -71,27 +73,27 @@ static void *run(void *context) {
     if (code)
         return NULL;
     for (;;) {
-        strand->loop.now_ns = cw_now_ns();
-        if (strand->loop.now_ns - ticked_ns >= TICK_NS) {
-            ticked_ns = strand->loop.now_ns;
-            cwb_strand_tick(strand);
+        io_thread->loop.now_ns = cw_now_ns();
+        if (io_thread->loop.now_ns - ticked_ns >= TICK_NS) {
+            ticked_ns = io_thread->loop.now_ns;
+            cwb_io_thread_tick(io_thread);
         }
-        cwb_wires_turn(&strand->loop);
-        cwb_wires_flush(&strand->loop);
-        cwb_io_turn(strand->loop.io,
-                    strand->loop.dirty || strand->loop.held ? 0
-                    : strand->streams                       ? TICK_NS
-                                                            : -1,
-                    &strand->loop.now_ns);
+        cwb_wires_turn(&io_thread->loop);
+        cwb_wires_flush(&io_thread->loop);
+        cwb_io_turn(io_thread->loop.io,
+                    io_thread->loop.dirty || io_thread->loop.held ? 0
+                    : io_thread->streams                          ? TICK_NS
+                                                                  : -1,
+                    &io_thread->loop.now_ns);
     }
 }
 
-static int start(struct cwb_strand *strand) {
-    struct cwb_mailbox *box = strand->box;
+static int start(struct cwb_io_thread *io_thread) {
+    struct cwb_mailbox *box = io_thread->box;
     pthread_t thread;
     if (box->watch.fd < 0)
         return cw_fail(-EDQUOT, "eventfd failed: %m");
-    if (cw_thread_start(&thread, NULL, run, strand) != 0)
+    if (cw_thread_start(&thread, NULL, run, io_thread) != 0)
         return cw_fail(-EDQUOT, "no thread could be made for a stream");
     pthread_mutex_lock(&box->lock);
     while (!box->is_begun)
@@ -103,38 +105,38 @@ static int start(struct cwb_strand *strand) {
     return cw_fail(-EDQUOT, "%s", box->detail);
 }
 
-int cwb_strand_new(bool use_epoll, struct cwb_strand **out) {
-    struct cwb_strand *strand = calloc(1, sizeof *strand);
+int cwb_io_thread_new(bool use_epoll, struct cwb_io_thread **out) {
+    struct cwb_io_thread *io_thread = calloc(1, sizeof *io_thread);
     struct cwb_mailbox *box = calloc(1, sizeof *box);
-    if (!strand || !box) {
-        free(strand);
+    if (!io_thread || !box) {
+        free(io_thread);
         free(box);
         return cwb_no_memory("a stream's thread");
     }
-    strand->box = box;
-    box->strand = strand;
+    io_thread->box = box;
+    box->io_thread = io_thread;
     pthread_mutex_init(&box->lock, NULL);
     pthread_cond_init(&box->begun, NULL);
     box->last = &box->first;
     box->use_epoll = use_epoll;
     box->watch =
         (struct cwb_watch){.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), .on_ready = on_notes};
-    int code = start(strand);
+    int code = start(io_thread);
     if (code == 0) {
-        *out = strand;
+        *out = io_thread;
         return 0;
     }
     if (box->watch.fd >= 0)
         close(box->watch.fd);
-    if (strand->loop.io)
-        cwb_io_free(strand->loop.io);
+    if (io_thread->loop.io)
+        cwb_io_free(io_thread->loop.io);
     free(box);
-    free(strand);
+    free(io_thread);
     return code;
 }
 
-void cwb_strand_tell(struct cwb_strand *strand, struct cwb_note *note) {
-    struct cwb_mailbox *box = strand->box;
+void cwb_io_thread_tell(struct cwb_io_thread *io_thread, struct cwb_note *note) {
+    struct cwb_mailbox *box = io_thread->box;
     uint64_t one = 1;
     note->next = NULL;
     pthread_mutex_lock(&box->lock);

@@ -1,52 +1,52 @@
 /*
- * Awake: see spin.h.
+ * The spin policy: see spin.h.
  */
 #include "broker/bridge/io/spin.h"
 
 #include "shm/base/wait.h"
 
-void cwb_awake_init(struct cwb_awake *awake, unsigned cores) {
-    *awake = (struct cwb_awake){.spare = cores >= CWB_AWAKE_CORES};
+void cwb_spin_init(struct cwb_spin *spin, unsigned cores) {
+    *spin = (struct cwb_spin){.spare = cores >= CWB_SPIN_CORES};
 }
 
 /* The answer came, or its asker went. */
-static void judge(struct cwb_awake *awake, int64_t now_ns) {
-    if (now_ns - awake->asked_ns <= CW_SPIN_NS) {
-        awake->vain = 0;
+static void judge(struct cwb_spin *spin, int64_t now_ns) {
+    if (now_ns - spin->asked_ns <= CW_SPIN_NS) {
+        spin->misses = 0;
     } else {
-        awake->naps = awake->vain ? 1u << (awake->vain - 1) : 0;
-        awake->vain += awake->vain <= CWB_AWAKE_NAPS;
+        spin->backoff = spin->misses ? 1u << (spin->misses - 1) : 0;
+        spin->misses += spin->misses <= CWB_SPIN_BACKOFF_MAX;
     }
-    awake->asked_ns = 0;
+    spin->asked_ns = 0;
 }
 
-void cwb_awake_asked(struct cwb_awake *awake, int64_t now_ns) {
-    if (awake->asked_ns && now_ns - awake->asked_ns > CW_SPIN_NS)
-        judge(awake, now_ns);
-    if (!awake->spare || awake->asked_ns)
+void cwb_spin_asked(struct cwb_spin *spin, int64_t now_ns) {
+    if (spin->asked_ns && now_ns - spin->asked_ns > CW_SPIN_NS)
+        judge(spin, now_ns);
+    if (!spin->spare || spin->asked_ns)
         return;
-    if (awake->naps) {
-        awake->naps--;
+    if (spin->backoff) {
+        spin->backoff--;
         return;
     }
-    awake->asked_ns = now_ns;
-    awake->until_ns = now_ns + CW_SPIN_NS;
+    spin->asked_ns = now_ns;
+    spin->until_ns = now_ns + CW_SPIN_NS;
 }
 
-void cwb_awake_answered(struct cwb_awake *awake, bool again, int64_t now_ns) {
-    if (awake->asked_ns)
-        judge(awake, now_ns);
+void cwb_spin_answered(struct cwb_spin *spin, bool again, int64_t now_ns) {
+    if (spin->asked_ns)
+        judge(spin, now_ns);
     if (again)
-        awake->until_ns = now_ns + CW_SPIN_NS;
+        spin->until_ns = now_ns + CW_SPIN_NS;
 }
 
-void cwb_awake_served(struct cwb_awake *awake, int64_t *last_ns, int64_t now_ns) {
+void cwb_spin_served(struct cwb_spin *spin, int64_t *last_ns, int64_t now_ns) {
     bool again = *last_ns && now_ns - *last_ns <= CW_SPIN_NS;
     *last_ns = now_ns;
-    if (awake->spare && again)
-        awake->until_ns = now_ns + CW_SPIN_NS;
+    if (spin->spare && again)
+        spin->until_ns = now_ns + CW_SPIN_NS;
 }
 
-void cwb_awake_end(struct cwb_awake *awake) {
-    awake->until_ns = 0;
+void cwb_spin_end(struct cwb_spin *spin) {
+    spin->until_ns = 0;
 }

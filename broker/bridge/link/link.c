@@ -12,10 +12,16 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "broker/bridge/local/broker_channel.h"
-#include "broker/bridge/parts.h"
-#include "shm/base/wait.h"
+#include "broker/bridge/link/identity.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/link/receive.h"
+#include "broker/bridge/link/stall.h"
 #include "broker/bridge/link/stream.h"
+#include "broker/bridge/link/streams.h"
+#include "broker/bridge/local/broker_channel.h"
+#include "broker/bridge/serve/serve.h"
+#include "broker/bridge/wire/send.h"
+#include "shm/base/wait.h"
 
 #define LINES_MOST  256u /* of the log at once, about one peer's connections */
 #define LINE_NS     250000000
@@ -97,7 +103,7 @@ static struct cwb_link *link_new(struct cwb_bridge *bridge, int fd, const char *
     link->changed_left = CWB_CHANGED_SPARE;
     strncpy(link->where, where, sizeof link->where - 1);
     DL_APPEND(bridge->links, link);
-    bridge->hurry = true; /* its limits count from now on */
+    bridge->tick_now = true; /* its limits count from now on */
     return link;
 }
 
@@ -426,7 +432,7 @@ void cwb_link_say(struct cwb_link *link, uint16_t op, const struct iovec *parts,
 
 void cwb_link_reply(struct cwb_link *link, uint16_t op, uint64_t id, int status, const char *detail,
                     const struct iovec *parts, uint32_t count) {
-    cwb_home_check(link->bridge->home);
+    cwb_broker_channel_check(link->bridge->broker_channel);
     cwb_wire_reply(&link->wire, op, id, status, detail, parts, count);
 }
 

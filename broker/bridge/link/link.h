@@ -150,6 +150,23 @@ void cwb_link_say(struct cwb_link *link, uint16_t op, const struct iovec *parts,
 void cwb_link_reply(struct cwb_link *link, uint16_t op, uint64_t id, int status, const char *detail,
                     const struct iovec *parts, uint32_t count);
 
+/* Makes its TLS state and begins the handshake. 0 or a negative code. */
+int cwb_link_begin_tls(struct cwb_link *link);
+/* What was kept of its first record is of no more use. */
+void cwb_link_drop_first(struct cwb_link *link);
+/* May the log have one more line about its connections? A peer that makes them and is cut, as often
+ * as it can, has LINES_MOST, and four a second; how many were left out is said with the next. */
+bool cwb_link_may_log(struct cwb_bridge *bridge, struct cwb_peer *peer);
+/* What a peer answered instead: its sentence, with its name, since pids, devices and limits in it
+ * are those of its node. Returns the status. */
+int cwb_link_refused(const struct cwb_peer *peer, const struct cwb_frame *frame);
+/* A request was answered: of the backlog goes what may. */
+void cwb_link_answered(struct cwb_link *link, const struct cwb_request *request);
+/* An OPEN was answered with the number of an upload: link->ahead has what came with it. 0; -EPROTO:
+ * more is announced than was asked for; or -EDQUOT. */
+int cwb_link_expect(struct cwb_link *link, const struct cwb_request *request,
+                    const struct cwb_opened *opened);
+
 /* Heartbeats and limits. Returns when it wants to be called again. */
 int64_t cwb_links_tick(struct cwb_bridge *bridge);
 

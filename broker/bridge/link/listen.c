@@ -3,6 +3,8 @@
  * for whose start nobody waits goes on without those that it cannot have, and tries them again:
  * this node can still call others.
  */
+#include "broker/bridge/link/listen.h"
+
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -12,8 +14,9 @@
 #include <unistd.h>
 
 #include "broker/bridge/bridge.h"
-#include "broker/bridge/parts.h"
-#include "broker/bridge/link/taker.h"
+#include "broker/bridge/io/io.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/port_owner.h"
 
 #define BACKLOG      4096
 #define ACCEPTS_MOST 256
@@ -53,8 +56,8 @@ static void on_listener(struct cwb_watch *watch) {
 }
 
 static int refused(const struct addrinfo *at, const char *text, bool names, int error) {
-    char who[CWB_TAKER_TEXT] = "";
-    if (error == EADDRINUSE && (!names || cwb_taker(at, 0, who) < 0))
+    char who[CWB_PORT_OWNER_TEXT] = "";
+    if (error == EADDRINUSE && (!names || cwb_port_owner(at, 0, who) < 0))
         strcpy(who, "another program (`ss -ltnp` shows which)");
     errno = error;
     return cw_fail(-EREMOTEIO, "--listen %.300s: %m; %s%s", text, who,
@@ -66,7 +69,8 @@ static int refused(const struct addrinfo *at, const char *text, bool names, int 
 }
 
 /* A socket with that address, in *fd; -1: this machine has no such family. */
-static int take(const struct addrinfo *at, const char *text, const struct trial *trial, int *fd) {
+static int bind_one(const struct addrinfo *at, const char *text, const struct trial *trial,
+                    int *fd) {
     int one = 1;
     *fd = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (*fd < 0)
@@ -90,7 +94,7 @@ static int take(const struct addrinfo *at, const char *text, const struct trial 
 }
 
 /* All addresses of one option, or none. */
-static int take_all(struct cwb_bridge *bridge, uint32_t option, const struct trial *trial) {
+static int bind_all(struct cwb_bridge *bridge, uint32_t option, const struct trial *trial) {
     const char *text = bridge->options.listen[option];
     int fds[CWB_LISTEN_MAX], code = 0;
     uint32_t count = 0, left = CWB_LISTEN_MAX - bridge->listener_count;
@@ -98,7 +102,7 @@ static int take_all(struct cwb_bridge *bridge, uint32_t option, const struct tri
         if (count == left)
             code = cw_fail(-EINVAL, "--listen %s: more than %u addresses", text, CWB_LISTEN_MAX);
         else
-            code = take(at, text, trial, &fds[count]);
+            code = bind_one(at, text, trial, &fds[count]);
         count += code == 0 && fds[count] >= 0;
     }
     for (uint32_t i = 0; i < count; i++) {
@@ -127,7 +131,7 @@ static int find(struct cwb_bridge *bridge, uint32_t option) {
     int error = getaddrinfo(*host ? host : NULL, port, &hints, &bridge->listenings[option].found);
     if (error)
         return cw_fail(-EREMOTEIO, "--listen %.300s: %s", text, gai_strerror(error));
-    return bridge->options.strict ? take_all(bridge, option, &look) : 0;
+    return bridge->options.strict ? bind_all(bridge, option, &look) : 0;
 }
 
 int cwb_listen_find(struct cwb_bridge *bridge) {
@@ -144,7 +148,7 @@ static int listen_all(struct cwb_bridge *bridge, const struct trial *trial) {
     for (uint32_t i = 0; i < bridge->options.listens; i++) {
         if (bridge->listenings[i].done)
             continue;
-        int code = take_all(bridge, i, trial);
+        int code = bind_all(bridge, i, trial);
         if (code == 0) {
             bridge->listenings[i].done = true;
             cwb_log("listens at %s", bridge->options.listen[i]);
@@ -158,7 +162,7 @@ static int listen_all(struct cwb_bridge *bridge, const struct trial *trial) {
 
 int cwb_listen_begin(struct cwb_bridge *bridge) {
     const struct trial first = {.tries = TRIES, .listens = true, .names = true};
-    if (bridge->options.strict && !bridge->home) /* at the start */
+    if (bridge->options.strict && !bridge->broker_channel) /* at the start */
         return listen_all(bridge, &first);
     bridge->listen_since_ns = bridge->loop.now_ns;
     return 0;

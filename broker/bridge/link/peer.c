@@ -1,33 +1,9 @@
 /*
- * Peers as they are now: dialing those with an address, telling who waits for a link, and reading
- * the file again when it changed. See peer_list.h for the file, parts.h for what others call.
- *
- * A peer with an address is dialed at the start and whenever it has no link, with growing pauses;
- * one without must come to us. Who waits (a job, a transfer that was cut) is told of the link when
- * it opens, or of the reason why there is none when its patience is over.
- *
- * Invariant: no client waits for a peer that cannot be heard for longer than CWB_SILENCE_NS. Before
- * anything was asked its time counts from the call; what was asked over a link counts from the last
- * byte of that one, or, if it was a process before this that asked, from when this one first
- * looks: if it ended for its silence that time is over, and if it was cut, what is left
- * of it is for the next one. Nobody begins anew to wait for having to ask once more. What a peer
- * has of us (sources), or puts here, waits CWB_RESUME_NS: longer than that peer does.
- *
- * Invariant: a peer has one open link at most, and what was said over a link that has ended counts
- * as not said: requests are asked again or fail, watches are forgotten, replicas let go, each side
- * for itself and at once. So it need not be known what of it the other side has heard. Who dials
- * has no link; so where one comes in beside an open one, the other side has lost that one, or both
- * have dialed at once:
- *   - It has lost it (its process died, a middlebox reset one side): the newer one wins. But only
- *     once something has come over it after its HELLO (PROVING), for a connection that was given up
- *     may be read late. Who dialed says STREAMS as soon as it has it open, so that takes no longer
- *     than the way there and back.
- *   - Both have dialed at once, that is, each has said HELLO before it has read the other's: the
- * try of the side with the smaller run stays. It refuses the other one, which gives its own up. A
- * bridge whose link was replaced by one of another run is dead, as a rule. If it comes again while
- * that one is open, there are two with the same key: it is refused, since else each would end the
- * other's link in turn. If this process dies its links end with it, and all of this with them.
+ * Peers as they are now: see peer.h. Dialing those with an address, telling who waits for a link,
+ * and reading the file again when it changed.
  */
+#include "broker/bridge/link/peer.h"
+
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,8 +11,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "broker/bridge/fetch/invalidation.h"
+#include "broker/bridge/link/streams.h"
 #include "broker/bridge/memory.h"
-#include "broker/bridge/parts.h"
+#include "broker/bridge/serve/watch.h"
 
 #define FILE_LOOK_NS  1000000000
 #define DATES_TELL_NS (24ll * 3600 * 1000000000)
@@ -101,29 +79,29 @@ static int no_link(const struct cwb_peer *peer) {
 }
 
 void cwb_peer_await(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_waiter *waiter,
-                    int64_t patience_ns) {
+                    int64_t wait_ns) {
     if (peer->link) {
         waiter->on_link(waiter, peer->link);
         return;
     }
     bool known = !peer->gone && cwb_config_known(&peer->config);
-    if (!known || (patience_ns == 0 && !*peer->config.address)) {
+    if (!known || (wait_ns == 0 && !*peer->config.address)) {
         no_link(peer);
         waiter->on_link(waiter, NULL);
         return;
     }
-    waiter->once = patience_ns == 0;
+    waiter->once = wait_ns == 0;
     /* Of a peer that this process never heard an earlier one may have asked (once.h). */
     int64_t heard_ns = peer->heard_ns ? peer->heard_ns : bridge->loop.now_ns;
-    waiter->until_ns = waiter->once ? bridge->loop.now_ns + CWB_SILENCE_NS : heard_ns + patience_ns;
+    waiter->until_ns = waiter->once ? bridge->loop.now_ns + CWB_SILENCE_NS : heard_ns + wait_ns;
     if (waiter->until_ns <= bridge->loop.now_ns) {
         no_link(peer);
         waiter->on_link(waiter, NULL);
         return;
     }
-    bridge->hurry = true;
+    bridge->tick_now = true;
     LL_APPEND(peer->waiting, waiter);
-    if (patience_ns == 0)
+    if (wait_ns == 0)
         peer->dial_after_ns = 0; /* somebody asks: do not wait for the pause to end */
 }
 
@@ -199,7 +177,7 @@ static void try_failed(struct cwb_bridge *bridge, struct cwb_peer *peer, const c
                 reason);
     snprintf(peer->error, sizeof peer->error, "%s", reason);
     peer->fails++;
-    bridge->hurry = true;
+    bridge->tick_now = true;
     peer->dial_after_ns =
         bridge->loop.now_ns + (pause_ns < CWB_REDIAL_MOST_NS ? pause_ns : CWB_REDIAL_MOST_NS);
     no_link(peer);
@@ -217,7 +195,7 @@ static bool may_be_refused(const struct cwb_link *link, enum cwb_link_state was)
 void cwb_peer_ended(struct cwb_link *link, enum cwb_link_state was, const char *reason) {
     struct cwb_peer *peer = link->peer;
     struct cwb_bridge *bridge = link->bridge;
-    bridge->hurry = true;
+    bridge->tick_now = true;
     cwb_wire_counts(&link->wire, &peer->bytes_in, &peer->bytes_out);
     if (was == CWB_OPEN_LINK) {
         peer->link = NULL;
@@ -307,7 +285,7 @@ static void dial(struct cwb_bridge *bridge, struct cwb_peer *peer) {
     if (look_up(r, AI_NUMERICHOST) == 0) /* asks nobody */
         resolved(&r->work);
     else
-        cwb_work_begin(bridge->resolvers, &r->work);
+        cwb_work_begin(bridge->resolver_helpers, &r->work);
 }
 
 /* ---- the file ---- */

@@ -3,12 +3,22 @@
  * of a READ's reply are decrypted straight into the array for which they were asked (receive.c).
  * Whatever breaks the form ends the link.
  */
+#include "broker/bridge/link/receive.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "broker/bridge/local/once.h"
-#include "broker/bridge/parts.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/link/stall.h"
 #include "broker/bridge/link/stream.h"
+#include "broker/bridge/link/streams.h"
+#include "broker/bridge/local/once.h"
+#include "broker/bridge/serve/serve.h"
+#include "broker/bridge/wire/receive.h"
+#include "broker/bridge/wire/send.h"
+#include "broker/bridge/wire/turns.h"
 #include "shm/base/wait.h"
 
 /* ---- the greeting ---- */

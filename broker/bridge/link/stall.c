@@ -5,13 +5,19 @@
  * comes later it goes nowhere, and is no breach. The loop's thread owns all; if this process dies
  * they are gone.
  */
+#include "broker/bridge/link/stall.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/download.h"
+#include "broker/bridge/link/link.h"
 #include "broker/bridge/memory.h"
-#include "broker/bridge/parts.h"
+#include "broker/bridge/wire/frame.h"
 
-/* Those whose answers need nobody else. Of arrays' bytes the take knows more; a WAIT may be long.
+/* Those whose answers need nobody else. Of arrays' bytes the download knows more; a WAIT may be
+ * long.
  */
 static bool has_limit(uint16_t op) {
     return op == CWB_OPEN || op == CWB_NAMES || op == CWB_REMOVE || op == CWB_OFFER;

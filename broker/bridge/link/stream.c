@@ -1,5 +1,5 @@
 /*
- * Streams on their strand: see stream.h.
+ * Streams on their I/O thread: see stream.h.
  */
 #include "broker/bridge/link/stream.h"
 
@@ -8,7 +8,10 @@
 
 #include "broker/bridge/fetch/transfer_plan.h"
 #include "broker/bridge/memory.h"
-#include "broker/bridge/parts.h"
+#include "broker/bridge/serve/upload.h"
+#include "broker/bridge/wire/receive.h"
+#include "broker/bridge/wire/send.h"
+#include "broker/bridge/wire/turns.h"
 
 static void end(struct cwb_stream *stream);
 
@@ -16,27 +19,27 @@ static void end(struct cwb_stream *stream);
 
 static void flow_drop(struct cwb_stream *stream, struct cwb_flow *flow) {
     LL_DELETE(stream->flows, flow);
-    cwb_chunks_unref(flow->chunks);
+    cwb_transfer_plan_unref(flow->plan);
     free(flow);
 }
 
-static struct cwb_flow *flow_of(struct cwb_stream *stream, const struct cwb_chunks *chunks) {
+static struct cwb_flow *flow_of(struct cwb_stream *stream, const struct cwb_transfer_plan *plan) {
     struct cwb_flow *flow;
     LL_FOREACH(stream->flows, flow) {
-        if (flow->chunks == chunks)
+        if (flow->plan == plan)
             break;
     }
     return flow;
 }
 
-static void send_read(struct cwb_stream *stream, struct cwb_chunks *chunks,
+static void send_read(struct cwb_stream *stream, struct cwb_transfer_plan *plan,
                       const struct cwb_read *read) {
     struct cwb_ask *ask = stream->asks;
     struct iovec part = {(void *)(uintptr_t)read, sizeof *read};
-    while (ask->chunks)
+    while (ask->plan)
         ask++;
-    cwb_chunks_ref(chunks);
-    *ask = (struct cwb_ask){.id = ++stream->next_id, .chunks = chunks, .read = *read};
+    cwb_transfer_plan_ref(plan);
+    *ask = (struct cwb_ask){.id = ++stream->next_id, .plan = plan, .read = *read};
     if (stream->ask_count++ == 0)
         stream->moved_ns = stream->wire.loop->now_ns;
     stream->used_ns = stream->wire.loop->now_ns;
@@ -55,10 +58,10 @@ static void pump(struct cwb_stream *stream) {
         LL_FOREACH_SAFE(stream->flows, flow, next) {
             if (stream->ask_count == CWB_STREAM_ASKS)
                 return;
-            if (flow->asked < cwb_chunks_share(flow->chunks, CWB_STREAM_WINDOW) &&
-                cwb_chunks_ask(flow->chunks, &read)) {
+            if (flow->asked < cwb_transfer_plan_share(flow->plan, CWB_STREAM_WINDOW) &&
+                cwb_transfer_plan_ask(flow->plan, &read)) {
                 flow->asked++;
-                send_read(stream, flow->chunks, &read);
+                send_read(stream, flow->plan, &read);
                 more = true;
             } else if (flow->asked == 0) {
                 flow_drop(stream, flow); /* what comes back to it is told anew */
@@ -70,19 +73,19 @@ static void pump(struct cwb_stream *stream) {
 /* Which READ a reply answers; NULL: none. */
 static struct cwb_ask *asked(struct cwb_stream *stream, uint64_t id) {
     for (uint32_t i = 0; i < CWB_STREAM_ASKS; i++)
-        if (stream->asks[i].chunks && stream->asks[i].id == id)
+        if (stream->asks[i].plan && stream->asks[i].id == id)
             return &stream->asks[i];
     return NULL;
 }
 
-/* The place is free; its reference is the caller's. */
-static struct cwb_chunks *answered(struct cwb_stream *stream, struct cwb_ask *ask) {
-    struct cwb_chunks *chunks = ask->chunks;
-    ask->chunks = NULL;
+/* It is free; its reference is the caller's. */
+static struct cwb_transfer_plan *answered(struct cwb_stream *stream, struct cwb_ask *ask) {
+    struct cwb_transfer_plan *plan = ask->plan;
+    ask->plan = NULL;
     stream->ask_count--;
     stream->moved_ns = stream->wire.loop->now_ns;
-    flow_of(stream, chunks)->asked--;
-    return chunks;
+    flow_of(stream, plan)->asked--;
+    return plan;
 }
 
 static int on_data(struct cwb_wire *wire, const struct cwb_frame *frame, uint8_t **target) {
@@ -90,7 +93,7 @@ static int on_data(struct cwb_wire *wire, const struct cwb_frame *frame, uint8_t
     struct cwb_ask *ask = asked(stream, frame->head.id);
     if (!ask || memcmp(&ask->read, &frame->read, sizeof ask->read) != 0)
         return cw_fail(-EPROTO, "bytes of an array came that were not asked for");
-    *target = cwb_chunks_place(ask->chunks, &ask->read);
+    *target = cwb_transfer_plan_target(ask->plan, &ask->read);
     return 0;
 }
 
@@ -98,11 +101,11 @@ static int on_data_end(struct cwb_wire *wire, const struct cwb_frame *frame) {
     struct cwb_stream *stream = (struct cwb_stream *)wire;
     struct cwb_ask *ask = asked(stream, frame->head.id);
     struct cwb_read read = ask->read;
-    struct cwb_chunks *chunks = answered(stream, ask);
+    struct cwb_transfer_plan *plan = answered(stream, ask);
     pump(stream); /* first: what is asked for comes while this is hashed */
-    if (cwb_chunks_here(chunks, &read))
-        cwb_chunks_tell(chunks);
-    cwb_chunks_unref(chunks);
+    if (cwb_transfer_plan_here(plan, &read))
+        cwb_transfer_plan_tell(plan);
+    cwb_transfer_plan_unref(plan);
     return 0;
 }
 
@@ -111,12 +114,12 @@ static int read_failed(struct cwb_stream *stream, const struct cwb_frame *frame)
     if (!ask)
         return cw_fail(-EPROTO, "a reply to a READ that was not asked");
     struct cwb_read read = ask->read;
-    struct cwb_chunks *chunks = answered(stream, ask);
+    struct cwb_transfer_plan *plan = answered(stream, ask);
     if (frame->head.status != -EINPROGRESS) /* else it is asked for again */
-        cwb_chunks_fail(chunks, frame->head.status, frame->sentence, frame->sentence_bytes);
-    cwb_chunks_back(chunks, &read);
-    cwb_chunks_tell(chunks);
-    cwb_chunks_unref(chunks);
+        cwb_transfer_plan_fail(plan, frame->head.status, frame->sentence, frame->sentence_bytes);
+    cwb_transfer_plan_back(plan, &read);
+    cwb_transfer_plan_tell(plan);
+    cwb_transfer_plan_unref(plan);
     pump(stream);
     return 0;
 }
@@ -125,7 +128,7 @@ static int read_failed(struct cwb_stream *stream, const struct cwb_frame *frame)
 
 static void tell_open(struct cwb_stream *stream) {
     stream->heard = true;
-    cwb_work_tell(stream->bridge->works, &stream->opened);
+    cwb_work_tell(stream->bridge->helpers, &stream->opened);
 }
 
 static int on_frame(struct cwb_wire *wire, const struct cwb_frame *frame) {
@@ -139,7 +142,7 @@ static int on_frame(struct cwb_wire *wire, const struct cwb_frame *frame) {
             return cw_fail(-EPROTO, "more than %u requests at once", CWB_REQUESTS_MAX);
         if (cwb_wire_may_ask(wire) < 0)
             return -EPROTO;
-        return cwb_source_serve_far_read(stream, frame);
+        return cwb_upload_serve_stream_read(stream, frame);
     case CWB_READ | CW_OP_REPLY:
         return read_failed(stream, frame);
     case CWB_PING:
@@ -190,8 +193,8 @@ static void on_error(struct cwb_socket *socket, int error) {
 static void on_closed(struct cwb_socket *socket) {
     struct cwb_stream *stream = (struct cwb_stream *)socket;
     cwb_wire_deinit(&stream->wire);
-    DL_DELETE2(stream->strand->streams, stream, strand_prev, strand_next);
-    cwb_work_tell(stream->bridge->works, &stream->ended);
+    DL_DELETE2(stream->io_thread->streams, stream, thread_prev, thread_next);
+    cwb_work_tell(stream->bridge->helpers, &stream->ended);
 }
 
 static const struct cwb_socket_calls socket_calls = {NULL, on_bytes, cwb_wire_on_sent, on_error,
@@ -204,11 +207,11 @@ static void end(struct cwb_stream *stream) {
     cwb_wire_end(&stream->wire);
     for (uint32_t i = 0; i < CWB_STREAM_ASKS; i++) {
         struct cwb_ask ask = stream->asks[i];
-        if (!ask.chunks)
+        if (!ask.plan)
             continue;
-        cwb_chunks_back(answered(stream, &stream->asks[i]), &ask.read);
-        cwb_chunks_tell(ask.chunks);
-        cwb_chunks_unref(ask.chunks);
+        cwb_transfer_plan_back(answered(stream, &stream->asks[i]), &ask.read);
+        cwb_transfer_plan_tell(ask.plan);
+        cwb_transfer_plan_unref(ask.plan);
     }
     while (stream->flows)
         flow_drop(stream, stream->flows);
@@ -232,7 +235,7 @@ static void begin(struct cwb_note *note) {
     struct cwb_stream *stream =
         (struct cwb_stream *)((char *)note - offsetof(struct cwb_stream, begin));
     struct cwb_wire *wire = &stream->wire;
-    DL_APPEND2(stream->strand->streams, stream, strand_prev, strand_next);
+    DL_APPEND2(stream->io_thread->streams, stream, thread_prev, thread_next);
     wire->calls = &wire_calls;
     wire->socket.calls = &socket_calls;
     wire->greeted = true;
@@ -248,37 +251,37 @@ static void begin(struct cwb_note *note) {
 
 void cwb_stream_begin(struct cwb_stream *stream) {
     stream->begin.run = begin;
-    cwb_strand_tell(stream->strand, &stream->begin);
+    cwb_io_thread_tell(stream->io_thread, &stream->begin);
 }
 
 struct order {
     struct cwb_note note;
     struct cwb_stream *stream;
-    struct cwb_chunks *chunks; /* one reference */
+    struct cwb_transfer_plan *plan; /* one reference */
 };
 
 /* Also over this stream. Without memory for its books the stream ends. */
-static void add_flow(struct cwb_stream *stream, struct cwb_chunks *chunks) {
+static void add_flow(struct cwb_stream *stream, struct cwb_transfer_plan *plan) {
     struct cwb_flow *flow = calloc(1, sizeof *flow);
     if (!flow) {
-        cwb_chunks_unref(chunks);
+        cwb_transfer_plan_unref(plan);
         cwb_no_memory("an array that comes over a stream");
         end(stream);
         return;
     }
-    flow->chunks = chunks;
+    flow->plan = plan;
     LL_APPEND(stream->flows, flow);
 }
 
 static void obey(struct cwb_note *note) {
     struct order *order = (struct order *)note;
     struct cwb_stream *stream = order->stream;
-    struct cwb_chunks *chunks = order->chunks;
+    struct cwb_transfer_plan *plan = order->plan;
     free(order);
-    if (stream->wire.ended || flow_of(stream, chunks))
-        cwb_chunks_unref(chunks);
+    if (stream->wire.ended || flow_of(stream, plan))
+        cwb_transfer_plan_unref(plan);
     else
-        add_flow(stream, chunks);
+        add_flow(stream, plan);
     if (!stream->wire.ended)
         pump(stream);
 }
@@ -300,25 +303,25 @@ static void tell_end(struct cwb_stream *stream, bool no_memory) {
     stream->told_end = true;
     stream->no_memory = no_memory;
     stream->ending.run = obey_end;
-    cwb_strand_tell(stream->strand, &stream->ending);
+    cwb_io_thread_tell(stream->io_thread, &stream->ending);
 }
 
-void cwb_stream_read(struct cwb_stream *stream, struct cwb_chunks *chunks) {
+void cwb_stream_read(struct cwb_stream *stream, struct cwb_transfer_plan *plan) {
     struct order *order = calloc(1, sizeof *order);
     if (!order) {
         tell_end(stream, true);
         return;
     }
-    cwb_chunks_ref(chunks);
-    *order = (struct order){.note = {.run = obey}, .stream = stream, .chunks = chunks};
-    cwb_strand_tell(stream->strand, &order->note);
+    cwb_transfer_plan_ref(plan);
+    *order = (struct order){.note = {.run = obey}, .stream = stream, .plan = plan};
+    cwb_io_thread_tell(stream->io_thread, &order->note);
 }
 
 struct answer { /* to a READ of theirs, from the loop */
     struct cwb_note note;
     struct cwb_stream *stream;
     uint64_t id;
-    struct cwb_source *source; /* one reference; NULL: refused */
+    struct cwb_upload *upload; /* one reference; NULL: refused */
     struct cwb_read read;
     const uint8_t *bytes;
     int status;
@@ -329,32 +332,32 @@ static void give(struct cwb_note *note) {
     struct answer *answer = (struct answer *)note;
     struct cwb_wire *wire = &answer->stream->wire;
     answer->stream->parked--;
-    if (!answer->source) {
+    if (!answer->upload) {
         cwb_wire_reply(wire, CWB_READ, answer->id, answer->status, answer->detail, NULL, 0);
-    } else if (wire->ended || !cwb_wire_send_piece(wire, answer->id, answer->source, &answer->read,
-                                                   answer->bytes)) {
-        cwb_source_let_go(answer->source, wire->loop, &answer->read, false);
+    } else if (wire->ended ||
+               !cwb_upload_send(answer->upload, wire, answer->id, &answer->read, answer->bytes)) {
+        cwb_upload_release_piece(answer->upload, wire->loop, &answer->read, false);
     } else {
-        cwb_source_drop(answer->source, wire->loop);
+        cwb_upload_drop(answer->upload, wire->loop);
     }
     free(answer);
 }
 
-bool cwb_stream_send_piece(struct cwb_stream *stream, uint64_t id, struct cwb_source *source,
+bool cwb_stream_send_piece(struct cwb_stream *stream, uint64_t id, struct cwb_upload *upload,
                            const struct cwb_read *read, const uint8_t *bytes) {
     struct answer *answer = calloc(1, sizeof *answer);
     if (!answer) {
         tell_end(stream, true);
         return false;
     }
-    cwb_source_ref(source);
+    cwb_upload_ref(upload);
     *answer = (struct answer){.note = {.run = give},
                               .stream = stream,
                               .id = id,
-                              .source = source,
+                              .upload = upload,
                               .read = *read,
                               .bytes = bytes};
-    cwb_strand_tell(stream->strand, &answer->note);
+    cwb_io_thread_tell(stream->io_thread, &answer->note);
     return true;
 }
 
@@ -366,7 +369,7 @@ void cwb_stream_refuse(struct cwb_stream *stream, uint64_t id, int status) {
     }
     *answer = (struct answer){.note = {.run = give}, .stream = stream, .id = id, .status = status};
     strcpy(answer->detail, cw_detail());
-    cwb_strand_tell(stream->strand, &answer->note);
+    cwb_io_thread_tell(stream->io_thread, &answer->note);
 }
 
 void cwb_stream_end(struct cwb_stream *stream) {
@@ -379,23 +382,24 @@ static void run_free(struct cwb_note *note) {
 
 void cwb_stream_free(struct cwb_stream *stream) {
     stream->free.run = run_free;
-    cwb_strand_tell(stream->strand, &stream->free);
+    cwb_io_thread_tell(stream->io_thread, &stream->free);
 }
 
 /* ---- time ---- */
 
-/* Its READs are not answered. Takes find that out first (download.c), and let go of what is here.
+/* Its READs are not answered. Downloads find that out first (download.c), and let go of what is
+ * here.
  */
 static bool stalls(const struct cwb_stream *stream, int64_t now_ns) {
     const int64_t stall_ns = stream->bridge->options.stall_ns;
     return stall_ns && stream->ask_count && now_ns - stream->moved_ns >= 2 * stall_ns;
 }
 
-void cwb_strand_tick(struct cwb_strand *strand) {
+void cwb_io_thread_tick(struct cwb_io_thread *io_thread) {
     struct cwb_stream *stream, *next;
-    int64_t now_ns = strand->loop.now_ns;
-    for (stream = strand->streams; stream; stream = next) {
-        next = stream->strand_next;
+    int64_t now_ns = io_thread->loop.now_ns;
+    for (stream = io_thread->streams; stream; stream = next) {
+        next = stream->thread_next;
         if (stream->wire.ended)
             continue;
         if (now_ns - stream->wire.heard_ns >= CWB_SILENCE_NS) {

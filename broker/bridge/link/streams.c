@@ -1,6 +1,6 @@
 /*
  * The streams of each peer, as the bridge's loop sees them: how many there are to be, dialing,
- * letting in, handing over to strands, and their end. See stream.h for one stream.
+ * letting in, handing over to I/O threads, and their end. See stream.h for one stream.
  *
  * How many connections a peer's large arrays go over is the smaller of both sides' --streams; with
  * one it is the link, which from two on stands beside them. Each side says its number after the
@@ -9,15 +9,25 @@
  * fails is repeated after STREAM_PAUSE_NS, while large arrays are wanted; nothing waits for it,
  * they go over what there is.
  */
+#include "broker/bridge/link/streams.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/download.h"
 #include "broker/bridge/fetch/transfer_plan.h"
+#include "broker/bridge/io/helpers.h"
+#include "broker/bridge/io/io.h"
+#include "broker/bridge/io/io_thread.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/link/stream.h"
 #include "broker/bridge/memory.h"
 #include "broker/bridge/serve/staging.h"
-#include "broker/bridge/link/stream.h"
+#include "broker/bridge/wire/wire.h"
 
 #define STREAM_PAUSE_NS 1000000000
 
@@ -55,7 +65,7 @@ void cwb_streams_met(struct cwb_link *link, uint64_t run) {
 void cwb_streams_agree(struct cwb_link *link, uint32_t streams) {
     uint32_t ours = connections(link->bridge);
     link->peer->streams_max = streams < ours ? streams : ours;
-    link->bridge->hurry = true; /* a large array may be wanted already */
+    link->bridge->tick_now = true; /* a large array may be wanted already */
 }
 
 /* ---- one stream ---- */
@@ -71,7 +81,7 @@ static void on_opened(struct cwb_work *work) {
         (struct cwb_stream *)((char *)work - offsetof(struct cwb_stream, opened));
     stream->open = true;
     stream->opened_ns = stream->bridge->loop.now_ns;
-    cwb_takes_spread(stream->peer);
+    cwb_downloads_spread(stream->peer);
 }
 
 static void on_ended(struct cwb_work *work) {
@@ -82,14 +92,14 @@ static void on_ended(struct cwb_work *work) {
         cwb_log("stream %s %s, peer %s ended: %s", stream->dialed ? "to" : "from", stream->where,
                 stream->peer->config.name, work->detail);
     stream->peer->streams_after_ns = bridge->loop.now_ns + STREAM_PAUSE_NS;
-    bridge->hurry = true;
+    bridge->tick_now = true;
     stream->open = false;
-    cwb_stages_forget(bridge, stream);
+    cwb_stagings_forget(bridge, stream);
     struct cwb_peer *peer = stream->peer;
     drop(stream);
     if (!cwb_streams_open(peer))
-        cwb_takes_spread(peer);
-    cwb_stream_free(stream); /* the last that its strand is told of it */
+        cwb_downloads_spread(peer);
+    cwb_stream_free(stream); /* the last that its I/O thread is told of it */
 }
 
 static struct cwb_stream *stream_new(struct cwb_bridge *bridge, struct cwb_peer *peer, bool dialed,
@@ -109,34 +119,34 @@ static struct cwb_stream *stream_new(struct cwb_bridge *bridge, struct cwb_peer 
     return stream;
 }
 
-/* The strand with the fewest streams of this peer; made if it is not there. */
-static int find_strand(struct cwb_stream *stream) {
+/* The I/O thread with the fewest streams of this peer; made if it is not there. */
+static int find_io_thread(struct cwb_stream *stream) {
     struct cwb_bridge *bridge = stream->bridge;
     uint32_t least = UINT32_MAX, best = 0;
     for (uint32_t i = 0; i < bridge->options.streams; i++) {
         uint32_t count = 0;
         const struct cwb_stream *other;
         for (other = stream->peer->streams; other; other = other->next)
-            count += other->strand && other->strand == bridge->strands[i];
+            count += other->io_thread && other->io_thread == bridge->io_threads[i];
         if (count < least) {
             least = count;
             best = i;
         }
     }
-    if (!bridge->strands[best]) {
+    if (!bridge->io_threads[best]) {
         bool use_epoll = strcmp(cwb_io_kind(bridge->loop.io), "epoll") == 0;
-        int code = cwb_strand_new(use_epoll, &bridge->strands[best]);
+        int code = cwb_io_thread_new(use_epoll, &bridge->io_threads[best]);
         if (code)
             return code;
     }
-    stream->strand = bridge->strands[best];
+    stream->io_thread = bridge->io_threads[best];
     return 0;
 }
 
 void cwb_streams_arrived(struct cwb_link *link) {
     struct cwb_stream *stream = link->stream;
     struct cwb_peer *peer = stream->peer;
-    int code = find_strand(stream);
+    int code = find_io_thread(stream);
     stream->link = NULL;
     if (code || !peer->link) {
         if (code)
@@ -148,7 +158,7 @@ void cwb_streams_arrived(struct cwb_link *link) {
         return;
     }
     stream->read_max = peer->link->read_max;
-    cwb_wire_move(&link->wire, &stream->wire, &stream->strand->loop, NULL);
+    cwb_wire_move(&link->wire, &stream->wire, &stream->io_thread->loop, NULL);
     cwb_stream_begin(stream);
 }
 
@@ -159,7 +169,7 @@ void cwb_streams_lost(struct cwb_link *link, const char *reason) {
         cwb_log("a stream to %s at %s cannot be had: %s", peer->config.name, link->where, reason);
     peer->streams_after_ns = link->bridge->loop.now_ns + STREAM_PAUSE_NS;
     link->stream = NULL;
-    link->bridge->hurry = true;
+    link->bridge->tick_now = true;
     cwb_wire_counts(&link->wire, &peer->bytes_in, &peer->bytes_out);
     drop(stream);
     free(stream);
@@ -185,23 +195,23 @@ int cwb_streams_accept(struct cwb_link *link, const struct cwb_frame *frame) {
 
 /* ---- all of a peer ---- */
 
-void cwb_streams_read(struct cwb_peer *peer, struct cwb_chunks *chunks) {
+void cwb_streams_read(struct cwb_peer *peer, struct cwb_transfer_plan *plan) {
     struct cwb_stream *stream;
     uint32_t open = 0;
     DL_FOREACH(peer->streams, stream) {
         open += stream->open;
     }
-    cwb_chunks_readers(chunks, open);
+    cwb_transfer_plan_readers(plan, open);
     DL_FOREACH(peer->streams, stream) {
         if (stream->open)
-            cwb_stream_read(stream, chunks);
+            cwb_stream_read(stream, plan);
     }
 }
 
 void cwb_streams_end(struct cwb_peer *peer) {
     struct cwb_stream *stream, *next;
     DL_FOREACH_SAFE(peer->streams, stream, next) {
-        if (stream->strand) {
+        if (stream->io_thread) {
             cwb_stream_end(stream);
         } else if (stream->link) {
             cw_fail(-ECONNRESET, "the peer has no other connection any more");
@@ -213,7 +223,7 @@ void cwb_streams_end(struct cwb_peer *peer) {
 void cwb_streams_want(struct cwb_bridge *bridge, struct cwb_peer *peer) {
     peer->streams_until_ns = bridge->loop.now_ns + CWB_STREAM_IDLE_NS;
     if (peer->streams_max > count_of(peer) + 1 && peer->streams_after_ns <= bridge->loop.now_ns)
-        bridge->hurry = true;
+        bridge->tick_now = true;
 }
 
 /* ---- dialing ---- */
@@ -246,7 +256,7 @@ static void dial(struct cwb_bridge *bridge, struct cwb_peer *peer, const struct 
 int64_t cwb_streams_tick(struct cwb_bridge *bridge) {
     int64_t due_ns = INT64_MAX, now_ns = bridge->loop.now_ns;
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
-        if (peer->takes)
+        if (peer->downloads)
             peer->streams_until_ns = now_ns + CWB_STREAM_IDLE_NS;
         if (!peer->link || peer->streams_max < 2 || peer->streams_until_ns <= now_ns)
             continue;

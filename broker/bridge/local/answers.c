@@ -5,10 +5,15 @@
  * or was not asked for, is left out, and the log says so once for each peer. Making memory for the
  * texts may block, and there may be many, so a helper does it.
  */
+#include "broker/bridge/local/answers.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/bridge.h"
 #include "broker/bridge/fetch/floor.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/local/job.h"
 #include "ipc/base/layout.h"
 
 /* A name of which something stands here, or is coming: is it in the peer's list? What is told there
@@ -203,7 +208,7 @@ static void begin(struct cwb_job *job, const char *bytes, uint64_t size_bytes, b
         return;
     }
     job->on_cancel = NULL; /* it ends by itself, soon */
-    cwb_work_begin(job->bridge->askings, &texts->work);
+    cwb_work_begin(job->bridge->broker_helpers, &texts->work);
 }
 
 void cwb_job_texts(struct cwb_job *job, const char *texts, uint64_t size_bytes) {

@@ -1,5 +1,5 @@
 /*
- * Memory and names of this node: see parts.h. A helper thread does what may take long (a slab of
+ * Memory and names of this node: see arrays.h. A helper thread does what may take long (a slab of
  * gigabytes is allocated in full, at about 1 s/GiB); libcableway may be called from any thread.
  *
  * The reserve: an array that nobody uses, of as many bytes as may come with the answer to an OPEN,
@@ -7,14 +7,17 @@
  * makes the next, and touches its pages, so that who reads into it does not stop at each. Where
  * there is no memory for one, the array is made as any other, and its bytes are asked for then.
  */
+#include "broker/bridge/local/arrays.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/bridge.h"
 #include "broker/bridge/memory.h"
-#include "broker/bridge/parts.h"
-#include "ipc/request/channel.h"
+#include "broker/bridge/wire/frame.h"
 #include "ipc/base/meta.h"
 #include "ipc/base/name_key.h"
+#include "ipc/request/channel.h"
 
 #define CLOSE_BYTES   (8u << 20) /* to give so much back takes the kernel a millisecond */
 #define RESERVE_BYTES (CWB_AHEAD_MAX * CWB_READ_MAX)
@@ -83,7 +86,7 @@ void cwb_local_map(struct cwb_bridge *bridge, const struct cw_name_key *key, cwb
                           .owner = owner};
     if (key)
         m->key = *key;
-    cwb_work_begin(bridge->askings, &m->work);
+    cwb_work_begin(bridge->broker_helpers, &m->work);
 }
 
 bool cwb_local_mapped(struct cwb_bridge *bridge) {
@@ -177,7 +180,7 @@ void cwb_local_close(struct cwb_bridge *bridge, cw_array *array) {
         return;
     }
     *closing = (struct closing){.work = {.run = run_closing, .done = closed}, .array = array};
-    cwb_work_begin(bridge->works, &closing->work);
+    cwb_work_begin(bridge->helpers, &closing->work);
 }
 
 struct making {
@@ -229,7 +232,7 @@ void cwb_local_reserve(struct cwb_bridge *bridge) {
                          .size_bytes = RESERVE_BYTES,
                          .owner = bridge};
     bridge->reserving = true;
-    cwb_work_begin(bridge->makings, &m->work);
+    cwb_work_begin(bridge->memory_helpers, &m->work);
 }
 
 /* From memory that there is, the reserve included; else -EAGAIN. */
@@ -264,5 +267,5 @@ void cwb_local_new(struct cwb_bridge *bridge, uint64_t size_bytes, cwb_on_array 
                          .size_bytes = size_bytes,
                          .on_done = on_done,
                          .owner = owner};
-    cwb_work_begin(bridge->makings, &m->work);
+    cwb_work_begin(bridge->memory_helpers, &m->work);
 }

@@ -8,10 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "broker/bridge/local/once.h"
-#include "broker/bridge/local/fast_path.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/replica.h"
+#include "broker/bridge/link/peer.h"
 #include "broker/bridge/local/broker_channel.h"
+#include "broker/bridge/local/fast_path.h"
+#include "broker/bridge/local/once.h"
+#include "broker/bridge/local/outgoing_put.h"
+#include "broker/bridge/local/questions.h"
 #include "broker/bridge/memory.h"
+#include "broker/bridge/serve/serve.h"
+#include "broker/bridge/wire/frame.h"
 #include "ipc/base/meta.h"
 
 #define AGAIN_NS         10000000 /* there was no memory to ask: when that is tried again */
@@ -57,8 +64,9 @@ static void ask_nexts(struct cwb_jobs *jobs, uint32_t least) {
     if (jobs->nexts >= least)
         return;
     for (; jobs->nexts < CW_REMOTE_NEXTS_MAX; jobs->nexts++)
-        if (cwb_home_ask(jobs->bridge->home, CW_OP_REMOTE_NEXT, NULL, 0, on_next, jobs) != 0) {
-            jobs->bridge->hurry = true; /* cwb_jobs_tick() tries again */
+        if (cwb_broker_channel_ask(jobs->bridge->broker_channel, CW_OP_REMOTE_NEXT, NULL, 0,
+                                   on_next, jobs) != 0) {
+            jobs->bridge->tick_now = true; /* cwb_jobs_tick() tries again */
             return;
         }
 }
@@ -99,7 +107,8 @@ int64_t cwb_jobs_tick(struct cwb_bridge *bridge) {
         return jobs->looked_ns + CHANGES_PAUSE_NS;
     struct cw_changes changes = {.seen = jobs->seen, .news = bridge->wait_count != 0};
     struct iovec part = {&changes, sizeof changes};
-    if (cwb_home_ask(bridge->home, CW_OP_CHANGES, &part, 1, on_changes, jobs) != 0)
+    if (cwb_broker_channel_ask(bridge->broker_channel, CW_OP_CHANGES, &part, 1, on_changes, jobs) !=
+        0)
         return bridge->loop.now_ns + AGAIN_NS;
     jobs->watch = false;
     jobs->asked++;
@@ -111,7 +120,7 @@ void cwb_jobs_watch(struct cwb_bridge *bridge) {
     struct cwb_jobs *jobs = bridge->jobs;
     if (jobs->watch || asked_enough(jobs))
         return;
-    jobs->watch = bridge->hurry = true;
+    jobs->watch = bridge->tick_now = true;
 }
 
 /* ---- the loop's ---- */
@@ -202,7 +211,7 @@ static void tell_end(struct cwb_bridge *bridge, uint64_t job, int status, const 
     }
     CW_ASSERT(body_bytes <= CW_DETAIL_MAX);
     struct iovec parts[] = {{&end, sizeof end}, {(void *)(uintptr_t)body, body_bytes}};
-    (void)cwb_home_ask(bridge->home, CW_OP_REMOTE_DONE, parts, 2, NULL, NULL);
+    (void)cwb_broker_channel_ask(bridge->broker_channel, CW_OP_REMOTE_DONE, parts, 2, NULL, NULL);
 }
 
 static void begin(struct cwb_jobs *jobs, const struct cw_remote_job *head, const uint8_t *body,
@@ -215,7 +224,7 @@ static void begin(struct cwb_jobs *jobs, const struct cw_remote_job *head, const
         tell_end(jobs->bridge, head->job, -EDQUOT, NULL, 0);
 }
 
-int cwb_job_begin(struct cwb_bridge *bridge, struct cwb_visitor *visitor,
+int cwb_job_begin(struct cwb_bridge *bridge, struct cwb_local_client *local_client,
                   const struct cw_remote_job *head, const uint8_t *body, uint32_t body_bytes) {
     struct cwb_job *job = calloc(1, sizeof *job + body_bytes);
     if (!job)
@@ -224,12 +233,12 @@ int cwb_job_begin(struct cwb_bridge *bridge, struct cwb_visitor *visitor,
         job->head = *head;
     job->id = job->head.job;
     job->bridge = bridge;
-    job->visitor = visitor;
-    if (visitor)
-        cwb_door_took(visitor, job);
+    job->local_client = local_client;
+    if (local_client)
+        cwb_fast_path_took(local_client, job);
     else
         HASH_ADD(hh, bridge->jobs->jobs, id, sizeof job->id, job);
-    if (!visitor && !CWD_ADDED(job)) {
+    if (!local_client && !CWD_ADDED(job)) {
         free(job);
         return cwb_no_memory("a request to another node");
     }
@@ -252,7 +261,7 @@ int cwb_job_begin(struct cwb_bridge *bridge, struct cwb_visitor *visitor,
 void cwb_job_done(struct cwb_job *job, int status, const void *body, uint32_t body_bytes) {
     if (!job->id) {
         CW_ASSERT(status < 0);
-        cwb_door_answer(job, status, NULL, NULL);
+        cwb_fast_path_answer(job, status, NULL, NULL);
         return;
     }
     tell_end(job->bridge, job->id, status, body, body_bytes);

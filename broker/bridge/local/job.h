@@ -6,16 +6,19 @@
 #ifndef CW_BROKER_BRIDGE_LOCAL_JOB_H
 #define CW_BROKER_BRIDGE_LOCAL_JOB_H
 
-#include "broker/bridge/parts.h"
+#include <stdint.h>
+
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/memory.h"
 #include "ipc/base/name_key.h"
 
-struct cwb_visitor;
+struct cwb_local_client;
 
 struct cwb_job {
-    uint64_t id;                 /* the broker's; 0: it came by the door */
-    struct cw_remote_job head;   /* as the broker gave it; zero: the same */
-    uint64_t asked_of;           /* once.h: of which run of the peer's broker; 0: of none yet */
-    struct cwb_visitor *visitor; /* whose it is then; NULL: nobody's any more */
+    uint64_t id;               /* the broker's; 0: it came over the fast path */
+    struct cw_remote_job head; /* as the broker gave it; zero: the same */
+    uint64_t asked_of;         /* once.h: of which run of the peer's broker; 0: of none yet */
+    struct cwb_local_client *local_client; /* whose it is then; NULL: nobody's any more */
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
     struct cw_remote remote;
@@ -31,21 +34,18 @@ struct cwb_job {
 /* Answers and frees it. status < 0: cw_detail() is the sentence; else the body of the reply. */
 void cwb_job_done(struct cwb_job *job, int status, const void *body, uint32_t body_bytes);
 
-/* Begins what a client asked, by the broker or by the door (head NULL). 0, or -EDQUOT: there is no
- * job, and nobody was answered. */
-int cwb_job_begin(struct cwb_bridge *bridge, struct cwb_visitor *visitor,
+/* Begins what a client asked, by the broker or over the fast path (head NULL). 0, or -EDQUOT: there
+ * is no job, and nobody was answered. */
+int cwb_job_begin(struct cwb_bridge *bridge, struct cwb_local_client *local_client,
                   const struct cw_remote_job *head, const uint8_t *body, uint32_t body_bytes);
 /* Frees it without an answer: whoever calls answers for its number, which is returned. */
 uint64_t cwb_job_release(struct cwb_job *job);
 
-/* outgoing_put.c, questions.c: begin a job; they own it from then on. */
-void cwb_job_put(struct cwb_job *job);
-void cwb_job_ask(struct cwb_job *job);
-/* The text about all peers. */
-void cwb_job_peers(struct cwb_job *job);
-/* answers.c: answers with an array of bytes, texts that are each terminated. They are copied. */
-void cwb_job_texts(struct cwb_job *job, const char *texts, uint64_t size_bytes);
-/* The same of what the job's peer calls names: what are none are left out. */
-void cwb_job_names(struct cwb_job *job, const char *texts, uint64_t size_bytes);
+/* 0 or -EDQUOT. */
+int cwb_jobs_init(struct cwb_bridge *bridge);
+/* Asks for changes where they are wanted. Returns when it wants to be called again. */
+int64_t cwb_jobs_tick(struct cwb_bridge *bridge);
+/* From now on changes of names are to be told (cwb_serve_changes). */
+void cwb_jobs_watch(struct cwb_bridge *bridge);
 
 #endif

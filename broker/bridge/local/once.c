@@ -6,6 +6,10 @@
 #include <string.h>
 #include <time.h>
 
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/wire/frame.h"
 #include "ipc/base/meta.h"
 
 uint64_t cwb_deed_now_ns(void) {
@@ -34,7 +38,7 @@ static int not_known(const struct cwb_job *job, const char *why) {
                    job->peer ? job->peer->config.name : "the other node", reason);
 }
 
-int64_t cwb_deed_patience_ns(const struct cwb_job *job) {
+int64_t cwb_deed_wait_ns(const struct cwb_job *job) {
     return may_be_done(job) ? CWB_SILENCE_NS : 0;
 }
 
@@ -74,7 +78,7 @@ int cwb_deed_asked(const struct cwb_peer *peer, struct cwb_bridge *bridge,
                    const struct cwb_token *token, cwb_on_answer *on_answer, void *owner) {
     struct cw_deed deed = deed_of(peer, CW_DEED_ASK, token, CWB_AGAIN);
     struct iovec part = {&deed, sizeof deed};
-    return cwb_home_ask(bridge->home, CW_OP_DEED, &part, 1, on_answer, owner);
+    return cwb_broker_channel_ask(bridge->broker_channel, CW_OP_DEED, &part, 1, on_answer, owner);
 }
 
 int cwb_deed_remove(const struct cwb_peer *peer, struct cwb_bridge *bridge,
@@ -84,7 +88,7 @@ int cwb_deed_remove(const struct cwb_peer *peer, struct cwb_bridge *bridge,
     struct cw_key key = {.key_bytes = name->length};
     struct iovec parts[] = {
         {&deed, sizeof deed}, {&key, sizeof key}, {(void *)(uintptr_t)name->text, name->length}};
-    return cwb_home_ask(bridge->home, CW_OP_DEED, parts, 3, on_answer, owner);
+    return cwb_broker_channel_ask(bridge->broker_channel, CW_OP_DEED, parts, 3, on_answer, owner);
 }
 
 int cwb_deed_put(const struct cwb_peer *peer, struct cwb_bridge *bridge,
@@ -108,5 +112,5 @@ int cwb_deed_put(const struct cwb_peer *peer, struct cwb_bridge *bridge,
                             {&put, sizeof put},
                             {(void *)(uintptr_t)name->text, name->length},
                             {form, put.meta_bytes}};
-    return cwb_home_ask(bridge->home, CW_OP_DEED, parts, 4, on_answer, owner);
+    return cwb_broker_channel_ask(bridge->broker_channel, CW_OP_DEED, parts, 4, on_answer, owner);
 }

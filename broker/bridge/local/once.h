@@ -26,7 +26,7 @@ uint64_t cwb_deed_now_ns(void);
  * two machines may differ by 1 in 1000. */
 uint64_t cwb_deed_since_ns(uint64_t up_ns);
 /* How long a link is waited for. */
-int64_t cwb_deed_patience_ns(const struct cwb_job *job);
+int64_t cwb_deed_wait_ns(const struct cwb_job *job);
 /* A link is there: token and flags of the request. 0, or -EREMOTEIO: it was asked of another run,
  * and whether it was done is not known. */
 int cwb_deed_ask(struct cwb_job *job, const struct cwb_link *link, struct cwb_token *token,
@@ -35,9 +35,9 @@ int cwb_deed_ask(struct cwb_job *job, const struct cwb_link *link, struct cwb_to
  * before, -EREMOTEIO: whether it was done is not known. */
 int cwb_deed_fail(const struct cwb_job *job, int code);
 /*
- * What a peer asks for, here, by the broker, as cwd_deed(). It is asked over home, so the loop does
- * not wait, and what is asked first is done first; the answer goes to on_answer, until which owner
- * stays. 0, or a negative code: nothing was asked.
+ * What a peer asks for, here, by the broker, as cwd_deed(). It is asked over the broker channel, so
+ * the loop does not wait, and what is asked first is done first; the answer goes to on_answer,
+ * until which owner stays. 0, or a negative code: nothing was asked.
  */
 /* One that may have been asked for before (CWB_AGAIN): was it done? 0: it was; -ENOENT: it was not.
  * This is asked before anything else can refuse it. */

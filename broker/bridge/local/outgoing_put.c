@@ -5,14 +5,22 @@
  * A link that ends before the answer leaves the outcome open: the offer is made again with the same
  * token, by which the peer's broker knows whether it was done (once.h).
  */
+#include "broker/bridge/local/outgoing_put.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "broker/bridge/local/once.h"
+#include "broker/bridge/bridge.h"
 #include "broker/bridge/fetch/floor.h"
-#include "broker/bridge/wire/hash.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/local/arrays.h"
 #include "broker/bridge/local/job.h"
+#include "broker/bridge/local/once.h"
 #include "broker/bridge/memory.h"
+#include "broker/bridge/serve/upload.h"
+#include "broker/bridge/wire/frame.h"
+#include "broker/bridge/wire/hash.h"
 
 struct putting {
     struct cwb_waiter waiter; /* first: it is cast back */
@@ -20,7 +28,7 @@ struct putting {
     bool waits;
     cw_array *array;
     bool on_gpu; /* then its bytes come by way of host memory */
-    struct cwb_source *source;
+    struct cwb_upload *upload;
     struct cwb_request *asked;
 };
 
@@ -29,9 +37,9 @@ static void putting_free(struct putting *p) {
         cwb_peer_forget(p->job->peer, &p->waiter);
     if (p->asked)
         cwb_request_forget(p->asked);
-    if (p->source) {
-        cwb_source_end(p->source);
-        cwb_source_unref(p->source);
+    if (p->upload) {
+        cwb_upload_end(p->upload);
+        cwb_upload_unref(p->upload);
     } else {
         cw_array_close(p->array);
     }
@@ -76,7 +84,7 @@ static void on_reply(struct cwb_request *request, const struct cwb_frame *frame)
 /* When the peer last asked for bytes of it. */
 static int64_t read_ns(const struct cwb_request *request) {
     const struct putting *p = request->owner;
-    return p && p->source ? cwb_source_used_ns(p->source) : 0;
+    return p && p->upload ? cwb_upload_used_ns(p->upload) : 0;
 }
 
 static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
@@ -87,38 +95,38 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
         finish(p, cwb_deed_fail(job, -EREMOTEIO));
         return;
     }
-    struct cwb_offer offered = {.size_bytes = job->remote.size_bytes,
+    struct cwb_offer message = {.size_bytes = job->remote.size_bytes,
                                 .flags =
                                     job->remote.flags & (CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_GPU),
                                 .key_bytes = job->there.length,
                                 .meta_bytes = job->remote.meta_bytes};
     uint8_t inside[CWB_INLINE_MAX];
-    struct iovec parts[] = {{&offered, sizeof offered},
+    struct iovec parts[] = {{&message, sizeof message},
                             {job->there.text, job->there.length},
                             {job->meta, job->remote.meta_bytes},
                             {inside, 0}};
-    if (offered.size_bytes <= CWB_INLINE_MAX && !p->on_gpu) {
-        offered.inside = 1;
-        if (offered.size_bytes)
-            memcpy(inside, cw_array_lowest(p->array), offered.size_bytes);
-        offered.hash = cwb_hash(inside, offered.size_bytes, 0);
-        parts[3].iov_len = offered.size_bytes;
-    } else if (!p->source) {
+    if (message.size_bytes <= CWB_INLINE_MAX && !p->on_gpu) {
+        message.inside = 1;
+        if (message.size_bytes)
+            memcpy(inside, cw_array_lowest(p->array), message.size_bytes);
+        message.hash = cwb_hash(inside, message.size_bytes, 0);
+        parts[3].iov_len = message.size_bytes;
+    } else if (!p->upload) {
         int code = p->on_gpu
-                       ? cwb_source_new_staged(job->bridge, job->peer, p->array, offered.size_bytes,
-                                               link->read_max, true, &p->source)
-                       : cwb_source_new(job->bridge, job->peer, p->array, cw_array_lowest(p->array),
-                                        offered.size_bytes, CWB_OFFERED, &p->source);
+                       ? cwb_upload_new_staged(job->bridge, job->peer, p->array, message.size_bytes,
+                                               link->read_max, true, &p->upload)
+                       : cwb_upload_new(job->bridge, job->peer, p->array, cw_array_lowest(p->array),
+                                        message.size_bytes, CWB_UPLOAD_PUT, &p->upload);
         if (code) {
             finish(p, cwb_deed_fail(job, code));
             return;
         }
-        cwb_source_ref(p->source);
+        cwb_upload_ref(p->upload);
     }
-    if (p->source)
-        offered.source = cwb_source_id(p->source);
+    if (p->upload)
+        message.source = cwb_upload_id(p->upload);
     uint64_t asked_before = job->asked_of;
-    int code = cwb_deed_ask(job, link, &offered.token, &offered.flags);
+    int code = cwb_deed_ask(job, link, &message.token, &message.flags);
     if (code) {
         finish(p, code);
         return;
@@ -135,7 +143,7 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
 static void offer(struct putting *p) {
     p->waits = true;
     p->waiter = (struct cwb_waiter){.on_link = on_link};
-    cwb_peer_await(p->job->bridge, p->job->peer, &p->waiter, cwb_deed_patience_ns(p->job));
+    cwb_peer_await(p->job->bridge, p->job->peer, &p->waiter, cwb_deed_wait_ns(p->job));
 }
 
 /* ---- the array, by a helper ---- */
@@ -196,5 +204,5 @@ void cwb_job_put(struct cwb_job *job) {
                           .remote = job->remote};
     job->owner = o;
     job->on_cancel = cancel_opening;
-    cwb_work_begin(job->bridge->askings, &o->work);
+    cwb_work_begin(job->bridge->broker_helpers, &o->work);
 }

@@ -3,22 +3,32 @@
  * link that ends lets them ask again over the next one; a REMOVE is done once all the same
  * (once.h).
  */
+#include "broker/bridge/local/questions.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "broker/bridge/local/once.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/download.h"
 #include "broker/bridge/fetch/floor.h"
-#include "broker/bridge/wire/hash.h"
-#include "broker/bridge/local/job.h"
-#include "broker/bridge/memory.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
 #include "broker/bridge/link/stream.h"
+#include "broker/bridge/local/answers.h"
+#include "broker/bridge/local/arrays.h"
+#include "broker/bridge/local/job.h"
+#include "broker/bridge/local/once.h"
+#include "broker/bridge/memory.h"
+#include "broker/bridge/wire/frame.h"
+#include "broker/bridge/wire/hash.h"
+#include "broker/bridge/wire/wire.h"
 
 #define TWIN_TOLD_NS 60000000000
 
 struct asking {
     struct cwb_waiter waiter; /* first: it is cast back */
-    struct cwb_take take;
+    struct cwb_download download;
     struct cwb_job *job;
     bool waits, asked_once;
     struct cwb_request *asked;
@@ -32,7 +42,7 @@ static void asking_free(struct asking *a) {
         cwb_peer_forget(a->job->peer, &a->waiter);
     if (a->asked)
         cwb_request_forget(a->asked);
-    cwb_take_cancel(&a->take);
+    cwb_download_cancel(&a->download);
     cw_array_close(a->array);
     free(a);
 }
@@ -72,8 +82,8 @@ static void give_texts(struct asking *a, const char *bytes, uint64_t size_bytes)
     asking_free(a);
 }
 
-static void on_taken(struct cwb_take *take, int status) {
-    struct asking *a = (struct asking *)((char *)take - offsetof(struct asking, take));
+static void on_downloaded(struct cwb_download *download, int status) {
+    struct asking *a = (struct asking *)((char *)download - offsetof(struct asking, download));
     if (status)
         finish(a, status == -ESTALE || status == -EAGAIN ? -EREMOTEIO : status);
     else
@@ -88,13 +98,13 @@ static void on_array(void *owner, int code, cw_array *array) {
         return;
     }
     a->job->on_cancel = cancel;
-    a->take = (struct cwb_take){.on_done = on_taken,
-                                .bridge = a->job->bridge,
-                                .peer = a->job->peer,
-                                .source = a->source,
-                                .size_bytes = a->size_bytes,
-                                .array = array};
-    cwb_take_begin(&a->take, a->run);
+    a->download = (struct cwb_download){.on_done = on_downloaded,
+                                        .bridge = a->job->bridge,
+                                        .peer = a->job->peer,
+                                        .source = a->source,
+                                        .size_bytes = a->size_bytes,
+                                        .array = array};
+    cwb_download_begin(&a->download, a->run);
 }
 
 /* ---- the question ---- */
@@ -129,7 +139,7 @@ static void on_reply(struct cwb_request *request, const struct cwb_frame *frame)
     } else {
         a->source = frame->opened.source;
         a->size_bytes = frame->opened.size_bytes;
-        a->job->on_cancel = NULL; /* until there is memory; then the take can be given up */
+        a->job->on_cancel = NULL; /* until there is memory; then the download can be given up */
         cwb_local_new(a->job->bridge, a->size_bytes, on_array, a);
     }
 }
@@ -180,7 +190,7 @@ static void ask(struct asking *a) {
     a->waits = true;
     a->waiter = (struct cwb_waiter){.on_link = on_link};
     cwb_peer_await(a->job->bridge, a->job->peer, &a->waiter,
-                   a->asked_once ? CWB_SILENCE_NS : cwb_deed_patience_ns(a->job));
+                   a->asked_once ? CWB_SILENCE_NS : cwb_deed_wait_ns(a->job));
 }
 
 void cwb_job_ask(struct cwb_job *job) {

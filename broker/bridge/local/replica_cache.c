@@ -1,43 +1,44 @@
 /*
- * The board: see replica_cache.h.
+ * The replica cache: see replica_cache.h.
  */
 #include "broker/bridge/local/replica_cache.h"
 
 #include <stdlib.h>
 
+#include "broker/bridge/bridge.h"
 #include "broker/bridge/local/broker_channel.h"
 #include "broker/bridge/memory.h"
 #include "shm/names/unnamed.h"
 
-struct cwb_board {
+struct cwb_replica_cache {
     struct cw_segment segment;
     struct cwb_replica *at[CW_BOARD_PLACES];
 };
 
-struct cwb_board *cwb_board_new(struct cwb_bridge *bridge) {
-    struct cwb_board *board = calloc(1, sizeof *board);
-    if (!board) {
-        cwb_no_memory("the board");
+struct cwb_replica_cache *cwb_replica_cache_new(struct cwb_bridge *bridge) {
+    struct cwb_replica_cache *cache = calloc(1, sizeof *cache);
+    if (!cache) {
+        cwb_no_memory("the replica cache");
         return NULL;
     }
-    if (cw_board_new(cw_client_instance(bridge->client), cwb_home_session(bridge->home),
-                     &board->segment) == 0)
-        return board;
-    free(board);
+    if (cw_board_new(cw_client_instance(bridge->client),
+                     cwb_broker_channel_session(bridge->broker_channel), &cache->segment) == 0)
+        return cache;
+    free(cache);
     return NULL;
 }
 
-void cwb_board_here(const struct cwb_bridge *bridge) {
-    if (bridge->board)
-        cw_sleeper_here(cw_board_bridge(&bridge->board->segment));
+void cwb_replica_cache_here(const struct cwb_bridge *bridge) {
+    if (bridge->replica_cache)
+        cw_sleeper_here(cw_board_bridge(&bridge->replica_cache->segment));
 }
 
-int cwb_board_fd(const struct cwb_bridge *bridge) {
-    return bridge->board ? bridge->board->segment.fd : -1;
+int cwb_replica_cache_fd(const struct cwb_bridge *bridge) {
+    return bridge->replica_cache ? bridge->replica_cache->segment.fd : -1;
 }
 
-void cwb_board_post(struct cwb_replica *replica) {
-    struct cwb_board *board = replica->bridge->board;
+void cwb_replica_cache_add(struct cwb_replica *replica) {
+    struct cwb_replica_cache *cache = replica->bridge->replica_cache;
     const struct cw_put *put = &replica->put;
     struct cw_entry entry = {.id = (uint64_t)cw_now_ns(),
                              .slab = put->slab,
@@ -48,21 +49,21 @@ void cwb_board_post(struct cwb_replica *replica) {
                              .flags = CW_ENTRY_REPLICA,
                              .key_bytes = (uint16_t)replica->key.length,
                              .meta_bytes = put->meta_bytes};
-    if (!board || replica->on_gpu ||
-        !cw_board_post(&board->segment, &entry, replica->key.text, replica->came))
+    if (!cache || replica->on_gpu ||
+        !cw_board_post(&cache->segment, &entry, replica->key.text, replica->came))
         return;
-    uint32_t place = cw_board_place(replica->key.text, replica->key.length);
-    if (board->at[place])
-        board->at[place]->posted = 0;
-    board->at[place] = replica;
-    replica->posted = place + 1;
+    uint32_t index = cw_board_place(replica->key.text, replica->key.length);
+    if (cache->at[index])
+        cache->at[index]->cached = 0;
+    cache->at[index] = replica;
+    replica->cached = index + 1;
 }
 
-void cwb_board_take_down(struct cwb_replica *replica) {
-    struct cwb_board *board = replica->bridge->board;
-    if (!replica->posted)
+void cwb_replica_cache_remove(struct cwb_replica *replica) {
+    struct cwb_replica_cache *cache = replica->bridge->replica_cache;
+    if (!replica->cached)
         return;
-    cw_board_erase(&board->segment, replica->posted - 1);
-    board->at[replica->posted - 1] = NULL;
-    replica->posted = 0;
+    cw_board_erase(&cache->segment, replica->cached - 1);
+    cache->at[replica->cached - 1] = NULL;
+    replica->cached = 0;
 }

@@ -20,11 +20,17 @@
  * The loop's thread owns all. If this process dies so do its links, and with them who asked; if the
  * broker dies, so does this process.
  */
+#include "broker/bridge/serve/deferred.h"
+
 #include <stdlib.h>
 #include <string.h>
+
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/local/arrays.h"
 #include "broker/bridge/local/broker_channel.h"
 #include "broker/bridge/memory.h"
-#include "broker/bridge/parts.h"
+#include "broker/bridge/serve/serve.h"
 #include "ipc/request/channel.h"
 
 #define PROBE_NS  500000000
@@ -78,7 +84,8 @@ static void on_probed(void *owner, int status, const void *body, uint32_t body_b
 static int probe(struct cwb_bridge *bridge) {
     if (bridge->probed_ns)
         return 0;
-    int code = cwb_home_ask(bridge->home, CW_OP_PING, NULL, 0, on_probed, bridge);
+    int code =
+        cwb_broker_channel_ask(bridge->broker_channel, CW_OP_PING, NULL, 0, on_probed, bridge);
     if (code == 0)
         bridge->probed_ns = bridge->loop.now_ns;
     return code;

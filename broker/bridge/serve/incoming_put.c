@@ -12,21 +12,30 @@
  * side sees another `run`, and tells its client that the outcome is not known.
  *
  * Memory: an offer costs its peer nothing and this node all of the array's memory, so of arrays
- * whose bytes are not all here a peer has CWB_OFFERED_MAX bytes, and all peers CWB_OFFERED_ALL_MAX
- * (one array that is larger goes alone). The others wait, which costs no more than the offer: their
- * bytes are asked for when it is their turn, in the order in which they came, and of peers he
- * who had none begun for longest is first. Arrays of CWB_OFFERED_SMALL bytes or less have a
- * measure of their own, CWB_OFFERED_OWN of each peer: they wait for no large one, and for nobody
- * else's.
+ * whose bytes are not all here a peer has CWB_INCOMING_PUTS_MAX bytes, and all peers
+ * CWB_INCOMING_PUTS_ALL_MAX (one array that is larger goes alone). The others wait, which costs no
+ * more than the offer: their bytes are asked for when it is their turn, in the order in which they
+ * came, and of peers he who had none begun for longest is first. Arrays of CWB_INCOMING_PUT_SMALL
+ * bytes or less have a measure of their own, CWB_INCOMING_PUTS_OWN of each peer: they wait for no
+ * large one, and for nobody else's.
  */
+#include "broker/bridge/serve/incoming_put.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "broker/bridge/local/once.h"
-#include "broker/bridge/wire/hash.h"
-#include "broker/bridge/local/job.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/download.h"
 #include "broker/bridge/fetch/gpu_receive.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/local/arrays.h"
+#include "broker/bridge/local/job.h"
+#include "broker/bridge/local/once.h"
 #include "broker/bridge/memory.h"
+#include "broker/bridge/serve/deferred.h"
+#include "broker/bridge/serve/serve.h"
+#include "broker/bridge/wire/hash.h"
 
 #define KEEP_NS     600000000000
 #define KEPT_MAX    8192u /* outcomes of one peer */
@@ -36,9 +45,9 @@ struct token { /* what names it */
     uint64_t instance, number;
 };
 
-struct cwb_offered {
+struct cwb_incoming_put {
     struct token token;
-    struct cwb_take take;
+    struct cwb_download download;
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
     uint64_t run;              /* of the peer's bridge that offered it last */
@@ -54,29 +63,29 @@ struct cwb_offered {
     struct cw_name_key key;
     uint8_t *meta, *inside;
     cw_array *array;
-    struct cwb_landing *landing; /* it is to lie on a GPU */
+    struct cwb_gpu_receive *gpu_receive; /* it is to lie on a GPU */
     UT_hash_handle hh;
-    struct cwb_offered *next, *prev; /* of its peer: that wait, or that are done, in order */
+    struct cwb_incoming_put *next, *prev; /* of its peer: that wait, or that are done, in order */
 };
 
-static void answer(struct cwb_offered *offered) {
+static void answer(struct cwb_incoming_put *incoming) {
     struct cwb_served *served;
-    while ((served = offered->served)) {
-        LL_DELETE(offered->served, served);
+    while ((served = incoming->served)) {
+        LL_DELETE(incoming->served, served);
         served->on_cancel = NULL;
-        if (offered->status < 0)
-            cw_fail(offered->status, "%s",
-                    offered->sentence ? offered->sentence
-                                      : "the bridge had no memory left to keep why it failed");
-        cwb_served_reply(served, offered->status, NULL, 0);
+        if (incoming->status < 0)
+            cw_fail(incoming->status, "%s",
+                    incoming->sentence ? incoming->sentence
+                                       : "the bridge had no memory left to keep why it failed");
+        cwb_served_reply(served, incoming->status, NULL, 0);
     }
 }
 
 /* From now on the broker is waited for, or (false) it is not. */
-static void await_broker(struct cwb_offered *offered, bool waits) {
+static void await_broker(struct cwb_incoming_put *incoming, bool waits) {
     struct cwb_served *served;
-    offered->at_broker = waits;
-    LL_FOREACH(offered->served, served) {
+    incoming->at_broker = waits;
+    LL_FOREACH(incoming->served, served) {
         if (waits)
             cwb_deferred_begin(served);
         else
@@ -86,49 +95,48 @@ static void await_broker(struct cwb_offered *offered, bool waits) {
 
 /* ---- turns ---- */
 
-static unsigned kind_of(const struct cwb_offered *offered) {
-    return offered->offer.size_bytes <= CWB_OFFERED_SMALL ? CWB_SMALL : CWB_LARGE;
+static unsigned kind_of(const struct cwb_incoming_put *incoming) {
+    return incoming->offer.size_bytes <= CWB_INCOMING_PUT_SMALL ? CWB_SMALL : CWB_LARGE;
 }
 
-static bool has_room(const struct cwb_offered *offered) {
-    uint64_t own = offered->peer->offering_bytes[kind_of(offered)];
-    uint64_t all = own + offered->offer.size_bytes;
-    if (kind_of(offered) == CWB_SMALL)
-        return all <= CWB_OFFERED_OWN;
-    return (own == 0 || all <= CWB_OFFERED_MAX) &&
-           offered->bridge->offering_bytes < CWB_OFFERED_ALL_MAX;
+static bool has_room(const struct cwb_incoming_put *incoming) {
+    uint64_t own = incoming->peer->put_bytes[kind_of(incoming)];
+    uint64_t all = own + incoming->offer.size_bytes;
+    if (kind_of(incoming) == CWB_SMALL)
+        return all <= CWB_INCOMING_PUTS_OWN;
+    return (own == 0 || all <= CWB_INCOMING_PUTS_MAX) &&
+           incoming->bridge->put_bytes < CWB_INCOMING_PUTS_ALL_MAX;
 }
 
-static void count(struct cwb_offered *offered) {
-    unsigned kind = kind_of(offered);
-    offered->begun = true;
-    offered->peer->offering_bytes[kind] += offered->offer.size_bytes;
-    offered->peer->offered_ns[kind] = offered->bridge->loop.now_ns;
+static void count(struct cwb_incoming_put *incoming) {
+    unsigned kind = kind_of(incoming);
+    incoming->begun = true;
+    incoming->peer->put_bytes[kind] += incoming->offer.size_bytes;
+    incoming->peer->put_ns[kind] = incoming->bridge->loop.now_ns;
     if (kind == CWB_LARGE)
-        offered->bridge->offering_bytes += offered->offer.size_bytes;
+        incoming->bridge->put_bytes += incoming->offer.size_bytes;
 }
 
 /* It waits no more; its memory is free, and another has its turn. */
-static void give_turn(struct cwb_offered *offered) {
-    unsigned kind = kind_of(offered);
-    if (offered->waits)
-        DL_DELETE(offered->peer->offers_waiting[kind], offered);
-    if (offered->begun) {
-        offered->peer->offering_bytes[kind] -= offered->offer.size_bytes;
+static void give_turn(struct cwb_incoming_put *incoming) {
+    unsigned kind = kind_of(incoming);
+    if (incoming->waits)
+        DL_DELETE(incoming->peer->puts_waiting[kind], incoming);
+    if (incoming->begun) {
+        incoming->peer->put_bytes[kind] -= incoming->offer.size_bytes;
         if (kind == CWB_LARGE)
-            offered->bridge->offering_bytes -= offered->offer.size_bytes;
-        offered->bridge->hurry = true;
+            incoming->bridge->put_bytes -= incoming->offer.size_bytes;
+        incoming->bridge->tick_now = true;
     }
-    offered->waits = offered->begun = false;
+    incoming->waits = incoming->begun = false;
 }
 
 /* The next one whose turn it is; NULL: none has room. */
-static struct cwb_offered *next_of(const struct cwb_bridge *bridge, unsigned kind) {
-    struct cwb_offered *best = NULL;
+static struct cwb_incoming_put *next_of(const struct cwb_bridge *bridge, unsigned kind) {
+    struct cwb_incoming_put *best = NULL;
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
-        struct cwb_offered *first = peer->offers_waiting[kind];
-        if (first && has_room(first) &&
-            (!best || peer->offered_ns[kind] < best->peer->offered_ns[kind]))
+        struct cwb_incoming_put *first = peer->puts_waiting[kind];
+        if (first && has_room(first) && (!best || peer->put_ns[kind] < best->peer->put_ns[kind]))
             best = first;
     }
     return best;
@@ -136,143 +144,145 @@ static struct cwb_offered *next_of(const struct cwb_bridge *bridge, unsigned kin
 
 /* ---- one offer ---- */
 
-static void release(struct cwb_offered *offered) {
-    give_turn(offered);
-    cwb_take_cancel(&offered->take);
-    cwb_landing_cancel(offered->landing);
-    offered->landing = NULL;
-    cwb_local_close(offered->bridge, offered->array);
-    free(offered->meta);
-    free(offered->inside);
-    offered->array = NULL;
-    offered->meta = offered->inside = NULL;
+static void release(struct cwb_incoming_put *incoming) {
+    give_turn(incoming);
+    cwb_download_cancel(&incoming->download);
+    cwb_gpu_receive_cancel(incoming->gpu_receive);
+    incoming->gpu_receive = NULL;
+    cwb_local_close(incoming->bridge, incoming->array);
+    free(incoming->meta);
+    free(incoming->inside);
+    incoming->array = NULL;
+    incoming->meta = incoming->inside = NULL;
 }
 
-static void finish(struct cwb_offered *offered, int status) {
-    offered->done_ns = offered->bridge->loop.now_ns;
-    offered->status = status == -EAGAIN || status == -ESTALE ? -EREMOTEIO : status;
+static void finish(struct cwb_incoming_put *incoming, int status) {
+    incoming->done_ns = incoming->bridge->loop.now_ns;
+    incoming->status = status == -EAGAIN || status == -ESTALE ? -EREMOTEIO : status;
     if (status < 0)
-        offered->sentence = strdup(cw_detail());
-    release(offered);
-    offered->done = true;
-    offered->peer->offered_pending--;
-    offered->peer->offered_kept++;
-    DL_APPEND(offered->peer->offers_done, offered);
-    answer(offered);
+        incoming->sentence = strdup(cw_detail());
+    release(incoming);
+    incoming->done = true;
+    incoming->peer->puts_pending--;
+    incoming->peer->puts_kept++;
+    DL_APPEND(incoming->peer->puts_done, incoming);
+    answer(incoming);
 }
 
-static void forget(struct cwb_offered *offered) {
-    struct cwb_peer *peer = offered->peer;
-    HASH_DEL(peer->offered, offered);
-    release(offered);
-    if (offered->done)
-        DL_DELETE(peer->offers_done, offered);
-    *(offered->done ? &peer->offered_kept : &peer->offered_pending) -= 1;
-    free(offered->sentence);
-    free(offered);
+static void forget(struct cwb_incoming_put *incoming) {
+    struct cwb_peer *peer = incoming->peer;
+    HASH_DEL(peer->incoming_puts, incoming);
+    release(incoming);
+    if (incoming->done)
+        DL_DELETE(peer->puts_done, incoming);
+    *(incoming->done ? &peer->puts_kept : &peer->puts_pending) -= 1;
+    free(incoming->sentence);
+    free(incoming);
 }
 
 static void on_put(void *owner, int status, const void *body, uint32_t body_bytes) {
-    struct cwb_offered *offered = owner;
+    struct cwb_incoming_put *incoming = owner;
     (void)body, (void)body_bytes;
     if (status == 0) {
-        cw_name_key_replaced(offered->bridge->client);
-        cw_array_close(offered->array); /* its name holds it */
-        offered->array = NULL;
+        cw_name_key_replaced(incoming->bridge->client);
+        cw_array_close(incoming->array); /* its name holds it */
+        incoming->array = NULL;
     }
-    finish(offered, status);
+    finish(incoming, status);
 }
 
-static void put(struct cwb_offered *offered) {
-    await_broker(offered, true);
-    int code = cwb_deed_put(offered->peer, offered->bridge, &offered->offer, &offered->key,
-                            offered->array, offered->meta, on_put, offered);
+static void put(struct cwb_incoming_put *incoming) {
+    await_broker(incoming, true);
+    int code = cwb_deed_put(incoming->peer, incoming->bridge, &incoming->offer, &incoming->key,
+                            incoming->array, incoming->meta, on_put, incoming);
     if (code)
-        finish(offered, code);
+        finish(incoming, code);
 }
 
-static void start(struct cwb_offered *offered);
+static void start(struct cwb_incoming_put *incoming);
 
 /* Its bytes are here, or will not come. */
-static void brought(struct cwb_offered *offered, int status) {
+static void brought(struct cwb_incoming_put *incoming, int status) {
     if (status == 0) {
-        put(offered);
-    } else if (status == -ESTALE && offered->renewed) {
-        offered->renewed = false;
-        cwb_local_close(offered->bridge, offered->array);
-        offered->array = NULL;
-        start(offered);
-    } else if (status == -ESTALE && !offered->served) {
-        forget(offered); /* its bridge was started anew, and may offer it again from there */
+        put(incoming);
+    } else if (status == -ESTALE && incoming->renewed) {
+        incoming->renewed = false;
+        cwb_local_close(incoming->bridge, incoming->array);
+        incoming->array = NULL;
+        start(incoming);
+    } else if (status == -ESTALE && !incoming->served) {
+        forget(incoming); /* its bridge was started anew, and may offer it again from there */
     } else {
-        finish(offered, status);
+        finish(incoming, status);
     }
 }
 
-static void on_taken(struct cwb_take *take, int status) {
-    brought((struct cwb_offered *)((char *)take - offsetof(struct cwb_offered, take)), status);
+static void on_downloaded(struct cwb_download *download, int status) {
+    brought(
+        (struct cwb_incoming_put *)((char *)download - offsetof(struct cwb_incoming_put, download)),
+        status);
 }
 
 static void on_array(void *owner, int code, cw_array *array) {
-    struct cwb_offered *offered = owner;
-    offered->array = array;
-    await_broker(offered, false);
-    if (code == 0 && offered->offer.inside && offered->offer.size_bytes)
-        code = cw_array_write(array, 0, offered->inside, offered->offer.size_bytes);
+    struct cwb_incoming_put *incoming = owner;
+    incoming->array = array;
+    await_broker(incoming, false);
+    if (code == 0 && incoming->offer.inside && incoming->offer.size_bytes)
+        code = cw_array_write(array, 0, incoming->inside, incoming->offer.size_bytes);
     if (code) {
-        finish(offered, code);
+        finish(incoming, code);
         return;
     }
-    if (offered->offer.inside) {
-        put(offered);
+    if (incoming->offer.inside) {
+        put(incoming);
         return;
     }
-    offered->take = (struct cwb_take){.on_done = on_taken,
-                                      .bridge = offered->bridge,
-                                      .peer = offered->peer,
-                                      .source = offered->offer.source,
-                                      .size_bytes = offered->offer.size_bytes,
-                                      .patience_ns = CWB_RESUME_NS,
-                                      .array = array};
-    cwb_take_begin(&offered->take, offered->peer->run);
+    incoming->download = (struct cwb_download){.on_done = on_downloaded,
+                                               .bridge = incoming->bridge,
+                                               .peer = incoming->peer,
+                                               .source = incoming->offer.source,
+                                               .size_bytes = incoming->offer.size_bytes,
+                                               .wait_ns = CWB_RESUME_NS,
+                                               .array = array};
+    cwb_download_begin(&incoming->download, incoming->peer->run);
 }
 
-static void on_landed(void *owner, int code, cw_array *array) {
-    struct cwb_offered *offered = owner;
-    offered->landing = NULL;
-    offered->array = array;
-    brought(offered, code);
+static void on_received(void *owner, int code, cw_array *array) {
+    struct cwb_incoming_put *incoming = owner;
+    incoming->gpu_receive = NULL;
+    incoming->array = array;
+    brought(incoming, code);
 }
 
 /* Memory for it is made, and its bytes are brought there. */
-static void start(struct cwb_offered *offered) {
-    uint32_t gpu = (offered->offer.flags & CW_PUT_GPU) >> CW_PUT_GPU_SHIFT;
+static void start(struct cwb_incoming_put *incoming) {
+    uint32_t gpu = (incoming->offer.flags & CW_PUT_GPU) >> CW_PUT_GPU_SHIFT;
     if (!gpu) {
-        await_broker(offered, true);
-        cwb_local_new(offered->bridge, offered->offer.size_bytes, on_array, offered);
+        await_broker(incoming, true);
+        cwb_local_new(incoming->bridge, incoming->offer.size_bytes, on_array, incoming);
         return;
     }
-    struct cwb_landing_wish wish = {.size_bytes = offered->offer.size_bytes,
-                                    .gpu = {.device = gpu - 1},
-                                    .inside = offered->inside,
-                                    .peer = offered->offer.inside ? NULL : offered->peer,
-                                    .run = offered->peer->run,
-                                    .source = offered->offer.source,
-                                    .patience_ns = CWB_RESUME_NS};
-    offered->landing = cwb_landing_begin(offered->bridge, &wish, on_landed, offered);
-    if (!offered->landing)
-        finish(offered, -EDQUOT);
+    struct cwb_gpu_receive_spec spec = {.size_bytes = incoming->offer.size_bytes,
+                                        .gpu = {.device = gpu - 1},
+                                        .inside = incoming->inside,
+                                        .peer = incoming->offer.inside ? NULL : incoming->peer,
+                                        .run = incoming->peer->run,
+                                        .source = incoming->offer.source,
+                                        .wait_ns = CWB_RESUME_NS};
+    incoming->gpu_receive = cwb_gpu_receive_begin(incoming->bridge, &spec, on_received, incoming);
+    if (!incoming->gpu_receive)
+        finish(incoming, -EDQUOT);
 }
 
-static void begin(struct cwb_offered *offered) {
-    unsigned kind = kind_of(offered);
-    if (offered->peer->offers_waiting[kind] || !has_room(offered)) {
-        offered->waits = true;
-        DL_APPEND(offered->peer->offers_waiting[kind], offered);
+static void begin(struct cwb_incoming_put *incoming) {
+    unsigned kind = kind_of(incoming);
+    if (incoming->peer->puts_waiting[kind] || !has_room(incoming)) {
+        incoming->waits = true;
+        DL_APPEND(incoming->peer->puts_waiting[kind], incoming);
         return;
     }
-    count(offered);
-    start(offered);
+    count(incoming);
+    start(incoming);
 }
 
 static void *copy_of(const void *bytes, size_t size_bytes) {
@@ -283,20 +293,20 @@ static void *copy_of(const void *bytes, size_t size_bytes) {
 }
 
 static void on_cancel(struct cwb_served *served) {
-    struct cwb_offered *offered = served->owner;
-    LL_DELETE(offered->served, served); /* it goes on: what was offered may come again */
+    struct cwb_incoming_put *incoming = served->owner;
+    LL_DELETE(incoming->served, served); /* it goes on: an OFFER of it may come again */
     free(served);
 }
 
 /* Room for one more. 0 or -EDQUOT. */
 static int make_room(struct cwb_peer *peer) {
-    if (peer->offered_pending >= PENDING_MAX)
+    if (peer->puts_pending >= PENDING_MAX)
         return cw_fail(-EDQUOT,
                        "%u puts of this peer are under way; one more may come when one is "
                        "done",
-                       peer->offered_pending);
-    while (peer->offered_kept >= KEPT_MAX)
-        forget(peer->offers_done);
+                       peer->puts_pending);
+    while (peer->puts_kept >= KEPT_MAX)
+        forget(peer->puts_done);
     return 0;
 }
 
@@ -306,30 +316,31 @@ static struct token token_of(const struct cwb_frame *frame) {
 }
 
 /* NULL: there is no memory. */
-static struct cwb_offered *offered_new(struct cwb_link *link, const struct cwb_frame *frame) {
-    struct cwb_offered *offered = calloc(1, sizeof *offered);
-    if (!offered) {
+static struct cwb_incoming_put *incoming_put_new(struct cwb_link *link,
+                                                 const struct cwb_frame *frame) {
+    struct cwb_incoming_put *incoming = calloc(1, sizeof *incoming);
+    if (!incoming) {
         cwb_no_memory("a put of a peer");
         return NULL;
     }
-    offered->token = token_of(frame);
-    offered->bridge = link->bridge;
-    offered->peer = link->peer;
-    offered->offer = frame->offer;
-    memcpy(offered->key.text, frame->key, frame->key_bytes);
-    offered->key.length = frame->key_bytes;
-    offered->meta = copy_of(frame->meta, frame->meta_bytes);
+    incoming->token = token_of(frame);
+    incoming->bridge = link->bridge;
+    incoming->peer = link->peer;
+    incoming->offer = frame->offer;
+    memcpy(incoming->key.text, frame->key, frame->key_bytes);
+    incoming->key.length = frame->key_bytes;
+    incoming->meta = copy_of(frame->meta, frame->meta_bytes);
     if (frame->offer.inside)
-        offered->inside = copy_of(frame->data, frame->offer.size_bytes);
-    if (offered->meta && (offered->inside || !frame->offer.inside)) {
-        HASH_ADD(hh, link->peer->offered, token, sizeof offered->token, offered);
-        if (CWD_ADDED(offered)) {
-            link->peer->offered_pending++;
-            return offered;
+        incoming->inside = copy_of(frame->data, frame->offer.size_bytes);
+    if (incoming->meta && (incoming->inside || !frame->offer.inside)) {
+        HASH_ADD(hh, link->peer->incoming_puts, token, sizeof incoming->token, incoming);
+        if (CWD_ADDED(incoming)) {
+            link->peer->puts_pending++;
+            return incoming;
         }
     }
-    release(offered);
-    free(offered);
+    release(incoming);
+    free(incoming);
     cwb_no_memory("a put of a peer");
     return NULL;
 }
@@ -346,34 +357,34 @@ static int check(const struct cwb_bridge *bridge, const struct cwb_peer *peer,
 
 /* Was it done before? */
 static void on_asked(void *owner, int status, const void *body, uint32_t body_bytes) {
-    struct cwb_offered *offered = owner;
+    struct cwb_incoming_put *incoming = owner;
     (void)body, (void)body_bytes;
-    await_broker(offered, false);
+    await_broker(incoming, false);
     if (status != -ENOENT) {
-        finish(offered, status);
+        finish(incoming, status);
         return;
     }
-    int code =
-        check(offered->bridge, offered->peer, &offered->offer, offered->key.text, offered->inside);
+    int code = check(incoming->bridge, incoming->peer, &incoming->offer, incoming->key.text,
+                     incoming->inside);
     if (code) {
-        finish(offered, code);
-        forget(offered);
+        finish(incoming, code);
+        forget(incoming);
     } else {
-        begin(offered);
+        begin(incoming);
     }
 }
 
-int cwb_offered_serve(struct cwb_link *link, const struct cwb_frame *frame) {
+int cwb_incoming_put_serve(struct cwb_link *link, const struct cwb_frame *frame) {
     struct cwb_served *served = cwb_served_new(link, frame);
     struct token token = token_of(frame);
-    struct cwb_offered *offered;
+    struct cwb_incoming_put *incoming;
     const bool again = frame->offer.flags & CWB_AGAIN;
     if (!served) {
         cwb_link_reply(link, CWB_OFFER, frame->head.id, -EDQUOT, cw_detail(), NULL, 0);
         return 0;
     }
-    HASH_FIND(hh, link->peer->offered, &token, sizeof token, offered);
-    bool fresh = !offered;
+    HASH_FIND(hh, link->peer->incoming_puts, &token, sizeof token, incoming);
+    bool fresh = !incoming;
     /* One that may have been done is looked up before anything else can refuse it. */
     int code = fresh ? cwb_deferred_refuse(link->bridge, CWB_OFFER, again) : 0;
     if (code == 0 && fresh && !again)
@@ -390,69 +401,70 @@ int cwb_offered_serve(struct cwb_link *link, const struct cwb_frame *frame) {
         return 0;
     }
     if (fresh)
-        offered = offered_new(link, frame);
-    if (!offered) {
+        incoming = incoming_put_new(link, frame);
+    if (!incoming) {
         cwb_served_reply(served, -EDQUOT, NULL, 0);
         return 0;
     }
-    offered->run = link->peer->run;
-    if (offered->offer.source != frame->offer.source) {
-        offered->offer.source = frame->offer.source;
-        offered->renewed = true;
+    incoming->run = link->peer->run;
+    if (incoming->offer.source != frame->offer.source) {
+        incoming->offer.source = frame->offer.source;
+        incoming->renewed = true;
     }
-    served->owner = offered;
+    served->owner = incoming;
     served->on_cancel = on_cancel;
-    LL_PREPEND(offered->served, served);
-    if (offered->at_broker)
+    LL_PREPEND(incoming->served, served);
+    if (incoming->at_broker)
         cwb_deferred_begin(served);
-    if (offered->done) {
-        answer(offered);
+    if (incoming->done) {
+        answer(incoming);
     } else if (fresh && again) {
-        await_broker(offered, true);
-        code = cwb_deed_asked(link->peer, link->bridge, &frame->offer.token, on_asked, offered);
+        await_broker(incoming, true);
+        code = cwb_deed_asked(link->peer, link->bridge, &frame->offer.token, on_asked, incoming);
         if (code) {
-            finish(offered, code);
-            forget(offered);
+            finish(incoming, code);
+            forget(incoming);
         }
     } else if (fresh) {
-        begin(offered);
+        begin(incoming);
     }
     return 0;
 }
 
 /* Who is away for so long does not come back: nothing is made ready for him. */
 static void end_waiting(struct cwb_peer *peer, unsigned kind) {
-    while (peer->offers_waiting[kind]) {
+    while (peer->puts_waiting[kind]) {
         cw_fail(-EREMOTEIO, "the peer was away for more than %d s",
                 (int)(CWB_RESUME_NS / 1000000000));
-        finish(peer->offers_waiting[kind], -EREMOTEIO);
+        finish(peer->puts_waiting[kind], -EREMOTEIO);
     }
 }
 
 /* Its bridge was started anew, and has not offered it again: there is nothing to be read. */
-static bool is_outdated(const struct cwb_offered *offered) {
-    return offered && !offered->served && offered->peer->link && offered->run != offered->peer->run;
+static bool is_outdated(const struct cwb_incoming_put *incoming) {
+    return incoming && !incoming->served && incoming->peer->link &&
+           incoming->run != incoming->peer->run;
 }
 
-void cwb_offered_tick(struct cwb_bridge *bridge) {
+void cwb_incoming_puts_tick(struct cwb_bridge *bridge) {
     const int64_t now_ns = bridge->loop.now_ns;
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
-        while (peer->offers_done && now_ns - peer->offers_done->done_ns >= KEEP_NS)
-            forget(peer->offers_done);
+        while (peer->puts_done && now_ns - peer->puts_done->done_ns >= KEEP_NS)
+            forget(peer->puts_done);
         bool away = !peer->link && now_ns - peer->unlinked_ns >= CWB_RESUME_NS;
         for (unsigned kind = 0; kind < CWB_KINDS; kind++) {
             if (away)
                 end_waiting(peer, kind);
-            while (is_outdated(peer->offers_waiting[kind]))
-                forget(peer->offers_waiting[kind]);
+            while (is_outdated(peer->puts_waiting[kind]))
+                forget(peer->puts_waiting[kind]);
         }
     }
     for (unsigned kind = 0; kind < CWB_KINDS; kind++) {
-        struct cwb_offered *offered;
-        while ((offered = next_of(bridge, kind))) {
-            give_turn(offered); /* its place in the order */
-            count(offered);
-            start(offered);
+        struct cwb_incoming_put *incoming;
+        while ((incoming = next_of(bridge, kind))) {
+            give_turn(incoming); /* its place in the order */
+            count(incoming);
+            start(incoming);
         }
     }
 }

@@ -1,5 +1,5 @@
 /*
- * Lists of this node's names for peers (NAMES): see parts.h.
+ * Lists of this node's names for peers (NAMES): see name_lists.h.
  *
  * A list is made in slices of SLICE_NS, one slice a turn of the loop, so that however many names
  * there are and however many lists are asked for, what else came is served in between. Each peer
@@ -9,10 +9,17 @@
  * rests, and its requests are deferred (deferred.c). More than was agreed at once is a breach, as
  * of all requests (serve.c). A request whose link ended, or that was cancelled, is taken off.
  */
+#include "broker/bridge/serve/name_lists.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "broker/bridge/parts.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/local/arrays.h"
+#include "broker/bridge/serve/deferred.h"
+#include "broker/bridge/serve/serve.h"
 #include "ipc/request/channel.h"
 
 #define SLICE_NS  200000

@@ -4,11 +4,16 @@
  * hear it. What had been asked before is looked up first, and whose asker went meanwhile is left
  * to be asked again. If this process dies the asker's bridge asks the next one.
  */
+#include "broker/bridge/serve/remove.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/link/link.h"
 #include "broker/bridge/local/once.h"
 #include "broker/bridge/memory.h"
+#include "broker/bridge/serve/deferred.h"
+#include "broker/bridge/serve/serve.h"
 
 struct removing { /* a served's owner, until the broker has answered */
     struct cwb_bridge *bridge;

@@ -1,21 +1,34 @@
 /*
- * What peers ask of this node: see parts.h. Every request is looked at here for whether its sender
+ * What peers ask of this node: see serve.h. Every request is looked at here for whether its sender
  * may make it. Who may not read a name hears what it would hear if there were none; names are read
  * in the directory, which asks nobody.
  *
  * What is answered later (a served request) is kept by its link until then; a link that ends takes
  * the answers' way, not the work.
  */
+#include "broker/bridge/serve/serve.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/fetch/invalidation.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/link/streams.h"
+#include "broker/bridge/local/arrays.h"
 #include "broker/bridge/local/once.h"
+#include "broker/bridge/serve/deferred.h"
+#include "broker/bridge/serve/incoming_put.h"
+#include "broker/bridge/serve/name_lists.h"
+#include "broker/bridge/serve/remove.h"
+#include "broker/bridge/serve/upload.h"
+#include "broker/bridge/serve/waits.h"
+#include "broker/bridge/serve/watch.h"
 #include "broker/bridge/wire/hash.h"
-#include "broker/bridge/parts.h"
+#include "broker/bridge/wire/send.h"
 #include "ipc/base/meta.h"
-#include "ipc/request/channel.h"
 #include "ipc/base/name_key.h"
+#include "ipc/request/channel.h"
 
 #define AGAIN_NS 1000000000
 
@@ -200,26 +213,27 @@ static uint16_t ahead_of(const struct cwb_link *link, const struct cwb_frame *fr
     return (uint16_t)(asked < there ? asked : there);
 }
 
-/* As a source of an array, which is taken over; on a GPU its bytes are still to come. */
-static void answer_source(struct cwb_link *link, const struct cwb_frame *frame,
-                          const struct cw_found *found, cw_array *array, bool on_gpu) {
+/* By an upload of an array, which is taken over; on a GPU its bytes are still to come. */
+static void answer_by_upload(struct cwb_link *link, const struct cwb_frame *frame,
+                             const struct cw_found *found, cw_array *array, bool on_gpu) {
     struct cwb_opened opened = opened_of(link, found);
-    struct cwb_source *source;
+    struct cwb_upload *upload;
     struct iovec parts[] = {{&opened, sizeof opened},
                             {(void *)(uintptr_t)found->meta, opened.meta_bytes}};
     bool all = false;
     opened.ahead = on_gpu ? 0 : ahead_of(link, frame, opened.size_bytes, &all);
-    int code = on_gpu ? cwb_source_new_staged(link->bridge, link->peer, array, opened.size_bytes,
-                                              link->read_max, false, &source)
-                      : cwb_source_new(link->bridge, link->peer, array, cw_array_lowest(array),
-                                       opened.size_bytes, all ? CWB_PUSHED : CWB_OPENED, &source);
+    int code = on_gpu ? cwb_upload_new_staged(link->bridge, link->peer, array, opened.size_bytes,
+                                              link->read_max, false, &upload)
+                      : cwb_upload_new(link->bridge, link->peer, array, cw_array_lowest(array),
+                                       opened.size_bytes,
+                                       all ? CWB_UPLOAD_PUSHED : CWB_UPLOAD_OPENED, &upload);
     if (code)
         cw_array_close(array);
     else
-        opened.source = cwb_source_id(source);
+        opened.source = cwb_upload_id(upload);
     answer(link, frame, code, parts, 2);
     if (code == 0 && opened.ahead)
-        cwb_source_push(link, frame, source, opened.ahead);
+        cwb_upload_push(link, frame, upload, opened.ahead);
 }
 
 /* Small, and in host memory. false: it is not, or was replaced meanwhile. */
@@ -236,7 +250,7 @@ static bool open_inside(struct cwb_link *link, const struct cwb_frame *frame,
         return true;
     }
     answer_inside(link, frame, &opened, found->meta, bytes);
-    cwb_awake_served(&link->bridge->awake, &link->served_ns, link->bridge->loop.now_ns);
+    cwb_spin_served(&link->bridge->spin, &link->served_ns, link->bridge->loop.now_ns);
     return true;
 }
 
@@ -275,7 +289,7 @@ static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
         return;
     }
     if (size_bytes > CWB_INLINE_MAX || (on_gpu && size_bytes)) {
-        answer_source(link, frame, &found, array, on_gpu);
+        answer_by_upload(link, frame, &found, array, on_gpu);
         return;
     }
     uint8_t bytes[CWB_INLINE_MAX];
@@ -293,7 +307,7 @@ static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
 static void answer_texts(struct cwb_link *link, uint64_t id, char *texts, uint64_t size_bytes,
                          const struct cw_found *about) {
     struct cwb_opened opened = {.size_bytes = size_bytes};
-    struct cwb_source *source = NULL;
+    struct cwb_upload *upload = NULL;
     struct iovec parts[] = {{&opened, sizeof opened}, {texts, size_bytes}};
     if (about) {
         opened.instance = cw_client_instance(link->bridge->client);
@@ -306,12 +320,12 @@ static void answer_texts(struct cwb_link *link, uint64_t id, char *texts, uint64
         free(texts);
         return;
     }
-    int code = cwb_source_new(link->bridge, link->peer, NULL, (uint8_t *)texts, size_bytes,
-                              CWB_OPENED, &source);
+    int code = cwb_upload_new(link->bridge, link->peer, NULL, (uint8_t *)texts, size_bytes,
+                              CWB_UPLOAD_OPENED, &upload);
     if (code)
         free(texts);
     else
-        opened.source = cwb_source_id(source);
+        opened.source = cwb_upload_id(upload);
     cwb_link_reply(link, CWB_NAMES, id, code, cw_detail(), parts, 1);
 }
 
@@ -427,11 +441,11 @@ int cwb_serve(struct cwb_link *link, const struct cwb_frame *frame) {
         serve_open(link, frame);
         return 0;
     case CWB_READ:
-        return cwb_source_serve_read(link, frame);
+        return cwb_upload_serve_read(link, frame);
     case CWB_CLOSE:
-        return cwb_source_serve_close(link, frame);
+        return cwb_upload_serve_close(link, frame);
     case CWB_OFFER:
-        return cwb_offered_serve(link, frame);
+        return cwb_incoming_put_serve(link, frame);
     case CWB_WAIT:
         cwb_wait_begin(link, frame);
         return 0;

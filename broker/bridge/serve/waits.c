@@ -1,21 +1,29 @@
 /*
- * Waits: names that peers wait for (WAIT); see parts.h. The loop's thread owns them.
+ * Waits: names that peers wait for (WAIT); see waits.h. The loop's thread owns them.
  *
  * The broker tells that there are new names, not which, so after each such news every wait is
- * looked at, in slices of SLICE_NS a turn, LOOKS of each peer in turn: who waits for one name hears
- * of it as soon beside a peer that waits for CWB_WAITS_MAX. News that come while a peer's are
- * being looked at make them be looked at once more. A wait goes with its answer, its CANCEL or its
- * link.
+ * looked at, in slices of SLICE_NS a turn, WAITS_AT_ONCE of each peer in turn: who waits for one
+ * name hears of it as soon beside a peer that waits for CWB_WAITS_MAX. News that come while a
+ * peer's are being looked at make them be looked at once more. A wait goes with its answer, its
+ * CANCEL or its link.
  */
+#include "broker/bridge/serve/waits.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <utlist.h>
 
-#include "broker/bridge/parts.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/local/job.h"
+#include "broker/bridge/memory.h"
+#include "broker/bridge/serve/deferred.h"
+#include "broker/bridge/serve/serve.h"
 #include "shm/base/wait.h"
 
-#define SLICE_NS 200000
-#define LOOKS    16u
+#define SLICE_NS      200000
+#define WAITS_AT_ONCE 16u
 
 struct waiting { /* a served's owner */
     struct cwb_bridge *bridge;
@@ -102,7 +110,7 @@ static void look_at_some(struct cwb_bridge *bridge, struct cwb_peer *peer) {
         peer->wait_at = peer->waits;
         peer->looking_news = bridge->news;
     }
-    for (uint32_t i = 0; i < LOOKS && peer->wait_at; i++) {
+    for (uint32_t i = 0; i < WAITS_AT_ONCE && peer->wait_at; i++) {
         struct cwb_served *served = peer->wait_at;
         const struct waiting *waiting = served->owner;
         int there = cwb_is_there(bridge, peer, waiting->key, waiting->key_bytes);

@@ -13,10 +13,18 @@
  * how many others have. Where more ended than the broker names, all watches are looked at, in
  * slices of SLICE_NS a turn.
  */
+#include "broker/bridge/serve/watch.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "broker/bridge/parts.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/local/arrays.h"
+#include "broker/bridge/local/job.h"
+#include "broker/bridge/memory.h"
+#include "broker/bridge/wire/frame.h"
 #include "shm/base/wait.h"
 
 #define ORDER_LEAST 64u

@@ -238,3 +238,22 @@ int cwb_frame_parse(const struct cw_message *head, const void *body, struct cwb_
     left -= fixed;
     return reply ? parse_reply(op, at, left, out) : parse_request(op, at, left, out);
 }
+
+void cwb_frame_fill(uint8_t *frame, const struct cw_message *head, const struct iovec *parts,
+                    uint32_t count) {
+    uint32_t used = CWB_HEAD_BYTES;
+    CW_ASSERT(head->size_bytes <= CWB_FRAME_MAX);
+    memcpy(frame, head, CWB_HEAD_BYTES);
+    for (uint32_t i = 0; i < count; i++) {
+        if (parts[i].iov_len)
+            memcpy(frame + used, parts[i].iov_base, parts[i].iov_len);
+        used += (uint32_t)parts[i].iov_len;
+    }
+}
+
+uint32_t cwb_frame_bytes(const struct iovec *parts, uint32_t count) {
+    uint32_t size = CWB_HEAD_BYTES;
+    for (uint32_t i = 0; i < count; i++)
+        size += (uint32_t)parts[i].iov_len;
+    return size;
+}

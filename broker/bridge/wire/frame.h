@@ -8,13 +8,13 @@
  * below 0 has a sentence as its body. HELLO, CANCEL, CHANGED and STREAMS have no reply.
  *
  * Bytes of arrays are always PULLED by who receives them: a *source* is a number that the sending
- * side gave to an array; READ asks for a piece of it, and its reply is the only frame that carries
- * more than CWB_FRAME_MAX. So who receives decides how much is under way (that is the credit), on
- * which connection, and where to go on after a cut. A get is OPEN, READ..., CLOSE; a put is an
- * OFFER, at which the other side READs and CLOSEs, and then answers the OFFER. Small arrays go
- * inside the reply to OPEN, and inside the OFFER. Who OPENs may ask for the first pieces with it
- * (CWB_AHEAD), before it knows the source's number, so that no more than one round trip passes
- * before an array of some pieces is there.
+ * side gave to an array (to its upload of it, upload.h); READ asks for a piece of it, and its reply
+ * is the only frame that carries more than CWB_FRAME_MAX. So who receives decides how much is under
+ * way (that is the credit), on which connection, and where to go on after a cut. A get is OPEN,
+ * READ..., CLOSE; a put is an OFFER, at which the other side READs and CLOSEs, and then answers the
+ * OFFER. Small arrays go inside the reply to OPEN, and inside the OFFER. Who OPENs may ask for the
+ * first pieces with it (CWB_AHEAD), before it knows the source's number, so that no more than one
+ * round trip passes before an array of some pieces is there.
  *
  * Pure functions over bytes: cwb_frame_parse() trusts nothing, and what it returns may be trusted
  * in form (lengths, ranges, NULs); whether a request may be made is looked at elsewhere.
@@ -24,6 +24,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #include "ipc/base/node.h"
 #include "ipc/wire.h"
@@ -203,6 +204,10 @@ int cwb_head_check(const struct cw_message *head, bool greeted, uint32_t read_ma
 /* Checks a whole frame whose head was checked; body is of head->size_bytes - 24 bytes, of a READ's
  * reply the struct cwb_read alone (its data are not looked at). 0 or -EPROTO with the sentence. */
 int cwb_frame_parse(const struct cw_message *head, const void *body, struct cwb_frame *out);
+/* The size of a frame of a head and parts, and its bytes, at `frame`. */
+uint32_t cwb_frame_bytes(const struct iovec *parts, uint32_t count);
+void cwb_frame_fill(uint8_t *frame, const struct cw_message *head, const struct iovec *parts,
+                    uint32_t count);
 /* Is this a key: a namespace, NUL, and a name, or (prefix) the begin of one? 0 or -EPROTO. */
 int cwb_key_check(const char *key, uint32_t key_bytes, bool prefix);
 

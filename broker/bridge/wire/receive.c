@@ -1,10 +1,15 @@
 /*
  * What comes in over a wire: bytes to TLS, TLS to frames, frames to the wire's owner. See wire.h.
  */
+#include "broker/bridge/wire/receive.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "broker/bridge/memory.h"
+#include "broker/bridge/tls/tls.h"
+#include "broker/bridge/wire/frame.h"
+#include "broker/bridge/wire/turns.h"
 #include "broker/bridge/wire/wire.h"
 #include "ipc/base/layout.h"
 #include "shm/base/error.h"
@@ -41,24 +46,24 @@ static int begin_data(struct cwb_wire *wire) {
 }
 
 /* Where the next bytes go, and how many at most. */
-static uint32_t next_place(struct cwb_wire *wire, uint8_t **place) {
+static uint32_t next_target(struct cwb_wire *wire, uint8_t **into) {
     /* What nobody wants any more. Nothing is ever read from it, so the wires of a thread share one;
      * it is each thread's own, since two that wrote to one would be a data race. */
     static _Thread_local uint8_t nowhere[NOWHERE_BYTES];
     if (wire->head_have < CWB_HEAD_BYTES) {
-        *place = (uint8_t *)&wire->head + wire->head_have;
+        *into = (uint8_t *)&wire->head + wire->head_have;
         return CWB_HEAD_BYTES - wire->head_have;
     }
     if (!wire->in_data) {
-        *place = wire->body + wire->body_have;
+        *into = wire->body + wire->body_have;
         return wire->body_need - wire->body_have;
     }
     uint32_t left = wire->data_need - wire->data_have;
     if (wire->target) {
-        *place = wire->target + wire->data_have;
+        *into = wire->target + wire->data_have;
         return left;
     }
-    *place = nowhere;
+    *into = nowhere;
     return left < NOWHERE_BYTES ? left : NOWHERE_BYTES;
 }
 
@@ -102,10 +107,10 @@ int cwb_wire_read_on(struct cwb_wire *wire) {
     }
     int64_t at_ns = cw_now_ns();
     while (!wire->ended) {
-        uint8_t *place;
-        uint32_t room = next_place(wire, &place);
+        uint8_t *into;
+        uint32_t room = next_target(wire, &into);
         bool asked_for = wire->in_data;
-        int count = cwb_tls_read(&wire->tls, place, room);
+        int count = cwb_tls_read(&wire->tls, into, room);
         if (count <= 0)
             return count;
         int code = advance(wire, (uint32_t)count);

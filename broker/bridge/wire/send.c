@@ -6,11 +6,13 @@
  * last before one are smaller, since for these the other side does wait; and the last goes with
  * what is said about the piece, such as the hash over all of it, in one. See wire.h.
  */
+#include "broker/bridge/wire/send.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/bridge.h"
 #include "broker/bridge/memory.h"
-#include "broker/bridge/parts.h"
 
 #define CWB_UNREAD_STEP (64u << 10) /* in which a wire tells what is unread */
 #define SLICE_BYTES     CWB_IO_AT_ONCE_BYTES
@@ -34,25 +36,6 @@ void cwb_wire_write(struct cwb_wire *wire, const void *bytes, uint32_t size_byte
     int code = cwb_tls_write(&wire->tls, bytes, size_bytes);
     if (code)
         wire->broken = code; /* the flush ends it: no request ends within its own making */
-}
-
-void cwb_frame_fill(uint8_t *frame, const struct cw_message *head, const struct iovec *parts,
-                    uint32_t count) {
-    uint32_t used = CWB_HEAD_BYTES;
-    CW_ASSERT(head->size_bytes <= CWB_FRAME_MAX);
-    memcpy(frame, head, CWB_HEAD_BYTES);
-    for (uint32_t i = 0; i < count; i++) {
-        if (parts[i].iov_len)
-            memcpy(frame + used, parts[i].iov_base, parts[i].iov_len);
-        used += (uint32_t)parts[i].iov_len;
-    }
-}
-
-uint32_t cwb_frame_bytes(const struct iovec *parts, uint32_t count) {
-    uint32_t size = CWB_HEAD_BYTES;
-    for (uint32_t i = 0; i < count; i++)
-        size += (uint32_t)parts[i].iov_len;
-    return size;
 }
 
 void cwb_wire_frame(struct cwb_wire *wire, const struct cw_message *head, const struct iovec *parts,
@@ -113,16 +96,16 @@ int cwb_wire_may_ask(struct cwb_wire *wire) {
                    (unsigned long long)unread, CWB_OUT_MAX);
 }
 
-bool cwb_wire_send_piece(struct cwb_wire *wire, uint64_t id, struct cwb_source *source,
-                         const struct cwb_read *read, const uint8_t *bytes) {
+bool cwb_wire_send_piece(struct cwb_wire *wire, uint64_t id, const struct cwb_read *read,
+                         const uint8_t *bytes, cwb_on_piece *on_done, void *owner) {
     struct cwb_piece *piece = calloc(1, sizeof *piece);
     if (!piece) {
         wire->broken = -EDQUOT;
         cwb_wire_touch(wire);
         return false;
     }
-    *piece = (struct cwb_piece){.id = id, .source = source, .read = *read, .bytes = bytes};
-    cwb_source_ref(source);
+    *piece = (struct cwb_piece){
+        .id = id, .read = *read, .bytes = bytes, .on_done = on_done, .owner = owner};
     *wire->pieces_end = piece;
     wire->pieces_end = &piece->next;
     wire->piece_count++;
@@ -192,7 +175,7 @@ static int write_piece(struct cwb_wire *wire, bool rested) {
     if (!wire->pieces)
         wire->pieces_end = &wire->pieces;
     wire->piece_count--;
-    cwb_source_let_go(piece->source, wire->loop, &piece->read, code == 0);
+    piece->on_done(piece->owner, wire->loop, &piece->read, code == 0);
     free(piece);
     return code;
 }

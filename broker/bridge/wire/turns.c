@@ -1,9 +1,15 @@
 /*
  * Turns of wires: who is read when. See wire.h.
  */
+#include "broker/bridge/wire/turns.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+#include "broker/bridge/io/io.h"
+#include "broker/bridge/tls/tls.h"
+#include "broker/bridge/wire/receive.h"
+#include "broker/bridge/wire/send.h"
 #include "broker/bridge/wire/wire.h"
 #include "shm/base/error.h"
 #include "shm/base/wait.h"

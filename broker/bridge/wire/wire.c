@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "broker/bridge/parts.h"
+#include "broker/bridge/wire/send.h"
+#include "broker/bridge/wire/turns.h"
+#include "shm/base/error.h"
 
 void cwb_wire_init(struct cwb_wire *wire, struct cwb_loop *loop,
                    const struct cwb_wire_calls *calls) {
@@ -69,7 +71,7 @@ void cwb_wire_end(struct cwb_wire *wire) {
     cwb_wire_tell_unread(wire);
     while ((piece = wire->pieces)) {
         wire->pieces = piece->next;
-        cwb_source_let_go(piece->source, wire->loop, &piece->read, false);
+        piece->on_done(piece->owner, wire->loop, &piece->read, false);
         free(piece);
     }
     wire->pieces_end = &wire->pieces;

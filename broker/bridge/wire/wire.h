@@ -26,7 +26,6 @@
 #include "broker/bridge/tls/tls.h"
 #include "shm/base/atomic.h"
 
-struct cwb_source;
 struct cwb_wire;
 
 #define CWB_TURN_NS    500000       /* for which a wire is read in one turn */
@@ -54,11 +53,17 @@ struct cwb_wire_calls {
     int (*on_turn)(struct cwb_wire *);
 };
 
+/* The bytes of a piece were just read, and lie in the cache (sent), or its wire ended. loop: of who
+ * says so. */
+typedef void cwb_on_piece(void *owner, const struct cwb_loop *loop, const struct cwb_read *read,
+                          bool sent);
+
 struct cwb_piece { /* a READ's reply that waits for room */
     uint64_t id;
-    struct cwb_source *source; /* one reference */
     struct cwb_read read;
-    const uint8_t *bytes; /* of the source; they stay until the piece lets go */
+    const uint8_t *bytes; /* they stay until on_done */
+    cwb_on_piece *on_done;
+    void *owner;
     struct cwb_piece *next;
 };
 
@@ -115,55 +120,5 @@ void cwb_wire_end(struct cwb_wire *wire);
 void cwb_wire_counts(struct cwb_wire *wire, uint64_t *in, uint64_t *out);
 /* How often it has changed the keys that it writes with; any thread. */
 uint32_t cwb_wire_key_updates(struct cwb_wire *wire);
-
-/* ---- receive.c ---- */
-/* Bytes came and TLS stands: decrypts and hands frames on, or keeps them. 0 or a negative code. */
-int cwb_wire_feed(struct cwb_wire *wire, const uint8_t *bytes, uint32_t size_bytes);
-/* The same for what TLS has still of an earlier feed. */
-int cwb_wire_read_on(struct cwb_wire *wire);
-/* So many bytes came, now. */
-void cwb_wire_heard(struct cwb_wire *wire, uint32_t size_bytes);
-
-/* ---- turns.c ---- */
-/* Has it been read for long enough in this turn? What it has is kept then. *at_ns: when this was
- * last asked; counts: what was done since counts. */
-bool cwb_wire_turn_over(struct cwb_wire *wire, int64_t *at_ns, bool counts);
-/* It is read in the next turn: what came waits behind what waits already. size 0: its end. */
-void cwb_wire_keep(struct cwb_wire *wire, const uint8_t *bytes, uint32_t size_bytes);
-/* Within its turn: it has another one, behind all that wait, and what was kept is as it was. */
-void cwb_wire_hold(struct cwb_wire *wire);
-/* It is gone, and has no turn. */
-void cwb_wire_unhold(struct cwb_wire *wire);
-/* A turn begins: all that wait are read on. */
-void cwb_wires_turn(struct cwb_loop *loop);
-
-/* ---- send.c ---- */
-/* Something was written to wire->out. */
-void cwb_wire_touch(struct cwb_wire *wire);
-void cwb_wire_write(struct cwb_wire *wire, const void *bytes, uint32_t size_bytes);
-/* A frame of a head and parts; and its size, and its bytes at `frame`, for who keeps it. */
-uint32_t cwb_frame_bytes(const struct iovec *parts, uint32_t count);
-void cwb_frame_fill(uint8_t *frame, const struct cw_message *head, const struct iovec *parts,
-                    uint32_t count);
-void cwb_wire_frame(struct cwb_wire *wire, const struct cw_message *head, const struct iovec *parts,
-                    uint32_t count);
-/* The reply to a request of theirs. status < 0: detail is the sentence. */
-void cwb_wire_reply(struct cwb_wire *wire, uint16_t op, uint64_t id, int status, const char *detail,
-                    const struct iovec *parts, uint32_t count);
-/* The reply to a READ: when there is room. The source's range was checked. false: there is no
- * memory for it, nothing of the source is held, and the wire ends with the next flush. */
-bool cwb_wire_send_piece(struct cwb_wire *wire, uint64_t id, struct cwb_source *source,
-                         const struct cwb_read *read, const uint8_t *bytes);
-/* Bytes that were encrypted, and that the other side has not taken. */
-uint64_t cwb_wire_unread(const struct cwb_wire *wire);
-/* Its peer asks for something more: 0, or -EPROTO: it does not read the answers, over all of its
- * connections together. A wire tells of what it has in steps of CWB_UNREAD_STEP. Any thread its
- * own wire. */
-int cwb_wire_may_ask(struct cwb_wire *wire);
-/* Tells what is unread of this wire, if that is another by a step; at its end all is read. */
-void cwb_wire_tell_unread(struct cwb_wire *wire);
-void cwb_wire_on_sent(struct cwb_socket *socket);
-/* Sends what waits, of all wires of a loop. Once a turn. */
-void cwb_wires_flush(struct cwb_loop *loop);
 
 #endif

@@ -13,7 +13,7 @@ import numpy as np
 
 from cableway import _dispatch
 from cableway import array as arrays
-from cableway._core import layouts
+from cableway._core import capsules, layouts, words
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease, Pin, clear_of, copy_values, has_masked
 from cableway._core.library import check_again, ffi, lib
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ahead",
     "arrived",
+    "as_values",
     "assign",
     "copy",
     "duplicate",
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 _NO_STREAM = ffi.NULL
+_QUICK = (np.ndarray, np.generic, int, float, complex, str, bytes, list, tuple)  # what NumPy takes
 _IN_ONE_PIECE = 1 << 16  # bytes; below, NumPy's own way is as quick
 
 
@@ -65,13 +67,13 @@ def of_values(values: np.ndarray[Any, Any], layout: Layout) -> Array:
     if alike:
         _write_bytes(made, values)
     else:
-        copy_values(made.numpy(), values, casting="unsafe")
+        copy_values(made._exact(), values, casting="unsafe")
     return made
 
 
 def _lie_alike(values: np.ndarray[Any, Any], layout: Layout) -> bool:
     """Whether the bytes of values are those of a gapless array of that layout, in their order."""
-    if values.shape != layout.shape or values.dtype != layout.dtype:
+    if values.shape != layout.shape or not words.same(values.dtype, layout.dtype):
         return False
     return values.strides == layout.strides and layouts.is_gapless(layout)
 
@@ -104,6 +106,24 @@ def fill_new(target: Array, values: Any) -> bool:
     return True
 
 
+def as_values(target: Array, seen: np.ndarray[Any, Any], value: Any) -> Any:
+    """What NumPy is to assign to a part of target, which lies in host memory and is seen as that."""
+    dtype = target._layout_now().dtype
+    if dtype.metadata is None and isinstance(value, _QUICK):
+        return clear_of(seen, value)
+    if isinstance(value, arrays.Array):
+        value = value._exact()
+    else:
+        of_library = capsules.host_values(value)
+        value = clear_of(seen, value if of_library is None else of_library)
+    of = value.dtype if isinstance(value, np.ndarray) else None
+    if dtype.metadata is None and (of is None or of.metadata is None):
+        return value
+    found = np.asarray(value)
+    words.check_assigned(found.dtype, dtype)
+    return found.view(words.raw(found.dtype))
+
+
 def _write_bytes(target: Array, values: np.ndarray[Any, Any]) -> None:
     """Copies host values that lie as the target does. In host memory that is new it is the quickest way."""
     pointer, layout = arrays.usable(target._open_lease()), target._layout_now()
@@ -111,18 +131,26 @@ def _write_bytes(target: Array, values: np.ndarray[Any, Any]) -> None:
     check_again(lib.cw_array_copy_in, pointer, _low(target), source, -1, layout.span, _NO_STREAM)
 
 
-def from_foreign(source: interop.Foreign, device: str | None = None) -> Array:
-    """A new array with the contents of another library's GPU memory, on that GPU or on the device named."""
+def from_foreign(
+    source: interop.Foreign, device: str | None = None, stream: int | None = None
+) -> Array:
+    """A new array with the contents of another library's GPU memory, on that GPU or on the device named.
+
+    Args:
+        stream: its number: the copy is given to it and goes on, and who uses the array comes after it. The caller sees to it that
+            the source stays until the array's `wait` returns.
+    """
     source.check_gapless()
     made = arrays.new(
         source.layout, device=device or ("cpu" if source.gpu < 0 else f"cuda:{source.gpu}")
     )
-    _take(made, source)
+    _take(made, source, stream)
     return made
 
 
-def _take(target: Array, source: interop.Foreign) -> None:
-    source.ready()
+def _take(target: Array, source: interop.Foreign, stream: int | None = None) -> None:
+    if stream is None:
+        source.ready()
     layout = source.layout
     pointer = arrays.usable(target._open_lease())
     check_again(
@@ -132,7 +160,7 @@ def _take(target: Array, source: interop.Foreign) -> None:
         ffi.cast("void *", source.low),
         source.gpu,
         layout.span,
-        _NO_STREAM,
+        _NO_STREAM if stream is None else ffi.cast("void *", stream),
     )
 
 
@@ -141,7 +169,7 @@ def duplicate(source: Array, device: str | None = None, stream: Any = None) -> A
     layout = source._layout_now()
     place = source.device if device is None else device
     if place == "cpu" and source.device == "cpu":
-        values = source.numpy()
+        values = source._exact()
         return of_values(values, layouts.like(values))
     if not layouts.is_gapless(layout):
         return _duplicate_with_gaps(source, place)
@@ -165,7 +193,7 @@ def _move(target: Array, source: Array, stream: Any = None) -> None:
 def _duplicate_with_gaps(source: Array, place: str) -> Array:
     """By way of the host, where the gaps go."""
     if source.device == "cpu":
-        return from_host(source.numpy(), place)
+        return from_host(source._exact(), place)
     layout = source._layout_now()
     raw = np.empty(layout.span, np.uint8)
     pointer = arrays.usable(source._open_lease())
@@ -193,7 +221,8 @@ def fill(target: Array, value: Any) -> None:
     """Sets every element of a new array to a value, which is converted as by `numpy.full`."""
     layout = target._layout_now()
     on_gpu = target._open_lease().gpu >= 0
-    values = np.empty(layout.shape, layout.dtype) if on_gpu else target.numpy()
+    values = np.empty(layout.shape, words.raw(layout.dtype)) if on_gpu else target.numpy()
+    words.check_assigned(np.asarray(value).dtype, layout.dtype)
     np.copyto(values, value, casting="unsafe")
     if on_gpu:
         _write(target, values)
@@ -243,7 +272,7 @@ def lies_on_gpu(value: Any) -> bool:
         return False
     if isinstance(value, arrays.Array):
         return value._on_gpu()
-    return hasattr(value, "__cuda_array_interface__")
+    return interop.lies_on_gpu(value)
 
 
 def _usable(lease: Lease) -> bool:
@@ -269,8 +298,8 @@ def _fill_pair(pair: Any, i: int, target: Any, source: Any, stream: Any, kept: l
     to, of = target._layout_now(), source._layout_now()
     if not to.same(of):
         raise ValueError(
-            f"pair {i}: shapes {to.shape} and {of.shape}, dtypes {to.dtype} and {of.dtype}, strides {to.strides} "
-            f"and {of.strides} are to be the same; copy_from() converts"
+            f"pair {i}: shapes {to.shape} and {of.shape}, dtypes {words.name(to.dtype)} and {words.name(of.dtype)}, "
+            f"strides {to.strides} and {of.strides} are to be the same; copy_from() converts"
         )
     if not layouts.is_gapless(of):
         raise ValueError(
@@ -352,9 +381,9 @@ def assign(target: Array, source: Any, *, spread: bool = False, stream: Any = No
             _move(target, source, stream)
         elif source._on_gpu():
             _check_bytes(target, of)
-            copy_values(target.numpy(), duplicate(source, "cpu").numpy())
+            copy_values(target._exact(), duplicate(source, "cpu")._exact())
         else:
-            _assign_host(target, source.numpy(), spread)
+            _assign_host(target, source._exact(), spread)
         return
     told = interop.foreign(source)
     if told is None:
@@ -363,16 +392,16 @@ def assign(target: Array, source: Any, *, spread: bool = False, stream: Any = No
         _take(target, told)
     else:
         _check_bytes(target, told.layout)
-        copy_values(target.numpy(), from_foreign(told, "cpu").numpy())
+        copy_values(target._exact(), from_foreign(told, "cpu")._exact())
 
 
 def _check_bytes(target: Array, of: Layout) -> None:
     """Refuses what cannot go from a GPU into target as bytes."""
     to = target._layout_now()
     _same_shape(to, of)
-    if to.dtype != of.dtype:
+    if not words.same(to.dtype, of.dtype):
         raise TypeError(
-            f"from {of.dtype} to {to.dtype}: numbers are converted on the host alone; convert the array with its own "
+            f"from {words.name(of.dtype)} to {words.name(to.dtype)}: numbers are converted on the host alone; convert the array with its own "
             "library first, or copy it with .to('cpu')"
         )
     if target._on_gpu():
@@ -393,12 +422,17 @@ def _host_values(to: Layout, source: Any, spread: bool) -> np.ndarray[Any, Any]:
         raise TypeError(
             "elements are masked, and what would be copied there is not known; give array.filled()"
         )
+    of_library = capsules.host_values(source)
+    if of_library is not None:
+        return of_library
     found = np.asarray(source)
     known = isinstance(source, (np.ndarray, np.generic)) or hasattr(source, "__array__")
-    if not spread and not known and found.dtype.kind in "iu" and to.dtype.kind in "iu":
-        found = np.asarray(source, to.dtype)
+    integers = found.dtype.kind in "iu" and words.raw(to.dtype).kind in "iu"
+    if not spread and not known and integers:
+        found = np.asarray(source, words.raw(to.dtype))
     if spread and not known:  # what an assignment to a part does in NumPy
-        values = np.empty(to.shape, to.dtype)
+        words.check_assigned(found.dtype, to.dtype)
+        values = np.empty(to.shape, words.raw(to.dtype))
         values[...] = source
         return values
     return found
@@ -406,12 +440,15 @@ def _host_values(to: Layout, source: Any, spread: bool) -> np.ndarray[Any, Any]:
 
 def _assign_host(target: Array, values: np.ndarray[Any, Any], spread: bool) -> None:
     layout = target._layout_now()
+    if words.are_bytes(values.dtype, layout.dtype):
+        values = values.view(layout.dtype)
+    words.check_cast(values.dtype, layout.dtype)
     if spread:
         values = np.broadcast_to(values, layout.shape).astype(layout.dtype, copy=False)
     if target._open_lease().gpu < 0:
         if fill_new(target, values):
             return
-        found = target.numpy()
+        found = target._exact()
         if values.shape != found.shape:
             _same_shape(layout, Layout(values.shape, values.dtype, values.strides))
         copy_values(found, clear_of(found, values), casting="same_kind")
@@ -419,7 +456,7 @@ def _assign_host(target: Array, values: np.ndarray[Any, Any], spread: bool) -> N
     _same_shape(layout, Layout(values.shape, values.dtype, values.strides))
     if not np.can_cast(values.dtype, layout.dtype, "same_kind"):
         raise TypeError(
-            f"numbers of {values.dtype} do not become {layout.dtype} under the rule 'same_kind'"
+            f"numbers of {words.name(values.dtype)} do not become {words.name(layout.dtype)} under the rule 'same_kind'"
         )
     if not layouts.is_gapless(layout):
         raise ValueError(

@@ -16,20 +16,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cableway import _dlpack
+from cableway._core import words
 from cableway._core.leases import EvictableLease, Lease, Pin, show
 from cableway._core.library import lib
 from cableway._cuda import stream_order
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cableway.array import Array
 
-__all__ = ["Form", "device_of", "form", "give", "has_passed", "on"]
+__all__ = ["Form", "device_of", "for_cupy", "form", "give", "has_passed", "on"]
 
 HOST = (1, 0)  # kDLCPU
 CUDA = 2  # kDLCUDA
 _READ_ONLY = 1
 _IS_COPIED = 2
-_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 
 
 class Form(NamedTuple):
@@ -39,24 +41,33 @@ class Form(NamedTuple):
         shape: elements along each axis.
         steps: strides in elements.
         code: what kind of number.
-        bits: of one element.
+        bits: of one number.
+        lanes: numbers of an element.
     """
 
     shape: tuple[int, ...]
     steps: tuple[int, ...]
     code: int
     bits: int
+    lanes: int
 
 
-@functools.lru_cache(maxsize=256)
 def form(dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> Form:
     """Of an array with strides in bytes.
 
     Raises:
         BufferError: DLPack cannot tell the dtype or the strides.
     """
-    code = _CODES.get(dtype.kind)
-    if code is None or not dtype.isnative or dtype.char in "gG":
+    return _form(dtype, words.word(dtype), shape, strides)
+
+
+@functools.lru_cache(maxsize=256)
+def _form(
+    dtype: np.dtype[Any], word: str, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> Form:
+    """The same; word is there since dtypes that differ in it alone are equal to NumPy."""
+    row = words.row(dtype)
+    if row is None:
         raise BufferError(
             f"DLPack has no dtype for {dtype}; take cableway.Array.numpy(), or convert to a native number"
         )
@@ -65,7 +76,7 @@ def form(dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...])
             "DLPack tells strides in whole elements, which these are not; copy the array first"
         )
     steps = tuple(step // dtype.itemsize for step in strides)
-    return Form(shape, steps, code, dtype.itemsize * 8)
+    return Form(shape, steps, row.code, row.bits, row.lanes)
 
 
 def has_passed(lease: Lease) -> bool:
@@ -125,6 +136,25 @@ def give(
             with source.reading(stream):  # the consumer's stream waits for the last write
                 pass
     return _export(source, owner, max_version, copied=source is not array)
+
+
+def for_cupy(array: Array) -> Callable[[], Any]:
+    """`Array.__cupy_get_ndarray__`: how CuPy takes an array whose dtype `__cuda_array_interface__` cannot tell.
+
+    Raises:
+        AttributeError: it can, or the array lies on the host.
+    """
+    word = words.word(array._layout_now().dtype)
+    if not word or array._open_lease().gpu < 0:
+        raise AttributeError("__cuda_array_interface__ or __array__ tells this array")
+
+    def taken() -> Any:
+        try:
+            return sys.modules["cupy"].from_dlpack(array)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise TypeError(f"CuPy takes no {word} ({error}); torch.from_dlpack(w) does") from error
+
+    return taken
 
 
 _warned = False

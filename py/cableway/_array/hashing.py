@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cableway._core import dtypes
+from cableway._core import dtypes, words
 
 if TYPE_CHECKING:
     from cableway.array import Array
@@ -32,7 +32,9 @@ def by_joblib(frame: FrameType) -> bool:
 
 def content(array: Array) -> tuple[Any, tuple[Any, ...]]:
     """What the hasher takes in place of a pickle: the values, from wherever they lie."""
-    return _contents, (array.to("cpu").numpy(),)
+    values, word = array.to("cpu").numpy(), words.word(array.dtype)
+    # By its word, and not by what this process has for it: ml_dtypes may be missing in another.
+    return _contents, (values,) if not word else (word, values.view(f"u{values.itemsize}"))
 
 
 def of_value(value: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -40,7 +42,7 @@ def of_value(value: Any) -> tuple[Any, tuple[Any, ...]]:
     return _contents, (value,)
 
 
-def _contents(values: Any) -> Any:
+def _contents(*values: Any) -> Any:
     raise TypeError("a hash is no pickle: there is nothing to load")
 
 
@@ -48,7 +50,7 @@ def token(array: Array) -> tuple[Any, ...]:
     """Equal for equal contents: dtype, shape, and a hash of the bytes in C order."""
     values = np.ascontiguousarray(array.to("cpu").numpy())
     taken: Any = values.reshape(-1).view(np.uint8) if values.nbytes else b""
-    return "cableway.Array", dtypes.encode(values.dtype), array.shape, digest(taken)
+    return "cableway.Array", dtypes.encode(array.dtype), array.shape, digest(taken)
 
 
 def digest(taken: Any) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from cableway import array as arrays
 from cableway._array import copies
+from cableway._core import words
 from cableway._core.leases import copy_values
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def _place(value: Any) -> Any:
     """Where a part lies."""
     if isinstance(value, arrays.Array):
         layout = value._layout_now()
-        return id(value._open_lease()), value._offset, layout.shape, layout.strides, layout.dtype
+        kind = (layout.dtype, words.word(layout.dtype))
+        return id(value._open_lease()), value._offset, layout.shape, layout.strides, kind
     return np.asarray(value).__array_interface__["data"][0], value.dtype
 
 
@@ -99,9 +101,10 @@ def _target(array: Array, key: Any, value: Any) -> Any:
     """What value would be assigned to, if it is a part of its kind."""
     if isinstance(value, arrays.Array):
         found = array._at(key)
-        alike = isinstance(found, arrays.Array) and (found.shape, found.dtype) == (
-            value.shape,
-            value.dtype,
+        alike = (
+            isinstance(found, arrays.Array)
+            and found.shape == value.shape
+            and words.same(found.dtype, value.dtype)
         )
         return found if alike else None
     whole = key if isinstance(key, tuple) else (key,)

@@ -3,7 +3,7 @@
 Where `descr` cannot tell a structured dtype (fields that overlap or stand out of order, titles, elements of
 `numpy.recarray`), the text is the literal of the dict that `numpy.dtype` takes, with "record": True for a record. A
 literal of some hundred fields is too long as it is, and goes compressed behind a word on what it is. What is read back
-is parsed as a literal and checked, since another process wrote it.
+is parsed as a literal and checked, since another process wrote it. What NumPy has no typestr for is a word, see `words`.
 
 >>> import numpy as np
 >>> encode(np.dtype("f4"))
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from cableway._core import words
 from cableway._core.library import check, ffi, lib
 from cableway.errors import Error
 
@@ -105,6 +106,9 @@ def encode(dtype: np.dtype[Any]) -> str:
             f"dtype {dtype} holds Python objects, which live in one process only; "
             "convert to a fixed dtype (for text array.astype('U') or 'S'), or send a pickle of it"
         )
+    text = words.word(dtype)
+    if text:
+        return text
     if dtype.names is None and dtype.subdtype is None:
         text = str(dtype.str)
     else:
@@ -130,14 +134,20 @@ def encode(dtype: np.dtype[Any]) -> str:
     try:
         found = decode(text)
         same = found == dtype and _has_records(found) == _has_records(dtype)
+        same = same and not words.has_word(dtype)  # a field's word stands in no descr
     except Error:
         same = False
     if not same:
         raise TypeError(
             f"dtype {dtype!r} cannot be told to another process as text ({text}); "
-            f"share array.view('V{dtype.itemsize}') or a view as unsigned integers instead"
+            f"share array.view('{_bytes_of(dtype)}'), which has the same bytes, and the dtype's name beside it"
         )
     return text
+
+
+def _bytes_of(dtype: np.dtype[Any]) -> str:
+    plain = dtype.names is None and dtype.subdtype is None and dtype.itemsize in (1, 2, 4, 8)
+    return f"u{dtype.itemsize}" if plain else f"V{dtype.itemsize}"
 
 
 def _build(found: Any) -> Any:
@@ -162,6 +172,8 @@ def decode(text: str) -> np.dtype[Any]:
         Error: another process wrote a text that is no dtype, or one that holds objects.
     """
     known = _cache.get(text)
+    if known is None:
+        known = words.of_word(text)
     if known is not None:
         return known
     try:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cableway._core import dtypes
+from cableway._core import dtypes, words
 from cableway._core.library import ffi, lib
 from cableway.errors import Error
 
@@ -120,7 +120,7 @@ class Layout:
         return (
             self.shape == other.shape
             and self.strides == other.strides
-            and self.dtype == other.dtype
+            and words.same(self.dtype, other.dtype)
         )
 
     def is_contiguous(self, order: str) -> bool:
@@ -214,7 +214,7 @@ def gapless(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C") -> L
     if made is None:
         if math.prod(n or 1 for n in shape) * dtype.itemsize > sys.maxsize:  # NumPy's rule
             raise ValueError(
-                f"an array of shape {shape} and dtype {dtype} is larger than any memory"
+                f"an array of shape {shape} and dtype {words.name(dtype)} is larger than any memory"
             )
         made = Layout(shape, dtype, None, order)
         if plain:
@@ -272,7 +272,7 @@ def of(pointer: Any) -> Layout:
     dtype = dtypes.decode(key[16 + 16 * ndim :].decode("utf-8", "replace"))
     if dtype.itemsize != itemsize or min(dims[:ndim], default=0) < 0:
         raise Error(
-            f"another process described an array of {dtype} with {itemsize} bytes an element"
+            f"another process described an array of {words.name(dtype)} with {itemsize} bytes an element"
         )
     made = Layout(dims[:ndim], dtype, dims[ndim:])
     if len(_cache) >= _CACHE_MAX:

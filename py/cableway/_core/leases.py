@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cableway import _dispatch
-from cableway._core import idle_memory
+from cableway._core import idle_memory, words
 from cableway._core.library import check, check_again, ffi, keeping, lib
 from cableway.errors import LimitExceeded
 
@@ -378,8 +378,11 @@ def copy_values(
     """Copies between arrays of one shape. Of structured dtypes the bytes between the fields come along too, so that
     nothing of what the memory held before is seen there.
     """
+    words.check_cast(source.dtype, target.dtype)
     if target.dtype.names is not None and target.dtype == source.dtype and target.itemsize:
         target, source = target.view(f"V{target.itemsize}"), source.view(f"V{source.itemsize}")
+    elif words.are_bytes(source.dtype, target.dtype):
+        target, source = target.view("u1"), source.view("u1")
     np.copyto(target, source, casting=casting)
 
 

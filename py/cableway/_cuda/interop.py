@@ -1,7 +1,7 @@
 """GPU arrays and other libraries: what we show them, and what they show us.
 
-Both sides speak the CUDA Array Interface (version 3). Memory of ours that went out by it is found again by its
-address when it comes back, so that no copy is made of what is shared already.
+Both sides speak the CUDA Array Interface (version 3), and DLPack where that cannot tell the dtype (bfloat16). Memory of
+ours that went out is found again by its address when it comes back, so that no copy is made of what is shared already.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from cableway import client
-from cableway._core import dtypes
+from cableway._core import capsules, dtypes, words
 from cableway._core.layouts import Layout, contiguous, is_gapless
 from cableway._core.leases import EvictableLease, Lease, lease_served
 from cableway._core.library import check, check_again, ffi, lib
 from cableway._cuda import stream_order
 
-__all__ = ["Foreign", "find", "foreign", "interface", "no_host_view"]
+__all__ = ["Foreign", "find", "foreign", "interface", "lies_on_gpu", "no_host_view"]
 
 _DLPACK_CUDA = 2
 _LEGACY_STREAM = 1
@@ -65,6 +65,10 @@ def interface(lease: Lease, layout: Layout, offset: int) -> dict[str, Any]:
         )
     if layout.dtype.names is not None:
         raise AttributeError("__cuda_array_interface__ cannot tell structured dtypes")
+    if words.word(layout.dtype):
+        raise AttributeError(
+            f"__cuda_array_interface__ cannot tell {words.name(layout.dtype)}; DLPack can: torch.from_dlpack(w)"
+        )
     stream = stream_order.begun(lease)
     if stream is None:
         if isinstance(lease, EvictableLease):
@@ -82,7 +86,7 @@ def interface(lease: Lease, layout: Layout, offset: int) -> dict[str, Any]:
 
 
 class Foreign:
-    """GPU memory of another library, as its `__cuda_array_interface__` describes it."""
+    """GPU memory of another library, as its `__cuda_array_interface__` describes it, or DLPack."""
 
     __slots__ = ("address", "gpu", "layout", "owner", "readonly", "stream", "whole")
 
@@ -92,6 +96,11 @@ class Foreign:
                 "the array has a mask, which shared memory cannot carry; fill the masked elements first"
             )
         dtype = np.dtype(told["typestr"])
+        if dtype.kind == "V":
+            raise TypeError(
+                f"__cuda_array_interface__ of this {type(owner).__name__} says {told['typestr']!r}, which may be anything; "
+                f"share its bytes, a view as uint8, and the dtype ({getattr(owner, 'dtype', 'unknown')}) beside it"
+            )
         dtypes.encode(dtype)
         shape = tuple(told["shape"])
         strides = told.get("strides")
@@ -102,16 +111,25 @@ class Foreign:
         self.address, self.readonly = told["data"]
         self.stream = told.get("stream")
         self.whole = told.get("version", 0) < 3
-        if self.whole and type(owner).__module__.partition(".")[0] == "torch":
-            # PyTorch tells no stream, and orders a tensor's work by the current one.
-            number = sys.modules["torch"].cuda.current_stream(owner.device).cuda_stream
-            self.stream, self.whole = number or _LEGACY_STREAM, False
+        if self.whole and _is_torch(owner):
+            self.stream, self.whole = _torch_stream(owner), False
         if self.stream == 0:
             raise ValueError(
                 "__cuda_array_interface__ names the stream 0, which could be two; "
                 "its maker should say 1 or 2"
             )
         self.gpu = self._find_gpu()
+
+    @classmethod
+    def by_dlpack(cls, owner: Any) -> Foreign:
+        """Of an array whose dtype `__cuda_array_interface__` cannot tell."""
+        of_torch = _is_torch(owner)
+        # PyTorch's work is ordered by the current stream; others let the one that is named here wait for theirs.
+        stream = _torch_stream(owner) if of_torch else _LEGACY_STREAM
+        seen = capsules.look(owner, stream=-1 if of_torch else stream)
+        self = cls.at(owner, seen.address, seen.layout)
+        self.stream, self.readonly = stream, seen.readonly
+        return self
 
     @classmethod
     def at(cls, owner: Any, address: int, layout: Layout) -> Foreign:
@@ -128,7 +146,7 @@ class Foreign:
             check(lib.cw_memory_gpu(ffi.cast("void *", self.address), gpu))
             if gpu[0] < 0:
                 raise ValueError(
-                    f"the address {self.address:#x} in __cuda_array_interface__ is not GPU memory"
+                    f"the address {self.address:#x}, which this {type(self.owner).__name__} tells, is not GPU memory"
                 )
         return int(gpu[0])
 
@@ -159,21 +177,42 @@ class Foreign:
             )
 
 
+def _is_torch(obj: Any) -> bool:
+    return type(obj).__module__.partition(".")[0] == "torch"
+
+
+def _torch_stream(tensor: Any) -> int:
+    number = sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream
+    return int(number) or _LEGACY_STREAM
+
+
+def _told(obj: Any) -> dict[str, Any] | None:
+    """Its `__cuda_array_interface__`; None: it has none, or none for its dtype."""
+    if capsules.of_torch(obj):
+        return None  # PyTorch says "<V2", or raises KeyError
+    return getattr(obj, "__cuda_array_interface__", None)
+
+
+def lies_on_gpu(obj: Any) -> bool:
+    """Whether an array of another library lies on a GPU."""
+    if _told(obj) is not None:
+        return True
+    place = getattr(obj, "__dlpack_device__", None)
+    return place is not None and place()[0] == _DLPACK_CUDA
+
+
 def foreign(obj: Any) -> Foreign | None:
     """What obj shows of GPU memory; None for what lies on the host.
 
     Raises:
-        TypeError: it lies on a GPU but does not speak `__cuda_array_interface__`.
+        TypeError: it lies on a GPU, and its dtype is not known.
     """
     if isinstance(obj, (np.ndarray, np.generic, list, tuple, int, float, complex)):
         return None
-    told = getattr(obj, "__cuda_array_interface__", None)
-    if told is not None:
-        return Foreign(obj, told)
+    told = _told(obj)
     place = getattr(obj, "__dlpack_device__", None)
+    if told is not None and (place is None or np.dtype(told["typestr"]).kind != "V"):
+        return Foreign(obj, told)
     if place is not None and place()[0] == _DLPACK_CUDA:
-        raise TypeError(
-            f"a {type(obj).__name__} on a GPU without __cuda_array_interface__; "
-            "give cupy.from_dlpack(x) or torch.from_dlpack(x) instead"
-        )
-    return None
+        return Foreign.by_dlpack(obj)
+    return None if told is None else Foreign(obj, told)

@@ -21,6 +21,7 @@ import numpy as np
 from joblib.parallel import BatchedCalls
 
 from cableway._core.leases import bounds
+from cableway._core.words import word
 from cableway.array import Array, open_handle
 from cableway.create import asarray
 
@@ -70,7 +71,8 @@ class SharedArrays:
         if entry is None or entry[0]() is not owner:
             entry = owners[ident] = (weakref.ref(owner, lambda _: owners.pop(ident, None)), {})
         address = values.__array_interface__["data"][0]
-        return entry[1], (address, values.shape, values.strides, values.dtype)
+        kind = (values.dtype, word(values.dtype))
+        return entry[1], (address, values.shape, values.strides, kind)
 
     def share_again(self, values: np.ndarray[Any, Any]) -> Array | None:
         """The same for an array that tasks get as it is when they are submitted. None the first time.

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from cableway import array as arrays
+from cableway._core import words
 from cableway._core.layouts import Layout
 from cableway._core.library import lib
 from cableway._pool.devices.fast_path import told_dtype
@@ -119,7 +120,7 @@ class TaskEncoder(Encoder):
 
 
 def _values(array: Any) -> np.ndarray[Any, Any]:
-    found: np.ndarray[Any, Any] = array.numpy() if isinstance(array, Array) else array
+    found: np.ndarray[Any, Any] = array._exact() if isinstance(array, Array) else array
     return found
 
 
@@ -130,7 +131,7 @@ def _order(values: np.ndarray[Any, Any]) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _layout(shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Layout:
-    return Layout(shape, np.dtype(dtype), strides)
+    return Layout(shape, words.dtype_of(dtype), strides)
 
 
 def _seen(

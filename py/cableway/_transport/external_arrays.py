@@ -34,6 +34,7 @@ import numpy as np
 
 from cableway import array as arrays
 from cableway import client, create
+from cableway._core import words
 from cableway._core.layouts import Layout, is_gapless
 from cableway._core.leases import Lease
 from cableway._core.library import check, ffi, lib
@@ -42,7 +43,7 @@ from cableway._transport.rebuilt_tensors import Again, again
 from cableway.array import Array
 from cableway.errors import LimitExceeded
 
-__all__ = ["Lender", "is_foreign", "kinds", "reductions"]
+__all__ = ["Lender", "changed", "changes", "is_foreign", "kinds", "reductions"]
 
 _CLASSES = {"torch": "Tensor", "cupy": "ndarray"}
 _LEGACY_STREAM = 1
@@ -60,6 +61,20 @@ def kinds() -> list[tuple[str, type]]:
         if isinstance(kind, type):
             found.append((library, kind))
     return found
+
+
+_changes = 0
+
+
+def changed() -> None:
+    """What multiprocessing's pickler knows of these classes is not what it was (`cableway.torch.share`)."""
+    global _changes
+    _changes += 1
+
+
+def changes() -> int:
+    """How often that was."""
+    return _changes
 
 
 def is_foreign(kind: type) -> bool:
@@ -108,7 +123,11 @@ class _Seen(NamedTuple):
     layout: Layout | None
 
 
-_WITHOUT_NUMPY = {1: "uint8", 2: "int16"}  # dtypes that NumPy lacks travel as these, by their bytes
+_WITHOUT_NUMPY = {
+    1: "uint8",
+    2: "int16",
+    4: "int32",
+}  # dtypes that NumPy lacks travel as these, by their bytes
 
 
 @functools.lru_cache(maxsize=256)
@@ -119,7 +138,8 @@ def _torch_layout(dtype: Any, itemsize: int, shape: Any, steps: Any) -> tuple[st
         TypeError: NumPy has no such dtype, and it is none that travels by its bytes.
     """
     name = str(dtype).partition(".")[2]
-    without = name.startswith(("bfloat", "float8"))
+    row = words.of_torch(name)
+    without = row is not None and row.dtype[0].isalpha()
     strides = tuple(step * itemsize for step in steps)
     layout = Layout(tuple(shape), np.dtype(_WITHOUT_NUMPY[itemsize] if without else name), strides)
     return name if without else "", layout, is_gapless(layout)
@@ -133,7 +153,7 @@ def _see_torch(torch: Any, tensor: Any) -> _Seen | None:
     try:
         dtype, layout, whole = _torch_layout(tensor.dtype, itemsize, plain.shape, plain.stride())
     except TypeError:
-        return None  # complex32 and quantized ones: pickled, as PyTorch does it
+        return None  # quantized ones: pickled, as PyTorch does it
     if dtype:
         plain = plain.view(getattr(torch, _WITHOUT_NUMPY[itemsize]))
     how = ("torch", dtype, tensor.requires_grad)
@@ -210,6 +230,8 @@ class Lender:
     Args:
         borrow: the libraries' own memory goes as it is: True; False: it is copied; None: PyTorch's goes as it
             is, as with torch.multiprocessing, and CuPy's is copied, as its pickle would be.
+        copy: makes an array of ours with what a library's array without gaps holds; its second argument tells the number of
+            the library's current stream on a GPU.
 
     Attributes:
         shared: arrays that went without a copy.
@@ -217,10 +239,15 @@ class Lender:
             such memory (expandable segments, cudaMallocAsync).
     """
 
-    __slots__ = ("borrow", "copied", "shared")
+    __slots__ = ("_copy", "borrow", "copied", "shared")
 
-    def __init__(self, borrow: bool | None) -> None:
+    def __init__(
+        self,
+        borrow: bool | None,
+        copy: Callable[[Any, Callable[[int], int]], Array] = lambda obj, _: create.asarray(obj),
+    ) -> None:
         self.borrow = borrow
+        self._copy = copy
         self.copied = 0
         self.shared = 0
 
@@ -248,7 +275,7 @@ class Lender:
             found = self._lend_new(library, module, obj, seen) if seen.whole else None
             if found is None:
                 self.copied += 1
-                return create.asarray(seen.alias), seen.how
+                return self._copy(seen.alias, partial(_STREAM[library], module)), seen.how
         self.shared += 1
         return found
 
@@ -266,10 +293,12 @@ class Lender:
         self, library: str, module: Any, obj: Any, seen: _Seen
     ) -> tuple[Array, Again] | None:
         told = (
-            interop.Foreign(seen.alias, seen.alias.__cuda_array_interface__)
+            interop.foreign(seen.alias)
             if seen.layout is None
             else interop.Foreign.at(seen.alias, seen.alias.data_ptr(), seen.layout)
         )
+        if told is None:
+            return None
         stream = _STREAM[library](module, told.gpu)
         for _ in range(2):
             lease, borrowed = self._lease_on(library, told)

@@ -196,14 +196,18 @@ class Encoder:
         known: dict[Any, Any] = copyreg.dispatch_table
         extra: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
         foreign = external_arrays.kinds() if self._lender is not None else []
-        now = (len(known), len(extra), foreign)
+        now = (len(known), len(extra), foreign, external_arrays.changes())
         if self._table_of != now:
             others = {**known, **extra}
-            if foreign and self._lender is not None:
-                others.update(external_arrays.reductions(others, self._lender))
+            if foreign:
+                others.update(self._foreign_reductions(others))
             self._table = {**others, **self._own_reductions()}
             self._table_of = now
         return self._table
+
+    def _foreign_reductions(self, known: dict[Any, Any]) -> dict[type, Any]:
+        assert self._lender is not None
+        return external_arrays.reductions(known, self._lender)
 
     def _own_reductions(self) -> dict[Any, Any]:
         return {

@@ -1,7 +1,7 @@
 /*
- * See around.h. Stands in place of io.c, work.c and broker_channel.c; also for deeds, since a broker does
- * them for its own bridge alone. One broker serves all inputs: it is started by the first call, in
- * a folder of its own, and takes MOST_BYTES.
+ * See around.h. Stands in place of io.c, helpers.c and broker_channel.c; also for deeds, since a
+ * broker does them for its own bridge alone. One broker serves all inputs: it is started by the
+ * first call, in a folder of its own, and takes MOST_BYTES.
  */
 #include "tests/fuzz/link/around.h"
 
@@ -12,11 +12,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "broker/bridge/wire/hash.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/io/io.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/link/peer_list.h"
 #include "broker/bridge/local/broker_channel.h"
 #include "broker/bridge/local/job.h"
 #include "broker/bridge/memory.h"
+#include "broker/bridge/tls/folder.h"
+#include "broker/bridge/tls/tls.h"
 #include "broker/bridge/wire/checksum.h"
+#include "broker/bridge/wire/hash.h"
 #include "ipc/client.h"
 #include "ipc/request/channel.h"
 
@@ -144,34 +150,34 @@ int around_socket(void) {
 
 /* ---- helpers ---- */
 
-struct cwb_works {
+struct cwb_helpers {
     struct cwb_work *first, **last;
 };
 
-static struct cwb_works begun, told;
+static struct cwb_helpers begun, told;
 
-static void push(struct cwb_works *works, struct cwb_work *work) {
+static void push(struct cwb_helpers *helpers, struct cwb_work *work) {
     work->next = NULL;
-    if (!works->first)
-        works->last = &works->first;
-    *works->last = work;
-    works->last = &work->next;
+    if (!helpers->first)
+        helpers->last = &helpers->first;
+    *helpers->last = work;
+    helpers->last = &work->next;
 }
 
-static struct cwb_work *pop(struct cwb_works *works) {
-    struct cwb_work *work = works->first;
+static struct cwb_work *pop(struct cwb_helpers *helpers) {
+    struct cwb_work *work = helpers->first;
     if (work)
-        works->first = work->next;
+        helpers->first = work->next;
     return work;
 }
 
-void cwb_work_begin(struct cwb_works *works, struct cwb_work *work) {
-    (void)works;
+void cwb_work_begin(struct cwb_helpers *helpers, struct cwb_work *work) {
+    (void)helpers;
     push(&begun, work);
 }
 
-void cwb_work_tell(struct cwb_works *works, struct cwb_work *work) {
-    (void)works;
+void cwb_work_tell(struct cwb_helpers *helpers, struct cwb_work *work) {
+    (void)helpers;
     push(&told, work);
 }
 
@@ -182,7 +188,7 @@ void cwb_work_set(struct cwb_work *work, int code) {
         strcpy(work->detail, cw_detail());
 }
 
-int cwb_works_new(struct cwb_io *io, const char *name, unsigned most, struct cwb_works **out) {
+int cwb_helpers_new(struct cwb_io *io, const char *name, unsigned most, struct cwb_helpers **out) {
     (void)io, (void)name, (void)most;
     *out = &begun;
     return 0;
@@ -209,23 +215,24 @@ struct question {
     struct question *prev, *next;
 };
 
-struct cwb_home {
+struct cwb_broker_channel {
     struct question *nexts, *others;
     uint8_t answered[JOBS_MOST], cancelled[JOBS_MOST]; /* by a job's number */
 };
 
-int cwb_home_new(struct cwb_bridge *bridge, struct cwb_home **out) {
+int cwb_broker_channel_new(struct cwb_bridge *bridge, struct cwb_broker_channel **out) {
     (void)bridge;
     *out = calloc(1, sizeof **out);
     return 0;
 }
 
-int cwb_home_ask(struct cwb_home *home, uint16_t op, const struct iovec *parts, uint32_t count,
-                 cwb_on_answer *on_answer, void *owner) {
+int cwb_broker_channel_ask(struct cwb_broker_channel *channel, uint16_t op,
+                           const struct iovec *parts, uint32_t count, cwb_on_answer *on_answer,
+                           void *owner) {
     promise(count == 0 || parts[0].iov_len > 0);
     uint64_t job =
         op == CW_OP_REMOTE_DONE ? ((const struct cw_remote_end *)parts[0].iov_base)->job : 0;
-    promise(job < JOBS_MOST && (job == 0 || ++home->answered[job] == 1));
+    promise(job < JOBS_MOST && (job == 0 || ++channel->answered[job] == 1));
     if (!on_answer)
         return 0;
     struct question *question = calloc(1, sizeof *question);
@@ -234,57 +241,57 @@ int cwb_home_ask(struct cwb_home *home, uint16_t op, const struct iovec *parts, 
     if (op == CW_OP_DEED)
         memcpy(&question->deed, parts[0].iov_base, sizeof question->deed);
     if (op == CW_OP_REMOTE_NEXT)
-        DL_APPEND(home->nexts, question);
+        DL_APPEND(channel->nexts, question);
     else
-        DL_APPEND(home->others, question);
+        DL_APPEND(channel->others, question);
     return 0;
 }
 
-uint32_t cwb_home_session(const struct cwb_home *home) {
-    (void)home;
+uint32_t cwb_broker_channel_session(const struct cwb_broker_channel *channel) {
+    (void)channel;
     return 1;
 }
 
-void cwb_home_check(const struct cwb_home *home) {
-    (void)home; /* it lives as long as this process */
+void cwb_broker_channel_check(const struct cwb_broker_channel *channel) {
+    (void)channel; /* it lives as long as this process */
 }
 
-void cwb_home_turn(struct cwb_home *home) {
-    (void)home;
+void cwb_broker_channel_turn(struct cwb_broker_channel *channel) {
+    (void)channel;
 }
 
-void cwb_home_calm(struct cwb_home *home) {
-    (void)home;
+void cwb_broker_channel_batch_notify(struct cwb_broker_channel *channel) {
+    (void)channel;
 }
 
-void cwb_home_urge(struct cwb_home *home) {
-    (void)home;
+void cwb_broker_channel_flush(struct cwb_broker_channel *channel) {
+    (void)channel;
 }
 
-int64_t cwb_home_flush(struct cwb_home *home) {
-    (void)home;
+int64_t cwb_broker_channel_notify(struct cwb_broker_channel *channel) {
+    (void)channel;
     return INT64_MAX;
 }
 
-bool cwb_home_rest(struct cwb_home *home) {
-    (void)home;
+bool cwb_broker_channel_rest(struct cwb_broker_channel *channel) {
+    (void)channel;
     return true;
 }
 
-void cwb_home_rise(struct cwb_home *home) {
-    (void)home;
+void cwb_broker_channel_rise(struct cwb_broker_channel *channel) {
+    (void)channel;
 }
 
 bool around_job(struct cwb_bridge *bridge, const void *body, uint32_t body_bytes) {
-    struct question *next = bridge->home->nexts;
+    struct question *next = bridge->broker_channel->nexts;
     const struct cw_remote_job *head = body;
     if (!next || head->job >= JOBS_MOST)
         return false;
-    bridge->home->cancelled[head->job] |= head->cancelled != 0;
+    bridge->broker_channel->cancelled[head->job] |= head->cancelled != 0;
     uint8_t *copy = malloc(body_bytes);
     promise(copy != NULL);
     memcpy(copy, body, body_bytes);
-    DL_DELETE(bridge->home->nexts, next);
+    DL_DELETE(bridge->broker_channel->nexts, next);
     next->on_answer(next->owner, 0, copy, body_bytes);
     free(next);
     free(copy);
@@ -297,7 +304,7 @@ static int deed_status(const struct cw_deed *deed) {
 }
 
 bool around_answer(struct cwb_bridge *bridge, uint8_t which, uint8_t how) {
-    struct question *question = bridge->home->others;
+    struct question *question = bridge->broker_channel->others;
     for (which %= 8; question && which && question->next; which--)
         question = question->next;
     if (!question)
@@ -305,7 +312,7 @@ bool around_answer(struct cwb_bridge *bridge, uint8_t which, uint8_t how) {
     struct cw_changed changed = {.seen = 1, .all = how % 2};
     struct cw_holders holders = {.holders = how % 3};
     const uint32_t head_bytes = (uint32_t)(sizeof changed - sizeof changed.ended);
-    DL_DELETE(bridge->home->others, question);
+    DL_DELETE(bridge->broker_channel->others, question);
     if (question->op == CW_OP_DEED)
         question->on_answer(question->owner, deed_status(&question->deed), NULL, 0);
     else if (question->op == CW_OP_CHANGES)
@@ -409,19 +416,20 @@ struct cwb_peer *around_begin(struct cwb_bridge *bridge) {
     bridge->options.streams = 1;
     strcpy(bridge->node, "fuzzed");
     bridge->run = 2;
-    bridge->next_source = 1000;
+    bridge->next_upload = 1000;
     bridge->client = world.client;
     bridge->loop.now_ns = 1000000000000;
     promise(cwb_tls_new(world.folder, 0, &bridge->tls) == 0);
-    pthread_mutex_init(&bridge->sources_lock, NULL);
-    cwb_awake_init(&bridge->awake, 1);
+    pthread_mutex_init(&bridge->uploads_lock, NULL);
+    cwb_spin_init(&bridge->spin, 1);
     promise(cwb_io_new(true, &bridge->loop.io, &why) == 0);
-    promise(cwb_works_new(bridge->loop.io, "", 1, &bridge->works) == 0);
-    bridge->resolvers = bridge->movings = bridge->askings = bridge->makings = bridge->works;
+    promise(cwb_helpers_new(bridge->loop.io, "", 1, &bridge->helpers) == 0);
+    bridge->resolver_helpers = bridge->mover_helpers = bridge->broker_helpers =
+        bridge->memory_helpers = bridge->helpers;
     bridge->peers = peer_new();
     bridge->peer_count = 1;
     bridge->peers_stamp = cwb_folder_stamp(bridge->options.folder, "peers");
-    promise(cwb_home_new(bridge, &bridge->home) == 0);
+    promise(cwb_broker_channel_new(bridge, &bridge->broker_channel) == 0);
     promise(cwb_jobs_init(bridge) == 0);
     return bridge->peers;
 }
@@ -429,15 +437,15 @@ struct cwb_peer *around_begin(struct cwb_bridge *bridge) {
 void around_end(struct cwb_bridge *bridge, uint64_t jobs) {
     struct question *question, *next;
     for (uint64_t job = 1; job <= jobs; job++)
-        promise(bridge->home->answered[job] || bridge->home->cancelled[job]);
-    DL_FOREACH_SAFE(bridge->home->nexts, question, next)
+        promise(bridge->broker_channel->answered[job] || bridge->broker_channel->cancelled[job]);
+    DL_FOREACH_SAFE(bridge->broker_channel->nexts, question, next)
     free(question);
-    DL_FOREACH_SAFE(bridge->home->others, question, next)
+    DL_FOREACH_SAFE(bridge->broker_channel->others, question, next)
     free(question);
     promise(!begun.first && !told.first);
     cw_array_close(bridge->reserve);
     free(bridge->jobs);
-    free(bridge->home);
+    free(bridge->broker_channel);
     free(bridge->loop.io);
-    pthread_mutex_destroy(&bridge->sources_lock);
+    pthread_mutex_destroy(&bridge->uploads_lock);
 }

@@ -6,7 +6,23 @@
 #ifndef CW_FUZZ_AROUND_H
 #define CW_FUZZ_AROUND_H
 
-#include "broker/bridge/parts.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/fetch/download.h"
+#include "broker/bridge/fetch/replica.h"
+#include "broker/bridge/link/link.h"
+#include "broker/bridge/link/peer.h"
+#include "broker/bridge/link/streams.h"
+#include "broker/bridge/local/job.h"
+#include "broker/bridge/memory.h"
+#include "broker/bridge/serve/deferred.h"
+#include "broker/bridge/serve/incoming_put.h"
+#include "broker/bridge/serve/name_lists.h"
+#include "broker/bridge/serve/serve.h"
+#include "broker/bridge/serve/upload.h"
+#include "broker/bridge/wire/frame.h"
+#include "broker/bridge/wire/send.h"
+#include "broker/bridge/wire/turns.h"
+#include "broker/bridge/wire/wire.h"
 
 void promise(bool kept);
 

@@ -26,9 +26,11 @@ OPTIONAL = {
     ("cw_connect", "name_space"),
     ("cw_array_put", "layout"),
     ("cw_array_put_at", "layout"),
+    ("cw_dtype_table", "count"),
     ("cw_names", "prefix"),
     ("cw_names_stat", "prefix"),
     ("cw_names_stat", "context"),
+    ("cw_work_finish", "work"),
 }
 # Memory that may be NULL if size_bytes is 0.
 MEMORY = {

@@ -117,7 +117,7 @@ static void a_ring(void **state) {
     free(bytes);
 }
 
-/* As of a source whose chunks lie in slots (staging_buffers.h). */
+/* As of an upload whose chunks lie in staging buffers (staging.h). */
 static void bytes_that_lie_elsewhere(void **state) {
     (void)state;
     uint8_t *bytes = made();

@@ -1,7 +1,7 @@
 /*
- * A take and the strands that read for it: whoever learns of its end has been told of all its
- * bytes before, however late a strand says that it brought the last of them. Streams share what
- * there is from the first chunks on.
+ * A download and the I/O threads that read for it: whoever learns of its end has been told of all
+ * its bytes before, however late an I/O thread says that it brought the last of them. Streams share
+ * what there is from the first chunks on.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -32,16 +32,16 @@ int cwb_local_hold(cw_array *array, cw_array **out) {
     *out = array;
     return 0;
 }
-void cwb_work_tell(struct cwb_works *works, struct cwb_work *work) {
-    (void)works, (void)work; /* the loop has not come to it */
+void cwb_work_tell(struct cwb_helpers *helpers, struct cwb_work *work) {
+    (void)helpers, (void)work; /* the loop has not come to it */
 }
 struct cwb_link *cwb_peer_link(struct cwb_peer *peer) {
     (void)peer;
     return &link_there;
 }
 void cwb_peer_await(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_waiter *waiter,
-                    int64_t patience_ns) {
-    (void)bridge, (void)peer, (void)waiter, (void)patience_ns;
+                    int64_t wait_ns) {
+    (void)bridge, (void)peer, (void)waiter, (void)wait_ns;
     fail();
 }
 void cwb_peer_forget(struct cwb_peer *peer, struct cwb_waiter *waiter) {
@@ -62,8 +62,8 @@ bool cwb_streams_open(const struct cwb_peer *peer) {
 void cwb_streams_want(struct cwb_bridge *bridge, struct cwb_peer *peer) {
     (void)bridge, (void)peer;
 }
-void cwb_streams_read(struct cwb_peer *peer, struct cwb_chunks *chunks) {
-    (void)peer, (void)chunks;
+void cwb_streams_read(struct cwb_peer *peer, struct cwb_transfer_plan *plan) {
+    (void)peer, (void)plan;
 }
 struct cwb_request *cwb_link_read(struct cwb_link *link, const struct cwb_read *read,
                                   uint8_t *target, cwb_on_reply *on_read, void *owner) {
@@ -88,14 +88,14 @@ void cwb_request_forget(struct cwb_request *request) {
 static uint64_t told_bytes;
 static int done_status = 1;
 
-static void on_progress(struct cwb_take *take, uint64_t come_bytes) {
-    (void)take;
+static void on_progress(struct cwb_download *download, uint64_t come_bytes) {
+    (void)download;
     assert_int_equal(done_status, 1);
     told_bytes = come_bytes;
 }
 
-static void on_done(struct cwb_take *take, int status) {
-    (void)take;
+static void on_done(struct cwb_download *download, int status) {
+    (void)download;
     done_status = status;
 }
 
@@ -106,39 +106,39 @@ static void all_is_told_before_the_end(void **state) {
     assert_true(bridge && peer);
     bridge->options.streams = 2;
     peer->run = 7;
-    struct cwb_take take = {.on_done = on_done,
-                            .on_progress = on_progress,
-                            .bridge = bridge,
-                            .peer = peer,
-                            .source = 1,
-                            .size_bytes = SIZE,
-                            .progress_bytes = 1 << 20};
-    cwb_take_begin(&take, 7);
-    struct cwb_chunks *chunks = take.state->chunks;
+    struct cwb_download download = {.on_done = on_done,
+                                    .on_progress = on_progress,
+                                    .bridge = bridge,
+                                    .peer = peer,
+                                    .source = 1,
+                                    .size_bytes = SIZE,
+                                    .progress_bytes = 1 << 20};
+    cwb_download_begin(&download, 7);
+    struct cwb_transfer_plan *plan = download.state->plan;
     struct cwb_read read;
-    /* A strand brings all; the loop, which something else has woken, finds it whole and has the
-     * answer to its CLOSE before the strand has said a word. */
-    while (cwb_chunks_ask(chunks, &read))
-        (void)cwb_chunks_here(chunks, &read);
-    assert_true(cwb_chunks_whole(chunks));
-    cwb_chunks_ref(chunks);
-    pump(take.state);
+    /* An I/O thread brings all; the loop, which something else has woken, finds it whole and has
+     * the answer to its CLOSE before the I/O thread has said a word. */
+    while (cwb_transfer_plan_ask(plan, &read))
+        (void)cwb_transfer_plan_here(plan, &read);
+    assert_true(cwb_transfer_plan_whole(plan));
+    cwb_transfer_plan_ref(plan);
+    pump(download.state);
     assert_non_null(on_reply);
-    struct cwb_frame answer = {.closed.hash = cwb_sum_digest(chunks->sum)};
+    struct cwb_frame answer = {.closed.hash = cwb_sum_digest(plan->sum)};
     on_reply(&closing, &answer);
     assert_int_equal(done_status, 0);
     assert_int_equal(told_bytes, SIZE);
-    cwb_chunks_unref(chunks);
+    cwb_transfer_plan_unref(plan);
     free(peer);
     free(bridge);
 }
 
 /* So many as a stream asks for before anything is answered. */
-static uint32_t asks(struct cwb_chunks *chunks, uint64_t *last) {
+static uint32_t asks(struct cwb_transfer_plan *plan, uint64_t *last) {
     struct cwb_read read;
     uint32_t count = 0;
-    while (count < cwb_chunks_share(chunks, 8) && cwb_chunks_ask(chunks, &read)) {
-        *last = read.offset_bytes / chunks->chunk_bytes;
+    while (count < cwb_transfer_plan_share(plan, 8) && cwb_transfer_plan_ask(plan, &read)) {
+        *last = read.offset_bytes / plan->chunk_bytes;
         count++;
     }
     return count;
@@ -148,26 +148,26 @@ static void streams_share_what_there_is(void **state) {
     (void)state;
     uint64_t last = 0;
     /* 8 streams, an array of 64 chunks: the first chunks are everybody's. */
-    struct cwb_chunks *chunks =
-        cwb_chunks_new(NULL, NULL, NULL, 1, 64ull * CWB_READ_MAX, 0, CWB_READ_MAX);
-    cwb_chunks_readers(chunks, 8);
+    struct cwb_transfer_plan *plan =
+        cwb_transfer_plan_new(NULL, NULL, NULL, 1, 64ull * CWB_READ_MAX, 0, CWB_READ_MAX);
+    cwb_transfer_plan_readers(plan, 8);
     for (unsigned i = 0; i < 8; i++)
-        assert_int_equal(asks(chunks, &last), 2);
+        assert_int_equal(asks(plan, &last), 2);
     assert_int_equal(last, 15);
-    cwb_chunks_unref(chunks);
+    cwb_transfer_plan_unref(plan);
     /* One that is long keeps all of them as busy as was agreed, to the last part of it. */
-    chunks = cwb_chunks_new(NULL, NULL, NULL, 1, 1024ull * CWB_READ_MAX, 0, CWB_READ_MAX);
-    cwb_chunks_readers(chunks, 8);
+    plan = cwb_transfer_plan_new(NULL, NULL, NULL, 1, 1024ull * CWB_READ_MAX, 0, CWB_READ_MAX);
+    cwb_transfer_plan_readers(plan, 8);
     while (last < 767)
-        assert_int_equal(asks(chunks, &last), 8);
+        assert_int_equal(asks(plan, &last), 8);
     while (last < 1023)
-        assert_in_range(asks(chunks, &last), 1, 7);
-    cwb_chunks_unref(chunks);
+        assert_in_range(asks(plan, &last), 1, 7);
+    cwb_transfer_plan_unref(plan);
     /* Alone, and short. */
-    chunks = cwb_chunks_new(NULL, NULL, NULL, 1, 3ull * CWB_READ_MAX, 0, CWB_READ_MAX);
-    assert_int_equal(cwb_chunks_share(chunks, 8), 2);
-    assert_int_equal(cwb_chunks_share(chunks, 1), 1);
-    cwb_chunks_unref(chunks);
+    plan = cwb_transfer_plan_new(NULL, NULL, NULL, 1, 3ull * CWB_READ_MAX, 0, CWB_READ_MAX);
+    assert_int_equal(cwb_transfer_plan_share(plan, 8), 2);
+    assert_int_equal(cwb_transfer_plan_share(plan, 1), 1);
+    cwb_transfer_plan_unref(plan);
 }
 
 int main(void) {

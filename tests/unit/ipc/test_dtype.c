@@ -3,6 +3,7 @@
  * gives it, and everything else is refused where it is said, not where another process reads it.
  */
 #include "ipc/base/meta.h"
+#include "ipc/base/ml_dtype.h"
 #include "tests/unit/ipc/client_support.h"
 
 static void what_numpy_writes_has_its_size(void **state) {
@@ -54,6 +55,16 @@ static void what_numpy_writes_has_its_size(void **state) {
          64},
         {"{'names': ['a'], 'formats': ['<i4'], 'offsets': [0], 'itemsize': 4, 'record': True}", 4},
         {"|V2400 of 300 fields, zlib c-rk@$*~", 2400},
+        {"bfloat16", 2},
+        {"float8_e4m3fn", 1},
+        {"float8_e4m3fnuz", 1},
+        {"float8_e5m2", 1},
+        {"float8_e5m2fnuz", 1},
+        {"float8_e8m0fnu", 1},
+        {"float4_e2m1fn_x2", 1},
+        {"int4_x2", 1},
+        {"uint4_x2", 1},
+        {"complex32", 4},
     };
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         uint32_t size_bytes = 77;
@@ -153,6 +164,19 @@ static const char *const bad[] = {
     "[('\\U00110000', '<f4')]",
     "[('a\nb', '<f4')]",
     "[('a\\\nb', '<f4')]",
+    "bfloat",
+    "bfloat16 ",
+    " bfloat16",
+    "<bfloat16",
+    "'bfloat16'",
+    "Bfloat16",
+    "bfloat16x",
+    "float8_e4m3",
+    "float4_e2m1fn",
+    "int4",
+    "complex64",
+    "[('a', 'bfloat16')]",
+    "('bfloat16', (2,))",
 };
 
 static void what_is_no_dtype_is_refused_where_it_is_said(void **state) {
@@ -175,6 +199,31 @@ static void what_is_no_dtype_is_refused_where_it_is_said(void **state) {
     deep[CW_DTYPE_MAX] = 0;
     assert_int_equal(cw_dtype_size(deep, &(uint32_t){0}), -EINVAL);
     cw_client_unref(client);
+}
+
+/* A word that the grammar has and the table has not, or a size that differs, would make two. */
+static void the_table_and_the_grammar_are_one(void **state) {
+    (void)state;
+    uint32_t count, words = 0;
+    const cw_dtype_row *row = cw_dtype_table(&count);
+    assert_ptr_equal(row, cw_dtype_table(NULL));
+    assert_true(count > 20);
+    for (const cw_dtype_row *end = row + count; row < end; row++) {
+        uint32_t size_bytes = 0;
+        OK(cw_dtype_size(row->dtype, &size_bytes));
+        assert_int_equal(size_bytes, row->size_bytes);
+        assert_int_equal(row->dlpack_bits * row->dlpack_lanes, 8 * size_bytes);
+        assert_ptr_equal(cw_dtype_find(row->dtype), row);
+        bool is_word = row->dtype[0] >= 'a' && row->dtype[0] <= 'z';
+        assert_ptr_equal(cw_dtype_word(row->dtype), is_word ? row : NULL);
+        if (*row->safetensors)
+            assert_ptr_equal(cw_dtype_of_safetensors(row->safetensors), row);
+        words += is_word;
+    }
+    assert_int_equal(words, 10);
+    assert_null(cw_dtype_of_safetensors(""));
+    assert_null(cw_dtype_of_safetensors("F6_E2M3"));
+    assert_null(cw_dtype_find(">f4"));
 }
 
 static void elements_are_as_large_as_their_dtype(void **state) {
@@ -250,6 +299,7 @@ int main(void) {
         cmocka_unit_test(what_numpy_writes_has_its_size),
         cmocka_unit_test_setup_teardown(what_is_no_dtype_is_refused_where_it_is_said, folder_make,
                                         folder_remove),
+        cmocka_unit_test(the_table_and_the_grammar_are_one),
         cmocka_unit_test_setup_teardown(elements_are_as_large_as_their_dtype, folder_make,
                                         folder_remove),
         cmocka_unit_test(a_name_with_a_dtype_that_is_none_is_a_breach_and_not_an_array),

@@ -20,6 +20,7 @@ import numpy as np
 
 from cableway import array as arrays
 from cableway import client
+from cableway._core import words
 from cableway._core.layouts import Layout
 from cableway._core.leases import EvictableLease, Lease, lease_again
 from cableway._core.library import ffi, lib
@@ -78,7 +79,7 @@ class Look(NamedTuple):
 
 def told_dtype(dtype: np.dtype[Any]) -> Any:
     """A dtype, or the text of one that needs no more: it is pickled and found again in a fraction of the time."""
-    return dtype.str if dtype.isbuiltin == 1 else dtype
+    return dtype.str if dtype.isbuiltin == 1 else words.word(dtype) or dtype
 
 
 def _tell(array: Array, how: Again | None) -> Told | None:
@@ -197,7 +198,7 @@ def _looks(body: Any, count: int) -> list[Look]:
     stream, looks = io.BytesIO(body), []
     for _ in range(count):
         shape, dtype, strides, name, how = pickle.load(stream)
-        looks.append(Look(Layout(shape, np.dtype(dtype), strides), name, how))
+        looks.append(Look(Layout(shape, words.dtype_of(dtype), strides), name, how))
     return looks
 
 

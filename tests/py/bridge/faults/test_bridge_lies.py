@@ -145,7 +145,7 @@ def test_a_frame_of_the_maximum_length_and_one_more(nodes: tuple[Node, Node], mo
 
 
 def size_told(visitor: socket.socket) -> int:
-    """The size of the array that a client at the door is told of."""
+    """The size of the array that a client on the fast path is told of."""
     status, *_, size = struct.unpack("<iIQIIQQQ", visitor.recv(65536)[:48])
     assert status == 0
     return int(size)

@@ -20,9 +20,9 @@ import cableway as cw
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 
 MIB = 1 << 20
-LARGE = 520 * MIB  # two of them are more than CWB_OFFERED_MAX
-SMALL = 4 * MIB  # CWB_OFFERED_SMALL
-OWN = 64 * MIB  # CWB_OFFERED_OWN
+LARGE = 520 * MIB  # two of them are more than CWB_INCOMING_PUTS_MAX
+SMALL = 4 * MIB  # CWB_INCOMING_PUT_SMALL
+OWN = 64 * MIB  # CWB_INCOMING_PUTS_OWN
 
 
 @pytest.fixture(params=["io_uring", "epoll"])

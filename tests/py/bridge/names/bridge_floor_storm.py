@@ -38,7 +38,7 @@ import cableway as cw
 
 NAME = "open/floor"
 HUNG_SECONDS = 90
-STOPPED_SECONDS = 1.2  # at most: longer than a record of the board counts
+STOPPED_SECONDS = 1.2  # at most: longer than a record of the replica cache counts
 SEEN, GOAL, PUT = range(3)  # words of the shared file
 
 

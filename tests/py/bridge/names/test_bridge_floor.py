@@ -24,7 +24,7 @@ from bridge_liar import Liar, good_and_evil, known
 from bridge_raw import Raw, frame
 from bridge_support import Node
 from conftest import eventually
-from test_bridge_home import stopped
+from test_bridge_local_clients import stopped
 
 import cableway as cw
 
@@ -168,7 +168,7 @@ def test_a_later_array_is_told_while_the_broker_stands(tmp_path: Path) -> None:
         late = threading.Timer(30, os.kill, (broker, signal.SIGCONT))
         late.start()
         with a.here():
-            cw.get("//b/open/0")  # the slab and the board are known from here on
+            cw.get("//b/open/0")  # the slab and the replica cache are known from here on
             assert eventually(lambda: "//b/open/x" in a.command("ls", "--all").stdout or got(1))
             os.kill(broker, signal.SIGSTOP)
             assert eventually(lambda: stopped(broker))

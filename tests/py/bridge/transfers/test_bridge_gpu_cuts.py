@@ -21,7 +21,7 @@ pytestmark = [
     cuda_support.second_gpu,
 ]
 
-# More than the slots at its owner, and than the ring where it comes to, have room for.
+# More than the staging buffers at its owner, and than the ring where it comes to, have room for.
 LARGE = 76 * MIB
 
 # What a program of these tests is: it insists, for the link is cut again and again.

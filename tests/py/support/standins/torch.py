@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from gpu_standins import DriverMemory, look, read, write
 
+from cableway import _dlpack
+
 strided = "strided"
 
 
@@ -21,7 +23,19 @@ class dtype:
         return f"torch.{self.name}"
 
 
-float32, int16, bfloat16 = dtype("float32", 4), dtype("int16", 2), dtype("bfloat16", 2)
+# By name: as what NumPy sees the bytes, and DLPack's code, bits and lanes. Of int4 PyTorch tells bytes, and takes nothing.
+_KINDS = {
+    "float32": ("f4", 2, 32, 1), "int16": ("i2", 0, 16, 1), "int32": ("i4", 0, 32, 1), "uint8": ("u1", 1, 8, 1),
+    "bfloat16": ("i2", 4, 16, 1), "float8_e4m3fn": ("u1", 10, 8, 1), "float8_e4m3fnuz": ("u1", 11, 8, 1),
+    "float8_e5m2": ("u1", 12, 8, 1), "float8_e5m2fnuz": ("u1", 13, 8, 1), "float8_e8m0fnu": ("u1", 14, 8, 1),
+    "float4_e2m1fn_x2": ("u1", 17, 4, 2), "int4": ("u1", 0, 8, 1), "uint4": ("u1", 1, 8, 1), "complex32": ("i4", 5, 32, 1),
+}  # fmt: skip
+_DTYPES = {name: dtype(name, int(kind[1])) for name, (kind, *_) in _KINDS.items()}
+globals().update(_DTYPES)
+float32, uint8 = _DTYPES["float32"], _DTYPES["uint8"]
+_NUMPY = {name: kind for name, (kind, *_) in _KINDS.items()}
+_OF_DLPACK = {tuple(told): _DTYPES[name] for name, (_, *told) in reversed(_KINDS.items())}
+_WITH_TYPESTR = ("float32", "int16", "int32", "uint8")
 
 
 class Tensor:
@@ -42,7 +56,7 @@ class Tensor:
 
     def data_ptr(self) -> int:
         """The address of the first element."""
-        return self.address
+        return self.address or int(self.owner.__array_interface__["data"][0])
 
     def stride(self) -> tuple[int, ...]:
         """Steps in elements."""
@@ -73,7 +87,12 @@ class Tensor:
 
     def view(self, kind: dtype) -> Tensor:
         """The same bytes."""
-        return Tensor(self.owner, self.address, self.shape, kind, self.steps)
+        old, new = self.dtype.itemsize, kind.itemsize
+        owner = self.owner if self.address else self.owner.view(_NUMPY[kind.name])
+        if old == new:
+            return Tensor(owner, self.address, self.shape, kind, self.steps)
+        assert self.steps == (1,)
+        return Tensor(owner, self.address, (self.shape[0] * old // new,), kind)
 
     def contiguous(self) -> Tensor:
         """A copy in C order."""
@@ -101,8 +120,16 @@ class Tensor:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        if self.dtype is bfloat16:
-            raise TypeError("no type string for bfloat16")
+        if self.dtype.name == "bfloat16":
+            return {
+                "version": 2,
+                "shape": self.shape,
+                "typestr": "<V2",
+                "data": (self.address, False),
+                "strides": None,
+            }
+        if self.dtype.name not in _WITH_TYPESTR:
+            raise KeyError(self.dtype)
         strides = tuple(step * self.dtype.itemsize for step in self.steps)
         typestr = np.dtype(_NUMPY[self.dtype.name]).str
         return {
@@ -113,8 +140,15 @@ class Tensor:
             "strides": strides,
         }
 
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0) if self.address else (1, 0)
 
-_NUMPY = {"float32": "f4", "int16": "i2", "bfloat16": "i2"}
+    def __dlpack__(self, stream: int | None = None, **_: Any) -> object:
+        assert stream in (None, -1) or self.address
+        told = _KINDS[self.dtype.name][1:]
+        return _dlpack.capsule(
+            self, self.data_ptr(), self.__dlpack_device__(), self.shape, self.steps, *told, 0, False
+        )
 
 
 def tensor(values: Any, kind: dtype = float32, device: str = "cuda") -> Tensor:
@@ -131,13 +165,25 @@ def from_dlpack(array: Any) -> Tensor:
     """A tensor on memory of ours: of an array, or of a capsule. The capsule goes with the tensor."""
     capsule = array
     if type(array).__name__ != "PyCapsule":
-        capsule = array.__dlpack__(stream=_current[0] or 1, max_version=(1, 0))
+        on_gpu = array.__dlpack_device__()[0] == 2
+        options = {"stream": _current[0] or 1} if on_gpu else {}
+        capsule = array.__dlpack__(max_version=(1, 0), **options)
     seen = look(capsule)
-    kind = _OF_DLPACK[seen.dtype[:2]]
-    return Tensor(capsule, seen.address, seen.shape, kind, seen.strides)
+    kind = _OF_DLPACK.get(seen.dtype)
+    if kind is None:
+        raise RuntimeError(f"unsupported dtype of DLPack: {seen.dtype}")
+    if seen.device[0] == 2:
+        return Tensor(capsule, seen.address, seen.shape, kind, seen.strides)
+    lies = {
+        "version": 3,
+        "shape": seen.shape,
+        "typestr": np.dtype(_NUMPY[kind.name]).str,
+        "data": (seen.address, False),
+    }
+    owner = types.SimpleNamespace(__array_interface__=lies, capsule=capsule)
+    return Tensor(np.asarray(owner), 0, seen.shape, kind)
 
 
-_OF_DLPACK = {(2, 32): float32, (0, 16): int16}
 _current = [0]  # the current stream
 
 

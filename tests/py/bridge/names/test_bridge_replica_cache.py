@@ -14,7 +14,7 @@ import bridge_support
 import pytest
 from bridge_support import Node
 from conftest import eventually
-from test_bridge_home import stopped
+from test_bridge_local_clients import stopped
 
 import cableway as cw
 
@@ -64,7 +64,7 @@ def test_what_has_no_name_yet_is_found_without_asking_anybody(two: tuple[Node, N
 
     alone = 0
     with a.here():
-        cw.get("//b/open/0")  # the slab and the board are known from here on
+        cw.get("//b/open/0")  # the slab and the replica cache are known from here on
         for i in range(1, 10):
             late = threading.Timer(3, go_on)  # a machine that is slow: then it is asked after all
             late.start()
@@ -117,7 +117,7 @@ def test_what_was_put_from_here_is_read_from_then_on(two: tuple[Node, Node]) -> 
             reader.result(60)
 
 
-def test_the_board_of_a_dead_bridge_counts_no_more(two: tuple[Node, Node]) -> None:
+def test_the_replica_cache_of_a_dead_bridge_counts_no_more(two: tuple[Node, Node]) -> None:
     a, b = two
     b.put("open/x", [1])
     with a.here():
@@ -144,7 +144,7 @@ def test_what_a_bridge_that_stands_had_to_tell_is_told_no_more(two: tuple[Node, 
         return True
 
     with a.here():
-        cw.get("//b/open/0")  # the slab and the board are known from here on
+        cw.get("//b/open/0")  # the slab and the replica cache are known from here on
         os.kill(broker, signal.SIGSTOP)  # no name is written
         assert eventually(lambda: stopped(broker))
         held = cw.get("//b/open/x")
@@ -177,7 +177,7 @@ def test_a_signal_ends_a_look_for_which_the_broker_is_needed(two: tuple[Node, No
     ):
         assert other.stdin and other.stdout
         with pytest.raises(cw.NameNotFound):
-            cw.get("//b/open/none")  # the board is known from here on, and no slab
+            cw.get("//b/open/none")  # the replica cache is known from here on, and no slab
         assert other.stdout.readline() == "one\n"
         late = threading.Timer(30, os.kill, (broker, signal.SIGCONT))
         late.start()

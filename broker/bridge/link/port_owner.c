@@ -1,8 +1,8 @@
 /*
- * Taker: see taker.h. The kernel's list of sockets has the number of the one that listens; the
- * process with a descriptor of that number has it.
+ * Port owner: see port_owner.h. The kernel's list of sockets has the number of the one that
+ * listens; the process with a descriptor of that number has it.
  */
-#include "broker/bridge/link/taker.h"
+#include "broker/bridge/link/port_owner.h"
 
 #include <dirent.h>
 #include <netinet/in.h>
@@ -87,7 +87,7 @@ static int find_owner(unsigned long inode) {
     return found;
 }
 
-int cwb_taker(const struct addrinfo *at, int pid, char text[CWB_TAKER_TEXT]) {
+int cwb_port_owner(const struct addrinfo *at, int pid, char text[CWB_PORT_OWNER_TEXT]) {
     char path[64], comm[32] = "";
     unsigned uid = 0;
     unsigned long inode = find_socket(at, pid, at->ai_family == AF_INET ? "tcp" : "tcp6", &uid);
@@ -96,7 +96,8 @@ int cwb_taker(const struct addrinfo *at, int pid, char text[CWB_TAKER_TEXT]) {
         return -1;
     int owner = find_owner(inode);
     if (!owner) {
-        snprintf(text, CWB_TAKER_TEXT, "a process of the user %u that cannot be seen here", uid);
+        snprintf(text, CWB_PORT_OWNER_TEXT, "a process of the user %u that cannot be seen here",
+                 uid);
         return 0;
     }
     snprintf(path, sizeof path, "/proc/%d/comm", owner);
@@ -107,6 +108,6 @@ int cwb_taker(const struct addrinfo *at, int pid, char text[CWB_TAKER_TEXT]) {
         fclose(file);
     }
     cw_text_clean(comm, strlen(comm));
-    snprintf(text, CWB_TAKER_TEXT, "pid %d (%s)", owner, comm);
+    snprintf(text, CWB_PORT_OWNER_TEXT, "pid %d (%s)", owner, comm);
     return owner;
 }

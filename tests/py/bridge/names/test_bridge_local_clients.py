@@ -168,12 +168,12 @@ def test_a_replica_whose_name_ended_with_its_users_is_fetched_again() -> None:
         assert eventually(lambda: "names ended" in a.said(), 30)
         with a.here():
             assert cw.get("//b/x").numpy().tolist() == [1]
-            door_of(a).unlink()
+            fast_path_of(a).unlink()
         with a.here():
             assert cw.get("//b/x").numpy().tolist() == [1]
 
 
-def door_of(node: Node) -> Path:
+def fast_path_of(node: Node) -> Path:
     (found,) = node.folder.glob("*.door")
     return found
 
@@ -191,7 +191,7 @@ def test_a_get_asks_the_bridge_alone(two: tuple[Node, Node]) -> None:
             os.kill(broker, signal.SIGSTOP)
             goes_on = threading.Timer(
                 3, os.kill, (broker, signal.SIGCONT)
-            )  # who waits at the door for long asks it
+            )  # who waits for long on the fast path asks it
             goes_on.start()
             assert eventually(lambda: stopped(broker))
             assert cw.get(f"//b/open/{i}").numpy().tolist() == [i]
@@ -208,20 +208,20 @@ def test_a_get_asks_the_bridge_alone(two: tuple[Node, Node]) -> None:
         assert eventually(lambda: cw.get("//b/open/1").numpy().tolist() == [7])
 
 
-def test_without_a_door_the_broker_is_asked(two: tuple[Node, Node]) -> None:
+def test_without_a_fast_path_the_broker_is_asked(two: tuple[Node, Node]) -> None:
     a, b = two
     with b.here():
         cw.put("open/x", [1])
-    door_of(a).unlink()
+    fast_path_of(a).unlink()
     with a.here():
         assert cw.get("//b/open/x").numpy().tolist() == [1]
 
 
-def test_nonsense_at_the_door_harms_nobody(by_each_engine: tuple[Node, Node]) -> None:
+def test_nonsense_on_the_fast_path_harms_nobody(by_each_engine: tuple[Node, Node]) -> None:
     a, b = by_each_engine
     with b.here():
         cw.put("open/y", [2])
-    pid, path = a.bridge_pid(), str(door_of(a))
+    pid, path = a.bridge_pid(), str(fast_path_of(a))
 
     def comes() -> socket.socket:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -269,26 +269,26 @@ def test_nonsense_at_the_door_harms_nobody(by_each_engine: tuple[Node, Node]) ->
     assert not list(a.folder.glob("*.door"))
 
 
-def test_descriptors_that_are_no_board_are_closed(two: tuple[Node, Node]) -> None:
+def test_descriptors_that_are_no_replica_cache_are_closed(two: tuple[Node, Node]) -> None:
     a, _ = two
-    path = door_of(a)
+    path = fast_path_of(a)
     path.unlink()
     said = b"no such luck"
     answer = struct.pack("<iIQIIQQQ", -errno.EREMOTEIO, len(said), 0, 0, 0, 0, 0, 0) + said
     handed = [0, 1, 2, 3, 8, 253]
 
-    def serve(door: socket.socket) -> None:
-        one, _ = door.accept()
+    def serve(listener: socket.socket) -> None:
+        one, _ = listener.accept()
         with one, open("/dev/null") as null:
             for count in handed:
                 assert one.recv(65536)
                 socket.send_fds(one, [answer], [null.fileno()] * count)
 
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door, a.here():
-        door.bind(str(path))
-        door.listen()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, a.here():
+        listener.bind(str(path))
+        listener.listen()
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            served = pool.submit(serve, door)
+            served = pool.submit(serve, listener)
             open_then = []
             for _ in handed:
                 with pytest.raises(cw.RemoteError, match="no such luck"):
@@ -299,10 +299,10 @@ def test_descriptors_that_are_no_board_are_closed(two: tuple[Node, Node]) -> Non
     assert len(set(open_then[:-1])) == 1 and open_then[-1] <= open_then[0]
 
 
-def ask_at_the_door(node: Node, key: bytes) -> int:
+def ask_on_the_fast_path(node: Node, key: bytes) -> int:
     """The status of a GET as a client would send it, with any key."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
-        one.connect(str(door_of(node)))
+        one.connect(str(fast_path_of(node)))
         one.settimeout(30)
         one.send(struct.pack("<IIHH60x", 1, 0, len(key), 0) + key)
         (status,) = struct.unpack("<i", one.recv(65536)[:4])
@@ -322,8 +322,8 @@ def test_a_name_that_cannot_be_does_not_cost_others_the_connection(
     with a.here():
         held = cw.get("//b/open/x")
         before = a.said().count("ended: ") + b.said().count("ended: ")
-        assert ask_at_the_door(a, key) == -errno.EINVAL
-        assert ask_at_the_door(a, b"\0//b/open/x") == 0
+        assert ask_on_the_fast_path(a, key) == -errno.EINVAL
+        assert ask_on_the_fast_path(a, b"\0//b/open/x") == 0
         assert a.said().count("ended: ") + b.said().count("ended: ") == before
         assert held.numpy().tolist() == [1]
 

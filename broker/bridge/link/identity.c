@@ -1,10 +1,13 @@
 /*
- * Known: who shows a certificate. It is decided here alone, from what TLS has shown; see parts.h
- * for what counts. No state of its own; the loop's thread calls it within a handshake.
+ * Known: who shows a certificate. It is decided here alone, from what TLS has shown; see
+ * identity.h for what counts. No state of its own; the loop's thread calls it within a handshake.
  */
+#include "broker/bridge/link/identity.h"
+
 #include <string.h>
 
-#include "broker/bridge/parts.h"
+#include "broker/bridge/bridge.h"
+#include "broker/bridge/link/peer.h"
 
 static struct cwb_peer *by_print(struct cwb_bridge *bridge, const uint8_t *print) {
     struct cwb_peer *peer;

@@ -1,0 +1,32 @@
+/*
+ * Safetensors files with one array: the header, read and written. Files of several arrays are
+ * refused: a name holds one.
+ *
+ * A file is input from outside: every field is checked by the format's own rules (one JSON object
+ * without repeated keys, here of 16 MiB at most; the data as long as dtype and shape say, and
+ * nothing behind it), and what breaks one is refused with a sentence that says which.
+ */
+#ifndef CW_TOOLS_SAFETENSORS_SAFETENSORS_H
+#define CW_TOOLS_SAFETENSORS_SAFETENSORS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "tools/npy/npy.h"
+
+/* Does the path end so? */
+bool safetensors_is_path(const char *path);
+
+/*
+ * Reads a header from fd, which then stands at the first byte of the data; out as an .npy file of
+ * these data would be told, in C order. path is for messages. Returns 0; -EPROTO: no such file, cut
+ * off, or damaged; -ENOTSUP: several arrays, or a dtype that we lack; -EIO and other codes of read.
+ */
+int safetensors_read_header(int fd, const char *path, struct npy *out);
+
+/* Formats the header of an array in C order, as long as a multiple of NPY_ALIGN. The caller frees
+ * *out. -ENOTSUP: the format has no such dtype, or no such name. */
+int safetensors_format_header(const char *name, const cw_layout *layout, char **out,
+                              uint64_t *size_bytes);
+
+#endif

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "ipc/array/array.h"
+#include "ipc/client.h"
 #include "ipc/order/context_failure.h"
 #include "ipc/order/section.h"
 

@@ -4,6 +4,7 @@
 #ifndef CW_BROKER_BRIDGE_FETCH_REPLICA_H
 #define CW_BROKER_BRIDGE_FETCH_REPLICA_H
 
+#include "ipc/base/device.h"
 #include "broker/bridge/local/job.h"
 #include "broker/bridge/fetch/gpu_receive.h"
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/client.h"
 #include "broker/bridge/local/once.h"
 #include "broker/bridge/parts.h"
 #include "broker/bridge/link/stream.h"

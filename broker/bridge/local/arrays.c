@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/array/array.h"
+#include "ipc/client.h"
 #include "broker/bridge/memory.h"
 #include "broker/bridge/parts.h"
 #include "ipc/request/channel.h"

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/client.h"
 #include "broker/bridge/parts.h"
 #include "ipc/request/channel.h"
 

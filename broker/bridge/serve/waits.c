@@ -11,6 +11,7 @@
 #include <string.h>
 #include <utlist.h>
 
+#include "ipc/request/socket.h"
 #include "broker/bridge/parts.h"
 #include "shm/base/wait.h"
 

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/request/socket.h"
 #include "broker/bridge/parts.h"
 #include "shm/base/wait.h"
 

@@ -10,11 +10,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/order/context_failure.h"
-#include "ipc/client.h"
+#include "ipc/array/array.h"
 #include "ipc/array/evict.h"
-#include "ipc/memory/first_touch.h"
 #include "ipc/base/name_key.h"
+#include "ipc/client.h"
+#include "ipc/memory/adoption.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/cow.h"
+#include "ipc/array/first_touch.h"
+#include "ipc/memory/fork.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/slab.h"
+#include "ipc/order/context_failure.h"
 
 #define ARRAY_POOL_MAX 1024u
 
@@ -35,15 +42,6 @@ int cw_array_ours(const cw_array *array) {
 int cw_array_usable(const cw_array *array) {
     int code = cw_array_ours(array);
     return code ? code : cw_client_usable(array->client);
-}
-
-int cw_open_flags_check(const char *function, uint32_t flags) {
-    if (flags & ~(uint32_t)(CW_READONLY | CW_PRIVATE))
-        return cw_fail(-EINVAL, "flags 0x%x: %s knows CW_READONLY and CW_PRIVATE", flags, function);
-    if ((flags & (CW_READONLY | CW_PRIVATE)) == (CW_READONLY | CW_PRIVATE))
-        return cw_fail(-EINVAL, "CW_READONLY and CW_PRIVATE exclude each other: a private array is "
-                                "there to be written");
-    return 0;
 }
 
 /* Where shape, strides and dtype go: into the struct, or beside it. */

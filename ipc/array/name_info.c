@@ -6,10 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/client.h"
+#include "ipc/array/remote_name.h"
 #include "ipc/base/meta.h"
 #include "ipc/base/name_key.h"
-#include "ipc/array/remote_name.h"
+#include "ipc/client.h"
+#include "ipc/request/channel.h"
 
 #define STAT_TRIES 1000u /* names replaced under us, one after the other */
 

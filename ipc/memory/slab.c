@@ -16,8 +16,15 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ipc/client.h"
 #include "ipc/base/name_key.h"
+#include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/cow.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/slab.h"
+#include "ipc/request/channel.h"
+#include "ipc/request/deferred.h"
+#include "ipc/request/socket.h"
 
 static struct cw_slab **bucket(cw_client *client, uint32_t id) {
     return &client->slabs.buckets[(id * 2654435769u) >> 22];

@@ -18,12 +18,17 @@
  *
  * State: of the call alone. Any thread.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ipc/array/remote_name.h"
 #include "ipc/tree/content.h"
 #include "ipc/tree/tree.h"
+#include "shm/base/error.h"
+#include "ipc/request/channel.h"
+#include "ipc/client.h"
+#include "ipc/array/array.h"
 
 struct publication {
     cw_client *client;

@@ -16,6 +16,7 @@
  */
 #include "ipc/tree/tree.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,11 @@
 #include "ipc/array/remote_name.h"
 #include "ipc/base/meta.h"
 #include "ipc/base/name_key.h"
+#include "shm/base/error.h"
+#include "ipc/request/socket.h"
+#include "ipc/request/channel.h"
+#include "ipc/client.h"
+#include "ipc/array/array.h"
 
 #define GET_TRIES 1000u /* versions that went under us, one after the other */
 

@@ -4,7 +4,9 @@
  *
  * Owner: client->lock. No state of its own.
  */
+#include "ipc/array/array.h"
 #include "ipc/client.h"
+#include "ipc/memory/slab.h"
 
 /* The block of a slab that holds an offset. The lock is held. */
 static bool find_block(struct cw_slab *slab, uint64_t offset_bytes, uint32_t *block) {

@@ -33,7 +33,7 @@
 #include "ipc/cableway.h"
 
 uint64_t cwd_fds_held(struct cwd_broker *b) {
-    return b->fds + cwd_closer_pending(b->closer) + cwd_closer_pending(b->wild_closer);
+    return b->fds + cwd_closer_pending(b->closer) + cwd_closer_pending(b->untrusted_closer);
 }
 
 static uint64_t random_instance(void) {
@@ -58,7 +58,7 @@ static int make_root(struct cwd_broker *b) {
     if (code == 0)
         code = cwd_closer_new(b->closed_fd, &b->closer);
     if (code == 0)
-        code = cwd_closer_new(b->closed_fd, &b->wild_closer);
+        code = cwd_closer_new(b->closed_fd, &b->untrusted_closer);
     return code;
 }
 
@@ -85,7 +85,7 @@ int cwd_broker_init(struct cwd_broker *b, const struct cwd_options *options,
     if (code)
         return code;
     cw_descriptors_are_the_brokers();
-    code = cwd_place_lock(b, options, exit_code);
+    code = cwd_rendezvous_lock(b, options, exit_code);
     if (code)
         goto unwind;
     *exit_code = CWD_EXIT_FAILED;
@@ -99,7 +99,7 @@ int cwd_broker_init(struct cwd_broker *b, const struct cwd_options *options,
     if (code == 0)
         code = cwd_transits_init(b);
     if (code == 0)
-        code = cwd_place_listen(b);
+        code = cwd_rendezvous_listen(b);
     if (code == 0)
         code = cwd_loop_add(b, b->listen_fd, CWD_EVENT_LISTEN, 0, EPOLLIN);
     if (code)
@@ -122,8 +122,8 @@ unwind:
 
 void cwd_broker_deinit(struct cwd_broker *b) {
     cw_alive_end(&b->alive); /* before another may have the lock */
-    cwd_place_withdraw(b);
-    if (b->root && b->closer && b->wild_closer) {
+    cwd_rendezvous_withdraw(b);
+    if (b->root && b->closer && b->untrusted_closer) {
         b->stopping = true;
         cwd_mover_deinit(b);
         cwd_remote_deinit(b);
@@ -133,16 +133,16 @@ void cwd_broker_deinit(struct cwd_broker *b) {
         cwd_names_deinit(b);
         cwd_transits_deinit(b);
         cwd_groups_deinit(b);
-        cwd_ghosts_deinit(b);
+        cwd_inherited_deinit(b);
         cwd_sessions_deinit(b);
         cwd_fences_deinit(b);
         cwd_slabs_deinit(b);
         cwd_reclaim_deinit(b);
     }
-    cwd_place_leave(b);
-    cwd_closer_free(b->wild_closer);
+    cwd_rendezvous_leave(b);
+    cwd_closer_free(b->untrusted_closer);
     cwd_closer_free(b->closer);
-    b->closer = b->wild_closer = NULL;
+    b->closer = b->untrusted_closer = NULL;
     cw_directory_writer_free(b->directory);
     b->directory = NULL;
     cw_segment_close(&b->root_segment);

@@ -2,17 +2,17 @@
  * The client, inside: everything that one connection to the broker has in this process.
  *
  * Locks, in the order in which they may be taken:
- *   clients (fork.c)   the list of all clients of the process
- *   client->lock       slabs, leases, allocator, directory reader, array structs
- *   client->sock_lock  one request at a time over the socket
- *   client->lane_lock  both ends of the lane, the list of calls under way
- *   mapping.c's        where slabs lie in this process, for all of its clients
- * Nobody waits for the broker with client->lock or lane_lock held: who has to ask it gives them up
- * meanwhile, and looks again afterwards at what others may have changed. So a broker that stands
+ *   clients (fork.c)      the list of all clients of the process
+ *   client->lock          slabs, leases, allocator, directory reader, array structs
+ *   client->sock_lock     one request at a time over the socket
+ *   client->channel_lock  both ends of the channel, the list of calls under way
+ *   mapping.c's           where slabs lie in this process, for all of its clients
+ * Nobody waits for the broker with client->lock or channel_lock held: who has to ask it gives them
+ * up meanwhile, and looks again afterwards at what others may have changed. So a broker that stands
  * still stops only those who need its answer, and a signal ends their wait. sock_lock is held
  * while the socket's answer is waited for; it is taken in naps that a signal ends too. What needs
  * no answer waits for nobody (deferred.c). Only fork() cannot be ended: there the wait is bounded
- * by CW_FORK_PATIENCE_NS.
+ * by CW_FORK_TIMEOUT_NS.
  *
  * After fork the child's copy is dead: forked is set, nothing of it is written that the parent
  * shares, and only mappings and the inherited socket are kept (a parent whose child lives on is not
@@ -62,12 +62,12 @@ struct cw_client {
     struct cw_slabs slabs;
     struct cw_spares spares;
     struct cw_leases leases;
-    struct cw_fences *fences;            /* fence.h; NULL until first used */
-    struct cw_loan *loans, *loans_ended; /* suballocation.c */
-    uint64_t borrowed;                   /* import.c: how often anything was */
-    pthread_mutex_t borrow_lock;         /* import.c: one slab is made at a time */
-    struct cw_evictable *evictables;     /* evict.h */
-    pthread_cond_t moved;                /* one of them has left or come back */
+    struct cw_fences *fences; /* fence.h; NULL until first used */
+    struct cw_suballocation *suballocations, *suballocations_ended; /* suballocation.c */
+    uint64_t imports;                /* import.c: how often anything was */
+    pthread_mutex_t import_lock;     /* import.c: one slab is made at a time */
+    struct cw_evictable *evictables; /* evict.h */
+    pthread_cond_t moved;            /* one of them has left or come back */
     uint64_t uses, evictions;
     struct cw_heap heap;  /* of host memory; behind it those of GPUs, each made when first used */
     cw_array *array_pool; /* closed structs, kept for the next */
@@ -80,21 +80,21 @@ struct cw_client {
     uint64_t sock_id;
     int64_t sock_until_ns; /* > 0: a request over the socket is given up then (HELLO, FORK) */
 
-    pthread_mutex_t door_lock;     /* never waited for */
-    int door;                      /* fast_path.c: to the bridge; -1: none */
-    int64_t door_after_ns;         /* not looked for before */
-    unsigned door_naps, door_vain; /* answers that are slept for at once; of how many in a row it
-                                      was in vain to be awake */
-    struct cw_segment board;       /* fast_path.c: the bridge's; changed under both locks */
+    pthread_mutex_t fast_path_lock; /* never waited for */
+    int fast_path;                  /* fast_path.c: to the bridge; -1: none */
+    int64_t fast_path_after_ns;     /* not looked for before */
+    unsigned fast_path_backoff;     /* answers that are slept for at once */
+    unsigned fast_path_misses;      /* answers in a row that came too late */
+    struct cw_segment unnamed;      /* fast_path.c: the bridge's; changed under both locks */
 
-    pthread_mutex_t lane_lock;
-    struct cw_lane lane;
+    pthread_mutex_t channel_lock;
+    struct cw_channel channel;
 
     /* fork.c */
     struct cw_client *list_prev, *list_next;
-    int lifeline[2];    /* parent, while it forks */
-    int lifeline_child; /* child: open while inherited arrays are left that were not renewed */
-    bool fork_asks;     /* while it forks: sock_lock was taken */
+    int fork_pipe[2];    /* parent, while it forks */
+    int fork_pipe_child; /* child: open while inherited arrays are left that were not renewed */
+    bool fork_asks;      /* while it forks: sock_lock was taken */
 };
 
 /* 0, -ECONNRESET (lost), -EINVAL (forked). Asks the socket at most every CW_CHECK_INTERVAL_NS. */

@@ -27,12 +27,12 @@ struct cw_array {
     uint32_t ndim, itemsize;
     bool readonly;
     cw_a32 fresh; /* 1: host memory that nobody has written, as far as we know (first_touch.c) */
-    struct cw_mapping *mapping;  /* host memory: where it was counted (mapping.h); else NULL */
-    uint64_t origin_bytes;       /* of element 0, from the lowest byte */
-    struct cw_evictable *evict;  /* evict.h; NULL: it stays where it is. While its bytes are away
-                                  * slab, home_slab, bytes and data are NULL */
-    struct cw_mapping own_pages; /* CW_PRIVATE: where bytes lie; else base NULL */
-    uint64_t own_pages_begin;    /* in the slab */
+    struct cw_mapping *mapping; /* host memory: where it was counted (mapping.h); else NULL */
+    uint64_t origin_bytes;      /* of element 0, from the lowest byte */
+    struct cw_evictable *evict; /* evict.h; NULL: it stays where it is. While its bytes are away
+                                 * slab, home_slab, bytes and data are NULL */
+    struct cw_mapping cow;      /* CW_PRIVATE: where bytes lie; else base NULL */
+    uint64_t cow_begin_bytes;   /* in the slab */
     int64_t *shape, *strides;
     char *dtype;
     void *spill; /* where they lie if they do not fit below */
@@ -51,7 +51,7 @@ int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
                   const struct cw_range *range, uint64_t offset_bytes, uint64_t size_bytes,
                   const struct cw_shape *shape, uint32_t flags, cw_array **out);
 /* Holds a block, maps its slab and makes an array on it; checks that the range lies in the block.
- * flags: CW_READONLY, CW_PRIVATE or CW_DISTANT, and CW_CURRENT. */
+ * flags: CW_READONLY, CW_PRIVATE or CW_UNMAPPED, and CW_CURRENT. */
 int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_t gen,
                     uint64_t offset_bytes, uint64_t size_bytes, const struct cw_shape *shape,
                     uint32_t flags, cw_array **out);

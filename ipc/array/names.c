@@ -3,9 +3,8 @@
  *
  * Reading a name asks nobody: the directory is shared memory that the broker writes. A record that
  * is found names a block; the lease is taken after that, and if the block went meanwhile (the name
- * was replaced), the name is looked up again. Changing a name is a request over the lane.
- *
- * What a record says was written by another client: it is checked as everything else.
+ * was replaced), the name is looked up again. Changing a name is a request over the channel. What a
+ * record says was written by another client: it is checked as everything else.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -28,7 +27,7 @@ _Static_assert(CW_NAMESPACE_MAX + 1 + CW_NAME_MAX + 1 <= CW_KEY_MAX, "a key fits
 
 int cw_name_key_make(cw_client *client, const char *name, struct cw_name_key *key) {
     if (!client)
-        return cw_fail(-EINVAL, "a client is needed, NULL was given");
+        return cw_needs("a client");
     int code = cw_client_usable(client);
     if (code == 0)
         code = cw_name_check(name);
@@ -126,9 +125,9 @@ int cw_get_within(cw_client *client, const char *name, uint32_t flags, int64_t t
     int code = cw_open_flags_check("cw_get_within", flags);
     if (code)
         return code;
-    int64_t before = cw_brief_limit(timeout_ns ? timeout_ns : -1);
+    int64_t before = cw_socket_limit(timeout_ns ? timeout_ns : -1);
     code = get(client, name, flags, timeout_ns, out);
-    cw_brief_unlimit(before);
+    cw_socket_unlimit(before);
     return code;
 }
 
@@ -175,8 +174,8 @@ int cw_get_at(cw_client *client, const char *name, const char *device, uint32_t 
     return code ? code : bring(client, here, device, out);
 }
 
-int cw_get_distant(cw_client *client, const char *name, cw_array **out) {
-    return get(client, name, CW_DISTANT, -1, out);
+int cw_get_unmapped(cw_client *client, const char *name, cw_array **out) {
+    return get(client, name, CW_UNMAPPED, -1, out);
 }
 
 /* The layout to be put, and where its lowest byte lies within the array. */
@@ -247,7 +246,7 @@ int cw_name_key_put(cw_array *array, const struct cw_name_key *key, uint32_t fla
     cw_client *client = array->client;
     struct iovec parts[] = {
         {&put, sizeof put}, {(void *)(uintptr_t)key->text, key->length}, {meta, put.meta_bytes}};
-    code = cw_lane_call(client, CW_OP_PUT, parts, 3, NULL, NULL, CW_CALL_DEED, -1);
+    code = cw_channel_call(client, CW_OP_PUT, parts, 3, NULL, NULL, CW_CALL_DEED, -1);
     if (code == 0)
         cw_name_key_replaced(client);
     return code;
@@ -289,7 +288,7 @@ static int put(cw_array *array, const char *name, int gpu, uint32_t flags, const
                        "CW_REMOTE_READ",
                        flags);
     int code = cw_array_usable(array);
-    if (code == 0 && array->own_pages.base)
+    if (code == 0 && array->cow.base)
         code = cw_fail(-EINVAL, "a private array gets no name: nobody else would see what is "
                                 "written to it; copy it and name the copy");
     if (code == 0)
@@ -356,7 +355,7 @@ static int key_call(cw_client *client, uint16_t op, const struct cw_name_key *ke
                     enum cw_call_mode mode, int64_t timeout_ns) {
     struct cw_key body = {.key_bytes = key->length};
     struct iovec parts[] = {{&body, sizeof body}, {(void *)(uintptr_t)key->text, key->length}};
-    return cw_lane_call(client, op, parts, 2, NULL, NULL, mode, timeout_ns);
+    return cw_channel_call(client, op, parts, 2, NULL, NULL, mode, timeout_ns);
 }
 
 static int await_name(cw_client *client, const char *name, int64_t timeout_ns) {
@@ -382,9 +381,9 @@ static int await_name(cw_client *client, const char *name, int64_t timeout_ns) {
 }
 
 int cw_wait(cw_client *client, const char *name, int64_t timeout_ns) {
-    int64_t before = cw_brief_limit(timeout_ns ? timeout_ns : -1); /* 0: who only looks may ask */
+    int64_t before = cw_socket_limit(timeout_ns ? timeout_ns : -1); /* 0: who only looks may ask */
     int code = await_name(client, name, timeout_ns);
-    cw_brief_unlimit(before);
+    cw_socket_unlimit(before);
     return code;
 }
 

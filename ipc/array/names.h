@@ -10,7 +10,7 @@
 
 /* 0, or -EINVAL: flags for opening an array that do not exist, or exclude each other. */
 int cw_open_flags_check(const char *function, uint32_t flags);
-/* cw_get() with CW_DISTANT. */
-int cw_get_distant(cw_client *client, const char *name, cw_array **out);
+/* cw_get() with CW_UNMAPPED. */
+int cw_get_unmapped(cw_client *client, const char *name, cw_array **out);
 
 #endif

@@ -13,7 +13,7 @@
 #include "shm/names/directory.h"
 
 /* Flags for opening an array, beside those of cableway.h. */
-#define CW_DISTANT (1u << 31) /* memory is not mapped: only the lease, layout and order count */
+#define CW_UNMAPPED (1u << 31) /* memory is not mapped: only the lease, layout and order count */
 #define CW_CURRENT                                                                                 \
     (1u << 30) /* a replica: -ENOENT, without a sentence, once its name means another */
 

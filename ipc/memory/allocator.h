@@ -24,7 +24,7 @@ struct cw_heap { /* allocation on one device */
                              * was followed by one for such arrays */
     uint32_t large_ones;    /* arrays for which a slab was made that is larger than the next one */
     uint64_t cached_bytes, cache_limit_bytes; /* entirely free slabs that are kept */
-    bool hoards;               /* keep what becomes free beyond the limit: it is about to be used */
+    bool retains; /* keeps what becomes free beyond the limit: it is about to be used */
     struct cw_extent *pending; /* published, dropped, not yet back; the oldest come back first */
     struct cw_extent *pending_last;
     uint64_t pending_count;
@@ -58,11 +58,11 @@ void cw_heap_await_no_more(struct cw_heap *heap, struct cw_extent *extent);
  * waits for streams of processes that were never met here stays. */
 void cw_heap_collect(cw_client *client, bool now);
 /* The same for who may wait for the broker, which is asked for the fences of such streams.
- * Meanwhile the lock is given up. hoarder: a heap that keeps what becomes free beyond its limit, or
- * NULL. Returns how often something was learned. */
-uint32_t cw_heap_collect_all(cw_client *client, struct cw_heap *hoarder);
-/* Without a broker: loans that nobody here holds are at their end (suballocation.c). */
-void cw_heap_end_loans(cw_client *client);
+ * Meanwhile the lock is given up. retaining: a heap that keeps what becomes free beyond its limit,
+ * or NULL. Returns how often something was learned. */
+uint32_t cw_heap_collect_all(cw_client *client, struct cw_heap *retaining);
+/* Without a broker: suballocations that nobody here holds are at their end (suballocation.c). */
+void cw_heap_end_suballocations(cw_client *client);
 /* Prepares an own slab to be carved; clean: it reads as zeros. */
 int cw_heap_divide(struct cw_slab *slab, struct cw_carver *carver, bool clean);
 /* May a free block's bytes be used anew? In GPU memory the last user's work may still be under way,

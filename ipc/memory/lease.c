@@ -108,7 +108,7 @@ static void count_first(cw_client *client, struct cw_slab *slab, uint32_t block)
 
 static void tell_drop(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen) {
     struct cw_block_ref ref = {.slab = slab->id, .block = block, .gen = gen};
-    cw_lane_post(client, CW_OP_DROP, &ref, sizeof ref); /* a lost broker needs not be told */
+    cw_channel_post(client, CW_OP_DROP, &ref, sizeof ref); /* a lost broker needs not be told */
 }
 
 int cw_lease_hold(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen) {

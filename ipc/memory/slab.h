@@ -20,7 +20,7 @@
 #define CW_IDLE_SLABS_MAX 256u /* mappings kept of slabs that nothing is held of */
 
 struct cw_heap;
-struct cw_post;
+struct cw_deferred;
 
 /* What this process holds of one block. */
 struct cw_local {
@@ -50,18 +50,18 @@ struct cw_slab {
     bool idle;
     /* own slabs */
     struct cw_heap *heap;
-    bool own, carved;          /* carved: arena is in use */
-    bool cached;               /* entirely free, counted in cached_bytes */
-    struct cw_post *last_word; /* room to say SLAB_CLOSE, also when there is no memory left */
+    bool own, carved;              /* carved: arena is in use */
+    bool cached;                   /* entirely free, counted in cached_bytes */
+    struct cw_deferred *last_word; /* room to say SLAB_CLOSE, also when there is no memory left */
     struct cw_arena arena;
     uint32_t blocks_used; /* numbers from here on were never given out */
     uint32_t blocks_free; /* numbers in the stack below */
     uint32_t *blocks;
     struct cw_slab *own_next;
-    /* borrowed memory of this process's own (import.c) */
-    uint64_t allocation; /* the driver's number of the allocation, never used again; 0: none */
-    uint64_t kept_since; /* when it was borrowed from last, by a counter; 0: not kept */
-    bool gone;           /* its allocation is: nothing is lent of it any more */
+    /* imported memory of this process's own (import.c) */
+    uint64_t allocation;    /* the driver's number of the allocation, never used again; 0: none */
+    uint64_t imported_last; /* when it was imported from last, by a counter; 0: not kept */
+    bool gone;              /* its allocation is: nothing is suballocated of it any more */
 };
 
 #define CW_SLAB_BUCKETS 1024u
@@ -97,8 +97,8 @@ int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_in
 /* Its file, which the caller closes. Asks the broker. */
 int cw_slab_file(cw_client *client, struct cw_slab *slab, int *fd);
 /* Maps a part of it copy-on-write; both in whole pages. */
-int cw_slab_map_private(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes,
-                        uint64_t size_bytes, struct cw_mapping *out);
+int cw_slab_map_cow(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes,
+                    uint64_t size_bytes, struct cw_mapping *out);
 /* Unmaps idle slabs that their owners gave up: memory of a GPU is free only then. Returns how many.
  * The caller does NOT hold client->lock. */
 uint32_t cw_slabs_sweep(cw_client *client);

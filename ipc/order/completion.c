@@ -102,7 +102,7 @@ int cw_completion_wait(cw_client *client, const cw_completion *completion, int64
         return cw_fail(-EINVAL, "the completion is none of this client: wait with the client of "
                                 "the arrays");
     int code = cw_fences_of(client, &fences);
-    int64_t before = cw_brief_limit(timeout_ns ? timeout_ns : -1);
+    int64_t before = cw_socket_limit(timeout_ns ? timeout_ns : -1);
     if (code == 0)
         code = cw_stamp_wait(client, noted.own, timeout_ns);
     if (code == -EOWNERDEAD)
@@ -113,6 +113,6 @@ int cw_completion_wait(cw_client *client, const cw_completion *completion, int64
         pthread_mutex_unlock(&fences->lock);
         code = all && noted.code == 0 ? 0 : incomplete();
     }
-    cw_brief_unlimit(before);
-    return cw_broken_serve(code);
+    cw_socket_unlimit(before);
+    return cw_context_failure_serve(code);
 }

@@ -136,16 +136,16 @@ static bool note(struct cw_stream *stream, struct cw_waits *waits, struct cw_dep
 
 /* Waits on the CPU, without the lock. */
 static int await_stamp(cw_client *client, struct cw_fences *fences, cw_stamp stamp,
-                       struct cw_patience *patience) {
+                       struct cw_deadline *deadline) {
     pthread_mutex_unlock(&fences->lock);
-    int code = cw_stamp_await(client, stamp, patience);
+    int code = cw_stamp_await(client, stamp, deadline);
     pthread_mutex_lock(&fences->lock);
     return code;
 }
 
 int cw_stream_need(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,
                    struct cw_waits *waits, cw_stamp stamp, struct cw_order *read_of, unsigned place,
-                   struct cw_patience *patience) {
+                   struct cw_deadline *deadline) {
     for (;;) {
         struct cw_page_of_fences *page;
         struct cw_fence *fence;
@@ -165,7 +165,7 @@ int cw_stream_need(cw_client *client, struct cw_fences *fences, struct cw_stream
         if (code)
             return code;
         pthread_mutex_unlock(&fences->lock);
-        code = cw_patience_spend(client, patience, "the submitting of work on the array");
+        code = cw_deadline_nap(client, deadline, "the submitting of work on the array");
         pthread_mutex_lock(&fences->lock);
         if (code)
             return code;
@@ -178,7 +178,7 @@ int cw_stream_need(cw_client *client, struct cw_fences *fences, struct cw_stream
     if (waits->by_gpu &&
         note(stream, waits, (struct cw_dependency){.stamp = stamp, .only_read = read_of != NULL}))
         return 0;
-    return await_stamp(client, fences, stamp, patience);
+    return await_stamp(client, fences, stamp, deadline);
 }
 
 /* One call of the driver for all of them. */
@@ -228,7 +228,7 @@ static void remember(struct cw_stream *stream, const struct cw_waits *waits) {
 }
 
 int cw_stream_submit_waits(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,
-                           struct cw_waits *waits, struct cw_patience *patience) {
+                           struct cw_waits *waits, struct cw_deadline *deadline) {
     int code = 0;
     if (waits->count == 0)
         return 0;
@@ -242,7 +242,7 @@ int cw_stream_submit_waits(cw_client *client, struct cw_fences *fences, struct c
         return code;
     }
     for (uint32_t i = 0; i < waits->count && code == 0; i++) {
-        code = await_stamp(client, fences, waits->all[i].stamp, patience);
+        code = await_stamp(client, fences, waits->all[i].stamp, deadline);
         if (code != -EOWNERDEAD)
             continue;
         code = 0; /* as if it had died behind a wait on the GPU */

@@ -37,7 +37,7 @@ static int begin_pinned(cw_array *array, void *stream, bool writing, int64_t tim
     if (code || !fences)
         return code;
     code = cw_section_begin(array->client, fences, &use, 1, false, stream, timeout_ns, &section);
-    return cw_broken_serve(code);
+    return cw_context_failure_serve(code);
 }
 
 /* An evictable array stays where it is until the end. */
@@ -69,7 +69,7 @@ static int end(cw_array *array, void *stream, bool writing, bool whole, bool fai
     pthread_mutex_unlock(&fences->lock);
     if (found)
         cw_array_unpin(array);
-    return cw_broken_serve(code);
+    return cw_context_failure_serve(code);
 }
 
 int cw_array_reading_begin(cw_array *array, void *stream, int64_t timeout_ns) {
@@ -190,7 +190,7 @@ static int begin_work(const cw_use *given, uint32_t count, void *stream, int64_t
         free(uses);
     if (code == 0)
         *out = section;
-    return cw_broken_serve(code);
+    return cw_context_failure_serve(code);
 }
 
 int cw_work_begin(const cw_use *given, uint32_t count, void *stream, int64_t timeout_ns,
@@ -243,7 +243,7 @@ static int end_work(cw_work *work, bool failed, cw_completion *out) {
     pthread_mutex_unlock(&fences->lock);
     unpin_all(uses, pinned);
     free(uses);
-    return cw_broken_serve(code);
+    return cw_context_failure_serve(code);
 }
 
 int cw_work_end(cw_work *work) {
@@ -285,7 +285,7 @@ int cw_work_check(cw_client *client) {
         code = code ? code : told;
     }
     pthread_mutex_unlock(&fences->lock);
-    return cw_broken_serve(code);
+    return cw_context_failure_serve(code);
 }
 
 /* ---- on the CPU ---- */
@@ -297,7 +297,7 @@ static int await(cw_array *array, bool uses, int64_t timeout_ns) {
         return code;
     code = open_call(array, &fences);
     if (code == 0 && fences && !cw_order_unused(order_of(array)))
-        code = cw_broken_serve(
+        code = cw_context_failure_serve(
             cw_order_await(array->client, fences, order_of(array), uses, timeout_ns));
     cw_array_unpin(array);
     return code;

@@ -12,8 +12,8 @@
  *
  * A turn is the stamp of the section that has it, so that whoever meets it can see whether its
  * process is dead. A reader is told so at once. A writer waits until nothing of the dead can land
- * any more (cw_fence_is_final), and is told when that takes longer than GHOST_PATIENCE_NS: a forked
- * child of the dead lives on, and keeps its GPU work alive.
+ * any more (cw_fence_is_final), and is told when that takes longer than DEAD_TURN_TIMEOUT_NS: a
+ * forked child of the dead lives on, and keeps its GPU work alive.
  *
  * No state of its own. If this process dies between begin and end the broker takes its turns out.
  */

@@ -31,7 +31,7 @@
 #define CW_DEPENDENCIES_MAX 64u /* stamps that one stream keeps; for more, the CPU waits */
 #define CW_SECTIONS_MAX     64u /* open on one stream at once */
 
-struct cw_held { /* what an open section has of one array */
+struct cw_section_array { /* what an open section has of one array */
     cw_array *array;
     struct cw_order *order;
     bool writing, whole;
@@ -50,7 +50,7 @@ struct cw_section {
     struct cw_fence *fence;
     CUdeviceptr address; /* of the fence's value, for the GPU */
     uint64_t last;       /* value submitted; the open section's is the next one */
-    struct cw_held *held;
+    struct cw_section_array *held;
     uint32_t held_count, held_room;
     struct cw_section *next;
 };
@@ -88,7 +88,7 @@ static inline bool cw_stream_is_default(const struct cw_stream *stream) {
 
 /* Opens a section on the stream of a handle, with room for so many arrays. -EOWNERDEAD: the stream
  * has waited for somebody who died (told once). -EINVAL: a capture, too many sections. -ENODEV: the
- * GPU's context is broken. gpu: for default streams. */
+ * GPU's context has failed. gpu: for default streams. */
 int cw_section_open(cw_client *client, struct cw_fences *fences, int gpu, void *handle,
                     uint32_t arrays, struct cw_section **out);
 /* The open section of a call's end. -EINVAL: there is none. -ENODEV: its context broke meanwhile.
@@ -148,10 +148,10 @@ void cw_stream_stop_waiting(struct cw_stream *stream);
 #define CW_TAKEN_BACK 1
 int cw_stream_need(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,
                    struct cw_waits *waits, cw_stamp stamp, struct cw_order *read_of, unsigned place,
-                   struct cw_patience *patience);
+                   struct cw_deadline *deadline);
 /* Submits what was noted. What dies behind it the stream's end tells. Gives the lock up where the
  * CPU has to wait after all. */
 int cw_stream_submit_waits(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,
-                           struct cw_waits *waits, struct cw_patience *patience);
+                           struct cw_waits *waits, struct cw_deadline *deadline);
 
 #endif

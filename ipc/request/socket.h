@@ -14,33 +14,34 @@
 
 #include "ipc/cableway.h"
 
-#define CW_PATIENCE_NS 1000000000 /* a request ends by a signal after so long */
-#define CW_NAP_NS      50000
-#define CW_NAP_NS_MOST 25600000
-#define CW_FDS_MAX     6u /* descriptors of one message */
+#define CW_INTERRUPTIBLE_AFTER_NS 1000000000 /* a request ends by a signal after so long */
+#define CW_NAP_NS                 50000
+#define CW_NAP_NS_MOST            25600000
+#define CW_FDS_MAX                6u /* descriptors of one message */
 
-/* A wait that a signal ends, but not before CW_PATIENCE_NS: most last some microseconds, and the
- * caller could not tell what became of the request. A signal that came before is not forgotten. */
-struct cw_brief {
+/* A wait that a signal ends, but not before CW_INTERRUPTIBLE_AFTER_NS: most last some microseconds,
+ * and the caller could not tell what became of the request. A signal that came before is not
+ * forgotten. */
+struct cw_interruptible {
     int64_t begun_ns;
     int64_t nap_ns; /* the last nap's length */
     bool signalled;
 };
 /* Sleeps: CW_NAP_NS at first, then longer and longer, up to CW_NAP_NS_MOST, since a signal that
  * comes between two naps is not seen. True: a signal came. */
-bool cw_brief_nap(struct cw_brief *brief);
+bool cw_interruptible_nap(struct cw_interruptible *wait);
 /* Is it to end by a signal? Notes one that came just now. */
-bool cw_brief_over(struct cw_brief *brief, bool came);
+bool cw_interruptible_over(struct cw_interruptible *wait, bool came);
 /* How long it may sleep at most: -1 for ever. */
-int64_t cw_brief_left_ns(const struct cw_brief *brief);
+int64_t cw_interruptible_left_ns(const struct cw_interruptible *wait);
 /* Until when this thread's waits at the socket may last, signal or not: for who was given a time by
  * his caller, and cannot tell what he will have to ask for. timeout_ns < 0: for ever. Then back to
  * what it returned. -ETIMEDOUT ends them. */
-int64_t cw_brief_limit(int64_t timeout_ns);
-void cw_brief_unlimit(int64_t before);
+int64_t cw_socket_limit(int64_t timeout_ns);
+void cw_socket_unlimit(int64_t before);
 /* Takes a lock that somebody may hold while he waits for the broker. until_ns: where no
  * signal is to end it; 0: one does. 0, -EINTR, -ETIMEDOUT. */
-int cw_brief_lock(pthread_mutex_t *lock, struct cw_brief *brief, int64_t until_ns);
+int cw_interruptible_lock(pthread_mutex_t *lock, struct cw_interruptible *wait, int64_t until_ns);
 
 /* From now on this thread waits for no broker: whatever would have to be asked, and waited for, is
  * CW_WOULD_WAIT at once, and nothing was asked; another thread can do it. For loops that serve
@@ -58,8 +59,8 @@ void cw_fds_close(struct cw_fds *fds);
 /*
  * One request and its reply. send: descriptors that stay the caller's, or NULL. reply: exactly
  * reply_bytes on success. received: exactly received->count descriptors on success, the caller's; 0
- * of them otherwise. Blocks; a signal may end it after CW_PATIENCE_NS. _locked: the caller holds
- * sock_lock, and no signal ends it, but sock_until_ns.
+ * of them otherwise. Blocks; a signal may end it after CW_INTERRUPTIBLE_AFTER_NS. _locked: the
+ * caller holds sock_lock, and no signal ends it, but sock_until_ns.
  */
 int cw_socket_call_locked(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes,
                           const struct cw_fds *send, void *reply, uint32_t reply_bytes,

@@ -116,7 +116,7 @@ static int check_array(const cw_client *client, const cw_leaf *leaf, uint32_t nu
         return code;
     if (array->client != client)
         return cw_fail(-EINVAL, "leaf %u lies in an array of another client", number);
-    if (array->evict || array->own_pages.base)
+    if (array->evict || array->cow.base)
         return cw_fail(-EINVAL,
                        "leaf %u lies in memory that is this process's alone (%s): copy it first",
                        number, array->evict ? "evictable" : "copy-on-write");
@@ -237,7 +237,7 @@ static int group(struct publication *p, cw_array *array) {
                                               .block = p->parts[done + i].block,
                                               .gen = p->parts[done + i].gen};
         struct iovec parts[] = {{&head, sizeof head}, {names, some * sizeof *names}};
-        code = cw_lane_call(client, CW_OP_GROUP, parts, 2, NULL, NULL, CW_CALL_DEED, -1);
+        code = cw_channel_call(client, CW_OP_GROUP, parts, 2, NULL, NULL, CW_CALL_DEED, -1);
         done += some;
     } while (code == 0 && done < p->part_count);
     return code;

@@ -39,7 +39,7 @@ from cableway.errors import Error, Stale
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from cableway._pool.devices.fast_path import Told
+    from cableway._pool.devices.fast_path import Described
 
 __all__ = ["Array"]
 
@@ -68,7 +68,7 @@ class Array(Values, _dispatch.Fields):
     _memory: NDArray[np.uint8] | None
     _name: str | None
     _offset: int
-    _told: Told | None  # what a Pool's messages say of it (`_pool.devices.fast_path`)
+    _described: Described | None  # what a Pool's messages say of it (`_pool.devices.fast_path`)
 
     def __init__(self) -> None:
         raise TypeError("an Array is made by cableway.put, get, empty, zeros, full and asarray")
@@ -382,7 +382,7 @@ class Array(Values, _dispatch.Fields):
         True
         """
         self._open_lease()
-        return copies.ahead(self, self.device if device is None else resolve(device))
+        return copies.prefetch(self, self.device if device is None else resolve(device))
 
     def torch(self) -> Any:
         """A tensor of PyTorch's on this memory, without a copy: what one writes the other sees, and sending it to another process
@@ -510,7 +510,7 @@ class Array(Values, _dispatch.Fields):
         """Ends this handle. Views taken from it stay valid. May be repeated."""
         self._memory = None
         self._lease = None
-        self._told = None
+        self._described = None
 
     def __enter__(self) -> Array:
         self._open_lease()
@@ -524,7 +524,7 @@ class Array(Values, _dispatch.Fields):
     ) -> None:
         self._memory = None
         self._lease = None
-        self._told = None
+        self._described = None
 
     def __copy__(self) -> Array:
         return make(self._open_lease(), self._layout, self._offset, self._name, self._memory)
@@ -589,7 +589,7 @@ def make(
     made._offset = offset
     made._name = name
     made._memory = memory
-    made._told = None
+    made._described = None
     return made
 
 

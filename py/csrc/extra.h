@@ -3,7 +3,7 @@
  *
  * A signal's handler may raise as soon as a call returns, before Python has seen what it gave. So
  * whatever is taken is noted by C, in memory of an object of Python's that was there before: a
- * *cell*, which that object gives back when it goes (arrays: dispatch_held.c). Whoever was
+ * *cell*, which that object gives back when it goes (arrays: dispatch_lease_cell.c). Whoever was
  * interrupted, also in the midst of giving back, leaves nothing behind, and nothing is given back
  * twice.
  *

@@ -119,7 +119,7 @@ def stream_number(stream: Any) -> int:
     raise TypeError(f"stream is a number or a stream of a GPU library, not {type(stream).__name__}")
 
 
-def _patiently(call: Callable[[int], int], timeout: float | None) -> None:
+def _until_timeout(call: Callable[[int], int], timeout: float | None) -> None:
     """Repeats a call that signals end, with the time that is left."""
     end = deadline(timeout)
     while True:
@@ -243,7 +243,7 @@ class _Use(Section):
         self._array._open_lease()
         self._begun = False
         try:
-            _patiently(self._begin, self._timeout)
+            _until_timeout(self._begin, self._timeout)
             self._begun = True
             self._mark.put(self._lease)
         except BaseException:
@@ -346,7 +346,7 @@ class Work(Section):
             raise ValueError("this work was begun already; end it first, or make another")
         self._begun = False
         try:
-            _patiently(self._begin, self._timeout)
+            _until_timeout(self._begin, self._timeout)
             self._begun = True
             for lease in self._leases:
                 self._mark.put(lease)

@@ -33,7 +33,7 @@ from cableway._core import leases
 from cableway._core.layouts import Layout
 from cableway._cuda import interop
 from cableway._transport import external_arrays
-from cableway._transport.rebuilt_tensors import Again, again
+from cableway._transport.rebuilt_tensors import Rebuild, rebuild
 from cableway.array import Array
 from cableway.array import make as make_array
 
@@ -53,7 +53,7 @@ class _OnHost(NamedTuple):
     """
 
     values: np.ndarray[Any, Any]
-    how: Again
+    how: Rebuild
 
 
 def _on_host(torch: Any, tensor: Any) -> _OnHost | None:
@@ -80,7 +80,7 @@ def _of_ours(values: np.ndarray[Any, Any]) -> Array | None:
     return make_array(lease, Layout(values.shape, values.dtype, values.strides), offset)
 
 
-def _of_values(values: np.ndarray[Any, Any], how: Again) -> Any:
+def _of_values(values: np.ndarray[Any, Any], how: Rebuild) -> Any:
     """A tensor of what came by value, or in a block."""
     import torch
 
@@ -133,9 +133,9 @@ class Tensors:
         )
 
     def _begin_copy(self, obj: Any, stream_on: Callable[[int], int]) -> Array:
-        told = interop.foreign(obj)
+        told = interop.external_array(obj)
         assert told is not None
-        made = copies.from_foreign(told, stream=stream_on(told.gpu))
+        made = copies.from_external(told, stream=stream_on(told.gpu))
         self._begun.arrays += (made,)
         return made
 
@@ -146,7 +146,7 @@ class Tensors:
             self._begun.arrays = ()
         return found
 
-    def lend(self, obj: Any) -> tuple[Array, Again] | None:
+    def lend(self, obj: Any) -> tuple[Array, Rebuild] | None:
         """An array of ours with what one of a library holds, without a copy where it can be, and how that is made again.
         None: `reductions` say how else.
 
@@ -179,13 +179,13 @@ class Tensors:
         obj = _plain(obj)
         lent = self.lend(obj)
         if lent is not None:
-            return again, lent
+            return rebuild, lent
         of_torch = type(obj).__module__ == "torch"
         seen = _on_host(sys.modules["torch"], obj) if of_torch else None
         if seen is None:
             return otherwise(obj)
         if self._shares and seen.values.nbytes >= SHARED_BYTES:
-            return again, (create.asarray(seen.values), seen.how)
+            return rebuild, (create.asarray(seen.values), seen.how)
         return _of_values, (seen.values, seen.how)
 
 

@@ -364,9 +364,13 @@ def test_what_is_open_stays_readable_without_a_broker(broker_folder: Path) -> No
     bias = tree["norm.bias"]
     stop_broker(broker_folder)
     assert bias.numpy().sum() == 10 and list(tree)[0] == "embed.weight" and tree.verify() == 3
-    with pytest.raises((cw.BrokerLost, cw.NameNotFound)):  # whichever call is the first to hear of it
+    with pytest.raises(
+        (cw.BrokerLost, cw.NameNotFound)
+    ):  # whichever call is the first to hear of it
         cw.get("m")
-    with pytest.raises((cw.BrokerLost, ValueError)):  # of a broker that is gone, put at the next one
+    with pytest.raises(
+        (cw.BrokerLost, ValueError)
+    ):  # of a broker that is gone, put at the next one
         cw.put("again", tree)
     assert cw.put("m", state())["norm.bias"].numpy().sum() == 10
 

@@ -58,7 +58,11 @@ static int attach(cw_client *client, const struct cw_name_key *key, uint32_t fla
     struct cw_shape shape;
     int code = cw_directory_find(&client->directory, key->text, key->length, found);
     if (code == 0 && found->entry.flags & CW_ENTRY_TREE)
-        return cw_fail(-EISDIR, "this name is a tree's, and no array's: cw_tree_get() opens it");
+        return cw_fail(-EISDIR,
+                       "\"%.*s\" is a tree, and no array: open it with cw_tree_get() (in Python "
+                       "cableway.get())",
+                       (int)(key->length - strlen(key->text) - 1),
+                       key->text + strlen(key->text) + 1);
     if (code == 0)
         code =
             cw_meta_decode(found->meta, found->entry.meta_bytes, found->entry.size_bytes, &shape);

@@ -22,7 +22,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/array/remote_name.h"
 #include "ipc/tree/content.h"
 #include "ipc/tree/tree.h"
 #include "shm/base/error.h"
@@ -303,12 +302,7 @@ int cw_tree_put(cw_client *client, const char *name, const cw_leaf *leaves, uint
     struct cw_name_key key;
     int code = check_arguments(client, leaves, count, meta, meta_bytes, flags);
     if (code == 0)
-        code = cw_name_key_make(client, name, &key);
-    if (code == 0 && cw_remote_name(name))
-        code = cw_fail(-EREMOTEIO,
-                       "\"%s\": a tree is put on this node alone; arrays can be put on "
-                       "another",
-                       name);
+        code = cw_tree_key(client, name, &key);
     if (code)
         return code;
     struct publication p = {.client = client, .leaf_count = count};

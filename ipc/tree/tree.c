@@ -124,20 +124,26 @@ static int find_version(cw_client *client, const struct cw_name_key *key, const 
     return 0;
 }
 
-static int make_key(cw_client *client, const char *name, struct cw_name_key *key) {
+int cw_tree_key(cw_client *client, const char *name, struct cw_name_key *key) {
     int code = cw_name_key_make(client, name, key);
-    if (code == 0 && cw_remote_name(name))
-        code = cw_fail(-EREMOTEIO, "\"%s\": trees of other nodes cannot be reached yet; arrays can",
-                       name);
-    return code;
+    if (code || !cw_remote_name(name))
+        return code;
+    code = cw_name_is_here(client, name);
+    if (code == 1)
+        return cw_name_key_make(client, cw_remote_local(name), key);
+    return code < 0 ? code
+                    : cw_fail(-EREMOTEIO,
+                              "\"%s\": a tree is of its own node alone, and cannot be got from "
+                              "there or put there yet; arrays can",
+                              name);
 }
 
 int cw_tree_get(cw_client *client, const char *name, uint64_t version, cw_tree **out) {
     struct cw_name_key key;
-    struct cw_version at;
+    struct cw_version at = {.version = 0};
     if (!out)
         return cw_needs("a place for the tree");
-    int code = make_key(client, name, &key);
+    int code = cw_tree_key(client, name, &key);
     if (code)
         return code;
     for (unsigned tries = 0; tries < GET_TRIES; tries++) {
@@ -199,7 +205,7 @@ int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint3
         return cw_needs("a tree and a place for the version");
     if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP))
         return cw_fail(-EINVAL, "flags 0x%x: cw_tree_name knows CW_REPLACE and CW_KEEP", flags);
-    int code = make_key(client, name, &key);
+    int code = cw_tree_key(client, name, &key);
     if (code == 0 && client->instance != tree->client->instance)
         code = cw_fail(-EINVAL, "the tree was opened at another run of the broker, which had its "
                                 "memory: put its arrays as a new one");
@@ -212,7 +218,7 @@ int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint3
 static int await_after(cw_client *client, const char *name, uint64_t after, int64_t timeout_ns) {
     struct cw_name_key key;
     struct cw_found found;
-    int code = make_key(client, name, &key);
+    int code = cw_tree_key(client, name, &key);
     if (code)
         return code;
     code = cw_name_key_find(client, &key, &found);

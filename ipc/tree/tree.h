@@ -18,6 +18,8 @@ struct cw_tree {
  */
 int cw_tree_make(cw_client *client, cw_array *array, uint64_t version, struct cw_index *index,
                  cw_tree **out);
+/* The key of a name of this node, also as "//NODE/NAME". -EREMOTEIO: of another. */
+int cw_tree_key(cw_client *client, const char *name, struct cw_name_key *key);
 /* PUT_TREE of an index that is an anchor. -EEXIST, -ESTALE, ... as cw_tree_put(). */
 int cw_tree_put_index(cw_client *client, cw_array *array, const struct cw_index_head *head,
                       const struct cw_name_key *key, uint32_t flags, uint64_t if_version,

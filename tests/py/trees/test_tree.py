@@ -178,7 +178,7 @@ def test_options_that_are_not_for_it_are_refused() -> None:
         cw.get("m", device="cpu")
     with pytest.raises(ValueError, match="trees of other nodes"):
         cw.put("m", state(), remote="read")
-    with pytest.raises(cw.RemoteError, match="this node alone"):
+    with pytest.raises(cw.RemoteError):
         cw.put("//node/m", state())
     with pytest.raises(ValueError, match="are for trees"):
         cw.put("x", [1], if_version=3)
@@ -364,15 +364,18 @@ def test_what_is_open_stays_readable_without_a_broker(broker_folder: Path) -> No
     bias = tree["norm.bias"]
     stop_broker(broker_folder)
     assert bias.numpy().sum() == 10 and list(tree)[0] == "embed.weight" and tree.verify() == 3
-    with pytest.raises(
-        (cw.BrokerLost, cw.NameNotFound)
-    ):  # whichever call is the first to hear of it
-        cw.get("m")
-    with pytest.raises(
-        (cw.BrokerLost, ValueError)
-    ):  # of a broker that is gone, put at the next one
+    assert eventually(_name_is_lost)  # a get that asks nobody hears of it within 250 ms
+    with pytest.raises((cw.BrokerLost, ValueError)):  # memory of a broker that is gone
         cw.put("again", tree)
     assert cw.put("m", state())["norm.bias"].numpy().sum() == 10
+
+
+def _name_is_lost() -> bool:
+    try:
+        cw.get("m").close()
+    except (cw.BrokerLost, cw.NameNotFound):
+        return True
+    return False
 
 
 def test_a_publisher_killed_at_any_moment_leaves_a_whole_version() -> None:

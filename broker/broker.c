@@ -19,6 +19,7 @@
 #include "broker/roles/once.h"
 #include "broker/memory/inherited.h"
 #include "broker/memory/fences.h"
+#include "broker/memory/groups.h"
 #include "broker/memory/holds.h"
 #include "broker/roles/copy_jobs.h"
 #include "broker/names/routes.h"
@@ -131,6 +132,7 @@ void cwd_broker_deinit(struct cwd_broker *b) {
         cwd_deeds_deinit(b);
         cwd_names_deinit(b);
         cwd_transits_deinit(b);
+        cwd_groups_deinit(b);
         cwd_ghosts_deinit(b);
         cwd_sessions_deinit(b);
         cwd_fences_deinit(b);

@@ -27,6 +27,8 @@ struct cwd_session;
 struct cwd_slab;
 struct cwd_transit;
 struct cwd_early_end;
+struct cwd_group;
+struct cwd_version;
 struct cwd_fence_page;
 struct cwd_wait_group;
 struct cwd_ghost;
@@ -106,6 +108,10 @@ struct cwd_broker {
     struct cwd_transit *transits_kept; /* those that end with a session */
     struct cwd_anchor *anchors;        /* to what some are tied, by block */
     struct cwd_early_end *early_ends;  /* by token */
+    struct cwd_group *groups;          /* groups.c: by anchor */
+    struct cwd_group *groups_ended;    /* of those whose anchor is free: they end next */
+    uint32_t grouped;                  /* groups and their members */
+    struct cwd_version *versions;      /* versions.c: by number */
     struct cwd_wait_group *waits;      /* waits.c: by key */
     uint32_t waiting;
     struct cwd_fence_page *fence_pages; /* fences.c: by number */

@@ -400,6 +400,111 @@ int cw_array_behind(cw_array *array, void *stream);
  * process's streams used one that was never met before: the broker is asked for its fences. */
 int cw_loan_next(cw_client *client, uint64_t *loan);
 
+/* ---- trees: many arrays under one name, published at once and whole ---- */
+
+/*
+ * One version of a tree, held: one lease, on its index, by which all of its leaves stay. Nothing of
+ * a version ever changes; a name means one version at a time, and those who have an earlier one
+ * keep it. Numbers of versions rise, and none comes twice as long as the broker runs.
+ */
+typedef struct cw_tree cw_tree;
+
+#define CW_LEAVES_MAX    1048576u    /* of a tree */
+#define CW_PATH_MAX      1024u       /* bytes of a leaf's path */
+#define CW_TREE_META_MAX (16u << 20) /* bytes of a tree's metadata */
+#define CW_LEAF_ALIGN    256u        /* bytes; where leaves of memory that is made for them begin */
+#define CW_ANY_VERSION   UINT64_MAX
+
+enum cw_leaf_kind {
+    CW_LEAF_PLAIN = 0,
+    CW_LEAF_PARAMETER,
+    CW_LEAF_BUFFER,
+    CW_LEAF_ATTRIBUTE,
+    CW_LEAF_KINDS
+};
+enum cw_leaf_flags {
+    CW_LEAF_TRANSIENT = 1, /* of a buffer: it is no part of the module's state */
+    CW_LEAF_HASHED = 2     /* its hash is known */
+};
+enum cw_tree_flags { CW_TREE_NO_HASH = 512, CW_TREE_HASH = 1024 };
+
+typedef struct cw_leaf {
+    const char *path; /* terminated; 1 to CW_PATH_MAX bytes of UTF-8 without control characters */
+    cw_layout layout; /* strides NULL: C order */
+    cw_array *array;  /* to put: in which it lies. Of a tree that is held: NULL */
+    uint64_t offset_bytes; /* of its lowest byte: to put, from the array's; else in its part */
+    uint64_t size_bytes;   /* that it spans; to put: not looked at */
+    uint64_t hash;         /* XXH3 of these; to put: not looked at */
+    uint32_t part;         /* to put: not looked at */
+    uint32_t alias;       /* number + 1 of an earlier leaf that it is, in the same place; 0: none */
+    uint32_t kind, flags; /* enum cw_leaf_kind, enum cw_leaf_flags */
+    uint64_t reserved[3];
+} cw_leaf;
+
+typedef struct cw_tree_info {
+    uint64_t version;
+    uint64_t total_bytes;  /* of its leaves; aliases count once */
+    uint64_t layout_hash;  /* the same for trees whose leaves have the same paths, dtypes, shapes
+                              and places */
+    uint64_t content_hash; /* of the leaves' hashes; 0: one has none */
+    uint32_t leaves, parts;
+    const void *meta; /* borrowed */
+    uint64_t meta_bytes;
+    const void *index; /* borrowed: all of the index, as docs/PROTOCOL.md has its form, checked */
+    uint64_t index_bytes;
+    uint64_t reserved[4];
+} cw_tree_info;
+
+/*
+ * Publishes leaves under a name. They lie in arrays of this client, host or GPU memory, which stay
+ * the caller's; nothing is copied. Waits for the last writes to them; whoever opens their memory
+ * from now on has it read-only, and who has it writable does not write there any more. Leaves do
+ * not overlap but for aliases. meta: up to CW_TREE_META_MAX bytes of the caller's.
+ *
+ * flags: CW_REPLACE, CW_KEEP as cw_array_put() has them. CW_TREE_NO_HASH: no leaf gets a hash;
+ * CW_TREE_HASH: each does (default: those in host memory). if_version: which version the name must
+ * mean for this to be done; 0: none; CW_ANY_VERSION.
+ *
+ * The caller owns *out, the version that was published: cw_tree_close(). NULL: it is not wanted.
+ * All or nothing of it is seen, whoever dies at whatever moment. -EEXIST (taken), -ESTALE (the name
+ * means another version than was said), -EOWNERDEAD (a leaf's writer died), -EINVAL, -EDQUOT,
+ * -EINPROGRESS, -ECONNRESET. Blocks.
+ */
+int cw_tree_put(cw_client *client, const char *name, const cw_leaf *leaves, uint32_t count,
+                const void *meta, uint64_t meta_bytes, uint32_t flags, uint64_t if_version,
+                cw_tree **out);
+/* Gives a tree that is held another name, or the same one again: a version of its own, of the same
+ * memory. As cw_tree_put(). */
+int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint32_t flags,
+                 uint64_t if_version, uint64_t *version);
+/* The tree under a name: the version that it means (0), or that version for as long as somebody has
+ * it. Its index is checked to the last byte. The caller owns *out. -ENOENT (no such name, or nobody
+ * has that version any more), -ENOTDIR (it is an array: cw_get()), -EPROTO (the index is damaged),
+ * -EDQUOT. cw_get() of a tree's name is -EISDIR. */
+int cw_tree_get(cw_client *client, const char *name, uint64_t version, cw_tree **out);
+/* Waits until the name means a version after that one, or (after 0) anything. Blocks. -ETIMEDOUT,
+ * -EINTR, -ECONNRESET. */
+int cw_wait_after(cw_client *client, const char *name, uint64_t after, int64_t timeout_ns);
+/* Ends the lease. Arrays that were opened of it stay. NULL is allowed. */
+void cw_tree_close(cw_tree *tree);
+/* About all of it, and about one leaf: 0 to leaves - 1, else -EINVAL. What they point to is
+ * borrowed. Any thread; never block. */
+void cw_tree_look_at(const cw_tree *tree, cw_tree_info *out);
+int cw_tree_leaf(const cw_tree *tree, uint32_t number, cw_leaf *out);
+/* Which leaf has this path. -ENOENT. */
+int cw_tree_find(const cw_tree *tree, const char *path, uint32_t *number);
+/* All of a part (0 to parts - 1), as bytes and read-only: an array with a lease of its own, on
+ * whichever client of the same broker. The caller owns *out. -EINVAL, -ENODEV (its GPU is none of
+ * this process), -EPROTO, -ECONNRESET. */
+int cw_tree_part(const cw_tree *tree, cw_client *client, uint32_t part, cw_array **out);
+/* A handle on the tree for another process, as cw_array_export(); and who opens it. */
+int cw_tree_export(const cw_tree *tree, int transit, cw_handle *out);
+int cw_tree_open(cw_client *client, const cw_handle *handle, uint64_t version, cw_tree **out);
+/* The XXH3 of bytes of an array, wherever it lies, as the leaves' hashes are. From its lowest byte
+ * on. -EINVAL beyond its end, and as cw_array_read(). Blocks until all is read. */
+int cw_array_hash(const cw_array *array, uint64_t offset_bytes, uint64_t size_bytes,
+                  uint64_t *hash);
+
 /* ---- devices ---- */
 
 /* Names of the devices that arrays can lie on, each terminated, one behind the other: "cpu", and a
@@ -554,7 +659,9 @@ typedef struct cw_name_info {
     char dtype[2049];
     char device[16];      /* "cpu", or "cuda" */
     char device_uuid[41]; /* which GPU; "" for the host */
-    uint64_t reserved[8];
+    uint64_t version;     /* of a tree: else 0. Its dtype is "tree", its shape how many leaves */
+    uint64_t parts;       /* of a tree */
+    uint64_t reserved[6];
 } cw_name_info;
 /* All about one name. -ENOENT. Of another node's name that node is asked (it blocks: -EREMOTEIO,
  * -EINTR), and name, nbytes, shape, dtype, keep and created_ns are told; the rest is 0 or empty. */

@@ -21,12 +21,24 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "ipc/request/address.h"
-#include "ipc/client.h"
+#include "ipc/array/array.h"
 #include "ipc/array/fast_path.h"
+#include "ipc/array/suballocation.h"
+#include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/fork.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/slab.h"
 #include "ipc/order/fence.h"
-#include "shm/base/pidfd.h"
+#include "ipc/request/address.h"
+#include "ipc/request/channel.h"
+#include "ipc/request/deferred.h"
+#include "ipc/request/socket.h"
+#include "ipc/request/start.h"
 #include "shm/base/fd.h"
+#include "shm/base/pidfd.h"
+
+#define CW_CHECK_INTERVAL_NS 250000000 /* how old the knowledge may be that the broker lives */
 
 #define CONNECT_LIMIT_NS 10000000000
 #define CONNECT_PAUSE_NS 2000000

@@ -103,6 +103,12 @@ enum cw_op {
                           for one who is about to be refused */
     CW_OP_DEED,        /* of the bridge alone: a put or a remove for a peer, done once however often
                           it is asked for. reply: nothing */
+    CW_OP_GROUP,       /* blocks are held for as long as another one, the anchor, is alive. reply:
+                          nothing */
+    CW_OP_PUT_TREE,    /* PUT of an anchor, if the name means the version that is said. reply: the
+                          version that it is now */
+    CW_OP_FIND_VERSION, /* reply: where a version lies that was put as a tree, or -ENOENT */
+    CW_OP_WAIT_AFTER,   /* WAIT until the name means a later version */
 };
 
 struct cw_message {
@@ -194,6 +200,10 @@ struct cw_key { /* REMOVE, WAIT; then key_bytes of key */
     uint32_t key_bytes;
     uint32_t reserved;
 };
+struct cw_wait_after { /* WAIT_AFTER; then key_bytes of key */
+    uint64_t after;    /* cw_entry.id: answered when the name means one that is higher */
+    struct cw_key key;
+};
 struct cw_cancel {
     uint64_t id; /* of the WAIT */
 };
@@ -218,6 +228,28 @@ struct cw_holders {   /* HOLDERS reply; then count (at most 64 listed) pids, uin
 struct cw_block_name {
     uint32_t slab, block;
     uint64_t gen;
+};
+#define CW_GROUP_ASKED       480u       /* members that one GROUP names */
+#define CW_GROUP_MEMBERS_MAX 65536u     /* of one anchor */
+#define CW_GROUPED_MAX       (1u << 20) /* anchors and members, of all clients together */
+struct cw_group { /* GROUP body; then count of cw_block_name. No block is anchor and member */
+    struct cw_block_name anchor;
+    uint32_t count;
+    uint32_t reserved; /* 0 */
+};
+#define CW_VERSION_ANY UINT64_MAX
+struct cw_put_tree {     /* PUT_TREE body; then key and meta of the put */
+    uint64_t if_version; /* cw_entry.id of what the name means; 0: nothing; CW_VERSION_ANY */
+    struct cw_put put;   /* of a block that is an anchor */
+};
+struct cw_find_version { /* FIND_VERSION body; then key_bytes of key */
+    uint64_t version;
+    struct cw_key key;
+};
+struct cw_version { /* PUT_TREE and FIND_VERSION reply */
+    uint64_t version;
+    uint32_t slab, block;
+    uint64_t gen, offset_bytes, size_bytes;
 };
 struct cw_blocks { /* HOLDERS_OF body; then count of cw_block_name */
     uint32_t count;
@@ -322,6 +354,13 @@ _Static_assert(sizeof(struct cw_remote) == 72 && sizeof(struct cw_remote_names) 
                    sizeof(struct cw_remote_job) == 48 && sizeof(struct cw_deed) == 96 &&
                    sizeof(struct cw_remote_end) == 16 && sizeof(struct cw_changes) == 16 &&
                    sizeof(struct cw_replica) == 48 && sizeof(struct cw_door_answer) == 48,
+               "layout");
+_Static_assert(sizeof(struct cw_wait_after) == 16 && sizeof(struct cw_group) == 24 &&
+                   sizeof(struct cw_put_tree) == 48 && sizeof(struct cw_find_version) == 16 &&
+                   sizeof(struct cw_version) == 40 &&
+                   sizeof(struct cw_message) + sizeof(struct cw_group) +
+                           CW_GROUP_ASKED * sizeof(struct cw_block_name) <=
+                       CW_MESSAGE_MAX,
                "layout");
 struct cw_place { /* bytes of a block */
     uint32_t slab, block;

@@ -14,6 +14,7 @@ MAY_IMPORT = {
     "_core": {"client", "errors"},
     "_cuda": {"_core"} | ARRAYS,
     "_array": {"_core", "_cuda"} | ARRAYS,
+    "_tree": {"_core", "_cuda", "_array"} | ARRAYS,
     "_transport": {"_core", "_cuda", "_array"} | ARRAYS,
     "_pool/devices": {"_core", "_transport"} | ARRAYS,
     "_pool/launch": {"_core", "_pool/devices"},

@@ -17,6 +17,7 @@
 
 #include "broker/broker.h"
 #include "broker/memory/fences.h"
+#include "broker/memory/groups.h"
 #include "broker/memory/slabs.h"
 #include "broker/memory/inherited.h"
 #include "broker/core/log.h"
@@ -225,6 +226,8 @@ static int64_t serve_time(struct cwd_broker *b) {
     } else if (!b->reclaim.count) {
         cwd_slabs_sweep(b);
     }
+    if (cwd_groups_release(b)) /* what ended just now; it may make suspects */
+        due_ns = b->now_ns;
     next_ns = cwd_reclaim_due(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;
     next_ns = cwd_transits_due(b);

@@ -25,6 +25,7 @@ struct cwd_hold_key {
 struct cwd_hold {
     struct cwd_hold_key key;
     uint32_t refs;
+    uint32_t grouped; /* of these: of groups */
     bool waits;
     struct cwd_hold *prev, *next; /* in reclaim.waiting */
     UT_hash_handle hh;

@@ -20,6 +20,7 @@
 #include "broker/core/monitor.h"
 #include "broker/session/session.h"
 #include "broker/core/table.h"
+#include "broker/memory/groups.h"
 #include "broker/memory/transit.h"
 #include "shm/blocks/block.h"
 
@@ -331,6 +332,7 @@ static void commit_unheld(struct cwd_broker *b) {
             wait_end(b, cwd_hold_find(b, s.slot, s.gen));
             CWD_COUNT(b, blocks_reclaimed);
             cwd_transits_untie(b, slab->id, cw_lease_block(s.slot), s.gen);
+            cwd_groups_end(b, slab->id, cw_lease_block(s.slot), s.gen);
             cwd_slab_block_freed(b, slab);
         } else {
             wait_begin(b, &s); /* rescued by a taker between the looks */

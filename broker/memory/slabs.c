@@ -13,6 +13,7 @@
 #include "broker/broker.h"
 #include "broker/core/closer.h"
 #include "broker/core/fd_class.h"
+#include "broker/memory/groups.h"
 #include "broker/core/log.h"
 #include "broker/core/monitor.h"
 #include "broker/session/session.h"
@@ -251,6 +252,8 @@ static void slab_close(struct cwd_broker *b, struct cwd_slab *slab, bool empties
     for (session = b->sessions; session; session = session->hh.next)
         if (session->shared)
             CW_ADD(S2, &session->shared->closed_slabs, 1, release);
+    if (slab->anchors)
+        cwd_groups_end_in(b, slab->id);
     if (slab->suspected)
         DL_DELETE(b->suspect, slab);
     HASH_DEL(b->slabs, slab);

@@ -37,6 +37,7 @@ struct cwd_slab {
     struct cwd_session *owner; /* NULL: orphan */
     uint32_t refs;             /* references on its blocks */
     uint32_t waits;            /* blocks of it that wait for the end of somebody's lease */
+    uint32_t anchors;          /* of groups (groups.h) */
     uint64_t unsettled;        /* the sweep that found suspects of it yet to be looked at */
     uint64_t gap_bytes; /* the largest free piece, as its table said; CWD_GAP_UNKNOWN: look */
     bool suspected;

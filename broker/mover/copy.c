@@ -1,6 +1,10 @@
 /*
  * Work of the mover: see copy.h. Any thread.
  */
+#include "ipc/array/array.h"
+#include "ipc/memory/slab_cache.h"
+#include "ipc/array/mover_copy.h"
+#include "ipc/client.h"
 #include "broker/mover/copy.h"
 
 #include <stdio.h>

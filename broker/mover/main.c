@@ -26,6 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ipc/client.h"
 #include "broker/mover/copy.h"
 #include "shm/base/wait.h"
 

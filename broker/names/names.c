@@ -97,8 +97,24 @@ bool cwd_put_fits(const struct cw_put *put, uint32_t bytes) {
            !(put->flags & ~(uint32_t)(CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_REMOTE_READ));
 }
 
-int cwd_name_put(struct cwd_broker *b, struct cwd_session *session, const struct cw_put *put,
-                 const char *key, const void *meta) {
+static struct cw_entry entry_of(const struct cwd_session *session, const struct cw_put *put,
+                                bool replica, bool tree) {
+    return (struct cw_entry){.slab = put->slab,
+                             .block = put->block,
+                             .gen = put->gen,
+                             .offset_bytes = put->offset_bytes,
+                             .size_bytes = put->size_bytes,
+                             .created_ns = realtime_ns(),
+                             .owner_pid = (uint32_t)session->pid,
+                             .owner_session = session->id,
+                             .flags =
+                                 (put->flags & CW_PUT_KEEP ? CW_ENTRY_KEEP : 0u) |
+                                 (put->flags & CW_PUT_REMOTE_READ ? CW_ENTRY_REMOTE_READ : 0u) |
+                                 (replica ? CW_ENTRY_REPLICA : 0u) | (tree ? CW_ENTRY_TREE : 0u)};
+}
+
+static int put_entry(struct cwd_broker *b, struct cwd_session *session, const struct cw_put *put,
+                     const char *key, const void *meta, bool tree) {
     struct cw_entry old;
     bool replaced = false;
     int code = check_key(b, session, key, put->key_bytes);
@@ -112,19 +128,7 @@ int cwd_name_put(struct cwd_broker *b, struct cwd_session *session, const struct
     code = cwd_ref_take(b, slab, put->block, put->gen, NULL);
     if (code)
         return code;
-    struct cw_entry entry = {.slab = put->slab,
-                             .block = put->block,
-                             .gen = put->gen,
-                             .offset_bytes = put->offset_bytes,
-                             .size_bytes = put->size_bytes,
-                             .created_ns = realtime_ns(),
-                             .owner_pid = (uint32_t)session->pid,
-                             .owner_session = session->id,
-                             .flags =
-                                 (put->flags & CW_PUT_KEEP ? CW_ENTRY_KEEP : 0u) |
-                                 (put->flags & CW_PUT_REMOTE_READ ? CW_ENTRY_REMOTE_READ : 0u)};
-    if (is_replica(key, put->key_bytes))
-        entry.flags |= CW_ENTRY_REPLICA;
+    struct cw_entry entry = entry_of(session, put, is_replica(key, put->key_bytes), tree);
     code = check_range(slab, put);
     if (code == 0)
         code = cw_directory_put(b->directory, key, put->key_bytes, &entry, meta, put->meta_bytes,
@@ -148,8 +152,35 @@ int cwd_name_put(struct cwd_broker *b, struct cwd_session *session, const struct
         b->last_client_ns = b->now_ns; /* for a peer, who is no client here: it stays as long */
     CWD_COUNT(b, puts);
     cwd_changes_tell(b);
-    cwd_waits_answer(b, key, put->key_bytes);
+    cwd_waits_answer(b, key, put->key_bytes, cwd_name_version(b, key, put->key_bytes));
     return 0;
+}
+
+int cwd_name_put(struct cwd_broker *b, struct cwd_session *session, const struct cw_put *put,
+                 const char *key, const void *meta) {
+    return put_entry(b, session, put, key, meta, false);
+}
+
+int cwd_name_put_version(struct cwd_broker *b, struct cwd_session *session,
+                         const struct cw_put *put, const char *key, const void *meta,
+                         uint64_t if_version, uint64_t *version) {
+    uint64_t now = cwd_name_version(b, key, put->key_bytes);
+    int length;
+    const char *name = name_of(key, put->key_bytes, &length);
+    if (if_version == 0 && now != 0)
+        return cw_fail(-EEXIST,
+                       "the name \"%.*s\" is taken (version %llu): replace it, or choose "
+                       "another",
+                       length, name, (unsigned long long)now);
+    if (if_version != CW_VERSION_ANY && if_version != now)
+        return cw_fail(-ESTALE,
+                       "\"%.*s\" was to be replaced if it means version %llu; it means %s%llu",
+                       length, name, (unsigned long long)if_version, now ? "" : "nothing, version ",
+                       (unsigned long long)now);
+    int code = put_entry(b, session, put, key, meta, true);
+    if (code == 0)
+        *version = cwd_name_version(b, key, put->key_bytes);
+    return code;
 }
 
 int cwd_name_remove(struct cwd_broker *b, struct cwd_session *session, const char *key,
@@ -168,6 +199,11 @@ int cwd_name_remove(struct cwd_broker *b, struct cwd_session *session, const cha
     CWD_COUNT(b, removes);
     cwd_changes_tell(b);
     return 0;
+}
+
+uint64_t cwd_name_version(struct cwd_broker *b, const char *key, size_t key_bytes) {
+    struct cw_entry entry;
+    return cw_directory_lookup(b->directory, key, key_bytes, &entry) == 0 ? entry.id : 0;
 }
 
 int cwd_name_exists(struct cwd_broker *b, const char *key, size_t key_bytes) {

@@ -22,6 +22,11 @@ bool cwd_put_fits(const struct cw_put *put, uint32_t bytes);
 /* 0, -EINVAL, -EEXIST, -ESTALE, -EDQUOT. Answers who waits for the name. */
 int cwd_name_put(struct cwd_broker *broker, struct cwd_session *session, const struct cw_put *put,
                  const char *key, const void *meta);
+/* The same for a version of a tree: if the name means if_version (cw_put_tree), else -EEXIST (0 was
+ * said) or -ESTALE. *version: which it is now. */
+int cwd_name_put_version(struct cwd_broker *broker, struct cwd_session *session,
+                         const struct cw_put *put, const char *key, const void *meta,
+                         uint64_t if_version, uint64_t *version);
 /* 0, -EINVAL, -ENOENT. */
 int cwd_name_remove(struct cwd_broker *broker, struct cwd_session *session, const char *key,
                     size_t key_bytes);
@@ -31,6 +36,8 @@ void cwd_names_end_replicas(struct cwd_broker *broker);
  * or none is left. Returns how many: who asks the bridge for one of them again has it fetched
  * again. COST: two looks at all names and, for each CW_BLOCKS_ASKED replicas, one at all leases. */
 uint32_t cwd_names_end_unused(struct cwd_broker *broker, uint64_t size_bytes);
+/* Which put the name means; 0: it is not there. */
+uint64_t cwd_name_version(struct cwd_broker *broker, const char *key, size_t key_bytes);
 /* Is the name there? */
 int cwd_name_exists(struct cwd_broker *broker, const char *key, size_t key_bytes);
 uint64_t cwd_names_count(struct cwd_broker *broker);

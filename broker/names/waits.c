@@ -13,12 +13,15 @@
 #include "broker/core/monitor.h"
 #include "broker/names/names.h"
 #include "broker/session/session.h"
+#include "ipc/wire.h"
 
 struct cwd_wait_group;
 
 struct cwd_wait {
     struct cwd_session *session;
     uint64_t id;
+    uint64_t after; /* the version that is not waited for any more */
+    uint16_t op;    /* WAIT or WAIT_AFTER */
     int status;
     struct cwd_wait_group *group;         /* NULL: answered */
     struct cwd_wait *prev, *next;         /* in the group, or in the session's answers */
@@ -70,7 +73,8 @@ static void answer(struct cwd_broker *b, struct cwd_wait *wait, int status) {
     (void)cwd_waits_flush(b, wait->session);
 }
 
-int cwd_wait_begin(struct cwd_broker *b, struct cwd_session *session, uint64_t id, const char *key,
+int cwd_wait_begin(struct cwd_broker *b, struct cwd_session *session,
+                   const struct cw_message *request, uint64_t after, const char *key,
                    size_t key_bytes) {
     int code = cwd_key_check(key, key_bytes);
     if (code)
@@ -87,14 +91,15 @@ int cwd_wait_begin(struct cwd_broker *b, struct cwd_session *session, uint64_t i
         free(wait);
         return cwd_no_memory("a wait");
     }
-    *wait = (struct cwd_wait){.session = session, .id = id, .group = group};
+    *wait = (struct cwd_wait){
+        .session = session, .id = request->id, .after = after, .op = request->op, .group = group};
     DL_APPEND(group->waits, wait);
     DL_APPEND2(session->own_waits, wait, own_prev, own_next);
     session->waits++;
     session->changed = true;
     b->waiting++;
     CWD_COUNT(b, waits);
-    if (cwd_name_exists(b, key, key_bytes))
+    if (cwd_name_version(b, key, key_bytes) > after)
         answer(b, wait, 0);
     return 0;
 }
@@ -109,13 +114,13 @@ void cwd_wait_cancel(struct cwd_broker *b, struct cwd_session *session, uint64_t
     }
 }
 
-void cwd_waits_answer(struct cwd_broker *b, const char *key, size_t key_bytes) {
+void cwd_waits_answer(struct cwd_broker *b, const char *key, size_t key_bytes, uint64_t version) {
     struct cwd_wait_group *group = b->waits ? group_find(b, key, key_bytes) : NULL;
-    while (group) {
-        bool last = !group->waits->next;
-        answer(b, group->waits, 0);
-        if (last)
-            break;
+    struct cwd_wait *wait = group ? group->waits : NULL, *next;
+    for (; wait; wait = next) {
+        next = wait->next; /* NULL behind the last one, with whose answer the group goes */
+        if (wait->after < version)
+            answer(b, wait, 0);
     }
 }
 
@@ -133,9 +138,10 @@ bool cwd_waits_flush(struct cwd_broker *b, struct cwd_session *session) {
         struct cwd_wait *wait = session->ready;
         DL_DELETE(session->ready, wait);
         uint64_t id = wait->id;
+        uint16_t op = wait->op;
         int status = wait->status;
         wait_free(wait); /* before the answer: the figures tell of it */
-        cwd_session_reply(b, session, CW_OP_WAIT, id, status, status ? cancelled : NULL,
+        cwd_session_reply(b, session, op, id, status, status ? cancelled : NULL,
                           status ? sizeof cancelled - 1 : 0);
         worked = true;
     }

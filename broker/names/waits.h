@@ -13,13 +13,18 @@
 struct cwd_broker;
 struct cwd_session;
 
-/* Answers at once if the name is there. 0: begun or answered; -EINVAL, -EDQUOT: to be replied. */
-int cwd_wait_begin(struct cwd_broker *broker, struct cwd_session *session, uint64_t id,
-                   const char *key, size_t key_bytes);
+struct cw_message;
+
+/* Answers the request at once if the name means a version after that one (0: any). 0: begun or
+ * answered; -EINVAL, -EDQUOT: to be replied. */
+int cwd_wait_begin(struct cwd_broker *broker, struct cwd_session *session,
+                   const struct cw_message *request, uint64_t after, const char *key,
+                   size_t key_bytes);
 /* Replies -ECANCELED unless it is answered already. */
 void cwd_wait_cancel(struct cwd_broker *broker, struct cwd_session *session, uint64_t id);
-/* The name was put. */
-void cwd_waits_answer(struct cwd_broker *broker, const char *key, size_t key_bytes);
+/* The name means that version now. */
+void cwd_waits_answer(struct cwd_broker *broker, const char *key, size_t key_bytes,
+                      uint64_t version);
 /* Writes answers that had no room; returns whether any was written. */
 bool cwd_waits_flush(struct cwd_broker *broker, struct cwd_session *session);
 /* The session reads no replies any more. */

@@ -12,13 +12,16 @@
 #include "broker/memory/slabs.h"
 #include "broker/roles/once.h"
 #include "broker/memory/fences.h"
+#include "broker/memory/groups.h"
 #include "broker/memory/holders.h"
 #include "broker/roles/copy_jobs.h"
 #include "broker/names/routes.h"
 #include "broker/core/log.h"
 #include "broker/core/monitor.h"
 #include "broker/names/names.h"
+#include "broker/names/versions.h"
 #include "broker/roles/remote.h"
+#include "broker/session/request_form.h"
 #include "broker/memory/room.h"
 #include "broker/session/session.h"
 #include "broker/memory/transit.h"
@@ -28,50 +31,6 @@
 #define COST_SCAN     32 /* what counts as so many of them: it looks through tables */
 #define HOLDERS_LEAST 16 /* blocks: the answer for so many always fits */
 #define DRAIN_MAX     (CW_LANE_BYTES / 16)
-
-struct request { /* our own copy */
-    struct cw_message head;
-    union {
-        uint8_t bytes[CW_MESSAGE_MAX - sizeof(struct cw_message)];
-        struct cw_put put;
-        struct cw_key key;
-        struct cw_cancel cancel;
-        struct cw_block_ref ref;
-        struct cw_blocks blocks;
-        struct cw_slab_request slab;
-        struct cw_room room;
-        struct cw_fence_page fences;
-        struct cw_copy copy;
-        struct cw_make make;
-        struct cw_job_end end;
-        struct cw_remote remote;
-        struct cw_remote_end remote_end;
-        struct cw_changes changes;
-        struct cw_replica replica;
-        struct cw_link link;
-    } body;
-    uint32_t body_bytes;
-};
-
-struct result {
-    bool none;  /* no reply, or a later one */
-    bool calm;  /* who asked is not woken for it */
-    bool again; /* it takes longer than a turn may: it stays in the ring for the next one */
-    int status;
-    uint32_t body_bytes;
-    const void *large; /* the body, where it is none of these; NULL: it is */
-    union {
-        struct cw_slab_info slab;
-        struct cw_room room;
-        struct cw_link link;
-        struct {
-            struct cw_holders head;
-            uint32_t pids[CWD_HOLDERS_LISTED];
-        } holders;
-    } body;
-};
-
-typedef int serve(struct cwd_broker *, struct cwd_session *, struct request *, struct result *);
 
 static int serve_put(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                      struct result *result) {
@@ -108,8 +67,36 @@ static int serve_wait(struct cwd_broker *b, struct cwd_session *s, struct reques
     if (!key_fits(r))
         return -EBADMSG;
     return later(result,
-                 cwd_wait_begin(b, s, r->head.id, (const char *)r->body.bytes + sizeof r->body.key,
+                 cwd_wait_begin(b, s, &r->head, 0, (const char *)r->body.bytes + sizeof r->body.key,
                                 r->body.key.key_bytes)); /* waits.c answers */
+}
+
+static int serve_wait_after(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                            struct result *result) {
+    const struct cw_wait_after *wait = &r->body.wait_after;
+    if (wait->key.key_bytes > CW_KEY_MAX || r->body_bytes != sizeof *wait + wait->key.key_bytes)
+        return -EBADMSG;
+    return later(result, cwd_wait_begin(b, s, &r->head, wait->after,
+                                        (const char *)r->body.bytes + sizeof *wait,
+                                        wait->key.key_bytes)); /* waits.c answers */
+}
+
+static int serve_group(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                       struct result *result) {
+    return (void)s, (void)result, cwd_group(b, r->body.bytes, r->body_bytes);
+}
+
+static int serve_put_tree(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                          struct result *result) {
+    result->body_bytes = sizeof result->body.version;
+    return cwd_version_put(b, s, r->body.bytes, r->body_bytes, &result->body.version);
+}
+
+static int serve_find_version(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                              struct result *result) {
+    (void)s;
+    result->body_bytes = sizeof result->body.version;
+    return cwd_version_find(b, r->body.bytes, r->body_bytes, &result->body.version);
 }
 
 static int serve_cancel(struct cwd_broker *b, struct cwd_session *s, struct request *r,
@@ -371,6 +358,12 @@ static const struct operation {
     [CW_OP_CHANGES] = {serve_changes, EXACT(cw_changes), 1, QUESTION},
     [CW_OP_REPLICA] = {serve_replica, sizeof(struct cw_replica), CW_MESSAGE_MAX, 1, EFFECT},
     [CW_OP_DEED] = {serve_deed, sizeof(struct cw_deed), CW_MESSAGE_MAX, 1, EFFECT},
+    [CW_OP_GROUP] = {serve_group, sizeof(struct cw_group), CW_MESSAGE_MAX, COST_SCAN, EFFECT},
+    [CW_OP_PUT_TREE] = {serve_put_tree, sizeof(struct cw_put_tree), CW_MESSAGE_MAX, 1, EFFECT},
+    [CW_OP_FIND_VERSION] = {serve_find_version, sizeof(struct cw_find_version), CW_MESSAGE_MAX, 1,
+                            QUESTION},
+    [CW_OP_WAIT_AFTER] = {serve_wait_after, sizeof(struct cw_wait_after), CW_MESSAGE_MAX, 1,
+                          QUESTION},
     [CW_OP_LINK] = {serve_link, EXACT(cw_link), 1, QUESTION},
     [CW_OP_LINK_KEEP] = {serve_link_keep, EXACT(cw_link), 1, EFFECT},
 #undef EXACT

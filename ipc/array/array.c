@@ -10,11 +10,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/order/context_failure.h"
-#include "ipc/client.h"
+#include "ipc/array/array.h"
 #include "ipc/array/evict.h"
-#include "ipc/memory/first_touch.h"
 #include "ipc/base/name_key.h"
+#include "ipc/client.h"
+#include "ipc/memory/adoption.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/cow.h"
+#include "ipc/array/first_touch.h"
+#include "ipc/memory/fork.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/slab.h"
+#include "ipc/order/context_failure.h"
 
 #define ARRAY_POOL_MAX 1024u
 
@@ -35,15 +42,6 @@ int cw_array_ours(const cw_array *array) {
 int cw_array_usable(const cw_array *array) {
     int code = cw_array_ours(array);
     return code ? code : cw_client_usable(array->client);
-}
-
-int cw_open_flags_check(const char *function, uint32_t flags) {
-    if (flags & ~(uint32_t)(CW_READONLY | CW_PRIVATE))
-        return cw_fail(-EINVAL, "flags 0x%x: %s knows CW_READONLY and CW_PRIVATE", flags, function);
-    if ((flags & (CW_READONLY | CW_PRIVATE)) == (CW_READONLY | CW_PRIVATE))
-        return cw_fail(-EINVAL, "CW_READONLY and CW_PRIVATE exclude each other: a private array is "
-                                "there to be written");
-    return 0;
 }
 
 /* Where shape, strides and dtype go: into the struct, or beside it. */
@@ -141,7 +139,8 @@ static int make_mapped(cw_client *client, struct cw_slab *slab, uint32_t block, 
     bool maps =
         !(flags & CW_DISTANT) && !(client->host_only && slab->device_kind != CW_DEVICE_HOST);
     bool counts = slab->mappings && !(flags & CW_PRIVATE);
-    int code = maps && !counts ? cw_slab_map(client, slab, false) : 0;
+    bool in_ro = flags & CW_READONLY && !slab->mappings;
+    int code = maps && !counts ? cw_slab_map(client, slab, in_ro) : 0;
     while (code == 0) {
         code = cw_array_make(client, slab, block, gen, range, offset_bytes, size_bytes, shape,
                              flags, out);
@@ -160,7 +159,7 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
     struct cw_slab *slab;
     struct cw_range range = {.begin_bytes = 0};
     struct cw_mapping own_pages = {.base = NULL};
-    int code = cw_slab_get(client, slab_id, &slab);
+    int code = cw_slab_get_for(client, slab_id, flags & CW_READONLY, &slab);
     if (code)
         return code;
     if (block >= slab->capacity)

@@ -20,15 +20,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/order/context_failure.h"
-#include "ipc/client.h"
+#include "ipc/array/array.h"
 #include "ipc/array/copy_batch.h"
-#include "ipc/cuda/backend.h"
-#include "ipc/order/fence.h"
-#include "ipc/memory/first_touch.h"
 #include "ipc/array/mover_copy.h"
-#include "ipc/order/section.h"
+#include "ipc/client.h"
+#include "ipc/cuda/backend.h"
 #include "ipc/cuda/staging.h"
+#include "ipc/array/first_touch.h"
+#include "ipc/memory/slab.h"
+#include "ipc/order/context_failure.h"
+#include "ipc/order/fence.h"
+#include "ipc/order/section.h"
 
 #define REGISTER_BYTES (1ull << 20)
 

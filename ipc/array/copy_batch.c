@@ -1,6 +1,9 @@
 /*
  * Copies, many at once: see copy_batch.h.
  */
+#include "ipc/array/array.h"
+#include "ipc/client.h"
+#include "ipc/memory/slab.h"
 #include "ipc/array/copy_batch.h"
 
 #include <stdlib.h>

@@ -1,6 +1,11 @@
 /*
  * Evictable arrays: see evict.h.
  */
+#include "ipc/array/array.h"
+#include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/slab.h"
 #include "ipc/array/evict.h"
 
 #include <stdlib.h>

@@ -10,6 +10,8 @@
  * With the first answer comes the bridge's board, which stays when the door is shut: it counts as
  * long as the broker says that its bridge is the one that made it.
  */
+#include "ipc/array/array.h"
+#include "ipc/client.h"
 #include "ipc/array/fast_path.h"
 
 #include <fcntl.h>

@@ -7,7 +7,11 @@
  * transit then: at no moment is the array held by nobody. What a handle says is checked against the
  * slab's table; its slab and block may be anything.
  */
+#include "ipc/array/array.h"
+#include "ipc/array/names.h"
 #include "ipc/client.h"
+#include "ipc/request/channel.h"
+#include "ipc/request/socket.h"
 
 /* Our row of the monitor page; NULL if the broker shows none. */
 static const struct cw_monitor_client *own_row(cw_client *client) {

@@ -1,7 +1,11 @@
 /*
  * Jobs for cableway-mover: see mover_copy.h. No state but the environment's word, read once.
  */
+#include "ipc/array/array.h"
 #include "ipc/array/mover_copy.h"
+#include "ipc/array/names.h"
+#include "ipc/client.h"
+#include "ipc/request/channel.h"
 
 #include <stdlib.h>
 #include <string.h>

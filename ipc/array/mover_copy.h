@@ -13,7 +13,9 @@
 #ifndef CW_IPC_ARRAY_MOVER_COPY_H
 #define CW_IPC_ARRAY_MOVER_COPY_H
 
-#include "ipc/client.h"
+#include <stdint.h>
+
+#include "ipc/cableway.h"
 
 /*
  * Has bytes of one array copied to another, and blocks until they are. Other processes then know

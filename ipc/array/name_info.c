@@ -6,10 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/client.h"
+#include "ipc/array/remote_name.h"
 #include "ipc/base/meta.h"
 #include "ipc/base/name_key.h"
-#include "ipc/array/remote_name.h"
+#include "ipc/client.h"
+#include "ipc/request/channel.h"
 
 #define STAT_TRIES 1000u /* names replaced under us, one after the other */
 
@@ -32,6 +33,24 @@ static int ask_holders(cw_client *client, const struct cw_entry *entry, struct c
     return 0;
 }
 
+/* Of a tree's record: its leaves and their bytes, as a list of them would have. */
+static void describe_tree(const struct cw_found *found, cw_name_info *out) {
+    struct cw_meta_tree tree;
+    if (!(found->entry.flags & CW_ENTRY_TREE) ||
+        cw_meta_tree_decode(found->meta, found->entry.meta_bytes, &tree) != 0)
+        return;
+    out->nbytes = tree.total_bytes;
+    out->ndim = 1;
+    out->shape[0] = tree.leaves;
+    out->version = found->entry.id;
+    out->parts = tree.parts;
+    strcpy(out->dtype, "tree");
+    strcpy(out->device, tree.device_kind == CW_DEVICE_CUDA ? "cuda"
+                        : tree.device_kind                 ? "cpu"
+                                                           : "");
+    cw_uuid_text(tree.device_uuid, out->device_uuid);
+}
+
 /* What the record says, and where the slab lies. shape NULL: its metadata cannot be read. */
 static void describe(const char *name, const struct cw_found *found, const struct cw_shape *shape,
                      cw_name_info *out) {
@@ -42,8 +61,10 @@ static void describe(const char *name, const struct cw_found *found, const struc
     out->nbytes = found->entry.size_bytes;
     out->keep = (found->entry.flags & CW_ENTRY_KEEP) != 0;
     out->slab = found->entry.slab;
-    if (!shape)
+    if (!shape) {
+        describe_tree(found, out);
         return;
+    }
     out->ndim = shape->ndim;
     memcpy(out->shape, shape->shape, shape->ndim * sizeof *shape->shape);
     memcpy(out->dtype, shape->dtype, shape->dtype_bytes + 1);
@@ -53,6 +74,8 @@ static void describe_holders(uint32_t holders, uint32_t references, uint32_t dev
                              const uint8_t *device_uuid, cw_name_info *out) {
     out->holders = holders;
     out->references = references;
+    if (strcmp(out->dtype, "tree") == 0)
+        return; /* its index lies in host memory, wherever its leaves do */
     strcpy(out->device, device_kind == CW_DEVICE_CUDA ? "cuda" : "cpu");
     cw_uuid_text(device_uuid, out->device_uuid);
 }
@@ -73,6 +96,7 @@ int cw_name_stat(cw_client *client, const char *name, cw_name_info *out) {
     struct cw_found found;
     struct cw_shape shape;
     struct cw_holders holders = {.holders = 0};
+    bool tree = false;
     if (!out)
         return cw_fail(-EINVAL, "a place for the answer is needed, NULL was given");
     int code = cw_name_key_make(client, name, &key);
@@ -82,7 +106,8 @@ int cw_name_stat(cw_client *client, const char *name, cw_name_info *out) {
         code = cw_name_key_find(client, &key, &found);
         if (code == -ENOENT)
             return cw_no_such_name(client, name);
-        if (code == 0)
+        tree = code == 0 && found.entry.flags & CW_ENTRY_TREE;
+        if (code == 0 && !tree)
             code =
                 cw_meta_decode(found.meta, found.entry.meta_bytes, found.entry.size_bytes, &shape);
         if (code)
@@ -97,7 +122,7 @@ int cw_name_stat(cw_client *client, const char *name, cw_name_info *out) {
     }
     if (code)
         return code;
-    describe(name, &found, &shape, out);
+    describe(name, &found, tree ? NULL : &shape, out);
     describe_holders(holders.holders, holders.references, holders.device_kind, holders.device_uuid,
                      out);
     return 0;

@@ -12,10 +12,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/client.h"
+#include "ipc/array/array.h"
+#include "ipc/array/names.h"
+#include "ipc/array/remote_name.h"
 #include "ipc/base/meta.h"
 #include "ipc/base/name_key.h"
-#include "ipc/array/remote_name.h"
+#include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/request/channel.h"
+#include "ipc/request/socket.h"
 
 #define GET_TRIES 1000u /* names replaced under us, one after the other */
 
@@ -53,6 +58,8 @@ static int attach(cw_client *client, const struct cw_name_key *key, uint32_t fla
                   struct cw_found *found, cw_array **out) {
     struct cw_shape shape;
     int code = cw_directory_find(&client->directory, key->text, key->length, found);
+    if (code == 0 && found->entry.flags & CW_ENTRY_TREE)
+        return cw_fail(-EISDIR, "this name is a tree's, and no array's: cw_tree_get() opens it");
     if (code == 0)
         code =
             cw_meta_decode(found->meta, found->entry.meta_bytes, found->entry.size_bytes, &shape);
@@ -98,6 +105,15 @@ static int get(cw_client *client, const char *name, uint32_t flags, int64_t time
     }
     code = cw_name_key_get(client, &key, flags, &found, out);
     return code == -ENOENT ? cw_no_such_name(client, name) : code;
+}
+
+int cw_open_flags_check(const char *function, uint32_t flags) {
+    if (flags & ~(uint32_t)(CW_READONLY | CW_PRIVATE))
+        return cw_fail(-EINVAL, "flags 0x%x: %s knows CW_READONLY and CW_PRIVATE", flags, function);
+    if ((flags & (CW_READONLY | CW_PRIVATE)) == (CW_READONLY | CW_PRIVATE))
+        return cw_fail(-EINVAL, "CW_READONLY and CW_PRIVATE exclude each other: a private array is "
+                                "there to be written");
+    return 0;
 }
 
 int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out) {

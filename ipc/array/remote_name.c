@@ -7,6 +7,10 @@
  * next one. So a put or remove may reach the other node twice; the broker numbers them, by which
  * that is seen there (broker/roles/once.h).
  */
+#include "ipc/array/array.h"
+#include "ipc/client.h"
+#include "ipc/memory/slab.h"
+#include "ipc/request/channel.h"
 #include "ipc/array/remote_name.h"
 
 #include <errno.h>

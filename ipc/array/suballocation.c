@@ -30,7 +30,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/array/array.h"
+#include "ipc/array/suballocation.h"
 #include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/slab.h"
 #include "shm/blocks/order.h"
 
 struct cw_loan {

@@ -31,6 +31,9 @@ int cw_shape_measure(struct cw_shape *shape);
 
 /* Is this a name of this node's? As cw_name_check(). */
 int cw_local_name_check(const char *name);
+/* Is this a path in a tree? 1 to CW_PATH_MAX bytes of UTF-8 without control characters. 0 or
+ * -EINVAL. */
+int cw_path_check(const char *path);
 /* Of a text that another machine sent: what is no UTF-8, and control characters (which may move a
  * terminal's cursor), become '?'. How many did. */
 uint32_t cw_text_clean(char *text, size_t length);

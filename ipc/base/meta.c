@@ -65,6 +65,19 @@ int cw_meta_decode(const void *buffer, uint32_t buffer_bytes, uint64_t size_byte
     return 0;
 }
 
+int cw_meta_tree_decode(const void *buffer, uint32_t buffer_bytes, struct cw_meta_tree *out) {
+    struct cw_meta_tree meta;
+    if (buffer_bytes != sizeof meta)
+        return cw_fail(-EPROTO, "a tree's metadata has %zu bytes, here are %u", sizeof meta,
+                       buffer_bytes);
+    memcpy(&meta, buffer, sizeof meta);
+    if (meta.version != CW_META_TREE_VERSION || meta.reserved)
+        return cw_fail(-EPROTO, "a tree's metadata of version %u, this library reads version %u",
+                       meta.version, CW_META_TREE_VERSION);
+    *out = meta;
+    return 0;
+}
+
 int cw_meta_layout(const void *buffer, uint32_t buffer_bytes, uint64_t size_bytes,
                    struct cw_shape *shape, cw_layout *layout) {
     struct cw_shape read;

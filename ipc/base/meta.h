@@ -29,6 +29,20 @@ struct cw_meta {
 };
 _Static_assert(sizeof(struct cw_meta) == 16, "layout");
 
+/* What stands in a record in place of a layout if it is a tree's (CW_ENTRY_TREE): what `ls` tells
+ * without its index. */
+#define CW_META_TREE_VERSION 2u
+struct cw_meta_tree {
+    uint16_t version, reserved; /* CW_META_TREE_VERSION, 0 */
+    uint32_t leaves, parts;
+    uint32_t device_kind; /* where its parts lie; 0: on several devices, or it has none */
+    uint64_t total_bytes; /* of its leaves */
+    uint8_t device_uuid[16];
+};
+_Static_assert(sizeof(struct cw_meta_tree) == 40, "layout");
+/* 0 or -EPROTO. */
+int cw_meta_tree_decode(const void *buffer, uint32_t buffer_bytes, struct cw_meta_tree *out);
+
 #define CW_META_BYTES_MAX (sizeof(struct cw_meta) + CW_NDIM_MAX * 16 + CW_DTYPE_MAX)
 
 /* Writes a resolved layout to buffer (CW_META_BYTES_MAX bytes). Returns the bytes written. */

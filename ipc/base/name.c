@@ -70,6 +70,24 @@ int cw_local_name_check(const char *name) {
     return check_part(name, name + part, at - part);
 }
 
+int cw_path_check(const char *path) {
+    size_t length = path ? strnlen(path, CW_PATH_MAX + 1) : 0;
+    if (length == 0 || length > CW_PATH_MAX)
+        return cw_fail(-EINVAL, "a path in a tree has 1 to %u bytes, this one has %s", CW_PATH_MAX,
+                       length ? "more" : "none");
+    for (size_t at = 0, bytes; at < length; at += bytes) {
+        uint32_t point;
+        bytes = utf8_length((const unsigned char *)path + at, &point);
+        if (bytes == 0)
+            return cw_fail(-EINVAL, "a path in a tree is UTF-8; byte %zu of this one is not", at);
+        if (point < 0x20 || (point >= 0x7f && point < 0xa0))
+            return cw_fail(-EINVAL,
+                           "a path in a tree holds no control characters; byte %zu begins U+%04X",
+                           at, point);
+    }
+    return 0;
+}
+
 uint32_t cw_text_clean(char *text, size_t length) {
     uint32_t cleaned = 0;
     for (size_t at = 0, bytes; at < length; at += bytes) {

@@ -7,8 +7,14 @@
  * used by the GPU where the memory lies and by the process's first GPU where it can reach it (a
  * library places an array by where its memory lies, and fails when that GPU may not use it); other
  * GPUs of the process are let in when they first copy.
- * The driver has no read-only mappings that processes could rely on: read-only arrays are what the
- * views say (DLPack's flag), not what the GPU enforces.
+ * Read-only arrays: a slab that is first opened for one is mapped so that no GPU may write there. A
+ * kernel that does breaks the context of its own process (error 700), the driver's copies and fills
+ * are refused at the call, and nobody else sees anything of it. The first writable array on the
+ * slab, whatever its block, makes the mapping writable where it is, and it stays so until it is
+ * unmapped: a kernel that was launched may outlive its array, and to take access from under it
+ * would break its context. For the same reason slabs that this process made are writable, and read-
+ * only arrays there are so by their flag. It stops mistakes, not malice: who has the descriptor can
+ * map it as he likes.
  *
  * State of the process: mappings that could not be ended yet, under a lock. Any thread. Death: the
  * driver ends mappings, the broker's descriptor keeps the memory. In a forked child nothing of it
@@ -126,7 +132,8 @@ static int cuda_slab_create(int device, uint64_t size_bytes, int *fd) {
 static CUresult admit(const struct cw_gpu *gpu, struct cw_mapping *mapping) {
     CUmemAccessDesc access = {
         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gpu->device},
-        .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        .flags =
+            mapping->readonly ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     };
     CUresult result = gpu->cuda->cuMemSetAccess((CUdeviceptr)(uintptr_t)mapping->base,
                                                 mapping->size_bytes, &access, 1);
@@ -150,7 +157,7 @@ static int check_location(const struct cw_gpu *gpu, CUmemGenericAllocationHandle
 
 /* Reserves addresses and puts the memory there. */
 static int map_handle(const struct cw_gpu *gpu, CUmemGenericAllocationHandle handle,
-                      uint64_t size_bytes, struct cw_mapping *out) {
+                      uint64_t size_bytes, bool readonly, struct cw_mapping *out) {
     const struct cw_cuda *cuda = gpu->cuda;
     CUdeviceptr base = 0;
     const struct cw_gpu *first;
@@ -166,8 +173,10 @@ static int map_handle(const struct cw_gpu *gpu, CUmemGenericAllocationHandle han
         return cw_cuda_error(cuda, result, "mapping %llu bytes of memory of cuda:%d",
                              (unsigned long long)size_bytes, gpu->ordinal);
     }
-    struct cw_mapping mapping = {
-        .base = (void *)(uintptr_t)base, .size_bytes = size_bytes, .device = gpu->ordinal};
+    struct cw_mapping mapping = {.base = (void *)(uintptr_t)base,
+                                 .size_bytes = size_bytes,
+                                 .device = gpu->ordinal,
+                                 .readonly = readonly};
     result = admit(gpu, &mapping);
     if (result == CUDA_SUCCESS && gpu->ordinal != 0 && cw_gpu_peek(0, &first) == 0 &&
         cw_gpu_reaches(first, gpu))
@@ -185,7 +194,6 @@ static int cuda_slab_map(int device, int fd, uint64_t size_bytes, uint32_t slab_
                          struct cw_mapping *out) {
     struct cw_gpu *gpu;
     CUmemGenericAllocationHandle handle;
-    (void)readonly;
     int code = cw_gpu_get(device, &gpu);
     if (code == 0 && slab_flags & CW_SLAB_FOREIGN)
         return cw_borrowed_map(gpu, fd, size_bytes, out);
@@ -202,9 +210,29 @@ static int cuda_slab_map(int device, int fd, uint64_t size_bytes, uint32_t slab_
                              "the descriptor of a slab on cuda:%d is none of GPU memory", device);
     code = check_location(gpu, handle);
     if (code == 0)
-        code = map_handle(gpu, handle, size_bytes, out);
+        code = map_handle(gpu, handle, size_bytes, readonly, out);
     gpu->cuda->cuMemRelease(handle); /* the mapping keeps it now */
     return code;
+}
+
+static int cuda_slab_raise(struct cw_mapping *mapping) {
+    CUresult result = CUDA_SUCCESS;
+    struct cw_gpu *gpu;
+    int code = 0;
+    pthread_mutex_lock(&lock);
+    mapping->readonly = false;
+    for (int i = 0; i < CW_GPUS_MAX && code == 0 && result == CUDA_SUCCESS; i++) {
+        if (!(mapping->reachers >> i & 1))
+            continue;
+        code = cw_gpu_get(i, &gpu);
+        if (code == 0)
+            result = admit(gpu, mapping);
+    }
+    mapping->readonly = code || result != CUDA_SUCCESS;
+    pthread_mutex_unlock(&lock);
+    if (code || result == CUDA_SUCCESS)
+        return code;
+    return cw_cuda_error(gpu->cuda, result, "making memory of cuda:%d writable", mapping->device);
 }
 
 /* ---- the end of mappings ---- */
@@ -444,6 +472,7 @@ const struct cw_backend cw_backend_cuda = {
     .device_stat = cuda_device_stat,
     .slab_create = cuda_slab_create,
     .slab_map = cuda_slab_map,
+    .slab_raise = cuda_slab_raise,
     .slab_unmap = cuda_slab_unmap,
     .copy_in = cuda_copy_in,
     .copy_out = cuda_copy_out,

@@ -41,10 +41,19 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "ipc/order/context_failure.h"
+#include "ipc/array/array.h"
+#include "ipc/array/suballocation.h"
 #include "ipc/client.h"
 #include "ipc/cuda/backend.h"
+#include "ipc/memory/adoption.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/slab.h"
+#include "ipc/order/context_failure.h"
+#include "ipc/request/socket.h"
 #include "shm/base/fd.h"
+
+#define CW_BORROWED_KEPT_MAX 64u /* allocations kept that something was borrowed from */
 
 #define TICKET_MAGIC 0x31746b636974776cull
 

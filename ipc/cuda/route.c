@@ -13,6 +13,7 @@
 #include "ipc/client.h"
 #include "ipc/cuda/backend.h"
 #include "ipc/cuda/staging.h"
+#include "ipc/request/channel.h"
 #include "shm/base/wait.h"
 
 #define MEASURE_BYTES (128ull << 20)

@@ -15,6 +15,13 @@
 #include <unistd.h>
 
 #include "ipc/client.h"
+#include "ipc/memory/adoption.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/retry.h"
+#include "ipc/memory/slab.h"
+#include "ipc/memory/slab_cache.h"
+#include "ipc/request/channel.h"
 
 struct found_block {
     uint64_t offset_bytes, length_bytes, gen;

@@ -19,9 +19,20 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ipc/client.h"
 #include "ipc/array/evict.h"
+#include "ipc/array/suballocation.h"
+#include "ipc/client.h"
+#include "ipc/memory/adoption.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/retry.h"
+#include "ipc/memory/slab.h"
+#include "ipc/memory/slab_cache.h"
+#include "ipc/memory/slab_size.h"
 #include "ipc/order/fence.h"
+
+#define CW_LARGE_ALIGN_BYTES 4096u /* of blocks from CW_LARGE_BYTES on */
+#define CW_LARGE_BYTES       (1ull << 20)
 
 #define ADOPT_TRIES   8u
 #define COLLECT_SHARE 16u /* a look at all pending blocks pays when one in so many came back */

@@ -27,6 +27,7 @@ struct cw_mapping { /* one slab's data in this process */
     uint64_t reachers; /* GPU memory: bit i: device i may use it. Host memory: 1 when registered
                         * with CUDA. Under the CUDA backend's lock */
     int borrowed;      /* GPU memory of somebody else (import.c): in its owner, or opened; else 0 */
+    bool readonly;     /* GPU memory: what writes there is an error of that process's context */
 };
 
 struct cw_backend {
@@ -37,7 +38,7 @@ struct cw_backend {
     uint32_t align_bytes;    /* of every block */
     uint32_t block_bytes;    /* a shared slab has a block number for so many bytes */
     uint32_t large_blocks; /* block numbers of a large array's own slab; on GPUs for loans in it */
-    bool protects;         /* a read-only mapping can be told from a writable one */
+    bool protects;         /* read-only and writable mappings of a slab are two (mapping.h) */
 
     /* How many devices of this kind there are for this process (host: 1). */
     int (*device_count)(int *out);
@@ -53,6 +54,9 @@ struct cw_backend {
     /* Maps a slab's data. Checks fd against size_bytes. Does not take fd over. */
     int (*slab_map)(int device, int fd, uint64_t size_bytes, uint32_t slab_flags, int readonly,
                     struct cw_mapping *out);
+    /* A mapping that was made read-only is writable from now on, where it is, and stays so. NULL
+     * where read-only and writable mappings are two (protects). */
+    int (*slab_raise)(struct cw_mapping *mapping);
     /* Nothing in this process holds an array of it any more. In a forked child: its copy ends. */
     void (*slab_unmap)(struct cw_mapping *mapping);
     /* Maps whole pages of a slab copy-on-write: what is written there is this process's alone.

@@ -21,7 +21,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "ipc/array/array.h"
 #include "ipc/client.h"
+#include "ipc/memory/cow.h"
+#include "ipc/memory/slab.h"
 
 #define PAGEMAP_FILE    (1ull << 61) /* the page is a file's, or shared memory's */
 #define PAGEMAP_SWAPPED (1ull << 62)

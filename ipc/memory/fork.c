@@ -16,6 +16,9 @@
 #include <unistd.h>
 
 #include "ipc/client.h"
+#include "ipc/memory/fork.h"
+#include "ipc/memory/slab.h"
+#include "ipc/request/socket.h"
 #include "shm/base/fd.h"
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;

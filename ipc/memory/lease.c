@@ -8,6 +8,11 @@
 #include <stdlib.h>
 
 #include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/slab.h"
+#include "ipc/request/channel.h"
+#include "ipc/request/socket.h"
 
 static struct cw_lease_table *table_of(cw_client *client, uint32_t slot, uint32_t *index) {
     *index = slot % CW_LEASE_TABLE_SLOTS;

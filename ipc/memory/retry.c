@@ -15,7 +15,14 @@
 #include <time.h>
 
 #include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/retry.h"
+#include "ipc/memory/slab.h"
+#include "ipc/memory/slab_cache.h"
+#include "ipc/request/channel.h"
 #include "shm/base/wait.h"
+
+#define CW_FULL_WAIT_MS 200 /* on a full device, for what is on its way back */
 
 #define NAP_NS      20000
 #define NAP_NS_MOST 2000000

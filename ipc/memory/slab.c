@@ -16,8 +16,15 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ipc/client.h"
 #include "ipc/base/name_key.h"
+#include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/cow.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/slab.h"
+#include "ipc/request/channel.h"
+#include "ipc/request/deferred.h"
+#include "ipc/request/socket.h"
 
 static struct cw_slab **bucket(cw_client *client, uint32_t id) {
     return &client->slabs.buckets[(id * 2654435769u) >> 22];
@@ -211,6 +218,11 @@ void *cw_slab_base(struct cw_slab *slab, bool in_ro) {
     return slab->mappings ? cw_mappings_base(slab->mappings, in_ro) : slab->rw.base;
 }
 
+/* A mapping that is there, for who is about to write. */
+static int raise_data(struct cw_slab *slab) {
+    return slab->rw.base && slab->rw.readonly ? slab->backend->slab_raise(&slab->rw) : 0;
+}
+
 static int map_data(struct cw_slab *slab, int fd, bool in_ro) {
     if (slab->device < 0) {
         int device, code = slab->backend->device_find(slab->device_uuid, &device);
@@ -221,11 +233,11 @@ static int map_data(struct cw_slab *slab, int fd, bool in_ro) {
     return slab->mappings ? cw_mappings_map(slab->mappings, slab->backend, fd, slab->size_bytes,
                                             slab->flags, in_ro)
                           : slab->backend->slab_map(slab->device, fd, slab->size_bytes, slab->flags,
-                                                    false, &slab->rw);
+                                                    in_ro, &slab->rw);
 }
 
 /* The slab, which is not in the cache. */
-static int open_slab(cw_client *client, uint32_t id, struct cw_slab **out) {
+static int open_slab(cw_client *client, uint32_t id, bool in_ro, struct cw_slab **out) {
     struct cw_slab_info info;
     struct cw_fds fds;
     struct cw_segment table;
@@ -250,7 +262,7 @@ static int open_slab(cw_client *client, uint32_t id, struct cw_slab **out) {
     /* Most slabs are opened to be written or read at once: the descriptor is here now. A failure
      * shows when the mapping is needed. */
     if (!client->host_only || info.device_kind == CW_DEVICE_HOST)
-        map_data(*out, fds.fd[0], false);
+        map_data(*out, fds.fd[0], in_ro && !(*out)->mappings);
     idle_add(client, *out); /* it may be closed already: that shows when its block is stale */
 close_data:
     close(fds.fd[0]);
@@ -266,12 +278,16 @@ void cw_slab_outdate(cw_client *client, uint32_t id, uint32_t block, uint64_t ge
 }
 
 int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out) {
+    return cw_slab_get_for(client, id, false, out);
+}
+
+int cw_slab_get_for(cw_client *client, uint32_t id, bool in_ro, struct cw_slab **out) {
     sweep_if_told(client);
     for (;;) {
         int code = 0;
         *out = find(client, id);
         if (!*out)
-            code = open_slab(client, id, out);
+            code = open_slab(client, id, in_ro, out);
         if (code || client->leases.free_count)
             return code;
         code = cw_leases_room(client, 1); /* the slab may go meanwhile */
@@ -298,7 +314,7 @@ static int request_again(cw_client *client, struct cw_slab *slab, struct cw_slab
 
 int cw_slab_map(cw_client *client, struct cw_slab *slab, bool in_ro) {
     if (cw_slab_base(slab, in_ro))
-        return 0;
+        return in_ro ? 0 : raise_data(slab);
     struct cw_slab_info info;
     struct cw_fds fds;
     int code = request_again(client, slab, &info, &fds);
@@ -307,7 +323,7 @@ int cw_slab_map(cw_client *client, struct cw_slab *slab, bool in_ro) {
     if (!cw_slab_base(slab, in_ro)) /* another thread may have been quicker */
         code = map_data(slab, fds.fd[0], in_ro);
     cw_fds_close(&fds);
-    return code;
+    return code || in_ro ? code : raise_data(slab);
 }
 
 int cw_slab_file(cw_client *client, struct cw_slab *slab, int *fd) {

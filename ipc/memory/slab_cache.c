@@ -16,6 +16,10 @@
 #include <time.h>
 
 #include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/slab.h"
+#include "ipc/memory/slab_cache.h"
+#include "ipc/request/channel.h"
 #include "shm/base/wait.h"
 
 #define CLOSE_NS 1000000000

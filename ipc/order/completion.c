@@ -8,6 +8,9 @@
 #include <string.h>
 
 #include "ipc/order/context_failure.h"
+#include "shm/base/error.h"
+#include "ipc/request/socket.h"
+#include "ipc/client.h"
 
 struct noted {         /* the words of a cw_completion */
     uint64_t instance; /* of the broker; 0: nothing was to be done, or (code) it never ended */

@@ -1,6 +1,7 @@
 /*
  * Broken contexts: see context_failure.h.
  */
+#include "ipc/request/channel.h"
 #include "ipc/order/context_failure.h"
 
 #include <stdio.h>

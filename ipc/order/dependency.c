@@ -7,6 +7,7 @@
  * CW_STREAM_WAITS_MAX streams have any. If this process dies its waits die with its context.
  * State of the process: how many of its streams wait on the GPU; all else is a client's.
  */
+#include "ipc/client.h"
 #include "ipc/order/stream.h"
 
 /* Streams of this process that have a wait on the GPU, in whichever client. */

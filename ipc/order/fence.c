@@ -5,6 +5,9 @@
  * a value is copied and compared, nothing else is done with it. A page once mapped stays mapped and
  * registered with CUDA until the process ends, so that pointers into it need no lock.
  */
+#include "ipc/client.h"
+#include "ipc/memory/slab.h"
+#include "ipc/request/socket.h"
 #include "ipc/order/fence.h"
 
 #include <stdlib.h>

@@ -32,9 +32,15 @@
 #ifndef CW_IPC_ORDER_FENCE_H
 #define CW_IPC_ORDER_FENCE_H
 
-#include "ipc/client.h"
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "ipc/base/device.h"
+#include "ipc/cableway.h"
 #include "shm/blocks/order.h"
+
+struct cw_slab;
 
 #define CW_STREAM_WAITS_MAX 4u
 

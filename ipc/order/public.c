@@ -7,6 +7,8 @@
 #include <stdlib.h>
 
 #include "ipc/order/completion.h"
+#include "ipc/array/array.h"
+#include "ipc/client.h"
 #include "ipc/order/context_failure.h"
 #include "ipc/order/section.h"
 

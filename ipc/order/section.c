@@ -2,7 +2,10 @@
  * Sections: their begin and end, see section.h. All of it with the fences' lock held, which is
  * given up while anything waits.
  */
+#include "ipc/array/array.h"
+#include "ipc/client.h"
 #include "ipc/order/section.h"
+#include "ipc/request/socket.h"
 
 #include <string.h>
 

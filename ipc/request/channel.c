@@ -21,6 +21,9 @@
 #include <unistd.h>
 
 #include "ipc/client.h"
+#include "ipc/request/channel.h"
+#include "ipc/request/deferred.h"
+#include "ipc/request/socket.h"
 
 enum cw_call_word {
     CALL_WAITS = 0,

@@ -23,6 +23,8 @@
 #include <time.h>
 
 #include "ipc/client.h"
+#include "ipc/request/channel.h"
+#include "ipc/request/deferred.h"
 #include "shm/base/thread.h"
 
 #define NAP_NS      200000

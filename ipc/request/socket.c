@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #include "ipc/client.h"
+#include "ipc/request/channel.h"
+#include "ipc/request/socket.h"
 #include "shm/base/fd.h"
 
 void cw_fds_close(struct cw_fds *fds) {

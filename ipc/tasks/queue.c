@@ -31,9 +31,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/array/array.h"
 #include "ipc/client.h"
-#include "shm/tasks/queue.h"
+#include "ipc/request/channel.h"
 #include "shm/base/task.h"
+#include "shm/tasks/queue.h"
 
 #define QUEUE_MAGIC    0x6377717565303031ull /* "cwque001" */
 #define RINGS          64u                   /* that an item and the last one put can lie apart */

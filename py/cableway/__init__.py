@@ -35,11 +35,13 @@ from cableway.errors import (
     Stale,
     TaskTimeout,
     Timeout,
+    VersionChanged,
     WorkerDied,
 )
 from cableway.name import get, names, put, remove, wait
 from cableway.stream import current_stream
 from cableway.transfers import In, InOut, Out
+from cableway.tree import Tree
 
 if TYPE_CHECKING:
     from cableway.executor import Executor
@@ -70,6 +72,8 @@ __all__ = [
     "Stale",
     "TaskTimeout",
     "Timeout",
+    "Tree",
+    "VersionChanged",
     "WorkerDied",
     "asarray",
     "connect",

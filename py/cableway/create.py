@@ -344,7 +344,7 @@ def _converted(obj: Any, dtype: _DType | None) -> np.ndarray[Any, Any]:
     if hasattr(obj, "toarray") and hasattr(obj, "nnz"):
         remedy = "put the arrays that it consists of (of CSR: data, indices, indptr), or .toarray()"
     elif isinstance(obj, Mapping):
-        remedy = "put its values, each under a name of its own"
+        remedy = "cableway.put(name, it) makes a tree of the arrays in it"
     elif isinstance(obj, Iterable):
         remedy = "make a list or an array of it first"
     else:

@@ -29,6 +29,7 @@ __all__ = [
     "Stale",
     "TaskTimeout",
     "Timeout",
+    "VersionChanged",
     "WorkerDied",
 ]
 
@@ -54,6 +55,10 @@ class NameTaken(Error):
 
 class Stale(Error):
     """The array behind a handle is gone."""
+
+
+class VersionChanged(Stale):
+    """`put(..., if_version=)` of a tree, and the name means another version by now: get that, and decide anew."""
 
 
 class LimitExceeded(Error, MemoryError):

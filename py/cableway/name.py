@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import errno
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, overload
 
-from cableway import _dispatch, client, create
+from cableway import _dispatch, client, create, tree
 from cableway import array as arrays
 from cableway._core.deadlines import deadline, left_ns
 from cableway._core.leases import Lease, lease_once
@@ -29,6 +30,7 @@ from cableway._cuda import hidden_gpus
 from cableway.array import Array
 from cableway.device import resolve, terminated
 from cableway.errors import NameTaken, Timeout
+from cableway.tree import Tree
 
 __all__ = ["get", "names", "put", "remove", "wait"]
 
@@ -48,6 +50,32 @@ def _encode(name: object) -> bytes:
     return encoded
 
 
+class _Module(Protocol):
+    """A module of PyTorch, or what has these as one."""
+
+    def named_parameters(self) -> Any: ...
+
+    def named_buffers(self) -> Any: ...
+
+
+@overload
+def put(
+    name: str,
+    array: Mapping[Any, Any] | _Module,
+    *,
+    replace: bool = True,
+    keep: bool = False,
+    copy: bool | None = None,
+    device: str | None = None,
+    meta: Any = None,
+    if_version: int | None = None,
+    hashed: bool | None = None,
+) -> Tree: ...
+@overload
+def put(
+    name: str, array: Any, *, as_tree: Literal[True], keep: bool = False, meta: Any = None
+) -> Tree: ...
+@overload
 def put(
     name: str,
     array: Any,
@@ -57,7 +85,21 @@ def put(
     copy: bool | None = None,
     remote: str | None = None,
     device: str | None = None,
-) -> Array:
+) -> Array: ...
+def put(
+    name: str,
+    array: Any,
+    *,
+    replace: bool = True,
+    keep: bool = False,
+    copy: bool | None = None,
+    remote: str | None = None,
+    device: str | None = None,
+    meta: Any = None,
+    if_version: int | None = None,
+    as_tree: bool | None = None,
+    hashed: bool | None = None,
+) -> Any:
     """Gives an array a name under which every process of this user finds it.
 
     Memory that is cableway's already is not copied, but gets the name: an `Array`, a view of one (also one that NumPy,
@@ -66,22 +108,31 @@ def put(
     `cableway.numba.use()`). Of a record array the records are kept, the class is not, as in a file of `numpy.save`:
     `w.numpy().view(numpy.recarray)` has the fields as attributes again.
 
+    A dict of arrays (a `state_dict`), nested as you like, or a module of PyTorch becomes a `Tree`: all of its arrays under one name,
+    seen whole or not at all, in versions that never change. They are copied, but for those that were taken out of another
+    tree.
+
     Args:
         name: 1 to 200 bytes of UTF-8, parts divided by "/", none of them empty, "." or "..", no control characters;
             "//NODE/NAME" is one of another node.
-        array: anything array-like, an Array (or part of one), or a SharedMemory (its bytes).
+        array: anything array-like, an Array (or part of one), a SharedMemory (its bytes), or what becomes a tree.
         replace: a taken name gets the new array, at once and whole; whoever holds the old one keeps it.
         keep: the name stays until it is removed. Else it goes a minute after the user's last process that uses cableway.
         copy: True copies always, False never. What False means for memory of a GPU library: see `asarray`.
         remote: "read": every peer of this node may read it; None: those whose patterns allow it.
         device: where to put it; a copy if it lies elsewhere. None: where it is. For a name of another node: "cuda:N" as
             that node counts its GPUs, or None for its host memory, wherever the array lies here.
+        meta: of a tree: what JSON can tell, for its readers.
+        if_version: of a tree: the version that the name must mean for this to be done; 0: none.
+        hashed: of a tree: whether its leaves get a hash, for `Tree.verify`; None: those in host memory.
+        as_tree: True: a list becomes a tree, too, where NumPy could make one array of it; False: never a tree.
 
     Returns:
-        Array: a handle on what was put, with this name.
+        Array: a handle on what was put, with this name; or `Tree`.
 
     Raises:
         NameTaken: replace=False, and the name exists.
+        VersionChanged: the name means another version than if_version.
         LimitExceeded: too many names or bytes, or no memory left, here or there.
         DeviceError: there is no such device, here or there.
         ProducerDied: a name of another node, and the array's writer died before its work was complete.
@@ -104,6 +155,16 @@ def put(
         if remote != "read":
             raise ValueError(f'remote is "read" or None, not {remote!r}')
         flags |= lib.CW_REMOTE_READ
+    if as_tree or (as_tree is None and tree.is_tree(array)):
+        if remote is not None:
+            raise ValueError("trees of other nodes cannot be reached yet: remote= is for arrays")
+        if hashed is not None:
+            flags |= lib.CW_TREE_HASH if hashed else lib.CW_TREE_NO_HASH
+        return tree.put(
+            name, array, flags=flags, if_version=if_version, meta=meta, device=device, copy=copy
+        )
+    if (meta, if_version, hashed) != (None, None, None):
+        raise ValueError("meta=, if_version= and hashed= are for trees; put a dict of arrays")
     there = device if encoded[:2] == b"//" else None
     if not replace and encoded[:2] != b"//":
         _check_free(name, encoded)
@@ -127,10 +188,21 @@ def _check_free(name: str, encoded: bytes) -> None:
         check(status)
 
 
+@overload
+def get(name: str, timeout: float | None = 0, *, version: int) -> Tree: ...
+@overload
 def get(
     name: str, timeout: float | None = 0, *, readonly: bool = False, device: str | None = None
-) -> Array:
-    """The array under a name, without a copy.
+) -> Any: ...
+def get(
+    name: str,
+    timeout: float | None = 0,
+    *,
+    readonly: bool = False,
+    device: str | None = None,
+    version: int | None = None,
+) -> Any:
+    """The array or the `Tree` under a name, without a copy.
 
     Args:
         name: the name.
@@ -142,9 +214,10 @@ def get(
         device: where to have it; a copy if it lies elsewhere, also if it lies on a GPU that CUDA_VISIBLE_DEVICES hides here
             (another process then makes the copy). None: where it is. An array of another node comes into host memory, or
             onto the GPU that you name; all processes of this node share it there, read-only.
+        version: of a tree: that version, also when the name means a later one, for as long as anybody has it.
 
     Returns:
-        Array: a handle; close it, use it in a `with`, or just let it go.
+        Array: a handle (of a tree: `Tree`); close it, use it in a `with`, or just let it go.
 
     Raises:
         NameNotFound: no such name (timeout=0).
@@ -162,6 +235,8 @@ def get(
     ...     int(x.numpy().sum())
     6
     """
+    if version is not None:
+        return tree.get(_checked(name), version)
     if device is not None:
         device = resolve(device)
     encoded = _encode(name)
@@ -182,9 +257,13 @@ def get(
     if status:
         if status == -errno.ENODEV and device is not None:
             return hidden_gpus.fetch(encoded, device)
+        if status == -errno.EISDIR:
+            return _tree(name, device)
         if status != -errno.EINTR and (status != -errno.ENOENT or timeout == 0):
             raise failure(status)
         lease = _get_later(name, encoded, flags, timeout, status)
+    if lease is None:
+        return _tree(name, device)
     made = _new_array(Array)
     made._lease = lease
     made._layout = None
@@ -193,6 +272,20 @@ def get(
     made._memory = None
     made._told = None
     return made if device is None else made.to(device)
+
+
+def _checked(name: str) -> str:
+    """The name, if it is one."""
+    check(lib.cw_name_check(_encode(name)))
+    return name
+
+
+def _tree(name: str, device: str | None) -> Tree:
+    if device is not None:
+        raise ValueError(
+            f'"{name}" is a tree, which lies where it lies: leave device= out, and copy what you need: t[path].to({device!r})'
+        )
+    return tree.get(name)
 
 
 def _get_at(name: str, encoded: bytes, device: str, flags: int, timeout: float | None) -> Array:
@@ -210,15 +303,18 @@ def _get_at(name: str, encoded: bytes, device: str, flags: int, timeout: float |
             raise failure(status)
 
 
-def _get_later(name: str, encoded: bytes, flags: int, timeout: float | None, status: int) -> Lease:
+def _get_later(
+    name: str, encoded: bytes, flags: int, timeout: float | None, status: int
+) -> Lease | None:
+    """The lease on the array; None: it is a tree."""
     end = math.inf if timeout == 0 else deadline(timeout)
     while True:
         if status == -errno.ENOENT and timeout != 0:
             _wait_until(name, encoded, end, timeout)
         connection, left = client.current().pointer, left_ns(end)
         status, lease = lease_once(Lease, lib.cw_get_within, connection, encoded, flags, left)
-        if status == 0:
-            return lease
+        if status in (0, -errno.EISDIR):
+            return lease if status == 0 else None
         # A name that came and went; a signal while the array came from another node.
         if status != -errno.EINTR and (status != -errno.ENOENT or timeout == 0):
             raise failure(status)
@@ -237,12 +333,13 @@ def _wait_until(name: str, encoded: bytes, end: float, timeout: float | None) ->
             return
 
 
-def wait(name: str, timeout: float | None = None) -> None:
-    """Waits until an array has that name.
+def wait(name: str, timeout: float | None = None, *, after: int | None = None) -> None:
+    """Waits until an array or a tree has that name.
 
     Args:
         name: the name.
         timeout: seconds; None for ever.
+        after: until it means a version after this one (`Tree.version`).
 
     Raises:
         Timeout: it did not appear in time.
@@ -253,6 +350,9 @@ def wait(name: str, timeout: float | None = None) -> None:
     >>> _ = cw.put("ready", 1)
     >>> cw.wait("ready", timeout=1)
     """
+    if after is not None:
+        tree.wait_after(_checked(name), after, timeout)
+        return
     _wait_until(name, _encode(name), deadline(timeout), timeout)
 
 

@@ -24,6 +24,8 @@
 /* Disconnects the client in a cell, or closes the queue, if there is one. */
 static void cwpy_client_end(cw_client **cell);
 static void cwpy_queue_end(cw_queue **cell);
+/* Closes the tree in a cell, if there is one. */
+static void cwpy_tree_end(cw_tree **cell);
 /* Takes an item's array out of it. */
 static void cwpy_item_take(cw_item *item, uint32_t number, cw_array **cell);
 /* cw_array_pin(), and its end if it was. *cell: whether it was. */
@@ -60,6 +62,13 @@ static void cwpy_queue_end(cw_queue **cell) {
 
     *cell = NULL;
     cw_queue_close(queue);
+}
+
+static void cwpy_tree_end(cw_tree **cell) {
+    cw_tree *tree = *cell;
+
+    *cell = NULL;
+    cw_tree_close(tree);
 }
 
 static void cwpy_item_take(cw_item *item, uint32_t number, cw_array **cell) {

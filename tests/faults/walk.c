@@ -92,9 +92,9 @@ static const struct {
     const char *name;
     void (*walk)(cw_client *client);
 } parts[] = {
-    {"names", walk_names},       {"many", walk_many},   {"handles", walk_handles},
-    {"copies", walk_copies},     {"waits", walk_waits}, {"queues", walk_queues},
-    {"children", walk_children}, {"gpu", walk_gpu},
+    {"names", walk_names},     {"many", walk_many},         {"trees", walk_trees},
+    {"handles", walk_handles}, {"copies", walk_copies},     {"waits", walk_waits},
+    {"queues", walk_queues},   {"children", walk_children}, {"gpu", walk_gpu},
 };
 
 static bool wanted(int argc, char **argv, const char *name) {

@@ -43,6 +43,7 @@ void walk_layout(cw_layout *layout, int64_t *shape);
 /* The parts; each leaves nothing behind. */
 void walk_names(cw_client *client);
 void walk_many(cw_client *client);
+void walk_trees(cw_client *client);
 void walk_handles(cw_client *client);
 void walk_copies(cw_client *client);
 void walk_children(cw_client *client);

@@ -141,13 +141,14 @@ static bool ring_write(struct world *w, uint32_t type, const void *bytes, uint32
 
 static void say(struct world *w, struct input *in, bool bent) {
     static const uint16_t ops[] = {
-        CW_OP_PUT,         CW_OP_REMOVE,        CW_OP_WAIT,        CW_OP_CANCEL,
-        CW_OP_DROP,        CW_OP_TRANSIT_BEGIN, CW_OP_TRANSIT_END, CW_OP_SLAB_CLOSE,
-        CW_OP_SLAB_ADOPT,  CW_OP_HOLDERS,       CW_OP_HOLDERS_OF,  CW_OP_BYE,
-        CW_OP_PING,        CW_OP_COPY,          CW_OP_MOVER_NEXT,  CW_OP_MOVER_DONE,
-        CW_OP_MAKE,        CW_OP_LINK,          CW_OP_LINK_KEEP,   CW_OP_REMOTE,
-        CW_OP_REMOTE_NEXT, CW_OP_REMOTE_DONE,   CW_OP_CHANGES,     CW_OP_REPLICA,
-        CW_OP_ROOM,        CW_OP_DEED};
+        CW_OP_PUT,          CW_OP_REMOVE,        CW_OP_WAIT,        CW_OP_CANCEL,
+        CW_OP_DROP,         CW_OP_TRANSIT_BEGIN, CW_OP_TRANSIT_END, CW_OP_SLAB_CLOSE,
+        CW_OP_SLAB_ADOPT,   CW_OP_HOLDERS,       CW_OP_HOLDERS_OF,  CW_OP_BYE,
+        CW_OP_PING,         CW_OP_COPY,          CW_OP_MOVER_NEXT,  CW_OP_MOVER_DONE,
+        CW_OP_MAKE,         CW_OP_LINK,          CW_OP_LINK_KEEP,   CW_OP_REMOTE,
+        CW_OP_REMOTE_NEXT,  CW_OP_REMOTE_DONE,   CW_OP_CHANGES,     CW_OP_REPLICA,
+        CW_OP_ROOM,         CW_OP_DEED,          CW_OP_GROUP,       CW_OP_PUT_TREE,
+        CW_OP_FIND_VERSION, CW_OP_WAIT_AFTER};
     uint8_t bytes[sizeof(struct cw_message) + 2048];
     struct cw_message head = {.op = ops[take(in, 1) % (sizeof ops / sizeof *ops)],
                               .id = take(in, 1)};
@@ -189,6 +190,54 @@ static void say_put(struct world *w, struct input *in) {
     message.head.size_bytes =
         (uint32_t)(sizeof message.head + sizeof message.put) + 3 + message.put.meta_bytes;
     ring_write(w, CW_OP_PUT, &message, message.head.size_bytes);
+}
+
+/* A group of some blocks, or a version of one that may be an anchor. */
+static void say_tree(struct world *w, struct input *in) {
+    struct {
+        struct cw_message head;
+        union {
+            struct {
+                struct cw_group head;
+                struct cw_block_name members[4];
+            } group;
+            struct {
+                struct cw_put_tree head;
+                char rest[16];
+            } put;
+        } body;
+    } message = {.head = {.op = CW_OP_GROUP, .id = take(in, 1)}};
+    uint32_t slab, block;
+    uint8_t how = (uint8_t)take(in, 1);
+    take_place(in, w, &slab, &block);
+    if (how & 1) {
+        struct cw_put_tree *head = &message.body.put.head;
+        message.head.op = CW_OP_PUT_TREE;
+        head->if_version = how & 2 ? CW_VERSION_ANY : take(in, 1);
+        head->put = (struct cw_put){.slab = slab,
+                                    .block = block,
+                                    .gen = gen_of(w, slab, block),
+                                    .size_bytes = 64,
+                                    .flags = CW_PUT_REPLACE,
+                                    .key_bytes = 3,
+                                    .meta_bytes = 8};
+        message.body.put.rest[1] = 'n';
+        message.body.put.rest[2] = (char)('a' + (how >> 2 & 3));
+        message.head.size_bytes = (uint32_t)(sizeof message.head + sizeof *head) + 11;
+    } else {
+        struct cw_group *head = &message.body.group.head;
+        *head = (struct cw_group){
+            .anchor = {.slab = slab, .block = block, .gen = gen_of(w, slab, block)},
+            .count = how >> 1 & 3};
+        for (uint32_t i = 0; i < head->count; i++) {
+            struct cw_block_name *member = &message.body.group.members[i];
+            take_place(in, w, &member->slab, &member->block);
+            member->gen = gen_of(w, member->slab, member->block) + (how == 0xfe);
+        }
+        message.head.size_bytes = (uint32_t)(sizeof message.head + sizeof *head +
+                                             head->count * sizeof(struct cw_block_name));
+    }
+    ring_write(w, message.head.op, &message, message.head.size_bytes);
 }
 
 static void say_ref(struct world *w, struct input *in) {
@@ -289,7 +338,7 @@ static void read_replies(struct world *w) {
 }
 
 static void act(struct world *w, struct input *in) {
-    switch (take(in, 1) % 16) {
+    switch (take(in, 1) % 18) {
     case 0:
     case 1:
         say(w, in, false);
@@ -326,6 +375,10 @@ static void act(struct world *w, struct input *in) {
         break;
     case 14:
         read_replies(w);
+        break;
+    case 16:
+    case 17:
+        say_tree(w, in);
         break;
     default:
         raw_ring(&w->client);

@@ -1,6 +1,8 @@
 /*
  * GPU receives: see gpu_receive.h. All of it is the loop's; helpers touch their own piece of work.
  */
+#include "ipc/array/array.h"
+#include "ipc/client.h"
 #include "broker/bridge/fetch/gpu_receive.h"
 
 #include <stdlib.h>

@@ -164,6 +164,10 @@ int cwb_is_there(struct cwb_bridge *bridge, const struct cwb_peer *peer, const c
 static int check_described(const struct subject *subject, const struct cw_found *found) {
     struct cw_shape shape;
     const struct cw_entry *entry = &found->entry;
+    if (entry->flags & CW_ENTRY_TREE)
+        return cw_fail(-EREMOTEIO,
+                       "\"%s\" is a tree there: arrays can be fetched, trees cannot yet",
+                       subject->name);
     if (cw_meta_decode(found->meta, entry->meta_bytes, entry->size_bytes, &shape) == 0 &&
         shape.span_bytes == entry->size_bytes)
         return 0;

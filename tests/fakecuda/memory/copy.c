@@ -45,10 +45,18 @@ static CUresult submit(fake_context *context, CUstream handle, struct fake_work 
     return code;
 }
 
+/* Memory that is mapped read-only. */
+static bool refused(const fake_context *context, uintptr_t to) {
+    pthread_rwlock_rdlock(&fake_ranges_lock);
+    bool refuses = fake_range_refuses(context, to);
+    pthread_rwlock_unlock(&fake_ranges_lock);
+    return refuses;
+}
+
 static CUresult copy(fake_context *context, CUstream handle, bool wait, struct fake_copy copy) {
     if (!copy.width_bytes || !copy.height)
         return CUDA_SUCCESS;
-    if (!copy.to || !copy.from)
+    if (!copy.to || !copy.from || refused(context, copy.to))
         return CUDA_ERROR_INVALID_VALUE;
     if (pageable(copy.to_host, copy.to))
         wait = true;
@@ -189,6 +197,8 @@ static CUresult fill(fake_context *context, CUstream stream, bool wait, CUdevice
         return CUDA_ERROR_INVALID_VALUE;
     if (!count)
         return CUDA_SUCCESS;
+    if (refused(context, to))
+        return CUDA_ERROR_INVALID_VALUE;
     struct fake_work work = {.kind = FAKE_FILL};
     work.fill = (struct fake_fill){to, value, unit_bytes, count};
     return submit(context, stream, work, wait);

@@ -78,6 +78,11 @@ static bool allows(const fake_context *context, const struct fake_range *range, 
     return false;
 }
 
+bool fake_range_refuses(const fake_context *context, uintptr_t address) {
+    const struct fake_range *range = fake_range_find(address);
+    return range && range->kind == FAKE_RANGE_MAPPED && range->readers >> context->index & 1;
+}
+
 bool fake_range_allows(const fake_context *context, uintptr_t address, size_t size_bytes,
                        bool write, bool copy) {
     while (size_bytes) {

@@ -65,6 +65,9 @@ bool fake_range_overlaps(uintptr_t base, size_t size_bytes);
  * copy engine, which reaches the memory of cuMemAlloc on every device. */
 bool fake_range_allows(const fake_context *context, uintptr_t address, size_t size_bytes,
                        bool write, bool copy);
+/* Is the address device memory that this context may read and not write? The driver refuses to copy
+ * or fill there at the call (measured on an H200); a kernel's store is an illegal address. */
+bool fake_range_refuses(const fake_context *context, uintptr_t address);
 /* Does any of it belong to a range? */
 bool fake_range_known(uintptr_t address, size_t size_bytes);
 

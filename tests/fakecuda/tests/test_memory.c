@@ -220,8 +220,8 @@ static void touch_without_access(int fd) {
     if (way > 0)
         OK(cuMemSetAccess(base, 2 * MIB, both, 2));
     if (way == 2) {
-        CUDA(cuMemcpyHtoD(base, &word, 4), CUDA_ERROR_ILLEGAL_ADDRESS); /* may only read */
-        return;
+        CUDA(cuMemcpyHtoD(base, &word, 4), CUDA_ERROR_INVALID_VALUE); /* may only read */
+        CUDA(cuMemsetD8(base, 1, 4), CUDA_ERROR_INVALID_VALUE);
     }
     CUDA(cuMemcpyDtoH(&word, base, 4), way ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS);
     CHECK(way ? word == 0 : word == 1);

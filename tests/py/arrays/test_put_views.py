@@ -128,7 +128,6 @@ def test_a_masked_array_is_refused_with_the_remedy(take):
     ("what", "says"),
     [
         (None, "no array .* of None"),
-        ({"a": 1}, r"no array .* of this dict; put its values"),
         ({1, 2}, r"no array .* of this set; .*a list"),
         ((x for x in "a"), r"no array .* of this generator; .*a list"),
         (object(), r"no array .* of this object; .*Pool"),
@@ -143,6 +142,11 @@ def test_what_is_no_array_is_refused_by_what_it_is(what, says):
     ):
         with pytest.raises(TypeError, match=says):
             take()
+
+
+def test_a_dict_is_no_array_but_what_put_makes_a_tree_of():
+    with pytest.raises(TypeError, match=r"no array .* of this dict; cableway\.put\(name, it\)"):
+        cw.asarray({"a": 1})
 
 
 def test_a_sparse_matrix_is_refused_with_the_remedy():

@@ -34,6 +34,7 @@ COMPILED_ONLY = {
     'docs/guide/queues.md: w = cw.zeros(1_000_000, "f4", device="cuda:0")',
     'docs/guide/gpus.md: y = cw.put("y", cupy.ones(1_000_000))',
     "docs/guide/gpus.md: def norm(x):",
+    'docs/guide/models.md: cw.put("net", torch.nn.Linear(4, 2))',
 }
 # Blocks that this test does not run, and what does.
 RUN_ELSEWHERE = {
@@ -134,13 +135,13 @@ def test_each_block_says_what_it_is() -> None:
 
 def test_pictures_are_those_that_the_scripts_draw() -> None:
     folder = guide_blocks.ROOT / "docs/pictures"
-    overview, sequences = (runpy.run_path(str(folder / f"{name}.py")) for name in ("overview", "sequences"))  # fmt: skip
-    drawn = {"overview": overview["draw"]()}
+    overview, sequences, models = (runpy.run_path(str(folder / f"{name}.py")) for name in ("overview", "sequences", "models"))  # fmt: skip
+    drawn = {"overview": overview["draw"](), "models": models["draw"]()}
     drawn.update({name: sequences["draw"](name) for name in sequences["PICTURES"]})
     assert {file.stem: file.read_text() for file in folder.glob("*.svg")} == drawn, (
         "run the scripts"
     )
-    shown = "".join((guide_blocks.ROOT / page).read_text() for page in ("README.md", "docs/ARCHITECTURE.md"))  # fmt: skip
+    shown = "".join((guide_blocks.ROOT / page).read_text() for page in ("README.md", "docs/ARCHITECTURE.md", "docs/guide/models.md"))  # fmt: skip
     assert [name for name in drawn if f"pictures/{name}.svg)" not in shown] == []
 
 

@@ -31,6 +31,9 @@ OPTIONAL = {
     ("cw_names_stat", "prefix"),
     ("cw_names_stat", "context"),
     ("cw_work_finish", "work"),
+    ("cw_tree_put", "out"),
+    ("cw_tree_put", "leaves"),
+    ("cw_tree_put", "meta"),
 }
 # Memory that may be NULL if size_bytes is 0.
 MEMORY = {
@@ -43,7 +46,7 @@ MEMORY = {
 }
 # What may be called with NULL alone, which is nothing to be ended.
 ENDS = {"cw_client_unref", "cw_free", "cw_array_close", "cw_queue_close", "cw_item_deinit"}
-ENDS |= {"cw_pool_delete", "cw_worker_close", "cw_work_end"}
+ENDS |= {"cw_pool_delete", "cw_worker_close", "cw_work_end", "cw_tree_close"}
 WAITS = {"timeout_ns", "spin_ns"}  # these would last
 
 
@@ -93,6 +96,8 @@ class World:
         pair = self.keep(ffi.new("cw_pair *"))
         pair.target, pair.source = self.array, self.other
         self.uses, self.pairs = use, pair
+        none = (ffi.NULL, 0, ffi.NULL, 0, 4, (1 << 64) - 1)
+        self.tree = self.made("cw_tree *", lib.cw_tree_put, self.client, b"walk/t", *none)
 
     def keep(self, thing: Any) -> Any:
         """Keeps what C points to."""
@@ -128,6 +133,7 @@ class World:
             "cw_task *": self.task,
             "cw_use *": self.uses,
             "cw_pair *": self.pairs,
+            "cw_tree *": self.tree,
         }
         if plain in given and name != "out":
             return given[plain]

@@ -24,7 +24,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "ipc/memory/first_touch.h"
+#include "ipc/array/array.h"
+#include "ipc/client.h"
+#include "ipc/array/first_touch.h"
+#include "ipc/memory/slab.h"
+#include "ipc/request/socket.h"
 #include "shm/base/thread.h"
 
 #define PIECE_BYTES      (1ull << 20)

@@ -4,7 +4,9 @@
  *
  * Owner: client->lock. No state of its own.
  */
+#include "ipc/array/array.h"
 #include "ipc/client.h"
+#include "ipc/memory/slab.h"
 
 /* The block of a slab that holds an offset. The lock is held. */
 static bool find_block(struct cw_slab *slab, uint64_t offset_bytes, uint32_t *block) {
@@ -58,8 +60,8 @@ int cw_memory_array(cw_client *client, const void *address, cw_array **out) {
                                  .shape = {(int64_t)length},
                                  .strides = {1},
                                  .dtype = "|u1"};
-        code =
-            cw_array_attach(client, slab->id, block, cw_block_gen(word), 0, length, &shape, 0, out);
+        code = cw_array_attach(client, slab->id, block, cw_block_gen(word), 0, length, &shape,
+                               slab->rw.readonly ? CW_READONLY : 0, out);
     }
     pthread_mutex_unlock(&client->lock);
     return code == -ENOENT ? cw_fail(code, "%p lies in no GPU array of ours", address) : code;

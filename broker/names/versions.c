@@ -1,0 +1,100 @@
+/*
+ * Versions: see versions.h. The loop's thread alone. Memory for a version is taken before the name
+ * changes, so that no put is done and then said to have failed.
+ */
+#include "broker/names/versions.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "broker/broker.h"
+#include "broker/memory/groups.h"
+#include "broker/names/names.h"
+
+struct cwd_version {
+    struct cw_version put; /* put.version is the key of the table */
+    struct cwd_group *group;
+    struct cwd_version *prev, *next; /* of the group, the oldest first */
+    UT_hash_handle hh;
+    size_t key_bytes;
+    char key[];
+};
+
+static void version_free(struct cwd_broker *b, struct cwd_version *version) {
+    HASH_DEL(b->versions, version);
+    DL_DELETE(version->group->versions, version);
+    free(version);
+}
+
+/* Of a group that has as many as are found, the oldest ends. */
+static void make_room(struct cwd_broker *b, struct cwd_group *group) {
+    struct cwd_version *version;
+    unsigned count = 0;
+    DL_FOREACH(group->versions, version)
+    count++;
+    if (count >= CWD_VERSIONS_OF_GROUP)
+        version_free(b, group->versions);
+}
+
+int cwd_version_put(struct cwd_broker *b, struct cwd_session *session, const void *body,
+                    uint32_t body_bytes, struct cw_version *out) {
+    struct cw_put_tree head;
+    memcpy(&head, body, sizeof head);
+    const struct cw_put *put = &head.put;
+    if (!cwd_put_fits(put, body_bytes - (uint32_t)(sizeof head - sizeof *put)))
+        return -EBADMSG;
+    const char *key = (const char *)body + sizeof head;
+    struct cwd_group *group = cwd_group_find(b, put->slab, put->block, put->gen);
+    if (!group)
+        return cw_fail(-EINVAL, "block %u of slab %u is no index of a tree: GROUP comes first",
+                       put->block, put->slab);
+    struct cwd_version *version = calloc(1, sizeof *version + put->key_bytes);
+    if (!version)
+        return cwd_no_memory("a version of a tree");
+    uint64_t number;
+    int code =
+        cwd_name_put_version(b, session, put, key, key + put->key_bytes, head.if_version, &number);
+    if (code) {
+        free(version);
+        return code;
+    }
+    make_room(b, group);
+    version->put = (struct cw_version){.version = number,
+                                       .slab = put->slab,
+                                       .block = put->block,
+                                       .gen = put->gen,
+                                       .offset_bytes = put->offset_bytes,
+                                       .size_bytes = put->size_bytes};
+    version->group = group;
+    version->key_bytes = put->key_bytes;
+    memcpy(version->key, key, put->key_bytes);
+    *out = version->put;
+    HASH_ADD(hh, b->versions, put.version, sizeof number, version);
+    if (!CWD_ADDED(version)) { /* it is put; it will not be found once it is replaced */
+        free(version);
+        return 0;
+    }
+    DL_APPEND(group->versions, version);
+    return 0;
+}
+
+int cwd_version_find(struct cwd_broker *b, const void *body, uint32_t body_bytes,
+                     struct cw_version *out) {
+    struct cw_find_version head;
+    struct cwd_version *version;
+    memcpy(&head, body, sizeof head);
+    if (head.key.key_bytes > body_bytes || body_bytes != sizeof head + head.key.key_bytes)
+        return -EBADMSG;
+    HASH_FIND(hh, b->versions, &head.version, sizeof head.version, version);
+    if (!version || version->key_bytes != head.key.key_bytes ||
+        memcmp(version->key, (const char *)body + sizeof head, version->key_bytes) != 0)
+        return cw_fail(-ENOENT, "nobody has version %llu any more, or it was another name's",
+                       (unsigned long long)head.version);
+    *out = version->put;
+    return 0;
+}
+
+void cwd_versions_end(struct cwd_broker *b, struct cwd_group *group) {
+    while (group->versions)
+        version_free(b, group->versions);
+}

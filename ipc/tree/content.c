@@ -1,0 +1,53 @@
+/*
+ * The hash of what lies in an array: XXH3 of its bytes, in host memory in place, else by pieces
+ * that are copied out. It guards against damage, not against somebody who makes bytes for it. No
+ * state; any thread.
+ */
+#include "ipc/tree/content.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "ipc/base/name_key.h"
+#include "shm/base/error.h"
+#include "ipc/array/array.h"
+
+#define PIECE_BYTES (8ull << 20)
+
+int cw_bytes_hash(const void *bytes, uint64_t size_bytes, uint64_t *hash) {
+    *hash = XXH3_64bits(size_bytes ? bytes : "", size_bytes);
+    return 0;
+}
+
+static int hash_pieces(const cw_array *array, uint64_t offset_bytes, uint64_t size_bytes,
+                       uint64_t *hash) {
+    void *piece = malloc(size_bytes < PIECE_BYTES ? size_bytes + 1 : PIECE_BYTES);
+    XXH3_state_t state;
+    int code = piece ? 0 : cw_fail(-EDQUOT, "no memory to hash an array on a GPU");
+    XXH3_64bits_reset(&state);
+    for (uint64_t at = 0, some; at < size_bytes && code == 0; at += some) {
+        some = size_bytes - at < PIECE_BYTES ? size_bytes - at : PIECE_BYTES;
+        code = cw_array_read(array, offset_bytes + at, piece, some);
+        if (code == 0)
+            XXH3_64bits_update(&state, piece, some);
+    }
+    free(piece);
+    if (code == 0)
+        *hash = XXH3_64bits_digest(&state);
+    return code;
+}
+
+int cw_array_hash(const cw_array *array, uint64_t offset_bytes, uint64_t size_bytes,
+                  uint64_t *hash) {
+    if (!array || !hash)
+        return cw_needs("an array and a place for the hash");
+    if (offset_bytes > array->size_bytes || size_bytes > array->size_bytes - offset_bytes)
+        return cw_fail(-EINVAL, "%llu bytes at %llu do not lie in an array of %llu",
+                       (unsigned long long)size_bytes, (unsigned long long)offset_bytes,
+                       (unsigned long long)array->size_bytes);
+    if (cw_array_gpu(array) < 0 && array->bytes)
+        return cw_bytes_hash(array->bytes + offset_bytes, size_bytes, hash);
+    return hash_pieces(array, offset_bytes, size_bytes, hash);
+}

@@ -1,0 +1,352 @@
+/*
+ * A tree: one version, held by one lease on its index.
+ *
+ * Invariant: as long as that lease stands, all parts live: the broker holds them for the index
+ * (broker/memory/groups.h). A part that is mapped has a lease of its own beside, as any array: it
+ * costs a store, and what was taken out of a tree can so be sent, named and kept without it.
+ *
+ * What becomes of it when somebody dies:
+ *   the publisher   nothing: memory is in the broker's custody
+ *   the reader      its leases end; what nobody else has comes back within 100 ms
+ *   the broker      what is mapped stays readable; a part that is opened later says -ECONNRESET
+ *
+ * A struct cw_tree does not change after it was made: any thread may look at it. After a fork the
+ * child's copy works, too: the parent's lease on the index is doubled, and parts are opened by a
+ * client of the child's.
+ */
+#include "ipc/tree/tree.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/array/remote_name.h"
+#include "ipc/base/meta.h"
+#include "ipc/base/name_key.h"
+#include "shm/base/error.h"
+#include "ipc/request/socket.h"
+#include "ipc/request/channel.h"
+#include "ipc/client.h"
+#include "ipc/array/array.h"
+
+#define GET_TRIES 1000u /* versions that went under us, one after the other */
+
+static const struct cw_shape plain_bytes = {
+    .ndim = 1, .itemsize = 1, .dtype_bytes = 3, .strides = {1}, .dtype = "|u1"};
+
+static void shape_bytes(uint64_t size_bytes, struct cw_shape *out) {
+    *out = plain_bytes;
+    out->shape[0] = (int64_t)size_bytes;
+    out->span_bytes = size_bytes;
+}
+
+int cw_tree_make(cw_client *client, cw_array *array, uint64_t version, struct cw_index *index,
+                 cw_tree **out) {
+    cw_tree *tree = malloc(sizeof *tree);
+    if (!tree) {
+        cw_index_deinit(index);
+        cw_array_close(array);
+        return cw_fail(-EDQUOT, "no memory for a tree's description");
+    }
+    *tree = (cw_tree){.client = client, .array = array, .version = version, .index = *index};
+    cw_client_ref(client);
+    *out = tree;
+    return 0;
+}
+
+/* The array of an index. Memory that somebody else may shrink (an adopted file) is none. */
+static int attach_index(cw_client *client, const struct cw_version *at, cw_array **out) {
+    struct cw_shape shape;
+    if (at->size_bytes > CW_INDEX_BYTES_MAX)
+        return cw_fail(-EPROTO, "an index of %llu bytes cannot be",
+                       (unsigned long long)at->size_bytes);
+    shape_bytes(at->size_bytes, &shape);
+    pthread_mutex_lock(&client->lock);
+    int code = cw_array_attach(client, at->slab, at->block, at->gen, at->offset_bytes,
+                               at->size_bytes, &shape, CW_READONLY, out);
+    bool plain = code == 0 && (*out)->slab->device_kind == CW_DEVICE_HOST &&
+                 !((*out)->slab->flags & CW_SLAB_FOREIGN);
+    pthread_mutex_unlock(&client->lock);
+    if (code || plain)
+        return code;
+    cw_array_close(*out);
+    return cw_fail(-EPROTO, "the index of a tree lies in memory of its own kind: that of this one "
+                            "is a GPU's, or somebody else's");
+}
+
+static int open_at(cw_client *client, const struct cw_version *at, cw_tree **out) {
+    struct cw_index index;
+    cw_array *array;
+    int code = attach_index(client, at, &array);
+    if (code)
+        return code;
+    code = cw_index_read(array->bytes, array->size_bytes, &index);
+    if (code) {
+        cw_array_close(array);
+        return code;
+    }
+    return cw_tree_make(client, array, at->version, &index, out);
+}
+
+/* ---- by name ---- */
+
+static int ask_version(cw_client *client, const struct cw_name_key *key, uint64_t version,
+                       struct cw_version *out) {
+    struct cw_find_version body = {.version = version, .key = {.key_bytes = key->length}};
+    struct iovec parts[] = {{&body, sizeof body}, {(void *)(uintptr_t)key->text, key->length}};
+    uint32_t bytes = sizeof *out;
+    int code = cw_lane_call(client, CW_OP_FIND_VERSION, parts, 2, out, &bytes, CW_CALL_BRIEF, -1);
+    if (code == 0 && (bytes != sizeof *out || out->version != version))
+        code = cw_fail(-EPROTO, "the broker answered FIND_VERSION with another version");
+    return code;
+}
+
+/* Where the version lies that is asked for (0: the one that the name means). */
+static int find_version(cw_client *client, const struct cw_name_key *key, const char *name,
+                        uint64_t version, struct cw_version *out) {
+    struct cw_found found;
+    int code = cw_name_key_find(client, key, &found);
+    bool here = code == 0 && (version == 0 || found.entry.id == version);
+    if (code && (code != -ENOENT || version == 0))
+        return code == -ENOENT ? cw_no_such_name(client, name) : code;
+    if (!here)
+        return ask_version(client, key, version, out);
+    if (!(found.entry.flags & CW_ENTRY_TREE))
+        return cw_fail(-ENOTDIR, "\"%s\" is an array, and no tree: cw_get() opens it", name);
+    *out = (struct cw_version){.version = found.entry.id,
+                               .slab = found.entry.slab,
+                               .block = found.entry.block,
+                               .gen = found.entry.gen,
+                               .offset_bytes = found.entry.offset_bytes,
+                               .size_bytes = found.entry.size_bytes};
+    return 0;
+}
+
+static int make_key(cw_client *client, const char *name, struct cw_name_key *key) {
+    int code = cw_name_key_make(client, name, key);
+    if (code == 0 && cw_remote_name(name))
+        code = cw_fail(-EREMOTEIO, "\"%s\": trees of other nodes cannot be reached yet; arrays can",
+                       name);
+    return code;
+}
+
+int cw_tree_get(cw_client *client, const char *name, uint64_t version, cw_tree **out) {
+    struct cw_name_key key;
+    struct cw_version at;
+    if (!out)
+        return cw_needs("a place for the tree");
+    int code = make_key(client, name, &key);
+    if (code)
+        return code;
+    for (unsigned tries = 0; tries < GET_TRIES; tries++) {
+        if (tries)
+            sched_yield();
+        code = find_version(client, &key, name, version, &at);
+        if (code)
+            return code;
+        code = open_at(client, &at, out);
+        if (code != -ESTALE)
+            return code;
+    }
+    return cw_fail(-ESTALE, "the name \"%s\" is replaced faster than it can be looked at", name);
+}
+
+int cw_tree_put_index(cw_client *client, cw_array *array, const struct cw_index_head *head,
+                      const struct cw_name_key *key, uint32_t flags, uint64_t if_version,
+                      uint64_t *version) {
+    const struct cw_index_part *first = (const void *)(head + 1);
+    struct cw_put_tree put = {.if_version = if_version,
+                              .put = {.slab = array->slab->id,
+                                      .block = array->block,
+                                      .gen = array->gen,
+                                      .offset_bytes = array->offset_bytes,
+                                      .size_bytes = array->size_bytes,
+                                      .flags = (flags & CW_REPLACE ? CW_PUT_REPLACE : 0u) |
+                                               (flags & CW_KEEP ? CW_PUT_KEEP : 0u),
+                                      .key_bytes = (uint16_t)key->length,
+                                      .meta_bytes = sizeof(struct cw_meta_tree)}};
+    struct cw_meta_tree meta = {.version = CW_META_TREE_VERSION,
+                                .leaves = head->leaves,
+                                .parts = head->parts,
+                                .total_bytes = head->total_bytes};
+    bool one_device = head->parts > 0;
+    for (uint32_t i = 1; i < head->parts; i++)
+        one_device = one_device && memcmp(first[i].device_uuid, first->device_uuid, 16) == 0;
+    if (one_device) {
+        meta.device_kind = first->device_kind;
+        memcpy(meta.device_uuid, first->device_uuid, sizeof meta.device_uuid);
+    }
+    struct iovec parts[] = {
+        {&put, sizeof put}, {(void *)(uintptr_t)key->text, key->length}, {&meta, sizeof meta}};
+    struct cw_version reply;
+    uint32_t bytes = sizeof reply;
+    int code = cw_lane_call(client, CW_OP_PUT_TREE, parts, 3, &reply, &bytes, CW_CALL_DEED, -1);
+    if (code)
+        return code;
+    if (bytes != sizeof reply)
+        return cw_fail(-EPROTO, "the broker answered PUT_TREE with %u bytes", bytes);
+    cw_name_key_replaced(client);
+    *version = reply.version;
+    return 0;
+}
+
+int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint32_t flags,
+                 uint64_t if_version, uint64_t *version) {
+    struct cw_name_key key;
+    if (!tree || !version)
+        return cw_needs("a tree and a place for the version");
+    if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP))
+        return cw_fail(-EINVAL, "flags 0x%x: cw_tree_name knows CW_REPLACE and CW_KEEP", flags);
+    int code = make_key(client, name, &key);
+    if (code == 0 && client->instance != tree->client->instance)
+        code = cw_fail(-EINVAL, "the tree was opened at another run of the broker, which had its "
+                                "memory: put its arrays as a new one");
+    if (code)
+        return code;
+    return cw_tree_put_index(client, tree->array, tree->index.head, &key, flags, if_version,
+                             version);
+}
+
+static int await_after(cw_client *client, const char *name, uint64_t after, int64_t timeout_ns) {
+    struct cw_name_key key;
+    struct cw_found found;
+    int code = make_key(client, name, &key);
+    if (code)
+        return code;
+    code = cw_name_key_find(client, &key, &found);
+    if ((code == 0 && found.entry.id > after) || (code && code != -ENOENT))
+        return code;
+    if (timeout_ns == 0)
+        return cw_fail(-ETIMEDOUT, "\"%s\" means no version after %llu", name,
+                       (unsigned long long)after);
+    struct cw_wait_after body = {.after = after, .key = {.key_bytes = key.length}};
+    struct iovec parts[] = {{&body, sizeof body}, {key.text, key.length}};
+    code = cw_lane_call(client, CW_OP_WAIT_AFTER, parts, 2, NULL, NULL, CW_CALL_LOOK, timeout_ns);
+    if (code == -ETIMEDOUT)
+        return cw_fail(code, "\"%s\" did not come to mean a version after %llu in %.3f s", name,
+                       (unsigned long long)after, (double)timeout_ns / 1e9);
+    return code;
+}
+
+int cw_wait_after(cw_client *client, const char *name, uint64_t after, int64_t timeout_ns) {
+    int64_t before = cw_brief_limit(timeout_ns ? timeout_ns : -1); /* 0: who only looks may ask */
+    int code = await_after(client, name, after, timeout_ns);
+    cw_brief_unlimit(before);
+    return code;
+}
+
+/* ---- what it has ---- */
+
+void cw_tree_close(cw_tree *tree) {
+    if (!tree)
+        return;
+    cw_array_close(tree->array);
+    cw_client_unref(tree->client);
+    cw_index_deinit(&tree->index);
+    free(tree);
+}
+
+void cw_tree_look_at(const cw_tree *tree, cw_tree_info *out) {
+    if (!out)
+        return;
+    *out = (cw_tree_info){.version = 0};
+    if (!tree)
+        return;
+    const struct cw_index_head *head = tree->index.head;
+    *out = (cw_tree_info){.version = tree->version,
+                          .total_bytes = head->total_bytes,
+                          .layout_hash = head->layout_hash,
+                          .content_hash = head->content_hash,
+                          .leaves = head->leaves,
+                          .parts = head->parts,
+                          .meta = tree->index.meta,
+                          .meta_bytes = head->meta_bytes,
+                          .index = head,
+                          .index_bytes = head->size_bytes};
+}
+
+int cw_tree_leaf(const cw_tree *tree, uint32_t number, cw_leaf *out) {
+    if (!tree || !out)
+        return cw_needs("a tree and a place for the leaf");
+    if (number >= tree->index.head->leaves)
+        return cw_fail(-EINVAL, "leaf %u of a tree of %u leaves", number, tree->index.head->leaves);
+    cw_index_leaf(&tree->index, number, out);
+    return 0;
+}
+
+int cw_tree_find(const cw_tree *tree, const char *path, uint32_t *number) {
+    if (!tree || !path || !number)
+        return cw_needs("a tree, a path and a place for the number");
+    int code = cw_index_find(&tree->index, path, number);
+    return code ? cw_fail(code, "the tree has no leaf \"%.300s\"", path) : 0;
+}
+
+/* Does the slab of a part lie where the index says? */
+static int check_device(const cw_array *array, const struct cw_index_part *part) {
+    const struct cw_slab *slab = array->home_slab;
+    return slab->device_kind == part->device_kind &&
+                   memcmp(slab->device_uuid, part->device_uuid, sizeof part->device_uuid) == 0
+               ? 0
+               : cw_fail(-EPROTO, "the index of a tree says another device than its part lies on");
+}
+
+int cw_tree_part(const cw_tree *tree, cw_client *client, uint32_t part, cw_array **out) {
+    struct cw_shape shape;
+    cw_array *array;
+    if (!tree || !out)
+        return cw_needs("a tree and a place for the array");
+    if (part >= tree->index.head->parts)
+        return cw_fail(-EINVAL, "part %u of a tree of %u parts", part, tree->index.head->parts);
+    int code = client ? cw_client_usable(client) : cw_needs("a client");
+    if (code == 0 && client->instance != tree->client->instance)
+        code = cw_fail(-ESTALE, "the tree was opened at another run of the broker");
+    if (code)
+        return code;
+    const struct cw_index_part *at = &tree->index.parts[part];
+    shape_bytes(at->size_bytes, &shape);
+    pthread_mutex_lock(&client->lock);
+    code = cw_array_attach(client, at->slab, at->block, at->gen, at->offset_bytes, at->size_bytes,
+                           &shape, CW_READONLY, &array);
+    pthread_mutex_unlock(&client->lock);
+    if (code)
+        return code;
+    code = check_device(array, at);
+    if (code)
+        cw_array_close(array);
+    else
+        *out = array;
+    return code;
+}
+
+/* ---- by handle ---- */
+
+int cw_tree_export(const cw_tree *tree, int transit, cw_handle *out) {
+    return tree ? cw_array_export(tree->array, transit, out) : cw_needs("a tree");
+}
+
+int cw_tree_open(cw_client *client, const cw_handle *handle, uint64_t version, cw_tree **out) {
+    struct cw_index index;
+    cw_array *array;
+    int64_t size = 0;
+    if (!handle || !out)
+        return cw_needs("a handle and a place for the tree");
+    const cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &size, .dtype = "|u1"};
+    cw_handle copy = *handle;
+    if (copy.size_bytes > CW_INDEX_BYTES_MAX)
+        return cw_fail(-EPROTO, "an index of %llu bytes cannot be",
+                       (unsigned long long)copy.size_bytes);
+    size = (int64_t)copy.size_bytes;
+    int code = cw_array_open(client, &copy, &layout, CW_READONLY, &array);
+    if (code)
+        return code;
+    if (array->slab->device_kind != CW_DEVICE_HOST || array->slab->flags & CW_SLAB_FOREIGN)
+        code = cw_fail(-EPROTO, "a handle on memory that is no index of a tree");
+    if (code == 0)
+        code = cw_index_read(array->bytes, array->size_bytes, &index);
+    if (code) {
+        cw_array_close(array);
+        return code;
+    }
+    return cw_tree_make(client, array, version, &index, out);
+}

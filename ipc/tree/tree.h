@@ -1,0 +1,26 @@
+/*
+ * A tree: one version, held. See tree.c.
+ */
+#ifndef CW_IPC_TREE_TREE_H
+#define CW_IPC_TREE_TREE_H
+
+#include "ipc/base/name_key.h"
+#include "ipc/tree/index.h"
+
+struct cw_tree {
+    cw_client *client; /* one reference */
+    cw_array *array;   /* the index: the one lease. Its bytes are not looked at again */
+    uint64_t version;
+    struct cw_index index;
+};
+
+/* A tree of an index's array and of its bytes, that were checked; takes both over, also on failure.
+ */
+int cw_tree_make(cw_client *client, cw_array *array, uint64_t version, struct cw_index *index,
+                 cw_tree **out);
+/* PUT_TREE of an index that is an anchor. -EEXIST, -ESTALE, ... as cw_tree_put(). */
+int cw_tree_put_index(cw_client *client, cw_array *array, const struct cw_index_head *head,
+                      const struct cw_name_key *key, uint32_t flags, uint64_t if_version,
+                      uint64_t *version);
+
+#endif

@@ -1,0 +1,111 @@
+"""Leaves: the arrays in nested dicts, lists and modules, by their paths.
+
+A path is the keys on the way to an array with "." between them, so that a `state_dict` keeps its own names. Two leaves of the same
+memory and the same layout are tied: the second is an alias of the first.
+
+>>> import numpy as np
+>>> [leaf.path for leaf in flatten({"layer": {"weight": np.ones(2)}, "list": [np.ones(1), 2.0]})]
+['layer.weight', 'list.0', 'list.1']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from cableway._core.library import lib
+from cableway._tree import modules
+from cableway.array import Array
+
+__all__ = ["Leaf", "flatten", "is_tree"]
+
+_DEPTH_MAX = 64  # of dicts and lists
+
+
+class Leaf(NamedTuple):
+    """One array of what is to be published.
+
+    Attributes:
+        path: where it stands.
+        value: the array, in any library's form.
+        kind: CW_LEAF_PLAIN, _PARAMETER, _BUFFER or _ATTRIBUTE.
+        flags: CW_LEAF_TRANSIENT of a buffer that is no part of its module's state.
+    """
+
+    path: str
+    value: Any
+    kind: int = 0
+    flags: int = 0
+
+
+def is_tree(value: Any) -> bool:
+    """Whether `put` publishes it as a tree: a mapping, a module, or a list that can be no array, since such a thing stands in it,
+    or arrays of different shapes, or arrays on a GPU. A list of numbers, or of arrays that stack, is an array as ever.
+    """
+    if isinstance(value, Mapping) or modules.is_module(value):
+        return True
+    return type(value) in (list, tuple) and _no_array(value, _DEPTH_MAX)
+
+
+def _no_array(value: Any, depth: int) -> bool:
+    shapes = set()
+    for element in value:
+        if (isinstance(element, Mapping) and element) or modules.is_module(element):
+            return True
+        if type(element) in (list, tuple):
+            if depth and _no_array(element, depth - 1):
+                return True
+        elif hasattr(element, "shape"):
+            shapes.add(tuple(element.shape))
+            on_gpu = isinstance(element, Array) and element._on_gpu()
+            if on_gpu or hasattr(element, "__cuda_array_interface__"):
+                return True
+        if len(shapes) > 1:
+            return True
+    return False
+
+
+def flatten(value: Any) -> list[Leaf]:
+    """All leaves, in the order in which they stand.
+
+    Raises:
+        TypeError: a key is neither str nor int, or there is nothing to be flattened.
+        ValueError: two leaves have the same path, it is too deep, or too many.
+    """
+    found: list[Leaf] = []
+    paths: set[str] = set()
+    for leaf in _walk("", value, 0):
+        if leaf.path in paths:
+            raise ValueError(
+                f'two arrays have the path "{leaf.path}": keys on the way are joined by "."; rename one'
+            )
+        paths.add(leaf.path)
+        found.append(leaf)
+        if len(found) > lib.CW_LEAVES_MAX:
+            raise ValueError(f"a tree has at most {lib.CW_LEAVES_MAX} leaves (CW_LEAVES_MAX)")
+    return found
+
+
+def _walk(path: str, value: Any, depth: int) -> Iterator[Leaf]:
+    if depth > _DEPTH_MAX:
+        raise ValueError(f'"{path}" lies in more than {_DEPTH_MAX} dicts and lists, one in another')
+    if modules.is_module(value):
+        for name, array, kind, flags in modules.arrays_of(value):
+            yield Leaf(_join(path, name), array, kind, flags)
+    elif isinstance(value, Mapping):
+        for key in value:
+            yield from _walk(_join(path, key), value[key], depth + 1)
+    elif type(value) in (list, tuple):
+        for number, element in enumerate(value):
+            yield from _walk(_join(path, number), element, depth + 1)
+    else:
+        if not path:
+            raise TypeError(f"a tree is a dict, a list or a module, not {type(value).__name__}")
+        yield Leaf(path, value)
+
+
+def _join(path: str, key: Any) -> str:
+    if isinstance(key, bool) or not isinstance(key, (str, int)):
+        where = f'in "{path}"' if path else "at the top"
+        raise TypeError(f"keys of a tree are str or int; {where} stands the key {key!r:.60}")
+    return f"{path}.{key}" if path else str(key)

@@ -1,0 +1,158 @@
+"""Modules of neural networks, known by what they can do (`named_parameters`, `named_buffers`), so that torch is not imported.
+
+Parameters, buffers and tensors that are plain attributes are the leaves of a module. Ties, of which `state_dict()` knows nothing,
+are parameters that are one object.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from cableway._core.library import lib
+
+__all__ = ["arrays_of", "fill", "is_module"]
+
+
+def is_module(value: Any) -> bool:
+    """Whether it has parameters and buffers by their names."""
+    kind = type(value)
+    return (
+        callable(getattr(kind, "named_parameters", None))
+        and callable(getattr(kind, "named_buffers", None))
+        and not isinstance(value, type)
+    )
+
+
+def _all(walk: Callable[..., Any]) -> list[tuple[str, Any]]:
+    """What a walk finds, what is tied each time that it stands somewhere."""
+    try:
+        return list(walk(remove_duplicate=False))
+    except TypeError:  # an older PyTorch, or another library
+        return list(walk())
+
+
+def _submodules(module: Any) -> list[tuple[str, Any]]:
+    walk = getattr(module, "named_modules", None)
+    return [("", module)] if walk is None else _all(walk)
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "__dlpack__") and hasattr(value, "shape") and hasattr(value, "detach")
+
+
+def arrays_of(module: Any) -> Iterator[tuple[str, Any, int, int]]:
+    """Path, tensor, kind and flags of each leaf of a module.
+
+    Raises:
+        ValueError: a parameter has no memory yet (it is on the device "meta").
+    """
+    transient = set()
+    for prefix, part in _submodules(module):
+        for name in getattr(part, "_non_persistent_buffers_set", ()):
+            transient.add(f"{prefix}.{name}" if prefix else name)
+    for path, value in _all(module.named_parameters):
+        yield path, _there(path, value), lib.CW_LEAF_PARAMETER, 0
+    for path, value in _all(module.named_buffers):
+        flags = lib.CW_LEAF_TRANSIENT if path in transient else 0
+        yield path, _there(path, value), lib.CW_LEAF_BUFFER, flags
+    for prefix, part in _submodules(module):
+        for name, value in list(vars(part).items()):
+            if _is_tensor(value):
+                path = f"{prefix}.{name}" if prefix else name
+                yield path, _there(path, value), lib.CW_LEAF_ATTRIBUTE, 0
+
+
+def _there(path: str, value: Any) -> Any:
+    if getattr(value, "is_meta", False):
+        raise ValueError(
+            f'"{path}" lies on the device "meta", where there is no memory: load the module first'
+        )
+    return value
+
+
+# ---- the other way
+
+
+def fill(
+    module: Any, leaves: dict[str, tuple[Any, int]], strict: bool
+) -> tuple[list[str], list[str]]:
+    """Gives a module the tensors of a tree: parameters as they are, buffers and attributes as copies of their own.
+
+    Nothing of the module is changed unless all fits.
+
+    Args:
+        module: what is filled; it may lie on the device "meta".
+        leaves: tensor and kind by path; what is tied is one object.
+        strict: whether each parameter and buffer must be there, and nothing else.
+
+    Returns:
+        tuple: paths of the module that the tree lacks, and of the tree that the module lacks.
+
+    Raises:
+        KeyError: strict, and some are lacking.
+        ValueError: a shape or a dtype differs.
+    """
+    parts = dict(_submodules(module))
+    own = {
+        **{path: ("_parameters", value) for path, value in _all(module.named_parameters)},
+        **{path: ("_buffers", value) for path, value in _all(module.named_buffers)},
+    }
+    attributes = {
+        path for path, (_, kind) in leaves.items() if kind == lib.CW_LEAF_ATTRIBUTE
+    } - set(own)
+    missing = [path for path in own if path not in leaves]
+    unexpected = [path for path in leaves if path not in own and path not in attributes]
+    if strict and (missing or unexpected):
+        raise KeyError(
+            f"the tree does not fit the module: it lacks {_few(missing)}, and has {_few(unexpected)} beside; "
+            "strict=False fills what fits"
+        )
+    found = [path for path in own if path in leaves]
+    for path in found:
+        _check(path, own[path][1], leaves[path][0])
+    made: dict[int, Any] = {}
+    for path in found:
+        table, old = own[path]
+        part, name = _place(parts, path)
+        tensor = leaves[path][0]
+        if table == "_parameters":
+            if id(tensor) not in made:
+                made[id(tensor)] = _parameter(old, tensor)
+            getattr(part, table)[name] = made[id(tensor)]
+        else:
+            getattr(part, table)[name] = tensor.clone()
+    for path in attributes:
+        part, name = _place(parts, path)
+        if part is not None:
+            setattr(part, name, leaves[path][0].clone())
+    return missing, unexpected
+
+
+def _few(paths: list[str]) -> str:
+    shown = ", ".join(f'"{path}"' for path in paths[:4])
+    return (shown + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")) or "nothing"
+
+
+def _place(parts: dict[str, Any], path: str) -> tuple[Any, str]:
+    prefix, _, name = path.rpartition(".")
+    return parts.get(prefix), name
+
+
+def _check(path: str, old: Any, new: Any) -> None:
+    if tuple(old.shape) != tuple(new.shape):
+        raise ValueError(
+            f'"{path}" has the shape {tuple(old.shape)}, the tree\'s {tuple(new.shape)}'
+        )
+    if old.dtype != new.dtype:
+        raise ValueError(
+            f"\"{path}\" has the dtype {old.dtype}, the tree's {new.dtype}; give the module the tree's first"
+        )
+
+
+def _parameter(old: Any, tensor: Any) -> Any:
+    """A parameter on shared memory: one that no optimiser changes."""
+    torch = sys.modules.get("torch")
+    kind = torch.nn.Parameter if torch is not None and hasattr(torch, "nn") else type(old)
+    return kind(tensor, requires_grad=False)

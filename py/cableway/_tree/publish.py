@@ -1,0 +1,243 @@
+"""Publishing: leaves are laid out one behind the other, copied, and put under a name at once.
+
+The layout follows from the leaves and their order alone: one piece of memory on each device (of PIECE_BYTES at most), each leaf at
+a multiple of CW_LEAF_ALIGN bytes. So two versions of a model have the same layout, and the same `Tree.layout_hash`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cableway import array as arrays
+from cableway import client, create
+from cableway._array import copies
+from cableway._core import dtypes, layouts, leases
+from cableway._core.layouts import Layout
+from cableway._core.leases import Lease
+from cableway._core.library import check, ffi, lib
+from cableway._cuda import interop
+from cableway._tree.leaves import Leaf
+from cableway.array import Array
+from cableway.device import resolve
+from cableway.errors import VersionChanged, from_status
+
+__all__ = ["ANY_VERSION", "PIECE_BYTES", "publish"]
+
+ANY_VERSION = (1 << 64) - 1  # CW_ANY_VERSION
+
+_SMALL = (
+    1 << 16
+)  # bytes of a leaf that NumPy copies; larger ones in one piece, which is the quickest way into new memory
+PIECE_BYTES = 64 << 30  # of memory that is allocated at once, unless one leaf is larger
+
+
+_told: set[np.dtype[Any]] = set()  # dtypes that can be shared
+
+
+class Place(NamedTuple):
+    """Where a leaf lies: an array of ours, the bytes from its lowest byte to the leaf's, and its layout."""
+
+    lease: Lease
+    low: int
+    layout: Layout
+
+
+class Source:
+    """One leaf, before it is copied."""
+
+    __slots__ = ("layout", "leaf", "place", "values", "where")
+
+    def __init__(self, leaf: Leaf, device: str | None, copy: bool | None, frozen: Any) -> None:
+        value = leaf.value.detach() if hasattr(leaf.value, "detach") else leaf.value
+        if leases.has_masked(value):
+            raise TypeError("a masked array's mask would be lost; put array.filled()")
+        self.leaf = leaf
+        self.place: Place | None = None
+        self.values = value
+        if copy is False and not _is_here(value, device):
+            value = create.asarray(value, copy=False, device=device)
+        if isinstance(value, Array):
+            self.layout, self.where = value._layout_now(), value.device
+            stays = device is None or device == self.where
+            lease = value._open_lease()
+            shared = (
+                create._here(value, copy is False) if copy is False or lease in frozen else None
+            )
+            if shared is not None and (copy is False or (copy is None and stays)):
+                lease = shared._open_lease()
+                self.place = Place(lease, shared._offset - self.layout.origin, self.layout)
+            elif not layouts.is_gapless(self.layout):
+                self.layout = _gapless(self.layout)
+        else:
+            self._of_others(value)
+        if device is not None:
+            self.where = device
+        if self.layout.dtype not in _told:
+            dtypes.encode(self.layout.dtype)  # refuses what cannot be shared
+            _told.add(self.layout.dtype)
+
+    def _of_others(self, value: Any) -> None:
+        told = interop.foreign(value)
+        if told is not None:
+            told.check_gapless()
+            self.layout, self.where = told.layout, f"cuda:{told.gpu}"
+            return
+        self.values = create._values(value, None)
+        self.layout, self.where = layouts.like(self.values, "K"), "cpu"
+
+    def key(self, places: dict[int, tuple[int, int]]) -> tuple[Any, ...]:
+        """The same for leaves that are one: the object, or the memory and how it is seen. places: of leases met so far."""
+        values = self.leaf.value
+        if isinstance(values, Array):
+            lease = values._open_lease()
+            known = places.get(id(lease))
+            if known is None:
+                known = places[id(lease)] = (lease.gpu, lease.address)
+            low: Any = (known[0], known[1] + values._offset)
+        elif isinstance(self.values, np.ndarray):
+            low = (-1, self.values.__array_interface__["data"][0])
+        else:
+            told = interop.foreign(self.values)
+            low = (told.gpu, told.address) if told is not None else id(values)
+        if not self.layout.nbytes:
+            return (id(values),)
+        return (low, self.layout.shape, self._steps(), str(self.layout.dtype), self.where)
+
+    def _steps(self) -> tuple[int, ...]:
+        values = self.values
+        return values.strides if isinstance(values, np.ndarray) else self.layout.strides
+
+
+def _is_here(value: Any, device: str | None) -> bool:
+    """Whether it is an Array of this process's connection, on that device."""
+    if not isinstance(value, Array) or (device is not None and device != value.device):
+        return False
+    owner = lib.cw_array_client(value._open_lease().pointer)
+    return bool(owner == client.current().pointer) and not value.evictable
+
+
+def _gapless(layout: Layout) -> Layout:
+    shown: np.ndarray[Any, Any] = np.lib.stride_tricks.as_strided(
+        np.empty(1, layout.dtype), layout.shape, layout.strides
+    )
+    return layouts.like(shown, "K")
+
+
+def publish(
+    name: bytes,
+    found: list[Leaf],
+    *,
+    flags: int,
+    if_version: int | None,
+    meta: Any,
+    device: str | None,
+    copy: bool | None,
+    frozen: Any,
+) -> Any:
+    """Copies and publishes leaves. frozen: leases on memory that nobody writes, which is shared as it is.
+
+    Returns:
+        the cell (extra.h) with the tree.
+
+    Raises:
+        NameTaken, VersionChanged, LimitExceeded, ProducerDied, and what `asarray` raises of a leaf, with its path.
+    """
+    about = json.dumps({} if meta is None else meta).encode()
+    place = None if device is None else resolve(device)
+    sources = []
+    for leaf in found:
+        try:
+            sources.append(Source(leaf, place, copy, frozen))
+        except (TypeError, ValueError, BufferError) as error:
+            raise type(error)(f'"{leaf.path}": {error}') from error
+    aliases = _aliases(sources)
+    _copy([source for source, alias in zip(sources, aliases, strict=True) if not alias])
+    return _put(name, sources, aliases, about, flags, if_version)
+
+
+def _aliases(sources: list[Source]) -> list[int]:
+    """Of each leaf the number of the earlier one that it is, from 1; 0: none."""
+    first: dict[tuple[Any, ...], int] = {}
+    places: dict[int, tuple[int, int]] = {}
+    found = []
+    for number, source in enumerate(sources, 1):
+        known = first.setdefault(source.key(places), number)
+        found.append(0 if known == number else known)
+    return found
+
+
+def _copy(sources: list[Source]) -> None:
+    """Lays out what has no place yet, and copies it there."""
+    pieces: list[tuple[str, list[tuple[Source, int]]]] = []
+    filled: dict[str, tuple[int, int]] = {}  # by device: which piece, and up to where
+    for source in sources:
+        if source.place is not None or not source.layout.nbytes:
+            continue
+        span, where = source.layout.span, source.where
+        piece, end = filled.get(where, (-1, 0))
+        begin = -(-end // lib.CW_LEAF_ALIGN) * lib.CW_LEAF_ALIGN
+        if piece < 0 or begin + span > PIECE_BYTES:
+            piece, begin = len(pieces), 0
+            pieces.append((where, []))
+        pieces[piece][1].append((source, begin))
+        filled[where] = piece, begin + span
+    for where, placed in pieces:
+        last, begin = placed[-1]
+        raw = Layout((begin + last.layout.span,), np.dtype(np.uint8))
+        _fill(arrays.new(raw, device=where), placed)
+
+
+def _fill(whole: Array, placed: list[tuple[Source, int]]) -> None:
+    lease = whole._open_lease()
+    memory = lease.memory()
+    for source, begin in placed:
+        layout, values = source.layout, source.values
+        source.place = Place(lease, begin, layout)
+        if source.where == "cpu" and layout.nbytes < _SMALL and type(values) is np.ndarray:
+            shown: np.ndarray[Any, Any] = np.ndarray(
+                layout.shape, layout.dtype, memory, begin + layout.origin, layout.strides
+            )
+            leases.copy_values(shown, values)
+        else:
+            copies.assign(arrays.make(lease, layout, begin + layout.origin), values)
+
+
+def _put(
+    name: bytes,
+    sources: list[Source],
+    aliases: list[int],
+    about: bytes,
+    flags: int,
+    if_version: int | None,
+) -> Any:
+    leaves = ffi.new("cw_leaf[]", max(len(sources), 1))
+    kept = []
+    for number, (source, alias) in enumerate(zip(sources, aliases, strict=True)):
+        place = sources[alias - 1].place if alias else source.place
+        layout = (sources[alias - 1] if alias else source).layout if place is None else place.layout
+        path = ffi.new("char[]", source.leaf.path.encode())
+        kept.append(path)
+        leaf = leaves[number]
+        leaf.path, leaf.alias = path, alias
+        leaf.kind, leaf.flags = source.leaf.kind, source.leaf.flags
+        ffi.memmove(ffi.addressof(leaf, "layout"), layout.c, ffi.sizeof("cw_layout"))
+        if place is not None:
+            leaf.array, leaf.offset_bytes = place.lease.pointer, place.low
+    cell = ffi.gc(ffi.new("cw_tree **"), lib.cwpy_tree_end)
+    wanted = ANY_VERSION if if_version is None else if_version
+    connection = client.current()
+    pointer = connection.pointer
+    status = -errno.EINTR
+    while status == -errno.EINTR:  # nothing was done: the signal is served, and it begins anew
+        status = lib.cw_tree_put(
+            pointer, name, leaves, len(sources), about, len(about), flags, wanted, cell
+        )
+    if status == -errno.ESTALE:
+        raise VersionChanged(str(from_status(status, ffi.string(lib.cw_error()).decode())))
+    check(status)
+    del kept
+    return cell

@@ -1,0 +1,425 @@
+"""`Tree`: many arrays under one name, published at once and whole, in versions.
+
+>>> import numpy as np, cableway as cw
+>>> t = cw.put("model", {"layer.weight": np.ones((2, 3), "f4"), "layer.bias": np.zeros(3, "f4")}, meta={"step": 1})
+>>> sorted(t), t.meta
+(['layer.bias', 'layer.weight'], {'step': 1})
+>>> t = cw.get("model")                      # in any other process: one lease, no copy
+>>> t["layer.weight"].numpy().sum()
+np.float32(6.0)
+>>> t.newer() is None
+True
+>>> cw.remove("model")
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+from weakref import WeakSet
+
+from cableway import array as arrays
+from cableway import client, create
+from cableway._array import dlpack, pickles
+from cableway._core import dtypes
+from cableway._core.deadlines import deadline, left_ns
+from cableway._core.layouts import Layout
+from cableway._core.leases import Lease, lease_again
+from cableway._core.library import check, check_again, failure, ffi, lib
+from cableway._tree import modules
+from cableway._tree.leaves import flatten, is_tree
+from cableway._tree.publish import ANY_VERSION, publish
+from cableway._tree.table import Row, rows
+from cableway.array import Array
+from cableway.errors import Error, Stale, Timeout, VersionChanged
+
+__all__ = ["Tree", "is_tree"]
+
+_KINDS = ("plain", "parameter", "buffer", "attribute")
+_parts: WeakSet[Lease] = WeakSet()  # on memory that nobody writes any more
+
+
+class Tree(Mapping[str, Array]):
+    """One version of a tree: a mapping from paths to read-only `Array`s. `put` and `get` make it.
+
+    It holds one lease, and by that all of its memory, for as long as it is there; so does each array that was taken out of it.
+    Nothing of a version ever changes: who wants a later one gets it (`newer`, `cw.get(name)`).
+    """
+
+    __slots__ = ("_cell", "_info", "_leases", "_name", "_table")
+
+    _cell: Any  # cw_tree **; None: closed
+    _info: Any  # cw_tree_info *
+    _leases: dict[int, Lease]  # on the parts that are mapped
+    _name: str | None
+    _table: list[Row] | None  # all leaves, once they were looked at
+
+    def __init__(self) -> None:
+        raise TypeError("a Tree is made by cableway.put and get")
+
+    # ---- what it is
+
+    def _pointer(self) -> Any:
+        if self._cell is None:
+            raise ValueError(
+                f"this cableway.Tree {self._name!r} is closed; open it again with cableway.get()"
+            )
+        return self._cell[0]
+
+    @property
+    def name(self) -> str | None:
+        """The name under which it was put or found."""
+        return self._name
+
+    @property
+    def version(self) -> int:
+        """Its number: higher than that of each earlier version of any name."""
+        return int(self._info.version)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all leaves; what is tied counts once."""
+        return int(self._info.total_bytes)
+
+    @property
+    def layout_hash(self) -> int:
+        """The same for trees whose leaves have the same paths, dtypes, shapes, kinds and places."""
+        return int(self._info.layout_hash)
+
+    @property
+    def content_hash(self) -> int:
+        """A number of what lies in the leaves (XXH3), 0 where they have none: by default those on GPUs. See `verify`."""
+        return int(self._info.content_hash)
+
+    @property
+    def meta(self) -> Any:
+        """What was put with it as `meta=`; a new object each time.
+
+        Raises:
+            Error: another process wrote there what is no JSON.
+        """
+        self._pointer()
+        try:
+            return json.loads(ffi.buffer(self._info.meta, self._info.meta_bytes)[:] or b"{}")
+        except (ValueError, RecursionError) as error:
+            raise Error(f"the metadata of this tree is no JSON: {error}") from None
+
+    @property
+    def device(self) -> str:
+        """Where its leaves lie: "cpu", "cuda:N", or "" if on several devices, or if it has none."""
+        found = {self._part(number).gpu for number in range(self._info.parts)}
+        if len(found) != 1:
+            return ""
+        gpu = found.pop()
+        return "cpu" if gpu < 0 else f"cuda:{gpu}"
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._cell is None
+
+    def __repr__(self) -> str:
+        if self._cell is None:
+            return f"<cableway.Tree name={self._name!r} closed>"
+        return (
+            f"<cableway.Tree name={self._name!r} version={self.version} leaves={len(self)} "
+            f"nbytes={self.nbytes} parts={self._info.parts}>"
+        )
+
+    # ---- its leaves
+
+    def __len__(self) -> int:
+        return int(self._info.leaves)
+
+    def _leaf(self, number: int) -> Any:
+        leaf = ffi.new("cw_leaf *")
+        check(lib.cw_tree_leaf(self._pointer(), number, leaf))
+        return leaf
+
+    def _number(self, path: object) -> int:
+        if not isinstance(path, str) or "\0" in path:
+            return -1
+        number = ffi.new("uint32_t *")
+        status = lib.cw_tree_find(self._pointer(), path.encode("utf-8", "surrogatepass"), number)
+        return int(number[0]) if status == 0 else -1
+
+    def _rows(self) -> list[Row]:
+        if self._table is None:
+            self._pointer()
+            self._table = rows(self._info)
+        return self._table
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([row.path for row in self._rows()])
+
+    def __contains__(self, path: object) -> bool:
+        return self._number(path) >= 0
+
+    def __getitem__(self, path: str) -> Array:
+        """The array at a path, read-only and without a copy."""
+        number = self._number(path)
+        if number < 0:
+            raise KeyError(path)
+        return self._array(self._leaf(number))
+
+    def _layout(self, leaf: Any) -> Layout:
+        told = leaf.layout
+        shape = tuple(ffi.unpack(told.shape, told.ndim)) if told.ndim else ()
+        strides = tuple(ffi.unpack(told.strides, told.ndim)) if told.strides else None
+        return Layout(shape, dtypes.decode(ffi.string(told.dtype).decode()), strides)
+
+    def _array(self, leaf: Any) -> Array:
+        layout = self._layout(leaf)
+        if not leaf.size_bytes:
+            return create.empty(layout.shape, layout.dtype)
+        return arrays.make(self._part(leaf.part), layout, leaf.offset_bytes + layout.origin)
+
+    def _part(self, number: int) -> Lease:
+        """The lease on all of a part, which is mapped when it is first looked at."""
+        lease = self._leases.get(number)
+        if lease is None:
+            pointer, connection = self._pointer(), client.current()
+            lease = lease_again(Lease, lib.cw_tree_part, pointer, connection.pointer, number)
+            _parts.add(lease)
+            self._leases[number] = lease
+        return lease
+
+    def kind(self, path: str) -> str:
+        """What the leaf was: "parameter", "buffer", "attribute", or "plain" if it came from no module."""
+        number = self._number(path)
+        if number < 0:
+            raise KeyError(path)
+        return _KINDS[self._leaf(number).kind]
+
+    def ties(self) -> dict[str, str]:
+        """Of each tied leaf the earlier one that is the same memory."""
+        table = self._rows()
+        return {row.path: table[row.alias - 1].path for row in table if row.alias}
+
+    # ---- what is done with it
+
+    def verify(self) -> int:
+        """Reads all leaves that have a hash and compares. Returns how many these are.
+
+        Raises:
+            Error: one is not what was published; it is named.
+        """
+        looked = 0
+        hashed = ffi.new("uint64_t *")
+        for row in self._rows():
+            if not row.flags & lib.CW_LEAF_HASHED or not row.nbytes:
+                continue
+            pointer = arrays.usable(self._part(row.part))
+            check_again(lib.cw_array_hash, pointer, row.offset, row.nbytes, hashed)
+            if hashed[0] != row.hash:
+                raise Error(
+                    f'"{row.path}" of version {self.version} is not what was published: somebody wrote there; '
+                    "publish it again, and write to copies"
+                )
+            looked += 1
+        return looked
+
+    def torch(self) -> dict[str, Any]:
+        """All leaves as tensors of PyTorch, without a copy; what is tied is one tensor.
+
+        They are read-only, of which PyTorch knows nothing: a write ends the process by SIGSEGV in host memory, and
+        spoils its CUDA context (error 700) on a GPU. `clone()` what you want to write.
+        """
+        return dict(zip(self, self._tensors(), strict=True))
+
+    def _tensors(self) -> list[Any]:
+        """A tensor for each leaf."""
+        from torch.utils.dlpack import from_dlpack
+
+        forms: dict[Layout, dlpack.Form] = {}
+        places = [self._place(number) for number in range(self._info.parts)]
+        tensors: list[Any] = []
+        for row in self._rows():
+            if row.alias:
+                tensors.append(tensors[row.alias - 1])
+                continue
+            layout = row.layout
+            told = forms.get(layout)
+            if told is None:
+                told = forms[layout] = dlpack.form(layout.dtype, layout.shape, layout.strides)
+            if row.nbytes:
+                lease, low, device = places[row.part]
+            else:
+                lease = create.empty(layout.shape, layout.dtype)._open_lease()
+                low, device = lease.address, dlpack.HOST
+            address = low + row.offset + layout.origin
+            tensors.append(from_dlpack(dlpack.on(lease, address, device, told)))
+        return tensors
+
+    def _place(self, number: int) -> tuple[Lease, int, tuple[int, int]]:
+        """A part's lease, the address of its lowest byte, and its device as DLPack has it."""
+        lease = self._part(number)
+        arrays.usable(lease)
+        return lease, lease.address, dlpack.device_of(lease)
+
+    def into(self, module: Any, *, strict: bool = True) -> Any:
+        """Gives a module of PyTorch this tree's memory in place of its own; it may have been made on the device "meta".
+
+        Parameters are shared, read-only and without a copy, and what is tied becomes one parameter. Buffers and tensors that are
+        plain attributes are copied, so that the module may write them. All fits, or nothing is changed.
+
+        Args:
+            module: has `named_parameters` and `named_buffers`.
+            strict: whether the tree must have each parameter and buffer of the module, and nothing else.
+
+        Returns:
+            the module.
+
+        Raises:
+            KeyError: strict, and paths are lacking, here or there.
+            ValueError: a shape or a dtype differs.
+        """
+        found = zip(self._rows(), self._tensors(), strict=True)
+        modules.fill(module, {row.path: (tensor, row.kind) for row, tensor in found}, strict)
+        return module
+
+    def newer(self, timeout: float | None = 0) -> Tree | None:
+        """The version that the name means now, if it is a later one; else None.
+
+        Args:
+            timeout: seconds to wait for one; 0: do not wait, None: for ever.
+        """
+        if self._name is None:
+            raise ValueError("this tree has no name under which there could be a newer one")
+        try:
+            wait_after(self._name, self.version, timeout)
+        except Timeout:
+            return None
+        return get(self._name)
+
+    # ---- its life
+
+    def close(self) -> None:
+        """Ends this handle. Arrays that were taken out of it stay valid. May be repeated."""
+        self._cell = self._table = None
+        self._leases = {}
+
+    def __enter__(self) -> Tree:
+        self._pointer()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        handle = ffi.new("cw_handle *")
+        pointer = self._pointer()
+        check_again(lib.cw_tree_export, pointer, 1, handle)
+        raw = bytes(ffi.buffer(handle))
+        pickles.begun(raw)
+        return open_handle, (raw, self.version, self._name, client.current().address)
+
+
+def make(cell: Any, name: str | None) -> Tree:
+    """The Tree of a cell (extra.h) that has one."""
+    made = Tree.__new__(Tree)
+    made._cell = cell
+    made._name = name
+    made._leases = {}
+    made._table = None
+    made._info = ffi.new("cw_tree_info *")
+    lib.cw_tree_look_at(cell[0], made._info)
+    return made
+
+
+def _cell() -> Any:
+    return ffi.gc(ffi.new("cw_tree **"), lib.cwpy_tree_end)
+
+
+def open_handle(handle: bytes, version: int, name: str | None, address: str) -> Tree:
+    """Opens a handle that another process made; what unpickling calls.
+
+    Raises:
+        Stale: the tree is gone.
+        Error: the handle, or its index, cannot be.
+    """
+    if len(handle) != ffi.sizeof("cw_handle"):
+        raise ValueError(f"a handle has {ffi.sizeof('cw_handle')} bytes, not {len(handle)}")
+    carried = ffi.from_buffer("cw_handle *", handle)
+    connection = client.for_instance(carried.instance, address)
+    if connection.instance != carried.instance:
+        raise Stale("the tree behind this handle went with the broker that held it; put it again")
+    cell = _cell()
+    check_again(lib.cw_tree_open, connection.pointer, carried, version, cell)
+    return make(cell, name)
+
+
+def get(name: str, version: int | None = None) -> Tree:
+    """The tree under a name; see `cableway.get`."""
+    if version is not None and not 0 < version < 1 << 64:
+        raise ValueError(f"a version is a number above 0, not {version}")
+    cell = _cell()
+    pointer = client.current().pointer
+    check_again(lib.cw_tree_get, pointer, name.encode(), version or 0, cell)
+    return make(cell, name)
+
+
+def put(
+    name: str,
+    value: Any,
+    *,
+    flags: int,
+    if_version: int | None = None,
+    meta: Any = None,
+    device: str | None = None,
+    copy: bool | None = None,
+) -> Tree:
+    """Publishes a tree; see `cableway.put`."""
+    if if_version is not None and not 0 <= if_version < (1 << 64) - 1:
+        raise ValueError(f"a version is a number from 0 on, not {if_version}")
+    if isinstance(value, Tree) and meta is None and device is None and copy is not True:
+        return _name_again(name, value, flags, if_version)
+    cell = publish(
+        name.encode(),
+        flatten(value),
+        flags=flags,
+        if_version=if_version,
+        meta=meta,
+        device=device,
+        copy=copy,
+        frozen=_parts,
+    )
+    return make(cell, name)
+
+
+def _name_again(name: str, tree: Tree, flags: int, if_version: int | None) -> Tree:
+    """Another name for the same memory."""
+    wanted = ANY_VERSION if if_version is None else if_version
+    version = ffi.new("uint64_t *")
+    pointer, connection = tree._pointer(), client.current()
+    flags &= lib.CW_REPLACE | lib.CW_KEEP
+    status = lib.cw_tree_name(pointer, connection.pointer, name.encode(), flags, wanted, version)
+    if status == -errno.ESTALE:
+        raise VersionChanged(str(failure(status)))
+    check(status)
+    return get(name, int(version[0]))
+
+
+def wait_after(name: str, after: int, timeout: float | None) -> None:
+    """Waits until the name means a version after that one; see `cableway.wait`."""
+    end = math.inf if timeout is None else deadline(timeout)
+    encoded = name.encode()
+    while True:
+        status = lib.cw_wait_after(client.current().pointer, encoded, after, left_ns(end))
+        if status != -errno.EINTR:
+            check(status)
+            return

@@ -1,0 +1,246 @@
+"""Trees in GPU memory: published when the writers are done, read-only to the GPU, freed with the last reader."""
+
+from __future__ import annotations
+
+import cuda_programs
+import cuda_support
+
+cuda_support.require()
+two = cuda_support.second_gpu
+
+gpus = cuda_support.for_module()
+program = cuda_programs.program
+
+STATE = """
+def state(value, device="cuda:0"):
+    return {"a.weight": cw.full((64, 32), value, "f4", device=device), "b.bias": cw.full(7, value, "f8", device=device)}
+"""
+
+
+def test_a_tree_on_a_gpu_comes_back_in_another_process(program):
+    program(
+        STATE
+        + """
+t = cw.put("m", state(3.0), meta={"k": 1}, keep=True)
+assert t.device == "cuda:0" and t.nbytes == 64 * 32 * 4 + 56 and t.content_hash == 0
+child = other('''
+t = cw.get("m")
+assert t.device == "cuda:0" and list(t) == ["a.weight", "b.bias"] and t.meta == {"k": 1}
+w = t["a.weight"]
+assert w.device == "cuda:0" and w.readonly and w.shape == (64, 32)
+assert (w.to("cpu").numpy() == 3).all() and (t["b.bias"].to("cpu").numpy() == 3).all()
+assert low(w) % 256 == 0 and cw.names() == ["m"]
+say()
+''')
+heard(child)
+ended(child)
+"""
+    )
+
+
+def test_host_arrays_go_to_the_gpu_that_is_named(program):
+    program("""
+t = cw.put("m", {"w": np.arange(5.0), "n": {"x": np.ones(3, "i2")}}, device="cuda:0")
+assert t.device == "cuda:0"
+assert t["w"].to("cpu").numpy().tolist() == [0, 1, 2, 3, 4] and t["n.x"].to("cpu").numpy().sum() == 3
+""")
+
+
+def test_it_is_seen_when_the_last_write_is_complete_and_not_before(program):
+    program("""
+import threading
+stream = Stream()
+w = cw.zeros(1000, "u1", device="cuda:0")
+with w.writing(stream.handle.value):
+    stream.hold("go")
+    stream.fill(low(w), 7)
+maker = threading.Thread(target=lambda: cw.put("m", {"w": w}, copy=False))
+maker.start()
+assert "m" not in cw.names()
+touch("go")
+maker.join()
+assert (cw.get("m")["w"].to("cpu").numpy() == 7).all()
+""")
+
+
+def test_a_signal_while_the_writers_are_waited_for_is_served_and_the_tree_is_put(program):
+    program("""
+import threading
+stream = Stream()
+w = cw.zeros(1000, "u1", device="cuda:0")
+with w.writing(stream.handle.value):
+    stream.hold("go")
+    stream.fill(low(w), 7)
+served = []
+def serve(*_):
+    served.append(1)
+    touch("go")
+signal.signal(signal.SIGALRM, serve)
+main = threading.main_thread().ident
+def knock():
+    while not served:                            # until one comes while it waits: those before end nothing
+        signal.pthread_kill(main, signal.SIGALRM)
+        time.sleep(0.01)
+threading.Timer(0.05, knock).start()
+t = cw.put("m", {"w": w}, copy=False)
+assert served and (t["w"].to("cpu").numpy() == 7).all()
+""")
+
+
+def test_who_publishes_what_a_dead_process_never_finished_is_told(program):
+    program("""
+child = other('''
+stream = Stream()
+w = cw.put("w", cw.zeros(1000, "u1", device="cuda:0"), keep=True)
+say()
+with w.writing(stream.handle.value):
+    stream.hold("never")
+    stream.fill(low(w), 7)
+    say("begun")
+    os.kill(os.getpid(), signal.SIGKILL)
+''')
+heard(child)
+heard(child, "begun")
+w = cw.get("w")
+child.wait()
+try:
+    cw.put("m", {"w": w}, copy=False)
+except cw.ProducerDied:
+    pass
+else:
+    raise AssertionError("it was published")
+assert "m" not in cw.names()
+""")
+
+
+def test_memory_of_ours_is_published_without_a_copy(program):
+    program(
+        STATE
+        + """
+given = state(2.0)
+t = cw.put("m", given, copy=False)
+assert len(t) == 2 and low(t["a.weight"]) and t.ties() == {}
+cw.copy([(given["b.bias"], cw.full(7, 9.0, device="cuda:0"))])   # who had it writable still has: documented
+assert t["b.bias"].to("cpu").numpy()[0] == 9
+"""
+    )
+
+
+def test_a_reader_that_writes_breaks_its_own_context_alone(program):
+    program(
+        STATE
+        + """
+t = cw.put("m", state(1.0), keep=True)
+child = other('''
+Stream()
+t = cw.get("m")
+w = t["a.weight"]
+assert cuda.cuMemsetD8_v2(ctypes.c_uint64(low(w)), ctypes.c_ubyte(9), ctypes.c_size_t(4)) == 1
+say()
+''')
+heard(child)
+ended(child)
+assert (t["a.weight"].to("cpu").numpy() == 1).all()
+"""
+    )
+
+
+def test_its_memory_comes_back_with_the_last_reader(program):
+    program(
+        f"COMMAND = {str(cuda_support.COMMAND)!r}"
+        + """
+import json
+def gpu_bytes():
+    command = COMMAND
+    told = json.loads(subprocess.run([command, "status", "--json"], capture_output=True, text=True, check=True).stdout)
+    return told["gauges"]["gpu_bytes"]
+child = other('''
+t = cw.get("m", timeout=30)
+t["w"]
+say()
+sys.stdin.read()
+''')
+maker = other('''
+t = cw.put("m", {"w": np.ones(48 << 20, "u1")}, device="cuda:0", keep=True)
+say("put")
+''')
+heard(maker, "put")
+ended(maker)
+heard(child)
+cw.remove("m")
+cw.zeros(1)
+assert gpu_bytes() >= 48 << 20
+child.kill()
+child.wait()
+for _ in range(100):
+    if gpu_bytes() == 0: break
+    time.sleep(0.01)
+assert gpu_bytes() == 0
+"""
+    )
+
+
+def test_a_publisher_killed_at_any_moment_leaves_a_whole_version_and_no_memory(program):
+    program(
+        f"COMMAND = {str(cuda_support.COMMAND)!r}"
+        + """
+import json, random
+def gpu_bytes():
+    told = json.loads(subprocess.run([COMMAND, "status", "--json"], capture_output=True, text=True, check=True).stdout)
+    return told["gauges"]["gpu_bytes"]
+chance = random.Random()
+for _ in range(6):
+    maker = other('''
+import itertools
+for value in itertools.count(1):
+    state = {str(i): np.full(50000, value, "f4") for i in range(8)}
+    cw.put("m", state, device="cuda:0", meta=value, keep=True)
+    say(str(value))
+''')
+    for _ in range(chance.randrange(1, 12)):
+        maker.stdout.readline()
+    maker.kill()
+    maker.wait()
+    tree = cw.get("m")
+    assert {float(v) for x in tree.values() for v in np.unique(x.to("cpu").numpy())} == {float(tree.meta)}
+    cw.remove("m")
+    tree.close()
+    del tree
+    for _ in range(100):
+        if gpu_bytes() == 0: break
+        time.sleep(0.01)
+    assert gpu_bytes() == 0
+"""
+    )
+
+
+@two
+def test_parts_on_two_gpus_are_one_tree(program):
+    program(
+        STATE
+        + """
+value = {"rank0": state(1.0), "rank1": state(2.0, "cuda:1"), "host": np.ones(3)}
+t = cw.put("m", value, keep=True)
+assert t.device == ""
+child = other('''
+t = cw.get("m")
+assert t["rank0.a.weight"].device == "cuda:0" and t["rank1.a.weight"].device == "cuda:1" and t["host"].device == "cpu"
+assert (t["rank1.b.bias"].to("cpu").numpy() == 2).all()
+say()
+''')
+heard(child)
+ended(child)
+"""
+    )
+
+
+def test_hashes_of_gpu_leaves_are_made_where_they_are_wanted(program):
+    program(
+        STATE
+        + """
+t = cw.put("m", state(1.0), hashed=True)
+assert t.content_hash and t.verify() == 2
+host = cw.put("h", {k: v.to("cpu") for k, v in state(1.0).items()})
+assert host.content_hash == t.content_hash
+"""
+    )

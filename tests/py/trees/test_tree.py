@@ -1,0 +1,495 @@
+"""Trees: what is put comes back, whole and in one version; nothing of a version ever changes."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import stop_broker
+from hypothesis import given
+from hypothesis import strategies as st
+from waiting import eventually, soon
+
+import cableway as cw
+from cableway._core.library import ffi, lib
+from cableway.client import current
+
+
+def state(value: float = 1.0) -> dict[str, Any]:
+    """A little model."""
+    weight = np.full((3, 4), value, "f4")
+    return {"embed.weight": weight, "norm.bias": np.arange(5) * value, "head.weight": weight}
+
+
+def in_process(code: str, *arguments: str) -> str:
+    """What a new process prints."""
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+# ---- what is put comes back
+
+
+def test_a_state_dict_comes_back_by_its_own_names() -> None:
+    put = cw.put("m", state(), meta={"step": 3})
+    for tree in (put, cw.get("m"), cw.get("m", timeout=5)):
+        assert list(tree) == ["embed.weight", "norm.bias", "head.weight"]
+        assert tree["embed.weight"].numpy().tolist() == np.full((3, 4), 1.0).tolist()
+        assert tree["norm.bias"].dtype == np.int64 or tree["norm.bias"].dtype == np.float64
+        assert tree.meta == {"step": 3}
+        assert "norm" not in tree and "norm.bias" in tree
+        with pytest.raises(KeyError):
+            tree["norm"]
+
+
+def test_what_is_tied_is_one_memory_and_counts_once() -> None:
+    tree = cw.put("m", state())
+    assert tree.ties() == {"head.weight": "embed.weight"}
+    assert tree.nbytes == 3 * 4 * 4 + 5 * 8
+    one, other = tree["embed.weight"].numpy(), tree["head.weight"].numpy()
+    assert one.__array_interface__["data"] == other.__array_interface__["data"]
+
+
+def test_dicts_and_lists_in_each_other_have_paths() -> None:
+    value = {"a": {"b": np.ones(2)}, "c": [np.zeros(3), {"d": 5}], 7: (np.ones(1), 2.5)}
+    tree = cw.put("m", value)
+    assert list(tree) == ["a.b", "c.0", "c.1.d", "7.0", "7.1"]
+    assert tree["c.1.d"].numpy() == 5 and tree["7.1"].shape == ()
+
+
+def test_a_list_is_an_array_where_numpy_makes_one_and_else_a_tree() -> None:
+    assert isinstance(cw.put("x", [1, 2]), cw.Array)
+    assert isinstance(cw.put("x", [np.ones(2), np.ones(2)]), cw.Array)
+    assert isinstance(cw.put("x", [np.ones(2), np.ones(3)]), cw.Tree)
+    assert isinstance(cw.put("x", [{"a": 1}]), cw.Tree)
+    assert isinstance(cw.put("x", [np.ones(2), np.ones(2)], as_tree=True), cw.Tree)
+
+
+def test_every_leaf_is_read_only_in_every_process() -> None:
+    tree = cw.put("m", state())
+    with pytest.raises(ValueError, match="read-only"):
+        tree["embed.weight"][0, 0] = 1
+    told = in_process("""
+        import cableway as cw
+        x = cw.get("m")["embed.weight"].numpy()
+        try:
+            x.flags.writeable = True
+        except ValueError:
+            print("refused")
+        """)
+    assert told == "refused\n"
+
+
+def test_a_reader_that_writes_by_force_ends_alone_and_the_content_stays() -> None:
+    tree = cw.put("m", state())
+    before = tree.content_hash
+    code = """
+        import ctypes, cableway as cw
+        x = cw.get("m")["embed.weight"].numpy()
+        ctypes.memset(x.__array_interface__["data"][0], 0, 4)
+        """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False)
+    assert run.returncode == -signal.SIGSEGV
+    again = cw.get("m")
+    assert again.verify() == 3
+    assert again.content_hash == before != 0
+
+
+def test_verify_names_the_leaf_that_somebody_changed() -> None:
+    memory = cw.empty(4, "f8")
+    memory[...] = 1
+    tree = cw.put("m", {"good": cw.zeros(2), "bad": memory}, copy=False)
+    assert tree.verify() == 2
+    memory.numpy()[0] = 2  # whoever had it writable still can: it is no longer what was published
+    with pytest.raises(cw.Error, match='"bad"'):
+        tree.verify()
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8", exclude_categories=("Cc",)), min_size=1, max_size=20),
+        st.tuples(
+            st.sampled_from(["?", "i1", "<u2", "<f4", "<c16", "S3", "<M8[ns]"]),
+            st.lists(st.integers(0, 4), max_size=4),
+        ),
+        max_size=12,
+    )
+)
+def test_any_names_dtypes_and_shapes_come_back(leaves: dict[str, tuple[str, list[int]]]) -> None:
+    given_ = {
+        path: np.random.default_rng(len(path)).integers(0, 2, shape).astype(dtype)
+        for path, (dtype, shape) in leaves.items()
+    }
+    tree = cw.put("any", given_)
+    assert list(tree) == list(given_)
+    for path, array in given_.items():
+        assert tree[path].dtype == array.dtype and tree[path].shape == array.shape
+        assert tree[path].numpy().tobytes() == array.tobytes()
+    assert tree.verify() == sum(array.nbytes > 0 for array in given_.values())
+
+
+def test_strides_that_are_not_those_of_c_order_stay() -> None:
+    tree = cw.put("m", {"f": np.asfortranarray(np.arange(12.0).reshape(3, 4))})
+    assert tree["f"].strides == (8, 24)
+    assert tree["f"].numpy().tolist() == np.arange(12.0).reshape(3, 4).tolist()
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "words"),
+    [
+        ({"a": {"b": 1}, "a.b": 2}, ValueError, 'two arrays have the path "a.b"'),
+        ({"a": {"b": None}}, TypeError, '"a.b": NumPy makes no array'),
+        ({1.5: 3}, TypeError, "keys of a tree are str or int"),
+        ({"a": np.array([object()])}, TypeError, '"a": dtype object'),
+        ({"a\nb": 1}, ValueError, "control characters"),
+        ({"x" * 2000: 1}, ValueError, "1024 bytes"),
+        ({"a": np.ma.masked_array([1], [True])}, TypeError, "mask"),
+    ],
+)
+def test_what_cannot_be_a_leaf_is_refused_by_its_path(value: Any, kind: Any, words: str) -> None:
+    with pytest.raises(kind, match=words):
+        cw.put("m", value)
+    with pytest.raises(cw.NameNotFound):
+        cw.get("m")
+
+
+def test_options_that_are_not_for_it_are_refused() -> None:
+    cw.put("m", state())
+    with pytest.raises(ValueError, match="lies where it lies"):
+        cw.get("m", device="cpu")
+    with pytest.raises(ValueError, match="trees of other nodes"):
+        cw.put("m", state(), remote="read")
+    with pytest.raises(cw.RemoteError, match="this node alone"):
+        cw.put("//node/m", state())
+    with pytest.raises(ValueError, match="are for trees"):
+        cw.put("x", [1], if_version=3)
+    with pytest.raises(TypeError, match="JSON"):
+        cw.put("m", state(), meta={"x": object()})
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
+def test_the_dtypes_of_machine_learning_are_leaves_too(name: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    values = np.arange(6).astype(getattr(ml_dtypes, name))
+    tree = cw.put("m", {"plain": np.ones(3), "w": values})
+    assert tree["w"].dtype == cw.asarray(values).dtype
+    assert tree["w"].numpy().tobytes() == values.tobytes() and tree.verify() == 2
+
+
+def test_an_empty_tree_is_one() -> None:
+    tree = cw.put("m", {})
+    assert len(tree) == 0 and list(cw.get("m")) == [] and tree.verify() == 0
+
+
+def test_any_mapping_is_taken() -> None:
+    assert list(cw.put("m", collections.OrderedDict(a=1))) == ["a"]
+
+
+# ---- versions
+
+
+def test_versions_rise_and_who_has_one_keeps_it() -> None:
+    first = cw.put("m", state(1.0))
+    second = cw.put("m", state(2.0))
+    assert second.version > first.version
+    assert first["norm.bias"].numpy().tolist() == [0, 1, 2, 3, 4]
+    assert cw.get("m").version == second.version
+    assert cw.get("m", version=first.version)["norm.bias"].numpy()[1] == 1
+    assert first.layout_hash == second.layout_hash
+    assert first.content_hash != second.content_hash
+    newer = first.newer()
+    assert newer is not None and newer.version == second.version
+    assert newer.newer() is None
+
+
+def test_a_version_that_nobody_has_is_gone() -> None:
+    first = cw.put("m", state(1.0))
+    number = first.version
+    cw.put("m", state(2.0))
+    first.close()
+    assert eventually(lambda: not _has("m", number))
+
+
+def _has(name: str, version: int) -> bool:
+    try:
+        cw.get(name, version=version).close()
+    except cw.NameNotFound:
+        return False
+    return True
+
+
+def test_a_put_is_done_only_if_the_name_means_what_was_said() -> None:
+    with pytest.raises(cw.VersionChanged):
+        cw.put("m", state(), if_version=5)
+    first = cw.put("m", state(), if_version=0)
+    with pytest.raises(cw.NameTaken):
+        cw.put("m", state(), if_version=0)
+    second = cw.put("m", state(2.0), if_version=first.version)
+    with pytest.raises(cw.VersionChanged, match=f"it means {second.version}"):
+        cw.put("m", state(3.0), if_version=first.version)
+    assert cw.get("m").version == second.version
+    with pytest.raises(cw.NameTaken):
+        cw.put("m", state(), replace=False)
+
+
+def test_two_who_add_one_by_comparing_versions_lose_nothing() -> None:
+    cw.put("n", {"count": np.int64(0)})
+    rounds = 50
+
+    def add() -> None:
+        done = 0
+        while done < rounds:
+            tree = cw.get("n")
+            count = tree["count"].numpy() + 1
+            try:
+                cw.put("n", {"count": count}, if_version=tree.version)
+                done += 1
+            except cw.VersionChanged:
+                continue
+
+    threads = [threading.Thread(target=add) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert cw.get("n")["count"].numpy() == 3 * rounds
+
+
+def test_who_waits_for_a_later_version_gets_that() -> None:
+    tree = cw.put("m", state())
+    with pytest.raises(cw.Timeout):
+        cw.wait("m", timeout=0.01, after=tree.version)
+    assert tree.newer(timeout=0.01) is None
+    later = threading.Thread(target=lambda: cw.put("m", state(2.0)))
+    later.start()
+    cw.wait("m", timeout=60, after=tree.version)
+    later.join()
+    assert cw.get("m").version > tree.version
+
+
+def test_a_removed_name_never_gets_an_old_number_again() -> None:
+    first = cw.put("m", state())
+    cw.remove("m")
+    assert cw.put("m", state()).version > first.version
+
+
+def test_another_name_for_a_tree_copies_nothing() -> None:
+    tree = cw.put("m", state())
+    before = current_bytes()
+    best = cw.put("best", tree)
+    assert best.version > tree.version and best.content_hash == tree.content_hash
+    assert current_bytes() == before
+    cw.remove("m")
+    tree.close()
+    assert cw.get("best").verify() == 3
+
+
+def test_leaves_of_another_tree_are_shared_and_not_copied() -> None:
+    base = cw.put("base", {"w": np.ones(1 << 20)})
+    tuned = cw.put("tuned", {"w": base["w"], "lora": np.ones(4)})
+    assert (
+        tuned["w"].numpy().__array_interface__["data"]
+        == (base["w"].numpy().__array_interface__["data"])
+    )
+    base.close()
+    cw.remove("base")
+    assert tuned.verify() == 2
+
+
+def current_bytes() -> int:
+    """Of all slabs of the broker."""
+    command = [Path(sys.prefix) / "bin" / "cableway", "status", "--json"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(json.loads(told)["gauges"]["bytes"])
+
+
+# ---- one name, many processes
+
+
+def test_a_tree_is_one_row_with_its_holders() -> None:
+    tree = cw.put("m", state())
+    info = ffi.new("cw_name_info *")
+    assert lib.cw_name_stat(current().pointer, b"m", info) == 0
+    assert ffi.string(info.dtype) == b"tree" and info.shape[0] == 3
+    assert (info.nbytes, info.version, info.parts) == (tree.nbytes, tree.version, 1)
+    assert info.holders == 1 and info.references == 1
+    assert cw.names() == ["m"]
+
+
+def test_a_tree_travels_to_workers_and_back() -> None:
+    tree = cw.put("m", state(), meta={"k": 1})
+    with cw.Pool(2) as pool:
+        found = pool.map(_look, [tree, tree])
+    assert found == [(tree.version, "m", {"k": 1}, 10.0)] * 2
+    again = pickle.loads(pickle.dumps(tree))
+    cw.remove("m")
+    tree.close()
+    assert again.verify() == 3
+
+
+def _look(tree: cw.Tree) -> tuple[int, str | None, Any, float]:
+    return tree.version, tree.name, tree.meta, float(tree["norm.bias"].numpy().sum())
+
+
+def test_leaves_travel_alone() -> None:
+    leaf = cw.put("m", state())["norm.bias"]
+    cw.remove("m")
+    with cw.Pool(1) as pool:
+        assert pool.apply(np.sum, (leaf,)) == 10
+    again = pickle.loads(pickle.dumps(leaf))
+    assert again.readonly and again.numpy().sum() == 10
+
+
+def test_what_is_open_stays_readable_without_a_broker(broker_folder: Path) -> None:
+    tree = cw.put("m", state())
+    bias = tree["norm.bias"]
+    stop_broker(broker_folder)
+    assert bias.numpy().sum() == 10 and list(tree)[0] == "embed.weight" and tree.verify() == 3
+    with pytest.raises((cw.BrokerLost, cw.NameNotFound)):  # whichever call is the first to hear of it
+        cw.get("m")
+    with pytest.raises((cw.BrokerLost, ValueError)):  # of a broker that is gone, put at the next one
+        cw.put("again", tree)
+    assert cw.put("m", state())["norm.bias"].numpy().sum() == 10
+
+
+def test_a_publisher_killed_at_any_moment_leaves_a_whole_version() -> None:
+    """By chance, between processes; at every instruction: tests/crash/crash_tree.c."""
+    code = """
+        import cableway as cw, numpy as np, itertools
+        for value in itertools.count(1):
+            cw.put("m", {str(i): np.full(5000, float(value)) for i in range(10)}, meta=value)
+            print(value, flush=True)
+        """
+    chance = random.Random()
+    for _ in range(8):
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as maker:
+            assert maker.stdout is not None
+            for _ in range(chance.randrange(1, 20)):
+                maker.stdout.readline()
+            maker.kill()
+        tree = cw.get("m")
+        assert {float(x.numpy().min()) for x in tree.values()} == {float(tree.meta)}
+        assert {float(x.numpy().max()) for x in tree.values()} == {float(tree.meta)}
+        handle = tree["0"].handle(transit=False)
+        cw.remove("m")
+        tree.close()
+        assert soon(lambda handle=handle: not _opens(handle))
+
+
+def test_a_forked_child_reads_on_when_its_parent_has_let_go() -> None:
+    tree = cw.put("m", state())
+    begin, end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(begin, 1)
+        good = tree["norm.bias"].numpy().sum() == 10 and tree.verify() == 3
+        os._exit(0 if good else 1)
+    cw.remove("m")
+    tree.close()
+    os.write(end, b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(begin)
+    os.close(end)
+
+
+def test_memory_is_back_within_a_second_of_the_last_readers_death() -> None:
+    code = """
+        import sys, cableway as cw
+        tree = cw.get("m")
+        tree["w"].numpy()
+        print("has it", flush=True)
+        sys.stdin.read()
+        """
+    tree = cw.put("m", {"w": np.ones(1 << 22)})
+    handle = tree["w"].handle(transit=False)
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
+        assert reader.stdout is not None and reader.stdout.readline() == "has it\n"
+        cw.remove("m")
+        tree.close()
+        assert _opens(handle)
+        reader.kill()
+    assert soon(lambda: not _opens(handle))
+
+
+def _opens(handle: bytes) -> bool:
+    carried = ffi.from_buffer("cw_handle *", handle)
+    layout = cw.zeros(carried.size_bytes, "u1")._layout_now()
+    out = ffi.new("cw_array **")
+    status = lib.cw_array_open(current().pointer, carried, layout.c, 0, out)
+    if status == 0:
+        lib.cw_array_close(out[0])
+    return bool(status == 0)
+
+
+def test_leaves_of_a_tree_of_another_connection_are_put_too() -> None:
+    tree = cw.put("m", state())
+    with cw.connect(namespace="other"):
+        mixed = cw.put("mixed", {"w": tree["norm.bias"], "x": np.ones(2)})
+        assert mixed["w"].numpy().sum() == 10 and mixed.verify() == 2
+    child = os.fork()
+    if child == 0:
+        again = cw.put("again", {"w": tree["norm.bias"]})
+        os._exit(0 if again["w"].numpy().sum() == 10 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert cw.get("again").verify() == 1
+
+
+def test_a_closed_tree_says_so_and_its_arrays_live() -> None:
+    tree = cw.put("m", state())
+    bias = tree["norm.bias"]
+    with tree:
+        pass
+    assert tree.closed and "closed" in repr(tree)
+    with pytest.raises(ValueError, match="closed"):
+        tree["norm.bias"]
+    assert bias.numpy().sum() == 10
+
+
+def test_what_is_no_tree_is_refused_as_one() -> None:
+    array = cw.put("a", np.arange(300))
+    with pytest.raises(cw.Error, match="is an array, and no tree"):
+        cw.get("a", version=_entry("a"))
+    handle = array.handle()
+    with pytest.raises(cw.Error, match="damaged"):
+        cw.tree.open_handle(handle, 1, None, current().address)
+
+
+def _entry(name: str) -> int:
+    """The number of the put that a name means."""
+    tree = cw.put("probe", {})
+    cw.put(name, np.arange(300))
+    return tree.version + 1
+
+
+def test_metadata_that_is_no_json_is_an_error_of_the_tree() -> None:
+    cell = ffi.gc(ffi.new("cw_tree **"), lib.cwpy_tree_end)
+    any_version = (1 << 64) - 1
+    status = lib.cw_tree_put(
+        current().pointer, b"m", ffi.NULL, 0, b"{x", 2, lib.CW_REPLACE, any_version, cell
+    )
+    assert status == 0
+    with pytest.raises(cw.Error, match="no JSON"):
+        _ = cw.get("m").meta

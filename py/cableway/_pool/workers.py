@@ -29,6 +29,7 @@ from cableway._pool.options import Options
 from cableway._pool.task_queue import Memory, TaskQueue, spin_seconds, spinners
 from cableway._pool.worker import worker as worker_main
 from cableway._transport import main_module
+from cableway._transport.start_arguments import start_arguments
 
 __all__ = ["Worker", "Workers"]
 
@@ -229,7 +230,7 @@ class Workers:
         options = self._options
         initializer, initargs = options.initializer, options.initargs
         if not self._by_fork:
-            initializer, initargs = main_module.start_arguments(self.main, initializer, initargs)
+            initializer, initargs = start_arguments(self.main, initializer, initargs)
         process = self._process(
             target=worker_main.main,
             args=(self._memory, place, initializer, initargs, options.maxtasks),

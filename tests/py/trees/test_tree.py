@@ -186,13 +186,21 @@ def test_options_that_are_not_for_it_are_refused() -> None:
         cw.put("m", state(), meta={"x": object()})
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e8m0fnu"])
 def test_the_dtypes_of_machine_learning_are_leaves_too(name: str) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     values = np.arange(6).astype(getattr(ml_dtypes, name))
     tree = cw.put("m", {"plain": np.ones(3), "w": values})
     assert tree["w"].dtype == cw.asarray(values).dtype
     assert tree["w"].numpy().tobytes() == values.tobytes() and tree.verify() == 2
+
+
+def test_a_leaf_that_cannot_be_shared_is_named() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    with pytest.raises(TypeError, match=r'"w": .*int4'):  # a byte an element; shared is int4_x2
+        cw.put("m", {"plain": np.ones(3), "w": np.arange(6).astype(ml_dtypes.int4)})
+    with pytest.raises(cw.NameNotFound):
+        cw.get("m")
 
 
 def test_an_empty_tree_is_one() -> None:

@@ -131,8 +131,11 @@ def test_what_pytorch_made_in_memory_of_ours_goes_without_a_copy(program):
                 t[1] = 0
                 library.cuda.synchronize()
             assert sent()[1] == 0
-            there.put(library.nn.Parameter(t))
-            assert type(back.get(timeout=60)[0]) is library.nn.Parameter
+            back.put(library.nn.Parameter(t))
+            got = back.get()
+            got.detach()[1] = 5
+            library.cuda.synchronize()
+            assert type(got) is library.nn.Parameter and got.requires_grad and t[1].item() == 5
             half = library.ones(N, device="cuda", dtype=library.bfloat16)
             back.put(half)
             got = back.get()

@@ -29,9 +29,7 @@ int cw_name_key_make(cw_client *client, const char *name, struct cw_name_key *ke
     if (!client)
         return cw_needs("a client");
     int code = cw_client_usable(client);
-    if (code == 0)
-        code = cw_name_check(name);
-    if (code)
+    if (code || (code = cw_name_check(name)) != 0)
         return code;
     size_t space = strlen(client->name_space) + 1, length = strlen(name);
     memcpy(key->text, client->name_space, space);
@@ -47,8 +45,7 @@ int cw_no_such_name(cw_client *client, const char *name) {
 }
 
 static int find(cw_client *client, const char *name, const struct cw_name_key *key) {
-    struct cw_found found;
-    int code = cw_name_key_find(client, key, &found);
+    int code = cw_name_key_find(client, key, &(struct cw_found){0});
     return code == -ENOENT ? cw_no_such_name(client, name) : code;
 }
 
@@ -57,12 +54,10 @@ static int attach(cw_client *client, const struct cw_name_key *key, uint32_t fla
                   struct cw_found *found, cw_array **out) {
     struct cw_shape shape;
     int code = cw_directory_find(&client->directory, key->text, key->length, found);
+    int space = (int)strlen(key->text) + 1; /* the name stands behind the namespace */
     if (code == 0 && found->entry.flags & CW_ENTRY_TREE)
-        return cw_fail(-EISDIR,
-                       "\"%.*s\" is a tree, and no array: open it with cw_tree_get() (in Python "
-                       "cableway.get())",
-                       (int)(key->length - strlen(key->text) - 1),
-                       key->text + strlen(key->text) + 1);
+        return cw_fail(-EISDIR, "\"%.*s\" is a tree, and no array: open it with cw_tree_get()",
+                       (int)key->length - space, key->text + space);
     if (code == 0)
         code =
             cw_meta_decode(found->meta, found->entry.meta_bytes, found->entry.size_bytes, &shape);

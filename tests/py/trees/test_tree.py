@@ -46,9 +46,6 @@ def in_process(code: str, *arguments: str) -> str:
     return run.stdout
 
 
-# ---- what is put comes back
-
-
 def test_a_state_dict_comes_back_by_its_own_names() -> None:
     put = cw.put("m", state(), meta={"step": 3})
     for tree in (put, cw.get("m"), cw.get("m", timeout=5)):
@@ -320,9 +317,6 @@ def current_bytes() -> int:
     command = [Path(sys.prefix) / "bin" / "cableway", "status", "--json"]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return int(json.loads(told)["gauges"]["bytes"])
-
-
-# ---- one name, many processes
 
 
 def test_a_tree_is_one_row_with_its_holders() -> None:

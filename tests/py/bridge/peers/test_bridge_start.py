@@ -89,7 +89,9 @@ def test_the_bridge_has_nothing_of_its_brokers_starter(alone: Alone, port: int) 
     if os.geteuid() == 0:  # others may not undo it
         assert os.getpriority(os.PRIO_PROCESS, bridge) <= 0
     named = Path(f"/proc/{bridge}/environ").read_bytes()
-    assert b"CABLEWAY_DIR" in named and b"MALLOC_PERTURB_" not in named and b"LD_BIND_NOW" not in named
+    assert (
+        b"CABLEWAY_DIR" in named and b"MALLOC_PERTURB_" not in named and b"LD_BIND_NOW" not in named
+    )
 
 
 @pytest.mark.parametrize("key", [True, False])

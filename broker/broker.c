@@ -34,7 +34,7 @@
 #include "ipc/cableway.h"
 
 uint64_t cwd_fds_held(struct cwd_broker *b) {
-    return b->fds + cwd_closer_pending(b->closer) + cwd_closer_pending(b->wild_closer);
+    return b->fds + cwd_closer_pending(b->closer) + cwd_closer_pending(b->untrusted_closer);
 }
 
 static uint64_t random_instance(void) {
@@ -59,7 +59,7 @@ static int make_root(struct cwd_broker *b) {
     if (code == 0)
         code = cwd_closer_new(b->closed_fd, &b->closer);
     if (code == 0)
-        code = cwd_closer_new(b->closed_fd, &b->wild_closer);
+        code = cwd_closer_new(b->closed_fd, &b->untrusted_closer);
     return code;
 }
 
@@ -86,7 +86,7 @@ int cwd_broker_init(struct cwd_broker *b, const struct cwd_options *options,
     if (code)
         return code;
     cw_descriptors_are_the_brokers();
-    code = cwd_place_lock(b, options, exit_code);
+    code = cwd_rendezvous_lock(b, options, exit_code);
     if (code)
         goto unwind;
     *exit_code = CWD_EXIT_FAILED;
@@ -102,7 +102,7 @@ int cwd_broker_init(struct cwd_broker *b, const struct cwd_options *options,
     if (code == 0)
         code = cwd_versions_init(b);
     if (code == 0)
-        code = cwd_place_listen(b);
+        code = cwd_rendezvous_listen(b);
     if (code == 0)
         code = cwd_loop_add(b, b->listen_fd, CWD_EVENT_LISTEN, 0, EPOLLIN);
     if (code)
@@ -125,8 +125,8 @@ unwind:
 
 void cwd_broker_deinit(struct cwd_broker *b) {
     cw_alive_end(&b->alive); /* before another may have the lock */
-    cwd_place_withdraw(b);
-    if (b->root && b->closer && b->wild_closer) {
+    cwd_rendezvous_withdraw(b);
+    if (b->root && b->closer && b->untrusted_closer) {
         b->stopping = true;
         cwd_mover_deinit(b);
         cwd_remote_deinit(b);
@@ -137,16 +137,16 @@ void cwd_broker_deinit(struct cwd_broker *b) {
         cwd_transits_deinit(b);
         cwd_groups_deinit(b);
         cwd_versions_deinit(b);
-        cwd_ghosts_deinit(b);
+        cwd_inherited_deinit(b);
         cwd_sessions_deinit(b);
         cwd_fences_deinit(b);
         cwd_slabs_deinit(b);
         cwd_reclaim_deinit(b);
     }
-    cwd_place_leave(b);
-    cwd_closer_free(b->wild_closer);
+    cwd_rendezvous_leave(b);
+    cwd_closer_free(b->untrusted_closer);
     cwd_closer_free(b->closer);
-    b->closer = b->wild_closer = NULL;
+    b->closer = b->untrusted_closer = NULL;
     cw_directory_writer_free(b->directory);
     b->directory = NULL;
     cw_segment_close(&b->root_segment);

@@ -2,7 +2,7 @@
  * The broker: one struct that owns all, built in order and unwound in reverse (broker.c).
  *
  * Everything in it belongs to the one thread of the loop (loop.c), but for the closers' queues.
- * Words used throughout: session (one client's connection), slab (two descriptors in custody),
+ * Words used throughout: session (one client's connection), slab (two descriptors in the registry),
  * reference (the broker's own hold on a block: a name, a transit, a fork), suspect (a block that
  * perhaps nobody holds any more).
  */
@@ -31,7 +31,7 @@ struct cwd_group;
 struct cwd_version;
 struct cwd_fence_page;
 struct cwd_wait_group;
-struct cwd_ghost;
+struct cwd_inherited;
 struct cwd_job;
 struct cwd_link;
 
@@ -68,8 +68,8 @@ struct cwd_broker {
     struct cw_segment root_segment;
     struct cw_root *root;
     struct cw_directory_writer *directory;
-    struct cwd_closer *closer;      /* of memory and other descriptors that we know */
-    struct cwd_closer *wild_closer; /* of what we did not expect */
+    struct cwd_closer *closer;           /* of memory and other descriptors that we know */
+    struct cwd_closer *untrusted_closer; /* of what we did not expect */
 
     /* loop.c */
     int epoll_fd, signal_fd;
@@ -95,7 +95,7 @@ struct cwd_broker {
     struct cwd_slab *suspect; /* orphans that are perhaps empty */
     uint32_t next_slab, orphans;
     uint64_t sweeps;                      /* looks at the suspects, counted */
-    uint64_t bytes;                       /* of data and tables in custody */
+    uint64_t bytes;                       /* of data and tables of registered slabs */
     uint64_t gpu_bytes, gpu_orphan_bytes; /* of GPU memory, as it was declared */
     uint64_t fds;                         /* descriptors held for clients: see cwd_fds_held() */
 
@@ -120,8 +120,8 @@ struct cwd_broker {
     int64_t poison_ns; /* when to poison the buried again; INT64_MAX: nobody is */
     bool settling;     /* fences.c: a pass over all tables is under way; from where on: */
     uint32_t settle_slab, settle_order;
-    struct cwd_ghost *ghosts; /* inherited.c: by id */
-    uint32_t next_ghost;
+    struct cwd_inherited *inherited; /* inherited.c: by id */
+    uint32_t next_inherited;
     struct cwd_job *jobs; /* copy_jobs.c: those that wait, and those that the mover has */
     uint64_t next_job;
     uint32_t job_count;

@@ -589,8 +589,9 @@ int cw_link_known(cw_client *client, int from, int to, cw_link_info *out);
  * (nothing was begun); writing_begin does not say so, since it is about to write anew.
  *
  * whole 1: all of the array is written, so that what was incomplete before does not matter.
- * end: 0, or -EOWNERDEAD when what the work waited for died meanwhile: the result is no good, and
- * whoever reads the array is told so too.
+ * end: 0, or -EOWNERDEAD when what the work waited for is known to have died: the result is no
+ * good, and whoever reads the array is told so too. A death after the end no end can tell: ask for
+ * it by a completion, below.
  */
 int cw_array_writing_begin(cw_array *array, void *stream, int64_t timeout_ns);
 int cw_array_writing_end(cw_array *array, void *stream, int whole);
@@ -613,6 +614,32 @@ typedef struct cw_section cw_work;
 int cw_work_begin(const cw_use *uses, uint32_t count, void *stream, int64_t timeout_ns,
                   cw_work **out);
 int cw_work_end(cw_work *work);
+/*
+ * The same three ends, which also set *out, in any case: what the work between begin and end came
+ * to, to be asked for later. It is plain memory that owns nothing, may be copied and need not be
+ * asked. writing_finish is -EOWNERDEAD, too, where a part was written of what was incomplete.
+ */
+typedef struct cw_completion {
+    uint64_t words[72]; /* zeros: nothing on a GPU, complete */
+} cw_completion;
+int cw_array_reading_finish(cw_array *array, void *stream, cw_completion *out);
+int cw_array_writing_finish(cw_array *array, void *stream, int whole, cw_completion *out);
+int cw_work_finish(cw_work *work, cw_completion *out);
+/*
+ * Waits on the CPU until that work is done. client: the arrays'. 0: it is, and all that it came
+ * after was complete. -EOWNERDEAD: it is done, but a process died before work that it came after
+ * was complete. -ENODEV: the GPU's context failed, it will never be done. -ETIMEDOUT, -EINTR:
+ * ask again. -ECONNRESET: not done yet, and without a broker nobody would tell of a death. Any
+ * thread, any number of times.
+ */
+int cw_completion_wait(cw_client *client, const cw_completion *completion, int64_t timeout_ns);
+/*
+ * For who has waited for the GPU by other means (cuStreamSynchronize(), cuCtxSynchronize()) and has
+ * no completions: -EOWNERDEAD when a stream to which this thread gave work had waited for a process
+ * that died, and no call has said so yet; then it counts as said. 0: nothing of the kind is known.
+ * Never blocks.
+ */
+int cw_work_check(cw_client *client);
 /* Waits on the CPU until the array's last write is complete. 0, -EOWNERDEAD, -ETIMEDOUT, -EINTR. */
 int cw_array_wait(cw_array *array, int64_t timeout_ns);
 

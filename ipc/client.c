@@ -21,12 +21,24 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "ipc/request/address.h"
-#include "ipc/client.h"
+#include "ipc/array/array.h"
 #include "ipc/array/fast_path.h"
+#include "ipc/array/suballocation.h"
+#include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/fork.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/slab.h"
 #include "ipc/order/fence.h"
-#include "shm/base/pidfd.h"
+#include "ipc/request/address.h"
+#include "ipc/request/channel.h"
+#include "ipc/request/deferred.h"
+#include "ipc/request/socket.h"
+#include "ipc/request/start.h"
 #include "shm/base/fd.h"
+#include "shm/base/pidfd.h"
+
+#define CW_CHECK_INTERVAL_NS 250000000 /* how old the knowledge may be that the broker lives */
 
 #define CONNECT_LIMIT_NS 10000000000
 #define CONNECT_PAUSE_NS 2000000
@@ -152,10 +164,10 @@ void cw_client_free(cw_client *client) {
         free(array);
     }
     cw_slabs_deinit(client);
-    cw_loans_deinit(client);
+    cw_suballocations_deinit(client);
     cw_heaps_deinit(client);
     cw_leases_deinit(client);
-    cw_posts_deinit(client);
+    cw_deferred_deinit(client);
     if (client->root)
         cw_directory_reader_deinit(&client->directory);
     cw_segment_close(&client->session_segment);
@@ -163,14 +175,14 @@ void cw_client_free(cw_client *client) {
     close_fd(&client->sock);
     close_fd(&client->doorbell);
     close_fd(&client->bell);
-    close_fd(&client->lifeline_child);
-    cw_door_close(client);
-    cw_segment_close(&client->board);
-    pthread_mutex_destroy(&client->door_lock);
-    pthread_mutex_destroy(&client->borrow_lock);
+    close_fd(&client->fork_pipe_child);
+    cw_fast_path_close(client);
+    cw_segment_close(&client->unnamed);
+    pthread_mutex_destroy(&client->fast_path_lock);
+    pthread_mutex_destroy(&client->import_lock);
     pthread_mutex_destroy(&client->lock);
     pthread_mutex_destroy(&client->sock_lock);
-    pthread_mutex_destroy(&client->lane_lock);
+    pthread_mutex_destroy(&client->channel_lock);
     pthread_cond_destroy(&client->moved);
     free(client->address);
     free(client->log_path);
@@ -189,7 +201,8 @@ void cw_client_unref(cw_client *client) {
     cw_fork_unregister(client);
     if (!cw_fences_deinit(client))
         return; /* GPU work of ours goes on: the session ends with the process */
-    if (cw_client_forked(client) || CW_LOAD(K3, &client->lost, relaxed) || !cw_posts_leave(client))
+    if (cw_client_forked(client) || CW_LOAD(K3, &client->lost, relaxed) ||
+        !cw_deferred_leave(client))
         cw_client_free(client);
 }
 
@@ -263,7 +276,7 @@ static int begin_session(cw_client *client, const struct cw_hello_reply *reply,
     /* S3: from here on we may hold what the broker has to keep for us. */
     CW_STORE(S3, &client->shared->mapped, 1, relaxed);
     client->broker_pid = (int)client->root->pid;
-    cw_lane_init(client);
+    cw_channel_init(client);
     code = begin_directory(client, reply, fds->fd[4], fds->fd[5]);
     if (code == 0)
         code = cw_heap_init(&client->heap, &cw_backend_host, 0);
@@ -307,18 +320,18 @@ static cw_client *client_new(const struct cw_address *address, const char *name_
     if (!client)
         return NULL;
     client->references = 1;
-    client->sock = client->doorbell = client->bell = client->lifeline_child = -1;
-    client->lifeline[0] = client->lifeline[1] = -1;
-    client->root_segment.fd = client->session_segment.fd = client->board.fd = -1;
+    client->sock = client->doorbell = client->bell = client->fork_pipe_child = -1;
+    client->fork_pipe[0] = client->fork_pipe[1] = -1;
+    client->root_segment.fd = client->session_segment.fd = client->unnamed.fd = -1;
     client->address = strdup(address->socket_path);
     client->log_path = strdup(address->log_path);
     strcpy(client->name_space, name_space);
     pthread_mutex_init(&client->lock, NULL);
     pthread_mutex_init(&client->sock_lock, NULL);
-    pthread_mutex_init(&client->lane_lock, NULL);
-    pthread_mutex_init(&client->door_lock, NULL);
-    pthread_mutex_init(&client->borrow_lock, NULL);
-    client->door = -1;
+    pthread_mutex_init(&client->channel_lock, NULL);
+    pthread_mutex_init(&client->fast_path_lock, NULL);
+    pthread_mutex_init(&client->import_lock, NULL);
+    client->fast_path = -1;
     pthread_cond_init(&client->moved, NULL);
     if (client->address && client->log_path)
         return client;
@@ -436,7 +449,7 @@ int cw_connect(const char *place, const char *name_space, uint32_t flags, cw_cli
 
 static int plain_call(cw_client *client, uint16_t op) {
     int code = cw_client_usable(client);
-    return code ? code : cw_lane_call(client, op, NULL, 0, NULL, NULL, CW_CALL_BRIEF, -1);
+    return code ? code : cw_channel_call(client, op, NULL, 0, NULL, NULL, CW_CALL_SHORT, -1);
 }
 
 int cw_ping(cw_client *client) {

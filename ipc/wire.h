@@ -4,8 +4,8 @@
  * One message format, two carriers. The socket (AF_UNIX, SOCK_SEQPACKET, one message a datagram)
  * carries what comes with descriptors: HELLO, SLAB_ADD, SLAB_OPEN, SEGMENT_OPEN, LEASE_TABLE, FORK,
  * FENCES_ADD, FENCES_OPEN.
- * The lane (two rings in the session segment) carries all else; there the ring's record type is the
- * message's op. All integers little-endian, all structures packed by natural alignment.
+ * The channel (two rings in the session segment) carries all else; there the ring's record type is
+ * the message's op. All integers little-endian, all structures packed by natural alignment.
  *
  * A request has an id, chosen by the client, that rises; its reply carries the same id and op |
  * CW_OP_REPLY. Ops marked "no reply" have none. A reply with status < 0 (negative errno) has a
@@ -14,7 +14,7 @@
  * met is an error reply.
  *
  * What the structures do not say:
- *   lane        a record's payload is struct cw_message and the body; its type equals the op, its
+ *   channel     a record's payload is struct cw_message and the body; its type equals the op, its
  *               length size_bytes. A session's requests are handled in the order of its ring.
  *   socket      one request at a time: the client sends the next one when it has the reply. More
  *               than max_client_unread unread messages drop the client.
@@ -59,11 +59,11 @@ enum cw_op {
     CW_OP_SLAB_OPEN,    /* reply fds: data, block table */
     CW_OP_SEGMENT_OPEN, /* reply fds: the segment */
     CW_OP_LEASE_TABLE,  /* reply fds: one more lease table (CW_SEGMENT_LEASES) */
-    CW_OP_FORK, /* fds in: read end of a lifeline. All leases of the caller's tables, as they stand,
-                   are held once more until every copy of the lifeline's write end is closed. */
+    CW_OP_FORK, /* fds in: read end of a pipe. All leases of the caller's tables, as they stand,
+                   are held once more until every copy of the pipe's write end is closed. */
     CW_OP_FENCES_ADD,  /* reply: fence page; fds: one more page of fences for the caller */
     CW_OP_FENCES_OPEN, /* fence page (page): reply: fence page; fds: that page, of any session */
-    /* lane */
+    /* channel */
     CW_OP_FENCES_BREAK = 31, /* no reply: fence page (page): nothing that the caller submitted
                                 behind these fences will be done any more, for its context is
                                 broken: they are poisoned as if it were dead */
@@ -328,10 +328,10 @@ struct cw_deed {
     uint32_t verb;    /* enum cw_deed_verb */
     uint32_t again;   /* 1: it may have been done already; 0: it was not asked for before */
 };
-struct cw_door_answer { /* of the bridge itself, to a cw_remote of a GET over its door, and (status
-                           0) the body of a REMOTE's reply to a GET: where the array lies, which
-                           whoever asked takes a lease on. Then text_bytes of its meta, or (status <
-                           0) of a sentence */
+struct cw_fast_path_answer { /* of the bridge itself, to a cw_remote of a GET over the fast path,
+                           and (status 0) the body of a REMOTE's reply to a GET: where the array
+                           lies, which whoever asked takes a lease on. Then text_bytes of its meta,
+                           or (status < 0) of a sentence */
     int32_t status;
     uint32_t text_bytes;
     uint64_t instance;
@@ -353,7 +353,7 @@ struct cw_changed {        /* its reply, up to ended[count] */
 _Static_assert(sizeof(struct cw_remote) == 72 && sizeof(struct cw_remote_names) == 56 &&
                    sizeof(struct cw_remote_job) == 48 && sizeof(struct cw_deed) == 96 &&
                    sizeof(struct cw_remote_end) == 16 && sizeof(struct cw_changes) == 16 &&
-                   sizeof(struct cw_replica) == 48 && sizeof(struct cw_door_answer) == 48,
+                   sizeof(struct cw_replica) == 48 && sizeof(struct cw_fast_path_answer) == 48,
                "layout");
 _Static_assert(sizeof(struct cw_wait_after) == 16 && sizeof(struct cw_group) == 24 &&
                    sizeof(struct cw_put_tree) == 48 && sizeof(struct cw_find_version) == 16 &&
@@ -362,13 +362,13 @@ _Static_assert(sizeof(struct cw_wait_after) == 16 && sizeof(struct cw_group) == 
                            CW_GROUP_ASKED * sizeof(struct cw_block_name) <=
                        CW_MESSAGE_MAX,
                "layout");
-struct cw_place { /* bytes of a block */
+struct cw_block_range { /* bytes of a block */
     uint32_t slab, block;
     uint64_t gen;
     uint64_t offset_bytes; /* in the block */
 };
 struct cw_copy { /* COPY body */
-    struct cw_place source, target;
+    struct cw_block_range source, target;
     uint64_t size_bytes;
 };
 struct cw_make { /* MAKE body */
@@ -403,7 +403,7 @@ struct cw_link { /* LINK body (from and to count); its reply; LINK_KEEP body */
     uint64_t bytes_per_second; /* by that route; 0 not measured */
 };
 
-_Static_assert(sizeof(struct cw_place) == 24 && sizeof(struct cw_copy) == 56 &&
+_Static_assert(sizeof(struct cw_block_range) == 24 && sizeof(struct cw_copy) == 56 &&
                    sizeof(struct cw_make) == 32 && sizeof(struct cw_made) == 32 &&
                    sizeof(struct cw_job) == 96 && sizeof(struct cw_job_end) == 16 &&
                    sizeof(struct cw_link) == 56,

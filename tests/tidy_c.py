@@ -16,14 +16,19 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "shm/tasks": ("shm/base",),
     "ipc": (*SHM, "ipc/base", "ipc/request", "ipc/memory", "ipc/cuda", "ipc/order", "ipc/array"),
     "ipc/tree": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/memory", "ipc/array"),
-    "ipc/base": ("shm/base", "shm/blocks", "ipc"),
+    "ipc/base": ("shm/base", "shm/blocks", "shm/names", "ipc"),
     "ipc/request": (*SHM, "ipc", "ipc/base"),
-    # What is evicted or waits for GPUs makes room, too.
-    "ipc/memory": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/order", "ipc/array/evict.h"),
-    "ipc/cuda": (*SHM, "ipc", "ipc/base", "ipc/memory", "ipc/order/context_failure.h"),
-    "ipc/order": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/memory", "ipc/cuda"),
+    # What is evicted, ends as a suballocation or waits for GPUs makes room, too. array.h: the struct of an array.
+    "ipc/memory": (
+        *SHM, "ipc", "ipc/base", "ipc/request", "ipc/order", "ipc/array/array.h", "ipc/array/evict.h", "ipc/array/suballocation.h",
+    ),
+    "ipc/cuda": (
+        *SHM, "ipc", "ipc/base", "ipc/request", "ipc/memory", "ipc/order/context_failure.h", "ipc/array/array.h",
+        "ipc/array/suballocation.h",
+    ),
+    "ipc/order": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/memory", "ipc/cuda", "ipc/array/array.h"),
     "ipc/array": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/memory", "ipc/cuda", "ipc/order"),
-    "ipc/tasks": (*SHM, "ipc", "ipc/base", "ipc/array"),
+    "ipc/tasks": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/array"),
     "broker": (
         *SHM, "ipc", "ipc/request", "broker/core", "broker/session", "broker/memory", "broker/names", "broker/roles",
     ),
@@ -32,7 +37,7 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "broker/memory": (*SHM, "ipc/wire.h", "ipc/base", "broker", "broker/core", "broker/session", "broker/names", "broker/roles"),
     "broker/names": (*SHM, "ipc", "ipc/base", "broker", "broker/core", "broker/session", "broker/memory"),
     "broker/roles": (*SHM, "ipc/wire.h", "ipc/base", "broker", "broker/core", "broker/session", "broker/memory", "broker/names"),
-    "broker/mover": ("shm/base", "ipc", "ipc/array", "ipc/cuda", "ipc/order"),
+    "broker/mover": ("shm/base", "ipc", "ipc/memory/slab_cache.h", "ipc/array", "ipc/cuda", "ipc/order"),
     "broker/bridge": (
         "shm/base", "ipc", "ipc/base", "ipc/request", "broker/core/table.h", "broker/roles/verdict.h", "broker/bridge/io",
         "broker/bridge/tls", "broker/bridge/wire", "broker/bridge/link", "broker/bridge/serve", "broker/bridge/fetch",
@@ -54,7 +59,7 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
         "shm/base", "ipc", "ipc/base", "ipc/array", "broker/bridge", "broker/bridge/wire", "broker/bridge/link", "broker/bridge/local",
     ),
     "broker/bridge/local": (
-        "shm/base", "shm/names", "ipc", "ipc/base", "ipc/request", "broker/bridge", "broker/bridge/wire",
+        "shm/base", "shm/names", "ipc", "ipc/base", "ipc/request", "ipc/array", "broker/bridge", "broker/bridge/wire",
         "broker/bridge/link", "broker/bridge/serve", "broker/bridge/fetch",
     ),
     "broker/bridge/cli": (

@@ -44,9 +44,6 @@ KNOWN_PYTHON: dict[frozenset[str], str] = {
         {"cableway.array", "cableway._array.copies", "cableway._array.dlpack", "cableway._array.swaps", "cableway._cuda.interop",
          "cableway._cuda.stream_order"}
     ): "what an Array can do is written beside its class, and asks whether it is one",
-    frozenset({"cableway._transport.by_value", "cableway._transport.main_module"}): (
-        "what goes by value is found by the rule of the main module, which pickles by value"
-    ),
 }  # fmt: skip
 
 DEFINITION = re.compile(

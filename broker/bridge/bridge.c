@@ -7,6 +7,7 @@
  * for, what is to be sent. If this process dies the broker starts another; nothing is lost but what
  * was under way, which is begun again.
  */
+#include "ipc/client.h"
 #include "broker/bridge/bridge.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /*
  * The loop: see loop.h. It owns epoll, the signals and the time of a turn.
  *
- * No lost wake-up: the loop announces its sleep in the root segment (W1) and looks at all lanes
+ * No lost wake-up: the loop announces its sleep in the root segment (W1) and looks at all channels
  * again (R4); a client commits (R1) and then loads the announcement. The root is read-only to
  * clients, so only the loop takes the announcement back.
  */
@@ -136,9 +136,9 @@ static void on_event(struct cwd_broker *b, const struct epoll_event *event) {
         break;
     case CWD_EVENT_DOORBELL:
     case CWD_EVENT_CLOSED:
-        break; /* lanes and figures are looked at in each turn */
-    case CWD_EVENT_LIFELINE:
-        cwd_ghost_on_lifeline(b, id);
+        break; /* channels and figures are looked at in each turn */
+    case CWD_EVENT_FORK_PIPE:
+        cwd_inherited_on_fork_pipe(b, id);
         break;
     case CWD_EVENT_MOVER:
         cwd_mover_on_exit(b);
@@ -152,10 +152,10 @@ static void on_event(struct cwd_broker *b, const struct epoll_event *event) {
     }
 }
 
-/* ---- lanes ---- */
+/* ---- channels ---- */
 
-/* Serves every lane once. Returns whether there was anything. */
-static bool serve_lanes(struct cwd_broker *b) {
+/* Serves every channel once. Returns whether there was anything. */
+static bool serve_channels(struct cwd_broker *b) {
     struct cwd_session *session, *next;
     bool worked = false;
     HASH_ITER(hh, b->sessions, session, next) {
@@ -172,7 +172,7 @@ static bool serve_lanes(struct cwd_broker *b) {
     return worked;
 }
 
-static bool any_lane_ready(struct cwd_broker *b) {
+static bool any_channel_ready(struct cwd_broker *b) {
     struct cwd_session *session;
     for (session = b->sessions; session; session = session->hh.next)
         if (session->state == CWD_OPEN && cwd_requests_ready(session))
@@ -188,14 +188,14 @@ static bool any_client_spins(struct cwd_broker *b) {
     return false;
 }
 
-/* Looks at the lanes for about the price of one wake-up. Returns whether something came. */
+/* Looks at the channels for about the price of one wake-up. Returns whether something came. */
 static bool spin(struct cwd_broker *b) {
     if (!any_client_spins(b))
         return false;
     int64_t limit_ns = cw_now_ns() + CW_SPIN_NS;
     do {
         for (int i = 0; i < 32; i++) {
-            if (any_lane_ready(b))
+            if (any_channel_ready(b))
                 return true;
             CW_PAUSE();
         }
@@ -233,7 +233,7 @@ static int64_t serve_time(struct cwd_broker *b) {
     next_ns = cwd_transits_due(b);
     due_ns = next_ns < due_ns ? next_ns : due_ns;
     if (b->idle_exit_ns >= 0 && cwd_mover_others(b) == 0 && b->connecting == 0 &&
-        cwd_names_count(b) == 0 && !b->ghosts && cwd_transit_count(b) == 0) {
+        cwd_names_count(b) == 0 && !b->inherited && cwd_transit_count(b) == 0) {
         next_ns = b->last_client_ns + b->idle_exit_ns;
         if (b->now_ns >= next_ns) {
             b->stopping = true;
@@ -261,7 +261,7 @@ static int wait_events(struct cwd_broker *b, struct epoll_event *events, bool wo
     if (timeout_ms == 0)
         return epoll_wait(b->epoll_fd, events, EVENTS_MAX, 0);
     cw_sleeper_announce(&b->root->broker);
-    if (any_lane_ready(b))
+    if (any_channel_ready(b))
         timeout_ms = 0;
     else
         cwd_monitor_heartbeat(b, cw_now_ns()); /* stands from here on: asleep says that it may */
@@ -289,7 +289,7 @@ void cwd_loop_run(struct cwd_broker *b) {
         for (int i = 0; i < count; i++)
             on_event(b, &events[i]);
         b->turn++;
-        worked = serve_lanes(b);
+        worked = serve_channels(b);
         spin_next = spin_next || worked;
         due_ns = serve_time(b);
         cwd_sessions_settle(b);
@@ -298,6 +298,6 @@ void cwd_loop_run(struct cwd_broker *b) {
         cwd_sessions_free_ended(b);
         cwd_monitor_update(b);
     }
-    serve_lanes(b); /* what was asked before is still answered */
+    serve_channels(b); /* what was asked before is still answered */
     cwd_monitor_heartbeat(b, 0);
 }

@@ -1,9 +1,9 @@
 /*
  * The loop: one thread, one epoll, no call that waits for a client.
  *
- * A turn: events; requests of every lane, a bounded number each; suspects; limits of time; figures.
- * When a turn found nothing the loop spins a little if a client is awake on another core, then
- * announces its sleep, looks at every lane once more, and sleeps in epoll.
+ * A turn: events; requests of every channel, a bounded number each; suspects; limits of time;
+ * figures. When a turn found nothing the loop spins a little if a client is awake on another core,
+ * then announces its sleep, looks at every channel once more, and sleeps in epoll.
  */
 #ifndef CW_BROKER_CORE_LOOP_H
 #define CW_BROKER_CORE_LOOP_H
@@ -18,15 +18,15 @@ enum cwd_event {
     CWD_EVENT_SOCKET,
     CWD_EVENT_PIDFD,
     CWD_EVENT_DOORBELL,
-    CWD_EVENT_LIFELINE,
+    CWD_EVENT_FORK_PIPE,
     CWD_EVENT_CLOSED,
     CWD_EVENT_MOVER,
     CWD_EVENT_BRIDGE,
     CWD_EVENT_TOLD /* by the bridge, at its first start */
 };
 
-/* What epoll tells with an event: its kind, and the id of the session or ghost. An id that is gone
- * is found by nobody, so an event that comes late does no harm. */
+/* What epoll tells with an event: its kind, and the id of the session or of inherited references.
+ * An id that is gone is found by nobody, so an event that comes late does no harm. */
 static inline uint64_t cwd_loop_data(enum cwd_event event, uint32_t id) {
     return (uint64_t)event << 32 | id;
 }

@@ -94,7 +94,7 @@ void cwd_monitor_update(struct cwd_broker *b) {
     struct cwd_session *session;
     update_gauges(b);
     CW_STORE(M1, &b->root->counters[CW_COUNTER_fds_closed],
-             cwd_closer_done(b->closer) + cwd_closer_done(b->wild_closer), relaxed);
+             cwd_closer_done(b->closer) + cwd_closer_done(b->untrusted_closer), relaxed);
     for (session = b->sessions; session; session = session->hh.next) {
         if (!session->changed || session->row == CWD_NO_ROW)
             continue;

@@ -44,8 +44,8 @@ static int take_lock(struct cwd_broker *b) {
                    b->address.lock_path);
 }
 
-int cwd_place_lock(struct cwd_broker *b, const struct cwd_options *options,
-                   enum cwd_exit *exit_code) {
+int cwd_rendezvous_lock(struct cwd_broker *b, const struct cwd_options *options,
+                        enum cwd_exit *exit_code) {
     *exit_code = CWD_EXIT_FOLDER;
     int code = cw_address_find(options->place, &b->address);
     if (code == 0)
@@ -79,7 +79,7 @@ static int write_line(struct cwd_broker *b) {
     return 0;
 }
 
-int cwd_place_listen(struct cwd_broker *b) {
+int cwd_rendezvous_listen(struct cwd_broker *b) {
     struct sockaddr_un name;
     socklen_t length;
     struct stat status;
@@ -105,12 +105,12 @@ int cwd_place_listen(struct cwd_broker *b) {
 }
 
 /* The line goes last: who finds none may remove the folder. */
-void cwd_place_withdraw(struct cwd_broker *b) {
+void cwd_rendezvous_withdraw(struct cwd_broker *b) {
     if (b->listen_fd >= 0) {
-        struct cw_address door = b->address;
+        struct cw_address fast_path = b->address;
         (void)unlinkat(b->folder_fd, b->address.socket_name, 0);
-        cw_address_to_door(&door);
-        (void)unlinkat(b->folder_fd, door.socket_name, 0); /* our bridge's, if one ran */
+        cw_address_to_fast_path(&fast_path);
+        (void)unlinkat(b->folder_fd, fast_path.socket_name, 0); /* our bridge's, if one ran */
         close(b->listen_fd);
     }
     b->listen_fd = -1;
@@ -118,8 +118,8 @@ void cwd_place_withdraw(struct cwd_broker *b) {
         cwd_log("emptying %.200s failed: %m", b->address.lock_path);
 }
 
-void cwd_place_leave(struct cwd_broker *b) {
-    cwd_place_withdraw(b);
+void cwd_rendezvous_leave(struct cwd_broker *b) {
+    cwd_rendezvous_withdraw(b);
     cwd_log_close();
     if (b->lock_fd >= 0)
         close(b->lock_fd);

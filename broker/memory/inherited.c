@@ -1,6 +1,6 @@
 /*
- * Ghosts: see inherited.h. The loop's thread owns them. A ghost outlives the session that made it:
- * its lifeline alone ends it. A slot that names what is not alive adds nothing.
+ * Inherited references: see inherited.h. The loop's thread owns them. They outlive the session that
+ * made them: their fork pipe alone ends them. A slot that names what is not alive adds nothing.
  */
 #include "broker/memory/inherited.h"
 
@@ -14,16 +14,16 @@
 #include "broker/core/loop.h"
 #include "broker/session/session.h"
 
-struct ghost_hold {
+struct inherited_hold {
     uint32_t slab, block;
     uint64_t gen;
 };
 
-struct cwd_ghost {
+struct cwd_inherited {
     uint32_t id;
-    int lifeline;
+    int fork_pipe;
     uint32_t session; /* who is charged, while it lives */
-    struct ghost_hold *holds;
+    struct inherited_hold *holds;
     uint32_t count;
     UT_hash_handle hh;
 };
@@ -54,7 +54,7 @@ static int gather_slots(struct cwd_session *session, uint64_t **out, uint32_t *c
 }
 
 /* -EDQUOT: not all of them could be held. */
-static int hold_slots(struct cwd_broker *b, struct cwd_ghost *ghost, const uint64_t *slots,
+static int hold_slots(struct cwd_broker *b, struct cwd_inherited *inherited, const uint64_t *slots,
                       uint32_t count) {
     for (uint32_t i = 0; i < count; i++) {
         if (i && slots[i] == slots[i - 1])
@@ -67,99 +67,101 @@ static int hold_slots(struct cwd_broker *b, struct cwd_ghost *ghost, const uint6
         uint64_t gen = cw_block_gen(CW_LOAD(B13, &slab->table->blocks[block].word, acquire));
         int code = cwd_ref_take(b, slab, block, gen, NULL);
         if (code == 0)
-            ghost->holds[ghost->count++] = (struct ghost_hold){slab->id, block, gen};
+            inherited->holds[inherited->count++] = (struct inherited_hold){slab->id, block, gen};
         else if (code == -EDQUOT)
             return code;
     }
     return 0;
 }
 
-static void ghost_free(struct cwd_broker *b, struct cwd_ghost *ghost) {
-    for (uint32_t i = 0; i < ghost->count; i++)
-        cwd_ref_drop(b, ghost->holds[i].slab, ghost->holds[i].block, ghost->holds[i].gen);
-    free(ghost->holds);
-    free(ghost);
+static void inherited_free(struct cwd_broker *b, struct cwd_inherited *inherited) {
+    for (uint32_t i = 0; i < inherited->count; i++)
+        cwd_ref_drop(b, inherited->holds[i].slab, inherited->holds[i].block,
+                     inherited->holds[i].gen);
+    free(inherited->holds);
+    free(inherited);
 }
 
 /* One with a number and room for so many holds; NULL: no memory. */
-static struct cwd_ghost *ghost_make(struct cwd_broker *b, uint32_t count) {
-    struct cwd_ghost *ghost = calloc(1, sizeof *ghost), *other;
-    if (!ghost)
+static struct cwd_inherited *inherited_make(struct cwd_broker *b, uint32_t count) {
+    struct cwd_inherited *inherited = calloc(1, sizeof *inherited), *other;
+    if (!inherited)
         return NULL;
-    ghost->holds = calloc(count ? count : 1, sizeof *ghost->holds);
+    inherited->holds = calloc(count ? count : 1, sizeof *inherited->holds);
     do {
-        ghost->id = ++b->next_ghost;
-        HASH_FIND(hh, b->ghosts, &ghost->id, sizeof ghost->id, other);
+        inherited->id = ++b->next_inherited;
+        HASH_FIND(hh, b->inherited, &inherited->id, sizeof inherited->id, other);
     } while (other);
-    if (ghost->holds)
-        HASH_ADD(hh, b->ghosts, id, sizeof ghost->id, ghost);
-    if (ghost->holds && CWD_ADDED(ghost))
-        return ghost;
-    ghost_free(b, ghost);
+    if (inherited->holds)
+        HASH_ADD(hh, b->inherited, id, sizeof inherited->id, inherited);
+    if (inherited->holds && CWD_ADDED(inherited))
+        return inherited;
+    inherited_free(b, inherited);
     return NULL;
 }
 
-int cwd_ghost_new(struct cwd_broker *b, struct cwd_session *session, int lifeline) {
+int cwd_inherited_new(struct cwd_broker *b, struct cwd_session *session, int fork_pipe) {
     uint64_t *slots;
     uint32_t count;
-    enum cwd_fd_class class = cwd_fd_class(lifeline);
+    enum cwd_fd_class class = cwd_fd_class(fork_pipe);
     if (class != CWD_FD_PIPE)
-        return cwd_fd_refuse(class, "a lifeline is a pipe; another descriptor came");
+        return cwd_fd_refuse(class, "the descriptor of a fork is a pipe; another one came");
     if (cwd_fds_held(b) + 1 > CWD_LIMIT(b, max_fds))
         return cwd_limit_refuse(b, CW_LIMIT_max_fds,
                                 "a fork needs 1 descriptor more than the %llu that are held",
                                 (unsigned long long)cwd_fds_held(b));
-    if (session->lifelines >= CWD_LIMIT(b, max_fds) / 4)
+    if (session->fork_pipes >= CWD_LIMIT(b, max_fds) / 4)
         return cwd_limit_refuse(b, CW_LIMIT_max_fds,
-                                "one more lifeline than the %u of this client was asked for; one "
+                                "one more fork pipe than the %u of this client was asked for; one "
                                 "client may have a quarter of the descriptors",
-                                session->lifelines);
+                                session->fork_pipes);
     int code = gather_slots(session, &slots, &count);
     if (code)
         return code;
-    struct cwd_ghost *ghost = ghost_make(b, count);
-    code = ghost ? hold_slots(b, ghost, slots, count) : cwd_no_memory("the leases of a fork");
+    struct cwd_inherited *inherited = inherited_make(b, count);
+    code =
+        inherited ? hold_slots(b, inherited, slots, count) : cwd_no_memory("the leases of a fork");
     free(slots);
     /* Nothing but HUP is watched: what somebody writes into the pipe does not wake us. */
     if (code == 0)
-        code = cwd_loop_add(b, lifeline, CWD_EVENT_LIFELINE, ghost->id, 0);
+        code = cwd_loop_add(b, fork_pipe, CWD_EVENT_FORK_PIPE, inherited->id, 0);
     if (code) {
-        if (ghost) {
-            HASH_DEL(b->ghosts, ghost);
-            ghost_free(b, ghost);
+        if (inherited) {
+            HASH_DEL(b->inherited, inherited);
+            inherited_free(b, inherited);
         }
         return code;
     }
-    ghost->lifeline = lifeline;
-    ghost->session = session->id;
-    session->lifelines++;
+    inherited->fork_pipe = fork_pipe;
+    inherited->session = session->id;
+    session->fork_pipes++;
     b->fds++;
     return 0;
 }
 
-static void ghost_end(struct cwd_broker *b, struct cwd_ghost *ghost) {
-    struct cwd_session *session = cwd_session_find(b, ghost->session);
+static void inherited_end(struct cwd_broker *b, struct cwd_inherited *inherited) {
+    struct cwd_session *session = cwd_session_find(b, inherited->session);
     if (session)
-        session->lifelines--;
-    HASH_DEL(b->ghosts, ghost);
-    cwd_loop_remove(b, ghost->lifeline);
-    close(ghost->lifeline); /* a pipe: never blocks */
+        session->fork_pipes--;
+    HASH_DEL(b->inherited, inherited);
+    cwd_loop_remove(b, inherited->fork_pipe);
+    close(inherited->fork_pipe); /* a pipe: never blocks */
     b->fds--;
-    ghost_free(b, ghost);
+    inherited_free(b, inherited);
     b->reclaim.urgent = true;
     b->last_client_ns = b->now_ns;
 }
 
-void cwd_ghost_on_lifeline(struct cwd_broker *b, uint32_t id) {
-    struct cwd_ghost *ghost;
-    HASH_FIND(hh, b->ghosts, &id, sizeof id, ghost);
-    if (ghost)
-        ghost_end(b, ghost);
+void cwd_inherited_on_fork_pipe(struct cwd_broker *b, uint32_t id) {
+    struct cwd_inherited *inherited;
+    HASH_FIND(hh, b->inherited, &id, sizeof id, inherited);
+    if (inherited)
+        inherited_end(b, inherited);
 }
 
-void cwd_ghosts_deinit(struct cwd_broker *b) {
-    struct cwd_ghost *ghost, *next;
-    HASH_ITER(hh, b->ghosts, ghost, next) {
-        ghost_end(b, ghost);
+void cwd_inherited_deinit(struct cwd_broker *b) {
+    struct cwd_inherited *inherited, *next;
+    HASH_ITER(hh, b->inherited, inherited, next) {
+        inherited_end(b, inherited);
     }
 }

@@ -1,7 +1,8 @@
 /*
- * Ghosts: leases that a fork doubled. A child inherits mappings, but neither lane nor lease table.
- * Before it forks the parent hands over the read end of a pipe, the lifeline; every block that its
- * tables name then is referred to once more, until every copy of the write end is closed.
+ * Inherited references: leases that a fork doubled. A child inherits mappings, but neither channel
+ * nor lease table. Before it forks the parent hands over the read end of a pipe, the fork pipe;
+ * every block that its tables name then is referred to once more, until every copy of the write end
+ * is closed.
  */
 #ifndef CW_BROKER_MEMORY_INHERITED_H
 #define CW_BROKER_MEMORY_INHERITED_H
@@ -11,10 +12,10 @@
 struct cwd_broker;
 struct cwd_session;
 
-/* Takes lifeline over on success. 0, -EPROTO (no pipe), -EDQUOT. */
-int cwd_ghost_new(struct cwd_broker *broker, struct cwd_session *session, int lifeline);
-/* The lifeline's last write end was closed. */
-void cwd_ghost_on_lifeline(struct cwd_broker *broker, uint32_t id);
-void cwd_ghosts_deinit(struct cwd_broker *broker);
+/* Takes fork_pipe over on success. 0, -EPROTO (no pipe), -EDQUOT. */
+int cwd_inherited_new(struct cwd_broker *broker, struct cwd_session *session, int fork_pipe);
+/* The fork pipe's last write end was closed. */
+void cwd_inherited_on_fork_pipe(struct cwd_broker *broker, uint32_t id);
+void cwd_inherited_deinit(struct cwd_broker *broker);
 
 #endif

@@ -24,14 +24,14 @@
 #include "broker/memory/transit.h"
 #include "shm/blocks/block.h"
 
-#define SUSPECTS_MAX   65536u   /* then they are looked at at once */
-#define PAUSE_FACTOR   4        /* pause after a scan, in durations of it */
-#define PAUSE_MAX_NS   20000000 /* deaths must be through within 100 ms */
-#define PATIENCE_NS    40000000 /* with a client that stops reading its replies, */
-#define PATIENCE_TURNS 4        /* and at least so many turns */
-#define MISSED_MAX     4        /* turns in which there was nothing to look at yet; then rarely: */
-#define MISSED_NS      2000000
-#define NO_MEMORY_NS   10000000 /* until the next try */
+#define SUSPECTS_MAX       65536u   /* then they are looked at at once */
+#define PAUSE_FACTOR       4        /* pause after a scan, in durations of it */
+#define PAUSE_MAX_NS       20000000 /* deaths must be through within 100 ms */
+#define RING_TIMEOUT_NS    40000000 /* with a client that stops reading its replies, */
+#define RING_TIMEOUT_TURNS 4        /* and at least so many turns */
+#define MISSED_MAX         4 /* turns in which there was nothing to look at yet; then rarely: */
+#define MISSED_NS          2000000
+#define NO_MEMORY_NS       10000000 /* until the next try */
 
 /* Puts a suspect off until the next run. There is room: it comes out of the list of this one. */
 static void put_off(struct cwd_reclaim *r, const struct cwd_suspect *suspect) {
@@ -272,7 +272,7 @@ static bool note_begins(struct cwd_reclaim *r, struct cwd_session *session) {
     const void *record;
     ahead.advance = 0;
     while (cw_ring_look_on(&ahead, &type, &record, &length) == 1 &&
-           ahead.head - first < CW_LANE_BYTES) {
+           ahead.head - first < CW_CHANNEL_BYTES) {
         struct cw_block_ref ref;
         if (type != CW_OP_TRANSIT_BEGIN || length != sizeof(struct cw_message) + sizeof ref)
             continue;
@@ -343,13 +343,13 @@ static void commit_unheld(struct cwd_broker *b) {
 
 /* Suspects of turns before this one may be looked at. Time alone excuses nobody from being read: it
  * passes also while this process waits for a core. Only who takes no replies, whose ring is not
- * read for that, is not waited for longer than PATIENCE_NS. */
+ * read for that, is not waited for longer than RING_TIMEOUT_NS. */
 static uint64_t turn_read(const struct cwd_broker *b) {
     uint64_t turn = UINT64_MAX;
-    bool patient = b->now_ns - b->reclaim.since_ns <= PATIENCE_NS ||
-                   b->turn - b->reclaim.since_turn <= PATIENCE_TURNS;
+    bool in_time = b->now_ns - b->reclaim.since_ns <= RING_TIMEOUT_NS ||
+                   b->turn - b->reclaim.since_turn <= RING_TIMEOUT_TURNS;
     for (struct cwd_session *s = b->sessions; s; s = s->hh.next)
-        if (s->state == CWD_OPEN && s->read_through < turn && (patient || cwd_session_has_room(s)))
+        if (s->state == CWD_OPEN && s->read_through < turn && (in_time || cwd_session_has_room(s)))
             turn = s->read_through;
     return turn;
 }

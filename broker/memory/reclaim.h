@@ -19,8 +19,8 @@
  * held. The same may happen while it is looked at: it is taken, passed on and let go between the
  * reading of that ring and the scan. So when nobody was found to hold it after RETIRING, what
  * stands in the rings by then is looked through for such BEGINs before anything is freed. A client
- * whose ring cannot be read (it takes no replies) is waited for PATIENCE_NS: it may lose what it
- * alone had begun to pass on, and holds up nobody's memory.
+ * whose ring cannot be read (it takes no replies) is waited for RING_TIMEOUT_NS: it may lose what
+ * it alone had begun to pass on, and holds up nobody's memory.
  */
 #ifndef CW_BROKER_MEMORY_RECLAIM_H
 #define CW_BROKER_MEMORY_RECLAIM_H

@@ -15,7 +15,7 @@
  *
  * The loop's thread owns all; there is no state between two requests. Slabs alone are taken, as a
  * whole: a large array has one of its own, and small ones share slabs of 64 MiB at most. Memory of
- * a GPU is not free before all its mappings end, and borrowed memory is not ours: both stay.
+ * a GPU is not free before all its mappings end, and imported memory is not ours: both stay.
  */
 #ifndef CW_BROKER_MEMORY_ROOM_H
 #define CW_BROKER_MEMORY_ROOM_H

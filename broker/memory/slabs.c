@@ -1,7 +1,7 @@
 /*
- * Custody: see slabs.h. The loop's thread owns all. What the maker declared is checked against
- * what the descriptors show before anything is mapped; from then on the broker uses its own copies.
- * The maker's death makes an orphan; the broker's death frees what no client has mapped.
+ * The slab registry: see slabs.h. The loop's thread owns all. What the maker declared is checked
+ * against what the descriptors show before anything is mapped; from then on the broker uses its own
+ * copies. The maker's death makes an orphan; the broker's death frees what no client has mapped.
  */
 #include "broker/memory/slabs.h"
 
@@ -24,8 +24,8 @@
 
 void cwd_fd_discard(struct cwd_broker *b, int fd) {
     enum cwd_fd_class class = cwd_fd_class(fd);
-    bool wild = class == CWD_FD_OTHER || class == CWD_FD_UNKNOWN;
-    cwd_closer_push(wild ? b->wild_closer : b->closer, fd);
+    bool untrusted = class == CWD_FD_OTHER || class == CWD_FD_UNKNOWN;
+    cwd_closer_push(untrusted ? b->untrusted_closer : b->closer, fd);
 }
 
 struct cwd_slab *cwd_slab_find(struct cwd_broker *b, uint32_t id) {
@@ -134,7 +134,7 @@ static int check_limits(struct cwd_broker *b, struct cwd_session *owner, uint64_
     return 0;
 }
 
-/* GPU memory that is held by the custody itself: not what was borrowed. */
+/* GPU memory that is held by the registry itself: not what was imported. */
 static uint64_t gpu_bytes_of(const struct cw_slab_info *info) {
     bool held = info->device_kind == CW_DEVICE_CUDA && !(info->flags & CW_SLAB_FOREIGN);
     return held ? info->size_bytes : 0;
@@ -265,7 +265,7 @@ static void slab_close(struct cwd_broker *b, struct cwd_slab *slab, bool empties
     if (empties)
         cwd_closer_push_empty(b->closer, slab->data_fd, slab->info.size_bytes);
     else
-        cwd_closer_push(slab->data_is_known ? b->closer : b->wild_closer, slab->data_fd);
+        cwd_closer_push(slab->data_is_known ? b->closer : b->untrusted_closer, slab->data_fd);
     cwd_closer_push(b->closer, slab->segment.fd);
     slab->segment.fd = -1;
     cw_segment_close(&slab->segment);
@@ -352,7 +352,7 @@ void cwd_slabs_deinit(struct cwd_broker *b) {
     HASH_ITER(hh, b->slabs, slab, next) {
         HASH_DEL(b->slabs, slab);
         cw_segment_close(&slab->segment);
-        cwd_closer_push(slab->data_is_known ? b->closer : b->wild_closer, slab->data_fd);
+        cwd_closer_push(slab->data_is_known ? b->closer : b->untrusted_closer, slab->data_fd);
         free(slab);
     }
     b->suspect = NULL;

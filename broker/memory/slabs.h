@@ -1,5 +1,5 @@
 /*
- * Custody: slabs, which are two descriptors to the broker: data, and block table.
+ * The slab registry: slabs, which are two descriptors to the broker: data, and block table.
  *
  *   owned    a client carves blocks out of it; taken from it when another is about to be refused
  *            and nothing of it is alive (room.h)
@@ -47,7 +47,7 @@ struct cwd_slab {
 
 struct cwd_slab *cwd_slab_find(struct cwd_broker *broker, uint32_t id);
 
-/* Takes two descriptors into custody for owner; takes both over, also on failure. Returns 0,
+/* Takes two descriptors into the registry for owner; takes both over, also on failure. Returns 0,
  * -EDQUOT (a limit), -EINVAL (numbers that cannot be, data that is no memory), -EPROTO (a block
  * table that is none). */
 int cwd_slab_add(struct cwd_broker *broker, struct cwd_session *owner,

@@ -1,6 +1,10 @@
 /*
  * Work of the mover: see copy.h. Any thread.
  */
+#include "ipc/array/array.h"
+#include "ipc/memory/slab_cache.h"
+#include "ipc/array/mover_copy.h"
+#include "ipc/client.h"
 #include "broker/mover/copy.h"
 
 #include <stdio.h>
@@ -10,7 +14,7 @@
 #include "ipc/cuda/device.h"
 
 /* One end of a copy as an array of bytes; what the place says is checked against the block. */
-static int open_end(cw_client *client, const struct cw_place *place, uint64_t size_bytes,
+static int open_end(cw_client *client, const struct cw_block_range *place, uint64_t size_bytes,
                     cw_array **out) {
     const int64_t shape = (int64_t)size_bytes;
     const cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &shape, .dtype = "|u1"};
@@ -32,7 +36,7 @@ int cw_mover_copy(cw_client *client, const struct cw_copy *copy) {
         return code;
     code = open_end(client, &copy->target, copy->size_bytes, &target);
     if (code == 0) {
-        code = cw_broken_serve(cw_copy_unordered(target, source, copy->size_bytes));
+        code = cw_context_failure_serve(cw_copy_unordered(target, source, copy->size_bytes));
         cw_array_close(target);
     }
     cw_array_close(source);
@@ -67,7 +71,7 @@ int cw_mover_make(cw_client *client, const struct cw_make *make, struct cw_made 
     if (code == 0)
         code = cw_array_new(client, name, &layout, 0, &array);
     if (code)
-        return cw_broken_serve(code);
+        return cw_context_failure_serve(code);
     code = cw_array_export(array, 1, &handle);
     if (code == 0)
         *out = (struct cw_made){.token = handle.token,
@@ -89,7 +93,7 @@ void cw_mover_rest(cw_client *client) {
     }
     pthread_mutex_unlock(&client->lock);
     (void)cw_slabs_sweep(client);
-    (void)cw_kept_drop(client);
+    (void)cw_slab_cache_drop(client);
 }
 
 bool cw_mover_is_sound(void) {

@@ -4,7 +4,10 @@
 #ifndef CW_BROKER_MOVER_COPY_H
 #define CW_BROKER_MOVER_COPY_H
 
-#include "ipc/array/mover_copy.h"
+#include <stdbool.h>
+
+#include "ipc/cableway.h"
+#include "ipc/wire.h"
 
 /* Does a job, whole, and lets go of both blocks. 0, or a negative errno with its sentence. */
 int cw_mover_copy(cw_client *client, const struct cw_copy *copy);

@@ -26,6 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ipc/client.h"
 #include "broker/mover/copy.h"
 #include "shm/base/wait.h"
 
@@ -42,7 +43,7 @@ struct mover {
     cw_client *client;
     int64_t idle_ns;
     pthread_mutex_t lock;
-    bool broken;       /* a context is: one thread tells of its job and ends the process */
+    bool failed;       /* a context is: one thread tells of its job and ends the process */
     unsigned busy;     /* threads with a job */
     int64_t worked_ns; /* when the last job ended */
 };
@@ -51,14 +52,14 @@ _Noreturn static void end(struct mover *mover, int exit_code, const char *why) {
     if (why)
         fprintf(stderr, "cableway-mover[%d]: %s\n", (int)getpid(), why);
     else
-        (void)cw_lane_post(mover->client, CW_OP_BYE, NULL, 0);
+        (void)cw_channel_post(mover->client, CW_OP_BYE, NULL, 0);
     _exit(exit_code); /* threads wait for the broker: nothing of theirs is to be put in order */
 }
 
 static int ask(struct mover *mover, int64_t timeout_ns, struct cw_job *job) {
     uint32_t bytes = sizeof *job;
-    int code = cw_lane_call(mover->client, CW_OP_MOVER_NEXT, NULL, 0, job, &bytes, CW_CALL_LONG,
-                            timeout_ns);
+    int code = cw_channel_call(mover->client, CW_OP_MOVER_NEXT, NULL, 0, job, &bytes, CW_CALL_LONG,
+                               timeout_ns);
     if (code == 0 && bytes != sizeof *job)
         code = cw_fail(-EPROTO, "the broker sent a job of %u bytes", bytes);
     return code;
@@ -107,17 +108,17 @@ static void answer(struct mover *mover, uint64_t job, int status, const struct c
     if (status)
         message.head.text_bytes =
             (uint32_t)snprintf(message.text, sizeof message.text, "cableway-mover: %s", cw_error());
-    if (cw_lane_post(mover->client, CW_OP_MOVER_DONE, &message,
-                     (uint32_t)sizeof message.head + message.head.text_bytes) != 0)
+    if (cw_channel_post(mover->client, CW_OP_MOVER_DONE, &message,
+                        (uint32_t)sizeof message.head + message.head.text_bytes) != 0)
         end(mover, EXIT_NO_BROKER, cw_error());
 }
 
-/* After a job, code: may this thread answer it? Not where another one has found a context broken:
- * the process ends, and the broker gives the job to the next mover. */
-static bool may_answer(struct mover *mover, int code, bool *broken) {
+/* After a job, code: may this thread answer it? Not where another one has found that a context
+ * failed: the process ends, and the broker gives the job to the next mover. */
+static bool may_answer(struct mover *mover, int code, bool *failed) {
     pthread_mutex_lock(&mover->lock);
-    bool first = !mover->broken;
-    *broken = mover->broken = !first || (code && !cw_mover_is_sound());
+    bool first = !mover->failed;
+    *failed = mover->failed = !first || (code && !cw_mover_is_sound());
     pthread_mutex_unlock(&mover->lock);
     return first;
 }
@@ -132,11 +133,11 @@ static void *work(void *context) {
         bool makes = job.make.size_bytes > 0;
         int code = makes ? cw_mover_make(mover->client, &job.make, &made)
                          : cw_mover_copy(mover->client, &job.copy);
-        bool broken;
-        while (!may_answer(mover, code, &broken))
+        bool failed;
+        while (!may_answer(mover, code, &failed))
             pause(); /* until the process ends */
         answer(mover, job.job, code, makes ? &made : NULL);
-        if (broken)
+        if (failed)
             end(mover, EXIT_BAD_DEVICE, "a context is broken: the next mover makes new ones");
         set_busy(mover, false);
     }

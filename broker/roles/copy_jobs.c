@@ -42,7 +42,7 @@ static void refs_drop(struct cwd_broker *b, struct cwd_job *job) {
 }
 
 static int refs_take(struct cwd_broker *b, struct cwd_job *job) {
-    const struct cw_place *from = &job->copy.source, *to = &job->copy.target;
+    const struct cw_block_range *from = &job->copy.source, *to = &job->copy.target;
     struct cwd_slab *source = cwd_slab_find(b, from->slab), *target = cwd_slab_find(b, to->slab);
     if (!source || !target)
         return cw_fail(-ESTALE, "the array is gone: there is no slab %u",

@@ -230,8 +230,8 @@ int64_t cwd_remote_serve(struct cwd_broker *b) {
 
 static void set_session(struct cwd_broker *b, struct cwd_session *session) {
     b->remote.session = session;
-    /* BD1: clients look there after they have copied what the bridge's board says; who is told
-     * what came after the end of one bridge sees it gone. */
+    /* BD1: clients look there after they have copied what the bridge's unnamed replicas say; who is
+     * told what came after the end of one bridge sees it gone. */
     CW_STORE(BD1, &b->root->bridge, session ? session->id : 0, release);
 }
 

@@ -1,6 +1,7 @@
 /*
  * Requests with descriptors, after HELLO: slabs in and out, segments of the directory, further
- * lease tables, lifelines. The loop's thread alone. Each body was copied; its size is checked here.
+ * lease tables, fork pipes. The loop's thread alone. Each body was copied; its size is checked
+ * here.
  */
 #include <stdio.h>
 #include <string.h>
@@ -25,8 +26,8 @@ struct answer {
 };
 
 /* The answer is a segment's descriptor, which stays the broker's, and a body of so many bytes. */
-static int lend_segment(struct answer *answer, const struct cw_segment *segment,
-                        uint32_t body_bytes) {
+static int answer_segment(struct answer *answer, const struct cw_segment *segment,
+                          uint32_t body_bytes) {
     answer->fds[0] = segment->fd;
     answer->fd_count = 1;
     answer->body_bytes = body_bytes;
@@ -72,7 +73,7 @@ static int segment_open(struct cwd_broker *b, struct cwd_session *session, struc
         return cw_fail(-ENOENT, "the directory has no segment %llu of kind %u",
                        (unsigned long long)request.which, request.kind);
     answer->body.segment.size_bytes = segment->size_bytes;
-    return lend_segment(answer, segment, sizeof answer->body.segment);
+    return answer_segment(answer, segment, sizeof answer->body.segment);
 }
 
 static int lease_table(struct cwd_broker *b, struct cwd_session *session, struct cwd_mail *mail,
@@ -83,7 +84,7 @@ static int lease_table(struct cwd_broker *b, struct cwd_session *session, struct
     if (code)
         return code;
     answer->body.segment.size_bytes = segment->size_bytes;
-    return lend_segment(answer, segment, sizeof answer->body.segment);
+    return answer_segment(answer, segment, sizeof answer->body.segment);
 }
 
 static int fork_leases(struct cwd_broker *b, struct cwd_session *session, struct cwd_mail *mail,
@@ -92,7 +93,7 @@ static int fork_leases(struct cwd_broker *b, struct cwd_session *session, struct
     if (mail->fd_count != 1)
         return cw_fail(-EPROTO, "FORK brings one descriptor, the read end of a pipe; %u came",
                        mail->fd_count);
-    int code = cwd_ghost_new(b, session, mail->fds[0]);
+    int code = cwd_inherited_new(b, session, mail->fds[0]);
     if (code == 0)
         mail->fds[0] = -1;
     return code;
@@ -103,7 +104,7 @@ static int fences_add(struct cwd_broker *b, struct cwd_session *session, struct 
     const struct cw_segment *segment;
     (void)mail;
     int code = cwd_fences_add(b, session, &answer->body.fences, &segment);
-    return code ? code : lend_segment(answer, segment, sizeof answer->body.fences);
+    return code ? code : answer_segment(answer, segment, sizeof answer->body.fences);
 }
 
 static int fences_open(struct cwd_broker *b, struct cwd_session *session, struct cwd_mail *mail,
@@ -113,7 +114,7 @@ static int fences_open(struct cwd_broker *b, struct cwd_session *session, struct
     (void)session;
     memcpy(&request, mail->body, sizeof request);
     int code = cwd_fences_open(b, request.page, &answer->body.fences, &segment);
-    return code ? code : lend_segment(answer, segment, sizeof answer->body.fences);
+    return code ? code : answer_segment(answer, segment, sizeof answer->body.fences);
 }
 
 static const struct {
@@ -129,7 +130,8 @@ static const struct {
     [CW_OP_FENCES_OPEN] = {fences_open, sizeof(struct cw_fence_page)},
 };
 
-void cwd_exchange(struct cwd_broker *b, struct cwd_session *session, struct cwd_mail *mail) {
+void cwd_descriptor_request(struct cwd_broker *b, struct cwd_session *session,
+                            struct cwd_mail *mail) {
     struct answer answer = {.fd_count = 0};
     uint16_t op = mail->head.op;
     if (op >= sizeof operations / sizeof *operations || !operations[op].serve) {

@@ -30,7 +30,7 @@
 #define BUDGET        64 /* requests of one client in one turn */
 #define COST_SCAN     32 /* what counts as so many of them: it looks through tables */
 #define HOLDERS_LEAST 16 /* blocks: the answer for so many always fits */
-#define DRAIN_MAX     (CW_LANE_BYTES / 16)
+#define DRAIN_MAX     (CW_CHANNEL_BYTES / 16)
 
 static int serve_put(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                      struct result *result) {
@@ -445,7 +445,7 @@ static int serve_one(struct cwd_broker *b, struct cwd_session *session, bool dra
 static void note_reading(struct cwd_broker *b, struct cwd_session *session) {
     if (!cw_ring_has_record(&session->requests)) {
         session->read_through = b->turn;
-    } else if (session->requests.head - session->mark_head < CW_LANE_BYTES) {
+    } else if (session->requests.head - session->mark_head < CW_CHANNEL_BYTES) {
         return;
     } else
         session->read_through = session->mark_turn;

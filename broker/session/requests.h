@@ -1,5 +1,5 @@
 /*
- * Requests of the lane: read, checked, served, in the order of the ring.
+ * Requests of the channel: read, checked, served, in the order of the ring.
  */
 #ifndef CW_BROKER_SESSION_REQUESTS_H
 #define CW_BROKER_SESSION_REQUESTS_H

@@ -117,10 +117,10 @@ int cwd_session_open(struct cwd_broker *b, struct cwd_session *session, int pidf
     session->segment = segment;
     session->shared = segment.base;
     session->shared->session = session->id;
-    cw_ring_init(cw_session_requests(segment.base), CW_LANE_BYTES);
-    cw_ring_init(cw_session_replies(segment.base), CW_LANE_BYTES);
-    cw_ring_consumer_init(&session->requests, cw_session_requests(segment.base), CW_LANE_BYTES);
-    cw_ring_producer_init(&session->replies, cw_session_replies(segment.base), CW_LANE_BYTES);
+    cw_ring_init(cw_session_requests(segment.base), CW_CHANNEL_BYTES);
+    cw_ring_init(cw_session_replies(segment.base), CW_CHANNEL_BYTES);
+    cw_ring_consumer_init(&session->requests, cw_session_requests(segment.base), CW_CHANNEL_BYTES);
+    cw_ring_producer_init(&session->replies, cw_session_replies(segment.base), CW_CHANNEL_BYTES);
     session->tables = 1;
     cwd_transits_ready(b, session);
     session->state = CWD_OPEN;

@@ -8,8 +8,8 @@
  *     ended
  *
  * A client is dead when its pidfd says so and its socket is at its end: only then, or when it says
- * BYE, do its leases end. A dropped client's lane is read no more, but what it holds stays until it
- * is dead, since it may still use what it has mapped.
+ * BYE, do its leases end. A dropped client's channel is read no more, but what it holds stays until
+ * it is dead, since it may still use what it has mapped.
  */
 #ifndef CW_BROKER_SESSION_SESSION_H
 #define CW_BROKER_SESSION_SESSION_H
@@ -45,7 +45,7 @@ struct cwd_session {
     int64_t hello_limit_ns;
     uint32_t unread; /* messages with descriptors since the client had read all */
 
-    struct cw_segment segment; /* the lane and the first lease table */
+    struct cw_segment segment; /* the channel and the first lease table */
     struct cw_session *shared;
     struct cw_ring_consumer requests;
     struct cw_ring_producer replies;
@@ -58,7 +58,7 @@ struct cwd_session {
     struct cw_segment *more_tables; /* tables - 1 of them */
 
     /* charged to it */
-    uint32_t slabs, transits, waits, jobs, remotes, lifelines, early_ends, fence_pages;
+    uint32_t slabs, transits, waits, jobs, remotes, fork_pipes, early_ends, fence_pages;
     uint64_t bytes, gpu_bytes, requests_done;
     uint32_t adopts_from;               /* the slab at which its ADOPT goes on; 0: none does */
     uint64_t routes_seen[CW_ROUTES];    /* of its figures, what the counters have */
@@ -80,8 +80,8 @@ struct cwd_session {
 struct cwd_session *cwd_session_find(struct cwd_broker *broker, uint32_t id);
 /* A connection was accepted; takes sock over. */
 void cwd_session_accept(struct cwd_broker *broker, int sock);
-/* A HELLO was checked: makes lane, bell and doorbell. pidfd is taken over on success. *bell_read is
- * the client's end, to be closed once it is sent. 0 or a negative code. */
+/* A HELLO was checked: makes channel, bell and doorbell. pidfd is taken over on success. *bell_read
+ * is the client's end, to be closed once it is sent. 0 or a negative code. */
 int cwd_session_open(struct cwd_broker *broker, struct cwd_session *session, int pidfd,
                      int *bell_read);
 /* Lease table number t. */

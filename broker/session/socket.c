@@ -110,7 +110,7 @@ void cwd_socket_on_event(struct cwd_broker *b, struct cwd_session *session) {
         else if (session->state == CWD_CONNECTING)
             cwd_hello(b, session, &mail);
         else
-            cwd_exchange(b, session, &mail);
+            cwd_descriptor_request(b, session, &mail);
         discard_fds(b, &mail);
         if (session->ended || session->state == CWD_DROPPED)
             return;

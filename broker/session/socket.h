@@ -39,6 +39,7 @@ void cwd_socket_last_word(struct cwd_session *session, int status, const char *r
 /* hello.c: the first message of a connection. */
 void cwd_hello(struct cwd_broker *broker, struct cwd_session *session, struct cwd_mail *mail);
 /* descriptor_requests.c: all later ones. */
-void cwd_exchange(struct cwd_broker *broker, struct cwd_session *session, struct cwd_mail *mail);
+void cwd_descriptor_request(struct cwd_broker *broker, struct cwd_session *session,
+                            struct cwd_mail *mail);
 
 #endif

@@ -10,11 +10,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/order/context_failure.h"
-#include "ipc/client.h"
+#include "ipc/array/array.h"
 #include "ipc/array/evict.h"
-#include "ipc/memory/first_touch.h"
 #include "ipc/base/name_key.h"
+#include "ipc/client.h"
+#include "ipc/memory/adoption.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/cow.h"
+#include "ipc/array/first_touch.h"
+#include "ipc/memory/fork.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/slab.h"
+#include "ipc/order/context_failure.h"
 
 #define ARRAY_POOL_MAX 1024u
 
@@ -35,15 +42,6 @@ int cw_array_ours(const cw_array *array) {
 int cw_array_usable(const cw_array *array) {
     int code = cw_array_ours(array);
     return code ? code : cw_client_usable(array->client);
-}
-
-int cw_open_flags_check(const char *function, uint32_t flags) {
-    if (flags & ~(uint32_t)(CW_READONLY | CW_PRIVATE))
-        return cw_fail(-EINVAL, "flags 0x%x: %s knows CW_READONLY and CW_PRIVATE", flags, function);
-    if ((flags & (CW_READONLY | CW_PRIVATE)) == (CW_READONLY | CW_PRIVATE))
-        return cw_fail(-EINVAL, "CW_READONLY and CW_PRIVATE exclude each other: a private array is "
-                                "there to be written");
-    return 0;
 }
 
 /* Where shape, strides and dtype go: into the struct, or beside it. */
@@ -71,7 +69,7 @@ static int place_layout(cw_array *array, const struct cw_shape *shape) {
 int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen,
                   const struct cw_range *range, uint64_t offset_bytes, uint64_t size_bytes,
                   const struct cw_shape *shape, uint32_t flags, cw_array **out) {
-    bool readonly = flags & CW_READONLY, counts = !(flags & (CW_PRIVATE | CW_DISTANT));
+    bool readonly = flags & CW_READONLY, counts = !(flags & (CW_PRIVATE | CW_UNMAPPED));
     struct cw_mapping *mapping = NULL;
     cw_array *array = client->array_pool;
     if (array) {
@@ -100,12 +98,12 @@ int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
     array->size_bytes = size_bytes;
     array->readonly = readonly;
     CW_STORE(K22, &array->fresh, 0, relaxed);
-    array->own_pages = (struct cw_mapping){.base = NULL};
+    array->cow = (struct cw_mapping){.base = NULL};
     array->origin_bytes = shape->origin_bytes;
     array->evict = NULL;
     array->mapping = mapping;
     uint8_t *base = mapping ? mapping->base : cw_slab_base(slab, false);
-    array->bytes = base ? base + range->begin_bytes + offset_bytes : NULL; /* NULL: CW_DISTANT */
+    array->bytes = base ? base + range->begin_bytes + offset_bytes : NULL; /* NULL: CW_UNMAPPED */
     array->data = base ? array->bytes + shape->origin_bytes : NULL;
     cw_client_ref(client);
     client->arrays++;
@@ -139,7 +137,7 @@ static int make_mapped(cw_client *client, struct cw_slab *slab, uint32_t block, 
                        const struct cw_range *range, uint64_t offset_bytes, uint64_t size_bytes,
                        const struct cw_shape *shape, uint32_t flags, cw_array **out) {
     bool maps =
-        !(flags & CW_DISTANT) && !(client->host_only && slab->device_kind != CW_DEVICE_HOST);
+        !(flags & CW_UNMAPPED) && !(client->host_only && slab->device_kind != CW_DEVICE_HOST);
     bool counts = slab->mappings && !(flags & CW_PRIVATE);
     bool in_ro = flags & CW_READONLY && !slab->mappings;
     int code = maps && !counts ? cw_slab_map(client, slab, in_ro) : 0;
@@ -160,7 +158,7 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
                     uint32_t flags, cw_array **out) {
     struct cw_slab *slab;
     struct cw_range range = {.begin_bytes = 0};
-    struct cw_mapping own_pages = {.base = NULL};
+    struct cw_mapping cow = {.base = NULL};
     int code = cw_slab_get_for(client, slab_id, flags & CW_READONLY, &slab);
     if (code)
         return code;
@@ -182,22 +180,21 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
     if (!(flags & CW_PRIVATE) && cw_block_frozen(&slab->table->blocks[block], gen))
         flags |= CW_READONLY;
     if (code == 0 && flags & CW_PRIVATE && size_bytes)
-        code =
-            cw_private_take(client, slab, range.begin_bytes + offset_bytes, size_bytes, &own_pages);
+        code = cw_cow_take(client, slab, range.begin_bytes + offset_bytes, size_bytes, &cow);
     if (code == 0)
         code = make_mapped(client, slab, block, gen, &range, offset_bytes, size_bytes, shape, flags,
                            out);
     if (code) {
-        if (own_pages.base)
-            slab->backend->slab_unmap(&own_pages);
+        if (cow.base)
+            slab->backend->slab_unmap(&cow);
         cw_lease_release(client, slab, block, gen);
         return code;
     }
-    if (own_pages.base) {
+    if (cow.base) {
         uint64_t within = (range.begin_bytes + offset_bytes) % CW_PAGE;
-        (*out)->own_pages = own_pages;
-        (*out)->own_pages_begin = range.begin_bytes + offset_bytes - within;
-        (*out)->bytes = (uint8_t *)own_pages.base + within;
+        (*out)->cow = cow;
+        (*out)->cow_begin_bytes = range.begin_bytes + offset_bytes - within;
+        (*out)->bytes = (uint8_t *)cow.base + within;
         (*out)->data = (*out)->bytes + shape->origin_bytes;
     }
     return 0;
@@ -296,7 +293,7 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     if (code == 0)
         code = cw_heap_take(client, heap, shape.span_bytes, &slab, &block, &gen, &clean);
     if (code)
-        return cw_broken_serve(code);
+        return cw_context_failure_serve(code);
     code = make_of_block(client, slab, block, gen, &shape, flags & CW_POOL, &array);
     if (code)
         return code;
@@ -304,7 +301,7 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     if (flags & CW_FILLED)
         cw_array_prefault(array);
     if (!clean && flags & CW_ZERO)
-        code = cw_broken_serve(backend->zero(ordinal, array->bytes, array->size_bytes));
+        code = cw_context_failure_serve(backend->zero(ordinal, array->bytes, array->size_bytes));
     if (code == 0 && flags & CW_EVICTABLE)
         code = cw_evict_admit(array);
     if (code)
@@ -365,7 +362,7 @@ void cw_array_close(cw_array *array) {
         return;
     cw_client *client = array->client, *home = array->home;
     bool has_lease = !array->evict || cw_evict_end(array);
-    cw_private_give(array);
+    cw_cow_give(array);
     pthread_mutex_lock(&client->lock);
     if (array->mapping)
         cw_mappings_leave(array->home_slab->mappings, array->block, array->readonly);

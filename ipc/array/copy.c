@@ -20,15 +20,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/order/context_failure.h"
-#include "ipc/client.h"
+#include "ipc/array/array.h"
 #include "ipc/array/copy_batch.h"
-#include "ipc/cuda/backend.h"
-#include "ipc/order/fence.h"
-#include "ipc/memory/first_touch.h"
 #include "ipc/array/mover_copy.h"
-#include "ipc/order/section.h"
+#include "ipc/client.h"
+#include "ipc/cuda/backend.h"
 #include "ipc/cuda/staging.h"
+#include "ipc/array/first_touch.h"
+#include "ipc/memory/slab.h"
+#include "ipc/order/context_failure.h"
+#include "ipc/order/fence.h"
+#include "ipc/order/section.h"
 
 #define REGISTER_BYTES (1ull << 20)
 
@@ -74,56 +76,56 @@ void cw_copy_count(cw_client *client, enum cw_route route, uint64_t size_bytes) 
 }
 
 /* Where a copy runs: a stream of the caller's, or ours. */
-struct lane {
+struct copy_stream {
     struct cw_gpu *gpu;
     CUstream stream;
     bool ours; /* then the copy is complete when the call returns */
 };
 
-/* Opens the GPU and makes the lane's context current; leave_lane() ends it. A stream of the
+/* Opens the GPU and makes the stream's context current; leave_stream() ends it. A stream of the
  * caller's decides on which GPU the copy runs. */
-static int enter_lane(int gpu, void *stream, struct lane *out) {
+static int enter_stream(int gpu, void *stream, struct copy_stream *out) {
     CUcontext context;
     CUdevice device;
-    struct lane lane = {.ours = stream == NULL};
-    int code = cw_gpu_get(gpu, &lane.gpu);
+    struct copy_stream on = {.ours = stream == NULL};
+    int code = cw_gpu_get(gpu, &on.gpu);
     if (code)
         return code;
-    if (lane.ours) {
-        lane.stream = lane.gpu->copies;
-        *out = lane;
-        return cw_gpu_enter(lane.gpu);
+    if (on.ours) {
+        on.stream = on.gpu->copies;
+        *out = on;
+        return cw_gpu_enter(on.gpu);
     }
-    const struct cw_cuda *cuda = lane.gpu->cuda;
-    lane.stream = stream;
-    code = cw_gpu_enter(lane.gpu); /* asked without any context, the driver refuses */
+    const struct cw_cuda *cuda = on.gpu->cuda;
+    on.stream = stream;
+    code = cw_gpu_enter(on.gpu); /* asked without any context, the driver refuses */
     if (code)
         return code;
     CUresult result = cuda->cuStreamGetCtx(stream, &context);
-    cw_gpu_leave(lane.gpu);
+    cw_gpu_leave(on.gpu);
     if (result == CUDA_SUCCESS)
         result = cuda->cuCtxPushCurrent(context);
     if (result != CUDA_SUCCESS)
         return cw_cuda_error(cuda, result, "the stream %p", stream);
     result = cuda->cuCtxGetDevice(&device);
-    if (result == CUDA_SUCCESS && device != lane.gpu->device)
-        code = cw_gpu_get(device, &lane.gpu);
+    if (result == CUDA_SUCCESS && device != on.gpu->device)
+        code = cw_gpu_get(device, &on.gpu);
     else if (result != CUDA_SUCCESS)
         code = cw_cuda_error(cuda, result, "asking for the GPU of the stream %p", stream);
     if (code)
         cuda->cuCtxPopCurrent(&context);
-    *out = lane;
+    *out = on;
     return code;
 }
 
-static int leave_lane(const struct lane *lane, CUresult result, uint64_t size_bytes) {
-    if (result == CUDA_SUCCESS && lane->ours)
-        result = lane->gpu->cuda->cuStreamSynchronize(lane->stream);
-    cw_gpu_leave(lane->gpu);
+static int leave_stream(const struct copy_stream *on, CUresult result, uint64_t size_bytes) {
+    if (result == CUDA_SUCCESS && on->ours)
+        result = on->gpu->cuda->cuStreamSynchronize(on->stream);
+    cw_gpu_leave(on->gpu);
     return result == CUDA_SUCCESS
                ? 0
-               : cw_cuda_error(lane->gpu->cuda, result, "copying %llu bytes on cuda:%d",
-                               (unsigned long long)size_bytes, lane->gpu->ordinal);
+               : cw_cuda_error(on->gpu->cuda, result, "copying %llu bytes on cuda:%d",
+                               (unsigned long long)size_bytes, on->gpu->ordinal);
 }
 
 static CUdeviceptr address(const struct end *end) {
@@ -135,26 +137,26 @@ static int copy_host_gpu(cw_client *client, const struct end *target, const stru
                          uint64_t size_bytes, void *stream) {
     const struct end *host = target->gpu < 0 ? target : source;
     const struct end *device = target->gpu < 0 ? source : target;
-    struct lane lane;
-    int code = enter_lane(device->gpu, stream, &lane);
+    struct copy_stream on;
+    int code = enter_stream(device->gpu, stream, &on);
     if (code)
         return code;
-    if (device->mapping && lane.gpu->ordinal != device->gpu)
-        code = cw_cuda_admit(lane.gpu, device->mapping);
+    if (device->mapping && on.gpu->ordinal != device->gpu)
+        code = cw_cuda_admit(on.gpu, device->mapping);
     if (code) {
-        cw_gpu_leave(lane.gpu);
+        cw_gpu_leave(on.gpu);
         return code;
     }
-    if (lane.ours && host == target)
-        lane.stream = lane.gpu->departures;
+    if (on.ours && host == target)
+        on.stream = on.gpu->departures;
     if (host->mapping && size_bytes >= REGISTER_BYTES)
-        cw_cuda_register_host(lane.gpu, host->mapping);
-    CUresult result = host == source
-                          ? lane.gpu->cuda->cuMemcpyHtoDAsync(address(device), source->bytes,
-                                                              size_bytes, lane.stream)
-                          : lane.gpu->cuda->cuMemcpyDtoHAsync(target->bytes, address(device),
-                                                              size_bytes, lane.stream);
-    code = leave_lane(&lane, result, size_bytes);
+        cw_cuda_register_host(on.gpu, host->mapping);
+    CUresult result =
+        host == source
+            ? on.gpu->cuda->cuMemcpyHtoDAsync(address(device), source->bytes, size_bytes, on.stream)
+            : on.gpu->cuda->cuMemcpyDtoHAsync(target->bytes, address(device), size_bytes,
+                                              on.stream);
+    code = leave_stream(&on, result, size_bytes);
     if (code == 0)
         cw_copy_count(client, host == source ? CW_ROUTE_IN : CW_ROUTE_OUT, size_bytes);
     return code;
@@ -164,19 +166,19 @@ static int copy_host_gpu(cw_client *client, const struct end *target, const stru
 static int copy_staged(cw_client *client, const struct end *target, const struct end *source,
                        uint64_t size_bytes, void *stream) {
     struct cw_gpu *from, *to;
-    struct lane lane = {.ours = true};
+    struct copy_stream on = {.ours = true};
     int code = cw_gpu_get(source->gpu, &from);
     if (code == 0)
         code = cw_gpu_get(target->gpu, &to);
     if (code == 0 && stream) {
-        code = enter_lane(source->gpu, stream, &lane);
+        code = enter_stream(source->gpu, stream, &on);
         if (code)
             return code;
     }
     if (code == 0)
-        code = cw_stage_copy(to, address(target), from, address(source), size_bytes, lane.stream);
-    if (!lane.ours)
-        cw_gpu_leave(lane.gpu);
+        code = cw_stage_copy(to, address(target), from, address(source), size_bytes, on.stream);
+    if (!on.ours)
+        cw_gpu_leave(on.gpu);
     if (code == 0)
         cw_copy_count(client, CW_ROUTE_STAGED, size_bytes);
     return code;
@@ -185,12 +187,12 @@ static int copy_staged(cw_client *client, const struct end *target, const struct
 /* By cableway-mover, which counts the bytes itself. Waits for the stream, and for the copy. */
 static int copy_by_mover(const struct end *target, const struct end *source, uint64_t size_bytes,
                          void *stream) {
-    struct lane lane;
-    int code = enter_lane(source->gpu, stream, &lane);
+    struct copy_stream on;
+    int code = enter_stream(source->gpu, stream, &on);
     if (code)
         return code;
-    lane.ours = true; /* what was given to it before comes first */
-    code = leave_lane(&lane, CUDA_SUCCESS, size_bytes);
+    on.ours = true; /* what was given to it before comes first */
+    code = leave_stream(&on, CUDA_SUCCESS, size_bytes);
     return code ? code
                 : cw_job_copy(target->array, target->offset_bytes, source->array,
                               source->offset_bytes, size_bytes);
@@ -205,7 +207,7 @@ static bool admits(const struct cw_gpu *gpu, const struct end *end) {
 
 static int copy_gpus(cw_client *client, const struct end *target, const struct end *source,
                      uint64_t size_bytes, void *stream, bool in_mover) {
-    struct lane lane;
+    struct copy_stream on;
     enum cw_wish wish = CW_WISH_NONE;
     int code = source->gpu == target->gpu ? 0 : cw_route_wish(&wish);
     if (code)
@@ -216,16 +218,16 @@ static int copy_gpus(cw_client *client, const struct end *target, const struct e
         return copy_by_mover(target, source, size_bytes, stream);
     if (wish != CW_WISH_NONE)
         return copy_staged(client, target, source, size_bytes, stream);
-    code = enter_lane(source->gpu, stream, &lane);
+    code = enter_stream(source->gpu, stream, &on);
     if (code)
         return code;
-    if (!admits(lane.gpu, source) || !admits(lane.gpu, target)) {
-        cw_gpu_leave(lane.gpu);
+    if (!admits(on.gpu, source) || !admits(on.gpu, target)) {
+        cw_gpu_leave(on.gpu);
         return copy_staged(client, target, source, size_bytes, stream);
     }
-    CUresult result = lane.gpu->cuda->cuMemcpyDtoDAsync(address(target), address(source),
-                                                        size_bytes, lane.stream);
-    code = leave_lane(&lane, result, size_bytes);
+    CUresult result =
+        on.gpu->cuda->cuMemcpyDtoDAsync(address(target), address(source), size_bytes, on.stream);
+    code = leave_stream(&on, result, size_bytes);
     if (code == 0)
         cw_copy_count(client, target->gpu == source->gpu ? CW_ROUTE_SAME : CW_ROUTE_PEER,
                       size_bytes);
@@ -278,7 +280,7 @@ static int end(cw_array *target, cw_array *source, void *stream, int code) {
             (void)cw_array_writing_end(target, stream, 0);
         if (stream && source)
             (void)cw_array_reading_end(source, stream);
-        return cw_broken_serve(cw_fail(code, "%s", text));
+        return cw_context_failure_serve(cw_fail(code, "%s", text));
     }
     if (stream && target)
         code = cw_array_writing_end(target, stream, 0);
@@ -286,7 +288,7 @@ static int end(cw_array *target, cw_array *source, void *stream, int code) {
         int ended = cw_array_reading_end(source, stream);
         code = code ? code : ended;
     }
-    return cw_broken_serve(code);
+    return cw_context_failure_serve(code);
 }
 
 /* A copy by the mover is put in order by a stream of ours: the target is this process's to write

@@ -1,6 +1,9 @@
 /*
  * Copies, many at once: see copy_batch.h.
  */
+#include "ipc/array/array.h"
+#include "ipc/client.h"
+#include "ipc/memory/slab.h"
 #include "ipc/array/copy_batch.h"
 
 #include <stdlib.h>
@@ -319,7 +322,7 @@ static int copy_many(const cw_pair *pairs, uint64_t count, void *stream) {
     free_lists(&b);
     if (b.ours && code == 0)
         code = cw_stream_wait(b.gpu->ordinal, b.stream, 0);
-    return cw_broken_serve(code);
+    return cw_context_failure_serve(code);
 }
 
 /* Ends the pins of both ends of so many pairs. */

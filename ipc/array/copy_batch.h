@@ -15,7 +15,10 @@
 #ifndef CW_IPC_ARRAY_COPY_BATCH_H
 #define CW_IPC_ARRAY_COPY_BATCH_H
 
-#include "ipc/client.h"
+#include <stdint.h>
+
+#include "ipc/cableway.h"
+#include "shm/session/session.h"
 
 /* One copy by whatever route, in no order with anybody (copy.c). stream NULL: blocks until done. */
 int cw_copy_one(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,

@@ -1,6 +1,11 @@
 /*
  * Evictable arrays: see evict.h.
  */
+#include "ipc/array/array.h"
+#include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/slab.h"
 #include "ipc/array/evict.h"
 
 #include <stdlib.h>
@@ -69,8 +74,8 @@ static bool may_leave(cw_client *client, const struct cw_evictable *it) {
         return false;
     const struct cw_local *local = &array->slab->locals[array->block];
     const struct cw_extent *extent = local->extent;
-    return local->count == 1 && extent && !extent->published && !extent->lent && !extent->pool &&
-           is_settled(client, array);
+    return local->count == 1 && extent && !extent->published && !extent->suballocated &&
+           !extent->pool && is_settled(client, array);
 }
 
 /* The one that was used last the longest time ago. The lock is held. */
@@ -125,13 +130,13 @@ int cw_evict_one(cw_client *client, const struct cw_heap *heap) {
     cw_array_close(old);
     int code = make_host(it->array, &host);
     if (code == 0)
-        code = cw_broken_serve(cw_copy_unordered(host, it->array, it->array->size_bytes));
+        code = cw_context_failure_serve(cw_copy_unordered(host, it->array, it->array->size_bytes));
     pthread_mutex_lock(&client->lock);
     if (code == 0) {
-        it->array->slab->heap->hoards = true; /* what it leaves free is about to be used */
+        it->array->slab->heap->retains = true; /* what it leaves free is about to be used */
         struct cw_heap *own = it->array->slab->heap;
         forget_block(client, it->array);
-        own->hoards = false;
+        own->retains = false;
         it->host = host;
         client->evictions++;
     }

@@ -28,7 +28,13 @@
 #ifndef CW_IPC_ARRAY_EVICT_H
 #define CW_IPC_ARRAY_EVICT_H
 
-#include "ipc/client.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ipc/base/device.h"
+#include "ipc/cableway.h"
+
+struct cw_heap;
 
 enum cw_evict_state { CW_HERE, CW_LEAVING, CW_AWAY, CW_RETURNING };
 

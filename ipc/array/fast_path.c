@@ -1,15 +1,17 @@
 /*
- * Door: see fast_path.h. One socket a client, made when it is first needed, one request at a time:
- * a second thread that comes meanwhile asks the broker. Whatever is not an answer in time (a bridge
- * that stands, is started anew, or fetches something large) closes the socket, and the broker is
- * asked: it knows whether the bridge lives, and the array is fetched once all the same.
+ * Fast path: see fast_path.h. One socket a client, made when it is first needed, one request at a
+ * time: a second thread that comes meanwhile asks the broker. Whatever is not an answer in time (a
+ * bridge that stands, is started anew, or fetches something large) closes the socket, and the
+ * broker is asked: it knows whether the bridge lives, and the array is fetched once all the same.
  *
  * What the bridge says is checked as what any other process says: place and layout here, the block
  * by taking a lease. If this process dies the kernel closes the socket.
  *
- * With the first answer comes the bridge's board, which stays when the door is shut: it counts as
- * long as the broker says that its bridge is the one that made it.
+ * With the first answer come the bridge's unnamed replicas, which stay when the fast path is
+ * closed: they count as long as the broker says that its bridge is the one that made them.
  */
+#include "ipc/array/array.h"
+#include "ipc/client.h"
 #include "ipc/array/fast_path.h"
 
 #include <fcntl.h>
@@ -25,40 +27,40 @@
 #include "shm/names/unnamed.h"
 #include "shm/base/fd.h"
 
-#define PATIENCE_NS 50000000ll  /* at the door */
-#define AGAIN_NS    100000000ll /* before it is looked for again where there was none */
-#define NAPS_MOST   5
+#define ANSWER_TIMEOUT_NS 50000000ll  /* of the bridge */
+#define AGAIN_NS          100000000ll /* before it is looked for again where there was none */
+#define NAPS_MOST         5
 
 struct answer {
-    struct cw_door_answer head;
+    struct cw_fast_path_answer head;
     uint8_t text[CW_META_MAX > CW_DETAIL_MAX ? CW_META_MAX : CW_DETAIL_MAX];
 };
 
-void cw_door_close(cw_client *client) {
-    if (client->door >= 0)
-        close(client->door);
-    client->door = -1;
+void cw_fast_path_close(cw_client *client) {
+    if (client->fast_path >= 0)
+        close(client->fast_path);
+    client->fast_path = -1;
 }
 
-static int door_open(cw_client *client) {
-    struct timeval patience = {.tv_usec = PATIENCE_NS / 1000};
+static int fast_path_connect(cw_client *client) {
+    struct timeval timeout = {.tv_usec = ANSWER_TIMEOUT_NS / 1000};
     struct cw_address address;
     struct sockaddr_un name;
     socklen_t length;
     int folder;
     int64_t now_ns = cw_now_ns();
-    if (now_ns < client->door_after_ns)
+    if (now_ns < client->fast_path_after_ns)
         return -EAGAIN;
-    client->door_after_ns = now_ns + AGAIN_NS;
+    client->fast_path_after_ns = now_ns + AGAIN_NS;
     if (cw_address_find(client->address, &address) != 0 ||
         cw_address_open_folder(&address, false, &folder) != 0)
         return -EAGAIN;
-    cw_address_to_door(&address);
+    cw_address_to_fast_path(&address);
     cw_address_sockaddr(&address, folder, &name, &length);
     /* A queue that is full would be waited for. */
     int fd = cw_fd_above_stdio(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     bool ok = fd >= 0 && connect(fd, (struct sockaddr *)&name, length) == 0 &&
-              setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0 &&
+              setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout) == 0 &&
               fcntl(fd, F_SETFL, 0) == 0;
     close(folder);
     if (!ok) {
@@ -66,19 +68,19 @@ static int door_open(cw_client *client) {
             close(fd);
         return -EAGAIN;
     }
-    client->door = fd;
-    client->door_after_ns = 0;
+    client->fast_path = fd;
+    client->fast_path_after_ns = 0;
     return 0;
 }
 
-/* The board, or what says that it is one. */
-static void take_board(cw_client *client, int fd) {
+/* The unnamed replicas, or what says that it is one. */
+static void take_unnamed(cw_client *client, int fd) {
     struct cw_segment fresh, before;
-    if (cw_board_open(fd, client->instance, &fresh) != 0)
-        return; /* gets ask at the door */
+    if (cw_unnamed_open(fd, client->instance, &fresh) != 0)
+        return; /* gets ask by the fast path */
     pthread_mutex_lock(&client->lock);
-    before = client->board;
-    client->board = fresh;
+    before = client->unnamed;
+    client->unnamed = fresh;
     pthread_mutex_unlock(&client->lock);
     cw_segment_close(&before);
 }
@@ -101,10 +103,10 @@ static ssize_t take_answer(cw_client *client, struct answer *answer, int flags) 
                              .msg_iovlen = 1,
                              .msg_control = room,
                              .msg_controllen = CMSG_LEN(sizeof(int))};
-    ssize_t got = recvmsg(client->door, &message, MSG_CMSG_CLOEXEC | flags);
+    ssize_t got = recvmsg(client->fast_path, &message, MSG_CMSG_CLOEXEC | flags);
     int fd = got < 0 ? -1 : fd_of(&message);
     if (fd >= 0)
-        take_board(client, fd);
+        take_unnamed(client, fd);
     return got;
 }
 
@@ -116,24 +118,25 @@ static ssize_t take_answer(cw_client *client, struct answer *answer, int flags) 
  */
 static ssize_t await_answer(cw_client *client, struct answer *answer) {
     ssize_t got = -1;
-    if (client->door_naps)
-        client->door_naps--;
-    else if (client->board.base && cw_sleeper_elsewhere(cw_board_bridge(&client->board))) {
+    if (client->fast_path_backoff)
+        client->fast_path_backoff--;
+    else if (client->unnamed.base && cw_sleeper_elsewhere(cw_unnamed_bridge(&client->unnamed))) {
         int64_t until_ns = cw_now_ns() + CW_SPIN_NS;
         do {
             got = take_answer(client, answer, MSG_DONTWAIT);
         } while (got < 0 && errno == EAGAIN && cw_now_ns() < until_ns);
         if (got >= 0 || errno != EAGAIN) {
-            client->door_vain = 0;
+            client->fast_path_misses = 0;
             return got;
         }
-        client->door_naps = client->door_vain ? 1u << (client->door_vain - 1) : 0;
-        client->door_vain += client->door_vain <= NAPS_MOST;
+        client->fast_path_backoff =
+            client->fast_path_misses ? 1u << (client->fast_path_misses - 1) : 0;
+        client->fast_path_misses += client->fast_path_misses <= NAPS_MOST;
     }
     return take_answer(client, answer, 0);
 }
 
-/* The answer's bytes, or -EAGAIN, -EINTR; then the door is closed. */
+/* The answer's bytes, or -EAGAIN, -EINTR; then the fast path is closed. */
 static ssize_t ask(cw_client *client, const struct cw_name_key *key, struct answer *answer) {
     struct cw_remote remote = {.verb = CW_REMOTE_GET,
                                .key_bytes = (uint16_t)key->length,
@@ -141,27 +144,28 @@ static ssize_t ask(cw_client *client, const struct cw_name_key *key, struct answ
     struct iovec parts[] = {{&remote, sizeof remote}, {(void *)(uintptr_t)key->text, key->length}};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
     ssize_t got = -1;
-    if (sendmsg(client->door, &message, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+    if (sendmsg(client->fast_path, &message, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
         got = await_answer(client, answer);
     if (got > 0)
         return got;
     int code = got < 0 && errno == EINTR ? -EINTR : -EAGAIN;
-    cw_door_close(client);
+    cw_fast_path_close(client);
     return code;
 }
 
-int cw_door_find(cw_client *client, const struct cw_name_key *key, uint32_t flags, cw_array **out) {
+int cw_fast_path_find(cw_client *client, const struct cw_name_key *key, uint32_t flags,
+                      cw_array **out) {
     struct cw_found found;
     struct cw_shape shape;
     const struct cw_entry *at = &found.entry;
     pthread_mutex_lock(&client->lock);
-    int code = client->board.base ? 0 : -EAGAIN;
+    int code = client->unnamed.base ? 0 : -EAGAIN;
     if (code == 0)
-        code = cw_board_find(&client->board, key->text, key->length, cw_now_ns(), &found);
+        code = cw_unnamed_find(&client->unnamed, key->text, key->length, cw_now_ns(), &found);
     /* BD1: after the record was copied (D4); then nobody was told anything newer by another bridge.
      */
     if (code == 0 &&
-        CW_LOAD(BD1, &client->root->bridge, acquire) != cw_board_session(&client->board))
+        CW_LOAD(BD1, &client->root->bridge, acquire) != cw_unnamed_session(&client->unnamed))
         code = -EAGAIN;
     if (code == 0)
         code = cw_meta_decode(found.meta, at->meta_bytes, at->size_bytes, &shape);
@@ -171,11 +175,11 @@ int cw_door_find(cw_client *client, const struct cw_name_key *key, uint32_t flag
     pthread_mutex_unlock(&client->lock);
     if (code == -EINTR)
         return code;           /* a signal ends the call: it is not asked for again */
-    return code ? -EAGAIN : 0; /* whatever it is, who is asked at the door says so */
+    return code ? -EAGAIN : 0; /* whatever it is, who is asked by the fast path says so */
 }
 
-int cw_door_open(cw_client *client, const struct cw_door_answer *at, size_t bytes, uint32_t flags,
-                 cw_array **out) {
+int cw_fast_path_open(cw_client *client, const struct cw_fast_path_answer *at, size_t bytes,
+                      uint32_t flags, cw_array **out) {
     struct cw_shape shape;
     if (bytes < sizeof *at || bytes != sizeof *at + at->text_bytes || at->status ||
         at->instance != client->instance ||
@@ -188,21 +192,21 @@ int cw_door_open(cw_client *client, const struct cw_door_answer *at, size_t byte
     return code == -ESTALE ? -EAGAIN : code;
 }
 
-int cw_door_get(cw_client *client, const struct cw_name_key *key, uint32_t flags, int64_t until_ns,
-                cw_array **out) {
+int cw_fast_path_get(cw_client *client, const struct cw_name_key *key, uint32_t flags,
+                     int64_t until_ns, cw_array **out) {
     struct answer answer;
-    if (until_ns != INT64_MAX && until_ns - cw_now_ns() < PATIENCE_NS)
+    if (until_ns != INT64_MAX && until_ns - cw_now_ns() < ANSWER_TIMEOUT_NS)
         return -EAGAIN;
-    if (pthread_mutex_trylock(&client->door_lock) != 0)
+    if (pthread_mutex_trylock(&client->fast_path_lock) != 0)
         return -EAGAIN;
-    int code = client->door >= 0 ? 0 : door_open(client);
+    int code = client->fast_path >= 0 ? 0 : fast_path_connect(client);
     ssize_t got = code ? code : ask(client, key, &answer);
     if (got > 0 && ((size_t)got < sizeof answer.head || answer.head.status > 0 ||
                     (size_t)got != sizeof answer.head + answer.head.text_bytes)) {
-        cw_door_close(client); /* not the bridge of this version */
+        cw_fast_path_close(client); /* not the bridge of this version */
         got = -EAGAIN;
     }
-    pthread_mutex_unlock(&client->door_lock);
+    pthread_mutex_unlock(&client->fast_path_lock);
     if (!cw_alive(&client->root->alive))
         return -EAGAIN; /* there may be another broker, and another bridge, by now */
     if (got < 0)
@@ -211,5 +215,5 @@ int cw_door_get(cw_client *client, const struct cw_name_key *key, uint32_t flags
     if (answer.head.status < 0)
         return cw_fail(answer.head.status, "%.*s", (int)answer.head.text_bytes,
                        (const char *)answer.text);
-    return cw_door_open(client, &answer.head, (size_t)got, flags, out);
+    return cw_fast_path_open(client, &answer.head, (size_t)got, flags, out);
 }

@@ -7,7 +7,11 @@
  * transit then: at no moment is the array held by nobody. What a handle says is checked against the
  * slab's table; its slab and block may be anything.
  */
+#include "ipc/array/array.h"
+#include "ipc/array/names.h"
 #include "ipc/client.h"
+#include "ipc/request/channel.h"
+#include "ipc/request/socket.h"
 
 /* Our row of the monitor page; NULL if the broker shows none. */
 static const struct cw_monitor_client *own_row(cw_client *client) {
@@ -91,7 +95,7 @@ static int begin_transit(cw_array *array, int transit, cw_handle *handle, uint64
                                    .slab = handle->slab,
                                    .block = handle->block,
                                    .gen = handle->gen};
-        code = cw_lane_push(client, CW_OP_TRANSIT_BEGIN, &ref, sizeof ref);
+        code = cw_channel_push(client, CW_OP_TRANSIT_BEGIN, &ref, sizeof ref);
         client->transits += code == 0;
         if (extent && code == 0)
             extent->told = true; /* the broker knows of it, and looks when the transit ends */
@@ -106,7 +110,7 @@ static int export(cw_array *array, int transit, cw_handle *out) {
         return code;
     if (!out)
         return cw_fail(-EINVAL, "a place for the handle is needed, NULL was given");
-    if (array->own_pages.base)
+    if (array->cow.base)
         return cw_fail(-EINVAL, "a private array has no handle: nobody else would see what is "
                                 "written to it; copy it, or hand on the handle it came by");
     cw_client *client = array->client;
@@ -116,10 +120,11 @@ static int export(cw_array *array, int transit, cw_handle *out) {
                         .gen = array->gen,
                         .offset_bytes = array->offset_bytes,
                         .size_bytes = array->size_bytes};
-    struct cw_brief brief = {.begun_ns = cw_now_ns()};
+    struct cw_interruptible wait = {.begun_ns = cw_now_ns()};
     uint64_t ready;
     while ((code = begin_transit(array, transit, &handle, &ready)) == -EAGAIN || code == -ENOBUFS) {
-        code = code == -EAGAIN ? cw_lane_await_room(client, &brief) : more_transits(client, ready);
+        code =
+            code == -EAGAIN ? cw_channel_await_room(client, &wait) : more_transits(client, ready);
         if (code)
             return code;
     }
@@ -140,7 +145,7 @@ int cw_array_export(cw_array *array, int transit, cw_handle *out) {
 static int end_transit(cw_client *client, const cw_handle *handle) {
     struct cw_block_ref ref = {
         .token = handle->token, .slab = handle->slab, .block = handle->block, .gen = handle->gen};
-    return ref.token ? cw_lane_post(client, CW_OP_TRANSIT_END, &ref, sizeof ref) : 0;
+    return ref.token ? cw_channel_post(client, CW_OP_TRANSIT_END, &ref, sizeof ref) : 0;
 }
 
 static int check_handle(cw_client *client, const cw_handle *handle) {

@@ -1,7 +1,11 @@
 /*
  * Jobs for cableway-mover: see mover_copy.h. No state but the environment's word, read once.
  */
+#include "ipc/array/array.h"
 #include "ipc/array/mover_copy.h"
+#include "ipc/array/names.h"
+#include "ipc/client.h"
+#include "ipc/request/channel.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -34,14 +38,14 @@ int cw_route_wish(enum cw_wish *out) {
 }
 
 /* Where bytes of an array lie, for another process. The lock is held. */
-static struct cw_place publish(cw_array *array, uint64_t offset_bytes) {
+static struct cw_block_range publish(cw_array *array, uint64_t offset_bytes) {
     struct cw_extent *extent = array->slab->locals[array->block].extent;
     if (extent)
         extent->published = true;
-    return (struct cw_place){.slab = array->slab->id,
-                             .block = array->block,
-                             .gen = array->gen,
-                             .offset_bytes = array->offset_bytes + offset_bytes};
+    return (struct cw_block_range){.slab = array->slab->id,
+                                   .block = array->block,
+                                   .gen = array->gen,
+                                   .offset_bytes = array->offset_bytes + offset_bytes};
 }
 
 int cw_job_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
@@ -56,32 +60,32 @@ int cw_job_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint6
     job.source = publish(source, source_bytes);
     job.target = publish(target, target_bytes);
     pthread_mutex_unlock(&client->lock);
-    return cw_lane_call(client, CW_OP_COPY, &part, 1, NULL, NULL, CW_CALL_HELD, -1);
+    return cw_channel_call(client, CW_OP_COPY, &part, 1, NULL, NULL, CW_CALL_HELD, -1);
 }
 
 /* A copy of an array that is not mapped here, which is closed. */
-static int take_copy(cw_array *distant, const char *device, cw_array **out) {
+static int take_copy(cw_array *unmapped, const char *device, cw_array **out) {
     cw_layout layout;
     cw_array *target;
-    cw_array_layout(distant, &layout);
-    int code = cw_array_new(distant->client, device, &layout, 0, &target);
+    cw_array_layout(unmapped, &layout);
+    int code = cw_array_new(unmapped->client, device, &layout, 0, &target);
     if (code == 0) {
-        code = cw_array_wait(distant, -1);
+        code = cw_array_wait(unmapped, -1);
         if (code == 0)
-            code = cw_job_copy(target, 0, distant, 0, distant->size_bytes);
+            code = cw_job_copy(target, 0, unmapped, 0, unmapped->size_bytes);
         if (code)
             cw_array_close(target);
     }
-    cw_array_close(distant);
+    cw_array_close(unmapped);
     if (code == 0)
         *out = target;
     return code;
 }
 
 int cw_get_copy(cw_client *client, const char *name, const char *device, cw_array **out) {
-    cw_array *distant;
+    cw_array *unmapped;
     if (!out || !device)
         return cw_needs("a device and a place for the array");
-    int code = cw_get_distant(client, name, &distant);
-    return code ? code : take_copy(distant, device, out);
+    int code = cw_get_unmapped(client, name, &unmapped);
+    return code ? code : take_copy(unmapped, device, out);
 }

@@ -3,8 +3,8 @@
  * GPU that its mask hides, in a forked child, or where the user wishes it so
  * (CABLEWAY_ROUTE=mover).
  *
- * Both ends are blocks in custody. The caller holds leases on both until the call returns; the
- * broker holds both for the job as well (broker/roles/copy_jobs.h), so that the mover touches
+ * Both ends are blocks of registered slabs. The caller holds leases on both until the call returns;
+ * the broker holds both for the job as well (broker/roles/copy_jobs.h), so that the mover touches
  * nothing that could be carved anew, also when this process dies meanwhile. The mover knows no
  * order (order.h): the caller has waited for earlier work, and keeps later work away until the call
  * returns. If the mover dies the broker has the job done again; if the broker dies the call says
@@ -13,7 +13,9 @@
 #ifndef CW_IPC_ARRAY_MOVER_COPY_H
 #define CW_IPC_ARRAY_MOVER_COPY_H
 
-#include "ipc/client.h"
+#include <stdint.h>
+
+#include "ipc/cableway.h"
 
 /*
  * Has bytes of one array copied to another, and blocks until they are. Other processes then know

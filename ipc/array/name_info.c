@@ -6,10 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/client.h"
+#include "ipc/array/remote_name.h"
 #include "ipc/base/meta.h"
 #include "ipc/base/name_key.h"
-#include "ipc/array/remote_name.h"
+#include "ipc/client.h"
+#include "ipc/request/channel.h"
 
 #define STAT_TRIES 1000u /* names replaced under us, one after the other */
 
@@ -23,7 +24,7 @@ static int ask_holders(cw_client *client, const struct cw_entry *entry, struct c
     struct cw_block_ref ref = {.slab = entry->slab, .block = entry->block, .gen = entry->gen};
     struct iovec part = {&ref, sizeof ref};
     int code =
-        cw_lane_call(client, CW_OP_HOLDERS, &part, 1, &reply, &reply_bytes, CW_CALL_BRIEF, -1);
+        cw_channel_call(client, CW_OP_HOLDERS, &part, 1, &reply, &reply_bytes, CW_CALL_SHORT, -1);
     if (code)
         return code;
     if (reply_bytes < sizeof reply.head)
@@ -178,8 +179,8 @@ static int batch_ask(struct batch *batch, uint32_t from) {
     uint32_t bytes = sizeof batch->holders;
     struct iovec parts[] = {{&head, sizeof head},
                             {batch->blocks + from, head.count * sizeof *batch->blocks}};
-    int code = cw_lane_call(batch->client, CW_OP_HOLDERS_OF, parts, 2, batch->holders, &bytes,
-                            CW_CALL_BRIEF, -1);
+    int code = cw_channel_call(batch->client, CW_OP_HOLDERS_OF, parts, 2, batch->holders, &bytes,
+                               CW_CALL_SHORT, -1);
     if (code)
         return code;
     uint32_t told = bytes / (uint32_t)sizeof *batch->holders;

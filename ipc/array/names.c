@@ -3,19 +3,23 @@
  *
  * Reading a name asks nobody: the directory is shared memory that the broker writes. A record that
  * is found names a block; the lease is taken after that, and if the block went meanwhile (the name
- * was replaced), the name is looked up again. Changing a name is a request over the lane.
- *
- * What a record says was written by another client: it is checked as everything else.
+ * was replaced), the name is looked up again. Changing a name is a request over the channel. What a
+ * record says was written by another client: it is checked as everything else.
  */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/client.h"
+#include "ipc/array/array.h"
+#include "ipc/array/names.h"
+#include "ipc/array/remote_name.h"
 #include "ipc/base/meta.h"
 #include "ipc/base/name_key.h"
-#include "ipc/array/remote_name.h"
+#include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/request/channel.h"
+#include "ipc/request/socket.h"
 
 #define GET_TRIES 1000u /* names replaced under us, one after the other */
 
@@ -23,11 +27,9 @@ _Static_assert(CW_NAMESPACE_MAX + 1 + CW_NAME_MAX + 1 <= CW_KEY_MAX, "a key fits
 
 int cw_name_key_make(cw_client *client, const char *name, struct cw_name_key *key) {
     if (!client)
-        return cw_fail(-EINVAL, "a client is needed, NULL was given");
+        return cw_needs("a client");
     int code = cw_client_usable(client);
-    if (code == 0)
-        code = cw_name_check(name);
-    if (code)
+    if (code || (code = cw_name_check(name)) != 0)
         return code;
     size_t space = strlen(client->name_space) + 1, length = strlen(name);
     memcpy(key->text, client->name_space, space);
@@ -43,8 +45,7 @@ int cw_no_such_name(cw_client *client, const char *name) {
 }
 
 static int find(cw_client *client, const char *name, const struct cw_name_key *key) {
-    struct cw_found found;
-    int code = cw_name_key_find(client, key, &found);
+    int code = cw_name_key_find(client, key, &(struct cw_found){0});
     return code == -ENOENT ? cw_no_such_name(client, name) : code;
 }
 
@@ -53,12 +54,10 @@ static int attach(cw_client *client, const struct cw_name_key *key, uint32_t fla
                   struct cw_found *found, cw_array **out) {
     struct cw_shape shape;
     int code = cw_directory_find(&client->directory, key->text, key->length, found);
+    int space = (int)strlen(key->text) + 1; /* the name stands behind the namespace */
     if (code == 0 && found->entry.flags & CW_ENTRY_TREE)
-        return cw_fail(-EISDIR,
-                       "\"%.*s\" is a tree, and no array: open it with cw_tree_get() (in Python "
-                       "cableway.get())",
-                       (int)(key->length - strlen(key->text) - 1),
-                       key->text + strlen(key->text) + 1);
+        return cw_fail(-EISDIR, "\"%.*s\" is a tree, and no array: open it with cw_tree_get()",
+                       (int)key->length - space, key->text + space);
     if (code == 0)
         code =
             cw_meta_decode(found->meta, found->entry.meta_bytes, found->entry.size_bytes, &shape);
@@ -106,6 +105,15 @@ static int get(cw_client *client, const char *name, uint32_t flags, int64_t time
     return code == -ENOENT ? cw_no_such_name(client, name) : code;
 }
 
+int cw_open_flags_check(const char *function, uint32_t flags) {
+    if (flags & ~(uint32_t)(CW_READONLY | CW_PRIVATE))
+        return cw_fail(-EINVAL, "flags 0x%x: %s knows CW_READONLY and CW_PRIVATE", flags, function);
+    if ((flags & (CW_READONLY | CW_PRIVATE)) == (CW_READONLY | CW_PRIVATE))
+        return cw_fail(-EINVAL, "CW_READONLY and CW_PRIVATE exclude each other: a private array is "
+                                "there to be written");
+    return 0;
+}
+
 int cw_get(cw_client *client, const char *name, uint32_t flags, cw_array **out) {
     int code = cw_open_flags_check("cw_get", flags);
     return code ? code : get(client, name, flags, -1, out);
@@ -116,9 +124,9 @@ int cw_get_within(cw_client *client, const char *name, uint32_t flags, int64_t t
     int code = cw_open_flags_check("cw_get_within", flags);
     if (code)
         return code;
-    int64_t before = cw_brief_limit(timeout_ns ? timeout_ns : -1);
+    int64_t before = cw_socket_limit(timeout_ns ? timeout_ns : -1);
     code = get(client, name, flags, timeout_ns, out);
-    cw_brief_unlimit(before);
+    cw_socket_unlimit(before);
     return code;
 }
 
@@ -165,8 +173,8 @@ int cw_get_at(cw_client *client, const char *name, const char *device, uint32_t 
     return code ? code : bring(client, here, device, out);
 }
 
-int cw_get_distant(cw_client *client, const char *name, cw_array **out) {
-    return get(client, name, CW_DISTANT, -1, out);
+int cw_get_unmapped(cw_client *client, const char *name, cw_array **out) {
+    return get(client, name, CW_UNMAPPED, -1, out);
 }
 
 /* The layout to be put, and where its lowest byte lies within the array. */
@@ -237,7 +245,7 @@ int cw_name_key_put(cw_array *array, const struct cw_name_key *key, uint32_t fla
     cw_client *client = array->client;
     struct iovec parts[] = {
         {&put, sizeof put}, {(void *)(uintptr_t)key->text, key->length}, {meta, put.meta_bytes}};
-    code = cw_lane_call(client, CW_OP_PUT, parts, 3, NULL, NULL, CW_CALL_DEED, -1);
+    code = cw_channel_call(client, CW_OP_PUT, parts, 3, NULL, NULL, CW_CALL_DEED, -1);
     if (code == 0)
         cw_name_key_replaced(client);
     return code;
@@ -279,7 +287,7 @@ static int put(cw_array *array, const char *name, int gpu, uint32_t flags, const
                        "CW_REMOTE_READ",
                        flags);
     int code = cw_array_usable(array);
-    if (code == 0 && array->own_pages.base)
+    if (code == 0 && array->cow.base)
         code = cw_fail(-EINVAL, "a private array gets no name: nobody else would see what is "
                                 "written to it; copy it and name the copy");
     if (code == 0)
@@ -346,7 +354,7 @@ static int key_call(cw_client *client, uint16_t op, const struct cw_name_key *ke
                     enum cw_call_mode mode, int64_t timeout_ns) {
     struct cw_key body = {.key_bytes = key->length};
     struct iovec parts[] = {{&body, sizeof body}, {(void *)(uintptr_t)key->text, key->length}};
-    return cw_lane_call(client, op, parts, 2, NULL, NULL, mode, timeout_ns);
+    return cw_channel_call(client, op, parts, 2, NULL, NULL, mode, timeout_ns);
 }
 
 static int await_name(cw_client *client, const char *name, int64_t timeout_ns) {
@@ -372,9 +380,9 @@ static int await_name(cw_client *client, const char *name, int64_t timeout_ns) {
 }
 
 int cw_wait(cw_client *client, const char *name, int64_t timeout_ns) {
-    int64_t before = cw_brief_limit(timeout_ns ? timeout_ns : -1); /* 0: who only looks may ask */
+    int64_t before = cw_socket_limit(timeout_ns ? timeout_ns : -1); /* 0: who only looks may ask */
     int code = await_name(client, name, timeout_ns);
-    cw_brief_unlimit(before);
+    cw_socket_unlimit(before);
     return code;
 }
 

@@ -7,6 +7,10 @@
  * next one. So a put or remove may reach the other node twice; the broker numbers them, by which
  * that is seen there (broker/roles/once.h).
  */
+#include "ipc/array/array.h"
+#include "ipc/client.h"
+#include "ipc/memory/slab.h"
+#include "ipc/request/channel.h"
 #include "ipc/array/remote_name.h"
 
 #include <errno.h>
@@ -73,8 +77,8 @@ static int call(cw_client *client, struct cw_remote *remote, const struct cw_nam
                             {(void *)(uintptr_t)key->text, key->length},
                             {(void *)(uintptr_t)meta, meta_bytes}};
     bool looks = remote->verb == CW_REMOTE_WAIT || remote->verb == CW_REMOTE_GET;
-    return cw_lane_call(client, CW_OP_REMOTE, parts, 3, reply, reply_bytes,
-                        looks ? CW_CALL_LOOK : CW_CALL_LONG, timeout_ns);
+    return cw_channel_call(client, CW_OP_REMOTE, parts, 3, reply, reply_bytes,
+                           looks ? CW_CALL_LOOK : CW_CALL_LONG, timeout_ns);
 }
 
 int cw_remote_call(cw_client *client, enum cw_remote_verb verb, const struct cw_name_key *key,
@@ -85,17 +89,17 @@ int cw_remote_call(cw_client *client, enum cw_remote_verb verb, const struct cw_
 
 /* The answer to a GET: where the array lies, if the bridge could say so in it. */
 struct placed {
-    struct cw_door_answer head;
-    uint8_t meta[CW_PLACED_MAX - sizeof(struct cw_door_answer)];
+    struct cw_fast_path_answer head;
+    uint8_t meta[CW_PLACED_MAX - sizeof(struct cw_fast_path_answer)];
 };
 
-/* What stands here already: under its name, or on the board. -EAGAIN: nothing. */
+/* What stands here already: under its name, or as an unnamed replica. -EAGAIN: nothing. */
 static int get_here(cw_client *client, const struct cw_name_key *key, const struct cw_name_key *at,
                     uint32_t flags, cw_array **out) {
     struct cw_found found;
     int code = cw_name_key_get(client, at, flags | CW_CURRENT, &found, out);
     if (code == -ENOENT || code == -ESTALE)
-        code = at == key ? cw_door_find(client, key, flags, out) : -EAGAIN;
+        code = at == key ? cw_fast_path_find(client, key, flags, out) : -EAGAIN;
     return code;
 }
 
@@ -113,7 +117,7 @@ static int look(cw_client *client, const struct cw_name_key *key, const struct c
         uint32_t placed_bytes = sizeof placed;
         int code = get_here(client, key, at, flags, out);
         if (code == -EAGAIN && at == key)
-            code = cw_door_get(client, key, flags, until_ns, out);
+            code = cw_fast_path_get(client, key, flags, until_ns, out);
         if (code != -EAGAIN)
             return code;
         int64_t left_ns = timeout_ns < 0 ? -1 : until_ns - cw_now_ns();
@@ -129,7 +133,7 @@ static int look(cw_client *client, const struct cw_name_key *key, const struct c
         if (code == -EDQUOT && at != key && room_tries-- && cw_slabs_sweep(client))
             continue; /* the GPU was full of what we had mapped last */
         if (code == 0)
-            code = cw_door_open(client, &placed.head, placed_bytes, flags, out);
+            code = cw_fast_path_open(client, &placed.head, placed_bytes, flags, out);
         if (code != -EAGAIN)
             return code;
     }
@@ -155,7 +159,7 @@ static int get(cw_client *client, const struct cw_name_key *key, const struct cw
 
 int cw_remote_stands(cw_client *client, const struct cw_name_key *key) {
     cw_array *array;
-    int code = get_here(client, key, key, CW_DISTANT, &array);
+    int code = get_here(client, key, key, CW_UNMAPPED, &array);
     if (code)
         return code == -EAGAIN ? -ENOENT : code;
     cw_array_close(array);

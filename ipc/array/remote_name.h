@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 
+#include "ipc/base/device.h"
 #include "ipc/base/name_key.h"
 
 /* Does it begin as a name of another node does? */

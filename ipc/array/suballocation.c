@@ -1,44 +1,52 @@
 /*
- * Loans: pieces of an array of ours that somebody else's allocator manages, given to others.
+ * Suballocations: pieces of an array of ours that somebody else's allocator manages, given to
+ * others.
  *
  * A GPU library carves its arrays out of memory that it has from us (a block, the *outer* one). To
  * share one of them it needs a lease of its own: else nobody could tell when others have let go of
- * this piece, and the library would use it anew under their eyes. So a loan is a block inside a
- * block: an entry of the slab's table, whose range lies within the outer one's, with its own
- * leases, names, handles and record of streams.
+ * this piece, and the library would use it anew under their eyes. So a suballocation is a block
+ * inside a block: an entry of the slab's table, whose range lies within the outer one's, with its
+ * own leases, names, handles and record of streams.
  *
  * Invariants
- *   A1  A loan's range lies within its outer block, which the loan holds: the outer block's memory
- *       is not free before the loan has ended, whatever the library does.
- *   A2  A loan ends when its block is free (no lease, no name, no handle under way, as with every
- *       block) and the work of all streams on it has passed. Then it is told once, by
- *       cw_loan_next(); until then the lender keeps the memory as it is.
- *   A3  A range that is lent has one loan: it is found again, so that all who work on it stand in
- *       one record.
+ *   A1  A suballocation's range lies within its outer block, which the suballocation holds: the
+ *       outer block's memory is not free before the suballocation has ended, whatever the library
+ *       does.
+ *   A2  A suballocation ends when its block is free (no lease, no name, no handle under way, as
+ *       with every block) and the work of all streams on it has passed. Then it is told once, by
+ *       cw_loan_next(); until then the allocator keeps the memory as it is.
+ *   A3  A range that is suballocated is so once: it is found again, so that all who work on it
+ *       stand in one record.
  * Its extent is no part of an arena: the bytes are the outer block's. Its range is rounded to whole
  * units of the carver, as every entry of a table.
  *
- * Owner: client->lock. If this process dies, broker and holders go on with the loan's block as with
- * any other; the outer one comes back at once, and whoever adopts the slab finds the loan's entry
- * alone. Met together (somebody still held both) they overlap: then nothing is carved from that
- * slab until it is given up. Dies the broker: nobody knows any more who else holds a loan, and no
- * name or handle leads to it. It ends with this process's last lease and the work that is under way
- * on it, so that its memory is not lost to the library for good; who has it mapped may still look
- * at it, and sees what the library writes there next. Work of others whose fences were never seen
- * here cannot be waited for without a broker: then the memory stays lent.
+ * Owner: client->lock. If this process dies, broker and holders go on with the suballocation's
+ * block as with any other; the outer one comes back at once, and whoever adopts the slab finds the
+ * suballocation's entry alone. Met together (somebody still held both) they overlap: then nothing
+ * is carved from that slab until it is given up. Dies the broker: nobody knows any more who else
+ * holds a suballocation, and no name or handle leads to it. It ends with this process's last lease
+ * and the work that is under way on it, so that its memory is not lost to the library for good; who
+ * has it mapped may still look at it, and sees what the library writes there next. Work of others
+ * whose fences were never seen here cannot be waited for without a broker: then the memory stays in
+ * use.
  */
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/array/array.h"
+#include "ipc/array/suballocation.h"
 #include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/slab.h"
 #include "shm/blocks/order.h"
 
-struct cw_loan {
+struct cw_suballocation {
     struct cw_extent extent; /* first: found from it */
     uint64_t number;
     uint32_t outer_block;
     uint64_t outer_gen;
-    struct cw_loan *next; /* lent, or ended and not told yet */
+    struct cw_suballocation *next; /* in use, or ended and not told yet */
 };
 
 /* One row of numbers for all clients of the process: they are keys. No lock, which a fork could
@@ -48,13 +56,13 @@ static uint64_t next_number(void) {
     return CW_ADD(K20, &last, 1, relaxed) + 1; /* K20: it is a number and says nothing else */
 }
 
-/* The slab of ours, mapped writable, that has these addresses. borrowed: or one of borrowed memory,
+/* The slab of ours, mapped writable, that has these addresses. imported: or one of imported memory,
  * which is shared only where that is asked for. */
 static struct cw_slab *find_slab(cw_client *client, uintptr_t address, uint64_t size_bytes,
-                                 bool borrowed) {
+                                 bool imported) {
     for (struct cw_slab *slab = client->slabs.own; slab; slab = slab->own_next) {
         uintptr_t base = (uintptr_t)cw_slab_base(slab, false);
-        if (base && slab->carved && !slab->gone && (borrowed || !slab->allocation) &&
+        if (base && slab->carved && !slab->gone && (imported || !slab->allocation) &&
             address >= base && address - base < slab->size_bytes &&
             size_bytes <= slab->size_bytes - (address - base))
             return slab;
@@ -72,19 +80,19 @@ static struct cw_extent *find_outer(const struct cw_slab *slab, uint64_t begin, 
     return NULL;
 }
 
-/* A3: takes a lease on a loan of the same range that has not ended. */
-static struct cw_loan *hold_known(cw_client *client, struct cw_slab *slab, uint64_t begin,
-                                  uint64_t size) {
-    for (struct cw_loan *loan = client->loans; loan; loan = loan->next)
-        if (loan->extent.arena == &slab->arena && loan->extent.offset_bytes == begin &&
-            loan->extent.length_bytes == size &&
-            cw_lease_hold(client, slab, loan->extent.block, loan->extent.gen) == 0)
-            return loan;
+/* A3: takes a lease on a suballocation of the same range that has not ended. */
+static struct cw_suballocation *hold_known(cw_client *client, struct cw_slab *slab, uint64_t begin,
+                                           uint64_t size) {
+    for (struct cw_suballocation *piece = client->suballocations; piece; piece = piece->next)
+        if (piece->extent.arena == &slab->arena && piece->extent.offset_bytes == begin &&
+            piece->extent.length_bytes == size &&
+            cw_lease_hold(client, slab, piece->extent.block, piece->extent.gen) == 0)
+            return piece;
     return NULL;
 }
 
 static int make(cw_client *client, struct cw_slab *slab, uint64_t begin, uint64_t size,
-                struct cw_loan **out) {
+                struct cw_suballocation **out) {
     struct cw_extent *outer = find_outer(slab, begin, size);
     if (!outer)
         return cw_fail(-ENOENT, "these %llu bytes do not lie in one pool of this process",
@@ -94,13 +102,13 @@ static int make(cw_client *client, struct cw_slab *slab, uint64_t begin, uint64_
                        "all %u block numbers of the slab are in use: no more pieces of it can be "
                        "shared until others let go of some",
                        slab->capacity);
-    struct cw_loan *loan = calloc(1, sizeof *loan);
-    if (!loan)
+    struct cw_suballocation *piece = calloc(1, sizeof *piece);
+    if (!piece)
         return cw_fail(-EDQUOT, "no memory for the books of a loan");
     uint32_t block = slab->blocks_free ? slab->blocks[slab->blocks_free - 1] : slab->blocks_used;
     int code = cw_lease_hold(client, slab, outer->block, outer->gen);
     if (code) {
-        free(loan);
+        free(piece);
         return code;
     }
     cw_lease_hold_new(client, slab, block);
@@ -109,44 +117,45 @@ static int make(cw_client *client, struct cw_slab *slab, uint64_t begin, uint64_
     else
         slab->blocks_used++;
     slab->arena.full = slab->blocks_free == 0 && slab->blocks_used == slab->capacity;
-    *loan = (struct cw_loan){.extent = {.arena = &slab->arena,
-                                        .offset_bytes = begin,
-                                        .length_bytes = size,
-                                        .block = block,
-                                        .carved = true,
-                                        .lent = true},
-                             .number = next_number(),
-                             .outer_block = outer->block,
-                             .outer_gen = outer->gen,
-                             .next = client->loans};
+    *piece = (struct cw_suballocation){.extent = {.arena = &slab->arena,
+                                                  .offset_bytes = begin,
+                                                  .length_bytes = size,
+                                                  .block = block,
+                                                  .carved = true,
+                                                  .suballocated = true},
+                                       .number = next_number(),
+                                       .outer_block = outer->block,
+                                       .outer_gen = outer->gen,
+                                       .next = client->suballocations};
     if (slab->device_kind == CW_DEVICE_CUDA)
         cw_order_clear(cw_order_of(slab->table, block));
-    loan->extent.gen = cw_block_carve(&slab->table->blocks[block], begin, size);
-    slab->locals[block].extent = &loan->extent;
-    client->loans = *out = loan;
+    piece->extent.gen = cw_block_carve(&slab->table->blocks[block], begin, size);
+    slab->locals[block].extent = &piece->extent;
+    client->suballocations = *out = piece;
     return 0;
 }
 
-/* A loan of these bytes, new or known, and an array on it. The lock is held; it is given up where
- * room for leases has to be made. -EDQUOT: perhaps there is room when what came back is taken. */
-static int lend(cw_client *client, uintptr_t address, uint64_t size_bytes, bool borrowed,
-                const struct cw_shape *shape, cw_array **out, uint64_t *number) {
+/* A suballocation of these bytes, new or known, and an array on it. The lock is held; it is given
+ * up where room for leases has to be made. -EDQUOT: perhaps there is room when what came back is
+ * taken. */
+static int suballocate(cw_client *client, uintptr_t address, uint64_t size_bytes, bool imported,
+                       const struct cw_shape *shape, cw_array **out, uint64_t *number) {
     int code = cw_leases_room(client, 2); /* the memory's around it, and its own */
     if (code)
         return code;
-    struct cw_slab *slab = find_slab(client, address, size_bytes, borrowed);
+    struct cw_slab *slab = find_slab(client, address, size_bytes, imported);
     if (!slab)
         return cw_fail(-ENOENT, "%p does not lie in a slab of this process", (void *)address);
     uint64_t within = address - (uintptr_t)cw_slab_base(slab, false);
     uint64_t begin = within / CW_CARVE_UNIT * CW_CARVE_UNIT;
     uint64_t end = (within + size_bytes + CW_CARVE_UNIT - 1) / CW_CARVE_UNIT * CW_CARVE_UNIT;
-    struct cw_loan *loan = hold_known(client, slab, begin, end - begin);
-    if (!loan)
-        code = make(client, slab, begin, end - begin, &loan);
+    struct cw_suballocation *piece = hold_known(client, slab, begin, end - begin);
+    if (!piece)
+        code = make(client, slab, begin, end - begin, &piece);
     if (code)
         return code;
-    uint64_t given = loan->number, gen = loan->extent.gen;
-    uint32_t block = loan->extent.block;
+    uint64_t given = piece->number, gen = piece->extent.gen;
+    uint32_t block = piece->extent.block;
     const struct cw_range range = {begin, end - begin};
     code =
         cw_array_make(client, slab, block, gen, &range, within - begin, size_bytes, shape, 0, out);
@@ -157,8 +166,8 @@ static int lend(cw_client *client, uintptr_t address, uint64_t size_bytes, bool 
     return code;
 }
 
-int cw_loan_take(cw_client *client, const void *address, uint64_t size_bytes, bool borrowed,
-                 cw_array **out, uint64_t *number) {
+int cw_suballocation_take(cw_client *client, const void *address, uint64_t size_bytes,
+                          bool imported, cw_array **out, uint64_t *number) {
     if (!client || !out || !number || size_bytes == 0)
         return cw_fail(-EINVAL, "a client, bytes and places for the answers are needed");
     if (size_bytes > INT64_MAX)
@@ -172,10 +181,10 @@ int cw_loan_take(cw_client *client, const void *address, uint64_t size_bytes, bo
     if (code)
         return code;
     pthread_mutex_lock(&client->lock);
-    code = lend(client, (uintptr_t)address, size_bytes, borrowed, &shape, out, number);
+    code = suballocate(client, (uintptr_t)address, size_bytes, imported, &shape, out, number);
     if (code == -EDQUOT) {
         cw_heap_collect_all(client, NULL);
-        code = lend(client, (uintptr_t)address, size_bytes, borrowed, &shape, out, number);
+        code = suballocate(client, (uintptr_t)address, size_bytes, imported, &shape, out, number);
     }
     pthread_mutex_unlock(&client->lock);
     return code;
@@ -183,17 +192,18 @@ int cw_loan_take(cw_client *client, const void *address, uint64_t size_bytes, bo
 
 int cw_array_at(cw_client *client, const void *address, uint64_t size_bytes, cw_array **out,
                 uint64_t *number) {
-    return cw_loan_take(client, address, size_bytes, false, out, number);
+    return cw_suballocation_take(client, address, size_bytes, false, out, number);
 }
 
-void cw_loan_end(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
-    struct cw_loan *loan = (struct cw_loan *)extent, **at = &client->loans;
-    while (*at != loan)
+void cw_suballocation_end(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
+    struct cw_suballocation *piece = (struct cw_suballocation *)extent,
+                            **at = &client->suballocations;
+    while (*at != piece)
         at = &(*at)->next;
-    *at = loan->next;
-    loan->next = client->loans_ended;
-    client->loans_ended = loan;
-    cw_lease_release(client, slab, loan->outer_block, loan->outer_gen); /* may end the slab */
+    *at = piece->next;
+    piece->next = client->suballocations_ended;
+    client->suballocations_ended = piece;
+    cw_lease_release(client, slab, piece->outer_block, piece->outer_gen); /* may end the slab */
 }
 
 int cw_loan_next(cw_client *client, uint64_t *number) {
@@ -202,28 +212,29 @@ int cw_loan_next(cw_client *client, uint64_t *number) {
     if (cw_client_forked(client))
         return cw_fail_plain(-EAGAIN, "no loan is here: the parent process has them");
     pthread_mutex_lock(&client->lock);
-    if (!client->loans_ended)
+    if (!client->suballocations_ended)
         cw_heap_collect_all(client, NULL); /* nobody else may ever ask */
-    if (!client->loans_ended && client->loans && cw_client_usable(client) == -ECONNRESET)
-        cw_heap_end_loans(client);
-    struct cw_loan *loan = client->loans_ended;
-    if (loan) {
-        client->loans_ended = loan->next;
-        *number = loan->number;
+    if (!client->suballocations_ended && client->suballocations &&
+        cw_client_usable(client) == -ECONNRESET)
+        cw_heap_end_suballocations(client);
+    struct cw_suballocation *piece = client->suballocations_ended;
+    if (piece) {
+        client->suballocations_ended = piece->next;
+        *number = piece->number;
     }
     pthread_mutex_unlock(&client->lock);
-    free(loan);
-    return loan ? 0 : cw_fail_plain(-EAGAIN, "no loan has ended");
+    free(piece);
+    return piece ? 0 : cw_fail_plain(-EAGAIN, "no loan has ended");
 }
 
-static void free_all(struct cw_loan **list) {
-    for (struct cw_loan *loan; (loan = *list);) {
-        *list = loan->next;
-        free(loan);
+static void free_all(struct cw_suballocation **list) {
+    for (struct cw_suballocation *piece; (piece = *list);) {
+        *list = piece->next;
+        free(piece);
     }
 }
 
-void cw_loans_deinit(cw_client *client) {
-    free_all(&client->loans);
-    free_all(&client->loans_ended);
+void cw_suballocations_deinit(cw_client *client) {
+    free_all(&client->suballocations);
+    free_all(&client->suballocations_ended);
 }

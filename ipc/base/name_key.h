@@ -5,7 +5,17 @@
 #ifndef CW_IPC_BASE_NAME_KEY_H
 #define CW_IPC_BASE_NAME_KEY_H
 
-#include "ipc/client.h"
+#include <stdint.h>
+
+#include "ipc/base/layout.h"
+#include "ipc/cableway.h"
+#include "ipc/wire.h"
+#include "shm/names/directory.h"
+
+/* Flags for opening an array, beside those of cableway.h. */
+#define CW_UNMAPPED (1u << 31) /* memory is not mapped: only the lease, layout and order count */
+#define CW_CURRENT                                                                                 \
+    (1u << 30) /* a replica: -ENOENT, without a sentence, once its name means another */
 
 struct cw_name_key {
     uint32_t length;

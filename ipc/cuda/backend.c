@@ -196,7 +196,7 @@ static int cuda_slab_map(int device, int fd, uint64_t size_bytes, uint32_t slab_
     CUmemGenericAllocationHandle handle;
     int code = cw_gpu_get(device, &gpu);
     if (code == 0 && slab_flags & CW_SLAB_FOREIGN)
-        return cw_borrowed_map(gpu, fd, size_bytes, out);
+        return cw_import_map(gpu, fd, size_bytes, out);
     if (code)
         return code;
     if (size_bytes % gpu->granule_bytes)
@@ -262,13 +262,13 @@ static bool quiesce(const struct cw_mapping *mapping) {
 
 static bool end_mapping(const struct cw_cuda *cuda, const struct cw_mapping *mapping) {
     struct cw_gpu *gpu;
-    if (mapping->borrowed == CW_BORROWED_OWN)
+    if (mapping->imported == CW_IMPORT_OWN)
         return true; /* its owner's own memory */
     if (!quiesce(mapping))
         return false;
-    if (mapping->borrowed) {
+    if (mapping->imported) {
         if (cw_gpu_get(mapping->device, &gpu) == 0)
-            cw_borrowed_unmap(gpu, mapping);
+            cw_import_unmap(gpu, mapping);
         return true;
     }
     CUdeviceptr base = (CUdeviceptr)(uintptr_t)mapping->base;
@@ -322,7 +322,7 @@ int cw_cuda_admit(const struct cw_gpu *gpu, struct cw_mapping *mapping) {
         return code;
     pthread_mutex_lock(&lock);
     bool known = mapping->reachers >> gpu->ordinal & 1;
-    bool can = known || (!mapping->borrowed && cw_gpu_reaches(gpu, memory));
+    bool can = known || (!mapping->imported && cw_gpu_reaches(gpu, memory));
     if (can && !known)
         result = admit(gpu, mapping);
     pthread_mutex_unlock(&lock);
@@ -452,7 +452,7 @@ int cw_stream_wait(int gpu, void *stream, int whole) {
     cw_gpu_leave(place);
     return result == CUDA_SUCCESS
                ? 0
-               : cw_broken_serve(cw_cuda_error(
+               : cw_context_failure_serve(cw_cuda_error(
                      place->cuda, result, "waiting for the stream %p of cuda:%d", stream, gpu));
 }
 

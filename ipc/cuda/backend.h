@@ -14,8 +14,8 @@ int cw_cuda_admit(const struct cw_gpu *gpu, struct cw_mapping *mapping);
  * Where the driver refuses (no memory to be locked), copies go on without, slower. Under an entered
  * context. */
 void cw_cuda_register_host(const struct cw_gpu *gpu, struct cw_mapping *mapping);
-/* Maps borrowed memory by its ticket, and ends that (import.c). -EPROTO: no ticket. -ENODEV. */
-int cw_borrowed_map(const struct cw_gpu *gpu, int fd, uint64_t size_bytes, struct cw_mapping *out);
-void cw_borrowed_unmap(const struct cw_gpu *gpu, const struct cw_mapping *mapping);
+/* Maps imported memory by its ticket, and ends that (import.c). -EPROTO: no ticket. -ENODEV. */
+int cw_import_map(const struct cw_gpu *gpu, int fd, uint64_t size_bytes, struct cw_mapping *out);
+void cw_import_unmap(const struct cw_gpu *gpu, const struct cw_mapping *mapping);
 
 #endif

@@ -45,7 +45,7 @@ const struct cw_cuda *cw_cuda_opened(void);
  * cw_cuda_open(). */
 void *cw_cuda_symbol(const char *name);
 
-/* Has any call of ours failed so that a context may be broken for good? One load. */
+/* Has any call of ours failed so that a context may have failed for good? One load. */
 bool cw_cuda_suspected(void);
 /* Is this an error after which nothing in that context works any more? */
 bool cw_cuda_is_fatal(CUresult result);

@@ -1,5 +1,5 @@
 /*
- * Borrowed memory: a GPU allocation of somebody else (cudaMalloc), shared by a legacy handle.
+ * CUDA IPC import: a GPU allocation of somebody else (cudaMalloc), shared by a legacy handle.
  *
  * Weaker than memory of ours: the 64 bytes of a legacy handle are no capability (any process of
  * the user may open them), and the memory dies with its owner, who may also free it under
@@ -7,29 +7,30 @@
  *
  * The whole allocation becomes a foreign slab, whose data descriptor is a sealed memfd with a
  * *ticket*: the handle, and where the memory lies in the owner. Its block 0 is a pool that nobody
- * holds but the loans in it (suballocation.c): what was asked for is a loan, whose end tells the
- * caller that nobody needs the memory any more.
+ * holds but the suballocations in it (suballocation.c): what was asked for is a suballocation,
+ * whose end tells the caller that nobody needs the memory any more.
  *
  * Libraries carve many arrays out of one allocation, and make and drop them: so the slab is *kept*
- * when its last loan has ended (a hold of ours on block 0), and with it its mappings in other
- * processes. It is given up when CW_BORROWED_KEPT_MAX others were borrowed from since, or when its
- * allocation is gone, which is looked for whenever another slab is made.
+ * when its last suballocation has ended (a hold of ours on block 0), and with it its mappings in
+ * other processes. It is given up when CW_IMPORTS_CACHED_MAX others were imported from since, or
+ * when its allocation is gone, which is looked for whenever another slab is made.
  *
  * Invariants
  *   W1  An allocation is known by the driver's number for it (BUFFER_ID), which never comes again,
  *       not by its address, which does. A slab whose allocation is gone is marked so before
- *       anything else lies at its address here: nothing is lent of it any more, and it goes with
- *       its last loan.
- *   W2  While a loan lasts its owner keeps the array, and so the allocation. In an allocation that
- *       nobody has a loan of nobody looks, though others may still have it mapped: what the owner
- *       gives back to the driver is free when the last of them has closed it.
- *   W3  An allocation has one slab, and CW_BORROWED_KEPT_MAX are kept at most: one thread at a time
- *       makes one (borrow_lock, taken before client->lock), after it has looked again.
+ *       anything else lies at its address here: nothing is suballocated of it any more, and it goes
+ *       with its last suballocation.
+ *   W2  While a suballocation lasts its owner keeps the array, and so the allocation. In an
+ *       allocation that nobody has a suballocation of nobody looks, though others may still have it
+ *       mapped: what the owner gives back to the driver is free when the last of them has closed
+ *       it.
+ *   W3  An allocation has one slab, and CW_IMPORTS_CACHED_MAX are kept at most: one thread at a
+ *       time makes one (import_lock, taken before client->lock), after it has looked again.
  *
  * The owner dies: who has the memory mapped keeps what the driver leaves there; who opens it later
- * gets -ENODEV. The broker keeps the slab until all have let go; nobody ever adopts it. A borrower
- * dies: the driver closes its mapping, its leases go as all leases do. The broker dies: loans end
- * as suballocation.c says.
+ * gets -ENODEV. The broker keeps the slab until all have let go; nobody ever adopts it. An importer
+ * dies: the driver closes its mapping, its leases go as all leases do. The broker dies:
+ * suballocations end as suballocation.c says.
  *
  * Owner: client->lock; the driver is asked without it.
  */
@@ -41,10 +42,19 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "ipc/order/context_failure.h"
+#include "ipc/array/array.h"
+#include "ipc/array/suballocation.h"
 #include "ipc/client.h"
 #include "ipc/cuda/backend.h"
+#include "ipc/memory/adoption.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/slab.h"
+#include "ipc/order/context_failure.h"
+#include "ipc/request/socket.h"
 #include "shm/base/fd.h"
+
+#define CW_IMPORTS_CACHED_MAX 64u /* allocations kept that something was imported from */
 
 #define TICKET_MAGIC 0x31746b636974776cull
 
@@ -120,14 +130,14 @@ static uint64_t allocation_of(const struct cw_cuda *cuda, CUdeviceptr address) {
 /* The lock is held. */
 static void keep_no_more(cw_client *client, struct cw_slab *slab) {
     uint64_t gen = slab->locals[0].extent->gen;
-    slab->kept_since = 0;
-    cw_lease_release(client, slab, 0, gen); /* the loans hold it, or nobody */
+    slab->imported_last = 0;
+    cw_lease_release(client, slab, 0, gen); /* the suballocations hold it, or nobody */
 }
 
 /* The lock is held. */
 static void mark_gone(cw_client *client, struct cw_slab *slab) {
     slab->gone = true;
-    if (slab->kept_since)
+    if (slab->imported_last)
         keep_no_more(client, slab);
 }
 
@@ -140,39 +150,39 @@ static struct cw_slab *slab_at(cw_client *client, uintptr_t address) {
     return NULL;
 }
 
-/* W1: what is lent at an address is of the allocation that is there now. */
+/* W1: what is suballocated at an address is of the allocation that is there now. */
 static void look_at_slab(cw_client *client, const struct cw_cuda *cuda, const void *address) {
     uint64_t now = allocation_of(cuda, (CUdeviceptr)(uintptr_t)address);
     pthread_mutex_lock(&client->lock);
     struct cw_slab *slab = slab_at(client, (uintptr_t)address);
     if (slab && slab->allocation != now)
         mark_gone(client, slab);
-    else if (slab && slab->kept_since)
-        slab->kept_since = ++client->borrowed;
+    else if (slab && slab->imported_last)
+        slab->imported_last = ++client->imports;
     pthread_mutex_unlock(&client->lock);
 }
 
-/* Gives up kept slabs: all whose allocation is gone, and of too many the one that was borrowed from
+/* Gives up kept slabs: all whose allocation is gone, and of too many the one that was imported from
  * the longest time ago. */
 static void tidy(cw_client *client, const struct cw_cuda *cuda) {
     struct {
         uint32_t id;
         uint64_t allocation;
         CUdeviceptr base;
-    } rows[CW_BORROWED_KEPT_MAX];
+    } rows[CW_IMPORTS_CACHED_MAX];
     uint32_t count = 0;
     struct cw_slab *oldest = NULL;
     pthread_mutex_lock(&client->lock);
     for (struct cw_slab *slab = client->slabs.own; slab; slab = slab->own_next) {
-        if (!slab->kept_since)
+        if (!slab->imported_last)
             continue;
-        CW_ASSERT(count < CW_BORROWED_KEPT_MAX);
+        CW_ASSERT(count < CW_IMPORTS_CACHED_MAX);
         rows[count].id = slab->id;
         rows[count].allocation = slab->allocation;
         rows[count++].base = (CUdeviceptr)(uintptr_t)slab->rw.base;
-        oldest = oldest && oldest->kept_since < slab->kept_since ? oldest : slab;
+        oldest = oldest && oldest->imported_last < slab->imported_last ? oldest : slab;
     }
-    if (count == CW_BORROWED_KEPT_MAX)
+    if (count == CW_IMPORTS_CACHED_MAX)
         keep_no_more(client, oldest);
     pthread_mutex_unlock(&client->lock);
     for (uint32_t i = 0; i < count; i++)
@@ -187,7 +197,7 @@ static void tidy(cw_client *client, const struct cw_cuda *cuda) {
         }
 }
 
-/* Makes a slab of the allocation around an address; it is kept. The caller has borrow_lock. */
+/* Makes a slab of the allocation around an address; it is kept. The caller has import_lock. */
 static int adopt(cw_client *client, struct cw_gpu *gpu, const void *address, uint64_t size_bytes) {
     struct cw_heap *heap;
     struct cw_slab *slab;
@@ -216,7 +226,7 @@ static int adopt(cw_client *client, struct cw_gpu *gpu, const void *address, uin
     slab->locals[0].extent->pool = true;
     slab->locals[0].extent->published = false; /* its handle never leaves */
     slab->allocation = allocation;
-    slab->kept_since = ++client->borrowed;
+    slab->imported_last = ++client->imports;
     pthread_mutex_unlock(&client->lock);
     return 0;
 }
@@ -237,20 +247,21 @@ int cw_array_borrow(cw_client *client, const void *address, uint64_t size_bytes,
     if (code)
         return code;
     look_at_slab(client, gpu->cuda, address);
-    code = cw_loan_take(client, address, size_bytes, true, out, loan); /* of a known allocation */
+    code = cw_suballocation_take(client, address, size_bytes, true, out,
+                                 loan); /* of a known allocation */
     if (code != -ENOENT)
         return code;
-    struct cw_brief brief = {.begun_ns = cw_now_ns()};
-    code = cw_brief_lock(&client->borrow_lock, &brief, 0);
+    struct cw_interruptible wait = {.begun_ns = cw_now_ns()};
+    code = cw_interruptible_lock(&client->import_lock, &wait, 0);
     if (code)
         return code;
-    code = cw_loan_take(client, address, size_bytes, true, out, loan);
+    code = cw_suballocation_take(client, address, size_bytes, true, out, loan);
     if (code == -ENOENT) {
         code = adopt(client, gpu, address, size_bytes);
         if (code == 0)
-            code = cw_loan_take(client, address, size_bytes, true, out, loan);
+            code = cw_suballocation_take(client, address, size_bytes, true, out, loan);
     }
-    pthread_mutex_unlock(&client->borrow_lock);
+    pthread_mutex_unlock(&client->import_lock);
     return code;
 }
 
@@ -271,7 +282,7 @@ static int is_idle(const struct cw_gpu *gpu, void *stream) {
         return status == CU_STREAM_CAPTURE_STATUS_NONE; /* a capture: refused further on */
     if (result == CUDA_ERROR_NOT_READY || result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
         return 0;
-    return cw_broken_serve(
+    return cw_context_failure_serve(
         cw_cuda_error(gpu->cuda, result, "asking the stream %p of cuda:%d", stream, gpu->ordinal));
 }
 
@@ -299,7 +310,7 @@ int cw_array_behind(cw_array *array, void *stream) {
     return code ? code : cw_array_writing_end(array, stream, 0);
 }
 
-/* ---- at the borrower ---- */
+/* ---- at the importer ---- */
 
 static void close_handle(const struct cw_gpu *gpu, CUdeviceptr base) {
     if (cw_gpu_enter(gpu) != 0)
@@ -308,7 +319,7 @@ static void close_handle(const struct cw_gpu *gpu, CUdeviceptr base) {
     cw_gpu_leave(gpu);
 }
 
-int cw_borrowed_map(const struct cw_gpu *gpu, int fd, uint64_t size_bytes, struct cw_mapping *out) {
+int cw_import_map(const struct cw_gpu *gpu, int fd, uint64_t size_bytes, struct cw_mapping *out) {
     struct ticket ticket;
     CUdeviceptr base = 0;
     if (pread(fd, &ticket, sizeof ticket, 0) != sizeof ticket || ticket.magic != TICKET_MAGIC ||
@@ -319,7 +330,7 @@ int cw_borrowed_map(const struct cw_gpu *gpu, int fd, uint64_t size_bytes, struc
         .size_bytes = size_bytes, .device = gpu->ordinal, .reachers = 1ull << gpu->ordinal};
     if (ticket.process == own_process() && ticket.process) {
         out->base = (void *)(uintptr_t)ticket.address;
-        out->borrowed = CW_BORROWED_OWN;
+        out->imported = CW_IMPORT_OWN;
         return 0;
     }
     int code = cw_gpu_enter(gpu);
@@ -341,11 +352,11 @@ int cw_borrowed_map(const struct cw_gpu *gpu, int fd, uint64_t size_bytes, struc
                        gpu->ordinal, length, (unsigned long long)size_bytes);
     }
     out->base = (void *)(uintptr_t)base;
-    out->borrowed = CW_BORROWED_OPENED;
+    out->imported = CW_IMPORT_OPENED;
     return 0;
 }
 
-void cw_borrowed_unmap(const struct cw_gpu *gpu, const struct cw_mapping *mapping) {
-    if (mapping->borrowed == CW_BORROWED_OPENED)
+void cw_import_unmap(const struct cw_gpu *gpu, const struct cw_mapping *mapping) {
+    if (mapping->imported == CW_IMPORT_OPENED)
         close_handle(gpu, (CUdeviceptr)(uintptr_t)mapping->base);
 }

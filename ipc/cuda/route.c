@@ -13,6 +13,7 @@
 #include "ipc/client.h"
 #include "ipc/cuda/backend.h"
 #include "ipc/cuda/staging.h"
+#include "ipc/request/channel.h"
 #include "shm/base/wait.h"
 
 #define MEASURE_BYTES (128ull << 20)
@@ -157,7 +158,7 @@ int cw_link_known(cw_client *client, int from, int to, cw_link_info *out) {
         code = name_link(from, to, &link);
     if (code)
         return code;
-    code = cw_lane_call(client, CW_OP_LINK, &part, 1, &link, &bytes, CW_CALL_BRIEF, -1);
+    code = cw_channel_call(client, CW_OP_LINK, &part, 1, &link, &bytes, CW_CALL_SHORT, -1);
     if (code == 0 && bytes != sizeof link)
         return cw_fail(-EPROTO, "the broker answered LINK with %u bytes", bytes);
     if (code == 0)
@@ -176,7 +177,7 @@ int cw_link_known(cw_client *client, int from, int to, cw_link_info *out) {
     link.rank = info.rank;
     link.atomics = info.atomics != 0;
     link.bytes_per_second = info.bytes_per_second;
-    code = cw_lane_post(client, CW_OP_LINK_KEEP, &link, sizeof link);
+    code = cw_channel_post(client, CW_OP_LINK_KEEP, &link, sizeof link);
     if (code == 0)
         *out = info;
     return code;

@@ -36,7 +36,7 @@ static void init_locks(void) {
 }
 
 /* A stream and events of a GPU's context. */
-static int make_lane(const struct cw_gpu *gpu, CUstream *stream, CUevent *events) {
+static int make_stream(const struct cw_gpu *gpu, CUstream *stream, CUevent *events) {
     const struct cw_cuda *cuda = gpu->cuda;
     unsigned made = 0;
     int code = cw_gpu_enter(gpu);
@@ -62,7 +62,7 @@ static int make_lane(const struct cw_gpu *gpu, CUstream *stream, CUevent *events
 /* The lock is held. */
 static int make_stage(struct stage *stage, const struct cw_gpu *from) {
     const size_t bytes = CW_STAGE_CHUNKS * CW_STAGE_CHUNK_BYTES;
-    int code = make_lane(from, &stage->out, stage->full);
+    int code = make_stream(from, &stage->out, stage->full);
     if (code)
         return code;
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
@@ -93,7 +93,7 @@ static int find_landing(struct stage *stage, const struct cw_gpu *to, struct lan
         struct landing *made = calloc(1, sizeof *made);
         if (!made)
             return cw_fail(-EDQUOT, "no memory for a stage's books");
-        int code = make_lane(to, &made->in, made->empty);
+        int code = make_stream(to, &made->in, made->empty);
         if (code) {
             free(made);
             return code;
@@ -208,7 +208,7 @@ static void abandon(struct stage *stage, const struct cw_gpu *to, struct landing
 }
 
 /* Asks a stage's stream whether its context still works: an event of the target's does not tell
- * that the source's is broken. */
+ * that the source's has failed. */
 static CUresult ask_source(const struct stage *stage) {
     const struct cw_cuda *cuda = stage->from->cuda;
     CUresult result = cuda->cuCtxPushCurrent(stage->from->context);

@@ -15,6 +15,13 @@
 #include <unistd.h>
 
 #include "ipc/client.h"
+#include "ipc/memory/adoption.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/retry.h"
+#include "ipc/memory/slab.h"
+#include "ipc/memory/slab_cache.h"
+#include "ipc/request/channel.h"
 
 struct found_block {
     uint64_t offset_bytes, length_bytes, gen;
@@ -107,7 +114,7 @@ int cw_heap_adopt(cw_client *client, struct cw_heap *heap, uint64_t size_bytes) 
     struct cw_slab_info info;
     uint32_t info_bytes = sizeof info;
     int code =
-        cw_lane_call(client, CW_OP_SLAB_ADOPT, &part, 1, &info, &info_bytes, CW_CALL_BRIEF, -1);
+        cw_channel_call(client, CW_OP_SLAB_ADOPT, &part, 1, &info, &info_bytes, CW_CALL_SHORT, -1);
     if (code)
         return code;
     if (info_bytes != sizeof info)
@@ -132,7 +139,7 @@ int cw_heap_adopt(cw_client *client, struct cw_heap *heap, uint64_t size_bytes) 
     if (code && !ours) {
         /* It could not be opened: it is an orphan again, for who can. */
         request.slab = info.slab;
-        cw_lane_post(client, CW_OP_SLAB_CLOSE, &request, sizeof request);
+        cw_channel_post(client, CW_OP_SLAB_CLOSE, &request, sizeof request);
     }
     /* The dead maker may have left a table that is none: its slab is of no use, ours will do. */
     return code == -EPROTO ? -ENOENT : code;
@@ -184,6 +191,6 @@ int cw_heap_adopt_foreign(cw_client *client, struct cw_heap *heap, int fd, uint6
     int code = adopt_foreign(client, heap, fd, size_bytes, capacity, out, gen);
     if (code != -EDQUOT || heap->backend->device_kind != CW_DEVICE_HOST)
         return code;
-    code = cw_full_ask_others(client, size_bytes);
+    code = cw_retry_ask_others(client, size_bytes);
     return code == -EAGAIN ? adopt_foreign(client, heap, fd, size_bytes, capacity, out, gen) : code;
 }

@@ -19,9 +19,20 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ipc/client.h"
 #include "ipc/array/evict.h"
+#include "ipc/array/suballocation.h"
+#include "ipc/client.h"
+#include "ipc/memory/adoption.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/retry.h"
+#include "ipc/memory/slab.h"
+#include "ipc/memory/slab_cache.h"
+#include "ipc/memory/slab_size.h"
 #include "ipc/order/fence.h"
+
+#define CW_LARGE_ALIGN_BYTES 4096u /* of blocks from CW_LARGE_BYTES on */
+#define CW_LARGE_BYTES       (1ull << 20)
 
 #define ADOPT_TRIES   8u
 #define COLLECT_SHARE 16u /* a look at all pending blocks pays when one in so many came back */
@@ -107,8 +118,8 @@ static void give_drained(cw_client *client, struct cw_slab *slab, struct cw_exte
     slab->locals[extent->block].extent = NULL;
     slab->blocks[slab->blocks_free++] = extent->block;
     slab->arena.full = false;
-    if (extent->lent) {
-        cw_loan_end(client, slab, extent);
+    if (extent->suballocated) {
+        cw_suballocation_end(client, slab, extent);
         return;
     }
     if (slab->flags & CW_SLAB_FOREIGN) {
@@ -200,13 +211,13 @@ void cw_heap_collect(cw_client *client, bool now) {
     }
 }
 
-uint32_t cw_heap_collect_all(cw_client *client, struct cw_heap *hoarder) {
+uint32_t cw_heap_collect_all(cw_client *client, struct cw_heap *retaining) {
     for (uint32_t learned = 0;; learned++) {
-        if (hoarder)
-            hoarder->hoards = true; /* never past the lock */
+        if (retaining)
+            retaining->retains = true; /* never past the lock */
         cw_heap_collect(client, true);
-        if (hoarder)
-            hoarder->hoards = false;
+        if (retaining)
+            retaining->retains = false;
         pthread_mutex_unlock(&client->lock);
         bool more = cw_fences_learn(client);
         pthread_mutex_lock(&client->lock);
@@ -215,12 +226,12 @@ uint32_t cw_heap_collect_all(cw_client *client, struct cw_heap *hoarder) {
     }
 }
 
-void cw_heap_end_loans(cw_client *client) {
+void cw_heap_end_suballocations(cw_client *client) {
     for (struct cw_heap *heap = &client->heap; heap; heap = heap->next) {
         for (struct cw_extent *next, *extent = heap->pending; extent; extent = next) {
             struct cw_slab *slab = extent->arena->user;
             next = extent->next; /* of another slab, if this ends the slab */
-            if (!extent->lent || slab->locals[extent->block].count)
+            if (!extent->suballocated || slab->locals[extent->block].count)
                 continue;
             cw_heap_await_no_more(heap, extent);
             give(client, slab, extent);
@@ -255,7 +266,7 @@ static struct cw_extent *find_room(cw_client *client, struct cw_heap *heap, uint
         cw_lease_unhold_new(client, slab, *number);
         cw_carve_give(extent);
         slab->arena.full = true;
-        cw_kept_forget(client);
+        cw_slab_cache_forget(client);
     }
     return NULL;
 }
@@ -362,18 +373,18 @@ int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_byt
                       struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
     *slab = NULL;
     pthread_mutex_lock(&client->lock);
-    cw_kept_forget_if_told(client);
+    cw_slab_cache_forget_if_told(client);
     if (client->leases.free_count) {
-        heap->hoards = true; /* what comes back now is about to be used */
+        heap->retains = true; /* what comes back now is about to be used */
         cw_heap_collect(client, false);
         carve(client, heap, size_bytes, slab, block, gen, clean);
         if (!*slab) {
             cw_heap_collect(client, true);
             carve(client, heap, size_bytes, slab, block, gen, clean);
         }
-        heap->hoards = false;
+        heap->retains = false;
         if (*slab)
-            cw_kept_trim(client, heap);
+            cw_slab_cache_trim(client, heap);
     }
     pthread_mutex_unlock(&client->lock);
     return *slab ? 0 : -EAGAIN;
@@ -407,7 +418,7 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
     for (unsigned tries = 0; tries < 2 * ADOPT_TRIES; tries++) {
         int code = take_carved(client, heap, size_bytes, slab, block, gen, clean);
         if (code != -EAGAIN) {
-            cw_kept_settle(client, made); /* if what came back meanwhile was taken */
+            cw_slab_cache_settle(client, made); /* if what came back meanwhile was taken */
             return code;
         }
         if (adopting) {
@@ -421,12 +432,12 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
         code = make_slab(client, heap, size_bytes, &made);
         if (code == -EDQUOT && !dropped) {
             dropped = true;
-            code = cw_full_make_room(client, heap);
+            code = cw_retry_make_room(client, heap);
             if (code == -EAGAIN)
                 continue;
         }
         if (code == -EDQUOT && heap->backend->device_kind == CW_DEVICE_HOST && !asked++) {
-            code = cw_full_ask_others(client, size_bytes);
+            code = cw_retry_ask_others(client, size_bytes);
             if (code == -EAGAIN)
                 continue;
         }
@@ -435,16 +446,16 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
             snprintf(sentence, sizeof sentence, "%s", cw_detail());
             bool in_vain = cw_evict_in_vain(client, heap, size_bytes);
             int evicted = -ENOENT;
-            int again = in_vain || asked++ >= ADOPT_TRIES ? 0 : cw_full_ask(client, heap);
+            int again = in_vain || asked++ >= ADOPT_TRIES ? 0 : cw_retry_ask(client, heap);
             if (!again)
                 asked = ADOPT_TRIES; /* as long as that brings anything */
             if (!again && !in_vain) {
                 evicted = cw_evict_one(client, heap);
                 again = evicted == 0         ? 1
-                        : evicted == -ENOENT ? cw_full_wait(client, heap, &until_ns)
+                        : evicted == -ENOENT ? cw_retry_wait(client, heap, &until_ns)
                                              : 0;
                 if (!again && evicted == -ENOENT)
-                    again = cw_kept_nap(client, &closed_until_ns);
+                    again = cw_slab_cache_nap(client, &closed_until_ns);
             }
             if (again < 0)
                 return again;
@@ -453,7 +464,7 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
                 tries = ADOPT_TRIES; /* as often as there are arrays that may leave, or come back */
                 continue;
             }
-            return evicted == -ENOENT ? cw_full_told(heap, until_ns, sentence) : evicted;
+            return evicted == -ENOENT ? cw_retry_failed(heap, until_ns, sentence) : evicted;
         }
         if (code)
             return code;

@@ -18,7 +18,7 @@
 
 #define CW_LARGE_SLAB_BLOCKS 64u /* large_blocks of the host */
 
-enum cw_borrowed { CW_BORROWED_OWN = 1, CW_BORROWED_OPENED = 2 };
+enum cw_imported { CW_IMPORT_OWN = 1, CW_IMPORT_OPENED = 2 };
 
 struct cw_mapping { /* one slab's data in this process */
     void *base;     /* host address or device pointer */
@@ -26,7 +26,7 @@ struct cw_mapping { /* one slab's data in this process */
     int device;        /* where it lies, by this process's numbers */
     uint64_t reachers; /* GPU memory: bit i: device i may use it. Host memory: 1 when registered
                         * with CUDA. Under the CUDA backend's lock */
-    int borrowed;      /* GPU memory of somebody else (import.c): in its owner, or opened; else 0 */
+    int imported;      /* GPU memory of somebody else (import.c): in its owner, or opened; else 0 */
     bool readonly;     /* GPU memory: what writes there is an error of that process's context */
 };
 
@@ -37,7 +37,8 @@ struct cw_backend {
     uint64_t slab_max_bytes; /* up to here */
     uint32_t align_bytes;    /* of every block */
     uint32_t block_bytes;    /* a shared slab has a block number for so many bytes */
-    uint32_t large_blocks; /* block numbers of a large array's own slab; on GPUs for loans in it */
+    uint32_t large_blocks; /* block numbers of a large array's own slab; on GPUs for suballocations
+                              in it */
     bool protects;         /* read-only and writable mappings of a slab are two (mapping.h) */
 
     /* How many devices of this kind there are for this process (host: 1). */
@@ -61,8 +62,8 @@ struct cw_backend {
     void (*slab_unmap)(struct cw_mapping *mapping);
     /* Maps whole pages of a slab copy-on-write: what is written there is this process's alone.
      * slab_unmap ends it. NULL where the device cannot. */
-    int (*slab_map_private)(int fd, uint64_t slab_bytes, uint32_t slab_flags, uint64_t begin_bytes,
-                            uint64_t size_bytes, struct cw_mapping *out);
+    int (*slab_map_cow)(int fd, uint64_t slab_bytes, uint32_t slab_flags, uint64_t begin_bytes,
+                        uint64_t size_bytes, struct cw_mapping *out);
     /* Copies between this device and host memory of this process. Blocks until done. */
     int (*copy_in)(int device, void *target, const void *host, size_t size_bytes);
     int (*copy_out)(int device, void *host, const void *source, size_t size_bytes);

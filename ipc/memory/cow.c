@@ -7,11 +7,11 @@
  * Making one is cheap, its page faults and its end are not (6 and 1.5 ms for 64 MiB). So a mapping
  * of which no page was written stays as a spare when its array is closed, CW_SPARES_MAX of them,
  * the least recently used first to go. Which pages were written is told by the kernel: a written
- * page of a private mapping belongs to no file any more (/proc/PID/pagemap).
+ * page of a copy-on-write mapping belongs to no file any more (/proc/PID/pagemap).
  *
  * Where pages were not written, later writes to the slab show. So nobody may write to a block that
- * others have mapped privately: who lends it does not use it again before its last lease has ended,
- * which is when the broker says so.
+ * others have mapped copy-on-write: who lends it does not use it again before its last lease has
+ * ended, which is when the broker says so.
  *
  * Owner: the array, or client->lock for the spares. A forked child has its own copy, by the kernel:
  * neither side sees what the other writes. If this process dies nothing is left, and if the broker
@@ -21,7 +21,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "ipc/array/array.h"
 #include "ipc/client.h"
+#include "ipc/memory/cow.h"
+#include "ipc/memory/slab.h"
 
 #define PAGEMAP_FILE    (1ull << 61) /* the page is a file's, or shared memory's */
 #define PAGEMAP_SWAPPED (1ull << 62)
@@ -69,13 +72,13 @@ static struct cw_spare take_spare(struct cw_spares *spares, uint32_t index) {
     return found;
 }
 
-int cw_private_take(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes,
-                    uint64_t size_bytes, struct cw_mapping *out) {
+int cw_cow_take(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes, uint64_t size_bytes,
+                struct cw_mapping *out) {
     struct cw_spares *spares = &client->spares;
     uint64_t first = begin_bytes / CW_PAGE * CW_PAGE;
     uint64_t length = (begin_bytes + size_bytes - first + CW_PAGE - 1) / CW_PAGE * CW_PAGE;
     const struct cw_backend *backend = slab->backend;
-    if (slab->device_kind != CW_DEVICE_HOST || !backend->slab_map_private)
+    if (slab->device_kind != CW_DEVICE_HOST || !backend->slab_map_cow)
         return cw_fail(-EINVAL, "CW_PRIVATE needs an array in host memory: copies of single pages "
                                 "are made nowhere else");
     for (uint32_t i = spares->count; i-- > 0;) {
@@ -86,18 +89,18 @@ int cw_private_take(cw_client *client, struct cw_slab *slab, uint64_t begin_byte
             return 0;
         }
     }
-    return cw_slab_map_private(client, slab, first, length, out);
+    return cw_slab_map_cow(client, slab, first, length, out);
 }
 
-void cw_private_give(cw_array *array) {
-    if (!array->own_pages.base)
+void cw_cow_give(cw_array *array) {
+    if (!array->cow.base)
         return;
     cw_client *client = array->client;
     struct cw_spares *spares = &client->spares;
     struct cw_spare spare = {
-        .slab = array->slab, .begin_bytes = array->own_pages_begin, .mapping = array->own_pages};
+        .slab = array->slab, .begin_bytes = array->cow_begin_bytes, .mapping = array->cow};
     struct cw_mapping old = {.base = NULL};
-    array->own_pages = (struct cw_mapping){.base = NULL};
+    array->cow = (struct cw_mapping){.base = NULL};
     if (cw_client_forked(client) || !is_clean(&spare.mapping)) {
         unmap(&spare.mapping);
         return;
@@ -110,7 +113,7 @@ void cw_private_give(cw_array *array) {
     unmap(&old);
 }
 
-void cw_private_forget(cw_client *client, const struct cw_slab *slab) {
+void cw_cow_forget(cw_client *client, const struct cw_slab *slab) {
     struct cw_spares *spares = &client->spares;
     for (uint32_t i = spares->count; i-- > 0;)
         if (spares->rows[i].slab == slab) {

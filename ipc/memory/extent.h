@@ -29,12 +29,12 @@ struct cw_extent {
     uint64_t gen; /* the user's: generation and number of the block */
     uint32_t block;
     bool carved;
-    bool clean;     /* never written since the arena was made: reads as zeros */
-    bool published; /* the user's: another process may know of it */
-    bool pending;   /* the user's: in the list of those that wait to come back */
-    bool told;      /* the user's: the broker was told once that a lease on it ended */
-    bool lent;      /* the user's: a loan, which no arena has (suballocation.c) */
-    bool pool;      /* the user's: loans lie in it */
+    bool clean;        /* never written since the arena was made: reads as zeros */
+    bool published;    /* the user's: another process may know of it */
+    bool pending;      /* the user's: in the list of those that wait to come back */
+    bool told;         /* the user's: the broker was told once that a lease on it ended */
+    bool suballocated; /* the user's: a suballocation, which no arena has (suballocation.c) */
+    bool pool;         /* the user's: suballocations lie in it */
 };
 
 struct cw_arena {

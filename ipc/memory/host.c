@@ -90,9 +90,8 @@ static int host_slab_map(int device, int fd, uint64_t size_bytes, uint32_t slab_
     return 0;
 }
 
-static int host_slab_map_private(int fd, uint64_t slab_bytes, uint32_t slab_flags,
-                                 uint64_t begin_bytes, uint64_t size_bytes,
-                                 struct cw_mapping *out) {
+static int host_slab_map_cow(int fd, uint64_t slab_bytes, uint32_t slab_flags, uint64_t begin_bytes,
+                             uint64_t size_bytes, struct cw_mapping *out) {
     int code = check_fd(fd, slab_bytes, slab_flags);
     if (code)
         return code;
@@ -141,7 +140,7 @@ const struct cw_backend cw_backend_host = {
     .slab_create = host_slab_create,
     .slab_map = host_slab_map,
     .slab_unmap = host_slab_unmap,
-    .slab_map_private = host_slab_map_private,
+    .slab_map_cow = host_slab_map_cow,
     .copy_in = host_copy,
     .copy_out = host_copy,
     .zero = host_zero,

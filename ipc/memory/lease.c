@@ -8,6 +8,11 @@
 #include <stdlib.h>
 
 #include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/slab.h"
+#include "ipc/request/channel.h"
+#include "ipc/request/socket.h"
 
 static struct cw_lease_table *table_of(cw_client *client, uint32_t slot, uint32_t *index) {
     *index = slot % CW_LEASE_TABLE_SLOTS;
@@ -103,7 +108,7 @@ static void count_first(cw_client *client, struct cw_slab *slab, uint32_t block)
 
 static void tell_drop(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen) {
     struct cw_block_ref ref = {.slab = slab->id, .block = block, .gen = gen};
-    cw_lane_post(client, CW_OP_DROP, &ref, sizeof ref); /* a lost broker needs not be told */
+    cw_channel_post(client, CW_OP_DROP, &ref, sizeof ref); /* a lost broker needs not be told */
 }
 
 int cw_lease_hold(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen) {

@@ -1,10 +1,11 @@
 /*
- * A full device: what this process has let go of may be on its way back.
+ * Allocation that is tried again on a full device: what this process has let go of may be on its
+ * way back.
  *
  * A published block comes back when the broker has seen that nobody holds it, and its bytes when
  * the last stream that used them has passed. Under load both take a moment; who finds its device
  * full waits for them before it says so: one question to the broker, which then has seen all that
- * this process has let go of, and after that for others' leases and streams, CW_FULL_WAIT_MS at
+ * this process has let go of, and after that for others' leases and streams, CW_RETRY_WAIT_MS at
  * most ($CABLEWAY_FULL_WAIT_MS), in naps. Where nothing is on its way nobody waits.
  *
  * No state of its own. The caller holds no lock. If another process holds an array for good, or
@@ -15,7 +16,14 @@
 #include <time.h>
 
 #include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/retry.h"
+#include "ipc/memory/slab.h"
+#include "ipc/memory/slab_cache.h"
+#include "ipc/request/channel.h"
 #include "shm/base/wait.h"
+
+#define CW_RETRY_WAIT_MS 200 /* on a full device, for what is on its way back */
 
 #define NAP_NS      20000
 #define NAP_NS_MOST 2000000
@@ -25,7 +33,7 @@
  * the signal's handler wants him to, gets no more time by it. */
 static CW_THREAD_LOCAL int64_t resumes_ns;
 
-static int64_t patience_ns(void) {
+static int64_t wait_at_most_ns(void) {
     const char *text = secure_getenv("CABLEWAY_FULL_WAIT_MS");
     if (text && *text) {
         char *end;
@@ -33,7 +41,7 @@ static int64_t patience_ns(void) {
         if (*end == 0 && value <= 3600000)
             return (int64_t)value * 1000000;
     }
-    return CW_FULL_WAIT_MS * (int64_t)1000000;
+    return CW_RETRY_WAIT_MS * (int64_t)1000000;
 }
 
 /* came: something came back just now. */
@@ -49,7 +57,7 @@ static bool on_its_way(cw_client *client, struct cw_heap *heap, uint64_t *given,
     return any;
 }
 
-int cw_full_ask(cw_client *client, struct cw_heap *heap) {
+int cw_retry_ask(cw_client *client, struct cw_heap *heap) {
     uint64_t before, now;
     bool came, any = on_its_way(client, heap, &before, &came);
     if (came)
@@ -61,16 +69,16 @@ int cw_full_ask(cw_client *client, struct cw_heap *heap) {
     return now != before;
 }
 
-int cw_full_make_room(cw_client *client, struct cw_heap *heap) {
+int cw_retry_make_room(cw_client *client, struct cw_heap *heap) {
     char sentence[CW_DETAIL_MAX];
     snprintf(sentence, sizeof sentence, "%s", cw_detail());
     int came = 0;
     if (heap->backend->device_kind != CW_DEVICE_CUDA)
-        came = cw_full_ask(client, heap); /* of a GPU it is asked for later, and waited for */
+        came = cw_retry_ask(client, heap); /* of a GPU it is asked for later, and waited for */
     if (came < 0)
         return came;
     uint32_t unmapped = cw_slabs_sweep(client); /* of others, which they gave up */
-    if (cw_kept_drop(client) || unmapped || came)
+    if (cw_slab_cache_drop(client) || unmapped || came)
         return -EAGAIN;
     return cw_fail(-EDQUOT, "%s", sentence);
 }
@@ -85,7 +93,8 @@ static int take_back(cw_client *client, struct cw_room *room, uint64_t *left, ui
         struct cw_room wish = {.size_bytes = *left, .turn = room->turn, .next = room->next};
         struct iovec part = {&wish, sizeof wish};
         uint32_t room_bytes = sizeof *room;
-        int code = cw_lane_call(client, CW_OP_ROOM, &part, 1, room, &room_bytes, CW_CALL_BRIEF, -1);
+        int code =
+            cw_channel_call(client, CW_OP_ROOM, &part, 1, room, &room_bytes, CW_CALL_SHORT, -1);
         if (code)
             return code;
         if (room_bytes != sizeof *room)
@@ -97,11 +106,11 @@ static int take_back(cw_client *client, struct cw_room *room, uint64_t *left, ui
     return 0;
 }
 
-int cw_full_ask_others(cw_client *client, uint64_t size_bytes) {
+int cw_retry_ask_others(cw_client *client, uint64_t size_bytes) {
     char sentence[CW_DETAIL_MAX];
     snprintf(sentence, sizeof sentence, "%s", cw_detail());
     struct timespec nap = {.tv_nsec = NAP_NS};
-    uint64_t closed = cw_kept_closed(client), left = size_bytes ? size_bytes : 1;
+    uint64_t closed = cw_slab_cache_closed(client), left = size_bytes ? size_bytes : 1;
     int64_t end_ns = cw_now_ns() + OTHERS_NS;
     struct cw_room room = {.turn = 0};
     uint32_t slabs = 0;
@@ -119,11 +128,11 @@ int cw_full_ask_others(cw_client *client, uint64_t size_bytes) {
             nap.tv_nsec *= 2;
     }
     if (slabs)
-        cw_kept_await_closed(client, closed, slabs);
+        cw_slab_cache_await_closed(client, closed, slabs);
     return slabs || waited ? -EAGAIN : cw_fail(-EDQUOT, "%s", sentence);
 }
 
-int cw_full_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns) {
+int cw_retry_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns) {
     struct timespec nap = {.tv_nsec = NAP_NS};
     uint64_t before, now;
     bool came, any = on_its_way(client, heap, &before, &came);
@@ -131,7 +140,7 @@ int cw_full_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns) {
         return came;
     if (!*until_ns) {
         int64_t now_ns = cw_now_ns();
-        *until_ns = now_ns < resumes_ns ? resumes_ns : now_ns + patience_ns();
+        *until_ns = now_ns < resumes_ns ? resumes_ns : now_ns + wait_at_most_ns();
         resumes_ns = 0;
     }
     while (cw_now_ns() < *until_ns && cw_client_usable(client) == 0) {
@@ -151,12 +160,12 @@ int cw_full_wait(cw_client *client, struct cw_heap *heap, int64_t *until_ns) {
     return 0;
 }
 
-int cw_full_told(const struct cw_heap *heap, int64_t until_ns, const char *sentence) {
+int cw_retry_failed(const struct cw_heap *heap, int64_t until_ns, const char *sentence) {
     if (!until_ns)
         return cw_fail(-EDQUOT, "%s", sentence);
     return cw_fail(-EDQUOT,
                    "%s; waited %lld ms (CABLEWAY_FULL_WAIT_MS) for the %llu arrays that this "
                    "process has let go of and others, or streams, still use",
-                   sentence, (long long)(patience_ns() / 1000000),
+                   sentence, (long long)(wait_at_most_ns() / 1000000),
                    (unsigned long long)heap->pending_count);
 }

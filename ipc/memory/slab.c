@@ -16,8 +16,15 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ipc/client.h"
 #include "ipc/base/name_key.h"
+#include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/cow.h"
+#include "ipc/memory/lease.h"
+#include "ipc/memory/slab.h"
+#include "ipc/request/channel.h"
+#include "ipc/request/deferred.h"
+#include "ipc/request/socket.h"
 
 static struct cw_slab **bucket(cw_client *client, uint32_t id) {
     return &client->slabs.buckets[(id * 2654435769u) >> 22];
@@ -110,7 +117,7 @@ void cw_slab_free(cw_client *client, struct cw_slab *slab) {
     }
     if (slab->carved)
         cw_arena_deinit(&slab->arena);
-    cw_private_forget(client, slab);
+    cw_cow_forget(client, slab);
     if (slab->rw.base)
         slab->backend->slab_unmap(&slab->rw);
     if (slab->mappings)
@@ -144,7 +151,7 @@ static int slab_new(cw_client *client, const struct cw_slab_info *info, struct c
                     struct cw_slab **out) {
     struct cw_slab *slab = calloc(1, sizeof *slab);
     struct cw_local *locals = calloc(info->blocks, sizeof *locals);
-    struct cw_post *last_word = cw_post_room(sizeof(struct cw_slab_request));
+    struct cw_deferred *last_word = cw_deferred_room(sizeof(struct cw_slab_request));
     if (!slab || !locals || !last_word) {
         free(last_word);
         free(slab);
@@ -331,15 +338,15 @@ int cw_slab_file(cw_client *client, struct cw_slab *slab, int *fd) {
     return 0;
 }
 
-int cw_slab_map_private(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes,
-                        uint64_t size_bytes, struct cw_mapping *out) {
+int cw_slab_map_cow(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes,
+                    uint64_t size_bytes, struct cw_mapping *out) {
     struct cw_slab_info info;
     struct cw_fds fds;
     int code = request_again(client, slab, &info, &fds);
     if (code)
         return code;
-    code = slab->backend->slab_map_private(fds.fd[0], slab->size_bytes, slab->flags, begin_bytes,
-                                           size_bytes, out);
+    code = slab->backend->slab_map_cow(fds.fd[0], slab->size_bytes, slab->flags, begin_bytes,
+                                       size_bytes, out);
     cw_fds_close(&fds);
     return code;
 }
@@ -350,11 +357,11 @@ int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_in
     struct cw_fds fds = {.fd = {data_fd, table->fd}, .count = 2};
     struct cw_slab_info known, mine = *info;
     struct cw_mapping rw;
-    /* Mapped first: what cannot be mapped is not worth anybody's custody. */
+    /* Mapped first: what cannot be mapped is not worth a place in the registry. */
     int code = backend->slab_map(heap->device, data_fd, info->size_bytes, info->flags, false, &rw);
     if (code)
         return code;
-    struct cw_post *room = cw_post_room(sizeof(struct cw_slab_request));
+    struct cw_deferred *room = cw_deferred_room(sizeof(struct cw_slab_request));
     code = !room ? cw_fail(-EDQUOT, "no memory to ask for a slab")
                  : cw_socket_call_apart(client, &client->lock, CW_OP_SLAB_ADD, info, sizeof *info,
                                         &fds, &known, sizeof known, NULL);
@@ -364,7 +371,7 @@ int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_in
     code = slab_new(client, &mine, table, out);
     if (code) {
         struct cw_slab_request request = {.slab = known.slab};
-        (void)cw_lane_post_in(client, &room, CW_OP_SLAB_CLOSE, &request, sizeof request);
+        (void)cw_channel_post_in(client, &room, CW_OP_SLAB_CLOSE, &request, sizeof request);
         goto unmap_data;
     }
     free(room);

@@ -1,9 +1,9 @@
 /*
- * Slabs that are kept: entirely free ones, for the next arrays, since making one costs a second a
+ * The slab cache: entirely free slabs, kept for the next arrays, since making one costs a second a
  * GiB of host memory and 100 us of a GPU's.
  *
  * heap->cached_bytes of them, cache_limit_bytes at most but for a moment: what comes back while an
- * array is made is looked at for that array first (heap->hoards). Who meets a limit, of the broker
+ * array is made is looked at for that array first (heap->retains). Who meets a limit, of the broker
  * or of the device, drops them all, and waits until the broker has closed their descriptors:
  * before that their memory is not free.
  *
@@ -16,11 +16,15 @@
 #include <time.h>
 
 #include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/slab.h"
+#include "ipc/memory/slab_cache.h"
+#include "ipc/request/channel.h"
 #include "shm/base/wait.h"
 
 #define CLOSE_NS 1000000000
 
-uint64_t cw_kept_closed(const cw_client *client) {
+uint64_t cw_slab_cache_closed(const cw_client *client) {
     /* M1: a figure, of which the latest will do. */
     return CW_LOAD(M1, &client->root->counters[CW_COUNTER_fds_closed], relaxed);
 }
@@ -30,10 +34,10 @@ void cw_slab_close(cw_client *client, struct cw_slab *slab) {
     if (slab->cached)
         slab->heap->cached_bytes -= slab->size_bytes;
     if (client->slabs.closing++ == 0)
-        client->slabs.closing_from = cw_kept_closed(client);
+        client->slabs.closing_from = cw_slab_cache_closed(client);
     client->slabs.closed_ns = cw_now_ns();
     /* A lost broker needs not be told; else it would keep the memory until we end. */
-    (void)cw_lane_post_in(client, &slab->last_word, CW_OP_SLAB_CLOSE, &request, sizeof request);
+    (void)cw_channel_post_in(client, &slab->last_word, CW_OP_SLAB_CLOSE, &request, sizeof request);
     cw_slab_free(client, slab);
 }
 
@@ -49,11 +53,11 @@ static void forget(cw_client *client, struct cw_slab *slab) {
     if (slab->cached)
         heap->cached_bytes -= slab->size_bytes;
     /* Nobody's but ours, where somebody wrote into the table who is not the broker. */
-    (void)cw_lane_post_in(client, &slab->last_word, CW_OP_SLAB_CLOSE, &request, sizeof request);
+    (void)cw_channel_post_in(client, &slab->last_word, CW_OP_SLAB_CLOSE, &request, sizeof request);
     cw_slab_free(client, slab);
 }
 
-void cw_kept_forget(cw_client *client) {
+void cw_slab_cache_forget(cw_client *client) {
     for (struct cw_slab *next, *slab = client->slabs.own; slab; slab = next) {
         next = slab->own_next;
         if (slab->held == 0 && slab->device_kind == CW_DEVICE_HOST && slab->heap &&
@@ -62,13 +66,13 @@ void cw_kept_forget(cw_client *client) {
     }
 }
 
-void cw_kept_forget_if_told(cw_client *client) {
+void cw_slab_cache_forget_if_told(cw_client *client) {
     /* S2: advice: a slab that is not forgotten here is met when it is carved. */
     uint64_t closed = CW_LOAD(S2, &client->shared->closed_slabs, relaxed);
     if (closed == client->slabs.own_closed_seen)
         return;
     client->slabs.own_closed_seen = closed;
-    cw_kept_forget(client);
+    cw_slab_cache_forget(client);
 }
 
 static bool unused(const struct cw_slab *slab) {
@@ -79,7 +83,7 @@ void cw_heap_settle(cw_client *client, struct cw_slab *slab) {
     struct cw_heap *heap = slab->heap;
     if (!unused(slab) || slab->cached)
         return;
-    if (!heap->hoards && slab->size_bytes + heap->cached_bytes > heap->cache_limit_bytes) {
+    if (!heap->retains && slab->size_bytes + heap->cached_bytes > heap->cache_limit_bytes) {
         cw_slab_close(client, slab);
         return;
     }
@@ -87,7 +91,7 @@ void cw_heap_settle(cw_client *client, struct cw_slab *slab) {
     heap->cached_bytes += slab->size_bytes;
 }
 
-void cw_kept_settle(cw_client *client, uint32_t id) {
+void cw_slab_cache_settle(cw_client *client, uint32_t id) {
     if (!id)
         return;
     pthread_mutex_lock(&client->lock);
@@ -99,7 +103,7 @@ void cw_kept_settle(cw_client *client, uint32_t id) {
     pthread_mutex_unlock(&client->lock);
 }
 
-void cw_kept_trim(cw_client *client, struct cw_heap *heap) {
+void cw_slab_cache_trim(cw_client *client, struct cw_heap *heap) {
     for (struct cw_slab *next, *slab = client->slabs.own;
          slab && heap->cached_bytes > heap->cache_limit_bytes; slab = next) {
         next = slab->own_next;
@@ -122,7 +126,7 @@ uint64_t cw_trim(cw_client *client, uint64_t keep_bytes, uint64_t *waiting) {
     if (!waiting || cw_client_usable(client))
         return 0; /* its broker is gone, and the slabs with it */
     pthread_mutex_lock(&client->lock);
-    cw_kept_forget(client);
+    cw_slab_cache_forget(client);
     cw_heap_collect(client, true);
     struct cw_heap *heap = &client->heap; /* the host's */
     uint64_t before = heap->cached_bytes;
@@ -136,16 +140,16 @@ uint64_t cw_trim(cw_client *client, uint64_t keep_bytes, uint64_t *waiting) {
 }
 
 /* Waits until the broker has closed so many more descriptors than it had; others' are counted, too,
- * so who finds the device full all the same naps (cw_kept_nap). Gives up after CLOSE_NS. */
-void cw_kept_await_closed(cw_client *client, uint64_t before, uint32_t slabs) {
+ * so who finds the device full all the same naps (cw_slab_cache_nap). Gives up after CLOSE_NS. */
+void cw_slab_cache_await_closed(cw_client *client, uint64_t before, uint32_t slabs) {
     int64_t end_ns = cw_now_ns() + CLOSE_NS;
     struct timespec nap = {.tv_nsec = 1000000};
-    while (cw_kept_closed(client) < before + 2ull * slabs && cw_now_ns() < end_ns &&
+    while (cw_slab_cache_closed(client) < before + 2ull * slabs && cw_now_ns() < end_ns &&
            cw_client_usable(client) == 0)
         nanosleep(&nap, NULL);
 }
 
-int cw_kept_nap(cw_client *client, int64_t *until_ns) {
+int cw_slab_cache_nap(cw_client *client, int64_t *until_ns) {
     struct timespec nap = {.tv_nsec = 1000000};
     pthread_mutex_lock(&client->lock);
     if (!*until_ns) /* once: other threads may give up slabs for ever */
@@ -158,9 +162,9 @@ int cw_kept_nap(cw_client *client, int64_t *until_ns) {
     return 1;
 }
 
-bool cw_kept_drop(cw_client *client) {
+bool cw_slab_cache_drop(cw_client *client) {
     pthread_mutex_lock(&client->lock);
-    cw_kept_forget(client);
+    cw_slab_cache_forget(client);
     for (struct cw_slab *next, *slab = client->slabs.own; slab; slab = next) {
         next = slab->own_next;
         if (slab->cached)
@@ -171,6 +175,6 @@ bool cw_kept_drop(cw_client *client) {
     client->slabs.closing = 0;
     pthread_mutex_unlock(&client->lock);
     if (count)
-        cw_kept_await_closed(client, before, count);
+        cw_slab_cache_await_closed(client, before, count);
     return count > 0;
 }

@@ -10,7 +10,8 @@
  *
  * Owner: client->lock. No state but the heap's.
  */
-#include "ipc/client.h"
+#include "ipc/memory/allocator.h"
+#include "ipc/memory/slab_size.h"
 
 #define LARGE_A_STEP 4u /* arrays larger than the next slab, until that grows for their sake */
 

@@ -1,6 +1,7 @@
 /*
- * Broken contexts: see context_failure.h.
+ * Failed contexts: see context_failure.h.
  */
+#include "ipc/request/channel.h"
 #include "ipc/order/context_failure.h"
 
 #include <stdio.h>
@@ -17,7 +18,7 @@ static void in_child(void) {
     all = NULL;
 }
 
-void cw_broken_watch(struct cw_fences *fences) {
+void cw_context_failure_watch(struct cw_fences *fences) {
     pthread_mutex_lock(&lock);
     if (!watches_forks)
         watches_forks = pthread_atfork(NULL, NULL, in_child) == 0;
@@ -26,7 +27,7 @@ void cw_broken_watch(struct cw_fences *fences) {
     pthread_mutex_unlock(&lock);
 }
 
-void cw_broken_forget(struct cw_fences *fences) {
+void cw_context_failure_forget(struct cw_fences *fences) {
     pthread_mutex_lock(&lock);
     struct cw_fences **at = &all;
     while (*at && *at != fences)
@@ -41,7 +42,7 @@ void cw_broken_forget(struct cw_fences *fences) {
 /* Ends a section whose work will never be done. */
 static void end_section(struct cw_section *section) {
     for (uint32_t i = 0; i < section->held_count; i++) {
-        const struct cw_held *held = &section->held[i];
+        const struct cw_section_array *held = &section->held[i];
         if (!held->writing)
             continue; /* its stamp stays: who meets it finds the poison */
         cw_order_written(held->order, cw_section_stamp(section), NULL, 0, CW_ORDER_POISONED);
@@ -71,8 +72,8 @@ static void tell_broker(struct cw_fences *fences) {
     for (uint32_t i = 0; fences->untold && i < CW_FENCE_BUCKETS; i++)
         for (struct cw_page_of_fences *page = fences->pages[i]; page; page = page->next) {
             struct cw_fence_page request = {.page = page->number};
-            if (page->untold && cw_lane_offer(fences->client, CW_OP_FENCES_BREAK, &request,
-                                              sizeof request) == -EAGAIN)
+            if (page->untold && cw_channel_offer(fences->client, CW_OP_FENCES_BREAK, &request,
+                                                 sizeof request) == -EAGAIN)
                 left = true;
             else
                 page->untold = false;
@@ -82,8 +83,8 @@ static void tell_broker(struct cw_fences *fences) {
 
 static void tell(struct cw_fences *fences, const struct cw_gpu *gpu) {
     pthread_mutex_lock(&fences->lock);
-    if (!(fences->broken >> gpu->ordinal & 1)) {
-        fences->broken |= 1ull << gpu->ordinal;
+    if (!(fences->failed_contexts >> gpu->ordinal & 1)) {
+        fences->failed_contexts |= 1ull << gpu->ordinal;
         for (struct cw_stream *stream = fences->streams; stream; stream = stream->next) {
             if (stream->gpu != gpu)
                 continue;
@@ -121,7 +122,7 @@ static void look_at(struct cw_gpu *gpu) {
         CW_STORE(V3, &gpu->fault, (uint32_t)result, relaxed);
 }
 
-void cw_broken_look(void) {
+void cw_context_failure_look(void) {
     char text[CW_DETAIL_MAX];
     struct cw_gpu *gpu;
     if (!cw_cuda_opened())
@@ -143,8 +144,8 @@ void cw_broken_look(void) {
     cw_fail(-EAGAIN, "%s", text); /* the caller's text, as it was */
 }
 
-int cw_broken_serve(int code) {
+int cw_context_failure_serve(int code) {
     if (cw_cuda_suspected())
-        cw_broken_look();
+        cw_context_failure_look();
     return code;
 }

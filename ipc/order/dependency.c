@@ -7,6 +7,7 @@
  * CW_STREAM_WAITS_MAX streams have any. If this process dies its waits die with its context.
  * State of the process: how many of its streams wait on the GPU; all else is a client's.
  */
+#include "ipc/client.h"
 #include "ipc/order/stream.h"
 
 /* Streams of this process that have a wait on the GPU, in whichever client. */
@@ -27,12 +28,28 @@ void cw_stream_stop_waiting(struct cw_stream *stream) {
     set_waits(stream, false);
 }
 
+void cw_stream_note_death(struct cw_stream *stream) {
+    stream->died = true;
+    for (struct cw_section *at = stream->sections; at; at = at->next)
+        at->incomplete = at->incomplete || at->open;
+}
+
+void cw_stream_forget(struct cw_stream *stream, cw_stamp stamp) {
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < stream->dependency_count; i++)
+        if (stream->dependencies[i].stamp != stamp)
+            stream->dependencies[kept++] = stream->dependencies[i];
+    stream->dependency_count = kept;
+    if (kept == 0)
+        set_waits(stream, false);
+}
+
 void cw_stream_prune(cw_client *client, struct cw_fences *fences, struct cw_stream *stream) {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < stream->dependency_count; i++) {
-        int state = cw_stamp_look(client, fences, stream->dependencies[i]);
-        if (state < 0)
-            stream->died = true;
+        int state = cw_stamp_look(client, fences, stream->dependencies[i].stamp);
+        if (state < 0 && !stream->dependencies[i].only_read)
+            cw_stream_note_death(stream);
         else if (state == 0)
             stream->dependencies[kept++] = stream->dependencies[i];
     }
@@ -41,11 +58,13 @@ void cw_stream_prune(cw_client *client, struct cw_fences *fences, struct cw_stre
         set_waits(stream, false);
 }
 
-int cw_stream_tell(cw_client *client, struct cw_fences *fences, struct cw_stream *stream) {
+int cw_stream_tell(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,
+                   struct cw_section *section) {
     cw_stream_prune(client, fences, stream);
-    if (!stream->died)
-        return 0;
+    bool told = stream->died || (section && section->incomplete);
     stream->died = false;
+    if (!told)
+        return 0;
     return cw_fail(-EOWNERDEAD,
                    "a process died before its work on an array was complete, or its GPU failed, "
                    "and the stream %p had waited for it: what was computed since is no good",
@@ -88,40 +107,45 @@ static int check_own_wait(struct cw_fences *fences, cw_stamp stamp) {
 }
 
 /* The place of a fence's stamp among others; count when it has none. */
-static uint32_t find_fence(const cw_stamp *stamps, uint32_t count, cw_stamp stamp) {
+static uint32_t find_fence(const struct cw_dependency *all, uint32_t count, cw_stamp stamp) {
     uint32_t i = 0;
-    while (i < count && cw_stamp_fence(stamps[i]) != cw_stamp_fence(stamp))
+    while (i < count && cw_stamp_fence(all[i].stamp) != cw_stamp_fence(stamp))
         i++;
     return i;
 }
 
 /* Notes it, unless it is implied by what stands there. False: there is no room. */
-static bool note(const struct cw_stream *stream, struct cw_waits *waits, cw_stamp stamp) {
-    uint32_t known = find_fence(stream->dependencies, stream->dependency_count, stamp);
-    if (known < stream->dependency_count && stream->dependencies[known] >= stamp)
+static bool note(struct cw_stream *stream, struct cw_waits *waits, struct cw_dependency given) {
+    uint32_t known = find_fence(stream->dependencies, stream->dependency_count, given.stamp);
+    if (known < stream->dependency_count && stream->dependencies[known].stamp >= given.stamp) {
+        stream->dependencies[known].only_read &= given.only_read;
         return true;
-    uint32_t at = find_fence(waits->stamps, waits->count, stamp);
+    }
+    uint32_t at = find_fence(waits->all, waits->count, given.stamp);
     if (at == waits->count) {
         if (stream->dependency_count + waits->count >= CW_DEPENDENCIES_MAX)
             return false;
-        waits->stamps[waits->count++] = stamp;
-    } else if (waits->stamps[at] < stamp)
-        waits->stamps[at] = stamp;
+        waits->all[waits->count++] = given;
+        return true;
+    }
+    if (waits->all[at].stamp < given.stamp)
+        waits->all[at].stamp = given.stamp;
+    waits->all[at].only_read &= given.only_read;
     return true;
 }
 
 /* Waits on the CPU, without the lock. */
 static int await_stamp(cw_client *client, struct cw_fences *fences, cw_stamp stamp,
-                       struct cw_patience *patience) {
+                       struct cw_deadline *deadline) {
     pthread_mutex_unlock(&fences->lock);
-    int code = cw_stamp_await(client, stamp, patience);
+    int code = cw_stamp_await(client, stamp, deadline);
     pthread_mutex_lock(&fences->lock);
     return code;
 }
 
 int cw_stream_need(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,
                    struct cw_waits *waits, cw_stamp stamp, struct cw_order *read_of, unsigned place,
-                   struct cw_patience *patience) {
+                   struct cw_deadline *deadline) {
     for (;;) {
         struct cw_page_of_fences *page;
         struct cw_fence *fence;
@@ -141,7 +165,7 @@ int cw_stream_need(cw_client *client, struct cw_fences *fences, struct cw_stream
         if (code)
             return code;
         pthread_mutex_unlock(&fences->lock);
-        code = cw_patience_spend(client, patience, "the submitting of work on the array");
+        code = cw_deadline_nap(client, deadline, "the submitting of work on the array");
         pthread_mutex_lock(&fences->lock);
         if (code)
             return code;
@@ -151,9 +175,10 @@ int cw_stream_need(cw_client *client, struct cw_fences *fences, struct cw_stream
         waits->by_gpu = !cw_stream_is_default(stream) && stream->gpu->stream_ops &&
                         may_wait(client, fences, stream);
     }
-    if (waits->by_gpu && note(stream, waits, stamp))
+    if (waits->by_gpu &&
+        note(stream, waits, (struct cw_dependency){.stamp = stamp, .only_read = read_of != NULL}))
         return 0;
-    return await_stamp(client, fences, stamp, patience);
+    return await_stamp(client, fences, stamp, deadline);
 }
 
 /* One call of the driver for all of them. */
@@ -169,13 +194,13 @@ static int submit(cw_client *client, struct cw_fences *fences, struct cw_stream 
         struct cw_page_of_fences *page;
         struct cw_fence *fence;
         CUdeviceptr address = 0;
-        code = cw_fence_find(client, fences, waits->stamps[i], &page, &fence);
+        code = cw_fence_find(client, fences, waits->all[i].stamp, &page, &fence);
         if (code == 0)
             code = cw_fence_address(cuda, page, fence, &address);
         ops[i] =
             (CUstreamBatchMemOpParams){.waitValue = {.operation = CU_STREAM_MEM_OP_WAIT_VALUE_64,
                                                      .address = address,
-                                                     .value64 = cw_stamp_value(waits->stamps[i]),
+                                                     .value64 = cw_stamp_value(waits->all[i].stamp),
                                                      .flags = CU_STREAM_WAIT_VALUE_GEQ}};
     }
     CUresult result = CUDA_SUCCESS;
@@ -191,15 +216,19 @@ static int submit(cw_client *client, struct cw_fences *fences, struct cw_stream 
 /* They are the stream's dependencies now. */
 static void remember(struct cw_stream *stream, const struct cw_waits *waits) {
     for (uint32_t i = 0; i < waits->count; i++) {
-        uint32_t at = find_fence(stream->dependencies, stream->dependency_count, waits->stamps[i]);
+        const struct cw_dependency *given = &waits->all[i];
+        uint32_t at = find_fence(stream->dependencies, stream->dependency_count, given->stamp);
         CW_ASSERT(at < CW_DEPENDENCIES_MAX);
+        bool only_read = given->only_read &&
+                         (at == stream->dependency_count || stream->dependencies[at].only_read);
         stream->dependency_count += at == stream->dependency_count;
-        stream->dependencies[at] = waits->stamps[i];
+        stream->dependencies[at] = *given;
+        stream->dependencies[at].only_read = only_read;
     }
 }
 
 int cw_stream_submit_waits(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,
-                           struct cw_waits *waits, struct cw_patience *patience) {
+                           struct cw_waits *waits, struct cw_deadline *deadline) {
     int code = 0;
     if (waits->count == 0)
         return 0;
@@ -213,11 +242,12 @@ int cw_stream_submit_waits(cw_client *client, struct cw_fences *fences, struct c
         return code;
     }
     for (uint32_t i = 0; i < waits->count && code == 0; i++) {
-        code = await_stamp(client, fences, waits->stamps[i], patience);
-        if (code == -EOWNERDEAD) { /* as if it had died behind a wait on the GPU */
-            stream->died = true;
-            code = 0;
-        }
+        code = await_stamp(client, fences, waits->all[i].stamp, deadline);
+        if (code != -EOWNERDEAD)
+            continue;
+        code = 0; /* as if it had died behind a wait on the GPU */
+        if (!waits->all[i].only_read)
+            cw_stream_note_death(stream);
     }
     return code;
 }

@@ -5,6 +5,9 @@
  * a value is copied and compared, nothing else is done with it. A page once mapped stays mapped and
  * registered with CUDA until the process ends, so that pointers into it need no lock.
  */
+#include "ipc/client.h"
+#include "ipc/memory/slab.h"
+#include "ipc/request/socket.h"
 #include "ipc/order/fence.h"
 
 #include <stdlib.h>
@@ -23,7 +26,7 @@ static struct cw_fences *books_of(cw_client *client) {
         if (client->fences) {
             pthread_mutex_init(&client->fences->lock, NULL);
             client->fences->client = client;
-            cw_broken_watch(client->fences);
+            cw_context_failure_watch(client->fences);
         }
     }
     return client->fences;
@@ -182,20 +185,20 @@ int cw_stamp_poll(cw_client *client, cw_stamp stamp) {
     return code;
 }
 
-void cw_patience_begin(struct cw_patience *patience, int64_t timeout_ns) {
-    *patience = (struct cw_patience){.nap_ns = NAP_FIRST_NS, .timeout_ns = timeout_ns};
+void cw_deadline_begin(struct cw_deadline *deadline, int64_t timeout_ns) {
+    *deadline = (struct cw_deadline){.nap_ns = NAP_FIRST_NS, .timeout_ns = timeout_ns};
 }
 
-int cw_patience_spend(cw_client *client, struct cw_patience *patience, const char *what) {
+int cw_deadline_nap(cw_client *client, struct cw_deadline *deadline, const char *what) {
     int64_t now_ns = cw_now_ns();
-    if (!patience->spin_end_ns) {
-        patience->spin_end_ns = now_ns + SPIN_NS;
-        patience->end_ns = cw_end_ns(now_ns, patience->timeout_ns);
+    if (!deadline->spin_end_ns) {
+        deadline->spin_end_ns = now_ns + SPIN_NS;
+        deadline->end_ns = cw_end_ns(now_ns, deadline->timeout_ns);
     }
-    if (now_ns >= patience->end_ns)
+    if (now_ns >= deadline->end_ns)
         return cw_fail(-ETIMEDOUT, "%s did not come to an end in %.3f s", what,
-                       (double)patience->timeout_ns / 1e9);
-    if (now_ns < patience->spin_end_ns) {
+                       (double)deadline->timeout_ns / 1e9);
+    if (now_ns < deadline->spin_end_ns) {
         CW_PAUSE();
         return 0;
     }
@@ -204,29 +207,29 @@ int cw_patience_spend(cw_client *client, struct cw_patience *patience, const cha
     int code = cw_client_usable(client);
     if (code)
         return code;
-    cw_broken_look(); /* what we wait for may be our own, and lost */
-    struct timespec nap = {.tv_nsec = patience->nap_ns};
+    cw_context_failure_look(); /* what we wait for may be our own, and lost */
+    struct timespec nap = {.tv_nsec = deadline->nap_ns};
     if (nanosleep(&nap, NULL) < 0)
         return cw_fail(-EINTR, "a signal came while waiting for %s", what);
-    if (patience->nap_ns < NAP_LONGEST_NS)
-        patience->nap_ns *= 2;
+    if (deadline->nap_ns < NAP_LONGEST_NS)
+        deadline->nap_ns *= 2;
     return 0;
 }
 
 int cw_stamp_wait(cw_client *client, cw_stamp stamp, int64_t timeout_ns) {
-    struct cw_patience patience;
-    cw_patience_begin(&patience, timeout_ns);
-    return cw_stamp_await(client, stamp, &patience);
+    struct cw_deadline deadline;
+    cw_deadline_begin(&deadline, timeout_ns);
+    return cw_stamp_await(client, stamp, &deadline);
 }
 
-int cw_stamp_await(cw_client *client, cw_stamp stamp, struct cw_patience *patience) {
+int cw_stamp_await(cw_client *client, cw_stamp stamp, struct cw_deadline *deadline) {
     for (;;) {
         int state = cw_stamp_poll(client, stamp);
         if (state > 0)
             return 0;
         if (state < 0)
             return state;
-        int code = cw_patience_spend(client, patience, "work on the array");
+        int code = cw_deadline_nap(client, deadline, "work on the array");
         if (code)
             return code;
     }

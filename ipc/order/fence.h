@@ -32,9 +32,15 @@
 #ifndef CW_IPC_ORDER_FENCE_H
 #define CW_IPC_ORDER_FENCE_H
 
-#include "ipc/client.h"
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "ipc/base/device.h"
+#include "ipc/cableway.h"
 #include "shm/blocks/order.h"
+
+struct cw_slab;
 
 #define CW_STREAM_WAITS_MAX 4u
 
@@ -62,21 +68,21 @@ struct cw_fences { /* of one client */
         struct cw_page_of_fences *page;
         uint32_t used;
     } own[CW_GPUS_MAX];
-    uint64_t broken;  /* bit i: the context of GPU i is */
-    bool untold;      /* some pages are */
-    uint32_t unknown; /* a page that somebody met who could not ask for it; 0: none */
+    uint64_t failed_contexts; /* bit i: the context of GPU i is */
+    bool untold;              /* some pages are */
+    uint32_t unknown;         /* a page that somebody met who could not ask for it; 0: none */
     struct cw_stream *streams;
     struct cw_fences *next; /* of this process; context_failure.c */
 };
 
 /* How long somebody waits on the CPU: spins for a while, then naps of growing length. The clock is
  * first read when there is something to wait for. */
-struct cw_patience {
+struct cw_deadline {
     int64_t spin_end_ns, end_ns, nap_ns, timeout_ns;
 };
-void cw_patience_begin(struct cw_patience *patience, int64_t timeout_ns);
+void cw_deadline_begin(struct cw_deadline *deadline, int64_t timeout_ns);
 /* Lets some time pass. 0, -ETIMEDOUT (what did not happen), -EINTR, -ECONNRESET. */
-int cw_patience_spend(cw_client *client, struct cw_patience *patience, const char *what);
+int cw_deadline_nap(cw_client *client, struct cw_deadline *deadline, const char *what);
 
 /* The client's books, made when first asked for. Without client->lock. */
 int cw_fences_of(cw_client *client, struct cw_fences **out);
@@ -94,8 +100,8 @@ int cw_stamp_look(cw_client *client, struct cw_fences *fences, cw_stamp stamp);
 int cw_stamp_known(struct cw_fences *fences, cw_stamp stamp, bool *final);
 /* Opens the page that was noted. True: that may make a difference. Without any lock. */
 bool cw_fences_learn(cw_client *client);
-/* cw_stamp_wait() with what is left of a patience. */
-int cw_stamp_await(cw_client *client, cw_stamp stamp, struct cw_patience *patience);
+/* cw_stamp_wait() until a deadline. */
+int cw_stamp_await(cw_client *client, cw_stamp stamp, struct cw_deadline *deadline);
 
 /* Has the work behind this stamp passed? 1 yes, 0 not yet, -EOWNERDEAD: its process died before.
  * Opens the fence's page when it is not mapped: may ask the broker the first time. The caller does

@@ -6,6 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "ipc/order/completion.h"
+#include "ipc/array/array.h"
+#include "ipc/client.h"
 #include "ipc/order/context_failure.h"
 #include "ipc/order/section.h"
 
@@ -34,7 +37,7 @@ static int begin_pinned(cw_array *array, void *stream, bool writing, int64_t tim
     if (code || !fences)
         return code;
     code = cw_section_begin(array->client, fences, &use, 1, false, stream, timeout_ns, &section);
-    return cw_broken_serve(code);
+    return cw_context_failure_serve(code);
 }
 
 /* An evictable array stays where it is until the end. */
@@ -48,7 +51,9 @@ static int begin(cw_array *array, void *stream, bool writing, int64_t timeout_ns
     return code;
 }
 
-static int end(cw_array *array, void *stream, bool writing, bool whole, bool failed) {
+/* out: NULL where nobody will ask later. */
+static int end(cw_array *array, void *stream, bool writing, bool whole, bool failed,
+               cw_completion *out) {
     struct cw_fences *fences;
     struct cw_section *section;
     int code = open_call(array, &fences);
@@ -59,12 +64,12 @@ static int end(cw_array *array, void *stream, bool writing, bool whole, bool fai
     bool found = code == 0;
     if (found) {
         section->held->whole = whole;
-        code = cw_section_end(array->client, fences, section, failed);
+        code = cw_section_end(array->client, fences, section, failed, out);
     }
     pthread_mutex_unlock(&fences->lock);
     if (found)
         cw_array_unpin(array);
-    return cw_broken_serve(code);
+    return cw_context_failure_serve(code);
 }
 
 int cw_array_reading_begin(cw_array *array, void *stream, int64_t timeout_ns) {
@@ -72,7 +77,12 @@ int cw_array_reading_begin(cw_array *array, void *stream, int64_t timeout_ns) {
 }
 
 int cw_array_reading_end(cw_array *array, void *stream) {
-    return end(array, stream, false, false, false);
+    return end(array, stream, false, false, false, NULL);
+}
+
+int cw_array_reading_finish(cw_array *array, void *stream, cw_completion *out) {
+    int code = cw_completion_clear(out);
+    return code ? code : cw_completion_end(end(array, stream, false, false, false, out), out);
 }
 
 int cw_array_writing_begin(cw_array *array, void *stream, int64_t timeout_ns) {
@@ -80,11 +90,16 @@ int cw_array_writing_begin(cw_array *array, void *stream, int64_t timeout_ns) {
 }
 
 int cw_array_writing_end(cw_array *array, void *stream, int whole) {
-    return end(array, stream, true, whole, false);
+    return end(array, stream, true, whole, false, NULL);
+}
+
+int cw_array_writing_finish(cw_array *array, void *stream, int whole, cw_completion *out) {
+    int code = cw_completion_clear(out);
+    return code ? code : cw_completion_end(end(array, stream, true, whole, false, out), out);
 }
 
 int cw_array_writing_fail(cw_array *array, void *stream) {
-    return end(array, stream, true, false, true);
+    return end(array, stream, true, false, true, NULL);
 }
 
 /* ---- several ---- */
@@ -175,7 +190,7 @@ static int begin_work(const cw_use *given, uint32_t count, void *stream, int64_t
         free(uses);
     if (code == 0)
         *out = section;
-    return cw_broken_serve(code);
+    return cw_context_failure_serve(code);
 }
 
 int cw_work_begin(const cw_use *given, uint32_t count, void *stream, int64_t timeout_ns,
@@ -210,7 +225,7 @@ static cw_use *pinned_of(const cw_work *work, uint32_t *count) {
     return uses;
 }
 
-static int end_work(cw_work *work, bool failed) {
+static int end_work(cw_work *work, bool failed, cw_completion *out) {
     if (!work)
         return 0;
     cw_client *client = work->held->array->client;
@@ -223,23 +238,54 @@ static int end_work(cw_work *work, bool failed) {
     uint32_t pinned;
     pthread_mutex_lock(&fences->lock);
     cw_use *uses = pinned_of(work, &pinned);
-    code =
-        work->open ? cw_section_end(client, fences, work, failed) : cw_gpu_check(work->stream->gpu);
+    code = work->open ? cw_section_end(client, fences, work, failed, out)
+                      : cw_gpu_check(work->stream->gpu);
     pthread_mutex_unlock(&fences->lock);
     unpin_all(uses, pinned);
     free(uses);
-    return cw_broken_serve(code);
+    return cw_context_failure_serve(code);
 }
 
 int cw_work_end(cw_work *work) {
-    return end_work(work, false);
+    return end_work(work, false, NULL);
+}
+
+int cw_work_finish(cw_work *work, cw_completion *out) {
+    int code = cw_completion_clear(out);
+    return code ? code : cw_completion_end(end_work(work, false, out), out);
 }
 
 int cw_work_fail(cw_work *work, int code) {
     char text[CW_DETAIL_MAX];
     snprintf(text, sizeof text, "%s", cw_detail());
-    end_work(work, true);
+    end_work(work, true, NULL);
     return cw_fail(code, "%s", text);
+}
+
+/* Did this thread begin anything there? */
+static bool used_here(const struct cw_stream *stream) {
+    for (const struct cw_section *at = stream->sections; at; at = at->next)
+        if (at->thread == cw_this_thread())
+            return true;
+    return false;
+}
+
+int cw_work_check(cw_client *client) {
+    if (!client || cw_client_forked(client))
+        return cw_client_usable(client);
+    pthread_mutex_lock(&client->lock);
+    struct cw_fences *fences = client->fences; /* once made it stays */
+    pthread_mutex_unlock(&client->lock);
+    int code = 0;
+    if (!fences)
+        return 0;
+    pthread_mutex_lock(&fences->lock);
+    for (struct cw_stream *stream = fences->streams; stream; stream = stream->next) {
+        int told = used_here(stream) ? cw_stream_tell(client, fences, stream, NULL) : 0;
+        code = code ? code : told;
+    }
+    pthread_mutex_unlock(&fences->lock);
+    return cw_context_failure_serve(code);
 }
 
 /* ---- on the CPU ---- */
@@ -251,7 +297,7 @@ static int await(cw_array *array, bool uses, int64_t timeout_ns) {
         return code;
     code = open_call(array, &fences);
     if (code == 0 && fences && !cw_order_unused(order_of(array)))
-        code = cw_broken_serve(
+        code = cw_context_failure_serve(
             cw_order_await(array->client, fences, order_of(array), uses, timeout_ns));
     cw_array_unpin(array);
     return code;

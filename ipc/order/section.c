@@ -2,18 +2,23 @@
  * Sections: their begin and end, see section.h. All of it with the fences' lock held, which is
  * given up while anything waits.
  */
+#include "ipc/array/array.h"
+#include "ipc/client.h"
 #include "ipc/order/section.h"
+#include "ipc/request/socket.h"
 
 #include <string.h>
 
-#define GHOST_PATIENCE_NS (3 * (int64_t)CW_POISON_NS)
+#include "ipc/order/completion.h"
+
+#define DEAD_TURN_TIMEOUT_NS (3 * (int64_t)CW_POISON_NS)
 
 /* Who waits, and what for. */
 struct waiter {
     cw_client *client;
     struct cw_fences *fences;
     struct cw_section *section; /* NULL: the CPU */
-    struct cw_patience patience;
+    struct cw_deadline deadline;
     struct cw_waits waits;
 };
 
@@ -25,7 +30,7 @@ static int poisoned(void) {
 
 static int spend(struct waiter *w, const char *what) {
     pthread_mutex_unlock(&w->fences->lock);
-    int code = cw_patience_spend(w->client, &w->patience, what);
+    int code = cw_deadline_nap(w->client, &w->deadline, what);
     pthread_mutex_lock(&w->fences->lock);
     return code;
 }
@@ -56,11 +61,11 @@ static int judge_turn(const struct waiter *w, cw_stamp turn) {
 }
 
 /* Lets time pass while a dead process's work may still land. seen_ns: when it was met first. */
-static int await_ghost(struct waiter *w, int64_t *seen_ns) {
+static int await_dead_turn(struct waiter *w, int64_t *seen_ns) {
     int64_t now_ns = cw_now_ns();
     if (!*seen_ns)
         *seen_ns = now_ns;
-    if (now_ns - *seen_ns > GHOST_PATIENCE_NS)
+    if (now_ns - *seen_ns > DEAD_TURN_TIMEOUT_NS)
         return cw_fail(-EOWNERDEAD,
                        "a process that used the array is dead, but a forked child of it lives on "
                        "and keeps its GPU work alive, which may still reach the array: end the "
@@ -77,7 +82,7 @@ static int take_turn(struct waiter *w, struct cw_order *order) {
             return cw_fail(-EINVAL, "the stream %p is writing the array already",
                            w->section->stream->handle);
         int code = found < 0            ? found
-                   : found == TURN_DEAD ? await_ghost(w, &seen_ns)
+                   : found == TURN_DEAD ? await_dead_turn(w, &seen_ns)
                                         : spend(w, "another's writing of the array");
         if (code)
             return code;
@@ -91,11 +96,11 @@ static int take_turn(struct waiter *w, struct cw_order *order) {
 static int need(struct waiter *w, cw_stamp stamp, struct cw_order *read_of, unsigned place) {
     if (w->section)
         return cw_stream_need(w->client, w->fences, w->section->stream, &w->waits, stamp, read_of,
-                              place, &w->patience);
+                              place, &w->deadline);
     if (!stamp)
         return 0;
     pthread_mutex_unlock(&w->fences->lock);
-    int code = cw_stamp_await(w->client, stamp, &w->patience);
+    int code = cw_stamp_await(w->client, stamp, &w->deadline);
     pthread_mutex_lock(&w->fences->lock);
     return code;
 }
@@ -126,7 +131,7 @@ static int need_use(struct waiter *w, cw_stamp stamp, struct cw_order *read_of, 
     if (code != -EOWNERDEAD)
         return code;
     do
-        code = cw_stamp_is_final(w->client, w->fences, stamp) ? 0 : await_ghost(w, &seen_ns);
+        code = cw_stamp_is_final(w->client, w->fences, stamp) ? 0 : await_dead_turn(w, &seen_ns);
     while (code == 0 && !cw_stamp_is_final(w->client, w->fences, stamp));
     return code;
 }
@@ -158,7 +163,7 @@ static int meet_inherited(const struct waiter *w, struct cw_order *order) {
 
 /* Takes a place for a read whose stamp has passed: 1. 0: there is none. Negative: the broker was
  * asked for others' fences in vain. */
-static int replace_read(const struct waiter *w, struct cw_held *held, cw_stamp stamp) {
+static int replace_read(const struct waiter *w, struct cw_section_array *held, cw_stamp stamp) {
     struct cw_order_seen seen;
     cw_order_see(held->order, &seen);
     for (unsigned i = 0; i < CW_ORDER_READS; i++) {
@@ -175,7 +180,7 @@ static int replace_read(const struct waiter *w, struct cw_held *held, cw_stamp s
 }
 
 /* Notes the read, when nobody is writing. */
-static int note_read(struct waiter *w, struct cw_held *held) {
+static int note_read(struct waiter *w, struct cw_section_array *held) {
     cw_stamp stamp = cw_section_stamp(w->section);
     for (;;) {
         int noted = cw_order_read_note(held->order, stamp, &held->place, &held->before)
@@ -196,14 +201,14 @@ static int note_read(struct waiter *w, struct cw_held *held) {
     }
 }
 
-static void give_back(const struct cw_section *section, const struct cw_held *held) {
+static void give_back(const struct cw_section *section, const struct cw_section_array *held) {
     if (held->writing)
         cw_order_turn_give(held->order);
     else
         cw_order_read_undo(held->order, held->place, cw_section_stamp(section), held->before);
 }
 
-static int take(struct waiter *w, struct cw_held *held) {
+static int take(struct waiter *w, struct cw_section_array *held) {
     int code = held->writing ? take_turn(w, held->order) : note_read(w, held);
     if (code)
         return code;
@@ -228,10 +233,10 @@ static int take_all(struct waiter *w, const cw_use *uses, uint32_t count) {
     int code = 0;
     for (uint32_t i = 0; i < count && code == 0; i++) {
         cw_array *array = uses[i].array;
-        struct cw_held held = {.array = array,
-                               .order = cw_order_of(array->slab->table, array->block),
-                               .writing = uses[i].writing != 0,
-                               .whole = uses[i].whole != 0};
+        struct cw_section_array held = {.array = array,
+                                        .order = cw_order_of(array->slab->table, array->block),
+                                        .writing = uses[i].writing != 0,
+                                        .whole = uses[i].whole != 0};
         code = take(w, &held);
         if (code == 0 && !section->open)
             give_back(section, &held);
@@ -242,7 +247,7 @@ static int take_all(struct waiter *w, const cw_use *uses, uint32_t count) {
     }
     if (code == 0)
         code =
-            cw_stream_submit_waits(w->client, w->fences, section->stream, &w->waits, &w->patience);
+            cw_stream_submit_waits(w->client, w->fences, section->stream, &w->waits, &w->deadline);
     return code ? code : check_open(w);
 }
 
@@ -254,8 +259,8 @@ int cw_section_begin(cw_client *client, struct cw_fences *fences, const cw_use *
     w.fences = fences;
     w.waits.count = 0;
     w.waits.decided = false;
-    cw_patience_begin(&w.patience, timeout_ns);
-    int64_t before = cw_brief_limit(timeout_ns ? timeout_ns : -1); /* 0: a page may be asked for */
+    cw_deadline_begin(&w.deadline, timeout_ns);
+    int64_t before = cw_socket_limit(timeout_ns ? timeout_ns : -1); /* 0: a page may be asked for */
     pthread_mutex_lock(&fences->lock);
     int code = cw_section_open(client, fences, uses[0].array->home_slab->device, handle, count,
                                &w.section);
@@ -270,7 +275,7 @@ int cw_section_begin(cw_client *client, struct cw_fences *fences, const cw_use *
         cw_section_cancel(w.section);
     }
     pthread_mutex_unlock(&fences->lock);
-    cw_brief_unlimit(before);
+    cw_socket_unlimit(before);
     *out = w.section;
     return code;
 }
@@ -284,7 +289,7 @@ int cw_section_begin(cw_client *client, struct cw_fences *fences, const cw_use *
  * write's record is found. The stream need not wait for these, which that write has done. Returns
  * their number. *dead: one of them will not be reached. The turn is ours; the lock is kept. */
 static uint32_t gather(struct cw_fences *fences, const struct cw_stream *stream,
-                       const struct cw_held *held, cw_stamp *out, bool *dead) {
+                       const struct cw_section_array *held, cw_stamp *out, bool *dead) {
     struct cw_order_seen seen;
     uint32_t count = 0;
     bool final;
@@ -297,8 +302,10 @@ static uint32_t gather(struct cw_fences *fences, const struct cw_stream *stream,
             out[count++] = seen.waited[i];
     }
     for (uint32_t i = 0, inherited = count; i < stream->dependency_count; i++) {
-        cw_stamp stamp = stream->dependencies[i];
+        cw_stamp stamp = stream->dependencies[i].stamp;
         uint32_t at = 0;
+        if (stream->dependencies[i].only_read)
+            continue;
         while (at < inherited && cw_stamp_fence(out[at]) != cw_stamp_fence(stamp))
             at++;
         if (at == inherited)
@@ -316,7 +323,7 @@ static int settle_dependencies(cw_client *client, struct cw_fences *fences,
     bool dead;
     cw_stream_prune(client, fences, section->stream);
     for (uint32_t i = 0; section->open && i < section->held_count;) {
-        struct cw_held *held = &section->held[i++];
+        struct cw_section_array *held = &section->held[i++];
         if (!held->writing ||
             gather(fences, section->stream, held, waited, &dead) <= CW_ORDER_WAITED)
             continue;
@@ -358,14 +365,39 @@ static bool has_writing(const struct cw_section *section) {
     return false;
 }
 
+/* What each array that was written says from now on. Returns whether all of them are complete, as
+ * far as is known. */
+static bool publish(struct cw_fences *fences, struct cw_section *section, cw_stamp stamp,
+                    bool complete) {
+    cw_stamp waited[GATHERED_MAX];
+    bool all = true;
+    for (uint32_t i = 0; i < section->held_count; i++) {
+        struct cw_section_array *held = &section->held[i];
+        if (!held->writing)
+            continue;
+        /* What has passed by now was reached; what died since was_poisoned() is told here. */
+        bool dead, good = complete && !held->poisoned;
+        uint32_t count = gather(fences, section->stream, held, waited, &dead);
+        if (count > CW_ORDER_WAITED) { /* where settling failed */
+            good = false;
+            count = CW_ORDER_WAITED;
+        }
+        good = good && !dead;
+        cw_order_written(held->order, stamp, waited, count, good ? 0 : CW_ORDER_POISONED);
+        cw_order_turn_give(held->order);
+        all = all && good;
+    }
+    section->held_count = 0;
+    return all;
+}
+
 int cw_section_end(cw_client *client, struct cw_fences *fences, struct cw_section *section,
-                   bool failed) {
+                   bool failed, cw_completion *out) {
     struct cw_stream *stream = section->stream;
     cw_stamp stamp = cw_section_stamp(section);
-    cw_stamp waited[GATHERED_MAX];
     int settled = has_writing(section) ? settle_dependencies(client, fences, section) : 0;
     for (uint32_t i = 0; section->open && i < section->held_count; i++) {
-        struct cw_held *held = &section->held[i];
+        struct cw_section_array *held = &section->held[i];
         held->poisoned = held->writing && !held->whole && was_poisoned(client, fences, held->order);
     }
     int code = section->open ? 0 : cw_gpu_check(stream->gpu); /* it broke meanwhile */
@@ -375,22 +407,10 @@ int cw_section_end(cw_client *client, struct cw_fences *fences, struct cw_sectio
     if (code == 0)
         code = settled;
     if (code == 0)
-        code = cw_stream_tell(client, fences, stream);
-    for (uint32_t i = 0; i < section->held_count; i++) {
-        struct cw_held *held = &section->held[i];
-        if (!held->writing)
-            continue;
-        /* What has passed by now was reached; what died since was_poisoned() is told here. */
-        bool dead, good = code == 0 && !failed && !held->poisoned;
-        uint32_t count = gather(fences, stream, held, waited, &dead);
-        if (count > CW_ORDER_WAITED) { /* where settling failed */
-            good = false;
-            count = CW_ORDER_WAITED;
-        }
-        cw_order_written(held->order, stamp, waited, count, good && !dead ? 0 : CW_ORDER_POISONED);
-        cw_order_turn_give(held->order);
-    }
-    section->held_count = 0;
+        code = cw_stream_tell(client, fences, stream, section);
+    bool complete = publish(fences, section, stamp, code == 0 && !failed);
+    if (out)
+        cw_completion_note(client, stream, stamp, code == 0 && !complete ? -EOWNERDEAD : code, out);
     return code;
 }
 
@@ -401,17 +421,17 @@ int cw_order_await(cw_client *client, struct cw_fences *fences, struct cw_order 
     struct waiter w = {.client = client, .fences = fences};
     int64_t seen_ns = 0;
     int found, code = 0;
-    cw_patience_begin(&w.patience, timeout_ns);
-    int64_t before = cw_brief_limit(timeout_ns ? timeout_ns : -1);
+    cw_deadline_begin(&w.deadline, timeout_ns);
+    int64_t before = cw_socket_limit(timeout_ns ? timeout_ns : -1);
     pthread_mutex_lock(&fences->lock);
     while (code == 0 && (found = judge_turn(&w, cw_order_turn(order))) != TURN_FREE)
         code = found < 0            ? found
                : found != TURN_DEAD ? spend(&w, "another's writing of the array")
-               : uses               ? await_ghost(&w, &seen_ns)
+               : uses               ? await_dead_turn(&w, &seen_ns)
                                     : poisoned();
     if (code == 0)
         code = uses ? need_uses(&w, order) : need_write(&w, order);
     pthread_mutex_unlock(&fences->lock);
-    cw_brief_unlimit(before);
+    cw_socket_unlimit(before);
     return code;
 }

@@ -12,8 +12,8 @@
  *
  * A turn is the stamp of the section that has it, so that whoever meets it can see whether its
  * process is dead. A reader is told so at once. A writer waits until nothing of the dead can land
- * any more (cw_fence_is_final), and is told when that takes longer than GHOST_PATIENCE_NS: a forked
- * child of the dead lives on, and keeps its GPU work alive.
+ * any more (cw_fence_is_final), and is told when that takes longer than DEAD_TURN_TIMEOUT_NS: a
+ * forked child of the dead lives on, and keeps its GPU work alive.
  *
  * No state of its own. If this process dies between begin and end the broker takes its turns out.
  */
@@ -29,9 +29,11 @@ int cw_section_begin(cw_client *client, struct cw_fences *fences, const cw_use *
                      uint32_t count, bool several, void *handle, int64_t timeout_ns,
                      struct cw_section **out);
 /* Ends it. failed: what was to be written is not complete: it is marked so. 0, or -EOWNERDEAD and
- * others: what was written is marked. The lock is held, and given up meanwhile. */
+ * others: what was written is marked. out, if not NULL: what is to be asked for later, set in any
+ * case; it says -EOWNERDEAD, too, where a write kept something that was incomplete before. The lock
+ * is held, and given up meanwhile. */
 int cw_section_end(cw_client *client, struct cw_fences *fences, struct cw_section *section,
-                   bool failed);
+                   bool failed, cw_completion *out);
 /* cw_array_writing_end() of work that was begun and is not complete: readers of the array are told,
  * until it is written anew. */
 int cw_array_writing_fail(cw_array *array, void *stream);

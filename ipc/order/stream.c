@@ -4,6 +4,8 @@
  *
  * State of a client, under its fences' lock.
  */
+#include "ipc/array/array.h"
+#include "ipc/client.h"
 #include "ipc/order/stream.h"
 
 #include <stdlib.h>
@@ -12,7 +14,7 @@
 
 #include "ipc/order/context_failure.h"
 
-#define END_PATIENCE_NS 10000000000
+#define END_TIMEOUT_NS 10000000000
 
 uint32_t cw_this_thread(void) {
     static CW_THREAD_LOCAL uint32_t thread; /* a forked child uses none of this */
@@ -259,7 +261,7 @@ static int free_section(cw_client *client, struct cw_fences *fences, struct cw_s
 static int make_room(struct cw_section *section, uint32_t arrays) {
     if (arrays <= section->held_room)
         return 0;
-    struct cw_held *held = realloc(section->held, arrays * sizeof *held);
+    struct cw_section_array *held = realloc(section->held, arrays * sizeof *held);
     if (!held)
         return cw_fail(-EDQUOT, "no memory for the books of %u arrays", arrays);
     section->held = held;
@@ -274,7 +276,7 @@ int cw_section_open(cw_client *client, struct cw_fences *fences, int gpu, void *
     if (code == 0)
         code = cw_gpu_check(stream->gpu);
     if (code == 0)
-        code = cw_stream_tell(client, fences, stream);
+        code = cw_stream_tell(client, fences, stream, NULL);
     if (code == 0)
         code = free_section(client, fences, stream, out);
     if (code == 0)
@@ -284,6 +286,7 @@ int cw_section_open(cw_client *client, struct cw_fences *fences, int gpu, void *
     if (code == 0) {
         (*out)->open = true;
         (*out)->several = false;
+        (*out)->incomplete = false;
         (*out)->thread = cw_this_thread();
         (*out)->held_count = 0;
     }
@@ -390,11 +393,11 @@ int cw_section_submit(struct cw_section *section) {
 
 bool cw_fences_deinit(cw_client *client) {
     struct cw_fences *fences = client->fences;
-    int64_t end_ns = cw_now_ns() + END_PATIENCE_NS;
+    int64_t end_ns = cw_now_ns() + END_TIMEOUT_NS;
     if (!fences)
         return true;
     if (cw_client_forked(client)) {
-        cw_broken_forget(fences);
+        cw_context_failure_forget(fences);
         return true;
     }
     for (struct cw_stream *stream = fences->streams; stream; stream = stream->next) {
@@ -404,7 +407,7 @@ bool cw_fences_deinit(cw_client *client) {
                 break; /* the session ended with its broker: nobody takes this for a dead one's */
             if (cw_now_ns() >= end_ns)
                 return false;
-            cw_broken_look();
+            cw_context_failure_look();
             nanosleep(&nap, NULL);
         }
         cw_stream_stop_waiting(stream);
@@ -421,6 +424,6 @@ bool cw_fences_deinit(cw_client *client) {
         free(stream); /* a proxy stays: the driver's, as all that belongs to a context */
     }
     fences->streams = NULL;
-    cw_broken_forget(fences);
+    cw_context_failure_forget(fences);
     return true;
 }

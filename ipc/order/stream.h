@@ -11,7 +11,9 @@
  * What a stream was made to wait for (its *dependencies*, one a fence: a later value implies the
  * earlier ones) is kept until it has passed: a write tells it in its record, so that whoever reads
  * the result hears of a death behind it; and what a stream waits for already is not asked of the
- * driver again.
+ * driver again. When one of them is found dead, every section that is open on the stream is told at
+ * its own end, and, where none is, whoever begins there next. Who ended a section before that has a
+ * copy of what the stream waited for (completion.h).
  *
  * What the GPU has to do is what takes the time here (a wait or a value is 1 to 3 us of its queue),
  * then the calls of the driver. So a begin collects all that the stream must wait for and submits
@@ -29,7 +31,7 @@
 #define CW_DEPENDENCIES_MAX 64u /* stamps that one stream keeps; for more, the CPU waits */
 #define CW_SECTIONS_MAX     64u /* open on one stream at once */
 
-struct cw_held { /* what an open section has of one array */
+struct cw_section_array { /* what an open section has of one array */
     cw_array *array;
     struct cw_order *order;
     bool writing, whole;
@@ -42,14 +44,20 @@ struct cw_section {
     struct cw_stream *stream;
     bool open;
     bool several;    /* of cw_work_begin(): no end by its array finds it */
+    bool incomplete; /* something that its stream waits for died while it was open */
     uint32_t thread; /* that began it */
     uint32_t number; /* of its fence */
     struct cw_fence *fence;
     CUdeviceptr address; /* of the fence's value, for the GPU */
     uint64_t last;       /* value submitted; the open section's is the next one */
-    struct cw_held *held;
+    struct cw_section_array *held;
     uint32_t held_count, held_room;
     struct cw_section *next;
+};
+
+struct cw_dependency {
+    cw_stamp stamp;
+    bool only_read; /* waited for so as not to overwrite what it reads: its death harms nothing */
 };
 
 struct cw_stream {
@@ -62,7 +70,7 @@ struct cw_stream {
     bool died;      /* something it waited for: to be told */
     struct cw_section *sections;
     uint32_t dependency_count;
-    cw_stamp dependencies[CW_DEPENDENCIES_MAX];
+    struct cw_dependency dependencies[CW_DEPENDENCIES_MAX];
     struct cw_stream *next;
 };
 
@@ -80,7 +88,7 @@ static inline bool cw_stream_is_default(const struct cw_stream *stream) {
 
 /* Opens a section on the stream of a handle, with room for so many arrays. -EOWNERDEAD: the stream
  * has waited for somebody who died (told once). -EINVAL: a capture, too many sections. -ENODEV: the
- * GPU's context is broken. gpu: for default streams. */
+ * GPU's context has failed. gpu: for default streams. */
 int cw_section_open(cw_client *client, struct cw_fences *fences, int gpu, void *handle,
                     uint32_t arrays, struct cw_section **out);
 /* The open section of a call's end. -EINVAL: there is none. -ENODEV: its context broke meanwhile.
@@ -108,19 +116,25 @@ uint32_t cw_this_thread(void);
 
 /* ---- dependency.c ---- */
 
-/* What a stream is to wait for, collected for one call of the driver. Zeros but for the stamps. */
+/* What a stream is to wait for, collected for one call of the driver. Zeros but for the list. */
 struct cw_waits {
     uint32_t count;
     bool decided, by_gpu;
-    cw_stamp stamps[CW_DEPENDENCIES_MAX];
+    struct cw_dependency all[CW_DEPENDENCIES_MAX];
 };
 
 /* Is that fence one of this stream's? Then the stream's own order is enough. */
 bool cw_stream_owns(const struct cw_stream *stream, uint32_t fence);
-/* Forgets what has passed, and notes what died. */
+/* Forgets what has passed, and notes what died: for its open sections, too. */
 void cw_stream_prune(cw_client *client, struct cw_fences *fences, struct cw_stream *stream);
-/* -EOWNERDEAD when somebody it waited for has died; once. */
-int cw_stream_tell(cw_client *client, struct cw_fences *fences, struct cw_stream *stream);
+/* -EOWNERDEAD when somebody it waited for has died; once. section: that ends now, and has not been
+ * told yet; else NULL. */
+int cw_stream_tell(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,
+                   struct cw_section *section);
+/* Somebody it waited for has died: to be told. */
+void cw_stream_note_death(struct cw_stream *stream);
+/* Of a dead process's stamp: who asked was told, so nobody else need be. */
+void cw_stream_forget(struct cw_stream *stream, cw_stamp stamp);
 /* It does not count among those that wait any more. */
 void cw_stream_stop_waiting(struct cw_stream *stream);
 /*
@@ -134,10 +148,10 @@ void cw_stream_stop_waiting(struct cw_stream *stream);
 #define CW_TAKEN_BACK 1
 int cw_stream_need(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,
                    struct cw_waits *waits, cw_stamp stamp, struct cw_order *read_of, unsigned place,
-                   struct cw_patience *patience);
+                   struct cw_deadline *deadline);
 /* Submits what was noted. What dies behind it the stream's end tells. Gives the lock up where the
  * CPU has to wait after all. */
 int cw_stream_submit_waits(cw_client *client, struct cw_fences *fences, struct cw_stream *stream,
-                           struct cw_waits *waits, struct cw_patience *patience);
+                           struct cw_waits *waits, struct cw_deadline *deadline);
 
 #endif

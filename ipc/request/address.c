@@ -248,7 +248,7 @@ int cw_address_check_versions(const struct cw_address *address, int folder_fd) {
     return code;
 }
 
-void cw_address_to_door(struct cw_address *address) {
+void cw_address_to_fast_path(struct cw_address *address) {
     char *ends[] = {address->socket_name, address->socket_path};
     for (unsigned i = 0; i < 2; i++) {
         size_t length = strlen(ends[i]);

@@ -61,7 +61,7 @@ void cw_address_sockaddr(const struct cw_address *address, int folder_fd, struct
 /* From then on the socket of that broker's bridge is meant (ipc/array/fast_path.h): .door in place
  * of .sock.
  */
-void cw_address_to_door(struct cw_address *address);
+void cw_address_to_fast_path(struct cw_address *address);
 
 struct cw_lock_line { /* what a broker that listens wrote into its lock file */
     pid_t pid;

@@ -1,11 +1,11 @@
 /*
- * The lane: requests and replies over the two rings of the session.
+ * The channel: requests and replies over the two rings of the session.
  *
- * Any thread may call. Requests are written under lane_lock. Of all threads that wait for replies
- * one is the receiver: it spins a little, then sleeps in poll on {bell, socket}, and takes replies
- * out for everybody. The others sleep on the futex in their struct cw_call, so that a signal
- * interrupts each of them (Ctrl-C). When the receiver has its own reply it hands its part to the
- * next. Who finds the request ring full waits in naps, without the lock, and takes replies out
+ * Any thread may call. Requests are written under channel_lock. Of all threads that wait for
+ * replies one is the receiver: it spins a little, then sleeps in poll on {bell, socket}, and takes
+ * replies out for everybody. The others sleep on the futex in their struct cw_call, so that a
+ * signal interrupts each of them (Ctrl-C). When the receiver has its own reply it hands its part to
+ * the next. Who finds the request ring full waits in naps, without the lock, and takes replies out
  * meanwhile: the broker stops reading requests where it cannot answer.
  *
  * Invariants: while calls wait and the broker lives there is a receiver, or one was promoted. A
@@ -21,6 +21,9 @@
 #include <unistd.h>
 
 #include "ipc/client.h"
+#include "ipc/request/channel.h"
+#include "ipc/request/deferred.h"
+#include "ipc/request/socket.h"
 
 enum cw_call_word {
     CALL_WAITS = 0,
@@ -28,11 +31,11 @@ enum cw_call_word {
     CALL_PROMOTED, /* its thread is to become the receiver (or the broker is gone) */
 };
 
-void cw_lane_init(cw_client *client) {
-    cw_ring_producer_init(&client->lane.requests, cw_session_requests(client->session_segment.base),
-                          CW_LANE_BYTES);
-    cw_ring_consumer_init(&client->lane.replies, cw_session_replies(client->session_segment.base),
-                          CW_LANE_BYTES);
+void cw_channel_init(cw_client *client) {
+    cw_ring_producer_init(&client->channel.requests,
+                          cw_session_requests(client->session_segment.base), CW_CHANNEL_BYTES);
+    cw_ring_consumer_init(&client->channel.replies,
+                          cw_session_replies(client->session_segment.base), CW_CHANNEL_BYTES);
 }
 
 /* Rings the broker's doorbell. A full counter rings too. */
@@ -47,7 +50,7 @@ static void ring_doorbell(cw_client *client) {
 static void call_wake(cw_client *client, struct cw_call *call, enum cw_call_word word) {
     /* K1: publishes status and reply; pairs with K2, else the caller may see an old reply. */
     CW_STORE(K1, &call->word, word, release);
-    if (call != client->lane.receiver) /* that one never sleeps on its word */
+    if (call != client->channel.receiver) /* that one never sleeps on its word */
         syscall(SYS_futex, &call->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
@@ -59,7 +62,7 @@ static uint32_t call_word(struct cw_call *call) {
 /* A reply whose size is checked: to the call that waits for it. Unknown ids were given up. */
 static void deliver(cw_client *client, const struct cw_message *head, const void *body,
                     uint32_t body_bytes) {
-    struct cw_call *call = client->lane.calls;
+    struct cw_call *call = client->channel.calls;
     while (call && (call->id != head->id || call_word(call) == CALL_DONE))
         call = call->next;
     if (!call)
@@ -77,8 +80,8 @@ static void deliver(cw_client *client, const struct cw_message *head, const void
     call_wake(client, call, CALL_DONE);
 }
 
-int cw_lane_drain(cw_client *client) {
-    struct cw_ring_consumer *replies = &client->lane.replies;
+int cw_channel_drain(cw_client *client) {
+    struct cw_ring_consumer *replies = &client->channel.replies;
     uint32_t type, length;
     const void *payload;
     int code;
@@ -97,40 +100,40 @@ int cw_lane_drain(cw_client *client) {
     return code;
 }
 
-/* The next of the waiting becomes the receiver. The caller holds lane_lock. */
+/* The next of the waiting becomes the receiver. The caller holds channel_lock. */
 static void promote(cw_client *client) {
-    struct cw_lane *lane = &client->lane;
-    lane->receiver = NULL;
-    for (struct cw_call *call = lane->calls; call; call = call->next)
+    struct cw_channel *channel = &client->channel;
+    channel->receiver = NULL;
+    for (struct cw_call *call = channel->calls; call; call = call->next)
         if (call_word(call) == CALL_WAITS) {
             call_wake(client, call, CALL_PROMOTED);
-            lane->receiver = call;
+            channel->receiver = call;
             return;
         }
 }
 
 static void call_enter(cw_client *client, struct cw_call *call) {
-    call->next = client->lane.calls;
-    client->lane.calls = call;
+    call->next = client->channel.calls;
+    client->channel.calls = call;
 }
 
 static void call_leave(cw_client *client, struct cw_call *call) {
-    struct cw_call **at = &client->lane.calls;
+    struct cw_call **at = &client->channel.calls;
     while (*at != call)
         at = &(*at)->next;
     *at = call->next;
-    if (client->lane.receiver == call)
+    if (client->channel.receiver == call)
         promote(client);
 }
 
-int cw_lane_put(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
-                uint32_t count) {
+int cw_channel_put(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
+                   uint32_t count) {
     struct cw_message head = {.size_bytes = sizeof head, .op = op, .id = id};
     uint8_t *place;
     for (uint32_t i = 0; i < count; i++)
         head.size_bytes += (uint32_t)parts[i].iov_len;
     CW_ASSERT(head.size_bytes <= CW_MESSAGE_MAX);
-    int code = cw_ring_reserve(&client->lane.requests, head.size_bytes, (void **)&place);
+    int code = cw_ring_reserve(&client->channel.requests, head.size_bytes, (void **)&place);
     if (code)
         return code;
     memcpy(place, &head, sizeof head);
@@ -141,126 +144,127 @@ int cw_lane_put(cw_client *client, uint16_t op, uint64_t id, const struct iovec 
         place += parts[i].iov_len;
     }
     cw_sleeper_here(
-        &client->lane.replies.ring->consumer); /* for the broker: whether spinning pays */
-    cw_ring_commit(&client->lane.requests, op, head.size_bytes);
+        &client->channel.replies.ring->consumer); /* for the broker: whether spinning pays */
+    cw_ring_commit(&client->channel.requests, op, head.size_bytes);
     return 0;
 }
 
-void cw_lane_ring(cw_client *client) {
+void cw_channel_ring(cw_client *client) {
     /* W12: after the request was published (R1, seq_cst); pairs with W1 in the broker. We only
      * look: the page is the broker's, and it clears the word itself when it wakes. */
     if (CW_LOAD(W12, &client->root->broker.asleep, seq_cst))
         ring_doorbell(client);
 }
 
-int cw_lane_write(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
-                  uint32_t count) {
-    int code = cw_posts_write(client);
-    return code ? code : cw_lane_put(client, op, id, parts, count);
+int cw_channel_write(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
+                     uint32_t count) {
+    int code = cw_deferred_write(client);
+    return code ? code : cw_channel_put(client, op, id, parts, count);
 }
 
-/* Lets a moment pass, without the lock. True: a signal came. Enters and leaves with lane_lock held.
+/* Lets a moment pass, without the lock. True: a signal came. Enters and leaves with channel_lock
+ * held.
  */
-static bool nap(cw_client *client, struct cw_brief *brief) {
-    pthread_mutex_unlock(&client->lane_lock);
-    bool came = cw_brief_nap(brief);
-    pthread_mutex_lock(&client->lane_lock);
+static bool nap(cw_client *client, struct cw_interruptible *wait) {
+    pthread_mutex_unlock(&client->channel_lock);
+    bool came = cw_interruptible_nap(wait);
+    pthread_mutex_lock(&client->channel_lock);
     return came;
 }
 
 /* Is the broker expected to answer at once? */
-static bool is_brief(enum cw_call_mode mode) {
-    return mode == CW_CALL_BRIEF || mode == CW_CALL_DEED;
+static bool is_short(enum cw_call_mode mode) {
+    return mode == CW_CALL_SHORT || mode == CW_CALL_DEED;
 }
 
-/* Writes a request. The caller holds lane_lock, which is given up while there is no room. until_ns:
- * INT64_MAX for ever. 0; -ECONNRESET; -EINTR, -ETIMEDOUT: it was not written. */
+/* Writes a request. The caller holds channel_lock, which is given up while there is no room.
+ * until_ns: INT64_MAX for ever. 0; -ECONNRESET; -EINTR, -ETIMEDOUT: it was not written. */
 static int write_request(cw_client *client, uint16_t op, uint64_t id, const struct iovec *parts,
-                         uint32_t count, enum cw_call_mode mode, struct cw_brief *brief,
+                         uint32_t count, enum cw_call_mode mode, struct cw_interruptible *wait,
                          int64_t until_ns) {
     for (;;) {
         if (CW_LOAD(K3, &client->lost, relaxed))
             return cw_client_lost(client);
-        int code = cw_lane_write(client, op, id, parts, count);
+        int code = cw_channel_write(client, op, id, parts, count);
         if (code == 0) {
-            cw_lane_ring(client);
+            cw_channel_ring(client);
             return 0;
         }
-        if (code != -EAGAIN || cw_lane_drain(client) < 0 || cw_client_hung_up(client))
+        if (code != -EAGAIN || cw_channel_drain(client) < 0 || cw_client_hung_up(client))
             return cw_client_lost(client);
         if (cw_now_ns() >= until_ns)
             return cw_fail(-ETIMEDOUT, "the broker took no request in time: it is stopped, or "
                                        "hangs");
-        bool came = nap(client, brief);
-        if (cw_brief_over(brief, came) || (came && !is_brief(mode)))
+        bool came = nap(client, wait);
+        if (cw_interruptible_over(wait, came) || (came && !is_short(mode)))
             return cw_fail(-EINTR, "a signal came while waiting for the broker");
     }
 }
 
-/* The caller holds lane_lock. keep: where there is no room; in *room, unless that is NULL. */
+/* The caller holds channel_lock. keep: where there is no room; in *room, unless that is NULL. */
 static int post(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes, bool keep,
-                struct cw_post **room) {
+                struct cw_deferred **room) {
     struct iovec part = {(void *)(uintptr_t)body, body_bytes};
     if (CW_LOAD(K3, &client->lost, relaxed))
         return cw_client_lost(client);
-    int code = cw_lane_write(client, op, ++client->lane.next_id, &part, 1);
+    int code = cw_channel_write(client, op, ++client->channel.next_id, &part, 1);
     if (code == 0)
-        cw_lane_ring(client);
+        cw_channel_ring(client);
     else if (code != -EAGAIN)
         code = cw_client_lost(client);
     else if (keep)
-        code = cw_post_keep(client, room, op, body, body_bytes);
+        code = cw_deferred_keep(client, room, op, body, body_bytes);
     return code;
 }
 
-int cw_lane_post(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes) {
-    pthread_mutex_lock(&client->lane_lock);
-    struct cw_post *none = NULL;
+int cw_channel_post(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes) {
+    pthread_mutex_lock(&client->channel_lock);
+    struct cw_deferred *none = NULL;
     int code = post(client, op, body, body_bytes, true, &none);
-    pthread_mutex_unlock(&client->lane_lock);
+    pthread_mutex_unlock(&client->channel_lock);
     return code;
 }
 
-int cw_lane_post_in(cw_client *client, struct cw_post **room, uint16_t op, const void *body,
-                    uint32_t body_bytes) {
-    pthread_mutex_lock(&client->lane_lock);
+int cw_channel_post_in(cw_client *client, struct cw_deferred **room, uint16_t op, const void *body,
+                       uint32_t body_bytes) {
+    pthread_mutex_lock(&client->channel_lock);
     int code = post(client, op, body, body_bytes, true, room);
-    pthread_mutex_unlock(&client->lane_lock);
+    pthread_mutex_unlock(&client->channel_lock);
     return code;
 }
 
-int cw_lane_push(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes) {
-    pthread_mutex_lock(&client->lane_lock);
+int cw_channel_push(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes) {
+    pthread_mutex_lock(&client->channel_lock);
     int code = post(client, op, body, body_bytes, false, NULL);
-    pthread_mutex_unlock(&client->lane_lock);
+    pthread_mutex_unlock(&client->channel_lock);
     return code;
 }
 
-int cw_lane_await_room(cw_client *client, struct cw_brief *brief) {
+int cw_channel_await_room(cw_client *client, struct cw_interruptible *wait) {
     int code = cw_may_ask();
     if (code)
         return code;
-    pthread_mutex_lock(&client->lane_lock);
-    bool lost = cw_lane_drain(client) < 0 || cw_client_hung_up(client);
-    bool came = !lost && nap(client, brief);
-    pthread_mutex_unlock(&client->lane_lock);
+    pthread_mutex_lock(&client->channel_lock);
+    bool lost = cw_channel_drain(client) < 0 || cw_client_hung_up(client);
+    bool came = !lost && nap(client, wait);
+    pthread_mutex_unlock(&client->channel_lock);
     if (lost)
         return cw_client_lost(client);
-    return cw_brief_over(brief, came)
+    return cw_interruptible_over(wait, came)
                ? cw_fail(-EINTR, "a signal came while waiting for the broker")
                : 0;
 }
 
-int cw_lane_offer(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes) {
+int cw_channel_offer(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes) {
     struct iovec part = {(void *)(uintptr_t)body, body_bytes};
-    if (pthread_mutex_trylock(&client->lane_lock) != 0)
+    if (pthread_mutex_trylock(&client->channel_lock) != 0)
         return -EAGAIN; /* another thread may wait for room */
     int code = CW_LOAD(K3, &client->lost, relaxed) ? -ECONNRESET : 0;
     if (code == 0)
-        code = cw_lane_write(client, op, ++client->lane.next_id, &part, 1);
+        code = cw_channel_write(client, op, ++client->channel.next_id, &part, 1);
     if (code == 0)
-        cw_lane_ring(client);
-    pthread_mutex_unlock(&client->lane_lock);
+        cw_channel_ring(client);
+    pthread_mutex_unlock(&client->channel_lock);
     return code;
 }
 
@@ -273,36 +277,37 @@ static int wait_as_follower(struct cw_call *call, int64_t left_ns) {
     return result < 0 && (errno == EINTR || errno == ETIMEDOUT) ? -errno : 0;
 }
 
-/* Sleeps until the broker rings, dies, or the time is over. Enters and leaves with lane_lock held.
+/* Sleeps until the broker rings, dies, or the time is over. Enters and leaves with channel_lock
+ * held.
  */
 static int wait_as_receiver(cw_client *client, struct cw_call *call, int64_t left_ns) {
-    struct cw_sleeper *self = &client->lane.replies.ring->consumer;
+    struct cw_sleeper *self = &client->channel.replies.ring->consumer;
     cw_sleeper_announce(self);
-    if (call_word(call) == CALL_DONE || cw_ring_has_record(&client->lane.replies)) {
+    if (call_word(call) == CALL_DONE || cw_ring_has_record(&client->channel.replies)) {
         cw_sleeper_cancel(self);
         return 0;
     }
-    pthread_mutex_unlock(&client->lane_lock);
+    pthread_mutex_unlock(&client->channel_lock);
     struct pollfd pollers[2] = {{.fd = client->bell, .events = POLLIN},
                                 {.fd = client->sock, .events = POLLRDHUP}};
     struct timespec limit = {.tv_sec = left_ns / 1000000000, .tv_nsec = left_ns % 1000000000};
     int count = ppoll(pollers, 2, left_ns < 0 ? NULL : &limit, NULL);
     int code = count < 0 ? -errno : count == 0 ? -ETIMEDOUT : 0;
-    pthread_mutex_lock(&client->lane_lock);
+    pthread_mutex_lock(&client->channel_lock);
     cw_sleeper_cancel(self);
     if (count > 0 && pollers[0].revents) {
         char rings[256];
         ssize_t got = read(client->bell, rings, sizeof rings);
         (void)got; /* non-blocking: however often it rang, the ring is looked at next */
     }
-    if (count > 0 && pollers[1].revents && cw_lane_drain(client) >= 0 &&
+    if (count > 0 && pollers[1].revents && cw_channel_drain(client) >= 0 &&
         call_word(call) != CALL_DONE)
         cw_client_lost(client);
     return code;
 }
 
-/* Spins for the price of one wake-up while the broker runs on another core. lane_lock is held, and
- * given up between looks. */
+/* Spins for the price of one wake-up while the broker runs on another core. channel_lock is held,
+ * and given up between looks. */
 static void spin(cw_client *client, struct cw_call *call) {
     /* W6: advice only. Unlike between clients a broker that sleeps now has just been rung: it wakes
      * where it last ran. */
@@ -311,11 +316,11 @@ static void spin(cw_client *client, struct cw_call *call) {
         return;
     int64_t end_ns = cw_now_ns() + CW_SPIN_NS;
     while (call_word(call) == CALL_WAITS && cw_now_ns() < end_ns) {
-        pthread_mutex_unlock(&client->lane_lock);
+        pthread_mutex_unlock(&client->channel_lock);
         for (int i = 0; i < 32; i++)
             CW_PAUSE();
-        pthread_mutex_lock(&client->lane_lock);
-        if (cw_lane_drain(client) < 0)
+        pthread_mutex_lock(&client->channel_lock);
+        if (cw_channel_drain(client) < 0)
             return;
     }
 }
@@ -325,13 +330,13 @@ static int64_t shorter(int64_t a_ns, int64_t b_ns) {
     return a_ns < 0 ? b_ns : b_ns < 0 || a_ns < b_ns ? a_ns : b_ns;
 }
 
-/* Waits for the reply. Enters and leaves with lane_lock held. until_ns: INT64_MAX for ever. 0 when
- * done. */
+/* Waits for the reply. Enters and leaves with channel_lock held. until_ns: INT64_MAX for ever. 0
+ * when done. */
 static int call_wait(cw_client *client, struct cw_call *call, enum cw_call_mode mode,
-                     struct cw_brief *brief, int64_t until_ns) {
+                     struct cw_interruptible *wait, int64_t until_ns) {
     bool spun = false;
     for (;;) {
-        if (cw_lane_drain(client) < 0)
+        if (cw_channel_drain(client) < 0)
             return cw_client_lost(client);
         if (call_word(call) == CALL_DONE)
             return 0;
@@ -340,11 +345,11 @@ static int call_wait(cw_client *client, struct cw_call *call, enum cw_call_mode 
         int64_t left_ns = until_ns == INT64_MAX ? -1 : until_ns - cw_now_ns();
         if (until_ns != INT64_MAX && left_ns <= 0)
             return cw_fail(-ETIMEDOUT, "nothing came in %.3f s",
-                           (double)(until_ns - brief->begun_ns) / 1e9);
-        left_ns = shorter(left_ns, cw_brief_left_ns(brief));
+                           (double)(until_ns - wait->begun_ns) / 1e9);
+        left_ns = shorter(left_ns, cw_interruptible_left_ns(wait));
         int code;
-        if (!client->lane.receiver || client->lane.receiver == call) {
-            client->lane.receiver = call;
+        if (!client->channel.receiver || client->channel.receiver == call) {
+            client->channel.receiver = call;
             if (!spun) {
                 spun = true;
                 spin(client, call);
@@ -352,12 +357,12 @@ static int call_wait(cw_client *client, struct cw_call *call, enum cw_call_mode 
             }
             code = wait_as_receiver(client, call, left_ns);
         } else {
-            pthread_mutex_unlock(&client->lane_lock);
+            pthread_mutex_unlock(&client->channel_lock);
             code = wait_as_follower(call, left_ns);
-            pthread_mutex_lock(&client->lane_lock);
+            pthread_mutex_lock(&client->channel_lock);
         }
-        bool over = cw_brief_over(brief, code == -EINTR);
-        if ((over || (code == -EINTR && !is_brief(mode))) && call_word(call) != CALL_DONE)
+        bool over = cw_interruptible_over(wait, code == -EINTR);
+        if ((over || (code == -EINTR && !is_short(mode))) && call_word(call) != CALL_DONE)
             return cw_fail(-EINTR, "a signal came while waiting for the broker");
     }
 }
@@ -370,19 +375,20 @@ static int in_progress(void) {
 }
 
 /* Takes a request back at the broker and waits for what became of it: answered meanwhile, or
- * cancelled. A broker that does not answer is given CW_PATIENCE_NS; but one whose memory is in use
- * until then is waited for through any number of signals. */
+ * cancelled. A broker that does not answer is given CW_INTERRUPTIBLE_AFTER_NS; but one whose memory
+ * is in use until then is waited for through any number of signals. */
 static int call_cancel(cw_client *client, struct cw_call *call, enum cw_call_mode mode, int code) {
     struct cw_cancel cancel = {.id = call->id};
     char sentence[CW_DETAIL_MAX];
     strcpy(sentence, cw_detail());
-    struct cw_post *none = NULL;
+    struct cw_deferred *none = NULL;
     int waited = post(client, CW_OP_CANCEL, &cancel, sizeof cancel, true, &none);
     if (waited == 0 && mode != CW_CALL_LOOK)
         do {
-            struct cw_brief brief = {.begun_ns = cw_now_ns()};
-            int64_t until_ns = mode == CW_CALL_HELD ? INT64_MAX : brief.begun_ns + CW_PATIENCE_NS;
-            waited = call_wait(client, call, CW_CALL_BRIEF, &brief, until_ns);
+            struct cw_interruptible wait = {.begun_ns = cw_now_ns()};
+            int64_t until_ns =
+                mode == CW_CALL_HELD ? INT64_MAX : wait.begun_ns + CW_INTERRUPTIBLE_AFTER_NS;
+            waited = call_wait(client, call, CW_CALL_SHORT, &wait, until_ns);
         } while (waited == -EINTR && mode == CW_CALL_HELD);
     if (waited == 0 && mode != CW_CALL_LOOK && call->status != -ECANCELED)
         return 0;
@@ -393,27 +399,28 @@ static int call_cancel(cw_client *client, struct cw_call *call, enum cw_call_mod
     return cw_fail(code, "%s", sentence);
 }
 
-int cw_lane_call(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
-                 void *reply, uint32_t *reply_bytes, enum cw_call_mode mode, int64_t timeout_ns) {
+int cw_channel_call(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
+                    void *reply, uint32_t *reply_bytes, enum cw_call_mode mode,
+                    int64_t timeout_ns) {
     struct cw_call call = {.reply = reply, .reply_room = reply_bytes ? *reply_bytes : 0};
-    struct cw_brief brief = {.begun_ns = cw_now_ns()};
-    int64_t until_ns = cw_end_ns(brief.begun_ns, timeout_ns);
+    struct cw_interruptible wait = {.begun_ns = cw_now_ns()};
+    int64_t until_ns = cw_end_ns(wait.begun_ns, timeout_ns);
     int code = cw_may_ask();
     if (code)
         return code;
-    pthread_mutex_lock(&client->lane_lock);
-    call.id = ++client->lane.next_id;
-    code = write_request(client, op, call.id, parts, count, mode, &brief, until_ns);
+    pthread_mutex_lock(&client->channel_lock);
+    call.id = ++client->channel.next_id;
+    code = write_request(client, op, call.id, parts, count, mode, &wait, until_ns);
     if (code == 0) {
         call_enter(client, &call);
-        code = call_wait(client, &call, mode, &brief, until_ns);
-        if (!is_brief(mode) && (code == -EINTR || code == -ETIMEDOUT))
+        code = call_wait(client, &call, mode, &wait, until_ns);
+        if (!is_short(mode) && (code == -EINTR || code == -ETIMEDOUT))
             code = call_cancel(client, &call, mode, code);
         else if (mode == CW_CALL_DEED && code == -EINTR)
             code = in_progress();
         call_leave(client, &call);
     }
-    pthread_mutex_unlock(&client->lane_lock);
+    pthread_mutex_unlock(&client->channel_lock);
     if (code)
         return code;
     if (call.status < 0)
@@ -425,23 +432,23 @@ int cw_lane_call(cw_client *client, uint16_t op, const struct iovec *parts, uint
 
 /* ---- one thread alone, which never waits ---- */
 
-int cw_lane_send(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
-                 uint64_t *id) {
-    struct cw_sleeper *self = &client->lane.requests.ring->producer;
-    int code = cw_lane_put(client, op, client->lane.next_id + 1, parts, count);
+int cw_channel_send(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
+                    uint64_t *id) {
+    struct cw_sleeper *self = &client->channel.requests.ring->producer;
+    int code = cw_channel_put(client, op, client->channel.next_id + 1, parts, count);
     if (code == -EAGAIN) { /* the broker rings when it has read something */
         cw_sleeper_announce(self);
-        code = cw_lane_put(client, op, client->lane.next_id + 1, parts, count);
+        code = cw_channel_put(client, op, client->channel.next_id + 1, parts, count);
         if (code == 0)
             cw_sleeper_cancel(self);
     }
     if (code == 0)
-        *id = ++client->lane.next_id;
+        *id = ++client->channel.next_id;
     return code == 0 || code == -EAGAIN ? code : cw_client_lost(client);
 }
 
-int cw_lane_take(cw_client *client, cw_on_reply *on_reply, void *context) {
-    struct cw_ring_consumer *replies = &client->lane.replies;
+int cw_channel_take(cw_client *client, cw_on_reply *on_reply, void *context) {
+    struct cw_ring_consumer *replies = &client->channel.replies;
     uint32_t type, length;
     const void *payload;
     int code = cw_ring_peek(replies, &type, &payload, &length);
@@ -464,15 +471,15 @@ int cw_lane_take(cw_client *client, cw_on_reply *on_reply, void *context) {
     return 1;
 }
 
-bool cw_lane_rest(cw_client *client) {
-    struct cw_sleeper *self = &client->lane.replies.ring->consumer;
+bool cw_channel_rest(cw_client *client) {
+    struct cw_sleeper *self = &client->channel.replies.ring->consumer;
     cw_sleeper_announce(self);
-    if (!cw_ring_has_record(&client->lane.replies))
+    if (!cw_ring_has_record(&client->channel.replies))
         return true;
     cw_sleeper_cancel(self);
     return false;
 }
 
-void cw_lane_rise(cw_client *client) {
-    cw_sleeper_cancel(&client->lane.replies.ring->consumer);
+void cw_channel_rise(cw_client *client) {
+    cw_sleeper_cancel(&client->channel.replies.ring->consumer);
 }

@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #include "ipc/client.h"
+#include "ipc/request/channel.h"
+#include "ipc/request/socket.h"
 #include "shm/base/fd.h"
 
 void cw_fds_close(struct cw_fds *fds) {
@@ -23,14 +25,14 @@ void cw_fds_close(struct cw_fds *fds) {
 
 static CW_THREAD_LOCAL int64_t limit_ns; /* 0: none */
 
-int64_t cw_brief_limit(int64_t timeout_ns) {
+int64_t cw_socket_limit(int64_t timeout_ns) {
     int64_t before = limit_ns, until_ns = cw_end_ns(cw_now_ns(), timeout_ns);
     if (timeout_ns >= 0 && (!limit_ns || until_ns < limit_ns))
         limit_ns = until_ns;
     return before;
 }
 
-void cw_brief_unlimit(int64_t before) {
+void cw_socket_unlimit(int64_t before) {
     limit_ns = before;
 }
 
@@ -54,29 +56,29 @@ static int too_late(void) {
     return cw_fail(-ETIMEDOUT, "the broker did not answer in time: it is stopped, or hangs");
 }
 
-bool cw_brief_over(struct cw_brief *brief, bool came) {
-    brief->signalled |= came;
-    return brief->signalled && cw_now_ns() - brief->begun_ns >= CW_PATIENCE_NS;
+bool cw_interruptible_over(struct cw_interruptible *wait, bool came) {
+    wait->signalled |= came;
+    return wait->signalled && cw_now_ns() - wait->begun_ns >= CW_INTERRUPTIBLE_AFTER_NS;
 }
 
-int64_t cw_brief_left_ns(const struct cw_brief *brief) {
-    if (!brief->signalled)
+int64_t cw_interruptible_left_ns(const struct cw_interruptible *wait) {
+    if (!wait->signalled)
         return -1;
-    int64_t left_ns = brief->begun_ns + CW_PATIENCE_NS - cw_now_ns();
+    int64_t left_ns = wait->begun_ns + CW_INTERRUPTIBLE_AFTER_NS - cw_now_ns();
     return left_ns > 0 ? left_ns : 0;
 }
 
-bool cw_brief_nap(struct cw_brief *brief) {
-    brief->nap_ns = !brief->nap_ns                   ? CW_NAP_NS
-                    : brief->nap_ns < CW_NAP_NS_MOST ? 2 * brief->nap_ns
-                                                     : CW_NAP_NS_MOST;
-    struct timespec nap = {.tv_nsec = brief->nap_ns};
+bool cw_interruptible_nap(struct cw_interruptible *wait) {
+    wait->nap_ns = !wait->nap_ns                   ? CW_NAP_NS
+                   : wait->nap_ns < CW_NAP_NS_MOST ? 2 * wait->nap_ns
+                                                   : CW_NAP_NS_MOST;
+    struct timespec nap = {.tv_nsec = wait->nap_ns};
     return nanosleep(&nap, NULL) < 0;
 }
 
-int cw_brief_lock(pthread_mutex_t *lock, struct cw_brief *brief, int64_t until_ns) {
+int cw_interruptible_lock(pthread_mutex_t *lock, struct cw_interruptible *wait, int64_t until_ns) {
     while (pthread_mutex_trylock(lock) != 0) {
-        bool over = cw_brief_over(brief, cw_brief_nap(brief));
+        bool over = cw_interruptible_over(wait, cw_interruptible_nap(wait));
         if (until_ns && cw_now_ns() >= until_ns)
             return -ETIMEDOUT;
         if (!until_ns && over)
@@ -88,9 +90,9 @@ int cw_brief_lock(pthread_mutex_t *lock, struct cw_brief *brief, int64_t until_n
 }
 
 /* How long poll may wait, in ms; -1 for ever. */
-static int poll_ms(const cw_client *client, const struct cw_brief *brief) {
-    int64_t left_ns = brief ? cw_brief_left_ns(brief) : -1;
-    const int64_t limits[] = {client->sock_until_ns, brief ? limit_ns : 0};
+static int poll_ms(const cw_client *client, const struct cw_interruptible *wait) {
+    int64_t left_ns = wait ? cw_interruptible_left_ns(wait) : -1;
+    const int64_t limits[] = {client->sock_until_ns, wait ? limit_ns : 0};
     for (unsigned i = 0; i < 2; i++) {
         int64_t until_ns = limits[i] - cw_now_ns();
         if (limits[i] > 0 && (left_ns < 0 || until_ns < left_ns))
@@ -99,20 +101,21 @@ static int poll_ms(const cw_client *client, const struct cw_brief *brief) {
     return left_ns < 0 ? -1 : cw_poll_ms(left_ns);
 }
 
-/* Waits until the socket is ready. A signal ends it, if at all (brief), only after CW_PATIENCE_NS.
+/* Waits until the socket is ready. A signal ends it, if at all (wait), only after
+ * CW_INTERRUPTIBLE_AFTER_NS.
  */
-static int wait_ready(cw_client *client, short events, struct cw_brief *brief) {
+static int wait_ready(cw_client *client, short events, struct cw_interruptible *wait) {
     for (;;) {
         struct pollfd poller = {.fd = client->sock, .events = events};
-        int count = poll(&poller, 1, poll_ms(client, brief));
+        int count = poll(&poller, 1, poll_ms(client, wait));
         if (count > 0)
             return 0; /* also at its end: the call that follows says so */
         if (count < 0 && errno != EINTR)
             return cw_fail(errno == ENOMEM ? -EDQUOT : -errno,
                            "poll on the broker's socket failed: %m");
-        if (brief && cw_brief_over(brief, count < 0))
+        if (wait && cw_interruptible_over(wait, count < 0))
             return cw_fail(-EINTR, "a signal came while waiting for the broker");
-        if (brief && past_limit())
+        if (wait && past_limit())
             return too_late();
         if (client->sock_until_ns > 0 && cw_now_ns() >= client->sock_until_ns)
             return cw_fail(-ECONNRESET,
@@ -122,7 +125,8 @@ static int wait_ready(cw_client *client, short events, struct cw_brief *brief) {
 }
 
 static int send_request(cw_client *client, struct cw_message *head, const void *body,
-                        uint32_t body_bytes, const struct cw_fds *send, struct cw_brief *brief) {
+                        uint32_t body_bytes, const struct cw_fds *send,
+                        struct cw_interruptible *wait) {
     struct iovec parts[2] = {{head, sizeof *head}, {(void *)(uintptr_t)body, body_bytes}};
     union {
         struct cmsghdr align;
@@ -144,7 +148,7 @@ static int send_request(cw_client *client, struct cw_message *head, const void *
         if (sendmsg(client->sock, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
             return 0;
         if (errno == EAGAIN) {
-            int code = wait_ready(client, POLLOUT, brief);
+            int code = wait_ready(client, POLLOUT, wait);
             if (code)
                 return code;
         } else if (errno == ETOOMANYREFS)
@@ -179,7 +183,7 @@ static void take_fds(struct msghdr *message, struct cw_fds *fds) {
 
 /* One datagram into buffer (CW_MESSAGE_MAX bytes); *size_bytes of it, whole and consistent. */
 static int receive(cw_client *client, uint8_t *buffer, uint32_t *size_bytes, struct cw_fds *fds,
-                   struct cw_brief *brief) {
+                   struct cw_interruptible *wait) {
     union {
         struct cmsghdr align;
         char bytes[CMSG_SPACE(sizeof(int) * CW_FDS_MAX)];
@@ -192,7 +196,7 @@ static int receive(cw_client *client, uint8_t *buffer, uint32_t *size_bytes, str
                                  .msg_controllen = sizeof control.bytes};
         ssize_t count = recvmsg(client->sock, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
         if (count < 0 && errno == EAGAIN) {
-            int code = wait_ready(client, POLLIN, brief);
+            int code = wait_ready(client, POLLIN, wait);
             if (code)
                 return code;
             continue;
@@ -235,7 +239,7 @@ static void discard(cw_client *client, const uint8_t *buffer, uint32_t size_byte
         size_bytes >= sizeof *head + sizeof(struct cw_slab_info)) {
         const struct cw_slab_info *info = (const void *)(head + 1);
         struct cw_slab_request close_it = {.slab = info->slab};
-        cw_lane_post(client, CW_OP_SLAB_CLOSE, &close_it, sizeof close_it);
+        cw_channel_post(client, CW_OP_SLAB_CLOSE, &close_it, sizeof close_it);
     }
 }
 
@@ -272,15 +276,15 @@ static int accept_reply(cw_client *client, const uint8_t *buffer, uint32_t size_
 /* One request and its reply. The caller holds sock_lock. */
 static int call(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes,
                 const struct cw_fds *send, void *reply, uint32_t reply_bytes,
-                struct cw_fds *received, struct cw_brief *brief) {
+                struct cw_fds *received, struct cw_interruptible *wait) {
     _Alignas(8) uint8_t buffer[CW_MESSAGE_MAX];
     struct cw_message head = {
         .size_bytes = (uint32_t)sizeof head + body_bytes, .op = op, .id = ++client->sock_id};
-    int code = send_request(client, &head, body, body_bytes, send, brief);
+    int code = send_request(client, &head, body, body_bytes, send, wait);
     struct cw_fds fds = {.count = 0};
     uint32_t size_bytes = 0;
     while (code == 0) {
-        code = receive(client, buffer, &size_bytes, &fds, brief);
+        code = receive(client, buffer, &size_bytes, &fds, wait);
         if (code)
             break;
         if (((struct cw_message *)(void *)buffer)->id == head.id) {
@@ -307,16 +311,16 @@ int cw_socket_call_locked(cw_client *client, uint16_t op, const void *body, uint
 int cw_socket_call(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes,
                    const struct cw_fds *send, void *reply, uint32_t reply_bytes,
                    struct cw_fds *received) {
-    struct cw_brief brief = {.begun_ns = cw_now_ns()};
+    struct cw_interruptible wait = {.begun_ns = cw_now_ns()};
     int code = cw_may_ask();
     if (code == 0)
-        code = cw_brief_lock(&client->sock_lock, &brief, 0);
+        code = cw_interruptible_lock(&client->sock_lock, &wait, 0);
     if (code) {
         if (received)
             received->count = 0;
         return code;
     }
-    code = call(client, op, body, body_bytes, send, reply, reply_bytes, received, &brief);
+    code = call(client, op, body, body_bytes, send, reply, reply_bytes, received, &wait);
     pthread_mutex_unlock(&client->sock_lock);
     return code;
 }

@@ -32,7 +32,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "ipc/client.h"
+#include "ipc/request/start.h"
+#include "shm/base/error.h"
+#include "shm/base/wait.h"
 
 #define PROGRAM        "cablewayd"
 #define START_LIMIT_NS 8000000000

@@ -42,7 +42,7 @@ uint64_t cw_pool_lay_out(uint8_t *base, uint32_t workers, uint32_t cells, uint32
     uint64_t head = place(&at, sizeof(struct head));
     uint64_t words = place(&at, sizeof(struct cw_dispatch_words));
     uint64_t group = place(&at, (uint64_t)groups * sizeof(struct cw_dispatch_group));
-    uint64_t crew = place(&at, (uint64_t)workers * sizeof(struct cw_dispatch_worker));
+    uint64_t workers_at = place(&at, (uint64_t)workers * sizeof(struct cw_dispatch_worker));
     uint64_t cell = place(&at, (uint64_t)cells * sizeof(struct cw_cell));
     uint64_t queue = place(&at, groups * queue_len * sizeof(cw_a32));
     uint64_t done = place(&at, workers * queue_len * sizeof(cw_a32));
@@ -53,7 +53,7 @@ uint64_t cw_pool_lay_out(uint8_t *base, uint32_t workers, uint32_t cells, uint32
         *out = (struct parts){.head = (void *)(base + head),
                               .view = {.words = (void *)(base + words),
                                        .groups = (void *)(base + group),
-                                       .workers = (void *)(base + crew),
+                                       .workers = (void *)(base + workers_at),
                                        .cells = (void *)(base + cell),
                                        .queue = (void *)(base + queue),
                                        .done = (void *)(base + done),

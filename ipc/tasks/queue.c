@@ -31,9 +31,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/array/array.h"
 #include "ipc/client.h"
-#include "shm/tasks/queue.h"
+#include "ipc/request/channel.h"
 #include "shm/base/task.h"
+#include "shm/tasks/queue.h"
 
 #define QUEUE_MAGIC    0x6377717565303031ull /* "cwque001" */
 #define RINGS          64u                   /* that an item and the last one put can lie apart */
@@ -175,7 +177,7 @@ static int ring_find(cw_queue *queue, struct ring *ring, uint64_t number) {
 static void end_transit(cw_queue *queue, uint64_t token) {
     struct cw_block_ref ref = {.token = token};
     if (token)
-        cw_lane_post(queue->client, CW_OP_TRANSIT_END, &ref, sizeof ref);
+        cw_channel_post(queue->client, CW_OP_TRANSIT_END, &ref, sizeof ref);
 }
 
 /* Ties a transit of ours to the queue. The broker is to hear of the queue's end, also where no
@@ -192,7 +194,7 @@ static void anchor(cw_queue *queue, uint64_t token) {
     if (extent)
         extent->published = true;
     pthread_mutex_unlock(&queue->client->lock);
-    cw_lane_post(queue->client, CW_OP_TRANSIT_ANCHOR, &ref, sizeof ref);
+    cw_channel_post(queue->client, CW_OP_TRANSIT_ANCHOR, &ref, sizeof ref);
 }
 
 /* Makes the ring after the writers', and leaves the note. *position: where it begins. */
@@ -272,7 +274,7 @@ int cw_queue_open(cw_array *array, cw_queue **out) {
         return cw_fail(-EINVAL, "a place for the queue is needed, NULL was given");
     struct head *head = cw_array_data(array);
     if (cw_array_gpu(array) >= 0 || cw_array_nbytes(array) != HEAD_BYTES + FIRST_BYTES ||
-        cw_array_readonly(array) || array->own_pages.base || (uintptr_t)head % 64 ||
+        cw_array_readonly(array) || array->cow.base || (uintptr_t)head % 64 ||
         *(volatile uint64_t *)&head->magic != QUEUE_MAGIC)
         return cw_fail(-EPROTO, "the array of %llu bytes is no queue, or is read-only or private",
                        (unsigned long long)cw_array_nbytes(array));

@@ -25,10 +25,10 @@
 struct cw_worker {
     struct parts parts;
     uint32_t number;
-    int64_t patient_ns; /* the taking thread's: see struct cw_dispatch_view */
-    cw_a32 owes;        /* answers that nobody was told of */
-    cw_a32 held;        /* tasks taken and not answered */
-    cw_a64 counted_ns;  /* while there are any: up to here the time is in the figures */
+    int64_t steal_since_ns; /* the taking thread's: see struct cw_dispatch_view */
+    cw_a32 owes;            /* answers that nobody was told of */
+    cw_a32 held;            /* tasks taken and not answered */
+    cw_a64 counted_ns;      /* while there are any: up to here the time is in the figures */
     uint64_t figures[4];
     uint64_t lent; /* what the parent's count of released answers comes to, when all are */
 };
@@ -63,7 +63,7 @@ int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32
         return cw_fail(-EDQUOT, "no memory for a worker");
     worker->parts = parts;
     worker->parts.view.spinners = spinners < CW_DISPATCH_SPINNERS ? spinners : CW_DISPATCH_SPINNERS;
-    worker->parts.view.patient_ns = &worker->patient_ns;
+    worker->parts.view.steal_since_ns = &worker->steal_since_ns;
     worker->number = number;
     for (int i = 0; i < 4; i++) /* T30: who had the number before us has counted there */
         worker->figures[i] = CW_LOAD(T30, &parts.view.workers[number].figures[i], relaxed);

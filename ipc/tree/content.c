@@ -5,11 +5,14 @@
  */
 #include "ipc/tree/content.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include "ipc/base/name_key.h"
+#include "shm/base/error.h"
+#include "ipc/array/array.h"
 
 #define PIECE_BYTES (8ull << 20)
 

@@ -18,11 +18,16 @@
  *
  * State: of the call alone. Any thread.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ipc/tree/content.h"
 #include "ipc/tree/tree.h"
+#include "shm/base/error.h"
+#include "ipc/request/channel.h"
+#include "ipc/client.h"
+#include "ipc/array/array.h"
 
 struct publication {
     cw_client *client;
@@ -110,7 +115,7 @@ static int check_array(const cw_client *client, const cw_leaf *leaf, uint32_t nu
         return code;
     if (array->client != client)
         return cw_fail(-EINVAL, "leaf %u lies in an array of another client", number);
-    if (array->evict || array->own_pages.base)
+    if (array->evict || array->cow.base)
         return cw_fail(-EINVAL,
                        "leaf %u lies in memory that is this process's alone (%s): copy it first",
                        number, array->evict ? "evictable" : "copy-on-write");
@@ -231,7 +236,7 @@ static int group(struct publication *p, cw_array *array) {
                                               .block = p->parts[done + i].block,
                                               .gen = p->parts[done + i].gen};
         struct iovec parts[] = {{&head, sizeof head}, {names, some * sizeof *names}};
-        code = cw_lane_call(client, CW_OP_GROUP, parts, 2, NULL, NULL, CW_CALL_DEED, -1);
+        code = cw_channel_call(client, CW_OP_GROUP, parts, 2, NULL, NULL, CW_CALL_DEED, -1);
         done += some;
     } while (code == 0 && done < p->part_count);
     return code;

@@ -16,6 +16,7 @@
  */
 #include "ipc/tree/tree.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,11 @@
 #include "ipc/array/remote_name.h"
 #include "ipc/base/meta.h"
 #include "ipc/base/name_key.h"
+#include "shm/base/error.h"
+#include "ipc/request/socket.h"
+#include "ipc/request/channel.h"
+#include "ipc/client.h"
+#include "ipc/array/array.h"
 
 #define GET_TRIES 1000u /* versions that went under us, one after the other */
 
@@ -90,7 +96,8 @@ static int ask_version(cw_client *client, const struct cw_name_key *key, uint64_
     struct cw_find_version body = {.version = version, .key = {.key_bytes = key->length}};
     struct iovec parts[] = {{&body, sizeof body}, {(void *)(uintptr_t)key->text, key->length}};
     uint32_t bytes = sizeof *out;
-    int code = cw_lane_call(client, CW_OP_FIND_VERSION, parts, 2, out, &bytes, CW_CALL_BRIEF, -1);
+    int code =
+        cw_channel_call(client, CW_OP_FIND_VERSION, parts, 2, out, &bytes, CW_CALL_SHORT, -1);
     if (code == 0 && (bytes != sizeof *out || out->version != version))
         code = cw_fail(-EPROTO, "the broker answered FIND_VERSION with another version");
     return code;
@@ -181,7 +188,7 @@ int cw_tree_put_index(cw_client *client, cw_array *array, const struct cw_index_
         {&put, sizeof put}, {(void *)(uintptr_t)key->text, key->length}, {&meta, sizeof meta}};
     struct cw_version reply;
     uint32_t bytes = sizeof reply;
-    int code = cw_lane_call(client, CW_OP_PUT_TREE, parts, 3, &reply, &bytes, CW_CALL_DEED, -1);
+    int code = cw_channel_call(client, CW_OP_PUT_TREE, parts, 3, &reply, &bytes, CW_CALL_DEED, -1);
     if (code)
         return code;
     if (bytes != sizeof reply)
@@ -222,7 +229,8 @@ static int await_after(cw_client *client, const char *name, uint64_t after, int6
                        (unsigned long long)after);
     struct cw_wait_after body = {.after = after, .key = {.key_bytes = key.length}};
     struct iovec parts[] = {{&body, sizeof body}, {key.text, key.length}};
-    code = cw_lane_call(client, CW_OP_WAIT_AFTER, parts, 2, NULL, NULL, CW_CALL_LOOK, timeout_ns);
+    code =
+        cw_channel_call(client, CW_OP_WAIT_AFTER, parts, 2, NULL, NULL, CW_CALL_LOOK, timeout_ns);
     if (code == -ETIMEDOUT)
         return cw_fail(code, "\"%s\" did not come to mean a version after %llu in %.3f s", name,
                        (unsigned long long)after, (double)timeout_ns / 1e9);
@@ -230,9 +238,9 @@ static int await_after(cw_client *client, const char *name, uint64_t after, int6
 }
 
 int cw_wait_after(cw_client *client, const char *name, uint64_t after, int64_t timeout_ns) {
-    int64_t before = cw_brief_limit(timeout_ns ? timeout_ns : -1); /* 0: who only looks may ask */
+    int64_t before = cw_socket_limit(timeout_ns ? timeout_ns : -1); /* 0: who only looks may ask */
     int code = await_after(client, name, after, timeout_ns);
-    cw_brief_unlimit(before);
+    cw_socket_unlimit(before);
     return code;
 }
 

@@ -39,7 +39,7 @@ from cableway.errors import Error, Stale
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from cableway._pool.devices.fast_path import Told
+    from cableway._pool.devices.fast_path import Described
 
 __all__ = ["Array"]
 
@@ -68,7 +68,7 @@ class Array(Values, _dispatch.Fields):
     _memory: NDArray[np.uint8] | None
     _name: str | None
     _offset: int
-    _told: Told | None  # what a Pool's messages say of it (`_pool.devices.fast_path`)
+    _described: Described | None  # what a Pool's messages say of it (`_pool.devices.fast_path`)
 
     def __init__(self) -> None:
         raise TypeError("an Array is made by cableway.put, get, empty, zeros, full and asarray")
@@ -382,7 +382,23 @@ class Array(Values, _dispatch.Fields):
         True
         """
         self._open_lease()
-        return copies.ahead(self, self.device if device is None else resolve(device))
+        return copies.prefetch(self, self.device if device is None else resolve(device))
+
+    def torch(self) -> Any:
+        """A tensor of PyTorch's on this memory, without a copy: what one writes the other sees, and sending it to another process
+        (by a `cableway.Queue`, or after `cableway.torch.share()`) copies nothing either.
+
+        Its work comes after the last write of the array, in the current stream; later work is put in order by `writing` and
+        `reading`. Of a read-only array it is writable all the same, since PyTorch has no others: a warning says so once.
+
+        Raises:
+            ImportError: PyTorch is not installed.
+            BufferError: PyTorch has no such dtype.
+            ProducerDied: who wrote it last died before it was complete.
+        """
+        import torch
+
+        return torch.from_dlpack(self)
 
     # ---- work of GPU streams on it
 
@@ -396,8 +412,13 @@ class Array(Values, _dispatch.Fields):
             timeout: seconds that the CPU waits at most, where it has to; None for ever. Then `Timeout`.
             whole: every element is written, so that it does not matter if the last writer died.
 
+        Returns:
+            Writing: a section. `with y.writing() as r:`, and after it `r.wait()` means: the work is done and was built on complete
+            data, or `ProducerDied`.
+
         Raises:
-            ProducerDied: a process died before its work, which this one builds on, was complete.
+            ProducerDied: a process died before its work, which this one builds on, was complete: by the begin, by the end where it is
+                known by then, or by the section's `wait`.
         """
         return stream_order.Writing(self, stream, timeout, whole)
 
@@ -489,7 +510,7 @@ class Array(Values, _dispatch.Fields):
         """Ends this handle. Views taken from it stay valid. May be repeated."""
         self._memory = None
         self._lease = None
-        self._told = None
+        self._described = None
 
     def __enter__(self) -> Array:
         self._open_lease()
@@ -503,7 +524,7 @@ class Array(Values, _dispatch.Fields):
     ) -> None:
         self._memory = None
         self._lease = None
-        self._told = None
+        self._described = None
 
     def __copy__(self) -> Array:
         return make(self._open_lease(), self._layout, self._offset, self._name, self._memory)
@@ -568,7 +589,7 @@ def make(
     made._offset = offset
     made._name = name
     made._memory = memory
-    made._told = None
+    made._described = None
     return made
 
 

@@ -20,7 +20,7 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from cableway._core.library import check, ffi, held, lib, on_broker_lost
+from cableway._core.library import check, ffi, from_cell, lib, on_broker_lost
 from cableway.errors import BrokerLost
 
 __all__ = ["Connection", "connect", "current"]
@@ -56,7 +56,7 @@ class Connection:
                 out,
             )
         )
-        self._pointer: Any = held(out)
+        self._pointer: Any = from_cell(out)
         self.number = int(ffi.cast("uintptr_t", self._pointer))
         self._settings = settings
         self._previous: Connection | None = None  # the default before; it is again after close()

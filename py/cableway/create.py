@@ -201,9 +201,9 @@ def asarray(
         return _evictable(obj, dtype, order, copy, place)
     if isinstance(obj, Array) and obj._on_gpu():
         return _of_gpu_array(obj, dtype, copy, place)
-    told = None if isinstance(obj, Array) else interop.foreign(obj)
+    told = None if isinstance(obj, Array) else interop.external_array(obj)
     if told is not None:
-        return _of_foreign(told, dtype, copy, place)
+        return _of_external(told, dtype, copy, place)
     if place is not None and place != "cpu":
         if copy is False:
             raise ValueError(f"copy=False, but from host memory to {place} there is no other way")
@@ -217,7 +217,7 @@ def _evictable(
     if copy is False:
         raise ValueError("copy=False, but an evictable array is always a copy, nobody else's")
     found = asarray(obj, dtype, order=order) if isinstance(obj, Array) else None
-    if found is None and interop.foreign(obj) is None:
+    if found is None and interop.external_array(obj) is None:
         values = _converted(obj, dtype)
         layout = layouts.like(values, order)
         made = arrays.new(layout, device=place or "cpu", evictable=True)
@@ -246,8 +246,8 @@ def _of_gpu_array(obj: Array, dtype: _DType | None, copy: bool | None, place: st
     return obj.to(place)
 
 
-def _of_foreign(
-    told: interop.Foreign, dtype: _DType | None, copy: bool | None, place: str | None
+def _of_external(
+    told: interop.ExternalArray, dtype: _DType | None, copy: bool | None, place: str | None
 ) -> Array:
     if dtype is not None and words.are_bytes(dtype, told.layout.dtype):
         told.layout = Layout(told.layout.shape, dtype, told.layout.strides)
@@ -272,7 +272,7 @@ def _of_foreign(
         return found
     if copy is False and told.layout.size:
         raise ValueError(f"copy=False, but from cuda:{told.gpu} to {place} there is no other way")
-    return copies.from_foreign(told, place)
+    return copies.from_external(told, place)
 
 
 def _of_host(obj: Any, dtype: _DType | None, shape: Any, order: str, copy: bool | None) -> Array:

@@ -384,7 +384,7 @@ class Executor(futures.Executor):
     @property
     def _executor_manager_thread(self) -> threading.Thread | None:
         """The thread that ends when all is done: joined to see that nothing is left."""
-        return None if self._engine is None else self._engine.helper_thread
+        return None if self._engine is None else self._engine.supervisor_thread
 
     @property
     def _shutdown_thread(self) -> bool:

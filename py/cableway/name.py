@@ -34,7 +34,7 @@ from cableway.tree import Tree
 
 __all__ = ["get", "names", "put", "remove", "wait"]
 
-_new_array, _new_lease, _Cell = Array.__new__, Lease.__new__, _dispatch.Held
+_new_array, _new_lease, _Cell = Array.__new__, Lease.__new__, _dispatch.LeaseCell
 
 
 def _encode(name: object) -> bytes:
@@ -270,7 +270,7 @@ def get(
     made._offset = 0
     made._name = name
     made._memory = None
-    made._told = None
+    made._described = None
     return made if device is None else made.to(device)
 
 

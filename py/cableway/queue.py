@@ -46,7 +46,7 @@ from typing import Any
 from cableway import _dispatch, client
 from cableway import array as arrays
 from cableway._core.leases import Lease, lease_again
-from cableway._core.library import check, check_again, failure, ffi, held, lib
+from cableway._core.library import check, check_again, failure, ffi, from_cell, lib
 from cableway._queue import descriptors as watching
 from cableway._queue import items
 from cableway.array import Array
@@ -96,7 +96,7 @@ class _End:
         out = ffi.gc(ffi.new("cw_queue **"), lib.cwpy_queue_end)
         self.lease = memory._open_lease()
         check_again(lib.cw_queue_open, arrays.usable(self.lease), out)
-        self.pointer: Any = held(out)
+        self.pointer: Any = from_cell(out)
         self.max_bytes: int = lib.cw_queue_max(out[0])
         self.plain = _dispatch.QueueEnd(int(ffi.cast("uintptr_t", out[0])), self.max_bytes)
         self.idle: list[_Slot] = []  # those that no thread uses now
@@ -181,7 +181,7 @@ class _Shared:
 
     def _put_slowly(self, end: _End, obj: Any, timeout_ns: int) -> None:
         """Whatever the object is, and however long it takes."""
-        out = items.encode_array(obj, end.max_bytes) if type(obj) is Array else None
+        out = items.encode_alone(obj, end.max_bytes)
         if out is None:
             out = items.encode(obj, end.max_bytes)
         data = out.data

@@ -168,8 +168,8 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
         outcome_type = (PyTypeObject *)type;
     if (spec == &answer_spec)
         answer_type = (PyTypeObject *)type;
-    if (spec == &held_spec)
-        held_type = (PyTypeObject *)type;
+    if (spec == &lease_cell_spec)
+        lease_cell_type = (PyTypeObject *)type;
     if (spec == &fields_spec)
         fields_type = (PyTypeObject *)type;
     return type ? PyModule_AddObject(module, name, type) : -1;
@@ -178,12 +178,12 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
 PyMODINIT_FUNC PyInit__dispatch(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module &&
-        (plain_init() || outcome_init() || held_begin() ||
+        (plain_init() || outcome_init() || lease_cell_begin() ||
          add_type(module, "Outcome", &outcome_spec) ||
          add_type(module, "Dispatch", &dispatch_spec) ||
          add_type(module, "WorkerEnd", &worker_spec) || add_type(module, "QueueEnd", &queue_spec) ||
-         add_type(module, "Held", &held_spec) || add_type(module, "Answer", &answer_spec) ||
-         add_type(module, "Fields", &fields_spec) ||
+         add_type(module, "LeaseCell", &lease_cell_spec) ||
+         add_type(module, "Answer", &answer_spec) || add_type(module, "Fields", &fields_spec) ||
          PyModule_AddIntConstant(module, "DATA_MAX", CW_POOL_DATA_MAX) ||
          PyModule_AddIntConstant(module, "WORDS_MAX", WORDS_MAX) ||
          PyModule_AddIntConstant(module, "FUNCTION_MAX", CW_POOL_FUNCTION_MAX) ||

@@ -67,16 +67,16 @@ PyObject *small_load(const void *data, uint32_t size_bytes);
 /* An exception for a negative code of the library's: the class is chosen by cableway.errors. */
 PyObject *raise_failure(int code);
 
-extern PyType_Spec dispatch_spec, worker_spec, queue_spec, outcome_spec, held_spec, answer_spec,
-    fields_spec;
+extern PyType_Spec dispatch_spec, worker_spec, queue_spec, outcome_spec, lease_cell_spec,
+    answer_spec, fields_spec;
 
-/* ---- dispatch_held.c ---- */
+/* ---- dispatch_lease_cell.c ---- */
 
-/* Before the first Held: 0, or -1 with an exception. */
-int held_begin(void);
-extern PyTypeObject *held_type; /* made of held_spec */
-/* What a Held holds; NULL: nothing, or it is none. */
-cw_array *held_array_in(PyObject *cell);
+/* Before the first LeaseCell: 0, or -1 with an exception. */
+int lease_cell_begin(void);
+extern PyTypeObject *lease_cell_type; /* made of lease_cell_spec */
+/* What a LeaseCell holds; NULL: nothing, or it is none. */
+cw_array *lease_cell_array_in(PyObject *cell);
 
 /* ---- dispatch_arrays.c ---- */
 

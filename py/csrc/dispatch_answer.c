@@ -11,7 +11,7 @@
  * no descriptor and no broker. As long as it is not released, the worker keeps what goes with it,
  * so opening may be begun again.
  *
- * Owner: who has the object, under the GIL. Deaths: of the worker, see dispatch_bury(): its number
+ * Owner: who has the object, under the GIL. Deaths: of the worker, see dispatch_reap(): its number
  * may be another one's by then, so what it had sent is released no more (`lives`). Of the parent:
  * its workers end. A forked child has copies of these objects, and releases none.
  */

@@ -15,7 +15,7 @@ typedef struct {
     PyObject *memory;
     PyObject *name;
     PyObject *offset;
-    PyObject *told;
+    PyObject *described;
 } Fields;
 
 PyTypeObject *fields_type;
@@ -27,7 +27,7 @@ static int fields_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(fields->memory);
     Py_VISIT(fields->name);
     Py_VISIT(fields->offset);
-    Py_VISIT(fields->told);
+    Py_VISIT(fields->described);
     Py_VISIT(Py_TYPE(self));
     return 0;
 }
@@ -39,7 +39,7 @@ static int fields_clear(PyObject *self) {
     Py_CLEAR(fields->memory);
     Py_CLEAR(fields->name);
     Py_CLEAR(fields->offset);
-    Py_CLEAR(fields->told);
+    Py_CLEAR(fields->described);
     return 0;
 }
 
@@ -58,7 +58,7 @@ static PyMemberDef members[] = {
     {"_memory", T_OBJECT_EX, offsetof(Fields, memory), 0, NULL},
     {"_name", T_OBJECT_EX, offsetof(Fields, name), 0, NULL},
     {"_offset", T_OBJECT_EX, offsetof(Fields, offset), 0, NULL},
-    {"_told", T_OBJECT_EX, offsetof(Fields, told), 0, NULL},
+    {"_described", T_OBJECT_EX, offsetof(Fields, described), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -105,7 +105,7 @@ static int look_at_lease(struct end *end, PyObject *lease, PyObject *usable, PyO
     PyObject *cell = good ? PyObject_GetAttrString(lease, "cell") : NULL;
     if (!cell)
         return good ? -1 : 0;
-    end->array = held_array_in(cell);
+    end->array = lease_cell_array_in(cell);
     end->lease = end->array ? lease : NULL;
     Py_DECREF(cell);
     return end->array != NULL;

@@ -207,7 +207,7 @@ PyObject *dispatch_take_out(PyObject *self, PyObject *work) {
 
 /* (send): calls it, unless a thread is at it: that one then calls it once more. What an exception
  * leaves is the helper's. Begin and end are one step each, whatever a signal's handler raises. */
-PyObject *dispatch_send_alone(PyObject *self, PyObject *send) {
+PyObject *dispatch_send_exclusive(PyObject *self, PyObject *send) {
     Dispatch *d = (Dispatch *)self;
     d->send_again = 1;
     if (d->sending)

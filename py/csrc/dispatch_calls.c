@@ -74,7 +74,7 @@ PyObject *dispatch_call(PyObject *self, PyObject *args) {
     return result;
 }
 
-/* Ends calls with an exception: the one that `bury` has told of, or all. */
+/* Ends calls with an exception: the one that `reap` has told of, or all. */
 static void fail(struct call *call, PyObject *error) {
     if (call->ended)
         return;

@@ -50,7 +50,7 @@ static int take_answer(Dispatch *d, const cw_task *task, struct call *mine, PyOb
         code = data ? 0 : -1;
         Py_XDECREF(data);
         Py_XDECREF(entry.owner);
-        Py_XDECREF(entry.held);
+        Py_XDECREF(entry.payload);
     }
     cw_pool_free(d->pool, task->cell);
     if (type)
@@ -322,7 +322,7 @@ static PyObject *lost_call(const struct call *call, const cw_task *task) {
  * and for the kind whether the worker had begun it: 1, or 0 if it had done no more than to take it.
  * For calls the owner is None, the number is what `fail` takes, and the data are the function.
  */
-PyObject *dispatch_bury(PyObject *self, PyObject *args) {
+PyObject *dispatch_reap(PyObject *self, PyObject *args) {
     Dispatch *d = (Dispatch *)self;
     unsigned worker;
     if (!PyArg_ParseTuple(args, "I", &worker))

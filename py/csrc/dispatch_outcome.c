@@ -78,7 +78,7 @@ static int is_main_thread(void) {
 int outcome_take(Dispatch *d, struct entry *entry, const cw_task *task) {
     Outcome *outcome = (Outcome *)entry->owner;
     PyObject *value = NULL;
-    if (entry->held || !PyObject_TypeCheck(entry->owner, outcome_type) || !outcome->quick)
+    if (entry->payload || !PyObject_TypeCheck(entry->owner, outcome_type) || !outcome->quick)
         return 0;
     if (task->kind == ANSWER_NONE) {
         value = Py_None;

@@ -6,14 +6,14 @@
  * calls belong to this process and are touched under the GIL alone.
  *
  * Who collects gives what belongs to others to `deliver`, a function of the engine's, as a list of
- * (owner, number, worker, kind, data, cell, held), the first one last: what it is done with it
+ * (owner, number, worker, kind, data, cell, payload), the first one last: what it is done with it
  * takes out of the list. If it was interrupted, by a signal's handler, what is left becomes the
  * helper's (dispatch_collect.c). What a worker did that cannot be is given with None for the owner
  * and kind 0. Messages with memory beside them are Answers, whose worker is released when they go
  * (dispatch_answer.c), so what nobody waits for is simply let go. A thread whose call another
  * thread has collected is told by the listeners' news.
  *
- * Deaths: of a worker, see `bury`; a call that was lost gets its exception by `fail`. A thread that
+ * Deaths: of a worker, see `reap`; a call that was lost gets its exception by `fail`. A thread that
  * leaves its call (Ctrl-C) takes the task back, or its entry's call away: then the answer is
  * dropped when it comes.
  *
@@ -98,7 +98,7 @@ static int dispatch_traverse(PyObject *self, visitproc visit, void *arg) {
     for (uint32_t i = 0; d->entries && i < d->cells; i++)
         Py_VISIT(d->entries[i].owner);
     for (uint32_t i = 0; d->entries && i < d->cells; i++)
-        Py_VISIT(d->entries[i].held);
+        Py_VISIT(d->entries[i].payload);
     Py_VISIT(Py_TYPE(self));
     return 0;
 }
@@ -115,7 +115,7 @@ static int dispatch_clear(PyObject *self) {
     for (uint32_t i = 0; d->entries && i < d->cells; i++)
         Py_CLEAR(d->entries[i].owner);
     for (uint32_t i = 0; d->entries && i < d->cells; i++)
-        Py_CLEAR(d->entries[i].held);
+        Py_CLEAR(d->entries[i].payload);
     return 0;
 }
 
@@ -370,7 +370,7 @@ static PyObject *dispatch_put_function(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"submit", dispatch_submit, METH_VARARGS,
-     "(work, owner, number, kind, function, data, held, group=0): the cell, or -1; sets "
+     "(work, owner, number, kind, function, data, payload, group=0): the cell, or -1; sets "
      "work.sent."},
     {"submit_plain", dispatch_submit_plain, METH_VARARGS,
      "(work, owner, number, kind, function, object, group=0): the cell; -1: no room; -3: not "
@@ -389,7 +389,7 @@ static PyMethodDef methods[] = {
      "Sends quick ones that wait first: whether what is first now is another one."},
     {"take_out", dispatch_take_out, METH_O,
      "(work): takes it out of what waits: whether it was there. Tells a helper that has asked."},
-    {"send_alone", dispatch_send_alone, METH_O,
+    {"send_exclusive", dispatch_send_exclusive, METH_O,
      "(send): calls it until nobody has asked for it meanwhile; not where a thread is at it."},
     {"ask_emptied", dispatch_ask_emptied, METH_NOARGS,
      "From now on who takes out the last thing that waits tells the helper."},
@@ -405,7 +405,7 @@ static PyMethodDef methods[] = {
      "decode(function, message) returns; None: not plain, or no room."},
     {"fail", dispatch_fail, METH_VARARGS, "(token or 0, exception): ends one call, or all."},
     {"leave", dispatch_leave, METH_NOARGS, "There is no helper any more."},
-    {"bury", dispatch_bury, METH_VARARGS,
+    {"reap", dispatch_reap, METH_VARARGS,
      "(worker): delivers what it had answered, returns what is lost."},
     {"close", dispatch_close, METH_O, "(closing): whether workers leave when nothing is ready."},
     {"use", dispatch_use, METH_VARARGS, "(workers): numbers from there on are not looked at."},

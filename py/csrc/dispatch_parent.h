@@ -17,8 +17,8 @@ struct call {
     PyObject *error; /* or what became of it */
 };
 struct entry {
-    PyObject *owner; /* NULL: a call's, or nobody's */
-    PyObject *held;  /* what goes with the task and stays until it has ended; may be NULL */
+    PyObject *owner;   /* NULL: a call's, or nobody's */
+    PyObject *payload; /* what goes with the task and stays until it has ended; may be NULL */
     struct call *call;
     uint64_t number;
 };
@@ -40,7 +40,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD cw_pool *pool;
-    PyObject *memory; /* keeps the plane mapped as long as this lives; knows none of us */
+    PyObject *memory; /* keeps the task queue mapped as long as this lives; knows none of us */
     PyObject *deliver;
     struct entry *entries;
     struct call *calls;
@@ -86,7 +86,8 @@ long dispatch_submit_object(Dispatch *d, uint32_t group, uint32_t kind, PyObject
 int dispatch_has_group(Dispatch *d, unsigned group);
 /* The entry of a cell, whose references go over; the cell has none any more. */
 struct entry dispatch_disown(Dispatch *d, uint32_t cell);
-/* (owner, number, worker, kind, data, cell, held); takes the references of entry and data over. */
+/* (owner, number, worker, kind, data, cell, payload); takes the references of entry and data over.
+ */
 PyObject *dispatch_told(struct entry *entry, uint32_t worker, uint32_t kind, PyObject *data,
                         uint32_t cell);
 /* Appends what was made to a list that may not be there yet. Takes entry over. */
@@ -102,7 +103,7 @@ PyObject *dispatch_withdraw_all(PyObject *self, PyObject *owner);
 long dispatch_put(Dispatch *d, uint32_t group, uint32_t kind, PyObject *function, const void *data,
                   Py_ssize_t nbytes);
 /* Whose task is in a cell now. Takes new references. */
-void dispatch_own(Dispatch *d, long cell, PyObject *owner, uint64_t number, PyObject *held);
+void dispatch_own(Dispatch *d, long cell, PyObject *owner, uint64_t number, PyObject *payload);
 
 /* ---- dispatch_collect.c ---- */
 
@@ -122,7 +123,7 @@ PyObject *dispatch_help(PyObject *self, PyObject *args);
 PyObject *dispatch_leave(PyObject *self, PyObject *unused);
 /* Whether there are answers that this thread is to deliver though it has not collected them. */
 int dispatch_has_left(const Dispatch *d);
-PyObject *dispatch_bury(PyObject *self, PyObject *args);
+PyObject *dispatch_reap(PyObject *self, PyObject *args);
 
 /* ---- dispatch_answer.c ---- */
 
@@ -146,7 +147,7 @@ PyObject *dispatch_begin(PyObject *self, PyObject *const *args, Py_ssize_t count
 PyObject *dispatch_wait(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *dispatch_pump(PyObject *self, PyObject *unused);
 PyObject *dispatch_take_out(PyObject *self, PyObject *work);
-PyObject *dispatch_send_alone(PyObject *self, PyObject *send);
+PyObject *dispatch_send_exclusive(PyObject *self, PyObject *send);
 PyObject *dispatch_ask_emptied(PyObject *self, PyObject *unused);
 /* Sends what waits first, as long as it is quick and there is room: whether what is first now is
  * Python's to send; -1: an exception. Runs no Python code. */

@@ -67,10 +67,10 @@ long dispatch_put(Dispatch *d, uint32_t group, uint32_t kind, PyObject *function
     return (long)task.cell;
 }
 
-void dispatch_own(Dispatch *d, long cell, PyObject *owner, uint64_t number, PyObject *held) {
+void dispatch_own(Dispatch *d, long cell, PyObject *owner, uint64_t number, PyObject *payload) {
     Py_INCREF(owner);
-    Py_XINCREF(held);
-    d->entries[cell] = (struct entry){.owner = owner, .held = held, .number = number};
+    Py_XINCREF(payload);
+    d->entries[cell] = (struct entry){.owner = owner, .payload = payload, .number = number};
 }
 
 /* The entry of a cell, whose references go over; the cell has none any more. */
@@ -82,15 +82,16 @@ struct entry dispatch_disown(Dispatch *d, uint32_t cell) {
     return entry;
 }
 
-/* (owner, number, worker, kind, data, cell, held); takes the references of entry and data over. */
+/* (owner, number, worker, kind, data, cell, payload); takes the references of entry and data over.
+ */
 PyObject *dispatch_told(struct entry *entry, uint32_t worker, uint32_t kind, PyObject *data,
                         uint32_t cell) {
-    if (!entry->held) {
+    if (!entry->payload) {
         Py_INCREF(Py_None);
-        entry->held = Py_None;
+        entry->payload = Py_None;
     }
     return Py_BuildValue("NKIININ", entry->owner, (unsigned long long)entry->number, worker, kind,
-                         data, cell, entry->held);
+                         data, cell, entry->payload);
 }
 
 /* Appends what was made to a list that may not be there yet. Takes entry over. */
@@ -104,13 +105,13 @@ int dispatch_append(PyObject **list, PyObject *entry) {
 
 PyObject *dispatch_submit(PyObject *self, PyObject *args) {
     Dispatch *d = (Dispatch *)self;
-    PyObject *work, *owner, *function, *held;
+    PyObject *work, *owner, *function, *payload;
     unsigned long long number;
     unsigned kind, group = 0;
     const char *data;
     Py_ssize_t nbytes;
     if (!PyArg_ParseTuple(args, "OOKIOy#O|I", &work, &owner, &number, &kind, &function, &data,
-                          &nbytes, &held, &group))
+                          &nbytes, &payload, &group))
         return NULL;
     if (nbytes > CW_POOL_DATA_MAX)
         return PyErr_Format(PyExc_ValueError, "a task's message has at most %d bytes, not %zd",
@@ -119,7 +120,7 @@ PyObject *dispatch_submit(PyObject *self, PyObject *args) {
     if (cell == -2)
         return NULL;
     if (cell >= 0) {
-        dispatch_own(d, cell, owner, number, held);
+        dispatch_own(d, cell, owner, number, payload);
         cw_pool_wake(d->pool, group, 1);
         if (note_sent(work, number + 1))
             return NULL;

@@ -3,7 +3,7 @@
  *
  * A signal's handler may raise as soon as a call returns, before Python has seen what it gave. So
  * whatever is taken is noted by C, in memory of an object of Python's that was there before: a
- * *cell*, which that object gives back when it goes (arrays: dispatch_held.c). Whoever was
+ * *cell*, which that object gives back when it goes (arrays: dispatch_lease_cell.c). Whoever was
  * interrupted, also in the midst of giving back, leaves nothing behind, and nothing is given back
  * twice.
  *
@@ -34,9 +34,10 @@ static void cwpy_unpin(cw_array **array, int *cell);
 /* Begin and end of writing or reading. *cell: whether it was begun; ending what was not is 0. */
 static int cwpy_use_begin(cw_array *array, void *stream, int64_t timeout_ns, int writing,
                           int *cell);
-static int cwpy_use_end(cw_array *array, void *stream, int writing, int whole, int *cell);
-/* cw_work_end() of what is in a cell, if there is anything. */
-static int cwpy_work_end(cw_work **cell);
+static int cwpy_use_end(cw_array *array, void *stream, int writing, int whole, int *cell,
+                        cw_completion *out);
+/* cw_work_finish() of what is in a cell, if there is anything. */
+static int cwpy_work_end(cw_work **cell, cw_completion *out);
 /* The layout as bytes (ndim, itemsize, nbytes, shape, strides, dtype), to be the key of a cache.
  * Writes at most size_bytes and returns the length that it would take, 0 when the layout cannot be.
  */
@@ -99,21 +100,22 @@ static int cwpy_use_begin(cw_array *array, void *stream, int64_t timeout_ns, int
     return code;
 }
 
-static int cwpy_use_end(cw_array *array, void *stream, int writing, int whole, int *cell) {
+static int cwpy_use_end(cw_array *array, void *stream, int writing, int whole, int *cell,
+                        cw_completion *out) {
     int begun = *cell;
 
     *cell = 0;
     if (!begun)
         return 0;
-    return writing ? cw_array_writing_end(array, stream, whole)
-                   : cw_array_reading_end(array, stream);
+    return writing ? cw_array_writing_finish(array, stream, whole, out)
+                   : cw_array_reading_finish(array, stream, out);
 }
 
-static int cwpy_work_end(cw_work **cell) {
+static int cwpy_work_end(cw_work **cell, cw_completion *out) {
     cw_work *work = *cell;
 
     *cell = NULL;
-    return work ? cw_work_end(work) : 0;
+    return work ? cw_work_finish(work, out) : 0;
 }
 
 static int cwpy_prefer_node(int node) {

@@ -8,8 +8,8 @@
  *
  * Invariant: a piece is in the table (a library has it), in the list of the freed, or its array is
  * closed. Owner: the lock, never held while anything waits or the broker is asked. If the process
- * dies its arrays go, as all that it held; what others hold of them (loans) stays. In a forked
- * child nothing is touched: the pieces are the parent's.
+ * dies its arrays go, as all that it held; what others hold of them (suballocations) stays. In a
+ * forked child nothing is touched: the pieces are the parent's.
  */
 #include "hooks.h"
 

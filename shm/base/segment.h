@@ -24,11 +24,11 @@ enum cw_segment_kind {
     CW_SEGMENT_ROOT = 1, /* monitor page and directory root; broker writes, clients read */
     CW_SEGMENT_INDEX,    /* directory index; broker writes, clients read */
     CW_SEGMENT_RECORDS,  /* directory records; broker writes, clients read */
-    CW_SEGMENT_SESSION,  /* one client's lane and first lease table; both write */
+    CW_SEGMENT_SESSION,  /* one client's channel and first lease table; both write */
     CW_SEGMENT_LEASES,   /* a further lease table; the client writes, the broker reads */
     CW_SEGMENT_BLOCKS,   /* a slab's block table; maker, takers and broker write */
     CW_SEGMENT_FENCES,   /* one session's fences; that client writes, the broker poisons */
-    CW_SEGMENT_BOARD,    /* replicas without a name yet; the bridge writes, clients read */
+    CW_SEGMENT_UNNAMED,  /* replicas without a name yet; the bridge writes, clients read */
 };
 
 struct cw_segment_header { /* 64 bytes, at offset 0 of every segment */

@@ -129,9 +129,9 @@ bool cw_table_keep(struct cw_block_table *table) {
      * broker sees our slot, or we see that it takes the slab back. */
     uint32_t word = CW_LOAD(B15, &table->withdrawn, seq_cst);
     if (word != CW_TABLE_WITHDRAWING)
-        return word == CW_TABLE_KEPT;
+        return word == CW_TABLE_OPEN;
     /* B16: competes with B18: who wins the word decides, and both know it. */
-    return CW_CAS(B16, &table->withdrawn, &word, CW_TABLE_KEPT, acq_rel) || word == CW_TABLE_KEPT;
+    return CW_CAS(B16, &table->withdrawn, &word, CW_TABLE_OPEN, acq_rel) || word == CW_TABLE_OPEN;
 }
 
 bool cw_table_withdrawn(struct cw_block_table *table) {
@@ -139,7 +139,7 @@ bool cw_table_withdrawn(struct cw_block_table *table) {
 }
 
 bool cw_table_withdraw(struct cw_block_table *table) {
-    uint32_t word = CW_TABLE_KEPT;
+    uint32_t word = CW_TABLE_OPEN;
     /* B17: before the scan (L2); pairs with B15. */
     return CW_CAS(B17, &table->withdrawn, &word, CW_TABLE_WITHDRAWING, seq_cst);
 }
@@ -151,10 +151,10 @@ bool cw_table_commit(struct cw_block_table *table) {
 
 void cw_table_restore(struct cw_block_table *table) {
     uint32_t word = CW_TABLE_WITHDRAWING;
-    (void)CW_CAS(B19, &table->withdrawn, &word, CW_TABLE_KEPT, acq_rel); /* false: kept already */
+    (void)CW_CAS(B19, &table->withdrawn, &word, CW_TABLE_OPEN, acq_rel); /* false: kept already */
 }
 
 void cw_table_reset(struct cw_block_table *table) {
     /* B19: the message that tells the new owner of the slab orders it. */
-    CW_STORE(B19, &table->withdrawn, CW_TABLE_KEPT, relaxed);
+    CW_STORE(B19, &table->withdrawn, CW_TABLE_OPEN, relaxed);
 }

@@ -38,13 +38,13 @@
  * is about to be refused, also while the owner does nothing at all. The table's word `withdrawn`
  * decides, as a block's word does:
  *
- *   KEPT --withdraw (broker)--> WITHDRAWING --commit (broker)--> WITHDRAWN (for ever)
+ *   OPEN --withdraw (broker)--> WITHDRAWING --commit (broker)--> WITHDRAWN (for ever)
  *    ^                               |
  *    +--- keep (owner), restore (broker)
  *
  * Invariant: a slab that is WITHDRAWN has no block but FREE ones, and none is carved in it again.
- * The owner alone makes a FREE block LIVE. It stores its slot (L1), then loads the word (B15): KEPT
- * -> it carves; WITHDRAWING -> CAS to KEPT (B16), who wins decides; WITHDRAWN -> it clears the slot
+ * The owner alone makes a FREE block LIVE. It stores its slot (L1), then loads the word (B15): OPEN
+ * -> it carves; WITHDRAWING -> CAS to OPEN (B16), who wins decides; WITHDRAWN -> it clears the slot
  * and forgets the slab. The broker stores WITHDRAWING (B17), reads the owner's slots (L2) and then
  * all words: nothing names the slab, all are FREE -> CAS to WITHDRAWN (B18), else restore (B19).
  * The slots come first: whoever carved, passed the block on and let go again has left it LIVE, and
@@ -67,7 +67,7 @@ enum cw_block_state { CW_BLOCK_FREE = 0, CW_BLOCK_LIVE = 1, CW_BLOCK_RETIRING = 
 #define CW_BLOCK_GEN_MAX    ((1ull << 56) - 1)
 #define CW_BLOCKS_MAX       (1u << 20)
 
-enum cw_table_state { CW_TABLE_KEPT = 0, CW_TABLE_WITHDRAWING = 1, CW_TABLE_WITHDRAWN = 2 };
+enum cw_table_state { CW_TABLE_OPEN = 0, CW_TABLE_WITHDRAWING = 1, CW_TABLE_WITHDRAWN = 2 };
 
 struct cw_block { /* 64 bytes, shared */
     cw_a64 word;

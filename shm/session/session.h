@@ -2,8 +2,8 @@
  * Session segment: what one client and the broker share. Made by the broker, one per client.
  *
  *   offset 0                      struct cw_session (header, doorbell flags, counters)
- *   CW_SESSION_REQUESTS           ring client -> broker (requests), CW_LANE_BYTES
- *   CW_SESSION_REPLIES            ring broker -> client (replies), CW_LANE_BYTES
+ *   CW_SESSION_REQUESTS           ring client -> broker (requests), CW_CHANNEL_BYTES
+ *   CW_SESSION_REPLIES            ring broker -> client (replies), CW_CHANNEL_BYTES
  *   CW_SESSION_LEASES             the first lease table
  *
  * The broker trusts nothing in it: it copies, checks the copy, uses the copy. If the client dies,
@@ -17,7 +17,7 @@
 #include "shm/session/ring.h"
 #include "shm/base/segment.h"
 
-#define CW_LANE_BYTES (64u << 10)
+#define CW_CHANNEL_BYTES (64u << 10)
 
 /* Ways of bytes to or from a GPU. */
 enum cw_route {
@@ -44,8 +44,8 @@ struct cw_session {
 _Static_assert(sizeof(struct cw_session) == 192, "layout");
 
 #define CW_SESSION_REQUESTS CW_PAGE
-#define CW_SESSION_REPLIES  (CW_SESSION_REQUESTS + CW_PAGE + CW_LANE_BYTES)
-#define CW_SESSION_LEASES   (CW_SESSION_REPLIES + CW_PAGE + CW_LANE_BYTES)
+#define CW_SESSION_REPLIES  (CW_SESSION_REQUESTS + CW_PAGE + CW_CHANNEL_BYTES)
+#define CW_SESSION_LEASES   (CW_SESSION_REPLIES + CW_PAGE + CW_CHANNEL_BYTES)
 #define CW_SESSION_BYTES    (CW_SESSION_LEASES + sizeof(struct cw_lease_table))
 
 static inline struct cw_ring *cw_session_requests(void *base) {

@@ -33,7 +33,7 @@
  *
  * Groups. A task stays in its group's queue while at most CW_DISPATCH_STEAL_BEYOND tasks are READY
  * there for each worker of the group; what is beyond that, a worker of another group may take that
- * finds nothing in its own queue, once this has lasted for a moment (CW_DISPATCH_PATIENCE_NS).
+ * finds nothing in its own queue, once this has lasted for a moment (CW_DISPATCH_STEAL_AFTER_NS).
  * Which worker is in which group is written down by the parent before it starts the worker
  * (assign), or by the worker when it opens, and deleted when it is buried: no count that a dead one
  * would have to lower. A group without workers has the bound 0, and nobody waits: nothing of it can
@@ -127,7 +127,7 @@
 /* So long another group has had too many tasks, and a worker none of its own, before it takes one:
  * it costs more there (what it needs lies elsewhere), and that group may be about to do it, or may
  * only have been kept from running for an instant. */
-#define CW_DISPATCH_PATIENCE_NS 5000000
+#define CW_DISPATCH_STEAL_AFTER_NS 5000000
 
 enum cw_cell_state { CW_CELL_FREE, CW_CELL_READY, CW_CELL_TAKEN, CW_CELL_DONE };
 enum cw_worker_order { CW_ORDER_NONE, CW_ORDER_LEAVE };
@@ -183,10 +183,10 @@ struct cw_dispatch_view { /* private: where the shared parts lie */
     uint32_t spinners;  /* how many of a group may spin: 0 to CW_DISPATCH_SPINNERS */
     const void *beside; /* the caller's, of each cell: only brought into the cache; NULL: nothing */
     uint64_t beside_stride;
-    uint32_t group;      /* a worker's own */
-    bool must_sleep;     /* a worker: not to spin just now */
-    int64_t *patient_ns; /* a worker: since when it could take others' tasks, 0: it could not; NULL:
-                            it has no patience, and takes them at once */
+    uint32_t group;          /* a worker's own */
+    bool must_sleep;         /* a worker: not to spin just now */
+    int64_t *steal_since_ns; /* a worker: since when it could take others' tasks, 0: it could not;
+                            NULL: it takes them at once */
 };
 #define CW_DISPATCH_AHEAD 64u
 struct cw_dispatch_notice { /* private: of an answer */

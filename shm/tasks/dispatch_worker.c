@@ -63,13 +63,13 @@ static int take_first(const struct cw_dispatch_view *view, uint32_t group, uint3
 
 /* How long it still waits for tasks of its own before it takes those of which others have too many:
  * from the first look that shows them. */
-static int64_t patience_ns(const struct cw_dispatch_view *view) {
-    if (!view->patient_ns)
+static int64_t until_steal_ns(const struct cw_dispatch_view *view) {
+    if (!view->steal_since_ns)
         return 0;
     int64_t now_ns = cw_now_ns();
-    if (*view->patient_ns == 0)
-        *view->patient_ns = now_ns;
-    int64_t left_ns = *view->patient_ns + CW_DISPATCH_PATIENCE_NS - now_ns;
+    if (*view->steal_since_ns == 0)
+        *view->steal_since_ns = now_ns;
+    int64_t left_ns = *view->steal_since_ns + CW_DISPATCH_STEAL_AFTER_NS - now_ns;
     return left_ns > 0 ? left_ns : 0;
 }
 
@@ -79,7 +79,7 @@ static int64_t steal_after_ns(const struct cw_dispatch_view *view, uint32_t grou
     bool deserted;
     if (cw_dispatch_excess(view, group, &deserted) == 0)
         return -1;
-    return deserted ? 0 : patience_ns(view);
+    return deserted ? 0 : until_steal_ns(view);
 }
 
 /* One that another group has too many of, if we have waited long enough. */
@@ -93,9 +93,9 @@ static int steal(const struct cw_dispatch_view *view, uint32_t w, uint64_t *plac
     return code;
 }
 
-static void forget_patience(const struct cw_dispatch_view *view) {
-    if (view->patient_ns)
-        *view->patient_ns = 0;
+static void forget_steal_since(const struct cw_dispatch_view *view) {
+    if (view->steal_since_ns)
+        *view->steal_since_ns = 0;
 }
 
 /* The soonest of all groups. */
@@ -106,7 +106,7 @@ static int64_t soonest_steal_ns(const struct cw_dispatch_view *view) {
         soonest_ns = after_ns < 0 ? soonest_ns : after_ns;
     }
     if (soonest_ns < 0)
-        forget_patience(view);
+        forget_steal_since(view);
     return soonest_ns;
 }
 
@@ -161,7 +161,7 @@ static int spin_for_task(const struct cw_dispatch_view *view, uint32_t w, uint64
     return code;
 }
 
-/* Sleeps unless there is something to see, or until its patience ends if it may then steal: who
+/* Sleeps unless there is something to see, or until it may steal: who
  * was woken to do so does not rely on being woken again. */
 static int sleep_for_task(const struct cw_dispatch_view *view, uint32_t w) {
     struct cw_sleeper *self = &view->workers[w].sleeper;
@@ -210,7 +210,7 @@ int cw_dispatch_take(const struct cw_dispatch_view *view, uint32_t w, uint64_t *
         }
     }
     if (code >= 0 && *place % view->group_count == view->group)
-        forget_patience(view);
+        forget_steal_since(view);
     if (counted)
         wake_another(view);
     return code;

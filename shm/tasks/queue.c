@@ -93,8 +93,8 @@ static bool turn_moves(const struct held *held, uint64_t holder, uint64_t count)
  * about to. Until that is known signals wait as well: else who is called again after each of them
  * would never come to know. 0: wait on.
  */
-static int turn_patience(struct cw_queue_end *end, const struct waiting *waiting, struct held *held,
-                         uint64_t holder, int code) {
+static int turn_timeout(struct cw_queue_end *end, const struct waiting *waiting, struct held *held,
+                        uint64_t holder, int code) {
     int64_t now_ns = cw_now_ns();
     if (waiting->end_ns < 0 || now_ns < waiting->end_ns)
         return code;
@@ -106,13 +106,13 @@ static int turn_patience(struct cw_queue_end *end, const struct waiting *waiting
         held->count = count;
         held->since_ns = now_ns;
     }
-    if (now_ns - held->since_ns >= CW_QUEUE_PATIENCE_NS)
+    if (now_ns - held->since_ns >= CW_QUEUE_HOLDER_NS)
         return cw_fail(-EBUSY,
                        "thread %u is in the middle of a put or a get, and has not run for %.1f s: "
                        "it is stopped (SIGSTOP, a debugger), or waits for the broker. Continue it, "
                        "or kill it: then others go on",
-                       (unsigned)(holder & CW_TASK_TID_MASK), (double)CW_QUEUE_PATIENCE_NS / 1e9);
-    return now_ns - held->begun_ns < CW_QUEUE_PATIENCE_NS ? 0 : code;
+                       (unsigned)(holder & CW_TASK_TID_MASK), (double)CW_QUEUE_HOLDER_NS / 1e9);
+    return now_ns - held->begun_ns < CW_QUEUE_HOLDER_NS ? 0 : code;
 }
 
 static int turn_take(struct cw_queue_end *end, const struct waiting *waiting) {
@@ -132,7 +132,7 @@ static int turn_take(struct cw_queue_end *end, const struct waiting *waiting) {
         clear_dead(end, seen);
         if (turn_try(end, &holder))
             return 0;
-        code = turn_patience(end, waiting, &held, holder, code);
+        code = turn_timeout(end, waiting, &held, holder, code);
         if (code)
             return code;
     }

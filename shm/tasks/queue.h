@@ -53,7 +53,7 @@
  * limit of 0, and only then looks whether there is room, or an item. What a holder does meanwhile:
  *   runs, or waits for a core            it is waited for
  *   dies                                 its turn is cleared, above: within a look (0.5 to 100 ms)
- *   does neither for CW_QUEUE_PATIENCE_NS, since it is stopped (SIGSTOP, a debugger, a frozen
+ *   does neither for CW_QUEUE_HOLDER_NS, since it is stopped (SIGSTOP, a debugger, a frozen
  *   cgroup) or asks a broker that stands still: who has time goes on waiting; whose limit is out
  *                                        gets -EBUSY, which is neither "full" nor "empty"
  * It cannot be passed by: its next store may be to the place where another would put. Others at the
@@ -68,9 +68,9 @@
 
 #include "shm/base/wait.h"
 
-#define CW_QUEUE_LOOK_NS     100000000  /* how long a dead holder goes unnoticed at most */
-#define CW_QUEUE_PATIENCE_NS 1000000000 /* for a holder that stands still, beyond one's limit */
-#define CW_QUEUE_END_TRY     INT64_MIN  /* an end_ns: does not wait, not even for a turn */
+#define CW_QUEUE_LOOK_NS   100000000  /* how long a dead holder goes unnoticed at most */
+#define CW_QUEUE_HOLDER_NS 1000000000 /* for a holder that stands still, beyond one's limit */
+#define CW_QUEUE_END_TRY   INT64_MIN  /* an end_ns: does not wait, not even for a turn */
 
 struct cw_queue_mark { /* shared; written by who has the turn */
     cw_a64 position;   /* in the memory of the items */

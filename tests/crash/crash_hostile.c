@@ -41,7 +41,7 @@ static int garbage_in_the_ring(void) {
     chance = chance_init(1);
     for (int round = 0; round < 60; round++) {
         ACT(come());
-        for (uint64_t i = 0; i < CW_LANE_BYTES / 8; i++)
+        for (uint64_t i = 0; i < CW_CHANNEL_BYTES / 8; i++)
             atomic_store(&request_words()[i], chance_next(&chance) | 1);
         knock();
         ACT(raw_dropped(&client));
@@ -53,7 +53,7 @@ static int garbage_in_the_ring(void) {
 static int headers_that_cannot_be(void) {
     const uint64_t words[] = {1ull << 32,
                               ((uint64_t)CW_OP_PING << 32) | UINT32_MAX,
-                              ((uint64_t)CW_OP_PING << 32) | (CW_LANE_BYTES / 4 + 2),
+                              ((uint64_t)CW_OP_PING << 32) | (CW_CHANNEL_BYTES / 4 + 2),
                               ((uint64_t)CW_RING_PADDING << 32) | 1,
                               ((uint64_t)CW_RING_PADDING << 32) | UINT32_MAX,
                               UINT64_MAX};

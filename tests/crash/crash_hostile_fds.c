@@ -101,7 +101,7 @@ static int slabs_of_other_kinds(void) {
     return 0;
 }
 
-static int lifelines_of_other_kinds(void) {
+static int fork_pipes_of_other_kinds(void) {
     static struct raw_mail mail;
     for (int kind = 1; kind < KINDS; kind++) {
         ACT(come());
@@ -240,7 +240,7 @@ static int more_descriptors_than_allowed(void) {
     return 0;
 }
 
-static int too_many_descriptors_in_custody(void) {
+static int too_many_registered_descriptors(void) {
     ACT(come());
     struct raw_slab slab;
     int status = 0, made = 0;
@@ -345,12 +345,12 @@ static int set_up(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         HOSTILE(slabs_of_other_kinds),
-        HOSTILE(lifelines_of_other_kinds),
+        HOSTILE(fork_pipes_of_other_kinds),
         HOSTILE(pidfds_of_other_kinds),
         HOSTILE(tables_that_are_none),
         HOSTILE(data_that_could_vanish),
         HOSTILE(more_descriptors_than_allowed),
-        HOSTILE(too_many_descriptors_in_custody),
+        HOSTILE(too_many_registered_descriptors),
         cmocka_unit_test(a_file_that_blocks_stops_nobody),
     };
     return cmocka_run_group_tests(tests, set_up, hostile_tear_down);

@@ -35,17 +35,22 @@ static void expect(cw_array *array, int filling) {
 static void in_order(cw_array *one, cw_array *two) {
     cw_use uses[2] = {{.array = one}, {.array = two, .writing = 1, .whole = 1}};
     cw_pair pairs[2] = {{two, 0, one, 0, 64}, {two, 64, one, 64, BYTES - 64}};
+    cw_completion done;
     cw_work *work;
     STEP(cw_array_copy(two, 0, one, 0, BYTES, CW_STREAM_OWN));
     STEP(cw_array_wait(two, -1));
     expect(two, 1);
     STEP(cw_array_writing_begin(one, NULL, -1));
-    STEP(cw_array_writing_end(one, NULL, 0));
+    STEP(cw_array_writing_finish(one, NULL, 0, &done));
+    STEP(cw_completion_wait(cw_array_client(one), &done, -1));
     STEP(cw_array_reading_begin(one, NULL, -1));
-    STEP(cw_array_reading_end(one, NULL));
+    STEP(cw_array_reading_finish(one, NULL, &done));
+    STEP(cw_completion_wait(cw_array_client(one), &done, -1));
     fill(one, 2);
     STEP(cw_work_begin(uses, 2, NULL, -1, &work));
-    STEP(cw_work_end(work));
+    STEP(cw_work_finish(work, &done));
+    STEP(cw_completion_wait(cw_array_client(one), &done, -1));
+    STEP(cw_work_check(cw_array_client(one)));
     STEP(cw_array_copy_many(pairs, 2, NULL));
     expect(two, 2);
     STEP(cw_array_behind(two, NULL));

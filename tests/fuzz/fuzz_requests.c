@@ -261,7 +261,7 @@ static int some_fd(uint8_t kind) {
     case 0:
         return open("/dev/null", O_RDWR | O_CLOEXEC);
     case 1:
-    case 2: /* a lifeline, open or hung up */
+    case 2: /* a fork pipe, open or hung up */
         if (pipe2(ends, O_CLOEXEC) != 0)
             return -1;
         close(ends[kind & 7 ? 1 : 0]);

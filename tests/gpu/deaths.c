@@ -92,19 +92,26 @@ static bool told_next(struct consumer *c) {
     return code == -EOWNERDEAD;
 }
 
-/* Copies an array out in order. True: told that it is no good. */
+/* Copies an array out in order, and asks by the section's completion. True: it is no good. */
 static bool look(struct consumer *c, cw_array *array, uint32_t *value) {
     int code = cw_array_reading_begin(array, c->stream, LIMIT_NS);
     if (code == -EOWNERDEAD)
         return true;
     ok(code, "cw_array_reading_begin");
     CU(cuMemcpyDtoDAsync(c->copy, at(array), WORDS * 4, c->stream));
-    int ended = cw_array_reading_end(array, c->stream);
+    cw_completion completion;
+    int ended = cw_array_reading_finish(array, c->stream, &completion);
     if (ended != -EOWNERDEAD)
-        ok(ended, "cw_array_reading_end");
-    test_finish(c->stream);
-    if (told_next(c) || ended)
+        ok(ended, "cw_array_reading_finish");
+    code = cw_completion_wait(c->client, &completion, LIMIT_NS);
+    if (code == -EOWNERDEAD)
         return true;
+    ok(code, "cw_completion_wait");
+    if (ended || told_next(c))
+        test_fail("job %d round %d (killed %s): the wait said that all is complete, %s told a "
+                  "death",
+                  board->job, round_now, moment_names[part->moment],
+                  ended ? "the end" : "the next call");
     CU(cuMemcpyDtoHAsync(c->host, c->copy, WORDS * 4, c->stream));
     test_finish(c->stream);
     for (uint32_t i = 1; i < WORDS; i++)

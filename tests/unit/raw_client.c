@@ -136,8 +136,8 @@ static int open_session(struct raw_client *client, struct raw_mail *mail) {
     client->shared = base;
     CW_STORE(S3, &client->shared->mapped, 1, relaxed);
     client->leases = cw_session_leases(base);
-    cw_ring_producer_init(&client->requests, cw_session_requests(base), CW_LANE_BYTES);
-    cw_ring_consumer_init(&client->replies, cw_session_replies(base), CW_LANE_BYTES);
+    cw_ring_producer_init(&client->requests, cw_session_requests(base), CW_CHANNEL_BYTES);
+    cw_ring_consumer_init(&client->replies, cw_session_replies(base), CW_CHANNEL_BYTES);
     return 0;
 }
 

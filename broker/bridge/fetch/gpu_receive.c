@@ -1,6 +1,8 @@
 /*
  * GPU receives: see gpu_receive.h. All of it is the loop's; helpers touch their own piece of work.
  */
+#include "ipc/array/array.h"
+#include "ipc/client.h"
 #include "broker/bridge/fetch/gpu_receive.h"
 
 #include <stdlib.h>
@@ -126,7 +128,7 @@ static int make_on_gpu(cw_client *client, const struct cwb_gpu_receive_spec *spe
         return code;
     do {
         bytes = sizeof made;
-        code = cw_lane_call(client, CW_OP_MAKE, &part, 1, &made, &bytes, CW_CALL_HELD, -1);
+        code = cw_channel_call(client, CW_OP_MAKE, &part, 1, &made, &bytes, CW_CALL_HELD, -1);
     } while (code == -EINTR);
     if (code == 0 && bytes != sizeof made)
         code = cw_fail(-EPROTO, "the broker answered MAKE with %u bytes", bytes);
@@ -134,11 +136,11 @@ static int make_on_gpu(cw_client *client, const struct cwb_gpu_receive_spec *spe
         return code;
     pthread_mutex_lock(&client->lock);
     code = cw_array_attach(client, made.slab, made.block, made.gen, made.offset_bytes,
-                           spec->size_bytes, &shape, CW_DISTANT, out);
+                           spec->size_bytes, &shape, CW_UNMAPPED, out);
     pthread_mutex_unlock(&client->lock);
     struct cw_block_ref ref = {
         .token = made.token, .slab = made.slab, .block = made.block, .gen = made.gen};
-    (void)cw_lane_post(client, CW_OP_TRANSIT_END, &ref, sizeof ref);
+    (void)cw_channel_post(client, CW_OP_TRANSIT_END, &ref, sizeof ref);
     return code;
 }
 

@@ -51,14 +51,14 @@ static void replica_free(struct cwb_replica *replica) {
 
 /* May a job that came by way of the broker be told where it lies? Else it looks for the name. */
 static bool fits_answer(const struct cwb_replica *replica) {
-    return sizeof(struct cw_door_answer) + replica->put.meta_bytes <= CW_PLACED_MAX;
+    return sizeof(struct cw_fast_path_answer) + replica->put.meta_bytes <= CW_PLACED_MAX;
 }
 
 /* It is whole: where it lies, or (HELD, and that does not fit) that its name stands. */
 static void answer(struct cwb_replica *replica, struct cwb_job *job) {
     struct {
-        struct cw_door_answer head;
-        uint8_t meta[CW_PLACED_MAX - sizeof(struct cw_door_answer)];
+        struct cw_fast_path_answer head;
+        uint8_t meta[CW_PLACED_MAX - sizeof(struct cw_fast_path_answer)];
     } placed;
     replica->answered_ns = replica->bridge->loop.now_ns;
     if (!job->id) {

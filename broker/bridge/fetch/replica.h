@@ -32,6 +32,8 @@
 #define CW_BROKER_BRIDGE_FETCH_REPLICA_H
 
 #include "broker/bridge/fetch/download.h"
+#include "ipc/base/device.h"
+#include "broker/bridge/local/job.h"
 #include "broker/bridge/fetch/gpu_receive.h"
 #include "broker/bridge/link/peer.h"
 #include "broker/bridge/local/job.h"

@@ -12,6 +12,8 @@
 #include "broker/bridge/link/link.h"
 #include "broker/bridge/link/peer.h"
 #include "broker/bridge/link/stall.h"
+#include "ipc/client.h"
+#include "broker/bridge/local/once.h"
 #include "broker/bridge/link/stream.h"
 #include "broker/bridge/link/streams.h"
 #include "broker/bridge/local/once.h"

@@ -13,6 +13,8 @@
 #include <string.h>
 
 #include "broker/bridge/bridge.h"
+#include "ipc/array/array.h"
+#include "ipc/client.h"
 #include "broker/bridge/memory.h"
 #include "broker/bridge/wire/frame.h"
 #include "ipc/base/meta.h"

@@ -112,7 +112,7 @@ void cwb_broker_channel_check(const struct cwb_broker_channel *channel) {
 static int try_send(struct cwb_broker_channel *channel, uint16_t op, const struct iovec *parts,
                     uint32_t count, struct asked *asked) {
     uint64_t id;
-    int code = cw_lane_send(channel->client, op, parts, count, &id);
+    int code = cw_channel_send(channel->client, op, parts, count, &id);
     if (code == -EAGAIN)
         return code;
     if (code)
@@ -219,7 +219,7 @@ static void on_reply(void *context, const struct cw_message *head, const void *b
 
 void cwb_broker_channel_turn(struct cwb_broker_channel *channel) {
     int code;
-    while ((code = cw_lane_take(channel->client, on_reply, channel)) == 1)
+    while ((code = cw_channel_take(channel->client, on_reply, channel)) == 1)
         continue;
     if (code < 0)
         broker_lost();
@@ -242,15 +242,15 @@ int64_t cwb_broker_channel_notify(struct cwb_broker_channel *channel) {
     if (channel->asked_count <= channel->batched_count && channel->batched_count < BATCH_MOST &&
         channel->bridge->loop.now_ns < channel->batch_until_ns)
         return channel->batch_until_ns;
-    cw_lane_ring(channel->client);
+    cw_channel_ring(channel->client);
     channel->asked_count = channel->batched_count = 0;
     return INT64_MAX;
 }
 
 bool cwb_broker_channel_rest(struct cwb_broker_channel *channel) {
-    return cw_lane_rest(channel->client);
+    return cw_channel_rest(channel->client);
 }
 
 void cwb_broker_channel_rise(struct cwb_broker_channel *channel) {
-    cw_lane_rise(channel->client);
+    cw_channel_rise(channel->client);
 }

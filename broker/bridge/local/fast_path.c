@@ -113,21 +113,21 @@ static void spin_on(struct cwb_local_client *client) {
 }
 
 void cwb_fast_path_location(const struct cwb_bridge *bridge, const struct cw_put *put,
-                            struct cw_door_answer *out) {
-    *out = (struct cw_door_answer){.text_bytes = put->meta_bytes,
-                                   .instance = cw_client_instance(bridge->client),
-                                   .slab = put->slab,
-                                   .block = put->block,
-                                   .gen = put->gen,
-                                   .offset_bytes = put->offset_bytes,
-                                   .size_bytes = put->size_bytes};
+                            struct cw_fast_path_answer *out) {
+    *out = (struct cw_fast_path_answer){.text_bytes = put->meta_bytes,
+                                        .instance = cw_client_instance(bridge->client),
+                                        .slab = put->slab,
+                                        .block = put->block,
+                                        .gen = put->gen,
+                                        .offset_bytes = put->offset_bytes,
+                                        .size_bytes = put->size_bytes};
 }
 
 void cwb_fast_path_answer(struct cwb_job *job, int status, const struct cw_put *put,
                           const void *meta) {
     struct cwb_local_client *client = job->local_client;
-    struct cw_door_answer answer = {.status = status,
-                                    .instance = cw_client_instance(job->bridge->client)};
+    struct cw_fast_path_answer answer = {.status = status,
+                                         .instance = cw_client_instance(job->bridge->client)};
     const char *sentence = cw_detail();
     struct iovec parts[] = {{&answer, sizeof answer}, {(void *)(uintptr_t)meta, 0}};
     if (status == 0) {
@@ -186,7 +186,7 @@ static int listen_at(const char *broker_socket) {
         code = cw_address_open_folder(&address, false, &folder);
     if (code)
         return code;
-    cw_address_to_door(&address);
+    cw_address_to_fast_path(&address);
     cw_address_sockaddr(&address, folder, &name, &length);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     (void)unlinkat(folder, address.socket_name, 0);

@@ -24,7 +24,7 @@ int cwb_fast_path_new(struct cwb_bridge *bridge);
 void cwb_fast_path_took(struct cwb_local_client *client, struct cwb_job *job);
 /* Where an array lies, as a client is told; its meta goes behind it. */
 void cwb_fast_path_location(const struct cwb_bridge *bridge, const struct cw_put *put,
-                            struct cw_door_answer *out);
+                            struct cw_fast_path_answer *out);
 /* Answers a job that came over the fast path: where the array lies and its meta (status 0), or
  * cw_detail().
  */

@@ -12,7 +12,7 @@
 
 struct cwb_replica_cache {
     struct cw_segment segment;
-    struct cwb_replica *at[CW_BOARD_PLACES];
+    struct cwb_replica *at[CW_UNNAMED_RECORDS];
 };
 
 struct cwb_replica_cache *cwb_replica_cache_new(struct cwb_bridge *bridge) {
@@ -21,8 +21,8 @@ struct cwb_replica_cache *cwb_replica_cache_new(struct cwb_bridge *bridge) {
         cwb_no_memory("the replica cache");
         return NULL;
     }
-    if (cw_board_new(cw_client_instance(bridge->client),
-                     cwb_broker_channel_session(bridge->broker_channel), &cache->segment) == 0)
+    if (cw_unnamed_new(cw_client_instance(bridge->client),
+                       cwb_broker_channel_session(bridge->broker_channel), &cache->segment) == 0)
         return cache;
     free(cache);
     return NULL;
@@ -30,7 +30,7 @@ struct cwb_replica_cache *cwb_replica_cache_new(struct cwb_bridge *bridge) {
 
 void cwb_replica_cache_here(const struct cwb_bridge *bridge) {
     if (bridge->replica_cache)
-        cw_sleeper_here(cw_board_bridge(&bridge->replica_cache->segment));
+        cw_sleeper_here(cw_unnamed_bridge(&bridge->replica_cache->segment));
 }
 
 int cwb_replica_cache_fd(const struct cwb_bridge *bridge) {
@@ -50,9 +50,9 @@ void cwb_replica_cache_add(struct cwb_replica *replica) {
                              .key_bytes = (uint16_t)replica->key.length,
                              .meta_bytes = put->meta_bytes};
     if (!cache || replica->on_gpu ||
-        !cw_board_post(&cache->segment, &entry, replica->key.text, replica->came))
+        !cw_unnamed_put(&cache->segment, &entry, replica->key.text, replica->came))
         return;
-    uint32_t index = cw_board_place(replica->key.text, replica->key.length);
+    uint32_t index = cw_unnamed_index(replica->key.text, replica->key.length);
     if (cache->at[index])
         cache->at[index]->cached = 0;
     cache->at[index] = replica;
@@ -63,7 +63,7 @@ void cwb_replica_cache_remove(struct cwb_replica *replica) {
     struct cwb_replica_cache *cache = replica->bridge->replica_cache;
     if (!replica->cached)
         return;
-    cw_board_erase(&cache->segment, replica->cached - 1);
+    cw_unnamed_erase(&cache->segment, replica->cached - 1);
     cache->at[replica->cached - 1] = NULL;
     replica->cached = 0;
 }

@@ -20,6 +20,7 @@
 #include "broker/bridge/local/arrays.h"
 #include "broker/bridge/serve/deferred.h"
 #include "broker/bridge/serve/serve.h"
+#include "ipc/client.h"
 #include "ipc/request/channel.h"
 
 #define SLICE_NS  200000

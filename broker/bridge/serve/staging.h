@@ -44,7 +44,7 @@ struct cwb_upload;
 struct cwb_staging;
 struct cwb_stream;
 
-/* Begins to stage; array (CW_DISTANT) is the staging's from now on. The upload stays until
+/* Begins to stage; array (CW_UNMAPPED) is the staging's from now on. The upload stays until
  * cwb_staging_end(). read_max: what a READ of this peer asks for. NULL: there is no memory, and the
  * array stays the caller's. */
 struct cwb_staging *cwb_staging_new(struct cwb_bridge *bridge, struct cwb_upload *upload,

@@ -30,7 +30,7 @@ int cwb_upload_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *a
  * all of it. */
 void cwb_upload_push(struct cwb_link *link, const struct cwb_frame *frame,
                      struct cwb_upload *upload, uint32_t count);
-/* The same of an array on a GPU (CW_DISTANT), whose bytes come by way of host memory (staging.h).
+/* The same of an array on a GPU (CW_UNMAPPED), whose bytes come by way of host memory (staging.h).
  * Its READs are answered once they are there. read_max: what this peer's READs ask for. */
 int cwb_upload_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *array,
                           uint64_t size_bytes, uint32_t read_max, bool for_put,

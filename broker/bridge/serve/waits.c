@@ -20,6 +20,7 @@
 #include "broker/bridge/memory.h"
 #include "broker/bridge/serve/deferred.h"
 #include "broker/bridge/serve/serve.h"
+#include "ipc/request/socket.h"
 #include "shm/base/wait.h"
 
 #define SLICE_NS      200000

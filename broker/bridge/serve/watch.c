@@ -25,6 +25,7 @@
 #include "broker/bridge/local/job.h"
 #include "broker/bridge/memory.h"
 #include "broker/bridge/wire/frame.h"
+#include "ipc/request/socket.h"
 #include "shm/base/wait.h"
 
 #define ORDER_LEAST 64u

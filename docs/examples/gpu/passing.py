@@ -51,8 +51,9 @@ def by_jax(before: Any, result: Any) -> None:
 
     x = before.get()
     before.task_done()
-    with x.reading():
+    with x.reading() as r:
         total = float(jnp.from_dlpack(x).sum())
+    r.wait()  # the sum is of complete data, or ProducerDied: PyTorch's process was killed
     result.put((total, x.device_uuid))
 
 

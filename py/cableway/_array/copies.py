@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from cableway.array import Array
 
 __all__ = [
-    "ahead",
     "arrived",
     "as_values",
     "assign",
@@ -33,11 +32,12 @@ __all__ = [
     "duplicate",
     "fill",
     "fill_new",
-    "from_foreign",
+    "from_external",
     "from_host",
     "lies_on_gpu",
     "of_values",
     "onto",
+    "prefetch",
 ]
 
 _NO_STREAM = ffi.NULL
@@ -131,18 +131,26 @@ def _write_bytes(target: Array, values: np.ndarray[Any, Any]) -> None:
     check_again(lib.cw_array_copy_in, pointer, _low(target), source, -1, layout.span, _NO_STREAM)
 
 
-def from_foreign(source: interop.Foreign, device: str | None = None) -> Array:
-    """A new array with the contents of another library's GPU memory, on that GPU or on the device named."""
+def from_external(
+    source: interop.ExternalArray, device: str | None = None, stream: int | None = None
+) -> Array:
+    """A new array with the contents of another library's GPU memory, on that GPU or on the device named.
+
+    Args:
+        stream: its number: the copy is given to it and goes on, and who uses the array comes after it. The caller sees to it that
+            the source stays until the array's `wait` returns.
+    """
     source.check_gapless()
     made = arrays.new(
         source.layout, device=device or ("cpu" if source.gpu < 0 else f"cuda:{source.gpu}")
     )
-    _take(made, source)
+    _take(made, source, stream)
     return made
 
 
-def _take(target: Array, source: interop.Foreign) -> None:
-    source.ready()
+def _take(target: Array, source: interop.ExternalArray, stream: int | None = None) -> None:
+    if stream is None:
+        source.ready()
     layout = source.layout
     pointer = arrays.usable(target._open_lease())
     check_again(
@@ -152,7 +160,7 @@ def _take(target: Array, source: interop.Foreign) -> None:
         ffi.cast("void *", source.low),
         source.gpu,
         layout.span,
-        _NO_STREAM,
+        _NO_STREAM if stream is None else ffi.cast("void *", stream),
     )
 
 
@@ -224,7 +232,7 @@ def fill(target: Array, value: Any) -> None:
 _sources: weakref.WeakKeyDictionary[Lease, Lease] = weakref.WeakKeyDictionary()
 
 
-def ahead(source: Array, device: str) -> Array:
+def prefetch(source: Array, device: str) -> Array:
     """This array on a device, copied by a stream of ours that nobody waits for."""
     if source.device == device:
         if source.evictable:
@@ -377,14 +385,14 @@ def assign(target: Array, source: Any, *, spread: bool = False, stream: Any = No
         else:
             _assign_host(target, source._exact(), spread)
         return
-    told = interop.foreign(source)
+    told = interop.external_array(source)
     if told is None:
         _assign_host(target, _host_values(to, source, spread), spread)
     elif to.same(told.layout) and layouts.is_gapless(to):
         _take(target, told)
     else:
         _check_bytes(target, told.layout)
-        copy_values(target._exact(), from_foreign(told, "cpu")._exact())
+        copy_values(target._exact(), from_external(told, "cpu")._exact())
 
 
 def _check_bytes(target: Array, of: Layout) -> None:

@@ -9,7 +9,7 @@ __all__ = ["deadline", "left_ns"]
 
 
 def deadline(timeout: float | None) -> float:
-    """Seconds of time.monotonic() at which patience ends.
+    """Seconds of time.monotonic() at which a wait ends.
 
     Raises:
         TypeError: timeout is no number.

@@ -2,12 +2,12 @@
 
 Kept idle: free blocks of a Pool's or a Queue's senders (`_transport.blocks`), and in C entirely free slabs. All of it counts
 against the broker's limits. Who is refused memory (`views.lease_again`) first gives up what its own process keeps and tries
-again; then it asks the other processes of its Pools through their planes (shm/tasks/dispatch.h: ask, heed), and tries again
+again; then it asks the other processes of its Pools through their task queues (shm/tasks/dispatch.h: ask, heed), and tries again
 after each round of answers:
 
     a worker that sleeps     is woken, gives up, and says so
     a worker with a task     does so when the task is done
-    the parent               its helper does so
+    the parent               its supervisor does so
     who asks itself          gives up and answers whoever asks it, at each look
 
 A round ends when all have answered. What they gave up comes free only when the broker has seen it, and their part of that
@@ -52,11 +52,11 @@ _KEPT_AFTER_BYTES = 64 << 20  # free slabs that stay after a Pool's end
 # Each lets go of memory that is kept to be used again, and says whether there was some. They may take locks for a moment;
 # whoever calls them holds none of these.
 kept: list[Callable[[], bool]] = []
-_ends: list[Any] = []  # this process's ends of planes
+_ends: list[Any] = []  # this process's ends of task queues
 
 
 def add_end(end: Any) -> None:
-    """Through this end of a plane others are asked (`_dispatch.Dispatch`, `_dispatch.WorkerEnd`)."""
+    """Through this end of a task queue others are asked (`_dispatch.Dispatch`, `_dispatch.WorkerEnd`)."""
     _ends.append(end)
 
 

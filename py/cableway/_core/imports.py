@@ -7,7 +7,7 @@ lock in a child, and not these.
 Two places need more. Each has its rule.
 
 A worker by fork of a Pool, whose successors are forked by a thread of ours at any moment:
-    - Before the fork that thread waits, up to PATIENCE_SECONDS, until no other thread imports (`Moment`).
+    - Before the fork that thread waits, up to IMPORT_TIMEOUT_SECONDS, until no other thread imports (`Moment`).
     - In the worker, what another thread was importing begins again when it is needed (`begin_again`): its lock and what
       there is of the module are dropped. A package begins again with all of its Python modules, so that they have the
       same classes; its extension modules stay, since many cannot be loaded twice in a process.
@@ -36,9 +36,9 @@ from importlib.machinery import ExtensionFileLoader
 from types import ModuleType
 from typing import Any
 
-__all__ = ["PATIENCE_SECONDS", "Moment", "begin_again", "begun_again_here", "under_way"]
+__all__ = ["IMPORT_TIMEOUT_SECONDS", "Moment", "begin_again", "begun_again_here", "under_way"]
 
-PATIENCE_SECONDS = 1.0  # more is a program that runs within an import, or one that hangs
+IMPORT_TIMEOUT_SECONDS = 1.0  # more is a program that runs within an import, or one that hangs
 _LOOK_AGAIN_SECONDS = 0.01
 _OURS = ("cableway", "cloudpickle", "concurrent", "multiprocessing")  # what we import late
 
@@ -85,7 +85,7 @@ class Moment:
         now = time.monotonic()
         if self._since is None:
             self._since = now
-        return _LOOK_AGAIN_SECONDS if now - self._since < PATIENCE_SECONDS else None
+        return _LOOK_AGAIN_SECONDS if now - self._since < IMPORT_TIMEOUT_SECONDS else None
 
 
 def begin_again(kept: frozenset[str] = frozenset()) -> None:

@@ -39,14 +39,14 @@ class Layout:
         "_repeats",
         "_span",
         "dtype",
+        "encoded",
         "ndim",
         "shape",
         "size",
         "strides",
-        "told",
     )
 
-    told: tuple[Any, bytes] | None  # how an item of a queue says it (`_queue.items`), the last time
+    encoded: tuple[Any, bytes] | None  # as an item of a queue has it (`_queue.items`)
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Layout:
         self._origin: int | None = None
         self._repeats: bool | None = None
         self._span: int | None = None
-        self.told = None
+        self.encoded = None
 
     @property
     def nbytes(self) -> int:

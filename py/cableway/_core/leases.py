@@ -45,7 +45,7 @@ __all__ = [
 
 
 _Cell, _cast, _ARRAY, _CELL = (
-    _dispatch.Held,
+    _dispatch.LeaseCell,
     ffi.cast,
     ffi.typeof("cw_array *"),
     ffi.typeof("cw_array **"),

@@ -23,7 +23,7 @@ __all__ = [
     "exported",
     "failure",
     "ffi",
-    "held",
+    "from_cell",
     "keeping",
     "lib",
     "on_broker_lost",
@@ -72,7 +72,7 @@ def keeping(pointer: Any, owner: object) -> Any:
     )  # does nothing, but has the owner
 
 
-def held(cell: Any) -> Any:
+def from_cell(cell: Any) -> Any:
     """The pointer in a cell (extra.h) that gives back what it has when it goes."""
     return keeping(cell[0], cell)
 

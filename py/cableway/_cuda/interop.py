@@ -19,7 +19,7 @@ from cableway._core.leases import EvictableLease, Lease, lease_served
 from cableway._core.library import check, check_again, ffi, lib
 from cableway._cuda import stream_order
 
-__all__ = ["Foreign", "find", "foreign", "interface", "lies_on_gpu", "no_host_view"]
+__all__ = ["ExternalArray", "external_array", "find", "interface", "lies_on_gpu", "no_host_view"]
 
 _DLPACK_CUDA = 2
 _LEGACY_STREAM = 1
@@ -85,7 +85,7 @@ def interface(lease: Lease, layout: Layout, offset: int) -> dict[str, Any]:
     }
 
 
-class Foreign:
+class ExternalArray:
     """GPU memory of another library, as its `__cuda_array_interface__` describes it, or DLPack."""
 
     __slots__ = ("address", "gpu", "layout", "owner", "readonly", "stream", "whole")
@@ -121,7 +121,7 @@ class Foreign:
         self.gpu = self._find_gpu()
 
     @classmethod
-    def by_dlpack(cls, owner: Any) -> Foreign:
+    def by_dlpack(cls, owner: Any) -> ExternalArray:
         """Of an array whose dtype `__cuda_array_interface__` cannot tell."""
         of_torch = _is_torch(owner)
         # PyTorch's work is ordered by the current stream; others let the one that is named here wait for theirs.
@@ -132,7 +132,7 @@ class Foreign:
         return self
 
     @classmethod
-    def at(cls, owner: Any, address: int, layout: Layout) -> Foreign:
+    def at(cls, owner: Any, address: int, layout: Layout) -> ExternalArray:
         """The same of what is known already, without a stream: whoever takes it orders the work by himself."""
         self = cls.__new__(cls)
         self.owner, self.address, self.layout = owner, address, layout
@@ -201,7 +201,7 @@ def lies_on_gpu(obj: Any) -> bool:
     return place is not None and place()[0] == _DLPACK_CUDA
 
 
-def foreign(obj: Any) -> Foreign | None:
+def external_array(obj: Any) -> ExternalArray | None:
     """What obj shows of GPU memory; None for what lies on the host.
 
     Raises:
@@ -212,7 +212,7 @@ def foreign(obj: Any) -> Foreign | None:
     told = _told(obj)
     place = getattr(obj, "__dlpack_device__", None)
     if told is not None and (place is None or np.dtype(told["typestr"]).kind != "V"):
-        return Foreign(obj, told)
+        return ExternalArray(obj, told)
     if place is not None and place()[0] == _DLPACK_CUDA:
-        return Foreign.by_dlpack(obj)
-    return None if told is None else Foreign(obj, told)
+        return ExternalArray.by_dlpack(obj)
+    return None if told is None else ExternalArray(obj, told)

@@ -4,6 +4,10 @@ A stream that is given work inside such a `with` waits for the last write (a wri
 whichever process, and the next user waits for it. The CPU waits only where that work is not submitted yet, for default
 streams, and when four streams of this process wait already. On the host nothing happens.
 
+Such a `with` is a *section*. What a GPU does with it comes later, and so may the death of whoever wrote what it reads. So
+`with y.reading() as r:` gives the section itself, and `r.wait()`, after the `with`, means: the work is done and was built on
+complete data, or `ProducerDied`.
+
 A stream is told by its number (a CUstream), by an object of CuPy, PyTorch, Numba or whatever has `__cuda_stream__`,
 or not at all: then it is the current one of the library that this process uses.
 """
@@ -19,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from cableway import array as arrays
 from cableway._core.deadlines import deadline, left_ns
 from cableway._core.library import check, ffi, lib
+from cableway.errors import Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,10 +31,12 @@ if TYPE_CHECKING:
     from cableway._core.leases import Lease
     from cableway.array import Array
 
-__all__ = ["Reading", "Work", "Writing", "begun", "stream_number", "wait", "work"]
+__all__ = ["Reading", "Section", "Work", "Writing", "begun", "stream_number", "wait", "work"]
 
 _DEFAULT = 1  # CU_STREAM_LEGACY
+_SLICE_NS = 500_000_000
 _CELL, _WORK_CELL, _STREAM = ffi.typeof("int *"), ffi.typeof("cw_work **"), ffi.typeof("void *")
+_COMPLETION = ffi.typeof("cw_completion *")
 
 
 class _Mark:
@@ -112,7 +119,7 @@ def stream_number(stream: Any) -> int:
     raise TypeError(f"stream is a number or a stream of a GPU library, not {type(stream).__name__}")
 
 
-def _patiently(call: Callable[[int], int], timeout: float | None) -> None:
+def _until_timeout(call: Callable[[int], int], timeout: float | None) -> None:
     """Repeats a call that signals end, with the time that is left."""
     end = deadline(timeout)
     while True:
@@ -122,14 +129,78 @@ def _patiently(call: Callable[[int], int], timeout: float | None) -> None:
             return
 
 
-class _Use:
+def _wait(call: Callable[[int], int], timeout: float | None) -> None:
+    """The same for a wait, which may be begun again at any time: so no signal is left unserved for longer than a slice of it,
+    though it came when the library did not sleep, or to another thread.
+    """
+    end = deadline(timeout)
+    while True:
+        left = left_ns(end)
+        last = 0 <= left <= _SLICE_NS
+        status = call(left if last else _SLICE_NS)
+        if status == -errno.ETIMEDOUT and last:
+            raise Timeout(f"the work on the array did not come to an end in {timeout:.3f} s")
+        if status not in (-errno.EINTR, -errno.ETIMEDOUT):
+            check(status)
+            return
+
+
+class Section:
+    """What `Array.reading`, `Array.writing` and `cableway.work` return, for a `with`."""
+
+    __slots__ = ("_begun", "_cell", "_completion")
+
+    def __init__(self, cell: Any) -> None:
+        self._cell = cell  # in which the library notes what is begun
+        self._completion = ffi.new(_COMPLETION)  # of the last end
+        self._begun = False
+
+    def _client(self) -> Any:
+        """The `cw_client *` of its arrays; NULL where there are none."""
+        raise NotImplementedError
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits on the CPU until the work that the stream was given in this `with` is done. Call it after the `with`.
+
+        When it returns, that work was built on complete data: everything that the stream had been made to wait for by then, in
+        whichever process, was complete. When it raises `ProducerDied` the work is done as well, but what it computed
+        is no good. It may be called again, by any thread. On host arrays it returns at once.
+
+        Args:
+            timeout: seconds; None for ever.
+
+        Raises:
+            ProducerDied: a process died before its work, which this one came after, was complete.
+            DeviceError: this process's context on that GPU is broken, and the work will never be done.
+            Timeout: it is not done yet.
+            ValueError: the `with` was not begun, or has not ended.
+            BrokerLost: it is not done yet, and without a broker nobody would tell of a death.
+
+        >>> import cableway as cw
+        >>> y = cw.zeros(3)
+        >>> with y.reading() as r:      # on a GPU: a kernel that reads y is submitted here
+        ...     pass
+        >>> r.wait()
+        """
+        if self._cell[0]:
+            raise ValueError("the work would wait for itself: call wait() after the `with`")
+        if not self._begun:
+            raise ValueError("nothing was begun here: call wait() after the `with`")
+        client = self._client()
+        if client:
+            _wait(
+                lambda left_ns: int(lib.cw_completion_wait(client, self._completion, left_ns)),
+                timeout,
+            )
+
+
+class _Use(Section):
     """Work on an array by one stream, from `with` to its end. Wherever a signal's handler raises, also as the `with` begins
     or ends: what was begun is ended, at the latest when this object goes.
     """
 
     __slots__ = (
         "_array",
-        "_cell",
         "_lease",
         "_mark",
         "_pointer",
@@ -142,7 +213,7 @@ class _Use:
     def __init__(
         self, array: Array, stream: Any, timeout: float | None, writes: bool, whole: bool
     ) -> None:
-        self._cell = ffi.new(_CELL)  # whether it was begun, as the library notes it
+        super().__init__(ffi.new(_CELL))  # whether it was begun, as the library notes it
         self._array = array
         self._lease = array._open_lease()
         self._pointer = arrays.usable(self._lease)
@@ -158,20 +229,27 @@ class _Use:
 
     def _end(self, whole: int) -> int:
         self._mark.take(self._lease)
-        status = lib.cwpy_use_end(self._pointer, self._stream, self._writes, whole, self._cell)
+        status = lib.cwpy_use_end(
+            self._pointer, self._stream, self._writes, whole, self._cell, self._completion
+        )
         return int(status)
 
-    def __enter__(self) -> Array:
+    def _client(self) -> Any:
+        return lib.cw_array_client(self._pointer)
+
+    def __enter__(self) -> _Use:
         if self._cell[0]:
             raise ValueError("this was begun already; end it first, or make another")
         self._array._open_lease()
+        self._begun = False
         try:
-            _patiently(self._begin, self._timeout)
+            _until_timeout(self._begin, self._timeout)
+            self._begun = True
             self._mark.put(self._lease)
         except BaseException:
             self._end(0)
             raise
-        return self._array
+        return self
 
     def __exit__(
         self,
@@ -215,14 +293,13 @@ def _listed(given: Array | Iterable[Array]) -> list[Array]:
     return [given] if isinstance(given, arrays.Array) else list(given)
 
 
-class Work:
+class Work(Section):
     """What `work` returns."""
 
     __slots__ = (
         "_kept",
         "_leases",
         "_mark",
-        "_out",
         "_stream",
         "_timeout",
         "_uses",
@@ -236,7 +313,7 @@ class Work:
         timeout: float | None,
         whole: bool,
     ) -> None:
-        self._out = ffi.new(_WORK_CELL)  # what was begun, as the library notes it
+        super().__init__(ffi.new(_WORK_CELL))  # what was begun, as the library notes it
         given, written = reads + writes, len(reads)
         # All that is in uses stays until this goes, though an array is closed.
         self._kept = leases = [array._open_lease() for array in given]
@@ -252,18 +329,25 @@ class Work:
         self._timeout = timeout
 
     def _begin(self, left_ns: int) -> int:
-        return int(lib.cw_work_begin(self._uses, len(self._kept), self._stream, left_ns, self._out))
+        return int(
+            lib.cw_work_begin(self._uses, len(self._kept), self._stream, left_ns, self._cell)
+        )
 
     def _end(self) -> int:
         for lease in self._leases:
             self._mark.take(lease)
-        return int(lib.cwpy_work_end(self._out))
+        return int(lib.cwpy_work_end(self._cell, self._completion))
+
+    def _client(self) -> Any:
+        return lib.cw_array_client(self._kept[0].pointer) if self._leases else ffi.NULL
 
     def __enter__(self) -> Work:
-        if self._out[0]:
+        if self._cell[0]:
             raise ValueError("this work was begun already; end it first, or make another")
+        self._begun = False
         try:
-            _patiently(self._begin, self._timeout)
+            _until_timeout(self._begin, self._timeout)
+            self._begun = True
             for lease in self._leases:
                 self._mark.put(lease)
         except BaseException:
@@ -283,7 +367,7 @@ class Work:
 
     def __del__(self) -> None:
         try:
-            if self._out[0]:
+            if self._cell[0]:
                 self._end()
         except AttributeError:
             pass  # it was interrupted as it was made
@@ -311,8 +395,12 @@ def work(
         timeout: seconds that the CPU waits at most, where it has to; None for ever. Then `Timeout`, and nothing was begun.
         whole: every element of what is written is, so that it does not matter if the last writer died.
 
+    Returns:
+        Work: a section. After the `with`, its `wait()` means that the work is done and was built on complete data, or `ProducerDied`.
+
     Raises:
-        ProducerDied: a process died before its work, which this one builds on, was complete.
+        ProducerDied: a process died before its work, which this one builds on, was complete: by the begin, by the end where it is
+            known by then, or by the section's `wait`.
         DeviceError: this process's context on that GPU is broken.
 
     >>> import cableway as cw
@@ -326,4 +414,4 @@ def work(
 def wait(array: Array, timeout: float | None = None) -> None:
     """`Array.wait`."""
     pointer = arrays.usable(array._open_lease())
-    _patiently(lambda left_ns: int(lib.cw_array_wait(pointer, left_ns)), timeout)
+    _wait(lambda left_ns: int(lib.cw_array_wait(pointer, left_ns)), timeout)

@@ -1,12 +1,12 @@
-"""Loans: arrays of other libraries that lie in our memory, given to other processes without a copy.
+"""Suballocations: arrays of other libraries that lie in our memory, given to other processes without a copy.
 
 A library that has its memory from us (`cableway.cupy.use()` and the like) may use it anew when its own array is gone.
-So the array that was lent is kept here until nobody holds the loan any more.
+So the array that was lent is kept here until nobody holds the suballocation any more.
 
-A loan's end is told by the broker, in shared memory, and seen whenever anything is lent again. Where somebody waits for
+The end of a suballocation is told by the broker, in shared memory, and seen whenever anything is lent again. Where somebody waits for
 memory of theirs to come back (`collect_soon`), a thread looks, in naps that grow to a second, as long as one of those is
 lent; then it sleeps. It is started where something is lent (`will_drop`), since a finaliser, which may come anywhere, starts
-no thread and takes no lock. In a forked child there is no such thread, and the loans are the parent's.
+no thread and takes no lock. In a forked child there is no such thread, and the suballocations are the parent's.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from cableway._core.leases import Lease, lease_served
 from cableway._core.library import check, ffi, lib
 
 if TYPE_CHECKING:
-    from cableway._cuda.interop import Foreign
+    from cableway._cuda.interop import ExternalArray
     from cableway.client import Connection
 
 __all__ = ["borrow", "collect", "collect_soon", "lend", "number_of", "will_drop"]
 
 _lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
-_kept: dict[int, tuple[Any, Any]] = {}  # by loan: its client, and what must not go before it
-_ended = ffi.new("uint64_t *")  # a loan that has ended and is in _kept yet, or 0
+_kept: dict[
+    int, tuple[Any, Any]
+] = {}  # by suballocation: its client, and what must not go before it
+_ended = ffi.new("uint64_t *")  # a suballocation that has ended and is in _kept yet, or 0
 _NAP_S, _SHORT_NAP_S, _LONGEST_NAP_S = 0.001, 0.01, 1.0
 _dropped: queue.SimpleQueue[int] = (
     queue.SimpleQueue()
@@ -41,7 +43,7 @@ _parents: frozenset[int] = frozenset()  # in a forked child: its end is not told
 _numbers: weakref.WeakKeyDictionary[Lease, int] = weakref.WeakKeyDictionary()
 
 
-def lend(told: Foreign, insist: bool) -> Lease | None:
+def lend(told: ExternalArray, insist: bool) -> Lease | None:
     """A lease on another library's array if it lies in our memory, else None.
 
     Args:
@@ -58,7 +60,7 @@ def lend(told: Foreign, insist: bool) -> Lease | None:
     return lease
 
 
-def borrow(told: Foreign) -> Lease:
+def borrow(told: ExternalArray) -> Lease:
     """A lease on another library's array that lies in memory of its own, by a legacy handle of CUDA's.
 
     Raises:
@@ -70,7 +72,7 @@ def borrow(told: Foreign) -> Lease:
     return lease
 
 
-def _open(call: Any, told: Foreign) -> tuple[int, Lease | None]:
+def _open(call: Any, told: ExternalArray) -> tuple[int, Lease | None]:
     connection = client.current()
     address, number = ffi.cast("void *", told.low), ffi.new("uint64_t *")
 
@@ -86,14 +88,12 @@ def _open(call: Any, told: Foreign) -> tuple[int, Lease | None]:
 
 
 def _keep(connection: Connection, number: int, owner: Any) -> None:
-    with (
-        _lock
-    ):  # the first one will do: a later one may itself hold this loan, and would keep it for ever
+    with _lock:  # the first one will do: a later one may itself hold this suballocation, and would keep it for ever
         _kept.setdefault(number, (connection.pointer, owner))
 
 
 def collect() -> None:
-    """Lets go of the arrays whose loans have ended."""
+    """Lets go of the arrays whose suballocations have ended."""
     if not _kept:
         return
     gone = []  # goes after the lock: letting go runs the library's code
@@ -108,7 +108,7 @@ def collect() -> None:
 
 
 def number_of(lease: Lease) -> int | None:
-    """The loan that a lease came by; None if by none."""
+    """The suballocation that a lease came by; None if by none."""
     return _numbers.get(lease)
 
 
@@ -118,7 +118,7 @@ def will_drop() -> None:
     with _lock:
         if _collector is None:
             _collector = threading.Thread(
-                target=_collect_dropped, name="cableway-loans", daemon=True
+                target=_collect_dropped, name="cableway-suballocations", daemon=True
             )
             _collector.start()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cableway.errors import Error, Timeout, WorkerDied
 
-__all__ = ["ExecutorBroken", "ExecutorTimeout", "ExecutorWorkerDied", "as_told", "broken"]
+__all__ = ["ExecutorBroken", "ExecutorTimeout", "ExecutorWorkerDied", "as_reported", "broken"]
 
 
 class ExecutorWorkerDied(WorkerDied, BrokenProcessPool):
@@ -27,7 +27,7 @@ class ExecutorTimeout(Timeout, futures.TimeoutError):
     """The time given to `map` ran out."""
 
 
-def as_told(error: BaseException) -> BaseException:
+def as_reported(error: BaseException) -> BaseException:
     """A worker's death as the executor's users expect it; all else as it is, with the cause of that class that it has there."""
     cause: Any = error.__cause__
     if type(cause) is RemoteTraceback:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
-from cableway._executor.errors import as_told, broken
+from cableway._executor.errors import as_reported, broken
 from cableway._pool.jobs import FINISHED, Outcome, Task, Withdrawable
 from cableway._transport import message as wire
 
@@ -127,7 +127,7 @@ class Future(futures.Future[Any], Outcome, Withdrawable):
             engine.withdraw(self, self._cell)
         return self.cancelled()
 
-    def withdrawn(self, number: int | None) -> None:
+    def was_cancelled(self, number: int | None) -> None:
         """It was taken back: it counts as cancelled."""
         with self._condition:
             if self._state == _PENDING:
@@ -183,7 +183,7 @@ class Future(futures.Future[Any], Outcome, Withdrawable):
             self._undisturbed(lambda: self._end(success, value))
 
     def _undisturbed(self, tell: Callable[[], object]) -> None:
-        """By the helper, if this is the main thread: a Ctrl-C in the middle would leave some who wait untold."""
+        """By the supervisor, if this is the main thread: a Ctrl-C in the middle would leave some who wait untold."""
         engine = self.engine
         if engine is not None and threading.current_thread() is threading.main_thread():
             engine.defer(tell)
@@ -196,7 +196,7 @@ class Future(futures.Future[Any], Outcome, Withdrawable):
             if success:
                 self.set_result(value)
             else:
-                self.set_exception(as_told(value))
+                self.set_exception(as_reported(value))
         except futures.InvalidStateError:
             pass  # it was set, or the executor ended at this moment and said so
         engine = self.engine

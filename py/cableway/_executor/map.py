@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 
-from cableway._executor.errors import ExecutorTimeout, as_told, broken
+from cableway._executor.errors import ExecutorTimeout, as_reported, broken
 from cableway._pool.imap import IMapIterator
 from cableway._pool.jobs import Withdrawable, name_of
 from cableway.errors import Timeout
@@ -21,7 +21,7 @@ class Mapped(IMapIterator, Withdrawable):
     def task_done(self, number: int, success: bool, value: Any) -> None:
         """Takes the results of one task."""
         if not success:
-            value = as_told(value)
+            value = as_reported(value)
         super().task_done(number, success, value)
         if success:
             value.clear()  # the caller alone holds the results from now on
@@ -30,7 +30,7 @@ class Mapped(IMapIterator, Withdrawable):
         """The executor has ended."""
         super().abort(broken(error))
 
-    def withdrawn(self, number: int | None) -> None:
+    def was_cancelled(self, number: int | None) -> None:
         """One task was taken back, None: all that were not sent. There the iterator raises CancelledError."""
         if self.settled:
             return

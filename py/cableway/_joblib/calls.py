@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cableway._executor.errors import as_told
+from cableway._executor.errors import as_reported
 from cableway._pool.async_result import AsyncResult
 from cableway._pool.jobs import Task
 from cableway._transport import message as wire
@@ -49,7 +49,7 @@ class Batch(AsyncResult):
         """What it returned, or raises what it raised. Only once it has ended."""
         if self._success:
             return self._result
-        raise as_told(self._result)
+        raise as_reported(self._result)
 
 
 class Call:

@@ -10,27 +10,27 @@ from cableway._pool.jobs import Outcome, Source, Task, Withdrawable, job_of
 
 if TYPE_CHECKING:
     from cableway._dispatch import Dispatch
-    from cableway._pool.submit import Outgoing
+    from cableway._pool.submit import SubmitQueue
 
-__all__ = ["Withdrawn"]
+__all__ = ["Cancelled"]
 
 
-class Withdrawn:
+class Cancelled:
     """What is taken back in one go.
 
     A Ctrl-C may come at any line. So what the dispatch gives back stands here before the next line begins (the loops
-    over `map` are C code), and `tell` may be called again, by the helper, which no signal's handler interrupts.
+    over `map` are C code), and `tell` may be called again, by the supervisor, which no signal's handler interrupts.
 
     Args:
         dispatch: where tasks are that were sent.
-        outgoing: where the others wait.
+        submit_queue: where the others wait.
     """
 
-    __slots__ = ("_dispatch", "_outgoing", "_sent", "_waiting")
+    __slots__ = ("_dispatch", "_sent", "_submit_queue", "_waiting")
 
-    def __init__(self, dispatch: Dispatch, outgoing: Outgoing) -> None:
+    def __init__(self, dispatch: Dispatch, submit_queue: SubmitQueue) -> None:
         self._dispatch = dispatch
-        self._outgoing = outgoing
+        self._submit_queue = submit_queue
         self._waiting: list[Task | Source | Outcome] = []
         self._sent: deque[Any] = deque()  # as the dispatch tells of them
 
@@ -41,15 +41,15 @@ class Withdrawn:
             self._sent.extend(filter(None, map(dispatch.withdraw, (cell,), (job,))))
             if self._sent:
                 return
-        self._outgoing.withdraw(job, self._waiting)
+        self._submit_queue.withdraw(job, self._waiting)
         self._sent.extend(chain.from_iterable(map(dispatch.withdraw_all, (job,))))
 
     def tell(self) -> None:
         """Tells the jobs. May be repeated."""
-        self._outgoing.forget(self._waiting)
-        for job, number, *_, held in tuple(self._sent):
-            self._outgoing.unhold(held)
-            job.withdrawn(number)
+        self._submit_queue.forget(self._waiting)
+        for job, number, *_, payload in tuple(self._sent):
+            self._submit_queue.unhold(payload)
+            job.was_cancelled(number)
         for work in self._waiting:
             number = None if isinstance(work, Source) else getattr(work, "number", 0)
-            job_of(work).withdrawn(number)
+            job_of(work).was_cancelled(number)

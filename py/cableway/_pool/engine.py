@@ -3,8 +3,8 @@
 Threads of the parent
     callers     submit on their own threads; who waits for a result listens for answers and sees to all that come,
                 its own and others'; who submits many sees to plain answers in passing
-    helper      (_pool.supervisor) sees to answers while nobody listens, to deaths, time limits, the end
-    watcher     (_pool.workers) sleeps on the workers' pidfds, tells the helper who died
+    supervisor  (_pool.supervisor) sees to answers while nobody listens, to deaths, time limits, the end
+    watcher     (_pool.workers) sleeps on the workers' pidfds, tells the supervisor who died
     outlet      (_pool.launch.stderr) writes captured stderr to this process's own; started when there is some
     callbacks   (_pool.callbacks) runs the callbacks; started when there is one
     feeders     (_pool.imap_feeder) one for each imap over an iterator of unknown length: reads it
@@ -30,8 +30,8 @@ from typing import Any, NoReturn
 from cableway._core import idle_memory, imports
 from cableway._pool import chunks, interpreter_exit
 from cableway._pool.callbacks import Callbacks
-from cableway._pool.cancelled import Withdrawn
-from cableway._pool.deliver import Incoming
+from cableway._pool.cancelled import Cancelled
+from cableway._pool.deliver import Delivery
 from cableway._pool.devices.devices import Devices
 from cableway._pool.devices.placement import Placement
 from cableway._pool.functions import Functions
@@ -40,9 +40,9 @@ from cableway._pool.imap_feeder import Feeder
 from cableway._pool.jobs import Job, Outcome, Source, Task, Withdrawable
 from cableway._pool.options import Options
 from cableway._pool.starts import Starts
-from cableway._pool.submit import Outgoing
-from cableway._pool.supervisor import Helper
-from cableway._pool.workers import Crew
+from cableway._pool.submit import SubmitQueue
+from cableway._pool.supervisor import Supervisor
+from cableway._pool.workers import Workers
 from cableway._transport import message as wire
 from cableway._transport.blocks import BlockStore
 from cableway._transport.shared_arguments import Shared, recurring
@@ -99,8 +99,8 @@ class Engine:
         not_running: makes the error of what comes after close().
 
     Closing: a call that comes beside close() is done as a whole, or refused as a whole. Work counts from the moment at
-    which it stands in the dispatch, in the row of `Outgoing` or among the feeders, and not from the caller's look at
-    `state`, which may be long past. The helper ends a closed Pool by one step (`end_if_done`), at which nothing stands
+    which it stands in the dispatch, in the row of `SubmitQueue` or among the feeders, and not from the caller's look at
+    `state`, which may be long past. The supervisor ends a closed Pool by one step (`end_if_done`), at which nothing stands
     anywhere; who comes later is refused, in the call itself.
     """
 
@@ -130,40 +130,42 @@ class Engine:
 
         self._callbacks = Callbacks()
         # Nothing below refers to what is above it but weakly: an ended Pool that is dropped is gone at once, without gc.
-        incoming = self._incoming = Incoming(_weakly(self.fail))
-        deliver = _weakly(incoming.deliver)
-        self._crew = Crew(processes, context, options, daemon, deliver, devices)
+        delivery = self._delivery = Delivery(_weakly(self.fail))
+        deliver = _weakly(delivery.deliver)
+        self._workers = Workers(processes, context, options, daemon, deliver, devices)
         self.devices = devices
-        self.dispatch = self._crew.dispatch
-        self._placement = Placement(self._crew)
+        self.dispatch = self._workers.dispatch
+        self._placement = Placement(self._workers)
         self._not_running = not_running
-        self._outgoing = Outgoing(
-            self._crew, self._store, self._placement, _weakly(self._refusal), self._lock
+        self._submit_queue = SubmitQueue(
+            self._workers, self._store, self._placement, _weakly(self._refusal), self._lock
         )
-        self.functions = Functions(self.dispatch.put_function, self._crew.main)
+        self.functions = Functions(self.dispatch.put_function, self._workers.main)
         self.dispatch.share(
-            self.functions.pinned, self.functions.kinds, self._outgoing.pending, self._waiters
+            self.functions.pinned, self.functions.kinds, self._submit_queue.pending, self._waiters
         )
         # (class, self, owner, function, args, kwargs): an Outcome of that class, submitted; None: it must go by
         # submit(), and nothing was done.
         self.begin: Callable[..., Any] = self.dispatch.begin
-        self._helper = Helper(self, self._crew, self._outgoing, self._store, incoming)
-        incoming.connect(self._crew, self._outgoing, self._helper)
+        self._supervisor = Supervisor(
+            self, self._workers, self._submit_queue, self._store, delivery
+        )
+        delivery.connect(self._workers, self._submit_queue, self._supervisor)
         self._at_exit: Any = None
         with _starts:
             _watch_exit()
-            self._crew.start_all()
+            self._workers.start_all()
             _running.add(self)
             idle_memory.add_end(self.dispatch)
             self._at_exit = util.Finalize(None, self.terminate, exitpriority=15)
-            self._helper.start()
+            self._supervisor.start()
 
     # ---- what the Pool calls, on callers' threads
 
     @property
     def processes(self) -> int:
         """How many workers there shall be."""
-        return self._crew.size
+        return self._workers.size
 
     def default_chunk(self, items: tuple[Any, ...]) -> int:
         """How many items a task of a map has where the caller does not say."""
@@ -197,7 +199,7 @@ class Engine:
         self, function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
         """One call, waited for. (value,), or None where it must go as a job (nothing was begun then)."""
-        if self._outgoing or self.options.retries or not self._crew.started:
+        if self._submit_queue or self.options.retries or not self._workers.started:
             return None
         found = self.functions.find(function)
         if found is None:
@@ -208,7 +210,7 @@ class Engine:
                 found.described,
                 function,
                 (args, named) if named else (args,),
-                self._incoming.call_decoded,
+                self._delivery.call_decoded,
                 self._placement.idlest(),
             )
         finally:
@@ -243,7 +245,7 @@ class Engine:
         Raises:
             ValueError, or what else `not_running` makes: it was closed, and has ended by itself. Nothing was begun.
         """
-        at_once = self._crew.started and not self._outgoing
+        at_once = self._workers.started and not self._submit_queue
         if at_once and type(work) is Task and job.described is not None:
             cell: int = self.dispatch.submit_plain(
                 None,
@@ -259,10 +261,10 @@ class Engine:
         with self._lock:
             is_late = self._done
             if not is_late:
-                self._outgoing.add(work)
+                self._submit_queue.add(work)
         if is_late:
             self._refuse()
-        self._outgoing.pump()
+        self._submit_queue.pump()
         return -1
 
     def feed(
@@ -339,7 +341,7 @@ class Engine:
         """
         if os.getpid() != self.pid:
             return
-        taken = Withdrawn(self.dispatch, self._outgoing)
+        taken = Cancelled(self.dispatch, self._submit_queue)
         try:
             taken.take(job, cell)
             taken.tell()
@@ -350,17 +352,17 @@ class Engine:
 
     def kill(self) -> None:
         """Sends SIGKILL to all workers: the tasks that they run are lost. Any thread."""
-        for worker in self._crew.living():
+        for worker in self._workers.living():
             worker.process.kill()
 
     def resize(self, processes: int) -> None:
         """Changes how many workers there are. Those that are too many leave after their task."""
-        self._crew.resize(processes)
+        self._workers.resize(processes)
         self.wake()
 
     def figures(self) -> list[dict[str, Any]]:
         """What each worker has done so far."""
-        return self._crew.figures()
+        return self._workers.figures()
 
     @property
     def error(self) -> BaseException | None:
@@ -399,24 +401,24 @@ class Engine:
         with self._lock:
             self.begin = _nothing_begins
             self.state = TERMINATE
-        self._crew.terminate()
+        self._workers.terminate()
         self.wake()
-        self._helper.join()
+        self._supervisor.join()
 
     def join(self) -> None:
         """Waits until all workers have ended and all callbacks have run."""
         if os.getpid() != self.pid:
             return
         self._tell_state()  # a Ctrl-C may have come into `close` or `terminate` before they did
-        self._helper.join()
+        self._supervisor.join()
         self._callbacks.join()
 
     def defer(self, work: Callable[[], object]) -> None:
-        """Lets the helper do something, which no signal's handler interrupts."""
-        self._helper.defer(work)
+        """Lets the supervisor do something, which no signal's handler interrupts."""
+        self._supervisor.defer(work)
 
     def wake(self) -> None:
-        """Makes the helper look around. Takes no lock."""
+        """Makes the supervisor look around. Takes no lock."""
         self.dispatch.tell(True)
 
     def job_done(self, job: Job) -> None:
@@ -435,13 +437,13 @@ class Engine:
         self._called_back.discard(job)
 
     @property
-    def helper_thread(self) -> threading.Thread:
+    def supervisor_thread(self) -> threading.Thread:
         """Which sees to the engine until its end."""
-        return self._helper.thread
+        return self._supervisor.thread
 
     def workers(self) -> list[Any]:
         """The processes of the workers that live, as multiprocessing has them. Any thread."""
-        return self._crew.show()
+        return self._workers.show()
 
     def unfinished(self) -> list[Any]:
         """The jobs that have not ended, but for calls that their callers wait for; those under way first. Any thread. One
@@ -449,10 +451,10 @@ class Engine:
         """
         with self._lock:
             feeding = [feeder.job() for feeder in list(self._feeding)]
-        found = [*self.dispatch.owners(), *self._outgoing.jobs(), *feeding, *self._called_back]
+        found = [*self.dispatch.owners(), *self._submit_queue.jobs(), *feeding, *self._called_back]
         return [job for job in dict.fromkeys(found) if job is not None and not job.settled]
 
-    # ---- its state, for the helper
+    # ---- its state, for the supervisor
 
     @property
     def must_end(self) -> bool:
@@ -462,7 +464,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether something waits to be sent, or may come from an input."""
-        return bool(self._outgoing or self._feeding)
+        return bool(self._submit_queue or self._feeding)
 
     def end_if_done(self) -> bool:
         """It was closed, and no worker lives: whether nothing is left to do. Then nothing can come any more, either."""

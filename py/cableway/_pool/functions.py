@@ -1,7 +1,7 @@
 """The functions of a Pool's tasks: sent once, then named by a number.
 
 A function that standard pickle names (module and qualified name), or a lambda or local function that takes nothing
-along but small plain values, is put into one of the plane's slots, from where each worker unpickles it when it meets
+along but small plain values, is put into one of the task queue's slots, from where each worker unpickles it when it meets
 its number for the first time. A number is never used for another function. In a notebook the name must mean the
 same to the workers (_transport.main_module), which is looked at with each call. All else that can be called has state of
 its own (partials, bound methods, closures over arrays), and goes along with each task.

@@ -156,5 +156,5 @@ class Withdrawable(Job):
     """A job whose tasks can be taken back: those of an executor, and no others."""
 
     @abc.abstractmethod
-    def withdrawn(self, number: int | None) -> None:
+    def was_cancelled(self, number: int | None) -> None:
         """A task was taken back before a worker had it; None: all that were not sent yet. May be repeated."""

@@ -2,7 +2,7 @@
 
 What there is no room for waits here: all cells are under way, or so many bytes. One thread at a time sends (*pumps*),
 for all; quick calls, which stand in the same row, are sent by the dispatch (csrc/dispatch_begin.c) whenever they are
-first, by whatever thread has freed a cell. A signal's handler may end that thread's work at any line: then the helper goes on, and what was sent is known from
+first, by whatever thread has freed a cell. A signal's handler may end that thread's work at any line: then the supervisor goes on, and what was sent is known from
 `work.sent`, which the dispatch sets as it sends, so that nothing is sent twice.
 
 The lock guards what is shared; no code of the user's runs under it. A finaliser may take it, on a thread that has it:
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cableway import _dispatch, client
-from cableway._pool.devices.fast_path import Alone
+from cableway._pool.devices.fast_path import FastPath
 from cableway._pool.handler_errors import is_handlers
 from cableway._pool.jobs import Job, Outcome, Source, Task, job_of
 from cableway._pool.task_arrays import TaskEncoder
@@ -27,32 +27,32 @@ from cableway.errors import Error
 
 if TYPE_CHECKING:
     from cableway._pool.devices.placement import Placement
-    from cableway._pool.workers import Crew
+    from cableway._pool.workers import Workers
     from cableway._transport.blocks import BlockStore
 
-__all__ = ["Held", "Outgoing"]
+__all__ = ["InFlight", "SubmitQueue"]
 
-_AHEAD_BYTES = 256 << 20  # of large arguments on their way; one for each worker in any case
+_IN_FLIGHT_BYTES = 256 << 20  # of large arguments on their way; one for each worker in any case
 _BURST = 64  # tasks that are sent before somebody looks whether they still may be
 _REFILL = 4  # a map is cut further when a quarter of the cells is free
 _NO_ROOM, _NOT_PLAIN, _SHUT = -1, -3, -4  # of _dispatch's submit calls
 
 
-class Held:
-    """A parcel that goes with a task, and stays until the task has ended."""
+class InFlight:
+    """An encoded message that goes with a task, and stays until the task has ended."""
 
-    __slots__ = ("nbytes", "parcel")
+    __slots__ = ("encoded", "nbytes")
 
-    def __init__(self, parcel: wire.Parcel) -> None:
-        self.parcel = parcel
-        self.nbytes = sum(block.capacity for block in parcel.blocks)
+    def __init__(self, encoded: wire.EncodedMessage) -> None:
+        self.encoded = encoded
+        self.nbytes = sum(block.capacity for block in encoded.blocks)
 
 
-class Outgoing:
+class SubmitQueue:
     """What waits to be sent, and who sends it.
 
     Args:
-        crew: whose workers take it.
+        workers: whose workers take it.
         store: where large arguments go.
         placement: knows to which group of workers a task goes.
         refusal: why nothing is sent any more; None as long as it is.
@@ -61,26 +61,26 @@ class Outgoing:
 
     def __init__(
         self,
-        crew: Crew,
+        workers: Workers,
         store: BlockStore,
         placement: Placement,
         refusal: Callable[[], BaseException | None],
         lock: threading.RLock,
     ) -> None:
-        self._crew = crew
+        self._workers = workers
         self._placement = placement
-        self._dispatch = crew.dispatch
+        self._dispatch = workers.dispatch
         self._store = store
         self._refusal = refusal
         self._encoders: list[TaskEncoder] = []
-        devices = crew.devices
-        self._alone = (
-            None if devices is None or devices.peer else Alone(devices, _dispatch.DATA_MAX)
+        devices = workers.devices
+        self._fast_path = (
+            None if devices is None or devices.peer else FastPath(devices, _dispatch.DATA_MAX)
         )
         self._lock = lock
         self.pending: deque[Task | Source | Outcome] = deque()
         self._sending: Task | Source | None = None  # never a quick one: those are sent at one go
-        self._ahead: dict[Held, int] = {}  # under way: their bytes
+        self._in_flight: dict[InFlight, int] = {}  # under way: their bytes
 
     def __bool__(self) -> bool:
         return bool(self.pending)
@@ -134,9 +134,9 @@ class Outgoing:
     # ---- sending
 
     def pump(self) -> None:
-        """Sends what waits, as far as there is room. One thread does it, for all; if it is interrupted the helper does."""
+        """Sends what waits, as far as there is room. One thread does it, for all; if it is interrupted the supervisor does."""
         if self.pending:
-            self._dispatch.send_alone(self._send_all)
+            self._dispatch.send_exclusive(self._send_all)
 
     def _send_all(self) -> None:
         try:
@@ -164,7 +164,7 @@ class Outgoing:
             self._forget(work)
             return True
         refusal = self._refusal()
-        if refusal is None and not self._crew.started:
+        if refusal is None and not self._workers.started:
             return False
         if refusal is None:
             cell = self._send(work) if isinstance(work, Task) else self._send_chunks(work)
@@ -193,15 +193,17 @@ class Outgoing:
 
     def _send_chunks(self, work: Source) -> int:
         """As many chunks as there is room for. 0, or why it stopped."""
-        cells = self._crew.plane.cells
+        cells = self._workers.task_queue.cells
         if self._dispatch.under_way > cells - cells // _REFILL and self._dispatch.ready() > 0:
             return _NO_ROOM
         job = work.job
-        if self._alone is not None and self._alone.takes(work.items[work.sent * work.chunksize]):
+        if self._fast_path is not None and self._fast_path.takes(
+            work.items[work.sent * work.chunksize]
+        ):
             cell = self._send_arrays(work)
             return self._send_message(work, work.task(work.sent)) if cell is None else cell
         if job.described is not None:
-            one_group = self._crew.plane.groups == 1
+            one_group = self._workers.task_queue.groups == 1
             most = cells if one_group else 1  # the next one may go elsewhere
             while True:
                 _, why = self._dispatch.submit_chunks(
@@ -223,35 +225,35 @@ class Outgoing:
 
     def _send_arrays(self, work: Source) -> int | None:
         """Tasks of arrays alone, as many as there are and there is room for. 0, or why it stopped; None: the next is none."""
-        alone = self._alone_now()
+        fast_path = self._fast_path_now()
         for sent in range(_BURST):
             first = work.sent * work.chunksize
             items = work.items[first : first + work.chunksize]
-            cell = self._send_alone(alone, work, work.sent, items)
+            cell = self._send_by_fast_path(fast_path, work, work.sent, items)
             if cell is None:
                 return 0 if sent else None
             if cell < 0 or work.all_sent:
                 return cell
         return 0
 
-    def _alone_now(self) -> Alone | None:
+    def _fast_path_now(self) -> FastPath | None:
         """Who encodes tasks of arrays alone. None: nobody, or the broker is gone, which the other way tells."""
         try:
-            return None if self._alone is None or client.current().lost else self._alone
+            return None if self._fast_path is None or client.current().lost else self._fast_path
         except Error:
             return None
 
-    def _send_alone(
-        self, alone: Alone | None, work: Task | Source, number: int, args: tuple[Any, ...]
+    def _send_by_fast_path(
+        self, fast_path: FastPath | None, work: Task | Source, number: int, args: tuple[Any, ...]
     ) -> int | None:
         """Sends a task of GPU arrays alone: its cell, or why not; None: it is none, or cannot be encoded so."""
         job = work.job
-        if alone is None or job.described is None:
+        if fast_path is None or job.described is None:
             return None
-        if self._dispatch.under_way >= self._crew.plane.cells:
+        if self._dispatch.under_way >= self._workers.task_queue.cells:
             return _NO_ROOM
         try:
-            encoded = alone.encode(number, work.kind, args)
+            encoded = fast_path.encode(number, work.kind, args)
         except Exception:  # it is met again where the task is encoded the other way, and told
             return None
         if encoded is None:
@@ -265,8 +267,8 @@ class Outgoing:
     def _send(self, task: Task) -> int:
         job = task.job
         args = task.args[0] if task.kind == wire.APPLY else task.args
-        if args and self._alone is not None and self._alone.takes(args[0]):
-            sent = self._send_alone(self._alone_now(), task, task.number, task.args)
+        if args and self._fast_path is not None and self._fast_path.takes(args[0]):
+            sent = self._send_by_fast_path(self._fast_path_now(), task, task.number, task.args)
             return self._send_message(task, task) if sent is None else sent
         if job.described is not None:
             cell = self._dispatch.submit_plain(
@@ -284,9 +286,12 @@ class Outgoing:
 
     def _send_message(self, work: Task | Source, task: Task) -> int:
         """Encodes a task of some work and sends it. A task that cannot be encoded has failed, and counts as sent."""
-        if len(self._ahead) > self._crew.size and sum(self._ahead.values()) > _AHEAD_BYTES:
+        if (
+            len(self._in_flight) > self._workers.size
+            and sum(self._in_flight.values()) > _IN_FLIGHT_BYTES
+        ):
             return _NO_ROOM
-        if self._dispatch.under_way >= self._crew.plane.cells:
+        if self._dispatch.under_way >= self._workers.task_queue.cells:
             return _NO_ROOM
         job, number = task.job, task.number
         body = task.args if job.described is not None else (job.function, task.args)
@@ -295,7 +300,7 @@ class Outgoing:
         except IndexError:
             encoder = self._new_encoder()
         try:
-            parcel = encoder.encode(number, task.kind, b"", body, cloud=True, shared=job.shared)
+            encoded = encoder.encode(number, task.kind, b"", body, cloud=True, shared=job.shared)
         except BaseException as error:
             # What a handler raises is the caller's, and leaves the task where it is; all else is the task's own.
             if is_handlers(error, lambda: self._encode_in_vain(task, body)):
@@ -305,33 +310,33 @@ class Outgoing:
             return 0
         finally:
             self._encoders.append(encoder)
-        held = Held(parcel)
+        payload = InFlight(encoded)
         cell = _NO_ROOM
         try:
             with self._lock:
-                self._ahead[held] = held.nbytes
+                self._in_flight[payload] = payload.nbytes
             cell = self._dispatch.submit(
                 work,
                 job,
                 number,
                 wire.MESSAGE,
                 job.described,
-                parcel.data,
-                held,
-                self._placement.group_of(parcel.held),
+                encoded.data,
+                payload,
+                self._placement.group_of(encoded.held),
             )
             return cell
         finally:
             if cell < 0 and work.sent <= number:
-                self.unhold(held)
+                self.unhold(payload)
 
     def _new_encoder(self) -> TaskEncoder:
-        devices = self._crew.devices
+        devices = self._workers.devices
         return TaskEncoder(
             self._store,
             _dispatch.DATA_MAX,
             transit=False,
-            main=self._crew.main,
+            main=self._workers.main,
             lender=None if devices is None else devices.lender,
             groups=None if devices is None else devices.by_gpu,
             peer=devices is not None and devices.peer,
@@ -340,48 +345,48 @@ class Outgoing:
     def _encode_in_vain(self, task: Task, body: Any) -> None:
         """Encodes a task to see what that raises."""
         job = task.job
-        parcel = self._new_encoder().encode(
+        encoded = self._new_encoder().encode(
             task.number, task.kind, b"", body, cloud=True, shared=job.shared
         )
-        for landing in parcel.landings:
-            landing.end()
-        self._store.untake(parcel.blocks)
+        for write_back in encoded.write_backs:
+            write_back.end()
+        self._store.untake(encoded.blocks)
 
-    # ---- what went with tasks: a parcel, or arrays alone, which are held by the dispatch and need nothing else
+    # ---- what went with tasks: an encoded message, or arrays alone, which are held by the dispatch and need nothing else
 
-    def land(self, held: Held | tuple[Array, ...] | None) -> ValueError | None:
+    def land(self, payload: InFlight | tuple[Array, ...] | None) -> ValueError | None:
         """A task has succeeded: its results go into the caller's arrays. May be repeated until it is released.
 
         Returns:
             Why one of them cannot be written any more.
         """
-        if type(held) is Held and held in self._ahead:
-            for landing in held.parcel.landings:
-                why_not = landing.land()
+        if type(payload) is InFlight and payload in self._in_flight:
+            for write_back in payload.encoded.write_backs:
+                why_not = write_back.land()
                 if why_not is not None:
                     return why_not
         return None
 
-    def unhold(self, held: Held | tuple[Array, ...] | None) -> None:
+    def unhold(self, payload: InFlight | tuple[Array, ...] | None) -> None:
         """What went with a task that was not sent, or was taken back."""
-        if type(held) is Held and self._count_back(held):
-            self._store.untake(held.parcel.blocks)
+        if type(payload) is InFlight and self._count_back(payload):
+            self._store.untake(payload.encoded.blocks)
 
-    def release(self, held: Held | tuple[Array, ...] | None, receiver: object) -> None:
+    def release(self, payload: InFlight | tuple[Array, ...] | None, receiver: object) -> None:
         """What went with a task that has ended; a second time changes nothing."""
-        if type(held) is Held and self._count_back(held):
-            self._store.lent(held.parcel.blocks, receiver)
+        if type(payload) is InFlight and self._count_back(payload):
+            self._store.lent(payload.encoded.blocks, receiver)
 
-    def lose(self, held: Held | tuple[Array, ...] | None) -> None:
+    def lose(self, payload: InFlight | tuple[Array, ...] | None) -> None:
         """What went with a task that was lost with its worker."""
-        if type(held) is Held and self._count_back(held):
-            for block in held.parcel.blocks:
+        if type(payload) is InFlight and self._count_back(payload):
+            for block in payload.encoded.blocks:
                 block.close()
 
-    def _count_back(self, held: Held) -> bool:
+    def _count_back(self, payload: InFlight) -> bool:
         with self._lock:
-            if held not in self._ahead:
+            if payload not in self._in_flight:
                 return False
-            for landing in held.parcel.landings:
-                landing.end()
-            return self._ahead.pop(held, None) is not None
+            for write_back in payload.encoded.write_backs:
+                write_back.end()
+            return self._in_flight.pop(payload, None) is not None

@@ -1,4 +1,4 @@
-"""The helper of a Pool: the thread that sees to answers while nobody listens, to deaths, time limits and the end.
+"""The supervisor of a Pool: the thread that sees to answers while nobody listens, to deaths, time limits and the end.
 
 Deaths: what a dead worker had published counts, if it can still be opened. The one task that it had taken raises
 WorkerDied, or is run again, and another worker starts in its place. Signals' handlers run on the main thread, so nothing interrupts this one.
@@ -7,15 +7,15 @@ Sleep: it reads its news, looks at everything that it sees to, and sleeps until 
 So whoever changes something of the following does that first, and then tells (`Engine.wake`, which takes no lock):
 
     a worker has become ready or failed     the worker itself, by its state
-    a worker has died                       the watcher, or who started it: `crew.dead`
+    a worker has died                       the watcher, or who started it: `workers.dead`
     answers, and nobody listens             the worker
     answers whose delivery was interrupted  C (`rest`), and `help` looks for them before it sleeps
     answers that C may not deliver (late)   who submits; `help` looks for them before it sleeps
     cells are free for what waits           who frees them sends it, or tells
-    who sent was interrupted                `Dispatch.send_alone`, in one step with its end
+    who sent was interrupted                `Dispatch.send_exclusive`, in one step with its end
     nothing waits any more                  who takes the last thing out, if we have asked (`_dismiss`)
     an input is at its end                  the feeder (`Engine.fed`)
-    close, terminate, error, resize, what was withdrawn, a Pool that is garbage, deferred work: who does it
+    close, terminate, error, resize, what was cancelled, a Pool that is garbage, deferred work: who does it
     somebody wants what we keep idle        who asks (`_core.idle_memory`)
     time limits                             nobody: they bound the sleep
 
@@ -34,42 +34,42 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cableway._core import idle_memory
-from cableway._pool import answers as outcomes
-from cableway._pool.deliver import LOOK_SECONDS, PATIENCE_SECONDS, decoded, may_pass
+from cableway._pool import answers
+from cableway._pool.deliver import LOOK_SECONDS, OPEN_TIMEOUT_SECONDS, decoded, may_pass
 from cableway._pool.launch import process
 from cableway._transport import message as wire
 from cableway.errors import Stale
 
 if TYPE_CHECKING:
-    from cableway._pool.deliver import Incoming
+    from cableway._pool.deliver import Delivery
     from cableway._pool.engine import Engine
     from cableway._pool.jobs import Job
-    from cableway._pool.submit import Outgoing
-    from cableway._pool.workers import Crew, Worker
+    from cableway._pool.submit import SubmitQueue
+    from cableway._pool.workers import Worker, Workers
     from cableway._transport.blocks import BlockStore
 
-__all__ = ["Helper"]
+__all__ = ["Supervisor"]
 
 _DEATHS_MAX = 3  # one after the other: while they start, or before any had done a task
 _END_SECONDS = 2.0  # how long a worker whose initializer has failed is waited for
 
 
-class Helper:
+class Supervisor:
     """The thread, and what it does."""
 
     def __init__(
         self,
         engine: Engine,
-        crew: Crew,
-        outgoing: Outgoing,
+        workers: Workers,
+        submit_queue: SubmitQueue,
         store: BlockStore,
-        incoming: Incoming,
+        delivery: Delivery,
     ) -> None:
         self._engine_of = weakref.ref(engine)  # the engine has this, and its thread the engine
-        self._incoming = incoming
-        self._crew = crew
-        self._dispatch = crew.dispatch
-        self._outgoing = outgoing
+        self._delivery = delivery
+        self._workers = workers
+        self._dispatch = workers.dispatch
+        self._submit_queue = submit_queue
         self._store = store
         self._start_deaths = 0  # one after the other
         self._idle_deaths = 0  # of workers that had had no task, since the Pool's last one was done
@@ -106,7 +106,7 @@ class Helper:
             self.thread.join()
 
     def defer(self, work: Callable[[], object]) -> None:
-        """Does something soon, on the helper's thread. Any thread."""
+        """Does something soon, on the supervisor's thread. Any thread."""
         self._deferred.append(work)
         if self._ended:
             self._do_deferred()
@@ -117,25 +117,25 @@ class Helper:
 
     @property
     def is_needed(self) -> bool:
-        """Whether this thread leaves to the helper what may have to be done again."""
+        """Whether this thread leaves to the supervisor what may have to be done again."""
         return not self._ended and threading.current_thread() is not self.thread
 
     def sees_to(self, why_not: Exception, entry: Any) -> bool:
         """What becomes of an answer whose blocks cannot be opened: whether it is none any more, at least not now. On the
-        helper's thread, or once it has ended.
+        supervisor's thread, or once it has ended.
         """
-        job, number, slot, _, message, _, held = entry
-        worker = self._crew.dead_sender(slot) if isinstance(why_not, Stale) else None
+        job, number, slot, _, message, _, payload = entry
+        worker = self._workers.dead_sender(slot) if isinstance(why_not, Stale) else None
         if worker is not None:
             message.close()
-            self._outgoing.lose(held)
+            self._submit_queue.lose(payload)
             self._lost(worker, job, number, True)
             return True
         now = time.monotonic()
         if (
             may_pass(why_not)
             and not self._engine.must_end
-            and now < self._until.setdefault(message, now + PATIENCE_SECONDS)
+            and now < self._until.setdefault(message, now + OPEN_TIMEOUT_SECONDS)
         ):
             self._later.append(entry)
             return True
@@ -146,7 +146,7 @@ class Helper:
         """Tries to deliver what could not be opened before. Seconds until the next time."""
         told, self._later = self._later, []
         try:
-            self._incoming.deliver(told, 0)
+            self._delivery.deliver(told, 0)
         finally:
             self._later += told
         if not self._later:
@@ -174,26 +174,28 @@ class Helper:
             self._end()
 
     def _serve_until_ended(self) -> None:
-        engine, crew = self._engine, self._crew
+        engine, workers = self._engine, self._workers
         while True:
             was = self._dispatch.news(True)
             idle_memory.heed(self._dispatch)
-            while crew.dead and not engine.must_end:
-                self._bury(crew.dead.popleft())
+            while workers.dead and not engine.must_end:
+                self._reap(workers.dead.popleft())
             ending = self._look_at_starting()
-            crew.share_anew()
-            waits = crew.look_at_start()
+            workers.share_anew()
+            waits = workers.look_at_start()
             self._do_deferred()
             if engine.must_end:
                 return
-            self._outgoing.pump()
+            self._submit_queue.pump()
             if engine.is_open:
                 self._fill()
             elif self._dismiss():
                 return
             again = self._open_again() if self._later else None
             overdue = self._end_overdue()
-            seconds = [t for t in (waits, again, overdue, ending, crew.fill_again) if t is not None]
+            seconds = [
+                t for t in (waits, again, overdue, ending, workers.fill_again) if t is not None
+            ]
             self._dispatch.help(was, min(seconds, default=None))
 
     def _look_at_starting(self) -> float | None:
@@ -202,7 +204,7 @@ class Helper:
         What a worker logged into a queue is on its way until it ends. So the error is told when the worker is buried,
         as in the standard library, which learns of the failure by the end.
         """
-        for worker, failure in self._crew.look_at_starting():
+        for worker, failure in self._workers.look_at_starting():
             if failure is None:
                 self._start_deaths = 0
             elif worker.failure is None:
@@ -225,7 +227,7 @@ class Helper:
             self._dispatch.ask_emptied()  # before the look: who takes the last one out now tells us
             left = self._engine.has_work
             self._dispatch.close(not left)
-            living = len(self._crew.living())
+            living = len(self._workers.living())
             ready = self._dispatch.ready()  # perhaps submitted just before the end, to nobody
             if left or ready:
                 self._fill(
@@ -251,31 +253,31 @@ class Helper:
             else:
                 overran.setdefault(slot, []).append((job, number))
         for slot, tasks in overran.items():
-            self._crew.overran(slot, limit, tasks)
+            self._workers.overran(slot, limit, tasks)
         return max(soonest, 0.001) if self._dispatch.under_way else limit
 
-    def _bury(self, worker: Worker) -> None:
+    def _reap(self, worker: Worker) -> None:
         """Sees to a worker that has died: its last words, its task, its successor."""
-        crew = self._crew
-        crew.reap(worker)
-        tasks = self._dispatch.bury(worker.slot)
-        for job, number, _slot, begun, what, _, held in tasks:
+        workers = self._workers
+        workers.reap(worker)
+        tasks = self._dispatch.reap(worker.slot)
+        for job, number, _slot, begun, what, _, payload in tasks:
             if job is None:
                 overran = (None, number) in worker.overran_tasks
-                self._dispatch.fail(number, outcomes.death(worker, what, None, overran))
+                self._dispatch.fail(number, answers.death(worker, what, None, overran))
                 continue
-            self._outgoing.lose(held)
+            self._submit_queue.lose(payload)
             self._lost(worker, job, number, bool(begun))
         self._store.lost(worker)
         started = worker.ready
-        crew.discard(worker)
+        workers.discard(worker)
         if worker.failure is not None:
             self._engine.fail(worker.failure)
         elif not started and not worker.told_to_leave:
             self._start_deaths += 1
             if self._start_deaths >= _DEATHS_MAX:
-                self._engine.fail(outcomes.start_death(worker, self._start_deaths))
-        elif not tasks and not crew.has_done_any(worker):
+                self._engine.fail(answers.start_death(worker, self._start_deaths))
+        elif not tasks and not workers.has_done_any(worker):
             self._died_idle(worker)
 
     def _died_idle(self, worker: Worker) -> None:
@@ -283,22 +285,22 @@ class Helper:
         they die of something here, there is an end to it: its successors are likely to die in the same way.
         """
         open_ = self._engine.is_open
-        if worker.told_to_leave or not outcomes.by_itself(worker):
+        if worker.told_to_leave or not answers.by_itself(worker):
             return
         if not open_ and not self._engine.has_work and not self._dispatch.ready():
             return  # it has left, as it should
-        done = self._crew.done()
+        done = self._workers.done()
         if done != self._done_then:
             self._idle_deaths, self._done_then = 0, done
         self._idle_deaths += 1
         # All that have left while a Pool closes may be seen together, after a task came back to be run again.
-        limit = _DEATHS_MAX if open_ else _DEATHS_MAX + self._crew.size
+        limit = _DEATHS_MAX if open_ else _DEATHS_MAX + self._workers.size
         if self._idle_deaths >= limit:
-            self._engine.fail(outcomes.idle_death(worker, self._idle_deaths, limit))
+            self._engine.fail(answers.idle_death(worker, self._idle_deaths, limit))
 
     def _fill(self, most: int | None = None) -> None:
         try:
-            self._crew.fill(most)
+            self._workers.fill(most)
         except Exception as error:  # no process or no broker any more
             self._engine.fail(error)
 
@@ -319,28 +321,28 @@ class Helper:
         elif not overran:
             task = job.again(number)
         if task is not None:
-            self._outgoing.put_back(task)
+            self._submit_queue.put_back(task)
         else:
-            error = outcomes.death(worker, job.function, job.span(number), overran)
+            error = answers.death(worker, job.function, job.span(number), overran)
             job.task_done(number, False, error)
 
     def _end(self) -> None:
         """Ends every worker, then every job that is not done."""
         engine = self._engine
         closed, aborted = engine.begin_end()
-        aborted.extend(self._outgoing.take_all())
+        aborted.extend(self._submit_queue.take_all())
         try:
-            dead = self._crew.end_all()
+            dead = self._workers.end_all()
         except Exception as error:
             engine.fail(error)
-            dead = self._crew.living()
+            dead = self._workers.living()
         for worker in dead:
             try:
-                for job, number, *_ in self._dispatch.bury(worker.slot):
+                for job, number, *_ in self._dispatch.reap(worker.slot):
                     self._abort(job, number)
             except Exception as error:
                 engine.fail(error)
-            self._crew.discard(worker)
+            self._workers.discard(worker)
         try:
             self._dispatch.collect()  # with what others had left
             self._open_again()  # for the last time

@@ -7,7 +7,7 @@ it has taken it (`_pool.worker.prefetch`). In the pickle stands how to see them:
     Out, InOut                  a block for the result, which lands in the caller's array (`_pool.write_back`)
     an array on a GPU           itself: the worker takes it as it is, or copies it from another GPU
 
-Invariant: who gets the task has what is needed beside the message. Blocks are the parcel's, arrays are held by
+Invariant: who gets the task has what is needed beside the message. Blocks are the encoded message's, arrays are held by
 it, until the task has ended. The parent's death takes blocks and arrays along that no worker has opened:
 the worker, which it has started, ends too.
 """
@@ -23,8 +23,8 @@ from cableway import array as arrays
 from cableway._core import words
 from cableway._core.layouts import Layout
 from cableway._core.library import lib
-from cableway._pool.devices.fast_path import told_dtype
-from cableway._pool.write_back import Landing
+from cableway._pool.devices.fast_path import described_dtype
+from cableway._pool.write_back import WriteBack
 from cableway._transport import table
 from cableway._transport.blocks import Block
 from cableway._transport.message import Encoder, fill, part
@@ -75,7 +75,13 @@ class TaskEncoder(Encoder):
         where = (self._groups or {}).get(lease.gpu, table.ELSEWHERE)
         low = array._offset - layout.origin
         number = self._give(handle, low, layout.span, flags, where)
-        return _seen, (number, layout.shape, told_dtype(layout.dtype), layout.strides, array._name)
+        return _seen, (
+            number,
+            layout.shape,
+            described_dtype(layout.dtype),
+            layout.strides,
+            array._name,
+        )
 
     def _reduce_in(self, one: In) -> Any:
         if isinstance(one.array, Array):
@@ -96,26 +102,28 @@ class TaskEncoder(Encoder):
     def _reduce_out(self, one: Out) -> Any:
         values = _values(one.array)
         block = self._take(values.nbytes)
-        self._landings.append(Landing(values, block, _order(values)))
+        self._write_backs.append(WriteBack(values, block, _order(values)))
         return self._reduce_block(values, block, table.OUT)
 
     def _reduce_inout(self, one: InOut) -> Any:
         values = _values(one.array)
         block = self._take(values.nbytes)
-        self._landings.append(Landing(values, block, _order(values)))
+        self._write_backs.append(WriteBack(values, block, _order(values)))
         fill(block, values)
         return self._reduce_block(values, block, table.IN | table.OUT)
 
     def _reduce_block(self, values: np.ndarray[Any, Any], block: Block, flags: int) -> Any:
         layout = Layout(values.shape, values.dtype, None, _order(values))
         number = self._give(block.handle, table.HEADER_BYTES, values.nbytes, flags)
-        return _seen, (number, layout.shape, told_dtype(layout.dtype), layout.strides, None)
+        return _seen, (number, layout.shape, described_dtype(layout.dtype), layout.strides, None)
 
     def _give(
         self, handle: bytes, offset: int, nbytes: int, flags: int, where: int = table.ELSEWHERE
     ) -> int:
-        self._flags |= table.HAS_GIVEN
-        self._entries.append(table.pack(handle, offset, nbytes, flags | table.GIVEN, where))
+        self._flags |= table.HAS_ARRAY_ARGUMENTS
+        self._entries.append(
+            table.pack(handle, offset, nbytes, flags | table.ARRAY_ARGUMENT, where)
+        )
         return len(self._entries) - 1
 
 

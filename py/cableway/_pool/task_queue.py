@@ -1,4 +1,4 @@
-"""The plane of a Pool: the memory through which a parent and its workers pass tasks and answers.
+"""The task queue of a Pool: the shared memory through which a parent and its workers pass tasks and answers.
 
 It is laid out by `cw_pool` (ipc/cableway.h) in a memfd of the Pool's own: no broker is needed to start a worker, whatever
 the start method, and it has no name that could stay: it goes with the last process that has it. Here is the memory, how
@@ -17,7 +17,7 @@ from typing import Any
 
 from cableway import _dispatch
 
-__all__ = ["PARENT_SPIN_SECONDS", "Memory", "Plane", "spin_seconds", "spinners"]
+__all__ = ["PARENT_SPIN_SECONDS", "Memory", "TaskQueue", "spin_seconds", "spinners"]
 
 PARENT_SPIN_SECONDS = (
     100e-6  # the wake-up of a sleeping worker (FACTS: about 50 us) and a short task
@@ -27,7 +27,7 @@ _ROOM_MIN = 32  # workers that a Pool can be resized to, at least
 _CPUS_PER_SPINNER = 4
 
 
-class Plane:
+class TaskQueue:
     """How large the memory is.
 
     Attributes:
@@ -59,7 +59,7 @@ class Plane:
 
 
 class Memory:
-    """The memory of one plane, mapped as long as this object lives. Pickled to a new worker, it is mapped there too.
+    """The memory of one task queue, mapped as long as this object lives. Pickled to a new worker, it is mapped there too.
 
     Args:
         nbytes: of it all.
@@ -110,7 +110,7 @@ def _reduction_of(process: type[BaseProcess]) -> Any:
 
 
 def _received(descriptor: Any, nbytes: int) -> Memory:
-    """In a new worker: the memory of the parent's plane."""
+    """In a new worker: the memory of the parent's task queue."""
     made = Memory.__new__(Memory)
     fd = descriptor.detach()
     try:

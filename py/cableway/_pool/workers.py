@@ -1,8 +1,8 @@
-"""The crew of a Pool: its worker processes, and the watch over their lives.
+"""The workers of a Pool: its worker processes, and the watch over their lives.
 
-A worker lives in a slot of the plane (see _pool.task_queue); its successor takes the same slot, once it is dead and what it
+A worker lives in a slot of the task queue (see _pool.task_queue); its successor takes the same slot, once it is dead and what it
 had is seen to. The watcher thread sleeps on the workers' pidfds (a sentinel of multiprocessing stays open while a
-child of the worker lives) and tells the helper. What workers print to a captured stderr comes by a pipe, which the
+child of the worker lives) and tells the supervisor. What workers print to a captured stderr comes by a pipe, which the
 watcher reads; it keeps the end, and another thread passes it on (_pool.launch.stderr).
 """
 
@@ -26,11 +26,12 @@ from cableway._pool.launch import process as processes
 from cableway._pool.launch.environment import Name, describe, move
 from cableway._pool.launch.stderr import Capture, Outlet
 from cableway._pool.options import Options
-from cableway._pool.task_queue import Memory, Plane, spin_seconds, spinners
+from cableway._pool.task_queue import Memory, TaskQueue, spin_seconds, spinners
 from cableway._pool.worker import worker as worker_main
 from cableway._transport import main_module
+from cableway._transport.start_arguments import start_arguments
 
-__all__ = ["Crew", "Worker"]
+__all__ = ["Worker", "Workers"]
 
 _GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL
 _START_SECONDS = 10.0  # that tasks wait for the first worker of each group
@@ -82,13 +83,13 @@ class Worker:
         self.shown = False
 
 
-class Crew:
-    """Starts workers, knows which live, ends them. The helper thread owns it, apart from what says otherwise.
+class Workers:
+    """Starts workers, knows which live, ends them. The supervisor thread owns it, apart from what says otherwise.
 
     Attributes:
-        plane: the memory that is shared with them.
+        task_queue: the memory that is shared with them.
         dispatch: the parent's end of it.
-        dead: workers that have died, for the helper to see to.
+        dead: workers that have died, for the supervisor to see to.
         devices: the groups, if the Pool has devices; else there is one.
         wanted: how many workers each group shall have.
         main: the notebook's `__main__`; None where there is none.
@@ -108,7 +109,7 @@ class Crew:
     ) -> None:
         self.devices = devices
         self.wanted = [size] if devices is None else [group.count for group in devices.groups]
-        self.plane = Plane(size, len(self.wanted))
+        self.task_queue = TaskQueue(size, len(self.wanted))
         self.started = len(self.wanted) == 1
         self._start_until = time.monotonic() + _START_SECONDS
         self._daemon = daemon
@@ -122,14 +123,14 @@ class Crew:
         self._settings = client.settings()
         self._spinners = spinners()
         self._process = processes.process_class(context)
-        self._memory = Memory(self.plane.nbytes, self._process)
+        self._memory = Memory(self.task_queue.nbytes, self._process)
         self.dispatch = _dispatch.Dispatch(
             self._memory,
             self._memory.address,
-            self.plane.nbytes,
-            self.plane.workers,
-            self.plane.cells,
-            self.plane.groups,
+            self.task_queue.nbytes,
+            self.task_queue.workers,
+            self.task_queue.cells,
+            self.task_queue.groups,
             spin_seconds(),
             deliver,
         )
@@ -137,7 +138,7 @@ class Crew:
         self._resized = False  # and workers have the shares of before
         self.dispatch.use(size)
         self.dead: deque[Worker] = deque()
-        self._workers: list[Worker | None] = [None] * self.plane.workers
+        self._workers: list[Worker | None] = [None] * self.task_queue.workers
         self._buried: dict[int, Worker] = {}  # the last one of each slot
         self._group_of: dict[int, int] = {}  # of the last one of each slot
         self._watched: dict[int, Worker] = {}
@@ -187,7 +188,7 @@ class Crew:
                     made.append(self._make(slot, group, part))
                     missing -= 1
         try:
-            with processes.asked_ahead([worker.process for worker in made]):
+            with processes.pipelined([worker.process for worker in made]):
                 for worker in made:
                     self._start(worker)
         except BaseException:
@@ -217,7 +218,7 @@ class Crew:
         stderr = None if self._outlet is None else Capture(self._outlet)
         place = worker_main.Place(
             slot,
-            self.plane,
+            self.task_queue,
             self._spinners,
             self._parent,
             self._settings,
@@ -229,7 +230,7 @@ class Crew:
         options = self._options
         initializer, initargs = options.initializer, options.initargs
         if not self._by_fork:
-            initializer, initargs = main_module.start_arguments(self.main, initializer, initargs)
+            initializer, initargs = start_arguments(self.main, initializer, initargs)
         process = self._process(
             target=worker_main.main,
             args=(self._memory, place, initializer, initargs, options.maxtasks),
@@ -256,7 +257,7 @@ class Crew:
             above_stdio(process.start)
         except BaseException:
             if process.ident is None:  # nobody runs there: its group does not count it
-                self.dispatch.bury(slot)
+                self.dispatch.reap(slot)
             else:
                 self._give_up(worker)
             raise
@@ -373,13 +374,13 @@ class Crew:
             worker.process.kill()
 
     def resize(self, size: int) -> None:
-        """Changes how many workers there shall be; the helper starts what is missing. Any thread."""
-        size = operator.index(size)  # here: what the helper stumbles over ends the Pool
+        """Changes how many workers there shall be; the supervisor starts what is missing. Any thread."""
+        size = operator.index(size)  # here: what the supervisor stumbles over ends the Pool
         if size < 1:
             raise ValueError(f"a Pool has at least 1 worker, {size} were asked for")
-        if size > self.plane.workers:
+        if size > self.task_queue.workers:
             raise ValueError(
-                f"a Pool that was made with room for {self.plane.workers} workers cannot have {size}; "
+                f"a Pool that was made with room for {self.task_queue.workers} workers cannot have {size}; "
                 "make one with more"
             )
         wanted = [size] if self.devices is None else self.devices.resize(size)

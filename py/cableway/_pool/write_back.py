@@ -1,4 +1,4 @@
-"""Landings: how the results of `Out` and `InOut` get into the caller's arrays.
+"""Write-back: how the results of `Out` and `InOut` get into the caller's arrays.
 
 A task's message has a block of the parent's for each. The worker writes there, and answers when it is done. Then
 the parent copies from the block into the caller's array, before the task counts as done.
@@ -8,10 +8,10 @@ succeeded; the block belongs to this one sending of the task. So an exception or
 leaves the array as it was, a task that is run again reads it unchanged, and what a dead worker's GPU still
 writes goes into memory that nobody looks at, and that the broker keeps until the worker is dead.
 
-Owner: the parcel of the task's message, until the task has ended. The parent's death ends all. A Ctrl-C in the
+Owner: the encoded message of the task, until the task has ended. The parent's death ends all. A Ctrl-C in the
 copy leaves the answer undelivered, and it is copied again: the block is held as long.
 
-No two landings under way have an element in common, in whatever Pool of this process.
+No two write-backs under way have an element in common, in whatever Pool of this process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cableway.transfers import overlap
 if TYPE_CHECKING:
     from cableway._transport.blocks import Block
 
-__all__ = ["Landing"]
+__all__ = ["WriteBack"]
 
 # What is under way, by address. Finalisers may come to take the lock on a thread that has it.
 _lock = threading.RLock()
@@ -49,7 +49,7 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class Landing:
+class WriteBack:
     """The place of one result.
 
     Args:

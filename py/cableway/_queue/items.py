@@ -4,12 +4,12 @@ An item is a pickle of at most 288 KiB (`cw_queue_max()`), and arrays that go wi
 
     no arrays       the data is the pickle
     with arrays     the data is a header, a descriptor for each array, the pickle
-    one array       (a `cableway.Array` and nothing else) the same, but the pickle tells the layout alone; both ends
-                    remember it, so that such an item costs no pickling
+    one array       (a `cableway.Array` or a tensor that goes by handle, and nothing else) the same, but the pickle tells the
+                    layout alone; both ends remember it, so that such an item costs no pickling
 
 An array that goes with an item is a *block* with the bytes of a buffer of 256 KiB and more (see `_transport.blocks`: one copy, and the
 block comes back to its writer when the reader's last view is gone), a block with a pickle that is too long, or the
-memory of a `cableway.Array`, of which nothing is copied. The queue keeps them until the item is taken, whoever dies
+memory of a `cableway.Array`, of which nothing is copied. Tensors and CuPy's arrays: `_transport.tensors`. The queue keeps them until the item is taken, whoever dies
 meanwhile; the library opens them in the moment in which the item is taken.
 """
 
@@ -29,14 +29,17 @@ from cableway._core.leases import Lease, lease_again
 from cableway._core.library import export, exported, ffi, keeping, lib
 from cableway._transport.blocks import HEADER_BYTES as BLOCK_HEADER_BYTES
 from cableway._transport.blocks import Block, BlockStore
+from cableway._transport.external_arrays import is_external
 from cableway._transport.message import Encoder
-from cableway._transport.message import _incoming as incoming
+from cableway._transport.message import _unpickling as unpickling
+from cableway._transport.rebuilt_tensors import Maker, Rebuild, maker, rebuild
 from cableway._transport.table import BY_PICKLE
+from cableway._transport.tensors import Tensors
 from cableway.array import Array
 from cableway.client import current
 from cableway.errors import Error
 
-__all__ = ["Outgoing", "decode", "encode", "encode_array"]
+__all__ = ["EncodedItem", "decode", "encode", "encode_alone"]
 
 THRESHOLD_BYTES = (
     256 << 10
@@ -47,19 +50,21 @@ KEPT_BYTES = (
 
 _HEADER = struct.Struct("<II")  # descriptors, 1: the last one is a block with the pickle
 _DESCRIPTOR = struct.Struct("<QII")  # bytes, kind, 0
-_BUFFER, _BUFFER_BY_PICKLE, _ARRAY, _ARRAY_READONLY, _ALONE, _ALONE_READONLY = range(6)
-_ALONE_BYTES = _HEADER.size + _DESCRIPTOR.size  # before the layout of one array
+_BUFFER, _BUFFER_BY_PICKLE, _ARRAY, _ARRAY_READONLY, _ONE_ARRAY, _ONE_ARRAY_READONLY = range(6)
+_ONE_ARRAY_BYTES = _HEADER.size + _DESCRIPTOR.size  # before the layout of one array
 _LAYOUTS_MAX = 1024
-_layouts: dict[bytes, tuple[Layout, int, str | None]] = {}  # of arrays alone, as they came
+# Of arrays alone, as they came: the layout, where it begins, the name; of a tensor how it is one again, and by whom on each GPU.
+_layouts: dict[bytes, tuple[Layout, int, str | None, Rebuild | None, dict[int, Maker | None]]] = {}
+_tensors = Tensors(shares=False)
 
 
-class Outgoing:
+class EncodedItem:
     """An encoded item, until the queue has it or refuses it.
 
     Dropped without either, it lets go of its memory, and what began at the broker ends by its limit.
     """
 
-    __slots__ = ("_blocks", "count", "data", "extra_bytes", "handles")
+    __slots__ = ("_blocks", "copies", "count", "data", "extra_bytes", "handles")
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -67,6 +72,9 @@ class Outgoing:
         self.count = 0
         self.extra_bytes = 0
         self._blocks: list[Block] = []
+        self.copies: tuple[
+            Array, ...
+        ] = ()  # that go on; what is copied stays until they are complete
 
     def attach(self, blocks: list[Block], handles: list[Any]) -> None:
         """What goes with it; the handles are in transit already."""
@@ -81,11 +89,13 @@ class Outgoing:
         if self._blocks:
             _store.lent(self._blocks, None)
             self._blocks = []
+        _finish(self.copies)
 
     def refused(self) -> None:
         """The queue did not take it: nothing stays at the broker."""
         blocks, self._blocks = self._blocks, []
         _store.untake(blocks)
+        _finish(self.copies)
         try:
             pointer = current().pointer if self.count else None
         except Error:
@@ -95,15 +105,23 @@ class Outgoing:
         self.count = 0
 
 
+def _finish(copies: tuple[Array, ...]) -> None:
+    for array in copies:
+        array.wait()
+
+
 class _ItemEncoder(Encoder):
     """Encodes items; one thread at a time."""
 
     _threshold = THRESHOLD_BYTES
 
     def __init__(self, store: BlockStore) -> None:
-        super().__init__(store, 0, transit=True)
+        super().__init__(store, 0, transit=True, lender=_tensors.lender)
 
-    def item(self, obj: Any, max_bytes: int) -> Outgoing:
+    def _foreign_reductions(self, known: dict[Any, Any]) -> dict[type, Any]:
+        return _tensors.reductions(known)
+
+    def item(self, obj: Any, max_bytes: int) -> EncodedItem:
         try:
             pickled = self._dump(obj, _Pickler)
             return self._close(pickled, max_bytes)
@@ -156,10 +174,10 @@ class _ItemEncoder(Encoder):
         export(pointer, 1, handle)
         return handle
 
-    def _close(self, pickled: bytes, max_bytes: int) -> Outgoing:
+    def _close(self, pickled: bytes, max_bytes: int) -> EncodedItem:
         order = self._order
         if not order and len(pickled) <= max_bytes:
-            return Outgoing(pickled)
+            return EncodedItem(pickled)
         head = _HEADER.size + len(order) * _DESCRIPTOR.size
         spilled = head + len(pickled) > max_bytes
         if spilled:
@@ -167,7 +185,7 @@ class _ItemEncoder(Encoder):
             pickled = b""
         parts = [_HEADER.pack(len(order), spilled)]
         parts += [_DESCRIPTOR.pack(nbytes, kind, 0) for nbytes, kind, _ in order]
-        made = Outgoing(b"".join((*parts, pickled)))
+        made = EncodedItem(b"".join((*parts, pickled)))
         if len(made.data) > max_bytes:
             raise ValueError(
                 f"an object with {len(order)} large parts is more than one item of a queue can hold"
@@ -199,7 +217,7 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def encode(obj: Any, max_bytes: int) -> Outgoing:
+def encode(obj: Any, max_bytes: int) -> EncodedItem:
     """An object as an item whose data has at most max_bytes.
 
     Raises:
@@ -210,22 +228,42 @@ def encode(obj: Any, max_bytes: int) -> Outgoing:
         encoder = _encoders.pop()
     except IndexError:
         encoder = _ItemEncoder(_store)
-    made = encoder.item(obj, max_bytes)
+    try:
+        made = encoder.item(obj, max_bytes)
+    except BaseException:
+        _finish(_tensors.begun())
+        raise
+    made.copies = _tensors.begun()
     _encoders.append(encoder)
     return made
 
 
-def encode_array(array: Array, max_bytes: int) -> Outgoing | None:
-    """An item of one array alone; None when its layout is too long for that."""
+def encode_alone(obj: Any, max_bytes: int) -> EncodedItem | None:
+    """An item of one array, or one tensor that goes by handle; None: it is none, or its layout is too long for that."""
+    if type(obj) is Array:
+        return _encode_array(obj, None, max_bytes)
+    lent = _tensors.lend(obj) if is_external(type(obj)) else None
+    if lent is None:
+        return None
+    copies = _tensors.begun()
+    made = _encode_array(*lent, max_bytes)
+    if made is None:
+        _finish(copies)
+    else:
+        made.copies = copies
+    return made
+
+
+def _encode_array(array: Array, how: Rebuild | None, max_bytes: int) -> EncodedItem | None:
     lease, layout = array._open_lease(), array._layout_now()
-    key = (array._offset, array._name, lease.readonly)
-    told = layout.told  # another thread may tell of another array with this layout
+    key = (array._offset, array._name, lease.readonly, how)
+    told = layout.encoded  # another thread may tell of another array with this layout
     if told is None or told[0] != key:
-        described = (dtypes.encode(layout.dtype), layout.shape, layout.strides, *key[:2])
-        kind = _ALONE_READONLY if lease.readonly else _ALONE
+        described = (dtypes.encode(layout.dtype), layout.shape, layout.strides, *key[:2], how)
+        kind = _ONE_ARRAY_READONLY if lease.readonly else _ONE_ARRAY
         head = _HEADER.pack(1, 0) + _DESCRIPTOR.pack(layout.nbytes, kind, 0)
-        told = layout.told = (key, head + pickle.dumps(described, 5))
-    out = Outgoing(told[1])
+        told = layout.encoded = (key, head + pickle.dumps(described, 5))
+    out = EncodedItem(told[1])
     if len(out.data) > max_bytes:
         return None
     out.handles = exported(arrays.usable(lease), 1)
@@ -233,20 +271,39 @@ def encode_array(array: Array, max_bytes: int) -> Outgoing | None:
     return out
 
 
-def _decode_array(item: Any, view: memoryview, kind: int) -> Array:
+def _decode_array(item: Any, view: memoryview, kind: int) -> Any:
     lease = _taken(item, 0)
-    told = bytes(view[_ALONE_BYTES:])
+    told = bytes(view[_ONE_ARRAY_BYTES:])
     known = _layouts.get(told)
+    nbytes = lib.cw_array_nbytes(lease.pointer)
     if known is None:
-        dtype, shape, strides, offset, name = pickle.loads(told)
-        nbytes = lib.cw_array_nbytes(lease.pointer)
-        known = received(shape, dtype, strides, offset, nbytes), offset, name
+        dtype, shape, strides, offset, name, how = pickle.loads(told)
+        layout = received(shape, dtype, strides, offset, nbytes)
+        known = layout, offset, name, how, {}
         if len(_layouts) >= _LAYOUTS_MAX:
             _layouts.clear()
         _layouts[told] = known
     else:
-        check_fits(known[0], known[1], lib.cw_array_nbytes(lease.pointer))
-    return arrays.make(_readonly(lease) if kind == _ALONE_READONLY else lease, *known)
+        check_fits(known[0], known[1], nbytes)
+    layout, offset, name, how, makers = known
+    readonly = kind == _ONE_ARRAY_READONLY
+    if how is not None and not readonly:
+        made = _made(lease, layout, offset, how, makers)
+        if made is not None:
+            return made
+    array = arrays.make(_readonly(lease) if readonly else lease, layout, offset, name)
+    return array if how is None else rebuild(array, how)
+
+
+def _made(
+    lease: Lease, layout: Layout, offset: int, how: Rebuild, makers: dict[int, Maker | None]
+) -> Any | None:
+    """A tensor on a GPU, the quick way; None: there is none now."""
+    gpu = lease.gpu
+    if gpu not in makers:
+        makers[gpu] = maker(layout, how, gpu) if gpu >= 0 else None
+    made_by = makers[gpu]
+    return None if made_by is None else made_by.make(lease, offset)
 
 
 def decode(item: Any) -> Any:
@@ -262,7 +319,7 @@ def decode(item: Any) -> Any:
     if count != item.count:
         raise ValueError(f"an item of {item.count} arrays says that it has {count}")
     kind = _DESCRIPTOR.unpack_from(view, _HEADER.size)[1]
-    if kind in (_ALONE, _ALONE_READONLY) and count == 1:
+    if kind in (_ONE_ARRAY, _ONE_ARRAY_READONLY) and count == 1:
         return _decode_array(item, view, kind)
     parts: list[Any] = []
     by_pickle: list[Any] = []
@@ -278,11 +335,11 @@ def decode(item: Any) -> Any:
     body = view[_HEADER.size + count * _DESCRIPTOR.size :]
     if spilled:
         body = memoryview(parts.pop())
-    before, incoming.buffers = incoming.buffers, parts
+    before, unpickling.buffers = unpickling.buffers, parts
     try:
         return pickle.loads(body, buffers=by_pickle)
     finally:
-        incoming.buffers = before
+        unpickling.buffers = before
 
 
 def _taken(item: Any, number: int) -> Lease:
@@ -321,7 +378,7 @@ def _array_of_item(
     offset: int,
     name: str | None,
 ) -> Array:
-    parts = incoming.buffers
+    parts = unpickling.buffers
     if parts is None or not isinstance(parts[number], Lease):
         raise pickle.UnpicklingError("a part of a queue's item was taken out of it")
     nbytes = lib.cw_array_nbytes(parts[number].pointer)

@@ -42,7 +42,7 @@ from cableway._core import idle_memory
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease, lease_again
 from cableway._core.library import check_again, exported, failure, ffi, keeping, lib
-from cableway._dispatch import Held
+from cableway._dispatch import LeaseCell
 from cableway.errors import BrokerLost, Error, Stale
 
 __all__ = [
@@ -323,7 +323,7 @@ def _rounded(nbytes: int) -> int:
 
 
 def open_into(cell: Any, handle: bytes, nbytes: int, *, private: bool = False) -> Exception | None:
-    """Opens the first nbytes of a block that another process lent into a cell (`_dispatch.Held`), unless they are open
+    """Opens the first nbytes of a block that another process lent into a cell (`_dispatch.LeaseCell`), unless they are open
     there. What is open is noted by C, so this may be called again when a signal's handler has interrupted it.
 
     Args:
@@ -362,7 +362,7 @@ def open_block(handle: bytes, nbytes: int, *, private: bool = False) -> Any:
     Raises:
         Stale: the sender died before it could be opened.
     """
-    cell = Held()
+    cell = LeaseCell()
     why_not = open_into(cell, handle, nbytes, private=private)
     if why_not is not None:
         raise why_not

@@ -39,11 +39,11 @@ from cableway._core.layouts import Layout, is_gapless
 from cableway._core.leases import Lease
 from cableway._core.library import check, ffi, lib
 from cableway._cuda import interop, suballocation
-from cableway._transport.rebuilt_tensors import Again, again
+from cableway._transport.rebuilt_tensors import Rebuild, rebuild
 from cableway.array import Array
 from cableway.errors import LimitExceeded
 
-__all__ = ["Lender", "is_foreign", "kinds", "reductions"]
+__all__ = ["Lender", "changed", "changes", "is_external", "kinds", "reductions"]
 
 _CLASSES = {"torch": "Tensor", "cupy": "ndarray"}
 _LEGACY_STREAM = 1
@@ -63,7 +63,21 @@ def kinds() -> list[tuple[str, type]]:
     return found
 
 
-def is_foreign(kind: type) -> bool:
+_changes = 0
+
+
+def changed() -> None:
+    """What multiprocessing's pickler knows of these classes is not what it was (`cableway.torch.share`)."""
+    global _changes
+    _changes += 1
+
+
+def changes() -> int:
+    """How often that was."""
+    return _changes
+
+
+def is_external(kind: type) -> bool:
     """Whether it is one of those classes. Quick."""
     if kind in _found:
         return True
@@ -88,7 +102,7 @@ def _by_itself(obj: Any) -> Any:
 
 def _reduce(lender: Lender, otherwise: _Reduction, obj: Any) -> Any:
     found = lender.lend(obj)
-    return otherwise(obj) if found is None else (again, found)
+    return otherwise(obj) if found is None else (rebuild, found)
 
 
 # ---- what the libraries' arrays are
@@ -104,7 +118,7 @@ class _Seen(NamedTuple):
     """
 
     alias: Any
-    how: Again
+    how: Rebuild
     whole: bool
     layout: Layout | None
 
@@ -204,7 +218,7 @@ class _Known(NamedTuple):
     state: Any
     connection: client.Connection
     borrowed: bool
-    found: tuple[Array, Again]
+    found: tuple[Array, Rebuild]
 
 
 _known: dict[int, _Known] = {}  # by id of the library's array
@@ -216,6 +230,8 @@ class Lender:
     Args:
         borrow: the libraries' own memory goes as it is: True; False: it is copied; None: PyTorch's goes as it
             is, as with torch.multiprocessing, and CuPy's is copied, as its pickle would be.
+        copy: makes an array of ours with what a library's array without gaps holds; its second argument tells the number of
+            the library's current stream on a GPU.
 
     Attributes:
         shared: arrays that went without a copy.
@@ -223,14 +239,19 @@ class Lender:
             such memory (expandable segments, cudaMallocAsync).
     """
 
-    __slots__ = ("borrow", "copied", "shared")
+    __slots__ = ("_copy", "borrow", "copied", "shared")
 
-    def __init__(self, borrow: bool | None) -> None:
+    def __init__(
+        self,
+        borrow: bool | None,
+        copy: Callable[[Any, Callable[[int], int]], Array] = lambda obj, _: create.asarray(obj),
+    ) -> None:
         self.borrow = borrow
+        self._copy = copy
         self.copied = 0
         self.shared = 0
 
-    def lend(self, obj: Any) -> tuple[Array, Again] | None:
+    def lend(self, obj: Any) -> tuple[Array, Rebuild] | None:
         """An array of ours with what a GPU array holds, and how it is made one of its library again. None: it is pickled
         as its library has it.
 
@@ -254,11 +275,11 @@ class Lender:
             found = self._lend_new(library, module, obj, seen) if seen.whole else None
             if found is None:
                 self.copied += 1
-                return create.asarray(seen.alias), seen.how
+                return self._copy(seen.alias, partial(_STREAM[library], module)), seen.how
         self.shared += 1
         return found
 
-    def _lend_known(self, known: _Known, obj: Any) -> tuple[Array, Again] | None:
+    def _lend_known(self, known: _Known, obj: Any) -> tuple[Array, Rebuild] | None:
         library = known.library
         if known.borrowed and not self._borrows(library):
             return None
@@ -270,11 +291,11 @@ class Lender:
 
     def _lend_new(
         self, library: str, module: Any, obj: Any, seen: _Seen
-    ) -> tuple[Array, Again] | None:
+    ) -> tuple[Array, Rebuild] | None:
         told = (
-            interop.foreign(seen.alias)
+            interop.external_array(seen.alias)
             if seen.layout is None
-            else interop.Foreign.at(seen.alias, seen.alias.data_ptr(), seen.layout)
+            else interop.ExternalArray.at(seen.alias, seen.alias.data_ptr(), seen.layout)
         )
         if told is None:
             return None
@@ -293,7 +314,7 @@ class Lender:
     def _borrows(self, library: str) -> bool:
         return library == "torch" if self.borrow is None else self.borrow
 
-    def _lease_on(self, library: str, told: interop.Foreign) -> tuple[Lease | None, bool]:
+    def _lease_on(self, library: str, told: interop.ExternalArray) -> tuple[Lease | None, bool]:
         """A lease on an array's own memory, if there may be one, and whether that is borrowed."""
         lease = interop.find(told.low) or suballocation.lend(told, insist=False)
         if lease is not None or not self._borrows(library):
@@ -318,7 +339,9 @@ def _behind(array: Array, stream: int) -> bool:
     return True
 
 
-def _remember(obj: Any, library: str, gpu: int, borrowed: bool, found: tuple[Array, Again]) -> None:
+def _remember(
+    obj: Any, library: str, gpu: int, borrowed: bool, found: tuple[Array, Rebuild]
+) -> None:
     state = _STATE[library](obj)
     key, loan = id(obj), suballocation.number_of(found[0]._open_lease())
     if loan is not None:

@@ -22,15 +22,13 @@ there are none (numbers, lists, dictionaries), by keeping them. The workers keep
 from __future__ import annotations
 
 import functools
-import pickle
 import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-__all__ = ["Main", "find", "names_in", "notebook", "of_main", "start_arguments"]
+__all__ = ["Main", "find", "names_in", "notebook", "of_main"]
 
 _CACHED: Any = type(functools.cache(abs))
 _DEFINED = (types.FunctionType, type, _CACHED)
@@ -90,30 +88,6 @@ def notebook(forked: bool) -> Main | None:
     is_repl = spec is not None and spec.name.partition(".")[0] == "_pyrepl"  # of Python 3.13
     is_imported = spec is not None or getattr(main, "__file__", None) is not None
     return None if main is None or (is_imported and not is_repl) else Main(forked)
-
-
-def start_arguments(
-    main: Main | None, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
-) -> tuple[Any, Any]:
-    """The initializer and its arguments as multiprocessing's pickle takes them to a worker that does not come by fork.
-
-    By value goes what a notebook defines, and elsewhere an initializer that standard pickle refuses.
-    """
-    if initializer is None or (main is None and _goes_by_name(initializer)):
-        return initializer, initargs
-    from cableway._transport.by_value import ByValue
-
-    return ByValue(initializer, main), initargs if main is None else ByValue(initargs, main)
-
-
-def _goes_by_name(thing: Any) -> bool:
-    try:
-        ForkingPickler.dumps(thing)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return False
-    except Exception:  # what it has along can be pickled only while a process is started
-        return True
-    return True
 
 
 def of_main(thing: Any) -> bool:

@@ -29,7 +29,7 @@ import numpy as np
 from cableway import _dispatch
 from cableway._core.leases import opened
 from cableway._core.library import ffi, lib
-from cableway._dispatch import Answer, Held
+from cableway._dispatch import Answer, LeaseCell
 from cableway._transport import external_arrays, table
 from cableway._transport.blocks import (
     HEADER_BYTES,
@@ -43,7 +43,7 @@ from cableway._transport.main_module import Main
 from cableway._transport.shared_arguments import Shared
 from cableway._transport.table import (
     ARRAY,
-    GIVEN,
+    ARRAY_ARGUMENT,
     HEADER,
     IN,
     IN_BLOCK,
@@ -59,11 +59,11 @@ from cableway.constant import Constant
 
 __all__ = [
     "ANSWER_MESSAGE", "ANSWER_NONE", "ANSWER_VALUE", "APPLY", "MAP", "MESSAGE", "STARMAP",
-    "Encoder", "Message", "Parcel", "fill", "loads", "part", "plain_loads", "read",
+    "EncodedMessage", "Encoder", "Message", "fill", "loads", "part", "plain_loads", "read",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from cableway._pool.write_back import Landing
+    from cableway._pool.write_back import WriteBack
 
 # How a task calls its function, and what it is: a plain pickle, or a message that says how. As in csrc/dispatch.h.
 APPLY, MAP, STARMAP, MESSAGE = range(1, 5)
@@ -80,22 +80,22 @@ _dispatch.set_numpy(np.ndarray, _SCALARS)
 _REFUSALS = (pickle.PicklingError, AttributeError, TypeError)
 
 
-class Parcel:
+class EncodedMessage:
     """An encoded message and what must be held until the other side has opened it.
 
     Attributes:
-        landings: where results go that come back in its blocks; of a task's message.
+        write_backs: where results go that come back in its blocks; of a task's message.
     """
 
-    __slots__ = ("blocks", "data", "held", "landings")
+    __slots__ = ("blocks", "data", "held", "write_backs")
 
     def __init__(
-        self, data: bytes, blocks: list[Block], held: list[Any], landings: list[Landing]
+        self, data: bytes, blocks: list[Block], held: list[Any], write_backs: list[WriteBack]
     ) -> None:
         self.data = data
         self.blocks = blocks
         self.held = held
-        self.landings = landings
+        self.write_backs = write_backs
 
 
 class _Pickler(pickle.Pickler):
@@ -109,7 +109,7 @@ class Encoder:
         store: where blocks come from.
         max_bytes: the longest message that the ring takes.
         main: the notebook's `__main__`, of the parent; None where there is none.
-        transit: False: what the parcel holds keeps its arrays until they are opened; True: the broker does.
+        transit: False: what the encoded message holds keeps its arrays until they are opened; True: the broker does.
         lender: of GPU arrays of other libraries, which go as ours do; None: they do not.
     """
 
@@ -143,7 +143,7 @@ class Encoder:
         *,
         cloud: bool = False,
         shared: Shared | None = None,
-    ) -> Parcel:
+    ) -> EncodedMessage:
         """A message with body pickled.
 
         Args:
@@ -176,15 +176,15 @@ class Encoder:
         self._blocks: list[Block] = []
         self._entries: list[bytes] = []
         self._arrays: list[tuple[Any, bytes]] = []  # or constants, and their handles
-        self._landings: list[Landing] = []
+        self._write_backs: list[WriteBack] = []
         self._flags = 0  # of the header
 
     def _undo(self) -> None:
         """Takes back what an attempt that failed has put into blocks or begun at the broker."""
-        blocks, arrays, landings = self._blocks, self._arrays, self._landings
+        blocks, arrays, write_backs = self._blocks, self._arrays, self._write_backs
         self._begin()
-        for landing in landings:
-            landing.end()
+        for write_back in write_backs:
+            write_back.end()
         self._store.untake(blocks)
         if self._transit:
             for _array, handle in arrays:
@@ -195,15 +195,19 @@ class Encoder:
     def _reductions(self) -> dict[Any, Callable[[Any], Any]]:
         known: dict[Any, Any] = copyreg.dispatch_table
         extra: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-        foreign = external_arrays.kinds() if self._lender is not None else []
-        now = (len(known), len(extra), foreign)
+        external = external_arrays.kinds() if self._lender is not None else []
+        now = (len(known), len(extra), external, external_arrays.changes())
         if self._table_of != now:
             others = {**known, **extra}
-            if foreign and self._lender is not None:
-                others.update(external_arrays.reductions(others, self._lender))
+            if external:
+                others.update(self._foreign_reductions(others))
             self._table = {**others, **self._own_reductions()}
             self._table_of = now
         return self._table
+
+    def _foreign_reductions(self, known: dict[Any, Any]) -> dict[type, Any]:
+        assert self._lender is not None
+        return external_arrays.reductions(known, self._lender)
 
     def _own_reductions(self) -> dict[Any, Any]:
         return {
@@ -299,7 +303,7 @@ class Encoder:
 
     # ---- the message
 
-    def _finish(self, task: int, call: int, lead: bytes, pickled: bytes) -> Parcel:
+    def _finish(self, task: int, call: int, lead: bytes, pickled: bytes) -> EncodedMessage:
         count, rest = len(self._entries), b"".join(self._entries)
         length = HEADER.size + len(rest) + len(lead) + len(pickled)
         lengths = (count, len(lead), len(pickled))
@@ -317,11 +321,11 @@ class Encoder:
             header = HEADER.pack(task, call, self._flags | IN_BLOCK, 0, *lengths)
             data = header + table.pack(block.handle, HEADER_BYTES, nbytes, 0)
         held = [] if self._transit else [array for array, _ in self._arrays]
-        parcel = Parcel(data, self._blocks, held, self._landings)
-        for block in parcel.blocks:
+        encoded = EncodedMessage(data, self._blocks, held, self._write_backs)
+        for block in encoded.blocks:
             block.lend()
         self._begin()
-        return parcel
+        return encoded
 
 
 def fill(block: Block, values: np.ndarray[Any, Any]) -> None:
@@ -379,7 +383,7 @@ class Message:
         if self._flags & IN_BLOCK:
             (whole,) = entries_in(rest, 1)
             if self._whole is None:
-                self._whole = Held()
+                self._whole = LeaseCell()
             why_not = open_into(self._whole, whole.handle, whole.nbytes)
             if why_not is not None:
                 return why_not
@@ -391,13 +395,15 @@ class Message:
         if self._count:
             entries = entries_in(rest, self._count)
             if self._cells is None:
-                self._cells = [Held() for _ in entries]
+                self._cells = [LeaseCell() for _ in entries]
             for number, (cell, entry) in enumerate(zip(self._cells, entries, strict=True)):
-                if entry.flags & (GIVEN | IN | OUT) != GIVEN | OUT:  # else nothing is in it yet
+                if (
+                    entry.flags & (ARRAY_ARGUMENT | IN | OUT) != ARRAY_ARGUMENT | OUT
+                ):  # else nothing is in it yet
                     block_bytes += entry.nbytes
                 if entry.flags & (OUT | ARRAY) == OUT:
                     back_bytes += entry.nbytes
-                if entry.flags & GIVEN:
+                if entry.flags & ARRAY_ARGUMENT:
                     if given is None:
                         return ValueError("a message has an entry that only a task can have")
                     buffers.append(given(number, entry))
@@ -443,11 +449,11 @@ def read(data: Any, given: Callable[[int, Entry], Any] | None = None) -> Message
     return message
 
 
-class _Incoming(threading.local):
+class _Unpickling(threading.local):
     buffers: list[Any] | None = None
 
 
-_incoming = _Incoming()
+_unpickling = _Unpickling()
 
 
 def loads(message: Message) -> Any:
@@ -467,11 +473,11 @@ def loads(message: Message) -> Any:
 def _loads(message: Message) -> Any:
     if not message.buffers:
         return pickle.loads(message.body)
-    before, _incoming.buffers = _incoming.buffers, message.buffers
+    before, _unpickling.buffers = _unpickling.buffers, message.buffers
     try:
         return pickle.loads(message.body, buffers=message.by_pickle)
     finally:
-        _incoming.buffers = before
+        _unpickling.buffers = before
 
 
 def part(number: int) -> Any:
@@ -480,7 +486,7 @@ def part(number: int) -> Any:
     Raises:
         UnpicklingError: none is.
     """
-    buffers = _incoming.buffers
+    buffers = _unpickling.buffers
     if buffers is None:
         raise pickle.UnpicklingError("a part of a Pool's message was taken out of it")
     return buffers[number]

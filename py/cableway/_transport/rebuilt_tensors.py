@@ -1,7 +1,7 @@
-"""How a task of a Pool gets an array of PyTorch or CuPy on memory of ours: `again`, and `Maker` where tensors of one form
+"""How a task of a Pool gets an array of PyTorch or CuPy on memory of ours: `rebuild`, and `Maker` where tensors of one form
 come one after the other.
 
-The message says by `Again` which library's it is, and what of it no array of ours has. The array keeps the lease. Order: the
+The message says by `Rebuild` which library's it is, and what of it no array of ours has. The array keeps the lease. Order: the
 library's current stream comes after the last write of the memory, by `Array.__dlpack__` or `__cuda_array_interface__`.
 """
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from cableway._core.leases import Lease
     from cableway.array import Array
 
-__all__ = ["Again", "Maker", "again", "maker"]
+__all__ = ["Maker", "Rebuild", "maker", "rebuild"]
 
-Again = tuple[Any, ...]  # the library; of PyTorch a dtype that NumPy lacks (else ""), requires_grad
+Rebuild = tuple[Any, ...]  # library; of PyTorch a dtype that NumPy lacks (else ""), requires_grad
 
 
-def again(array: Array, how: Again) -> Any:
+def rebuild(array: Array, how: Rebuild) -> Any:
     """An array of a library on memory of ours; at the other end."""
     library = _imported(how[0])
     return library.asarray(array) if how[0] == "cupy" else _tensor(library, array, how)
@@ -34,7 +34,7 @@ def _imported(name: str) -> Any:
     return sys.modules.get(name) or importlib.import_module(name)
 
 
-def _tensor(torch: Any, given: Any, how: Again) -> Any:
+def _tensor(torch: Any, given: Any, how: Rebuild) -> Any:
     _, dtype, requires_grad = how
     made = torch.from_dlpack(given)
     if dtype:
@@ -43,7 +43,7 @@ def _tensor(torch: Any, given: Any, how: Again) -> Any:
 
 
 class Maker:
-    """Makes tensors of PyTorch's as `again` does, of one form and one after the other: what they have in common is found
+    """Makes tensors of PyTorch's as `rebuild` does, of one form and one after the other: what they have in common is found
     out once, and where the last write is complete neither PyTorch nor the driver is asked for a stream. Each is a
     tensor of its own, which keeps a lease of its own.
 
@@ -58,14 +58,14 @@ class Maker:
 
     __slots__ = ("_device", "_form", "_how")
 
-    def __init__(self, layout: Layout, how: Again, gpu: int) -> None:
+    def __init__(self, layout: Layout, how: Rebuild, gpu: int) -> None:
         self._form = dlpack.form(layout.dtype, layout.shape, layout.strides)
         self._device = (dlpack.CUDA, gpu)
         self._how = how
 
     def make(self, lease: Lease, offset: int) -> Any | None:
         """A tensor whose first element lies so many bytes behind the beginning of memory of ours, which can be written and is
-        not evictable. None: the last write is not complete, and `again` makes a stream wait for it.
+        not evictable. None: the last write is not complete, and `rebuild` makes a stream wait for it.
         """
         if not dlpack.has_passed(lease):
             return None
@@ -74,8 +74,8 @@ class Maker:
         return _tensor(_imported("torch"), capsule, self._how)
 
 
-def maker(layout: Layout, how: Again | None, gpu: int) -> Maker | None:
-    """Who makes such arrays; None: `again` alone can."""
+def maker(layout: Layout, how: Rebuild | None, gpu: int) -> Maker | None:
+    """Who makes such arrays; None: `rebuild` alone can."""
     if how is None or how[0] != "torch" or not layout.size:
         return None
     try:

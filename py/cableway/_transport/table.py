@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from cableway._transport.blocks import HANDLE_BYTES, HEADER_BYTES, open_silently
 
 __all__ = [
-    "ELSEWHERE", "HEADER", "HEADER_BYTES", "NUMBER_BYTES", "WHERE_BYTES", "Entry", "entries_in", "is_alone",
+    "ELSEWHERE", "HEADER", "HEADER_BYTES", "NUMBER_BYTES", "WHERE_BYTES", "Entry", "entries_in", "is_arrays_only",
     "pack", "pack_where", "peek", "split",
 ]  # fmt: skip
 
@@ -28,12 +28,12 @@ NUMBER_BYTES = 8  # the task's number, with which the header begins
 _FLAGS_AT = 9  # in the header
 # Flags of the header.
 IN_BLOCK = 1  # the rest of the message lies in the one block that follows
-HAS_GIVEN = 2  # some entries are GIVEN
-ALONE = 4  # all entries are arrays of the caller's, and the arguments (`_pool.devices.fast_path`)
+HAS_ARRAY_ARGUMENTS = 2  # some entries are ARRAY_ARGUMENT
+ARRAYS_ONLY = 4  # all entries are the caller's arrays, the arguments (`_pool.devices.fast_path`)
 # Flags of an entry.
 BY_PICKLE = 1  # a buffer of pickle protocol 5, in the order of the stream
 PRIVATE = 2  # others get it too, so it is opened copy-on-write
-GIVEN = 4  # becomes a cableway.Array, on the worker's GPU if it has one
+ARRAY_ARGUMENT = 4  # becomes a cableway.Array, on the worker's GPU if it has one
 ARRAY = 8  # an array of the caller's, by its handle, and no block
 IN = 16  # what it holds is wanted
 OUT = 32  # what it will hold is wanted
@@ -70,9 +70,9 @@ def pack_where(where: int) -> bytes:
     return _WHERE.pack(where)
 
 
-def is_alone(data: Any) -> bool:
+def is_arrays_only(data: Any) -> bool:
     """Whether a task has arrays of the caller's as arguments, and nothing else."""
-    return bool(data[_FLAGS_AT] & ALONE)
+    return bool(data[_FLAGS_AT] & ARRAYS_ONLY)
 
 
 def entries_in(data: Any, count: int) -> list[Entry]:
@@ -97,7 +97,7 @@ def peek(data: bytes) -> list[Entry]:
     if len(data) < HEADER.size:
         return []  # a plain task
     _, _, flags, _, count, _, _ = HEADER.unpack_from(data)
-    if not flags & HAS_GIVEN:
+    if not flags & HAS_ARRAY_ARGUMENTS:
         return []
     rest: Any = memoryview(data)[HEADER.size :]
     if not flags & IN_BLOCK:

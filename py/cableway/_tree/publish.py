@@ -81,7 +81,7 @@ class Source:
             _told.add(self.layout.dtype)
 
     def _of_others(self, value: Any) -> None:
-        told = interop.foreign(value)
+        told = interop.external_array(value)
         if told is not None:
             told.check_gapless()
             self.layout, self.where = told.layout, f"cuda:{told.gpu}"
@@ -101,7 +101,7 @@ class Source:
         elif isinstance(self.values, np.ndarray):
             low = (-1, self.values.__array_interface__["data"][0])
         else:
-            told = interop.foreign(self.values)
+            told = interop.external_array(self.values)
             low = (told.gpu, told.address) if told is not None else id(values)
         if not self.layout.nbytes:
             return (id(values),)

@@ -167,7 +167,7 @@ static void one_of_them_has_it(void) {
 }
 
 static void the_owner_kept_it(void) {
-    MODEL_CHECK(!ghost.lost && table->withdrawn == CW_TABLE_KEPT);
+    MODEL_CHECK(!ghost.lost && table->withdrawn == CW_TABLE_OPEN);
 }
 
 #define ROOM(text, says, start, end, dies, ...)                                                    \

@@ -170,7 +170,7 @@ def test_an_item_of_a_queue_that_lies_about_the_layout_is_an_error(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(layout, "shape", (1001,))
             patch.setattr(layout, "_span", None)
-            patch.setattr(layout, "told", None)
+            patch.setattr(layout, "encoded", None)
             queue.put(item)
             with pytest.raises(cw.Error):
                 queue.get(timeout=60)

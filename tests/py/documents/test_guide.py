@@ -31,6 +31,8 @@ pytestmark = pytest.mark.skipif(not guide_blocks.PAGES[0].exists(), reason="no R
 COMPILED_ONLY = {
     'docs/guide/coming-from.md: w = cw.put("weights", torch.zeros(3))',
     'docs/guide/gpus.md: x = cw.put("x", cupy.arange(1_000_000, dtype="f8"))',
+    'docs/guide/queues.md: w = cw.zeros(1_000_000, "f4", device="cuda:0")',
+    'docs/guide/gpus.md: y = cw.put("y", cupy.ones(1_000_000))',
     "docs/guide/gpus.md: def norm(x):",
     'docs/guide/models.md: cw.put("net", torch.nn.Linear(4, 2))',
 }

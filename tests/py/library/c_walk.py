@@ -30,6 +30,7 @@ OPTIONAL = {
     ("cw_names", "prefix"),
     ("cw_names_stat", "prefix"),
     ("cw_names_stat", "context"),
+    ("cw_work_finish", "work"),
     ("cw_tree_put", "out"),
     ("cw_tree_put", "leaves"),
     ("cw_tree_put", "meta"),

@@ -136,7 +136,7 @@ def test_a_child_uses_what_a_thread_of_the_parent_was_in() -> None:
     pool = cw.Pool(1, context=FORK)
     array, target = cw.put("for/the/child", np.arange(10.0)), np.zeros(10)
     constant = cw.constant(list(range(100)))
-    landing = write_back.Landing(target, None, "C")  # type: ignore[arg-type]
+    landing = write_back.WriteBack(target, None, "C")  # type: ignore[arg-type]
 
     def refused(call: Callable[[], object]) -> bool:
         try:
@@ -147,7 +147,7 @@ def test_a_child_uses_what_a_thread_of_the_parent_was_in() -> None:
 
     def use() -> list[object]:
         q.put(np.ones(100_000))
-        own = write_back.Landing(target, None, "C")  # type: ignore[arg-type]
+        own = write_back.WriteBack(target, None, "C")  # type: ignore[arg-type]
         own.end()
         landing.end()
         import cableway.joblib
@@ -175,7 +175,7 @@ def test_a_child_uses_what_a_thread_of_the_parent_was_in() -> None:
         used._engine,
         pool._engine,
         pool._engine.functions,
-        pool._engine._outgoing,
+        pool._engine._submit_queue,
     ):
         locks.append(holder._lock)  # type: ignore[union-attr]
     found = held_elsewhere(locks, functools.partial(in_a_child, use))

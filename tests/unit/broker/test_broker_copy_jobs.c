@@ -161,7 +161,7 @@ static void blocks_that_are_gone_are_no_job(void **state) {
     struct scene s;
     begin(&s, "done", NULL);
     for (int i = 0; i < 2; i++) {
-        struct cw_place *place = i ? &s.copy.target : &s.copy.source, right = *place;
+        struct cw_block_range *place = i ? &s.copy.target : &s.copy.source, right = *place;
         place->slab = 999;
         assert_int_equal(copy(&s), -ESTALE);
         *place = right;

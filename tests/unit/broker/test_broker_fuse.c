@@ -139,7 +139,7 @@ static pid_t hostile_start(int *said) {
             result = 2;
         if (!result && raw_connect(&broker, &client) != 0)
             result = 3;
-        /* As data, as a block table, as a lifeline, as a GPU's memory. */
+        /* As data, as a block table, as a fork pipe, as a GPU's memory. */
         raw_slab_make(4096, 16, &slab);
         int data_slow[2] = {slow, slab.table_segment.fd}, table_slow[2] = {slab.data.fd, slow};
         if (!result && raw_exchange(&client, CW_OP_SLAB_ADD, &info, sizeof info, data_slow, 2,

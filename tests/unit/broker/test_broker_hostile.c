@@ -78,7 +78,7 @@ static void records_that_cannot_be_drop_their_client(void **state) {
     static const uint64_t words[] = {
         1ull << 32,    /* a type, and no length */
         0xffffffffull, /* longer than the ring */
-        (uint64_t)CW_OP_PING << 32 | (CW_LANE_BYTES / 4 + 2),
+        (uint64_t)CW_OP_PING << 32 | (CW_CHANNEL_BYTES / 4 + 2),
         0xffffffffull << 32 | 9, /* padding that does not reach the end */
     };
     for (unsigned i = 0; i < sizeof words / sizeof *words; i++) {
@@ -344,7 +344,7 @@ static void who_never_reads_its_replies_waits_alone(void **state) {
             assert_int_equal(raw_ping(&honest), 0);
         }
     }
-    assert_true(sent > CW_LANE_BYTES / 64);
+    assert_true(sent > CW_CHANNEL_BYTES / 64);
     assert_int_equal(raw_gauge(&broker, CW_GAUGE_clients), 2);
     /* Then it reads, and gets every answer in order. */
     while (got < sent) {
@@ -430,7 +430,7 @@ static void descriptors_that_are_kept_do_not_keep_it_awake(void **state) {
     int ends[2], said[2];
     assert_int_equal(pipe(ends), 0);
     assert_int_equal(raw_exchange(&client, CW_OP_FORK, NULL, 0, ends, 1, &mail), 0);
-    close(ends[1]); /* the lifeline ends; its read end stays here */
+    close(ends[1]); /* the fork pipe ends; its read end stays here */
     raw_bye(&client);
     /* A client that dies, whose pidfd is kept by another process, by way of the very same open
      * file. */

@@ -1,5 +1,5 @@
 /*
- * Promises of the broker about memory: slabs in custody, names, waits, transits, forks, deaths.
+ * Promises of the broker about memory: registered slabs, names, waits, transits, forks, deaths.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,7 +27,7 @@ static int start(void **state) {
     return raw_broker_start(&broker, NULL, environment) ? 0 : -1;
 }
 
-/* Each test leaves a broker that lives and has nothing left in custody but what names hold. */
+/* Each test leaves a broker that lives and has nothing left in the registry but what names hold. */
 static int finish(void **state) {
     (void)state;
     bool alive = raw_broker_reap(&broker, 0) == -1;
@@ -421,7 +421,7 @@ static void a_socket_that_ends_while_the_process_lives_keeps_leases(void **state
     assert_int_equal(start(NULL), 0);
 }
 
-static void a_fork_doubles_leases_until_its_lifeline_ends(void **state) {
+static void a_fork_doubles_leases_until_its_pipe_ends(void **state) {
     (void)state;
     struct raw_client client = client_open();
     struct raw_slab slab;
@@ -485,8 +485,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(many_orphans_are_looked_at_in_turns, start, finish),
         cmocka_unit_test_setup_teardown(a_socket_that_ends_while_the_process_lives_keeps_leases,
                                         start, finish),
-        cmocka_unit_test_setup_teardown(a_fork_doubles_leases_until_its_lifeline_ends, start,
-                                        finish),
+        cmocka_unit_test_setup_teardown(a_fork_doubles_leases_until_its_pipe_ends, start, finish),
         cmocka_unit_test_setup_teardown(many_names_and_deaths_leave_nothing, start, finish),
     };
     signal(SIGPIPE, SIG_IGN);

@@ -163,7 +163,7 @@ static void who_dies_after_a_breach_is_dropped_once(void **state) {
         struct raw_client client;
         char byte;
         CW_ASSERT(raw_connect(&broker, &client) == 0 && raw_ping(&client) == 0);
-        uint64_t next = client.requests.tail % CW_LANE_BYTES;
+        uint64_t next = client.requests.tail % CW_CHANNEL_BYTES;
         CW_STORE(R1, (cw_a64 *)(void *)(client.requests.ring->records + next), 1ull << 32, seq_cst);
         raw_close(&client);
         _exit(read(go[0], &byte, 1) == 1 ? 0 : 1);

@@ -3,6 +3,7 @@
  */
 #include <sys/resource.h>
 
+#include "ipc/array/array.h"
 #include "tests/unit/ipc/client_support.h"
 
 static void the_first_client_starts_a_broker(void **state) {

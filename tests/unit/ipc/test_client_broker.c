@@ -152,14 +152,14 @@ static void who_may_not_wait_does_not_wait_for_room(void **state) {
     int pid = cw_client_broker_pid(client), code = 0;
     kill(pid, SIGSTOP);
     for (int i = 0; i < 100000 && code == 0; i++)
-        code = cw_lane_offer(client, CW_OP_PING, NULL, 0);
+        code = cw_channel_offer(client, CW_OP_PING, NULL, 0);
     assert_int_equal(code, -EAGAIN);
-    pthread_mutex_lock(&client->lane_lock); /* another thread waits there for room */
-    assert_int_equal(cw_lane_offer(client, CW_OP_PING, NULL, 0), -EAGAIN);
-    pthread_mutex_unlock(&client->lane_lock);
+    pthread_mutex_lock(&client->channel_lock); /* another thread waits there for room */
+    assert_int_equal(cw_channel_offer(client, CW_OP_PING, NULL, 0), -EAGAIN);
+    pthread_mutex_unlock(&client->channel_lock);
     kill(pid, SIGCONT);
     OK(cw_ping(client));
-    OK(cw_lane_offer(client, CW_OP_PING, NULL, 0));
+    OK(cw_channel_offer(client, CW_OP_PING, NULL, 0));
     OK(cw_ping(client));
     cw_client_unref(client);
 }

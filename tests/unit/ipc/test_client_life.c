@@ -226,8 +226,8 @@ static void a_child_keeps_what_it_inherited(void **state) {
         CHILD(cw_array_data(array) == data && bytes_are(array, 500000, 3));
         CHILD(cw_array_put(array, "from the child", 0, NULL, 0) == 0);
         CHILD(bytes_are(second, 500000, 4));
-        cw_array_close(second); /* the last inherited one: the lifeline ends */
-        CHILD(client->lifeline_child == -1);
+        cw_array_close(second); /* the last inherited one: the fork pipe ends */
+        CHILD(client->fork_pipe_child == -1);
         CHILD(tell(pipes.to_parent[1]));
         CHILD(hear(pipes.to_child[0]));
         CHILD(bytes_are(array, 500000, 3));

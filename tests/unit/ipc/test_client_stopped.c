@@ -36,7 +36,7 @@ static void stop_and_fill(cw_client *client) {
     int code = 0;
     assert_int_equal(kill(cw_client_broker_pid(client), SIGSTOP), 0);
     for (int i = 0; i < 100000 && code == 0; i++)
-        code = cw_lane_offer(client, CW_OP_TRANSIT_END, &nothing, sizeof nothing);
+        code = cw_channel_offer(client, CW_OP_TRANSIT_END, &nothing, sizeof nothing);
     assert_int_equal(code, -EAGAIN);
 }
 
@@ -116,20 +116,20 @@ static void who_says_the_same_again_and_again_keeps_it_once(void **state) {
         cw_array_close(array);
     }
     uint32_t kept = 0;
-    pthread_mutex_lock(&client->lane_lock);
-    for (struct cw_post *post = client->lane.posts; post; post = post->next)
+    pthread_mutex_lock(&client->channel_lock);
+    for (struct cw_deferred *message = client->channel.deferred; message; message = message->next)
         kept++;
-    pthread_mutex_unlock(&client->lane_lock);
+    pthread_mutex_unlock(&client->channel_lock);
     assert_in_range(kept, 1, 2); /* the end of its lease, and of its transit */
     cw_array_close(made);
     assert_int_equal(kill(cw_client_broker_pid(client), SIGCONT), 0);
     EVENTUALLY(counter(other, CW_COUNTER_blocks_reclaimed) == 1);
     EVENTUALLY(({
-        pthread_mutex_lock(&client->lane_lock);
-        bool empty = !client->lane.posts;
-        for (uint32_t i = 0; i < CW_POST_BUCKETS; i++)
-            empty = empty && !client->lane.alike[i];
-        pthread_mutex_unlock(&client->lane_lock);
+        pthread_mutex_lock(&client->channel_lock);
+        bool empty = !client->channel.deferred;
+        for (uint32_t i = 0; i < CW_DEFERRED_BUCKETS; i++)
+            empty = empty && !client->channel.alike[i];
+        pthread_mutex_unlock(&client->channel_lock);
         empty;
     }));
     OK(cw_ping(client));

@@ -1,5 +1,5 @@
 /*
- * The promises of memory that nobody has written yet (ipc/memory/first_touch.h), against a real
+ * The promises of memory that nobody has written yet (ipc/array/first_touch.h), against a real
  * broker.
  */
 #include <sched.h>

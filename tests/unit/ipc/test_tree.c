@@ -2,6 +2,7 @@
  * Trees by the C interface: what is put comes back, whole, in one version; what cannot be is
  * refused; an index that somebody has damaged is never believed.
  */
+#include "ipc/array/array.h"
 #include "tests/unit/ipc/client_support.h"
 
 #include "ipc/tree/index.h"

@@ -126,19 +126,19 @@ static void a_group_without_workers_keeps_nothing(void **state) {
 
 static void who_has_just_run_out_waits_before_it_steals(void **state) {
     (void)state;
-    int64_t patient_ns = 0;
-    views[2].patient_ns = &patient_ns;
+    int64_t steal_since_ns = 0;
+    views[2].steal_since_ns = &steal_since_ns;
     submit_many(0, 1, 7);
     takes_nothing(2);
-    assert_true(patient_ns > 0); /* since now */
-    patient_ns -= CW_DISPATCH_PATIENCE_NS;
-    int64_t since_ns = patient_ns;
+    assert_true(steal_since_ns > 0); /* since now */
+    steal_since_ns -= CW_DISPATCH_STEAL_AFTER_NS;
+    int64_t since_ns = steal_since_ns;
     take(2, 1);
     take(2, 2); /* it goes on at once */
-    assert_int_equal(patient_ns, since_ns);
+    assert_int_equal(steal_since_ns, since_ns);
     submit_to(1, 10);
     take(2, 10);
-    assert_int_equal(patient_ns, 0); /* until it has one of its own */
+    assert_int_equal(steal_since_ns, 0); /* until it has one of its own */
     takes_nothing(2);
     take(0, 3);
     bury(0, 1);

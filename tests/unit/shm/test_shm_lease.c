@@ -80,8 +80,8 @@ static void a_slot_beyond_the_table_is_our_own_fault(void **state) {
 static void the_parts_of_a_session_do_not_overlap(void **state) {
     (void)state;
     assert_true(sizeof(struct cw_session) <= CW_SESSION_REQUESTS);
-    assert_true(CW_SESSION_REQUESTS + cw_ring_size(CW_LANE_BYTES) <= CW_SESSION_REPLIES);
-    assert_true(CW_SESSION_REPLIES + cw_ring_size(CW_LANE_BYTES) <= CW_SESSION_LEASES);
+    assert_true(CW_SESSION_REQUESTS + cw_ring_size(CW_CHANNEL_BYTES) <= CW_SESSION_REPLIES);
+    assert_true(CW_SESSION_REPLIES + cw_ring_size(CW_CHANNEL_BYTES) <= CW_SESSION_LEASES);
     assert_true(CW_SESSION_LEASES + sizeof(struct cw_lease_table) <= CW_SESSION_BYTES);
     assert_int_equal(CW_SESSION_REQUESTS % 64, 0);
     assert_int_equal(CW_SESSION_REPLIES % 64, 0);

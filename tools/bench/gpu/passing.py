@@ -1,4 +1,4 @@
-"""GPU arrays to another process through a queue, and a word back: ours, torch's, cuda.core's. Both sides are hot."""
+"""GPU arrays and tensors to another process through a queue, and a word back: ours, torch's, cuda.core's. Both sides are hot."""
 
 from __future__ import annotations
 
@@ -8,11 +8,27 @@ import os
 from typing import Any
 
 import numpy as np
-from gpu.rows import MIB, NEW, OTHER, SAME, affordable, missing, note, passing, seconds, value
+from gpu.rows import (
+    COPIED,
+    MIB,
+    NEW,
+    OTHER,
+    OWN,
+    SAME,
+    affordable,
+    alternated,
+    missing,
+    note,
+    passing,
+    seconds,
+    tensors,
+    value,
+)
 
 import cableway as cw
 
 SIZES = affordable(MIB, 256 * MIB, 1024 * MIB)
+TENSORS = affordable(MIB, 64 * MIB)
 ARRAYS = 23
 
 
@@ -139,6 +155,63 @@ def answer_core(there: Any, back: Any) -> None:
         buffer.close()
 
 
+def answer_tensors(there: Any, back: Any) -> None:
+    """The other process: a shape, or the first element where it is asked for."""
+    import torch
+
+    torch.zeros(1, device="cuda")
+    back.put(None)
+    while (found := there.get()) is not None:
+        back.put(found[0][0].item() if isinstance(found, tuple) else tuple(found.shape))
+        del found
+
+
+def by_tensors(size: int) -> None:
+    """Tensors through our Queue and torch's, in turn: in memory of ours, and torch's own, another one each time."""
+    import torch
+
+    spawn = multiprocessing.get_context("spawn")
+    ends = {"ours": (cw.Queue(), cw.Queue()), "theirs": (spawn.Queue(), spawn.Queue())}
+    children = [
+        spawn.Process(target=answer_tensors, args=pair, daemon=True) for pair in ends.values()
+    ]
+    for child, (_, back) in zip(children, ends.values(), strict=True):
+        child.start()
+        back.get()
+
+    def turn(which: str, item: Any) -> Any:
+        there, back = ends[which]
+        there.put(item)
+        return back.get()
+
+    plain = [torch.full((size,), i + 1, dtype=torch.uint8, device="cuda") for i in range(ARRAYS)]
+    own = [cw.empty(size, "u1", device="cuda:0").torch() for _ in range(ARRAYS)]
+    for i, tensor in enumerate(own):
+        tensor.fill_(101 + i)
+    torch.cuda.synchronize()
+    for i in range(ARRAYS):  # the right one arrives, with what was written
+        for which, tensor, holds in (
+            ("ours", plain[i], i + 1),
+            ("ours", own[i], 101 + i),
+            ("theirs", plain[i], i + 1),
+        ):
+            assert turn(which, (tensor,)) == holds, (which, i)
+    for kind, sent in ((OWN, own), (COPIED, plain)):
+        mine, theirs = alternated(
+            lambda i, sent=sent: turn("ours", sent[i % ARRAYS]),  # type: ignore[misc]
+            lambda i: turn("theirs", plain[i % ARRAYS]),
+            60,
+        )
+        spread = f"{mine.p10 * 1e6:.0f} to {mine.p90 * 1e6:.0f} | {theirs.p10 * 1e6:.0f} to {theirs.p90 * 1e6:.0f}"
+        note(
+            tensors(kind, size), mine.median * 1e6, "torch Queue", theirs.median * 1e6, "us", spread
+        )
+    for child, (there, _) in zip(children, ends.values(), strict=True):
+        there.put(None)
+        child.join()
+    torch.cuda.empty_cache()
+
+
 def by_core(size: int) -> float:
     """Microseconds for a buffer of an IPC-enabled memory resource, a new one each time, as it is made to be used."""
     try:
@@ -185,6 +258,11 @@ def measure() -> None:
     for size in SIZES:
         for kind, taken in ours(size).items():
             note(passing(kind, size), taken, "torch Queue", theirs.get((kind, size)), "us")
+    for size in TENSORS:
+        try:
+            by_tensors(size)
+        except ImportError as error:
+            missing("tensors through a Queue", error)
     try:
         core = by_core(MIB)
         taken = value(passing(NEW, MIB))

@@ -133,6 +133,14 @@ def passing(which: str, size: int) -> str:
     return f"to another process and back, {which}, {size_name(size)}"
 
 
+OWN, COPIED = "in memory of ours", "PyTorch's own, copied"
+
+
+def tensors(which: str, size: int) -> str:
+    """The name of a line of tensors that go to another process, and a word back."""
+    return f"a tensor to another process and back, {which}, {size_name(size)}"
+
+
 def targets(two_gpus: bool) -> list[Target]:
     """What the issue of GPU memory promises."""
     found = []
@@ -140,6 +148,9 @@ def targets(two_gpus: bool) -> list[Target]:
         for which in (SAME, OTHER, NEW):
             name = passing(which, size)
             found.append(at_least(f"torch's Queue by ours: {name}", 20, ratio(name, "torch Queue")))
+    for which, times in ((OWN, 10), (COPIED, 5)):
+        name = tensors(which, 64 * MIB)
+        found.append(at_least(f"torch's Queue by ours: {name}", times, ratio(name, "torch Queue")))
     found.append(
         at_most(
             "first sight of a slab, without the descriptor's journey, by the driver's calls",

@@ -1,7 +1,7 @@
-"""Tasks of GPU arrays alone: the quick way of those that have a few arrays of ours as arguments and nothing else, or arrays
+"""The GPU fast path: tasks that have a few arrays of ours as arguments and nothing else, or arrays
 of PyTorch's and CuPy's that are lent as ours (`_transport.external_arrays`).
 
-Such a task is a message as any other (`_transport.message`), with the flag ALONE and nothing pickled for it. Its table names the
+Such a task is a message as any other (`_transport.message`), with the flag ARRAYS_ONLY and nothing pickled for it. Its table names the
 arrays, one entry for each argument in their order; its body is how to see them (shape, dtype, strides, name, and which
 library's they are), one pickle after the other. Both ends remember: the parent with each array what a message says of it, a worker what a message
 means. Leases are not remembered: a worker takes one for each task, and it ends with the task.
@@ -24,27 +24,26 @@ from cableway._core import words
 from cableway._core.layouts import Layout
 from cableway._core.leases import EvictableLease, Lease, lease_again
 from cableway._core.library import ffi, lib
-from cableway._transport import external_arrays as foreign
-from cableway._transport import table
+from cableway._transport import external_arrays, table
 from cableway._transport.blocks import bytes_layout
 from cableway._transport.message import APPLY, MAP
-from cableway._transport.rebuilt_tensors import Again, Maker, again, maker
+from cableway._transport.rebuilt_tensors import Maker, Rebuild, maker, rebuild
 from cableway.array import Array, make
 
 if TYPE_CHECKING:
     from cableway._pool.devices.devices import Devices
     from cableway._pool.worker.staging import Device
 
-__all__ = ["ARRAYS_MAX", "Alone", "Opener", "read", "told_dtype"]
+__all__ = ["ARRAYS_MAX", "FastPath", "Opener", "described_dtype", "read"]
 
 ARRAYS_MAX = 8  # of one task; more go the other way
 _KNOWN_MAX = 1024  # messages that a worker remembers
-_FLAGS = table.HAS_GIVEN | table.ALONE
+_FLAGS = table.HAS_ARRAY_ARGUMENTS | table.ARRAYS_ONLY
 
 _open = lib.cw_array_open
 
 
-class Told(NamedTuple):
+class Described(NamedTuple):
     """What a message says of an array.
 
     Attributes:
@@ -64,25 +63,25 @@ class Look(NamedTuple):
     """How to see an array.
 
     Attributes:
-        again: of which library it becomes one; None: of ours.
+        rebuild: of which library it becomes one; None: of ours.
     """
 
     layout: Layout
     name: str | None
-    again: Again | None
+    rebuild: Rebuild | None
 
     def array(self, lease: Lease, offset: int) -> Any:
         """What the task gets."""
         made = make(lease, self.layout, offset, self.name)
-        return made if self.again is None else again(made, self.again)
+        return made if self.rebuild is None else rebuild(made, self.rebuild)
 
 
-def told_dtype(dtype: np.dtype[Any]) -> Any:
+def described_dtype(dtype: np.dtype[Any]) -> Any:
     """A dtype, or the text of one that needs no more: it is pickled and found again in a fraction of the time."""
     return dtype.str if dtype.isbuiltin == 1 else words.word(dtype) or dtype
 
 
-def _tell(array: Array, how: Again | None) -> Told | None:
+def _describe(array: Array, how: Rebuild | None) -> Described | None:
     """What a message says of an array; None if it goes another way. It is remembered.
 
     Args:
@@ -95,15 +94,17 @@ def _tell(array: Array, how: Again | None) -> Told | None:
     if lib.cw_array_client(arrays.usable(lease)) != connection.pointer:
         return None  # of another broker than the workers'
     layout = array._layout_now()
-    flags = table.GIVEN | table.ARRAY | table.IN | (table.READONLY if lease.readonly else 0)
+    flags = (
+        table.ARRAY_ARGUMENT | table.ARRAY | table.IN | (table.READONLY if lease.readonly else 0)
+    )
     entry = table.pack(array.handle(False), array._offset - layout.origin, layout.span, flags)
-    look = (layout.shape, told_dtype(layout.dtype), layout.strides, array._name, how)
-    told = Told(connection, lease.gpu, entry[: -table.WHERE_BYTES], pickle.dumps(look, 5))
-    array._told = told
-    return told
+    look = (layout.shape, described_dtype(layout.dtype), layout.strides, array._name, how)
+    described = Described(connection, lease.gpu, entry[: -table.WHERE_BYTES], pickle.dumps(look, 5))
+    array._described = described
+    return described
 
 
-class Alone:
+class FastPath:
     """Encodes such tasks, in the parent. Any thread.
 
     Args:
@@ -122,7 +123,7 @@ class Alone:
     def takes(self, argument: object) -> bool:
         """Whether a task that begins with it may be such a one."""
         kind = type(argument)
-        return kind is Array or foreign.is_foreign(kind)
+        return kind is Array or external_arrays.is_external(kind)
 
     def encode(
         self, number: int, kind: int, args: tuple[Any, ...]
@@ -160,17 +161,17 @@ class Alone:
             if array._lease is None:
                 return None
             held.append(array)
-            told = array._told
-            if told is None or told.connection is not connection:
-                told = _tell(array, how)
-            if told is None:
+            described = array._described
+            if described is None or described.connection is not connection:
+                described = _describe(array, how)
+            if described is None:
                 return None
-            group = self._groups.get(told.gpu, -1)
+            group = self._groups.get(described.gpu, -1)
             if group < 0 or (group != nearest and nearest >= 0):
                 return None  # where the task goes is to be found out
             nearest = group
-            parts += (told.entry, self._wheres[told.gpu])
-            looks.append(told.look)
+            parts += (described.entry, self._wheres[described.gpu])
+            looks.append(described.look)
         body = looks[0] if len(looks) == 1 else b"".join(looks)
         parts[0] = table.HEADER.pack(number, kind, _FLAGS, 0, len(args), 0, len(body))
         data = b"".join((*parts, body))
@@ -286,7 +287,7 @@ class Opener:
         found = self._looks.get(body)
         if found is None:
             gpu = self._device.number
-            found = [(look, maker(look.layout, look.again, gpu)) for look in _looks(body, count)]
+            found = [(look, maker(look.layout, look.rebuild, gpu)) for look in _looks(body, count)]
             if len(self._looks) >= _KNOWN_MAX:
                 self._looks.clear()
             self._looks[body] = found

@@ -3,7 +3,7 @@
 A task prefers the GPU on which most bytes of its arrays lie, among those that have workers. One without such
 goes to the group with the fewest tasks under way a worker. Within the group whoever is free takes it; and a group that
 has more waiting than its bound has them taken, after a moment, by idle workers of others
-(CW_DISPATCH_STEAL_BEYOND and _PATIENCE_NS, shm/tasks/dispatch.h), which then copy the arrays. Bytes are counted where a task is encoded, so that arrays at any depth of its arguments count.
+(CW_DISPATCH_STEAL_BEYOND and _STEAL_AFTER_NS, shm/tasks/dispatch.h), which then copy the arrays. Bytes are counted where a task is encoded, so that arrays at any depth of its arguments count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cableway.array import Array
 
 if TYPE_CHECKING:
-    from cableway._pool.workers import Crew
+    from cableway._pool.workers import Workers
 
 __all__ = ["Placement"]
 
@@ -22,11 +22,11 @@ __all__ = ["Placement"]
 class Placement:
     """Knows the groups. Any thread; where two ask at a time, they may get the same answer."""
 
-    __slots__ = ("_crew", "_devices", "_turn")
+    __slots__ = ("_devices", "_turn", "_workers")
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
-        self._devices = crew.devices
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._devices = workers.devices
         self._turn = 0  # of groups that have as little to do, the next one
 
     def group_of(self, held: Iterable[Any]) -> int:
@@ -47,11 +47,11 @@ class Placement:
 
     def idlest(self) -> int:
         """The group with the fewest tasks under way a worker."""
-        wanted = self._crew.wanted
+        wanted = self._workers.wanted
         count = len(wanted)
         if count == 1:
             return 0
-        load = self._crew.dispatch.load
+        load = self._workers.dispatch.load
         first = self._turn
         order = [(first + i) % count for i in range(count)]
         found = min(order, key=lambda group: load(group) / wanted[group])

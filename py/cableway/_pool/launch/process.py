@@ -42,8 +42,15 @@ from cableway._pool.launch import forker
 from cableway._pool.launch import server as servers
 
 __all__ = [
-    "STATUS_SECONDS", "ForkServerProcess", "SpawnProcess", "asked_ahead", "exitcode_of", "hurry", "let_go",
-    "open_pidfd", "process_class",
+    "STATUS_SECONDS",
+    "ForkServerProcess",
+    "SpawnProcess",
+    "exitcode_of",
+    "hurry",
+    "let_go",
+    "open_pidfd",
+    "pipelined",
+    "process_class",
 ]  # fmt: skip
 
 STATUS_SECONDS = 5.0  # from a worker's end until the server has told how
@@ -55,7 +62,7 @@ _POLL = popen_fork.Popen.poll.__code__
 # PIDFD_GET_INFO of linux/pidfd.h: struct pidfd_info begins with a mask of what is asked, and has the exit code at its end.
 _GET_INFO, _INFO_BYTES, _INFO_EXIT, _INFO_EXIT_AT = 0xC040FF0B, 64, 8, 60
 _INFO_MASK = struct.Struct("<Q")
-_AHEAD = 4  # workers that are asked for before the first one is there
+_PIPELINE_DEPTH = 4  # workers that are asked for before the first one is there
 
 
 class _DupFd:
@@ -211,7 +218,7 @@ def _server_for(process: Any) -> tuple[servers.Server | None, Any]:
     return server, told
 
 
-class _Ahead:
+class _Pipeline:
     """Workers that are started one after the other, and asked for some ahead: the server forks one while this process
     makes the next one ready and sees to the one before. All are of one server, whose lock the caller holds.
     """
@@ -225,7 +232,7 @@ class _Ahead:
     def take(self, process: Any) -> _Request | None:
         """What was asked for a process, None if nothing was."""
         try:
-            while self._processes and len(self._asked) < _AHEAD:
+            while self._processes and len(self._asked) < _PIPELINE_DEPTH:
                 told = {**self._told, "name": self._processes[0]._name}
                 self._asked.append(_Request(self._processes[0], self._server, told))
                 self._processes.popleft()
@@ -243,7 +250,7 @@ class _Ahead:
 
 
 @contextmanager
-def asked_ahead(processes: list[Any]) -> Iterator[None]:
+def pipelined(processes: list[Any]) -> Iterator[None]:
     """In this block processes of one context are started, these and in this order, by this thread."""
     server = None
     if len(processes) > 1 and type(processes[0]) in _OURS.values():
@@ -253,19 +260,19 @@ def asked_ahead(processes: list[Any]) -> Iterator[None]:
         return
     try:
         with server.lock:
-            ahead = _thread.ahead = _Ahead(processes, server, told)
+            pipeline = _thread.pipeline = _Pipeline(processes, server, told)
             try:
                 yield
             finally:
-                _thread.ahead = None
-                ahead.close()
+                _thread.pipeline = None
+                pipeline.close()
     finally:
         server.close_retired()
 
 
 def _popen(process: Any) -> popen_fork.Popen:
-    ahead: _Ahead | None = getattr(_thread, "ahead", None)
-    request = ahead.take(process) if ahead is not None else None
+    pipeline: _Pipeline | None = getattr(_thread, "pipeline", None)
+    request = pipeline.take(process) if pipeline is not None else None
     if request is not None:
         try:
             return _Popen(process, request)

@@ -6,7 +6,7 @@ once: it is started by plain spawn, imports what every worker would import by it
 
 Owner: the parent process. A server belongs to one parent (`_servers`; a fork of the parent knows none) and to one
 kind: the start method, with or without the main module, with or without variables of its own (joblib's). Requests to one server go one after the other; who starts many
-workers asks for the next ones before it has the answer to the first (_pool.launch.process.asked_ahead).
+workers asks for the next ones before it has the answer to the first (_pool.launch.process.pipelined).
 
 What a worker is told or inherits is what a plain spawn would give it now. So the next start makes a new server when
 anything differs that the server had at its start: the preparation data of multiprocessing (sys.path, sys.argv, folders,

@@ -7,7 +7,7 @@ Nobody who sees to workers writes to this process's stderr: it may be a pipe tha
 stopped. One thread of a Pool does (`Outlet`). At most WAITING_BYTES wait for it; what comes when so many wait is
 dropped, and a line in its place says how much. What is kept for `WorkerDied` never waits for it.
 
-Owner: the Crew makes and closes both. The thread of an outlet is a daemon and holds nothing that others need: the
+Owner: `Workers` makes and closes both. The thread of an outlet is a daemon and holds nothing that others need: the
 Pool's end waits END_SECONDS for what still waits, and then drops it.
 """
 

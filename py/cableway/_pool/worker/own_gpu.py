@@ -2,7 +2,8 @@
 
 After each task the worker waits until all that this process has begun on its GPU is complete, before it answers: so an
 answer says that the work is done, and a kernel that breaks the CUDA context fails its own task, with
-`DeviceError` and CUDA's name for it, and no later one. A broken context cannot be mended: the worker then ends once its answer
+`DeviceError` and CUDA's name for it, and no later one. So does work that came after that of a process which died before it was
+complete: `ProducerDied`. A broken context cannot be mended: the worker then ends once its answer
 has been taken, and the parent starts another. Where the process has opened no context, there is nothing to wait for.
 
 Owner: the worker's process; its main thread. Its death frees what it had on the GPU; arrays of
@@ -15,6 +16,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from cableway import client
 from cableway._core.library import check, failure, ffi, lib
 from cableway._pool.devices.devices import key_of
 from cableway._pool.launch.environment import Description
@@ -83,9 +85,15 @@ class OwnGpu:
 
         Raises:
             DeviceError: the context is broken; error is its cause.
+            ProducerDied: the work is done, but what it came after was never complete. Not where the task raised an error.
         """
         status = lib.cw_device_settle(0)
         if status >= 0:
+            connection = client.known()
+            if connection is not None and not connection.closed:
+                died = lib.cw_work_check(connection.pointer)
+                if died and error is None:
+                    check(died)
             return
         self.broken = True
         told = self.told

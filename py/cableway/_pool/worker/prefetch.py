@@ -1,8 +1,8 @@
-"""Looking ahead: while a worker's task computes, what the next ones need comes to its GPU.
+"""Prefetch: while a worker's task computes, what the next ones need comes to its GPU.
 
 A thread of the worker looks at the tasks that its group may take next, without taking them (`WorkerEnd.peek`), and copies
 what their tables name to the GPU, in a stream of the library's. If the worker then takes such a task, its
-arguments are there; if another one does, or it is withdrawn, what was brought is dropped.
+arguments are there; if another one does, or it is cancelled, what was brought is dropped.
 
 Invariant: what is kept for a task is what the task says. A task is known by its place, a number that no other ever has, and
 what goes with it does not change until it is taken; so a copy that was made for a place belongs to whoever takes
@@ -11,8 +11,8 @@ that place, or to nobody. Nothing is ever bound to this worker: looking changes 
 What is dropped, when: as long as a task runs, the worker takes no other. So what is kept and is not among the next tasks, by
 a look that began and ended within one running task, was taken by others.
 
-Bounds: TASKS_AHEAD tasks, and one part of SHARE of the GPU's memory in all. What does not fit is brought when its task is
-taken. If memory runs out, what is kept is given back first (`give_way`). Several workers of one GPU do not look ahead: all
+Bounds: TASKS_PREFETCHED tasks, and one part of SHARE of the GPU's memory in all. What does not fit is brought when its task is
+taken. If memory runs out, what is kept is given back first (`give_way`). Several workers of one GPU do not prefetch: all
 would bring the same tasks, and one copies anyway while the others compute. How many there are is asked for each task, since
 a Pool can be resized.
 
@@ -31,15 +31,15 @@ from cableway._core.leases import Lease
 from cableway._pool.worker.staging import Device
 from cableway._transport import table
 
-__all__ = ["SHARE", "TASKS_AHEAD", "Ahead"]
+__all__ = ["SHARE", "TASKS_PREFETCHED", "Prefetch"]
 
-TASKS_AHEAD = 2
+TASKS_PREFETCHED = 2
 SHARE = 8  # one part of so many of the GPU's memory
 _LOOK_SECONDS, _LOOK_MOST_SECONDS = 0.0005, 0.02  # between looks for tasks that have come since
 _IDLE_SECONDS = 0.1  # a worker without a task keeps nothing for longer
 
 
-class _Kept:
+class _Prefetched:
     """What was brought for one task, by the number of the entry; None: that one is not to be brought."""
 
     __slots__ = ("leases", "nbytes")
@@ -49,7 +49,7 @@ class _Kept:
         self.nbytes = 0
 
 
-class Ahead:
+class Prefetch:
     """What a worker has brought for tasks that it may take.
 
     Args:
@@ -63,7 +63,7 @@ class Ahead:
         self._device = device
         self._limit = limit_bytes
         self._changed = threading.Condition()
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _Prefetched] = {}
         self._bytes = 0
         self._working: int | None = None  # the place for which the thread brings something
         self._copying = False
@@ -97,7 +97,7 @@ class Ahead:
                 if self._limit is None:
                     self._limit = self._device.memory_bytes // SHARE
                 self._thread = threading.Thread(
-                    target=self._run, name="cableway-pool-ahead", daemon=True
+                    target=self._run, name="cableway-pool-prefetch", daemon=True
                 )
                 self._thread.start()
             self._changed.notify_all()
@@ -115,7 +115,7 @@ class Ahead:
             dropped = self._drop(self._kept.keys())
         del dropped  # the end of a mapping takes its time: outside of the lock
 
-    def _drop(self, places: Iterable[int]) -> list[_Kept]:
+    def _drop(self, places: Iterable[int]) -> list[_Prefetched]:
         dropped = [self._kept.pop(place) for place in list(places)]
         self._bytes -= sum(kept.nbytes for kept in dropped)
         return dropped
@@ -146,7 +146,7 @@ class Ahead:
 
     def _look_once(self, round_now: int) -> None:
         places = set()
-        for nth in range(TASKS_AHEAD):
+        for nth in range(TASKS_PREFETCHED):
             found = self._end.peek(nth)
             if found is None:
                 break
@@ -193,7 +193,7 @@ class Ahead:
             if self._working != place or known or self._bytes + nbytes > (self._limit or 0):
                 return False
             if kept is None:
-                kept = self._kept[place] = _Kept()
+                kept = self._kept[place] = _Prefetched()
             self._bytes += nbytes
             kept.nbytes += nbytes
             self._copying = True

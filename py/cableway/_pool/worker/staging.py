@@ -1,6 +1,6 @@
 """Staging: memory that a message names comes to the worker's GPU, and results go back.
 
-Used by the thread that runs tasks, for what was not brought before; by the one that looks ahead (`_pool.worker.prefetch`); and
+Used by the thread that runs tasks, for what was not brought before; by the one that prefetches (`_pool.worker.prefetch`); and
 by the one that brings results away (`_pool.worker.write_back`). Each call blocks its own thread until its copy is done: copies
 towards the GPU and away from it run in streams of the library's own, beside those of the user's.
 
@@ -50,7 +50,7 @@ class Device:
     def needs(self, entry: Entry) -> bool:
         """Whether there is something to copy, as far as the entry tells."""
         flags = entry.flags
-        if not flags & table.GIVEN or not flags & table.IN:
+        if not flags & table.ARRAY_ARGUMENT or not flags & table.IN:
             return False
         return not flags & table.ARRAY or entry.where != self.group
 

@@ -1,7 +1,7 @@
 """What a worker's task is given: the arrays of `In`, `Out` and `InOut`, and those on GPUs.
 
 On a worker without a GPU of its own an array lies in the parent's block itself, and what the function writes there is the
-result. Else it is a copy on the worker's GPU: made by the thread that looks ahead (`_pool.worker.prefetch`), or here if the task came
+result. Else it is a copy on the worker's GPU: made by the thread that prefetches (`_pool.worker.prefetch`), or here if the task came
 too soon; when the function has returned, results leave by a thread of their own (`_pool.worker.write_back`) while the
 next task runs. An array that lies on the worker's GPU already is taken as it is.
 
@@ -18,8 +18,8 @@ from __future__ import annotations
 from typing import Any
 
 from cableway._core.leases import Lease
-from cableway._pool.devices import fast_path as alone
-from cableway._pool.worker.prefetch import Ahead
+from cableway._pool.devices import fast_path
+from cableway._pool.worker.prefetch import Prefetch
 from cableway._pool.worker.staging import Device, Result
 from cableway._transport import message as wire
 from cableway._transport import table
@@ -30,7 +30,7 @@ from cableway.errors import LimitExceeded
 __all__ = ["Arguments"]
 
 
-_LOOKS_ON = 16  # tasks that need no copy, after one that did, until nobody looks ahead
+_LOOKS_ON = 16  # tasks that need no copy, after one that did, until nobody prefetches
 
 
 class Arguments:
@@ -38,17 +38,17 @@ class Arguments:
 
     Args:
         device: the worker's GPU; None if it has none.
-        ahead: what was brought there before; None: nothing is.
+        prefetch: what was brought there before; None: nothing is.
     """
 
-    def __init__(self, device: Device | None = None, ahead: Ahead | None = None) -> None:
+    def __init__(self, device: Device | None = None, prefetch: Prefetch | None = None) -> None:
         self._device = device
-        self._opener = None if device is None else alone.Opener(device)
-        self._ahead = ahead
+        self._opener = None if device is None else fast_path.Opener(device)
+        self._prefetch = prefetch
         self._brought: dict[int, Lease | None] = {}
         self._results: list[Result] = []
         self._looks = 0
-        self._begun = False  # the one who looks ahead was told of this task
+        self._begun = False  # the one who prefetches was told of this task
 
     def read(self, data: Any, place: int) -> wire.Message:
         """Takes a task's message apart; what is not on the worker's GPU is copied there. Blocks.
@@ -61,24 +61,24 @@ class Arguments:
             LimitExceeded: no memory left there.
             Stale, DeviceError, ValueError: it cannot be had.
         """
-        if self._ahead is None:
+        if self._prefetch is None:
             return wire.read(data, self._given)
         self._begun = True
-        self._brought = self._ahead.begin(place)
+        self._brought = self._prefetch.begin(place)
         self._looks = max(0, self._looks - 1)
         message = wire.read(data, self._given)
         if self._looks:
-            self._ahead.look()
+            self._prefetch.look()
         return message
 
-    def alone(self, data: Any, place: int) -> tuple[int, list[Any], int]:
+    def read_arrays(self, data: Any, place: int) -> tuple[int, list[Any], int]:
         """As `read`, of a task of arrays alone: how to call its function, the arrays, and their bytes."""
-        if self._opener is not None and not self._looks:  # nobody looks ahead
+        if self._opener is not None and not self._looks:  # nobody prefetches
             found = self._opener.open(data)
             if found is not None:
                 return found
         message = self.read(data, place)
-        call, _, looks = alone.read(data)
+        call, _, looks = fast_path.read(data)
         made = zip(message.buffers, looks, strict=True)
         args = [look.array(lease, low + look.layout.origin) for (lease, low), look in made]
         return call, args, message.block_bytes
@@ -107,16 +107,16 @@ class Arguments:
         try:
             return device.bring(entry, block)
         except LimitExceeded:
-            if self._ahead is None:
+            if self._prefetch is None:
                 raise
-            self._ahead.give_way()
+            self._prefetch.give_way()
             return device.bring(entry, block)
 
     def returned(self) -> list[Result]:
         """The function has returned or raised, and its GPU work is complete: what is to go back if it has returned."""
-        if self._ahead is not None and self._begun:
+        if self._prefetch is not None and self._begun:
             self._begun = False
-            self._ahead.rest()
+            self._prefetch.rest()
         self._brought = {}
         results, self._results = self._results, []
         return results

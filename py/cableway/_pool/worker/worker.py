@@ -1,4 +1,4 @@
-"""The worker of a Pool: takes tasks from the plane, runs them, answers.
+"""The worker of a Pool: takes tasks from the task queue, runs them, answers.
 
 The loop and what is plain are in C (_dispatch.WorkerEnd); here is what it asks for. The process belongs to the
 parent's Pool. It ends when it is told to, and within moments of the parent's death,
@@ -26,16 +26,16 @@ from typing import Any
 from cableway import _dispatch, client
 from cableway._core import idle_memory, imports
 from cableway._pool.launch.environment import Description
-from cableway._pool.task_queue import Memory, Plane
+from cableway._pool.task_queue import Memory, TaskQueue
 from cableway._pool.worker.own_gpu import OWN, OwnGpu
-from cableway._pool.worker.prefetch import Ahead
+from cableway._pool.worker.prefetch import Prefetch
 from cableway._pool.worker.staging import Device
 from cableway._pool.worker.task_arrays import Arguments
-from cableway._pool.worker.write_back import Leaving
+from cableway._pool.worker.write_back import WriteBackThread
 from cableway._transport import message as wire
 from cableway._transport.blocks import Block, BlockStore
 from cableway._transport.external_arrays import Lender
-from cableway._transport.table import is_alone
+from cableway._transport.table import is_arrays_only
 from cableway.constant import arguments, met, resolve, sweep
 from cableway.errors import BrokerLost, DeviceError, LimitExceeded
 
@@ -83,7 +83,7 @@ class Place:
     """Where a worker belongs: what all start methods carry to it.
 
     Attributes:
-        slot: which one of the plane.
+        slot: which one of the task queue.
         spinners: how many workers may spin at a time.
         parent: the process to end with.
         settings: how the parent connects to the broker; None is told by the environment.
@@ -96,7 +96,7 @@ class Place:
     def __init__(
         self,
         slot: int,
-        plane: Plane,
+        task_queue: TaskQueue,
         spinners: int,
         parent: ParentId,
         settings: tuple[str | None, str | None],
@@ -106,7 +106,7 @@ class Place:
         kept: frozenset[str] = frozenset(),
     ) -> None:
         self.slot = slot
-        self.plane = plane
+        self.task_queue = task_queue
         self.spinners = spinners
         self.parent = parent
         self.settings = settings
@@ -116,21 +116,21 @@ class Place:
         self.kept = kept
 
     def open(self, address: int) -> Any:
-        """The worker's end of the plane that is mapped at address."""
-        plane = self.plane
+        """The worker's end of the task queue that is mapped at address."""
+        task_queue = self.task_queue
         return _dispatch.WorkerEnd(
             address,
-            plane.nbytes,
-            plane.workers,
-            plane.cells,
-            plane.groups,
+            task_queue.nbytes,
+            task_queue.workers,
+            task_queue.cells,
+            task_queue.groups,
             self.slot,
             self.group,
             self.spinners,
         )
 
 
-class ContextBroken(Exception):
+class ContextFailed(Exception):
     """The worker's GPU cannot be used by this process any more."""
 
 
@@ -157,10 +157,10 @@ class _Handler:
             lender=None if gpu is None else Lender(False),
         )
         own = None if gpu is None else Device(OWN, group)
-        ahead = None if own is None else Ahead(end, own)
-        self._arguments = Arguments(own, ahead)
+        prefetch = None if own is None else Prefetch(end, own)
+        self._arguments = Arguments(own, prefetch)
         self._late_encoder = wire.Encoder(self._store, _dispatch.WORDS_MAX, transit=True)
-        self.leaving = Leaving(self._answer_late, self._failed_to_leave)
+        self.write_back = WriteBackThread(self._answer_late, self._failed_to_write_back)
 
     def load_function(self, pickled: bytes) -> Any:
         """A function that is new here."""
@@ -177,13 +177,13 @@ class _Handler:
         finally:
             results = self._arguments.returned()
         if results:
-            parcel = None if value is None else self._encoded(value)
-            self.leaving.put(results, self._end.defer(), parcel)
+            encoded = None if value is None else self._encoded(value)
+            self.write_back.put(results, self._end.defer(), encoded)
             return None
         return value
 
     def _call(self, data: memoryview, function: Any) -> Any:
-        if is_alone(data):
+        if is_arrays_only(data):
             return self._call_with_arrays(data, function)
         constants_before = met.count
         message = self._arguments.read(data, self._end.place)
@@ -208,7 +208,7 @@ class _Handler:
         return [function(*item) for item in args]
 
     def _call_with_arrays(self, data: memoryview, function: Any) -> Any:
-        call, args, self._end.extra_in = self._arguments.alone(data, self._end.place)
+        call, args, self._end.extra_in = self._arguments.read_arrays(data, self._end.place)
         if call == wire.APPLY:
             return function(*args)
         return [function(item) for item in args]
@@ -217,7 +217,7 @@ class _Handler:
         """A result as a message, or instead of it why it cannot be sent; and the bytes beside it."""
         return self._sent(self._encoded(value))
 
-    def _encoded(self, value: Any) -> wire.Parcel:
+    def _encoded(self, value: Any) -> wire.EncodedMessage:
         try:
             return self._encoder.encode(0, 1, b"", value)
         except (LimitExceeded, BrokerLost) as error:
@@ -235,7 +235,7 @@ class _Handler:
             error = self._looked_at(error)  # it came while arguments were copied
         return self._sent(self._failed(error, self._encoder))
 
-    def _failed(self, error: BaseException, encoder: wire.Encoder) -> wire.Parcel:
+    def _failed(self, error: BaseException, encoder: wire.Encoder) -> wire.EncodedMessage:
         lead = _traceback(error)
         try:
             return encoder.encode(0, 0, lead, error)
@@ -244,19 +244,19 @@ class _Handler:
         except Exception as refusal:
             return encoder.encode(0, 0, lead, _encoding_error(refusal, error))
 
-    def _failed_to_leave(self, error: Exception) -> wire.Parcel:
+    def _failed_to_write_back(self, error: Exception) -> wire.EncodedMessage:
         """Instead of an answer whose results could not be copied; in the thread that copies them."""
         return self._failed(error, self._late_encoder)
 
-    def _answer_late(self, token: int, parcel: wire.Parcel | None) -> None:
+    def _answer_late(self, token: int, encoded: wire.EncodedMessage | None) -> None:
         """The answer of a task whose results have left; None is None. In the thread that copies them."""
         try:
-            if parcel is None:
+            if encoded is None:
                 self._end.answer(token, None)
             else:  # its blocks count as sent from now on: who waits until all are opened may be this thread
-                self._end.answer_message(token, self._sent(parcel))
+                self._end.answer_message(token, self._sent(encoded))
         except (
-            ContextBroken
+            ContextFailed
         ):  # by a later task: it was answered, and the main thread ends the process
             pass
 
@@ -268,13 +268,13 @@ class _Handler:
             return broken
         return error
 
-    def _sent(self, parcel: wire.Parcel) -> tuple[bytes, int]:
-        self._store.lent(parcel.blocks, None)
-        self._own.blocks = parcel.blocks
-        beside = sum(block.capacity for block in parcel.blocks)
+    def _sent(self, encoded: wire.EncodedMessage) -> tuple[bytes, int]:
+        self._store.lent(encoded.blocks, None)
+        self._own.blocks = encoded.blocks
+        beside = sum(block.capacity for block in encoded.blocks)
         if self._gpu is not None and self._gpu.broken:
             beside += 1  # who says that there is something is asked to wait until it is opened, and leaves there
-        return parcel.data, beside
+        return encoded.data, beside
 
     def heed(self) -> None:
         """Somebody wants the memory that this process keeps idle. Between tasks."""
@@ -285,7 +285,7 @@ class _Handler:
         along that were given.
 
         Raises:
-            ContextBroken: this worker takes no more tasks.
+            ContextFailed: this worker takes no more tasks.
         """
         spins, seconds = 200, 0.0001
         while not self._end.released():
@@ -298,7 +298,7 @@ class _Handler:
         blocks, self._own.blocks = self._own.blocks, []
         self._store.refused(blocks)
         if self._gpu is not None and self._gpu.broken:
-            raise ContextBroken
+            raise ContextFailed
 
     def interrupt(self, number: int, frame: Any) -> None:
         """SIGINT: ends a task that runs, and the worker with it. Between tasks it is the parent's to decide."""
@@ -343,7 +343,7 @@ def main(
     """What a worker process runs.
 
     Args:
-        memory: the plane.
+        memory: the task queue.
         place: which part of it is this worker's, and more.
         initializer: called with initargs before the first task.
         initargs: its arguments.
@@ -391,8 +391,8 @@ def _main(
     try:
         end.serve(handler, maxtasks or 0)
         handler.wait_until_released()
-    except ContextBroken:
-        handler.leaving.wait()
+    except ContextFailed:
+        handler.write_back.wait()
         util._flush_std_streams()  # type: ignore[attr-defined]
         os._exit(0)  # libraries would tidy up on a GPU that does not answer them
 

@@ -6,7 +6,7 @@ into the parent's blocks and then answers the task (`defer` in csrc/dispatch_def
 Invariant: a task is answered after the last byte of its results lies in the parent's memory, and once. What its function
 returned was pickled before the next task began, so that no task sees what a later one does to it.
 
-Bounds: RESULTS_LEAVING tasks; who has more waits, so that their memory on the GPU is bounded.
+Bounds: WRITE_BACKS_MAX tasks; who has more waits, so that their memory on the GPU is bounded.
 
 Owner: the thread, from put() to the answer. If the process dies, the task is lost with it although its function
 has ended, and counts so: results that are half copied lie in blocks that nobody reads. The worker does not leave
@@ -22,18 +22,18 @@ import traceback
 from collections.abc import Callable
 
 from cableway._pool.worker.staging import Result
-from cableway._transport.message import Parcel
+from cableway._transport.message import EncodedMessage
 
-__all__ = ["RESULTS_LEAVING", "Leaving"]
+__all__ = ["WRITE_BACKS_MAX", "WriteBackThread"]
 
-RESULTS_LEAVING = 2
+WRITE_BACKS_MAX = 2
 _FAILED = 1  # exit code
 
-Answer = Parcel | None  # None stands for None
+Answer = EncodedMessage | None  # None stands for None
 
 
-class Leaving:
-    """The results of a worker that leave.
+class WriteBackThread:
+    """Writes the results of a worker back.
 
     Args:
         answer: answers a task by the token that defer() gave for it.
@@ -60,10 +60,10 @@ class Leaving:
         with self._changed:
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._run, name="cableway-pool-leaving", daemon=True
+                    target=self._run, name="cableway-pool-write-back", daemon=True
                 )
                 self._thread.start()
-            while len(self._queue) >= RESULTS_LEAVING:
+            while len(self._queue) >= WRITE_BACKS_MAX:
                 self._changed.wait()
             self._queue.append((results, token, answer))
             self._changed.notify_all()

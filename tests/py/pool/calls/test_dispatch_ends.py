@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cableway import _dispatch
-from cableway._pool.task_queue import Memory, Plane
+from cableway._pool.task_queue import Memory, TaskQueue
 
 MESSAGE, NONE, VALUE, ANSWER = 4, 1, 2, 3  # kinds: a task's, then answers'
 
@@ -49,15 +49,15 @@ class Ends:
     """A parent's end of two groups with a worker each, or of one group, and what it was given."""
 
     def __init__(self, groups: int = 2, deliver: Callable[..., None] | None = None) -> None:
-        self.plane = Plane(2, groups=groups)
-        self.memory = Memory(self.plane.nbytes)
+        self.task_queue = TaskQueue(2, groups=groups)
+        self.memory = Memory(self.task_queue.nbytes)
         self.told: dict[int, tuple[int, Any]] = {}
         self.dispatch = _dispatch.Dispatch(
             self.memory,
             self.memory.address,
-            self.plane.nbytes,
-            self.plane.workers,
-            self.plane.cells,
+            self.task_queue.nbytes,
+            self.task_queue.workers,
+            self.task_queue.cells,
             groups,
             0.0,
             deliver or self._deliver,
@@ -72,14 +72,14 @@ class Ends:
             self.told[number] = (kind, data)
 
     def worker(self, number: int, group: int | None = None) -> Any:
-        plane = self.plane
-        group = number % plane.groups if group is None else group
+        task_queue = self.task_queue
+        group = number % task_queue.groups if group is None else group
         return _dispatch.WorkerEnd(
             self.memory.address,
-            plane.nbytes,
-            plane.workers,
-            plane.cells,
-            plane.groups,
+            task_queue.nbytes,
+            task_queue.workers,
+            task_queue.cells,
+            task_queue.groups,
             number,
             group,
             0,
@@ -140,7 +140,7 @@ def test_groups_that_are_not_there_are_refused(ends: Ends) -> None:
     with pytest.raises(ValueError, match="worker 0 is in group 0, not in group 1"):
         ends.worker(0, group=1)
     with pytest.raises(ValueError, match="a Pool has at most 64 groups"):
-        Plane(2, groups=65)
+        TaskQueue(2, groups=65)
     assert ends.dispatch.ready() == 0
 
 
@@ -311,7 +311,7 @@ def test_what_a_dead_worker_had_is_told_one_by_one(ends: Ends) -> None:
     assert over.wait(60)
     end.answer(held[1], None)
     assert set(ends.answers(2)) == {1, 3}
-    lost = ends.dispatch.bury(0)  # as if it had died
+    lost = ends.dispatch.reap(0)  # as if it had died
     assert sorted((number, begun) for _, number, _, begun, *_ in lost) == [(0, 1), (2, 1)]
     assert ends.dispatch.under_way == 0
     end.answer(held[0], None)  # what it does meanwhile is no answer to anything
@@ -448,19 +448,19 @@ def test_one_thread_sends_for_all_and_the_helper_takes_over_where_it_was_interru
     def send() -> None:
         calls.append("begin")
         if len(calls) == 1:
-            ends.dispatch.send_alone(
+            ends.dispatch.send_exclusive(
                 send
             )  # as another thread does meanwhile: it is for us to look again
         elif len(calls) == 4:
             raise KeyboardInterrupt
         calls.append("end")
 
-    ends.dispatch.send_alone(send)
+    ends.dispatch.send_exclusive(send)
     assert calls == ["begin", "end", "begin", "end"]
     was = ends.dispatch.news(True)
     calls[:] = ["", "", ""]
     with pytest.raises(KeyboardInterrupt):
-        ends.dispatch.send_alone(send)
+        ends.dispatch.send_exclusive(send)
     assert ends.dispatch.news(True) != was
-    ends.dispatch.send_alone(send)
+    ends.dispatch.send_exclusive(send)
     assert calls[-2:] == ["begin", "end"]

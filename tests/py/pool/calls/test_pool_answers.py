@@ -38,8 +38,8 @@ def large() -> int:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent does not refuse while a test looks."""
-    monkeypatch.setattr(supervisor, "PATIENCE_SECONDS", float(LONG))
-    monkeypatch.setattr(deliver, "PATIENCE_SECONDS", float(LONG))
+    monkeypatch.setattr(supervisor, "OPEN_TIMEOUT_SECONDS", float(LONG))
+    monkeypatch.setattr(deliver, "OPEN_TIMEOUT_SECONDS", float(LONG))
 
 
 @contextlib.contextmanager
@@ -118,7 +118,7 @@ def test_a_result_is_not_lost_for_a_moment_without_room(limit: str, large: int) 
         with contextlib.ExitStack() as stack:
             with answered(pool, results, 2, large):
                 stack.enter_context(LIMITS[limit]())
-            helper = pool._engine._helper
+            helper = pool._engine._supervisor
             assert eventually(lambda: bool(helper._later), LONG)
         for result in results:
             assert result.get(LONG).nbytes == large
@@ -132,7 +132,7 @@ def test_a_pool_ends_while_results_cannot_be_opened(large: int) -> None:
     with contextlib.ExitStack() as stack:
         with answered(pool, results, 1, large):
             stack.enter_context(no_memory())
-        assert eventually(lambda: bool(pool._engine._helper._later), LONG)
+        assert eventually(lambda: bool(pool._engine._supervisor._later), LONG)
         pool.terminate()
         pool.join()
         with pytest.raises(cw.Error):

@@ -16,6 +16,8 @@ WRONG: dict[str, Callable[[Any], Any]] = {
     "imap": lambda pool: list(pool.imap(tasks.square, XS, 1.5)),
     "imap_unordered": lambda pool: list(pool.imap_unordered(tasks.square, XS, 1.5)),
     "imap of a generator": lambda pool: list(pool.imap(tasks.square, iter(XS), "a")),
+    "map of none": lambda pool: pool.map(tasks.square, XS, 0),  # a list of None there
+    "starmap of none": lambda pool: pool.starmap(tasks.square, [(1,)], 0),
     "imap of none": lambda pool: list(pool.imap(tasks.square, XS, 0)),
     "map": lambda pool: pool.map(tasks.square, XS, 1.5),
     "starmap": lambda pool: pool.starmap(pow, [(1, 2)], 1.5),

@@ -243,7 +243,7 @@ def test_imap_unordered_remembers_no_more_than_what_is_under_way(forked: cw.Pool
         most = max(most, len(results._handed.ranges))
     assert sorted(found) == list(range(20_000))
     assert results._handed.ranges == [(0, 20_000)]
-    assert most <= forked._engine._crew.plane.cells + 1
+    assert most <= forked._engine._workers.task_queue.cells + 1
 
 
 def test_one_slow_task_does_not_let_an_unordered_iterator_grow(forked: cw.Pool) -> None:
@@ -254,7 +254,7 @@ def test_one_slow_task_does_not_let_an_unordered_iterator_grow(forked: cw.Pool) 
         if value == "slow":
             break
         before_slow += 1
-        assert len(results._handed.ranges) <= forked._engine._crew.plane.cells + 1
+        assert len(results._handed.ranges) <= forked._engine._workers.task_queue.cells + 1
     assert before_slow + 1 + sum(1 for _ in results) == len(items)
 
 

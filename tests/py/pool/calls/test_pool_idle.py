@@ -209,7 +209,7 @@ def test_what_was_made_for_a_pool_goes_with_it(script: Script, tmp_path: Path, m
 
 
 class _End:
-    """An end of a plane whose other processes never answer, or say that they have given something up."""
+    """An end of a task queue whose other processes never answer, or say that they have given something up."""
 
     def __init__(self, missing: int, some: bool) -> None:
         self.asked = 0

@@ -125,9 +125,9 @@ def test_batches_of_joblib_share_such_arrays() -> None:
 
 def test_words_of_messages_are_words() -> None:
     """What a message says of a dtype is the word, and not what this process has for it."""
-    from cableway._pool.devices.fast_path import told_dtype
+    from cableway._pool.devices.fast_path import described_dtype
 
     for word in WORDS:
         dtype = words.of_word(word)
-        assert dtype is not None and told_dtype(dtype) == word
-        assert words.word(words.dtype_of(told_dtype(dtype))) == word
+        assert dtype is not None and described_dtype(dtype) == word
+        assert words.word(words.dtype_of(described_dtype(dtype))) == word

@@ -288,9 +288,9 @@ def test_a_worker_that_cannot_answer_ends_and_says_why() -> None:
 
 
 CANNOT_ANSWER = """
-from cableway._pool.worker.write_back import Leaving
+from cableway._pool.worker.write_back import WriteBackThread
 def answer(token, value): raise RuntimeError("no way to answer")
-leaving = Leaving(answer, lambda error: None)
+leaving = WriteBackThread(answer, lambda error: None)
 leaving.put([], 1, None)
 leaving.wait()
 """

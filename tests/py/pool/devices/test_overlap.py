@@ -34,8 +34,8 @@ COMMON = """
 def brought():
     "In a worker: how many arrays are on the GPU already for tasks to come."
     import gc
-    from cableway._pool.worker.prefetch import Ahead
-    found = [one for one in gc.get_objects() if isinstance(one, Ahead)]
+    from cableway._pool.worker.prefetch import Prefetch
+    found = [one for one in gc.get_objects() if isinstance(one, Prefetch)]
     return sum(len(task.leases) for one in found for task in list(one._kept.values()))
 
 def compute(x, number, held, seen):
@@ -192,8 +192,8 @@ def test_what_comes_ahead_is_bounded_by_a_share_of_the_gpu(program):
     program("""
         def look(x, seen):
             import gc
-            from cableway._pool.worker.prefetch import SHARE, Ahead
-            (ahead,) = [one for one in gc.get_objects() if isinstance(one, Ahead)]
+            from cableway._pool.worker.prefetch import SHARE, Prefetch
+            (ahead,) = [one for one in gc.get_objects() if isinstance(one, Prefetch)]
             if seen:
                 eventually(lambda: brought() >= seen)
                 time.sleep(0.1)

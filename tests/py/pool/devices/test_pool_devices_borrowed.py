@@ -257,7 +257,7 @@ if __name__ == "__main__":
     part, start = len(ts) // 5, threading.Barrier(5)
     def take(which):
         start.wait()
-        return [suballocation.borrow(interop.Foreign(t, t.__cuda_array_interface__)) for t in which]
+        return [suballocation.borrow(interop.ExternalArray(t, t.__cuda_array_interface__)) for t in which]
     from concurrent.futures import ThreadPoolExecutor
     from cableway._cuda import interop
     with ThreadPoolExecutor(5) as threads:

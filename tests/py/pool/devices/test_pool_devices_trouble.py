@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
+
+import cuda_programs
 import cuda_support
 import device_pools
 import pytest
@@ -235,6 +238,51 @@ def test_work_that_was_only_submitted_is_done_when_the_answer_comes(program):
                     pool.apply(later, (w,))
                     assert (w.to("cpu").numpy() == np.arange(100)).all()
     """)
+
+
+def test_a_task_whose_producer_is_killed_behind_its_section_is_told_and_no_other_is(
+    program, tmp_path
+):
+    program(
+        cuda_programs.LIBRARY
+        + textwrap.dedent("""
+        WRITES = LIBRARY + '''if True:
+            w, s = cw.get("behind/w"), Stream()
+            with w.writing(s, whole=True): s.hold("never"); s.fill(low(w), 7)
+            say(); sys.stdin.read()
+        '''
+        streams = []
+        def read(w, file):
+            if not streams: streams.append(Stream())
+            s = streams[0]
+            with w.reading(s):
+                got = s.fetch(low(w))
+            if file: touch(file)                # the section has ended, and nobody has died yet
+            return os.getpid()
+        def raises(w, file):
+            read(w, file)
+            raise KeyError("its own")
+        if __name__ == "__main__":
+            w = cw.put("behind/w", cw.zeros(1000, "u1", device="cuda:0"))
+            z = cw.zeros(1000, "u1", device="cuda:0")
+            with cw.Pool(devices="cuda:0") as pool:
+                pid = pool.apply(read, (z, None))
+                for task, error in ((read, cw.ProducerDied), (raises, KeyError)):
+                    with w.writing(whole=True): pass
+                    w.wait(timeout=30)
+                    writer = subprocess.Popen([sys.executable, "-c", WRITES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                    heard(writer)
+                    result = pool.apply_async(task, (w, task.__name__))
+                    while not os.path.exists(task.__name__): assert not result.ready()
+                    assert not result.ready()   # its work waits for the writer's
+                    writer.kill(); writer.wait()
+                    try: result.get(30)
+                    except error: pass
+                    else: raise AssertionError(error)
+                    assert pool.apply(read, (z, None)) == pid
+        """).replace("LIBRARY +", f"{cuda_programs.LIBRARY!r} +", 1),
+        cwd=tmp_path,
+    )
 
 
 # ---- GPUs that are not there

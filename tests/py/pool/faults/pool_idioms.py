@@ -241,13 +241,13 @@ def state_of_engines() -> str:
 
     lines = []
     for engine in [found for found in gc.get_objects() if isinstance(found, Engine)]:
-        dispatch, crew = engine.dispatch, engine._crew
+        dispatch, crew = engine.dispatch, engine._workers
         lines.append(
             f"engine: state {engine.state}, error {engine._error}, abandoned {engine.abandoned}, waiting in the row "
-            f"{len(engine._outgoing.pending)}, inputs {len(engine._feeding)}, ready {dispatch.ready()}, under way "
+            f"{len(engine._submit_queue.pending)}, inputs {len(engine._feeding)}, ready {dispatch.ready()}, under way "
             f"{dispatch.under_way}, workers {[w.pid for w in crew.living()]} of {crew.wanted}, dead {len(crew.dead)}, "
             f"waiting threads {engine._waiters}, news {dispatch.news(False)} and {dispatch.news(True)}, deferred "
-            f"{len(engine._helper._deferred)}, over {engine._over}"
+            f"{len(engine._supervisor._deferred)}, over {engine._over}"
         )
     return "\n".join(lines)
 

@@ -32,7 +32,7 @@ def square(x):
 
 what, daemon, moment, seconds = sys.argv[1], sys.argv[2] == "daemon", sys.argv[3], float(sys.argv[4])
 started = threading.Event()
-start_all = workers.Crew.start_all
+start_all = workers.Workers.start_all
 
 def slow(crew):  # the exit comes in the middle, for certain
     if moment == "before":
@@ -44,7 +44,7 @@ def slow(crew):  # the exit comes in the middle, for certain
         time.sleep(0.3)
 
 if moment != "any":
-    workers.Crew.start_all = slow
+    workers.Workers.start_all = slow
 
 if what == "executor":
     executor = cw.Executor(2, mp_context="fork")

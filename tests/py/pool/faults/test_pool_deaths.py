@@ -171,7 +171,9 @@ def test_idle_workers_that_others_kill_are_replaced_for_ever() -> None:
         for _ in range(8):
             assert eventually(lambda: {p.pid for p in pool._pool if p.pid} - dead != set())
             (pid,) = {p.pid for p in pool._pool} - dead
-            assert eventually(lambda: all(worker.ready for worker in pool._engine._crew.living()))
+            assert eventually(
+                lambda: all(worker.ready for worker in pool._engine._workers.living())
+            )
             dead.add(pid)
             os.kill(pid, signal.SIGKILL)
         assert pool.map_async(tasks.square, range(3)).get(LONG) == [0, 1, 4]

@@ -24,7 +24,7 @@ from cableway._pool import imap_feeder
 from cableway._pool.callbacks import Callbacks
 from cableway._pool.imap_feeder import Feeder
 from cableway._pool.launch import process as processes
-from cableway._pool.workers import Crew
+from cableway._pool.workers import Workers
 
 
 def test_close_finishes_what_was_given(pool: cw.Pool) -> None:
@@ -247,7 +247,7 @@ def test_join_ends_a_pool_whose_end_was_interrupted(
 
     with monkeypatch.context() as patched:
         patched.setattr(pool._engine, "wake", interrupted)
-        patched.setattr(Crew, "terminate", lambda _: interrupted())
+        patched.setattr(Workers, "terminate", lambda _: interrupted())
         with pytest.raises(KeyboardInterrupt):
             getattr(pool, end)()
     joins = threading.Thread(target=pool.join, daemon=True)

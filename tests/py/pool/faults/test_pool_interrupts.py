@@ -198,7 +198,9 @@ def test_a_ctrl_c_while_futures_are_cancelled_leaves_none_unsettled(large: bool)
         everywhere(once)
         engine = executor._engine
         assert engine is not None
-        assert eventually(lambda: not engine._outgoing._ahead), engine._outgoing._ahead
+        assert eventually(lambda: not engine._submit_queue._in_flight), (
+            engine._submit_queue._in_flight
+        )
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="looks for signals at every opcode")

@@ -341,7 +341,7 @@ def test_a_worker_that_could_not_be_started_counts_in_no_group(group: int) -> No
         def assign(self, slot: int, group: int) -> None:
             self.group[slot] = group
 
-        def bury(self, slot: int) -> list[Any]:
+        def reap(self, slot: int) -> list[Any]:
             del self.group[slot]
             return []
 
@@ -354,5 +354,5 @@ def test_a_worker_that_could_not_be_started_counts_in_no_group(group: int) -> No
     dispatch: Any = Recorder()
     crew: Any = SimpleNamespace(dispatch=dispatch, _group_of={}, _done_in=lambda slot: 0, main=None)
     with pytest.raises(OSError, match="no process"):
-        workers.Crew._start(crew, workers.Worker(3, group, 0, Process(), None))  # type: ignore[arg-type]
+        workers.Workers._start(crew, workers.Worker(3, group, 0, Process(), None))  # type: ignore[arg-type]
     assert dispatch.group == {}

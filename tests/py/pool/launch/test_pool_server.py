@@ -253,7 +253,7 @@ def test_a_server_that_dies_among_many_starts_has_its_workers_made_by_the_next(
     monkeypatch.setattr(servers.Server, "answer", killed_after_three)
     with cw.Pool(8, context=context) as pool:
         assert pool.map(abs, range(-40, 0), chunksize=1) == list(range(40, 0, -1))
-        living = pool._engine._crew.living()
+        living = pool._engine._workers.living()
         assert len(living) == 8 and all(worker.process.is_alive() for worker in living)
         assert len({worker.pid for worker in living}) == 8
     assert server().pid == killed[-1] != killed[0]
@@ -277,7 +277,7 @@ def test_a_server_that_is_retired_among_many_starts_makes_those_that_it_was_aske
     with cw.Pool(6, context=context) as pool:
         was = made[0]
         assert made[:4] == [was] * 4 and was not in made[4:] and len(made) == 6
-        assert len(pool._engine._crew.living()) == 6
+        assert len(pool._engine._workers.living()) == 6
         assert pool.map(abs, range(-6, 0), chunksize=1) == [6, 5, 4, 3, 2, 1]
         assert not was.ended()  # it was not killed: its workers' ends are told
     assert was.ended(30)

@@ -24,13 +24,17 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "ipc/memory/first_touch.h"
+#include "ipc/array/array.h"
+#include "ipc/client.h"
+#include "ipc/array/first_touch.h"
+#include "ipc/memory/slab.h"
+#include "ipc/request/socket.h"
 #include "shm/base/thread.h"
 
-#define PIECE_BYTES      (1ull << 20)
-#define FILE_PATIENCE_NS (10 * 1000 * 1000) /* a broker that answers does so in 0.1 ms */
-#define HELPERS_MAX      3u
-#define HELPER_BYTES     (4ull << 20) /* a helper pays from so much on */
+#define PIECE_BYTES     (1ull << 20)
+#define FILE_TIMEOUT_NS (10 * 1000 * 1000) /* a broker that answers does so in 0.1 ms */
+#define HELPERS_MAX     3u
+#define HELPER_BYTES    (4ull << 20) /* a helper pays from so much on */
 
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
 #define MADV_POPULATE_WRITE 23
@@ -158,12 +162,12 @@ void cw_fresh_write(cw_array *target, uint64_t target_bytes, const void *source,
         return;
     }
     if (size_bytes >= CW_FRESH_WRITE_BYTES) {
-        int64_t before = cw_brief_limit(FILE_PATIENCE_NS);
+        int64_t before = cw_socket_limit(FILE_TIMEOUT_NS);
         pthread_mutex_lock(&target->client->lock);
         if (cw_slab_file(target->client, target->home_slab, &work.fd) == 0)
             work.file_bytes = (uint64_t)(work.target - (uint8_t *)target->mapping->base);
         pthread_mutex_unlock(&target->client->lock);
-        cw_brief_unlimit(before);
+        cw_socket_unlimit(before);
     }
     run(&work);
     if (work.fd >= 0)

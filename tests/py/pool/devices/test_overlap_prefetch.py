@@ -18,7 +18,7 @@ LIBRARY = """
 import threading, time, numpy as np, cableway as cw
 from cableway._transport import table
 from cableway._transport import message as wire
-from cableway._pool.worker.prefetch import Ahead
+from cableway._pool.worker.prefetch import Prefetch
 from cableway._pool.worker.task_arrays import Arguments
 from cableway._transport.blocks import BlockStore, open_silently
 from cableway._pool.task_arrays import TaskEncoder
@@ -67,7 +67,7 @@ def program(script: Callable[..., object]) -> Callable[[str], object]:
 def test_what_was_brought_is_used_and_all_else_is_copied_when_it_is_taken(program):
     program("""
         device = Slow("cuda:0", 0)
-        ahead = Ahead(end, device, 1 << 20)
+        ahead = Prefetch(end, device, 1 << 20)
         task = Arguments(device, ahead)
         first, second = message(cw.In(np.full(9, 1.0))), message(cw.In(np.full(9, 2.0)), cw.In(np.full(7, 3)), "text")
         device.may.release()
@@ -94,7 +94,7 @@ def test_the_parent_hears_that_a_block_may_be_used_again(program):
     program("""
         from cableway._transport.blocks import LENT, RETURNED
         device = Device("cuda:0", 0)
-        ahead = Ahead(end, device, 1 << 20)
+        ahead = Prefetch(end, device, 1 << 20)
         task = Arguments(device, ahead)
         task.read(message(cw.In(np.zeros(3))), 1)
         end.ready[2] = message(cw.In(np.zeros(3)))
@@ -109,7 +109,7 @@ def test_the_parent_hears_that_a_block_may_be_used_again(program):
 def test_a_task_that_is_taken_in_the_midst_of_a_copy_waits_for_it_and_copies_the_rest(program):
     program("""
         device = Slow("cuda:0", 0)
-        ahead = Ahead(end, device, 1 << 20)
+        ahead = Prefetch(end, device, 1 << 20)
         task = Arguments(device, ahead)
         device.may.release()
         task.read(message(cw.In(np.zeros(3))), 1)
@@ -131,7 +131,7 @@ def test_a_task_that_is_taken_in_the_midst_of_a_copy_waits_for_it_and_copies_the
 def test_what_others_take_is_dropped(program):
     program("""
         device = Device("cuda:0", 0)
-        ahead = Ahead(end, device, 1 << 20)
+        ahead = Prefetch(end, device, 1 << 20)
         task = Arguments(device, ahead)
         task.read(message(cw.In(np.zeros(3))), 1)
         end.ready.update({place: message(cw.In(np.zeros(100))) for place in (2, 3, 4)})
@@ -152,7 +152,7 @@ def test_what_others_take_is_dropped(program):
 def test_the_limit_holds_and_memory_is_given_back_when_it_is_needed(program):
     program("""
         device = Device("cuda:0", 0)
-        ahead = Ahead(end, device, 1000)
+        ahead = Prefetch(end, device, 1000)
         task = Arguments(device, ahead)
         task.read(message(cw.In(np.zeros(3))), 1)
         end.ready.update({2: message(cw.In(np.zeros(60)), cw.In(np.zeros(70)), cw.In(np.zeros(40))),
@@ -173,7 +173,7 @@ def test_the_limit_holds_and_memory_is_given_back_when_it_is_needed(program):
 def test_what_cannot_be_brought_is_told_to_who_takes_it(program):
     program("""
         device = Device("cuda:0", 0)
-        ahead = Ahead(end, device, 1 << 30)
+        ahead = Prefetch(end, device, 1 << 30)
         task = Arguments(device, ahead)
         task.read(message(cw.In(np.zeros(3))), 1)
         two = message(cw.In(np.zeros(8)), cw.In(np.zeros(9)))
@@ -205,7 +205,7 @@ def test_what_cannot_be_brought_is_told_to_who_takes_it(program):
 def test_arrays_on_the_own_gpu_are_taken_as_they_are_and_others_are_copied(program):
     program("""
         device = Slow("cuda:0", 0)
-        ahead = Ahead(end, device, 1 << 20)
+        ahead = Prefetch(end, device, 1 << 20)
         task = Arguments(device, ahead)
         near = cw.asarray(np.arange(6.0).reshape(2, 3), device="cuda:0")
         far = cw.asarray(np.asfortranarray(np.arange(6.0).reshape(2, 3)), device="cuda:1")
@@ -233,7 +233,7 @@ def test_a_table_that_lies_in_a_block_is_read_there(program):
     program("""
         from cableway._transport.blocks import LENT, RETURNED
         device = Device("cuda:0", 0)
-        ahead = Ahead(end, device, 1 << 20)
+        ahead = Prefetch(end, device, 1 << 20)
         task = Arguments(device, ahead)
         task.read(message(cw.In(np.zeros(3))), 1)
         many = [np.full(5, float(i)) for i in range(100)]
@@ -250,7 +250,7 @@ def test_a_table_that_lies_in_a_block_is_read_there(program):
 def test_nobody_looks_ahead_where_nothing_is_copied(program):
     program("""
         device = Device("cuda:0", 0)
-        ahead = Ahead(end, device, 1 << 20)
+        ahead = Prefetch(end, device, 1 << 20)
         task = Arguments(device, ahead)
         near = cw.zeros(5, device="cuda:0")
         for place in range(40):
@@ -263,7 +263,7 @@ def test_nobody_looks_ahead_where_nothing_is_copied(program):
 def test_nobody_looks_ahead_while_there_are_several_workers(program):
     program("""
         device = Device("cuda:0", 0)
-        ahead = Ahead(end, device, 1 << 20)
+        ahead = Prefetch(end, device, 1 << 20)
         task = Arguments(device, ahead)
         end.count = 2                                      # the Pool was resized
         task.read(message(cw.In(np.zeros(3))), 1)

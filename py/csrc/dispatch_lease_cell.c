@@ -1,8 +1,8 @@
 /*
- * dispatch_held.c: `Held`, which owns one array of the library's, or none yet: the *cell* of a
- * lease (extra.h, cableway._core.leases). It is there before a call makes or opens the array, the
- * call puts the array into it, and it closes the array when it goes, without a line of Python:
- * whatever a signal's handler raises, the array is closed once.
+ * dispatch_lease_cell.c: `LeaseCell`, which owns one array of the library's, or none yet: the
+ * *cell* of a lease (extra.h, cableway._core.leases). It is there before a call makes or opens the
+ * array, the call puts the array into it, and it closes the array when it goes, without a line of
+ * Python: whatever a signal's handler raises, the array is closed once.
  *
  * Here and not by CFFI since it is on the way of each get.
  *
@@ -22,7 +22,7 @@
 /* Of a block's word. As in _transport/blocks.py. */
 enum { BLOCK_RETURNED = 2, BLOCK_LEFT = 3, BLOCK_OPENED = 4 };
 
-PyTypeObject *held_type;
+PyTypeObject *lease_cell_type;
 static unsigned forks; /* that this process has begun */
 
 typedef struct {
@@ -30,13 +30,13 @@ typedef struct {
     volatile uint32_t *word; /* of a block; else NULL */
     unsigned forks;
     pid_t pid;
-} Held;
+} LeaseCell;
 
 static void count_fork(void) {
     forks++;
 }
 
-int held_begin(void) {
+int lease_cell_begin(void) {
     static int begun;
     if (!begun && pthread_atfork(count_fork, NULL, NULL)) {
         PyErr_NoMemory();
@@ -46,55 +46,55 @@ int held_begin(void) {
     return 0;
 }
 
-cw_array *held_array_in(PyObject *cell) {
-    return PyObject_TypeCheck(cell, held_type) ? ((Held *)cell)->array : NULL;
+cw_array *lease_cell_array_in(PyObject *cell) {
+    return PyObject_TypeCheck(cell, lease_cell_type) ? ((LeaseCell *)cell)->array : NULL;
 }
 
-static void end(Held *held) {
-    cw_array *array = held->array;
-    volatile uint32_t *word = held->word;
-    held->array = NULL;
-    held->word = NULL;
+static void end(LeaseCell *cell) {
+    cw_array *array = cell->array;
+    volatile uint32_t *word = cell->word;
+    cell->array = NULL;
+    cell->word = NULL;
     if (!array)
         return;
     /* x86-64 makes stores visible in order: whatever was read or written there is done. */
-    if (word && getpid() == held->pid)
-        *word = held->forks == forks ? BLOCK_RETURNED : BLOCK_LEFT;
+    if (word && getpid() == cell->pid)
+        *word = cell->forks == forks ? BLOCK_RETURNED : BLOCK_LEFT;
     Py_BEGIN_ALLOW_THREADS;
     cw_array_close(array);
     Py_END_ALLOW_THREADS;
 }
 
-static void held_dealloc(PyObject *self) {
+static void lease_cell_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    end((Held *)self);
+    end((LeaseCell *)self);
     release(self);
     Py_DECREF(type);
 }
 
-static PyObject *held_end(PyObject *self, PyObject *none) {
+static PyObject *lease_cell_end(PyObject *self, PyObject *none) {
     (void)none;
-    end((Held *)self);
+    end((LeaseCell *)self);
     Py_RETURN_NONE;
 }
 
-static PyObject *held_address(PyObject *self, PyObject *none) {
+static PyObject *lease_cell_address(PyObject *self, PyObject *none) {
     (void)none;
-    return PyLong_FromVoidPtr(&((Held *)self)->array);
+    return PyLong_FromVoidPtr(&((LeaseCell *)self)->array);
 }
 
-static PyObject *held_array(PyObject *self, PyObject *none) {
+static PyObject *lease_cell_array(PyObject *self, PyObject *none) {
     (void)none;
-    return PyLong_FromVoidPtr(((Held *)self)->array);
+    return PyLong_FromVoidPtr(((LeaseCell *)self)->array);
 }
 
 /* (client, name, flags): cw_get() into it; what that returns. */
-static PyObject *held_get(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Held *held = (Held *)self;
+static PyObject *lease_cell_get(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    LeaseCell *cell = (LeaseCell *)self;
     char *name;
     Py_ssize_t length;
-    if (count != 3 || held->array) {
+    if (count != 3 || cell->array) {
         PyErr_SetString(PyExc_ValueError, "get(client, name, flags), of one that holds nothing");
         return NULL;
     }
@@ -104,21 +104,21 @@ static PyObject *held_get(PyObject *self, PyObject *const *args, Py_ssize_t coun
         return NULL;
     int code;
     Py_BEGIN_ALLOW_THREADS;
-    code = cw_get(client, name, (uint32_t)flags, &held->array);
+    code = cw_get(client, name, (uint32_t)flags, &cell->array);
     Py_END_ALLOW_THREADS;
     return PyLong_FromLong(code);
 }
 
-static void note_block(Held *held) {
-    held->forks = forks;
-    held->pid = getpid();
-    held->word = cw_array_data(held->array);
+static void note_block(LeaseCell *cell) {
+    cell->forks = forks;
+    cell->pid = getpid();
+    cell->word = cw_array_data(cell->array);
 }
 
 /* (client, handle, layout, flags, lent): cw_array_open() into it, unless it holds one already; what
  * that returns. A signal is served, and it goes on unless the handler raises. */
-static PyObject *held_open(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Held *held = (Held *)self;
+static PyObject *lease_cell_open(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    LeaseCell *cell = (LeaseCell *)self;
     char *bytes;
     Py_ssize_t length;
     cw_handle handle;
@@ -137,70 +137,71 @@ static PyObject *held_open(PyObject *self, PyObject *const *args, Py_ssize_t cou
     }
     memcpy(&handle, bytes, sizeof handle);
     int code = 0;
-    while (!held->array) {
+    while (!cell->array) {
         cw_array *array = NULL;
         Py_BEGIN_ALLOW_THREADS;
         code = cw_array_open(client, &handle, layout, (uint32_t)flags, &array);
         Py_END_ALLOW_THREADS;
-        if (held->array && array) { /* another thread has opened it meanwhile */
+        if (cell->array && array) { /* another thread has opened it meanwhile */
             cw_array_close(array);
             return PyLong_FromLong(0);
         }
         if (array)
-            held->array = array;
+            cell->array = array;
         if (code != -EINTR)
             break;
         if (PyErr_CheckSignals())
             return NULL;
     }
-    if (code == 0 && args[4] == Py_True && !held->word) {
-        note_block(held);
-        *held->word = BLOCK_OPENED;
+    if (code == 0 && args[4] == Py_True && !cell->word) {
+        note_block(cell);
+        *cell->word = BLOCK_OPENED;
     }
     return PyLong_FromLong(code);
 }
 
 /* (): what it holds is a block, whose sender is told when it goes. */
-static PyObject *held_returns(PyObject *self, PyObject *none) {
+static PyObject *lease_cell_returns(PyObject *self, PyObject *none) {
     (void)none;
-    if (!((Held *)self)->array) {
+    if (!((LeaseCell *)self)->array) {
         PyErr_SetString(PyExc_ValueError, "it holds nothing");
         return NULL;
     }
-    note_block((Held *)self);
+    note_block((LeaseCell *)self);
     Py_RETURN_NONE;
 }
 
-static PyObject *held_data(PyObject *self, PyObject *none) {
+static PyObject *lease_cell_data(PyObject *self, PyObject *none) {
     (void)none;
-    Held *held = (Held *)self;
-    return PyLong_FromVoidPtr(held->array ? cw_array_data(held->array) : NULL);
+    LeaseCell *cell = (LeaseCell *)self;
+    return PyLong_FromVoidPtr(cell->array ? cw_array_data(cell->array) : NULL);
 }
 
 static PyMethodDef methods[] = {
-    {"address", held_address, METH_NOARGS, "(): of the cell, a cw_array *."},
-    {"array", held_array, METH_NOARGS, "(): what it holds, by address; 0: nothing."},
-    {"end", held_end, METH_NOARGS, "(): closes the array, if there is one. May be repeated."},
-    {"data", held_data, METH_NOARGS, "(): where the array's data lie, by address; 0: nothing."},
-    {"open", (PyCFunction)(void (*)(void))held_open, METH_FASTCALL,
+    {"address", lease_cell_address, METH_NOARGS, "(): of the cell, a cw_array *."},
+    {"array", lease_cell_array, METH_NOARGS, "(): what it holds, by address; 0: nothing."},
+    {"end", lease_cell_end, METH_NOARGS, "(): closes the array, if there is one. May be repeated."},
+    {"data", lease_cell_data, METH_NOARGS,
+     "(): where the array's data lie, by address; 0: nothing."},
+    {"open", (PyCFunction)(void (*)(void))lease_cell_open, METH_FASTCALL,
      "(client, handle, layout, flags, lent): what cw_array_open() returned, 0 if it holds one "
      "already; client and layout by their addresses; lent: it is a block."},
-    {"returns", held_returns, METH_NOARGS,
+    {"returns", lease_cell_returns, METH_NOARGS,
      "(): what it holds is a block; its sender is told when it goes."},
-    {"get", (PyCFunction)(void (*)(void))held_get, METH_FASTCALL,
+    {"get", (PyCFunction)(void (*)(void))lease_cell_get, METH_FASTCALL,
      "(client, name, flags): what cw_get() returned; the client by its address."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_dealloc, held_dealloc},
+    {Py_tp_dealloc, lease_cell_dealloc},
     {Py_tp_methods, methods},
-    {Py_tp_doc, "Held(): owns one array, once a call has put it there."},
+    {Py_tp_doc, "LeaseCell(): owns one array, once a call has put it there."},
     {0, NULL},
 };
-PyType_Spec held_spec = {
-    .name = "cableway._dispatch.Held",
-    .basicsize = sizeof(Held),
+PyType_Spec lease_cell_spec = {
+    .name = "cableway._dispatch.LeaseCell",
+    .basicsize = sizeof(LeaseCell),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = slots,
 };

@@ -1,11 +1,11 @@
 /* Host memory that nobody has written yet: its first write, and its first mapping (first_touch.c).
  */
-#ifndef CW_IPC_MEMORY_FIRST_TOUCH_H
-#define CW_IPC_MEMORY_FIRST_TOUCH_H
+#ifndef CW_IPC_ARRAY_FIRST_TOUCH_H
+#define CW_IPC_ARRAY_FIRST_TOUCH_H
 
 #include <stdint.h>
 
-#include "ipc/client.h"
+#include "ipc/cableway.h"
 
 /* Less memory than that is written and mapped page by page, as it is touched. */
 #define CW_FRESH_PREFAULT_BYTES (64ull << 10)

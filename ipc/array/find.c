@@ -4,13 +4,15 @@
  *
  * Owner: client->lock. No state of its own.
  */
+#include "ipc/array/array.h"
 #include "ipc/client.h"
+#include "ipc/memory/slab.h"
 
 /* The block of a slab that holds an offset. The lock is held. */
 static bool find_block(struct cw_slab *slab, uint64_t offset_bytes, uint32_t *block) {
     for (uint32_t i = 0; i < slab->capacity; i++) {
         const struct cw_extent *extent = slab->locals[i].extent;
-        if (slab->locals[i].count == 0 || (extent && (extent->pool || extent->lent)))
+        if (slab->locals[i].count == 0 || (extent && (extent->pool || extent->suballocated)))
             continue;
         /* B9: a block that we hold: its place does not change. Others could write here: what is
          * made of it is checked. */

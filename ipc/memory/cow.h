@@ -1,0 +1,37 @@
+/*
+ * Copy-on-write mappings (CW_PRIVATE) and the spare ones.
+ */
+#ifndef CW_IPC_MEMORY_COW_H
+#define CW_IPC_MEMORY_COW_H
+
+#include <stdint.h>
+
+#include "ipc/cableway.h"
+#include "ipc/memory/mapping.h"
+#include "ipc/memory/slab.h"
+
+#define CW_SPARES_MAX 16u /* copy-on-write mappings kept, of which no page was written */
+
+/* A copy-on-write mapping that no array has. */
+struct cw_spare {
+    const struct cw_slab *slab;
+    uint64_t begin_bytes; /* in the slab */
+    struct cw_mapping mapping;
+};
+
+struct cw_spares { /* least recently used first */
+    struct cw_spare rows[CW_SPARES_MAX];
+    uint32_t count;
+};
+
+/* A copy-on-write mapping of the pages that hold a range of a slab, spare or new. The caller holds
+ * the lock. -EINVAL: not in host memory. */
+int cw_cow_take(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes, uint64_t size_bytes,
+                struct cw_mapping *out);
+/* Ends an array's copy-on-write mapping, if it has one: it is spare, or gone. Without the lock; the
+ * array's lease stands. */
+void cw_cow_give(cw_array *array);
+/* The slab is about to be freed. The caller holds the lock. */
+void cw_cow_forget(cw_client *client, const struct cw_slab *slab);
+
+#endif

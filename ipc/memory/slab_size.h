@@ -1,0 +1,16 @@
+/*
+ * How large a new slab is to be.
+ */
+#ifndef CW_IPC_MEMORY_SLAB_SIZE_H
+#define CW_IPC_MEMORY_SLAB_SIZE_H
+
+#include <stdint.h>
+
+#include "ipc/memory/allocator.h"
+
+#define CW_SLAB_BLOCKS_MAX 16384u /* block numbers of a shared slab */
+
+/* The size of the slab that an array of this size calls for, and how many blocks it has. */
+uint64_t cw_slab_plan(struct cw_heap *heap, uint64_t size_bytes, uint32_t *capacity);
+
+#endif

@@ -27,6 +27,7 @@
 #include "broker/core/loop.h"
 #include "broker/core/monitor.h"
 #include "broker/names/names.h"
+#include "broker/names/versions.h"
 #include "broker/core/rendezvous.h"
 #include "broker/session/session.h"
 #include "broker/memory/transit.h"
@@ -99,6 +100,8 @@ int cwd_broker_init(struct cwd_broker *b, const struct cwd_options *options,
     if (code == 0)
         code = cwd_transits_init(b);
     if (code == 0)
+        code = cwd_versions_init(b);
+    if (code == 0)
         code = cwd_rendezvous_listen(b);
     if (code == 0)
         code = cwd_loop_add(b, b->listen_fd, CWD_EVENT_LISTEN, 0, EPOLLIN);
@@ -133,6 +136,7 @@ void cwd_broker_deinit(struct cwd_broker *b) {
         cwd_names_deinit(b);
         cwd_transits_deinit(b);
         cwd_groups_deinit(b);
+        cwd_versions_deinit(b);
         cwd_inherited_deinit(b);
         cwd_sessions_deinit(b);
         cwd_fences_deinit(b);

@@ -112,6 +112,7 @@ struct cwd_broker {
     struct cwd_group *groups_ended;    /* of those whose anchor is free: they end next */
     uint32_t grouped;                  /* groups and their members */
     struct cwd_version *versions;      /* versions.c: by number */
+    struct cwd_version *version_floor; /* of no tree: the table is never empty */
     struct cwd_wait_group *waits;      /* waits.c: by key */
     uint32_t waiting;
     struct cwd_fence_page *fence_pages; /* fences.c: by number */

@@ -1,6 +1,7 @@
 /*
  * Versions: see versions.h. The loop's thread alone. Memory for a version is taken before the name
- * changes, so that no put is done and then said to have failed.
+ * changes, so that no put is done and then said to have failed; and the table is never empty, so
+ * that to add to it needs none (broker/core/table.h).
  */
 #include "broker/names/versions.h"
 
@@ -19,6 +20,25 @@ struct cwd_version {
     size_t key_bytes;
     char key[];
 };
+
+int cwd_versions_init(struct cwd_broker *b) {
+    struct cwd_version *floor = calloc(1, sizeof *floor); /* 0 is no version */
+    if (floor)
+        HASH_ADD(hh, b->versions, put.version, sizeof floor->put.version, floor);
+    if (floor && CWD_ADDED(floor)) {
+        b->version_floor = floor;
+        return 0;
+    }
+    free(floor);
+    return cwd_no_memory("what it notes of versions");
+}
+
+void cwd_versions_deinit(struct cwd_broker *b) {
+    if (b->version_floor)
+        HASH_DEL(b->versions, b->version_floor);
+    free(b->version_floor);
+    b->version_floor = NULL;
+}
 
 static void version_free(struct cwd_broker *b, struct cwd_version *version) {
     HASH_DEL(b->versions, version);
@@ -69,11 +89,7 @@ int cwd_version_put(struct cwd_broker *b, struct cwd_session *session, const voi
     version->key_bytes = put->key_bytes;
     memcpy(version->key, key, put->key_bytes);
     *out = version->put;
-    HASH_ADD(hh, b->versions, put.version, sizeof number, version);
-    if (!CWD_ADDED(version)) { /* it is put; it will not be found once it is replaced */
-        free(version);
-        return 0;
-    }
+    CWD_ADD_SURELY(b->versions, put.version, sizeof number, version);
     DL_APPEND(group->versions, version);
     return 0;
 }
@@ -86,7 +102,7 @@ int cwd_version_find(struct cwd_broker *b, const void *body, uint32_t body_bytes
     if (head.key.key_bytes > body_bytes || body_bytes != sizeof head + head.key.key_bytes)
         return -EBADMSG;
     HASH_FIND(hh, b->versions, &head.version, sizeof head.version, version);
-    if (!version || version->key_bytes != head.key.key_bytes ||
+    if (!version || version == b->version_floor || version->key_bytes != head.key.key_bytes ||
         memcmp(version->key, (const char *)body + sizeof head, version->key_bytes) != 0)
         return cw_fail(-ENOENT, "nobody has version %llu any more, or it was another name's",
                        (unsigned long long)head.version);

@@ -31,6 +31,10 @@ int cwd_version_put(struct cwd_broker *broker, struct cwd_session *session, cons
  * another name's. */
 int cwd_version_find(struct cwd_broker *broker, const void *body, uint32_t body_bytes,
                      struct cw_version *out);
+/* 0, or -EDQUOT. */
+int cwd_versions_init(struct cwd_broker *broker);
+/* After all groups have ended. */
+void cwd_versions_deinit(struct cwd_broker *broker);
 /* The group ends. */
 void cwd_versions_end(struct cwd_broker *broker, struct cwd_group *group);
 

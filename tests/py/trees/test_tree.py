@@ -46,9 +46,6 @@ def in_process(code: str, *arguments: str) -> str:
     return run.stdout
 
 
-# ---- what is put comes back
-
-
 def test_a_state_dict_comes_back_by_its_own_names() -> None:
     put = cw.put("m", state(), meta={"step": 3})
     for tree in (put, cw.get("m"), cw.get("m", timeout=5)):
@@ -330,9 +327,6 @@ def current_bytes() -> int:
     return int(json.loads(told)["gauges"]["bytes"])
 
 
-# ---- one name, many processes
-
-
 def test_a_tree_is_one_row_with_its_holders() -> None:
     tree = cw.put("m", state())
     info = ffi.new("cw_name_info *")
@@ -481,30 +475,3 @@ def test_a_closed_tree_says_so_and_its_arrays_live() -> None:
     with pytest.raises(ValueError, match="closed"):
         tree["norm.bias"]
     assert bias.numpy().sum() == 10
-
-
-def test_what_is_no_tree_is_refused_as_one() -> None:
-    array = cw.put("a", np.arange(300))
-    with pytest.raises(cw.Error, match="is an array, and no tree"):
-        cw.get("a", version=_entry("a"))
-    handle = array.handle()
-    with pytest.raises(cw.Error, match="damaged"):
-        cw.tree.open_handle(handle, 1, None, current().address)
-
-
-def _entry(name: str) -> int:
-    """The number of the put that a name means."""
-    tree = cw.put("probe", {})
-    cw.put(name, np.arange(300))
-    return tree.version + 1
-
-
-def test_metadata_that_is_no_json_is_an_error_of_the_tree() -> None:
-    cell = ffi.gc(ffi.new("cw_tree **"), lib.cwpy_tree_end)
-    any_version = (1 << 64) - 1
-    status = lib.cw_tree_put(
-        current().pointer, b"m", ffi.NULL, 0, b"{x", 2, lib.CW_REPLACE, any_version, cell
-    )
-    assert status == 0
-    with pytest.raises(cw.Error, match="no JSON"):
-        _ = cw.get("m").meta

@@ -398,7 +398,12 @@ class Array(Values, _dispatch.Fields):
         """
         import torch
 
-        return torch.from_dlpack(self)
+        if not words.is_packed(self.dtype):
+            return torch.from_dlpack(self)
+        layout = self._layout_now()
+        raw = Layout(layout.shape, words.raw(layout.dtype), layout.strides)
+        same = make(self._open_lease(), raw, self._offset, None, self._memory)
+        return interop.packed(torch.from_dlpack(same), layout.dtype)
 
     # ---- work of GPU streams on it
 

@@ -18,6 +18,7 @@ import errno
 import json
 import math
 from collections.abc import Iterator, Mapping
+from operator import index
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
@@ -25,11 +26,12 @@ from weakref import WeakSet
 from cableway import array as arrays
 from cableway import client, create
 from cableway._array import dlpack, pickles
-from cableway._core import dtypes
+from cableway._core import dtypes, words
 from cableway._core.deadlines import deadline, left_ns
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease, lease_again
 from cableway._core.library import check, check_again, failure, ffi, lib
+from cableway._cuda import interop
 from cableway._tree import modules
 from cableway._tree.leaves import flatten, is_tree
 from cableway._tree.publish import ANY_VERSION, publish
@@ -245,14 +247,16 @@ class Tree(Mapping[str, Array]):
             layout = row.layout
             told = forms.get(layout)
             if told is None:
-                told = forms[layout] = dlpack.form(layout.dtype, layout.shape, layout.strides)
+                kind = words.raw(layout.dtype) if words.is_packed(layout.dtype) else layout.dtype
+                told = forms[layout] = dlpack.form(kind, layout.shape, layout.strides)
             if row.nbytes:
                 lease, low, device = places[row.part]
             else:
                 lease = create.empty(layout.shape, layout.dtype)._open_lease()
                 low, device = lease.address, dlpack.HOST
             address = low + row.offset + layout.origin
-            tensors.append(from_dlpack(dlpack.on(lease, address, device, told)))
+            tensor = from_dlpack(dlpack.on(lease, address, device, told))
+            tensors.append(interop.packed(tensor, layout.dtype))
         return tensors
 
     def _place(self, number: int) -> tuple[Lease, int, tuple[int, int]]:
@@ -365,7 +369,7 @@ def open_handle(handle: bytes, version: int, name: str | None, address: str) -> 
 
 def get(name: str, version: int | None = None) -> Tree:
     """The tree under a name; see `cableway.get`."""
-    if version is not None and not 0 < version < 1 << 64:
+    if version is not None and not 0 < index(version) < 1 << 64:
         raise ValueError(f"a version is a number above 0, not {version}")
     cell = _cell()
     pointer = client.current().pointer
@@ -384,7 +388,7 @@ def put(
     copy: bool | None = None,
 ) -> Tree:
     """Publishes a tree; see `cableway.put`."""
-    if if_version is not None and not 0 <= if_version < (1 << 64) - 1:
+    if if_version is not None and not 0 <= index(if_version) < (1 << 64) - 1:
         raise ValueError(f"a version is a number from 0 on, not {if_version}")
     if isinstance(value, Tree) and meta is None and device is None and copy is not True:
         return _name_again(name, value, flags, if_version)
@@ -416,6 +420,8 @@ def _name_again(name: str, tree: Tree, flags: int, if_version: int | None) -> Tr
 
 def wait_after(name: str, after: int, timeout: float | None) -> None:
     """Waits until the name means a version after that one; see `cableway.wait`."""
+    if not 0 <= index(after) < 1 << 64:
+        raise ValueError(f"a version is a number from 0 on, not {after}")
     end = math.inf if timeout is None else deadline(timeout)
     encoded = name.encode()
     while True:

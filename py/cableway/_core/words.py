@@ -19,7 +19,7 @@ import numpy as np
 from cableway._core.library import ffi, lib
 
 __all__ = [
-    "Row", "are_bytes", "check_assigned", "check_cast", "dtype_of", "has_word", "name", "of_dlpack", "of_row", "of_torch", "of_word", "raw", "row", "same", "torch_name", "word",
+    "Row", "are_bytes", "check_assigned", "check_cast", "dtype_of", "has_word", "is_packed", "name", "of_dlpack", "of_row", "of_torch", "of_word", "raw", "row", "same", "torch_name", "word",
 ]  # fmt: skip
 
 _KEY = "cableway.dtype"  # of a void dtype's metadata
@@ -78,6 +78,11 @@ def word(dtype: np.dtype[Any]) -> str:
     if not isinstance(found, str) or found not in _WORDS or dtype.kind != "V" or dtype.names:
         return ""
     return found if dtype.itemsize == _WORDS[found].size_bytes else ""
+
+
+def is_packed(dtype: np.dtype[Any]) -> bool:
+    """Whether one element is two numbers of four bits. PyTorch takes those of DLPack's integers by their bytes alone."""
+    return word(dtype) in ("int4_x2", "uint4_x2")
 
 
 def of_word(text: str) -> np.dtype[Any] | None:

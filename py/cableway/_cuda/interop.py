@@ -201,6 +201,17 @@ def lies_on_gpu(obj: Any) -> bool:
     return place is not None and place()[0] == _DLPACK_CUDA
 
 
+def packed(tensor: Any, dtype: np.dtype[Any]) -> Any:
+    """A tensor of PyTorch's with the dtype that an array of ours has; it came by its bytes where PyTorch refuses the dtype."""
+    if not words.is_packed(dtype):
+        return tensor
+    import torch
+
+    row = words.row(dtype)
+    assert row is not None
+    return tensor.view(getattr(torch, row.torch))
+
+
 def external_array(obj: Any) -> ExternalArray | None:
     """What obj shows of GPU memory; None for what lies on the host.
 

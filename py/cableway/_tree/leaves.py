@@ -1,11 +1,11 @@
 """Leaves: the arrays in nested dicts, lists and modules, by their paths.
 
 A path is the keys on the way to an array with "." between them, so that a `state_dict` keeps its own names. Two leaves of the same
-memory and the same layout are tied: the second is an alias of the first.
+memory and the same layout are tied: the second is an alias of the first. In a dict a list of numbers is one leaf, as NumPy has it.
 
 >>> import numpy as np
->>> [leaf.path for leaf in flatten({"layer": {"weight": np.ones(2)}, "list": [np.ones(1), 2.0]})]
-['layer.weight', 'list.0', 'list.1']
+>>> [leaf.path for leaf in flatten({"layer": {"weight": np.ones(2)}, "list": [np.ones(1), 2.0], "losses": [0.5, 0.25]})]
+['layer.weight', 'list.0', 'list.1', 'losses']
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from cableway.array import Array
 __all__ = ["Leaf", "flatten", "is_tree"]
 
 _DEPTH_MAX = 64  # of dicts and lists
+_NUMBERS = frozenset((bool, int, float, complex))
 
 
 class Leaf(NamedTuple):
@@ -95,17 +96,36 @@ def _walk(path: str, value: Any, depth: int) -> Iterator[Leaf]:
     elif isinstance(value, Mapping):
         for key in value:
             yield from _walk(_join(path, key), value[key], depth + 1)
-    elif type(value) in (list, tuple):
+    elif type(value) in (list, tuple) and not (depth and _is_numbers(value)):
         for number, element in enumerate(value):
             yield from _walk(_join(path, number), element, depth + 1)
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):  # a named one
+        for name, element in zip(value._fields, value, strict=True):
+            yield from _walk(_join(path, name), element, depth + 1)
     else:
         if not path:
             raise TypeError(f"a tree is a dict, a list or a module, not {type(value).__name__}")
         yield Leaf(path, value)
 
 
+def _is_numbers(value: Any) -> bool:
+    """Whether NumPy makes one array of numbers of a list: numbers alone, or lists of them of one length. Also an empty one."""
+    if type(value[0] if value else 0) not in (list, tuple):
+        return _NUMBERS.issuperset(map(type, value))
+    if not all(type(row) in (list, tuple) and len(row) == len(value[0]) for row in value):
+        return False
+    return (
+        all(map(_is_numbers, value)) and len({type(row[0]) in _NUMBERS for row in value if row}) < 2
+    )
+
+
 def _join(path: str, key: Any) -> str:
     if isinstance(key, bool) or not isinstance(key, (str, int)):
         where = f'in "{path}"' if path else "at the top"
         raise TypeError(f"keys of a tree are str or int; {where} stands the key {key!r:.60}")
+    if key == "" or "\0" in str(key):
+        where = f'in "{path}"' if path else "at the top"
+        raise ValueError(
+            f"a key of a tree has at least one character, and no NUL; {where} stands the key {key!r:.60}"
+        )
     return f"{path}.{key}" if path else str(key)

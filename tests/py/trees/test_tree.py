@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 import os
 import pickle
 import random
@@ -11,7 +10,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +18,12 @@ import pytest
 from conftest import stop_broker
 from hypothesis import given
 from hypothesis import strategies as st
+from tree_support import in_process, state
 from waiting import eventually, soon
 
 import cableway as cw
 from cableway._core.library import ffi, lib
 from cableway.client import current
-
-
-def state(value: float = 1.0) -> dict[str, Any]:
-    """A little model."""
-    weight = np.full((3, 4), value, "f4")
-    return {"embed.weight": weight, "norm.bias": np.arange(5) * value, "head.weight": weight}
-
-
-def in_process(code: str, *arguments: str) -> str:
-    """What a new process prints."""
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout
 
 
 def test_a_state_dict_comes_back_by_its_own_names() -> None:
@@ -200,6 +180,48 @@ def test_a_leaf_that_cannot_be_shared_is_named() -> None:
         cw.get("m")
 
 
+@pytest.mark.parametrize("key", ["", "a\0b"])
+def test_a_key_that_no_path_can_have_is_refused(key: str) -> None:
+    for value in ({key: np.ones(2)}, {"x": {key: np.ones(2)}}):
+        with pytest.raises(
+            ValueError, match=r"at least one character, and no NUL; .* stands the key"
+        ):
+            cw.put("m", value)
+
+
+def test_a_list_of_numbers_in_a_dict_is_one_array() -> None:
+    history = [0.5, 0.25, 1]
+    tree = cw.put(
+        "m", {"losses": history, "grid": [[1, 2], [3, 4]], "none": [], "w": [np.ones(2), 3.0]}
+    )
+    assert list(tree) == ["losses", "grid", "none", "w.0", "w.1"]
+    assert tree["losses"].tolist() == history and tree["grid"].tolist() == [[1, 2], [3, 4]]
+    assert tree["none"].shape == (0,) and tree["grid"].dtype == np.array([1]).dtype
+    assert list(cw.put("n", {"ragged": [[1, 2], [3]]})) == ["ragged.0", "ragged.1"]
+
+
+def test_fields_of_a_named_tuple_are_keys() -> None:
+    state = collections.namedtuple("state", "count mu")
+    assert list(cw.put("m", {"opt": state(np.zeros(()), {"w": np.ones(2)})})) == [
+        "opt.count",
+        "opt.mu.w",
+    ]
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 64])
+def test_a_version_that_can_be_none_is_refused(number: int) -> None:
+    cw.put("m", state())
+    for call in (
+        lambda: cw.wait("m", after=number),
+        lambda: cw.get("m", version=number),
+        lambda: cw.put("m", state(), if_version=number),
+    ):
+        with pytest.raises(ValueError, match="a version is a number"):
+            call()
+    with pytest.raises(TypeError):
+        cw.get("m", version="7")  # type: ignore[call-overload]
+
+
 def test_an_empty_tree_is_one() -> None:
     tree = cw.put("m", {})
     assert len(tree) == 0 and list(cw.get("m")) == [] and tree.verify() == 0
@@ -207,124 +229,6 @@ def test_an_empty_tree_is_one() -> None:
 
 def test_any_mapping_is_taken() -> None:
     assert list(cw.put("m", collections.OrderedDict(a=1))) == ["a"]
-
-
-# ---- versions
-
-
-def test_versions_rise_and_who_has_one_keeps_it() -> None:
-    first = cw.put("m", state(1.0))
-    second = cw.put("m", state(2.0))
-    assert second.version > first.version
-    assert first["norm.bias"].numpy().tolist() == [0, 1, 2, 3, 4]
-    assert cw.get("m").version == second.version
-    assert cw.get("m", version=first.version)["norm.bias"].numpy()[1] == 1
-    assert first.layout_hash == second.layout_hash
-    assert first.content_hash != second.content_hash
-    newer = first.newer()
-    assert newer is not None and newer.version == second.version
-    assert newer.newer() is None
-
-
-def test_a_version_that_nobody_has_is_gone() -> None:
-    first = cw.put("m", state(1.0))
-    number = first.version
-    cw.put("m", state(2.0))
-    first.close()
-    assert eventually(lambda: not _has("m", number))
-
-
-def _has(name: str, version: int) -> bool:
-    try:
-        cw.get(name, version=version).close()
-    except cw.NameNotFound:
-        return False
-    return True
-
-
-def test_a_put_is_done_only_if_the_name_means_what_was_said() -> None:
-    with pytest.raises(cw.VersionChanged):
-        cw.put("m", state(), if_version=5)
-    first = cw.put("m", state(), if_version=0)
-    with pytest.raises(cw.NameTaken):
-        cw.put("m", state(), if_version=0)
-    second = cw.put("m", state(2.0), if_version=first.version)
-    with pytest.raises(cw.VersionChanged, match=f"it means {second.version}"):
-        cw.put("m", state(3.0), if_version=first.version)
-    assert cw.get("m").version == second.version
-    with pytest.raises(cw.NameTaken):
-        cw.put("m", state(), replace=False)
-
-
-def test_two_who_add_one_by_comparing_versions_lose_nothing() -> None:
-    cw.put("n", {"count": np.int64(0)})
-    rounds = 50
-
-    def add() -> None:
-        done = 0
-        while done < rounds:
-            tree = cw.get("n")
-            count = tree["count"].numpy() + 1
-            try:
-                cw.put("n", {"count": count}, if_version=tree.version)
-                done += 1
-            except cw.VersionChanged:
-                continue
-
-    threads = [threading.Thread(target=add) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert cw.get("n")["count"].numpy() == 3 * rounds
-
-
-def test_who_waits_for_a_later_version_gets_that() -> None:
-    tree = cw.put("m", state())
-    with pytest.raises(cw.Timeout):
-        cw.wait("m", timeout=0.01, after=tree.version)
-    assert tree.newer(timeout=0.01) is None
-    later = threading.Thread(target=lambda: cw.put("m", state(2.0)))
-    later.start()
-    cw.wait("m", timeout=60, after=tree.version)
-    later.join()
-    assert cw.get("m").version > tree.version
-
-
-def test_a_removed_name_never_gets_an_old_number_again() -> None:
-    first = cw.put("m", state())
-    cw.remove("m")
-    assert cw.put("m", state()).version > first.version
-
-
-def test_another_name_for_a_tree_copies_nothing() -> None:
-    tree = cw.put("m", state())
-    before = current_bytes()
-    best = cw.put("best", tree)
-    assert best.version > tree.version and best.content_hash == tree.content_hash
-    assert current_bytes() == before
-    cw.remove("m")
-    tree.close()
-    assert cw.get("best").verify() == 3
-
-
-def test_leaves_of_another_tree_are_shared_and_not_copied() -> None:
-    base = cw.put("base", {"w": np.ones(1 << 20)})
-    tuned = cw.put("tuned", {"w": base["w"], "lora": np.ones(4)})
-    assert (
-        tuned["w"].numpy().__array_interface__["data"]
-        == (base["w"].numpy().__array_interface__["data"])
-    )
-    base.close()
-    cw.remove("base")
-    assert tuned.verify() == 2
-
-
-def current_bytes() -> int:
-    """Of all slabs of the broker."""
-    command = [Path(sys.prefix) / "bin" / "cableway", "status", "--json"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return int(json.loads(told)["gauges"]["bytes"])
 
 
 def test_a_tree_is_one_row_with_its_holders() -> None:

@@ -1,0 +1,120 @@
+"""Versions of a tree: they rise, nothing of one ever changes, and a put may ask which one there is."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from tree_support import current_bytes, state
+from waiting import eventually
+
+import cableway as cw
+
+
+def test_versions_rise_and_who_has_one_keeps_it() -> None:
+    first = cw.put("m", state(1.0))
+    second = cw.put("m", state(2.0))
+    assert second.version > first.version
+    assert first["norm.bias"].numpy().tolist() == [0, 1, 2, 3, 4]
+    assert cw.get("m").version == second.version
+    assert cw.get("m", version=first.version)["norm.bias"].numpy()[1] == 1
+    assert first.layout_hash == second.layout_hash
+    assert first.content_hash != second.content_hash
+    newer = first.newer()
+    assert newer is not None and newer.version == second.version
+    assert newer.newer() is None
+
+
+def test_a_version_that_nobody_has_is_gone() -> None:
+    first = cw.put("m", state(1.0))
+    number = first.version
+    cw.put("m", state(2.0))
+    first.close()
+    assert eventually(lambda: not _has("m", number))
+
+
+def _has(name: str, version: int) -> bool:
+    try:
+        cw.get(name, version=version).close()
+    except cw.NameNotFound:
+        return False
+    return True
+
+
+def test_a_put_is_done_only_if_the_name_means_what_was_said() -> None:
+    with pytest.raises(cw.VersionChanged):
+        cw.put("m", state(), if_version=5)
+    first = cw.put("m", state(), if_version=0)
+    with pytest.raises(cw.NameTaken):
+        cw.put("m", state(), if_version=0)
+    second = cw.put("m", state(2.0), if_version=first.version)
+    with pytest.raises(cw.VersionChanged, match=f"it means {second.version}"):
+        cw.put("m", state(3.0), if_version=first.version)
+    assert cw.get("m").version == second.version
+    with pytest.raises(cw.NameTaken):
+        cw.put("m", state(), replace=False)
+
+
+def test_two_who_add_one_by_comparing_versions_lose_nothing() -> None:
+    cw.put("n", {"count": np.int64(0)})
+    rounds = 50
+
+    def add() -> None:
+        done = 0
+        while done < rounds:
+            tree = cw.get("n")
+            count = tree["count"].numpy() + 1
+            try:
+                cw.put("n", {"count": count}, if_version=tree.version)
+                done += 1
+            except cw.VersionChanged:
+                continue
+
+    threads = [threading.Thread(target=add) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert cw.get("n")["count"].numpy() == 3 * rounds
+
+
+def test_who_waits_for_a_later_version_gets_that() -> None:
+    tree = cw.put("m", state())
+    with pytest.raises(cw.Timeout):
+        cw.wait("m", timeout=0.01, after=tree.version)
+    assert tree.newer(timeout=0.01) is None
+    later = threading.Thread(target=lambda: cw.put("m", state(2.0)))
+    later.start()
+    cw.wait("m", timeout=60, after=tree.version)
+    later.join()
+    assert cw.get("m").version > tree.version
+
+
+def test_a_removed_name_never_gets_an_old_number_again() -> None:
+    first = cw.put("m", state())
+    cw.remove("m")
+    assert cw.put("m", state()).version > first.version
+
+
+def test_another_name_for_a_tree_copies_nothing() -> None:
+    tree = cw.put("m", state())
+    before = current_bytes()
+    best = cw.put("best", tree)
+    assert best.version > tree.version and best.content_hash == tree.content_hash
+    assert current_bytes() == before
+    cw.remove("m")
+    tree.close()
+    assert cw.get("best").verify() == 3
+
+
+def test_leaves_of_another_tree_are_shared_and_not_copied() -> None:
+    base = cw.put("base", {"w": np.ones(1 << 20)})
+    tuned = cw.put("tuned", {"w": base["w"], "lora": np.ones(4)})
+    assert (
+        tuned["w"].numpy().__array_interface__["data"]
+        == (base["w"].numpy().__array_interface__["data"])
+    )
+    base.close()
+    cw.remove("base")
+    assert tuned.verify() == 2

@@ -30,14 +30,14 @@ from cableway._core import dtypes, words
 from cableway._core.deadlines import deadline, left_ns
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease, lease_again
-from cableway._core.library import check, check_again, failure, ffi, lib
+from cableway._core.library import check, check_again, failure, ffi, from_cell, lib
 from cableway._cuda import interop
 from cableway._tree import modules
 from cableway._tree.leaves import flatten, is_tree
 from cableway._tree.publish import ANY_VERSION, publish
 from cableway._tree.table import Row, rows
 from cableway.array import Array
-from cableway.errors import Error, Stale, Timeout, VersionChanged
+from cableway.errors import Error, NameNotFound, Stale, Timeout, VersionChanged
 
 __all__ = ["Tree", "is_tree"]
 
@@ -52,12 +52,13 @@ class Tree(Mapping[str, Array]):
     Nothing of a version ever changes: who wants a later one gets it (`newer`, `cw.get(name)`).
     """
 
-    __slots__ = ("_cell", "_info", "_leases", "_name", "_table")
+    __slots__ = ("_info", "_leases", "_name", "_open", "_run", "_table")
 
-    _cell: Any  # cw_tree **; None: closed
     _info: Any  # cw_tree_info *
     _leases: dict[int, Lease]  # on the parts that are mapped
     _name: str | None
+    _open: Any  # cw_tree *, which has it as long as anybody has this pointer; None: closed
+    _run: int  # of the broker
     _table: list[Row] | None  # all leaves, once they were looked at
 
     def __init__(self) -> None:
@@ -66,11 +67,13 @@ class Tree(Mapping[str, Array]):
     # ---- what it is
 
     def _pointer(self) -> Any:
-        if self._cell is None:
+        """The `cw_tree *`. Another thread may close this object: whoever has the pointer keeps what it points to."""
+        found = self._open
+        if found is None:
             raise ValueError(
                 f"this cableway.Tree {self._name!r} is closed; open it again with cableway.get()"
             )
-        return self._cell[0]
+        return found
 
     @property
     def name(self) -> str | None:
@@ -104,9 +107,11 @@ class Tree(Mapping[str, Array]):
         Raises:
             Error: another process wrote there what is no JSON.
         """
-        self._pointer()
+        pointer = self._pointer()
+        told = ffi.buffer(self._info.meta, self._info.meta_bytes)[:]
+        del pointer
         try:
-            return json.loads(ffi.buffer(self._info.meta, self._info.meta_bytes)[:] or b"{}")
+            return json.loads(told or b"{}")
         except (ValueError, RecursionError) as error:
             raise Error(f"the metadata of this tree is no JSON: {error}") from None
 
@@ -122,10 +127,10 @@ class Tree(Mapping[str, Array]):
     @property
     def closed(self) -> bool:
         """Whether close() was called."""
-        return self._cell is None
+        return self._open is None
 
     def __repr__(self) -> str:
-        if self._cell is None:
+        if self._open is None:
             return f"<cableway.Tree name={self._name!r} closed>"
         return (
             f"<cableway.Tree name={self._name!r} version={self.version} leaves={len(self)} "
@@ -137,23 +142,33 @@ class Tree(Mapping[str, Array]):
     def __len__(self) -> int:
         return int(self._info.leaves)
 
-    def _leaf(self, number: int) -> Any:
-        leaf = ffi.new("cw_leaf *")
-        check(lib.cw_tree_leaf(self._pointer(), number, leaf))
-        return leaf
-
     def _number(self, path: object) -> int:
+        pointer = self._pointer()
         if not isinstance(path, str) or "\0" in path:
             return -1
         number = ffi.new("uint32_t *")
-        status = lib.cw_tree_find(self._pointer(), path.encode("utf-8", "surrogatepass"), number)
+        status = lib.cw_tree_find(pointer, path.encode("utf-8", "surrogatepass"), number)
         return int(number[0]) if status == 0 else -1
 
+    def _leaf(self, path: object) -> tuple[Any, Any]:
+        """The leaf at a path, and the pointer that keeps what it points to.
+
+        Raises:
+            KeyError: there is none.
+        """
+        pointer, number = self._pointer(), self._number(path)
+        if number < 0:
+            raise KeyError(path)
+        leaf = ffi.new("cw_leaf *")
+        check(lib.cw_tree_leaf(pointer, number, leaf))
+        return leaf, pointer
+
     def _rows(self) -> list[Row]:
-        if self._table is None:
-            self._pointer()
-            self._table = rows(self._info)
-        return self._table
+        pointer, table = self._pointer(), self._table
+        if table is None:
+            self._table = table = rows(self._info)
+        del pointer
+        return table
 
     def __iter__(self) -> Iterator[str]:
         return iter([row.path for row in self._rows()])
@@ -163,10 +178,8 @@ class Tree(Mapping[str, Array]):
 
     def __getitem__(self, path: str) -> Array:
         """The array at a path, read-only and without a copy."""
-        number = self._number(path)
-        if number < 0:
-            raise KeyError(path)
-        return self._array(self._leaf(number))
+        leaf, _keeps = self._leaf(path)
+        return self._array(leaf)
 
     def _layout(self, leaf: Any) -> Layout:
         told = leaf.layout
@@ -182,20 +195,19 @@ class Tree(Mapping[str, Array]):
 
     def _part(self, number: int) -> Lease:
         """The lease on all of a part, which is mapped when it is first looked at."""
-        lease = self._leases.get(number)
+        leases, pointer = self._leases, self._pointer()  # close() leaves another dict
+        lease = leases.get(number)
         if lease is None:
-            pointer, connection = self._pointer(), client.current()
+            connection = client.current()
             lease = lease_again(Lease, lib.cw_tree_part, pointer, connection.pointer, number)
             _parts.add(lease)
-            self._leases[number] = lease
+            leases[number] = lease
         return lease
 
     def kind(self, path: str) -> str:
         """What the leaf was: "parameter", "buffer", "attribute", or "plain" if it came from no module."""
-        number = self._number(path)
-        if number < 0:
-            raise KeyError(path)
-        return _KINDS[self._leaf(number).kind]
+        leaf, _keeps = self._leaf(path)
+        return _KINDS[leaf.kind]
 
     def ties(self) -> dict[str, str]:
         """Of each tied leaf the earlier one that is the same memory."""
@@ -294,8 +306,9 @@ class Tree(Mapping[str, Array]):
         """
         if self._name is None:
             raise ValueError("this tree has no name under which there could be a newer one")
+        again = client.current().instance != self._run  # a new broker counts from 1 on
         try:
-            wait_after(self._name, self.version, timeout)
+            wait_after(self._name, 0 if again else self.version, timeout)
         except Timeout:
             return None
         return get(self._name)
@@ -304,7 +317,7 @@ class Tree(Mapping[str, Array]):
 
     def close(self) -> None:
         """Ends this handle. Arrays that were taken out of it stay valid. May be repeated."""
-        self._cell = self._table = None
+        self._open = self._table = None
         self._leases = {}
 
     def __enter__(self) -> Tree:
@@ -336,7 +349,8 @@ class Tree(Mapping[str, Array]):
 def make(cell: Any, name: str | None) -> Tree:
     """The Tree of a cell (extra.h) that has one."""
     made = Tree.__new__(Tree)
-    made._cell = cell
+    made._open = from_cell(cell)
+    made._run = client.current().instance
     made._name = name
     made._leases = {}
     made._table = None
@@ -415,7 +429,13 @@ def _name_again(name: str, tree: Tree, flags: int, if_version: int | None) -> Tr
     if status == -errno.ESTALE:
         raise VersionChanged(str(failure(status)))
     check(status)
-    return get(name, int(version[0]))
+    try:
+        return get(name, int(version[0]))
+    except NameNotFound:  # somebody has put the next one meanwhile; this one was put all the same
+        handle, cell = ffi.new("cw_handle *"), _cell()
+        check_again(lib.cw_tree_export, pointer, 0, handle)
+        check_again(lib.cw_tree_open, connection.pointer, handle, int(version[0]), cell)
+        return make(cell, name)
 
 
 def wait_after(name: str, after: int, timeout: float | None) -> None:

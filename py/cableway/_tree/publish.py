@@ -55,6 +55,8 @@ class Source:
         value = leaf.value.detach() if hasattr(leaf.value, "detach") else leaf.value
         if leases.has_masked(value):
             raise TypeError("a masked array's mask would be lost; put array.filled()")
+        if isinstance(value, Array) and _is_left(value):
+            value = value._exact()
         self.leaf = leaf
         self.place: Place | None = None
         self.values = value
@@ -110,6 +112,12 @@ class Source:
     def _steps(self) -> tuple[int, ...]:
         values = self.values
         return values.strides if isinstance(values, np.ndarray) else self.layout.strides
+
+
+def _is_left(value: Array) -> bool:
+    """Whether it is host memory of a broker that is gone, which is mapped still and no call can copy."""
+    lease = value._open_lease()
+    return lease.gpu < 0 and lib.cw_client_check(lib.cw_array_client(lease.pointer)) < 0
 
 
 def _is_here(value: Any, device: str | None) -> bool:

@@ -18,7 +18,7 @@ import pytest
 from conftest import stop_broker
 from hypothesis import given
 from hypothesis import strategies as st
-from tree_support import in_process, state
+from tree_support import in_process, name_is_lost, state
 from waiting import eventually, soon
 
 import cableway as cw
@@ -270,18 +270,10 @@ def test_what_is_open_stays_readable_without_a_broker(broker_folder: Path) -> No
     bias = tree["norm.bias"]
     stop_broker(broker_folder)
     assert bias.numpy().sum() == 10 and list(tree)[0] == "embed.weight" and tree.verify() == 3
-    assert eventually(_name_is_lost)  # a get that asks nobody hears of it within 250 ms
+    assert eventually(name_is_lost)  # a get that asks nobody hears of it within 250 ms
     with pytest.raises((cw.BrokerLost, ValueError)):  # memory of a broker that is gone
         cw.put("again", tree)
     assert cw.put("m", state())["norm.bias"].numpy().sum() == 10
-
-
-def _name_is_lost() -> bool:
-    try:
-        cw.get("m").close()
-    except (cw.BrokerLost, cw.NameNotFound):
-        return True
-    return False
 
 
 def test_a_publisher_killed_at_any_moment_leaves_a_whole_version() -> None:
@@ -368,6 +360,40 @@ def test_leaves_of_a_tree_of_another_connection_are_put_too() -> None:
         os._exit(0 if again["w"].numpy().sum() == 10 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert cw.get("again").verify() == 1
+
+
+def test_one_thread_may_close_a_tree_that_another_uses() -> None:
+    found = in_process(
+        """
+        import pickle, sys, threading
+        import numpy as np
+        import cableway as cw
+        sys.setswitchinterval(1e-6)
+        cw.put("m", {"a": np.ones(1000), "b": {"c": np.ones(10)}})
+        uses = [
+            lambda t: t["a"], pickle.dumps, lambda t: t.verify(), lambda t: t.device, lambda t: cw.put("y", t),
+            lambda t: t.kind("a"), lambda t: "a" in t, dict, lambda t: t.meta, list, lambda t: t.ties(),
+        ]
+        wrong = set()
+        def use(tree, call):
+            try:
+                while True:
+                    call(tree)
+            except ValueError as error:
+                if "closed" not in str(error): wrong.add(repr(error))
+            except Exception as error: wrong.add(repr(error))
+        for _ in range(40):
+            for call in uses:
+                tree = cw.get("m")
+                threads = [threading.Thread(target=use, args=(tree, call)) for _ in range(2)]
+                for thread in threads: thread.start()
+                list(tree)
+                tree.close()
+                for thread in threads: thread.join()
+        print(wrong or "held")
+        """
+    )
+    assert found == "held\n"
 
 
 def test_a_closed_tree_says_so_and_its_arrays_live() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
-from tree_support import current_bytes, state
+from conftest import stop_broker
+from tree_support import current_bytes, name_is_lost, state
 from waiting import eventually
 
 import cableway as cw
@@ -118,3 +120,20 @@ def test_leaves_of_another_tree_are_shared_and_not_copied() -> None:
     base.close()
     cw.remove("base")
     assert tuned.verify() == 2
+
+
+def test_after_a_new_broker_an_old_tree_finds_what_is_newer(broker_folder: Path) -> None:
+    for value in range(3):
+        tree = cw.put("m", state(float(value)))
+    leaves = dict(tree)
+    stop_broker(broker_folder)
+    assert eventually(name_is_lost)
+    with pytest.raises((cw.BrokerLost, ValueError)):  # the call after that begins with a new one
+        cw.put("again", tree)
+    made = cw.put("m", state(7.0))
+    assert made.version <= tree.version, "numbers begin anew"
+    newer = tree.newer(timeout=60)
+    assert newer is not None and newer.version == made.version and newer.newer() is None
+    again = cw.put("old", leaves)  # what is mapped still can be put again
+    assert again["norm.bias"].tolist() == leaves["norm.bias"].tolist()
+    assert cw.put("old", leaves, copy=True).verify() == 3

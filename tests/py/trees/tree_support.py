@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+import cableway as cw
+
 
 def state(value: float = 1.0) -> dict[str, Any]:
     """A little model."""
@@ -36,3 +38,12 @@ def current_bytes() -> int:
     command = [Path(sys.prefix) / "bin" / "cableway", "status", "--json"]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return int(json.loads(told)["gauges"]["bytes"])
+
+
+def name_is_lost() -> bool:
+    """Whether the broker that had "m" is known to be gone."""
+    try:
+        cw.get("m").close()
+    except (cw.BrokerLost, cw.NameNotFound):
+        return True
+    return False

@@ -220,7 +220,7 @@ def test_a_dtype_that_nobody_could_read_is_refused_with_what_to_do(torch: Any) -
         cw.put("x", np.zeros(3, [("a", ml_dtypes.bfloat16)]))
     with pytest.raises(TypeError, match="cannot be described to another process"):
         cw.put("x", np.zeros(3, [("a", made("int4_x2").dtype)]))
-    with pytest.raises(TypeError, match="torch.quint8 has no dtype here"):
+    with pytest.raises(TypeError, match="no dtype for torch.quint8"):
         cw.empty(3, Tensor.dtype("quint8"))
     with pytest.raises(TypeError, match="code 8, 8 bits, 1 lanes"):
         cw.asarray(Tensor(np.zeros(3, "u1"), "bfloat16", (8, 8, 1)))

@@ -106,7 +106,8 @@ int cw_client_usable(cw_client *client) {
     if (!client)
         return cw_fail(-EINVAL, "a client is needed, NULL was given");
     if (cw_client_forked(client))
-        return cw_fail(-EINVAL, "this client came over a fork: connect anew in the child");
+        return cw_fail(-EINVAL,
+                       "this client was inherited over a fork: connect again in the child");
     /* K3: a flag that only rises; whoever misses it finds the socket's end. */
     if (CW_LOAD(K3, &client->lost, relaxed))
         return cw_client_lost(client);
@@ -418,7 +419,7 @@ int cw_connect(const char *place, const char *name_space, uint32_t flags, cw_cli
     bool ended;
     int folder_fd;
     if (!out || flags & ~(uint32_t)CW_CONNECT_NO_START)
-        return cw_fail(-EINVAL, out ? "cw_connect knows the flag CW_CONNECT_NO_START alone"
+        return cw_fail(-EINVAL, out ? "cw_connect knows only the flag CW_CONNECT_NO_START"
                                     : "a place for the client is needed, NULL was given");
     if (!name_space)
         name_space = secure_getenv("CABLEWAY_NAMESPACE");

@@ -16,7 +16,7 @@
 #include "broker/core/monitor.h"
 #include "shm/base/error.h"
 
-/* Kept for what is not counted: the loop's own, log, connections on their way, segments. */
+/* Reserved for descriptors that are not counted: the loop, the log, new connections, segments. */
 #define FDS_SPARE 128
 #define FDS_LEAST (2 * FDS_SPARE)
 

@@ -5,9 +5,9 @@
  * any time: they are read once, checked, and the CAS edges of block.h decide. A damaged word makes
  * an edge fail; the block is then forgotten.
  *
- * For want of memory nothing is lost, only late: what cannot be noted as waiting stays a suspect,
- * and who does not fit into the list of suspects is found again by the mark in its word. No slab is
- * closed meanwhile.
+ * When memory is short, blocks are freed later, but none is lost: a block that cannot be noted as
+ * waiting stays a suspect, and one that does not fit into the list of suspects is found again by
+ * the mark in its word. No slab is closed meanwhile.
  */
 #include "broker/memory/reclaim.h"
 
@@ -24,16 +24,16 @@
 #include "broker/memory/transit.h"
 #include "shm/blocks/block.h"
 
-#define SUSPECTS_MAX       65536u   /* then they are looked at at once */
-#define PAUSE_FACTOR       4        /* pause after a scan, in durations of it */
-#define PAUSE_MAX_NS       20000000 /* deaths must be through within 100 ms */
+#define SUSPECTS_MAX       65536u   /* above that they are checked at once */
+#define PAUSE_FACTOR       4        /* pause after a scan: so many times its duration */
+#define PAUSE_MAX_NS       20000000 /* a death is dealt with within 100 ms */
 #define RING_TIMEOUT_NS    40000000 /* with a client that stops reading its replies, */
 #define RING_TIMEOUT_TURNS 4        /* and at least so many turns */
 #define MISSED_MAX         4 /* turns in which there was nothing to look at yet; then rarely: */
 #define MISSED_NS          2000000
 #define NO_MEMORY_NS       10000000 /* until the next try */
 
-/* Puts a suspect off until the next run. There is room: it comes out of the list of this one. */
+/* Puts a suspect off until the next run. There is room, since it leaves this run's list. */
 static void put_off(struct cwd_reclaim *r, const struct cwd_suspect *suspect) {
     CW_ASSERT(r->later_count < r->later_room);
     r->later[r->later_count] = *suspect;

@@ -101,7 +101,7 @@ static int check_numbers(const struct cw_slab_info *info) {
         return cw_fail(-EINVAL, "a block table of %u entries was announced: 1 to %u are possible",
                        info->blocks, CW_BLOCKS_MAX);
     if (info->size_bytes < 1 || info->size_bytes > INT64_MAX / 2)
-        return cw_fail(-EINVAL, "a slab of %llu bytes cannot be",
+        return cw_fail(-EINVAL, "a slab cannot have %llu bytes",
                        (unsigned long long)info->size_bytes);
     static const uint8_t none[sizeof info->device_uuid];
     bool has_uuid = memcmp(info->device_uuid, none, sizeof none) != 0;

@@ -25,7 +25,7 @@ static int open_end(cw_client *client, const struct cw_block_range *place, uint6
                               .offset_bytes = place->offset_bytes,
                               .size_bytes = size_bytes};
     if (size_bytes > INT64_MAX / 2)
-        return cw_fail(-EINVAL, "a copy of %llu bytes cannot be", (unsigned long long)size_bytes);
+        return cw_fail(-EINVAL, "a copy cannot have %llu bytes", (unsigned long long)size_bytes);
     return cw_array_open(client, &handle, &layout, 0, out);
 }
 
@@ -65,7 +65,7 @@ int cw_mover_make(cw_client *client, const struct cw_make *make, struct cw_made 
     cw_array *array;
     cw_handle handle;
     if (make->size_bytes > INT64_MAX / 2)
-        return cw_fail(-EINVAL, "an array of %llu bytes cannot be",
+        return cw_fail(-EINVAL, "an array cannot have %llu bytes",
                        (unsigned long long)make->size_bytes);
     int code = find_gpu(make, name, sizeof name);
     if (code == 0)

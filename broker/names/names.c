@@ -22,7 +22,7 @@
 int cwd_key_check(const char *key, size_t key_bytes) {
     char text[CW_KEY_MAX + 1];
     if (key_bytes == 0 || key_bytes > CW_KEY_MAX)
-        return cw_fail(-EINVAL, "a key of %zu bytes cannot be", key_bytes);
+        return cw_fail(-EINVAL, "a key cannot have %zu bytes", key_bytes);
     memcpy(text, key, key_bytes);
     text[key_bytes] = 0;
     size_t name_at = strlen(text) + 1;

@@ -26,7 +26,7 @@ static struct cwd_link *find(struct cwd_broker *b, const struct cw_link *wish) {
 int cwd_link_find(struct cwd_broker *b, const struct cw_link *wish, struct cw_link *out) {
     struct cwd_link *link = find(b, wish);
     if (!link)
-        return cw_fail(-ENOENT, "nobody has measured the way between these GPUs yet");
+        return cw_fail(-ENOENT, "the route between these GPUs has not been measured yet");
     *out = link->link;
     return 0;
 }

@@ -104,8 +104,10 @@ int cwd_version_find(struct cwd_broker *b, const void *body, uint32_t body_bytes
     HASH_FIND(hh, b->versions, &head.version, sizeof head.version, version);
     if (!version || version == b->version_floor || version->key_bytes != head.key.key_bytes ||
         memcmp(version->key, (const char *)body + sizeof head, version->key_bytes) != 0)
-        return cw_fail(-ENOENT, "nobody has version %llu any more, or it was another name's",
-                       (unsigned long long)head.version);
+        return cw_fail(
+            -ENOENT,
+            "version %llu is gone, since no process has it open, or it belongs to another name",
+            (unsigned long long)head.version);
     *out = version->put;
     return 0;
 }

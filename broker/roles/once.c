@@ -100,8 +100,8 @@ static void settle(struct asker *asker, uint64_t settled) {
 }
 
 static int not_known(void) {
-    return cw_fail(-EREMOTEIO, "whether this was done is not known: it was asked for again, and "
-                               "the node has no note of it any more; look there");
+    return cw_fail(-EREMOTEIO, "it is not known whether this was done: it was asked for again, and "
+                               "the node has no record of it any more; check on that node");
 }
 
 /* 1: it was done; 0: it is to be done. */

@@ -27,10 +27,10 @@
 #include "broker/memory/transit.h"
 #include "broker/names/waits.h"
 
-#define WAKE_AGAIN_NS 1000000 /* until a wake-up is tried again for which there was no memory */
+#define WAKE_AGAIN_NS 1000000 /* until a wake-up that had no memory is tried again */
 
 /* The largest body of a reply: HOLDERS with 64 pids, or a sentence. */
-#define BODY_MAX 1024u /* but of REMOTE_NEXT and HOLDERS_OF, whose room is looked for by itself */
+#define BODY_MAX 1024u /* REMOTE_NEXT and HOLDERS_OF reserve more themselves */
 
 struct cwd_session *cwd_session_find(struct cwd_broker *b, uint32_t id) {
     struct cwd_session *session;

@@ -34,8 +34,8 @@ int cw_array_ours(const cw_array *array) {
     if (!array)
         return cw_fail(-EINVAL, "an array is needed, NULL was given");
     if (is_forked(array->client))
-        return cw_fail(-EINVAL, "this array came over a fork: renew it with a client of this "
-                                "process first");
+        return cw_fail(-EINVAL, "this array was inherited over a fork: renew it with a client of "
+                                "this process first (cw_array_renew)");
     return 0;
 }
 
@@ -278,9 +278,11 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     if (code == 0 && flags & CW_EVICTABLE &&
         (flags & CW_POOL || backend->device_kind != CW_DEVICE_CUDA))
         code = cw_fail(-EINVAL, "%s",
-                       flags & CW_POOL ? "memory that another allocator carves stays where it is"
-                                       : "host memory is where evictable arrays go: the array "
-                                         "must lie on a GPU");
+                       flags & CW_POOL
+                           ? "CW_POOL and CW_EVICTABLE exclude each other: another allocator's "
+                             "pool cannot move; give one of them"
+                           : "an evictable array moves to host memory when its GPU is full, so it "
+                             "must lie on a GPU; choose a GPU, or drop CW_EVICTABLE");
     if (code)
         return code;
     struct cw_heap *heap;
@@ -453,10 +455,11 @@ int cw_array_renew(cw_array *array, cw_client *client) {
     CW_STORE(K22, &array->fresh, 0, relaxed); /* its parent may have written it */
     cw_client *old = array->client;
     if (array->evict)
-        return cw_fail(-EINVAL, "an evictable array is its maker's alone: it does not come over a "
-                                "fork; start processes by \"spawn\", and give them plain arrays");
+        return cw_fail(-EINVAL,
+                       "an evictable array cannot be used in a forked child: start processes with "
+                       "\"spawn\", or give them arrays that are not evictable");
     if (old->instance != client->instance)
-        return cw_fail(-ESTALE, "the array was held at another run of the broker");
+        return cw_fail(-ESTALE, "the array belongs to a broker that has ended: put it again");
     struct cw_slab *slab;
     pthread_mutex_lock(&client->lock);
     code = cw_slab_get(client, array->slab->id, &slab);
@@ -468,8 +471,8 @@ int cw_array_renew(cw_array *array, cw_client *client) {
         client->arrays++;
     pthread_mutex_unlock(&client->lock);
     if (code == -ESTALE)
-        return cw_fail(code,
-                       "the inherited array is gone: its broker did not hold it for the fork");
+        return cw_fail(code, "the inherited array is gone: its broker did not keep it for this "
+                             "forked child; get it again by its name");
     if (code)
         return code;
     cw_client_ref(client);

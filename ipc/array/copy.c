@@ -4,17 +4,17 @@
  *   host      both ends in host memory
  *   same      within one GPU
  *   peer      GPU to GPU, by the copy engine of the source (a push is 7 us cheaper than a pull)
- *   in, out   between host memory and a GPU. Slabs of ours are registered with CUDA when the first
- *             copy of REGISTER_BYTES comes by, and stay so: three times the speed of other memory
- *   staged    GPU to GPU where the hardware knows no way: through host memory (staging.h), in this
- *             process where it sees both GPUs, since its contexts and mappings are there already
- *             and the copy can be given to a stream; else by cableway-mover (mover_copy.h)
- * CABLEWAY_ROUTE in the environment forces a way between two GPUs, for tests and measurements:
+ *   in, out   between host memory and a GPU. Our slabs are registered with CUDA at the first copy
+ *             of REGISTER_BYTES and stay registered: copies are then three times as fast
+ *   staged    GPU to GPU where the hardware has no direct route: through host memory (staging.h).
+ *             If this process sees both GPUs it copies by itself, since it has contexts and
+ *             mappings and can use a stream; else cableway-mover copies (mover_copy.h)
+ * CABLEWAY_ROUTE in the environment forces a route between two GPUs, for tests and measurements:
  * "staged", or "mover".
- * Bytes are counted per route in the session's segment, so that a route that should not be shows.
+ * The session's segment counts bytes per route, so that an unexpected route can be seen.
  *
  * No state of its own. The caller holds leases on the arrays. If this process dies in a copy, the
- * target has some of the bytes: who is told of an array is told when it is complete.
+ * target has some of the bytes. Others hear of an array only when it is complete.
  */
 #include <stdio.h>
 #include <stdlib.h>

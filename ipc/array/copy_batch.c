@@ -42,7 +42,10 @@ static int check_end(const cw_array *array, const cw_client *client, uint64_t at
         return cw_fail(-EINVAL, "pair %llu: an array is needed, NULL was given",
                        (unsigned long long)pair);
     if (array->client != client)
-        return cw_fail(-EINVAL, "pair %llu: arrays of two clients", (unsigned long long)pair);
+        return cw_fail(
+            -EINVAL,
+            "pair %llu: the two arrays belong to different clients; open both with one client",
+            (unsigned long long)pair);
     if (at > array->size_bytes || bytes > array->size_bytes - at)
         return cw_fail(-EINVAL,
                        "pair %llu: %llu bytes at %llu reach beyond the array's end at %llu",
@@ -149,7 +152,7 @@ static int wait_for_all(const struct batch *b) {
 static int begin(const struct batch *b, cw_work **work) {
     cw_use *uses = malloc(2 * b->count * sizeof *uses);
     if (!uses)
-        return cw_fail(-EDQUOT, "no memory for the books of %llu copies",
+        return cw_fail(-EDQUOT, "no memory to keep track of %llu copies",
                        (unsigned long long)b->count);
     for (uint64_t i = 0; i < b->count; i++) {
         uses[2 * i] = (cw_use){.array = b->pairs[i].source};

@@ -20,7 +20,7 @@ int cw_evict_admit(cw_array *array) {
     cw_client *client = array->client;
     struct cw_evictable *made = calloc(1, sizeof *made);
     if (!made)
-        return cw_fail(-EDQUOT, "no memory for an evictable array's books");
+        return cw_fail(-EDQUOT, "no memory to keep track of an evictable array");
     made->array = array;
     made->device = array->slab->device;
     memcpy(made->device_name, array->slab->device_name, sizeof made->device_name);

@@ -64,5 +64,7 @@ int cw_memory_array(cw_client *client, const void *address, cw_array **out) {
                                slab->rw.readonly ? CW_READONLY : 0, out);
     }
     pthread_mutex_unlock(&client->lock);
-    return code == -ENOENT ? cw_fail(code, "%p lies in no GPU array of ours", address) : code;
+    return code == -ENOENT
+               ? cw_fail(code, "the address %p is not in a GPU array of cableway", address)
+               : code;
 }

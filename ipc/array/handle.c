@@ -111,8 +111,9 @@ static int export(cw_array *array, int transit, cw_handle *out) {
     if (!out)
         return cw_fail(-EINVAL, "a place for the handle is needed, NULL was given");
     if (array->cow.base)
-        return cw_fail(-EINVAL, "a private array has no handle: nobody else would see what is "
-                                "written to it; copy it, or hand on the handle it came by");
+        return cw_fail(-EINVAL,
+                       "a private array cannot be exported, since others would not see what is "
+                       "written to it: copy it, or pass on the handle that it came from");
     cw_client *client = array->client;
     cw_handle handle = {.instance = client->instance,
                         .slab = array->slab->id,

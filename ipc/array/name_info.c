@@ -117,8 +117,9 @@ int cw_name_stat(cw_client *client, const char *name, cw_name_info *out) {
             break;
         code = 0; /* the name was replaced meanwhile */
         if (tries + 1 == STAT_TRIES)
-            return cw_fail(-ESTALE, "the name \"%s\" is replaced faster than it can be looked at",
-                           name);
+            return cw_fail(
+                -ESTALE,
+                "the name \"%s\" was replaced again and again while it was read: try again", name);
     }
     if (code)
         return code;

@@ -56,7 +56,7 @@ static int attach(cw_client *client, const struct cw_name_key *key, uint32_t fla
     int code = cw_directory_find(&client->directory, key->text, key->length, found);
     int space = (int)strlen(key->text) + 1; /* the name stands behind the namespace */
     if (code == 0 && found->entry.flags & CW_ENTRY_TREE)
-        return cw_fail(-EISDIR, "\"%.*s\" is a tree, and no array: open it with cw_tree_get()",
+        return cw_fail(-EISDIR, "\"%.*s\" is a tree, not an array: open it with cw_tree_get()",
                        (int)key->length - space, key->text + space);
     if (code == 0)
         code =
@@ -109,8 +109,8 @@ int cw_open_flags_check(const char *function, uint32_t flags) {
     if (flags & ~(uint32_t)(CW_READONLY | CW_PRIVATE))
         return cw_fail(-EINVAL, "flags 0x%x: %s knows CW_READONLY and CW_PRIVATE", flags, function);
     if ((flags & (CW_READONLY | CW_PRIVATE)) == (CW_READONLY | CW_PRIVATE))
-        return cw_fail(-EINVAL, "CW_READONLY and CW_PRIVATE exclude each other: a private array is "
-                                "there to be written");
+        return cw_fail(-EINVAL, "CW_READONLY and CW_PRIVATE exclude each other, since a private "
+                                "array is writable: give one of them");
     return 0;
 }
 
@@ -160,9 +160,9 @@ int cw_get_at(cw_client *client, const char *name, const char *device, uint32_t 
     if (code == 0)
         code = cw_name_key_make(client, name, &key);
     if (code == 0 && !cw_remote_name(name))
-        code = cw_fail(-EINVAL,
-                       "\"%s\" is an array of this node, and lies where it lies: copy it to %s",
-                       name, device);
+        code = cw_fail(
+            -EINVAL, "\"%s\" is an array of this node: open it without a device, and copy it to %s",
+            name, device);
     if (code)
         return code;
     code = cw_remote_get_on(client, &key, device, flags, timeout_ns, out);
@@ -183,7 +183,7 @@ int cw_put_view(const cw_array *array, const cw_layout *layout, uint64_t offset_
     cw_layout own;
     if (!layout) {
         if (offset_bytes)
-            return cw_fail(-EINVAL, "an offset needs a layout of its own");
+            return cw_fail(-EINVAL, "an offset needs a layout: give the layout of the part");
         cw_array_layout(array, &own);
     }
     int code = cw_layout_resolve(layout ? layout : &own, shape);
@@ -263,8 +263,8 @@ static int put_here(cw_array *array, const char *name, int gpu, uint32_t flags,
     if (gpu < 0 || strcmp(cw_array_device(array), device) == 0)
         return put(array, name, -1, flags, layout, offset_bytes);
     if (layout || offset_bytes)
-        return cw_fail(
-            -EINVAL, "a part of an array is put onto %s of this node: copy it there first", device);
+        return cw_fail(-EINVAL, "a part of an array cannot be put onto %s here: put a copy of it",
+                       device);
     cw_layout whole;
     cw_array_layout(array, &whole);
     int code = cw_array_new(array->client, device, &whole, 0, &there);
@@ -288,8 +288,8 @@ static int put(cw_array *array, const char *name, int gpu, uint32_t flags, const
                        flags);
     int code = cw_array_usable(array);
     if (code == 0 && array->cow.base)
-        code = cw_fail(-EINVAL, "a private array gets no name: nobody else would see what is "
-                                "written to it; copy it and name the copy");
+        code = cw_fail(-EINVAL, "a private array cannot be named, since others would not see what "
+                                "is written to it: copy it, and name the copy");
     if (code == 0)
         code = cw_name_key_make(array->client, name, &key);
     if (code)
@@ -366,7 +366,7 @@ static int await_name(cw_client *client, const char *name, int64_t timeout_ns) {
     if (code != -ENOENT)
         return code;
     if (timeout_ns == 0)
-        return cw_fail(-ETIMEDOUT, "the name \"%s\" is not there", name);
+        return cw_fail(-ETIMEDOUT, "no array has the name \"%s\"", name);
     if (cw_remote_name(name))
         code = cw_remote_call(client, CW_REMOTE_WAIT, &key, timeout_ns);
     else

@@ -127,8 +127,8 @@ static int look(cw_client *client, const struct cw_name_key *key, const struct c
                    : call(client, &remote, key, NULL, 0, &placed, &placed_bytes, left_ns);
         if (code == -ETIMEDOUT)
             return cw_fail(code,
-                           "the array did not come from its node in %.3f s; if it can be "
-                           "fetched it is, for who asks next",
+                           "the array did not arrive from its node in %.3f s: the transfer goes on "
+                           "if it can, so ask again",
                            (double)timeout_ns / 1e9);
         if (code == -EDQUOT && at != key && room_tries-- && cw_slabs_sweep(client))
             continue; /* the GPU was full of what we had mapped last */
@@ -137,7 +137,8 @@ static int look(cw_client *client, const struct cw_name_key *key, const struct c
         if (code != -EAGAIN)
             return code;
     }
-    return cw_fail(-ESTALE, "the remote array is replaced faster than it can be opened");
+    return cw_fail(-ESTALE,
+                   "the remote array was replaced again and again while it was opened: try again");
 }
 
 static int get(cw_client *client, const struct cw_name_key *key, const struct cw_name_key *at,
@@ -229,8 +230,8 @@ int cw_remote_put(cw_array *array, const struct cw_name_key *key, int gpu, uint3
     uint64_t low_bytes = 0;
     int code = cw_put_view(array, layout, offset_bytes, &shape, &low_bytes);
     if (code == 0 && (flags & CW_REMOTE_READ))
-        code = cw_fail(-EINVAL, "who may read an array is said where it lies: put it there with "
-                                "remote reading allowed");
+        code = cw_fail(-EINVAL, "remote reading cannot be allowed from another node: put the array "
+                                "on its own node with remote reading allowed");
     if (code)
         return code;
     struct cw_remote remote = {.verb = CW_REMOTE_PUT,
@@ -288,7 +289,7 @@ static int ask_texts(cw_client *client, enum cw_remote_verb verb, const struct c
     for (uint64_t i = 0; code == 0 && i < reply.size_bytes; i++)
         ends += text[i] == 0;
     if (code == 0 && (ends != reply.count || (ends && text[reply.size_bytes - 1])))
-        code = cw_fail(-EPROTO, "the bridge answered with a list that is none");
+        code = cw_fail(-EPROTO, "the bridge returned a malformed name list");
     if (code) {
         free(text);
         return code;
@@ -349,7 +350,7 @@ int cw_remote_about(cw_client *client, const struct cw_name_key *key, cw_name_in
     if (code)
         return code;
     if (count != 1 || !read_about(text, out))
-        code = cw_fail(-EPROTO, "the other node told nothing that could be read about the name");
+        code = cw_fail(-EPROTO, "the other node returned a malformed answer about the name");
     free(text);
     return code;
 }

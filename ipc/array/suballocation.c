@@ -95,16 +95,17 @@ static int make(cw_client *client, struct cw_slab *slab, uint64_t begin, uint64_
                 struct cw_suballocation **out) {
     struct cw_extent *outer = find_outer(slab, begin, size);
     if (!outer)
-        return cw_fail(-ENOENT, "these %llu bytes do not lie in one pool of this process",
+        return cw_fail(-ENOENT,
+                       "these %llu bytes do not lie inside one pool (CW_POOL) of this process",
                        (unsigned long long)size);
     if (slab->blocks_free == 0 && slab->blocks_used == slab->capacity)
         return cw_fail(-EDQUOT,
-                       "all %u block numbers of the slab are in use: no more pieces of it can be "
-                       "shared until others let go of some",
+                       "all %u blocks of the slab are in use: no more pieces of it can be shared "
+                       "until some are closed",
                        slab->capacity);
     struct cw_suballocation *piece = calloc(1, sizeof *piece);
     if (!piece)
-        return cw_fail(-EDQUOT, "no memory for the books of a loan");
+        return cw_fail(-EDQUOT, "no memory to keep track of a suballocation");
     uint32_t block = slab->blocks_free ? slab->blocks[slab->blocks_free - 1] : slab->blocks_used;
     int code = cw_lease_hold(client, slab, outer->block, outer->gen);
     if (code) {
@@ -210,7 +211,8 @@ int cw_loan_next(cw_client *client, uint64_t *number) {
     if (!client || !number)
         return cw_fail(-EINVAL, "a client and a place for the number are needed");
     if (cw_client_forked(client))
-        return cw_fail_plain(-EAGAIN, "no loan is here: the parent process has them");
+        return cw_fail_plain(-EAGAIN,
+                             "this process has no suballocations: they belong to its parent");
     pthread_mutex_lock(&client->lock);
     if (!client->suballocations_ended)
         cw_heap_collect_all(client, NULL); /* nobody else may ever ask */
@@ -224,7 +226,7 @@ int cw_loan_next(cw_client *client, uint64_t *number) {
     }
     pthread_mutex_unlock(&client->lock);
     free(piece);
-    return piece ? 0 : cw_fail_plain(-EAGAIN, "no loan has ended");
+    return piece ? 0 : cw_fail_plain(-EAGAIN, "no suballocation has ended");
 }
 
 static void free_all(struct cw_suballocation **list) {

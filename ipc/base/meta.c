@@ -45,7 +45,7 @@ int cw_meta_decode(const void *buffer, uint32_t buffer_bytes, uint64_t size_byte
     size_t axes = meta.ndim * sizeof(int64_t);
     if (meta.ndim > CW_NDIM_MAX || meta.dtype_bytes == 0 || meta.dtype_bytes > CW_DTYPE_MAX ||
         buffer_bytes != sizeof meta + 2 * axes + meta.dtype_bytes)
-        return cw_fail(-EPROTO, "metadata whose lengths do not fit each other");
+        return cw_fail(-EPROTO, "malformed metadata: its lengths contradict each other");
     out->ndim = meta.ndim;
     out->itemsize = meta.itemsize;
     out->dtype_bytes = meta.dtype_bytes;
@@ -56,11 +56,12 @@ int cw_meta_decode(const void *buffer, uint32_t buffer_bytes, uint64_t size_byte
     memcpy(out->dtype, at, meta.dtype_bytes);
     out->dtype[meta.dtype_bytes] = 0;
     if (cw_shape_check_dtype(out) != 0)
-        return cw_fail(-EPROTO, "metadata whose dtype cannot be: %.300s", (const char *)out->dtype);
+        return cw_fail(-EPROTO, "malformed metadata: invalid dtype: %.300s",
+                       (const char *)out->dtype);
     if (cw_shape_measure(out) != 0)
-        return cw_fail(-EPROTO, "metadata whose shape cannot be");
+        return cw_fail(-EPROTO, "malformed metadata: invalid shape");
     if (out->span_bytes > size_bytes)
-        return cw_fail(-EPROTO, "metadata that spans %llu bytes of an array of %llu",
+        return cw_fail(-EPROTO, "malformed metadata: it spans %llu bytes, the array has %llu",
                        (unsigned long long)out->span_bytes, (unsigned long long)size_bytes);
     return 0;
 }

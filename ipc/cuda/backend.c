@@ -327,7 +327,9 @@ int cw_cuda_admit(const struct cw_gpu *gpu, struct cw_mapping *mapping) {
         result = admit(gpu, mapping);
     pthread_mutex_unlock(&lock);
     if (!can)
-        return cw_fail(-ENODEV, "cuda:%d cannot reach the memory of cuda:%d: they are no peers",
+        return cw_fail(-ENODEV,
+                       "cuda:%d cannot access the memory of cuda:%d directly (no peer access): "
+                       "copy the array to a GPU that can, or to host memory",
                        gpu->ordinal, mapping->device);
     return result == CUDA_SUCCESS
                ? 0

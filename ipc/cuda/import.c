@@ -79,7 +79,7 @@ static uint64_t own_process(void) {
 static int write_ticket(const struct ticket *ticket, int *out) {
     int fd = cw_fd_above_stdio(memfd_create("cableway-ticket", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (fd < 0)
-        return cw_fail(-EDQUOT, "no descriptor for borrowed memory: %m");
+        return cw_fail(-EDQUOT, "sharing a library's GPU memory needs a descriptor: %m");
     if (pwrite(fd, ticket, sizeof *ticket, 0) != sizeof *ticket ||
         fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) < 0) {
         close(fd);
@@ -104,9 +104,8 @@ static int look_at(const struct cw_gpu *gpu, const void *address, uint64_t size_
     cw_gpu_leave(gpu);
     if (result != CUDA_SUCCESS)
         return cw_fail(-EINVAL,
-                       "the memory at %p cannot be borrowed: the driver gives no legacy handle for "
-                       "it (memory of cudaMalloc has one; of memory pools and of virtual memory "
-                       "there is none); share it with a copy",
+                       "the GPU memory at %p cannot be shared without a copy: CUDA IPC needs "
+                       "memory of cudaMalloc, not of memory pools or virtual memory; share a copy",
                        address);
     if (wanted - base > length || size_bytes > length - (wanted - base))
         return cw_fail(-EINVAL, "%llu bytes at %p reach beyond their allocation",
@@ -207,8 +206,8 @@ static int adopt(cw_client *client, struct cw_gpu *gpu, const void *address, uin
     int code = look_at(gpu, address, size_bytes, &ticket);
     if (code == 0 && !allocation)
         code = cw_fail(-EINVAL,
-                       "the memory at %p cannot be borrowed: the driver does not tell one "
-                       "allocation there from the next; share it with a copy",
+                       "the GPU memory at %p cannot be shared without a copy: the driver does not "
+                       "tell one allocation there from the next; share a copy",
                        address);
     if (code == 0)
         code = cw_heap_of(client, &cw_backend_cuda, gpu->ordinal, &heap);
@@ -300,7 +299,9 @@ int cw_array_behind(cw_array *array, void *stream) {
         pthread_mutex_lock(&array->client->lock);
         mark_gone(array->client, slab); /* the array holds it: the slab stays until that ends */
         pthread_mutex_unlock(&array->client->lock);
-        return cw_fail(-ESTALE, "the memory at %p was given back to the driver while it was lent",
+        return cw_fail(-ESTALE,
+                       "the GPU memory at %p was freed while it was shared: keep it until the "
+                       "receiver is done",
                        (void *)array->bytes);
     }
     code = is_idle(gpu, stream);

@@ -68,7 +68,7 @@ static int make_stage(struct stage *stage, const struct cw_gpu *from) {
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (memory == MAP_FAILED)
-        code = cw_fail(-EDQUOT, "no memory for a stage of %zu bytes: %m", bytes);
+        code = cw_fail(-EDQUOT, "no memory for a staging buffer of %zu bytes: %m", bytes);
     if (code == 0)
         code = cw_gpu_enter(from);
     if (code) {
@@ -92,7 +92,7 @@ static int find_landing(struct stage *stage, const struct cw_gpu *to, struct lan
     if (!*place) {
         struct landing *made = calloc(1, sizeof *made);
         if (!made)
-            return cw_fail(-EDQUOT, "no memory for a stage's books");
+            return cw_fail(-EDQUOT, "no memory to keep track of a staging buffer");
         int code = make_stream(to, &made->in, made->empty);
         if (code) {
             free(made);

@@ -1,17 +1,17 @@
 /*
  * The heap: slabs that this client owns, and blocks carved out of them.
  *
- * A block of ours is private (no other process can know of it: freed at once, nobody is asked) or
- * published (named, exported, or there at a fork): then the broker decides when it is free, by its
- * word going FREE, and the block waits in the pending list until we see that. session->reclaimed
- * tells when a look pays.
+ * A block is private or published. No other process can know of a private block, so it is freed at
+ * once, without the broker. A published block was named, exported or existed at a fork: the broker
+ * decides when it is free and sets its word to FREE. Until we see that, the block is in the pending
+ * list; session->reclaimed says when it pays to look.
  *
- * How large slabs are is said in slab_size.c. Slabs that are entirely free are kept up to
- * cache_limit_bytes, since making one costs a second a GiB. Before a new one is made the broker is
- * asked for the slabs of dead makers.
+ * slab_size.c decides how large slabs are. Free slabs are kept up to cache_limit_bytes, since to
+ * make one takes a second per GiB. Before a new one is made, the broker is asked for the slabs of
+ * dead makers.
  *
- * Owner: client->lock; only the making of a slab's memory, which takes long, is done without it. If
- * this process dies its slabs become orphans, which the next client of the user adopts.
+ * Owner: client->lock. Only a slab's memory is made without the lock, since that takes long. If
+ * this process dies, its slabs become orphans, which the user's next client adopts.
  */
 #include <fcntl.h>
 #include <stdio.h>

@@ -79,8 +79,9 @@ int cw_cow_take(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes, u
     uint64_t length = (begin_bytes + size_bytes - first + CW_PAGE - 1) / CW_PAGE * CW_PAGE;
     const struct cw_backend *backend = slab->backend;
     if (slab->device_kind != CW_DEVICE_HOST || !backend->slab_map_cow)
-        return cw_fail(-EINVAL, "CW_PRIVATE needs an array in host memory: copies of single pages "
-                                "are made nowhere else");
+        return cw_fail(
+            -EINVAL,
+            "CW_PRIVATE works only for arrays in host memory: copy this array there first");
     for (uint32_t i = spares->count; i-- > 0;) {
         struct cw_spare *spare = &spares->rows[i];
         if (spare->slab == slab && spare->begin_bytes == first &&

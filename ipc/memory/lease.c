@@ -47,7 +47,8 @@ void cw_leases_deinit(cw_client *client) {
 static int grow(cw_client *client) {
     struct cw_leases *leases = &client->leases;
     if (leases->tables_count == CW_LEASE_TABLES_MAX)
-        return cw_fail(-EDQUOT, "this process holds %u arrays' blocks, no more are possible",
+        return cw_fail(-EDQUOT,
+                       "this process has %u arrays open, which is the most: close some first",
                        leases->held);
     struct cw_fds fds = {.count = 1};
     struct cw_segment_reply reply;

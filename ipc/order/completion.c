@@ -99,8 +99,9 @@ int cw_completion_wait(cw_client *client, const cw_completion *completion, int64
     if (!noted.instance)
         return noted.code ? lost(&noted) : 0;
     if (noted.instance != client->instance || noted.count > CW_DEPENDENCIES_MAX)
-        return cw_fail(-EINVAL, "the completion is none of this client: wait with the client of "
-                                "the arrays");
+        return cw_fail(
+            -EINVAL,
+            "the completion belongs to another client: wait with the client of the arrays");
     int code = cw_fences_of(client, &fences);
     int64_t before = cw_socket_limit(timeout_ns ? timeout_ns : -1);
     if (code == 0)

@@ -65,10 +65,11 @@ int cw_stream_tell(cw_client *client, struct cw_fences *fences, struct cw_stream
     stream->died = false;
     if (!told)
         return 0;
-    return cw_fail(-EOWNERDEAD,
-                   "a process died before its work on an array was complete, or its GPU failed, "
-                   "and the stream %p had waited for it: what was computed since is no good",
-                   stream->handle);
+    return cw_fail(
+        -EOWNERDEAD,
+        "a process died before its work on an array was complete, or its GPU failed, and the "
+        "stream %p had waited for it: discard what was computed there since, and repeat it",
+        stream->handle);
 }
 
 static bool may_wait(cw_client *client, struct cw_fences *fences, struct cw_stream *stream) {

@@ -1,6 +1,6 @@
 /*
- * Sections: their begin and end, see section.h. All of it with the fences' lock held, which is
- * given up while anything waits.
+ * Sections: their begin and end, see section.h. All of it runs with the fences' lock held, which is
+ * released during a wait.
  */
 #include "ipc/array/array.h"
 #include "ipc/client.h"
@@ -24,8 +24,8 @@ struct waiter {
 
 static int poisoned(void) {
     return cw_fail(-EOWNERDEAD, "the process that wrote the array last died before its work was "
-                                "complete, or its GPU failed, or what it computed with came from "
-                                "such a one; write the whole array anew");
+                                "complete, or its GPU failed, or its input was incomplete in this "
+                                "way: write the whole array again");
 }
 
 static int spend(struct waiter *w, const char *what) {

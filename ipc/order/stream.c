@@ -253,7 +253,8 @@ static int free_section(cw_client *client, struct cw_fences *fences, struct cw_s
         count += at->open;
     }
     if (count >= CW_SECTIONS_MAX)
-        return cw_fail(-EINVAL, "the stream %p has %u begins without their end: that is the most",
+        return cw_fail(-EINVAL,
+                       "the stream %p has %u open sections, which is the most: end some first",
                        stream->handle, count);
     return make_section(client, fences, stream, out);
 }
@@ -304,7 +305,7 @@ int cw_section_find(struct cw_fences *fences, const cw_array *array, void *handl
         if (code)
             return code; /* the context broke, and its sections with it */
     }
-    return cw_fail(-EINVAL, "no %s of the array was begun on the stream %p",
+    return cw_fail(-EINVAL, "no section for %s the array is open on the stream %p: begin one first",
                    writing ? "writing" : "reading", handle);
 }
 

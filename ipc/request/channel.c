@@ -193,8 +193,8 @@ static int write_request(cw_client *client, uint16_t op, uint64_t id, const stru
         if (code != -EAGAIN || cw_channel_drain(client) < 0 || cw_client_hung_up(client))
             return cw_client_lost(client);
         if (cw_now_ns() >= until_ns)
-            return cw_fail(-ETIMEDOUT, "the broker took no request in time: it is stopped, or "
-                                       "hangs");
+            return cw_fail(-ETIMEDOUT, "the broker did not accept the request in time: it is "
+                                       "stopped or hangs; `cableway status` tells which");
         bool came = nap(client, wait);
         if (cw_interruptible_over(wait, came) || (came && !is_short(mode)))
             return cw_fail(-EINTR, "a signal came while waiting for the broker");

@@ -321,7 +321,7 @@ int cw_pool_assign(cw_pool *pool, uint32_t worker, uint32_t group) {
     if (code == 0)
         code = check_group(pool, group);
     if (code == 0 && pool->group_of[worker])
-        code = cw_fail(-EINVAL, "worker %u is in group %u until it is buried", worker,
+        code = cw_fail(-EINVAL, "worker %u is in group %u until it is reaped", worker,
                        pool->group_of[worker] - 1);
     if (code)
         return code;
@@ -333,7 +333,8 @@ int cw_pool_assign(cw_pool *pool, uint32_t worker, uint32_t group) {
 int cw_pool_withdraw(cw_pool *pool, uint32_t cell) {
     int code = check_cell(pool, cell);
     if (code == 0 && pool->parent.place[cell] >= CW_DISPATCH_NOWHERE)
-        code = cw_fail(-EINVAL, "no task was submitted in cell %u, or it has come back", cell);
+        code = cw_fail(-EINVAL, "cell %u has no submitted task, or its answer has arrived already",
+                       cell);
     if (code)
         return code;
     code = cw_dispatch_withdraw(&pool->parent, cell);

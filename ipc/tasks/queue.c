@@ -276,12 +276,14 @@ int cw_queue_open(cw_array *array, cw_queue **out) {
     if (cw_array_gpu(array) >= 0 || cw_array_nbytes(array) != HEAD_BYTES + FIRST_BYTES ||
         cw_array_readonly(array) || array->cow.base || (uintptr_t)head % 64 ||
         *(volatile uint64_t *)&head->magic != QUEUE_MAGIC)
-        return cw_fail(-EPROTO, "the array of %llu bytes is no queue, or is read-only or private",
+        return cw_fail(-EPROTO,
+                       "the array of %llu bytes is not a queue that can be written: it is "
+                       "something else, read-only or private",
                        (unsigned long long)cw_array_nbytes(array));
     if (head->world != cw_task_world())
         return cw_fail(-EPERM,
-                       "the queue was made in another pid or time namespace: who dies there "
-                       "cannot be told here");
+                       "the queue was made in another pid or time namespace, whose processes "
+                       "cannot be watched from here: use it in one container only");
     cw_queue *queue = calloc(1, sizeof *queue);
     if (!queue)
         return cw_fail(-EDQUOT, "no memory for a queue");
@@ -337,7 +339,8 @@ static int find_room(cw_queue *queue, uint64_t bytes, uint64_t *position) {
     if (at == ring->number)
         used = (*position - readers.position) & OFFSET_MASK;
     if (at > ring->number || used > ring->size_bytes)
-        return cw_fail(-EPROTO, "the queue's positions make no sense: something wrote over them");
+        return cw_fail(-EPROTO,
+                       "the queue is damaged: something overwrote its positions; make a new one");
     if (bytes + sizeof(struct record) <= ring->size_bytes - used)
         return 0;
     return ring_grow(queue, bytes + sizeof(struct record), at, position);
@@ -461,7 +464,8 @@ static int find_record(cw_queue *queue, struct cw_queue_place *place, struct rec
     if (record->kind != RECORD_ITEM || record->number != place->count ||
         record->size_bytes > DATA_MAX || record->handles > HANDLES_MAX ||
         place->position % RECORD_ALIGN)
-        return cw_fail(-EPROTO, "the queue holds what is no item: something wrote over it");
+        return cw_fail(-EPROTO,
+                       "the queue is damaged: something overwrote an item; make a new one");
     return 0;
 }
 
@@ -594,7 +598,8 @@ int cw_queue_watch_wait(cw_queue *queue, cw_queue_sight_words *sight) {
     struct cw_queue_sight own;
     memcpy(&own, sight, sizeof own);
     if (!own.bell)
-        return cw_fail(-EINVAL, "a sight that nothing began: call cw_queue_watch_begin() first");
+        return cw_fail(-EINVAL,
+                       "the queue is not being watched: call cw_queue_watch_begin() first");
     int code = cw_queue_watch_sleep(&own);
     memcpy(sight, &own, sizeof own);
     return code;

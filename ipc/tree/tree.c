@@ -59,7 +59,7 @@ int cw_tree_make(cw_client *client, cw_array *array, uint64_t version, struct cw
 static int attach_index(cw_client *client, const struct cw_version *at, cw_array **out) {
     struct cw_shape shape;
     if (at->size_bytes > CW_INDEX_BYTES_MAX)
-        return cw_fail(-EPROTO, "an index of %llu bytes cannot be",
+        return cw_fail(-EPROTO, "the index of a tree cannot have %llu bytes",
                        (unsigned long long)at->size_bytes);
     shape_bytes(at->size_bytes, &shape);
     pthread_mutex_lock(&client->lock);
@@ -114,7 +114,7 @@ static int find_version(cw_client *client, const struct cw_name_key *key, const 
     if (!here)
         return ask_version(client, key, version, out);
     if (!(found.entry.flags & CW_ENTRY_TREE))
-        return cw_fail(-ENOTDIR, "\"%s\" is an array, and no tree: cw_get() opens it", name);
+        return cw_fail(-ENOTDIR, "\"%s\" is an array, not a tree: open it with cw_get()", name);
     *out = (struct cw_version){.version = found.entry.id,
                                .slab = found.entry.slab,
                                .block = found.entry.block,
@@ -133,8 +133,8 @@ int cw_tree_key(cw_client *client, const char *name, struct cw_name_key *key) {
         return cw_name_key_make(client, cw_remote_local(name), key);
     return code < 0 ? code
                     : cw_fail(-EREMOTEIO,
-                              "\"%s\": a tree is of its own node alone, and cannot be got from "
-                              "there or put there yet; arrays can",
+                              "\"%s\": trees cannot be fetched from another node or put there yet; "
+                              "arrays can",
                               name);
 }
 
@@ -156,7 +156,8 @@ int cw_tree_get(cw_client *client, const char *name, uint64_t version, cw_tree *
         if (code != -ESTALE)
             return code;
     }
-    return cw_fail(-ESTALE, "the name \"%s\" is replaced faster than it can be looked at", name);
+    return cw_fail(
+        -ESTALE, "the name \"%s\" was replaced again and again while it was read: try again", name);
 }
 
 int cw_tree_put_index(cw_client *client, cw_array *array, const struct cw_index_head *head,
@@ -207,8 +208,8 @@ int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint3
         return cw_fail(-EINVAL, "flags 0x%x: cw_tree_name knows CW_REPLACE and CW_KEEP", flags);
     int code = cw_tree_key(client, name, &key);
     if (code == 0 && client->instance != tree->client->instance)
-        code = cw_fail(-EINVAL, "the tree was opened at another run of the broker, which had its "
-                                "memory: put its arrays as a new one");
+        code = cw_fail(-EINVAL,
+                       "the tree belongs to a broker that has ended: put its arrays as a new tree");
     if (code)
         return code;
     return cw_tree_put_index(client, tree->array, tree->index.head, &key, flags, if_version,
@@ -225,14 +226,14 @@ static int await_after(cw_client *client, const char *name, uint64_t after, int6
     if ((code == 0 && found.entry.id > after) || (code && code != -ENOENT))
         return code;
     if (timeout_ns == 0)
-        return cw_fail(-ETIMEDOUT, "\"%s\" means no version after %llu", name,
+        return cw_fail(-ETIMEDOUT, "\"%s\" has no version after %llu", name,
                        (unsigned long long)after);
     struct cw_wait_after body = {.after = after, .key = {.key_bytes = key.length}};
     struct iovec parts[] = {{&body, sizeof body}, {key.text, key.length}};
     code =
         cw_channel_call(client, CW_OP_WAIT_AFTER, parts, 2, NULL, NULL, CW_CALL_LOOK, timeout_ns);
     if (code == -ETIMEDOUT)
-        return cw_fail(code, "\"%s\" did not come to mean a version after %llu in %.3f s", name,
+        return cw_fail(code, "\"%s\" got no version after %llu in %.3f s", name,
                        (unsigned long long)after, (double)timeout_ns / 1e9);
     return code;
 }
@@ -308,7 +309,7 @@ int cw_tree_part(const cw_tree *tree, cw_client *client, uint32_t part, cw_array
         return cw_fail(-EINVAL, "part %u of a tree of %u parts", part, tree->index.head->parts);
     int code = client ? cw_client_usable(client) : cw_needs("a client");
     if (code == 0 && client->instance != tree->client->instance)
-        code = cw_fail(-ESTALE, "the tree was opened at another run of the broker");
+        code = cw_fail(-ESTALE, "the tree belongs to a broker that has ended: put it again");
     if (code)
         return code;
     const struct cw_index_part *at = &tree->index.parts[part];
@@ -342,14 +343,14 @@ int cw_tree_open(cw_client *client, const cw_handle *handle, uint64_t version, c
     const cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &size, .dtype = "|u1"};
     cw_handle copy = *handle;
     if (copy.size_bytes > CW_INDEX_BYTES_MAX)
-        return cw_fail(-EPROTO, "an index of %llu bytes cannot be",
+        return cw_fail(-EPROTO, "the index of a tree cannot have %llu bytes",
                        (unsigned long long)copy.size_bytes);
     size = (int64_t)copy.size_bytes;
     int code = cw_array_open(client, &copy, &layout, CW_READONLY, &array);
     if (code)
         return code;
     if (array->slab->device_kind != CW_DEVICE_HOST || array->slab->flags & CW_SLAB_FOREIGN)
-        code = cw_fail(-EPROTO, "a handle on memory that is no index of a tree");
+        code = cw_fail(-EPROTO, "the handle does not lead to a tree");
     if (code == 0)
         code = cw_index_read(array->bytes, array->size_bytes, &index);
     if (code) {

@@ -241,7 +241,7 @@ class Array(Values, _dispatch.Fields):
             words.check_cast(found.dtype, wanted)
             if copy is False:
                 raise ValueError(
-                    f"from {words.name(found.dtype)} to {words.name(wanted)} there is no way without a copy"
+                    f"copy=False, but converting {words.name(found.dtype)} to {words.name(wanted)} needs a copy; leave copy out"
                 )
             return found.astype(wanted)
         return found.copy(order="K") if copy else found

@@ -82,7 +82,9 @@ class _Opened:
         self._value: Any = _NOT_YET
         magic, _, pid, space, started, found, *_ = _HEADER.unpack_from(memory)
         if magic != _MAGIC or found != ident:
-            raise Stale("this handle leads to memory that is no constant of that name any more")
+            raise Stale(
+                "the constant behind this handle is gone; make it again with cableway.constant()"
+            )
         self.maker = (pid, space, started)
 
     @property

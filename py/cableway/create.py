@@ -192,7 +192,7 @@ def asarray(
     place = None if device is None else resolve(device)
     dtype = None if dtype is None else words.dtype_of(dtype)
     if shape is not None and not _is_shared_memory(obj):
-        raise ValueError("shape is for a SharedMemory alone; reshape the array instead")
+        raise ValueError("shape= is only for a SharedMemory; reshape the array instead")
     if leases.has_masked(obj):
         raise TypeError(
             "a masked array's mask would be lost; put array.filled(), and the mask as an array of its own"
@@ -206,7 +206,9 @@ def asarray(
         return _of_external(told, dtype, copy, place)
     if place is not None and place != "cpu":
         if copy is False:
-            raise ValueError(f"copy=False, but from host memory to {place} there is no other way")
+            raise ValueError(
+                f"copy=False, but moving an array from host memory to {place} needs a copy; leave copy out"
+            )
         return copies.from_host(_converted(obj, dtype), place, order)
     return _of_host(obj, dtype, shape, order, copy)
 
@@ -215,7 +217,7 @@ def _evictable(
     obj: Any, dtype: _DType | None, order: str, copy: bool | None, place: str | None
 ) -> Array:
     if copy is False:
-        raise ValueError("copy=False, but an evictable array is always a copy, nobody else's")
+        raise ValueError("copy=False, but an evictable array is always a new copy; leave copy out")
     found = asarray(obj, dtype, order=order) if isinstance(obj, Array) else None
     if found is None and interop.external_array(obj) is None:
         values = _converted(obj, dtype)
@@ -235,14 +237,16 @@ def _of_gpu_array(obj: Array, dtype: _DType | None, copy: bool | None, place: st
         obj = _viewed(obj, dtype)
     elif dtype is not None and not words.same(dtype, obj.dtype):
         raise TypeError(
-            f"from {words.name(obj.dtype)} to {words.name(dtype)}: numbers are converted on the host alone; "
+            f"from {words.name(obj.dtype)} to {words.name(dtype)}: only the host converts numbers; "
             "copy the array with .to('cpu') first"
         )
     if place is None or place == obj.device:
         found = None if copy else _here(obj, copy is False)
         return found if found is not None else obj.copy()
     if copy is False:
-        raise ValueError(f"copy=False, but from {obj.device} to {place} there is no other way")
+        raise ValueError(
+            f"copy=False, but moving an array from {obj.device} to {place} needs a copy; leave copy out"
+        )
     return obj.to(place)
 
 
@@ -253,7 +257,7 @@ def _of_external(
         told.layout = Layout(told.layout.shape, dtype, told.layout.strides)
     elif dtype is not None and not words.same(dtype, told.layout.dtype):
         raise TypeError(
-            f"from {words.name(told.layout.dtype)} to {words.name(dtype)}: numbers are converted on the host alone; "
+            f"from {words.name(told.layout.dtype)} to {words.name(dtype)}: only the host converts numbers; "
             "convert the array with its own library first"
         )
     stays = place is None or place == f"cuda:{told.gpu}"
@@ -271,7 +275,9 @@ def _of_external(
             told.ready()
         return found
     if copy is False and told.layout.size:
-        raise ValueError(f"copy=False, but from cuda:{told.gpu} to {place} there is no other way")
+        raise ValueError(
+            f"copy=False, but moving an array from cuda:{told.gpu} to {place} needs a copy; leave copy out"
+        )
     return copies.from_external(told, place)
 
 
@@ -359,7 +365,7 @@ def _refuse(values: np.ndarray[Any, Any], kind: np.dtype[Any], serves: bool) -> 
             "see it; leave copy out, or make the array with cableway.empty() from the start"
         )
     raise ValueError(
-        f"copy=False, but from {words.name(values.dtype)} to {words.name(kind)} in that order there is no way without a copy"
+        f"copy=False, but converting {words.name(values.dtype)} to {words.name(kind)} in that order needs a copy; leave copy out"
     )
 
 

@@ -164,7 +164,9 @@ def put(
             name, array, flags=flags, if_version=if_version, meta=meta, device=device, copy=copy
         )
     if (meta, if_version, hashed) != (None, None, None):
-        raise ValueError("meta=, if_version= and hashed= are for trees; put a dict of arrays")
+        raise ValueError(
+            "meta=, if_version= and hashed= are only for trees; put a dict of arrays, or leave them out"
+        )
     there = device if encoded[:2] == b"//" else None
     if not replace and encoded[:2] != b"//":
         _check_free(name, encoded)
@@ -283,7 +285,7 @@ def _checked(name: str) -> str:
 def _tree(name: str, device: str | None) -> Tree:
     if device is not None:
         raise ValueError(
-            f'"{name}" is a tree, which lies where it lies: leave device= out, and copy what you need: t[path].to({device!r})'
+            f'"{name}" is a tree and cannot be moved to a device as a whole: leave device= out, and copy what you need: t[path].to({device!r})'
         )
     return tree.get(name)
 

@@ -43,8 +43,8 @@ class _Transfer:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"cableway.{type(self).__name__} is for arguments of a task of cableway's Pool or Executor, and goes nowhere "
-            "else; give the array itself"
+            f"cableway.{type(self).__name__} is for arguments of a task of cableway's Pool or Executor, and cannot be sent "
+            "elsewhere; give the array itself"
         )
 
 
@@ -112,7 +112,9 @@ class Out(_Transfer):
                 f"not {type(array).__name__}"
             )
         if not writeable:
-            raise ValueError(f"{kind} is written into, and this array is read-only")
+            raise ValueError(
+                f"{kind} needs an array that can be written, and this one is read-only"
+            )
         self.array = array
         _made[0] = True
 

@@ -1,8 +1,8 @@
 /*
  * Queue: see queue.h for the protocol and for what each death leaves behind.
  *
- * Each word of an end is written by who has its turn, but for the turn itself, which anybody may
- * clear when its holder is dead. Nothing here is private to a process.
+ * Only the process that has the turn at an end writes that end's words. The exception is the turn
+ * itself: anybody may clear it when its holder is dead. No state here is private to a process.
  */
 #include "shm/tasks/queue.h"
 
@@ -21,7 +21,7 @@ struct waiting {
     bool try;        /* not even for a turn */
 };
 
-/* Sleeps at a bell whose number was read before the last look; briefly: somebody has a turn. */
+/* Sleeps at a bell whose number was read before the last look. briefly: somebody has a turn. */
 static int sleep_at(struct cw_bell *bell, uint32_t rings, struct waiting *waiting, bool briefly) {
     int64_t left_ns = -1;
     if (waiting->end_ns >= 0) {

@@ -1,7 +1,7 @@
 /*
- * Invalidation: when a replica no longer means what its name means: its owner told of a change,
- * something later was told here (floor.h), or the link is gone. One that can be found is outdated
- * and let go of at once; one that is being fetched is from then on stale, and gets no name. The
+ * Invalidation: a replica is no longer what its name means, because its owner told us of a change,
+ * this node has heard of a later array (floor.h), or the link is gone. A replica that clients can
+ * find is closed at once. One that is still being fetched becomes stale and gets no name. The
  * loop's thread owns all.
  */
 #include "broker/bridge/fetch/invalidation.h"
@@ -17,8 +17,8 @@
 #include "broker/bridge/local/arrays.h"
 #include "broker/bridge/local/replica_cache.h"
 
-/* Who was told where an array lies has so long to open it, whatever has become of the replica. Who
- * comes later finds it gone, perhaps, and asks anew. */
+/* A client that was told where an array lies has this long to open it, whatever happens to the
+ * replica. If it comes later, the array may be gone, and it asks again. */
 #define LINGER_NS 10000000
 
 struct cwb_lingering {

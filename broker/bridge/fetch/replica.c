@@ -437,7 +437,8 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
     const uint8_t *gpu = job->remote.uuid;
     struct cw_name_key key = job->key;
     if (memcmp(gpu, host, sizeof host) != 0 && !cw_remote_place(&job->key, gpu, &key)) {
-        cw_fail(-EINVAL, "the name is too long for a replica on a GPU");
+        cw_fail(-EINVAL, "the name is too long for a copy on a GPU: get it with device=\"cpu\", or "
+                         "choose a shorter name");
         cwb_job_done(job, -EINVAL, NULL, 0);
         return;
     }

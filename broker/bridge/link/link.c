@@ -464,7 +464,8 @@ int64_t cwb_links_tick(struct cwb_bridge *bridge) {
                 continue;
             }
         } else if (bridge->loop.now_ns - link->wire.heard_ns >= CWB_SILENCE_NS) {
-            cw_fail(-EREMOTEIO, "nothing was heard for %d s: it stands, or the network is cut",
+            cw_fail(-EREMOTEIO,
+                    "nothing was heard for %d s: the node is stopped, or the network is cut",
                     (int)(CWB_SILENCE_NS / 1000000000));
             cwb_link_end(link);
             continue;

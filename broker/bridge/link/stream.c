@@ -403,7 +403,8 @@ void cwb_io_thread_tick(struct cwb_io_thread *io_thread) {
         if (stream->wire.ended)
             continue;
         if (now_ns - stream->wire.heard_ns >= CWB_SILENCE_NS) {
-            cw_fail(-EREMOTEIO, "nothing was heard for %d s: it stands, or the network is cut",
+            cw_fail(-EREMOTEIO,
+                    "nothing was heard for %d s: the node is stopped, or the network is cut",
                     (int)(CWB_SILENCE_NS / 1000000000));
             end(stream);
         } else if (stalls(stream, now_ns)) {

@@ -179,8 +179,7 @@ static void done(struct cwb_work *work) {
 
 static void begin(struct cwb_job *job, const char *bytes, uint64_t size_bytes, bool names) {
     if (size_bytes && bytes[size_bytes - 1]) {
-        int code = cw_fail(-EREMOTEIO, "%s answered with a list of names that is none",
-                           job->peer->config.name);
+        int code = cw_fail(-EREMOTEIO, "%s returned a malformed name list", job->peer->config.name);
         cwb_job_done(job, code, NULL, 0);
         return;
     }

@@ -135,7 +135,8 @@ static int check_there(const struct cwb_job *job) {
         (remote->size_bytes > CWB_ARRAY_MAX ||
          cw_meta_decode(job->meta, remote->meta_bytes, remote->size_bytes, &shape) != 0))
         code = -EPROTO;
-    return code ? cw_fail(-EINVAL, "a request to other nodes whose name or layout cannot be") : 0;
+    return code ? cw_fail(-EINVAL, "a malformed request to other nodes: invalid name or layout")
+                : 0;
 }
 
 /* Does it mean this node? A peer of that name comes first: somebody has said so. */
@@ -153,7 +154,8 @@ static int take_apart(struct cwb_job *job, const uint8_t *body, uint32_t body_by
     if (remote->key_bytes > CW_KEY_MAX || remote->meta_bytes > CW_META_MAX ||
         body_bytes != sizeof *remote + remote->key_bytes + remote->meta_bytes ||
         remote->verb == 0 || remote->verb >= CW_REMOTE_VERBS)
-        return cw_fail(-EPROTO, "a request to other nodes whose form is none of the protocol's");
+        return cw_fail(-EPROTO,
+                       "a malformed request to other nodes: its form is not one of the protocol's");
     memcpy(job->key.text, at, remote->key_bytes);
     job->key.length = remote->key_bytes;
     memcpy(job->meta, at + remote->key_bytes, remote->meta_bytes);

@@ -178,8 +178,10 @@ static int go_on(struct cwb_list *list) {
         list->tries = tries;
         return 1;
     }
-    return code == -EAGAIN ? cw_fail(-EREMOTEIO, "the directory there changes too fast to be read")
-                           : code;
+    return code == -EAGAIN
+               ? cw_fail(-EREMOTEIO,
+                         "the names on that node change too fast to be listed: try again")
+               : code;
 }
 
 /* ---- for what is not mapped ---- */

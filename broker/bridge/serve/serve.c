@@ -171,7 +171,7 @@ static int check_described(const struct subject *subject, const struct cw_found 
     if (cw_meta_decode(found->meta, entry->meta_bytes, entry->size_bytes, &shape) == 0 &&
         shape.span_bytes == entry->size_bytes)
         return 0;
-    return cw_fail(-EREMOTEIO, "who put \"%s\" there described it by what is no array",
+    return cw_fail(-EREMOTEIO, "\"%s\" has malformed metadata on that node: put it there again",
                    subject->name);
 }
 

@@ -299,11 +299,11 @@ def _fill_pair(pair: Any, i: int, target: Any, source: Any, stream: Any, kept: l
     if not to.same(of):
         raise ValueError(
             f"pair {i}: shapes {to.shape} and {of.shape}, dtypes {words.name(to.dtype)} and {words.name(of.dtype)}, "
-            f"strides {to.strides} and {of.strides} are to be the same; copy_from() converts"
+            f"strides {to.strides} and {of.strides} must be the same; use copy_from(), which converts"
         )
     if not layouts.is_gapless(of):
         raise ValueError(
-            f"pair {i}: strides {of.strides} leave gaps or overlap, and are not copied in one piece; use copy_from()"
+            f"pair {i}: strides {of.strides} leave gaps or overlap, so the array cannot be copied in one piece; use copy_from()"
         )
     if stream is not None and not (target._on_gpu() and source._on_gpu()):
         raise ValueError(
@@ -401,7 +401,7 @@ def _check_bytes(target: Array, of: Layout) -> None:
     _same_shape(to, of)
     if not words.same(to.dtype, of.dtype):
         raise TypeError(
-            f"from {words.name(of.dtype)} to {words.name(to.dtype)}: numbers are converted on the host alone; convert the array with its own "
+            f"from {words.name(of.dtype)} to {words.name(to.dtype)}: only the host converts numbers; convert the array with its own "
             "library first, or copy it with .to('cpu')"
         )
     if target._on_gpu():
@@ -420,7 +420,7 @@ def _host_values(to: Layout, source: Any, spread: bool) -> np.ndarray[Any, Any]:
     """
     if has_masked(source):
         raise TypeError(
-            "elements are masked, and what would be copied there is not known; give array.filled()"
+            "a masked array cannot be copied, since its masked elements have no value; pass array.filled()"
         )
     of_library = capsules.host_values(source)
     if of_library is not None:
@@ -456,7 +456,7 @@ def _assign_host(target: Array, values: np.ndarray[Any, Any], spread: bool) -> N
     _same_shape(layout, Layout(values.shape, values.dtype, values.strides))
     if not np.can_cast(values.dtype, layout.dtype, "same_kind"):
         raise TypeError(
-            f"numbers of {words.name(values.dtype)} do not become {words.name(layout.dtype)} under the rule 'same_kind'"
+            f"cannot cast {words.name(values.dtype)} to {words.name(layout.dtype)} (casting='same_kind'); convert first with .astype({words.name(layout.dtype)!r})"
         )
     if not layouts.is_gapless(layout):
         raise ValueError(

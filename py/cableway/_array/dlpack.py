@@ -69,11 +69,11 @@ def _form(
     row = words.row(dtype)
     if row is None:
         raise BufferError(
-            f"DLPack has no dtype for {dtype}; take cableway.Array.numpy(), or convert to a native number"
+            f"DLPack has no dtype for {dtype}; use cableway.Array.numpy(), or convert to a native number"
         )
     if any(step % dtype.itemsize for step in strides):
         raise BufferError(
-            "DLPack tells strides in whole elements, which these are not; copy the array first"
+            "DLPack needs strides of whole elements, these are not; copy the array first"
         )
     steps = tuple(step // dtype.itemsize for step in strides)
     return Form(shape, steps, row.code, row.bits, row.lanes)
@@ -117,7 +117,9 @@ def give(
     if stream is not None and wanted == HOST:
         raise ValueError("host memory has no stream: stream must be None")
     if stream == 0:
-        raise ValueError("stream 0 could be two; say 1 (the default stream) or 2 (the thread's)")
+        raise ValueError(
+            "stream 0 is ambiguous; pass 1 (the default stream) or 2 (the per-thread default stream)"
+        )
     if wanted != here:
         if wanted != HOST or copy is False:
             raise BufferError(f"the array lies on the device {here}, not on {wanted}")
@@ -193,7 +195,7 @@ def _export(
     readonly = lease.readonly or layout.repeats
     if readonly and not versioned:
         raise BufferError(
-            "the array is read-only and the consumer's DLPack (before 1.0) cannot tell so; "
+            "the array is read-only and the consumer's DLPack (before 1.0) cannot say so; "
             "copy it first, or get the array without readonly=True"
         )
     if readonly:

@@ -18,7 +18,9 @@ def deadline(timeout: float | None) -> float:
     if timeout is None:
         return math.inf
     if not hasattr(timeout, "__float__"):
-        raise TypeError(f"timeout is a number of seconds or None, not {type(timeout).__name__}")
+        raise TypeError(
+            f"timeout must be a number of seconds or None, not {type(timeout).__name__}"
+        )
     try:
         seconds = float(timeout)
     except OverflowError:  # an integer that no float holds

@@ -139,7 +139,7 @@ def encode(dtype: np.dtype[Any]) -> str:
         same = False
     if not same:
         raise TypeError(
-            f"dtype {dtype!r} cannot be told to another process as text ({text}); "
+            f"dtype {dtype!r} cannot be described to another process as text ({text}); "
             f"share array.view('{_bytes_of(dtype)}'), which has the same bytes, and the dtype's name beside it"
         )
     return text

@@ -147,7 +147,7 @@ def dtype_of(obj: Any) -> np.dtype[Any]:
     found = _OF_TORCH.get(name)
     if found is None:
         raise TypeError(
-            f"{obj} has no dtype here; share x.view(torch.uint8), which has the same bytes"
+            f"cableway has no dtype for {obj}; share x.view(torch.uint8), which has the same bytes"
         )
     return of_row(found)
 

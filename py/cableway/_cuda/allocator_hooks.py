@@ -75,7 +75,7 @@ def allocate(size: int, gpu: int) -> int:
         address = lib.cwpy_hook_alloc(size, gpu, ffi.NULL)
         status = lib.cwpy_hook_status()
     if status == -errno.ENOMEM:
-        raise LimitExceeded(f"no host memory for the books of {size} bytes on cuda:{gpu}")
+        raise LimitExceeded(f"no host memory to keep track of {size} bytes on cuda:{gpu}")
     check(status)
     return int(ffi.cast("uintptr_t", address))
 

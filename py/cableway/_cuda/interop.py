@@ -64,10 +64,12 @@ def interface(lease: Lease, layout: Layout, offset: int) -> dict[str, Any]:
             "host memory has no __cuda_array_interface__; .to('cuda:0') copies it to a GPU"
         )
     if layout.dtype.names is not None:
-        raise AttributeError("__cuda_array_interface__ cannot tell structured dtypes")
+        raise AttributeError(
+            "__cuda_array_interface__ cannot describe structured dtypes; copy the array with .to('cpu')"
+        )
     if words.word(layout.dtype):
         raise AttributeError(
-            f"__cuda_array_interface__ cannot tell {words.name(layout.dtype)}; DLPack can: torch.from_dlpack(w)"
+            f"__cuda_array_interface__ cannot describe {words.name(layout.dtype)}; use DLPack: torch.from_dlpack(w)"
         )
     stream = stream_order.begun(lease)
     if stream is None:
@@ -115,8 +117,8 @@ class ExternalArray:
             self.stream, self.whole = _torch_stream(owner), False
         if self.stream == 0:
             raise ValueError(
-                "__cuda_array_interface__ names the stream 0, which could be two; "
-                "its maker should say 1 or 2"
+                "__cuda_array_interface__ names the stream 0, which is ambiguous; "
+                "it must say 1 (the default stream) or 2 (the per-thread default stream)"
             )
         self.gpu = self._find_gpu()
 
@@ -146,7 +148,7 @@ class ExternalArray:
             check(lib.cw_memory_gpu(ffi.cast("void *", self.address), gpu))
             if gpu[0] < 0:
                 raise ValueError(
-                    f"the address {self.address:#x}, which this {type(self.owner).__name__} tells, is not GPU memory"
+                    f"the address {self.address:#x}, which this {type(self.owner).__name__} gives, is not GPU memory"
                 )
         return int(gpu[0])
 

@@ -93,7 +93,7 @@ def _current() -> int:
     if len(set(found.values())) > 1:
         told = ", ".join(f"{name} {number:#x}" for name, number in found.items())
         raise ValueError(
-            f"the libraries of this process have different current streams ({told}); give stream="
+            f"the libraries of this process have different current streams ({told}); say which one with stream="
         )
     return next(iter(found.values()), _DEFAULT)
 

@@ -1,10 +1,11 @@
-"""The supervisor of a Pool: the thread that sees to answers while nobody listens, to deaths, time limits and the end.
+"""The supervisor of a Pool: the thread that deals with answers while nobody listens, with deaths, time limits and the end.
 
-Deaths: what a dead worker had published counts, if it can still be opened. The one task that it had taken raises
-WorkerDied, or is run again, and another worker starts in its place. Signals' handlers run on the main thread, so nothing interrupts this one.
+Deaths: an answer that a dead worker had published counts, if it can still be opened. The task that it had taken raises
+WorkerDied, or is run again, and another worker starts in its place. Signal handlers run on the main thread, so nothing
+interrupts this one.
 
-Sleep: it reads its news, looks at everything that it sees to, and sleeps until the news are others, or a time limit.
-So whoever changes something of the following does that first, and then tells (`Engine.wake`, which takes no lock):
+Sleep: it reads the news counter, checks everything below, and sleeps until the counter has changed, or a time limit.
+So whoever changes one of the following changes it first and then wakes the supervisor (`Engine.wake`, which takes no lock):
 
     a worker has become ready or failed     the worker itself, by its state
     a worker has died                       the watcher, or who started it: `workers.dead`
@@ -19,7 +20,7 @@ So whoever changes something of the following does that first, and then tells (`
     somebody wants what we keep idle        who asks (`_core.idle_memory`)
     time limits                             nobody: they bound the sleep
 
-Nothing of this may be looked at before the news are read. docs/ARCHITECTURE.md has the argument, and the listeners'
+The news counter must be read before any of this is checked. docs/ARCHITECTURE.md has the argument, and the listeners'
 part.
 """
 

@@ -74,8 +74,8 @@ class WriteBack:
         with _lock:
             if overlap(_spans, _longest, low, high, values):
                 raise ValueError(
-                    "an array is the Out of a task that is still under way, or a part of it is: wait for that task, "
-                    "or give this one another array"
+                    "an array, or a part of it, is already the Out of a task that has not ended: wait for that task, "
+                    "or use another array"
                 )
             self._span = span
             insort(_spans, span)

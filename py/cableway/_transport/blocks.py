@@ -8,18 +8,18 @@ that the last view is gone.
 The receiver says so in the block's first word, so that a finaliser, which may run at any moment, needs
 neither lock nor message:
 
-    LENT      the receiver will have it
-    OPENED    the receiver has it
+    LENT      sent, but not opened yet
+    OPENED    the receiver has opened it
     RETURNED  the last view is gone: the sender may use it again
-    LEFT      the last view is gone, but a process forked meanwhile may still look at it: the sender lets go
+    LEFT      the last view is gone, but a process forked meanwhile may still use it: the sender closes it
 
-A block that several receivers get (`_transport.shared_arguments`) has none of that: they open it copy-on-write, nobody writes to its
-word, and the sender lets go of it.
+A block that several receivers get (`_transport.shared_arguments`) does without this: they open it copy-on-write, nobody
+writes to its word, and the sender closes it.
 
 Each word has one writer at a time: the sender until the message is sent, the receiver afterwards. x86-64 makes
 stores visible in order, so whatever a view wrote or read is done when the word says RETURNED.
 
-A block whose message was released with its word still at LENT was refused: the sender has it back at once.
+If a message is released while its block's word is still LENT, the receiver has refused it: the sender may use it again at once.
 
 Deaths: a lease ends with its holder. A receiver that dies never returns: the sender drops what it had lent to it
 (and the broker takes the memory back when no lease is left). A sender that dies loses its lease only: what

@@ -216,11 +216,11 @@ def test_a_dtype_that_nobody_could_read_is_refused_with_what_to_do(torch: Any) -
     for kind in (ml_dtypes.int4, ml_dtypes.float4_e2m1fn, ml_dtypes.float8_e3m4):
         with pytest.raises(TypeError, match=r"share array.view\('u1'\)"):
             cw.put("x", np.zeros(3, kind))
-    with pytest.raises(TypeError, match="cannot be told to another process"):
+    with pytest.raises(TypeError, match="cannot be described to another process"):
         cw.put("x", np.zeros(3, [("a", ml_dtypes.bfloat16)]))
-    with pytest.raises(TypeError, match="cannot be told to another process"):
+    with pytest.raises(TypeError, match="cannot be described to another process"):
         cw.put("x", np.zeros(3, [("a", made("int4_x2").dtype)]))
-    with pytest.raises(TypeError, match="torch.quint8 has no dtype here"):
+    with pytest.raises(TypeError, match="no dtype for torch.quint8"):
         cw.empty(3, Tensor.dtype("quint8"))
     with pytest.raises(TypeError, match="code 8, 8 bits, 1 lanes"):
         cw.asarray(Tensor(np.zeros(3, "u1"), "bfloat16", (8, 8, 1)))

@@ -101,7 +101,7 @@ def test_clear_errors(shm):
         cw.asarray(shm, "V7")
     with pytest.raises(TypeError, match="objects"):
         cw.asarray(shm, "O")
-    with pytest.raises(ValueError, match="SharedMemory alone"):
+    with pytest.raises(ValueError, match="only for a SharedMemory"):
         cw.asarray(np.zeros(4), shape=(2, 2))
     closed = SharedMemory(shm.name)
     closed.close()

@@ -12,7 +12,7 @@ from cableway.client import current
 
 def test_what_is_no_tree_is_refused_as_one() -> None:
     array = cw.put("a", np.arange(300))
-    with pytest.raises(cw.Error, match="is an array, and no tree"):
+    with pytest.raises(cw.Error, match="is an array, not a tree"):
         cw.get("a", version=_entry("a"))
     handle = array.handle()
     with pytest.raises(cw.Error, match="damaged"):

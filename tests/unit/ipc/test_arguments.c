@@ -147,7 +147,7 @@ static void a_loan_that_has_not_ended_is_said(void **state) {
     (void)state;
     cw_client *client = client_open();
     uint64_t loan;
-    says(cw_loan_next(client, &loan), -EAGAIN, "no loan");
+    says(cw_loan_next(client, &loan), -EAGAIN, "no suballocation");
     cw_client_unref(client);
 }
 

@@ -216,11 +216,11 @@ static void a_cell_that_is_not_the_callers_is_refused(void **state) {
         cw_task forged = {.cell = cell};
         fails(cw_pool_free(pool, cell), -EINVAL, "is free");
         fails(cw_pool_submit(pool, &forged), -EINVAL, "is free");
-        fails(cw_pool_withdraw(pool, cell), -EINVAL, "no task was submitted");
+        fails(cw_pool_withdraw(pool, cell), -EINVAL, "has no submitted task");
     }
     cw_task task;
     assert_int_equal(cw_pool_reserve(pool, &task), 0);
-    fails(cw_pool_withdraw(pool, task.cell), -EINVAL, "no task was submitted");
+    fails(cw_pool_withdraw(pool, task.cell), -EINVAL, "has no submitted task");
     assert_int_equal(cw_pool_free(pool, task.cell), 0);
     fails(cw_pool_free(pool, task.cell), -EINVAL, "is free"); /* twice */
 
@@ -228,7 +228,7 @@ static void a_cell_that_is_not_the_callers_is_refused(void **state) {
     fails(cw_pool_submit(pool, &task), -EINVAL, "has a submitted task");
     fails(cw_pool_free(pool, task.cell), -EINVAL, "has a submitted task");
     assert_int_equal(cw_pool_withdraw(pool, task.cell), 0);
-    fails(cw_pool_withdraw(pool, task.cell), -EINVAL, "no task was submitted");
+    fails(cw_pool_withdraw(pool, task.cell), -EINVAL, "has no submitted task");
     assert_int_equal(cw_pool_free(pool, task.cell), 0);
 
     submit("data", 5);
@@ -239,7 +239,7 @@ static void a_cell_that_is_not_the_callers_is_refused(void **state) {
     taken.cell = UINT32_MAX;
     fails(cw_worker_answer(workers[0], &taken, 0, 0), -EINVAL, "has no task in cell");
     task = collect();
-    fails(cw_pool_withdraw(pool, task.cell), -EINVAL, "it has come back");
+    fails(cw_pool_withdraw(pool, task.cell), -EINVAL, "arrived already");
     fails(cw_pool_collect(pool, &taken), -EAGAIN, "");
     assert_int_equal(cw_pool_free(pool, task.cell), 0);
     fails(cw_pool_free(pool, task.cell), -EINVAL, "is free");

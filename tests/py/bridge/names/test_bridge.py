@@ -94,7 +94,7 @@ def test_the_errors_are_those_of_home(two: tuple[Node, Node]) -> None:
                 cw.get(bad)
         with pytest.raises(ValueError, match="other node"):
             cw.put("//b/in/x" + "y" * 300, [1])
-        with pytest.raises(ValueError, match="where it lies"):
+        with pytest.raises(ValueError, match="own node"):
             cw.put("//b/in/x", [1], remote="read")
 
 
